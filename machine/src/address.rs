@@ -1,0 +1,137 @@
+//! Addresses and frame numbers.
+//!
+//! A [`Pfn`] names a physical page frame, a [`VirtAddr`] a byte of some address space. The two never
+//! convert into each other here: only a page table, or the direct map's owner, relates them.
+
+use core::fmt;
+use core::ops::Range;
+
+/// log2 of [`PAGE_SIZE`].
+pub const PAGE_SHIFT: u32 = 12;
+/// Bytes in a page and in a frame.
+pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
+/// log2 of the frames in a pageblock, the unit that changes sides between kernel and user.
+pub const PAGEBLOCK_ORDER: u32 = 9;
+/// Frames in a pageblock: 512 of 4 KiB, 2 MiB.
+pub const PAGEBLOCK_FRAMES: u64 = 1 << PAGEBLOCK_ORDER;
+
+/// A physical page frame number: physical address / 4096.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct Pfn(pub u64);
+
+impl Pfn {
+    /// The frame that holds the physical byte `addr`.
+    pub const fn containing(addr: PhysAddr) -> Self {
+        Self(addr.0 >> PAGE_SHIFT)
+    }
+    /// The physical address of the frame's first byte.
+    pub const fn start(self) -> PhysAddr {
+        PhysAddr(self.0 << PAGE_SHIFT)
+    }
+    /// The frame `count` frames further up.
+    #[must_use]
+    pub const fn offset(self, count: u64) -> Self {
+        Self(self.0 + count)
+    }
+    /// Whether the frame starts a naturally aligned block of 2^`order` frames.
+    pub const fn is_aligned(self, order: u32) -> bool {
+        self.0 & ((1 << order) - 1) == 0
+    }
+    /// The first frame of the pageblock this frame is in.
+    #[must_use]
+    pub const fn pageblock_start(self) -> Self {
+        Self(self.0 & !(PAGEBLOCK_FRAMES - 1))
+    }
+}
+
+impl fmt::Debug for Pfn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pfn {:#x}", self.0)
+    }
+}
+
+/// A physical address, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct PhysAddr(pub u64);
+
+impl fmt::Debug for PhysAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "phys {:#x}", self.0)
+    }
+}
+
+/// A virtual address, in bytes, of whatever address space the context names.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct VirtAddr(pub u64);
+
+impl VirtAddr {
+    /// The first byte of the page this address is in.
+    #[must_use]
+    pub const fn page_start(self) -> Self {
+        Self(self.0 & !(PAGE_SIZE as u64 - 1))
+    }
+    /// The offset inside the page, 0..4096.
+    pub const fn page_offset(self) -> usize {
+        (self.0 as usize) & (PAGE_SIZE - 1)
+    }
+    /// The address `bytes` further up; `None` past the end of the address space.
+    pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+        match self.0.checked_add(bytes) {
+            Some(sum) => Some(Self(sum)),
+            None => None,
+        }
+    }
+}
+
+impl fmt::Debug for VirtAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "virt {:#x}", self.0)
+    }
+}
+
+/// A run of frames, start included, end excluded.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct PfnRange {
+    /// The first frame.
+    pub start: Pfn,
+    /// The first frame that is no longer part of the run.
+    pub end: Pfn,
+}
+
+impl PfnRange {
+    /// The run from `start` to before `end`; empty where `end` is not above `start`.
+    pub const fn new(start: Pfn, end: Pfn) -> Self {
+        if end.0 < start.0 { Self { start, end: start } } else { Self { start, end } }
+    }
+    /// How many frames the run has.
+    pub const fn len(self) -> u64 {
+        self.end.0 - self.start.0
+    }
+    /// Whether the run has no frame.
+    pub const fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+    /// Whether `pfn` is part of the run.
+    pub const fn contains(self, pfn: Pfn) -> bool {
+        self.start.0 <= pfn.0 && pfn.0 < self.end.0
+    }
+    /// The frames that both runs have.
+    #[must_use]
+    pub fn intersection(self, other: Self) -> Self {
+        Self::new(self.start.max(other.start), self.end.min(other.end))
+    }
+    /// The frames, upwards.
+    pub fn iter(self) -> impl DoubleEndedIterator<Item = Pfn> + ExactSizeIterator {
+        let Range { start, end } = self.start.0 as usize..self.end.0 as usize;
+        (start..end).map(|n| Pfn(n as u64))
+    }
+}
+
+impl fmt::Debug for PfnRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pfn {:#x}..{:#x}", self.start.0, self.end.0)
+    }
+}

@@ -1,0 +1,125 @@
+//! CPUs, sets of them, and staying on one.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// The most CPUs a machine may have.
+pub const MAX_CPUS: usize = 64;
+
+/// A logical CPU number, dense from 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct CpuId(pub u16);
+
+/// A NUMA node number, dense from 0 (not the firmware's proximity domain).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct NodeId(pub u8);
+
+/// The CPUs as a memory manager sees them.
+///
+/// The handle is copied freely: zero-sized in a kernel, a reference in the software machine.
+pub trait Cpus: Copy + Send + Sync + 'static {
+    /// The CPU this runs on. Only a hint unless the caller holds a [`Pinned`].
+    fn current_cpu(self) -> CpuId;
+    /// How many CPUs the machine has; constant after boot, at most [`MAX_CPUS`].
+    fn cpu_count(self) -> usize;
+    /// The node whose memory is nearest to `cpu`.
+    fn node_of_cpu(self, cpu: CpuId) -> NodeId;
+    /// Stay on this CPU and do not switch tasks until [`Cpus::enable_preemption`]; nests.
+    fn disable_preemption(self);
+    /// Undo one [`Cpus::disable_preemption`].
+    fn enable_preemption(self);
+    /// What to do between two looks at a contended lock.
+    fn relax(self) {
+        core::hint::spin_loop();
+    }
+    /// Stay on this CPU until the guard is dropped.
+    fn pin(self) -> Pinned<Self> {
+        self.disable_preemption();
+        Pinned { cpus: self }
+    }
+}
+
+/// Proof that the holder stays on one CPU and that no other task runs there meanwhile.
+#[must_use = "the CPU is only held while the guard lives"]
+#[derive(Debug)]
+pub struct Pinned<C: Cpus> {
+    cpus: C,
+}
+
+impl<C: Cpus> Pinned<C> {
+    /// The CPU that is held.
+    pub fn cpu(&self) -> CpuId {
+        self.cpus.current_cpu()
+    }
+}
+
+impl<C: Cpus> Drop for Pinned<C> {
+    fn drop(&mut self) {
+        self.cpus.enable_preemption();
+    }
+}
+
+/// A set of CPUs that many CPUs change at once.
+#[derive(Debug, Default)]
+pub struct AtomicCpuSet(AtomicU64);
+
+impl AtomicCpuSet {
+    /// The empty set.
+    pub const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+    /// Add `cpu`; ordered before what the caller loads next (sequentially consistent).
+    pub fn insert(&self, cpu: CpuId) {
+        self.0.fetch_or(1 << cpu.0, Ordering::SeqCst);
+    }
+    /// Remove `cpu`.
+    pub fn remove(&self, cpu: CpuId) {
+        self.0.fetch_and(!(1 << cpu.0), Ordering::SeqCst);
+    }
+    /// The members at this moment.
+    pub fn load(&self) -> CpuSet {
+        CpuSet(self.0.load(Ordering::SeqCst))
+    }
+}
+
+/// A set of CPUs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CpuSet(pub u64);
+
+impl CpuSet {
+    /// The empty set.
+    pub const EMPTY: Self = Self(0);
+    /// CPUs 0 to `count` - 1; `count` is at most [`MAX_CPUS`].
+    pub const fn first(count: usize) -> Self {
+        if count >= 64 { Self(u64::MAX) } else { Self((1 << count) - 1) }
+    }
+    /// The set of one CPU.
+    pub const fn single(cpu: CpuId) -> Self {
+        Self(1 << cpu.0)
+    }
+    /// Whether `cpu` is a member.
+    pub const fn contains(self, cpu: CpuId) -> bool {
+        self.0 & (1 << cpu.0) != 0
+    }
+    /// The set with `cpu` added.
+    #[must_use]
+    pub const fn with(self, cpu: CpuId) -> Self {
+        Self(self.0 | (1 << cpu.0))
+    }
+    /// The set without `cpu`.
+    #[must_use]
+    pub const fn without(self, cpu: CpuId) -> Self {
+        Self(self.0 & !(1 << cpu.0))
+    }
+    /// Whether no CPU is a member.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+    /// How many CPUs are members.
+    pub const fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+    /// The members, upwards.
+    pub fn iter(self) -> impl Iterator<Item = CpuId> {
+        (0..64u16).map(CpuId).filter(move |&cpu| self.contains(cpu))
+    }
+}

@@ -1,0 +1,101 @@
+//! Translation tables, TLBs, physical bytes, the direct map and random bits.
+//!
+//! These are the seams through which an mm crate reaches hardware. None of them is `unsafe`: the
+//! implementation keeps them sound by refusing (with a panic that names the frame) what its own
+//! records say is not the caller's, so a bug in an mm crate ends in a report and not in corruption.
+
+use crate::{CpuSet, Cpus, NodeId, PAGE_SIZE, Pfn, PfnRange, VirtAddr};
+
+/// Entries in one translation table (x86-64: 512 at each of the four levels).
+pub const TABLE_ENTRIES: usize = 512;
+
+/// The words of translation tables, read and changed with single atomic accesses, since the
+/// hardware walker reads them (and sets accessed and dirty bits) at any moment.
+///
+/// `table` is a frame that its owner made a translation table; `index` is below [`TABLE_ENTRIES`].
+pub trait Tables: Copy + Send + Sync + 'static {
+    /// The entry now (acquire).
+    fn load_entry(self, table: Pfn, index: usize) -> u64;
+    /// Replace the entry (release); for entries that the walker does not change meanwhile.
+    fn store_entry(self, table: Pfn, index: usize, value: u64);
+    /// Replace the entry and return what it was, with the walker's bits (acquire and release).
+    fn swap_entry(self, table: Pfn, index: usize, value: u64) -> u64;
+    /// Replace the entry if it still is `current` (acquire and release); else what it is now.
+    fn compare_exchange_entry(self, table: Pfn, index: usize, current: u64, new: u64) -> Result<u64, u64>;
+    /// Fill a table with zero entries before it is linked in anywhere.
+    fn clear_table(self, table: Pfn);
+}
+
+/// What to forget.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flush {
+    /// Translations of `pages` pages of 4 KiB from `start` on, in whatever root is loaded.
+    Range {
+        /// First address, page-aligned.
+        start: VirtAddr,
+        /// Pages of 4 KiB.
+        pages: u64,
+    },
+    /// All translations but global ones.
+    NonGlobal,
+    /// All translations.
+    All,
+}
+
+/// Translation caches and the root they translate from.
+pub trait Tlb: Cpus {
+    /// Forget on this CPU. The caller is pinned.
+    fn flush_local(self, what: Flush);
+    /// Forget on each of `cpus` (this one too, where it is a member), and return when all have.
+    /// Called with interrupts on and without a lock that an interrupt handler takes.
+    fn flush_on(self, cpus: CpuSet, what: Flush);
+    /// Translate from the table `root` from now on, on this CPU. The caller is pinned.
+    fn load_root(self, root: Pfn);
+    /// The root this CPU translates from. The caller is pinned.
+    fn current_root(self) -> Pfn;
+}
+
+/// The bytes of frames, reached through short-lived per-CPU windows and never through the direct map.
+pub trait PhysicalBytes: Copy + Send + Sync + 'static {
+    /// Run `f` on the frame's bytes. Does not sleep; `f` must not sleep, fault or take long.
+    /// Others (user space, devices) may change the bytes meanwhile if they can reach the frame.
+    fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R;
+    /// Fill the frame with zeroes.
+    fn zero(self, frame: Pfn) {
+        self.with_bytes(frame, |bytes| bytes.fill(0));
+    }
+    /// Copy one frame's bytes to another.
+    fn copy(self, from: Pfn, to: Pfn) {
+        self.with_bytes(to, |to| self.with_bytes(from, |from| to.copy_from_slice(from)));
+    }
+}
+
+/// The kernel's permanent map of the pageblocks it owns, in 2 MiB pages.
+///
+/// Whole pageblocks enter before the kernel may use any of their frames, and leave before any of
+/// their frames may become a user's. The page allocator calls this when a pageblock changes sides.
+pub trait DirectMap: Copy + Send + Sync + 'static {
+    /// Map `blocks`, pageblock-aligned. No flush is needed: nothing was cached for an absent entry.
+    fn enter(self, blocks: PfnRange);
+    /// Unmap `blocks`, pageblock-aligned, and return when no CPU can reach them through the map.
+    fn leave(self, blocks: PfnRange);
+}
+
+/// Random bits.
+pub trait Entropy: Copy + Send + Sync + 'static {
+    /// 64 bits from a seeded cryptographic generator, or the best there is before it is seeded
+    /// (see [`Entropy::is_seeded`]). May take a lock: draw before taking the allocator's.
+    fn random_u64(self) -> u64;
+    /// Whether enough true randomness went into the generator.
+    fn is_seeded(self) -> bool;
+}
+
+/// Everything together: what a machine gives to the memory manager.
+pub trait Machine: Tables + Tlb + PhysicalBytes + DirectMap + Entropy {
+    /// The nodes that have memory or CPUs: 1 or more, dense from 0.
+    fn node_count(self) -> usize;
+    /// The node nearest to this CPU.
+    fn current_node(self) -> NodeId {
+        self.node_of_cpu(self.current_cpu())
+    }
+}

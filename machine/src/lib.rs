@@ -1,0 +1,20 @@
+//! The hardware that a memory manager needs, as traits.
+//!
+//! Every mm crate is written against these traits and nothing else: no kernel, no registers, no
+//! emulator. So each runs under plain `cargo test` on the [software machine](crate#the-software-machine), whose
+//! TLBs remember what a missing flush leaves behind.
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod address;
+mod cpu;
+mod hardware;
+pub mod topology;
+
+pub use address::{
+    PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, PhysAddr, VirtAddr,
+};
+pub use cpu::{AtomicCpuSet, CpuId, CpuSet, Cpus, MAX_CPUS, NodeId, Pinned};
+pub use hardware::{DirectMap, Entropy, Flush, Machine, PhysicalBytes, TABLE_ENTRIES, Tables, Tlb};
+pub use topology::Topology;
