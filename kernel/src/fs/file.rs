@@ -1,0 +1,97 @@
+//! What an open file does.
+
+use alloc::sync::Arc;
+
+use bitflags::bitflags;
+
+use super::node::Node;
+use crate::user::{Sink, Source};
+use crate::{Errno, Result};
+
+/// Whether a call may sleep for data or room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Blocking {
+    /// Sleep until some progress is possible.
+    Wait,
+    /// `EAGAIN` instead (O_NONBLOCK, MSG_DONTWAIT, RWF_NOWAIT).
+    Never,
+}
+
+bitflags! {
+    /// Readiness, with poll(2)'s values.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Ready: u32 {
+        /// A read would not block.
+        const IN = 0x001;
+        /// Priority data.
+        const PRI = 0x002;
+        /// A write would not block.
+        const OUT = 0x004;
+        /// An error is pending, or a pipe has no reader.
+        const ERR = 0x008;
+        /// The other side is gone.
+        const HUP = 0x010;
+        /// Stream peer closed its writing half.
+        const RDHUP = 0x2000;
+    }
+}
+
+/// What seeking means for a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seekable {
+    /// The description keeps an offset; `read_at` and `write_at` use it.
+    Offset,
+    /// The offset is meaningless (pipes, terminals, sockets): `ESPIPE`.
+    Stream,
+}
+
+/// A directory entry on its way to getdents64.
+#[derive(Clone, Copy, Debug)]
+pub struct DirEntry<'a> {
+    /// The entry's name, without NUL or slash.
+    pub name: &'a [u8],
+    /// Inode number.
+    pub inode: u64,
+    /// DT_* value.
+    pub kind: u8,
+    /// The position to continue after this entry.
+    pub next: u64,
+}
+
+/// What an open file description does; the default of each operation is Linux' answer for a file that
+/// lacks it. Methods may sleep.
+pub trait File: Send + Sync {
+    /// The identity behind it.
+    fn node(&self) -> Arc<dyn Node>;
+    /// Whether an offset means anything.
+    fn seekable(&self) -> Seekable {
+        Seekable::Stream
+    }
+    /// Read at `offset` (ignored by streams); 0 is the end of the file.
+    fn read_at(&self, _offset: u64, _sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
+        Err(Errno::EINVAL)
+    }
+    /// Write at `offset` (ignored by streams).
+    fn write_at(&self, _offset: u64, _source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
+        Err(Errno::EINVAL)
+    }
+    /// What is ready now. With a waiter, also arrange that it is woken when that changes; registering comes
+    /// before looking, so that no change is missed.
+    fn poll(&self, _waiter: Option<&mut crate::sync::PollWaiter<'_>>) -> Ready {
+        Ready::IN | Ready::OUT
+    }
+    /// Device control.
+    fn ioctl(&self, _request: u32, _argument: u64) -> Result<i64> {
+        Err(Errno::ENOTTY)
+    }
+    /// Directory entries from position `from` on, until `emit` returns `false`.
+    fn read_dir(&self, _from: u64, _emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        Err(Errno::ENOTDIR)
+    }
+    /// Push what was written to the device.
+    fn sync(&self) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
+    /// The last descriptor of this description was closed (flush, hang up).
+    fn release(&self) {}
+}

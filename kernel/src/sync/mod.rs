@@ -1,0 +1,5 @@
+//! Waiting and excluding.
+
+mod wait;
+
+pub use wait::{PollWaiter, WaitQueue};
