@@ -1,15 +1,20 @@
 //! The hardware that a memory manager needs, as traits.
 //!
 //! Every mm crate is written against these traits and nothing else: no kernel, no registers, no
-//! emulator. So each runs under plain `cargo test` on the [software machine](crate#the-software-machine), whose
+//! emulator. So each runs under plain `cargo test` on the software machine (the module `model`, feature `model`), whose
 //! TLBs remember what a missing flush leaves behind.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+#[cfg(feature = "model")]
+extern crate std;
+
 mod address;
 mod cpu;
 mod hardware;
+#[cfg(feature = "model")]
+pub mod model;
 pub mod topology;
 
 pub use address::{

@@ -1,0 +1,335 @@
+//! The software machine: CPUs, TLBs and memory for tests and experiments.
+//!
+//! It implements every trait of this crate in safe code and judges the memory manager above it:
+//! - each CPU's TLB and its cache of table walks remember what they were filled with, so
+//!   [`Model::stale`] finds what a missing flush left behind, and an access that would use it panics;
+//! - translation tables are reached through the direct map only: a table in a pageblock that has not
+//!   entered it panics, as does leaving with a root loaded;
+//! - windows nest to a bounded depth, and nothing that may sleep runs inside one
+//!   ([`Model::assert_may_sleep`]).
+//!
+//! Table entries have x86-64's four-level format (Intel SDM volume 3A, 4.5). All is deterministic but
+//! the interleaving of threads. Any thread may act as any CPU ([`Model::on_cpu`]); a thread that never
+//! says so is CPU 0.
+
+mod memory;
+mod tlb;
+mod walk;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::boxed::Box;
+use std::cell::Cell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::vec::Vec;
+
+use crate::{
+    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange,
+    PhysicalBytes, Tables, Tlb, Topology,
+};
+use memory::Memory;
+use tlb::TlbState;
+pub use walk::{Access, Fault, Stale, StaleKind};
+
+/// How many windows one CPU may have open at once.
+pub const WINDOWS: usize = 8;
+
+std::thread_local! {
+    static CURRENT: Cell<CpuId> = const { Cell::new(CpuId(0)) };
+    static PINS: Cell<usize> = const { Cell::new(0) };
+    static OPEN_WINDOWS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// What to build.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// CPUs, at least 1; dealt out to the nodes in turn.
+    pub cpus: usize,
+    /// Nodes, at least 1; each has an equal run of frames.
+    pub nodes: usize,
+    /// Frames altogether, from frame 0 on.
+    pub frames: u64,
+    /// Where the random bits start.
+    pub seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { cpus: 1, nodes: 1, frames: 4096, seed: 1 }
+    }
+}
+
+/// How often the expensive things happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Remote CPUs that were interrupted for a flush.
+    pub interrupts: u64,
+    /// Flushes of ranges, one per CPU.
+    pub range_flushes: u64,
+    /// Flushes of everything (or everything but global entries), one per CPU.
+    pub full_flushes: u64,
+    /// Accesses that the TLB answered.
+    pub hits: u64,
+    /// Accesses that walked tables.
+    pub walks: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    interrupts: AtomicU64,
+    range_flushes: AtomicU64,
+    full_flushes: AtomicU64,
+    hits: AtomicU64,
+    walks: AtomicU64,
+}
+
+struct State {
+    topology: Topology,
+    cpus: usize,
+    memory: Memory,
+    in_direct_map: Box<[AtomicU64]>,
+    tlbs: Box<[Mutex<TlbState>]>,
+    random: AtomicU64,
+    counters: Counters,
+}
+
+/// A software machine; the handle is copied freely. The machine lives as long as the process.
+#[derive(Clone, Copy)]
+pub struct Model(&'static State);
+
+impl core::fmt::Debug for Model {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Model({} CPUs, {} frames)", self.0.cpus, self.0.memory.len())
+    }
+}
+
+impl Model {
+    /// A machine with all its memory outside the direct map and no root loaded.
+    ///
+    /// # Panics
+    /// Where the numbers exceed what a [`Topology`] can say.
+    pub fn new(config: Config) -> Self {
+        let mut topology = Topology::new(config.nodes).expect("too many nodes");
+        let share = config.frames / config.nodes as u64;
+        for node in 0..config.nodes as u64 {
+            let end = if node + 1 == config.nodes as u64 { config.frames } else { (node + 1) * share };
+            let frames = PfnRange::new(Pfn(node * share), Pfn(end));
+            topology.add_range(frames, NodeId(node as u8)).expect("too many ranges");
+        }
+        for cpu in 0..config.cpus as u16 {
+            let node = NodeId((usize::from(cpu) % config.nodes) as u8);
+            topology.set_cpu_node(CpuId(cpu), node).expect("too many CPUs");
+        }
+        Self::with_topology(topology, config.cpus, config.seed)
+    }
+
+    /// A machine with the memory that `topology` describes.
+    pub fn with_topology(topology: Topology, cpus: usize, seed: u64) -> Self {
+        let frames = topology.end().0;
+        let blocks = frames.div_ceil(PAGEBLOCK_FRAMES);
+        let state = State {
+            cpus,
+            memory: Memory::new(frames),
+            in_direct_map: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
+            tlbs: (0..cpus).map(|_| Mutex::new(TlbState::new())).collect(),
+            random: AtomicU64::new(seed),
+            counters: Counters::default(),
+            topology,
+        };
+        Self(Box::leak(Box::new(state)))
+    }
+
+    /// The memory, nodes and CPUs as firmware would describe them.
+    pub fn topology(self) -> &'static Topology {
+        &self.0.topology
+    }
+
+    /// Run `f` as CPU `cpu`.
+    ///
+    /// # Panics
+    /// Where the machine has no such CPU, or the caller is pinned to another.
+    pub fn on_cpu<R>(self, cpu: CpuId, f: impl FnOnce() -> R) -> R {
+        assert!(usize::from(cpu.0) < self.0.cpus, "no {cpu:?}");
+        let before = CURRENT.get();
+        assert!(before == cpu || PINS.get() == 0, "changed CPU while pinned to {before:?}");
+        CURRENT.set(cpu);
+        let result = f();
+        CURRENT.set(before);
+        result
+    }
+
+    /// What happened so far.
+    pub fn counts(self) -> Counts {
+        let c = &self.0.counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            interrupts: load(&c.interrupts),
+            range_flushes: load(&c.range_flushes),
+            full_flushes: load(&c.full_flushes),
+            hits: load(&c.hits),
+            walks: load(&c.walks),
+        }
+    }
+
+    /// Panics where the caller is pinned or has a window open: what sleeps calls this first.
+    pub fn assert_may_sleep(self) {
+        assert_eq!(PINS.get(), 0, "would sleep while pinned");
+        assert_eq!(OPEN_WINDOWS.get(), 0, "would sleep inside a window");
+    }
+
+    /// The kernel touches `frame` through the direct map.
+    ///
+    /// # Panics
+    /// Where the frame's pageblock has not entered it.
+    pub fn assert_in_direct_map(self, frame: Pfn) {
+        let block = self.0.in_direct_map.get((frame.0 / PAGEBLOCK_FRAMES) as usize);
+        let inside = block.is_some_and(|b| b.load(Ordering::Acquire) != 0);
+        assert!(inside, "{frame:?} reached through the direct map, but its pageblock is not in it");
+    }
+
+    fn tlb(self, cpu: CpuId) -> MutexGuard<'static, TlbState> {
+        // A poisoned TLB belongs to a test that has failed already.
+        self.0.tlbs[usize::from(cpu.0)].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_membership(self, blocks: PfnRange, member: u64) {
+        let aligned = blocks.start.0.is_multiple_of(PAGEBLOCK_FRAMES) && blocks.end.0.is_multiple_of(PAGEBLOCK_FRAMES);
+        let clipped = blocks.end == self.0.topology.end();
+        assert!(aligned || clipped, "{blocks:?} is not whole pageblocks");
+        for block in blocks.start.0 / PAGEBLOCK_FRAMES..blocks.end.0.div_ceil(PAGEBLOCK_FRAMES) {
+            let before = self.0.in_direct_map[block as usize].swap(member, Ordering::AcqRel);
+            assert_ne!(before, member, "pageblock {block:#x} enters or leaves the direct map twice");
+        }
+    }
+
+    fn flush_one(self, cpu: CpuId, what: Flush) {
+        let counter = match what {
+            Flush::Range { .. } => &self.0.counters.range_flushes,
+            Flush::NonGlobal | Flush::All => &self.0.counters.full_flushes,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        self.tlb(cpu).flush(what);
+    }
+}
+
+impl Cpus for Model {
+    fn current_cpu(self) -> CpuId {
+        CURRENT.get()
+    }
+    fn cpu_count(self) -> usize {
+        self.0.cpus
+    }
+    fn node_of_cpu(self, cpu: CpuId) -> NodeId {
+        self.0.topology.node_of_cpu(cpu)
+    }
+    fn disable_preemption(self) {
+        PINS.set(PINS.get() + 1);
+    }
+    fn enable_preemption(self) {
+        PINS.set(PINS.get().checked_sub(1).expect("preemption enabled more often than disabled"));
+    }
+    fn relax(self) {
+        std::thread::yield_now();
+    }
+}
+
+impl Tables for Model {
+    fn load_entry(self, table: Pfn, index: usize) -> u64 {
+        self.assert_in_direct_map(table);
+        self.0.memory.word(table, index).load(Ordering::Acquire)
+    }
+    fn store_entry(self, table: Pfn, index: usize, value: u64) {
+        self.assert_in_direct_map(table);
+        self.0.memory.word(table, index).store(value, Ordering::Release);
+    }
+    fn swap_entry(self, table: Pfn, index: usize, value: u64) -> u64 {
+        self.assert_in_direct_map(table);
+        self.0.memory.word(table, index).swap(value, Ordering::AcqRel)
+    }
+    fn compare_exchange_entry(self, table: Pfn, index: usize, current: u64, new: u64) -> Result<u64, u64> {
+        self.assert_in_direct_map(table);
+        self.0.memory.word(table, index).compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+    }
+    fn clear_table(self, table: Pfn) {
+        self.assert_in_direct_map(table);
+        self.0.memory.zero(table);
+    }
+}
+
+impl Tlb for Model {
+    fn flush_local(self, what: Flush) {
+        assert_ne!(PINS.get(), 0, "local flush without being pinned");
+        self.flush_one(self.current_cpu(), what);
+    }
+    fn flush_on(self, cpus: CpuSet, what: Flush) {
+        for cpu in cpus.iter() {
+            if cpu != self.current_cpu() {
+                self.0.counters.interrupts.fetch_add(1, Ordering::Relaxed);
+            }
+            self.flush_one(cpu, what);
+        }
+    }
+    fn load_root(self, root: Pfn) {
+        assert_ne!(PINS.get(), 0, "root loaded without being pinned");
+        self.assert_in_direct_map(root);
+        self.tlb(self.current_cpu()).load_root(root);
+    }
+    fn current_root(self) -> Pfn {
+        self.tlb(self.current_cpu()).root.expect("no root loaded")
+    }
+}
+
+impl PhysicalBytes for Model {
+    fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
+        let depth = OPEN_WINDOWS.get() + 1;
+        assert!(depth <= WINDOWS, "more than {WINDOWS} windows open at once");
+        OPEN_WINDOWS.set(depth);
+        let result = self.0.memory.with_bytes(frame, f);
+        OPEN_WINDOWS.set(depth - 1);
+        result
+    }
+    fn zero(self, frame: Pfn) {
+        self.0.memory.zero(frame);
+    }
+    fn copy(self, from: Pfn, to: Pfn) {
+        self.0.memory.copy(from, to);
+    }
+}
+
+impl DirectMap for Model {
+    fn enter(self, blocks: PfnRange) {
+        self.set_membership(blocks, 1);
+    }
+    fn leave(self, blocks: PfnRange) {
+        for cpu in CpuSet::first(self.0.cpus).iter() {
+            let root = self.tlb(cpu).root;
+            assert!(!root.is_some_and(|r| blocks.contains(r)), "{root:?} is loaded on {cpu:?}");
+        }
+        self.set_membership(blocks, 0);
+    }
+}
+
+impl Entropy for Model {
+    /// SplitMix64 (Steele, Lea, Flood 2014): deterministic, not secret.
+    fn random_u64(self) -> u64 {
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        let z = self.0.random.fetch_add(STEP, Ordering::Relaxed).wrapping_add(STEP);
+        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    fn is_seeded(self) -> bool {
+        true
+    }
+}
+
+impl Machine for Model {
+    fn node_count(self) -> usize {
+        self.0.topology.node_count()
+    }
+}
+
+/// The entries of all TLBs that a missing flush left behind; see [`Model::assert_coherent`].
+pub type StaleEntries = Vec<Stale>;
+
+#[cfg(test)]
+mod tests;
