@@ -1,0 +1,142 @@
+//! What firmware says about the machine, read from ACPI before the first frame is handed out.
+//!
+//! [`read`] turns the tables into a [`Topology`] (nodes, ranges, distances, memory-side caches) and a
+//! [`Platform`] (CPUs, timers, PCI windows). It needs no allocator, holds no lock, and runs once, on the
+//! boot CPU. The tables come from outside: whatever bytes they hold, the result is a valid topology, the
+//! rest is a [`Warning`]. All of it is safe code over byte slices; only the mapping of the bytes is the
+//! caller's ([`Memory`]).
+//!
+//! The parsers are ours because those of the `acpi` crate want a nightly compiler and read tables through
+//! pointers, know no HMAT, and need a heap for the MADT; here there is none yet.
+//!
+//! ```
+//! use freehold_firmware::read;
+//! use freehold_machine::{NodeId, Pfn, PfnRange, PhysAddr};
+//!
+//! // No tables at all: one CPU, one node that has all the memory.
+//! let memory = [PfnRange::new(Pfn(0x100), Pfn(0x8000))];
+//! let nothing = |_: PhysAddr, _: usize| -> Option<&'static [u8]> { None };
+//! let firmware = read(&nothing, None, 0, memory, &mut |warning| println!("{warning}"));
+//! assert_eq!(firmware.topology.node_of(Pfn(0x100)), Some(NodeId(0)));
+//! assert_eq!(firmware.platform.cpus().len(), 1);
+//! ```
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod bytes;
+mod memory;
+mod performance;
+mod platform;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use core::fmt;
+
+use freehold_machine::{PfnRange, PhysAddr, Topology};
+
+pub use performance::{AccessCost, Performance};
+pub use platform::{Cpu, IoApic, MAX_IOAPICS, MAX_PCI_WINDOWS, PciWindow, Platform, Register, Reset};
+pub use tables::Memory;
+
+/// Everything that was read.
+#[derive(Clone, Debug)]
+pub struct Firmware {
+    /// Nodes, their memory, their distances and their memory-side caches. Valid.
+    pub topology: Topology,
+    /// CPUs and fixed devices.
+    pub platform: Platform,
+    /// What an access from one node to another's memory costs, where HMAT says.
+    pub performance: Performance,
+}
+
+/// Something in the tables that was passed over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Warning {
+    /// There is no sound root pointer at this address.
+    NoRootPointer(PhysAddr),
+    /// This table's length is impossible.
+    BadLength([u8; 4]),
+    /// This table's bytes do not add up to 0.
+    BadChecksum([u8; 4]),
+    /// An entry of this table, of this type, is too short or contradicts itself.
+    BadEntry([u8; 4], u16),
+    /// More of something than there is room for.
+    TooMany(&'static str),
+    /// So many frames of memory are in no proximity domain; they count as node 0's.
+    Homeless(u64),
+    /// The distances contradict themselves; defaults are used.
+    BadDistances,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |signature: &[u8; 4]| signature.map(|b| if b.is_ascii_graphic() { b.into() } else { '?' });
+        match self {
+            Self::NoRootPointer(at) => write!(f, "firmware: no ACPI root pointer at {:#x}", at.0),
+            Self::BadLength(table) => {
+                let [a, b, c, d] = name(table);
+                write!(f, "firmware: {a}{b}{c}{d} has an impossible length, ignored")
+            }
+            Self::BadChecksum(table) => {
+                let [a, b, c, d] = name(table);
+                write!(f, "firmware: {a}{b}{c}{d} has a wrong checksum, ignored")
+            }
+            Self::BadEntry(table, kind) => {
+                let [a, b, c, d] = name(table);
+                write!(f, "firmware: {a}{b}{c}{d} has a bad entry of type {kind}, ignored")
+            }
+            Self::TooMany(what) => write!(f, "firmware: more {what} than are supported, the rest ignored"),
+            Self::Homeless(frames) => {
+                write!(f, "firmware: SRAT says nothing about {frames} frames, counted as node 0's")
+            }
+            Self::BadDistances => write!(f, "firmware: SLIT contradicts itself, ignored"),
+        }
+    }
+}
+
+/// Read all tables that [`Firmware`] is made of.
+///
+/// `rsdp` is where the loader found the root pointer, `boot_apic_id` the CPU that runs this, and `usable`
+/// the frames that may be handed out (whole frames; where two runs overlap, the later one's share is lost).
+/// Missing tables are no error: no SRAT is one node, no MADT one CPU.
+pub fn read<M: Memory>(
+    memory: &M,
+    rsdp: Option<PhysAddr>,
+    boot_apic_id: u32,
+    usable: impl IntoIterator<Item = PfnRange>,
+    warn: &mut dyn FnMut(Warning),
+) -> Firmware {
+    let mut platform = Platform::new(boot_apic_id);
+    let tables = rsdp.and_then(|rsdp| tables::Tables::new(memory, rsdp, warn));
+    let find = |signature: &[u8; 4], warn: &mut dyn FnMut(Warning)| {
+        tables.as_ref().and_then(|tables| tables.find(*signature, warn))
+    };
+    if let Some(table) = find(b"APIC", warn) {
+        platform.read_madt(table, warn);
+    }
+    if let Some(table) = find(b"FACP", warn) {
+        platform.read_fadt(table);
+    }
+    if let Some(table) = find(b"HPET", warn) {
+        platform.read_hpet(table);
+    }
+    if let Some(table) = find(b"MCFG", warn) {
+        platform.read_mcfg(table, warn);
+    }
+    let (srat, slit, hmat) = (find(b"SRAT", warn), find(b"SLIT", warn), find(b"HMAT", warn));
+    let domains = memory::Domains::read(srat, warn);
+    let mut topology = domains.topology(usable, warn);
+    domains.place_cpus(&platform, &mut topology);
+    if let Some(table) = slit
+        && !domains.read_slit(table, &mut topology)
+    {
+        warn(Warning::BadDistances);
+    }
+    let mut performance = Performance::default();
+    if let Some(table) = hmat {
+        domains.read_hmat(table, &mut topology, &mut performance, warn);
+    }
+    Firmware { topology, platform, performance }
+}
