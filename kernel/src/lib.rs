@@ -9,12 +9,14 @@
 //! addresses or per-CPU windows only; a failed allocation is an `Errno` on its way to the caller.
 #![no_std]
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 extern crate alloc;
 
 pub mod errno;
 pub mod fs;
 pub mod sync;
+pub mod tty;
 pub mod user;
 
 pub use errno::{Errno, Result};

@@ -1,0 +1,703 @@
+//! The line discipline (N_TTY) as a state machine: bytes from the wire in, bytes for the program out, and back.
+//!
+//! It owns two bounded queues. *Input* holds what the program has not read; in canonical mode its first
+//! `complete` units are whole lines and the rest is the line under the cursor, the only part that erasing
+//! touches. *Output* holds processed bytes for the wire, and lets echoes use a reserve that writes cannot.
+//! It never sleeps, allocates only when made, and knows no task: the terminal around it holds it under a
+//! spin lock, wakes readers and writers, and sends the signals that [`Discipline::receive`] asks for.
+//!
+//! Behaviour: POSIX.1-2017 chapter 11 (general terminal interface) and termios(3) for what Linux adds.
+
+use alloc::collections::VecDeque;
+
+use linux_raw_sys::general as c;
+
+use super::termios::Termios;
+use crate::{Errno, Result};
+
+/// Units of input a terminal holds; a canonical line is at most one less than this, and its end.
+pub const INPUT_LIMIT: usize = 4096;
+/// Bytes of output held for the wire before writers wait.
+pub const OUTPUT_LIMIT: usize = 4096;
+/// What echoes may use beyond [`OUTPUT_LIMIT`]; when that is full too, echoes are lost.
+const ECHO_RESERVE: usize = 1024;
+/// The longest that one written byte becomes (a tab as spaces).
+const LONGEST_EXPANSION: usize = 8;
+const TAB: usize = 8;
+
+/// A signal that a key asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeySignal {
+    /// SIGINT.
+    Interrupt,
+    /// SIGQUIT.
+    Quit,
+    /// SIGTSTP.
+    Suspend,
+}
+
+/// What a read found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Read {
+    /// These bytes, and the read is over: a line's end was reached, or this is all there is outside canonical
+    /// mode. 0 is the end of the file.
+    Done(usize),
+    /// The buffer is full, and its line goes on.
+    Part(usize),
+    /// Nothing yet.
+    Empty,
+}
+
+/// Why output is held back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Flow {
+    Running,
+    /// By VSTOP: VSTART starts it, any key with IXANY.
+    StoppedByKey,
+    /// By TCXONC: only TCXONC starts it.
+    StoppedByCall,
+}
+
+/// Which queue a flush empties.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Queue {
+    /// Unread input.
+    Input,
+    /// Output that is not on the wire.
+    Output,
+    /// Both.
+    Both,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Plain,
+    /// Ends a line and belongs to it.
+    LineEnd,
+    /// Ends a line and is not delivered (VEOF).
+    EndOfFile,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Unit {
+    byte: u8,
+    kind: Kind,
+}
+
+/// The state of one terminal's line discipline.
+#[derive(Debug)]
+pub struct Discipline {
+    termios: Termios,
+    input: VecDeque<Unit>,
+    complete: usize,
+    output: VecDeque<u8>,
+    /// Where the cursor is in its line, counted in characters.
+    column: usize,
+    /// Where the cursor was when the line under it began.
+    line_column: usize,
+    literal_next: bool,
+    /// Between the `\` and the `/` of ECHOPRT.
+    erasing: bool,
+    flow: Flow,
+    packet: u8,
+}
+
+/// Ready-made notices for TIOCPKT.
+mod packet {
+    use linux_raw_sys::general as c;
+    pub(super) const FLUSH_READ: u8 = c::TIOCPKT_FLUSHREAD as u8;
+    pub(super) const FLUSH_WRITE: u8 = c::TIOCPKT_FLUSHWRITE as u8;
+    pub(super) const STOP: u8 = c::TIOCPKT_STOP as u8;
+    pub(super) const START: u8 = c::TIOCPKT_START as u8;
+    pub(super) const NO_STOP: u8 = c::TIOCPKT_NOSTOP as u8;
+    pub(super) const DO_STOP: u8 = c::TIOCPKT_DOSTOP as u8;
+}
+
+impl Discipline {
+    /// A terminal with these settings.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new(termios: Termios) -> Result<Self> {
+        let mut input = VecDeque::new();
+        input.try_reserve_exact(INPUT_LIMIT).map_err(|_| Errno::ENOMEM)?;
+        let mut output = VecDeque::new();
+        output.try_reserve_exact(OUTPUT_LIMIT + ECHO_RESERVE).map_err(|_| Errno::ENOMEM)?;
+        Ok(Self {
+            termios,
+            input,
+            complete: 0,
+            output,
+            column: 0,
+            line_column: 0,
+            literal_next: false,
+            erasing: false,
+            flow: Flow::Running,
+            packet: 0,
+        })
+    }
+
+    /// The settings.
+    pub const fn termios(&self) -> &Termios {
+        &self.termios
+    }
+
+    /// Change the settings. Turning canonical mode on makes a line of what is unread; turning it off frees
+    /// the line under the cursor.
+    pub fn set_termios(&mut self, termios: Termios) {
+        let was = core::mem::replace(&mut self.termios, termios);
+        if (was.lflag ^ termios.lflag) & c::ICANON != 0 {
+            self.input.retain(|unit| unit.kind != Kind::EndOfFile);
+            self.input.iter_mut().for_each(|unit| unit.kind = Kind::Plain);
+            self.complete = 0;
+            if termios.local(c::ICANON) {
+                if let Some(last) = self.input.back_mut() {
+                    last.kind = Kind::LineEnd;
+                }
+                self.complete = self.input.len();
+            }
+            self.erasing = false;
+            self.literal_next = false;
+        }
+        if was.input(c::IXON) && !termios.input(c::IXON) && self.flow == Flow::StoppedByKey {
+            self.start();
+        }
+        if self.flow_by_keys(&was) != self.flow_by_keys(&termios) {
+            self.packet &= !(packet::DO_STOP | packet::NO_STOP);
+            self.packet |= if self.flow_by_keys(&termios) { packet::DO_STOP } else { packet::NO_STOP };
+        }
+    }
+
+    /// Whether Ctrl-S and Ctrl-Q control the flow: what packet mode tells a remote terminal.
+    fn flow_by_keys(&self, termios: &Termios) -> bool {
+        termios.input(c::IXON) && termios.is(0x13, c::VSTOP) && termios.is(0x11, c::VSTART)
+    }
+
+    const fn canonical(&self) -> bool {
+        self.termios.local(c::ICANON)
+    }
+
+    /// Whether the next byte from the wire can be dealt with. If not, it has to wait on the wire until the
+    /// program reads. A canonical line that is too long is not a reason: its surplus is dropped, so that its
+    /// end can arrive.
+    pub fn accepts(&self) -> bool {
+        self.input.len() + 2 <= INPUT_LIMIT || (self.canonical() && self.complete == 0)
+    }
+
+    /// Take one byte from the wire, and say which signal the foreground process group must get.
+    pub fn receive(&mut self, mut byte: u8) -> Option<KeySignal> {
+        let termios = self.termios;
+        if termios.input(c::ISTRIP) {
+            byte &= 0x7f;
+        }
+        if termios.input(c::IUCLC) && termios.local(c::IEXTEN) {
+            byte = byte.to_ascii_lowercase();
+        }
+        if termios.local(c::EXTPROC) {
+            self.push(byte, Kind::Plain);
+            return None;
+        }
+        if core::mem::take(&mut self.literal_next) {
+            self.receive_plain(byte);
+            return None;
+        }
+        if termios.input(c::IXON) {
+            if termios.is(byte, c::VSTART) {
+                self.start_by_key();
+                return None;
+            }
+            if termios.is(byte, c::VSTOP) {
+                self.stop(Flow::StoppedByKey);
+                return None;
+            }
+        }
+        if termios.local(c::ISIG) {
+            let keys = [
+                (c::VINTR, KeySignal::Interrupt),
+                (c::VQUIT, KeySignal::Quit),
+                (c::VSUSP, KeySignal::Suspend),
+            ];
+            if let Some(&(_, signal)) = keys.iter().find(|(index, _)| termios.is(byte, *index)) {
+                self.signal_key(byte);
+                return Some(signal);
+            }
+        }
+        if termios.input(c::IXON) && termios.input(c::IXANY) {
+            self.start_by_key();
+        }
+        match byte {
+            b'\r' if termios.input(c::IGNCR) => return None,
+            b'\r' if termios.input(c::ICRNL) => byte = b'\n',
+            b'\n' if termios.input(c::INLCR) => byte = b'\r',
+            _ => {}
+        }
+        if !(self.canonical() && self.edit(byte)) {
+            self.receive_plain(byte);
+        }
+        None
+    }
+
+    fn signal_key(&mut self, byte: u8) {
+        if !self.termios.local(c::NOFLSH) {
+            self.flush(Queue::Both);
+        }
+        if self.termios.input(c::IXON) {
+            self.start_by_key();
+        }
+        if self.termios.local(c::ECHO) {
+            self.echo(byte);
+        }
+    }
+
+    /// The keys that canonical mode gives a meaning. Whether `byte` was one.
+    fn edit(&mut self, byte: u8) -> bool {
+        let termios = self.termios;
+        let extended = termios.local(c::IEXTEN);
+        let echo = termios.local(c::ECHO);
+        if termios.is(byte, c::VERASE) {
+            self.erase_character();
+        } else if termios.is(byte, c::VKILL) {
+            self.erase_line(byte);
+        } else if extended && termios.is(byte, c::VWERASE) {
+            self.erase_word();
+        } else if extended && termios.is(byte, c::VLNEXT) {
+            self.literal_next = true;
+            if echo {
+                self.finish_erasing();
+                if termios.local(c::ECHOCTL) {
+                    self.echo_raw(b"^\x08");
+                }
+            }
+        } else if extended && echo && termios.is(byte, c::VREPRINT) {
+            self.reprint(byte);
+        } else if byte == b'\n' {
+            if echo || termios.local(c::ECHONL) {
+                self.finish_erasing();
+                self.echo_raw(b"\n");
+            }
+            self.push(byte, Kind::LineEnd);
+        } else if termios.is(byte, c::VEOF) {
+            self.push(byte, Kind::EndOfFile);
+        } else if termios.is(byte, c::VEOL) || (extended && termios.is(byte, c::VEOL2)) {
+            if echo {
+                self.finish_erasing();
+                self.note_line_start();
+                self.echo(byte);
+            }
+            self.push(byte, Kind::LineEnd);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    fn receive_plain(&mut self, byte: u8) {
+        if self.termios.local(c::ECHO) {
+            self.finish_erasing();
+            if byte == b'\n' {
+                self.echo_raw(b"\n");
+            } else {
+                self.note_line_start();
+                self.echo(byte);
+            }
+        }
+        if self.termios.input(c::PARMRK) && byte == 0xff {
+            self.push(byte, Kind::Plain);
+        }
+        self.push(byte, Kind::Plain);
+    }
+
+    fn push(&mut self, byte: u8, kind: Kind) {
+        let ends_line = kind != Kind::Plain;
+        let room = INPUT_LIMIT - self.input.len();
+        // One place is kept for the end of the line, or a full line could never be completed.
+        if room == 0 || (room == 1 && self.canonical() && !ends_line) {
+            if self.termios.input(c::IMAXBEL) {
+                self.echo_raw(b"\x07");
+            }
+            return;
+        }
+        self.input.push_back(Unit { byte, kind });
+        if ends_line {
+            self.complete = self.input.len();
+        }
+    }
+
+    // Erasing.
+
+    /// Units after the last complete line.
+    fn pending(&self) -> usize {
+        self.input.len() - self.complete
+    }
+
+    fn continuation(&self, byte: u8) -> bool {
+        self.termios.input(c::IUTF8) && byte & 0xc0 == 0x80
+    }
+
+    /// The first byte and the length of the last character before the cursor. `None` at the line's start and
+    /// where the line begins in the middle of a character: half a character is never erased.
+    fn last_character(&self) -> Option<(u8, usize)> {
+        let mut units = self.input.iter().skip(self.complete).rev();
+        let at = units.position(|unit| !self.continuation(unit.byte))?;
+        Some((self.input[self.input.len() - 1 - at].byte, at + 1))
+    }
+
+    fn erase_character(&mut self) {
+        if let Some((first, length)) = self.last_character() {
+            if self.termios.local(c::ECHO) && !self.termios.local(c::ECHOE) && !self.termios.local(c::ECHOPRT) {
+                self.input.truncate(self.input.len() - length);
+                if let Some(key) = self.termios.character(c::VERASE) {
+                    self.echo(key);
+                }
+            } else {
+                self.rub_out(first, length);
+            }
+            self.finish_erasing_at_line_start();
+        }
+    }
+
+    fn erase_word(&mut self) {
+        let mut inside = false;
+        while let Some((first, length)) = self.last_character() {
+            let letter = first.is_ascii_alphanumeric() || first == b'_' || first >= 0xc0;
+            if inside && !letter {
+                break;
+            }
+            inside |= letter;
+            self.rub_out(first, length);
+        }
+        self.finish_erasing_at_line_start();
+    }
+
+    fn erase_line(&mut self, key: u8) {
+        if self.pending() == 0 {
+            return;
+        }
+        let termios = self.termios;
+        if !termios.local(c::ECHO) {
+            self.input.truncate(self.complete);
+        } else if termios.local(c::ECHOK) && termios.local(c::ECHOKE) && termios.local(c::ECHOE) {
+            while let Some((first, length)) = self.last_character() {
+                self.rub_out(first, length);
+            }
+            self.finish_erasing_at_line_start();
+        } else {
+            self.input.truncate(self.complete);
+            self.finish_erasing();
+            self.echo(key);
+            if termios.local(c::ECHOK) {
+                self.echo_raw(b"\n");
+            }
+        }
+    }
+
+    /// Take the last character, `length` bytes from `first` on, off the line and off the screen.
+    fn rub_out(&mut self, first: u8, length: usize) {
+        let start = self.input.len() - length;
+        let termios = self.termios;
+        if termios.local(c::ECHO) && termios.local(c::ECHOPRT) {
+            if !core::mem::replace(&mut self.erasing, true) {
+                self.echo_raw(b"\\");
+            }
+            self.echo(first);
+            for at in start + 1..self.input.len() {
+                let byte = self.input[at].byte;
+                self.echo_raw(&[byte]);
+            }
+        }
+        self.input.truncate(start);
+        if !termios.local(c::ECHO) || termios.local(c::ECHOPRT) {
+            return;
+        }
+        if first == b'\t' {
+            let column = self.column_of_cursor();
+            for _ in 0..TAB - column % TAB {
+                self.echo_raw(b"\x08");
+            }
+        } else if is_control(first) {
+            if termios.local(c::ECHOCTL) {
+                self.echo_raw(b"\x08 \x08\x08 \x08");
+            }
+        } else {
+            self.echo_raw(b"\x08 \x08");
+        }
+    }
+
+    /// The column that the line under the cursor reaches, from where it began.
+    fn column_of_cursor(&self) -> usize {
+        self.input.iter().skip(self.complete).fold(self.line_column, |column, unit| match unit.byte {
+            b'\t' => column + TAB - column % TAB,
+            byte if is_control(byte) => column + if self.termios.local(c::ECHOCTL) { 2 } else { 0 },
+            byte if self.continuation(byte) => column,
+            _ => column + 1,
+        })
+    }
+
+    fn finish_erasing(&mut self) {
+        if core::mem::take(&mut self.erasing) {
+            self.echo_raw(b"/");
+        }
+    }
+
+    fn finish_erasing_at_line_start(&mut self) {
+        if self.pending() == 0 && self.termios.local(c::ECHO) {
+            self.finish_erasing();
+        }
+    }
+
+    fn reprint(&mut self, key: u8) {
+        self.finish_erasing();
+        self.echo(key);
+        self.echo_raw(b"\n");
+        for at in self.complete..self.input.len() {
+            let byte = self.input[at].byte;
+            self.echo(byte);
+        }
+    }
+
+    // Echo and output.
+
+    fn note_line_start(&mut self) {
+        if self.pending() == 0 {
+            self.line_column = self.column;
+        }
+    }
+
+    /// Echo a byte visibly: a control character as ^X with ECHOCTL.
+    fn echo(&mut self, byte: u8) {
+        if self.termios.local(c::ECHOCTL) && is_control(byte) && byte != b'\t' {
+            self.emit(b"^", ECHO_RESERVE);
+            self.emit(&[byte ^ 0x40], ECHO_RESERVE);
+            self.column += 2;
+        } else {
+            self.echo_raw(&[byte]);
+        }
+    }
+
+    fn echo_raw(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.process(byte, ECHO_RESERVE);
+        }
+    }
+
+    /// Put one byte through output processing. `reserve` is what it may use beyond [`OUTPUT_LIMIT`].
+    fn process(&mut self, mut byte: u8, reserve: usize) {
+        let termios = self.termios;
+        if !termios.output(c::OPOST) {
+            self.emit(&[byte], reserve);
+            return;
+        }
+        match byte {
+            b'\n' => {
+                if termios.output(c::ONLCR) {
+                    self.column = 0;
+                    self.line_column = 0;
+                    self.emit(b"\r\n", reserve);
+                    return;
+                }
+                if termios.output(c::ONLRET) {
+                    self.column = 0;
+                }
+                self.line_column = self.column;
+            }
+            b'\r' => {
+                if termios.output(c::ONOCR) && self.column == 0 {
+                    return;
+                }
+                if termios.output(c::OCRNL) {
+                    byte = b'\n';
+                }
+                if !termios.output(c::OCRNL) || termios.output(c::ONLRET) {
+                    self.column = 0;
+                    self.line_column = 0;
+                }
+            }
+            b'\t' => {
+                let spaces = TAB - self.column % TAB;
+                self.column += spaces;
+                if termios.oflag & c::TABDLY == c::XTABS {
+                    self.emit(&[b' '; TAB][..spaces], reserve);
+                    return;
+                }
+            }
+            0x08 => self.column = self.column.saturating_sub(1),
+            _ if is_control(byte) => {}
+            _ => {
+                if termios.output(c::OLCUC) {
+                    byte = byte.to_ascii_uppercase();
+                }
+                if !self.continuation(byte) {
+                    self.column += 1;
+                }
+            }
+        }
+        self.emit(&[byte], reserve);
+    }
+
+    fn emit(&mut self, bytes: &[u8], reserve: usize) {
+        if self.output.len() + bytes.len() <= OUTPUT_LIMIT + reserve {
+            self.output.extend(bytes);
+        }
+    }
+
+    /// Take what the program writes; how many bytes there was room for.
+    pub fn write(&mut self, bytes: &[u8]) -> usize {
+        let mut taken = 0;
+        for &byte in bytes {
+            if !self.writable() {
+                break;
+            }
+            self.process(byte, 0);
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Whether [`Discipline::write`] would take a byte.
+    pub fn writable(&self) -> bool {
+        self.output.len() + LONGEST_EXPANSION <= OUTPUT_LIMIT
+    }
+
+    /// Bytes that wait for the wire (TIOCOUTQ).
+    pub fn output_length(&self) -> usize {
+        self.output.len()
+    }
+
+    /// The next bytes for the wire; none while output is stopped.
+    pub fn wire(&self) -> &[u8] {
+        if self.flow == Flow::Running { self.output.as_slices().0 } else { &[] }
+    }
+
+    /// The wire took this many of [`Discipline::wire`]'s bytes.
+    pub fn sent(&mut self, bytes: usize) {
+        self.output.drain(..bytes);
+    }
+
+    // Flow.
+
+    fn stop(&mut self, flow: Flow) {
+        if self.flow == Flow::Running {
+            self.flow = flow;
+            self.packet = (self.packet & !packet::START) | packet::STOP;
+        }
+    }
+
+    fn start(&mut self) {
+        if self.flow != Flow::Running {
+            self.flow = Flow::Running;
+            self.packet = (self.packet & !packet::STOP) | packet::START;
+        }
+    }
+
+    fn start_by_key(&mut self) {
+        if self.flow == Flow::StoppedByKey {
+            self.start();
+        }
+    }
+
+    /// Hold output back (TCOOFF).
+    pub fn suspend_output(&mut self) {
+        self.stop(Flow::StoppedByCall);
+    }
+
+    /// Let output go on (TCOON).
+    pub fn resume_output(&mut self) {
+        self.start();
+    }
+
+    /// Throw away what one side has not taken (TCFLSH).
+    pub fn flush(&mut self, queue: Queue) {
+        if queue != Queue::Output {
+            self.input.clear();
+            self.complete = 0;
+            self.erasing = false;
+            self.literal_next = false;
+            self.packet |= packet::FLUSH_READ;
+        }
+        if queue != Queue::Input {
+            self.output.clear();
+            self.packet |= packet::FLUSH_WRITE;
+        }
+    }
+
+    /// Notices for a pty master in packet mode since the last call; 0 is none.
+    pub fn take_packet(&mut self) -> u8 {
+        core::mem::take(&mut self.packet)
+    }
+
+    /// Whether [`Discipline::take_packet`] has something.
+    pub const fn has_packet(&self) -> bool {
+        self.packet != 0
+    }
+
+    // Reading.
+
+    /// Bytes that a read could return now (FIONREAD).
+    pub fn readable_bytes(&self) -> usize {
+        if self.canonical() {
+            self.input.iter().take(self.complete).filter(|unit| unit.kind != Kind::EndOfFile).count()
+        } else {
+            self.input.len()
+        }
+    }
+
+    /// Whether a read, or with VMIN and no VTIME a read of VMIN bytes, would find enough: what poll says.
+    pub fn readable(&self) -> bool {
+        if self.canonical() {
+            return self.complete > 0;
+        }
+        let wanted = if self.termios.time().is_none() { self.termios.min().max(1) } else { 1 };
+        self.input.len() >= wanted
+    }
+
+    /// Move input to `bytes`: in canonical mode at most one line, else what there is. VMIN and VTIME are the
+    /// caller's business.
+    pub fn read(&mut self, bytes: &mut [u8]) -> Read {
+        if !self.canonical() {
+            if self.input.is_empty() {
+                return Read::Empty;
+            }
+            let count = bytes.len().min(self.input.len());
+            for (place, unit) in bytes.iter_mut().zip(self.input.drain(..count)) {
+                *place = unit.byte;
+            }
+            return Read::Done(count);
+        }
+        if self.complete == 0 {
+            return Read::Empty;
+        }
+        let mut count = 0;
+        while count < bytes.len() && self.complete > 0 {
+            let unit = self.pop_complete();
+            if unit.kind != Kind::EndOfFile {
+                bytes[count] = unit.byte;
+                count += 1;
+            }
+            if unit.kind != Kind::Plain {
+                return Read::Done(count);
+            }
+        }
+        Read::Part(count)
+    }
+
+    /// After a read whose last bytes filled the program's buffer exactly: a VEOF that only pushed those bytes
+    /// is not the end of the file for the next read too.
+    pub fn skip_end_of_file(&mut self) {
+        if self.complete > 0 && self.input[0].kind == Kind::EndOfFile {
+            self.pop_complete();
+        }
+    }
+
+    fn pop_complete(&mut self) -> Unit {
+        self.complete -= 1;
+        self.input.pop_front().expect("complete units are in the queue")
+    }
+}
+
+fn is_control(byte: u8) -> bool {
+    byte < 0x20 || byte == 0x7f
+}
+
+#[cfg(test)]
+#[path = "discipline_tests.rs"]
+mod tests;

@@ -1,0 +1,4 @@
+//! Terminals.
+
+pub mod discipline;
+pub mod termios;
