@@ -1,0 +1,275 @@
+//! The one word that says how a user frame is held.
+//!
+//! Layout, from the top: exclusive (1 bit), pins (19), references (19), mappings (25). Each count is exact
+//! and its own; they share a word only so that a change to one can depend on the others without a lock:
+//!
+//! - *share* (fork) wants "exclusive and not pinned" to become "not exclusive, one more mapping";
+//! - *pin* wants "exclusive" to stay so with one more pin;
+//! - *reuse* wants "one mapping and nothing else" to become "exclusive";
+//! - the last holder to let go, of whatever sort, must know that it is the last.
+//!
+//! Each is one compare-exchange, so a pin and a share can never both succeed against the same state.
+//! This replaces the bias in a shared count, the fences and the sequence lock that Linux needs for the same promise
+//! (`page_maybe_dma_pinned`, `write_protect_seq`). Re-reading the page-table entry after a pin stays the caller's duty.
+//!
+//! **Orderings.** Letting go releases what the holder did; the last one acquires what all did, before the frame is
+//! reused. Taking hold of a frame needs an existing holder, so it orders nothing by itself; pin and share acquire and release,
+//! since a caller decides about page-table entries by their outcome.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// A 64-bit atomic, so that a model checker can put its own in place of the real one.
+pub trait Word {
+    /// Atomic load.
+    fn load(&self, order: Ordering) -> u64;
+    /// Atomic store.
+    fn store(&self, value: u64, order: Ordering);
+    /// Atomic compare-exchange; may fail spuriously.
+    ///
+    /// # Errors
+    /// What the word is instead.
+    fn compare_exchange_weak(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64>;
+}
+
+impl Word for AtomicU64 {
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
+    }
+    fn compare_exchange_weak(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64> {
+        self.compare_exchange_weak(current, new, success, failure)
+    }
+}
+
+const MAPPING: u64 = 1;
+const REFERENCE: u64 = 1 << 25;
+const PIN: u64 = 1 << 44;
+const EXCLUSIVE: u64 = 1 << 63;
+const MAX_MAPPINGS: u64 = (1 << 25) - 1;
+const MAX_REFERENCES: u64 = (1 << 19) - 1;
+const MAX_PINS: u64 = (1 << 19) - 1;
+
+/// Why a count did not change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CountError {
+    /// The frame is pinned: it may not be shared, copy it.
+    Pinned,
+    /// The frame is not exclusive: it may not be pinned, unshare it first.
+    NotExclusive,
+    /// Others hold the frame too.
+    Held,
+    /// The count is at its maximum (33,554,431 mappings, 524,287 references or pins).
+    Overflow,
+}
+
+/// One reading of [`Counts`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Holders {
+    /// Page-table leaves that map the frame.
+    pub mappings: u32,
+    /// Kernel objects that hold it: a page-cache slot, a pipe buffer, a handle in flight.
+    pub references: u32,
+    /// Pins: a device or another long-term user works on the bytes.
+    pub pins: u32,
+    /// Whether one address space has the frame to itself.
+    pub exclusive: bool,
+}
+
+impl Holders {
+    const fn from_bits(bits: u64) -> Self {
+        Self {
+            mappings: (bits & MAX_MAPPINGS) as u32,
+            references: ((bits / REFERENCE) & MAX_REFERENCES) as u32,
+            pins: ((bits / PIN) & MAX_PINS) as u32,
+            exclusive: bits & EXCLUSIVE != 0,
+        }
+    }
+    /// Whether nothing holds the frame.
+    pub const fn is_none(self) -> bool {
+        self.mappings == 0 && self.references == 0 && self.pins == 0
+    }
+}
+
+/// What a holder lets go of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Hold {
+    Mapping,
+    Reference,
+    Pin,
+}
+
+impl Hold {
+    const fn one(self) -> u64 {
+        match self {
+            Self::Mapping => MAPPING,
+            Self::Reference => REFERENCE,
+            Self::Pin => PIN,
+        }
+    }
+    const fn max(self) -> u64 {
+        match self {
+            Self::Mapping => MAX_MAPPINGS,
+            Self::Reference => MAX_REFERENCES,
+            Self::Pin => MAX_PINS,
+        }
+    }
+    const fn count(self, bits: u64) -> u64 {
+        (bits / self.one()) & self.max()
+    }
+}
+
+/// Mappings, references, pins and the exclusive mark of one user frame. See the module's head.
+#[derive(Debug, Default, zerocopy::FromZeros)]
+#[repr(transparent)]
+pub struct Counts<W = AtomicU64>(W);
+
+impl Counts {
+    /// Held by nobody.
+    pub const NONE: Self = Self(AtomicU64::new(0));
+}
+
+impl<W: Word> Counts<W> {
+    /// Counts kept in `word`, which is 0.
+    pub const fn with_word(word: W) -> Self {
+        Self(word)
+    }
+    /// The counts at this moment.
+    pub fn load(&self) -> Holders {
+        Holders::from_bits(self.0.load(Ordering::Acquire))
+    }
+    /// Give a new frame its first reference. Only its allocator calls this, before anyone else knows the frame.
+    pub fn start(&self, exclusive: Exclusive) {
+        let mark = match exclusive {
+            Exclusive::Yes => EXCLUSIVE,
+            Exclusive::No => 0,
+        };
+        self.0.store(REFERENCE | mark, Ordering::Relaxed);
+    }
+    /// One more mapping, without a change to the exclusive mark: for memory that is shared by nature.
+    ///
+    /// # Errors
+    /// [`CountError::Overflow`].
+    pub fn map(&self) -> Result<(), CountError> {
+        self.change(|bits| add(bits, Hold::Mapping))
+    }
+    /// One more reference.
+    ///
+    /// # Errors
+    /// [`CountError::Overflow`].
+    pub fn reference(&self) -> Result<(), CountError> {
+        self.change(|bits| add(bits, Hold::Reference))
+    }
+    /// Turn one reference into one mapping. A frame that is mapped already is no longer exclusive then.
+    ///
+    /// # Errors
+    /// [`CountError::Pinned`] where a pinned exclusive frame is mapped already; [`CountError::Overflow`].
+    pub fn reference_to_mapping(&self) -> Result<(), CountError> {
+        self.change(|bits| {
+            let mapped = Hold::Mapping.count(bits) > 0;
+            match bits & EXCLUSIVE {
+                EXCLUSIVE if mapped && Hold::Pin.count(bits) > 0 => Err(CountError::Pinned),
+                EXCLUSIVE if mapped => add((bits & !EXCLUSIVE) - REFERENCE, Hold::Mapping),
+                _ => add(bits - REFERENCE, Hold::Mapping),
+            }
+        })
+    }
+    /// Turn one mapping into one reference.
+    ///
+    /// # Errors
+    /// [`CountError::Overflow`].
+    pub fn mapping_to_reference(&self) -> Result<(), CountError> {
+        self.change(|bits| add(bits - MAPPING, Hold::Reference))
+    }
+    /// One more mapping in another address space (fork): no longer exclusive.
+    ///
+    /// # Errors
+    /// [`CountError::Pinned`]: the frame stays where it is, the other space gets a copy. [`CountError::Overflow`].
+    pub fn share(&self) -> Result<(), CountError> {
+        self.change(|bits| {
+            if Hold::Pin.count(bits) > 0 {
+                return Err(CountError::Pinned);
+            }
+            add(bits & !EXCLUSIVE, Hold::Mapping)
+        })
+    }
+    /// Become exclusive again: the only holder is one mapping (or already exclusive).
+    ///
+    /// # Errors
+    /// [`CountError::Held`]: someone else may look at the bytes; copy them.
+    pub fn reuse(&self) -> Result<(), CountError> {
+        self.change(|bits| match bits {
+            bits if bits & EXCLUSIVE != 0 => Ok(bits),
+            MAPPING => Ok(MAPPING | EXCLUSIVE),
+            _ => Err(CountError::Held),
+        })
+    }
+    /// One more pin on an exclusive frame.
+    ///
+    /// # Errors
+    /// [`CountError::NotExclusive`]: unshare first. [`CountError::Overflow`].
+    pub fn pin_exclusive(&self) -> Result<(), CountError> {
+        self.change(|bits| if bits & EXCLUSIVE == 0 { Err(CountError::NotExclusive) } else { add(bits, Hold::Pin) })
+    }
+    /// One more pin on a frame of truly shared memory, which no fork ever copies.
+    ///
+    /// # Errors
+    /// [`CountError::Overflow`].
+    pub fn pin_shared(&self) -> Result<(), CountError> {
+        self.change(|bits| add(bits, Hold::Pin))
+    }
+    /// Let go of one hold. `true` if it was the last: the caller now owns the frame alone and frees it.
+    #[must_use = "the last holder frees the frame"]
+    pub(crate) fn drop_hold(&self, hold: Hold) -> bool {
+        let mut bits = self.0.load(Ordering::Relaxed);
+        loop {
+            assert!(hold.count(bits) > 0, "a {hold:?} was let go that nobody has: {:?}", Holders::from_bits(bits));
+            let left = bits - hold.one();
+            let last = left & !EXCLUSIVE == 0;
+            let new = if last { 0 } else { left };
+            match self.0.compare_exchange_weak(bits, new, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return last,
+                Err(now) => bits = now,
+            }
+        }
+    }
+    /// Let go of one mapping; `true` if the frame is now held by nobody and the caller's to free.
+    #[must_use = "the last holder frees the frame"]
+    pub fn unmap(&self) -> bool {
+        self.drop_hold(Hold::Mapping)
+    }
+    /// Let go of one reference; see [`Counts::unmap`].
+    #[must_use = "the last holder frees the frame"]
+    pub fn unreference(&self) -> bool {
+        self.drop_hold(Hold::Reference)
+    }
+    /// Let go of one pin; see [`Counts::unmap`].
+    #[must_use = "the last holder frees the frame"]
+    pub fn unpin(&self) -> bool {
+        self.drop_hold(Hold::Pin)
+    }
+
+    fn change(&self, step: impl Fn(u64) -> Result<u64, CountError>) -> Result<(), CountError> {
+        let mut bits = self.0.load(Ordering::Acquire);
+        loop {
+            match self.0.compare_exchange_weak(bits, step(bits)?, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Ok(()),
+                Err(now) => bits = now,
+            }
+        }
+    }
+}
+
+/// Whether a new frame belongs to one address space alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exclusive {
+    /// Anonymous memory: it may be pinned, and is copied or shared at fork.
+    Yes,
+    /// Shared by nature: page cache.
+    No,
+}
+
+fn add(bits: u64, hold: Hold) -> Result<u64, CountError> {
+    if hold.count(bits) == hold.max() { Err(CountError::Overflow) } else { Ok(bits + hold.one()) }
+}

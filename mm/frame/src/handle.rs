@@ -1,0 +1,334 @@
+//! Frames as values: who holds one of these owns, maps or pins the frame, and dropping it lets go.
+//!
+//! | value | what it is | dropped |
+//! |---|---|---|
+//! | [`Frame<K, S>`] of a kernel kind | the block, alone | the block is free |
+//! | [`Frame<K, S>`] of a user kind | one reference | the last holder frees |
+//! | [`Mapping<K, S>`] | one page-table leaf's hold | the last holder frees |
+//! | [`Pin<K, S>`] | one pin | the last holder frees |
+//!
+//! A mapping lives in a page-table entry as a bare frame number: [`Mapping::into_leaf`] puts it there,
+//! [`Mapping::from_leaf`] takes it out again, and [`Mapping::borrow_leaf`] looks at it in place.
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+
+use freehold_machine::Pfn;
+
+use crate::counts::{Exclusive, Hold};
+use crate::{Anon, CountError, FrameRecord, FrameSource, Kind, Order, OutOfMemory, Owner, PageCache, Request, State, UserKind};
+
+/// A frame is not what the caller takes it for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WrongOwner {
+    /// The frame.
+    pub frame: Pfn,
+    /// Who owns it.
+    pub found: Owner,
+    /// Who should.
+    pub expected: Owner,
+}
+
+impl fmt::Display for WrongOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} belongs to {}, not to {}", self.frame, self.found.name(), self.expected.name())
+    }
+}
+
+impl core::error::Error for WrongOwner {}
+
+fn check<K: Kind, S: FrameSource>(source: S, frame: Pfn) -> Result<Order, WrongOwner> {
+    let state = source.table().state(frame);
+    match state {
+        State::Owned { owner, order, .. } if K::accepts(owner) => Ok(order),
+        _ => Err(WrongOwner { frame, found: state.owner(), expected: K::OWNER }),
+    }
+}
+
+fn record<S: FrameSource>(source: S, frame: Pfn) -> &'static FrameRecord {
+    source.table().get(frame).expect("a handle's frame was in the table when the handle was made")
+}
+
+fn let_go<S: FrameSource>(source: S, frame: Pfn, order: Order, hold: Hold) {
+    if record(source, frame).counts().drop_hold(hold) {
+        source.release(frame, order);
+    }
+}
+
+/// A block of frames with the owner `K`; for user kinds, one reference to it. See the module's head.
+#[must_use = "dropping it gives the block back"]
+pub struct Frame<K: Kind, S: FrameSource> {
+    source: S,
+    frame: Pfn,
+    order: Order,
+    kind: PhantomData<K>,
+}
+
+impl<K: Kind, S: FrameSource> Frame<K, S> {
+    /// One frame of undefined content, near this CPU.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn allocate(source: S) -> Result<Self, OutOfMemory> {
+        Self::allocate_with(source, Request::new(K::OWNER))
+    }
+    /// One frame of zeroes, near this CPU.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn allocate_zeroed(source: S) -> Result<Self, OutOfMemory> {
+        Self::allocate_with(source, Request::new(K::OWNER).zeroed())
+    }
+    /// A block as wished; the request's owner is replaced by `K`'s.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn allocate_with(source: S, request: Request) -> Result<Self, OutOfMemory> {
+        let frame = source.allocate(Request { owner: K::OWNER, ..request })?;
+        match K::OWNER {
+            Owner::Anon => record(source, frame).counts().start(Exclusive::Yes),
+            Owner::PageCache => record(source, frame).counts().start(Exclusive::No),
+            _ => {}
+        }
+        Ok(Self { source, frame, order: request.order, kind: PhantomData })
+    }
+    /// The block's first frame.
+    pub const fn pfn(&self) -> Pfn {
+        self.frame
+    }
+    /// The block's size.
+    pub const fn order(&self) -> Order {
+        self.order
+    }
+    /// The first frame's record.
+    pub fn record(&self) -> &'static FrameRecord {
+        record(self.source, self.frame)
+    }
+    /// The page allocator it came from.
+    pub const fn source(&self) -> S {
+        self.source
+    }
+    /// Keep the block as a bare number, for structures that cannot hold values (page tables, slab headers).
+    /// It is leaked unless [`Frame::from_raw`] takes it back.
+    pub fn into_raw(self) -> Pfn {
+        ManuallyDrop::new(self).frame
+    }
+    /// Take a block back that [`Frame::into_raw`] let out. Once for each time.
+    ///
+    /// # Errors
+    /// [`WrongOwner`] if the frame does not start a block of this kind.
+    pub fn from_raw(source: S, frame: Pfn) -> Result<Self, WrongOwner> {
+        let order = check::<K, S>(source, frame)?;
+        Ok(Self { source, frame, order, kind: PhantomData })
+    }
+}
+
+impl<K: UserKind, S: FrameSource> Frame<K, S> {
+    /// One more reference.
+    ///
+    /// # Errors
+    /// [`CountError::Overflow`].
+    pub fn try_clone(&self) -> Result<Self, CountError> {
+        self.record().counts().reference()?;
+        Ok(Self { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+    }
+    /// Turn the reference into a mapping; a new anonymous frame stays exclusive.
+    ///
+    /// # Errors
+    /// [`CountError::Overflow`], with the frame given back.
+    pub fn into_mapping(self) -> Result<Mapping<K, S>, (Self, CountError)> {
+        if let Err(error) = self.record().counts().reference_to_mapping() {
+            return Err((self, error));
+        }
+        let this = ManuallyDrop::new(self);
+        Ok(Mapping { source: this.source, frame: this.frame, order: this.order, kind: PhantomData })
+    }
+}
+
+impl<S: FrameSource> Frame<PageCache, S> {
+    /// One mapping of it.
+    ///
+    /// # Errors
+    /// [`CountError::Overflow`].
+    pub fn map(&self) -> Result<Mapping<PageCache, S>, CountError> {
+        self.record().counts().map()?;
+        Ok(Mapping { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+    }
+    /// Pin it; shared memory needs no exclusive owner.
+    ///
+    /// # Errors
+    /// [`CountError::Overflow`].
+    pub fn pin(&self) -> Result<Pin<PageCache, S>, CountError> {
+        self.record().counts().pin_shared()?;
+        Ok(Pin { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+    }
+}
+
+impl<K: Kind, S: FrameSource> Drop for Frame<K, S> {
+    fn drop(&mut self) {
+        if K::OWNER.is_user() {
+            let_go(self.source, self.frame, self.order, Hold::Reference);
+        } else {
+            self.source.release(self.frame, self.order);
+        }
+    }
+}
+
+impl<K: Kind, S: FrameSource> fmt::Debug for Frame<K, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Frame<{}>({:?}, order {})", K::OWNER.name(), self.frame, self.order.log2())
+    }
+}
+
+/// The hold of one page-table leaf on a user frame. See the module's head.
+#[must_use = "dropping it unmaps the frame"]
+pub struct Mapping<K: UserKind, S: FrameSource> {
+    source: S,
+    frame: Pfn,
+    order: Order,
+    kind: PhantomData<K>,
+}
+
+impl<K: UserKind, S: FrameSource> Mapping<K, S> {
+    /// The mapped frame.
+    pub const fn pfn(&self) -> Pfn {
+        self.frame
+    }
+    /// The block's size.
+    pub const fn order(&self) -> Order {
+        self.order
+    }
+    /// The frame's record.
+    pub fn record(&self) -> &'static FrameRecord {
+        record(self.source, self.frame)
+    }
+    /// Put the mapping into a page-table entry: from now on the entry is the holder.
+    pub fn into_leaf(self) -> Pfn {
+        ManuallyDrop::new(self).frame
+    }
+    /// Take the mapping out of a page-table entry that no longer holds it. Once for each [`Mapping::into_leaf`];
+    /// dropped only after the TLBs forgot the entry.
+    ///
+    /// # Errors
+    /// [`WrongOwner`] if the frame is not of this kind.
+    pub fn from_leaf(source: S, frame: Pfn) -> Result<Self, WrongOwner> {
+        let order = check::<K, S>(source, frame)?;
+        Ok(Self { source, frame, order, kind: PhantomData })
+    }
+    /// Look at the mapping of a page-table entry in place; the entry stays the holder.
+    ///
+    /// # Errors
+    /// [`WrongOwner`] if the frame is not of this kind.
+    pub fn borrow_leaf(source: S, frame: Pfn) -> Result<ManuallyDrop<Self>, WrongOwner> {
+        Self::from_leaf(source, frame).map(ManuallyDrop::new)
+    }
+    /// A reference to the mapped frame.
+    ///
+    /// # Errors
+    /// [`CountError::Overflow`].
+    pub fn reference(&self) -> Result<Frame<K, S>, CountError> {
+        self.record().counts().reference()?;
+        Ok(Frame { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+    }
+    /// Turn the mapping into a reference.
+    ///
+    /// # Errors
+    /// [`CountError::Overflow`], with the mapping given back.
+    pub fn into_frame(self) -> Result<Frame<K, S>, (Self, CountError)> {
+        if let Err(error) = self.record().counts().mapping_to_reference() {
+            return Err((self, error));
+        }
+        let this = ManuallyDrop::new(self);
+        Ok(Frame { source: this.source, frame: this.frame, order: this.order, kind: PhantomData })
+    }
+    /// One more mapping for another address space: an anonymous frame stops being exclusive.
+    ///
+    /// # Errors
+    /// [`CountError::Pinned`]: copy the frame for the other space. [`CountError::Overflow`].
+    pub fn share(&self) -> Result<Self, CountError> {
+        let counts = self.record().counts();
+        match self.source.table().state(self.frame).owner() {
+            Owner::Anon => counts.share()?,
+            _ => counts.map()?,
+        }
+        Ok(Self { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+    }
+}
+
+impl<S: FrameSource> Mapping<Anon, S> {
+    /// Whether this address space has the frame to itself.
+    pub fn is_exclusive(&self) -> bool {
+        self.record().counts().load().exclusive
+    }
+    /// Become exclusive again, if this mapping is all that holds the frame.
+    ///
+    /// # Errors
+    /// [`CountError::Held`]: copy instead.
+    pub fn reuse(&self) -> Result<(), CountError> {
+        self.record().counts().reuse()
+    }
+    /// Pin the exclusive frame. The caller re-reads the page-table entry afterwards.
+    ///
+    /// # Errors
+    /// [`CountError::NotExclusive`]: unshare first. [`CountError::Overflow`].
+    pub fn pin(&self) -> Result<Pin<Anon, S>, CountError> {
+        self.record().counts().pin_exclusive()?;
+        Ok(Pin { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+    }
+}
+
+impl<S: FrameSource> Mapping<PageCache, S> {
+    /// Pin the shared frame.
+    ///
+    /// # Errors
+    /// [`CountError::Overflow`].
+    pub fn pin(&self) -> Result<Pin<PageCache, S>, CountError> {
+        self.record().counts().pin_shared()?;
+        Ok(Pin { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+    }
+}
+
+impl<K: UserKind, S: FrameSource> Drop for Mapping<K, S> {
+    fn drop(&mut self) {
+        let_go(self.source, self.frame, self.order, Hold::Mapping);
+    }
+}
+
+impl<K: UserKind, S: FrameSource> fmt::Debug for Mapping<K, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapping({:?}, {:?})", self.frame, self.record().counts().load())
+    }
+}
+
+/// A pin: while it lives the frame is neither moved, nor copied away from its mapping, nor reused.
+#[must_use = "dropping it unpins the frame"]
+pub struct Pin<K: UserKind, S: FrameSource> {
+    source: S,
+    frame: Pfn,
+    order: Order,
+    kind: PhantomData<K>,
+}
+
+impl<K: UserKind, S: FrameSource> Pin<K, S> {
+    /// The pinned frame.
+    pub const fn pfn(&self) -> Pfn {
+        self.frame
+    }
+    /// The frame's record.
+    pub fn record(&self) -> &'static FrameRecord {
+        record(self.source, self.frame)
+    }
+}
+
+impl<K: UserKind, S: FrameSource> Drop for Pin<K, S> {
+    fn drop(&mut self) {
+        let_go(self.source, self.frame, self.order, Hold::Pin);
+    }
+}
+
+impl<K: UserKind, S: FrameSource> fmt::Debug for Pin<K, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pin({:?}, {:?})", self.frame, self.record().counts().load())
+    }
+}

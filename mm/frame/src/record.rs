@@ -1,0 +1,156 @@
+//! The record of one frame: 32 bytes, all atomics, all zeroes for a frame that never had an owner.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use freehold_machine::{CpuId, NodeId};
+
+use crate::{Counts, Order, Owner};
+
+/// What a record's first word says.
+///
+/// Word layout, lowest bits first. Owned: owner (4), order (5), node (4). Free: 0 (4), then who had it last: owner (4),
+/// order (5), CPU (6); all zero if nobody ever did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Free, not the first frame of its block, or no memory.
+    Unowned(Option<Freed>),
+    /// The first frame of an owned block.
+    Owned {
+        /// Who owns the block; never [`Owner::Free`].
+        owner: Owner,
+        /// The block's size.
+        order: Order,
+        /// The node whose memory it is.
+        node: NodeId,
+    },
+}
+
+/// Who gave a free block back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Freed {
+    /// Who owned it.
+    pub owner: Owner,
+    /// The size in which it was given back.
+    pub order: Order,
+    /// The CPU that gave it back.
+    pub cpu: CpuId,
+}
+
+impl State {
+    const fn to_bits(self) -> u32 {
+        match self {
+            Self::Unowned(None) => 0,
+            Self::Unowned(Some(Freed { owner, order, cpu })) => {
+                (owner as u32) << 4 | order.log2() << 8 | (cpu.0 as u32 & 63) << 13
+            }
+            Self::Owned { owner, order, node } => owner as u32 | order.log2() << 4 | (node.0 as u32 & 15) << 9,
+        }
+    }
+    const fn from_bits(bits: u32) -> Self {
+        if bits == 0 {
+            Self::Unowned(None)
+        } else if bits & 15 == 0 {
+            let owner = Owner::from_bits(bits >> 4);
+            Self::Unowned(Some(Freed { owner, order: Order::from_bits(bits >> 8), cpu: CpuId((bits >> 13 & 63) as u16) }))
+        } else {
+            let owner = Owner::from_bits(bits);
+            Self::Owned { owner, order: Order::from_bits(bits >> 4), node: NodeId((bits >> 9 & 15) as u8) }
+        }
+    }
+    /// The owner; [`Owner::Free`] where there is none.
+    pub const fn owner(self) -> Owner {
+        match self {
+            Self::Unowned(_) => Owner::Free,
+            Self::Owned { owner, .. } => owner,
+        }
+    }
+}
+
+/// One frame's record.
+///
+/// All zeroes is the state of a frame that never had an owner, so a table in fresh zero memory is ready for use, and
+/// the records of address-space holes can share one read-only page of zeroes.
+///
+/// Only a frame's owner writes its record (the page allocator, for a free frame); [`Counts`] excepted, which
+/// its holders change.
+#[derive(Debug, zerocopy::FromZeros)]
+#[repr(C)]
+pub struct FrameRecord {
+    state: AtomicU32,
+    private: AtomicU32,
+    counts: Counts,
+    object: AtomicU64,
+    index: AtomicU64,
+}
+
+const _: () = assert!(size_of::<FrameRecord>() == 32);
+
+impl FrameRecord {
+    /// The record of a frame that never had an owner.
+    #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
+    pub const EMPTY: Self = Self {
+        state: AtomicU32::new(0),
+        private: AtomicU32::new(0),
+        counts: Counts::NONE,
+        object: AtomicU64::new(0),
+        index: AtomicU64::new(0),
+    };
+
+    /// Who owns the block that starts here.
+    #[inline]
+    pub fn state(&self) -> State {
+        State::from_bits(self.state.load(Ordering::Acquire))
+    }
+    /// Say who owns the block that starts here. Only the present owner calls this.
+    #[inline]
+    pub fn set_state(&self, state: State) {
+        self.state.store(state.to_bits(), Ordering::Release);
+    }
+    /// Mappings, references, pins, exclusive mark.
+    #[inline]
+    pub const fn counts(&self) -> &Counts {
+        &self.counts
+    }
+    /// Where the reverse map finds the mappings of a user frame: an object's number, and the page's index in it.
+    pub fn home(&self) -> (u64, u64) {
+        (self.object.load(Ordering::Acquire), self.index.load(Ordering::Relaxed))
+    }
+    /// Set [`FrameRecord::home`]. Only the owner calls this, before others can find the frame.
+    pub fn set_home(&self, object: u64, index: u64) {
+        self.index.store(index, Ordering::Relaxed);
+        self.object.store(object, Ordering::Release);
+    }
+    /// Thirty-two bits for the owner's own use: 0 when the frame is handed out.
+    pub const fn private(&self) -> &AtomicU32 {
+        &self.private
+    }
+    /// Forget what the last owner left. The allocator calls this when it hands out a frame that had an owner.
+    #[inline]
+    pub fn clear_home(&self) {
+        self.private.store(0, Ordering::Relaxed);
+        self.object.store(0, Ordering::Relaxed);
+        self.index.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_survives_its_word() {
+        let orders = [0, 1, 9, 18].map(|o| Order::new(o).unwrap());
+        for owner in &Owner::ALL[1..] {
+            for order in orders {
+                for n in [0, 1, 15] {
+                    let owned = State::Owned { owner: *owner, order, node: NodeId(n) };
+                    assert_eq!(State::from_bits(owned.to_bits()), owned);
+                    let freed = State::Unowned(Some(Freed { owner: *owner, order, cpu: CpuId(n.into()) }));
+                    assert_eq!(State::from_bits(freed.to_bits()), freed);
+                }
+            }
+        }
+        assert_eq!(State::from_bits(0), State::Unowned(None));
+        assert_eq!(FrameRecord::EMPTY.state(), State::Unowned(None));
+    }
+}

@@ -1,0 +1,136 @@
+//! What a frame is asked from: the seam between typed frames and a page allocator.
+
+use freehold_machine::{NodeId, Pfn};
+
+use crate::{FrameTable, Order, Owner};
+
+/// There is no frame for this request: the value that becomes `ENOMEM`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutOfMemory;
+
+impl core::fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("out of memory")
+    }
+}
+
+impl core::error::Error for OutOfMemory {}
+
+/// What the bytes of a new block are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Content {
+    /// Whatever they were: the caller writes every byte before anyone can read one.
+    #[default]
+    Undefined,
+    /// Zeroes.
+    Zeroed,
+}
+
+/// How hard to try.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Pressure {
+    /// Leave the reserve alone.
+    #[default]
+    Normal,
+    /// Use the reserve too: this request frees memory, or the machine dies without it.
+    Reserve,
+}
+
+/// A set of nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NodeSet(pub u16);
+
+impl NodeSet {
+    /// Every node.
+    pub const ALL: Self = Self(u16::MAX);
+    /// The set of one node.
+    pub const fn single(node: NodeId) -> Self {
+        Self(1 << (node.0 & 15))
+    }
+    /// Whether `node` is a member.
+    pub const fn contains(self, node: NodeId) -> bool {
+        node.0 < 16 && self.0 & (1 << node.0) != 0
+    }
+    /// The `n`th member, counted round and round; `None` of an empty set.
+    pub fn nth(self, n: u64) -> Option<NodeId> {
+        let len = u64::from(self.0.count_ones());
+        let members = (0..16).map(NodeId).filter(|&node| self.contains(node));
+        if len == 0 { None } else { members.clone().nth((n % len) as usize) }
+    }
+}
+
+/// Which nodes' memory to use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum NodePolicy {
+    /// The node of this CPU, then the others by distance (first touch).
+    #[default]
+    Local,
+    /// This node, then the others by distance from it.
+    Preferred(NodeId),
+    /// Only these, the nearest first.
+    Bind(NodeSet),
+    /// The `n`th of these in turn; then the others by distance from it.
+    Interleave(NodeSet, u64),
+}
+
+/// A wish for one block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct Request {
+    /// Who will own it.
+    pub owner: Owner,
+    /// Its size.
+    pub order: Order,
+    /// What its bytes are.
+    pub content: Content,
+    /// From which nodes.
+    pub policy: NodePolicy,
+    /// Whether the reserve may be used.
+    pub pressure: Pressure,
+}
+
+impl Request {
+    /// One frame of undefined content for `owner`, near this CPU.
+    pub const fn new(owner: Owner) -> Self {
+        Self {
+            owner,
+            order: Order::FRAME,
+            content: Content::Undefined,
+            policy: NodePolicy::Local,
+            pressure: Pressure::Normal,
+        }
+    }
+    /// A block of 2^`order` frames.
+    pub const fn order(self, order: Order) -> Self {
+        Self { order, ..self }
+    }
+    /// Filled with zeroes.
+    pub const fn zeroed(self) -> Self {
+        Self { content: Content::Zeroed, ..self }
+    }
+    /// From these nodes.
+    pub const fn policy(self, policy: NodePolicy) -> Self {
+        Self { policy, ..self }
+    }
+    /// From the reserve, if need be.
+    pub const fn from_reserve(self) -> Self {
+        Self { pressure: Pressure::Reserve, ..self }
+    }
+}
+
+/// A page allocator, as seen by those who use frames. A handle that is copied freely.
+pub trait FrameSource: Copy + Send + Sync + 'static {
+    /// The machine whose frames these are; users that reach bytes or TLBs bound it by the traits they need.
+    type Machine: Copy + Send + Sync + 'static;
+    /// The machine.
+    fn machine(self) -> Self::Machine;
+    /// The table with the frames' records.
+    fn table(self) -> FrameTable;
+    /// A block as wished. Its first record says who owns it; its counts are zero.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; never waits.
+    fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory>;
+    /// Take back a block that [`FrameSource::allocate`] handed out. A block that is not the caller's is reported and left alone.
+    fn release(self, block: Pfn, order: Order);
+}

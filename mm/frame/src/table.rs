@@ -1,0 +1,148 @@
+//! The frame table: one record per frame number, and the audit that sums it up.
+
+use freehold_machine::{NodeId, Pfn, PfnRange};
+
+use crate::{FrameRecord, Holders, Order, Owner, State};
+
+/// The records of frames 0 to the end of memory, holes included. A handle that is copied freely.
+///
+/// Holes have records that stay all zero and are never written, so they may share a read-only page.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameTable {
+    records: &'static [FrameRecord],
+}
+
+impl FrameTable {
+    /// The table whose record number n is frame n's.
+    pub const fn new(records: &'static [FrameRecord]) -> Self {
+        Self { records }
+    }
+    /// One past the highest frame number.
+    pub const fn end(self) -> Pfn {
+        Pfn(self.records.len() as u64)
+    }
+    /// The record of `frame`; `None` past the end.
+    #[inline]
+    pub fn get(self, frame: Pfn) -> Option<&'static FrameRecord> {
+        self.records.get(usize::try_from(frame.0).ok()?)
+    }
+    /// What the frame's own record says; unowned past the end. The frames of a larger block are owned through
+    /// its first record: see [`FrameTable::block_of`].
+    #[inline]
+    pub fn state(self, frame: Pfn) -> State {
+        self.get(frame).map_or(State::Unowned(None), FrameRecord::state)
+    }
+    /// The owned block that `frame` is in: its first frame and its state.
+    pub fn block_of(self, frame: Pfn) -> Option<(Pfn, Order, Owner, NodeId)> {
+        (0..=Order::MAX.log2()).find_map(|log2| {
+            let head = Pfn(frame.0 >> log2 << log2);
+            match self.state(head) {
+                State::Owned { owner, order, node } if order.log2() >= log2 => Some((head, order, owner, node)),
+                _ => None,
+            }
+        })
+    }
+    /// Who owns `frame`.
+    pub fn owner(self, frame: Pfn) -> Owner {
+        self.block_of(frame).map_or(Owner::Free, |(_, _, owner, _)| owner)
+    }
+    /// Sum the frames of `memory` (sorted runs) by owner and look for contradictions; `found` is told each.
+    ///
+    /// Exact only while nobody allocates, frees, maps or pins.
+    pub fn audit(self, memory: impl IntoIterator<Item = PfnRange>, mut found: impl FnMut(Contradiction)) -> Audit {
+        let mut audit = Audit::default();
+        let mut note = |audit: &mut Audit, contradiction| {
+            audit.contradictions += 1;
+            found(contradiction);
+        };
+        for run in memory {
+            let mut next = run.start;
+            while next < run.end {
+                let Some(record) = self.get(next) else {
+                    note(&mut audit, Contradiction::NoRecord(next));
+                    break;
+                };
+                let holders = record.counts().load();
+                let State::Owned { owner, order, .. } = record.state() else {
+                    if !holders.is_none() {
+                        note(&mut audit, Contradiction::FreeButHeld(next, holders));
+                    }
+                    audit.frames[Owner::Free as usize] += 1;
+                    next = next.offset(1);
+                    continue;
+                };
+                let end = next.offset(order.frames());
+                if !next.is_aligned(order.log2()) || end > run.end {
+                    note(&mut audit, Contradiction::BadBlock(next, order));
+                }
+                if owner.is_user() == holders.is_none() {
+                    note(&mut audit, if owner.is_user() { Contradiction::Leaked(next, owner) } else { Contradiction::KernelButCounted(next, holders) });
+                }
+                if holders.exclusive && holders.mappings > 1 {
+                    note(&mut audit, Contradiction::ExclusiveButShared(next, holders));
+                }
+                if owner == Owner::Anon && holders.pins > 0 && !holders.exclusive {
+                    note(&mut audit, Contradiction::PinnedButShared(next, holders));
+                }
+                let end = end.min(run.end);
+                for tail in PfnRange::new(next.offset(1), end).iter() {
+                    if let State::Owned { owner: second, .. } = self.state(tail) {
+                        note(&mut audit, Contradiction::OwnedTwice(tail, owner, second));
+                    }
+                }
+                audit.frames[owner as usize] += end.0 - next.0;
+                audit.mappings += u64::from(holders.mappings);
+                audit.references += u64::from(holders.references);
+                audit.pins += u64::from(holders.pins);
+                next = end;
+            }
+        }
+        audit
+    }
+}
+
+/// Memory by owner, in frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Audit {
+    frames: [u64; Owner::COUNT],
+    /// Page-table leaves that map user frames.
+    pub mappings: u64,
+    /// References to user frames.
+    pub references: u64,
+    /// Pins of user frames.
+    pub pins: u64,
+    /// How many contradictions there were.
+    pub contradictions: u64,
+}
+
+impl Audit {
+    /// Frames that `owner` has.
+    pub const fn frames(&self, owner: Owner) -> u64 {
+        self.frames[owner as usize]
+    }
+    /// Frames altogether.
+    pub fn total(&self) -> u64 {
+        self.frames.iter().sum()
+    }
+}
+
+/// Two records, or a record and a fact, that cannot both be true.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Contradiction {
+    /// Memory beyond the table's end.
+    NoRecord(Pfn),
+    /// A free frame that is mapped, referenced or pinned.
+    FreeButHeld(Pfn, Holders),
+    /// A block that is not aligned to its size, or reaches out of memory.
+    BadBlock(Pfn, Order),
+    /// A user frame that nothing holds.
+    Leaked(Pfn, Owner),
+    /// A kernel frame with a user frame's counts.
+    KernelButCounted(Pfn, Holders),
+    /// Exclusive to one address space, and mapped more than once.
+    ExclusiveButShared(Pfn, Holders),
+    /// An anonymous frame that is pinned and not exclusive.
+    PinnedButShared(Pfn, Holders),
+    /// A frame inside one owner's block that starts another owner's.
+    OwnedTwice(Pfn, Owner, Owner),
+}

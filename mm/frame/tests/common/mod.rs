@@ -1,0 +1,48 @@
+//! A page allocator of the simplest sort: lowest free frame first, single frames only.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Mutex;
+
+use freehold_frame::{FrameRecord, FrameSource, FrameTable, Freed, Order, OutOfMemory, Request, State};
+use freehold_machine::{CpuId, NodeId, Pfn, PfnRange};
+
+#[derive(Clone, Copy)]
+pub struct Source {
+    table: FrameTable,
+    free: &'static Mutex<Vec<Pfn>>,
+}
+
+impl Source {
+    pub fn new(frames: u64) -> Self {
+        let records: Vec<_> = (0..frames).map(|_| FrameRecord::EMPTY).collect();
+        let free = (0..frames).rev().map(Pfn).collect();
+        Self { table: FrameTable::new(records.leak()), free: Box::leak(Box::new(Mutex::new(free))) }
+    }
+    pub fn memory(self) -> PfnRange {
+        PfnRange::new(Pfn(0), self.table.end())
+    }
+    pub fn free_frames(self) -> usize {
+        self.free.lock().unwrap().len()
+    }
+}
+
+impl FrameSource for Source {
+    type Machine = ();
+    fn machine(self) {}
+    fn table(self) -> FrameTable {
+        self.table
+    }
+    fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
+        assert_eq!(request.order, Order::FRAME);
+        let frame = self.free.lock().unwrap().pop().ok_or(OutOfMemory)?;
+        let record = self.table.get(frame).unwrap();
+        record.clear_home();
+        record.set_state(State::Owned { owner: request.owner, order: request.order, node: NodeId(0) });
+        Ok(frame)
+    }
+    fn release(self, block: Pfn, order: Order) {
+        let State::Owned { owner, .. } = self.table.state(block) else { panic!("{block:?} freed twice") };
+        self.table.get(block).unwrap().set_state(State::Unowned(Some(Freed { owner, order, cpu: CpuId(0) })));
+        self.free.lock().unwrap().push(block);
+    }
+}
