@@ -1,0 +1,126 @@
+//! The DMA API: the only road by which a device gets an address.
+//!
+//! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) frames, and of those only
+//! slots that were zero when it got them, or that a driver filled for it. Nobody's residue is in them: slots
+//! are scrubbed when they are given back, padding included. So a hostile device learns and damages nothing
+//! but what drivers exchange with it.
+//!
+//! | what | for | memory |
+//! |---|---|---|
+//! | [`Device::map`] → [`Mapping`] | one transfer of existing bytes | slots of 2 KiB, at most 256 KiB, copied |
+//! | [`Device::buffer`] → [`Mapping`] | a buffer that a driver keeps and refills | the same, starting as zeroes |
+//! | [`Device::coherent`] → [`Coherent`] | rings that both sides use at any time | whole frames |
+//!
+//! An address a device sees ([`DmaAddr`]) never mixes with a physical one; today they are equal, and an IOMMU
+//! or encrypted memory changes that here and nowhere else. Each device has a name, a reach (the highest address it can
+//! use) and a quota, and what it holds is counted, so that a driver's leak has an owner.
+//!
+//! **Context.** Tasks and start-up only, interrupts on; no interrupt handler calls this. **Lock.** One spin
+//! lock over the pools; frames are asked from and given back to the page allocator outside it. **Failure.**
+//! Every function that takes memory returns [`DmaError`]; letting go cannot fail.
+//!
+//! Slots and segments follow Linux' SWIOTLB (Documentation/core-api/swiotlb.rst): a mapping lies inside one segment
+//! of 128 slots and shares no slot.
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod device;
+mod mapping;
+mod original;
+mod pool;
+#[cfg(test)]
+mod tests;
+
+use core::fmt;
+
+use freehold_frame::FrameSource;
+use freehold_machine::PhysicalBytes;
+
+pub use device::{Coherent, Device, DeviceRules, Dma, Statistics, Usage};
+pub use mapping::Mapping;
+pub use original::{FrameBytes, Original, OriginalMut};
+
+/// Bytes in a slot.
+pub const SLOT_SIZE: usize = 2048;
+/// Slots in a segment, the most that one mapping can have.
+pub const SEGMENT_SLOTS: usize = 128;
+/// Bytes of the longest mapping: 256 KiB.
+pub const MAX_MAPPING: usize = SLOT_SIZE * SEGMENT_SLOTS;
+/// The most devices.
+pub const MAX_DEVICES: usize = 32;
+
+/// A page allocator whose frames' bytes can be reached: what DMA memory is made of.
+pub trait DmaSource: FrameSource<Machine: PhysicalBytes> {}
+impl<S: FrameSource<Machine: PhysicalBytes>> DmaSource for S {}
+
+/// An address as a device uses it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct DmaAddr(pub u64);
+
+impl fmt::Debug for DmaAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "dma {:#x}", self.0)
+    }
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// The device reads them.
+    ToDevice,
+    /// The device writes them.
+    FromDevice,
+    /// Both.
+    Bidirectional,
+}
+
+impl Direction {
+    /// Whether the device reads.
+    pub const fn is_to_device(self) -> bool {
+        matches!(self, Self::ToDevice | Self::Bidirectional)
+    }
+    /// Whether the device writes.
+    pub const fn is_from_device(self) -> bool {
+        matches!(self, Self::FromDevice | Self::Bidirectional)
+    }
+}
+
+/// Why a device does not get its memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DmaError {
+    /// No bytes were asked for.
+    Empty,
+    /// More than [`MAX_MAPPING`] bytes: the driver must split the transfer.
+    TooLong,
+    /// The device's quota is used up.
+    Quota,
+    /// What memory there is lies beyond the device's reach.
+    OutOfReach,
+    /// No memory.
+    OutOfMemory,
+    /// [`MAX_DEVICES`] are attached already.
+    TooManyDevices,
+}
+
+impl fmt::Display for DmaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "a mapping of no bytes",
+            Self::TooLong => "a mapping of more than 256 KiB",
+            Self::Quota => "the device's quota is used up",
+            Self::OutOfReach => "no memory within the device's reach",
+            Self::OutOfMemory => "out of memory",
+            Self::TooManyDevices => "too many devices",
+        })
+    }
+}
+
+impl core::error::Error for DmaError {}
+
+impl From<freehold_frame::OutOfMemory> for DmaError {
+    fn from(_: freehold_frame::OutOfMemory) -> Self {
+        Self::OutOfMemory
+    }
+}
