@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 
 use bitflags::bitflags;
 
+use super::content::Content;
 use super::node::Node;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -58,6 +59,14 @@ pub struct DirEntry<'a> {
     pub next: u64,
 }
 
+/// What mmap(2) shows of a file.
+pub enum Mapping {
+    /// Its bytes.
+    Content(Arc<dyn Content>),
+    /// Zeroes: a private mapping of /dev/zero is anonymous memory, a shared one shared anonymous memory.
+    Zeroes,
+}
+
 /// What an open file description does; the default of each operation is Linux' answer for a file that
 /// lacks it. Methods may sleep.
 pub trait File: Send + Sync {
@@ -77,7 +86,7 @@ pub trait File: Send + Sync {
     }
     /// What is ready now. With a waiter, also arrange that it is woken when that changes; registering comes
     /// before looking, so that no change is missed.
-    fn poll(&self, _waiter: Option<&mut crate::sync::PollWaiter<'_>>) -> Ready {
+    fn poll(&self, _waiter: Option<&mut crate::sync::PollWaiter>) -> Ready {
         Ready::IN | Ready::OUT
     }
     /// Device control.
@@ -92,6 +101,25 @@ pub trait File: Send + Sync {
     fn sync(&self) -> Result<()> {
         Err(Errno::EINVAL)
     }
+    /// What mmap shows; `ENODEV` where that makes no sense.
+    fn mapping(&self) -> Result<Mapping> {
+        Err(Errno::ENODEV)
+    }
+    /// Append at the end of the file, wherever that is by then; returns how many bytes and where they begin.
+    fn append(&self, source: &mut dyn Source, blocking: Blocking) -> Result<(usize, u64)> {
+        let offset = self.node().metadata().size;
+        self.write_at(offset, source, blocking).map(|n| (n, offset))
+    }
+    /// The size that SEEK_END counts from.
+    fn end(&self) -> Result<u64> {
+        Ok(self.node().metadata().size)
+    }
+    /// The content behind a regular file or block device, for SEEK_DATA, fallocate and in-kernel copies.
+    fn content(&self) -> Option<Arc<dyn Content>> {
+        None
+    }
+    /// What O_APPEND, O_NONBLOCK and the like became after F_SETFL.
+    fn flags_changed(&self, _flags: super::OpenFlags) {}
     /// The last descriptor of this description was closed (flush, hang up).
     fn release(&self) {}
 }

@@ -1,7 +1,46 @@
 //! Files and names.
 //!
 //! A [`node::Node`] is a file's identity (an inode), a [`file::File`] what an open description does.
-//! Path resolution, mounts and descriptor tables are built on these two traits only.
+//! Everything else is built on these two traits only:
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`flags`] | O_* and friends |
+//! | [`content`] | the bytes of a regular file, wherever they are kept |
+//! | [`path`], [`walk`] | a place in the tree of names, and the way there |
+//! | [`mount`] | which file system is seen where |
+//! | [`context`] | root, working directory and umask of a process |
+//! | [`open_file`], [`table`] | open file descriptions and descriptors |
+//! | [`device`] | who serves which device number |
+//! | [`generated`] | files whose content is written when they are read (/proc, /sys) |
+//!
+//! Lock order: mount table > directory of a file system > inode > content. All of these are spin locks
+//! that are never held across a user copy or a sleep, except the write lock of an inode, a sleeping mutex that
+//! is taken before all of them.
 
+pub mod bytes;
+pub mod caller;
+pub mod content;
+pub mod context;
+pub mod device;
 pub mod file;
+pub mod flags;
+pub mod generated;
+pub mod mount;
 pub mod node;
+pub mod open_file;
+pub mod path;
+pub mod table;
+pub mod walk;
+
+pub use caller::{Caller, Power};
+pub use content::Content;
+pub use context::FsContext;
+pub use file::{Blocking, DirEntry, File, Mapping, Ready, Seekable};
+pub use flags::{OpenFlags, RenameFlags, ResolveFlags};
+pub use mount::{FileSystem, FsStats, Mount};
+pub use node::{Identity, LinkTarget, Metadata, Node, NodeKind, SetMetadata, Timestamp};
+pub use open_file::OpenFile;
+pub use path::Path;
+pub use table::{FileTable, OnExec};
+pub use walk::{Final, Last, Walk};

@@ -2,9 +2,21 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::any::Any;
 
 use super::file::File;
+use super::flags::{OpenFlags, RenameFlags};
+use super::path::Path;
 use crate::{Errno, Result};
+
+/// What makes a node one and the same: two nodes with equal identities are the same inode.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Identity {
+    /// Device number of the file system.
+    pub device: u64,
+    /// Inode number, unique there while the node lives.
+    pub inode: u64,
+}
 
 /// The kind of a node, with st_mode's S_IFMT values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +36,27 @@ pub enum NodeKind {
     Symlink = 0o120_000,
     /// Socket.
     Socket = 0o140_000,
+}
+
+impl NodeKind {
+    /// From st_mode's S_IFMT bits.
+    pub fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & 0o170_000 {
+            0o010_000 => Self::Fifo,
+            0o020_000 => Self::CharDevice,
+            0o040_000 => Self::Directory,
+            0o060_000 => Self::BlockDevice,
+            0o100_000 => Self::Regular,
+            0o120_000 => Self::Symlink,
+            0o140_000 => Self::Socket,
+            _ => return None,
+        })
+    }
+
+    /// getdents64's DT_* value.
+    pub fn dirent_kind(self) -> u8 {
+        (self as u32 >> 12) as u8
+    }
 }
 
 /// Seconds and nanoseconds since 1970.
@@ -85,29 +118,69 @@ pub struct SetMetadata {
     pub modified: Option<Timestamp>,
 }
 
-/// An inode. Names are bytes without NUL and slash; "." and ".." never arrive here.
-pub trait Node: Send + Sync {
+/// Whether a directory's name still leads to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presence {
+    /// It does.
+    Linked,
+    /// It was removed; the name is its last one.
+    Removed,
+}
+
+/// Where a directory is.
+pub struct Place {
+    /// Its parent.
+    pub dir: Arc<dyn Node>,
+    /// Its name there.
+    pub name: Vec<u8>,
+    /// Whether that still holds.
+    pub presence: Presence,
+}
+
+/// Where a symbolic link leads.
+pub enum LinkTarget {
+    /// A path to resolve from the link's directory.
+    Text(Vec<u8>),
+    /// Straight to a place (/proc's magic links), whatever the path to it.
+    Jump(Path),
+}
+
+/// An inode. Names are bytes without NUL and slash, 1 to 255 of them; "." and ".." never arrive here.
+/// Permissions were checked by the caller, read-only mounts too.
+pub trait Node: Any + Send + Sync {
+    /// Which inode this is.
+    fn identity(&self) -> Identity;
+    /// What it is.
+    fn kind(&self) -> NodeKind;
     /// What stat(2) tells.
     fn metadata(&self) -> Metadata;
-    /// Change metadata.
+    /// Change metadata. Sets the change time; `size` follows truncate(2).
     fn set_metadata(&self, _change: &SetMetadata) -> Result<()> {
         Err(Errno::EPERM)
     }
-    /// Open it with O_* flags (creation flags have been dealt with).
-    fn open(self: Arc<Self>, flags: u32) -> Result<Arc<dyn File>>;
+    /// Open it (creation flags have been dealt with; TRUNC arrives as a size of 0 before this).
+    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>>;
+    /// Where a directory is; `None` for the root of a file system and for anything but directories.
+    fn parent(&self) -> Option<Place> {
+        None
+    }
     /// The node that `name` leads to in this directory.
     fn lookup(&self, _name: &[u8]) -> Result<Arc<dyn Node>> {
         Err(Errno::ENOTDIR)
     }
-    /// Make a node named `name`; `EEXIST` if there is one.
-    fn create(&self, _name: &[u8], _kind: NodeKind, _mode: u32, _rdev: u64) -> Result<Arc<dyn Node>> {
+    /// Make a node of `new.kind` (not a symbolic link) named `name`; `EEXIST` if there is one.
+    fn create(&self, _name: &[u8], _new: &NewNode) -> Result<Arc<dyn Node>> {
         Err(Errno::EPERM)
+    }
+    /// Make a regular file without a name (O_TMPFILE).
+    fn create_unnamed(&self, _new: &NewNode) -> Result<Arc<dyn Node>> {
+        Err(Errno::EOPNOTSUPP)
     }
     /// Make a symbolic link.
-    fn symlink(&self, _name: &[u8], _target: &[u8]) -> Result<Arc<dyn Node>> {
+    fn symlink(&self, _name: &[u8], _target: &[u8], _new: &NewNode) -> Result<Arc<dyn Node>> {
         Err(Errno::EPERM)
     }
-    /// Give `node` another name here.
+    /// Give `node` another name here; `EXDEV` if it is of another file system.
     fn link(&self, _name: &[u8], _node: &Arc<dyn Node>) -> Result<()> {
         Err(Errno::EPERM)
     }
@@ -119,12 +192,64 @@ pub trait Node: Send + Sync {
     fn remove_dir(&self, _name: &[u8]) -> Result<()> {
         Err(Errno::EPERM)
     }
-    /// Move `name` to `new_name` in `new_parent` of the same file system.
-    fn rename(&self, _name: &[u8], _new_parent: &Arc<dyn Node>, _new_name: &[u8], _flags: u32) -> Result<()> {
+    /// Move `name` to `new_name` in `new_parent`; `EXDEV` if that is of another file system.
+    fn rename(
+        &self,
+        _name: &[u8],
+        _new_parent: &Arc<dyn Node>,
+        _new_name: &[u8],
+        _flags: RenameFlags,
+    ) -> Result<()> {
         Err(Errno::EPERM)
     }
-    /// Where a symbolic link leads.
+    /// Where a symbolic link leads, as text.
     fn read_link(&self) -> Result<Vec<u8>> {
         Err(Errno::EINVAL)
     }
+    /// Where following a symbolic link leads.
+    fn follow(&self) -> Result<LinkTarget> {
+        self.read_link().map(LinkTarget::Text)
+    }
+    /// An extended attribute's value; `ENODATA` if there is none of that name.
+    fn xattr(&self, _name: &[u8]) -> Result<Vec<u8>> {
+        Err(Errno::EOPNOTSUPP)
+    }
+    /// Set an extended attribute.
+    fn set_xattr(&self, _name: &[u8], _value: &[u8], _how: XattrSet) -> Result<()> {
+        Err(Errno::EOPNOTSUPP)
+    }
+    /// Remove an extended attribute.
+    fn remove_xattr(&self, _name: &[u8]) -> Result<()> {
+        Err(Errno::EOPNOTSUPP)
+    }
+    /// The names of all extended attributes, each with a NUL behind it.
+    fn list_xattrs(&self) -> Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+}
+
+/// What a new node is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct NewNode {
+    /// What it is.
+    pub kind: NodeKind,
+    /// Permission bits, the umask already taken off.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group (a setgid directory's own group goes before it).
+    pub gid: u32,
+    /// Device number of a device node, else 0.
+    pub rdev: u64,
+}
+
+/// Which of "make" and "replace" setxattr(2) may do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum XattrSet {
+    /// Either.
+    Any,
+    /// `EEXIST` if it exists.
+    Create,
+    /// `ENODATA` if it does not.
+    Replace,
 }

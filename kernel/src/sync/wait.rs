@@ -1,13 +1,9 @@
 //! Wait queues.
 
-use core::marker::PhantomData;
-
 /// Tasks that sleep until something changes.
 #[derive(Debug, Default)]
 pub struct WaitQueue {}
 
 /// One task that waits on several queues at once (poll, select, epoll).
 #[derive(Debug)]
-pub struct PollWaiter<'a> {
-    _lifetime: PhantomData<&'a ()>,
-}
+pub struct PollWaiter {}

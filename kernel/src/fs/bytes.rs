@@ -1,0 +1,74 @@
+//! The kernel's own memory as [`Sink`] and [`Source`].
+
+use crate::Result;
+use crate::user::{Sink, Source};
+
+/// A read fills this slice.
+#[derive(Debug)]
+pub struct SliceSink<'a> {
+    slice: &'a mut [u8],
+    filled: usize,
+}
+
+impl<'a> SliceSink<'a> {
+    /// An empty sink over `slice`.
+    pub fn new(slice: &'a mut [u8]) -> Self {
+        Self { slice, filled: 0 }
+    }
+}
+
+impl Sink for SliceSink<'_> {
+    fn remaining(&self) -> usize {
+        self.slice.len() - self.filled
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<usize> {
+        Ok(self.put_without_fault(bytes))
+    }
+
+    fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
+        let n = bytes.len().min(self.remaining());
+        self.slice[self.filled..self.filled + n].copy_from_slice(&bytes[..n]);
+        self.filled += n;
+        n
+    }
+
+    fn fault_in(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A write takes its bytes from this slice.
+#[derive(Debug)]
+pub struct SliceSource<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> SliceSource<'a> {
+    /// All of `slice` is left.
+    pub fn new(slice: &'a [u8]) -> Self {
+        Self { rest: slice }
+    }
+}
+
+impl Source for SliceSource<'_> {
+    fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    fn take(&mut self, bytes: &mut [u8]) -> Result<usize> {
+        Ok(self.take_without_fault(bytes))
+    }
+
+    fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize {
+        let n = bytes.len().min(self.rest.len());
+        let (now, later) = self.rest.split_at(n);
+        bytes[..n].copy_from_slice(now);
+        self.rest = later;
+        n
+    }
+
+    fn fault_in(&mut self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! Who asks, as far as files care.
+
+use super::node::Metadata;
+use crate::{Errno, Result};
+
+/// Whether file permissions bind the caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Power {
+    /// They do.
+    Ordinary,
+    /// CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_CHOWN and the like: they do not.
+    Override,
+}
+
+/// The identity that permissions are checked against: file system user and group of the calling thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller<'a> {
+    /// File system user.
+    pub uid: u32,
+    /// File system group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: &'a [u32],
+    /// Whether permissions bind.
+    pub power: Power,
+}
+
+/// Wanted access, with access(2)'s values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access(u32);
+
+impl Access {
+    /// It exists.
+    pub const EXISTS: Self = Self(0);
+    /// Execute, or search a directory.
+    pub const EXECUTE: Self = Self(1);
+    /// Write, or change a directory.
+    pub const WRITE: Self = Self(2);
+    /// Read.
+    pub const READ: Self = Self(4);
+
+    /// From access(2)'s mode; `None` for unknown bits.
+    pub fn from_bits(bits: u32) -> Option<Self> {
+        (bits <= 7).then_some(Self(bits))
+    }
+
+    /// Both.
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether all of `other` is in it.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl Caller<'_> {
+    /// The kernel itself, or root.
+    pub const ROOT: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[], power: Power::Override };
+
+    /// Whether the caller is a member of `group`.
+    pub fn in_group(&self, group: u32) -> bool {
+        self.gid == group || self.groups.contains(&group)
+    }
+
+    /// Whether the caller may act as the owner of a node of `uid`.
+    pub fn owns(&self, uid: u32) -> bool {
+        self.uid == uid || self.power == Power::Override
+    }
+
+    /// Permission check of path_resolution(7) and access(2): `EACCES` if refused.
+    pub fn may(&self, meta: &Metadata, want: Access) -> Result<()> {
+        if self.power == Power::Override {
+            // Executing a file needs at least one x bit, whoever asks.
+            let runs_plain_file = want.contains(Access::EXECUTE)
+                && meta.kind != super::NodeKind::Directory
+                && meta.mode & 0o111 == 0;
+            return if runs_plain_file { Err(Errno::EACCES) } else { Ok(()) };
+        }
+        let class = if self.uid == meta.uid {
+            meta.mode >> 6
+        } else if self.in_group(meta.gid) {
+            meta.mode >> 3
+        } else {
+            meta.mode
+        };
+        if class & want.0 == want.0 { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    /// Whether a name of `victim` may be removed from `dir`: write and search there, and with the sticky bit
+    /// only the owner of the node or of the directory.
+    pub fn may_remove(&self, dir: &Metadata, victim: &Metadata) -> Result<()> {
+        self.may(dir, Access::WRITE.and(Access::EXECUTE))?;
+        if dir.mode & 0o1000 != 0 && !self.owns(victim.uid) && !self.owns(dir.uid) {
+            return Err(Errno::EPERM);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! The bytes of a regular file.
+//!
+//! A [`Content`] is where a file's bytes are: frames of the page cache in the kernel, plain memory in host
+//! tests. Holes read as zeroes. Implementations lock for themselves, and copy inside per-CPU windows with
+//! the protocol of [`crate::user`]; so calls may sleep (to fault in a program's page) and callers hold no
+//! spin lock. Two writers of one range may interleave page by page: whoever needs whole writes (tmpfs)
+//! excludes them with a sleeping lock.
+
+use alloc::sync::Arc;
+use core::any::Any;
+use core::ops::Range;
+
+use crate::Result;
+use crate::user::{Sink, Source};
+
+/// What fallocate(2) may do to a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Punch {
+    /// Make it a hole; later reads give zeroes.
+    Hole,
+    /// Make it zeroes that have memory behind them.
+    Zeroes,
+}
+
+/// The bytes of a regular file or a block device.
+pub trait Content: Any + Send + Sync {
+    /// Length in bytes.
+    fn size(&self) -> u64;
+    /// Copy bytes from `offset` on until the sink is full or the content ends; returns how many.
+    fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize>;
+    /// Take bytes until the source is empty; grows the content. Errors only if nothing was written.
+    fn write_at(&self, offset: u64, source: &mut dyn Source) -> Result<usize>;
+    /// Cut or lengthen (with a hole). Mappings of what is cut are gone when it returns.
+    fn resize(&self, size: u64) -> Result<()>;
+    /// Replace the bytes of `range`; never changes the size.
+    fn punch(&self, range: Range<u64>, how: Punch) -> Result<()>;
+    /// Give `range` memory, so that later writes there cannot fail; never changes the size.
+    fn allocate(&self, range: Range<u64>) -> Result<()>;
+    /// First byte at or after `offset` that has memory behind it, if any before the end.
+    fn seek_data(&self, offset: u64) -> Option<u64>;
+    /// First byte at or after `offset` that has none; the end of the content is a hole.
+    fn seek_hole(&self, offset: u64) -> u64;
+    /// Bytes of memory held.
+    fn held(&self) -> u64;
+    /// Wait until changes are on the device; memory needs nothing.
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Makes contents for a file system that keeps its files in memory.
+pub trait ContentSource: Send + Sync {
+    /// Empty content; `ENOMEM` where there is no memory for its bookkeeping.
+    fn empty(&self) -> Result<Arc<dyn Content>>;
+    /// Bytes that all contents may hold together (the default limit of a tmpfs).
+    fn capacity(&self) -> u64;
+}

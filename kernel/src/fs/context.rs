@@ -1,0 +1,69 @@
+//! Where a process stands in the tree of names: root, working directory and umask (shared by CLONE_FS).
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use super::path::Path;
+use crate::sync::SpinLock;
+
+struct Places {
+    root: Path,
+    cwd: Path,
+}
+
+/// Root, working directory and umask.
+pub struct FsContext {
+    places: SpinLock<Places>,
+    umask: AtomicU32,
+}
+
+impl FsContext {
+    /// A context with root and working directory at `root` and umask 022.
+    pub fn new(root: Path) -> Arc<Self> {
+        Arc::new(Self {
+            places: SpinLock::new(Places { cwd: root.clone(), root }),
+            umask: AtomicU32::new(0o022),
+        })
+    }
+
+    /// A context of its own with the same places (fork without CLONE_FS, unshare).
+    pub fn duplicate(&self) -> Arc<Self> {
+        let places = self.places.lock();
+        Arc::new(Self {
+            places: SpinLock::new(Places { root: places.root.clone(), cwd: places.cwd.clone() }),
+            umask: AtomicU32::new(self.umask()),
+        })
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> Path {
+        self.places.lock().root.clone()
+    }
+
+    /// The working directory.
+    pub fn cwd(&self) -> Path {
+        self.places.lock().cwd.clone()
+    }
+
+    /// Go to another working directory.
+    pub fn set_cwd(&self, cwd: Path) {
+        let old = core::mem::replace(&mut self.places.lock().cwd, cwd);
+        drop(old);
+    }
+
+    /// Take another root (chroot); the working directory stays.
+    pub fn set_root(&self, root: Path) {
+        let old = core::mem::replace(&mut self.places.lock().root, root);
+        drop(old);
+    }
+
+    /// Permission bits that new files do not get.
+    pub fn umask(&self) -> u32 {
+        self.umask.load(Ordering::Relaxed)
+    }
+
+    /// Set the umask; returns the old one.
+    pub fn set_umask(&self, mask: u32) -> u32 {
+        self.umask.swap(mask & 0o777, Ordering::Relaxed)
+    }
+}

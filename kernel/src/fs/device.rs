@@ -1,0 +1,71 @@
+//! Who serves which device number.
+//!
+//! Drivers register a range of minors of a major once, at boot; opening a device node asks here. The table is
+//! short and read-mostly: a spin lock around a list.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::RangeInclusive;
+
+use super::file::File;
+use super::flags::OpenFlags;
+use super::node::{Node, NodeKind};
+use crate::sync::SpinLock;
+use crate::{Errno, Result};
+
+/// Opens a device: its node, its minor number, the flags.
+pub type OpenDevice = fn(Arc<dyn Node>, u32, OpenFlags) -> Result<Arc<dyn File>>;
+
+struct Driver {
+    kind: NodeKind,
+    major: u32,
+    minors: RangeInclusive<u32>,
+    name: &'static str,
+    open: OpenDevice,
+}
+
+static DRIVERS: SpinLock<Vec<Driver>> = SpinLock::new(Vec::new());
+
+/// The device number of `major` and `minor`, as stat(2) shows it (the C library's makedev).
+pub const fn make_device(major: u32, minor: u32) -> u64 {
+    let (major, minor) = (major as u64, minor as u64);
+    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & !0xff) << 12) | ((major & !0xfff) << 32)
+}
+
+/// Major and minor number of a device number.
+pub const fn split_device(device: u64) -> (u32, u32) {
+    let major = ((device >> 8) & 0xfff) | ((device >> 32) & !0xfff);
+    let minor = (device & 0xff) | ((device >> 12) & !0xff);
+    (major as u32, minor as u32)
+}
+
+/// Serve character devices `major:minors`; `name` is what /proc/devices shows.
+pub fn register_char(major: u32, minors: RangeInclusive<u32>, name: &'static str, open: OpenDevice) {
+    DRIVERS.lock().push(Driver { kind: NodeKind::CharDevice, major, minors, name, open });
+}
+
+/// Serve block devices `major:minors`.
+pub fn register_block(major: u32, minors: RangeInclusive<u32>, name: &'static str, open: OpenDevice) {
+    DRIVERS.lock().push(Driver { kind: NodeKind::BlockDevice, major, minors, name, open });
+}
+
+/// Open the device behind `node`, whose metadata holds the number: `ENXIO` if nobody serves it.
+pub fn open(node: Arc<dyn Node>, kind: NodeKind, rdev: u64, flags: OpenFlags) -> Result<Arc<dyn File>> {
+    let (major, minor) = split_device(rdev);
+    let open = DRIVERS
+        .lock()
+        .iter()
+        .find(|d| d.kind == kind && d.major == major && d.minors.contains(&minor))
+        .map(|d| d.open)
+        .ok_or(Errno::ENXIO)?;
+    open(node, minor, flags)
+}
+
+/// Major numbers and names of all drivers of a kind, sorted by number (for /proc/devices).
+pub fn list(kind: NodeKind) -> Vec<(u32, &'static str)> {
+    let mut found: Vec<_> =
+        DRIVERS.lock().iter().filter(|d| d.kind == kind).map(|d| (d.major, d.name)).collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}

@@ -1,0 +1,278 @@
+//! Open file descriptions: what dup and fork share.
+//!
+//! The offset of a seekable file is behind a sleeping mutex that read, write and lseek hold for their whole
+//! course, as POSIX wants them atomic towards each other; streams never take it.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use super::file::{Blocking, DirEntry, File, Ready, Seekable};
+use super::flags::OpenFlags;
+use super::node::Node;
+use super::path::Path;
+use crate::sync::{Mutex, PollWaiter};
+use crate::user::{Sink, Source};
+use crate::{Errno, Result};
+
+/// Largest count of one read or write (Linux' MAX_RW_COUNT).
+pub const MAX_COUNT: usize = 0x7fff_f000;
+
+/// Where a seek counts from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whence {
+    /// The beginning.
+    Set,
+    /// Where the description is.
+    Current,
+    /// The end.
+    End,
+    /// The next byte that is not in a hole.
+    Data,
+    /// The next hole; the end of the file is one.
+    Hole,
+}
+
+/// An open file description.
+pub struct OpenFile {
+    file: Arc<dyn File>,
+    path: Option<Path>,
+    /// Access mode and status flags, as F_GETFL shows them.
+    flags: AtomicU32,
+    offset: Mutex<u64>,
+    /// F_SETOWN: a process, or a group if negative; 0 for nobody.
+    owner: AtomicI32,
+    /// F_SETSIG.
+    signal: AtomicI32,
+}
+
+impl OpenFile {
+    /// A description of `file`, opened by `path` where it has one.
+    pub fn new(file: Arc<dyn File>, path: Option<Path>, flags: OpenFlags) -> Arc<Self> {
+        Arc::new(Self {
+            file,
+            path,
+            flags: AtomicU32::new((flags & OpenFlags::KEPT).bits()),
+            offset: Mutex::new(0),
+            owner: AtomicI32::new(0),
+            signal: AtomicI32::new(0),
+        })
+    }
+
+    /// What it does.
+    pub fn file(&self) -> &Arc<dyn File> {
+        &self.file
+    }
+
+    /// The place it was opened at; `None` for pipes, sockets and the like.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_ref()
+    }
+
+    /// The inode behind it.
+    pub fn node(&self) -> Arc<dyn Node> {
+        match &self.path {
+            Some(path) => path.node.clone(),
+            None => self.file.node(),
+        }
+    }
+
+    /// Access mode and status flags.
+    pub fn flags(&self) -> OpenFlags {
+        OpenFlags::from_bits_retain(self.flags.load(Ordering::Relaxed))
+    }
+
+    /// F_SETFL: change the flags that may be changed.
+    pub fn set_status(&self, flags: OpenFlags) {
+        let kept = self.flags().difference(OpenFlags::SETTABLE);
+        self.store_flags(kept | (flags & OpenFlags::SETTABLE));
+    }
+
+    /// FIONBIO: wait or not.
+    pub fn set_blocking(&self, blocking: Blocking) {
+        let mut flags = self.flags();
+        flags.set(OpenFlags::NONBLOCK, blocking == Blocking::Never);
+        self.store_flags(flags);
+    }
+
+    fn store_flags(&self, flags: OpenFlags) {
+        self.flags.store(flags.bits(), Ordering::Relaxed);
+        self.file.flags_changed(flags);
+    }
+
+    /// Whether its calls wait.
+    pub fn blocking(&self) -> Blocking {
+        if self.flags().contains(OpenFlags::NONBLOCK) { Blocking::Never } else { Blocking::Wait }
+    }
+
+    /// F_GETOWN: a process, a group if negative, 0 for nobody.
+    pub fn owner(&self) -> i32 {
+        self.owner.load(Ordering::Relaxed)
+    }
+
+    /// F_SETOWN.
+    pub fn set_owner(&self, owner: i32) {
+        self.owner.store(owner, Ordering::Relaxed);
+    }
+
+    /// F_GETSIG: 0 means SIGIO.
+    pub fn signal(&self) -> i32 {
+        self.signal.load(Ordering::Relaxed)
+    }
+
+    /// F_SETSIG.
+    pub fn set_signal(&self, signal: i32) {
+        self.signal.store(signal, Ordering::Relaxed);
+    }
+
+    /// `EBADF` unless it was opened for reading.
+    pub fn check_readable(&self) -> Result<()> {
+        if self.flags().reads() { Ok(()) } else { Err(Errno::EBADF) }
+    }
+
+    /// `EBADF` unless it was opened for writing.
+    pub fn check_writable(&self) -> Result<()> {
+        if self.flags().writes() { Ok(()) } else { Err(Errno::EBADF) }
+    }
+
+    /// `EBADF` for an O_PATH description, which is a handle on a name only.
+    pub fn check_not_path(&self) -> Result<()> {
+        if self.flags().contains(OpenFlags::PATH) { Err(Errno::EBADF) } else { Ok(()) }
+    }
+
+    /// read(2).
+    pub fn read(&self, sink: &mut dyn Sink) -> Result<usize> {
+        self.check_readable()?;
+        if self.file.seekable() == Seekable::Stream {
+            return self.file.read_at(0, sink, self.blocking());
+        }
+        let mut offset = self.offset.lock();
+        let n = self.file.read_at(*offset, sink, self.blocking())?;
+        *offset += n as u64;
+        Ok(n)
+    }
+
+    /// write(2).
+    pub fn write(&self, source: &mut dyn Source) -> Result<usize> {
+        self.check_writable()?;
+        if self.file.seekable() == Seekable::Stream {
+            return self.file.write_at(0, source, self.blocking());
+        }
+        let mut offset = self.offset.lock();
+        if self.flags().contains(OpenFlags::APPEND) {
+            let (n, at) = self.file.append(source, self.blocking())?;
+            *offset = at + n as u64;
+            return Ok(n);
+        }
+        let n = self.file.write_at(*offset, source, self.blocking())?;
+        *offset += n as u64;
+        Ok(n)
+    }
+
+    /// pread64(2): the description's offset is neither used nor changed.
+    pub fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
+        self.check_readable()?;
+        self.check_seekable()?;
+        self.file.read_at(offset, sink, self.blocking())
+    }
+
+    /// pwrite64(2). With O_APPEND it appends whatever the offset says, as Linux does.
+    pub fn write_at(&self, offset: u64, source: &mut dyn Source) -> Result<usize> {
+        self.check_writable()?;
+        self.check_seekable()?;
+        if self.flags().contains(OpenFlags::APPEND) {
+            return self.file.append(source, self.blocking()).map(|(n, _)| n);
+        }
+        self.file.write_at(offset, source, self.blocking())
+    }
+
+    /// `ESPIPE` for streams.
+    pub fn check_seekable(&self) -> Result<()> {
+        match self.file.seekable() {
+            Seekable::Offset => Ok(()),
+            Seekable::Stream => Err(Errno::ESPIPE),
+        }
+    }
+
+    /// Fill `bytes` from `offset` on for the kernel itself; returns how many were there.
+    pub fn read_kernel(&self, offset: u64, bytes: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let mut sink = super::bytes::SliceSink::new(&mut bytes[done..]);
+            match self.file.read_at(offset + done as u64, &mut sink, Blocking::Wait)? {
+                0 => break,
+                n => done += n,
+            }
+        }
+        Ok(done)
+    }
+
+    /// lseek(2).
+    pub fn seek(&self, offset: i64, whence: Whence) -> Result<u64> {
+        self.check_not_path()?;
+        self.check_seekable()?;
+        let mut current = self.offset.lock();
+        let base = match whence {
+            Whence::Set => 0,
+            Whence::Current => *current,
+            Whence::End => self.file.end()?,
+            Whence::Data | Whence::Hole => {
+                *current = self.seek_data(offset, whence)?;
+                return Ok(*current);
+            }
+        };
+        let target = i64::try_from(base).ok().and_then(|b| b.checked_add(offset)).ok_or(Errno::EOVERFLOW)?;
+        *current = u64::try_from(target).map_err(|_| Errno::EINVAL)?;
+        Ok(*current)
+    }
+
+    fn seek_data(&self, offset: i64, whence: Whence) -> Result<u64> {
+        let content = self.file.content().ok_or(Errno::EINVAL)?;
+        let from = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+        if from >= content.size() {
+            return Err(Errno::ENXIO);
+        }
+        match whence {
+            Whence::Data => content.seek_data(from).ok_or(Errno::ENXIO),
+            _ => Ok(content.seek_hole(from)),
+        }
+    }
+
+    /// The offset now (fdinfo).
+    pub fn position(&self) -> u64 {
+        *self.offset.lock()
+    }
+
+    /// Use and change the offset in one go (sendfile, copy_file_range with no offset of their own).
+    pub fn with_offset<R>(&self, f: impl FnOnce(&mut u64) -> R) -> R {
+        f(&mut self.offset.lock())
+    }
+
+    /// Directory entries from the description's position on, until `emit` returns `false`; the position moves
+    /// behind the last entry that was taken.
+    pub fn read_dir(&self, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        self.check_not_path()?;
+        let mut offset = self.offset.lock();
+        let mut reached = *offset;
+        let result = self.file.read_dir(*offset, &mut |entry| {
+            let next = entry.next;
+            let taken = emit(entry);
+            if taken {
+                reached = next;
+            }
+            taken
+        });
+        *offset = reached;
+        result
+    }
+
+    /// What is ready now; see [`File::poll`].
+    pub fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        self.file.poll(waiter)
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.file.release();
+    }
+}

@@ -1,0 +1,210 @@
+//! Descriptors: small numbers for open files (shared by CLONE_FILES).
+//!
+//! The table's spin lock is held for a look or a change only. Files leave the table before they are dropped,
+//! and are dropped after the lock: the last reference may flush, wake and sleep.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::RangeInclusive;
+
+use super::open_file::OpenFile;
+use crate::sync::SpinLock;
+use crate::{Errno, Result};
+
+/// What execve does to a descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnExec {
+    /// The new program has it too.
+    Keep,
+    /// It is closed (FD_CLOEXEC).
+    Close,
+}
+
+#[derive(Clone)]
+struct Slot {
+    file: Arc<OpenFile>,
+    on_exec: OnExec,
+}
+
+#[derive(Default)]
+struct Slots {
+    slots: Vec<Option<Slot>>,
+    /// No descriptor below is free.
+    first_free: usize,
+}
+
+/// A table of descriptors.
+pub struct FileTable {
+    inner: SpinLock<Slots>,
+}
+
+impl Slots {
+    fn get(&self, fd: i32) -> Result<&Slot> {
+        usize::try_from(fd).ok().and_then(|i| self.slots.get(i)?.as_ref()).ok_or(Errno::EBADF)
+    }
+
+    fn get_mut(&mut self, fd: i32) -> Result<&mut Slot> {
+        usize::try_from(fd).ok().and_then(|i| self.slots.get_mut(i)?.as_mut()).ok_or(Errno::EBADF)
+    }
+
+    /// The lowest free number from `least` on, with room made for it.
+    fn reserve(&mut self, least: usize, limit: usize) -> Result<usize> {
+        let from = least.max(self.first_free);
+        let index =
+            (from..self.slots.len()).find(|&i| self.slots[i].is_none()).unwrap_or(from.max(self.slots.len()));
+        if index >= limit {
+            return Err(Errno::EMFILE);
+        }
+        self.make_room(index)?;
+        if least <= self.first_free {
+            self.first_free = index;
+        }
+        Ok(index)
+    }
+
+    fn make_room(&mut self, index: usize) -> Result<()> {
+        if index >= self.slots.len() {
+            self.slots.try_reserve(index + 1 - self.slots.len()).map_err(|_| Errno::ENOMEM)?;
+            self.slots.resize_with(index + 1, || None);
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, index: usize) -> Option<Slot> {
+        let slot = self.slots.get_mut(index)?.take()?;
+        self.first_free = self.first_free.min(index);
+        Some(slot)
+    }
+}
+
+impl FileTable {
+    /// An empty table.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { inner: SpinLock::new(Slots::default()) })
+    }
+
+    /// A table of its own with the same open files (fork without CLONE_FILES, unshare).
+    pub fn duplicate(&self) -> Result<Arc<Self>> {
+        // Room is found outside the lock; the table may have grown meanwhile.
+        let mut copy = Vec::new();
+        let first_free = loop {
+            let needed = self.inner.lock().slots.len();
+            copy.try_reserve(needed).map_err(|_| Errno::ENOMEM)?;
+            let inner = self.inner.lock();
+            if inner.slots.len() <= copy.capacity() {
+                copy.extend(inner.slots.iter().cloned());
+                break inner.first_free;
+            }
+        };
+        Ok(Arc::new(Self { inner: SpinLock::new(Slots { slots: copy, first_free }) }))
+    }
+
+    /// The open file behind `fd`; `EBADF` if there is none.
+    pub fn get(&self, fd: i32) -> Result<Arc<OpenFile>> {
+        self.inner.lock().get(fd).map(|slot| slot.file.clone())
+    }
+
+    /// The lowest free descriptor for `file`. `limit` is RLIMIT_NOFILE: `EMFILE` when none is free below it.
+    pub fn insert(&self, file: Arc<OpenFile>, on_exec: OnExec, limit: usize) -> Result<i32> {
+        self.insert_from(0, file, on_exec, limit)
+    }
+
+    /// The lowest free descriptor from `least` on (F_DUPFD).
+    pub fn insert_from(
+        &self,
+        least: usize,
+        file: Arc<OpenFile>,
+        on_exec: OnExec,
+        limit: usize,
+    ) -> Result<i32> {
+        let mut inner = self.inner.lock();
+        let index = inner.reserve(least, limit)?;
+        inner.slots[index] = Some(Slot { file, on_exec });
+        Ok(index as i32)
+    }
+
+    /// Put `file` at exactly `fd` (dup2, dup3); what was there comes back, to be closed.
+    pub fn replace(
+        &self,
+        fd: i32,
+        file: Arc<OpenFile>,
+        on_exec: OnExec,
+        limit: usize,
+    ) -> Result<Option<Arc<OpenFile>>> {
+        let index = usize::try_from(fd).ok().filter(|&i| i < limit).ok_or(Errno::EBADF)?;
+        let mut inner = self.inner.lock();
+        inner.make_room(index)?;
+        let old = inner.slots[index].replace(Slot { file, on_exec });
+        Ok(old.map(|slot| slot.file))
+    }
+
+    /// Take `fd` out of the table.
+    pub fn take(&self, fd: i32) -> Result<Arc<OpenFile>> {
+        let index = usize::try_from(fd).map_err(|_| Errno::EBADF)?;
+        self.inner.lock().remove(index).map(|slot| slot.file).ok_or(Errno::EBADF)
+    }
+
+    /// Take all of `fds` out; they come back one by one.
+    pub fn take_range(&self, fds: RangeInclusive<u32>, mut closed: impl FnMut(Arc<OpenFile>)) {
+        for index in *fds.start() as usize..=*fds.end() as usize {
+            let mut inner = self.inner.lock();
+            if index >= inner.slots.len() {
+                return;
+            }
+            let slot = inner.remove(index);
+            drop(inner);
+            if let Some(slot) = slot {
+                closed(slot.file);
+            }
+        }
+    }
+
+    /// What execve will do to `fd`.
+    pub fn on_exec(&self, fd: i32) -> Result<OnExec> {
+        self.inner.lock().get(fd).map(|slot| slot.on_exec)
+    }
+
+    /// Set what execve will do to `fd`.
+    pub fn set_on_exec(&self, fd: i32, on_exec: OnExec) -> Result<()> {
+        self.inner.lock().get_mut(fd).map(|slot| slot.on_exec = on_exec)
+    }
+
+    /// Set what execve will do to all of `fds` (close_range with CLOSE_RANGE_CLOEXEC).
+    pub fn set_on_exec_range(&self, fds: RangeInclusive<u32>, on_exec: OnExec) {
+        let mut inner = self.inner.lock();
+        let end = inner.slots.len().min(*fds.end() as usize + 1);
+        let start = (*fds.start() as usize).min(end);
+        for slot in inner.slots[start..end].iter_mut().flatten() {
+            slot.on_exec = on_exec;
+        }
+    }
+
+    /// A program was executed: close what is marked so.
+    pub fn close_on_exec(&self, mut closed: impl FnMut(Arc<OpenFile>)) {
+        let len = self.inner.lock().slots.len();
+        for index in 0..len {
+            let mut inner = self.inner.lock();
+            let marked = inner
+                .slots
+                .get(index)
+                .is_some_and(|s| s.as_ref().is_some_and(|s| s.on_exec == OnExec::Close));
+            let slot = if marked { inner.remove(index) } else { None };
+            drop(inner);
+            if let Some(slot) = slot {
+                closed(slot.file);
+            }
+        }
+    }
+
+    /// Descriptors in use, ascending, from `from` on.
+    pub fn next_open(&self, from: usize) -> Option<(usize, Arc<OpenFile>)> {
+        let inner = self.inner.lock();
+        let slots = inner.slots.get(from..)?;
+        slots.iter().enumerate().find_map(|(i, slot)| Some((from + i, slot.as_ref()?.file.clone())))
+    }
+
+    /// Slots there are now (FDSize in /proc/PID/status).
+    pub fn size(&self) -> usize {
+        self.inner.lock().slots.len()
+    }
+}

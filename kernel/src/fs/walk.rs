@@ -1,0 +1,266 @@
+//! The way from a path's text to a place (path_resolution(7)).
+//!
+//! No lock is held between components: each step is one lookup in one directory, so a concurrent rename gives
+//! the old or the new tree at each step, as on Linux' slow path. Symbolic links are spliced into the
+//! remaining text, at most 40 of them.
+
+use alloc::borrow::Cow;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::caller::{Access, Caller, Power};
+use super::flags::ResolveFlags;
+use super::node::{LinkTarget, Node, NodeKind};
+use super::path::{Entry, Path};
+use crate::{Errno, Result};
+
+/// Longest name of one component.
+pub const NAME_MAX: usize = 255;
+/// Longest path with its NUL.
+pub const PATH_MAX: usize = 4096;
+const MAX_LINKS: u32 = 40;
+
+/// What to do with a symbolic link as the last component.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Final {
+    /// Follow it.
+    Follow,
+    /// Stop at it.
+    Stop,
+}
+
+/// The last component of a path whose directory was found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Last {
+    /// A name, to be looked up or made in the directory.
+    Name(Vec<u8>),
+    /// "." (or nothing): the directory itself.
+    Dot,
+    /// "..".
+    DotDot,
+    /// The path was "/" (or slashes only).
+    Root,
+}
+
+/// What [`Walk::parent`] found.
+pub struct Parent {
+    /// The directory.
+    pub dir: Path,
+    /// What is left.
+    pub last: Last,
+    /// Whether slashes follow the last component, so that it must be a directory.
+    pub trailing: Trailing,
+}
+
+/// Slashes behind the last component.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trailing {
+    /// None.
+    Nothing,
+    /// One or more.
+    Slash,
+}
+
+/// One resolution: from where, within what, for whom.
+#[derive(Clone, Copy)]
+pub struct Walk<'a> {
+    /// Where "/" leads, and where ".." ends.
+    pub root: &'a Path,
+    /// Where a relative path begins.
+    pub start: &'a Path,
+    /// Who asks.
+    pub caller: &'a Caller<'a>,
+    /// openat2's restrictions.
+    pub resolve: ResolveFlags,
+}
+
+/// What a walk stops at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Goal {
+    Whole(Final),
+    Parent,
+}
+
+impl<'a> Walk<'a> {
+    /// A walk without restrictions.
+    pub fn new(root: &'a Path, start: &'a Path, caller: &'a Caller<'a>) -> Self {
+        Self { root, start, caller, resolve: ResolveFlags::empty() }
+    }
+
+    /// The place that `text` leads to: `ENOENT` for an empty path or a missing name.
+    pub fn find(&self, text: &[u8], last: Final) -> Result<Path> {
+        self.run(self.start.clone(), text, Goal::Whole(last), &mut 0).map(|found| found.dir)
+    }
+
+    /// The directory of the last component of `text`, and that component, not looked up yet.
+    pub fn parent(&self, text: &[u8]) -> Result<Parent> {
+        self.parent_from(self.start.clone(), text, &mut 0)
+    }
+
+    /// Like [`Walk::parent`] for a text that a symbolic link in `dir` gave; `links` counts what was followed.
+    pub fn parent_from(&self, dir: Path, text: &[u8], links: &mut u32) -> Result<Parent> {
+        self.run(dir, text, Goal::Parent, links)
+    }
+
+    /// The place of `name` in `dir`, with mounts over it entered but links not followed.
+    pub fn child(&self, dir: &Path, name: &[u8]) -> Result<Path> {
+        if name.len() > NAME_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        let node = dir.node.lookup(name)?;
+        self.enter(dir, node, name)
+    }
+
+    /// Follow the link at `place`, found in `dir`; `ELOOP` when there were too many. A jump gives the place
+    /// at once, a text is left to the caller.
+    pub fn read_for_follow(&self, node: &Arc<dyn Node>, links: &mut u32) -> Result<LinkTarget> {
+        if self.resolve.contains(ResolveFlags::NO_SYMLINKS) || *links == MAX_LINKS {
+            return Err(Errno::ELOOP);
+        }
+        *links += 1;
+        let target = node.follow()?;
+        match &target {
+            LinkTarget::Text(text) if text.is_empty() => return Err(Errno::ENOENT),
+            LinkTarget::Jump(_) if self.resolve.contains(ResolveFlags::NO_MAGICLINKS) => {
+                return Err(Errno::ELOOP);
+            }
+            LinkTarget::Jump(_) if self.resolve.intersects(ResolveFlags::BENEATH | ResolveFlags::IN_ROOT) => {
+                return Err(Errno::EXDEV);
+            }
+            _ => {}
+        }
+        Ok(target)
+    }
+
+    fn run(&self, start: Path, text: &[u8], goal: Goal, links: &mut u32) -> Result<Parent> {
+        if text.is_empty() {
+            return Err(Errno::ENOENT);
+        }
+        if text.len() >= PATH_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        let mut here = if text[0] == b'/' { self.from_root()? } else { start };
+        let mut rest = Cow::Borrowed(text);
+        let mut at = 0;
+        loop {
+            at += rest[at..].iter().take_while(|&&b| b == b'/').count();
+            if at == rest.len() {
+                return Ok(Parent { dir: here, last: Last::Root, trailing: Trailing::Slash });
+            }
+            let end = at + rest[at..].iter().take_while(|&&b| b != b'/').count();
+            let is_last = rest[end..].iter().all(|&b| b == b'/');
+            let trailing = if end < rest.len() { Trailing::Slash } else { Trailing::Nothing };
+            let name = &rest[at..end];
+            self.check_searchable(&here)?;
+            if is_last && goal == Goal::Parent {
+                let last = match name {
+                    b"." => Last::Dot,
+                    b".." => Last::DotDot,
+                    name => Last::Name(name.to_vec()),
+                };
+                return Ok(Parent { dir: here, last, trailing });
+            }
+            match name {
+                b"." => {}
+                b".." => here = self.up(here)?,
+                name => {
+                    let found = self.child(&here, name)?;
+                    let follow =
+                        !is_last || goal == Goal::Whole(Final::Follow) || trailing == Trailing::Slash;
+                    if follow && found.node.kind() == NodeKind::Symlink {
+                        match self.read_for_follow(&found.node, links)? {
+                            LinkTarget::Text(mut target) => {
+                                if target[0] == b'/' {
+                                    here = self.from_root()?;
+                                }
+                                target.try_reserve(rest.len() - end).map_err(|_| Errno::ENOMEM)?;
+                                target.extend_from_slice(&rest[end..]);
+                                rest = Cow::Owned(target);
+                                at = 0;
+                                continue;
+                            }
+                            LinkTarget::Jump(place) => here = place,
+                        }
+                    } else {
+                        here = found;
+                    }
+                    if trailing == Trailing::Slash && here.node.kind() != NodeKind::Directory {
+                        return Err(Errno::ENOTDIR);
+                    }
+                }
+            }
+            if is_last {
+                return Ok(Parent { dir: here, last: Last::Dot, trailing });
+            }
+            at = end;
+        }
+    }
+
+    /// Where an absolute path begins.
+    fn from_root(&self) -> Result<Path> {
+        if self.resolve.contains(ResolveFlags::IN_ROOT) {
+            return Ok(self.start.clone());
+        }
+        if self.resolve.contains(ResolveFlags::BENEATH) {
+            return Err(Errno::EXDEV);
+        }
+        self.check_mount(self.root)?;
+        Ok(self.root.clone())
+    }
+
+    fn check_mount(&self, place: &Path) -> Result<()> {
+        let crossed = !Arc::ptr_eq(&place.mount, &self.start.mount);
+        if crossed && self.resolve.contains(ResolveFlags::NO_XDEV) { Err(Errno::EXDEV) } else { Ok(()) }
+    }
+
+    fn check_searchable(&self, dir: &Path) -> Result<()> {
+        if dir.node.kind() != NodeKind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        if self.caller.power == Power::Override {
+            return Ok(());
+        }
+        self.caller.may(&dir.node.metadata(), Access::EXECUTE)
+    }
+
+    /// The place of `node`, just looked up in `dir` as `name`, or of what is mounted over it.
+    fn enter(&self, dir: &Path, node: Arc<dyn Node>, name: &[u8]) -> Result<Path> {
+        let Some(mut covering) = dir.mount.covering(&node) else {
+            let entry = (node.kind() != NodeKind::Directory)
+                .then(|| Arc::new(Entry { dir: dir.node.clone(), name: name.to_vec() }));
+            return Ok(Path { mount: dir.mount.clone(), node, entry });
+        };
+        while let Some(upper) = covering.covering(covering.root()) {
+            covering = upper;
+        }
+        let place = Path::root_of(covering);
+        self.check_mount(&place)?;
+        Ok(place)
+    }
+
+    fn up(&self, mut here: Path) -> Result<Path> {
+        let scoped = self.resolve.intersects(ResolveFlags::BENEATH | ResolveFlags::IN_ROOT);
+        if scoped && here.same_place(self.start) {
+            return if self.resolve.contains(ResolveFlags::BENEATH) { Err(Errno::EXDEV) } else { Ok(here) };
+        }
+        loop {
+            if here.same_place(self.root) {
+                return Ok(here);
+            }
+            if !here.is_mount_root() {
+                break;
+            }
+            match here.mount.mountpoint() {
+                Some(below) => here = below,
+                None => return Ok(here),
+            }
+        }
+        self.check_mount(&here)?;
+        let Some(place) = here.node.parent() else { return Ok(here) };
+        here = Path { mount: here.mount, node: place.dir, entry: None };
+        while let Some(covering) = here.mount.covering(&here.node) {
+            here = Path::root_of(covering);
+        }
+        Ok(here)
+    }
+}

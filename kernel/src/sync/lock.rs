@@ -1,0 +1,4 @@
+//! Locks.
+
+pub use spin::Mutex as SpinLock;
+pub use spin::Mutex;
