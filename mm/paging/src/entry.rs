@@ -1,0 +1,241 @@
+//! Entries of translation tables. The only place that knows their bits (x86-64: Intel SDM volume 3A, 4.5).
+//!
+//! A leaf keeps its frame also while it grants no rights at all (`PROT_NONE`): the hardware then sees an absent entry.
+
+use freehold_machine::{PAGE_SHIFT, Pfn};
+
+const PRESENT: u64 = 1;
+const WRITE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const LARGE: u64 = 1 << 7;
+/// In an absent entry: a leaf that grants nothing. (In a present one the bit means "global".)
+const WITHHELD: u64 = 1 << 8;
+/// Ignored by hardware: the frame's counts do not include this leaf.
+const UNCOUNTED: u64 = 1 << 9;
+const NO_EXECUTE: u64 = 1 << 63;
+const FRAME: u64 = 0x000f_ffff_ffff_f000;
+
+/// What a leaf lets user code do. The hardware cannot withhold reading from what may be written or executed.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Rights(u8);
+
+impl Rights {
+    /// Nothing.
+    pub const NONE: Self = Self(0);
+    /// Load.
+    pub const READ: Self = Self(1);
+    /// Store.
+    pub const WRITE: Self = Self(2);
+    /// Fetch instructions.
+    pub const EXECUTE: Self = Self(4);
+
+    /// Both.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+    /// What is in this one and not in `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+    /// Whether all of `other` is granted.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+    /// Whether nothing is granted.
+    pub const fn is_none(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl core::ops::BitOr for Rights {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        self.union(other)
+    }
+}
+
+impl core::fmt::Debug for Rights {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        for (right, letter) in [(Self::READ, "r"), (Self::WRITE, "w"), (Self::EXECUTE, "x")] {
+            f.write_str(if self.contains(right) { letter } else { "-" })?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a leaf is one of its frame's mappings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backing {
+    /// The leaf is the holder of one mapping of the frame.
+    Counted,
+    /// The frame belongs to the system (the zero page): it is never freed through a leaf.
+    Uncounted,
+}
+
+/// What is said about a new leaf's past, since a walk that has to say it costs more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Marks {
+    /// Not touched yet (a neighbour mapped in passing).
+    Untouched,
+    /// Read, or about to be.
+    Accessed,
+    /// Written, or about to be.
+    Dirty,
+}
+
+/// One entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Entry(u64);
+
+impl Entry {
+    /// Maps nothing.
+    pub const EMPTY: Self = Self(0);
+
+    /// The entry that these bits are.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+    /// As the hardware sees it.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+    /// Points to the next level's table; rights are decided in the leaf.
+    pub const fn table(table: Pfn) -> Self {
+        Self(table.0 << PAGE_SHIFT | PRESENT | WRITE | USER | ACCESSED)
+    }
+    /// A 4 KiB leaf.
+    pub const fn leaf(frame: Pfn, rights: Rights, marks: Marks, backing: Backing) -> Self {
+        let marks = match marks {
+            Marks::Untouched => 0,
+            Marks::Accessed => ACCESSED,
+            Marks::Dirty => ACCESSED | DIRTY,
+        };
+        let backing = match backing {
+            Backing::Counted => 0,
+            Backing::Uncounted => UNCOUNTED,
+        };
+        Self(frame.0 << PAGE_SHIFT | marks | backing | WITHHELD).with_rights(rights)
+    }
+    /// The same leaf for a 2 MiB page, whose frame is a pageblock's first.
+    #[must_use]
+    pub const fn large(self) -> Self {
+        Self(self.0 | LARGE)
+    }
+    /// The same leaf for a 4 KiB page at another frame: a piece of a 2 MiB page.
+    #[must_use]
+    pub const fn piece(self, frame: Pfn) -> Self {
+        Self(self.0 & !LARGE & !FRAME | frame.0 << PAGE_SHIFT)
+    }
+    /// The same leaf with other rights.
+    #[must_use]
+    pub const fn with_rights(self, rights: Rights) -> Self {
+        let kept = self.0 & !(PRESENT | WRITE | USER | WITHHELD | NO_EXECUTE);
+        if rights.is_none() {
+            return Self(kept | WITHHELD);
+        }
+        let write = if rights.contains(Rights::WRITE) { WRITE } else { 0 };
+        let execute = if rights.contains(Rights::EXECUTE) { 0 } else { NO_EXECUTE };
+        Self(kept | PRESENT | USER | write | execute)
+    }
+    /// The same leaf, written and accessed.
+    #[must_use]
+    pub const fn marked_dirty(self) -> Self {
+        Self(self.0 | ACCESSED | DIRTY)
+    }
+    /// The same leaf with the accessed bit clear.
+    #[must_use]
+    pub const fn marked_old(self) -> Self {
+        Self(self.0 & !ACCESSED)
+    }
+    /// The same leaf with the dirty bit clear.
+    #[must_use]
+    pub const fn marked_clean(self) -> Self {
+        Self(self.0 & !DIRTY)
+    }
+
+    /// Whether it maps nothing.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+    /// Above level 1: whether it points to a table (and not to a 2 MiB page or nothing).
+    pub const fn is_table(self) -> bool {
+        self.0 & (PRESENT | LARGE) == PRESENT
+    }
+    /// The frame (or table) that it leads to. Meaningless for an empty entry.
+    pub const fn frame(self) -> Pfn {
+        Pfn((self.0 & FRAME) >> PAGE_SHIFT)
+    }
+    /// What the leaf grants.
+    pub const fn rights(self) -> Rights {
+        if self.0 & PRESENT == 0 {
+            return Rights::NONE;
+        }
+        let write = if self.0 & WRITE != 0 { Rights::WRITE } else { Rights::NONE };
+        let execute = if self.0 & NO_EXECUTE == 0 { Rights::EXECUTE } else { Rights::NONE };
+        Rights::READ.union(write).union(execute)
+    }
+    /// Whether stores go through.
+    pub const fn is_writable(self) -> bool {
+        self.0 & (PRESENT | WRITE) == PRESENT | WRITE
+    }
+    /// Whether the hardware has used (or was told of) the leaf. A leaf that never was is in no TLB.
+    pub const fn is_accessed(self) -> bool {
+        self.0 & ACCESSED != 0
+    }
+    /// Whether the page was written through this leaf.
+    pub const fn is_dirty(self) -> bool {
+        self.0 & DIRTY != 0
+    }
+    /// Whether a TLB may hold it: present and used.
+    pub const fn may_be_cached(self) -> bool {
+        self.0 & (PRESENT | ACCESSED) == PRESENT | ACCESSED
+    }
+    /// Whether the leaf is one of its frame's mappings.
+    pub const fn backing(self) -> Backing {
+        if self.0 & UNCOUNTED == 0 { Backing::Counted } else { Backing::Uncounted }
+    }
+}
+
+impl core::fmt::Debug for Entry {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        if self.is_empty() {
+            return f.write_str("empty");
+        }
+        write!(f, "{:?} {:?} ({:#x})", self.frame(), self.rights(), self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leaf_gives_back_what_it_was_made_of() {
+        let pfn = Pfn(0xf_ffff_ffff & 0x1234_5678);
+        for bits in 0..8u8 {
+            let rights = Rights(bits);
+            for (marks, backing) in [(Marks::Untouched, Backing::Counted), (Marks::Dirty, Backing::Uncounted)] {
+                let leaf = Entry::leaf(pfn, rights, marks, backing);
+                // Whatever may be written or executed may be read.
+                let expected = if rights.is_none() { rights } else { rights | Rights::READ };
+                assert_eq!((leaf.frame(), leaf.rights(), leaf.backing()), (pfn, expected, backing));
+                assert_eq!(leaf.is_dirty(), marks == Marks::Dirty);
+                assert!(!leaf.is_empty());
+                assert_eq!(leaf.with_rights(Rights::NONE).with_rights(expected), leaf);
+            }
+        }
+    }
+
+    #[test]
+    fn no_rights_means_absent_for_the_hardware() {
+        let leaf = Entry::leaf(Pfn(7), Rights::NONE, Marks::Accessed, Backing::Counted);
+        assert_eq!(leaf.bits() & PRESENT, 0);
+        assert!(!leaf.may_be_cached());
+        assert!(!leaf.is_table());
+        assert!(!leaf.large().is_table());
+    }
+}

@@ -1,0 +1,114 @@
+//! Batches of forgotten translations: what left the tables stays owned until no TLB knows it.
+//!
+//! Protocol: change the entry, tell the batch ([`FlushBatch::unmapped`], [`FlushBatch::restricted`],
+//! [`FlushBatch::freed_table`]), go on; the batch flushes when it is full and when it is dropped, and only
+//! then lets go of frames and tables. A leaf whose accessed bit never was set is in no TLB (SDM 4.10.2.3: only translations with
+//! the bit set are cached), so it needs no flush.
+//!
+//! What may wait: everything in the batch of one operation, since the caller has not told anyone yet that the pages are gone. What
+//! may not: a copy. Whoever copies a frame's bytes after taking write access away flushes first, or stores of
+//! other CPUs through stale entries would be lost.
+
+use alloc::sync::Arc;
+
+use arrayvec::ArrayVec;
+use freehold_frame::{Frame, Mapping, PageTable, User};
+use freehold_machine::{Flush, PAGE_SIZE, VirtAddr};
+
+use crate::roots::Reach;
+use crate::{Entry, Memory, Roots};
+
+/// Ranges of more pages than this are flushed as a whole: one by one would cost more than what is refilled.
+pub const FULL_FLUSH_PAGES: u64 = 32;
+
+/// Frames that one batch holds before it flushes.
+const FRAMES: usize = 64;
+/// Tables that one batch holds before it flushes.
+const TABLES: usize = 16;
+
+/// Gathered changes of one address space. See the module's head.
+#[must_use = "dropping it flushes"]
+pub struct FlushBatch<S: Memory> {
+    roots: Arc<Roots<S>>,
+    /// First address to forget; above `end` while there is none.
+    start: VirtAddr,
+    /// One past the last address to forget.
+    end: VirtAddr,
+    reach: Reach,
+    frames: ArrayVec<Mapping<User, S>, FRAMES>,
+    tables: ArrayVec<Frame<PageTable, S>, TABLES>,
+}
+
+impl<S: Memory> FlushBatch<S> {
+    /// An empty batch.
+    pub fn new(roots: &Arc<Roots<S>>) -> Self {
+        Self {
+            roots: roots.clone(),
+            start: VirtAddr(u64::MAX),
+            end: VirtAddr(0),
+            reach: Reach::Active,
+            frames: ArrayVec::new(),
+            tables: ArrayVec::new(),
+        }
+    }
+
+    /// The leaf `old` of a 4 KiB page at `addr` is no longer in its table; `mapping` is what it held.
+    pub fn unmapped(&mut self, addr: VirtAddr, old: Entry, mapping: Option<Mapping<User, S>>) {
+        self.restricted(addr, old);
+        if let Some(mapping) = mapping {
+            self.frames.push(mapping);
+            if self.frames.is_full() {
+                self.flush();
+            }
+        }
+    }
+
+    /// The leaf `old` of a 4 KiB page at `addr` was replaced by one that grants less, is cleaner, or leads elsewhere.
+    pub fn restricted(&mut self, addr: VirtAddr, old: Entry) {
+        if old.may_be_cached() {
+            self.range(addr, 1);
+        }
+    }
+
+    /// `pages` pages of 4 KiB from `start` on are to be forgotten.
+    pub fn range(&mut self, start: VirtAddr, pages: u64) {
+        self.start = self.start.min(start);
+        self.end = self.end.max(VirtAddr(start.0 + pages * PAGE_SIZE as u64));
+    }
+
+    /// `table`, which translated addresses from `addr` on, is no longer linked.
+    pub(crate) fn freed_table(&mut self, addr: VirtAddr, table: Frame<PageTable, S>) {
+        // One page is enough: flushing any drops all cached upper entries.
+        self.range(addr, 1);
+        self.reach = Reach::All;
+        self.tables.push(table);
+        if self.tables.is_full() {
+            self.flush();
+        }
+    }
+
+    /// Make the CPUs forget, then let go of what was held.
+    pub fn flush(&mut self) {
+        if self.start < self.end {
+            let pages = (self.end.0 - self.start.0) / PAGE_SIZE as u64;
+            let range = Flush::Range { start: self.start, pages };
+            let what = if pages > FULL_FLUSH_PAGES { Flush::NonGlobal } else { range };
+            self.roots.flush(what, self.reach);
+            (self.start, self.end, self.reach) = (VirtAddr(u64::MAX), VirtAddr(0), Reach::Active);
+        }
+        self.frames.clear();
+        self.tables.clear();
+    }
+}
+
+impl<S: Memory> Drop for FlushBatch<S> {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for FlushBatch<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "FlushBatch({:?}..{:?}, {} frames)", self.start, self.end, self.frames.len())
+    }
+}

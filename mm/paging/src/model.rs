@@ -1,0 +1,178 @@
+//! A page allocator on the software machine: slow, simple, suspicious, and able to fail on purpose.
+//!
+//! Frames come out full of junk, so a page that should have been zeroed shows; frames that come back are checked
+//! against their records, and every hold must be gone. [`ModelFrames::assert_all_free`] ends a test.
+
+use std::boxed::Box;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::vec::Vec;
+
+use freehold_frame::{Content, FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Owner, Request, Side, State};
+use freehold_machine::model::{Config, Model};
+use freehold_machine::{
+    DirectMap, Entropy, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes, Tables,
+};
+
+use crate::KernelRoots;
+
+/// What frames hold that nobody has written.
+pub const JUNK: u8 = 0xa5;
+
+/// Never fail.
+const NEVER: u64 = u64::MAX;
+
+struct Shared {
+    model: Model,
+    table: FrameTable,
+    free: Mutex<Free>,
+    total: usize,
+    /// How many more allocations succeed.
+    budget: AtomicU64,
+}
+
+#[derive(Default)]
+struct Free {
+    kernel: Vec<Pfn>,
+    user: Vec<Pfn>,
+}
+
+impl Free {
+    fn side(&mut self, side: Side) -> &mut Vec<Pfn> {
+        match side {
+            Side::Kernel => &mut self.kernel,
+            Side::User => &mut self.user,
+        }
+    }
+}
+
+/// The allocator's handle. See the module's head.
+#[derive(Clone, Copy)]
+pub struct ModelFrames(&'static Shared);
+
+impl core::fmt::Debug for ModelFrames {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "ModelFrames({} of {} free)", self.free(), self.0.total)
+    }
+}
+
+/// The kernel's half of every root: frame 0, a table of nothing.
+pub const KERNEL_ROOTS: KernelRoots = KernelRoots::new(|_| Pfn(0));
+
+impl ModelFrames {
+    /// A machine and an allocator of single frames: a quarter of the pageblocks (at least one) is the kernel's.
+    ///
+    /// # Panics
+    /// Where the machine has fewer than two pageblocks.
+    pub fn new(config: Config) -> Self {
+        assert!(config.frames >= 2 * PAGEBLOCK_FRAMES, "too few frames for two sides");
+        let model = Model::new(config);
+        let records: Vec<FrameRecord> = (0..config.frames).map(|_| FrameRecord::EMPTY).collect();
+        let blocks = config.frames / PAGEBLOCK_FRAMES;
+        let border = Pfn((blocks / 4).max(1) * PAGEBLOCK_FRAMES);
+        model.enter(PfnRange::new(Pfn(0), border));
+        model.clear_table(Pfn(0));
+        let free = Free {
+            kernel: PfnRange::new(Pfn(1), border).iter().collect(),
+            user: PfnRange::new(border, Pfn(config.frames)).iter().collect(),
+        };
+        let total = free.kernel.len() + free.user.len();
+        Self(Box::leak(Box::new(Shared {
+            model,
+            table: FrameTable::new(Vec::leak(records)),
+            free: Mutex::new(free),
+            total,
+            budget: AtomicU64::new(NEVER),
+        })))
+    }
+
+    /// The machine.
+    pub fn model(self) -> Model {
+        self.0.model
+    }
+    /// Let `count` more allocations succeed, then none until [`ModelFrames::fail_never`].
+    pub fn fail_after(self, count: u64) {
+        self.0.budget.store(count, Ordering::SeqCst);
+    }
+    /// Allocate as long as there is memory.
+    pub fn fail_never(self) {
+        self.0.budget.store(NEVER, Ordering::SeqCst);
+    }
+    /// Frames that are free.
+    pub fn free(self) -> usize {
+        let free = self.0.free.lock().expect("no test panicked inside the allocator");
+        free.kernel.len() + free.user.len()
+    }
+    /// Frames of `owner`.
+    pub fn owned(self, owner: Owner) -> usize {
+        (0..self.0.table.end().0).filter(|&pfn| self.0.table.state(Pfn(pfn)).owner() == owner).count()
+    }
+
+    /// # Panics
+    /// Where a record contradicts itself or another.
+    pub fn assert_consistent(self) {
+        let all = PfnRange::new(Pfn(0), self.0.table.end());
+        let audit = self.0.table.audit([all], |found| std::eprintln!("{found:?}"));
+        assert_eq!(audit.contradictions, 0, "the frame table contradicts itself");
+    }
+
+    /// # Panics
+    /// Where a frame has not come back, a record contradicts itself, or a TLB holds a stale entry.
+    pub fn assert_all_free(self) {
+        self.assert_consistent();
+        self.0.model.assert_coherent();
+        let leaked: Vec<_> = (0..self.0.table.end().0)
+            .map(Pfn)
+            .filter(|&pfn| self.0.table.state(pfn).owner() != Owner::Free)
+            .map(|pfn| (pfn, self.0.table.owner(pfn), self.0.table.get(pfn).map(|r| r.counts().load())))
+            .take(8)
+            .collect();
+        assert_eq!(self.free(), self.0.total, "frames were not given back, among them {leaked:?}");
+    }
+}
+
+impl FrameSource for ModelFrames {
+    type Machine = Model;
+
+    fn machine(self) -> Model {
+        self.0.model
+    }
+    fn table(self) -> FrameTable {
+        self.0.table
+    }
+    fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
+        assert_eq!(request.order, Order::FRAME, "this allocator has single frames only");
+        let take = |left: u64| if left == NEVER { Some(NEVER) } else { left.checked_sub(1) };
+        self.0.budget.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).map_err(|_| OutOfMemory)?;
+        let random = self.0.model.random_u64() as usize;
+        let mut free = self.0.free.lock().expect("no test panicked inside the allocator");
+        let side = free.side(request.owner.side());
+        if side.is_empty() {
+            return Err(OutOfMemory);
+        }
+        let at = random % side.len();
+        let frame = side.swap_remove(at);
+        drop(free);
+        match request.content {
+            Content::Zeroed => self.0.model.zero(frame),
+            Content::Undefined => self.0.model.with_bytes(frame, |bytes| bytes.fill(JUNK)),
+        }
+        let node = self.0.model.topology().node_of(frame).unwrap_or(NodeId(0));
+        debug_assert!(usize::from(node.0) < self.0.model.node_count());
+        let record = self.0.table.get(frame).expect("free frames have records");
+        record.clear_home();
+        record.set_state(State::Owned { owner: request.owner, order: Order::FRAME, node });
+        Ok(frame)
+    }
+    fn release(self, block: Pfn, order: Order) {
+        let record = self.0.table.get(block).expect("released frames have records");
+        let State::Owned { owner, order: owned, .. } = record.state() else {
+            panic!("{block:?} is freed twice");
+        };
+        assert_eq!(owned, order, "{block:?} is freed with a wrong order");
+        let holders = record.counts().load();
+        assert!(holders.is_none(), "{block:?} is freed while it is held: {holders:?}");
+        record.set_state(State::Unowned(None));
+        self.0.free.lock().expect("no test panicked inside the allocator").side(owner.side()).push(block);
+    }
+}

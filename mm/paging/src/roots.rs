@@ -1,0 +1,244 @@
+//! What CPUs load: one top-level table per node, and who has one loaded.
+//!
+//! **Loading.** A CPU enters the set of users *before* it loads a root and leaves it *after* it loaded another one. So a
+//! flush that reads the set after its change to the tables reaches every CPU that may have cached the old entries; a CPU that
+//! enters later walks the new ones.
+//!
+//! **Lazy CPUs.** A CPU that runs only kernel code keeps the root loaded and says so. Flushes of pages then do not
+//! interrupt it. Every flush has a number; a CPU that runs user code again compares the last one that it took part
+//! in with the last one there was, and forgets everything if it missed any. "Say lazy" and "read the number" on one
+//! side, "raise the number" and "read who is lazy" on the other are sequentially consistent, so one of the two sees the other.
+//! When tables are freed lazy CPUs are interrupted too, since their walkers may follow a cached upper entry on their own.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_frame::{Frame, NodePolicy, OutOfMemory, Owner, PageTable, Request};
+use freehold_machine::topology::MAX_NODES;
+use freehold_machine::{
+    AtomicCpuSet, CpuId, CpuSet, Cpus, Flush, MAX_CPUS, NodeId, Pfn, Pinned, TABLE_ENTRIES, Tables, Tlb,
+};
+
+use crate::{Entry, KernelRoots, Memory};
+
+/// Entries of a root that belong to user addresses.
+pub(crate) const USER_ENTRIES: usize = TABLE_ENTRIES / 2;
+
+/// No root was made for this node yet.
+const NONE: u64 = u64::MAX;
+
+/// Which CPUs a flush has to reach.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reach {
+    /// Those that may run user code.
+    Active,
+    /// Lazy ones too: tables are about to be freed.
+    All,
+}
+
+/// The roots of one address space. See the module's head.
+pub struct Roots<S: Memory> {
+    source: S,
+    kernel: KernelRoots,
+    /// By node: the root's frame number, or [`NONE`].
+    roots: [AtomicU64; MAX_NODES],
+    first: Pfn,
+    /// Held while user entries of roots change, so that all agree.
+    top: spin::Mutex<()>,
+    users: AtomicCpuSet,
+    lazy: AtomicCpuSet,
+    /// How many flushes there were.
+    flushes: AtomicU64,
+    /// By CPU: the last flush that it took part in, or that was before it loaded the root.
+    seen: [AtomicU64; MAX_CPUS],
+}
+
+impl<S: Memory> Roots<S> {
+    pub(crate) fn new(source: S, kernel: KernelRoots) -> Result<Self, OutOfMemory> {
+        let node = source.machine().node_of_cpu(source.machine().current_cpu());
+        let first = make_root(source, kernel, node)?.into_raw();
+        let roots = [const { AtomicU64::new(NONE) }; MAX_NODES];
+        roots[usize::from(node.0)].store(first.0, Ordering::Relaxed);
+        Ok(Self {
+            source,
+            kernel,
+            roots,
+            first,
+            top: spin::Mutex::new(()),
+            users: AtomicCpuSet::new(),
+            lazy: AtomicCpuSet::new(),
+            flushes: AtomicU64::new(0),
+            seen: [const { AtomicU64::new(0) }; MAX_CPUS],
+        })
+    }
+
+    /// Make the root of `node` if there is none. Called before a CPU of that node first loads this, where allocating is fine.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; the node's CPUs then use another node's root.
+    pub fn prepare(&self, node: NodeId) -> Result<(), OutOfMemory> {
+        let slot = &self.roots[usize::from(node.0)];
+        if slot.load(Ordering::Acquire) != NONE {
+            return Ok(());
+        }
+        let root = make_root(self.source, self.kernel, node)?;
+        let machine = self.source.machine();
+        let pinned = machine.pin();
+        let top = self.top.lock();
+        if slot.load(Ordering::Acquire) == NONE {
+            for index in 0..USER_ENTRIES {
+                machine.store_entry(root.pfn(), index, machine.load_entry(self.first, index));
+            }
+            slot.store(root.into_raw().0, Ordering::Release);
+        }
+        drop(top);
+        drop(pinned);
+        Ok(())
+    }
+
+    /// Translate user addresses through this from now on, on this CPU, and forget what flushes it missed.
+    /// The caller keeps this alive until [`Roots::unload`]. Cheap where it is loaded already.
+    pub fn load(&self, pinned: &Pinned<S::Machine>) {
+        let machine = self.source.machine();
+        let cpu = pinned.cpu();
+        let seen = &self.seen[usize::from(cpu.0)];
+        if self.users.load().contains(cpu) {
+            if self.lazy.load().contains(cpu) {
+                self.lazy.remove(cpu);
+                let now = self.flushes.load(Ordering::SeqCst);
+                if seen.load(Ordering::Relaxed) != now {
+                    machine.flush_local(Flush::NonGlobal);
+                    seen.store(now, Ordering::Relaxed);
+                }
+            }
+            return;
+        }
+        self.users.insert(cpu);
+        seen.store(self.flushes.load(Ordering::SeqCst), Ordering::Relaxed);
+        machine.load_root(self.root_of(machine.node_of_cpu(cpu)));
+    }
+
+    /// This CPU runs only kernel code until its next [`Roots::load`]: it need not be interrupted for pages.
+    pub fn lazy(&self, pinned: &Pinned<S::Machine>) {
+        self.lazy.insert(pinned.cpu());
+    }
+
+    /// This CPU has loaded another root.
+    ///
+    /// # Panics
+    /// Where it has not: its walker could use tables that are about to be freed.
+    pub fn unload(&self, pinned: &Pinned<S::Machine>) {
+        let current = self.source.machine().current_root();
+        let mine = self.roots.iter().any(|root| root.load(Ordering::Relaxed) == current.0);
+        assert!(!mine, "{:?} leaves an address space whose root it has loaded", pinned.cpu());
+        self.users.remove(pinned.cpu());
+        self.lazy.remove(pinned.cpu());
+    }
+
+    /// The CPUs that have it loaded, lazily or not.
+    pub fn users(&self) -> CpuSet {
+        self.users.load()
+    }
+
+    /// The CPUs that have it loaded and run only kernel code.
+    pub fn lazy_users(&self) -> CpuSet {
+        self.lazy.load()
+    }
+
+    /// The root that CPUs of `node` use.
+    pub fn root_of(&self, node: NodeId) -> Pfn {
+        match self.roots[usize::from(node.0)].load(Ordering::Acquire) {
+            NONE => self.first,
+            root => Pfn(root),
+        }
+    }
+
+    pub(crate) fn first(&self) -> Pfn {
+        self.first
+    }
+
+    /// How many roots there are.
+    pub fn count(&self) -> usize {
+        self.all().count()
+    }
+
+    fn all(&self) -> impl Iterator<Item = Pfn> {
+        self.roots.iter().map(|root| root.load(Ordering::Acquire)).filter(|&root| root != NONE).map(Pfn)
+    }
+
+    /// The one place where user entries of roots change.
+    pub(crate) fn write_top(&self, index: usize, entry: Entry) {
+        debug_assert!(index < USER_ENTRIES);
+        let machine = self.source.machine();
+        let pinned = machine.pin();
+        let top = self.top.lock();
+        self.all().for_each(|root| machine.store_entry(root, index, entry.bits()));
+        drop(top);
+        drop(pinned);
+    }
+
+    /// Make all users forget; they have when this returns. Called after the tables changed.
+    pub(crate) fn flush(&self, what: Flush, reach: Reach) {
+        let number = self.flushes.fetch_add(1, Ordering::SeqCst) + 1;
+        let users = self.users.load();
+        let targets = match reach {
+            Reach::Active => CpuSet(users.0 & !self.lazy.load().0),
+            Reach::All => users,
+        };
+        if targets.is_empty() {
+            return;
+        }
+        self.source.machine().flush_on(targets, what);
+        for cpu in targets.iter() {
+            self.note_seen(cpu, number);
+        }
+    }
+
+    /// A CPU that missed the flush before this one stays behind, and forgets everything when it loads.
+    fn note_seen(&self, cpu: CpuId, number: u64) {
+        let seen = &self.seen[usize::from(cpu.0)];
+        // Lost to another flush or to a load of the root: both leave a number that is right.
+        let _ = seen.compare_exchange(number - 1, number, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+impl<S: Memory> Drop for Roots<S> {
+    fn drop(&mut self) {
+        let users = self.users.load();
+        assert!(users.is_empty(), "an address space's roots are freed while {users:?} have them loaded");
+        for root in self.all() {
+            drop(take_table(self.source, root));
+        }
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for Roots<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Roots({:?}, {} roots, users {:?})", self.first, self.count(), self.users.load())
+    }
+}
+
+/// A new table of empty entries, on `node` if possible.
+pub(crate) fn make_table<S: Memory>(source: S, node: NodeId) -> Result<Frame<PageTable, S>, OutOfMemory> {
+    let request = Request::new(Owner::PageTable).policy(NodePolicy::Preferred(node));
+    let table = Frame::allocate_with(source, request)?;
+    source.machine().clear_table(table.pfn());
+    Ok(table)
+}
+
+/// The table that was left in an entry as a bare number.
+pub(crate) fn take_table<S: Memory>(source: S, table: Pfn) -> Frame<PageTable, S> {
+    Frame::from_raw(source, table).expect("table entries lead to frames that tables were made of")
+}
+
+fn make_root<S: Memory>(source: S, kernel: KernelRoots, node: NodeId) -> Result<Frame<PageTable, S>, OutOfMemory> {
+    let machine = source.machine();
+    let root = make_table(source, node)?;
+    let template = kernel.of(node);
+    for index in USER_ENTRIES..TABLE_ENTRIES {
+        let entry = machine.load_entry(template, index);
+        if entry != 0 {
+            machine.store_entry(root.pfn(), index, entry);
+        }
+    }
+    Ok(root)
+}

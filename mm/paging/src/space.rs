@@ -1,0 +1,335 @@
+//! The editor of one address space's tables.
+//!
+//! Levels are numbered as in the manual: 4 is a root, 1 holds 4 KiB leaves, and level 2 may hold 2 MiB leaves.
+//! Empty tables stay linked until [`Space::free_tables`] or the space's end.
+
+use alloc::sync::Arc;
+use core::ops::Range;
+
+use freehold_frame::{Frame, OutOfMemory, PageTable};
+use freehold_machine::{Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, TABLE_ENTRIES, Tables, VirtAddr};
+
+use crate::roots::{USER_ENTRIES, make_table, take_table};
+use crate::{Entry, FlushBatch, KernelRoots, Memory, Roots, USER_END};
+
+const INDEX_BITS: u32 = 9;
+const ROOT_LEVEL: u32 = 4;
+
+/// log2 of the bytes under one entry of a table of `level`.
+const fn shift(level: u32) -> u32 {
+    PAGE_SHIFT + INDEX_BITS * (level - 1)
+}
+
+const fn index(addr: VirtAddr, level: u32) -> usize {
+    (addr.0 >> shift(level)) as usize & (TABLE_ENTRIES - 1)
+}
+
+/// How much one leaf maps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageSize {
+    /// 4 KiB.
+    Small,
+    /// 2 MiB.
+    Large,
+}
+
+impl PageSize {
+    /// In bytes.
+    pub const fn bytes(self) -> u64 {
+        1 << shift(self.level())
+    }
+    const fn level(self) -> u32 {
+        match self {
+            Self::Small => 1,
+            Self::Large => 2,
+        }
+    }
+}
+
+/// The place of a leaf in a table. Valid while its space is borrowed.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot<M> {
+    machine: M,
+    table: Pfn,
+    index: usize,
+}
+
+impl<M: Tables> Slot<M> {
+    /// The entry now.
+    #[inline]
+    pub fn load(self) -> Entry {
+        Entry::from_bits(self.machine.load_entry(self.table, self.index))
+    }
+    /// Fill an empty slot (the walker changes no absent entry).
+    #[inline]
+    pub fn fill(self, entry: Entry) {
+        debug_assert!(self.load().is_empty());
+        self.machine.store_entry(self.table, self.index, entry.bits());
+    }
+    /// Replace the entry; what it was, with the marks that the walker set until now.
+    #[inline]
+    pub fn replace(self, entry: Entry) -> Entry {
+        Entry::from_bits(self.machine.swap_entry(self.table, self.index, entry.bits()))
+    }
+    /// Change the entry without losing the walker's marks; what it was.
+    pub fn update(self, change: impl Fn(Entry) -> Entry) -> Entry {
+        let mut now = self.load();
+        loop {
+            let new = change(now);
+            match self.machine.compare_exchange_entry(self.table, self.index, now.bits(), new.bits()) {
+                Ok(_) => return now,
+                Err(other) => now = Entry::from_bits(other),
+            }
+        }
+    }
+}
+
+/// The one editor of an address space's tables. See the crate's head.
+pub struct Space<S: Memory> {
+    source: S,
+    roots: Arc<Roots<S>>,
+    /// Tables below the roots.
+    tables: u64,
+}
+
+impl<S: Memory> Space<S> {
+    /// A space that maps nothing, with a root for this CPU's node.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn new(source: S, kernel: KernelRoots) -> Result<Self, OutOfMemory> {
+        Ok(Self { source, roots: Arc::new(Roots::new(source, kernel)?), tables: 0 })
+    }
+    /// Where its frames come from.
+    pub const fn source(&self) -> S {
+        self.source
+    }
+    /// What CPUs load.
+    pub const fn roots(&self) -> &Arc<Roots<S>> {
+        &self.roots
+    }
+    /// Bytes of translation tables, roots included.
+    pub fn table_bytes(&self) -> u64 {
+        (self.tables + self.roots.count() as u64) * PAGE_SIZE as u64
+    }
+    /// An empty batch for changes of this space.
+    pub fn batch(&self) -> FlushBatch<S> {
+        FlushBatch::new(&self.roots)
+    }
+
+    /// Where the leaf for `addr` is, and how much it maps; `None` where no table leads there. The entry may be empty.
+    pub fn find(&self, addr: VirtAddr) -> Option<(Slot<S::Machine>, PageSize)> {
+        let machine = self.source.machine();
+        let mut table = self.roots.first();
+        for level in (2..=ROOT_LEVEL).rev() {
+            let slot = Slot { machine, table, index: index(addr, level) };
+            let entry = slot.load();
+            if !entry.is_table() {
+                return (level == 2 && !entry.is_empty()).then_some((slot, PageSize::Large));
+            }
+            table = entry.frame();
+        }
+        Some((Slot { machine, table, index: index(addr, 1) }, PageSize::Small))
+    }
+
+    /// The entry of the leaf for `addr`, empty where there is none.
+    pub fn entry(&self, addr: VirtAddr) -> Entry {
+        self.find(addr).map_or(Entry::EMPTY, |(slot, _)| slot.load())
+    }
+
+    /// Where the leaf of `size` for `addr` goes; missing tables are made. `addr` is below [`USER_END`].
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; tables made on the way stay and are freed with the space.
+    ///
+    /// # Panics
+    /// Where a 2 MiB page is in the way: the caller splits it first.
+    pub fn make(&mut self, addr: VirtAddr, size: PageSize) -> Result<Slot<S::Machine>, OutOfMemory> {
+        assert!(addr < USER_END, "{addr:?} is not a user address");
+        let machine = self.source.machine();
+        let mut table = self.roots.first();
+        for level in (size.level() + 1..=ROOT_LEVEL).rev() {
+            let slot = Slot { machine, table, index: index(addr, level) };
+            let entry = slot.load();
+            table = if entry.is_table() {
+                entry.frame()
+            } else {
+                assert!(entry.is_empty(), "a 2 MiB page at {addr:?} where a table is wanted");
+                let new = make_table(self.source, machine.node_of_cpu(machine.current_cpu()))?.into_raw();
+                self.tables += 1;
+                self.link(slot, level, Entry::table(new));
+                new
+            };
+        }
+        Ok(Slot { machine, table, index: index(addr, size.level()) })
+    }
+
+    fn link(&self, slot: Slot<S::Machine>, level: u32, entry: Entry) {
+        if level == ROOT_LEVEL {
+            self.roots.write_top(slot.index, entry);
+        } else {
+            slot.machine.store_entry(slot.table, slot.index, entry.bits());
+        }
+    }
+
+    /// For making many neighbouring leaves with one walk per table.
+    pub fn cursor(&mut self) -> Cursor<'_, S> {
+        Cursor { space: self, region: u64::MAX, table: Pfn(0) }
+    }
+
+    /// Show every leaf that is not empty and maps something in `range`, upwards. A large leaf is shown by
+    /// its first address, which may be below the range. The caller may change the slot that it is shown.
+    pub fn visit(&self, range: Range<VirtAddr>, mut f: impl FnMut(VirtAddr, Slot<S::Machine>, Entry, PageSize)) {
+        let range = range.start..range.end.min(USER_END);
+        if range.start < range.end {
+            self.visit_table(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range, &mut f);
+        }
+    }
+
+    fn visit_table(
+        &self,
+        table: Pfn,
+        level: u32,
+        base: VirtAddr,
+        range: &Range<VirtAddr>,
+        f: &mut impl FnMut(VirtAddr, Slot<S::Machine>, Entry, PageSize),
+    ) {
+        let machine = self.source.machine();
+        for index in covered(base, level, range) {
+            let slot = Slot { machine, table, index };
+            let entry = slot.load();
+            if entry.is_empty() {
+                continue;
+            }
+            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
+            match level {
+                1 => f(addr, slot, entry, PageSize::Small),
+                _ if entry.is_table() => self.visit_table(entry.frame(), level - 1, addr, range, f),
+                _ => f(addr, slot, entry, PageSize::Large),
+            }
+        }
+    }
+
+    /// Replace a 2 MiB leaf by 512 leaves of 4 KiB with the same rights, marks and frames.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; nothing has changed.
+    pub fn split(&mut self, addr: VirtAddr, batch: &mut FlushBatch<S>) -> Result<(), OutOfMemory> {
+        let Some((slot, PageSize::Large)) = self.find(addr) else { return Ok(()) };
+        let machine = self.source.machine();
+        let table = make_table(self.source, machine.node_of_cpu(machine.current_cpu()))?.into_raw();
+        self.tables += 1;
+        let old = slot.load();
+        for index in 0..TABLE_ENTRIES {
+            machine.store_entry(table, index, old.piece(old.frame().offset(index as u64)).bits());
+        }
+        // Marks that the walker sets between the copy and this would be lost: carry them over.
+        let last = slot.replace(Entry::table(table));
+        if last.is_dirty() && !old.is_dirty() {
+            for index in 0..TABLE_ENTRIES {
+                Slot { machine, table, index }.update(Entry::marked_dirty);
+            }
+        }
+        batch.range(VirtAddr(addr.0 & !(PageSize::Large.bytes() - 1)), TABLE_ENTRIES as u64);
+        Ok(())
+    }
+
+    /// Unlink and free every table that translates nothing outside `span`. All leaves in `span` are empty.
+    pub fn free_tables(&mut self, span: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
+        let freed = self.free_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &span, batch);
+        self.tables -= freed;
+    }
+
+    fn free_below(
+        &self,
+        table: Pfn,
+        level: u32,
+        base: VirtAddr,
+        span: &Range<VirtAddr>,
+        batch: &mut FlushBatch<S>,
+    ) -> u64 {
+        let machine = self.source.machine();
+        let mut freed = 0;
+        for index in covered(base, level, span) {
+            let slot = Slot { machine, table, index };
+            let entry = slot.load();
+            if !entry.is_table() {
+                continue;
+            }
+            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
+            if level > 2 {
+                freed += self.free_below(entry.frame(), level - 1, addr, span, batch);
+            }
+            if span.start <= addr && addr.0 + (1 << shift(level)) <= span.end.0 {
+                self.link(slot, level, Entry::EMPTY);
+                batch.freed_table(addr, self.emptied(entry.frame(), addr));
+                freed += 1;
+            }
+        }
+        freed
+    }
+
+    fn emptied(&self, table: Pfn, addr: VirtAddr) -> Frame<PageTable, S> {
+        let machine = self.source.machine();
+        let is_empty = |index| machine.load_entry(table, index) == 0;
+        debug_assert!((0..TABLE_ENTRIES).all(is_empty), "a table with leaves is freed at {addr:?}");
+        take_table(self.source, table)
+    }
+}
+
+/// The indices in a table of `level` whose first entry translates `base` that have to do with `range`.
+fn covered(base: VirtAddr, level: u32, range: &Range<VirtAddr>) -> Range<usize> {
+    let end = base.0 + ((TABLE_ENTRIES as u64) << shift(level));
+    let from = range.start.0.max(base.0);
+    let to = range.end.0.min(end);
+    if from >= to {
+        return 0..0;
+    }
+    let last = ((to - 1 - base.0) >> shift(level)) as usize;
+    let limit = if level == ROOT_LEVEL { USER_ENTRIES } else { TABLE_ENTRIES };
+    ((from - base.0) >> shift(level)) as usize..(last + 1).min(limit)
+}
+
+impl<S: Memory> Drop for Space<S> {
+    /// Free all tables but the roots, which CPUs may still have loaded. All leaves are empty.
+    fn drop(&mut self) {
+        let mut batch = self.batch();
+        self.free_tables(VirtAddr(0)..VirtAddr(1 << 47), &mut batch);
+        debug_assert_eq!(self.tables, 0);
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for Space<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Space({:?}, {} tables)", self.roots, self.tables)
+    }
+}
+
+/// Remembers the table of the last leaf, for runs of neighbours.
+pub struct Cursor<'a, S: Memory> {
+    space: &'a mut Space<S>,
+    region: u64,
+    table: Pfn,
+}
+
+impl<S: Memory> Cursor<'_, S> {
+    /// As [`Space::make`] for 4 KiB leaves.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    #[inline]
+    pub fn make(&mut self, addr: VirtAddr) -> Result<Slot<S::Machine>, OutOfMemory> {
+        let region = addr.0 >> shift(2);
+        if region != self.region {
+            let slot = self.space.make(addr, PageSize::Small)?;
+            (self.region, self.table) = (region, slot.table);
+        }
+        Ok(Slot { machine: self.space.source.machine(), table: self.table, index: index(addr, 1) })
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for Cursor<'_, S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Cursor({:?})", self.space)
+    }
+}
