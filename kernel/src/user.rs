@@ -4,8 +4,24 @@
 //! move bytes: one that may fault and therefore sleep, and one that never does. Bytes of a page-cache frame
 //! are only visible inside a per-CPU window, where nothing may sleep; so page-cache copies go
 //! `fault_in` (outside), then `*_without_fault` (inside), and again while the latter falls short.
+//!
+//! A [`UserPtr`] is an address that a program gave: nothing is known about it, every access may fail.
 
-use crate::Result;
+use alloc::vec::Vec;
+use core::fmt;
+use core::marker::PhantomData;
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::hw::{self, Faults};
+use crate::{Errno, Result};
+
+/// The longest path a program may pass, with its NUL (PATH_MAX).
+pub const PATH_MAX: usize = 4096;
+/// The most buffers a vectored call may name (IOV_MAX).
+pub const IOV_MAX: usize = 1024;
+/// The most bytes one call moves (MAX_RW_COUNT).
+pub const MAX_COUNT: usize = 0x7fff_f000;
 
 /// Where a read puts its bytes.
 pub trait Sink {
@@ -29,4 +45,345 @@ pub trait Source {
     fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize;
     /// Make the next byte's page present; may sleep. `EFAULT` if that cannot be.
     fn fault_in(&mut self) -> Result<()>;
+}
+
+/// An address in the current program where a `T` is said to be.
+pub struct UserPtr<T> {
+    address: u64,
+    what: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for UserPtr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for UserPtr<T> {}
+impl<T> fmt::Debug for UserPtr<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "user {:#x}", self.address)
+    }
+}
+
+impl<T> UserPtr<T> {
+    /// The pointer that a program passed as `address`.
+    pub const fn new(address: u64) -> Self {
+        Self { address, what: PhantomData }
+    }
+    /// The address.
+    pub const fn address(self) -> u64 {
+        self.address
+    }
+    /// Whether the program passed NULL.
+    pub const fn is_null(self) -> bool {
+        self.address == 0
+    }
+    /// The pointer `count` elements further up.
+    #[must_use]
+    pub const fn add(self, count: usize) -> Self {
+        Self::new(self.address.wrapping_add((count as u64).wrapping_mul(size_of::<T>() as u64)))
+    }
+    /// The same address as another type's.
+    pub const fn cast<U>(self) -> UserPtr<U> {
+        UserPtr::new(self.address)
+    }
+}
+
+impl<T: FromBytes + IntoBytes> UserPtr<T> {
+    /// The value there; may sleep.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub fn read(self) -> Result<T> {
+        let mut value = T::new_zeroed();
+        read_exact(self.address, value.as_mut_bytes())?;
+        Ok(value)
+    }
+    /// The value there, or `None` for NULL; may sleep.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub fn read_optional(self) -> Result<Option<T>> {
+        if self.is_null() { Ok(None) } else { self.read().map(Some) }
+    }
+    /// `count` values from there on; may sleep. The caller bounds `count`.
+    ///
+    /// # Errors
+    /// `EFAULT`, `ENOMEM`.
+    pub fn read_many(self, count: usize) -> Result<Vec<T>>
+    where
+        T: Clone,
+    {
+        let mut values = Vec::new();
+        values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+        values.resize(count, T::new_zeroed());
+        read_exact(self.address, values.as_mut_slice().as_mut_bytes())?;
+        Ok(values)
+    }
+}
+
+impl<T: IntoBytes + Immutable> UserPtr<T> {
+    /// Put `value` there; may sleep.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub fn write(self, value: &T) -> Result<()> {
+        write_exact(self.address, value.as_bytes())
+    }
+    /// Put `value` there unless the pointer is NULL; may sleep.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub fn write_optional(self, value: &T) -> Result<()> {
+        if self.is_null() { Ok(()) } else { self.write(value) }
+    }
+    /// Put `values` there, one after the other; may sleep.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub fn write_many(self, values: &[T]) -> Result<()> {
+        write_exact(self.address, values.as_bytes())
+    }
+}
+
+/// Fill `bytes` from the program's `address`; may sleep.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn read_exact(address: u64, bytes: &mut [u8]) -> Result<()> {
+    let length = bytes.len();
+    if hw::read_user(address, bytes, Faults::Sleep) == length { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+/// Put all of `bytes` at the program's `address`; may sleep.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn write_exact(address: u64, bytes: &[u8]) -> Result<()> {
+    if hw::write_user(address, bytes, Faults::Sleep) == bytes.len() { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+/// `length` bytes from `address` on; may sleep. The caller bounds `length`.
+///
+/// # Errors
+/// `EFAULT`, `ENOMEM`.
+pub fn read_vec(address: u64, length: usize) -> Result<Vec<u8>> {
+    UserPtr::<u8>::new(address).read_many(length)
+}
+
+/// The path at `address`, without its NUL; may sleep.
+///
+/// # Errors
+/// `EFAULT`, `ENOMEM`; `ENAMETOOLONG` where no NUL comes within [`PATH_MAX`] bytes.
+pub fn string(address: u64) -> Result<Vec<u8>> {
+    bounded_string(address, PATH_MAX, Errno::ENAMETOOLONG)
+}
+
+/// The string at `address`, without its NUL; may sleep.
+///
+/// # Errors
+/// `EFAULT`, `ENOMEM`; `too_long` where no NUL comes within `max` bytes.
+pub fn bounded_string(address: u64, max: usize, too_long: Errno) -> Result<Vec<u8>> {
+    let length = hw::user_string_length(address, max).ok_or(Errno::EFAULT)?;
+    if length >= max {
+        return Err(too_long);
+    }
+    let mut bytes = read_vec(address, length)?;
+    // Another thread may have written since: the string ends at its first NUL.
+    if let Some(end) = bytes.iter().position(|&byte| byte == 0) {
+        bytes.truncate(end);
+    }
+    Ok(bytes)
+}
+
+/// A run of a program's bytes, as a [`Sink`] and a [`Source`].
+#[derive(Clone, Copy, Debug)]
+pub struct UserSlice {
+    address: u64,
+    length: usize,
+}
+
+impl UserSlice {
+    /// `length` bytes from `address` on; longer than [`MAX_COUNT`] is cut, as Linux does.
+    pub fn new(address: u64, length: usize) -> Self {
+        Self { address, length: length.min(MAX_COUNT) }
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.address = self.address.wrapping_add(count as u64);
+        self.length -= count;
+    }
+
+    fn write(&mut self, bytes: &[u8], faults: Faults) -> usize {
+        let wanted = bytes.len().min(self.length);
+        let count = hw::write_user(self.address, &bytes[..wanted], faults);
+        self.advance(count);
+        count
+    }
+
+    fn read(&mut self, bytes: &mut [u8], faults: Faults) -> usize {
+        let wanted = bytes.len().min(self.length);
+        let count = hw::read_user(self.address, &mut bytes[..wanted], faults);
+        self.advance(count);
+        count
+    }
+}
+
+impl Sink for UserSlice {
+    fn remaining(&self) -> usize {
+        self.length
+    }
+    fn put(&mut self, bytes: &[u8]) -> Result<usize> {
+        let count = self.write(bytes, Faults::Sleep);
+        if count == 0 && !bytes.is_empty() && self.length != 0 { Err(Errno::EFAULT) } else { Ok(count) }
+    }
+    fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
+        self.write(bytes, Faults::Never)
+    }
+    fn fault_in(&mut self) -> Result<()> {
+        if self.length == 0 { Ok(()) } else { fault_in_writable(self.address) }
+    }
+}
+
+impl Source for UserSlice {
+    fn remaining(&self) -> usize {
+        self.length
+    }
+    fn take(&mut self, bytes: &mut [u8]) -> Result<usize> {
+        let count = self.read(bytes, Faults::Sleep);
+        if count == 0 && !bytes.is_empty() && self.length != 0 { Err(Errno::EFAULT) } else { Ok(count) }
+    }
+    fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize {
+        self.read(bytes, Faults::Never)
+    }
+    fn fault_in(&mut self) -> Result<()> {
+        if self.length == 0 { Ok(()) } else { read_exact(self.address, &mut [0]) }
+    }
+}
+
+/// Make the page of `address` present and writable without changing a byte.
+fn fault_in_writable(address: u64) -> Result<()> {
+    let mut byte = [0];
+    read_exact(address, &mut byte)?;
+    // A thread that writes this byte between the read and the write would lose it; such a program races with
+    // its own read(2), whose result covers the byte anyway.
+    write_exact(address, &byte)
+}
+
+/// Several runs of a program's bytes (readv, writev), as one [`Sink`] and [`Source`].
+#[derive(Debug)]
+pub struct Iovecs {
+    slices: Vec<UserSlice>,
+    /// The first run that is not used up.
+    current: usize,
+    remaining: usize,
+}
+
+impl Iovecs {
+    /// The `count` runs that the program's `struct iovec[]` at `address` names.
+    ///
+    /// # Errors
+    /// `EINVAL` for more than [`IOV_MAX`] runs or a negative length; `EFAULT`, `ENOMEM`.
+    pub fn read(address: u64, count: usize) -> Result<Self> {
+        if count > IOV_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let pairs = UserPtr::<[u64; 2]>::new(address).read_many(count)?;
+        let mut slices = Vec::new();
+        slices.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+        let mut remaining = 0;
+        for [base, length] in pairs {
+            if i64::try_from(length).is_err() {
+                return Err(Errno::EINVAL);
+            }
+            let length = usize::try_from(length).unwrap_or(usize::MAX).min(MAX_COUNT - remaining);
+            remaining += length;
+            slices.push(UserSlice::new(base, length));
+        }
+        Ok(Self { slices, current: 0, remaining })
+    }
+
+    /// The first run with bytes left.
+    fn next(&mut self) -> Option<&mut UserSlice> {
+        while self.slices.get(self.current).is_some_and(|slice| slice.length == 0) {
+            self.current += 1;
+        }
+        self.slices.get_mut(self.current)
+    }
+}
+
+impl Sink for Iovecs {
+    fn remaining(&self) -> usize {
+        self.remaining
+    }
+    fn put(&mut self, bytes: &[u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let Some(slice) = self.next() else { break };
+            match slice.put(&bytes[done..]) {
+                Ok(count) => {
+                    done += count;
+                    self.remaining -= count;
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+    fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
+        let mut done = 0;
+        while done < bytes.len() {
+            let Some(slice) = self.next() else { break };
+            let wanted = slice.length.min(bytes.len() - done);
+            let count = slice.put_without_fault(&bytes[done..]);
+            done += count;
+            self.remaining -= count;
+            if count < wanted {
+                break;
+            }
+        }
+        done
+    }
+    fn fault_in(&mut self) -> Result<()> {
+        self.next().map_or(Ok(()), Sink::fault_in)
+    }
+}
+
+impl Source for Iovecs {
+    fn remaining(&self) -> usize {
+        self.remaining
+    }
+    fn take(&mut self, bytes: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let Some(slice) = self.next() else { break };
+            match slice.take(&mut bytes[done..]) {
+                Ok(count) => {
+                    done += count;
+                    self.remaining -= count;
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+    fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < bytes.len() {
+            let Some(slice) = self.next() else { break };
+            let wanted = slice.length.min(bytes.len() - done);
+            let count = slice.take_without_fault(&mut bytes[done..]);
+            done += count;
+            self.remaining -= count;
+            if count < wanted {
+                break;
+            }
+        }
+        done
+    }
+    fn fault_in(&mut self) -> Result<()> {
+        self.next().map_or(Ok(()), Source::fault_in)
+    }
 }

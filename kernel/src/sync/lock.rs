@@ -1,4 +1,177 @@
 //! Locks.
+//!
+//! [`SpinLock`] orders tasks only: its holder must not sleep, and an interrupt handler must not take it.
+//! [`IrqSpinLock`] is for what an interrupt handler shares with tasks: interrupts are off while it is held,
+//! so its holder neither allocates, nor frees, nor waits for another CPU. [`Mutex`] and [`RwLock`] may be held
+//! across sleeping. Lock order: sleeping locks > plain spin locks > interrupt-safe spin locks.
 
-pub use spin::Mutex as SpinLock;
-pub use spin::Mutex;
+use core::fmt;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{Ordering, fence};
+
+use super::wait::WaitQueue;
+
+/// A lock between tasks; see the module's head.
+pub type SpinLock<T> = spin::mutex::SpinMutex<T>;
+/// The proof that a [`SpinLock`] is held.
+pub type SpinLockGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
+
+#[cfg(target_os = "none")]
+pub use freehold_arch::sync::IrqSpinLock;
+/// On the host there are no interrupts.
+#[cfg(not(target_os = "none"))]
+pub type IrqSpinLock<T> = spin::mutex::SpinMutex<T>;
+
+/// A lock that may be held across sleeping. Waiting for it is not interruptible.
+#[derive(Debug, Default)]
+pub struct Mutex<T> {
+    data: SpinLock<T>,
+    waiters: WaitQueue,
+}
+
+impl<T> Mutex<T> {
+    /// An open lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Self { data: SpinLock::new(value), waiters: WaitQueue::new() }
+    }
+    /// Take the lock; sleeps while another task holds it.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let data = match self.data.try_lock() {
+            Some(data) => data,
+            None => self.waiters.wait_uninterruptible(|| self.data.try_lock()),
+        };
+        MutexGuard { data: Some(data), waiters: &self.waiters }
+    }
+    /// Take the lock if nobody holds it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        let data = self.data.try_lock()?;
+        Some(MutexGuard { data: Some(data), waiters: &self.waiters })
+    }
+    /// The value, by exclusive access to the lock.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.data.get_mut()
+    }
+    /// The value, at the lock's end.
+    pub fn into_inner(self) -> T {
+        self.data.into_inner()
+    }
+}
+
+/// The proof that a [`Mutex`] is held.
+#[must_use]
+pub struct MutexGuard<'a, T> {
+    data: Option<SpinLockGuard<'a, T>>,
+    waiters: &'a WaitQueue,
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.data.as_ref().expect("a guard holds its data until it is dropped")
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.data.as_mut().expect("a guard holds its data until it is dropped")
+    }
+}
+
+impl<T> Drop for MutexGuard<'_, T> {
+    fn drop(&mut self) {
+        drop(self.data.take());
+        // The release above must be visible before we look for sleepers: a sleeper registers, then tries.
+        fence(Ordering::SeqCst);
+        self.waiters.wake_one();
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+type Shared<T> = spin::RwLock<T>;
+
+/// A lock for many readers or one writer that may be held across sleeping. Waiting is not interruptible.
+#[derive(Debug, Default)]
+pub struct RwLock<T> {
+    data: Shared<T>,
+    waiters: WaitQueue,
+}
+
+impl<T> RwLock<T> {
+    /// An open lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Self { data: Shared::new(value), waiters: WaitQueue::new() }
+    }
+    /// Share the lock; sleeps while a writer holds it.
+    pub fn read(&self) -> ReadGuard<'_, T> {
+        let data = match self.data.try_read() {
+            Some(data) => data,
+            None => self.waiters.wait_uninterruptible(|| self.data.try_read()),
+        };
+        ReadGuard { data: Some(data), waiters: &self.waiters }
+    }
+    /// Take the lock alone; sleeps while anyone holds it.
+    pub fn write(&self) -> WriteGuard<'_, T> {
+        let data = match self.data.try_write() {
+            Some(data) => data,
+            None => self.waiters.wait_uninterruptible(|| self.data.try_write()),
+        };
+        WriteGuard { data: Some(data), waiters: &self.waiters }
+    }
+}
+
+/// The proof that a [`RwLock`] is shared.
+#[must_use]
+#[derive(Debug)]
+pub struct ReadGuard<'a, T> {
+    data: Option<spin::RwLockReadGuard<'a, T>>,
+    waiters: &'a WaitQueue,
+}
+
+impl<T> Deref for ReadGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.data.as_ref().expect("a guard holds its data until it is dropped")
+    }
+}
+
+impl<T> Drop for ReadGuard<'_, T> {
+    fn drop(&mut self) {
+        drop(self.data.take());
+        fence(Ordering::SeqCst);
+        self.waiters.wake_all();
+    }
+}
+
+/// The proof that a [`RwLock`] is held alone.
+#[must_use]
+#[derive(Debug)]
+pub struct WriteGuard<'a, T> {
+    data: Option<spin::RwLockWriteGuard<'a, T>>,
+    waiters: &'a WaitQueue,
+}
+
+impl<T> Deref for WriteGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.data.as_ref().expect("a guard holds its data until it is dropped")
+    }
+}
+
+impl<T> DerefMut for WriteGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.data.as_mut().expect("a guard holds its data until it is dropped")
+    }
+}
+
+impl<T> Drop for WriteGuard<'_, T> {
+    fn drop(&mut self) {
+        drop(self.data.take());
+        fence(Ordering::SeqCst);
+        self.waiters.wake_all();
+    }
+}

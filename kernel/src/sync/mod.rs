@@ -3,5 +3,7 @@
 mod lock;
 mod wait;
 
-pub use lock::{Mutex, SpinLock};
-pub use wait::{PollWaiter, WaitQueue};
+pub use lock::{
+    IrqSpinLock, Mutex, MutexGuard, ReadGuard, RwLock, SpinLock, SpinLockGuard, WriteGuard,
+};
+pub use wait::{PollWaiter, Slept, WaitQueue, Wake, Woken};

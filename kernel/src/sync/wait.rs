@@ -1,9 +1,310 @@
-//! Wait queues.
+//! Wait queues: sleeping until something changes.
+//!
+//! Protocol, which loses no wake-up: a sleeper (1) puts itself on the queue, (2) announces that it is going to
+//! sleep, (3) looks at its condition, and only then (4) gives up the CPU. A waker changes the condition first
+//! and then wakes the queue. Whichever comes second sees the other.
+//!
+//! A queue's entries are removed by their owners only, never by a waker: so waking allocates and frees nothing
+//! and may happen in an interrupt handler, under interrupt-safe locks. Waking takes the queue's lock, then what
+//! [`Wake::wake`] takes (a run queue's).
 
-/// Tasks that sleep until something changes.
-#[derive(Debug, Default)]
-pub struct WaitQueue {}
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// One task that waits on several queues at once (poll, select, epoll).
-#[derive(Debug)]
-pub struct PollWaiter {}
+use super::lock::IrqSpinLock;
+use crate::sched::{self, Sleep};
+use crate::{Errno, Result};
+
+/// What became of a wake-up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Woken {
+    /// It ended somebody's sleep.
+    Sleeper,
+    /// Nobody slept there: the next in the queue may be tried.
+    Nobody,
+}
+
+/// Whoever is told that a queue was woken. Called in any context under the queue's interrupt-safe lock: takes
+/// interrupt-safe locks only, allocates and frees nothing.
+pub trait Wake: Send + Sync {
+    /// Something changed.
+    fn wake(&self) -> Woken;
+}
+
+struct Entry {
+    id: u64,
+    target: Arc<dyn Wake>,
+}
+
+/// Those who wait until something changes.
+pub struct WaitQueue {
+    entries: IrqSpinLock<Vec<Entry>>,
+    /// How many entries there are, to let a waker pass an empty queue without the lock.
+    count: AtomicUsize,
+}
+
+static NEXT_ENTRY: AtomicU64 = AtomicU64::new(0);
+
+/// How long a sleeper naps before it looks again, where there was no memory to queue it (nanoseconds).
+const NAP: u64 = 1_000_000;
+
+impl WaitQueue {
+    /// A queue without waiters.
+    pub const fn new() -> Self {
+        Self { entries: IrqSpinLock::new(Vec::new()), count: AtomicUsize::new(0) }
+    }
+
+    /// Sleep until `condition` gives a value.
+    ///
+    /// # Errors
+    /// `ERESTARTSYS` where a signal is pending before that.
+    pub fn wait_until<T>(&self, condition: impl FnMut() -> Option<T>) -> Result<T> {
+        match self.wait(Sleep::Interruptible, None, condition)? {
+            Some(value) => Ok(value),
+            None => Err(Errno::ERESTARTSYS),
+        }
+    }
+
+    /// Sleep until `condition` gives a value, or until the clock of [`crate::time::now`] shows `deadline`
+    /// nanoseconds: then `None`.
+    ///
+    /// # Errors
+    /// `ERESTARTSYS` where a signal is pending before that.
+    pub fn wait_until_deadline<T>(
+        &self,
+        deadline: Option<u64>,
+        condition: impl FnMut() -> Option<T>,
+    ) -> Result<Option<T>> {
+        self.wait(Sleep::Interruptible, deadline, condition)
+    }
+
+    /// Sleep until `condition` gives a value, whatever signals come.
+    pub fn wait_uninterruptible<T>(&self, mut condition: impl FnMut() -> Option<T>) -> T {
+        loop {
+            if let Ok(Some(value)) = self.wait(Sleep::Uninterruptible, None, &mut condition) {
+                return value;
+            }
+        }
+    }
+
+    fn wait<T>(
+        &self,
+        sleep: Sleep,
+        deadline: Option<u64>,
+        mut condition: impl FnMut() -> Option<T>,
+    ) -> Result<Option<T>> {
+        if let Some(value) = condition() {
+            return Ok(Some(value));
+        }
+        let task = crate::task::current();
+        let target: Arc<dyn Wake> = task.clone();
+        let queued = self.insert(&target).ok();
+        let outcome = loop {
+            task.prepare_to_sleep(sleep);
+            if let Some(value) = condition() {
+                break Ok(Some(value));
+            }
+            if sleep == Sleep::Interruptible && task.signal_pending() {
+                break Err(Errno::ERESTARTSYS);
+            }
+            let now = crate::time::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                break Ok(None);
+            }
+            let nap = if queued.is_some() { None } else { Some(now + NAP) };
+            let until = match (deadline, nap) {
+                (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
+                (deadline, nap) => deadline.or(nap),
+            };
+            sched::block(&task, until);
+        };
+        task.finish_sleep();
+        if let Some(id) = queued {
+            self.remove(id);
+        }
+        outcome
+    }
+
+    /// Wake the first who sleeps.
+    pub fn wake_one(&self) {
+        if self.count.load(Ordering::SeqCst) != 0 {
+            let entries = self.entries.lock();
+            let _ = entries.iter().find(|entry| entry.target.wake() == Woken::Sleeper);
+        }
+    }
+
+    /// Wake all.
+    pub fn wake_all(&self) {
+        if self.count.load(Ordering::SeqCst) != 0 {
+            for entry in self.entries.lock().iter() {
+                entry.target.wake();
+            }
+        }
+    }
+
+    /// Wake up to `count` sleepers, and say how many.
+    pub fn wake_many(&self, count: usize) -> usize {
+        let mut woken = 0;
+        if self.count.load(Ordering::SeqCst) != 0 {
+            for entry in self.entries.lock().iter() {
+                if woken == count {
+                    break;
+                }
+                woken += usize::from(entry.target.wake() == Woken::Sleeper);
+            }
+        }
+        woken
+    }
+
+    /// Whether anyone is registered.
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::SeqCst) == 0
+    }
+
+    /// Add `target` at the end; the room is made outside the lock, since nothing may be allocated under it.
+    fn insert(&self, target: &Arc<dyn Wake>) -> Result<u64> {
+        let id = NEXT_ENTRY.fetch_add(1, Ordering::Relaxed);
+        let mut entry = Some(Entry { id, target: target.clone() });
+        let mut spare = Vec::new();
+        loop {
+            let wanted = {
+                let mut entries = self.entries.lock();
+                if spare.capacity() > entries.capacity() {
+                    // The old buffer leaves with its entries moved over, and is freed outside.
+                    spare.append(&mut entries);
+                    core::mem::swap(&mut *entries, &mut spare);
+                }
+                if entries.len() < entries.capacity() {
+                    if let Some(entry) = entry.take() {
+                        entries.push(entry);
+                        self.count.store(entries.len(), Ordering::SeqCst);
+                    }
+                    return Ok(id);
+                }
+                (entries.capacity() * 2).max(4)
+            };
+            spare = Vec::new();
+            spare.try_reserve_exact(wanted).map_err(|_| Errno::ENOMEM)?;
+        }
+    }
+
+    /// Remove the entry `id`; it is dropped outside the lock.
+    fn remove(&self, id: u64) {
+        let removed = {
+            let mut entries = self.entries.lock();
+            let at = entries.iter().position(|entry| entry.id == id);
+            let removed = at.map(|at| entries.remove(at));
+            self.count.store(entries.len(), Ordering::SeqCst);
+            removed
+        };
+        drop(removed);
+    }
+}
+
+impl Default for WaitQueue {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for WaitQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WaitQueue").field("waiters", &self.count.load(Ordering::Relaxed)).finish()
+    }
+}
+
+/// How a poll's sleep ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Slept {
+    /// A queue was woken (or may have been): look again.
+    Woken,
+    /// The deadline has passed.
+    TimedOut,
+}
+
+/// One who waits on several queues at once (poll, select, epoll). Registrations last until it is dropped.
+#[must_use]
+pub struct PollWaiter {
+    target: Arc<dyn Wake>,
+    registered: Vec<(Arc<WaitQueue>, u64)>,
+    /// Some registration found no memory: sleep only in naps.
+    incomplete: bool,
+}
+
+impl PollWaiter {
+    /// A waiter that wakes the current task. Register with every queue first, then look at the files, then
+    /// [`sleep`](Self::sleep).
+    pub fn new() -> Self {
+        let task = crate::task::current();
+        task.prepare_to_sleep(Sleep::Interruptible);
+        Self { target: task, registered: Vec::new(), incomplete: false }
+    }
+
+    /// A waiter that tells `target` of every wake-up, for as long as it lives.
+    pub fn observer(target: Arc<dyn Wake>) -> Self {
+        Self { target, registered: Vec::new(), incomplete: false }
+    }
+
+    /// Be told when `queue` is woken.
+    pub fn register(&mut self, queue: &Arc<WaitQueue>) {
+        if self.registered.try_reserve(1).is_err() {
+            self.incomplete = true;
+            return;
+        }
+        match queue.insert(&self.target) {
+            Ok(id) => self.registered.push((queue.clone(), id)),
+            Err(_) => self.incomplete = true,
+        }
+    }
+
+    /// Sleep until one of the queues is woken after the last call (or after `new`); the caller then looks at its
+    /// files again. Only for waiters made by [`new`](Self::new), on the task that made it.
+    ///
+    /// # Errors
+    /// `ERESTARTSYS` where a signal is pending.
+    pub fn sleep(&mut self, deadline: Option<u64>) -> Result<Slept> {
+        let task = crate::task::current();
+        if task.signal_pending() {
+            return Err(Errno::ERESTARTSYS);
+        }
+        let now = crate::time::now();
+        if deadline.is_some_and(|deadline| now >= deadline) {
+            return Ok(Slept::TimedOut);
+        }
+        let nap = if self.incomplete { Some(now + NAP) } else { None };
+        let until = match (deadline, nap) {
+            (Some(deadline), Some(nap)) => Some(deadline.min(nap)),
+            (deadline, nap) => deadline.or(nap),
+        };
+        sched::block(&task, until);
+        task.prepare_to_sleep(Sleep::Interruptible);
+        Ok(Slept::Woken)
+    }
+}
+
+impl Default for PollWaiter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for PollWaiter {
+    fn drop(&mut self) {
+        for (queue, id) in self.registered.drain(..) {
+            queue.remove(id);
+        }
+        // An observer's owner may be asleep for another reason; only a waiting task's own state is reset, and
+        // that is harmless where it was not preparing to sleep.
+        if let Some(task) = crate::task::try_current() {
+            task.finish_sleep();
+        }
+    }
+}
+
+impl fmt::Debug for PollWaiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PollWaiter").field("queues", &self.registered.len()).finish()
+    }
+}

@@ -1,0 +1,69 @@
+//! What this crate asks of the hardware under a plain name, so that its logic also runs under `cargo test`.
+//!
+//! In the kernel each of these is `freehold-arch`'s. On the host there is one CPU, no user memory and nobody to
+//! switch to; tests there stay on this side of that line.
+
+#[cfg(target_os = "none")]
+mod real {
+    use freehold_machine::{CpuId, Cpus, VirtAddr};
+
+    pub use freehold_arch::X86 as Hardware;
+    pub use freehold_arch::usercopy::Faults;
+    pub use freehold_arch::{cpu, irq, thread, time, usercopy};
+
+    /// The CPU this runs on; a hint unless it cannot move.
+    pub fn current_cpu() -> CpuId {
+        Hardware.current_cpu()
+    }
+    /// Copy from a user address; the bytes copied.
+    pub fn read_user(from: u64, to: &mut [u8], faults: Faults) -> usize {
+        usercopy::read(VirtAddr(from), to, faults)
+    }
+    /// Copy to a user address; the bytes copied.
+    pub fn write_user(to: u64, from: &[u8], faults: Faults) -> usize {
+        usercopy::write(VirtAddr(to), from, faults)
+    }
+    /// The length of a NUL-terminated string of at most `max` bytes.
+    pub fn user_string_length(at: u64, max: usize) -> Option<usize> {
+        usercopy::strnlen(VirtAddr(at), max, Faults::Sleep)
+    }
+}
+
+#[cfg(not(target_os = "none"))]
+mod real {
+    use freehold_machine::CpuId;
+
+    /// Whether a copy may fault and sleep.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Faults {
+        /// It may.
+        Sleep,
+        /// It ends at the first page that is not there.
+        Never,
+    }
+    /// The one CPU.
+    pub fn current_cpu() -> CpuId {
+        CpuId(0)
+    }
+    /// There is no user memory.
+    pub fn read_user(_from: u64, _to: &mut [u8], _faults: Faults) -> usize {
+        0
+    }
+    /// There is no user memory.
+    pub fn write_user(_to: u64, _from: &[u8], _faults: Faults) -> usize {
+        0
+    }
+    /// There is no user memory.
+    pub fn user_string_length(_at: u64, _max: usize) -> Option<usize> {
+        None
+    }
+    /// Time.
+    pub mod time {
+        /// A clock that stands still.
+        pub fn now() -> u64 {
+            0
+        }
+    }
+}
+
+pub use real::*;

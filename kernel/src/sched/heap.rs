@@ -1,0 +1,185 @@
+//! A binary heap whose elements know where they are, so that any of them can be taken out.
+//!
+//! It orders run queues (by virtual runtime) and timer queues (by deadline). Both are changed under
+//! interrupt-safe locks, where nothing may be allocated: the room is made beforehand, in a buffer that is
+//! [given](IndexedHeap::give_room) to the heap, and the elements' positions live in the elements.
+
+use alloc::vec::Vec;
+
+/// An element that remembers its position.
+pub trait Positioned {
+    /// Remember `position`; `None` where the element is in the heap no longer.
+    fn set_position(&self, position: Option<usize>);
+    /// The position remembered.
+    fn position(&self) -> Option<usize>;
+}
+
+/// The heap: the least key is on top; among equal keys the first that came.
+#[derive(Debug)]
+pub struct IndexedHeap<V> {
+    entries: Vec<(u64, u64, V)>,
+    /// Counts insertions, to keep equal keys in order of arrival.
+    arrivals: u64,
+}
+
+impl<V: Positioned> IndexedHeap<V> {
+    /// An empty heap without room.
+    pub const fn new() -> Self {
+        Self { entries: Vec::new(), arrivals: 0 }
+    }
+    /// How many elements there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+    /// How many elements fit.
+    pub fn room(&self) -> usize {
+        self.entries.capacity()
+    }
+    /// Exchange the buffer for `buffer`, if that is larger; the smaller one comes back, to be freed elsewhere.
+    #[must_use]
+    pub fn give_room(&mut self, mut buffer: Vec<(u64, u64, V)>) -> Vec<(u64, u64, V)> {
+        if buffer.capacity() > self.entries.capacity() {
+            buffer.append(&mut self.entries);
+            core::mem::swap(&mut self.entries, &mut buffer);
+        }
+        buffer
+    }
+    /// Insert `value` under `key`; gives it back where there is no room.
+    pub fn insert(&mut self, key: u64, value: V) -> Result<(), V> {
+        if self.entries.len() == self.entries.capacity() {
+            return Err(value);
+        }
+        self.arrivals += 1;
+        let at = self.entries.len();
+        self.entries.push((key, self.arrivals, value));
+        self.rise(at);
+        Ok(())
+    }
+    /// The least key and its element.
+    pub fn first(&self) -> Option<(u64, &V)> {
+        self.entries.first().map(|(key, _, value)| (*key, value))
+    }
+    /// Take the element with the least key out.
+    pub fn pop(&mut self) -> Option<(u64, V)> {
+        if self.is_empty() { None } else { Some(self.take(0)) }
+    }
+    /// Take out the element that says it is at `position`.
+    pub fn remove(&mut self, position: usize) -> Option<(u64, V)> {
+        (position < self.entries.len()).then(|| self.take(position))
+    }
+    /// The elements, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &V> {
+        self.entries.iter().map(|(_, _, value)| value)
+    }
+
+    fn take(&mut self, at: usize) -> (u64, V) {
+        let (key, _, value) = self.entries.swap_remove(at);
+        value.set_position(None);
+        if at < self.entries.len() {
+            let at = self.rise(at);
+            self.sink(at);
+        }
+        (key, value)
+    }
+
+    fn order(&self, at: usize) -> (u64, u64) {
+        let (key, arrival, _) = &self.entries[at];
+        (*key, *arrival)
+    }
+
+    fn rise(&mut self, mut at: usize) -> usize {
+        while at > 0 {
+            let parent = (at - 1) / 2;
+            if self.order(parent) <= self.order(at) {
+                break;
+            }
+            self.entries.swap(at, parent);
+            self.entries[at].2.set_position(Some(at));
+            at = parent;
+        }
+        self.entries[at].2.set_position(Some(at));
+        at
+    }
+
+    fn sink(&mut self, mut at: usize) {
+        loop {
+            let mut least = at;
+            for child in [2 * at + 1, 2 * at + 2] {
+                if child < self.entries.len() && self.order(child) < self.order(least) {
+                    least = child;
+                }
+            }
+            if least == at {
+                break;
+            }
+            self.entries.swap(at, least);
+            self.entries[at].2.set_position(Some(at));
+            at = least;
+        }
+        self.entries[at].2.set_position(Some(at));
+    }
+}
+
+impl<V: Positioned> Default for IndexedHeap<V> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::rc::Rc;
+    use core::cell::Cell;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    struct Item {
+        at: Cell<Option<usize>>,
+        id: usize,
+    }
+    impl Positioned for Rc<Item> {
+        fn set_position(&self, position: Option<usize>) {
+            self.at.set(position);
+        }
+        fn position(&self) -> Option<usize> {
+            self.at.get()
+        }
+    }
+
+    proptest! {
+        /// Whatever is inserted and taken out by position, the rest comes out by key, then by arrival.
+        #[test]
+        fn elements_leave_in_order_of_key_then_arrival(
+            keys in prop::collection::vec(0u64..20, 1..60),
+            removals in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
+        ) {
+            let mut heap = IndexedHeap::new();
+            assert!(heap.insert(0, Rc::new(Item { at: Cell::new(None), id: 0 })).is_err());
+            let spare = heap.give_room(Vec::with_capacity(64));
+            assert_eq!(spare.capacity(), 0);
+            let items: Vec<_> = (0..keys.len()).map(|id| Rc::new(Item { at: Cell::new(None), id })).collect();
+            for (key, item) in keys.iter().zip(&items) {
+                assert!(heap.insert(*key, item.clone()).is_ok());
+            }
+            let mut left: Vec<usize> = (0..keys.len()).collect();
+            for index in removals {
+                let item = index.get(&items);
+                if let Some(at) = item.position() {
+                    let (key, removed) = heap.remove(at).unwrap();
+                    assert_eq!((key, removed.id), (keys[item.id], item.id));
+                    left.retain(|&id| id != item.id);
+                }
+            }
+            left.sort_by_key(|&id| (keys[id], id));
+            let out: Vec<usize> = core::iter::from_fn(|| heap.pop()).map(|(_, item)| item.id).collect();
+            assert_eq!(out, left);
+            assert!(items.iter().all(|item| item.position().is_none()));
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Who runs where, and when.
+//!
+//! Every CPU has a [run queue](runqueue) under its own interrupt-safe lock; at most one such lock is held at a
+//! time. A task belongs to the queue of `schedule.cpu`, whose lock protects its changes between running,
+//! waiting for the CPU and sleeping.
+//!
+//! A switch takes place in two halves: [`reschedule`] makes another task the queue's `current` under the lock,
+//! and lets go of the lock; the new task then [finishes the switch](finish_switch) on the other side. In between
+//! the old task's registers are not saved yet: `on_cpu` says so, and no other CPU takes a task while it is set.
+//!
+//! The kernel is not preemptible: `reschedule` is called where a task blocks, in [`cond_resched`], and before a
+//! return to user mode. Interrupt handlers only set `wanted`.
+
+pub mod heap;
+pub mod runqueue;
+#[cfg(target_os = "none")]
+mod switch;
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+
+use freehold_machine::{CpuId, CpuSet, MAX_CPUS};
+
+use crate::sync::{IrqSpinLock, Woken};
+use crate::task::Task;
+use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
+
+#[cfg(target_os = "none")]
+pub use switch::{
+    block, exit_current, finish_switch, idle_forever, reschedule, spawn_kernel, start, timer_interrupt,
+};
+
+/// How a task sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Sleep {
+    /// Until it is woken, or a signal comes.
+    Interruptible = 1,
+    /// Until it is woken.
+    Uninterruptible = 2,
+    /// Stopped by job control, until it continues or is killed.
+    Stopped = 3,
+}
+
+const RUNNABLE: u8 = 0;
+const DEAD: u8 = 4;
+
+/// A task's share in scheduling. Changed under the run-queue lock of `cpu`, but for what its task itself stores.
+#[derive(Debug)]
+pub struct Schedule {
+    /// Runnable, a [`Sleep`], or dead.
+    state: AtomicU8,
+    /// The CPU whose queue the task belongs to.
+    pub cpu: AtomicU16,
+    /// A CPU runs it, or has not saved its registers yet.
+    pub on_cpu: AtomicBool,
+    /// Nanoseconds of CPU time, by weight.
+    pub virtual_runtime: AtomicU64,
+    /// Nanoseconds of CPU time.
+    pub runtime: AtomicU64,
+    /// See [`runqueue::weight_of_nice`].
+    pub weight: AtomicU64,
+    /// Nice value + 20.
+    nice: AtomicU8,
+    /// CPUs it may run on, as a [`CpuSet`]'s bits.
+    affinity: AtomicU64,
+    /// Position in the run queue + 1, 0 where it is in none.
+    position: AtomicUsize,
+    /// The task that a CPU runs when there is no other.
+    pub is_idle: bool,
+    /// Times it gave up the CPU by sleeping.
+    pub voluntary_switches: AtomicU64,
+    /// Times the CPU was taken from it.
+    pub involuntary_switches: AtomicU64,
+}
+
+impl Schedule {
+    /// A new task's: runnable, on no queue yet.
+    pub fn new(is_idle: Idle, cpu: CpuId) -> Self {
+        Self {
+            state: AtomicU8::new(Sleep::Uninterruptible as u8),
+            cpu: AtomicU16::new(cpu.0),
+            on_cpu: AtomicBool::new(false),
+            virtual_runtime: AtomicU64::new(0),
+            runtime: AtomicU64::new(0),
+            weight: AtomicU64::new(UNIT_WEIGHT),
+            nice: AtomicU8::new(20),
+            affinity: AtomicU64::new(u64::MAX),
+            position: AtomicUsize::new(0),
+            is_idle: is_idle == Idle::Yes,
+            voluntary_switches: AtomicU64::new(0),
+            involuntary_switches: AtomicU64::new(0),
+        }
+    }
+    /// The child's share: as its parent's.
+    pub fn inherit(&self, parent: &Self) {
+        self.set_nice(parent.nice());
+        self.affinity.store(parent.affinity.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.virtual_runtime.store(parent.virtual_runtime.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    /// The nice value, -20..=19.
+    pub fn nice(&self) -> i32 {
+        i32::from(self.nice.load(Ordering::Relaxed)) - 20
+    }
+    /// Set the nice value; clamped to -20..=19.
+    pub fn set_nice(&self, nice: i32) {
+        let nice = nice.clamp(-20, 19);
+        self.nice.store((nice + 20) as u8, Ordering::Relaxed);
+        self.weight.store(runqueue::weight_of_nice(nice), Ordering::Relaxed);
+    }
+    /// The CPUs it may run on.
+    pub fn affinity(&self) -> CpuSet {
+        CpuSet(self.affinity.load(Ordering::Relaxed))
+    }
+    /// Restrict it to `cpus`, which is not empty. It moves when it next is enqueued.
+    pub fn set_affinity(&self, cpus: CpuSet) {
+        self.affinity.store(cpus.0, Ordering::Relaxed);
+    }
+    /// The letter that /proc shows.
+    pub fn state_letter(&self) -> u8 {
+        match self.state.load(Ordering::Relaxed) {
+            RUNNABLE => b'R',
+            1 => b'S',
+            2 => b'D',
+            3 => b'T',
+            _ => b'X',
+        }
+    }
+}
+
+/// Whether a task is a CPU's idle task.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Idle {
+    /// It is.
+    Yes,
+    /// It is not.
+    No,
+}
+
+impl heap::Positioned for Arc<Task> {
+    fn set_position(&self, position: Option<usize>) {
+        self.schedule.position.store(position.map_or(0, |at| at + 1), Ordering::Relaxed);
+    }
+    fn position(&self) -> Option<usize> {
+        self.schedule.position.load(Ordering::Relaxed).checked_sub(1)
+    }
+}
+
+/// One CPU's part; aligned so that CPUs do not share cache lines.
+#[repr(align(128))]
+struct PerCpu {
+    queue: IrqSpinLock<RunQueue>,
+    /// Somebody with a better claim waits here: call `reschedule` at the next chance.
+    wanted: AtomicBool,
+    /// The idle task runs (a hint for placement).
+    idle: AtomicBool,
+}
+
+static CPUS: [PerCpu; MAX_CPUS] = [const {
+    PerCpu { queue: IrqSpinLock::new(RunQueue::new()), wanted: AtomicBool::new(false), idle: AtomicBool::new(false) }
+}; MAX_CPUS];
+
+/// CPUs that take part, as a [`CpuSet`]'s bits.
+static ONLINE: AtomicU64 = AtomicU64::new(0);
+
+/// The CPUs that run tasks.
+pub fn online() -> CpuSet {
+    CpuSet(ONLINE.load(Ordering::Acquire))
+}
+
+fn cpu(id: CpuId) -> &'static PerCpu {
+    &CPUS[usize::from(id.0)]
+}
+
+/// Whether this CPU should call [`reschedule`] soon.
+pub fn is_wanted() -> bool {
+    cpu(crate::hw::current_cpu()).wanted.load(Ordering::Relaxed)
+}
+
+impl Task {
+    /// Announce that this, the current task, is going to sleep: a wake-up from now on is not lost.
+    pub fn prepare_to_sleep(&self, sleep: Sleep) {
+        self.schedule.state.store(sleep as u8, Ordering::SeqCst);
+    }
+    /// Take the announcement back.
+    pub fn finish_sleep(&self) {
+        self.schedule.state.store(RUNNABLE, Ordering::SeqCst);
+    }
+}
+
+/// Wake `task` if it sleeps in one of the `kinds`. Any context; takes a run queue's lock.
+pub fn wake(task: &Arc<Task>, kinds: &[Sleep]) -> Woken {
+    let schedule = &task.schedule;
+    // The sleeper stores its state before it looks at its condition, and our caller changed the condition
+    // before this load: one of the two sees the other.
+    core::sync::atomic::fence(Ordering::SeqCst);
+    loop {
+        let state = schedule.state.load(Ordering::SeqCst);
+        if !kinds.iter().any(|&kind| kind as u8 == state) {
+            return Woken::Nobody;
+        }
+        let home = CpuId(schedule.cpu.load(Ordering::Relaxed));
+        let mut queue = cpu(home).queue.lock();
+        if schedule.cpu.load(Ordering::Relaxed) != home.0 {
+            continue;
+        }
+        if schedule.state.compare_exchange(state, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            continue;
+        }
+        if queue.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, task)) {
+            // It has not left the CPU yet, and will not.
+            return Woken::Sleeper;
+        }
+        let leaving = schedule.on_cpu.load(Ordering::Acquire);
+        let target = if leaving { home } else { place(task, home) };
+        if target == home {
+            queue.enqueue_woken(task.clone());
+            let preempt = queue.should_preempt(WAKE_GRANULARITY) || queue.waiting() == 1;
+            drop(queue);
+            if preempt {
+                want(home);
+            }
+        } else {
+            schedule.cpu.store(target.0, Ordering::Relaxed);
+            drop(queue);
+            enqueue_on(task.clone(), target);
+        }
+        return Woken::Sleeper;
+    }
+}
+
+/// Put a task whose `cpu` is `target` and that is on no queue in line there.
+fn enqueue_on(task: Arc<Task>, target: CpuId) {
+    let preempt = {
+        let mut queue = cpu(target).queue.lock();
+        queue.enqueue_woken(task);
+        // The first in line also ends a slice that had no end, because nobody waited.
+        queue.should_preempt(WAKE_GRANULARITY) || queue.waiting() == 1
+    };
+    if preempt {
+        want(target);
+    }
+}
+
+/// Choose a CPU for a task that wakes: where it was, if that is idle; else an idle one; else where it was.
+fn place(task: &Task, home: CpuId) -> CpuId {
+    let allowed = CpuSet(task.schedule.affinity().0 & online().0);
+    let is_idle = |id: CpuId| cpu(id).idle.load(Ordering::Relaxed);
+    if allowed.contains(home) {
+        if is_idle(home) {
+            return home;
+        }
+        return allowed.iter().find(|&id| is_idle(id)).unwrap_or(home);
+    }
+    allowed.iter().find(|&id| is_idle(id)).or_else(|| allowed.iter().next()).unwrap_or(home)
+}
+
+/// Make `target` reschedule soon.
+fn want(target: CpuId) {
+    cpu(target).wanted.store(true, Ordering::Release);
+    #[cfg(target_os = "none")]
+    if target != crate::hw::current_cpu() {
+        crate::hw::cpu::send_reschedule(target);
+    }
+}
+
+/// Make the CPU that `task` may be running on look at it before it returns to user mode.
+pub fn kick(task: &Task) {
+    let home = CpuId(task.schedule.cpu.load(Ordering::Relaxed));
+    if task.schedule.on_cpu.load(Ordering::Relaxed) && home != crate::hw::current_cpu() {
+        #[cfg(target_os = "none")]
+        crate::hw::cpu::send_reschedule(home);
+    }
+}
+
+/// Give up the CPU if somebody with a better claim waits; for long loops in the kernel.
+pub fn cond_resched() {
+    #[cfg(target_os = "none")]
+    if is_wanted() {
+        reschedule();
+    }
+}
+
+/// Let others run first (sched_yield).
+pub fn yield_now() {
+    #[cfg(target_os = "none")]
+    {
+        if let Some(task) = crate::task::try_current() {
+            // Behind everyone who waits now: a slice's worth.
+            task.schedule.virtual_runtime.fetch_add(runqueue::SLICE, Ordering::Relaxed);
+        }
+        reschedule();
+    }
+}
+
+/// On the host nobody else runs: a test that would sleep here has lost a wake-up.
+#[cfg(not(target_os = "none"))]
+pub fn block(_task: &Arc<Task>, _until: Option<u64>) {
+    panic!("a host test went to sleep");
+}
+
+/// Make room for one more task in every queue.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn make_room(tasks: usize) -> crate::Result<()> {
+    for id in online().iter() {
+        loop {
+            let room = cpu(id).queue.lock().room();
+            if room >= tasks {
+                break;
+            }
+            let mut buffer = alloc::vec::Vec::new();
+            buffer.try_reserve_exact((tasks + 1).max(2 * room).max(16)).map_err(|_| crate::Errno::ENOMEM)?;
+            let old = cpu(id).queue.lock().give_room(buffer);
+            drop(old);
+        }
+    }
+    Ok(())
+}
+
+/// Sums over all CPUs, for /proc.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuStatistics {
+    /// Nanoseconds idle.
+    pub idle: u64,
+    /// Switches.
+    pub switches: u64,
+    /// Tasks waiting for the CPU or running.
+    pub runnable: usize,
+}
+
+/// What `id` did so far.
+pub fn statistics(id: CpuId) -> CpuStatistics {
+    let mut queue = cpu(id).queue.lock();
+    queue.account(crate::hw::time::now());
+    let running = queue.current.as_ref().is_some_and(|task| !task.schedule.is_idle);
+    CpuStatistics {
+        idle: queue.idle,
+        switches: queue.switches,
+        runnable: queue.waiting() + usize::from(running),
+    }
+}

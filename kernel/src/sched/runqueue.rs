@@ -1,0 +1,157 @@
+//! One CPU's run queue: who runs next there.
+//!
+//! Every runnable task has a virtual runtime, its CPU time divided by its weight; the task with the least runs
+//! next, so that over time all get shares in proportion to their weights. A task that slept comes back no
+//! further behind than [`WAKE_BONUS`], so that it runs soon but cannot claim the time it slept.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use super::heap::IndexedHeap;
+use crate::task::Task;
+
+/// How long a task runs before another with the same claim does (nanoseconds).
+pub const SLICE: u64 = 4_000_000;
+/// How far behind the others a woken task may be placed (nanoseconds of virtual runtime).
+pub const WAKE_BONUS: u64 = 3_000_000;
+/// How far a woken task must be behind the running one to take its place at once.
+pub const WAKE_GRANULARITY: u64 = 1_000_000;
+/// The weight of nice 0.
+pub const UNIT_WEIGHT: u64 = 1024;
+
+/// The weight of a nice value, -20..=19: each step is a factor of about 1.25.
+pub fn weight_of_nice(nice: i32) -> u64 {
+    const STEPS: [u64; 40] = weights();
+    STEPS[(nice.clamp(-20, 19) + 20) as usize]
+}
+
+const fn weights() -> [u64; 40] {
+    let mut weights = [UNIT_WEIGHT; 40];
+    let mut up = 19;
+    while up > 0 {
+        weights[up] = weights[up + 1] * 5 / 4;
+        up -= 1;
+    }
+    weights[0] = weights[1] * 5 / 4;
+    let mut down = 21;
+    while down < 40 {
+        let weight = weights[down - 1] * 4 / 5;
+        weights[down] = if weight == 0 { 1 } else { weight };
+        down += 1;
+    }
+    weights
+}
+
+/// The state behind a CPU's run-queue lock.
+#[derive(Default)]
+pub struct RunQueue {
+    waiting: IndexedHeap<Arc<Task>>,
+    /// Who runs; `None` before this CPU takes part.
+    pub current: Option<Arc<Task>>,
+    /// Who ran before `current` and has not been released by it yet.
+    pub previous: Option<Arc<Task>>,
+    /// No task here has less virtual runtime; never falls.
+    floor: u64,
+    /// When `current` got the CPU, or when its time was last accounted.
+    pub since: u64,
+    /// Switches so far.
+    pub switches: u64,
+    /// Nanoseconds spent idle.
+    pub idle: u64,
+}
+
+impl RunQueue {
+    /// An empty queue.
+    pub const fn new() -> Self {
+        Self {
+            waiting: IndexedHeap::new(),
+            current: None,
+            previous: None,
+            floor: 0,
+            since: 0,
+            switches: 0,
+            idle: 0,
+        }
+    }
+    /// Tasks that wait for the CPU.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+    /// How many tasks can wait.
+    pub fn room(&self) -> usize {
+        self.waiting.room()
+    }
+    /// See [`IndexedHeap::give_room`].
+    #[must_use]
+    pub fn give_room(&mut self, buffer: Vec<(u64, u64, Arc<Task>)>) -> Vec<(u64, u64, Arc<Task>)> {
+        self.waiting.give_room(buffer)
+    }
+    /// Put a task that slept, or comes from another CPU, in line.
+    pub fn enqueue_woken(&mut self, task: Arc<Task>) {
+        let runtime = &task.schedule.virtual_runtime;
+        let least = self.floor.saturating_sub(WAKE_BONUS);
+        // A runtime far ahead of this queue's is from another, older queue: it starts level here.
+        let own = runtime.load(Ordering::Relaxed);
+        let placed = if own > self.floor + SLICE { self.floor + SLICE } else { own.max(least) };
+        runtime.store(placed, Ordering::Relaxed);
+        self.enqueue(task);
+    }
+    /// Put a task that could go on running in line.
+    pub fn enqueue(&mut self, task: Arc<Task>) {
+        let key = task.schedule.virtual_runtime.load(Ordering::Relaxed);
+        // Room is made for every task when it is created, before it can be here.
+        assert!(self.waiting.insert(key, task).is_ok(), "a run queue has room for every task");
+    }
+    /// Take the next one out.
+    pub fn dequeue(&mut self) -> Option<Arc<Task>> {
+        let (key, task) = self.waiting.pop()?;
+        self.floor = self.floor.max(key);
+        Some(task)
+    }
+    /// Take out one that may run on `cpu` and is not in the middle of leaving this one.
+    pub fn steal(&mut self, cpu: freehold_machine::CpuId) -> Option<Arc<Task>> {
+        let stealable = |task: &&Arc<Task>| {
+            task.schedule.affinity().contains(cpu) && !task.schedule.on_cpu.load(Ordering::Acquire)
+        };
+        let at = super::heap::Positioned::position(self.waiting.iter().find(stealable)?)?;
+        self.waiting.remove(at).map(|(_, task)| task)
+    }
+    /// Charge `current` with the time until `now`.
+    pub fn account(&mut self, now: u64) {
+        let ran = now.saturating_sub(self.since);
+        self.since = now;
+        if let Some(task) = &self.current {
+            if task.schedule.is_idle {
+                self.idle += ran;
+            } else {
+                let schedule = &task.schedule;
+                schedule.runtime.fetch_add(ran, Ordering::Relaxed);
+                let weight = schedule.weight.load(Ordering::Relaxed).max(1);
+                schedule.virtual_runtime.fetch_add(ran * UNIT_WEIGHT / weight, Ordering::Relaxed);
+            }
+        }
+    }
+    /// Whether `current` should give way to the first in line.
+    pub fn should_preempt(&self, granularity: u64) -> bool {
+        let Some((first, _)) = self.waiting.first() else { return false };
+        self.current.as_ref().is_none_or(|current| {
+            current.schedule.is_idle
+                || first + granularity < current.schedule.virtual_runtime.load(Ordering::Relaxed)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nice_step_is_worth_a_quarter() {
+        assert_eq!(weight_of_nice(0), 1024);
+        assert_eq!(weight_of_nice(-1), 1280);
+        assert!(weight_of_nice(-20) > 80_000);
+        assert!((10..20).contains(&weight_of_nice(19)));
+        assert!((-20..19).all(|nice| weight_of_nice(nice) > weight_of_nice(nice + 1)));
+    }
+}

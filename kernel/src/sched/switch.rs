@@ -1,0 +1,205 @@
+//! The switch itself, sleeping with a deadline, idling, and the first task of every CPU.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use freehold_machine::{CpuId, MAX_CPUS};
+
+use super::runqueue::SLICE;
+use super::{DEAD, Idle, ONLINE, RUNNABLE, cpu, heap::Positioned};
+use crate::hw::{self, irq, thread};
+use crate::task::{self, Task};
+use crate::{Result, time};
+
+/// The idle tasks; they never end, so a dying task can switch to its CPU's without holding a reference.
+static IDLE: [spin::Once<Arc<Task>>; MAX_CPUS] = [const { spin::Once::new() }; MAX_CPUS];
+
+/// Sleep, having [announced](Task::prepare_to_sleep) it, until woken or until `deadline` (nanoseconds of
+/// [`time::now`]). Returns at once if a wake-up came after the announcement.
+pub fn block(task: &Arc<Task>, deadline: Option<u64>) {
+    match deadline {
+        None => reschedule(),
+        Some(deadline) => {
+            let timer: Arc<dyn time::Expire> = task.clone();
+            time::arm(&timer, deadline);
+            reschedule();
+            time::cancel(&timer);
+        }
+    }
+}
+
+/// Give the CPU to the task with the best claim; the current one stays in line if it is runnable. Interrupts are
+/// on and no spin lock is held.
+pub fn reschedule() {
+    let interrupts = irq::disable();
+    let id = hw::current_cpu();
+    let this = cpu(id);
+    let now = time::now();
+    let next = {
+        let mut queue = this.queue.lock();
+        this.wanted.store(false, Ordering::Relaxed);
+        queue.account(now);
+        let Some(current) = queue.current.clone() else { return };
+        if !current.schedule.is_idle && current.schedule.state.load(Ordering::SeqCst) == RUNNABLE {
+            if current.schedule.affinity().contains(id) {
+                queue.enqueue(current.clone());
+            }
+            current.schedule.involuntary_switches.fetch_add(1, Ordering::Relaxed);
+        } else {
+            current.schedule.voluntary_switches.fetch_add(1, Ordering::Relaxed);
+        }
+        let next = match queue.dequeue() {
+            Some(task) => task,
+            None => IDLE[usize::from(id.0)].get().expect("a CPU that runs tasks has an idle task").clone(),
+        };
+        let slice = if queue.waiting() > 0 { now + SLICE } else { u64::MAX };
+        time::set_slice_end(slice);
+        if Arc::ptr_eq(&next, &current) {
+            return;
+        }
+        this.idle.store(next.schedule.is_idle, Ordering::Relaxed);
+        next.schedule.on_cpu.store(true, Ordering::Relaxed);
+        queue.switches += 1;
+        queue.current = Some(next.clone());
+        queue.previous = Some(current);
+        next
+    };
+    next.activate();
+    thread::switch(next.thread());
+    drop(interrupts);
+    finish_switch();
+    // Not before: this may be the last reference, and nothing is freed while interrupts are off.
+    drop(next);
+}
+
+/// The second half of a switch, on the new task's stack: release the old one.
+pub fn finish_switch() {
+    let here = hw::current_cpu();
+    let previous = cpu(here).queue.lock().previous.take();
+    if let Some(task) = &previous {
+        // A runnable task that may not run here any more was left out of the queue: it goes elsewhere. Decided
+        // before `on_cpu` falls, since from then on a waker may move it.
+        let schedule = &task.schedule;
+        let moves = schedule.state.load(Ordering::SeqCst) == RUNNABLE
+            && !schedule.is_idle
+            && task.position().is_none()
+            && !schedule.affinity().contains(here);
+        schedule.on_cpu.store(false, Ordering::Release);
+        if moves {
+            let target = super::place(task, here);
+            schedule.cpu.store(target.0, Ordering::Relaxed);
+            super::enqueue_on(task.clone(), target);
+        }
+    }
+    // A dead task's last reference may be this one: its stack is freed here, with interrupts on.
+    drop(previous);
+}
+
+/// End the current task: it never runs again. Whoever calls has dropped everything on this stack.
+pub fn exit_current() -> ! {
+    let interrupts = irq::disable();
+    let id = hw::current_cpu();
+    let idle = IDLE[usize::from(id.0)].get().expect("a CPU that runs tasks has an idle task");
+    {
+        let this = cpu(id);
+        let mut queue = this.queue.lock();
+        queue.account(time::now());
+        queue.switches += 1;
+        let current = queue.current.replace(idle.clone());
+        if let Some(current) = &current {
+            current.schedule.state.store(DEAD, Ordering::SeqCst);
+        }
+        queue.previous = current;
+        idle.schedule.on_cpu.store(true, Ordering::Relaxed);
+        this.wanted.store(true, Ordering::Relaxed);
+    }
+    idle.activate();
+    core::mem::forget(interrupts);
+    thread::switch(idle.thread());
+    unreachable!("a dead task was switched to");
+}
+
+/// Take part in scheduling on this CPU: what runs now becomes its idle task.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn start(id: CpuId) -> Result<()> {
+    let idle = Task::adopt_idle(id)?;
+    idle.schedule.state.store(RUNNABLE, Ordering::Relaxed);
+    idle.schedule.on_cpu.store(true, Ordering::Relaxed);
+    IDLE[usize::from(id.0)].call_once(|| idle.clone());
+    let this = cpu(id);
+    {
+        let mut queue = this.queue.lock();
+        queue.current = Some(idle);
+        queue.since = time::now();
+    }
+    this.idle.store(true, Ordering::Relaxed);
+    ONLINE.fetch_or(1 << id.0, Ordering::AcqRel);
+    super::make_room(task::count() + 16)
+}
+
+/// The idle task's life: run what there is, take work from busier CPUs, else halt.
+pub fn idle_forever() -> ! {
+    loop {
+        let this = cpu(hw::current_cpu());
+        if this.queue.lock().waiting() > 0 || steal() {
+            reschedule();
+            continue;
+        }
+        let interrupts = irq::disable();
+        if this.wanted.load(Ordering::Acquire) || this.queue.lock().waiting() > 0 {
+            this.wanted.store(false, Ordering::Relaxed);
+            drop(interrupts);
+            continue;
+        }
+        core::mem::forget(interrupts);
+        hw::cpu::idle();
+    }
+}
+
+/// Take a task that waits on another CPU over to this one.
+fn steal() -> bool {
+    let me = hw::current_cpu();
+    for victim in super::online().without(me).iter() {
+        let stolen = {
+            let mut queue = cpu(victim).queue.lock();
+            // A lone task that is about to run there stays; its caches are there.
+            if queue.waiting() == 0 {
+                continue;
+            }
+            let stolen = queue.steal(me);
+            if let Some(task) = &stolen {
+                debug_assert!(task.position().is_none());
+                task.schedule.cpu.store(me.0, Ordering::Relaxed);
+            }
+            stolen
+        };
+        if let Some(task) = stolen {
+            super::enqueue_on(task, me);
+            return true;
+        }
+    }
+    false
+}
+
+/// The current slice may have ended (interrupt context).
+pub fn timer_interrupt(now: u64) {
+    let this = cpu(hw::current_cpu());
+    let mut queue = this.queue.lock();
+    queue.account(now);
+    if queue.waiting() > 0 {
+        this.wanted.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Start a task that runs `body` in the kernel and then ends.
+///
+/// # Errors
+/// `ENOMEM`, `EAGAIN`.
+pub fn spawn_kernel(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<Arc<Task>> {
+    let task = Task::new_kernel(name, Idle::No, hw::current_cpu(), Box::new(body))?;
+    super::wake(&task, &[super::Sleep::Uninterruptible]);
+    Ok(task)
+}

@@ -1,0 +1,41 @@
+//! Who a process acts as.
+
+use alloc::vec::Vec;
+
+/// User and group identities, and what they are allowed. Replaced as a whole, never changed in place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Credentials {
+    /// Real user.
+    pub uid: u32,
+    /// Effective user.
+    pub euid: u32,
+    /// Saved user.
+    pub suid: u32,
+    /// User for file access.
+    pub fsuid: u32,
+    /// Real group.
+    pub gid: u32,
+    /// Effective group.
+    pub egid: u32,
+    /// Saved group.
+    pub sgid: u32,
+    /// Group for file access.
+    pub fsgid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+impl Credentials {
+    /// Whether the effective user may do everything (Linux' full capability set; there are no others here).
+    pub const fn is_privileged(&self) -> bool {
+        self.euid == 0
+    }
+    /// Whether a process with these credentials may send signals to one with `target`'s (kill(2)).
+    pub const fn may_signal(&self, target: &Self) -> bool {
+        self.is_privileged()
+            || self.euid == target.suid
+            || self.euid == target.uid
+            || self.uid == target.suid
+            || self.uid == target.uid
+    }
+}

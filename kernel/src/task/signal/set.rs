@@ -1,0 +1,309 @@
+//! Signals, sets of them, and what is told about one.
+
+use core::fmt;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::task::Pid;
+
+/// A signal number, 1..=64.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Signal(u8);
+
+macro_rules! signals {
+    ($($name:ident = $number:literal,)*) => {
+        impl Signal {
+            $(#[doc = concat!("SIG", stringify!($name))] pub const $name: Self = Self($number);)*
+
+            /// The name without "SIG"; `None` for real-time signals.
+            pub const fn name(self) -> Option<&'static str> {
+                match self.0 {
+                    $($number => Some(stringify!($name)),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+signals! {
+    HUP = 1, INT = 2, QUIT = 3, ILL = 4, TRAP = 5, ABRT = 6, BUS = 7, FPE = 8, KILL = 9, USR1 = 10,
+    SEGV = 11, USR2 = 12, PIPE = 13, ALRM = 14, TERM = 15, STKFLT = 16, CHLD = 17, CONT = 18, STOP = 19,
+    TSTP = 20, TTIN = 21, TTOU = 22, URG = 23, XCPU = 24, XFSZ = 25, VTALRM = 26, PROF = 27, WINCH = 28,
+    IO = 29, PWR = 30, SYS = 31,
+}
+
+/// What a signal does where no handler is set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DefaultAction {
+    /// The process ends.
+    Terminate,
+    /// The process ends, and would leave a core file.
+    Core,
+    /// Nothing.
+    Ignore,
+    /// The process stops.
+    Stop,
+    /// The process goes on (which it did when the signal was sent).
+    Continue,
+}
+
+impl Signal {
+    /// The first real-time signal.
+    pub const RT_MIN: Self = Self(32);
+    /// The last signal.
+    pub const MAX: Self = Self(64);
+
+    /// The signal with this number, if there is one.
+    pub const fn new(number: i64) -> Option<Self> {
+        if number >= 1 && number <= 64 { Some(Self(number as u8)) } else { None }
+    }
+    /// The number, 1..=64.
+    pub const fn number(self) -> u8 {
+        self.0
+    }
+    /// Whether each one sent is queued (32 and up).
+    pub const fn is_real_time(self) -> bool {
+        self.0 >= 32
+    }
+    /// What it does where no handler is set (signal(7)).
+    pub const fn default_action(self) -> DefaultAction {
+        match self {
+            Self::CHLD | Self::URG | Self::WINCH => DefaultAction::Ignore,
+            Self::CONT => DefaultAction::Continue,
+            Self::STOP | Self::TSTP | Self::TTIN | Self::TTOU => DefaultAction::Stop,
+            Self::QUIT | Self::ILL | Self::TRAP | Self::ABRT | Self::BUS | Self::FPE | Self::SEGV
+            | Self::XCPU | Self::XFSZ | Self::SYS => DefaultAction::Core,
+            _ => DefaultAction::Terminate,
+        }
+    }
+    /// Whether an instruction caused it: it is delivered before others, and cannot be ignored.
+    pub const fn is_synchronous(self) -> bool {
+        matches!(self, Self::SEGV | Self::BUS | Self::ILL | Self::TRAP | Self::FPE | Self::SYS)
+    }
+}
+
+impl fmt::Debug for Signal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => write!(f, "SIG{name}"),
+            None => write!(f, "SIGRT{}", self.0 - 32),
+        }
+    }
+}
+
+/// A set of signals; bit n - 1 is signal n, as in sigset_t.
+#[derive(Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct SigSet(pub u64);
+
+impl SigSet {
+    /// No signal.
+    pub const EMPTY: Self = Self(0);
+    /// The two that nobody can block, catch or ignore.
+    pub const UNSTOPPABLE: Self = Self::of(&[Signal::KILL, Signal::STOP]);
+    /// Those that stop a process.
+    pub const STOPPING: Self = Self::of(&[Signal::STOP, Signal::TSTP, Signal::TTIN, Signal::TTOU]);
+    /// Those that an instruction causes.
+    pub const SYNCHRONOUS: Self =
+        Self::of(&[Signal::SEGV, Signal::BUS, Signal::ILL, Signal::TRAP, Signal::FPE, Signal::SYS]);
+
+    /// The set of `signals`.
+    pub const fn of(signals: &[Signal]) -> Self {
+        let mut bits = 0;
+        let mut at = 0;
+        while at < signals.len() {
+            bits |= 1 << (signals[at].0 - 1);
+            at += 1;
+        }
+        Self(bits)
+    }
+    /// Whether `signal` is a member.
+    pub const fn contains(self, signal: Signal) -> bool {
+        self.0 & (1 << (signal.0 - 1)) != 0
+    }
+    /// With `signal`.
+    #[must_use]
+    pub const fn with(self, signal: Signal) -> Self {
+        Self(self.0 | 1 << (signal.0 - 1))
+    }
+    /// Without `signal`.
+    #[must_use]
+    pub const fn without(self, signal: Signal) -> Self {
+        Self(self.0 & !(1 << (signal.0 - 1)))
+    }
+    /// Members of either.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+    /// Members of this that are not in `other`.
+    #[must_use]
+    pub const fn minus(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+    /// Members of both.
+    #[must_use]
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+    /// Whether there is no member.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+    /// The member that is delivered first: those an instruction caused, then by number.
+    pub const fn first(self) -> Option<Signal> {
+        let urgent = self.0 & Self::SYNCHRONOUS.0;
+        let bits = if urgent != 0 { urgent } else { self.0 };
+        if bits == 0 { None } else { Some(Signal(bits.trailing_zeros() as u8 + 1)) }
+    }
+    /// The members, by number.
+    pub fn iter(self) -> impl Iterator<Item = Signal> {
+        (1..=64).map(Signal).filter(move |&signal| self.contains(signal))
+    }
+}
+
+impl fmt::Debug for SigSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+/// Where a signal comes from (siginfo's si_code).
+pub mod code {
+    /// kill.
+    pub const USER: i32 = 0;
+    /// The kernel.
+    pub const KERNEL: i32 = 0x80;
+    /// sigqueue.
+    pub const QUEUE: i32 = -1;
+    /// A POSIX timer.
+    pub const TIMER: i32 = -2;
+    /// tkill, tgkill.
+    pub const TKILL: i32 = -6;
+    /// SIGCHLD: the child exited.
+    pub const CLD_EXITED: i32 = 1;
+    /// SIGCHLD: the child was killed.
+    pub const CLD_KILLED: i32 = 2;
+    /// SIGCHLD: the child was killed and would have left a core file.
+    pub const CLD_DUMPED: i32 = 3;
+    /// SIGCHLD: the child stopped.
+    pub const CLD_STOPPED: i32 = 5;
+    /// SIGCHLD: the child goes on.
+    pub const CLD_CONTINUED: i32 = 6;
+    /// SIGSEGV: nothing is mapped there.
+    pub const SEGV_MAPERR: i32 = 1;
+    /// SIGSEGV: what is mapped there forbids the access.
+    pub const SEGV_ACCERR: i32 = 2;
+    /// SIGBUS: misaligned.
+    pub const BUS_ADRALN: i32 = 1;
+    /// SIGBUS: the file ends before.
+    pub const BUS_ADRERR: i32 = 2;
+    /// SIGILL: no such instruction.
+    pub const ILL_ILLOPN: i32 = 2;
+    /// SIGFPE: integer division by zero.
+    pub const FPE_INTDIV: i32 = 1;
+    /// SIGFPE: integer overflow.
+    pub const FPE_INTOVF: i32 = 2;
+    /// SIGFPE: floating-point division by zero.
+    pub const FPE_FLTDIV: i32 = 3;
+    /// SIGFPE: invalid floating-point operation.
+    pub const FPE_FLTINV: i32 = 7;
+    /// SIGTRAP: breakpoint.
+    pub const TRAP_BRKPT: i32 = 1;
+    /// SIGTRAP: single step.
+    pub const TRAP_TRACE: i32 = 2;
+}
+
+/// The 48 bytes of siginfo_t that carry anything (Linux' kernel_siginfo has as many); the rest is zero.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SigInfo {
+    /// si_signo.
+    pub number: i32,
+    /// si_errno.
+    pub errno: i32,
+    /// si_code.
+    pub code: i32,
+    /// Alignment of what follows.
+    pub pad: i32,
+    /// The union: what its members are depends on the code.
+    pub fields: [u64; 4],
+}
+
+const fn pair(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+impl SigInfo {
+    fn new(signal: Signal, code: i32, fields: [u64; 4]) -> Self {
+        Self { number: i32::from(signal.number()), errno: 0, code, pad: 0, fields }
+    }
+    /// From the kernel itself.
+    pub fn kernel(signal: Signal) -> Self {
+        Self::new(signal, code::KERNEL, [0; 4])
+    }
+    /// From a process: kill, tkill or sigqueue by `code`.
+    pub fn user(signal: Signal, code: i32, pid: Pid, uid: u32) -> Self {
+        Self::new(signal, code, [pair(pid, uid), 0, 0, 0])
+    }
+    /// A fault at `address`.
+    pub fn fault(signal: Signal, code: i32, address: u64) -> Self {
+        Self::new(signal, code, [address, 0, 0, 0])
+    }
+    /// SIGCHLD about a child.
+    pub fn child(code: i32, pid: Pid, uid: u32, status: i32, user_ticks: u64, system_ticks: u64) -> Self {
+        Self::new(
+            Signal::CHLD,
+            code,
+            [pair(pid, uid), pair(status as u32, 0), user_ticks, system_ticks],
+        )
+    }
+    /// A POSIX timer's expiry.
+    pub fn timer(signal: Signal, timer: i32, overrun: i32, value: u64) -> Self {
+        Self::new(signal, code::TIMER, [pair(timer as u32, overrun as u32), value, 0, 0])
+    }
+    /// The signal.
+    pub fn signal(&self) -> Option<Signal> {
+        Signal::new(i64::from(self.number))
+    }
+    /// The sender of a signal that a process sent, or the child of a SIGCHLD.
+    pub fn sender(&self) -> Pid {
+        self.fields[0] as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_that_an_instruction_caused_come_first() {
+        let set = SigSet::of(&[Signal::HUP, Signal::SEGV, Signal::TERM]);
+        assert_eq!(set.first(), Some(Signal::SEGV));
+        assert_eq!(set.without(Signal::SEGV).first(), Some(Signal::HUP));
+        assert_eq!(SigSet::EMPTY.first(), None);
+    }
+
+    #[test]
+    fn siginfo_has_the_layout_that_programs_read() {
+        let info = SigInfo::child(code::CLD_EXITED, 7, 1000, 3, 11, 12);
+        let bytes = info.as_bytes();
+        assert_eq!(bytes.len(), 48);
+        let word = |at: usize| i32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        assert_eq!((word(0), word(8), word(16), word(20), word(24)), (17, 1, 7, 1000, 3));
+        assert_eq!((word(32), word(40)), (11, 12));
+        let bytes = SigInfo::fault(Signal::SEGV, code::SEGV_MAPERR, 0x1234);
+        assert_eq!(bytes.as_bytes()[16..18], [0x34, 0x12]);
+        let timer = SigInfo::timer(Signal::ALRM, 5, 6, 7);
+        assert_eq!((timer.fields[0], timer.fields[1]), (5 | 6 << 32, 7));
+    }
+
+    #[test]
+    fn there_are_signals_1_to_64() {
+        assert_eq!(Signal::new(0), None);
+        assert_eq!(Signal::new(65), None);
+        assert_eq!(Signal::new(64), Some(Signal::MAX));
+        assert_eq!(SigSet::UNSTOPPABLE.iter().collect::<alloc::vec::Vec<_>>(), [Signal::KILL, Signal::STOP]);
+    }
+}

@@ -1,0 +1,44 @@
+//! Clocks and timers.
+
+mod queue;
+
+pub use queue::{Expire, TimerSlot, arm, cancel, interrupt, is_quiet, set_slice_end, try_arm};
+
+use core::sync::atomic::{AtomicI64, Ordering};
+
+use crate::fs::node::Timestamp;
+
+/// Nanoseconds in a second.
+pub const SECOND: u64 = 1_000_000_000;
+
+/// Nanoseconds since boot; the same on all CPUs, never back.
+pub fn now() -> u64 {
+    crate::hw::time::now()
+}
+
+/// What is added to [`now`] to get nanoseconds since 1970.
+static WALL_OFFSET: AtomicI64 = AtomicI64::new(0);
+
+/// Set the wall clock: `nanoseconds` since 1970 are it now.
+pub fn set_wall(nanoseconds: i64) {
+    WALL_OFFSET.store(nanoseconds.saturating_sub_unsigned(now()), Ordering::Relaxed);
+}
+
+/// Nanoseconds since 1970.
+pub fn wall_nanoseconds() -> i64 {
+    WALL_OFFSET.load(Ordering::Relaxed).saturating_add_unsigned(now())
+}
+
+/// The wall clock's value at boot, nanoseconds since 1970.
+pub fn boot_wall() -> i64 {
+    WALL_OFFSET.load(Ordering::Relaxed)
+}
+
+/// The time that files are stamped with.
+pub fn wall() -> Timestamp {
+    let nanoseconds = wall_nanoseconds();
+    Timestamp {
+        seconds: nanoseconds.div_euclid(SECOND as i64),
+        nanoseconds: nanoseconds.rem_euclid(SECOND as i64) as u32,
+    }
+}
