@@ -15,7 +15,17 @@ extern crate alloc;
 
 pub mod errno;
 pub mod fs;
+pub mod hw;
+/// Memory as processes see it.
+pub mod mem {
+    /// A process' memory.
+    #[derive(Debug)]
+    pub struct Space;
+}
+pub mod sched;
 pub mod sync;
+pub mod task;
+pub mod time;
 pub mod tty;
 pub mod user;
 

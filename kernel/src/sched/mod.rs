@@ -189,7 +189,7 @@ impl Task {
 }
 
 /// Wake `task` if it sleeps in one of the `kinds`. Any context; takes a run queue's lock.
-pub fn wake(task: &Arc<Task>, kinds: &[Sleep]) -> Woken {
+pub fn wake(task: &Task, kinds: &[Sleep]) -> Woken {
     let schedule = &task.schedule;
     // The sleeper stores its state before it looks at its condition, and our caller changed the condition
     // before this load: one of the two sees the other.
@@ -207,14 +207,14 @@ pub fn wake(task: &Arc<Task>, kinds: &[Sleep]) -> Woken {
         if schedule.state.compare_exchange(state, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             continue;
         }
-        if queue.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, task)) {
+        if queue.current.as_ref().is_some_and(|current| core::ptr::eq(&raw const **current, task)) {
             // It has not left the CPU yet, and will not.
             return Woken::Sleeper;
         }
         let leaving = schedule.on_cpu.load(Ordering::Acquire);
         let target = if leaving { home } else { place(task, home) };
         if target == home {
-            queue.enqueue_woken(task.clone());
+            queue.enqueue_woken(task.arc());
             let preempt = queue.should_preempt(WAKE_GRANULARITY) || queue.waiting() == 1;
             drop(queue);
             if preempt {
@@ -223,7 +223,7 @@ pub fn wake(task: &Arc<Task>, kinds: &[Sleep]) -> Woken {
         } else {
             schedule.cpu.store(target.0, Ordering::Relaxed);
             drop(queue);
-            enqueue_on(task.clone(), target);
+            enqueue_on(task.arc(), target);
         }
         return Woken::Sleeper;
     }

@@ -1,8 +1,10 @@
 //! Waiting and excluding.
 
+mod completion;
 mod lock;
 mod wait;
 
+pub use completion::Completion;
 pub use lock::{
     IrqSpinLock, Mutex, MutexGuard, ReadGuard, RwLock, SpinLock, SpinLockGuard, WriteGuard,
 };

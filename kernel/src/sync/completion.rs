@@ -1,0 +1,36 @@
+//! Something that happens once.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::wait::WaitQueue;
+use crate::Result;
+
+/// Something that happens once, and those who wait for it.
+#[derive(Debug, Default)]
+pub struct Completion {
+    done: AtomicBool,
+    waiters: WaitQueue,
+}
+
+impl Completion {
+    /// It has not happened.
+    pub const fn new() -> Self {
+        Self { done: AtomicBool::new(false), waiters: WaitQueue::new() }
+    }
+    /// It happens now. Any context.
+    pub fn complete(&self) {
+        self.done.store(true, Ordering::SeqCst);
+        self.waiters.wake_all();
+    }
+    /// Whether it has happened.
+    pub fn is_complete(&self) -> bool {
+        self.done.load(Ordering::SeqCst)
+    }
+    /// Sleep until it has happened.
+    ///
+    /// # Errors
+    /// `ERESTARTSYS` where a signal is pending before that.
+    pub fn wait(&self) -> Result<()> {
+        self.waiters.wait_until(|| self.is_complete().then_some(()))
+    }
+}

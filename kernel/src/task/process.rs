@@ -1,0 +1,318 @@
+//! Processes: what the threads of a program share.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use super::credentials::Credentials;
+use super::limits::{Limit, Limits, Resource};
+use super::session::Session;
+use super::signal::{Actions, Pending, Signal};
+use super::{Pid, Task};
+use crate::fs::{FileTable, FsContext};
+use crate::mem::Space;
+use crate::sync::{IrqSpinLock, SpinLock, WaitQueue};
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExitStatus {
+    /// By exit or exit_group.
+    Exited(u8),
+    /// By a signal.
+    Signaled(Signal),
+}
+
+impl ExitStatus {
+    /// The status as wait4 gives it.
+    pub const fn wait_status(self) -> i32 {
+        match self {
+            Self::Exited(code) => (code as i32) << 8,
+            Self::Signaled(signal) => signal.number() as i32,
+        }
+    }
+}
+
+/// What a parent has not been told of yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Report {
+    /// The process stopped by this signal.
+    Stopped(Signal),
+    /// It goes on.
+    Continued,
+}
+
+/// What the threads of a process agree on about living, stopping and dying; behind an interrupt-safe lock, since
+/// timers send signals.
+#[derive(Debug, Default)]
+pub struct Group {
+    /// The threads that have not ended.
+    pub threads: Vec<Arc<Task>>,
+    /// Signals to the process as a whole.
+    pub pending: Pending,
+    /// The process is ending: every thread ends on its way to user mode.
+    pub exit: Option<ExitStatus>,
+    /// The thread that replaces the program: all others end.
+    pub exec: Option<Pid>,
+    /// Job control stopped the process: threads park on their way to user mode.
+    pub stop: Option<Signal>,
+    /// Threads that are parked.
+    pub parked: usize,
+    /// What the parent has not been told.
+    pub report: Option<Report>,
+}
+
+/// CPU time and events, summed up.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Nanoseconds in user mode.
+    pub user: u64,
+    /// Nanoseconds in the kernel.
+    pub system: u64,
+    /// Times a thread gave up the CPU.
+    pub voluntary_switches: u64,
+    /// Times the CPU was taken from a thread.
+    pub involuntary_switches: u64,
+    /// Page faults that needed no I/O.
+    pub minor_faults: u64,
+    /// Page faults that did.
+    pub major_faults: u64,
+    /// The most bytes resident at one time.
+    pub peak_resident: u64,
+}
+
+impl Usage {
+    /// Both together.
+    pub fn add(&mut self, other: &Self) {
+        self.user += other.user;
+        self.system += other.system;
+        self.voluntary_switches += other.voluntary_switches;
+        self.involuntary_switches += other.involuntary_switches;
+        self.minor_faults += other.minor_faults;
+        self.major_faults += other.major_faults;
+        self.peak_resident = self.peak_resident.max(other.peak_resident);
+    }
+}
+
+/// A process. Its family (parent, children) and its place in groups and sessions change under the registry's
+/// lock only.
+pub struct Process {
+    /// The process ID (thread group ID), also of its first thread.
+    pub pid: Pid,
+    /// When it was made (nanoseconds of [`crate::time::now`]).
+    pub started: u64,
+    pub(super) parent: SpinLock<Weak<Process>>,
+    pub(super) children: SpinLock<Vec<Arc<Process>>>,
+    pub(super) group_id: AtomicU32,
+    pub(super) session: SpinLock<Arc<Session>>,
+    /// The signal its end sends to the parent; 0 for none.
+    pub(super) exit_signal: AtomicU32,
+    /// It has executed a program since fork (setpgid's EACCES).
+    pub(super) has_executed: AtomicBool,
+    /// Orphans below it become its children (PR_SET_CHILD_SUBREAPER).
+    pub(super) is_subreaper: AtomicBool,
+    space: SpinLock<Arc<Space>>,
+    files: SpinLock<Arc<FileTable>>,
+    fs: SpinLock<Arc<FsContext>>,
+    credentials: SpinLock<Arc<Credentials>>,
+    limits: SpinLock<Limits>,
+    pub(super) actions: IrqSpinLock<Arc<IrqSpinLock<Actions>>>,
+    pub(super) signals: IrqSpinLock<Group>,
+    /// Woken when a signal comes, for signalfd and sigtimedwait.
+    pub signal_arrival: Arc<WaitQueue>,
+    /// Woken when a child changes state.
+    pub(super) child_changed: WaitQueue,
+    /// Woken when this process has ended, for pidfd.
+    pub ended: Arc<WaitQueue>,
+    /// How it ended; set once all threads are gone.
+    pub(super) zombie: SpinLock<Option<ExitStatus>>,
+    /// What ended threads used.
+    pub(super) past: SpinLock<Usage>,
+    /// What waited-for children used.
+    pub(super) children_usage: SpinLock<Usage>,
+    /// The name of its program, for when its threads are gone.
+    pub(super) name: SpinLock<[u8; 16]>,
+    /// Preference of the OOM killer, -1000..=1000.
+    pub oom_score_adj: AtomicI32,
+    /// PR_SET_DUMPABLE.
+    pub(super) dumpable: AtomicU32,
+    /// PR_SET_PDEATHSIG.
+    pub(super) parent_death_signal: AtomicU32,
+    /// Bytes read and written, calls to read and write (for /proc/PID/io).
+    pub io: [AtomicU64; 4],
+}
+
+/// What a new process begins with.
+pub struct Beginnings {
+    /// Its memory.
+    pub space: Arc<Space>,
+    /// Its descriptors.
+    pub files: Arc<FileTable>,
+    /// Its place in the tree of names.
+    pub fs: Arc<FsContext>,
+    /// Who it acts as.
+    pub credentials: Arc<Credentials>,
+    /// Its limits.
+    pub limits: Limits,
+    /// What it does about signals.
+    pub actions: Arc<IrqSpinLock<Actions>>,
+    /// Its session.
+    pub session: Arc<Session>,
+    /// Its process group.
+    pub group_id: Pid,
+}
+
+impl Process {
+    /// A process without thread that the registry does not know yet.
+    pub(super) fn new(pid: Pid, parent: Weak<Process>, with: Beginnings) -> Self {
+        Self {
+            pid,
+            started: crate::time::now(),
+            parent: SpinLock::new(parent),
+            children: SpinLock::new(Vec::new()),
+            group_id: AtomicU32::new(with.group_id),
+            session: SpinLock::new(with.session),
+            exit_signal: AtomicU32::new(u32::from(Signal::CHLD.number())),
+            has_executed: AtomicBool::new(false),
+            is_subreaper: AtomicBool::new(false),
+            space: SpinLock::new(with.space),
+            files: SpinLock::new(with.files),
+            fs: SpinLock::new(with.fs),
+            credentials: SpinLock::new(with.credentials),
+            limits: SpinLock::new(with.limits),
+            actions: IrqSpinLock::new(with.actions),
+            signals: IrqSpinLock::new(Group {
+                threads: Vec::new(),
+                pending: Pending::new(),
+                exit: None,
+                exec: None,
+                stop: None,
+                parked: 0,
+                report: None,
+            }),
+            signal_arrival: Arc::new(WaitQueue::new()),
+            child_changed: WaitQueue::new(),
+            ended: Arc::new(WaitQueue::new()),
+            zombie: SpinLock::new(None),
+            past: SpinLock::new(Usage::default()),
+            children_usage: SpinLock::new(Usage::default()),
+            name: SpinLock::new([0; 16]),
+            oom_score_adj: AtomicI32::new(0),
+            dumpable: AtomicU32::new(1),
+            parent_death_signal: AtomicU32::new(0),
+            io: [const { AtomicU64::new(0) }; 4],
+        }
+    }
+
+    /// Its memory.
+    pub fn space(&self) -> Arc<Space> {
+        self.space.lock().clone()
+    }
+    /// Its descriptors.
+    pub fn files(&self) -> Arc<FileTable> {
+        self.files.lock().clone()
+    }
+    /// Its place in the tree of names.
+    pub fn fs(&self) -> Arc<FsContext> {
+        self.fs.lock().clone()
+    }
+    /// Take other memory (execve); gives the old.
+    pub(super) fn replace_space(&self, space: Arc<Space>) -> Arc<Space> {
+        core::mem::replace(&mut *self.space.lock(), space)
+    }
+    /// Take another descriptor table (unshare, execve, exit); gives the old.
+    pub(super) fn replace_files(&self, files: Arc<FileTable>) -> Arc<FileTable> {
+        core::mem::replace(&mut *self.files.lock(), files)
+    }
+    /// Take another place in the tree of names (unshare).
+    pub(super) fn replace_fs(&self, fs: Arc<FsContext>) -> Arc<FsContext> {
+        core::mem::replace(&mut *self.fs.lock(), fs)
+    }
+    /// Who it acts as.
+    pub fn credentials(&self) -> Arc<Credentials> {
+        self.credentials.lock().clone()
+    }
+    /// Act as somebody else.
+    pub(super) fn set_credentials(&self, credentials: Credentials) {
+        let new = Arc::new(credentials);
+        let old = core::mem::replace(&mut *self.credentials.lock(), new);
+        drop(old);
+    }
+    /// The limit of `resource`.
+    pub fn limit(&self, resource: Resource) -> Limit {
+        self.limits.lock().get(resource)
+    }
+    /// All limits.
+    pub fn limits(&self) -> Limits {
+        *self.limits.lock()
+    }
+    /// Change the limit of `resource`; the caller has checked that it may.
+    pub(super) fn set_limit(&self, resource: Resource, limit: Limit) {
+        self.limits.lock().set(resource, limit);
+    }
+    /// The parent, unless that is the kernel.
+    pub fn parent(&self) -> Option<Arc<Self>> {
+        self.parent.lock().upgrade()
+    }
+    /// The parent's ID; 0 where that is the kernel.
+    pub fn parent_pid(&self) -> Pid {
+        self.parent().map_or(0, |parent| parent.pid)
+    }
+    /// The children, ended ones that were not waited for included.
+    pub fn children(&self) -> Vec<Arc<Self>> {
+        self.children.lock().clone()
+    }
+    /// The process group.
+    pub fn group(&self) -> Pid {
+        self.group_id.load(Ordering::Acquire)
+    }
+    /// The session.
+    pub fn session(&self) -> Arc<Session> {
+        self.session.lock().clone()
+    }
+    /// How it ended, if it has.
+    pub fn exit_status(&self) -> Option<ExitStatus> {
+        *self.zombie.lock()
+    }
+    /// The threads that have not ended.
+    pub fn threads(&self) -> Vec<Arc<Task>> {
+        // Nothing may be allocated under the lock.
+        let mut threads = Vec::new();
+        loop {
+            let wanted = {
+                let group = self.signals.lock();
+                if threads.capacity() >= group.threads.len() {
+                    threads.extend(group.threads.iter().cloned());
+                    return threads;
+                }
+                group.threads.len()
+            };
+            threads.reserve(wanted + 1);
+        }
+    }
+    /// Its first thread, or the first that is left.
+    pub fn leader(&self) -> Option<Arc<Task>> {
+        self.signals.lock().threads.first().cloned()
+    }
+    /// The name of its program, at most 15 bytes.
+    pub fn name(&self) -> [u8; 16] {
+        *self.name.lock()
+    }
+    /// What its threads used, ended ones included.
+    pub fn usage(&self) -> Usage {
+        let mut usage = *self.past.lock();
+        for thread in self.threads() {
+            usage.add(&thread.usage());
+        }
+        usage
+    }
+    /// What its children used that it waited for.
+    pub fn children_usage(&self) -> Usage {
+        *self.children_usage.lock()
+    }
+}
+
+impl core::fmt::Debug for Process {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "process {}", self.pid)
+    }
+}

@@ -1,0 +1,28 @@
+//! Sessions: process groups that share a controlling terminal.
+
+use alloc::sync::Arc;
+use core::any::Any;
+
+use super::Pid;
+use crate::sync::SpinLock;
+
+/// A session. Its members hold it; it ends with the last.
+pub struct Session {
+    /// The process that made it by setsid, whether or not that is still there.
+    pub id: Pid,
+    /// The controlling terminal; set and taken by the terminal's code.
+    pub controlling: SpinLock<Option<Arc<dyn Any + Send + Sync>>>,
+}
+
+impl Session {
+    /// A session without terminal, led by `id`.
+    pub const fn new(id: Pid) -> Self {
+        Self { id, controlling: SpinLock::new(None) }
+    }
+}
+
+impl core::fmt::Debug for Session {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "session {}", self.id)
+    }
+}

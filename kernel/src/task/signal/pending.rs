@@ -1,0 +1,211 @@
+//! Signals that were sent and not delivered, and what a process does about each.
+
+use alloc::vec::Vec;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::set::{DefaultAction, SigInfo, SigSet, Signal};
+
+/// The most signals queued for a process or thread.
+pub const MAX_QUEUED: usize = 1024;
+
+/// Pending signals of a process or of one of its threads.
+#[derive(Debug, Default)]
+pub struct Pending {
+    set: SigSet,
+    /// What is known of them, in order of arrival. A member of `set` without entry here is known by number only:
+    /// there was no room, or it came in an interrupt.
+    queue: Vec<SigInfo>,
+}
+
+impl Pending {
+    /// None.
+    pub const fn new() -> Self {
+        Self { set: SigSet::EMPTY, queue: Vec::new() }
+    }
+    /// Which are pending.
+    pub const fn set(&self) -> SigSet {
+        self.set
+    }
+    /// Whether one more fits without allocation.
+    pub fn has_room(&self) -> bool {
+        self.queue.len() < self.queue.capacity()
+    }
+    /// How many are queued.
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+    /// Exchange the queue's buffer for a larger one; the old one comes back, to be freed without the lock.
+    #[must_use]
+    pub fn give_room(&mut self, mut buffer: Vec<SigInfo>) -> Vec<SigInfo> {
+        if buffer.capacity() > self.queue.capacity() {
+            buffer.append(&mut self.queue);
+            core::mem::swap(&mut self.queue, &mut buffer);
+        }
+        buffer
+    }
+    /// Add one; allocates nothing. A standard signal that is pending already is not added again.
+    pub fn add(&mut self, signal: Signal, info: SigInfo) {
+        if !signal.is_real_time() && self.set.contains(signal) {
+            return;
+        }
+        self.set = self.set.with(signal);
+        if self.has_room() {
+            self.queue.push(info);
+        }
+    }
+    /// Forget all of `signals`.
+    pub fn remove(&mut self, signals: SigSet) {
+        if !self.set.intersection(signals).is_empty() {
+            self.set = self.set.minus(signals);
+            self.queue.retain(|info| info.signal().is_some_and(|signal| !signals.contains(signal)));
+        }
+    }
+    /// Take the first that is in `wanted`.
+    pub fn take(&mut self, wanted: SigSet) -> Option<SigInfo> {
+        let signal = self.set.intersection(wanted).first()?;
+        let number = i32::from(signal.number());
+        let info = match self.queue.iter().position(|info| info.number == number) {
+            Some(at) => self.queue.remove(at),
+            None => SigInfo::user(signal, super::set::code::USER, 0, 0),
+        };
+        if !self.queue.iter().any(|info| info.number == number) {
+            self.set = self.set.without(signal);
+        }
+        Some(info)
+    }
+}
+
+/// SA_NOCLDSTOP.
+pub const SA_NOCLDSTOP: u64 = 1;
+/// SA_NOCLDWAIT.
+pub const SA_NOCLDWAIT: u64 = 2;
+/// SA_SIGINFO.
+pub const SA_SIGINFO: u64 = 4;
+/// SA_RESTORER.
+pub const SA_RESTORER: u64 = 0x0400_0000;
+/// SA_ONSTACK.
+pub const SA_ONSTACK: u64 = 0x0800_0000;
+/// SA_RESTART.
+pub const SA_RESTART: u64 = 0x1000_0000;
+/// SA_NODEFER.
+pub const SA_NODEFER: u64 = 0x4000_0000;
+/// SA_RESETHAND.
+pub const SA_RESETHAND: u64 = 0x8000_0000;
+
+/// The default action.
+pub const SIG_DFL: u64 = 0;
+/// Ignore the signal.
+pub const SIG_IGN: u64 = 1;
+
+/// What a process does about a signal: the kernel's `struct sigaction`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Action {
+    /// The handler, [`SIG_DFL`] or [`SIG_IGN`].
+    pub handler: u64,
+    /// SA_*.
+    pub flags: u64,
+    /// Where a handler returns to.
+    pub restorer: u64,
+    /// Blocked while the handler runs.
+    pub mask: SigSet,
+}
+
+/// What a process does about all signals; shared by CLONE_SIGHAND.
+#[derive(Clone, Copy, Debug)]
+pub struct Actions([Action; 64]);
+
+impl Actions {
+    /// All default.
+    pub const fn new() -> Self {
+        let default = Action { handler: SIG_DFL, flags: 0, restorer: 0, mask: SigSet::EMPTY };
+        Self([default; 64])
+    }
+    /// What is done about `signal`.
+    pub const fn get(&self, signal: Signal) -> Action {
+        self.0[signal.number() as usize - 1]
+    }
+    /// Change it.
+    pub const fn set(&mut self, signal: Signal, action: Action) {
+        self.0[signal.number() as usize - 1] = action;
+    }
+    /// Whether sending `signal` would do nothing.
+    pub fn ignores(&self, signal: Signal) -> bool {
+        match self.get(signal).handler {
+            SIG_IGN => true,
+            SIG_DFL => signal.default_action() == DefaultAction::Ignore,
+            _ => false,
+        }
+    }
+    /// What execve leaves: ignored signals stay ignored, handlers are gone with the program.
+    pub fn reset_for_exec(&mut self) {
+        for action in &mut self.0 {
+            let handler = if action.handler == SIG_IGN { SIG_IGN } else { SIG_DFL };
+            *action = Action { handler, ..Action::default() };
+        }
+    }
+    /// The signals that are ignored, and those that are handled (for /proc/PID/status).
+    pub fn summary(&self) -> (SigSet, SigSet) {
+        let mut sets = (SigSet::EMPTY, SigSet::EMPTY);
+        for number in 1..=64 {
+            let Some(signal) = Signal::new(number) else { continue };
+            match self.get(signal).handler {
+                SIG_DFL => {}
+                SIG_IGN => sets.0 = sets.0.with(signal),
+                _ => sets.1 = sets.1.with(signal),
+            }
+        }
+        sets
+    }
+}
+
+impl Default for Actions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::signal::set::code;
+
+    fn with_room() -> Pending {
+        let mut pending = Pending::new();
+        drop(pending.give_room(Vec::with_capacity(3)));
+        pending
+    }
+
+    #[test]
+    fn a_standard_signal_is_pending_once_and_a_real_time_one_as_often_as_sent() {
+        let mut pending = with_room();
+        for pid in [5, 6] {
+            pending.add(Signal::USR1, SigInfo::user(Signal::USR1, code::USER, pid, 0));
+            pending.add(Signal::RT_MIN, SigInfo::user(Signal::RT_MIN, code::QUEUE, pid, 0));
+        }
+        let all = SigSet(u64::MAX);
+        let order: Vec<_> = core::iter::from_fn(|| pending.take(all)).map(|i| (i.number, i.sender())).collect();
+        assert_eq!(order, [(10, 5), (32, 5), (32, 6)]);
+        assert!(pending.set().is_empty());
+    }
+
+    #[test]
+    fn a_signal_that_finds_no_room_is_still_delivered() {
+        let mut pending = Pending::new();
+        pending.add(Signal::TERM, SigInfo::kernel(Signal::TERM));
+        assert_eq!(pending.take(SigSet::of(&[Signal::HUP])), None);
+        assert_eq!(pending.take(SigSet(u64::MAX)).and_then(|info| info.signal()), Some(Signal::TERM));
+        assert!(pending.set().is_empty());
+    }
+
+    #[test]
+    fn an_exec_keeps_ignored_signals_and_drops_handlers() {
+        let mut actions = Actions::new();
+        actions.set(Signal::HUP, Action { handler: SIG_IGN, ..Action::default() });
+        actions.set(Signal::INT, Action { handler: 0x4000, flags: SA_RESTART, ..Action::default() });
+        actions.reset_for_exec();
+        assert!(actions.ignores(Signal::HUP) && !actions.ignores(Signal::INT) && actions.ignores(Signal::CHLD));
+        assert_eq!(actions.get(Signal::INT), Action::default());
+    }
+}

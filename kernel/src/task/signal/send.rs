@@ -1,0 +1,241 @@
+//! Sending signals.
+//!
+//! All of a process' signal state changes under its `signals` lock, an interrupt-safe one: POSIX timers send from
+//! interrupt context, where a signal that finds no room is known by its number only. Others make room first.
+//! Under that lock come, in this order: a thread's `pending`, the `actions`, run queues.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::pending::{Action, MAX_QUEUED};
+use super::set::{SigInfo, SigSet, Signal};
+use crate::sched::{self, Sleep};
+use crate::task::process::{ExitStatus, Group, Process, Report};
+use crate::task::{Pid, Task, registry};
+use crate::{Errno, Result};
+
+/// Whom a signal is for.
+enum Target<'a> {
+    Process,
+    Thread(&'a Task),
+}
+
+impl Process {
+    /// Send a signal to the process: any thread that does not block it takes it. Task context.
+    pub fn signal(self: &Arc<Self>, info: SigInfo) {
+        self.make_signal_room();
+        if self.post(Target::Process, info) == Parent::Tell {
+            crate::task::wait::tell_parent_of_continue(self);
+        }
+    }
+
+    /// As [`signal`](Self::signal), for interrupt context; SIGCONT is not sent from there.
+    pub fn signal_from_interrupt(&self, info: SigInfo) {
+        self.post(Target::Process, info);
+    }
+
+    /// End the process with `status` whatever its threads do; the first call decides.
+    pub(crate) fn end(&self, status: ExitStatus) {
+        let mut group = self.signals.lock();
+        end_group(&mut group, status);
+    }
+
+    /// What the process does about `signal`.
+    pub fn action(&self, signal: Signal) -> Action {
+        let shared = self.actions.lock();
+        let action = shared.lock().get(signal);
+        action
+    }
+    /// Change it.
+    pub(in crate::task) fn set_action(&self, signal: Signal, action: Action) {
+        let shared = self.actions.lock();
+        shared.lock().set(signal, action);
+    }
+    /// Whether sending `signal` would do nothing.
+    pub fn ignores(&self, signal: Signal) -> bool {
+        let shared = self.actions.lock();
+        let ignores = shared.lock().ignores(signal);
+        ignores
+    }
+
+    /// Make room for a few signals, in task context.
+    fn make_signal_room(&self) {
+        let wanted = {
+            let group = self.signals.lock();
+            if group.pending.has_room() || group.pending.len() >= MAX_QUEUED {
+                return;
+            }
+            (2 * group.pending.len()).max(4)
+        };
+        let mut buffer = Vec::new();
+        if buffer.try_reserve_exact(wanted).is_ok() {
+            let old = self.signals.lock().pending.give_room(buffer);
+            drop(old);
+        }
+    }
+
+    fn post(&self, target: Target<'_>, info: SigInfo) -> Parent {
+        let Some(signal) = info.signal() else { return Parent::Leave };
+        let mut parent = Parent::Leave;
+        let mut group = self.signals.lock();
+        let group = &mut *group;
+        if group.threads.is_empty() || group.exit.is_some() {
+            return Parent::Leave;
+        }
+        if signal == Signal::CONT || signal == Signal::KILL {
+            if signal == Signal::CONT {
+                forget(group, SigSet::STOPPING);
+            }
+            if group.stop.take().is_some() && signal == Signal::CONT {
+                group.report = Some(Report::Continued);
+                parent = Parent::Tell;
+            }
+            for thread in &group.threads {
+                sched::wake(thread, &[Sleep::Stopped]);
+            }
+        } else if SigSet::STOPPING.contains(signal) {
+            forget(group, SigSet::of(&[Signal::CONT]));
+        }
+        if signal == Signal::KILL {
+            end_group(group, ExitStatus::Signaled(Signal::KILL));
+            return Parent::Leave;
+        }
+        let blocks = |thread: &Task| thread.blocked().contains(signal);
+        let blocked = match target {
+            Target::Thread(thread) => blocks(thread),
+            Target::Process => group.threads.iter().all(|thread| blocks(thread)),
+        };
+        // A blocked signal is kept even where it is ignored now: that may change before it is unblocked.
+        if !blocked && self.ignores(signal) {
+            return parent;
+        }
+        match target {
+            Target::Thread(thread) => {
+                thread.pending.lock().add(signal, info);
+                if !blocked {
+                    thread.interrupt();
+                }
+            }
+            Target::Process => {
+                group.pending.add(signal, info);
+                if let Some(thread) = group.threads.iter().find(|thread| !blocks(thread)) {
+                    thread.interrupt();
+                }
+            }
+        }
+        self.signal_arrival.wake_all();
+        parent
+    }
+}
+
+/// Whether the parent is to be told that the process goes on.
+#[derive(PartialEq, Eq)]
+enum Parent {
+    Tell,
+    Leave,
+}
+
+/// Let all threads end with `status`, unless they already do with another.
+pub(crate) fn end_group(group: &mut Group, status: ExitStatus) {
+    group.exit.get_or_insert(status);
+    group.stop = None;
+    for thread in &group.threads {
+        thread.interrupt();
+        sched::wake(thread, &[Sleep::Stopped]);
+    }
+}
+
+/// Forget pending `signals` of the process and all its threads.
+fn forget(group: &mut Group, signals: SigSet) {
+    group.pending.remove(signals);
+    for thread in &group.threads {
+        thread.pending.lock().remove(signals);
+    }
+}
+
+impl Process {
+    /// Forget a pending signal that is ignored from now on (sigaction).
+    pub(super) fn forget_pending(&self, signal: Signal) {
+        forget(&mut self.signals.lock(), SigSet::EMPTY.with(signal));
+    }
+}
+
+impl Task {
+    /// Send a signal to this thread alone. Task context.
+    pub fn signal(&self, info: SigInfo) {
+        let wanted = {
+            let pending = self.pending.lock();
+            if pending.has_room() || pending.len() >= MAX_QUEUED { 0 } else { (2 * pending.len()).max(4) }
+        };
+        if wanted > 0 {
+            let mut buffer = Vec::new();
+            if buffer.try_reserve_exact(wanted).is_ok() {
+                let old = self.pending.lock().give_room(buffer);
+                drop(old);
+            }
+        }
+        if self.process().post(Target::Thread(self), info) == Parent::Tell {
+            crate::task::wait::tell_parent_of_continue(self.process());
+        }
+    }
+
+    /// Send a signal that an instruction of this, the current, thread caused. It cannot be blocked or ignored:
+    /// a program that does so gets the default action.
+    pub fn force_signal(&self, info: SigInfo) {
+        if let Some(signal) = info.signal() {
+            let action = self.process().action(signal);
+            if self.blocked().contains(signal) || action.handler == super::SIG_IGN {
+                self.process().set_action(signal, Action::default());
+                self.set_blocked(self.blocked().without(signal));
+            }
+        }
+        self.signal(info);
+    }
+
+    /// Take a pending signal of `wanted`, this thread's before the process' (signalfd, sigtimedwait).
+    pub fn take_signal(&self, wanted: SigSet) -> Option<SigInfo> {
+        let mut group = self.process().signals.lock();
+        let own = self.pending.lock().take(wanted);
+        own.or_else(|| group.pending.take(wanted))
+    }
+
+    /// The signals that are pending for this thread or its process.
+    pub fn pending_signals(&self) -> SigSet {
+        let group = self.process().signals.lock();
+        let own = self.pending.lock().set();
+        own.union(group.pending.set())
+    }
+
+    /// Block exactly `signals` (SIGKILL and SIGSTOP excepted); what became deliverable is looked at.
+    pub fn set_blocked(&self, signals: SigSet) {
+        let signals = signals.minus(SigSet::UNSTOPPABLE);
+        self.blocked.store(signals.0, core::sync::atomic::Ordering::SeqCst);
+        if !self.pending_signals().minus(signals).is_empty() {
+            self.attention.store(true, core::sync::atomic::Ordering::SeqCst);
+        }
+    }
+}
+
+/// Send a signal from the kernel to `process`.
+pub fn signal_kernel(process: &Arc<Process>, signal: Signal) {
+    process.signal(SigInfo::kernel(signal));
+}
+
+/// Send a signal from the kernel to all processes of a group; how many there are.
+///
+/// # Errors
+/// `ESRCH` where the group has no process.
+pub fn signal_group(group: Pid, signal: Signal) -> Result<usize> {
+    let members = registry::group_members(group);
+    for member in &members {
+        member.signal(SigInfo::kernel(signal));
+    }
+    if members.is_empty() { Err(Errno::ESRCH) } else { Ok(members.len()) }
+}
+
+/// Send a signal from the kernel to the leader of a session, if it is still there.
+pub fn signal_session_leader(session: Pid, signal: Signal) {
+    if let Some(leader) = registry::find(session) {
+        leader.signal(SigInfo::kernel(signal));
+    }
+}

@@ -1,0 +1,174 @@
+//! Tasks: threads of processes, and the kernel's own.
+
+use alloc::boxed::Box;
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::process::{Process, Usage};
+use super::signal::{AlternateStack, Pending, SigSet, Signal};
+use super::Pid;
+use crate::sched::{self, Schedule, Sleep};
+use crate::sync::{IrqSpinLock, SpinLock, Wake, Woken};
+use crate::time::{Expire, TimerSlot};
+use crate::{Errno, Result};
+
+/// What restart_syscall does for a call that a stop or an ignored signal interrupted.
+pub type Restart = Box<dyn FnOnce() -> Result<i64> + Send>;
+
+/// One thread of execution.
+pub struct Task {
+    /// The thread ID.
+    pub tid: Pid,
+    me: Weak<Task>,
+    process: Arc<Process>,
+    /// Its share in scheduling.
+    pub schedule: Schedule,
+    #[cfg(target_os = "none")]
+    thread: spin::Once<freehold_arch::thread::Thread>,
+    /// Something is to be looked at before the return to user mode; interruptible sleeps end.
+    pub(super) attention: AtomicBool,
+    /// Blocked signals.
+    pub(super) blocked: AtomicU64,
+    /// The mask to return to after the next handler (sigsuspend, ppoll…).
+    pub(super) saved_mask: SpinLock<Option<SigSet>>,
+    /// Signals to this thread alone; locked after the process' signals.
+    pub(super) pending: IrqSpinLock<Pending>,
+    pub(super) alternate_stack: SpinLock<AlternateStack>,
+    /// Where to write 0 and wake a futex at the end (CLONE_CHILD_CLEARTID); 0 for nowhere.
+    pub(super) clear_child_tid: AtomicU64,
+    /// The robust futex list's head; 0 for none.
+    pub(super) robust_list: AtomicU64,
+    pub(super) restart: SpinLock<Option<Restart>>,
+    sleep_timer: TimerSlot,
+    name: SpinLock<[u8; 16]>,
+    /// Nanoseconds in user mode; the rest of the CPU time is the kernel's.
+    pub(super) user_time: AtomicU64,
+    /// Page faults: without and with I/O.
+    pub faults: [AtomicU64; 2],
+    /// Releases the parent of a vfork child, at the child's execve or end.
+    pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
+    /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
+    pub(super) timer_slack: AtomicU64,
+}
+
+/// What a kernel thread's record leads to: the task that runs on it.
+#[cfg(target_os = "none")]
+pub(super) struct Owner(pub Weak<Task>);
+
+impl Task {
+    /// A task of `process` that nothing runs yet.
+    pub(super) fn new(tid: Pid, process: Arc<Process>, schedule: Schedule, name: [u8; 16]) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            tid,
+            me: me.clone(),
+            process,
+            schedule,
+            #[cfg(target_os = "none")]
+            thread: spin::Once::new(),
+            attention: AtomicBool::new(false),
+            blocked: AtomicU64::new(0),
+            saved_mask: SpinLock::new(None),
+            pending: IrqSpinLock::new(Pending::new()),
+            alternate_stack: SpinLock::new(AlternateStack::NONE),
+            clear_child_tid: AtomicU64::new(0),
+            robust_list: AtomicU64::new(0),
+            restart: SpinLock::new(None),
+            sleep_timer: TimerSlot::new(),
+            name: SpinLock::new(name),
+            user_time: AtomicU64::new(0),
+            faults: [const { AtomicU64::new(0) }; 2],
+            vfork: SpinLock::new(None),
+            timer_slack: AtomicU64::new(50_000),
+        })
+    }
+
+    /// A reference to be kept.
+    pub fn arc(&self) -> Arc<Self> {
+        self.me.upgrade().expect("whoever calls a method of a task holds a reference to it")
+    }
+
+    /// The process it belongs to.
+    pub fn process(&self) -> &Arc<Process> {
+        &self.process
+    }
+    /// Its name: at most 15 bytes and a NUL.
+    pub fn name(&self) -> [u8; 16] {
+        *self.name.lock()
+    }
+    /// Give it a name; more than 15 bytes are cut.
+    pub fn set_name(&self, name: &[u8]) {
+        let mut bytes = [0; 16];
+        let length = name.len().min(15);
+        bytes[..length].copy_from_slice(&name[..length]);
+        *self.name.lock() = bytes;
+        if self.tid == self.process.pid {
+            *self.process.name.lock() = bytes;
+        }
+    }
+    /// The blocked signals.
+    pub fn blocked(&self) -> SigSet {
+        SigSet(self.blocked.load(Ordering::Relaxed))
+    }
+    /// Whether a signal waits to be delivered, or the thread is to stop or end: interruptible sleeps return.
+    pub fn signal_pending(&self) -> bool {
+        self.attention.load(Ordering::Acquire)
+    }
+    /// Whether the thread ends before it sees user mode again.
+    pub fn is_dying(&self) -> bool {
+        let group = self.process.signals.lock();
+        group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid)
+    }
+    /// Whether sending `signal` to this thread would do nothing now (for SIGTTIN and SIGTTOU).
+    pub fn is_blocked_or_ignored(&self, signal: Signal) -> bool {
+        self.blocked().contains(signal) || self.process.ignores(signal)
+    }
+    /// Make it look at its signals: end its interruptible sleep, or its stay in user mode. Any context.
+    pub fn interrupt(&self) {
+        self.attention.store(true, Ordering::SeqCst);
+        if sched::wake(self, &[Sleep::Interruptible]) == Woken::Nobody {
+            sched::kick(self);
+        }
+    }
+    /// Let restart_syscall go on with `restart`, and interrupt the call.
+    pub fn restart_with(&self, restart: Restart) -> Errno {
+        *self.restart.lock() = Some(restart);
+        Errno::ERESTARTBLOCK
+    }
+    /// CPU time and events.
+    pub fn usage(&self) -> Usage {
+        let total = self.schedule.runtime.load(Ordering::Relaxed);
+        let user = self.user_time.load(Ordering::Relaxed).min(total);
+        Usage {
+            user,
+            system: total - user,
+            voluntary_switches: self.schedule.voluntary_switches.load(Ordering::Relaxed),
+            involuntary_switches: self.schedule.involuntary_switches.load(Ordering::Relaxed),
+            minor_faults: self.faults[0].load(Ordering::Relaxed),
+            major_faults: self.faults[1].load(Ordering::Relaxed),
+            peak_resident: 0,
+        }
+    }
+}
+
+impl Wake for Task {
+    fn wake(&self) -> Woken {
+        sched::wake(self, &[Sleep::Interruptible, Sleep::Uninterruptible])
+    }
+}
+
+/// The deadline of a sleep.
+impl Expire for Task {
+    fn slot(&self) -> &TimerSlot {
+        &self.sleep_timer
+    }
+    fn expire(&self, _now: u64) -> Option<u64> {
+        sched::wake(self, &[Sleep::Interruptible, Sleep::Uninterruptible]);
+        None
+    }
+}
+
+impl core::fmt::Debug for Task {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "task {}", self.tid)
+    }
+}
