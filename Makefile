@@ -1,0 +1,53 @@
+# Freehold: `make run` and `make test` on a fresh Debian 12 install what is missing, build everything and go.
+#
+#   make build      the command as target/freehold, the kernel as target/freehold-kernel, guest programs in target/guest
+#   make run        build, then run a real program in the VM
+#   make test       build, then every test: host crates, the rules of the house, end to end in QEMU
+#   make install    into PREFIX (default /usr/local): command, kernel, manual page, shell completion
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+export PATH := $(PATH):$(HOME)/.cargo/bin
+TARGET := target
+GUEST_CFLAGS := -std=gnu11 -O2 -Wall -Wextra -static
+GUEST_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c))
+
+.PHONY: build run test install setup command kernel guest
+.DEFAULT_GOAL := build
+
+build: command kernel guest
+
+setup:
+	@tools/setup
+
+command: setup
+	@cargo build --quiet --release -p freehold --target-dir $(TARGET)
+	@cp $(TARGET)/release/freehold $(TARGET)/freehold.new && mv $(TARGET)/freehold.new $(TARGET)/freehold
+
+kernel: setup
+	@TARGET_DIR=$(TARGET) tools/build-kernel
+
+guest: setup $(GUEST_PROGRAMS)
+
+$(TARGET)/guest/%: guest/%.c $(wildcard guest/conformance/*.h)
+	@mkdir -p $(dir $@)
+	@$(CC) $(GUEST_CFLAGS) -o $@ $<
+
+run: build
+	$(TARGET)/freehold run --report always -- busybox sh -c 'uname -srm; echo "memory:"; free -m 2>/dev/null || head -n 3 /proc/meminfo; echo "all of it ran in the VM"'
+
+test: build
+	@tools/check-house
+	cargo test --quiet --workspace --exclude freehold
+	cargo test --quiet -p freehold
+
+install: build
+	install -D -m 755 $(TARGET)/freehold $(DESTDIR)$(PREFIX)/bin/freehold
+	install -D -m 644 $(TARGET)/freehold-kernel $(DESTDIR)$(PREFIX)/share/freehold/freehold-kernel
+	install -D -m 755 $(TARGET)/guest/init $(DESTDIR)$(PREFIX)/share/freehold/guest/init
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
+		$(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	$(TARGET)/freehold man > $(DESTDIR)$(PREFIX)/share/man/man1/freehold.1
+	$(TARGET)/freehold completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/freehold
+	$(TARGET)/freehold completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_freehold
+	$(TARGET)/freehold completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/freehold.fish

@@ -1,0 +1,257 @@
+//! The command line. One source for parsing, `--help`, shell completion and the man page.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+use crate::Result;
+use crate::failure::{Failure, OWN_ERROR};
+
+const RUN_HELP: &str = "\
+Examples:
+  freehold run -- busybox echo hello
+  freehold run -m 512M --cpus 2 -- busybox ash          an interactive shell in the VM
+  freehold run -v ./script.sh:/script.sh -- busybox ash /script.sh
+  freehold run --disk disk.img -- busybox dd if=/dev/vda bs=1M count=1
+  freehold run --kernel linux -- busybox echo hello     the same VM on a stock Linux kernel
+  freehold run --node mem=256M,cpus=0 --node mem=256M,cpus=1 --distance 0,1,21 --cpus 2 -- PROGRAM
+
+Exit status: the program's own; 128+N when signal N ended it; 124 time-out; 125 an error of freehold's own;
+255 the guest died (the cause and a backtrace are printed).
+
+Files: the program and the libraries that it names are packed by themselves. What it opens by name at run time
+(data files, plug-ins) is added with -a or -v; the closing report names the files that were sought and not found.";
+
+#[derive(Parser)]
+#[command(
+    name = "freehold",
+    version,
+    about = "Run an unmodified Linux program in a microVM on the Freehold kernel",
+    after_help = "Start with:  freehold run -- busybox echo hello\nThen:        freehold doctor      what is installed and what will be used",
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What the user asked for.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run a program in a microVM, with its streams and its exit status
+    Run(Box<RunOptions>),
+    /// Say what is installed, whether KVM really works, and how to mend what is missing
+    Doctor,
+    /// Print a completion script for a shell
+    Completion {
+        /// The shell to complete in
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page (roff)
+    Man,
+}
+
+/// How the virtual CPUs run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Accel {
+    /// KVM when a guest proves that it works, else TCG
+    Auto,
+    /// QEMU's emulator: works everywhere
+    Tcg,
+    /// Hardware virtualisation
+    Kvm,
+}
+
+/// When something optional is printed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum When {
+    /// On a terminal, and with --verbose
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+/// Options of `freehold run`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = RUN_HELP)]
+#[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
+pub struct RunOptions {
+    /// The program (found on PATH) and its arguments
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
+    pub program: Vec<OsString>,
+
+    /// Memory of the VM: 512M, 1G [default: 256M]
+    #[arg(short, long, value_name = "SIZE", help_heading = "Machine")]
+    pub memory: Option<String>,
+
+    /// Number of CPUs (1 to 16)
+    #[arg(long, value_name = "N", default_value = "1", help_heading = "Machine")]
+    pub cpus: String,
+
+    /// Split memory and CPUs evenly over N NUMA nodes
+    #[arg(long, value_name = "N", help_heading = "Machine")]
+    pub numa: Option<String>,
+
+    /// One NUMA node: mem=256M,cpus=0-1 (repeat for each node; cpus may be missing)
+    #[arg(long, value_name = "SPEC", conflicts_with = "numa", help_heading = "Machine")]
+    pub node: Vec<String>,
+
+    /// Distance D (10 to 254) between nodes A and B: A,B,D
+    #[arg(long, value_name = "A,B,D", help_heading = "Machine")]
+    pub distance: Vec<String>,
+
+    /// A direct-mapped memory-side cache of SIZE for every node, published in HMAT
+    #[arg(long, value_name = "SIZE", help_heading = "Machine")]
+    pub near_cache: Option<String>,
+
+    /// A raw disk: /dev/vda, /dev/vdb…; ro = read-only, iops=N = slow on purpose
+    #[arg(long, value_name = "FILE[,ro][,iops=N]", help_heading = "Machine")]
+    pub disk: Vec<OsString>,
+
+    /// How to run the CPUs
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]
+    pub accel: Accel,
+
+    /// Count instructions: repeatable runs, one CPU, TCG
+    #[arg(long, help_heading = "Machine")]
+    pub icount: bool,
+
+    /// Add a host file or folder at the same path
+    #[arg(short, long, value_name = "PATH", help_heading = "Files and environment")]
+    pub add: Vec<PathBuf>,
+
+    /// Add a host file or folder at another path
+    #[arg(short = 'v', long = "volume", value_name = "HOST:GUEST", help_heading = "Files and environment")]
+    pub volume: Vec<OsString>,
+
+    /// Use a whole tree as the guest's root; PROGRAM is looked for inside it
+    #[arg(long, value_name = "DIR", help_heading = "Files and environment")]
+    pub root: Option<PathBuf>,
+
+    /// Set an environment variable; -e K takes the host's value
+    #[arg(short, long, value_name = "K=V", help_heading = "Files and environment")]
+    pub env: Vec<OsString>,
+
+    /// The program's working directory in the guest
+    #[arg(long, value_name = "DIR", default_value = "/", help_heading = "Files and environment")]
+    pub cwd: PathBuf,
+
+    /// freehold, linux (Debian's cloud kernel, fetched once) or a kernel file
+    #[arg(long, value_name = "KERNEL", default_value = "freehold", help_heading = "Kernel")]
+    pub kernel: OsString,
+
+    /// More kernel parameters, in Linux' syntax
+    #[arg(long, value_name = "PARAMETERS", allow_hyphen_values = true, help_heading = "Kernel")]
+    pub append: Vec<String>,
+
+    /// Wait for a debugger on TCP port 1234 before the first instruction
+    #[arg(long, help_heading = "Kernel")]
+    pub gdb: bool,
+
+    /// Kill the VM after S seconds (exit status 124)
+    #[arg(long, value_name = "S", help_heading = "Outcome")]
+    pub timeout: Option<String>,
+
+    /// Write the outcome for machines to FILE
+    #[arg(long, value_name = "FILE", help_heading = "Outcome")]
+    pub json: Option<PathBuf>,
+
+    /// Count system calls and print a summary at the end
+    #[arg(long, help_heading = "Outcome")]
+    pub syscalls: bool,
+
+    /// When to print what the program's memory did
+    #[arg(long, value_enum, value_name = "WHEN", default_value = "auto", help_heading = "Outcome")]
+    pub report: When,
+
+    /// Print the QEMU command line and stop
+    #[arg(long, help_heading = "Outcome")]
+    pub dry_run: bool,
+
+    /// Print the kernel log (to stderr)
+    #[arg(long, help_heading = "Outcome")]
+    pub verbose: bool,
+}
+
+/// Parses the process's arguments. `Err` holds the exit status when there is nothing left to do:
+/// 0 after `--help`, 125 after a wrong command line (already printed, in one line).
+pub fn parse() -> std::result::Result<Command, u8> {
+    match Cli::try_parse() {
+        Ok(cli) => Ok(cli.command),
+        Err(error) if !error.use_stderr() => {
+            // A reader that closed the pipe early (`--help | head`) is no failure.
+            let _ = error.print();
+            Err(0)
+        }
+        Err(error) => {
+            let text = error.render().to_string();
+            if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+                eprint!("{text}");
+            } else {
+                eprintln!("freehold: {}", one_line(&text));
+            }
+            Err(OWN_ERROR)
+        }
+    }
+}
+
+/// Clap's message without its paragraphs: the first line, its continuation and the tip.
+fn one_line(text: &str) -> String {
+    let mut parts = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("Usage:") || line.starts_with("For more information") {
+            break;
+        }
+        if !line.is_empty() {
+            parts.push(line.trim_start_matches("error: "));
+        }
+    }
+    format!("{} (see freehold run --help)", parts.join(" "))
+}
+
+/// Prints the completion script of `shell` to stdout.
+pub fn print_completion(shell: clap_complete::Shell) {
+    clap_complete::generate(shell, &mut Cli::command(), "freehold", &mut std::io::stdout());
+}
+
+/// Prints the manual page to stdout: the command, then every option of `run`.
+pub fn print_man() -> Result<()> {
+    let mut page = Vec::new();
+    let mut command = Cli::command();
+    command.build();
+    let mut render = || -> std::io::Result<()> {
+        clap_mangen::Man::new(command.clone()).render(&mut page)?;
+        for name in ["run", "doctor"] {
+            let sub = command.find_subcommand(name).cloned().unwrap_or_default();
+            let man = clap_mangen::Man::new(sub);
+            page.extend_from_slice(format!(".SH \"FREEHOLD {}\"\n", name.to_uppercase()).as_bytes());
+            man.render_synopsis_section(&mut page)?;
+            man.render_options_section(&mut page)?;
+            man.render_extra_section(&mut page)?;
+        }
+        std::io::Write::write_all(&mut std::io::stdout(), &page)
+    };
+    render().map_err(|e| Failure::new(format!("cannot print the manual page: {e}"), ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_wrong_option_is_told_in_one_line() {
+        let error = Cli::try_parse_from(["freehold", "run", "--nonsense", "--", "x"]);
+        let text = error.err().expect("an error").render().to_string();
+        let line = one_line(&text);
+        assert!(line.contains("--nonsense"), "{line}");
+        assert_eq!(line.lines().count(), 1);
+    }
+}

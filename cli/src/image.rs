@@ -1,0 +1,261 @@
+//! The guest's file system: gathered in memory as a map of paths, written as an initramfs.
+//!
+//! Host paths keep their shape: where `/lib` is a symlink on the host it is one in the guest, so a program and its
+//! loader find everything by the names that they know.
+
+pub mod cpio;
+pub mod spec;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Component, Path, PathBuf};
+
+use crate::Result;
+use crate::failure::Failure;
+
+/// As many symlinks as Linux follows in one path.
+const MAX_SYMLINKS: usize = 40;
+
+/// What is at a path of the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Node {
+    /// A folder.
+    Folder,
+    /// The bytes of a host file of this size.
+    HostFile(PathBuf, u64),
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// A symlink and its target.
+    Symlink(PathBuf),
+    /// A named pipe.
+    Fifo,
+}
+
+/// A node with its permission bits and its time (seconds since 1970).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    node: Node,
+    permissions: u32,
+    modified: u32,
+}
+
+/// A file system in the making. Paths are absolute guest paths.
+#[derive(Debug)]
+pub struct Image {
+    entries: BTreeMap<PathBuf, Entry>,
+}
+
+impl Image {
+    /// The folders and files that every program may expect.
+    pub fn new() -> Image {
+        let mut image = Image { entries: BTreeMap::new() };
+        for (path, permissions) in [
+            ("/dev", 0o755),
+            ("/proc", 0o555),
+            ("/sys", 0o555),
+            ("/tmp", 0o1777),
+            ("/root", 0o700),
+            ("/etc", 0o755),
+            ("/run", 0o755),
+            ("/var", 0o755),
+            ("/var/tmp", 0o1777),
+        ] {
+            image.put(Path::new(path), Node::Folder, permissions, 0);
+        }
+        for (path, text) in [
+            ("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"),
+            ("/etc/group", "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n"),
+            ("/etc/hostname", "freehold\n"),
+            ("/etc/hosts", "127.0.0.1 localhost freehold\n"),
+        ] {
+            image.put(Path::new(path), Node::Bytes(text.into()), 0o644, 0);
+        }
+        image
+    }
+
+    /// An image that holds nothing: for a user's whole tree.
+    pub fn empty() -> Image {
+        Image { entries: BTreeMap::new() }
+    }
+
+    fn put(&mut self, path: &Path, node: Node, permissions: u32, modified: u32) {
+        let entry = Entry { node, permissions, modified };
+        self.entries.insert(path.to_path_buf(), entry);
+    }
+
+    /// Places bytes at a guest path.
+    pub fn add_bytes(&mut self, guest: &Path, permissions: u32, bytes: Vec<u8>) {
+        self.add_parents(guest);
+        self.put(guest, Node::Bytes(bytes), permissions, 0);
+    }
+
+    /// Makes sure that a folder exists, parents included.
+    pub fn add_folder(&mut self, guest: &Path) {
+        self.add_parents(&guest.join("x"));
+    }
+
+    fn add_parents(&mut self, guest: &Path) {
+        for parent in guest.ancestors().skip(1) {
+            if parent != Path::new("/") && !self.entries.contains_key(parent) {
+                self.put(parent, Node::Folder, 0o755, 0);
+            }
+        }
+    }
+
+    /// Adds a host file or folder (with all that is in it) at the same path, with the symlinks on the way.
+    pub fn add_host(&mut self, host: &Path) -> Result<()> {
+        let host = crate::program::absolute(host)?;
+        let mut todo: Vec<_> = host.components().rev().map(|c| c.as_os_str().to_owned()).collect();
+        let mut at = PathBuf::from("/");
+        let mut links = 0;
+        while let Some(name) = todo.pop() {
+            match Path::new(&name).components().next() {
+                Some(Component::RootDir) => at = PathBuf::from("/"),
+                Some(Component::ParentDir) => {
+                    at.pop();
+                }
+                Some(Component::Normal(_)) => {
+                    let next = at.join(&name);
+                    let meta = fs::symlink_metadata(&next).map_err(|e| Failure::io("add", &host, &e))?;
+                    if meta.is_symlink() {
+                        links += 1;
+                        if links > MAX_SYMLINKS {
+                            return Err(Failure::new(
+                                format!("cannot add {}: too many symlinks", host.display()),
+                                "",
+                            ));
+                        }
+                        let target = fs::read_link(&next).map_err(|e| Failure::io("add", &next, &e))?;
+                        self.put(&next, Node::Symlink(target.clone()), 0o777, 0);
+                        todo.extend(target.components().rev().map(|c| c.as_os_str().to_owned()));
+                    } else if todo.is_empty() || !meta.is_dir() {
+                        return self.add_tree(&next, &next);
+                    } else {
+                        self.add_parents(&next.join("x"));
+                        at = next;
+                    }
+                }
+                _ => {}
+            }
+        }
+        // The path ended in a symlink to a folder that is fully named by now.
+        self.add_tree(&at, &at)
+    }
+
+    /// Adds a host file or folder (with all that is in it) at `guest`; symlinks inside stay symlinks.
+    pub fn add_host_at(&mut self, host: &Path, guest: &Path) -> Result<()> {
+        let real = fs::canonicalize(host).map_err(|e| Failure::io("add", host, &e))?;
+        let guest = self.resolve(guest);
+        self.add_parents(&guest);
+        self.add_tree(&real, &guest)
+    }
+
+    /// `guest` with the image's own symlinks followed in its parent folders.
+    fn resolve(&self, guest: &Path) -> PathBuf {
+        let mut todo: Vec<_> = guest.components().rev().map(|c| c.as_os_str().to_owned()).collect();
+        let mut at = PathBuf::from("/");
+        let mut links = 0;
+        while let Some(name) = todo.pop() {
+            match Path::new(&name).components().next() {
+                Some(Component::RootDir) => at = PathBuf::from("/"),
+                Some(Component::ParentDir) => {
+                    at.pop();
+                }
+                Some(Component::Normal(_)) => {
+                    at.push(&name);
+                    let link = match self.entries.get(&at).map(|entry| &entry.node) {
+                        Some(Node::Symlink(target)) if !todo.is_empty() && links < MAX_SYMLINKS => target,
+                        _ => continue,
+                    };
+                    links += 1;
+                    todo.extend(link.components().rev().map(|c| c.as_os_str().to_owned()));
+                    at.pop();
+                }
+                _ => {}
+            }
+        }
+        at
+    }
+
+    fn add_tree(&mut self, host: &Path, guest: &Path) -> Result<()> {
+        let failed = |error: &std::io::Error| Failure::io("add", host, error);
+        let meta = fs::symlink_metadata(host).map_err(|e| failed(&e))?;
+        let kind = meta.file_type();
+        let node = if kind.is_dir() {
+            Node::Folder
+        } else if kind.is_symlink() {
+            Node::Symlink(fs::read_link(host).map_err(|e| failed(&e))?)
+        } else if kind.is_file() {
+            Node::HostFile(host.to_path_buf(), meta.len())
+        } else if kind.is_fifo() {
+            Node::Fifo
+        } else {
+            return Ok(()); // Sockets and devices mean nothing in another kernel.
+        };
+        let modified = u32::try_from(meta.mtime()).unwrap_or(0);
+        if guest != Path::new("/") {
+            self.put(guest, node, meta.mode() & 0o7777, modified);
+        }
+        if kind.is_dir() {
+            for entry in fs::read_dir(host).map_err(|e| failed(&e))? {
+                let entry = entry.map_err(|e| failed(&e))?;
+                self.add_tree(&entry.path(), &guest.join(entry.file_name()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of all files together.
+    pub fn bytes(&self) -> u64 {
+        self.entries
+            .values()
+            .map(|entry| match &entry.node {
+                Node::HostFile(_, size) => *size,
+                Node::Bytes(bytes) => bytes.len() as u64,
+                _ => 0,
+            })
+            .sum()
+    }
+
+    /// Writes the image as an initramfs.
+    pub fn write(&self, out: &mut impl Write) -> Result<()> {
+        let mut archive = cpio::Writer::new(out);
+        for (path, entry) in &self.entries {
+            archive.entry(path, entry)?;
+        }
+        archive.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(image: &Image) -> Vec<String> {
+        image.entries.keys().map(|path| path.display().to_string()).collect()
+    }
+
+    #[test]
+    fn symlinks_on_the_way_are_kept_and_their_targets_packed() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let base = dir.path();
+        fs::create_dir(base.join("real")).expect("mkdir");
+        fs::write(base.join("real/file"), "x").expect("write");
+        std::os::unix::fs::symlink("real", base.join("link")).expect("symlink");
+        let mut image = Image::empty();
+        image.add_host(&base.join("link/file")).expect("add");
+        assert!(image.entries.contains_key(&base.join("link")));
+        assert!(image.entries.contains_key(&base.join("real/file")));
+        assert!(!image.entries.contains_key(&base.join("link/file")), "{:?}", nodes(&image));
+    }
+
+    #[test]
+    fn a_volume_lands_behind_the_images_own_symlinks() {
+        let mut image = Image::empty();
+        image.put(Path::new("/lib"), Node::Symlink("usr/lib".into()), 0o777, 0);
+        image.add_host_at(Path::new("/etc/hostname"), Path::new("/lib/name")).expect("add");
+        assert_eq!(nodes(&image), ["/lib", "/usr", "/usr/lib", "/usr/lib/name"]);
+    }
+}

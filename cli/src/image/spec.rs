@@ -1,0 +1,63 @@
+//! `/.freehold/spec`: what the guest is to run. NUL-terminated records `key=value`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+/// What a stream of the program is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// The terminal of the guest.
+    Terminal,
+    /// Bare bytes.
+    Pipe,
+}
+
+/// The program, its arguments and its surroundings.
+#[derive(Debug)]
+pub struct Spec {
+    /// Path of the program in the guest.
+    pub exec: PathBuf,
+    /// argv, the program's name included.
+    pub arguments: Vec<OsString>,
+    /// `K=V` each.
+    pub environment: Vec<OsString>,
+    /// Working directory.
+    pub cwd: PathBuf,
+    /// stdin, stdout, stderr.
+    pub streams: [Stream; 3],
+    /// Terminal size: rows, columns.
+    pub window: (u16, u16),
+}
+
+impl Spec {
+    /// The file's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut record = |key: &str, value: &OsStr| {
+            bytes.extend_from_slice(key.as_bytes());
+            bytes.push(b'=');
+            bytes.extend_from_slice(value.as_bytes());
+            bytes.push(0);
+        };
+        record("exec", self.exec.as_os_str());
+        for argument in &self.arguments {
+            record("arg", argument);
+        }
+        for variable in &self.environment {
+            record("env", variable);
+        }
+        record("cwd", self.cwd.as_os_str());
+        for (key, stream) in ["stdin", "stdout", "stderr"].iter().zip(self.streams) {
+            let value = match stream {
+                Stream::Terminal => "tty",
+                Stream::Pipe => "pipe",
+            };
+            record(key, OsStr::new(value));
+        }
+        record("rows", OsStr::new(&self.window.0.to_string()));
+        record("cols", OsStr::new(&self.window.1.to_string()));
+        record("report", OsStr::new("1"));
+        bytes
+    }
+}

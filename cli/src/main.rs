@@ -1,0 +1,56 @@
+//! The `freehold` command: packs a Linux program, boots it in a microVM on the Freehold kernel (or a stock
+//! Linux, for comparison), connects its streams and ends with its status.
+//!
+//! Exit statuses: the program's own 0–255; 128+N when signal N ended it; 124 time-out; 125 an error of ours
+//! (one line, with a hint); 255 the guest died (the cause is always printed).
+#![forbid(unsafe_code)]
+
+mod accel;
+mod args;
+mod backtrace;
+mod doctor;
+mod failure;
+mod image;
+mod kernel;
+mod linux;
+mod outcome;
+mod program;
+mod protocol;
+mod qemu;
+mod report;
+mod run;
+mod session;
+mod size;
+mod terminal;
+
+use std::process::ExitCode;
+
+use args::Command;
+use failure::{Failure, OWN_ERROR};
+
+fn main() -> ExitCode {
+    let command = match args::parse() {
+        Ok(command) => command,
+        Err(status) => return ExitCode::from(status),
+    };
+    let result = match command {
+        Command::Run(options) => run::run(&options),
+        Command::Doctor => doctor::doctor(),
+        Command::Completion { shell } => {
+            args::print_completion(shell);
+            Ok(0)
+        }
+        Command::Man => args::print_man().map(|()| 0),
+    };
+    match result {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            terminal::restore();
+            eprintln!("freehold: {failure}");
+            ExitCode::from(OWN_ERROR)
+        }
+    }
+}
+
+/// Convenience for every module of this command.
+pub(crate) type Result<T> = std::result::Result<T, Failure>;

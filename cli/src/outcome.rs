@@ -1,0 +1,129 @@
+//! The outcome of a run: our exit status, what is printed, and `--json`.
+
+use std::io::Write;
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::Result;
+use crate::failure::{Failure, OWN_ERROR};
+use crate::protocol::Ending;
+use crate::session::{End, Ended};
+
+/// Exit status of a time-out.
+pub const TIMED_OUT: u8 = 124;
+/// Exit status of a guest that died.
+pub const GUEST_DIED: u8 = 255;
+
+/// What `--json FILE` holds. Fields that do not apply are null.
+#[derive(Serialize, Debug, Default)]
+pub struct Outcome {
+    /// exit, signal, panic, died, timeout, interrupted or error.
+    outcome: &'static str,
+    /// This command's exit status.
+    status: u8,
+    /// The program's status when it called exit.
+    exit: Option<u8>,
+    /// The signal that ended it.
+    signal: Option<u8>,
+    /// The death certificate.
+    panic: Option<Value>,
+    /// What was wrong, for `error` and `died`.
+    message: Option<String>,
+    /// Kernel name, from the guest.
+    kernel: Option<Value>,
+    /// Its version.
+    version: Option<Value>,
+    /// tcg or kvm.
+    accel: Option<&'static str>,
+    /// Guest time from the first instruction to the program's start, in nanoseconds.
+    boot_ns: Option<Value>,
+    /// Host time of the whole VM, in milliseconds.
+    wall_ms: Option<u64>,
+    /// Memory totals, as the guest reports them.
+    memory: Option<Value>,
+    /// "ok", or what the frame-table audit found.
+    audit: Option<Value>,
+    /// System calls with their counts.
+    syscalls: Option<Value>,
+    /// Files that were sought and not found.
+    missing: Option<Value>,
+    /// Notices (an OOM kill, for example).
+    notices: Vec<String>,
+}
+
+impl Outcome {
+    /// Of a run that took place.
+    pub fn of(ended: &Ended, accel: &'static str) -> Outcome {
+        let mut outcome = Outcome {
+            accel: Some(accel),
+            wall_ms: u64::try_from(ended.wall.as_millis()).ok(),
+            notices: ended.notices.clone(),
+            ..Outcome::default()
+        };
+        let field = |from: &Option<Value>, name: &str| from.as_ref()?.get(name).cloned();
+        outcome.kernel = field(&ended.ready, "kernel");
+        outcome.version = field(&ended.ready, "version");
+        outcome.boot_ns = field(&ended.ready, "boot_ns");
+        outcome.memory = field(&ended.report, "memory");
+        outcome.audit = field(&ended.report, "audit");
+        outcome.syscalls = field(&ended.report, "syscalls");
+        outcome.missing = field(&ended.report, "missing");
+        (outcome.outcome, outcome.status) = match &ended.end {
+            End::Program(Ending::Exit(status)) => {
+                outcome.exit = Some(*status);
+                ("exit", *status)
+            }
+            End::Program(Ending::Signal(signal)) => {
+                outcome.signal = Some(*signal);
+                ("signal", 128u8.saturating_add(*signal))
+            }
+            End::Proved => ("exit", 0),
+            End::TimedOut => ("timeout", TIMED_OUT),
+            End::Interrupted(signal) => {
+                outcome.signal = Some(*signal);
+                ("interrupted", 128u8.saturating_add(*signal))
+            }
+            End::Panicked(certificate) => {
+                outcome.panic = Some(certificate.clone());
+                ("panic", GUEST_DIED)
+            }
+            End::Died => ("died", GUEST_DIED),
+            End::Qemu(words) => {
+                outcome.message = Some(words.clone());
+                ("error", OWN_ERROR)
+            }
+        };
+        outcome
+    }
+
+    /// Of a run that could not take place.
+    pub fn of_failure(failure: &Failure) -> Outcome {
+        Outcome {
+            outcome: "error",
+            status: OWN_ERROR,
+            message: Some(failure.to_string()),
+            ..Outcome::default()
+        }
+    }
+
+    /// The exit status of this command.
+    pub fn status(&self) -> u8 {
+        self.status
+    }
+
+    /// Writes the file as a whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let failed = |e: &std::io::Error| Failure::io("write", path, e);
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut file =
+            tempfile::Builder::new().prefix(".freehold-").tempfile_in(folder).map_err(|e| failed(&e))?;
+        serde_json::to_writer_pretty(&mut file, self).map_err(|e| failed(&e.into()))?;
+        file.write_all(b"\n").map_err(|e| failed(&e))?;
+        let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        file.as_file().set_permissions(readable).map_err(|e| failed(&e))?;
+        file.persist(path).map_err(|e| failed(&e.error))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,244 @@
+//! Finds the program on the host and everything that it names: libraries, their libraries, interpreters.
+//!
+//! The rules are those of the dynamic loader (ld.so(8)): RPATH of the object and of what loaded it unless there is a RUNPATH,
+//! LD_LIBRARY_PATH, RUNPATH, the folders of ld.so.conf, the default folders. What a program opens by name
+//! at run time (dlopen, data files) cannot be seen here: the user adds it with `-a`.
+
+mod elf;
+mod folders;
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Component, Path, PathBuf};
+
+use crate::Result;
+use crate::failure::Failure;
+pub use elf::Object;
+use folders::Folders;
+
+/// A script may name a script as its interpreter; Linux stops after this many too.
+const MAX_INTERPRETERS: usize = 4;
+
+/// A program as the guest will see it.
+#[derive(Debug)]
+pub struct Program {
+    /// Where it is in the guest.
+    pub guest: PathBuf,
+    /// Host files that it needs, itself included, each at the same path in the guest.
+    pub files: BTreeSet<PathBuf>,
+}
+
+/// Finds `name` as a shell would and gathers what it needs. `library_path` is the guest's LD_LIBRARY_PATH.
+pub fn find(name: &OsStr, library_path: Option<&OsStr>) -> Result<Program> {
+    let host = locate(name)?;
+    let mut closure = Closure { folders: Folders::of_host(library_path), files: BTreeSet::new() };
+    closure.add_program(&host, 0)?;
+    if closure.files.len() > 1 && Path::new("/etc/ld.so.cache").exists() {
+        closure.files.insert("/etc/ld.so.cache".into());
+    }
+    Ok(Program { guest: host, files: closure.files })
+}
+
+/// Finds `name` inside the tree `root` that will be the guest's whole file system.
+pub fn find_in_tree(name: &OsStr, root: &Path) -> Result<Program> {
+    let candidates: Vec<PathBuf> = if name.as_bytes().contains(&b'/') {
+        vec![PathBuf::from("/").join(name)]
+    } else {
+        let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        path.split(':').map(|dir| Path::new(dir).join(name)).collect()
+    };
+    for guest in candidates {
+        // A symlink in the tree points inside the tree, so its existence is all that can be asked here.
+        if fs::symlink_metadata(root.join(guest.strip_prefix("/").unwrap_or(&guest))).is_ok() {
+            return Ok(Program { guest, files: BTreeSet::new() });
+        }
+    }
+    Err(Failure::new(
+        format!("no such program in {}: {}", root.display(), name.display()),
+        "with --root the program is looked for inside the tree",
+    ))
+}
+
+/// The absolute path of `name`, without `.` and `..`; symlinks are left alone.
+fn locate(name: &OsStr) -> Result<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        let path = absolute(Path::new(name))?;
+        if !path.exists() {
+            return Err(Failure::new(
+                format!("no such program: {}", name.display()),
+                "the path is a path on the host; use -v HOST:GUEST to place files elsewhere",
+            ));
+        }
+        return Ok(path);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
+    for dir in std::env::split_paths(&path) {
+        let candidate = dir.join(name);
+        let runs = fs::metadata(&candidate)
+            .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+        if runs {
+            return absolute(&candidate);
+        }
+    }
+    let hint = if Path::new(name).exists() {
+        format!("there is one in this folder: write ./{}", name.display())
+    } else {
+        "looked in every folder of PATH".into()
+    };
+    Err(Failure::new(format!("no such program: {}", name.display()), hint))
+}
+
+/// `path` made absolute, with `.` and `..` taken out by name.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    let whole = std::path::absolute(path).map_err(|e| Failure::io("find", path, &e))?;
+    let mut clean = PathBuf::from("/");
+    for part in whole.components() {
+        match part {
+            Component::ParentDir => {
+                clean.pop();
+            }
+            Component::Normal(name) => clean.push(name),
+            _ => {}
+        }
+    }
+    Ok(clean)
+}
+
+/// Gathers files; every object is read once.
+struct Closure {
+    folders: Folders,
+    files: BTreeSet<PathBuf>,
+}
+
+impl Closure {
+    fn add_program(&mut self, path: &Path, depth: usize) -> Result<()> {
+        let meta = fs::metadata(path).map_err(|e| Failure::io("read", path, &e))?;
+        if meta.is_dir() {
+            return Err(Failure::new(format!("{} is a folder, not a program", path.display()), ""));
+        }
+        if meta.permissions().mode() & 0o111 == 0 {
+            return Err(Failure::new(
+                format!("{} is not executable", path.display()),
+                format!("chmod +x {}", path.display()),
+            ));
+        }
+        let mut head = [0; 256];
+        let got = fs::File::open(path)
+            .and_then(|mut file| file.read(&mut head))
+            .map_err(|e| Failure::io("read", path, &e))?;
+        match head[..got].strip_prefix(b"#!") {
+            Some(line) => self.add_script(path, line, depth),
+            None => self.add_object(path, &[]),
+        }
+    }
+
+    fn add_script(&mut self, path: &Path, line: &[u8], depth: usize) -> Result<()> {
+        if depth == MAX_INTERPRETERS {
+            return Err(Failure::new(
+                format!("{}: too many interpreters in a row", path.display()),
+                "a script's #! line names a script, and so on",
+            ));
+        }
+        self.files.insert(path.to_path_buf());
+        let line = line.split(|&b| b == b'\n').next().unwrap_or(line);
+        let mut words = line
+            .split(|b| b.is_ascii_whitespace())
+            .filter(|word| !word.is_empty())
+            .map(|word| OsString::from_vec(word.to_vec()));
+        let Some(interpreter) = words.next() else {
+            return Err(Failure::new(format!("{}: its #! line names no interpreter", path.display()), ""));
+        };
+        let interpreter_path = Path::new(&interpreter);
+        if !interpreter_path.exists() {
+            return Err(Failure::new(
+                format!("{}: its interpreter {} does not exist", path.display(), interpreter.display()),
+                "",
+            ));
+        }
+        self.add_program(&absolute(interpreter_path)?, depth + 1)?;
+        if interpreter_path.file_name() == Some(OsStr::new("env")) {
+            // `#!/usr/bin/env NAME`, perhaps with -S and VAR=value before the name.
+            let program =
+                words.find(|word| !word.as_bytes().starts_with(b"-") && !word.as_bytes().contains(&b'='));
+            if let Some(program) = program {
+                self.add_program(&locate(&program)?, depth + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds an object and what it needs. `rpaths` are the RPATHs of the objects that led here.
+    fn add_object(&mut self, path: &Path, rpaths: &[PathBuf]) -> Result<()> {
+        if !self.files.insert(path.to_path_buf()) {
+            return Ok(());
+        }
+        let object = Object::read(path)?;
+        if let Some(interpreter) = &object.interpreter {
+            if !interpreter.exists() {
+                return Err(Failure::new(
+                    format!(
+                        "{}: its dynamic loader {} does not exist",
+                        path.display(),
+                        interpreter.display()
+                    ),
+                    "install the C library that it was built for",
+                ));
+            }
+            self.files.insert(absolute(interpreter)?);
+        }
+        let mut rpaths = rpaths.to_vec();
+        if object.runpath.is_empty() {
+            rpaths.splice(0..0, object.rpath.iter().cloned());
+        }
+        for library in &object.needed {
+            let Some(found) = self.folders.find(library, &rpaths, &object.runpath) else {
+                return Err(Failure::new(
+                    format!("library {} is missing: {} needs it", library.display(), path.display()),
+                    "install it, or name its folder with -e LD_LIBRARY_PATH=DIR",
+                ));
+            };
+            self.add_object(&absolute(&found)?, &rpaths)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dynamic_program_brings_its_loader_and_libraries() {
+        let program = find(OsStr::new("ls"), None).expect("ls is everywhere");
+        let names: Vec<_> = program
+            .files
+            .iter()
+            .filter_map(|path| path.file_name())
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect();
+        assert!(names.iter().any(|name| name == "libc.so.6"), "{names:?}");
+        assert!(names.iter().any(|name| name.starts_with("ld-linux")), "{names:?}");
+    }
+
+    #[test]
+    fn a_script_brings_its_interpreter_and_what_env_names() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let script = dir.path().join("script");
+        fs::write(&script, "#!/usr/bin/env sh\necho\n").expect("write");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("chmod");
+        let program = find(script.as_os_str(), None).expect("script");
+        for name in ["env", "sh"] {
+            assert!(program.files.iter().any(|path| path.ends_with(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn paths_lose_their_dots() {
+        let path = absolute(Path::new("/usr/./lib/../bin/x")).expect("absolute");
+        assert_eq!(path, Path::new("/usr/bin/x"));
+    }
+}

@@ -1,0 +1,183 @@
+//! The control channel between host and guest: frames of u8 type, u32 LE length, payload.
+//!
+//! The guest's side is kernel/src/host.rs, and guest/init.c on a stock Linux. Streams do not pass here: stdin and
+//! stdout share one port, stderr has another; both carry bare bytes.
+
+/// Longest payload that is believed: a longer one means that the guest is out of step.
+const MAX_PAYLOAD: usize = 16 << 20;
+
+/// What the host tells the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToGuest {
+    /// No more stdin after this many bytes in all.
+    StdinEof(u64),
+    /// The terminal's size: rows, columns.
+    WindowSize(u16, u16),
+    /// A signal for the program's foreground process group.
+    Signal(u8),
+    /// Nobody reads this stream any more (0 stdout, 1 stderr): writes get EPIPE.
+    Closed(u8),
+}
+
+impl ToGuest {
+    /// Appends the frame's bytes.
+    pub fn encode(self, to: &mut Vec<u8>) {
+        let mut frame = |kind: u8, payload: &[u8]| {
+            to.push(kind);
+            to.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+            to.extend_from_slice(payload);
+        };
+        match self {
+            ToGuest::StdinEof(total) => frame(1, &total.to_le_bytes()),
+            ToGuest::WindowSize(rows, columns) => {
+                let [a, b] = rows.to_le_bytes();
+                let [c, d] = columns.to_le_bytes();
+                frame(2, &[a, b, c, d]);
+            }
+            ToGuest::Signal(number) => frame(3, &[number]),
+            ToGuest::Closed(stream) => frame(4, &[stream]),
+        }
+    }
+}
+
+/// How the program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It called exit with this status.
+    Exit(u8),
+    /// This signal ended it.
+    Signal(u8),
+}
+
+/// What the guest tells the host.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FromGuest {
+    /// The kernel is up and about to start the program.
+    Ready(serde_json::Value),
+    /// The program's end; with the bytes sent on (stdout, stderr) where the guest counts them.
+    Exit(Ending, Option<(u64, u64)>),
+    /// Memory totals, system-call counts, files not found.
+    Report(serde_json::Value),
+    /// The kernel's death certificate.
+    Panic(serde_json::Value),
+    /// Kernel log text.
+    Log(String),
+    /// A notice for the user (an OOM kill, for example).
+    Notice(String),
+}
+
+/// Takes frames out of a stream of bytes that arrives in pieces.
+#[derive(Default)]
+pub struct Decoder {
+    held: Vec<u8>,
+}
+
+impl Decoder {
+    /// Adds bytes as they came.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.held.extend_from_slice(bytes);
+    }
+
+    /// The next whole frame, if there is one. `Err` says why the bytes cannot be frames.
+    pub fn next(&mut self) -> Result<Option<FromGuest>, String> {
+        loop {
+            let Some((head, rest)) = self.held.split_at_checked(5) else {
+                return Ok(None);
+            };
+            let kind = head[0];
+            let size = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+            if size > MAX_PAYLOAD {
+                return Err(format!("control frame of type {kind} claims {size} bytes"));
+            }
+            let Some(payload) = rest.get(..size) else {
+                return Ok(None);
+            };
+            let frame = decode(kind, payload);
+            self.held.drain(..5 + size);
+            match frame? {
+                Some(frame) => return Ok(Some(frame)),
+                None => continue, // A type of a later version: skipped.
+            }
+        }
+    }
+}
+
+fn decode(kind: u8, payload: &[u8]) -> Result<Option<FromGuest>, String> {
+    let json =
+        || serde_json::from_slice(payload).map_err(|error| format!("control frame of type {kind}: {error}"));
+    let text = || String::from_utf8_lossy(payload).into_owned();
+    Ok(Some(match kind {
+        16 => FromGuest::Ready(json()?),
+        17 => {
+            let [kind, value, totals @ ..] = payload else {
+                return Err("EXIT frame without a status".into());
+            };
+            let ending = match kind {
+                0 => Ending::Exit(*value),
+                _ => Ending::Signal(*value),
+            };
+            let number = |at: usize| {
+                let bytes = totals.get(at..at + 8)?;
+                bytes.try_into().ok().map(u64::from_le_bytes)
+            };
+            FromGuest::Exit(ending, number(0).zip(number(8)))
+        }
+        18 => FromGuest::Report(json()?),
+        19 => FromGuest::Panic(json()?),
+        20 => FromGuest::Log(text()),
+        21 => FromGuest::Notice(text()),
+        _ => return Ok(None),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![kind];
+        bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    #[test]
+    fn frames_survive_any_cut_of_the_byte_stream() {
+        let mut bytes = frame(16, br#"{"kernel":"x"}"#);
+        bytes.extend(frame(99, b"of a later version"));
+        bytes.extend(frame(17, &[0, 7]));
+        for cut in 0..bytes.len() {
+            let mut decoder = Decoder::default();
+            let mut seen = Vec::new();
+            for part in [&bytes[..cut], &bytes[cut..]] {
+                decoder.push(part);
+                while let Some(frame) = decoder.next().expect("valid frames") {
+                    seen.push(frame);
+                }
+            }
+            assert_eq!(seen.len(), 2, "cut at {cut}");
+            assert_eq!(seen[1], FromGuest::Exit(Ending::Exit(7), None));
+        }
+    }
+
+    #[test]
+    fn an_exit_frame_may_carry_stream_totals() {
+        let mut payload = vec![1, 9];
+        payload.extend(3u64.to_le_bytes());
+        payload.extend(4u64.to_le_bytes());
+        let mut decoder = Decoder::default();
+        decoder.push(&frame(17, &payload));
+        let seen = decoder.next().expect("valid");
+        assert_eq!(seen, Some(FromGuest::Exit(Ending::Signal(9), Some((3, 4)))));
+    }
+
+    #[test]
+    fn nonsense_is_an_error_and_not_a_wait_for_ever() {
+        let mut decoder = Decoder::default();
+        decoder.push(&[16, 0xff, 0xff, 0xff, 0xff, 1, 2, 3]);
+        assert!(decoder.next().is_err());
+        let mut decoder = Decoder::default();
+        decoder.push(&frame(17, &[]));
+        assert!(decoder.next().is_err());
+    }
+}

@@ -1,0 +1,283 @@
+//! The virtual machine's shape, and its QEMU command line.
+
+pub mod disk;
+pub mod numa;
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use crate::Result;
+use crate::args::RunOptions;
+use crate::failure::Failure;
+use crate::kernel::{Family, Kernel};
+use crate::size::{self, MIB, show_size};
+use disk::Disk;
+use numa::Topology;
+
+/// The most CPUs that the kernel starts.
+pub const MAX_CPUS: u32 = 16;
+const DEFAULT_MEMORY: u64 = 256 * MIB;
+/// Where the port devices sit on the PCI bus: the guest knows stream, error and control by this order.
+const FIRST_PORT_SLOT: u32 = 4;
+const FIRST_DISK_SLOT: u32 = 8;
+/// Slots 8 to 30 (31 is the chipset's).
+const MAX_DISKS: usize = 23;
+
+/// What executes the guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// Emulation.
+    Tcg,
+    /// Hardware virtualisation.
+    Kvm,
+}
+
+/// Time in the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clock {
+    /// The host's.
+    Real,
+    /// One nanosecond an instruction, from a fixed date.
+    Instructions,
+}
+
+/// Whether the CPUs wait for a debugger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Debugger {
+    /// They run.
+    None,
+    /// They wait for one on TCP port 1234.
+    Waited,
+}
+
+/// A virtual machine, checked.
+#[derive(Debug)]
+pub struct Machine {
+    /// Bytes of memory, all nodes together.
+    pub memory: u64,
+    /// Number of CPUs.
+    pub cpus: u32,
+    /// Nodes, distances and near caches.
+    pub topology: Topology,
+    /// Disks in order: vda, vdb, …
+    pub disks: Vec<Disk>,
+    /// Time.
+    pub clock: Clock,
+    /// Debugger.
+    pub debugger: Debugger,
+    /// The user's kernel parameters.
+    pub append: String,
+}
+
+/// Chardev descriptors (or placeholders) for the guest's ports.
+#[derive(Debug, Clone)]
+pub struct Ports {
+    /// stdin and stdout.
+    pub stream: String,
+    /// stderr.
+    pub error: String,
+    /// Control frames.
+    pub control: String,
+    /// The UART: kernel log.
+    pub log: String,
+}
+
+impl Machine {
+    /// Checks the options of the machine.
+    pub fn from_options(options: &RunOptions) -> Result<Machine> {
+        let cpus: u32 =
+            options.cpus.parse().ok().filter(|n| (1..=MAX_CPUS).contains(n)).ok_or_else(|| {
+                Failure::new(
+                    format!("--cpus {}: not a number of CPUs", options.cpus),
+                    format!("1 to {MAX_CPUS}"),
+                )
+            })?;
+        if options.icount && cpus > 1 {
+            return Err(Failure::new("--icount counts the instructions of one CPU", "leave --cpus at 1"));
+        }
+        let memory = match &options.memory {
+            Some(text) => Some(size::parse_size("-m", text)?),
+            None => None,
+        };
+        let topology = Topology::from_options(options, memory.unwrap_or(DEFAULT_MEMORY), cpus)?;
+        let total = topology.memory();
+        if memory.is_some_and(|memory| memory != total) {
+            return Err(Failure::new(
+                format!(
+                    "-m {} but the nodes have {} together",
+                    show_size(memory.unwrap_or(0)),
+                    show_size(total)
+                ),
+                "leave -m out with --node",
+            ));
+        }
+        let disks = options.disk.iter().map(|text| Disk::parse(text)).collect::<Result<Vec<_>>>()?;
+        if disks.len() > MAX_DISKS {
+            return Err(Failure::new(
+                format!("{} disks are too many", disks.len()),
+                format!("at most {MAX_DISKS}"),
+            ));
+        }
+        Ok(Machine {
+            memory: total,
+            cpus,
+            topology,
+            disks,
+            clock: if options.icount { Clock::Instructions } else { Clock::Real },
+            debugger: if options.gdb { Debugger::Waited } else { Debugger::None },
+            append: options.append.join(" "),
+        })
+    }
+
+    /// The smallest that our kernel boots in: for a proof that guests run.
+    pub fn least() -> Machine {
+        Machine {
+            memory: 64 * MIB,
+            cpus: 1,
+            topology: Topology::one(64 * MIB),
+            disks: Vec::new(),
+            clock: Clock::Real,
+            debugger: Debugger::None,
+            append: String::new(),
+        }
+    }
+
+    /// Fails when `kernel` cannot boot with an image of `image_bytes` in this memory.
+    pub fn check_memory(&self, family: Family, image_bytes: u64) -> Result<()> {
+        // The image is in memory twice while it is unpacked: as QEMU loaded it, and as files.
+        let need = (family.least_memory() + 2 * image_bytes).next_multiple_of(MIB);
+        if self.memory >= need {
+            return Ok(());
+        }
+        Err(Failure::new(
+            format!(
+                "{} of memory is too little to boot: this needs {}",
+                show_size(self.memory),
+                show_size(need)
+            ),
+            format!("-m {}", show_size(need)),
+        ))
+    }
+
+    /// QEMU's arguments, without the program's name.
+    pub fn arguments(
+        &self,
+        kernel: &Kernel,
+        initramfs: &Path,
+        ports: &Ports,
+        engine: Engine,
+    ) -> Vec<OsString> {
+        let mut line = Line::default();
+        let hmat = if self.topology.near_cache.is_some() { ",hmat=on" } else { "" };
+        line.option("-M", format!("q35{hmat}"));
+        match (engine, self.clock) {
+            (Engine::Kvm, _) => line.option("-accel", "kvm"),
+            (Engine::Tcg, Clock::Real) => line.option("-accel", "tcg,thread=multi"),
+            (Engine::Tcg, Clock::Instructions) => line.option("-accel", "tcg"),
+        }
+        // Without the fast-string bits: TCG runs `rep stosb` byte by byte, and a Linux guest would choose it.
+        line.option("-cpu", "max,-erms,-fsrm,-la57");
+        line.option("-smp", format!("{0},sockets={0},cores=1,threads=1", self.cpus));
+        line.option("-m", show_size(self.memory));
+        self.topology.arguments(&mut line);
+        line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
+        line.option("-display", "none");
+        if self.clock == Clock::Instructions {
+            line.option("-icount", "shift=0,sleep=off");
+            line.option("-rtc", "base=2024-01-01,clock=vm");
+            line.option("-seed", "1");
+        }
+        if self.debugger == Debugger::Waited {
+            line.flags(&["-s", "-S"]);
+        }
+        line.option("-kernel", kernel.path.as_os_str());
+        line.option("-initrd", initramfs.as_os_str());
+        line.option("-append", self.parameters(kernel.family));
+        line.option("-chardev", format!("socket,id=log,{}", ports.log));
+        line.option("-serial", "chardev:log");
+        line.option("-device", "isa-debug-exit,iobase=0xf4,iosize=4");
+        for (slot, (name, place)) in (FIRST_PORT_SLOT..).zip([
+            ("stream", &ports.stream),
+            ("error", &ports.error),
+            ("control", &ports.control),
+        ]) {
+            self.port(&mut line, kernel.family, slot, name, place);
+        }
+        for (number, disk) in self.disks.iter().enumerate() {
+            disk.arguments(&mut line, number, FIRST_DISK_SLOT + number as u32);
+        }
+        line.0
+    }
+
+    fn port(&self, line: &mut Line, family: Family, slot: u32, name: &str, place: &str) {
+        line.option("-chardev", format!("socket,id={name}-host,{place}"));
+        // Linux' driver for plain console ports writes 16 bytes at a time with interrupts off: it gets ports of the
+        // other kind, on the same device.
+        let (ports, device) = match family {
+            Family::Freehold => (1, "virtconsole"),
+            Family::Linux => (2, "virtserialport"),
+        };
+        line.option(
+            "-device",
+            format!("virtio-serial-pci,id={name},addr={slot:#x},max_ports={ports},disable-legacy=on"),
+        );
+        let number = ports - 1;
+        line.option("-device", format!("{device},bus={name}.0,nr={number},chardev={name}-host"));
+    }
+
+    fn parameters(&self, family: Family) -> String {
+        let own = match family {
+            Family::Freehold => "",
+            // no_timer_check: on a loaded host the check of the timer interrupt fails under emulation.
+            Family::Linux => "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init",
+        };
+        [own, &self.append].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Arguments in the making.
+#[derive(Default)]
+pub struct Line(Vec<OsString>);
+
+impl Line {
+    /// `name value`.
+    pub fn option(&mut self, name: &str, value: impl AsRef<OsStr>) {
+        self.0.push(name.into());
+        self.0.push(value.as_ref().into());
+    }
+
+    fn flags(&mut self, names: &[&str]) {
+        self.0.extend(names.iter().map(OsString::from));
+    }
+}
+
+/// The emulator's program.
+pub fn program() -> Result<PathBuf> {
+    const NAME: &str = "qemu-system-x86_64";
+    if let Some(path) = std::env::var_os("FREEHOLD_QEMU").map(PathBuf::from) {
+        if path.is_file() {
+            return Ok(path);
+        }
+        return Err(Failure::new(format!("FREEHOLD_QEMU={}: no such file", path.display()), ""));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|dir| dir.join(NAME)).find(|file| file.is_file()).ok_or_else(|| {
+        Failure::new(
+            format!("{NAME} is missing"),
+            "apt-get install --no-install-recommends qemu-system-x86; freehold doctor checks the rest",
+        )
+    })
+}
+
+/// A value inside a comma-separated QEMU option: commas are doubled.
+pub fn escape_commas(path: &Path) -> OsString {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let mut bytes = Vec::new();
+    for &byte in path.as_os_str().as_bytes() {
+        bytes.push(byte);
+        if byte == b',' {
+            bytes.push(byte);
+        }
+    }
+    OsString::from_vec(bytes)
+}

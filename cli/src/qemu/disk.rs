@@ -1,0 +1,128 @@
+//! `--disk FILE[,ro][,iops=N]`: a raw disk of the guest.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
+
+use super::{Line, escape_commas};
+use crate::Result;
+use crate::failure::Failure;
+
+/// Bytes in a sector: a disk is whole sectors.
+const SECTOR: u64 = 512;
+
+/// What the guest may do with a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Read only.
+    Read,
+    /// Read and write.
+    Write,
+}
+
+/// A checked disk.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Disk {
+    file: PathBuf,
+    access: Access,
+    /// Requests in a second, where the user wants it slow.
+    iops: Option<u32>,
+}
+
+impl Disk {
+    /// Parses and checks: the file exists, can be used as asked, and is a whole number of sectors.
+    pub fn parse(text: &OsStr) -> Result<Disk> {
+        let mut disk = Disk { file: PathBuf::new(), access: Access::Write, iops: None };
+        // Options stand at the end, so a file name may hold commas.
+        let mut rest = text.as_bytes();
+        while let Some(comma) = rest.iter().rposition(|&byte| byte == b',') {
+            let option = &rest[comma + 1..];
+            if option == b"ro" {
+                disk.access = Access::Read;
+            } else if let Some(number) = option.strip_prefix(b"iops=") {
+                let number = std::str::from_utf8(number).ok().and_then(|n| n.parse().ok()).filter(|&n| n > 0);
+                disk.iops = Some(number.ok_or_else(|| {
+                    Failure::new(
+                        format!("--disk {}: iops is no number", text.display()),
+                        "for example iops=100",
+                    )
+                })?);
+            } else {
+                break;
+            }
+            rest = &rest[..comma];
+        }
+        disk.file = OsString::from_vec(rest.to_vec()).into();
+        disk.check()?;
+        Ok(disk)
+    }
+
+    fn check(&self) -> Result<()> {
+        let shown = self.file.display();
+        let meta = fs::metadata(&self.file).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Failure::new(
+                format!("--disk {shown}: no such file"),
+                format!("make an empty one of 64 MiB: truncate -s 64M {shown}"),
+            ),
+            _ => Failure::new(format!("--disk {shown}: {error}"), ""),
+        })?;
+        if !meta.is_file() && !meta.file_type().is_block_device() {
+            return Err(Failure::new(format!("--disk {shown}: neither a file nor a block device"), ""));
+        }
+        let mut open = OpenOptions::new();
+        let mut file =
+            open.read(true).write(self.access == Access::Write).open(&self.file).map_err(|error| {
+                Failure::new(format!("--disk {shown}: {error}"), "add ,ro to use it read-only")
+            })?;
+        let size = file.seek(SeekFrom::End(0)).map_err(|e| Failure::io("read", &self.file, &e))?;
+        if size == 0 || !size.is_multiple_of(SECTOR) {
+            return Err(Failure::new(
+                format!("--disk {shown}: its {size} bytes are not whole sectors of {SECTOR} bytes"),
+                format!("truncate -s %{SECTOR} {shown} fills it up"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The disk as QEMU's arguments.
+    pub fn arguments(&self, line: &mut Line, number: usize, slot: u32) {
+        let mut drive = OsString::from(format!("if=none,id=disk{number},format=raw,file="));
+        drive.push(escape_commas(&self.file));
+        if self.access == Access::Read {
+            drive.push(",readonly=on");
+        }
+        if let Some(iops) = self.iops {
+            drive.push(format!(",throttling.iops-total={iops}"));
+        }
+        line.option("-drive", drive);
+        line.option("-device", format!("virtio-blk-pci,drive=disk{number},addr={slot:#x},disable-legacy=on"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_stand_behind_a_name_that_may_hold_commas() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let file = dir.path().join("a,b");
+        fs::write(&file, [0; 1024]).expect("write");
+        let mut text = file.clone().into_os_string();
+        text.push(",ro,iops=50");
+        let disk = Disk::parse(&text).expect("a disk");
+        assert_eq!(disk, Disk { file, access: Access::Read, iops: Some(50) });
+    }
+
+    #[test]
+    fn a_disk_must_be_whole_sectors() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let file = dir.path().join("odd");
+        fs::write(&file, [0; 700]).expect("write");
+        let error = Disk::parse(file.as_os_str()).expect_err("not whole sectors");
+        assert!(error.to_string().contains("700 bytes"), "{error}");
+    }
+}

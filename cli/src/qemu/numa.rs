@@ -1,0 +1,276 @@
+//! NUMA nodes, their distances and their memory-side caches, as the user describes them and as QEMU takes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Line;
+use crate::Result;
+use crate::args::RunOptions;
+use crate::failure::Failure;
+use crate::size::{self, MIB, show_size};
+
+/// Distance between two nodes where the user names none (ACPI: 10 is local).
+const DEFAULT_DISTANCE: u8 = 20;
+const LOCAL_DISTANCE: u8 = 10;
+/// Nodes are cut at pageblocks.
+const GRAIN: u64 = 2 * MIB;
+
+/// One node.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Bytes.
+    pub memory: u64,
+    /// Its CPUs; none for a node of memory only.
+    pub cpus: BTreeSet<u32>,
+}
+
+/// All nodes. One node without a near cache is a machine without NUMA tables.
+#[derive(Debug)]
+pub struct Topology {
+    nodes: Vec<Node>,
+    distances: BTreeMap<(usize, usize), u8>,
+    /// Size of each node's memory-side cache.
+    pub near_cache: Option<u64>,
+}
+
+impl Topology {
+    /// Checks `--numa`, `--node`, `--distance` and `--near-cache` against each other.
+    pub fn from_options(options: &RunOptions, memory: u64, cpus: u32) -> Result<Topology> {
+        let nodes = if !options.node.is_empty() {
+            described(&options.node, cpus)?
+        } else {
+            even(options.numa.as_deref().unwrap_or("1"), memory, cpus)?
+        };
+        let distances = distances(&options.distance, nodes.len())?;
+        let near_cache = match &options.near_cache {
+            Some(text) => Some(size::parse_size("--near-cache", text)?),
+            None => None,
+        };
+        if let Some(cache) = near_cache
+            && let Some(node) = nodes.iter().find(|node| node.memory < cache)
+        {
+            return Err(Failure::new(
+                format!("--near-cache {} is more than a node's {}", show_size(cache), show_size(node.memory)),
+                "a memory-side cache holds a part of its node",
+            ));
+        }
+        Ok(Topology { nodes, distances, near_cache })
+    }
+
+    /// One node with CPU 0.
+    pub fn one(memory: u64) -> Topology {
+        Topology {
+            nodes: vec![Node { memory, cpus: BTreeSet::from([0]) }],
+            distances: BTreeMap::new(),
+            near_cache: None,
+        }
+    }
+
+    /// Bytes of all nodes.
+    pub fn memory(&self) -> u64 {
+        self.nodes.iter().map(|node| node.memory).sum()
+    }
+
+    fn distance(&self, from: usize, to: usize) -> u8 {
+        if from == to {
+            return LOCAL_DISTANCE;
+        }
+        let given = self.distances.get(&(from, to)).or(self.distances.get(&(to, from)));
+        given.copied().unwrap_or(DEFAULT_DISTANCE)
+    }
+
+    /// The topology as QEMU's arguments; none for a machine without NUMA.
+    pub fn arguments(&self, line: &mut Line) {
+        if self.nodes.len() == 1 && self.near_cache.is_none() {
+            return;
+        }
+        // A node without CPUs is reached from the first that has some.
+        let first = self.nodes.iter().position(|node| !node.cpus.is_empty()).unwrap_or(0);
+        for (number, node) in self.nodes.iter().enumerate() {
+            let size = show_size(node.memory);
+            line.option("-object", format!("memory-backend-ram,size={size},id=m{number}"));
+        }
+        for (number, node) in self.nodes.iter().enumerate() {
+            let initiator = match self.near_cache {
+                Some(_) if node.cpus.is_empty() => format!(",initiator={first}"),
+                Some(_) => format!(",initiator={number}"),
+                None => String::new(),
+            };
+            line.option("-numa", format!("node,nodeid={number},memdev=m{number}{initiator}"));
+        }
+        for (number, node) in self.nodes.iter().enumerate() {
+            for cpu in &node.cpus {
+                line.option("-numa", format!("cpu,node-id={number},socket-id={cpu}"));
+            }
+        }
+        self.distance_arguments(line);
+        if let Some(cache) = self.near_cache {
+            self.cache_arguments(line, cache);
+        }
+    }
+
+    fn distance_arguments(&self, line: &mut Line) {
+        if self.distances.is_empty() {
+            return;
+        }
+        let count = self.nodes.len();
+        for (from, to) in (0..count).flat_map(|from| (0..count).map(move |to| (from, to))) {
+            if from != to {
+                let value = self.distance(from, to);
+                line.option("-numa", format!("dist,src={from},dst={to},val={value}"));
+            }
+        }
+    }
+
+    /// HMAT: latencies in proportion to the distances; both kinds of figure must precede the caches.
+    fn cache_arguments(&self, line: &mut Line, cache: u64) {
+        for (from, node) in self.nodes.iter().enumerate() {
+            if node.cpus.is_empty() {
+                continue;
+            }
+            for to in 0..self.nodes.len() {
+                let distance = u32::from(self.distance(from, to));
+                let common = format!("hmat-lb,initiator={from},target={to},hierarchy=memory");
+                line.option("-numa", format!("{common},data-type=access-latency,latency={}", 10 * distance));
+                line.option(
+                    "-numa",
+                    format!("{common},data-type=access-bandwidth,bandwidth={}G", 1000 / distance),
+                );
+            }
+        }
+        let size = show_size(cache);
+        for number in 0..self.nodes.len() {
+            line.option(
+                "-numa",
+                format!("hmat-cache,node-id={number},size={size},level=1,associativity=direct,policy=write-back,line=64"),
+            );
+        }
+    }
+}
+
+fn even(text: &str, memory: u64, cpus: u32) -> Result<Vec<Node>> {
+    let count: u32 = text
+        .parse()
+        .ok()
+        .filter(|n| (1..=16).contains(n))
+        .ok_or_else(|| Failure::new(format!("--numa {text}: not a number of nodes"), "1 to 16"))?;
+    let share = memory / u64::from(count) / GRAIN * GRAIN;
+    if share == 0 && count > 1 {
+        return Err(Failure::new(
+            format!("{} is too little memory for {count} nodes", show_size(memory)),
+            "give more with -m",
+        ));
+    }
+    let mut nodes: Vec<Node> = (0..count)
+        .map(|number| Node {
+            memory: share,
+            // Neighbouring CPUs share a node.
+            cpus: (0..cpus).filter(|cpu| cpu * count / cpus == number).collect(),
+        })
+        .collect();
+    nodes[0].memory += memory - share * u64::from(count);
+    Ok(nodes)
+}
+
+fn described(specs: &[String], cpus: u32) -> Result<Vec<Node>> {
+    let mut nodes = Vec::new();
+    let mut taken = BTreeSet::new();
+    for spec in specs {
+        let mut node = Node { memory: 0, cpus: BTreeSet::new() };
+        // A CPU list may hold commas: a part without `=` goes on with the list before it.
+        let mut list = String::new();
+        for part in spec.split(',') {
+            match part.split_once('=') {
+                Some(("mem", value)) => node.memory = size::parse_size("--node mem", value)?,
+                Some(("cpus", value)) => list = value.to_owned(),
+                None if !list.is_empty() => list = format!("{list},{part}"),
+                _ => {
+                    return Err(Failure::new(
+                        format!("--node {spec}: {part} means nothing here"),
+                        "mem=256M,cpus=0-1",
+                    ));
+                }
+            }
+        }
+        node.cpus = size::parse_cpus(&list, cpus)?;
+        if node.memory == 0 {
+            return Err(Failure::new(format!("--node {spec}: it has no memory"), "mem=256M,cpus=0-1"));
+        }
+        if !node.memory.is_multiple_of(GRAIN) {
+            return Err(Failure::new(
+                format!("--node {spec}: memory is not a multiple of {}", show_size(GRAIN)),
+                "",
+            ));
+        }
+        if let Some(cpu) = node.cpus.iter().find(|&&cpu| !taken.insert(cpu)) {
+            return Err(Failure::new(format!("--node {spec}: CPU {cpu} is in two nodes"), ""));
+        }
+        nodes.push(node);
+    }
+    if nodes.iter().all(|node| node.cpus.is_empty()) {
+        nodes[0].cpus = (0..cpus).collect();
+        return Ok(nodes);
+    }
+    match (0..cpus).find(|cpu| !taken.contains(cpu)) {
+        Some(cpu) => {
+            Err(Failure::new(format!("CPU {cpu} is in no --node"), "name every CPU once with cpus="))
+        }
+        None => Ok(nodes),
+    }
+}
+
+fn distances(specs: &[String], count: usize) -> Result<BTreeMap<(usize, usize), u8>> {
+    let mut distances = BTreeMap::new();
+    for spec in specs {
+        let numbers: Vec<usize> = spec.split(',').filter_map(|part| part.trim().parse().ok()).collect();
+        match numbers[..] {
+            [from, to, value] if from < count && to < count && from != to && (10..=254).contains(&value) => {
+                distances.insert((from, to), value as u8);
+            }
+            _ => {
+                return Err(Failure::new(
+                    format!("--distance {spec}: not two of the {count} nodes and a distance"),
+                    "A,B,D, for example 0,1,21; D is 10 to 254",
+                ));
+            }
+        }
+    }
+    Ok(distances)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_even_split_gives_every_byte_and_every_cpu_to_one_node() {
+        for (count, memory, cpus) in
+            [("1", 33 * MIB, 1), ("2", 257 * MIB, 3), ("4", 512 * MIB, 2), ("3", 64 * MIB, 16)]
+        {
+            let nodes = even(count, memory, cpus).expect("a split");
+            assert_eq!(nodes.iter().map(|node| node.memory).sum::<u64>(), memory);
+            let all: Vec<u32> = nodes.iter().flat_map(|node| node.cpus.iter().copied()).collect();
+            assert_eq!(all, (0..cpus).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn described_nodes_name_every_cpu_once() {
+        let specs = |list: &[&str]| list.iter().map(|s| s.to_string()).collect::<Vec<_>>();
+        let nodes =
+            described(&specs(&["mem=64M,cpus=0,2", "cpus=1,3,mem=32M", "mem=32M"]), 4).expect("nodes");
+        assert_eq!(nodes[0].cpus, BTreeSet::from([0, 2]));
+        assert!(nodes[2].cpus.is_empty());
+        assert!(described(&specs(&["mem=64M,cpus=0", "mem=64M,cpus=0"]), 1).is_err());
+        assert!(described(&specs(&["mem=64M,cpus=0"]), 2).is_err());
+        assert!(described(&specs(&["cpus=0"]), 1).is_err());
+        assert!(described(&specs(&["mem=64M,colour=red"]), 1).is_err());
+    }
+
+    #[test]
+    fn distances_are_between_two_nodes_that_exist() {
+        assert!(distances(&["0,1,21".into()], 2).is_ok());
+        for bad in ["0,2,21", "0,0,21", "0,1,5", "0,1", "a,b,c"] {
+            assert!(distances(&[bad.into()], 2).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What is said at the end, on stderr: why a guest died, what the program's memory did, system calls, missing files.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use crate::backtrace::Symbols;
+use crate::session::{End, Ended};
+
+/// Lines of the kernel log that a death is shown with.
+const LOG_LINES: usize = 25;
+/// Registers in a line of a death certificate.
+const REGISTERS_A_LINE: usize = 4;
+
+/// Why the guest died, for a person: message, each CPU's registers and backtrace, or the end of the log.
+pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
+    let mut text = String::new();
+    match &ended.end {
+        End::Panicked(certificate) => certificate_text(&mut text, certificate, symbols),
+        End::Died => {
+            text.push_str("the guest died without a word");
+            if ended.ready.is_none() {
+                text.push_str(" before it could start the program");
+            }
+            text.push('\n');
+        }
+        _ => return None,
+    }
+    let full_certificate =
+        matches!(&ended.end, End::Panicked(certificate) if certificate.get("cpus").is_some());
+    if !full_certificate {
+        let lines: Vec<&str> = ended.log.lines().collect();
+        let shown = &lines[lines.len().saturating_sub(LOG_LINES)..];
+        if !shown.is_empty() {
+            text.push_str("the end of its log:\n");
+        }
+        let slide = slide_in(&ended.log);
+        for line in shown {
+            let _ = writeln!(text, "  {}", symbols.annotate(line, slide));
+        }
+    }
+    Some(text)
+}
+
+fn slide_in(log: &str) -> u64 {
+    let text = log.lines().find_map(|line| line.split_once("image slide 0x"));
+    let digits = text.map(|(_, rest)| rest.split(|c: char| !c.is_ascii_hexdigit()).next().unwrap_or(""));
+    digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0)
+}
+
+/// An address or number that JSON may hold as a number or as hexadecimal text.
+fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::String(text) => u64::from_str_radix(text.trim_start_matches("0x"), 16).ok(),
+        other => other.as_u64(),
+    }
+}
+
+fn certificate_text(text: &mut String, certificate: &Value, symbols: &Symbols) {
+    let message = certificate.get("message").and_then(Value::as_str).unwrap_or("no message");
+    let _ = writeln!(text, "the guest kernel panicked: {}", message.trim_end());
+    let slide = certificate.get("slide").and_then(number).unwrap_or(0);
+    for cpu in certificate.get("cpus").and_then(Value::as_array).into_iter().flatten() {
+        let name = cpu.get("cpu").and_then(number).unwrap_or(0);
+        let _ = writeln!(text, "CPU {name}:");
+        if let Some(registers) = cpu.get("registers").and_then(Value::as_object) {
+            let shown: Vec<String> = registers
+                .iter()
+                .map(|(name, value)| match number(value) {
+                    Some(number) => format!("{name:>6} {number:016x}"),
+                    None => format!("{name:>6} {value}"),
+                })
+                .collect();
+            for line in shown.chunks(REGISTERS_A_LINE) {
+                let _ = writeln!(text, "  {}", line.join(" "));
+            }
+        }
+        let backtrace = cpu.get("backtrace").and_then(Value::as_array);
+        for (depth, address) in backtrace.into_iter().flatten().filter_map(number).enumerate() {
+            for (place, line) in symbols.describe(address, slide, depth).into_iter().enumerate() {
+                let mark = if place == 0 { format!("{depth:>4}:") } else { "     ".into() };
+                let _ = writeln!(text, "{mark} {line}");
+            }
+        }
+    }
+}
+
+/// The closing table: how it ended, how long it took, what memory did.
+pub fn closing(ended: &Ended, program: &str, machine: &str) -> String {
+    let mut text = String::new();
+    let field = |name: &str| ended.ready.as_ref().and_then(|ready| ready.get(name));
+    let kernel = field("kernel").and_then(Value::as_str).unwrap_or("?");
+    let version = field("version").and_then(Value::as_str).unwrap_or("");
+    let boot = field("boot_ns").and_then(Value::as_u64).unwrap_or(0);
+    let _ = writeln!(
+        text,
+        "── {program}: {} in {:.2} s (boot {:.0} ms of it) on {kernel} {version}, {machine}",
+        ending(&ended.end),
+        ended.wall.as_secs_f64(),
+        boot as f64 / 1e6,
+    );
+    let report = ended.report.as_ref();
+    let memory = report.and_then(|report| report.get("memory")).and_then(Value::as_object);
+    let rows: Vec<(String, String)> =
+        memory.into_iter().flatten().map(|(key, value)| (label(key), amount(key, value))).collect();
+    // Two columns side by side, filled downwards.
+    let half = rows.len().div_ceil(2);
+    let width = rows.iter().take(half).map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+    let width_right = rows.iter().skip(half).map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+    for (left, right) in (0..half).map(|row| (&rows[row], rows.get(row + half))) {
+        let _ = write!(text, "   {:<width$} {:>12}", left.0, left.1);
+        if let Some(right) = right {
+            let _ = write!(text, "    {:<width_right$} {:>12}", right.0, right.1);
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn ending(end: &End) -> String {
+    use crate::protocol::Ending;
+    match end {
+        End::Program(Ending::Exit(status)) => format!("exit {status}"),
+        End::Program(Ending::Signal(signal)) => format!("ended by signal {signal}"),
+        End::TimedOut => "timed out".into(),
+        End::Interrupted(signal) => format!("interrupted by signal {signal}"),
+        _ => "died".into(),
+    }
+}
+
+fn label(key: &str) -> String {
+    let known = match key {
+        "total_kib" => "memory of the VM",
+        "free_kib" => "free at the end",
+        "peak_user_kib" => "the program's peak",
+        "kernel_kib" => "kernel",
+        "page_tables_kib" => "page tables",
+        "page_cache_kib" => "files in memory",
+        "faults_minor" => "faults",
+        "faults_major" => "faults that waited",
+        "zero_page_hits" => "reads of the zero page",
+        "cow_copied" => "copied on write",
+        "cow_reused" => "reused on write",
+        "tlb_shootdowns" => "TLB shootdowns",
+        _ => "",
+    };
+    if !known.is_empty() {
+        return known.into();
+    }
+    let bare = ["_kib", "_frames", "_ns"].iter().fold(key, |key, end| key.strip_suffix(end).unwrap_or(key));
+    bare.replace('_', " ")
+}
+
+fn amount(key: &str, value: &Value) -> String {
+    let Some(number) = value.as_u64() else {
+        return value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    };
+    if key.ends_with("_kib") {
+        return kib(number);
+    }
+    if key.ends_with("_frames") {
+        return kib(4 * number);
+    }
+    if key.ends_with("_ns") {
+        return format!("{:.3} ms", number as f64 / 1e6);
+    }
+    number.to_string()
+}
+
+fn kib(number: u64) -> String {
+    if number >= 10 << 10 { format!("{:.1} MiB", number as f64 / 1024.0) } else { format!("{number} KiB") }
+}
+
+/// Anything but "ok" from the frame-table audit.
+pub fn audit_failure(ended: &Ended) -> Option<String> {
+    let audit = ended.report.as_ref()?.get("audit")?;
+    (audit.as_str() != Some("ok")).then(|| match audit.as_str() {
+        Some(text) => text.to_owned(),
+        None => audit.to_string(),
+    })
+}
+
+/// The summary of `--syscalls`: most frequent first, those that are not implemented marked.
+pub fn syscalls(ended: &Ended) -> String {
+    let list = ended.report.as_ref().and_then(|report| report.get("syscalls")).and_then(Value::as_array);
+    let Some(list) = list else {
+        return "── this kernel does not count system calls\n".into();
+    };
+    let field = |call: &Value, name: &str| call.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let mut calls: Vec<&Value> = list.iter().filter(|call| field(call, "calls") > 0).collect();
+    calls.sort_by_key(|call| std::cmp::Reverse(field(call, "calls")));
+    let mut text = String::from("──      calls   errors  system call\n");
+    for call in calls {
+        let name = call.get("name").and_then(Value::as_str).unwrap_or("?");
+        let missing = call.get("unimplemented").and_then(Value::as_bool).unwrap_or(false);
+        let mark = if missing { "  (not implemented)" } else { "" };
+        let _ = writeln!(text, "{:>12} {:>8}  {name}{mark}", field(call, "calls"), field(call, "errors"));
+    }
+    text
+}
+
+/// Files that the program sought and that were not in the image, when it failed: a hint for `-a`.
+pub fn missing_files(ended: &Ended) -> Vec<String> {
+    let list = ended.report.as_ref().and_then(|report| report.get("missing")).and_then(Value::as_array);
+    list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+}

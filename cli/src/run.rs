@@ -1,0 +1,321 @@
+//! `freehold run`: from the command line to the exit status.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{BufWriter, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::Result;
+use crate::accel;
+use crate::args::{Accel, RunOptions, When};
+use crate::backtrace::Symbols;
+use crate::failure::Failure;
+use crate::image::Image;
+use crate::image::spec::{Spec, Stream};
+use crate::kernel::{self, Family, Kernel};
+use crate::outcome::Outcome;
+use crate::program::{self, Program};
+use crate::qemu::{self, Engine, Machine, Ports};
+use crate::report;
+use crate::session::{self, End, Ended, Job, LogTo, Purpose};
+use crate::size::show_size;
+use crate::terminal::{self, Streams};
+
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Runs the program that `options` describe; returns the exit status of this command.
+pub fn run(options: &RunOptions) -> Result<u8> {
+    let result = prepare_and_run(options);
+    if let (Err(failure), Some(file)) = (&result, &options.json) {
+        Outcome::of_failure(failure).write(file)?;
+    }
+    result
+}
+
+fn prepare_and_run(options: &RunOptions) -> Result<u8> {
+    let timeout = match &options.timeout {
+        Some(text) => Some(parse_timeout(text)?),
+        None => None,
+    };
+    let machine = Machine::from_options(options)?;
+    let environment = environment(&options.env)?;
+    let program = find_program(options, &environment)?;
+    let streams = streams();
+    let spec = Spec {
+        exec: program.guest.clone(),
+        arguments: options.program.clone(),
+        environment,
+        cwd: guest_path("--cwd", &options.cwd)?,
+        streams,
+        window: terminal::window(),
+    };
+    let kernel = kernel::select(&options.kernel)?;
+    let image = build_image(options, &program, &spec, &kernel)?;
+    machine.check_memory(kernel.family, image.bytes())?;
+    if options.dry_run {
+        return print_line(options, &machine, &kernel);
+    }
+    qemu::program()?;
+    let engine = accel::choose(options.accel, machine.clock)?;
+    let mut initramfs =
+        tempfile::Builder::new().prefix("freehold-").suffix(".cpio").tempfile().map_err(|e| {
+            Failure::new(format!("cannot make a temporary file: {e}"), "TMPDIR names another folder")
+        })?;
+    image.write(&mut BufWriter::with_capacity(1 << 20, initramfs.as_file_mut()))?;
+    let ended = session::run(&Job {
+        machine: &machine,
+        kernel: &kernel,
+        initramfs: initramfs.path(),
+        engine,
+        streams,
+        timeout,
+        purpose: Purpose::Program,
+        log: if options.verbose { LogTo::Stderr } else { LogTo::Nowhere },
+    })?;
+    conclude(options, &machine, &kernel, engine, &ended)
+}
+
+/// Prints what is to be printed at the end, writes the JSON file and gives the status.
+fn conclude(
+    options: &RunOptions,
+    machine: &Machine,
+    kernel: &Kernel,
+    engine: Engine,
+    ended: &Ended,
+) -> Result<u8> {
+    let accel = match engine {
+        Engine::Tcg => "tcg",
+        Engine::Kvm => "kvm",
+    };
+    let outcome = Outcome::of(ended, accel);
+    if let Some(file) = &options.json {
+        outcome.write(file)?;
+    }
+    let name = options.program[0].to_string_lossy();
+    match &ended.end {
+        End::TimedOut => {
+            let seconds = options.timeout.as_deref().unwrap_or("");
+            eprintln!("freehold: {name} did not end within {seconds} s: killed");
+        }
+        End::Qemu(words) => {
+            return Err(Failure::new(words.clone(), "freehold doctor checks the installation"));
+        }
+        _ => {}
+    }
+    if let Some(text) = report::death(ended, &Symbols::of(&kernel.path)) {
+        eprint!("freehold: {text}");
+    }
+    if let Some(finding) = report::audit_failure(ended) {
+        eprintln!("freehold: the kernel's frame table does not balance: {finding}");
+    }
+    let show = match options.report {
+        When::Always => true,
+        When::Never => false,
+        When::Auto => {
+            let streams = Streams::now();
+            options.verbose || (streams.error && streams.output)
+        }
+    };
+    if show && ended.report.is_some() {
+        let cpus = if machine.cpus == 1 { "1 CPU".to_owned() } else { format!("{} CPUs", machine.cpus) };
+        let shape = format!("{}, {cpus}, {}", show_size(machine.memory), accel.to_uppercase());
+        eprint!("{}", report::closing(ended, &name, &shape));
+    }
+    let missing = report::missing_files(ended);
+    if !missing.is_empty()
+        && (show || outcome.status() != 0 && kernel.family == Family::Freehold && options.verbose)
+    {
+        eprintln!("   sought and not in the image (-a PATH adds a file): {}", missing.join(" "));
+    }
+    if options.syscalls {
+        eprint!("{}", report::syscalls(ended));
+    }
+    Ok(outcome.status())
+}
+
+fn parse_timeout(text: &str) -> Result<Duration> {
+    text.parse::<f64>()
+        .ok()
+        .filter(|seconds| *seconds > 0.0 && *seconds < 1e9)
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| {
+            Failure::new(format!("--timeout {text}: not a time"), "seconds, for example 10 or 0.5")
+        })
+}
+
+/// The program's environment: a small fixed one, the terminal's kind, and the user's.
+fn environment(additions: &[OsString]) -> Result<Vec<OsString>> {
+    let mut list: Vec<(OsString, OsString)> = vec![
+        ("PATH".into(), DEFAULT_PATH.into()),
+        ("HOME".into(), "/root".into()),
+        ("USER".into(), "root".into()),
+    ];
+    if let Some(kind) = std::env::var_os("TERM") {
+        list.push(("TERM".into(), kind));
+    }
+    for addition in additions {
+        let bytes = addition.as_bytes();
+        let (key, value) = match bytes.iter().position(|&byte| byte == b'=') {
+            Some(at) => (&bytes[..at], Some(OsString::from_vec(bytes[at + 1..].to_vec()))),
+            None => (bytes, std::env::var_os(addition)),
+        };
+        if key.is_empty() {
+            return Err(Failure::new(
+                format!("-e {}: no name before =", addition.display()),
+                "-e NAME=VALUE",
+            ));
+        }
+        let key = OsString::from_vec(key.to_vec());
+        list.retain(|(known, _)| *known != key);
+        // `-e NAME` of a variable that the host does not have leaves it unset.
+        list.extend(value.map(|value| (key, value)));
+    }
+    let join = |(mut key, value): (OsString, OsString)| {
+        key.push("=");
+        key.push(value);
+        key
+    };
+    Ok(list.into_iter().map(join).collect())
+}
+
+fn find_program(options: &RunOptions, environment: &[OsString]) -> Result<Program> {
+    let name = &options.program[0];
+    if let Some(root) = &options.root {
+        if !root.is_dir() {
+            return Err(Failure::new(format!("--root {}: no such folder", root.display()), ""));
+        }
+        return program::find_in_tree(name, root);
+    }
+    // A program that a volume brings is named by its guest path.
+    for (host, guest) in volumes(&options.volume)? {
+        if let Ok(rest) = Path::new(name).strip_prefix(&guest) {
+            let host = if rest.as_os_str().is_empty() { host } else { host.join(rest) };
+            if host.is_file() {
+                let mut found = program::find(host.as_os_str(), library_path(environment))?;
+                found.files.remove(&program::absolute(&host)?);
+                found.guest = guest_path("program", Path::new(name))?;
+                return Ok(found);
+            }
+        }
+    }
+    program::find(name, library_path(environment))
+}
+
+fn library_path(environment: &[OsString]) -> Option<&OsStr> {
+    environment
+        .iter()
+        .find_map(|variable| variable.as_bytes().strip_prefix(b"LD_LIBRARY_PATH="))
+        .map(OsStr::from_bytes)
+}
+
+fn guest_path(option: &str, path: &Path) -> Result<PathBuf> {
+    if path.is_absolute() {
+        return Ok(path.to_path_buf());
+    }
+    Err(Failure::new(
+        format!("{option} {}: not an absolute path", path.display()),
+        format!("it is a path in the guest: /{}", path.display()),
+    ))
+}
+
+fn volumes(list: &[OsString]) -> Result<Vec<(PathBuf, PathBuf)>> {
+    let parse = |text: &OsString| {
+        let bytes = text.as_bytes();
+        let at = bytes.iter().rposition(|&byte| byte == b':').filter(|&at| at > 0 && at + 1 < bytes.len());
+        let Some(at) = at else {
+            return Err(Failure::new(format!("-v {}: not HOST:GUEST", text.display()), "-v ./data:/data"));
+        };
+        let host = PathBuf::from(OsStr::from_bytes(&bytes[..at]));
+        let guest = guest_path("-v", Path::new(OsStr::from_bytes(&bytes[at + 1..])))?;
+        if !host.exists() {
+            return Err(Failure::new(
+                format!("-v {}: no such file or folder on the host", host.display()),
+                "",
+            ));
+        }
+        Ok((host, guest))
+    };
+    list.iter().map(parse).collect()
+}
+
+fn build_image(options: &RunOptions, program: &Program, spec: &Spec, kernel: &Kernel) -> Result<Image> {
+    let mut image = match &options.root {
+        Some(root) => {
+            let mut image = Image::empty();
+            image.add_host_at(root, Path::new("/"))?;
+            image
+        }
+        None => Image::new(),
+    };
+    for file in &program.files {
+        image.add_host(file)?;
+    }
+    for path in &options.add {
+        if !path.exists() {
+            return Err(Failure::new(format!("-a {}: no such file or folder", path.display()), ""));
+        }
+        image.add_host(path)?;
+    }
+    for (host, guest) in volumes(&options.volume)? {
+        image.add_host_at(&host, &guest)?;
+    }
+    if options.root.is_none() {
+        image.add_folder(&spec.cwd);
+    }
+    image.add_bytes(Path::new("/.freehold/spec"), 0o600, spec.encode());
+    if kernel.family == Family::Linux {
+        let init = kernel::installed("guest/init").ok_or_else(|| {
+            Failure::new("guest/init is missing: a Linux guest needs it", "make build makes it")
+        })?;
+        image.add_host_at(&init, Path::new("/init"))?;
+        for folder in ["/dev", "/proc", "/sys"] {
+            image.add_folder(Path::new(folder));
+        }
+        for (number, module) in kernel.modules.iter().enumerate() {
+            image.add_host_at(module, Path::new(&format!("/.freehold/modules/{number:02}.ko")))?;
+        }
+    }
+    Ok(image)
+}
+
+/// The guest's terminal stands for those streams that are our terminal. It is the controlling one only when both
+/// stdin and stdout are: an echo could not be shown otherwise.
+fn streams() -> [Stream; 3] {
+    let ours = Streams::now();
+    let stream = |terminal| if terminal { Stream::Terminal } else { Stream::Pipe };
+    [stream(ours.input && ours.output), stream(ours.output), stream(ours.output && ours.error)]
+}
+
+fn print_line(options: &RunOptions, machine: &Machine, kernel: &Kernel) -> Result<u8> {
+    let engine = match options.accel {
+        Accel::Kvm => Engine::Kvm,
+        Accel::Tcg => Engine::Tcg,
+        Accel::Auto => accel::choose(Accel::Auto, machine.clock)?,
+    };
+    let place = |name: &str| format!("fd={name}");
+    let ports = Ports {
+        stream: place("STREAM"),
+        error: place("ERROR"),
+        control: place("CONTROL"),
+        log: place("LOG"),
+    };
+    let mut text = quote(qemu::program()?.as_os_str());
+    for argument in machine.arguments(kernel, Path::new("INITRAMFS"), &ports, engine) {
+        // One option a line, as people write it.
+        text.push_str(if argument.as_bytes().starts_with(b"-") { " \\\n  " } else { " " });
+        text.push_str(&quote(&argument));
+    }
+    // A reader that closes early (`| head`) has what it wanted.
+    let _ = writeln!(std::io::stdout(), "{text}");
+    Ok(0)
+}
+
+fn quote(argument: &OsStr) -> String {
+    let text = argument.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,.:/+%@".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.into_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}

@@ -1,0 +1,434 @@
+//! One run of the VM: starts QEMU, carries the streams, speaks the control protocol, decides how it ended.
+//!
+//! One thread, one poll loop. Each direction of each stream has one buffer, and a source is read only while its buffer
+//! is empty: so a slow reader slows the writer, and memory stays bounded. QEMU's ends of the sockets are made blocking
+//! once it runs: its console ports throw bytes away when a non-blocking socket is full, so a full one must stop it.
+
+mod channel;
+mod pump;
+mod signals;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::Value;
+
+use crate::Result;
+use crate::failure::Failure;
+use crate::image::spec::Stream;
+use crate::protocol::{Decoder, Ending, FromGuest, ToGuest};
+use crate::qemu::{Engine, Machine, Ports};
+use crate::{kernel, qemu, terminal};
+use channel::{Channel, Log};
+use pump::{Pump, Source};
+use signals::Signals;
+
+/// How long a guest may take to power off after the program's end when it does not count its bytes.
+const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
+
+/// What to run.
+pub struct Job<'a> {
+    /// The VM.
+    pub machine: &'a Machine,
+    /// Its kernel.
+    pub kernel: &'a kernel::Kernel,
+    /// Its files.
+    pub initramfs: &'a std::path::Path,
+    /// What executes it.
+    pub engine: Engine,
+    /// What the program's streams are.
+    pub streams: [Stream; 3],
+    /// Kill it after this long.
+    pub timeout: Option<Duration>,
+    /// What the run is for.
+    pub purpose: Purpose,
+    /// Whether the kernel log goes to stderr.
+    pub log: LogTo,
+}
+
+/// What a run is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// The user's program, with our streams.
+    Program,
+    /// To see that a guest comes up: ends at READY, touches no stream of ours.
+    Proof,
+}
+
+/// Where the kernel log goes besides the place that is kept for a death certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogTo {
+    /// stderr.
+    Stderr,
+    /// Nowhere.
+    Nowhere,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub enum End {
+    /// The program ended.
+    Program(Ending),
+    /// A proof came to READY.
+    Proved,
+    /// Time was up.
+    TimedOut,
+    /// A signal told us to stop before the program could be told.
+    Interrupted(u8),
+    /// The kernel sent its death certificate.
+    Panicked(Value),
+    /// The VM ended without a word.
+    Died,
+    /// QEMU did not do what it was asked: its own words, or the signal that killed it.
+    Qemu(String),
+}
+
+/// Everything that is known after a run.
+#[derive(Debug)]
+pub struct Ended {
+    /// How.
+    pub end: End,
+    /// The kernel's READY message.
+    pub ready: Option<Value>,
+    /// Its report.
+    pub report: Option<Value>,
+    /// Notices for the user, already printed.
+    pub notices: Vec<String>,
+    /// The last part of the kernel log.
+    pub log: String,
+    /// From QEMU's start to its end.
+    pub wall: Duration,
+}
+
+/// Runs a VM to its end. `Err` only when QEMU cannot be started.
+pub fn run(job: &Job<'_>) -> Result<Ended> {
+    Session::start(job)?.serve()
+}
+
+/// The program's end, as the guest told it.
+struct ProgramEnd {
+    ending: Ending,
+    /// Bytes of stdout and stderr in all, where the guest counts them.
+    totals: Option<(u64, u64)>,
+    at: Instant,
+}
+
+struct Session<'a> {
+    job: &'a Job<'a>,
+    started: Instant,
+    qemu: Child,
+    exited: OwnedFd,
+    /// QEMU's ends of the sockets, until they are made blocking.
+    far_ends: Vec<OwnedFd>,
+    input: Pump,
+    output: Pump,
+    error: Pump,
+    control: Channel,
+    decoder: Decoder,
+    log: Log,
+    words: Channel,
+    signals: Signals,
+    progress: ProgressBar,
+    ready: Option<Value>,
+    report: Option<Value>,
+    notices: Vec<String>,
+    ended: Option<ProgramEnd>,
+    panic: Option<Value>,
+}
+
+impl<'a> Session<'a> {
+    fn start(job: &'a Job<'a>) -> Result<Session<'a>> {
+        let (stream, stream_far) = channel::pair()?;
+        let (error, error_far) = channel::pair()?;
+        let (control, control_far) = channel::pair()?;
+        let (log, log_far) = channel::pair()?;
+        let ports = Ports {
+            stream: channel::place(&stream_far),
+            error: channel::place(&error_far),
+            control: channel::place(&control_far),
+            log: channel::place(&log_far),
+        };
+        let program = qemu::program()?;
+        let signals = Signals::register()?;
+        let mut command = Command::new(&program);
+        if let Some(setpriv) = channel::on_path("setpriv") {
+            // QEMU must not outlive us, however we end.
+            command = Command::new(setpriv);
+            command.args(["--pdeathsig", "KILL", "--"]).arg(&program);
+        }
+        command
+            .args(job.machine.arguments(job.kernel, job.initramfs, &ports, job.engine))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            // Its own group: a Ctrl-C of the terminal is ours to pass on.
+            .process_group(0);
+        let mut qemu = command.spawn().map_err(|e| Failure::io("start", &program, &e))?;
+        let exited = rustix::process::pidfd_open(
+            rustix::process::Pid::from_child(&qemu),
+            rustix::process::PidfdFlags::empty(),
+        )
+        .map_err(|e| Failure::new(format!("cannot watch QEMU: {e}"), ""))?;
+        let words = qemu.stderr.take().map(OwnedFd::from);
+        let (input, output, error) = match job.purpose {
+            Purpose::Program => (
+                Pump::from_host(rustix::stdio::stdin(), &stream)?,
+                Pump::to_host(&stream, rustix::stdio::stdout())?,
+                Pump::to_host(&error, rustix::stdio::stderr())?,
+            ),
+            Purpose::Proof => (Pump::idle(), Pump::idle(), Pump::idle()),
+        };
+        let progress = match job.purpose {
+            Purpose::Program => ProgressBar::new_spinner().with_message("booting"),
+            Purpose::Proof => ProgressBar::hidden(),
+        };
+        progress.tick();
+        Ok(Session {
+            job,
+            started: Instant::now(),
+            qemu,
+            exited,
+            far_ends: vec![stream_far, error_far, control_far, log_far],
+            input,
+            output,
+            error,
+            control: Channel::new(Some(control))?,
+            decoder: Decoder::default(),
+            log: Log::new(log, job.log)?,
+            words: Channel::new(words)?,
+            signals,
+            progress,
+            ready: None,
+            report: None,
+            notices: Vec::new(),
+            ended: None,
+            panic: None,
+        })
+    }
+
+    fn serve(mut self) -> Result<Ended> {
+        let end = loop {
+            self.wait()?;
+            if let Some(end) = self.take_signals() {
+                break end;
+            }
+            let gone = self.qemu.try_wait().ok().flatten();
+            if gone.is_some() {
+                // Drop our copies, so that what QEMU wrote ends with an end of file.
+                self.far_ends.clear();
+            }
+            let heard = self.listen();
+            self.output.run();
+            self.error.run();
+            self.tell_closed();
+            if self.ended.is_none() {
+                self.input.run();
+                self.tell_end_of_input();
+            }
+            if heard {
+                self.let_qemu_block();
+            }
+            self.control.send();
+            if let Some(end) = self.finished(gone) {
+                break end;
+            }
+        };
+        self.progress.finish_and_clear();
+        if self.qemu.try_wait().ok().flatten().is_none() {
+            // Killed, not asked: the guest has nothing left to say, and a hung one would not answer.
+            let _ = self.qemu.kill();
+            let _ = self.qemu.wait();
+        }
+        terminal::restore();
+        self.log.finish();
+        Ok(Ended {
+            end,
+            ready: self.ready,
+            report: self.report,
+            notices: self.notices,
+            log: self.log.tail(),
+            wall: self.started.elapsed(),
+        })
+    }
+
+    /// Sleeps until something can be done.
+    fn wait(&mut self) -> Result<()> {
+        let mut interest: Vec<(BorrowedFd<'_>, PollFlags)> =
+            vec![(self.exited.as_fd(), PollFlags::IN), (self.signals.as_fd(), PollFlags::IN)];
+        self.control.interest(&mut interest);
+        self.log.channel.interest(&mut interest);
+        self.words.interest(&mut interest);
+        self.output.interest(&mut interest);
+        self.error.interest(&mut interest);
+        if self.ended.is_none() && self.ready.is_some() {
+            self.input.interest(&mut interest);
+        }
+        let mut set: Vec<PollFd<'_>> =
+            interest.iter().map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
+        let mut limit: Option<Duration> = None;
+        let mut no_later = |at: Duration| limit = Some(limit.map_or(at, |limit| limit.min(at)));
+        if let Some(timeout) = self.job.timeout {
+            no_later(timeout.saturating_sub(self.started.elapsed()));
+        }
+        if let Some(ProgramEnd { at, .. }) = &self.ended {
+            no_later(POWER_OFF_GRACE.saturating_sub(at.elapsed()));
+        }
+        if self.ready.is_none() && !self.progress.is_hidden() {
+            no_later(Duration::from_millis(100));
+        }
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: limit.as_secs() as i64,
+            // A millisecond more: a wait that ends just before its time would only be repeated.
+            tv_nsec: i64::from(limit.subsec_nanos().saturating_add(1_000_000).min(999_999_999)),
+        });
+        match poll(&mut set, limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Failure::new(format!("cannot wait for the VM: {error}"), "")),
+        }
+        if self.ready.is_none() {
+            self.progress.tick();
+        }
+        Ok(())
+    }
+
+    /// Takes what the guest and QEMU say. True when the guest said anything.
+    fn listen(&mut self) -> bool {
+        self.words.receive();
+        let mut heard = self.log.receive();
+        heard |= self.control.receive();
+        let bytes = std::mem::take(&mut self.control.received);
+        self.decoder.push(&bytes);
+        loop {
+            match self.decoder.next() {
+                Ok(Some(frame)) => self.take_frame(frame),
+                Ok(None) => return heard,
+                Err(error) => {
+                    self.panic =
+                        Some(serde_json::json!({ "message": format!("the guest is out of step: {error}") }));
+                    return heard;
+                }
+            }
+        }
+    }
+
+    fn take_frame(&mut self, frame: FromGuest) {
+        match frame {
+            FromGuest::Ready(message) => {
+                self.ready = Some(message);
+                self.progress.finish_and_clear();
+                if self.job.purpose == Purpose::Program && self.job.streams[0] == Stream::Terminal {
+                    terminal::make_raw();
+                    // It may have changed while the guest booted.
+                    let (rows, columns) = terminal::window();
+                    self.tell(ToGuest::WindowSize(rows, columns));
+                }
+            }
+            FromGuest::Exit(ending, totals) => {
+                self.ended = Some(ProgramEnd { ending, totals, at: Instant::now() })
+            }
+            FromGuest::Report(report) => self.report = Some(report),
+            FromGuest::Panic(certificate) => self.panic = Some(certificate),
+            FromGuest::Log(text) => self.log.add_text(&text),
+            FromGuest::Notice(text) => {
+                let end = if terminal::is_raw() { "\r\n" } else { "\n" };
+                eprint!("freehold: {}{end}", text.trim_end());
+                self.notices.push(text);
+            }
+        }
+    }
+
+    fn tell(&mut self, what: ToGuest) {
+        what.encode(&mut self.control.to_send);
+    }
+
+    fn tell_end_of_input(&mut self) {
+        if let Some(total) = self.input.newly_ended() {
+            self.tell(ToGuest::StdinEof(total));
+        }
+    }
+
+    fn tell_closed(&mut self) {
+        if self.output.newly_refused() {
+            self.tell(ToGuest::Closed(0));
+        }
+        if self.error.newly_refused() {
+            self.tell(ToGuest::Closed(1));
+        }
+    }
+
+    /// From the guest's first word on QEMU runs, so what it set up at its start stays as we make it now.
+    fn let_qemu_block(&mut self) {
+        for end in self.far_ends.drain(..) {
+            channel::make_blocking(&end);
+        }
+    }
+
+    fn take_signals(&mut self) -> Option<End> {
+        for signal in self.signals.pending() {
+            if signal == signals::WINDOW_CHANGED {
+                let (rows, columns) = terminal::window();
+                self.tell(ToGuest::WindowSize(rows, columns));
+            } else if self.ready.is_none() || self.signals.insisted(signal) {
+                return Some(End::Interrupted(signal));
+            } else {
+                self.tell(ToGuest::Signal(signal));
+            }
+        }
+        None
+    }
+
+    fn finished(&mut self, gone: Option<ExitStatus>) -> Option<End> {
+        if self.job.purpose == Purpose::Proof && self.ready.is_some() {
+            return Some(End::Proved);
+        }
+        if let Some(certificate) = self.panic.take() {
+            // What the program wrote before still belongs to its output; it is in the sockets by now.
+            self.output.run();
+            self.error.run();
+            return Some(End::Panicked(certificate));
+        }
+        if let Some(ProgramEnd { ending, totals, at }) = &self.ended {
+            let complete = totals.is_some_and(|(output, error)| {
+                self.output.has_passed(output) && self.error.has_passed(error)
+            });
+            let drained = gone.is_some() && self.output.is_done() && self.error.is_done();
+            // A reader that is slow is waited for; a guest that is slow to power off is not.
+            let late = at.elapsed() >= POWER_OFF_GRACE && self.output.is_empty() && self.error.is_empty();
+            if complete || drained || late {
+                return Some(End::Program(*ending));
+            }
+        } else if let Some(status) = gone
+            && self.output.is_done()
+            && self.error.is_done()
+            && self.control.is_closed()
+        {
+            return Some(self.unexplained(status));
+        }
+        match self.job.timeout {
+            Some(timeout) if self.started.elapsed() >= timeout => Some(End::TimedOut),
+            _ => None,
+        }
+    }
+
+    /// QEMU ended and the guest had not said why.
+    fn unexplained(&mut self, status: ExitStatus) -> End {
+        while self.words.receive() {}
+        self.log.receive();
+        if let Some(signal) = status.signal() {
+            return End::Qemu(format!("QEMU was killed by signal {signal}"));
+        }
+        let words = String::from_utf8_lossy(&self.words.received).into_owned();
+        let said = words.lines().find(|line| line.contains("qemu") && !line.contains("warning:"));
+        match said {
+            Some(line) if self.ready.is_none() && !self.log.spoke() => {
+                let line = line.split_once(": ").map_or(line, |(_, rest)| rest);
+                End::Qemu(format!("QEMU refused: {line}"))
+            }
+            _ => End::Died,
+        }
+    }
+}

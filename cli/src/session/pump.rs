@@ -1,0 +1,213 @@
+//! One direction of one stream: bytes from a source to a sink, in order, none lost, none invented.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::Result;
+use crate::failure::Failure;
+
+const BUFFER: usize = 64 << 10;
+/// What a pipe or terminal takes in one write without blocking once poll says that it takes any (PIPE_BUF).
+const CAREFUL: usize = 4096;
+
+/// Ends of a pump that other modules ask about.
+pub trait Source {
+    /// Adds what the pump waits for.
+    fn interest<'a>(&'a self, set: &mut Vec<(BorrowedFd<'a>, PollFlags)>);
+}
+
+/// Which end of the pump is the host's own stream: that one may block, and is not ours to make non-blocking.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HostEnd {
+    From,
+    To,
+}
+
+/// A pump. The source is read only while the buffer is empty.
+pub struct Pump {
+    from: Option<OwnedFd>,
+    to: Option<OwnedFd>,
+    host: HostEnd,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    moved: u64,
+    refused: Told,
+    ended: Told,
+}
+
+/// A fact that is reported once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    No,
+    Due,
+    Done,
+}
+
+impl Told {
+    fn arise(&mut self) {
+        if *self == Told::No {
+            *self = Told::Due;
+        }
+    }
+
+    fn take(&mut self) -> bool {
+        let due = *self == Told::Due;
+        if due {
+            *self = Told::Done;
+        }
+        due
+    }
+}
+
+fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|e| Failure::new(format!("cannot use a stream: {e}"), ""))
+}
+
+impl Pump {
+    /// From a stream of ours to the guest. A stream that is closed is an empty one.
+    pub fn from_host(host: BorrowedFd<'_>, guest: &OwnedFd) -> Result<Pump> {
+        Ok(Pump::new(copy(host).ok(), Some(copy(guest.as_fd())?), HostEnd::From))
+    }
+
+    /// From the guest to a stream of ours.
+    pub fn to_host(guest: &OwnedFd, host: BorrowedFd<'_>) -> Result<Pump> {
+        Ok(Pump::new(Some(copy(guest.as_fd())?), copy(host).ok(), HostEnd::To))
+    }
+
+    /// A pump that has nothing to do.
+    pub fn idle() -> Pump {
+        Pump::new(None, None, HostEnd::To)
+    }
+
+    fn new(from: Option<OwnedFd>, to: Option<OwnedFd>, host: HostEnd) -> Pump {
+        Pump {
+            ended: if from.is_none() { Told::Due } else { Told::No },
+            from,
+            to,
+            host,
+            buffer: vec![0; BUFFER].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            moved: 0,
+            refused: Told::No,
+        }
+    }
+
+    /// Moves what can be moved without blocking.
+    pub fn run(&mut self) {
+        loop {
+            if self.start == self.end && !self.fill() {
+                return;
+            }
+            if !self.drain() {
+                return;
+            }
+        }
+    }
+
+    /// Reads once. False when there is nothing now.
+    fn fill(&mut self) -> bool {
+        let Some(from) = &self.from else {
+            return false;
+        };
+        if self.host == HostEnd::From && !is_ready(from.as_fd(), PollFlags::IN) {
+            return false;
+        }
+        match rustix::io::read(from, &mut self.buffer[..]) {
+            Ok(size) if size > 0 => {
+                self.start = 0;
+                self.end = size;
+                true
+            }
+            Err(Errno::AGAIN | Errno::INTR) => false,
+            // End of file; an error of a terminal that has gone (EIO) is one too.
+            _ => {
+                self.from = None;
+                self.ended.arise();
+                false
+            }
+        }
+    }
+
+    /// Writes what is held. False when some of it must wait.
+    fn drain(&mut self) -> bool {
+        while self.start < self.end {
+            let held = &self.buffer[self.start..self.end];
+            let Some(to) = &self.to else {
+                // Nobody wants it: the guest's sums still count it as passed.
+                self.pass(self.end - self.start);
+                continue;
+            };
+            let result = match self.host {
+                HostEnd::To => {
+                    if !is_ready(to.as_fd(), PollFlags::OUT) {
+                        return false;
+                    }
+                    rustix::io::write(to, &held[..held.len().min(CAREFUL)])
+                }
+                HostEnd::From => rustix::net::send(to, held, rustix::net::SendFlags::NOSIGNAL),
+            };
+            match result {
+                Ok(size) => self.pass(size),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return false,
+                Err(_) => {
+                    self.to = None;
+                    self.refused.arise();
+                }
+            }
+        }
+        true
+    }
+
+    fn pass(&mut self, size: usize) {
+        self.start += size;
+        self.moved += size as u64;
+    }
+
+    /// Once: the source has ended and everything has been passed on; how many bytes there were.
+    pub fn newly_ended(&mut self) -> Option<u64> {
+        (self.is_empty() && self.ended.take()).then_some(self.moved)
+    }
+
+    /// Once: the sink has refused (a closed pipe).
+    pub fn newly_refused(&mut self) -> bool {
+        self.refused.take()
+    }
+
+    /// True when nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// True when the source has ended and nothing is held.
+    pub fn is_done(&self) -> bool {
+        self.from.is_none() && self.is_empty()
+    }
+
+    /// True when `total` bytes have been passed on.
+    pub fn has_passed(&self, total: u64) -> bool {
+        self.moved >= total
+    }
+}
+
+impl Source for Pump {
+    fn interest<'a>(&'a self, set: &mut Vec<(BorrowedFd<'a>, PollFlags)>) {
+        if self.start < self.end {
+            if let Some(to) = &self.to {
+                set.push((to.as_fd(), PollFlags::OUT));
+            }
+        } else if let Some(from) = &self.from {
+            set.push((from.as_fd(), PollFlags::IN));
+        }
+    }
+}
+
+fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
+    let mut set = [PollFd::from_borrowed_fd(fd, flags)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut set, Some(&now)), Ok(count) if count > 0)
+}

@@ -1,0 +1,91 @@
+//! Sizes, lists of CPUs and the other small languages of the command line.
+
+use std::collections::BTreeSet;
+
+use crate::Result;
+use crate::failure::Failure;
+
+/// Bytes in a mebibyte.
+pub const MIB: u64 = 1 << 20;
+
+/// `512M`, `1G`, `65536K`; a bare number is MiB, as in QEMU. Returns bytes, always more than 0.
+pub fn parse_size(option: &str, text: &str) -> Result<u64> {
+    let wrong = || {
+        Failure::new(format!("{option} {text}: not a size"), "write a number and K, M or G, for example 512M")
+    };
+    let text_trimmed = text.trim();
+    let digits = text_trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    let unit = match &text_trimmed[digits.len()..].to_ascii_uppercase()[..] {
+        "K" | "KB" | "KIB" => 1 << 10,
+        "" | "M" | "MB" | "MIB" => MIB,
+        "G" | "GB" | "GIB" => 1 << 30,
+        "T" | "TB" | "TIB" => 1 << 40,
+        _ => return Err(wrong()),
+    };
+    match number.checked_mul(unit) {
+        Some(bytes) if bytes > 0 => Ok(bytes),
+        _ => Err(wrong()),
+    }
+}
+
+/// A size in the largest unit that divides it: the form QEMU's options take.
+pub fn show_size(bytes: u64) -> String {
+    for (unit, name) in [(1 << 30, "G"), (MIB, "M"), (1 << 10, "K")] {
+        if bytes.is_multiple_of(unit) {
+            return format!("{}{name}", bytes / unit);
+        }
+    }
+    format!("{bytes}B")
+}
+
+/// `0-3,7`: CPU numbers below `cpus`.
+pub fn parse_cpus(text: &str, cpus: u32) -> Result<BTreeSet<u32>> {
+    let wrong = |why: &str| Failure::new(format!("cpus={text}: {why}"), "write CPU numbers like 0-1 or 0,2");
+    let mut set = BTreeSet::new();
+    for part in text.split([',', '+']).filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let first: u32 = first.parse().map_err(|_| wrong("not a list of CPUs"))?;
+        let last: u32 = last.parse().map_err(|_| wrong("not a list of CPUs"))?;
+        if first > last {
+            return Err(wrong("the range runs backwards"));
+        }
+        if last >= cpus {
+            return Err(wrong(&format!("there are only {cpus} CPUs (see --cpus)")));
+        }
+        set.extend(first..=last);
+    }
+    Ok(set)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units_and_a_bare_number_is_mib() {
+        assert_eq!(parse_size("-m", "512M").expect("size"), 512 * MIB);
+        assert_eq!(parse_size("-m", "512").expect("size"), 512 * MIB);
+        assert_eq!(parse_size("-m", "1g").expect("size"), 1 << 30);
+        assert_eq!(parse_size("-m", "64KiB").expect("size"), 65536);
+        for bad in ["", "M", "0", "12Q", "-3M", "1.5G", "99999999999999999T"] {
+            assert!(parse_size("-m", bad).is_err(), "{bad} is no size");
+        }
+    }
+
+    #[test]
+    fn a_size_is_shown_in_its_largest_whole_unit() {
+        assert_eq!(show_size(512 * MIB), "512M");
+        assert_eq!(show_size(2 << 30), "2G");
+        assert_eq!(show_size(1536), "1536B");
+    }
+
+    #[test]
+    fn cpu_lists_stay_within_the_machine() {
+        let set = parse_cpus("0-2,5", 8).expect("list");
+        assert_eq!(set.into_iter().collect::<Vec<_>>(), [0, 1, 2, 5]);
+        assert!(parse_cpus("0-8", 8).is_err());
+        assert!(parse_cpus("3-1", 8).is_err());
+        assert!(parse_cpus("x", 8).is_err());
+    }
+}
