@@ -141,7 +141,7 @@ impl<T: IntoBytes + Immutable> UserPtr<T> {
     ///
     /// # Errors
     /// `EFAULT`.
-    pub fn write_many(self, values: &[T]) -> Result<()> {
+    pub fn write_slice(self, values: &[T]) -> Result<()> {
         write_exact(self.address, values.as_bytes())
     }
 }

@@ -2,6 +2,8 @@
 
 use alloc::vec::Vec;
 
+use crate::fs::{Caller, Power};
+
 /// User and group identities, and what they are allowed. Replaced as a whole, never changed in place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
@@ -29,6 +31,11 @@ impl Credentials {
     /// Whether the effective user may do everything (Linux' full capability set; there are no others here).
     pub const fn is_privileged(&self) -> bool {
         self.euid == 0
+    }
+    /// Who asks, as far as files care.
+    pub fn caller(&self) -> Caller<'_> {
+        let power = if self.fsuid == 0 { Power::Override } else { Power::Ordinary };
+        Caller { uid: self.fsuid, gid: self.fsgid, groups: &self.groups, power }
     }
     /// Whether a process with these credentials may send signals to one with `target`'s (kill(2)).
     pub const fn may_signal(&self, target: &Self) -> bool {

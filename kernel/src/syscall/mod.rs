@@ -1,0 +1,107 @@
+//! The door that programs knock at.
+//!
+//! A handler gets the argument registers and gives a value or an error number; pointers among the arguments are
+//! [`UserPtr`](crate::user::UserPtr)s. Every call is counted, per CPU and number; a number without handler is
+//! `ENOSYS`, and the log names it once.
+
+mod args;
+mod names;
+mod table;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+pub use args::Args;
+pub use names::name;
+
+use crate::{Errno, Result};
+
+/// Numbers are below this.
+pub const COUNT: usize = 470;
+
+/// Who answers a call.
+#[derive(Clone, Copy)]
+pub enum Handler {
+    /// One that needs the arguments only.
+    Plain(fn(&Args) -> Result<i64>),
+    /// One that reads or changes the program's registers.
+    #[cfg(target_os = "none")]
+    Context(fn(&mut freehold_arch::user::UserContext, &Args) -> Result<i64>),
+}
+
+static TABLE: [Option<Handler>; COUNT] = {
+    let mut table = [None; COUNT];
+    let mut at = 0;
+    while at < table::ENTRIES.len() {
+        let (number, handler) = table::ENTRIES[at];
+        assert!(at == 0 || table::ENTRIES[at - 1].0 < number, "the table is sorted, each number once");
+        table[number as usize] = Some(handler);
+        at += 1;
+    }
+    table
+};
+
+/// Counters are kept by so many groups of CPUs.
+const SHARDS: usize = 16;
+
+static COUNTS: [[AtomicU64; COUNT]; SHARDS] = [const { [const { AtomicU64::new(0) }; COUNT] }; SHARDS];
+/// Calls with numbers past the table.
+static OUTSIDE: AtomicU64 = AtomicU64::new(0);
+/// Numbers without handler that the log has named.
+static NAMED: [AtomicU64; COUNT.div_ceil(64)] = [const { AtomicU64::new(0) }; COUNT.div_ceil(64)];
+
+/// The handler of `number`, and a tick of its counter.
+pub fn enter(number: u64) -> Option<Handler> {
+    let index = usize::try_from(number).unwrap_or(usize::MAX);
+    let shard = usize::from(crate::hw::current_cpu().0) % SHARDS;
+    match COUNTS[shard].get(index) {
+        Some(count) => count.fetch_add(1, Ordering::Relaxed),
+        None => OUTSIDE.fetch_add(1, Ordering::Relaxed),
+    };
+    TABLE.get(index).copied().flatten()
+}
+
+/// The answer to a call that nobody handles.
+pub fn unknown(number: u64) -> Errno {
+    let index = usize::try_from(number).unwrap_or(usize::MAX);
+    if let Some(word) = NAMED.get(index / 64) {
+        let bit = 1 << (index % 64);
+        if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            let by = crate::task::try_current().map_or([0; 16], |task| task.name());
+            let by = core::str::from_utf8(&by).unwrap_or("?").trim_end_matches('\0');
+            log::warn!("{by}: system call {number} ({}) is not implemented", name(number).unwrap_or("unknown"));
+        }
+    }
+    Errno::ENOSYS
+}
+
+/// How often each number was called that was called: number, calls, and whether there is a handler.
+pub fn counts() -> impl Iterator<Item = (u64, u64, Implemented)> {
+    (0..COUNT).filter_map(|number| {
+        let calls: u64 = COUNTS.iter().map(|shard| shard[number].load(Ordering::Relaxed)).sum();
+        let implemented = if TABLE[number].is_some() { Implemented::Yes } else { Implemented::No };
+        (calls > 0).then_some((number as u64, calls, implemented))
+    })
+}
+
+/// Whether a call has a handler.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Implemented {
+    /// It has.
+    Yes,
+    /// It has not: ENOSYS.
+    No,
+}
+
+/// Answer one system call.
+#[cfg(target_os = "none")]
+pub fn dispatch(context: &mut freehold_arch::user::UserContext) -> Result<i64> {
+    let number = context.syscall_number();
+    match enter(number) {
+        Some(Handler::Plain(handler)) => handler(&Args::new(number, context.syscall_args())),
+        Some(Handler::Context(handler)) => {
+            let args = Args::new(number, context.syscall_args());
+            handler(context, &args)
+        }
+        None => Err(unknown(number)),
+    }
+}
