@@ -1,6 +1,7 @@
 //! What an open file does.
 
 use alloc::sync::Arc;
+use core::ops::Range;
 
 use bitflags::bitflags;
 
@@ -67,6 +68,19 @@ pub enum Mapping {
     Zeroes,
 }
 
+/// What fallocate(2) is to do with a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Allocate {
+    /// Give it memory, and grow the file if it ends behind it.
+    Extend,
+    /// Give it memory; the size stays.
+    KeepSize,
+    /// Make it a hole; the size stays.
+    PunchHole,
+    /// Make it zeroes with memory behind them; the size stays.
+    ZeroKeepSize,
+}
+
 /// What an open file description does; the default of each operation is Linux' answer for a file that
 /// lacks it. Methods may sleep.
 pub trait File: Send + Sync {
@@ -116,6 +130,14 @@ pub trait File: Send + Sync {
     }
     /// The content behind a regular file or block device, for SEEK_DATA, fallocate and in-kernel copies.
     fn content(&self) -> Option<Arc<dyn Content>> {
+        None
+    }
+    /// fallocate(2).
+    fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
+        Err(Errno::ENODEV)
+    }
+    /// The seals of a file in memory.
+    fn seals(&self) -> Option<&super::tmpfs::Seals> {
         None
     }
     /// What O_APPEND, O_NONBLOCK and the like became after F_SETFL.

@@ -20,6 +20,7 @@
 
 pub mod bytes;
 pub mod caller;
+pub mod clock;
 pub mod content;
 pub mod context;
 pub mod device;
@@ -27,14 +28,17 @@ pub mod file;
 pub mod flags;
 pub mod generated;
 pub mod mount;
+pub mod names;
 pub mod node;
 pub mod open_file;
 pub mod path;
+mod path_file;
 pub mod table;
+pub mod tmpfs;
 pub mod walk;
 
-pub use caller::{Caller, Power};
-pub use content::Content;
+pub use caller::{Access, Caller, Power};
+pub use content::{Content, ContentSource, Punch};
 pub use context::FsContext;
 pub use file::{Blocking, DirEntry, File, Mapping, Ready, Seekable};
 pub use flags::{OpenFlags, RenameFlags, ResolveFlags};

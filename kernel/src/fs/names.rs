@@ -1,0 +1,368 @@
+//! What programs do to names: open, make, remove, rename, link.
+//!
+//! Each function resolves, checks permissions and mount flags, and then asks the directory's node. The check
+//! and the change are not one step, as on Linux: the node looks again at what must hold (a free name, an
+//! empty directory).
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::caller::{Access, Power};
+use super::flags::{OpenFlags, RenameFlags};
+use super::mount::MountFlags;
+use super::node::{LinkTarget, NewNode, Node, NodeKind, SetMetadata};
+use super::open_file::OpenFile;
+use super::path::{Entry, Path};
+use super::walk::{Final, Last, Parent, Trailing, Walk};
+use crate::{Errno, Result};
+
+const S_ISGID: u32 = 0o2000;
+const S_IXGRP: u32 = 0o010;
+
+/// open(2). `mode` are the permissions of a file that is made, the umask already taken off.
+pub fn open(walk: &Walk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Result<Arc<OpenFile>> {
+    let nofollow = flags.contains(OpenFlags::NOFOLLOW);
+    let last = if nofollow { Final::Stop } else { Final::Follow };
+    if flags.contains(OpenFlags::PATH) {
+        let place = walk.find(text, last)?;
+        if flags.contains(OpenFlags::DIRECTORY) && place.node.kind() != NodeKind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        let file = Arc::new(super::path_file::PathFile::new(place.node.clone()));
+        return Ok(OpenFile::new(file, Some(place), flags));
+    }
+    if flags.is_tmpfile() {
+        return open_unnamed(walk, &walk.find(text, last)?, flags, mode);
+    }
+    if flags.contains(OpenFlags::CREAT) {
+        return open_or_create(walk, text, flags, mode);
+    }
+    open_place(walk, walk.find(text, last)?, flags, Origin::Existing)
+}
+
+/// Whether the file that is opened was just made: then its permissions do not bind.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Existing,
+    Created,
+}
+
+fn open_unnamed(walk: &Walk<'_>, dir: &Path, flags: OpenFlags, mode: u32) -> Result<Arc<OpenFile>> {
+    if !flags.writes() {
+        return Err(Errno::EINVAL);
+    }
+    if dir.node.kind() != NodeKind::Directory {
+        return Err(Errno::ENOTDIR);
+    }
+    let new = new_node(walk, dir, NodeKind::Regular, mode, 0)?;
+    let node = dir.node.create_unnamed(&new)?;
+    let place = Path { mount: dir.mount.clone(), node, entry: None };
+    open_place(walk, place, flags.difference(OpenFlags::DIRECTORY), Origin::Created)
+}
+
+fn open_or_create(walk: &Walk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Result<Arc<OpenFile>> {
+    let mut links = 0;
+    let mut parent = walk.parent(text)?;
+    loop {
+        let Last::Name(name) = &parent.last else {
+            return Err(if flags.contains(OpenFlags::EXCL) { Errno::EEXIST } else { Errno::EISDIR });
+        };
+        if parent.trailing == Trailing::Slash {
+            return Err(Errno::EISDIR);
+        }
+        match walk.child(&parent.dir, name) {
+            Ok(_) if flags.contains(OpenFlags::EXCL) => return Err(Errno::EEXIST),
+            Ok(place) if place.node.kind() == NodeKind::Symlink => {
+                if flags.contains(OpenFlags::NOFOLLOW) {
+                    return Err(Errno::ELOOP);
+                }
+                match walk.read_for_follow(&place.node, &mut links)? {
+                    LinkTarget::Jump(place) => return open_place(walk, place, flags, Origin::Existing),
+                    LinkTarget::Text(text) => parent = walk.parent_from(parent.dir, &text, &mut links)?,
+                }
+            }
+            Ok(place) => return open_place(walk, place, flags, Origin::Existing),
+            Err(Errno::ENOENT) => {
+                let new = new_node(walk, &parent.dir, NodeKind::Regular, mode, 0)?;
+                match parent.dir.node.create(name, &new) {
+                    Ok(node) => {
+                        let place = place_of(&parent.dir, node, name);
+                        return open_place(walk, place, flags, Origin::Created);
+                    }
+                    // Somebody else was first: open theirs.
+                    Err(Errno::EEXIST) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn place_of(dir: &Path, node: Arc<dyn Node>, name: &[u8]) -> Path {
+    let entry = Arc::new(Entry { dir: dir.node.clone(), name: name.to_vec() });
+    Path { mount: dir.mount.clone(), node, entry: Some(entry) }
+}
+
+fn open_place(walk: &Walk<'_>, place: Path, flags: OpenFlags, origin: Origin) -> Result<Arc<OpenFile>> {
+    let kind = place.node.kind();
+    match kind {
+        NodeKind::Symlink => return Err(Errno::ELOOP),
+        NodeKind::Directory if flags.writes() || flags.contains(OpenFlags::CREAT) => {
+            return Err(Errno::EISDIR);
+        }
+        NodeKind::CharDevice | NodeKind::BlockDevice if place.mount.flags().contains(MountFlags::NODEV) => {
+            return Err(Errno::EACCES);
+        }
+        _ => {}
+    }
+    if flags.contains(OpenFlags::DIRECTORY) && kind != NodeKind::Directory {
+        return Err(Errno::ENOTDIR);
+    }
+    let truncates =
+        flags.contains(OpenFlags::TRUNC) && kind == NodeKind::Regular && origin == Origin::Existing;
+    if origin == Origin::Existing {
+        let mut want = Access::EXISTS;
+        if flags.reads() {
+            want = want.and(Access::READ);
+        }
+        if flags.writes() || truncates {
+            want = want.and(Access::WRITE);
+            if kind == NodeKind::Regular {
+                place.mount.writable()?;
+            }
+        }
+        if walk.caller.power == Power::Ordinary {
+            let meta = place.node.metadata();
+            walk.caller.may(&meta, want)?;
+            if flags.contains(OpenFlags::NOATIME) && !walk.caller.owns(meta.uid) {
+                return Err(Errno::EPERM);
+            }
+        }
+    }
+    if truncates {
+        place.node.set_metadata(&SetMetadata { size: Some(0), ..SetMetadata::default() })?;
+    }
+    let file = place.node.clone().open(flags)?;
+    Ok(OpenFile::new(file, Some(place), flags))
+}
+
+/// What a new node in `dir` is to be: `EROFS` and `EACCES` where none may be made. A directory with the setgid
+/// bit passes on its group, and to directories the bit.
+fn new_node(walk: &Walk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u64) -> Result<NewNode> {
+    dir.mount.writable()?;
+    let meta = dir.node.metadata();
+    walk.caller.may(&meta, Access::WRITE.and(Access::EXECUTE))?;
+    let mut new = NewNode { kind, mode: mode & 0o7777, uid: walk.caller.uid, gid: walk.caller.gid, rdev };
+    if meta.mode & S_ISGID != 0 {
+        new.gid = meta.gid;
+        if kind == NodeKind::Directory {
+            new.mode |= S_ISGID;
+        } else if new.mode & S_IXGRP != 0
+            && walk.caller.power == Power::Ordinary
+            && !walk.caller.in_group(meta.gid)
+        {
+            new.mode &= !S_ISGID;
+        }
+    }
+    Ok(new)
+}
+
+/// The name that a new thing at `text` gets: `EEXIST` for "/", "." and "..", and if it exists.
+fn free_name(walk: &Walk<'_>, text: &[u8]) -> Result<(Parent, Vec<u8>)> {
+    let parent = walk.parent(text)?;
+    let Last::Name(name) = parent.last.clone() else { return Err(Errno::EEXIST) };
+    match walk.child(&parent.dir, &name) {
+        Ok(_) => Err(Errno::EEXIST),
+        Err(Errno::ENOENT) => Ok((parent, name)),
+        Err(error) => Err(error),
+    }
+}
+
+/// mkdir(2).
+pub fn make_dir(walk: &Walk<'_>, text: &[u8], mode: u32) -> Result<()> {
+    let (parent, name) = free_name(walk, text)?;
+    let new = new_node(walk, &parent.dir, NodeKind::Directory, mode & 0o1777, 0)?;
+    parent.dir.node.create(&name, &new).map(|_| ())
+}
+
+/// mknod(2), and bind(2) of a socket to a path; the new node comes back.
+pub fn make_node(walk: &Walk<'_>, text: &[u8], kind: NodeKind, mode: u32, rdev: u64) -> Result<Path> {
+    let (parent, name) = free_name(walk, text)?;
+    if parent.trailing == Trailing::Slash {
+        return Err(Errno::ENOENT);
+    }
+    let is_device = matches!(kind, NodeKind::CharDevice | NodeKind::BlockDevice);
+    if is_device && walk.caller.power == Power::Ordinary {
+        return Err(Errno::EPERM);
+    }
+    let new = new_node(walk, &parent.dir, kind, mode, rdev)?;
+    let node = parent.dir.node.create(&name, &new)?;
+    Ok(place_of(&parent.dir, node, &name))
+}
+
+/// symlink(2).
+pub fn symlink(walk: &Walk<'_>, target: &[u8], text: &[u8]) -> Result<()> {
+    if target.is_empty() {
+        return Err(Errno::ENOENT);
+    }
+    let (parent, name) = free_name(walk, text)?;
+    if parent.trailing == Trailing::Slash {
+        return Err(Errno::ENOENT);
+    }
+    let new = new_node(walk, &parent.dir, NodeKind::Symlink, 0o777, 0)?;
+    parent.dir.node.symlink(&name, target, &new).map(|_| ())
+}
+
+/// link(2): give `old` another name.
+pub fn link(old: &Path, walk: &Walk<'_>, text: &[u8]) -> Result<()> {
+    let (parent, name) = free_name(walk, text)?;
+    if parent.trailing == Trailing::Slash {
+        return Err(Errno::ENOENT);
+    }
+    if !Arc::ptr_eq(&parent.dir.mount, &old.mount) {
+        return Err(Errno::EXDEV);
+    }
+    new_node(walk, &parent.dir, NodeKind::Regular, 0, 0)?;
+    if old.node.kind() == NodeKind::Directory {
+        return Err(Errno::EPERM);
+    }
+    parent.dir.node.link(&name, &old.node)
+}
+
+/// The directory and name of something to be removed or renamed. The node itself, not what is mounted there.
+fn victim(walk: &Walk<'_>, parent: &Parent, name: &[u8]) -> Result<Arc<dyn Node>> {
+    parent.dir.mount.writable()?;
+    if name.len() > super::walk::NAME_MAX {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    let node = parent.dir.node.lookup(name)?;
+    walk.caller.may_remove(&parent.dir.node.metadata(), &node.metadata())?;
+    Ok(node)
+}
+
+/// unlink(2).
+pub fn unlink(walk: &Walk<'_>, text: &[u8]) -> Result<()> {
+    let parent = walk.parent(text)?;
+    let Last::Name(name) = &parent.last else { return Err(Errno::EISDIR) };
+    let node = victim(walk, &parent, name)?;
+    if parent.trailing == Trailing::Slash {
+        return Err(if node.kind() == NodeKind::Directory { Errno::EISDIR } else { Errno::ENOTDIR });
+    }
+    if parent.dir.mount.covering(&node).is_some() {
+        return Err(Errno::EBUSY);
+    }
+    parent.dir.node.unlink(name)
+}
+
+/// rmdir(2).
+pub fn remove_dir(walk: &Walk<'_>, text: &[u8]) -> Result<()> {
+    let parent = walk.parent(text)?;
+    let name = match &parent.last {
+        Last::Name(name) => name,
+        Last::Dot => return Err(Errno::EINVAL),
+        Last::DotDot => return Err(Errno::ENOTEMPTY),
+        Last::Root => return Err(Errno::EBUSY),
+    };
+    let node = victim(walk, &parent, name)?;
+    if node.kind() != NodeKind::Directory {
+        return Err(Errno::ENOTDIR);
+    }
+    if parent.dir.mount.covering(&node).is_some() {
+        return Err(Errno::EBUSY);
+    }
+    parent.dir.node.remove_dir(name)
+}
+
+/// renameat2(2): `old` resolved from one walk, `new` from the other.
+pub fn rename(from: &Walk<'_>, old: &[u8], to: &Walk<'_>, new: &[u8], flags: RenameFlags) -> Result<()> {
+    if flags.contains(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) {
+        return Err(Errno::EINVAL);
+    }
+    let source = from.parent(old)?;
+    let target = to.parent(new)?;
+    if !Arc::ptr_eq(&source.dir.mount, &target.dir.mount) {
+        return Err(Errno::EXDEV);
+    }
+    let Last::Name(old_name) = &source.last else { return Err(Errno::EBUSY) };
+    let Last::Name(new_name) = &target.last else {
+        return Err(if flags.contains(RenameFlags::NOREPLACE) { Errno::EEXIST } else { Errno::EBUSY });
+    };
+    if new_name.len() > super::walk::NAME_MAX {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    let node = victim(from, &source, old_name)?;
+    let needs_directory = source.trailing == Trailing::Slash || target.trailing == Trailing::Slash;
+    if needs_directory && node.kind() != NodeKind::Directory {
+        return Err(Errno::ENOTDIR);
+    }
+    match target.dir.node.lookup(new_name) {
+        Ok(replaced) => {
+            if flags.contains(RenameFlags::NOREPLACE) {
+                return Err(Errno::EEXIST);
+            }
+            to.caller.may_remove(&target.dir.node.metadata(), &replaced.metadata())?;
+            if target.dir.mount.covering(&replaced).is_some() {
+                return Err(Errno::EBUSY);
+            }
+        }
+        Err(Errno::ENOENT) => {
+            new_node(to, &target.dir, NodeKind::Regular, 0, 0)?;
+        }
+        Err(error) => return Err(error),
+    }
+    if source.dir.mount.covering(&node).is_some() {
+        return Err(Errno::EBUSY);
+    }
+    source.dir.node.rename(old_name, &target.dir.node, new_name, flags)
+}
+
+/// chmod(2): only the owner may, and setgid needs membership.
+pub fn change_mode(walk: &Walk<'_>, place: &Path, mode: u32) -> Result<()> {
+    place.mount.writable()?;
+    if place.node.kind() == NodeKind::Symlink {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let meta = place.node.metadata();
+    if !walk.caller.owns(meta.uid) {
+        return Err(Errno::EPERM);
+    }
+    let mut mode = mode & 0o7777;
+    if walk.caller.power == Power::Ordinary && !walk.caller.in_group(meta.gid) {
+        mode &= !S_ISGID;
+    }
+    place.node.set_metadata(&SetMetadata { mode: Some(mode), ..SetMetadata::default() })
+}
+
+/// chown(2): `None` leaves an id as it is. An ordinary owner may only give the file to a group it is in.
+pub fn change_owner(walk: &Walk<'_>, place: &Path, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+    place.mount.writable()?;
+    let meta = place.node.metadata();
+    let caller = walk.caller;
+    if caller.power == Power::Ordinary {
+        let keeps_owner = uid.is_none_or(|uid| uid == meta.uid);
+        let own_group = gid.is_none_or(|gid| gid == meta.gid || caller.in_group(gid));
+        if caller.uid != meta.uid || !keeps_owner || !own_group {
+            return Err(Errno::EPERM);
+        }
+    }
+    // An executable must not carry the new owner's powers.
+    let mut mode = None;
+    if meta.kind == NodeKind::Regular && meta.mode & 0o111 != 0 && meta.mode & 0o6000 != 0 {
+        let group_runs = meta.mode & S_IXGRP != 0;
+        mode = Some(meta.mode & if group_runs { !0o6000 } else { !0o4000 });
+    }
+    place.node.set_metadata(&SetMetadata { mode, uid, gid, ..SetMetadata::default() })
+}
+
+/// truncate(2).
+pub fn truncate(walk: &Walk<'_>, place: &Path, size: u64) -> Result<()> {
+    match place.node.kind() {
+        NodeKind::Directory => return Err(Errno::EISDIR),
+        NodeKind::Regular => {}
+        _ => return Err(Errno::EINVAL),
+    }
+    walk.caller.may(&place.node.metadata(), Access::WRITE)?;
+    place.mount.writable()?;
+    place.node.set_metadata(&SetMetadata { size: Some(size), ..SetMetadata::default() })
+}

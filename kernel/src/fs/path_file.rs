@@ -1,0 +1,24 @@
+//! What an O_PATH descriptor can do: nothing but lead to its place.
+
+use alloc::sync::Arc;
+
+use super::file::File;
+use super::node::Node;
+
+/// A file that is only a handle on a node.
+pub struct PathFile {
+    node: Arc<dyn Node>,
+}
+
+impl PathFile {
+    /// A handle on `node`.
+    pub fn new(node: Arc<dyn Node>) -> Self {
+        Self { node }
+    }
+}
+
+impl File for PathFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+}

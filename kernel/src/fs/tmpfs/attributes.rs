@@ -1,0 +1,108 @@
+//! What a node of a tmpfs has besides its bytes or names.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use crate::fs::clock::now;
+use crate::fs::node::{NewNode, SetMetadata, Timestamp, XattrSet};
+use crate::{Errno, Result};
+
+/// Largest value of one extended attribute (linux/limits.h XATTR_SIZE_MAX).
+const XATTR_SIZE_MAX: usize = 65536;
+/// What all extended attributes of a node may take together.
+const XATTR_TOTAL_MAX: usize = 128 * 1024;
+/// Access times follow reads at least once a day.
+const DAY: i64 = 24 * 60 * 60;
+
+/// Owner, times and the like.
+pub(super) struct Attributes {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub links: u32,
+    pub accessed: Timestamp,
+    pub modified: Timestamp,
+    pub changed: Timestamp,
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+impl Attributes {
+    pub fn new(new: &NewNode, links: u32) -> Self {
+        let now = now();
+        Self {
+            mode: new.mode & 0o7777,
+            uid: new.uid,
+            gid: new.gid,
+            links,
+            accessed: now,
+            modified: now,
+            changed: now,
+            xattrs: BTreeMap::new(),
+        }
+    }
+
+    /// Everything of `change` but the size.
+    pub fn change(&mut self, change: &SetMetadata) {
+        self.mode = change.mode.map_or(self.mode, |mode| mode & 0o7777);
+        self.uid = change.uid.unwrap_or(self.uid);
+        self.gid = change.gid.unwrap_or(self.gid);
+        self.accessed = change.accessed.unwrap_or(self.accessed);
+        self.modified = change.modified.unwrap_or(self.modified);
+        self.changed = now();
+    }
+
+    /// The content changed.
+    pub fn touch(&mut self) {
+        self.modified = now();
+        self.changed = self.modified;
+    }
+
+    /// The content was read: the access time follows as "relatime" has it.
+    pub fn was_read(&mut self) {
+        let stale = self.accessed <= self.modified || self.accessed <= self.changed;
+        let now = now();
+        if stale || now.seconds - self.accessed.seconds >= DAY {
+            self.accessed = now;
+        }
+    }
+
+    pub fn xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
+        self.xattrs.get(name).cloned().ok_or(Errno::ENODATA)
+    }
+
+    pub fn set_xattr(&mut self, name: &[u8], value: &[u8], how: XattrSet) -> Result<()> {
+        match (how, self.xattrs.contains_key(name)) {
+            (XattrSet::Create, true) => return Err(Errno::EEXIST),
+            (XattrSet::Replace, false) => return Err(Errno::ENODATA),
+            _ => {}
+        }
+        if value.len() > XATTR_SIZE_MAX {
+            return Err(Errno::E2BIG);
+        }
+        let total: usize = self.xattrs.iter().map(|(k, v)| k.len() + v.len()).sum();
+        if total + name.len() + value.len() > XATTR_TOTAL_MAX {
+            return Err(Errno::ENOSPC);
+        }
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(value.len()).map_err(|_| Errno::ENOMEM)?;
+        copy.extend_from_slice(value);
+        self.xattrs.insert(name.to_vec(), copy);
+        self.changed = now();
+        Ok(())
+    }
+
+    pub fn remove_xattr(&mut self, name: &[u8]) -> Result<()> {
+        self.xattrs.remove(name).ok_or(Errno::ENODATA)?;
+        self.changed = now();
+        Ok(())
+    }
+
+    pub fn xattr_names(&self) -> Vec<u8> {
+        let mut names = Vec::new();
+        for name in self.xattrs.keys() {
+            names.extend_from_slice(name);
+            names.push(0);
+        }
+        names
+    }
+}

@@ -1,0 +1,199 @@
+//! Files in memory.
+//!
+//! A tmpfs keeps its names in B-trees and its bytes in [`Content`]s: in the kernel these are page caches, so
+//! a file's page is the frame that programs map. What its files hold together is counted in bytes against
+//! the size limit (`ENOSPC` beyond it), each growth being reserved before it happens.
+//!
+//! Locks: `Shared::renames` (only renames between directories, so that the tree keeps its shape while
+//! ancestors are compared) > one or two directories, lower inode number first > attributes. All are spin
+//! locks; the write lock of a regular file, a sleeping mutex, comes before them and is held over user copies.
+
+mod attributes;
+mod directory;
+mod node;
+mod regular;
+
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+pub use node::TmpNode;
+pub use regular::Seals;
+
+use super::content::{Content, ContentSource};
+use super::mount::{FileSystem, FsStats};
+use super::node::{NewNode, Node, NodeKind};
+use crate::sync::SpinLock;
+use crate::{Errno, Result};
+
+const MAGIC: u64 = 0x0102_1994;
+const PAGE: u64 = 4096;
+
+static NEXT_DEVICE: AtomicU64 = AtomicU64::new(1);
+
+/// A device number for a file system without a device (major 0).
+pub fn unnamed_device() -> u64 {
+    super::device::make_device(0, NEXT_DEVICE.fetch_add(1, Ordering::Relaxed) as u32)
+}
+
+/// What all nodes of one tmpfs share.
+struct Shared {
+    device: u64,
+    contents: Arc<dyn ContentSource>,
+    next_inode: AtomicU64,
+    inodes: AtomicU64,
+    max_inodes: AtomicU64,
+    held: AtomicU64,
+    max_held: AtomicU64,
+    renames: SpinLock<()>,
+}
+
+impl Shared {
+    /// Count `bytes` more as held: `ENOSPC` beyond the limit.
+    fn charge(&self, bytes: u64) -> Result<()> {
+        let limit = self.max_held.load(Ordering::Relaxed);
+        self.held
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+                held.checked_add(bytes).filter(|&sum| sum <= limit || bytes == 0)
+            })
+            .map(|_| ())
+            .map_err(|_| Errno::ENOSPC)
+    }
+
+    fn uncharge(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn content(&self) -> Result<Arc<dyn Content>> {
+        self.contents.empty()
+    }
+
+    fn new_inode(&self) -> Result<u64> {
+        let limit = self.max_inodes.load(Ordering::Relaxed);
+        self.inodes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then_some(n + 1))
+            .map_err(|_| Errno::ENOSPC)?;
+        Ok(self.next_inode.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A file system in memory.
+pub struct TmpFs {
+    name: &'static str,
+    shared: Arc<Shared>,
+    root: Arc<TmpNode>,
+}
+
+impl TmpFs {
+    /// An empty file system that shows itself as `name`, with a root directory of `mode`, limited to
+    /// the capacity of `contents`.
+    pub fn new(name: &'static str, contents: Arc<dyn ContentSource>, mode: u32) -> Result<Arc<Self>> {
+        let limit = contents.capacity();
+        let shared = Arc::new(Shared {
+            device: unnamed_device(),
+            contents,
+            next_inode: AtomicU64::new(1),
+            inodes: AtomicU64::new(0),
+            max_inodes: AtomicU64::new((limit / PAGE).max(1024)),
+            held: AtomicU64::new(0),
+            max_held: AtomicU64::new(limit),
+            renames: SpinLock::new(()),
+        });
+        let new = NewNode { kind: NodeKind::Directory, mode, uid: 0, gid: 0, rdev: 0 };
+        let root = TmpNode::new(&shared, &new)?;
+        root.become_root();
+        Ok(Arc::new(Self { name, shared, root }))
+    }
+
+    /// Lift the limits (the first root file system, and memory without names).
+    pub fn unlimited(&self) {
+        self.shared.max_held.store(u64::MAX / 2, Ordering::Relaxed);
+        self.shared.max_inodes.store(u64::MAX / 2, Ordering::Relaxed);
+    }
+
+    /// A regular file without a name (memfd, shared memory).
+    pub fn unnamed_file(&self, mode: u32, uid: u32, gid: u32) -> Result<Arc<TmpNode>> {
+        TmpNode::new(&self.shared, &NewNode { kind: NodeKind::Regular, mode, uid, gid, rdev: 0 })
+    }
+}
+
+impl FileSystem for TmpFs {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn device(&self) -> u64 {
+        self.shared.device
+    }
+
+    fn root(&self) -> Arc<dyn Node> {
+        self.root.clone()
+    }
+
+    fn stats(&self) -> FsStats {
+        let shared = &self.shared;
+        let capacity = shared.contents.capacity();
+        let limit = shared.max_held.load(Ordering::Relaxed).min(capacity);
+        let inodes = shared.max_inodes.load(Ordering::Relaxed).min(capacity / PAGE);
+        FsStats {
+            magic: MAGIC,
+            block_size: PAGE,
+            blocks: limit / PAGE,
+            free_blocks: limit.saturating_sub(shared.held.load(Ordering::Relaxed)) / PAGE,
+            inodes,
+            free_inodes: inodes.saturating_sub(shared.inodes.load(Ordering::Relaxed)),
+        }
+    }
+
+    fn options(&self) -> String {
+        match self.shared.max_held.load(Ordering::Relaxed) {
+            limit if limit >= self.shared.contents.capacity() => String::new(),
+            limit => format!(",size={}k", limit / 1024),
+        }
+    }
+
+    fn configure(&self, options: &[u8]) -> Result<()> {
+        for option in options.split(|&b| b == b',').filter(|o| !o.is_empty()) {
+            let mut halves = option.splitn(2, |&b| b == b'=');
+            let (key, value) = (halves.next().unwrap_or_default(), halves.next());
+            match (key, value) {
+                (b"size", Some(value)) => {
+                    let limit = parse_size(value, 2 * self.shared.contents.capacity())?;
+                    self.shared.max_held.store(limit, Ordering::Relaxed);
+                }
+                (b"nr_blocks", Some(value)) => {
+                    let limit = parse_size(value, 0)?.saturating_mul(PAGE);
+                    self.shared.max_held.store(limit, Ordering::Relaxed);
+                }
+                (b"nr_inodes", Some(value)) => {
+                    self.shared.max_inodes.store(parse_size(value, 0)?, Ordering::Relaxed);
+                }
+                (b"mode", Some(value)) => {
+                    let mode = core::str::from_utf8(value).ok().and_then(|v| u32::from_str_radix(v, 8).ok());
+                    self.root.set_mode(mode.ok_or(Errno::EINVAL)? & 0o7777);
+                }
+                (b"uid" | b"gid" | b"huge" | b"mpol", Some(_))
+                | (b"noswap" | b"inode32" | b"inode64", None) => {}
+                _ => return Err(Errno::EINVAL),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// "123", "64k", "10M", "1G", "50%" (of `whole`).
+fn parse_size(text: &[u8], whole: u64) -> Result<u64> {
+    let digits = text.iter().take_while(|b| b.is_ascii_digit()).count();
+    let number: u64 =
+        core::str::from_utf8(&text[..digits]).ok().and_then(|d| d.parse().ok()).ok_or(Errno::EINVAL)?;
+    let factor = match &text[digits..] {
+        b"" => 1,
+        b"k" | b"K" => 1 << 10,
+        b"m" | b"M" => 1 << 20,
+        b"g" | b"G" => 1 << 30,
+        b"%" => return Ok(whole / 100 * number.min(100)),
+        _ => return Err(Errno::EINVAL),
+    };
+    number.checked_mul(factor).ok_or(Errno::EINVAL)
+}

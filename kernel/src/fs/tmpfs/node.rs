@@ -1,0 +1,550 @@
+//! An inode of a tmpfs.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::any::Any;
+use core::sync::atomic::Ordering;
+
+use super::attributes::Attributes;
+use super::directory::Directory;
+use super::regular::Regular;
+use super::{PAGE, Shared};
+use crate::fs::content::Content;
+use crate::fs::file::{Blocking, DirEntry, File, Mapping, Seekable};
+use crate::fs::flags::{OpenFlags, RenameFlags};
+use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence, SetMetadata, XattrSet};
+use crate::sync::SpinLock;
+use crate::user::{Sink, Source};
+use crate::{Errno, Result};
+
+/// What an entry counts in a directory's size (Linux' BOGO_DIRENT_SIZE).
+const ENTRY_SIZE: u64 = 20;
+
+/// Where a directory is. Weak: the parent holds the child.
+struct Whereabouts {
+    parent: Weak<TmpNode>,
+    name: Vec<u8>,
+    presence: Presence,
+}
+
+enum Body {
+    Regular(Regular),
+    Directory { names: SpinLock<Directory>, place: SpinLock<Option<Whereabouts>> },
+    Symlink(Vec<u8>),
+    Special { rdev: u64 },
+}
+
+/// An inode in memory.
+pub struct TmpNode {
+    shared: Arc<Shared>,
+    me: Weak<TmpNode>,
+    inode: u64,
+    kind: NodeKind,
+    attributes: SpinLock<Attributes>,
+    body: Body,
+}
+
+impl TmpNode {
+    /// A node without a name.
+    pub(super) fn new(shared: &Arc<Shared>, new: &NewNode) -> Result<Arc<Self>> {
+        let body = match new.kind {
+            NodeKind::Regular => Body::Regular(Regular::new(shared)?),
+            NodeKind::Directory => {
+                Body::Directory { names: SpinLock::new(Directory::new()), place: SpinLock::new(None) }
+            }
+            NodeKind::Symlink => return Err(Errno::EINVAL),
+            _ => Body::Special { rdev: new.rdev },
+        };
+        Self::with_body(shared, new, body)
+    }
+
+    fn with_body(shared: &Arc<Shared>, new: &NewNode, body: Body) -> Result<Arc<Self>> {
+        let inode = shared.new_inode()?;
+        Ok(Arc::new_cyclic(|me| Self {
+            shared: shared.clone(),
+            me: me.clone(),
+            inode,
+            kind: new.kind,
+            attributes: SpinLock::new(Attributes::new(new, 0)),
+            body,
+        }))
+    }
+
+    /// The root of its file system: linked to from itself.
+    pub(super) fn become_root(&self) {
+        self.attributes.lock().links = 2;
+    }
+
+    pub(super) fn set_mode(&self, mode: u32) {
+        self.attributes.lock().mode = mode;
+    }
+
+    /// The file behind a regular node.
+    pub(super) fn regular(&self) -> Option<&Regular> {
+        match &self.body {
+            Body::Regular(regular) => Some(regular),
+            _ => None,
+        }
+    }
+
+    fn names(&self) -> Result<&SpinLock<Directory>> {
+        match &self.body {
+            Body::Directory { names, .. } => Ok(names),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    fn me(&self) -> Arc<TmpNode> {
+        self.me.upgrade().expect("a node is only reached through an Arc of it")
+    }
+
+    /// `node` as one of this file system's; `EXDEV` if it is another's.
+    fn sibling(&self, node: &Arc<dyn Node>) -> Result<Arc<TmpNode>> {
+        let any: &dyn Any = &**node;
+        let node = any.downcast_ref::<TmpNode>().ok_or(Errno::EXDEV)?;
+        if Arc::ptr_eq(&node.shared, &self.shared) { Ok(node.me()) } else { Err(Errno::EXDEV) }
+    }
+
+    fn is_directory(&self) -> bool {
+        self.kind == NodeKind::Directory
+    }
+
+    /// The directory `self` now holds `child` as `name`.
+    fn adopt(&self, child: &TmpNode, name: &[u8]) {
+        if let Body::Directory { place, .. } = &child.body {
+            let whereabouts =
+                Whereabouts { parent: self.me.clone(), name: name.to_vec(), presence: Presence::Linked };
+            *place.lock() = Some(whereabouts);
+        }
+    }
+
+    fn add(&self, name: &[u8], child: Arc<TmpNode>) -> Result<Arc<dyn Node>> {
+        let mut names = self.names()?.lock();
+        names.check_free(name)?;
+        names.insert(name, child.clone());
+        self.adopt(&child, name);
+        child.attributes.lock().links += if child.is_directory() { 2 } else { 1 };
+        self.entries_changed(if child.is_directory() { 1 } else { 0 });
+        Ok(child)
+    }
+
+    /// Names were added or removed; `directories` is how many more of them are directories now.
+    fn entries_changed(&self, directories: i32) {
+        let mut attributes = self.attributes.lock();
+        attributes.links = attributes.links.saturating_add_signed(directories);
+        attributes.touch();
+    }
+
+    /// One name of `self` less; a directory is gone with its only one. The caller holds the parent.
+    fn lose_name(&self) {
+        let mut attributes = self.attributes.lock();
+        attributes.changed = crate::fs::clock::now();
+        if let Body::Directory { place, .. } = &self.body {
+            attributes.links = 0;
+            if let Some(whereabouts) = &mut *place.lock() {
+                whereabouts.presence = Presence::Removed;
+            }
+        } else {
+            attributes.links -= 1;
+        }
+    }
+
+    /// Whether `self` is `other` or above it. The caller holds `Shared::renames`.
+    fn is_above(&self, other: &Arc<TmpNode>) -> bool {
+        let mut here = other.clone();
+        loop {
+            if here.inode == self.inode {
+                return true;
+            }
+            let Body::Directory { place, .. } = &here.body else { return false };
+            let Some(parent) = place.lock().as_ref().and_then(|w| w.parent.upgrade()) else { return false };
+            here = parent;
+        }
+    }
+
+    /// Whether `victim` can make room for `replacement` (rename over a name); a directory is marked removed.
+    fn yield_to(victim: &TmpNode, replacement: &TmpNode) -> Result<()> {
+        match (&victim.body, replacement.is_directory()) {
+            (Body::Directory { .. }, false) => Err(Errno::EISDIR),
+            (Body::Directory { names, .. }, true) => {
+                let mut names = names.lock();
+                if !names.is_empty() {
+                    return Err(Errno::ENOTEMPTY);
+                }
+                names.set_removed();
+                Ok(())
+            }
+            (_, true) => Err(Errno::ENOTDIR),
+            (_, false) => Ok(()),
+        }
+    }
+}
+
+impl Drop for TmpNode {
+    fn drop(&mut self) {
+        self.shared.inodes.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Node for TmpNode {
+    fn identity(&self) -> Identity {
+        Identity { device: self.shared.device, inode: self.inode }
+    }
+
+    fn kind(&self) -> NodeKind {
+        self.kind
+    }
+
+    fn metadata(&self) -> Metadata {
+        let (size, held) = match &self.body {
+            Body::Regular(regular) => (regular.content().size(), regular.content().held()),
+            Body::Directory { names, .. } => ((names.lock().len() as u64 + 2) * ENTRY_SIZE, 0),
+            Body::Symlink(target) => (target.len() as u64, 0),
+            Body::Special { .. } => (0, 0),
+        };
+        let rdev = if let Body::Special { rdev } = self.body { rdev } else { 0 };
+        let attributes = self.attributes.lock();
+        Metadata {
+            device: self.shared.device,
+            inode: self.inode,
+            kind: self.kind,
+            mode: attributes.mode,
+            links: attributes.links,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            rdev,
+            size,
+            block_size: PAGE as u32,
+            blocks: held / 512,
+            accessed: attributes.accessed,
+            modified: attributes.modified,
+            changed: attributes.changed,
+        }
+    }
+
+    fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
+        if let Some(size) = change.size {
+            let regular = match &self.body {
+                Body::Regular(regular) => regular,
+                Body::Directory { .. } => return Err(Errno::EISDIR),
+                _ => return Err(Errno::EINVAL),
+            };
+            regular.resize(&self.shared, size)?;
+            self.attributes.lock().touch();
+        }
+        self.attributes.lock().change(change);
+        Ok(())
+    }
+
+    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        match self.kind {
+            NodeKind::Regular | NodeKind::Directory => Ok(self),
+            NodeKind::Symlink => Err(Errno::ELOOP),
+            NodeKind::Socket => Err(Errno::ENXIO),
+            NodeKind::Fifo => crate::fs::device::open_fifo(self, flags),
+            kind @ (NodeKind::CharDevice | NodeKind::BlockDevice) => {
+                let Body::Special { rdev } = self.body else { return Err(Errno::ENXIO) };
+                crate::fs::device::open(self, kind, rdev, flags)
+            }
+        }
+    }
+
+    fn parent(&self) -> Option<Place> {
+        let Body::Directory { place, .. } = &self.body else { return None };
+        let place = place.lock();
+        let here = place.as_ref()?;
+        Some(Place { dir: here.parent.upgrade()?, name: here.name.clone(), presence: here.presence })
+    }
+
+    fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
+        let names = self.names()?.lock();
+        Ok(names.get(name)?.clone())
+    }
+
+    fn create(&self, name: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
+        // Refused before an inode is made; looked at again when it is added.
+        self.names()?.lock().check_free(name)?;
+        self.add(name, TmpNode::new(&self.shared, new)?)
+    }
+
+    fn create_unnamed(&self, new: &NewNode) -> Result<Arc<dyn Node>> {
+        Ok(TmpNode::new(&self.shared, new)?)
+    }
+
+    fn symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
+        let new = NewNode { kind: NodeKind::Symlink, ..*new };
+        self.add(name, TmpNode::with_body(&self.shared, &new, Body::Symlink(target.to_vec()))?)
+    }
+
+    fn link(&self, name: &[u8], node: &Arc<dyn Node>) -> Result<()> {
+        let node = self.sibling(node)?;
+        if node.is_directory() {
+            return Err(Errno::EPERM);
+        }
+        let mut names = self.names()?.lock();
+        names.check_free(name)?;
+        names.insert(name, node.clone());
+        {
+            let mut attributes = node.attributes.lock();
+            attributes.links += 1;
+            attributes.changed = crate::fs::clock::now();
+        }
+        self.entries_changed(0);
+        Ok(())
+    }
+
+    fn unlink(&self, name: &[u8]) -> Result<()> {
+        let gone = {
+            let mut names = self.names()?.lock();
+            if names.get(name)?.is_directory() {
+                return Err(Errno::EISDIR);
+            }
+            let gone = names.remove(name)?;
+            gone.lose_name();
+            self.entries_changed(0);
+            gone
+        };
+        // The last name may have been the last holder: frames go back outside the lock.
+        drop(gone);
+        Ok(())
+    }
+
+    fn remove_dir(&self, name: &[u8]) -> Result<()> {
+        let gone = {
+            let mut names = self.names()?.lock();
+            let victim = names.get(name)?.clone();
+            {
+                let mut inner = victim.names()?.lock();
+                if !inner.is_empty() {
+                    return Err(Errno::ENOTEMPTY);
+                }
+                inner.set_removed();
+            }
+            names.remove(name)?;
+            victim.lose_name();
+            self.entries_changed(-1);
+            victim
+        };
+        drop(gone);
+        Ok(())
+    }
+
+    fn rename(
+        &self,
+        name: &[u8],
+        new_parent: &Arc<dyn Node>,
+        new_name: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let other = self.sibling(new_parent)?;
+        if other.inode == self.inode {
+            return self.rename_here(name, new_name, flags);
+        }
+        let _renames = self.shared.renames.lock();
+        // Lower inode first, as everywhere two directories are locked.
+        let (mut from, mut to);
+        if self.inode < other.inode {
+            from = self.names()?.lock();
+            to = other.names()?.lock();
+        } else {
+            to = other.names()?.lock();
+            from = self.names()?.lock();
+        }
+        let moving = from.get(name)?.clone();
+        let victim = to.get(new_name).ok().cloned();
+        if to.is_removed() {
+            return Err(Errno::ENOENT);
+        }
+        if victim.is_some() && flags.contains(RenameFlags::NOREPLACE) {
+            return Err(Errno::EEXIST);
+        }
+        // A directory cannot move into itself or below; and with an exchange neither can the other.
+        if moving.is_directory() && moving.is_above(&other) {
+            return Err(Errno::EINVAL);
+        }
+        if flags.contains(RenameFlags::EXCHANGE) {
+            let victim = victim.ok_or(Errno::ENOENT)?;
+            if victim.is_directory() && victim.is_above(&self.me()) {
+                return Err(Errno::EINVAL);
+            }
+            from.replace(name, victim.clone())?;
+            to.replace(new_name, moving.clone())?;
+            self.adopt(&victim, name);
+            other.adopt(&moving, new_name);
+            let gained = i32::from(victim.is_directory()) - i32::from(moving.is_directory());
+            self.entries_changed(gained);
+            other.entries_changed(-gained);
+            moving.attributes.lock().changed = crate::fs::clock::now();
+            return Ok(());
+        }
+        let mut replaced = 0;
+        if let Some(victim) = &victim {
+            if victim.inode == moving.inode {
+                return Ok(());
+            }
+            // The victim may be the directory that the name leaves: then it is not empty.
+            if victim.inode == self.inode {
+                return Err(Errno::ENOTEMPTY);
+            }
+            TmpNode::yield_to(victim, &moving)?;
+            to.replace(new_name, moving.clone())?;
+            victim.lose_name();
+            replaced = i32::from(victim.is_directory());
+        } else {
+            to.insert(new_name, moving.clone());
+        }
+        from.remove(name)?;
+        other.adopt(&moving, new_name);
+        let moved = i32::from(moving.is_directory());
+        self.entries_changed(-moved);
+        other.entries_changed(moved - replaced);
+        moving.attributes.lock().changed = crate::fs::clock::now();
+        drop((from, to));
+        drop(victim);
+        Ok(())
+    }
+
+    fn read_link(&self) -> Result<Vec<u8>> {
+        match &self.body {
+            Body::Symlink(target) => {
+                self.attributes.lock().was_read();
+                Ok(target.clone())
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
+        self.attributes.lock().xattr(name)
+    }
+
+    fn set_xattr(&self, name: &[u8], value: &[u8], how: XattrSet) -> Result<()> {
+        self.attributes.lock().set_xattr(name, value, how)
+    }
+
+    fn remove_xattr(&self, name: &[u8]) -> Result<()> {
+        self.attributes.lock().remove_xattr(name)
+    }
+
+    fn list_xattrs(&self) -> Result<Vec<u8>> {
+        Ok(self.attributes.lock().xattr_names())
+    }
+}
+
+impl TmpNode {
+    fn rename_here(&self, name: &[u8], new_name: &[u8], flags: RenameFlags) -> Result<()> {
+        let mut names = self.names()?.lock();
+        let moving = names.get(name)?.clone();
+        let victim = names.get(new_name).ok().cloned();
+        if victim.is_some() && flags.contains(RenameFlags::NOREPLACE) {
+            return Err(Errno::EEXIST);
+        }
+        if flags.contains(RenameFlags::EXCHANGE) {
+            let victim = victim.ok_or(Errno::ENOENT)?;
+            names.replace(name, victim.clone())?;
+            names.replace(new_name, moving.clone())?;
+            self.adopt(&victim, name);
+            self.adopt(&moving, new_name);
+            self.entries_changed(0);
+            return Ok(());
+        }
+        match &victim {
+            Some(victim) if victim.inode == moving.inode => return Ok(()),
+            Some(victim) => {
+                TmpNode::yield_to(victim, &moving)?;
+                names.replace(new_name, moving.clone())?;
+                victim.lose_name();
+                self.entries_changed(-i32::from(victim.is_directory()));
+            }
+            None => names.insert(new_name, moving.clone()),
+        }
+        names.remove(name)?;
+        self.adopt(&moving, new_name);
+        self.entries_changed(0);
+        moving.attributes.lock().changed = crate::fs::clock::now();
+        drop(names);
+        drop(victim);
+        Ok(())
+    }
+}
+
+impl File for TmpNode {
+    fn node(&self) -> Arc<dyn Node> {
+        self.me()
+    }
+
+    fn seekable(&self) -> Seekable {
+        Seekable::Offset
+    }
+
+    fn read_at(&self, offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
+        let regular = self.regular().ok_or(Errno::EISDIR)?;
+        let n = regular.content().read_at(offset, sink)?;
+        self.attributes.lock().was_read();
+        Ok(n)
+    }
+
+    fn write_at(&self, offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
+        let regular = self.regular().ok_or(Errno::EISDIR)?;
+        let n = regular.write(&self.shared, Some(offset), source)?.0;
+        self.attributes.lock().touch();
+        Ok(n)
+    }
+
+    fn append(&self, source: &mut dyn Source, _blocking: Blocking) -> Result<(usize, u64)> {
+        let regular = self.regular().ok_or(Errno::EISDIR)?;
+        let written = regular.write(&self.shared, None, source)?;
+        self.attributes.lock().touch();
+        Ok(written)
+    }
+
+    fn read_dir(&self, from: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        let names = self.names()?;
+        let kind = NodeKind::Directory.dirent_kind();
+        if from == 0 && !emit(DirEntry { name: b".", inode: self.inode, kind, next: 1 }) {
+            return Ok(());
+        }
+        if from <= 1 {
+            let parent = self.parent().map_or(self.inode, |place| place.dir.identity().inode);
+            if !emit(DirEntry { name: b"..", inode: parent, kind, next: 2 }) {
+                return Ok(());
+            }
+        }
+        let mut position = from.max(2);
+        // The lock is not held while the entry is taken: that may fault.
+        loop {
+            let next = names.lock().next(position);
+            let Some((at, name, node)) = next else { break };
+            position = at + 1;
+            let kind = node.kind.dirent_kind();
+            if !emit(DirEntry { name: &name, inode: node.inode, kind, next: position }) {
+                break;
+            }
+        }
+        self.attributes.lock().was_read();
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn mapping(&self) -> Result<Mapping> {
+        self.regular().map(|regular| Mapping::Content(regular.content().clone())).ok_or(Errno::ENODEV)
+    }
+
+    fn content(&self) -> Option<Arc<dyn Content>> {
+        self.regular().map(|regular| regular.content().clone())
+    }
+
+    fn allocate(&self, range: core::ops::Range<u64>, how: crate::fs::file::Allocate) -> Result<()> {
+        let regular = self.regular().ok_or(Errno::ENODEV)?;
+        regular.allocate(&self.shared, range, how)?;
+        self.attributes.lock().touch();
+        Ok(())
+    }
+
+    fn seals(&self) -> Option<&crate::fs::tmpfs::Seals> {
+        self.regular().map(Regular::seals)
+    }
+}

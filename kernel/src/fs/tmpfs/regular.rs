@@ -1,0 +1,245 @@
+//! Regular files of a tmpfs: bytes, their account, and seals.
+//!
+//! The write lock makes a write whole towards other writes, truncations and fallocate. What a write may need is charged to
+//! the file system before, and what it did not need is given back after it.
+
+use alloc::sync::Arc;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::{PAGE, Shared};
+use crate::fs::content::{Content, Punch};
+use crate::fs::file::Allocate;
+use crate::sync::Mutex;
+use crate::user::Source;
+use crate::{Errno, Result};
+
+/// No further seals.
+const F_SEAL_SEAL: u32 = 0x1;
+const F_SEAL_SHRINK: u32 = 0x2;
+const F_SEAL_GROW: u32 = 0x4;
+const F_SEAL_WRITE: u32 = 0x8;
+const F_SEAL_FUTURE_WRITE: u32 = 0x10;
+
+/// What can no longer be done to a file (fcntl(2), F_ADD_SEALS).
+#[derive(Debug)]
+pub struct Seals(AtomicU32);
+
+impl Seals {
+    const KNOWN: u32 = 0x1f;
+
+    /// Every file but a memfd that allows sealing.
+    pub(super) const fn closed() -> Self {
+        Self(AtomicU32::new(F_SEAL_SEAL))
+    }
+
+    /// F_GET_SEALS' bits.
+    pub fn bits(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Allow sealing: for a new memfd with MFD_ALLOW_SEALING only.
+    pub fn open(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// F_ADD_SEALS: `EINVAL` for unknown bits, `EPERM` where the seals are sealed.
+    pub fn add(&self, bits: u32) -> Result<()> {
+        if bits & !Self::KNOWN != 0 {
+            return Err(Errno::EINVAL);
+        }
+        self.0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
+                (old & F_SEAL_SEAL == 0).then_some(old | bits)
+            })
+            .map(|_| ())
+            .map_err(|_| Errno::EPERM)
+    }
+
+    /// Whether the content may still be written, by write or through a new writable shared mapping.
+    pub fn allow_write(&self) -> Result<()> {
+        self.refuse(F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)
+    }
+
+    fn refuse(&self, bits: u32) -> Result<()> {
+        if self.bits() & bits != 0 { Err(Errno::EPERM) } else { Ok(()) }
+    }
+}
+
+/// A regular file.
+pub(super) struct Regular {
+    content: Arc<dyn Content>,
+    write: Mutex<()>,
+    /// Bytes charged to the file system for it.
+    charged: AtomicU64,
+    seals: Seals,
+    /// To give the charge back.
+    shared: Arc<Shared>,
+}
+
+impl Regular {
+    pub fn new(shared: &Arc<Shared>) -> Result<Self> {
+        Ok(Self {
+            content: shared.content()?,
+            write: Mutex::new(()),
+            charged: AtomicU64::new(0),
+            seals: Seals::closed(),
+            shared: shared.clone(),
+        })
+    }
+
+    pub fn content(&self) -> &Arc<dyn Content> {
+        &self.content
+    }
+
+    pub fn seals(&self) -> &Seals {
+        &self.seals
+    }
+
+    /// Make the charge what the content holds; `reserved` was charged beyond `self.charged` for a change.
+    fn settle(&self, shared: &Shared, reserved: u64) {
+        let held = self.content.held();
+        let charged = self.charged.swap(held, Ordering::Relaxed) + reserved;
+        if held >= charged {
+            // Pages came through a mapping meanwhile: they count even beyond the limit.
+            shared.held.fetch_add(held - charged, Ordering::Relaxed);
+        } else {
+            shared.uncharge(charged - held);
+        }
+    }
+
+    /// Write at `offset`, or at the end where there is none; returns how many bytes and where they begin.
+    pub fn write(
+        &self,
+        shared: &Shared,
+        offset: Option<u64>,
+        source: &mut dyn Source,
+    ) -> Result<(usize, u64)> {
+        let _write = self.write.lock();
+        self.seals.allow_write()?;
+        let size = self.content.size();
+        let at = offset.unwrap_or(size);
+        let len = source.remaining() as u64;
+        if len == 0 {
+            return Ok((0, at));
+        }
+        let end = at.checked_add(len).filter(|&end| i64::try_from(end).is_ok()).ok_or(Errno::EFBIG)?;
+        if end > size {
+            self.seals.refuse(F_SEAL_GROW)?;
+        }
+        let reserve = end.next_multiple_of(PAGE) - at / PAGE * PAGE;
+        if shared.charge(reserve).is_ok() {
+            let result = self.content.write_at(at, source);
+            self.settle(shared, reserve);
+            return result.map(|n| (n, at));
+        }
+        self.write_near_limit(shared, at, source).map(|n| (n, at))
+    }
+
+    /// Write as far as the limit lets: page by page, only pages that are missing count.
+    fn write_near_limit(&self, shared: &Shared, at: u64, source: &mut dyn Source) -> Result<usize> {
+        let mut done = 0;
+        while source.remaining() > 0 {
+            let here = at + done as u64;
+            let page = here / PAGE * PAGE;
+            let missing = self.content.seek_data(page).is_none_or(|data| data >= page + PAGE);
+            let need = if missing { PAGE } else { 0 };
+            let step = shared.charge(need).and_then(|()| {
+                let mut part = Part { source, left: (page + PAGE - here) as usize };
+                let result = self.content.write_at(here, &mut part);
+                self.settle(shared, need);
+                result
+            });
+            match step {
+                Ok(n) => done += n,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// truncate(2).
+    pub fn resize(&self, shared: &Shared, size: u64) -> Result<()> {
+        if i64::try_from(size).is_err() {
+            return Err(Errno::EFBIG);
+        }
+        let _write = self.write.lock();
+        let old = self.content.size();
+        if size < old {
+            self.seals.refuse(F_SEAL_SHRINK)?;
+        } else if size > old {
+            self.seals.refuse(F_SEAL_GROW)?;
+        } else {
+            return Ok(());
+        }
+        let result = self.content.resize(size);
+        self.settle(shared, 0);
+        result
+    }
+
+    /// fallocate(2).
+    pub fn allocate(&self, shared: &Shared, range: Range<u64>, how: Allocate) -> Result<()> {
+        let _write = self.write.lock();
+        self.seals.allow_write()?;
+        let size = self.content.size();
+        let result = match how {
+            Allocate::PunchHole => {
+                self.content.punch(range.start..range.end.min(size.next_multiple_of(PAGE)), Punch::Hole)
+            }
+            Allocate::ZeroKeepSize => self.content.punch(range, Punch::Zeroes),
+            Allocate::Extend | Allocate::KeepSize => {
+                let grows = how == Allocate::Extend && range.end > size;
+                if grows {
+                    self.seals.refuse(F_SEAL_GROW)?;
+                }
+                let reserve = range.end.next_multiple_of(PAGE) - range.start / PAGE * PAGE;
+                shared.charge(reserve)?;
+                let result = self
+                    .content
+                    .allocate(range.clone())
+                    .and_then(|()| if grows { self.content.resize(range.end) } else { Ok(()) });
+                self.settle(shared, reserve);
+                return result;
+            }
+        };
+        self.settle(shared, 0);
+        result
+    }
+}
+
+impl Drop for Regular {
+    fn drop(&mut self) {
+        self.shared.uncharge(*self.charged.get_mut());
+    }
+}
+
+/// The first `left` bytes of a source.
+struct Part<'a> {
+    source: &'a mut dyn Source,
+    left: usize,
+}
+
+impl Source for Part<'_> {
+    fn remaining(&self) -> usize {
+        self.source.remaining().min(self.left)
+    }
+
+    fn take(&mut self, bytes: &mut [u8]) -> Result<usize> {
+        let n = bytes.len().min(self.left);
+        let taken = self.source.take(&mut bytes[..n])?;
+        self.left -= taken;
+        Ok(taken)
+    }
+
+    fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize {
+        let n = bytes.len().min(self.left);
+        let taken = self.source.take_without_fault(&mut bytes[..n]);
+        self.left -= taken;
+        taken
+    }
+
+    fn fault_in(&mut self) -> Result<()> {
+        self.source.fault_in()
+    }
+}
