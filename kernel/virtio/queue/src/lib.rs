@@ -1,0 +1,26 @@
+//! Virtqueues that own what they lend to a device.
+//!
+//! **Invariant.** From [`Queue::submit`] until [`Queue::complete`] returns it, a [`Chain`] and its memory
+//! belong to the queue; a device that answers nonsense gets nothing freed under its writes: the queue is then
+//! [`Broken`] and keeps its chains for ever. Chains are made of [`Mapping`](freehold_bounce::Mapping)s, so a
+//! device is told no address but those of the DMA API.
+//!
+//! May use `unsafe`: the crate `virtio-drivers` wants raw memory for rings and promises about the life of
+//! buffers. This crate gives both, and is safe to use; drivers are built on it in safe code.
+//!
+//! **Context.** Tasks and start-up; the caller's lock makes the methods exclusive. Interrupt handlers do not
+//! come here.
+#![no_std]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+extern crate alloc;
+
+mod memory;
+#[cfg(feature = "model")]
+pub mod model;
+mod queue;
+
+pub use memory::{NoRings, install};
+pub use queue::{Broken, Chain, Completion, Full, MAX_PARTS, Part, Queue};
+pub use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
+pub use virtio_drivers::{Error as TransportError, PhysAddr as RingAddr, Result as TransportResult};

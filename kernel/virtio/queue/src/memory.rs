@@ -1,0 +1,108 @@
+//! Memory for rings, and the way from a buffer's pointer to its address and back.
+//!
+//! Rings live in coherent frames of one device of the DMA API, the one given to [`install`]. Frames of the
+//! bounce kind are in the direct map, which is linear: pointer = base + physical address.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::ptr::NonNull;
+
+use freehold_bounce::{Coherent, Device, DmaAddr, DmaSource};
+use freehold_machine::{PAGE_SIZE, Pfn};
+use spin::{Mutex, Once};
+use virtio_drivers::{BufferDirection, Hal, PhysAddr};
+
+/// There is no memory to set up rings with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoRings;
+
+/// Lends whole frames, whatever the page allocator.
+trait Lender: Send + Sync {
+    /// Zeroed frames, physically contiguous.
+    fn lend(&self, pages: usize) -> Option<(DmaAddr, Pfn)>;
+    /// Take back what starts at `address`. Returns whether it was lent.
+    fn take_back(&self, address: DmaAddr) -> bool;
+}
+
+/// Holds what is lent. The lock is taken while queues are made and dropped, orders with nothing.
+struct Lent<S: DmaSource> {
+    device: Device<S>,
+    frames: Mutex<Vec<Coherent<S>>>,
+}
+
+impl<S: DmaSource> Lender for Lent<S> {
+    fn lend(&self, pages: usize) -> Option<(DmaAddr, Pfn)> {
+        let frames = self.device.coherent(pages.checked_mul(PAGE_SIZE)?).ok()?;
+        let result = (frames.address(), frames.pfn());
+        let mut lent = self.frames.lock();
+        lent.try_reserve(1).ok()?;
+        lent.push(frames);
+        Some(result)
+    }
+    fn take_back(&self, address: DmaAddr) -> bool {
+        let mut lent = self.frames.lock();
+        let place = lent.iter().position(|frames| frames.address() == address);
+        let frames = place.map(|place| lent.swap_remove(place));
+        drop(lent);
+        frames.is_some()
+    }
+}
+
+static LENDER: Once<(Box<dyn Lender>, usize)> = Once::new();
+
+/// Take rings from `device` from now on. Later calls change nothing.
+///
+/// # Errors
+/// [`NoRings`] if the device has no frame to give.
+pub fn install<S: DmaSource>(device: Device<S>) -> Result<(), NoRings> {
+    let lender = Lent { device, frames: Mutex::new(Vec::new()) };
+    // One frame shows where the direct map is.
+    let (address, frame) = lender.lend(1).ok_or(NoRings)?;
+    let base = (pointer(frame).as_ptr() as usize).wrapping_sub(address.0 as usize);
+    lender.take_back(address);
+    LENDER.call_once(|| (Box::new(lender), base));
+    Ok(())
+}
+
+/// Where the kernel reaches the first byte of a frame of the bounce kind; bytes of the following frames of its
+/// block follow.
+pub(crate) fn pointer(frame: Pfn) -> NonNull<u8> {
+    #[cfg(feature = "model")]
+    return crate::model::pointer(frame);
+    #[cfg(not(feature = "model"))]
+    panic!("{frame:?}: this build has neither the machine nor its model")
+}
+
+/// The [`Hal`]: rings from the DMA API, buffers that are in it already.
+pub(crate) struct Memory;
+
+// SAFETY: `dma_alloc` returns zeroed frames of the bounce kind, page-aligned, that the lender keeps from every
+// other use until `dma_dealloc`; `share` and `unshare` only translate.
+unsafe impl Hal for Memory {
+    fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
+        match LENDER.get().and_then(|(lender, _)| lender.lend(pages)) {
+            Some((address, frame)) => (address.0, pointer(frame)),
+            // Address 0 is the crate's sign of failure.
+            None => (0, NonNull::dangling()),
+        }
+    }
+
+    unsafe fn dma_dealloc(paddr: PhysAddr, _: NonNull<u8>, _: usize) -> i32 {
+        let lent = LENDER.get().is_some_and(|(lender, _)| lender.take_back(DmaAddr(paddr)));
+        if lent { 0 } else { -1 }
+    }
+
+    unsafe fn mmio_phys_to_virt(_: PhysAddr, _: usize) -> NonNull<u8> {
+        // Our transport has its registers from the platform; the crate's own PCI transport is not used.
+        panic!("registers are not mapped through the memory of rings")
+    }
+
+    unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
+        let (_, base) = LENDER.get().expect("a queue exists only after install");
+        (buffer.as_ptr().cast::<u8>() as usize).wrapping_sub(*base) as PhysAddr
+    }
+
+    unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {
+        // The driver reads the bytes where the device wrote them.
+    }
+}

@@ -1,0 +1,181 @@
+//! Memory of the host that plays physical memory, and a device's view of a ring in it, so that drivers can be
+//! tested against devices that behave, misbehave, or answer late.
+
+extern crate std;
+
+use core::ptr::NonNull;
+use std::alloc::{Layout, alloc_zeroed};
+use std::boxed::Box;
+use std::sync::{Mutex, OnceLock};
+use std::vec::Vec;
+
+use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr};
+use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request};
+use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+
+/// Frames of the model: 8 MiB.
+const FRAMES: usize = 2048;
+/// The model's first frame number; below is nothing.
+const FIRST: u64 = 0x100;
+
+struct Shared {
+    base: usize,
+    table: FrameTable,
+    taken: Mutex<Vec<bool>>,
+}
+
+fn shared() -> &'static Shared {
+    static SHARED: OnceLock<Shared> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let layout = Layout::from_size_align(FRAMES * PAGE_SIZE, 1 << 21).expect("a sound layout");
+        // SAFETY: the layout's size is not zero.
+        let base = unsafe { alloc_zeroed(layout) } as usize;
+        assert_ne!(base, 0, "the host has no memory for the model");
+        let records: Vec<FrameRecord> =
+            (0..FIRST as usize + FRAMES).map(|_| zerocopy::FromZeros::new_zeroed()).collect();
+        let table = FrameTable::new(Box::leak(records.into_boxed_slice()));
+        Shared { base, table, taken: Mutex::new(std::vec![false; FRAMES]) }
+    })
+}
+
+pub(crate) fn pointer(frame: Pfn) -> NonNull<u8> {
+    let index = frame.0.checked_sub(FIRST).filter(|&index| index < FRAMES as u64);
+    let index = index.unwrap_or_else(|| panic!("{frame:?} is not memory")) as usize;
+    NonNull::new((shared().base + index * PAGE_SIZE) as *mut u8).expect("inside an allocation")
+}
+
+/// The model's physical memory, and a page allocator on it.
+#[derive(Clone, Copy, Debug)]
+pub struct HostMemory;
+
+impl PhysicalBytes for HostMemory {
+    fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
+        // SAFETY: `pointer` is the start of a page of the model's memory, which is never freed; windows are short
+        // and tests play the device only between a driver's calls.
+        f(unsafe { pointer(frame).cast().as_mut() })
+    }
+}
+
+impl FrameSource for HostMemory {
+    type Machine = Self;
+    fn machine(self) -> Self {
+        self
+    }
+    fn table(self) -> FrameTable {
+        shared().table
+    }
+    fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
+        let mut taken = shared().taken.lock().expect("no test panics while it allocates");
+        let frames = request.order.frames() as usize;
+        let place = taken.chunks_exact(frames).position(|block| block.iter().all(|&taken| !taken));
+        let at = place.ok_or(OutOfMemory)? * frames;
+        taken[at..at + frames].fill(true);
+        drop(taken);
+        let first = Pfn(FIRST + at as u64);
+        (0..frames as u64).for_each(|frame| self.zero(first.offset(frame)));
+        Ok(first)
+    }
+    fn release(self, block: Pfn, order: Order) {
+        let at = (block.0 - FIRST) as usize;
+        let mut taken = shared().taken.lock().expect("no test panics while it frees");
+        taken[at..at + order.frames() as usize].fill(false);
+    }
+}
+
+/// The device of the DMA API that all tests of a process share, with rings installed.
+pub fn device() -> Device<HostMemory> {
+    static DMA: OnceLock<Dma<HostMemory>> = OnceLock::new();
+    static DEVICE: OnceLock<Device<HostMemory>> = OnceLock::new();
+    let rules = DeviceRules { name: "model", reach: DmaAddr(u64::MAX), quota: usize::MAX };
+    *DEVICE.get_or_init(|| {
+        let dma = DMA.get_or_init(|| Dma::new(HostMemory));
+        let device = dma.attach(rules).expect("the first device");
+        crate::install(device).expect("the model has memory");
+        device
+    })
+}
+
+/// Read physical memory as a device does.
+pub fn read(address: u64, bytes: &mut [u8]) {
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        let at = address + i as u64;
+        *byte = HostMemory.with_bytes(Pfn(at >> 12), |page| page[at as usize % PAGE_SIZE]);
+    }
+}
+
+/// Write physical memory as a device does.
+pub fn write(address: u64, bytes: &[u8]) {
+    for (i, &byte) in bytes.iter().enumerate() {
+        let at = address + i as u64;
+        HostMemory.with_bytes(Pfn(at >> 12), |page| page[at as usize % PAGE_SIZE] = byte);
+    }
+}
+
+/// A part of a chain as a device sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Descriptor {
+    /// Where.
+    pub address: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Whether the device may write.
+    pub writable: bool,
+}
+
+/// The device's side of a split ring (virtio 1.2, 2.7).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceRing {
+    /// Descriptors.
+    pub size: u16,
+    /// Address of the descriptor table.
+    pub descriptors: u64,
+    /// Address of the available ring.
+    pub available: u64,
+    /// Address of the used ring.
+    pub used: u64,
+    /// Available entries already seen.
+    pub seen: u16,
+    /// Used entries already written.
+    pub given: u16,
+}
+
+fn read_u16(address: u64) -> u16 {
+    let mut bytes = [0; 2];
+    read(address, &mut bytes);
+    u16::from_le_bytes(bytes)
+}
+
+impl DeviceRing {
+    /// The next chain that the driver made available: its head and its parts.
+    pub fn take(&mut self) -> Option<(u16, Vec<Descriptor>)> {
+        if read_u16(self.available + 2) == self.seen {
+            return None;
+        }
+        let head = read_u16(self.available + 4 + 2 * u64::from(self.seen % self.size));
+        self.seen = self.seen.wrapping_add(1);
+        let mut parts = Vec::new();
+        let mut next = Some(head);
+        while let Some(index) = next {
+            let mut bytes = [0; 16];
+            read(self.descriptors + 16 * u64::from(index), &mut bytes);
+            let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+            let address = u64::from_le_bytes(bytes[..8].try_into().expect("8 of 16 bytes"));
+            let length = u32::from_le_bytes(bytes[8..12].try_into().expect("4 of 16 bytes"));
+            parts.push(Descriptor { address, length, writable: word(12) & 2 != 0 });
+            next = (word(12) & 1 != 0).then(|| word(14));
+        }
+        Some((head, parts))
+    }
+    /// Give the chain that starts at `head` back, saying that `written` bytes were written.
+    pub fn give(&mut self, head: u32, written: u32) {
+        let entry = self.used + 4 + 8 * u64::from(self.given % self.size);
+        write(entry, &head.to_le_bytes());
+        write(entry + 4, &written.to_le_bytes());
+        self.given = self.given.wrapping_add(1);
+        write(self.used + 2, &self.given.to_le_bytes());
+    }
+    /// Whether the driver wants interrupts.
+    pub fn wants_interrupt(&self) -> bool {
+        read_u16(self.available) & 1 == 0
+    }
+}

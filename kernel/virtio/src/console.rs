@@ -1,0 +1,283 @@
+//! A virtio console with one port, as a [`ByteStream`] (virtio 1.2, 5.3).
+//!
+//! Buffers are taken once, from the DMA API: the host always has all receive buffers but those being read, and
+//! writes copy into free transmit buffers. Receive buffers come back in the order in which the host filled them.
+//! While there is room the transmit side needs no interrupts; one that found none asks for them.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use freehold_bounce::{Device, Direction, DmaError, DmaSource, Mapping};
+use freehold_virtqueue::{Chain, DeviceStatus, Part, Queue, Transport};
+use spin::Mutex;
+
+use crate::platform::{Notify, Registers};
+use crate::transport::{Features, negotiate};
+use crate::{ByteStream, Failed, SetupError};
+
+const RECEIVE: u16 = 0;
+const TRANSMIT: u16 = 1;
+/// Descriptors in a ring, and so the most buffers of one kind.
+const RING: usize = 16;
+/// Where a byte for emergencies is written in the device's configuration.
+pub const EMERGENCY_OFFSET: u32 = 8;
+
+/// How many buffers a console has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Buffers {
+    /// Buffers that the host fills, 0..=16. Without any, nothing can be read.
+    pub receive: usize,
+    /// Buffers that the host empties, 1..=16.
+    pub transmit: usize,
+    /// Bytes in each.
+    pub size: usize,
+}
+
+/// A console.
+pub struct Console<S: DmaSource, T: Transport, N: Notify, R: Registers> {
+    /// Taken by tasks only, for as long as a copy of a buffer takes. Orders with no other lock.
+    inner: Mutex<Inner<S, T>>,
+    notify: N,
+    emergency: Option<R>,
+}
+
+struct Inner<S: DmaSource, T: Transport> {
+    transport: T,
+    receive: Option<Queue<S, RING>>,
+    transmit: Queue<S, RING>,
+    buffers: Vec<Arc<Mapping<S>>>,
+    /// Filled receive buffers: which, bytes, bytes already read.
+    filled: VecDeque<(usize, usize, usize)>,
+    /// Numbers of the transmit buffers that the host does not have.
+    free: Vec<usize>,
+    failed: bool,
+}
+
+impl<S: DmaSource, T: Transport, N: Notify, R: Registers> Console<S, T, N, R> {
+    /// Start the console. `notify` is told when bytes may have come or room may have been made;
+    /// `emergency` is the register for [`ByteStream::emergency_write`], used if the device has it.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn new(
+        mut transport: T,
+        device: Device<S>,
+        buffers: Buffers,
+        notify: N,
+        emergency: Option<R>,
+    ) -> Result<Self, SetupError> {
+        let features = negotiate(&mut transport, Features::CONSOLE_EMERGENCY_WRITE)?;
+        let emergency = emergency.filter(|_| features.contains(Features::CONSOLE_EMERGENCY_WRITE));
+        let (receive, transmit) = (buffers.receive.min(RING), buffers.transmit.clamp(1, RING));
+        let rx_queue = if receive > 0 { Some(Queue::new(&mut transport, RECEIVE)?) } else { None };
+        let tx_queue = Queue::new(&mut transport, TRANSMIT)?;
+        let mut memory = Vec::new();
+        let mut filled = VecDeque::new();
+        let mut free = Vec::new();
+        let room = memory.try_reserve_exact(receive + transmit).is_ok()
+            && filled.try_reserve_exact(RING).is_ok()
+            && free.try_reserve_exact(RING).is_ok();
+        if !room {
+            return Err(SetupError::Memory(DmaError::OutOfMemory));
+        }
+        for number in 0..receive + transmit {
+            let direction = if number < receive { Direction::FromDevice } else { Direction::ToDevice };
+            memory.push(Arc::new(device.buffer(buffers.size, direction)?));
+        }
+        free.extend(receive..receive + transmit);
+        let mut inner = Inner {
+            transport,
+            receive: rx_queue,
+            transmit: tx_queue,
+            buffers: memory,
+            filled,
+            free,
+            failed: false,
+        };
+        inner.transmit.disable_interrupts();
+        inner.transport.finish_init();
+        for number in 0..receive {
+            inner.lend(number);
+        }
+        inner.notify_if_wanted(RECEIVE);
+        Ok(Self { inner: Mutex::new(inner), notify, emergency })
+    }
+
+    /// What is told of changes; also what the interrupt calls.
+    pub const fn notifier(&self) -> &N {
+        &self.notify
+    }
+}
+
+impl<S: DmaSource, T: Transport> Inner<S, T> {
+    /// Let the host fill receive buffer `number`.
+    fn lend(&mut self, number: usize) {
+        let memory = self.buffers[number].clone();
+        let length = memory.len();
+        let chain = Part::writable(memory, 0..length).and_then(|part| Chain::new(number, [part]));
+        let lent = chain.zip(self.receive.as_mut()).is_some_and(|(chain, queue)| queue.submit(chain).is_ok());
+        if !lent {
+            self.fail();
+        }
+    }
+
+    fn notify_if_wanted(&mut self, queue: u16) {
+        let wanted = match queue {
+            RECEIVE => self.receive.as_ref().is_some_and(Queue::wants_notice),
+            _ => self.transmit.wants_notice(),
+        };
+        if wanted {
+            self.transport.notify(queue);
+        }
+    }
+
+    /// Give the device up, and tell it.
+    fn fail(&mut self) {
+        self.failed = true;
+        self.transport.set_status(DeviceStatus::FAILED);
+    }
+
+    /// Gather what the host has given back.
+    fn reap(&mut self) -> Result<(), Failed> {
+        if self.failed {
+            return Err(Failed);
+        }
+        let result = self.reap_receive().and_then(|()| self.reap_transmit());
+        if result.is_err() {
+            self.fail();
+        }
+        result
+    }
+
+    fn reap_receive(&mut self) -> Result<(), Failed> {
+        let mut empty = false;
+        while let Some(queue) = self.receive.as_mut()
+            && let Some(done) = queue.complete()?
+        {
+            match done.written {
+                0 => {
+                    self.lend(done.chain.tag());
+                    empty = true;
+                }
+                written => self.filled.push_back((done.chain.tag(), written, 0)),
+            }
+        }
+        if empty {
+            self.notify_if_wanted(RECEIVE);
+        }
+        Ok(())
+    }
+
+    fn reap_transmit(&mut self) -> Result<(), Failed> {
+        while let Some(done) = self.transmit.complete()? {
+            self.free.push(done.chain.tag());
+        }
+        Ok(())
+    }
+
+    /// Make sure that an interrupt comes when there is room, and look once more.
+    fn await_room(&mut self) -> Result<(), Failed> {
+        self.transmit.enable_interrupts();
+        self.reap()
+    }
+
+    fn read(&mut self, bytes: &mut [u8]) -> Result<usize, Failed> {
+        let mut done = 0;
+        let mut lent = false;
+        while done < bytes.len()
+            && let Some((number, length, read)) = self.filled.front_mut()
+        {
+            let count = (*length - *read).min(bytes.len() - done);
+            self.buffers[*number].read(*read, &mut bytes[done..done + count]);
+            done += count;
+            *read += count;
+            if read == length {
+                let number = *number;
+                self.filled.pop_front();
+                self.lend(number);
+                lent = true;
+            }
+        }
+        if lent {
+            self.notify_if_wanted(RECEIVE);
+        }
+        if self.failed { Err(Failed) } else { Ok(done) }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Failed> {
+        let mut done = 0;
+        while done < bytes.len()
+            && let Some(number) = self.free.pop()
+        {
+            let memory = self.buffers[number].clone();
+            let count = memory.write(0, &bytes[done..]);
+            let chain = Part::readable(memory, 0..count).and_then(|part| Chain::new(number, [part]));
+            if chain.is_none_or(|chain| self.transmit.submit(chain).is_err()) {
+                self.fail();
+                return Err(Failed);
+            }
+            done += count;
+        }
+        if done > 0 {
+            self.notify_if_wanted(TRANSMIT);
+        }
+        Ok(done)
+    }
+}
+
+impl<S, T, N, R> ByteStream for Console<S, T, N, R>
+where
+    S: DmaSource,
+    T: Transport + Send,
+    N: Notify,
+    R: Registers,
+{
+    fn try_read(&self, bytes: &mut [u8]) -> Result<usize, Failed> {
+        let mut inner = self.inner.lock();
+        inner.reap()?;
+        inner.read(bytes)
+    }
+
+    fn try_write(&self, bytes: &[u8]) -> Result<usize, Failed> {
+        let mut inner = self.inner.lock();
+        inner.reap()?;
+        let mut done = inner.write(bytes)?;
+        if done < bytes.len() {
+            inner.await_room()?;
+            done += inner.write(&bytes[done..])?;
+        }
+        if done == bytes.len() {
+            inner.transmit.disable_interrupts();
+        }
+        Ok(done)
+    }
+
+    fn is_readable(&self) -> bool {
+        let mut inner = self.inner.lock();
+        inner.reap().is_err() || !inner.filled.is_empty()
+    }
+
+    fn is_writable(&self) -> bool {
+        let mut inner = self.inner.lock();
+        if inner.reap().is_err() || !inner.free.is_empty() {
+            return true;
+        }
+        inner.await_room().is_err() || !inner.free.is_empty()
+    }
+
+    fn is_drained(&self) -> bool {
+        let mut inner = self.inner.lock();
+        if inner.reap().is_err() || inner.transmit.in_flight() == 0 {
+            return true;
+        }
+        inner.await_room().is_err() || inner.transmit.in_flight() == 0
+    }
+
+    fn emergency_write(&self, byte: u8) -> bool {
+        if let Some(register) = &self.emergency {
+            register.write32(0, byte.into());
+        }
+        self.emergency.is_some()
+    }
+}

@@ -1,0 +1,183 @@
+//! virtio devices on PCI: consoles as byte streams, disks as block devices.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`platform`] | what the kernel gives: configuration space, registers, interrupts, sleep |
+//! | [`pci`] | finding functions, their capabilities and BARs; MSI-X |
+//! | [`transport`] | the registers of a virtio function, as `virtio-drivers` wants them |
+//! | [`console`] | [`console::Console`]: a [`ByteStream`] |
+//! | [`block`] | [`block::Block`]: a [`BlockDevice`] |
+//!
+//! **Protocol.** Interrupt handlers only wake ([`platform::Notify`]); rings are looked at by tasks, under one spin
+//! lock a device that orders with nothing. All memory a device sees comes from its
+//! [`Device`](freehold_bounce::Device) of the DMA API, most of it once, at start-up. **Hostile devices** get errors: what they
+//! give back is checked against what they were lent, and a device that lies is [`Failed`] from then on.
+//!
+//! The rings and buffers are `virtio-drivers`' (through `freehold-virtqueue`). Its PCI transport and its
+//! drivers are not used: the transport knows no MSI-X and trusts the notify offset, the console spins until
+//! the host has taken its bytes, and neither checks what a device gives back.
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+extern crate alloc;
+
+pub mod block;
+pub mod console;
+#[cfg(test)]
+mod fake;
+pub mod pci;
+pub mod platform;
+pub mod transport;
+
+use core::fmt;
+
+use freehold_bounce::{DmaError, Original, OriginalMut};
+use freehold_virtqueue::{Broken, TransportError};
+
+/// Why a device cannot be used at all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetupError {
+    /// A capability or BAR that virtio needs is missing or impossible.
+    NoRegisters(&'static str),
+    /// The device speaks the legacy interface only.
+    Legacy,
+    /// The device does not accept the features.
+    Features,
+    /// The ring could not be set up.
+    Ring(TransportError),
+    /// No memory for its buffers.
+    Memory(DmaError),
+    /// No interrupt for it.
+    NoInterrupt,
+    /// The device says about itself what cannot be.
+    Nonsense(&'static str),
+}
+
+impl fmt::Display for SetupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRegisters(what) => write!(f, "no {what}"),
+            Self::Legacy => f.write_str("a legacy device"),
+            Self::Features => f.write_str("the device refuses our features"),
+            Self::Ring(error) => write!(f, "ring: {error}"),
+            Self::Memory(error) => write!(f, "buffers: {error}"),
+            Self::NoInterrupt => f.write_str("no interrupt vector or no MSI-X"),
+            Self::Nonsense(what) => write!(f, "the device's {what} cannot be"),
+        }
+    }
+}
+
+impl core::error::Error for SetupError {}
+
+impl From<TransportError> for SetupError {
+    fn from(error: TransportError) -> Self {
+        Self::Ring(error)
+    }
+}
+
+impl From<DmaError> for SetupError {
+    fn from(error: DmaError) -> Self {
+        Self::Memory(error)
+    }
+}
+
+/// A device that broke the protocol; it is not used any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Failed;
+
+impl From<Broken> for Failed {
+    fn from(_: Broken) -> Self {
+        Self
+    }
+}
+
+/// Bytes in and out, without waiting. Methods are for tasks; see [`platform::Notify`] for when to try again.
+pub trait ByteStream: Send + Sync {
+    /// Take bytes that have come; 0 where none have.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    fn try_read(&self, bytes: &mut [u8]) -> Result<usize, Failed>;
+    /// Hand over as many of `bytes` as there is room for; maybe none.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    fn try_write(&self, bytes: &[u8]) -> Result<usize, Failed>;
+    /// Whether a read would find bytes (or an error).
+    fn is_readable(&self) -> bool;
+    /// Whether a write would find room (or an error).
+    fn is_writable(&self) -> bool;
+    /// Whether the host has taken every byte (or never will).
+    fn is_drained(&self) -> bool;
+    /// Put one byte to the host now: no lock, no memory, no wait. For the last words of a panic.
+    /// Returns whether the device can do that.
+    fn emergency_write(&self, byte: u8) -> bool;
+}
+
+/// Why a transfer failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BlockError {
+    /// The device says so.
+    Io,
+    /// The device cannot do this.
+    Unsupported,
+    /// The device is read-only.
+    ReadOnly,
+    /// Sectors beyond the end, or not whole sectors.
+    OutOfRange,
+    /// No memory for the transfer.
+    Memory(DmaError),
+    /// The device did not answer in time.
+    TimedOut,
+    /// The device broke the protocol.
+    Failed,
+}
+
+impl fmt::Display for BlockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io => f.write_str("input/output error"),
+            Self::Unsupported => f.write_str("not supported by the device"),
+            Self::ReadOnly => f.write_str("the device is read-only"),
+            Self::OutOfRange => f.write_str("beyond the end of the device"),
+            Self::Memory(error) => write!(f, "{error}"),
+            Self::TimedOut => f.write_str("the device does not answer"),
+            Self::Failed => f.write_str("the device broke the protocol"),
+        }
+    }
+}
+
+impl core::error::Error for BlockError {}
+
+impl From<DmaError> for BlockError {
+    fn from(error: DmaError) -> Self {
+        Self::Memory(error)
+    }
+}
+
+/// Bytes in a sector.
+pub const SECTOR_SIZE: usize = 512;
+
+/// A disk. Methods sleep; any number of tasks may be in them.
+pub trait BlockDevice: Send + Sync {
+    /// Its size in sectors of 512 bytes.
+    fn sectors(&self) -> u64;
+    /// Whether writes are refused.
+    fn is_read_only(&self) -> bool;
+    /// Fill `to`, whole sectors, from `sector` on.
+    ///
+    /// # Errors
+    /// [`BlockError`]; `to` then holds nothing of use.
+    fn read(&self, sector: u64, to: &mut dyn OriginalMut) -> Result<(), BlockError>;
+    /// Write `from`, whole sectors, from `sector` on.
+    ///
+    /// # Errors
+    /// [`BlockError`]; any part may be written.
+    fn write(&self, sector: u64, from: &dyn Original) -> Result<(), BlockError>;
+    /// Make what was written last.
+    ///
+    /// # Errors
+    /// [`BlockError`].
+    fn flush(&self) -> Result<(), BlockError>;
+}

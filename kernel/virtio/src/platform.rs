@@ -1,0 +1,77 @@
+//! What the kernel gives to the drivers.
+
+use freehold_machine::PhysAddr;
+
+/// A PCI function.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Function {
+    /// Bus number.
+    pub bus: u8,
+    /// Device (slot) number, 0..32.
+    pub device: u8,
+    /// Function number, 0..8.
+    pub function: u8,
+}
+
+impl Function {
+    /// The value for the address port 0xcf8 that selects `register`, a multiple of 4 (PCI 3.0, 3.2.2.3.2).
+    pub const fn port_address(self, register: u8) -> u32 {
+        1 << 31
+            | (self.bus as u32) << 16
+            | (self.device as u32 & 31) << 11
+            | (self.function as u32 & 7) << 8
+            | (register as u32 & 0xfc)
+    }
+}
+
+/// A device's registers, uncached. Accesses beyond the mapped length read all ones and write nothing.
+pub trait Registers: Send + Sync + 'static {
+    /// Read 8 bits.
+    fn read8(&self, offset: usize) -> u8;
+    /// Read 16 bits at a multiple of 2.
+    fn read16(&self, offset: usize) -> u16;
+    /// Read 32 bits at a multiple of 4.
+    fn read32(&self, offset: usize) -> u32;
+    /// Write 8 bits.
+    fn write8(&self, offset: usize, value: u8);
+    /// Write 16 bits at a multiple of 2.
+    fn write16(&self, offset: usize, value: u16);
+    /// Write 32 bits at a multiple of 4.
+    fn write32(&self, offset: usize, value: u32);
+}
+
+/// What a message-signalled interrupt writes, and where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Message {
+    /// The address.
+    pub address: u64,
+    /// The value.
+    pub data: u32,
+}
+
+/// Told that something may have changed; looks at nothing, wakes who waits.
+pub trait Notify: Send + Sync {
+    /// In any context: takes interrupt-safe locks only, allocates and frees nothing.
+    fn notify(&self);
+}
+
+/// A [`Notify`] that tasks can wait on.
+pub trait Wait: Notify {
+    /// Sleep until `condition` holds, looking after each notice; at most `limit_ns` nanoseconds. Not
+    /// interruptible by signals. Returns whether it held.
+    fn wait_until(&self, limit_ns: u64, condition: &mut dyn FnMut() -> bool) -> bool;
+}
+
+/// The machine around the devices. Start-up only, one CPU.
+pub trait Platform {
+    /// Mapped registers.
+    type Registers: Registers;
+    /// The 32 bits at `register`, a multiple of 4, of a function's configuration space; all ones where there is none.
+    fn read_config(&self, function: Function, register: u8) -> u32;
+    /// Write them.
+    fn write_config(&self, function: Function, register: u8, value: u32);
+    /// Map `length` bytes of registers at `address`.
+    fn map(&self, address: PhysAddr, length: usize) -> Option<Self::Registers>;
+    /// A vector whose interrupts call `handler`; what a device has to write for one.
+    fn interrupt(&self, handler: &'static dyn Notify) -> Option<Message>;
+}
