@@ -181,9 +181,13 @@ impl Model {
     /// # Panics
     /// Where the frame's pageblock has not entered it.
     pub fn assert_in_direct_map(self, frame: Pfn) {
+        assert!(self.is_in_direct_map(frame), "{frame:?} reached through the direct map, but its pageblock is not in it");
+    }
+
+    /// Whether `frame`'s pageblock is in the direct map.
+    pub fn is_in_direct_map(self, frame: Pfn) -> bool {
         let block = self.0.in_direct_map.get((frame.0 / PAGEBLOCK_FRAMES) as usize);
-        let inside = block.is_some_and(|b| b.load(Ordering::Acquire) != 0);
-        assert!(inside, "{frame:?} reached through the direct map, but its pageblock is not in it");
+        block.is_some_and(|b| b.load(Ordering::Acquire) != 0)
     }
 
     fn tlb(self, cpu: CpuId) -> MutexGuard<'static, TlbState> {

@@ -1,0 +1,259 @@
+//! Pageblocks: 512 frames, a bitmap of the free ones, and one word of state.
+//!
+//! **Invariant.** A pageblock is wholly on one side of the direct map. [`Fill::Free`] blocks are in their side's
+//! [`FreeSet`](crate::set::FreeSet) and their bitmaps mean nothing; [`Fill::Split`] blocks have one owner class, `free` is the number
+//! of ones in the bitmap, and they are on the class's list `bucket` exactly when `free` is not 0.
+//! All zeroes means free on the user's side, so fresh metadata describes memory without being touched.
+//!
+//! Everything here happens under the zone's lock.
+
+use core::sync::atomic::AtomicU64;
+
+use freehold_frame::{Owner, Side};
+use freehold_machine::{PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn};
+
+use crate::word::Plain;
+
+/// Words in a pageblock's bitmap.
+pub(crate) const BITMAP_WORDS: usize = 8;
+/// Words of state per pageblock.
+pub(crate) const META_WORDS: usize = 4;
+/// Lists of split blocks per class, by free frames: 1–64, 65–128, … 449–512.
+pub(crate) const BUCKETS: usize = 8;
+
+/// A pageblock's number: frame number / 512.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct BlockId(pub(crate) u64);
+
+impl BlockId {
+    pub(crate) const fn of(frame: Pfn) -> Self {
+        Self(frame.0 >> PAGEBLOCK_ORDER)
+    }
+    pub(crate) const fn start(self) -> Pfn {
+        Pfn(self.0 << PAGEBLOCK_ORDER)
+    }
+}
+
+/// What a pageblock is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fill {
+    /// All free, in the free set of this side.
+    Free(Side),
+    /// Handed out frame by frame to one class.
+    Split,
+    /// Handed out as a whole, alone or as a part of a larger block.
+    Whole,
+    /// Taken out of its free set by someone who changes its side or gathers a larger block.
+    Moving,
+    /// No memory, or memory taken offline.
+    Offline,
+}
+
+/// A pageblock's word of state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BlockState {
+    pub(crate) fill: Fill,
+    /// The class, for split blocks.
+    pub(crate) class: Owner,
+    /// Free frames, for split blocks.
+    pub(crate) free: u64,
+    /// No run of a larger order than this was found since the last free; for split blocks.
+    pub(crate) hint: u32,
+}
+
+impl BlockState {
+    pub(crate) const fn plain(fill: Fill) -> Self {
+        Self { fill, class: Owner::Free, free: 0, hint: 0 }
+    }
+    pub(crate) const fn split(class: Owner, free: u64) -> Self {
+        Self { fill: Fill::Split, class, free, hint: PAGEBLOCK_ORDER }
+    }
+    /// The list a split block with free frames is on.
+    pub(crate) const fn bucket(self) -> usize {
+        (self.free as usize - 1) / 64
+    }
+    const fn to_bits(self) -> u64 {
+        let fill = match self.fill {
+            Fill::Free(Side::User) => 0,
+            Fill::Free(Side::Kernel) => 1,
+            Fill::Split => 2,
+            Fill::Whole => 3,
+            Fill::Moving => 4,
+            Fill::Offline => 5,
+        };
+        fill | (self.class as u64) << 3 | self.free << 8 | (self.hint as u64) << 18
+    }
+    const fn from_bits(bits: u64) -> Self {
+        let fill = match bits & 7 {
+            0 => Fill::Free(Side::User),
+            1 => Fill::Free(Side::Kernel),
+            2 => Fill::Split,
+            3 => Fill::Whole,
+            4 => Fill::Moving,
+            _ => Fill::Offline,
+        };
+        let class = Owner::ALL[(bits >> 3) as usize & 7];
+        Self { fill, class, free: bits >> 8 & 1023, hint: (bits >> 18 & 15) as u32 }
+    }
+}
+
+/// The metadata of all pageblocks, by number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocks {
+    bitmaps: &'static [AtomicU64],
+    meta: &'static [AtomicU64],
+}
+
+impl Blocks {
+    pub(crate) const fn new(bitmaps: &'static [AtomicU64], meta: &'static [AtomicU64]) -> Self {
+        Self { bitmaps, meta }
+    }
+    pub(crate) const fn count(self) -> u64 {
+        (self.meta.len() / META_WORDS) as u64
+    }
+    fn word(self, block: BlockId, which: usize) -> &'static AtomicU64 {
+        &self.meta[block.0 as usize * META_WORDS + which]
+    }
+    pub(crate) fn state(self, block: BlockId) -> BlockState {
+        BlockState::from_bits(self.word(block, 0).get())
+    }
+    pub(crate) fn set_state(self, block: BlockId, state: BlockState) {
+        self.word(block, 0).set(state.to_bits());
+    }
+    /// The next and the previous block of its list.
+    pub(crate) fn links(self, block: BlockId) -> (Option<BlockId>, Option<BlockId>) {
+        let bits = self.word(block, 1).get();
+        (unlink(bits & u64::from(u32::MAX)), unlink(bits >> 32))
+    }
+    pub(crate) fn set_links(self, block: BlockId, next: Option<BlockId>, previous: Option<BlockId>) {
+        self.word(block, 1).set(link(next) | link(previous) << 32);
+    }
+    /// Where the block is in its free set: the set's own word.
+    pub(crate) fn position(self, block: BlockId) -> &'static AtomicU64 {
+        self.word(block, 2)
+    }
+    pub(crate) fn bitmap(self, block: BlockId) -> &'static [AtomicU64; BITMAP_WORDS] {
+        let first = block.0 as usize * BITMAP_WORDS;
+        self.bitmaps[first..first + BITMAP_WORDS].try_into().expect("the slice has BITMAP_WORDS words")
+    }
+}
+
+/// A block number in a list word: 0 is none.
+pub(crate) const fn link(block: Option<BlockId>) -> u64 {
+    match block {
+        Some(block) => block.0 + 1,
+        None => 0,
+    }
+}
+
+pub(crate) const fn unlink(bits: u64) -> Option<BlockId> {
+    if bits == 0 { None } else { Some(BlockId(bits - 1)) }
+}
+
+/// Ones at the multiples of 2^order, for orders 0 to 5.
+const ALIGNED: [u64; 6] = [
+    u64::MAX,
+    0x5555_5555_5555_5555,
+    0x1111_1111_1111_1111,
+    0x0101_0101_0101_0101,
+    0x0001_0001_0001_0001,
+    0x0000_0001_0000_0001,
+];
+
+/// Ones where an aligned run of 2^`order` ones starts in `word`; `order` is below 6.
+fn runs(word: u64, order: usize) -> u64 {
+    let mut found = word;
+    for step in 0..order {
+        found &= found >> (1 << step);
+    }
+    found & ALIGNED[order]
+}
+
+/// The bits of a run of 2^`order` frames inside one word; `order` is below 6.
+const fn mask(order: u32) -> u64 {
+    (1 << (1u32 << order)) - 1
+}
+
+/// Take an aligned run of 2^`order` ones out of a bitmap, for orders up to 8: one that is no part of a larger run, if
+/// there is such a one in the word where the first is found. Its index in frames.
+pub(crate) fn take_run(bitmap: &[AtomicU64; BITMAP_WORDS], order: u32) -> Option<u64> {
+    if order >= 6 {
+        let words = 1 << (order - 6);
+        let group = bitmap.chunks(words).position(|group| group.iter().all(|word| word.get() == u64::MAX))?;
+        bitmap[group * words..][..words].iter().for_each(|word| word.set(0));
+        return Some((group * words * 64) as u64);
+    }
+    for (index, word) in bitmap.iter().enumerate() {
+        let bits = word.get();
+        let found = runs(bits, order as usize);
+        if found == 0 {
+            continue;
+        }
+        let larger = if order < 5 { runs(bits, order as usize + 1) } else { 0 };
+        let lonely = found & !(larger | larger << (1u32 << order));
+        let at = if lonely != 0 { lonely } else { found }.trailing_zeros();
+        word.set(bits & !(mask(order) << at));
+        return Some(index as u64 * 64 + u64::from(at));
+    }
+    None
+}
+
+/// Put a run back. `false`, and nothing changed, if one of its frames was free already.
+#[must_use]
+pub(crate) fn put_run(bitmap: &[AtomicU64; BITMAP_WORDS], index: u64, order: u32) -> bool {
+    let (first, at) = (index as usize / 64, index % 64);
+    if order >= 6 {
+        let words = &bitmap[first..][..1 << (order - 6)];
+        if words.iter().any(|word| word.get() != 0) {
+            return false;
+        }
+        words.iter().for_each(|word| word.set(u64::MAX));
+        return true;
+    }
+    let (bits, run) = (bitmap[first].get(), mask(order) << at);
+    if bits & run != 0 {
+        return false;
+    }
+    bitmap[first].set(bits | run);
+    true
+}
+
+/// How many aligned runs of each order 0 to 9 the bitmap holds as buddies: each free frame counts once, in the largest
+/// aligned run it is in.
+pub(crate) fn count_runs(bitmap: &[AtomicU64; BITMAP_WORDS]) -> [u64; 10] {
+    let mut counts = [0; 10];
+    let mut full = 0u64;
+    for (index, word) in bitmap.iter().enumerate() {
+        let bits = word.get();
+        if bits == u64::MAX {
+            full |= 1 << index;
+            continue;
+        }
+        let mut left = bits;
+        for order in (0..6).rev() {
+            let mut found = runs(left, order);
+            counts[order] += u64::from(found.count_ones());
+            while found != 0 {
+                left &= !(mask(order as u32) << found.trailing_zeros());
+                found &= found - 1;
+            }
+        }
+    }
+    for order in (0..4).rev() {
+        let group = (1u64 << (1 << order)) - 1;
+        for at in (0..8).step_by(1 << order) {
+            if full >> at & group == group {
+                counts[6 + order] += 1;
+                full &= !(group << at);
+            }
+        }
+    }
+    counts
+}
+
+/// Make a bitmap all free.
+pub(crate) fn fill(bitmap: &[AtomicU64; BITMAP_WORDS]) {
+    bitmap.iter().for_each(|word| word.set(u64::MAX));
+}
+
+const _: () = assert!(BITMAP_WORDS * 64 == PAGEBLOCK_FRAMES as usize);

@@ -1,0 +1,46 @@
+//! The bytes of free frames: zeroed (`init_on_free=1`) or filled with a pattern that is checked (`page_alloc.check=fill`).
+
+use freehold_frame::{Freed, Order, State};
+use freehold_machine::{Machine, Pfn, PfnRange};
+
+use crate::Buddy;
+use crate::misuse::Misuse;
+use crate::options::{Check, Wipe};
+
+/// What free frames are filled with; as Linux' page poisoning, so that its readers know it.
+const PATTERN: u8 = 0xaa;
+
+impl<M: Machine> Buddy<M> {
+    /// Write over a block that is about to be free.
+    #[cold]
+    pub(crate) fn scrub(&self, block: Pfn, freed: Freed) {
+        // Zeroes are a pattern as well as any.
+        let byte = if self.options.init_on_free == Wipe::Always { 0 } else { PATTERN };
+        for frame in PfnRange::new(block, block.offset(freed.order.frames())).iter() {
+            self.machine.with_bytes(frame, |bytes| bytes.fill(byte));
+            // Every frame of the block says that it was filled, not only the first.
+            if frame != block && self.options.check == Check::Fill
+                && let Some(record) = self.table.get(frame)
+            {
+                record.set_state(State::Unowned(Some(freed)));
+            }
+        }
+    }
+    /// Check that nobody wrote into a free block.
+    #[cold]
+    pub(crate) fn verify(&self, block: Pfn, order: Order) {
+        let byte = if self.options.init_on_free == Wipe::Always { 0 } else { PATTERN };
+        for frame in PfnRange::new(block, block.offset(order.frames())).iter() {
+            let State::Unowned(Some(before)) = self.table.state(frame) else { continue };
+            if before.owner == freehold_frame::Owner::Reserved {
+                continue;
+            }
+            let changed = self.machine.with_bytes(frame, |bytes| {
+                bytes.iter().position(|found| *found != byte).map(|offset| (offset, bytes[offset]))
+            });
+            if let Some((offset, found)) = changed {
+                self.report(Misuse::WrittenWhileFree { frame, offset, found, before });
+            }
+        }
+    }
+}

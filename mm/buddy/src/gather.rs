@@ -1,0 +1,48 @@
+//! Blocks larger than a pageblock, up to 1 GiB: gathered from free pageblocks that happen to lie side by side.
+
+use freehold_frame::{Owner, Side};
+use freehold_machine::{Machine, PAGEBLOCK_ORDER, Pfn, Pinned};
+
+use crate::Buddy;
+use crate::block::BlockId;
+use crate::zone::Zone;
+
+impl<M: Machine> Buddy<M> {
+    /// Take one block of `order`, above a pageblock's, for `side`; 1 if there was one.
+    pub(crate) fn gather(
+        &self,
+        pinned: &Pinned<M>,
+        zone: &Zone,
+        order: u32,
+        side: Side,
+        floor: u64,
+        out: &mut impl FnMut(Pfn),
+    ) -> u64 {
+        let count = 1u64 << (order - PAGEBLOCK_ORDER);
+        let held = zone.lock(pinned, self.machine);
+        if zone.free() < floor + (count << PAGEBLOCK_ORDER) {
+            return 0;
+        }
+        let Some(first) = zone.find_neighbours(&held, count) else { return 0 };
+        zone.begin_gather(&held, first, count);
+        drop(held);
+        // The blocks are nobody else's now; those that are on the wrong side change it without the lock.
+        for id in first.0..first.0 + count {
+            let block = BlockId(id);
+            if zone.gathered_from(block) != side {
+                self.change_side(&mut [block], side);
+            }
+        }
+        zone.finish_gather(&zone.lock(pinned, self.machine), first, count);
+        out(first.start());
+        1
+    }
+}
+
+/// The class that stands for a side in the state of a block that is being gathered.
+pub(crate) const fn class_of(side: Side) -> Owner {
+    match side {
+        Side::Kernel => Owner::Kernel,
+        Side::User => Owner::Anon,
+    }
+}

@@ -1,0 +1,167 @@
+//! What the allocator knows about its memory, for /proc and for reports.
+
+use freehold_frame::{Owner, Side};
+use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES};
+
+use crate::block::{BlockId, Fill, count_runs};
+use crate::zone::Watermarks;
+use crate::{Buddy, Options};
+
+/// Orders that [`ZoneInfo::free_blocks`] tells apart: 0 to 10, as /proc/buddyinfo has them.
+pub const ORDERS: usize = 11;
+
+/// A node's memory at a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ZoneInfo {
+    /// The node.
+    pub node: NodeId,
+    /// Frames of memory, reserved ones too.
+    pub present: u64,
+    /// Frames that the allocator hands out, free or not.
+    pub managed: u64,
+    /// Free frames, without those in per-CPU lists.
+    pub free: u64,
+    /// Free blocks by order.
+    pub free_blocks: [u64; ORDERS],
+    /// Free blocks by order, of pageblocks that are split up for a class; by the class's number.
+    pub free_by_class: [[u64; ORDERS]; Owner::COUNT],
+    /// Pageblocks by class; wholly free ones as [`Owner::Free`].
+    pub pageblocks: [u64; Owner::COUNT],
+    /// Wholly free pageblocks that are in the direct map.
+    pub free_kernel_side: u64,
+    /// The watermarks.
+    pub watermarks: Watermarks,
+}
+
+impl ZoneInfo {
+    /// Share of free memory, in thousandths, that is in blocks too small for `order` (Linux: `unusable_index`).
+    pub fn unusable_index(&self, order: usize) -> u64 {
+        let frames = |from: usize| -> u64 { (from..ORDERS).map(|o| self.free_blocks[o] << o).sum() };
+        let free = frames(0);
+        if free == 0 { 1000 } else { (free - frames(order.min(ORDERS))) * 1000 / free }
+    }
+    /// Whether a failing request of `order` fails for want of memory (towards 0) or for fragmentation (towards 1000); -1000 if it
+    /// would not fail (Linux: `extfrag_index`).
+    pub fn fragmentation_index(&self, order: usize) -> i64 {
+        let blocks: u64 = self.free_blocks.iter().sum();
+        if blocks == 0 {
+            return 0;
+        }
+        if self.free_blocks[order.min(ORDERS)..].iter().any(|count| *count > 0) {
+            return -1000;
+        }
+        let free: u64 = (0..ORDERS).map(|o| self.free_blocks[o] << o).sum();
+        1000 - ((1000 + (free * 1000 >> order)) / blocks) as i64
+    }
+}
+
+/// A CPU's lists at a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneInfo {
+    /// Frames in the lists.
+    pub frames: u64,
+    /// Most frames that the lists hold.
+    pub high: u64,
+    /// Frames that one refill of the list for single frames gets at most.
+    pub batch: u64,
+    /// Blocks handed out by this CPU.
+    pub taken: u64,
+    /// Blocks given back on this CPU.
+    pub given: u64,
+}
+
+impl<M: Machine> Buddy<M> {
+    /// Frames that are free, in zones and in per-CPU lists. A hint while others work.
+    pub fn free_frames(&self) -> u64 {
+        let zones: u64 = self.zones.iter().flatten().map(|zone| zone.free()).sum();
+        zones + self.cached_frames()
+    }
+    /// Frames in per-CPU lists. A hint while others work.
+    pub fn cached_frames(&self) -> u64 {
+        (0..self.cpus).map(|cpu| self.lane(CpuId(cpu as u16)).frames()).sum()
+    }
+    /// Frames that the allocator hands out, free or not.
+    pub fn managed_frames(&self) -> u64 {
+        self.zones.iter().flatten().map(|zone| zone.managed()).sum()
+    }
+    /// Frames of memory, reserved ones too.
+    pub fn total_frames(&self) -> u64 {
+        self.topology.frames()
+    }
+    /// Whether the allocator shuffles: what /sys/module/page_alloc/parameters/shuffle says.
+    pub fn shuffles(&self) -> bool {
+        self.spread != 0
+    }
+    /// The options it was made with.
+    pub const fn options(&self) -> &Options {
+        &self.options
+    }
+    /// A CPU's lists; `None` for a CPU that does not exist.
+    pub fn lane_info(&self, cpu: CpuId) -> Option<LaneInfo> {
+        (usize::from(cpu.0) < self.cpus).then(|| {
+            let lane = self.lane(cpu);
+            let (taken, given) = lane.traffic();
+            let high = (0..crate::lane::LISTS).map(|list| self.shapes.shape(list)).map(|s| s.room << s.order).sum();
+            LaneInfo { frames: lane.frames(), high, batch: self.shapes.shape(0).batch, taken, given }
+        })
+    }
+    /// The state of each node's memory, pageblock by pageblock. Takes the zone's lock for a pageblock at a time.
+    pub fn zone_info(&self) -> impl Iterator<Item = ZoneInfo> {
+        self.zones.iter().flatten().map(|zone| {
+            let ranges = self.topology.ranges().iter().filter(|range| range.node == zone.node);
+            let mut info = ZoneInfo {
+                node: zone.node,
+                present: ranges.map(|range| range.frames.len()).sum(),
+                managed: zone.managed(),
+                free: zone.free(),
+                watermarks: zone.marks,
+                ..ZoneInfo::default()
+            };
+            self.zone_blocks(zone.node).for_each(|block| self.count_block(zone, block, &mut info));
+            info
+        })
+    }
+    /// The pageblocks of a zone. One that holds memory of two nodes is the lower one's.
+    pub(crate) fn zone_blocks(&self, node: NodeId) -> impl Iterator<Item = BlockId> {
+        let ranges = self.topology.ranges();
+        let mut next = 0;
+        ranges.iter().flat_map(move |range| {
+            let first = BlockId::of(range.frames.start).0.max(next);
+            next = range.frames.end.0.div_ceil(PAGEBLOCK_FRAMES);
+            let mine = range.node == node;
+            (first..if mine { next } else { first }).map(BlockId)
+        })
+    }
+    fn count_block(&self, zone: &crate::zone::Zone, block: BlockId, info: &mut ZoneInfo) {
+        let pinned = self.machine.pin();
+        let _held = zone.lock(&pinned, self.machine);
+        let state = self.blocks.state(block);
+        match state.fill {
+            Fill::Free(side) => {
+                info.pageblocks[Owner::Free as usize] += 1;
+                info.free_kernel_side += u64::from(side == Side::Kernel);
+                // Two free neighbours are one block of order 10, as buddyinfo counts.
+                let lower = BlockId(block.0 ^ 1);
+                if block.0 & 1 == 1 && info.free_blocks[9] > 0 && zone.is_free(lower) && self.blocks.state(lower).fill == state.fill {
+                    info.free_blocks[9] -= 1;
+                    info.free_blocks[10] += 1;
+                } else {
+                    info.free_blocks[9] += 1;
+                }
+            }
+            Fill::Split => {
+                info.pageblocks[state.class as usize] += 1;
+                let by_class = &mut info.free_by_class[state.class as usize];
+                for (order, count) in count_runs(self.blocks.bitmap(block)).into_iter().enumerate() {
+                    info.free_blocks[order] += count;
+                    by_class[order] += count;
+                }
+            }
+            Fill::Whole | Fill::Moving => {
+                let owner = self.table.owner(block.start());
+                info.pageblocks[owner as usize] += 1;
+            }
+            Fill::Offline => {}
+        }
+    }
+}

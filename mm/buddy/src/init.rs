@@ -1,0 +1,278 @@
+//! Setting the allocator up: its own memory is laid out, reserved frames are marked, and that is all.
+//!
+//! Nothing here grows with memory. Zeroed metadata already says that every pageblock is free on the user's side, and a
+//! free set that starts full computes its members; so there is no pass over memory to defer, on this CPU or others.
+//! What costs is proportional to the reserved frames, and to the pageblocks that they and the edges of memory cut.
+
+use core::sync::atomic::AtomicU64;
+
+use freehold_frame::{FrameTable, Order, Owner, State};
+use freehold_machine::topology::MAX_NODES;
+use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Topology};
+
+use crate::block::{BITMAP_WORDS, BlockId, BlockState, Blocks, Fill, META_WORDS};
+use crate::buddy::{Buddy, NONE};
+use crate::lane::Shapes;
+use crate::options::Options;
+use crate::word::Plain;
+use crate::zone::{LIST_WORDS, Pairs, Runs, Zone};
+
+/// Most runs of whole free pageblocks of a node; what is beyond them is added block by block.
+const RUNS: usize = 64;
+/// Words in a cache line.
+const LINE: usize = 8;
+
+/// Why the allocator cannot be set up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum InitError {
+    /// The metadata has fewer words than [`Buddy::metadata_words`] says; how many are needed.
+    MetadataTooSmall(usize),
+    /// The frame table ends before memory does.
+    TableTooSmall,
+    /// There is no memory.
+    NoMemory,
+    /// More CPUs than [`MAX_CPUS`].
+    TooManyCpus,
+}
+
+/// What the metadata is made of, in words.
+struct Layout {
+    blocks: usize,
+    lanes: usize,
+    total: usize,
+}
+
+impl Layout {
+    fn of(topology: &Topology, cpus: usize, shapes: &Shapes) -> Self {
+        let blocks = topology.end().0.div_ceil(PAGEBLOCK_FRAMES) as usize;
+        let lanes = cpus * shapes.words;
+        let zones = topology.node_count() * (LIST_WORDS + 2 * RUNS);
+        // Sets: a position on each side for each block a zone touches; at most two zones touch one block at each range's edge.
+        let sets = 2 * (blocks + 2 * topology.ranges().len());
+        Self { blocks, lanes, total: LINE + lanes + blocks * (BITMAP_WORDS + META_WORDS) + zones + sets }
+    }
+}
+
+/// Metadata not yet given to a purpose.
+struct Supply(&'static [AtomicU64]);
+
+impl Supply {
+    fn take(&mut self, words: usize) -> Result<&'static [AtomicU64], InitError> {
+        let (taken, rest) = self.0.split_at_checked(words).ok_or(InitError::MetadataTooSmall(words))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+}
+
+impl<M: Machine> Buddy<M> {
+    /// How many zeroed words [`Buddy::new`] needs: about 0.25 bytes per frame up to the end of memory, and up to 40 KiB per CPU.
+    pub fn metadata_words(topology: &Topology, cpus: usize, _options: &Options) -> usize {
+        Layout::of(topology, cpus, &Shapes::of(topology.frames(), cpus)).total
+    }
+
+    /// The allocator of all memory in `topology` but the `reserved` frames (sorted, disjoint runs).
+    ///
+    /// Pageblocks with reserved frames enter the direct map; all others start outside. `table` and `metadata` are all zero.
+    ///
+    /// # Errors
+    /// [`InitError`].
+    pub fn new(
+        machine: M,
+        table: FrameTable,
+        metadata: &'static [AtomicU64],
+        topology: &Topology,
+        reserved: &[PfnRange],
+        options: Options,
+    ) -> Result<Self, InitError> {
+        let cpus = machine.cpu_count();
+        if cpus > MAX_CPUS {
+            return Err(InitError::TooManyCpus);
+        }
+        if topology.frames() == 0 {
+            return Err(InitError::NoMemory);
+        }
+        if table.end() < topology.end() {
+            return Err(InitError::TableTooSmall);
+        }
+        let shapes = Shapes::of(topology.frames(), cpus);
+        let layout = Layout::of(topology, cpus, &shapes);
+        if metadata.len() < layout.total {
+            return Err(InitError::MetadataTooSmall(layout.total));
+        }
+        let skew = (metadata.as_ptr().addr() / size_of::<u64>()).wrapping_neg() % LINE;
+        let mut supply = Supply(&metadata[skew..]);
+        let lanes = supply.take(layout.lanes)?;
+        let bitmaps = supply.take(layout.blocks * BITMAP_WORDS)?;
+        let meta = supply.take(layout.blocks * META_WORDS)?;
+        let mut buddy = Self {
+            machine,
+            table,
+            options,
+            spread: if options.shuffles(topology) { u64::MAX } else { 0 },
+            blocks: Blocks::new(bitmaps, meta),
+            zones: [const { None }; MAX_NODES],
+            nearest: nearest(topology),
+            home: [0; MAX_CPUS],
+            lanes,
+            shapes,
+            cpus,
+            topology: topology.clone(),
+            misuses: AtomicU64::new(0),
+        };
+        for (cpu, home) in buddy.home.iter_mut().enumerate().take(cpus) {
+            let node = machine.node_of_cpu(CpuId(cpu as u16));
+            *home = buddy.nearest[usize::from(node.0) % MAX_NODES][0];
+        }
+        if buddy.spread != 0 {
+            buddy.spread = if options.shuffle_order < 9 { u64::MAX } else { 1 };
+        }
+        let pairs = if options.shuffle_order >= 10 { Pairs::Together } else { Pairs::Apart };
+        buddy.reserve(reserved);
+        for node in 0..topology.node_count() {
+            let node = NodeId(node as u8);
+            if topology.ranges().iter().any(|range| range.node == node) {
+                let zone = buddy.make_zone(node, reserved, &mut supply, pairs)?;
+                buddy.zones[usize::from(node.0)] = Some(zone);
+            }
+        }
+        buddy.adopt_fragments(reserved);
+        Ok(buddy)
+    }
+
+    /// Mark reserved frames, and the pageblocks that are not wholly free memory.
+    fn reserve(&self, reserved: &[PfnRange]) {
+        let mut entered = 0;
+        for range in self.topology.ranges() {
+            for run in reserved.iter().map(|run| run.intersection(range.frames)).filter(|run| !run.is_empty()) {
+                for frame in run.iter() {
+                    self.mark_reserved(frame, range.node);
+                }
+                // Two reserved runs may share a pageblock.
+                let first = BlockId::of(run.start).0.max(entered);
+                let end = run.end.0.div_ceil(PAGEBLOCK_FRAMES);
+                if first < end {
+                    self.machine.enter(PfnRange::new(BlockId(first).start(), BlockId(end).start()));
+                }
+                for id in first..end {
+                    self.blocks.set_state(BlockId(id), BlockState::split(Owner::Kernel, 0));
+                }
+                entered = entered.max(end);
+            }
+        }
+    }
+
+    fn mark_reserved(&self, frame: Pfn, node: NodeId) {
+        let state = State::Owned { owner: Owner::Reserved, order: Order::FRAME, node };
+        self.table.get(frame).expect("the table reaches to the end of memory").set_state(state);
+    }
+
+    /// Runs of free frames of `node`, upwards.
+    fn free_runs(topology: &Topology, node: NodeId, reserved: &[PfnRange], mut found: impl FnMut(PfnRange)) {
+        for range in topology.ranges().iter().filter(|range| range.node == node) {
+            let mut start = range.frames.start;
+            for run in reserved.iter().map(|run| run.intersection(range.frames)).filter(|run| !run.is_empty()) {
+                found(PfnRange::new(start, run.start));
+                start = run.end;
+            }
+            found(PfnRange::new(start, range.frames.end));
+        }
+    }
+
+    fn make_zone(&self, node: NodeId, reserved: &[PfnRange], supply: &mut Supply, pairs: Pairs) -> Result<Zone, InitError> {
+        let lists = supply.take(LIST_WORDS)?;
+        let runs = supply.take(2 * RUNS)?;
+        let ranges = || self.topology.ranges().iter().filter(|range| range.node == node);
+        let frames = ranges().map(|range| range.frames.len()).sum();
+        let touched: u64 = ranges().map(|r| r.frames.end.0.div_ceil(PAGEBLOCK_FRAMES) - BlockId::of(r.frames.start).0).sum();
+        let sets = (supply.take(touched as usize)?, supply.take(touched as usize)?);
+        let (mut used, mut total) = (0, 0);
+        Self::free_runs(&self.topology, node, reserved, |run| {
+            let whole = whole_blocks(run);
+            if whole.0 < whole.1 && used < RUNS {
+                runs[2 * used].set(whole.0);
+                runs[2 * used + 1].set(total);
+                total += whole.1 - whole.0;
+                used += 1;
+            }
+        });
+        let runs = Runs::new(&runs[..2 * used], total);
+        Ok(Zone::new(node, self.blocks, runs, lists, sets, frames, pairs))
+    }
+
+    /// Add the free frames of pageblocks that are not wholly free, and whole blocks for which there was no run.
+    fn adopt_fragments(&self, reserved: &[PfnRange]) {
+        let pinned = self.machine.pin();
+        for zone in self.zones.iter().flatten() {
+            let held = zone.lock(&pinned, self.machine);
+            let mut open: Option<(BlockId, [u64; BITMAP_WORDS])> = None;
+            let close = |open: &mut Option<(BlockId, [u64; BITMAP_WORDS])>| {
+                let Some((block, bits)) = open.take() else { return };
+                let first = self.topology.ranges().iter().find(|range| range.frames.end > block.start());
+                if first.is_none_or(|range| range.node != zone.node) {
+                    // The pageblock begins with another node's memory: it is that zone's, and these frames stay unused.
+                    let frames = (0..PAGEBLOCK_FRAMES).filter(|n| bits[*n as usize / 64] & 1 << (n % 64) != 0);
+                    frames.for_each(|n| self.mark_reserved(block.start().offset(n), zone.node));
+                    return;
+                }
+                // A block cut by reserved frames is the kernel's; one cut by the edge of memory need not be mapped.
+                let class = if self.blocks.state(block).fill == Fill::Split { Owner::Kernel } else { Owner::Anon };
+                zone.adopt(&held, block, class, bits);
+            };
+            let mut seen = 0;
+            Self::free_runs(&self.topology, zone.node, reserved, |run| {
+                let whole = whole_blocks(run);
+                let in_runs = whole.0 < whole.1 && seen < RUNS;
+                seen += usize::from(in_runs);
+                for part in [PfnRange::new(run.start, run.end.min(BlockId(whole.0).start())), PfnRange::new(BlockId(whole.1).start().max(run.start), run.end)] {
+                    if part.is_empty() {
+                        continue;
+                    }
+                    let block = BlockId::of(part.start);
+                    if open.is_none_or(|(id, _)| id != block) {
+                        close(&mut open);
+                        open = Some((block, [0; BITMAP_WORDS]));
+                    }
+                    let (_, bits) = open.as_mut().expect("just opened");
+                    for frame in part.iter() {
+                        let index = (frame.0 - block.start().0) as usize;
+                        bits[index / 64] |= 1 << (index % 64);
+                    }
+                    if whole.0 > whole.1 {
+                        break;
+                    }
+                }
+                if !in_runs {
+                    for id in whole.0..whole.1 {
+                        zone.adopt_whole(&held, BlockId(id));
+                    }
+                }
+            });
+            close(&mut open);
+        }
+    }
+}
+
+/// The pageblocks that lie wholly in `run`: the first, and one past the last (below the first where there is none).
+fn whole_blocks(run: PfnRange) -> (u64, u64) {
+    (run.start.0.div_ceil(PAGEBLOCK_FRAMES), run.end.0 / PAGEBLOCK_FRAMES)
+}
+
+/// For each node, the nodes with memory by distance.
+fn nearest(topology: &Topology) -> [[u8; MAX_NODES]; MAX_NODES] {
+    let mut table = [[NONE; MAX_NODES]; MAX_NODES];
+    for (from, row) in table.iter_mut().enumerate().take(topology.node_count()) {
+        let mut len = 0;
+        for to in 0..topology.node_count() as u8 {
+            if topology.ranges().iter().any(|range| range.node == NodeId(to)) {
+                row[len] = to;
+                len += 1;
+            }
+        }
+        // Equally far nodes in turn from this one on, so that neighbours do not all fall back on node 0.
+        row[..len].sort_unstable_by_key(|to| {
+            let turn = (usize::from(*to) + MAX_NODES - from) % MAX_NODES;
+            (*to as usize != from, topology.distance(NodeId(from as u8), NodeId(*to)), turn)
+        });
+    }
+    table
+}

@@ -1,0 +1,40 @@
+//! The page allocator: which frame is handed out next?
+//!
+//! - **Pageblocks** of 2 MiB are free on one side of the direct map, handed out whole, or split up for one owner class
+//!   ([`Owner`]) with a bitmap of their free frames.
+//! - **Shuffle by construction**: a free pageblock is drawn with equal chances from all that are free, at boot as after any number of
+//!   frees (`set`), and a frame with equal chances from those in the CPU's list (`lane`). No pass over memory, none to defer.
+//! - **Sides**: a pageblock is in the kernel's direct map as a whole or not at all, and changes only when it is wholly free,
+//!   many at once with one flush, never under a lock.
+//! - **Per-CPU lists** for orders 0–3 and 9: a hit takes no lock and no atomic read-modify-write.
+//! - **Misuse** is always detected, by the frame's own record, and reported with who had the frame before.
+//!
+//! The lock order is simple: one lock per node, nothing under it.
+//!
+//! [`Owner`]: freehold_frame::Owner
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod block;
+mod buddy;
+mod fill;
+mod gather;
+mod info;
+mod init;
+mod lane;
+mod misuse;
+mod options;
+mod rng;
+mod set;
+mod validate;
+mod word;
+mod zone;
+
+pub use buddy::{Buddy, Moment};
+pub use info::{LaneInfo, ORDERS, ZoneInfo};
+pub use init::InitError;
+pub use misuse::Misuse;
+pub use options::{BadParameter, Check, MisuseSink, Options, Shuffle, Wipe};
+pub use validate::Fault;
+pub use zone::Watermarks;

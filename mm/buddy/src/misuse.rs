@@ -1,0 +1,97 @@
+//! Misuse of the allocator: always detected, reported with who had the frame before, and without effect on the lists.
+
+use core::fmt;
+
+use freehold_frame::{Freed, Order, Owner};
+use freehold_machine::Pfn;
+
+/// What somebody did who should not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Misuse {
+    /// Gave back a frame beyond the end of memory.
+    NotMemory(Pfn),
+    /// Gave back a block that is free already, or was never handed out.
+    NotOwned {
+        /// The block.
+        block: Pfn,
+        /// The size in which it was given back.
+        order: Order,
+        /// Who gave it back before, if somebody did.
+        before: Option<Freed>,
+    },
+    /// Gave back a part of a larger block, or a block in another size than it was handed out.
+    WrongOrder {
+        /// What was given back.
+        block: Pfn,
+        /// The size in which it was given back.
+        given: Order,
+        /// The first frame of the block that is really owned.
+        head: Pfn,
+        /// Its real size.
+        actual: Order,
+        /// Its owner.
+        owner: Owner,
+    },
+    /// Gave back frames that were reserved at boot, without [`release_reserved`](crate::Buddy::release_reserved).
+    Reserved(Pfn),
+    /// Gave back a user block that is still mapped, referenced or pinned.
+    StillHeld(Pfn),
+    /// A block from the lists of free ones has an owner: somebody wrote into its record.
+    OwnedWhileFree {
+        /// The block, which is left to that owner.
+        block: Pfn,
+        /// Whom the record names.
+        owner: Owner,
+    },
+    /// A block that came back is free in its pageblock's bitmap: two CPUs gave it back at the same moment.
+    FreedTwice(Pfn),
+    /// The bytes of a free frame changed (`page_alloc.check=fill`).
+    WrittenWhileFree {
+        /// The frame.
+        frame: Pfn,
+        /// The first changed byte.
+        offset: usize,
+        /// What is there now.
+        found: u8,
+        /// Who had the frame before.
+        before: Freed,
+    },
+}
+
+impl fmt::Display for Misuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::NotMemory(block) => write!(f, "{block:?} was freed and is no memory"),
+            Self::NotOwned { block, order, before: None } => {
+                write!(f, "{block:?} was freed (order {}) and was never handed out", order.log2())
+            }
+            Self::NotOwned { block, order, before: Some(before) } => write!(
+                f,
+                "{block:?} was freed twice (order {}); before by CPU {}, when it was {}'s (order {})",
+                order.log2(),
+                before.cpu.0,
+                before.owner.name(),
+                before.order.log2()
+            ),
+            Self::WrongOrder { block, given, head, actual, owner } => write!(
+                f,
+                "{block:?} was freed with order {}, but belongs to {}'s block of order {} at {head:?}",
+                given.log2(),
+                owner.name(),
+                actual.log2()
+            ),
+            Self::Reserved(block) => write!(f, "{block:?} was freed and is reserved"),
+            Self::StillHeld(block) => write!(f, "{block:?} was freed while somebody holds it"),
+            Self::OwnedWhileFree { block, owner } => {
+                write!(f, "{block:?} is in the free lists, but its record says {}", owner.name())
+            }
+            Self::FreedTwice(block) => write!(f, "{block:?} was freed by two CPUs at once"),
+            Self::WrittenWhileFree { frame, offset, found, before } => write!(
+                f,
+                "byte {offset:#x} of free {frame:?} was changed to {found:#04x}; before by CPU {}, when it was {}'s",
+                before.cpu.0,
+                before.owner.name()
+            ),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What the administrator chooses, in Linux' words: the kernel parameters `page_alloc.*` and `init_on_*`.
+
+use freehold_machine::Topology;
+use freehold_machine::topology::Indexing;
+
+use crate::Misuse;
+
+/// `page_alloc.shuffle=`
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Shuffle {
+    /// On where a direct-mapped memory-side cache is present.
+    #[default]
+    Auto,
+    /// On (also `1`, `Y`).
+    On,
+    /// Off (also `0`, `N`): wins over what is detected.
+    Off,
+}
+
+/// `page_alloc.check=`
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Check {
+    /// Owners, sizes and double frees are checked, as always; the bytes of free frames are not.
+    #[default]
+    Owners,
+    /// Free frames are filled with a pattern that must still be there when they are handed out.
+    Fill,
+}
+
+/// When the allocator writes zeroes of its own accord.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Wipe {
+    /// Never.
+    #[default]
+    Never,
+    /// Always.
+    Always,
+}
+
+/// What is told about misuse, in the context of the misuser, with no lock of the allocator held.
+pub type MisuseSink = fn(&Misuse);
+
+/// How the allocator is to behave.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// `page_alloc.shuffle=auto|on|off`, also 1/0/Y/N.
+    pub shuffle: Shuffle,
+    /// `page_alloc.shuffle_order=` 0 to 10: log2 of the frames that stay together. 10: blocks of 4 MiB are used whole before
+    /// the next is drawn; 9: pageblocks; less: single frames inside a pageblock are drawn at random too.
+    pub shuffle_order: u32,
+    /// `page_alloc.check=fill`
+    pub check: Check,
+    /// `init_on_alloc=1`
+    pub init_on_alloc: Wipe,
+    /// `init_on_free=1`
+    pub init_on_free: Wipe,
+    /// Who is told about misuse.
+    pub on_misuse: Option<MisuseSink>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            shuffle: Shuffle::Auto,
+            shuffle_order: 0,
+            check: Check::Owners,
+            init_on_alloc: Wipe::Never,
+            init_on_free: Wipe::Never,
+            on_misuse: None,
+        }
+    }
+}
+
+/// Why a parameter was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BadParameter {
+    /// Not one of the allocator's.
+    Unknown,
+    /// One of the allocator's, with a value that it cannot have; what it can have.
+    Value(&'static str),
+}
+
+impl Options {
+    /// Set a kernel parameter, by its full name.
+    ///
+    /// # Errors
+    /// [`BadParameter`]; the options stay as they were.
+    pub fn set(&mut self, name: &str, value: &str) -> Result<(), BadParameter> {
+        let wipe = |value| match truth(value) {
+            Some(true) => Ok(Wipe::Always),
+            Some(false) => Ok(Wipe::Never),
+            None => Err(BadParameter::Value("0 or 1")),
+        };
+        match name {
+            "page_alloc.shuffle" => {
+                self.shuffle = match (value, truth(value)) {
+                    ("auto", _) => Shuffle::Auto,
+                    (_, Some(true)) => Shuffle::On,
+                    (_, Some(false)) => Shuffle::Off,
+                    _ => return Err(BadParameter::Value("auto, on or off")),
+                }
+            }
+            "page_alloc.shuffle_order" => {
+                let order = value.parse().ok().filter(|order| *order <= 10);
+                self.shuffle_order = order.ok_or(BadParameter::Value("0 to 10"))?;
+            }
+            "page_alloc.check" => {
+                self.check = match value {
+                    "fill" => Check::Fill,
+                    "owners" => Check::Owners,
+                    _ => return Err(BadParameter::Value("fill or owners")),
+                }
+            }
+            "init_on_alloc" => self.init_on_alloc = wipe(value)?,
+            "init_on_free" => self.init_on_free = wipe(value)?,
+            _ => return Err(BadParameter::Unknown),
+        }
+        Ok(())
+    }
+    /// Whether this machine's memory is shuffled.
+    pub fn shuffles(&self, topology: &Topology) -> bool {
+        match self.shuffle {
+            Shuffle::On => true,
+            Shuffle::Off => false,
+            Shuffle::Auto => (0..topology.node_count())
+                .flat_map(|node| topology.near_caches(freehold_machine::NodeId(node as u8)))
+                .any(|cache| cache.indexing == Indexing::Direct),
+        }
+    }
+}
+
+fn truth(value: &str) -> Option<bool> {
+    match value {
+        "1" | "y" | "Y" | "on" => Some(true),
+        "0" | "n" | "N" | "off" => Some(false),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_taken_in_every_spelling_and_bad_ones_change_nothing() {
+        let mut options = Options::default();
+        for (value, shuffle) in [("1", Shuffle::On), ("N", Shuffle::Off), ("auto", Shuffle::Auto), ("on", Shuffle::On)] {
+            options.set("page_alloc.shuffle", value).unwrap();
+            assert_eq!(options.shuffle, shuffle);
+        }
+        options.set("page_alloc.shuffle_order", "9").unwrap();
+        options.set("page_alloc.check", "fill").unwrap();
+        options.set("init_on_free", "1").unwrap();
+        for (name, value) in [("page_alloc.shuffle", "maybe"), ("page_alloc.shuffle_order", "11"), ("init_on_free", "")] {
+            assert!(matches!(options.set(name, value), Err(BadParameter::Value(_))), "{name}={value}");
+        }
+        assert_eq!(options.set("page_alloc.shufle", "1"), Err(BadParameter::Unknown));
+        assert_eq!((options.shuffle, options.shuffle_order), (Shuffle::On, 9));
+        assert_eq!((options.check, options.init_on_free), (Check::Fill, Wipe::Always));
+    }
+}

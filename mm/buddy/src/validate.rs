@@ -1,0 +1,95 @@
+//! A walk over everything that must agree: free sets, lists, bitmaps, per-CPU lists, frame records, totals.
+
+use freehold_frame::{Audit, Contradiction, Owner};
+use freehold_machine::{CpuId, Machine, PAGEBLOCK_FRAMES, Pfn};
+
+use crate::Buddy;
+use crate::block::{BlockId, Fill};
+use crate::lane::LISTS;
+use crate::word::Plain;
+use crate::zone::Zone;
+
+/// Two statements of the allocator that cannot both be true.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// The frame table contradicts itself.
+    Table(Contradiction),
+    /// A pageblock's free count, or its place in a set or a list, does not agree with its state.
+    Pageblock(Pfn),
+    /// A zone's total of free frames: what it says, and what was counted.
+    ZoneTotal(u64, u64),
+    /// A frame in a per-CPU list that has an owner, or is free in its pageblock too.
+    Listed(Pfn),
+    /// Frames without an owner by the table, and free frames by the allocator: the difference has leaked or is owned twice.
+    Leak(u64, u64),
+}
+
+impl<M: Machine> Buddy<M> {
+    /// Check everything; `found` is told each fault. Memory by owner, and how many faults there were.
+    ///
+    /// Exact only while nobody allocates or frees; takes time in proportion to memory.
+    pub fn validate(&self, mut found: impl FnMut(Fault)) -> (Audit, u64) {
+        let mut faults = 0;
+        let mut tell = |fault| {
+            faults += 1;
+            found(fault);
+        };
+        let audit = self.table.audit(self.topology.ranges().iter().map(|r| r.frames), |c| tell(Fault::Table(c)));
+        let mut free = 0;
+        for zone in self.zones.iter().flatten() {
+            free += self.validate_zone(zone, &mut tell);
+        }
+        for cpu in 0..self.cpus {
+            let lane = self.lane(CpuId(cpu as u16));
+            for list in 0..LISTS {
+                let order = self.shapes.shape(list).order;
+                lane.iter(list).filter(|block| !self.is_listed_rightly(*block, order)).for_each(|b| tell(Fault::Listed(b)));
+            }
+            lane.foreign().filter(|(block, order)| !self.is_listed_rightly(*block, *order)).for_each(|(b, _)| tell(Fault::Listed(b)));
+            free += lane.frames();
+        }
+        if audit.frames(Owner::Free) != free {
+            tell(Fault::Leak(audit.frames(Owner::Free), free));
+        }
+        (audit, faults)
+    }
+
+    /// Free frames of a zone, counted.
+    fn validate_zone(&self, zone: &Zone, tell: &mut impl FnMut(Fault)) -> u64 {
+        let pinned = self.machine.pin();
+        let held = zone.lock(&pinned, self.machine);
+        let mut free = zone.moving(&held) * PAGEBLOCK_FRAMES;
+        for block in self.zone_blocks(zone.node) {
+            let state = self.blocks.state(block);
+            match state.fill {
+                Fill::Free(_) if zone.is_free(block) => free += PAGEBLOCK_FRAMES,
+                Fill::Free(_) => tell(Fault::Pageblock(block.start())),
+                Fill::Split => {
+                    let ones: u64 = self.blocks.bitmap(block).iter().map(|word| u64::from(word.get().count_ones())).sum();
+                    if ones != state.free || ones == PAGEBLOCK_FRAMES || !zone.is_listed(&held, block) {
+                        tell(Fault::Pageblock(block.start()));
+                    }
+                    free += ones;
+                }
+                Fill::Whole | Fill::Moving | Fill::Offline => {}
+            }
+        }
+        if free != zone.free() {
+            tell(Fault::ZoneTotal(zone.free(), free));
+        }
+        free
+    }
+
+    /// Whether a listed block has no owner and is not free in its pageblock.
+    fn is_listed_rightly(&self, block: Pfn, order: u32) -> bool {
+        let id = BlockId::of(block);
+        let state = self.blocks.state(id);
+        let index = (block.0 - id.start().0) as usize;
+        let taken = match state.fill {
+            Fill::Split => self.blocks.bitmap(id)[index / 64].get() & (1 << (index % 64)) == 0,
+            Fill::Whole => order >= 9,
+            _ => false,
+        };
+        taken && self.table.state(block).owner() == Owner::Free && block.is_aligned(order)
+    }
+}

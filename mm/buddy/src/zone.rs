@@ -1,0 +1,533 @@
+//! A node's memory: split pageblocks by class, free pageblocks by side, one lock.
+//!
+//! | frames wanted | taken from, in this order |
+//! |---|---|
+//! | orders 0–8 | the fullest split block of the class that has such a run; a free block of the class's side |
+//! | order 9 | a free block of the side |
+//! | both, then | free blocks of the other side, which change sides (see [`Zone::begin_move`]); another class's split block of the same side |
+//!
+//! Taking from the fullest block first is what keeps memory whole: blocks that empty are left alone until they are free.
+//!
+//! **Locks.** Every function that takes a [`Held`] runs under the zone's lock, with the CPU pinned.
+
+use core::sync::atomic::AtomicU64;
+
+use freehold_frame::{Owner, Side};
+use freehold_machine::{Cpus, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Pinned};
+
+use crate::block::{self, BITMAP_WORDS, BUCKETS, BlockId, BlockState, Blocks, Fill, link, unlink};
+use crate::gather::class_of;
+use crate::rng::Rng;
+use crate::set::{FreeSet, Initial};
+use crate::word::{Held, Lock, Plain};
+
+/// Words of a zone's own lists: heads by class and bucket, then a mask of buckets in use by class.
+pub(crate) const LIST_WORDS: usize = Owner::COUNT * (BUCKETS + 1);
+/// Most pageblocks that change sides at once.
+pub(crate) const MOVE_BATCH: usize = 16;
+/// How many split blocks of one bucket are looked at for a run of order 1 to 8 before a fresh block is opened.
+const CANDIDATES: usize = 16;
+
+/// Runs of pageblocks that are free at boot, two words each: first block, blocks in the runs before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Runs {
+    words: &'static [AtomicU64],
+    total: u64,
+}
+
+impl Runs {
+    pub(crate) const fn new(words: &'static [AtomicU64], total: u64) -> Self {
+        Self { words, total }
+    }
+    pub(crate) fn contains(self, block: BlockId) -> bool {
+        let run = self.iter().rev().find(|&(first, _)| first <= block.0);
+        let Some((first, before)) = run else { return false };
+        let after = self.iter().map(|(_, before)| before).find(|next| *next > before).unwrap_or(self.total);
+        block.0 - first < after - before
+    }
+    fn iter(self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
+        self.words.chunks_exact(2).map(|pair| (pair[0].get(), pair[1].get()))
+    }
+}
+
+// The last position is the lowest block, so that taking from the end goes upwards through memory.
+impl Initial for Runs {
+    fn block_at(&self, position: u64) -> BlockId {
+        let rank = self.total - 1 - position;
+        let run = self.iter().rev().find(|&(_, before)| before <= rank);
+        let (first, before) = run.expect("positions at boot are below the runs' total");
+        BlockId(first + (rank - before))
+    }
+    fn position_of(&self, block: BlockId) -> u64 {
+        let run = self.iter().rev().find(|&(first, _)| first <= block.0);
+        let (first, before) = run.expect("a block without a position word was free at boot");
+        self.total - 1 - (before + (block.0 - first))
+    }
+}
+
+/// How far to look for a run in split blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reach {
+    /// A few candidates: a fresh block is cheap.
+    Near,
+    /// Every block: the alternative is failure.
+    Far,
+}
+
+/// Frames of a zone at which something is done about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Watermarks {
+    /// Below this only [`Pressure::Reserve`](freehold_frame::Pressure) requests are served.
+    pub min: u64,
+    /// Below this the other CPUs are asked for the frames in their lists.
+    pub low: u64,
+    /// Above this there is no pressure.
+    pub high: u64,
+}
+
+impl Watermarks {
+    /// 4·√KiB of memory in KiB as Linux has it, but at most 1/128 of memory.
+    pub(crate) fn of(frames: u64) -> Self {
+        let min = (frames * 4).isqrt().min(frames / 128);
+        Self { min, low: min + min / 4, high: min + min / 2 }
+    }
+}
+
+/// One node's memory. See the module's head.
+#[derive(Debug)]
+pub(crate) struct Zone {
+    lock: Lock,
+    pub(crate) node: NodeId,
+    blocks: Blocks,
+    runs: Runs,
+    lists: &'static [AtomicU64],
+    user: FreeSet,
+    kernel: FreeSet,
+    /// Free frames: those of both sets, of split blocks, and of blocks on the move.
+    free: AtomicU64,
+    /// Frames that the allocator hands out, free or not.
+    managed: AtomicU64,
+    /// Blocks that someone is moving, who will put them back without fail.
+    moving: AtomicU64,
+    /// The block handed out last, for shuffling in pairs of blocks.
+    last: AtomicU64,
+    pub(crate) marks: Watermarks,
+    pairs: Pairs,
+}
+
+/// Whether the two pageblocks of a 4 MiB block are used one after the other (`page_alloc.shuffle_order=10`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pairs {
+    Together,
+    Apart,
+}
+
+/// A frame that was put back is free already, or its pageblock does not hand out frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NotTaken;
+
+impl Zone {
+    #[allow(clippy::too_many_arguments, reason = "one caller: the allocator's set-up")]
+    pub(crate) fn new(
+        node: NodeId,
+        blocks: Blocks,
+        runs: Runs,
+        lists: &'static [AtomicU64],
+        sets: (&'static [AtomicU64], &'static [AtomicU64]),
+        frames: u64,
+        pairs: Pairs,
+    ) -> Self {
+        let free = runs.total * PAGEBLOCK_FRAMES;
+        Self {
+            lock: Lock::default(),
+            node,
+            blocks,
+            runs,
+            lists,
+            user: FreeSet::new(sets.0, runs.total),
+            kernel: FreeSet::new(sets.1, 0),
+            free: AtomicU64::new(free),
+            managed: AtomicU64::new(free),
+            moving: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+            marks: Watermarks::of(frames),
+            pairs,
+        }
+    }
+    pub(crate) fn lock<'a, C: Cpus>(&'a self, pinned: &'a Pinned<C>, cpus: C) -> Held<'a> {
+        self.lock.lock(pinned, cpus)
+    }
+    /// Free frames of the zone itself; those in per-CPU lists are not among them. A hint without the lock.
+    pub(crate) fn free(&self) -> u64 {
+        self.free.get()
+    }
+    pub(crate) fn managed(&self) -> u64 {
+        self.managed.get()
+    }
+    pub(crate) fn moving(&self, _held: &Held) -> u64 {
+        self.moving.get()
+    }
+    pub(crate) fn set(&self, side: Side) -> &FreeSet {
+        match side {
+            Side::User => &self.user,
+            Side::Kernel => &self.kernel,
+        }
+    }
+
+    fn head(&self, class: Owner, bucket: usize) -> &AtomicU64 {
+        &self.lists[class as usize * (BUCKETS + 1) + bucket]
+    }
+    /// The buckets of `class` that are not empty, as a mask.
+    fn buckets(&self, class: Owner) -> &AtomicU64 {
+        &self.lists[class as usize * (BUCKETS + 1) + BUCKETS]
+    }
+    fn enlist(&self, block: BlockId, class: Owner, bucket: usize) {
+        let head = self.head(class, bucket);
+        let next = unlink(head.get());
+        if let Some(next) = next {
+            self.blocks.set_links(next, self.blocks.links(next).0, Some(block));
+        }
+        self.blocks.set_links(block, next, None);
+        head.set(link(Some(block)));
+        let mask = self.buckets(class);
+        mask.set(mask.get() | 1 << bucket);
+    }
+    fn delist(&self, block: BlockId, class: Owner, bucket: usize) {
+        let (next, previous) = self.blocks.links(block);
+        if let Some(next) = next {
+            self.blocks.set_links(next, self.blocks.links(next).0, previous);
+        }
+        if let Some(previous) = previous {
+            self.blocks.set_links(previous, next, self.blocks.links(previous).1);
+        } else {
+            self.head(class, bucket).set(link(next));
+            if next.is_none() {
+                let mask = self.buckets(class);
+                mask.set(mask.get() & !(1 << bucket));
+            }
+        }
+    }
+    /// Write a split block's new state and keep it on the list it belongs on.
+    fn update(&self, block: BlockId, old: BlockState, new: BlockState) {
+        self.blocks.set_state(block, new);
+        let was = (old.free > 0).then(|| (old.class, old.bucket()));
+        let is = (new.free > 0).then(|| (new.class, new.bucket()));
+        if was != is {
+            if let Some((class, bucket)) = was {
+                self.delist(block, class, bucket);
+            }
+            if let Some((class, bucket)) = is {
+                self.enlist(block, class, bucket);
+            }
+        }
+    }
+
+    /// Take up to `want` blocks of order 0 to 8 out of split blocks of `class`, the fullest first. How many there were.
+    pub(crate) fn take(
+        &self,
+        held: &Held,
+        class: Owner,
+        order: u32,
+        want: u64,
+        reach: Reach,
+        mut rng: Option<&mut Rng>,
+        out: &mut impl FnMut(Pfn),
+    ) -> u64 {
+        let mut taken = 0;
+        while taken < want {
+            let Some(block) = self.candidate(held, class, order, reach) else { break };
+            let old = self.blocks.state(block);
+            let bitmap = self.blocks.bitmap(block);
+            let got = if order == 0 {
+                take_frames(bitmap, block, old.free, want - taken, rng.as_deref_mut(), out)
+            } else {
+                let mut got = 0;
+                while got < want - taken
+                    && let Some(index) = block::take_run(bitmap, order)
+                {
+                    out(block.start().offset(index));
+                    got += 1;
+                }
+                got
+            };
+            let new = BlockState { free: old.free - (got << order), ..old };
+            self.update(block, old, if got == 0 { BlockState { hint: order - 1, ..new } } else { new });
+            self.free.sub(got << order);
+            taken += got;
+        }
+        taken
+    }
+    /// The fullest split block of `class` that may have a run of `order`.
+    fn candidate(&self, _held: &Held, class: Owner, order: u32, reach: Reach) -> Option<BlockId> {
+        let first = ((1u64 << order) - 1) / 64;
+        let mut mask = self.buckets(class).get() >> first << first;
+        while mask != 0 {
+            let mut next = unlink(self.head(class, mask.trailing_zeros() as usize).get());
+            let mut looked = 0;
+            while let Some(block) = next {
+                if order == 0 || self.blocks.state(block).hint >= order {
+                    return Some(block);
+                }
+                looked += 1;
+                if reach == Reach::Near && looked == CANDIDATES {
+                    break;
+                }
+                next = self.blocks.links(block).0;
+            }
+            mask &= mask - 1;
+        }
+        None
+    }
+    /// Give a free block of the class's side to `class`.
+    pub(crate) fn open(&self, held: &Held, class: Owner, rng: Option<&mut Rng>) -> Option<BlockId> {
+        let block = self.take_block(held, class.side(), rng)?;
+        block::fill(self.blocks.bitmap(block));
+        self.blocks.set_state(block, BlockState::split(class, PAGEBLOCK_FRAMES));
+        self.enlist(block, class, BUCKETS - 1);
+        self.free.add(PAGEBLOCK_FRAMES);
+        Some(block)
+    }
+    /// Hand out a whole free block of a side.
+    pub(crate) fn take_whole(&self, held: &Held, side: Side, rng: Option<&mut Rng>) -> Option<BlockId> {
+        let block = self.take_block(held, side, rng)?;
+        self.blocks.set_state(block, BlockState::plain(Fill::Whole));
+        Some(block)
+    }
+    fn take_block(&self, _held: &Held, side: Side, rng: Option<&mut Rng>) -> Option<BlockId> {
+        let set = self.set(side);
+        let position = self.partner(side).or_else(|| set.draw(rng))?;
+        let block = set.take_at(position, self.blocks, &self.runs);
+        self.last.set(link(Some(block)));
+        self.free.sub(PAGEBLOCK_FRAMES);
+        Some(block)
+    }
+    /// The other half of the 4 MiB block that was begun last, if pairs go together and it is free on this side.
+    fn partner(&self, side: Side) -> Option<u64> {
+        if self.pairs == Pairs::Apart {
+            return None;
+        }
+        let other = BlockId(unlink(self.last.get())?.0 ^ 1);
+        let free = other.0 < self.blocks.count() && self.is_free(other) && self.blocks.state(other).fill == Fill::Free(side);
+        free.then(|| self.set(side).position_of(other, self.blocks, &self.runs))
+    }
+    /// Make a split block of another class on the same side `class`'s own, if half of it or more is free; else say whose
+    /// frames may be taken. `None` where the side has no split block with a run of `order`.
+    pub(crate) fn steal(&self, held: &Held, class: Owner, order: u32) -> Option<Owner> {
+        let others = Owner::ALL.into_iter().filter(|o| *o != class && *o != Owner::Free && o.side() == class.side());
+        let (other, block) = others
+            .filter_map(|o| Some((o, self.candidate(held, o, order, Reach::Far)?)))
+            .max_by_key(|(_, block)| self.blocks.state(*block).free)?;
+        let old = self.blocks.state(block);
+        if old.free < PAGEBLOCK_FRAMES / 2 {
+            return Some(other);
+        }
+        self.update(block, old, BlockState { class, ..old });
+        Some(class)
+    }
+
+    /// Put a run of order 0 to 8 back.
+    pub(crate) fn put(&self, _held: &Held, frame: Pfn, order: u32) -> Result<(), NotTaken> {
+        let block = BlockId::of(frame);
+        let old = self.blocks.state(block);
+        let index = frame.0 - block.start().0;
+        if old.fill != Fill::Split || !block::put_run(self.blocks.bitmap(block), index, order) {
+            return Err(NotTaken);
+        }
+        self.free.add(1 << order);
+        let free = old.free + (1 << order);
+        if free < PAGEBLOCK_FRAMES {
+            self.update(block, old, BlockState { free, hint: PAGEBLOCK_ORDER, ..old });
+        } else {
+            if old.free > 0 {
+                self.delist(block, old.class, old.bucket());
+            }
+            self.insert(block, old.class.side());
+        }
+        Ok(())
+    }
+    /// Put a whole block back.
+    pub(crate) fn put_whole(&self, _held: &Held, block: BlockId, side: Side) -> Result<(), NotTaken> {
+        if self.blocks.state(block).fill != Fill::Whole {
+            return Err(NotTaken);
+        }
+        self.free.add(PAGEBLOCK_FRAMES);
+        self.insert(block, side);
+        Ok(())
+    }
+    fn insert(&self, block: BlockId, side: Side) {
+        self.blocks.set_state(block, BlockState::plain(Fill::Free(side)));
+        self.set(side).insert(block, self.blocks);
+    }
+    /// Begin to manage a block of which `free` says which frames are free; the others never come back, or one by one.
+    pub(crate) fn adopt(&self, _held: &Held, block: BlockId, class: Owner, free: [u64; BITMAP_WORDS]) {
+        let count: u64 = free.iter().map(|word| u64::from(word.count_ones())).sum();
+        self.blocks.bitmap(block).iter().zip(free).for_each(|(word, bits)| word.set(bits));
+        self.blocks.set_state(block, BlockState::split(class, count));
+        if count > 0 {
+            self.enlist(block, class, BlockState::split(class, count).bucket());
+        }
+        self.free.add(count);
+        self.managed.add(count);
+    }
+    /// Begin to manage a block that is wholly free, on the user's side.
+    pub(crate) fn adopt_whole(&self, _held: &Held, block: BlockId) {
+        self.insert(block, Side::User);
+        self.free.add(PAGEBLOCK_FRAMES);
+        self.managed.add(PAGEBLOCK_FRAMES);
+    }
+    /// Whether a split block is on the list that its state names, or on none with nothing free.
+    pub(crate) fn is_listed(&self, _held: &Held, block: BlockId) -> bool {
+        let state = self.blocks.state(block);
+        if state.free == 0 {
+            return true;
+        }
+        let mut next = unlink(self.head(state.class, state.bucket()).get());
+        while let Some(listed) = next {
+            if listed == block {
+                return true;
+            }
+            next = self.blocks.links(listed).0;
+        }
+        false
+    }
+    /// Frames that were reserved are now the allocator's to hand out.
+    pub(crate) fn manage(&self, _held: &Held, frames: u64) {
+        self.managed.add(frames);
+    }
+
+    /// Take free blocks out of one side, to be changed to the other without the lock. The caller calls [`Zone::finish_move`]
+    /// for all of them, whatever happens; meanwhile they count as free and as moving.
+    pub(crate) fn begin_move(
+        &self,
+        _held: &Held,
+        from: Side,
+        mut rng: Option<&mut Rng>,
+        moved: &mut [BlockId; MOVE_BATCH],
+    ) -> usize {
+        let set = self.set(from);
+        let most = match from {
+            // What the kernel takes from the user comes singly: entering the direct map costs no flush.
+            Side::User => 1,
+            // What it gives back comes in numbers: one flush for all.
+            Side::Kernel => MOVE_BATCH,
+        };
+        let mut count = 0;
+        while count < most
+            && let Some(position) = set.draw(rng.as_deref_mut())
+        {
+            moved[count] = set.take_at(position, self.blocks, &self.runs);
+            self.blocks.set_state(moved[count], BlockState::plain(Fill::Moving));
+            count += 1;
+        }
+        self.moving.add(count as u64);
+        count
+    }
+    /// Put blocks that changed sides where they belong now.
+    pub(crate) fn finish_move(&self, _held: &Held, to: Side, moved: &[BlockId]) {
+        moved.iter().for_each(|&block| self.insert(block, to));
+        self.moving.sub(moved.len() as u64);
+    }
+
+    /// The lowest aligned run of `count` (a power of two) free pageblocks, of whichever sides.
+    pub(crate) fn find_neighbours(&self, _held: &Held, count: u64) -> Option<BlockId> {
+        let mut first = 0;
+        while first + count <= self.blocks.count() {
+            // From the top down: the run after the highest block that is not free is the next that can be.
+            let Some(taken) = (first..first + count).rev().find(|id| !self.is_free(BlockId(*id))) else {
+                return Some(BlockId(first));
+            };
+            first = (taken + 1).next_multiple_of(count);
+        }
+        None
+    }
+    /// Whether a pageblock is in one of this zone's free sets. A hole's word of state says free too, so it is looked up.
+    pub(crate) fn is_free(&self, block: BlockId) -> bool {
+        let Fill::Free(side) = self.blocks.state(block).fill else { return false };
+        let set = self.set(side);
+        if self.blocks.position(block).get() == 0 && !self.runs.contains(block) {
+            return false;
+        }
+        let position = set.position_of(block, self.blocks, &self.runs);
+        position < set.len() && set.at(position, &self.runs) == block
+    }
+    /// Take `count` free blocks from `first` on out of their sets; each remembers its side.
+    pub(crate) fn begin_gather(&self, _held: &Held, first: BlockId, count: u64) {
+        for id in first.0..first.0 + count {
+            let block = BlockId(id);
+            let Fill::Free(side) = self.blocks.state(block).fill else { unreachable!("the run was found free under this lock") };
+            let set = self.set(side);
+            set.take_at(set.position_of(block, self.blocks, &self.runs), self.blocks, &self.runs);
+            self.blocks.set_state(block, BlockState { class: class_of(side), ..BlockState::plain(Fill::Moving) });
+        }
+        self.moving.add(count);
+    }
+    /// The side a block that is being gathered comes from. Its gatherer alone asks, with or without the lock.
+    pub(crate) fn gathered_from(&self, block: BlockId) -> Side {
+        self.blocks.state(block).class.side()
+    }
+    /// Hand out the gathered blocks.
+    pub(crate) fn finish_gather(&self, _held: &Held, first: BlockId, count: u64) {
+        for id in first.0..first.0 + count {
+            self.blocks.set_state(BlockId(id), BlockState::plain(Fill::Whole));
+        }
+        self.moving.sub(count);
+        self.free.sub(count << PAGEBLOCK_ORDER);
+    }
+}
+
+/// Take `want` of the `free` frames of a split block: all, or with `rng` every one with the same chance, or the lowest.
+/// How many were taken: with `rng` only about as many as wanted, at least 1 and never more.
+fn take_frames(
+    bitmap: &[AtomicU64; BITMAP_WORDS],
+    block: BlockId,
+    free: u64,
+    want: u64,
+    rng: Option<&mut Rng>,
+    out: &mut impl FnMut(Pfn),
+) -> u64 {
+    let mut taken = 0;
+    let mut emit = |index: usize, word: &AtomicU64, mut bits: u64, limit: u64| {
+        let mut left = word.get();
+        let mut count = 0;
+        while bits != 0 && count < limit {
+            let at = bits.trailing_zeros();
+            out(block.start().offset(index as u64 * 64 + u64::from(at)));
+            left &= !(1 << at);
+            bits &= bits - 1;
+            count += 1;
+        }
+        word.set(left);
+        count
+    };
+    match rng {
+        Some(rng) if free > want => {
+            // Each free frame is taken with chance 2^-thin, all alike, so that about `want` are.
+            let thin = free.div_ceil(want).next_power_of_two().trailing_zeros();
+            let start = rng.next() as usize;
+            for step in 0..BITMAP_WORDS {
+                let index = (start + step) % BITMAP_WORDS;
+                let bits = (0..thin).fold(bitmap[index].get(), |bits, _| bits & rng.next());
+                taken += emit(index, &bitmap[index], bits, want - taken);
+            }
+            if taken == 0 {
+                // No frame was chosen; take one, again with equal chances.
+                let mut skip = rng.below(free);
+                for (index, word) in bitmap.iter().enumerate() {
+                    let ones = u64::from(word.get().count_ones());
+                    if skip < ones {
+                        let bits = (0..skip).fold(word.get(), |bits, _| bits & (bits - 1));
+                        taken = emit(index, word, bits, 1);
+                        break;
+                    }
+                    skip -= ones;
+                }
+            }
+        }
+        _ => {
+            for (index, word) in bitmap.iter().enumerate() {
+                taken += emit(index, word, word.get(), want - taken);
+            }
+        }
+    }
+    taken
+}

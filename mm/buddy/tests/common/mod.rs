@@ -1,0 +1,36 @@
+//! A software machine with an allocator on it.
+#![allow(clippy::unwrap_used, dead_code, reason = "each test file uses a part of it")]
+
+use std::sync::atomic::AtomicU64;
+
+use freehold_buddy::{Buddy, Fault, Options};
+use freehold_frame::{Contradiction, FrameRecord, FrameTable};
+use freehold_machine::model::{Config, Model};
+use freehold_machine::{Machine, PfnRange, Topology};
+
+/// The allocator of `machine`, whose topology is `topology`, in fresh zero memory.
+pub fn buddy<M: Machine>(machine: M, topology: &Topology, reserved: &[PfnRange], options: Options) -> &'static Buddy<M> {
+    let records: Vec<_> = (0..topology.end().0).map(|_| FrameRecord::EMPTY).collect();
+    let words = Buddy::<M>::metadata_words(topology, machine.cpu_count(), &options);
+    let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
+    let table = FrameTable::new(records.leak());
+    Box::leak(Box::new(Buddy::new(machine, table, metadata.leak(), topology, reserved, options).unwrap()))
+}
+
+/// The allocator of a machine as `config` says.
+pub fn model(config: Config, reserved: &[PfnRange], options: Options) -> &'static Buddy<Model> {
+    let machine = Model::new(config);
+    buddy(machine, machine.topology(), reserved, options)
+}
+
+/// Everything agrees, but that these tests hold user frames by number and without counts; frames that are free.
+#[track_caller]
+pub fn check<M: Machine>(buddy: &Buddy<M>) -> u64 {
+    let mut faults = Vec::new();
+    let (audit, _) = buddy.validate(|fault| match fault {
+        Fault::Table(Contradiction::Leaked(..)) => {}
+        fault => faults.push(fault),
+    });
+    assert_eq!(faults, []);
+    audit.frames(freehold_frame::Owner::Free)
+}
