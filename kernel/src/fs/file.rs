@@ -132,6 +132,10 @@ pub trait File: Send + Sync {
     fn content(&self) -> Option<Arc<dyn Content>> {
         None
     }
+    /// The pipe, where it is one.
+    fn pipe(&self) -> Option<&Arc<super::pipe::Pipe>> {
+        None
+    }
     /// fallocate(2).
     fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
         Err(Errno::ENODEV)

@@ -18,6 +18,7 @@
 //! that are never held across a user copy or a sleep, except the write lock of an inode, a sleeping mutex that
 //! is taken before all of them.
 
+pub mod anonymous;
 pub mod bytes;
 pub mod caller;
 pub mod clock;
@@ -33,6 +34,7 @@ pub mod node;
 pub mod open_file;
 pub mod path;
 mod path_file;
+pub mod pipe;
 pub mod table;
 pub mod tmpfs;
 pub mod walk;

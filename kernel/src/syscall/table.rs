@@ -4,5 +4,10 @@ use super::Handler::{self, Plain};
 
 /// The calls that there are.
 pub(super) const ENTRIES: &[(u16, Handler)] = &[
+    (22, Plain(crate::fs::pipe::sys_pipe)),
     (24, Plain(crate::task::calls::sys_sched_yield)),
+    (275, Plain(crate::fs::pipe::sys_splice)),
+    (276, Plain(crate::fs::pipe::sys_tee)),
+    (278, Plain(crate::fs::pipe::sys_vmsplice)),
+    (293, Plain(crate::fs::pipe::sys_pipe2)),
 ];

@@ -1,0 +1,126 @@
+//! Nodes of open files that have no name: pipes, sockets, epoll instances, timers.
+//!
+//! /proc/PID/fd shows them as `kind:[inode]`; opening that link opens the node again, where its kind allows it.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::device::make_device;
+use super::{File, Identity, Metadata, Node, NodeKind, OnExec, OpenFile, OpenFlags};
+use crate::task::Resource;
+use crate::user::UserPtr;
+use crate::{Errno, Result, time};
+
+/// Opens the object again (a pipe through /proc/self/fd).
+type Reopen = dyn Fn(Arc<dyn Node>, OpenFlags) -> Result<Arc<dyn File>> + Send + Sync;
+
+/// A node without a name.
+pub struct AnonymousNode {
+    inode: u64,
+    kind: NodeKind,
+    label: &'static str,
+    made: super::Timestamp,
+    reopen: Option<Box<Reopen>>,
+}
+
+static NEXT_INODE: AtomicU64 = AtomicU64::new(1);
+
+/// The file system number that all of them share.
+const DEVICE: u64 = make_device(0, 15);
+
+impl AnonymousNode {
+    /// A node that cannot be opened again. `label` is what /proc/PID/fd shows before the inode number
+    /// ("pipe", "socket") or instead of it ("anon_inode:\[eventpoll\]").
+    pub fn new(kind: NodeKind, label: &'static str) -> Arc<dyn Node> {
+        Arc::new(Self::make(kind, label, None))
+    }
+
+    /// A node that `reopen` opens again.
+    pub fn with_open(
+        kind: NodeKind,
+        label: &'static str,
+        reopen: impl Fn(Arc<dyn Node>, OpenFlags) -> Result<Arc<dyn File>> + Send + Sync + 'static,
+    ) -> Arc<dyn Node> {
+        Arc::new(Self::make(kind, label, Some(Box::new(reopen))))
+    }
+
+    fn make(kind: NodeKind, label: &'static str, reopen: Option<Box<Reopen>>) -> Self {
+        let inode = NEXT_INODE.fetch_add(1, Ordering::Relaxed);
+        Self { inode, kind, label, made: time::wall(), reopen }
+    }
+
+    /// What it is called; see [`AnonymousNode::new`].
+    pub fn label(&self) -> &'static str {
+        self.label
+    }
+}
+
+/// Give the calling process a descriptor for a file without a name; `flags` become the description's, CLOEXEC the
+/// descriptor's.
+///
+/// # Errors
+/// `EMFILE`, `ENOMEM`.
+pub fn install(file: Arc<dyn File>, flags: OpenFlags) -> Result<i32> {
+    let process = crate::task::current().process().clone();
+    let limit = usize::try_from(process.limit(Resource::Files).soft).unwrap_or(usize::MAX);
+    let on_exec = if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep };
+    process.files().insert(OpenFile::new(file, None, flags), on_exec, limit)
+}
+
+/// Give the calling process descriptors for two files, and tell it which at `to`: both or none.
+///
+/// # Errors
+/// `EMFILE`, `ENOMEM`, `EFAULT`.
+pub fn install_pair(
+    to: UserPtr<[i32; 2]>,
+    first: (Arc<dyn File>, OpenFlags),
+    second: (Arc<dyn File>, OpenFlags),
+) -> Result<i64> {
+    let files = crate::task::current().process().files();
+    let first = install(first.0, first.1)?;
+    let result = install(second.0, second.1).and_then(|second| {
+        to.write(&[first, second]).inspect_err(|_| drop(files.take(second)))
+    });
+    if result.is_err() {
+        drop(files.take(first));
+    }
+    result.map(|()| 0)
+}
+
+impl Node for AnonymousNode {
+    fn identity(&self) -> Identity {
+        Identity { device: DEVICE, inode: self.inode }
+    }
+
+    fn kind(&self) -> NodeKind {
+        self.kind
+    }
+
+    fn metadata(&self) -> Metadata {
+        Metadata {
+            device: DEVICE,
+            inode: self.inode,
+            kind: self.kind,
+            mode: if self.kind == NodeKind::Socket { 0o777 } else { 0o600 },
+            links: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            block_size: 4096,
+            blocks: 0,
+            accessed: self.made,
+            modified: self.made,
+            changed: self.made,
+        }
+    }
+
+    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        let this = self.clone();
+        match &self.reopen {
+            Some(reopen) => reopen(this, flags),
+            None => Err(Errno::ENXIO),
+        }
+    }
+}

@@ -1,0 +1,456 @@
+//! Pipes and FIFOs.
+//!
+//! A [`Pipe`] is the bytes and the counts of its ends; a [`PipeEnd`] is an open file on it. The bytes are behind a
+//! sleeping lock, since user memory may fault while they move. What waiters look at (pages in use, ends open)
+//! is mirrored in atomics, changed before the waiters are woken, so that nobody waits while holding the lock and
+//! nobody needs it to wait.
+//!
+//! Semantics: pipe(7), fifo(7).
+
+mod page;
+mod ring;
+mod splice;
+#[cfg(test)]
+mod tests;
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use freehold_machine::PAGE_SIZE;
+use linux_raw_sys::ioctl::FIONREAD;
+
+pub use page::BytePage;
+pub use ring::Boundary;
+pub use splice::{sys_splice, sys_tee, sys_vmsplice};
+
+use self::ring::Ring;
+use super::anonymous::{self, AnonymousNode};
+use super::{Blocking, File, Identity, Node, NodeKind, OpenFlags, Ready};
+use crate::sync::{Mutex, PollWaiter, SpinLock, WaitQueue};
+use crate::syscall::Args;
+use crate::task::{SigInfo, Signal};
+use crate::user::{Sink, Source, UserPtr};
+use crate::{Errno, Result};
+
+/// Pages a new pipe may hold: 64 KiB.
+const DEFAULT_PAGES: usize = 16;
+/// The most pages F_SETPIPE_SZ gives (/proc/sys/fs/pipe-max-size's default is 1 MiB).
+const MOST_PAGES: usize = (1 << 20) / PAGE_SIZE;
+
+/// A pipe or a FIFO.
+pub struct Pipe {
+    ring: Mutex<Ring>,
+    /// Mirrors of the ring's state, and the open ends.
+    used: AtomicUsize,
+    limit: AtomicUsize,
+    readers: AtomicU32,
+    writers: AtomicU32,
+    /// How often an end was ever opened: a FIFO's open waits for a change, not for a state that may be over.
+    reader_opens: AtomicU32,
+    writer_opens: AtomicU32,
+    /// Woken when there is something to read, or no writer any more.
+    readable: Arc<WaitQueue>,
+    /// Woken when there is room, or no reader any more.
+    writable: Arc<WaitQueue>,
+}
+
+/// Which ends an open file has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ends {
+    Read,
+    Write,
+    /// A FIFO opened for both.
+    Both,
+}
+
+impl Ends {
+    fn reads(self) -> bool {
+        self != Self::Write
+    }
+    fn writes(self) -> bool {
+        self != Self::Read
+    }
+}
+
+/// An open file on a pipe.
+pub struct PipeEnd {
+    pipe: Arc<Pipe>,
+    node: Arc<dyn Node>,
+    ends: Ends,
+    /// Writers ever, when this end was opened: before the first one comes there is nobody to miss.
+    writers_then: u32,
+    /// O_DIRECT: 1 while writes are packets.
+    packets: AtomicU32,
+}
+
+impl Pipe {
+    /// A pipe that nobody has open.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new() -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            ring: Mutex::new(Ring::new(DEFAULT_PAGES)),
+            used: AtomicUsize::new(0),
+            limit: AtomicUsize::new(DEFAULT_PAGES),
+            readers: AtomicU32::new(0),
+            writers: AtomicU32::new(0),
+            reader_opens: AtomicU32::new(0),
+            writer_opens: AtomicU32::new(0),
+            readable: Arc::new(WaitQueue::new()),
+            writable: Arc::new(WaitQueue::new()),
+        }))
+    }
+
+    /// pipe2(2): the reading and the writing end.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn pair(flags: OpenFlags) -> Result<(Arc<PipeEnd>, Arc<PipeEnd>)> {
+        let pipe = Self::new()?;
+        let opener = pipe.clone();
+        let node = AnonymousNode::with_open(NodeKind::Fifo, "pipe", move |node, flags| {
+            open_fifo(&opener, node, flags)
+        });
+        let reader = pipe.end(node.clone(), Ends::Read, flags);
+        let writer = pipe.end(node, Ends::Write, flags);
+        Ok((reader, writer))
+    }
+
+    fn end(self: &Arc<Self>, node: Arc<dyn Node>, ends: Ends, flags: OpenFlags) -> Arc<PipeEnd> {
+        let writers_then = self.writer_opens.load(Ordering::SeqCst);
+        if ends.reads() {
+            self.readers.fetch_add(1, Ordering::SeqCst);
+            self.reader_opens.fetch_add(1, Ordering::SeqCst);
+        }
+        if ends.writes() {
+            self.writers.fetch_add(1, Ordering::SeqCst);
+            self.writer_opens.fetch_add(1, Ordering::SeqCst);
+        }
+        self.wake_all();
+        let packets = AtomicU32::new(u32::from(flags.contains(OpenFlags::DIRECT)));
+        Arc::new(PipeEnd { pipe: self.clone(), node, ends, writers_then, packets })
+    }
+
+    fn wake_all(&self) {
+        self.readable.wake_all();
+        self.writable.wake_all();
+    }
+
+    fn has_readers(&self) -> bool {
+        self.readers.load(Ordering::SeqCst) > 0
+    }
+
+    fn has_writers(&self) -> bool {
+        self.writers.load(Ordering::SeqCst) > 0
+    }
+
+    fn is_empty(&self) -> bool {
+        self.used.load(Ordering::SeqCst) == 0
+    }
+
+    fn has_room(&self) -> bool {
+        self.used.load(Ordering::SeqCst) < self.limit.load(Ordering::SeqCst)
+    }
+
+    /// Publish what the ring became; called with it locked.
+    fn publish(&self, ring: &Ring) {
+        self.used.store(ring.pages(), Ordering::SeqCst);
+        self.limit.store(ring.limit(), Ordering::SeqCst);
+    }
+
+    /// Bytes it may hold (F_GETPIPE_SZ).
+    pub fn capacity(&self) -> usize {
+        self.limit.load(Ordering::SeqCst) * PAGE_SIZE
+    }
+
+    /// Change how many bytes it may hold (F_SETPIPE_SZ): rounded up to a power of two of pages. Returns the
+    /// new size.
+    ///
+    /// # Errors
+    /// `EINVAL` for 0, `EPERM` above 1 MiB, `EBUSY` where more is in it.
+    pub fn set_capacity(&self, bytes: usize) -> Result<usize> {
+        if bytes == 0 || bytes > 1 << 31 {
+            return Err(Errno::EINVAL);
+        }
+        let pages = bytes.div_ceil(PAGE_SIZE).next_power_of_two();
+        if pages > MOST_PAGES {
+            return Err(Errno::EPERM);
+        }
+        let mut ring = self.ring.lock();
+        ring.set_limit(pages)?;
+        self.publish(&ring);
+        drop(ring);
+        self.writable.wake_all();
+        Ok(pages * PAGE_SIZE)
+    }
+
+    /// Bytes that wait to be read.
+    pub fn bytes(&self) -> usize {
+        self.ring.lock().bytes()
+    }
+
+    fn read(&self, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        if sink.remaining() == 0 {
+            return Ok(0);
+        }
+        loop {
+            // An end that is closed now may have written before: look at the writers first, then at the bytes.
+            let writers = self.has_writers();
+            if !self.is_empty() {
+                let mut ring = self.ring.lock();
+                let was_full = !ring.has_room();
+                let result = ring.pop(sink);
+                let left = ring.pages();
+                self.publish(&ring);
+                drop(ring);
+                if was_full {
+                    self.writable.wake_all();
+                }
+                // Another reader may have slept through: what is left is for it.
+                if left > 0 {
+                    self.readable.wake_all();
+                }
+                match result {
+                    Ok(0) => continue,
+                    result => return result,
+                }
+            }
+            if !writers {
+                return Ok(0);
+            }
+            if blocking == Blocking::Never {
+                return Err(Errno::EAGAIN);
+            }
+            self.readable.wait_until(|| (!self.is_empty() || !self.has_writers()).then_some(()))?;
+        }
+    }
+
+    fn write(&self, source: &mut dyn Source, boundary: Boundary, blocking: Blocking) -> Result<usize> {
+        if source.remaining() == 0 {
+            return Ok(0);
+        }
+        let mut done = 0;
+        let result = self.write_all(source, boundary, blocking, &mut done);
+        match result {
+            Err(Errno::EPIPE) => {
+                signal_broken();
+                if done > 0 { Ok(done) } else { Err(Errno::EPIPE) }
+            }
+            Err(error) if done == 0 => Err(error),
+            _ => Ok(done),
+        }
+    }
+
+    fn write_all(
+        &self,
+        source: &mut dyn Source,
+        boundary: Boundary,
+        blocking: Blocking,
+        done: &mut usize,
+    ) -> Result<()> {
+        if !self.has_readers() {
+            return Err(Errno::EPIPE);
+        }
+        let mut ring = self.ring.lock();
+        if boundary == Boundary::Stream {
+            *done += ring.merge(source)?;
+        }
+        while source.remaining() > 0 {
+            if !self.has_readers() {
+                return Err(Errno::EPIPE);
+            }
+            if ring.has_room() {
+                let was_empty = ring.pages() == 0;
+                let result = ring.push(source, boundary);
+                self.publish(&ring);
+                if was_empty {
+                    self.readable.wake_all();
+                }
+                *done += result?;
+                continue;
+            }
+            drop(ring);
+            self.readable.wake_all();
+            if blocking == Blocking::Never {
+                return Err(Errno::EAGAIN);
+            }
+            self.writable.wait_until(|| (self.has_room() || !self.has_readers()).then_some(()))?;
+            ring = self.ring.lock();
+        }
+        drop(ring);
+        // Observers that want every edge hear of bytes that joined others, too.
+        self.readable.wake_all();
+        Ok(())
+    }
+}
+
+impl PipeEnd {
+    /// The pipe behind it.
+    pub fn pipe(&self) -> &Arc<Pipe> {
+        &self.pipe
+    }
+}
+
+impl File for PipeEnd {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+
+    fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        self.pipe.read(sink, blocking)
+    }
+
+    fn write_at(&self, _offset: u64, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
+        let packets = self.packets.load(Ordering::Relaxed) != 0;
+        self.pipe.write(source, if packets { Boundary::Packet } else { Boundary::Stream }, blocking)
+    }
+
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        let pipe = &self.pipe;
+        if let Some(waiter) = waiter {
+            if self.ends.reads() {
+                waiter.register(&pipe.readable);
+            }
+            if self.ends.writes() {
+                waiter.register(&pipe.writable);
+            }
+        }
+        let mut ready = Ready::empty();
+        if self.ends.reads() {
+            let had_writer = pipe.writer_opens.load(Ordering::SeqCst) != self.writers_then;
+            ready.set(Ready::HUP, !pipe.has_writers() && had_writer);
+            ready.set(Ready::IN, !pipe.is_empty());
+        }
+        if self.ends.writes() {
+            ready.set(Ready::OUT, pipe.has_room());
+            ready.set(Ready::ERR, !pipe.has_readers());
+        }
+        ready
+    }
+
+    fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
+        match request {
+            FIONREAD => {
+                UserPtr::<i32>::new(argument).write(&(self.pipe.bytes() as i32))?;
+                Ok(0)
+            }
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+
+    fn flags_changed(&self, flags: OpenFlags) {
+        self.packets.store(u32::from(flags.contains(OpenFlags::DIRECT)), Ordering::Relaxed);
+    }
+
+    fn pipe(&self) -> Option<&Arc<Pipe>> {
+        Some(&self.pipe)
+    }
+}
+
+impl Drop for PipeEnd {
+    fn drop(&mut self) {
+        let pipe = &self.pipe;
+        if self.ends.reads() {
+            pipe.readers.fetch_sub(1, Ordering::SeqCst);
+        }
+        if self.ends.writes() {
+            pipe.writers.fetch_sub(1, Ordering::SeqCst);
+        }
+        if !pipe.has_readers() && !pipe.has_writers() {
+            // A FIFO keeps nothing between its users. One who opens it now waits for the lock, then finds it empty.
+            let mut ring = pipe.ring.lock();
+            if !pipe.has_readers() && !pipe.has_writers() {
+                ring.clear();
+                pipe.publish(&ring);
+            }
+        }
+        pipe.wake_all();
+    }
+}
+
+/// SIGPIPE for the thread that wrote in vain.
+fn signal_broken() {
+    if let Some(task) = crate::task::try_current() {
+        task.signal(SigInfo::kernel(Signal::PIPE));
+    }
+}
+
+/// FIFOs that somebody has open, by their inodes.
+static FIFOS: SpinLock<BTreeMap<Identity, Weak<Pipe>>> = SpinLock::new(BTreeMap::new());
+
+/// Open the FIFO that has a name, `node`.
+///
+/// # Errors
+/// As [`open_fifo`]; `ENOMEM`.
+pub fn open_named(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+    let identity = node.identity();
+    let fresh = Pipe::new()?;
+    let pipe = {
+        let mut fifos = FIFOS.lock();
+        match fifos.get(&identity).and_then(Weak::upgrade) {
+            Some(pipe) => pipe,
+            None => {
+                fifos.retain(|_, pipe| pipe.strong_count() > 0);
+                fifos.insert(identity, Arc::downgrade(&fresh));
+                fresh
+            }
+        }
+    };
+    open_fifo(&pipe, node, flags)
+}
+
+/// Open a FIFO with these flags: an end waits until the other one is there, unless it may not wait.
+///
+/// # Errors
+/// `ENXIO` for a writer that may not wait where nobody reads; `ERESTARTSYS` on a signal.
+pub fn open_fifo(pipe: &Arc<Pipe>, node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+    let wait = !flags.contains(OpenFlags::NONBLOCK);
+    match (flags.reads(), flags.writes()) {
+        (true, true) => Ok(pipe.end(node, Ends::Both, flags)),
+        (true, false) => {
+            let before = pipe.writer_opens.load(Ordering::SeqCst);
+            let end = pipe.end(node, Ends::Read, flags);
+            if wait && !pipe.has_writers() {
+                pipe.readable.wait_until(|| (pipe.writer_opens.load(Ordering::SeqCst) != before).then_some(()))?;
+            }
+            Ok(end)
+        }
+        (false, true) => {
+            if !wait && !pipe.has_readers() {
+                return Err(Errno::ENXIO);
+            }
+            let before = pipe.reader_opens.load(Ordering::SeqCst);
+            let end = pipe.end(node, Ends::Write, flags);
+            if wait && !pipe.has_readers() {
+                pipe.writable.wait_until(|| (pipe.reader_opens.load(Ordering::SeqCst) != before).then_some(()))?;
+            }
+            Ok(end)
+        }
+        (false, false) => Err(Errno::EINVAL),
+    }
+}
+
+/// pipe2(ends, flags)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_pipe2(args: &Args) -> Result<i64> {
+    let flags = OpenFlags::from_bits_retain(args.uint(1));
+    let known = OpenFlags::CLOEXEC | OpenFlags::NONBLOCK | OpenFlags::DIRECT;
+    if known.contains(flags) { install_pair(UserPtr::new(args[0]), flags) } else { Err(Errno::EINVAL) }
+}
+
+/// pipe(ends)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_pipe(args: &Args) -> Result<i64> {
+    install_pair(UserPtr::new(args[0]), OpenFlags::empty())
+}
+
+fn install_pair(to: UserPtr<[i32; 2]>, flags: OpenFlags) -> Result<i64> {
+    let (reader, writer) = Pipe::pair(flags)?;
+    anonymous::install_pair(to, (reader, flags), (writer, flags | OpenFlags::WRONLY))
+}

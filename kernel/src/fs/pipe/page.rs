@@ -1,0 +1,107 @@
+//! A page of bytes that is no part of any file: what pipes and sockets hold.
+
+#[cfg(target_os = "none")]
+mod real {
+    use freehold_arch::X86;
+    use freehold_frame::{Frame, PageCache};
+    use freehold_machine::{PAGE_SIZE, PhysicalBytes};
+
+    use crate::Result;
+    use crate::mem::{self, Frames};
+
+    /// A user-side frame: its bytes are reached through a window only.
+    pub struct BytePage(Frame<PageCache, Frames>);
+
+    impl BytePage {
+        /// A page with any content.
+        ///
+        /// # Errors
+        /// `ENOMEM`.
+        pub fn allocate() -> Result<Self> {
+            Ok(Self(Frame::allocate(mem::frames())?))
+        }
+        /// Run `f` on the bytes, in a window: it must not sleep or fault.
+        pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
+            X86.with_bytes(self.0.pfn(), f)
+        }
+    }
+}
+
+#[cfg(not(target_os = "none"))]
+mod real {
+    use alloc::boxed::Box;
+
+    use freehold_machine::PAGE_SIZE;
+
+    use crate::Result;
+    use crate::sync::SpinLock;
+
+    /// Heap memory, where there are no frames.
+    pub struct BytePage(SpinLock<Box<[u8; PAGE_SIZE]>>);
+
+    impl BytePage {
+        /// A page with any content.
+        ///
+        /// # Errors
+        /// None here.
+        pub fn allocate() -> Result<Self> {
+            Ok(Self(SpinLock::new(Box::new([0; PAGE_SIZE]))))
+        }
+        /// Run `f` on the bytes.
+        pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
+            f(&mut self.0.lock())
+        }
+    }
+}
+
+pub use real::BytePage;
+
+use core::ops::Range;
+
+use crate::Result;
+use crate::user::{Sink, Source};
+
+impl BytePage {
+    /// Take `range.len()` bytes (or what the source has left) into the page at `range`; how many came.
+    /// May sleep.
+    ///
+    /// # Errors
+    /// `EFAULT` only where not one byte came.
+    pub fn fill(&self, range: Range<usize>, source: &mut dyn Source) -> Result<usize> {
+        let wanted = range.len().min(source.remaining());
+        let mut done = 0;
+        while done < wanted {
+            let at = range.start + done..range.start + wanted;
+            done += self.with_bytes(|bytes| source.take_without_fault(&mut bytes[at]));
+            if done < wanted {
+                match source.fault_in() {
+                    Err(error) if done == 0 => return Err(error),
+                    Err(_) => break,
+                    Ok(()) => {}
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// Put the page's bytes at `range` into the sink, as many as it takes. May sleep.
+    ///
+    /// # Errors
+    /// `EFAULT` only where not one byte could be placed.
+    pub fn drain(&self, range: Range<usize>, sink: &mut dyn Sink) -> Result<usize> {
+        let wanted = range.len().min(sink.remaining());
+        let mut done = 0;
+        while done < wanted {
+            let at = range.start + done..range.start + wanted;
+            done += self.with_bytes(|bytes| sink.put_without_fault(&bytes[at]));
+            if done < wanted {
+                match sink.fault_in() {
+                    Err(error) if done == 0 => return Err(error),
+                    Err(_) => break,
+                    Ok(()) => {}
+                }
+            }
+        }
+        Ok(done)
+    }
+}

@@ -1,0 +1,287 @@
+//! The bytes in a pipe: a queue of pages.
+//!
+//! Invariant: no chunk is empty, there are at most `limit` chunks. A write of at most a page (PIPE_BUF) lands in one
+//! chunk, whole or not at all; that is what makes it atomic. Held by the pipe's sleeping lock: user bytes may
+//! fault while they are moved.
+
+use alloc::collections::VecDeque;
+
+use freehold_machine::PAGE_SIZE;
+
+use super::page::BytePage;
+use crate::user::{Sink, Source};
+use crate::{Errno, Result};
+
+/// Whether the next write may be added to a chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Boundary {
+    /// It may: bytes are a stream.
+    Stream,
+    /// It may not, and a read ends with it (O_DIRECT's packets).
+    Packet,
+}
+
+/// Bytes of one page.
+pub struct Chunk {
+    page: BytePage,
+    start: usize,
+    end: usize,
+    boundary: Boundary,
+}
+
+impl Chunk {
+    /// Bytes in it.
+    pub const fn len(&self) -> usize {
+        self.end - self.start
+    }
+}
+
+/// The queue.
+pub struct Ring {
+    chunks: VecDeque<Chunk>,
+    limit: usize,
+    /// A page kept from the last read for the next write.
+    spare: Option<BytePage>,
+}
+
+impl Ring {
+    /// An empty queue of up to `limit` pages; places are made as they are used.
+    pub const fn new(limit: usize) -> Self {
+        Self { chunks: VecDeque::new(), limit, spare: None }
+    }
+
+    /// Pages in use.
+    pub fn pages(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Pages it may use.
+    pub const fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Whether another chunk fits.
+    pub fn has_room(&self) -> bool {
+        self.chunks.len() < self.limit
+    }
+
+    /// Bytes in it (FIONREAD).
+    pub fn bytes(&self) -> usize {
+        self.chunks.iter().map(Chunk::len).sum()
+    }
+
+    /// Change the limit.
+    ///
+    /// # Errors
+    /// `EBUSY` where more is in use.
+    pub fn set_limit(&mut self, limit: usize) -> Result<()> {
+        if limit < self.chunks.len() {
+            return Err(Errno::EBUSY);
+        }
+        self.limit = limit;
+        Ok(())
+    }
+
+    /// Forget everything.
+    pub fn clear(&mut self) {
+        self.chunks.clear();
+        self.spare = None;
+    }
+
+    /// Add to the last page what would make the rest of the write whole pages, if all of that fits there.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub fn merge(&mut self, source: &mut dyn Source) -> Result<usize> {
+        let odd = source.remaining() % PAGE_SIZE;
+        match self.chunks.back_mut() {
+            Some(last) if last.boundary == Boundary::Stream && odd > 0 && last.end + odd <= PAGE_SIZE => {
+                let count = last.page.fill(last.end..last.end + odd, source)?;
+                last.end += count;
+                Ok(count)
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// Take up to a page from the source into a new chunk. Called where there is room.
+    ///
+    /// # Errors
+    /// `EFAULT`, `ENOMEM`.
+    pub fn push(&mut self, source: &mut dyn Source, boundary: Boundary) -> Result<usize> {
+        self.chunks.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        let page = match self.spare.take() {
+            Some(page) => page,
+            None => BytePage::allocate()?,
+        };
+        match page.fill(0..PAGE_SIZE, source) {
+            Ok(count) if count > 0 => {
+                self.chunks.push_back(Chunk { page, start: 0, end: count, boundary });
+                Ok(count)
+            }
+            result => {
+                self.spare = Some(page);
+                result
+            }
+        }
+    }
+
+    /// Move bytes from the front to the sink: all that fit, or the rest of one packet.
+    ///
+    /// # Errors
+    /// `EFAULT` only where not one byte could be placed.
+    pub fn pop(&mut self, sink: &mut dyn Sink) -> Result<usize> {
+        let mut done = 0;
+        while sink.remaining() > 0 {
+            let Some(front) = self.chunks.front_mut() else { break };
+            match front.page.drain(front.start..front.end, sink) {
+                Ok(count) => {
+                    front.start += count;
+                    done += count;
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+            let packet = front.boundary == Boundary::Packet;
+            // The rest of a packet that the buffer had no room for is lost.
+            if packet || front.len() == 0 {
+                self.retire_front();
+            } else {
+                break;
+            }
+            if packet {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn retire_front(&mut self) {
+        if let Some(chunk) = self.chunks.pop_front() {
+            self.spare.get_or_insert(chunk.page);
+        }
+    }
+
+    /// Offer the first chunk's bytes, up to `limit`, to `take`, which says how many it took.
+    ///
+    /// # Errors
+    /// Those of `take`.
+    pub fn pop_with(
+        &mut self,
+        limit: usize,
+        take: &mut dyn FnMut(&mut dyn Source) -> Result<usize>,
+    ) -> Result<usize> {
+        let Some(front) = self.chunks.front_mut() else { return Ok(0) };
+        let end = front.end.min(front.start + limit);
+        let count = take(&mut PageSource { page: &front.page, at: front.start, end })?;
+        front.start += count.min(end - front.start);
+        if front.len() == 0 {
+            self.retire_front();
+        }
+        Ok(count)
+    }
+
+    /// Move the first chunk, if it is at most `limit` bytes, to the end of `other`, which has room; else copy
+    /// `limit` bytes of it.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn give(&mut self, other: &mut Ring, limit: usize) -> Result<usize> {
+        other.chunks.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        match self.chunks.front() {
+            Some(front) if front.len() <= limit => {
+                let count = front.len();
+                other.chunks.extend(self.chunks.pop_front());
+                Ok(count)
+            }
+            _ => self.pop_with(limit, &mut |source| other.push(source, Boundary::Stream)),
+        }
+    }
+
+    /// Copy up to `limit` bytes of the chunk at `index` to the end of `other`, which has room (tee).
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn copy(&self, index: usize, other: &mut Ring, limit: usize) -> Result<usize> {
+        let Some(chunk) = self.chunks.get(index) else { return Ok(0) };
+        let end = chunk.end.min(chunk.start + limit);
+        other.push(&mut PageSource { page: &chunk.page, at: chunk.start, end }, chunk.boundary)
+    }
+
+    /// Let `give` put up to `limit` bytes into a new chunk. Called where there is room.
+    ///
+    /// # Errors
+    /// Those of `give`, `ENOMEM`.
+    pub fn push_with(
+        &mut self,
+        limit: usize,
+        give: &mut dyn FnMut(&mut dyn Sink) -> Result<usize>,
+    ) -> Result<usize> {
+        self.chunks.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        let page = match self.spare.take() {
+            Some(page) => page,
+            None => BytePage::allocate()?,
+        };
+        let mut sink = PageSink { page: &page, at: 0, end: limit.min(PAGE_SIZE) };
+        let result = give(&mut sink);
+        let end = sink.at;
+        if end == 0 {
+            self.spare = Some(page);
+        } else {
+            self.chunks.push_back(Chunk { page, start: 0, end, boundary: Boundary::Stream });
+        }
+        result
+    }
+}
+
+/// Part of a page as a source.
+struct PageSource<'a> {
+    page: &'a BytePage,
+    at: usize,
+    end: usize,
+}
+
+impl Source for PageSource<'_> {
+    fn remaining(&self) -> usize {
+        self.end - self.at
+    }
+    fn take(&mut self, bytes: &mut [u8]) -> Result<usize> {
+        Ok(self.take_without_fault(bytes))
+    }
+    fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize {
+        let count = bytes.len().min(self.remaining());
+        let from = self.at..self.at + count;
+        self.page.with_bytes(|page| bytes[..count].copy_from_slice(&page[from]));
+        self.at += count;
+        count
+    }
+    fn fault_in(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Part of a page as a sink.
+struct PageSink<'a> {
+    page: &'a BytePage,
+    at: usize,
+    end: usize,
+}
+
+impl Sink for PageSink<'_> {
+    fn remaining(&self) -> usize {
+        self.end - self.at
+    }
+    fn put(&mut self, bytes: &[u8]) -> Result<usize> {
+        Ok(self.put_without_fault(bytes))
+    }
+    fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
+        let count = bytes.len().min(self.remaining());
+        let to = self.at..self.at + count;
+        self.page.with_bytes(|page| page[to].copy_from_slice(&bytes[..count]));
+        self.at += count;
+        count
+    }
+    fn fault_in(&mut self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,311 @@
+//! splice, tee and vmsplice.
+//!
+//! Between two pipes whole pages change hands; to and from anything else bytes are copied once. A pipe stays
+//! locked while its bytes are on their way, so that none is lost when the other side takes fewer.
+
+use core::cmp::Ordering as Compare;
+
+use alloc::sync::Arc;
+use linux_raw_sys::general as c;
+
+use super::ring::{Boundary, Ring};
+use super::{Blocking, Pipe};
+use crate::fs::{OpenFile, Seekable};
+use crate::sync::MutexGuard;
+use crate::syscall::Args;
+use crate::user::{Iovecs, Sink, Source, UserPtr};
+use crate::{Errno, Result};
+
+const KNOWN_FLAGS: u32 = c::SPLICE_F_MOVE | c::SPLICE_F_NONBLOCK | c::SPLICE_F_MORE | c::SPLICE_F_GIFT;
+
+fn blocking(file: &OpenFile, flags: u32) -> Blocking {
+    if flags & c::SPLICE_F_NONBLOCK != 0 { Blocking::Never } else { file.blocking() }
+}
+
+/// Wait until there is something to take; `Ok(false)` at the end of the file.
+fn wait_for_bytes(pipe: &Pipe, blocking: Blocking) -> Result<bool> {
+    loop {
+        let writers = pipe.has_writers();
+        if !pipe.is_empty() {
+            return Ok(true);
+        }
+        if !writers {
+            return Ok(false);
+        }
+        if blocking == Blocking::Never {
+            return Err(Errno::EAGAIN);
+        }
+        pipe.readable.wait_until(|| (!pipe.is_empty() || !pipe.has_writers()).then_some(()))?;
+    }
+}
+
+fn wait_for_room(pipe: &Pipe, blocking: Blocking) -> Result<()> {
+    loop {
+        if !pipe.has_readers() {
+            super::signal_broken();
+            return Err(Errno::EPIPE);
+        }
+        if pipe.has_room() {
+            return Ok(());
+        }
+        if blocking == Blocking::Never {
+            return Err(Errno::EAGAIN);
+        }
+        pipe.writable.wait_until(|| (pipe.has_room() || !pipe.has_readers()).then_some(()))?;
+    }
+}
+
+/// Lock both, always in the same order.
+fn lock_pair<'a>(from: &'a Arc<Pipe>, to: &'a Arc<Pipe>) -> (MutexGuard<'a, Ring>, MutexGuard<'a, Ring>) {
+    match Arc::as_ptr(from).cast::<u8>().cmp(&Arc::as_ptr(to).cast::<u8>()) {
+        Compare::Less => {
+            let from = from.ring.lock();
+            (from, to.ring.lock())
+        }
+        _ => {
+            let to = to.ring.lock();
+            (from.ring.lock(), to)
+        }
+    }
+}
+
+/// What happens to bytes that go from one pipe to another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Transfer {
+    Move,
+    Copy,
+}
+
+fn between(
+    from: &Arc<Pipe>,
+    to: &Arc<Pipe>,
+    length: usize,
+    transfer: Transfer,
+    blocking: Blocking,
+) -> Result<usize> {
+    if Arc::ptr_eq(from, to) {
+        return Err(Errno::EINVAL);
+    }
+    loop {
+        if !wait_for_bytes(from, blocking)? {
+            return Ok(0);
+        }
+        wait_for_room(to, blocking)?;
+        let (mut source, mut sink) = lock_pair(from, to);
+        let mut done = 0;
+        let mut index = 0;
+        let mut result = Ok(0);
+        while done < length && sink.has_room() && index < source.pages() {
+            result = match transfer {
+                Transfer::Move => source.give(&mut sink, length - done),
+                Transfer::Copy => source.copy(index, &mut sink, length - done),
+            };
+            match result {
+                Ok(count) => done += count,
+                Err(_) => break,
+            }
+            index += usize::from(transfer == Transfer::Copy);
+        }
+        from.publish(&source);
+        to.publish(&sink);
+        drop((source, sink));
+        from.writable.wake_all();
+        to.readable.wake_all();
+        match result {
+            Err(error) if done == 0 => return Err(error),
+            _ if done == 0 => {}
+            _ => return Ok(done),
+        }
+    }
+}
+
+/// Take up to `length` bytes out of the pipe with `take`.
+fn drain(
+    pipe: &Pipe,
+    length: usize,
+    blocking: Blocking,
+    take: &mut dyn FnMut(&mut dyn Source) -> Result<usize>,
+) -> Result<usize> {
+    let mut done = 0;
+    while done < length {
+        let more = if done == 0 { wait_for_bytes(pipe, blocking)? } else { !pipe.is_empty() };
+        if !more {
+            break;
+        }
+        let mut ring = pipe.ring.lock();
+        let result = ring.pop_with(length - done, take);
+        pipe.publish(&ring);
+        drop(ring);
+        pipe.writable.wake_all();
+        match result {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+/// Put up to `length` bytes into the pipe with `give`, as far as there is room.
+fn fill(
+    pipe: &Pipe,
+    length: usize,
+    blocking: Blocking,
+    give: &mut dyn FnMut(&mut dyn Sink) -> Result<usize>,
+) -> Result<usize> {
+    wait_for_room(pipe, blocking)?;
+    let mut done = 0;
+    while done < length {
+        let mut ring = pipe.ring.lock();
+        if !ring.has_room() {
+            break;
+        }
+        let result = ring.push_with(length - done, give);
+        pipe.publish(&ring);
+        drop(ring);
+        pipe.readable.wake_all();
+        match result {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+fn stream_of(file: &OpenFile) -> bool {
+    file.file().seekable() == Seekable::Stream
+}
+
+/// Run `move_bytes` with the offset that a call uses: its own argument's, or the description's.
+fn with_offset(
+    file: &OpenFile,
+    own: UserPtr<u64>,
+    move_bytes: impl FnOnce(&mut u64) -> Result<usize>,
+) -> Result<usize> {
+    if stream_of(file) {
+        return if own.is_null() { move_bytes(&mut 0) } else { Err(Errno::ESPIPE) };
+    }
+    if own.is_null() {
+        return file.with_offset(move_bytes);
+    }
+    let mut offset = own.read()?;
+    if i64::try_from(offset).is_err() {
+        return Err(Errno::EINVAL);
+    }
+    let count = move_bytes(&mut offset)?;
+    own.write(&offset)?;
+    Ok(count)
+}
+
+/// splice(2).
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_splice(args: &Args) -> Result<i64> {
+    let (length, flags) = (args[4] as usize, args[5] as u32);
+    if flags & !KNOWN_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let files = crate::task::current().process().files();
+    let (from, to) = (files.get(args.fd(0))?, files.get(args.fd(2))?);
+    from.check_readable()?;
+    to.check_writable()?;
+    let (from_offset, to_offset) = (UserPtr::<u64>::new(args[1]), UserPtr::<u64>::new(args[3]));
+    if length == 0 {
+        return Ok(0);
+    }
+    let length = length.min(crate::user::MAX_COUNT);
+    let count = match (from.file().pipe(), to.file().pipe()) {
+        (Some(source), Some(sink)) => {
+            if !from_offset.is_null() || !to_offset.is_null() {
+                return Err(Errno::ESPIPE);
+            }
+            let wait = match blocking(&from, flags) {
+                Blocking::Wait => blocking(&to, flags),
+                Blocking::Never => Blocking::Never,
+            };
+            between(source, sink, length, Transfer::Move, wait)
+        }
+        (Some(source), None) => {
+            if !from_offset.is_null() {
+                return Err(Errno::ESPIPE);
+            }
+            if to.flags().contains(crate::fs::OpenFlags::APPEND) {
+                return Err(Errno::EINVAL);
+            }
+            with_offset(&to, to_offset, |offset| {
+                drain(source, length, blocking(&from, flags), &mut |bytes| {
+                    let count = to.file().write_at(*offset, bytes, to.blocking())?;
+                    *offset += count as u64;
+                    Ok(count)
+                })
+            })
+        }
+        (None, Some(sink)) => {
+            if !to_offset.is_null() {
+                return Err(Errno::ESPIPE);
+            }
+            with_offset(&from, from_offset, |offset| {
+                let mut first = true;
+                fill(sink, length, blocking(&to, flags), &mut |bytes| {
+                    // A stream gives what it has; only the first read of it may wait for more.
+                    let wait = if first { from.blocking() } else { Blocking::Never };
+                    first = false;
+                    let count = from.file().read_at(*offset, bytes, wait)?;
+                    *offset += count as u64;
+                    Ok(count)
+                })
+            })
+        }
+        (None, None) => Err(Errno::EINVAL),
+    }?;
+    Ok(count as i64)
+}
+
+/// tee(2).
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_tee(args: &Args) -> Result<i64> {
+    let (length, flags) = (args[2] as usize, args[3] as u32);
+    if flags & !KNOWN_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let files = crate::task::current().process().files();
+    let (from, to) = (files.get(args.fd(0))?, files.get(args.fd(1))?);
+    from.check_readable()?;
+    to.check_writable()?;
+    let (Some(source), Some(sink)) = (from.file().pipe(), to.file().pipe()) else { return Err(Errno::EINVAL) };
+    if length == 0 {
+        return Ok(0);
+    }
+    let wait = match blocking(&from, flags) {
+        Blocking::Wait => blocking(&to, flags),
+        Blocking::Never => Blocking::Never,
+    };
+    between(source, sink, length, Transfer::Copy, wait).map(|count| count as i64)
+}
+
+/// vmsplice(2): the bytes are copied, so that the program may reuse its memory at once.
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_vmsplice(args: &Args) -> Result<i64> {
+    let flags = args[3] as u32;
+    if flags & !KNOWN_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let file = crate::task::current().process().files().get(args.fd(0))?;
+    let pipe = file.file().pipe().ok_or(Errno::EBADF)?;
+    let mut memory = Iovecs::read(args[1], args[2] as usize)?;
+    let wait = blocking(&file, flags);
+    let count = if file.flags().writes() {
+        pipe.write(&mut memory, Boundary::Stream, wait)?
+    } else {
+        pipe.read(&mut memory, wait)?
+    };
+    Ok(count as i64)
+}
