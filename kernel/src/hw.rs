@@ -23,6 +23,13 @@ mod real {
     pub fn write_user(to: u64, from: &[u8], faults: Faults) -> usize {
         usercopy::write(VirtAddr(to), from, faults)
     }
+    /// Fill `bytes` from the machine's random generator.
+    pub fn fill_random(bytes: &mut [u8]) {
+        use freehold_machine::Entropy;
+        for word in bytes.chunks_mut(8) {
+            word.copy_from_slice(&Hardware.random_u64().to_ne_bytes()[..word.len()]);
+        }
+    }
     /// The length of a NUL-terminated string of at most `max` bytes.
     pub fn user_string_length(at: u64, max: usize) -> Option<usize> {
         usercopy::strnlen(VirtAddr(at), max, Faults::Sleep)
@@ -52,6 +59,10 @@ mod real {
     /// There is no user memory.
     pub fn write_user(_to: u64, _from: &[u8], _faults: Faults) -> usize {
         0
+    }
+    /// Nothing random in tests.
+    pub fn fill_random(bytes: &mut [u8]) {
+        bytes.fill(4);
     }
     /// There is no user memory.
     pub fn user_string_length(_at: u64, _max: usize) -> Option<usize> {

@@ -13,6 +13,7 @@
 
 extern crate alloc;
 
+pub mod dev;
 pub mod errno;
 pub mod fs;
 pub mod hw;

@@ -299,6 +299,15 @@ pub fn block(_task: &Arc<Task>, _until: Option<u64>) {
     panic!("a host test went to sleep");
 }
 
+/// On the host no kernel task can be made.
+///
+/// # Errors
+/// `ENOMEM`, always.
+#[cfg(not(target_os = "none"))]
+pub fn spawn_kernel(_name: &'static str, _body: impl FnOnce() + Send + 'static) -> crate::Result<Arc<Task>> {
+    Err(crate::Errno::ENOMEM)
+}
+
 /// Make room for one more task in every queue.
 ///
 /// # Errors

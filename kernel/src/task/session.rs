@@ -1,7 +1,6 @@
 //! Sessions: process groups that share a controlling terminal.
 
 use alloc::sync::Arc;
-use core::any::Any;
 
 use super::Pid;
 use crate::sync::SpinLock;
@@ -11,7 +10,7 @@ pub struct Session {
     /// The process that made it by setsid, whether or not that is still there.
     pub id: Pid,
     /// The controlling terminal; set and taken by the terminal's code.
-    pub controlling: SpinLock<Option<Arc<dyn Any + Send + Sync>>>,
+    pub controlling: SpinLock<Option<Arc<crate::tty::Tty>>>,
 }
 
 impl Session {

@@ -650,6 +650,11 @@ impl Discipline {
         self.input.len() >= wanted
     }
 
+    /// Whether [`Discipline::read`] would find anything.
+    pub fn has_input(&self) -> bool {
+        if self.canonical() { self.complete > 0 } else { !self.input.is_empty() }
+    }
+
     /// Move input to `bytes`: in canonical mode at most one line, else what there is. VMIN and VTIME are the
     /// caller's business.
     pub fn read(&mut self, bytes: &mut [u8]) -> Read {
@@ -686,6 +691,11 @@ impl Discipline {
         if self.complete > 0 && self.input[0].kind == Kind::EndOfFile {
             self.pop_complete();
         }
+    }
+
+    /// Whether input is edited in lines, so that VMIN and VTIME mean nothing.
+    pub const fn is_canonical(&self) -> bool {
+        self.canonical()
     }
 
     fn pop_complete(&mut self) -> Unit {

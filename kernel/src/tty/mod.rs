@@ -1,4 +1,283 @@
 //! Terminals.
+//!
+//! A [`Tty`] is a line discipline, a window size and a place in job control, with a wire to whoever is at the
+//! other end: the host's terminal ([`console`]) or a program that holds a pty master ([`pty`]). Programs have it
+//! open as a [`TtyFile`].
+//!
+//! The state is behind one plain spin lock, never held while sleeping, sending a signal or copying user bytes.
+//! Four queues are woken after the state changed: `input_ready` (readers), `output_room` (writers, drainers),
+//! `wire_ready` (the other end: bytes to fetch, or end of it), `wire_room` (the other end: bytes are accepted).
 
+pub mod console;
+mod control;
 pub mod discipline;
+mod file;
+pub mod job;
+pub mod pty;
 pub mod termios;
+
+use alloc::sync::{Arc, Weak};
+use core::fmt;
+
+pub use file::TtyFile;
+pub use job::leave_session;
+
+use self::discipline::{Discipline, KeySignal};
+use self::termios::{Termios, WindowSize};
+use crate::dev::stream::HostStream;
+use crate::sync::{SpinLock, WaitQueue};
+use crate::task::{Pid, Session, Signal};
+use crate::{Errno, Result};
+
+/// Who is at the other end.
+pub enum Wire {
+    /// The host's terminal.
+    Host(Arc<HostStream>),
+    /// A pty master.
+    Master,
+}
+
+/// Whether the other end is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Line {
+    Up,
+    /// For good: a pty's master was closed.
+    Down,
+}
+
+/// Whether further opens are refused (TIOCEXCL).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sharing {
+    Open,
+    Exclusive,
+}
+
+struct State {
+    discipline: Discipline,
+    window: WindowSize,
+    line: Line,
+    /// Counted up by a hang-up: files opened before are dead.
+    hangups: u32,
+    sharing: Sharing,
+    /// Open files of the program's side, and ever.
+    opens: u32,
+    opened_ever: u32,
+    /// The session it controls.
+    session: Weak<Session>,
+    /// The group that may read and gets the keys' signals; 0 for none.
+    foreground: Pid,
+}
+
+/// A terminal.
+pub struct Tty {
+    /// Device number.
+    major: u32,
+    minor: u32,
+    wire: Wire,
+    state: SpinLock<State>,
+    input_ready: Arc<WaitQueue>,
+    output_room: Arc<WaitQueue>,
+    wire_ready: Arc<WaitQueue>,
+    wire_room: Arc<WaitQueue>,
+}
+
+impl fmt::Debug for Tty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tty {}:{}", self.major, self.minor)
+    }
+}
+
+impl Tty {
+    /// A terminal with the device number `major:minor`.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new(major: u32, minor: u32, wire: Wire, termios: Termios) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            major,
+            minor,
+            wire,
+            state: SpinLock::new(State {
+                discipline: Discipline::new(termios)?,
+                window: WindowSize::default(),
+                line: Line::Up,
+                hangups: 0,
+                sharing: Sharing::Open,
+                opens: 0,
+                opened_ever: 0,
+                session: Weak::new(),
+                foreground: 0,
+            }),
+            input_ready: Arc::new(WaitQueue::new()),
+            output_room: Arc::new(WaitQueue::new()),
+            wire_ready: Arc::new(WaitQueue::new()),
+            wire_room: Arc::new(WaitQueue::new()),
+        }))
+    }
+
+    /// Its device number, as stat(2) shows it.
+    pub const fn device(&self) -> u64 {
+        crate::fs::device::make_device(self.major, self.minor)
+    }
+
+    /// The session that it controls and the foreground group, 0 for none: what /proc/PID/stat shows.
+    pub fn control(&self) -> (Option<Arc<Session>>, Pid) {
+        let state = self.state.lock();
+        (state.session.upgrade(), state.foreground)
+    }
+
+    fn foreground(&self) -> Pid {
+        self.state.lock().foreground
+    }
+
+    fn signal_foreground(&self, signal: Signal) {
+        let group = self.foreground();
+        if group != 0 {
+            // A group that has died meanwhile needs no signal.
+            let _ = crate::task::signal_group(group, signal);
+        }
+    }
+
+    /// Bytes arrive from the other end: how many could be dealt with before the input was full.
+    pub fn receive(&self, bytes: &[u8]) -> usize {
+        let mut done = 0;
+        while done < bytes.len() {
+            let mut signal = None;
+            let mut state = self.state.lock();
+            while done < bytes.len() && signal.is_none() && state.discipline.accepts() {
+                signal = state.discipline.receive(bytes[done]);
+                done += 1;
+            }
+            let full = signal.is_none() && done < bytes.len();
+            self.flush_locked(&mut state);
+            let (readable, writable) = (state.discipline.readable(), state.discipline.writable());
+            drop(state);
+            if readable || signal.is_some() {
+                self.input_ready.wake_all();
+            }
+            if writable {
+                self.output_room.wake_all();
+            }
+            self.wire_ready.wake_all();
+            if let Some(signal) = signal {
+                self.signal_foreground(match signal {
+                    KeySignal::Interrupt => Signal::INT,
+                    KeySignal::Quit => Signal::QUIT,
+                    KeySignal::Suspend => Signal::TSTP,
+                });
+            }
+            if full {
+                break;
+            }
+        }
+        done
+    }
+
+    /// Whether [`Tty::receive`] would take a byte.
+    pub fn accepts(&self) -> bool {
+        self.state.lock().discipline.accepts()
+    }
+
+    /// Hand processed output to the wire, as far as it takes it.
+    fn flush_locked(&self, state: &mut State) {
+        if let Wire::Host(stream) = &self.wire {
+            loop {
+                let bytes = state.discipline.wire();
+                let count = if bytes.is_empty() { 0 } else { stream.try_write(bytes) };
+                if count == 0 {
+                    break;
+                }
+                state.discipline.sent(count);
+            }
+        }
+    }
+
+    /// Hand output to the wire and wake whoever waits for room.
+    fn flush(&self) {
+        let mut state = self.state.lock();
+        self.flush_locked(&mut state);
+        let room = state.discipline.writable();
+        drop(state);
+        self.wire_ready.wake_all();
+        if room {
+            self.output_room.wake_all();
+        }
+    }
+
+    /// Take up to `bytes.len()` bytes of output: what a pty's master reads.
+    fn fetch(&self, bytes: &mut [u8]) -> usize {
+        let mut state = self.state.lock();
+        let wire = state.discipline.wire();
+        let count = wire.len().min(bytes.len());
+        bytes[..count].copy_from_slice(&wire[..count]);
+        state.discipline.sent(count);
+        drop(state);
+        if count > 0 {
+            self.output_room.wake_all();
+        }
+        count
+    }
+
+    /// Change the window size; the foreground group hears of a change.
+    pub fn resize(&self, window: WindowSize) {
+        let changed = {
+            let mut state = self.state.lock();
+            core::mem::replace(&mut state.window, window) != window
+        };
+        if changed {
+            self.signal_foreground(Signal::WINCH);
+        }
+    }
+
+    /// Hang up: open files are dead, the session loses its terminal, its leader and the foreground group get
+    /// SIGHUP and SIGCONT.
+    pub fn hang_up(&self) {
+        let (session, foreground) = {
+            let mut state = self.state.lock();
+            state.hangups += 1;
+            state.discipline.flush(discipline::Queue::Both);
+            (core::mem::take(&mut state.session), core::mem::take(&mut state.foreground))
+        };
+        self.wake_all();
+        if let Some(session) = session.upgrade() {
+            session.controlling.lock().take();
+            crate::task::signal_session_leader(session.id, Signal::HUP);
+            crate::task::signal_session_leader(session.id, Signal::CONT);
+        }
+        if foreground != 0 {
+            let _ = crate::task::signal_group(foreground, Signal::HUP);
+            let _ = crate::task::signal_group(foreground, Signal::CONT);
+        }
+    }
+
+    fn wake_all(&self) {
+        for queue in [&self.input_ready, &self.output_room, &self.wire_ready, &self.wire_room] {
+            queue.wake_all();
+        }
+    }
+
+    /// Open the program's side.
+    ///
+    /// # Errors
+    /// `EBUSY` where a program has it for itself, `EIO` where the other end is gone, `ENOMEM`.
+    pub fn open(self: &Arc<Self>, node: Arc<dyn crate::fs::Node>, flags: crate::fs::OpenFlags) -> Result<Arc<TtyFile>> {
+        let generation = {
+            let mut state = self.state.lock();
+            if state.line == Line::Down {
+                return Err(Errno::EIO);
+            }
+            if state.sharing == Sharing::Exclusive && !job::is_privileged() {
+                return Err(Errno::EBUSY);
+            }
+            state.opens += 1;
+            state.opened_ever = state.opened_ever.wrapping_add(1);
+            state.hangups
+        };
+        let file = TtyFile::new(self.clone(), node, generation);
+        if !flags.contains(crate::fs::OpenFlags::NOCTTY) {
+            job::acquire_on_open(self);
+        }
+        self.wire_ready.wake_all();
+        Ok(file)
+    }
+}

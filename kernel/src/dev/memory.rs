@@ -1,0 +1,117 @@
+//! /dev/null, /dev/zero, /dev/full, /dev/random, /dev/urandom.
+
+use alloc::sync::Arc;
+
+use crate::fs::{Blocking, File, Mapping, Node, OpenFlags, Seekable};
+use crate::user::{Sink, Source};
+use crate::{Errno, Result, hw};
+
+const CHUNK: usize = 512;
+
+/// What reading and writing mean.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Null,
+    Zero,
+    Full,
+    Random,
+}
+
+/// One of these devices, opened.
+struct MemoryFile {
+    kind: Kind,
+    node: Arc<dyn Node>,
+}
+
+/// Open minor `minor` of major 1.
+///
+/// # Errors
+/// `ENXIO` for a minor that is none of these.
+pub fn open(node: Arc<dyn Node>, minor: u32, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+    let kind = match minor {
+        3 => Kind::Null,
+        5 => Kind::Zero,
+        7 => Kind::Full,
+        8 | 9 => Kind::Random,
+        _ => return Err(Errno::ENXIO),
+    };
+    Ok(Arc::new(MemoryFile { kind, node }))
+}
+
+/// Put `fill`'s bytes until the sink is full; a signal ends a long read.
+fn produce(sink: &mut dyn Sink, mut fill: impl FnMut(&mut [u8])) -> Result<usize> {
+    let mut chunk = [0; CHUNK];
+    let mut done = 0;
+    while sink.remaining() > 0 {
+        let count = sink.remaining().min(CHUNK);
+        fill(&mut chunk[..count]);
+        match sink.put(&chunk[..count]) {
+            Ok(placed) => done += placed,
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+        if done % (64 * CHUNK) == 0 {
+            crate::sched::cond_resched();
+            if crate::task::try_current().is_some_and(|task| task.signal_pending()) {
+                break;
+            }
+        }
+    }
+    Ok(done)
+}
+
+/// Take everything and keep nothing.
+fn swallow(source: &mut dyn Source) -> usize {
+    // The bytes are not looked at, so they are not fetched either: Linux does not fault them in.
+    source.remaining()
+}
+
+impl File for MemoryFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+
+    fn seekable(&self) -> Seekable {
+        Seekable::Offset
+    }
+
+    fn read_at(&self, _offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
+        match self.kind {
+            Kind::Null => Ok(0),
+            Kind::Zero | Kind::Full => produce(sink, |_| {}),
+            Kind::Random => produce(sink, hw::fill_random),
+        }
+    }
+
+    fn write_at(&self, _offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
+        match self.kind {
+            Kind::Full => Err(Errno::ENOSPC),
+            // What is written to the generator is no more random than what it has: it is not mixed in.
+            _ => Ok(swallow(source)),
+        }
+    }
+
+    fn append(&self, source: &mut dyn Source, blocking: Blocking) -> Result<(usize, u64)> {
+        self.write_at(0, source, blocking).map(|count| (count, 0))
+    }
+
+    fn end(&self) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn mapping(&self) -> Result<Mapping> {
+        if self.kind == Kind::Zero { Ok(Mapping::Zeroes) } else { Err(Errno::ENODEV) }
+    }
+
+    fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
+        // RNDGETENTCNT: the generator is seeded before the first program runs, and full ever after.
+        const RNDGETENTCNT: u32 = 0x8004_5200;
+        match (self.kind, request) {
+            (Kind::Random, RNDGETENTCNT) => {
+                crate::user::UserPtr::new(argument).write(&256i32)?;
+                Ok(0)
+            }
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Character devices and the program's standard streams.
+
+mod memory;
+pub mod stdio;
+pub mod stream;
+mod terminal;
+
+use crate::fs::device::{register_char, register_fifos};
+use crate::tty::pty;
+
+/// Serve the character devices' numbers. Called once, before the first program runs.
+pub fn init() {
+    register_char(1, 3..=9, "mem", memory::open);
+    register_char(4, 0..=1, "tty", terminal::open_virtual);
+    register_char(5, 0..=2, "/dev/tty", terminal::open_alternate);
+    register_char(pty::SLAVE_MAJOR, 0..=pty::MOST as u32 - 1, "pts", pty::open_slave);
+    register_fifos(crate::fs::pipe::open_named);
+}

@@ -1,0 +1,213 @@
+//! The program's standard streams where the host's are no terminals: byte streams with the manners of a pipe.
+//!
+//! The host sends stdin's bytes on the stream and, on the control channel, how many there are in all: the end of
+//! the file is where both agree, whichever comes first. Output waits for the host when it reads slowly; nothing
+//! is dropped, and [`flush`] waits for the last byte before the machine goes away.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::stream::HostStream;
+use crate::fs::anonymous::AnonymousNode;
+use crate::fs::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
+use crate::sync::{Mutex, PollWaiter, SpinLock};
+use crate::user::{Sink, Source};
+use crate::{Errno, Result};
+
+const CHUNK: usize = 1024;
+/// The host has not told how long stdin is.
+const UNKNOWN: u64 = u64::MAX;
+
+/// What the host said about stdin's length.
+static INPUT_LENGTH: AtomicU64 = AtomicU64::new(UNKNOWN);
+/// Bytes of stdin taken off the stream.
+static INPUT_TAKEN: AtomicU64 = AtomicU64::new(0);
+/// The streams, once there are any: stdin and stdout share the first.
+static STREAMS: SpinLock<Option<Streams>> = SpinLock::new(None);
+
+/// The host's ends.
+#[derive(Clone)]
+pub struct Streams {
+    /// stdin and stdout.
+    pub standard: Arc<HostStream>,
+    /// stderr.
+    pub error: Arc<HostStream>,
+}
+
+/// Make the streams known.
+pub fn init(streams: Streams) {
+    *STREAMS.lock() = Some(streams);
+}
+
+/// The streams, if there are any.
+pub fn streams() -> Option<Streams> {
+    STREAMS.lock().clone()
+}
+
+/// The host has sent all of stdin: `total` bytes since the start.
+pub fn end_of_input(total: u64) {
+    INPUT_LENGTH.store(total, Ordering::SeqCst);
+    if let Some(streams) = streams() {
+        streams.standard.changed().wake_all();
+    }
+}
+
+/// Wait until the host has taken all output.
+pub fn flush() {
+    if let Some(streams) = streams() {
+        // A signal cannot matter any more: the program is gone.
+        let _ = streams.standard.drain();
+        let _ = streams.error.drain();
+    }
+}
+
+fn at_end() -> bool {
+    INPUT_TAKEN.load(Ordering::SeqCst) >= INPUT_LENGTH.load(Ordering::SeqCst)
+}
+
+/// Which of the standard streams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standard {
+    /// Read.
+    Input,
+    /// Written.
+    Output,
+    /// Written.
+    Error,
+}
+
+/// A standard stream, opened.
+struct StreamFile {
+    stream: Arc<HostStream>,
+    standard: Standard,
+    node: Arc<dyn Node>,
+    /// One reader or writer at a time, so that a call's bytes stay together.
+    turn: Mutex<()>,
+}
+
+/// The open file for one of the standard streams.
+///
+/// # Errors
+/// `ENXIO` where the host gave no streams.
+pub fn open(standard: Standard) -> Result<Arc<dyn File>> {
+    let streams = streams().ok_or(Errno::ENXIO)?;
+    let stream = if standard == Standard::Error { streams.error } else { streams.standard };
+    let node = AnonymousNode::with_open(NodeKind::Fifo, "pipe", move |_, _: OpenFlags| open(standard));
+    Ok(Arc::new(StreamFile { stream, standard, node, turn: Mutex::new(()) }))
+}
+
+impl StreamFile {
+    fn take(&self, sink: &mut dyn Sink) -> Result<usize> {
+        let _turn = self.turn.lock();
+        let mut chunk = [0; CHUNK];
+        let mut done = 0;
+        while sink.remaining() > 0 {
+            let wanted = sink.remaining().min(CHUNK);
+            let count = self.stream.try_read(&mut chunk[..wanted]);
+            if count == 0 {
+                break;
+            }
+            INPUT_TAKEN.fetch_add(count as u64, Ordering::SeqCst);
+            let placed = match sink.put(&chunk[..count]) {
+                Ok(placed) => placed,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            };
+            done += placed;
+            if placed < count {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl File for StreamFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+
+    fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        if self.standard != Standard::Input {
+            return Err(Errno::EBADF);
+        }
+        if sink.remaining() == 0 {
+            return Ok(0);
+        }
+        loop {
+            let count = self.take(sink)?;
+            if count > 0 || at_end() {
+                return Ok(count);
+            }
+            if blocking == Blocking::Never {
+                return Err(Errno::EAGAIN);
+            }
+            self.stream.changed().wait_until(|| (self.stream.is_readable() || at_end()).then_some(()))?;
+        }
+    }
+
+    fn write_at(&self, _offset: u64, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
+        if self.standard == Standard::Input {
+            return Err(Errno::EBADF);
+        }
+        let _turn = self.turn.lock();
+        let mut chunk = [0; CHUNK];
+        let mut done = 0;
+        while source.remaining() > 0 {
+            // Room first: a source gives its bytes only once.
+            if !self.stream.is_writable() {
+                let waited = match blocking {
+                    Blocking::Never => Err(Errno::EAGAIN),
+                    Blocking::Wait => {
+                        self.stream.changed().wait_until(|| self.stream.is_writable().then_some(()))
+                    }
+                };
+                match waited {
+                    Ok(()) => {}
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(error) => return Err(error),
+                }
+            }
+            let count = match source.take(&mut chunk) {
+                Ok(count) => count,
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            };
+            let mut sent = 0;
+            while sent < count {
+                match self.stream.try_write(&chunk[sent..count]) {
+                    0 if blocking == Blocking::Never => {
+                        return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+                    }
+                    0 => {
+                        let room = || self.stream.is_writable().then_some(());
+                        match self.stream.changed().wait_until(room) {
+                            Ok(()) => {}
+                            Err(_) if done > 0 => return Ok(done),
+                            Err(error) => return Err(error),
+                        }
+                    }
+                    taken => {
+                        sent += taken;
+                        done += taken;
+                    }
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        if let Some(waiter) = waiter {
+            waiter.register(self.stream.changed());
+        }
+        let mut ready = Ready::empty();
+        if self.standard == Standard::Input {
+            ready.set(Ready::IN, self.stream.is_readable());
+            ready.set(Ready::HUP, at_end());
+        } else {
+            ready.set(Ready::OUT, self.stream.is_writable());
+        }
+        ready
+    }
+}

@@ -1,0 +1,180 @@
+//! ioctl(2) on terminals: ioctl_tty(2).
+
+use linux_raw_sys::general as c;
+use linux_raw_sys::ioctl as io;
+
+use super::discipline::Queue;
+use super::job::{self, Steal};
+use super::termios::{Termios, Termios2, WindowSize};
+use super::{Sharing, Tty, TtyFile, Wire};
+use alloc::sync::Arc;
+
+use crate::task::Signal;
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+/// The speed reported in termios2; nothing is paced by it.
+const SPEED: u32 = 38400;
+
+/// When new settings take hold.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    Now,
+    /// When written output is on the wire.
+    Drained,
+    /// Then, and unread input is thrown away.
+    Flushed,
+}
+
+fn put<T: zerocopy::IntoBytes + zerocopy::Immutable>(argument: u64, value: T) -> Result<i64> {
+    UserPtr::new(argument).write(&value)?;
+    Ok(0)
+}
+
+impl Tty {
+    /// What both sides of a pty answer alike. `None` for a request that is not one of these.
+    pub(super) fn common_control(self: &Arc<Self>, request: u32, argument: u64) -> Option<Result<i64>> {
+        Some(match request {
+            io::TCGETS => put(argument, *self.state.lock().discipline.termios()),
+            io::TCGETS2 => {
+                let termios = *self.state.lock().discipline.termios();
+                put(argument, Termios2 { termios, ispeed: SPEED, ospeed: SPEED })
+            }
+            io::TIOCGWINSZ => put(argument, self.state.lock().window),
+            io::TIOCSWINSZ => UserPtr::<WindowSize>::new(argument).read().map(|window| {
+                self.resize(window);
+                0
+            }),
+            io::TIOCGETD => put(argument, 0i32),
+            io::TIOCSETD => match UserPtr::<i32>::new(argument).read() {
+                Ok(0) => Ok(0),
+                Ok(_) => Err(Errno::EINVAL),
+                Err(error) => Err(error),
+            },
+            io::TIOCGDEV => put(argument, self.device() as u32),
+            io::TIOCEXCL => self.set_sharing(Sharing::Exclusive),
+            io::TIOCNXCL => self.set_sharing(Sharing::Open),
+            io::TIOCGEXCL => {
+                let exclusive = self.state.lock().sharing == Sharing::Exclusive;
+                put(argument, i32::from(exclusive))
+            }
+            // Faking input lets a program type into its parent's shell: refused, as Linux 6.2 and later do.
+            io::TIOCSTI => Err(Errno::EIO),
+            _ => return None,
+        })
+    }
+
+    fn set_sharing(&self, sharing: Sharing) -> Result<i64> {
+        self.state.lock().sharing = sharing;
+        Ok(0)
+    }
+
+    pub(super) fn set_termios(&self, mut termios: Termios) {
+        termios.line = 0;
+        let mut state = self.state.lock();
+        state.discipline.set_termios(termios);
+        self.flush_locked(&mut state);
+        drop(state);
+        self.wake_all();
+    }
+
+    pub(super) fn flush_queue(&self, selector: u64) -> Result<i64> {
+        let queue = match selector as u32 {
+            c::TCIFLUSH => Queue::Input,
+            c::TCOFLUSH => Queue::Output,
+            c::TCIOFLUSH => Queue::Both,
+            _ => return Err(Errno::EINVAL),
+        };
+        self.state.lock().discipline.flush(queue);
+        self.wake_all();
+        Ok(0)
+    }
+}
+
+impl TtyFile {
+    pub(super) fn control(&self, request: u32, argument: u64) -> Result<i64> {
+        let tty = self.tty();
+        if self.is_dead() {
+            return Err(if request == io::TIOCSPGRP { Errno::ENOTTY } else { Errno::EIO });
+        }
+        // What changes the terminal is for the foreground group.
+        match request {
+            io::TCSETS | io::TCSETSW | io::TCSETSF | io::TCSETS2 | io::TCSETSW2 | io::TCSETSF2 | io::TCFLSH
+            | io::TCXONC | io::TCSBRK | io::TCSBRKP | io::TIOCSETD => job::check_change(tty)?,
+            _ => {}
+        }
+        if let Some(answer) = tty.common_control(request, argument) {
+            return answer;
+        }
+        match request {
+            io::TCSETS => self.set(UserPtr::new(argument).read()?, When::Now),
+            io::TCSETSW => self.set(UserPtr::new(argument).read()?, When::Drained),
+            io::TCSETSF => self.set(UserPtr::new(argument).read()?, When::Flushed),
+            io::TCSETS2 => self.set2(argument, When::Now),
+            io::TCSETSW2 => self.set2(argument, When::Drained),
+            io::TCSETSF2 => self.set2(argument, When::Flushed),
+            io::FIONREAD => put(argument, tty.state.lock().discipline.readable_bytes() as i32),
+            io::TIOCOUTQ => put(argument, tty.state.lock().discipline.output_length() as i32),
+            io::TCFLSH => tty.flush_queue(argument),
+            io::TCXONC => self.flow(argument),
+            // A break means nothing on these wires; tcdrain is TCSBRK with 1.
+            io::TCSBRK | io::TCSBRKP => self.drain().map(|()| 0),
+            io::TIOCSCTTY => {
+                let steal = if argument == 1 { Steal::Allowed } else { Steal::Never };
+                job::acquire(tty, steal).map(|()| 0)
+            }
+            io::TIOCNOTTY => job::release(tty).map(|()| 0),
+            io::TIOCGPGRP => put(argument, job::foreground(tty)? as i32),
+            io::TIOCSPGRP => job::set_foreground(tty, UserPtr::new(argument).read()?).map(|()| 0),
+            io::TIOCGSID => put(argument, job::session(tty)? as i32),
+            io::TIOCVHANGUP if job::is_privileged() => {
+                tty.hang_up();
+                Ok(0)
+            }
+            io::TIOCVHANGUP => Err(Errno::EPERM),
+            io::TIOCGPTN if matches!(tty.wire, Wire::Master) => put(argument, tty.minor),
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+
+    fn set2(&self, argument: u64, when: When) -> Result<i64> {
+        let settings: Termios2 = UserPtr::new(argument).read()?;
+        self.set(settings.termios, when)
+    }
+
+    fn set(&self, termios: Termios, when: When) -> Result<i64> {
+        if when != When::Now {
+            self.drain()?;
+        }
+        if when == When::Flushed {
+            self.tty().state.lock().discipline.flush(Queue::Input);
+        }
+        self.tty().set_termios(termios);
+        Ok(0)
+    }
+
+    fn flow(&self, action: u64) -> Result<i64> {
+        let tty = self.tty();
+        let mut state = tty.state.lock();
+        match action as u32 {
+            c::TCOOFF => state.discipline.suspend_output(),
+            c::TCOON => state.discipline.resume_output(),
+            // The other end has no flow control of its own: there is nobody to ask.
+            c::TCIOFF | c::TCION => {}
+            _ => return Err(Errno::EINVAL),
+        }
+        drop(state);
+        tty.flush();
+        Ok(0)
+    }
+}
+
+/// TIOCSIG on a pty master: a signal for the slave's foreground group.
+pub(super) fn signal_by_master(tty: &Tty, number: u64) -> Result<i64> {
+    let signal = i64::try_from(number).ok().and_then(Signal::new).ok_or(Errno::EINVAL)?;
+    if ![Signal::INT, Signal::QUIT, Signal::TSTP].contains(&signal) {
+        return Err(Errno::EINVAL);
+    }
+    tty.signal_foreground(signal);
+    Ok(0)
+}

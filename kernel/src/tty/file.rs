@@ -1,0 +1,259 @@
+//! An open terminal: reading, writing, polling.
+
+use alloc::sync::Arc;
+
+use super::discipline::Read;
+use super::{Line, Tty, job};
+use crate::fs::{Blocking, File, Node, Ready};
+use crate::sync::PollWaiter;
+use crate::user::{Sink, Source};
+use crate::{Errno, Result, time};
+
+/// Bytes that are moved between two looks at the terminal's lock.
+const CHUNK: usize = 512;
+
+/// The program's side of a terminal, opened.
+pub struct TtyFile {
+    tty: Arc<Tty>,
+    node: Arc<dyn Node>,
+    /// [`super::State::hangups`] when it was opened.
+    generation: u32,
+}
+
+/// What a look at the input found.
+enum Look {
+    Read(Read),
+    /// The terminal was hung up.
+    Dead,
+}
+
+impl TtyFile {
+    pub(super) fn new(tty: Arc<Tty>, node: Arc<dyn Node>, generation: u32) -> Arc<Self> {
+        Arc::new(Self { tty, node, generation })
+    }
+
+    /// The terminal.
+    pub fn tty(&self) -> &Arc<Tty> {
+        &self.tty
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        let state = self.tty.state.lock();
+        state.hangups != self.generation || state.line == Line::Down
+    }
+
+    fn look(&self, bytes: &mut [u8]) -> Look {
+        let mut state = self.tty.state.lock();
+        let read = state.discipline.read(bytes);
+        // What arrived before the other end went away can still be read.
+        if read == Read::Empty && (state.hangups != self.generation || state.line == Line::Down) {
+            return Look::Dead;
+        }
+        drop(state);
+        if read != Read::Empty {
+            self.tty.wire_room.wake_all();
+        }
+        Look::Read(read)
+    }
+
+    /// Sleep until there is input or none will come; `false` when the deadline has passed.
+    fn wait_for_input(&self, deadline: Option<u64>) -> Result<bool> {
+        let ready = || {
+            let state = self.tty.state.lock();
+            let dead = state.hangups != self.generation || state.line == Line::Down;
+            (dead || state.discipline.has_input()).then_some(())
+        };
+        Ok(self.tty.input_ready.wait_until_deadline(deadline, ready)?.is_some())
+    }
+
+    fn read(&self, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        let (canonical, min, timeout) = {
+            let state = self.tty.state.lock();
+            let termios = state.discipline.termios();
+            (state.discipline.is_canonical(), termios.min(), termios.time())
+        };
+        // VTIME is a limit for the whole read where VMIN is 0, else one between bytes that starts with the first.
+        let mut deadline = match (canonical, min, timeout) {
+            (false, 0, timeout) => Some(time::now() + timeout.unwrap_or(0)),
+            _ => None,
+        };
+        let mut done = 0;
+        let mut chunk = [0; CHUNK];
+        loop {
+            let wanted = sink.remaining().min(CHUNK);
+            if wanted == 0 {
+                return Ok(done);
+            }
+            match self.look(&mut chunk[..wanted]) {
+                Look::Dead => return Ok(done),
+                Look::Read(Read::Done(count)) => {
+                    done += put(sink, &chunk[..count], done)?;
+                    if canonical || done >= min.max(1) && (count < wanted || sink.remaining() == 0) {
+                        return Ok(done);
+                    }
+                    if !canonical && min > 0 {
+                        deadline = timeout.map(|timeout| time::now() + timeout);
+                    }
+                    continue;
+                }
+                Look::Read(Read::Part(count)) => {
+                    done += put(sink, &chunk[..count], done)?;
+                    if sink.remaining() == 0 {
+                        self.tty.state.lock().discipline.skip_end_of_file();
+                        return Ok(done);
+                    }
+                    continue;
+                }
+                Look::Read(Read::Empty) => {}
+            }
+            if done > 0 && (canonical || done >= min.max(1)) {
+                return Ok(done);
+            }
+            if !canonical && min == 0 && timeout.is_none() {
+                return Ok(0);
+            }
+            if blocking == Blocking::Never {
+                return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+            }
+            match self.wait_for_input(deadline) {
+                Ok(true) => {}
+                Ok(false) => return Ok(done),
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+            job::check_read(&self.tty)?;
+        }
+    }
+
+    fn write(&self, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
+        let mut done = 0;
+        let mut chunk = [0; CHUNK];
+        while source.remaining() > 0 {
+            let count = match source.take(&mut chunk) {
+                Ok(count) => count,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            };
+            match self.write_chunk(&chunk[..count], blocking, &mut done) {
+                Ok(()) => {}
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_chunk(&self, bytes: &[u8], blocking: Blocking, done: &mut usize) -> Result<()> {
+        let tty = &self.tty;
+        let mut rest = bytes;
+        loop {
+            let count = {
+                let mut state = tty.state.lock();
+                if state.hangups != self.generation || state.line == Line::Down {
+                    return Err(Errno::EIO);
+                }
+                let count = state.discipline.write(rest);
+                tty.flush_locked(&mut state);
+                count
+            };
+            tty.wire_ready.wake_all();
+            *done += count;
+            rest = &rest[count..];
+            if rest.is_empty() {
+                return Ok(());
+            }
+            if count > 0 {
+                continue;
+            }
+            if blocking == Blocking::Never {
+                return Err(Errno::EAGAIN);
+            }
+            tty.output_room.wait_until(|| {
+                let mut state = tty.state.lock();
+                let dead = state.hangups != self.generation || state.line == Line::Down;
+                tty.flush_locked(&mut state);
+                (dead || state.discipline.writable()).then_some(())
+            })?;
+        }
+    }
+
+    /// Wait until all output is on the wire (tcdrain).
+    pub(super) fn drain(&self) -> Result<()> {
+        self.tty.output_room.wait_until(|| {
+            let mut state = self.tty.state.lock();
+            self.tty.flush_locked(&mut state);
+            let dead = state.hangups != self.generation || state.line == Line::Down;
+            (dead || state.discipline.output_length() == 0).then_some(())
+        })
+    }
+}
+
+/// Put all of `bytes`; a fault after the first byte of the call shortens it.
+fn put(sink: &mut dyn Sink, bytes: &[u8], done: usize) -> Result<usize> {
+    match sink.put(bytes) {
+        Ok(count) if count == bytes.len() || done > 0 || count > 0 => Ok(count),
+        Ok(_) if bytes.is_empty() => Ok(0),
+        Ok(_) => Err(Errno::EFAULT),
+        Err(_) if done > 0 => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+impl File for TtyFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+
+    fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        if self.is_dead() {
+            return Ok(0);
+        }
+        job::check_read(&self.tty)?;
+        self.read(sink, blocking)
+    }
+
+    fn write_at(&self, _offset: u64, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
+        if self.is_dead() {
+            return Err(Errno::EIO);
+        }
+        job::check_write(&self.tty)?;
+        self.write(source, blocking)
+    }
+
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        let tty = &self.tty;
+        if let Some(waiter) = waiter {
+            waiter.register(&tty.input_ready);
+            waiter.register(&tty.output_room);
+        }
+        let mut state = tty.state.lock();
+        if state.hangups != self.generation || state.line == Line::Down {
+            return Ready::IN | Ready::OUT | Ready::ERR | Ready::HUP;
+        }
+        tty.flush_locked(&mut state);
+        let mut ready = Ready::empty();
+        ready.set(Ready::IN, state.discipline.readable());
+        ready.set(Ready::OUT, state.discipline.writable());
+        ready
+    }
+
+    fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
+        self.control(request, argument)
+    }
+}
+
+impl Drop for TtyFile {
+    fn drop(&mut self) {
+        let last = {
+            let mut state = self.tty.state.lock();
+            state.opens -= 1;
+            if state.opens == 0 {
+                state.sharing = super::Sharing::Open;
+            }
+            state.opens == 0
+        };
+        if last {
+            self.tty.wire_ready.wake_all();
+        }
+    }
+}

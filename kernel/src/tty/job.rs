@@ -1,0 +1,184 @@
+//! Job control: which session a terminal controls, and which of its groups is in the foreground.
+//!
+//! The link between a [`Session`] and its terminal is kept twice, here and in the session; both sides change
+//! together, the session's lock taken first, then the terminal's. Signals are sent with neither held.
+//!
+//! Source: POSIX.1-2017, 11.1.3 to 11.1.4.
+
+use alloc::sync::{Arc, Weak};
+
+use linux_raw_sys::general as c;
+
+use super::{Line, Tty};
+use crate::task::{self, Pid, Process, Session, Signal};
+use crate::{Errno, Result};
+
+/// The calling process; none for kernel tasks, to whom job control means nothing.
+fn caller() -> Option<Arc<Process>> {
+    Some(task::try_current()?.process().clone())
+}
+
+/// Whether the caller may do what only an administrator may.
+pub(super) fn is_privileged() -> bool {
+    caller().is_none_or(|process| process.credentials().is_privileged())
+}
+
+/// The caller's controlling terminal.
+pub fn controlling() -> Option<Arc<Tty>> {
+    caller()?.session().controlling.lock().clone()
+}
+
+fn controls(session: &Session, tty: &Arc<Tty>) -> bool {
+    session.controlling.lock().as_ref().is_some_and(|other| Arc::ptr_eq(other, tty))
+}
+
+/// The caller's session and group, if `tty` controls it and another group is in the foreground.
+fn background(tty: &Arc<Tty>) -> Option<(Arc<Process>, Pid)> {
+    let process = caller()?;
+    if !controls(&process.session(), tty) {
+        return None;
+    }
+    let (group, foreground) = (process.group(), tty.foreground());
+    (foreground != 0 && group != foreground).then_some((process, group))
+}
+
+fn stop(group: Pid, signal: Signal) -> Result<()> {
+    if task::group_is_orphaned(group) {
+        return Err(Errno::EIO);
+    }
+    task::signal_group(group, signal)?;
+    Err(Errno::ERESTARTSYS)
+}
+
+/// Only the foreground group reads; another is stopped by SIGTTIN.
+pub(super) fn check_read(tty: &Arc<Tty>) -> Result<()> {
+    match background(tty) {
+        None => Ok(()),
+        Some(_) if task::current().is_blocked_or_ignored(Signal::TTIN) => Err(Errno::EIO),
+        Some((_, group)) => stop(group, Signal::TTIN),
+    }
+}
+
+/// With TOSTOP only the foreground group writes.
+pub(super) fn check_write(tty: &Arc<Tty>) -> Result<()> {
+    let tostop = tty.state.lock().discipline.termios().local(c::TOSTOP);
+    if tostop { check_change(tty) } else { Ok(()) }
+}
+
+/// Only the foreground group changes the terminal; another is stopped by SIGTTOU, unless it ignores that.
+pub(super) fn check_change(tty: &Arc<Tty>) -> Result<()> {
+    match background(tty) {
+        None => Ok(()),
+        Some(_) if task::current().is_blocked_or_ignored(Signal::TTOU) => Ok(()),
+        Some((_, group)) => stop(group, Signal::TTOU),
+    }
+}
+
+/// Whether a terminal may be taken from another session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Steal {
+    Never,
+    /// An administrator asked for it (TIOCSCTTY with 1).
+    Allowed,
+}
+
+/// Make `tty` the controlling terminal of the caller's session (TIOCSCTTY).
+pub(super) fn acquire(tty: &Arc<Tty>, steal: Steal) -> Result<()> {
+    let process = caller().ok_or(Errno::EPERM)?;
+    let session = process.session();
+    if controls(&session, tty) && session.id == process.pid {
+        return Ok(());
+    }
+    if session.id != process.pid || session.controlling.lock().is_some() {
+        return Err(Errno::EPERM);
+    }
+    if let Some(other) = tty.control().0 {
+        if steal == Steal::Never || !is_privileged() {
+            return Err(Errno::EPERM);
+        }
+        other.controlling.lock().take();
+    }
+    attach(tty, &session, process.group());
+    Ok(())
+}
+
+/// The session leader's first terminal becomes its controlling one, if it has none and the terminal is free.
+pub(super) fn acquire_on_open(tty: &Arc<Tty>) {
+    let Some(process) = caller() else { return };
+    let session = process.session();
+    let free = session.id == process.pid && session.controlling.lock().is_none() && tty.control().0.is_none();
+    if free {
+        attach(tty, &session, process.group());
+    }
+}
+
+/// Tie `session` and `tty` together, with `group` in the foreground.
+pub fn attach(tty: &Arc<Tty>, session: &Arc<Session>, group: Pid) {
+    let mut controlling = session.controlling.lock();
+    let mut state = tty.state.lock();
+    if state.line == Line::Up {
+        *controlling = Some(tty.clone());
+        state.session = Arc::downgrade(session);
+        state.foreground = group;
+    }
+}
+
+/// The session gives up its terminal: its leader has ended, or asked for it (TIOCNOTTY). The foreground group gets
+/// SIGHUP and SIGCONT.
+pub fn leave_session(session: &Arc<Session>) {
+    let Some(tty) = session.controlling.lock().take() else { return };
+    let foreground = {
+        let mut state = tty.state.lock();
+        state.session = Weak::new();
+        core::mem::take(&mut state.foreground)
+    };
+    if foreground != 0 {
+        // The group may be gone.
+        let _ = task::signal_group(foreground, Signal::HUP);
+        let _ = task::signal_group(foreground, Signal::CONT);
+    }
+}
+
+/// TIOCNOTTY.
+pub(super) fn release(tty: &Arc<Tty>) -> Result<()> {
+    let process = caller().ok_or(Errno::ENOTTY)?;
+    let session = process.session();
+    if !controls(&session, tty) {
+        return Err(Errno::ENOTTY);
+    }
+    if session.id == process.pid {
+        leave_session(&session);
+    }
+    Ok(())
+}
+
+/// TIOCGPGRP.
+pub(super) fn foreground(tty: &Arc<Tty>) -> Result<Pid> {
+    let process = caller().ok_or(Errno::ENOTTY)?;
+    if controls(&process.session(), tty) { Ok(tty.foreground()) } else { Err(Errno::ENOTTY) }
+}
+
+/// TIOCSPGRP.
+pub(super) fn set_foreground(tty: &Arc<Tty>, group: i32) -> Result<()> {
+    check_change(tty)?;
+    let process = caller().ok_or(Errno::ENOTTY)?;
+    let session = process.session();
+    if !controls(&session, tty) {
+        return Err(Errno::ENOTTY);
+    }
+    let group = Pid::try_from(group).map_err(|_| Errno::EINVAL)?;
+    match task::group_session(group) {
+        None => Err(Errno::ESRCH),
+        Some(id) if id != session.id => Err(Errno::EPERM),
+        Some(_) => {
+            tty.state.lock().foreground = group;
+            Ok(())
+        }
+    }
+}
+
+/// TIOCGSID.
+pub(super) fn session(tty: &Arc<Tty>) -> Result<Pid> {
+    let session = caller().ok_or(Errno::ENOTTY)?.session();
+    if controls(&session, tty) { Ok(session.id) } else { Err(Errno::ENOTTY) }
+}

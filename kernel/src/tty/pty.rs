@@ -1,0 +1,471 @@
+//! Pseudo-terminals: /dev/ptmx makes a master, /dev/pts/N is the terminal that it serves.
+//!
+//! A pair lives as long as its master is open or a program has the terminal open. Its number is free again when
+//! both are gone. Closing the master hangs the terminal up for good; closing every slave shows on the master
+//! as EIO once the output is read, until a program opens it again.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+
+use linux_raw_sys::ioctl as io;
+
+use super::termios::Termios;
+use super::{Line, Tty, Wire, control};
+use crate::fs::device::make_device;
+use crate::fs::{
+    Blocking, DirEntry, File, Identity, Metadata, Node, NodeKind, OpenFlags, Ready, SetMetadata,
+};
+use crate::sync::{PollWaiter, SpinLock};
+use crate::user::{Sink, Source, UserPtr};
+use crate::{Errno, Result, time};
+
+/// Major number of the terminals.
+pub const SLAVE_MAJOR: u32 = 136;
+/// Major and minor of /dev/ptmx.
+pub const PTMX: (u32, u32) = (5, 2);
+/// The most pairs at one time (/proc/sys/kernel/pty/max).
+pub const MOST: usize = 4096;
+/// Device number of the devpts file system.
+const DEVICE: u64 = make_device(0, 22);
+const CHUNK: usize = 512;
+
+/// Whether the terminal may be opened: a master unlocks it when it has set it up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lock {
+    Locked,
+    Unlocked,
+}
+
+/// What the master keeps beside the terminal.
+struct Pair {
+    tty: Arc<Tty>,
+    state: SpinLock<PairState>,
+}
+
+struct PairState {
+    lock: Lock,
+    /// TIOCPKT.
+    packets: bool,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    made: crate::fs::Timestamp,
+}
+
+static PAIRS: SpinLock<Vec<Weak<Pair>>> = SpinLock::new(Vec::new());
+
+fn find(number: u32) -> Option<Arc<Pair>> {
+    PAIRS.lock().get(number as usize)?.upgrade()
+}
+
+/// A new pair with the lowest free number.
+fn make() -> Result<Arc<Pair>> {
+    let mut fresh = Vec::new();
+    loop {
+        let number = {
+            let pairs = PAIRS.lock();
+            pairs.iter().position(|pair| pair.strong_count() == 0).unwrap_or(pairs.len())
+        };
+        if number >= MOST {
+            return Err(Errno::ENOSPC);
+        }
+        let tty = Tty::new(SLAVE_MAJOR, number as u32, Wire::Master, Termios::standard())?;
+        let state = PairState {
+            lock: Lock::Locked,
+            packets: false,
+            mode: 0o620,
+            uid: 0,
+            gid: 5,
+            made: time::wall(),
+        };
+        let pair = Arc::new(Pair { tty, state: SpinLock::new(state) });
+        fresh.try_reserve(number + 1).map_err(|_| Errno::ENOMEM)?;
+        let mut pairs = PAIRS.lock();
+        if pairs.len() == number {
+            if pairs.capacity() == number {
+                fresh.append(&mut pairs);
+                core::mem::swap(&mut *pairs, &mut fresh);
+            }
+            pairs.push(Arc::downgrade(&pair));
+            return Ok(pair);
+        }
+        if pairs.get(number).is_some_and(|pair| pair.strong_count() == 0) {
+            pairs[number] = Arc::downgrade(&pair);
+            return Ok(pair);
+        }
+    }
+}
+
+/// Open /dev/ptmx: a new pair's master.
+///
+/// # Errors
+/// `ENOSPC` where there are too many, `ENOMEM`.
+pub fn open_master(node: Arc<dyn Node>) -> Result<Arc<dyn File>> {
+    Ok(Arc::new(Master { pair: make()?, node }))
+}
+
+/// Open the terminal `number`.
+///
+/// # Errors
+/// `EIO` where its master is gone or has not unlocked it.
+pub fn open_slave(node: Arc<dyn Node>, number: u32, flags: OpenFlags) -> Result<Arc<dyn File>> {
+    let pair = find(number).ok_or(Errno::EIO)?;
+    if pair.state.lock().lock == Lock::Locked {
+        return Err(Errno::EIO);
+    }
+    let file = pair.tty.open(node, flags)?;
+    Ok(Arc::new(Slave { file, _pair: pair }))
+}
+
+/// A program's side: keeps the pair's number in use.
+struct Slave {
+    file: Arc<super::TtyFile>,
+    _pair: Arc<Pair>,
+}
+
+impl File for Slave {
+    fn node(&self) -> Arc<dyn Node> {
+        self.file.node()
+    }
+    fn read_at(&self, offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        self.file.read_at(offset, sink, blocking)
+    }
+    fn write_at(&self, offset: u64, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
+        self.file.write_at(offset, source, blocking)
+    }
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        self.file.poll(waiter)
+    }
+    fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
+        self.file.ioctl(request, argument)
+    }
+}
+
+/// The master's side, opened.
+struct Master {
+    pair: Arc<Pair>,
+    node: Arc<dyn Node>,
+}
+
+impl Master {
+    /// Programs had the terminal open, and none has now.
+    fn is_deserted(&self) -> bool {
+        let state = self.pair.tty.state.lock();
+        state.opens == 0 && state.opened_ever != 0
+    }
+
+    fn has_output(&self) -> bool {
+        let packets = self.pair.state.lock().packets;
+        let state = self.pair.tty.state.lock();
+        !state.discipline.wire().is_empty() || (packets && state.discipline.has_packet())
+    }
+
+    /// What there is to read now: `None` for nothing.
+    fn fetch(&self, sink: &mut dyn Sink) -> Result<Option<usize>> {
+        let mut chunk = [0; CHUNK];
+        let mut done = 0;
+        if self.pair.state.lock().packets {
+            let notices = self.pair.tty.state.lock().discipline.take_packet();
+            if notices != 0 {
+                return sink.put(&[notices]).map(Some);
+            }
+            if !self.has_output() {
+                return Ok(None);
+            }
+            done += sink.put(&[linux_raw_sys::general::TIOCPKT_DATA as u8])?;
+        }
+        while sink.remaining() > 0 {
+            let wanted = sink.remaining().min(CHUNK);
+            let count = self.pair.tty.fetch(&mut chunk[..wanted]);
+            if count == 0 {
+                break;
+            }
+            done += sink.put(&chunk[..count])?;
+        }
+        Ok((done > 0).then_some(done))
+    }
+
+    fn open_peer(&self, flags: OpenFlags) -> Result<i64> {
+        let number = self.pair.tty.minor;
+        let node: Arc<dyn Node> = Arc::new(SlaveNode { number });
+        let file = self.pair.tty.open(node, flags)?;
+        let file: Arc<dyn File> = Arc::new(Slave { file, _pair: self.pair.clone() });
+        crate::fs::anonymous::install(file, flags).map(i64::from)
+    }
+}
+
+impl File for Master {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+
+    fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        if sink.remaining() == 0 {
+            return Ok(0);
+        }
+        loop {
+            let deserted = self.is_deserted();
+            if let Some(count) = self.fetch(sink)? {
+                return Ok(count);
+            }
+            if deserted {
+                return Err(Errno::EIO);
+            }
+            if blocking == Blocking::Never {
+                return Err(Errno::EAGAIN);
+            }
+            self.pair.tty.wire_ready.wait_until(|| (self.has_output() || self.is_deserted()).then_some(()))?;
+        }
+    }
+
+    fn write_at(&self, _offset: u64, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
+        let tty = &self.pair.tty;
+        let mut chunk = [0; CHUNK];
+        let mut done = 0;
+        while source.remaining() > 0 {
+            // Room first: what is taken from the source must not be lost.
+            if !tty.accepts() {
+                let waited = match blocking {
+                    Blocking::Never => Err(Errno::EAGAIN),
+                    Blocking::Wait => tty.wire_room.wait_until(|| tty.accepts().then_some(())),
+                };
+                match waited {
+                    Ok(()) => {}
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(error) => return Err(error),
+                }
+            }
+            let count = match source.take(&mut chunk) {
+                Ok(count) => count,
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            };
+            let mut sent = 0;
+            while sent < count {
+                let taken = tty.receive(&chunk[sent..count]);
+                sent += taken;
+                done += taken;
+                if sent < count {
+                    let waited = match blocking {
+                        Blocking::Never => Err(Errno::EAGAIN),
+                        Blocking::Wait => tty.wire_room.wait_until(|| tty.accepts().then_some(())),
+                    };
+                    match waited {
+                        Ok(()) => {}
+                        Err(_) if done > 0 => return Ok(done),
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        let tty = &self.pair.tty;
+        if let Some(waiter) = waiter {
+            waiter.register(&tty.wire_ready);
+            waiter.register(&tty.wire_room);
+        }
+        let mut ready = Ready::empty();
+        ready.set(Ready::HUP, self.is_deserted());
+        ready.set(Ready::IN, self.has_output());
+        ready.set(Ready::OUT, tty.accepts());
+        let packets = self.pair.state.lock().packets;
+        ready.set(Ready::PRI, packets && tty.state.lock().discipline.has_packet());
+        ready
+    }
+
+    fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
+        let tty = &self.pair.tty;
+        let put = |value: i32| UserPtr::new(argument).write(&value).map(|()| 0);
+        if let Some(answer) = tty.common_control(request, argument) {
+            return answer;
+        }
+        match request {
+            io::TIOCGPTN => put(tty.minor as i32),
+            io::TIOCSPTLCK => {
+                let locked: i32 = UserPtr::new(argument).read()?;
+                self.pair.state.lock().lock = if locked != 0 { Lock::Locked } else { Lock::Unlocked };
+                Ok(0)
+            }
+            io::TIOCGPTLCK => put(i32::from(self.pair.state.lock().lock == Lock::Locked)),
+            io::TIOCGPTPEER => self.open_peer(OpenFlags::from_bits_retain(argument as u32)),
+            io::TIOCPKT => {
+                let on: i32 = UserPtr::new(argument).read()?;
+                tty.state.lock().discipline.take_packet();
+                self.pair.state.lock().packets = on != 0;
+                Ok(0)
+            }
+            io::TIOCGPKT => put(i32::from(self.pair.state.lock().packets)),
+            io::TIOCSIG => control::signal_by_master(tty, argument),
+            io::FIONREAD => put(tty.state.lock().discipline.wire().len() as i32),
+            io::TIOCOUTQ => put(0),
+            io::TCSETS | io::TCSETSW | io::TCSETSF => {
+                tty.set_termios(UserPtr::new(argument).read()?);
+                Ok(0)
+            }
+            io::TCFLSH => tty.flush_queue(argument),
+            io::TIOCGPGRP => put(tty.foreground() as i32),
+            io::TIOCGSID => put(tty.control().0.ok_or(Errno::ENOTTY)?.id as i32),
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+}
+
+impl Drop for Master {
+    fn drop(&mut self) {
+        self.pair.tty.state.lock().line = Line::Down;
+        self.pair.tty.hang_up();
+    }
+}
+
+/// The root of devpts.
+pub struct PtsDirectory;
+
+/// /dev/pts/N.
+struct SlaveNode {
+    number: u32,
+}
+
+/// Inode numbers as Linux gives them: 1 the directory, 2 ptmx, N + 3 terminal N.
+const ROOT_INODE: u64 = 1;
+const PTMX_INODE: u64 = 2;
+const FIRST_INODE: u64 = 3;
+
+fn metadata(inode: u64, kind: NodeKind, mode: u32, rdev: u64) -> Metadata {
+    Metadata {
+        device: DEVICE,
+        inode,
+        kind,
+        mode,
+        links: if kind == NodeKind::Directory { 2 } else { 1 },
+        uid: 0,
+        gid: 0,
+        rdev,
+        size: 0,
+        block_size: 1024,
+        blocks: 0,
+        accessed: time::wall(),
+        modified: time::wall(),
+        changed: time::wall(),
+    }
+}
+
+impl Node for SlaveNode {
+    fn identity(&self) -> Identity {
+        Identity { device: DEVICE, inode: FIRST_INODE + u64::from(self.number) }
+    }
+    fn kind(&self) -> NodeKind {
+        NodeKind::CharDevice
+    }
+    fn metadata(&self) -> Metadata {
+        let mut answer =
+            metadata(self.identity().inode, NodeKind::CharDevice, 0, make_device(SLAVE_MAJOR, self.number));
+        if let Some(pair) = find(self.number) {
+            let state = pair.state.lock();
+            (answer.mode, answer.uid, answer.gid) = (state.mode, state.uid, state.gid);
+            (answer.accessed, answer.modified, answer.changed) = (state.made, state.made, state.made);
+        }
+        answer
+    }
+    fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
+        let pair = find(self.number).ok_or(Errno::ENOENT)?;
+        let mut state = pair.state.lock();
+        state.mode = change.mode.unwrap_or(state.mode);
+        state.uid = change.uid.unwrap_or(state.uid);
+        state.gid = change.gid.unwrap_or(state.gid);
+        Ok(())
+    }
+    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        let number = self.number;
+        open_slave(self, number, flags)
+    }
+}
+
+/// /dev/pts/ptmx.
+struct PtmxNode;
+
+impl Node for PtmxNode {
+    fn identity(&self) -> Identity {
+        Identity { device: DEVICE, inode: PTMX_INODE }
+    }
+    fn kind(&self) -> NodeKind {
+        NodeKind::CharDevice
+    }
+    fn metadata(&self) -> Metadata {
+        metadata(PTMX_INODE, NodeKind::CharDevice, 0o666, make_device(PTMX.0, PTMX.1))
+    }
+    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+        open_master(self)
+    }
+}
+
+impl Node for PtsDirectory {
+    fn identity(&self) -> Identity {
+        Identity { device: DEVICE, inode: ROOT_INODE }
+    }
+    fn kind(&self) -> NodeKind {
+        NodeKind::Directory
+    }
+    fn metadata(&self) -> Metadata {
+        metadata(ROOT_INODE, NodeKind::Directory, 0o755, 0)
+    }
+    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+        Ok(Arc::new(OpenPtsDirectory(self)))
+    }
+    fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
+        if name == b"ptmx" {
+            return Ok(Arc::new(PtmxNode));
+        }
+        let text = core::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
+        let number: u32 = text.parse().map_err(|_| Errno::ENOENT)?;
+        // One spelling only: no sign, no leading zero.
+        if (text.starts_with('0') && text != "0") || text.starts_with('+') || !is_listed(number) {
+            return Err(Errno::ENOENT);
+        }
+        Ok(Arc::new(SlaveNode { number }))
+    }
+}
+
+/// A terminal has a name while its master is open.
+fn is_listed(number: u32) -> bool {
+    find(number).is_some_and(|pair| pair.tty.state.lock().line == Line::Up)
+}
+
+struct OpenPtsDirectory(Arc<PtsDirectory>);
+
+impl File for OpenPtsDirectory {
+    fn node(&self) -> Arc<dyn Node> {
+        self.0.clone()
+    }
+    fn seekable(&self) -> crate::fs::Seekable {
+        crate::fs::Seekable::Offset
+    }
+    fn read_dir(&self, from: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        let kind = NodeKind::CharDevice.dirent_kind();
+        let directory = NodeKind::Directory.dirent_kind();
+        let fixed: [(&[u8], u64, u8); 3] =
+            [(b".", ROOT_INODE, directory), (b"..", ROOT_INODE, directory), (b"ptmx", PTMX_INODE, kind)];
+        for (at, (name, inode, kind)) in fixed.into_iter().enumerate().skip(from as usize) {
+            if !emit(DirEntry { name, inode, kind, next: at as u64 + 1 }) {
+                return Ok(());
+            }
+        }
+        let count = PAIRS.lock().len() as u32;
+        for number in (from.saturating_sub(3) as u32)..count {
+            let entry = alloc::format!("{number}");
+            let inode = FIRST_INODE + u64::from(number);
+            let next = u64::from(number) + 4;
+            if is_listed(number) && !emit(DirEntry { name: entry.as_bytes(), inode, kind, next }) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Number of pairs in use (/proc/sys/kernel/pty/nr).
+pub fn in_use() -> usize {
+    PAIRS.lock().iter().filter(|pair| pair.strong_count() > 0).count()
+}
