@@ -23,6 +23,10 @@ mod real {
     pub fn write_user(to: u64, from: &[u8], faults: Faults) -> usize {
         usercopy::write(VirtAddr(to), from, faults)
     }
+    /// Show text on the serial line.
+    pub fn print_serial(text: core::fmt::Arguments<'_>) {
+        freehold_arch::serial::print(text);
+    }
     /// Fill `bytes` from the machine's random generator.
     pub fn fill_random(bytes: &mut [u8]) {
         use freehold_machine::Entropy;
@@ -60,6 +64,8 @@ mod real {
     pub fn write_user(_to: u64, _from: &[u8], _faults: Faults) -> usize {
         0
     }
+    /// No serial line in tests.
+    pub fn print_serial(_text: core::fmt::Arguments<'_>) {}
     /// Nothing random in tests.
     pub fn fill_random(bytes: &mut [u8]) {
         bytes.fill(4);

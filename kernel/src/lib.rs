@@ -17,6 +17,7 @@ pub mod dev;
 pub mod errno;
 pub mod fs;
 pub mod hw;
+pub mod klog;
 /// Memory as processes see it.
 pub mod mem {
     /// A process' memory.

@@ -6,6 +6,7 @@ use super::Handler::{self, Plain};
 pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (22, Plain(crate::fs::pipe::sys_pipe)),
     (24, Plain(crate::task::calls::sys_sched_yield)),
+    (103, Plain(crate::dev::sys_syslog)),
     (275, Plain(crate::fs::pipe::sys_splice)),
     (276, Plain(crate::fs::pipe::sys_tee)),
     (278, Plain(crate::fs::pipe::sys_vmsplice)),

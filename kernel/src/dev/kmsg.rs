@@ -1,0 +1,222 @@
+//! /dev/kmsg and syslog(2): the kernel's log for programs.
+
+use core::fmt::Write;
+
+use alloc::string::String;
+use alloc::sync::Arc;
+
+use crate::fs::{Blocking, File, Node, OpenFlags, Ready};
+use crate::klog::{self, Cursor, Next, Record};
+use crate::sync::{PollWaiter, SpinLock};
+use crate::syscall::Args;
+use crate::user::{Sink, Source, UserSlice};
+use crate::{Errno, Result, task};
+
+/// The log, opened: every description reads from the oldest record on.
+struct LogFile {
+    node: Arc<dyn Node>,
+    cursor: SpinLock<Cursor>,
+}
+
+/// Open /dev/kmsg.
+///
+/// # Errors
+/// None.
+pub fn open(node: Arc<dyn Node>, _minor: u32, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+    Ok(Arc::new(LogFile { node, cursor: SpinLock::new(klog::oldest()) }))
+}
+
+fn printable(text: &mut String, record: &Record) {
+    for &byte in record.text() {
+        match byte {
+            b' '..=b'~' if byte != b'\\' => text.push(char::from(byte)),
+            _ => {
+                // Writing to a string cannot fail.
+                let _ = write!(text, "\\x{byte:02x}");
+            }
+        }
+    }
+}
+
+fn has_more(cursor: &Cursor) -> bool {
+    cursor.sequence < klog::newest().sequence
+}
+
+impl File for LogFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+
+    fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        loop {
+            let mut cursor = *self.cursor.lock();
+            match klog::next(&mut cursor) {
+                Next::Record(record) => {
+                    let mut text = String::new();
+                    let micros = record.time / 1000;
+                    let _ = write!(text, "{},{},{micros},-;", record.severity, record.sequence);
+                    printable(&mut text, &record);
+                    text.push('\n');
+                    if sink.remaining() < text.len() {
+                        return Err(Errno::EINVAL);
+                    }
+                    *self.cursor.lock() = cursor;
+                    return sink.put(text.as_bytes());
+                }
+                Next::Missed(_) => {
+                    *self.cursor.lock() = cursor;
+                    return Err(Errno::EPIPE);
+                }
+                Next::End if blocking == Blocking::Never => return Err(Errno::EAGAIN),
+                Next::End => klog::arrived().wait_until(|| has_more(&cursor).then_some(()))?,
+            }
+        }
+    }
+
+    fn write_at(&self, _offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
+        let mut line = [0; klog::TEXT_BYTES];
+        let total = source.remaining();
+        let count = source.take(&mut line)?;
+        let (severity, text) = severity_of(&line[..count]);
+        klog::add(severity, format_args!("{}", String::from_utf8_lossy(text)));
+        Ok(total)
+    }
+
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        if let Some(waiter) = waiter {
+            waiter.register(&klog::arrived());
+        }
+        let mut ready = Ready::OUT;
+        ready.set(Ready::IN, has_more(&self.cursor.lock()));
+        ready
+    }
+}
+
+/// Severity and text of a line that may begin with `<N>`.
+fn severity_of(line: &[u8]) -> (klog::Severity, &[u8]) {
+    let parsed = line.strip_prefix(b"<").and_then(|rest| {
+        let end = rest.iter().position(|&byte| byte == b'>')?;
+        let number: u32 = core::str::from_utf8(&rest[..end]).ok()?.parse().ok()?;
+        Some(((number & 7) as u8, &rest[end + 1..]))
+    });
+    let (severity, text) = parsed.unwrap_or((klog::WARNING, line));
+    (severity, text.trim_ascii_end())
+}
+
+/// Where SYSLOG_ACTION_READ is, and what SYSLOG_ACTION_CLEAR cleared.
+static READ: SpinLock<Cursor> = SpinLock::new(Cursor::START);
+static CLEARED: SpinLock<Cursor> = SpinLock::new(Cursor::START);
+
+fn line_of(record: &Record) -> String {
+    let mut text = String::new();
+    let (seconds, micros) = record.stamp();
+    let _ = write!(text, "<{}>[{seconds:5}.{micros:06}] ", record.severity);
+    printable(&mut text, record);
+    text.push('\n');
+    text
+}
+
+/// Bytes of all lines from `cursor` on.
+fn size_from(mut cursor: Cursor) -> usize {
+    let mut total = 0;
+    loop {
+        match klog::next(&mut cursor) {
+            Next::Record(record) => total += line_of(&record).len(),
+            Next::Missed(_) => {}
+            Next::End => return total,
+        }
+    }
+}
+
+/// The newest lines from `cursor` on that fit.
+fn read_all(mut cursor: Cursor, sink: &mut dyn Sink) -> Result<usize> {
+    let mut skip = size_from(cursor).saturating_sub(sink.remaining());
+    let mut done = 0;
+    loop {
+        match klog::next(&mut cursor) {
+            Next::Record(record) => {
+                let line = line_of(&record);
+                if skip > 0 {
+                    skip = skip.saturating_sub(line.len());
+                } else {
+                    if sink.remaining() < line.len() {
+                        return Ok(done);
+                    }
+                    done += sink.put(line.as_bytes())?;
+                }
+            }
+            Next::Missed(_) => {}
+            Next::End => return Ok(done),
+        }
+    }
+}
+
+/// Wait for a record and read lines.
+fn read_next(sink: &mut dyn Sink) -> Result<usize> {
+    let mut done = 0;
+    loop {
+        let mut cursor = *READ.lock();
+        match klog::next(&mut cursor) {
+            Next::Record(record) => {
+                let line = line_of(&record);
+                if line.len() > sink.remaining() {
+                    return if done > 0 { Ok(done) } else { Err(Errno::EINVAL) };
+                }
+                *READ.lock() = cursor;
+                done += sink.put(line.as_bytes())?;
+            }
+            Next::Missed(_) => *READ.lock() = cursor,
+            Next::End if done > 0 => return Ok(done),
+            Next::End => klog::arrived().wait_until(|| has_more(&cursor).then_some(()))?,
+        }
+    }
+}
+
+/// syslog(type, buffer, length)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_syslog(args: &Args) -> Result<i64> {
+    let length = args.int(2);
+    let mut sink = UserSlice::new(args[1], usize::try_from(length).unwrap_or(0));
+    let action = args.int(0);
+    if matches!(action, 2..=4) && (length < 0 || args[1] == 0) {
+        return Err(Errno::EINVAL);
+    }
+    if !task::current().process().credentials().is_privileged() {
+        return Err(Errno::EPERM);
+    }
+    let count = match action {
+        0 | 1 | 6 | 7 => 0,
+        2 => read_next(&mut sink)?,
+        3 => read_all(*CLEARED.lock(), &mut sink)?,
+        4 => {
+            let end = klog::newest();
+            let count = read_all(*CLEARED.lock(), &mut sink)?;
+            *CLEARED.lock() = end;
+            count
+        }
+        5 => {
+            *CLEARED.lock() = klog::newest();
+            0
+        }
+        8 if (1..=8).contains(&length) => 0,
+        9 => size_from(*READ.lock()),
+        10 => klog::RING_BYTES,
+        _ => return Err(Errno::EINVAL),
+    };
+    Ok(count as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_severity_in_front_of_a_line_is_taken_off() {
+        assert_eq!(severity_of(b"<3>disk on fire\n"), (3, &b"disk on fire"[..]));
+        assert_eq!(severity_of(b"<30>daemon\n"), (6, &b"daemon"[..]));
+        assert_eq!(severity_of(b"plain"), (klog::WARNING, &b"plain"[..]));
+        assert_eq!(severity_of(b"<x>odd"), (klog::WARNING, &b"<x>odd"[..]));
+    }
+}

@@ -1,0 +1,275 @@
+//! The kernel's log: a ring of records, fed by the `log` crate, read by /dev/kmsg, syslog(2) and the host.
+//!
+//! Any context may log, interrupt handlers too: a record is formatted on the stack, then copied into a static ring
+//! under an interrupt-safe lock. The oldest records make room. Readers keep a [`Cursor`] and learn how many they
+//! missed. Serial output happens outside the lock, so that a slow line holds nobody up.
+
+use core::fmt::{self, Write};
+
+use alloc::sync::Arc;
+
+use crate::sync::{IrqSpinLock, WaitQueue};
+use crate::{hw, time};
+
+/// Bytes of the ring (what SYSLOG_ACTION_SIZE_BUFFER tells).
+pub const RING_BYTES: usize = 32 << 10;
+/// The longest text of one record; more is cut.
+pub const TEXT_BYTES: usize = 240;
+/// Length, severity, time; then the text.
+const HEADER_BYTES: usize = 2 + 1 + 8;
+
+/// syslog(3)'s severity, 0 the worst to 7.
+pub type Severity = u8;
+/// Error conditions.
+pub const ERROR: Severity = 3;
+/// Warnings.
+pub const WARNING: Severity = 4;
+/// Of note.
+pub const NOTICE: Severity = 5;
+/// Informational.
+pub const INFO: Severity = 6;
+/// For debugging.
+pub const DEBUG: Severity = 7;
+
+/// One record, copied out.
+#[derive(Clone, Copy)]
+pub struct Record {
+    /// Its number; the first is 0.
+    pub sequence: u64,
+    /// How bad it is.
+    pub severity: Severity,
+    /// Nanoseconds since boot.
+    pub time: u64,
+    text: [u8; TEXT_BYTES],
+    length: usize,
+}
+
+impl Record {
+    /// The text, without a newline.
+    pub fn text(&self) -> &[u8] {
+        &self.text[..self.length]
+    }
+    /// Seconds and microseconds since boot.
+    pub const fn stamp(&self) -> (u64, u64) {
+        (self.time / 1_000_000_000, self.time / 1000 % 1_000_000)
+    }
+}
+
+/// How far a reader is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Cursor {
+    /// The next record's number.
+    pub sequence: u64,
+    /// Where that is in the ring's endless coordinate; meaningless once it was overwritten.
+    position: u64,
+}
+
+/// What a reader finds.
+pub enum Next {
+    /// The next record.
+    Record(Record),
+    /// This many records were overwritten before they were read; the cursor is past them.
+    Missed(u64),
+    /// Nothing yet.
+    End,
+}
+
+impl Cursor {
+    /// The first record ever.
+    pub const START: Self = Self { sequence: 0, position: 0 };
+}
+
+struct Ring {
+    bytes: [u8; RING_BYTES],
+    /// Oldest record and end, in bytes ever written.
+    first: Cursor,
+    end: Cursor,
+}
+
+impl Ring {
+    const fn new() -> Self {
+        Self { bytes: [0; RING_BYTES], first: Cursor::START, end: Cursor::START }
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.bytes[(self.end.position % RING_BYTES as u64) as usize] = byte;
+            self.end.position += 1;
+        }
+    }
+
+    fn get(&self, position: u64, bytes: &mut [u8]) {
+        for (place, at) in bytes.iter_mut().zip(position..) {
+            *place = self.bytes[(at % RING_BYTES as u64) as usize];
+        }
+    }
+
+    fn length_at(&self, position: u64) -> u64 {
+        let mut length = [0; 2];
+        self.get(position, &mut length);
+        u64::from(u16::from_le_bytes(length))
+    }
+
+    fn add(&mut self, severity: Severity, time: u64, text: &[u8]) {
+        let length = (HEADER_BYTES + text.len()) as u64;
+        while self.end.position + length - self.first.position > RING_BYTES as u64 {
+            self.first.position += self.length_at(self.first.position);
+            self.first.sequence += 1;
+        }
+        self.put(&(length as u16).to_le_bytes());
+        self.put(&[severity]);
+        self.put(&time.to_le_bytes());
+        self.put(text);
+        self.end.sequence += 1;
+    }
+
+    fn next(&self, cursor: &mut Cursor) -> Next {
+        if cursor.sequence < self.first.sequence {
+            let missed = self.first.sequence - cursor.sequence;
+            *cursor = self.first;
+            return Next::Missed(missed);
+        }
+        if cursor.sequence >= self.end.sequence {
+            *cursor = self.end;
+            return Next::End;
+        }
+        let mut header = [0; HEADER_BYTES];
+        self.get(cursor.position, &mut header);
+        let whole = self.length_at(cursor.position);
+        let mut time = [0; 8];
+        time.copy_from_slice(&header[3..]);
+        let mut record = Record {
+            sequence: cursor.sequence,
+            severity: header[2],
+            time: u64::from_le_bytes(time),
+            text: [0; TEXT_BYTES],
+            length: whole as usize - HEADER_BYTES,
+        };
+        self.get(cursor.position + HEADER_BYTES as u64, &mut record.text[..record.length]);
+        cursor.position += whole;
+        cursor.sequence += 1;
+        Next::Record(record)
+    }
+}
+
+static RING: IrqSpinLock<Ring> = IrqSpinLock::new(Ring::new());
+/// Woken by every record; made by [`init`], since a poll needs it counted.
+static ARRIVED: spin::Once<Arc<WaitQueue>> = spin::Once::new();
+
+/// The queue that every record wakes.
+pub fn arrived() -> Arc<WaitQueue> {
+    ARRIVED.call_once(|| Arc::new(WaitQueue::new())).clone()
+}
+
+/// The oldest record there is.
+pub fn oldest() -> Cursor {
+    RING.lock().first
+}
+
+/// Behind the newest record.
+pub fn newest() -> Cursor {
+    RING.lock().end
+}
+
+/// What comes next for a reader; moves its cursor.
+pub fn next(cursor: &mut Cursor) -> Next {
+    RING.lock().next(cursor)
+}
+
+/// Text of bounded length on the stack; what does not fit is cut.
+struct Line {
+    text: [u8; TEXT_BYTES],
+    length: usize,
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let count = text.len().min(TEXT_BYTES - self.length);
+        self.text[self.length..self.length + count].copy_from_slice(&text.as_bytes()[..count]);
+        self.length += count;
+        Ok(())
+    }
+}
+
+/// Add a record, and show it on the serial line.
+pub fn add(severity: Severity, text: fmt::Arguments<'_>) {
+    let mut line = Line { text: [0; TEXT_BYTES], length: 0 };
+    // Writing to a line cannot fail; a Display that does leaves what it wrote.
+    let _ = line.write_fmt(text);
+    let bytes = line.text[..line.length].trim_ascii_end();
+    let time = time::now();
+    RING.lock().add(severity, time, bytes);
+    let (seconds, micros) = (time / 1_000_000_000, time / 1000 % 1_000_000);
+    let shown = core::str::from_utf8(bytes).unwrap_or_else(|error| {
+        core::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default()
+    });
+    hw::print_serial(format_args!("[{seconds:5}.{micros:06}] {shown}\n"));
+    if let Some(arrived) = ARRIVED.get() {
+        arrived.wake_all();
+    }
+}
+
+struct KernelLogger;
+
+impl log::Log for KernelLogger {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::max_level()
+    }
+    fn log(&self, record: &log::Record<'_>) {
+        let severity = match record.level() {
+            log::Level::Error => ERROR,
+            log::Level::Warn => WARNING,
+            log::Level::Info => INFO,
+            log::Level::Debug | log::Level::Trace => DEBUG,
+        };
+        add(severity, *record.args());
+    }
+    fn flush(&self) {}
+}
+
+/// Let the `log` crate's macros write here. Called once the heap works; records before that are lost.
+pub fn init(level: log::LevelFilter) {
+    arrived();
+    if log::set_logger(&KernelLogger).is_ok() {
+        log::set_max_level(level);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::boxed::Box;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn records_come_out_as_they_went_in() {
+        let mut ring = Box::new(Ring::new());
+        ring.add(INFO, 1_500_000_000, b"one");
+        ring.add(ERROR, 2, b"");
+        let mut cursor = Cursor::default();
+        let Next::Record(record) = ring.next(&mut cursor) else { panic!("a record") };
+        assert_eq!((record.sequence, record.severity, record.text()), (0, INFO, &b"one"[..]));
+        assert_eq!(record.stamp(), (1, 500_000));
+        let Next::Record(record) = ring.next(&mut cursor) else { panic!("a record") };
+        assert_eq!((record.sequence, record.text()), (1, &b""[..]));
+        assert!(matches!(ring.next(&mut cursor), Next::End));
+    }
+
+    #[test]
+    fn the_oldest_make_room_and_readers_learn_what_they_missed() {
+        let mut ring = Box::new(Ring::new());
+        let mut cursor = Cursor::default();
+        let text = [b'x'; TEXT_BYTES];
+        let fit = RING_BYTES / (HEADER_BYTES + TEXT_BYTES);
+        for _ in 0..fit + 7 {
+            ring.add(DEBUG, 0, &text);
+        }
+        let Next::Missed(7) = ring.next(&mut cursor) else { panic!("7 are gone") };
+        let mut seen = Vec::new();
+        while let Next::Record(record) = ring.next(&mut cursor) {
+            assert_eq!(record.text(), text);
+            seen.push(record.sequence);
+        }
+        assert_eq!(seen, (7..fit as u64 + 7).collect::<Vec<_>>());
+    }
+}
