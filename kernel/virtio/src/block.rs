@@ -52,11 +52,12 @@ enum State {
     Done(usize, u8),
 }
 
-/// A disk. `W` is what its interrupt notifies and its tasks sleep on.
-pub struct Block<S: DmaSource, T: Transport, W: Wait> {
+/// A disk.
+pub struct Block<S: DmaSource, T: Transport> {
     /// Taken by tasks only, for as long as the ring is changed. Orders with no other lock.
     inner: Mutex<Inner<S, T>>,
-    wait: W,
+    /// What the interrupt notifies and tasks sleep on.
+    wait: &'static dyn Wait,
     device: Device<S>,
     sectors: u64,
     read_only: bool,
@@ -71,12 +72,12 @@ struct Inner<S: DmaSource, T: Transport> {
     failed: bool,
 }
 
-impl<S: DmaSource, T: Transport, W: Wait> Block<S, T, W> {
-    /// Start the disk.
+impl<S: DmaSource, T: Transport> Block<S, T> {
+    /// Start the disk, whose transport's interrupt notifies `wait`.
     ///
     /// # Errors
     /// [`SetupError`].
-    pub fn new(mut transport: T, device: Device<S>, wait: W) -> Result<Self, SetupError> {
+    pub fn new(mut transport: T, device: Device<S>, wait: &'static dyn Wait) -> Result<Self, SetupError> {
         let features = negotiate(&mut transport, Features::BLOCK_READ_ONLY | Features::BLOCK_FLUSH)?;
         let sectors = transport.read_consistent(|| {
             let low: u32 = transport.read_config_space(0)?;
@@ -98,11 +99,6 @@ impl<S: DmaSource, T: Transport, W: Wait> Block<S, T, W> {
             read_only: features.contains(Features::BLOCK_READ_ONLY),
             has_cache: features.contains(Features::BLOCK_FLUSH),
         })
-    }
-
-    /// What tasks sleep on; also what the interrupt notifies.
-    pub const fn waiter(&self) -> &W {
-        &self.wait
     }
 
     /// Send one request and sleep until it is done. Returns how many bytes the device wrote into `data`.
@@ -257,11 +253,10 @@ impl<'a> OriginalMut for Tail<&mut (dyn OriginalMut + 'a)> {
     }
 }
 
-impl<S, T, W> BlockDevice for Block<S, T, W>
+impl<S, T> BlockDevice for Block<S, T>
 where
     S: DmaSource,
     T: Transport + Send,
-    W: Wait,
 {
     fn sectors(&self) -> u64 {
         self.sectors

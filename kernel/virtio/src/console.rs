@@ -12,7 +12,7 @@ use freehold_bounce::{Device, Direction, DmaError, DmaSource, Mapping};
 use freehold_virtqueue::{Chain, DeviceStatus, Part, Queue, Transport};
 use spin::Mutex;
 
-use crate::platform::{Notify, Registers};
+use crate::platform::Registers;
 use crate::transport::{Features, negotiate};
 use crate::{ByteStream, Failed, SetupError};
 
@@ -22,6 +22,9 @@ const TRANSMIT: u16 = 1;
 const RING: usize = 16;
 /// Where a byte for emergencies is written in the device's configuration.
 pub const EMERGENCY_OFFSET: u32 = 8;
+
+/// Set in every word written there.
+const EMERGENCY_MARK: u32 = 0x100;
 
 /// How many buffers a console has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,10 +38,9 @@ pub struct Buffers {
 }
 
 /// A console.
-pub struct Console<S: DmaSource, T: Transport, N: Notify, R: Registers> {
+pub struct Console<S: DmaSource, T: Transport, R: Registers> {
     /// Taken by tasks only, for as long as a copy of a buffer takes. Orders with no other lock.
     inner: Mutex<Inner<S, T>>,
-    notify: N,
     emergency: Option<R>,
 }
 
@@ -54,8 +56,8 @@ struct Inner<S: DmaSource, T: Transport> {
     failed: bool,
 }
 
-impl<S: DmaSource, T: Transport, N: Notify, R: Registers> Console<S, T, N, R> {
-    /// Start the console. `notify` is told when bytes may have come or room may have been made;
+impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
+    /// Start the console. The transport's interrupt says that bytes may have come or room may have been made;
     /// `emergency` is the register for [`ByteStream::emergency_write`], used if the device has it.
     ///
     /// # Errors
@@ -64,7 +66,6 @@ impl<S: DmaSource, T: Transport, N: Notify, R: Registers> Console<S, T, N, R> {
         mut transport: T,
         device: Device<S>,
         buffers: Buffers,
-        notify: N,
         emergency: Option<R>,
     ) -> Result<Self, SetupError> {
         let features = negotiate(&mut transport, Features::CONSOLE_EMERGENCY_WRITE)?;
@@ -101,12 +102,7 @@ impl<S: DmaSource, T: Transport, N: Notify, R: Registers> Console<S, T, N, R> {
             inner.lend(number);
         }
         inner.notify_if_wanted(RECEIVE);
-        Ok(Self { inner: Mutex::new(inner), notify, emergency })
-    }
-
-    /// What is told of changes; also what the interrupt calls.
-    pub const fn notifier(&self) -> &N {
-        &self.notify
+        Ok(Self { inner: Mutex::new(inner), emergency })
     }
 }
 
@@ -226,11 +222,10 @@ impl<S: DmaSource, T: Transport> Inner<S, T> {
     }
 }
 
-impl<S, T, N, R> ByteStream for Console<S, T, N, R>
+impl<S, T, R> ByteStream for Console<S, T, R>
 where
     S: DmaSource,
     T: Transport + Send,
-    N: Notify,
     R: Registers,
 {
     fn try_read(&self, bytes: &mut [u8]) -> Result<usize, Failed> {
@@ -276,8 +271,18 @@ where
 
     fn emergency_write(&self, byte: u8) -> bool {
         if let Some(register) = &self.emergency {
-            register.write32(0, byte.into());
+            // The low byte counts; QEMU takes a word of zero for no write at all.
+            register.write32(0, EMERGENCY_MARK | u32::from(byte));
         }
         self.emergency.is_some()
+    }
+
+    fn settle(&self, looks: usize) -> bool {
+        (0..looks).any(|_| {
+            core::hint::spin_loop();
+            self.inner
+                .try_lock()
+                .is_some_and(|mut inner| inner.reap().is_err() || inner.transmit.in_flight() == 0)
+        })
     }
 }

@@ -3,7 +3,6 @@
 extern crate std;
 
 use std::boxed::Box;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
@@ -140,16 +139,6 @@ impl Transport for Fake {
     }
 }
 
-/// Counts notices.
-#[derive(Default)]
-struct Count(AtomicUsize);
-
-impl Notify for Count {
-    fn notify(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 /// A register that remembers what was written.
 #[derive(Default, Clone)]
 struct Written(Arc<Mutex<Vec<u8>>>);
@@ -175,12 +164,12 @@ impl Registers for Written {
     }
 }
 
-type TestConsole = Console<HostMemory, Fake, Count, Written>;
+type TestConsole = Console<HostMemory, Fake, Written>;
 
 const SMALL: Buffers = Buffers { receive: 4, transmit: 4, size: 100 };
 
 fn console(fake: &Fake) -> TestConsole {
-    Console::new(fake.clone(), model::device(), SMALL, Count::default(), None).unwrap()
+    Console::new(fake.clone(), model::device(), SMALL, None).unwrap()
 }
 
 #[test]
@@ -264,8 +253,7 @@ fn emergency_bytes_need_the_device_to_offer_them() {
     let register = Written::default();
     for (features, able) in [(Features::empty(), false), (Features::CONSOLE_EMERGENCY_WRITE, true)] {
         let (device, emergency) = (model::device(), Some(register.clone()));
-        let console: TestConsole =
-            Console::new(Fake::new(features), device, SMALL, Count::default(), emergency).unwrap();
+        let console: TestConsole = Console::new(Fake::new(features), device, SMALL, emergency).unwrap();
         assert_eq!(console.emergency_write(b'!'), able);
     }
     assert_eq!(*register.0.lock().unwrap(), b"!");
@@ -274,7 +262,7 @@ fn emergency_bytes_need_the_device_to_offer_them() {
 #[test]
 fn a_legacy_device_is_refused() {
     let fake = Fake::default();
-    let console: Result<TestConsole, _> = Console::new(fake, model::device(), SMALL, Count::default(), None);
+    let console: Result<TestConsole, _> = Console::new(fake, model::device(), SMALL, None);
     assert!(matches!(console, Err(SetupError::Legacy)));
 }
 
@@ -324,8 +312,8 @@ fn serve(fake: &Fake, contents: &Mutex<Vec<u8>>) {
     }
 }
 
-fn disk(fake: &Fake, device: impl Fn() + Send + Sync + 'static) -> Block<HostMemory, Fake, Step> {
-    Block::new(fake.clone(), model::device(), Step(Box::new(device))).unwrap()
+fn disk(fake: &Fake, device: impl Fn() + Send + Sync + 'static) -> Block<HostMemory, Fake> {
+    Block::new(fake.clone(), model::device(), Box::leak(Box::new(Step(Box::new(device))))).unwrap()
 }
 
 #[test]

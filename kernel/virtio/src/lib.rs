@@ -110,6 +110,9 @@ pub trait ByteStream: Send + Sync {
     fn is_writable(&self) -> bool;
     /// Whether the host has taken every byte (or never will).
     fn is_drained(&self) -> bool;
+    /// Wait for the host to take every byte, without sleeping and for at most `looks` looks, even if a lock is
+    /// held by a CPU that stands still. For the last words of a panic. Returns whether it has.
+    fn settle(&self, looks: usize) -> bool;
     /// Put one byte to the host now: no lock, no memory, no wait. For the last words of a panic.
     /// Returns whether the device can do that.
     fn emergency_write(&self, byte: u8) -> bool;

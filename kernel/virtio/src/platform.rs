@@ -24,7 +24,7 @@ impl Function {
     }
 }
 
-/// A device's registers, uncached. Accesses beyond the mapped length read all ones and write nothing.
+/// A device's registers, uncached. Callers stay within the mapped length.
 pub trait Registers: Send + Sync + 'static {
     /// Read 8 bits.
     fn read8(&self, offset: usize) -> u8;
