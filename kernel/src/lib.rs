@@ -14,8 +14,10 @@
 extern crate alloc;
 
 pub mod dev;
+pub mod cmdline;
 pub mod errno;
 pub mod fs;
+pub mod host;
 pub mod hw;
 pub mod klog;
 /// Memory as processes see it.

@@ -89,6 +89,16 @@ impl WaitQueue {
         }
     }
 
+    /// Sleep until `condition` gives a value, whatever signals come, or until the clock of [`crate::time::now`]
+    /// shows `deadline` nanoseconds: then `None`.
+    pub fn wait_uninterruptible_until<T>(
+        &self,
+        deadline: u64,
+        condition: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        self.wait(Sleep::Uninterruptible, Some(deadline), condition).ok().flatten()
+    }
+
     fn wait<T>(
         &self,
         sleep: Sleep,

@@ -1,0 +1,304 @@
+//! The kernel's command line, in Linux' syntax (Documentation/admin-guide/kernel-parameters.rst).
+//!
+//! Parameters are separated by blanks; `name` or `name=value`; double quotes keep blanks together and are removed
+//! around a value or a whole parameter; in names `-` and `_` are the same; `--` ends the kernel's part. Every
+//! parameter that means something is in [`KNOWN`], with its type and its help; one that is not, or a value that
+//! cannot be, is reported and changes nothing: the kernel starts.
+
+use core::fmt;
+
+use freehold_buddy::{BadParameter, Options};
+
+/// One parameter as it was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Parameter<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// What follows the `=`, if there is one.
+    pub value: Option<&'a str>,
+}
+
+/// What the parameters set.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How the page allocator behaves.
+    pub page_allocator: Options,
+    /// The most CPUs to start.
+    pub max_cpus: usize,
+    /// What goes to the console of the log.
+    pub log_level: log::LevelFilter,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            page_allocator: Options::default(),
+            max_cpus: freehold_machine::MAX_CPUS,
+            log_level: log::LevelFilter::Info,
+        }
+    }
+}
+
+/// A parameter that means something.
+#[derive(Clone, Copy)]
+pub struct Known {
+    /// Its name.
+    pub name: &'static str,
+    /// What it can be, as in Linux' documentation; empty for one without a value.
+    pub values: &'static str,
+    /// What it does.
+    pub help: &'static str,
+    /// Set it; the error says what it can be.
+    set: fn(&mut Settings, Parameter) -> Result<(), &'static str>,
+}
+
+/// All of them, by name.
+pub const KNOWN: &[Known] = &[
+    Known {
+        name: "debug",
+        values: "",
+        help: "log everything",
+        set: |settings, _| {
+            settings.log_level = log::LevelFilter::Trace;
+            Ok(())
+        },
+    },
+    Known {
+        name: "init_on_alloc",
+        values: "0|1",
+        help: "fill every frame with zeroes before it is handed out",
+        set: page_allocator,
+    },
+    Known {
+        name: "init_on_free",
+        values: "0|1",
+        help: "fill every frame with zeroes when it is given back",
+        set: page_allocator,
+    },
+    Known {
+        name: "loglevel",
+        values: "0-8",
+        help: "log what is more urgent than this (4 warnings, 7 information, 8 everything)",
+        set: |settings, parameter| {
+            settings.log_level = match parameter.value {
+                Some("0" | "1" | "2") => log::LevelFilter::Off,
+                Some("3" | "4") => log::LevelFilter::Error,
+                Some("5") => log::LevelFilter::Warn,
+                Some("6" | "7") => log::LevelFilter::Info,
+                Some("8") => log::LevelFilter::Trace,
+                _ => return Err("0 to 8"),
+            };
+            Ok(())
+        },
+    },
+    Known {
+        name: "maxcpus",
+        values: "1-64",
+        help: "start no more CPUs than this",
+        set: |settings, parameter| {
+            let count = parameter.value.and_then(|value| value.parse().ok()).filter(|&count| count > 0);
+            settings.max_cpus = count.ok_or("1 or more")?;
+            Ok(())
+        },
+    },
+    Known {
+        name: "page_alloc.check",
+        values: "owners|fill",
+        help: "fill: free frames hold a pattern that must still be there when they are handed out",
+        set: page_allocator,
+    },
+    Known {
+        name: "page_alloc.shuffle",
+        values: "auto|on|off",
+        help: "hand frames out in random order; auto: where a direct-mapped memory-side cache is present",
+        set: page_allocator,
+    },
+    Known {
+        name: "page_alloc.shuffle_order",
+        values: "0-10",
+        help: "shuffle blocks of 2^this frames",
+        set: page_allocator,
+    },
+    Known {
+        name: "quiet",
+        values: "",
+        help: "log errors only",
+        set: |settings, _| {
+            settings.log_level = log::LevelFilter::Error;
+            Ok(())
+        },
+    },
+];
+
+fn page_allocator(settings: &mut Settings, parameter: Parameter) -> Result<(), &'static str> {
+    // Linux takes a boolean parameter without a value as "on".
+    match settings.page_allocator.set(parameter.name, parameter.value.unwrap_or("1")) {
+        Ok(()) => Ok(()),
+        Err(BadParameter::Value(expected)) => Err(expected),
+        Err(BadParameter::Unknown) => Err("nothing: this build does not have it"),
+    }
+}
+
+/// What is wrong with a parameter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Problem<'a> {
+    /// It means nothing.
+    Unknown(&'a str),
+    /// Its value cannot be.
+    Value {
+        /// Its name.
+        name: &'static str,
+        /// What was written.
+        value: &'a str,
+        /// What it can be.
+        expected: &'static str,
+    },
+}
+
+impl fmt::Display for Problem<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(name) => write!(f, "unknown kernel parameter \"{name}\", ignored"),
+            Self::Value { name, value, expected } => {
+                write!(f, "kernel parameter {name}={value} ignored: it can be {expected}")
+            }
+        }
+    }
+}
+
+/// Read the whole line; `problem` is told of what does not count.
+pub fn parse<'a>(line: &'a str, mut problem: impl FnMut(Problem<'a>)) -> Settings {
+    let mut settings = Settings::default();
+    for parameter in parameters(line) {
+        let Some(known) = KNOWN.iter().find(|known| same_name(known.name, parameter.name)) else {
+            problem(Problem::Unknown(parameter.name));
+            continue;
+        };
+        let canonical = Parameter { name: known.name, ..parameter };
+        if let Err(expected) = (known.set)(&mut settings, canonical) {
+            problem(Problem::Value { name: known.name, value: parameter.value.unwrap_or(""), expected });
+        }
+    }
+    settings
+}
+
+/// The parameters of the kernel's part of the line.
+pub fn parameters(line: &str) -> impl Iterator<Item = Parameter<'_>> {
+    let mut rest = line;
+    core::iter::from_fn(move || {
+        rest = rest.trim_start_matches(is_blank);
+        let end = end_of_parameter(rest);
+        let (text, after) = rest.split_at(end);
+        rest = after;
+        if text.is_empty() || text == "--" {
+            rest = "";
+            return None;
+        }
+        Some(split(text))
+    })
+}
+
+fn is_blank(c: char) -> bool {
+    c.is_ascii_whitespace()
+}
+
+/// Where the parameter that `text` starts with ends: at a blank outside quotes.
+fn end_of_parameter(text: &str) -> usize {
+    let mut quoted = false;
+    let end = text.find(|c| {
+        quoted ^= c == '"';
+        is_blank(c) && !quoted
+    });
+    end.unwrap_or(text.len())
+}
+
+fn split(text: &str) -> Parameter<'_> {
+    let text = without_quotes(text);
+    match text.split_once('=') {
+        Some((name, value)) => Parameter { name, value: Some(without_quotes(value)) },
+        None => Parameter { name: text, value: None },
+    }
+}
+
+/// Without a quote at the start, and then without one at the end.
+fn without_quotes(text: &str) -> &str {
+    text.strip_prefix('"').map_or(text, |text| text.strip_suffix('"').unwrap_or(text))
+}
+
+/// Equal but for `-` and `_`.
+fn same_name(a: &str, b: &str) -> bool {
+    let plain = |c| if c == b'-' { b'_' } else { c };
+    a.len() == b.len() && a.bytes().map(plain).eq(b.bytes().map(plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+    use alloc::vec::Vec;
+    use freehold_buddy::{Shuffle, Wipe};
+
+    fn split_all(line: &str) -> Vec<(&str, Option<&str>)> {
+        parameters(line).map(|p| (p.name, p.value)).collect()
+    }
+
+    #[test]
+    fn quotes_keep_blanks_as_in_linux() {
+        let line = "  a b=1\tc=\"x y\" \"d=p q\" e=\"\" f= g=\"half open -- h";
+        let expected = [
+            ("a", None),
+            ("b", Some("1")),
+            ("c", Some("x y")),
+            ("d", Some("p q")),
+            ("e", Some("")),
+            ("f", Some("")),
+            ("g", Some("half open -- h")),
+        ];
+        assert_eq!(split_all(line), expected);
+    }
+
+    #[test]
+    fn what_follows_two_dashes_is_not_the_kernels() {
+        assert_eq!(split_all("quiet -- init=1 debug"), [("quiet", None)]);
+        assert_eq!(split_all("-- x"), []);
+        assert_eq!(split_all(" "), []);
+    }
+
+    #[test]
+    fn known_parameters_are_set_and_dashes_are_underscores() {
+        let line = "init-on-alloc=1 page_alloc.shuffle=off maxcpus=3 loglevel=4 page-alloc.shuffle_order=7";
+        let settings = parse(line, |problem| panic!("{problem}"));
+        assert_eq!(settings.page_allocator.init_on_alloc, Wipe::Always);
+        assert_eq!(settings.page_allocator.shuffle, Shuffle::Off);
+        assert_eq!(settings.page_allocator.shuffle_order, 7);
+        assert_eq!(settings.max_cpus, 3);
+        assert_eq!(settings.log_level, log::LevelFilter::Error);
+    }
+
+    #[test]
+    fn unknown_parameters_and_values_are_reported_and_change_nothing() {
+        let mut problems = Vec::new();
+        let line = "page_aloc.shuffle=on page_alloc.shuffle=perhaps maxcpus=0 maxcpus";
+        let settings = parse(line, |problem| problems.push(problem.to_string()));
+        assert_eq!(settings.page_allocator.shuffle, Shuffle::Auto);
+        assert_eq!(settings.max_cpus, freehold_machine::MAX_CPUS);
+        let expected = [
+            "unknown kernel parameter \"page_aloc.shuffle\", ignored",
+            "kernel parameter page_alloc.shuffle=perhaps ignored: it can be auto, on or off",
+            "kernel parameter maxcpus=0 ignored: it can be 1 or more",
+            "kernel parameter maxcpus= ignored: it can be 1 or more",
+        ];
+        assert_eq!(problems, expected);
+    }
+
+    #[test]
+    fn the_registry_is_sorted_and_every_entry_takes_what_its_help_says() {
+        assert!(KNOWN.is_sorted_by_key(|known| known.name));
+        for known in KNOWN {
+            let value = known.values.split(['|', '-']).next().filter(|value| !value.is_empty());
+            let parameter = Parameter { name: known.name, value };
+            assert_eq!((known.set)(&mut Settings::default(), parameter), Ok(()), "{}", known.name);
+            assert!(!known.help.is_empty());
+        }
+    }
+}

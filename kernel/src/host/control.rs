@@ -1,0 +1,186 @@
+//! Frames out, one after the other, and frames in, by a task that waits for them.
+
+use core::fmt::Write;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use freehold_virtio::ByteStream;
+
+use super::devices::{self, Port};
+use super::frame::{Decoder, FromHost, HEAD, Output, ToHost, head};
+use super::json::Counter;
+use crate::sync::Mutex;
+use crate::{Result, sched};
+
+/// What the kernel does when the host says something. Called by the control channel's task; may sleep.
+pub trait Events: Sync {
+    /// stdin ends after `total` bytes.
+    fn end_of_input(&self, total: u64);
+    /// The terminal's window changed.
+    fn window(&self, rows: u16, columns: u16);
+    /// A signal for the program's foreground process group.
+    fn signal(&self, number: u8);
+    /// Nobody reads this stream any more.
+    fn closed(&self, output: Output);
+}
+
+/// How the program ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// It exited with this status.
+    Exit(u8),
+    /// This signal ended it.
+    Signal(u8),
+}
+
+/// Keeps frames apart. Taken before nothing: the port's own lock is inside the port.
+static SENDER: Mutex<()> = Mutex::new(());
+/// Bytes of the frame being sent that the port has not got yet: a panic fills them before its own frame.
+static OWED: AtomicUsize = AtomicUsize::new(0);
+
+/// How many bytes of a frame are still missing on the control channel.
+pub(super) fn owed() -> usize {
+    OWED.load(Ordering::Relaxed)
+}
+
+/// Start the task that listens to the host.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn listen(events: &'static dyn Events) -> Result<()> {
+    let Some(port) = devices::control() else { return Ok(()) };
+    sched::spawn_kernel("control", move || {
+        let mut decoder = Decoder::new();
+        let mut bytes = [0; 64];
+        loop {
+            let read = port.changed().wait_uninterruptible(|| match port.try_read(&mut bytes) {
+                Ok(0) => None,
+                other => Some(other),
+            });
+            // A channel that broke says nothing any more.
+            let Ok(count) = read else { return };
+            for frame in bytes[..count].iter().filter_map(|&byte| decoder.push(byte)) {
+                match frame {
+                    FromHost::EndOfInput(total) => events.end_of_input(total),
+                    FromHost::Window { rows, columns } => events.window(rows, columns),
+                    FromHost::Signal(number) => events.signal(number),
+                    FromHost::Closed(output) => events.closed(output),
+                }
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Tell the host that the kernel is up. `facts` is a JSON object.
+pub fn ready(facts: impl core::fmt::Display) {
+    send_text(ToHost::Ready, facts);
+}
+
+/// Tell the host what memory did. `tables` is a JSON object; before [`end`].
+pub fn report(tables: impl core::fmt::Display) {
+    send_text(ToHost::Report, tables);
+}
+
+/// Text for the host's copy of the log.
+pub fn log(text: impl core::fmt::Display) {
+    send_text(ToHost::Log, text);
+}
+
+/// Text for the user.
+pub fn notice(text: impl core::fmt::Display) {
+    send_text(ToHost::Notice, text);
+}
+
+/// Tell the host how the program ended, after all its output, and wait until the host has everything.
+pub fn end(ending: Ending) {
+    let ports = [devices::stream(), devices::error()];
+    ports.into_iter().flatten().for_each(|port| port.drain());
+    let mut payload = [0; 18];
+    (payload[0], payload[1]) = match ending {
+        Ending::Exit(status) => (0, status),
+        Ending::Signal(number) => (1, number),
+    };
+    for (port, place) in ports.into_iter().zip(payload[2..].chunks_exact_mut(8)) {
+        place.copy_from_slice(&port.map_or(0, |port| port.sent()).to_le_bytes());
+    }
+    if let Some(control) = devices::control() {
+        let _one_at_a_time = SENDER.lock();
+        let mut frame = Frame::begin(control, ToHost::Exit, payload.len());
+        frame.put(&payload);
+        control.drain();
+    }
+}
+
+/// One frame whose payload is `text`, which displays the same twice.
+fn send_text(kind: ToHost, text: impl core::fmt::Display) {
+    let Some(control) = devices::control() else { return };
+    let mut length = Counter::default();
+    // Counting cannot fail, and a `Display` that does has nothing to say.
+    let _ = write!(length, "{text}");
+    let _one_at_a_time = SENDER.lock();
+    let mut frame = Frame::begin(control, kind, length.0);
+    let _ = write!(frame, "{text}");
+}
+
+/// A frame on its way. Dropped, it is complete: what is missing is filled with spaces, what is too much was left out.
+struct Frame<'a> {
+    port: &'a Port,
+    left: usize,
+    buffer: [u8; 256],
+    used: usize,
+}
+
+impl<'a> Frame<'a> {
+    fn begin(port: &'a Port, kind: ToHost, length: usize) -> Self {
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        let mut frame = Self { port, left: HEAD + length as usize, buffer: [0; 256], used: 0 };
+        frame.put(&head(kind, length));
+        frame
+    }
+
+    fn put(&mut self, mut bytes: &[u8]) {
+        bytes = &bytes[..bytes.len().min(self.left)];
+        self.left -= bytes.len();
+        while !bytes.is_empty() {
+            if self.used == self.buffer.len() {
+                self.flush();
+            }
+            let count = bytes.len().min(self.buffer.len() - self.used);
+            self.buffer[self.used..self.used + count].copy_from_slice(&bytes[..count]);
+            self.used += count;
+            bytes = &bytes[count..];
+        }
+    }
+
+    /// Hand what is gathered to the port, sleeping for room. A broken port takes nothing more.
+    fn flush(&mut self) {
+        let mut bytes = &self.buffer[..self.used];
+        while !bytes.is_empty() {
+            let written = self.port.changed().wait_uninterruptible(|| match self.port.try_write(bytes) {
+                Ok(0) => None,
+                other => Some(other),
+            });
+            let Ok(count) = written else { break };
+            bytes = &bytes[count..];
+            OWED.store(bytes.len() + self.left, Ordering::Relaxed);
+        }
+        self.used = 0;
+    }
+}
+
+impl Write for Frame<'_> {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        self.put(text.as_bytes());
+        Ok(())
+    }
+}
+
+impl Drop for Frame<'_> {
+    fn drop(&mut self) {
+        while self.left > 0 {
+            self.put(&[b' '; 64]);
+        }
+        self.flush();
+        OWED.store(0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,179 @@
+//! Finding the host's consoles and disks, and starting them.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr};
+use freehold_virtio::block::Block;
+use freehold_virtio::console::{Buffers, Console, EMERGENCY_OFFSET};
+use freehold_virtio::platform::{Function, Notify, Wait};
+use freehold_virtio::transport::{PciTransport, device_type};
+use freehold_virtio::{BlockDevice, ByteStream, Failed, SetupError, pci};
+use freehold_virtqueue::DeviceType;
+use spin::Once;
+
+use super::pci::{Bar, Pci};
+use crate::mem::Frames;
+use crate::sync::WaitQueue;
+
+/// A byte stream to the host, with the queue that is woken when bytes may have come or room may have been made.
+pub struct Port {
+    console: Console<Frames, PciTransport<Bar>, Bar>,
+    changed: Arc<WaitQueue>,
+    sent: AtomicU64,
+}
+
+impl Port {
+    /// Woken when a read or a write that came to nothing may be tried again.
+    pub const fn changed(&self) -> &Arc<WaitQueue> {
+        &self.changed
+    }
+    /// Bytes written so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+    /// Sleep until the host has taken all bytes.
+    pub fn drain(&self) {
+        self.changed.wait_uninterruptible(|| self.console.is_drained().then_some(()));
+    }
+}
+
+impl ByteStream for Port {
+    fn try_read(&self, bytes: &mut [u8]) -> Result<usize, Failed> {
+        self.console.try_read(bytes)
+    }
+    fn try_write(&self, bytes: &[u8]) -> Result<usize, Failed> {
+        let count = self.console.try_write(bytes)?;
+        self.sent.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+    fn is_readable(&self) -> bool {
+        self.console.is_readable()
+    }
+    fn is_writable(&self) -> bool {
+        self.console.is_writable()
+    }
+    fn is_drained(&self) -> bool {
+        self.console.is_drained()
+    }
+    fn settle(&self, looks: usize) -> bool {
+        self.console.settle(looks)
+    }
+    fn emergency_write(&self, byte: u8) -> bool {
+        self.console.emergency_write(byte)
+    }
+}
+
+/// A disk of the host, by the order of its slots: 0 is /dev/vda.
+pub type Disk = Arc<dyn BlockDevice>;
+
+/// What the host has given.
+pub struct Host {
+    ports: Vec<Arc<Port>>,
+    disks: Vec<Disk>,
+}
+
+static HOST: Once<Host> = Once::new();
+static DMA: Once<Dma<Frames>> = Once::new();
+
+/// A wait queue that interrupts wake.
+struct Line(Arc<WaitQueue>);
+
+impl Notify for Line {
+    fn notify(&self) {
+        self.0.wake_all();
+    }
+}
+
+impl Wait for Line {
+    fn wait_until(&self, limit_ns: u64, condition: &mut dyn FnMut() -> bool) -> bool {
+        let deadline = crate::time::now().saturating_add(limit_ns);
+        self.0.wait_uninterruptible_until(deadline, || condition().then_some(())).is_some()
+    }
+}
+
+/// The DMA API's state. [`init`] makes it.
+pub fn dma() -> Option<&'static Dma<Frames>> {
+    DMA.get()
+}
+
+/// The port of the program's stdin and stdout, or of its terminal.
+pub fn stream() -> Option<&'static Arc<Port>> {
+    port(0)
+}
+
+/// The port of the program's stderr.
+pub fn error() -> Option<&'static Arc<Port>> {
+    port(1)
+}
+
+/// The control channel.
+pub fn control() -> Option<&'static Arc<Port>> {
+    port(2)
+}
+
+fn port(number: usize) -> Option<&'static Arc<Port>> {
+    HOST.get()?.ports.get(number)
+}
+
+/// The disks.
+pub fn disks() -> &'static [Disk] {
+    HOST.get().map_or(&[], |host| &host.disks)
+}
+
+/// Find and start the host's devices. On the boot CPU, once, with interrupts available and before tasks run;
+/// `warn` is told of each device that cannot be used.
+pub fn init(frames: Frames, warn: &mut dyn FnMut(Function, SetupError)) {
+    let dma = DMA.call_once(|| Dma::new(frames));
+    // The rings have a device of their own in the accounts; they are taken once and stay.
+    let rings = dma.attach(rules("virtqueues", 4 << 20));
+    if rings.map(freehold_virtqueue::install).is_err() {
+        return;
+    }
+    let mut host = Host { ports: Vec::new(), disks: Vec::new() };
+    for (function, vendor, device) in pci::functions(&Pci) {
+        let started = match device_type(vendor, device) {
+            Some(DeviceType::Console) => host.start_console(dma, function),
+            Some(DeviceType::Block) => host.start_disk(dma, function),
+            _ => Ok(()),
+        };
+        if let Err(error) = started {
+            warn(function, error);
+        }
+    }
+    HOST.call_once(|| host);
+}
+
+fn rules(name: &'static str, quota: usize) -> DeviceRules {
+    DeviceRules { name, reach: DmaAddr(u64::MAX), quota }
+}
+
+impl Host {
+    fn start_console(&mut self, dma: &'static Dma<Frames>, function: Function) -> Result<(), SetupError> {
+        // The second console is never read; the third carries few and small frames.
+        let (name, receive, transmit) = match self.ports.len() {
+            0 => ("stream", 8, 8),
+            1 => ("error", 0, 4),
+            _ => ("control", 2, 4),
+        };
+        let device: Device<Frames> = dma.attach(rules(name, 1 << 20))?;
+        let changed = Arc::new(WaitQueue::new());
+        let line: &'static Line = Box::leak(Box::new(Line(changed.clone())));
+        let transport = PciTransport::new(&Pci, function, DeviceType::Console, line)?;
+        let emergency = PciTransport::map_config(&Pci, function, EMERGENCY_OFFSET, 4);
+        let buffers = Buffers { receive, transmit, size: 4096 };
+        let console = Console::new(transport, device, buffers, emergency)?;
+        self.ports.push(Arc::new(Port { console, changed, sent: AtomicU64::new(0) }));
+        Ok(())
+    }
+
+    fn start_disk(&mut self, dma: &'static Dma<Frames>, function: Function) -> Result<(), SetupError> {
+        let device = dma.attach(rules("disk", 8 << 20))?;
+        let line: &'static Line = Box::leak(Box::new(Line(Arc::new(WaitQueue::new()))));
+        let transport = PciTransport::new(&Pci, function, DeviceType::Block, line)?;
+        self.disks.push(Arc::new(Block::new(transport, device, line)?));
+        Ok(())
+    }
+}

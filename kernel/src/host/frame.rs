@@ -1,0 +1,160 @@
+//! Frames of the control channel: a type byte, a little-endian 32-bit length, a payload.
+
+/// What the host says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FromHost {
+    /// The program's stdin ends after this many bytes in all.
+    EndOfInput(u64),
+    /// The terminal's window has this many rows and columns.
+    Window {
+        /// Rows.
+        rows: u16,
+        /// Columns.
+        columns: u16,
+    },
+    /// A signal for the program's foreground process group.
+    Signal(u8),
+    /// Nobody reads this any more.
+    Closed(Output),
+}
+
+/// A stream that the program writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// Its stdout.
+    Stdout,
+    /// Its stderr.
+    Stderr,
+}
+
+/// What the guest says; the number is the frame's type.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum ToHost {
+    /// The kernel is up and about to start the program (JSON).
+    Ready = 16,
+    /// The program's end.
+    Exit = 17,
+    /// What memory did, system calls, files sought in vain (JSON).
+    Report = 18,
+    /// The kernel died (JSON).
+    Panic = 19,
+    /// Text for the log.
+    Log = 20,
+    /// Text for the user: an OOM kill, for example.
+    Notice = 21,
+}
+
+/// Bytes in a frame's head.
+pub const HEAD: usize = 5;
+/// The longest payload of a frame from the host that is understood; longer ones are passed over.
+const MAX_PAYLOAD: usize = 16;
+
+/// The head of a frame with a payload of `length` bytes.
+pub fn head(kind: ToHost, length: u32) -> [u8; HEAD] {
+    let [a, b, c, d] = length.to_le_bytes();
+    [kind as u8, a, b, c, d]
+}
+
+/// Takes frames out of bytes that come in pieces.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    held: [u8; HEAD + MAX_PAYLOAD],
+    length: usize,
+    /// Bytes of a frame too long to understand that are still to come.
+    skip: usize,
+}
+
+impl Decoder {
+    /// A decoder between two frames.
+    pub const fn new() -> Self {
+        Self { held: [0; HEAD + MAX_PAYLOAD], length: 0, skip: 0 }
+    }
+
+    /// Take the next byte; the frame, where it completes one that is understood.
+    pub fn push(&mut self, byte: u8) -> Option<FromHost> {
+        if self.skip > 0 {
+            self.skip -= 1;
+            return None;
+        }
+        self.held[self.length] = byte;
+        self.length += 1;
+        let head: [u8; HEAD] = self.held[..self.length].get(..HEAD)?.try_into().ok()?;
+        let payload = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        if payload > MAX_PAYLOAD {
+            (self.length, self.skip) = (0, payload);
+            return None;
+        }
+        if self.length < HEAD + payload {
+            return None;
+        }
+        self.length = 0;
+        understand(head[0], &self.held[HEAD..HEAD + payload])
+    }
+}
+
+fn understand(kind: u8, payload: &[u8]) -> Option<FromHost> {
+    match (kind, payload) {
+        (1, total) => Some(FromHost::EndOfInput(u64::from_le_bytes(total.try_into().ok()?))),
+        (2, &[a, b, c, d]) => {
+            Some(FromHost::Window { rows: u16::from_le_bytes([a, b]), columns: u16::from_le_bytes([c, d]) })
+        }
+        (3, &[number]) => Some(FromHost::Signal(number)),
+        (4, [0]) => Some(FromHost::Closed(Output::Stdout)),
+        (4, [1]) => Some(FromHost::Closed(Output::Stderr)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    fn decode(bytes: &[u8]) -> Vec<FromHost> {
+        let mut decoder = Decoder::new();
+        bytes.iter().filter_map(|&byte| decoder.push(byte)).collect()
+    }
+
+    #[test]
+    fn every_frame_of_the_host_is_understood_and_others_are_passed_over() {
+        let mut bytes = alloc::vec![1, 8, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0];
+        bytes.extend([99, 3, 0, 0, 0, 1, 2, 3]); // a later version's
+        bytes.extend([2, 4, 0, 0, 0, 24, 0, 80, 0]);
+        bytes.extend([98, 0, 1, 0, 0]); // 256 bytes
+        bytes.extend([3; 256]);
+        bytes.extend([3, 1, 0, 0, 0, 15]);
+        bytes.extend([4, 1, 0, 0, 0, 1]);
+        bytes.extend([4, 1, 0, 0, 0, 7]); // no such stream
+        bytes.extend([3, 0, 0, 0, 0]); // no payload
+        bytes.extend([3, 1, 0, 0, 0, 2]);
+        let expected = [
+            FromHost::EndOfInput(0x201),
+            FromHost::Window { rows: 24, columns: 80 },
+            FromHost::Signal(15),
+            FromHost::Closed(Output::Stderr),
+            FromHost::Signal(2),
+        ];
+        assert_eq!(decode(&bytes), expected);
+    }
+
+    #[test]
+    fn no_bytes_from_the_host_panic() {
+        for seed in 0..200u32 {
+            let mut state = seed | 1;
+            let bytes: Vec<u8> = (0..500)
+                .map(|_| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    // Small numbers often: they are the interesting types and lengths.
+                    if state & 0x100 == 0 { (state >> 24) as u8 & 7 } else { (state >> 24) as u8 }
+                })
+                .collect();
+            decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn a_head_says_type_and_length() {
+        assert_eq!(head(ToHost::Exit, 0x0102), [17, 2, 1, 0, 0]);
+    }
+}

@@ -1,0 +1,29 @@
+//! The host: three byte streams, disks, and the control channel.
+//!
+//! `freehold run` gives the machine three virtio consoles, in slot order: the *stream* (the program's stdin in,
+//! stdout or the terminal out), the *error* stream (stderr out), and *control*, whose frames ([`frame`]) go both ways:
+//! the end of stdin, window sizes and signals come in; READY, reports, the program's end and a panic's last words go out.
+//! The UART carries the log only. The host's side is `cli/src/protocol.rs`.
+//!
+//! Everything here waits by sleeping, but for the last words of a panic ([`last_words`]), which take no lock,
+//! allocate nothing, and go byte by byte through a register.
+
+pub mod frame;
+pub mod json;
+pub mod spec;
+
+#[cfg(target_os = "none")]
+mod control;
+#[cfg(target_os = "none")]
+mod devices;
+#[cfg(target_os = "none")]
+mod last_words;
+#[cfg(target_os = "none")]
+mod pci;
+
+#[cfg(target_os = "none")]
+pub use control::{Ending, Events, end, listen, log, notice, ready, report};
+#[cfg(target_os = "none")]
+pub use devices::{Disk, Host, Port, control, disks, dma, error, init, stream};
+#[cfg(target_os = "none")]
+pub use last_words::LastWords;

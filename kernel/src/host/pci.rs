@@ -1,0 +1,70 @@
+//! The machine's PCI bus, registers and interrupts, as `freehold-virtio` wants them.
+
+use alloc::boxed::Box;
+
+use freehold_arch::irq::{self, InterruptHandler};
+use freehold_arch::mmio::{self, Mmio, port};
+use freehold_machine::{CpuId, PhysAddr};
+use freehold_virtio::platform::{Function, Message, Notify, Platform, Registers};
+
+/// Configuration mechanism 1's address and data ports (PCI Local Bus 3.0, 3.2.2.3.2). Boot CPU only, before others
+/// touch a device: two accesses make one.
+const ADDRESS: u16 = 0xcf8;
+const DATA: u16 = 0xcfc;
+
+/// The bus.
+pub(super) struct Pci;
+
+/// Mapped registers.
+pub(super) struct Bar(Mmio);
+
+impl Registers for Bar {
+    fn read8(&self, offset: usize) -> u8 {
+        self.0.read_u8(offset)
+    }
+    fn read16(&self, offset: usize) -> u16 {
+        self.0.read_u16(offset)
+    }
+    fn read32(&self, offset: usize) -> u32 {
+        self.0.read_u32(offset)
+    }
+    fn write8(&self, offset: usize, value: u8) {
+        self.0.write_u8(offset, value);
+    }
+    fn write16(&self, offset: usize, value: u16) {
+        self.0.write_u16(offset, value);
+    }
+    fn write32(&self, offset: usize, value: u32) {
+        self.0.write_u32(offset, value);
+    }
+}
+
+/// An interrupt vector's handler that notifies.
+struct Line(&'static dyn Notify);
+
+impl InterruptHandler for Line {
+    fn interrupt(&self) {
+        self.0.notify();
+    }
+}
+
+impl Platform for Pci {
+    type Registers = Bar;
+
+    fn read_config(&self, function: Function, register: u8) -> u32 {
+        port::out_u32(ADDRESS, function.port_address(register));
+        port::in_u32(DATA)
+    }
+    fn write_config(&self, function: Function, register: u8, value: u32) {
+        port::out_u32(ADDRESS, function.port_address(register));
+        port::out_u32(DATA, value);
+    }
+    fn map(&self, address: PhysAddr, length: usize) -> Option<Bar> {
+        Some(Bar(mmio::map(address, length)))
+    }
+    fn interrupt(&self, handler: &'static dyn Notify) -> Option<Message> {
+        let line: &'static Line = Box::leak(Box::new(Line(handler)));
+        let message = irq::allocate(line, CpuId(0))?;
+        Some(Message { address: message.address, data: message.data })
+    }
+}

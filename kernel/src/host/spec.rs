@@ -1,0 +1,141 @@
+//! `/.freehold/spec`: which program to run, and how. NUL-terminated records `key=value`, written by the host.
+
+use alloc::vec::Vec;
+
+use crate::{Errno, Result};
+
+/// Where the file is in the image.
+pub const PATH: &[u8] = b"/.freehold/spec";
+
+/// What a stream of the program is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Stream {
+    /// The terminal.
+    Terminal,
+    /// Bare bytes.
+    #[default]
+    Pipe,
+}
+
+/// Whether the host wants the closing tables.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Report {
+    /// It does.
+    Wanted,
+    /// It does not.
+    #[default]
+    Unwanted,
+}
+
+/// The program, its arguments and its surroundings.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Spec {
+    /// Path of the program.
+    pub exec: Vec<u8>,
+    /// argv, the program's name included.
+    pub arguments: Vec<Vec<u8>>,
+    /// `K=V` each.
+    pub environment: Vec<Vec<u8>>,
+    /// Working directory.
+    pub cwd: Vec<u8>,
+    /// stdin, stdout, stderr.
+    pub streams: [Stream; 3],
+    /// Rows of the terminal.
+    pub rows: u16,
+    /// Columns of the terminal.
+    pub columns: u16,
+    /// Whether to send a report.
+    pub report: Report,
+}
+
+impl Spec {
+    /// Read the file's bytes. Keys that are not known are passed over.
+    ///
+    /// # Errors
+    /// `EINVAL` where a record has no `=` or a value makes no sense, or no program is named; `ENOMEM`.
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        let mut spec = Self {
+            exec: Vec::new(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            cwd: copy(b"/")?,
+            streams: [Stream::default(); 3],
+            rows: 24,
+            columns: 80,
+            report: Report::default(),
+        };
+        for record in bytes.split(|&byte| byte == 0).filter(|record| !record.is_empty()) {
+            let at = record.iter().position(|&byte| byte == b'=').ok_or(Errno::EINVAL)?;
+            let (key, value) = (&record[..at], &record[at + 1..]);
+            match key {
+                b"exec" => spec.exec = copy(value)?,
+                b"arg" => push(&mut spec.arguments, value)?,
+                b"env" => push(&mut spec.environment, value)?,
+                b"cwd" => spec.cwd = copy(value)?,
+                b"stdin" => spec.streams[0] = stream(value)?,
+                b"stdout" => spec.streams[1] = stream(value)?,
+                b"stderr" => spec.streams[2] = stream(value)?,
+                b"rows" => spec.rows = number(value)?,
+                b"cols" => spec.columns = number(value)?,
+                b"report" if value == b"1" => spec.report = Report::Wanted,
+                _ => {}
+            }
+        }
+        if spec.exec.is_empty() { Err(Errno::EINVAL) } else { Ok(spec) }
+    }
+}
+
+fn copy(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(bytes.len()).map_err(|_| Errno::ENOMEM)?;
+    copy.extend_from_slice(bytes);
+    Ok(copy)
+}
+
+fn push(list: &mut Vec<Vec<u8>>, bytes: &[u8]) -> Result<()> {
+    list.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+    list.push(copy(bytes)?);
+    Ok(())
+}
+
+fn stream(value: &[u8]) -> Result<Stream> {
+    match value {
+        b"tty" => Ok(Stream::Terminal),
+        b"pipe" => Ok(Stream::Pipe),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn number(value: &[u8]) -> Result<u16> {
+    core::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).ok_or(Errno::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_record_arrives_and_order_is_kept() {
+        let bytes = b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
+            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0later=7\0";
+        let spec = Spec::parse(bytes).unwrap();
+        assert_eq!(spec.exec, b"/bin/busybox");
+        assert_eq!(spec.arguments, [&b"sh"[..], b"-c", b"echo a=b"]);
+        assert_eq!(spec.environment, [&b"A=1"[..], b"B="]);
+        assert_eq!(spec.cwd, b"/tmp");
+        assert_eq!(spec.streams, [Stream::Terminal, Stream::Terminal, Stream::Pipe]);
+        assert_eq!((spec.rows, spec.columns, spec.report), (50, 132, Report::Wanted));
+    }
+
+    #[test]
+    fn an_empty_argument_is_an_argument() {
+        assert_eq!(Spec::parse(b"exec=/x\0arg=\0").unwrap().arguments, [b""]);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for bytes in [&b"arg=x\0"[..], b"exec=/x\0nonsense\0", b"exec=/x\0rows=many\0", b"exec=/x\0stdin=disk\0"] {
+            assert_eq!(Spec::parse(bytes), Err(Errno::EINVAL));
+        }
+    }
+}
