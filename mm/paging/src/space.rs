@@ -234,9 +234,10 @@ impl<S: Memory> Space<S> {
         Ok(())
     }
 
-    /// Unlink and free every table that translates nothing outside `span`. All leaves in `span` are empty.
-    pub fn free_tables(&mut self, span: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
-        let freed = self.free_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &span, batch);
+    /// Unlink and free every table that translates an address of `range` and nothing outside `span`, which
+    /// contains it. All leaves in `span` are empty.
+    pub fn free_tables(&mut self, range: Range<VirtAddr>, span: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
+        let freed = self.free_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range, &span, batch);
         self.tables -= freed;
     }
 
@@ -245,12 +246,13 @@ impl<S: Memory> Space<S> {
         table: Pfn,
         level: u32,
         base: VirtAddr,
+        range: &Range<VirtAddr>,
         span: &Range<VirtAddr>,
         batch: &mut FlushBatch<S>,
     ) -> u64 {
         let machine = self.source.machine();
         let mut freed = 0;
-        for index in covered(base, level, span) {
+        for index in covered(base, level, range) {
             let slot = Slot { machine, table, index };
             let entry = slot.load();
             if !entry.is_table() {
@@ -258,7 +260,7 @@ impl<S: Memory> Space<S> {
             }
             let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
             if level > 2 {
-                freed += self.free_below(entry.frame(), level - 1, addr, span, batch);
+                freed += self.free_below(entry.frame(), level - 1, addr, range, span, batch);
             }
             if span.start <= addr && addr.0 + (1 << shift(level)) <= span.end.0 {
                 self.link(slot, level, Entry::EMPTY);
@@ -294,7 +296,8 @@ impl<S: Memory> Drop for Space<S> {
     /// Free all tables but the roots, which CPUs may still have loaded. All leaves are empty.
     fn drop(&mut self) {
         let mut batch = self.batch();
-        self.free_tables(VirtAddr(0)..VirtAddr(1 << 47), &mut batch);
+        let all = VirtAddr(0)..VirtAddr(1 << 47);
+        self.free_tables(all.clone(), all, &mut batch);
         debug_assert_eq!(self.tables, 0);
     }
 }

@@ -110,7 +110,8 @@ fn roots_of_all_nodes_agree_in_every_user_slot() {
     for addr in [0x1000, 3 << 39, 9 << 39] {
         unmap(&space, VirtAddr(addr), &mut batch);
     }
-    space.free_tables(VirtAddr(0)..VirtAddr(5 << 39), &mut batch);
+    let span = VirtAddr(0)..VirtAddr(5 << 39);
+    space.free_tables(span.clone(), span, &mut batch);
     agree(&space);
     drop(batch);
     model.assert_coherent();
@@ -141,7 +142,7 @@ fn a_lazy_cpu_is_not_interrupted_for_pages_and_catches_up_when_it_runs_user_code
     model.on_cpu(CpuId(1), || space.roots().lazy(&model.pin()));
     let mut batch = space.batch();
     unmap(&space, addr, &mut batch);
-    space.free_tables(VirtAddr(0)..VirtAddr(1 << 47), &mut batch);
+    space.free_tables(addr..VirtAddr(addr.0 + 4096), VirtAddr(0)..VirtAddr(1 << 47), &mut batch);
     drop(batch);
     model.assert_coherent();
     unload(model, 1, space.roots());
@@ -282,7 +283,7 @@ proptest! {
                 Step::FreeTables(n, count) => {
                     let span = range(n, count);
                     if naive.range(span.clone()).next().is_none() {
-                        space.free_tables(span, &mut batch);
+                        space.free_tables(span.clone(), span, &mut batch);
                     }
                 }
                 Step::Lazy(cpu) => {

@@ -1,0 +1,248 @@
+//! madvise, mincore, msync.
+
+use core::ops::Range;
+
+use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_paging::Memory;
+
+use crate::AddressSpace;
+use crate::area::{Area, Content};
+use crate::error::VmError;
+use crate::map::page_range;
+use crate::request::{Access, AreaFlags};
+use crate::resident::Want;
+use crate::space::MAX_AREAS;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// What a process says about its use of memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Advice {
+    /// No pattern.
+    Normal,
+    /// Neighbours are not needed together.
+    Random,
+    /// Front to back.
+    Sequential,
+    /// Soon.
+    WillNeed,
+    /// Throw the pages away; what was private is zeroes (or the file's bytes) again.
+    DontNeed,
+    /// As `DontNeed`, locked pages too.
+    DontNeedLocked,
+    /// The contents may be thrown away when memory is short; here at once, which the contract allows.
+    Free,
+    /// A child does not get the area.
+    DontFork,
+    /// It does again.
+    DoFork,
+    /// Not in core dumps.
+    DontDump,
+    /// In core dumps again.
+    DoDump,
+    /// A child gets the area empty.
+    WipeOnFork,
+    /// It gets the pages again.
+    KeepOnFork,
+    /// Not soon.
+    Cold,
+    /// Not soon at all.
+    PageOut,
+    /// Fault all pages in for reading; fail where one cannot be.
+    PopulateRead,
+    /// Fault all pages in for writing; fail where one cannot be.
+    PopulateWrite,
+    /// Larger pages would be welcome.
+    HugePage,
+    /// They would not.
+    NoHugePage,
+}
+
+impl Advice {
+    /// The advice with Linux' number (`MADV_`); `None` for what is not known.
+    pub const fn from_linux(number: i32) -> Option<Self> {
+        Some(match number {
+            0 => Self::Normal,
+            1 => Self::Random,
+            2 => Self::Sequential,
+            3 => Self::WillNeed,
+            4 => Self::DontNeed,
+            8 => Self::Free,
+            10 => Self::DontFork,
+            11 => Self::DoFork,
+            14 => Self::HugePage,
+            15 => Self::NoHugePage,
+            16 => Self::DontDump,
+            17 => Self::DoDump,
+            18 => Self::WipeOnFork,
+            19 => Self::KeepOnFork,
+            20 => Self::Cold,
+            21 => Self::PageOut,
+            22 => Self::PopulateRead,
+            23 => Self::PopulateWrite,
+            24 => Self::DontNeedLocked,
+            _ => return None,
+        })
+    }
+
+    /// The flags that areas lose and get.
+    const fn flags(self) -> Option<(AreaFlags, AreaFlags)> {
+        const NONE: AreaFlags = AreaFlags::empty();
+        const PATTERN: AreaFlags = AreaFlags::RANDOM.union(AreaFlags::SEQUENTIAL);
+        Some(match self {
+            Self::Normal => (PATTERN, NONE),
+            Self::Random => (PATTERN, AreaFlags::RANDOM),
+            Self::Sequential => (PATTERN, AreaFlags::SEQUENTIAL),
+            Self::DontFork => (NONE, AreaFlags::DONTFORK),
+            Self::DoFork => (AreaFlags::DONTFORK, NONE),
+            Self::DontDump => (NONE, AreaFlags::DONTDUMP),
+            Self::DoDump => (AreaFlags::DONTDUMP, NONE),
+            Self::WipeOnFork => (NONE, AreaFlags::WIPEONFORK),
+            Self::KeepOnFork => (AreaFlags::WIPEONFORK, NONE),
+            _ => return None,
+        })
+    }
+
+    fn check<S: Memory>(self, area: &Area<S>) -> Result<(), VmError> {
+        let anonymous = matches!(area.content, Content::Anonymous);
+        let locked = area.flags.contains(AreaFlags::LOCKED);
+        let fits = match self {
+            Self::Free => anonymous && !locked,
+            Self::WipeOnFork => anonymous,
+            Self::DontNeed | Self::Cold | Self::PageOut => !locked,
+            _ => true,
+        };
+        if fits { Ok(()) } else { Err(VmError::Invalid) }
+    }
+}
+
+/// Whether a page is in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Residency {
+    /// Touching it costs a fault that finds nothing in memory.
+    Absent,
+    /// It is in memory.
+    Resident,
+}
+
+/// How msync waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SyncMode {
+    /// Only say whether all is mapped (MS_INVALIDATE: there is nothing to invalidate).
+    Check,
+    /// Begin (MS_ASYNC): dirty pages are known already, so nothing is left to do.
+    Start,
+    /// Return when the store has everything (MS_SYNC).
+    Wait,
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// Take advice about `start..start + len`. What can be done is done before an error is returned.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole; [`VmError::Fault`] where a page cannot be populated.
+    pub fn advise(&mut self, start: VirtAddr, len: u64, advice: Advice) -> Result<(), VmError> {
+        let range = page_range(start, len).map_err(|_| VmError::Invalid)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        if range.end > self.layout.end {
+            return Err(VmError::NoMemory);
+        }
+        if self.areas.count() + 2 > MAX_AREAS && advice.flags().is_some() {
+            return Err(VmError::NoMemory);
+        }
+        // Holes do not stop the advice, they are only reported (madvise(2)); a refused area does.
+        let holes = if self.areas.covers(range.clone()) { Ok(()) } else { Err(VmError::NoMemory) };
+        let refusal = self.areas.overlapping(range.clone()).find_map(|area| {
+            advice.check(area).err().map(|error| (area.start.max(range.start), error))
+        });
+        let (range, outcome) = match refusal {
+            Some((at, error)) => (range.start..at, Err(error)),
+            None => (range, holes),
+        };
+        if range.is_empty() {
+            return outcome;
+        }
+        if let Some((lose, get)) = advice.flags() {
+            self.areas.change(range, |area| area.flags = area.flags.difference(lose) | get);
+            return outcome;
+        }
+        match advice {
+            Advice::DontNeed | Advice::DontNeedLocked | Advice::Free => self.discard(range),
+            Advice::PopulateRead => self.populate_for(range, Access::Read, outcome)?,
+            Advice::PopulateWrite => self.populate_for(range, Access::Write, outcome)?,
+            _ => {}
+        }
+        outcome
+    }
+
+    fn discard(&mut self, range: Range<VirtAddr>) {
+        let Self { areas, resident, .. } = self;
+        let mut batch = resident.tables.batch();
+        for area in areas.overlapping(range.clone()) {
+            resident.zap(area, area.start.max(range.start)..area.end.min(range.end), &mut batch);
+        }
+    }
+
+    fn populate_for(&mut self, range: Range<VirtAddr>, access: Access, holes: Result<(), VmError>) -> Result<(), VmError> {
+        holes?;
+        let Self { areas, resident, .. } = self;
+        let want = if access == Access::Write { Want::Write } else { Want::Read };
+        for area in areas.overlapping(range.clone()) {
+            if !area.protection.allows(access) {
+                return Err(VmError::Invalid);
+            }
+            let (mut page, end) = (area.start.max(range.start), area.end.min(range.end));
+            while page < end {
+                resident.fault(area, page, want)?;
+                page = VirtAddr(page.0 + PAGE);
+            }
+        }
+        Ok(())
+    }
+
+    /// Say of every page of `start..start + len` whether it is in memory; `out` gets the page's number in the range.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole.
+    pub fn residency(
+        &self,
+        start: VirtAddr,
+        len: u64,
+        mut out: impl FnMut(usize, Residency),
+    ) -> Result<(), VmError> {
+        let range = page_range(start, len)?;
+        if !self.areas.covers(range.clone()) {
+            return Err(VmError::NoMemory);
+        }
+        for area in self.areas.overlapping(range.clone()) {
+            let (mut page, end) = (area.start.max(range.start), area.end.min(range.end));
+            while page < end {
+                let cached = || area.cache_page(page).is_some_and(|(cache, index)| cache.is_resident(index));
+                let there = self.resident.present(page).is_some() || cached();
+                let index = ((page.0 - range.start.0) / PAGE) as usize;
+                out(index, if there { Residency::Resident } else { Residency::Absent });
+                page = VirtAddr(page.0 + PAGE);
+            }
+        }
+        Ok(())
+    }
+
+    /// Have the stores of shared file areas take what changed in `start..start + len`. May sleep.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole, after the rest was done; [`VmError::Io`].
+    pub fn sync(&mut self, start: VirtAddr, len: u64, mode: SyncMode) -> Result<(), VmError> {
+        let range = page_range(start, len)?;
+        if mode == SyncMode::Wait {
+            for area in self.areas.overlapping(range.clone()).filter(|area| area.is_shared()) {
+                let (from, to) = (area.start.max(range.start), area.end.min(range.end));
+                if let Some((cache, index)) = area.cache_page(from) {
+                    cache.write_back(index * PAGE..index * PAGE + (to.0 - from.0))?;
+                }
+            }
+        }
+        if self.areas.covers(range) { Ok(()) } else { Err(VmError::NoMemory) }
+    }
+}

@@ -1,0 +1,152 @@
+//! One area: a run of addresses with one protection and one backing.
+
+use alloc::sync::Arc;
+
+use freehold_machine::{PAGE_SHIFT, VirtAddr};
+use freehold_paging::{Memory, Rights};
+
+use crate::cache::Attachment;
+use crate::request::{AreaFlags, FileView, MappedFile, Protection, SharedWrite};
+use crate::{PageCache, VmError};
+
+/// What an area shows. File areas are attached to the file's cache, so that truncation finds them.
+pub(crate) enum Content<S: Memory> {
+    Anonymous,
+    PrivateFile(FileView<S>, Attachment<S>),
+    SharedFile(FileView<S>, SharedWrite, Attachment<S>),
+    SharedAnonymous(u64, Attachment<S>),
+}
+
+impl<S: Memory> Clone for Content<S> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Anonymous => Self::Anonymous,
+            Self::PrivateFile(view, at) => Self::PrivateFile(view.clone(), at.clone()),
+            Self::SharedFile(view, write, at) => Self::SharedFile(view.clone(), *write, at.clone()),
+            Self::SharedAnonymous(offset, at) => Self::SharedAnonymous(*offset, at.clone()),
+        }
+    }
+}
+
+impl<S: Memory> Content<S> {
+    /// Offset of the first byte in what is shown; 0 for anonymous memory.
+    pub(crate) fn offset(&self) -> u64 {
+        match self {
+            Self::Anonymous => 0,
+            Self::PrivateFile(view, _) | Self::SharedFile(view, ..) => view.offset,
+            Self::SharedAnonymous(offset, _) => *offset,
+        }
+    }
+    fn advance(&mut self, bytes: u64) {
+        match self {
+            Self::Anonymous => {}
+            Self::PrivateFile(view, _) | Self::SharedFile(view, ..) => view.offset += bytes,
+            Self::SharedAnonymous(offset, _) => *offset += bytes,
+        }
+    }
+    /// The content as a child (or a moved area) has it.
+    pub(crate) fn attached_to(&self, space: u64) -> Self {
+        match self {
+            Self::Anonymous => Self::Anonymous,
+            Self::PrivateFile(view, at) => Self::PrivateFile(view.clone(), at.for_space(space)),
+            Self::SharedFile(view, write, at) => Self::SharedFile(view.clone(), *write, at.for_space(space)),
+            Self::SharedAnonymous(offset, at) => Self::SharedAnonymous(*offset, at.for_space(space)),
+        }
+    }
+    fn continues(&self, next: &Self, len: u64) -> bool {
+        let same = |a: &Arc<dyn MappedFile<S>>, b: &Arc<dyn MappedFile<S>>| core::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b));
+        match (self, next) {
+            (Self::Anonymous, Self::Anonymous) => true,
+            (Self::PrivateFile(a, _), Self::PrivateFile(b, _)) => same(&a.file, &b.file) && a.offset + len == b.offset,
+            (Self::SharedFile(a, wa, _), Self::SharedFile(b, wb, _)) => {
+                same(&a.file, &b.file) && wa == wb && a.offset + len == b.offset
+            }
+            (Self::SharedAnonymous(a, x), Self::SharedAnonymous(b, y)) => {
+                Arc::ptr_eq(x.cache(), y.cache()) && a + len == *b
+            }
+            _ => false,
+        }
+    }
+}
+
+/// An area. Its start is its key in the tree and is kept here too.
+pub(crate) struct Area<S: Memory> {
+    pub start: VirtAddr,
+    pub end: VirtAddr,
+    pub protection: Protection,
+    pub flags: AreaFlags,
+    pub content: Content<S>,
+}
+
+impl<S: Memory> Clone for Area<S> {
+    fn clone(&self) -> Self {
+        Self { content: self.content.clone(), ..*self }
+    }
+}
+
+impl<S: Memory> Area<S> {
+    pub(crate) fn len(&self) -> u64 {
+        self.end.0 - self.start.0
+    }
+    pub(crate) fn pages(&self) -> u64 {
+        self.len() >> PAGE_SHIFT
+    }
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.content, Content::SharedFile(..) | Content::SharedAnonymous(..))
+    }
+    /// Counts towards RLIMIT_DATA: private, writable, not the stack.
+    pub(crate) fn is_data(&self) -> bool {
+        !self.is_shared()
+            && self.protection.contains(Protection::WRITE)
+            && !self.flags.contains(AreaFlags::GROWSDOWN)
+    }
+    /// The cache behind it, and the index in it of the page at `addr`.
+    pub(crate) fn cache_page(&self, addr: VirtAddr) -> Option<(&Arc<PageCache<S>>, u64)> {
+        let at = self.attachment()?;
+        let offset = self.content.offset() + (addr.page_start().0 - self.start.0);
+        Some((at.cache(), offset >> PAGE_SHIFT))
+    }
+    pub(crate) fn attachment(&self) -> Option<&Attachment<S>> {
+        match &self.content {
+            Content::Anonymous => None,
+            Content::PrivateFile(_, at) | Content::SharedFile(_, _, at) | Content::SharedAnonymous(_, at) => Some(at),
+        }
+    }
+    /// The addresses at which pages `from..to` of its cache are mapped.
+    pub(crate) fn addresses_of(&self, from: u64, to: u64) -> Option<core::ops::Range<VirtAddr>> {
+        let first = self.content.offset() >> PAGE_SHIFT;
+        let last = first + self.pages();
+        let (from, to) = (from.max(first), to.min(last));
+        let address = |page: u64| VirtAddr(self.start.0 + ((page - first) << PAGE_SHIFT));
+        (from < to).then(|| address(from)..address(to))
+    }
+    /// What a leaf of a frame that is not exclusive grants here.
+    pub(crate) fn shared_frame_rights(&self) -> Rights {
+        self.protection.rights().without(Rights::WRITE)
+    }
+    /// Whether `protection` may be had here.
+    pub(crate) fn check_protection(&self, protection: Protection) -> Result<(), VmError> {
+        match &self.content {
+            Content::SharedFile(_, SharedWrite::Denied, _) if protection.contains(Protection::WRITE) => {
+                Err(VmError::Access)
+            }
+            _ => Ok(()),
+        }
+    }
+    /// Cut at `at`, which is inside: this keeps the lower part, the upper is returned.
+    pub(crate) fn split_off(&mut self, at: VirtAddr) -> Self {
+        debug_assert!(self.start < at && at < self.end);
+        let mut upper = self.clone();
+        upper.content.advance(at.0 - self.start.0);
+        upper.start = at;
+        self.end = at;
+        upper
+    }
+    /// Whether `next`, which starts where this ends, could be one area with it.
+    pub(crate) fn joins(&self, next: &Self) -> bool {
+        self.end == next.start
+            && self.protection == next.protection
+            && self.flags == next.flags
+            && self.content.continues(&next.content, self.len())
+    }
+}

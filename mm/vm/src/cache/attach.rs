@@ -1,0 +1,102 @@
+//! Which address spaces map a cache.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use freehold_paging::Memory;
+
+use super::PageCache;
+
+/// An address space as truncation needs it: behind its owner's lock.
+pub trait SpaceHandle<S: Memory>: Send + Sync {
+    /// Lock the address space and call [`AddressSpace::zap_cache`](crate::AddressSpace::zap_cache).
+    fn zap(&self, cache: &PageCache<S>, pages: Range<u64>);
+}
+
+pub(super) struct Mapper<S: Memory> {
+    areas: usize,
+    handle: Option<Weak<dyn SpaceHandle<S>>>,
+    /// Pages left while the handle was not known yet (between fork and the child's first run).
+    missed: bool,
+}
+
+/// One area's entry in its cache's list of mappers.
+pub(crate) struct Attachment<S: Memory> {
+    cache: Arc<PageCache<S>>,
+    space: u64,
+}
+
+impl<S: Memory> Attachment<S> {
+    pub(crate) fn new(cache: &Arc<PageCache<S>>, space: u64) -> Self {
+        let mut inner = cache.inner.lock();
+        inner.mappers.entry(space).or_insert(Mapper { areas: 0, handle: None, missed: false }).areas += 1;
+        drop(inner);
+        Self { cache: cache.clone(), space }
+    }
+    pub(crate) fn for_space(&self, space: u64) -> Self {
+        Self::new(&self.cache, space)
+    }
+    pub(crate) const fn cache(&self) -> &Arc<PageCache<S>> {
+        &self.cache
+    }
+    /// Say how the space is reached. Whether pages have left since it was attached: it then unmaps them all.
+    #[must_use]
+    pub(crate) fn set_handle(&self, handle: &Weak<dyn SpaceHandle<S>>) -> bool {
+        let mut inner = self.cache.inner.lock();
+        let Some(mapper) = inner.mappers.get_mut(&self.space) else { return false };
+        if mapper.handle.is_none() {
+            mapper.handle = Some(handle.clone());
+        }
+        mapper.missed
+    }
+}
+
+impl<S: Memory> Clone for Attachment<S> {
+    fn clone(&self) -> Self {
+        self.for_space(self.space)
+    }
+}
+
+impl<S: Memory> Drop for Attachment<S> {
+    fn drop(&mut self) {
+        let mut inner = self.cache.inner.lock();
+        if let Some(mapper) = inner.mappers.get_mut(&self.space) {
+            mapper.areas -= 1;
+            if mapper.areas == 0 {
+                // The handle's last weak count may free memory: not under the lock.
+                let gone = inner.mappers.remove(&self.space);
+                drop(inner);
+                drop(gone);
+            }
+        }
+    }
+}
+
+impl<S: Memory> PageCache<S> {
+    /// Have every address space unmap `pages`. The caller holds no address space's lock.
+    pub(super) fn zap_everywhere(&self, pages: &Range<u64>) {
+        let mut handles = Vec::new();
+        let mut inner = self.inner.lock();
+        // A list that cannot be had in one piece is gone through in several: mappers are visited by number.
+        let mut next = 0;
+        loop {
+            handles.clear();
+            for (&space, mapper) in inner.mappers.range_mut(next..).take(64) {
+                next = space + 1;
+                match &mapper.handle {
+                    Some(handle) => handles.push(handle.clone()),
+                    None => mapper.missed = true,
+                }
+            }
+            drop(inner);
+            for handle in handles.iter().filter_map(Weak::upgrade) {
+                handle.zap(self, pages.clone());
+            }
+            inner = self.inner.lock();
+            if inner.mappers.range(next..).next().is_none() {
+                return;
+            }
+        }
+    }
+}

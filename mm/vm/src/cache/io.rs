@@ -1,0 +1,143 @@
+//! Bytes in and out, by visitors.
+//!
+//! The kernel reaches a frame's bytes through a window, and inside one nothing may fault or sleep. So the copy from or to
+//! user memory is the caller's: a closure gets at most a page of bytes at a time and says how many it dealt with. Fewer
+//! than it was given ends the call; the caller then faults its own memory in and calls again from there.
+
+use freehold_frame::{Frame, PageCache as CacheKind};
+use freehold_machine::{PAGE_SIZE, PhysicalBytes};
+use freehold_paging::Memory;
+
+use super::{Mark, PAGE, PageCache};
+use crate::VmError;
+
+/// What a hole reads as.
+static ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+
+impl<S: Memory> PageCache<S> {
+    /// Show up to `len` bytes from `offset` on, as far as the file goes. Bytes that `f` dealt with.
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`], or what the store says, where not one byte could be had.
+    pub fn read_at(&self, offset: u64, len: usize, mut f: impl FnMut(&[u8]) -> usize) -> Result<usize, VmError> {
+        let left = self.size().saturating_sub(offset);
+        let len = len.min(usize::try_from(left).unwrap_or(usize::MAX));
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let start = (at % PAGE) as usize;
+            let end = PAGE_SIZE.min(start + (len - done));
+            let shown = match self.readable(at / PAGE) {
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+                Ok(None) => f(&ZEROES[start..end]),
+                Ok(Some(frame)) => self.source.machine().with_bytes(frame.pfn(), |bytes| f(&bytes[start..end])),
+            };
+            done += shown.min(end - start);
+            if shown < end - start {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn readable(&self, index: u64) -> Result<Option<Frame<CacheKind, S>>, VmError> {
+        match self.get(index) {
+            None if self.store.is_some() => Ok(Some(self.get_or_fill(index)?.0)),
+            frame => Ok(frame),
+        }
+    }
+
+    /// Have up to `len` bytes from `offset` on written by `f`; the file grows as far as it did. Bytes that `f` wrote.
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`], or what the store says, where not one byte could be written; [`VmError::Overflow`] past
+    /// the largest offset.
+    pub fn write_at(&self, offset: u64, len: usize, mut f: impl FnMut(&mut [u8]) -> usize) -> Result<usize, VmError> {
+        offset.checked_add(len as u64).filter(|&end| end <= i64::MAX as u64).ok_or(VmError::Overflow)?;
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let start = (at % PAGE) as usize;
+            let end = PAGE_SIZE.min(start + (len - done));
+            let written = match self.write_page(at / PAGE, start, end, &mut f) {
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+                Ok(written) => written,
+            };
+            done += written;
+            self.set_size_grow_if(at + written as u64, written);
+            if written < end - start {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn set_size_grow_if(&self, size: u64, written: usize) {
+        if written > 0 && self.size() < size {
+            self.set_size_grow(size);
+        }
+    }
+
+    fn write_page(
+        &self,
+        index: u64,
+        start: usize,
+        end: usize,
+        f: &mut impl FnMut(&mut [u8]) -> usize,
+    ) -> Result<usize, VmError> {
+        let machine = self.source.machine();
+        let whole = start == 0 && end == PAGE_SIZE;
+        let frame = match self.get(index) {
+            Some(frame) => frame,
+            None if whole => return self.write_new_page(index, f),
+            None => self.get_or_fill(index)?.0,
+        };
+        let written = machine.with_bytes(frame.pfn(), |bytes| f(&mut bytes[start..end])).min(end - start);
+        self.mark_dirty(index, written);
+        Ok(written)
+    }
+
+    /// A page that is about to be overwritten whole is neither zeroed nor read first.
+    fn write_new_page(&self, index: u64, f: &mut impl FnMut(&mut [u8]) -> usize) -> Result<usize, VmError> {
+        let machine = self.source.machine();
+        let frame = Frame::<CacheKind, S>::allocate(self.source)?;
+        let written = machine.with_bytes(frame.pfn(), |bytes| {
+            // Whatever the frame held must not show where the copy falls short.
+            let written = f(&mut bytes[..]).min(PAGE_SIZE);
+            bytes[written..].fill(0);
+            written
+        });
+        if written == 0 {
+            return Ok(0);
+        }
+        if written < PAGE_SIZE && self.store.is_some() {
+            let (old, _) = self.get_or_fill(index)?;
+            self.copy_part(&frame, &old, written);
+        } else {
+            let pfn = frame.pfn();
+            // Someone may have made the page meanwhile, and mapped it: then the bytes go there.
+            let mine = frame.try_clone().map_err(|_| VmError::NoMemory)?;
+            let now = self.insert(index, frame)?;
+            if now.pfn() != pfn {
+                self.copy_part(&mine, &now, written);
+            }
+        }
+        self.mark_dirty(index, written);
+        Ok(written)
+    }
+
+    fn copy_part(&self, from: &Frame<CacheKind, S>, to: &Frame<CacheKind, S>, len: usize) {
+        let machine = self.source.machine();
+        machine.with_bytes(to.pfn(), |to| {
+            machine.with_bytes(from.pfn(), |from| to[..len].copy_from_slice(&from[..len]));
+        });
+    }
+
+    fn mark_dirty(&self, index: u64, written: usize) {
+        if self.store.is_some() && written > 0 {
+            self.inner.lock().index.mark(index, Mark::Dirty);
+        }
+    }
+}

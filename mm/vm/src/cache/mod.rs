@@ -1,0 +1,198 @@
+//! The page cache: the frames of one file, of shared anonymous memory, or of a block device.
+//!
+//! Without a [`BackingStore`] the cache is the store (tmpfs): a page that is not there is a hole of zeroes. With one, a page
+//! that is not there is read from it, and pages that changed are written back.
+//!
+//! **Locks.** One spin lock around the index and the list of mappers. Under it: no sleeping, no user bytes, no store. Frames
+//! are allocated before it is taken and come in by "insert unless someone was faster". Bytes are reached through
+//! windows with a reference held and the lock released, so truncation never pulls a frame from under a copy.
+//!
+//! **Reverse map.** Areas are attached: the cache knows which address spaces map it, and by [`SpaceHandle`] how to have
+//! pages unmapped there. Truncation first takes the pages away (size, index), then has every mapper unmap, so that a
+//! fault that looked too early is undone and a later one finds the new state; then it lets go of the frames.
+
+mod attach;
+mod index;
+mod io;
+mod resize;
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_frame::{Frame, PageCache as CacheKind};
+use freehold_machine::PAGE_SIZE;
+use freehold_paging::Memory;
+
+use crate::error::{FaultError, FaultKind, VmError};
+pub(crate) use attach::Attachment;
+use attach::Mapper;
+pub use attach::SpaceHandle;
+use index::{Index, Mark};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Where the pages of a cache come from and go to: a block device.
+///
+/// Called without any lock of this crate that spins; may sleep.
+pub trait BackingStore<S: Memory>: Send + Sync {
+    /// Fill the whole frame with page `index`; what lies past the store's end is zeroes.
+    ///
+    /// # Errors
+    /// [`VmError::Io`], [`VmError::NoMemory`].
+    fn fill(&self, index: u64, frame: &Frame<CacheKind, S>) -> Result<(), VmError>;
+    /// Store the frame as page `index`.
+    ///
+    /// # Errors
+    /// As [`BackingStore::fill`]; the page stays dirty.
+    fn write_back(&self, index: u64, frame: &Frame<CacheKind, S>) -> Result<(), VmError>;
+}
+
+/// The frames of one file. See the module's head.
+pub struct PageCache<S: Memory> {
+    id: u64,
+    source: S,
+    store: Option<Arc<dyn BackingStore<S>>>,
+    /// In bytes. Changes under the lock only.
+    size: AtomicU64,
+    inner: spin::Mutex<Inner<S>>,
+}
+
+struct Inner<S: Memory> {
+    index: Index<S>,
+    /// By address space.
+    mappers: BTreeMap<u64, Mapper<S>>,
+    /// Raised whenever pages leave: a page read from the store before that may be older than the store.
+    departures: u64,
+}
+
+/// The next cache's number; 0 is none.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl<S: Memory> PageCache<S> {
+    /// An empty file whose store is memory.
+    pub fn new(source: S) -> Arc<Self> {
+        Self::build(source, None)
+    }
+    /// A cache of `store`; give it a size with [`PageCache::set_size_grow`].
+    pub fn with_store(source: S, store: Arc<dyn BackingStore<S>>) -> Arc<Self> {
+        Self::build(source, Some(store))
+    }
+    fn build(source: S, store: Option<Arc<dyn BackingStore<S>>>) -> Arc<Self> {
+        let inner = Inner { index: Index::new(source), mappers: BTreeMap::new(), departures: 0 };
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { id, source, store, size: AtomicU64::new(0), inner: spin::Mutex::new(inner) })
+    }
+
+    /// A number that no other cache ever has.
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+    /// In bytes.
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+    /// Make it at least `size` bytes long; what is new is a hole.
+    pub fn set_size_grow(&self, size: u64) {
+        let _inner = self.inner.lock();
+        self.size.fetch_max(size, Ordering::AcqRel);
+    }
+    /// Frames that it holds.
+    pub fn pages(&self) -> u64 {
+        self.inner.lock().index.pages()
+    }
+    /// Pages that its store has not seen; 0 without a store.
+    pub fn dirty_pages(&self) -> u64 {
+        if self.store.is_some() { self.inner.lock().index.dirty_pages() } else { 0 }
+    }
+    /// Whether memory is all there is of it (tmpfs, shared anonymous memory).
+    pub fn is_memory(&self) -> bool {
+        self.store.is_none()
+    }
+    /// Whether page `index` has a frame.
+    pub fn is_resident(&self, index: u64) -> bool {
+        self.inner.lock().index.with(index, |_| ()).is_some()
+    }
+
+    /// The frame of page `index`, if it has one.
+    pub(crate) fn get(&self, index: u64) -> Option<Frame<CacheKind, S>> {
+        self.inner.lock().index.with(index, |frame| frame.try_clone().ok()).flatten()
+    }
+
+    /// The frame of page `index`: a new one for a hole, one read from the store where there is one.
+    pub(crate) fn get_or_fill(&self, index: u64) -> Result<(Frame<CacheKind, S>, FaultKind), VmError> {
+        if let Some(frame) = self.get(index) {
+            return Ok((frame, FaultKind::Minor));
+        }
+        let Some(store) = &self.store else {
+            return Ok((self.insert(index, Frame::allocate_zeroed(self.source)?)?, FaultKind::Minor));
+        };
+        loop {
+            let departures = self.inner.lock().departures;
+            let frame = Frame::allocate(self.source)?;
+            store.fill(index, &frame)?;
+            if let Some(frame) = self.insert_since(index, frame, departures)? {
+                return Ok((frame, FaultKind::Major));
+            }
+        }
+    }
+
+    /// Insert `frame` unless someone was faster; a reference to what is there now.
+    fn insert(&self, index: u64, frame: Frame<CacheKind, S>) -> Result<Frame<CacheKind, S>, VmError> {
+        let mut inner = self.inner.lock();
+        if inner.index.with(index, |_| ()).is_none() {
+            inner.index.insert(index, frame);
+        }
+        inner.index.with(index, Frame::try_clone).and_then(Result::ok).ok_or(VmError::NoMemory)
+    }
+
+    /// As [`PageCache::insert`], `None` where pages have left since `departures` was read.
+    fn insert_since(
+        &self,
+        index: u64,
+        frame: Frame<CacheKind, S>,
+        departures: u64,
+    ) -> Result<Option<Frame<CacheKind, S>>, VmError> {
+        let mut inner = self.inner.lock();
+        if inner.index.with(index, |_| ()).is_none() {
+            if inner.departures != departures {
+                return Ok(None);
+            }
+            inner.index.insert(index, frame);
+        }
+        let now = inner.index.with(index, Frame::try_clone).and_then(Result::ok);
+        now.map(Some).ok_or(VmError::NoMemory)
+    }
+
+    /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end.
+    pub(crate) fn fault(&self, index: u64) -> Result<(Frame<CacheKind, S>, FaultKind), FaultError> {
+        if index >= self.size().div_ceil(PAGE) {
+            return Err(FaultError::Bus);
+        }
+        Ok(self.get_or_fill(index)?)
+    }
+
+    /// Show the frames of `range` that are there and not past the end. `f` must not sleep or come back here.
+    pub(crate) fn visit_resident(&self, range: core::ops::Range<u64>, f: impl FnMut(u64, &Frame<CacheKind, S>)) {
+        let inner = self.inner.lock();
+        inner.index.visit(range.start..range.end.min(self.size().div_ceil(PAGE)), f);
+    }
+
+    /// Whether leaves may grant writing before the first store through them: nobody asks which pages changed.
+    pub(crate) fn maps_writable_at_once(&self) -> bool {
+        self.is_memory()
+    }
+
+    /// A leaf of page `index` is about to grant writing.
+    pub(crate) fn note_writable(&self, index: u64) {
+        if self.store.is_some() {
+            self.inner.lock().index.mark(index, Mark::Writable);
+        }
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for PageCache<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "PageCache {} ({} bytes)", self.id, self.size())
+    }
+}

@@ -1,0 +1,184 @@
+//! Growing, cutting, punching, writing back, and giving memory back.
+
+use core::ops::Range;
+use core::sync::atomic::Ordering;
+
+use freehold_frame::Frame;
+use freehold_machine::PhysicalBytes;
+use freehold_paging::Memory;
+
+use super::{Mark, PAGE, PageCache};
+use crate::VmError;
+
+impl<S: Memory> PageCache<S> {
+    /// Set the size. What is cut off is unmapped everywhere and gone; what is added is a hole.
+    /// The caller holds no address space's lock.
+    ///
+    /// # Errors
+    /// [`VmError::Overflow`] past the largest offset; what the store says, where the last page must be read.
+    pub fn truncate(&self, size: u64) -> Result<(), VmError> {
+        if size > i64::MAX as u64 {
+            return Err(VmError::Overflow);
+        }
+        let inner = self.inner.lock();
+        let old = self.size.swap(size, Ordering::AcqRel);
+        drop(inner);
+        if size < old {
+            self.zero_part(size..size.next_multiple_of(PAGE))?;
+            self.remove(size.div_ceil(PAGE)..u64::MAX);
+        }
+        Ok(())
+    }
+
+    /// Make the bytes of `range` zeroes, and give back the frames of pages that lie in it whole; the size stays.
+    /// The caller holds no address space's lock.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] for an empty range; what the store says.
+    pub fn punch_hole(&self, range: Range<u64>) -> Result<(), VmError> {
+        if range.is_empty() {
+            return Err(VmError::Invalid);
+        }
+        let (first, last) = (range.start.div_ceil(PAGE), range.end / PAGE);
+        if first > last {
+            return self.zero_part(range);
+        }
+        self.zero_part(range.start..first * PAGE)?;
+        self.zero_part(last * PAGE..range.end)?;
+        if self.store.is_none() {
+            self.remove(first..last);
+            return Ok(());
+        }
+        (first..last.min(self.size().div_ceil(PAGE))).try_for_each(|page| self.zero_part(page * PAGE..(page + 1) * PAGE))
+    }
+
+    /// Zero a part of one page, if it is there (without a store) or at all (with one).
+    fn zero_part(&self, range: Range<u64>) -> Result<(), VmError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let index = range.start / PAGE;
+        let frame = match self.get(index) {
+            Some(frame) => frame,
+            None if self.store.is_none() => return Ok(()),
+            None => self.get_or_fill(index)?.0,
+        };
+        let start = (range.start % PAGE) as usize;
+        let end = start + (range.end - range.start) as usize;
+        self.source.machine().with_bytes(frame.pfn(), |bytes| bytes[start..end].fill(0));
+        if self.store.is_some() {
+            self.inner.lock().index.mark(index, Mark::Dirty);
+        }
+        Ok(())
+    }
+
+    /// Take pages out of the index, have them unmapped, let go of them: in batches, since there may be many.
+    fn remove(&self, pages: Range<u64>) {
+        let mut next = pages.start;
+        loop {
+            // Frames that are still mapped must outlive their TLB entries: mappings see to that, each holds its frame.
+            let mut batch: [Option<Frame<_, S>>; 32] = [const { None }; 32];
+            let first = next;
+            let mut inner = self.inner.lock();
+            for slot in &mut batch {
+                let Some(page) = inner.index.next(next..pages.end) else { break };
+                *slot = inner.index.remove(page);
+                next = page + 1;
+            }
+            inner.departures += 1;
+            drop(inner);
+            let is_last = batch.iter().any(Option::is_none);
+            // The last round covers all that is left: pages that were mapped before they left the index.
+            self.zap_everywhere(&(first..if is_last { pages.end } else { next }));
+            drop(batch);
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// Give the pages of `range` (bytes) frames now; the size stays.
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`]; what was made stays.
+    pub fn allocate(&self, range: Range<u64>) -> Result<(), VmError> {
+        (range.start / PAGE..range.end.div_ceil(PAGE)).try_for_each(|page| self.get_or_fill(page).map(drop))
+    }
+
+    /// The first byte from `offset` on that is not in a hole; `None` past the last.
+    pub fn seek_data(&self, offset: u64) -> Option<u64> {
+        let size = self.size();
+        if offset >= size {
+            return None;
+        }
+        if self.store.is_some() {
+            return Some(offset);
+        }
+        let page = self.inner.lock().index.next(offset / PAGE..size.div_ceil(PAGE))?;
+        Some(offset.max(page * PAGE))
+    }
+
+    /// The first byte from `offset` on that is in a hole; the end of the file is one.
+    pub fn seek_hole(&self, offset: u64) -> u64 {
+        let size = self.size();
+        if offset >= size || self.store.is_some() {
+            return size;
+        }
+        let page = self.inner.lock().index.next_hole(offset / PAGE);
+        offset.max(page * PAGE).min(size)
+    }
+
+    /// Store the pages of `range` (bytes) that changed. Nothing to do without a store.
+    ///
+    /// # Errors
+    /// The first error of the store; the others are tried all the same, and what failed stays dirty.
+    pub fn write_back(&self, range: Range<u64>) -> Result<(), VmError> {
+        let Some(store) = &self.store else { return Ok(()) };
+        let mut outcome = Ok(());
+        let mut next = range.start / PAGE;
+        let end = range.end.div_ceil(PAGE);
+        loop {
+            let mut inner = self.inner.lock();
+            let Some(page) = inner.index.next(next..end) else { return outcome };
+            next = page + 1;
+            if !inner.index.is_dirty(page) {
+                continue;
+            }
+            let frame = inner.index.with(page, Frame::try_clone);
+            let Some(Ok(frame)) = frame else { continue };
+            inner.index.unmark(page, Mark::Dirty);
+            if frame.record().counts().load().mappings == 0 {
+                inner.index.unmark(page, Mark::Writable);
+            }
+            drop(inner);
+            if let Err(error) = store.write_back(page, &frame) {
+                self.inner.lock().index.mark(page, Mark::Dirty);
+                outcome = outcome.and(Err(error));
+            }
+        }
+    }
+
+    /// Give back up to `count` frames that nobody uses and the store has. How many it were.
+    pub fn shrink(&self, count: u64) -> u64 {
+        if self.store.is_none() {
+            return 0;
+        }
+        let (mut freed, mut next) = (0, 0);
+        while freed < count {
+            let mut inner = self.inner.lock();
+            let Some(page) = inner.index.next(next..u64::MAX) else { break };
+            next = page + 1;
+            // New holders come through the index, under this lock, or from mappings, of which there are none.
+            let holders = inner.index.with(page, |frame| frame.record().counts().load());
+            let idle = holders.is_some_and(|h| h.mappings == 0 && h.references == 1 && h.pins == 0);
+            if idle && !inner.index.is_dirty(page) {
+                inner.departures += 1;
+                let frame = inner.index.remove(page);
+                drop(inner);
+                drop(frame);
+                freed += 1;
+            }
+        }
+        freed
+    }
+}

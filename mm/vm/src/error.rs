@@ -1,0 +1,126 @@
+//! Why something is refused, in Linux' terms.
+
+use core::fmt;
+
+use freehold_frame::OutOfMemory;
+
+/// Why a memory call fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum VmError {
+    /// EPERM.
+    Permission,
+    /// EIO: the backing store failed, or forced access where it is not allowed.
+    Io,
+    /// EAGAIN: more locked memory than allowed.
+    Again,
+    /// ENOMEM: no frame, no address range, or a limit; also a hole where there must not be one.
+    NoMemory,
+    /// EACCES: the file was not opened for this.
+    Access,
+    /// EFAULT: no memory at this address that allows this.
+    Fault,
+    /// EBUSY: locked pages are in the way.
+    Busy,
+    /// EEXIST: something is mapped there already.
+    Exists,
+    /// ENODEV: this cannot be mapped.
+    NoDevice,
+    /// EINVAL.
+    Invalid,
+    /// EOVERFLOW: the file offset does not fit.
+    Overflow,
+}
+
+impl VmError {
+    /// Linux' positive error number.
+    pub const fn errno(self) -> i32 {
+        match self {
+            Self::Permission => 1,
+            Self::Io => 5,
+            Self::Again => 11,
+            Self::NoMemory => 12,
+            Self::Access => 13,
+            Self::Fault => 14,
+            Self::Busy => 16,
+            Self::Exists => 17,
+            Self::NoDevice => 19,
+            Self::Invalid => 22,
+            Self::Overflow => 75,
+        }
+    }
+}
+
+impl fmt::Display for VmError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl core::error::Error for VmError {}
+
+impl From<OutOfMemory> for VmError {
+    fn from(_: OutOfMemory) -> Self {
+        Self::NoMemory
+    }
+}
+
+impl From<FaultError> for VmError {
+    fn from(error: FaultError) -> Self {
+        match error {
+            FaultError::Segv(_) | FaultError::Bus => Self::Fault,
+            FaultError::OutOfMemory => Self::NoMemory,
+        }
+    }
+}
+
+/// SIGSEGV's `si_code`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SegvCode {
+    /// SEGV_MAPERR (1): nothing is mapped there.
+    MapErr,
+    /// SEGV_ACCERR (2): what is mapped does not allow it.
+    AccErr,
+}
+
+/// Why a page fault cannot be mended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FaultError {
+    /// SIGSEGV.
+    Segv(SegvCode),
+    /// SIGBUS with BUS_ADRERR: past the end of the file, or its store failed.
+    Bus,
+    /// No frame. Nobody's fault: free some memory and try again.
+    OutOfMemory,
+}
+
+impl fmt::Display for FaultError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl core::error::Error for FaultError {}
+
+impl From<OutOfMemory> for FaultError {
+    fn from(_: OutOfMemory) -> Self {
+        Self::OutOfMemory
+    }
+}
+
+impl From<VmError> for FaultError {
+    fn from(error: VmError) -> Self {
+        match error {
+            VmError::NoMemory => Self::OutOfMemory,
+            _ => Self::Bus,
+        }
+    }
+}
+
+/// How a page fault was mended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FaultKind {
+    /// From memory.
+    Minor,
+    /// A device was read.
+    Major,
+}

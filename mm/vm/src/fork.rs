@@ -1,0 +1,93 @@
+//! fork: the child shares what can be shared and gets copies of what cannot.
+//!
+//! Per anonymous frame, one atomic step decides: *share* fails exactly where a pin is live, and then the child gets a copy at once while
+//! the parent keeps its frame, its rights and its pin. The parent's writable leaves become read-only and are
+//! flushed before this returns, so nothing that the parent writes from then on is seen by the child.
+//!
+//! File pages are not copied: the child faults them in again, many at a time, from the page cache that holds them anyway.
+
+use freehold_frame::{Anon, CountError, Mapping, OutOfMemory};
+use freehold_machine::VirtAddr;
+use freehold_paging::{Entry, FlushBatch, Marks, Memory, Rights, Slot};
+
+use crate::area::Area;
+use crate::request::AreaFlags;
+use crate::resident::{Kind, Resident, leaf};
+use crate::{AddressSpace, VmError};
+
+impl<S: Memory> AddressSpace<S> {
+    /// A copy-on-write twin. Locks on memory and what was advised against inheriting stay behind.
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`]; this space is as before, if with fewer pages writable at once.
+    pub fn fork(&mut self) -> Result<Self, VmError> {
+        let mut child = Self::new(&self.resident.commons, self.layout)?;
+        child.brk_base = self.brk_base;
+        child.brk = self.brk;
+        child.commit_limit = self.commit_limit;
+        let mut batch = self.resident.tables.batch();
+        for area in self.areas.iter().filter(|area| !area.flags.contains(AreaFlags::DONTFORK)) {
+            let mut twin = Area { content: area.content.attached_to(child.id), ..*area };
+            twin.flags.remove(AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT);
+            child.count_in(twin.pages());
+            let inherits = !area.is_shared() && !area.flags.contains(AreaFlags::WIPEONFORK);
+            if inherits {
+                self.resident.fork_pages(area, &mut child.resident, &mut batch)?;
+            }
+            child.areas.insert(twin);
+        }
+        drop(batch);
+        child.resident.note_peak();
+        Ok(child)
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    /// Give the child the private pages of `area`.
+    fn fork_pages(&self, area: &Area<S>, child: &mut Self, batch: &mut FlushBatch<S>) -> Result<(), OutOfMemory> {
+        let mut outcome = Ok(());
+        let mut shared = 0;
+        let mut cursor = child.tables.cursor();
+        self.tables.visit(area.start..area.end, |addr, slot, entry, _| {
+            if outcome.is_ok() {
+                let kind = self.kind_of(entry);
+                if kind != Kind::Cache {
+                    outcome = cursor.make(addr).and_then(|to| self.fork_page(area, addr, (slot, entry, kind), to, batch));
+                    shared += u64::from(kind == Kind::Anon && outcome.is_ok());
+                }
+            }
+        });
+        child.rss.anon += shared;
+        outcome
+    }
+
+    fn fork_page(
+        &self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        (from, entry, kind): (Slot<S::Machine>, Entry, Kind),
+        to: Slot<S::Machine>,
+        batch: &mut FlushBatch<S>,
+    ) -> Result<(), OutOfMemory> {
+        if kind == Kind::Zero {
+            to.fill(entry);
+            return Ok(());
+        }
+        let mapping = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()).expect("its owner was just read");
+        match mapping.share() {
+            Ok(twin) => {
+                let read_only = |entry: Entry| entry.with_rights(entry.rights().without(Rights::WRITE));
+                let mut old = entry;
+                if entry.is_writable() {
+                    old = from.update(read_only);
+                    batch.restricted(addr, old);
+                }
+                to.fill(leaf(twin, old.rights().without(Rights::WRITE), Marks::Accessed));
+            }
+            Err(CountError::Pinned | CountError::Overflow | CountError::Held | CountError::NotExclusive) => {
+                to.fill(leaf(self.copy_of(entry.frame())?, area.protection.rights(), Marks::Dirty));
+            }
+        }
+        Ok(())
+    }
+}

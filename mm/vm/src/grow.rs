@@ -1,0 +1,89 @@
+//! Areas that grow: the stack and the break.
+
+use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_paging::Memory;
+
+use crate::AddressSpace;
+use crate::area::{Area, Content};
+use crate::areas::STACK_GAP;
+use crate::error::{FaultError, SegvCode, VmError};
+use crate::request::{AreaFlags, Limits, Protection};
+use crate::space::{DataKind, MAX_AREAS};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+impl<S: Memory> AddressSpace<S> {
+    /// Let the stack above `page` grow down to it, within its limit and with its gap to what is below.
+    pub(crate) fn grow_stack(&mut self, page: VirtAddr, limits: &Limits) -> Result<(), FaultError> {
+        let nothing = FaultError::Segv(SegvCode::MapErr);
+        let area = self.areas.above(page).ok_or(nothing)?;
+        let grows = area.flags.contains(AreaFlags::GROWSDOWN) && matches!(area.content, Content::Anonymous);
+        let from = area.start;
+        if !grows || page < self.layout.lowest || area.end.0 - page.0 > limits.stack {
+            return Err(nothing);
+        }
+        if let Some(below) = self.areas.below(page) {
+            let needs_gap = !below.flags.contains(AreaFlags::GROWSDOWN) && !below.protection.is_empty();
+            let gap = if needs_gap { STACK_GAP } else { 0 };
+            if below.end.0 + gap > page.0 {
+                return Err(nothing);
+            }
+        }
+        let pages = (from.0 - page.0) / PAGE;
+        self.check_limits(pages, DataKind::Other, limits).map_err(|_| nothing)?;
+        self.areas.move_start(from, page);
+        self.count_in(pages);
+        Ok(())
+    }
+
+    /// Where the break begins; execve calls this once.
+    pub fn set_brk_base(&mut self, base: VirtAddr) {
+        self.brk_base = base;
+        self.brk = base;
+    }
+
+    /// Where the break begins, and where it is.
+    pub const fn brk_range(&self) -> core::ops::Range<VirtAddr> {
+        self.brk_base..self.brk
+    }
+
+    /// Move the break to `new`, if that is possible; where it is afterwards.
+    pub fn brk(&mut self, new: VirtAddr, limits: &Limits) -> VirtAddr {
+        // As Linux: the call cannot fail, it just does not move the break.
+        if new >= self.brk_base && self.move_brk(new, limits).is_ok() {
+            self.brk = new;
+        }
+        self.brk
+    }
+
+    fn move_brk(&mut self, new: VirtAddr, limits: &Limits) -> Result<(), VmError> {
+        let round_up = |addr: VirtAddr| addr.0.checked_next_multiple_of(PAGE).map(VirtAddr).ok_or(VmError::NoMemory);
+        let (old_end, new_end) = (round_up(self.brk)?, round_up(new)?);
+        if new_end <= old_end {
+            return if new_end < old_end { self.unmap_range(new_end..old_end) } else { Ok(()) };
+        }
+        if new.0 - self.brk_base.0 > limits.data || new_end > self.layout.end {
+            return Err(VmError::NoMemory);
+        }
+        let pages = (new_end.0 - old_end.0) / PAGE;
+        self.check_limits(pages, DataKind::Data, limits)?;
+        if !self.areas.is_usable(old_end..new_end) || self.areas.count() >= MAX_AREAS {
+            return Err(VmError::NoMemory);
+        }
+        let flags = AreaFlags::HEAP | self.future;
+        self.check_lock(pages, flags, limits)?;
+        self.areas.insert(Area {
+            start: old_end,
+            end: new_end,
+            protection: Protection::READ | Protection::WRITE,
+            flags,
+            content: Content::Anonymous,
+        });
+        self.areas.join(old_end..new_end);
+        self.count_in(pages);
+        if Self::is_locked_now(flags) {
+            self.populate_if_possible(old_end, new_end);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+//! Address spaces of processes: areas, page faults, exact copy-on-write; and the page cache that they map.
+//!
+//! An [`AddressSpace`] is a sorted set of areas (what the process asked for) and the page tables that answer it so far.
+//! A [`PageCache`] holds the frames of one file, of shared anonymous memory, or of a block device.
+//!
+//! **Copy-on-write by facts.** An anonymous frame is *exclusive* to one address space or it is *shared*; the frame's record
+//! says which, next to its exact pins. From this follows everything else:
+//! - a leaf of private memory grants writing only while its frame is anonymous and exclusive;
+//! - a write fault on an exclusive frame keeps it, whoever else holds references;
+//! - fork shares what is not pinned and copies at once, for the child, what is;
+//! - the last one left with a shared frame becomes its exclusive owner again instead of copying;
+//! - only an exclusive frame, or one of truly shared memory, can be pinned ([`AddressSpace::pin`] unshares first).
+//!
+//! **Locks.** Methods of `AddressSpace` take `&mut self`: its owner wraps it in a lock that may sleep, since a fault may read
+//! from a device. Order: a file's own locks > address space > page cache (a spin lock inside, never held over
+//! sleeping or user bytes) > page allocator. Truncation needs the address spaces that map the file, in any order and one at
+//! a time, so its caller holds none ([`SpaceHandle`]).
+//!
+//! **Failure.** Running out of memory is [`VmError::NoMemory`] or [`FaultError::OutOfMemory`], and what was there before is still
+//! right: pages may have become read-only or absent, never different. Nodes of the area tree and of the cache's index
+//! come from the global allocator and are small; whoever runs this where that may fail makes sure of a few KiB first.
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod advise;
+mod area;
+mod areas;
+mod cache;
+mod error;
+mod fault;
+mod fork;
+mod grow;
+mod lock;
+mod map;
+mod remap;
+mod remote;
+mod request;
+mod resident;
+mod space;
+mod view;
+
+pub use advise::{Advice, Residency, SyncMode};
+pub use cache::{BackingStore, PageCache, SpaceHandle};
+pub use error::{FaultError, FaultKind, SegvCode, VmError};
+pub use freehold_paging::{KernelRoots, Memory};
+pub use lock::{LockAll, LockMode};
+pub use remap::{Remap, RemapPlace, RemapSource};
+pub use remote::{FutexKey, PinAccess, PinnedPage, RemoteAccess};
+pub use request::{
+    Access, AreaFlags, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Place, ProtectExtent, Protection,
+    SharedWrite,
+};
+pub use space::{AddressSpace, Commons, Translation};
+pub use view::{AreaName, AreaView, Sharing, Smaps, Usage};
+
+#[cfg(test)]
+mod tests;

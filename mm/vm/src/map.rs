@@ -1,0 +1,233 @@
+//! mmap, munmap, mprotect.
+
+use core::ops::Range;
+
+use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_paging::Memory;
+
+use crate::area::{Area, Content};
+use crate::error::VmError;
+use crate::request::{AreaFlags, Backing, Limits, MapRequest, Place, ProtectExtent, Protection, SharedWrite};
+use crate::space::{DataKind, MAX_AREAS};
+use crate::{AddressSpace, PageCache};
+
+pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
+
+/// `start..start + len` in whole pages. `start` must be page-aligned.
+pub(crate) fn page_range(start: VirtAddr, len: u64) -> Result<Range<VirtAddr>, VmError> {
+    if start.page_offset() != 0 {
+        return Err(VmError::Invalid);
+    }
+    let end = len.checked_next_multiple_of(PAGE).and_then(|len| start.0.checked_add(len));
+    Ok(start..VirtAddr(end.ok_or(VmError::NoMemory)?))
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// Map what `request` says. Where it starts.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] for a length of 0 or an address that is not page-aligned; [`VmError::NoMemory`] where there is no room, no
+    /// frame, or a limit; [`VmError::Exists`]; [`VmError::Access`]; [`VmError::Again`] for too much locked memory;
+    /// [`VmError::Overflow`] for a file offset past the largest.
+    pub fn map(&mut self, request: MapRequest<S>, limits: &Limits) -> Result<VirtAddr, VmError> {
+        let MapRequest { place, len, protection, backing, flags, .. } = request;
+        if len == 0 {
+            return Err(VmError::Invalid);
+        }
+        let len = len.checked_next_multiple_of(PAGE).filter(|&len| len <= self.layout.end.0).ok_or(VmError::NoMemory)?;
+        let start = self.choose(place, len)?;
+        let range = start..VirtAddr(start.0 + len);
+        let populate = flags.contains(AreaFlags::POPULATE);
+        let flags = flags.difference(AreaFlags::POPULATE) | self.future;
+        let pages = len / PAGE;
+        self.check_lock(pages, flags, limits)?;
+        let area = Area {
+            start,
+            end: range.end,
+            protection,
+            flags,
+            content: self.content(backing, protection, len)?,
+        };
+        let replaced: u64 = if matches!(place, Place::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };
+        self.check_limits(pages.saturating_sub(replaced), DataKind::of(&area), limits)?;
+        if area.is_data() && !flags.contains(AreaFlags::NORESERVE) && len > self.commit_limit {
+            return Err(VmError::NoMemory);
+        }
+        // One for the area, two for what it may cut in pieces.
+        if self.areas.count() + 3 > MAX_AREAS {
+            return Err(VmError::NoMemory);
+        }
+        if matches!(place, Place::Fixed(_)) {
+            self.unmap_range(range.clone())?;
+        }
+        self.areas.insert(area);
+        self.areas.join(range.clone());
+        self.count_in(pages);
+        if populate || Self::is_locked_now(flags) {
+            self.populate_if_possible(range.start, range.end);
+        }
+        Ok(start)
+    }
+
+    fn choose(&self, place: Place, len: u64) -> Result<VirtAddr, VmError> {
+        let fixed = |start: VirtAddr| {
+            if start.page_offset() != 0 {
+                return Err(VmError::Invalid);
+            }
+            if start < self.layout.lowest {
+                return Err(VmError::Permission);
+            }
+            let end = start.checked_add(len).filter(|&end| end <= self.layout.end).ok_or(VmError::NoMemory)?;
+            Ok(start..end)
+        };
+        match place {
+            Place::Fixed(start) => fixed(start).map(|range| range.start),
+            Place::FixedNoReplace(start) => {
+                let range = fixed(start)?;
+                if self.areas.is_free(range) { Ok(start) } else { Err(VmError::Exists) }
+            }
+            Place::Hint(hint) => match fixed(hint.page_start()) {
+                Ok(range) if self.areas.is_usable(range.clone()) => Ok(range.start),
+                _ => self.find_hole(len),
+            },
+            Place::Anywhere => self.find_hole(len),
+        }
+    }
+
+    pub(crate) fn find_hole(&self, len: u64) -> Result<VirtAddr, VmError> {
+        self.areas.find_hole(len, &self.layout).ok_or(VmError::NoMemory)
+    }
+
+    fn content(&self, backing: Backing<S>, protection: Protection, len: u64) -> Result<Content<S>, VmError> {
+        let check = |offset: u64| {
+            let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64);
+            if offset % PAGE != 0 { Err(VmError::Invalid) } else { end.ok_or(VmError::Overflow) }
+        };
+        Ok(match backing {
+            Backing::Anonymous => Content::Anonymous,
+            Backing::SharedAnonymous => {
+                let cache = PageCache::new(self.resident.source());
+                cache.set_size_grow(len);
+                Content::SharedAnonymous(0, self.attach(&cache))
+            }
+            Backing::PrivateFile(view) => {
+                check(view.offset)?;
+                let attachment = self.attach(view.file.cache());
+                Content::PrivateFile(view, attachment)
+            }
+            Backing::SharedFile(view, write) => {
+                check(view.offset)?;
+                if write == SharedWrite::Denied && protection.contains(Protection::WRITE) {
+                    return Err(VmError::Access);
+                }
+                let attachment = self.attach(view.file.cache());
+                Content::SharedFile(view, write, attachment)
+            }
+        })
+    }
+
+    /// How many pages of `range` are in areas.
+    fn mapped_pages(&self, range: Range<VirtAddr>) -> u64 {
+        let len = |area: &Area<S>| area.end.min(range.end).0 - area.start.max(range.start).0;
+        self.areas.overlapping(range.clone()).map(len).sum::<u64>() / PAGE
+    }
+
+    /// Unmap `start..start + len`; holes in it are fine.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] for a range that is empty, not page-aligned or not a user's; [`VmError::NoMemory`] where an area would be cut and
+    /// there are too many.
+    pub fn unmap(&mut self, start: VirtAddr, len: u64) -> Result<(), VmError> {
+        let range = page_range(start, len).map_err(|_| VmError::Invalid)?;
+        if range.is_empty() || range.end > self.layout.end {
+            return Err(VmError::Invalid);
+        }
+        self.unmap_range(range)
+    }
+
+    pub(crate) fn unmap_range(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
+        let cuts = self.areas.at(range.start).is_some_and(|area| area.start < range.start && range.end < area.end);
+        if cuts && self.areas.count() >= MAX_AREAS {
+            return Err(VmError::NoMemory);
+        }
+        let removed = self.areas.remove(range.clone());
+        if removed.is_empty() {
+            return Ok(());
+        }
+        let mut batch = self.resident.tables.batch();
+        for area in &removed {
+            self.resident.zap(area, area.start..area.end, &mut batch);
+            self.total -= area.pages();
+        }
+        let span = self.room_around(range.clone());
+        self.resident.tables.free_tables(range, span, &mut batch);
+        Ok(())
+    }
+
+    /// What lies between the neighbours of `range`, which is unmapped.
+    pub(crate) fn room_around(&self, range: Range<VirtAddr>) -> Range<VirtAddr> {
+        let floor = self.areas.below(range.start).map_or(VirtAddr(0), |area| area.end);
+        let ceiling = self.areas.above(range.start).map_or(VirtAddr(1 << 47), |area| area.start);
+        floor..ceiling
+    }
+
+    /// Change what may be done in `start..start + len`, all of which is mapped.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`]; [`VmError::NoMemory`] where there is a hole (what lies before it is changed) or too many areas;
+    /// [`VmError::Access`] for writing to a file that was not opened for it.
+    pub fn protect(
+        &mut self,
+        start: VirtAddr,
+        len: u64,
+        protection: Protection,
+        extent: ProtectExtent,
+    ) -> Result<(), VmError> {
+        let mut range = page_range(start, len)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        match extent {
+            ProtectExtent::Exact => {}
+            ProtectExtent::GrowsDown => {
+                let area = self.areas.at(range.start).ok_or(VmError::NoMemory)?;
+                if !area.flags.contains(AreaFlags::GROWSDOWN) {
+                    return Err(VmError::Invalid);
+                }
+                range.start = area.start;
+            }
+            ProtectExtent::GrowsUp => return Err(VmError::Invalid),
+        }
+        if self.areas.count() + 2 > MAX_AREAS {
+            return Err(VmError::NoMemory);
+        }
+        let (end, outcome) = self.reach(range.clone(), |area| area.check_protection(protection));
+        let range = range.start..end;
+        self.areas.change(range.clone(), |area| area.protection = protection);
+        let Self { areas, resident, .. } = self;
+        let mut batch = resident.tables.batch();
+        for area in areas.overlapping(range.clone()) {
+            resident.protect(area, area.start.max(range.start)..area.end.min(range.end), &mut batch);
+        }
+        outcome
+    }
+
+    /// How far `range` can be dealt with: to the first hole, or to the first area that `check` refuses; and why not further.
+    pub(crate) fn reach(
+        &self,
+        range: Range<VirtAddr>,
+        check: impl Fn(&Area<S>) -> Result<(), VmError>,
+    ) -> (VirtAddr, Result<(), VmError>) {
+        let mut next = range.start;
+        for area in self.areas.overlapping(range.clone()) {
+            if area.start > next {
+                break;
+            }
+            if let Err(error) = check(area) {
+                return (next, Err(error));
+            }
+            next = area.end;
+        }
+        if next >= range.end { (range.end, Ok(())) } else { (next, Err(VmError::NoMemory)) }
+    }
+}

@@ -1,0 +1,234 @@
+//! mremap: shrink, grow in place, move.
+//!
+//! A move carries the leaves over with their frames, so nothing is copied and pins stay what they are. Tables at the
+//! destination are made before anything moves: a move that runs out of memory has not begun.
+
+use core::ops::Range;
+
+use freehold_frame::OutOfMemory;
+use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_paging::{Entry, FlushBatch, Memory, PageSize};
+
+use crate::AddressSpace;
+use crate::area::Area;
+use crate::error::VmError;
+use crate::map::page_range;
+use crate::request::{AreaFlags, Limits};
+use crate::resident::Resident;
+use crate::space::{DataKind, MAX_AREAS};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Where a resized area may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RemapPlace {
+    /// Where it is.
+    InPlace,
+    /// Anywhere, if it cannot stay.
+    MayMove,
+    /// There; what is there is unmapped.
+    Fixed(VirtAddr),
+}
+
+/// What becomes of the old range when an area moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RemapSource {
+    /// Unmapped.
+    Unmap,
+    /// Stays mapped, without its pages (MREMAP_DONTUNMAP).
+    Keep,
+}
+
+/// A wish for mremap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Remap {
+    /// Where the range starts, page-aligned.
+    pub old: VirtAddr,
+    /// Its bytes; 0 of shared memory asks for a second mapping of it.
+    pub old_len: u64,
+    /// Bytes it shall have.
+    pub new_len: u64,
+    /// Where.
+    pub place: RemapPlace,
+    /// What becomes of the old range.
+    pub source: RemapSource,
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// Resize or move a range of one area. Where it starts afterwards.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`]; [`VmError::Fault`] where the range is not mapped or not one area; [`VmError::NoMemory`] where it can
+    /// not grow in place, there is no room, or a limit; [`VmError::Again`] for too much locked memory.
+    pub fn remap(&mut self, remap: Remap, limits: &Limits) -> Result<VirtAddr, VmError> {
+        let Remap { old, old_len, new_len, place, source } = remap;
+        let from = page_range(old, old_len).map_err(|_| VmError::Invalid)?;
+        let new_len = new_len.checked_next_multiple_of(PAGE).filter(|&len| len != 0).ok_or(VmError::Invalid)?;
+        let old_len = from.end.0 - from.start.0;
+        if new_len > self.layout.end.0 || (source == RemapSource::Keep && new_len != old_len) {
+            return Err(VmError::Invalid);
+        }
+        if let RemapPlace::Fixed(to) = place {
+            let to = page_range(to, new_len).map_err(|_| VmError::Invalid)?;
+            let apart = to.end <= from.start || from.end <= to.start;
+            if to.end > self.layout.end || to.start < self.layout.lowest || !apart {
+                return Err(VmError::Invalid);
+            }
+        }
+        let area = self.areas.at(from.start).ok_or(VmError::Fault)?;
+        let fits = from.end <= area.end;
+        if old_len == 0 {
+            // A second mapping of shared memory.
+            if !area.is_shared() || place == RemapPlace::InPlace {
+                return Err(VmError::Invalid);
+            }
+            return self.move_range(from, new_len, place, RemapSource::Keep, limits);
+        }
+        if !matches!(place, RemapPlace::Fixed(_)) && source == RemapSource::Unmap {
+            if new_len <= old_len {
+                // Shrinking may span areas; growing may not.
+                if new_len < old_len {
+                    self.unmap_range(VirtAddr(from.start.0 + new_len)..from.end)?;
+                }
+                return Ok(from.start);
+            }
+            if !fits {
+                return Err(VmError::Fault);
+            }
+            if self.grow_in_place(&from, new_len, limits)? {
+                return Ok(from.start);
+            }
+            if place == RemapPlace::InPlace {
+                return Err(VmError::NoMemory);
+            }
+        }
+        if !fits {
+            return Err(VmError::Fault);
+        }
+        self.move_range(from, new_len, place, source, limits)
+    }
+
+    /// Whether the range could be made longer where it is.
+    fn grow_in_place(&mut self, from: &Range<VirtAddr>, new_len: u64, limits: &Limits) -> Result<bool, VmError> {
+        let end = VirtAddr(from.start.0.saturating_add(new_len));
+        let area = self.areas.at(from.start).ok_or(VmError::Fault)?;
+        if area.end != from.end || end > self.layout.end || !self.areas.is_usable(from.end..end) {
+            return Ok(false);
+        }
+        let pages = (end.0 - from.end.0) / PAGE;
+        let flags = area.flags;
+        self.check_growth(area, pages, limits)?;
+        if let Some(area) = self.areas.at_mut(from.start) {
+            area.end = end;
+        }
+        self.areas.join(from.start..end);
+        self.count_in(pages);
+        if Self::is_locked_now(flags) {
+            self.populate_if_possible(from.end, end);
+        }
+        Ok(true)
+    }
+
+    fn check_growth(&self, area: &Area<S>, pages: u64, limits: &Limits) -> Result<(), VmError> {
+        if area.attachment().is_some() {
+            area.content.offset().checked_add(area.len() + pages * PAGE).ok_or(VmError::Invalid)?;
+        }
+        self.check_lock(pages, area.flags, limits)?;
+        self.check_limits(pages, DataKind::of(area), limits)
+    }
+
+    fn move_range(
+        &mut self,
+        from: Range<VirtAddr>,
+        new_len: u64,
+        place: RemapPlace,
+        source: RemapSource,
+        limits: &Limits,
+    ) -> Result<VirtAddr, VmError> {
+        let old_len = from.end.0 - from.start.0;
+        if self.areas.count() + 4 > MAX_AREAS {
+            return Err(VmError::NoMemory);
+        }
+        let area = self.areas.at(from.start).ok_or(VmError::Fault)?;
+        let added = if source == RemapSource::Keep { new_len } else { new_len.saturating_sub(old_len) };
+        self.check_growth(area, added / PAGE, limits)?;
+        let mut moved = area.clone();
+        if moved.start < from.start {
+            moved = moved.split_off(from.start);
+        }
+        let to = match place {
+            RemapPlace::Fixed(to) => {
+                self.unmap_range(to..VirtAddr(to.0 + new_len))?;
+                to
+            }
+            _ => self.find_hole(new_len)?,
+        };
+        let kept = from.start..VirtAddr(from.start.0 + old_len.min(new_len));
+        self.resident.make_tables(kept.clone(), to)?;
+        moved.start = to;
+        moved.end = VirtAddr(to.0 + new_len);
+        // The room of the old break or stack is not a break or stack elsewhere.
+        moved.flags.remove(AreaFlags::HEAP | AreaFlags::STACK | AreaFlags::GROWSDOWN);
+        let flags = moved.flags;
+        self.areas.insert(moved);
+        self.areas.join(to..VirtAddr(to.0 + new_len));
+        self.count_in(new_len / PAGE);
+        let mut batch = self.resident.tables.batch();
+        self.resident.move_leaves(kept, to, &mut batch);
+        drop(batch);
+        match source {
+            RemapSource::Unmap => self.unmap_range(from)?,
+            RemapSource::Keep => self.areas.change(from, |area| {
+                area.flags.remove(AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT);
+            }),
+        }
+        if Self::is_locked_now(flags) {
+            self.populate_if_possible(to, VirtAddr(to.0 + new_len));
+        }
+        Ok(to)
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    /// Make the tables that the leaves of `from` need at `to`.
+    fn make_tables(&mut self, from: Range<VirtAddr>, to: VirtAddr) -> Result<(), OutOfMemory> {
+        let mut outcome = Ok(());
+        let mut last = u64::MAX;
+        let mut wanted = [None; 64];
+        let mut next = from.start;
+        // Leaves are visited with the tables borrowed, so a round gathers regions and then makes them.
+        while next < from.end && outcome.is_ok() {
+            let mut count = 0;
+            let mut resume = from.end;
+            self.tables.visit(next..from.end, |addr, _, _, _| {
+                let dest = to.0 + (addr.0 - from.start.0);
+                let region = dest / PageSize::Large.bytes();
+                if region == last || addr >= resume {
+                    return;
+                }
+                if count == wanted.len() {
+                    resume = addr;
+                    return;
+                }
+                wanted[count] = Some(VirtAddr(dest));
+                count += 1;
+                last = region;
+            });
+            for addr in wanted[..count].iter_mut().filter_map(Option::take) {
+                outcome = outcome.and(self.tables.make(addr, PageSize::Small).map(drop));
+            }
+            next = resume;
+        }
+        outcome
+    }
+
+    fn move_leaves(&mut self, from: Range<VirtAddr>, to: VirtAddr, batch: &mut FlushBatch<S>) {
+        self.tables.visit(from.clone(), |addr, slot, _, _| {
+            let dest = VirtAddr(to.0 + (addr.0 - from.start.0));
+            let (dest, _) = self.tables.find(dest).expect("the tables were made before");
+            let old = slot.replace(Entry::EMPTY);
+            batch.restricted(addr, old);
+            dest.fill(old);
+        });
+    }
+}

@@ -1,0 +1,216 @@
+//! What is asked of an address space.
+
+use alloc::sync::Arc;
+use core::any::Any;
+
+use bitflags::bitflags;
+use freehold_machine::VirtAddr;
+use freehold_paging::{Memory, Rights};
+
+use crate::PageCache;
+
+bitflags! {
+    /// What a process may do in an area: the values of Linux' `PROT_` constants.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct Protection: u32 {
+        /// Nothing.
+        const NONE = 0;
+        /// Load.
+        const READ = 1;
+        /// Store.
+        const WRITE = 2;
+        /// Fetch instructions.
+        const EXEC = 4;
+    }
+}
+
+impl Protection {
+    /// What a leaf grants for it. x86-64 cannot withhold reading from what may be written or executed.
+    pub(crate) fn rights(self) -> Rights {
+        let mut rights = if self.is_empty() { Rights::NONE } else { Rights::READ };
+        if self.contains(Self::WRITE) {
+            rights = rights | Rights::WRITE;
+        }
+        if self.contains(Self::EXEC) {
+            rights = rights | Rights::EXECUTE;
+        }
+        rights
+    }
+    pub(crate) fn allows(self, access: Access) -> bool {
+        match access {
+            Access::Read => !self.is_empty(),
+            Access::Write => self.contains(Self::WRITE),
+            Access::Execute => self.contains(Self::EXEC),
+        }
+    }
+}
+
+bitflags! {
+    /// What else is true of an area.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct AreaFlags: u32 {
+        /// Grows downwards when the page below is touched (the stack).
+        const GROWSDOWN = 1;
+        /// Not checked against the commit limit.
+        const NORESERVE = 1 << 1;
+        /// Pages stay in memory.
+        const LOCKED = 1 << 2;
+        /// In a request: fault everything in at once.
+        const POPULATE = 1 << 3;
+        /// The main stack: shown as `[stack]`.
+        const STACK = 1 << 4;
+        /// The break: shown as `[heap]`.
+        const HEAP = 1 << 5;
+        /// With `LOCKED`: pages are locked as they are touched.
+        const LOCK_ON_FAULT = 1 << 6;
+        /// A child does not get it.
+        const DONTFORK = 1 << 7;
+        /// A child gets it empty.
+        const WIPEONFORK = 1 << 8;
+        /// Not part of a core dump.
+        const DONTDUMP = 1 << 9;
+        /// Read from front to back.
+        const SEQUENTIAL = 1 << 10;
+        /// Read in no order: neighbours are not mapped in passing.
+        const RANDOM = 1 << 11;
+    }
+}
+
+/// What was done at an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Load.
+    Read,
+    /// Store.
+    Write,
+    /// Instruction fetch.
+    Execute,
+}
+
+/// Where an area goes. Addresses are page-aligned (`Hint` is rounded down).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// The highest hole below the layout's `mmap_base`, else any.
+    Anywhere,
+    /// There, if it is free; else anywhere.
+    Hint(VirtAddr),
+    /// There; what is there is unmapped.
+    Fixed(VirtAddr),
+    /// There, or [`VmError::Exists`](crate::VmError::Exists).
+    FixedNoReplace(VirtAddr),
+}
+
+/// A file as an area maps it: the kernel's open file, kept alive by the areas, with its frames.
+pub trait MappedFile<S: Memory>: Any + Send + Sync {
+    /// The file's frames. Always the same cache.
+    fn cache(&self) -> &Arc<PageCache<S>>;
+}
+
+/// A file from `offset` on.
+pub struct FileView<S: Memory> {
+    /// The file; shown again by [`AddressSpace::areas`](crate::AddressSpace::areas).
+    pub file: Arc<dyn MappedFile<S>>,
+    /// In bytes, page-aligned.
+    pub offset: u64,
+}
+
+impl<S: Memory> Clone for FileView<S> {
+    fn clone(&self) -> Self {
+        Self { file: self.file.clone(), offset: self.offset }
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for FileView<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:?} + {:#x}", self.file.cache(), self.offset)
+    }
+}
+
+/// Whether a shared mapping of a file may ever become writable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SharedWrite {
+    /// The file was opened for writing.
+    Allowed,
+    /// It was not: mprotect to writable is refused.
+    Denied,
+}
+
+/// Where an area's bytes come from and go to.
+#[derive(Debug)]
+pub enum Backing<S: Memory> {
+    /// Zeroes, private.
+    Anonymous,
+    /// Zeroes, shared with children.
+    SharedAnonymous,
+    /// The file's bytes; writes stay here.
+    PrivateFile(FileView<S>),
+    /// The file's bytes; writes reach the file.
+    SharedFile(FileView<S>, SharedWrite),
+}
+
+impl<S: Memory> Clone for Backing<S> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Anonymous => Self::Anonymous,
+            Self::SharedAnonymous => Self::SharedAnonymous,
+            Self::PrivateFile(view) => Self::PrivateFile(view.clone()),
+            Self::SharedFile(view, write) => Self::SharedFile(view.clone(), *write),
+        }
+    }
+}
+
+/// A wish for one area.
+#[derive(Clone, Debug)]
+pub struct MapRequest<S: Memory> {
+    /// Where.
+    pub place: Place,
+    /// Bytes, more than 0; rounded up to pages.
+    pub len: u64,
+    /// What the process may do.
+    pub protection: Protection,
+    /// What is mapped.
+    pub backing: Backing<S>,
+    /// What else.
+    pub flags: AreaFlags,
+}
+
+/// What a process may have, in bytes; `u64::MAX` is no limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// RLIMIT_AS: all areas.
+    pub address_space: u64,
+    /// RLIMIT_DATA: private writable areas.
+    pub data: u64,
+    /// RLIMIT_STACK: how far an area that grows downwards may grow.
+    pub stack: u64,
+    /// RLIMIT_MEMLOCK; no limit for the privileged.
+    pub memlock: u64,
+}
+
+impl Limits {
+    /// No limits, but 8 MiB of stack.
+    pub const NONE: Self =
+        Self { address_space: u64::MAX, data: u64::MAX, stack: 8 << 20, memlock: u64::MAX };
+}
+
+/// The frame of an address space, chosen (at random) by its owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// Nothing is mapped below (Linux: `mmap_min_addr`, 64 KiB).
+    pub lowest: VirtAddr,
+    /// One past the last address; at most [`freehold_paging::USER_END`].
+    pub end: VirtAddr,
+    /// Areas without a place of their own are put below this.
+    pub mmap_base: VirtAddr,
+}
+
+/// How far mprotect reaches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProtectExtent {
+    /// The range.
+    Exact,
+    /// From the start of the area that grows downwards (PROT_GROWSDOWN).
+    GrowsDown,
+    /// To the end of the area that grows upwards (PROT_GROWSUP): there is none here.
+    GrowsUp,
+}

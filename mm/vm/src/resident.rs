@@ -1,0 +1,320 @@
+//! The pages that are there: leaves, their frames, and the counts of both.
+//!
+//! Every change of a leaf happens here, so the rules of the crate's head are kept in one place: what a leaf grants follows from its area and
+//! from whether its frame is anonymous and exclusive.
+
+use alloc::sync::Arc;
+use core::ops::Range;
+
+use freehold_frame::{Anon, Frame, FrameSource, Mapping, OutOfMemory, Owner, User, UserKind};
+use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
+use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
+
+use crate::Commons;
+use crate::area::{Area, Content};
+use crate::error::{FaultError, FaultKind};
+use crate::request::AreaFlags;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Neighbours that a read fault on a file page maps in passing, if they are in memory: an aligned run of this many
+/// (Linux: `fault_around_bytes`, 64 KiB).
+const AROUND: u64 = 16;
+
+/// What a page is needed for. Whether the area allows it is decided before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Want {
+    /// Load or fetch.
+    Read,
+    /// Store: a private page gets a frame of its own.
+    Write,
+}
+
+/// What a leaf leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Zero,
+    Anon,
+    Cache,
+}
+
+/// Pages by sort.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Rss {
+    pub anon: u64,
+    pub file: u64,
+    pub shmem: u64,
+}
+
+impl Rss {
+    pub(crate) const fn total(self) -> u64 {
+        self.anon + self.file + self.shmem
+    }
+    fn of<S: Memory>(&mut self, area: &Area<S>, kind: Kind) -> Option<&mut u64> {
+        match (kind, &area.content) {
+            (Kind::Zero, _) => None,
+            (Kind::Anon, _) => Some(&mut self.anon),
+            (_, Content::SharedAnonymous(..)) => Some(&mut self.shmem),
+            _ => Some(&mut self.file),
+        }
+    }
+}
+
+pub(crate) struct Resident<S: Memory> {
+    pub commons: Arc<Commons<S>>,
+    pub tables: Space<S>,
+    pub rss: Rss,
+    pub peak: u64,
+}
+
+impl<S: Memory> Resident<S> {
+    pub(crate) fn new(commons: Arc<Commons<S>>) -> Result<Self, OutOfMemory> {
+        let tables = Space::new(commons.source, commons.kernel)?;
+        Ok(Self { commons, tables, rss: Rss::default(), peak: 0 })
+    }
+
+    pub(crate) fn source(&self) -> S {
+        self.commons.source
+    }
+
+    /// What the leaf `entry` leads to.
+    pub(crate) fn kind_of(&self, entry: Entry) -> Kind {
+        match entry.backing() {
+            Backing::Uncounted => Kind::Zero,
+            Backing::Counted if self.source().table().state(entry.frame()).owner() == Owner::Anon => Kind::Anon,
+            Backing::Counted => Kind::Cache,
+        }
+    }
+
+    pub(crate) fn count(&mut self, area: &Area<S>, kind: Kind) {
+        if let Some(count) = self.rss.of(area, kind) {
+            *count += 1;
+        }
+    }
+
+    fn uncount(&mut self, area: &Area<S>, kind: Kind) {
+        if let Some(count) = self.rss.of(area, kind) {
+            *count -= 1;
+        }
+    }
+
+    pub(crate) fn note_peak(&mut self) {
+        self.peak = self.peak.max(self.rss.total());
+    }
+
+    /// Make the page at `addr` present for `want`. The access itself is allowed (or forced).
+    pub(crate) fn fault(&mut self, area: &Area<S>, addr: VirtAddr, want: Want) -> Result<FaultKind, FaultError> {
+        let Some((slot, entry)) = self.present(addr) else {
+            return self.fill(area, addr, want);
+        };
+        match want {
+            Want::Write => self.fault_write(area, addr, slot, entry),
+            // Someone else was faster, or the CPU remembered less than the tables grant.
+            Want::Read => Ok(FaultKind::Minor),
+        }
+    }
+
+    pub(crate) fn present(&self, addr: VirtAddr) -> Option<(Slot<S::Machine>, Entry)> {
+        let (slot, _) = self.tables.find(addr)?;
+        let entry = slot.load();
+        (!entry.is_empty()).then_some((slot, entry))
+    }
+
+    /// Fill an absent page.
+    fn fill(&mut self, area: &Area<S>, addr: VirtAddr, want: Want) -> Result<FaultKind, FaultError> {
+        let Some((cache, index)) = area.cache_page(addr) else {
+            return self.fill_anonymous(area, addr, want);
+        };
+        let (frame, kind) = cache.fault(index)?;
+        if want == Want::Write && !area.is_shared() {
+            self.fill_copy(area, addr, frame.pfn())?;
+            return Ok(kind);
+        }
+        let (rights, marks) = if area.is_shared() {
+            let mut rights = area.protection.rights();
+            if rights.contains(Rights::WRITE) {
+                if want == Want::Write || cache.maps_writable_at_once() {
+                    cache.note_writable(index);
+                } else {
+                    rights = rights.without(Rights::WRITE);
+                }
+            }
+            (rights, if want == Want::Write { Marks::Dirty } else { Marks::Accessed })
+        } else {
+            (area.shared_frame_rights(), Marks::Accessed)
+        };
+        let slot = self.tables.make(addr, PageSize::Small)?;
+        let mapping = frame.map().map_err(|_| OutOfMemory)?;
+        slot.fill(leaf(mapping, rights, marks));
+        self.count(area, Kind::Cache);
+        if want == Want::Read && !area.flags.contains(AreaFlags::RANDOM) {
+            self.fill_around(area, addr);
+        }
+        Ok(kind)
+    }
+
+    fn fill_anonymous(&mut self, area: &Area<S>, addr: VirtAddr, want: Want) -> Result<FaultKind, FaultError> {
+        let slot = self.tables.make(addr, PageSize::Small)?;
+        if want == Want::Read {
+            let zero = self.commons.zero_page();
+            slot.fill(Entry::leaf(zero, area.shared_frame_rights(), Marks::Accessed, Backing::Uncounted));
+            return Ok(FaultKind::Minor);
+        }
+        let frame = Frame::<Anon, S>::allocate_zeroed(self.source())?;
+        slot.fill(leaf(into_mapping(frame)?, area.protection.rights(), Marks::Dirty));
+        self.count(area, Kind::Anon);
+        Ok(FaultKind::Minor)
+    }
+
+    /// The first store to a private file page: a copy from the start.
+    fn fill_copy(&mut self, area: &Area<S>, addr: VirtAddr, from: Pfn) -> Result<(), FaultError> {
+        let slot = self.tables.make(addr, PageSize::Small)?;
+        let copy = self.copy_of(from)?;
+        slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
+        self.count(area, Kind::Anon);
+        Ok(())
+    }
+
+    /// A new exclusive frame with the bytes of `from`. Its caller has shown that `from` is not exclusive here, or pinned.
+    pub(crate) fn copy_of(&self, from: Pfn) -> Result<Mapping<Anon, S>, OutOfMemory> {
+        let frame = Frame::<Anon, S>::allocate(self.source())?;
+        self.source().machine().copy(from, frame.pfn());
+        into_mapping(frame)
+    }
+
+    /// Map the neighbours of a file page that are in memory.
+    fn fill_around(&mut self, area: &Area<S>, addr: VirtAddr) {
+        let first = VirtAddr(addr.0 & !(AROUND * PAGE - 1)).max(area.start);
+        let last = VirtAddr((addr.0 | (AROUND * PAGE - 1)) + 1).min(area.end);
+        let Some((cache, index)) = area.cache_page(first) else { return };
+        let rights = if area.is_shared() && cache.maps_writable_at_once() {
+            area.protection.rights()
+        } else {
+            area.shared_frame_rights()
+        };
+        let mut mapped = 0;
+        let mut cursor = self.tables.cursor();
+        cache.visit_resident(index..index + (last.0 - first.0) / PAGE, |page, frame| {
+            // The run lies in one table, which is there: nothing is allocated under the cache's lock.
+            let Ok(slot) = cursor.make(VirtAddr(first.0 + (page - index) * PAGE)) else { return };
+            if slot.load().is_empty()
+                && let Ok(mapping) = frame.map()
+            {
+                slot.fill(leaf(mapping, rights, Marks::Untouched));
+                mapped += 1;
+            }
+        });
+        if let Some(count) = self.rss.of(area, Kind::Cache) {
+            *count += mapped;
+        }
+    }
+
+    /// A store to a page that is there.
+    fn fault_write(
+        &mut self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        slot: Slot<S::Machine>,
+        entry: Entry,
+    ) -> Result<FaultKind, FaultError> {
+        let rights = area.protection.rights();
+        if area.is_shared() {
+            if !entry.is_writable()
+                && let Some((cache, index)) = area.cache_page(addr)
+            {
+                cache.note_writable(index);
+                slot.update(|entry| entry.with_rights(rights).marked_dirty());
+            }
+            return Ok(FaultKind::Minor);
+        }
+        let kind = self.kind_of(entry);
+        let new = match kind {
+            Kind::Anon if self.reuse(entry) => {
+                slot.update(|entry| entry.with_rights(rights).marked_dirty());
+                return Ok(FaultKind::Minor);
+            }
+            Kind::Zero => into_mapping(Frame::allocate_zeroed(self.source())?)?,
+            Kind::Anon | Kind::Cache => self.copy_of(entry.frame())?,
+        };
+        let mut batch = self.tables.batch();
+        let old = slot.replace(leaf(new, rights, Marks::Dirty));
+        batch.unmapped(addr, old, self.mapping_of(old));
+        self.uncount(area, kind);
+        self.count(area, Kind::Anon);
+        Ok(FaultKind::Minor)
+    }
+
+    /// Whether the anonymous frame of `entry` is this space's alone (again).
+    fn reuse(&self, entry: Entry) -> bool {
+        let mapping = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame());
+        mapping.is_ok_and(|mapping| mapping.reuse().is_ok())
+    }
+
+    /// Whether the frame of `entry` is anonymous and exclusive.
+    pub(crate) fn is_exclusive(&self, entry: Entry) -> bool {
+        let mapping = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame());
+        entry.backing() == Backing::Counted && mapping.is_ok_and(|mapping| mapping.is_exclusive())
+    }
+
+    /// The hold of a leaf that has left its table.
+    pub(crate) fn mapping_of(&self, old: Entry) -> Option<Mapping<User, S>> {
+        let take = || Mapping::from_leaf(self.source(), old.frame()).expect("counted leaves lead to user frames");
+        (old.backing() == Backing::Counted).then(take)
+    }
+
+    /// Take away all pages of `range`, which is part of `area`.
+    pub(crate) fn zap(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
+        self.zap_if(area, range, batch, |_| true);
+    }
+
+    /// As [`Resident::zap`], without private copies.
+    pub(crate) fn zap_cached(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
+        self.zap_if(area, range, batch, |kind| kind != Kind::Anon);
+    }
+
+    fn zap_if(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>, goes: impl Fn(Kind) -> bool) {
+        self.note_peak();
+        let mut rss = self.rss;
+        let this = &*self;
+        this.tables.visit(range, |addr, slot, entry, _| {
+            let kind = this.kind_of(entry);
+            if goes(kind) {
+                let old = slot.replace(Entry::EMPTY);
+                batch.unmapped(addr, old, this.mapping_of(old));
+                if let Some(count) = rss.of(area, kind) {
+                    *count -= 1;
+                }
+            }
+        });
+        self.rss = rss;
+    }
+
+    /// Give the pages of `range` the rights that `area`, which it is part of, has now.
+    pub(crate) fn protect(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
+        let full = area.protection.rights();
+        self.tables.visit(range, |addr, slot, entry, _| {
+            let may_write = if area.is_shared() {
+                // Where stores are noted page by page, the next one faults.
+                area.cache_page(addr).is_some_and(|(cache, _)| cache.maps_writable_at_once())
+            } else {
+                self.is_exclusive(entry)
+            };
+            let rights = if may_write { full } else { full.without(Rights::WRITE) };
+            let old = slot.update(|entry| entry.with_rights(rights));
+            if !rights.contains(old.rights()) {
+                batch.restricted(addr, old);
+            }
+        });
+    }
+}
+
+/// The leaf that becomes the holder of `mapping`.
+pub(crate) fn leaf<K: UserKind, S: FrameSource>(mapping: Mapping<K, S>, rights: Rights, marks: Marks) -> Entry {
+    Entry::leaf(mapping.into_leaf(), rights, marks, Backing::Counted)
+}
+
+/// The first mapping of a new frame.
+fn into_mapping<S: FrameSource>(frame: Frame<Anon, S>) -> Result<Mapping<Anon, S>, OutOfMemory> {
+    // A new frame has one reference and room for one mapping.
+    frame.into_mapping().map_err(|_| OutOfMemory)
+}

@@ -1,0 +1,210 @@
+//! An address space as a whole: its parts, its birth and its end.
+
+use alloc::sync::{Arc, Weak};
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_frame::{Frame, OutOfMemory, PageCache as CacheKind};
+use freehold_machine::{PAGE_SHIFT, Pfn, VirtAddr};
+use freehold_paging::{KernelRoots, Memory, Roots};
+
+use crate::area::Area;
+use crate::areas::Areas;
+use crate::cache::SpaceHandle;
+use crate::request::{AreaFlags, Layout, Limits};
+use crate::resident::Resident;
+use crate::{PageCache, VmError};
+
+/// What a context switch loads: see [`Roots`].
+pub type Translation<S> = Roots<S>;
+
+/// The most areas of one address space (Linux: `vm.max_map_count`).
+pub(crate) const MAX_AREAS: usize = 65_530;
+
+/// What all address spaces of a system share.
+pub struct Commons<S: Memory> {
+    pub(crate) source: S,
+    pub(crate) kernel: KernelRoots,
+    /// The page that reads of untouched anonymous memory see.
+    zero: Frame<CacheKind, S>,
+}
+
+impl<S: Memory> Commons<S> {
+    /// Made once, at boot.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn new(source: S, kernel: KernelRoots) -> Result<Arc<Self>, OutOfMemory> {
+        Ok(Arc::new(Self { source, kernel, zero: Frame::allocate_zeroed(source)? }))
+    }
+    pub(crate) fn zero_page(&self) -> Pfn {
+        self.zero.pfn()
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for Commons<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Commons(zero page {:?})", self.zero_page())
+    }
+}
+
+/// The memory of one process. See the crate's head.
+pub struct AddressSpace<S: Memory> {
+    pub(crate) id: u64,
+    pub(crate) areas: Areas<S>,
+    pub(crate) resident: Resident<S>,
+    pub(crate) layout: Layout,
+    pub(crate) brk_base: VirtAddr,
+    pub(crate) brk: VirtAddr,
+    /// Pages of all areas.
+    pub(crate) total: u64,
+    pub(crate) peak_total: u64,
+    /// What new areas get besides what is asked (mlockall's MCL_FUTURE).
+    pub(crate) future: AreaFlags,
+    pub(crate) handle: Option<Weak<dyn SpaceHandle<S>>>,
+    pub(crate) minor_faults: u64,
+    pub(crate) major_faults: u64,
+    pub(crate) commit_limit: u64,
+}
+
+/// The next address space's number.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl<S: Memory> AddressSpace<S> {
+    /// An address space without areas.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn new(commons: &Arc<Commons<S>>, layout: Layout) -> Result<Self, OutOfMemory> {
+        Ok(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            areas: Areas::new(),
+            resident: Resident::new(commons.clone())?,
+            layout,
+            brk_base: layout.lowest,
+            brk: layout.lowest,
+            total: 0,
+            peak_total: 0,
+            future: AreaFlags::empty(),
+            handle: None,
+            minor_faults: 0,
+            major_faults: 0,
+            commit_limit: u64::MAX,
+        })
+    }
+
+    /// What a CPU loads to run in it; kept alive by whoever has it loaded.
+    pub const fn translation(&self) -> &Arc<Translation<S>> {
+        self.resident.tables.roots()
+    }
+    /// Where areas may lie.
+    pub const fn layout(&self) -> Layout {
+        self.layout
+    }
+    /// A number that no other address space ever has.
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+    /// Refuse a single private writable area of more than `bytes`, as Linux' heuristic overcommit does: what could never be
+    /// backed. No limit until this is called; children inherit it.
+    pub fn set_commit_limit(&mut self, bytes: u64) {
+        self.commit_limit = bytes;
+    }
+
+    /// Say how truncation reaches this. Called once, as soon as the lock around it exists.
+    pub fn set_handle(&mut self, handle: Weak<dyn SpaceHandle<S>>) {
+        let mut missed = false;
+        for area in self.areas.iter() {
+            missed |= area.attachment().is_some_and(|at| at.set_handle(&handle));
+        }
+        self.handle = Some(handle);
+        if missed {
+            // A file shrank between fork and now: what was inherited may be gone. All of it can be had again but
+            // private copies, which fork gave us on their own.
+            let Self { areas, resident, .. } = self;
+            let mut batch = resident.tables.batch();
+            for area in areas.iter().filter(|area| area.attachment().is_some()) {
+                resident.zap_cached(area, area.start..area.end, &mut batch);
+            }
+        }
+    }
+
+    /// Unmap `pages` of `cache` wherever they are mapped here: they have left it. For [`SpaceHandle`].
+    pub fn zap_cache(&mut self, cache: &PageCache<S>, pages: Range<u64>) {
+        let Self { areas, resident, .. } = self;
+        let mut batch = resident.tables.batch();
+        let cut = pages.end == u64::MAX;
+        for area in areas.iter() {
+            let Some(attachment) = area.attachment() else { continue };
+            if !core::ptr::eq(Arc::as_ptr(attachment.cache()), cache) {
+                continue;
+            }
+            if let Some(range) = area.addresses_of(pages.start, pages.end) {
+                // A cut file takes private copies with it (POSIX: SIGBUS past the end); a hole leaves them.
+                if cut { resident.zap(area, range, &mut batch) } else { resident.zap_cached(area, range, &mut batch) }
+            }
+        }
+    }
+
+    pub(crate) fn attach(&self, cache: &Arc<PageCache<S>>) -> crate::cache::Attachment<S> {
+        let attachment = crate::cache::Attachment::new(cache, self.id);
+        if let Some(handle) = &self.handle {
+            // Nothing of this area is mapped yet, so nothing was missed.
+            let _ = attachment.set_handle(handle);
+        }
+        attachment
+    }
+
+    pub(crate) fn count_in(&mut self, pages: u64) {
+        self.total += pages;
+        self.peak_total = self.peak_total.max(self.total);
+    }
+
+    pub(crate) fn data_pages(&self) -> u64 {
+        self.areas.iter().filter(|area| area.is_data()).map(Area::pages).sum()
+    }
+    pub(crate) fn locked_pages(&self) -> u64 {
+        self.areas.iter().filter(|area| area.flags.contains(AreaFlags::LOCKED)).map(Area::pages).sum()
+    }
+
+    /// Whether `pages` more pages are within the limits.
+    pub(crate) fn check_limits(&self, pages: u64, is_data: DataKind, limits: &Limits) -> Result<(), VmError> {
+        let over = |have: u64, limit: u64| have.saturating_add(pages) > limit >> PAGE_SHIFT;
+        if limits.address_space != u64::MAX && over(self.total, limits.address_space) {
+            return Err(VmError::NoMemory);
+        }
+        if is_data == DataKind::Data && limits.data != u64::MAX && over(self.data_pages(), limits.data) {
+            return Err(VmError::NoMemory);
+        }
+        Ok(())
+    }
+}
+
+/// Whether pages count towards RLIMIT_DATA.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DataKind {
+    Data,
+    Other,
+}
+
+impl DataKind {
+    pub(crate) fn of<S: Memory>(area: &Area<S>) -> Self {
+        if area.is_data() { Self::Data } else { Self::Other }
+    }
+}
+
+impl<S: Memory> Drop for AddressSpace<S> {
+    fn drop(&mut self) {
+        let Self { areas, resident, .. } = self;
+        let mut batch = resident.tables.batch();
+        for area in areas.iter() {
+            resident.zap(area, area.start..area.end, &mut batch);
+        }
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for AddressSpace<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "AddressSpace {} ({} areas, {} pages)", self.id, self.areas.count(), self.total)
+    }
+}

@@ -1,0 +1,179 @@
+//! A small world: processes on the software machine's CPUs.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use freehold_machine::model::{Access as Touch, Config, Model};
+use freehold_machine::{CpuId, Cpus, PAGE_SIZE, Pfn, Tlb, VirtAddr};
+use freehold_paging::model::{KERNEL_ROOTS, ModelFrames};
+use freehold_paging::{Roots, USER_END};
+
+use crate::*;
+
+pub type Cache = PageCache<ModelFrames>;
+pub type File = Arc<dyn MappedFile<ModelFrames>>;
+
+pub const PAGE: u64 = PAGE_SIZE as u64;
+pub const RW: Protection = Protection::READ.union(Protection::WRITE);
+pub const RX: Protection = Protection::READ.union(Protection::EXEC);
+
+pub struct World {
+    pub frames: ModelFrames,
+    pub commons: Arc<Commons<ModelFrames>>,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(Config { cpus: 3, nodes: 2, frames: 4096, seed: 3 })
+    }
+    pub fn with(config: Config) -> Self {
+        let frames = ModelFrames::new(config);
+        Self { frames, commons: Commons::new(frames, KERNEL_ROOTS).unwrap() }
+    }
+    pub fn model(&self) -> Model {
+        self.frames.model()
+    }
+    pub fn space(&self) -> AddressSpace<ModelFrames> {
+        AddressSpace::new(&self.commons, layout()).unwrap()
+    }
+    /// A process that runs on `cpu`.
+    pub fn process(&self, cpu: u16) -> Process {
+        Process::around(self.model(), self.space(), cpu)
+    }
+    /// A file in memory with these bytes.
+    pub fn file(&self, bytes: &[u8]) -> File {
+        let cache = Cache::new(self.frames);
+        write(&cache, 0, bytes);
+        Arc::new(TestFile(cache))
+    }
+    /// Everything has come back.
+    pub fn end(self) {
+        self.model().assert_coherent();
+        assert_eq!(Arc::strong_count(&self.commons), 1, "an address space still lives");
+        drop(self.commons);
+        self.frames.assert_all_free();
+    }
+}
+
+pub fn layout() -> Layout {
+    Layout { lowest: VirtAddr(0x1_0000), end: USER_END, mmap_base: VirtAddr(0x7fff_0000_0000) }
+}
+
+pub struct TestFile(pub Arc<Cache>);
+
+impl MappedFile<ModelFrames> for TestFile {
+    fn cache(&self) -> &Arc<Cache> {
+        &self.0
+    }
+}
+
+pub fn write(cache: &Cache, offset: u64, bytes: &[u8]) {
+    let mut done = 0;
+    let n = cache.write_at(offset, bytes.len(), |to| {
+        to.copy_from_slice(&bytes[done..done + to.len()]);
+        done += to.len();
+        to.len()
+    });
+    assert_eq!(n, Ok(bytes.len()));
+}
+
+pub fn read(cache: &Cache, offset: u64, len: usize) -> std::vec::Vec<u8> {
+    let mut out = std::vec::Vec::new();
+    cache
+        .read_at(offset, len, |from| {
+            out.extend_from_slice(from);
+            from.len()
+        })
+        .unwrap();
+    out
+}
+
+pub struct Locked(pub Mutex<AddressSpace<ModelFrames>>);
+
+impl SpaceHandle<ModelFrames> for Locked {
+    fn zap(&self, cache: &Cache, pages: core::ops::Range<u64>) {
+        self.0.lock().unwrap().zap_cache(cache, pages);
+    }
+}
+
+/// A process with one thread on one CPU. Dropping it is exit.
+pub struct Process {
+    pub model: Model,
+    pub locked: Arc<Locked>,
+    pub roots: Arc<Roots<ModelFrames>>,
+    pub cpu: CpuId,
+    pub limits: Limits,
+}
+
+impl Process {
+    pub fn around(model: Model, space: AddressSpace<ModelFrames>, cpu: u16) -> Self {
+        let roots = space.translation().clone();
+        let locked = Arc::new(Locked(Mutex::new(space)));
+        let handle: Weak<dyn SpaceHandle<ModelFrames>> = Arc::downgrade(&(locked.clone() as Arc<dyn SpaceHandle<_>>));
+        locked.0.lock().unwrap().set_handle(handle);
+        Self { model, locked, roots, cpu: CpuId(cpu), limits: Limits::NONE }
+    }
+    pub fn space(&self) -> std::sync::MutexGuard<'_, AddressSpace<ModelFrames>> {
+        self.locked.0.lock().unwrap()
+    }
+    /// Run `f` as the process: its CPU switches to it, and back to the kernel's root afterwards.
+    pub fn run<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.model.on_cpu(self.cpu, || {
+            self.roots.load(&self.model.pin());
+            let result = f();
+            let pinned = self.model.pin();
+            self.model.load_root(Pfn(0));
+            self.roots.unload(&pinned);
+            result
+        })
+    }
+    fn touch<R>(&self, addr: u64, access: Access, f: impl Fn(VirtAddr) -> Result<R, freehold_machine::model::Fault>) -> Result<R, FaultError> {
+        self.run(|| {
+            for _ in 0..3 {
+                if let Ok(result) = f(VirtAddr(addr)) {
+                    return Ok(result);
+                }
+                self.space().fault(VirtAddr(addr), access, &self.limits)?;
+            }
+            panic!("{access:?} at {addr:#x} faults for ever");
+        })
+    }
+    pub fn load(&self, addr: u64) -> Result<u8, FaultError> {
+        self.touch(addr, Access::Read, |addr| self.model.load(addr))
+    }
+    pub fn store(&self, addr: u64, value: u8) -> Result<(), FaultError> {
+        self.touch(addr, Access::Write, |addr| self.model.store(addr, value))
+    }
+    pub fn execute(&self, addr: u64) -> Result<(), FaultError> {
+        self.touch(addr, Access::Execute, |addr| self.model.access(addr, Touch::Execute)).map(drop)
+    }
+    pub fn frame(&self, addr: u64) -> Pfn {
+        self.space().resident.tables.entry(VirtAddr(addr)).frame()
+    }
+    pub fn map(&self, place: Place, pages: u64, protection: Protection, backing: Backing<ModelFrames>) -> Result<u64, VmError> {
+        let request = MapRequest { place, len: pages * PAGE, protection, backing, flags: AreaFlags::empty() };
+        self.space().map(request, &self.limits).map(|addr| addr.0)
+    }
+    pub fn anonymous(&self, pages: u64) -> u64 {
+        self.map(Place::Anywhere, pages, RW, Backing::Anonymous).unwrap()
+    }
+    pub fn fork(&self, cpu: u16) -> Self {
+        let child = self.run(|| self.space().fork().unwrap());
+        Self::around(self.model, child, cpu)
+    }
+    pub fn unmap(&self, addr: u64, pages: u64) -> Result<(), VmError> {
+        self.run(|| self.space().unmap(VirtAddr(addr), pages * PAGE))
+    }
+    pub fn protect(&self, addr: u64, pages: u64, protection: Protection) -> Result<(), VmError> {
+        self.run(|| self.space().protect(VirtAddr(addr), pages * PAGE, protection, ProtectExtent::Exact))
+    }
+    pub fn advise(&self, addr: u64, pages: u64, advice: Advice) -> Result<(), VmError> {
+        self.run(|| self.space().advise(VirtAddr(addr), pages * PAGE, advice))
+    }
+}
+
+pub fn view(file: &File, offset: u64) -> FileView<ModelFrames> {
+    FileView { file: file.clone(), offset }
+}
+
+pub const MAPERR: FaultError = FaultError::Segv(SegvCode::MapErr);
+pub const ACCERR: FaultError = FaultError::Segv(SegvCode::AccErr);

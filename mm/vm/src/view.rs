@@ -1,0 +1,214 @@
+//! What /proc shows of an address space.
+
+use alloc::sync::Arc;
+
+use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_paging::Memory;
+
+use crate::AddressSpace;
+use crate::area::{Area, Content};
+use crate::request::{AreaFlags, MappedFile, Protection};
+use crate::resident::Kind;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Whether stores are seen by others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sharing {
+    /// They are not.
+    Private,
+    /// They are.
+    Shared,
+}
+
+/// What an area is called.
+#[derive(Clone, Copy)]
+pub enum AreaName<'a, S: Memory> {
+    /// Nothing.
+    Anonymous,
+    /// `[heap]`.
+    Heap,
+    /// `[stack]`.
+    Stack,
+    /// `/dev/zero (deleted)`.
+    SharedAnonymous,
+    /// The file that it maps.
+    File(&'a Arc<dyn MappedFile<S>>),
+}
+
+/// One area, as a line of /proc/PID/maps shows it.
+#[derive(Clone, Copy)]
+pub struct AreaView<'a, S: Memory> {
+    /// First address.
+    pub start: VirtAddr,
+    /// One past the last.
+    pub end: VirtAddr,
+    /// What may be done.
+    pub protection: Protection,
+    /// Who sees stores.
+    pub sharing: Sharing,
+    /// Offset in the file, in bytes.
+    pub offset: u64,
+    /// What it is called.
+    pub name: AreaName<'a, S>,
+    /// What else is true of it.
+    pub flags: AreaFlags,
+    /// [`PageCache::id`](crate::PageCache::id) of what is mapped; 0 for private anonymous memory.
+    pub object: u64,
+}
+
+/// The counts of /proc/PID/smaps, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Smaps {
+    /// Present.
+    pub rss: u64,
+    /// Present, each page divided by how often it is mapped.
+    pub pss: u64,
+    /// Dirty part of `pss`.
+    pub pss_dirty: u64,
+    /// Mapped elsewhere too, not written.
+    pub shared_clean: u64,
+    /// Mapped elsewhere too, written.
+    pub shared_dirty: u64,
+    /// Mapped only here, not written.
+    pub private_clean: u64,
+    /// Mapped only here, written.
+    pub private_dirty: u64,
+    /// With the accessed bit.
+    pub referenced: u64,
+    /// Not a file's.
+    pub anonymous: u64,
+    /// `pss` of locked areas.
+    pub locked: u64,
+}
+
+/// An address space in figures. Sizes in pages where not said otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// All areas.
+    pub total_pages: u64,
+    /// Private writable areas without the stack.
+    pub data_pages: u64,
+    /// Areas that grow downwards.
+    pub stack_pages: u64,
+    /// Areas of code: executable, not writable.
+    pub exec_pages: u64,
+    /// Shared areas.
+    pub shared_pages: u64,
+    /// Locked areas.
+    pub locked_pages: u64,
+    /// Present anonymous pages.
+    pub rss_anon: u64,
+    /// Present file pages.
+    pub rss_file: u64,
+    /// Present pages of shared anonymous memory.
+    pub rss_shmem: u64,
+    /// Bytes of translation tables.
+    pub page_table_bytes: u64,
+    /// The most `total_pages` ever.
+    pub peak_total: u64,
+    /// The most present pages ever.
+    pub peak_rss: u64,
+    /// Faults mended from memory.
+    pub minor_faults: u64,
+    /// Faults for which a device was read.
+    pub major_faults: u64,
+    /// Areas.
+    pub areas: u64,
+}
+
+impl Usage {
+    /// Present pages.
+    pub const fn rss(&self) -> u64 {
+        self.rss_anon + self.rss_file + self.rss_shmem
+    }
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// The areas, upwards.
+    pub fn areas(&self) -> impl DoubleEndedIterator<Item = AreaView<'_, S>> {
+        self.areas.iter().map(view)
+    }
+
+    /// The area that `addr` is in.
+    pub fn area_at(&self, addr: VirtAddr) -> Option<AreaView<'_, S>> {
+        self.areas.at(addr).map(view)
+    }
+
+    /// The figures now.
+    pub fn usage(&self) -> Usage {
+        let rss = self.resident.rss;
+        let mut usage = Usage {
+            total_pages: self.total,
+            rss_anon: rss.anon,
+            rss_file: rss.file,
+            rss_shmem: rss.shmem,
+            page_table_bytes: self.resident.tables.table_bytes(),
+            peak_total: self.peak_total,
+            peak_rss: self.resident.peak.max(rss.total()),
+            minor_faults: self.minor_faults,
+            major_faults: self.major_faults,
+            areas: self.areas.count() as u64,
+            ..Usage::default()
+        };
+        for area in self.areas.iter() {
+            let pages = area.pages();
+            let executable = area.protection.contains(Protection::EXEC) && !area.protection.contains(Protection::WRITE);
+            let add = |counts: bool, to: &mut u64| *to += if counts { pages } else { 0 };
+            add(area.is_data(), &mut usage.data_pages);
+            add(area.flags.contains(AreaFlags::GROWSDOWN), &mut usage.stack_pages);
+            add(executable, &mut usage.exec_pages);
+            add(area.is_shared(), &mut usage.shared_pages);
+            add(area.flags.contains(AreaFlags::LOCKED), &mut usage.locked_pages);
+        }
+        usage
+    }
+
+    /// Count the pages of an area. The zero page is nobody's and is not counted.
+    pub fn smaps(&self, area: &AreaView<'_, S>) -> Smaps {
+        let mut smaps = Smaps::default();
+        self.resident.tables.visit(area.start..area.end, |_, _, entry, _| {
+            let kind = self.resident.kind_of(entry);
+            if kind == Kind::Zero {
+                return;
+            }
+            let record = self.resident.source().table().get(entry.frame());
+            let mappings = record.map_or(1, |record| u64::from(record.counts().load().mappings).max(1));
+            smaps.rss += PAGE;
+            smaps.pss += PAGE / mappings;
+            let by_use = match (mappings > 1, entry.is_dirty()) {
+                (true, false) => &mut smaps.shared_clean,
+                (true, true) => &mut smaps.shared_dirty,
+                (false, false) => &mut smaps.private_clean,
+                (false, true) => &mut smaps.private_dirty,
+            };
+            *by_use += PAGE;
+            smaps.pss_dirty += if entry.is_dirty() { PAGE / mappings } else { 0 };
+            smaps.referenced += if entry.is_accessed() { PAGE } else { 0 };
+            smaps.anonymous += if kind == Kind::Anon { PAGE } else { 0 };
+        });
+        if area.flags.contains(AreaFlags::LOCKED) {
+            smaps.locked = smaps.pss;
+        }
+        smaps
+    }
+}
+
+fn view<S: Memory>(area: &Area<S>) -> AreaView<'_, S> {
+    AreaView {
+        start: area.start,
+        end: area.end,
+        protection: area.protection,
+        sharing: if area.is_shared() { Sharing::Shared } else { Sharing::Private },
+        offset: area.content.offset(),
+        name: match &area.content {
+            Content::Anonymous if area.flags.contains(AreaFlags::HEAP) => AreaName::Heap,
+            Content::Anonymous if area.flags.contains(AreaFlags::STACK) => AreaName::Stack,
+            Content::Anonymous => AreaName::Anonymous,
+            Content::SharedAnonymous(..) => AreaName::SharedAnonymous,
+            Content::PrivateFile(view, _) | Content::SharedFile(view, ..) => AreaName::File(&view.file),
+        },
+        flags: area.flags,
+        object: area.attachment().map_or(0, |at| at.cache().id()),
+    }
+}
