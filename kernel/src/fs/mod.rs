@@ -19,10 +19,8 @@
 //! is taken before all of them.
 
 pub mod anonymous;
-pub mod boot;
 pub mod bytes;
 pub mod caller;
-pub mod calls;
 pub mod clock;
 pub mod content;
 pub mod context;
@@ -30,8 +28,6 @@ pub mod device;
 pub mod file;
 pub mod flags;
 pub mod generated;
-pub mod initramfs;
-pub mod locks;
 pub mod mount;
 pub mod names;
 pub mod node;
@@ -39,10 +35,6 @@ pub mod open_file;
 pub mod path;
 mod path_file;
 pub mod pipe;
-pub mod poll;
-pub mod procfs;
-pub mod pseudo;
-pub mod sysfs;
 pub mod table;
 pub mod tmpfs;
 pub mod walk;

@@ -9,7 +9,6 @@
 pub mod calls;
 pub mod credentials;
 pub mod limits;
-mod mask;
 mod process;
 pub mod registry;
 mod session;
