@@ -9,7 +9,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 export PATH := $(PATH):$(HOME)/.cargo/bin
 TARGET := target
-GUEST_CFLAGS := -std=gnu11 -O2 -Wall -Wextra -static
+GUEST_CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Wno-unused-result -static
 GUEST_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c))
 
 .PHONY: build run test install setup command kernel guest

@@ -8,7 +8,7 @@ use crate::backtrace::Symbols;
 use crate::session::{End, Ended};
 
 /// Lines of the kernel log that a death is shown with.
-const LOG_LINES: usize = 25;
+const LOG_LINES: usize = 40;
 /// Registers in a line of a death certificate.
 const REGISTERS_A_LINE: usize = 4;
 
@@ -18,11 +18,13 @@ pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
     match &ended.end {
         End::Panicked(certificate) => certificate_text(&mut text, certificate, symbols),
         End::Died => {
-            text.push_str("the guest died without a word");
-            if ended.ready.is_none() {
-                text.push_str(" before it could start the program");
-            }
-            text.push('\n');
+            let cause = ended.log.lines().rev().find(|line| line.to_ascii_lowercase().contains("panic"));
+            let when = if ended.ready.is_none() { " before it could start the program" } else { "" };
+            let _ = writeln!(
+                text,
+                "the guest died{when}: {}",
+                cause.map_or("it ended without a word", without_time)
+            );
         }
         _ => return None,
     }
@@ -40,6 +42,15 @@ pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
         }
     }
     Some(text)
+}
+
+/// A kernel log line without the time before it.
+fn without_time(line: &str) -> &str {
+    let line = line.trim();
+    match line.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((_, text)) => text.trim(),
+        None => line,
+    }
 }
 
 fn slide_in(log: &str) -> u64 {

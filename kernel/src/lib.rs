@@ -14,16 +14,15 @@
 extern crate alloc;
 
 pub mod dev;
+#[cfg(target_os = "none")]
+pub mod block;
 pub mod cmdline;
 pub mod errno;
 pub mod fs;
 pub mod host;
 pub mod hw;
 pub mod klog;
-#[cfg(target_os = "none")]
-pub mod mem;
-/// Memory as processes see it; on the host there are no processes.
-#[cfg(not(target_os = "none"))]
+/// Memory as processes see it.
 pub mod mem {
     /// A process' memory.
     #[derive(Debug)]

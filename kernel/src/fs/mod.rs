@@ -35,6 +35,7 @@ pub mod open_file;
 pub mod path;
 mod path_file;
 pub mod pipe;
+pub mod poll;
 pub mod table;
 pub mod tmpfs;
 pub mod walk;

@@ -116,7 +116,8 @@ mod tests {
 
     #[test]
     fn every_record_arrives_and_order_is_kept() {
-        let bytes = b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
+        let bytes =
+            b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
             stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0later=7\0";
         let spec = Spec::parse(bytes).unwrap();
         assert_eq!(spec.exec, b"/bin/busybox");
@@ -134,7 +135,9 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        for bytes in [&b"arg=x\0"[..], b"exec=/x\0nonsense\0", b"exec=/x\0rows=many\0", b"exec=/x\0stdin=disk\0"] {
+        for bytes in
+            [&b"arg=x\0"[..], b"exec=/x\0nonsense\0", b"exec=/x\0rows=many\0", b"exec=/x\0stdin=disk\0"]
+        {
             assert_eq!(Spec::parse(bytes), Err(Errno::EINVAL));
         }
     }

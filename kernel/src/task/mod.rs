@@ -9,6 +9,7 @@
 pub mod calls;
 pub mod credentials;
 pub mod limits;
+mod mask;
 mod process;
 pub mod registry;
 mod session;

@@ -1,8 +1,10 @@
 //! Clocks and timers.
 
 mod queue;
+mod spec;
 
 pub use queue::{Expire, TimerSlot, arm, cancel, interrupt, is_quiet, set_slice_end, try_arm};
+pub use spec::{TimeSpec, TimeVal};
 
 use core::sync::atomic::{AtomicI64, Ordering};
 

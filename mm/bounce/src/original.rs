@@ -37,18 +37,23 @@ impl OriginalMut for [u8] {
 pub struct FrameBytes<'a, B> {
     bytes: B,
     frames: &'a [Pfn],
+    length: usize,
 }
 
 impl<'a, B: PhysicalBytes> FrameBytes<'a, B> {
     /// The bytes of `frames`, reached through `bytes`.
     pub const fn new(bytes: B, frames: &'a [Pfn]) -> Self {
-        Self { bytes, frames }
+        Self { bytes, frames, length: frames.len() * PAGE_SIZE }
+    }
+    /// Only the first `length` of them, or all where there are fewer.
+    pub fn truncated(self, length: usize) -> Self {
+        Self { length: self.length.min(length), ..self }
     }
 }
 
 impl<B: PhysicalBytes> Original for FrameBytes<'_, B> {
     fn length(&self) -> usize {
-        self.frames.len() * PAGE_SIZE
+        self.length
     }
     fn copy_to(&self, offset: usize, to: &mut [u8]) {
         let frame = |page: usize| self.frames[page];

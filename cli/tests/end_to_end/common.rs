@@ -1,0 +1,194 @@
+//! Starts the command under test, a few at a time.
+
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// Longer than any run here takes on a loaded machine; the command's own --timeout ends the VM before.
+const DEADLINE: Duration = Duration::from_secs(150);
+/// The VM's own deadline.
+pub const TIMEOUT: &str = "120";
+
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static FREED: Condvar = Condvar::new();
+
+/// A permit to run one VM: as many as there are cores.
+pub struct Permit(());
+
+impl Permit {
+    /// Waits for one.
+    pub fn take() -> Permit {
+        let most = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let running = RUNNING.lock().expect("no holder panics");
+        let mut running = FREED.wait_while(running, |running| *running >= most).expect("no holder panics");
+        *running += 1;
+        Permit(())
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        *RUNNING.lock().expect("no holder panics") -= 1;
+        FREED.notify_one();
+    }
+}
+
+/// The command under test.
+pub fn freehold() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_freehold"));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// The kernel that these tests run on.
+pub fn kernel() -> String {
+    std::env::var("FREEHOLD_TEST_KERNEL").unwrap_or_else(|_| "freehold".into())
+}
+
+/// `freehold run` with the kernel under test, emulated, under a deadline.
+pub fn run_command() -> Command {
+    let mut command = freehold();
+    command.args(["run", "--accel", "tcg", "--timeout", TIMEOUT, "--kernel"]).arg(kernel());
+    command
+}
+
+/// What a run left.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Exit status, or 128+N.
+    pub status: i32,
+    /// All of stdout.
+    pub stdout: Vec<u8>,
+    /// All of stderr.
+    pub stderr: String,
+}
+
+impl Outcome {
+    /// stdout as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    /// Fails the test unless the program ended with `status`; shows what it said.
+    #[track_caller]
+    pub fn expect(self, status: i32) -> Outcome {
+        assert_eq!(self.status, status, "stdout: {}\nstderr: {}", self.text(), self.stderr);
+        self
+    }
+}
+
+/// The exit status as a shell would give it.
+pub fn code(status: ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+/// Waits for the end; kills and fails after the deadline.
+#[track_caller]
+pub fn wait(child: &mut Child) -> ExitStatus {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("waiting works") {
+            return status;
+        }
+        if started.elapsed() > DEADLINE {
+            let _ = child.kill();
+            panic!("nothing happened for {DEADLINE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs `command` to its end with `input` as its stdin.
+#[track_caller]
+pub fn finish(mut command: Command, input: &[u8]) -> Outcome {
+    let _permit = Permit::take();
+    finish_now(&mut command, input)
+}
+
+/// As [`finish`], for a command that starts no VM.
+#[track_caller]
+pub fn finish_now(command: &mut Command, input: &[u8]) -> Outcome {
+    if !input.is_empty() {
+        command.stdin(Stdio::piped());
+    }
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let feeder = child.stdin.take().map(|mut stdin| {
+        let input = input.to_vec();
+        // A program may end before it has read everything.
+        std::thread::spawn(move || drop(stdin.write_all(&input)))
+    });
+    let mut stdout = child.stdout.take().expect("piped");
+    let mut stderr = child.stderr.take().expect("piped");
+    let output = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        stdout.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    let errors = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        stderr.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    let status = wait(&mut child);
+    drop(feeder.map(|feeder| feeder.join()));
+    Outcome {
+        status: code(status),
+        stdout: output.join().expect("joins").expect("reads"),
+        stderr: String::from_utf8_lossy(&errors.join().expect("joins").expect("reads")).into_owned(),
+    }
+}
+
+/// Runs a program in the VM: `options`, then `--`, then `program`.
+#[track_caller]
+pub fn run(options: &[&str], program: &[&str], input: &[u8]) -> Outcome {
+    let mut command = run_command();
+    command.args(options).arg("--").args(program);
+    finish(command, input)
+}
+
+/// A shell command line in the VM.
+#[track_caller]
+pub fn shell(line: &str) -> Outcome {
+    run(&[], &["busybox", "ash", "-c", line], b"")
+}
+
+/// The top of the repository.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// A guest program that `make guest` built.
+#[track_caller]
+pub fn guest_program(name: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_BIN_EXE_freehold")).join("../..");
+    let path = target.join("guest").join(name);
+    assert!(path.exists(), "{} is not built: make guest", path.display());
+    path
+}
+
+/// Bytes in which every value and every pair of neighbours occurs: nothing a line discipline leaves alone.
+pub fn all_bytes(size: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    (0..size)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}
+
+/// A file in a temporary folder.
+pub fn file_of(folder: &tempfile::TempDir, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = folder.path().join(name);
+    std::fs::write(&path, bytes).expect("the temporary folder takes files");
+    path
+}
+
+/// `text` as an argument.
+pub fn text(path: &impl AsRef<OsStr>) -> &str {
+    path.as_ref().to_str().expect("temporary paths are UTF-8")
+}

@@ -1,0 +1,183 @@
+//! Bad input gets one line that says what is wrong and how to mend it, and status 125.
+
+use crate::common::*;
+
+/// Runs the command and returns its one line.
+#[track_caller]
+fn error_line(arguments: &[&str]) -> String {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let mut command = freehold();
+    // Errors come before the boot: that the kernel cannot boot is not noticed.
+    command.env("FREEHOLD_KERNEL", fake_kernel(&folder));
+    let outcome = finish_now(command.args(arguments), b"").expect(125);
+    assert_eq!(outcome.text(), "", "errors go to stderr");
+    assert_eq!(outcome.stderr.lines().count(), 1, "one line: {}", outcome.stderr);
+    assert!(outcome.stderr.starts_with("freehold: "), "{}", outcome.stderr);
+    outcome.stderr
+}
+
+/// Checks that the line of `freehold run OPTIONS -- busybox true` holds all of `parts`.
+#[track_caller]
+fn refused(options: &[&str], parts: &[&str]) {
+    let mut arguments = vec!["run", "--accel", "tcg"];
+    arguments.extend(options);
+    arguments.extend(["--", "busybox", "true"]);
+    let line = error_line(&arguments);
+    for part in parts {
+        assert!(line.contains(part), "{part:?} is not in {line}");
+    }
+}
+
+#[test]
+fn no_such_program() {
+    let line = error_line(&["run", "--", "no-such-program"]);
+    assert!(line.contains("no such program: no-such-program") && line.contains("PATH"), "{line}");
+    let line = error_line(&["run", "--", "./no/such/program"]);
+    assert!(line.contains("no such program: ./no/such/program"), "{line}");
+}
+
+#[test]
+fn not_an_x86_64_program() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let program = |name: &str, bytes: &[u8]| {
+        use std::os::unix::fs::PermissionsExt;
+        let path = file_of(&folder, name, bytes);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("chmod");
+        path
+    };
+    let mut arm = vec![0x7f, b'E', b'L', b'F', 2, 1, 1];
+    arm.resize(64, 0);
+    arm[18] = 183;
+    let mut narrow = arm.clone();
+    narrow[4] = 1;
+    for (path, part) in [
+        (program("arm", &arm), "arm64"),
+        (program("narrow", &narrow), "32-bit"),
+        (program("words", b"just words\n"), "#!/bin/sh"),
+        (program("empty", b""), "empty file"),
+        (program("script", b"#!/no/such/interpreter\n"), "/no/such/interpreter"),
+        (file_of(&folder, "plain", b"#!/bin/sh\n"), "chmod +x"),
+        (folder.path().to_path_buf(), "folder"),
+    ] {
+        let line = error_line(&["run", "--", text(&path)]);
+        assert!(line.contains(part), "{part:?} is not in {line}");
+    }
+}
+
+#[test]
+fn a_missing_library_is_named_with_the_object_that_wants_it() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let source = file_of(&folder, "part.c", b"int part(void) { return 0; }\n");
+    let main = file_of(&folder, "main.c", b"int part(void); int main(void) { return part(); }\n");
+    let library = folder.path().join("libpart.so");
+    let program = folder.path().join("program");
+    let compile = |arguments: &[&str]| {
+        finish_now(std::process::Command::new("cc").args(arguments), b"").expect(0);
+    };
+    compile(&["-shared", "-o", text(&library), text(&source)]);
+    compile(&["-o", text(&program), text(&main), text(&library), "-Wl,-rpath,$ORIGIN"]);
+    // Found by its RPATH as long as it is there.
+    let mut dry = freehold();
+    let kernel_file = fake_kernel(&folder);
+    dry.env("FREEHOLD_KERNEL", &kernel_file);
+    finish_now(dry.args(["run", "--accel", "tcg", "--dry-run", "--"]).arg(&program), b"").expect(0);
+    std::fs::remove_file(&library).expect("remove");
+    let line = error_line(&["run", "--", text(&program)]);
+    assert!(line.contains("libpart.so is missing"), "{line}");
+    assert!(line.contains(text(&program)), "{line}");
+}
+
+/// A file that passes for our kernel where nothing boots.
+pub fn fake_kernel(folder: &tempfile::TempDir) -> std::path::PathBuf {
+    file_of(folder, "kernel", b"\x7fELF")
+}
+
+#[test]
+fn sizes_and_numbers() {
+    refused(&["-m", "lots"], &["-m lots", "not a size", "512M"]);
+    refused(&["-m", "0"], &["-m 0", "not a size"]);
+    refused(&["--cpus", "0"], &["--cpus 0", "1 to 16"]);
+    refused(&["--cpus", "17"], &["--cpus 17", "1 to 16"]);
+    refused(&["--numa", "none"], &["--numa none"]);
+    refused(&["--timeout", "soon"], &["--timeout soon", "seconds"]);
+    refused(&["--near-cache", "2G"], &["--near-cache 2G", "256M"]);
+    refused(&["--icount", "--cpus", "2"], &["--icount", "--cpus"]);
+    refused(&["--icount", "--accel", "kvm"], &["--accel"]);
+}
+
+#[test]
+fn nodes_and_distances() {
+    refused(&["--node", "mem=64M,cpus=0-1"], &["cpus=0-1", "only 1 CPU"]);
+    refused(&["--node", "cpus=0"], &["no memory"]);
+    refused(&["--node", "mem=64M,speed=3"], &["speed=3", "mem=256M"]);
+    refused(&["--numa", "2", "--distance", "0,2,20"], &["--distance 0,2,20", "A,B,D"]);
+    refused(&["-m", "1G", "--node", "mem=64M"], &["1G", "64M"]);
+}
+
+#[test]
+fn too_little_memory_says_how_much_is_needed() {
+    refused(&["-m", "4M"], &["4M", "too little", "this needs"]);
+}
+
+#[test]
+fn disks() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let odd = file_of(&folder, "odd.img", &[0; 700]);
+    refused(&["--disk", "/no/such/disk"], &["/no/such/disk", "no such file", "truncate"]);
+    refused(&["--disk", text(&odd)], &["700 bytes", "512"]);
+    refused(&["--disk", text(&folder.path())], &["neither a file nor a block device"]);
+    refused(&["--disk", &format!("{},iops=fast", text(&odd))], &["iops"]);
+}
+
+#[test]
+fn files_and_folders() {
+    refused(&["-a", "/no/such/file"], &["-a /no/such/file", "no such file"]);
+    refused(&["-v", "/etc"], &["-v /etc", "HOST:GUEST"]);
+    refused(&["-v", "/no/such/file:/x"], &["/no/such/file"]);
+    refused(&["-v", "/etc:etc"], &["absolute"]);
+    refused(&["--cwd", "tmp"], &["--cwd tmp", "absolute"]);
+    refused(&["--root", "/no/such/folder"], &["/no/such/folder"]);
+    refused(&["-e", "=x"], &["-e =x"]);
+}
+
+#[test]
+fn unknown_options_and_kernels() {
+    let line = error_line(&["run", "--nonsense", "--", "x"]);
+    assert!(line.contains("--nonsense") && line.contains("--help"), "{line}");
+    let line = error_line(&["run"]);
+    assert!(line.contains("PROGRAM"), "{line}");
+    refused(&["--kernel", "/no/such/kernel"], &["/no/such/kernel", "freehold, linux"]);
+    refused(&["--kernel", "/etc/passwd"], &["/etc/passwd", "no kernel"]);
+}
+
+#[test]
+fn qemu_missing_or_killed() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let run = |qemu: &std::path::Path| {
+        let mut command = freehold();
+        command.env("FREEHOLD_QEMU", qemu).env("FREEHOLD_KERNEL", fake_kernel(&folder));
+        finish_now(command.args(["run", "--accel", "tcg", "--", "busybox", "true"]), b"").expect(125).stderr
+    };
+    let line = run(std::path::Path::new("/no/such/qemu"));
+    assert!(line.contains("/no/such/qemu"), "{line}");
+    let killed = file_of(&folder, "killed", b"#!/bin/sh\nkill -9 $$\n");
+    std::fs::set_permissions(&killed, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("chmod");
+    let line = run(&killed);
+    assert!(line.contains("killed by signal 9") && line.lines().count() == 1, "{line}");
+    let refusing = file_of(&folder, "refusing", b"#!/bin/sh\necho 'qemu: no room' >&2\nexit 1\n");
+    std::fs::set_permissions(&refusing, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("chmod");
+    let line = run(&refusing);
+    assert!(line.contains("no room"), "{line}");
+}
+
+#[test]
+fn an_error_is_in_the_json_file_too() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("outcome.json");
+    error_line(&["run", "--json", text(&file), "-m", "lots", "--", "busybox"]);
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&file).expect("written")).expect("JSON");
+    assert_eq!(json["outcome"], "error");
+    assert_eq!(json["status"], 125);
+    assert!(json["message"].as_str().expect("text").contains("not a size"));
+}

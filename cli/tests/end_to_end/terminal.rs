@@ -1,0 +1,131 @@
+//! On a terminal the guest has a terminal: size, Ctrl-C, job control; and ours is given back as it was.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{self, Winsize};
+
+use crate::common::*;
+
+/// The command on a terminal of its own.
+struct Terminal {
+    master: File,
+    slave: OwnedFd,
+    child: Child,
+    said: Arc<Mutex<String>>,
+    _permit: Permit,
+}
+
+impl Terminal {
+    fn start(program: &[&str]) -> Terminal {
+        let permit = Permit::take();
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        grantpt(&master).expect("granted");
+        unlockpt(&master).expect("unlocked");
+        let name = ptsname(&master, Vec::new()).expect("a name");
+        let slave = rustix::fs::open(
+            &*name,
+            rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY,
+            rustix::fs::Mode::empty(),
+        )
+        .expect("it opens");
+        resize(&slave, 33, 77);
+        let end = || Stdio::from(slave.try_clone().expect("a copy"));
+        let mut command = run_command();
+        command.arg("--").args(program).stdin(end()).stdout(end()).stderr(end());
+        let child = command.spawn().expect("it starts");
+        let said = Arc::new(Mutex::new(String::new()));
+        let master = File::from(master);
+        let (mut reader, heard) = (master.try_clone().expect("a copy"), Arc::clone(&said));
+        // Ends with the test: the slave is held open until then.
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(size @ 1..) = reader.read(&mut bytes) {
+                heard.lock().expect("whole").push_str(&String::from_utf8_lossy(&bytes[..size]));
+            }
+        });
+        Terminal { master, slave, child, said, _permit: permit }
+    }
+
+    fn key(&mut self, keys: &str) {
+        self.master.write_all(keys.as_bytes()).expect("the terminal takes keys");
+    }
+
+    /// Waits until `part` has been said since the last call, and forgets all before its end.
+    #[track_caller]
+    fn hear(&mut self, part: &str) {
+        let started = Instant::now();
+        loop {
+            {
+                let mut said = self.said.lock().expect("whole");
+                if let Some(at) = said.find(part) {
+                    said.drain(..at + part.len());
+                    return;
+                }
+                assert!(
+                    started.elapsed() < Duration::from_secs(100),
+                    "{part:?} was never said; but: {said:?}"
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn resize(terminal: &OwnedFd, rows: u16, columns: u16) {
+    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    termios::tcsetwinsize(terminal, size).expect("a size");
+}
+
+#[test]
+fn an_interactive_shell_has_size_interrupts_and_job_control() {
+    let mut terminal = Terminal::start(&["busybox", "ash"]);
+    let before = termios::tcgetattr(&terminal.slave).expect("settings");
+    terminal.hear("# ");
+    terminal.key("stty size\n");
+    terminal.hear("33 77");
+    resize(&terminal.slave, 40, 100);
+    let pid = rustix::process::Pid::from_child(&terminal.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::WINCH).expect("it lives");
+    terminal.key("sleep 0.3; stty size\n");
+    terminal.hear("40 100");
+    terminal.key("sleep 1000\n");
+    terminal.hear("sleep 1000");
+    std::thread::sleep(Duration::from_millis(800));
+    terminal.key("\x03");
+    terminal.hear("^C");
+    terminal.key("echo status=$?\n");
+    terminal.hear("status=130");
+    terminal.key("sleep 1000\n");
+    terminal.hear("sleep 1000");
+    std::thread::sleep(Duration::from_millis(800));
+    terminal.key("\x1a");
+    terminal.hear("Stopped");
+    terminal.key("kill -KILL %1; wait; exit 6\n");
+    assert_eq!(code(wait(&mut terminal.child)), 6);
+    let after = termios::tcgetattr(&terminal.slave).expect("settings");
+    assert_eq!(after.local_modes, before.local_modes, "echo and line editing are back");
+    assert_eq!(after.input_modes, before.input_modes);
+}
+
+#[test]
+fn the_terminal_is_given_back_when_the_command_is_told_to_end() {
+    let mut terminal =
+        Terminal::start(&["busybox", "ash", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"]);
+    let before = termios::tcgetattr(&terminal.slave).expect("settings");
+    terminal.hear("up");
+    let pid = rustix::process::Pid::from_child(&terminal.child);
+    // The program ignores it, so the third one in a row ends the VM.
+    for _ in 0..3 {
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it lives");
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    assert_eq!(code(wait(&mut terminal.child)), 143);
+    let after = termios::tcgetattr(&terminal.slave).expect("settings");
+    assert_eq!(after.local_modes, before.local_modes);
+}

@@ -1,0 +1,254 @@
+/* Address spaces: mapping, protection, moving, advice, faults, and whose bytes are whose. */
+#include "promise.h"
+#include <setjmp.h>
+
+enum { PAGE = 4096 };
+
+static char *volatile nowhere = (char *)16;
+static sigjmp_buf back;
+static volatile sig_atomic_t fault_signal, fault_code;
+static void *volatile fault_address;
+
+static void on_fault(int signal, siginfo_t *info, void *context)
+{
+	(void)context;
+	fault_signal = signal;
+	fault_code = info->si_code;
+	fault_address = info->si_addr;
+	siglongjmp(back, 1);
+}
+
+enum access { READ, WRITE };
+
+/* The signal that an access gives, 0 for none. */
+static int touch(volatile char *at, enum access access)
+{
+	fault_signal = 0;
+	if (sigsetjmp(back, 1) == 0) {
+		if (access == WRITE)
+			*at = *at + 1;
+		else
+			(void)*at;
+	}
+	return fault_signal;
+}
+
+static char *map(size_t pages, int protection, int flags)
+{
+	return mmap(NULL, pages * PAGE, protection, MAP_ANONYMOUS | flags, -1, 0);
+}
+
+static int all_are(const char *bytes, char value, size_t size)
+{
+	for (size_t i = 0; i < size; i++)
+		if (bytes[i] != value)
+			return 0;
+	return 1;
+}
+
+static void mapping(void)
+{
+	char *a = map(16, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	NEED(a != MAP_FAILED);
+	PROMISE("fresh memory is zero", all_are(a, 0, 16 * PAGE));
+	memset(a, 7, 16 * PAGE);
+	PROMISE("memory keeps what is written", all_are(a, 7, 16 * PAGE));
+	PROMISE("munmap of the middle", munmap(a + 4 * PAGE, 4 * PAGE) == 0);
+	PROMISE("the hole faults", touch(a + 4 * PAGE, READ) == SIGSEGV);
+	PROMISE("the fault says where", fault_address == a + 4 * PAGE);
+	PROMISE("the fault says that nothing is mapped", fault_code == SEGV_MAPERR);
+	PROMISE("both sides of the hole are whole", all_are(a, 7, 4 * PAGE) && all_are(a + 8 * PAGE, 7, 8 * PAGE));
+	PROMISE("munmap of nothing succeeds", munmap(a + 4 * PAGE, 4 * PAGE) == 0);
+	FAILS_WITH("munmap of an odd address", munmap(a + 1, PAGE), EINVAL);
+	FAILS_WITH("mmap of no bytes", mmap(NULL, 0, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), EINVAL);
+	FAILS_WITH("mmap neither shared nor private", mmap(NULL, PAGE, PROT_READ, MAP_ANONYMOUS, -1, 0), EINVAL);
+	FAILS_WITH("mmap of a bad descriptor", mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, 999, 0), EBADF);
+	FAILS_WITH("mmap of more than there is address space",
+		mmap(NULL, 1UL << 47, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), ENOMEM);
+	char *fixed = mmap(a + 4 * PAGE, PAGE, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	PROMISE("a fixed mapping lands where it is asked", fixed == a + 4 * PAGE);
+	FAILS_WITH("MAP_FIXED_NOREPLACE keeps what is there",
+		mmap(a, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0), EEXIST);
+	PROMISE("MAP_FIXED replaces",
+		mmap(a, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == a && a[0] == 0);
+	char *low = mmap((void *)0x10000000, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	PROMISE("a free hint is taken", low == (void *)0x10000000);
+	munmap(low, PAGE);
+	munmap(a, 16 * PAGE);
+	PROMISE("MAP_POPULATE", map(8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_POPULATE) != MAP_FAILED);
+	PROMISE("a terabyte can be reserved", mmap(NULL, 1UL << 40, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED);
+}
+
+static void protection(void)
+{
+	char *a = map(8, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	memset(a, 1, 8 * PAGE);
+	PROMISE("mprotect to read-only", mprotect(a + 2 * PAGE, 2 * PAGE, PROT_READ) == 0);
+	PROMISE("a read-only page can be read", touch(a + 2 * PAGE, READ) == 0);
+	PROMISE("a write to it faults", touch(a + 2 * PAGE, WRITE) == SIGSEGV);
+	PROMISE("and is called a protection fault", fault_code == SEGV_ACCERR);
+	PROMISE("its neighbours can be written", touch(a + PAGE, WRITE) == 0 && touch(a + 4 * PAGE, WRITE) == 0);
+	PROMISE("mprotect to nothing", mprotect(a + 2 * PAGE, PAGE, PROT_NONE) == 0 && touch(a + 2 * PAGE, READ) == SIGSEGV);
+	PROMISE("mprotect back keeps the bytes", mprotect(a, 8 * PAGE, PROT_READ | PROT_WRITE) == 0 && a[2 * PAGE] == 1);
+	munmap(a + 6 * PAGE, PAGE);
+	FAILS_WITH("mprotect over a hole", mprotect(a, 8 * PAGE, PROT_READ), ENOMEM);
+	munmap(a, 8 * PAGE);
+	unsigned char *code = (unsigned char *)map(1, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	memcpy(code, "\xb8\x2a\x00\x00\x00\xc3", 6); /* mov $42, %eax; ret */
+	fault_signal = 0;
+	if (sigsetjmp(back, 1) == 0)
+		((int (*)(void))code)();
+	PROMISE("data cannot be executed", fault_signal == SIGSEGV);
+	PROMISE("unless it is made executable",
+		mprotect(code, PAGE, PROT_READ | PROT_EXEC) == 0 && ((int (*)(void))code)() == 42);
+}
+
+static void moving(void)
+{
+	char *a = map(4, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	memset(a, 5, 4 * PAGE);
+	char *b = mremap(a, 4 * PAGE, 64 * PAGE, MREMAP_MAYMOVE);
+	NEED(b != MAP_FAILED);
+	PROMISE("mremap grows and keeps the bytes", all_are(b, 5, 4 * PAGE) && all_are(b + 4 * PAGE, 0, 60 * PAGE));
+	PROMISE("mremap shrinks in place", mremap(b, 64 * PAGE, 2 * PAGE, 0) == b && touch(b + 2 * PAGE, READ) == SIGSEGV);
+	char *room = map(8, PROT_NONE, MAP_PRIVATE);
+	char *c = mremap(b, 2 * PAGE, 2 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, room);
+	PROMISE("mremap to a fixed place", c == room && all_are(c, 5, 2 * PAGE) && touch(b, READ) == SIGSEGV);
+	FAILS_WITH("mremap of a hole", mremap(b, PAGE, 2 * PAGE, MREMAP_MAYMOVE), EFAULT);
+	map(1, PROT_NONE, MAP_PRIVATE);
+	FAILS_WITH("mremap that may not move and has no room", mremap(c, 2 * PAGE, 1UL << 44, 0), ENOMEM);
+
+	char *start = sbrk(0);
+	PROMISE("brk grows", sbrk(10 * PAGE) == start && sbrk(0) == start + 10 * PAGE);
+	PROMISE("the heap is zero and can be written", all_are(start, 0, 10 * PAGE) && touch(start + 9 * PAGE, WRITE) == 0);
+	PROMISE("brk shrinks", brk(start) == 0 && sbrk(0) == start);
+	PROMISE("and grows zeroed", sbrk(10 * PAGE) == start && start[9 * PAGE] == 0);
+	sbrk(-10 * PAGE);
+}
+
+static void advice(void)
+{
+	unsigned char resident[8];
+	char *a = map(8, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	PROMISE("untouched pages are not resident", mincore(a, 8 * PAGE, resident) == 0 && all_are((char *)resident, 0, 8));
+	memset(a, 3, 4 * PAGE);
+	PROMISE("touched ones are", mincore(a, 8 * PAGE, resident) == 0 && (resident[0] & 1) && (resident[3] & 1) && !(resident[4] & 1));
+	PROMISE("MADV_DONTNEED gives zeroes back", madvise(a, 2 * PAGE, MADV_DONTNEED) == 0 && a[0] == 0 && a[2 * PAGE] == 3);
+	PROMISE("MADV_WILLNEED and MADV_NORMAL", madvise(a, PAGE, MADV_WILLNEED) == 0 && madvise(a, PAGE, MADV_NORMAL) == 0);
+	PROMISE("MADV_FREE", madvise(a + 2 * PAGE, PAGE, MADV_FREE) == 0);
+	FAILS_WITH("advice that does not exist", madvise(a, PAGE, 999), EINVAL);
+	FAILS_WITH("mincore of a hole", mincore((void *)(1UL << 40), PAGE, resident), ENOMEM);
+	int status;
+	madvise(a, PAGE, MADV_DONTFORK);
+	IN_CHILD(status, signal(SIGSEGV, SIG_DFL); *(volatile char *)a = 1);
+	PROMISE("MADV_DONTFORK keeps it from the child", WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+	a[4 * PAGE] = 9;
+	madvise(a + 4 * PAGE, PAGE, MADV_WIPEONFORK);
+	IN_CHILD(status, _exit(a[4 * PAGE]));
+	PROMISE("MADV_WIPEONFORK gives the child zeroes", status == 0 && a[4 * PAGE] == 9);
+	PROMISE("mlock and munlock", mlock(a + 5 * PAGE, PAGE) == 0 && munlock(a + 5 * PAGE, PAGE) == 0);
+	FAILS_WITH("mlock of a hole", mlock((void *)(1UL << 40), PAGE), ENOMEM);
+	PROMISE("msync", msync(a + PAGE, PAGE, MS_SYNC) == 0);
+	FAILS_WITH("msync of a hole", msync((void *)(1UL << 40), PAGE, MS_SYNC), ENOMEM);
+	munmap(a, 8 * PAGE);
+}
+
+static void sharing(void)
+{
+	int status;
+	char *shared = map(2, PROT_READ | PROT_WRITE, MAP_SHARED);
+	char *own = map(2, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	own[0] = 1;
+	IN_CHILD(status, shared[0] = 42; own[0] = 2; _exit(own[0]));
+	PROMISE("a child's write to shared memory is seen", shared[0] == 42);
+	PROMISE("its write to private memory is not", own[0] == 1 && WEXITSTATUS(status) == 2);
+	fflush(stdout);
+	pid_t child = fork();
+	if (child == 0) {
+		while (!((volatile char *)shared)[1])
+			sched_yield();
+		_exit(own[0]);
+	}
+	own[0] = 77;
+	((volatile char *)shared)[1] = 1;
+	waitpid(child, &status, 0);
+	PROMISE("a parent's later write is not seen by the child", WEXITSTATUS(status) == 1);
+
+	char name[] = "/tmp/memory-XXXXXX";
+	int file = mkstemp(name);
+	NEED(file >= 0 && ftruncate(file, PAGE + 100) == 0);
+	NEED(pwrite(file, "hello", 5, 0) == 5);
+	char *private = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+	char *public = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	NEED(private != MAP_FAILED && public != MAP_FAILED);
+	PROMISE("a file mapping shows the file", memcmp(private, "hello", 5) == 0 && memcmp(public, "hello", 5) == 0);
+	private[0] = 'J';
+	char byte;
+	PROMISE("a private write stays private", pread(file, &byte, 1, 0) == 1 && byte == 'h' && public[0] == 'h');
+	public[1] = 'a';
+	PROMISE("a shared write is in the file", pread(file, &byte, 1, 1) == 1 && byte == 'a');
+	NEED(pwrite(file, "y", 1, 4) == 1);
+	PROMISE("a write to the file is in the shared mapping", public[4] == 'y');
+	PROMISE("the rest of the last page is zero", all_are(public + PAGE + 100, 0, PAGE - 100));
+	PROMISE("a page wholly beyond the end gives SIGBUS after truncation",
+		ftruncate(file, 10) == 0 && touch(public + PAGE, READ) == SIGBUS && fault_code == BUS_ADRERR);
+	PROMISE("growing makes it zero again", ftruncate(file, 2 * PAGE) == 0 && touch(public + PAGE, READ) == 0 && public[PAGE + 50] == 0);
+	close(file);
+	PROMISE("a mapping outlives its descriptor", public[1] == 'a');
+	int again = open(name, O_RDONLY);
+	FAILS_WITH("a shared writable mapping of a read-only file",
+		mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0), EACCES);
+	PROMISE("a private one is allowed", mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, again, 0) != MAP_FAILED);
+	unlink(name);
+	close(again);
+}
+
+static int deep(int level)
+{
+	volatile char frame[8192];
+	frame[0] = level;
+	return level == 0 ? 0 : deep(level - 1) + (frame[0] != (char)level);
+}
+
+static void stack_and_faults(void)
+{
+	int status;
+	PROMISE("the stack grows by a megabyte", deep(128) == 0);
+	PROMISE("address 0 faults", touch(NULL, READ) == SIGSEGV && fault_code == SEGV_MAPERR);
+	PROMISE("a kernel address faults", touch((char *)0xffffffff80000000UL, READ) == SIGSEGV);
+	FAILS_WITH("a bad buffer is EFAULT", write(1, nowhere, 1), EFAULT);
+	FAILS_WITH("a kernel buffer is EFAULT", syscall(SYS_getcwd, 0xffffffff80000000UL, 100), EFAULT);
+	int ends[2];
+	NEED(pipe(ends) == 0 && write(ends[1], "x", 1) == 1);
+	char *a = map(2, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	munmap(a + PAGE, PAGE);
+	FAILS_WITH("so is one that ends in a hole, when nothing fits before it", read(ends[0], a + PAGE, 1), EFAULT);
+	PROMISE("a system call may fault pages in", read(ends[0], a, 1) == 1 && a[0] == 'x');
+	IN_CHILD(status, signal(SIGSEGV, SIG_DFL); *nowhere = 1);
+	PROMISE("an unhandled fault kills with SIGSEGV", WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+	struct rlimit limit = { 64 << 20, 64 << 20 };
+	IN_CHILD(status, setrlimit(RLIMIT_AS, &limit);
+		_exit(map(32768, PROT_READ, MAP_PRIVATE) == MAP_FAILED && errno == ENOMEM ? 5 : 6));
+	PROMISE("RLIMIT_AS ends in ENOMEM", WEXITSTATUS(status) == 5);
+	PROMISE("many small mappings", ({
+		int good = 1;
+		for (int i = 0; i < 500; i++)
+			good &= map(1, i & 1 ? PROT_READ : PROT_READ | PROT_WRITE, MAP_PRIVATE) != MAP_FAILED;
+		good;
+	}));
+}
+
+int main(void)
+{
+	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+	sigaction(SIGSEGV, &action, NULL);
+	sigaction(SIGBUS, &action, NULL);
+	mapping();
+	protection();
+	moving();
+	advice();
+	sharing();
+	stack_and_faults();
+	return conclude();
+}

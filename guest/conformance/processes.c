@@ -1,0 +1,268 @@
+/* Processes: fork, exec, wait, groups, threads' ends, what is inherited and what is not. */
+#include "promise.h"
+#include <sys/prctl.h>
+
+static int status;
+static char *volatile nowhere = (char *)16;
+
+static void handler(int signal)
+{
+	(void)signal;
+}
+
+static void ends(void)
+{
+	IN_CHILD(status, _exit(37));
+	PROMISE("an exit status arrives", WIFEXITED(status) && WEXITSTATUS(status) == 37);
+	IN_CHILD(status, raise(SIGTERM));
+	PROMISE("so does the signal that killed", WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+	IN_CHILD(status, abort());
+	PROMISE("abort is SIGABRT", WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+	FAILS_WITH("wait without children", wait(NULL), ECHILD);
+	fflush(stdout);
+	pid_t child = fork();
+	if (child == 0) {
+		sleep_ms(100);
+		_exit(3);
+	}
+	PROMISE("WNOHANG does not wait", waitpid(child, &status, WNOHANG) == 0);
+	siginfo_t info = { 0 };
+	PROMISE("waitid with WNOWAIT leaves it", waitid(P_PID, child, &info, WEXITED | WNOWAIT) == 0 && info.si_status == 3 &&
+		info.si_code == CLD_EXITED && info.si_pid == child);
+	struct rusage use;
+	PROMISE("wait4 takes it, with its usage", wait4(child, &status, 0, &use) == child && WEXITSTATUS(status) == 3);
+	FAILS_WITH("and it is gone", waitpid(child, &status, 0), ECHILD);
+	FAILS_WITH("a signal to it finds nobody", kill(child, 0), ESRCH);
+	int good = 1;
+	for (int i = 0; i < 100; i++) {
+		IN_CHILD(status, _exit(i));
+		good &= WEXITSTATUS(status) == i;
+	}
+	PROMISE("a hundred children in a row", good);
+	pid_t many[50];
+	for (int i = 0; i < 50; i++)
+		if ((many[i] = fork()) == 0) {
+			sleep_ms(20);
+			_exit(i);
+		}
+	int sum = 0;
+	for (int i = 0; i < 50; i++)
+		sum += wait(&status) > 0 ? WEXITSTATUS(status) : -1000;
+	PROMISE("fifty at once, each waited for once", sum == 49 * 50 / 2);
+	(void)many;
+}
+
+static void stops(void)
+{
+	fflush(stdout);
+	pid_t child = fork();
+	if (child == 0)
+		for (;;)
+			pause();
+	kill(child, SIGSTOP);
+	PROMISE("a stopped child is told with WUNTRACED",
+		waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP);
+	kill(child, SIGCONT);
+	PROMISE("a continued one with WCONTINUED", waitpid(child, &status, WCONTINUED) == child && WIFCONTINUED(status));
+	kill(child, SIGKILL);
+	PROMISE("SIGKILL ends it", waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
+}
+
+static int cloned(void *argument)
+{
+	*(volatile int *)argument += 1;
+	return 11;
+}
+
+static void kinds_of_fork(void)
+{
+	static volatile int shared;
+	static char stack[65536] __attribute__((aligned(16)));
+	shared = 1;
+	pid_t child = vfork();
+	if (child == 0) {
+		shared = 2;
+		_exit(4);
+	}
+	PROMISE("vfork shares memory and waits", shared == 2);
+	PROMISE("and its child can be waited for", waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 4);
+	child = clone(cloned, stack + sizeof stack, CLONE_VM | SIGCHLD, (void *)&shared);
+	PROMISE("clone with CLONE_VM shares memory", waitpid(child, &status, 0) == child && shared == 3 && WEXITSTATUS(status) == 11);
+	child = clone(cloned, stack + sizeof stack, SIGCHLD, (void *)&shared);
+	PROMISE("clone without does not", waitpid(child, &status, 0) == child && shared == 3);
+	child = clone(cloned, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, (void *)&shared);
+	PROMISE("CLONE_VFORK has ended its use of memory on return", shared == 4);
+	waitpid(child, &status, 0);
+	FAILS_WITH("CLONE_THREAD without CLONE_SIGHAND", syscall(SYS_clone, CLONE_THREAD | CLONE_VM, 0, 0, 0, 0), EINVAL);
+	pid_t id = -1;
+	child = syscall(SYS_clone, CLONE_PARENT_SETTID | SIGCHLD, 0, &id, 0, 0);
+	if (child == 0)
+		_exit(0);
+	PROMISE("CLONE_PARENT_SETTID", id == child);
+	waitpid(child, &status, 0);
+}
+
+static void inheritance(void)
+{
+	int ends[2];
+	NEED(pipe(ends) == 0);
+	IN_CHILD(status, write(ends[1], "c", 1); close(ends[0]));
+	char byte = 0;
+	PROMISE("descriptors are inherited", read(ends[0], &byte, 1) == 1 && byte == 'c');
+	char name[] = "/tmp/process-XXXXXX";
+	int file = mkstemp(name);
+	NEED(write(file, "0123456789", 10) == 10);
+	lseek(file, 2, SEEK_SET);
+	IN_CHILD(status, read(file, &byte, 1));
+	PROMISE("the file position is shared", lseek(file, 0, SEEK_CUR) == 3);
+	unlink(name);
+	close(file);
+	umask(027);
+	IN_CHILD(status, _exit(umask(0) == 027 ? 1 : 0));
+	PROMISE("umask is inherited", WEXITSTATUS(status) == 1);
+	IN_CHILD(status, chdir("/proc"); _exit(0));
+	char folder[100];
+	PROMISE("the folder is each process's own", getcwd(folder, sizeof folder) && strcmp(folder, "/proc") != 0);
+	pid_t self = getpid();
+	IN_CHILD(status, _exit(getppid() == self && getpid() != self ? 1 : 0));
+	PROMISE("pid and parent", WEXITSTATUS(status) == 1);
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	IN_CHILD(status, if (fork() == 0) { sleep_ms(100); _exit(getppid() == self ? 8 : 9); });
+	PROMISE("an orphan goes to the subreaper", wait(&status) > 0 && WEXITSTATUS(status) == 8);
+	prctl(PR_SET_CHILD_SUBREAPER, 0);
+	IN_CHILD(status, alarm(100); if (fork() == 0) _exit(alarm(0)); wait(&status); _exit(WEXITSTATUS(status)));
+	PROMISE("an alarm is not inherited", WEXITSTATUS(status) == 0);
+}
+
+static void groups(void)
+{
+	int ready[2];
+	NEED(pipe(ready) == 0);
+	fflush(stdout);
+	pid_t child = fork();
+	if (child == 0) {
+		setpgid(0, 0);
+		write(ready[1], "r", 1);
+		for (;;)
+			pause();
+	}
+	char byte;
+	NEED(read(ready[0], &byte, 1) == 1);
+	PROMISE("a child leads its own group", getpgid(child) == child && getpgrp() != child);
+	PROMISE("its session stays ours", getsid(child) == getsid(0));
+	PROMISE("a signal to the group reaches it",
+		kill(-child, SIGTERM) == 0 && waitpid(-child, &status, 0) == child && WTERMSIG(status) == SIGTERM);
+	IN_CHILD(status, _exit(setsid() == getpid() && getpgrp() == getpid() ? 1 : 0));
+	PROMISE("setsid makes a session and a group", WEXITSTATUS(status) == 1);
+	IN_CHILD(status, setpgid(0, 0); _exit(setsid() == -1 && errno == EPERM ? 1 : 0));
+	PROMISE("a group leader cannot", WEXITSTATUS(status) == 1);
+	FAILS_WITH("setpgid into a group that is not there", setpgid(0, 999999), EPERM);
+	FAILS_WITH("signal number out of range", kill(getpid(), 65), EINVAL);
+}
+
+static void exec(char *self)
+{
+	int open_end[2];
+	NEED(pipe(open_end) == 0);
+	int kept = dup(open_end[1]), closed = fcntl(open_end[1], F_DUPFD_CLOEXEC, 3);
+	char kept_text[16], closed_text[16];
+	snprintf(kept_text, sizeof kept_text, "%d", kept);
+	snprintf(closed_text, sizeof closed_text, "%d", closed);
+	char *arguments[] = { self, "after-exec", kept_text, closed_text, "", "last argument", NULL };
+	char *environment[] = { "ONE=1", "EMPTY=", NULL };
+	IN_CHILD(status,
+		sigset_t set; sigemptyset(&set); sigaddset(&set, SIGUSR2); sigprocmask(SIG_BLOCK, &set, NULL);
+		signal(SIGUSR1, SIG_IGN); signal(SIGTERM, handler);
+		execve(self, arguments, environment));
+	PROMISE("exec keeps and clears what it should", WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	if (WEXITSTATUS(status))
+		printf("# the program after exec found bits %#x wrong\n", WEXITSTATUS(status));
+	FAILS_WITH("exec of nothing", execve("/no/such/file", arguments, environment), ENOENT);
+	FAILS_WITH("exec of a folder", execve("/tmp", arguments, environment), EACCES);
+	char name[] = "/tmp/script-XXXXXX";
+	int file = mkstemp(name);
+	NEED(dprintf(file, "#!%s in-script\n", self) > 0 && fchmod(file, 0700) == 0);
+	close(file);
+	char *script[] = { name, "argument", NULL };
+	IN_CHILD(status, execve(name, script, environment));
+	PROMISE("a script runs by its interpreter, with one argument, its name and its arguments", WEXITSTATUS(status) == 23);
+	file = open(name, O_WRONLY | O_TRUNC);
+	NEED(write(file, "no program\n", 11) == 11);
+	close(file);
+	FAILS_WITH("exec of a text", execve(name, script, environment), ENOEXEC);
+	unlink(name);
+	char *big = malloc(200000);
+	memset(big, 'x', 199999);
+	big[199999] = 0;
+	char *too_long[] = { self, big, NULL };
+	FAILS_WITH("an argument longer than 128 KiB", execve(self, too_long, environment), E2BIG);
+	free(big);
+}
+
+/* Runs in the new program: every wrong finding is a bit. */
+static int after_exec(int argc, char **argv, char **envp)
+{
+	int wrong = 0;
+	if (argc != 6 || strcmp(argv[4], "") || strcmp(argv[5], "last argument"))
+		wrong |= 1;
+	if (!envp[0] || strcmp(envp[0], "ONE=1") || !envp[1] || strcmp(envp[1], "EMPTY=") || envp[2])
+		wrong |= 2;
+	if (fcntl(atoi(argv[2]), F_GETFD) != 0)
+		wrong |= 4;
+	if (fcntl(atoi(argv[3]), F_GETFD) != -1)
+		wrong |= 8;
+	sigset_t mask;
+	sigprocmask(SIG_BLOCK, NULL, &mask);
+	if (!sigismember(&mask, SIGUSR2))
+		wrong |= 16;
+	struct sigaction action;
+	sigaction(SIGUSR1, NULL, &action);
+	if (action.sa_handler != SIG_IGN)
+		wrong |= 32;
+	sigaction(SIGTERM, NULL, &action);
+	if (action.sa_handler != SIG_DFL)
+		wrong |= 64;
+	return wrong;
+}
+
+static void *other_thread(void *exits)
+{
+	if (exits)
+		exit(19);
+	for (;;)
+		pause();
+}
+
+static void threads_and_ends(char *self)
+{
+	pthread_t thread;
+	IN_CHILD(status, pthread_create(&thread, NULL, other_thread, NULL); sleep_ms(20); _exit(6));
+	PROMISE("exit ends all threads", WEXITSTATUS(status) == 6);
+	IN_CHILD(status, pthread_create(&thread, NULL, other_thread, &status); for (;;) pause());
+	PROMISE("whichever thread calls it", WEXITSTATUS(status) == 19);
+	IN_CHILD(status, pthread_create(&thread, NULL, other_thread, NULL); sleep_ms(20); *nowhere = 1);
+	PROMISE("a fault in one kills all", WTERMSIG(status) == SIGSEGV);
+	char *arguments[] = { self, "in-script", "x", "argument", NULL };
+	IN_CHILD(status, pthread_create(&thread, NULL, other_thread, NULL); sleep_ms(20); execv(self, arguments));
+	PROMISE("exec ends the other threads", WEXITSTATUS(status) == 23);
+	IN_CHILD(status, _exit(syscall(SYS_gettid) == getpid()));
+	PROMISE("the first thread's id is the process's", WEXITSTATUS(status) == 1);
+}
+
+int main(int argc, char **argv, char **envp)
+{
+	if (argc > 1 && !strcmp(argv[1], "after-exec"))
+		return after_exec(argc, argv, envp);
+	if (argc > 1 && !strcmp(argv[1], "in-script"))
+		return argc == 4 && !strcmp(argv[3], "argument") ? 23 : 24;
+	static char self[4096];
+	NEED(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+	ends();
+	stops();
+	kinds_of_fork();
+	inheritance();
+	groups();
+	exec(self);
+	threads_and_ends(self);
+	return conclude();
+}

@@ -1,0 +1,296 @@
+//! Disks as files: /dev/vda, /dev/vdb and so on, read and written through the page cache.
+//!
+//! Each disk has one cache for all who open it. Pages are read when they are first touched and written back by
+//! fsync(2), sync(2), the last close, when too many are dirty, and before the machine stops ([`sync_all`]).
+//! The size is the device's and never changes: writes behind the end are `ENOSPC`.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Range;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use freehold_arch::X86;
+use freehold_bounce::FrameBytes;
+use freehold_frame::{Frame, PageCache as CacheKind};
+use freehold_machine::{PAGE_SIZE, PhysicalBytes};
+use freehold_virtio::{BlockError, SECTOR_SIZE};
+use freehold_vm::{BackingStore, VmError};
+use spin::Once;
+
+use crate::fs::device::{make_device, register_block};
+use crate::fs::{Blocking, Content, File, Mapping, Node, OpenFlags, Punch, Seekable};
+use crate::host::{self, Disk};
+use crate::mem::{CacheContent, Frames, PageCache};
+use crate::user::{Sink, Source, UserPtr};
+use crate::{Errno, Result};
+
+/// The major number of virtio disks, as Linux usually gives it.
+pub const MAJOR: u32 = 254;
+/// Minors that belong to one disk: itself and 15 partitions.
+const MINORS: u32 = 16;
+/// Dirty pages of one disk before a writer has to write them back: 4 MiB.
+const MAX_DIRTY: u64 = 1024;
+/// Sectors in a page.
+const PAGE_SECTORS: u64 = (PAGE_SIZE / SECTOR_SIZE) as u64;
+
+/// ioctl requests of block devices (linux/fs.h).
+mod request {
+    pub const BLKROGET: u32 = 0x125e;
+    pub const BLKGETSIZE: u32 = 0x1260;
+    pub const BLKFLSBUF: u32 = 0x1261;
+    pub const BLKSSZGET: u32 = 0x1268;
+    pub const BLKPBSZGET: u32 = 0x127b;
+    pub const BLKBSZGET: u32 = 0x8008_1270;
+    pub const BLKGETSIZE64: u32 = 0x8008_1272;
+}
+
+static DISKS: Once<Vec<Arc<DiskContent>>> = Once::new();
+
+/// Make the host's disks known as block devices. Once, after [`host::init`].
+pub fn init(frames: Frames) {
+    let disks = host::disks().iter().map(|disk| Arc::new(DiskContent::new(frames, disk.clone())));
+    DISKS.call_once(|| disks.collect());
+    register_block(MAJOR, 0..=0xff, "virtblk", open);
+}
+
+/// The disks' names, device numbers and bytes: `vda` first.
+pub fn list() -> impl Iterator<Item = ([u8; 3], u64, u64)> {
+    all().iter().zip(b'a'..=b'z').zip(0..).map(|((disk, letter), number)| {
+        ([b'v', b'd', letter], make_device(MAJOR, number * MINORS), disk.size())
+    })
+}
+
+/// Write every disk's changes back, and have the devices keep them. The first error comes back, after all were
+/// tried.
+///
+/// # Errors
+/// `EIO`, `ENOMEM`.
+pub fn sync_all() -> Result<()> {
+    all().iter().map(|disk| disk.sync()).fold(Ok(()), Result::and)
+}
+
+fn all() -> &'static [Arc<DiskContent>] {
+    DISKS.get().map_or(&[], Vec::as_slice)
+}
+
+fn open(node: Arc<dyn Node>, minor: u32, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+    let number = if minor % MINORS == 0 { (minor / MINORS) as usize } else { usize::MAX };
+    let content = all().get(number).ok_or(Errno::ENXIO)?.clone();
+    content.openers.fetch_add(1, Ordering::Relaxed);
+    Ok(Arc::new(DiskFile { node, content }))
+}
+
+impl From<BlockError> for Errno {
+    fn from(error: BlockError) -> Self {
+        match error {
+            BlockError::ReadOnly => Self::EPERM,
+            BlockError::Memory(_) => Self::ENOMEM,
+            BlockError::Unsupported => Self::EOPNOTSUPP,
+            BlockError::OutOfRange => Self::ENOSPC,
+            BlockError::Io | BlockError::TimedOut | BlockError::Failed => Self::EIO,
+        }
+    }
+}
+
+/// The device under a cache.
+struct Store(Disk);
+
+impl Store {
+    /// Bytes of page `index` that are on the disk.
+    fn length(&self, index: u64) -> usize {
+        let first = index.saturating_mul(PAGE_SECTORS);
+        self.0.sectors().saturating_sub(first).min(PAGE_SECTORS) as usize * SECTOR_SIZE
+    }
+}
+
+fn failed(error: BlockError) -> VmError {
+    match error {
+        BlockError::Memory(_) => VmError::NoMemory,
+        _ => VmError::Io,
+    }
+}
+
+impl BackingStore<Frames> for Store {
+    fn fill(&self, index: u64, frame: &Frame<CacheKind, Frames>) -> core::result::Result<(), VmError> {
+        let length = self.length(index);
+        if length > 0 {
+            let frames = [frame.pfn()];
+            let mut bytes = FrameBytes::new(X86, &frames).truncated(length);
+            self.0.read(index * PAGE_SECTORS, &mut bytes).map_err(failed)?;
+        }
+        if length < PAGE_SIZE {
+            X86.with_bytes(frame.pfn(), |bytes| bytes[length..].fill(0));
+        }
+        Ok(())
+    }
+
+    fn write_back(&self, index: u64, frame: &Frame<CacheKind, Frames>) -> core::result::Result<(), VmError> {
+        let length = self.length(index);
+        if length == 0 {
+            return Ok(());
+        }
+        let frames = [frame.pfn()];
+        let bytes = FrameBytes::new(X86, &frames).truncated(length);
+        self.0.write(index * PAGE_SECTORS, &bytes).map_err(failed)
+    }
+}
+
+/// A disk's bytes.
+struct DiskContent {
+    disk: Disk,
+    size: u64,
+    cached: Arc<CacheContent>,
+    openers: AtomicUsize,
+}
+
+impl DiskContent {
+    fn new(frames: Frames, disk: Disk) -> Self {
+        let size = disk.sectors() * SECTOR_SIZE as u64;
+        let cache = PageCache::with_store(frames, Arc::new(Store(disk.clone())));
+        cache.set_size_grow(size);
+        let cached = Arc::new(CacheContent::new(cache));
+        Self { disk, size, cached, openers: AtomicUsize::new(0) }
+    }
+}
+
+/// A source of which only the first `left` bytes are to be had.
+struct Limited<'a> {
+    source: &'a mut dyn Source,
+    left: usize,
+}
+
+impl Limited<'_> {
+    fn count(&mut self, taken: usize) -> usize {
+        self.left -= taken;
+        taken
+    }
+}
+
+impl Source for Limited<'_> {
+    fn remaining(&self) -> usize {
+        self.source.remaining().min(self.left)
+    }
+    fn take(&mut self, bytes: &mut [u8]) -> Result<usize> {
+        let fits = bytes.len().min(self.left);
+        let taken = self.source.take(&mut bytes[..fits])?;
+        Ok(self.count(taken))
+    }
+    fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize {
+        let fits = bytes.len().min(self.left);
+        let taken = self.source.take_without_fault(&mut bytes[..fits]);
+        self.count(taken)
+    }
+    fn fault_in(&mut self) -> Result<()> {
+        self.source.fault_in()
+    }
+}
+
+impl Content for DiskContent {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
+        self.cached.read_at(offset, sink)
+    }
+
+    fn write_at(&self, offset: u64, source: &mut dyn Source) -> Result<usize> {
+        if self.disk.is_read_only() {
+            return Err(Errno::EPERM);
+        }
+        if source.remaining() == 0 {
+            return Ok(0);
+        }
+        if offset >= self.size {
+            return Err(Errno::ENOSPC);
+        }
+        let left = usize::try_from(self.size - offset).unwrap_or(usize::MAX);
+        let written = self.cached.write_at(offset, &mut Limited { source, left })?;
+        if self.cached.cache().dirty_pages() > MAX_DIRTY {
+            self.cached.sync()?;
+        }
+        Ok(written)
+    }
+
+    fn resize(&self, _size: u64) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
+    fn punch(&self, _range: Range<u64>, _how: Punch) -> Result<()> {
+        Err(Errno::EOPNOTSUPP)
+    }
+    fn allocate(&self, _range: Range<u64>) -> Result<()> {
+        Err(Errno::EOPNOTSUPP)
+    }
+    fn seek_data(&self, offset: u64) -> Option<u64> {
+        (offset < self.size).then_some(offset)
+    }
+    fn seek_hole(&self, _offset: u64) -> u64 {
+        self.size
+    }
+    fn held(&self) -> u64 {
+        self.cached.held()
+    }
+    fn sync(&self) -> Result<()> {
+        self.cached.sync()?;
+        Ok(self.disk.flush()?)
+    }
+}
+
+/// An open disk.
+struct DiskFile {
+    node: Arc<dyn Node>,
+    content: Arc<DiskContent>,
+}
+
+impl File for DiskFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+    fn seekable(&self) -> Seekable {
+        Seekable::Offset
+    }
+    fn read_at(&self, offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
+        self.content.read_at(offset, sink)
+    }
+    fn write_at(&self, offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
+        self.content.write_at(offset, source)
+    }
+    fn append(&self, source: &mut dyn Source, _blocking: Blocking) -> Result<(usize, u64)> {
+        self.content.write_at(self.content.size, source).map(|written| (written, self.content.size))
+    }
+    fn end(&self) -> Result<u64> {
+        Ok(self.content.size)
+    }
+    fn content(&self) -> Option<Arc<dyn Content>> {
+        Some(self.content.clone())
+    }
+    fn mapping(&self) -> Result<Mapping> {
+        Ok(Mapping::Content(self.content.cached.clone()))
+    }
+    fn sync(&self) -> Result<()> {
+        self.content.sync()
+    }
+    fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
+        let size = self.content.size;
+        match request {
+            request::BLKGETSIZE64 => UserPtr::new(argument).write(&size)?,
+            request::BLKGETSIZE => UserPtr::new(argument).write(&(size / SECTOR_SIZE as u64))?,
+            request::BLKSSZGET | request::BLKPBSZGET => {
+                UserPtr::new(argument).write(&(SECTOR_SIZE as u32))?;
+            }
+            request::BLKBSZGET => UserPtr::new(argument).write(&(PAGE_SIZE as u32))?,
+            request::BLKROGET => {
+                UserPtr::new(argument).write(&u32::from(self.content.disk.is_read_only()))?;
+            }
+            request::BLKFLSBUF => self.content.sync()?,
+            _ => return Err(Errno::ENOTTY),
+        }
+        Ok(0)
+    }
+    fn release(&self) {
+        // The last close writes back, like Linux'; there is nobody to tell of an error.
+        if self.content.openers.fetch_sub(1, Ordering::Relaxed) == 1 {
+            let _ = self.content.sync();
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! poll, ppoll, select, pselect6: waiting for any of many files.
+//!
+//! First every file is looked at; only if none is ready, and the caller would wait, does a waiter register with all
+//! of them and look again. POLLERR, POLLHUP and POLLNVAL are always reported.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use linux_raw_sys::general as c;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{OpenFile, Ready};
+use crate::sync::{PollWaiter, Slept};
+use crate::syscall::Args;
+use crate::task::{self, Resource, SigSet};
+use crate::time::{self, TimeSpec, TimeVal};
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+const POLLNVAL: u32 = 0x20;
+/// Normal data may be read, written: what Linux reports beside POLLIN and POLLOUT.
+const POLLRDNORM: u32 = 0x40;
+const POLLWRNORM: u32 = 0x100;
+/// Always reported.
+const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
+/// Bits in one word of an fd_set.
+const WORD: usize = 64;
+
+/// Readiness with poll(2)'s synonyms filled in.
+pub fn bits(ready: Ready) -> u32 {
+    let mut bits = ready.bits();
+    if ready.contains(Ready::IN) {
+        bits |= POLLRDNORM;
+    }
+    if ready.contains(Ready::OUT) {
+        bits |= POLLWRNORM;
+    }
+    bits
+}
+
+/// One file that is waited for.
+struct Watch {
+    file: Arc<OpenFile>,
+    /// Its place in the caller's list.
+    index: usize,
+    /// What is waited for.
+    wanted: u32,
+}
+
+/// Wait until any of `watches` is ready or `deadline` has passed; `found` is told of each that is, and
+/// there are as many as the result says.
+fn wait(watches: &[Watch], deadline: Option<u64>, mut found: impl FnMut(&Watch, u32)) -> Result<usize> {
+    let mut look = |mut waiter: Option<&mut PollWaiter>| {
+        let mut count = 0;
+        for watch in watches {
+            // Once something is ready nobody is going to sleep.
+            let waiter = if count == 0 { waiter.as_deref_mut() } else { None };
+            let ready = bits(watch.file.poll(waiter)) & watch.wanted;
+            if ready != 0 {
+                found(watch, ready);
+                count += 1;
+            }
+        }
+        count
+    };
+    let count = look(None);
+    if count > 0 || deadline.is_some_and(|deadline| deadline <= time::now()) {
+        return Ok(count);
+    }
+    let mut waiter = PollWaiter::new();
+    let mut count = look(Some(&mut waiter));
+    while count == 0 {
+        match waiter.sleep(deadline)? {
+            Slept::Woken => count = look(None),
+            Slept::TimedOut => return Ok(0),
+        }
+    }
+    Ok(count)
+}
+
+/// `struct pollfd`.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct PollFd {
+    fd: i32,
+    events: u16,
+    revents: u16,
+}
+
+fn poll(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i64> {
+    let process = task::current().process().clone();
+    if length as u64 > process.limit(Resource::Files).soft {
+        return Err(Errno::EINVAL);
+    }
+    let mut entries = list.read_many(length)?;
+    let files = process.files();
+    let mut watches = Vec::new();
+    watches.try_reserve_exact(length).map_err(|_| Errno::ENOMEM)?;
+    let mut invalid = 0;
+    for (index, entry) in entries.iter_mut().enumerate() {
+        entry.revents = 0;
+        if entry.fd < 0 {
+            continue;
+        }
+        match files.get(entry.fd) {
+            Ok(file) => watches.push(Watch { file, index, wanted: u32::from(entry.events) | ALWAYS }),
+            Err(_) => {
+                entry.revents = POLLNVAL as u16;
+                invalid += 1;
+            }
+        }
+    }
+    let deadline = if invalid > 0 { Some(0) } else { deadline };
+    let count = wait(&watches, deadline, |watch, ready| entries[watch.index].revents = ready as u16)?;
+    for (index, entry) in entries.iter().enumerate() {
+        // Only the answers are written: the program may watch the rest of the list.
+        UserPtr::<u16>::new(list.add(index).address() + 6).write(&entry.revents)?;
+    }
+    Ok((count + invalid) as i64)
+}
+
+/// poll(fds, count, milliseconds)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_poll(args: &Args) -> Result<i64> {
+    let (list, length) = (UserPtr::new(args[0]), args.uint(1) as usize);
+    let deadline = u64::try_from(args.int(2)).ok().map(|ms| time::now().saturating_add(ms * 1_000_000));
+    restartable(list, length, deadline)
+}
+
+/// Poll, and after a stop or an ignored signal wait for what is left of the time.
+fn restartable(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i64> {
+    match poll(list, length, deadline) {
+        Err(Errno::ERESTARTSYS) => {
+            let again = move || restartable(list, length, deadline);
+            Err(task::current().restart_with(alloc::boxed::Box::new(again)))
+        }
+        result => result,
+    }
+}
+
+/// What interrupted waiting means to the calls that set a signal mask: a handler ends them.
+fn no_handler<R>(result: Result<R>) -> Result<R> {
+    result.map_err(|error| if error == Errno::ERESTARTSYS { Errno::ERESTARTNOHAND } else { error })
+}
+
+/// The mask that a call wants, and its size's check.
+pub(super) fn mask_at(mask: u64, size: usize) -> Result<Option<SigSet>> {
+    if mask == 0 {
+        return Ok(None);
+    }
+    if size != size_of::<u64>() {
+        return Err(Errno::EINVAL);
+    }
+    UserPtr::<u64>::new(mask).read().map(|bits| Some(SigSet(bits)))
+}
+
+/// ppoll(fds, count, timeout, mask, size): the timeout becomes what was left of it.
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_ppoll(args: &Args) -> Result<i64> {
+    let timeout = UserPtr::<TimeSpec>::new(args[2]);
+    let deadline = deadline_of(timeout.read_optional()?.map(TimeSpec::nanoseconds).transpose()?);
+    let mask = mask_at(args[3], args.size(4))?;
+    let result = task::current().with_signals_blocked(mask, || {
+        no_handler(poll(UserPtr::new(args[0]), args.uint(1) as usize, deadline))
+    });
+    if let Some(deadline) = deadline {
+        // A program that passed read-only memory does not want to know.
+        let _ = timeout.write(&TimeSpec::from_nanoseconds(deadline.saturating_sub(time::now())));
+    }
+    result
+}
+
+fn deadline_of(timeout: Option<u64>) -> Option<u64> {
+    timeout.map(|timeout| time::now().saturating_add(timeout))
+}
+
+/// The three sets of select, as the program passed them and as they will be answered.
+struct Sets {
+    asked: [Vec<u64>; 3],
+    answered: [Vec<u64>; 3],
+}
+
+/// What makes a descriptor ready in each set.
+const SET_BITS: [u32; 3] = [
+    Ready::IN.bits() | POLLRDNORM | Ready::HUP.bits() | Ready::ERR.bits(),
+    Ready::OUT.bits() | POLLWRNORM | Ready::ERR.bits(),
+    Ready::PRI.bits(),
+];
+
+fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
+    let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
+    let files = task::current().process().files();
+    let count = count.min(files.size().next_multiple_of(WORD).max(WORD));
+    let words = count.div_ceil(WORD);
+    let mut all = Sets { asked: Default::default(), answered: Default::default() };
+    for (at, &address) in sets.iter().enumerate() {
+        let empty = || {
+            let mut words_of = Vec::new();
+            words_of.try_reserve_exact(words).map_err(|_| Errno::ENOMEM)?;
+            words_of.resize(words, 0u64);
+            Ok::<_, crate::Errno>(words_of)
+        };
+        all.asked[at] = if address == 0 { empty()? } else { UserPtr::<u64>::new(address).read_many(words)? };
+        all.answered[at] = empty()?;
+    }
+    let mut watches = Vec::new();
+    for fd in 0..count {
+        let (word, bit) = (fd / WORD, 1u64 << (fd % WORD));
+        let wanted = (0..3).filter(|&at| all.asked[at][word] & bit != 0).fold(0, |bits, at| bits | SET_BITS[at]);
+        if wanted != 0 {
+            let file = files.get(fd as i32)?;
+            watches.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+            watches.push(Watch { file, index: fd, wanted });
+        }
+    }
+    let mut ready_bits = 0;
+    let (asked, answered) = (&all.asked, &mut all.answered);
+    wait(&watches, deadline, |watch, ready| {
+        let (word, bit) = (watch.index / WORD, 1u64 << (watch.index % WORD));
+        for at in 0..3 {
+            if asked[at][word] & bit != 0 && ready & SET_BITS[at] != 0 {
+                answered[at][word] |= bit;
+                ready_bits += 1;
+            }
+        }
+    })?;
+    for (at, &address) in sets.iter().enumerate() {
+        if address != 0 {
+            UserPtr::<u64>::new(address).write_slice(&all.answered[at])?;
+        }
+    }
+    Ok(ready_bits)
+}
+
+/// select(count, read, write, except, timeout): the timeout becomes what was left of it.
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_select(args: &Args) -> Result<i64> {
+    let timeout = UserPtr::<TimeVal>::new(args[4]);
+    let deadline = deadline_of(timeout.read_optional()?.map(TimeVal::nanoseconds).transpose()?);
+    let result = no_handler(select(args.int(0), [args[1], args[2], args[3]], deadline));
+    if let Some(deadline) = deadline {
+        let _ = timeout.write(&TimeVal::from_nanoseconds(deadline.saturating_sub(time::now())));
+    }
+    result
+}
+
+/// pselect6(count, read, write, except, timeout, [mask, size])
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_pselect6(args: &Args) -> Result<i64> {
+    let timeout = UserPtr::<TimeSpec>::new(args[4]);
+    let deadline = deadline_of(timeout.read_optional()?.map(TimeSpec::nanoseconds).transpose()?);
+    let [mask, size] = UserPtr::<[u64; 2]>::new(args[5]).read_optional()?.unwrap_or_default();
+    let mask = mask_at(mask, size as usize)?;
+    let result = task::current().with_signals_blocked(mask, || {
+        no_handler(select(args.int(0), [args[1], args[2], args[3]], deadline))
+    });
+    if let Some(deadline) = deadline {
+        let _ = timeout.write(&TimeSpec::from_nanoseconds(deadline.saturating_sub(time::now())));
+    }
+    result
+}
+
+const _: () = assert!(size_of::<PollFd>() == size_of::<c::pollfd>());

@@ -1,0 +1,28 @@
+//! Signal masks for the length of one call: ppoll, pselect6, epoll_pwait.
+
+use super::{SigSet, Task};
+use crate::{Errno, Result};
+
+impl Task {
+    /// Run `call` with exactly `mask` blocked, if there is one. Where a signal interrupts it, the old mask comes
+    /// back when the handler has returned (or at once, where no handler runs), so that the handler runs at all.
+    ///
+    /// # Errors
+    /// Those of `call`.
+    pub fn with_signals_blocked<R>(&self, mask: Option<SigSet>, call: impl FnOnce() -> Result<R>) -> Result<R> {
+        let Some(mask) = mask else { return call() };
+        let before = self.blocked();
+        *self.saved_mask.lock() = Some(before);
+        self.set_blocked(mask);
+        let result = call();
+        let interrupted = matches!(
+            result,
+            Err(Errno::EINTR | Errno::ERESTARTSYS | Errno::ERESTARTNOHAND | Errno::ERESTARTBLOCK)
+        );
+        if !interrupted {
+            self.saved_mask.lock().take();
+            self.set_blocked(before);
+        }
+        result
+    }
+}
