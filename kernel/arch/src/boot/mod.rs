@@ -1,0 +1,269 @@
+//! From the PVH loader to the kernel's main, and what the loader said.
+//!
+//! `boot.s` turns on long mode, draws the image's slide, applies the relocations and enters [`early`] in the
+//! high half with the first GiB identity-mapped. [`early`] copies what the loader said, builds the final
+//! tables and calls `kernel_main`, which the image crate provides with [`crate::kernel_entry`].
+
+use core::arch::global_asm;
+
+use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, PhysAddr, VirtAddr};
+
+use crate::memory::{self, OutOfMemory, tables};
+use crate::sync::{Once, SpinLock};
+use crate::vmap;
+use crate::{apic, cpu, irq, serial, traps};
+
+mod pvh;
+
+const STACK_SIZE: usize = 32 << 10;
+const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
+const MAX_REGIONS: usize = 64;
+const MAX_COMMAND_LINE: usize = 2048;
+
+/// What a run of physical addresses is, in the terms of the loader's (E820) map.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MemoryKind {
+    /// Memory for any use.
+    Usable,
+    /// ACPI tables; could be used once they are read.
+    AcpiReclaimable,
+    /// Anything else.
+    Reserved,
+}
+
+/// A run of physical addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryRegion {
+    /// The first byte.
+    pub start: PhysAddr,
+    /// Bytes.
+    pub len: u64,
+    /// What it is.
+    pub kind: MemoryKind,
+}
+
+impl MemoryRegion {
+    /// The whole frames inside.
+    pub fn frames(&self) -> PfnRange {
+        let first = self.start.0.div_ceil(PAGE_SIZE as u64);
+        PfnRange::new(Pfn(first), Pfn(self.start.0.saturating_add(self.len) / PAGE_SIZE as u64))
+    }
+}
+
+/// What the loader said, copied.
+#[derive(Debug)]
+pub struct BootInfo {
+    command_line: [u8; MAX_COMMAND_LINE],
+    command_line_len: usize,
+    regions: [MemoryRegion; MAX_REGIONS],
+    region_count: usize,
+    memory_end: Pfn,
+    initrd: Option<(PhysAddr, u64)>,
+    rsdp: Option<PhysAddr>,
+    slide: u64,
+    entry_tsc: u64,
+}
+
+static INFO: Once<BootInfo> = Once::new();
+
+/// What the loader said.
+///
+/// # Panics
+/// Before [`early`] has read it.
+pub(crate) fn info() -> &'static BootInfo {
+    INFO.get().expect("the loader's information is read first of all")
+}
+
+/// How far the image was moved; 0 before that is known.
+pub(crate) fn slide() -> u64 {
+    INFO.get().map_or(0, |boot| boot.slide)
+}
+
+impl BootInfo {
+    /// The kernel command line, at most 2047 bytes; empty where the loader's is not UTF-8.
+    pub fn command_line(&self) -> &str {
+        core::str::from_utf8(&self.command_line[..self.command_line_len]).unwrap_or("")
+    }
+    /// The physical address map, sorted.
+    pub fn memory_map(&self) -> &[MemoryRegion] {
+        &self.regions[..self.region_count]
+    }
+    /// The initial RAM disk: first byte and bytes.
+    pub fn initrd(&self) -> Option<(PhysAddr, u64)> {
+        self.initrd
+    }
+    /// The frames that the initial RAM disk touches.
+    pub fn initrd_frames(&self) -> PfnRange {
+        let Some((start, len)) = self.initrd else { return PfnRange::default() };
+        let end = (start.0 + len).div_ceil(PAGE_SIZE as u64);
+        PfnRange::new(Pfn::containing(start), Pfn(end))
+    }
+    /// ACPI's root pointer.
+    pub fn rsdp(&self) -> Option<PhysAddr> {
+        self.rsdp
+    }
+    /// The frames of the kernel image, stack of start-up and zero-initialised data included.
+    pub fn image(&self) -> PfnRange {
+        ImageMap::new(self.slide).frames()
+    }
+    /// How far from where it was linked the image runs: a multiple of 2 MiB.
+    pub fn slide(&self) -> u64 {
+        self.slide
+    }
+    /// The time-stamp counter at the image's first instruction.
+    pub fn entry_tsc(&self) -> u64 {
+        self.entry_tsc
+    }
+    /// One past the highest frame of usable memory.
+    pub fn memory_end(&self) -> Pfn {
+        self.memory_end
+    }
+    /// The runs of usable memory, upwards.
+    pub fn usable_ranges(&self) -> impl Iterator<Item = PfnRange> {
+        self.memory_map().iter().filter(|r| r.kind == MemoryKind::Usable).map(MemoryRegion::frames)
+    }
+    pub(crate) fn is_usable(&self, range: PfnRange) -> bool {
+        self.usable_ranges().any(|usable| usable.intersection(range) == range)
+    }
+    pub(crate) fn is_partly_usable(&self, range: PfnRange) -> bool {
+        self.usable_ranges().any(|usable| !usable.intersection(range).is_empty())
+    }
+    /// Whether one of the bytes is in usable memory.
+    pub(crate) fn touches_memory(&self, start: PhysAddr, len: u64) -> bool {
+        let Some(end) = start.0.checked_add(len) else { return true };
+        let usable = self.memory_map().iter().filter(|r| r.kind == MemoryKind::Usable);
+        usable.into_iter().any(|r| start.0 < r.start.0 + r.len && r.start.0 < end)
+    }
+    /// Usable memory outside the image.
+    pub(crate) fn is_plain_memory(&self, frame: Pfn) -> bool {
+        self.is_usable(PfnRange::new(frame, frame.offset(1))) && !self.image().contains(frame)
+    }
+}
+
+unsafe extern "C" {
+    static __text_start: u8;
+    static __text_end: u8;
+    static __rodata_start: u8;
+    static __rodata_end: u8;
+    static __data_start: u8;
+    static __image_end: u8;
+}
+
+/// Where the image's parts are.
+pub(crate) struct ImageMap {
+    slide: u64,
+}
+
+impl ImageMap {
+    fn new(slide: u64) -> Self {
+        Self { slide }
+    }
+    fn phys(&self, address: u64) -> Pfn {
+        Pfn::containing(PhysAddr(address - IMAGE_BASE - self.slide))
+    }
+    fn frames(&self) -> PfnRange {
+        PfnRange::new(self.phys(&raw const __text_start as u64), self.phys(&raw const __image_end as u64))
+    }
+    /// Call `f` with each page of the image, its frame and its protection; the guard page below the
+    /// stack of start-up is left out.
+    pub(crate) fn for_each_page(
+        &self,
+        mut f: impl FnMut(VirtAddr, Pfn, u64) -> Result<(), OutOfMemory>,
+    ) -> Result<(), OutOfMemory> {
+        let guard = &raw const STACK as u64;
+        let parts = [
+            (&raw const __text_start as u64, &raw const __text_end as u64, tables::TEXT),
+            (&raw const __rodata_start as u64, &raw const __rodata_end as u64, tables::READ_ONLY),
+            (&raw const __data_start as u64, &raw const __image_end as u64, tables::DATA),
+        ];
+        for (start, end, flags) in parts {
+            for address in (start..end).step_by(PAGE_SIZE) {
+                if address != guard {
+                    f(VirtAddr(address), self.phys(address), flags)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of the initial RAM disk, read-only. Mapped by the first call, which must come before
+/// [`release_initrd`].
+///
+/// # Errors
+/// When there is no memory for the tables.
+pub fn initrd() -> Result<&'static [u8], OutOfMemory> {
+    let Some((start, len)) = info().initrd else { return Ok(&[]) };
+    let mut mapped = INITRD.lock();
+    let address = match *mapped {
+        Initrd::Mapped(address) => address,
+        Initrd::Fresh => vmap::map_range(start, len, tables::READ_ONLY)?,
+        Initrd::Released => return Ok(&[]),
+    };
+    *mapped = Initrd::Mapped(address);
+    // SAFETY: just mapped for reading, its frames are reserved, and `release_initrd` demands that nobody looks any more.
+    Ok(unsafe { core::slice::from_raw_parts(address.0 as *const u8, len as usize) })
+}
+
+enum Initrd {
+    Fresh,
+    Mapped(VirtAddr),
+    Released,
+}
+
+static INITRD: SpinLock<Initrd> = SpinLock::new(Initrd::Fresh);
+
+/// Unmap the initial RAM disk and hand over its frames, to be added to the page allocator. A slice of
+/// [`initrd`] that is still looked at afterwards is a page fault that is reported.
+pub fn release_initrd() -> PfnRange {
+    let mut mapped = INITRD.lock();
+    let frames = info().initrd_frames();
+    match core::mem::replace(&mut *mapped, Initrd::Released) {
+        Initrd::Fresh => frames,
+        Initrd::Mapped(address) => {
+            drop(mapped);
+            vmap::unmap(address.page_start(), frames.len());
+            frames
+        }
+        Initrd::Released => PfnRange::default(),
+    }
+}
+
+/// The stack of start-up; its lowest page is never mapped.
+#[repr(C, align(4096))]
+struct BootStack([u8; STACK_SIZE]);
+
+static mut STACK: BootStack = BootStack([0; STACK_SIZE]);
+
+#[cfg(target_os = "none")]
+global_asm!(include_str!("boot.s"), stack = sym STACK, stack_size = const STACK_SIZE, early = sym early);
+
+unsafe extern "Rust" {
+    /// Provided by the image crate through [`crate::kernel_entry`].
+    safe fn freehold_kernel_main(boot: &'static BootInfo) -> !;
+}
+
+/// Name the function that start-up ends in: `kernel_entry!(main)` where `fn main(&'static BootInfo) -> !`.
+#[macro_export]
+macro_rules! kernel_entry {
+    ($main:path) => {
+        #[unsafe(no_mangle)]
+        fn freehold_kernel_main(boot: &'static $crate::boot::BootInfo) -> ! {
+            $main(boot)
+        }
+    };
+}
+
+/// The first Rust: on the boot stack, relocated, first GiB identity-mapped, interrupts off.
+extern "C" fn early(start_info: u64, slide: u64, entry_tsc: u64) -> ! {
+    cpu::adopt_first();
+    serial::init();
+    let boot = INFO.set(pvh::read(PhysAddr(start_info), slide, entry_tsc));
+    cpu::enable_features();
+    memory::build(boot, &ImageMap::new(slide));
+    traps::write_idt();
+    apic::init();
+    cpu::init_this(0);
+    irq::mask_legacy();
+    freehold_kernel_main(boot)
+}

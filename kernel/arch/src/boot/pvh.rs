@@ -1,0 +1,87 @@
+//! Reading the PVH start info while the first GiB is identity-mapped.
+//! Source: Xen's public/arch-x86/hvm/start_info.h.
+
+use freehold_machine::{Pfn, PhysAddr};
+
+use super::{BootInfo, MAX_COMMAND_LINE, MAX_REGIONS, MemoryKind, MemoryRegion};
+
+const MAGIC: u32 = 0x336e_c578;
+const IDENTITY_END: u64 = 1 << 30;
+
+/// Little-endian fields of a structure at a physical address.
+#[derive(Clone, Copy)]
+struct Low(u64);
+
+impl Low {
+    fn byte(self, offset: u64) -> u8 {
+        let address = self.0 + offset;
+        if address == 0 || address >= IDENTITY_END {
+            return 0;
+        }
+        // SAFETY: the address is in the identity map of the first GiB, where the loader left its data and
+        // nothing of Rust's is written meanwhile; any byte is valid.
+        unsafe { (address as *const u8).read_volatile() }
+    }
+    fn u32(self, offset: u64) -> u32 {
+        u32::from_le_bytes(core::array::from_fn(|i| self.byte(offset + i as u64)))
+    }
+    fn u64(self, offset: u64) -> u64 {
+        u64::from_le_bytes(core::array::from_fn(|i| self.byte(offset + i as u64)))
+    }
+}
+
+/// Copy what the loader said.
+///
+/// # Panics
+/// When the start info is not one, or describes no usable memory.
+pub(super) fn read(start_info: PhysAddr, slide: u64, entry_tsc: u64) -> BootInfo {
+    let info = Low(start_info.0);
+    assert!(info.u32(0) == MAGIC && info.u32(4) >= 1, "the loader gave no PVH start info with a memory map");
+    let none = MemoryRegion { start: PhysAddr(0), len: 0, kind: MemoryKind::Reserved };
+    let mut boot = BootInfo {
+        command_line: [0; MAX_COMMAND_LINE],
+        command_line_len: 0,
+        regions: [none; MAX_REGIONS],
+        region_count: 0,
+        memory_end: Pfn(0),
+        initrd: None,
+        rsdp: Some(PhysAddr(info.u64(32))).filter(|address| address.0 != 0),
+        slide,
+        entry_tsc,
+    };
+
+    let text = Low(info.u64(24));
+    while text.0 != 0 && boot.command_line_len < MAX_COMMAND_LINE - 1 {
+        let byte = text.byte(boot.command_line_len as u64);
+        if byte == 0 {
+            break;
+        }
+        boot.command_line[boot.command_line_len] = byte;
+        boot.command_line_len += 1;
+    }
+
+    if info.u32(12) > 0 {
+        let module = Low(info.u64(16));
+        let (start, len) = (module.u64(0), module.u64(8));
+        boot.initrd = (len > 0).then_some((PhysAddr(start), len));
+    }
+
+    let map = info.u64(40);
+    for index in 0..u64::from(info.u32(48)).min(MAX_REGIONS as u64) {
+        let entry = Low(map + index * 24);
+        let kind = match entry.u32(16) {
+            1 => MemoryKind::Usable,
+            3 => MemoryKind::AcpiReclaimable,
+            _ => MemoryKind::Reserved,
+        };
+        let region = MemoryRegion { start: PhysAddr(entry.u64(0)), len: entry.u64(8), kind };
+        boot.regions[boot.region_count] = region;
+        boot.region_count += 1;
+        if kind == MemoryKind::Usable {
+            boot.memory_end = boot.memory_end.max(region.frames().end);
+        }
+    }
+    boot.regions[..boot.region_count].sort_unstable_by_key(|region| region.start);
+    assert!(boot.memory_end > Pfn(0), "the loader's memory map has no usable memory");
+    boot
+}

@@ -1,0 +1,322 @@
+//! CPUs: their private data, numbers and nodes, preemption.
+//!
+//! [`PerCpu`] is reached through the GS base, which in the kernel always points to it (user mode's is
+//! swapped in on the way out). Its fields are atomics that only their CPU writes, unless said otherwise.
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use freehold_machine::{
+    CpuId, CpuSet, Cpus, Flush, MAX_CPUS, Machine, NodeId, PAGE_SIZE, Pfn, Tlb, Topology, VirtAddr,
+};
+
+use crate::apic::{self, Ipi};
+use crate::irq;
+use crate::memory::tables;
+use crate::memory::windows::{self, Windows};
+use crate::registers::{
+    self, CR4_OSFXSR, CR4_OSXMMEXCPT, CR4_OSXSAVE, CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_UMIP, cpuid,
+    enable_interrupts_and_halt, invlpg, read_cr0, read_cr3, read_cr4, write_cr0, write_cr3, write_cr4,
+};
+use crate::traps::{self, Descriptors};
+use crate::user::{self, UserArea};
+
+mod start;
+
+pub use start::start_secondary;
+
+const CR0_MONITOR: u64 = 1 << 1;
+const CR0_EMULATION: u64 = 1 << 2;
+const CR0_NATIVE_ERRORS: u64 = 1 << 5;
+const CR0_WRITE_PROTECT: u64 = 1 << 16;
+
+/// The machine: a zero-sized handle to this CPU and its memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct X86;
+
+/// What one CPU has for itself.
+#[repr(C)]
+pub(crate) struct PerCpu {
+    /// This structure's own address: what `gs:[0]` reads.
+    this: AtomicPtr<PerCpu>,
+    pub(crate) number: AtomicU32,
+    pub(crate) preemption: AtomicU32,
+    pub(crate) apic_id: AtomicU32,
+    /// `entry.s`: the stack that the kernel goes on with after user mode.
+    pub(crate) kernel_stack: AtomicU64,
+    /// `entry.s`: the end of the running program's registers.
+    pub(crate) context_end: AtomicU64,
+    /// `entry.s`: the program's stack pointer during SYSCALL.
+    pub(crate) user_stack: AtomicU64,
+    /// The program whose floating-point registers this CPU holds.
+    pub(crate) user_live: AtomicPtr<UserArea>,
+    pub(crate) descriptors: Descriptors,
+    pub(crate) windows: Windows,
+    pub(crate) flush: FlushRequest,
+}
+
+impl PerCpu {
+    pub(crate) const fn new() -> Self {
+        Self {
+            this: AtomicPtr::new(core::ptr::null_mut()),
+            number: AtomicU32::new(0),
+            preemption: AtomicU32::new(0),
+            apic_id: AtomicU32::new(0),
+            kernel_stack: AtomicU64::new(0),
+            context_end: AtomicU64::new(0),
+            user_stack: AtomicU64::new(0),
+            user_live: AtomicPtr::new(core::ptr::null_mut()),
+            descriptors: Descriptors::new(),
+            windows: Windows::new(),
+            flush: FlushRequest::new(),
+        }
+    }
+}
+
+static FIRST: PerCpu = PerCpu::new();
+static COUNT: AtomicUsize = AtomicUsize::new(1);
+static ALL: [AtomicPtr<PerCpu>; MAX_CPUS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS];
+
+/// Give the CPU that runs this its private data.
+fn adopt(per_cpu: &'static PerCpu, number: usize) {
+    per_cpu.this.store(core::ptr::from_ref(per_cpu).cast_mut(), Ordering::Relaxed);
+    per_cpu.number.store(number as u32, Ordering::Relaxed);
+    ALL[number].store(core::ptr::from_ref(per_cpu).cast_mut(), Ordering::Release);
+    // SAFETY: GS is used for nothing but this pointer, which stays valid for ever.
+    unsafe { registers::wrmsr(registers::MSR_GS_BASE, core::ptr::from_ref(per_cpu) as u64) };
+}
+
+/// The first CPU's private data; before anything else in Rust.
+pub(crate) fn adopt_first() {
+    adopt(&FIRST, 0);
+}
+
+/// This CPU's private data. A hint only, unless the caller stays on this CPU.
+pub(crate) fn this() -> &'static PerCpu {
+    let this: *const PerCpu;
+    // SAFETY: GS points to this CPU's PerCpu, whose first field is its own address, written once.
+    unsafe { asm!("mov {}, gs:[0]", out(reg) this, options(nostack, preserves_flags, readonly)) };
+    // SAFETY: PerCpu structures live for ever and are only shared.
+    unsafe { &*this }
+}
+
+/// How many nested reasons there are for not giving up this CPU; 0 means that the caller may block.
+pub fn preemption_count() -> u32 {
+    this().preemption.load(Ordering::Relaxed)
+}
+
+/// The private data of `cpu`, where it has started.
+fn of(cpu: CpuId) -> Option<&'static PerCpu> {
+    let per_cpu = ALL.get(usize::from(cpu.0))?.load(Ordering::Acquire);
+    // SAFETY: an entry is null or points to a PerCpu that lives for ever.
+    unsafe { per_cpu.as_ref() }
+}
+
+/// The number of `cpu` on the interrupt bus, where it has started.
+pub(crate) fn apic_id(cpu: CpuId) -> Option<u32> {
+    of(cpu).map(|per_cpu| per_cpu.apic_id.load(Ordering::Relaxed))
+}
+
+/// Turn on the protections and features that this kernel relies on, on this CPU.
+///
+/// # Panics
+/// When the CPU lacks one that it cannot do without.
+pub(crate) fn enable_features() {
+    let leaf7 = cpuid(7, 0);
+    assert!(
+        leaf7.ebx & (1 << 7 | 1 << 20) == (1 << 7 | 1 << 20),
+        "this kernel needs a CPU with SMEP and SMAP"
+    );
+    let mut features = read_cr4() | CR4_PGE | CR4_OSFXSR | CR4_OSXMMEXCPT | CR4_SMEP | CR4_SMAP;
+    if leaf7.ecx & 1 << 2 != 0 {
+        features |= CR4_UMIP;
+    }
+    if cpuid(1, 0).ecx & 1 << 26 != 0 {
+        features |= CR4_OSXSAVE;
+    }
+    // SAFETY: global pages, protections against user memory, and floating point for programs: no mapping changes.
+    unsafe { write_cr4(features) };
+    // SAFETY: write protection, native x87 errors, no emulation: no mapping changes.
+    unsafe { write_cr0(read_cr0() & !CR0_EMULATION | CR0_MONITOR | CR0_NATIVE_ERRORS | CR0_WRITE_PROTECT) };
+}
+
+/// Whether programs' states are saved with XSAVE.
+pub(crate) fn has_xsave() -> bool {
+    read_cr4() & CR4_OSXSAVE != 0
+}
+
+/// Set up this CPU, whose private data and page tables are in place: descriptors, windows, interrupt controller, floating point.
+///
+/// # Panics
+/// When there is no memory for that, which only happens at start-up.
+pub(crate) fn init_this(number: usize) {
+    let per_cpu = this();
+    let ready = traps::init_cpu(per_cpu).and_then(|()| windows::attach(per_cpu, number));
+    assert!(ready.is_ok(), "too little memory to start CPU {number}");
+    apic::enable();
+    per_cpu.apic_id.store(apic::id(), Ordering::Relaxed);
+    user::init_cpu();
+}
+
+/// Interrupt `cpu` so that it looks at its run queue ([`crate::traps::Handlers::reschedule`]).
+pub fn send_reschedule(cpu: CpuId) {
+    if let Some(apic_id) = apic_id(cpu) {
+        let _off = irq::disable();
+        apic::send(apic_id, Ipi::Vector(irq::VECTOR_RESCHEDULE));
+    }
+}
+
+/// Wait for an interrupt. Called with interrupts off, after the last look at what there is to do; they are
+/// on when this returns, and none that came in between was missed.
+pub fn idle() {
+    enable_interrupts_and_halt();
+}
+
+/// Say which nodes the machine has and which CPU is on which: once, when firmware's tables are read.
+pub fn set_topology(topology: &Topology) {
+    NODES.store(topology.node_count(), Ordering::Relaxed);
+    for (slot, node) in CPU_NODES.iter().enumerate() {
+        node.store(topology.node_of_cpu(CpuId(slot as u16)).0, Ordering::Relaxed);
+    }
+}
+
+/// How many CPUs run.
+pub fn count() -> usize {
+    COUNT.load(Ordering::Relaxed)
+}
+
+impl Cpus for X86 {
+    fn current_cpu(self) -> CpuId {
+        CpuId(this().number.load(Ordering::Relaxed) as u16)
+    }
+    fn cpu_count(self) -> usize {
+        count()
+    }
+    fn node_of_cpu(self, cpu: CpuId) -> NodeId {
+        NodeId(CPU_NODES.get(usize::from(cpu.0)).map_or(0, |node| node.load(Ordering::Relaxed)))
+    }
+    fn disable_preemption(self) {
+        let count = &this().preemption;
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+    fn enable_preemption(self) {
+        let count = &this().preemption;
+        count.store(count.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+    }
+}
+
+/// Above this many pages forgetting everything is cheaper.
+const FLUSH_CEILING: u64 = 32;
+
+impl Tlb for X86 {
+    fn flush_local(self, what: Flush) {
+        match what {
+            Flush::Range { start, pages } if pages <= FLUSH_CEILING => {
+                for page in 0..pages {
+                    invlpg(start.0 + page * PAGE_SIZE as u64);
+                }
+            }
+            // SAFETY: loading the root that is loaded already only forgets.
+            Flush::NonGlobal => unsafe { write_cr3(read_cr3()) },
+            Flush::Range { .. } | Flush::All => {
+                let features = read_cr4();
+                // SAFETY: PGE off and on again forgets every translation and changes no mapping.
+                unsafe { write_cr4(features & !CR4_PGE) };
+                // SAFETY: as above.
+                unsafe { write_cr4(features) };
+            }
+        }
+    }
+    fn flush_on(self, cpus: CpuSet, what: Flush) {
+        let pinned = self.pin();
+        let this_cpu = pinned.cpu();
+        let others = cpus.without(this_cpu).0 & CpuSet::first(count()).0;
+        if others != 0 {
+            this().flush.send(CpuSet(others), what);
+        }
+        if cpus.contains(this_cpu) {
+            self.flush_local(what);
+        }
+        if others != 0 {
+            while this().flush.pending.load(Ordering::Acquire) != 0 {
+                // Two CPUs that wait for each other serve each other, with interrupts off too.
+                serve_flushes();
+                self.relax();
+            }
+        }
+    }
+    fn load_root(self, root: Pfn) {
+        // SAFETY: every root copies the kernel half from the kernel's root, so all that Rust code uses stays
+        // mapped; the lower half holds no Rust object.
+        unsafe { write_cr3(root.start().0) };
+    }
+    fn current_root(self) -> Pfn {
+        tables::frame_of(read_cr3())
+    }
+}
+
+impl Machine for X86 {
+    fn node_count(self) -> usize {
+        NODES.load(Ordering::Relaxed)
+    }
+}
+
+/// What one CPU asks others to forget. Written by its CPU, pinned, while nothing is pending.
+pub(crate) struct FlushRequest {
+    /// Who has not done it yet; each clears its own bit.
+    pending: AtomicU64,
+    start: AtomicU64,
+    /// Pages, or one of the two values below.
+    pages: AtomicU64,
+}
+
+const NON_GLOBAL: u64 = u64::MAX;
+const EVERYTHING: u64 = u64::MAX - 1;
+
+impl FlushRequest {
+    const fn new() -> Self {
+        Self { pending: AtomicU64::new(0), start: AtomicU64::new(0), pages: AtomicU64::new(0) }
+    }
+    fn send(&self, cpus: CpuSet, what: Flush) {
+        let (start, pages) = match what {
+            Flush::Range { start, pages } if pages <= FLUSH_CEILING => (start.0, pages),
+            Flush::NonGlobal => (0, NON_GLOBAL),
+            Flush::Range { .. } | Flush::All => (0, EVERYTHING),
+        };
+        self.start.store(start, Ordering::Relaxed);
+        self.pages.store(pages, Ordering::Relaxed);
+        self.pending.store(cpus.0, Ordering::Release);
+        let _off = irq::disable();
+        for cpu in cpus.iter() {
+            if let Some(apic_id) = apic_id(cpu) {
+                apic::send(apic_id, Ipi::Vector(irq::VECTOR_SHOOTDOWN));
+            }
+        }
+    }
+    fn serve(&self, bit: u64) {
+        if self.pending.load(Ordering::Acquire) & bit == 0 {
+            return;
+        }
+        let start = VirtAddr(self.start.load(Ordering::Relaxed));
+        X86.flush_local(match self.pages.load(Ordering::Relaxed) {
+            NON_GLOBAL => Flush::NonGlobal,
+            EVERYTHING => Flush::All,
+            pages => Flush::Range { start, pages },
+        });
+        self.pending.fetch_and(!bit, Ordering::Release);
+    }
+}
+
+/// Do what other CPUs ask this one to forget.
+pub(crate) fn serve_flushes() {
+    let _off = irq::disable();
+    let bit = 1 << this().number.load(Ordering::Relaxed);
+    for cpu in CpuSet::first(count()).iter() {
+        if let Some(per_cpu) = of(cpu) {
+            per_cpu.flush.serve(bit);
+        }
+    }
+}
+
+static NODES: AtomicUsize = AtomicUsize::new(1);
+static CPU_NODES: [AtomicU8; MAX_CPUS] = [const { AtomicU8::new(0) }; MAX_CPUS];

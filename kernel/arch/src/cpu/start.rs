@@ -1,0 +1,136 @@
+//! Starting the other CPUs: INIT, then start-up interrupts to all at once.
+//!
+//! Each runs the trampoline (`start.s`, copied below 1 MiB) on the loader's page tables, which still map
+//! low memory and the image, draws a stack by ticket, loads the kernel's root, and finds its number by its
+//! identifier on the interrupt bus. Manual: Intel SDM volume 3, 9.4.
+
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use freehold_machine::{CpuId, MAX_CPUS, Pfn};
+
+use super::{ALL, COUNT, PerCpu, adopt, enable_features, init_this};
+use crate::apic::{self, Ipi};
+use crate::memory::tables;
+use crate::sync::Once;
+use crate::vmap::Stack;
+use crate::{irq, time};
+
+/// Where the trampoline runs: the page behind the loader's tables and stack (`boot.s`).
+const TRAMPOLINE: Pfn = Pfn(0x58);
+const INIT_WAIT_NS: u64 = 100_000;
+const ONLINE_WAIT_NS: u64 = 2_000_000_000;
+
+#[cfg(target_os = "none")]
+core::arch::global_asm!(
+    include_str!("start.s"),
+    trampoline = const TRAMPOLINE.0 << 12,
+    stacks = sym STACKS,
+    ticket = sym TICKET,
+    root = sym ROOT,
+    main = sym main,
+);
+
+/// Stack tops, one for each ticket.
+static STACKS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
+static TICKET: AtomicU32 = AtomicU32::new(0);
+static ROOT: AtomicU64 = AtomicU64::new(0);
+static IDS: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(u32::MAX) }; MAX_CPUS];
+static WAITING: [AtomicPtr<PerCpu>; MAX_CPUS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS];
+static ONLINE: AtomicUsize = AtomicUsize::new(1);
+static ENTRY: Once<fn(CpuId) -> !> = Once::new();
+
+#[cfg(target_os = "none")]
+fn trampoline() -> &'static [u8] {
+    unsafe extern "C" {
+        static secondary_start: u8;
+        static secondary_end: u8;
+    }
+    let start = &raw const secondary_start;
+    let len = &raw const secondary_end as usize - start as usize;
+    // SAFETY: `start.s` puts the trampoline between the two symbols, in read-only memory.
+    unsafe { core::slice::from_raw_parts(start, len) }
+}
+#[cfg(not(target_os = "none"))]
+fn trampoline() -> &'static [u8] {
+    &[]
+}
+
+/// Start the CPUs behind the first. `apic_ids` are the numbers of all CPUs on the interrupt bus, in the order of their
+/// [`CpuId`]s; the first is this CPU. Each ends in `entry`, with interrupts off, on a stack of 16 KiB. Returns how many CPUs
+/// run, this one included: numbers are dense, so where one does not answer, those behind it are not used.
+///
+/// # Panics
+/// When called twice, or before the clock runs.
+pub fn start_secondary(apic_ids: &[u32], entry: fn(CpuId) -> !) -> usize {
+    ENTRY.set(entry);
+    let wanted = prepare(apic_ids);
+    if wanted <= 1 {
+        return 1;
+    }
+    let code = trampoline();
+    for (offset, &byte) in code.iter().enumerate() {
+        let to = tables::frame_ptr(TRAMPOLINE).wrapping_add(offset);
+        // SAFETY: the frame below 1 MiB is memory, in the direct map, reserved, and used for nothing else.
+        unsafe { to.write_volatile(byte) };
+    }
+    ROOT.store(tables::root().start().0, Ordering::Release);
+    COUNT.store(wanted, Ordering::Release);
+    let send = |ipi| {
+        let _off = irq::disable();
+        apic_ids[1..wanted].iter().for_each(|&id| apic::send(id, ipi));
+    };
+    send(Ipi::Init);
+    wait(INIT_WAIT_NS, || false);
+    send(Ipi::Startup(TRAMPOLINE.0 as u8));
+    // The second is for CPUs that missed the first; one that runs ignores it.
+    if !wait(INIT_WAIT_NS, || ONLINE.load(Ordering::Acquire) == wanted) {
+        send(Ipi::Startup(TRAMPOLINE.0 as u8));
+        wait(ONLINE_WAIT_NS, || ONLINE.load(Ordering::Acquire) == wanted);
+    }
+    let answered = (1..wanted).take_while(|&n| !ALL[n].load(Ordering::Acquire).is_null()).count();
+    COUNT.store(answered + 1, Ordering::Release);
+    answered + 1
+}
+
+/// Make stacks and private data; for how many CPUs there is memory.
+fn prepare(apic_ids: &[u32]) -> usize {
+    let mut wanted = 1;
+    for (number, &id) in apic_ids.iter().enumerate().take(MAX_CPUS).skip(1) {
+        let Ok(stack) = Stack::new() else { break };
+        STACKS[number - 1].store(stack.top(), Ordering::Relaxed);
+        // The stack is the CPU's for ever.
+        core::mem::forget(stack);
+        WAITING[number].store(Box::into_raw(Box::new(PerCpu::new())), Ordering::Relaxed);
+        IDS[number].store(id, Ordering::Release);
+        wanted = number + 1;
+    }
+    wanted
+}
+
+/// Wait until `done`, at most `nanoseconds`; whether it is.
+fn wait(nanoseconds: u64, done: impl Fn() -> bool) -> bool {
+    let end = time::now() + nanoseconds;
+    while !done() {
+        if time::now() >= end {
+            return false;
+        }
+        core::hint::spin_loop();
+    }
+    true
+}
+
+/// A secondary CPU's first Rust: on its own stack and the kernel's root, interrupts off.
+extern "C" fn main() -> ! {
+    let id = apic::id_before_enable();
+    let number = IDS.iter().position(|slot| slot.load(Ordering::Acquire) == id);
+    let Some(number) = number else { crate::registers::halt_for_ever() };
+    let per_cpu = WAITING[number].load(Ordering::Acquire);
+    // SAFETY: `prepare` leaked it for this CPU, whose number is found once.
+    adopt(unsafe { &*per_cpu }, number);
+    enable_features();
+    init_this(number);
+    time::init_secondary();
+    ONLINE.fetch_add(1, Ordering::AcqRel);
+    (ENTRY.get().expect("set before the CPUs were started"))(CpuId(number as u16))
+}

@@ -1,0 +1,167 @@
+//! The kernel heap: what `alloc` allocates from.
+//!
+//! Sizes up to 2048 bytes come from slabs, blocks of 1 to 4 frames cut into objects of one size
+//! ([`slab`]); larger ones are whole orders of frames. Empty slabs go back, but for one per size. Not for
+//! interrupt handlers. The heap's lock is never held while frames are asked for or given back.
+//!
+//! A [reserve](ensure) of frames is touched only when there are no others: whoever ensured it before can
+//! make small infallible allocations.
+
+use core::alloc::{GlobalAlloc, Layout};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use freehold_machine::{PAGE_SIZE, Pfn};
+
+use crate::memory::{self, OutOfMemory, boot_frames, tables};
+use crate::sync::SpinLock;
+
+mod slab;
+
+use slab::{CLASSES, Slabs};
+
+/// Frames of the reserve, by order: what some system call's small allocations can need at most.
+const RESERVE: [usize; 3] = [12, 2, 2];
+
+static SLABS: SpinLock<Slabs> = SpinLock::new(Slabs::new());
+static STOCK: SpinLock<Stock> = SpinLock::new(Stock { blocks: [[Pfn(0); 12]; 3], counts: [0; 3] });
+/// Whether the reserve misses something; read without a lock by [`ensure`].
+static LOW: AtomicBool = AtomicBool::new(true);
+static FRAMES: AtomicUsize = AtomicUsize::new(0);
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+struct Stock {
+    blocks: [[Pfn; 12]; 3],
+    counts: [usize; 3],
+}
+
+impl Stock {
+    fn take(&mut self, order: u32) -> Option<Pfn> {
+        let count = self.counts.get_mut(order as usize)?;
+        *count = count.checked_sub(1)?;
+        LOW.store(true, Ordering::Relaxed);
+        Some(self.blocks[order as usize][*count])
+    }
+    /// Add a block, or hand it back when there are enough.
+    fn add(&mut self, order: usize, block: Pfn) -> Result<(), Pfn> {
+        let count = &mut self.counts[order];
+        if *count == RESERVE[order] {
+            return Err(block);
+        }
+        self.blocks[order][*count] = block;
+        *count += 1;
+        Ok(())
+    }
+}
+
+/// What the heap holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeapStats {
+    /// Frames that hold objects, in slabs or whole.
+    pub frames: usize,
+    /// Bytes in objects, rounded up to their sizes.
+    pub allocated_bytes: usize,
+    /// Frames of the reserve.
+    pub reserve_frames: usize,
+}
+
+/// What the heap holds at this moment.
+pub fn stats() -> HeapStats {
+    let counts = STOCK.lock().counts;
+    HeapStats {
+        frames: FRAMES.load(Ordering::Relaxed),
+        allocated_bytes: ALLOCATED.load(Ordering::Relaxed),
+        reserve_frames: counts.iter().enumerate().map(|(order, count)| count << order).sum(),
+    }
+}
+
+/// Make sure that the reserve is full, so that small allocations of altogether `bytes` bytes (at most
+/// 32 KiB) made next, before others drain it, do not fail for lack of memory.
+///
+/// # Errors
+/// When the page allocator cannot fill the reserve, or `bytes` is more than a reserve can promise.
+pub fn ensure(bytes: usize) -> Result<(), OutOfMemory> {
+    if !LOW.load(Ordering::Relaxed) {
+        return if bytes <= RESERVE[0] / 3 * 2 * PAGE_SIZE { Ok(()) } else { Err(OutOfMemory) };
+    }
+    LOW.store(false, Ordering::Relaxed);
+    for (order, &wanted) in RESERVE.iter().enumerate() {
+        while STOCK.lock().counts[order] < wanted {
+            let Some(block) = memory::alloc_frames(order as u32) else {
+                LOW.store(true, Ordering::Relaxed);
+                return Err(OutOfMemory);
+            };
+            let surplus = STOCK.lock().add(order, block);
+            if let Err(block) = surplus {
+                memory::free_frames(block, order as u32);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn take_frames(order: u32) -> Option<Pfn> {
+    let block = memory::alloc_frames(order).or_else(|| boot_frames::take(order)).or_else(|| {
+        let small = order < RESERVE.len() as u32;
+        if small { STOCK.lock().take(order) } else { None }
+    })?;
+    FRAMES.fetch_add(1 << order, Ordering::Relaxed);
+    Some(block)
+}
+
+fn give_frames(first: Pfn, order: u32) {
+    FRAMES.fetch_sub(1 << order, Ordering::Relaxed);
+    memory::free_frames(first, order);
+}
+
+fn frame_at(address: *mut u8) -> Pfn {
+    Pfn((address as u64 - tables::direct_base()) / PAGE_SIZE as u64)
+}
+
+/// The order of a block of frames for a large layout.
+fn order_for(layout: Layout) -> u32 {
+    layout.size().max(layout.align()).div_ceil(PAGE_SIZE).next_power_of_two().ilog2()
+}
+
+/// The allocator behind `alloc`: the image crate makes one the global allocator.
+#[derive(Debug)]
+pub struct KernelHeap;
+
+// SAFETY: blocks are disjoint (a slab hands out each object once, the page allocator each frame once), as
+// large and as aligned as the layout asks, and stay in the direct map until they are given back.
+unsafe impl GlobalAlloc for KernelHeap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let Some(class) = slab::class_for(layout) else {
+            let order = order_for(layout);
+            let Some(first) = take_frames(order) else { return ptr::null_mut() };
+            ALLOCATED.fetch_add(PAGE_SIZE << order, Ordering::Relaxed);
+            return tables::frame_ptr(first);
+        };
+        ALLOCATED.fetch_add(CLASSES[class].size, Ordering::Relaxed);
+        loop {
+            if let Some(object) = SLABS.lock().take(class) {
+                return object;
+            }
+            let Some(first) = take_frames(CLASSES[class].order) else {
+                ALLOCATED.fetch_sub(CLASSES[class].size, Ordering::Relaxed);
+                return ptr::null_mut();
+            };
+            // SAFETY: the block is fresh from the page allocator, in the direct map, of the class's order.
+            unsafe { SLABS.lock().add(class, tables::frame_ptr(first)) };
+        }
+    }
+
+    unsafe fn dealloc(&self, object: *mut u8, layout: Layout) {
+        let Some(class) = slab::class_for(layout) else {
+            let order = order_for(layout);
+            ALLOCATED.fetch_sub(PAGE_SIZE << order, Ordering::Relaxed);
+            return give_frames(frame_at(object), order);
+        };
+        ALLOCATED.fetch_sub(CLASSES[class].size, Ordering::Relaxed);
+        // SAFETY: the caller gives back an object that `alloc` gave for this layout, so of this class.
+        let empty = unsafe { SLABS.lock().give(class, object) };
+        if let Some(block) = empty {
+            give_frames(frame_at(block), CLASSES[class].order);
+        }
+    }
+}

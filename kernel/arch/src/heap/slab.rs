@@ -1,0 +1,262 @@
+//! Slabs: naturally aligned blocks of frames, each cut into objects of one size.
+//!
+//! A block starts with its [`Header`]; free objects hold the list of free objects. Per class, the blocks
+//! with a free object are on a doubly linked list; full ones are on none. Blocks come from and go to the
+//! caller, so that the whole lives under one lock without calling out.
+
+use core::alloc::Layout;
+use core::ptr;
+
+use freehold_machine::PAGE_SIZE;
+
+/// Objects of one size.
+#[derive(Clone, Copy)]
+pub(super) struct Class {
+    /// Bytes of an object.
+    pub size: usize,
+    /// Order of a block.
+    pub order: u32,
+}
+
+const fn class(size: usize, order: u32) -> Class {
+    Class { size, order }
+}
+
+/// The sizes, upwards.
+pub(super) const CLASSES: [Class; 14] = [
+    class(16, 0),
+    class(32, 0),
+    class(48, 0),
+    class(64, 0),
+    class(96, 0),
+    class(128, 0),
+    class(192, 0),
+    class(256, 0),
+    class(384, 0),
+    class(512, 0),
+    class(768, 0),
+    class(1024, 1),
+    class(1536, 1),
+    class(2048, 2),
+];
+
+/// The class for a layout; `None` where whole frames serve.
+pub(super) fn class_for(layout: Layout) -> Option<usize> {
+    let mut size = layout.size().max(1);
+    if layout.align() > 16 {
+        // Only objects whose size is a power of two are aligned to more than 16 bytes.
+        size = size.max(layout.align()).next_power_of_two();
+    }
+    if size > 2048 {
+        return None;
+    }
+    if size <= 64 {
+        return Some((size - 1) / 16);
+    }
+    // Two classes per doubling above 64: 96, 128, 192, 256, …
+    let doubling = (size - 1).ilog2() as usize;
+    let upper = size > (1 << doubling) + (1 << (doubling - 1));
+    Some(4 + (doubling - 6) * 2 + usize::from(upper))
+}
+
+struct Free {
+    next: *mut Free,
+}
+
+#[repr(C)]
+struct Header {
+    next: *mut Header,
+    prev: *mut Header,
+    free: *mut Free,
+    used: usize,
+}
+
+/// The blocks of all classes.
+pub(super) struct Slabs {
+    partial: [*mut Header; CLASSES.len()],
+}
+
+// SAFETY: the pointers lead to blocks that only this structure uses, whichever CPU holds it.
+unsafe impl Send for Slabs {}
+
+/// Where the first object of a block is: behind the header, aligned as far as the size is.
+const fn first_offset(size: usize) -> usize {
+    let align = 1 << size.trailing_zeros();
+    let header = size_of::<Header>();
+    if header > align { header.next_multiple_of(align) } else { align }
+}
+
+impl Slabs {
+    pub(super) const fn new() -> Self {
+        Self { partial: [ptr::null_mut(); CLASSES.len()] }
+    }
+
+    /// An object, where a block of the class has a free one.
+    pub(super) fn take(&mut self, class: usize) -> Option<*mut u8> {
+        let block = self.partial[class];
+        if block.is_null() {
+            return None;
+        }
+        // SAFETY: blocks on the list are valid and only reached through `self`, which is borrowed mutably.
+        let header = unsafe { &mut *block };
+        let object = header.free;
+        // SAFETY: a block on the list has a free object, which holds the next one's address.
+        header.free = unsafe { (*object).next };
+        header.used += 1;
+        if header.free.is_null() {
+            self.unlink(class, block);
+        }
+        Some(object.cast())
+    }
+
+    /// Cut a block into objects.
+    ///
+    /// # Safety
+    /// `block` is 2^order frames of the class, aligned to their size, that nobody else uses until
+    /// [`Slabs::give`] returns them.
+    pub(super) unsafe fn add(&mut self, class: usize, block: *mut u8) {
+        let Class { size, order } = CLASSES[class];
+        let end = PAGE_SIZE << order;
+        let mut free: *mut Free = ptr::null_mut();
+        let first = first_offset(size);
+        let count = (end - first) / size;
+        for index in (0..count).rev() {
+            let object = block.wrapping_add(first + index * size).cast::<Free>();
+            // SAFETY: inside the block, aligned to 16 bytes, and behind the header.
+            unsafe { object.write(Free { next: free }) };
+            free = object;
+        }
+        let header = block.cast::<Header>();
+        // SAFETY: the block begins with room for the header and is aligned to a page.
+        unsafe { header.write(Header { next: ptr::null_mut(), prev: ptr::null_mut(), free, used: 0 }) };
+        self.link(class, header);
+    }
+
+    /// Take an object back. Returns its block when that became empty and the class has others: it is no
+    /// longer this structure's then.
+    ///
+    /// # Safety
+    /// `object` came from [`Slabs::take`] for the same class and is not used any more.
+    pub(super) unsafe fn give(&mut self, class: usize, object: *mut u8) -> Option<*mut u8> {
+        let block = (object as usize & !((PAGE_SIZE << CLASSES[class].order) - 1)) as *mut Header;
+        // SAFETY: an object's block starts at the next lower multiple of the block size, with its header.
+        let header = unsafe { &mut *block };
+        let was_full = header.free.is_null();
+        let free = object.cast::<Free>();
+        // SAFETY: the object is at least 16 bytes, aligned, and the caller's promise makes it free.
+        unsafe { free.write(Free { next: header.free }) };
+        header.free = free;
+        header.used -= 1;
+        let empty = header.used == 0;
+        let alone = self.partial[class] == block && header.next.is_null();
+        if was_full {
+            self.link(class, block);
+        }
+        if empty && !alone && !(was_full && self.only(class, block)) {
+            self.unlink(class, block);
+            return Some(block.cast());
+        }
+        None
+    }
+
+    /// Whether `block` is the only one on the class's list.
+    fn only(&self, class: usize, block: *mut Header) -> bool {
+        // SAFETY: `block` is on the list, so it is valid.
+        self.partial[class] == block && unsafe { (*block).next.is_null() }
+    }
+
+    fn link(&mut self, class: usize, block: *mut Header) {
+        let old = self.partial[class];
+        // SAFETY: `block` is a valid block that is on no list; nothing else refers to its header now.
+        let header = unsafe { &mut *block };
+        header.next = old;
+        header.prev = ptr::null_mut();
+        if !old.is_null() {
+            // SAFETY: the head of the list is a valid block.
+            unsafe { (*old).prev = block };
+        }
+        self.partial[class] = block;
+    }
+
+    fn unlink(&mut self, class: usize, block: *mut Header) {
+        // SAFETY: `block` is on the list, so it is valid.
+        let (next, prev) = unsafe { ((*block).next, (*block).prev) };
+        if prev.is_null() {
+            self.partial[class] = next;
+        } else {
+            // SAFETY: neighbours on the list are valid blocks.
+            unsafe { (*prev).next = next };
+        }
+        if !next.is_null() {
+            // SAFETY: as above.
+            unsafe { (*next).prev = prev };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::vec::Vec;
+
+    #[test]
+    fn every_layout_gets_the_smallest_class_that_fits_and_aligns() {
+        for size in 0..=2048 {
+            for align in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048] {
+                let class = class_for(Layout::from_size_align(size, align).unwrap()).unwrap();
+                assert!(CLASSES[class].size >= size);
+                assert_eq!(first_offset(CLASSES[class].size) % align.min(CLASSES[class].size), 0);
+                assert!(align <= 16 || CLASSES[class].size.is_multiple_of(align));
+                assert!(align > 16 || class == 0 || CLASSES[class - 1].size < size.max(1));
+            }
+        }
+        assert_eq!(class_for(Layout::from_size_align(2049, 1).unwrap()), None);
+        assert_eq!(class_for(Layout::from_size_align(8, 4096).unwrap()), None);
+    }
+
+    #[test]
+    fn objects_never_overlap_and_empty_blocks_come_back() {
+        let mut slabs = Slabs::new();
+        let mut blocks = 0;
+        for class in 0..CLASSES.len() {
+            let size = CLASSES[class].size;
+            let layout =
+                Layout::from_size_align(PAGE_SIZE << CLASSES[class].order, PAGE_SIZE << CLASSES[class].order)
+                    .unwrap();
+            let mut live = BTreeMap::new();
+            for _ in 0..1000 {
+                let object = loop {
+                    if let Some(object) = slabs.take(class) {
+                        break object;
+                    }
+                    let block = unsafe { std::alloc::alloc(layout) };
+                    unsafe { slabs.add(class, block) };
+                    blocks += 1;
+                };
+                let address = object as usize;
+                if let Some((below, _)) = live.range(..=address).next_back() {
+                    assert!(below + size <= address);
+                }
+                live.insert(address, object);
+                unsafe { object.write_bytes(0xa5, size) };
+            }
+            let mut objects: Vec<_> = live.into_values().collect();
+            objects.rotate_left(313);
+            for object in objects {
+                if let Some(block) = unsafe { slabs.give(class, object) } {
+                    unsafe { std::alloc::dealloc(block, layout) };
+                    blocks -= 1;
+                }
+            }
+        }
+        assert_eq!(blocks, CLASSES.len(), "one empty block per class is kept");
+        for class in 0..CLASSES.len() {
+            let layout =
+                Layout::from_size_align(PAGE_SIZE << CLASSES[class].order, PAGE_SIZE << CLASSES[class].order)
+                    .unwrap();
+            unsafe { std::alloc::dealloc(slabs.partial[class].cast(), layout) };
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! x86-64: everything of the Freehold kernel that is a register, an instruction or an address.
+//!
+//! May use `unsafe`: registers, descriptor tables, page tables, windows, stacks and the boundary to user
+//! mode cannot be reached without. What is exported is safe to call: a misuse ends in a report (a panic
+//! or a page fault that names the address), not in corruption.
+//!
+//! Folders: [`boot`] from the loader to the kernel's main; [`memory`] the kernel half of every address
+//! space; [`traps`] exceptions and interrupts; [`user`] and [`usercopy`] the way to user mode and its
+//! bytes; [`thread`], [`cpu`], [`irq`], [`time`] execution; [`panic`] the death certificate.
+//!
+//! The kernel is soft-float: vector and x87 registers belong to user programs at all times.
+#![no_std]
+#![allow(
+    bad_asm_style,
+    reason = "the default syntax has no difference of two symbols, which position-independent 32-bit code needs"
+)]
+// A host checks and tests the parts that are plain logic; what only assembly calls is unused there.
+#![cfg_attr(not(target_os = "none"), allow(unused))]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+extern crate alloc;
+
+mod apic;
+pub mod boot;
+pub mod cpu;
+mod entropy;
+pub mod firmware;
+pub mod heap;
+pub mod irq;
+pub mod memory;
+pub mod mmio;
+pub mod panic;
+pub mod power;
+mod registers;
+pub mod serial;
+pub mod sync;
+pub mod thread;
+pub mod time;
+pub mod traps;
+pub mod user;
+pub mod usercopy;
+mod vmap;
+
+pub use cpu::X86;

@@ -1,0 +1,117 @@
+//! Frames for start-up, before the page allocator exists.
+//!
+//! A bump allocator over whole pageblocks: the second half of the first one, the image's last one, then
+//! the lowest that are memory throughout and free. Each block that it opens enters the direct map. What it
+//! took is reserved for ever. [`seal`] ends it, all but [`RESERVE`] frames that the heap may still take.
+
+use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, Pfn, PfnRange};
+
+use super::tables;
+use crate::X86;
+use crate::boot::{self, BootInfo};
+use crate::sync::SpinLock;
+
+/// Frames that stay available between [`seal`] and the page allocator, and then for emergencies.
+pub(crate) const RESERVE: u64 = 64;
+const MAX_RUNS: usize = 48;
+const LOW_END: Pfn = Pfn(0x100);
+
+struct BootFrames {
+    /// What was taken, one run per opened block; the last is still growing.
+    runs: [PfnRange; MAX_RUNS],
+    count: usize,
+    /// The free rest of the last run's block.
+    limit: Pfn,
+    sealed: bool,
+}
+
+const NONE: PfnRange = PfnRange { start: Pfn(0), end: Pfn(0) };
+static FRAMES: SpinLock<BootFrames> =
+    SpinLock::new(BootFrames { runs: [NONE; MAX_RUNS], count: 0, limit: Pfn(0), sealed: false });
+
+impl BootFrames {
+    fn take(&mut self, boot: &BootInfo, order: u32) -> Option<Pfn> {
+        loop {
+            if self.count > 0 {
+                let run = &mut self.runs[self.count - 1];
+                let start = Pfn(run.end.0.next_multiple_of(1 << order));
+                if start.0 + (1 << order) <= self.limit.0 {
+                    run.end = start.offset(1 << order);
+                    return Some(start);
+                }
+            }
+            if self.sealed {
+                return None;
+            }
+            self.open(boot)?;
+        }
+    }
+
+    /// Start taking from another pageblock.
+    fn open(&mut self, boot: &BootInfo) -> Option<()> {
+        let next = match self.count {
+            0 => PfnRange::new(LOW_END, Pfn(PAGEBLOCK_FRAMES)),
+            1 => PfnRange::new(boot.image().end, Pfn(boot.image().end.0.next_multiple_of(PAGEBLOCK_FRAMES))),
+            n if n < MAX_RUNS => {
+                let above = self.runs[n - 1].start.pageblock_start().offset(PAGEBLOCK_FRAMES);
+                let mut start = above.max(Pfn(boot.image().end.0.next_multiple_of(PAGEBLOCK_FRAMES)));
+                loop {
+                    let block = PfnRange::new(start, start.offset(PAGEBLOCK_FRAMES));
+                    if boot.is_usable(block) && boot.initrd_frames().intersection(block).is_empty() {
+                        break block;
+                    }
+                    start = block.end;
+                    if start >= boot.memory_end() {
+                        return None;
+                    }
+                }
+            }
+            _ => return None,
+        };
+        self.limit = if boot.is_usable(next) { next.end } else { next.start };
+        self.runs[self.count] = PfnRange::new(next.start, next.start);
+        self.count += 1;
+        // Before the direct map exists the identity map serves; the blocks enter when it is made.
+        if tables::direct_base() != 0 && self.count > 2 {
+            X86.enter(next);
+        }
+        Some(())
+    }
+}
+
+/// Take 2^`order` frames, aligned to that; their content is anything.
+pub(crate) fn take(order: u32) -> Option<Pfn> {
+    FRAMES.lock().take(boot::info(), order)
+}
+
+/// End start-up's taking but for [`RESERVE`] frames.
+pub(crate) fn seal() {
+    let mut frames = FRAMES.lock();
+    if frames.sealed {
+        return;
+    }
+    let boot = boot::info();
+    while frames.count == 0 || frames.limit.0 - frames.runs[frames.count - 1].end.0 < RESERVE {
+        if frames.open(boot).is_none() {
+            break;
+        }
+    }
+    let end = frames.runs[frames.count - 1].end;
+    frames.limit = frames.limit.min(end.offset(RESERVE));
+    frames.sealed = true;
+}
+
+/// Call `f` with each run that is taken, the reserve included.
+pub(crate) fn for_each_run(mut f: impl FnMut(PfnRange)) {
+    let frames = FRAMES.lock();
+    for (index, run) in frames.runs[..frames.count].iter().enumerate() {
+        let end = if frames.sealed && index + 1 == frames.count { frames.limit } else { run.end };
+        f(PfnRange::new(run.start, end));
+    }
+}
+
+/// Whether start-up took this frame.
+pub(crate) fn owns(frame: Pfn) -> bool {
+    let frames = FRAMES.lock();
+    frames.runs[..frames.count].iter().any(|run| run.contains(frame))
+}

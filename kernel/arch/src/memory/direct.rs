@@ -1,0 +1,108 @@
+//! The direct map: kernel-owned pageblocks, and nothing else, in 2 MiB pages without execute permission.
+//!
+//! Whoever owns a pageblock (the page allocator) lets it enter before its first kernel frame is handed out
+//! and makes it leave before its first user frame is. Two kinds of block are mapped in 4 KiB pages and stay
+//! for ever: the first (memory below 1 MiB is full of holes) and those that hold the image, whose own pages
+//! are left out, since text must have no writable alias.
+
+use core::sync::atomic::Ordering;
+
+use freehold_machine::{
+    CpuSet, Cpus, DirectMap, Flush, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Tlb, VirtAddr,
+};
+
+use super::tables::{self, DATA, LARGE, PRESENT};
+use super::{OutOfMemory, boot_frames};
+use crate::X86;
+use crate::boot::{self, BootInfo};
+
+fn address_of(frame: Pfn) -> VirtAddr {
+    VirtAddr(super::layout().direct_map + frame.start().0)
+}
+
+/// Whether the kernel reaches this frame's bytes through the direct map.
+pub(crate) fn contains(frame: Pfn) -> bool {
+    let address = address_of(frame);
+    match tables::find_entry(address, 2).map(|entry| entry.load(Ordering::Acquire)) {
+        None | Some(0) => false,
+        Some(large) if large & LARGE != 0 => true,
+        Some(_) => tables::find_entry(address, 1).is_some_and(|e| e.load(Ordering::Acquire) & PRESENT != 0),
+    }
+}
+
+/// Make the tables for every GiB that has memory, and map the blocks that start-up uses.
+///
+/// # Errors
+/// When start-up's memory does not suffice.
+pub(crate) fn prepare(boot: &BootInfo, base: u64) -> Result<(), OutOfMemory> {
+    let mut alloc = || boot_frames::take(0);
+    let at = |frame: Pfn| VirtAddr(base + frame.start().0);
+    let mut gib = Pfn(0);
+    while gib < boot.memory_end() {
+        let next = gib.offset(1 << 18);
+        if boot.usable_ranges().any(|range| !range.intersection(PfnRange::new(gib, next)).is_empty()) {
+            tables::table_at(at(gib), 2, &mut alloc)?;
+        }
+        gib = next;
+    }
+    let image_blocks = PfnRange::new(
+        boot.image().start.pageblock_start(),
+        Pfn(boot.image().end.0.next_multiple_of(PAGEBLOCK_FRAMES)),
+    );
+    let first = PfnRange::new(Pfn(0), Pfn(PAGEBLOCK_FRAMES));
+    for frame in first.iter().chain(image_blocks.iter()) {
+        let usable = boot.is_usable(PfnRange::new(frame, frame.offset(1)));
+        if usable && !boot.image().contains(frame) {
+            tables::map_page(at(frame), tables::leaf(frame, DATA), &mut alloc)?;
+        }
+    }
+    let mut opened = [Pfn(0); 8];
+    let mut count = 0;
+    boot_frames::for_each_run(|run| {
+        if run.start >= image_blocks.end && count < opened.len() {
+            opened[count] = run.start.pageblock_start();
+            count += 1;
+        }
+    });
+    for &block in &opened[..count] {
+        let table = tables::table_at(at(block), 2, &mut alloc)?;
+        let value = tables::leaf(block, DATA | LARGE);
+        tables::entry(table, tables::index_at(at(block), 2)).store(value, Ordering::Release);
+    }
+    Ok(())
+}
+
+fn check(blocks: PfnRange) {
+    let aligned = blocks.start.is_aligned(PAGEBLOCK_ORDER) && blocks.end.is_aligned(PAGEBLOCK_ORDER);
+    assert!(aligned, "{blocks:?} is not whole pageblocks");
+}
+
+impl DirectMap for X86 {
+    fn enter(self, blocks: PfnRange) {
+        let start = blocks.start.pageblock_start();
+        let mut block = start;
+        while block < blocks.end {
+            let usable = boot::info().is_partly_usable(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
+            assert!(usable, "{block:?} is no memory and cannot enter the direct map");
+            let entry = tables::find_entry(address_of(block), 2).expect("every GiB of memory has its table");
+            let value = tables::leaf(block, DATA | LARGE);
+            // A block that is in already, whole or in small pages, stays as it is.
+            let _ = entry.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed);
+            block = block.offset(PAGEBLOCK_FRAMES);
+        }
+    }
+
+    fn leave(self, blocks: PfnRange) {
+        check(blocks);
+        let mut block = blocks.start;
+        while block < blocks.end {
+            let entry = tables::find_entry(address_of(block), 2).expect("every GiB of memory has its table");
+            let before = entry.load(Ordering::Acquire);
+            assert!(before == 0 || before & LARGE != 0, "{block:?} holds the image or start-up's memory");
+            entry.store(0, Ordering::Release);
+            block = block.offset(PAGEBLOCK_FRAMES);
+        }
+        let everyone = CpuSet::first(self.cpu_count());
+        self.flush_on(everyone, Flush::Range { start: address_of(blocks.start), pages: blocks.len() });
+    }
+}

@@ -1,0 +1,240 @@
+//! The kernel half of every address space, and who gives it frames.
+//!
+//! Order of start-up: the loader's identity map → [`build`] (final tables: image W^X, direct map, windows)
+//! → [`frame_table`] → [`seal`] → the page allocator is set up → [`set_frame_provider`]. Until the last step
+//! frames come from start-up's own bump allocator.
+
+use core::fmt;
+
+use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tables, VirtAddr};
+use zerocopy::FromZeros;
+
+use crate::X86;
+use crate::boot::{self, BootInfo};
+use crate::sync::{Once, SpinLock};
+
+pub(crate) mod boot_frames;
+pub(crate) mod direct;
+mod kernel_pages;
+pub(crate) mod layout;
+pub(crate) mod tables;
+pub(crate) mod windows;
+
+pub use kernel_pages::KernelPages;
+use layout::Layout;
+use tables::{DATA, LARGE, READ_ONLY, leaf};
+
+/// There is no memory for this.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutOfMemory;
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("out of memory")
+    }
+}
+
+impl core::error::Error for OutOfMemory {}
+
+/// Where kernel frames come from once the page allocator works. Called with preemption and interrupts on
+/// and no lock held, so that it may change a pageblock's side, flush and reclaim; it must not block.
+pub trait FrameProvider: Sync {
+    /// 2^`order` kernel-side frames (in the direct map), aligned to that, with any content.
+    fn alloc(&self, order: u32) -> Option<Pfn>;
+    /// Take back what [`FrameProvider::alloc`] gave.
+    fn free(&self, first: Pfn, order: u32);
+}
+
+static LAYOUT: Once<Layout> = Once::new();
+static PROVIDER: Once<&'static dyn FrameProvider> = Once::new();
+static RESERVED: Once<Reserved> = Once::new();
+static FRAME_TABLE: SpinLock<Option<Pfn>> = SpinLock::new(None);
+
+const MAX_RESERVED: usize = 64;
+
+struct Reserved {
+    ranges: [PfnRange; MAX_RESERVED],
+    count: usize,
+}
+
+pub(crate) fn layout() -> &'static Layout {
+    LAYOUT.get().expect("set before the first use of the direct map")
+}
+
+/// Whether the frame is below the end of memory, so that its place in the direct map's area exists.
+pub(crate) fn is_within_memory(frame: Pfn) -> bool {
+    frame < boot::info().memory_end()
+}
+
+/// Build the final tables of the kernel half in boot memory and leave the loader's for them.
+///
+/// # Panics
+/// When memory does not suffice even for that.
+pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
+    let mut random = crate::entropy::early();
+    let layout = layout::choose(&mut random, boot.memory_end().start().0);
+    LAYOUT.set(layout);
+    let mut alloc = || boot_frames::take(0);
+    let built = (|| {
+        let root = alloc().ok_or(OutOfMemory)?;
+        tables::clear(root);
+        tables::set_root(root);
+        image.for_each_page(|address, frame, flags| {
+            tables::map_page(address, leaf(frame, flags), &mut || boot_frames::take(0))
+        })?;
+        windows::prepare(&mut alloc)?;
+        for area in [layout.frame_table, layout.dynamic] {
+            tables::table_at(VirtAddr(area), 3, &mut alloc)?;
+        }
+        direct::prepare(boot, layout.direct_map)
+    })();
+    assert!(built.is_ok(), "too little memory for the kernel's page tables");
+    // SAFETY: the new root maps the image, this stack and all boot memory at the addresses in use, but for
+    // the identity map, which `set_direct_base` replaces before the next access to a frame.
+    unsafe { crate::registers::write_cr3(tables::root().start().0) };
+    tables::set_direct_base(layout.direct_map);
+}
+
+/// Map the frame table: one record per frame from 0 to the end of memory, all zero. Records of frames that
+/// are no memory are read-only copies of one zero page: writing to them is a fault that is reported.
+///
+/// # Errors
+/// When boot memory does not suffice.
+///
+/// # Panics
+/// When called twice, after [`seal`], or for records that do not divide a page.
+pub fn frame_table<T: FromZeros + Sync>() -> Result<&'static [T], OutOfMemory> {
+    let size = size_of::<T>();
+    assert!(size > 0 && PAGE_SIZE.is_multiple_of(size), "a record of {size} bytes does not divide a page");
+    let boot = boot::info();
+    let count = boot.memory_end().0;
+    let per_page = (PAGE_SIZE / size) as u64;
+    let per_block = per_page * PAGEBLOCK_FRAMES;
+    let mut zero = FRAME_TABLE.lock();
+    assert!(zero.is_none(), "there is one frame table");
+    let zero_page = zeroed(0)?;
+    *zero = Some(zero_page);
+    let base = layout().frame_table;
+    let mut first = 0;
+    while first < count {
+        let address = VirtAddr(base + first * size as u64);
+        let covered = PfnRange::new(Pfn(first), Pfn(first + per_block));
+        if first.is_multiple_of(per_block) && boot.is_usable(covered) {
+            let block = zeroed(9)?;
+            let table = tables::table_at(address, 2, &mut || alloc_frames(0))?;
+            X86.store_entry(table, tables::index_at(address, 2), leaf(block, DATA | LARGE));
+            first += per_block;
+            continue;
+        }
+        let covered = PfnRange::new(Pfn(first), Pfn(first + per_page));
+        let value =
+            if boot.is_partly_usable(covered) { leaf(zeroed(0)?, DATA) } else { leaf(zero_page, READ_ONLY) };
+        tables::map_page(address, value, &mut || alloc_frames(0))?;
+        first += per_page;
+    }
+    // SAFETY: the area from `base` on is mapped for `count` records without a gap, aligned to a page, filled
+    // with zeroes (a valid T), never unmapped, and handed out once: only shared references exist.
+    Ok(unsafe { core::slice::from_raw_parts(base as *const T, count as usize) })
+}
+
+/// 2^`order` boot frames of zeroes.
+fn zeroed(order: u32) -> Result<Pfn, OutOfMemory> {
+    let first = alloc_frames(order).ok_or(OutOfMemory)?;
+    for frame in PfnRange::new(first, first.offset(1 << order)).iter() {
+        tables::clear(frame);
+    }
+    Ok(first)
+}
+
+/// End start-up's own use of frames; returns what it took and what else is not the page allocator's:
+/// sorted, disjoint runs. Pageblocks that hold a part of one stay on the kernel's side for ever. The
+/// runs of the initial RAM disk among them come back with [`crate::boot::release_initrd`].
+pub fn seal() -> &'static [PfnRange] {
+    if RESERVED.get().is_none() {
+        boot_frames::seal();
+        let mut list = Reserved { ranges: [PfnRange::default(); MAX_RESERVED], count: 0 };
+        list.add(PfnRange::new(Pfn(0), Pfn(0x100)));
+        list.add(boot::info().image());
+        list.add(boot::info().initrd_frames());
+        boot_frames::for_each_run(|run| list.add(run));
+        list.sort_and_join();
+        RESERVED.set(list);
+    }
+    RESERVED.get().map_or(&[], |list| &list.ranges[..list.count])
+}
+
+impl Reserved {
+    fn add(&mut self, range: PfnRange) {
+        if !range.is_empty() {
+            assert!(self.count < MAX_RESERVED, "too many reserved ranges");
+            self.ranges[self.count] = range;
+            self.count += 1;
+        }
+    }
+    fn sort_and_join(&mut self) {
+        self.ranges[..self.count].sort_unstable_by_key(|range| range.start);
+        let mut kept = 0;
+        for index in 1..self.count {
+            let range = self.ranges[index];
+            if range.start <= self.ranges[kept].end {
+                self.ranges[kept].end = self.ranges[kept].end.max(range.end);
+            } else {
+                kept += 1;
+                self.ranges[kept] = range;
+            }
+        }
+        self.count = (kept + 1).min(self.count);
+    }
+}
+
+/// From now on kernel frames come from the page allocator.
+///
+/// # Panics
+/// When called twice.
+pub fn set_frame_provider(provider: &'static dyn FrameProvider) {
+    PROVIDER.set(provider);
+}
+
+/// 2^`order` kernel-side frames with any content. Takes no lock while the provider works.
+pub(crate) fn alloc_frames(order: u32) -> Option<Pfn> {
+    match PROVIDER.get() {
+        Some(provider) => provider.alloc(order),
+        None => boot_frames::take(order),
+    }
+}
+
+/// Give frames back. Those of start-up are reserved for ever and only forgotten.
+pub(crate) fn free_frames(first: Pfn, order: u32) {
+    if let Some(provider) = PROVIDER.get()
+        && !boot_frames::owns(first)
+    {
+        provider.free(first, order);
+    }
+}
+
+impl Tables for X86 {
+    fn load_entry(self, table: Pfn, index: usize) -> u64 {
+        tables::entry(table, index).load(core::sync::atomic::Ordering::Acquire)
+    }
+    fn store_entry(self, table: Pfn, index: usize, value: u64) {
+        tables::entry(table, index).store(value, core::sync::atomic::Ordering::Release);
+    }
+    fn swap_entry(self, table: Pfn, index: usize, value: u64) -> u64 {
+        tables::entry(table, index).swap(value, core::sync::atomic::Ordering::AcqRel)
+    }
+    fn compare_exchange_entry(self, table: Pfn, index: usize, current: u64, new: u64) -> Result<u64, u64> {
+        use core::sync::atomic::Ordering;
+        tables::entry(table, index).compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+    }
+    fn clear_table(self, table: Pfn) {
+        tables::clear(table);
+    }
+}
+
+impl X86 {
+    /// The template of `node`'s roots: its upper half (entries 256 to 511) is copied into every new root
+    /// and never changes after start-up.
+    pub fn kernel_root(self, _node: NodeId) -> Pfn {
+        tables::root()
+    }
+}

@@ -1,0 +1,162 @@
+//! The kernel's own translation tables: entries, and mapping in the kernel half.
+//!
+//! One root holds the kernel half; every other root copies its top-level entries, which never change
+//! after start-up. Below the top, tables are added with compare-exchange, without a lock, and stay.
+//! Manual: Intel SDM volume 3, 4.5.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_machine::{PAGE_SIZE, Pfn, TABLE_ENTRIES, VirtAddr};
+
+use super::OutOfMemory;
+
+pub(crate) const PRESENT: u64 = 1;
+pub(crate) const WRITABLE: u64 = 1 << 1;
+pub(crate) const WRITE_THROUGH: u64 = 1 << 3;
+pub(crate) const UNCACHED: u64 = 1 << 4;
+pub(crate) const ACCESSED: u64 = 1 << 5;
+pub(crate) const DIRTY: u64 = 1 << 6;
+pub(crate) const LARGE: u64 = 1 << 7;
+pub(crate) const GLOBAL: u64 = 1 << 8;
+pub(crate) const NO_EXECUTE: u64 = 1 << 63;
+const FRAME_MASK: u64 = 0x000f_ffff_ffff_f000;
+
+/// A leaf for kernel data: read and write. Accessed and dirty are set, so that no walk has to.
+pub(crate) const DATA: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | GLOBAL | NO_EXECUTE;
+/// A leaf for kernel data that is only read.
+pub(crate) const READ_ONLY: u64 = PRESENT | ACCESSED | GLOBAL | NO_EXECUTE;
+/// A leaf for kernel text.
+pub(crate) const TEXT: u64 = PRESENT | ACCESSED | GLOBAL;
+/// A leaf for device registers.
+pub(crate) const DEVICE: u64 = DATA | UNCACHED | WRITE_THROUGH;
+const TABLE: u64 = PRESENT | WRITABLE | ACCESSED;
+
+/// What is added to a physical address to reach a kernel-owned byte: 0 while the loader's identity map
+/// is on, the direct map's base afterwards.
+static DIRECT_BASE: AtomicU64 = AtomicU64::new(0);
+/// The frame of the kernel's root.
+static ROOT: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn set_direct_base(base: u64) {
+    DIRECT_BASE.store(base, Ordering::Release);
+}
+pub(crate) fn direct_base() -> u64 {
+    DIRECT_BASE.load(Ordering::Relaxed)
+}
+pub(crate) fn set_root(root: Pfn) {
+    ROOT.store(root.0, Ordering::Release);
+}
+/// The root that holds the kernel half and nothing else.
+pub(crate) fn root() -> Pfn {
+    Pfn(ROOT.load(Ordering::Relaxed))
+}
+
+/// Where the bytes of a kernel-owned frame are. Dereferencing needs the frame's pageblock in the direct
+/// map (or below 1 GiB under the identity map).
+pub(crate) fn frame_ptr(frame: Pfn) -> *mut u8 {
+    (direct_base() + frame.start().0) as *mut u8
+}
+
+/// The entry `index` of the table in frame `table`.
+///
+/// # Panics
+/// When `index` is not below 512, or the frame is beyond physical memory.
+pub(crate) fn entry(table: Pfn, index: usize) -> &'static AtomicU64 {
+    assert!(index < TABLE_ENTRIES, "entry {index} of a translation table");
+    assert!(super::is_within_memory(table), "{table:?} is no translation table");
+    let address = frame_ptr(table) as usize + index * size_of::<u64>();
+    // SAFETY: the address is aligned and inside the direct map's area (or the identity map at boot), where
+    // a byte is either kernel-owned memory, valid as any integer for ever, or absent, which ends in a report.
+    unsafe { &*(address as *const AtomicU64) }
+}
+
+/// Fill a frame with zeroes.
+pub(crate) fn clear(frame: Pfn) {
+    for index in 0..TABLE_ENTRIES {
+        entry(frame, index).store(0, Ordering::Relaxed);
+    }
+}
+
+/// The frame that an entry points to.
+pub(crate) const fn frame_of(entry: u64) -> Pfn {
+    Pfn((entry & FRAME_MASK) >> 12)
+}
+
+/// A leaf entry.
+pub(crate) const fn leaf(frame: Pfn, flags: u64) -> u64 {
+    frame.0 << 12 | flags
+}
+
+/// Level 4 is the top; level 1 holds 4 KiB leaves.
+pub(crate) const fn index_at(address: VirtAddr, level: u32) -> usize {
+    (address.0 >> (12 + 9 * (level - 1))) as usize & (TABLE_ENTRIES - 1)
+}
+
+/// Walk down to the table of `level` for `address`; missing tables come from `alloc`.
+///
+/// # Errors
+/// When `alloc` has none. Tables made so far stay, empty.
+///
+/// # Panics
+/// Where a large leaf is in the way.
+pub(crate) fn table_at(
+    address: VirtAddr,
+    level: u32,
+    alloc: &mut dyn FnMut() -> Option<Pfn>,
+) -> Result<Pfn, OutOfMemory> {
+    let mut table = root();
+    for above in (level + 1..=4).rev() {
+        let slot = entry(table, index_at(address, above));
+        let mut value = slot.load(Ordering::Acquire);
+        if value & PRESENT == 0 {
+            let fresh = alloc().ok_or(OutOfMemory)?;
+            clear(fresh);
+            value = match slot.compare_exchange(0, leaf(fresh, TABLE), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => leaf(fresh, TABLE),
+                Err(other) => {
+                    super::free_frames(fresh, 0);
+                    other
+                }
+            };
+        }
+        assert!(value & LARGE == 0, "{address:?} is inside a large page");
+        table = frame_of(value);
+    }
+    Ok(table)
+}
+
+/// The entry of `level` for `address`, where its table exists.
+pub(crate) fn find_entry(address: VirtAddr, level: u32) -> Option<&'static AtomicU64> {
+    let mut table = root();
+    for above in (level + 1..=4).rev() {
+        let value = entry(table, index_at(address, above)).load(Ordering::Acquire);
+        if value & PRESENT == 0 || value & LARGE != 0 {
+            return None;
+        }
+        table = frame_of(value);
+    }
+    Some(entry(table, index_at(address, level)))
+}
+
+/// Map one 4 KiB page of the kernel half.
+///
+/// # Errors
+/// When a table is missing and `alloc` has none.
+///
+/// # Panics
+/// When something is mapped there.
+pub(crate) fn map_page(
+    address: VirtAddr,
+    value: u64,
+    alloc: &mut dyn FnMut() -> Option<Pfn>,
+) -> Result<(), OutOfMemory> {
+    let table = table_at(address, 1, alloc)?;
+    let before = entry(table, index_at(address, 1)).swap(value, Ordering::AcqRel);
+    assert!(before == 0, "{address:?} is mapped already");
+    Ok(())
+}
+
+/// The number of pages that hold `bytes` bytes.
+pub(crate) const fn pages(bytes: u64) -> u64 {
+    bytes.div_ceil(PAGE_SIZE as u64)
+}

@@ -1,0 +1,190 @@
+//! Windows: short-lived mappings of one frame, private to a CPU.
+//!
+//! Each CPU has [`SLOTS`] pages of its own. A slot is used once per lap: taken upwards, cleared after use,
+//! and used again only after the CPU forgot all non-global translations at the end of the lap. So a window
+//! costs one entry store on each side and 1/64 of a local flush, and no other CPU ever caches one.
+//!
+//! The holder is pinned; nesting takes further slots, which a lap steps over. Interrupt handlers never use
+//! windows. Frames that the direct map holds are reached through it: they are the kernel's own.
+
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use freehold_machine::{Cpus, Flush, PAGE_SIZE, Pfn, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr};
+
+use super::tables::{self, ACCESSED, DIRTY, NO_EXECUTE, PRESENT, WRITABLE};
+use super::{OutOfMemory, direct, layout};
+use crate::X86;
+use crate::boot;
+use crate::cpu::{self, PerCpu};
+
+/// Windows of one CPU.
+pub(crate) const SLOTS: usize = 64;
+const WINDOW: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | NO_EXECUTE;
+
+/// A CPU's windows. Only its own CPU uses it, pinned.
+pub(crate) struct Windows {
+    /// The [`SLOTS`] translation entries, in the direct map; null until [`attach`].
+    entries: AtomicPtr<AtomicU64>,
+    lap: Lap,
+}
+
+impl Windows {
+    pub(crate) const fn new() -> Self {
+        Self { entries: AtomicPtr::new(core::ptr::null_mut()), lap: Lap::new() }
+    }
+}
+
+/// Which slot is next, and which are in use. All accesses are by the owning CPU; the atomics are never
+/// contended and only make the type shareable.
+pub(crate) struct Lap {
+    next: AtomicU64,
+    in_use: AtomicU64,
+}
+
+/// Whether a flush is due before the slot may be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    SameLap,
+    NewLap,
+}
+
+impl Lap {
+    pub(crate) const fn new() -> Self {
+        Self { next: AtomicU64::new(0), in_use: AtomicU64::new(0) }
+    }
+    /// The next free slot of this lap or, behind its end, of a new one.
+    ///
+    /// # Panics
+    /// When all slots are in use at once.
+    pub(crate) fn take(&self) -> (usize, Turn) {
+        let in_use = self.in_use.load(Ordering::Relaxed);
+        assert!(in_use != u64::MAX, "all windows of this CPU are in use");
+        let mut turn = Turn::SameLap;
+        let mut slot = self.next.load(Ordering::Relaxed);
+        loop {
+            if slot >= SLOTS as u64 {
+                slot = 0;
+                turn = Turn::NewLap;
+            }
+            if in_use >> slot & 1 == 0 {
+                break;
+            }
+            slot += 1;
+        }
+        self.in_use.store(in_use | 1 << slot, Ordering::Relaxed);
+        self.next.store(slot + 1, Ordering::Relaxed);
+        (slot as usize, turn)
+    }
+    pub(crate) fn give_back(&self, slot: usize) {
+        let in_use = self.in_use.load(Ordering::Relaxed);
+        self.in_use.store(in_use & !(1 << slot), Ordering::Relaxed);
+    }
+    fn used(&self) -> u64 {
+        self.in_use.load(Ordering::Relaxed)
+    }
+}
+
+fn cpu_base(cpu: usize) -> VirtAddr {
+    VirtAddr(layout().windows + (cpu * SLOTS * PAGE_SIZE) as u64)
+}
+
+/// Make the tables above the windows of all CPUs, at start-up.
+pub(crate) fn prepare(alloc: &mut dyn FnMut() -> Option<Pfn>) -> Result<(), OutOfMemory> {
+    tables::table_at(cpu_base(0), 2, alloc).map(|_| ())
+}
+
+/// Give `cpu` its windows before it runs.
+pub(crate) fn attach(per_cpu: &PerCpu, cpu: usize) -> Result<(), OutOfMemory> {
+    let table = tables::table_at(cpu_base(cpu), 1, &mut || super::alloc_frames(0))?;
+    let first = tables::entry(table, cpu * SLOTS % TABLE_ENTRIES);
+    per_cpu.windows.entries.store(core::ptr::from_ref(first).cast_mut(), Ordering::Release);
+    Ok(())
+}
+
+/// A taken slot; gives itself back.
+struct Window<'a> {
+    windows: &'a Windows,
+    entry: &'static AtomicU64,
+    slot: usize,
+}
+
+impl Drop for Window<'_> {
+    fn drop(&mut self) {
+        self.entry.store(0, Ordering::Relaxed);
+        self.windows.lap.give_back(self.slot);
+    }
+}
+
+impl PhysicalBytes for X86 {
+    fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
+        let boot = boot::info();
+        assert!(boot.is_plain_memory(frame), "{frame:?} is not memory that may be touched");
+        let pinned = self.pin();
+        if direct::contains(frame) {
+            let bytes = tables::frame_ptr(frame).cast::<[u8; PAGE_SIZE]>();
+            // SAFETY: the direct map holds the frame, a page of plain memory; the callers of this trait own
+            // the frame whose bytes they ask for, and the page allocator does not let its block leave.
+            return f(unsafe { &mut *bytes });
+        }
+        let windows = &cpu::this().windows;
+        let entries = windows.entries.load(Ordering::Relaxed);
+        assert!(!entries.is_null(), "no windows on this CPU yet");
+        let mut used = windows.lap.used();
+        while used != 0 {
+            let slot = used.trailing_zeros() as usize;
+            // SAFETY: `entries` points to the SLOTS entries of this CPU and `slot` is below that.
+            let other = unsafe { &*entries.add(slot) };
+            assert!(
+                tables::frame_of(other.load(Ordering::Relaxed)) != frame,
+                "{frame:?} is in a window already"
+            );
+            used &= used - 1;
+        }
+        let (slot, turn) = windows.lap.take();
+        if turn == Turn::NewLap {
+            self.flush_local(Flush::NonGlobal);
+        }
+        // SAFETY: as above.
+        let entry: &'static AtomicU64 = unsafe { &*entries.add(slot) };
+        entry.store(tables::leaf(frame, WINDOW), Ordering::Release);
+        let window = Window { windows, entry, slot };
+        let address = cpu_base(usize::from(pinned.cpu().0)).0 + (slot * PAGE_SIZE) as u64;
+        // SAFETY: the slot maps `frame` for reading and writing on this CPU until `window` is dropped, no
+        // stale translation is left of its last lap, and no other window of this CPU shows the frame.
+        let result = f(unsafe { &mut *(address as *mut [u8; PAGE_SIZE]) });
+        drop(window);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_never_used_twice_in_one_lap() {
+        let lap = Lap::new();
+        let mut seen = 0u64;
+        for _ in 0..1000 {
+            let (slot, turn) = lap.take();
+            if turn == Turn::NewLap {
+                seen = 0;
+            }
+            assert_eq!(seen >> slot & 1, 0);
+            seen |= 1 << slot;
+            lap.give_back(slot);
+        }
+    }
+
+    #[test]
+    fn a_lap_steps_over_slots_that_are_still_in_use() {
+        let lap = Lap::new();
+        let (outer, _) = lap.take();
+        for _ in 0..1000 {
+            let (slot, _) = lap.take();
+            assert_ne!(slot, outer);
+            lap.give_back(slot);
+        }
+        lap.give_back(outer);
+    }
+}

@@ -1,0 +1,88 @@
+//! Device registers, in memory and behind ports.
+
+use core::ptr::NonNull;
+
+use freehold_machine::{PhysAddr, VirtAddr};
+
+use crate::memory::tables::DEVICE;
+use crate::{boot, vmap};
+
+/// A run of device registers, uncached.
+#[derive(Debug)]
+pub struct Mmio {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the registers stay mapped for ever, and each access is one volatile instruction: what accesses
+// from several CPUs mean is the device's matter, not the memory's.
+unsafe impl Send for Mmio {}
+// SAFETY: as above.
+unsafe impl Sync for Mmio {}
+
+/// Map `len` bytes of device registers at `phys`, for ever.
+///
+/// # Panics
+/// When the range touches usable memory, or start-up's memory does not suffice for the tables.
+pub fn map(phys: PhysAddr, len: usize) -> Mmio {
+    assert!(!boot::info().touches_memory(phys, len as u64), "{phys:?} is memory, not a device's");
+    let address = vmap::map_range(phys, len as u64, DEVICE).expect("memory for mapping device registers");
+    let base = NonNull::new(address.0 as *mut u8).expect("the dynamic area is not at 0");
+    Mmio { base, len }
+}
+
+macro_rules! access {
+    ($read:ident, $write:ident, $type:ty) => {
+        /// Read the register at byte `offset`.
+        ///
+        /// # Panics
+        /// When it is not aligned or beyond the mapped run.
+        pub fn $read(&self, offset: usize) -> $type {
+            let register = self.register::<$type>(offset);
+            // SAFETY: aligned and inside a mapping that stays; any bits are a valid integer.
+            unsafe { register.read_volatile() }
+        }
+        /// Write the register at byte `offset`.
+        ///
+        /// # Panics
+        /// When it is not aligned or beyond the mapped run.
+        pub fn $write(&self, offset: usize, value: $type) {
+            let register = self.register::<$type>(offset);
+            // SAFETY: aligned and inside a mapping that stays, and that is no Rust object's memory.
+            unsafe { register.write_volatile(value) };
+        }
+    };
+}
+
+impl Mmio {
+    fn register<T>(&self, offset: usize) -> *mut T {
+        let inside = offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len);
+        assert!(
+            inside && offset.is_multiple_of(size_of::<T>()),
+            "register {offset:#x} of {:#x} bytes",
+            self.len
+        );
+        self.base.as_ptr().wrapping_add(offset).cast()
+    }
+    /// Bytes that are mapped.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Whether nothing is mapped.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    /// Where the registers are, for a driver library that does its own volatile accesses.
+    pub fn address(&self) -> VirtAddr {
+        VirtAddr(self.base.as_ptr() as u64)
+    }
+    access!(read_u8, write_u8, u8);
+    access!(read_u16, write_u16, u16);
+    access!(read_u32, write_u32, u32);
+    access!(read_u64, write_u64, u64);
+}
+
+/// I/O ports.
+pub mod port {
+    pub use crate::registers::{in_u8, in_u16, in_u32, out_u8, out_u16, out_u32};
+}

@@ -1,0 +1,194 @@
+//! Single instructions: ports, model-specific and control registers, CPUID, random bits.
+//!
+//! The functions that cannot break memory safety by themselves are safe; the others say what the caller
+//! promises. Manual: Intel SDM volume 2 (instructions), volume 4 (MSRs).
+
+use core::arch::asm;
+use core::arch::x86_64::{__cpuid_count, CpuidResult};
+
+pub(crate) const MSR_APIC_BASE: u32 = 0x1b;
+pub(crate) const MSR_TSC_DEADLINE: u32 = 0x6e0;
+pub(crate) const MSR_EFER: u32 = 0xc000_0080;
+pub(crate) const MSR_STAR: u32 = 0xc000_0081;
+pub(crate) const MSR_LSTAR: u32 = 0xc000_0082;
+pub(crate) const MSR_CSTAR: u32 = 0xc000_0083;
+pub(crate) const MSR_FMASK: u32 = 0xc000_0084;
+pub(crate) const MSR_FS_BASE: u32 = 0xc000_0100;
+pub(crate) const MSR_GS_BASE: u32 = 0xc000_0101;
+pub(crate) const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
+
+pub(crate) const CR4_PGE: u64 = 1 << 7;
+pub(crate) const CR4_OSFXSR: u64 = 1 << 9;
+pub(crate) const CR4_OSXMMEXCPT: u64 = 1 << 10;
+pub(crate) const CR4_UMIP: u64 = 1 << 11;
+pub(crate) const CR4_OSXSAVE: u64 = 1 << 18;
+pub(crate) const CR4_SMEP: u64 = 1 << 20;
+pub(crate) const CR4_SMAP: u64 = 1 << 21;
+
+/// CPUID; a leaf beyond the highest reads as zeroes.
+pub(crate) fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
+    let highest = __cpuid_count(leaf & 0xf000_0000, 0).eax;
+    if leaf > highest || highest & 0xf000_0000 != leaf & 0xf000_0000 {
+        return CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
+    }
+    __cpuid_count(leaf, subleaf)
+}
+
+/// The time-stamp counter.
+pub(crate) fn rdtsc() -> u64 {
+    let (low, high): (u32, u32);
+    // SAFETY: RDTSC only reads a counter; CR4.TSD is clear.
+    unsafe { asm!("rdtsc", out("eax") low, out("edx") high, options(nomem, nostack, preserves_flags)) };
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// 64 bits of RDSEED, where the CPU has it and it answers within a few tries.
+pub(crate) fn rdseed() -> Option<u64> {
+    if cpuid(7, 0).ebx & 1 << 18 == 0 {
+        return None;
+    }
+    for _ in 0..16 {
+        let (value, ok): (u64, u8);
+        // SAFETY: the CPU has RDSEED (checked above); it writes registers and flags alone.
+        unsafe { asm!("rdseed {}", "setc {}", out(reg) value, out(reg_byte) ok, options(nomem, nostack)) };
+        if ok != 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// 64 bits of RDRAND, where the CPU has it and it answers within a few tries.
+pub(crate) fn rdrand() -> Option<u64> {
+    if cpuid(1, 0).ecx & 1 << 30 == 0 {
+        return None;
+    }
+    for _ in 0..16 {
+        let (value, ok): (u64, u8);
+        // SAFETY: the CPU has RDRAND (checked above); it writes registers and flags alone.
+        unsafe { asm!("rdrand {}", "setc {}", out(reg) value, out(reg_byte) ok, options(nomem, nostack)) };
+        if ok != 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// Read a model-specific register.
+///
+/// # Safety
+/// The register exists on this CPU and reading it has no effect on memory.
+pub(crate) unsafe fn rdmsr(register: u32) -> u64 {
+    let (low, high): (u32, u32);
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("rdmsr", in("ecx") register, out("eax") low, out("edx") high, options(nomem, nostack, preserves_flags))
+    };
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// Write a model-specific register.
+///
+/// # Safety
+/// The register exists, takes `value`, and what it changes keeps every Rust reference valid.
+pub(crate) unsafe fn wrmsr(register: u32, value: u64) {
+    let (low, high) = (value as u32, (value >> 32) as u32);
+    // SAFETY: the caller's promise. Not `nomem`: it may order or start other accesses.
+    unsafe {
+        asm!("wrmsr", in("ecx") register, in("eax") low, in("edx") high, options(nostack, preserves_flags))
+    };
+}
+
+macro_rules! control_register {
+    ($read:ident, $write:ident, $name:literal) => {
+        #[doc = concat!("Read ", $name, ".")]
+        pub(crate) fn $read() -> u64 {
+            let value: u64;
+            // SAFETY: reading a control register changes nothing.
+            unsafe { asm!(concat!("mov {}, ", $name), out(reg) value, options(nomem, nostack, preserves_flags)) };
+            value
+        }
+        #[doc = concat!("Write ", $name, ".\n\n# Safety\nWhat it changes keeps every Rust reference valid.")]
+        #[allow(dead_code)]
+        pub(crate) unsafe fn $write(value: u64) {
+            // SAFETY: the caller's promise.
+            unsafe { asm!(concat!("mov ", $name, ", {}"), in(reg) value, options(nostack, preserves_flags)) };
+        }
+    };
+}
+control_register!(read_cr0, write_cr0, "cr0");
+control_register!(read_cr2, write_cr2, "cr2");
+control_register!(read_cr3, write_cr3, "cr3");
+control_register!(read_cr4, write_cr4, "cr4");
+
+/// Forget this CPU's translations of one page, global ones too.
+pub(crate) fn invlpg(address: u64) {
+    // SAFETY: forgetting a translation never makes a valid access invalid.
+    unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack, preserves_flags)) };
+}
+
+/// RFLAGS.
+pub(crate) fn read_flags() -> u64 {
+    let flags: u64;
+    // SAFETY: reads the flags through this function's own stack.
+    unsafe { asm!("pushfq", "pop {}", out(reg) flags, options(preserves_flags)) };
+    flags
+}
+
+/// Interrupts off (CLI).
+pub(crate) fn disable_interrupts() {
+    // SAFETY: delaying interrupts breaks no memory rule. Not `nomem`: it is a compiler barrier.
+    unsafe { asm!("cli", options(nostack)) };
+}
+
+/// Interrupts on (STI).
+pub(crate) fn enable_interrupts() {
+    // SAFETY: the handlers of this crate keep every register. Not `nomem`: it is a compiler barrier.
+    unsafe { asm!("sti", options(nostack)) };
+}
+
+/// Wait for an interrupt with interrupts on, without a gap in which one is missed.
+pub(crate) fn enable_interrupts_and_halt() {
+    // SAFETY: STI holds interrupts off for one more instruction, so HLT is reached first.
+    unsafe { asm!("sti", "hlt", options(nostack)) };
+}
+
+/// Stop this CPU: only an NMI wakes it, and then it stops again.
+pub(crate) fn halt_for_ever() -> ! {
+    loop {
+        // SAFETY: stops the CPU with interrupts off.
+        unsafe { asm!("cli", "hlt", options(nostack)) };
+    }
+}
+
+macro_rules! port {
+    ($input:ident, $output:ident, $type:ty, $register:tt) => {
+        /// Read an I/O port.
+        pub fn $input(port: u16) -> $type {
+            let value: $type;
+            // SAFETY: port reads reach devices, not memory. The devices of this machine do DMA only where
+            // the DMA API told them to.
+            unsafe { asm!(concat!("in ", $register, ", dx"), in("dx") port, out($register) value, options(nostack, preserves_flags)) };
+            value
+        }
+        /// Write an I/O port.
+        pub fn $output(port: u16, value: $type) {
+            // SAFETY: as for reads.
+            unsafe { asm!(concat!("out dx, ", $register), in("dx") port, in($register) value, options(nostack, preserves_flags)) };
+        }
+    };
+}
+port!(in_u8, out_u8, u8, "al");
+port!(in_u16, out_u16, u16, "ax");
+port!(in_u32, out_u32, u32, "eax");
+
+/// Where this is called: instruction, stack and frame pointer of the caller's frame.
+#[inline(always)]
+pub(crate) fn here() -> (u64, u64, u64) {
+    let (rip, rsp, rbp): (u64, u64, u64);
+    // SAFETY: copies three registers.
+    unsafe {
+        asm!("lea {}, [rip]", "mov {}, rsp", "mov {}, rbp", out(reg) rip, out(reg) rsp, out(reg) rbp, options(nomem, nostack, preserves_flags));
+    }
+    (rip, rsp, rbp)
+}

@@ -1,0 +1,259 @@
+//! The clock and each CPU's timer.
+//!
+//! The clock is the time-stamp counter, whose frequency comes from the hypervisor (KVM, CPUID 0x4000_0010), from the
+//! CPU (CPUID 0x15), or from a short comparison with the HPET or the PIT. It is taken to be the same on all CPUs, as it is
+//! under QEMU. The timer is the local APIC's, in TSC-deadline mode where there is one.
+
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use freehold_machine::PhysAddr;
+
+use crate::apic::{self, TimerMode};
+use crate::registers::{self, MSR_TSC_DEADLINE, in_u8, out_u8, rdtsc};
+use crate::{boot, irq, mmio};
+
+const NANOSECONDS: u64 = 1_000_000_000;
+/// How long a comparison of two clocks takes. Long enough for one part in a thousand at 1 GHz; short, since
+/// it is spent at every boot.
+const COMPARE_NS: u64 = 1_000_000;
+/// The shift of the fixed-point factors below.
+const SHIFT: u32 = 32;
+
+/// Nanoseconds per tick of the counter, << 32.
+static NS_PER_TICK: AtomicU64 = AtomicU64::new(1 << SHIFT);
+/// Ticks of the counter per nanosecond, << 32.
+static TICKS_PER_NS: AtomicU64 = AtomicU64::new(1 << SHIFT);
+/// Ticks of the timer per nanosecond, << 32; 0 in deadline mode.
+static TIMER_PER_NS: AtomicU64 = AtomicU64::new(0);
+static START: AtomicU64 = AtomicU64::new(0);
+static WALL_AT_START: AtomicU64 = AtomicU64::new(0);
+static VECTOR: AtomicU8 = AtomicU8::new(0);
+
+fn scale(value: u64, factor: u64) -> u64 {
+    ((u128::from(value) * u128::from(factor)) >> SHIFT) as u64
+}
+
+/// Nanoseconds since [`init`], the same on all CPUs, never going back.
+pub fn now() -> u64 {
+    let start = START.load(Ordering::Relaxed);
+    scale(rdtsc().saturating_sub(start), NS_PER_TICK.load(Ordering::Relaxed))
+}
+
+/// Nanoseconds since 1970 when the clock began.
+pub fn wall_clock_at_boot() -> u64 {
+    WALL_AT_START.load(Ordering::Relaxed)
+}
+
+/// How many ticks of the time-stamp counter make a second.
+pub fn counter_frequency() -> u64 {
+    scale(NANOSECONDS, TICKS_PER_NS.load(Ordering::Relaxed))
+}
+
+/// Start the clock, and the first CPU's timer. `hpet` is where firmware says an HPET is.
+pub fn start(hpet: Option<PhysAddr>) {
+    init(hpet, boot::info().entry_tsc(), irq::VECTOR_TIMER);
+}
+
+/// Start the clock, and this CPU's timer. `entry` is the counter when the kernel was entered: the clock's 0.
+fn init(hpet: Option<PhysAddr>, entry: u64, vector: u8) {
+    VECTOR.store(vector, Ordering::Relaxed);
+    START.store(entry, Ordering::Relaxed);
+    let deadline_mode = registers::cpuid(1, 0).ecx & 1 << 24 != 0;
+    let timer_before = u32::MAX;
+    apic::set_timer_count(timer_before);
+    let frequency = hypervisor_frequency().or_else(cpu_frequency);
+    if frequency.is_none() || !deadline_mode {
+        let compared = compare(hpet);
+        let ticks = frequency.map_or(compared.ticks, |f| f * compared.nanoseconds / NANOSECONDS);
+        set_frequency(ticks, compared.nanoseconds);
+        if !deadline_mode {
+            let timer = u128::from(compared.timer) << SHIFT;
+            TIMER_PER_NS.store((timer / u128::from(compared.nanoseconds)) as u64, Ordering::Relaxed);
+        }
+    } else if let Some(frequency) = frequency {
+        set_frequency(frequency, NANOSECONDS);
+    }
+    WALL_AT_START.store(read_wall_clock().saturating_sub(now()), Ordering::Relaxed);
+    init_secondary();
+}
+
+/// Start this CPU's timer, when the clock runs.
+pub(crate) fn init_secondary() {
+    apic::set_timer_count(0);
+    let mode =
+        if TIMER_PER_NS.load(Ordering::Relaxed) == 0 { TimerMode::Deadline } else { TimerMode::OneShot };
+    apic::set_timer(mode, VECTOR.load(Ordering::Relaxed));
+}
+
+fn set_frequency(ticks: u64, nanoseconds: u64) {
+    let ratio = |a: u64, b: u64| ((u128::from(a) << SHIFT) / u128::from(b.max(1))) as u64;
+    TICKS_PER_NS.store(ratio(ticks, nanoseconds), Ordering::Relaxed);
+    NS_PER_TICK.store(ratio(nanoseconds, ticks), Ordering::Relaxed);
+}
+
+/// Interrupt this CPU at `deadline` (as [`now`] counts); at once if that is past; never for `u64::MAX`. Replaces what
+/// was armed. Deadlines further away than the timer counts fire early: look at the clock, and arm again.
+pub fn arm(deadline: u64) {
+    let per_ns = TIMER_PER_NS.load(Ordering::Relaxed);
+    if per_ns == 0 {
+        let counter = match deadline {
+            u64::MAX => 0,
+            _ => {
+                let ticks = scale(deadline, TICKS_PER_NS.load(Ordering::Relaxed));
+                START.load(Ordering::Relaxed).saturating_add(ticks).max(1)
+            }
+        };
+        // SAFETY: makes an interrupt come, which this crate's handler serves.
+        unsafe { registers::wrmsr(MSR_TSC_DEADLINE, counter) };
+        return;
+    }
+    let count = match deadline {
+        u64::MAX => 0,
+        _ => scale(deadline.saturating_sub(now()), per_ns).clamp(1, u64::from(u32::MAX)) as u32,
+    };
+    apic::set_timer_count(count);
+}
+
+/// Kilohertz from KVM's or VMware's timing leaf.
+fn hypervisor_frequency() -> Option<u64> {
+    const PRESENT: u32 = 1 << 31;
+    if registers::cpuid(1, 0).ecx & PRESENT == 0 || registers::cpuid(0x4000_0000, 0).eax < 0x4000_0010 {
+        return None;
+    }
+    match registers::cpuid(0x4000_0010, 0).eax {
+        0 => None,
+        kilohertz => Some(u64::from(kilohertz) * 1000),
+    }
+}
+
+/// The crystal's frequency times the ratio that CPUID gives.
+fn cpu_frequency() -> Option<u64> {
+    if registers::cpuid(0, 0).eax < 0x15 {
+        return None;
+    }
+    let leaf = registers::cpuid(0x15, 0);
+    if leaf.eax == 0 || leaf.ebx == 0 || leaf.ecx == 0 {
+        return None;
+    }
+    Some(u64::from(leaf.ecx) * u64::from(leaf.ebx) / u64::from(leaf.eax))
+}
+
+/// What passed during a comparison of clocks.
+struct Compared {
+    nanoseconds: u64,
+    ticks: u64,
+    /// Ticks of the local APIC's timer.
+    timer: u64,
+}
+
+fn compare(hpet: Option<PhysAddr>) -> Compared {
+    hpet.and_then(compare_with_hpet).unwrap_or_else(compare_with_pit)
+}
+
+/// IA-PC HPET specification 1.0a: capabilities at 0 (period in femtoseconds in the upper half), configuration at 0x10, counter at 0xf0.
+fn compare_with_hpet(base: PhysAddr) -> Option<Compared> {
+    let hpet = mmio::map(base, 0x400);
+    let period = hpet.read_u64(0) >> 32;
+    if period == 0 || period > 100_000_000 {
+        return None;
+    }
+    hpet.write_u64(0x10, hpet.read_u64(0x10) | 1);
+    // The lower half is enough for the short time, and there on 32-bit timers too.
+    let elapsed = |from: u32| {
+        let ticks = hpet.read_u32(0xf0).wrapping_sub(from);
+        u64::from(ticks) * period / 1_000_000
+    };
+    let from = hpet.read_u32(0xf0);
+    let (ticks, timer) = (rdtsc(), apic::timer_count());
+    let mut looks = 0u32;
+    while elapsed(from) < COMPARE_NS {
+        looks += 1;
+        if looks > 100_000_000 {
+            return None;
+        }
+    }
+    let nanoseconds = elapsed(from);
+    Some(Compared { nanoseconds, ticks: rdtsc() - ticks, timer: u64::from(timer - apic::timer_count()) })
+}
+
+/// Channel 2 of the 8254, gated by port 0x61, which shows its output in bit 5.
+fn compare_with_pit() -> Compared {
+    const FREQUENCY: u64 = 1_193_182;
+    let count = (FREQUENCY * COMPARE_NS / NANOSECONDS) as u16;
+    out_u8(0x61, in_u8(0x61) & !0b11);
+    // Channel 2, low byte then high byte, mode 0 (output rises at the end), binary.
+    out_u8(0x43, 0b1011_0000);
+    let [low, high] = count.to_le_bytes();
+    out_u8(0x42, low);
+    out_u8(0x42, high);
+    let (ticks, timer) = (rdtsc(), apic::timer_count());
+    out_u8(0x61, in_u8(0x61) & !0b11 | 1);
+    while in_u8(0x61) & 1 << 5 == 0 {
+        core::hint::spin_loop();
+    }
+    Compared {
+        nanoseconds: u64::from(count) * NANOSECONDS / FREQUENCY,
+        ticks: rdtsc() - ticks,
+        timer: u64::from(timer - apic::timer_count()),
+    }
+}
+
+fn cmos(register: u8) -> u8 {
+    out_u8(0x70, register | 0x80);
+    in_u8(0x71)
+}
+
+/// Nanoseconds since 1970, to the second, from the CMOS clock (which is taken to run in UTC, as QEMU's does).
+fn read_wall_clock() -> u64 {
+    let mut last = None;
+    // Two equal readings mean that no second passed between the first register and the last.
+    for _ in 0..1000 {
+        if cmos(0x0a) & 0x80 != 0 {
+            continue;
+        }
+        let reading = [0x00, 0x02, 0x04, 0x07, 0x08, 0x09, 0x32].map(cmos);
+        if last == Some(reading) {
+            return decode_wall_clock(reading, cmos(0x0b)) * NANOSECONDS;
+        }
+        last = Some(reading);
+    }
+    0
+}
+
+/// Seconds since 1970 of a CMOS reading (second, minute, hour, day, month, year, century) in the format that `status` names.
+fn decode_wall_clock(reading: [u8; 7], status: u8) -> u64 {
+    let binary = status & 0x04 != 0;
+    let decode = |value: u8| u64::from(if binary { value } else { (value >> 4) * 10 + (value & 0x0f) });
+    let [second, minute, hour, day, month, year, century] = reading;
+    let mut hours = decode(hour & 0x7f);
+    if status & 0x02 == 0 {
+        hours = hours % 12 + if hour & 0x80 != 0 { 12 } else { 0 };
+    }
+    let century = match decode(century) {
+        century @ 19..=22 => century,
+        _ => 20,
+    };
+    let year = century * 100 + decode(year);
+    // Days since 0000-03-01, years counted from March so that a leap day is a year's last.
+    let (month, day) = (decode(month).clamp(1, 12), decode(day).max(1));
+    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1;
+    const EPOCH: u64 = 719_468;
+    (days.saturating_sub(EPOCH) * 24 + hours) * 3600 + decode(minute) * 60 + decode(second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cmos_readings_become_seconds_since_1970() {
+        assert_eq!(decode_wall_clock([0x00, 0x00, 0x00, 0x01, 0x01, 0x70, 0x19], 0x02), 0);
+        assert_eq!(decode_wall_clock([0x59, 0x30, 0x23, 0x29, 0x02, 0x24, 0x20], 0x02), 1_709_249_459);
+        assert_eq!(
+            decode_wall_clock([59, 30, 0x80 | 11, 29, 2, 24, 20], 0x04),
+            1_709_249_459,
+            "binary, 12 hours"
+        );
+    }
+}

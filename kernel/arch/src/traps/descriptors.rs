@@ -1,0 +1,196 @@
+//! Segment descriptors, the task state and the interrupt descriptor table.
+//!
+//! The selectors are those that user programs of Linux see: user code 0x33, user data 0x2b.
+//! Manual: Intel SDM volume 3, 3.4.5, 5.8.8 (SYSCALL), 6.14, 7.7.
+
+use core::arch::asm;
+use core::cell::UnsafeCell;
+use core::mem::offset_of;
+
+use crate::cpu::PerCpu;
+use crate::memory::{self, OutOfMemory, tables};
+use crate::registers::{self, MSR_CSTAR, MSR_EFER, MSR_FMASK, MSR_LSTAR, MSR_STAR};
+
+const KERNEL_CODE: u16 = 0x10;
+const TASK: u16 = 0x40;
+/// SYSCALL loads CS = 0x10 and SS = 0x18; SYSRET CS = 0x23 + 16 and SS = 0x23 + 8.
+const STAR: u64 = 0x23 << 48 | 0x10 << 32;
+/// Cleared by SYSCALL: TF, IF, DF, IOPL, NT, AC.
+const FLAGS_CLEARED: u64 = 1 << 8 | 1 << 9 | 1 << 10 | 3 << 12 | 1 << 14 | 1 << 18;
+const EFER_SYSCALL: u64 = 1;
+
+const SEGMENTS: [u64; 8] = [
+    0,
+    0,
+    0x00af_9b00_0000_ffff, // 0x10 kernel code
+    0x00cf_9300_0000_ffff, // 0x18 kernel data
+    0x00cf_fb00_0000_ffff, // 0x20 user code, 32-bit: what SYSRET counts from
+    0x00cf_f300_0000_ffff, // 0x28 user data
+    0x00af_fb00_0000_ffff, // 0x30 user code
+    0,
+];
+
+#[repr(C, packed(4))]
+struct TaskState {
+    reserved: u32,
+    rsp: [u64; 3],
+    reserved2: u64,
+    ist: [u64; 7],
+    reserved3: u64,
+    reserved4: u16,
+    io_map: u16,
+}
+
+/// One CPU's segment descriptors and task state. The CPU itself reads them; `entry.s` writes rsp0.
+#[repr(C, align(16))]
+pub(crate) struct Descriptors {
+    segments: UnsafeCell<[u64; 10]>,
+    task: UnsafeCell<TaskState>,
+}
+
+// SAFETY: written by its own CPU only, before it is loaded or (rsp0) by one instruction with interrupts off.
+unsafe impl Sync for Descriptors {}
+
+#[repr(C, packed)]
+struct Pointer {
+    limit: u16,
+    base: u64,
+}
+
+impl Descriptors {
+    /// Where the task state's rsp0 is.
+    pub(crate) const RSP0: usize = offset_of!(Self, task) + offset_of!(TaskState, rsp);
+
+    pub(crate) const fn new() -> Self {
+        let task = TaskState {
+            reserved: 0,
+            rsp: [0; 3],
+            reserved2: 0,
+            ist: [0; 7],
+            reserved3: 0,
+            reserved4: 0,
+            io_map: size_of::<TaskState>() as u16,
+        };
+        Self { segments: UnsafeCell::new([0; 10]), task: UnsafeCell::new(task) }
+    }
+}
+
+/// Load this CPU's descriptors and set up SYSCALL. `per_cpu` is this CPU's; once per CPU.
+///
+/// # Errors
+/// When there is no memory for the stacks of NMI and double fault.
+pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
+    let own_stack = || {
+        let first = memory::alloc_frames(1).ok_or(OutOfMemory)?;
+        Ok(tables::frame_ptr(first) as u64 + 2 * 4096)
+    };
+    let stacks = [own_stack()?, own_stack()?, own_stack()?];
+    let task = per_cpu.descriptors.task.get();
+    // SAFETY: this CPU's own task state, not loaded yet: nothing else reads or writes it.
+    unsafe { (&raw mut (*task).ist).cast::<[u64; 3]>().write_unaligned(stacks) };
+
+    let base = task as u64;
+    let low = (size_of::<TaskState>() as u64 - 1)
+        | (base & 0xff_ffff) << 16
+        | 0x89 << 40
+        | (base >> 24 & 0xff) << 56;
+    let mut segments = [0; 10];
+    segments[..8].copy_from_slice(&SEGMENTS);
+    segments[8] = low;
+    segments[9] = base >> 32;
+    let table = per_cpu.descriptors.segments.get();
+    // SAFETY: this CPU's own table, not loaded yet.
+    unsafe { table.write(segments) };
+    let pointer = Pointer { limit: size_of::<[u64; 10]>() as u16 - 1, base: table as u64 };
+    // SAFETY: the table stays for ever and its kernel segments are flat, as those in use are.
+    unsafe {
+        asm!(
+            "lgdt [{pointer}]",
+            "push {code}",
+            "lea {scratch}, [rip + 2f]",
+            "push {scratch}",
+            "retfq",
+            "2:",
+            "mov ss, {data:e}",
+            "mov ds, {data:e}",
+            "mov es, {data:e}",
+            "ltr {task:x}",
+            pointer = in(reg) &raw const pointer,
+            code = const KERNEL_CODE,
+            data = in(reg) 0x18,
+            task = in(reg) TASK,
+            scratch = out(reg) _,
+        )
+    };
+    let table = IDT.0.get();
+    let pointer = Pointer { limit: size_of::<[Gate; 256]>() as u16 - 1, base: table as u64 };
+    // SAFETY: the table stays for ever; `write_idt` filled it before any CPU gets here.
+    unsafe { asm!("lidt [{}]", in(reg) &raw const pointer, options(readonly, nostack, preserves_flags)) };
+
+    // SAFETY: every 64-bit CPU has EFER; SYSCALL enters `syscall_entry`, set up next, from user mode only.
+    unsafe { registers::wrmsr(MSR_EFER, registers::rdmsr(MSR_EFER) | EFER_SYSCALL) };
+    let entry = symbols::syscall_entry as *const () as u64;
+    for (register, value) in
+        [(MSR_STAR, STAR), (MSR_LSTAR, entry), (MSR_CSTAR, 0), (MSR_FMASK, FLAGS_CLEARED)]
+    {
+        // SAFETY: user mode does not run yet; the values send it to `entry.s` with its selectors.
+        unsafe { registers::wrmsr(register, value) };
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Gate {
+    low: u64,
+    high: u64,
+}
+
+/// The interrupt descriptor table of all CPUs; written once at start-up.
+#[repr(C, align(4096))]
+struct Idt(UnsafeCell<[Gate; 256]>);
+
+// SAFETY: written by the first CPU before it or another loads it.
+unsafe impl Sync for Idt {}
+
+static IDT: Idt = Idt(UnsafeCell::new([Gate { low: 0, high: 0 }; 256]));
+
+#[cfg(target_os = "none")]
+mod symbols {
+    unsafe extern "C" {
+        pub fn trap_vectors();
+        pub fn syscall_entry();
+    }
+}
+#[cfg(not(target_os = "none"))]
+mod symbols {
+    pub fn trap_vectors() {}
+    pub fn syscall_entry() {}
+}
+
+/// Fill the table: interrupt gates, so that handlers start with interrupts off. On the first CPU only.
+pub(crate) fn write_idt() {
+    let vectors = symbols::trap_vectors as *const () as u64;
+    let gates: [Gate; 256] = core::array::from_fn(|vector| {
+        let target = vectors + 16 * vector as u64;
+        let own_stack = match vector {
+            2 => 1,
+            8 => 2,
+            18 => 3,
+            _ => 0u64,
+        };
+        // INT3 and INTO may be executed in user mode.
+        let privilege = if vector == 3 || vector == 4 { 3 } else { 0u64 };
+        let kind = 0x8e | privilege << 5;
+        Gate {
+            low: target & 0xffff
+                | u64::from(KERNEL_CODE) << 16
+                | own_stack << 32
+                | kind << 40
+                | (target >> 16 & 0xffff) << 48,
+            high: target >> 32,
+        }
+    });
+    // SAFETY: only the first CPU runs, and it has not loaded the table yet.
+    unsafe { IDT.0.get().write(gates) };
+}

@@ -1,0 +1,176 @@
+# Every way into the kernel, and the way back to user mode.
+#
+# A frame, from low to high: r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi | vector, error |
+# rip cs rflags rsp ss. From user mode it is built right inside the user context (the task state's rsp0
+# and gs:[CONTEXT_END] point behind it), and the kernel goes on where `user_enter` left off, as if that
+# had returned. From kernel mode it is built on the current stack, or on the vector's own (IST).
+#
+# GS: in user mode the base is the user's, in kernel mode this CPU's PerCpu; swapped at every crossing.
+# NMI, double fault and machine check may come in the gap between, so they look at which one is loaded.
+
+.set KERNEL_STACK, {kernel_stack}
+.set CONTEXT_END, {context_end}
+.set USER_STACK, {user_stack}
+.set TASK_RSP0, {task_rsp0}
+
+.macro push_registers
+    push rdi
+    push rsi
+    push rdx
+    push rcx
+    push rax
+    push r8
+    push r9
+    push r10
+    push r11
+    push rbx
+    push rbp
+    push r12
+    push r13
+    push r14
+    push r15
+.endm
+
+.macro pop_registers
+    pop r15
+    pop r14
+    pop r13
+    pop r12
+    pop rbp
+    pop rbx
+    pop r11
+    pop r10
+    pop r9
+    pop r8
+    pop rax
+    pop rcx
+    pop rdx
+    pop rsi
+    pop rdi
+.endm
+
+.text
+# One 16-byte entry per vector.
+.balign 16
+.global trap_vectors
+trap_vectors:
+.set vector, 0
+.rept 256
+    .balign 16
+    .if vector == 2 || vector == 8 || vector == 18
+        .if vector != 8
+        push 0
+        .endif
+        .byte 0x68                  # push imm32
+        .long vector
+        jmp trap_own_stack
+    .else
+        # 10 to 14, 17, 21, 29 and 30 push an error code.
+        .if !(vector >= 10 && vector <= 14 || vector == 17 || vector == 21 || vector == 29 || vector == 30)
+        push 0
+        .endif
+        .byte 0x68                  # push imm32
+        .long vector
+        jmp trap_common
+    .endif
+    .set vector, vector + 1
+.endr
+
+.balign 16
+trap_common:
+    cld
+    test byte ptr [rsp + 24], 3
+    jnz trap_from_user
+    clac
+    push_registers
+    mov rdi, rsp
+    # Interrupted code may hold any alignment.
+    mov rbx, rsp
+    and rsp, -16
+    call {kernel_trap}
+    mov rsp, rbx
+    pop_registers
+    add rsp, 16
+    iretq
+
+trap_from_user:
+    push_registers
+    swapgs
+leave_user:
+    mov rsp, gs:[KERNEL_STACK]
+    pop r15
+    pop r14
+    pop r13
+    pop r12
+    pop rbx
+    pop rbp
+    ret
+
+# On the vector's own stack, with either GS base.
+trap_own_stack:
+    cld
+    clac
+    push_registers
+    mov ecx, 0xc0000101
+    rdmsr
+    xor r12d, r12d
+    test edx, edx
+    js 1f
+    swapgs
+    mov r12d, 1
+1:  mov rdi, rsp
+    mov rbx, rsp
+    and rsp, -16
+    call {own_stack_trap}
+    mov rsp, rbx
+    test r12d, r12d
+    jz 2f
+    swapgs
+2:  pop_registers
+    add rsp, 16
+    iretq
+
+.balign 16
+.global syscall_entry
+syscall_entry:
+    swapgs
+    mov gs:[USER_STACK], rsp
+    mov rsp, gs:[CONTEXT_END]
+    push 0x2b                   # user data
+    push gs:[USER_STACK]
+    push r11
+    push 0x33                   # user code
+    push rcx
+    push rax
+    push 0x100                  # a system call
+    push_registers
+    jmp leave_user
+
+# user_enter: rdi = frame, esi = 1 where SYSRET may be used. Interrupts are off. Returns with interrupts
+# off when the CPU is back from user mode, the frame filled anew.
+.balign 16
+.global user_enter
+user_enter:
+    push rbp
+    push rbx
+    push r12
+    push r13
+    push r14
+    push r15
+    mov gs:[KERNEL_STACK], rsp
+    lea rax, [rdi + 22 * 8]
+    mov gs:[CONTEXT_END], rax
+    mov gs:[TASK_RSP0], rax
+    mov rsp, rdi
+    test esi, esi
+    jz 3f
+    pop_registers
+    mov rcx, [rsp + 16]
+    mov r11, [rsp + 32]
+    mov rsp, [rsp + 40]
+    swapgs
+    sysretq
+3:  pop_registers
+    add rsp, 16
+    swapgs
+    iretq

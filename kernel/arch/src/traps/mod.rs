@@ -1,0 +1,121 @@
+//! Exceptions and interrupts.
+//!
+//! Interrupts that arrive in kernel mode are handled on the current stack with interrupts off; those from
+//! user mode when [`crate::user`] sees them, on the thread's own stack. A page fault of a user copy is
+//! served by the registered [`Handlers`], with interrupts on, and may sleep; any other exception in kernel
+//! mode is the end: [`crate::panic`] says why.
+
+use core::arch::global_asm;
+use core::mem::offset_of;
+
+use freehold_machine::VirtAddr;
+
+use crate::cpu::PerCpu;
+use crate::sync::Once;
+use crate::usercopy::{self, Faults};
+use crate::{apic, cpu, irq, panic, registers};
+
+mod descriptors;
+mod frame;
+
+pub(crate) use descriptors::{Descriptors, init_cpu, write_idt};
+pub(crate) use frame::decode_page_fault;
+pub use frame::{Access, Presence, Registers};
+
+/// The page fault of a user copy has no page to offer: the copy stops there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unresolved;
+
+/// What the kernel does when the hardware calls.
+pub trait Handlers: Sync {
+    /// A user copy of the kernel met `addr` without a page for `access`. Interrupts are on; may sleep.
+    ///
+    /// # Errors
+    /// When there is no page to offer.
+    fn kernel_page_fault(&self, addr: VirtAddr, access: Access) -> Result<(), Unresolved>;
+    /// This CPU's timer fired. Interrupts are off.
+    fn timer(&self);
+    /// Another CPU asked this one to look at its run queue. Interrupts are off.
+    fn reschedule(&self);
+    /// The body of the current thread returned: leave it for good.
+    fn thread_finished(&self) -> !;
+}
+
+static HANDLERS: Once<&'static dyn Handlers> = Once::new();
+
+/// Set the handlers, before the first thread, timer or user copy.
+///
+/// # Panics
+/// When they are set already.
+pub fn register(handlers: &'static dyn Handlers) {
+    HANDLERS.set(handlers);
+}
+
+pub(crate) fn handlers() -> &'static dyn Handlers {
+    *HANDLERS.get().expect("the kernel registered its handlers")
+}
+
+#[cfg(target_os = "none")]
+global_asm!(
+    include_str!("entry.s"),
+    kernel_stack = const offset_of!(PerCpu, kernel_stack),
+    context_end = const offset_of!(PerCpu, context_end),
+    user_stack = const offset_of!(PerCpu, user_stack),
+    task_rsp0 = const offset_of!(PerCpu, descriptors) + Descriptors::RSP0,
+    kernel_trap = sym kernel_trap,
+    own_stack_trap = sym own_stack_trap,
+);
+
+pub(crate) const VECTOR_PAGE_FAULT: u64 = 14;
+const VECTOR_NMI: u64 = 2;
+const INTERRUPT_FLAG: u64 = 1 << 9;
+
+/// Interrupts and exceptions in kernel mode. Interrupts are off.
+extern "C" fn kernel_trap(frame: &mut Registers) {
+    match frame.vector {
+        32.. => interrupt(frame.vector as u8),
+        VECTOR_PAGE_FAULT => page_fault(frame),
+        _ => panic::exception(frame, 0),
+    }
+}
+
+/// A fault in kernel mode is allowed to the instructions of user copies only.
+fn page_fault(frame: &mut Registers) {
+    let address = registers::read_cr2();
+    let allowed = if address < crate::user::USER_END { usercopy::fixup(frame.rip) } else { None };
+    let Some(fixup) = allowed else { panic::exception(frame, address) };
+    let may_sleep = cpu::preemption_count() == 0 && frame.rflags & INTERRUPT_FLAG != 0;
+    if fixup.faults == Faults::Sleep && may_sleep {
+        let (access, _) = decode_page_fault(frame.error);
+        registers::enable_interrupts();
+        let served = handlers().kernel_page_fault(VirtAddr(address), access);
+        registers::disable_interrupts();
+        if served.is_ok() {
+            return;
+        }
+    }
+    frame.rip = fixup.resume;
+}
+
+/// An external interrupt, from either mode. Interrupts are off.
+pub(crate) fn interrupt(vector: u8) {
+    if vector == apic::SPURIOUS_VECTOR {
+        return;
+    }
+    // Before the handler: it may arm the timer anew, and nothing can arrive before interrupts are on.
+    apic::end_of_interrupt();
+    match vector {
+        irq::VECTOR_TIMER => handlers().timer(),
+        irq::VECTOR_RESCHEDULE => handlers().reschedule(),
+        irq::VECTOR_SHOOTDOWN => cpu::serve_flushes(),
+        _ => irq::dispatch(vector),
+    }
+}
+
+/// NMI, double fault, machine check: on their own stacks, from any state.
+extern "C" fn own_stack_trap(frame: &mut Registers) {
+    if frame.vector == VECTOR_NMI {
+        return panic::stop_if_asked(frame);
+    }
+    panic::exception(frame, registers::read_cr2())
+}

@@ -1,0 +1,292 @@
+//! Bytes of the program that is loaded: through its own addresses, with SMAP on.
+//!
+//! Only addresses below [`USER_END`] are touched, and only by the instructions in `usercopy.s`, each of which is in the
+//! exception table. A fault there ends in one of two ways: [`Faults::Sleep`] lets the kernel make the page present (which
+//! may sleep) and tries again; [`Faults::Never`], for callers inside a window or under a spin lock, stops the copy. Either
+//! way nothing but a shorter count comes back to the caller.
+
+use freehold_machine::VirtAddr;
+
+use crate::user::USER_END;
+
+/// What a page fault in the middle of an access does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Faults {
+    /// It is served, which may sleep; the access stops only where it cannot be.
+    Sleep,
+    /// The access stops.
+    Never,
+}
+
+#[cfg(target_os = "none")]
+core::arch::global_asm!(include_str!("usercopy.s"));
+
+/// A value and whether the access faulted (1), in the two return registers.
+#[repr(C)]
+#[cfg(target_os = "none")]
+struct Loaded {
+    value: u64,
+    failed: u64,
+}
+
+#[cfg(target_os = "none")]
+unsafe extern "C" {
+    fn user_copy_serve(to: u64, from: u64, bytes: usize) -> usize;
+    fn user_copy_never(to: u64, from: u64, bytes: usize) -> usize;
+    fn user_zero_serve(to: u64, bytes: usize) -> usize;
+    fn user_zero_never(to: u64, bytes: usize) -> usize;
+    fn user_load32_serve(from: u64) -> Loaded;
+    fn user_load32_never(from: u64) -> Loaded;
+    fn user_load64_serve(from: u64) -> Loaded;
+    fn user_load64_never(from: u64) -> Loaded;
+    fn user_store32_serve(to: u64, value: u32) -> u64;
+    fn user_store32_never(to: u64, value: u32) -> u64;
+    fn user_store64_serve(to: u64, value: u64) -> u64;
+    fn user_store64_never(to: u64, value: u64) -> u64;
+    fn user_exchange_serve(at: u64, expected: u32, new: u32) -> Loaded;
+    fn user_exchange_never(at: u64, expected: u32, new: u32) -> Loaded;
+    static __ex_table_start: [Entry; 0];
+    static __ex_table_end: [Entry; 0];
+}
+
+/// The same names on a host, where there is no user half: every access fails.
+#[cfg(not(target_os = "none"))]
+mod host {
+    #![allow(clippy::missing_safety_doc)]
+    pub struct Loaded {
+        pub value: u64,
+        pub failed: u64,
+    }
+    macro_rules! absent {
+        ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty = $value:expr;)*) => {
+            $(pub unsafe fn $name($($arg: $ty),*) -> $ret { let _ = ($($arg,)*); $value })*
+        };
+    }
+    absent! {
+        user_copy_serve(to: u64, from: u64, bytes: usize) -> usize = bytes;
+        user_copy_never(to: u64, from: u64, bytes: usize) -> usize = bytes;
+        user_zero_serve(to: u64, bytes: usize) -> usize = bytes;
+        user_zero_never(to: u64, bytes: usize) -> usize = bytes;
+        user_load32_serve(from: u64) -> Loaded = Loaded { value: 0, failed: 1 };
+        user_load32_never(from: u64) -> Loaded = Loaded { value: 0, failed: 1 };
+        user_load64_serve(from: u64) -> Loaded = Loaded { value: 0, failed: 1 };
+        user_load64_never(from: u64) -> Loaded = Loaded { value: 0, failed: 1 };
+        user_store32_serve(to: u64, value: u32) -> u64 = 1;
+        user_store32_never(to: u64, value: u32) -> u64 = 1;
+        user_store64_serve(to: u64, value: u64) -> u64 = 1;
+        user_store64_never(to: u64, value: u64) -> u64 = 1;
+        user_exchange_serve(at: u64, expected: u32, new: u32) -> Loaded = Loaded { value: 0, failed: 1 };
+        user_exchange_never(at: u64, expected: u32, new: u32) -> Loaded = Loaded { value: 0, failed: 1 };
+    }
+}
+#[cfg(not(target_os = "none"))]
+use host::*;
+
+/// One instruction that may fault; offsets are relative to their own field.
+#[repr(C)]
+#[cfg_attr(not(target_os = "none"), allow(dead_code))]
+struct Entry {
+    from: i32,
+    to: i32,
+    serve: i32,
+}
+
+/// Where to go on after a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Fixup {
+    /// The instruction to continue at.
+    pub resume: u64,
+    /// Whether the fault may be served first.
+    pub faults: Faults,
+}
+
+/// What to do about a fault of the kernel instruction at `rip`; `None` if it may not fault.
+#[cfg(target_os = "none")]
+pub(crate) fn fixup(rip: u64) -> Option<Fixup> {
+    let start = (&raw const __ex_table_start).cast::<Entry>();
+    let end = (&raw const __ex_table_end).cast::<Entry>();
+    let count = (end as usize - start as usize) / size_of::<Entry>();
+    // SAFETY: the linker puts all entries, and nothing else, between the two symbols, in read-only memory.
+    let entries = unsafe { core::slice::from_raw_parts(start, count) };
+    let target = |field: &i32| (&raw const *field as u64).wrapping_add_signed(i64::from(*field));
+    entries.iter().find(|entry| target(&entry.from) == rip).map(|entry| Fixup {
+        resume: target(&entry.to),
+        faults: if entry.serve == 1 { Faults::Sleep } else { Faults::Never },
+    })
+}
+
+/// On a host no instruction of the kernel may fault.
+#[cfg(not(target_os = "none"))]
+pub(crate) fn fixup(_rip: u64) -> Option<Fixup> {
+    None
+}
+
+/// The part of `len` bytes from `address` that is below [`USER_END`].
+fn user_part(address: VirtAddr, len: usize) -> usize {
+    usize::try_from(USER_END.saturating_sub(address.0)).unwrap_or(usize::MAX).min(len)
+}
+
+fn is_user_word(address: VirtAddr, bytes: u64) -> bool {
+    address.0 <= USER_END - bytes
+}
+
+/// Copy from the program's memory; how many bytes were copied.
+pub fn read(from: VirtAddr, to: &mut [u8], faults: Faults) -> usize {
+    let bytes = user_part(from, to.len());
+    let to = to.as_mut_ptr() as u64;
+    let left = match faults {
+        // SAFETY: `to` is valid for `bytes` bytes of writing, and the source is below USER_END, where faults are handled.
+        Faults::Sleep => unsafe { user_copy_serve(to, from.0, bytes) },
+        // SAFETY: as above.
+        Faults::Never => unsafe { user_copy_never(to, from.0, bytes) },
+    };
+    bytes - left
+}
+
+/// Copy to the program's memory; how many bytes were copied.
+pub fn write(to: VirtAddr, from: &[u8], faults: Faults) -> usize {
+    let bytes = user_part(to, from.len());
+    let from = from.as_ptr() as u64;
+    let left = match faults {
+        // SAFETY: `from` is valid for `bytes` bytes of reading, and the target is below USER_END: never kernel memory.
+        Faults::Sleep => unsafe { user_copy_serve(to.0, from, bytes) },
+        // SAFETY: as above.
+        Faults::Never => unsafe { user_copy_never(to.0, from, bytes) },
+    };
+    bytes - left
+}
+
+/// Fill the program's memory with zeroes; how many bytes were written.
+pub fn zero(to: VirtAddr, len: usize, faults: Faults) -> usize {
+    let bytes = user_part(to, len);
+    let left = match faults {
+        // SAFETY: the target is below USER_END: never kernel memory.
+        Faults::Sleep => unsafe { user_zero_serve(to.0, bytes) },
+        // SAFETY: as above.
+        Faults::Never => unsafe { user_zero_never(to.0, bytes) },
+    };
+    bytes - left
+}
+
+/// Load a word in one access; `None` if it cannot be read.
+pub fn load_u32(from: VirtAddr, faults: Faults) -> Option<u32> {
+    if !is_user_word(from, 4) {
+        return None;
+    }
+    let loaded = match faults {
+        // SAFETY: the word is below USER_END, where faults are handled.
+        Faults::Sleep => unsafe { user_load32_serve(from.0) },
+        // SAFETY: as above.
+        Faults::Never => unsafe { user_load32_never(from.0) },
+    };
+    (loaded.failed == 0).then_some(loaded.value as u32)
+}
+
+/// Load a word in one access; `None` if it cannot be read.
+pub fn load_u64(from: VirtAddr, faults: Faults) -> Option<u64> {
+    if !is_user_word(from, 8) {
+        return None;
+    }
+    let loaded = match faults {
+        // SAFETY: the word is below USER_END, where faults are handled.
+        Faults::Sleep => unsafe { user_load64_serve(from.0) },
+        // SAFETY: as above.
+        Faults::Never => unsafe { user_load64_never(from.0) },
+    };
+    (loaded.failed == 0).then_some(loaded.value)
+}
+
+/// Store a word in one access; `None` if it cannot be written.
+pub fn store_u32(to: VirtAddr, value: u32, faults: Faults) -> Option<()> {
+    if !is_user_word(to, 4) {
+        return None;
+    }
+    let failed = match faults {
+        // SAFETY: the word is below USER_END: never kernel memory.
+        Faults::Sleep => unsafe { user_store32_serve(to.0, value) },
+        // SAFETY: as above.
+        Faults::Never => unsafe { user_store32_never(to.0, value) },
+    };
+    (failed == 0).then_some(())
+}
+
+/// Store a word in one access; `None` if it cannot be written.
+pub fn store_u64(to: VirtAddr, value: u64, faults: Faults) -> Option<()> {
+    if !is_user_word(to, 8) {
+        return None;
+    }
+    let failed = match faults {
+        // SAFETY: the word is below USER_END: never kernel memory.
+        Faults::Sleep => unsafe { user_store64_serve(to.0, value) },
+        // SAFETY: as above.
+        Faults::Never => unsafe { user_store64_never(to.0, value) },
+    };
+    (failed == 0).then_some(())
+}
+
+/// Replace a word if it is `current`, atomically; what it was, or `None` if it cannot be written.
+pub fn compare_exchange_u32(at: VirtAddr, current: u32, new: u32, faults: Faults) -> Option<u32> {
+    if !is_user_word(at, 4) {
+        return None;
+    }
+    let loaded = match faults {
+        // SAFETY: the word is below USER_END: never kernel memory.
+        Faults::Sleep => unsafe { user_exchange_serve(at.0, current, new) },
+        // SAFETY: as above.
+        Faults::Never => unsafe { user_exchange_never(at.0, current, new) },
+    };
+    (loaded.failed == 0).then_some(loaded.value as u32)
+}
+
+/// Bytes before the first NUL, at most `max`; `None` if an unreadable byte comes first.
+pub fn strnlen(from: VirtAddr, max: usize, faults: Faults) -> Option<usize> {
+    let mut done = 0;
+    while done < max {
+        // Aligned words never cross a page, so what lies past the NUL cannot fault by itself.
+        let at = VirtAddr(from.0.checked_add(done as u64)?);
+        let skip = (at.0 & 7) as usize;
+        let word = load_u64(VirtAddr(at.0 - skip as u64), faults)? | low_bytes(skip);
+        let zero = zero_byte(word);
+        if zero < 8 {
+            return Some((done + zero - skip).min(max));
+        }
+        done += 8 - skip;
+    }
+    Some(max)
+}
+
+/// A mask of the `count` lowest bytes, 0..8.
+const fn low_bytes(count: usize) -> u64 {
+    (1 << (8 * count)) - 1
+}
+
+/// Index of the lowest zero byte; 8 if there is none.
+const fn zero_byte(word: u64) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    let marks = word.wrapping_sub(ONES) & !word & (ONES << 7);
+    (marks.trailing_zeros() / 8) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_zero_byte_is_found() {
+        for index in 0..8 {
+            let word = !0u64 & !(0xff << (8 * index));
+            assert_eq!(zero_byte(word), index);
+        }
+        assert_eq!(zero_byte(u64::MAX), 8);
+        assert_eq!(zero_byte(0x8080_8080_8080_8080), 8);
+        assert_eq!(zero_byte(0x0100), 0);
+    }
+
+    #[test]
+    fn nothing_reaches_beyond_the_user_half() {
+        assert_eq!(user_part(VirtAddr(USER_END - 10), 100), 10);
+        assert_eq!(user_part(VirtAddr(u64::MAX), 100), 0);
+        assert!(!is_user_word(VirtAddr(USER_END - 3), 4));
+        assert!(is_user_word(VirtAddr(USER_END - 4), 4));
+    }
+}

@@ -1,0 +1,158 @@
+//! The dynamic area: addresses for kernel stacks, device registers, firmware tables, the initial RAM disk.
+//!
+//! Addresses are handed out upwards. Mappings of devices and firmware stay for ever; stacks are kept for
+//! reuse, and those beyond [`KEPT_STACKS`] are unmapped, their place remembered in their guard page's entry.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_machine::{CpuSet, Cpus, Flush, PAGE_SIZE, Pfn, PhysAddr, Tlb, VirtAddr};
+
+use crate::X86;
+use crate::memory::layout::DYNAMIC_SPAN;
+use crate::memory::{self, OutOfMemory, layout, tables};
+use crate::sync::SpinLock;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Pages of a stack; below it as many pages are left unmapped.
+const STACK_PAGES: u64 = 4;
+const SLOT_BYTES: u64 = 2 * STACK_PAGES * PAGE;
+const KEPT_STACKS: usize = 16;
+
+/// Bytes of the area that are taken.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// Take addresses for `pages` pages, aligned to `align` bytes.
+fn take_addresses(bytes: u64, align: u64) -> Result<VirtAddr, OutOfMemory> {
+    let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+        let end = taken.next_multiple_of(align) + bytes;
+        (end <= DYNAMIC_SPAN).then_some(end)
+    });
+    let start = taken.map_err(|_| OutOfMemory)?.next_multiple_of(align);
+    Ok(VirtAddr(layout().dynamic + start))
+}
+
+fn alloc_table() -> Option<Pfn> {
+    memory::alloc_frames(0)
+}
+
+/// Map the physical range with leaf `flags`, for ever; returns the address of its first byte.
+pub(crate) fn map_range(phys: PhysAddr, len: u64, flags: u64) -> Result<VirtAddr, OutOfMemory> {
+    let first = Pfn::containing(phys);
+    let offset = phys.0 % PAGE;
+    let pages = tables::pages(offset + len);
+    let address = take_addresses(pages * PAGE, PAGE)?;
+    for page in 0..pages {
+        let value = tables::leaf(first.offset(page), flags);
+        tables::map_page(VirtAddr(address.0 + page * PAGE), value, &mut alloc_table)?;
+    }
+    Ok(VirtAddr(address.0 + offset))
+}
+
+/// Unmap `pages` pages that [`map_range`] mapped, everywhere. The addresses are not used again.
+pub(crate) fn unmap(start: VirtAddr, pages: u64) {
+    for page in 0..pages {
+        let address = VirtAddr(start.0 + page * PAGE);
+        tables::find_entry(address, 1).expect("what was mapped has its table").store(0, Ordering::Release);
+    }
+    X86.flush_on(CpuSet::first(X86.cpu_count()), Flush::Range { start, pages });
+}
+
+/// A kernel stack of 16 KiB above an unmapped guard, so that running over its end is a fault.
+#[derive(Debug)]
+pub struct Stack {
+    bottom: VirtAddr,
+}
+
+struct Idle {
+    /// Stacks that are mapped and unused.
+    kept: [u64; KEPT_STACKS],
+    count: usize,
+    /// The bottom of the first unmapped stack place; each one's guard entry holds the next one's, 0 the end.
+    places: u64,
+}
+
+static IDLE: SpinLock<Idle> = SpinLock::new(Idle { kept: [0; KEPT_STACKS], count: 0, places: 0 });
+
+fn guard_entry(bottom: VirtAddr) -> &'static AtomicU64 {
+    tables::find_entry(VirtAddr(bottom.0 - PAGE), 1).expect("a used stack place has its table")
+}
+
+impl Stack {
+    /// A stack; its bytes are anything.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn new() -> Result<Self, OutOfMemory> {
+        let place = {
+            let mut idle = IDLE.lock();
+            if idle.count > 0 {
+                idle.count -= 1;
+                return Ok(Self { bottom: VirtAddr(idle.kept[idle.count]) });
+            }
+            let place = VirtAddr(idle.places);
+            if place.0 != 0 {
+                // Addresses are even: the entry that remembers one is never a present one.
+                idle.places = guard_entry(place).swap(0, Ordering::AcqRel);
+            }
+            place
+        };
+        let bottom = match place.0 {
+            0 => VirtAddr(take_addresses(SLOT_BYTES, SLOT_BYTES)?.0 + STACK_PAGES * PAGE),
+            _ => place,
+        };
+        let stack = Self { bottom };
+        for page in 0..STACK_PAGES {
+            let mapped = memory::alloc_frames(0).ok_or(OutOfMemory).and_then(|frame| {
+                let address = VirtAddr(bottom.0 + page * PAGE);
+                let mapped = tables::map_page(address, tables::leaf(frame, tables::DATA), &mut alloc_table);
+                mapped.inspect_err(|_| memory::free_frames(frame, 0))
+            });
+            if mapped.is_err() {
+                stack.unmap();
+                core::mem::forget(stack);
+                return Err(OutOfMemory);
+            }
+        }
+        Ok(stack)
+    }
+
+    /// The first address above the stack, a multiple of 16.
+    pub fn top(&self) -> u64 {
+        self.bottom.0 + STACK_PAGES * PAGE
+    }
+
+    /// Take the pages away and remember the place, where it has its table.
+    fn unmap(&self) {
+        let mut frames = [None; STACK_PAGES as usize];
+        for (page, frame) in frames.iter_mut().enumerate() {
+            let address = VirtAddr(self.bottom.0 + page as u64 * PAGE);
+            let value = tables::find_entry(address, 1).map_or(0, |entry| entry.swap(0, Ordering::AcqRel));
+            *frame = (value != 0).then_some(tables::frame_of(value));
+        }
+        let everyone = CpuSet::first(X86.cpu_count());
+        X86.flush_on(everyone, Flush::Range { start: self.bottom, pages: STACK_PAGES });
+        for frame in frames.into_iter().flatten() {
+            memory::free_frames(frame, 0);
+        }
+        if let Some(guard) = tables::find_entry(VirtAddr(self.bottom.0 - PAGE), 1) {
+            let mut idle = IDLE.lock();
+            guard.store(idle.places, Ordering::Release);
+            idle.places = self.bottom.0;
+        }
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        {
+            let mut idle = IDLE.lock();
+            let count = idle.count;
+            if count < KEPT_STACKS {
+                idle.kept[count] = self.bottom.0;
+                idle.count += 1;
+                return;
+            }
+        }
+        self.unmap();
+    }
+}
