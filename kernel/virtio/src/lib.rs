@@ -25,8 +25,10 @@ extern crate alloc;
 pub mod block;
 pub mod console;
 #[cfg(test)]
-mod fake;
+mod driver_tests;
 pub mod pci;
+#[cfg(test)]
+mod pci_tests;
 pub mod platform;
 pub mod transport;
 
