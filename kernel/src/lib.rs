@@ -22,7 +22,10 @@ pub mod fs;
 pub mod host;
 pub mod hw;
 pub mod klog;
-/// Memory as processes see it.
+#[cfg(target_os = "none")]
+pub mod mem;
+/// Memory as processes see it; on the host there are no processes.
+#[cfg(not(target_os = "none"))]
 pub mod mem {
     /// A process' memory.
     #[derive(Debug)]

@@ -65,6 +65,21 @@ pub fn register_block(major: u32, minors: RangeInclusive<u32>, name: &'static st
     DRIVERS.lock().push(Driver { kind: NodeKind::BlockDevice, major, minors, name, open });
 }
 
+static SYNCS: SpinLock<Vec<fn()>> = SpinLock::new(Vec::new());
+
+/// Have sync(2) call `sync`, which pushes what was written to a driver's devices.
+pub fn register_sync(sync: fn()) {
+    SYNCS.lock().push(sync);
+}
+
+/// Push what was written to any device.
+pub fn sync_all() {
+    let all = SYNCS.lock().clone();
+    for sync in all {
+        sync();
+    }
+}
+
 /// Open the device behind `node`, whose metadata holds the number: `ENXIO` if nobody serves it.
 pub fn open(node: Arc<dyn Node>, kind: NodeKind, rdev: u64, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let (major, minor) = split_device(rdev);

@@ -19,8 +19,10 @@
 //! is taken before all of them.
 
 pub mod anonymous;
+pub mod boot;
 pub mod bytes;
 pub mod caller;
+pub mod calls;
 pub mod clock;
 pub mod content;
 pub mod context;
@@ -28,6 +30,8 @@ pub mod device;
 pub mod file;
 pub mod flags;
 pub mod generated;
+pub mod initramfs;
+pub mod locks;
 pub mod mount;
 pub mod names;
 pub mod node;
@@ -36,6 +40,9 @@ pub mod path;
 mod path_file;
 pub mod pipe;
 pub mod poll;
+pub mod procfs;
+pub mod pseudo;
+pub mod sysfs;
 pub mod table;
 pub mod tmpfs;
 pub mod walk;

@@ -67,6 +67,10 @@ pub trait FileSystem: Send + Sync {
     fn options(&self) -> alloc::string::String {
         alloc::string::String::new()
     }
+    /// Push what was written to the device; memory needs nothing.
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
     /// Change options (a remount, or the data of mount(2)); `EINVAL` for ones it does not know.
     fn configure(&self, _options: &[u8]) -> Result<()> {
         Ok(())
@@ -176,6 +180,15 @@ impl Mount {
         let covered = gone.1.covers.lock().take();
         drop(covered);
         Ok(())
+    }
+
+    /// Move `child` from this mount to `place`, with all that hangs in it.
+    pub fn hand_over(&self, child: &Arc<Mount>, place: Path) -> Result<()> {
+        let mut children = self.children.lock();
+        let index = children.iter().position(|(_, m)| Arc::ptr_eq(m, child)).ok_or(Errno::EINVAL)?;
+        children.swap_remove(index);
+        drop(children);
+        place.mount.clone().attach(child, place)
     }
 
     /// The mount that covers `node` of this mount, if any.

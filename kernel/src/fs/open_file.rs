@@ -4,10 +4,11 @@
 //! course, as POSIX wants them atomic towards each other; streams never take it.
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use super::file::{Blocking, DirEntry, File, Ready, Seekable};
 use super::flags::OpenFlags;
+use super::locks::{self, Owner};
 use super::node::Node;
 use super::path::Path;
 use crate::sync::{Mutex, PollWaiter};
@@ -43,7 +44,13 @@ pub struct OpenFile {
     owner: AtomicI32,
     /// F_SETSIG.
     signal: AtomicI32,
+    /// As owner of locks; never used twice.
+    id: u64,
+    /// A lock was asked for through this description.
+    locked: AtomicBool,
 }
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl OpenFile {
     /// A description of `file`, opened by `path` where it has one.
@@ -55,7 +62,20 @@ impl OpenFile {
             offset: Mutex::new(0),
             owner: AtomicI32::new(0),
             signal: AtomicI32::new(0),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            locked: AtomicBool::new(false),
         })
+    }
+
+    /// Who owns locks that belong to the description (flock, OFD locks).
+    pub fn lock_owner(&self) -> Owner {
+        self.locked.store(true, Ordering::Relaxed);
+        Owner::Description(self.id)
+    }
+
+    /// A descriptor of it was closed: what its file has to say to that becomes close(2)'s result.
+    pub fn flush(&self) -> Result<()> {
+        self.file.flush()
     }
 
     /// What it does.
@@ -273,6 +293,9 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        if *self.locked.get_mut() {
+            locks::release(self.node().identity(), Owner::Description(self.id));
+        }
         self.file.release();
     }
 }

@@ -31,6 +31,25 @@ pub struct Path {
     pub entry: Option<Arc<Entry>>,
 }
 
+/// A path as text, and what is true of it.
+pub struct Description {
+    /// Absolute, without any mark.
+    pub text: Vec<u8>,
+    /// Whether its last name still is there.
+    pub presence: Presence,
+    /// Whether it leads to the root it was described from.
+    pub reach: Reach,
+}
+
+/// Whether a place can be reached from a root.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// It is below.
+    Inside,
+    /// It is not: outside a chroot, or in a mount that hangs nowhere.
+    Outside,
+}
+
 impl Path {
     /// The root directory of `mount`.
     pub fn root_of(mount: Arc<Mount>) -> Self {
@@ -48,67 +67,65 @@ impl Path {
         self.node.identity() == self.mount.root().identity()
     }
 
-    /// The text of the path as seen from `root`, as /proc shows it: absolute, with " (deleted)" when
-    /// the last name is gone, with "(unreachable)" in front when it does not lead to `root`.
+    /// The text of the path as seen from `root`, as /proc shows it: absolute, with " (deleted)" when the last
+    /// name is gone.
     pub fn display(&self, root: &Path) -> Result<Vec<u8>> {
-        let mut text = Vec::new();
-        let mut deleted = false;
-        let mut here = self.clone();
-        // Built backwards: each name is pushed reversed, then the whole is turned round.
-        if here.node.kind() != NodeKind::Directory {
-            match &here.entry {
-                None => return Ok(text),
-                Some(entry) => {
-                    let (name, presence) = current_name(entry, &here.node);
-                    deleted = presence == Presence::Removed;
-                    push_reversed(&mut text, &name)?;
-                    here = Path { mount: here.mount.clone(), node: entry.dir.clone(), entry: None };
-                }
-            }
+        let Description { mut text, presence, .. } = self.describe(root)?;
+        if presence == Presence::Removed {
+            text.extend_from_slice(b" (deleted)");
         }
-        let mut reachable = true;
+        Ok(text)
+    }
+
+    /// The text of the path as seen from `root`.
+    pub fn describe(&self, root: &Path) -> Result<Description> {
+        // Built backwards: each name is pushed reversed, then the whole is turned round.
+        let mut text = Vec::new();
+        let mut presence = Presence::Linked;
+        let mut reach = Reach::Inside;
+        let mut here = self.clone();
+        if let Some(entry) = &self.entry {
+            let name;
+            (name, presence) = current_name(entry, &self.node);
+            push_reversed(&mut text, &name)?;
+            here = Path { mount: here.mount, node: entry.dir.clone(), entry: None };
+        } else if self.node.kind() != NodeKind::Directory {
+            // Made without a name (O_TMPFILE): Linux invents one from the inode number.
+            let name = alloc::format!("#{}", self.node.identity().inode);
+            push_reversed(&mut text, name.as_bytes())?;
+            presence = Presence::Removed;
+            here = Path::root_of(here.mount);
+        }
         while !here.same_place(root) {
             if here.is_mount_root() {
-                match here.mount.mountpoint() {
-                    Some(up) => {
-                        // A file may be a mount point: its name counts.
-                        if let Some(entry) = &up.entry {
-                            push_reversed(&mut text, &entry.name)?;
-                            here = Path { mount: up.mount.clone(), node: entry.dir.clone(), entry: None };
-                        } else {
-                            here = up;
-                        }
+                let Some(below) = here.mount.mountpoint() else {
+                    reach = Reach::Outside;
+                    break;
+                };
+                here = match &below.entry {
+                    // A file may be a mount point: its name counts.
+                    Some(entry) => {
+                        push_reversed(&mut text, &entry.name)?;
+                        Path { mount: below.mount.clone(), node: entry.dir.clone(), entry: None }
                     }
-                    None => {
-                        reachable = false;
-                        break;
-                    }
+                    None => below,
+                };
+            } else if let Some(place) = here.node.parent() {
+                if place.presence == Presence::Removed {
+                    presence = Presence::Removed;
                 }
+                push_reversed(&mut text, &place.name)?;
+                here.node = place.dir;
             } else {
-                match here.node.parent() {
-                    Some(place) => {
-                        deleted |= place.presence == Presence::Removed;
-                        push_reversed(&mut text, &place.name)?;
-                        here.node = place.dir;
-                    }
-                    None => {
-                        deleted = true;
-                        break;
-                    }
-                }
+                presence = Presence::Removed;
+                break;
             }
         }
         if text.is_empty() {
             text.push(b'/');
         }
-        if !reachable {
-            text.extend(b"(unreachable)".iter().rev());
-        }
         text.reverse();
-        if deleted {
-            text.extend_from_slice(b" (deleted)");
-        }
-        Ok(text)
+        Ok(Description { text, presence, reach })
     }
 }
 

@@ -6,7 +6,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::RangeInclusive;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::locks::{self, Owner};
 use super::open_file::OpenFile;
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
@@ -36,7 +38,13 @@ struct Slots {
 /// A table of descriptors.
 pub struct FileTable {
     inner: SpinLock<Slots>,
+    /// As owner of record locks; never used twice.
+    id: u64,
+    /// A record lock was asked for through this table, so that closing looks for some.
+    locks: AtomicBool,
 }
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Slots {
     fn get(&self, fd: i32) -> Result<&Slot> {
@@ -80,7 +88,21 @@ impl Slots {
 impl FileTable {
     /// An empty table.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { inner: SpinLock::new(Slots::default()) })
+        Self::with_slots(Slots::default())
+    }
+
+    fn with_slots(slots: Slots) -> Arc<Self> {
+        Arc::new(Self {
+            inner: SpinLock::new(slots),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            locks: AtomicBool::new(false),
+        })
+    }
+
+    /// Who owns record locks that were set through this table.
+    pub fn lock_owner(&self) -> Owner {
+        self.locks.store(true, Ordering::Relaxed);
+        Owner::Process(self.id)
     }
 
     /// A table of its own with the same open files (fork without CLONE_FILES, unshare).
@@ -96,7 +118,7 @@ impl FileTable {
                 break inner.first_free;
             }
         };
-        Ok(Arc::new(Self { inner: SpinLock::new(Slots { slots: copy, first_free }) }))
+        Ok(Self::with_slots(Slots { slots: copy, first_free }))
     }
 
     /// The open file behind `fd`; `EBADF` if there is none.
@@ -144,8 +166,30 @@ impl FileTable {
         self.inner.lock().remove(index).map(|slot| slot.file).ok_or(Errno::EBADF)
     }
 
-    /// Take all of `fds` out; they come back one by one.
-    pub fn take_range(&self, fds: RangeInclusive<u32>, mut closed: impl FnMut(Arc<OpenFile>)) {
+    /// `EMFILE` if no descriptor below `limit` is free now.
+    pub fn check_room(&self, limit: usize) -> Result<()> {
+        let inner = self.inner.lock();
+        let from = inner.first_free.min(inner.slots.len());
+        let free = inner.slots[from..].iter().position(|s| s.is_none()).unwrap_or(inner.slots.len() - from);
+        if from + free < limit { Ok(()) } else { Err(Errno::EMFILE) }
+    }
+
+    /// close(2): also lets go of the process' record locks on the file, whichever descriptor set them.
+    pub fn close(&self, fd: i32) -> Result<()> {
+        let file = self.take(fd)?;
+        self.closed(&file);
+        file.flush()
+    }
+
+    /// A descriptor of `file` left the table.
+    pub fn closed(&self, file: &OpenFile) {
+        if self.locks.load(Ordering::Relaxed) {
+            locks::release(file.node().identity(), Owner::Process(self.id));
+        }
+    }
+
+    /// Close all of `fds`.
+    pub fn close_range(&self, fds: RangeInclusive<u32>) {
         for index in *fds.start() as usize..=*fds.end() as usize {
             let mut inner = self.inner.lock();
             if index >= inner.slots.len() {
@@ -154,7 +198,7 @@ impl FileTable {
             let slot = inner.remove(index);
             drop(inner);
             if let Some(slot) = slot {
-                closed(slot.file);
+                self.closed(&slot.file);
             }
         }
     }
@@ -180,18 +224,16 @@ impl FileTable {
     }
 
     /// A program was executed: close what is marked so.
-    pub fn close_on_exec(&self, mut closed: impl FnMut(Arc<OpenFile>)) {
+    pub fn close_on_exec(&self) {
         let len = self.inner.lock().slots.len();
         for index in 0..len {
             let mut inner = self.inner.lock();
-            let marked = inner
-                .slots
-                .get(index)
-                .is_some_and(|s| s.as_ref().is_some_and(|s| s.on_exec == OnExec::Close));
+            let slot = inner.slots.get(index).and_then(Option::as_ref);
+            let marked = slot.is_some_and(|slot| slot.on_exec == OnExec::Close);
             let slot = if marked { inner.remove(index) } else { None };
             drop(inner);
             if let Some(slot) = slot {
-                closed(slot.file);
+                self.closed(&slot.file);
             }
         }
     }
@@ -206,5 +248,13 @@ impl FileTable {
     /// Slots there are now (FDSize in /proc/PID/status).
     pub fn size(&self) -> usize {
         self.inner.lock().slots.len()
+    }
+}
+
+impl Drop for FileTable {
+    fn drop(&mut self) {
+        if *self.locks.get_mut() {
+            locks::release_all(Owner::Process(self.id));
+        }
     }
 }

@@ -223,6 +223,15 @@ impl Process {
     pub(super) fn replace_files(&self, files: Arc<FileTable>) -> Arc<FileTable> {
         core::mem::replace(&mut *self.files.lock(), files)
     }
+    /// Have a descriptor table of its own (unshare, close_range).
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn unshare_files(&self) -> crate::Result<()> {
+        let own = self.files().duplicate()?;
+        drop(self.replace_files(own));
+        Ok(())
+    }
     /// Take another place in the tree of names (unshare).
     pub(super) fn replace_fs(&self, fs: Arc<FsContext>) -> Arc<FsContext> {
         core::mem::replace(&mut *self.fs.lock(), fs)

@@ -30,7 +30,8 @@ use crate::{Errno, Result};
 const MAGIC: u64 = 0x0102_1994;
 const PAGE: u64 = 4096;
 
-static NEXT_DEVICE: AtomicU64 = AtomicU64::new(1);
+/// Minors below are taken by files without a name and the like.
+static NEXT_DEVICE: AtomicU64 = AtomicU64::new(20);
 
 /// A device number for a file system without a device (major 0).
 pub fn unnamed_device() -> u64 {

@@ -79,6 +79,13 @@ impl TmpNode {
         self.attributes.lock().mode = mode;
     }
 
+    /// Let seals be added: for a new memfd.
+    pub fn allow_sealing(&self) {
+        if let Some(regular) = self.regular() {
+            regular.seals().open();
+        }
+    }
+
     /// The file behind a regular node.
     pub(super) fn regular(&self) -> Option<&Regular> {
         match &self.body {

@@ -1,0 +1,196 @@
+//! dup, fcntl, ioctl.
+
+use super::open::on_exec;
+use super::{descriptor_limit, file, files, only, process};
+use crate::fs::file::Blocking;
+use crate::fs::flags::OpenFlags;
+use crate::fs::locks::Owner;
+use crate::fs::node::NodeKind;
+use crate::fs::table::OnExec;
+use crate::syscall::Args;
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+/// dup(fd)
+pub fn sys_dup(args: &Args) -> Result<i64> {
+    let process = process();
+    let file = process.files().get(args.fd(0))?;
+    process.files().insert(file, OnExec::Keep, descriptor_limit(&process)).map(i64::from)
+}
+
+fn duplicate_to(old: i32, new: i32, on_exec: OnExec) -> Result<i64> {
+    let process = process();
+    let files = process.files();
+    let file = files.get(old)?;
+    let replaced = files.replace(new, file, on_exec, descriptor_limit(&process))?;
+    if let Some(replaced) = replaced {
+        files.closed(&replaced);
+    }
+    Ok(i64::from(new))
+}
+
+/// dup2(old, new)
+pub fn sys_dup2(args: &Args) -> Result<i64> {
+    let (old, new) = (args.fd(0), args.fd(1));
+    if old == new {
+        return files().get(old).map(|_| i64::from(new));
+    }
+    duplicate_to(old, new, OnExec::Keep)
+}
+
+/// dup3(old, new, flags)
+pub fn sys_dup3(args: &Args) -> Result<i64> {
+    only(args.uint(2), OpenFlags::CLOEXEC.bits())?;
+    if args.fd(0) == args.fd(1) {
+        return Err(Errno::EINVAL);
+    }
+    duplicate_to(args.fd(0), args.fd(1), on_exec(OpenFlags::from_bits_retain(args.uint(2))))
+}
+
+const FD_CLOEXEC: u64 = 1;
+
+const F_DUPFD: u32 = 0;
+const F_GETFD: u32 = 1;
+const F_SETFD: u32 = 2;
+const F_GETFL: u32 = 3;
+const F_SETFL: u32 = 4;
+const F_GETLK: u32 = 5;
+const F_SETLK: u32 = 6;
+const F_SETLKW: u32 = 7;
+const F_SETOWN: u32 = 8;
+const F_GETOWN: u32 = 9;
+const F_SETSIG: u32 = 10;
+const F_GETSIG: u32 = 11;
+const F_SETOWN_EX: u32 = 15;
+const F_GETOWN_EX: u32 = 16;
+const F_OFD_GETLK: u32 = 36;
+const F_OFD_SETLK: u32 = 37;
+const F_OFD_SETLKW: u32 = 38;
+const F_GETLEASE: u32 = 1025;
+const F_DUPFD_CLOEXEC: u32 = 1030;
+const F_SETPIPE_SZ: u32 = 1031;
+const F_GETPIPE_SZ: u32 = 1032;
+const F_ADD_SEALS: u32 = 1033;
+const F_GET_SEALS: u32 = 1034;
+
+/// F_GETLEASE's answer without a lease, and the type of a lock that is to go.
+const F_UNLCK: i64 = 2;
+/// F_OWNER_TID, F_OWNER_PID, F_OWNER_PGRP.
+const OWNER_GROUP: i32 = 2;
+
+/// fcntl(fd, command, argument)
+pub fn sys_fcntl(args: &Args) -> Result<i64> {
+    let (fd, command, argument) = (args.fd(0), args.uint(1), args[2]);
+    let process = process();
+    let files = process.files();
+    let file = files.get(fd)?;
+    match command {
+        F_DUPFD | F_DUPFD_CLOEXEC => {
+            let limit = descriptor_limit(&process);
+            let least = usize::try_from(argument as i32).map_err(|_| Errno::EINVAL)?;
+            if least >= limit {
+                return Err(Errno::EINVAL);
+            }
+            let on_exec = if command == F_DUPFD { OnExec::Keep } else { OnExec::Close };
+            return files.insert_from(least, file, on_exec, limit).map(i64::from);
+        }
+        F_GETFD => return files.on_exec(fd).map(|on_exec| i64::from(on_exec == OnExec::Close)),
+        F_SETFD => {
+            let on_exec = if argument & FD_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep };
+            return files.set_on_exec(fd, on_exec).map(|()| 0);
+        }
+        F_GETFL => return Ok(i64::from(file.flags().bits())),
+        _ => file.check_not_path()?,
+    }
+    match command {
+        F_SETFL => {
+            file.set_status(OpenFlags::from_bits_retain(argument as u32));
+            Ok(0)
+        }
+        F_GETLK => super::locking::get_lock(&file, files.lock_owner(), argument),
+        F_SETLK | F_SETLKW => {
+            let wait = if command == F_SETLKW { Blocking::Wait } else { Blocking::Never };
+            super::locking::set_lock(&file, files.lock_owner(), process.pid, argument, wait)
+        }
+        F_OFD_GETLK => super::locking::get_lock(&file, file.lock_owner(), argument),
+        F_OFD_SETLK | F_OFD_SETLKW => {
+            let wait = if command == F_OFD_SETLKW { Blocking::Wait } else { Blocking::Never };
+            let owner: Owner = file.lock_owner();
+            super::locking::set_lock(&file, owner, 0, argument, wait)
+        }
+        F_SETOWN => {
+            file.set_owner(argument as i32);
+            Ok(0)
+        }
+        F_GETOWN => Ok(i64::from(file.owner())),
+        F_SETOWN_EX => {
+            let [kind, id] = UserPtr::<[i32; 2]>::new(argument).read()?;
+            if !(0..=OWNER_GROUP).contains(&kind) {
+                return Err(Errno::EINVAL);
+            }
+            file.set_owner(if kind == OWNER_GROUP { -id } else { id });
+            Ok(0)
+        }
+        F_GETOWN_EX => {
+            let owner = file.owner();
+            let pair = if owner < 0 { [OWNER_GROUP, -owner] } else { [1, owner] };
+            UserPtr::new(argument).write(&pair).map(|()| 0)
+        }
+        F_SETSIG => {
+            let signal =
+                i32::try_from(argument).ok().filter(|s| (0..=64).contains(s)).ok_or(Errno::EINVAL)?;
+            file.set_signal(signal);
+            Ok(0)
+        }
+        F_GETSIG => Ok(i64::from(file.signal())),
+        F_GETLEASE => Ok(F_UNLCK),
+        F_SETPIPE_SZ => file.file().set_pipe_size(argument as usize).map(|n| n as i64),
+        F_GETPIPE_SZ => file.file().pipe_size().map(|n| n as i64),
+        F_ADD_SEALS => {
+            let seals = file.file().seals().ok_or(Errno::EINVAL)?;
+            if !file.flags().writes() {
+                return Err(Errno::EPERM);
+            }
+            seals.add(argument as u32).map(|()| 0)
+        }
+        F_GET_SEALS => file.file().seals().map(|seals| i64::from(seals.bits())).ok_or(Errno::EINVAL),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+const FIONREAD: u32 = 0x541b;
+const FIONBIO: u32 = 0x5421;
+const FIONCLEX: u32 = 0x5450;
+const FIOCLEX: u32 = 0x5451;
+const FIOASYNC: u32 = 0x5452;
+const FIGETBSZ: u32 = 2;
+
+/// ioctl(fd, request, argument): what holds for every file here, all else by the file.
+pub fn sys_ioctl(args: &Args) -> Result<i64> {
+    let (fd, request, argument) = (args.fd(0), args.uint(1), args[2]);
+    let file = file(fd)?;
+    file.check_not_path()?;
+    match request {
+        FIOCLEX => files().set_on_exec(fd, OnExec::Close).map(|()| 0),
+        FIONCLEX => files().set_on_exec(fd, OnExec::Keep).map(|()| 0),
+        FIONBIO => {
+            let on = UserPtr::<i32>::new(argument).read()? != 0;
+            file.set_blocking(if on { Blocking::Never } else { Blocking::Wait });
+            Ok(0)
+        }
+        FIOASYNC => {
+            let mut flags = file.flags();
+            flags.set(OpenFlags::ASYNC, UserPtr::<i32>::new(argument).read()? != 0);
+            file.set_status(flags);
+            Ok(0)
+        }
+        FIONREAD if file.node().kind() == NodeKind::Regular => {
+            let left = file.node().metadata().size.saturating_sub(file.position());
+            UserPtr::new(argument).write(&(left.min(i32::MAX as u64) as i32)).map(|()| 0)
+        }
+        FIGETBSZ if file.node().kind() == NodeKind::Regular => {
+            UserPtr::new(argument).write(&(file.node().metadata().block_size as i32)).map(|()| 0)
+        }
+        _ => file.file().ioctl(request, argument),
+    }
+}

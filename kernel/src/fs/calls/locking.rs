@@ -1,0 +1,126 @@
+//! flock and the locks of fcntl.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::file;
+use crate::fs::file::Blocking;
+use crate::fs::locks::{self, Lock, Owner, Sharing, Space};
+use crate::fs::open_file::OpenFile;
+use crate::syscall::Args;
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+/// `struct flock` of x86-64.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Flock {
+    kind: i16,
+    whence: i16,
+    padding: u32,
+    start: i64,
+    len: i64,
+    pid: i32,
+    padding_behind: u32,
+}
+
+const F_RDLCK: i16 = 0;
+const F_WRLCK: i16 = 1;
+const F_UNLCK: i16 = 2;
+
+/// The bytes a `struct flock` means: a negative length counts backwards, 0 is to the end.
+fn range(file: &OpenFile, flock: &Flock) -> Result<(u64, u64)> {
+    let base = match flock.whence {
+        0 => 0,
+        1 => file.position(),
+        2 => file.file().end()?,
+        _ => return Err(Errno::EINVAL),
+    };
+    let start = i64::try_from(base).ok().and_then(|b| b.checked_add(flock.start)).ok_or(Errno::EOVERFLOW)?;
+    let end = start.checked_add(flock.len).ok_or(Errno::EOVERFLOW)?;
+    let (start, end) = if flock.len < 0 { (end, start) } else { (start, end) };
+    let start = u64::try_from(start).map_err(|_| Errno::EINVAL)?;
+    Ok((start, if flock.len == 0 { u64::MAX } else { end as u64 }))
+}
+
+fn sharing(kind: i16) -> Result<Sharing> {
+    match kind {
+        F_RDLCK => Ok(Sharing::Shared),
+        F_WRLCK => Ok(Sharing::Exclusive),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// F_GETLK: what stands in the way of the lock at `address`, or F_UNLCK.
+pub(super) fn get_lock(file: &OpenFile, owner: Owner, address: u64) -> Result<i64> {
+    let pointer = UserPtr::<Flock>::new(address);
+    let mut flock = pointer.read()?;
+    let (start, end) = range(file, &flock)?;
+    let wanted = Lock { space: Space::Record, start, end, sharing: sharing(flock.kind)?, owner, pid: 0 };
+    match locks::conflict(file.node().identity(), &wanted) {
+        None => flock.kind = F_UNLCK,
+        Some(held) => {
+            flock.kind = if held.sharing == Sharing::Shared { F_RDLCK } else { F_WRLCK };
+            flock.whence = 0;
+            flock.start = held.start as i64;
+            flock.len = if held.end == u64::MAX { 0 } else { (held.end - held.start) as i64 };
+            flock.pid = if let Owner::Process(_) = held.owner { held.pid as i32 } else { -1 };
+        }
+    }
+    pointer.write(&flock).map(|()| 0)
+}
+
+/// F_SETLK and F_SETLKW.
+pub(super) fn set_lock(
+    file: &OpenFile,
+    owner: Owner,
+    pid: u32,
+    address: u64,
+    blocking: Blocking,
+) -> Result<i64> {
+    let flock = UserPtr::<Flock>::new(address).read()?;
+    let (start, end) = range(file, &flock)?;
+    let identity = file.node().identity();
+    if flock.kind == F_UNLCK {
+        return locks::unset(identity, Space::Record, owner, start, end).map(|()| 0);
+    }
+    let sharing = sharing(flock.kind)?;
+    match sharing {
+        Sharing::Shared => file.check_readable()?,
+        Sharing::Exclusive => file.check_writable()?,
+    }
+    let wanted = Lock { space: Space::Record, start, end, sharing, owner, pid };
+    match blocking {
+        Blocking::Wait => locks::set(identity, &wanted),
+        Blocking::Never => locks::try_set(identity, &wanted),
+    }
+    .map(|()| 0)
+}
+
+const LOCK_SH: u32 = 1;
+const LOCK_EX: u32 = 2;
+const LOCK_NB: u32 = 4;
+const LOCK_UN: u32 = 8;
+
+/// flock(fd, operation)
+pub fn sys_flock(args: &Args) -> Result<i64> {
+    let file = file(args.fd(0))?;
+    file.check_not_path()?;
+    let identity = file.node().identity();
+    let owner = file.lock_owner();
+    let sharing = match args.uint(1) & !LOCK_NB {
+        LOCK_SH => Sharing::Shared,
+        LOCK_EX => Sharing::Exclusive,
+        LOCK_UN => return locks::unset(identity, Space::Flock, owner, 0, u64::MAX).map(|()| 0),
+        _ => return Err(Errno::EINVAL),
+    };
+    let wanted = Lock { space: Space::Flock, start: 0, end: u64::MAX, sharing, owner, pid: 0 };
+    if args.uint(1) & LOCK_NB != 0 {
+        return locks::try_set(identity, &wanted).map(|()| 0);
+    }
+    // A change from shared to exclusive lets go first: two that wait for each other would wait for ever.
+    if locks::try_set(identity, &wanted) == Err(Errno::EAGAIN) {
+        locks::unset(identity, Space::Flock, owner, 0, u64::MAX)?;
+        locks::set(identity, &wanted)?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,140 @@
+//! The system calls on files and names.
+//!
+//! A handler reads its arguments, resolves descriptors and paths for the calling thread, and calls the
+//! functions that do the work; checks come in Linux' order where a program can tell.
+
+mod descriptors;
+mod directory;
+mod locking;
+mod mounting;
+mod names;
+mod open;
+mod read_write;
+mod space;
+mod stat;
+mod transfer;
+mod xattr;
+
+pub use descriptors::*;
+pub use directory::*;
+pub use locking::*;
+pub use mounting::*;
+pub use names::*;
+pub use open::*;
+pub use read_write::*;
+pub use space::*;
+pub use stat::*;
+pub use transfer::*;
+pub use xattr::*;
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::boot;
+use super::caller::Caller;
+use super::flags::ResolveFlags;
+use super::node::{Node, NodeKind};
+use super::open_file::OpenFile;
+use super::path::Path;
+use super::table::FileTable;
+use super::walk::{Final, Walk};
+use crate::task::{self, Process, Resource};
+use crate::{Errno, Result, user};
+
+/// The working directory instead of a descriptor.
+const AT_FDCWD: i32 = -100;
+const AT_SYMLINK_NOFOLLOW: u32 = 0x100;
+const AT_REMOVEDIR: u32 = 0x200;
+const AT_EACCESS: u32 = 0x200;
+const AT_SYMLINK_FOLLOW: u32 = 0x400;
+const AT_NO_AUTOMOUNT: u32 = 0x800;
+const AT_EMPTY_PATH: u32 = 0x1000;
+
+fn process() -> Arc<Process> {
+    task::current().process().clone()
+}
+
+fn files() -> Arc<FileTable> {
+    process().files()
+}
+
+/// The open file behind a descriptor of the caller.
+fn file(fd: i32) -> Result<Arc<OpenFile>> {
+    files().get(fd)
+}
+
+/// Descriptors are below this (RLIMIT_NOFILE).
+fn descriptor_limit(process: &Process) -> usize {
+    usize::try_from(process.limit(Resource::Files).soft).unwrap_or(usize::MAX)
+}
+
+/// Where a relative path begins: the working directory, or the directory behind `dirfd`.
+fn start_of(process: &Process, dirfd: i32) -> Result<Path> {
+    if dirfd == AT_FDCWD {
+        return Ok(process.fs().cwd());
+    }
+    let file = process.files().get(dirfd)?;
+    match file.path() {
+        Some(path) if path.node.kind() == NodeKind::Directory => Ok(path.clone()),
+        _ => Err(Errno::ENOTDIR),
+    }
+}
+
+/// Run `f` with the walk that resolves `text` from `dirfd` for the caller.
+fn walk_from<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&Walk<'_>) -> Result<R>) -> Result<R> {
+    let process = process();
+    let context = process.fs();
+    let root = context.root();
+    let start = if text.first() == Some(&b'/') { root.clone() } else { start_of(&process, dirfd)? };
+    let credentials = process.credentials();
+    let caller = credentials.caller();
+    f(&Walk::new(&root, &start, &caller))
+}
+
+/// Run `f` with a walk for checks only, where the place is known already.
+fn as_caller<R>(f: impl FnOnce(&Walk<'_>) -> Result<R>) -> Result<R> {
+    walk_from(AT_FDCWD, b"/", f)
+}
+
+/// Like [`walk_from`], with the real instead of the effective user (access(2)).
+fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&Walk<'_>) -> Result<R>) -> Result<R> {
+    let process = process();
+    let root = process.fs().root();
+    let start = if text.first() == Some(&b'/') { root.clone() } else { start_of(&process, dirfd)? };
+    let credentials = process.credentials();
+    let power = if credentials.uid == 0 { super::Power::Override } else { super::Power::Ordinary };
+    let caller = Caller { uid: credentials.uid, gid: credentials.gid, groups: &credentials.groups, power };
+    f(&Walk { root: &root, start: &start, caller: &caller, resolve: ResolveFlags::empty() })
+}
+
+fn path_at(address: u64) -> Result<Vec<u8>> {
+    user::string(address)
+}
+
+/// The place of an open file; one without a name is in the mount of those.
+fn place_of(file: &OpenFile) -> Path {
+    file.path().cloned().unwrap_or_else(|| boot::unnamed_place(file.node()))
+}
+
+/// The place that `dirfd` and the path at `address` mean; with AT_EMPTY_PATH in `flags` and an empty path it is
+/// `dirfd`'s own.
+fn place_at(dirfd: i32, address: u64, flags: u32, last: Final) -> Result<Path> {
+    let text = if address == 0 && flags & AT_EMPTY_PATH != 0 { Vec::new() } else { path_at(address)? };
+    if text.is_empty() && flags & AT_EMPTY_PATH != 0 {
+        return if dirfd == AT_FDCWD { Ok(process().fs().cwd()) } else { Ok(place_of(&*file(dirfd)?)) };
+    }
+    walk_from(dirfd, &text, |walk| walk.find(&text, last))
+}
+
+fn last_of(flags: u32) -> Final {
+    if flags & AT_SYMLINK_NOFOLLOW != 0 { Final::Stop } else { Final::Follow }
+}
+
+/// The node behind a descriptor.
+fn node_of(fd: i32) -> Result<Arc<dyn Node>> {
+    file(fd).map(|file| file.node())
+}
+
+fn only(flags: u32, known: u32) -> Result<()> {
+    if flags & !known != 0 { Err(Errno::EINVAL) } else { Ok(()) }
+}

@@ -1,0 +1,163 @@
+//! Extended attributes.
+
+use alloc::vec::Vec;
+
+use super::{AT_FDCWD, as_caller, file, place_at, place_of};
+use crate::fs::caller::{Access, Power};
+use crate::fs::node::{NodeKind, XattrSet};
+use crate::fs::path::Path;
+use crate::fs::walk::Final;
+use crate::syscall::Args;
+use crate::user;
+use crate::{Errno, Result};
+
+const NAME_MAX: usize = 255;
+const VALUE_MAX: usize = 65536;
+
+fn name_at(address: u64) -> Result<Vec<u8>> {
+    let name = user::bounded_string(address, NAME_MAX + 1, Errno::ERANGE)?;
+    if name.is_empty() { Err(Errno::ERANGE) } else { Ok(name) }
+}
+
+/// What the name's space demands of the caller; `EOPNOTSUPP` for spaces that files in memory do not have.
+fn check(place: &Path, name: &[u8], want: Access) -> Result<()> {
+    as_caller(|walk| {
+        if name.starts_with(b"trusted.") {
+            return match (walk.caller.power, want) {
+                (Power::Override, _) => Ok(()),
+                (Power::Ordinary, Access::READ) => Err(Errno::ENODATA),
+                (Power::Ordinary, _) => Err(Errno::EPERM),
+            };
+        }
+        if name.starts_with(b"security.") {
+            return Ok(());
+        }
+        if !name.starts_with(b"user.") {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let meta = place.node.metadata();
+        if !matches!(meta.kind, NodeKind::Regular | NodeKind::Directory) {
+            return Err(if want == Access::READ { Errno::ENODATA } else { Errno::EPERM });
+        }
+        walk.caller.may(&meta, want)
+    })
+}
+
+/// Put `bytes` at `address`, or only tell their length where `size` is 0.
+fn give(bytes: &[u8], address: u64, size: usize) -> Result<i64> {
+    if size != 0 {
+        if bytes.len() > size {
+            return Err(Errno::ERANGE);
+        }
+        user::write_exact(address, bytes)?;
+    }
+    Ok(bytes.len() as i64)
+}
+
+fn get(place: &Path, args: &Args) -> Result<i64> {
+    let name = name_at(args[1])?;
+    check(place, &name, Access::READ)?;
+    give(&place.node.xattr(&name)?, args[2], args.size(3))
+}
+
+fn set(place: &Path, args: &Args) -> Result<i64> {
+    let how = match args.uint(4) {
+        0 => XattrSet::Any,
+        1 => XattrSet::Create,
+        2 => XattrSet::Replace,
+        _ => return Err(Errno::EINVAL),
+    };
+    let name = name_at(args[1])?;
+    if args.size(3) > VALUE_MAX {
+        return Err(Errno::E2BIG);
+    }
+    let value = user::read_vec(args[2], args.size(3))?;
+    place.mount.writable()?;
+    check(place, &name, Access::WRITE)?;
+    place.node.set_xattr(&name, &value, how).map(|()| 0)
+}
+
+fn list(place: &Path, args: &Args) -> Result<i64> {
+    give(&place.node.list_xattrs()?, args[1], args.size(2))
+}
+
+fn remove(place: &Path, args: &Args) -> Result<i64> {
+    let name = name_at(args[1])?;
+    place.mount.writable()?;
+    check(place, &name, Access::WRITE)?;
+    place.node.remove_xattr(&name).map(|()| 0)
+}
+
+fn followed(args: &Args) -> Result<Path> {
+    place_at(AT_FDCWD, args[0], 0, Final::Follow)
+}
+
+fn stopped(args: &Args) -> Result<Path> {
+    place_at(AT_FDCWD, args[0], 0, Final::Stop)
+}
+
+fn opened(args: &Args) -> Result<Path> {
+    let file = file(args.fd(0))?;
+    file.check_not_path()?;
+    Ok(place_of(&file))
+}
+
+/// getxattr(path, name, value, size)
+pub fn sys_getxattr(args: &Args) -> Result<i64> {
+    get(&followed(args)?, args)
+}
+
+/// lgetxattr(path, name, value, size)
+pub fn sys_lgetxattr(args: &Args) -> Result<i64> {
+    get(&stopped(args)?, args)
+}
+
+/// fgetxattr(fd, name, value, size)
+pub fn sys_fgetxattr(args: &Args) -> Result<i64> {
+    get(&opened(args)?, args)
+}
+
+/// setxattr(path, name, value, size, flags)
+pub fn sys_setxattr(args: &Args) -> Result<i64> {
+    set(&followed(args)?, args)
+}
+
+/// lsetxattr(path, name, value, size, flags)
+pub fn sys_lsetxattr(args: &Args) -> Result<i64> {
+    set(&stopped(args)?, args)
+}
+
+/// fsetxattr(fd, name, value, size, flags)
+pub fn sys_fsetxattr(args: &Args) -> Result<i64> {
+    set(&opened(args)?, args)
+}
+
+/// listxattr(path, list, size)
+pub fn sys_listxattr(args: &Args) -> Result<i64> {
+    list(&followed(args)?, args)
+}
+
+/// llistxattr(path, list, size)
+pub fn sys_llistxattr(args: &Args) -> Result<i64> {
+    list(&stopped(args)?, args)
+}
+
+/// flistxattr(fd, list, size)
+pub fn sys_flistxattr(args: &Args) -> Result<i64> {
+    list(&opened(args)?, args)
+}
+
+/// removexattr(path, name)
+pub fn sys_removexattr(args: &Args) -> Result<i64> {
+    remove(&followed(args)?, args)
+}
+
+/// lremovexattr(path, name)
+pub fn sys_lremovexattr(args: &Args) -> Result<i64> {
+    remove(&stopped(args)?, args)
+}
+
+/// fremovexattr(fd, name)
+pub fn sys_fremovexattr(args: &Args) -> Result<i64> {
+    remove(&opened(args)?, args)
+}

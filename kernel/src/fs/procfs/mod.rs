@@ -1,0 +1,48 @@
+//! /proc: processes, and what the kernel counts.
+//!
+//! The fixed part is a [`PseudoDir`]; numbered directories are made when they are looked up and hold a process
+//! ID only, so they show the process of that number or nothing once it is gone.
+
+mod system;
+
+use alloc::sync::Arc;
+
+use super::mount::{FileSystem, FsStats};
+use super::node::Node;
+use super::pseudo::PseudoDir;
+use super::tmpfs::unnamed_device;
+use crate::Result;
+
+/// A proc file system.
+pub struct ProcFs {
+    device: u64,
+    root: Arc<PseudoDir>,
+}
+
+impl ProcFs {
+    /// A file system of its own for each mount.
+    pub fn new() -> Result<Arc<Self>> {
+        let device = unnamed_device();
+        let root = PseudoDir::new_root(device);
+        system::fill(&root);
+        Ok(Arc::new(Self { device, root }))
+    }
+}
+
+impl FileSystem for ProcFs {
+    fn name(&self) -> &'static str {
+        "proc"
+    }
+
+    fn device(&self) -> u64 {
+        self.device
+    }
+
+    fn root(&self) -> Arc<dyn Node> {
+        self.root.clone()
+    }
+
+    fn stats(&self) -> FsStats {
+        FsStats { magic: 0x9fa0, block_size: 4096, ..FsStats::default() }
+    }
+}

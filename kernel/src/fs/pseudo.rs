@@ -1,0 +1,289 @@
+//! Directories, files and links that exist in the kernel only (/sys, the fixed part of /proc).
+//!
+//! The tree is made at boot and by drivers; programs can write to files that take it, and change nothing else.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::clock;
+use super::file::{DirEntry, File, Seekable};
+use super::flags::OpenFlags;
+use super::generated::{Generate, GeneratedFile, Text};
+use super::node::{Identity, Metadata, Node, NodeKind, Place, Presence, SetMetadata, Timestamp};
+use crate::sync::SpinLock;
+use crate::{Errno, Result};
+
+/// Inode numbers of kernel-made nodes; those of processes are far above.
+static NEXT_INODE: AtomicU64 = AtomicU64::new(100);
+
+/// An inode number that no other kernel-made node has.
+pub fn new_inode() -> u64 {
+    NEXT_INODE.fetch_add(1, Ordering::Relaxed)
+}
+
+/// What stat(2) tells of a node that only the kernel makes: no bytes, times of `made`.
+pub fn metadata(identity: Identity, kind: NodeKind, mode: u32, made: Timestamp) -> Metadata {
+    Metadata {
+        device: identity.device,
+        inode: identity.inode,
+        kind,
+        mode,
+        links: if kind == NodeKind::Directory { 2 } else { 1 },
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        block_size: 4096,
+        blocks: 0,
+        accessed: made,
+        modified: made,
+        changed: made,
+    }
+}
+
+/// Programs may truncate such files (a shell's ">") without effect, and change nothing.
+pub fn set_metadata(change: &SetMetadata) -> Result<()> {
+    let SetMetadata { mode, uid, gid, size: _, accessed: _, modified: _ } = change;
+    if mode.is_some() || uid.is_some() || gid.is_some() { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+/// A directory.
+pub struct PseudoDir {
+    identity: Identity,
+    made: Timestamp,
+    me: Weak<PseudoDir>,
+    parent: Option<(Weak<PseudoDir>, Vec<u8>)>,
+    /// By name, with the position in listings.
+    entries: SpinLock<BTreeMap<Vec<u8>, Arc<dyn Node>>>,
+}
+
+impl PseudoDir {
+    /// The root of a tree with device number `device`.
+    pub fn new_root(device: u64) -> Arc<Self> {
+        Self::make(device, None)
+    }
+
+    fn make(device: u64, parent: Option<(Weak<PseudoDir>, Vec<u8>)>) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            identity: Identity { device, inode: new_inode() },
+            made: clock::now(),
+            me: me.clone(),
+            parent,
+            entries: SpinLock::new(BTreeMap::new()),
+        })
+    }
+
+    /// The directory `name` in this one, made if it is not there.
+    pub fn dir(&self, name: &[u8]) -> Arc<PseudoDir> {
+        let new = Self::make(self.identity.device, Some((self.me.clone(), name.to_vec())));
+        let mut entries = self.entries.lock();
+        if let Some(there) = entries.get(name) {
+            let any: &dyn core::any::Any = &**there;
+            if let Some(there) = any.downcast_ref::<PseudoDir>().and_then(|dir| dir.me.upgrade()) {
+                return there;
+            }
+        }
+        entries.insert(name.to_vec(), new.clone());
+        new
+    }
+
+    /// The directory at `path` below this one, made with all above it.
+    pub fn dirs(self: &Arc<Self>, path: &str) -> Arc<PseudoDir> {
+        path.split('/')
+            .filter(|part| !part.is_empty())
+            .fold(self.clone(), |dir, part| dir.dir(part.as_bytes()))
+    }
+
+    /// Put any node here.
+    pub fn add(&self, name: &[u8], node: Arc<dyn Node>) {
+        self.entries.lock().insert(name.to_vec(), node);
+    }
+
+    /// Put a file here that can only be read.
+    pub fn file(&self, name: &str, show: impl Fn(&mut Text) -> Result<()> + Send + Sync + 'static) {
+        self.generated(name, 0o444, show);
+    }
+
+    /// Put a file here with its own mode and, where `source` takes it, writing.
+    pub fn generated(&self, name: &str, mode: u32, source: impl Generate + 'static) {
+        let identity = Identity { device: self.identity.device, inode: new_inode() };
+        let source: Arc<dyn Generate> = Arc::new(source);
+        self.add(name.as_bytes(), Arc::new(PseudoFile { identity, mode, made: self.made, source }));
+    }
+
+    /// Put a file here that always says `text` and a line feed.
+    pub fn constant(&self, name: &str, text: impl AsRef<[u8]>) {
+        let text: Box<[u8]> = text.as_ref().into();
+        self.file(name, move |out| {
+            out.push(&text);
+            out.push(b"\n");
+            Ok(())
+        });
+    }
+
+    /// Put a symbolic link here.
+    pub fn link(&self, name: &str, target: &str) {
+        let identity = Identity { device: self.identity.device, inode: new_inode() };
+        let target = target.as_bytes().to_vec();
+        self.add(name.as_bytes(), Arc::new(PseudoLink { identity, made: self.made, target }));
+    }
+
+    /// Entries from listing position `from` on: position behind it, name, node.
+    pub fn entry_after(&self, from: u64) -> Option<(Vec<u8>, Arc<dyn Node>)> {
+        let entries = self.entries.lock();
+        entries.iter().nth(usize::try_from(from).ok()?).map(|(name, node)| (name.clone(), node.clone()))
+    }
+}
+
+impl Node for PseudoDir {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn kind(&self) -> NodeKind {
+        NodeKind::Directory
+    }
+
+    fn metadata(&self) -> Metadata {
+        metadata(self.identity, NodeKind::Directory, 0o555, self.made)
+    }
+
+    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+        Ok(self)
+    }
+
+    fn parent(&self) -> Option<Place> {
+        let (parent, name) = self.parent.as_ref()?;
+        Some(Place { dir: parent.upgrade()?, name: name.clone(), presence: Presence::Linked })
+    }
+
+    fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
+        self.entries.lock().get(name).cloned().ok_or(Errno::ENOENT)
+    }
+}
+
+impl File for PseudoDir {
+    fn node(&self) -> Arc<dyn Node> {
+        self.me.upgrade().expect("a node is only reached through an Arc of it")
+    }
+
+    fn seekable(&self) -> Seekable {
+        Seekable::Offset
+    }
+
+    fn read_at(
+        &self,
+        _offset: u64,
+        _sink: &mut dyn crate::user::Sink,
+        _blocking: super::Blocking,
+    ) -> Result<usize> {
+        Err(Errno::EISDIR)
+    }
+
+    fn read_dir(&self, from: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        let parent = self.parent().map_or(self.identity, |place| place.dir.identity());
+        let mut at = from;
+        if !emit_dots(&mut at, self.identity.inode, parent.inode, emit) {
+            return Ok(());
+        }
+        while let Some((name, node)) = self.entry_after(at - 2) {
+            at += 1;
+            let (inode, kind) = (node.identity().inode, node.kind().dirent_kind());
+            if !emit(DirEntry { name: &name, inode, kind, next: at }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Emit "." and ".." where a listing from `at` still needs them; `false` when the taker had enough. Afterwards
+/// `at` is 2 or more.
+pub fn emit_dots(at: &mut u64, own: u64, parent: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> bool {
+    let kind = NodeKind::Directory.dirent_kind();
+    for (position, name, inode) in [(0, b".".as_slice(), own), (1, b"..", parent)] {
+        if *at == position {
+            if !emit(DirEntry { name, inode, kind, next: position + 1 }) {
+                return false;
+            }
+            *at = position + 1;
+        }
+    }
+    true
+}
+
+/// A file whose content is written when it is read.
+pub struct PseudoFile {
+    identity: Identity,
+    mode: u32,
+    made: Timestamp,
+    source: Arc<dyn Generate>,
+}
+
+impl Generate for Arc<dyn Generate> {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        (**self).show(text)
+    }
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        (**self).store(bytes)
+    }
+}
+
+impl Node for PseudoFile {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn kind(&self) -> NodeKind {
+        NodeKind::Regular
+    }
+
+    fn metadata(&self) -> Metadata {
+        metadata(self.identity, NodeKind::Regular, self.mode, self.made)
+    }
+
+    fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
+        set_metadata(change)
+    }
+
+    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        // Root may open anything; but a file without any write permission has nobody who takes what is written.
+        if flags.writes() && self.mode & 0o222 == 0 {
+            return Err(Errno::EACCES);
+        }
+        let source = self.source.clone();
+        Ok(GeneratedFile::new(self, source))
+    }
+}
+
+/// A symbolic link.
+struct PseudoLink {
+    identity: Identity,
+    made: Timestamp,
+    target: Vec<u8>,
+}
+
+impl Node for PseudoLink {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    fn kind(&self) -> NodeKind {
+        NodeKind::Symlink
+    }
+
+    fn metadata(&self) -> Metadata {
+        metadata(self.identity, NodeKind::Symlink, 0o777, self.made)
+    }
+
+    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+        Err(Errno::ELOOP)
+    }
+
+    fn read_link(&self) -> Result<Vec<u8>> {
+        Ok(self.target.clone())
+    }
+}

@@ -1,0 +1,55 @@
+//! /sys: what tools ask of CPUs, nodes, memory and parameters.
+
+use alloc::sync::Arc;
+
+use super::mount::{FileSystem, FsStats};
+use super::node::Node;
+use super::pseudo::PseudoDir;
+use super::tmpfs::unnamed_device;
+use crate::Result;
+use crate::sync::SpinLock;
+
+/// The one sysfs, however often it is mounted.
+pub struct SysFs {
+    device: u64,
+    root: Arc<PseudoDir>,
+}
+
+static INSTANCE: SpinLock<Option<Arc<SysFs>>> = SpinLock::new(None);
+
+/// The file system, made at the first call.
+pub fn instance() -> Result<Arc<dyn FileSystem>> {
+    Ok(get())
+}
+
+/// The root directory: drivers add what they have to show.
+pub fn root() -> Arc<PseudoDir> {
+    get().root.clone()
+}
+
+fn get() -> Arc<SysFs> {
+    if let Some(there) = INSTANCE.lock().as_ref() {
+        return there.clone();
+    }
+    let device = unnamed_device();
+    let new = Arc::new(SysFs { device, root: PseudoDir::new_root(device) });
+    INSTANCE.lock().get_or_insert(new).clone()
+}
+
+impl FileSystem for SysFs {
+    fn name(&self) -> &'static str {
+        "sysfs"
+    }
+
+    fn device(&self) -> u64 {
+        self.device
+    }
+
+    fn root(&self) -> Arc<dyn Node> {
+        self.root.clone()
+    }
+
+    fn stats(&self) -> FsStats {
+        FsStats { magic: 0x6265_6572, block_size: 4096, ..FsStats::default() }
+    }
+}

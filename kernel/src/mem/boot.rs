@@ -1,0 +1,62 @@
+//! The page allocator comes up.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::sync::atomic::AtomicU64;
+
+use freehold_arch::memory::{self, FrameProvider};
+use freehold_arch::{X86, sync::Once};
+use freehold_buddy::{Buddy, Options};
+use freehold_frame::{FrameTable, Order, Owner, Request};
+use freehold_machine::{Pfn, Topology};
+use freehold_vm::{Commons, KernelRoots};
+
+use super::Frames;
+
+static BUDDY: Once<Buddy<X86>> = Once::new();
+static COMMONS: Once<Arc<Commons<Frames>>> = Once::new();
+
+/// The page allocator.
+///
+/// # Panics
+/// Before [`init`].
+pub fn frames() -> Frames {
+    BUDDY.get().expect("the page allocator is up before its first user")
+}
+
+/// What all address spaces share.
+///
+/// # Panics
+/// Before [`init`].
+pub fn commons() -> &'static Arc<Commons<Frames>> {
+    COMMONS.get().expect("address spaces come after the page allocator")
+}
+
+/// Build the frame table and the page allocator over `topology`, and hand every frame that boot did not keep to it.
+pub fn init(topology: &'static Topology, cpus: usize, options: Options) {
+    memory::init(topology);
+    let table = FrameTable::new(memory::frame_table());
+    let words = Buddy::<X86>::metadata_words(topology, cpus, &options);
+    let metadata: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
+    let reserved = memory::seal();
+    let buddy = Buddy::new(X86, table, Box::leak(metadata), topology, reserved, options)
+        .expect("firmware's memory was checked when it was read");
+    BUDDY.set(buddy);
+    memory::set_frame_provider(&KernelFrames);
+    let roots = KernelRoots::new(|node| X86.kernel_root(node));
+    COMMONS.set(Commons::new(frames(), roots).expect("a machine that boots has a frame for zeroes"));
+}
+
+/// Frames for the kernel's heap, stacks and tables.
+struct KernelFrames;
+
+impl FrameProvider for KernelFrames {
+    fn alloc(&self, order: u32) -> Option<Pfn> {
+        frames().allocate(Request::new(Owner::Kernel).order(Order::new(order)?)).ok()
+    }
+
+    fn free(&self, first: Pfn, order: u32) {
+        let order = Order::new(order).expect("only orders that were handed out come back");
+        frames().release(first, order);
+    }
+}

@@ -1,0 +1,339 @@
+//! mmap(2) and its family.
+//!
+//! Arguments are checked in Linux' order, so that a program that probes gets the errno it expects.
+
+use alloc::sync::Arc;
+
+use bitflags::bitflags;
+use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_vm::{
+    Access, Advice, AreaFlags, Backing, FaultError, FileView, LockAll, LockMode, MapRequest, Place, ProtectExtent,
+    Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode,
+};
+
+use super::space::whole_pages;
+use super::{FileMapping, Frames, Space, out_of_memory};
+use crate::fs::{Access as FileAccess, Mapping};
+use crate::syscall::Args;
+use crate::user::UserPtr;
+use crate::{Errno, Result, task};
+
+bitflags! {
+    /// mmap's flags (include/uapi/asm-generic/mman-common.h, mman.h, linux/mman.h).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    struct Map: u32 {
+        const FIXED = 0x10;
+        const ANONYMOUS = 0x20;
+        const LOW_32BIT = 0x40;
+        const GROWSDOWN = 0x100;
+        const DENYWRITE = 0x800;
+        const EXECUTABLE = 0x1000;
+        const LOCKED = 0x2000;
+        const NORESERVE = 0x4000;
+        const POPULATE = 0x8000;
+        const NONBLOCK = 0x1_0000;
+        const STACK = 0x2_0000;
+        const HUGETLB = 0x4_0000;
+        const SYNC = 0x8_0000;
+        const FIXED_NOREPLACE = 0x10_0000;
+    }
+}
+
+/// The low four bits of mmap's flags.
+const MAP_TYPE: u64 = 0xf;
+const MAP_SHARED: u64 = 1;
+const MAP_PRIVATE: u64 = 2;
+const MAP_SHARED_VALIDATE: u64 = 3;
+
+/// PROT_GROWSDOWN and PROT_GROWSUP, which only mprotect knows.
+const PROT_GROWSDOWN: u64 = 0x0100_0000;
+const PROT_GROWSUP: u64 = 0x0200_0000;
+
+fn protection(bits: u64) -> Result<Protection> {
+    Protection::from_bits(bits as u32 & 7).ok_or(Errno::EINVAL)
+}
+
+fn current_space() -> Arc<Space> {
+    task::current().process().space()
+}
+
+/// Run a change of the space; where there is no memory for it, give back what is cheap and try once more.
+fn with_memory<T>(mut change: impl FnMut() -> core::result::Result<T, freehold_vm::VmError>) -> Result<T> {
+    match change() {
+        Err(freehold_vm::VmError::NoMemory) if super::relieve() > 0 => Ok(change()?),
+        other => Ok(other?),
+    }
+}
+
+/// mmap(addr, length, prot, flags, fd, offset)
+pub fn sys_mmap(args: &Args) -> Result<i64> {
+    let [addr, length, prot, raw_flags, _, offset] = args.all();
+    let flags = Map::from_bits_truncate(raw_flags as u32);
+    if offset % PAGE_SIZE as u64 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let sharing = match raw_flags & MAP_TYPE {
+        MAP_SHARED => Sharing::Shared,
+        MAP_PRIVATE => Sharing::Private,
+        MAP_SHARED_VALIDATE if raw_flags >> 32 == 0 && Map::from_bits(raw_flags as u32 & !MAP_TYPE as u32).is_some() => {
+            Sharing::Shared
+        }
+        MAP_SHARED_VALIDATE => return Err(Errno::EOPNOTSUPP),
+        _ => return Err(Errno::EINVAL),
+    };
+    if length == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let length = length.checked_next_multiple_of(PAGE_SIZE as u64).ok_or(Errno::ENOMEM)?;
+    if offset.checked_add(length).is_none() {
+        return Err(Errno::EOVERFLOW);
+    }
+    if flags.contains(Map::HUGETLB) {
+        // There is no huge-page pool: what Linux says when its pool is empty.
+        return Err(Errno::ENOMEM);
+    }
+    let place = if flags.contains(Map::FIXED_NOREPLACE) {
+        Place::FixedNoReplace(VirtAddr(addr))
+    } else if flags.contains(Map::FIXED) {
+        Place::Fixed(VirtAddr(addr))
+    } else if addr == 0 {
+        Place::Anywhere
+    } else {
+        Place::Hint(VirtAddr(addr).page_start())
+    };
+    let protection = protection(prot)?;
+    let backing = if flags.contains(Map::ANONYMOUS) {
+        sharing.anonymous()
+    } else {
+        file_backing(args, sharing, protection, offset)?
+    };
+    let mut area_flags = AreaFlags::empty();
+    area_flags.set(AreaFlags::GROWSDOWN, flags.contains(Map::GROWSDOWN));
+    area_flags.set(AreaFlags::LOCKED, flags.contains(Map::LOCKED));
+    area_flags.set(AreaFlags::NORESERVE, flags.contains(Map::NORESERVE));
+    area_flags.set(AreaFlags::STACK, flags.contains(Map::STACK));
+    area_flags.set(AreaFlags::POPULATE, flags.contains(Map::POPULATE) && !flags.contains(Map::NONBLOCK));
+    let limits = task::current().process().memory_limits();
+    let space = current_space();
+    let start = with_memory(|| {
+        let request =
+            MapRequest { place, len: length, protection, backing: backing.clone(), flags: area_flags };
+        space.lock().map(request, &limits)
+    })?;
+    Ok(start.0 as i64)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sharing {
+    Shared,
+    Private,
+}
+
+impl Sharing {
+    fn anonymous(self) -> Backing<Frames> {
+        match self {
+            Self::Shared => Backing::SharedAnonymous,
+            Self::Private => Backing::Anonymous,
+        }
+    }
+}
+
+fn file_backing(args: &Args, sharing: Sharing, protection: Protection, offset: u64) -> Result<Backing<Frames>> {
+    let file = task::current().process().files().get(args.fd(4))?;
+    let access = file.access();
+    if !access.contains(FileAccess::READ) {
+        return Err(Errno::EACCES);
+    }
+    let content = match file.file().mapping()? {
+        Mapping::Zeroes => return Ok(sharing.anonymous()),
+        Mapping::Content(content) => content,
+    };
+    let writable = access.contains(FileAccess::WRITE);
+    if sharing == Sharing::Shared && protection.contains(Protection::WRITE) && !writable {
+        return Err(Errno::EACCES);
+    }
+    let view = FileView { file: FileMapping::new(file, &content)?, offset };
+    Ok(match sharing {
+        Sharing::Private => Backing::PrivateFile(view),
+        Sharing::Shared if writable => Backing::SharedFile(view, SharedWrite::Allowed),
+        Sharing::Shared => Backing::SharedFile(view, SharedWrite::Denied),
+    })
+}
+
+/// munmap(addr, length)
+pub fn sys_munmap(args: &Args) -> Result<i64> {
+    let space = current_space();
+    with_memory(|| space.lock().unmap(VirtAddr(args[0]), args[1]))?;
+    Ok(0)
+}
+
+/// mprotect(addr, length, prot)
+pub fn sys_mprotect(args: &Args) -> Result<i64> {
+    let prot = args[2];
+    let extent = match prot & (PROT_GROWSDOWN | PROT_GROWSUP) {
+        0 => ProtectExtent::Exact,
+        PROT_GROWSDOWN => ProtectExtent::GrowsDown,
+        PROT_GROWSUP => ProtectExtent::GrowsUp,
+        _ => return Err(Errno::EINVAL),
+    };
+    // PROT_SEM (8) is accepted and means nothing on this architecture.
+    if prot & !(7 | 8 | PROT_GROWSDOWN | PROT_GROWSUP) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let protection = protection(prot)?;
+    let space = current_space();
+    with_memory(|| space.lock().protect(VirtAddr(args[0]), args[1], protection, extent))?;
+    Ok(0)
+}
+
+/// mremap(old, old_size, new_size, flags, new)
+pub fn sys_mremap(args: &Args) -> Result<i64> {
+    const MAYMOVE: u64 = 1;
+    const FIXED: u64 = 2;
+    const DONTUNMAP: u64 = 4;
+    let [old, old_len, new_len, flags, new, _] = args.all();
+    let place = match flags & (MAYMOVE | FIXED) {
+        0 => RemapPlace::InPlace,
+        MAYMOVE => RemapPlace::MayMove,
+        FIXED => return Err(Errno::EINVAL),
+        _ => RemapPlace::Fixed(VirtAddr(new)),
+    };
+    if flags & !(MAYMOVE | FIXED | DONTUNMAP) != 0 || (flags & DONTUNMAP != 0 && flags & MAYMOVE == 0) {
+        return Err(Errno::EINVAL);
+    }
+    let source = if flags & DONTUNMAP != 0 { RemapSource::Keep } else { RemapSource::Unmap };
+    let limits = task::current().process().memory_limits();
+    let space = current_space();
+    let start = with_memory(|| {
+        space.lock().remap(Remap { old: VirtAddr(old), old_len, new_len, place, source }, &limits)
+    })?;
+    Ok(start.0 as i64)
+}
+
+/// brk(addr): the break after the call, the old one where it could not move.
+pub fn sys_brk(args: &Args) -> Result<i64> {
+    let limits = task::current().process().memory_limits();
+    Ok(current_space().lock().brk(VirtAddr(args[0]), &limits).0 as i64)
+}
+
+/// madvise(addr, length, advice)
+pub fn sys_madvise(args: &Args) -> Result<i64> {
+    let advice = Advice::from_linux(args.int(2)).ok_or(Errno::EINVAL)?;
+    let space = current_space();
+    with_memory(|| space.lock().advise(VirtAddr(args[0]), args[1], advice))?;
+    Ok(0)
+}
+
+/// mincore(addr, length, vec)
+pub fn sys_mincore(args: &Args) -> Result<i64> {
+    if args[0] % PAGE_SIZE as u64 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let pages = whole_pages(args[0], args[1]).ok_or(Errno::ENOMEM)?;
+    let out = UserPtr::<u8>::new(args[2]);
+    let space = current_space();
+    // In steps of what fits a kernel stack, since user memory cannot be written under the space's lock.
+    let mut answers = [0u8; 512];
+    let mut start = pages.start;
+    let mut written = 0;
+    while start < pages.end {
+        let count = ((pages.end.0 - start.0) / PAGE_SIZE as u64).min(answers.len() as u64);
+        answers.fill(0);
+        space.lock().residency(start, count * PAGE_SIZE as u64, |index, residency| {
+            answers[index] = u8::from(residency == Residency::Resident);
+        })?;
+        out.add(written).write_slice(&answers[..count as usize])?;
+        written += count as usize;
+        start = VirtAddr(start.0 + count * PAGE_SIZE as u64);
+    }
+    Ok(0)
+}
+
+/// msync(addr, length, flags)
+pub fn sys_msync(args: &Args) -> Result<i64> {
+    const ASYNC: u64 = 1;
+    const INVALIDATE: u64 = 2;
+    const SYNC: u64 = 4;
+    let flags = args[2];
+    if flags & !(ASYNC | INVALIDATE | SYNC) != 0 || flags & (ASYNC | SYNC) == ASYNC | SYNC {
+        return Err(Errno::EINVAL);
+    }
+    let mode = match flags & (ASYNC | SYNC) {
+        SYNC => SyncMode::Wait,
+        ASYNC => SyncMode::Start,
+        _ => SyncMode::Check,
+    };
+    current_space().lock().sync(VirtAddr(args[0]), args[1], mode)?;
+    Ok(0)
+}
+
+fn lock_range(start: u64, len: u64, mode: LockMode) -> Result<i64> {
+    let offset = start % PAGE_SIZE as u64;
+    let limits = task::current().process().memory_limits();
+    let space = current_space();
+    let len = len.checked_add(offset).ok_or(Errno::EINVAL)?;
+    with_memory(|| space.lock().lock(VirtAddr(start - offset), len, mode, &limits))?;
+    Ok(0)
+}
+
+/// mlock(addr, length)
+pub fn sys_mlock(args: &Args) -> Result<i64> {
+    lock_range(args[0], args[1], LockMode::Now)
+}
+
+/// mlock2(addr, length, flags)
+pub fn sys_mlock2(args: &Args) -> Result<i64> {
+    match args[2] {
+        0 => lock_range(args[0], args[1], LockMode::Now),
+        1 => lock_range(args[0], args[1], LockMode::OnFault),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// munlock(addr, length)
+pub fn sys_munlock(args: &Args) -> Result<i64> {
+    let offset = args[0] % PAGE_SIZE as u64;
+    let len = args[1].checked_add(offset).ok_or(Errno::EINVAL)?;
+    current_space().lock().unlock(VirtAddr(args[0] - offset), len)?;
+    Ok(0)
+}
+
+/// mlockall(flags)
+pub fn sys_mlockall(args: &Args) -> Result<i64> {
+    const CURRENT: u64 = 1;
+    const FUTURE: u64 = 2;
+    const ONFAULT: u64 = 4;
+    let flags = args[0];
+    if flags & !(CURRENT | FUTURE | ONFAULT) != 0 || flags & (CURRENT | FUTURE) == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut what = LockAll::empty();
+    what.set(LockAll::CURRENT, flags & CURRENT != 0);
+    what.set(LockAll::FUTURE, flags & FUTURE != 0);
+    what.set(LockAll::ON_FAULT, flags & ONFAULT != 0);
+    let limits = task::current().process().memory_limits();
+    let space = current_space();
+    with_memory(|| space.lock().lock_all(what, &limits))?;
+    Ok(0)
+}
+
+/// munlockall()
+pub fn sys_munlockall(_args: &Args) -> Result<i64> {
+    current_space().lock().unlock_all();
+    Ok(0)
+}
+
+/// Make the pages of `start..start + len` present for `access`, as a program's access would; used where the
+/// kernel must know before it copies. `EFAULT` where one cannot be.
+pub fn fault_in(start: u64, len: usize, access: Access) -> Result<()> {
+    let limits = task::current().process().memory_limits();
+    let space = current_space();
+    loop {
+        let outcome = space.lock().fault_in(VirtAddr(start), len as u64, access, &limits);
+        match outcome {
+            Ok(()) => return Ok(()),
+            Err(FaultError::OutOfMemory) if !task::current().is_dying() => out_of_memory("copy to or from user memory"),
+            Err(_) => return Err(Errno::EFAULT),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Page faults: of a program, and of the kernel on a program's address.
+
+use freehold_arch::traps;
+use freehold_machine::VirtAddr;
+use freehold_vm::{Access, FaultError, SegvCode};
+
+use super::{Space, out_of_memory};
+use crate::task;
+
+/// What a fault that cannot be mended means for the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// SIGSEGV with this si_code (SEGV_MAPERR 1, SEGV_ACCERR 2).
+    Segv(i32),
+    /// SIGBUS with BUS_ADRERR.
+    Bus,
+}
+
+/// A program faulted at `addr`: make the page present, or say which signal it gets.
+///
+/// Out of memory is not the program's fault: somebody is killed to make room, and the access is tried
+/// again (by the somebody, never: it dies on its way back to user mode).
+pub fn handle_user_fault(space: &Space, addr: VirtAddr, access: traps::Access) -> core::result::Result<(), Fault> {
+    let access = match access {
+        traps::Access::Read => Access::Read,
+        traps::Access::Write => Access::Write,
+        traps::Access::Execute => Access::Execute,
+    };
+    let limits = task::current().process().memory_limits();
+    let outcome = space.lock().fault(addr, access, &limits);
+    match outcome {
+        Ok(_) => Ok(()),
+        Err(FaultError::Segv(SegvCode::MapErr)) => Err(Fault::Segv(1)),
+        Err(FaultError::Segv(SegvCode::AccErr)) => Err(Fault::Segv(2)),
+        Err(FaultError::Bus) => Err(Fault::Bus),
+        Err(FaultError::OutOfMemory) => {
+            out_of_memory("page fault");
+            Ok(())
+        }
+    }
+}
+
+/// The kernel touched a program's address (copying to or from it) and the page was not there.
+///
+/// # Errors
+/// Where the program itself would get a signal, or where it is dying for want of memory: the copy stops there.
+pub fn handle_kernel_fault(addr: VirtAddr, access: traps::Access) -> core::result::Result<(), traps::Unresolved> {
+    let task = task::current();
+    if task.is_dying() {
+        return Err(traps::Unresolved);
+    }
+    let space = task.process().space();
+    handle_user_fault(&space, addr, access).map_err(|_| traps::Unresolved)
+}

@@ -1,0 +1,34 @@
+//! A file as an area of memory shows it.
+
+use alloc::sync::Arc;
+
+use freehold_vm::MappedFile;
+
+use super::{CacheContent, Frames, PageCache};
+use crate::fs::{Content, OpenFile};
+use crate::{Errno, Result};
+
+/// An open file that areas map: its frames, and the description that keeps it and its name.
+pub struct FileMapping {
+    file: Arc<OpenFile>,
+    cache: Arc<PageCache>,
+}
+
+impl FileMapping {
+    /// The mapping of `file`, whose bytes are `content`; `ENODEV` where they are not in the page cache.
+    pub fn new(file: Arc<OpenFile>, content: &Arc<dyn Content>) -> Result<Arc<Self>> {
+        let any: &dyn core::any::Any = &**content;
+        let cache = any.downcast_ref::<CacheContent>().ok_or(Errno::ENODEV)?.cache().clone();
+        Ok(Arc::new(Self { file, cache }))
+    }
+    /// The open file, for names in /proc/PID/maps.
+    pub fn file(&self) -> &Arc<OpenFile> {
+        &self.file
+    }
+}
+
+impl MappedFile<Frames> for FileMapping {
+    fn cache(&self) -> &Arc<PageCache> {
+        &self.cache
+    }
+}

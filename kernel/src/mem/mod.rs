@@ -1,0 +1,67 @@
+//! Memory as processes see it: the mm crates joined to tasks, files and programs.
+//!
+//! One page allocator ([`frames`]) hands out every frame. A process' memory is a [`Space`]: an address space
+//! of `freehold-vm` behind a sleeping lock. File bytes in memory are [`CacheContent`], whose frames are the page cache.
+//!
+//! Lock order: inode locks > [`Space`] > page cache > allocator. Page-cache truncation takes spaces' locks, so its
+//! callers hold none. Faults take the space's lock, so nothing faults while it holds one (user bytes are copied
+//! before or after).
+
+mod boot;
+mod calls;
+mod content;
+mod fault;
+mod mapping;
+mod oom;
+mod remote;
+mod space;
+pub mod stats;
+
+use freehold_arch::X86;
+
+pub use boot::{commons, frames, init};
+pub use calls::*;
+pub use content::{CacheContent, CacheSource};
+pub use fault::{Fault, handle_kernel_fault, handle_user_fault};
+pub use mapping::FileMapping;
+pub use oom::{out_of_memory, relieve};
+pub use remote::*;
+pub use space::{Layout, Program, Space};
+
+/// The page allocator's handle: every frame comes from it and goes back to it.
+pub type Frames = &'static freehold_buddy::Buddy<X86>;
+/// Areas and page tables of one process.
+pub type AddressSpace = freehold_vm::AddressSpace<Frames>;
+/// A file's frames.
+pub type PageCache = freehold_vm::PageCache<Frames>;
+
+impl From<freehold_vm::VmError> for crate::Errno {
+    fn from(error: freehold_vm::VmError) -> Self {
+        use freehold_vm::VmError;
+        match error {
+            VmError::Invalid => Self::EINVAL,
+            VmError::NoMemory => Self::ENOMEM,
+            VmError::Exists => Self::EEXIST,
+            VmError::Access => Self::EACCES,
+            VmError::Permission => Self::EPERM,
+            VmError::Again => Self::EAGAIN,
+            VmError::Fault => Self::EFAULT,
+            VmError::Io => Self::EIO,
+            VmError::Busy => Self::EBUSY,
+            VmError::NoDevice => Self::ENODEV,
+            VmError::Overflow => Self::EOVERFLOW,
+        }
+    }
+}
+
+impl From<freehold_frame::OutOfMemory> for crate::Errno {
+    fn from(_: freehold_frame::OutOfMemory) -> Self {
+        Self::ENOMEM
+    }
+}
+
+impl From<freehold_arch::memory::OutOfMemory> for crate::Errno {
+    fn from(_: freehold_arch::memory::OutOfMemory) -> Self {
+        Self::ENOMEM
+    }
+}

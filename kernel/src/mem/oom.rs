@@ -1,0 +1,28 @@
+//! Out of memory: first give back what nobody needs, then kill the largest.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::frames;
+use crate::{sched, task};
+
+static KILLS: AtomicU64 = AtomicU64::new(0);
+
+/// How many processes were killed for want of memory.
+pub fn kills() -> u64 {
+    KILLS.load(Ordering::Relaxed)
+}
+
+/// Give back what costs nothing to lose: per-CPU lists of free frames. Returns how many frames that freed.
+pub fn relieve() -> u64 {
+    frames().drain()
+}
+
+/// There is no frame left for the current task, whatever it was `doing`: relieve, else kill, then let others run.
+///
+/// Returns to a caller that tries again. The victim may be the current task; it dies before it is back in user mode.
+pub fn out_of_memory(doing: &'static str) {
+    if relieve() == 0 && task::oom_kill(doing) == task::OomKill::Killed {
+        KILLS.fetch_add(1, Ordering::Relaxed);
+    }
+    sched::yield_now();
+}

@@ -1,0 +1,109 @@
+//! A process' memory.
+//!
+//! A [`Space`] is an address space behind one sleeping lock; its translation (the roots a CPU loads) is
+//! reached without that lock, so that a context switch never waits for a fault. A CPU that has a space's root
+//! loaded holds an `Arc` of it, so the roots outlive their use.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_vm::SpaceHandle;
+
+use super::{AddressSpace, Frames, PageCache, commons};
+use crate::Result;
+use crate::fs::OpenFile;
+use crate::sync::{Mutex, MutexGuard, SpinLock};
+
+/// The roots of one address space, as a context switch loads them.
+pub type Translation = freehold_vm::Translation<Frames>;
+
+/// Where a program's memory lies; chosen at execve.
+pub type Layout = freehold_vm::Layout;
+
+/// What /proc and prctl want to know of the program in a space.
+#[derive(Clone, Default)]
+pub struct Program {
+    /// The executable, for /proc/PID/exe.
+    pub executable: Option<Arc<OpenFile>>,
+    /// First and last byte of code.
+    pub code: Range<u64>,
+    /// First and last byte of initialised data.
+    pub data: Range<u64>,
+    /// Where the break began.
+    pub break_start: u64,
+    /// The stack pointer at the start.
+    pub stack_start: u64,
+    /// Argument strings.
+    pub arguments: Range<u64>,
+    /// Environment strings.
+    pub environment: Range<u64>,
+    /// The auxiliary vector, for /proc/PID/auxv.
+    pub auxiliary: Vec<(u64, u64)>,
+}
+
+/// A process' memory.
+pub struct Space {
+    id: u64,
+    translation: Arc<Translation>,
+    areas: Mutex<AddressSpace>,
+    program: SpinLock<Program>,
+}
+
+impl Space {
+    /// An empty space.
+    pub fn new(layout: Layout) -> Result<Arc<Self>> {
+        Ok(Self::around(AddressSpace::new(commons(), layout)?, Program::default()))
+    }
+
+    /// A copy-on-write twin, for fork.
+    pub fn fork(&self) -> Result<Arc<Self>> {
+        let areas = self.areas.lock().fork()?;
+        let program = self.program.lock().clone();
+        Ok(Self::around(areas, program))
+    }
+
+    fn around(areas: AddressSpace, program: Program) -> Arc<Self> {
+        let translation = areas.translation().clone();
+        let id = areas.id();
+        let space =
+            Arc::new(Self { id, translation, areas: Mutex::new(areas), program: SpinLock::new(program) });
+        let handle: Weak<dyn SpaceHandle<Frames>> = Arc::downgrade(&(space.clone() as Arc<dyn SpaceHandle<Frames>>));
+        space.areas.lock().set_handle(handle);
+        space
+    }
+
+    /// A number no other space has ever had.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+    /// The areas, locked. May sleep; the holder must not touch user addresses.
+    pub fn lock(&self) -> MutexGuard<'_, AddressSpace> {
+        self.areas.lock()
+    }
+    /// What a context switch loads.
+    pub fn translation(&self) -> &Arc<Translation> {
+        &self.translation
+    }
+    /// What /proc and prctl want to know of the program.
+    pub fn program(&self) -> Program {
+        self.program.lock().clone()
+    }
+    /// Change it.
+    pub fn update_program(&self, change: impl FnOnce(&mut Program)) {
+        change(&mut self.program.lock());
+    }
+}
+
+impl SpaceHandle<Frames> for Space {
+    fn zap(&self, cache: &PageCache, pages: Range<u64>) {
+        self.areas.lock().zap_cache(cache, pages);
+    }
+}
+
+/// `len` bytes from `start` as whole pages; `None` if that leaves the address space.
+pub(super) fn whole_pages(start: u64, len: u64) -> Option<Range<VirtAddr>> {
+    let end = start.checked_add(len)?.checked_next_multiple_of(PAGE_SIZE as u64)?;
+    Some(VirtAddr(start)..VirtAddr(end))
+}

@@ -1,0 +1,53 @@
+//! What memory is used for, in numbers.
+
+use freehold_arch::heap;
+use freehold_frame::Owner;
+use freehold_machine::PAGE_SIZE;
+
+use super::frames;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Frames by use, at one moment (each figure exact, their sum only when nothing moves).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemoryStats {
+    /// Frames that the page allocator manages.
+    pub total: u64,
+    /// Frames that nobody owns.
+    pub free: u64,
+    /// Anonymous memory of processes.
+    pub anonymous: u64,
+    /// Files and shared memory.
+    pub page_cache: u64,
+    /// Translation tables.
+    pub page_tables: u64,
+    /// The kernel's own: heap, stacks, tables of its own half.
+    pub kernel: u64,
+    /// What devices see.
+    pub bounce: u64,
+}
+
+/// Bytes that the page allocator manages.
+pub fn total_bytes() -> u64 {
+    frames().total_frames() * PAGE
+}
+
+/// What memory is used for now.
+pub fn memory() -> MemoryStats {
+    let allocator = frames();
+    let owned = |owner| allocator.frames_of(owner);
+    MemoryStats {
+        total: allocator.total_frames(),
+        free: allocator.free_frames(),
+        anonymous: owned(Owner::Anon),
+        page_cache: owned(Owner::PageCache),
+        page_tables: owned(Owner::PageTable),
+        kernel: owned(Owner::Kernel),
+        bounce: owned(Owner::Bounce),
+    }
+}
+
+/// Bytes of the kernel's heap that are handed out.
+pub fn heap_bytes() -> u64 {
+    heap::stats().allocated_bytes
+}
