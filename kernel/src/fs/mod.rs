@@ -58,3 +58,6 @@ pub use open_file::OpenFile;
 pub use path::Path;
 pub use table::{FileTable, OnExec};
 pub use walk::{Final, Last, Walk};
+
+#[cfg(test)]
+mod tests;
