@@ -5,7 +5,7 @@
 //! identifier on the interrupt bus. Manual: Intel SDM volume 3, 9.4.
 
 use alloc::boxed::Box;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_machine::{CpuId, MAX_CPUS, Pfn};
 
@@ -38,6 +38,8 @@ static ROOT: AtomicU64 = AtomicU64::new(0);
 static IDS: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(u32::MAX) }; MAX_CPUS];
 static WAITING: [AtomicPtr<PerCpu>; MAX_CPUS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS];
 static ONLINE: AtomicUsize = AtomicUsize::new(1);
+/// Whether the number of CPUs is final: from then on everybody flushes on all of them.
+static RELEASED: AtomicBool = AtomicBool::new(false);
 static ENTRY: Once<fn(CpuId) -> !> = Once::new();
 
 #[cfg(target_os = "none")]
@@ -75,7 +77,6 @@ pub fn start_secondary(apic_ids: &[u32], entry: fn(CpuId) -> !) -> usize {
         unsafe { to.write_volatile(byte) };
     }
     ROOT.store(tables::root().start().0, Ordering::Release);
-    COUNT.store(wanted, Ordering::Release);
     let send = |ipi| {
         let _off = irq::disable();
         apic_ids[1..wanted].iter().for_each(|&id| apic::send(id, ipi));
@@ -90,6 +91,7 @@ pub fn start_secondary(apic_ids: &[u32], entry: fn(CpuId) -> !) -> usize {
     }
     let answered = (1..wanted).take_while(|&n| !ALL[n].load(Ordering::Acquire).is_null()).count();
     COUNT.store(answered + 1, Ordering::Release);
+    RELEASED.store(true, Ordering::Release);
     answered + 1
 }
 
@@ -132,5 +134,8 @@ extern "C" fn main() -> ! {
     init_this(number);
     time::init_secondary();
     ONLINE.fetch_add(1, Ordering::AcqRel);
+    while !RELEASED.load(Ordering::Acquire) {
+        core::hint::spin_loop();
+    }
     (ENTRY.get().expect("set before the CPUs were started"))(CpuId(number as u16))
 }

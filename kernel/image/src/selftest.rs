@@ -1,0 +1,402 @@
+//! A boot that tests freehold-arch itself and says `selftest: passed`. Built with `--features selftest`.
+//!
+//! Each test is named after the promise that it checks. Faults that must happen (a write to text, a user
+//! frame through the direct map) are checked in user mode and through user copies, where they can be survived.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use freehold_arch::boot::{self, BootInfo};
+use freehold_arch::memory::{FrameProvider, KernelPages};
+use freehold_arch::sync::SpinLock;
+use freehold_arch::thread::{self, Thread};
+use freehold_arch::traps::{Access, Handlers, Presence, Unresolved};
+use freehold_arch::user::{UserContext, UserEvent};
+use freehold_arch::usercopy::{self, Faults};
+use freehold_arch::{X86, cpu, heap, irq, memory, power, serial, time, traps};
+use freehold_machine::{
+    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes,
+    Tables, Tlb, VirtAddr,
+};
+
+macro_rules! say {
+    ($($argument:tt)*) => { serial::print(format_args!("selftest: {}\n", format_args!($($argument)*))) };
+}
+
+/// Hands out frames upwards from the first free block on, and takes none back but the last.
+struct Upwards {
+    state: SpinLock<(Pfn, Pfn)>,
+    given: AtomicUsize,
+}
+
+static FRAMES: Upwards = Upwards { state: SpinLock::new((Pfn(0), Pfn(0))), given: AtomicUsize::new(0) };
+
+impl FrameProvider for Upwards {
+    fn alloc(&self, order: u32) -> Option<Pfn> {
+        let (start, block) = {
+            let mut state = self.state.lock();
+            let start = Pfn(state.0.0.next_multiple_of(1 << order));
+            let end = start.offset(1 << order);
+            if end > state.1 {
+                return None;
+            }
+            state.0 = end;
+            (start, start.pageblock_start())
+        };
+        X86.enter(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
+        self.given.fetch_add(1 << order, Ordering::Relaxed);
+        Some(start)
+    }
+    fn free(&self, _first: Pfn, order: u32) {
+        self.given.fetch_sub(1 << order, Ordering::Relaxed);
+    }
+}
+
+/// Where user pages are mapped: one table of each level.
+struct Space {
+    root: Pfn,
+    leaf: Pfn,
+}
+
+const USER_BASE: u64 = 0x40_0000;
+
+impl Space {
+    fn new() -> Self {
+        let table = || {
+            let frame = FRAMES.alloc(0).expect("memory for a table");
+            X86.clear_table(frame);
+            frame
+        };
+        let (root, l3, l2, leaf) = (table(), table(), table(), table());
+        let template = X86.kernel_root(NodeId(0));
+        for index in 256..512 {
+            X86.store_entry(root, index, X86.load_entry(template, index));
+        }
+        X86.store_entry(root, 0, l3.0 << 12 | 7);
+        X86.store_entry(l3, 0, l2.0 << 12 | 7);
+        X86.store_entry(l2, 2, leaf.0 << 12 | 7);
+        Self { root, leaf }
+    }
+    fn map(&self, page: usize, frame: Pfn, flags: u64) {
+        X86.store_entry(self.leaf, page, frame.0 << 12 | flags);
+    }
+}
+
+/// A frame that the kernel does not own: beyond what the provider hands out, not in the direct map.
+fn user_frame() -> Pfn {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let end = FRAMES.state.lock().1;
+    Pfn(end.0 + NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+static SERVED: AtomicUsize = AtomicUsize::new(0);
+static TICKS: AtomicUsize = AtomicUsize::new(0);
+static RESCHEDULES: AtomicUsize = AtomicUsize::new(0);
+static SPACE: SpinLock<Option<Space>> = SpinLock::new(None);
+static MAIN: SpinLock<Option<Arc<Thread>>> = SpinLock::new(None);
+
+struct Kernel;
+
+impl Handlers for Kernel {
+    fn kernel_page_fault(&self, addr: VirtAddr, _access: Access) -> Result<(), Unresolved> {
+        let page = (addr.0.wrapping_sub(USER_BASE) >> 12) as usize;
+        // Page 5 is served on demand; everything else is not.
+        if page != 5 {
+            return Err(Unresolved);
+        }
+        SERVED.fetch_add(1, Ordering::Relaxed);
+        let frame = user_frame();
+        X86.zero(frame);
+        SPACE.lock().as_ref().ok_or(Unresolved)?.map(5, frame, 7);
+        Ok(())
+    }
+    fn timer(&self) {
+        TICKS.fetch_add(1, Ordering::Relaxed);
+    }
+    fn reschedule(&self) {
+        RESCHEDULES.fetch_add(1, Ordering::Relaxed);
+    }
+    fn thread_finished(&self) -> ! {
+        let main = MAIN.lock().clone().expect("the main thread");
+        thread::switch(&main);
+        unreachable!("a finished thread ran again")
+    }
+}
+
+pub fn main(boot: &'static BootInfo) -> ! {
+    say!("memory ends at {:?}, image {:?}, slide {:#x}", boot.memory_end(), boot.image(), boot.slide());
+    let reserved = memory::seal();
+    let largest = boot.usable_ranges().max_by_key(|range| range.len()).expect("memory");
+    let disk = boot.initrd_frames();
+    let taken = reserved.iter().filter(|range| range.intersection(disk).is_empty()).map(|range| range.end);
+    let start = Pfn(taken.max().expect("the image").0.next_multiple_of(PAGEBLOCK_FRAMES));
+    let end = Pfn((start.0 + 8 * PAGEBLOCK_FRAMES).min(largest.end.0));
+    *FRAMES.state.lock() = (start, end);
+    memory::set_frame_provider(&FRAMES);
+
+    heap_keeps_objects_apart();
+    traps::register(&Kernel);
+    time::start(None);
+    irq::enable();
+    windows_show_frames_that_the_direct_map_does_not();
+    user_copies_stop_where_memory_ends();
+    user_programs_run_and_trap();
+    threads_switch_and_finish();
+    timers_fire();
+    all_cpus_answer(boot);
+    assert_eq!(
+        boot::initrd().expect("tables for the initial RAM disk").len() as u64,
+        boot.initrd().map_or(0, |i| i.1)
+    );
+    boot::release_initrd();
+    say!("booted in {} us", time::now() / 1000);
+    if boot.command_line().contains("selftest.panic") {
+        panic!("asked for");
+    }
+    if boot.command_line().contains("selftest.overflow") {
+        say!("{}", overflow(boot.slide()));
+    }
+    say!("passed");
+    power::exit(0)
+}
+
+/// Run over the end of the stack: the guard page turns that into a double fault that is reported.
+#[allow(unconditional_recursion, reason = "that is the test")]
+fn overflow(depth: u64) -> u64 {
+    let here = [depth; 64];
+    core::hint::black_box(&here);
+    overflow(core::hint::black_box(depth + 1)) + here[(depth % 64) as usize]
+}
+
+fn heap_keeps_objects_apart() {
+    let before = heap::stats();
+    let mut objects: Vec<Box<[u64]>> = Vec::new();
+    for round in 0..300usize {
+        objects.push((0..round % 97).map(|i| (round * 1000 + i) as u64).collect());
+    }
+    for (round, object) in objects.iter().enumerate() {
+        assert!(object.iter().enumerate().all(|(i, &v)| v == (round * 1000 + i) as u64));
+    }
+    drop(objects);
+    let large = alloc::vec![7u8; 100_000];
+    assert!(large.iter().all(|&b| b == 7));
+    drop(large);
+    assert_eq!(heap::stats().allocated_bytes, before.allocated_bytes);
+    heap::ensure(16 << 10).expect("a reserve");
+    assert!(X86.is_seeded() && X86.random_u64() != X86.random_u64());
+    say!("heap: {:?}", heap::stats());
+}
+
+fn windows_show_frames_that_the_direct_map_does_not() {
+    let (one, two) = (user_frame(), user_frame());
+    X86.zero(one);
+    X86.with_bytes(one, |bytes| bytes[17] = 42);
+    X86.copy(one, two);
+    for round in 0..200 {
+        X86.with_bytes(two, |outer| {
+            assert_eq!(outer[17], 42);
+            X86.with_bytes(one, |inner| inner[18] = round);
+        });
+    }
+    assert_eq!(X86.with_bytes(one, |bytes| bytes[18]), 199);
+    // What the direct map shows is what a window showed before the block entered.
+    let block = one.pageblock_start();
+    let blocks = PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES));
+    X86.enter(blocks);
+    assert_eq!(KernelPages::from_frames(one, 0)[17], 42);
+    X86.leave(blocks);
+    assert_eq!(X86.with_bytes(one, |bytes| bytes[17]), 42);
+    say!("windows and the direct map agree");
+}
+
+fn user_copies_stop_where_memory_ends() {
+    let space = Space::new();
+    let frames = [user_frame(), user_frame()];
+    frames.iter().for_each(|&frame| X86.zero(frame));
+    space.map(0, frames[0], 7);
+    space.map(1, frames[1], 5);
+    X86.load_root(space.root);
+    *SPACE.lock() = Some(space);
+    let at = |offset: u64| VirtAddr(USER_BASE + offset);
+    let text = [0x5au8; 8192];
+    assert_eq!(usercopy::write(at(100), &text, Faults::Never), 4096 - 100, "the second page is read-only");
+    let mut back = [0u8; 8192];
+    assert_eq!(usercopy::read(at(0), &mut back, Faults::Never), 8192);
+    assert!(back[..100].iter().all(|&b| b == 0) && back[100..4096].iter().all(|&b| b == 0x5a));
+    assert_eq!(usercopy::read(at(4096 + 5), &mut back, Faults::Sleep), 4096 - 5, "the third page is absent");
+    assert_eq!(usercopy::read(VirtAddr(0xffff_8000_0000_0000), &mut back, Faults::Sleep), 0);
+    assert_eq!(usercopy::strnlen(at(50), 4000, Faults::Never), Some(0));
+    assert_eq!(usercopy::strnlen(at(103), 4096, Faults::Never), Some(4096 - 103));
+    assert_eq!(usercopy::strnlen(at(8192 - 3), 100, Faults::Never), Some(0));
+    assert_eq!(usercopy::load_u32(at(8192), Faults::Sleep), None);
+    // Page 5 appears on demand, for the kind of copy that may wait for it.
+    assert_eq!(usercopy::write(at(5 * 4096), &text[..8], Faults::Never), 0);
+    assert_eq!(SERVED.load(Ordering::Relaxed), 0);
+    assert_eq!(usercopy::write(at(5 * 4096), &text[..13], Faults::Sleep), 13);
+    assert_eq!(
+        usercopy::compare_exchange_u32(at(5 * 4096), 0x5a5a_5a5a, 7, Faults::Sleep),
+        Some(0x5a5a_5a5a)
+    );
+    assert_eq!(usercopy::load_u64(at(5 * 4096), Faults::Sleep), Some(0x5a5a_5a5a_0000_0007));
+    assert_eq!(usercopy::zero(at(5 * 4096), 4096, Faults::Sleep), 4096);
+    assert_eq!(SERVED.load(Ordering::Relaxed), 1);
+    say!("user copies stop where memory ends");
+}
+
+/// Machine code at page 6; stack in page 0.
+fn user_programs_run_and_trap() {
+    let code: &[u8] = &[
+        0x0f, 0x05, // syscall
+        0x48, 0x89, 0xc3, // mov rbx, rax
+        0xf3, 0x0f, 0x10, 0x06, // movss xmm0, [rsi]
+        0xf3, 0x0f, 0x11, 0x46, 0x08, // movss [rsi + 8], xmm0
+        0x64, 0x48, 0x8b, 0x14, 0x25, 0, 0, 0, 0, // mov rdx, fs:[0]
+        0x0f, 0x05, // syscall
+        0x0f, 0x0b, // ud2
+        0xeb, 0xfe, // jmp .
+    ];
+    let frame = user_frame();
+    X86.zero(frame);
+    X86.with_bytes(frame, |bytes| bytes[..code.len()].copy_from_slice(code));
+    SPACE.lock().as_ref().expect("a space").map(6, frame, 5);
+    let entry = USER_BASE + 6 * 4096;
+    let mut program = UserContext::new().expect("memory for a context");
+    program.start(entry, USER_BASE + 4096);
+    program.regs_mut().rax = 1234;
+    program.regs_mut().rsi = USER_BASE;
+    program.set_fs_base(USER_BASE + 16).expect("a user address");
+    usercopy::store_u64(VirtAddr(USER_BASE), 0x3f80_0000, Faults::Never).expect("page 0");
+    usercopy::store_u64(VirtAddr(USER_BASE + 16), 0x1122_3344_5566_7788, Faults::Never).expect("page 0");
+    assert_eq!(program.run(), UserEvent::Syscall);
+    assert_eq!((program.syscall_number(), program.syscall_args()[1]), (1234, USER_BASE));
+    program.set_return(77);
+    let mut twin = program.try_clone().expect("memory for a context");
+    assert_eq!(program.run(), UserEvent::Syscall);
+    assert_eq!((program.regs().rbx, program.regs().rdx), (77, 0x1122_3344_5566_7788));
+    assert_eq!(usercopy::load_u32(VirtAddr(USER_BASE + 8), Faults::Never), Some(0x3f80_0000));
+    assert_eq!(&program.fpu()[160..164], &0x3f80_0000u32.to_le_bytes(), "xmm0");
+    assert_eq!(program.run(), UserEvent::Exception { vector: 6, code: 0 });
+    twin.regs_mut().rip = entry + 9 * 4096;
+    let expected = UserEvent::PageFault {
+        addr: VirtAddr(entry + 9 * 4096),
+        access: Access::Execute,
+        present: Presence::Absent,
+    };
+    assert_eq!(twin.run(), expected);
+    twin.regs_mut().rip = 1 << 47;
+    assert_eq!(twin.run(), UserEvent::Exception { vector: 13, code: 0 });
+    // The kernel half is not the program's, and what it may not change it does not change.
+    twin.start(entry + 5, USER_BASE + 4096);
+    twin.regs_mut().rsi = 0xffff_ffff_8020_0000;
+    twin.regs_mut().rflags = 0x3200;
+    assert!(matches!(twin.run(), UserEvent::PageFault { .. } | UserEvent::Exception { vector: 13, .. }));
+    assert_eq!(twin.regs().rflags & 0x3000, 0, "IOPL");
+    let mut area = program.fpu().to_vec();
+    area[27] = 0xff;
+    assert!(program.set_fpu(&area).is_err());
+    // A program that never stops is interrupted.
+    program.start(entry + code.len() as u64 - 2, USER_BASE + 4096);
+    time::arm(time::now() + 1_000_000);
+    assert_eq!(program.run(), UserEvent::Interrupt);
+    let loops = time::now();
+    for _ in 0..10_000 {
+        twin.start(entry, USER_BASE + 4096);
+        assert_eq!(twin.run(), UserEvent::Syscall);
+    }
+    say!("a program runs and traps; {} ns for one start and trap", (time::now() - loops) / 10_000);
+}
+
+fn threads_switch_and_finish() {
+    static STEPS: AtomicUsize = AtomicUsize::new(0);
+    *MAIN.lock() = Some(Arc::new(Thread::adopt(Arc::new(1u32))));
+    let frames = FRAMES.given.load(Ordering::Relaxed);
+    for round in 0..50 {
+        let body = Box::new(move || {
+            assert_eq!(
+                thread::with_current(|data| *data.downcast_ref::<u32>().expect("a number")),
+                Some(round)
+            );
+            assert!(irq::are_enabled());
+            STEPS.fetch_add(1, Ordering::Relaxed);
+            let main = MAIN.lock().clone().expect("the main thread");
+            thread::switch(&main);
+            STEPS.fetch_add(1, Ordering::Relaxed);
+        });
+        let other = Thread::new(Arc::new(round), body).expect("memory for a thread");
+        thread::switch(&other);
+        thread::switch(&other);
+        assert_eq!(thread::with_current(|data| *data.downcast_ref::<u32>().expect("a number")), Some(1));
+    }
+    assert_eq!(STEPS.load(Ordering::Relaxed), 100);
+    let mut many = Vec::new();
+    for round in 0..40u32 {
+        many.push(Thread::new(Arc::new(round), Box::new(|| ())).expect("memory for a thread"));
+    }
+    drop(many);
+    let kept = FRAMES.given.load(Ordering::Relaxed) - frames;
+    assert!(kept <= 16 * 4 + 8, "stacks come back: {kept} frames are kept");
+    say!("threads switch and finish");
+}
+
+fn timers_fire() {
+    let before = TICKS.load(Ordering::Relaxed);
+    let start = time::now();
+    time::arm(start + 2_000_000);
+    while TICKS.load(Ordering::Relaxed) == before {
+        let off = irq::disable();
+        if TICKS.load(Ordering::Relaxed) == before {
+            cpu::idle();
+        }
+        drop(off);
+    }
+    let took = time::now() - start;
+    assert!(took >= 1_900_000, "a timer for 2 ms fired after {took} ns");
+    say!(
+        "a timer for 2 ms fired after {took} ns; now {} s since 1970",
+        time::wall_clock_at_boot() / 1_000_000_000
+    );
+}
+
+static RUNNING: AtomicU32 = AtomicU32::new(0);
+
+fn secondary(cpu: CpuId) -> ! {
+    assert_eq!(X86.current_cpu(), cpu);
+    RUNNING.fetch_add(1, Ordering::AcqRel);
+    irq::enable();
+    loop {
+        let _ = irq::disable();
+        cpu::idle();
+    }
+}
+
+/// `selftest.cpus=N` on the command line: there is no firmware table reader here.
+fn boot_cpus(boot: &BootInfo) -> u32 {
+    let words = boot.command_line().split_ascii_whitespace();
+    words.filter_map(|word| word.strip_prefix("selftest.cpus=")?.parse().ok()).next().unwrap_or(1)
+}
+
+fn all_cpus_answer(boot: &BootInfo) {
+    let cpus = boot_cpus(boot);
+    let ids: Vec<u32> = (0..cpus).collect();
+    let started = cpu::start_secondary(&ids, secondary);
+    assert_eq!(started, cpus as usize);
+    let cpus = started;
+    while (RUNNING.load(Ordering::Acquire) as usize) < cpus - 1 {
+        core::hint::spin_loop();
+    }
+    for round in 0..100 {
+        X86.flush_on(CpuSet::first(cpus), if round % 2 == 0 { Flush::All } else { Flush::NonGlobal });
+        let start = VirtAddr(USER_BASE);
+        X86.flush_on(CpuSet::first(cpus), Flush::Range { start, pages: 3 });
+    }
+    for cpu in 1..cpus {
+        cpu::send_reschedule(CpuId(cpu as u16));
+    }
+    let start = time::now();
+    while RESCHEDULES.load(Ordering::Relaxed) < cpus - 1 {
+        assert!(time::now() < start + 5_000_000_000, "a CPU does not answer");
+    }
+    say!("{cpus} CPUs answer");
+}
