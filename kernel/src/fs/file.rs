@@ -136,6 +136,18 @@ pub trait File: Send + Sync {
     fn pipe(&self) -> Option<&Arc<super::pipe::Pipe>> {
         None
     }
+    /// The epoll instance, where it is one.
+    fn epoll(&self) -> Option<&Arc<super::epoll::Epoll>> {
+        None
+    }
+    /// The timer, where it is one.
+    fn timer(&self) -> Option<&super::timerfd::TimerFile> {
+        None
+    }
+    /// The set of signals, where it is one.
+    fn signals(&self) -> Option<&super::signalfd::SignalFile> {
+        None
+    }
     /// fallocate(2).
     fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
         Err(Errno::ENODEV)

@@ -27,6 +27,8 @@ pub mod clock;
 pub mod content;
 pub mod context;
 pub mod device;
+pub mod epoll;
+pub mod eventfd;
 pub mod file;
 pub mod flags;
 pub mod generated;
@@ -43,7 +45,9 @@ pub mod poll;
 pub mod procfs;
 pub mod pseudo;
 pub mod sysfs;
+pub mod signalfd;
 pub mod table;
+pub mod timerfd;
 pub mod tmpfs;
 pub mod walk;
 

@@ -1,0 +1,154 @@
+//! The system calls on epoll instances.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use linux_raw_sys::general as c;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{Epoll, EpollFile, Event, Interest};
+use crate::fs::{NodeKind, OpenFile, OpenFlags, anonymous, poll};
+use crate::syscall::Args;
+use crate::task::{self, SigSet};
+use crate::time::{self, TimeSpec};
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+/// `struct epoll_event`, packed on x86-64: 12 bytes.
+#[repr(C, packed)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+struct EpollEvent {
+    events: u32,
+    data: u64,
+}
+
+/// The most events one call may ask for (Linux' EP_MAX_EVENTS).
+const MOST_EVENTS: i32 = i32::MAX / size_of::<EpollEvent>() as i32;
+/// Events fetched between two looks.
+const BATCH: usize = 64;
+
+/// epoll_create1(flags)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_epoll_create1(args: &Args) -> Result<i64> {
+    let flags = OpenFlags::from_bits_retain(args.uint(0));
+    if !OpenFlags::CLOEXEC.contains(flags) {
+        return Err(Errno::EINVAL);
+    }
+    create(flags)
+}
+
+/// epoll_create(size)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_epoll_create(args: &Args) -> Result<i64> {
+    if args.int(0) <= 0 { Err(Errno::EINVAL) } else { create(OpenFlags::empty()) }
+}
+
+fn create(flags: OpenFlags) -> Result<i64> {
+    anonymous::install(Arc::new(EpollFile(Epoll::new())), flags | OpenFlags::RDWR).map(i64::from)
+}
+
+fn epoll_of(file: &OpenFile) -> Result<&Arc<Epoll>> {
+    file.file().epoll().ok_or(Errno::EINVAL)
+}
+
+/// epoll_ctl(epfd, operation, fd, event)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_epoll_ctl(args: &Args) -> Result<i64> {
+    let (operation, fd) = (args.uint(1), args.fd(2));
+    let interest = if operation == c::EPOLL_CTL_DEL {
+        Interest { events: 0, data: 0 }
+    } else {
+        let event: EpollEvent = UserPtr::new(args[3]).read()?;
+        Interest { events: event.events, data: event.data }
+    };
+    let files = task::current().process().files();
+    let (instance, file) = (files.get(args.fd(0))?, files.get(fd)?);
+    // Regular files and directories are always ready: there is nothing to watch.
+    let always_ready = file.file().epoll().is_none()
+        && file.path().is_some()
+        && matches!(file.node().kind(), NodeKind::Regular | NodeKind::Directory);
+    if always_ready {
+        return Err(Errno::EPERM);
+    }
+    let epoll = epoll_of(&instance)?;
+    if Arc::ptr_eq(&instance, &file) {
+        return Err(Errno::EINVAL);
+    }
+    match operation {
+        c::EPOLL_CTL_ADD => epoll.add(fd, &file, interest),
+        c::EPOLL_CTL_MOD => epoll.modify(fd, &file, interest),
+        c::EPOLL_CTL_DEL => epoll.remove(fd, &file),
+        _ => Err(Errno::EINVAL),
+    }
+    .map(|()| 0)
+}
+
+fn wait(args: &Args, deadline: Option<u64>) -> Result<i64> {
+    let most = args.int(2);
+    if most <= 0 || most > MOST_EVENTS {
+        return Err(Errno::EINVAL);
+    }
+    let file = task::current().process().files().get(args.fd(0))?;
+    let epoll = epoll_of(&file)?;
+    let target = UserPtr::<EpollEvent>::new(args[1]);
+    let mut batch: Vec<EpollEvent> = Vec::new();
+    batch.try_reserve_exact(BATCH.min(most as usize)).map_err(|_| Errno::ENOMEM)?;
+    loop {
+        let count = epoll.harvest(batch.capacity().min(most as usize), |Event { events, data }| {
+            batch.push(EpollEvent { events, data });
+        });
+        if count > 0 {
+            target.write_slice(&batch)?;
+            return Ok(count as i64);
+        }
+        if deadline.is_some_and(|deadline| deadline <= time::now()) {
+            return Ok(0);
+        }
+        let woken = epoll.shared.waiters.wait_until_deadline(deadline, || epoll.may_have_ready().then_some(()));
+        match woken {
+            Ok(_) => {}
+            // A handler ends the wait even with SA_RESTART.
+            Err(_) => return Err(Errno::EINTR),
+        }
+    }
+}
+
+fn wait_masked(args: &Args, deadline: Option<u64>, mask: Option<SigSet>) -> Result<i64> {
+    task::current().with_signals_blocked(mask, || wait(args, deadline))
+}
+
+fn milliseconds(timeout: i32) -> Option<u64> {
+    u64::try_from(timeout).ok().map(|ms| time::now().saturating_add(ms * 1_000_000))
+}
+
+/// epoll_wait(epfd, events, most, milliseconds)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_epoll_wait(args: &Args) -> Result<i64> {
+    wait(args, milliseconds(args.int(3)))
+}
+
+/// epoll_pwait(epfd, events, most, milliseconds, mask, size)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_epoll_pwait(args: &Args) -> Result<i64> {
+    wait_masked(args, milliseconds(args.int(3)), poll::mask_at(args[4], args.size(5))?)
+}
+
+/// epoll_pwait2(epfd, events, most, timeout, mask, size)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_epoll_pwait2(args: &Args) -> Result<i64> {
+    let timeout = UserPtr::<TimeSpec>::new(args[3]).read_optional()?.map(TimeSpec::nanoseconds).transpose()?;
+    let deadline = timeout.map(|timeout| time::now().saturating_add(timeout));
+    wait_masked(args, deadline, poll::mask_at(args[4], args.size(5))?)
+}

@@ -1,0 +1,327 @@
+//! epoll: a kept list of files, and those of them that may be ready.
+//!
+//! Every watched file has an [`Item`], which observes the file's wait queues for as long as it is watched. A
+//! wake-up, in any context, puts the item's slot on the ready list (once) and wakes who waits. Waiting takes slots off that
+//! list and asks each file whether it is ready indeed; a level-triggered item that is goes back to the end of the
+//! list, so that it is asked again, and everybody gets a turn.
+//!
+//! Lock order: `items` (sleeping) > what polling a file takes > `ready` (interrupt-safe). Nothing is allocated under
+//! `ready`: adding an item makes the room that its slot may need there.
+//!
+//! Semantics: epoll(7).
+
+mod calls;
+#[cfg(test)]
+mod tests;
+
+use alloc::collections::VecDeque;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use bitflags::bitflags;
+
+pub use calls::{
+    sys_epoll_create, sys_epoll_create1, sys_epoll_ctl, sys_epoll_pwait, sys_epoll_pwait2, sys_epoll_wait,
+};
+
+use super::anonymous::AnonymousNode;
+use super::{File, Node, NodeKind, OpenFile, Ready, poll};
+use crate::sync::{IrqSpinLock, Mutex, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
+use crate::{Errno, Result};
+
+bitflags! {
+    /// What a program asks of a watched file beside its events.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    struct Trigger: u32 {
+        /// One wake-up only, then a change is needed.
+        const ONESHOT = 1 << 30;
+        /// Only what is new.
+        const EDGE = 1 << 31;
+    }
+}
+
+/// Events that are reported whether or not they are asked for.
+const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
+/// The bits of an event mask that name events.
+const EVENTS: u32 = 0x0fff_ffff;
+/// How deep epoll instances may watch each other.
+const MOST_NESTED: usize = 5;
+
+/// What one call asks about one file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Interest {
+    /// EPOLLIN… and [`Trigger`]'s bits.
+    events: u32,
+    /// Handed back with every event.
+    data: u64,
+}
+
+/// One event on its way to the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Event {
+    events: u32,
+    data: u64,
+}
+
+/// What wakes of watched files touch; outlives every observer.
+struct Shared {
+    /// Slots of items that may be ready, each at most once. Its room is that of all slots.
+    ready: IrqSpinLock<VecDeque<usize>>,
+    waiters: Arc<WaitQueue>,
+}
+
+/// One watched file.
+struct Item {
+    shared: Arc<Shared>,
+    slot: usize,
+    /// Its slot is on the ready list.
+    listed: AtomicBool,
+    fd: i32,
+    file: Weak<OpenFile>,
+    interest: SpinLock<Interest>,
+    /// Its registrations with the file's queues; they hold the item, so that it has to be taken out by hand.
+    observing: SpinLock<Option<PollWaiter>>,
+}
+
+impl Item {
+    fn list(&self) {
+        if !self.listed.swap(true, Ordering::SeqCst) {
+            self.shared.ready.lock().push_back(self.slot);
+        }
+    }
+
+    fn is_for(&self, fd: i32, file: &Arc<OpenFile>) -> bool {
+        self.fd == fd && core::ptr::eq(self.file.as_ptr(), Arc::as_ptr(file))
+    }
+
+    /// What of its interest is there now.
+    fn ready(&self, file: &OpenFile) -> u32 {
+        let wanted = self.interest.lock().events & EVENTS;
+        if wanted == 0 { 0 } else { poll::bits(file.poll(None)) & (wanted | ALWAYS) }
+    }
+}
+
+impl Wake for Item {
+    fn wake(&self) -> Woken {
+        self.list();
+        self.shared.waiters.wake_all();
+        // Nobody slept on the file's own queue: whoever does comes first.
+        Woken::Nobody
+    }
+}
+
+/// An epoll instance.
+pub struct Epoll {
+    items: Mutex<Vec<Option<Arc<Item>>>>,
+    shared: Arc<Shared>,
+    node: Arc<dyn Node>,
+}
+
+/// Held while instances are made to watch each other, so that two calls cannot close a circle together.
+static NESTING: Mutex<()> = Mutex::new(());
+
+impl Epoll {
+    fn new() -> Arc<Self> {
+        let shared =
+            Shared { ready: IrqSpinLock::new(VecDeque::new()), waiters: Arc::new(WaitQueue::new()) };
+        Arc::new(Self {
+            items: Mutex::new(Vec::new()),
+            shared: Arc::new(shared),
+            node: AnonymousNode::new(NodeKind::Regular, "anon_inode:[eventpoll]"),
+        })
+    }
+
+    /// Watch `file`, known to the program as `fd`.
+    fn add(self: &Arc<Self>, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
+        let _nesting = match file.file().epoll() {
+            Some(other) => {
+                let guard = NESTING.lock();
+                if other.reaches(self, MOST_NESTED) {
+                    return Err(Errno::ELOOP);
+                }
+                Some(guard)
+            }
+            None => None,
+        };
+        let mut items = self.items.lock();
+        if items.iter().flatten().any(|item| item.is_for(fd, file)) {
+            return Err(Errno::EEXIST);
+        }
+        let slot = self.free_slot(&mut items)?;
+        let item = Arc::new(Item {
+            shared: self.shared.clone(),
+            slot,
+            listed: AtomicBool::new(false),
+            fd,
+            file: Arc::downgrade(file),
+            interest: SpinLock::new(interest),
+            observing: SpinLock::new(None),
+        });
+        let mut observer = PollWaiter::observer(item.clone());
+        file.poll(Some(&mut observer));
+        *item.observing.lock() = Some(observer);
+        let ready = item.ready(file) != 0;
+        items[slot] = Some(item.clone());
+        drop(items);
+        if ready {
+            item.wake();
+        }
+        Ok(())
+    }
+
+    /// A slot that no item has, with room for it on the ready list.
+    fn free_slot(&self, items: &mut Vec<Option<Arc<Item>>>) -> Result<usize> {
+        if let Some(slot) = items.iter().position(Option::is_none) {
+            return Ok(slot);
+        }
+        items.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        let wanted = items.capacity();
+        if self.shared.ready.lock().capacity() < wanted {
+            let mut roomier = VecDeque::new();
+            roomier.try_reserve_exact(wanted).map_err(|_| Errno::ENOMEM)?;
+            let mut ready = self.shared.ready.lock();
+            roomier.append(&mut ready);
+            core::mem::swap(&mut *ready, &mut roomier);
+            // The old list is freed when the lock is open.
+            drop(ready);
+        }
+        items.push(None);
+        Ok(items.len() - 1)
+    }
+
+    fn find(items: &[Option<Arc<Item>>], fd: i32, file: &Arc<OpenFile>) -> Result<Arc<Item>> {
+        items.iter().flatten().find(|item| item.is_for(fd, file)).cloned().ok_or(Errno::ENOENT)
+    }
+
+    /// Change what is asked about a watched file.
+    fn modify(&self, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
+        let item = Self::find(&self.items.lock(), fd, file)?;
+        *item.interest.lock() = interest;
+        if item.ready(file) != 0 {
+            item.wake();
+        }
+        Ok(())
+    }
+
+    /// Watch `file` no more.
+    fn remove(&self, fd: i32, file: &Arc<OpenFile>) -> Result<()> {
+        let mut items = self.items.lock();
+        let item = Self::find(&items, fd, file)?;
+        self.retire(&mut items, &item);
+        Ok(())
+    }
+
+    fn retire(&self, items: &mut [Option<Arc<Item>>], item: &Arc<Item>) {
+        // No wake-up comes after this, so nobody lists the slot again before it is somebody else's.
+        let observing = item.observing.lock().take();
+        drop(observing);
+        self.shared.ready.lock().retain(|&slot| slot != item.slot);
+        items[item.slot] = None;
+    }
+
+    /// Take up to `most` events off the ready list.
+    fn harvest(&self, most: usize, mut emit: impl FnMut(Event)) -> usize {
+        let mut items = self.items.lock();
+        let mut count = 0;
+        // What is listed while this goes on is for the next call: a level-triggered item would never end.
+        let listed = self.shared.ready.lock().len();
+        for _ in 0..listed {
+            if count == most {
+                break;
+            }
+            let Some(slot) = self.shared.ready.lock().pop_front() else { break };
+            let Some(item) = items[slot].clone() else { continue };
+            // Before looking: a change after the look lists it again.
+            item.listed.store(false, Ordering::SeqCst);
+            let Some(file) = item.file.upgrade() else {
+                // Closed everywhere: closing is what ends a watch without a call.
+                self.retire(&mut items, &item);
+                continue;
+            };
+            let events = item.ready(&file);
+            if events == 0 {
+                continue;
+            }
+            let trigger = {
+                let mut interest = item.interest.lock();
+                emit(Event { events, data: interest.data });
+                let trigger = Trigger::from_bits_truncate(interest.events);
+                if trigger.contains(Trigger::ONESHOT) {
+                    interest.events &= !EVENTS;
+                }
+                trigger
+            };
+            count += 1;
+            if trigger.is_empty() {
+                item.list();
+            }
+        }
+        count
+    }
+
+    /// Whether an item is ready indeed; those that are not leave the list.
+    fn has_ready(&self) -> bool {
+        let mut items = self.items.lock();
+        let listed = self.shared.ready.lock().len();
+        for _ in 0..listed {
+            let Some(slot) = self.shared.ready.lock().pop_front() else { break };
+            let Some(item) = items[slot].clone() else { continue };
+            item.listed.store(false, Ordering::SeqCst);
+            match item.file.upgrade() {
+                None => self.retire(&mut items, &item),
+                Some(file) if item.ready(&file) != 0 => {
+                    item.list();
+                    return true;
+                }
+                Some(_) => {}
+            }
+        }
+        false
+    }
+
+    fn may_have_ready(&self) -> bool {
+        !self.shared.ready.lock().is_empty()
+    }
+
+    /// Whether it watches `other`, directly or through others, or is it, or watches deeper than `depth`.
+    fn reaches(&self, other: &Arc<Epoll>, depth: usize) -> bool {
+        if core::ptr::eq(self, Arc::as_ptr(other)) || depth == 0 {
+            return true;
+        }
+        let watched: Vec<Arc<OpenFile>> =
+            self.items.lock().iter().flatten().filter_map(|item| item.file.upgrade()).collect();
+        watched.iter().filter_map(|file| file.file().epoll()).any(|inner| inner.reaches(other, depth - 1))
+    }
+}
+
+impl Drop for Epoll {
+    fn drop(&mut self) {
+        for item in self.items.get_mut().drain(..).flatten() {
+            let observing = item.observing.lock().take();
+            drop(observing);
+        }
+    }
+}
+
+/// An epoll instance, opened.
+struct EpollFile(Arc<Epoll>);
+
+impl File for EpollFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.0.node.clone()
+    }
+
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        if let Some(waiter) = waiter {
+            waiter.register(&self.0.shared.waiters);
+        }
+        let mut ready = Ready::empty();
+        ready.set(Ready::IN, self.0.has_ready());
+        ready
+    }
+
+    fn epoll(&self) -> Option<&Arc<Epoll>> {
+        Some(&self.0)
+    }
+}

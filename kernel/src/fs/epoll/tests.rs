@@ -1,0 +1,136 @@
+use alloc::vec;
+
+use super::*;
+use crate::fs::bytes::{SliceSink, SliceSource};
+use crate::fs::pipe::{Pipe, PipeEnd};
+use crate::fs::{Blocking, OpenFlags};
+
+struct Fixture {
+    epoll: Arc<Epoll>,
+    reader: Arc<OpenFile>,
+    writer: Arc<PipeEnd>,
+}
+
+const IN: u32 = Ready::IN.bits();
+
+fn fixture(events: u32) -> Fixture {
+    let (reader, writer) = Pipe::pair(OpenFlags::empty()).unwrap();
+    let reader = OpenFile::new(reader, None, OpenFlags::empty());
+    let epoll = Epoll::new();
+    epoll.add(3, &reader, Interest { events, data: 77 }).unwrap();
+    Fixture { epoll, reader, writer }
+}
+
+fn write(writer: &PipeEnd) {
+    writer.write_at(0, &mut SliceSource::new(b"x"), Blocking::Never).unwrap();
+}
+
+fn read(file: &OpenFile) {
+    let mut byte = [0; 1];
+    file.file().read_at(0, &mut SliceSink::new(&mut byte), Blocking::Never).unwrap();
+}
+
+fn events(epoll: &Epoll) -> Vec<u32> {
+    let mut all = vec![];
+    epoll.harvest(8, |event| {
+        assert_eq!(event.data, 77);
+        all.push(event.events);
+    });
+    all
+}
+
+#[test]
+fn a_level_is_reported_for_as_long_as_it_lasts() {
+    let f = fixture(IN);
+    assert_eq!(events(&f.epoll), []);
+    write(&f.writer);
+    assert_eq!(events(&f.epoll), [IN]);
+    assert_eq!(events(&f.epoll), [IN]);
+    read(&f.reader);
+    assert_eq!(events(&f.epoll), []);
+    assert!(!f.epoll.may_have_ready());
+}
+
+#[test]
+fn an_edge_is_reported_once_and_again_with_the_next_bytes() {
+    let f = fixture(IN | Trigger::EDGE.bits());
+    write(&f.writer);
+    assert_eq!(events(&f.epoll), [IN]);
+    assert_eq!(events(&f.epoll), []);
+    write(&f.writer);
+    assert_eq!(events(&f.epoll), [IN]);
+}
+
+#[test]
+fn a_one_shot_item_sleeps_until_it_is_changed() {
+    let f = fixture(IN | Trigger::ONESHOT.bits());
+    write(&f.writer);
+    assert_eq!(events(&f.epoll), [IN]);
+    write(&f.writer);
+    assert_eq!(events(&f.epoll), []);
+    f.epoll.modify(3, &f.reader, Interest { events: IN, data: 77 }).unwrap();
+    assert_eq!(events(&f.epoll), [IN]);
+}
+
+#[test]
+fn hanging_up_is_reported_unasked() {
+    let f = fixture(0x2000);
+    drop(f.writer);
+    assert_eq!(events(&f.epoll), [Ready::HUP.bits()]);
+}
+
+#[test]
+fn a_file_is_watched_once_and_can_be_let_go() {
+    let f = fixture(IN);
+    let interest = Interest { events: IN, data: 77 };
+    assert_eq!(f.epoll.add(3, &f.reader, interest), Err(Errno::EEXIST));
+    write(&f.writer);
+    f.epoll.remove(3, &f.reader).unwrap();
+    assert_eq!(events(&f.epoll), []);
+    assert_eq!(f.epoll.remove(3, &f.reader), Err(Errno::ENOENT));
+    f.epoll.add(3, &f.reader, interest).unwrap();
+    assert_eq!(events(&f.epoll), [IN]);
+}
+
+#[test]
+fn closing_the_file_ends_the_watch() {
+    let f = fixture(IN);
+    write(&f.writer);
+    drop(f.reader);
+    assert_eq!(events(&f.epoll), []);
+    assert!(f.epoll.items.lock().iter().all(Option::is_none));
+}
+
+#[test]
+fn instances_may_watch_each_other_but_not_in_a_circle() {
+    let f = fixture(IN);
+    let inner = OpenFile::new(Arc::new(EpollFile(f.epoll.clone())), None, OpenFlags::RDWR);
+    let outer = Epoll::new();
+    let interest = Interest { events: IN, data: 77 };
+    outer.add(9, &inner, interest).unwrap();
+    assert_eq!(events(&outer), []);
+    write(&f.writer);
+    assert_eq!(events(&outer), [IN]);
+    let outer_file = OpenFile::new(Arc::new(EpollFile(outer.clone())), None, OpenFlags::RDWR);
+    assert_eq!(f.epoll.add(10, &outer_file, interest), Err(Errno::ELOOP));
+    assert_eq!(outer.add(10, &outer_file, interest), Err(Errno::ELOOP));
+}
+
+#[test]
+fn the_list_is_shared_fairly() {
+    let epoll = Epoll::new();
+    let mut files = vec![];
+    for fd in 0..10 {
+        let (reader, writer) = Pipe::pair(OpenFlags::empty()).unwrap();
+        let reader = OpenFile::new(reader, None, OpenFlags::empty());
+        epoll.add(fd, &reader, Interest { events: IN, data: fd as u64 }).unwrap();
+        write(&writer);
+        files.push((reader, writer));
+    }
+    let mut seen = vec![];
+    for _ in 0..5 {
+        epoll.harvest(2, |event| seen.push(event.data));
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, (0..10).collect::<Vec<_>>());
+}

@@ -1,0 +1,178 @@
+//! eventfd(2): a counter to wait on.
+//!
+//! Writing adds, reading takes all (or 1 from a semaphore) and waits for more than 0; adding waits where the sum would
+//! not fit.
+
+use alloc::sync::Arc;
+
+use linux_raw_sys::general as c;
+
+use super::anonymous::{self, AnonymousNode};
+use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
+use crate::sync::{PollWaiter, SpinLock, WaitQueue};
+use crate::syscall::Args;
+use crate::user::{Sink, Source};
+use crate::{Errno, Result};
+
+/// What a read takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Take {
+    All,
+    One,
+}
+
+/// The largest value: one less than all ones, which the interface keeps for itself.
+const MOST: u64 = u64::MAX - 1;
+
+/// An event counter, opened.
+struct EventFile {
+    count: SpinLock<u64>,
+    take: Take,
+    /// Woken when the count changes.
+    changed: Arc<WaitQueue>,
+    node: Arc<dyn Node>,
+}
+
+impl EventFile {
+    fn new(initial: u64, take: Take) -> Self {
+        Self {
+            count: SpinLock::new(initial),
+            take,
+            changed: Arc::new(WaitQueue::new()),
+            node: AnonymousNode::new(NodeKind::Regular, "anon_inode:[eventfd]"),
+        }
+    }
+
+    fn try_take(&self) -> Option<u64> {
+        let mut count = self.count.lock();
+        let taken = match self.take {
+            _ if *count == 0 => return None,
+            Take::All => *count,
+            Take::One => 1,
+        };
+        *count -= taken;
+        Some(taken)
+    }
+
+    fn try_add(&self, value: u64) -> Option<()> {
+        let mut count = self.count.lock();
+        *count = count.checked_add(value).filter(|&sum| sum <= MOST)?;
+        Some(())
+    }
+
+    fn wait_for<T>(&self, blocking: Blocking, mut attempt: impl FnMut() -> Option<T>) -> Result<T> {
+        let done = match (attempt(), blocking) {
+            (Some(done), _) => done,
+            (None, Blocking::Never) => return Err(Errno::EAGAIN),
+            (None, Blocking::Wait) => self.changed.wait_until(attempt)?,
+        };
+        self.changed.wake_all();
+        Ok(done)
+    }
+}
+
+impl File for EventFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+
+    fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        if sink.remaining() < size_of::<u64>() {
+            return Err(Errno::EINVAL);
+        }
+        let taken = self.wait_for(blocking, || self.try_take())?;
+        sink.put(&taken.to_le_bytes())
+    }
+
+    fn write_at(&self, _offset: u64, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
+        let mut value = [0; size_of::<u64>()];
+        if source.remaining() < value.len() {
+            return Err(Errno::EINVAL);
+        }
+        if source.take(&mut value)? < value.len() {
+            return Err(Errno::EFAULT);
+        }
+        let value = u64::from_le_bytes(value);
+        if value > MOST {
+            return Err(Errno::EINVAL);
+        }
+        self.wait_for(blocking, || self.try_add(value))?;
+        Ok(size_of::<u64>())
+    }
+
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        if let Some(waiter) = waiter {
+            waiter.register(&self.changed);
+        }
+        let count = *self.count.lock();
+        let mut ready = Ready::empty();
+        ready.set(Ready::IN, count > 0);
+        ready.set(Ready::OUT, count < MOST);
+        ready
+    }
+}
+
+/// eventfd2(initial, flags)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_eventfd2(args: &Args) -> Result<i64> {
+    let flags = args.uint(1);
+    if flags & !(c::EFD_CLOEXEC | c::EFD_NONBLOCK | c::EFD_SEMAPHORE) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let take = if flags & c::EFD_SEMAPHORE != 0 { Take::One } else { Take::All };
+    let file = Arc::new(EventFile::new(u64::from(args.uint(0)), take));
+    let flags = OpenFlags::from_bits_retain(flags & !c::EFD_SEMAPHORE) | OpenFlags::RDWR;
+    anonymous::install(file, flags).map(i64::from)
+}
+
+/// eventfd(initial)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_eventfd(args: &Args) -> Result<i64> {
+    let file = Arc::new(EventFile::new(u64::from(args.uint(0)), Take::All));
+    anonymous::install(file, OpenFlags::RDWR).map(i64::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::bytes::{SliceSink, SliceSource};
+
+    fn read(file: &EventFile) -> Result<u64> {
+        let mut bytes = [0; 8];
+        file.read_at(0, &mut SliceSink::new(&mut bytes), Blocking::Never)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn write(file: &EventFile, value: u64) -> Result<usize> {
+        file.write_at(0, &mut SliceSource::new(&value.to_le_bytes()), Blocking::Never)
+    }
+
+    #[test]
+    fn a_read_takes_the_sum_of_the_writes() {
+        let file = EventFile::new(1, Take::All);
+        write(&file, 4).unwrap();
+        assert_eq!(read(&file), Ok(5));
+        assert_eq!(read(&file), Err(Errno::EAGAIN));
+        assert_eq!(file.poll(None), Ready::OUT);
+    }
+
+    #[test]
+    fn a_semaphore_gives_one_at_a_time() {
+        let file = EventFile::new(2, Take::One);
+        assert_eq!((read(&file), read(&file), read(&file)), (Ok(1), Ok(1), Err(Errno::EAGAIN)));
+    }
+
+    #[test]
+    fn the_count_never_overflows() {
+        let file = EventFile::new(0, Take::All);
+        assert_eq!(write(&file, u64::MAX), Err(Errno::EINVAL));
+        write(&file, MOST).unwrap();
+        assert_eq!(write(&file, 1), Err(Errno::EAGAIN));
+        assert_eq!(file.poll(None), Ready::IN);
+        assert_eq!(file.write_at(0, &mut SliceSource::new(b"short"), Blocking::Never), Err(Errno::EINVAL));
+    }
+}

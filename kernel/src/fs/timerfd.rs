@@ -1,0 +1,242 @@
+//! timerfd_create(2): a timer to wait on.
+//!
+//! Expiries are counted in interrupt context; a read takes the count. A repeating timer's next deadline is the last one
+//! plus the interval, however late the interrupt was, and intervals that passed meanwhile count too.
+
+use alloc::sync::Arc;
+
+use linux_raw_sys::general as c;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::anonymous::{self, AnonymousNode};
+use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
+use crate::sync::{IrqSpinLock, PollWaiter, WaitQueue};
+use crate::syscall::Args;
+use crate::task;
+use crate::time::{self, Expire, TimeSpec, TimerSlot};
+use crate::user::{Sink, UserPtr};
+use crate::{Errno, Result};
+
+/// `struct itimerspec`.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct TimerSpec {
+    interval: TimeSpec,
+    value: TimeSpec,
+}
+
+/// Which clock the timer goes by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Clock {
+    Wall,
+    Boot,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct State {
+    /// Next expiry in nanoseconds since boot; `None` where it is not set.
+    deadline: Option<u64>,
+    /// Nanoseconds between expiries; 0 for one only.
+    interval: u64,
+    /// Expiries that nobody has read.
+    expiries: u64,
+}
+
+impl State {
+    /// The deadline has passed: count, and say when the next is.
+    fn expire(&mut self, now: u64) -> Option<u64> {
+        let deadline = self.deadline.filter(|&deadline| deadline <= now)?;
+        if self.interval == 0 {
+            self.expiries += 1;
+            self.deadline = None;
+        } else {
+            let passed = (now - deadline) / self.interval + 1;
+            self.expiries += passed;
+            self.deadline = Some(deadline.saturating_add(passed.saturating_mul(self.interval)));
+        }
+        self.deadline
+    }
+
+    /// Nanoseconds until the next expiry and between them.
+    fn remaining(&self, now: u64) -> TimerSpec {
+        // A timer that is due but not yet counted still runs: 0 would say that it is not set.
+        let value = self.deadline.map_or(0, |deadline| deadline.saturating_sub(now).max(1));
+        TimerSpec {
+            interval: TimeSpec::from_nanoseconds(self.interval),
+            value: TimeSpec::from_nanoseconds(value),
+        }
+    }
+}
+
+/// What the interrupt touches.
+struct Timer {
+    slot: TimerSlot,
+    state: IrqSpinLock<State>,
+    expired: Arc<WaitQueue>,
+}
+
+impl Expire for Timer {
+    fn slot(&self) -> &TimerSlot {
+        &self.slot
+    }
+    fn expire(&self, now: u64) -> Option<u64> {
+        let next = self.state.lock().expire(now);
+        self.expired.wake_all();
+        next
+    }
+}
+
+/// A timer, opened.
+pub struct TimerFile {
+    timer: Arc<Timer>,
+    clock: Clock,
+    node: Arc<dyn Node>,
+}
+
+impl TimerFile {
+    fn set(&self, new: TimerSpec, flags: u32) -> Result<TimerSpec> {
+        let (value, interval) = (new.value.nanoseconds()?, new.interval.nanoseconds()?);
+        let now = time::now();
+        let deadline = match (value, flags & c::TFD_TIMER_ABSTIME != 0) {
+            (0, _) => None,
+            (value, false) => Some(now.saturating_add(value)),
+            (value, true) if self.clock == Clock::Boot => Some(value),
+            (value, true) => Some(value.saturating_sub(u64::try_from(time::boot_wall()).unwrap_or(0))),
+        };
+        let armed: Arc<dyn Expire> = self.timer.clone();
+        time::cancel(&armed);
+        let old = {
+            let mut state = self.timer.state.lock();
+            let old = state.remaining(now);
+            *state = State { deadline, interval, expiries: 0 };
+            old
+        };
+        if let Some(deadline) = deadline {
+            time::try_arm(&armed, deadline)?;
+        }
+        Ok(old)
+    }
+}
+
+impl File for TimerFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+
+    fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        if sink.remaining() < size_of::<u64>() {
+            return Err(Errno::EINVAL);
+        }
+        let take = || {
+            let mut state = self.timer.state.lock();
+            (state.expiries > 0).then(|| core::mem::take(&mut state.expiries))
+        };
+        let expiries = match (take(), blocking) {
+            (Some(expiries), _) => expiries,
+            (None, Blocking::Never) => return Err(Errno::EAGAIN),
+            (None, Blocking::Wait) => self.timer.expired.wait_until(take)?,
+        };
+        sink.put(&expiries.to_le_bytes())
+    }
+
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        if let Some(waiter) = waiter {
+            waiter.register(&self.timer.expired);
+        }
+        let mut ready = Ready::empty();
+        ready.set(Ready::IN, self.timer.state.lock().expiries > 0);
+        ready
+    }
+
+    fn timer(&self) -> Option<&TimerFile> {
+        Some(self)
+    }
+}
+
+impl Drop for TimerFile {
+    fn drop(&mut self) {
+        let armed: Arc<dyn Expire> = self.timer.clone();
+        time::cancel(&armed);
+    }
+}
+
+/// timerfd_create(clock, flags)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_timerfd_create(args: &Args) -> Result<i64> {
+    let clock = match args.uint(0) {
+        c::CLOCK_REALTIME | c::CLOCK_REALTIME_ALARM => Clock::Wall,
+        c::CLOCK_MONOTONIC | c::CLOCK_BOOTTIME | c::CLOCK_BOOTTIME_ALARM => Clock::Boot,
+        _ => return Err(Errno::EINVAL),
+    };
+    let flags = args.uint(1);
+    if flags & !(c::TFD_CLOEXEC | c::TFD_NONBLOCK) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let timer = Timer {
+        slot: TimerSlot::new(),
+        state: IrqSpinLock::new(State::default()),
+        expired: Arc::new(WaitQueue::new()),
+    };
+    let node = AnonymousNode::new(NodeKind::Regular, "anon_inode:[timerfd]");
+    let file = Arc::new(TimerFile { timer: Arc::new(timer), clock, node });
+    anonymous::install(file, OpenFlags::from_bits_retain(flags) | OpenFlags::RDWR).map(i64::from)
+}
+
+/// timerfd_settime(fd, flags, new, old)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_timerfd_settime(args: &Args) -> Result<i64> {
+    let flags = args.uint(1);
+    if flags & !(c::TFD_TIMER_ABSTIME | c::TFD_TIMER_CANCEL_ON_SET) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let new = UserPtr::new(args[2]).read()?;
+    let file = task::current().process().files().get(args.fd(0))?;
+    let old = file.file().timer().ok_or(Errno::EINVAL)?.set(new, flags)?;
+    UserPtr::new(args[3]).write_optional(&old)?;
+    Ok(0)
+}
+
+/// timerfd_gettime(fd, current)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_timerfd_gettime(args: &Args) -> Result<i64> {
+    let file = task::current().process().files().get(args.fd(0))?;
+    let remaining = {
+        let timer = &file.file().timer().ok_or(Errno::EINVAL)?.timer;
+        let state = *timer.state.lock();
+        state.remaining(time::now())
+    };
+    UserPtr::new(args[1]).write(&remaining)?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_single_timer_expires_once() {
+        let mut state = State { deadline: Some(100), interval: 0, expiries: 0 };
+        assert_eq!(state.expire(99), None);
+        assert_eq!(state.expiries, 0);
+        assert_eq!(state.expire(150), None);
+        assert_eq!((state.deadline, state.expiries), (None, 1));
+        assert_eq!(state.expire(200), None);
+        assert_eq!(state.expiries, 1);
+    }
+
+    #[test]
+    fn a_repeating_timer_keeps_its_beat_and_counts_what_it_missed() {
+        let mut state = State { deadline: Some(100), interval: 10, expiries: 0 };
+        assert_eq!(state.expire(100), Some(110));
+        assert_eq!(state.expire(137), Some(140));
+        assert_eq!(state.expiries, 4);
+        assert_eq!(state.remaining(139).value, TimeSpec { seconds: 0, nanoseconds: 1 });
+        assert_eq!(state.remaining(500).value, TimeSpec { seconds: 0, nanoseconds: 1 });
+    }
+}
