@@ -6,24 +6,15 @@ extern crate alloc;
 
 use core::panic::PanicInfo;
 
-#[cfg(not(feature = "selftest"))]
 use freehold_arch::boot::BootInfo;
 use freehold_arch::heap::KernelHeap;
-#[cfg(not(feature = "selftest"))]
 use freehold_arch::{power, serial};
 
 #[global_allocator]
 static HEAP: KernelHeap = KernelHeap;
 
-#[cfg(feature = "selftest")]
-mod selftest;
-
-#[cfg(feature = "selftest")]
-freehold_arch::kernel_entry!(selftest::main);
-#[cfg(not(feature = "selftest"))]
 freehold_arch::kernel_entry!(main);
 
-#[cfg(not(feature = "selftest"))]
 fn main(boot: &'static BootInfo) -> ! {
     serial::print(format_args!("hello from {:#x}, command line {:?}\n", boot.slide(), boot.command_line()));
     for region in boot.memory_map() {
