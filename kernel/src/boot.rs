@@ -1,5 +1,166 @@
 //! From the first instruction in Rust to the first program.
 //!
-//! The order matters, and is the order of what each step needs: firmware's tables before the first frame
-//! (where memory is decides what is handed out), frames before CPUs (each has lists and stacks), CPUs before devices
-//! (interrupts are spread), files before the program.
+//! The order is the order of what each step needs: firmware's tables before the first frame (where memory is
+//! decides what is handed out), frames before CPUs (each has lists and stacks), CPUs before devices, devices and
+//! files before the program.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
+use freehold_arch::boot::{BootInfo, MemoryKind};
+use freehold_arch::{boot, cpu, firmware, irq, panic, power, time, traps};
+use freehold_firmware::Firmware;
+use freehold_machine::{CpuId, Pfn, PfnRange, VirtAddr};
+
+use crate::fs::initramfs;
+use crate::host::spec::{self, Spec};
+use crate::{Errno, Result, cmdline, dev, fs, host, klog, mem, sched, task, tty};
+
+/// The kernel's version, as uname and the host see it.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The kernel's first function: everything is set up by it, on the first CPU.
+pub fn main(info: &'static BootInfo) -> ! {
+    klog::init(log::LevelFilter::Info);
+    panic::set_sink(&host::LastWords);
+    let settings = cmdline::parse(info.command_line(), |problem| log::warn!("{problem}"));
+    log::set_max_level(settings.log_level);
+    log::info!("Freehold {VERSION}, image slide {:#x}", info.slide());
+    let firmware = read_firmware(info);
+    let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
+    cpu::set_topology(&firmware.topology);
+    mem::init(&firmware.topology, cpus, settings.page_allocator);
+    traps::register(&Kernel);
+    time::start(firmware.platform.hpet);
+    let files = fs::boot::init(Arc::new(mem::CacheSource::new(mem::frames()))).expect("an empty root file system");
+    task::spawn::init(mem::Space::empty().expect("memory for the kernel's own space"), files);
+    start_scheduling(CpuId(0));
+    irq::enable();
+    start_cpus(firmware, cpus);
+    host::init(mem::frames(), &mut |function, error| log::error!("{function:?}: {error}"));
+    sched::spawn_kernel("start", start).expect("memory for the first task");
+    sched::idle_forever()
+}
+
+fn start_scheduling(cpu: CpuId) {
+    sched::start(cpu).expect("memory for a CPU's idle task");
+}
+
+/// Read ACPI's tables; they are believed as far as they make sense.
+fn read_firmware(info: &'static BootInfo) -> &'static Firmware {
+    let usable = info.memory_map().iter().filter(|region| region.kind == MemoryKind::Usable).map(|region| {
+        let end = region.start.0 + region.len;
+        PfnRange::new(Pfn(region.start.0.div_ceil(4096)), Pfn(end / 4096))
+    });
+    let table = |at, len| Some(firmware::map(at, len)).filter(|bytes| bytes.len() == len);
+    let read = freehold_firmware::read(&table, info.rsdp(), cpu::bus_id(), usable, &mut |warning| {
+        log::warn!("firmware: {warning}");
+    });
+    Box::leak(Box::new(read))
+}
+
+fn start_cpus(firmware: &'static Firmware, cpus: usize) {
+    if cpus < 2 {
+        return;
+    }
+    let apic_ids: alloc::vec::Vec<u32> =
+        firmware.platform.cpus().iter().take(cpus).map(|cpu| cpu.apic_id).collect();
+    let running = cpu::start_secondary(&apic_ids, secondary);
+    if running < cpus {
+        log::warn!("{running} of {cpus} CPUs have started");
+    }
+}
+
+/// The life of every CPU but the first.
+fn secondary(cpu: CpuId) -> ! {
+    start_scheduling(cpu);
+    irq::enable();
+    sched::idle_forever()
+}
+
+/// The first task: devices, files, the program, its end.
+fn start() {
+    let ending = match prepare() {
+        Ok(spec) => task::init::run(spec),
+        Err(error) => {
+            log::error!("no program to run: {error:?}");
+            host::notice(format_args!("the image has no usable {}: {error:?}", Display(spec::PATH)));
+            host::Ending::Exit(125)
+        }
+    };
+    host::end(ending);
+    power::exit(0)
+}
+
+struct Display(&'static [u8]);
+
+impl core::fmt::Display for Display {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(core::str::from_utf8(self.0).unwrap_or("?"))
+    }
+}
+
+/// Unpack the image, mount what programs expect, connect the streams; the program that is to run.
+fn prepare() -> Result<Spec> {
+    unpack()?;
+    dev::init();
+    fs::boot::mount_standard(None)?;
+    crate::block::init(mem::frames());
+    let bytes = fs::boot::read_file(spec::PATH)?;
+    let spec = Spec::parse(&bytes)?;
+    connect(&spec)?;
+    host::listen(&Kernel)?;
+    Ok(spec)
+}
+
+fn unpack() -> Result<()> {
+    let summary = initramfs::unpack(boot::initrd()?, &fs::boot::root()).map_err(|error| {
+        log::error!("initramfs: {error}");
+        Errno::EINVAL
+    })?;
+    log::info!("initramfs: {summary:?}");
+    mem::frames().release_reserved(boot::release_initrd());
+    Ok(())
+}
+
+fn connect(spec: &Spec) -> Result<()> {
+    let (Some(stream), Some(error)) = (host::stream(), host::error()) else { return Err(Errno::ENXIO) };
+    let wire = |port: &Arc<host::Port>| dev::stream::HostStream::new(port.clone(), port.changed().clone());
+    let standard = wire(stream);
+    if spec.streams.contains(&spec::Stream::Terminal) {
+        tty::console::init(standard.clone(), spec.rows, spec.columns)?;
+    }
+    dev::stdio::init(dev::stdio::Streams { standard, error: wire(error) });
+    Ok(())
+}
+
+/// What the kernel does when hardware or the host calls.
+struct Kernel;
+
+impl traps::Handlers for Kernel {
+    fn kernel_page_fault(&self, addr: VirtAddr, access: traps::Access) -> core::result::Result<(), traps::Unresolved> {
+        mem::handle_kernel_fault(addr, access)
+    }
+    fn timer(&self) {
+        sched::timer_interrupt(time::now());
+    }
+    fn reschedule(&self) {}
+    fn thread_finished(&self) -> ! {
+        sched::exit_current()
+    }
+}
+
+impl host::Events for Kernel {
+    fn end_of_input(&self, total: u64) {
+        dev::stdio::end_of_input(total);
+    }
+    fn window(&self, rows: u16, columns: u16) {
+        tty::console::resize(rows, columns);
+    }
+    fn signal(&self, number: u8) {
+        task::init::signal(number);
+    }
+    fn closed(&self, output: host::frame::Output) {
+        dev::stdio::closed(output);
+    }
+}

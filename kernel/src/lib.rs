@@ -16,6 +16,8 @@ extern crate alloc;
 pub mod dev;
 #[cfg(target_os = "none")]
 pub mod block;
+#[cfg(target_os = "none")]
+pub mod boot;
 pub mod cmdline;
 pub mod errno;
 pub mod fs;

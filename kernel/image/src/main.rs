@@ -6,23 +6,18 @@ extern crate alloc;
 
 use core::panic::PanicInfo;
 
-use freehold_arch::boot::BootInfo;
 use freehold_arch::heap::KernelHeap;
-use freehold_arch::{power, serial};
 
 #[global_allocator]
 static HEAP: KernelHeap = KernelHeap;
 
-freehold_arch::kernel_entry!(main);
+#[cfg(feature = "selftest")]
+mod selftest;
 
-fn main(boot: &'static BootInfo) -> ! {
-    serial::print(format_args!("hello from {:#x}, command line {:?}\n", boot.slide(), boot.command_line()));
-    for region in boot.memory_map() {
-        serial::print(format_args!("{region:x?}\n"));
-    }
-    serial::print(format_args!("initrd {:x?} image {:?}\n", boot.initrd(), boot.image()));
-    power::exit(0)
-}
+#[cfg(feature = "selftest")]
+freehold_arch::kernel_entry!(selftest::main);
+#[cfg(not(feature = "selftest"))]
+freehold_arch::kernel_entry!(freehold_kernel::boot::main);
 
 #[panic_handler]
 fn panicked(info: &PanicInfo) -> ! {

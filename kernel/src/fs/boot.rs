@@ -196,3 +196,20 @@ pub fn unnamed_place_named(node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> P
     let entry = Entry { dir: mount.root().clone(), name: [prefix, name].concat() };
     Path { mount, node, entry: Some(Arc::new(entry)) }
 }
+
+/// The bytes of the file at `path`, read by the kernel itself.
+///
+/// # Errors
+/// What opening and reading give; `ENOMEM`.
+pub fn read_file(path: &[u8]) -> Result<Vec<u8>> {
+    let root = root();
+    let place = Walk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
+    let file = super::OpenFile::new(place.node.clone().open(OpenFlags::empty())?, Some(place), OpenFlags::empty());
+    let size = usize::try_from(file.node().metadata().size).map_err(|_| Errno::ENOMEM)?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(size).map_err(|_| Errno::ENOMEM)?;
+    bytes.resize(size, 0);
+    let read = file.read_kernel(0, &mut bytes)?;
+    bytes.truncate(read);
+    Ok(bytes)
+}

@@ -34,8 +34,8 @@ pub fn commons() -> &'static Arc<Commons<Frames>> {
 
 /// Build the frame table and the page allocator over `topology`, and hand every frame that boot did not keep to it.
 pub fn init(topology: &'static Topology, cpus: usize, options: Options) {
-    memory::init(topology);
-    let table = FrameTable::new(memory::frame_table());
+    let records = memory::frame_table().expect("memory for the frame table: 1/128 of all");
+    let table = FrameTable::new(records);
     let words = Buddy::<X86>::metadata_words(topology, cpus, &options);
     let metadata: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
     let reserved = memory::seal();

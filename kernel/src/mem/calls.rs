@@ -13,7 +13,7 @@ use freehold_vm::{
 
 use super::space::whole_pages;
 use super::{FileMapping, Frames, Space, out_of_memory};
-use crate::fs::{Access as FileAccess, Mapping};
+use crate::fs::Mapping;
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Errno, Result, task};
@@ -140,15 +140,14 @@ impl Sharing {
 
 fn file_backing(args: &Args, sharing: Sharing, protection: Protection, offset: u64) -> Result<Backing<Frames>> {
     let file = task::current().process().files().get(args.fd(4))?;
-    let access = file.access();
-    if !access.contains(FileAccess::READ) {
+    if !file.flags().reads() {
         return Err(Errno::EACCES);
     }
     let content = match file.file().mapping()? {
         Mapping::Zeroes => return Ok(sharing.anonymous()),
         Mapping::Content(content) => content,
     };
-    let writable = access.contains(FileAccess::WRITE);
+    let writable = file.flags().writes();
     if sharing == Sharing::Shared && protection.contains(Protection::WRITE) && !writable {
         return Err(Errno::EACCES);
     }

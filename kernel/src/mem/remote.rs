@@ -4,9 +4,8 @@ use freehold_machine::VirtAddr;
 use freehold_vm::RemoteAccess;
 
 use super::Space;
-use crate::user::{Iovecs, Sink, Source};
-use crate::syscall::Args;
-use crate::{Errno, Result, task};
+use crate::user::{Sink, Source};
+use crate::{Errno, Result};
 
 /// Copied per step: small enough for a kernel stack, large enough to amortise the lock.
 const STEP: usize = 1024;

@@ -57,6 +57,12 @@ impl Space {
         Ok(Self::around(AddressSpace::new(commons(), layout)?, Program::default()))
     }
 
+    /// A space without a single address, for the kernel's own tasks.
+    pub fn empty() -> Result<Arc<Self>> {
+        let nowhere = VirtAddr(PAGE_SIZE as u64);
+        Self::new(Layout { lowest: nowhere, end: nowhere, mmap_base: nowhere })
+    }
+
     /// A copy-on-write twin, for fork.
     pub fn fork(&self) -> Result<Arc<Self>> {
         let areas = self.areas.lock().fork()?;

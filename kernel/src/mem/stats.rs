@@ -34,20 +34,19 @@ pub fn total_bytes() -> u64 {
 
 /// What memory is used for now.
 pub fn memory() -> MemoryStats {
-    let allocator = frames();
-    let owned = |owner| allocator.frames_of(owner);
+    let (owned, _) = frames().validate(|_| ());
     MemoryStats {
-        total: allocator.total_frames(),
-        free: allocator.free_frames(),
-        anonymous: owned(Owner::Anon),
-        page_cache: owned(Owner::PageCache),
-        page_tables: owned(Owner::PageTable),
-        kernel: owned(Owner::Kernel),
-        bounce: owned(Owner::Bounce),
+        total: frames().total_frames(),
+        free: frames().free_frames(),
+        anonymous: owned.frames(Owner::Anon),
+        page_cache: owned.frames(Owner::PageCache),
+        page_tables: owned.frames(Owner::PageTable),
+        kernel: owned.frames(Owner::Kernel),
+        bounce: owned.frames(Owner::Bounce),
     }
 }
 
 /// Bytes of the kernel's heap that are handed out.
 pub fn heap_bytes() -> u64 {
-    heap::stats().allocated_bytes
+    heap::stats().allocated_bytes as u64
 }
