@@ -156,14 +156,6 @@ pub trait File: Send + Sync {
     fn seals(&self) -> Option<&super::tmpfs::Seals> {
         None
     }
-    /// Bytes that a pipe can hold (F_GETPIPE_SZ).
-    fn pipe_size(&self) -> Result<usize> {
-        Err(Errno::EBADF)
-    }
-    /// Make a pipe hold at least `size` bytes; returns how many it holds now (F_SETPIPE_SZ).
-    fn set_pipe_size(&self, _size: usize) -> Result<usize> {
-        Err(Errno::EBADF)
-    }
     /// What O_APPEND, O_NONBLOCK and the like became after F_SETFL.
     fn flags_changed(&self, _flags: super::OpenFlags) {}
     /// A descriptor was closed, not necessarily the last.
