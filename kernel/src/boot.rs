@@ -104,7 +104,7 @@ impl core::fmt::Display for Display {
 fn prepare() -> Result<Spec> {
     unpack()?;
     dev::init();
-    fs::boot::mount_standard(None)?;
+    fs::boot::mount_standard(Some(tty::devpts::DevPts::new()))?;
     crate::block::init(mem::frames());
     let bytes = fs::boot::read_file(spec::PATH)?;
     let spec = Spec::parse(&bytes)?;
@@ -128,7 +128,11 @@ fn connect(spec: &Spec) -> Result<()> {
     let wire = |port: &Arc<host::Port>| dev::stream::HostStream::new(port.clone(), port.changed().clone());
     let standard = wire(stream);
     if spec.streams.contains(&spec::Stream::Terminal) {
-        tty::console::init(standard.clone(), spec.rows, spec.columns)?;
+        let keyboard = match spec.streams[0] {
+            spec::Stream::Terminal => tty::console::Keyboard::Attached,
+            spec::Stream::Pipe => tty::console::Keyboard::Absent,
+        };
+        tty::console::init(standard.clone(), spec.rows, spec.columns, keyboard)?;
     }
     dev::stdio::init(dev::stdio::Streams { standard, error: wire(error) });
     Ok(())

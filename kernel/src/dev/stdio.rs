@@ -9,8 +9,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::stream::HostStream;
 use crate::fs::anonymous::AnonymousNode;
+use crate::fs::pipe;
+use crate::host::frame::Output;
 use crate::fs::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::sync::{Mutex, PollWaiter, SpinLock};
+use crate::tty::console;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
@@ -52,8 +55,19 @@ pub fn end_of_input(total: u64) {
     }
 }
 
+/// Nobody on the host reads this stream any more.
+pub fn closed(output: Output) {
+    if let Some(streams) = streams() {
+        match output {
+            Output::Stdout => streams.standard.desert(),
+            Output::Stderr => streams.error.desert(),
+        }
+    }
+}
+
 /// Wait until the host has taken all output.
 pub fn flush() {
+    console::flush();
     if let Some(streams) = streams() {
         // A signal cannot matter any more: the program is gone.
         let _ = streams.standard.drain();
@@ -97,6 +111,11 @@ pub fn open(standard: Standard) -> Result<Arc<dyn File>> {
 }
 
 impl StreamFile {
+    /// Whether a write would not wait: there is room, or it would fail.
+    fn may_write(&self) -> bool {
+        self.stream.is_writable() || !self.stream.has_reader()
+    }
+
     fn take(&self, sink: &mut dyn Sink) -> Result<usize> {
         let _turn = self.turn.lock();
         let mut chunk = [0; CHUNK];
@@ -154,12 +173,16 @@ impl File for StreamFile {
         let mut chunk = [0; CHUNK];
         let mut done = 0;
         while source.remaining() > 0 {
+            if !self.stream.has_reader() {
+                pipe::signal_broken();
+                return if done > 0 { Ok(done) } else { Err(Errno::EPIPE) };
+            }
             // Room first: a source gives its bytes only once.
             if !self.stream.is_writable() {
                 let waited = match blocking {
                     Blocking::Never => Err(Errno::EAGAIN),
                     Blocking::Wait => {
-                        self.stream.changed().wait_until(|| self.stream.is_writable().then_some(()))
+                        self.stream.changed().wait_until(|| self.may_write().then_some(()))
                     }
                 };
                 match waited {
@@ -176,11 +199,12 @@ impl File for StreamFile {
             let mut sent = 0;
             while sent < count {
                 match self.stream.try_write(&chunk[sent..count]) {
+                    0 if !self.stream.has_reader() => break,
                     0 if blocking == Blocking::Never => {
                         return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
                     }
                     0 => {
-                        let room = || self.stream.is_writable().then_some(());
+                        let room = || self.may_write().then_some(());
                         match self.stream.changed().wait_until(room) {
                             Ok(()) => {}
                             Err(_) if done > 0 => return Ok(done),
@@ -206,7 +230,8 @@ impl File for StreamFile {
             ready.set(Ready::IN, self.stream.is_readable());
             ready.set(Ready::HUP, at_end());
         } else {
-            ready.set(Ready::OUT, self.stream.is_writable());
+            ready.set(Ready::OUT, self.may_write());
+            ready.set(Ready::ERR, !self.stream.has_reader());
         }
         ready
     }

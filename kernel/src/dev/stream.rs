@@ -1,6 +1,7 @@
 //! Byte streams to and from the host, for tasks that wait.
 
 use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::Result;
 use crate::sync::WaitQueue;
@@ -11,17 +12,30 @@ pub use freehold_virtio::ByteStream;
 pub struct HostStream {
     bytes: Arc<dyn ByteStream>,
     changed: Arc<WaitQueue>,
+    /// Nobody on the host reads it any more.
+    deserted: AtomicBool,
 }
 
 impl HostStream {
     /// `changed` is woken whenever bytes may have come or room may have been made.
     pub fn new(bytes: Arc<dyn ByteStream>, changed: Arc<WaitQueue>) -> Arc<Self> {
-        Arc::new(Self { bytes, changed })
+        Arc::new(Self { bytes, changed, deserted: AtomicBool::new(false) })
     }
 
     /// Woken whenever a look may be worthwhile.
     pub fn changed(&self) -> &Arc<WaitQueue> {
         &self.changed
+    }
+
+    /// Nobody on the host reads it any more: writing breaks the pipe.
+    pub fn desert(&self) {
+        self.deserted.store(true, Ordering::SeqCst);
+        self.changed.wake_all();
+    }
+
+    /// Whether the host still reads it.
+    pub fn has_reader(&self) -> bool {
+        !self.deserted.load(Ordering::SeqCst)
     }
 
     /// Bytes that have come; 0 where none have. From a device that failed none ever come.

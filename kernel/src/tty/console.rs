@@ -19,19 +19,31 @@ const CHUNK: usize = 256;
 
 static CONSOLE_TTY: SpinLock<Option<Arc<Tty>>> = SpinLock::new(None);
 
-/// Make the terminal and start its pump. Called once, where the host's stdin is a terminal.
+/// Whether the standard stream brings what is typed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keyboard {
+    /// It does.
+    Attached,
+    /// It brings stdin's bytes, which are no terminal's: the terminal is for output only.
+    Absent,
+}
+
+/// Make the terminal, and start its pump if there is a keyboard. Called once, where some standard stream of the
+/// host is a terminal.
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn init(stream: Arc<HostStream>, rows: u16, columns: u16) -> Result<Arc<Tty>> {
+pub fn init(stream: Arc<HostStream>, rows: u16, columns: u16, keyboard: Keyboard) -> Result<Arc<Tty>> {
     let mut termios = Termios::standard();
     // Terminals of our time speak UTF-8: erasing takes whole characters.
     termios.iflag |= linux_raw_sys::general::IUTF8;
     let tty = Tty::new(CONSOLE.0, CONSOLE.1, Wire::Host(stream.clone()), termios)?;
     tty.state.lock().window = WindowSize { rows, columns, ..WindowSize::default() };
     *CONSOLE_TTY.lock() = Some(tty.clone());
-    let pumped = tty.clone();
-    sched::spawn_kernel("console", move || pump(&pumped, &stream))?;
+    if keyboard == Keyboard::Attached {
+        let pumped = tty.clone();
+        sched::spawn_kernel("console", move || pump(&pumped, &stream))?;
+    }
     Ok(tty)
 }
 
@@ -52,6 +64,18 @@ pub fn signal(signal: Signal) -> bool {
     let Some(tty) = tty().filter(|tty| tty.foreground() != 0) else { return false };
     tty.signal_foreground(signal);
     true
+}
+
+/// Wait until all output is on the stream, unless it is stopped by Ctrl-S: nobody is left to start it.
+pub fn flush() {
+    if let Some(tty) = tty() {
+        tty.state.lock().discipline.resume_output();
+        tty.output_room.wait_uninterruptible(|| {
+            let mut state = tty.state.lock();
+            tty.flush_locked(&mut state);
+            (state.discipline.output_length() == 0).then_some(())
+        });
+    }
 }
 
 /// Move bytes both ways for ever.

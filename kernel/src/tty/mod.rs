@@ -10,6 +10,7 @@
 
 pub mod console;
 mod control;
+pub mod devpts;
 pub mod discipline;
 mod file;
 pub mod job;

@@ -11,10 +11,7 @@ use linux_raw_sys::ioctl as io;
 
 use super::termios::Termios;
 use super::{Line, Tty, Wire, control};
-use crate::fs::device::make_device;
-use crate::fs::{
-    Blocking, DirEntry, File, Identity, Metadata, Node, NodeKind, OpenFlags, Ready, SetMetadata,
-};
+use crate::fs::{Blocking, File, Node, OpenFlags, Ready, SetMetadata, Timestamp};
 use crate::sync::{PollWaiter, SpinLock};
 use crate::user::{Sink, Source, UserPtr};
 use crate::{Errno, Result, time};
@@ -25,8 +22,6 @@ pub const SLAVE_MAJOR: u32 = 136;
 pub const PTMX: (u32, u32) = (5, 2);
 /// The most pairs at one time (/proc/sys/kernel/pty/max).
 pub const MOST: usize = 4096;
-/// Device number of the devpts file system.
-const DEVICE: u64 = make_device(0, 22);
 const CHUNK: usize = 512;
 
 /// Whether the terminal may be opened: a master unlocks it when it has set it up.
@@ -49,7 +44,7 @@ struct PairState {
     mode: u32,
     uid: u32,
     gid: u32,
-    made: crate::fs::Timestamp,
+    made: Timestamp,
 }
 
 static PAIRS: SpinLock<Vec<Weak<Pair>>> = SpinLock::new(Vec::new());
@@ -187,7 +182,7 @@ impl Master {
 
     fn open_peer(&self, flags: OpenFlags) -> Result<i64> {
         let number = self.pair.tty.minor;
-        let node: Arc<dyn Node> = Arc::new(SlaveNode { number });
+        let node: Arc<dyn Node> = super::devpts::slave_node(number);
         let file = self.pair.tty.open(node, flags)?;
         let file: Arc<dyn File> = Arc::new(Slave { file, _pair: self.pair.clone() });
         crate::fs::anonymous::install(file, flags).map(i64::from)
@@ -320,149 +315,31 @@ impl Drop for Master {
     }
 }
 
-/// The root of devpts.
-pub struct PtsDirectory;
-
-/// /dev/pts/N.
-struct SlaveNode {
-    number: u32,
+/// Owner, group, permissions and birth of a terminal's node; `None` where its master is gone.
+pub(super) fn ownership(number: u32) -> Option<(u32, u32, u32, Timestamp)> {
+    let pair = find(number)?;
+    let state = pair.state.lock();
+    Some((state.uid, state.gid, state.mode, state.made))
 }
 
-/// Inode numbers as Linux gives them: 1 the directory, 2 ptmx, N + 3 terminal N.
-const ROOT_INODE: u64 = 1;
-const PTMX_INODE: u64 = 2;
-const FIRST_INODE: u64 = 3;
-
-fn metadata(inode: u64, kind: NodeKind, mode: u32, rdev: u64) -> Metadata {
-    Metadata {
-        device: DEVICE,
-        inode,
-        kind,
-        mode,
-        links: if kind == NodeKind::Directory { 2 } else { 1 },
-        uid: 0,
-        gid: 0,
-        rdev,
-        size: 0,
-        block_size: 1024,
-        blocks: 0,
-        accessed: time::wall(),
-        modified: time::wall(),
-        changed: time::wall(),
-    }
+/// Change them.
+pub(super) fn set_ownership(number: u32, change: &SetMetadata) -> Result<()> {
+    let pair = find(number).ok_or(Errno::ENOENT)?;
+    let mut state = pair.state.lock();
+    state.mode = change.mode.unwrap_or(state.mode);
+    state.uid = change.uid.unwrap_or(state.uid);
+    state.gid = change.gid.unwrap_or(state.gid);
+    Ok(())
 }
 
-impl Node for SlaveNode {
-    fn identity(&self) -> Identity {
-        Identity { device: DEVICE, inode: FIRST_INODE + u64::from(self.number) }
-    }
-    fn kind(&self) -> NodeKind {
-        NodeKind::CharDevice
-    }
-    fn metadata(&self) -> Metadata {
-        let mut answer =
-            metadata(self.identity().inode, NodeKind::CharDevice, 0, make_device(SLAVE_MAJOR, self.number));
-        if let Some(pair) = find(self.number) {
-            let state = pair.state.lock();
-            (answer.mode, answer.uid, answer.gid) = (state.mode, state.uid, state.gid);
-            (answer.accessed, answer.modified, answer.changed) = (state.made, state.made, state.made);
-        }
-        answer
-    }
-    fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
-        let pair = find(self.number).ok_or(Errno::ENOENT)?;
-        let mut state = pair.state.lock();
-        state.mode = change.mode.unwrap_or(state.mode);
-        state.uid = change.uid.unwrap_or(state.uid);
-        state.gid = change.gid.unwrap_or(state.gid);
-        Ok(())
-    }
-    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
-        let number = self.number;
-        open_slave(self, number, flags)
-    }
-}
-
-/// /dev/pts/ptmx.
-struct PtmxNode;
-
-impl Node for PtmxNode {
-    fn identity(&self) -> Identity {
-        Identity { device: DEVICE, inode: PTMX_INODE }
-    }
-    fn kind(&self) -> NodeKind {
-        NodeKind::CharDevice
-    }
-    fn metadata(&self) -> Metadata {
-        metadata(PTMX_INODE, NodeKind::CharDevice, 0o666, make_device(PTMX.0, PTMX.1))
-    }
-    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
-        open_master(self)
-    }
-}
-
-impl Node for PtsDirectory {
-    fn identity(&self) -> Identity {
-        Identity { device: DEVICE, inode: ROOT_INODE }
-    }
-    fn kind(&self) -> NodeKind {
-        NodeKind::Directory
-    }
-    fn metadata(&self) -> Metadata {
-        metadata(ROOT_INODE, NodeKind::Directory, 0o755, 0)
-    }
-    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
-        Ok(Arc::new(OpenPtsDirectory(self)))
-    }
-    fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
-        if name == b"ptmx" {
-            return Ok(Arc::new(PtmxNode));
-        }
-        let text = core::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
-        let number: u32 = text.parse().map_err(|_| Errno::ENOENT)?;
-        // One spelling only: no sign, no leading zero.
-        if (text.starts_with('0') && text != "0") || text.starts_with('+') || !is_listed(number) {
-            return Err(Errno::ENOENT);
-        }
-        Ok(Arc::new(SlaveNode { number }))
-    }
-}
-
-/// A terminal has a name while its master is open.
-fn is_listed(number: u32) -> bool {
+/// Whether a terminal has a name: it does while its master is open.
+pub(super) fn is_listed(number: u32) -> bool {
     find(number).is_some_and(|pair| pair.tty.state.lock().line == Line::Up)
 }
 
-struct OpenPtsDirectory(Arc<PtsDirectory>);
-
-impl File for OpenPtsDirectory {
-    fn node(&self) -> Arc<dyn Node> {
-        self.0.clone()
-    }
-    fn seekable(&self) -> crate::fs::Seekable {
-        crate::fs::Seekable::Offset
-    }
-    fn read_dir(&self, from: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        let kind = NodeKind::CharDevice.dirent_kind();
-        let directory = NodeKind::Directory.dirent_kind();
-        let fixed: [(&[u8], u64, u8); 3] =
-            [(b".", ROOT_INODE, directory), (b"..", ROOT_INODE, directory), (b"ptmx", PTMX_INODE, kind)];
-        for (at, (name, inode, kind)) in fixed.into_iter().enumerate().skip(from as usize) {
-            if !emit(DirEntry { name, inode, kind, next: at as u64 + 1 }) {
-                return Ok(());
-            }
-        }
-        let count = PAIRS.lock().len() as u32;
-        for number in (from.saturating_sub(3) as u32)..count {
-            let entry = alloc::format!("{number}");
-            let inode = FIRST_INODE + u64::from(number);
-            let next = u64::from(number) + 4;
-            if is_listed(number) && !emit(DirEntry { name: entry.as_bytes(), inode, kind, next }) {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
+/// One more than the highest number ever given.
+pub(super) fn end() -> u32 {
+    PAIRS.lock().len() as u32
 }
 
 /// Number of pairs in use (/proc/sys/kernel/pty/nr).

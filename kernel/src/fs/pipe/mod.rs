@@ -371,7 +371,7 @@ impl Drop for PipeEnd {
 }
 
 /// SIGPIPE for the thread that wrote in vain.
-fn signal_broken() {
+pub fn signal_broken() {
     if let Some(task) = crate::task::try_current() {
         task.signal(SigInfo::kernel(Signal::PIPE));
     }
