@@ -64,14 +64,14 @@ static inline int conclude(void)
 	return broken != 0;
 }
 
-/* Runs `body` in a child that must not print promises; gives its wait status. */
-#define IN_CHILD(status, body)                                                                      \
+/* Runs statements in a child that must not print promises; gives its wait status. */
+#define IN_CHILD(status, ...)                                                                       \
 	do {                                                                                        \
 		fflush(stdout);                                                                     \
 		pid_t child_ = fork();                                                              \
 		NEED(child_ >= 0);                                                                  \
 		if (child_ == 0) {                                                                  \
-			body;                                                                       \
+			__VA_ARGS__;                                                                       \
 			_exit(0);                                                                   \
 		}                                                                                   \
 		NEED(waitpid(child_, &(status), 0) == child_);                                      \

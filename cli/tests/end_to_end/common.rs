@@ -162,7 +162,8 @@ pub fn repository() -> PathBuf {
 /// A guest program that `make guest` built.
 #[track_caller]
 pub fn guest_program(name: &str) -> PathBuf {
-    let target = Path::new(env!("CARGO_BIN_EXE_freehold")).join("../..");
+    // target/debug/freehold: the guest programs are in target/guest.
+    let target = Path::new(env!("CARGO_BIN_EXE_freehold")).ancestors().nth(2).expect("a target folder");
     let path = target.join("guest").join(name);
     assert!(path.exists(), "{} is not built: make guest", path.display());
     path

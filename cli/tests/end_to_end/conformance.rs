@@ -29,3 +29,38 @@ fn memory() {
 fn processes() {
     conforms("processes");
 }
+
+#[test]
+fn signals() {
+    conforms("signals");
+}
+
+#[test]
+fn pipes() {
+    conforms("pipes");
+}
+
+#[test]
+fn files() {
+    conforms("files");
+}
+
+#[test]
+fn terminal() {
+    conforms("terminal");
+}
+
+#[test]
+fn threads() {
+    conforms("threads");
+}
+
+#[test]
+fn times() {
+    conforms("times");
+}
+
+#[test]
+fn proc() {
+    conforms("proc");
+}

@@ -1,0 +1,223 @@
+/* Files and names: what tmpfs must do as any Linux file system does. Works in a folder of its own under /tmp. */
+#include "promise.h"
+#include <dirent.h>
+#include <sys/file.h>
+#include <sys/sendfile.h>
+#include <sys/statfs.h>
+#include <sys/xattr.h>
+
+static struct stat about;
+static char bytes[70000];
+
+static int make(const char *name, const char *text)
+{
+	int file = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
+	NEED(file >= 0 && write(file, text, strlen(text)) == (ssize_t)strlen(text));
+	return file;
+}
+
+static int exists(const char *name)
+{
+	return access(name, F_OK) == 0;
+}
+
+static void opening(void)
+{
+	FAILS_WITH("open of nothing", open("nothing", O_RDONLY), ENOENT);
+	int file = open("a", O_RDWR | O_CREAT | O_EXCL, 0640);
+	PROMISE("O_CREAT makes it, with umask", file >= 0 && fstat(file, &about) == 0 && (about.st_mode & 07777) == 0640 && S_ISREG(about.st_mode));
+	FAILS_WITH("O_EXCL insists on a new one", open("a", O_RDWR | O_CREAT | O_EXCL, 0640), EEXIST);
+	PROMISE("write and read back", write(file, "hello world", 11) == 11 && lseek(file, 6, SEEK_SET) == 6 && read(file, bytes, 100) == 5 && !memcmp(bytes, "world", 5));
+	PROMISE("the end is 0 bytes", read(file, bytes, 10) == 0);
+	PROMISE("pread and pwrite leave the position", pwrite(file, "J", 1, 0) == 1 && pread(file, bytes, 5, 0) == 5 && bytes[0] == 'J' && lseek(file, 0, SEEK_CUR) == 11);
+	PROMISE("SEEK_END", lseek(file, -5, SEEK_END) == 6);
+	FAILS_WITH("a position before the start", lseek(file, -1, SEEK_SET), EINVAL);
+	FAILS_WITH("an unknown whence", lseek(file, 0, 99), EINVAL);
+	close(file);
+	file = open("a", O_WRONLY | O_APPEND);
+	lseek(file, 0, SEEK_SET);
+	PROMISE("O_APPEND writes at the end", write(file, "!", 1) == 1 && fstat(file, &about) == 0 && about.st_size == 12);
+	FAILS_WITH("O_WRONLY cannot be read", read(file, bytes, 1), EBADF);
+	close(file);
+	file = open("a", O_RDONLY);
+	FAILS_WITH("O_RDONLY cannot be written", write(file, "x", 1), EBADF);
+	close(file);
+	close(open("a", O_WRONLY | O_TRUNC));
+	PROMISE("O_TRUNC empties", stat("a", &about) == 0 && about.st_size == 0);
+	FAILS_WITH("O_DIRECTORY on a file", open("a", O_RDONLY | O_DIRECTORY), ENOTDIR);
+	FAILS_WITH("a file as a folder", open("a/b", O_RDONLY), ENOTDIR);
+	FAILS_WITH("writing a folder", open(".", O_WRONLY), EISDIR);
+	memset(bytes, 'n', 300);
+	bytes[300] = 0;
+	FAILS_WITH("a name of 300 bytes", open(bytes, O_RDONLY), ENAMETOOLONG);
+	FAILS_WITH("an empty name", open("", O_RDONLY), ENOENT);
+	file = open(".", O_TMPFILE | O_RDWR, 0600);
+	PROMISE("O_TMPFILE has no name", file >= 0 && fstat(file, &about) == 0 && about.st_nlink == 0 && write(file, "x", 1) == 1);
+	close(file);
+	file = open("a", O_PATH);
+	PROMISE("O_PATH can be asked and not read", fstat(file, &about) == 0 && read(file, bytes, 1) == -1 && errno == EBADF);
+	close(file);
+}
+
+static void sizes(void)
+{
+	int file = make("s", "0123456789");
+	PROMISE("ftruncate shrinks", ftruncate(file, 4) == 0 && pread(file, bytes, 10, 0) == 4);
+	PROMISE("and grows with zeroes", ftruncate(file, 10) == 0 && pread(file, bytes, 20, 0) == 10 && bytes[4] == 0 && bytes[9] == 0);
+	PROMISE("a hole reads as zeroes", pwrite(file, "x", 1, 1 << 20) == 1 && pread(file, bytes, 100, 500000) == 100 && bytes[50] == 0);
+	PROMISE("and takes no room", fstat(file, &about) == 0 && about.st_size == (1 << 20) + 1 && about.st_blocks < 100);
+	PROMISE("SEEK_DATA and SEEK_HOLE find the edges", lseek(file, 8192, SEEK_DATA) == 1 << 20 && lseek(file, 0, SEEK_HOLE) == 4096);
+	PROMISE("fallocate", fallocate(file, 0, 0, 2 << 20) == 0 && fstat(file, &about) == 0 && about.st_size == 2 << 20);
+	PROMISE("punching a hole", pwrite(file, "yyyy", 4, 4096) == 4 && fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096) == 0 &&
+		pread(file, bytes, 4, 4096) == 4 && bytes[0] == 0);
+	FAILS_WITH("a negative size", ftruncate(file, -1), EINVAL);
+	struct iovec parts[3] = { { bytes, 3 }, { bytes + 10, 4 }, { bytes + 20, 50 } };
+	ftruncate(file, 0);
+	lseek(file, 0, SEEK_SET);
+	write(file, "abcdefgh", 8);
+	PROMISE("preadv scatters", preadv(file, parts, 3, 1) == 7 && !memcmp(bytes, "bcd", 3) && !memcmp(bytes + 10, "efgh", 4));
+	for (int i = 0; i < 70000; i++)
+		bytes[i] = i * 7;
+	PROMISE("70,000 bytes at once, at an odd place", pwrite(file, bytes, 70000, 12345) == 70000);
+	static char again[70000];
+	PROMISE("come back the same", pread(file, again, 70000, 12345) == 70000 && !memcmp(bytes, again, 70000));
+	int other = make("t", "");
+	lseek(file, 12345, SEEK_SET);
+	PROMISE("sendfile copies", sendfile(other, file, NULL, 70000) == 70000 && pread(other, again, 70000, 0) == 70000 && !memcmp(bytes, again, 70000));
+	PROMISE("fsync and fdatasync", fsync(file) == 0 && fdatasync(file) == 0);
+	close(other);
+	close(file);
+}
+
+static void names(void)
+{
+	close(make("n", "name"));
+	PROMISE("link makes a second name", link("n", "m") == 0 && stat("m", &about) == 0 && about.st_nlink == 2);
+	PROMISE("unlink takes one", unlink("n") == 0 && !exists("n") && stat("m", &about) == 0 && about.st_nlink == 1);
+	int file = open("m", O_RDWR);
+	PROMISE("an open file outlives its name", unlink("m") == 0 && fstat(file, &about) == 0 && about.st_nlink == 0 && read(file, bytes, 10) == 4);
+	close(file);
+	close(make("x", "x"));
+	close(make("y", "yy"));
+	PROMISE("rename replaces", rename("x", "y") == 0 && !exists("x") && stat("y", &about) == 0 && about.st_size == 1);
+	FAILS_WITH("RENAME_NOREPLACE does not", ({ close(make("x", "x")); renameat2(AT_FDCWD, "x", AT_FDCWD, "y", RENAME_NOREPLACE); }), EEXIST);
+	PROMISE("RENAME_EXCHANGE swaps", truncate("x", 5) == 0 && renameat2(AT_FDCWD, "x", AT_FDCWD, "y", RENAME_EXCHANGE) == 0 &&
+		stat("y", &about) == 0 && about.st_size == 5);
+	PROMISE("symlink and readlink", symlink("y", "l") == 0 && readlink("l", bytes, 100) == 1 && bytes[0] == 'y');
+	PROMISE("stat follows, lstat does not", stat("l", &about) == 0 && S_ISREG(about.st_mode) && lstat("l", &about) == 0 && S_ISLNK(about.st_mode));
+	FAILS_WITH("O_NOFOLLOW", open("l", O_RDONLY | O_NOFOLLOW), ELOOP);
+	symlink("loop", "loop");
+	FAILS_WITH("a symlink to itself", open("loop", O_RDONLY), ELOOP);
+	symlink("made-through-a-link", "dangling");
+	file = open("dangling", O_WRONLY | O_CREAT, 0600);
+	PROMISE("O_CREAT goes through a dangling symlink", file >= 0 && exists("made-through-a-link"));
+	close(file);
+	FAILS_WITH("unlink of a folder", unlink("."), EISDIR);
+}
+
+static void folders(void)
+{
+	PROMISE("mkdir", mkdir("d", 0755) == 0 && mkdir("d/e", 0755) == 0 && stat("d", &about) == 0 && about.st_nlink == 3);
+	FAILS_WITH("mkdir twice", mkdir("d", 0755), EEXIST);
+	FAILS_WITH("rmdir of a full one", rmdir("d"), ENOTEMPTY);
+	FAILS_WITH("a folder into itself", rename("d", "d/e/f"), EINVAL);
+	FAILS_WITH("a folder over a file", rename("d", "y"), ENOTDIR);
+	FAILS_WITH("a file over a folder", rename("y", "d"), EISDIR);
+	int folder = open("d", O_RDONLY | O_DIRECTORY);
+	int file = openat(folder, "inside", O_RDWR | O_CREAT, 0600);
+	PROMISE("openat", file >= 0 && exists("d/inside"));
+	close(file);
+	PROMISE("fstatat and faccessat", fstatat(folder, "inside", &about, 0) == 0 && faccessat(folder, "inside", W_OK, 0) == 0);
+	PROMISE("AT_EMPTY_PATH", fstatat(folder, "", &about, AT_EMPTY_PATH) == 0 && S_ISDIR(about.st_mode));
+	PROMISE("`..` leads back", openat(folder, "../d/e/../inside", O_RDONLY) >= 0);
+	PROMISE("unlinkat of both kinds", unlinkat(folder, "inside", 0) == 0 && unlinkat(folder, "e", AT_REMOVEDIR) == 0);
+	close(folder);
+	for (int i = 0; i < 300; i++) {
+		char name[32];
+		snprintf(name, sizeof name, "d/file-%d", i);
+		close(make(name, ""));
+	}
+	DIR *list = opendir("d");
+	int seen = 0, dots = 0;
+	char found[300] = { 0 };
+	for (struct dirent *entry; (entry = readdir(list));) {
+		int number;
+		if (sscanf(entry->d_name, "file-%d", &number) == 1 && !found[number]) {
+			found[number] = 1;
+			seen++;
+		} else {
+			dots++;
+		}
+	}
+	PROMISE("a folder lists each name once, with . and ..", seen == 300 && dots == 2);
+	rewinddir(list);
+	seen = 0;
+	for (struct dirent *entry; (entry = readdir(list));)
+		seen += entry->d_type == DT_REG;
+	PROMISE("again after rewinddir, with kinds", seen == 300);
+	closedir(list);
+	char here[4096];
+	PROMISE("chdir and getcwd", getcwd(here, sizeof here) && chdir("d") == 0 && getcwd(bytes, sizeof bytes) && !strcmp(bytes + strlen(here), "/d"));
+	chdir("..");
+	FAILS_WITH("getcwd into too little room", syscall(SYS_getcwd, bytes, 2), ERANGE);
+}
+
+static void attributes(void)
+{
+	int file = make("m", "mode");
+	PROMISE("chmod", fchmod(file, 04711) == 0 && fstat(file, &about) == 0 && (about.st_mode & 07777) == 04711);
+	struct timespec times[2] = { { 1000, 5 }, { 2000, 7 } };
+	PROMISE("utimensat sets nanoseconds", utimensat(AT_FDCWD, "m", times, 0) == 0 && stat("m", &about) == 0 &&
+		about.st_atim.tv_sec == 1000 && about.st_mtim.tv_sec == 2000 && about.st_mtim.tv_nsec == 7);
+	PROMISE("a write sets the time", write(file, "x", 1) == 1 && fstat(file, &about) == 0 && about.st_mtim.tv_sec > 2000);
+	PROMISE("chown", fchown(file, 12, 34) == 0 && fstat(file, &about) == 0 && about.st_uid == 12 && about.st_gid == 34);
+	PROMISE("two names of a file have one number", link("m", "m2") == 0 && stat("m2", &about) == 0 && ({ ino_t n = about.st_ino; stat("m", &about); n == about.st_ino; }));
+	struct statx wide;
+	PROMISE("statx", statx(AT_FDCWD, "m", 0, STATX_BASIC_STATS, &wide) == 0 && wide.stx_size == 5 && wide.stx_uid == 12);
+	struct statfs system;
+	PROMISE("statfs", statfs(".", &system) == 0 && system.f_bsize == 4096);
+	PROMISE("flock", flock(file, LOCK_EX) == 0);
+	int second = open("m", O_RDWR);
+	FAILS_WITH("excludes another", flock(second, LOCK_EX | LOCK_NB), EWOULDBLOCK);
+	PROMISE("until it is given up", flock(file, LOCK_UN) == 0 && flock(second, LOCK_EX | LOCK_NB) == 0);
+	close(second);
+	struct flock range = { .l_type = F_WRLCK, .l_start = 0, .l_len = 10 };
+	int status;
+	PROMISE("fcntl locks", fcntl(file, F_SETLK, &range) == 0);
+	IN_CHILD(status, _exit(fcntl(file, F_SETLK, &range) == -1 && (errno == EAGAIN || errno == EACCES) ? 1 : 0));
+	PROMISE("exclude another process", WEXITSTATUS(status) == 1);
+	close(file);
+}
+
+static void devices(void)
+{
+	int null = open("/dev/null", O_RDWR), zero = open("/dev/zero", O_RDWR), full = open("/dev/full", O_RDWR);
+	memset(bytes, 1, 100);
+	PROMISE("/dev/null swallows and is empty", write(null, "x", 1) == 1 && read(null, bytes, 1) == 0);
+	PROMISE("/dev/zero is zero", read(zero, bytes, 100) == 100 && bytes[99] == 0 && write(zero, "x", 1) == 1);
+	FAILS_WITH("/dev/full is full", write(full, "x", 1), ENOSPC);
+	char *mapped = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE, zero, 0);
+	PROMISE("/dev/zero can be mapped", mapped != MAP_FAILED && mapped[5000] == 0 && (mapped[5000] = 1));
+	int random = open("/dev/urandom", O_RDONLY);
+	PROMISE("/dev/urandom differs", read(random, bytes, 32) == 32 && read(random, bytes + 32, 32) == 32 && memcmp(bytes, bytes + 32, 32));
+	PROMISE("devices are character devices", fstat(null, &about) == 0 && S_ISCHR(about.st_mode) && about.st_rdev == 0x103);
+	FAILS_WITH("a device that is not there", ({ mknod("ghost", S_IFCHR | 0600, 0x7f01); open("ghost", O_RDONLY); }), ENXIO);
+	int memory = memfd_create("mine", MFD_CLOEXEC);
+	PROMISE("memfd", memory >= 0 && write(memory, "m", 1) == 1 && fstat(memory, &about) == 0 && about.st_size == 1);
+	PROMISE("/dev/shm is there", access("/dev/shm", W_OK) == 0);
+	PROMISE("/dev/fd names our descriptors", ({ char name[32]; snprintf(name, sizeof name, "/dev/fd/%d", null); access(name, F_OK) == 0; }));
+}
+
+int main(void)
+{
+	char folder[] = "/tmp/files-XXXXXX";
+	umask(022);
+	NEED(mkdtemp(folder) && chdir(folder) == 0);
+	opening();
+	sizes();
+	names();
+	folders();
+	attributes();
+	devices();
+	return conclude();
+}

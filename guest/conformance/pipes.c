@@ -1,0 +1,259 @@
+/* Pipes, FIFOs, sockets between processes, and waiting for several at once: poll, select, epoll, eventfd. */
+#include "promise.h"
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+static volatile sig_atomic_t pipes_broken;
+
+static void on_broken_pipe(int signal)
+{
+	(void)signal;
+	pipes_broken++;
+}
+
+static void pipes(void)
+{
+	int ends[2], status;
+	char bytes[8192];
+	NEED(pipe(ends) == 0);
+	PROMISE("bytes come in order", write(ends[1], "abc", 3) == 3 && write(ends[1], "def", 3) == 3 &&
+		read(ends[0], bytes, 4) == 4 && !memcmp(bytes, "abcd", 4) && read(ends[0], bytes, 100) == 2);
+	int pending = -1;
+	write(ends[1], "12345", 5);
+	PROMISE("FIONREAD counts what waits", ioctl(ends[0], FIONREAD, &pending) == 0 && pending == 5);
+	read(ends[0], bytes, 5);
+	FAILS_WITH("a pipe has no position", lseek(ends[0], 0, SEEK_SET), ESPIPE);
+	FAILS_WITH("the reading end cannot be written", write(ends[0], "x", 1), EBADF);
+	close(ends[1]);
+	PROMISE("without writers it ends", read(ends[0], bytes, 1) == 0);
+	close(ends[0]);
+
+	NEED(pipe2(ends, O_NONBLOCK | O_CLOEXEC) == 0);
+	FAILS_WITH("an empty non-blocking pipe", read(ends[0], bytes, 1), EAGAIN);
+	size_t held = 0;
+	ssize_t done;
+	memset(bytes, 1, sizeof bytes);
+	while ((done = write(ends[1], bytes, 4096)) > 0)
+		held += done;
+	PROMISE("it holds 64 KiB", held == 65536);
+	FAILS_WITH("and then no more", write(ends[1], bytes, 1), EAGAIN);
+	read(ends[0], bytes, 4096);
+	PROMISE("until some is taken", write(ends[1], bytes, 4096) == 4096);
+	PROMISE("F_GETPIPE_SZ", fcntl(ends[0], F_GETPIPE_SZ) == 65536);
+	signal(SIGPIPE, on_broken_pipe);
+	close(ends[0]);
+	FAILS_WITH("without readers a write fails", write(ends[1], "x", 1), EPIPE);
+	PROMISE("and SIGPIPE comes", pipes_broken == 1);
+	close(ends[1]);
+	IN_CHILD(status, signal(SIGPIPE, SIG_DFL); pipe(ends); close(ends[0]); write(ends[1], "x", 1));
+	PROMISE("which kills by default", WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE);
+
+	/* Four writers of whole records: none may be torn. */
+	NEED(pipe(ends) == 0);
+	fflush(stdout);
+	for (int writer = 0; writer < 4; writer++)
+		if (fork() == 0) {
+			memset(bytes, 'a' + writer, 4096);
+			for (int i = 0; i < 50; i++)
+				write(ends[1], bytes, 1000);
+			_exit(0);
+		}
+	close(ends[1]);
+	int torn = 0;
+	size_t total = 0;
+	while ((done = read(ends[0], bytes, 1000)) > 0) {
+		while (done < 1000)
+			done += read(ends[0], bytes + done, 1000 - done);
+		total += done;
+		for (int i = 1; i < 1000; i++)
+			torn |= bytes[i] != bytes[0];
+	}
+	PROMISE("writes up to PIPE_BUF are not torn", !torn && total == 4 * 50 * 1000);
+	while (wait(NULL) > 0)
+		;
+	close(ends[0]);
+
+	NEED(pipe(ends) == 0);
+	fflush(stdout);
+	if (fork() == 0) {
+		close(ends[0]);
+		memset(bytes, 'z', sizeof bytes);
+		for (int i = 0; i < 128; i++)
+			write(ends[1], bytes, sizeof bytes);
+		_exit(0);
+	}
+	close(ends[1]);
+	total = 0;
+	while ((done = read(ends[0], bytes, 777)) > 0)
+		total += done;
+	PROMISE("a full pipe blocks the writer and loses nothing", total == 128 * sizeof bytes);
+	wait(NULL);
+	close(ends[0]);
+
+	struct iovec parts[3] = { { "one", 3 }, { "", 0 }, { "two", 3 } };
+	NEED(pipe(ends) == 0);
+	PROMISE("writev and readv", writev(ends[1], parts, 3) == 6 && read(ends[0], bytes, 100) == 6 && !memcmp(bytes, "onetwo", 6));
+	close(ends[0]);
+	close(ends[1]);
+}
+
+static void descriptors(void)
+{
+	int ends[2];
+	NEED(pipe(ends) == 0);
+	PROMISE("dup gives the lowest free number", ({ int d = dup(0); int e = dup(0); close(d); int f = dup(0); close(e); close(f); f == d && e == d + 1; }));
+	PROMISE("dup2 onto itself", dup2(ends[0], ends[0]) == ends[0]);
+	FAILS_WITH("dup3 onto itself", dup3(ends[0], ends[0], 0), EINVAL);
+	PROMISE("dup2 closes what was there", dup2(ends[0], 100) == 100 && fcntl(100, F_GETFD) == 0);
+	PROMISE("dup3 with O_CLOEXEC", dup3(ends[0], 100, O_CLOEXEC) == 100 && fcntl(100, F_GETFD) == FD_CLOEXEC);
+	FAILS_WITH("dup of nothing", dup(99), EBADF);
+	PROMISE("F_GETFL", (fcntl(ends[1], F_GETFL) & O_ACCMODE) == O_WRONLY && (fcntl(ends[0], F_GETFL) & O_ACCMODE) == O_RDONLY);
+	PROMISE("F_SETFL is shared by copies", fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 && (fcntl(100, F_GETFL) & O_NONBLOCK));
+	struct rlimit old, few = { 20, 20 };
+	getrlimit(RLIMIT_NOFILE, &old);
+	few.rlim_max = old.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &few);
+	int n = 0;
+	while (dup(0) >= 0)
+		n++;
+	int error = errno;
+	PROMISE("RLIMIT_NOFILE ends in EMFILE", error == EMFILE && n > 5 && n < 20);
+	setrlimit(RLIMIT_NOFILE, &old);
+	PROMISE("close_range closes them", syscall(SYS_close_range, 3, 99, 0) == 0 && fcntl(5, F_GETFD) == -1 && fcntl(100, F_GETFD) >= 0);
+	close(100);
+	FAILS_WITH("close twice", close(100), EBADF);
+}
+
+static void fifos(void)
+{
+	char name[64], byte = 0;
+	snprintf(name, sizeof name, "/tmp/fifo-%d", getpid());
+	PROMISE("mkfifo", mkfifo(name, 0600) == 0);
+	struct stat about;
+	PROMISE("it is one", stat(name, &about) == 0 && S_ISFIFO(about.st_mode));
+	FAILS_WITH("a non-blocking writer without a reader", open(name, O_WRONLY | O_NONBLOCK), ENXIO);
+	fflush(stdout);
+	if (fork() == 0) {
+		int out = open(name, O_WRONLY);
+		write(out, "f", 1);
+		_exit(0);
+	}
+	int in = open(name, O_RDONLY);
+	PROMISE("both ends wait for each other", read(in, &byte, 1) == 1 && byte == 'f' && read(in, &byte, 1) == 0);
+	wait(NULL);
+	close(in);
+	unlink(name);
+}
+
+static void sockets(void)
+{
+	int ends[2];
+	char bytes[100] = { 0 };
+	NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+	PROMISE("a socket pair goes both ways", write(ends[0], "to", 2) == 2 && write(ends[1], "fro", 3) == 3 &&
+		read(ends[1], bytes, 100) == 2 && read(ends[0], bytes, 100) == 3);
+	PROMISE("shutdown ends one way", shutdown(ends[0], SHUT_WR) == 0 && read(ends[1], bytes, 1) == 0 && write(ends[1], "x", 1) == 1);
+	int file = open("/dev/null", O_RDONLY);
+	union { char room[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control = { { 0 } };
+	struct iovec part = { "f", 1 };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room };
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	header->cmsg_level = SOL_SOCKET;
+	header->cmsg_type = SCM_RIGHTS;
+	header->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(header), &file, sizeof file);
+	PROMISE("a descriptor can be sent", sendmsg(ends[1], &message, 0) == 1);
+	read(ends[0], bytes, 1);
+	close(ends[0]);
+	close(ends[1]);
+	close(file);
+	NEED(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0);
+	write(ends[0], "one", 3);
+	write(ends[0], "three", 5);
+	PROMISE("datagrams keep their borders", read(ends[1], bytes, 100) == 3 && read(ends[1], bytes, 2) == 2 &&
+		recv(ends[1], bytes, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	close(ends[0]);
+	close(ends[1]);
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	snprintf(address.sun_path, sizeof address.sun_path, "/tmp/socket-%d", getpid());
+	int server = socket(AF_UNIX, SOCK_STREAM, 0), client = socket(AF_UNIX, SOCK_STREAM, 0);
+	FAILS_WITH("connecting to nobody", connect(client, (void *)&address, sizeof address), ENOENT);
+	PROMISE("bind and listen", bind(server, (void *)&address, sizeof address) == 0 && listen(server, 4) == 0);
+	PROMISE("connect", connect(client, (void *)&address, sizeof address) == 0);
+	int peer = accept(server, NULL, NULL);
+	struct ucred credentials;
+	socklen_t size = sizeof credentials;
+	PROMISE("accept and talk", peer >= 0 && write(client, "hello", 5) == 5 && read(peer, bytes, 100) == 5);
+	PROMISE("SO_PEERCRED", getsockopt(peer, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 && credentials.pid == getpid());
+	close(client);
+	PROMISE("the peer's end is an end of file", read(peer, bytes, 1) == 0);
+	close(peer);
+	close(server);
+	unlink(address.sun_path);
+}
+
+static void waiting(void)
+{
+	int ends[2];
+	NEED(pipe(ends) == 0);
+	struct pollfd both[2] = { { ends[0], POLLIN, 0 }, { ends[1], POLLOUT, 0 } };
+	PROMISE("poll: only the writing end is ready", poll(both, 2, 1000) == 1 && both[0].revents == 0 && both[1].revents == POLLOUT);
+	int64_t before = now_ms();
+	PROMISE("poll waits for its time", poll(both, 1, 60) == 0 && now_ms() - before >= 59);
+	write(ends[1], "x", 1);
+	PROMISE("then there is something", poll(both, 1, 1000) == 1 && both[0].revents == POLLIN);
+	fd_set set;
+	FD_ZERO(&set);
+	FD_SET(ends[0], &set);
+	struct timeval limit = { 1, 0 };
+	PROMISE("select says the same", select(ends[0] + 1, &set, NULL, NULL, &limit) == 1 && FD_ISSET(ends[0], &set));
+	struct pollfd bad = { 99, POLLIN, 0 };
+	PROMISE("poll of no descriptor is POLLNVAL", poll(&bad, 1, 0) == 1 && bad.revents == POLLNVAL);
+	int group = epoll_create1(EPOLL_CLOEXEC);
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = 42 }, ready[4];
+	PROMISE("epoll tells the reader's word", epoll_ctl(group, EPOLL_CTL_ADD, ends[0], &event) == 0 &&
+		epoll_wait(group, ready, 4, 1000) == 1 && ready[0].data.u64 == 42 && ready[0].events == EPOLLIN);
+	FAILS_WITH("adding twice", epoll_ctl(group, EPOLL_CTL_ADD, ends[0], &event), EEXIST);
+	event.events = EPOLLIN | EPOLLET;
+	epoll_ctl(group, EPOLL_CTL_MOD, ends[0], &event);
+	PROMISE("an edge is told once", epoll_wait(group, ready, 4, 1000) == 1 && epoll_wait(group, ready, 4, 20) == 0);
+	write(ends[1], "y", 1);
+	PROMISE("and again after more", epoll_wait(group, ready, 4, 1000) == 1);
+	event.events = EPOLLIN | EPOLLONESHOT;
+	epoll_ctl(group, EPOLL_CTL_MOD, ends[0], &event);
+	PROMISE("one shot is one", epoll_wait(group, ready, 4, 1000) == 1 && epoll_wait(group, ready, 4, 20) == 0);
+	close(ends[1]);
+	PROMISE("a hang-up is told without asking", poll(both, 1, 1000) == 1 && (both[0].revents & POLLHUP));
+	PROMISE("removing", epoll_ctl(group, EPOLL_CTL_DEL, ends[0], NULL) == 0 && epoll_wait(group, ready, 4, 10) == 0);
+	close(ends[0]);
+	close(group);
+	int counter = eventfd(3, EFD_NONBLOCK);
+	uint64_t value = 4;
+	PROMISE("an eventfd adds up", write(counter, &value, 8) == 8 && read(counter, &value, 8) == 8 && value == 7);
+	FAILS_WITH("and is empty then", read(counter, &value, 8), EAGAIN);
+	close(counter);
+	NEED(pipe(ends) == 0);
+	fflush(stdout);
+	if (fork() == 0) {
+		sleep_ms(80);
+		write(ends[1], "w", 1);
+		_exit(0);
+	}
+	struct pollfd one = { ends[0], POLLIN, 0 };
+	before = now_ms();
+	PROMISE("poll wakes when another process writes", poll(&one, 1, 5000) == 1 && now_ms() - before < 4000);
+	wait(NULL);
+}
+
+int main(void)
+{
+	pipes();
+	descriptors();
+	fifos();
+	sockets();
+	waiting();
+	return conclude();
+}

@@ -1,0 +1,187 @@
+/* What the kernel tells about itself and its processes: /proc, /sys, uname, sysinfo, identities, limits. */
+#include "promise.h"
+#include <dirent.h>
+#include <sys/auxv.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/sysinfo.h>
+#include <sys/utsname.h>
+
+static char text[1 << 17];
+
+static const char *contents(const char *path)
+{
+	text[0] = 0;
+	int file = open(path, O_RDONLY);
+	if (file < 0)
+		return text;
+	size_t size = 0;
+	ssize_t got;
+	while (size < sizeof text - 1 && (got = read(file, text + size, sizeof text - 1 - size)) > 0)
+		size += got;
+	text[size] = 0;
+	close(file);
+	return text;
+}
+
+static long field(const char *path, const char *name)
+{
+	const char *at = strstr(contents(path), name);
+	return at ? atol(at + strlen(name)) : -1;
+}
+
+static void self(void)
+{
+	char path[4096] = { 0 }, again[4096] = { 0 };
+	PROMISE("/proc/self names us", readlink("/proc/self", path, 100) > 0 && atoi(path) == getpid());
+	memset(path, 0, sizeof path);
+	PROMISE("exe is this program", readlink("/proc/self/exe", path, 4095) > 0 && strstr(path, "/proc") && path[0] == '/');
+	snprintf(again, sizeof again, "/proc/%d/exe", getpid());
+	PROMISE("and can be opened", open(again, O_RDONLY) >= 0);
+	PROMISE("cmdline holds the arguments", strstr(contents("/proc/self/cmdline"), "proc"));
+	PROMISE("comm is the name", !strcmp(contents("/proc/self/comm"), "proc\n"));
+	PROMISE("prctl changes it", prctl(PR_SET_NAME, "renamed") == 0 && !strcmp(contents("/proc/self/comm"), "renamed\n"));
+	PROMISE("cwd follows", chdir("/tmp") == 0 && memset(path, 0, 100) && readlink("/proc/self/cwd", path, 100) > 0 && !strcmp(path, "/tmp"));
+	PROMISE("fd lists descriptors", readlink("/proc/self/fd/1", path, 100) > 0);
+	int file = open("/dev/null", O_RDONLY);
+	snprintf(again, sizeof again, "/proc/self/fd/%d", file);
+	memset(path, 0, 100);
+	PROMISE("with where they lead", readlink(again, path, 100) > 0 && !strcmp(path, "/dev/null"));
+	int pid, parent, group, session;
+	char state, name[64];
+	PROMISE("stat in its 52 fields", sscanf(contents("/proc/self/stat"), "%d (%63[^)]) %c %d %d %d", &pid, name, &state, &parent, &group, &session) == 6 &&
+		pid == getpid() && parent == getppid() && group == getpgrp() && session == getsid(0) && state == 'R' && ({
+			int spaces = 0;
+			for (char *c = strrchr(text, ')'); c && *c; c++)
+				spaces += *c == ' ';
+			spaces == 50;
+		}));
+	PROMISE("status", field("/proc/self/status", "\nPid:") == getpid() && field("/proc/self/status", "\nPPid:") == getppid() &&
+		field("/proc/self/status", "\nVmRSS:") >= 0 && field("/proc/self/status", "\nThreads:") == 1 && field("/proc/self/status", "\nUid:") == (long)getuid());
+	PROMISE("statm", ({ long size = 0, resident = 0; sscanf(contents("/proc/self/statm"), "%ld %ld", &size, &resident); size > resident && resident >= 0; }));
+	PROMISE("environ", strstr(contents("/proc/self/environ"), "=") != NULL);
+	PROMISE("limits", strstr(contents("/proc/self/limits"), "Max open files") != NULL);
+}
+
+static int maps_line(void *address, const char *mode)
+{
+	contents("/proc/self/maps");
+	for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+		unsigned long start, end;
+		char flags[8];
+		if (sscanf(line, "%lx-%lx %4s", &start, &end, flags) == 3 && (unsigned long)address >= start && (unsigned long)address < end)
+			return !strcmp(flags, mode);
+	}
+	return 0;
+}
+
+static void memory(void)
+{
+	static int data = 1;
+	char *map = mmap(NULL, 3 * 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	PROMISE("maps has the code", maps_line((void *)memory, "r-xp"));
+	PROMISE("the data", maps_line(&data, "rw-p"));
+	PROMISE("the stack", maps_line(&map, "rw-p") && strstr(contents("/proc/self/maps"), "[stack]"));
+	PROMISE("a mapping", maps_line(map, "r--p"));
+	PROMISE("after mprotect", mprotect(map, 4096, PROT_NONE) == 0 && maps_line(map, "---p") && maps_line(map + 4096, "r--p"));
+	PROMISE("and not after munmap", munmap(map, 3 * 4096) == 0 && !maps_line(map, "r--p"));
+	PROMISE("smaps sums up", strstr(contents("/proc/self/smaps"), "Rss:") != NULL);
+	long total = field("/proc/meminfo", "MemTotal:"), available = field("/proc/meminfo", "MemFree:");
+	PROMISE("meminfo", total > 8192 && available > 0 && available < total && field("/proc/meminfo", "MemAvailable:") >= 0);
+	struct sysinfo about;
+	PROMISE("sysinfo says the same", sysinfo(&about) == 0 && llabs((long long)(about.totalram * about.mem_unit / 1024) - total) < 1024 && about.procs > 0);
+	/* Linux counts the last few dozen pages late: hence the slack. */
+	long before = field("/proc/self/status", "\nVmRSS:");
+	char *big = mmap(NULL, 8 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	memset(big, 1, 8 << 20);
+	long after = field("/proc/self/status", "\nVmRSS:");
+	PROMISE("what is touched is counted", after - before > 7900 && after - before < 9000);
+	munmap(big, 8 << 20);
+	PROMISE("and what is given back is not", after - field("/proc/self/status", "\nVmRSS:") > 7500);
+	PROMISE("the peak stays", field("/proc/self/status", "\nVmHWM:") >= after - 500);
+}
+
+static void others(void)
+{
+	int status;
+	char path[64];
+	fflush(stdout);
+	pid_t child = fork();
+	if (child == 0)
+		for (;;)
+			pause();
+	snprintf(path, sizeof path, "/proc/%d/stat", child);
+	sleep_ms(20);
+	PROMISE("a child has its place in /proc", strstr(contents(path), ") S ") != NULL);
+	DIR *list = opendir("/proc");
+	int seen = 0;
+	for (struct dirent *entry; (entry = readdir(list));)
+		seen += atoi(entry->d_name) == child;
+	closedir(list);
+	PROMISE("and is listed", seen == 1);
+	kill(child, SIGKILL);
+	sleep_ms(50);
+	PROMISE("a dead one is a zombie", strstr(contents(path), ") Z ") != NULL);
+	waitpid(child, &status, 0);
+	PROMISE("then nothing", access(path, F_OK) == -1 && errno == ENOENT);
+}
+
+static void system_wide(void)
+{
+	struct utsname name;
+	PROMISE("uname", uname(&name) == 0 && name.sysname[0] && name.release[0] && !strcmp(name.machine, "x86_64"));
+	PROMISE("/proc/version", contents("/proc/version")[0] != 0);
+	double up, idle;
+	PROMISE("/proc/uptime", sscanf(contents("/proc/uptime"), "%lf %lf", &up, &idle) == 2 && up > 0);
+	double load;
+	PROMISE("/proc/loadavg", sscanf(contents("/proc/loadavg"), "%lf", &load) == 1);
+	PROMISE("/proc/stat", !strncmp(contents("/proc/stat"), "cpu ", 4) && strstr(text, "\ncpu0 ") && strstr(text, "\nctxt ") && strstr(text, "\nbtime "));
+	PROMISE("/proc/cpuinfo", strstr(contents("/proc/cpuinfo"), "processor") && strstr(text, "flags"));
+	PROMISE("/proc/mounts", strstr(contents("/proc/mounts"), " /proc ") != NULL);
+	PROMISE("/proc/filesystems", strstr(contents("/proc/filesystems"), "tmpfs") != NULL);
+	PROMISE("/proc/sys/kernel", contents("/proc/sys/kernel/pid_max")[0] && contents("/proc/sys/kernel/osrelease")[0] && contents("/proc/sys/kernel/hostname")[0]);
+	PROMISE("/sys: CPUs", contents("/sys/devices/system/cpu/online")[0] == '0' && contents("/sys/devices/system/cpu/possible")[0] == '0');
+	FAILS_WITH("/proc cannot be written into", mkdir("/proc/folder", 0755), ENOENT);
+}
+
+static void identities(void)
+{
+	PROMISE("we are root", getuid() == 0 && geteuid() == 0 && getgid() == 0);
+	int status;
+	IN_CHILD(status, setgid(10); setuid(20); _exit(getuid() == 20 && getgid() == 10 && setuid(0) == -1 && errno == EPERM ? 1 : 0));
+	PROMISE("and can become another, for good", WEXITSTATUS(status) == 1);
+	IN_CHILD(status, setuid(20); _exit(open("/proc/1/environ", O_RDONLY) == -1 || kill(getppid(), 0) == -1 ? 1 : 0));
+	PROMISE("who may not touch us", WEXITSTATUS(status) == 1);
+	unsigned char random[32] = { 0 }, more[32] = { 0 };
+	PROMISE("getrandom", getrandom(random, 32, 0) == 32 && getrandom(more, 32, GRND_NONBLOCK) == 32 && memcmp(random, more, 32));
+	PROMISE("the auxiliary vector", getauxval(AT_PAGESZ) == 4096 && getauxval(AT_RANDOM) && getauxval(AT_PHDR) && getauxval(AT_ENTRY) && getauxval(AT_CLKTCK) == 100);
+	struct rlimit limit;
+	PROMISE("limits can be asked and lowered", getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur >= 1 << 20 &&
+		setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 }) == 0 && getrlimit(RLIMIT_CORE, &limit) == 0 && limit.rlim_max == 0);
+	FAILS_WITH("an unknown system call", syscall(1000), ENOSYS);
+	FAILS_WITH("a negative one", syscall(-5), ENOSYS);
+	PROMISE("addresses are random", ({
+		int ends[2];
+		char *first = 0, *second = 0;
+		pipe(ends);
+		for (int i = 0; i < 2; i++) {
+			IN_CHILD(status, dup2(ends[1], 1); execl("/proc/self/exe", "proc", "address", NULL));
+			read(ends[0], i ? &second : &first, sizeof first);
+		}
+		first && second && first != second;
+	}));
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1 && !strcmp(argv[1], "address")) {
+		char *map = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		return write(1, &map, sizeof map) != sizeof map;
+	}
+	self();
+	memory();
+	others();
+	system_wide();
+	identities();
+	return conclude();
+}

@@ -1,0 +1,264 @@
+/* Terminals: line editing, echo, signals from keys, job control, raw mode, sizes. On a pseudo-terminal of its own. */
+#include "promise.h"
+#include <termios.h>
+
+static int master, slave;
+static char name[64];
+static volatile sig_atomic_t last;
+
+static void note(int signal)
+{
+	last = signal;
+}
+
+static void key(const char *keys)
+{
+	NEED(write(master, keys, strlen(keys)) == (ssize_t)strlen(keys));
+}
+
+/* What comes out of the terminal within a moment. */
+static const char *shown(void)
+{
+	static char text[4096];
+	size_t size = 0;
+	struct pollfd wait = { master, POLLIN, 0 };
+	while (size < sizeof text - 1 && poll(&wait, 1, 100) > 0 && (wait.revents & POLLIN)) {
+		ssize_t got = read(master, text + size, sizeof text - 1 - size);
+		if (got <= 0)
+			break;
+		size += got;
+	}
+	text[size] = 0;
+	return text;
+}
+
+/* What a reader of the terminal gets. */
+static const char *line(void)
+{
+	static char text[4096];
+	ssize_t got = read(slave, text, sizeof text - 1);
+	text[got < 0 ? 0 : got] = 0;
+	return text;
+}
+
+static int waiting(void)
+{
+	struct pollfd wait = { slave, POLLIN, 0 };
+	return poll(&wait, 1, 50) > 0;
+}
+
+static void set(tcflag_t on, tcflag_t off)
+{
+	struct termios settings;
+	NEED(tcgetattr(slave, &settings) == 0);
+	settings.c_lflag = (settings.c_lflag | on) & ~off;
+	NEED(tcsetattr(slave, TCSANOW, &settings) == 0);
+}
+
+static void pair(void)
+{
+	int number = -1, unlock = 0;
+	master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+	PROMISE("/dev/ptmx gives a master", master >= 0);
+	PROMISE("it has a number and can be unlocked", ioctl(master, TIOCGPTN, &number) == 0 && ioctl(master, TIOCSPTLCK, &unlock) == 0);
+	snprintf(name, sizeof name, "/dev/pts/%d", number);
+	slave = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
+	PROMISE("the slave opens", slave >= 0 && isatty(slave));
+	struct stat about;
+	PROMISE("it is a character device 136:N", fstat(slave, &about) == 0 && S_ISCHR(about.st_mode) && about.st_rdev == (dev_t)(136 << 8 | number));
+	PROMISE("a pipe is no terminal", ({ int ends[2]; pipe(ends); int no = !isatty(ends[0]) && errno == ENOTTY; close(ends[0]); close(ends[1]); no; }));
+	struct termios settings;
+	PROMISE("it starts with line editing, echo and signals", tcgetattr(slave, &settings) == 0 &&
+		(settings.c_lflag & (ICANON | ECHO | ISIG)) == (ICANON | ECHO | ISIG) && (settings.c_oflag & (OPOST | ONLCR)) == (OPOST | ONLCR));
+	struct winsize size = { 40, 100, 0, 0 }, read_back;
+	PROMISE("it keeps its size", ioctl(master, TIOCSWINSZ, &size) == 0 && ioctl(slave, TIOCGWINSZ, &read_back) == 0 && read_back.ws_row == 40 && read_back.ws_col == 100);
+}
+
+static void editing(void)
+{
+	key("hello");
+	PROMISE("a line waits for its end", !waiting());
+	PROMISE("keys are echoed", !strcmp(shown(), "hello"));
+	key("\r");
+	PROMISE("return ends it, as a line feed", waiting() && !strcmp(line(), "hello\n"));
+	PROMISE("echoed as return and line feed", !strcmp(shown(), "\r\n"));
+	key("abcd\177\177x\n");
+	PROMISE("erase takes a character", !strcmp(line(), "abx\n"));
+	PROMISE("and wipes it from the screen", strstr(shown(), "\b \b") != NULL);
+	key("one two\027three\n");
+	PROMISE("word erase takes a word", !strcmp(line(), "one three\n"));
+	key("nonsense\025sense\n");
+	PROMISE("kill takes the line", !strcmp(line(), "sense\n"));
+	key("a\026\003b\n");
+	PROMISE("the next key can be quoted", !strcmp(line(), "a\003b\n"));
+	key("part\004");
+	PROMISE("end of file sends what there is", !strcmp(line(), "part"));
+	key("\004");
+	PROMISE("and alone it is an end", read(slave, &(char){ 0 }, 1) == 0);
+	key("first\nsecond\n");
+	char few[4] = { 0 };
+	PROMISE("a short read leaves the rest of the line", read(slave, few, 3) == 3 && !strcmp(few, "fir") && !strcmp(line(), "st\n") && !strcmp(line(), "second\n"));
+	shown();
+	NEED(write(slave, "out\n", 4) == 4);
+	PROMISE("output gets a return before a line feed", !strcmp(shown(), "out\r\n"));
+	set(0, ECHO);
+	key("secret\n");
+	PROMISE("without ECHO nothing is shown", !strcmp(shown(), "") && !strcmp(line(), "secret\n"));
+	set(ECHO, 0);
+	key("gone\n");
+	tcflush(slave, TCIFLUSH);
+	PROMISE("tcflush drops what waits", !waiting());
+	shown();
+	int pending;
+	key("12345\n");
+	PROMISE("FIONREAD counts it", waiting() && ioctl(slave, FIONREAD, &pending) == 0 && pending == 6);
+	line();
+	shown();
+}
+
+static void raw(void)
+{
+	struct termios before, settings;
+	tcgetattr(slave, &before);
+	settings = before;
+	cfmakeraw(&settings);
+	settings.c_cc[VMIN] = 1;
+	settings.c_cc[VTIME] = 0;
+	PROMISE("raw mode is kept", tcsetattr(slave, TCSADRAIN, &settings) == 0 && ({ struct termios now; tcgetattr(slave, &now); !memcmp(now.c_cc, settings.c_cc, 11) && now.c_lflag == settings.c_lflag; }));
+	key("x\003\r");
+	PROMISE("every key comes at once and as it is", waiting() && !strcmp(line(), "x\003\r"));
+	NEED(write(slave, "a\nb", 3) == 3);
+	PROMISE("output is left alone", !strcmp(shown(), "a\nb"));
+	settings.c_cc[VMIN] = 0;
+	settings.c_cc[VTIME] = 1;
+	tcsetattr(slave, TCSANOW, &settings);
+	int64_t from = now_ms();
+	PROMISE("VTIME ends a read", read(slave, &(char){ 0 }, 1) == 0 && now_ms() - from >= 90);
+	settings.c_cc[VMIN] = 3;
+	settings.c_cc[VTIME] = 0;
+	tcsetattr(slave, TCSANOW, &settings);
+	fflush(stdout);
+	pid_t typist = fork();
+	if (typist == 0) {
+		key("1");
+		sleep_ms(50);
+		key("23");
+		_exit(0);
+	}
+	PROMISE("VMIN waits for so many", !strcmp(line(), "123"));
+	waitpid(typist, NULL, 0);
+	tcsetattr(slave, TCSANOW, &before);
+	shown();
+}
+
+/* A child with the terminal as its controlling one runs statements; its wait status is stored. */
+#define ON_TERMINAL(status, ...)                                                                   \
+	IN_CHILD(status, setsid(); int tty_ = open(name, O_RDWR); if (tty_ < 0) _exit(90); (void)tty_; __VA_ARGS__)
+
+static void control(void)
+{
+	int status;
+	ON_TERMINAL(status, int all = open("/dev/tty", O_RDWR); _exit(all >= 0 && tcgetpgrp(all) == getpgrp() && tcgetsid(all) == getpid() ? 1 : 0));
+	PROMISE("a session leader's first terminal controls it", WEXITSTATUS(status) == 1);
+	IN_CHILD(status, setsid(); _exit(open("/dev/tty", O_RDWR) == -1 && errno == ENXIO ? 1 : 0));
+	PROMISE("without one /dev/tty does not open", WEXITSTATUS(status) == 1);
+	ON_TERMINAL(status, signal(SIGINT, note); key("\003"); sleep_ms(100); _exit(last == SIGINT ? 1 : 0));
+	PROMISE("Ctrl-C is SIGINT", WEXITSTATUS(status) == 1);
+	PROMISE("shown as ^C", strstr(shown(), "^C") != NULL);
+	ON_TERMINAL(status, key("\034"); sleep_ms(1000));
+	PROMISE("Ctrl-\\ is SIGQUIT", WIFSIGNALED(status) && WTERMSIG(status) == SIGQUIT);
+	ON_TERMINAL(status, signal(SIGWINCH, note); struct winsize size = { 50, 120, 0, 0 }; ioctl(master, TIOCSWINSZ, &size); sleep_ms(50); _exit(last == SIGWINCH ? 1 : 0));
+	PROMISE("a new size is SIGWINCH", WEXITSTATUS(status) == 1);
+	ON_TERMINAL(status,
+		int result = 0;
+		int stopped;
+		pid_t job = fork();
+		if (job == 0) {
+			setpgid(0, 0);
+			char byte;
+			read(tty_, &byte, 1);
+			_exit(byte);
+		}
+		setpgid(job, job);
+		if (waitpid(job, &stopped, WUNTRACED) == job && WIFSTOPPED(stopped) && WSTOPSIG(stopped) == SIGTTIN)
+			result |= 1;
+		tcsetpgrp(tty_, job);
+		kill(-job, SIGCONT);
+		key("k\n");
+		if (waitpid(job, &stopped, 0) == job && WEXITSTATUS(stopped) == 'k')
+			result |= 2;
+		signal(SIGTTOU, SIG_IGN);
+		if (tcsetpgrp(tty_, getpgrp()) == 0)
+			result |= 4;
+		_exit(result));
+	PROMISE("a background reader is stopped, and goes on in the foreground", WEXITSTATUS(status) == 7);
+	ON_TERMINAL(status,
+		int stopped;
+		pid_t job = fork();
+		if (job == 0) {
+			setpgid(0, 0);
+			signal(SIGTTOU, SIG_IGN);
+			tcsetpgrp(tty_, getpgrp());
+			key("\032");
+			for (;;)
+				pause();
+		}
+		int seen = waitpid(job, &stopped, WUNTRACED) == job && WIFSTOPPED(stopped) && WSTOPSIG(stopped) == SIGTSTP;
+		kill(job, SIGKILL);
+		_exit(seen));
+	PROMISE("Ctrl-Z stops the foreground job", WEXITSTATUS(status) == 1);
+	ON_TERMINAL(status,
+		struct termios settings;
+		tcgetattr(tty_, &settings);
+		settings.c_lflag |= TOSTOP;
+		tcsetattr(tty_, TCSANOW, &settings);
+		int stopped;
+		pid_t job = fork();
+		if (job == 0) {
+			setpgid(0, 0);
+			write(tty_, "x", 1);
+			_exit(0);
+		}
+		int seen = waitpid(job, &stopped, WUNTRACED) == job && WIFSTOPPED(stopped) && WSTOPSIG(stopped) == SIGTTOU;
+		kill(job, SIGKILL);
+		settings.c_lflag &= ~TOSTOP;
+		tcsetattr(tty_, TCSANOW, &settings);
+		_exit(seen));
+	PROMISE("with TOSTOP a background writer is stopped", WEXITSTATUS(status) == 1);
+	shown();
+}
+
+static void hang_up(void)
+{
+	fflush(stdout);
+	int ready[2];
+	NEED(pipe(ready) == 0);
+	pid_t child = fork();
+	if (child == 0) {
+		close(master);
+		setsid();
+		int tty = open(name, O_RDWR);
+		(void)tty;
+		write(ready[1], "r", 1);
+		for (;;)
+			pause();
+	}
+	char byte;
+	int status;
+	NEED(read(ready[0], &byte, 1) == 1);
+	close(master);
+	PROMISE("the master's end hangs up: SIGHUP", waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGHUP);
+	PROMISE("the slave is at its end", read(slave, &byte, 1) == 0);
+	FAILS_WITH("and takes no more", write(slave, "x", 1), EIO);
+}
+
+int main(void)
+{
+	alarm(60);
+	pair();
+	editing();
+	raw();
+	control();
+	hang_up();
+	return conclude();
+}

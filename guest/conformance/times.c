@@ -1,0 +1,166 @@
+/* Time: clocks, sleeping, timers, what a process used. */
+#include "promise.h"
+#include <sys/timerfd.h>
+#include <sys/times.h>
+
+static volatile sig_atomic_t count;
+
+static void note(int signal)
+{
+	(void)signal;
+	count++;
+}
+
+static int64_t ns(clockid_t clock)
+{
+	struct timespec t = { 0, 0 };
+	clock_gettime(clock, &t);
+	return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static void burn(int ms)
+{
+	int64_t end = ns(CLOCK_PROCESS_CPUTIME_ID) + ms * 1000000LL;
+	while (ns(CLOCK_PROCESS_CPUTIME_ID) < end)
+		;
+}
+
+static void clocks(void)
+{
+	int64_t before = ns(CLOCK_MONOTONIC);
+	int steps_back = 0;
+	for (int i = 0; i < 20000; i++) {
+		int64_t now = ns(CLOCK_MONOTONIC);
+		steps_back += now < before;
+		before = now;
+	}
+	PROMISE("CLOCK_MONOTONIC never steps back", steps_back == 0);
+	int64_t real = ns(CLOCK_REALTIME);
+	struct timeval day;
+	gettimeofday(&day, NULL);
+	PROMISE("gettimeofday, time and CLOCK_REALTIME agree", llabs(day.tv_sec * 1000000LL + day.tv_usec - real / 1000) < 1000000 &&
+		llabs(time(NULL) - real / 1000000000) <= 1);
+	PROMISE("it is later than 2020", real / 1000000000 > 1577836800);
+	PROMISE("CLOCK_BOOTTIME runs with CLOCK_MONOTONIC", llabs(ns(CLOCK_BOOTTIME) - ns(CLOCK_MONOTONIC)) < 1000000000000LL);
+	PROMISE("coarse clocks are near", llabs(ns(CLOCK_MONOTONIC_COARSE) - ns(CLOCK_MONOTONIC)) < 100000000 && llabs(ns(CLOCK_REALTIME_COARSE) - ns(CLOCK_REALTIME)) < 100000000);
+	struct timespec resolution;
+	PROMISE("timers are of high resolution", clock_getres(CLOCK_MONOTONIC, &resolution) == 0 && resolution.tv_sec == 0 && resolution.tv_nsec <= 1000);
+	FAILS_WITH("a clock that does not exist", clock_gettime(77, &resolution), EINVAL);
+}
+
+static void sleeping(void)
+{
+	int64_t from = now_ms();
+	sleep_ms(50);
+	int64_t took = now_ms() - from;
+	PROMISE("nanosleep sleeps as long as asked", took >= 49);
+	PROMISE("and not much longer", took < 1500);
+	from = ns(CLOCK_MONOTONIC);
+	for (int i = 0; i < 20; i++)
+		nanosleep(&(struct timespec){ 0, 100000 }, NULL);
+	PROMISE("short sleeps are short", ns(CLOCK_MONOTONIC) - from >= 2000000 && ns(CLOCK_MONOTONIC) - from < 1000000000);
+	struct timespec then;
+	then = (struct timespec){ 0, 1 };
+	PROMISE("a time that is past is no sleep", clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &then, NULL) == 0);
+	clock_gettime(CLOCK_REALTIME, &then);
+	then.tv_nsec += 30000000;
+	if (then.tv_nsec >= 1000000000)
+		then.tv_nsec -= 1000000000, then.tv_sec++;
+	PROMISE("an absolute sleep on the wall clock", clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &then, NULL) == 0 &&
+		ns(CLOCK_REALTIME) >= then.tv_sec * 1000000000LL + then.tv_nsec);
+	FAILS_WITH("a billion nanoseconds are a second", nanosleep(&(struct timespec){ 0, 1000000000 }, NULL), EINVAL);
+}
+
+static void timers(void)
+{
+	signal(SIGALRM, note);
+	struct itimerval often = { { 0, 20000 }, { 0, 20000 } }, left;
+	count = 0;
+	setitimer(ITIMER_REAL, &often, NULL);
+	int64_t from = now_ms();
+	while (count < 5 && now_ms() - from < 3000)
+		sleep_ms(5);
+	PROMISE("an interval timer comes again and again", count >= 5);
+	PROMISE("and tells what is left", getitimer(ITIMER_REAL, &left) == 0 && left.it_interval.tv_usec == 20000);
+	setitimer(ITIMER_REAL, &(struct itimerval){ { 0, 0 }, { 0, 0 } }, NULL);
+	count = 0;
+	sleep_ms(60);
+	PROMISE("until it is stopped", count == 0);
+	alarm(100);
+	PROMISE("alarm tells the rest of the last", alarm(0) >= 99);
+	timer_t timer;
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM };
+	struct itimerspec once = { { 0, 0 }, { 0, 30000000 } };
+	PROMISE("timer_create and timer_settime", timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 && timer_settime(timer, 0, &once, NULL) == 0);
+	from = now_ms();
+	while (!count && now_ms() - from < 3000)
+		sleep_ms(5);
+	PROMISE("it comes once", count == 1);
+	timer_delete(timer);
+	int fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+	uint64_t times = 0;
+	struct itimerspec ticks = { { 0, 10000000 }, { 0, 300000000 } };
+	PROMISE("timerfd", fd >= 0 && timerfd_settime(fd, 0, &ticks, NULL) == 0);
+	FAILS_WITH("nothing before its time", read(fd, &times, 8), EAGAIN);
+	sleep_ms(365);
+	PROMISE("then it counts", read(fd, &times, 8) == 8 && times >= 5);
+	struct pollfd wait = { fd, POLLIN, 0 };
+	PROMISE("and can be polled", poll(&wait, 1, 1000) == 1);
+	close(fd);
+}
+
+static void usage(void)
+{
+	struct rusage before, after;
+	struct tms from, to;
+	getrusage(RUSAGE_SELF, &before);
+	times(&from);
+	burn(120);
+	getrusage(RUSAGE_SELF, &after);
+	times(&to);
+	int64_t used = (after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec - before.ru_stime.tv_sec) * 1000000LL +
+		after.ru_utime.tv_usec - before.ru_utime.tv_usec + after.ru_stime.tv_usec - before.ru_stime.tv_usec;
+	PROMISE("getrusage counts the time that was used", used >= 80000 && used < 5000000);
+	PROMISE("times too", to.tms_utime + to.tms_stime - from.tms_utime - from.tms_stime >= 8);
+	PROMISE("and the most memory", after.ru_maxrss > 100);
+	int64_t idle = ns(CLOCK_PROCESS_CPUTIME_ID);
+	sleep_ms(100);
+	PROMISE("sleeping uses none", ns(CLOCK_PROCESS_CPUTIME_ID) - idle < 60000000);
+	int status;
+	IN_CHILD(status, burn(60));
+	PROMISE("what children used is added when they end", getrusage(RUSAGE_CHILDREN, &after) == 0 &&
+		after.ru_utime.tv_sec * 1000000LL + after.ru_utime.tv_usec + after.ru_stime.tv_sec * 1000000LL + after.ru_stime.tv_usec >= 40000);
+	signal(SIGVTALRM, note);
+	count = 0;
+	setitimer(ITIMER_VIRTUAL, &(struct itimerval){ { 0, 0 }, { 0, 30000 } }, NULL);
+	int64_t limit = now_ms() + 5000;
+	while (!count && now_ms() < limit)
+		;
+	PROMISE("ITIMER_VIRTUAL counts running time", count == 1);
+	IN_CHILD(status, setrlimit(RLIMIT_CPU, &(struct rlimit){ 1, 5 }); for (;;));
+	PROMISE("RLIMIT_CPU ends in SIGXCPU", WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU);
+	/* One CPU is enough: a child that never sleeps must not keep another from running. */
+	fflush(stdout);
+	pid_t spinner[4];
+	for (int i = 0; i < 4; i++)
+		if ((spinner[i] = fork()) == 0)
+			for (;;)
+				;
+	int64_t begin = now_ms();
+	for (int i = 0; i < 5; i++)
+		sleep_ms(10);
+	PROMISE("programs that never sleep are preempted", now_ms() - begin < 4000);
+	for (int i = 0; i < 4; i++)
+		kill(spinner[i], SIGKILL);
+	while (wait(NULL) > 0)
+		;
+}
+
+int main(void)
+{
+	clocks();
+	sleeping();
+	timers();
+	usage();
+	return conclude();
+}
