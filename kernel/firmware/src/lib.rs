@@ -74,24 +74,24 @@ impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |signature: &[u8; 4]| signature.map(|b| if b.is_ascii_graphic() { b.into() } else { '?' });
         match self {
-            Self::NoRootPointer(at) => write!(f, "firmware: no ACPI root pointer at {:#x}", at.0),
+            Self::NoRootPointer(at) => write!(f, "no ACPI root pointer at {:#x}", at.0),
             Self::BadLength(table) => {
                 let [a, b, c, d] = name(table);
-                write!(f, "firmware: {a}{b}{c}{d} has an impossible length, ignored")
+                write!(f, "{a}{b}{c}{d} has an impossible length, ignored")
             }
             Self::BadChecksum(table) => {
                 let [a, b, c, d] = name(table);
-                write!(f, "firmware: {a}{b}{c}{d} has a wrong checksum, ignored")
+                write!(f, "{a}{b}{c}{d} has a wrong checksum, ignored")
             }
             Self::BadEntry(table, kind) => {
                 let [a, b, c, d] = name(table);
-                write!(f, "firmware: {a}{b}{c}{d} has a bad entry of type {kind}, ignored")
+                write!(f, "{a}{b}{c}{d} has a bad entry of type {kind}, ignored")
             }
-            Self::TooMany(what) => write!(f, "firmware: more {what} than are supported, the rest ignored"),
+            Self::TooMany(what) => write!(f, "more {what} than are supported, the rest ignored"),
             Self::Homeless(frames) => {
-                write!(f, "firmware: SRAT says nothing about {frames} frames, counted as node 0's")
+                write!(f, "SRAT says nothing about {frames} frames, counted as node 0's")
             }
-            Self::BadDistances => write!(f, "firmware: SLIT contradicts itself, ignored"),
+            Self::BadDistances => write!(f, "SLIT contradicts itself, ignored"),
         }
     }
 }
@@ -134,7 +134,7 @@ pub fn read<M: Memory>(
     {
         warn(Warning::BadDistances);
     }
-    let mut performance = Performance::default();
+    let mut performance = Performance::new();
     if let Some(table) = hmat {
         domains.read_hmat(table, &mut topology, &mut performance, warn);
     }

@@ -303,14 +303,14 @@ impl Domains {
         }
         // Revision 1 counted latency in units of 100 ps, later ones in picoseconds.
         let scale = if matches!(figure, Figure::Latency(_)) && revision < 2 { 100 } else { 1 };
+        let figures = performance.begin(figure, unit.saturating_mul(scale));
         for i in 0..initiators {
             let Some(from) = self.node_of_memory(u32_at(entry, 32 + i * 4)?) else { continue };
             for t in 0..targets {
                 let Some(to) = self.node_of_memory(u32_at(entry, target_list + t * 4)?) else { continue };
                 let value = u16_at(entry, matrix + (i * targets + t) * 2)?;
                 if value != 0 && value != UNREACHABLE {
-                    let value = u64::from(value).saturating_mul(unit).saturating_mul(scale);
-                    performance.set(from, to, figure, value);
+                    figures.clone().for_each(|figure| performance.set(from, to, figure, value));
                 }
             }
         }

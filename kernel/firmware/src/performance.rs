@@ -1,4 +1,6 @@
 //! What an access costs, from HMAT's latency and bandwidth matrices (ACPI 6.5, 5.2.28.4).
+//!
+//! Kept as HMAT has it, an entry of 16 bits and a unit for each figure: this lives on the stack of start-up.
 
 use freehold_machine::NodeId;
 use freehold_machine::topology::MAX_NODES;
@@ -16,13 +18,18 @@ pub struct AccessCost {
     pub write_bandwidth: u64,
 }
 
+/// How many figures there are for each pair of nodes.
+const FIGURES: usize = 4;
+
 /// Costs between all nodes.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Performance {
-    costs: [[AccessCost; MAX_NODES]; MAX_NODES],
+    /// What an entry of 1 means.
+    units: [u64; FIGURES],
+    entries: [[[u16; MAX_NODES]; MAX_NODES]; FIGURES],
 }
 
-/// Which of the four figures a matrix fills (HMAT's data type: "access" fills both).
+/// The figures that one matrix fills (HMAT's data type: "access" fills both).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Figure {
     Latency(Direction),
@@ -50,28 +57,59 @@ impl Figure {
             _ => return None,
         })
     }
+    /// Which of the figures it fills: latency of loads and stores, bandwidth of loads and stores.
+    fn fills(self) -> core::ops::Range<usize> {
+        let (first, direction) = match self {
+            Self::Latency(direction) => (0, direction),
+            Self::Bandwidth(direction) => (2, direction),
+        };
+        match direction {
+            Direction::Access => first..first + 2,
+            Direction::Read => first..first + 1,
+            Direction::Write => first + 1..first + 2,
+        }
+    }
 }
 
 impl Performance {
-    /// The cost of accesses by CPUs of `from` to memory of `to`; all zero where nothing is known.
-    pub fn cost(&self, from: NodeId, to: NodeId) -> AccessCost {
-        let row = self.costs.get(usize::from(from.0));
-        row.and_then(|row| row.get(usize::from(to.0))).copied().unwrap_or_default()
+    /// Nothing is known.
+    pub(crate) const fn new() -> Self {
+        Self { units: [0; FIGURES], entries: [[[0; MAX_NODES]; MAX_NODES]; FIGURES] }
     }
 
-    /// Note one figure.
-    pub(crate) fn set(&mut self, from: NodeId, to: NodeId, figure: Figure, value: u64) {
-        let row = self.costs.get_mut(usize::from(from.0));
-        let Some(cost) = row.and_then(|row| row.get_mut(usize::from(to.0))) else { return };
-        let (read, write, direction) = match figure {
-            Figure::Latency(direction) => (&mut cost.read_latency, &mut cost.write_latency, direction),
-            Figure::Bandwidth(direction) => (&mut cost.read_bandwidth, &mut cost.write_bandwidth, direction),
+    /// The cost of accesses by CPUs of `from` to memory of `to`; all zero where nothing is known.
+    pub fn cost(&self, from: NodeId, to: NodeId) -> AccessCost {
+        let figure = |number: usize| {
+            let row = self.entries[number].get(usize::from(from.0));
+            let entry = row.and_then(|row| row.get(usize::from(to.0))).copied().unwrap_or_default();
+            u64::from(entry).saturating_mul(self.units[number])
         };
-        if direction != Direction::Write {
-            *read = value;
+        AccessCost {
+            read_latency: figure(0),
+            write_latency: figure(1),
+            read_bandwidth: figure(2),
+            write_bandwidth: figure(3),
         }
-        if direction != Direction::Read {
-            *write = value;
+    }
+
+    /// Begin a matrix whose entries count `unit`. Of several matrices for one figure the first counts, unless
+    /// the unit is the same: then the last. Returns which figures to fill.
+    pub(crate) fn begin(&mut self, figure: Figure, unit: u64) -> impl Iterator<Item = usize> + Clone + use<> {
+        let mut open = [false; FIGURES];
+        for number in figure.fills() {
+            open[number] = self.units[number] == 0 || self.units[number] == unit;
+            if open[number] {
+                self.units[number] = unit;
+            }
+        }
+        (0..FIGURES).filter(move |&number| open[number])
+    }
+
+    /// Note one entry of the matrix that [`Performance::begin`] began.
+    pub(crate) fn set(&mut self, from: NodeId, to: NodeId, figure: usize, entry: u16) {
+        let row = self.entries[figure].get_mut(usize::from(from.0));
+        if let Some(place) = row.and_then(|row| row.get_mut(usize::from(to.0))) {
+            *place = entry;
         }
     }
 }
