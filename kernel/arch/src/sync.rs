@@ -192,8 +192,10 @@ impl<T> Once<T> {
         if self.state.load(Ordering::Acquire) != SET {
             return None;
         }
-        // SAFETY: SET means initialised, and nothing writes it again.
-        Some(unsafe { (*self.value.get()).assume_init_ref() })
+        // SAFETY: nothing writes it again once it is SET.
+        let value = unsafe { &*self.value.get() };
+        // SAFETY: SET means initialised.
+        Some(unsafe { value.assume_init_ref() })
     }
 }
 

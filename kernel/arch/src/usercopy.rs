@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn the_lowest_zero_byte_is_found() {
         for index in 0..8 {
-            let word = !0u64 & !(0xff << (8 * index));
+            let word = !(0xffu64 << (8 * index));
             assert_eq!(zero_byte(word), index);
         }
         assert_eq!(zero_byte(u64::MAX), 8);

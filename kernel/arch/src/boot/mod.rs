@@ -18,6 +18,7 @@ mod pvh;
 const STACK_SIZE: usize = 32 << 10;
 const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
 const MAX_REGIONS: usize = 64;
+const MAX_PLAIN: usize = 16;
 const MAX_COMMAND_LINE: usize = 2048;
 
 /// What a run of physical addresses is, in the terms of the loader's (E820) map.
@@ -57,6 +58,8 @@ pub struct BootInfo {
     command_line_len: usize,
     regions: [MemoryRegion; MAX_REGIONS],
     region_count: usize,
+    /// Usable memory from 1 MiB on without the image, the longest run first.
+    plain: [PfnRange; MAX_PLAIN],
     memory_end: Pfn,
     initrd: Option<(PhysAddr, u64)>,
     rsdp: Option<PhysAddr>,
@@ -134,9 +137,21 @@ impl BootInfo {
         let usable = self.memory_map().iter().filter(|r| r.kind == MemoryKind::Usable);
         usable.into_iter().any(|r| start.0 < r.start.0 + r.len && r.start.0 < end)
     }
-    /// Usable memory outside the image.
+    /// Whether the frame is usable memory from 1 MiB on, outside the image.
     pub(crate) fn is_plain_memory(&self, frame: Pfn) -> bool {
-        self.is_usable(PfnRange::new(frame, frame.offset(1))) && !self.image().contains(frame)
+        self.plain.iter().take_while(|range| !range.is_empty()).any(|range| range.contains(frame))
+    }
+    fn find_plain_memory(&mut self) {
+        let image = self.image();
+        let everything = Pfn(u64::MAX);
+        let around = [PfnRange::new(Pfn(0x100), image.start), PfnRange::new(image.end, everything)];
+        let mut plain = [PfnRange::default(); MAX_PLAIN];
+        let runs = self.usable_ranges().flat_map(|usable| around.map(|part| part.intersection(usable)));
+        for (slot, run) in plain.iter_mut().zip(runs.filter(|run| !run.is_empty())) {
+            *slot = run;
+        }
+        plain.sort_unstable_by_key(|run| core::cmp::Reverse(run.len()));
+        self.plain = plain;
     }
 }
 

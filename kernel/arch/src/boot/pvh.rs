@@ -1,9 +1,9 @@
 //! Reading the PVH start info while the first GiB is identity-mapped.
 //! Source: Xen's public/arch-x86/hvm/start_info.h.
 
-use freehold_machine::{Pfn, PhysAddr};
+use freehold_machine::{Pfn, PfnRange, PhysAddr};
 
-use super::{BootInfo, MAX_COMMAND_LINE, MAX_REGIONS, MemoryKind, MemoryRegion};
+use super::{BootInfo, MAX_COMMAND_LINE, MAX_PLAIN, MAX_REGIONS, MemoryKind, MemoryRegion};
 
 const MAGIC: u32 = 0x336e_c578;
 const IDENTITY_END: u64 = 1 << 30;
@@ -43,6 +43,7 @@ pub(super) fn read(start_info: PhysAddr, slide: u64, entry_tsc: u64) -> BootInfo
         command_line_len: 0,
         regions: [none; MAX_REGIONS],
         region_count: 0,
+        plain: [PfnRange::default(); MAX_PLAIN],
         memory_end: Pfn(0),
         initrd: None,
         rsdp: Some(PhysAddr(info.u64(32))).filter(|address| address.0 != 0),
@@ -83,5 +84,6 @@ pub(super) fn read(start_info: PhysAddr, slide: u64, entry_tsc: u64) -> BootInfo
     }
     boot.regions[..boot.region_count].sort_unstable_by_key(|region| region.start);
     assert!(boot.memory_end > Pfn(0), "the loader's memory map has no usable memory");
+    boot.find_plain_memory();
     boot
 }

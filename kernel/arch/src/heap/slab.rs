@@ -180,7 +180,7 @@ impl Slabs {
 
     fn unlink(&mut self, class: usize, block: *mut Header) {
         // SAFETY: `block` is on the list, so it is valid.
-        let (next, prev) = unsafe { ((*block).next, (*block).prev) };
+        let &Header { next, prev, .. } = unsafe { &*block };
         if prev.is_null() {
             self.partial[class] = next;
         } else {
@@ -216,47 +216,50 @@ mod tests {
         assert_eq!(class_for(Layout::from_size_align(8, 4096).unwrap()), None);
     }
 
+    fn block_layout(class: &Class) -> Layout {
+        Layout::from_size_align(PAGE_SIZE << class.order, PAGE_SIZE << class.order).unwrap()
+    }
+
     #[test]
     fn objects_never_overlap_and_empty_blocks_come_back() {
         let mut slabs = Slabs::new();
         let mut blocks = 0;
-        for class in 0..CLASSES.len() {
-            let size = CLASSES[class].size;
-            let layout =
-                Layout::from_size_align(PAGE_SIZE << CLASSES[class].order, PAGE_SIZE << CLASSES[class].order)
-                    .unwrap();
+        for (class, kind) in CLASSES.iter().enumerate() {
             let mut live = BTreeMap::new();
             for _ in 0..1000 {
                 let object = loop {
                     if let Some(object) = slabs.take(class) {
                         break object;
                     }
-                    let block = unsafe { std::alloc::alloc(layout) };
+                    // SAFETY: the layout is not empty.
+                    let block = unsafe { std::alloc::alloc(block_layout(kind)) };
+                    // SAFETY: a fresh block of the class's size and alignment.
                     unsafe { slabs.add(class, block) };
                     blocks += 1;
                 };
                 let address = object as usize;
                 if let Some((below, _)) = live.range(..=address).next_back() {
-                    assert!(below + size <= address);
+                    assert!(below + kind.size <= address);
                 }
                 live.insert(address, object);
-                unsafe { object.write_bytes(0xa5, size) };
+                // SAFETY: an object has its class's size.
+                unsafe { object.write_bytes(0xa5, kind.size) };
             }
             let mut objects: Vec<_> = live.into_values().collect();
             objects.rotate_left(313);
             for object in objects {
+                // SAFETY: taken above, for this class, and not used any more.
                 if let Some(block) = unsafe { slabs.give(class, object) } {
-                    unsafe { std::alloc::dealloc(block, layout) };
+                    // SAFETY: allocated above with this layout.
+                    unsafe { std::alloc::dealloc(block, block_layout(kind)) };
                     blocks -= 1;
                 }
             }
         }
         assert_eq!(blocks, CLASSES.len(), "one empty block per class is kept");
-        for class in 0..CLASSES.len() {
-            let layout =
-                Layout::from_size_align(PAGE_SIZE << CLASSES[class].order, PAGE_SIZE << CLASSES[class].order)
-                    .unwrap();
-            unsafe { std::alloc::dealloc(slabs.partial[class].cast(), layout) };
+        for (class, kind) in CLASSES.iter().enumerate() {
+            // SAFETY: allocated above with this layout, and all its objects are back.
+            unsafe { std::alloc::dealloc(slabs.partial[class].cast(), block_layout(kind)) };
         }
     }
 }

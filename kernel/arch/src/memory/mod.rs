@@ -5,6 +5,7 @@
 //! frames come from start-up's own bump allocator.
 
 use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tables, VirtAddr};
 use zerocopy::FromZeros;
@@ -61,9 +62,21 @@ pub(crate) fn layout() -> &'static Layout {
     LAYOUT.get().expect("set before the first use of the direct map")
 }
 
+/// One past the highest frame of memory, where the checks of hot paths find it.
+static MEMORY_END: AtomicU64 = AtomicU64::new(0);
+
 /// Whether the frame is below the end of memory, so that its place in the direct map's area exists.
 pub(crate) fn is_within_memory(frame: Pfn) -> bool {
-    frame < boot::info().memory_end()
+    frame.0 < MEMORY_END.load(Ordering::Relaxed)
+}
+
+/// The entry of a table that somebody else names.
+///
+/// # Panics
+/// When it is not below the end of memory, or `index` not below 512.
+fn checked_entry(table: Pfn, index: usize) -> &'static AtomicU64 {
+    assert!(is_within_memory(table), "{table:?} is no translation table");
+    tables::entry(table, index)
 }
 
 /// Build the final tables of the kernel half in boot memory and leave the loader's for them.
@@ -74,6 +87,7 @@ pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
     let mut random = crate::entropy::early();
     let layout = layout::choose(&mut random, boot.memory_end().start().0);
     LAYOUT.set(layout);
+    MEMORY_END.store(boot.memory_end().0, Ordering::Relaxed);
     let mut alloc = || boot_frames::take(0);
     let built = (|| {
         let root = alloc().ok_or(OutOfMemory)?;
@@ -214,19 +228,19 @@ pub(crate) fn free_frames(first: Pfn, order: u32) {
 
 impl Tables for X86 {
     fn load_entry(self, table: Pfn, index: usize) -> u64 {
-        tables::entry(table, index).load(core::sync::atomic::Ordering::Acquire)
+        checked_entry(table, index).load(Ordering::Acquire)
     }
     fn store_entry(self, table: Pfn, index: usize, value: u64) {
-        tables::entry(table, index).store(value, core::sync::atomic::Ordering::Release);
+        checked_entry(table, index).store(value, Ordering::Release);
     }
     fn swap_entry(self, table: Pfn, index: usize, value: u64) -> u64 {
-        tables::entry(table, index).swap(value, core::sync::atomic::Ordering::AcqRel)
+        checked_entry(table, index).swap(value, Ordering::AcqRel)
     }
     fn compare_exchange_entry(self, table: Pfn, index: usize, current: u64, new: u64) -> Result<u64, u64> {
-        use core::sync::atomic::Ordering;
-        tables::entry(table, index).compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+        checked_entry(table, index).compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
     }
     fn clear_table(self, table: Pfn) {
+        assert!(is_within_memory(table), "{table:?} is no translation table");
         tables::clear(table);
     }
 }

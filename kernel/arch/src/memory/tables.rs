@@ -57,24 +57,24 @@ pub(crate) fn frame_ptr(frame: Pfn) -> *mut u8 {
     (direct_base() + frame.start().0) as *mut u8
 }
 
-/// The entry `index` of the table in frame `table`.
+/// The entry `index` of the table in frame `table`, which the kernel made a table, or which is
+/// [within memory](super::is_within_memory).
 ///
 /// # Panics
-/// When `index` is not below 512, or the frame is beyond physical memory.
+/// When `index` is not below 512.
 pub(crate) fn entry(table: Pfn, index: usize) -> &'static AtomicU64 {
     assert!(index < TABLE_ENTRIES, "entry {index} of a translation table");
-    assert!(super::is_within_memory(table), "{table:?} is no translation table");
     let address = frame_ptr(table) as usize + index * size_of::<u64>();
     // SAFETY: the address is aligned and inside the direct map's area (or the identity map at boot), where
     // a byte is either kernel-owned memory, valid as any integer for ever, or absent, which ends in a report.
     unsafe { &*(address as *const AtomicU64) }
 }
 
-/// Fill a frame with zeroes.
+/// Fill a frame of the direct map, which is or becomes a table, with zeroes.
 pub(crate) fn clear(frame: Pfn) {
-    for index in 0..TABLE_ENTRIES {
-        entry(frame, index).store(0, Ordering::Relaxed);
-    }
+    // SAFETY: the frame is the caller's alone and its bytes are where `frame_ptr` says; a frame that is not in the
+    // direct map ends in a report.
+    unsafe { frame_ptr(frame).write_bytes(0, PAGE_SIZE) };
 }
 
 /// The frame that an entry points to.

@@ -133,7 +133,7 @@ impl PhysicalBytes for X86 {
         while used != 0 {
             let slot = used.trailing_zeros() as usize;
             // SAFETY: `entries` points to the SLOTS entries of this CPU and `slot` is below that.
-            let other = unsafe { &*entries.add(slot) };
+            let other = unsafe { &*entries.wrapping_add(slot) };
             assert!(
                 tables::frame_of(other.load(Ordering::Relaxed)) != frame,
                 "{frame:?} is in a window already"
@@ -145,7 +145,7 @@ impl PhysicalBytes for X86 {
             self.flush_local(Flush::NonGlobal);
         }
         // SAFETY: as above.
-        let entry: &'static AtomicU64 = unsafe { &*entries.add(slot) };
+        let entry: &'static AtomicU64 = unsafe { &*entries.wrapping_add(slot) };
         entry.store(tables::leaf(frame, WINDOW), Ordering::Release);
         let window = Window { windows, entry, slot };
         let address = cpu_base(usize::from(pinned.cpu().0)).0 + (slot * PAGE_SIZE) as u64;

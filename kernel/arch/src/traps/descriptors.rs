@@ -86,8 +86,9 @@ pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
     };
     let stacks = [own_stack()?, own_stack()?, own_stack()?];
     let task = per_cpu.descriptors.task.get();
-    // SAFETY: this CPU's own task state, not loaded yet: nothing else reads or writes it.
-    unsafe { (&raw mut (*task).ist).cast::<[u64; 3]>().write_unaligned(stacks) };
+    let own_stacks = task.wrapping_byte_add(offset_of!(TaskState, ist)).cast::<[u64; 3]>();
+    // SAFETY: inside this CPU's own task state, not loaded yet: nothing else reads or writes it.
+    unsafe { own_stacks.write_unaligned(stacks) };
 
     let base = task as u64;
     let low = (size_of::<TaskState>() as u64 - 1)
@@ -127,8 +128,10 @@ pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
     // SAFETY: the table stays for ever; `write_idt` filled it before any CPU gets here.
     unsafe { asm!("lidt [{}]", in(reg) &raw const pointer, options(readonly, nostack, preserves_flags)) };
 
-    // SAFETY: every 64-bit CPU has EFER; SYSCALL enters `syscall_entry`, set up next, from user mode only.
-    unsafe { registers::wrmsr(MSR_EFER, registers::rdmsr(MSR_EFER) | EFER_SYSCALL) };
+    // SAFETY: every 64-bit CPU has EFER.
+    let features = unsafe { registers::rdmsr(MSR_EFER) };
+    // SAFETY: SYSCALL enters `syscall_entry`, set up next, from user mode only.
+    unsafe { registers::wrmsr(MSR_EFER, features | EFER_SYSCALL) };
     let entry = symbols::syscall_entry as *const () as u64;
     for (register, value) in
         [(MSR_STAR, STAR), (MSR_LSTAR, entry), (MSR_CSTAR, 0), (MSR_FMASK, FLAGS_CLEARED)]
