@@ -30,11 +30,12 @@ impl<S: Memory> AddressSpace<S> {
             let mut twin = Area { content: area.content.attached_to(child.id), ..*area };
             twin.flags.remove(AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT);
             child.count_in(twin.pages());
+            // Before its pages: a child that is given up half way finds them by its areas.
+            child.areas.insert(twin);
             let inherits = !area.is_shared() && !area.flags.contains(AreaFlags::WIPEONFORK);
             if inherits {
                 self.resident.fork_pages(area, &mut child.resident, &mut batch)?;
             }
-            child.areas.insert(twin);
         }
         drop(batch);
         child.resident.note_peak();
