@@ -74,7 +74,10 @@ impl PerCpu {
 }
 
 static FIRST: PerCpu = PerCpu::new();
+/// How many CPUs there will be.
 static COUNT: AtomicUsize = AtomicUsize::new(1);
+/// Which CPUs run: those that are interrupted to flush.
+static ONLINE: AtomicU64 = AtomicU64::new(1);
 static ALL: [AtomicPtr<PerCpu>; MAX_CPUS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS];
 
 /// Give the CPU that runs this its private data.
@@ -115,11 +118,6 @@ fn of(cpu: CpuId) -> Option<&'static PerCpu> {
 /// The number of `cpu` on the interrupt bus, where it has started.
 pub(crate) fn apic_id(cpu: CpuId) -> Option<u32> {
     of(cpu).map(|per_cpu| per_cpu.apic_id.load(Ordering::Relaxed))
-}
-
-/// This CPU's number on the interrupt bus.
-pub fn bus_id() -> u32 {
-    apic::id()
 }
 
 /// Turn on the protections and features that this kernel relies on, on this CPU.
@@ -177,17 +175,24 @@ pub fn idle() {
     enable_interrupts_and_halt();
 }
 
-/// Say which nodes the machine has and which CPU is on which: once, when firmware's tables are read.
-pub fn set_topology(topology: &Topology) {
+/// This CPU's number on the interrupt bus.
+pub fn bus_id() -> u32 {
+    apic::id()
+}
+
+/// Say which nodes the machine has, which CPU is on which, and how many CPUs (at most [`MAX_CPUS`]) will run: once,
+/// when firmware's tables are read. [`Cpus::cpu_count`] is that number from then on; flushes reach those that run.
+pub fn set_topology(topology: &Topology, cpus: usize) {
+    COUNT.store(cpus.clamp(1, MAX_CPUS), Ordering::Relaxed);
     NODES.store(topology.node_count(), Ordering::Relaxed);
     for (slot, node) in CPU_NODES.iter().enumerate() {
         node.store(topology.node_of_cpu(CpuId(slot as u16)).0, Ordering::Relaxed);
     }
 }
 
-/// How many CPUs run.
-pub fn count() -> usize {
-    COUNT.load(Ordering::Relaxed)
+/// The CPUs that run at this moment.
+pub fn online() -> CpuSet {
+    CpuSet(ONLINE.load(Ordering::Acquire))
 }
 
 impl Cpus for X86 {
@@ -195,7 +200,7 @@ impl Cpus for X86 {
         CpuId(this().number.load(Ordering::Relaxed) as u16)
     }
     fn cpu_count(self) -> usize {
-        count()
+        COUNT.load(Ordering::Relaxed)
     }
     fn node_of_cpu(self, cpu: CpuId) -> NodeId {
         NodeId(CPU_NODES.get(usize::from(cpu.0)).map_or(0, |node| node.load(Ordering::Relaxed)))
@@ -235,7 +240,7 @@ impl Tlb for X86 {
     fn flush_on(self, cpus: CpuSet, what: Flush) {
         let pinned = self.pin();
         let this_cpu = pinned.cpu();
-        let others = cpus.without(this_cpu).0 & CpuSet::first(count()).0;
+        let others = cpus.without(this_cpu).0 & online().0;
         if others != 0 {
             this().flush.send(CpuSet(others), what);
         }
@@ -316,7 +321,7 @@ impl FlushRequest {
 pub(crate) fn serve_flushes() {
     let _off = irq::disable();
     let bit = 1 << this().number.load(Ordering::Relaxed);
-    for cpu in CpuSet::first(count()).iter() {
+    for cpu in online().iter() {
         if let Some(per_cpu) = of(cpu) {
             per_cpu.flush.serve(bit);
         }

@@ -273,15 +273,15 @@ fn fail(message: fmt::Arguments, at: &Registers) -> ! {
 }
 
 fn stop_others(this: CpuId) {
-    let cpus = cpu::count();
-    for number in (0..cpus as u16).map(CpuId).filter(|&cpu| cpu != this) {
+    let cpus = cpu::online();
+    for number in cpus.without(this).iter() {
         if let Some(apic_id) = cpu::apic_id(number) {
             apic::send(apic_id, Ipi::Nmi);
         }
     }
     // A CPU that does not answer is missing from the certificate.
     let mut patience = 20_000_000u32;
-    while REPORTED.load(Ordering::Acquire) < cpus && patience > 0 {
+    while REPORTED.load(Ordering::Acquire) < cpus.len() && patience > 0 {
         patience -= 1;
         core::hint::spin_loop();
     }

@@ -11,12 +11,6 @@ use freehold_arch::heap::KernelHeap;
 #[global_allocator]
 static HEAP: KernelHeap = KernelHeap;
 
-#[cfg(feature = "selftest")]
-mod selftest;
-
-#[cfg(feature = "selftest")]
-freehold_arch::kernel_entry!(selftest::main);
-#[cfg(not(feature = "selftest"))]
 freehold_arch::kernel_entry!(freehold_kernel::boot::main);
 
 #[panic_handler]

@@ -1,14 +1,22 @@
-//! A boot that tests freehold-arch itself and says `selftest: passed`. Built with `--features selftest`.
+//! An image that tests freehold-arch itself and says `selftest: passed`: `tools/build-kernel selftest`.
+//! May use `unsafe`: to name the entry point.
 //!
 //! Each test is named after the promise that it checks. Faults that must happen (a write to text, a user
 //! frame through the direct map) are checked in user mode and through user copies, where they can be survived.
 
+#![no_std]
+#![no_main]
+
+extern crate alloc;
+
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_arch::boot::{self, BootInfo};
+use freehold_arch::heap::KernelHeap;
 use freehold_arch::memory::{FrameProvider, KernelPages};
 use freehold_arch::sync::SpinLock;
 use freehold_arch::thread::{self, Thread};
@@ -18,8 +26,18 @@ use freehold_arch::usercopy::{self, Faults};
 use freehold_arch::{X86, cpu, heap, irq, memory, power, serial, time, traps};
 use freehold_machine::{
     CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes,
-    Tables, Tlb, VirtAddr,
+    Tables, Tlb, Topology, VirtAddr,
 };
+
+#[global_allocator]
+static HEAP: KernelHeap = KernelHeap;
+
+freehold_arch::kernel_entry!(main);
+
+#[panic_handler]
+fn panicked(info: &PanicInfo) -> ! {
+    freehold_arch::panic::die(format_args!("{info}"))
+}
 
 macro_rules! say {
     ($($argument:tt)*) => { serial::print(format_args!("selftest: {}\n", format_args!($($argument)*))) };
@@ -125,7 +143,7 @@ impl Handlers for Kernel {
     }
 }
 
-pub fn main(boot: &'static BootInfo) -> ! {
+fn main(boot: &'static BootInfo) -> ! {
     say!("memory ends at {:?}, image {:?}, slide {:#x}", boot.memory_end(), boot.image(), boot.slide());
     let reserved = memory::seal();
     let largest = boot.usable_ranges().max_by_key(|range| range.len()).expect("memory");
@@ -383,6 +401,7 @@ fn boot_cpus(boot: &BootInfo) -> u32 {
 fn all_cpus_answer(boot: &BootInfo) {
     let cpus = boot_cpus(boot);
     let ids: Vec<u32> = (0..cpus).collect();
+    cpu::set_topology(&Topology::new(1).expect("one node"), cpus as usize);
     let started = cpu::start_secondary(&ids, secondary);
     assert_eq!(started, cpus as usize);
     let cpus = started;

@@ -49,51 +49,65 @@ pub(crate) enum Fill {
     Offline,
 }
 
-/// A pageblock's word of state.
+/// A pageblock's word of state, lowest bits first: fill (3), class (5), free frames (10), hint (4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct BlockState {
-    pub(crate) fill: Fill,
-    /// The class, for split blocks.
-    pub(crate) class: Owner,
-    /// Free frames, for split blocks.
-    pub(crate) free: u64,
-    /// No run of a larger order than this was found since the last free; for split blocks.
-    pub(crate) hint: u32,
-}
+pub(crate) struct BlockState(u64);
+
+const CLASS: u32 = 3;
+const FREE: u32 = 8;
+const HINT: u32 = 18;
 
 impl BlockState {
     pub(crate) const fn plain(fill: Fill) -> Self {
-        Self { fill, class: Owner::Free, free: 0, hint: 0 }
-    }
-    pub(crate) const fn split(class: Owner, free: u64) -> Self {
-        Self { fill: Fill::Split, class, free, hint: PAGEBLOCK_ORDER }
-    }
-    /// The list a split block with free frames is on.
-    pub(crate) const fn bucket(self) -> usize {
-        (self.free as usize - 1) / 64
-    }
-    const fn to_bits(self) -> u64 {
-        let fill = match self.fill {
+        Self(match fill {
             Fill::Free(Side::User) => 0,
             Fill::Free(Side::Kernel) => 1,
             Fill::Split => 2,
             Fill::Whole => 3,
             Fill::Moving => 4,
             Fill::Offline => 5,
-        };
-        fill | (self.class as u64) << 3 | self.free << 8 | (self.hint as u64) << 18
+        })
     }
-    const fn from_bits(bits: u64) -> Self {
-        let fill = match bits & 7 {
+    pub(crate) const fn split(class: Owner, free: u64) -> Self {
+        Self::plain(Fill::Split).with_class(class).with_free(free).with_hint(PAGEBLOCK_ORDER)
+    }
+    pub(crate) const fn fill(self) -> Fill {
+        match self.0 & 7 {
             0 => Fill::Free(Side::User),
             1 => Fill::Free(Side::Kernel),
             2 => Fill::Split,
             3 => Fill::Whole,
             4 => Fill::Moving,
             _ => Fill::Offline,
-        };
-        let class = Owner::ALL[(bits >> 3) as usize & 7];
-        Self { fill, class, free: bits >> 8 & 1023, hint: (bits >> 18 & 15) as u32 }
+        }
+    }
+    pub(crate) const fn is_split(self) -> bool {
+        self.0 & 7 == 2
+    }
+    /// The class, for split blocks.
+    pub(crate) const fn class(self) -> Owner {
+        Owner::ALL[(self.0 >> CLASS) as usize & 7]
+    }
+    /// Free frames, for split blocks.
+    pub(crate) const fn free(self) -> u64 {
+        self.0 >> FREE & 1023
+    }
+    /// No run of a larger order than this was found since the last free; for split blocks.
+    pub(crate) const fn hint(self) -> u32 {
+        (self.0 >> HINT & 15) as u32
+    }
+    pub(crate) const fn with_class(self, class: Owner) -> Self {
+        Self(self.0 & !(31 << CLASS) | (class as u64) << CLASS)
+    }
+    pub(crate) const fn with_free(self, free: u64) -> Self {
+        Self(self.0 & !(1023 << FREE) | free << FREE)
+    }
+    pub(crate) const fn with_hint(self, hint: u32) -> Self {
+        Self(self.0 & !(15 << HINT) | (hint as u64) << HINT)
+    }
+    /// The list a split block with free frames is on.
+    pub(crate) const fn bucket(self) -> usize {
+        (self.free() as usize - 1) / 64
     }
 }
 
@@ -115,10 +129,16 @@ impl Blocks {
         &self.meta[block.0 as usize * META_WORDS + which]
     }
     pub(crate) fn state(self, block: BlockId) -> BlockState {
-        BlockState::from_bits(self.word(block, 0).get())
+        BlockState(self.word(block, 0).get())
     }
     pub(crate) fn set_state(self, block: BlockId, state: BlockState) {
-        self.word(block, 0).set(state.to_bits());
+        self.word(block, 0).set(state.0);
+    }
+    /// Free frames in the pageblock of `frame` if it is split: a hint without the lock.
+    #[inline]
+    pub(crate) fn free_hint(self, frame: Pfn) -> u64 {
+        let word = self.meta.get(BlockId::of(frame).0 as usize * META_WORDS);
+        word.map_or(0, |word| BlockState(word.get()).free())
     }
     /// The next and the previous block of its list.
     pub(crate) fn links(self, block: BlockId) -> (Option<BlockId>, Option<BlockId>) {

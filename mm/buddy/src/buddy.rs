@@ -3,18 +3,18 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{
-    Content, FrameSource, FrameTable, Freed, NodePolicy, NodeSet, Order, OutOfMemory, Owner, Pressure, Request, Side, State,
+    Content, FrameSource, FrameTable, Freed, NodePolicy, NodeSet, NotGiven, Order, OutOfMemory, Owner, Pressure, Request, Side, State, Tag,
 };
 use freehold_machine::topology::MAX_NODES;
-use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, PfnRange, Pinned, Topology};
+use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, PfnRange, Pinned, Topology};
 
 use crate::block::{BlockId, Blocks};
-use crate::lane::{FOREIGN, LISTS, Lane, Shapes};
+use crate::lane::{HEAD, LISTS, Lane, Shapes};
 use crate::misuse::Misuse;
-use crate::options::{Check, Options, Wipe};
+use crate::options::{Options, Wipe};
 use crate::rng::Rng;
-use crate::word::Plain;
-use crate::zone::{MOVE_BATCH, Reach, Zone};
+use crate::word::{Held, Plain};
+use crate::zone::{MOVE_BATCH, NotTaken, Reach, Zone};
 
 /// Blocks that go back to a zone under one hold of its lock.
 const DRAIN_CHUNK: usize = 64;
@@ -32,13 +32,14 @@ pub struct Buddy<M: Machine> {
     pub(crate) options: Options,
     /// All ones with shuffle on, else 0.
     pub(crate) spread: u64,
+    /// Whether the bytes of free frames are written or checked.
+    pub(crate) extras: bool,
     pub(crate) blocks: Blocks,
     pub(crate) zones: [Option<Zone>; MAX_NODES],
     /// For each node, the nodes with memory by distance from it; `NONE` after the last.
     pub(crate) nearest: [[u8; MAX_NODES]; MAX_NODES],
-    /// For each CPU, the node whose memory its lists hold.
-    pub(crate) home: [u8; MAX_CPUS],
-    pub(crate) lanes: &'static [AtomicU64],
+    pub(crate) heads: &'static [[AtomicU64; HEAD]],
+    pub(crate) stacks: &'static [AtomicU64],
     pub(crate) shapes: Shapes,
     pub(crate) cpus: usize,
     pub(crate) topology: Topology,
@@ -64,107 +65,120 @@ impl<M: Machine> Buddy<M> {
     /// [`OutOfMemory`]; never waits for memory.
     #[inline]
     pub fn allocate(&self, request: Request) -> Result<Pfn, OutOfMemory> {
-        let pinned = self.machine.pin();
-        let cpu = pinned.cpu();
-        let lane = self.lane(cpu);
-        let list = match request.policy {
-            NodePolicy::Local => self.shapes.serving(request.order, request.owner),
-            _ => None,
-        };
-        let block = loop {
-            let hit = list.and_then(|list| lane.pop(list));
-            let (block, node) = match hit {
-                Some(block) => (block, NodeId(self.home[usize::from(cpu.0)])),
-                None => self.allocate_slowly(&pinned, lane, cpu, request, list)?,
-            };
-            if self.hand_out(block, request, node) {
-                break block;
-            }
-        };
-        drop(pinned);
-        self.prepare(block, request);
+        let block = self.take(request)?;
+        if request.content == Content::Zeroed || self.options.init_on_alloc == Wipe::Always {
+            self.zero(block, request.order);
+        }
         Ok(block)
+    }
+    #[inline]
+    fn take(&self, request: Request) -> Result<Pfn, OutOfMemory> {
+        if !matches!(request.policy, NodePolicy::Local) {
+            return self.take_by_policy(request);
+        }
+        let pinned = self.machine.pin();
+        let lane = self.lane(pinned.cpu());
+        let tag = Tag::new(request.owner, request.order, lane.node());
+        if !self.extras
+            && let Some(list) = self.shapes.serving(tag)
+            && let Some(block) = lane.pop(list)
+        {
+            return match self.table.get(block).map(|record| record.hand_out(tag)) {
+                Some(Ok(())) => Ok(block),
+                _ => self.reject(pinned, block, tag, request.pressure),
+            };
+        }
+        self.take_slowly(pinned, request.owner, request.order, request.pressure)
     }
 
     /// Take back a block. Anything that is not a block of the allocator's in this size is reported as [`Misuse`] and left alone.
     #[inline]
     pub fn release(&self, block: Pfn, order: Order) {
-        let Some(record) = self.table.get(block) else { return self.report(Misuse::NotMemory(block)) };
-        let (owner, node) = match record.state() {
-            State::Owned { owner, order: actual, node } if actual == order && owner != Owner::Reserved => (owner, node),
-            _ => return self.refuse(block, order),
-        };
-        if owner.is_user() && !record.counts().load().is_none() {
-            return self.report(Misuse::StillHeld(block));
-        }
         let pinned = self.machine.pin();
         let cpu = pinned.cpu();
-        let freed = Freed { owner, order, cpu };
-        if self.options.check == Check::Fill || self.options.init_on_free == Wipe::Always {
-            self.scrub(block, freed);
-        }
-        record.set_state(State::Unowned(Some(freed)));
         let lane = self.lane(cpu);
-        lane.count_given();
-        if node.0 == self.home[usize::from(cpu.0)] {
-            if let Some(list) = self.shapes.serving(order, owner) {
-                if !lane.push(list, block) {
-                    self.make_room(&pinned, lane, cpu, list, block);
-                }
-            } else {
-                self.give_back(&pinned, node, &[block], order.log2(), owner.side());
-            }
-        } else if order.log2() > PAGEBLOCK_ORDER || !lane.push_foreign(block, order.log2()) {
-            self.send_foreign_home(&pinned, lane);
-            self.give_back(&pinned, node, &[block], order.log2(), owner.side());
+        if let Some(record) = self.table.get(block)
+            && let Ok(tag) = record.freeable(order)
+            && let Some(list) = self.shapes.serving(tag)
+            && tag.node() == lane.node()
+            && !self.extras
+            && !lane.is_sparse(self.blocks.free_hint(block))
+            && lane.push(list, block)
+        {
+            record.take_back(tag, cpu);
+            lane.count_given();
+            return;
         }
+        self.release_slowly(pinned, block, order);
     }
 
     /// Stamp a block with its new owner. `false` if somebody wrote into its record meanwhile.
-    #[inline]
-    fn hand_out(&self, block: Pfn, request: Request, node: NodeId) -> bool {
-        let record = self.table.get(block).expect("the lists hold frames of the table only");
-        let state = record.state();
-        if let State::Owned { owner, .. } = state {
-            self.report(Misuse::OwnedWhileFree { block, owner });
-            return false;
+    fn hand_out(&self, block: Pfn, tag: Tag) -> bool {
+        if self.extras {
+            self.verify(block, tag.order());
         }
-        if self.options.check == Check::Fill {
-            self.verify(block, request.order);
-        }
-        record.clear_home();
-        record.set_state(State::Owned { owner: request.owner, order: request.order, node });
-        true
-    }
-    #[inline]
-    fn prepare(&self, block: Pfn, request: Request) {
-        if request.content == Content::Zeroed || self.options.init_on_alloc == Wipe::Always {
-            for frame in PfnRange::new(block, block.offset(request.order.frames())).iter() {
-                self.machine.zero(frame);
+        let Some(record) = self.table.get(block) else { return false };
+        match record.hand_out(tag) {
+            Ok(()) => true,
+            Err(owner) => {
+                self.report(Misuse::OwnedWhileFree { block, owner });
+                false
             }
+        }
+    }
+    #[cold]
+    fn zero(&self, block: Pfn, order: Order) {
+        for frame in PfnRange::new(block, block.offset(order.frames())).iter() {
+            self.machine.zero(frame);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn allocate_slowly(
-        &self,
-        pinned: &Pinned<M>,
-        lane: Lane<'_>,
-        cpu: CpuId,
-        request: Request,
-        list: Option<usize>,
-    ) -> Result<(Pfn, NodeId), OutOfMemory> {
+    fn take_slowly(&self, pinned: Pinned<M>, owner: Owner, order: Order, pressure: Pressure) -> Result<Pfn, OutOfMemory> {
+        self.take_pinned(&pinned, Request { pressure, ..Request::new(owner).order(order) })
+    }
+    #[cold]
+    #[inline(never)]
+    fn take_by_policy(&self, request: Request) -> Result<Pfn, OutOfMemory> {
+        self.take_pinned(&self.machine.pin(), request)
+    }
+    /// A listed block has an owner: leave it to that owner and take another.
+    #[cold]
+    #[inline(never)]
+    fn reject(&self, pinned: Pinned<M>, block: Pfn, tag: Tag, pressure: Pressure) -> Result<Pfn, OutOfMemory> {
+        self.report(Misuse::OwnedWhileFree { block, owner: self.table.state(block).owner() });
+        self.take_pinned(&pinned, Request { pressure, ..Request::new(tag.owner()).order(tag.order()) })
+    }
+    fn take_pinned(&self, pinned: &Pinned<M>, request: Request) -> Result<Pfn, OutOfMemory> {
+        loop {
+            let (block, node) = self.find(pinned, request)?;
+            if self.hand_out(block, Tag::new(request.owner, request.order, node)) {
+                return Ok(block);
+            }
+        }
+    }
+    /// A block from the zones, by the request's policy; with a refill of the list that serves it, if there is one.
+    fn find(&self, pinned: &Pinned<M>, request: Request) -> Result<(Pfn, NodeId), OutOfMemory> {
+        let cpu = pinned.cpu();
+        let lane = self.lane(cpu);
+        let list = match request.policy {
+            NodePolicy::Local => self.shapes.serving(Tag::new(request.owner, request.order, lane.node())),
+            _ => None,
+        };
+        if let Some(block) = list.and_then(|list| lane.pop(list)) {
+            return Ok((block, lane.node()));
+        }
         if matches!(request.owner, Owner::Free | Owner::Reserved) {
             return Err(OutOfMemory);
         }
         if lane.drain_requested() {
-            self.drain_lane(pinned, lane, cpu);
+            self.drain_lane(pinned, lane);
         }
         // Before any lock: the generator may have one of its own.
         let mut rng = Rng::new(self.machine.random_u64());
         lane.set_key(rng.next());
-        let (home, order) = (self.home[usize::from(cpu.0)], request.order.log2());
+        let (home, order) = (lane.node().0, request.order.log2());
         let (first, allowed) = self.preference(request.policy, home, cpu);
         for last_try in [false, true] {
             for node in self.nearest[usize::from(first)].into_iter().take_while(|node| *node != NONE) {
@@ -173,7 +187,7 @@ impl<M: Machine> Buddy<M> {
                 }
                 let zone = self.zone(NodeId(node));
                 let refill = list.filter(|_| node == home);
-                let want = refill.map_or(1, |list| lane.grow(list));
+                let want = refill.map_or(1, |list| lane.grow(list, self.shapes.shape(list).batch));
                 let class = refill.map_or(request.owner, |list| self.shapes.shape(list).class);
                 let mut single = None;
                 let got = self.take_from(pinned, zone, class, order, want, request.pressure, &mut rng, &mut |block| {
@@ -186,6 +200,8 @@ impl<M: Machine> Buddy<M> {
                 }
                 if refill.is_none() {
                     lane.count_taken();
+                } else {
+                    lane.set_sparse(zone.sparse());
                 }
                 if zone.free() < zone.marks.low {
                     self.request_drain();
@@ -195,7 +211,7 @@ impl<M: Machine> Buddy<M> {
             }
             if !last_try {
                 // What lies in this CPU's other lists may make a whole block, or be what is asked for.
-                self.drain_lane(pinned, lane, cpu);
+                self.drain_lane(pinned, lane);
                 self.request_drain();
             }
         }
@@ -292,7 +308,7 @@ impl<M: Machine> Buddy<M> {
     /// Take from another class of the same side.
     fn take_stolen(
         &self,
-        held: &crate::word::Held<'_>,
+        held: &Held<'_>,
         zone: &Zone,
         class: Owner,
         order: u32,
@@ -320,20 +336,47 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
+    /// A block that is not the caller's; or has no place in the lists: too large, of another node, of a sparse pageblock, or the list
+    /// is full; or whose bytes are to be written over.
     #[cold]
     #[inline(never)]
-    fn make_room(&self, pinned: &Pinned<M>, lane: Lane<'_>, cpu: CpuId, list: usize, block: Pfn) {
-        lane.set_key(self.machine.random_u64());
-        lane.shrink(list);
-        let shape = self.shapes.shape(list);
-        self.drain_list(pinned, lane, cpu, list, shape.batch.max(1));
-        if !lane.push(list, block) {
-            self.give_back(pinned, NodeId(self.home[usize::from(cpu.0)]), &[block], shape.order, lane.side(list));
+    fn release_slowly(&self, pinned: Pinned<M>, block: Pfn, order: Order) {
+        let Some(record) = self.table.get(block) else { return self.report(Misuse::NotMemory(block)) };
+        let tag = match record.freeable(order) {
+            Ok(tag) => tag,
+            Err(NotGiven::Held) => return self.report(Misuse::StillHeld(block)),
+            Err(NotGiven::NotOwned) => return self.refuse(block, order),
+        };
+        let lane = self.lane(pinned.cpu());
+        let (node, side, log2) = (tag.node(), tag.owner().side(), order.log2());
+        if self.extras {
+            self.scrub(block, Freed { owner: tag.owner(), order, cpu: pinned.cpu() });
+        }
+        record.take_back(tag, pinned.cpu());
+        lane.count_given();
+        let Some(list) = self.shapes.serving(tag) else {
+            // No list ever holds such a block: its pageblock gets it at once.
+            return self.give_back(&pinned, node, &[block], log2, side);
+        };
+        if node == lane.node() && !lane.is_sparse(self.blocks.free_hint(block)) {
+            if lane.push(list, block) {
+                return;
+            }
+            lane.set_key(self.machine.random_u64());
+            lane.shrink(list);
+            self.drain_list(&pinned, lane, list, self.shapes.shape(list).batch);
+            if lane.push(list, block) {
+                return;
+            }
+        }
+        if !lane.push_homeward(block, log2, node) {
+            self.send_home(&pinned, lane);
+            self.give_back(&pinned, node, &[block], log2, side);
         }
     }
-    fn drain_list(&self, pinned: &Pinned<M>, lane: Lane<'_>, cpu: CpuId, list: usize, mut count: u64) {
+    fn drain_list(&self, pinned: &Pinned<M>, lane: Lane<'_>, list: usize, mut count: u64) {
         let shape = self.shapes.shape(list);
-        let node = NodeId(self.home[usize::from(cpu.0)]);
+        let node = lane.node();
         while count > 0 && lane.len(list) > 0 {
             let mut chunk = [Pfn(0); DRAIN_CHUNK];
             let mut len = 0;
@@ -345,32 +388,54 @@ impl<M: Machine> Buddy<M> {
             count -= len as u64;
         }
     }
-    fn drain_lane(&self, pinned: &Pinned<M>, lane: Lane<'_>, cpu: CpuId) {
+    fn drain_lane(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
         for list in 0..LISTS {
-            self.drain_list(pinned, lane, cpu, list, u64::MAX);
+            self.drain_list(pinned, lane, list, u64::MAX);
             lane.shrink(list);
         }
-        self.send_foreign_home(pinned, lane);
+        self.send_home(pinned, lane);
     }
-    fn send_foreign_home(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
-        let mut entries = [(Pfn(0), 0); FOREIGN];
-        let mut len = 0;
-        lane.take_foreign(|block, order| {
-            entries[len] = (block, order);
-            len += 1;
-        });
-        entries[..len].sort_unstable_by_key(|(block, order)| (self.topology.node_of(*block), *order, *block));
-        for group in entries[..len].chunk_by(|a, b| a.1 == b.1 && self.topology.node_of(a.0) == self.topology.node_of(b.0)) {
-            let Some(node) = self.topology.node_of(group[0].0) else { continue };
-            for &(block, order) in group {
-                let freed = self.table.state(block);
-                let side = match freed {
-                    State::Unowned(Some(freed)) => freed.owner.side(),
-                    _ => Side::User,
-                };
-                self.give_back(pinned, node, &[block], order, side);
+    fn send_home(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
+        let mut refused = None;
+        let mut open: Option<(&Zone, Held<'_>)> = None;
+        for (block, order, node) in lane.homeward() {
+            if open.as_ref().is_none_or(|(zone, _)| zone.node != node) {
+                // One lock at a time: let go of the last node's before this one's is taken.
+                drop(open.take());
+                let zone = self.zone(node);
+                open = Some((zone, zone.lock(pinned, self.machine)));
+            }
+            let (zone, held) = open.as_ref().expect("just opened");
+            // Only whole pageblocks are asked for their side, and this record is no longer in the cache.
+            let side = match order {
+                PAGEBLOCK_ORDER.. => self.side_before(block),
+                _ => Side::User,
+            };
+            if Self::put(zone, held, block, order, side).is_err() {
+                refused = Some(block);
             }
         }
+        if let Some((zone, _)) = open {
+            lane.set_sparse(zone.sparse());
+        }
+        lane.clear_homeward();
+        if let Some(block) = refused {
+            self.report(Misuse::FreedTwice(block));
+        }
+    }
+    /// The side of a block that was freed.
+    fn side_before(&self, block: Pfn) -> Side {
+        match self.table.state(block) {
+            State::Unowned(Some(freed)) => freed.owner.side(),
+            _ => Side::User,
+        }
+    }
+    fn put(zone: &Zone, held: &Held<'_>, block: Pfn, order: u32, side: Side) -> Result<(), NotTaken> {
+        if order < PAGEBLOCK_ORDER {
+            return zone.put(held, block, order);
+        }
+        let first = BlockId::of(block).0;
+        (first..first + (1 << (order - PAGEBLOCK_ORDER))).try_for_each(|id| zone.put_whole(held, BlockId(id), side))
     }
     /// Put blocks of one order back into their zone.
     fn give_back(&self, pinned: &Pinned<M>, node: NodeId, blocks: &[Pfn], order: u32, side: Side) {
@@ -378,13 +443,7 @@ impl<M: Machine> Buddy<M> {
         let mut refused = None;
         let held = zone.lock(pinned, self.machine);
         for &block in blocks {
-            let put = if order < PAGEBLOCK_ORDER {
-                zone.put(&held, block, order)
-            } else {
-                let first = BlockId::of(block).0;
-                (first..first + (1 << (order - PAGEBLOCK_ORDER))).try_for_each(|id| zone.put_whole(&held, BlockId(id), side))
-            };
-            if put.is_err() {
+            if Self::put(zone, &held, block, order, side).is_err() {
                 refused = Some(block);
             }
         }
@@ -401,11 +460,11 @@ impl<M: Machine> Buddy<M> {
         let cpu = pinned.cpu();
         let lane = self.lane(cpu);
         if lane.drain_requested() || moment == Moment::Idle {
-            self.drain_lane(&pinned, lane, cpu);
+            self.drain_lane(&pinned, lane);
         } else if lane.refills() == 0 {
             for list in 0..LISTS {
                 let surplus = lane.len(list).saturating_sub(self.shapes.shape(list).batch);
-                self.drain_list(&pinned, lane, cpu, list, surplus / 2);
+                self.drain_list(&pinned, lane, list, surplus / 2);
                 lane.shrink(list);
             }
         }
@@ -414,7 +473,7 @@ impl<M: Machine> Buddy<M> {
     pub fn drain_local(&self) {
         let pinned = self.machine.pin();
         let cpu = pinned.cpu();
-        self.drain_lane(&pinned, self.lane(cpu), cpu);
+        self.drain_lane(&pinned, self.lane(cpu));
     }
     /// Ask every CPU to give back what its lists hold, when it next polls or runs out.
     pub fn request_drain(&self) {
@@ -438,9 +497,9 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
+    #[inline]
     pub(crate) fn lane(&self, cpu: CpuId) -> Lane<'_> {
-        let first = usize::from(cpu.0) * self.shapes.words;
-        Lane::new(&self.lanes[first..first + self.shapes.words], &self.shapes, self.spread)
+        Lane::new(&self.heads[usize::from(cpu.0)], self.stacks, self.spread)
     }
     pub(crate) fn zone(&self, node: NodeId) -> &Zone {
         self.zones[usize::from(node.0)].as_ref().expect("a frame's node has a zone")

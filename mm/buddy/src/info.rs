@@ -78,7 +78,7 @@ impl<M: Machine> Buddy<M> {
     }
     /// Frames in per-CPU lists. A hint while others work.
     pub fn cached_frames(&self) -> u64 {
-        (0..self.cpus).map(|cpu| self.lane(CpuId(cpu as u16)).frames()).sum()
+        (0..self.cpus).map(|cpu| self.lane(CpuId(cpu as u16)).frames(&self.shapes)).sum()
     }
     /// Frames that the allocator hands out, free or not.
     pub fn managed_frames(&self) -> u64 {
@@ -102,7 +102,7 @@ impl<M: Machine> Buddy<M> {
             let lane = self.lane(cpu);
             let (taken, given) = lane.traffic();
             let high = (0..crate::lane::LISTS).map(|list| self.shapes.shape(list)).map(|s| s.room << s.order).sum();
-            LaneInfo { frames: lane.frames(), high, batch: self.shapes.shape(0).batch, taken, given }
+            LaneInfo { frames: lane.frames(&self.shapes), high, batch: self.shapes.shape(0).batch, taken, given }
         })
     }
     /// The state of each node's memory, pageblock by pageblock. Takes the zone's lock for a pageblock at a time.
@@ -136,13 +136,13 @@ impl<M: Machine> Buddy<M> {
         let pinned = self.machine.pin();
         let _held = zone.lock(&pinned, self.machine);
         let state = self.blocks.state(block);
-        match state.fill {
+        match state.fill() {
             Fill::Free(side) => {
                 info.pageblocks[Owner::Free as usize] += 1;
                 info.free_kernel_side += u64::from(side == Side::Kernel);
                 // Two free neighbours are one block of order 10, as buddyinfo counts.
                 let lower = BlockId(block.0 ^ 1);
-                if block.0 & 1 == 1 && info.free_blocks[9] > 0 && zone.is_free(lower) && self.blocks.state(lower).fill == state.fill {
+                if block.0 & 1 == 1 && info.free_blocks[9] > 0 && zone.is_free(lower) && self.blocks.state(lower).fill() == state.fill() {
                     info.free_blocks[9] -= 1;
                     info.free_blocks[10] += 1;
                 } else {
@@ -150,8 +150,8 @@ impl<M: Machine> Buddy<M> {
                 }
             }
             Fill::Split => {
-                info.pageblocks[state.class as usize] += 1;
-                let by_class = &mut info.free_by_class[state.class as usize];
+                info.pageblocks[state.class() as usize] += 1;
+                let by_class = &mut info.free_by_class[state.class() as usize];
                 for (order, count) in count_runs(self.blocks.bitmap(block)).into_iter().enumerate() {
                     info.free_blocks[order] += count;
                     by_class[order] += count;

@@ -10,10 +10,10 @@ use freehold_frame::{FrameTable, Order, Owner, State};
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Topology};
 
-use crate::block::{BITMAP_WORDS, BlockId, BlockState, Blocks, Fill, META_WORDS};
+use crate::block::{BITMAP_WORDS, BlockId, BlockState, Blocks, META_WORDS};
 use crate::buddy::{Buddy, NONE};
-use crate::lane::Shapes;
-use crate::options::Options;
+use crate::lane::{HEAD, Shapes};
+use crate::options::{Check, Options, Wipe};
 use crate::word::Plain;
 use crate::zone::{LIST_WORDS, Pairs, Runs, Zone};
 
@@ -38,18 +38,17 @@ pub enum InitError {
 /// What the metadata is made of, in words.
 struct Layout {
     blocks: usize,
-    lanes: usize,
     total: usize,
 }
 
 impl Layout {
     fn of(topology: &Topology, cpus: usize, shapes: &Shapes) -> Self {
         let blocks = topology.end().0.div_ceil(PAGEBLOCK_FRAMES) as usize;
-        let lanes = cpus * shapes.words;
+        let lanes = cpus * (HEAD + shapes.words);
         let zones = topology.node_count() * (LIST_WORDS + 2 * RUNS);
         // Sets: a position on each side for each block a zone touches; at most two zones touch one block at each range's edge.
         let sets = 2 * (blocks + 2 * topology.ranges().len());
-        Self { blocks, lanes, total: LINE + lanes + blocks * (BITMAP_WORDS + META_WORDS) + zones + sets }
+        Self { blocks, total: LINE + lanes + blocks * (BITMAP_WORDS + META_WORDS) + zones + sets }
     }
 }
 
@@ -101,7 +100,8 @@ impl<M: Machine> Buddy<M> {
         }
         let skew = (metadata.as_ptr().addr() / size_of::<u64>()).wrapping_neg() % LINE;
         let mut supply = Supply(&metadata[skew..]);
-        let lanes = supply.take(layout.lanes)?;
+        let (heads, _) = supply.take(cpus * HEAD)?.as_chunks();
+        let stacks = supply.take(cpus * shapes.words)?;
         let bitmaps = supply.take(layout.blocks * BITMAP_WORDS)?;
         let meta = supply.take(layout.blocks * META_WORDS)?;
         let mut buddy = Self {
@@ -109,19 +109,21 @@ impl<M: Machine> Buddy<M> {
             table,
             options,
             spread: if options.shuffles(topology) { u64::MAX } else { 0 },
+            extras: options.check == Check::Fill || options.init_on_free == Wipe::Always,
             blocks: Blocks::new(bitmaps, meta),
             zones: [const { None }; MAX_NODES],
             nearest: nearest(topology),
-            home: [0; MAX_CPUS],
-            lanes,
+            heads,
+            stacks,
             shapes,
             cpus,
             topology: topology.clone(),
             misuses: AtomicU64::new(0),
         };
-        for (cpu, home) in buddy.home.iter_mut().enumerate().take(cpus) {
+        for (cpu, head) in heads.iter().enumerate() {
             let node = machine.node_of_cpu(CpuId(cpu as u16));
-            *home = buddy.nearest[usize::from(node.0) % MAX_NODES][0];
+            let home = NodeId(buddy.nearest[usize::from(node.0) % MAX_NODES][0]);
+            buddy.shapes.lay_out(head, cpu, home);
         }
         if buddy.spread != 0 {
             buddy.spread = if options.shuffle_order < 9 { u64::MAX } else { 1 };
@@ -215,7 +217,7 @@ impl<M: Machine> Buddy<M> {
                     return;
                 }
                 // A block cut by reserved frames is the kernel's; one cut by the edge of memory need not be mapped.
-                let class = if self.blocks.state(block).fill == Fill::Split { Owner::Kernel } else { Owner::Anon };
+                let class = if self.blocks.state(block).is_split() { Owner::Kernel } else { Owner::Anon };
                 zone.adopt(&held, block, class, bits);
             };
             let mut seen = 0;

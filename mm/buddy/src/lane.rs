@@ -4,13 +4,16 @@
 //! takes the block at a random place of the list instead of the top, so that neither the order in which blocks were put in nor the last
 //! free says what comes out; without, the same code runs with a range of one.
 //!
+//! A frame goes back into the list it came from only if its pageblock is well used. One of a sparse pageblock, and one of another
+//! node, goes home instead, a few at a time: so memory does not stay in pieces because its pieces are at hand.
+//!
 //! **Who may call.** The CPU itself, pinned; interrupt handlers never do. Other CPUs may read the lengths, as hints, and raise
 //! the drain flag, which the owner serves when it next passes [`Buddy::poll`](crate::Buddy::poll) or runs out.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_frame::{Order, Owner, Side};
-use freehold_machine::Pfn;
+use freehold_frame::{Order, Owner, Tag};
+use freehold_machine::{NodeId, Pfn};
 
 use crate::word::Plain;
 
@@ -18,68 +21,59 @@ use crate::word::Plain;
 pub(crate) const LISTS: usize = 12;
 /// Lists for single frames, which come first.
 const SINGLES: usize = 4;
-/// Blocks of other nodes that wait to go home.
-pub(crate) const FOREIGN: usize = 64;
+/// Blocks that wait to go home.
+pub(crate) const HOMEWARD: usize = 64;
 /// Most single frames that one refill gets: a whole pageblock.
 const MOST: u64 = 512;
 
-const KEY: usize = 0;
+/// Words in a lane's head: its scalars, then four words for each list.
+pub(crate) const HEAD: usize = TABLE + 4 * LIST_CHUNKS;
+const RANDOM: usize = 0;
 const TAKEN: usize = 1;
 const GIVEN: usize = 2;
 const DRAIN: usize = 3;
-const FOREIGN_LEN: usize = 4;
-const REFILLS: usize = 5;
-const LENS: usize = 8;
-const BATCHES: usize = LENS + LISTS;
-const FOREIGN_AT: usize = 32;
-const STACKS: usize = FOREIGN_AT + FOREIGN;
+const SPARSE: usize = 4;
+const NODE: usize = 5;
+const REFILLS: usize = 6;
+const HOMEWARD_AT: usize = 7;
+const HOMEWARD_LEN: usize = 8;
+const TABLE: usize = 16;
+/// `LISTS`, rounded up so that a masked index needs no check.
+const LIST_CHUNKS: usize = 16;
+/// A list's words: where its next block goes, its first place, one past its last, and how much a refill gets.
+const NEXT: usize = 0;
+const FIRST: usize = 1;
+const END: usize = 2;
+const BATCH: usize = 3;
 
 /// What a list holds and where it is in a lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) class: Owner,
     pub(crate) order: u32,
-    offset: usize,
     /// Most blocks in one refill.
     pub(crate) batch: u64,
     /// Room; twice the batch. 0: not used on this machine.
     pub(crate) room: u64,
 }
 
-/// Which list serves an order and an owner; 255: none.
-const SERVES: [[u8; Owner::COUNT]; 10] = {
-    let mut table = [[u8::MAX; Owner::COUNT]; 10];
-    table[0][Owner::Kernel as usize] = 0;
-    table[0][Owner::PageTable as usize] = 1;
-    table[0][Owner::Anon as usize] = 2;
-    table[0][Owner::PageCache as usize] = 3;
-    let orders = [1, 2, 3, 9];
-    let mut index = 0;
-    while index < orders.len() {
-        let (kernel, user) = ((SINGLES + 2 * index) as u8, (SINGLES + 2 * index + 1) as u8);
-        table[orders[index]][Owner::Kernel as usize] = kernel;
-        table[orders[index]][Owner::PageTable as usize] = kernel;
-        table[orders[index]][Owner::Anon as usize] = user;
-        table[orders[index]][Owner::PageCache as usize] = user;
-        index += 1;
-    }
-    table
-};
-
 /// The shapes of all lanes of a machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shapes {
     shapes: [Shape; LISTS],
-    /// Words in a lane.
+    /// Words in the stacks of a lane.
     pub(crate) words: usize,
+    /// Which list serves a [`Tag`]'s owner and order; `NO_LIST`: none.
+    serves: [u8; Tag::KEYS],
 }
+
+const NO_LIST: u8 = u8::MAX;
 
 impl Shapes {
     /// Lists for a machine with `frames` of memory and `cpus`: at most 1/128 of a CPU's share in a batch of single frames.
     pub(crate) fn of(frames: u64, cpus: usize) -> Self {
         let share = frames / cpus.max(1) as u64;
         let singles = (share / 128).clamp(8, MOST);
-        let mut offset = STACKS;
         let shapes = core::array::from_fn(|index| {
             let (class, order) = match index {
                 0 => (Owner::Kernel, 0),
@@ -96,17 +90,43 @@ impl Shapes {
                 9 => (share / MOST / 64).min(8),
                 _ => singles >> (order + 1),
             };
-            let shape = Shape { class, order, offset, batch, room: 2 * batch };
-            offset += shape.room as usize;
-            shape
+            Shape { class, order, batch, room: 2 * batch }
         });
-        Self { shapes, words: offset.next_multiple_of(8) }
+        let mut serves = [NO_LIST; Tag::KEYS];
+        let mut serve = |list: usize, owner, order| {
+            let order = Order::new(order).expect("lists hold small orders");
+            serves[Tag::new(owner, order, NodeId(0)).key()] = list as u8;
+        };
+        for (list, shape) in shapes.iter().enumerate().filter(|(_, shape)| shape.room > 0) {
+            serve(list, shape.class, shape.order);
+            if list >= SINGLES {
+                // Above order 0 each side has one list for its owners.
+                let other = if shape.class == Owner::Kernel { Owner::PageTable } else { Owner::PageCache };
+                serve(list, other, shape.order);
+            }
+        }
+        let words = HOMEWARD + shapes.iter().map(|shape| shape.room as usize).sum::<usize>();
+        Self { shapes, words: words.next_multiple_of(8), serves }
     }
-    /// The list for blocks of `order` of `owner`.
+    /// The list for blocks of an owner and order.
     #[inline]
-    pub(crate) fn serving(&self, order: Order, owner: Owner) -> Option<usize> {
-        let list = usize::from(SERVES.get(order.log2() as usize)?[owner as usize]);
-        (list < LISTS && self.shapes[list].room > 0).then_some(list)
+    pub(crate) fn serving(&self, tag: Tag) -> Option<usize> {
+        let list = self.serves[tag.key()];
+        (list != NO_LIST).then_some(usize::from(list))
+    }
+    /// Write into the head of CPU number `cpu` where its stacks are, and the node whose blocks they hold.
+    pub(crate) fn lay_out(&self, head: &[AtomicU64; HEAD], cpu: usize, node: NodeId) {
+        let mut at = (cpu * self.words) as u64;
+        head[NODE].set(u64::from(node.0));
+        head[HOMEWARD_AT].set(at);
+        at += HOMEWARD as u64;
+        for (list, shape) in self.shapes.iter().enumerate() {
+            let words = &head[TABLE + 4 * list..];
+            words[NEXT].set(at);
+            words[FIRST].set(at);
+            at += shape.room;
+            words[END].set(at);
+        }
     }
     #[inline]
     pub(crate) fn shape(&self, list: usize) -> &Shape {
@@ -117,50 +137,81 @@ impl Shapes {
 /// One CPU's lists. See the module's head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane<'a> {
-    words: &'a [AtomicU64],
-    shapes: &'a Shapes,
-    /// All ones: take at random. 0: take the top.
+    head: &'a [AtomicU64; HEAD],
+    /// The stacks of all lanes.
+    stacks: &'a [AtomicU64],
+    /// All ones: take at random. Less: take the top.
     spread: u64,
 }
 
 impl<'a> Lane<'a> {
-    pub(crate) const fn new(words: &'a [AtomicU64], shapes: &'a Shapes, spread: u64) -> Self {
-        Self { words, shapes, spread }
+    #[inline]
+    pub(crate) fn new(head: &'a [AtomicU64; HEAD], stacks: &'a [AtomicU64], spread: u64) -> Self {
+        Self { head, stacks, spread }
     }
+    /// The four words of a list.
+    #[inline]
+    fn list(&self, list: usize) -> &'a [AtomicU64; 4] {
+        &self.head.as_chunks().0[list % LIST_CHUNKS + TABLE / 4]
+    }
+    #[inline]
+    fn word(&self, list: usize, which: usize) -> &'a AtomicU64 {
+        &self.list(list)[which]
+    }
+    #[inline]
     pub(crate) fn len(&self, list: usize) -> u64 {
-        self.words[LENS + list].get()
+        self.word(list, NEXT).get() - self.word(list, FIRST).get()
     }
-    fn slot(&self, list: usize, index: u64) -> &AtomicU64 {
-        &self.words[self.shapes.shape(list).offset + index as usize]
+    fn slot(&self, list: usize, index: u64) -> &'a AtomicU64 {
+        &self.stacks[(self.word(list, FIRST).get() + index) as usize]
+    }
+    /// The node whose blocks the lists hold.
+    #[inline]
+    pub(crate) fn node(&self) -> NodeId {
+        NodeId(self.head[NODE].get() as u8)
     }
     /// Take a block.
     #[inline]
     pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
-        let len = self.words[LENS + list].get();
-        let last = len.checked_sub(1)?;
-        let taken = self.words[TAKEN].get();
-        self.words[TAKEN].set(taken + 1);
-        // A counter, keyed anew at every refill; the multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
-        let mut mix = (taken ^ self.words[KEY].get()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        mix = (mix ^ (mix >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
-        let back = (u128::from(mix & self.spread) * u128::from(len)) >> 64;
-        let slot = self.slot(list, last - back as u64);
+        let words = self.list(list);
+        let next = words[NEXT].get();
+        let len = next - words[FIRST].get();
+        if len == 0 {
+            return None;
+        }
+        // A linear congruential step (Knuth's MMIX) from a state keyed anew at every trip through the slow path; only the high bits
+        // are used, and the multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
+        let random = self.head[RANDOM].get().wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        self.head[RANDOM].set(random);
+        let back = (u128::from(random & self.spread) * u128::from(len)) >> 64;
+        let last = &self.stacks[next as usize - 1];
+        let slot = &self.stacks[next as usize - 1 - back as usize];
         let block = slot.get();
-        slot.set(self.slot(list, last).get());
-        self.words[LENS + list].set(last);
+        slot.set(last.get());
+        words[NEXT].set(next - 1);
+        self.head[TAKEN].add(1);
         Some(Pfn(block))
     }
     /// Put a block in. `false` if there is no room.
     #[inline]
     #[must_use]
     pub(crate) fn push(&self, list: usize, block: Pfn) -> bool {
-        let len = self.words[LENS + list].get();
-        if len >= self.shapes.shape(list).room {
+        let words = self.list(list);
+        let next = words[NEXT].get();
+        if next >= words[END].get() {
             return false;
         }
-        self.slot(list, len).set(block.0);
-        self.words[LENS + list].set(len + 1);
+        self.stacks[next as usize].set(block.0);
+        words[NEXT].set(next + 1);
         true
+    }
+    /// Whether a pageblock with so many free frames is sparse: what is given back of it goes home.
+    #[inline]
+    pub(crate) fn is_sparse(&self, free: u64) -> bool {
+        free > self.head[SPARSE].get()
+    }
+    pub(crate) fn set_sparse(&self, free: u64) {
+        self.head[SPARSE].set(free);
     }
     /// Take the block that has been in longest, or any with shuffle on: for what leaves the list without being used.
     pub(crate) fn evict(&self, list: usize, count: u64, mut out: impl FnMut(Pfn)) {
@@ -174,82 +225,76 @@ impl<'a> Lane<'a> {
         let rest = self.len(list) - count;
         (0..count).for_each(|index| out(Pfn(self.slot(list, index).get())));
         (0..rest).for_each(|index| self.slot(list, index).set(self.slot(list, index + count).get()));
-        self.words[LENS + list].set(rest);
+        self.word(list, NEXT).set(self.word(list, FIRST).get() + rest);
     }
     pub(crate) fn count_given(&self) {
-        self.words[GIVEN].add(1);
+        self.head[GIVEN].add(1);
     }
     pub(crate) fn count_taken(&self) {
-        self.words[TAKEN].add(1);
+        self.head[TAKEN].add(1);
     }
     /// Blocks taken and given back through this lane, ever.
     pub(crate) fn traffic(&self) -> (u64, u64) {
-        (self.words[TAKEN].get(), self.words[GIVEN].get())
+        (self.head[TAKEN].get(), self.head[GIVEN].get())
     }
     pub(crate) fn set_key(&self, key: u64) {
-        self.words[KEY].set(key);
+        self.head[RANDOM].set(key);
     }
     /// How many blocks to get now: doubles with each refill that no drain came before.
-    pub(crate) fn grow(&self, list: usize) -> u64 {
-        self.words[REFILLS].add(1);
-        let most = self.shapes.shape(list).batch;
-        let word = &self.words[BATCHES + list];
+    pub(crate) fn grow(&self, list: usize, most: u64) -> u64 {
+        self.head[REFILLS].add(1);
+        let word = self.word(list, BATCH);
         let now = word.get().clamp(most.min(8), most);
         word.set((now * 2).min(most));
         now
     }
     /// Ask for less next time.
     pub(crate) fn shrink(&self, list: usize) {
-        let word = &self.words[BATCHES + list];
+        let word = self.word(list, BATCH);
         word.set(word.get() / 2);
     }
     /// Refills since the last call.
     pub(crate) fn refills(&self) -> u64 {
-        let count = self.words[REFILLS].get();
-        self.words[REFILLS].set(0);
+        let count = self.head[REFILLS].get();
+        self.head[REFILLS].set(0);
         count
     }
-    /// Put away a block of another node. `false` if there is no room.
+    /// Put away a block that is to go home. `false` if there is no room.
+    #[inline]
     #[must_use]
-    pub(crate) fn push_foreign(&self, block: Pfn, order: u32) -> bool {
-        let len = self.words[FOREIGN_LEN].get();
-        if len >= FOREIGN as u64 {
+    pub(crate) fn push_homeward(&self, block: Pfn, order: u32, node: NodeId) -> bool {
+        let len = self.head[HOMEWARD_LEN].get();
+        if len >= HOMEWARD as u64 {
             return false;
         }
-        self.words[FOREIGN_AT + len as usize].set(block.0 << 5 | u64::from(order));
-        self.words[FOREIGN_LEN].set(len + 1);
+        self.stacks[(self.head[HOMEWARD_AT].get() + len) as usize].set(block.0 << 9 | u64::from(node.0) << 5 | u64::from(order));
+        self.head[HOMEWARD_LEN].set(len + 1);
         true
     }
-    /// Take all blocks of other nodes.
-    pub(crate) fn take_foreign(&self, mut out: impl FnMut(Pfn, u32)) {
-        for index in 0..self.words[FOREIGN_LEN].get() as usize {
-            let entry = self.words[FOREIGN_AT + index].get();
-            out(Pfn(entry >> 5), (entry & 31) as u32);
-        }
-        self.words[FOREIGN_LEN].set(0);
+    /// Blocks that wait to go home, with their orders and nodes.
+    pub(crate) fn homeward(&self) -> impl Iterator<Item = (Pfn, u32, NodeId)> + use<'a> {
+        let entries = &self.stacks[self.head[HOMEWARD_AT].get() as usize..][..self.head[HOMEWARD_LEN].get() as usize];
+        entries.iter().map(Plain::get).map(|bits| (Pfn(bits >> 9), (bits & 31) as u32, NodeId((bits >> 5 & 15) as u8)))
     }
-    pub(crate) fn foreign(&self) -> impl Iterator<Item = (Pfn, u32)> + use<'a> {
-        let entries = &self.words[FOREIGN_AT..][..self.words[FOREIGN_LEN].get() as usize];
-        entries.iter().map(|entry| (Pfn(entry.get() >> 5), (entry.get() & 31) as u32))
+    /// They all went home.
+    pub(crate) fn clear_homeward(&self) {
+        self.head[HOMEWARD_LEN].set(0);
     }
     /// The blocks of a list.
-    pub(crate) fn iter(&self, list: usize) -> impl Iterator<Item = Pfn> {
+    pub(crate) fn iter(&self, list: usize) -> impl Iterator<Item = Pfn> + use<'_> {
         (0..self.len(list)).map(move |index| Pfn(self.slot(list, index).get()))
     }
     /// Frames in this lane.
-    pub(crate) fn frames(&self) -> u64 {
-        let lists: u64 = (0..LISTS).map(|list| self.len(list) << self.shapes.shape(list).order).sum();
-        lists + self.foreign().map(|(_, order)| 1 << order).sum::<u64>()
+    pub(crate) fn frames(&self, shapes: &Shapes) -> u64 {
+        let lists: u64 = (0..LISTS).map(|list| self.len(list) << shapes.shape(list).order).sum();
+        lists + self.homeward().map(|(_, order, _)| 1 << order).sum::<u64>()
     }
     /// Ask the CPU to give its blocks back. Any CPU calls this.
     pub(crate) fn request_drain(&self) {
-        self.words[DRAIN].store(1, Ordering::Relaxed);
+        self.head[DRAIN].store(1, Ordering::Relaxed);
     }
     /// Whether it was asked, since the last call.
     pub(crate) fn drain_requested(&self) -> bool {
-        self.words[DRAIN].get() != 0 && self.words[DRAIN].swap(0, Ordering::Relaxed) != 0
-    }
-    pub(crate) const fn side(&self, list: usize) -> Side {
-        self.shapes.shapes[list].class.side()
+        self.head[DRAIN].get() != 0 && self.head[DRAIN].swap(0, Ordering::Relaxed) != 0
     }
 }

@@ -45,8 +45,8 @@ impl<M: Machine> Buddy<M> {
                 let order = self.shapes.shape(list).order;
                 lane.iter(list).filter(|block| !self.is_listed_rightly(*block, order)).for_each(|b| tell(Fault::Listed(b)));
             }
-            lane.foreign().filter(|(block, order)| !self.is_listed_rightly(*block, *order)).for_each(|(b, _)| tell(Fault::Listed(b)));
-            free += lane.frames();
+            lane.homeward().filter(|(block, order, _)| !self.is_listed_rightly(*block, *order)).for_each(|(b, ..)| tell(Fault::Listed(b)));
+            free += lane.frames(&self.shapes);
         }
         if audit.frames(Owner::Free) != free {
             tell(Fault::Leak(audit.frames(Owner::Free), free));
@@ -61,12 +61,12 @@ impl<M: Machine> Buddy<M> {
         let mut free = zone.moving(&held) * PAGEBLOCK_FRAMES;
         for block in self.zone_blocks(zone.node) {
             let state = self.blocks.state(block);
-            match state.fill {
+            match state.fill() {
                 Fill::Free(_) if zone.is_free(block) => free += PAGEBLOCK_FRAMES,
                 Fill::Free(_) => tell(Fault::Pageblock(block.start())),
                 Fill::Split => {
                     let ones: u64 = self.blocks.bitmap(block).iter().map(|word| u64::from(word.get().count_ones())).sum();
-                    if ones != state.free || ones == PAGEBLOCK_FRAMES || !zone.is_listed(&held, block) {
+                    if ones != state.free() || ones == PAGEBLOCK_FRAMES || !zone.is_listed(&held, block) {
                         tell(Fault::Pageblock(block.start()));
                     }
                     free += ones;
@@ -85,7 +85,7 @@ impl<M: Machine> Buddy<M> {
         let id = BlockId::of(block);
         let state = self.blocks.state(id);
         let index = (block.0 - id.start().0) as usize;
-        let taken = match state.fill {
+        let taken = match state.fill() {
             Fill::Split => self.blocks.bitmap(id)[index / 64].get() & (1 << (index % 64)) == 0,
             Fill::Whole => order >= 9,
             _ => false,

@@ -107,6 +107,8 @@ pub(crate) struct Zone {
     free: AtomicU64,
     /// Frames that the allocator hands out, free or not.
     managed: AtomicU64,
+    /// Split pageblocks.
+    split: AtomicU64,
     /// Blocks that someone is moving, who will put them back without fail.
     moving: AtomicU64,
     /// The block handed out last, for shuffling in pairs of blocks.
@@ -148,6 +150,7 @@ impl Zone {
             kernel: FreeSet::new(sets.1, 0),
             free: AtomicU64::new(free),
             managed: AtomicU64::new(free),
+            split: AtomicU64::new(0),
             moving: AtomicU64::new(0),
             last: AtomicU64::new(0),
             marks: Watermarks::of(frames),
@@ -166,6 +169,12 @@ impl Zone {
     }
     pub(crate) fn moving(&self, _held: &Held) -> u64 {
         self.moving.get()
+    }
+    /// The mean of free frames in split pageblocks, but at least an eighth of one: above it a pageblock is sparse. A hint without the lock.
+    pub(crate) fn sparse(&self) -> u64 {
+        let whole = (self.user.len() + self.kernel.len() + self.moving.get()) * PAGEBLOCK_FRAMES;
+        let free = self.free.get().saturating_sub(whole);
+        (free / self.split.get().max(1)).clamp(PAGEBLOCK_FRAMES / 8, PAGEBLOCK_FRAMES)
     }
     pub(crate) fn set(&self, side: Side) -> &FreeSet {
         match side {
@@ -210,14 +219,14 @@ impl Zone {
     /// Write a split block's new state and keep it on the list it belongs on.
     fn update(&self, block: BlockId, old: BlockState, new: BlockState) {
         self.blocks.set_state(block, new);
-        let was = (old.free > 0).then(|| (old.class, old.bucket()));
-        let is = (new.free > 0).then(|| (new.class, new.bucket()));
-        if was != is {
-            if let Some((class, bucket)) = was {
-                self.delist(block, class, bucket);
+        // The free count minus 1, rounded: -1 for a block that is on no list.
+        let (was, is) = ((old.free() as i64 - 1) >> 6, (new.free() as i64 - 1) >> 6);
+        if was != is || old.class() != new.class() {
+            if was >= 0 {
+                self.delist(block, old.class(), was as usize);
             }
-            if let Some((class, bucket)) = is {
-                self.enlist(block, class, bucket);
+            if is >= 0 {
+                self.enlist(block, new.class(), is as usize);
             }
         }
     }
@@ -239,7 +248,7 @@ impl Zone {
             let old = self.blocks.state(block);
             let bitmap = self.blocks.bitmap(block);
             let got = if order == 0 {
-                take_frames(bitmap, block, old.free, want - taken, rng.as_deref_mut(), out)
+                take_frames(bitmap, block, old.free(), want - taken, rng.as_deref_mut(), out)
             } else {
                 let mut got = 0;
                 while got < want - taken
@@ -250,8 +259,8 @@ impl Zone {
                 }
                 got
             };
-            let new = BlockState { free: old.free - (got << order), ..old };
-            self.update(block, old, if got == 0 { BlockState { hint: order - 1, ..new } } else { new });
+            let new = old.with_free(old.free() - (got << order));
+            self.update(block, old, if got == 0 { new.with_hint(order - 1) } else { new });
             self.free.sub(got << order);
             taken += got;
         }
@@ -265,7 +274,7 @@ impl Zone {
             let mut next = unlink(self.head(class, mask.trailing_zeros() as usize).get());
             let mut looked = 0;
             while let Some(block) = next {
-                if order == 0 || self.blocks.state(block).hint >= order {
+                if order == 0 || self.blocks.state(block).hint() >= order {
                     return Some(block);
                 }
                 looked += 1;
@@ -284,6 +293,7 @@ impl Zone {
         block::fill(self.blocks.bitmap(block));
         self.blocks.set_state(block, BlockState::split(class, PAGEBLOCK_FRAMES));
         self.enlist(block, class, BUCKETS - 1);
+        self.split.add(1);
         self.free.add(PAGEBLOCK_FRAMES);
         Some(block)
     }
@@ -307,7 +317,7 @@ impl Zone {
             return None;
         }
         let other = BlockId(unlink(self.last.get())?.0 ^ 1);
-        let free = other.0 < self.blocks.count() && self.is_free(other) && self.blocks.state(other).fill == Fill::Free(side);
+        let free = other.0 < self.blocks.count() && self.is_free(other) && self.blocks.state(other).fill() == Fill::Free(side);
         free.then(|| self.set(side).position_of(other, self.blocks, &self.runs))
     }
     /// Make a split block of another class on the same side `class`'s own, if half of it or more is free; else say whose
@@ -316,12 +326,12 @@ impl Zone {
         let others = Owner::ALL.into_iter().filter(|o| *o != class && *o != Owner::Free && o.side() == class.side());
         let (other, block) = others
             .filter_map(|o| Some((o, self.candidate(held, o, order, Reach::Far)?)))
-            .max_by_key(|(_, block)| self.blocks.state(*block).free)?;
+            .max_by_key(|(_, block)| self.blocks.state(*block).free())?;
         let old = self.blocks.state(block);
-        if old.free < PAGEBLOCK_FRAMES / 2 {
+        if old.free() < PAGEBLOCK_FRAMES / 2 {
             return Some(other);
         }
-        self.update(block, old, BlockState { class, ..old });
+        self.update(block, old, old.with_class(class));
         Some(class)
     }
 
@@ -330,24 +340,25 @@ impl Zone {
         let block = BlockId::of(frame);
         let old = self.blocks.state(block);
         let index = frame.0 - block.start().0;
-        if old.fill != Fill::Split || !block::put_run(self.blocks.bitmap(block), index, order) {
+        if !old.is_split() || !block::put_run(self.blocks.bitmap(block), index, order) {
             return Err(NotTaken);
         }
         self.free.add(1 << order);
-        let free = old.free + (1 << order);
+        let free = old.free() + (1 << order);
         if free < PAGEBLOCK_FRAMES {
-            self.update(block, old, BlockState { free, hint: PAGEBLOCK_ORDER, ..old });
+            self.update(block, old, old.with_free(free).with_hint(PAGEBLOCK_ORDER));
         } else {
-            if old.free > 0 {
-                self.delist(block, old.class, old.bucket());
+            if old.free() > 0 {
+                self.delist(block, old.class(), old.bucket());
             }
-            self.insert(block, old.class.side());
+            self.split.sub(1);
+            self.insert(block, old.class().side());
         }
         Ok(())
     }
     /// Put a whole block back.
     pub(crate) fn put_whole(&self, _held: &Held, block: BlockId, side: Side) -> Result<(), NotTaken> {
-        if self.blocks.state(block).fill != Fill::Whole {
+        if self.blocks.state(block).fill() != Fill::Whole {
             return Err(NotTaken);
         }
         self.free.add(PAGEBLOCK_FRAMES);
@@ -366,6 +377,7 @@ impl Zone {
         if count > 0 {
             self.enlist(block, class, BlockState::split(class, count).bucket());
         }
+        self.split.add(1);
         self.free.add(count);
         self.managed.add(count);
     }
@@ -378,10 +390,10 @@ impl Zone {
     /// Whether a split block is on the list that its state names, or on none with nothing free.
     pub(crate) fn is_listed(&self, _held: &Held, block: BlockId) -> bool {
         let state = self.blocks.state(block);
-        if state.free == 0 {
+        if state.free() == 0 {
             return true;
         }
-        let mut next = unlink(self.head(state.class, state.bucket()).get());
+        let mut next = unlink(self.head(state.class(), state.bucket()).get());
         while let Some(listed) = next {
             if listed == block {
                 return true;
@@ -442,7 +454,7 @@ impl Zone {
     }
     /// Whether a pageblock is in one of this zone's free sets. A hole's word of state says free too, so it is looked up.
     pub(crate) fn is_free(&self, block: BlockId) -> bool {
-        let Fill::Free(side) = self.blocks.state(block).fill else { return false };
+        let Fill::Free(side) = self.blocks.state(block).fill() else { return false };
         let set = self.set(side);
         if self.blocks.position(block).get() == 0 && !self.runs.contains(block) {
             return false;
@@ -454,16 +466,16 @@ impl Zone {
     pub(crate) fn begin_gather(&self, _held: &Held, first: BlockId, count: u64) {
         for id in first.0..first.0 + count {
             let block = BlockId(id);
-            let Fill::Free(side) = self.blocks.state(block).fill else { unreachable!("the run was found free under this lock") };
+            let Fill::Free(side) = self.blocks.state(block).fill() else { unreachable!("the run was found free under this lock") };
             let set = self.set(side);
             set.take_at(set.position_of(block, self.blocks, &self.runs), self.blocks, &self.runs);
-            self.blocks.set_state(block, BlockState { class: class_of(side), ..BlockState::plain(Fill::Moving) });
+            self.blocks.set_state(block, BlockState::plain(Fill::Moving).with_class(class_of(side)));
         }
         self.moving.add(count);
     }
     /// The side a block that is being gathered comes from. Its gatherer alone asks, with or without the lock.
     pub(crate) fn gathered_from(&self, block: BlockId) -> Side {
-        self.blocks.state(block).class.side()
+        self.blocks.state(block).class().side()
     }
     /// Hand out the gathered blocks.
     pub(crate) fn finish_gather(&self, _held: &Held, first: BlockId, count: u64) {

@@ -128,6 +128,11 @@ pub struct Counts<W = AtomicU64>(W);
 impl Counts {
     /// Held by nobody.
     pub const NONE: Self = Self(AtomicU64::new(0));
+
+    #[inline]
+    pub(crate) fn is_zero(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
 }
 
 impl<W: Word> Counts<W> {

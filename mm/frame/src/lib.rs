@@ -26,6 +26,6 @@ pub use counts::{CountError, Counts, Exclusive, Holders, Word};
 pub use handle::{Frame, Mapping, Pin, WrongOwner};
 pub use order::Order;
 pub use owner::{Anon, Bounce, Kernel, Kind, Owner, PageCache, PageTable, Replica, Side, User, UserKind};
-pub use record::{FrameRecord, Freed, State};
+pub use record::{FrameRecord, Freed, NotGiven, State, Tag};
 pub use source::{Content, FrameSource, NodePolicy, NodeSet, OutOfMemory, Pressure, Request};
 pub use table::{Audit, Contradiction, FrameTable};

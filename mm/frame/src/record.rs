@@ -36,14 +36,59 @@ pub struct Freed {
     pub cpu: CpuId,
 }
 
+/// Owner, order and node of an owned block in one word, as its record has them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tag(u32);
+
+impl Tag {
+    /// The bits of owner and order.
+    const KEY: u32 = 0x1ff;
+    /// How many different [`Tag::key`]s there are.
+    pub const KEYS: usize = Self::KEY as usize + 1;
+
+    /// The tag of a block of `order` that `owner` has on `node`.
+    #[inline]
+    pub const fn new(owner: Owner, order: Order, node: NodeId) -> Self {
+        Self(owner as u32 | order.log2() << 4 | (node.0 as u32 & 15) << 9)
+    }
+    /// Owner and order as one small number, below [`Tag::KEYS`].
+    #[inline]
+    pub const fn key(self) -> usize {
+        (self.0 & Self::KEY) as usize
+    }
+    /// The owner.
+    pub const fn owner(self) -> Owner {
+        Owner::from_bits(self.0)
+    }
+    /// The size.
+    pub const fn order(self) -> Order {
+        Order::from_bits(self.0 >> 4)
+    }
+    /// The node.
+    #[inline]
+    pub const fn node(self) -> NodeId {
+        NodeId((self.0 >> 9 & 15) as u8)
+    }
+}
+
+/// Why a block was not taken back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotGiven {
+    /// No block of this size starts here, or it is reserved.
+    NotOwned,
+    /// Somebody maps, references or pins it.
+    Held,
+}
+
 impl State {
+    #[inline]
     const fn to_bits(self) -> u32 {
         match self {
             Self::Unowned(None) => 0,
             Self::Unowned(Some(Freed { owner, order, cpu })) => {
                 (owner as u32) << 4 | order.log2() << 8 | (cpu.0 as u32 & 63) << 13
             }
-            Self::Owned { owner, order, node } => owner as u32 | order.log2() << 4 | (node.0 as u32 & 15) << 9,
+            Self::Owned { owner, order, node } => Tag::new(owner, order, node).0,
         }
     }
     const fn from_bits(bits: u32) -> Self {
@@ -53,8 +98,8 @@ impl State {
             let owner = Owner::from_bits(bits >> 4);
             Self::Unowned(Some(Freed { owner, order: Order::from_bits(bits >> 8), cpu: CpuId((bits >> 13 & 63) as u16) }))
         } else {
-            let owner = Owner::from_bits(bits);
-            Self::Owned { owner, order: Order::from_bits(bits >> 4), node: NodeId((bits >> 9 & 15) as u8) }
+            let tag = Tag(bits);
+            Self::Owned { owner: tag.owner(), order: tag.order(), node: tag.node() }
         }
     }
     /// The owner; [`Owner::Free`] where there is none.
@@ -106,6 +151,41 @@ impl FrameRecord {
     pub fn set_state(&self, state: State) {
         self.state.store(state.to_bits(), Ordering::Release);
     }
+    /// Give the unowned block that starts here a new owner. Its [`home`](Self::home) is what the last one left. For the page allocator.
+    ///
+    /// # Errors
+    /// Who owns it already.
+    #[inline]
+    pub fn hand_out(&self, tag: Tag) -> Result<(), Owner> {
+        let bits = self.state.load(Ordering::Acquire);
+        if bits & 15 != 0 {
+            return Err(Owner::from_bits(bits));
+        }
+        self.private.store(0, Ordering::Relaxed);
+        self.state.store(tag.0, Ordering::Release);
+        Ok(())
+    }
+    /// The tag of the block that starts here, if it is an owned block of 2^`order` frames that nobody maps, references or pins.
+    ///
+    /// # Errors
+    /// Why it may not be freed.
+    #[inline]
+    pub fn freeable(&self, order: Order) -> Result<Tag, NotGiven> {
+        let bits = self.state.load(Ordering::Acquire);
+        if (bits ^ order.log2() << 4) & 0x1f0 != 0 || bits & 15 <= Owner::Reserved as u32 {
+            return Err(NotGiven::NotOwned);
+        }
+        if !self.counts.is_zero() {
+            return Err(NotGiven::Held);
+        }
+        Ok(Tag(bits))
+    }
+    /// Take the block from the owner that [`FrameRecord::freeable`] named, on `cpu`. For the page allocator.
+    #[inline]
+    pub fn take_back(&self, tag: Tag, cpu: CpuId) {
+        // Owner and order move up by four bits: the layout of a freed block.
+        self.state.store((tag.0 & Tag::KEY) << 4 | (u32::from(cpu.0) & 63) << 13, Ordering::Release);
+    }
     /// Mappings, references, pins, exclusive mark.
     #[inline]
     pub const fn counts(&self) -> &Counts {
@@ -124,18 +204,30 @@ impl FrameRecord {
     pub const fn private(&self) -> &AtomicU32 {
         &self.private
     }
-    /// Forget what the last owner left. The allocator calls this when it hands out a frame that had an owner.
-    #[inline]
-    pub fn clear_home(&self) {
-        self.private.store(0, Ordering::Relaxed);
-        self.object.store(0, Ordering::Relaxed);
-        self.index.store(0, Ordering::Relaxed);
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_block_taken_back_says_who_had_it() {
+        let record = FrameRecord::EMPTY;
+        let order = Order::PAGEBLOCK;
+        assert_eq!(record.freeable(order), Err(NotGiven::NotOwned));
+        for owner in &Owner::ALL[2..] {
+            let tag = Tag::new(*owner, order, NodeId(11));
+            record.hand_out(tag).unwrap();
+            assert_eq!(record.hand_out(tag), Err(*owner));
+            assert_eq!(record.freeable(Order::FRAME), Err(NotGiven::NotOwned));
+            record.counts().map().unwrap();
+            assert_eq!(record.freeable(order), Err(NotGiven::Held));
+            assert!(record.counts().unmap());
+            assert_eq!(record.freeable(order), Ok(tag));
+            record.take_back(tag, CpuId(63));
+            assert_eq!(record.state(), State::Unowned(Some(Freed { owner: *owner, order, cpu: CpuId(63) })));
+        }
+    }
 
     #[test]
     fn every_state_survives_its_word() {

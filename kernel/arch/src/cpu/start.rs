@@ -7,9 +7,9 @@
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_machine::{CpuId, MAX_CPUS, Pfn};
+use freehold_machine::{CpuId, CpuSet, MAX_CPUS, Pfn};
 
-use super::{ALL, COUNT, PerCpu, adopt, enable_features, init_this};
+use super::{ALL, ONLINE, PerCpu, adopt, enable_features, init_this};
 use crate::apic::{self, Ipi};
 use crate::memory::tables;
 use crate::sync::Once;
@@ -37,7 +37,8 @@ static TICKET: AtomicU32 = AtomicU32::new(0);
 static ROOT: AtomicU64 = AtomicU64::new(0);
 static IDS: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(u32::MAX) }; MAX_CPUS];
 static WAITING: [AtomicPtr<PerCpu>; MAX_CPUS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS];
-static ONLINE: AtomicUsize = AtomicUsize::new(1);
+/// How many CPUs are set up, the first included.
+static READY: AtomicUsize = AtomicUsize::new(1);
 /// Whether the number of CPUs is final: from then on everybody flushes on all of them.
 static RELEASED: AtomicBool = AtomicBool::new(false);
 static ENTRY: Once<fn(CpuId) -> !> = Once::new();
@@ -85,12 +86,12 @@ pub fn start_secondary(apic_ids: &[u32], entry: fn(CpuId) -> !) -> usize {
     wait(INIT_WAIT_NS, || false);
     send(Ipi::Startup(TRAMPOLINE.0 as u8));
     // The second is for CPUs that missed the first; one that runs ignores it.
-    if !wait(INIT_WAIT_NS, || ONLINE.load(Ordering::Acquire) == wanted) {
+    if !wait(INIT_WAIT_NS, || READY.load(Ordering::Acquire) == wanted) {
         send(Ipi::Startup(TRAMPOLINE.0 as u8));
-        wait(ONLINE_WAIT_NS, || ONLINE.load(Ordering::Acquire) == wanted);
+        wait(ONLINE_WAIT_NS, || READY.load(Ordering::Acquire) == wanted);
     }
     let answered = (1..wanted).take_while(|&n| !ALL[n].load(Ordering::Acquire).is_null()).count();
-    COUNT.store(answered + 1, Ordering::Release);
+    ONLINE.store(CpuSet::first(answered + 1).0, Ordering::Release);
     RELEASED.store(true, Ordering::Release);
     answered + 1
 }
@@ -133,7 +134,7 @@ extern "C" fn main() -> ! {
     enable_features();
     init_this(number);
     time::init_secondary();
-    ONLINE.fetch_add(1, Ordering::AcqRel);
+    READY.fetch_add(1, Ordering::AcqRel);
     while !RELEASED.load(Ordering::Acquire) {
         core::hint::spin_loop();
     }

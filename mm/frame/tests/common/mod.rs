@@ -3,7 +3,7 @@
 
 use std::sync::Mutex;
 
-use freehold_frame::{FrameRecord, FrameSource, FrameTable, Freed, Order, OutOfMemory, Request, State};
+use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request, Tag};
 use freehold_machine::{CpuId, NodeId, Pfn, PfnRange};
 
 #[derive(Clone, Copy)]
@@ -35,14 +35,12 @@ impl FrameSource for Source {
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
         assert_eq!(request.order, Order::FRAME);
         let frame = self.free.lock().unwrap().pop().ok_or(OutOfMemory)?;
-        let record = self.table.get(frame).unwrap();
-        record.clear_home();
-        record.set_state(State::Owned { owner: request.owner, order: request.order, node: NodeId(0) });
+        self.table.get(frame).unwrap().hand_out(Tag::new(request.owner, request.order, NodeId(0))).unwrap();
         Ok(frame)
     }
     fn release(self, block: Pfn, order: Order) {
-        let State::Owned { owner, .. } = self.table.state(block) else { panic!("{block:?} freed twice") };
-        self.table.get(block).unwrap().set_state(State::Unowned(Some(Freed { owner, order, cpu: CpuId(0) })));
+        let record = self.table.get(block).unwrap();
+        record.take_back(record.freeable(order).unwrap(), CpuId(0));
         self.free.lock().unwrap().push(block);
     }
 }

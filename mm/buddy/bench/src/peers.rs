@@ -1,0 +1,133 @@
+//! The allocators under test behind one trait.
+
+use std::cell::RefCell;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+
+use bitmap_allocator::{BitAlloc, BitAlloc16M};
+use freehold_buddy::{Buddy, Options, Shuffle};
+use freehold_frame::{FrameRecord, FrameTable, Order, Owner, Request};
+use freehold_machine::{NodeId, Pfn, PfnRange, Topology};
+
+use crate::machine::Bare;
+
+/// A page allocator: blocks by frame number.
+pub trait Peer: Sync {
+    fn get(&self, order: u32) -> Option<u64>;
+    fn put(&self, block: u64, order: u32);
+    /// Give back what lies in per-CPU lists of this thread's CPU.
+    fn drain(&self) {}
+    /// Only for one frame at a time and one thread.
+    fn is_floor(&self) -> bool {
+        false
+    }
+}
+
+/// Ours.
+pub struct Freehold(pub &'static Buddy<Bare>);
+
+impl Freehold {
+    pub fn new(frames: u64, shuffle: Shuffle) -> Self {
+        let mut topology = Topology::new(1).expect("one node");
+        topology.add_range(PfnRange::new(Pfn(0), Pfn(frames)), NodeId(0)).expect("one range");
+        let options = Options { shuffle, ..Options::default() };
+        let records: Vec<_> = (0..frames).map(|_| FrameRecord::EMPTY).collect();
+        let words = Buddy::<Bare>::metadata_words(&topology, 2, &options);
+        let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let table = FrameTable::new(records.leak());
+        let buddy = Buddy::new(Bare, table, metadata.leak(), &topology, &[], options).expect("memory enough");
+        Self(Box::leak(Box::new(buddy)))
+    }
+}
+
+impl Peer for Freehold {
+    #[inline]
+    fn get(&self, order: u32) -> Option<u64> {
+        let request = Request::new(Owner::Anon).order(Order::new(order)?).from_reserve();
+        self.0.allocate(request).ok().map(|block| block.0)
+    }
+    #[inline]
+    fn put(&self, block: u64, order: u32) {
+        self.0.release(Pfn(block), Order::new(order).expect("an order that was handed out"));
+    }
+    fn drain(&self) {
+        self.0.drain_local();
+    }
+}
+
+/// The floor: a thread-local stack of frame numbers.
+pub struct Stack;
+
+thread_local! {
+    static STACK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Stack {
+    pub fn fill(frames: u64) {
+        STACK.with_borrow_mut(|stack| *stack = (0..frames).rev().collect());
+    }
+}
+
+impl Peer for Stack {
+    #[inline]
+    fn get(&self, _order: u32) -> Option<u64> {
+        STACK.with_borrow_mut(Vec::pop)
+    }
+    #[inline]
+    fn put(&self, block: u64, _order: u32) {
+        STACK.with_borrow_mut(|stack| stack.push(block));
+    }
+    fn is_floor(&self) -> bool {
+        true
+    }
+}
+
+/// buddy_system_allocator's frame allocator under a mutex.
+pub struct BuddySystem(Mutex<buddy_system_allocator::FrameAllocator<11>>);
+
+impl BuddySystem {
+    pub fn new(frames: u64) -> Self {
+        let mut inner = buddy_system_allocator::FrameAllocator::new();
+        inner.add_frame(0, frames as usize);
+        Self(Mutex::new(inner))
+    }
+}
+
+impl Peer for BuddySystem {
+    fn get(&self, order: u32) -> Option<u64> {
+        self.0.lock().ok()?.alloc(1 << order).map(|block| block as u64)
+    }
+    fn put(&self, block: u64, order: u32) {
+        if let Ok(mut inner) = self.0.lock() {
+            inner.dealloc(block as usize, 1 << order);
+        }
+    }
+}
+
+/// bitmap-allocator under a mutex.
+pub struct Bitmap(Mutex<Box<BitAlloc16M>>);
+
+impl Bitmap {
+    pub fn new(frames: u64) -> Self {
+        let mut inner = Box::new(BitAlloc16M::DEFAULT);
+        inner.insert(0..frames as usize);
+        Self(Mutex::new(inner))
+    }
+}
+
+impl Peer for Bitmap {
+    fn get(&self, order: u32) -> Option<u64> {
+        let mut inner = self.0.lock().ok()?;
+        let block = if order == 0 { inner.alloc() } else { inner.alloc_contiguous(None, 1 << order, order as usize) };
+        block.map(|block| block as u64)
+    }
+    fn put(&self, block: u64, order: u32) {
+        if let Ok(mut inner) = self.0.lock() {
+            if order == 0 {
+                inner.dealloc(block as usize);
+            } else {
+                inner.dealloc_contiguous(block as usize, 1 << order);
+            }
+        }
+    }
+}
