@@ -398,6 +398,7 @@ impl<M: Machine> Buddy<M> {
     fn send_home(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
         let mut refused = None;
         let mut open: Option<(&Zone, Held<'_>)> = None;
+        lane.homeward().for_each(|(block, ..)| self.blocks.warm(block));
         for (block, order, node) in lane.homeward() {
             if open.as_ref().is_none_or(|(zone, _)| zone.node != node) {
                 // One lock at a time: let go of the last node's before this one's is taken.
@@ -441,6 +442,7 @@ impl<M: Machine> Buddy<M> {
     fn give_back(&self, pinned: &Pinned<M>, node: NodeId, blocks: &[Pfn], order: u32, side: Side) {
         let zone = self.zone(node);
         let mut refused = None;
+        blocks.iter().for_each(|block| self.blocks.warm(*block));
         let held = zone.lock(pinned, self.machine);
         for &block in blocks {
             if Self::put(zone, &held, block, order, side).is_err() {

@@ -74,3 +74,86 @@ impl FreeSet {
         self.len.set(len + 1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::vec::Vec;
+
+    use super::*;
+
+    struct Upwards;
+    impl Initial for Upwards {
+        fn block_at(&self, position: u64) -> BlockId {
+            BlockId(position)
+        }
+        fn position_of(&self, block: BlockId) -> u64 {
+            block.0
+        }
+    }
+
+    fn words(count: usize) -> &'static [AtomicU64] {
+        (0..count).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak()
+    }
+
+    /// χ² of rank × position over 10⁵ boots, as a standard normal (Wilson and Hilferty 1931).
+    fn chi_squared(mut draw: impl FnMut(&FreeSet, &mut Rng, u64) -> u64) -> f64 {
+        const N: usize = 8;
+        const BOOTS: u64 = 100_000;
+        let (slots, meta) = (words(N), words(N * crate::block::META_WORDS));
+        let blocks = Blocks::new(&[], meta);
+        let mut cells = [[0u64; N]; N];
+        for boot in 0..BOOTS {
+            slots.iter().chain(meta).for_each(|word| word.set(0));
+            let set = FreeSet::new(slots, N as u64);
+            let mut rng = Rng::new(boot.wrapping_mul(0x2545_f491_4f6c_dd1d));
+            for (row, step) in cells.iter_mut().zip(0..) {
+                let position = draw(&set, &mut rng, step);
+                row[set.take_at(position, blocks, &Upwards).0 as usize] += 1;
+            }
+        }
+        let expected = BOOTS as f64 / N as f64;
+        let chi: f64 = cells.iter().flatten().map(|c| (*c as f64 - expected).powi(2) / expected).sum();
+        let (chi, freedom) = (chi * (N as f64 - 1.0) / N as f64, ((N - 1) * (N - 1)) as f64);
+        let spread = 2.0 / (9.0 * freedom);
+        ((chi / freedom).cbrt() - (1.0 - spread)) / spread.sqrt()
+    }
+
+    #[test]
+    fn draws_over_a_hundred_thousand_boots_are_uniform_and_a_biased_draw_is_seen() {
+        let z = chi_squared(|set, rng, _| set.draw(Some(rng)).unwrap());
+        assert!(z.abs() < 3.29, "z = {z}");
+        // One position in 64 drawn by modulo, as a careless generator would: far too little to see by eye.
+        let z = chi_squared(|set, rng, _| (rng.next() % 64) % set.len());
+        assert!(z > 3.29, "z = {z}: the test has no power");
+    }
+
+    #[test]
+    fn a_set_holds_what_was_put_in_and_nothing_else() {
+        let (slots, meta) = (words(100), words(100 * crate::block::META_WORDS));
+        let (set, blocks) = (FreeSet::new(slots, 60), Blocks::new(&[], meta));
+        let mut inside: Vec<u64> = (0..60).collect();
+        let mut outside: Vec<u64> = (60..100).collect();
+        let mut rng = Rng::new(3);
+        for _ in 0..20_000 {
+            if rng.below(2) == 0 && !inside.is_empty() {
+                let block = match rng.below(3) {
+                    0 => set.take_at(set.draw(None).unwrap(), blocks, &Upwards),
+                    1 => set.take_at(set.draw(Some(&mut rng)).unwrap(), blocks, &Upwards),
+                    // By name, as a block is taken that its neighbours need.
+                    _ => {
+                        let block = BlockId(inside[rng.below(inside.len() as u64) as usize]);
+                        set.take_at(set.position_of(block, blocks, &Upwards), blocks, &Upwards)
+                    }
+                };
+                let at = inside.iter().position(|b| *b == block.0).expect("only members come out");
+                outside.push(inside.swap_remove(at));
+            } else if !outside.is_empty() {
+                let block = outside.swap_remove(rng.below(outside.len() as u64) as usize);
+                set.insert(BlockId(block), blocks);
+                inside.push(block);
+            }
+            assert_eq!(set.len(), inside.len() as u64);
+        }
+    }
+}

@@ -252,6 +252,10 @@ fn main() {
         let figures: Vec<f64> = (0..50).map(|_| pair(&peer, 0)).collect();
         println!("{:.2}", median(figures));
     }
+    if only.as_deref() == Some("bulk") {
+        become_cpu(0);
+        println!("{:?}", bulk(&Freehold::new(frames as u64, Shuffle::On), 0, frames / 2, 60));
+    }
     if wanted("freehold") {
         row("freehold, shuffle on", &Freehold::new(frames as u64, Shuffle::On), frames);
         row("freehold, shuffle off", &Freehold::new(frames as u64, Shuffle::Off), frames);

@@ -83,7 +83,7 @@ impl Peer for Stack {
 }
 
 /// buddy_system_allocator's frame allocator under a mutex.
-pub struct BuddySystem(Mutex<buddy_system_allocator::FrameAllocator<11>>);
+pub struct BuddySystem(Mutex<buddy_system_allocator::FrameAllocator<32>>);
 
 impl BuddySystem {
     pub fn new(frames: u64) -> Self {

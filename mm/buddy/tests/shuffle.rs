@@ -1,0 +1,175 @@
+//! Is the order in which memory comes out indistinguishable from chance? Each statistic is held to α = 0.001 (two-sided |z| ≤ 3.29),
+//! with fixed seeds; the same statistics must catch the shuffle that swaps each block with any other.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::model;
+use freehold_buddy::{Options, Shuffle};
+use freehold_frame::{Order, Owner, Request};
+use freehold_machine::model::Config;
+use freehold_machine::{Entropy, Machine, Pfn};
+
+/// The critical value of a standard normal at α = 0.001, two-sided.
+const CRITICAL: f64 = 3.29;
+
+/// χ² of rank × position over many permutations of `n`, as a standard normal (Wilson and Hilferty 1931).
+fn chi_squared(n: usize, permutations: impl Iterator<Item = Vec<usize>>) -> f64 {
+    let mut cells = vec![0u64; n * n];
+    let mut boots = 0u64;
+    for permutation in permutations {
+        permutation.iter().enumerate().for_each(|(position, rank)| cells[position * n + rank] += 1);
+        boots += 1;
+    }
+    let expected = boots as f64 / n as f64;
+    let chi: f64 = cells.iter().map(|c| (*c as f64 - expected).powi(2) / expected).sum();
+    // Rows and columns have fixed sums; for permutations χ²·(n-1)/n has (n-1)² degrees of freedom.
+    let (chi, freedom) = (chi * (n as f64 - 1.0) / n as f64, ((n - 1) * (n - 1)) as f64);
+    let spread = 2.0 / (9.0 * freedom);
+    ((chi / freedom).cbrt() - (1.0 - spread)) / spread.sqrt()
+}
+
+/// Spearman's ρ, runs up and down, and successors of one permutation, each as a standard normal (successors as a count).
+fn order_statistics(list: &[usize]) -> (f64, f64, usize) {
+    let n = list.len() as f64;
+    let squares: f64 = list.iter().enumerate().map(|(i, rank)| (i as f64 - *rank as f64).powi(2)).sum();
+    let rho = 1.0 - 6.0 * squares / (n * (n * n - 1.0));
+    let turns = list.windows(3).filter(|w| (w[0] < w[1]) != (w[1] < w[2])).count() as f64 + 1.0;
+    let runs = (turns - (2.0 * n - 1.0) / 3.0) / ((16.0 * n - 29.0) / 90.0).sqrt();
+    let successors = list.windows(2).filter(|w| w[1] == w[0] + 1).count();
+    (rho * (n - 1.0).sqrt(), runs, successors)
+}
+
+fn boot(blocks: u64, seed: u64, shuffle: Shuffle) -> &'static freehold_buddy::Buddy<freehold_machine::model::Model> {
+    let options = Options { shuffle, ..Options::default() };
+    model(Config { frames: blocks * 512, seed, ..Config::default() }, &[], options)
+}
+
+/// The order in which a fresh machine hands out its pageblocks.
+fn pageblocks(blocks: u64, seed: u64, shuffle: Shuffle) -> Vec<usize> {
+    let source = boot(blocks, seed, shuffle);
+    let request = Request::new(Owner::Anon).order(Order::PAGEBLOCK).from_reserve();
+    (0..blocks).map(|_| (source.allocate(request).unwrap().0 / 512) as usize).collect()
+}
+
+#[test]
+fn pageblocks_come_out_in_every_order_with_equal_chances() {
+    const BLOCKS: u64 = 12;
+    let z = chi_squared(BLOCKS as usize, (0..600).map(|seed| pageblocks(BLOCKS, seed * 7919 + 1, Shuffle::On)));
+    assert!(z.abs() < CRITICAL, "z = {z}");
+}
+
+#[test]
+fn the_swap_with_any_other_block_fails_the_same_test() {
+    // What the source does: each block in turn swaps places with one drawn from all, not from those that remain.
+    let entropy = freehold_machine::model::Model::new(Config::default());
+    let naive = (0..600).map(|_| {
+        let mut list: Vec<usize> = (0..12).collect();
+        for i in 0..12 {
+            list.swap(i, (entropy.random_u64() % 12) as usize);
+        }
+        list
+    });
+    let z = chi_squared(12, naive);
+    assert!(z > CRITICAL, "z = {z}: the test has no power");
+    let (rho, ..) = order_statistics(&pageblocks(512, 1, Shuffle::Off));
+    assert!(rho.abs() > 5.0 * CRITICAL, "memory that is not shuffled looks random: {rho}");
+}
+
+#[test]
+fn neither_pageblocks_nor_frames_have_an_order() {
+    // Single frames too: those of the first pageblock that is opened, as the kernel gets them.
+    let frames = |seed| -> Vec<usize> {
+        let source = boot(160, seed, Shuffle::On);
+        let take = || (source.allocate(Request::new(Owner::Anon)).unwrap().0 % 512) as usize;
+        // Small lists at first: by the time the list has grown, whole pageblocks are drawn at once.
+        let warm: Vec<_> = (0..4 * 512).map(|_| take()).collect();
+        warm[..512].to_vec()
+    };
+    for (name, lists) in [
+        ("pageblocks", (1..40).map(|seed| pageblocks(128, seed, Shuffle::On)).collect::<Vec<_>>()),
+        ("frames", (1..40).map(|seed| ranked(&frames(seed))).collect()),
+    ] {
+        let (mut rho, mut runs, mut successors) = (0.0, 0.0, 0);
+        for list in &lists {
+            let (r, t, s) = order_statistics(list);
+            rho += r;
+            runs += t;
+            successors += s;
+        }
+        let count = lists.len() as f64;
+        assert!((rho / count.sqrt()).abs() < CRITICAL, "{name}: Spearman {}", rho / count.sqrt());
+        assert!((runs / count.sqrt()).abs() < CRITICAL, "{name}: runs {}", runs / count.sqrt());
+        // Successors are Poisson with mean 1 - 1/n per list.
+        let z = (successors as f64 - count) / count.sqrt();
+        assert!(z.abs() < CRITICAL, "{name}: {successors} successors in {count} lists");
+    }
+}
+
+/// Distinct numbers by rank.
+fn ranked(list: &[usize]) -> Vec<usize> {
+    let mut sorted: Vec<_> = list.iter().enumerate().map(|(at, n)| (*n, at)).collect();
+    sorted.sort_unstable();
+    let mut ranks = vec![0; list.len()];
+    sorted.iter().enumerate().for_each(|(rank, (_, at))| ranks[*at] = rank);
+    ranks
+}
+
+#[test]
+fn a_freed_frame_comes_back_at_a_time_that_nobody_can_tell() {
+    // Free one frame into a list of about 500, then count how many are handed out before it: uniform over the list's length.
+    let source = boot(160, 5, Shuffle::On);
+    let request = Request::new(Owner::Anon);
+    let mut held: Vec<Pfn> = (0..4000).map(|_| source.allocate(request).unwrap()).collect();
+    let mut shares = Vec::new();
+    while shares.len() < 1500 {
+        let victim = held.swap_remove((source.machine_random() % held.len() as u64) as usize);
+        let before = source.lane_info(freehold_machine::CpuId(0)).unwrap().frames;
+        source.release(victim, Order::FRAME);
+        let len = source.lane_info(freehold_machine::CpuId(0)).unwrap().frames;
+        if len != before + 1 {
+            continue; // It went home, or others did.
+        }
+        let mut distance = 0;
+        let mut taken = Vec::new();
+        while distance < len {
+            let frame = source.allocate(request).unwrap();
+            taken.push(frame);
+            if frame == victim {
+                break;
+            }
+            distance += 1;
+        }
+        if distance < len {
+            shares.push((distance as f64 + 0.5) / len as f64);
+        }
+        taken.iter().for_each(|frame| source.release(*frame, Order::FRAME));
+        held.push(source.allocate(request).unwrap());
+    }
+    // Kolmogorov and Smirnov: the largest gap between the shares and the uniform; 1.95/√n at α = 0.001.
+    shares.sort_by(f64::total_cmp);
+    let n = shares.len() as f64;
+    let gap = shares.iter().enumerate().map(|(i, s)| (s - i as f64 / n).abs().max((s - (i as f64 + 1.0) / n).abs())).fold(0.0, f64::max);
+    assert!(gap < 1.95 / n.sqrt(), "gap {gap} over {n} frames");
+}
+
+/// Random bits of the machine under an allocator.
+trait MachineRandom {
+    fn machine_random(self) -> u64;
+}
+
+impl<M: Machine> MachineRandom for &'static freehold_buddy::Buddy<M> {
+    fn machine_random(self) -> u64 {
+        freehold_frame::FrameSource::machine(self).random_u64()
+    }
+}
+
+#[test]
+fn four_mebibyte_blocks_stay_together_where_that_is_asked_for() {
+    let options = Options { shuffle: Shuffle::On, shuffle_order: 10, ..Options::default() };
+    let source = model(Config { frames: 256 * 512, ..Config::default() }, &[], options);
+    let request = Request::new(Owner::Anon).order(Order::PAGEBLOCK).from_reserve();
+    let list: Vec<u64> = (0..256).map(|_| source.allocate(request).unwrap().0 / 512).collect();
+    assert!(list.chunks(2).all(|pair| pair[0] ^ 1 == pair[1]), "{list:?}");
+    assert!(list.chunks(2).any(|pair| pair[0] > pair[1]), "either half may come first");
+}
