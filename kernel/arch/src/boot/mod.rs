@@ -15,7 +15,7 @@ use crate::{apic, cpu, irq, serial, traps};
 
 mod pvh;
 
-const STACK_SIZE: usize = 32 << 10;
+const STACK_SIZE: usize = 64 << 10;
 const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
 const MAX_REGIONS: usize = 64;
 const MAX_PLAIN: usize = 16;
