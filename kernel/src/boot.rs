@@ -28,7 +28,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     log::info!("Freehold {VERSION}, image slide {:#x}", info.slide());
     let firmware = read_firmware(info);
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
-    cpu::set_topology(&firmware.topology);
+    cpu::set_topology(&firmware.topology, cpus);
     mem::init(&firmware.topology, cpus, settings.page_allocator);
     traps::register(&Kernel);
     time::start(firmware.platform.hpet);
