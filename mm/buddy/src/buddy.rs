@@ -106,7 +106,7 @@ impl<M: Machine> Buddy<M> {
             && lane.push(list, block)
         {
             record.take_back(tag, cpu);
-            lane.count_given();
+            lane.count_given(list);
             return;
         }
         self.release_slowly(pinned, block, order);
@@ -198,13 +198,17 @@ impl<M: Machine> Buddy<M> {
                 if got == 0 {
                     continue;
                 }
-                if refill.is_none() {
-                    lane.count_taken();
-                } else {
+                if refill.is_some() {
                     lane.set_sparse(zone.sparse());
                 }
                 if zone.free() < zone.marks.low {
                     self.request_drain();
+                }
+                let served = self.shapes.serving(Tag::new(request.owner, request.order, lane.node()));
+                match (single, served) {
+                    (None, _) => {}
+                    (Some(_), Some(list)) => lane.count_taken(list),
+                    (Some(_), None) => lane.count_passed_out(request.owner, request.order.frames()),
                 }
                 let block = single.or_else(|| lane.pop(refill?));
                 return Ok((block.expect("at least one block was taken"), NodeId(node)));
@@ -353,11 +357,12 @@ impl<M: Machine> Buddy<M> {
             self.scrub(block, Freed { owner: tag.owner(), order, cpu: pinned.cpu() });
         }
         record.take_back(tag, pinned.cpu());
-        lane.count_given();
         let Some(list) = self.shapes.serving(tag) else {
+            lane.count_passed_back(tag.owner(), order.frames());
             // No list ever holds such a block: its pageblock gets it at once.
             return self.give_back(&pinned, node, &[block], log2, side);
         };
+        lane.count_given(list);
         if node == lane.node() && !lane.is_sparse(self.blocks.free_hint(block)) {
             if lane.push(list, block) {
                 return;

@@ -26,25 +26,30 @@ pub(crate) const HOMEWARD: usize = 64;
 /// Most single frames that one refill gets: a whole pageblock.
 const MOST: u64 = 512;
 
-/// Words in a lane's head: its scalars, then four words for each list.
-pub(crate) const HEAD: usize = TABLE + 4 * LIST_CHUNKS;
+/// Words in a lane's head: its scalars, then eight words for each list.
+pub(crate) const HEAD: usize = TABLE + 8 * LIST_CHUNKS;
 const RANDOM: usize = 0;
-const TAKEN: usize = 1;
-const GIVEN: usize = 2;
-const DRAIN: usize = 3;
-const SPARSE: usize = 4;
-const NODE: usize = 5;
-const REFILLS: usize = 6;
-const HOMEWARD_AT: usize = 7;
-const HOMEWARD_LEN: usize = 8;
-const TABLE: usize = 16;
+const DRAIN: usize = 1;
+const SPARSE: usize = 2;
+const NODE: usize = 3;
+const REFILLS: usize = 4;
+const HOMEWARD_AT: usize = 5;
+const HOMEWARD_LEN: usize = 6;
+/// Blocks that passed by the lists, and frames of them by owner: handed out less given back.
+const PASSED_OUT: usize = 7;
+const PASSED_BACK: usize = 8;
+const PASSED_FRAMES: usize = 16;
+const TABLE: usize = PASSED_FRAMES + Owner::COUNT;
 /// `LISTS`, rounded up so that a masked index needs no check.
 const LIST_CHUNKS: usize = 16;
-/// A list's words: where its next block goes, its first place, one past its last, and how much a refill gets.
+/// A list's words: where its next block goes, its first place, one past its last, how much a refill gets, and how many blocks it
+/// handed out and took back, ever.
 const NEXT: usize = 0;
 const FIRST: usize = 1;
 const END: usize = 2;
 const BATCH: usize = 3;
+const TAKEN: usize = 4;
+const GIVEN: usize = 5;
 
 /// What a list holds and where it is in a lane.
 #[derive(Clone, Copy, Debug)]
@@ -99,11 +104,6 @@ impl Shapes {
         };
         for (list, shape) in shapes.iter().enumerate().filter(|(_, shape)| shape.room > 0) {
             serve(list, shape.class, shape.order);
-            if list >= SINGLES {
-                // Above order 0 each side has one list for its owners.
-                let other = if shape.class == Owner::Kernel { Owner::PageTable } else { Owner::PageCache };
-                serve(list, other, shape.order);
-            }
         }
         let words = HOMEWARD + shapes.iter().map(|shape| shape.room as usize).sum::<usize>();
         Self { shapes, words: words.next_multiple_of(8), serves }
@@ -121,7 +121,7 @@ impl Shapes {
         head[HOMEWARD_AT].set(at);
         at += HOMEWARD as u64;
         for (list, shape) in self.shapes.iter().enumerate() {
-            let words = &head[TABLE + 4 * list..];
+            let words = &head[TABLE + 8 * list..];
             words[NEXT].set(at);
             words[FIRST].set(at);
             at += shape.room;
@@ -149,10 +149,10 @@ impl<'a> Lane<'a> {
     pub(crate) fn new(head: &'a [AtomicU64; HEAD], stacks: &'a [AtomicU64], spread: u64) -> Self {
         Self { head, stacks, spread }
     }
-    /// The four words of a list.
+    /// The words of a list.
     #[inline]
-    fn list(&self, list: usize) -> &'a [AtomicU64; 4] {
-        &self.head.as_chunks().0[list % LIST_CHUNKS + TABLE / 4]
+    fn list(&self, list: usize) -> &'a [AtomicU64; 8] {
+        &self.head.as_chunks().0[list % LIST_CHUNKS + TABLE / 8]
     }
     #[inline]
     fn word(&self, list: usize, which: usize) -> &'a AtomicU64 {
@@ -189,7 +189,7 @@ impl<'a> Lane<'a> {
         let block = slot.get();
         slot.set(last.get());
         words[NEXT].set(next - 1);
-        self.head[TAKEN].add(1);
+        words[TAKEN].add(1);
         Some(Pfn(block))
     }
     /// Put a block in. `false` if there is no room.
@@ -213,13 +213,14 @@ impl<'a> Lane<'a> {
     pub(crate) fn set_sparse(&self, free: u64) {
         self.head[SPARSE].set(free);
     }
-    /// Take the block that has been in longest, or any with shuffle on: for what leaves the list without being used.
+    /// Take the blocks that have been in longest, or any with shuffle on: for those that leave the list without being used.
     pub(crate) fn evict(&self, list: usize, count: u64, mut out: impl FnMut(Pfn)) {
         let count = count.min(self.len(list));
         if self.spread == u64::MAX {
             for _ in 0..count {
                 self.pop(list).into_iter().for_each(&mut out);
             }
+            self.word(list, TAKEN).sub(count);
             return;
         }
         let rest = self.len(list) - count;
@@ -227,15 +228,38 @@ impl<'a> Lane<'a> {
         (0..rest).for_each(|index| self.slot(list, index).set(self.slot(list, index + count).get()));
         self.word(list, NEXT).set(self.word(list, FIRST).get() + rest);
     }
-    pub(crate) fn count_given(&self) {
-        self.head[GIVEN].add(1);
+    /// A block was given back that belongs to this list, into it or past it.
+    #[inline]
+    pub(crate) fn count_given(&self, list: usize) {
+        self.list(list)[GIVEN].add(1);
     }
-    pub(crate) fn count_taken(&self) {
-        self.head[TAKEN].add(1);
+    /// A block that no list serves was handed out.
+    pub(crate) fn count_passed_out(&self, owner: Owner, frames: u64) {
+        self.head[PASSED_OUT].add(1);
+        self.head[PASSED_FRAMES + owner as usize].add(frames);
     }
-    /// Blocks taken and given back through this lane, ever.
+    /// A block that no list serves was given back.
+    pub(crate) fn count_passed_back(&self, owner: Owner, frames: u64) {
+        self.head[PASSED_BACK].add(1);
+        self.head[PASSED_FRAMES + owner as usize].sub(frames);
+    }
+    /// A block that a list serves was handed out past it.
+    pub(crate) fn count_taken(&self, list: usize) {
+        self.word(list, TAKEN).add(1);
+    }
+    /// Blocks handed out and given back on this CPU, ever.
     pub(crate) fn traffic(&self) -> (u64, u64) {
-        (self.head[TAKEN].get(), self.head[GIVEN].get())
+        let lists = |which| (0..LISTS).map(|list| self.word(list, which).get()).fold(0u64, u64::wrapping_add);
+        let taken = lists(TAKEN).wrapping_add(self.head[PASSED_OUT].get());
+        (taken, lists(GIVEN).wrapping_add(self.head[PASSED_BACK].get()))
+    }
+    /// Frames of `owner` handed out on this CPU less those given back on it: means something only summed over all CPUs.
+    pub(crate) fn frames_of(&self, owner: Owner, shapes: &Shapes) -> u64 {
+        let lists = (0..LISTS).filter(|list| shapes.shape(*list).class == owner);
+        let frames = lists.map(|list| {
+            self.word(list, TAKEN).get().wrapping_sub(self.word(list, GIVEN).get()) << shapes.shape(list).order
+        });
+        frames.fold(self.head[PASSED_FRAMES + owner as usize].get(), u64::wrapping_add)
     }
     pub(crate) fn set_key(&self, key: u64) {
         self.head[RANDOM].set(key);

@@ -4,7 +4,7 @@
 use std::sync::atomic::AtomicU64;
 
 use freehold_buddy::{Buddy, Fault, Options};
-use freehold_frame::{Contradiction, FrameRecord, FrameTable};
+use freehold_frame::{Contradiction, FrameRecord, FrameTable, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{Machine, PfnRange, Topology};
 
@@ -32,5 +32,8 @@ pub fn check<M: Machine>(buddy: &Buddy<M>) -> u64 {
         fault => faults.push(fault),
     });
     assert_eq!(faults, []);
-    audit.frames(freehold_frame::Owner::Free)
+    for owner in Owner::ALL {
+        assert_eq!(buddy.frames_of(owner), audit.frames(owner), "frames of {}", owner.name());
+    }
+    audit.frames(Owner::Free)
 }
