@@ -172,11 +172,9 @@ fn peek(address: u64) -> Option<u64> {
     if address < 1 << 63 || !address.is_multiple_of(8) {
         return None;
     }
-    let present = |level| {
-        let entry = tables::find_entry(VirtAddr(address), level)?.load(Ordering::Acquire);
-        Some(entry & tables::PRESENT != 0 && (level == 1 || entry & tables::LARGE != 0))
-    };
-    if present(1) != Some(true) && present(2) != Some(true) {
+    let small = tables::find_entry::<1>(VirtAddr(address)).map_or(0, |entry| entry.load(Ordering::Acquire));
+    let large = tables::find_entry::<2>(VirtAddr(address)).map_or(0, |entry| entry.load(Ordering::Acquire));
+    if small & tables::PRESENT == 0 && (large & tables::PRESENT == 0 || large & tables::LARGE == 0) {
         return None;
     }
     // SAFETY: aligned and mapped in the kernel half; any bits are a valid integer; volatile, since another CPU may be

@@ -52,7 +52,7 @@ pub(crate) fn map_range(phys: PhysAddr, len: u64, flags: u64) -> Result<VirtAddr
 pub(crate) fn unmap(start: VirtAddr, pages: u64) {
     for page in 0..pages {
         let address = VirtAddr(start.0 + page * PAGE);
-        tables::find_entry(address, 1).expect("what was mapped has its table").store(0, Ordering::Release);
+        tables::find_entry::<1>(address).expect("what was mapped has its table").store(0, Ordering::Release);
     }
     X86.flush_on(CpuSet::first(X86.cpu_count()), Flush::Range { start, pages });
 }
@@ -74,7 +74,7 @@ struct Idle {
 static IDLE: SpinLock<Idle> = SpinLock::new(Idle { kept: [0; KEPT_STACKS], count: 0, places: 0 });
 
 fn guard_entry(bottom: VirtAddr) -> &'static AtomicU64 {
-    tables::find_entry(VirtAddr(bottom.0 - PAGE), 1).expect("a used stack place has its table")
+    tables::find_entry::<1>(VirtAddr(bottom.0 - PAGE)).expect("a used stack place has its table")
 }
 
 impl Stack {
@@ -126,7 +126,7 @@ impl Stack {
         let mut frames = [None; STACK_PAGES as usize];
         for (page, frame) in frames.iter_mut().enumerate() {
             let address = VirtAddr(self.bottom.0 + page as u64 * PAGE);
-            let value = tables::find_entry(address, 1).map_or(0, |entry| entry.swap(0, Ordering::AcqRel));
+            let value = tables::find_entry::<1>(address).map_or(0, |entry| entry.swap(0, Ordering::AcqRel));
             *frame = (value != 0).then_some(tables::frame_of(value));
         }
         let everyone = CpuSet::first(X86.cpu_count());
@@ -134,7 +134,7 @@ impl Stack {
         for frame in frames.into_iter().flatten() {
             memory::free_frames(frame, 0);
         }
-        if let Some(guard) = tables::find_entry(VirtAddr(self.bottom.0 - PAGE), 1) {
+        if let Some(guard) = tables::find_entry::<1>(VirtAddr(self.bottom.0 - PAGE)) {
             let mut idle = IDLE.lock();
             guard.store(idle.places, Ordering::Release);
             idle.places = self.bottom.0;

@@ -23,10 +23,10 @@ fn address_of(frame: Pfn) -> VirtAddr {
 /// Whether the kernel reaches this frame's bytes through the direct map.
 pub(crate) fn contains(frame: Pfn) -> bool {
     let address = address_of(frame);
-    match tables::find_entry(address, 2).map(|entry| entry.load(Ordering::Acquire)) {
+    match tables::find_entry::<2>(address).map(|entry| entry.load(Ordering::Acquire)) {
         None | Some(0) => false,
         Some(large) if large & LARGE != 0 => true,
-        Some(_) => tables::find_entry(address, 1).is_some_and(|e| e.load(Ordering::Acquire) & PRESENT != 0),
+        Some(_) => tables::find_entry::<1>(address).is_some_and(|e| e.load(Ordering::Acquire) & PRESENT != 0),
     }
 }
 
@@ -84,7 +84,8 @@ impl DirectMap for X86 {
         while block < blocks.end {
             let usable = boot::info().is_partly_usable(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
             assert!(usable, "{block:?} is no memory and cannot enter the direct map");
-            let entry = tables::find_entry(address_of(block), 2).expect("every GiB of memory has its table");
+            let entry =
+                tables::find_entry::<2>(address_of(block)).expect("every GiB of memory has its table");
             let value = tables::leaf(block, DATA | LARGE);
             // A block that is in already, whole or in small pages, stays as it is.
             let _ = entry.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed);
@@ -96,7 +97,8 @@ impl DirectMap for X86 {
         check(blocks);
         let mut block = blocks.start;
         while block < blocks.end {
-            let entry = tables::find_entry(address_of(block), 2).expect("every GiB of memory has its table");
+            let entry =
+                tables::find_entry::<2>(address_of(block)).expect("every GiB of memory has its table");
             let before = entry.load(Ordering::Acquire);
             assert!(before == 0 || before & LARGE != 0, "{block:?} holds the image or start-up's memory");
             entry.store(0, Ordering::Release);

@@ -125,17 +125,17 @@ pub(crate) fn table_at(
     Ok(table)
 }
 
-/// The entry of `level` for `address`, where its table exists.
-pub(crate) fn find_entry(address: VirtAddr, level: u32) -> Option<&'static AtomicU64> {
+/// The entry of `LEVEL` for `address`, where its table exists.
+pub(crate) fn find_entry<const LEVEL: u32>(address: VirtAddr) -> Option<&'static AtomicU64> {
     let mut table = root();
-    for above in (level + 1..=4).rev() {
+    for above in (LEVEL + 1..=4).rev() {
         let value = entry(table, index_at(address, above)).load(Ordering::Acquire);
         if value & PRESENT == 0 || value & LARGE != 0 {
             return None;
         }
         table = frame_of(value);
     }
-    Some(entry(table, index_at(address, level)))
+    Some(entry(table, index_at(address, LEVEL)))
 }
 
 /// Map one 4 KiB page of the kernel half.

@@ -9,7 +9,7 @@
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use freehold_machine::{Cpus, Flush, PAGE_SIZE, Pfn, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr};
+use freehold_machine::{Cpus, Flush, PAGE_SIZE, Pfn, PhysicalBytes, Pinned, TABLE_ENTRIES, Tlb, VirtAddr};
 
 use super::tables::{self, ACCESSED, DIRTY, NO_EXECUTE, PRESENT, WRITABLE};
 use super::{OutOfMemory, direct, layout};
@@ -101,59 +101,62 @@ pub(crate) fn attach(per_cpu: &PerCpu, cpu: usize) -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// A taken slot; gives itself back.
-struct Window<'a> {
-    windows: &'a Windows,
-    entry: &'static AtomicU64,
-    slot: usize,
+/// A frame's bytes within reach of this CPU, which is held; a window is given back when this is dropped.
+struct Reached {
+    bytes: *mut [u8; PAGE_SIZE],
+    /// The slot and its entry; `None` for what the direct map holds.
+    window: Option<(usize, &'static AtomicU64)>,
+    _pinned: Pinned<X86>,
 }
 
-impl Drop for Window<'_> {
+impl Drop for Reached {
     fn drop(&mut self) {
-        self.entry.store(0, Ordering::Relaxed);
-        self.windows.lap.give_back(self.slot);
+        if let Some((slot, entry)) = self.window {
+            entry.store(0, Ordering::Relaxed);
+            cpu::this().windows.lap.give_back(slot);
+        }
     }
+}
+
+/// Bring a frame's bytes within reach.
+///
+/// # Panics
+/// When it is no memory, the kernel's image, or in a window of this CPU already.
+fn reach(frame: Pfn) -> Reached {
+    assert!(boot::info().is_plain_memory(frame), "{frame:?} is not memory that may be touched");
+    let pinned = X86.pin();
+    if direct::contains(frame) {
+        return Reached { bytes: tables::frame_ptr(frame).cast(), window: None, _pinned: pinned };
+    }
+    let windows = &cpu::this().windows;
+    let entries = windows.entries.load(Ordering::Relaxed);
+    assert!(!entries.is_null(), "no windows on this CPU yet");
+    let mut used = windows.lap.used();
+    while used != 0 {
+        let slot = used.trailing_zeros() as usize;
+        // SAFETY: `entries` points to the SLOTS entries of this CPU and `slot` is below that.
+        let other = unsafe { &*entries.wrapping_add(slot) };
+        assert!(tables::frame_of(other.load(Ordering::Relaxed)) != frame, "{frame:?} is in a window already");
+        used &= used - 1;
+    }
+    let (slot, turn) = windows.lap.take();
+    if turn == Turn::NewLap {
+        X86.flush_local(Flush::NonGlobal);
+    }
+    // SAFETY: as above.
+    let entry: &'static AtomicU64 = unsafe { &*entries.wrapping_add(slot) };
+    entry.store(tables::leaf(frame, WINDOW), Ordering::Release);
+    let address = cpu_base(usize::from(pinned.cpu().0)).0 + (slot * PAGE_SIZE) as u64;
+    Reached { bytes: address as *mut _, window: Some((slot, entry)), _pinned: pinned }
 }
 
 impl PhysicalBytes for X86 {
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-        let boot = boot::info();
-        assert!(boot.is_plain_memory(frame), "{frame:?} is not memory that may be touched");
-        let pinned = self.pin();
-        if direct::contains(frame) {
-            let bytes = tables::frame_ptr(frame).cast::<[u8; PAGE_SIZE]>();
-            // SAFETY: the direct map holds the frame, a page of plain memory; the callers of this trait own
-            // the frame whose bytes they ask for, and the page allocator does not let its block leave.
-            return f(unsafe { &mut *bytes });
-        }
-        let windows = &cpu::this().windows;
-        let entries = windows.entries.load(Ordering::Relaxed);
-        assert!(!entries.is_null(), "no windows on this CPU yet");
-        let mut used = windows.lap.used();
-        while used != 0 {
-            let slot = used.trailing_zeros() as usize;
-            // SAFETY: `entries` points to the SLOTS entries of this CPU and `slot` is below that.
-            let other = unsafe { &*entries.wrapping_add(slot) };
-            assert!(
-                tables::frame_of(other.load(Ordering::Relaxed)) != frame,
-                "{frame:?} is in a window already"
-            );
-            used &= used - 1;
-        }
-        let (slot, turn) = windows.lap.take();
-        if turn == Turn::NewLap {
-            self.flush_local(Flush::NonGlobal);
-        }
-        // SAFETY: as above.
-        let entry: &'static AtomicU64 = unsafe { &*entries.wrapping_add(slot) };
-        entry.store(tables::leaf(frame, WINDOW), Ordering::Release);
-        let window = Window { windows, entry, slot };
-        let address = cpu_base(usize::from(pinned.cpu().0)).0 + (slot * PAGE_SIZE) as u64;
-        // SAFETY: the slot maps `frame` for reading and writing on this CPU until `window` is dropped, no
-        // stale translation is left of its last lap, and no other window of this CPU shows the frame.
-        let result = f(unsafe { &mut *(address as *mut [u8; PAGE_SIZE]) });
-        drop(window);
-        result
+        let reached = reach(frame);
+        // SAFETY: while `reached` lives, its pointer leads to the frame on this CPU, with no stale translation of the
+        // slot's last lap and no other window of this CPU on it. What the direct map holds is the kernel's: the
+        // callers of this trait own the frames that they name.
+        f(unsafe { &mut *reached.bytes })
     }
 }
 
