@@ -13,7 +13,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::panic::PanicInfo;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_arch::boot::{self, BootInfo};
 use freehold_arch::heap::KernelHeap;
@@ -111,6 +111,8 @@ fn user_frame() -> Pfn {
 
 static SERVED: AtomicUsize = AtomicUsize::new(0);
 static TICKS: AtomicUsize = AtomicUsize::new(0);
+/// Whether the timer goes on: what it must interrupt may begin only after it fired.
+static REPEAT: AtomicBool = AtomicBool::new(false);
 static RESCHEDULES: AtomicUsize = AtomicUsize::new(0);
 static SPACE: SpinLock<Option<Space>> = SpinLock::new(None);
 static MAIN: SpinLock<Option<Arc<Thread>>> = SpinLock::new(None);
@@ -132,6 +134,9 @@ impl Handlers for Kernel {
     }
     fn timer(&self) {
         TICKS.fetch_add(1, Ordering::Relaxed);
+        if REPEAT.load(Ordering::Relaxed) {
+            time::arm(time::now() + 1_000_000);
+        }
     }
     fn reschedule(&self) {
         RESCHEDULES.fetch_add(1, Ordering::Relaxed);
@@ -319,8 +324,11 @@ fn user_programs_run_and_trap() {
     assert!(program.set_fpu(&area).is_err());
     // A program that never stops is interrupted.
     program.start(entry + code.len() as u64 - 2, USER_BASE + 4096);
+    REPEAT.store(true, Ordering::Relaxed);
     time::arm(time::now() + 1_000_000);
     assert_eq!(program.run(), UserEvent::Interrupt);
+    REPEAT.store(false, Ordering::Relaxed);
+    time::arm(u64::MAX);
     let loops = time::now();
     for _ in 0..10_000 {
         twin.start(entry, USER_BASE + 4096);
