@@ -28,6 +28,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     log::info!("Freehold {VERSION}, image slide {:#x}", info.slide());
     let firmware = read_firmware(info);
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
+    fs::machine::describe(fs::machine::Machine { command_line: info.command_line(), firmware });
     cpu::set_topology(&firmware.topology, cpus);
     mem::init(&firmware.topology, cpus, settings.page_allocator);
     traps::register(&Kernel);

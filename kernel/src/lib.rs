@@ -36,6 +36,7 @@ pub mod mem {
 pub mod sched;
 pub mod sync;
 pub mod syscall;
+pub mod system;
 pub mod task;
 pub mod time;
 pub mod tty;

@@ -34,6 +34,7 @@ pub mod flags;
 pub mod generated;
 pub mod initramfs;
 pub mod locks;
+pub mod machine;
 pub mod mount;
 pub mod names;
 pub mod node;

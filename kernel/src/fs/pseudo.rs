@@ -50,6 +50,17 @@ pub fn set_metadata(change: &SetMetadata) -> Result<()> {
     if mode.is_some() || uid.is_some() || gid.is_some() { Err(Errno::EPERM) } else { Ok(()) }
 }
 
+/// Entries of a directory that come and go by themselves, as processes do.
+pub trait Dynamic: Send + Sync {
+    /// The node that `name` leads to in `dir`.
+    fn lookup(&self, dir: &Arc<PseudoDir>, name: &[u8]) -> Result<Arc<dyn Node>>;
+    /// The first entry with a number of `from` or more: number, name, inode number, DT_* value.
+    fn entry_from(&self, from: u64) -> Option<(u64, Vec<u8>, u64, u8)>;
+}
+
+/// Listing positions of dynamic entries begin here.
+const DYNAMIC: u64 = 1 << 20;
+
 /// A directory.
 pub struct PseudoDir {
     identity: Identity,
@@ -58,6 +69,7 @@ pub struct PseudoDir {
     parent: Option<(Weak<PseudoDir>, Vec<u8>)>,
     /// By name, with the position in listings.
     entries: SpinLock<BTreeMap<Vec<u8>, Arc<dyn Node>>>,
+    dynamic: SpinLock<Option<Arc<dyn Dynamic>>>,
 }
 
 impl PseudoDir {
@@ -73,6 +85,7 @@ impl PseudoDir {
             me: me.clone(),
             parent,
             entries: SpinLock::new(BTreeMap::new()),
+            dynamic: SpinLock::new(None),
         })
     }
 
@@ -131,7 +144,16 @@ impl PseudoDir {
         self.add(name.as_bytes(), Arc::new(PseudoLink { identity, made: self.made, target }));
     }
 
-    /// Entries from listing position `from` on: position behind it, name, node.
+    /// Let `dynamic` have the names that are not fixed.
+    pub fn set_dynamic(&self, dynamic: Arc<dyn Dynamic>) {
+        *self.dynamic.lock() = Some(dynamic);
+    }
+
+    fn dynamic(&self) -> Option<Arc<dyn Dynamic>> {
+        self.dynamic.lock().clone()
+    }
+
+    /// The fixed entry with the number `from`: name and node.
     pub fn entry_after(&self, from: u64) -> Option<(Vec<u8>, Arc<dyn Node>)> {
         let entries = self.entries.lock();
         entries.iter().nth(usize::try_from(from).ok()?).map(|(name, node)| (name.clone(), node.clone()))
@@ -161,7 +183,11 @@ impl Node for PseudoDir {
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
-        self.entries.lock().get(name).cloned().ok_or(Errno::ENOENT)
+        if let Some(there) = self.entries.lock().get(name) {
+            return Ok(there.clone());
+        }
+        let me = self.me.upgrade().ok_or(Errno::ENOENT)?;
+        self.dynamic().ok_or(Errno::ENOENT)?.lookup(&me, name)
     }
 }
 
@@ -189,9 +215,18 @@ impl File for PseudoDir {
         if !emit_dots(&mut at, self.identity.inode, parent.inode, emit) {
             return Ok(());
         }
-        while let Some((name, node)) = self.entry_after(at - 2) {
+        while at < DYNAMIC {
+            let Some((name, node)) = self.entry_after(at - 2) else { break };
             at += 1;
             let (inode, kind) = (node.identity().inode, node.kind().dirent_kind());
+            if !emit(DirEntry { name: &name, inode, kind, next: at }) {
+                return Ok(());
+            }
+        }
+        let Some(dynamic) = self.dynamic() else { return Ok(()) };
+        at = at.max(DYNAMIC);
+        while let Some((number, name, inode, kind)) = dynamic.entry_from(at - DYNAMIC) {
+            at = DYNAMIC + number + 1;
             if !emit(DirEntry { name: &name, inode, kind, next: at }) {
                 break;
             }

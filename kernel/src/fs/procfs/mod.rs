@@ -3,7 +3,21 @@
 //! The fixed part is a [`PseudoDir`]; numbered directories are made when they are looked up and hold a process
 //! ID only, so they show the process of that number or nothing once it is gone.
 
+#[cfg(any(test, target_os = "none"))]
+mod cpuinfo;
+mod loads;
+mod mounts;
+mod settings;
+#[cfg(target_os = "none")]
+mod memory;
+#[cfg(target_os = "none")]
+mod processes;
+#[cfg(target_os = "none")]
+mod status;
+#[cfg(target_os = "none")]
 mod system;
+#[cfg(target_os = "none")]
+mod zones;
 
 use alloc::sync::Arc;
 
@@ -24,7 +38,15 @@ impl ProcFs {
     pub fn new() -> Result<Arc<Self>> {
         let device = unnamed_device();
         let root = PseudoDir::new_root(device);
-        system::fill(&root);
+        settings::fill(&root);
+        loads::fill(&root);
+        #[cfg(target_os = "none")]
+        {
+            system::fill(&root);
+            zones::fill(&root);
+            root.set_dynamic(Arc::new(processes::Processes));
+        }
+        root.link("mounts", "self/mounts");
         Ok(Arc::new(Self { device, root }))
     }
 }

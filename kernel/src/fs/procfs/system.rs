@@ -2,14 +2,270 @@
 
 use alloc::sync::Arc;
 
+use freehold_machine::{CpuId, NodeId};
+
+use super::{cpuinfo, loads};
+use crate::fs::device::{self, split_device};
+use crate::fs::generated::Text;
+use crate::fs::machine;
+use crate::fs::node::NodeKind;
 use crate::fs::pseudo::PseudoDir;
-use crate::time;
+use crate::mem::{self, stats::MemoryStats};
+use crate::task::registry;
+use crate::{Result, hw, sched, system, time};
+
+/// Kilobytes in a frame.
+const FRAME_KB: u64 = 4;
+/// Nanoseconds in a clock tick of user space (USER_HZ is 100).
+pub(super) const TICK: u64 = 10_000_000;
 
 /// Put all of them into `root`.
-pub fn fill(root: &Arc<PseudoDir>) {
-    root.file("uptime", |out| {
-        let now = time::now() / 10_000_000;
-        write!(out, "{}.{:02} {}.{:02}\n", now / 100, now % 100, now / 100, now % 100);
+pub(super) fn fill(root: &Arc<PseudoDir>) {
+    root.file("meminfo", meminfo);
+    root.file("stat", stat);
+    root.file("uptime", uptime);
+    root.file("vmstat", vmstat);
+    root.file("cpuinfo", |out| {
+        let cpus = sched::online();
+        for cpu in cpus.iter() {
+            cpuinfo::show(out, usize::from(cpu.0), cpus.len(), hw::time::counter_frequency());
+        }
         Ok(())
     });
+    root.constant(
+        "version",
+        alloc::format!("{} version {} {}", system::SYSTEM, system::RELEASE, system::VERSION),
+    );
+    root.file("cmdline", |out| {
+        write!(out, "{}\n", machine::get().map_or("", |machine| machine.command_line));
+        Ok(())
+    });
+    root.constant("filesystems", "nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tdevtmpfs\nnodev\tdevpts\nnodev\tramfs");
+    root.file("devices", devices);
+    root.file("partitions", |out| {
+        out.push(b"major minor  #blocks  name\n\n");
+        for (name, number, size) in crate::block::list() {
+            let (major, minor) = split_device(number);
+            write!(out, "{major:4} {minor:7} {:10} {}\n", size / 1024, name.escape_ascii());
+        }
+        Ok(())
+    });
+    root.constant("swaps", "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority");
+    root.file("interrupts", |out| {
+        out.push(b"    ");
+        for cpu in sched::online().iter() {
+            write!(out, "       CPU{:<2}", cpu.0);
+        }
+        out.push(b"\n");
+        Ok(())
+    });
+    root.file("slabinfo", slabinfo);
+    root.file("locks", locks);
+    root.constant("cgroups", "#subsys_name\thierarchy\tnum_cgroups\tenabled");
+    root.file("modules", |_| Ok(()));
+}
+
+fn meminfo(out: &mut Text) -> Result<()> {
+    let MemoryStats { total, free, anonymous, page_cache, page_tables, kernel, bounce } = mem::stats::memory();
+    let heap = mem::stats::heap_bytes().div_ceil(4096);
+    let mut line = |name: &str, frames: u64| write!(out, "{:<16}{:>8} kB\n", name, frames * FRAME_KB);
+    line("MemTotal:", total);
+    line("MemFree:", free);
+    line("MemAvailable:", free);
+    line("Buffers:", 0);
+    line("Cached:", page_cache);
+    line("SwapCached:", 0);
+    line("Active:", anonymous + page_cache);
+    line("Inactive:", 0);
+    line("Active(anon):", anonymous + page_cache);
+    line("Inactive(anon):", 0);
+    line("Active(file):", 0);
+    line("Inactive(file):", 0);
+    line("Unevictable:", 0);
+    line("Mlocked:", 0);
+    line("SwapTotal:", 0);
+    line("SwapFree:", 0);
+    line("Dirty:", 0);
+    line("Writeback:", 0);
+    line("AnonPages:", anonymous);
+    line("Mapped:", 0);
+    line("Shmem:", page_cache);
+    line("KReclaimable:", 0);
+    line("Slab:", heap);
+    line("SReclaimable:", 0);
+    line("SUnreclaim:", heap);
+    line("KernelStack:", 4 * registry::count() as u64);
+    line("PageTables:", page_tables);
+    line("Bounce:", bounce);
+    line("CommitLimit:", total / 2);
+    line("Committed_AS:", anonymous + page_cache);
+    line("VmallocUsed:", kernel.saturating_sub(heap));
+    line("AnonHugePages:", 0);
+    line("ShmemHugePages:", 0);
+    line("FileHugePages:", 0);
+    write!(out, "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0\nHugePages_Surp:        0\n");
+    write!(out, "Hugepagesize:       2048 kB\n");
+    Ok(())
+}
+
+/// Nanoseconds in user mode and in the kernel of all processes, ended ones included that were waited for.
+fn process_times() -> [u64; 2] {
+    let mut times = [0; 2];
+    registry::for_each(|process| {
+        for usage in [process.usage(), process.children_usage()] {
+            times[0] += usage.user;
+            times[1] += usage.system;
+        }
+    });
+    times
+}
+
+/// What a CPU did with its time, in ticks: user, system, idle. User time is counted by task and not by CPU, so
+/// each CPU's share of it is the same part of what it was busy.
+fn cpu_ticks(cpu: CpuId, [user, system]: [u64; 2]) -> [u64; 3] {
+    let idle = sched::statistics(cpu).idle;
+    let busy = time::now().saturating_sub(idle);
+    let share = u128::from(busy) * u128::from(user) / u128::from((user + system).max(1));
+    let user = (share as u64).min(busy);
+    [user / TICK, (busy - user) / TICK, idle / TICK]
+}
+
+fn stat(out: &mut Text) -> Result<()> {
+    let cpus = sched::online();
+    let times = process_times();
+    let mut sum = [0; 3];
+    let mut switches = 0;
+    for cpu in cpus.iter() {
+        switches += sched::statistics(cpu).switches;
+        sum.iter_mut().zip(cpu_ticks(cpu, times)).for_each(|(sum, ticks)| *sum += ticks);
+    }
+    let [user, system, idle] = sum;
+    write!(out, "cpu  {user} 0 {system} {idle} 0 0 0 0 0 0\n");
+    for cpu in cpus.iter() {
+        let [user, system, idle] = cpu_ticks(cpu, times);
+        write!(out, "cpu{} {user} 0 {system} {idle} 0 0 0 0 0 0\n", cpu.0);
+    }
+    write!(out, "intr 0\nctxt {switches}\nbtime {}\n", time::boot_wall() / time::SECOND as i64);
+    write!(out, "processes {}\nprocs_running {}\nprocs_blocked 0\n", registry::forks(), loads::runnable());
+    write!(out, "softirq 0 0 0 0 0 0 0 0 0 0 0\n");
+    Ok(())
+}
+
+fn uptime(out: &mut Text) -> Result<()> {
+    let idle: u64 = sched::online().iter().map(|cpu| sched::statistics(cpu).idle).sum();
+    let (now, idle) = (time::now() / TICK, idle / TICK);
+    write!(out, "{}.{:02} {}.{:02}\n", now / 100, now % 100, idle / 100, idle % 100);
+    Ok(())
+}
+
+fn vmstat(out: &mut Text) -> Result<()> {
+    let memory = mem::stats::memory();
+    let (mut taken, mut given) = (0, 0);
+    for cpu in sched::online().iter() {
+        if let Some(lane) = mem::frames().lane_info(cpu) {
+            taken += lane.taken;
+            given += lane.given;
+        }
+    }
+    let mut faults = [0; 2];
+    registry::for_each(|process| {
+        let usage = process.usage();
+        faults[0] += usage.minor_faults + process.children_usage().minor_faults;
+        faults[1] += usage.major_faults + process.children_usage().major_faults;
+    });
+    let mut line = |name: &str, value: u64| write!(out, "{name} {value}\n");
+    line("nr_free_pages", memory.free);
+    line("nr_zone_inactive_anon", 0);
+    line("nr_zone_active_anon", memory.anonymous + memory.page_cache);
+    line("nr_inactive_anon", 0);
+    line("nr_active_anon", memory.anonymous + memory.page_cache);
+    line("nr_inactive_file", 0);
+    line("nr_active_file", 0);
+    line("nr_anon_pages", memory.anonymous);
+    line("nr_mapped", 0);
+    line("nr_file_pages", memory.page_cache);
+    line("nr_dirty", 0);
+    line("nr_writeback", 0);
+    line("nr_shmem", memory.page_cache);
+    line("nr_slab_reclaimable", 0);
+    line("nr_slab_unreclaimable", mem::stats::heap_bytes() / 4096);
+    line("nr_page_table_pages", memory.page_tables);
+    line("nr_kernel_stack", 16 * registry::count() as u64);
+    line("nr_bounce", memory.bounce);
+    line("pgpgin", 0);
+    line("pgpgout", 0);
+    line("pswpin", 0);
+    line("pswpout", 0);
+    line("pgalloc_normal", taken);
+    line("pgfree", given);
+    line("pgfault", faults[0] + faults[1]);
+    line("pgmajfault", faults[1]);
+    line("oom_kill", 0);
+    Ok(())
+}
+
+fn devices(out: &mut Text) -> Result<()> {
+    for (title, kind) in [("Character", NodeKind::CharDevice), ("\nBlock", NodeKind::BlockDevice)] {
+        write!(out, "{title} devices:\n");
+        for (major, name) in device::list(kind) {
+            write!(out, "{major:3} {name}\n");
+        }
+    }
+    Ok(())
+}
+
+fn slabinfo(out: &mut Text) -> Result<()> {
+    out.push(b"slabinfo - version: 2.1\n");
+    out.push(b"# name            <active_objs> <num_objs> <objsize> <objperslab> <pagesperslab> : tunables <limit> <batchcount> <sharedfactor> : slabdata <active_slabs> <num_slabs> <sharedavail>\n");
+    let heap = freehold_arch::heap::stats();
+    let frames = heap.frames as u64;
+    let used = (heap.allocated_bytes as u64).div_ceil(64);
+    write!(
+        out,
+        "heap               {used} {} 64 64 1 : tunables 0 0 0 : slabdata {frames} {frames} 0\n",
+        frames * 64
+    );
+    Ok(())
+}
+
+fn locks(out: &mut Text) -> Result<()> {
+    use crate::fs::locks::{self, Owner, Sharing, Space};
+    for (index, (file, lock)) in locks::list().into_iter().enumerate() {
+        let (major, minor) = split_device(file.device);
+        let kind = match (lock.space, lock.owner) {
+            (Space::Flock, _) => "FLOCK ",
+            (Space::Record, Owner::Process(_)) => "POSIX ",
+            (Space::Record, Owner::Description(_)) => "OFDLCK",
+        };
+        let sharing = if lock.sharing == Sharing::Shared { "READ " } else { "WRITE" };
+        let pid = if lock.pid == 0 { -1 } else { i64::from(lock.pid) };
+        write!(out, "{}: {kind} ADVISORY  {sharing} {pid} {major:02x}:{minor:02x}:{} {} ", index + 1, file.inode, lock.start);
+        if lock.end == u64::MAX {
+            out.push(b"EOF\n");
+        } else {
+            write!(out, "{}\n", lock.end - 1);
+        }
+    }
+    Ok(())
+}
+
+/// A node's files of /sys say the same in another shape.
+pub fn node_meminfo(out: &mut Text, node: NodeId) -> Result<()> {
+    for zone in mem::frames().zone_info().filter(|zone| zone.node == node) {
+        let mut line = |name: &str, frames: u64| {
+            write!(out, "Node {} {:<15}{:>8} kB\n", node.0, name, frames * FRAME_KB);
+        };
+        let free = zone.free;
+        line("MemTotal:", zone.managed);
+        line("MemFree:", free);
+        line("MemUsed:", zone.managed.saturating_sub(free));
+        for name in ["SwapCached:", "Active:", "Inactive:", "Unevictable:", "Mlocked:", "Dirty:", "Writeback:"] {
+            line(name, 0);
+        }
+        for name in ["FilePages:", "Mapped:", "AnonPages:", "Shmem:", "KernelStack:", "PageTables:", "Slab:"] {
+            line(name, 0);
+        }
+        write!(out, "Node {} HugePages_Total:     0\nNode {} HugePages_Free:      0\n", node.0, node.0);
+    }
+    Ok(())
 }

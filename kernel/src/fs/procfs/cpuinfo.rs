@@ -1,0 +1,138 @@
+//! /proc/cpuinfo: what CPUID says, in Linux' words.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::arch::x86_64::__cpuid_count;
+
+use crate::fs::generated::Text;
+
+/// Names of the bits of a CPUID register, from bit 0 on; empty ones are not shown.
+struct Word {
+    leaf: u32,
+    register: fn(u32) -> u32,
+    names: &'static str,
+}
+
+/// Bits by their Linux names (Intel SDM volume 2, CPUID; AMD APM volume 3, appendix E); "-" for none.
+const WORDS: &[Word] = &[
+    Word {
+        leaf: 1,
+        register: |leaf| cpuid(leaf)[3],
+        names: "fpu vme de pse tsc msr pae mce cx8 apic - sep mtrr pge mca cmov pat pse36 pn clflush - dts acpi \
+                mmx fxsr sse sse2 ss ht tm ia64 pbe",
+    },
+    Word {
+        leaf: 0x8000_0001,
+        register: |leaf| cpuid(leaf)[3],
+        names: "- - - - - - - - - - - syscall - - - - - - - mp nx - mmxext - - fxsr_opt pdpe1gb rdtscp - lm \
+                3dnowext 3dnow",
+    },
+    Word {
+        leaf: 1,
+        register: |leaf| cpuid(leaf)[2],
+        names: "pni pclmulqdq dtes64 monitor ds_cpl vmx smx est tm2 ssse3 cid sdbg fma cx16 xtpr pdcm - pcid dca \
+                sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline_timer aes xsave osxsave avx f16c rdrand hypervisor",
+    },
+    Word {
+        leaf: 0x8000_0001,
+        register: |leaf| cpuid(leaf)[2],
+        names: "lahf_lm cmp_legacy svm extapic cr8_legacy abm sse4a misalignsse 3dnowprefetch osvw ibs xop skinit \
+                wdt - lwp fma4 tce",
+    },
+    Word {
+        leaf: 7,
+        register: |leaf| cpuid(leaf)[1],
+        names: "fsgsbase tsc_adjust sgx bmi1 hle avx2 - smep bmi2 erms invpcid rtm cqm - mpx rdt_a avx512f \
+                avx512dq rdseed adx smap avx512ifma - clflushopt clwb intel_pt avx512pf avx512er avx512cd sha_ni \
+                avx512bw avx512vl",
+    },
+    Word {
+        leaf: 7,
+        register: |leaf| cpuid(leaf)[2],
+        names: "- avx512vbmi umip pku ospke waitpkg avx512_vbmi2 - gfni vaes vpclmulqdq avx512_vnni \
+                avx512_bitalg tme avx512_vpopcntdq - la57 - - - - - rdpid",
+    },
+];
+
+/// EAX, EBX, ECX and EDX of a leaf, zeroes for one that the CPU does not have.
+fn cpuid(leaf: u32) -> [u32; 4] {
+    let highest = __cpuid_count(leaf & 0x8000_0000, 0).eax;
+    if leaf > highest {
+        return [0; 4];
+    }
+    let result = __cpuid_count(leaf, 0);
+    [result.eax, result.ebx, result.ecx, result.edx]
+}
+
+fn text_of(words: &[u32]) -> String {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let text = String::from_utf8_lossy(&bytes);
+    String::from(text.trim_matches(|c: char| c == '\0' || c == ' '))
+}
+
+/// The maker's name of itself ("AuthenticAMD").
+pub fn vendor() -> String {
+    let [_, b, c, d] = cpuid(0);
+    text_of(&[b, d, c])
+}
+
+/// The product's name.
+fn brand() -> String {
+    let words: Vec<u32> = (0x8000_0002..=0x8000_0004).flat_map(cpuid).collect();
+    text_of(&words)
+}
+
+/// Family, model and stepping.
+fn signature() -> (u32, u32, u32) {
+    let eax = cpuid(1)[0];
+    let base = eax >> 8 & 0xf;
+    let family = if base == 0xf { base + (eax >> 20 & 0xff) } else { base };
+    let extended = if base == 0xf || base == 6 { eax >> 16 & 0xf } else { 0 };
+    (family, extended << 4 | eax >> 4 & 0xf, eax & 0xf)
+}
+
+/// One paragraph for the CPU `index` of `count`, whose counter runs at `frequency` Hz.
+pub fn show(out: &mut Text, index: usize, count: usize, frequency: u64) {
+    let (family, model, stepping) = signature();
+    let brand = brand();
+    let addresses = cpuid(0x8000_0008)[0];
+    let khz = frequency / 1000;
+    write!(out, "processor\t: {index}\nvendor_id\t: {}\ncpu family\t: {family}\nmodel\t\t: {model}\n", vendor());
+    write!(out, "model name\t: {}\nstepping\t: {stepping}\n", if brand.is_empty() { "unknown" } else { &brand });
+    write!(out, "cpu MHz\t\t: {}.{:03}\n", khz / 1000, khz % 1000);
+    write!(out, "physical id\t: 0\nsiblings\t: {count}\ncore id\t\t: {index}\ncpu cores\t: {count}\n");
+    write!(out, "apicid\t\t: {index}\ninitial apicid\t: {index}\n");
+    write!(out, "fpu\t\t: yes\nfpu_exception\t: yes\ncpuid level\t: {}\nwp\t\t: yes\nflags\t\t:", cpuid(0)[0]);
+    for word in WORDS {
+        let bits = (word.register)(word.leaf);
+        for (bit, name) in word.names.split_whitespace().enumerate() {
+            if bits & 1 << bit != 0 && name != "-" {
+                write!(out, " {name}");
+            }
+        }
+    }
+    let bogo = frequency / 5000;
+    write!(out, "\nbugs\t\t:\nbogomips\t: {}.{:02}\nclflush size\t: 64\n", bogo / 100, bogo % 100);
+    write!(out, "cache_alignment\t: 64\n");
+    let (physical, linear) = (addresses & 0xff, addresses >> 8 & 0xff);
+    write!(out, "address sizes\t: {physical} bits physical, {linear} bits virtual\npower management:\n\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every x86-64 CPU has the bits that the architecture demands, under Linux' names.
+    #[test]
+    fn the_flags_of_x86_64_are_named() {
+        let mut out = Text::new();
+        show(&mut out, 3, 4, 2_100_000_000);
+        let text = String::from_utf8(out.finish().unwrap()).unwrap();
+        let flags = text.lines().find(|line| line.starts_with("flags")).unwrap();
+        for flag in ["fpu", "tsc", "cx8", "cmov", "fxsr", "sse2", "syscall", "nx", "lm"] {
+            assert!(flags.split(' ').any(|name| name == flag), "{flag} in {flags}");
+        }
+        assert!(text.contains("cpu MHz\t\t: 2100.000\n") && text.contains("processor\t: 3\n"));
+        assert!(!vendor().is_empty());
+    }
+}

@@ -1,0 +1,94 @@
+//! The load average: how many tasks ran or wanted to, averaged over 1, 5 and 15 minutes.
+//!
+//! Every five seconds a timer counts, and each average moves towards the count by its share, in fixed point with
+//! 11 bits behind the point (what getloadavg(3) reads is text).
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::fs::pseudo::PseudoDir;
+use crate::sched;
+use crate::task::registry;
+use crate::time::{self, Expire, SECOND, TimerSlot};
+
+const PERIOD: u64 = 5 * SECOND;
+const ONE: u64 = 1 << 11;
+/// ONE · e^(-5 s / 1, 5, 15 min).
+const DECAYS: [u64; 3] = [1884, 2014, 2037];
+
+static AVERAGES: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+
+struct Sampler {
+    slot: TimerSlot,
+}
+
+/// One step of an average towards `count` tasks.
+const fn step(average: u64, count: u64, decay: u64) -> u64 {
+    let sum = average * decay + count * ONE * (ONE - decay);
+    // Rounded up while it grows, so that it reaches the count.
+    let up = if count * ONE > average { ONE - 1 } else { 0 };
+    (sum + up) / ONE
+}
+
+impl Expire for Sampler {
+    fn slot(&self) -> &TimerSlot {
+        &self.slot
+    }
+
+    fn expire(&self, now: u64) -> Option<u64> {
+        let count = runnable() as u64;
+        for (average, decay) in AVERAGES.iter().zip(DECAYS) {
+            average.store(step(average.load(Ordering::Relaxed), count, decay), Ordering::Relaxed);
+        }
+        Some(now + PERIOD)
+    }
+}
+
+/// Tasks that run or want to.
+pub(super) fn runnable() -> usize {
+    sched::online().iter().map(|cpu| sched::statistics(cpu).runnable).sum()
+}
+
+/// Put loadavg into `root`; sampling begins with the first /proc.
+pub(super) fn fill(root: &Arc<PseudoDir>) {
+    static SAMPLER: spin::Once<Arc<dyn Expire>> = spin::Once::new();
+    let mut fresh = false;
+    let sampler = SAMPLER.call_once(|| {
+        fresh = true;
+        Arc::new(Sampler { slot: TimerSlot::new() })
+    });
+    if fresh {
+        time::arm(sampler, time::now() + PERIOD);
+    }
+    root.file("loadavg", |out| {
+        for average in &AVERAGES {
+            let average = average.load(Ordering::Relaxed) + ONE / 200;
+            write!(out, "{}.{:02} ", average / ONE, average % ONE * 100 / ONE);
+        }
+        write!(out, "{}/{} {}\n", runnable(), registry::count(), registry::last_pid());
+        Ok(())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The one-minute average is 63% of the way after a minute, and gets there and back.
+    #[test]
+    fn averages_follow_the_count() {
+        let mut average = 0;
+        for _ in 0..12 {
+            average = step(average, 2, DECAYS[0]);
+        }
+        assert!((126..=130).contains(&(average * 100 / ONE)), "{average}");
+        for _ in 0..200 {
+            average = step(average, 2, DECAYS[0]);
+        }
+        assert_eq!(average, 2 * ONE);
+        for _ in 0..200 {
+            average = step(average, 0, DECAYS[0]);
+        }
+        assert!(average < ONE / 100);
+    }
+}

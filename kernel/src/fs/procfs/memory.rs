@@ -1,0 +1,283 @@
+//! The files of a process that are about its memory.
+//!
+//! The space's lock is held while its areas are walked; names of mapped files are made from paths, which takes
+//! directory locks below it, and nothing here touches user addresses meanwhile.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use freehold_machine::VirtAddr;
+use freehold_vm::{AreaName, AreaView, Protection, RemoteAccess, Residency, Sharing, Smaps};
+
+use super::processes::{FileKind, nameless};
+use crate::fs::device::split_device;
+use crate::fs::file::{Blocking, File, Seekable};
+use crate::fs::generated::Text;
+use crate::fs::node::Node;
+use crate::fs::{Path, boot};
+use crate::mem::{self, FileMapping, Frames, Space};
+use crate::task::Process;
+use crate::user::{Sink, Source};
+use crate::{Errno, Result};
+
+type Area<'a> = AreaView<'a, Frames>;
+
+/// Most bytes of arguments or environment that are shown.
+const MAX_STRINGS: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+
+/// Write the content of a file about the memory of `process`; nothing for one that has ended.
+pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<()> {
+    if process.exit_status().is_some() {
+        return Ok(());
+    }
+    let space = process.space();
+    let program = space.program();
+    let root = process.fs().root();
+    match kind {
+        FileKind::Cmdline => strings(out, &space, program.arguments),
+        FileKind::Environ => strings(out, &space, program.environment),
+        FileKind::Auxv => {
+            for (key, value) in program.auxiliary {
+                out.push(&key.to_ne_bytes());
+                out.push(&value.to_ne_bytes());
+            }
+            Ok(())
+        }
+        FileKind::Maps => {
+            for area in space.lock().areas() {
+                line(out, &area, &root)?;
+            }
+            Ok(())
+        }
+        FileKind::Smaps => {
+            let areas = space.lock();
+            for area in areas.areas() {
+                line(out, &area, &root)?;
+                write!(out, "{:<16}{:>8} kB\n", "Size:", (area.end.0 - area.start.0) / 1024);
+                write!(out, "{:<16}{:>8} kB\n{:<16}{:>8} kB\n", "KernelPageSize:", 4, "MMUPageSize:", 4);
+                counts(out, &areas.smaps(&area));
+                write!(out, "THPeligible:    0\nVmFlags: {}\n", vm_flags(&area));
+            }
+            Ok(())
+        }
+        FileKind::SmapsRollup => {
+            let areas = space.lock();
+            let mut sum = Smaps::default();
+            for area in areas.areas() {
+                add(&mut sum, &areas.smaps(&area));
+            }
+            let first = areas.areas().next().map_or(0, |area| area.start.0);
+            let last = areas.areas().next_back().map_or(0, |area| area.end.0);
+            write!(out, "{first:08x}-{last:08x} ---p 00000000 00:00 0{:28}[rollup]\n", "");
+            counts(out, &sum);
+            Ok(())
+        }
+        FileKind::NumaMaps => {
+            let areas = space.lock();
+            for area in areas.areas() {
+                let smaps = areas.smaps(&area);
+                let pages = smaps.rss / PAGE;
+                write!(out, "{:x} default", area.start.0);
+                if pages > 0 {
+                    let kind = if smaps.anonymous > 0 { "anon" } else { "mapped" };
+                    write!(out, " {kind}={pages}");
+                }
+                out.push(b" kernelpagesize_kB=4\n");
+            }
+            Ok(())
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn strings(out: &mut Text, space: &Space, range: core::ops::Range<u64>) -> Result<()> {
+    let len = range.end.saturating_sub(range.start).min(MAX_STRINGS);
+    if len == 0 {
+        return Ok(());
+    }
+    let outcome = space.lock().access_remote(VirtAddr(range.start), len as usize, RemoteAccess::Read, |bytes| {
+        out.push(bytes);
+        bytes.len()
+    });
+    // What the program has unmapped is not shown.
+    outcome.map(|_| ()).or(Ok(()))
+}
+
+/// The bytes of the area's name, with line feeds escaped.
+fn name(area: &Area<'_>, root: &Path) -> Result<Vec<u8>> {
+    Ok(match area.name {
+        AreaName::Heap => b"[heap]".to_vec(),
+        AreaName::Stack => b"[stack]".to_vec(),
+        AreaName::SharedAnonymous => b"/dev/zero (deleted)".to_vec(),
+        AreaName::File(file) => {
+            let any: &dyn core::any::Any = &**file;
+            match any.downcast_ref::<FileMapping>() {
+                Some(mapping) => match mapping.file().path() {
+                    Some(path) => path.display(root)?,
+                    None => nameless(mapping.file()),
+                },
+                None => Vec::new(),
+            }
+        }
+        _ => Vec::new(),
+    })
+}
+
+/// Device and inode number of what is mapped.
+fn identity(area: &Area<'_>) -> (u64, u64) {
+    if let AreaName::File(file) = area.name {
+        let any: &dyn core::any::Any = &**file;
+        if let Some(mapping) = any.downcast_ref::<FileMapping>() {
+            let identity = mapping.file().node().identity();
+            return (identity.device, identity.inode);
+        }
+    }
+    match area.name {
+        AreaName::SharedAnonymous => (boot::unnamed_mount().file_system().device(), area.object),
+        _ => (0, 0),
+    }
+}
+
+fn line(out: &mut Text, area: &Area<'_>, root: &Path) -> Result<()> {
+    let may = |what, letter| if area.protection.contains(what) { letter } else { '-' };
+    let (r, w) = (may(Protection::READ, 'r'), may(Protection::WRITE, 'w'));
+    let x = may(Protection::EXEC, 'x');
+    let sharing = if area.sharing == Sharing::Shared { 's' } else { 'p' };
+    let (device, inode) = identity(area);
+    let (major, minor) = split_device(device);
+    let head = alloc::format!(
+        "{:08x}-{:08x} {r}{w}{x}{sharing} {:08x} {major:02x}:{minor:02x} {inode}",
+        area.start.0, area.end.0, area.offset
+    );
+    let name = name(area, root)?;
+    if name.is_empty() {
+        write!(out, "{head} \n");
+        return Ok(());
+    }
+    write!(out, "{head:<72} ");
+    for &byte in &name {
+        if byte == b'\n' { out.push(b"\\012") } else { out.push(&[byte]) }
+    }
+    out.push(b"\n");
+    Ok(())
+}
+
+fn counts(out: &mut Text, smaps: &Smaps) {
+    let mut row = |name: &str, bytes: u64| write!(out, "{name:<16}{:>8} kB\n", bytes / 1024);
+    row("Rss:", smaps.rss);
+    row("Pss:", smaps.pss);
+    row("Pss_Dirty:", smaps.pss_dirty);
+    row("Shared_Clean:", smaps.shared_clean);
+    row("Shared_Dirty:", smaps.shared_dirty);
+    row("Private_Clean:", smaps.private_clean);
+    row("Private_Dirty:", smaps.private_dirty);
+    row("Referenced:", smaps.referenced);
+    row("Anonymous:", smaps.anonymous);
+    row("LazyFree:", 0);
+    row("AnonHugePages:", 0);
+    row("ShmemPmdMapped:", 0);
+    row("FilePmdMapped:", 0);
+    row("Shared_Hugetlb:", 0);
+    row("Private_Hugetlb:", 0);
+    row("Swap:", 0);
+    row("SwapPss:", 0);
+    row("Locked:", smaps.locked);
+}
+
+fn add(sum: &mut Smaps, one: &Smaps) {
+    sum.rss += one.rss;
+    sum.pss += one.pss;
+    sum.pss_dirty += one.pss_dirty;
+    sum.shared_clean += one.shared_clean;
+    sum.shared_dirty += one.shared_dirty;
+    sum.private_clean += one.private_clean;
+    sum.private_dirty += one.private_dirty;
+    sum.referenced += one.referenced;
+    sum.anonymous += one.anonymous;
+    sum.locked += one.locked;
+}
+
+/// The two-letter flags of an area that there are here.
+fn vm_flags(area: &Area<'_>) -> alloc::string::String {
+    let mut text = alloc::string::String::new();
+    for (what, code) in [(Protection::READ, "rd "), (Protection::WRITE, "wr "), (Protection::EXEC, "ex ")] {
+        if area.protection.contains(what) {
+            text.push_str(code);
+        }
+    }
+    if area.sharing == Sharing::Shared {
+        text.push_str("sh ");
+    }
+    text.push_str("mr mw me ");
+    if matches!(area.name, AreaName::Stack) {
+        text.push_str("gd ");
+    }
+    text
+}
+
+/// /proc/PID/mem and pagemap: the space is that of the time of opening, as on Linux.
+pub(super) struct SpaceFile {
+    node: Arc<dyn Node>,
+    space: Arc<Space>,
+    kind: FileKind,
+}
+
+impl SpaceFile {
+    pub fn open(node: Arc<dyn Node>, process: &Process, kind: FileKind) -> Arc<dyn File> {
+        Arc::new(Self { node, space: process.space(), kind })
+    }
+
+    /// One 64-bit word per page: bit 63 where the page is present. Frame numbers are not told.
+    fn pagemap(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
+        const ENTRY: u64 = 8;
+        const STEP: u64 = 512;
+        if offset % ENTRY != 0 || sink.remaining() as u64 % ENTRY != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let end = (1 << 47) / PAGE;
+        let first = (offset / ENTRY).min(end);
+        let count = (sink.remaining() as u64 / ENTRY).min(STEP).min(end - first);
+        let mut words = alloc::vec![0u64; count as usize];
+        self.space.lock().residency(VirtAddr(first * PAGE), count * PAGE, |index, residency| {
+            if residency == Residency::Resident
+                && let Some(word) = words.get_mut(index as usize)
+            {
+                *word = 1 << 63;
+            }
+        });
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        sink.put(&bytes)
+    }
+}
+
+impl File for SpaceFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+
+    fn seekable(&self) -> Seekable {
+        Seekable::Offset
+    }
+
+    fn read_at(&self, offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
+        if self.kind == FileKind::Pagemap {
+            return self.pagemap(offset, sink);
+        }
+        let len = sink.remaining();
+        mem::read_space(&self.space, VirtAddr(offset), len, RemoteAccess::ForceRead, sink).map_err(|_| Errno::EIO)
+    }
+
+    fn write_at(&self, offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
+        if self.kind == FileKind::Pagemap {
+            return Err(Errno::EINVAL);
+        }
+        let len = source.remaining();
+        mem::write_space(&self.space, VirtAddr(offset), len, RemoteAccess::ForceWrite, source)
+            .map_err(|_| Errno::EIO)
+    }
+
+    fn end(&self) -> Result<u64> {
+        Err(Errno::EINVAL)
+    }
+}

@@ -1,0 +1,90 @@
+//! Mounts as /proc/PID/mounts and mountinfo show them.
+
+use alloc::vec::Vec;
+
+use crate::Result;
+use crate::fs::boot;
+use crate::fs::device::split_device;
+use crate::fs::generated::Text;
+use crate::fs::mount::{Mount, MountFlags};
+use crate::fs::path::{Path, Reach};
+
+/// Blank, tab, line feed and backslash as octal escapes, which getmntent(3) undoes.
+fn escaped(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    for &byte in text {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => out.extend_from_slice(alloc::format!("\\{byte:03o}").as_bytes()),
+            byte => out.push(byte),
+        }
+    }
+    out
+}
+
+fn options(out: &mut Text, flags: MountFlags) {
+    out.push(if flags.contains(MountFlags::RDONLY) { b"ro" } else { b"rw" });
+    for (flag, name) in [
+        (MountFlags::NOSUID, ",nosuid"),
+        (MountFlags::NODEV, ",nodev"),
+        (MountFlags::NOEXEC, ",noexec"),
+        (MountFlags::NOATIME, ",noatime"),
+        (MountFlags::NODIRATIME, ",nodiratime"),
+    ] {
+        if flags.contains(flag) {
+            out.push(name.as_bytes());
+        }
+    }
+    if !flags.contains(MountFlags::NOATIME) {
+        out.push(b",relatime");
+    }
+}
+
+/// Every mount that can be reached from `root`, with the path of its mount point there.
+fn visible(root: &Path) -> Result<Vec<(alloc::sync::Arc<Mount>, Vec<u8>)>> {
+    let mut found = Vec::new();
+    for mount in boot::root_mount().tree() {
+        let place = Path::root_of(mount.clone()).describe(root)?;
+        if place.reach == Reach::Inside {
+            found.push((mount, place.text));
+        }
+    }
+    Ok(found)
+}
+
+/// /proc/PID/mounts, for a process with this root.
+pub fn mounts(out: &mut Text, root: &Path) -> Result<()> {
+    for (mount, place) in visible(root)? {
+        let fs = mount.file_system();
+        out.push(&escaped(mount.source()));
+        out.push(b" ");
+        out.push(&escaped(&place));
+        write!(out, " {} ", fs.name());
+        options(out, mount.flags());
+        write!(out, "{} 0 0\n", fs.options());
+    }
+    Ok(())
+}
+
+/// /proc/PID/mountinfo, for a process with this root.
+pub fn mountinfo(out: &mut Text, root: &Path) -> Result<()> {
+    for (mount, place) in visible(root)? {
+        let fs = mount.file_system();
+        let parent = mount.mountpoint().map_or(mount.id(), |below| below.mount.id());
+        let (major, minor) = split_device(fs.device());
+        // What a bind mount shows is a path within its file system.
+        let whole = Path { mount: mount.clone(), node: fs.root(), entry: None };
+        let part = Path::root_of(mount.clone()).describe(&whole)?;
+        let part = if part.reach == Reach::Inside { part.text } else { Vec::from(b"/") };
+        write!(out, "{} {parent} {major}:{minor} ", mount.id());
+        out.push(&escaped(&part));
+        out.push(b" ");
+        out.push(&escaped(&place));
+        out.push(b" ");
+        options(out, mount.flags());
+        write!(out, " - {} ", fs.name());
+        out.push(&escaped(mount.source()));
+        let access = if mount.flags().contains(MountFlags::RDONLY) { "ro" } else { "rw" };
+        write!(out, " {access}{}\n", fs.options());
+    }
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! /proc/sys: what can be read about settings, and the few that can be changed. One that has no effect here
+//! cannot be written: `EACCES` says so where success would lie.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::fs::generated::{Generate, Text};
+use crate::fs::pseudo::PseudoDir;
+use crate::system::{self, Name};
+use crate::task::registry;
+use crate::{Errno, Result};
+
+/// The number in a text that a program wrote, with blanks around it.
+pub(super) fn parse_number(bytes: &[u8]) -> Result<u64> {
+    let text = core::str::from_utf8(bytes).map_err(|_| Errno::EINVAL)?;
+    text.trim_matches(|c: char| c.is_ascii_whitespace() || c == '\0').parse().map_err(|_| Errno::EINVAL)
+}
+
+struct Named(Name);
+
+impl Generate for Named {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        text.push(&system::name(self.0));
+        text.push(b"\n");
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let line = bytes.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or_default();
+        system::set_name(self.0, line)
+    }
+}
+
+/// vm.drop_caches: what is only cached goes.
+struct DropCaches;
+
+impl Generate for DropCaches {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        text.push(b"0\n");
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        if !(1..=4).contains(&parse_number(bytes)?) {
+            return Err(Errno::EINVAL);
+        }
+        crate::fs::device::sync_all();
+        #[cfg(target_os = "none")]
+        crate::mem::relieve();
+        Ok(())
+    }
+}
+
+/// 128 bits as a UUID of version 4.
+fn uuid(bits: [u64; 2]) -> Vec<u8> {
+    let bits = (u128::from(bits[0]) << 64 | u128::from(bits[1])) & !(0xf << 76 | 0x3 << 62) | (0x4 << 76 | 0x2 << 62);
+    let hex = alloc::format!("{bits:032x}");
+    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    parts.join("-").into_bytes()
+}
+
+fn random_pair() -> [u64; 2] {
+    #[cfg(target_os = "none")]
+    {
+        use freehold_machine::Entropy;
+        [crate::hw::Hardware.random_u64(), crate::hw::Hardware.random_u64()]
+    }
+    #[cfg(not(target_os = "none"))]
+    [0, 0]
+}
+
+/// Put /proc/sys into `root`.
+pub(super) fn fill(root: &Arc<PseudoDir>) {
+    let kernel = root.dirs("sys/kernel");
+    kernel.constant("ostype", system::SYSTEM);
+    kernel.constant("osrelease", system::RELEASE);
+    kernel.constant("version", system::VERSION);
+    kernel.generated("hostname", 0o644, Named(Name::Host));
+    kernel.generated("domainname", 0o644, Named(Name::Domain));
+    kernel.constant("pid_max", alloc::format!("{}", registry::PID_MAX));
+    kernel.constant("threads-max", alloc::format!("{}", registry::TASKS_MAX));
+    kernel.constant("cap_last_cap", "40");
+    kernel.constant("ngroups_max", "65536");
+    kernel.constant("overflowuid", "65534");
+    kernel.constant("overflowgid", "65534");
+    kernel.constant("core_pattern", "core");
+    kernel.constant("tainted", "0");
+    kernel.constant("printk", "4\t4\t1\t7");
+    kernel.constant("dmesg_restrict", "0");
+    kernel.constant("kptr_restrict", "1");
+    kernel.constant("perf_event_paranoid", "3");
+    kernel.constant("numa_balancing", "0");
+    kernel.constant("shmmax", "18446744073692774399");
+    kernel.constant("shmall", "18446744073692774399");
+    kernel.constant("shmmni", "4096");
+    kernel.constant("randomize_va_space", "2");
+    kernel.constant("core_uses_pid", "0");
+    kernel.constant("panic", "0");
+    let random = root.dirs("sys/kernel/random");
+    random.constant("boot_id", uuid(random_pair()));
+    random.file("uuid", |out| {
+        out.push(&uuid(random_pair()));
+        out.push(b"\n");
+        Ok(())
+    });
+    random.constant("entropy_avail", "256");
+    random.constant("poolsize", "256");
+
+    let vm = root.dirs("sys/vm");
+    vm.constant("overcommit_memory", "0");
+    vm.constant("overcommit_ratio", "50");
+    vm.constant("max_map_count", "65530");
+    vm.constant("swappiness", "0");
+    vm.generated("drop_caches", 0o200, DropCaches);
+    vm.constant("mmap_min_addr", "65536");
+    vm.constant("legacy_va_layout", "0");
+    vm.constant("nr_hugepages", "0");
+    vm.constant("nr_overcommit_hugepages", "0");
+    vm.constant("panic_on_oom", "0");
+    vm.constant("oom_kill_allocating_task", "0");
+    vm.constant("zone_reclaim_mode", "0");
+    vm.constant("page-cluster", "3");
+
+    let fs = root.dirs("sys/fs");
+    fs.constant("file-max", "9223372036854775807");
+    fs.constant("nr_open", "1048576");
+    fs.constant("pipe-max-size", "1048576");
+    fs.constant("protected_hardlinks", "0");
+    fs.constant("protected_symlinks", "0");
+    fs.constant("protected_fifos", "0");
+    fs.constant("protected_regular", "0");
+    fs.constant("suid_dumpable", "0");
+    root.dirs("sys/net/core").constant("somaxconn", "4096");
+    root.dirs("sys/net/unix").constant("max_dgram_qlen", "512");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a program writes is a number, with the line feed that echo adds, and nothing else.
+    #[test]
+    fn written_numbers_are_whole() {
+        assert_eq!(parse_number(b" 2\n"), Ok(2));
+        for bad in [b"-1".as_slice(), b"", b"x", b"1 1", b"99999999999999999999", b"\xff"] {
+            assert_eq!(parse_number(bad), Err(Errno::EINVAL));
+        }
+    }
+
+    /// A UUID says that it is random.
+    #[test]
+    fn uuids_have_version_and_variant() {
+        assert_eq!(uuid([0, 0]), b"00000000-0000-4000-8000-000000000000");
+        assert_eq!(uuid([u64::MAX; 2]), b"ffffffff-ffff-4fff-bfff-ffffffffffff");
+    }
+}

@@ -1,0 +1,318 @@
+//! What the files of a process or thread say.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt::Write as _;
+use core::sync::atomic::Ordering;
+
+use super::processes::{FileKind, Subject};
+use super::settings::parse_number;
+use super::system::TICK;
+use super::{memory, mounts};
+use crate::fs::generated::Text;
+use crate::task::signal::SIG_IGN;
+use crate::task::{Process, Resource, SigSet, Signal, Task, Usage};
+use crate::{Errno, Result, mem, sched};
+
+/// What a process' space says; nothing for one that has ended.
+pub(super) fn usage_of(process: &Process) -> freehold_vm::Usage {
+    if process.exit_status().is_some() { freehold_vm::Usage::default() } else { process.space().lock().usage() }
+}
+
+/// Write the content of the file `kind` of `subject`, which is `process` or one of its threads.
+pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kind: FileKind) -> Result<()> {
+    match kind {
+        FileKind::Stat => stat(out, subject, process)?,
+        FileKind::Status => status(out, subject, process)?,
+        FileKind::Statm => {
+            let usage = usage_of(process);
+            let shared = usage.rss_file + usage.rss_shmem;
+            let data = usage.data_pages + usage.stack_pages;
+            write!(out, "{} {} {shared} {} 0 {data} 0\n", usage.total_pages, usage.rss(), usage.exec_pages);
+        }
+        FileKind::Comm => {
+            out.push(name(subject, process)?.as_bytes());
+            out.push(b"\n");
+        }
+        FileKind::Limits => limits(out, process),
+        FileKind::Io => {
+            let [read, written, reads, writes] = process.io.each_ref().map(|n| n.load(Ordering::Relaxed));
+            write!(out, "rchar: {read}\nwchar: {written}\nsyscr: {reads}\nsyscw: {writes}\n");
+            write!(out, "read_bytes: 0\nwrite_bytes: 0\ncancelled_write_bytes: 0\n");
+        }
+        FileKind::Wchan => out.push(b"0"),
+        FileKind::Cgroup => out.push(b"0::/\n"),
+        FileKind::OomScore => {
+            let total = mem::stats::memory().total.max(1);
+            let share = usage_of(process).rss() * 1000 / total;
+            let score = share as i64 + i64::from(process.oom_score_adj.load(Ordering::Relaxed));
+            write!(out, "{}\n", score.clamp(0, 2000));
+        }
+        FileKind::OomScoreAdj => write!(out, "{}\n", process.oom_score_adj.load(Ordering::Relaxed)),
+        FileKind::Mounts => mounts::mounts(out, &process.fs().root())?,
+        FileKind::Mountinfo => mounts::mountinfo(out, &process.fs().root())?,
+        FileKind::Personality => out.push(b"00000000\n"),
+        FileKind::CoredumpFilter => out.push(b"00000033\n"),
+        FileKind::Loginuid => out.push(b"4294967295"),
+        FileKind::ClearRefs => {}
+        FileKind::Schedstat => {
+            let usage = usage_in_time(subject, process)?;
+            let switches = usage.voluntary_switches + usage.involuntary_switches;
+            write!(out, "{} 0 {switches}\n", usage.user + usage.system);
+        }
+        FileKind::Cmdline
+        | FileKind::Environ
+        | FileKind::Maps
+        | FileKind::Smaps
+        | FileKind::SmapsRollup
+        | FileKind::NumaMaps
+        | FileKind::Auxv => memory::show(out, process, kind)?,
+        FileKind::Memory | FileKind::Pagemap | FileKind::DescriptorInfo(_) => return Err(Errno::EINVAL),
+    }
+    Ok(())
+}
+
+/// Take what a program wrote to the file `kind` of `subject`.
+pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()> {
+    let process = subject.process()?;
+    match kind {
+        FileKind::Comm => {
+            if process.pid != crate::task::current().process().pid {
+                return Err(Errno::EINVAL);
+            }
+            let line = bytes.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or_default();
+            subject.task()?.ok_or(Errno::ESRCH)?.set_name(line);
+        }
+        FileKind::OomScoreAdj => {
+            let text = core::str::from_utf8(bytes).map_err(|_| Errno::EINVAL)?.trim();
+            let value: i32 = text.parse().map_err(|_| Errno::EINVAL)?;
+            if !(-1000..=1000).contains(&value) {
+                return Err(Errno::EINVAL);
+            }
+            process.oom_score_adj.store(value, Ordering::Relaxed);
+        }
+        // There are no core files to filter, and no soft-dirty bits to clear.
+        FileKind::CoredumpFilter => {}
+        FileKind::ClearRefs => {
+            parse_number(bytes)?;
+        }
+        _ => return Err(Errno::EACCES),
+    }
+    Ok(())
+}
+
+fn text_of(name: [u8; 16]) -> String {
+    let bytes: Vec<u8> = name.into_iter().take_while(|&byte| byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn name(subject: Subject, process: &Process) -> Result<String> {
+    Ok(text_of(subject.task()?.map_or_else(|| process.name(), |task| task.name())))
+}
+
+fn usage_in_time(subject: Subject, process: &Process) -> Result<Usage> {
+    match subject.tid {
+        None => Ok(process.usage()),
+        Some(_) => Ok(subject.task()?.map_or_else(Usage::default, |task| task.usage())),
+    }
+}
+
+/// The letter of a state and Linux' words for it.
+fn state(process: &Process, task: Option<&Arc<Task>>) -> (char, &'static str) {
+    let letter = match task {
+        Some(task) if process.exit_status().is_none() => task.schedule.state_letter(),
+        _ => b'Z',
+    };
+    let words = match letter {
+        b'R' => "running",
+        b'S' => "sleeping",
+        b'D' => "disk sleep",
+        b'T' => "stopped",
+        b'Z' => "zombie",
+        _ => "dead",
+    };
+    (char::from(letter), words)
+}
+
+/// Signals that are ignored, and those that are caught.
+fn dispositions(process: &Process) -> [u64; 2] {
+    let mut sets = [0, 0];
+    for number in 1..=64 {
+        if let Some(signal) = Signal::new(number) {
+            match process.action(signal).handler {
+                0 => {}
+                SIG_IGN => sets[0] |= 1 << (number - 1),
+                _ => sets[1] |= 1 << (number - 1),
+            }
+        }
+    }
+    sets
+}
+
+/// The terminal's device number as /proc shows it and the foreground group, or 0 and -1.
+fn terminal(process: &Process) -> (u64, i64) {
+    let session = process.session();
+    let terminal = session.controlling.lock().clone();
+    match terminal {
+        None => (0, -1),
+        Some(tty) => (tty.device(), i64::from(tty.control().1)),
+    }
+}
+
+fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> {
+    let task = subject.task()?;
+    let usage = usage_in_time(subject, process)?;
+    let children = process.children_usage();
+    let space = usage_of(process);
+    let program = process.space().program();
+    let (tty, foreground) = terminal(process);
+    let (letter, _) = state(process, task.as_ref());
+    let nice = task.as_ref().map_or(0, |task| task.schedule.nice());
+    let pending = task.as_ref().map_or(SigSet::EMPTY, |task| task.pending_signals());
+    let blocked = task.as_ref().map_or(SigSet::EMPTY, |task| task.blocked());
+    let [ignored, caught] = dispositions(process);
+    let cpu = task.as_ref().map_or(0, |task| task.schedule.cpu.load(Ordering::Relaxed));
+    write!(out, "{} ({}) {letter}", subject.tid.unwrap_or(process.pid), name(subject, process)?);
+    write!(out, " {} {} {} {tty} {foreground} 4194304", process.parent_pid(), process.group(), process.session().id);
+    write!(out, " {} {}", usage.minor_faults, children.minor_faults);
+    write!(out, " {} {}", usage.major_faults, children.major_faults);
+    write!(out, " {} {}", usage.user / TICK, usage.system / TICK);
+    write!(out, " {} {}", children.user / TICK, children.system / TICK);
+    write!(out, " {} {nice} {} 0 {}", 20 + nice, process.threads().len(), process.started / TICK);
+    let rss_limit = process.limit(Resource::Rss).soft;
+    write!(out, " {} {} {rss_limit}", space.total_pages * 4096, space.rss());
+    write!(out, " {} {} {} 0 0", program.code.start, program.code.end, program.stack_start);
+    write!(out, " {} {} {ignored} {caught}", pending.0, blocked.0);
+    write!(out, " 0 0 0 17 {cpu} 0 0 0 0 0");
+    write!(out, " {} {} {}", program.data.start, program.data.end, program.break_start);
+    write!(out, " {} {}", program.arguments.start, program.arguments.end);
+    write!(out, " {} {} 0\n", program.environment.start, program.environment.end);
+    Ok(())
+}
+
+/// A bit mask as Linux prints one of `bits` bits: groups of 32 in hexadecimal, comma between.
+pub fn mask(bits: u64, count: usize) -> String {
+    let mut text = String::new();
+    let groups = count.div_ceil(32).clamp(1, 2);
+    for group in (0..groups).rev() {
+        let width = if group + 1 == groups { (count - group * 32).div_ceil(4).max(1) } else { 8 };
+        let comma = if group == 0 { "" } else { "," };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{:0width$x}{comma}", bits >> (32 * group) & 0xffff_ffff);
+    }
+    text
+}
+
+/// A bit mask as a list of ranges: "0-3,8".
+pub fn list(bits: u64) -> String {
+    let mut text = String::new();
+    let mut at = 0;
+    while at < 64 {
+        if bits >> at & 1 == 0 {
+            at += 1;
+            continue;
+        }
+        let length = (bits >> at).trailing_ones();
+        let comma = if text.is_empty() { "" } else { "," };
+        let end = at + length - 1;
+        // Writing to a string cannot fail.
+        let _ = if end == at { write!(text, "{comma}{at}") } else { write!(text, "{comma}{at}-{end}") };
+        at += length;
+    }
+    text
+}
+
+fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> {
+    let task = subject.task()?;
+    let credentials = process.credentials();
+    let (letter, words) = state(process, task.as_ref());
+    let id = subject.tid.unwrap_or(process.pid);
+    let is_alive = process.exit_status().is_none();
+    write!(out, "Name:\t{}\n", name(subject, process)?);
+    if is_alive {
+        write!(out, "Umask:\t{:04o}\n", process.fs().umask());
+    }
+    write!(out, "State:\t{letter} ({words})\nTgid:\t{}\nNgid:\t0\nPid:\t{id}\n", process.pid);
+    write!(out, "PPid:\t{}\nTracerPid:\t0\n", process.parent_pid());
+    let c = &credentials;
+    write!(out, "Uid:\t{}\t{}\t{}\t{}\n", c.uid, c.euid, c.suid, c.fsuid);
+    write!(out, "Gid:\t{}\t{}\t{}\t{}\n", c.gid, c.egid, c.sgid, c.fsgid);
+    write!(out, "FDSize:\t{}\nGroups:\t", process.files().size());
+    for group in &c.groups {
+        write!(out, "{group} ");
+    }
+    write!(out, "\nNStgid:\t{}\nNSpid:\t{id}\n", process.pid);
+    write!(out, "NSpgid:\t{}\nNSsid:\t{}\n", process.group(), process.session().id);
+    if is_alive {
+        let usage = process.space().lock().usage();
+        let mut line = |name: &str, pages: u64| write!(out, "{name}:\t{:>8} kB\n", pages * 4);
+        line("VmPeak", usage.peak_total);
+        line("VmSize", usage.total_pages);
+        line("VmLck", usage.locked_pages);
+        line("VmPin", 0);
+        line("VmHWM", usage.peak_rss.max(usage.rss()));
+        line("VmRSS", usage.rss());
+        line("RssAnon", usage.rss_anon);
+        line("RssFile", usage.rss_file);
+        line("RssShmem", usage.rss_shmem);
+        line("VmData", usage.data_pages);
+        line("VmStk", usage.stack_pages);
+        line("VmExe", usage.exec_pages);
+        line("VmLib", 0);
+        line("VmPTE", usage.page_table_bytes / 4096);
+        line("VmSwap", 0);
+        write!(out, "HugetlbPages:\t       0 kB\nCoreDumping:\t0\nTHP_enabled:\t0\n");
+    }
+    let pending = task.as_ref().map_or(SigSet::EMPTY, |task| task.pending_signals());
+    let blocked = task.as_ref().map_or(SigSet::EMPTY, |task| task.blocked());
+    let [ignored, caught] = dispositions(process);
+    let queue = process.limit(Resource::SigPending).soft;
+    write!(out, "Threads:\t{}\nSigQ:\t0/{queue}\n", process.threads().len());
+    write!(out, "SigPnd:\t{:016x}\nShdPnd:\t{:016x}\nSigBlk:\t{:016x}\n", 0, pending.0, blocked.0);
+    write!(out, "SigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n");
+    const ALL: u64 = (1 << 41) - 1;
+    let powers = if c.is_privileged() { ALL } else { 0 };
+    write!(out, "CapInh:\t{:016x}\nCapPrm:\t{powers:016x}\nCapEff:\t{powers:016x}\n", 0);
+    write!(out, "CapBnd:\t{ALL:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\n", 0);
+    let online = sched::online();
+    let cpus = task.as_ref().map_or(online.0, |task| task.schedule.affinity().0 & online.0);
+    let count = online.len();
+    write!(out, "Cpus_allowed:\t{}\nCpus_allowed_list:\t{}\n", mask(cpus, count), list(cpus));
+    let nodes = crate::fs::machine::get().map_or(1, |machine| machine.firmware.topology.node_count());
+    let all_nodes = (1u64 << nodes) - 1;
+    write!(out, "Mems_allowed:\t{}\nMems_allowed_list:\t{}\n", mask(all_nodes, nodes), list(all_nodes));
+    let usage = usage_in_time(subject, process)?;
+    write!(out, "voluntary_ctxt_switches:\t{}\n", usage.voluntary_switches);
+    write!(out, "nonvoluntary_ctxt_switches:\t{}\n", usage.involuntary_switches);
+    Ok(())
+}
+
+fn limits(out: &mut Text, process: &Process) {
+    const ROWS: [(&str, Resource, &str); 16] = [
+        ("Max cpu time", Resource::Cpu, "seconds"),
+        ("Max file size", Resource::FileSize, "bytes"),
+        ("Max data size", Resource::Data, "bytes"),
+        ("Max stack size", Resource::Stack, "bytes"),
+        ("Max core file size", Resource::Core, "bytes"),
+        ("Max resident set", Resource::Rss, "bytes"),
+        ("Max processes", Resource::Processes, "processes"),
+        ("Max open files", Resource::Files, "files"),
+        ("Max locked memory", Resource::Memlock, "bytes"),
+        ("Max address space", Resource::AddressSpace, "bytes"),
+        ("Max file locks", Resource::Locks, "locks"),
+        ("Max pending signals", Resource::SigPending, "signals"),
+        ("Max msgqueue size", Resource::MsgQueue, "bytes"),
+        ("Max nice priority", Resource::Nice, ""),
+        ("Max realtime priority", Resource::RtPriority, ""),
+        ("Max realtime timeout", Resource::RtTime, "us"),
+    ];
+    let shown = |limit: u64| {
+        if limit == u64::MAX { String::from("unlimited") } else { alloc::format!("{limit}") }
+    };
+    write!(out, "{:<25} {:<20} {:<20} {:<10}\n", "Limit", "Soft Limit", "Hard Limit", "Units");
+    for (title, resource, unit) in ROWS {
+        let limit = process.limit(resource);
+        write!(out, "{title:<25} {:<20} {:<20} {unit:<10}\n", shown(limit.soft), shown(limit.hard));
+    }
+}
