@@ -110,22 +110,21 @@ pub fn read<M: Memory>(
 ) -> Firmware {
     let mut platform = Platform::new(boot_apic_id);
     let tables = rsdp.and_then(|rsdp| tables::Tables::new(memory, rsdp, warn));
-    let find = |signature: &[u8; 4], warn: &mut dyn FnMut(Warning)| {
-        tables.as_ref().and_then(|tables| tables.find(*signature, warn))
-    };
-    if let Some(table) = find(b"APIC", warn) {
+    let signatures = [*b"APIC", *b"FACP", *b"HPET", *b"MCFG", *b"SRAT", *b"SLIT", *b"HMAT"];
+    let found = tables.map_or([None; 7], |tables| tables.find(signatures, warn));
+    let [madt, fadt, hpet, mcfg, srat, slit, hmat] = found;
+    if let Some(table) = madt {
         platform.read_madt(table, warn);
     }
-    if let Some(table) = find(b"FACP", warn) {
+    if let Some(table) = fadt {
         platform.read_fadt(table);
     }
-    if let Some(table) = find(b"HPET", warn) {
+    if let Some(table) = hpet {
         platform.read_hpet(table);
     }
-    if let Some(table) = find(b"MCFG", warn) {
+    if let Some(table) = mcfg {
         platform.read_mcfg(table, warn);
     }
-    let (srat, slit, hmat) = (find(b"SRAT", warn), find(b"SLIT", warn), find(b"HMAT", warn));
     let domains = memory::Domains::read(srat, warn);
     let mut topology = domains.topology(usable, warn);
     domains.place_cpus(&platform, &mut topology);

@@ -56,19 +56,26 @@ impl<'a, M: Memory> Tables<'a, M> {
         Some(Self { memory, entries: table.get(HEADER..)?, entry_size: 4 })
     }
 
-    /// The first sound table with this signature, with its header.
-    pub fn find(&self, signature: [u8; 4], warn: &mut dyn FnMut(Warning)) -> Option<&'a [u8]> {
-        self.entries
-            .chunks_exact(self.entry_size)
-            .take(MAX_TABLES)
-            .filter_map(|entry| match self.entry_size {
-                8 => u64_at(entry, 0),
-                _ => u32_at(entry, 0).map(u64::from),
-            })
-            .filter(|&address| {
-                self.memory.bytes(PhysAddr(address), 4).is_some_and(|found| found == signature)
-            })
-            .find_map(|address| table_at(self.memory, PhysAddr(address), signature, warn))
+    /// The first sound table of each of these signatures, with its header. One pass: mapping has its price.
+    pub fn find<const N: usize>(
+        &self,
+        signatures: [[u8; 4]; N],
+        warn: &mut dyn FnMut(Warning),
+    ) -> [Option<&'a [u8]>; N] {
+        let mut found = [None; N];
+        for entry in self.entries.chunks_exact(self.entry_size).take(MAX_TABLES) {
+            let address =
+                if self.entry_size == 8 { u64_at(entry, 0) } else { u32_at(entry, 0).map(u64::from) };
+            let Some(address) = address.map(PhysAddr) else { continue };
+            let Some(header) = self.memory.bytes(address, HEADER) else { continue };
+            let wanted = signatures.iter().position(|signature| header.starts_with(signature));
+            if let Some(number) = wanted
+                && found[number].is_none()
+            {
+                found[number] = table_at(self.memory, address, signatures[number], warn);
+            }
+        }
+        found
     }
 }
 
