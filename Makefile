@@ -39,6 +39,7 @@ run: build
 test: build
 	@tools/check-house
 	cargo test --quiet --workspace --exclude freehold
+	tools/selftest
 	cargo test --quiet -p freehold
 
 install: build

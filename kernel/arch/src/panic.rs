@@ -244,6 +244,11 @@ pub(crate) fn exception(frame: &Registers, address: u64) -> ! {
     )
 }
 
+/// A push below the end of a kernel stack.
+pub(crate) fn stack_overflow(frame: &Registers, address: u64) -> ! {
+    fail(format_args!("kernel stack overflow: address {address:#x}, rip {:#x}", frame.rip), frame)
+}
+
 fn fail(message: fmt::Arguments, at: &Registers) -> ! {
     let this = X86.current_cpu();
     let first = FAILED.compare_exchange(NOBODY, u32::from(this.0), Ordering::AcqRel, Ordering::Acquire);

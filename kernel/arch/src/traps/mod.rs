@@ -68,6 +68,9 @@ global_asm!(
 
 pub(crate) const VECTOR_PAGE_FAULT: u64 = 14;
 const VECTOR_NMI: u64 = 2;
+const VECTOR_DOUBLE_FAULT: u64 = 8;
+/// How far below the stack pointer a push of the CPU or of a function's first lines lands.
+const GUARD_REACH: u64 = 4096;
 const INTERRUPT_FLAG: u64 = 1 << 9;
 
 /// Interrupts and exceptions in kernel mode. Interrupts are off.
@@ -117,5 +120,10 @@ extern "C" fn own_stack_trap(frame: &mut Registers) {
     if frame.vector == VECTOR_NMI {
         return panic::stop_if_asked(frame);
     }
-    panic::exception(frame, registers::read_cr2())
+    let address = registers::read_cr2();
+    // What could not be pushed below the stack pointer was meant for the guard page.
+    if frame.vector == VECTOR_DOUBLE_FAULT && frame.rsp.wrapping_sub(address) <= GUARD_REACH {
+        panic::stack_overflow(frame, address)
+    }
+    panic::exception(frame, address)
 }
