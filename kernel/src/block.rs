@@ -17,8 +17,9 @@ use freehold_virtio::{BlockError, SECTOR_SIZE};
 use freehold_vm::{BackingStore, VmError};
 use spin::Once;
 
-use crate::fs::device::{make_device, register_block};
-use crate::fs::{Blocking, Content, File, Mapping, Node, OpenFlags, Punch, Seekable};
+use crate::fs::boot::add_device;
+use crate::fs::device::{make_device, register_block, register_sync, split_device};
+use crate::fs::{Blocking, Content, File, Mapping, Node, NodeKind, OpenFlags, Punch, Seekable};
 use crate::host::{self, Disk};
 use crate::mem::{CacheContent, Frames, PageCache};
 use crate::user::{Sink, Source, UserPtr};
@@ -46,11 +47,20 @@ mod request {
 
 static DISKS: Once<Vec<Arc<DiskContent>>> = Once::new();
 
-/// Make the host's disks known as block devices. Once, after [`host::init`].
+/// Make the host's disks known as block devices, with their nodes in /dev. Once, after [`host::init`] and when /dev is
+/// there.
 pub fn init(frames: Frames) {
     let disks = host::disks().iter().map(|disk| Arc::new(DiskContent::new(frames, disk.clone())));
     DISKS.call_once(|| disks.collect());
     register_block(MAJOR, 0..=0xff, "virtblk", open);
+    // sync(2) tells of no error; fsync(2) does.
+    register_sync(|| drop(sync_all()));
+    for (name, number, size) in list() {
+        log::info!("/dev/{}: {} sectors", name.escape_ascii(), size / SECTOR_SIZE as u64);
+        if let Err(error) = add_device(&name, NodeKind::BlockDevice, 0o660, split_device(number)) {
+            log::error!("/dev/{}: {error:?}", name.escape_ascii());
+        }
+    }
 }
 
 /// The disks' names, device numbers and bytes: `vda` first.

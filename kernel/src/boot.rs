@@ -89,6 +89,9 @@ fn start() {
             host::Ending::Exit(125)
         }
     };
+    if let Err(error) = crate::block::sync_all() {
+        host::notice(format_args!("what was written to a disk could not be kept: {error:?}"));
+    }
     host::end(ending);
     power::exit(0)
 }
