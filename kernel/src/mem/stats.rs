@@ -34,15 +34,15 @@ pub fn total_bytes() -> u64 {
 
 /// What memory is used for now.
 pub fn memory() -> MemoryStats {
-    let (owned, _) = frames().validate(|_| ());
+    let owned = frames();
     MemoryStats {
         total: frames().total_frames(),
         free: frames().free_frames(),
-        anonymous: owned.frames(Owner::Anon),
-        page_cache: owned.frames(Owner::PageCache),
-        page_tables: owned.frames(Owner::PageTable),
-        kernel: owned.frames(Owner::Kernel),
-        bounce: owned.frames(Owner::Bounce),
+        anonymous: owned.frames_of(Owner::Anon),
+        page_cache: owned.frames_of(Owner::PageCache),
+        page_tables: owned.frames_of(Owner::PageTable),
+        kernel: owned.frames_of(Owner::Kernel),
+        bounce: owned.frames_of(Owner::Bounce),
     }
 }
 

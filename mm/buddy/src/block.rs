@@ -146,7 +146,8 @@ impl Blocks {
     pub(crate) fn warm(self, frame: Pfn) {
         let id = BlockId::of(frame).0 as usize;
         let state = self.meta.get(id * META_WORDS).map(Plain::get);
-        let bits = self.bitmaps.get(id * BITMAP_WORDS + (frame.0 as usize / 64) % BITMAP_WORDS).map(Plain::get);
+        let bits =
+            self.bitmaps.get(id * BITMAP_WORDS + (frame.0 as usize / 64) % BITMAP_WORDS).map(Plain::get);
         core::hint::black_box((state, bits));
     }
     /// The next and the previous block of its list.

@@ -3,7 +3,8 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{
-    Content, FrameSource, FrameTable, Freed, NodePolicy, NodeSet, NotGiven, Order, OutOfMemory, Owner, Pressure, Request, Side, State, Tag,
+    Content, FrameSource, FrameTable, Freed, NodePolicy, NodeSet, NotGiven, Order, OutOfMemory, Owner,
+    Pressure, Request, Side, State, Tag,
 };
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, PfnRange, Pinned, Topology};
@@ -14,7 +15,7 @@ use crate::misuse::Misuse;
 use crate::options::{Options, Wipe};
 use crate::rng::Rng;
 use crate::word::{Held, Plain};
-use crate::zone::{MOVE_BATCH, NotTaken, Reach, Zone};
+use crate::zone::{MOVE_BATCH, NotTaken, Reach, Wish, Zone};
 
 /// Blocks that go back to a zone under one hold of its lock.
 const DRAIN_CHUNK: usize = 64;
@@ -135,7 +136,13 @@ impl<M: Machine> Buddy<M> {
 
     #[cold]
     #[inline(never)]
-    fn take_slowly(&self, pinned: Pinned<M>, owner: Owner, order: Order, pressure: Pressure) -> Result<Pfn, OutOfMemory> {
+    fn take_slowly(
+        &self,
+        pinned: Pinned<M>,
+        owner: Owner,
+        order: Order,
+        pressure: Pressure,
+    ) -> Result<Pfn, OutOfMemory> {
         self.take_pinned(&pinned, Request { pressure, ..Request::new(owner).order(order) })
     }
     #[cold]
@@ -146,7 +153,13 @@ impl<M: Machine> Buddy<M> {
     /// A listed block has an owner: leave it to that owner and take another.
     #[cold]
     #[inline(never)]
-    fn reject(&self, pinned: Pinned<M>, block: Pfn, tag: Tag, pressure: Pressure) -> Result<Pfn, OutOfMemory> {
+    fn reject(
+        &self,
+        pinned: Pinned<M>,
+        block: Pfn,
+        tag: Tag,
+        pressure: Pressure,
+    ) -> Result<Pfn, OutOfMemory> {
         self.report(Misuse::OwnedWhileFree { block, owner: self.table.state(block).owner() });
         self.take_pinned(&pinned, Request { pressure, ..Request::new(tag.owner()).order(tag.order()) })
     }
@@ -190,11 +203,20 @@ impl<M: Machine> Buddy<M> {
                 let want = refill.map_or(1, |list| lane.grow(list, self.shapes.shape(list).batch));
                 let class = refill.map_or(request.owner, |list| self.shapes.shape(list).class);
                 let mut single = None;
-                let got = self.take_from(pinned, zone, class, order, want, request.pressure, &mut rng, &mut |block| {
-                    if refill.is_none_or(|list| !lane.push(list, block)) {
-                        single = Some(block);
-                    }
-                });
+                let got = self.take_from(
+                    pinned,
+                    zone,
+                    class,
+                    order,
+                    want,
+                    request.pressure,
+                    &mut rng,
+                    &mut |block| {
+                        if refill.is_none_or(|list| !lane.push(list, block)) {
+                            single = Some(block);
+                        }
+                    },
+                );
                 if got == 0 {
                     continue;
                 }
@@ -257,10 +279,17 @@ impl<M: Machine> Buddy<M> {
         }
         let mut held = zone.lock(pinned, self.machine);
         loop {
-            let Some(spare) = zone.free().checked_sub(floor).filter(|spare| *spare >> order > 0) else { return 0 };
+            let Some(spare) = zone.free().checked_sub(floor).filter(|spare| *spare >> order > 0) else {
+                return 0;
+            };
             let want = want.min(spare >> order);
             if order < PAGEBLOCK_ORDER {
-                let got = zone.take(&held, class, order, want, Reach::Near, rng.as_deref_mut(), out);
+                let got = zone.take(
+                    &held,
+                    Wish { class, order, want, reach: Reach::Near },
+                    rng.as_deref_mut(),
+                    out,
+                );
                 if got > 0 {
                     return got;
                 }
@@ -302,7 +331,7 @@ impl<M: Machine> Buddy<M> {
                 self.machine.relax();
                 held = zone.lock(pinned, self.machine);
             } else if order < PAGEBLOCK_ORDER {
-                let got = zone.take(&held, class, order, 1, Reach::Far, rng, out);
+                let got = zone.take(&held, Wish { class, order, want: 1, reach: Reach::Far }, rng, out);
                 return if got > 0 { got } else { self.take_stolen(&held, zone, class, order, want, out) };
             } else {
                 return 0;
@@ -321,7 +350,7 @@ impl<M: Machine> Buddy<M> {
     ) -> u64 {
         // A candidate only may have a run: each look that finds none marks its block, so this ends.
         while let Some(whose) = zone.steal(held, class, order) {
-            let got = zone.take(held, whose, order, want, Reach::Far, None, out);
+            let got = zone.take(held, Wish { class: whose, order, want, reach: Reach::Far }, None, out);
             if got > 0 {
                 return got;
             }
@@ -441,7 +470,8 @@ impl<M: Machine> Buddy<M> {
             return zone.put(held, block, order);
         }
         let first = BlockId::of(block).0;
-        (first..first + (1 << (order - PAGEBLOCK_ORDER))).try_for_each(|id| zone.put_whole(held, BlockId(id), side))
+        (first..first + (1 << (order - PAGEBLOCK_ORDER)))
+            .try_for_each(|id| zone.put_whole(held, BlockId(id), side))
     }
     /// Put blocks of one order back into their zone.
     fn give_back(&self, pinned: &Pinned<M>, node: NodeId, blocks: &[Pfn], order: u32, side: Side) {
@@ -517,7 +547,9 @@ impl<M: Machine> Buddy<M> {
     fn refuse(&self, block: Pfn, order: Order) {
         let misuse = match (self.table.block_of(block), self.table.state(block)) {
             (Some((_, _, Owner::Reserved, _)), _) => Misuse::Reserved(block),
-            (Some((head, actual, owner, _)), _) => Misuse::WrongOrder { block, given: order, head, actual, owner },
+            (Some((head, actual, owner, _)), _) => {
+                Misuse::WrongOrder { block, given: order, head, actual, owner }
+            }
             (None, State::Unowned(before)) => Misuse::NotOwned { block, order, before },
             (None, State::Owned { .. }) => Misuse::FreedTwice(block),
         };

@@ -19,7 +19,8 @@ impl<M: Machine> Buddy<M> {
         for frame in PfnRange::new(block, block.offset(freed.order.frames())).iter() {
             self.machine.with_bytes(frame, |bytes| bytes.fill(byte));
             // Every frame of the block says that it was filled, not only the first.
-            if frame != block && self.options.check == Check::Fill
+            if frame != block
+                && self.options.check == Check::Fill
                 && let Some(record) = self.table.get(frame)
             {
                 record.set_state(State::Unowned(Some(freed)));

@@ -38,7 +38,7 @@ impl ZoneInfo {
     pub fn unusable_index(&self, order: usize) -> u64 {
         let frames = |from: usize| -> u64 { (from..ORDERS).map(|o| self.free_blocks[o] << o).sum() };
         let free = frames(0);
-        if free == 0 { 1000 } else { (free - frames(order.min(ORDERS))) * 1000 / free }
+        ((free - frames(order.min(ORDERS))) * 1000).checked_div(free).unwrap_or(1000)
     }
     /// Whether a failing request of `order` fails for want of memory (towards 0) or for fragmentation (towards 1000); -1000 if it
     /// would not fail (Linux: `extfrag_index`).
@@ -51,7 +51,7 @@ impl ZoneInfo {
             return -1000;
         }
         let free: u64 = (0..ORDERS).map(|o| self.free_blocks[o] << o).sum();
-        1000 - ((1000 + (free * 1000 >> order)) / blocks) as i64
+        1000 - ((1000 + ((free * 1000) >> order)) / blocks) as i64
     }
 }
 
@@ -91,7 +91,8 @@ impl<M: Machine> Buddy<M> {
             Owner::Free => self.free_frames(),
             Owner::Reserved => self.total_frames() - self.managed_frames(),
             _ => {
-                let lanes = (0..self.cpus).map(|cpu| self.lane(CpuId(cpu as u16)).frames_of(owner, &self.shapes));
+                let lanes =
+                    (0..self.cpus).map(|cpu| self.lane(CpuId(cpu as u16)).frames_of(owner, &self.shapes));
                 lanes.fold(0, u64::wrapping_add)
             }
         }
@@ -113,8 +114,15 @@ impl<M: Machine> Buddy<M> {
         (usize::from(cpu.0) < self.cpus).then(|| {
             let lane = self.lane(cpu);
             let (taken, given) = lane.traffic();
-            let high = (0..crate::lane::LISTS).map(|list| self.shapes.shape(list)).map(|s| s.room << s.order).sum();
-            LaneInfo { frames: lane.frames(&self.shapes), high, batch: self.shapes.shape(0).batch, taken, given }
+            let high =
+                (0..crate::lane::LISTS).map(|list| self.shapes.shape(list)).map(|s| s.room << s.order).sum();
+            LaneInfo {
+                frames: lane.frames(&self.shapes),
+                high,
+                batch: self.shapes.shape(0).batch,
+                taken,
+                given,
+            }
         })
     }
     /// The state of each node's memory, pageblock by pageblock. Takes the zone's lock for a pageblock at a time.
@@ -154,7 +162,11 @@ impl<M: Machine> Buddy<M> {
                 info.free_kernel_side += u64::from(side == Side::Kernel);
                 // Two free neighbours are one block of order 10, as buddyinfo counts.
                 let lower = BlockId(block.0 ^ 1);
-                if block.0 & 1 == 1 && info.free_blocks[9] > 0 && zone.is_free(lower) && self.blocks.state(lower).fill() == state.fill() {
+                if block.0 & 1 == 1
+                    && info.free_blocks[9] > 0
+                    && zone.is_free(lower)
+                    && self.blocks.state(lower).fill() == state.fill()
+                {
                     info.free_blocks[9] -= 1;
                     info.free_blocks[10] += 1;
                 } else {

@@ -145,7 +145,8 @@ impl<M: Machine> Buddy<M> {
     fn reserve(&self, reserved: &[PfnRange]) {
         let mut entered = 0;
         for range in self.topology.ranges() {
-            for run in reserved.iter().map(|run| run.intersection(range.frames)).filter(|run| !run.is_empty()) {
+            for run in reserved.iter().map(|run| run.intersection(range.frames)).filter(|run| !run.is_empty())
+            {
                 for frame in run.iter() {
                     self.mark_reserved(frame, range.node);
                 }
@@ -172,7 +173,8 @@ impl<M: Machine> Buddy<M> {
     fn free_runs(topology: &Topology, node: NodeId, reserved: &[PfnRange], mut found: impl FnMut(PfnRange)) {
         for range in topology.ranges().iter().filter(|range| range.node == node) {
             let mut start = range.frames.start;
-            for run in reserved.iter().map(|run| run.intersection(range.frames)).filter(|run| !run.is_empty()) {
+            for run in reserved.iter().map(|run| run.intersection(range.frames)).filter(|run| !run.is_empty())
+            {
                 found(PfnRange::new(start, run.start));
                 start = run.end;
             }
@@ -180,12 +182,19 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
-    fn make_zone(&self, node: NodeId, reserved: &[PfnRange], supply: &mut Supply, pairs: Pairs) -> Result<Zone, InitError> {
+    fn make_zone(
+        &self,
+        node: NodeId,
+        reserved: &[PfnRange],
+        supply: &mut Supply,
+        pairs: Pairs,
+    ) -> Result<Zone, InitError> {
         let lists = supply.take(LIST_WORDS)?;
         let runs = supply.take(2 * RUNS)?;
         let ranges = || self.topology.ranges().iter().filter(|range| range.node == node);
         let frames = ranges().map(|range| range.frames.len()).sum();
-        let touched: u64 = ranges().map(|r| r.frames.end.0.div_ceil(PAGEBLOCK_FRAMES) - BlockId::of(r.frames.start).0).sum();
+        let touched: u64 =
+            ranges().map(|r| r.frames.end.0.div_ceil(PAGEBLOCK_FRAMES) - BlockId::of(r.frames.start).0).sum();
         let sets = (supply.take(touched as usize)?, supply.take(touched as usize)?);
         let (mut used, mut total) = (0, 0);
         Self::free_runs(&self.topology, node, reserved, |run| {
@@ -212,7 +221,8 @@ impl<M: Machine> Buddy<M> {
                 let first = self.topology.ranges().iter().find(|range| range.frames.end > block.start());
                 if first.is_none_or(|range| range.node != zone.node) {
                     // The pageblock begins with another node's memory: it is that zone's, and these frames stay unused.
-                    let frames = (0..PAGEBLOCK_FRAMES).filter(|n| bits[*n as usize / 64] & 1 << (n % 64) != 0);
+                    let frames =
+                        (0..PAGEBLOCK_FRAMES).filter(|n| bits[*n as usize / 64] & 1 << (n % 64) != 0);
                     frames.for_each(|n| self.mark_reserved(block.start().offset(n), zone.node));
                     return;
                 }
@@ -225,7 +235,10 @@ impl<M: Machine> Buddy<M> {
                 let whole = whole_blocks(run);
                 let in_runs = whole.0 < whole.1 && seen < RUNS;
                 seen += usize::from(in_runs);
-                for part in [PfnRange::new(run.start, run.end.min(BlockId(whole.0).start())), PfnRange::new(BlockId(whole.1).start().max(run.start), run.end)] {
+                for part in [
+                    PfnRange::new(run.start, run.end.min(BlockId(whole.0).start())),
+                    PfnRange::new(BlockId(whole.1).start().max(run.start), run.end),
+                ] {
                     if part.is_empty() {
                         continue;
                     }

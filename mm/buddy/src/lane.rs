@@ -181,7 +181,8 @@ impl<'a> Lane<'a> {
         }
         // A linear congruential step (Knuth's MMIX) from a state keyed anew at every trip through the slow path; only the high bits
         // are used, and the multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
-        let random = self.head[RANDOM].get().wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        let random =
+            self.head[RANDOM].get().wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         self.head[RANDOM].set(random);
         let back = (u128::from(random & self.spread) * u128::from(len)) >> 64;
         let last = &self.stacks[next as usize - 1];
@@ -257,7 +258,8 @@ impl<'a> Lane<'a> {
     pub(crate) fn frames_of(&self, owner: Owner, shapes: &Shapes) -> u64 {
         let lists = (0..LISTS).filter(|list| shapes.shape(*list).class == owner);
         let frames = lists.map(|list| {
-            self.word(list, TAKEN).get().wrapping_sub(self.word(list, GIVEN).get()) << shapes.shape(list).order
+            self.word(list, TAKEN).get().wrapping_sub(self.word(list, GIVEN).get())
+                << shapes.shape(list).order
         });
         frames.fold(self.head[PASSED_FRAMES + owner as usize].get(), u64::wrapping_add)
     }
@@ -291,14 +293,19 @@ impl<'a> Lane<'a> {
         if len >= HOMEWARD as u64 {
             return false;
         }
-        self.stacks[(self.head[HOMEWARD_AT].get() + len) as usize].set(block.0 << 9 | u64::from(node.0) << 5 | u64::from(order));
+        self.stacks[(self.head[HOMEWARD_AT].get() + len) as usize]
+            .set(block.0 << 9 | u64::from(node.0) << 5 | u64::from(order));
         self.head[HOMEWARD_LEN].set(len + 1);
         true
     }
     /// Blocks that wait to go home, with their orders and nodes.
     pub(crate) fn homeward(&self) -> impl Iterator<Item = (Pfn, u32, NodeId)> + use<'a> {
-        let entries = &self.stacks[self.head[HOMEWARD_AT].get() as usize..][..self.head[HOMEWARD_LEN].get() as usize];
-        entries.iter().map(Plain::get).map(|bits| (Pfn(bits >> 9), (bits & 31) as u32, NodeId((bits >> 5 & 15) as u8)))
+        let entries =
+            &self.stacks[self.head[HOMEWARD_AT].get() as usize..][..self.head[HOMEWARD_LEN].get() as usize];
+        entries
+            .iter()
+            .map(Plain::get)
+            .map(|bits| (Pfn(bits >> 9), (bits & 31) as u32, NodeId((bits >> 5 & 15) as u8)))
     }
     /// They all went home.
     pub(crate) fn clear_homeward(&self) {

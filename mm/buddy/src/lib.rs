@@ -38,3 +38,7 @@ pub use misuse::Misuse;
 pub use options::{BadParameter, Check, MisuseSink, Options, Shuffle, Wipe};
 pub use validate::Fault;
 pub use zone::Watermarks;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

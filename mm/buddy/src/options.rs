@@ -144,14 +144,18 @@ mod tests {
     #[test]
     fn parameters_are_taken_in_every_spelling_and_bad_ones_change_nothing() {
         let mut options = Options::default();
-        for (value, shuffle) in [("1", Shuffle::On), ("N", Shuffle::Off), ("auto", Shuffle::Auto), ("on", Shuffle::On)] {
+        for (value, shuffle) in
+            [("1", Shuffle::On), ("N", Shuffle::Off), ("auto", Shuffle::Auto), ("on", Shuffle::On)]
+        {
             options.set("page_alloc.shuffle", value).unwrap();
             assert_eq!(options.shuffle, shuffle);
         }
         options.set("page_alloc.shuffle_order", "9").unwrap();
         options.set("page_alloc.check", "fill").unwrap();
         options.set("init_on_free", "1").unwrap();
-        for (name, value) in [("page_alloc.shuffle", "maybe"), ("page_alloc.shuffle_order", "11"), ("init_on_free", "")] {
+        for (name, value) in
+            [("page_alloc.shuffle", "maybe"), ("page_alloc.shuffle_order", "11"), ("init_on_free", "")]
+        {
             assert!(matches!(options.set(name, value), Err(BadParameter::Value(_))), "{name}={value}");
         }
         assert_eq!(options.set("page_alloc.shufle", "1"), Err(BadParameter::Unknown));

@@ -34,7 +34,8 @@ impl<M: Machine> Buddy<M> {
             faults += 1;
             found(fault);
         };
-        let audit = self.table.audit(self.topology.ranges().iter().map(|r| r.frames), |c| tell(Fault::Table(c)));
+        let audit =
+            self.table.audit(self.topology.ranges().iter().map(|r| r.frames), |c| tell(Fault::Table(c)));
         let mut free = 0;
         for zone in self.zones.iter().flatten() {
             free += self.validate_zone(zone, &mut tell);
@@ -43,9 +44,13 @@ impl<M: Machine> Buddy<M> {
             let lane = self.lane(CpuId(cpu as u16));
             for list in 0..LISTS {
                 let order = self.shapes.shape(list).order;
-                lane.iter(list).filter(|block| !self.is_listed_rightly(*block, order)).for_each(|b| tell(Fault::Listed(b)));
+                lane.iter(list)
+                    .filter(|block| !self.is_listed_rightly(*block, order))
+                    .for_each(|b| tell(Fault::Listed(b)));
             }
-            lane.homeward().filter(|(block, order, _)| !self.is_listed_rightly(*block, *order)).for_each(|(b, ..)| tell(Fault::Listed(b)));
+            lane.homeward()
+                .filter(|(block, order, _)| !self.is_listed_rightly(*block, *order))
+                .for_each(|(b, ..)| tell(Fault::Listed(b)));
             free += lane.frames(&self.shapes);
         }
         if audit.frames(Owner::Free) != free {
@@ -65,7 +70,8 @@ impl<M: Machine> Buddy<M> {
                 Fill::Free(_) if zone.is_free(block) => free += PAGEBLOCK_FRAMES,
                 Fill::Free(_) => tell(Fault::Pageblock(block.start())),
                 Fill::Split => {
-                    let ones: u64 = self.blocks.bitmap(block).iter().map(|word| u64::from(word.get().count_ones())).sum();
+                    let ones: u64 =
+                        self.blocks.bitmap(block).iter().map(|word| u64::from(word.get().count_ones())).sum();
                     if ones != state.free() || ones == PAGEBLOCK_FRAMES || !zone.is_listed(&held, block) {
                         tell(Fault::Pageblock(block.start()));
                     }

@@ -74,6 +74,18 @@ pub(crate) enum Reach {
     Far,
 }
 
+/// What is wanted of split blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    /// Whose pageblocks to look in.
+    pub(crate) class: Owner,
+    /// Blocks of which order: 0 to 8.
+    pub(crate) order: u32,
+    /// How many.
+    pub(crate) want: u64,
+    pub(crate) reach: Reach,
+}
+
 /// Frames of a zone at which something is done about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watermarks {
@@ -231,17 +243,15 @@ impl Zone {
         }
     }
 
-    /// Take up to `want` blocks of order 0 to 8 out of split blocks of `class`, the fullest first. How many there were.
+    /// Take blocks as wished out of split pageblocks, the fullest first. How many there were.
     pub(crate) fn take(
         &self,
         held: &Held,
-        class: Owner,
-        order: u32,
-        want: u64,
-        reach: Reach,
+        wish: Wish,
         mut rng: Option<&mut Rng>,
         out: &mut impl FnMut(Pfn),
     ) -> u64 {
+        let Wish { class, order, want, reach } = wish;
         let mut taken = 0;
         while taken < want {
             let Some(block) = self.candidate(held, class, order, reach) else { break };
@@ -317,13 +327,16 @@ impl Zone {
             return None;
         }
         let other = BlockId(unlink(self.last.get())?.0 ^ 1);
-        let free = other.0 < self.blocks.count() && self.is_free(other) && self.blocks.state(other).fill() == Fill::Free(side);
+        let free = other.0 < self.blocks.count()
+            && self.is_free(other)
+            && self.blocks.state(other).fill() == Fill::Free(side);
         free.then(|| self.set(side).position_of(other, self.blocks, &self.runs))
     }
     /// Make a split block of another class on the same side `class`'s own, if half of it or more is free; else say whose
     /// frames may be taken. `None` where the side has no split block with a run of `order`.
     pub(crate) fn steal(&self, held: &Held, class: Owner, order: u32) -> Option<Owner> {
-        let others = Owner::ALL.into_iter().filter(|o| *o != class && *o != Owner::Free && o.side() == class.side());
+        let others =
+            Owner::ALL.into_iter().filter(|o| *o != class && *o != Owner::Free && o.side() == class.side());
         let (other, block) = others
             .filter_map(|o| Some((o, self.candidate(held, o, order, Reach::Far)?)))
             .max_by_key(|(_, block)| self.blocks.state(*block).free())?;
@@ -466,7 +479,9 @@ impl Zone {
     pub(crate) fn begin_gather(&self, _held: &Held, first: BlockId, count: u64) {
         for id in first.0..first.0 + count {
             let block = BlockId(id);
-            let Fill::Free(side) = self.blocks.state(block).fill() else { unreachable!("the run was found free under this lock") };
+            let Fill::Free(side) = self.blocks.state(block).fill() else {
+                unreachable!("the run was found free under this lock")
+            };
             let set = self.set(side);
             set.take_at(set.position_of(block, self.blocks, &self.runs), self.blocks, &self.runs);
             self.blocks.set_state(block, BlockState::plain(Fill::Moving).with_class(class_of(side)));

@@ -15,7 +15,8 @@ use freehold_buddy::{Buddy, Moment, Options, Shuffle};
 use freehold_frame::{Order, Owner, Request};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
-    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes, Tables, Tlb,
+    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes,
+    Tables, Tlb,
 };
 use shuttle::scheduler::{DfsScheduler, RandomScheduler};
 use shuttle::{Config as ShuttleConfig, MaxSteps, Runner, thread};
@@ -179,7 +180,8 @@ fn the_last_free_pageblock_changes_sides_under_one_cpu_and_the_other_waits_for_i
         let blocks = [0, 1].map(|_| take(source, Owner::Kernel, Order::PAGEBLOCK).unwrap());
         blocks.into_iter().for_each(|b| source.release(b, Order::PAGEBLOCK));
         let want = |source: Source| {
-            let block = take(source, Owner::Anon, Order::PAGEBLOCK).expect("there are two blocks for two CPUs");
+            let block =
+                take(source, Owner::Anon, Order::PAGEBLOCK).expect("there are two blocks for two CPUs");
             source.release(block, Order::PAGEBLOCK);
         };
         together(source, vec![Box::new(want), Box::new(want)]);
@@ -208,7 +210,10 @@ fn frames_freed_on_another_cpu_and_drained_by_request_are_never_lost_or_doubled(
             ],
         );
     });
-    assert!((10..BOUND).contains(&count), "{count} interleavings: too few to mean anything, or not all of them");
+    assert!(
+        (10..BOUND).contains(&count),
+        "{count} interleavings: too few to mean anything, or not all of them"
+    );
 }
 
 #[test]
@@ -224,7 +229,8 @@ fn three_cpus_at_random_keep_the_books() {
                 let mut random = seed;
                 for _ in 0..40 {
                     random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-                    let owner = [Owner::Kernel, Owner::PageTable, Owner::Anon, Owner::PageCache][(random >> 60) as usize % 4];
+                    let owner = [Owner::Kernel, Owner::PageTable, Owner::Anon, Owner::PageCache]
+                        [(random >> 60) as usize % 4];
                     let order = Order::new([0, 0, 0, 1, 3, 6, 9, 10][(random >> 50) as usize % 8]).unwrap();
                     if random >> 40 & 1 == 0 {
                         held.extend(take(source, owner, order).map(|block| (block, order)));

@@ -8,7 +8,9 @@ use std::sync::Mutex;
 
 use common::{check, model};
 use freehold_buddy::{Buddy, Check, Misuse, Moment, Options, Shuffle, Wipe};
-use freehold_frame::{Anon, Frame, FrameSource, NodePolicy, NodeSet, Order, OutOfMemory, Owner, PageTable, Request, Side};
+use freehold_frame::{
+    Anon, Frame, FrameSource, NodePolicy, NodeSet, Order, OutOfMemory, Owner, PageTable, Request, Side,
+};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{CpuId, NodeId, Pfn, PfnRange, PhysicalBytes};
 use proptest::prelude::*;
@@ -30,7 +32,8 @@ fn shuffled() -> Options {
 /// Kernel frames are in the direct map, user frames are not.
 fn on_its_side(source: Source, block: Pfn, order: Order, owner: Owner) -> bool {
     let range = PfnRange::new(block, block.offset(order.frames()));
-    let inside = source.machine().is_in_direct_map(range.start) && source.machine().is_in_direct_map(Pfn(range.end.0 - 1));
+    let inside = source.machine().is_in_direct_map(range.start)
+        && source.machine().is_in_direct_map(Pfn(range.end.0 - 1));
     inside == (owner.side() == Side::Kernel)
 }
 
@@ -43,7 +46,13 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let owner = prop::sample::select(vec![Owner::Kernel, Owner::PageTable, Owner::Bounce, Owner::Anon, Owner::PageCache]);
+    let owner = prop::sample::select(vec![
+        Owner::Kernel,
+        Owner::PageTable,
+        Owner::Bounce,
+        Owner::Anon,
+        Owner::PageCache,
+    ]);
     let policy = prop_oneof![
         6 => Just(NodePolicy::Local),
         1 => (0..3u8).prop_map(|n| NodePolicy::Preferred(NodeId(n))),
@@ -121,7 +130,11 @@ proptest! {
 fn thirty_two_mebibytes_serve_every_owner_and_fail_with_a_value() {
     for (shuffle, cpus) in [(Shuffle::On, 1), (Shuffle::Off, 1), (Shuffle::On, 2)] {
         let options = Options { shuffle, ..Options::default() };
-        let source = model(Config { cpus, frames: 8192, ..Config::default() }, &[run(0, 256), run(4096, 6500)], options);
+        let source = model(
+            Config { cpus, frames: 8192, ..Config::default() },
+            &[run(0, 256), run(4096, 6500)],
+            options,
+        );
         let all = check(source);
         let owners = [Owner::Kernel, Owner::PageTable, Owner::Bounce, Owner::Anon, Owner::PageCache];
         let mut held: Vec<_> = owners.map(|owner| source.allocate(Request::new(owner)).unwrap()).to_vec();
@@ -139,7 +152,9 @@ fn thirty_two_mebibytes_serve_every_owner_and_fail_with_a_value() {
         assert_eq!(check(source), all);
         // The kernel may have all of it in turn, and then the user again.
         for owner in [Owner::Kernel, Owner::Anon] {
-            let blocks: Vec<_> = std::iter::from_fn(|| source.allocate(Request::new(owner).order(Order::PAGEBLOCK)).ok()).collect();
+            let blocks: Vec<_> =
+                std::iter::from_fn(|| source.allocate(Request::new(owner).order(Order::PAGEBLOCK)).ok())
+                    .collect();
             assert_eq!(blocks.len(), 16 - 1 - 5, "{}", owner.name());
             assert!(blocks.iter().all(|b| on_its_side(source, *b, Order::PAGEBLOCK, owner)));
             blocks.into_iter().for_each(|b| source.release(b, Order::PAGEBLOCK));
@@ -169,7 +184,11 @@ fn reserved_frames_join_the_rest_when_they_are_released() {
     source.release_reserved(run(100, 1500));
     assert_eq!(check(source), all + 1400);
     assert_eq!(source.managed_frames(), 4096);
-    assert_eq!(source.zone_info().next().unwrap().free_blocks[9..], [2, 3], "the third pageblock is on the kernel's side, the fourth is not");
+    assert_eq!(
+        source.zone_info().next().unwrap().free_blocks[9..],
+        [2, 3],
+        "the third pageblock is on the kernel's side, the fourth is not"
+    );
 }
 
 #[test]
@@ -208,7 +227,9 @@ fn every_misuse_is_reported_with_who_had_the_frame_and_changes_nothing() {
     reported(|m| matches!(m, Misuse::WrongOrder { .. }));
     source.machine().on_cpu(CpuId(1), || source.release(block, order(3)));
     source.release(block, order(3));
-    reported(|m| matches!(m, Misuse::NotOwned { before: Some(b), .. } if b.cpu == CpuId(1) && b.owner == Owner::Kernel && b.order.log2() == 3));
+    reported(
+        |m| matches!(m, Misuse::NotOwned { before: Some(b), .. } if b.cpu == CpuId(1) && b.owner == Owner::Kernel && b.order.log2() == 3),
+    );
     source.release(Pfn(1 << 40), Order::FRAME);
     reported(|m| matches!(m, Misuse::NotMemory(_)));
     source.release(Pfn(3), Order::FRAME);
@@ -230,7 +251,9 @@ fn every_misuse_is_reported_with_who_had_the_frame_and_changes_nothing() {
         held.push(frame);
     }
     assert_eq!(held.len() as u64, all);
-    reported(|m| matches!(m, Misuse::WrittenWhileFree { offset: 77, found: 1, before, .. } if before.owner == Owner::Kernel));
+    reported(
+        |m| matches!(m, Misuse::WrittenWhileFree { offset: 77, found: 1, before, .. } if before.owner == Owner::Kernel),
+    );
     held.into_iter().for_each(|frame| source.release(frame, Order::FRAME));
     assert_eq!(check(source), all);
     assert_eq!(source.misuses(), 8);
@@ -260,8 +283,11 @@ fn memory_is_taken_from_the_nearest_node_and_lists_hold_local_frames_only() {
             .collect();
         assert!(frames.iter().all(|f| node_of(*f) == NodeId(cpu.0 as u8)));
         // Freed by the other CPU, they go home, not into its lists.
-        source.machine().on_cpu(CpuId(1 - cpu.0), || frames.iter().for_each(|f| source.release(*f, Order::FRAME)));
-        let next = source.machine().on_cpu(CpuId(1 - cpu.0), || source.allocate(Request::new(Owner::Anon)).unwrap());
+        source
+            .machine()
+            .on_cpu(CpuId(1 - cpu.0), || frames.iter().for_each(|f| source.release(*f, Order::FRAME)));
+        let next =
+            source.machine().on_cpu(CpuId(1 - cpu.0), || source.allocate(Request::new(Owner::Anon)).unwrap());
         assert_eq!(node_of(next), NodeId(1 - cpu.0 as u8));
         check(source);
         source.machine().on_cpu(CpuId(1 - cpu.0), || source.release(next, Order::FRAME));

@@ -40,7 +40,11 @@ fn order_statistics(list: &[usize]) -> (f64, f64, usize) {
     (rho * (n - 1.0).sqrt(), runs, successors)
 }
 
-fn boot(blocks: u64, seed: u64, shuffle: Shuffle) -> &'static freehold_buddy::Buddy<freehold_machine::model::Model> {
+fn boot(
+    blocks: u64,
+    seed: u64,
+    shuffle: Shuffle,
+) -> &'static freehold_buddy::Buddy<freehold_machine::model::Model> {
     let options = Options { shuffle, ..Options::default() };
     model(Config { frames: blocks * 512, seed, ..Config::default() }, &[], options)
 }
@@ -55,7 +59,8 @@ fn pageblocks(blocks: u64, seed: u64, shuffle: Shuffle) -> Vec<usize> {
 #[test]
 fn pageblocks_come_out_in_every_order_with_equal_chances() {
     const BLOCKS: u64 = 12;
-    let z = chi_squared(BLOCKS as usize, (0..600).map(|seed| pageblocks(BLOCKS, seed * 7919 + 1, Shuffle::On)));
+    let z =
+        chi_squared(BLOCKS as usize, (0..600).map(|seed| pageblocks(BLOCKS, seed * 7919 + 1, Shuffle::On)));
     assert!(z.abs() < CRITICAL, "z = {z}");
 }
 
@@ -149,7 +154,11 @@ fn a_freed_frame_comes_back_at_a_time_that_nobody_can_tell() {
     // Kolmogorov and Smirnov: the largest gap between the shares and the uniform; 1.95/√n at α = 0.001.
     shares.sort_by(f64::total_cmp);
     let n = shares.len() as f64;
-    let gap = shares.iter().enumerate().map(|(i, s)| (s - i as f64 / n).abs().max((s - (i as f64 + 1.0) / n).abs())).fold(0.0, f64::max);
+    let gap = shares
+        .iter()
+        .enumerate()
+        .map(|(i, s)| (s - i as f64 / n).abs().max((s - (i as f64 + 1.0) / n).abs()))
+        .fold(0.0, f64::max);
     assert!(gap < 1.95 / n.sqrt(), "gap {gap} over {n} frames");
 }
 

@@ -28,7 +28,13 @@ pub trait Word {
     ///
     /// # Errors
     /// What the word is instead.
-    fn compare_exchange_weak(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64>;
+    fn compare_exchange_weak(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64>;
 }
 
 impl Word for AtomicU64 {
@@ -38,7 +44,13 @@ impl Word for AtomicU64 {
     fn store(&self, value: u64, order: Ordering) {
         self.store(value, order);
     }
-    fn compare_exchange_weak(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64> {
+    fn compare_exchange_weak(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
         self.compare_exchange_weak(current, new, success, failure)
     }
 }
@@ -127,6 +139,7 @@ pub struct Counts<W = AtomicU64>(W);
 
 impl Counts {
     /// Held by nobody.
+    #[allow(clippy::declare_interior_mutable_const, reason = "a value to build records from, never borrowed")]
     pub const NONE: Self = Self(AtomicU64::new(0));
 
     #[inline]
@@ -215,7 +228,9 @@ impl<W: Word> Counts<W> {
     /// # Errors
     /// [`CountError::NotExclusive`]: unshare first. [`CountError::Overflow`].
     pub fn pin_exclusive(&self) -> Result<(), CountError> {
-        self.change(|bits| if bits & EXCLUSIVE == 0 { Err(CountError::NotExclusive) } else { add(bits, Hold::Pin) })
+        self.change(
+            |bits| if bits & EXCLUSIVE == 0 { Err(CountError::NotExclusive) } else { add(bits, Hold::Pin) },
+        )
     }
     /// One more pin on a frame of truly shared memory, which no fork ever copies.
     ///
@@ -229,7 +244,11 @@ impl<W: Word> Counts<W> {
     pub(crate) fn drop_hold(&self, hold: Hold) -> bool {
         let mut bits = self.0.load(Ordering::Relaxed);
         loop {
-            assert!(hold.count(bits) > 0, "a {hold:?} was let go that nobody has: {:?}", Holders::from_bits(bits));
+            assert!(
+                hold.count(bits) > 0,
+                "a {hold:?} was let go that nobody has: {:?}",
+                Holders::from_bits(bits)
+            );
             let left = bits - hold.one();
             let last = left & !EXCLUSIVE == 0;
             let new = if last { 0 } else { left };

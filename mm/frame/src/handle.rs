@@ -17,7 +17,10 @@ use core::mem::ManuallyDrop;
 use freehold_machine::Pfn;
 
 use crate::counts::{Exclusive, Hold};
-use crate::{Anon, CountError, FrameRecord, FrameSource, Kind, Order, OutOfMemory, Owner, PageCache, Request, State, UserKind};
+use crate::{
+    Anon, CountError, FrameRecord, FrameSource, Kind, Order, OutOfMemory, Owner, PageCache, Request, State,
+    UserKind,
+};
 
 /// A frame is not what the caller takes it for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

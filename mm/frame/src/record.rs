@@ -96,7 +96,11 @@ impl State {
             Self::Unowned(None)
         } else if bits & 15 == 0 {
             let owner = Owner::from_bits(bits >> 4);
-            Self::Unowned(Some(Freed { owner, order: Order::from_bits(bits >> 8), cpu: CpuId((bits >> 13 & 63) as u16) }))
+            Self::Unowned(Some(Freed {
+                owner,
+                order: Order::from_bits(bits >> 8),
+                cpu: CpuId((bits >> 13 & 63) as u16),
+            }))
         } else {
             let tag = Tag(bits);
             Self::Owned { owner: tag.owner(), order: tag.order(), node: tag.node() }
@@ -243,6 +247,7 @@ mod tests {
             }
         }
         assert_eq!(State::from_bits(0), State::Unowned(None));
-        assert_eq!(FrameRecord::EMPTY.state(), State::Unowned(None));
+        let empty = FrameRecord::EMPTY;
+        assert_eq!(empty.state(), State::Unowned(None));
     }
 }

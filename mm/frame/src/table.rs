@@ -37,7 +37,9 @@ impl FrameTable {
         (0..=Order::MAX.log2()).find_map(|log2| {
             let head = Pfn(frame.0 >> log2 << log2);
             match self.state(head) {
-                State::Owned { owner, order, node } if order.log2() >= log2 => Some((head, order, owner, node)),
+                State::Owned { owner, order, node } if order.log2() >= log2 => {
+                    Some((head, order, owner, node))
+                }
                 _ => None,
             }
         })
@@ -49,7 +51,11 @@ impl FrameTable {
     /// Sum the frames of `memory` (sorted runs) by owner and look for contradictions; `found` is told each.
     ///
     /// Exact only while nobody allocates, frees, maps or pins.
-    pub fn audit(self, memory: impl IntoIterator<Item = PfnRange>, mut found: impl FnMut(Contradiction)) -> Audit {
+    pub fn audit(
+        self,
+        memory: impl IntoIterator<Item = PfnRange>,
+        mut found: impl FnMut(Contradiction),
+    ) -> Audit {
         let mut audit = Audit::default();
         let mut note = |audit: &mut Audit, contradiction| {
             audit.contradictions += 1;
@@ -76,7 +82,14 @@ impl FrameTable {
                     note(&mut audit, Contradiction::BadBlock(next, order));
                 }
                 if owner.is_user() == holders.is_none() {
-                    note(&mut audit, if owner.is_user() { Contradiction::Leaked(next, owner) } else { Contradiction::KernelButCounted(next, holders) });
+                    note(
+                        &mut audit,
+                        if owner.is_user() {
+                            Contradiction::Leaked(next, owner)
+                        } else {
+                            Contradiction::KernelButCounted(next, holders)
+                        },
+                    );
                 }
                 if holders.exclusive && holders.mappings > 1 {
                     note(&mut audit, Contradiction::ExclusiveButShared(next, holders));

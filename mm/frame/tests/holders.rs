@@ -4,7 +4,10 @@
 mod common;
 
 use common::Source;
-use freehold_frame::{Anon, Contradiction, CountError, Frame, FrameSource, Kernel, Mapping, Order, Owner, PageCache, Pin, State, User};
+use freehold_frame::{
+    Anon, Contradiction, CountError, Frame, FrameSource, Kernel, Mapping, Order, Owner, PageCache, Pin,
+    State, User,
+};
 use freehold_machine::{NodeId, Pfn};
 use proptest::prelude::*;
 
@@ -47,7 +50,9 @@ proptest! {
     #[test]
     fn counts_are_exact_and_a_pinned_frame_is_exclusive(steps in prop::collection::vec(step(), 1..200)) {
         let source = Source::new(16);
-        let (mut frames, mut mappings, mut pins): (Vec<Frame<Anon, Source>>, Vec<Mapping<Anon, Source>>, Vec<Pin<Anon, Source>>) = Default::default();
+        let mut frames: Vec<Frame<Anon, Source>> = Vec::new();
+        let mut mappings: Vec<Mapping<Anon, Source>> = Vec::new();
+        let mut pins: Vec<Pin<Anon, Source>> = Vec::new();
         for step in steps {
             match step {
                 Step::New => match Frame::allocate(source) {
@@ -157,16 +162,19 @@ fn the_audit_names_every_contradiction() {
     let mut found = Vec::new();
     let audit = table.audit([source.memory()], |c| found.push(c));
     assert_eq!(audit.contradictions as usize, found.len());
-    assert!(matches!(
-        found[..],
-        [
-            Contradiction::Leaked(Pfn(0), Owner::Anon),
-            Contradiction::OwnedTwice(Pfn(6), Owner::Kernel, Owner::PageTable),
-            Contradiction::BadBlock(Pfn(9), _),
-            Contradiction::FreeButHeld(Pfn(20), _),
-            Contradiction::KernelButCounted(Pfn(24), _),
-        ]
-    ), "{found:?}");
+    assert!(
+        matches!(
+            found[..],
+            [
+                Contradiction::Leaked(Pfn(0), Owner::Anon),
+                Contradiction::OwnedTwice(Pfn(6), Owner::Kernel, Owner::PageTable),
+                Contradiction::BadBlock(Pfn(9), _),
+                Contradiction::FreeButHeld(Pfn(20), _),
+                Contradiction::KernelButCounted(Pfn(24), _),
+            ]
+        ),
+        "{found:?}"
+    );
     assert_eq!(audit.total(), 64);
     assert_eq!(table.block_of(Pfn(7)).unwrap().0, Pfn(4));
 }

@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::{
-    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes, Tables, Tlb,
+    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes,
+    Tables, Tlb,
 };
 
 thread_local! {

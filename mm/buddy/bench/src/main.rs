@@ -240,7 +240,9 @@ fn main() {
     let wanted = |name: &str| only.as_deref().is_none_or(|only| name.starts_with(only));
     let frames = gib << 18;
     println!("{gib} GiB, ns; two threads on the right; %9: share of free memory usable at order 9");
-    println!("                         pair0     get0   put0     aged    pair9     get9   put9      mix     mix%9 churn%9   pair0   get0   put0 remote");
+    println!(
+        "                         pair0     get0   put0     aged    pair9     get9   put9      mix     mix%9 churn%9   pair0   get0   put0 remote"
+    );
     if wanted("thread-local") {
         Stack::fill(frames as u64);
         row("thread-local stack", &Stack, frames);

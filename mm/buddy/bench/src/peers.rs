@@ -118,7 +118,8 @@ impl Bitmap {
 impl Peer for Bitmap {
     fn get(&self, order: u32) -> Option<u64> {
         let mut inner = self.0.lock().ok()?;
-        let block = if order == 0 { inner.alloc() } else { inner.alloc_contiguous(None, 1 << order, order as usize) };
+        let block =
+            if order == 0 { inner.alloc() } else { inner.alloc_contiguous(None, 1 << order, order as usize) };
         block.map(|block| block as u64)
     }
     fn put(&self, block: u64, order: u32) {

@@ -9,7 +9,12 @@ use freehold_machine::model::{Config, Model};
 use freehold_machine::{Machine, PfnRange, Topology};
 
 /// The allocator of `machine`, whose topology is `topology`, in fresh zero memory.
-pub fn buddy<M: Machine>(machine: M, topology: &Topology, reserved: &[PfnRange], options: Options) -> &'static Buddy<M> {
+pub fn buddy<M: Machine>(
+    machine: M,
+    topology: &Topology,
+    reserved: &[PfnRange],
+    options: Options,
+) -> &'static Buddy<M> {
     let records: Vec<_> = (0..topology.end().0).map(|_| FrameRecord::EMPTY).collect();
     let words = Buddy::<M>::metadata_words(topology, machine.cpu_count(), &options);
     let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();

@@ -1,0 +1,140 @@
+//! A long random life against a model that knows one thing: who has which frame.
+//!
+//! `FREEHOLD_OPERATIONS=10000000 cargo test -p freehold-buddy --release --test long` for the whole length; a fifth by itself.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{check, model};
+use freehold_buddy::{Buddy, Moment, Options, Shuffle};
+use freehold_frame::{FrameSource, NodePolicy, NodeSet, Order, Owner, Request};
+use freehold_machine::model::{Config, Model};
+use freehold_machine::{CpuId, Entropy, NodeId, Pfn, PfnRange};
+
+const FRAMES: u64 = 40_000;
+const OWNERS: [Owner; 5] = [Owner::Kernel, Owner::PageTable, Owner::Bounce, Owner::Anon, Owner::PageCache];
+
+struct Life {
+    source: &'static Buddy<Model>,
+    random: Model,
+    /// Who has each frame, as far as we know.
+    owners: Vec<Owner>,
+    held: Vec<(Pfn, Order)>,
+    all: u64,
+    misuses: u64,
+    refused: u64,
+}
+
+impl Life {
+    fn below(&self, bound: u64) -> u64 {
+        ((u128::from(self.random.random_u64()) * u128::from(bound)) >> 64) as u64
+    }
+    fn mark(&mut self, block: Pfn, order: Order, from: Owner, to: Owner) {
+        for frame in &mut self.owners[block.0 as usize..][..order.frames() as usize] {
+            assert_eq!(
+                std::mem::replace(frame, to),
+                from,
+                "{block:?} order {} goes to {}",
+                order.log2(),
+                to.name()
+            );
+        }
+    }
+    fn take(&mut self) {
+        let owner = OWNERS[self.below(OWNERS.len() as u64) as usize];
+        // Mostly small, sometimes up to 4 MiB.
+        let order = Order::new(self.below(12).saturating_sub(self.below(10)) as u32).unwrap();
+        let mut request = Request::new(owner).order(order);
+        request = match self.below(12) {
+            0 => request.policy(NodePolicy::Preferred(NodeId(self.below(3) as u8))),
+            1 => request.policy(NodePolicy::Bind(NodeSet::single(NodeId(self.below(2) as u8)))),
+            2 => request.policy(NodePolicy::Interleave(NodeSet(3), self.random.random_u64())),
+            3 => request.from_reserve(),
+            _ => request,
+        };
+        let Ok(block) = self.source.allocate(request) else {
+            self.refused += 1;
+            // A single frame is refused only when there are next to none.
+            assert!(
+                order > Order::FRAME || !matches!(request.policy, NodePolicy::Local) || self.free() < 2000
+            );
+            return;
+        };
+        self.mark(block, order, Owner::Free, owner);
+        self.held.push((block, order));
+    }
+    fn free(&self) -> u64 {
+        self.owners.iter().filter(|owner| **owner == Owner::Free).count() as u64
+    }
+    fn give(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        let (block, order) = self.held.swap_remove(self.below(self.held.len() as u64) as usize);
+        self.mark(block, order, self.owners[block.0 as usize], Owner::Free);
+        self.source.release(block, order);
+    }
+    /// Give back what is not ours to give: it is noticed, and nothing changes.
+    fn misuse(&mut self) {
+        let frame = Pfn(self.below(FRAMES + 100));
+        let order = Order::new(self.below(19) as u32).unwrap();
+        if self.held.contains(&(frame, order)) {
+            return;
+        }
+        self.source.release(frame, order);
+        self.misuses += 1;
+        assert_eq!(self.source.misuses(), self.misuses, "{frame:?} order {}", order.log2());
+    }
+    fn audit(&self) {
+        assert_eq!(check(self.source), self.free());
+    }
+}
+
+#[test]
+fn a_long_life_never_diverges_from_a_list_of_owners() {
+    let operations: u64 = std::env::var("FREEHOLD_OPERATIONS").map_or(2_000_000, |n| n.parse().unwrap());
+    for shuffle in [Shuffle::On, Shuffle::Off] {
+        let reserved = [PfnRange::new(Pfn(0), Pfn(700)), PfnRange::new(Pfn(30_000), Pfn(30_001))];
+        let options = Options { shuffle, ..Options::default() };
+        let source = model(Config { cpus: 3, nodes: 2, frames: FRAMES, seed: 3 }, &reserved, options);
+        let mut owners = vec![Owner::Free; FRAMES as usize];
+        // The zones' seam is not pageblock-aligned: what the second node has of the shared pageblock stays unused.
+        owners[20_000..20_480].fill(Owner::Reserved);
+        reserved
+            .iter()
+            .for_each(|run| owners[run.start.0 as usize..run.end.0 as usize].fill(Owner::Reserved));
+        let mut life = Life {
+            source,
+            random: Model::new(Config::default()),
+            owners,
+            held: Vec::new(),
+            all: 0,
+            misuses: 0,
+            refused: 0,
+        };
+        life.all = life.free();
+        life.audit();
+        for step in 0..operations / 2 {
+            let cpu = CpuId(life.below(64) as u16 % 3);
+            source.machine().on_cpu(cpu, || match life.below(1000) {
+                0..=3 => life.misuse(),
+                4..=5 => source.poll(Moment::Tick),
+                6 => source.poll(Moment::Idle),
+                7 => source.request_drain(),
+                // The mood swings between hunger and thrift, so that memory runs out and empties now and then.
+                n if n % 100 < 50 + 15 * u64::from(step / 4000 % 2 == 0) - 7 => life.take(),
+                _ => life.give(),
+            });
+            if step.is_multiple_of(20_000) {
+                life.audit();
+            }
+        }
+        assert!(life.refused > 100 && life.misuses > 100, "memory never ran out, or nothing was misused");
+        while !life.held.is_empty() {
+            life.give();
+        }
+        (0..3).for_each(|cpu| source.machine().on_cpu(CpuId(cpu), || source.drain_local()));
+        life.audit();
+        assert_eq!(life.free(), life.all);
+    }
+}
