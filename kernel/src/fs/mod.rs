@@ -35,6 +35,7 @@ pub mod generated;
 pub mod initramfs;
 pub mod locks;
 pub mod machine;
+pub mod masks;
 pub mod mount;
 pub mod names;
 pub mod node;

@@ -15,7 +15,7 @@ mod processes;
 #[cfg(target_os = "none")]
 mod status;
 #[cfg(target_os = "none")]
-mod system;
+pub mod system;
 #[cfg(target_os = "none")]
 mod zones;
 

@@ -3,13 +3,13 @@
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::fmt::Write as _;
 use core::sync::atomic::Ordering;
 
 use super::processes::{FileKind, Subject};
 use super::settings::parse_number;
 use super::system::TICK;
 use super::{memory, mounts};
+use crate::fs::masks::{list, mask};
 use crate::fs::generated::Text;
 use crate::task::signal::SIG_IGN;
 use crate::task::{Process, Resource, SigSet, Signal, Task, Usage};
@@ -189,38 +189,6 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     write!(out, " {} {}", program.arguments.start, program.arguments.end);
     write!(out, " {} {} 0\n", program.environment.start, program.environment.end);
     Ok(())
-}
-
-/// A bit mask as Linux prints one of `bits` bits: groups of 32 in hexadecimal, comma between.
-pub fn mask(bits: u64, count: usize) -> String {
-    let mut text = String::new();
-    let groups = count.div_ceil(32).clamp(1, 2);
-    for group in (0..groups).rev() {
-        let width = if group + 1 == groups { (count - group * 32).div_ceil(4).max(1) } else { 8 };
-        let comma = if group == 0 { "" } else { "," };
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{:0width$x}{comma}", bits >> (32 * group) & 0xffff_ffff);
-    }
-    text
-}
-
-/// A bit mask as a list of ranges: "0-3,8".
-pub fn list(bits: u64) -> String {
-    let mut text = String::new();
-    let mut at = 0;
-    while at < 64 {
-        if bits >> at & 1 == 0 {
-            at += 1;
-            continue;
-        }
-        let length = (bits >> at).trailing_ones();
-        let comma = if text.is_empty() { "" } else { "," };
-        let end = at + length - 1;
-        // Writing to a string cannot fail.
-        let _ = if end == at { write!(text, "{comma}{at}") } else { write!(text, "{comma}{at}-{end}") };
-        at += length;
-    }
-    text
 }
 
 fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> {

@@ -1,5 +1,14 @@
 //! /sys: what tools ask of CPUs, nodes, memory and parameters.
 
+#[cfg(target_os = "none")]
+mod cpus;
+#[cfg(target_os = "none")]
+mod kernel;
+#[cfg(target_os = "none")]
+mod memory;
+#[cfg(target_os = "none")]
+mod nodes;
+
 use alloc::sync::Arc;
 
 use super::mount::{FileSystem, FsStats};
@@ -25,6 +34,18 @@ pub fn instance() -> Result<Arc<dyn FileSystem>> {
 /// The root directory: drivers add what they have to show.
 pub fn root() -> Arc<PseudoDir> {
     get().root.clone()
+}
+
+/// Put in what boot found: once, when the CPUs run and the disks are known.
+#[cfg(target_os = "none")]
+pub fn fill() {
+    let root = root();
+    let Some(machine) = super::machine::get() else { return };
+    let topology = &machine.firmware.topology;
+    cpus::fill(&root, topology);
+    nodes::fill(&root, topology);
+    memory::fill(&root, topology);
+    kernel::fill(&root);
 }
 
 fn get() -> Arc<SysFs> {

@@ -1,0 +1,44 @@
+//! The rest of /sys: parameters of the memory manager, clocks, disks.
+
+use alloc::format;
+use alloc::sync::Arc;
+
+use crate::fs::device::split_device;
+use crate::fs::pseudo::PseudoDir;
+use crate::mem;
+
+pub(super) fn fill(root: &Arc<PseudoDir>) {
+    let shuffles = if mem::frames().shuffles() { "Y" } else { "N" };
+    root.dirs("module/page_alloc/parameters").constant("shuffle", shuffles);
+
+    // There are no huge pages for anonymous memory yet, and none to reserve.
+    let huge = root.dirs("kernel/mm/transparent_hugepage");
+    huge.constant("enabled", "always madvise [never]");
+    huge.constant("defrag", "always defer defer+madvise madvise [never]");
+    huge.constant("shmem_enabled", "always within_size advise [never] deny force");
+    huge.constant("use_zero_page", "0");
+    huge.constant("hpage_pmd_size", "2097152");
+    root.dirs("kernel/mm/hugepages");
+    root.dirs("fs/cgroup");
+    root.dirs("class");
+    root.dirs("bus");
+
+    let clock = root.dirs("devices/system/clocksource/clocksource0");
+    clock.constant("current_clocksource", "tsc");
+    clock.constant("available_clocksource", "tsc");
+
+    for (name, number, size) in crate::block::list() {
+        let name = format!("{}", name.escape_ascii());
+        let (major, minor) = split_device(number);
+        let disk = root.dirs(&format!("block/{name}"));
+        disk.constant("dev", format!("{major}:{minor}"));
+        disk.constant("size", format!("{}", size / 512));
+        disk.constant("removable", "0");
+        let queue = disk.dirs("queue");
+        queue.constant("logical_block_size", "512");
+        queue.constant("physical_block_size", "512");
+        queue.constant("rotational", "0");
+        root.dirs("class/block").link(&name, &format!("../../block/{name}"));
+        root.dirs("dev/block").link(&format!("{major}:{minor}"), &format!("../../block/{name}"));
+    }
+}

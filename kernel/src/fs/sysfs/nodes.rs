@@ -1,0 +1,90 @@
+//! /sys/devices/system/node: memory and CPUs of each node, distances, memory-side caches.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
+use freehold_machine::{NodeId, Topology};
+
+use super::memory::blocks_of;
+use crate::fs::masks::{list, mask};
+use crate::fs::procfs::system::node_meminfo;
+use crate::fs::pseudo::PseudoDir;
+use crate::{mem, sched};
+
+pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
+    let count = topology.node_count();
+    let all = (1u64 << count) - 1;
+    let nodes = root.dirs("devices/system/node");
+    let with = |test: &dyn Fn(NodeId) -> bool| -> String {
+        list((0..count).filter(|&node| test(NodeId(node as u8))).fold(0, |set, node| set | 1 << node))
+    };
+    nodes.constant("possible", list(all));
+    nodes.constant("online", list(all));
+    nodes.constant("has_cpu", with(&|node| cpus_of(topology, node) != 0));
+    let has_memory = |node| topology.ranges().iter().any(|range| range.node == node);
+    for name in ["has_memory", "has_normal_memory"] {
+        nodes.constant(name, with(&has_memory));
+    }
+    for node in (0..count).map(|node| NodeId(node as u8)) {
+        let dir = nodes.dirs(&format!("node{}", node.0));
+        let cpus = cpus_of(topology, node);
+        let cpu_count = sched::online().len();
+        dir.constant("cpumap", mask(cpus, cpu_count));
+        dir.constant("cpulist", list(cpus));
+        let distances: Vec<String> =
+            (0..count).map(|other| format!("{}", topology.distance(node, NodeId(other as u8)))).collect();
+        dir.constant("distance", distances.join(" "));
+        dir.file("meminfo", move |out| node_meminfo(out, node));
+        dir.file("vmstat", move |out| {
+            for zone in mem::frames().zone_info().filter(|zone| zone.node == node) {
+                write!(out, "nr_free_pages {}\n", zone.free);
+            }
+            Ok(())
+        });
+        dir.constant(
+            "numastat",
+            "numa_hit 0\nnuma_miss 0\nnuma_foreign 0\ninterleave_hit 0\nlocal_node 0\nother_node 0",
+        );
+        for cache in topology.near_caches(node) {
+            near_cache(&dir.dirs(&format!("memory_side_cache/index{}", cache.level)), cache);
+        }
+        for cpu in (0..64).filter(|cpu| cpus >> cpu & 1 != 0) {
+            dir.link(&format!("cpu{cpu}"), &format!("../../cpu/cpu{cpu}"));
+        }
+        for block in blocks_of(topology, Some(node)) {
+            dir.link(&format!("memory{block}"), &format!("../../memory/memory{block}"));
+        }
+    }
+}
+
+fn cpus_of(topology: &Topology, node: NodeId) -> u64 {
+    let cpus = sched::online().iter().filter(|&cpu| topology.node_of_cpu(cpu) == node);
+    cpus.fold(0, |set, cpu| set | 1 << cpu.0)
+}
+
+/// The numbers are those of Linux' Documentation/admin-guide/mm/numaperf: indexing 0 direct, 1 indexed, 2 other;
+/// write_policy 0 back, 1 through, 2 other.
+fn near_cache(dir: &Arc<PseudoDir>, cache: &NearCache) {
+    let indexing = match cache.indexing {
+        Indexing::Direct => 0,
+        Indexing::Complex => 1,
+        Indexing::Other => 2,
+    };
+    let policy = match cache.write_policy {
+        WritePolicy::Back => 0,
+        WritePolicy::Through => 1,
+        WritePolicy::Other => 2,
+    };
+    let mode = match cache.address_mode {
+        AddressMode::Transparent => 0,
+        AddressMode::ExtendedLinear => 1,
+    };
+    dir.constant("size", format!("{}", cache.size));
+    dir.constant("line_size", format!("{}", cache.line_size));
+    dir.constant("indexing", format!("{indexing}"));
+    dir.constant("write_policy", format!("{policy}"));
+    dir.constant("address_mode", format!("{mode}"));
+}
