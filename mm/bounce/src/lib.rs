@@ -21,6 +21,37 @@
 //!
 //! Slots and segments follow Linux' SWIOTLB (Documentation/core-api/swiotlb.rst): a mapping lies inside one segment
 //! of 128 slots and shares no slot.
+//!
+//! ```
+//! use core::sync::atomic::AtomicU64;
+//! use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr};
+//! use freehold_buddy::{Buddy, Options};
+//! use freehold_frame::{FrameRecord, FrameTable};
+//! use freehold_machine::model::{Config, Model};
+//!
+//! // A machine of 16 MiB with a page allocator.
+//! let machine = Model::new(Config { frames: 4096, cpus: 1, nodes: 1, ..Config::default() });
+//! let records = (0..4096).map(|_| zerocopy::FromZeros::new_zeroed()).collect::<Box<[FrameRecord]>>();
+//! let options = Options::default();
+//! let words = Buddy::<Model>::metadata_words(machine.topology(), 1, &options);
+//! let metadata = (0..words).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
+//! let table = FrameTable::new(Box::leak(records));
+//! let buddy = Buddy::new(machine, table, Box::leak(metadata), machine.topology(), &[], options).ok().unwrap();
+//! let frames: &'static Buddy<Model> = Box::leak(Box::new(buddy));
+//!
+//! // A device that may hold 64 KiB.
+//! let dma: &'static Dma<_> = Box::leak(Box::new(Dma::new(frames)));
+//! let rules = DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: 64 << 10 };
+//! let disk = dma.attach(rules)?;
+//! let mut sector = [0u8; 512];
+//! let mapping = disk.map(sector.as_slice(), Direction::FromDevice)?;
+//! // Here the device writes to `mapping.address()`; this stands for it.
+//! mapping.write(0, b"boot");
+//! mapping.unmap(sector.as_mut_slice());
+//! assert_eq!(&sector[..4], b"boot");
+//! assert_eq!(disk.held(), 0);
+//! # Ok::<(), freehold_bounce::DmaError>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
