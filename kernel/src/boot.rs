@@ -33,6 +33,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     mem::init(&firmware.topology, cpus, settings.page_allocator);
     traps::register(&Kernel);
     time::start(firmware.platform.hpet);
+    crate::time::set_wall((time::wall_clock_at_boot() + time::now()) as i64);
     let files = fs::boot::init(Arc::new(mem::CacheSource::new(mem::frames()))).expect("an empty root file system");
     task::spawn::init(mem::Space::empty().expect("memory for the kernel's own space"), files);
     start_scheduling(CpuId(0));
@@ -150,7 +151,7 @@ impl traps::Handlers for Kernel {
         mem::handle_kernel_fault(addr, access)
     }
     fn timer(&self) {
-        sched::timer_interrupt(time::now());
+        crate::time::interrupt();
     }
     fn reschedule(&self) {}
     fn thread_finished(&self) -> ! {

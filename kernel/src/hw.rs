@@ -15,6 +15,21 @@ mod real {
     pub fn current_cpu() -> CpuId {
         Hardware.current_cpu()
     }
+    /// The node nearest to `cpu`.
+    pub fn node_of(cpu: CpuId) -> freehold_machine::NodeId {
+        Hardware.node_of_cpu(cpu)
+    }
+    /// 64 random bits.
+    pub fn random() -> u64 {
+        use freehold_machine::Entropy;
+        Hardware.random_u64()
+    }
+    /// Make every CPU that is in a program pass through the kernel; returns when all have.
+    pub fn interrupt_all() {
+        use freehold_machine::{CpuSet, Flush, Tlb};
+        // The flush itself does not matter, that all CPUs have answered does.
+        Hardware.flush_on(CpuSet::first(Hardware.cpu_count()), Flush::Range { start: VirtAddr(0), pages: 1 });
+    }
     /// Copy from a user address; the bytes copied.
     pub fn read_user(from: u64, to: &mut [u8], faults: Faults) -> usize {
         usercopy::read(VirtAddr(from), to, faults)

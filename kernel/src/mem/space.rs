@@ -88,6 +88,10 @@ impl Space {
     pub fn lock(&self) -> MutexGuard<'_, AddressSpace> {
         self.areas.lock()
     }
+    /// The areas, if nobody has them locked.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, AddressSpace>> {
+        self.areas.try_lock()
+    }
     /// What a context switch loads.
     pub fn translation(&self) -> &Arc<Translation> {
         &self.translation

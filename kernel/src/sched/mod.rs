@@ -26,9 +26,9 @@ use crate::task::Task;
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
 
 #[cfg(target_os = "none")]
-pub use switch::{
-    block, exit_current, finish_switch, idle_forever, reschedule, spawn_kernel, start, timer_interrupt,
-};
+pub use switch::{activate_current, block, exit_current, finish_switch, idle_forever, reschedule, start, timer_interrupt};
+#[cfg(target_os = "none")]
+pub use crate::task::spawn_kernel;
 
 /// How a task sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +40,8 @@ pub enum Sleep {
     Uninterruptible = 2,
     /// Stopped by job control, until it continues or is killed.
     Stopped = 3,
+    /// Until it is woken, or the process is killed.
+    Killable = 5,
 }
 
 const RUNNABLE: u8 = 0;
@@ -121,7 +123,7 @@ impl Schedule {
         match self.state.load(Ordering::Relaxed) {
             RUNNABLE => b'R',
             1 => b'S',
-            2 => b'D',
+            2 | 5 => b'D',
             3 => b'T',
             _ => b'X',
         }
@@ -150,6 +152,12 @@ impl heap::Positioned for Arc<Task> {
 #[repr(align(128))]
 struct PerCpu {
     queue: IrqSpinLock<RunQueue>,
+    /// The translation this CPU has loaded, which must live as long.
+    #[cfg(target_os = "none")]
+    loaded: IrqSpinLock<Option<Arc<switch::Translation>>>,
+    /// One it had loaded before; dropped where interrupts are on.
+    #[cfg(target_os = "none")]
+    retired: IrqSpinLock<Option<Arc<switch::Translation>>>,
     /// Somebody with a better claim waits here: call `reschedule` at the next chance.
     wanted: AtomicBool,
     /// The idle task runs (a hint for placement).
@@ -157,7 +165,15 @@ struct PerCpu {
 }
 
 static CPUS: [PerCpu; MAX_CPUS] = [const {
-    PerCpu { queue: IrqSpinLock::new(RunQueue::new()), wanted: AtomicBool::new(false), idle: AtomicBool::new(false) }
+    PerCpu {
+        queue: IrqSpinLock::new(RunQueue::new()),
+        #[cfg(target_os = "none")]
+        loaded: IrqSpinLock::new(None),
+        #[cfg(target_os = "none")]
+        retired: IrqSpinLock::new(None),
+        wanted: AtomicBool::new(false),
+        idle: AtomicBool::new(false),
+    }
 }; MAX_CPUS];
 
 /// CPUs that take part, as a [`CpuSet`]'s bits.

@@ -1,16 +1,18 @@
 //! The switch itself, sleeping with a deadline, idling, and the first task of every CPU.
 
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use freehold_machine::{CpuId, MAX_CPUS};
+use freehold_machine::{CpuId, Cpus, MAX_CPUS};
 
 use super::runqueue::SLICE;
-use super::{DEAD, Idle, ONLINE, RUNNABLE, cpu, heap::Positioned};
+use super::{DEAD, ONLINE, RUNNABLE, cpu, heap::Positioned};
 use crate::hw::{self, irq, thread};
 use crate::task::{self, Task};
 use crate::{Result, time};
+
+/// The roots of one address space, as CPUs load them.
+pub type Translation = freehold_vm::Translation<crate::mem::Frames>;
 
 /// The idle tasks; they never end, so a dying task can switch to its CPU's without holding a reference.
 static IDLE: [spin::Once<Arc<Task>>; MAX_CPUS] = [const { spin::Once::new() }; MAX_CPUS];
@@ -73,6 +75,40 @@ pub fn reschedule() {
     drop(next);
 }
 
+impl Task {
+    /// Translate through this task's address space from now on; a kernel task keeps whatever is loaded. Interrupts
+    /// are off.
+    fn activate(&self) {
+        let this = cpu(hw::current_cpu());
+        let pinned = hw::Hardware.pin();
+        let mut loaded = this.loaded.lock();
+        if self.process().is_kernel() {
+            if let Some(loaded) = &*loaded {
+                loaded.lazy(&pinned);
+            }
+            return;
+        }
+        let space = self.process().space();
+        let new = space.translation();
+        new.load(&pinned);
+        if loaded.as_ref().is_none_or(|old| !Arc::ptr_eq(old, new)) {
+            if let Some(old) = loaded.replace(new.clone()) {
+                old.unload(&pinned);
+                *this.retired.lock() = Some(old);
+            }
+        }
+    }
+}
+
+/// The current task has got another address space: load it.
+pub fn activate_current() {
+    let interrupts = irq::disable();
+    task::current().activate();
+    let retired = cpu(hw::current_cpu()).retired.lock().take();
+    drop(interrupts);
+    drop(retired);
+}
+
 /// The second half of a switch, on the new task's stack: release the old one.
 pub fn finish_switch() {
     let here = hw::current_cpu();
@@ -92,6 +128,8 @@ pub fn finish_switch() {
             super::enqueue_on(task.clone(), target);
         }
     }
+    let retired = cpu(here).retired.lock().take();
+    drop(retired);
     // A dead task's last reference may be this one: its stack is freed here, with interrupts on.
     drop(previous);
 }
@@ -192,14 +230,4 @@ pub fn timer_interrupt(now: u64) {
     if queue.waiting() > 0 {
         this.wanted.store(true, Ordering::Relaxed);
     }
-}
-
-/// Start a task that runs `body` in the kernel and then ends.
-///
-/// # Errors
-/// `ENOMEM`, `EAGAIN`.
-pub fn spawn_kernel(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<Arc<Task>> {
-    let task = Task::new_kernel(name, Idle::No, hw::current_cpu(), Box::new(body))?;
-    super::wake(&task, &[super::Sleep::Uninterruptible]);
-    Ok(task)
 }

@@ -33,4 +33,11 @@ impl Completion {
     pub fn wait(&self) -> Result<()> {
         self.waiters.wait_until(|| self.is_complete().then_some(()))
     }
+    /// Sleep until it has happened, whatever signals come but deadly ones.
+    ///
+    /// # Errors
+    /// `EINTR` where the thread is to end.
+    pub fn wait_killable(&self) -> Result<()> {
+        self.waiters.wait_killable(|| self.is_complete().then_some(()))
+    }
 }

@@ -99,6 +99,14 @@ impl WaitQueue {
         self.wait(Sleep::Uninterruptible, Some(deadline), condition).ok().flatten()
     }
 
+    /// Sleep until `condition` gives a value, whatever signals come but deadly ones.
+    ///
+    /// # Errors
+    /// `EINTR` where the thread is to end.
+    pub fn wait_killable<T>(&self, condition: impl FnMut() -> Option<T>) -> Result<T> {
+        self.wait(Sleep::Killable, None, condition)?.ok_or(Errno::EINTR)
+    }
+
     fn wait<T>(
         &self,
         sleep: Sleep,
@@ -119,7 +127,10 @@ impl WaitQueue {
             if sleep == Sleep::Interruptible && task.signal_pending() {
                 break Err(Errno::ERESTARTSYS);
             }
-            let now = crate::time::now();
+            if sleep == Sleep::Killable && task.is_dying() {
+                break Err(Errno::EINTR);
+            }
+            let now = if deadline.is_some() || queued.is_none() { crate::time::now() } else { 0 };
             if deadline.is_some_and(|deadline| now >= deadline) {
                 break Ok(None);
             }

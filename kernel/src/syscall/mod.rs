@@ -6,6 +6,7 @@
 
 mod args;
 mod names;
+#[cfg(target_os = "none")]
 mod table;
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +29,10 @@ pub enum Handler {
     Context(fn(&mut freehold_arch::user::UserContext, &Args) -> Result<i64>),
 }
 
+/// On the host nobody calls.
+#[cfg(not(target_os = "none"))]
+static TABLE: [Option<Handler>; COUNT] = [None; COUNT];
+#[cfg(target_os = "none")]
 static TABLE: [Option<Handler>; COUNT] = {
     let mut table = [None; COUNT];
     let mut at = 0;

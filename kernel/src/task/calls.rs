@@ -1,11 +1,443 @@
-//! Small system calls about tasks.
+//! System calls about limits, scheduling, the system, and odds and ends of the current thread.
 
-use crate::Result;
-use crate::sched;
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use freehold_machine::CpuSet;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, registry};
 use crate::syscall::Args;
+use crate::time::{self, TimeSpec};
+use crate::user::{self, UserPtr};
+use crate::{Errno, Result, hw, sched};
 
 /// sched_yield()
 pub fn sys_sched_yield(_args: &Args) -> Result<i64> {
     sched::yield_now();
+    Ok(0)
+}
+
+fn named_process(pid: i32) -> Result<Arc<Process>> {
+    match pid {
+        0 => Ok(current().process().clone()),
+        pid => find(u32::try_from(pid).map_err(|_| Errno::ESRCH)?).ok_or(Errno::ESRCH),
+    }
+}
+
+fn named_task(tid: i32) -> Result<Arc<Task>> {
+    match tid {
+        0 => Ok(current()),
+        tid => find_task(u32::try_from(tid).map_err(|_| Errno::EINVAL)?).ok_or(Errno::ESRCH),
+    }
+}
+
+/// Whether the caller may look into or change `process`.
+fn check_same_user(process: &Process) -> Result<()> {
+    let (own, other) = (current().process().credentials(), process.credentials());
+    if own.is_privileged() || own.euid == other.euid || own.euid == other.uid { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+fn change_limit(process: &Process, resource: Resource, new: Limit) -> Result<()> {
+    let old = process.limit(resource);
+    if new.soft > new.hard {
+        return Err(Errno::EINVAL);
+    }
+    if new.hard > old.hard && !current().process().credentials().is_privileged() {
+        return Err(Errno::EPERM);
+    }
+    process.set_limit(resource, new);
+    Ok(())
+}
+
+/// prlimit64(pid, resource, new, old)
+pub fn sys_prlimit64(args: &Args) -> Result<i64> {
+    let resource = Resource::new(u64::from(args.uint(1))).ok_or(Errno::EINVAL)?;
+    let process = named_process(args.int(0))?;
+    check_same_user(&process)?;
+    let new = UserPtr::<Limit>::new(args[2]).read_optional()?;
+    let old = process.limit(resource);
+    if let Some(new) = new {
+        change_limit(&process, resource, new)?;
+    }
+    UserPtr::new(args[3]).write_optional(&old)?;
+    Ok(0)
+}
+
+/// getrlimit(resource, limit)
+pub fn sys_getrlimit(args: &Args) -> Result<i64> {
+    let resource = Resource::new(u64::from(args.uint(0))).ok_or(Errno::EINVAL)?;
+    UserPtr::new(args[1]).write(&current().process().limit(resource))?;
+    Ok(0)
+}
+
+/// setrlimit(resource, limit)
+pub fn sys_setrlimit(args: &Args) -> Result<i64> {
+    let resource = Resource::new(u64::from(args.uint(0))).ok_or(Errno::EINVAL)?;
+    let new = UserPtr::<Limit>::new(args[1]).read()?;
+    change_limit(current().process(), resource, new)?;
+    Ok(0)
+}
+
+/// sched_setaffinity(tid, size, mask)
+pub fn sys_sched_setaffinity(args: &Args) -> Result<i64> {
+    let task = named_task(args.int(0))?;
+    check_same_user(task.process())?;
+    let size = args.size(1).min(8);
+    let mut bytes = [0; 8];
+    user::read_exact(args[2], &mut bytes[..size])?;
+    let allowed = CpuSet(u64::from_le_bytes(bytes) & sched::online().0);
+    if allowed.is_empty() {
+        return Err(Errno::EINVAL);
+    }
+    task.schedule.set_affinity(allowed);
+    if !allowed.contains(hw::current_cpu()) && task.tid == current().tid {
+        sched::yield_now();
+    }
+    Ok(0)
+}
+
+/// sched_getaffinity(tid, size, mask): the bytes written.
+pub fn sys_sched_getaffinity(args: &Args) -> Result<i64> {
+    let size = args.size(1);
+    let task = named_task(args.int(0))?;
+    if size < 8 || size % 8 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    UserPtr::<u64>::new(args[2]).write(&(task.schedule.affinity().0 & sched::online().0))?;
+    Ok(8)
+}
+
+const SCHED_OTHER: i32 = 0;
+const SCHED_FIFO: i32 = 1;
+const SCHED_RR: i32 = 2;
+const SCHED_BATCH: i32 = 3;
+const SCHED_IDLE: i32 = 5;
+
+/// sched_getscheduler(tid): all tasks share fairly.
+pub fn sys_sched_getscheduler(args: &Args) -> Result<i64> {
+    named_task(args.int(0))?;
+    Ok(i64::from(SCHED_OTHER))
+}
+
+/// sched_setscheduler(tid, policy, parameters): there are no real-time policies.
+pub fn sys_sched_setscheduler(args: &Args) -> Result<i64> {
+    let task = named_task(args.int(0))?;
+    check_same_user(task.process())?;
+    let priority = UserPtr::<i32>::new(args[2]).read()?;
+    match args.int(1) {
+        SCHED_OTHER | SCHED_BATCH | SCHED_IDLE if priority == 0 => Ok(0),
+        SCHED_FIFO | SCHED_RR if (1..100).contains(&priority) => Err(Errno::EPERM),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// sched_getparam(tid, parameters)
+pub fn sys_sched_getparam(args: &Args) -> Result<i64> {
+    named_task(args.int(0))?;
+    UserPtr::<i32>::new(args[1]).write(&0)?;
+    Ok(0)
+}
+
+/// sched_setparam(tid, parameters)
+pub fn sys_sched_setparam(args: &Args) -> Result<i64> {
+    named_task(args.int(0))?;
+    if UserPtr::<i32>::new(args[1]).read()? == 0 { Ok(0) } else { Err(Errno::EINVAL) }
+}
+
+/// sched_get_priority_max(policy)
+pub fn sys_sched_get_priority_max(args: &Args) -> Result<i64> {
+    match args.int(0) {
+        SCHED_FIFO | SCHED_RR => Ok(99),
+        SCHED_OTHER | SCHED_BATCH | SCHED_IDLE => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// sched_get_priority_min(policy)
+pub fn sys_sched_get_priority_min(args: &Args) -> Result<i64> {
+    match args.int(0) {
+        SCHED_FIFO | SCHED_RR => Ok(1),
+        SCHED_OTHER | SCHED_BATCH | SCHED_IDLE => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// sched_rr_get_interval(tid, time)
+pub fn sys_sched_rr_get_interval(args: &Args) -> Result<i64> {
+    named_task(args.int(0))?;
+    UserPtr::new(args[1]).write(&TimeSpec::from_nanoseconds(sched::runqueue::SLICE))?;
+    Ok(0)
+}
+
+const PRIO_PROCESS: i32 = 0;
+const PRIO_PGRP: i32 = 1;
+const PRIO_USER: i32 = 2;
+
+/// The processes that getpriority and setpriority mean.
+fn priority_targets(which: i32, who: Pid) -> Result<alloc::vec::Vec<Arc<Task>>> {
+    let caller = current();
+    let processes = match which {
+        PRIO_PROCESS => return Ok(alloc::vec![named_task(who as i32)?]),
+        PRIO_PGRP => registry::group_members(if who == 0 { caller.process().group() } else { who }),
+        PRIO_USER => {
+            let uid = if who == 0 { caller.process().credentials().uid } else { who };
+            let mut all = registry::processes();
+            all.retain(|process| process.credentials().uid == uid);
+            all
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    let tasks: alloc::vec::Vec<_> = processes.iter().flat_map(|process| process.threads()).collect();
+    if tasks.is_empty() { Err(Errno::ESRCH) } else { Ok(tasks) }
+}
+
+/// getpriority(which, who): 20 minus the lowest nice value.
+pub fn sys_getpriority(args: &Args) -> Result<i64> {
+    let tasks = priority_targets(args.int(0), args.uint(1))?;
+    let nice = tasks.iter().map(|task| task.schedule.nice()).min().unwrap_or(0);
+    Ok(i64::from(20 - nice))
+}
+
+/// setpriority(which, who, nice)
+pub fn sys_setpriority(args: &Args) -> Result<i64> {
+    let nice = args.int(2).clamp(-20, 19);
+    let privileged = current().process().credentials().is_privileged();
+    for task in priority_targets(args.int(0), args.uint(1))? {
+        check_same_user(task.process())?;
+        if nice < task.schedule.nice() && !privileged {
+            return Err(Errno::EACCES);
+        }
+        task.schedule.set_nice(nice);
+    }
+    Ok(0)
+}
+
+/// getcpu(cpu, node)
+pub fn sys_getcpu(args: &Args) -> Result<i64> {
+    let cpu = hw::current_cpu();
+    UserPtr::<u32>::new(args[0]).write_optional(&u32::from(cpu.0))?;
+    UserPtr::<u32>::new(args[1]).write_optional(&u32::from(hw::node_of(cpu).0))?;
+    Ok(0)
+}
+
+/// membarrier(command, flags, cpu): every return to user mode and every switch orders memory already; the expedited
+/// commands make the other CPUs pass through the kernel once.
+pub fn sys_membarrier(args: &Args) -> Result<i64> {
+    const QUERY: i32 = 0;
+    const GLOBAL: i32 = 1;
+    const GLOBAL_EXPEDITED: i32 = 2;
+    const REGISTER_GLOBAL_EXPEDITED: i32 = 4;
+    const PRIVATE_EXPEDITED: i32 = 8;
+    const REGISTER_PRIVATE_EXPEDITED: i32 = 16;
+    const ALL: i32 = GLOBAL | GLOBAL_EXPEDITED | REGISTER_GLOBAL_EXPEDITED | PRIVATE_EXPEDITED | REGISTER_PRIVATE_EXPEDITED;
+    if args.uint(1) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    match args.int(0) {
+        QUERY => Ok(i64::from(ALL)),
+        REGISTER_GLOBAL_EXPEDITED | REGISTER_PRIVATE_EXPEDITED => Ok(0),
+        GLOBAL | GLOBAL_EXPEDITED | PRIVATE_EXPEDITED => {
+            hw::interrupt_all();
+            Ok(0)
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// One field of `struct utsname`: 65 bytes with at least one NUL.
+const NAME_FIELD: usize = 65;
+
+/// The host and domain names, as uname shows them.
+static NAMES: crate::sync::SpinLock<[[u8; NAME_FIELD]; 2]> =
+    crate::sync::SpinLock::new([field("freehold"), field("(none)")]);
+
+const fn field(text: &str) -> [u8; NAME_FIELD] {
+    let mut field = [0; NAME_FIELD];
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() && at < NAME_FIELD - 1 {
+        field[at] = bytes[at];
+        at += 1;
+    }
+    field
+}
+
+/// The release that programs see: the Linux version whose behaviour this kernel follows.
+pub const RELEASE: &str = "6.1.0-freehold";
+/// The version that programs see.
+pub const VERSION: &str = concat!("#1 SMP Freehold ", env!("CARGO_PKG_VERSION"));
+
+/// The host name.
+pub fn host_name() -> alloc::vec::Vec<u8> {
+    let names = NAMES.lock();
+    names[0].iter().copied().take_while(|&byte| byte != 0).collect()
+}
+
+/// uname(buffer)
+pub fn sys_uname(args: &Args) -> Result<i64> {
+    let [node, domain] = *NAMES.lock();
+    let fields = [field("Linux"), node, field(RELEASE), field(VERSION), field("x86_64"), domain];
+    UserPtr::<[u8; NAME_FIELD]>::new(args[0]).write_slice(&fields)?;
+    Ok(0)
+}
+
+fn set_name(args: &Args, which: usize) -> Result<i64> {
+    if !current().process().credentials().is_privileged() {
+        return Err(Errno::EPERM);
+    }
+    let length = usize::try_from(args.int(1)).map_err(|_| Errno::EINVAL)?;
+    if length >= NAME_FIELD {
+        return Err(Errno::EINVAL);
+    }
+    let mut name = [0; NAME_FIELD];
+    user::read_exact(args[0], &mut name[..length])?;
+    NAMES.lock()[which] = name;
+    Ok(0)
+}
+
+/// sethostname(name, length)
+pub fn sys_sethostname(args: &Args) -> Result<i64> {
+    set_name(args, 0)
+}
+
+/// setdomainname(name, length)
+pub fn sys_setdomainname(args: &Args) -> Result<i64> {
+    set_name(args, 1)
+}
+
+/// `struct sysinfo`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct SysInfo {
+    uptime: i64,
+    loads: [u64; 3],
+    total: u64,
+    free: u64,
+    shared: u64,
+    buffers: u64,
+    total_swap: u64,
+    free_swap: u64,
+    processes: u16,
+    pad: [u16; 3],
+    total_high: u64,
+    free_high: u64,
+    unit: u32,
+    end: u32,
+}
+
+/// sysinfo(info)
+pub fn sys_sysinfo(args: &Args) -> Result<i64> {
+    let frames = crate::mem::frames();
+    let (total, free) = (frames.managed_frames() * 4096, frames.free_frames() * 4096);
+    let info = SysInfo {
+        uptime: (time::now() / time::SECOND) as i64,
+        loads: [0; 3],
+        total,
+        free,
+        shared: 0,
+        buffers: 0,
+        total_swap: 0,
+        free_swap: 0,
+        processes: registry::count().min(usize::from(u16::MAX)) as u16,
+        pad: [0; 3],
+        total_high: 0,
+        free_high: 0,
+        unit: 1,
+        end: 0,
+    };
+    UserPtr::new(args[0]).write(&info)?;
+    Ok(0)
+}
+
+/// getrandom(buffer, length, flags)
+pub fn sys_getrandom(args: &Args) -> Result<i64> {
+    const FLAGS: u32 = 7;
+    const BOTH_SOURCES: u32 = 6;
+    if args.uint(2) & !FLAGS != 0 || args.uint(2) & BOTH_SOURCES == BOTH_SOURCES {
+        return Err(Errno::EINVAL);
+    }
+    let length = args.size(1).min(user::MAX_COUNT);
+    let mut done = 0;
+    while done < length {
+        let mut bytes = [0; 256];
+        let count = bytes.len().min(length - done);
+        for chunk in bytes[..count].chunks_mut(8) {
+            chunk.copy_from_slice(&hw::random().to_le_bytes()[..chunk.len()]);
+        }
+        if let Err(error) = user::write_exact(args[0].wrapping_add(done as u64), &bytes[..count]) {
+            return if done == 0 { Err(error) } else { Ok(done as i64) };
+        }
+        done += count;
+        if done % 65_536 == 0 && current().signal_pending() {
+            break;
+        }
+        sched::cond_resched();
+    }
+    Ok(done as i64)
+}
+
+/// prctl(option, ...)
+pub fn sys_prctl(args: &Args) -> Result<i64> {
+    const SET_PDEATHSIG: i32 = 1;
+    const GET_PDEATHSIG: i32 = 2;
+    const GET_DUMPABLE: i32 = 3;
+    const SET_DUMPABLE: i32 = 4;
+    const GET_KEEPCAPS: i32 = 7;
+    const GET_TIMING: i32 = 13;
+    const SET_NAME: i32 = 15;
+    const GET_NAME: i32 = 16;
+    const GET_SECCOMP: i32 = 21;
+    const CAPBSET_READ: i32 = 23;
+    const GET_SECUREBITS: i32 = 27;
+    const SET_TIMERSLACK: i32 = 29;
+    const GET_TIMERSLACK: i32 = 30;
+    const SET_CHILD_SUBREAPER: i32 = 36;
+    const GET_CHILD_SUBREAPER: i32 = 37;
+    const SET_NO_NEW_PRIVS: i32 = 38;
+    const GET_NO_NEW_PRIVS: i32 = 39;
+    const GET_THP_DISABLE: i32 = 42;
+    const LAST_CAPABILITY: u64 = 40;
+    let task = current();
+    let process = task.process();
+    match args.int(0) {
+        SET_PDEATHSIG => {
+            if args[1] != 0 {
+                Signal::new(args.long(1)).ok_or(Errno::EINVAL)?;
+            }
+            process.parent_death_signal.store(args.uint(1), Ordering::Relaxed);
+        }
+        GET_PDEATHSIG => UserPtr::new(args[1]).write(&process.parent_death_signal.load(Ordering::Relaxed))?,
+        GET_DUMPABLE => return Ok(i64::from(process.dumpable.load(Ordering::Relaxed))),
+        SET_DUMPABLE if args[1] <= 1 => process.dumpable.store(args.uint(1), Ordering::Relaxed),
+        SET_NAME => {
+            let mut name = [0; 16];
+            let mut length = 0;
+            while length < 15 {
+                user::read_exact(args[1] + length as u64, &mut name[length..=length])?;
+                if name[length] == 0 {
+                    break;
+                }
+                length += 1;
+            }
+            task.set_name(&name[..length]);
+        }
+        GET_NAME => UserPtr::new(args[1]).write(&task.name())?,
+        GET_KEEPCAPS | GET_TIMING | GET_SECCOMP | GET_SECUREBITS | GET_THP_DISABLE => {}
+        CAPBSET_READ if args[1] <= LAST_CAPABILITY => return Ok(1),
+        SET_TIMERSLACK => {
+            let slack = if args[1] == 0 { 50_000 } else { args[1] };
+            task.timer_slack.store(slack, Ordering::Relaxed);
+        }
+        GET_TIMERSLACK => return Ok(task.timer_slack.load(Ordering::Relaxed) as i64),
+        SET_CHILD_SUBREAPER => process.is_subreaper.store(args[1] != 0, Ordering::Relaxed),
+        GET_CHILD_SUBREAPER => {
+            let is: u32 = process.is_subreaper.load(Ordering::Relaxed).into();
+            UserPtr::new(args[1]).write(&is)?;
+        }
+        SET_NO_NEW_PRIVS if args[1] == 1 => process.no_new_privileges.store(true, Ordering::Relaxed),
+        GET_NO_NEW_PRIVS => return Ok(i64::from(process.no_new_privileges.load(Ordering::Relaxed))),
+        _ => return Err(Errno::EINVAL),
+    }
     Ok(0)
 }

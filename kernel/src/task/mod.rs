@@ -6,15 +6,36 @@
 //! Lock order: registry > a process' spin locks > a process' `signals` (interrupt-safe) > a thread's `pending` >
 //! `actions` > run queues.
 
+#[cfg(target_os = "none")]
 pub mod calls;
+#[cfg(target_os = "none")]
+pub mod clone;
 pub mod credentials;
+pub mod exec;
+#[cfg(target_os = "none")]
+pub mod exit;
+#[cfg(target_os = "none")]
+pub mod futex;
+pub mod ids;
+#[cfg(target_os = "none")]
+pub mod init;
 pub mod limits;
 mod mask;
+#[cfg(target_os = "none")]
+mod oom;
 mod process;
+#[cfg(target_os = "none")]
+pub mod registers;
 pub mod registry;
 mod session;
 pub mod signal;
+#[cfg(target_os = "none")]
+pub mod spawn;
 mod thread;
+pub mod timers;
+pub mod usage;
+#[cfg(target_os = "none")]
+mod user_loop;
 pub mod wait;
 
 use alloc::sync::Arc;
@@ -25,6 +46,10 @@ pub use process::{ExitStatus, Process, Report, Usage};
 pub use registry::{count, find, find_task, for_each, group_is_orphaned, group_session};
 pub use session::Session;
 pub use signal::{SigInfo, SigSet, Signal, signal_group, signal_kernel, signal_session_leader};
+#[cfg(target_os = "none")]
+pub use oom::{OomKill, badness, oom_kill};
+#[cfg(target_os = "none")]
+pub use spawn::{FirstProgram, spawn_kernel};
 pub use thread::Task;
 
 /// A process or thread ID; 0 is no process'.
@@ -41,7 +66,7 @@ pub fn current() -> Arc<Task> {
 /// The running task, if this CPU takes part in scheduling.
 #[cfg(target_os = "none")]
 pub fn try_current() -> Option<Arc<Task>> {
-    crate::hw::thread::with_current(|data| data.downcast_ref::<thread::Owner>()?.0.upgrade())
+    crate::hw::thread::with_current(|data| data.downcast_ref::<thread::Owner>()?.0.upgrade())?
 }
 
 /// On the host no task runs.

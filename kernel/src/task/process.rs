@@ -121,6 +121,8 @@ pub struct Process {
     pub signal_arrival: Arc<WaitQueue>,
     /// Woken when a child changes state.
     pub(super) child_changed: WaitQueue,
+    /// Woken when a thread has ended.
+    pub(super) thread_ended: WaitQueue,
     /// Woken when this process has ended, for pidfd.
     pub ended: Arc<WaitQueue>,
     /// How it ended; set once all threads are gone.
@@ -129,12 +131,15 @@ pub struct Process {
     pub(super) past: SpinLock<Usage>,
     /// What waited-for children used.
     pub(super) children_usage: SpinLock<Usage>,
+    pub(super) timers: super::timers::Timers,
     /// The name of its program, for when its threads are gone.
     pub(super) name: SpinLock<[u8; 16]>,
     /// Preference of the OOM killer, -1000..=1000.
     pub oom_score_adj: AtomicI32,
     /// PR_SET_DUMPABLE.
     pub(super) dumpable: AtomicU32,
+    /// PR_SET_NO_NEW_PRIVS.
+    pub(super) no_new_privileges: AtomicBool,
     /// PR_SET_PDEATHSIG.
     pub(super) parent_death_signal: AtomicU32,
     /// Bytes read and written, calls to read and write (for /proc/PID/io).
@@ -191,18 +196,25 @@ impl Process {
             }),
             signal_arrival: Arc::new(WaitQueue::new()),
             child_changed: WaitQueue::new(),
+            thread_ended: WaitQueue::new(),
             ended: Arc::new(WaitQueue::new()),
             zombie: SpinLock::new(None),
             past: SpinLock::new(Usage::default()),
             children_usage: SpinLock::new(Usage::default()),
+            timers: super::timers::Timers::new(),
             name: SpinLock::new([0; 16]),
             oom_score_adj: AtomicI32::new(0),
             dumpable: AtomicU32::new(1),
+            no_new_privileges: AtomicBool::new(false),
             parent_death_signal: AtomicU32::new(0),
             io: [const { AtomicU64::new(0) }; 4],
         }
     }
 
+    /// Whether its tasks run in the kernel only, and so in any address space.
+    pub fn is_kernel(&self) -> bool {
+        self.pid <= 1
+    }
     /// Its memory.
     pub fn space(&self) -> Arc<Space> {
         self.space.lock().clone()
@@ -257,6 +269,17 @@ impl Process {
     /// Change the limit of `resource`; the caller has checked that it may.
     pub(super) fn set_limit(&self, resource: Resource, limit: Limit) {
         self.limits.lock().set(resource, limit);
+    }
+    /// The limits that memory calls check.
+    pub fn memory_limits(&self) -> freehold_vm::Limits {
+        let limits = self.limits.lock();
+        let privileged = self.credentials().is_privileged();
+        freehold_vm::Limits {
+            address_space: limits.get(Resource::AddressSpace).soft,
+            data: limits.get(Resource::Data).soft,
+            stack: limits.get(Resource::Stack).soft,
+            memlock: if privileged { u64::MAX } else { limits.get(Resource::Memlock).soft },
+        }
     }
     /// The parent, unless that is the kernel.
     pub fn parent(&self) -> Option<Arc<Self>> {

@@ -65,6 +65,16 @@ pub fn count() -> usize {
     TASKS.load(Ordering::Relaxed)
 }
 
+/// A task of the kernel's own comes; it has no ID.
+pub(super) fn count_kernel_task() {
+    TASKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A task of the kernel's own goes.
+pub(super) fn forget_kernel_task() {
+    TASKS.fetch_sub(1, Ordering::Relaxed);
+}
+
 /// Threads ever made.
 pub fn forks() -> usize {
     FORKS.load(Ordering::Relaxed)

@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::process::{Process, Usage};
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
@@ -49,7 +49,12 @@ pub struct Task {
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
     /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
     pub(super) timer_slack: AtomicU64,
+    /// The status that the thread ended itself with, and [`FINISHED`].
+    exit_code: AtomicU32,
 }
+
+/// Set in `exit_code` once the thread has called exit.
+const FINISHED: u32 = 1 << 31;
 
 /// What a kernel thread's record leads to: the task that runs on it.
 #[cfg(target_os = "none")]
@@ -79,6 +84,7 @@ impl Task {
             faults: [const { AtomicU64::new(0) }; 2],
             vfork: SpinLock::new(None),
             timer_slack: AtomicU64::new(50_000),
+            exit_code: AtomicU32::new(0),
         })
     }
 
@@ -134,6 +140,32 @@ impl Task {
         *self.restart.lock() = Some(restart);
         Errno::ERESTARTBLOCK
     }
+    /// What [`restart_with`](Self::restart_with) left.
+    pub(crate) fn take_restart(&self) -> Option<Restart> {
+        self.restart.lock().take()
+    }
+    /// Let this, the current, thread end on its way to user mode, alone.
+    pub(super) fn finish(&self, code: u8) {
+        self.exit_code.store(u32::from(code) | FINISHED, Ordering::SeqCst);
+        self.attention.store(true, Ordering::SeqCst);
+    }
+    /// Whether [`finish`](Self::finish) was called.
+    pub(super) fn has_finished(&self) -> bool {
+        self.exit_code.load(Ordering::Relaxed) & FINISHED != 0
+    }
+    /// What [`finish`](Self::finish) was called with; 0 before.
+    pub(super) fn exit_code(&self) -> u8 {
+        self.exit_code.load(Ordering::Relaxed) as u8
+    }
+    /// The kernel thread that runs it.
+    #[cfg(target_os = "none")]
+    pub(crate) fn thread(&self) -> &freehold_arch::thread::Thread {
+        self.thread.get().expect("a task is started after it got its thread")
+    }
+    #[cfg(target_os = "none")]
+    pub(super) fn set_thread(&self, thread: freehold_arch::thread::Thread) {
+        self.thread.call_once(|| thread);
+    }
     /// CPU time and events.
     pub fn usage(&self) -> Usage {
         let total = self.schedule.runtime.load(Ordering::Relaxed);
@@ -152,7 +184,7 @@ impl Task {
 
 impl Wake for Task {
     fn wake(&self) -> Woken {
-        sched::wake(self, &[Sleep::Interruptible, Sleep::Uninterruptible])
+        sched::wake(self, &[Sleep::Interruptible, Sleep::Uninterruptible, Sleep::Killable])
     }
 }
 
@@ -162,7 +194,7 @@ impl Expire for Task {
         &self.sleep_timer
     }
     fn expire(&self, _now: u64) -> Option<u64> {
-        sched::wake(self, &[Sleep::Interruptible, Sleep::Uninterruptible]);
+        sched::wake(self, &[Sleep::Interruptible, Sleep::Uninterruptible, Sleep::Killable]);
         None
     }
 }

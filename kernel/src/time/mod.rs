@@ -1,9 +1,11 @@
 //! Clocks and timers.
 
+pub mod calls;
 mod queue;
 mod spec;
 
 pub use queue::{Expire, TimerSlot, arm, cancel, interrupt, is_quiet, set_slice_end, try_arm};
+pub use calls::Clock;
 pub use spec::{TimeSpec, TimeVal};
 
 use core::sync::atomic::{AtomicI64, Ordering};
@@ -29,6 +31,12 @@ pub fn set_wall(nanoseconds: i64) {
 /// Nanoseconds since 1970.
 pub fn wall_nanoseconds() -> i64 {
     WALL_OFFSET.load(Ordering::Relaxed).saturating_add_unsigned(now())
+}
+
+/// The [`now`] at which the wall clock shows `nanoseconds` since 1970; 0 if that was before boot.
+pub fn from_wall(nanoseconds: u64) -> u64 {
+    let since_boot = i128::from(nanoseconds) - i128::from(WALL_OFFSET.load(Ordering::Relaxed));
+    u64::try_from(since_boot.max(0)).unwrap_or(u64::MAX)
 }
 
 /// The wall clock's value at boot, nanoseconds since 1970.

@@ -117,7 +117,7 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
             for slot in &mut leftover {
                 *slot = queue.spent.pop();
             }
-            spare_armed = queue.armed.give_room(spare_armed);
+            spare_armed = queue.armed.give_room(core::mem::take(&mut spare_armed));
             if spare_spent.capacity() > queue.spent.capacity() {
                 spare_spent.append(&mut queue.spent);
                 core::mem::swap(&mut queue.spent, &mut spare_spent);
@@ -134,9 +134,8 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
             }
             (2 * total).max(FIRST_ROOM)
         };
-        drop(leftover);
-        spare_armed = Vec::new();
-        spare_spent = Vec::new();
+        // What the queue had before is freed here, without its lock.
+        drop((leftover, core::mem::take(&mut spare_armed), core::mem::take(&mut spare_spent)));
         spare_armed.try_reserve_exact(wanted).map_err(|_| Errno::ENOMEM)?;
         spare_spent.try_reserve_exact(wanted).map_err(|_| Errno::ENOMEM)?;
     }

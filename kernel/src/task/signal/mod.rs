@@ -1,5 +1,9 @@
 //! Signals: what they are, who has which pending, sending and delivering them.
 
+pub mod calls;
+#[cfg(target_os = "none")]
+pub mod deliver;
+pub mod frame;
 mod pending;
 mod send;
 mod set;

@@ -141,7 +141,7 @@ pub(crate) fn end_group(group: &mut Group, status: ExitStatus) {
     group.stop = None;
     for thread in &group.threads {
         thread.interrupt();
-        sched::wake(thread, &[Sleep::Stopped]);
+        sched::wake(thread, &[Sleep::Stopped, Sleep::Killable]);
     }
 }
 
@@ -177,6 +177,11 @@ impl Task {
         if self.process().post(Target::Thread(self), info) == Parent::Tell {
             crate::task::wait::tell_parent_of_continue(self.process());
         }
+    }
+
+    /// As [`signal`](Self::signal), for interrupt context.
+    pub fn signal_from_interrupt(&self, info: SigInfo) {
+        self.process().post(Target::Thread(self), info);
     }
 
     /// Send a signal that an instruction of this, the current, thread caused. It cannot be blocked or ignored:

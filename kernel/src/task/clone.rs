@@ -1,0 +1,334 @@
+//! fork, vfork, clone, clone3, unshare.
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use bitflags::bitflags;
+use freehold_arch::user::{USER_END, UserContext};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::process::{Beginnings, Process};
+use super::signal::{AlternateStack, Signal};
+use super::{Pid, Task, current, registry, spawn};
+use crate::sched::{Idle, Schedule};
+use crate::sync::{Completion, IrqSpinLock};
+use crate::syscall::Args;
+use crate::user::{self, UserPtr};
+use crate::{Errno, Result, hw};
+
+bitflags! {
+    /// CLONE_*.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct CloneFlags: u64 {
+        /// Same memory.
+        const VM = 0x100;
+        /// Same root, working directory and umask.
+        const FS = 0x200;
+        /// Same descriptors.
+        const FILES = 0x400;
+        /// Same handlers.
+        const SIGHAND = 0x800;
+        /// A pidfd is wanted.
+        const PIDFD = 0x1000;
+        /// The tracer follows.
+        const PTRACE = 0x2000;
+        /// The parent sleeps until the child executes a program or ends.
+        const VFORK = 0x4000;
+        /// The child's parent is the caller's.
+        const PARENT = 0x8000;
+        /// A thread of the same process.
+        const THREAD = 0x1_0000;
+        /// A mount namespace of its own.
+        const NEWNS = 0x2_0000;
+        /// Same semaphore adjustments.
+        const SYSVSEM = 0x4_0000;
+        /// The thread pointer is given.
+        const SETTLS = 0x8_0000;
+        /// Write the ID to the parent's memory.
+        const PARENT_SETTID = 0x10_0000;
+        /// At the end, write 0 to memory and wake its futex.
+        const CHILD_CLEARTID = 0x20_0000;
+        /// Nothing any more.
+        const DETACHED = 0x40_0000;
+        /// The tracer cannot follow.
+        const UNTRACED = 0x80_0000;
+        /// Write the ID to the child's memory.
+        const CHILD_SETTID = 0x100_0000;
+        /// Other namespaces.
+        const NEW_NAMESPACES = 0x7e00_0000;
+        /// Same I/O context.
+        const IO = 0x8000_0000;
+        /// Handlers become the default (clone3).
+        const CLEAR_SIGHAND = 0x1_0000_0000;
+        /// Into another control group (clone3).
+        const INTO_CGROUP = 0x2_0000_0000;
+    }
+}
+
+/// What is to be made.
+struct Request {
+    flags: CloneFlags,
+    exit_signal: Option<Signal>,
+    stack: u64,
+    parent_tid: u64,
+    child_tid: u64,
+    tls: u64,
+}
+
+/// clone3's argument, as far as it is known here.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// The least size of clone3's argument.
+const CLONE_ARGS_SIZE_VER0: usize = 64;
+
+/// fork()
+pub fn sys_fork(context: &mut UserContext, _args: &Args) -> Result<i64> {
+    make(context, &Request::plain(CloneFlags::empty()))
+}
+
+/// vfork()
+pub fn sys_vfork(context: &mut UserContext, _args: &Args) -> Result<i64> {
+    make(context, &Request::plain(CloneFlags::VFORK | CloneFlags::VM))
+}
+
+/// clone(flags, stack, parent_tid, child_tid, tls)
+pub fn sys_clone(context: &mut UserContext, args: &Args) -> Result<i64> {
+    let flags = CloneFlags::from_bits_retain(args[0] & 0xffff_ff00);
+    if flags.contains(CloneFlags::PIDFD) {
+        return Err(Errno::EINVAL);
+    }
+    let request = Request {
+        flags,
+        exit_signal: Signal::new(args.long(0) & 0xff),
+        stack: args[1],
+        parent_tid: args[2],
+        child_tid: args[3],
+        tls: args[4],
+    };
+    make(context, &request)
+}
+
+/// clone3(args, size)
+pub fn sys_clone3(context: &mut UserContext, args: &Args) -> Result<i64> {
+    let size = args.size(1);
+    if size > 4096 {
+        return Err(Errno::E2BIG);
+    }
+    if size < CLONE_ARGS_SIZE_VER0 {
+        return Err(Errno::EINVAL);
+    }
+    let bytes = user::read_vec(args[0], size)?;
+    let known = size.min(size_of::<CloneArgs>());
+    let mut given = [0; size_of::<CloneArgs>()];
+    given[..known].copy_from_slice(&bytes[..known]);
+    if bytes[known..].iter().any(|&byte| byte != 0) {
+        return Err(Errno::E2BIG);
+    }
+    let given = CloneArgs::read_from_bytes(&given).map_err(|_| Errno::EINVAL)?;
+    let flags = CloneFlags::from_bits(given.flags).ok_or(Errno::EINVAL)?;
+    let refused = CloneFlags::PIDFD | CloneFlags::INTO_CGROUP | CloneFlags::DETACHED;
+    if flags.intersects(refused) || given.exit_signal > 64 || (given.stack == 0) != (given.stack_size == 0) {
+        return Err(Errno::EINVAL);
+    }
+    if flags.intersects(CloneFlags::THREAD | CloneFlags::PARENT) && given.exit_signal != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if given.set_tid_size > 0 {
+        return Err(Errno::EPERM);
+    }
+    let request = Request {
+        flags,
+        exit_signal: Signal::new(given.exit_signal as i64),
+        stack: given.stack.wrapping_add(given.stack_size),
+        parent_tid: given.parent_tid,
+        child_tid: given.child_tid,
+        tls: given.tls,
+    };
+    make(context, &request)
+}
+
+impl Request {
+    const fn plain(flags: CloneFlags) -> Self {
+        Self {
+            flags,
+            exit_signal: Some(Signal::CHLD),
+            stack: 0,
+            parent_tid: 0,
+            child_tid: 0,
+            tls: 0,
+            }
+    }
+
+    /// Combinations that make no sense, in Linux' order.
+    fn check(&self) -> Result<()> {
+        let has = |flags| self.flags.contains(flags);
+        if has(CloneFlags::NEWNS | CloneFlags::FS)
+            || (has(CloneFlags::THREAD) && !has(CloneFlags::SIGHAND))
+            || (has(CloneFlags::SIGHAND) && !has(CloneFlags::VM))
+            || has(CloneFlags::SIGHAND | CloneFlags::CLEAR_SIGHAND)
+        {
+            return Err(Errno::EINVAL);
+        }
+        // Threads of one process share descriptors and places here; nothing known separates them.
+        if has(CloneFlags::THREAD) && !has(CloneFlags::FILES | CloneFlags::FS) {
+            return Err(Errno::EINVAL);
+        }
+        if self.flags.intersects(CloneFlags::NEW_NAMESPACES | CloneFlags::NEWNS) {
+            return Err(Errno::EINVAL);
+        }
+        if has(CloneFlags::SETTLS) && self.tls >= USER_END {
+            return Err(Errno::EPERM);
+        }
+        Ok(())
+    }
+}
+
+/// Make a thread or a process that continues like the caller, with 0 as the call's result.
+fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
+    request.check()?;
+    let parent = current();
+    let flags = request.flags;
+    let mut child_context = context.try_clone().map_err(|_| Errno::ENOMEM)?;
+    child_context.set_return(0);
+    if request.stack != 0 {
+        child_context.regs_mut().rsp = request.stack;
+    }
+    if flags.contains(CloneFlags::SETTLS) {
+        child_context.set_fs_base(request.tls).map_err(|_| Errno::EPERM)?;
+    }
+    let tid = registry::lock().allocate()?;
+    let made = if flags.contains(CloneFlags::THREAD) {
+        Ok(parent.process().clone())
+    } else {
+        new_process(&parent, tid, request)
+    };
+    let made = made.and_then(|process| {
+        let schedule = Schedule::new(Idle::No, hw::current_cpu());
+        schedule.inherit(&parent.schedule);
+        let task = Task::new(tid, process, schedule, parent.name());
+        task.blocked.store(parent.blocked().0, Ordering::Relaxed);
+        task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);
+        if !flags.contains(CloneFlags::VM) || flags.contains(CloneFlags::VFORK) {
+            *task.alternate_stack.lock() = *parent.alternate_stack.lock();
+        } else {
+            *task.alternate_stack.lock() = AlternateStack::NONE;
+        }
+        if flags.contains(CloneFlags::CHILD_CLEARTID) {
+            task.clear_child_tid.store(request.child_tid, Ordering::Relaxed);
+        }
+        let set_tid = flags.contains(CloneFlags::CHILD_SETTID).then_some(request.child_tid);
+        task.make_user_thread(child_context, move |task| {
+            if let Some(address) = set_tid {
+                // As Linux: a bad address is the program's own affair.
+                let _ = UserPtr::<u32>::new(address).write(&task.tid);
+            }
+        })?;
+        Ok(task)
+    });
+    let task = match made {
+        Ok(task) => task,
+        Err(error) => {
+            registry::lock().release(tid);
+            return Err(error);
+        }
+    };
+    if flags.contains(CloneFlags::PARENT_SETTID) {
+        let _ = UserPtr::<u32>::new(request.parent_tid).write(&tid);
+    }
+    let released = flags.contains(CloneFlags::VFORK).then(|| Arc::new(Completion::new()));
+    *task.vfork.lock() = released.clone();
+    if flags.contains(CloneFlags::THREAD) {
+        spawn::add_thread(task.process(), &task);
+        registry::lock().add_task(&task);
+    } else {
+        task.set_name(&parent.name());
+        spawn::enter(task.process(), &task);
+    }
+    task.start();
+    drop(task);
+    if let Some(released) = released {
+        // The child runs on our stack: only a deadly signal ends the wait.
+        let _ = released.wait_killable();
+    }
+    Ok(i64::from(tid))
+}
+
+fn new_process(parent: &Arc<Task>, pid: Pid, request: &Request) -> Result<Arc<Process>> {
+    let flags = request.flags;
+    let old = parent.process();
+    let space = if flags.contains(CloneFlags::VM) { old.space() } else { old.space().fork()? };
+    let files = if flags.contains(CloneFlags::FILES) { old.files() } else { old.files().duplicate()? };
+    let fs = if flags.contains(CloneFlags::FS) { old.fs() } else { old.fs().duplicate() };
+    let actions = {
+        let shared = old.actions.lock().clone();
+        if flags.contains(CloneFlags::SIGHAND) {
+            shared
+        } else {
+            let mut copy = *shared.lock();
+            if flags.contains(CloneFlags::CLEAR_SIGHAND) {
+                copy.reset_for_exec();
+            }
+            Arc::new(IrqSpinLock::new(copy))
+        }
+    };
+    let mother = if flags.contains(CloneFlags::PARENT) { old.parent() } else { None };
+    let mother = mother.unwrap_or_else(|| old.clone());
+    let process = Process::new(
+        pid,
+        Arc::downgrade(&mother),
+        Beginnings {
+            space,
+            files,
+            fs,
+            credentials: old.credentials(),
+            limits: old.limits(),
+            actions,
+            session: old.session(),
+            group_id: old.group(),
+        },
+    );
+    let exit_signal = if flags.contains(CloneFlags::PARENT) {
+        old.exit_signal.load(Ordering::Relaxed)
+    } else {
+        request.exit_signal.map_or(0, |signal| u32::from(signal.number()))
+    };
+    process.exit_signal.store(exit_signal, Ordering::Relaxed);
+    process.oom_score_adj.store(old.oom_score_adj.load(Ordering::Relaxed), Ordering::Relaxed);
+    process.dumpable.store(old.dumpable.load(Ordering::Relaxed), Ordering::Relaxed);
+    Ok(Arc::new(process))
+}
+
+/// unshare(flags)
+pub fn sys_unshare(args: &Args) -> Result<i64> {
+    let flags = CloneFlags::from_bits(args[0]).ok_or(Errno::EINVAL)?;
+    let known = CloneFlags::FS | CloneFlags::FILES | CloneFlags::SYSVSEM;
+    let alone = CloneFlags::THREAD | CloneFlags::SIGHAND | CloneFlags::VM;
+    let process = current().process().clone();
+    if !(known | alone).contains(flags) {
+        return Err(Errno::EINVAL);
+    }
+    if flags.intersects(alone) && process.signals.lock().threads.len() > 1 {
+        return Err(Errno::EINVAL);
+    }
+    if flags.contains(CloneFlags::FS) {
+        drop(process.replace_fs(process.fs().duplicate()));
+    }
+    if flags.contains(CloneFlags::FILES) {
+        drop(process.replace_files(process.files().duplicate()?));
+    }
+    Ok(0)
+}

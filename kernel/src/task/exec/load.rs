@@ -1,0 +1,154 @@
+//! Putting an ELF file into an address space.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use freehold_machine::{Entropy, PAGE_SIZE, VirtAddr};
+use freehold_vm::{AreaFlags, Backing, FileView, Limits, MapRequest, Place, Protection};
+
+use super::elf::{self, Kind, Plan, Segment};
+use crate::fs::{Mapping, OpenFile};
+use crate::mem::{FileMapping, Frames, Space};
+use crate::{Errno, Result};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Where relocatable programs go: two thirds up, so that heap and mappings both have room (ELF_ET_DYN_BASE).
+const RELOCATABLE_BASE: u64 = 0x5555_5555_4000;
+/// Pages of randomness in a relocatable program's place: 2^28.
+const PLACE_PAGES: u64 = 1 << 28;
+
+/// An executable, open and understood.
+pub struct Executable {
+    /// The file.
+    pub file: Arc<OpenFile>,
+    /// What it asks for.
+    pub plan: Plan,
+    mapping: Arc<FileMapping>,
+}
+
+/// A loaded file.
+pub struct Loaded {
+    /// What was added to its addresses.
+    pub bias: u64,
+    /// One past its last byte of memory.
+    pub end: u64,
+}
+
+impl Executable {
+    /// Read `file`'s headers; `head` is its beginning.
+    ///
+    /// # Errors
+    /// `ENOEXEC`, `EINVAL`, `ENOMEM`, `EIO`.
+    pub fn open(file: Arc<OpenFile>, head: &[u8]) -> Result<Self> {
+        let (offset, length) = elf::header_table(head)?;
+        let mut table = Vec::new();
+        table.try_reserve_exact(length).map_err(|_| Errno::ENOMEM)?;
+        table.resize(length, 0);
+        if file.read_kernel(offset, &mut table)? != length {
+            return Err(Errno::ENOEXEC);
+        }
+        let plan = elf::plan(head, &table)?;
+        let content = match file.file().mapping()? {
+            Mapping::Content(content) => content,
+            Mapping::Zeroes => return Err(Errno::ENOEXEC),
+        };
+        let mapping = FileMapping::new(file.clone(), &content)?;
+        Ok(Self { file, plan, mapping })
+    }
+
+    /// Map it: a relocatable program at a random place, its interpreter where mappings go.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EINVAL`.
+    pub fn map(&self, space: &Space, role: Role, limits: &Limits) -> Result<Loaded> {
+        let (start, end) = self.plan.span();
+        let bias = match (self.plan.kind, role) {
+            (Kind::Fixed, _) => 0,
+            (Kind::Relocatable, Role::Program) => {
+                let random = freehold_arch::X86.random_u64() % PLACE_PAGES * PAGE;
+                (RELOCATABLE_BASE + random & !(self.plan.alignment - 1)).wrapping_sub(start)
+            }
+            (Kind::Relocatable, Role::Interpreter) => {
+                // Find a hole for all of it; the segments then take their places in it.
+                let request = MapRequest {
+                    place: Place::Anywhere,
+                    len: end - start,
+                    protection: Protection::NONE,
+                    backing: Backing::Anonymous,
+                    flags: AreaFlags::NORESERVE,
+                };
+                let mut areas = space.lock();
+                let hole = areas.map(request, limits)?;
+                areas.unmap(hole, end - start)?;
+                hole.0.wrapping_sub(start)
+            }
+        };
+        for segment in &self.plan.segments {
+            self.map_segment(space, segment, bias, limits)?;
+        }
+        let last = self.plan.segments.last().map_or(0, |last| last.address + last.memory_size);
+        Ok(Loaded { bias, end: last.wrapping_add(bias) })
+    }
+
+    fn map_segment(&self, space: &Space, segment: &Segment, bias: u64, limits: &Limits) -> Result<()> {
+        let mut protection = Protection::NONE;
+        protection.set(Protection::READ, segment.flags & 4 != 0);
+        protection.set(Protection::WRITE, segment.flags & 2 != 0);
+        protection.set(Protection::EXEC, segment.flags & 1 != 0);
+        let address = segment.address.wrapping_add(bias);
+        let start = address & !(PAGE - 1);
+        let file_end = address + segment.file_size;
+        let end = (address + segment.memory_size).next_multiple_of(PAGE);
+        let mut zero_from = start;
+        if segment.file_size > 0 {
+            let offset = segment.offset & !(PAGE - 1);
+            let view = FileView { file: self.mapping.clone(), offset };
+            zero_from = file_end.next_multiple_of(PAGE);
+            map(space, start, zero_from, protection, Backing::PrivateFile(view), limits)?;
+        }
+        if zero_from < end {
+            map(space, zero_from, end, protection, Backing::Anonymous, limits)?;
+        }
+        // The rest of the last page from the file holds the file's next bytes: zero is what the program expects.
+        if segment.memory_size > segment.file_size && file_end < zero_from && segment.file_size > 0 {
+            if protection.contains(Protection::WRITE) {
+                const ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+                let length = (zero_from - file_end) as usize;
+                space.lock().write_remote(VirtAddr(file_end), &ZEROES[..length])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a file is loaded as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// The program itself.
+    Program,
+    /// The program's dynamic linker.
+    Interpreter,
+}
+
+fn map(
+    space: &Space,
+    start: u64,
+    end: u64,
+    protection: Protection,
+    backing: Backing<Frames>,
+    limits: &Limits,
+) -> Result<()> {
+    let request = MapRequest {
+        place: Place::FixedNoReplace(VirtAddr(start)),
+        len: end - start,
+        protection,
+        backing,
+        flags: AreaFlags::empty(),
+    };
+    match space.lock().map(request, limits) {
+        Ok(_) => Ok(()),
+        // Two segments share a page: no linker does that to writable ones.
+        Err(freehold_vm::VmError::Exists) => Err(Errno::EINVAL),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,17 @@
+//! execve: another program in the same process.
+//!
+//! Everything that can fail is done first, into a new address space ([`load`]); then all other threads end, and the
+//! process changes over. After that there is no way back: a thread that cannot go on is killed.
+
+pub mod elf;
+#[cfg(target_os = "none")]
+mod load;
+#[cfg(target_os = "none")]
+mod run;
+pub mod script;
+pub mod stack;
+mod strings;
+
+#[cfg(target_os = "none")]
+pub use run::{Prepared, Request, load, sys_execve, sys_execveat};
+pub use strings::Strings;

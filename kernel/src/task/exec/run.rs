@@ -1,0 +1,428 @@
+//! The change itself: load the new program, end the other threads, change over.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use freehold_arch::X86;
+use freehold_arch::user::{USER_END, UserContext};
+use freehold_machine::{Entropy, PAGE_SIZE, VirtAddr};
+use freehold_vm::{AreaFlags, Backing, Limits as MemoryLimits, MapRequest, Place, Protection};
+
+use crate::task::process::Process;
+use crate::task::signal::{Actions, AlternateStack};
+use crate::task::{Credentials, Resource, Task, current};
+use crate::fs::caller::Access;
+use crate::fs::mount::MountFlags;
+use crate::fs::node::NodeKind;
+use crate::fs::walk::{Final, Walk};
+use crate::fs::{OpenFile, OpenFlags, Path};
+use crate::mem::{Layout, Program, Space};
+use crate::sync::IrqSpinLock;
+use crate::syscall::Args;
+use crate::{Errno, Result, sched, user};
+
+use super::elf::{self, StackRights};
+use super::load::{Executable, Role};
+use super::stack::{self, Contents, aux};
+use super::{Strings, script};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// The lowest address that a program may map (mmap_min_addr).
+const LOWEST: u64 = 0x1_0000;
+/// Pages of randomness in the stack's place: 2^22.
+const STACK_PAGES: u64 = 1 << 22;
+/// Pages of randomness in the place of mappings: 2^28.
+const MMAP_PAGES: u64 = 1 << 28;
+/// Bytes of randomness between a program's data and its heap.
+const BREAK_RANDOM: u64 = 32 << 20;
+/// Bytes of stack that are there from the start, beside what is on it.
+const STACK_RESERVE: u64 = 128 << 10;
+/// The least and most room for the stack to grow into.
+const STACK_GAP: core::ops::RangeInclusive<u64> = 128 << 20..=USER_END / 6 * 5;
+/// How many scripts may interpret scripts.
+const MAX_SCRIPTS: usize = 5;
+/// AT_HWCAP2: no FSGSBASE instructions for programs.
+const HWCAP2: u64 = 0;
+/// AT_HWCAP: what every x86-64 CPU has of CPUID 1 EDX (FPU, TSC, CX8, CMOV, MMX, FXSR, SSE, SSE2).
+const HWCAP: u64 = 0x0780_8111;
+
+/// A program to be started.
+pub struct Request {
+    /// The file, if it is open already (execveat with AT_EMPTY_PATH).
+    pub file: Option<Arc<OpenFile>>,
+    /// Where a relative name begins; the working directory where absent.
+    pub start: Option<Path>,
+    /// The file's name.
+    pub name: Vec<u8>,
+    /// argv.
+    pub arguments: Strings,
+    /// envp.
+    pub environment: Strings,
+    /// Whether a symbolic link as the last component is followed.
+    pub last: Final,
+}
+
+/// A program in an address space of its own, ready to run.
+pub struct Prepared {
+    space: Arc<Space>,
+    entry: u64,
+    sp: u64,
+    name: Vec<u8>,
+    credentials: Option<Credentials>,
+}
+
+/// Load a program for `process` into a new address space.
+///
+/// # Errors
+/// What execve(2) gives.
+pub fn load(process: &Process, mut request: Request) -> Result<Prepared> {
+    let shown = request.name.clone();
+    let mut credentials = None;
+    let mut head = [0; script::HEAD];
+    for _ in 0..MAX_SCRIPTS {
+        let file = open(process, &request)?;
+        let length = file.read_kernel(0, &mut head)?;
+        let head = &head[..length];
+        if let Some((interpreter, argument)) = script::interpreter(head) {
+            let (interpreter, argument) = (interpreter.to_vec(), argument.map(<[u8]>::to_vec));
+            request = interpreted(request, interpreter, argument)?;
+            continue;
+        }
+        let program = Executable::open(file, head)?;
+        credentials = set_ids(process, &program).or(credentials);
+        return assemble(process, &program, &request, &shown, credentials);
+    }
+    Err(Errno::ELOOP)
+}
+
+/// The request for a script's interpreter: its name, its argument, the script's name, the script's arguments.
+fn interpreted(request: Request, interpreter: Vec<u8>, argument: Option<Vec<u8>>) -> Result<Request> {
+    let mut arguments = Strings::new();
+    arguments.push(&interpreter)?;
+    if let Some(argument) = argument {
+        arguments.push(&argument)?;
+    }
+    arguments.push(&request.name)?;
+    for text in request.arguments.iter().skip(1) {
+        arguments.push(text)?;
+    }
+    Ok(Request {
+        file: None,
+        start: None,
+        name: interpreter,
+        arguments,
+        environment: request.environment,
+        last: Final::Follow,
+    })
+}
+
+fn open(process: &Process, request: &Request) -> Result<Arc<OpenFile>> {
+    let credentials = process.credentials();
+    let caller = credentials.caller();
+    if let Some(file) = &request.file {
+        let metadata = file.node().metadata();
+        if metadata.kind != NodeKind::Regular {
+            return Err(Errno::EACCES);
+        }
+        caller.may(&metadata, Access::EXECUTE)?;
+        let path = file.path().cloned();
+        let opened = file.node().open(OpenFlags::empty())?;
+        return Ok(OpenFile::new(opened, path, OpenFlags::empty()));
+    }
+    let fs = process.fs();
+    let (root, cwd) = (fs.root(), fs.cwd());
+    let walk = Walk::new(&root, request.start.as_ref().unwrap_or(&cwd), &caller);
+    let place = walk.find(&request.name, request.last)?;
+    let metadata = place.node.metadata();
+    if metadata.kind == NodeKind::Symlink {
+        return Err(Errno::ELOOP);
+    }
+    if metadata.kind != NodeKind::Regular || place.mount.flags().contains(MountFlags::NOEXEC) {
+        return Err(Errno::EACCES);
+    }
+    caller.may(&metadata, Access::EXECUTE)?;
+    let opened = place.node.clone().open(OpenFlags::empty())?;
+    Ok(OpenFile::new(opened, Some(place), OpenFlags::empty()))
+}
+
+/// The credentials that a set-user-ID or set-group-ID program runs with.
+fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
+    const SET_UID: u32 = 0o4000;
+    const SET_GID: u32 = 0o2010;
+    let metadata = program.file.node().metadata();
+    let nosuid = program.file.path().is_some_and(|path| path.mount.flags().contains(MountFlags::NOSUID));
+    let (uid, gid) = (metadata.mode & SET_UID != 0, metadata.mode & SET_GID == SET_GID);
+    if nosuid || !(uid || gid) {
+        return None;
+    }
+    let mut credentials = Credentials::clone(&process.credentials());
+    if uid {
+        credentials.euid = metadata.uid;
+    }
+    if gid {
+        credentials.egid = metadata.gid;
+    }
+    Some(credentials)
+}
+
+fn assemble(
+    process: &Process,
+    program: &Executable,
+    request: &Request,
+    shown: &[u8],
+    set_ids: Option<Credentials>,
+) -> Result<Prepared> {
+    let limits = process.memory_limits();
+    let random_pages = |pages: u64| X86.random_u64() % pages * PAGE;
+    let stack_top = USER_END - random_pages(STACK_PAGES);
+    let gap = process.limit(Resource::Stack).soft.clamp(*STACK_GAP.start(), *STACK_GAP.end());
+    let below_stack = USER_END.saturating_sub(STACK_PAGES * PAGE + gap + (1 << 20));
+    let mmap_base = below_stack.saturating_sub(random_pages(MMAP_PAGES)).max(USER_END / 4) & !(PAGE - 1);
+    let space = Space::new(Layout {
+        lowest: VirtAddr(LOWEST),
+        end: VirtAddr(USER_END),
+        mmap_base: VirtAddr(mmap_base),
+    })?;
+    let loaded = program.map(&space, Role::Program, &limits)?;
+    let program_entry = program.plan.entry.wrapping_add(loaded.bias);
+    let (entry, base) = match program.plan.interpreter {
+        None => (program_entry, 0),
+        Some((offset, length)) => {
+            let interpreter = open_interpreter(process, program, offset, length)?;
+            let linker = interpreter.map(&space, Role::Interpreter, &limits)?;
+            (interpreter.plan.entry.wrapping_add(linker.bias), linker.bias)
+        }
+    };
+    let break_start =
+        loaded.end.next_multiple_of(PAGE) + (X86.random_u64() % BREAK_RANDOM & !(PAGE - 1));
+    space.lock().set_brk_base(VirtAddr(break_start));
+    let credentials = set_ids.clone().unwrap_or_else(|| Credentials::clone(&process.credentials()));
+    let secure = credentials.uid != credentials.euid || credentials.gid != credentials.egid;
+    let headers = if program.plan.headers == 0 { 0 } else { program.plan.headers.wrapping_add(loaded.bias) };
+    let auxiliary = [
+        (aux::MINSIGSTKSZ, 440 + 64 + freehold_arch::user::xsave_size() as u64 + 128),
+        (aux::HWCAP, HWCAP),
+        (aux::PAGESZ, PAGE),
+        (aux::CLKTCK, 100),
+        (aux::PHDR, headers),
+        (aux::PHENT, 56),
+        (aux::PHNUM, program.plan.header_count),
+        (aux::BASE, base),
+        (aux::FLAGS, 0),
+        (aux::ENTRY, program_entry),
+        (aux::UID, u64::from(credentials.uid)),
+        (aux::EUID, u64::from(credentials.euid)),
+        (aux::GID, u64::from(credentials.gid)),
+        (aux::EGID, u64::from(credentials.egid)),
+        (aux::SECURE, u64::from(secure)),
+        (aux::HWCAP2, HWCAP2),
+    ];
+    let mut arguments = request.arguments.clone();
+    if arguments.is_empty() {
+        // As Linux: a program always has an argv[0].
+        arguments.push(b"")?;
+    }
+    let mut random = [0; 16];
+    random[..8].copy_from_slice(&X86.random_u64().to_le_bytes());
+    random[8..].copy_from_slice(&X86.random_u64().to_le_bytes());
+    let contents = Contents {
+        arguments: &arguments,
+        environment: &request.environment,
+        name: shown,
+        random,
+        auxiliary: &auxiliary,
+    };
+    let image = stack::build(stack_top - (X86.random_u64() % 512 * 16), &contents)?;
+    map_stack(&space, image.sp, stack_top, program.plan.stack, &limits)?;
+    space.lock().write_remote(VirtAddr(image.sp), &image.bytes)?;
+    let code = program.plan.segments.iter().find(|segment| segment.flags & 1 != 0);
+    let data = program.plan.segments.iter().find(|segment| segment.flags & 2 != 0);
+    let range = |segment: Option<&elf::Segment>| {
+        segment.map_or(0..0, |segment| {
+            let start = segment.address.wrapping_add(loaded.bias);
+            start..start + segment.file_size
+        })
+    };
+    space.update_program(|known| {
+        *known = Program {
+            executable: Some(program.file.clone()),
+            code: range(code),
+            data: range(data),
+            break_start,
+            stack_start: image.sp,
+            arguments: image.arguments.clone(),
+            environment: image.environment.clone(),
+            auxiliary: image.auxiliary.clone(),
+        };
+    });
+    let name = shown.rsplit(|&byte| byte == b'/').next().unwrap_or(shown).to_vec();
+    Ok(Prepared { space, entry, sp: image.sp, name, credentials: set_ids })
+}
+
+fn open_interpreter(process: &Process, program: &Executable, offset: u64, length: usize) -> Result<Executable> {
+    let mut name = Vec::new();
+    name.try_reserve_exact(length).map_err(|_| Errno::ENOMEM)?;
+    name.resize(length, 0);
+    if program.file.read_kernel(offset, &mut name)? != length || name.pop() != Some(0) {
+        return Err(Errno::ENOEXEC);
+    }
+    if let Some(end) = name.iter().position(|&byte| byte == 0) {
+        name.truncate(end);
+    }
+    let request = Request {
+        file: None,
+        start: None,
+        name,
+        arguments: Strings::new(),
+        environment: Strings::new(),
+        last: Final::Follow,
+    };
+    let file = open(process, &request)?;
+    let mut head = [0; script::HEAD];
+    let length = file.read_kernel(0, &mut head)?;
+    // A bad interpreter is the system's fault, not the program's (ELIBBAD).
+    Executable::open(file, &head[..length])
+}
+
+fn map_stack(space: &Space, sp: u64, top: u64, rights: StackRights, limits: &MemoryLimits) -> Result<()> {
+    let start = (sp & !(PAGE - 1)) - STACK_RESERVE;
+    let mut protection = Protection::READ | Protection::WRITE;
+    protection.set(Protection::EXEC, rights == StackRights::Executable);
+    let request = MapRequest {
+        place: Place::FixedNoReplace(VirtAddr(start)),
+        len: top - start,
+        protection,
+        backing: Backing::Anonymous,
+        flags: AreaFlags::GROWSDOWN | AreaFlags::STACK,
+    };
+    space.lock().map(request, limits)?;
+    Ok(())
+}
+
+impl Prepared {
+    /// Let the first task of a new process begin with the program.
+    pub(in crate::task) fn begin(self, task: &Arc<Task>, context: &mut UserContext) {
+        let process = task.process();
+        if let Some(mut credentials) = self.credentials {
+            credentials.suid = credentials.euid;
+            credentials.sgid = credentials.egid;
+            credentials.fsuid = credentials.euid;
+            credentials.fsgid = credentials.egid;
+            process.set_credentials(credentials);
+        }
+        task.set_name(&self.name);
+        drop(process.replace_space(self.space));
+        process.has_executed.store(true, Ordering::Relaxed);
+        context.start(self.entry, self.sp);
+    }
+
+    /// Replace the current program. The calling thread is the only one left afterwards.
+    fn replace(self, task: &Arc<Task>, context: &mut UserContext) -> Result<()> {
+        let process = task.process().clone();
+        end_other_threads(task)?;
+        crate::task::exit::leave_program(task);
+        if Arc::strong_count(&process.files()) > 2 {
+            let own = process.files().duplicate()?;
+            drop(process.replace_files(own));
+        }
+        process.files().close_on_exec();
+        let mut actions: Actions = {
+            let shared = process.actions.lock();
+            let actions = *shared.lock();
+            actions
+        };
+        actions.reset_for_exec();
+        let fresh = Arc::new(IrqSpinLock::new(actions));
+        let old = core::mem::replace(&mut *process.actions.lock(), fresh);
+        drop(old);
+        *task.alternate_stack.lock() = AlternateStack::NONE;
+        process.timers.delete_posix();
+        process.dumpable.store(1, Ordering::Relaxed);
+        self.begin(task, context);
+        sched::activate_current();
+        Ok(())
+    }
+}
+
+/// End all threads but `task`, and wait until they have.
+fn end_other_threads(task: &Arc<Task>) -> Result<()> {
+    let process = task.process();
+    {
+        let mut group = process.signals.lock();
+        if group.exit.is_some() || group.exec.is_some() {
+            return Err(Errno::EAGAIN);
+        }
+        if group.threads.len() == 1 {
+            return Ok(());
+        }
+        group.exec = Some(task.tid);
+        for thread in group.threads.iter().filter(|thread| !Arc::ptr_eq(thread, task)) {
+            thread.interrupt();
+            sched::wake(thread, &[sched::Sleep::Stopped, sched::Sleep::Killable]);
+        }
+    }
+    let alone = || (process.signals.lock().threads.len() == 1).then_some(());
+    let outcome = process.thread_ended.wait_killable(alone);
+    process.signals.lock().exec = None;
+    outcome
+}
+
+/// The most bytes of arguments and environment together: a quarter of the stack, but at least 128 KiB.
+fn argument_limit(process: &Process) -> usize {
+    let stack = process.limit(Resource::Stack).soft.min(24 << 20);
+    (stack / 4).max(128 << 10) as usize
+}
+
+fn exec(context: &mut UserContext, mut request: Request, argv: u64, envp: u64) -> Result<i64> {
+    let task = current();
+    let process = task.process();
+    let limit = argument_limit(process);
+    request.arguments = Strings::read(argv, limit)?;
+    request.environment = Strings::read(envp, limit.saturating_sub(request.arguments.size()))?;
+    let prepared = load(process, request)?;
+    prepared.replace(&task, context)?;
+    Ok(0)
+}
+
+/// execve(path, argv, envp)
+pub fn sys_execve(context: &mut UserContext, args: &Args) -> Result<i64> {
+    let name = user::string(args[0])?;
+    let request = Request {
+        file: None,
+        start: None,
+        name,
+        arguments: Strings::new(),
+        environment: Strings::new(),
+        last: Final::Follow,
+    };
+    exec(context, request, args[1], args[2])
+}
+
+/// execveat(dirfd, path, argv, envp, flags)
+pub fn sys_execveat(context: &mut UserContext, args: &Args) -> Result<i64> {
+    const AT_FDCWD: i32 = -100;
+    const AT_SYMLINK_NOFOLLOW: u32 = 0x100;
+    const AT_EMPTY_PATH: u32 = 0x1000;
+    let flags = args.uint(4);
+    if flags & !(AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut name = user::string(args[1])?;
+    let files = current().process().files();
+    let (mut file, mut start) = (None, None);
+    if name.is_empty() {
+        if flags & AT_EMPTY_PATH == 0 {
+            return Err(Errno::ENOENT);
+        }
+        let fd = args.fd(0);
+        file = Some(files.get(fd)?);
+        name = alloc::format!("/dev/fd/{fd}").into_bytes();
+    } else if name[0] != b'/' && args.fd(0) != AT_FDCWD {
+        start = Some(files.get(args.fd(0))?.path().cloned().ok_or(Errno::ENOTDIR)?);
+    }
+    let last = if flags & AT_SYMLINK_NOFOLLOW != 0 { Final::Stop } else { Final::Follow };
+    let request =
+        Request { file, start, name, arguments: Strings::new(), environment: Strings::new(), last };
+    exec(context, request, args[2], args[3])
+}

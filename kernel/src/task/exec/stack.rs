@@ -1,0 +1,153 @@
+//! The first bytes on a new program's stack: argument and environment strings, the auxiliary vector, and the
+//! pointers to them (System V ABI, AMD64 supplement, 3.4.1).
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::strings::Strings;
+use crate::{Errno, Result};
+
+/// Auxiliary vector types.
+#[allow(missing_docs)]
+pub mod aux {
+    pub const NULL: u64 = 0;
+    pub const PHDR: u64 = 3;
+    pub const PHENT: u64 = 4;
+    pub const PHNUM: u64 = 5;
+    pub const PAGESZ: u64 = 6;
+    pub const BASE: u64 = 7;
+    pub const FLAGS: u64 = 8;
+    pub const ENTRY: u64 = 9;
+    pub const UID: u64 = 11;
+    pub const EUID: u64 = 12;
+    pub const GID: u64 = 13;
+    pub const EGID: u64 = 14;
+    pub const PLATFORM: u64 = 15;
+    pub const HWCAP: u64 = 16;
+    pub const CLKTCK: u64 = 17;
+    pub const SECURE: u64 = 23;
+    pub const RANDOM: u64 = 25;
+    pub const HWCAP2: u64 = 26;
+    pub const EXECFN: u64 = 31;
+    pub const MINSIGSTKSZ: u64 = 51;
+}
+
+/// What goes there.
+pub struct Contents<'a> {
+    /// argv.
+    pub arguments: &'a Strings,
+    /// envp.
+    pub environment: &'a Strings,
+    /// The executable's name, for AT_EXECFN.
+    pub name: &'a [u8],
+    /// For AT_RANDOM.
+    pub random: [u8; 16],
+    /// The rest of the auxiliary vector.
+    pub auxiliary: &'a [(u64, u64)],
+}
+
+/// The bytes, and where things are.
+pub struct Image {
+    /// To be written from `sp` up to the top.
+    pub bytes: Vec<u8>,
+    /// The stack pointer.
+    pub sp: u64,
+    /// argv's strings.
+    pub arguments: Range<u64>,
+    /// envp's strings.
+    pub environment: Range<u64>,
+    /// The whole auxiliary vector.
+    pub auxiliary: Vec<(u64, u64)>,
+}
+
+const PLATFORM: &[u8] = b"x86_64\0";
+
+/// Lay `contents` out below `top`, which is 16-byte aligned.
+///
+/// # Errors
+/// `ENOMEM`; `E2BIG` where it does not fit below `top`.
+pub fn build(top: u64, contents: &Contents<'_>) -> Result<Image> {
+    let (arguments, environment) = (contents.arguments, contents.environment);
+    // From the top: an empty word, the name, environment, arguments; below, the platform and the random bytes.
+    let name = top - 8 - (contents.name.len() as u64 + 1);
+    let environment_start = name - environment.bytes().len() as u64;
+    let arguments_start = environment_start - arguments.bytes().len() as u64;
+    let platform = arguments_start - PLATFORM.len() as u64;
+    let random = (platform - 16) & !15;
+    let mut auxiliary = Vec::new();
+    auxiliary.try_reserve_exact(contents.auxiliary.len() + 4).map_err(|_| Errno::ENOMEM)?;
+    auxiliary.extend_from_slice(contents.auxiliary);
+    auxiliary.extend([(aux::RANDOM, random), (aux::EXECFN, name), (aux::PLATFORM, platform), (aux::NULL, 0)]);
+    let words = 1 + arguments.len() + 1 + environment.len() + 1 + 2 * auxiliary.len();
+    let sp = random.checked_sub(8 * words as u64).ok_or(Errno::E2BIG)? & !15;
+    let length = usize::try_from(top - sp).map_err(|_| Errno::E2BIG)?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length).map_err(|_| Errno::ENOMEM)?;
+    let mut word = |value: u64| bytes.extend_from_slice(&value.to_le_bytes());
+    word(arguments.len() as u64);
+    arguments.offsets().for_each(|offset| word(arguments_start + offset as u64));
+    word(0);
+    environment.offsets().for_each(|offset| word(environment_start + offset as u64));
+    word(0);
+    for &(kind, value) in &auxiliary {
+        word(kind);
+        word(value);
+    }
+    bytes.resize((random - sp) as usize, 0);
+    bytes.extend_from_slice(&contents.random);
+    bytes.resize((platform - sp) as usize, 0);
+    bytes.extend_from_slice(PLATFORM);
+    bytes.extend_from_slice(arguments.bytes());
+    bytes.extend_from_slice(environment.bytes());
+    bytes.extend_from_slice(contents.name);
+    bytes.resize(length, 0);
+    Ok(Image {
+        bytes,
+        sp,
+        arguments: arguments_start..environment_start,
+        environment: environment_start..name,
+        auxiliary,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_finds_its_arguments_environment_and_auxiliary_vector() {
+        let (mut arguments, mut environment) = (Strings::new(), Strings::new());
+        for text in ["echo", "", "hello"] {
+            arguments.push(text.as_bytes()).unwrap();
+        }
+        environment.push(b"A=1").unwrap();
+        let contents = Contents {
+            arguments: &arguments,
+            environment: &environment,
+            name: b"/bin/echo",
+            random: [7; 16],
+            auxiliary: &[(aux::PAGESZ, 4096)],
+        };
+        let top = 0x7fff_0000;
+        let image = build(top, &contents).unwrap();
+        assert_eq!(image.sp % 16, 0);
+        assert_eq!(image.sp + image.bytes.len() as u64, top);
+        let at = |address: u64| (address - image.sp) as usize;
+        let word = |index: usize| u64::from_le_bytes(image.bytes[8 * index..8 * index + 8].try_into().unwrap());
+        let text = |address: u64| {
+            let rest = &image.bytes[at(address)..];
+            &rest[..rest.iter().position(|&byte| byte == 0).unwrap()]
+        };
+        assert_eq!(word(0), 3);
+        assert_eq!((text(word(1)), text(word(2)), text(word(3)), word(4)), (&b"echo"[..], &b""[..], &b"hello"[..], 0));
+        assert_eq!((text(word(5)), word(6)), (&b"A=1"[..], 0));
+        let vector: Vec<_> = (7..).step_by(2).map(|i| (word(i), word(i + 1))).take_while(|pair| pair.0 != 0).collect();
+        let find = |kind| vector.iter().find(|pair| pair.0 == kind).unwrap().1;
+        assert_eq!(find(aux::PAGESZ), 4096);
+        assert_eq!(text(find(aux::EXECFN)), b"/bin/echo");
+        assert_eq!(text(find(aux::PLATFORM)), b"x86_64");
+        assert_eq!(image.bytes[at(find(aux::RANDOM))..][..16], [7; 16]);
+        assert_eq!(text(image.arguments.start), b"echo");
+        assert_eq!(text(image.environment.start), b"A=1");
+    }
+}

@@ -1,0 +1,176 @@
+//! The end of threads and processes.
+//!
+//! The last thread of a process lets go of its memory and files, gives its children to the next reaper, and leaves
+//! a zombie for its parent, unless the parent said that it does not care.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use super::process::{ExitStatus, Process};
+use super::signal::{SA_NOCLDWAIT, SIG_IGN, SigInfo, Signal, code, end_group};
+use super::spawn::kernel_process;
+use super::{Task, current, futex, registry, wait};
+use crate::fs::FileTable;
+use crate::syscall::Args;
+use crate::user::UserPtr;
+use crate::Result;
+
+/// exit(status): the thread ends.
+pub fn sys_exit(args: &Args) -> Result<i64> {
+    let task = current();
+    task.finish(args[0] as u8);
+    Ok(0)
+}
+
+/// exit_group(status): all threads end.
+pub fn sys_exit_group(args: &Args) -> Result<i64> {
+    let task = current();
+    let mut group = task.process().signals.lock();
+    end_group(&mut group, ExitStatus::Exited(args[0] as u8));
+    Ok(0)
+}
+
+/// End the current user thread. The caller runs nothing of the program any more.
+pub(super) fn end_thread(task: &Arc<Task>) {
+    let process = task.process();
+    leave_program(task);
+    let usage = task.usage();
+    process.past.lock().add(&usage);
+    let (last, removed) = {
+        let mut group = process.signals.lock();
+        let at = group.threads.iter().position(|thread| Arc::ptr_eq(thread, task));
+        let removed = at.map(|at| group.threads.remove(at));
+        (group.threads.is_empty(), removed)
+    };
+    drop(removed);
+    // Until its process is waited for, the registry keeps the ID through the process' own entry.
+    registry::lock().remove_task(task.tid);
+    process.thread_ended.wake_all();
+    if last {
+        let status = process.signals.lock().exit;
+        end_process(process, status.unwrap_or(ExitStatus::Exited(task.exit_code())));
+    }
+}
+
+/// What a thread owes its program's memory before it leaves it: at its end, and at execve.
+pub(super) fn leave_program(task: &Task) {
+    let robust = task.robust_list.swap(0, Ordering::Relaxed);
+    if robust != 0 {
+        futex::release_robust_list(robust, task.tid);
+    }
+    let clear = task.clear_child_tid.swap(0, Ordering::Relaxed);
+    if clear != 0 && UserPtr::<u32>::new(clear).write(&0).is_ok() {
+        futex::wake_address(clear, 1);
+    }
+    if let Some(released) = task.vfork.lock().take() {
+        released.complete();
+    }
+}
+
+fn end_process(process: &Arc<Process>, status: ExitStatus) {
+    process.timers.cancel_all();
+    let kernel = kernel_process();
+    let space = process.replace_space(kernel.space());
+    crate::sched::activate_current();
+    let peak = if Arc::strong_count(&space) == 1 { space.lock().usage().peak_rss * 4096 } else { 0 };
+    process.past.lock().peak_resident = peak;
+    drop(space);
+    let files = process.replace_files(FileTable::new());
+    if let Some(files) = Arc::into_inner(files) {
+        files.close_range(0..=u32::MAX);
+    }
+    drop(process.replace_fs(kernel.fs()));
+    let leads_session = process.session().id == process.pid;
+    if leads_session {
+        crate::tty::leave_session(&process.session());
+    }
+    let orphaned = hand_over_children(process);
+    for group in orphaned {
+        hang_up_if_stopped(group);
+    }
+    *process.zombie.lock() = Some(status);
+    process.ended.wake_all();
+    tell_parent(process, status);
+}
+
+/// Give the children to the next reaper. Returns the groups that this end may have orphaned.
+fn hand_over_children(process: &Arc<Process>) -> Vec<super::Pid> {
+    let mut groups = Vec::new();
+    let reaper = reaper_of(process);
+    let children = {
+        let registry = registry::lock();
+        // Its own group, if the parent's tie was what kept it from being orphaned.
+        groups.push(process.group());
+        let children = core::mem::take(&mut *process.children.lock());
+        for child in &children {
+            *child.parent.lock() = Arc::downgrade(&reaper);
+            if child.group() != process.group() && !groups.contains(&child.group()) {
+                groups.push(child.group());
+            }
+        }
+        reaper.children.lock().extend(children.iter().cloned());
+        drop(registry);
+        children
+    };
+    for child in &children {
+        let signal = child.parent_death_signal.load(Ordering::Relaxed);
+        if let Some(signal) = Signal::new(i64::from(signal)) {
+            child.signal(SigInfo::user(signal, code::USER, process.pid, 0));
+        }
+        if let Some(status) = child.exit_status() {
+            tell_parent(child, status);
+        }
+    }
+    groups
+}
+
+/// The nearest ancestor that asked for orphans, or the kernel's init.
+fn reaper_of(process: &Arc<Process>) -> Arc<Process> {
+    let mut ancestor = process.parent();
+    while let Some(candidate) = ancestor {
+        if candidate.is_subreaper.load(Ordering::Relaxed) && candidate.exit_status().is_none() {
+            return candidate;
+        }
+        ancestor = candidate.parent();
+    }
+    super::init::process()
+}
+
+/// A stopped group that nobody can continue any more is told so (POSIX, _exit).
+fn hang_up_if_stopped(group: super::Pid) {
+    let members = registry::group_members(group);
+    let living = |member: &&Arc<Process>| member.exit_status().is_none();
+    let stopped = members.iter().filter(living).any(|member| member.signals.lock().stop.is_some());
+    if stopped && registry::group_is_orphaned(group) {
+        for member in members.iter().filter(living) {
+            member.signal(SigInfo::kernel(Signal::HUP));
+            member.signal(SigInfo::kernel(Signal::CONT));
+        }
+    }
+}
+
+/// Tell the parent that `process` is a zombie; one whose parent does not care is gone at once.
+fn tell_parent(process: &Arc<Process>, status: ExitStatus) {
+    let Some(parent) = process.parent() else { return };
+    let signal = Signal::new(i64::from(process.exit_signal.load(Ordering::Relaxed)));
+    let action = parent.action(Signal::CHLD);
+    let ignored = action.handler == SIG_IGN || action.flags & SA_NOCLDWAIT != 0;
+    let reaps_itself = signal == Some(Signal::CHLD) && ignored;
+    if let Some(signal) = signal
+        && !(reaps_itself && action.handler == SIG_IGN)
+    {
+        let (code, value) = match status {
+            ExitStatus::Exited(value) => (code::CLD_EXITED, i32::from(value)),
+            ExitStatus::Signaled(by) => (code::CLD_KILLED, i32::from(by.number())),
+        };
+        let mut info = wait::child_info(process, code, value);
+        info.number = i32::from(signal.number());
+        parent.signal(info);
+    }
+    if reaps_itself {
+        let removed = registry::lock().remove_process(process);
+        drop(removed);
+    }
+    parent.child_changed.wake_all();
+}

@@ -1,0 +1,444 @@
+//! Futexes: sleeping until a word in memory changes.
+//!
+//! Waiters are in hashed buckets under plain spin locks. A waiter compares the word under its bucket's lock, and a
+//! waker takes that lock after the word was changed: so no wake-up falls between comparing and queueing. The word
+//! is read without faults there; where its page is absent, the page is brought in outside and all begins again.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_arch::usercopy::{self, Faults};
+use freehold_machine::VirtAddr;
+use freehold_vm::FutexKey;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{Pid, Task, current};
+use crate::sched::{self, Sleep};
+use crate::sync::{SpinLock, SpinLockGuard};
+use crate::syscall::Args;
+use crate::time::{self, TimeSpec};
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+const WAITERS: u32 = 0x8000_0000;
+const OWNER_DIED: u32 = 0x4000_0000;
+const TID_MASK: u32 = 0x3fff_ffff;
+
+const PRIVATE: u32 = 128;
+const CLOCK_REALTIME: u32 = 256;
+const MATCH_ANY: u32 = u32::MAX;
+
+/// What a futex word is known by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Key {
+    /// A word of one address space.
+    Private { space: u64, address: u64 },
+    /// A word of a file or of shared memory.
+    Shared { object: u64, offset: u64 },
+}
+
+impl Key {
+    fn bucket(self) -> usize {
+        let (a, b) = match self {
+            Self::Private { space, address } => (space, address),
+            Self::Shared { object, offset } => (!object, offset),
+        };
+        let mixed = (a ^ (b >> 2)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 56) as usize % BUCKETS.len()
+    }
+}
+
+struct Waiter {
+    task: Arc<Task>,
+    key: SpinLock<Key>,
+    bitset: u32,
+    woken: AtomicBool,
+}
+
+impl Waiter {
+    fn wake(&self) {
+        self.woken.store(true, Ordering::SeqCst);
+        sched::wake(&self.task, &[Sleep::Interruptible]);
+    }
+}
+
+type Bucket = SpinLock<Vec<Arc<Waiter>>>;
+static BUCKETS: [Bucket; 64] = [const { SpinLock::new(Vec::new()) }; 64];
+
+/// Whether other address spaces may use the same word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Private,
+    Shared,
+}
+
+fn key_of(address: u64, scope: Scope) -> Result<Key> {
+    if address % 4 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let space = current().process().space();
+    if scope == Scope::Private {
+        return Ok(Key::Private { space: space.id(), address });
+    }
+    // The word's page decides what it is a word of; it is there after a read.
+    UserPtr::<u32>::new(address).read()?;
+    Ok(match space.lock().shared_key(VirtAddr(address))? {
+        FutexKey::Private(address) => Key::Private { space: space.id(), address: address.0 },
+        FutexKey::Shared { object, offset } => Key::Shared { object, offset },
+    })
+}
+
+/// futex(word, operation, value, timeout, word2, value3)
+pub fn sys_futex(args: &Args) -> Result<i64> {
+    const WAIT: u32 = 0;
+    const WAKE: u32 = 1;
+    const REQUEUE: u32 = 3;
+    const CMP_REQUEUE: u32 = 4;
+    const WAKE_OP: u32 = 5;
+    const WAIT_BITSET: u32 = 9;
+    const WAKE_BITSET: u32 = 10;
+    let operation = args.uint(1);
+    let scope = if operation & PRIVATE != 0 { Scope::Private } else { Scope::Shared };
+    let command = operation & !(PRIVATE | CLOCK_REALTIME);
+    if operation & CLOCK_REALTIME != 0 && command != WAIT_BITSET && command != WAIT {
+        return Err(Errno::ENOSYS);
+    }
+    let (word, value, word2, value3) = (args[0], args.uint(2), args[4], args.uint(5));
+    match command {
+        WAIT | WAIT_BITSET => {
+            let deadline = match UserPtr::<TimeSpec>::new(args[3]).read_optional()? {
+                None => None,
+                Some(time) => {
+                    let time = time.nanoseconds()?;
+                    Some(if command == WAIT {
+                        time::now().saturating_add(time)
+                    } else if operation & CLOCK_REALTIME != 0 {
+                        time::from_wall(time)
+                    } else {
+                        time
+                    })
+                }
+            };
+            let bitset = if command == WAIT { MATCH_ANY } else { value3 };
+            wait(word, scope, value, bitset, deadline)
+        }
+        WAKE => wake(key_of(word, scope)?, count(args.int(2))?, MATCH_ANY),
+        WAKE_BITSET => wake(key_of(word, scope)?, count(args.int(2))?, value3),
+        REQUEUE => requeue(word, word2, scope, count(args.int(2))?, count(args.int(3))?, None),
+        CMP_REQUEUE => requeue(word, word2, scope, count(args.int(2))?, count(args.int(3))?, Some(value3)),
+        WAKE_OP => wake_op(word, word2, scope, count(args.int(2))?, count(args.int(3))?, value3),
+        _ => Err(Errno::ENOSYS),
+    }
+}
+
+fn count(number: i32) -> Result<usize> {
+    // As Linux: a wake of 0 wakes one.
+    usize::try_from(number).map_err(|_| Errno::EINVAL)
+}
+
+/// Lock the bucket with the word's value known not to have changed since: `Err` says that the page must be
+/// brought in first.
+fn load(address: u64) -> core::result::Result<u32, Absent> {
+    usercopy::load_u32(VirtAddr(address), Faults::Never).ok_or(Absent)
+}
+
+struct Absent;
+
+fn bring_in(address: u64) -> Result<()> {
+    UserPtr::<u32>::new(address).read().map(|_| ())
+}
+
+fn wait(address: u64, scope: Scope, expected: u32, bitset: u32, deadline: Option<u64>) -> Result<i64> {
+    if bitset == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let key = key_of(address, scope)?;
+    let task = current();
+    let waiter =
+        Arc::new(Waiter { task: task.clone(), key: SpinLock::new(key), bitset, woken: AtomicBool::new(false) });
+    loop {
+        let mut bucket = BUCKETS[key.bucket()].lock();
+        match load(address) {
+            Ok(value) if value != expected => return Err(Errno::EAGAIN),
+            Ok(_) => {
+                bucket.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+                bucket.push(waiter.clone());
+                break;
+            }
+            Err(Absent) => {}
+        }
+        drop(bucket);
+        bring_in(address)?;
+    }
+    let outcome = loop {
+        task.prepare_to_sleep(Sleep::Interruptible);
+        if waiter.woken.load(Ordering::SeqCst) {
+            break Ok(0);
+        }
+        if task.signal_pending() {
+            break Err(Errno::ERESTARTSYS);
+        }
+        if deadline.is_some_and(|deadline| time::now() >= deadline) {
+            break Err(Errno::ETIMEDOUT);
+        }
+        sched::block(&task, deadline);
+    };
+    task.finish_sleep();
+    if outcome.is_ok() || !leave(&waiter) {
+        // Woken, maybe in the very moment of the time-out: a wake-up is never lost.
+        return Ok(0);
+    }
+    if outcome == Err(Errno::ERESTARTSYS) && deadline.is_some() {
+        // A restart must not wait for the whole time again.
+        return Err(task.restart_with(Box::new(move || wait(address, scope, expected, bitset, deadline))));
+    }
+    outcome
+}
+
+/// Take a waiter out of whatever bucket it is in; `false` where a waker took it out before.
+fn leave(waiter: &Arc<Waiter>) -> bool {
+    loop {
+        let key = *waiter.key.lock();
+        let mut bucket = BUCKETS[key.bucket()].lock();
+        if waiter.woken.load(Ordering::SeqCst) {
+            return false;
+        }
+        if *waiter.key.lock() != key {
+            continue;
+        }
+        bucket.retain(|other| !Arc::ptr_eq(other, waiter));
+        return true;
+    }
+}
+
+/// Take up to `limit` waiters on `key` out of the bucket and wake them.
+fn wake_in(bucket: &mut Vec<Arc<Waiter>>, key: Key, limit: usize, bitset: u32) -> usize {
+    let mut woken = 0;
+    bucket.retain(|waiter| {
+        let chosen = woken < limit && waiter.bitset & bitset != 0 && *waiter.key.lock() == key;
+        if chosen {
+            waiter.wake();
+            woken += 1;
+        }
+        !chosen
+    });
+    woken
+}
+
+fn wake(key: Key, limit: usize, bitset: u32) -> Result<i64> {
+    if bitset == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut bucket = BUCKETS[key.bucket()].lock();
+    Ok(wake_in(&mut bucket, key, limit.max(1), bitset) as i64)
+}
+
+/// Wake waiters on a word of the current program, private or shared.
+pub fn wake_address(address: u64, limit: usize) {
+    for scope in [Scope::Private, Scope::Shared] {
+        if let Ok(key) = key_of(address, scope) {
+            let _ = wake(key, limit, MATCH_ANY);
+        }
+    }
+}
+
+/// Two buckets, locked in order; the second is absent where it is the first.
+fn lock_both(first: Key, second: Key) -> (SpinLockGuard<'static, Vec<Arc<Waiter>>>, Option<SpinLockGuard<'static, Vec<Arc<Waiter>>>>) {
+    let (a, b) = (first.bucket(), second.bucket());
+    if a == b {
+        (BUCKETS[a].lock(), None)
+    } else if a < b {
+        let one = BUCKETS[a].lock();
+        (one, Some(BUCKETS[b].lock()))
+    } else {
+        let two = BUCKETS[b].lock();
+        (BUCKETS[a].lock(), Some(two))
+    }
+}
+
+fn requeue(
+    address: u64,
+    target: u64,
+    scope: Scope,
+    wakes: usize,
+    moves: usize,
+    expected: Option<u32>,
+) -> Result<i64> {
+    let (from, to) = (key_of(address, scope)?, key_of(target, scope)?);
+    loop {
+        let (mut source, mut other) = lock_both(from, to);
+        if let Some(expected) = expected {
+            match load(address) {
+                Ok(value) if value != expected => return Err(Errno::EAGAIN),
+                Ok(_) => {}
+                Err(Absent) => {
+                    drop((source, other));
+                    bring_in(address)?;
+                    continue;
+                }
+            }
+        }
+        if let Some(other) = &mut other {
+            other.try_reserve(source.len().min(moves)).map_err(|_| Errno::ENOMEM)?;
+        }
+        let woken = wake_in(&mut source, from, wakes, MATCH_ANY);
+        let mut moved = 0;
+        source.retain(|waiter| {
+            let mut key = waiter.key.lock();
+            if moved == moves || *key != from {
+                return true;
+            }
+            *key = to;
+            moved += 1;
+            match &mut other {
+                Some(other) => {
+                    other.push(waiter.clone());
+                    false
+                }
+                None => true,
+            }
+        });
+        return Ok((woken + moved) as i64);
+    }
+}
+
+fn wake_op(first: u64, second: u64, scope: Scope, wakes: usize, wakes2: usize, encoded: u32) -> Result<i64> {
+    let (key, key2) = (key_of(first, scope)?, key_of(second, scope)?);
+    let sign_extend = |bits: u32| ((bits << 20) as i32) >> 20;
+    let (operation, comparison) = (encoded >> 28 & 7, encoded >> 24 & 15);
+    let mut operand = sign_extend(encoded >> 12);
+    let against = sign_extend(encoded);
+    if encoded >> 31 != 0 {
+        operand = 1i32.wrapping_shl(operand as u32 & 31);
+    }
+    let change = |old: u32| -> Option<u32> {
+        let operand = operand as u32;
+        Some(match operation {
+            0 => operand,
+            1 => old.wrapping_add(operand),
+            2 => old | operand,
+            3 => old & !operand,
+            4 => old ^ operand,
+            _ => return None,
+        })
+    };
+    loop {
+        let (mut bucket, mut other) = lock_both(key, key2);
+        let outcome = load(second).and_then(|old| match change(old) {
+            None => Ok(Err(Errno::ENOSYS)),
+            Some(new) => {
+                usercopy::compare_exchange_u32(VirtAddr(second), old, new, Faults::Never).map(|was| Ok((old, was))).ok_or(Absent)
+            }
+        });
+        let old = match outcome {
+            Ok(Err(error)) => return Err(error),
+            Ok(Ok((old, was))) if old == was => old as i32,
+            Ok(Ok(_)) => continue,
+            Err(Absent) => {
+                drop((bucket, other));
+                let word = UserPtr::<u32>::new(second);
+                // Present is not enough, it must be writable.
+                let value = word.read()?;
+                usercopy::compare_exchange_u32(VirtAddr(second), value, value, Faults::Sleep).ok_or(Errno::EFAULT)?;
+                continue;
+            }
+        };
+        let holds = match comparison {
+            0 => old == against,
+            1 => old != against,
+            2 => old < against,
+            3 => old <= against,
+            4 => old > against,
+            5 => old >= against,
+            _ => return Err(Errno::ENOSYS),
+        };
+        let mut woken = wake_in(&mut bucket, key, wakes, MATCH_ANY);
+        if holds {
+            woken += wake_in(other.as_mut().unwrap_or(&mut bucket), key2, wakes2, MATCH_ANY);
+        }
+        return Ok(woken as i64);
+    }
+}
+
+/// `struct robust_list_head`.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RobustHead {
+    next: u64,
+    offset: i64,
+    pending: u64,
+}
+
+/// The most locks that one thread's list is searched for.
+const ROBUST_LIMIT: usize = 2048;
+
+/// Tell those who wait for the ended thread's locks that their owner died.
+pub(super) fn release_robust_list(head: u64, tid: Pid) {
+    let Ok(list) = UserPtr::<RobustHead>::new(head).read() else { return };
+    let mut entry = list.next;
+    for _ in 0..ROBUST_LIMIT {
+        if entry & !1 == head {
+            break;
+        }
+        let next = UserPtr::<u64>::new(entry & !1).read();
+        if entry != list.pending {
+            release_robust(entry & !1, list.offset, tid);
+        }
+        match next {
+            Ok(next) => entry = next,
+            Err(_) => break,
+        }
+    }
+    if list.pending & !1 != 0 {
+        release_robust(list.pending & !1, list.offset, tid);
+    }
+}
+
+fn release_robust(entry: u64, offset: i64, tid: Pid) {
+    let address = VirtAddr(entry.wrapping_add_signed(offset));
+    while let Some(value) = usercopy::load_u32(address, Faults::Sleep) {
+        if value & TID_MASK != tid {
+            return;
+        }
+        let died = value & WAITERS | OWNER_DIED;
+        match usercopy::compare_exchange_u32(address, value, died, Faults::Sleep) {
+            Some(was) if was == value => {
+                if value & WAITERS != 0 {
+                    wake_address(address.0, 1);
+                }
+                return;
+            }
+            Some(_) => {}
+            None => return,
+        }
+    }
+}
+
+/// set_robust_list(head, length)
+pub fn sys_set_robust_list(args: &Args) -> Result<i64> {
+    if args.size(1) != size_of::<RobustHead>() {
+        return Err(Errno::EINVAL);
+    }
+    current().robust_list.store(args[0], Ordering::Relaxed);
+    Ok(0)
+}
+
+/// get_robust_list(tid, head, length)
+pub fn sys_get_robust_list(args: &Args) -> Result<i64> {
+    let task = match args.int(0) {
+        0 => current(),
+        tid => super::find_task(tid.unsigned_abs()).ok_or(Errno::ESRCH)?,
+    };
+    UserPtr::<u64>::new(args[2]).write(&(size_of::<RobustHead>() as u64))?;
+    UserPtr::<u64>::new(args[1]).write(&task.robust_list.load(Ordering::Relaxed))?;
+    Ok(0)
+}
+
+/// set_tid_address(address)
+pub fn sys_set_tid_address(args: &Args) -> Result<i64> {
+    let task = current();
+    task.clear_child_tid.store(args[0], Ordering::Relaxed);
+    Ok(i64::from(task.tid))
+}

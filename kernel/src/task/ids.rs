@@ -1,0 +1,374 @@
+//! System calls about identities: processes, groups, sessions, users.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::{Credentials, Pid, Process, Session, current, find, registry};
+use crate::syscall::Args;
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+/// getpid()
+pub fn sys_getpid(_args: &Args) -> Result<i64> {
+    Ok(i64::from(current().process().pid))
+}
+
+/// gettid()
+pub fn sys_gettid(_args: &Args) -> Result<i64> {
+    Ok(i64::from(current().tid))
+}
+
+/// getppid()
+pub fn sys_getppid(_args: &Args) -> Result<i64> {
+    Ok(i64::from(current().process().parent_pid()))
+}
+
+/// The process that `pid` means; 0 is the caller's.
+fn named(pid: i32) -> Result<Arc<Process>> {
+    match pid {
+        0 => Ok(current().process().clone()),
+        pid if pid < 0 => Err(Errno::ESRCH),
+        pid => find(pid.unsigned_abs()).ok_or(Errno::ESRCH),
+    }
+}
+
+/// getpgrp()
+pub fn sys_getpgrp(_args: &Args) -> Result<i64> {
+    Ok(i64::from(current().process().group()))
+}
+
+/// getpgid(pid)
+pub fn sys_getpgid(args: &Args) -> Result<i64> {
+    Ok(i64::from(named(args.int(0))?.group()))
+}
+
+/// getsid(pid)
+pub fn sys_getsid(args: &Args) -> Result<i64> {
+    Ok(i64::from(named(args.int(0))?.session().id))
+}
+
+/// setpgid(pid, group)
+pub fn sys_setpgid(args: &Args) -> Result<i64> {
+    let caller = current().process().clone();
+    if args.int(1) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let process = named(args.int(0))?;
+    let group: Pid = if args.int(1) == 0 { process.pid } else { args.uint(1) };
+    let mut registry = registry::lock();
+    if !Arc::ptr_eq(&process, &caller) {
+        if process.parent_pid() != caller.pid {
+            return Err(Errno::ESRCH);
+        }
+        if process.session().id != caller.session().id {
+            return Err(Errno::EPERM);
+        }
+        if process.has_executed.load(core::sync::atomic::Ordering::Relaxed) {
+            return Err(Errno::EACCES);
+        }
+    }
+    let session = process.session().id;
+    if session == process.pid {
+        return Err(Errno::EPERM);
+    }
+    if group != process.pid {
+        let same_session = registry.members(group).next().is_some_and(|member| member.session().id == session);
+        if !same_session {
+            return Err(Errno::EPERM);
+        }
+    }
+    registry.set_group(&process, group);
+    Ok(0)
+}
+
+/// setsid()
+pub fn sys_setsid(_args: &Args) -> Result<i64> {
+    let process = current().process().clone();
+    let session = Arc::new(Session::new(process.pid));
+    let old = {
+        let mut registry = registry::lock();
+        if registry.members(process.pid).next().is_some() {
+            return Err(Errno::EPERM);
+        }
+        registry.set_group(&process, process.pid);
+        registry.set_session(&process, session)
+    };
+    drop(old);
+    Ok(i64::from(process.pid))
+}
+
+fn credentials() -> Arc<Credentials> {
+    current().process().credentials()
+}
+
+/// getuid()
+pub fn sys_getuid(_args: &Args) -> Result<i64> {
+    Ok(i64::from(credentials().uid))
+}
+
+/// geteuid()
+pub fn sys_geteuid(_args: &Args) -> Result<i64> {
+    Ok(i64::from(credentials().euid))
+}
+
+/// getgid()
+pub fn sys_getgid(_args: &Args) -> Result<i64> {
+    Ok(i64::from(credentials().gid))
+}
+
+/// getegid()
+pub fn sys_getegid(_args: &Args) -> Result<i64> {
+    Ok(i64::from(credentials().egid))
+}
+
+/// getresuid(real, effective, saved)
+pub fn sys_getresuid(args: &Args) -> Result<i64> {
+    let own = credentials();
+    for (at, id) in [own.uid, own.euid, own.suid].into_iter().enumerate() {
+        UserPtr::<u32>::new(args[at]).write(&id)?;
+    }
+    Ok(0)
+}
+
+/// getresgid(real, effective, saved)
+pub fn sys_getresgid(args: &Args) -> Result<i64> {
+    let own = credentials();
+    for (at, id) in [own.gid, own.egid, own.sgid].into_iter().enumerate() {
+        UserPtr::<u32>::new(args[at]).write(&id)?;
+    }
+    Ok(0)
+}
+
+/// Change the credentials by `change`, which gets a copy.
+fn replace(change: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<i64> {
+    let process = current().process().clone();
+    let mut new = Credentials::clone(&process.credentials());
+    change(&mut new)?;
+    process.set_credentials(new);
+    Ok(0)
+}
+
+/// An ID that a program passed; -1 means none.
+fn id(args: &Args, at: usize) -> Option<u32> {
+    let id = args.uint(at);
+    (id != u32::MAX).then_some(id)
+}
+
+fn required(args: &Args) -> Result<u32> {
+    id(args, 0).ok_or(Errno::EINVAL)
+}
+
+/// setuid(uid)
+pub fn sys_setuid(args: &Args) -> Result<i64> {
+    let uid = required(args)?;
+    replace(|own| {
+        if own.is_privileged() {
+            (own.uid, own.suid) = (uid, uid);
+        } else if uid != own.uid && uid != own.suid {
+            return Err(Errno::EPERM);
+        }
+        (own.euid, own.fsuid) = (uid, uid);
+        Ok(())
+    })
+}
+
+/// setgid(gid)
+pub fn sys_setgid(args: &Args) -> Result<i64> {
+    let gid = required(args)?;
+    replace(|own| {
+        if own.is_privileged() {
+            (own.gid, own.sgid) = (gid, gid);
+        } else if gid != own.gid && gid != own.sgid {
+            return Err(Errno::EPERM);
+        }
+        (own.egid, own.fsgid) = (gid, gid);
+        Ok(())
+    })
+}
+
+/// setreuid(real, effective)
+pub fn sys_setreuid(args: &Args) -> Result<i64> {
+    let (real, effective) = (id(args, 0), id(args, 1));
+    replace(|own| {
+        let old = own.clone();
+        if !own.is_privileged() {
+            let may_real = real.is_none_or(|uid| uid == old.uid || uid == old.euid);
+            let may_effective = effective.is_none_or(|uid| [old.uid, old.euid, old.suid].contains(&uid));
+            if !may_real || !may_effective {
+                return Err(Errno::EPERM);
+            }
+        }
+        own.uid = real.unwrap_or(old.uid);
+        own.euid = effective.unwrap_or(old.euid);
+        if real.is_some() || effective.is_some_and(|uid| uid != old.uid) {
+            own.suid = own.euid;
+        }
+        own.fsuid = own.euid;
+        Ok(())
+    })
+}
+
+/// setregid(real, effective)
+pub fn sys_setregid(args: &Args) -> Result<i64> {
+    let (real, effective) = (id(args, 0), id(args, 1));
+    replace(|own| {
+        let old = own.clone();
+        if !own.is_privileged() {
+            let may_real = real.is_none_or(|gid| gid == old.gid || gid == old.egid);
+            let may_effective = effective.is_none_or(|gid| [old.gid, old.egid, old.sgid].contains(&gid));
+            if !may_real || !may_effective {
+                return Err(Errno::EPERM);
+            }
+        }
+        own.gid = real.unwrap_or(old.gid);
+        own.egid = effective.unwrap_or(old.egid);
+        if real.is_some() || effective.is_some_and(|gid| gid != old.gid) {
+            own.sgid = own.egid;
+        }
+        own.fsgid = own.egid;
+        Ok(())
+    })
+}
+
+/// setresuid(real, effective, saved)
+pub fn sys_setresuid(args: &Args) -> Result<i64> {
+    let wanted = [id(args, 0), id(args, 1), id(args, 2)];
+    replace(|own| {
+        let old = [own.uid, own.euid, own.suid];
+        if !own.is_privileged() && wanted.iter().flatten().any(|uid| !old.contains(uid)) {
+            return Err(Errno::EPERM);
+        }
+        own.uid = wanted[0].unwrap_or(old[0]);
+        own.euid = wanted[1].unwrap_or(old[1]);
+        own.suid = wanted[2].unwrap_or(old[2]);
+        own.fsuid = own.euid;
+        Ok(())
+    })
+}
+
+/// setresgid(real, effective, saved)
+pub fn sys_setresgid(args: &Args) -> Result<i64> {
+    let wanted = [id(args, 0), id(args, 1), id(args, 2)];
+    replace(|own| {
+        let old = [own.gid, own.egid, own.sgid];
+        if !own.is_privileged() && wanted.iter().flatten().any(|gid| !old.contains(gid)) {
+            return Err(Errno::EPERM);
+        }
+        own.gid = wanted[0].unwrap_or(old[0]);
+        own.egid = wanted[1].unwrap_or(old[1]);
+        own.sgid = wanted[2].unwrap_or(old[2]);
+        own.fsgid = own.egid;
+        Ok(())
+    })
+}
+
+/// setfsuid(uid): the old one, whether or not it changed.
+pub fn sys_setfsuid(args: &Args) -> Result<i64> {
+    let old = credentials();
+    if let Some(uid) = id(args, 0)
+        && (old.is_privileged() || [old.uid, old.euid, old.suid, old.fsuid].contains(&uid))
+    {
+        replace(|own| {
+            own.fsuid = uid;
+            Ok(())
+        })?;
+    }
+    Ok(i64::from(old.fsuid))
+}
+
+/// setfsgid(gid): the old one, whether or not it changed.
+pub fn sys_setfsgid(args: &Args) -> Result<i64> {
+    let old = credentials();
+    if let Some(gid) = id(args, 0)
+        && (old.is_privileged() || [old.gid, old.egid, old.sgid, old.fsgid].contains(&gid))
+    {
+        replace(|own| {
+            own.fsgid = gid;
+            Ok(())
+        })?;
+    }
+    Ok(i64::from(old.fsgid))
+}
+
+/// The most supplementary groups (NGROUPS_MAX).
+const MAX_GROUPS: usize = 65_536;
+
+/// getgroups(size, list)
+pub fn sys_getgroups(args: &Args) -> Result<i64> {
+    let own = credentials();
+    let size = usize::try_from(args.int(0)).map_err(|_| Errno::EINVAL)?;
+    if size != 0 {
+        if size < own.groups.len() {
+            return Err(Errno::EINVAL);
+        }
+        UserPtr::<u32>::new(args[1]).write_slice(&own.groups)?;
+    }
+    Ok(own.groups.len() as i64)
+}
+
+/// setgroups(size, list)
+pub fn sys_setgroups(args: &Args) -> Result<i64> {
+    if !credentials().is_privileged() {
+        return Err(Errno::EPERM);
+    }
+    let size = args.size(0);
+    if size > MAX_GROUPS {
+        return Err(Errno::EINVAL);
+    }
+    let groups: Vec<u32> = UserPtr::new(args[1]).read_many(size)?;
+    replace(|own| {
+        own.groups = groups;
+        Ok(())
+    })
+}
+
+/// `struct __user_cap_header_struct` and the three versions of it.
+const CAPABILITY_VERSIONS: [(u32, usize); 3] = [(0x1998_0330, 1), (0x2007_1026, 2), (0x2008_0522, 2)];
+/// Every capability that there is (CAP_LAST_CAP is 40).
+const ALL_CAPABILITIES: u64 = (1 << 41) - 1;
+
+fn capability_words(header: UserPtr<u32>) -> Result<(usize, i32)> {
+    let version = header.read()?;
+    let pid = header.add(1).read()? as i32;
+    match CAPABILITY_VERSIONS.iter().find(|known| known.0 == version) {
+        Some(&(_, words)) => Ok((words, pid)),
+        None => {
+            header.write(&CAPABILITY_VERSIONS[2].0)?;
+            Err(Errno::EINVAL)
+        }
+    }
+}
+
+/// capget(header, data): all for user 0, none for others.
+pub fn sys_capget(args: &Args) -> Result<i64> {
+    let (words, pid) = match capability_words(UserPtr::new(args[0])) {
+        Err(Errno::EINVAL) if args[1] == 0 => return Ok(0),
+        other => other?,
+    };
+    let process = named(pid)?;
+    if args[1] == 0 {
+        return Ok(0);
+    }
+    let held = if process.credentials().is_privileged() { ALL_CAPABILITIES } else { 0 };
+    for word in 0..words {
+        let bits = (held >> (32 * word)) as u32;
+        UserPtr::<[u32; 3]>::new(args[1]).add(word).write(&[bits, bits, 0])?;
+    }
+    Ok(0)
+}
+
+/// capset(header, data): what user 0 has cannot be taken apart here, so only what is held already can be set.
+pub fn sys_capset(args: &Args) -> Result<i64> {
+    let (words, pid) = capability_words(UserPtr::new(args[0]))?;
+    if pid != 0 && pid.unsigned_abs() != current().process().pid {
+        return Err(Errno::EPERM);
+    }
+    let held = if credentials().is_privileged() { ALL_CAPABILITIES } else { 0 };
+    for word in 0..words {
+        let [effective, permitted, _] = UserPtr::<[u32; 3]>::new(args[1]).add(word).read()?;
+        if (effective | permitted) & !((held >> (32 * word)) as u32) != 0 {
+            return Err(Errno::EPERM);
+        }
+    }
+    Ok(0)
+}

@@ -1,0 +1,149 @@
+//! Process 1: the kernel's own init. It starts the program, takes in orphans, and ends when the program has.
+
+use alloc::sync::{Arc, Weak};
+
+use super::exec::{Request, Strings};
+use super::process::{Beginnings, ExitStatus, Process};
+use super::spawn::{self, FirstProgram, kernel_process};
+use super::{Credentials, Limits, Session, SigInfo, Signal, Task, registry, wait};
+use crate::dev::stdio::{self, Standard};
+use crate::fs::table::OnExec;
+use crate::fs::walk::{Final, Walk};
+use crate::fs::{Caller, FileTable, FsContext, OpenFile, OpenFlags, names};
+use crate::host::spec::{Spec, Stream};
+use crate::host::{self, Ending};
+use crate::sched::{Idle, Schedule};
+use crate::sync::{Completion, IrqSpinLock, SpinLock};
+use crate::task::signal::{Actions, code};
+use crate::tty::{console, job};
+use crate::{Errno, Result, hw};
+
+static INIT: spin::Once<Arc<Process>> = spin::Once::new();
+/// The program, once it runs.
+static PROGRAM: SpinLock<Option<Arc<Process>>> = SpinLock::new(None);
+
+/// Process 1.
+///
+/// # Panics
+/// Before [`run`].
+pub fn process() -> Arc<Process> {
+    INIT.get().expect("init is made before the first program").clone()
+}
+
+/// A signal from the host: to the terminal's foreground group, or else to the program's group.
+pub fn signal(number: u8) {
+    let Some(signal) = Signal::new(i64::from(number)) else { return };
+    if console::signal(signal) {
+        return;
+    }
+    let program = PROGRAM.lock().clone();
+    if let Some(program) = program {
+        for member in registry::group_members(program.pid) {
+            member.signal(SigInfo::user(signal, code::USER, 0, 0));
+        }
+    }
+}
+
+/// Start the program that the host asked for, and sleep until it has ended and its output is on its way.
+pub fn run(spec: Spec) -> Ending {
+    let name = spec.exec.clone();
+    let ending = match start(spec) {
+        Ok(ExitStatus::Exited(status)) => Ending::Exit(status),
+        Ok(ExitStatus::Signaled(signal)) => Ending::Signal(signal.number()),
+        Err(error) => {
+            let name = core::str::from_utf8(&name).unwrap_or("?");
+            log::error!("{name}: cannot be started: {error:?}");
+            host::notice(format_args!("{name}: cannot be started: {error:?}"));
+            // As a shell: not found, or found and no program.
+            Ending::Exit(if error == Errno::ENOENT { 127 } else { 126 })
+        }
+    };
+    stdio::flush();
+    ending
+}
+
+fn first_program(spec: &Spec) -> Result<FirstProgram> {
+    let root = crate::fs::boot::root();
+    let caller = Caller::ROOT;
+    let walk = Walk::new(&root, &root, &caller);
+    let fs = FsContext::new(root.clone());
+    fs.set_cwd(walk.find(&spec.cwd, Final::Follow)?);
+    let files = FileTable::new();
+    let limit = Limits::initial().get(super::Resource::Files).soft as usize;
+    let mut terminal = None;
+    for (stream, standard) in spec.streams.iter().zip([Standard::Input, Standard::Output, Standard::Error]) {
+        let flags = if standard == Standard::Input { OpenFlags::empty() } else { OpenFlags::WRONLY };
+        let file = match stream {
+            Stream::Pipe => OpenFile::new(stdio::open(standard)?, None, flags),
+            Stream::Terminal => match &terminal {
+                Some(file) => Arc::clone(file),
+                None => {
+                    let file = names::open(&walk, b"/dev/console", OpenFlags::RDWR, 0)?;
+                    terminal.insert(file).clone()
+                }
+            },
+        };
+        files.insert(file, OnExec::Keep, limit)?;
+    }
+    let (mut arguments, mut environment) = (Strings::new(), Strings::new());
+    spec.arguments.iter().try_for_each(|text| arguments.push(text))?;
+    spec.environment.iter().try_for_each(|text| environment.push(text))?;
+    let program =
+        Request { file: None, start: None, name: spec.exec.clone(), arguments, environment, last: Final::Follow };
+    Ok(FirstProgram { files, fs, program })
+}
+
+fn start(spec: Spec) -> Result<ExitStatus> {
+    let pid = registry::lock().allocate()?;
+    let kernel = kernel_process();
+    let init = Arc::new(Process::new(
+        pid,
+        Weak::new(),
+        Beginnings {
+            space: kernel.space(),
+            files: FileTable::new(),
+            fs: kernel.fs(),
+            credentials: Arc::new(Credentials::default()),
+            limits: Limits::initial(),
+            actions: Arc::new(IrqSpinLock::new(Actions::new())),
+            session: Arc::new(Session::new(pid)),
+            group_id: pid,
+        },
+    ));
+    INIT.call_once(|| init.clone());
+    let done = Arc::new(Completion::new());
+    let outcome = Arc::new(SpinLock::new(Ok(ExitStatus::Exited(0))));
+    let task = Task::new(pid, init.clone(), Schedule::new(Idle::No, hw::current_cpu()), spawn::short(b"init"));
+    let (tell, result) = (done.clone(), outcome.clone());
+    task.run_in_kernel(move || {
+        *result.lock() = reap_until_end(&spec);
+        tell.complete();
+        // Orphans still end after the program has, until the machine is off.
+        loop {
+            if wait::reap_one().is_none() {
+                process().child_changed.wait_uninterruptible(|| (!process().children().is_empty()).then_some(()));
+            }
+        }
+    })?;
+    spawn::enter(&init, &task);
+    task.start();
+    done.wait_killable()?;
+    let outcome = *outcome.lock();
+    outcome
+}
+
+fn reap_until_end(spec: &Spec) -> Result<ExitStatus> {
+    let (program, task) = spawn::spawn_first(first_program(spec)?, &process())?;
+    if let (Some(tty), true) = (console::tty(), spec.streams[0] == Stream::Terminal) {
+        job::attach(&tty, &program.session(), program.group());
+    }
+    *PROGRAM.lock() = Some(program.clone());
+    task.start();
+    drop(task);
+    loop {
+        wait::reap_one();
+        if let Some(status) = program.exit_status() {
+            return Ok(status);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Whom to kill when no memory is left.
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use super::process::{ExitStatus, Process};
+use super::{Signal, current, registry};
+
+/// What [`oom_kill`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OomKill {
+    /// A process was killed, or one that was killed before is still ending.
+    Killed,
+    /// There is nobody to kill.
+    Nobody,
+}
+
+/// Preference of a process that must not be killed.
+const NEVER: i32 = -1000;
+
+/// How much would be won by killing `process`: its resident pages and page tables, moved by its preference, which
+/// counts in thousandths of all memory (as Linux' oom_badness).
+pub fn badness(process: &Process, total_pages: u64) -> i64 {
+    let adjustment = process.oom_score_adj.load(Ordering::Relaxed);
+    if adjustment == NEVER {
+        return i64::MIN;
+    }
+    // Without waiting: whoever holds the space may be the one that needs memory.
+    let space = process.space();
+    let Some(areas) = space.try_lock() else { return 0 };
+    let usage = areas.usage();
+    let pages = usage.rss_anon + usage.rss_file + usage.rss_shmem + usage.page_table_bytes / 4096;
+    drop(areas);
+    pages as i64 + i64::from(adjustment) * total_pages as i64 / 1000
+}
+
+/// Kill the process whose death gives most memory back; says who and why in the log.
+pub fn oom_kill(doing: &'static str) -> OomKill {
+    let total = crate::mem::frames().managed_frames();
+    let processes = registry::processes();
+    let living = processes.iter().filter(|process| process.pid > 1 && process.exit_status().is_none());
+    let mut worst: Option<(i64, &Arc<Process>)> = None;
+    for process in living {
+        if process.signals.lock().exit == Some(ExitStatus::Signaled(Signal::KILL)) {
+            // It gives its memory back as soon as it runs.
+            return OomKill::Killed;
+        }
+        let score = badness(process, total);
+        if score != i64::MIN && worst.is_none_or(|(most, _)| score > most) {
+            worst = Some((score, process));
+        }
+    }
+    let Some((score, victim)) = worst else { return OomKill::Nobody };
+    let name = victim.name();
+    let name = core::str::from_utf8(&name).unwrap_or("?").trim_end_matches('\0');
+    let asker = current();
+    log::error!(
+        "out of memory ({doing} by process {}): killed process {} ({name}), {} KiB resident, oom_score_adj {}",
+        asker.process().pid,
+        victim.pid,
+        score.max(0) * 4,
+        victim.oom_score_adj.load(Ordering::Relaxed),
+    );
+    victim.end(ExitStatus::Signaled(Signal::KILL));
+    OomKill::Killed
+}

@@ -1,0 +1,252 @@
+//! System calls about signals.
+
+use alloc::sync::Arc;
+
+use super::set::code;
+use super::{Action, SIG_IGN, SIG_DFL, SigInfo, SigSet, Signal, DefaultAction};
+use crate::sync::WaitQueue;
+use crate::syscall::Args;
+use crate::task::{Pid, Process, Task, current, find, find_task, registry};
+use crate::time::{self, TimeSpec};
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+fn check_size(size: usize) -> Result<()> {
+    if size == size_of::<SigSet>() { Ok(()) } else { Err(Errno::EINVAL) }
+}
+
+/// rt_sigaction(signal, new, old, size)
+pub fn sys_rt_sigaction(args: &Args) -> Result<i64> {
+    check_size(args.size(3))?;
+    let signal = Signal::new(i64::from(args.int(0))).ok_or(Errno::EINVAL)?;
+    let process = current().process().clone();
+    let new = UserPtr::<Action>::new(args[1]).read_optional()?;
+    let old = process.action(signal);
+    if let Some(mut new) = new {
+        if SigSet::UNSTOPPABLE.contains(signal) {
+            return Err(Errno::EINVAL);
+        }
+        new.mask = new.mask.minus(SigSet::UNSTOPPABLE);
+        process.set_action(signal, new);
+        let ignored = new.handler == SIG_IGN
+            || (new.handler == SIG_DFL && signal.default_action() == DefaultAction::Ignore);
+        if ignored {
+            process.forget_pending(signal);
+        }
+    }
+    UserPtr::new(args[2]).write_optional(&old)?;
+    Ok(0)
+}
+
+/// rt_sigprocmask(how, new, old, size)
+pub fn sys_rt_sigprocmask(args: &Args) -> Result<i64> {
+    const BLOCK: i32 = 0;
+    const UNBLOCK: i32 = 1;
+    const SETMASK: i32 = 2;
+    check_size(args.size(3))?;
+    let task = current();
+    let old = task.blocked();
+    if let Some(set) = UserPtr::<SigSet>::new(args[1]).read_optional()? {
+        task.set_blocked(match args.int(0) {
+            BLOCK => old.union(set),
+            UNBLOCK => old.minus(set),
+            SETMASK => set,
+            _ => return Err(Errno::EINVAL),
+        });
+    }
+    UserPtr::new(args[2]).write_optional(&old)?;
+    Ok(0)
+}
+
+/// rt_sigpending(set, size)
+pub fn sys_rt_sigpending(args: &Args) -> Result<i64> {
+    if args.size(1) > size_of::<SigSet>() {
+        return Err(Errno::EINVAL);
+    }
+    let task = current();
+    let set = task.pending_signals().intersection(task.blocked());
+    crate::user::write_exact(args[0], &set.0.to_le_bytes()[..args.size(1)])?;
+    Ok(0)
+}
+
+/// rt_sigsuspend(mask, size)
+pub fn sys_rt_sigsuspend(args: &Args) -> Result<i64> {
+    check_size(args.size(1))?;
+    let mask = UserPtr::<SigSet>::new(args[0]).read()?;
+    current().swap_mask(mask);
+    sleep_for_signal()
+}
+
+/// pause()
+pub fn sys_pause(_args: &Args) -> Result<i64> {
+    sleep_for_signal()
+}
+
+fn sleep_for_signal() -> Result<i64> {
+    let nobody = WaitQueue::new();
+    let _: Result<()> = nobody.wait_until(|| None);
+    Err(Errno::ERESTARTNOHAND)
+}
+
+impl Task {
+    /// Block `mask` until the call returns to user mode, or a handler has: then what is blocked now.
+    pub fn swap_mask(&self, mask: SigSet) {
+        let mut saved = self.saved_mask.lock();
+        if saved.is_none() {
+            *saved = Some(self.blocked());
+        }
+        drop(saved);
+        self.set_blocked(mask);
+    }
+}
+
+/// rt_sigtimedwait(set, info, timeout, size)
+pub fn sys_rt_sigtimedwait(args: &Args) -> Result<i64> {
+    check_size(args.size(3))?;
+    let wanted = UserPtr::<SigSet>::new(args[0]).read()?.minus(SigSet::UNSTOPPABLE);
+    let deadline = match UserPtr::<TimeSpec>::new(args[2]).read_optional()? {
+        None => None,
+        Some(time) => Some(time::now().saturating_add(time.nanoseconds()?)),
+    };
+    let task = current();
+    let blocked = task.blocked();
+    // Not blocked meanwhile, so that a sender chooses and wakes this thread.
+    let arrival = task.process().signal_arrival.clone();
+    let info = match task.take_signal(wanted) {
+        Some(info) => Some(info),
+        None => {
+            task.set_blocked(blocked.minus(wanted));
+            let waited = arrival.wait_until_deadline(deadline, || task.take_signal(wanted));
+            task.set_blocked(blocked);
+            match waited {
+                Ok(info) => info,
+                Err(_) => match task.take_signal(wanted) {
+                    Some(info) => Some(info),
+                    None => return Err(Errno::EINTR),
+                },
+            }
+        }
+    };
+    let info = info.ok_or(Errno::EAGAIN)?;
+    write_info(args[1], &info)?;
+    Ok(i64::from(info.number))
+}
+
+/// A whole siginfo_t, 128 bytes, unless the pointer is NULL.
+fn write_info(address: u64, info: &SigInfo) -> Result<()> {
+    let pointer = UserPtr::<SigInfo>::new(address);
+    if pointer.is_null() {
+        return Ok(());
+    }
+    pointer.write(info)?;
+    pointer.add(1).cast::<[u64; 10]>().write(&[0; 10])
+}
+
+fn may_signal(sender: &Process, target: &Process, signal: Option<Signal>) -> Result<()> {
+    let continues = signal == Some(Signal::CONT) && sender.session().id == target.session().id;
+    if continues || sender.credentials().may_signal(&target.credentials()) { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+fn signal_argument(number: i32) -> Result<Option<Signal>> {
+    if number == 0 { Ok(None) } else { Signal::new(i64::from(number)).map(Some).ok_or(Errno::EINVAL) }
+}
+
+/// kill(pid, signal)
+pub fn sys_kill(args: &Args) -> Result<i64> {
+    let signal = signal_argument(args.int(1))?;
+    let sender = current().process().clone();
+    let uid = sender.credentials().uid;
+    let send = |target: &Arc<Process>| -> Result<()> {
+        may_signal(&sender, target, signal)?;
+        if let Some(signal) = signal {
+            target.signal(SigInfo::user(signal, code::USER, sender.pid, uid));
+        }
+        Ok(())
+    };
+    let targets = match args.int(0) {
+        i32::MIN => return Err(Errno::ESRCH),
+        pid if pid > 0 => {
+            send(&find(pid.unsigned_abs()).ok_or(Errno::ESRCH)?)?;
+            return Ok(0);
+        }
+        0 => registry::group_members(sender.group()),
+        -1 => {
+            let mut all = registry::processes();
+            all.retain(|process| process.pid > 1 && process.pid != sender.pid);
+            all
+        }
+        group => registry::group_members(group.unsigned_abs()),
+    };
+    let mut outcome = Err(Errno::ESRCH);
+    for target in &targets {
+        match send(target) {
+            Ok(()) => outcome = Ok(0),
+            Err(error) if outcome != Ok(0) => outcome = Err(error),
+            Err(_) => {}
+        }
+    }
+    outcome
+}
+
+fn signal_thread(process: Option<Pid>, tid: i32, number: i32) -> Result<i64> {
+    if tid <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    let signal = signal_argument(number)?;
+    let task = find_task(tid.unsigned_abs()).ok_or(Errno::ESRCH)?;
+    if process.is_some_and(|pid| task.process().pid != pid) {
+        return Err(Errno::ESRCH);
+    }
+    let sender = current().process().clone();
+    may_signal(&sender, task.process(), signal)?;
+    if let Some(signal) = signal {
+        task.signal(SigInfo::user(signal, code::TKILL, sender.pid, sender.credentials().uid));
+    }
+    Ok(0)
+}
+
+/// tkill(tid, signal)
+pub fn sys_tkill(args: &Args) -> Result<i64> {
+    signal_thread(None, args.int(0), args.int(1))
+}
+
+/// tgkill(pid, tid, signal)
+pub fn sys_tgkill(args: &Args) -> Result<i64> {
+    if args.int(0) <= 0 {
+        return Err(Errno::EINVAL);
+    }
+    signal_thread(Some(args.uint(0)), args.int(1), args.int(2))
+}
+
+/// The siginfo that a program sends along; it may not claim to be the kernel's.
+fn queued_info(address: u64, number: i32, target: Pid) -> Result<(SigInfo, Signal)> {
+    let signal = Signal::new(i64::from(number)).ok_or(Errno::EINVAL)?;
+    let mut info = UserPtr::<SigInfo>::new(address).read()?;
+    if (info.code >= 0 || info.code == code::TKILL) && target != current().process().pid {
+        return Err(Errno::EPERM);
+    }
+    info.number = number;
+    info.pad = 0;
+    Ok((info, signal))
+}
+
+/// rt_sigqueueinfo(pid, signal, info)
+pub fn sys_rt_sigqueueinfo(args: &Args) -> Result<i64> {
+    let (info, signal) = queued_info(args[2], args.int(1), args.uint(0))?;
+    let target = find(args.uint(0)).ok_or(Errno::ESRCH)?;
+    may_signal(current().process(), &target, Some(signal))?;
+    target.signal(info);
+    Ok(0)
+}
+
+/// rt_tgsigqueueinfo(pid, tid, signal, info)
+pub fn sys_rt_tgsigqueueinfo(args: &Args) -> Result<i64> {
+    let (info, signal) = queued_info(args[3], args.int(2), args.uint(0))?;
+    let task = find_task(args.uint(1)).ok_or(Errno::ESRCH)?;
+    if task.process().pid != args.uint(0) {
+        return Err(Errno::ESRCH);
+    }
+    may_signal(current().process(), task.process(), Some(signal))?;
+    task.signal(info);
+    Ok(0)
+}

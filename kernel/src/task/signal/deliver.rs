@@ -1,0 +1,390 @@
+//! What a thread does about its signals before it goes back to user mode.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::ControlFlow;
+use core::sync::atomic::Ordering;
+
+use freehold_arch::user::{self, UserContext};
+use freehold_arch::traps::Registers;
+use zerocopy::IntoBytes;
+
+use super::frame::{self, FRAME_SIZE, Frame, LEGACY, MAGIC1, MAGIC2, SigContext, UC_FLAGS, Wants};
+use super::{
+    Action, AlternateStack, DefaultAction, SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER, SIG_DFL,
+    SIG_IGN, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SigInfo, SigSet, Signal, code, end_group,
+};
+use crate::sched::{self, Sleep};
+use crate::syscall::Args;
+use crate::task::process::{ExitStatus, Report};
+use crate::task::{Task, registry, wait};
+use crate::user as bytes;
+use crate::{Errno, Result};
+
+/// restart_syscall's number.
+const RESTART_SYSCALL: u64 = 219;
+/// The length of the SYSCALL instruction.
+const SYSCALL_LENGTH: u64 = 2;
+const USER_CS: u16 = 0x33;
+const USER_SS: u16 = 0x2b;
+/// Flags a handler begins without: direction, trap, resume.
+const CLEARED_FLAGS: u64 = 1 << 10 | 1 << 8 | 1 << 16;
+
+/// The exception behind a signal, for the handler's context.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Trap {
+    /// The vector.
+    pub vector: u64,
+    /// The error code.
+    pub error: u64,
+    /// The address of a page fault.
+    pub address: u64,
+}
+
+/// How a system call ended that did not end: the call's number, and how to restart it.
+pub type Interrupted = (u64, Errno);
+
+enum Next {
+    Nothing,
+    End,
+    Park,
+    Stop(Signal),
+    Terminate(Signal),
+    Handle(SigInfo, Signal, Action),
+}
+
+impl Task {
+    /// Act on everything that came: stop, end, or enter a handler. `interrupted` is the system call that this
+    /// return would otherwise answer. Breaks where the thread ends.
+    pub fn attend(
+        self: &Arc<Self>,
+        context: &mut UserContext,
+        mut interrupted: Option<Interrupted>,
+        trap: Trap,
+    ) -> ControlFlow<()> {
+        loop {
+            // Before looking: whoever sends after the look sets it again.
+            self.attention.store(false, Ordering::SeqCst);
+            match self.next_signal() {
+                Next::Nothing => break,
+                Next::End => return ControlFlow::Break(()),
+                Next::Park => self.park(),
+                Next::Stop(signal) => self.begin_stop(signal),
+                Next::Terminate(signal) => {
+                    let mut group = self.process().signals.lock();
+                    end_group(&mut group, ExitStatus::Signaled(signal));
+                }
+                Next::Handle(info, signal, action) => {
+                    if let Some((_, error)) = interrupted.take() {
+                        let restarts = match error {
+                            Errno::ERESTARTNOINTR => true,
+                            Errno::ERESTARTSYS => action.flags & SA_RESTART != 0,
+                            _ => false,
+                        };
+                        if restarts {
+                            rewind(context, None);
+                        } else {
+                            context.set_return(Errno::EINTR.to_return_value() as u64);
+                        }
+                    }
+                    if self.enter_handler(context, &info, signal, &action, trap).is_err() {
+                        // No room for the frame: the program cannot go on, and cannot be told.
+                        let mut group = self.process().signals.lock();
+                        end_group(&mut group, ExitStatus::Signaled(Signal::SEGV));
+                    }
+                }
+            }
+        }
+        if let Some((_, error)) = interrupted {
+            rewind(context, (error == Errno::ERESTARTBLOCK).then_some(RESTART_SYSCALL));
+        }
+        // No handler took the mask that sigsuspend put aside.
+        if let Some(mask) = self.saved_mask.lock().take() {
+            self.set_blocked(mask);
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn next_signal(&self) -> Next {
+        let mut group = self.process().signals.lock();
+        if group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid) || self.has_finished() {
+            return Next::End;
+        }
+        if group.stop.is_some() {
+            return Next::Park;
+        }
+        let deliverable = SigSet(!self.blocked().0);
+        loop {
+            let own = self.pending.lock().take(deliverable);
+            let Some(info) = own.or_else(|| group.pending.take(deliverable)) else { return Next::Nothing };
+            let Some(signal) = info.signal() else { continue };
+            let action = self.process().action(signal);
+            match action.handler {
+                SIG_IGN => {}
+                SIG_DFL => match signal.default_action() {
+                    DefaultAction::Ignore | DefaultAction::Continue => {}
+                    DefaultAction::Stop => return Next::Stop(signal),
+                    DefaultAction::Terminate | DefaultAction::Core => return Next::Terminate(signal),
+                },
+                _ => {
+                    if action.flags & SA_RESETHAND != 0 {
+                        self.process().set_action(signal, Action { handler: SIG_DFL, ..action });
+                    }
+                    return Next::Handle(info, signal, action);
+                }
+            }
+        }
+    }
+
+    /// A stop signal's default action: all threads park. Not where nobody could continue them.
+    fn begin_stop(&self, signal: Signal) {
+        if signal != Signal::STOP && registry::group_is_orphaned(self.process().group()) {
+            return;
+        }
+        let mut group = self.process().signals.lock();
+        if group.exit.is_none() {
+            group.stop = Some(signal);
+            for thread in &group.threads {
+                thread.interrupt();
+            }
+        }
+    }
+
+    /// Stay here until the process continues or ends; the last thread to come tells the parent.
+    fn park(self: &Arc<Self>) {
+        let stopped_by = {
+            let mut group = self.process().signals.lock();
+            let Some(signal) = group.stop else { return };
+            group.parked += 1;
+            let all = group.parked == group.threads.len();
+            if all {
+                group.report = Some(Report::Stopped(signal));
+            }
+            all.then_some(signal)
+        };
+        if let Some(signal) = stopped_by {
+            wait::tell_parent_of_stop(self.process(), signal);
+        }
+        loop {
+            self.prepare_to_sleep(Sleep::Stopped);
+            {
+                let group = self.process().signals.lock();
+                if group.stop.is_none() || group.exit.is_some() {
+                    break;
+                }
+            }
+            sched::block(self, None);
+        }
+        self.finish_sleep();
+        self.process().signals.lock().parked -= 1;
+    }
+
+    /// Make the registers and the stack such that the handler runs next.
+    fn enter_handler(
+        &self,
+        context: &mut UserContext,
+        info: &SigInfo,
+        signal: Signal,
+        action: &Action,
+        trap: Trap,
+    ) -> Result<()> {
+        let mask = self.saved_mask.lock().take().unwrap_or_else(|| self.blocked());
+        let mut alternate = self.alternate_stack.lock();
+        let wants = if action.flags & SA_ONSTACK != 0 { Wants::AlternateStack } else { Wants::AnyStack };
+        let image = context.fpu().len();
+        let size = frame::fpstate_size(image);
+        let at = frame::place(context.regs().rsp, wants, &alternate, size).ok_or(Errno::EFAULT)?;
+        let old_stack = reported(&alternate, context.regs().rsp);
+        if alternate.flags & SS_AUTODISARM != 0 {
+            *alternate = AlternateStack::NONE;
+        }
+        drop(alternate);
+        let mut state = Vec::new();
+        state.try_reserve_exact(size).map_err(|_| Errno::ENOMEM)?;
+        state.extend_from_slice(context.fpu());
+        frame::describe(&mut state, user::xfeatures());
+        if image > LEGACY {
+            state.extend_from_slice(&MAGIC2.to_le_bytes());
+        }
+        bytes::write_exact(at.fpstate, &state)?;
+        let return_address = if action.flags & SA_RESTORER != 0 { action.restorer } else { 0 };
+        let frame = Frame {
+            return_address,
+            flags: UC_FLAGS,
+            link: 0,
+            stack: old_stack,
+            context: save(context.regs(), at.fpstate, mask, trap),
+            mask: mask.0,
+            info: *info,
+            padding: [0; 10],
+        };
+        bytes::write_exact(at.frame, frame.as_bytes())?;
+        let registers = context.regs_mut();
+        registers.rdi = u64::from(signal.number());
+        registers.rsi = at.frame + core::mem::offset_of!(Frame, info) as u64;
+        registers.rdx = at.frame + core::mem::offset_of!(Frame, flags) as u64;
+        registers.rax = 0;
+        registers.rip = action.handler;
+        registers.rsp = at.frame;
+        registers.rflags &= !CLEARED_FLAGS;
+        context.reset_fpu();
+        let mut blocked = self.blocked().union(action.mask);
+        if action.flags & SA_NODEFER == 0 {
+            blocked = blocked.with(signal);
+        }
+        self.set_blocked(blocked);
+        Ok(())
+    }
+
+    /// Take registers, mask and stack back from the frame that `context`'s stack pointer points behind.
+    fn leave_handler(&self, context: &mut UserContext) -> Result<i64> {
+        let at = context.regs().rsp.wrapping_sub(8);
+        let frame = bytes::UserPtr::<Frame>::new(at).read()?;
+        if frame.context.fpstate == 0 {
+            context.reset_fpu();
+        } else {
+            restore_vectors(context, frame.context.fpstate)?;
+        }
+        restore(context.regs_mut(), &frame.context);
+        self.set_blocked(SigSet(frame.mask));
+        // A stack that the program no longer has is its own affair; a wrong one is refused and the old one stays.
+        let _ = self.set_alternate_stack(frame.stack, frame.context.rsp);
+        Ok(context.regs().rax as i64)
+    }
+
+    /// Set the alternate stack; `sp` is the stack pointer.
+    pub(super) fn set_alternate_stack(&self, stack: AlternateStack, sp: u64) -> Result<()> {
+        let mut current = self.alternate_stack.lock();
+        if current.contains(sp) && current.flags & SS_AUTODISARM == 0 {
+            return Err(Errno::EPERM);
+        }
+        match stack.flags & !SS_AUTODISARM {
+            SS_DISABLE => *current = AlternateStack::NONE,
+            0 | SS_ONSTACK if stack.size < MINSIGSTKSZ => return Err(Errno::ENOMEM),
+            0 | SS_ONSTACK => *current = AlternateStack { flags: stack.flags & SS_AUTODISARM, ..stack },
+            _ => return Err(Errno::EINVAL),
+        }
+        Ok(())
+    }
+}
+
+/// The least size of an alternate stack.
+const MINSIGSTKSZ: u64 = 2048;
+
+/// The alternate stack as sigaltstack shows it.
+pub(super) fn reported(stack: &AlternateStack, sp: u64) -> AlternateStack {
+    let on = if stack.contains(sp) { SS_ONSTACK } else { 0 };
+    AlternateStack { flags: stack.flags | on, pad: 0, ..*stack }
+}
+
+/// Put the program back to the SYSCALL instruction, for the same call or for `number`.
+fn rewind(context: &mut UserContext, number: Option<u64>) {
+    let number = number.unwrap_or_else(|| context.syscall_number());
+    let registers = context.regs_mut();
+    registers.rax = number;
+    registers.rip = registers.rip.wrapping_sub(SYSCALL_LENGTH);
+}
+
+fn save(registers: &Registers, fpstate: u64, mask: SigSet, trap: Trap) -> SigContext {
+    SigContext {
+        r8: registers.r8,
+        r9: registers.r9,
+        r10: registers.r10,
+        r11: registers.r11,
+        r12: registers.r12,
+        r13: registers.r13,
+        r14: registers.r14,
+        r15: registers.r15,
+        rdi: registers.rdi,
+        rsi: registers.rsi,
+        rbp: registers.rbp,
+        rbx: registers.rbx,
+        rdx: registers.rdx,
+        rax: registers.rax,
+        rcx: registers.rcx,
+        rsp: registers.rsp,
+        rip: registers.rip,
+        rflags: registers.rflags,
+        cs: USER_CS,
+        gs: 0,
+        fs: 0,
+        ss: USER_SS,
+        error: trap.error,
+        trap: trap.vector,
+        old_mask: mask.0,
+        cr2: trap.address,
+        fpstate,
+        reserved: [0; 8],
+    }
+}
+
+/// Flags that a program may set: carry to overflow, direction, trap, alignment check, identification.
+const FLAGS_OF_USERS: u64 = 0x0025_4dd5;
+
+fn restore(registers: &mut Registers, saved: &SigContext) {
+    registers.r8 = saved.r8;
+    registers.r9 = saved.r9;
+    registers.r10 = saved.r10;
+    registers.r11 = saved.r11;
+    registers.r12 = saved.r12;
+    registers.r13 = saved.r13;
+    registers.r14 = saved.r14;
+    registers.r15 = saved.r15;
+    registers.rdi = saved.rdi;
+    registers.rsi = saved.rsi;
+    registers.rbp = saved.rbp;
+    registers.rbx = saved.rbx;
+    registers.rdx = saved.rdx;
+    registers.rax = saved.rax;
+    registers.rcx = saved.rcx;
+    registers.rsp = saved.rsp;
+    registers.rip = saved.rip;
+    registers.rflags = registers.rflags & !FLAGS_OF_USERS | saved.rflags & FLAGS_OF_USERS;
+}
+
+/// Load the vector state at `address`; one without valid magic numbers is taken as the legacy area alone.
+fn restore_vectors(context: &mut UserContext, address: u64) -> Result<()> {
+    let whole = context.fpu().len();
+    let mut state = bytes::read_vec(address, LEGACY)?;
+    let word = |at: usize| -> u32 {
+        let mut four = [0; 4];
+        four.copy_from_slice(&state[at..at + 4]);
+        u32::from_le_bytes(four)
+    };
+    let described = word(frame::DESCRIPTION) == MAGIC1 && word(frame::DESCRIPTION + 16) as usize == whole;
+    if whole > LEGACY && described {
+        let end = bytes::UserPtr::<u32>::new(address.wrapping_add(whole as u64)).read()?;
+        if end == MAGIC2 {
+            state = bytes::read_vec(address, whole)?;
+        }
+    }
+    // The description's bytes are software's; the hardware wants them zero in what it loads.
+    state[frame::DESCRIPTION..LEGACY].fill(0);
+    context.set_fpu(&state).map_err(|_| Errno::EFAULT)
+}
+
+/// rt_sigreturn()
+pub fn sys_rt_sigreturn(context: &mut UserContext, _args: &Args) -> Result<i64> {
+    let task = crate::task::current();
+    match task.leave_handler(context) {
+        Ok(value) => Ok(value),
+        Err(_) => {
+            task.force_signal(SigInfo::fault(Signal::SEGV, code::KERNEL, 0));
+            Ok(0)
+        }
+    }
+}
+
+/// sigaltstack(new, old)
+pub fn sys_sigaltstack(context: &mut UserContext, args: &Args) -> Result<i64> {
+    let task = crate::task::current();
+    let sp = context.regs().rsp;
+    let old = reported(&task.alternate_stack.lock(), sp);
+    if let Some(new) = bytes::UserPtr::<AlternateStack>::new(args[0]).read_optional()? {
+        task.set_alternate_stack(new, sp)?;
+    }
+    bytes::UserPtr::new(args[1]).write_optional(&old)?;
+    Ok(0)
+}
+
+const _: () = assert!(FRAME_SIZE == 440);

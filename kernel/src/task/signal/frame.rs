@@ -1,0 +1,172 @@
+//! What a handler finds on its stack: `struct rt_sigframe` of x86-64, above it the vector state.
+//!
+//! Programs read and change these bytes (garbage collectors, unwinders, setjmp in handlers), so every offset is
+//! part of the interface; rt_sigreturn takes nothing of them on trust.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{AlternateStack, SigInfo};
+
+/// Bytes below the stack pointer that a function may use without moving it (the ABI's red zone).
+const RED_ZONE: u64 = 128;
+/// FP_XSTATE_MAGIC1: the extended state's description is valid.
+pub const MAGIC1: u32 = 0x4650_5853;
+/// FP_XSTATE_MAGIC2: behind the extended state.
+pub const MAGIC2: u32 = 0x4650_5845;
+/// Where in the legacy FXSAVE area the description is (`sw_reserved`).
+pub const DESCRIPTION: usize = 464;
+/// Bytes of the legacy area, the least that a vector state has.
+pub const LEGACY: usize = 512;
+/// UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS.
+pub const UC_FLAGS: u64 = 7;
+
+/// `struct sigcontext`.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SigContext {
+    pub r8: u64,
+    pub r9: u64,
+    pub r10: u64,
+    pub r11: u64,
+    pub r12: u64,
+    pub r13: u64,
+    pub r14: u64,
+    pub r15: u64,
+    pub rdi: u64,
+    pub rsi: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub rdx: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rsp: u64,
+    pub rip: u64,
+    pub rflags: u64,
+    pub cs: u16,
+    pub gs: u16,
+    pub fs: u16,
+    pub ss: u16,
+    pub error: u64,
+    pub trap: u64,
+    pub old_mask: u64,
+    pub cr2: u64,
+    pub fpstate: u64,
+    pub reserved: [u64; 8],
+}
+
+/// `struct rt_sigframe`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Frame {
+    /// The handler returns to the restorer.
+    pub return_address: u64,
+    /// uc_flags.
+    pub flags: u64,
+    /// uc_link: nothing.
+    pub link: u64,
+    /// uc_stack.
+    pub stack: AlternateStack,
+    /// uc_mcontext.
+    pub context: SigContext,
+    /// uc_sigmask.
+    pub mask: u64,
+    /// The siginfo's part that carries anything.
+    pub info: SigInfo,
+    /// The rest of siginfo_t.
+    pub padding: [u64; 10],
+}
+
+/// Bytes of a [`Frame`].
+pub const FRAME_SIZE: u64 = size_of::<Frame>() as u64;
+
+/// Where the parts of a frame are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The frame, which is also the handler's stack pointer.
+    pub frame: u64,
+    /// The vector state.
+    pub fpstate: u64,
+}
+
+/// Where a frame goes below the stack pointer `sp`, or onto `alternate`, if the handler wants that and does not
+/// run there already. `None` where the alternate stack is too small.
+pub fn place(sp: u64, wants_alternate: Wants, alternate: &AlternateStack, fpstate_size: usize) -> Option<Place> {
+    let on_it = alternate.contains(sp);
+    let enters = wants_alternate == Wants::AlternateStack
+        && alternate.flags & super::SS_DISABLE == 0
+        && (!on_it || alternate.flags & super::SS_AUTODISARM != 0);
+    let top = if enters { alternate.base.wrapping_add(alternate.size) } else { sp.wrapping_sub(RED_ZONE) };
+    let fpstate = top.wrapping_sub(fpstate_size as u64) & !63;
+    let frame = (fpstate.wrapping_sub(FRAME_SIZE) & !15).wrapping_sub(8);
+    let fits = !(enters || on_it) || alternate.contains(frame);
+    fits.then_some(Place { frame, fpstate })
+}
+
+/// Whether a handler was set with SA_ONSTACK.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wants {
+    /// It was.
+    AlternateStack,
+    /// It was not.
+    AnyStack,
+}
+
+/// Bytes that the vector state takes in a frame: the second magic number follows an extended one.
+pub const fn fpstate_size(image: usize) -> usize {
+    if image > LEGACY { image + 4 } else { image }
+}
+
+/// Put the description into the vector state's image, so that a program knows what follows the legacy area.
+pub fn describe(image: &mut [u8], features: u64) {
+    if image.len() > LEGACY {
+        let size = image.len() as u32;
+        image[DESCRIPTION..DESCRIPTION + 4].copy_from_slice(&MAGIC1.to_le_bytes());
+        image[DESCRIPTION + 4..DESCRIPTION + 8].copy_from_slice(&(size + 4).to_le_bytes());
+        image[DESCRIPTION + 8..DESCRIPTION + 16].copy_from_slice(&features.to_le_bytes());
+        image[DESCRIPTION + 16..DESCRIPTION + 20].copy_from_slice(&size.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::mem::offset_of;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn offsets_are_those_that_programs_were_compiled_with() {
+        assert_eq!(FRAME_SIZE, 440);
+        assert_eq!(offset_of!(Frame, context), 8 + 40);
+        assert_eq!(offset_of!(Frame, context) + offset_of!(SigContext, rip), 8 + 40 + 16 * 8);
+        assert_eq!(offset_of!(SigContext, fpstate), 184);
+        assert_eq!(size_of::<SigContext>(), 256);
+        assert_eq!(offset_of!(Frame, mask), 8 + 296);
+        assert_eq!(offset_of!(Frame, info), 312);
+    }
+
+    #[test]
+    fn a_frame_goes_to_the_alternate_stack_only_if_wanted_and_not_there_yet() {
+        let alternate = AlternateStack { base: 0x10000, flags: 0, pad: 0, size: 0x4000 };
+        let place_at = |sp, wants| place(sp, wants, &alternate, 512).unwrap().frame;
+        assert!(alternate.contains(place_at(0x7f0000, Wants::AlternateStack)));
+        assert!(place_at(0x7f0000, Wants::AnyStack) > 0x700000);
+        assert!(place_at(0x12000, Wants::AlternateStack) < 0x12000);
+        assert_eq!(place(0x10100, Wants::AlternateStack, &alternate, 512), None);
+        assert!(place(0x7f0000, Wants::AlternateStack, &AlternateStack::NONE, 512).is_some());
+    }
+
+    proptest! {
+        /// The stack is aligned as at a function's entry, and the frame is below the red zone and the vector state.
+        #[test]
+        fn a_handler_finds_its_stack_aligned(sp in 0x10000u64..0x7fff_ffff_0000, size in 512usize..4096) {
+            let at = place(sp, Wants::AnyStack, &AlternateStack::NONE, size).unwrap();
+            prop_assert_eq!(at.frame % 16, 8);
+            prop_assert_eq!(at.fpstate % 64, 0);
+            prop_assert!(at.frame + FRAME_SIZE <= at.fpstate);
+            prop_assert!(at.fpstate + size as u64 <= sp - 128);
+        }
+    }
+}

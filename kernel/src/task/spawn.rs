@@ -1,0 +1,207 @@
+//! Making tasks: the kernel's own, and user threads on a saved program state.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+
+use freehold_arch::thread::Thread;
+use freehold_arch::user::UserContext;
+use freehold_machine::CpuId;
+
+use super::process::{Beginnings, Process};
+use super::thread::{Owner, Task};
+use super::{Credentials, Limits, Session, registry, user_loop};
+use crate::fs::{FileTable, FsContext};
+use crate::mem::Space;
+use crate::sched::{self, Idle, Schedule, Sleep};
+use crate::sync::IrqSpinLock;
+use crate::task::signal::Actions;
+use crate::{Errno, Result, hw};
+
+/// The process that the kernel's own tasks belong to; not in the registry, never ends.
+static KERNEL: spin::Once<Arc<Process>> = spin::Once::new();
+
+/// Set up the kernel's own process; once, before any task.
+pub fn init(space: Arc<Space>, fs: Arc<FsContext>) {
+    let files = FileTable::new();
+    KERNEL.call_once(|| {
+        Arc::new(Process::new(
+            0,
+            alloc::sync::Weak::new(),
+            Beginnings {
+                space,
+                files,
+                fs,
+                credentials: Arc::new(Credentials::default()),
+                limits: Limits::initial(),
+                actions: Arc::new(IrqSpinLock::new(Actions::new())),
+                session: Arc::new(Session::new(0)),
+                group_id: 0,
+            },
+        ))
+    });
+}
+
+/// The process that the kernel's own tasks belong to.
+///
+/// # Panics
+/// Before [`init`].
+pub fn kernel_process() -> &'static Arc<Process> {
+    KERNEL.get().expect("the kernel's process is made before any task")
+}
+
+/// A name as tasks keep it.
+pub(super) fn short(name: &[u8]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let length = name.len().min(15);
+    bytes[..length].copy_from_slice(&name[..length]);
+    bytes
+}
+
+impl Task {
+    /// What runs now becomes the idle task of `cpu`.
+    pub(crate) fn adopt_idle(cpu: CpuId) -> Result<Arc<Self>> {
+        let task = Self::new(0, kernel_process().clone(), Schedule::new(Idle::Yes, cpu), short(b"idle"));
+        let thread = Thread::adopt(Arc::new(Owner(Arc::downgrade(&task))));
+        task.set_thread(thread);
+        Ok(task)
+    }
+
+    /// A task of the kernel that runs `body`; not started.
+    pub(crate) fn new_kernel(
+        name: &'static str,
+        cpu: CpuId,
+        body: Box<dyn FnOnce() + Send>,
+    ) -> Result<Arc<Self>> {
+        let schedule = Schedule::new(Idle::No, cpu);
+        let task = Self::new(0, kernel_process().clone(), schedule, short(name.as_bytes()));
+        registry::count_kernel_task();
+        let body = move || {
+            body();
+            registry::forget_kernel_task();
+        };
+        task.run_in_kernel(body).inspect_err(|_| registry::forget_kernel_task())?;
+        Ok(task)
+    }
+
+    /// Give a new task its kernel thread, which will run `body`.
+    pub(super) fn run_in_kernel(self: &Arc<Self>, body: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.make_thread(Box::new(move || {
+            sched::finish_switch();
+            body();
+        }))
+    }
+
+    fn make_thread(self: &Arc<Self>, body: Box<dyn FnOnce() + Send>) -> Result<()> {
+        sched::make_room(registry::count() + 2)?;
+        let owner = Arc::new(Owner(Arc::downgrade(self)));
+        let thread = Thread::new(owner, body).map_err(|_| Errno::ENOMEM)?;
+        self.set_thread(thread);
+        Ok(())
+    }
+
+    /// Give a new user task its kernel thread, which will run the program from `context`; `first` runs before,
+    /// on the new thread.
+    pub(super) fn make_user_thread(
+        self: &Arc<Self>,
+        mut context: UserContext,
+        first: impl FnOnce(&Arc<Task>) + Send + 'static,
+    ) -> Result<()> {
+        let owner = Arc::downgrade(self);
+        self.make_thread(Box::new(move || {
+            sched::finish_switch();
+            if let Some(task) = owner.upgrade() {
+                first(&task);
+                user_loop::run(&task, &mut context);
+                super::exit::end_thread(&task);
+            }
+        }))
+    }
+
+    /// Start a new task.
+    pub(super) fn start(self: &Arc<Self>) {
+        sched::wake(self, &[Sleep::Uninterruptible]);
+    }
+}
+
+/// Start a task that runs `body` in the kernel and then ends.
+///
+/// # Errors
+/// `ENOMEM`, `EAGAIN`.
+pub fn spawn_kernel(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<Arc<Task>> {
+    let task = Task::new_kernel(name, hw::current_cpu(), Box::new(body))?;
+    task.start();
+    Ok(task)
+}
+
+/// What a first program is started with.
+pub struct FirstProgram {
+    /// Its descriptors: the three standard streams.
+    pub files: Arc<FileTable>,
+    /// Its root and working directory.
+    pub fs: Arc<FsContext>,
+    /// The executable's path, arguments and environment.
+    pub program: super::exec::Request,
+}
+
+/// Make the first program: a child of `parent`, leader of a session of its own. The caller starts its task.
+///
+/// # Errors
+/// What execve gives, `ENOMEM`.
+pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Process>, Arc<Task>)> {
+    let pid = registry::lock().allocate()?;
+    let kernel = kernel_process();
+    let process = Arc::new(Process::new(
+        pid,
+        Arc::downgrade(parent),
+        Beginnings {
+            space: kernel.space(),
+            files: first.files,
+            fs: first.fs,
+            credentials: Arc::new(Credentials::default()),
+            limits: Limits::initial(),
+            actions: Arc::new(IrqSpinLock::new(Actions::new())),
+            session: Arc::new(Session::new(pid)),
+            group_id: pid,
+        },
+    ));
+    let task = Task::new(pid, process.clone(), Schedule::new(Idle::No, hw::current_cpu()), short(b"init"));
+    let mut context = UserContext::new().map_err(|_| Errno::ENOMEM)?;
+    let loaded = super::exec::load(&process, first.program)?;
+    loaded.begin(&task, &mut context);
+    task.make_user_thread(context, |_| {})?;
+    enter(&process, &task);
+    Ok((process, task))
+}
+
+/// Make a new process and its first task known.
+pub(super) fn enter(process: &Arc<Process>, task: &Arc<Task>) {
+    add_thread(process, task);
+    let mut registry = registry::lock();
+    registry.add_task(task);
+    registry.add_process(process);
+}
+
+/// Add a thread to its process; the room is made outside the lock.
+pub(super) fn add_thread(process: &Process, task: &Arc<Task>) {
+    let mut buffer = alloc::vec::Vec::new();
+    loop {
+        let wanted = {
+            let mut group = process.signals.lock();
+            if buffer.capacity() > group.threads.capacity() {
+                buffer.append(&mut group.threads);
+                core::mem::swap(&mut group.threads, &mut buffer);
+            }
+            if group.threads.len() < group.threads.capacity() {
+                group.threads.push(task.clone());
+                if group.exit.is_some() || group.stop.is_some() {
+                    task.attention.store(true, Ordering::SeqCst);
+                }
+                return;
+            }
+            (2 * group.threads.len()).max(1)
+        };
+        buffer.reserve_exact(wanted);
+    }
+}
+

@@ -1,0 +1,328 @@
+//! A process' timers: setitimer, alarm, and POSIX timers.
+//!
+//! A timer is an object of its own that the timer queue holds while it is armed. It expires in interrupt context:
+//! it sends its signal there and says when it next expires. CPU-time timers are looked at when time is accounted
+//! at each expiry: they are armed for the least wall time in which they could expire.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::process::Process;
+use super::signal::{SigInfo, Signal, code};
+use super::{Task, current, find_task};
+use crate::sync::SpinLock;
+use crate::syscall::Args;
+use crate::time::{self, Clock, Expire, TimeSpec, TimeVal, TimerSlot};
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+/// The most POSIX timers of a process.
+const MAX_TIMERS: usize = 1024;
+
+/// Whom an expiry tells.
+enum Notify {
+    /// Nobody.
+    None,
+    /// The process.
+    Process(Weak<Process>, SigInfo),
+    /// One thread.
+    Thread(Weak<Task>, SigInfo),
+}
+
+/// One timer.
+pub struct Timer {
+    slot: TimerSlot,
+    notify: Notify,
+    clock: Clock,
+    /// Nanoseconds between expiries; 0 for once.
+    interval: AtomicU64,
+    /// When it expires next; 0 where it is not armed.
+    deadline: AtomicU64,
+    /// Expiries since the last one but the first.
+    overruns: AtomicU64,
+}
+
+impl Timer {
+    fn new(notify: Notify, clock: Clock) -> Arc<Self> {
+        Arc::new(Self {
+            slot: TimerSlot::new(),
+            notify,
+            clock,
+            interval: AtomicU64::new(0),
+            deadline: AtomicU64::new(0),
+            overruns: AtomicU64::new(0),
+        })
+    }
+    /// Nanoseconds until the next expiry, and the interval.
+    fn state(&self) -> (u64, u64) {
+        let deadline = self.deadline.load(Ordering::Relaxed);
+        let left = if deadline == 0 { 0 } else { deadline.saturating_sub(time::now()).max(1) };
+        (left, self.interval.load(Ordering::Relaxed))
+    }
+    /// Let it expire at `deadline` (0: never) and then every `interval`.
+    fn set(self: &Arc<Self>, deadline: u64, interval: u64) -> Result<()> {
+        let timer: Arc<dyn Expire> = self.clone();
+        time::cancel(&timer);
+        self.interval.store(interval, Ordering::Relaxed);
+        self.deadline.store(deadline, Ordering::Relaxed);
+        self.overruns.store(0, Ordering::Relaxed);
+        if deadline == 0 { Ok(()) } else { time::try_arm(&timer, deadline) }
+    }
+    fn cancel(self: &Arc<Self>) {
+        self.deadline.store(0, Ordering::Relaxed);
+        let timer: Arc<dyn Expire> = self.clone();
+        time::cancel(&timer);
+    }
+}
+
+impl Expire for Timer {
+    fn slot(&self) -> &TimerSlot {
+        &self.slot
+    }
+    fn expire(&self, now: u64) -> Option<u64> {
+        let interval = self.interval.load(Ordering::Relaxed);
+        let due = self.deadline.load(Ordering::Relaxed);
+        let missed = if interval == 0 { 0 } else { now.saturating_sub(due) / interval };
+        self.overruns.store(missed, Ordering::Relaxed);
+        // The registry keeps processes, and they their threads, while this runs: no last reference ends here
+        // unless the process is going; then the upgrade fails or the reaper, a task, holds another.
+        match &self.notify {
+            Notify::None => {}
+            Notify::Process(process, info) => {
+                if let Some(process) = process.upgrade() {
+                    process.signal_from_interrupt(with_overrun(*info, missed));
+                }
+            }
+            Notify::Thread(task, info) => {
+                if let Some(task) = task.upgrade() {
+                    task.signal_from_interrupt(with_overrun(*info, missed));
+                }
+            }
+        }
+        let next = if interval == 0 { 0 } else { due + (missed + 1) * interval };
+        self.deadline.store(next, Ordering::Relaxed);
+        (next != 0).then_some(next)
+    }
+}
+
+fn with_overrun(mut info: SigInfo, missed: u64) -> SigInfo {
+    if info.code == code::TIMER {
+        info.fields[0] |= missed.min(i32::MAX as u64) << 32;
+    }
+    info
+}
+
+/// All timers of a process.
+pub struct Timers {
+    /// ITIMER_REAL, made at first use.
+    real: SpinLock<Option<Arc<Timer>>>,
+    /// ITIMER_VIRTUAL and ITIMER_PROF.
+    cpu: SpinLock<[Option<Arc<Timer>>; 2]>,
+    posix: SpinLock<BTreeMap<i32, Arc<Timer>>>,
+}
+
+impl Timers {
+    /// None.
+    pub const fn new() -> Self {
+        Self {
+            real: SpinLock::new(None),
+            cpu: SpinLock::new([const { None }; 2]),
+            posix: SpinLock::new(BTreeMap::new()),
+        }
+    }
+    /// At the end of the process.
+    pub(super) fn cancel_all(&self) {
+        let real = self.real.lock().take();
+        let cpu = core::mem::take(&mut *self.cpu.lock());
+        real.iter().chain(cpu.iter().flatten()).for_each(|timer| timer.cancel());
+        self.delete_posix();
+    }
+    /// At execve: the new program has no POSIX timers.
+    pub(super) fn delete_posix(&self) {
+        let posix = core::mem::take(&mut *self.posix.lock());
+        posix.values().for_each(|timer| timer.cancel());
+    }
+}
+
+impl Process {
+    /// The timer that setitimer's `which` means, made if it is not there.
+    fn interval_timer(self: &Arc<Self>, which: i32) -> Result<Arc<Timer>> {
+        let make = |signal, clock| {
+            Timer::new(Notify::Process(Arc::downgrade(self), SigInfo::kernel(signal)), clock)
+        };
+        match which {
+            0 => {
+                let mut slot = self.timers.real.lock();
+                Ok(slot.get_or_insert_with(|| make(Signal::ALRM, Clock::Monotonic)).clone())
+            }
+            1 | 2 => {
+                let signal = if which == 1 { Signal::VTALRM } else { Signal::PROF };
+                let mut slots = self.timers.cpu.lock();
+                let slot = &mut slots[which as usize - 1];
+                Ok(slot.get_or_insert_with(|| make(signal, Clock::Process(self.pid))).clone())
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+}
+
+/// `struct itimerval`.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct IntervalVal {
+    interval: TimeVal,
+    value: TimeVal,
+}
+
+/// `struct itimerspec`.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct IntervalSpec {
+    /// Between expiries; 0 for once.
+    pub interval: TimeSpec,
+    /// To the next; 0 for disarmed.
+    pub value: TimeSpec,
+}
+
+/// getitimer(which, value)
+pub fn sys_getitimer(args: &Args) -> Result<i64> {
+    let (left, interval) = current().process().interval_timer(args.int(0))?.state();
+    let value = IntervalVal {
+        interval: TimeVal::from_nanoseconds(interval),
+        value: TimeVal::from_nanoseconds(left.next_multiple_of(1000)),
+    };
+    UserPtr::new(args[1]).write(&value)?;
+    Ok(0)
+}
+
+/// setitimer(which, new, old)
+pub fn sys_setitimer(args: &Args) -> Result<i64> {
+    let timer = current().process().interval_timer(args.int(0))?;
+    let (left, interval) = timer.state();
+    let new = UserPtr::<IntervalVal>::new(args[1]).read_optional()?;
+    let (value, period) = match new {
+        Some(new) => (new.value.nanoseconds()?, new.interval.nanoseconds()?),
+        None => (0, 0),
+    };
+    let deadline = if value == 0 { 0 } else { time::now().saturating_add(value) };
+    timer.set(deadline, period)?;
+    let old = IntervalVal {
+        interval: TimeVal::from_nanoseconds(interval),
+        value: TimeVal::from_nanoseconds(left.next_multiple_of(1000)),
+    };
+    UserPtr::new(args[2]).write_optional(&old)?;
+    Ok(0)
+}
+
+/// alarm(seconds)
+pub fn sys_alarm(args: &Args) -> Result<i64> {
+    let timer = current().process().interval_timer(0)?;
+    let (left, _) = timer.state();
+    let seconds = u64::from(args.uint(0));
+    let deadline = if seconds == 0 { 0 } else { time::now() + seconds * time::SECOND };
+    timer.set(deadline, 0)?;
+    // Rounded to the nearest second, but never to none.
+    let rounded = (left + time::SECOND / 2) / time::SECOND;
+    Ok(if left > 0 { rounded.max(1) as i64 } else { 0 })
+}
+
+/// `struct sigevent`, its first fields.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct SigEvent {
+    value: u64,
+    signal: i32,
+    notify: i32,
+    tid: i32,
+    pad: [i32; 11],
+}
+
+/// timer_create(clock, event, id)
+pub fn sys_timer_create(args: &Args) -> Result<i64> {
+    const SIGEV_SIGNAL: i32 = 0;
+    const SIGEV_NONE: i32 = 1;
+    const SIGEV_THREAD: i32 = 2;
+    const SIGEV_THREAD_ID: i32 = 4;
+    let clock = Clock::new(args.int(0))?;
+    let event = UserPtr::<SigEvent>::new(args[1]).read_optional()?;
+    let process = current().process().clone();
+    let id = {
+        let timers = process.timers.posix.lock();
+        if timers.len() >= MAX_TIMERS {
+            return Err(Errno::EAGAIN);
+        }
+        (0..).find(|id| !timers.contains_key(id)).ok_or(Errno::EAGAIN)?
+    };
+    let info = |signal: i32, value: u64| {
+        let signal = Signal::new(i64::from(signal)).ok_or(Errno::EINVAL)?;
+        Ok::<_, Errno>(SigInfo::timer(signal, id, 0, value))
+    };
+    let whole = |info| Notify::Process(Arc::downgrade(&process), info);
+    let notify = match event {
+        None => whole(info(i32::from(Signal::ALRM.number()), id as u64)?),
+        Some(event) => match event.notify {
+            SIGEV_SIGNAL | SIGEV_THREAD => whole(info(event.signal, event.value)?),
+            SIGEV_NONE => Notify::None,
+            SIGEV_THREAD_ID => {
+                let task = find_task(event.tid.unsigned_abs()).ok_or(Errno::EINVAL)?;
+                if !Arc::ptr_eq(task.process(), &process) {
+                    return Err(Errno::EINVAL);
+                }
+                Notify::Thread(Arc::downgrade(&task), info(event.signal, event.value)?)
+            }
+            _ => return Err(Errno::EINVAL),
+        },
+    };
+    UserPtr::<i32>::new(args[2]).write(&id)?;
+    process.timers.posix.lock().insert(id, Timer::new(notify, clock));
+    Ok(0)
+}
+
+fn posix_timer(id: i32) -> Result<Arc<Timer>> {
+    current().process().timers.posix.lock().get(&id).cloned().ok_or(Errno::EINVAL)
+}
+
+fn show(left: u64, interval: u64) -> IntervalSpec {
+    IntervalSpec { interval: TimeSpec::from_nanoseconds(interval), value: TimeSpec::from_nanoseconds(left) }
+}
+
+/// timer_settime(id, flags, new, old)
+pub fn sys_timer_settime(args: &Args) -> Result<i64> {
+    const ABSOLUTE: u32 = 1;
+    let timer = posix_timer(args.int(0))?;
+    let new = UserPtr::<IntervalSpec>::new(args[2]).read()?;
+    let (value, interval) = (new.value.nanoseconds()?, new.interval.nanoseconds()?);
+    let (left, old_interval) = timer.state();
+    let deadline = if value == 0 {
+        0
+    } else if args.uint(1) & ABSOLUTE != 0 {
+        timer.clock.deadline(value)?.max(1)
+    } else {
+        time::now().saturating_add(value)
+    };
+    timer.set(deadline, interval)?;
+    UserPtr::new(args[3]).write_optional(&show(left, old_interval))?;
+    Ok(0)
+}
+
+/// timer_gettime(id, value)
+pub fn sys_timer_gettime(args: &Args) -> Result<i64> {
+    let (left, interval) = posix_timer(args.int(0))?.state();
+    UserPtr::new(args[1]).write(&show(left, interval))?;
+    Ok(0)
+}
+
+/// timer_getoverrun(id)
+pub fn sys_timer_getoverrun(args: &Args) -> Result<i64> {
+    Ok(posix_timer(args.int(0))?.overruns.load(Ordering::Relaxed).min(i32::MAX as u64) as i64)
+}
+
+/// timer_delete(id)
+pub fn sys_timer_delete(args: &Args) -> Result<i64> {
+    let timer = current().process().timers.posix.lock().remove(&args.int(0)).ok_or(Errno::EINVAL)?;
+    timer.cancel();
+    Ok(0)
+}

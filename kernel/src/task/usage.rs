@@ -1,0 +1,80 @@
+//! What processes used: getrusage, times.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::current;
+use super::process::Usage;
+use crate::syscall::Args;
+use crate::user::UserPtr;
+use crate::{Result, time};
+
+/// `struct rusage`.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RUsage {
+    user: [i64; 2],
+    system: [i64; 2],
+    max_resident_kib: i64,
+    unused: [i64; 3],
+    minor_faults: i64,
+    major_faults: i64,
+    swaps: i64,
+    blocks: [i64; 2],
+    messages: [i64; 2],
+    signals: i64,
+    voluntary_switches: i64,
+    involuntary_switches: i64,
+}
+
+const fn split(nanoseconds: u64) -> [i64; 2] {
+    [(nanoseconds / time::SECOND) as i64, (nanoseconds % time::SECOND / 1000) as i64]
+}
+
+/// The usage as programs read it.
+pub fn to_abi(usage: &Usage) -> RUsage {
+    RUsage {
+        user: split(usage.user),
+        system: split(usage.system),
+        max_resident_kib: (usage.peak_resident / 1024) as i64,
+        unused: [0; 3],
+        minor_faults: usage.minor_faults as i64,
+        major_faults: usage.major_faults as i64,
+        swaps: 0,
+        blocks: [0; 2],
+        messages: [0; 2],
+        signals: 0,
+        voluntary_switches: usage.voluntary_switches as i64,
+        involuntary_switches: usage.involuntary_switches as i64,
+    }
+}
+
+/// getrusage(who, usage)
+#[cfg(target_os = "none")]
+pub fn sys_getrusage(args: &Args) -> Result<i64> {
+    const SELF: i32 = 0;
+    const CHILDREN: i32 = -1;
+    const THREAD: i32 = 1;
+    let task = current();
+    let process = task.process();
+    let mut usage = match args.int(0) {
+        SELF => process.usage(),
+        CHILDREN => process.children_usage(),
+        THREAD => task.usage(),
+        _ => return Err(crate::Errno::EINVAL),
+    };
+    if args.int(0) != CHILDREN {
+        usage.peak_resident = process.space().lock().usage().peak_rss * 4096;
+    }
+    UserPtr::new(args[1]).write(&to_abi(&usage))?;
+    Ok(0)
+}
+
+/// times(buffer): ticks are 10 ms.
+pub fn sys_times(args: &Args) -> Result<i64> {
+    const TICK: u64 = 10_000_000;
+    let process = current().process().clone();
+    let (own, children) = (process.usage(), process.children_usage());
+    let ticks = [own.user, own.system, children.user, children.system].map(|time| (time / TICK) as i64);
+    UserPtr::new(args[0]).write_optional(&ticks)?;
+    Ok((time::now() / TICK) as i64)
+}
