@@ -76,7 +76,7 @@ pub enum When {
 
 /// Options of `freehold run`.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = RUN_HELP)]
+#[command(after_help = RUN_HELP, override_usage = "freehold run [OPTIONS] -- PROGRAM [ARGS]...")]
 #[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
 pub struct RunOptions {
     /// The program (found on PATH) and its arguments
@@ -217,21 +217,30 @@ pub fn print_completion(shell: clap_complete::Shell) {
     clap_complete::generate(shell, &mut Cli::command(), "freehold", &mut std::io::stdout());
 }
 
-/// Prints the manual page to stdout: the command, then every option of `run`.
+/// Prints the manual page to stdout: the command, then every option of its subcommands.
 pub fn print_man() -> Result<()> {
     let mut page = Vec::new();
     let mut command = Cli::command();
     command.build();
     let mut render = || -> std::io::Result<()> {
-        clap_mangen::Man::new(command.clone()).render(&mut page)?;
+        let top = clap_mangen::Man::new(command.clone());
+        top.render_title(&mut page)?;
+        top.render_name_section(&mut page)?;
         for name in ["run", "doctor"] {
             let sub = command.find_subcommand(name).cloned().unwrap_or_default();
+            let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
+            page.extend_from_slice(format!(".SH \"FREEHOLD {}\"\n{about}\n", name.to_uppercase()).as_bytes());
             let man = clap_mangen::Man::new(sub);
-            page.extend_from_slice(format!(".SH \"FREEHOLD {}\"\n", name.to_uppercase()).as_bytes());
             man.render_synopsis_section(&mut page)?;
             man.render_options_section(&mut page)?;
-            man.render_extra_section(&mut page)?;
         }
+        page.extend_from_slice(b".SH EXAMPLES AND CONVENTIONS\n.nf\n");
+        for line in RUN_HELP.lines() {
+            let escaped = line.replace('\\', "\\e").replace('-', "\\-");
+            // A line that starts with a dot would be a request to roff.
+            page.extend_from_slice(format!("\\&{escaped}\n").as_bytes());
+        }
+        page.extend_from_slice(b".fi\n");
         std::io::Write::write_all(&mut std::io::stdout(), &page)
     };
     render().map_err(|e| Failure::new(format!("cannot print the manual page: {e}"), ""))

@@ -210,7 +210,7 @@ pub fn syscalls(ended: &Ended) -> String {
     text
 }
 
-/// Files that the program sought and that were not in the image, when it failed: a hint for `-a`.
+/// Files that the program sought and that were not in the image: a hint for `-a`.
 pub fn missing_files(ended: &Ended) -> Vec<String> {
     let list = ended.report.as_ref().and_then(|report| report.get("missing")).and_then(Value::as_array);
     list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()

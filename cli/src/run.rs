@@ -63,6 +63,9 @@ fn prepare_and_run(options: &RunOptions) -> Result<u8> {
             Failure::new(format!("cannot make a temporary file: {e}"), "TMPDIR names another folder")
         })?;
     image.write(&mut BufWriter::with_capacity(1 << 20, initramfs.as_file_mut()))?;
+    if options.gdb {
+        eprintln!("freehold: waiting for: gdb {} -ex 'target remote :1234'", kernel.path.display());
+    }
     let ended = session::run(&Job {
         machine: &machine,
         kernel: &kernel,
@@ -123,9 +126,7 @@ fn conclude(
         eprint!("{}", report::closing(ended, &name, &shape));
     }
     let missing = report::missing_files(ended);
-    if !missing.is_empty()
-        && (show || outcome.status() != 0 && kernel.family == Family::Freehold && options.verbose)
-    {
+    if show && !missing.is_empty() {
         eprintln!("   sought and not in the image (-a PATH adds a file): {}", missing.join(" "));
     }
     if options.syscalls {
