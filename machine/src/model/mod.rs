@@ -23,8 +23,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::vec::Vec;
 
 use crate::{
-    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange,
-    PhysicalBytes, Tables, Tlb, Topology,
+    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn,
+    PfnRange, PhysicalBytes, Tables, Tlb, Topology,
 };
 use memory::Memory;
 use tlb::TlbState;
@@ -181,7 +181,10 @@ impl Model {
     /// # Panics
     /// Where the frame's pageblock has not entered it.
     pub fn assert_in_direct_map(self, frame: Pfn) {
-        assert!(self.is_in_direct_map(frame), "{frame:?} reached through the direct map, but its pageblock is not in it");
+        assert!(
+            self.is_in_direct_map(frame),
+            "{frame:?} reached through the direct map, but its pageblock is not in it"
+        );
     }
 
     /// Whether `frame`'s pageblock is in the direct map.
@@ -196,7 +199,8 @@ impl Model {
     }
 
     fn set_membership(self, blocks: PfnRange, member: u64) {
-        let aligned = blocks.start.0.is_multiple_of(PAGEBLOCK_FRAMES) && blocks.end.0.is_multiple_of(PAGEBLOCK_FRAMES);
+        let aligned =
+            blocks.start.0.is_multiple_of(PAGEBLOCK_FRAMES) && blocks.end.0.is_multiple_of(PAGEBLOCK_FRAMES);
         let clipped = blocks.end == self.0.topology.end();
         assert!(aligned || clipped, "{blocks:?} is not whole pageblocks");
         for block in blocks.start.0 / PAGEBLOCK_FRAMES..blocks.end.0.div_ceil(PAGEBLOCK_FRAMES) {

@@ -62,7 +62,10 @@ impl TlbState {
         let page = addr.0 >> PAGE_SHIFT;
         [1, LARGE_PAGES].iter().find_map(|&pages| {
             let start = page / pages * pages;
-            self.sets[Self::set_of(start, pages)].iter().find(|l| l.page == start && l.pages == pages).copied()
+            self.sets[Self::set_of(start, pages)]
+                .iter()
+                .find(|l| l.page == start && l.pages == pages)
+                .copied()
         })
     }
 

@@ -189,7 +189,10 @@ impl Model {
             let is_large = level == 2 && entry & LARGE != 0;
             assert!(level <= 2 || entry & LARGE == 0, "a page of level {level} at {addr:?}");
             if level == 1 || is_large {
-                assert!(!is_large || entry & LARGE_RESERVED == 0, "reserved bits set: {entry:#x} at {addr:?}");
+                assert!(
+                    !is_large || entry & LARGE_RESERVED == 0,
+                    "reserved bits set: {entry:#x} at {addr:?}"
+                );
                 let pages = if is_large { 512 } else { 1 };
                 let line = Line {
                     page: (addr.0 >> PAGE_SHIFT) / pages * pages,
@@ -213,7 +216,9 @@ impl Model {
         let kind = match self.walk(root, addr, None) {
             Err(_) => StaleKind::Gone,
             Ok(leaf) if leaf.line.pfn != line.pfn || leaf.line.pages != line.pages => StaleKind::Moved,
-            Ok(leaf) if (line.write && !leaf.line.write) || (line.execute && !leaf.line.execute) => StaleKind::Weaker,
+            Ok(leaf) if (line.write && !leaf.line.write) || (line.execute && !leaf.line.execute) => {
+                StaleKind::Weaker
+            }
             Ok(leaf) if line.dirty && !leaf.line.dirty => StaleKind::Clean,
             Ok(_) => return None,
         };

@@ -218,7 +218,8 @@ mod tests {
         let pfn = Pfn(0xf_ffff_ffff & 0x1234_5678);
         for bits in 0..8u8 {
             let rights = Rights(bits);
-            for (marks, backing) in [(Marks::Untouched, Backing::Counted), (Marks::Dirty, Backing::Uncounted)] {
+            for (marks, backing) in [(Marks::Untouched, Backing::Counted), (Marks::Dirty, Backing::Uncounted)]
+            {
                 let leaf = Entry::leaf(pfn, rights, marks, backing);
                 // Whatever may be written or executed may be read.
                 let expected = if rights.is_none() { rights } else { rights | Rights::READ };

@@ -8,7 +8,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
-use freehold_frame::{Content, FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Owner, Request, Side, State};
+use freehold_frame::{
+    Content, FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Owner, Request, Side, State,
+};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
     DirectMap, Entropy, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes, Tables,

@@ -230,7 +230,11 @@ pub(crate) fn take_table<S: Memory>(source: S, table: Pfn) -> Frame<PageTable, S
     Frame::from_raw(source, table).expect("table entries lead to frames that tables were made of")
 }
 
-fn make_root<S: Memory>(source: S, kernel: KernelRoots, node: NodeId) -> Result<Frame<PageTable, S>, OutOfMemory> {
+fn make_root<S: Memory>(
+    source: S,
+    kernel: KernelRoots,
+    node: NodeId,
+) -> Result<Frame<PageTable, S>, OutOfMemory> {
     let machine = source.machine();
     let root = make_table(source, node)?;
     let template = kernel.of(node);

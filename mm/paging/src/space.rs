@@ -179,7 +179,11 @@ impl<S: Memory> Space<S> {
 
     /// Show every leaf that is not empty and maps something in `range`, upwards. A large leaf is shown by
     /// its first address, which may be below the range. The caller may change the slot that it is shown.
-    pub fn visit(&self, range: Range<VirtAddr>, mut f: impl FnMut(VirtAddr, Slot<S::Machine>, Entry, PageSize)) {
+    pub fn visit(
+        &self,
+        range: Range<VirtAddr>,
+        mut f: impl FnMut(VirtAddr, Slot<S::Machine>, Entry, PageSize),
+    ) {
         let range = range.start..range.end.min(USER_END);
         if range.start < range.end {
             self.visit_table(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range, &mut f);

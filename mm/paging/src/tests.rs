@@ -97,8 +97,10 @@ fn roots_of_all_nodes_agree_in_every_user_slot() {
     assert_eq!(space.roots().count(), 3);
     let agree = |space: &Space<ModelFrames>| {
         for index in 0..256 {
-            let entries: Vec<_> =
-                [0, 1, 2].iter().map(|&n| model.load_entry(space.roots().root_of(NodeId(n)), index)).collect();
+            let entries: Vec<_> = [0, 1, 2]
+                .iter()
+                .map(|&n| model.load_entry(space.roots().root_of(NodeId(n)), index))
+                .collect();
             assert!(entries.iter().all(|e| *e == entries[0]), "slot {index}: {entries:x?}");
         }
     };
@@ -199,7 +201,8 @@ fn out_of_memory_on_any_table_is_an_error_and_leaks_nothing() {
     let frames = frames(1, 1);
     for budget in 0..5 {
         frames.fail_after(budget);
-        let made = Space::new(frames, KERNEL_ROOTS).map(|mut space| space.make(VirtAddr(0x1000), PageSize::Small).is_ok());
+        let made = Space::new(frames, KERNEL_ROOTS)
+            .map(|mut space| space.make(VirtAddr(0x1000), PageSize::Small).is_ok());
         assert_eq!(made.unwrap_or(false), budget == 4);
         frames.fail_never();
         frames.assert_all_free();

@@ -154,9 +154,10 @@ impl<S: Memory> AddressSpace<S> {
         }
         // Holes do not stop the advice, they are only reported (madvise(2)); a refused area does.
         let holes = if self.areas.covers(range.clone()) { Ok(()) } else { Err(VmError::NoMemory) };
-        let refusal = self.areas.overlapping(range.clone()).find_map(|area| {
-            advice.check(area).err().map(|error| (area.start.max(range.start), error))
-        });
+        let refusal = self
+            .areas
+            .overlapping(range.clone())
+            .find_map(|area| advice.check(area).err().map(|error| (area.start.max(range.start), error)));
         let (range, outcome) = match refusal {
             Some((at, error)) => (range.start..at, Err(error)),
             None => (range, holes),
@@ -185,7 +186,12 @@ impl<S: Memory> AddressSpace<S> {
         }
     }
 
-    fn populate_for(&mut self, range: Range<VirtAddr>, access: Access, holes: Result<(), VmError>) -> Result<(), VmError> {
+    fn populate_for(
+        &mut self,
+        range: Range<VirtAddr>,
+        access: Access,
+        holes: Result<(), VmError>,
+    ) -> Result<(), VmError> {
         holes?;
         let Self { areas, resident, .. } = self;
         let want = if access == Access::Write { Want::Write } else { Want::Read };

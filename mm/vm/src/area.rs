@@ -54,10 +54,14 @@ impl<S: Memory> Content<S> {
         }
     }
     fn continues(&self, next: &Self, len: u64) -> bool {
-        let same = |a: &Arc<dyn MappedFile<S>>, b: &Arc<dyn MappedFile<S>>| core::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b));
+        let same = |a: &Arc<dyn MappedFile<S>>, b: &Arc<dyn MappedFile<S>>| {
+            core::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+        };
         match (self, next) {
             (Self::Anonymous, Self::Anonymous) => true,
-            (Self::PrivateFile(a, _), Self::PrivateFile(b, _)) => same(&a.file, &b.file) && a.offset + len == b.offset,
+            (Self::PrivateFile(a, _), Self::PrivateFile(b, _)) => {
+                same(&a.file, &b.file) && a.offset + len == b.offset
+            }
             (Self::SharedFile(a, wa, _), Self::SharedFile(b, wb, _)) => {
                 same(&a.file, &b.file) && wa == wb && a.offset + len == b.offset
             }
@@ -109,7 +113,9 @@ impl<S: Memory> Area<S> {
     pub(crate) fn attachment(&self) -> Option<&Attachment<S>> {
         match &self.content {
             Content::Anonymous => None,
-            Content::PrivateFile(_, at) | Content::SharedFile(_, _, at) | Content::SharedAnonymous(_, at) => Some(at),
+            Content::PrivateFile(_, at) | Content::SharedFile(_, _, at) | Content::SharedAnonymous(_, at) => {
+                Some(at)
+            }
         }
     }
     /// The addresses at which pages `from..to` of its cache are mapped.

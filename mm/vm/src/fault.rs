@@ -25,17 +25,24 @@ impl<S: Memory> AddressSpace<S> {
     ///
     /// # Errors
     /// The signal that the process gets, or that there is no frame.
-    pub fn fault(&mut self, addr: VirtAddr, access: Access, limits: &Limits) -> Result<FaultKind, FaultError> {
+    pub fn fault(
+        &mut self,
+        addr: VirtAddr,
+        access: Access,
+        limits: &Limits,
+    ) -> Result<FaultKind, FaultError> {
         let page = addr.page_start();
-        if self.areas.at(addr).is_none() {
-            self.grow_stack(page, limits)?;
-        }
-        let Self { areas, resident, .. } = self;
-        let area = areas.at(addr).ok_or(FaultError::Segv(SegvCode::MapErr))?;
+        let area = match self.areas.at(addr) {
+            Some(area) => area,
+            None => {
+                self.grow_stack(page, limits)?;
+                self.areas.at(addr).ok_or(FaultError::Segv(SegvCode::MapErr))?
+            }
+        };
         if !area.protection.allows(access) {
             return Err(FaultError::Segv(SegvCode::AccErr));
         }
-        let kind = resident.fault(area, page, access.want())?;
+        let kind = self.resident.fault(area, page, access.want())?;
         match kind {
             FaultKind::Minor => self.minor_faults += 1,
             FaultKind::Major => self.major_faults += 1,
@@ -47,7 +54,13 @@ impl<S: Memory> AddressSpace<S> {
     ///
     /// # Errors
     /// As [`AddressSpace::fault`], for the first page that cannot be.
-    pub fn fault_in(&mut self, start: VirtAddr, len: u64, access: Access, limits: &Limits) -> Result<(), FaultError> {
+    pub fn fault_in(
+        &mut self,
+        start: VirtAddr,
+        len: u64,
+        access: Access,
+        limits: &Limits,
+    ) -> Result<(), FaultError> {
         if len == 0 {
             return Ok(());
         }
@@ -66,7 +79,11 @@ impl<S: Memory> AddressSpace<S> {
             if area.protection.is_empty() {
                 continue;
             }
-            let want = if !area.is_shared() && area.protection.allows(Access::Write) { Want::Write } else { Want::Read };
+            let want = if !area.is_shared() && area.protection.allows(Access::Write) {
+                Want::Write
+            } else {
+                Want::Read
+            };
             let (mut page, last) = (area.start.max(start), area.end.min(end));
             while page < last {
                 resident.fault(area, page, want)?;

@@ -45,7 +45,12 @@ impl<S: Memory> AddressSpace<S> {
 
 impl<S: Memory> Resident<S> {
     /// Give the child the private pages of `area`.
-    fn fork_pages(&self, area: &Area<S>, child: &mut Self, batch: &mut FlushBatch<S>) -> Result<(), OutOfMemory> {
+    fn fork_pages(
+        &self,
+        area: &Area<S>,
+        child: &mut Self,
+        batch: &mut FlushBatch<S>,
+    ) -> Result<(), OutOfMemory> {
         let mut outcome = Ok(());
         let mut shared = 0;
         let mut cursor = child.tables.cursor();
@@ -53,7 +58,9 @@ impl<S: Memory> Resident<S> {
             if outcome.is_ok() {
                 let kind = self.kind_of(entry);
                 if kind != Kind::Cache {
-                    outcome = cursor.make(addr).and_then(|to| self.fork_page(area, addr, (slot, entry, kind), to, batch));
+                    outcome = cursor
+                        .make(addr)
+                        .and_then(|to| self.fork_page(area, addr, (slot, entry, kind), to, batch));
                     shared += u64::from(kind == Kind::Anon && outcome.is_ok());
                 }
             }
@@ -74,7 +81,8 @@ impl<S: Memory> Resident<S> {
             to.fill(entry);
             return Ok(());
         }
-        let mapping = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()).expect("its owner was just read");
+        let mapping =
+            Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()).expect("its owner was just read");
         match mapping.share() {
             Ok(twin) => {
                 let read_only = |entry: Entry| entry.with_rights(entry.rights().without(Rights::WRITE));

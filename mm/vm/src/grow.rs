@@ -57,7 +57,8 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     fn move_brk(&mut self, new: VirtAddr, limits: &Limits) -> Result<(), VmError> {
-        let round_up = |addr: VirtAddr| addr.0.checked_next_multiple_of(PAGE).map(VirtAddr).ok_or(VmError::NoMemory);
+        let round_up =
+            |addr: VirtAddr| addr.0.checked_next_multiple_of(PAGE).map(VirtAddr).ok_or(VmError::NoMemory);
         let (old_end, new_end) = (round_up(self.brk)?, round_up(new)?);
         if new_end <= old_end {
             return if new_end < old_end { self.unmap_range(new_end..old_end) } else { Ok(()) };

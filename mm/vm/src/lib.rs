@@ -52,8 +52,8 @@ pub use lock::{LockAll, LockMode};
 pub use remap::{Remap, RemapPlace, RemapSource};
 pub use remote::{FutexKey, PinAccess, PinnedPage, RemoteAccess};
 pub use request::{
-    Access, AreaFlags, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Place, ProtectExtent, Protection,
-    SharedWrite,
+    Access, AreaFlags, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Place, ProtectExtent,
+    Protection, SharedWrite,
 };
 pub use space::{AddressSpace, Commons, Translation};
 pub use view::{AreaName, AreaView, Sharing, Smaps, Usage};

@@ -61,7 +61,13 @@ impl<S: Memory> AddressSpace<S> {
     /// # Errors
     /// [`VmError::Permission`] where the limit is 0; [`VmError::NoMemory`] above the limit, for a hole, or where a page cannot be had;
     /// [`VmError::Invalid`].
-    pub fn lock(&mut self, start: VirtAddr, len: u64, mode: LockMode, limits: &Limits) -> Result<(), VmError> {
+    pub fn lock(
+        &mut self,
+        start: VirtAddr,
+        len: u64,
+        mode: LockMode,
+        limits: &Limits,
+    ) -> Result<(), VmError> {
         if limits.memlock == 0 {
             return Err(VmError::Permission);
         }
@@ -109,7 +115,10 @@ impl<S: Memory> AddressSpace<S> {
         if limits.memlock == 0 {
             return Err(VmError::Permission);
         }
-        if what.contains(LockAll::CURRENT) && limits.memlock != u64::MAX && self.total > limits.memlock >> PAGE_SHIFT {
+        if what.contains(LockAll::CURRENT)
+            && limits.memlock != u64::MAX
+            && self.total > limits.memlock >> PAGE_SHIFT
+        {
             return Err(VmError::NoMemory);
         }
         let flags = if what.contains(LockAll::ON_FAULT) { LOCK_FLAGS } else { AreaFlags::LOCKED };

@@ -34,7 +34,10 @@ impl<S: Memory> AddressSpace<S> {
         if len == 0 {
             return Err(VmError::Invalid);
         }
-        let len = len.checked_next_multiple_of(PAGE).filter(|&len| len <= self.layout.end.0).ok_or(VmError::NoMemory)?;
+        let len = len
+            .checked_next_multiple_of(PAGE)
+            .filter(|&len| len <= self.layout.end.0)
+            .ok_or(VmError::NoMemory)?;
         let start = self.choose(place, len)?;
         let range = start..VirtAddr(start.0 + len);
         let populate = flags.contains(AreaFlags::POPULATE);
@@ -48,7 +51,8 @@ impl<S: Memory> AddressSpace<S> {
             flags,
             content: self.content(backing, protection, len)?,
         };
-        let replaced: u64 = if matches!(place, Place::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };
+        let replaced: u64 =
+            if matches!(place, Place::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };
         self.check_limits(pages.saturating_sub(replaced), DataKind::of(&area), limits)?;
         if area.is_data() && !flags.contains(AreaFlags::NORESERVE) && len > self.commit_limit {
             return Err(VmError::NoMemory);
@@ -77,7 +81,8 @@ impl<S: Memory> AddressSpace<S> {
             if start < self.layout.lowest {
                 return Err(VmError::Permission);
             }
-            let end = start.checked_add(len).filter(|&end| end <= self.layout.end).ok_or(VmError::NoMemory)?;
+            let end =
+                start.checked_add(len).filter(|&end| end <= self.layout.end).ok_or(VmError::NoMemory)?;
             Ok(start..end)
         };
         match place {
@@ -101,7 +106,7 @@ impl<S: Memory> AddressSpace<S> {
     fn content(&self, backing: Backing<S>, protection: Protection, len: u64) -> Result<Content<S>, VmError> {
         let check = |offset: u64| {
             let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64);
-            if offset % PAGE != 0 { Err(VmError::Invalid) } else { end.ok_or(VmError::Overflow) }
+            if !offset.is_multiple_of(PAGE) { Err(VmError::Invalid) } else { end.ok_or(VmError::Overflow) }
         };
         Ok(match backing {
             Backing::Anonymous => Content::Anonymous,
@@ -146,7 +151,8 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     pub(crate) fn unmap_range(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
-        let cuts = self.areas.at(range.start).is_some_and(|area| area.start < range.start && range.end < area.end);
+        let cuts =
+            self.areas.at(range.start).is_some_and(|area| area.start < range.start && range.end < area.end);
         if cuts && self.areas.count() >= MAX_AREAS {
             return Err(VmError::NoMemory);
         }

@@ -63,7 +63,8 @@ impl<S: Memory> AddressSpace<S> {
     pub fn remap(&mut self, remap: Remap, limits: &Limits) -> Result<VirtAddr, VmError> {
         let Remap { old, old_len, new_len, place, source } = remap;
         let from = page_range(old, old_len).map_err(|_| VmError::Invalid)?;
-        let new_len = new_len.checked_next_multiple_of(PAGE).filter(|&len| len != 0).ok_or(VmError::Invalid)?;
+        let new_len =
+            new_len.checked_next_multiple_of(PAGE).filter(|&len| len != 0).ok_or(VmError::Invalid)?;
         let old_len = from.end.0 - from.start.0;
         if new_len > self.layout.end.0 || (source == RemapSource::Keep && new_len != old_len) {
             return Err(VmError::Invalid);
@@ -109,7 +110,12 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     /// Whether the range could be made longer where it is.
-    fn grow_in_place(&mut self, from: &Range<VirtAddr>, new_len: u64, limits: &Limits) -> Result<bool, VmError> {
+    fn grow_in_place(
+        &mut self,
+        from: &Range<VirtAddr>,
+        new_len: u64,
+        limits: &Limits,
+    ) -> Result<bool, VmError> {
         let end = VirtAddr(from.start.0.saturating_add(new_len));
         let area = self.areas.at(from.start).ok_or(VmError::Fault)?;
         if area.end != from.end || end > self.layout.end || !self.areas.is_usable(from.end..end) {

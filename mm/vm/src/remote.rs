@@ -177,7 +177,10 @@ impl<S: Memory> AddressSpace<S> {
         let (_, entry) = resident.present(page).ok_or(FaultError::Bus)?;
         let source = resident.source();
         let pinned = if resident.kind_of(entry) == Kind::Anon {
-            Mapping::<Anon, S>::borrow_leaf(source, entry.frame()).ok().and_then(|m| m.pin().ok()).map(PinnedPage::Anon)
+            Mapping::<Anon, S>::borrow_leaf(source, entry.frame())
+                .ok()
+                .and_then(|m| m.pin().ok())
+                .map(PinnedPage::Anon)
         } else {
             let mapping = Mapping::<CacheKind, S>::borrow_leaf(source, entry.frame());
             mapping.ok().and_then(|m| m.pin().ok()).map(PinnedPage::Shared)

@@ -81,7 +81,9 @@ impl<S: Memory> Resident<S> {
     pub(crate) fn kind_of(&self, entry: Entry) -> Kind {
         match entry.backing() {
             Backing::Uncounted => Kind::Zero,
-            Backing::Counted if self.source().table().state(entry.frame()).owner() == Owner::Anon => Kind::Anon,
+            Backing::Counted if self.source().table().state(entry.frame()).owner() == Owner::Anon => {
+                Kind::Anon
+            }
             Backing::Counted => Kind::Cache,
         }
     }
@@ -103,11 +105,19 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Make the page at `addr` present for `want`. The access itself is allowed (or forced).
-    pub(crate) fn fault(&mut self, area: &Area<S>, addr: VirtAddr, want: Want) -> Result<FaultKind, FaultError> {
-        let Some((slot, entry)) = self.present(addr) else {
-            return self.fill(area, addr, want);
+    pub(crate) fn fault(
+        &mut self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        want: Want,
+    ) -> Result<FaultKind, FaultError> {
+        let slot = match self.tables.find(addr) {
+            Some((slot, _)) => slot,
+            None => self.tables.make(addr, PageSize::Small)?,
         };
+        let entry = slot.load();
         match want {
+            _ if entry.is_empty() => self.fill(area, addr, slot, want),
             Want::Write => self.fault_write(area, addr, slot, entry),
             // Someone else was faster, or the CPU remembered less than the tables grant.
             Want::Read => Ok(FaultKind::Minor),
@@ -121,13 +131,21 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Fill an absent page.
-    fn fill(&mut self, area: &Area<S>, addr: VirtAddr, want: Want) -> Result<FaultKind, FaultError> {
+    fn fill(
+        &mut self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        slot: Slot<S::Machine>,
+        want: Want,
+    ) -> Result<FaultKind, FaultError> {
         let Some((cache, index)) = area.cache_page(addr) else {
-            return self.fill_anonymous(area, addr, want);
+            return self.fill_anonymous(area, slot, want);
         };
         let (frame, kind) = cache.fault(index)?;
         if want == Want::Write && !area.is_shared() {
-            self.fill_copy(area, addr, frame.pfn())?;
+            // The first store to a private file page: a copy from the start.
+            slot.fill(leaf(self.copy_of(frame.pfn())?, area.protection.rights(), Marks::Dirty));
+            self.count(area, Kind::Anon);
             return Ok(kind);
         }
         let (rights, marks) = if area.is_shared() {
@@ -143,7 +161,6 @@ impl<S: Memory> Resident<S> {
         } else {
             (area.shared_frame_rights(), Marks::Accessed)
         };
-        let slot = self.tables.make(addr, PageSize::Small)?;
         let mapping = frame.map().map_err(|_| OutOfMemory)?;
         slot.fill(leaf(mapping, rights, marks));
         self.count(area, Kind::Cache);
@@ -153,8 +170,12 @@ impl<S: Memory> Resident<S> {
         Ok(kind)
     }
 
-    fn fill_anonymous(&mut self, area: &Area<S>, addr: VirtAddr, want: Want) -> Result<FaultKind, FaultError> {
-        let slot = self.tables.make(addr, PageSize::Small)?;
+    fn fill_anonymous(
+        &mut self,
+        area: &Area<S>,
+        slot: Slot<S::Machine>,
+        want: Want,
+    ) -> Result<FaultKind, FaultError> {
         if want == Want::Read {
             let zero = self.commons.zero_page();
             slot.fill(Entry::leaf(zero, area.shared_frame_rights(), Marks::Accessed, Backing::Uncounted));
@@ -164,15 +185,6 @@ impl<S: Memory> Resident<S> {
         slot.fill(leaf(into_mapping(frame)?, area.protection.rights(), Marks::Dirty));
         self.count(area, Kind::Anon);
         Ok(FaultKind::Minor)
-    }
-
-    /// The first store to a private file page: a copy from the start.
-    fn fill_copy(&mut self, area: &Area<S>, addr: VirtAddr, from: Pfn) -> Result<(), FaultError> {
-        let slot = self.tables.make(addr, PageSize::Small)?;
-        let copy = self.copy_of(from)?;
-        slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
-        self.count(area, Kind::Anon);
-        Ok(())
     }
 
     /// A new exclusive frame with the bytes of `from`. Its caller has shown that `from` is not exclusive here, or pinned.
@@ -258,7 +270,8 @@ impl<S: Memory> Resident<S> {
 
     /// The hold of a leaf that has left its table.
     pub(crate) fn mapping_of(&self, old: Entry) -> Option<Mapping<User, S>> {
-        let take = || Mapping::from_leaf(self.source(), old.frame()).expect("counted leaves lead to user frames");
+        let take =
+            || Mapping::from_leaf(self.source(), old.frame()).expect("counted leaves lead to user frames");
         (old.backing() == Backing::Counted).then(take)
     }
 
@@ -272,7 +285,13 @@ impl<S: Memory> Resident<S> {
         self.zap_if(area, range, batch, |kind| kind != Kind::Anon);
     }
 
-    fn zap_if(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>, goes: impl Fn(Kind) -> bool) {
+    fn zap_if(
+        &mut self,
+        area: &Area<S>,
+        range: Range<VirtAddr>,
+        batch: &mut FlushBatch<S>,
+        goes: impl Fn(Kind) -> bool,
+    ) {
         self.note_peak();
         let mut rss = self.rss;
         let this = &*self;
@@ -309,7 +328,11 @@ impl<S: Memory> Resident<S> {
 }
 
 /// The leaf that becomes the holder of `mapping`.
-pub(crate) fn leaf<K: UserKind, S: FrameSource>(mapping: Mapping<K, S>, rights: Rights, marks: Marks) -> Entry {
+pub(crate) fn leaf<K: UserKind, S: FrameSource>(
+    mapping: Mapping<K, S>,
+    rights: Rights,
+    marks: Marks,
+) -> Entry {
     Entry::leaf(mapping.into_leaf(), rights, marks, Backing::Counted)
 }
 

@@ -141,7 +141,11 @@ impl<S: Memory> AddressSpace<S> {
             }
             if let Some(range) = area.addresses_of(pages.start, pages.end) {
                 // A cut file takes private copies with it (POSIX: SIGBUS past the end); a hole leaves them.
-                if cut { resident.zap(area, range, &mut batch) } else { resident.zap_cached(area, range, &mut batch) }
+                if cut {
+                    resident.zap(area, range, &mut batch)
+                } else {
+                    resident.zap_cached(area, range, &mut batch)
+                }
             }
         }
     }

@@ -153,7 +153,8 @@ impl<S: Memory> AddressSpace<S> {
         };
         for area in self.areas.iter() {
             let pages = area.pages();
-            let executable = area.protection.contains(Protection::EXEC) && !area.protection.contains(Protection::WRITE);
+            let executable =
+                area.protection.contains(Protection::EXEC) && !area.protection.contains(Protection::WRITE);
             let add = |counts: bool, to: &mut u64| *to += if counts { pages } else { 0 };
             add(area.is_data(), &mut usage.data_pages);
             add(area.flags.contains(AreaFlags::GROWSDOWN), &mut usage.stack_pages);

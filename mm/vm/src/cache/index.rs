@@ -97,7 +97,10 @@ impl<S: Memory> Index<S> {
             return None;
         }
         let chunks = self.chunks.range(range.start / PAGES..=(range.end - 1) / PAGES);
-        chunks.flat_map(|(&number, chunk)| (0..PAGES).filter(|&i| chunk.frames[i as usize] != NONE).map(move |i| number * PAGES + i))
+        chunks
+            .flat_map(|(&number, chunk)| {
+                (0..PAGES).filter(|&i| chunk.frames[i as usize] != NONE).map(move |i| number * PAGES + i)
+            })
             .find(|page| range.contains(page))
     }
 

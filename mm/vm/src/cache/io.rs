@@ -19,7 +19,12 @@ impl<S: Memory> PageCache<S> {
     ///
     /// # Errors
     /// [`VmError::NoMemory`], or what the store says, where not one byte could be had.
-    pub fn read_at(&self, offset: u64, len: usize, mut f: impl FnMut(&[u8]) -> usize) -> Result<usize, VmError> {
+    pub fn read_at(
+        &self,
+        offset: u64,
+        len: usize,
+        mut f: impl FnMut(&[u8]) -> usize,
+    ) -> Result<usize, VmError> {
         let left = self.size().saturating_sub(offset);
         let len = len.min(usize::try_from(left).unwrap_or(usize::MAX));
         let mut done = 0;
@@ -31,7 +36,9 @@ impl<S: Memory> PageCache<S> {
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
                 Ok(None) => f(&ZEROES[start..end]),
-                Ok(Some(frame)) => self.source.machine().with_bytes(frame.pfn(), |bytes| f(&bytes[start..end])),
+                Ok(Some(frame)) => {
+                    self.source.machine().with_bytes(frame.pfn(), |bytes| f(&bytes[start..end]))
+                }
             };
             done += shown.min(end - start);
             if shown < end - start {
@@ -53,7 +60,12 @@ impl<S: Memory> PageCache<S> {
     /// # Errors
     /// [`VmError::NoMemory`], or what the store says, where not one byte could be written; [`VmError::Overflow`] past
     /// the largest offset.
-    pub fn write_at(&self, offset: u64, len: usize, mut f: impl FnMut(&mut [u8]) -> usize) -> Result<usize, VmError> {
+    pub fn write_at(
+        &self,
+        offset: u64,
+        len: usize,
+        mut f: impl FnMut(&mut [u8]) -> usize,
+    ) -> Result<usize, VmError> {
         offset.checked_add(len as u64).filter(|&end| end <= i64::MAX as u64).ok_or(VmError::Overflow)?;
         let mut done = 0;
         while done < len {

@@ -166,14 +166,29 @@ impl<S: Memory> PageCache<S> {
 
     /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end.
     pub(crate) fn fault(&self, index: u64) -> Result<(Frame<CacheKind, S>, FaultKind), FaultError> {
-        if index >= self.size().div_ceil(PAGE) {
+        if self.is_past_end(index) {
             return Err(FaultError::Bus);
         }
-        Ok(self.get_or_fill(index)?)
+        let found = self.get_or_fill(index)?;
+        if self.is_past_end(index) {
+            // Cut off meanwhile, perhaps before the page was put there: it must not wait for the file to grow again.
+            let gone = self.inner.lock().index.remove(index);
+            drop(gone);
+            return Err(FaultError::Bus);
+        }
+        Ok(found)
+    }
+
+    fn is_past_end(&self, index: u64) -> bool {
+        index >= self.size().div_ceil(PAGE)
     }
 
     /// Show the frames of `range` that are there and not past the end. `f` must not sleep or come back here.
-    pub(crate) fn visit_resident(&self, range: core::ops::Range<u64>, f: impl FnMut(u64, &Frame<CacheKind, S>)) {
+    pub(crate) fn visit_resident(
+        &self,
+        range: core::ops::Range<u64>,
+        f: impl FnMut(u64, &Frame<CacheKind, S>),
+    ) {
         let inner = self.inner.lock();
         inner.index.visit(range.start..range.end.min(self.size().div_ceil(PAGE)), f);
     }

@@ -49,7 +49,8 @@ impl<S: Memory> PageCache<S> {
             self.remove(first..last);
             return Ok(());
         }
-        (first..last.min(self.size().div_ceil(PAGE))).try_for_each(|page| self.zero_part(page * PAGE..(page + 1) * PAGE))
+        (first..last.min(self.size().div_ceil(PAGE)))
+            .try_for_each(|page| self.zero_part(page * PAGE..(page + 1) * PAGE))
     }
 
     /// Zero a part of one page, if it is there (without a store) or at all (with one).

@@ -10,14 +10,14 @@ fn anonymous_memory_reads_zero_keeps_what_is_stored_and_is_gone_after_munmap() {
     let p = world.process(0);
     let a = p.anonymous(4);
     assert_eq!(p.load(a + 5), Ok(0));
-    assert_eq!(p.space().usage().rss(), 0, "the zero page is nobody's");
+    assert_eq!(p.usage().rss(), 0, "the zero page is nobody's");
     p.store(a + 5, 7).unwrap();
     assert_eq!((p.load(a + 5), p.load(a + 6)), (Ok(7), Ok(0)));
-    assert_eq!(p.space().usage().rss_anon, 1);
+    assert_eq!(p.usage().rss_anon, 1);
     assert_eq!(p.execute(a), Err(ACCERR));
     p.unmap(a, 4).unwrap();
     assert_eq!(p.load(a), Err(MAPERR));
-    assert_eq!(p.space().usage().rss(), 0);
+    assert_eq!(p.usage().rss(), 0);
     drop(p);
     world.end();
 }
@@ -127,7 +127,8 @@ fn past_the_end_of_a_file_is_a_bus_error_and_truncation_takes_pages_away() {
     let world = World::new();
     let file = world.file(&[7; 3 * 4096]);
     let p = world.process(0);
-    let shared = p.map(Place::Anywhere, 4, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+    let shared =
+        p.map(Place::Anywhere, 4, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
     let private = p.map(Place::Anywhere, 4, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
     assert_eq!(p.load(shared + 3 * PAGE), Err(FaultError::Bus));
     for at in [shared, private] {
@@ -162,7 +163,7 @@ fn the_stack_grows_within_its_limit_and_keeps_its_gap() {
     };
     p.space().map(request, &p.limits).unwrap();
     p.store(top - 3 * PAGE + 8, 1).unwrap();
-    assert_eq!(p.space().usage().stack_pages, 4);
+    assert_eq!(p.usage().stack_pages, 4);
     assert_eq!(p.store(top - 16 * PAGE, 1), Err(MAPERR));
     let below = p.map(Place::Fixed(VirtAddr(top - 8 * PAGE)), 1, RW, Backing::Anonymous).unwrap();
     assert_eq!(p.store(top - 5 * PAGE, 1), Err(MAPERR), "the gap");
@@ -183,7 +184,7 @@ fn the_break_moves_within_its_limit_and_not_into_others() {
     assert_eq!(brk(base + 10_000), base + 10_000);
     p.store(base + 9_999, 1).unwrap();
     assert_eq!(brk(base + 20_000), base + 20_000);
-    assert_eq!(p.space().usage().areas, 1);
+    assert_eq!(p.usage().areas, 1);
     let other = p.map(Place::Fixed(VirtAddr(0x41_0000)), 1, RW, Backing::Anonymous).unwrap();
     assert_eq!(brk(other + 1), base + 20_000);
     assert_eq!(brk(base), base);

@@ -1,5 +1,8 @@
 //! Promises of address spaces, each under the eye of the software machine's TLB judge; every test ends with all frames back.
 
 mod basics;
+mod cache;
+mod calls;
 mod random;
+mod remote;
 mod world;

@@ -14,7 +14,6 @@ pub type File = Arc<dyn MappedFile<ModelFrames>>;
 
 pub const PAGE: u64 = PAGE_SIZE as u64;
 pub const RW: Protection = Protection::READ.union(Protection::WRITE);
-pub const RX: Protection = Protection::READ.union(Protection::EXEC);
 
 pub struct World {
     pub frames: ModelFrames,
@@ -108,7 +107,8 @@ impl Process {
     pub fn around(model: Model, space: AddressSpace<ModelFrames>, cpu: u16) -> Self {
         let roots = space.translation().clone();
         let locked = Arc::new(Locked(Mutex::new(space)));
-        let handle: Weak<dyn SpaceHandle<ModelFrames>> = Arc::downgrade(&(locked.clone() as Arc<dyn SpaceHandle<_>>));
+        let handle: Weak<dyn SpaceHandle<ModelFrames>> =
+            Arc::downgrade(&(locked.clone() as Arc<dyn SpaceHandle<_>>));
         locked.0.lock().unwrap().set_handle(handle);
         Self { model, locked, roots, cpu: CpuId(cpu), limits: Limits::NONE }
     }
@@ -126,7 +126,12 @@ impl Process {
             result
         })
     }
-    fn touch<R>(&self, addr: u64, access: Access, f: impl Fn(VirtAddr) -> Result<R, freehold_machine::model::Fault>) -> Result<R, FaultError> {
+    fn touch<R>(
+        &self,
+        addr: u64,
+        access: Access,
+        f: impl Fn(VirtAddr) -> Result<R, freehold_machine::model::Fault>,
+    ) -> Result<R, FaultError> {
         self.run(|| {
             for _ in 0..3 {
                 if let Ok(result) = f(VirtAddr(addr)) {
@@ -146,10 +151,19 @@ impl Process {
     pub fn execute(&self, addr: u64) -> Result<(), FaultError> {
         self.touch(addr, Access::Execute, |addr| self.model.access(addr, Touch::Execute)).map(drop)
     }
+    pub fn usage(&self) -> Usage {
+        self.space().usage()
+    }
     pub fn frame(&self, addr: u64) -> Pfn {
         self.space().resident.tables.entry(VirtAddr(addr)).frame()
     }
-    pub fn map(&self, place: Place, pages: u64, protection: Protection, backing: Backing<ModelFrames>) -> Result<u64, VmError> {
+    pub fn map(
+        &self,
+        place: Place,
+        pages: u64,
+        protection: Protection,
+        backing: Backing<ModelFrames>,
+    ) -> Result<u64, VmError> {
         let request = MapRequest { place, len: pages * PAGE, protection, backing, flags: AreaFlags::empty() };
         self.space().map(request, &self.limits).map(|addr| addr.0)
     }

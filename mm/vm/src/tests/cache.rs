@@ -1,0 +1,277 @@
+//! The page cache by itself: bytes, holes, stores, and races between them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::vec;
+use std::vec::Vec;
+
+use freehold_frame::{Frame, PageCache as CacheKind};
+use freehold_machine::{PhysicalBytes, VirtAddr};
+use freehold_paging::model::ModelFrames;
+
+use super::world::*;
+use crate::*;
+
+#[test]
+fn a_visitor_that_takes_less_ends_the_call_and_the_rest_comes_later() {
+    let world = World::new();
+    let cache = Cache::new(world.frames);
+    let text: Vec<u8> = (0..10_000).map(|n| (n / 7) as u8).collect();
+    let mut done = 0;
+    while done < text.len() {
+        let mut at = done;
+        let n = cache.write_at(done as u64, text.len() - done, |to| {
+            let part = to.len().min(1500);
+            to[..part].copy_from_slice(&text[at..at + part]);
+            at += part;
+            part
+        });
+        let n = n.unwrap();
+        assert!(n > 0 && n == at - done, "what the visitor took, and no more");
+        done += n;
+        assert_eq!(cache.size(), done as u64, "the file grows as far as bytes came");
+    }
+    assert_eq!(read(&cache, 0, 20_000), text);
+    assert_eq!(cache.read_at(5, 100, |_| 0), Ok(0));
+    assert_eq!(cache.read_at(10_000, 5, |_| panic!("past the end")), Ok(0));
+    assert_eq!(
+        cache.write_at(i64::MAX as u64, 1, |_| panic!("past the largest offset")),
+        Err(VmError::Overflow)
+    );
+    assert_eq!(cache.write_at(50_000, 4096, |_| 0), Ok(0));
+    assert_eq!(cache.size(), 10_000, "nothing came, so nothing grew");
+    drop(cache);
+    world.end();
+}
+
+#[test]
+fn holes_read_as_zeroes_take_no_frames_and_are_found() {
+    let world = World::new();
+    let cache = Cache::new(world.frames);
+    write(&cache, 100 * PAGE + 5, b"x");
+    write(&cache, 300 * PAGE, b"y");
+    assert_eq!(cache.pages(), 2);
+    assert_eq!(read(&cache, 50 * PAGE, 3), [0; 3]);
+    assert_eq!(read(&cache, 100 * PAGE + 4, 3), [0, b'x', 0]);
+    assert_eq!(cache.pages(), 2);
+    assert_eq!((cache.seek_data(0), cache.seek_hole(0)), (Some(100 * PAGE), 0));
+    assert_eq!(
+        (cache.seek_data(100 * PAGE + 9), cache.seek_hole(100 * PAGE)),
+        (Some(100 * PAGE + 9), 101 * PAGE)
+    );
+    assert_eq!(
+        (cache.seek_data(101 * PAGE), cache.seek_hole(300 * PAGE)),
+        (Some(300 * PAGE), 300 * PAGE + 1)
+    );
+    assert_eq!((cache.seek_data(300 * PAGE + 1), cache.seek_hole(1 << 40)), (None, 300 * PAGE + 1));
+    cache.allocate(0..3 * PAGE).unwrap();
+    assert_eq!((cache.pages(), cache.size(), cache.seek_hole(0)), (5, 300 * PAGE + 1, 3 * PAGE));
+    cache.punch_hole(10..2 * PAGE + 5).unwrap();
+    assert_eq!(cache.pages(), 4, "only whole pages go");
+    cache.truncate(0).unwrap();
+    assert_eq!((cache.pages(), cache.size()), (0, 0));
+    cache.truncate(1 << 40).unwrap();
+    assert_eq!(read(&cache, 100 * PAGE + 5, 1), [0]);
+    assert_eq!(cache.truncate(u64::MAX), Err(VmError::Overflow));
+    assert_eq!(cache.punch_hole(5..5), Err(VmError::Invalid));
+    drop(cache);
+    world.end();
+}
+
+#[test]
+fn what_a_cut_took_away_is_zero_when_the_file_grows_again() {
+    let world = World::new();
+    let cache = Cache::new(world.frames);
+    write(&cache, 0, &[7; 5000]);
+    cache.truncate(4100).unwrap();
+    cache.truncate(6000).unwrap();
+    assert_eq!(read(&cache, 4096, 10), [7, 7, 7, 7, 0, 0, 0, 0, 0, 0]);
+    write(&cache, 0, &[9; 8192]);
+    cache.punch_hole(100..5000).unwrap();
+    assert_eq!((read(&cache, 98, 4), read(&cache, 4998, 4)), (vec![9, 9, 0, 0], vec![0, 0, 9, 9]));
+    drop(cache);
+    world.end();
+}
+
+#[test]
+fn running_out_of_memory_in_a_write_keeps_what_came_before() {
+    let world = World::new();
+    let cache = Cache::new(world.frames);
+    world.frames.fail_after(2);
+    assert_eq!(cache.write_at(0, 5 * 4096, |to| to.len()), Ok(2 * 4096));
+    assert_eq!(cache.write_at(2 * PAGE, 10, |to| to.len()), Err(VmError::NoMemory));
+    assert_eq!(cache.allocate(2 * PAGE..3 * PAGE), Err(VmError::NoMemory));
+    world.frames.fail_never();
+    assert_eq!(cache.size(), 2 * PAGE);
+    drop(cache);
+    world.end();
+}
+
+/// A disk of bytes that counts and fails on demand.
+struct Disk {
+    frames: ModelFrames,
+    pages: Mutex<BTreeMap<u64, Vec<u8>>>,
+    log: Mutex<Vec<(char, u64)>>,
+    broken: Mutex<Option<u64>>,
+}
+
+impl Disk {
+    fn new(frames: ModelFrames) -> Arc<Self> {
+        Arc::new(Self { frames, pages: Mutex::default(), log: Mutex::default(), broken: Mutex::default() })
+    }
+    fn check(&self, what: char, index: u64) -> Result<(), VmError> {
+        self.frames.model().assert_may_sleep();
+        self.log.lock().unwrap().push((what, index));
+        if *self.broken.lock().unwrap() == Some(index) { Err(VmError::Io) } else { Ok(()) }
+    }
+    fn log(&self) -> Vec<(char, u64)> {
+        std::mem::take(&mut self.log.lock().unwrap())
+    }
+}
+
+impl BackingStore<ModelFrames> for Disk {
+    fn fill(&self, index: u64, frame: &Frame<CacheKind, ModelFrames>) -> Result<(), VmError> {
+        self.check('r', index)?;
+        let page = self.pages.lock().unwrap().get(&index).cloned().unwrap_or(vec![index as u8; 4096]);
+        self.frames.model().with_bytes(frame.pfn(), |bytes| bytes.copy_from_slice(&page));
+        Ok(())
+    }
+    fn write_back(&self, index: u64, frame: &Frame<CacheKind, ModelFrames>) -> Result<(), VmError> {
+        self.check('w', index)?;
+        let page = self.frames.model().with_bytes(frame.pfn(), |bytes| bytes.to_vec());
+        self.pages.lock().unwrap().insert(index, page);
+        Ok(())
+    }
+}
+
+fn disk(world: &World, pages: u64) -> (Arc<Disk>, Arc<Cache>) {
+    let disk = Disk::new(world.frames);
+    let cache = Cache::with_store(world.frames, disk.clone());
+    cache.set_size_grow(pages * PAGE);
+    (disk, cache)
+}
+
+#[test]
+fn a_store_is_read_once_written_when_asked_and_not_for_whole_pages() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 8);
+    assert_eq!(read(&cache, 3 * PAGE, 1), [3]);
+    assert_eq!(read(&cache, 3 * PAGE + 9, 1), [3]);
+    assert_eq!(disk.log(), [('r', 3)]);
+    write(&cache, 4 * PAGE, &[9; 4096]);
+    assert_eq!(disk.log(), [], "a page that is overwritten whole is not read");
+    write(&cache, 5 * PAGE + 1, &[9]);
+    assert_eq!((disk.log(), cache.dirty_pages()), (vec![('r', 5)], 2));
+    assert_eq!(
+        cache.write_at(6 * PAGE, 4096, |to| {
+            to[..10].fill(1);
+            10
+        }),
+        Ok(10)
+    );
+    assert_eq!(read(&cache, 6 * PAGE + 9, 2), [1, 6], "a visitor that fell short leaves the store's bytes");
+    disk.log();
+    cache.write_back(0..u64::MAX).unwrap();
+    assert_eq!((disk.log(), cache.dirty_pages()), (vec![('w', 4), ('w', 5), ('w', 6)], 0));
+    assert_eq!(cache.shrink(2), 2);
+    assert_eq!(cache.shrink(100), 2);
+    assert_eq!((cache.pages(), read(&cache, 5 * PAGE, 3)), (0, vec![5, 9, 5]));
+    drop((cache, disk));
+    world.end();
+}
+
+#[test]
+fn a_failing_store_damages_only_the_page_that_is_lost() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 4);
+    *disk.broken.lock().unwrap() = Some(1);
+    assert_eq!(cache.read_at(PAGE, 1, |_| 1), Err(VmError::Io));
+    assert_eq!(cache.read_at(0, 3 * 4096, |from| from.len()), Ok(4096));
+    let file: File = Arc::new(TestFile(cache.clone()));
+    let p = world.process(0);
+    let at =
+        p.map(Place::Anywhere, 4, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+    assert_eq!((p.load(at + PAGE), p.load(at + 2 * PAGE)), (Err(FaultError::Bus), Ok(2)));
+    assert_eq!(p.usage().major_faults, 1);
+    *disk.broken.lock().unwrap() = Some(2);
+    p.store(at + 2 * PAGE, 7).unwrap();
+    p.store(at + 3 * PAGE, 8).unwrap();
+    assert_eq!(p.space().sync(VirtAddr(at), 4 * PAGE, SyncMode::Wait), Err(VmError::Io));
+    *disk.broken.lock().unwrap() = None;
+    assert_eq!(disk.pages.lock().unwrap()[&3][0], 8, "the others were written");
+    p.space().sync(VirtAddr(at), 4 * PAGE, SyncMode::Wait).unwrap();
+    assert_eq!(disk.pages.lock().unwrap()[&2][0], 7, "what failed stayed dirty");
+    drop((p, file, cache, disk));
+    world.end();
+}
+
+#[test]
+fn pages_that_are_mapped_for_writing_are_written_back_each_time() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 2);
+    let file: File = Arc::new(TestFile(cache.clone()));
+    let p = world.process(0);
+    let at =
+        p.map(Place::Anywhere, 2, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+    p.load(at).unwrap();
+    assert_eq!(cache.dirty_pages(), 0, "a read makes nothing dirty");
+    for value in [3, 4] {
+        p.store(at, value).unwrap();
+        cache.write_back(0..u64::MAX).unwrap();
+        assert_eq!(disk.pages.lock().unwrap()[&0][0], value);
+    }
+    assert_eq!(cache.shrink(10), 0, "what is mapped stays");
+    p.unmap(at, 2).unwrap();
+    cache.write_back(0..u64::MAX).unwrap();
+    assert_eq!((cache.dirty_pages(), cache.shrink(10), cache.pages()), (0, 1, 0));
+    drop((p, file, cache, disk));
+    world.end();
+}
+
+#[test]
+fn threads_that_write_cut_map_and_evict_lose_no_frame_and_no_flush() {
+    let world = World::new();
+    let (_disk, cache) = disk(&world, 16);
+    let file: File = Arc::new(TestFile(cache.clone()));
+    let memory = world.file(&[1; 16 * 4096]);
+    let processes: Vec<_> = (0..3).map(|cpu| world.process(cpu)).collect();
+    let at: Vec<_> = processes
+        .iter()
+        .map(|p| {
+            let a = p
+                .map(Place::Anywhere, 16, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed))
+                .unwrap();
+            let b = p.map(Place::Anywhere, 16, RW, Backing::PrivateFile(view(&memory, 0))).unwrap();
+            (a, b)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for (p, &(a, b)) in processes.iter().zip(&at) {
+            scope.spawn(move || {
+                for n in 0..600u64 {
+                    let page = n * 7 % 16;
+                    p.store(a + page * PAGE, n as u8).unwrap();
+                    match p.load(b + page * PAGE) {
+                        Ok(0 | 1) | Err(FaultError::Bus) => {}
+                        other => panic!("{other:?}"),
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            for n in 0..200u64 {
+                memory.cache().truncate((n * 5 % 17) * PAGE).unwrap();
+                write(memory.cache(), (n * 3 % 16) * PAGE, &[1; 100]);
+            }
+        });
+        scope.spawn(|| {
+            for _ in 0..200 {
+                cache.write_back(0..u64::MAX).unwrap();
+                cache.shrink(4);
+            }
+        });
+    });
+    world.model().assert_coherent();
+    drop((processes, file, memory, cache, _disk));
+    world.end();
+}

@@ -1,0 +1,343 @@
+//! What each memory call promises beyond the random steps: limits, places, errors, figures.
+
+use std::vec::Vec;
+
+use freehold_machine::VirtAddr;
+
+use super::world::*;
+use crate::*;
+
+#[test]
+fn places_are_kept_hints_are_hints_and_holes_are_found_from_the_top() {
+    let world = World::new();
+    let p = world.process(0);
+    let first = p.anonymous(2);
+    let second = p.anonymous(3);
+    assert_eq!(first + 2 * PAGE, layout().mmap_base.0);
+    assert_eq!(second + 3 * PAGE, first, "top-down");
+    assert_eq!(p.usage().areas, 1, "neighbours are one");
+    let fixed = |place| p.map(place, 1, RW, Backing::Anonymous);
+    assert_eq!(fixed(Place::FixedNoReplace(VirtAddr(first))), Err(VmError::Exists));
+    assert_eq!(fixed(Place::Hint(VirtAddr(0x1234_5678))), Ok(0x1234_5000));
+    assert_eq!(fixed(Place::Hint(VirtAddr(first))), Ok(second - PAGE), "a taken hint is ignored");
+    assert_eq!(
+        fixed(Place::Hint(VirtAddr(0x1000))),
+        Ok(second - 2 * PAGE),
+        "as is one below the lowest address"
+    );
+    assert_eq!(fixed(Place::Fixed(VirtAddr(0x1000))), Err(VmError::Permission));
+    assert_eq!(fixed(Place::Fixed(VirtAddr(first + 1))), Err(VmError::Invalid));
+    assert_eq!(fixed(Place::Fixed(layout().end)), Err(VmError::NoMemory));
+    assert_eq!(p.map(Place::Anywhere, 1 << 36, RW, Backing::Anonymous), Err(VmError::NoMemory));
+    p.unmap(second, 3).unwrap();
+    assert_eq!(p.anonymous(2), second + PAGE, "the highest hole");
+    assert_eq!(p.unmap(first + 1, 1), Err(VmError::Invalid));
+    assert_eq!(p.unmap(first, 0), Err(VmError::Invalid));
+    assert_eq!(p.unmap(0x7fff_ffff_f000, 1), Err(VmError::Invalid));
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn when_nothing_is_left_below_the_base_holes_above_it_are_used() {
+    let world = World::new();
+    let p = world.process(0);
+    let base = layout().mmap_base.0;
+    p.map(Place::Fixed(layout().lowest), (base - layout().lowest.0) / PAGE, RW, Backing::Anonymous).unwrap();
+    assert_eq!(p.anonymous(4), base);
+    assert_eq!(p.anonymous(4), base + 4 * PAGE);
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn limits_are_kept_to_the_page() {
+    let world = World::new();
+    let mut p = world.process(0);
+    p.limits.address_space = 10 * PAGE;
+    let at = p.anonymous(8);
+    assert_eq!(p.map(Place::Anywhere, 3, RW, Backing::Anonymous), Err(VmError::NoMemory));
+    assert_eq!(
+        p.map(Place::Fixed(VirtAddr(at)), 10, RW, Backing::Anonymous),
+        Ok(at),
+        "what is replaced counts once"
+    );
+    p.unmap(at, 10).unwrap();
+    p.limits = Limits { data: 4 * PAGE, ..Limits::NONE };
+    let at = p.anonymous(4);
+    assert_eq!(p.map(Place::Anywhere, 1, RW, Backing::Anonymous), Err(VmError::NoMemory));
+    p.map(Place::Anywhere, 9, Protection::READ, Backing::Anonymous).unwrap();
+    p.map(Place::Anywhere, 9, RW, Backing::SharedAnonymous).unwrap();
+    p.limits = Limits { memlock: 2 * PAGE, ..Limits::NONE };
+    let lock = |at: u64, pages: u64| p.space().lock(VirtAddr(at), pages * PAGE, LockMode::Now, &p.limits);
+    assert_eq!(lock(at, 3), Err(VmError::NoMemory));
+    assert_eq!(lock(at, 2), Ok(()));
+    assert_eq!(lock(at, 2), Ok(()), "locked already");
+    assert_eq!(lock(at + PAGE, 2), Err(VmError::NoMemory));
+    assert_eq!((p.usage().locked_pages, p.usage().rss_anon), (2, 2));
+    let request = MapRequest {
+        place: Place::Anywhere,
+        len: PAGE,
+        protection: RW,
+        backing: Backing::Anonymous,
+        flags: AreaFlags::LOCKED,
+    };
+    assert_eq!(p.space().map(request.clone(), &p.limits), Err(VmError::Again));
+    p.space().unlock(VirtAddr(at), PAGE).unwrap();
+    p.space().map(request, &p.limits).unwrap();
+    assert_eq!(
+        p.space().lock(VirtAddr(at), PAGE, LockMode::Now, &Limits { memlock: 0, ..p.limits }),
+        Err(VmError::Permission)
+    );
+    p.space().set_commit_limit(100 * PAGE);
+    assert_eq!(p.map(Place::Anywhere, 101, RW, Backing::Anonymous), Err(VmError::NoMemory));
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn mlockall_locks_what_there_is_and_what_comes_and_a_child_inherits_neither() {
+    let world = World::new();
+    let p = world.process(0);
+    let a = p.anonymous(2);
+    p.space().lock_all(LockAll::CURRENT | LockAll::FUTURE, &p.limits).unwrap();
+    p.anonymous(3);
+    assert_eq!((p.usage().locked_pages, p.usage().rss_anon), (5, 5));
+    assert_eq!(p.advise(a, 1, Advice::DontNeed), Err(VmError::Invalid), "locked pages stay");
+    let child = p.fork(1);
+    assert_eq!(child.usage().locked_pages, 0);
+    p.space().unlock_all();
+    p.anonymous(1);
+    assert_eq!(p.usage().locked_pages, 0);
+    drop((p, child));
+    world.end();
+}
+
+#[test]
+fn protection_is_exact_to_the_page_and_splits_and_joins_areas() {
+    let world = World::new();
+    let p = world.process(0);
+    let a = p.anonymous(5);
+    (0..5).for_each(|n| p.store(a + n * PAGE, n as u8 + 1).unwrap());
+    p.protect(a + PAGE, 2, Protection::READ).unwrap();
+    assert_eq!(p.store(a + PAGE, 9), Err(ACCERR));
+    assert_eq!(p.load(a + 2 * PAGE), Ok(3));
+    p.protect(a + 2 * PAGE, 1, Protection::NONE).unwrap();
+    assert_eq!(p.load(a + 2 * PAGE), Err(ACCERR));
+    assert_eq!(p.usage().areas, 4);
+    let frame = p.frame(a + 2 * PAGE);
+    p.protect(a, 5, RW).unwrap();
+    assert_eq!(p.usage().areas, 1);
+    assert_eq!(p.load(a + 2 * PAGE), Ok(3));
+    p.store(a + 2 * PAGE, 7).unwrap();
+    assert_eq!(p.frame(a + 2 * PAGE), frame, "row 02: nothing was copied");
+    p.unmap(a + 3 * PAGE, 1).unwrap();
+    assert_eq!(p.protect(a, 5, Protection::READ), Err(VmError::NoMemory));
+    assert_eq!(p.store(a, 1), Err(ACCERR), "what lies before the hole has changed");
+    p.store(a + 4 * PAGE, 1).unwrap();
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn a_file_opened_for_reading_never_becomes_writable_through_shared_memory() {
+    let world = World::new();
+    let file = world.file(&[1]);
+    let p = world.process(0);
+    let backing = || Backing::SharedFile(view(&file, 0), SharedWrite::Denied);
+    assert_eq!(p.map(Place::Anywhere, 1, RW, backing()), Err(VmError::Access));
+    let at = p.map(Place::Anywhere, 1, Protection::READ, backing()).unwrap();
+    assert_eq!(p.protect(at, 1, RW), Err(VmError::Access));
+    let at = p.map(Place::Anywhere, 1, Protection::READ, Backing::PrivateFile(view(&file, 0))).unwrap();
+    p.protect(at, 1, RW).unwrap();
+    p.store(at, 5).unwrap();
+    assert_eq!(read(file.cache(), 0, 1), [1]);
+    assert_eq!(p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 100))), Err(VmError::Invalid));
+    let far = i64::MAX as u64 & !(PAGE - 1);
+    assert_eq!(p.map(Place::Anywhere, 2, RW, Backing::PrivateFile(view(&file, far))), Err(VmError::Overflow));
+    drop((p, file));
+    world.end();
+}
+
+#[test]
+fn mremap_moves_frames_without_copying_and_grows_in_place_where_it_can() {
+    let world = World::new();
+    let p = world.process(0);
+    let a = p.anonymous(4);
+    p.store(a + PAGE, 7).unwrap();
+    let frame = p.frame(a + PAGE);
+    let remap = |old: u64, old_len: u64, new_len: u64, place, source| {
+        let wish =
+            Remap { old: VirtAddr(old), old_len: old_len * PAGE, new_len: new_len * PAGE, place, source };
+        p.run(|| p.space().remap(wish, &p.limits)).map(|addr| addr.0)
+    };
+    let to = 0x5000_0000;
+    let moved = remap(a, 4, 6, RemapPlace::Fixed(VirtAddr(to)), RemapSource::Unmap);
+    assert_eq!(moved, Ok(to));
+    assert_eq!((p.frame(to + PAGE), p.load(to + PAGE), p.load(a + PAGE)), (frame, Ok(7), Err(MAPERR)));
+    assert_eq!(remap(to, 6, 9, RemapPlace::InPlace, RemapSource::Unmap), Ok(to));
+    p.map(Place::Fixed(VirtAddr(to + 9 * PAGE)), 1, RW, Backing::SharedAnonymous).unwrap();
+    assert_eq!(remap(to, 9, 10, RemapPlace::InPlace, RemapSource::Unmap), Err(VmError::NoMemory));
+    let away = remap(to, 9, 10, RemapPlace::MayMove, RemapSource::Unmap).unwrap();
+    assert_eq!((p.frame(away + PAGE), p.load(away + 9 * PAGE)), (frame, Ok(0)));
+    let kept = remap(away, 10, 10, RemapPlace::MayMove, RemapSource::Keep).unwrap();
+    assert_eq!(
+        (p.load(kept + PAGE), p.load(away + PAGE)),
+        (Ok(7), Ok(0)),
+        "the old range is empty and stays"
+    );
+    assert_eq!(remap(kept, 10, 2, RemapPlace::InPlace, RemapSource::Unmap), Ok(kept));
+    assert_eq!(p.load(kept + 2 * PAGE), Err(MAPERR));
+    assert_eq!(remap(0x1234_0000, 1, 2, RemapPlace::MayMove, RemapSource::Unmap), Err(VmError::Fault));
+    assert_eq!(remap(kept, 1, 0, RemapPlace::MayMove, RemapSource::Unmap), Err(VmError::Invalid));
+    assert_eq!(
+        remap(kept, 2, 2, RemapPlace::Fixed(VirtAddr(kept + PAGE)), RemapSource::Unmap),
+        Err(VmError::Invalid)
+    );
+    let shared = p.map(Place::Anywhere, 2, RW, Backing::SharedAnonymous).unwrap();
+    p.store(shared, 3).unwrap();
+    let twin = remap(shared, 0, 2, RemapPlace::MayMove, RemapSource::Unmap).unwrap();
+    assert_eq!((p.load(twin), p.load(shared)), (Ok(3), Ok(3)), "a length of 0 maps shared memory again");
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn a_move_that_finds_no_memory_has_not_begun() {
+    let world = World::new();
+    let p = world.process(0);
+    let a = p.anonymous(3);
+    p.store(a, 1).unwrap();
+    for budget in 0..3 {
+        world.frames.fail_after(budget);
+        let wish = Remap {
+            old: VirtAddr(a),
+            old_len: 3 * PAGE,
+            new_len: 3 * PAGE,
+            place: RemapPlace::Fixed(VirtAddr((budget + 1) << 39)),
+            source: RemapSource::Unmap,
+        };
+        assert_eq!(p.run(|| p.space().remap(wish, &p.limits)), Err(VmError::NoMemory));
+        world.frames.fail_never();
+        assert_eq!(p.load(a), Ok(1));
+    }
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn advice_does_what_it_says_and_unknown_advice_is_refused() {
+    let world = World::new();
+    let file = world.file(&[5; 4096]);
+    let p = world.process(0);
+    let a = p.anonymous(4);
+    let f = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    p.advise(a, 2, Advice::PopulateWrite).unwrap();
+    assert_eq!(p.usage().rss_anon, 2);
+    p.store(f, 6).unwrap();
+    p.advise(f, 1, Advice::DontNeed).unwrap();
+    assert_eq!(p.load(f), Ok(5), "the file's bytes again");
+    p.store(a, 1).unwrap();
+    p.advise(a, 1, Advice::Free).unwrap();
+    assert_eq!(p.load(a), Ok(0));
+    assert_eq!(p.advise(f, 1, Advice::Free), Err(VmError::Invalid), "anonymous memory only");
+    p.store(a, 1).unwrap();
+    p.store(a + PAGE, 2).unwrap();
+    p.advise(a, 1, Advice::WipeOnFork).unwrap();
+    p.advise(a + PAGE, 1, Advice::DontFork).unwrap();
+    let child = p.fork(1);
+    assert_eq!((child.load(a), child.load(a + PAGE)), (Ok(0), Err(MAPERR)));
+    p.unmap(a + 2 * PAGE, 1).unwrap();
+    assert_eq!(p.advise(a, 4, Advice::DontNeed), Err(VmError::NoMemory), "a hole is reported");
+    assert_eq!(p.load(a), Ok(0), "after the rest was done");
+    assert_eq!(p.advise(f, 1, Advice::PopulateRead), Ok(()));
+    p.protect(f, 1, Protection::READ).unwrap();
+    assert_eq!(p.advise(f, 1, Advice::PopulateWrite), Err(VmError::Invalid));
+    let known: Vec<i32> = (-1..200).filter(|&n| Advice::from_linux(n).is_some()).collect();
+    assert_eq!(known, [0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24]);
+    drop((p, child, file));
+    world.end();
+}
+
+#[test]
+fn mincore_tells_present_from_absent_and_holes_are_errors() {
+    let world = World::new();
+    let file = world.file(&[5; 4096]);
+    let p = world.process(0);
+    let a = p.anonymous(3);
+    let f = p.map(Place::Fixed(VirtAddr(a + 3 * PAGE)), 2, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    p.store(a + PAGE, 1).unwrap();
+    let mut seen = [Residency::Absent; 5];
+    p.space().residency(VirtAddr(a), f + 2 * PAGE - a, |n, residency| seen[n] = residency).unwrap();
+    let present: Vec<bool> = seen.iter().map(|&r| r == Residency::Resident).collect();
+    assert_eq!(present, [false, true, false, true, false], "a cached page counts before it is touched");
+    assert_eq!(p.space().residency(VirtAddr(a), 6 * PAGE, |_, _| ()), Err(VmError::NoMemory));
+    assert_eq!(p.space().sync(VirtAddr(a), 5 * PAGE, SyncMode::Wait), Ok(()));
+    assert_eq!(p.space().sync(VirtAddr(a), 6 * PAGE, SyncMode::Check), Err(VmError::NoMemory));
+    drop((p, file));
+    world.end();
+}
+
+#[test]
+fn neighbours_of_a_file_page_are_mapped_in_passing_unless_advised_against() {
+    let world = World::new();
+    let file = world.file(&[5; 40 * 4096]);
+    let p = world.process(0);
+    let place = Place::Fixed(VirtAddr(0x4000_0000));
+    let f = p.map(place, 40, Protection::READ, Backing::PrivateFile(view(&file, 0))).unwrap();
+    p.load(f + 17 * PAGE).unwrap();
+    assert_eq!(p.usage().rss_file, 16);
+    p.load(f + 33 * PAGE).unwrap();
+    assert_eq!(p.usage().rss_file, 16 + 8, "as far as the area goes");
+    p.advise(f, 16, Advice::Random).unwrap();
+    p.load(f).unwrap();
+    assert_eq!(p.usage().rss_file, 16 + 8 + 1);
+    let faults = p.usage().minor_faults;
+    (16..40).for_each(|n| assert_eq!(p.load(f + n * PAGE), Ok(5)));
+    assert_eq!(p.usage().minor_faults, faults);
+    drop((p, file));
+    world.end();
+}
+
+#[test]
+fn smaps_divides_what_is_shared_and_usage_remembers_its_peaks() {
+    let world = World::new();
+    let p = world.process(0);
+    let a = p.anonymous(4);
+    (0..4).for_each(|n| p.store(a + n * PAGE, 1).unwrap());
+    let child = p.fork(1);
+    p.store(a, 2).unwrap();
+    let smaps = {
+        let space = p.space();
+        let area = space.area_at(VirtAddr(a)).unwrap();
+        space.smaps(&area)
+    };
+    assert_eq!((smaps.rss, smaps.pss, smaps.anonymous), (4 * PAGE, PAGE + 3 * PAGE / 2, 4 * PAGE));
+    assert_eq!((smaps.private_dirty, smaps.shared_dirty), (PAGE, 3 * PAGE));
+    p.unmap(a, 4).unwrap();
+    let usage = p.usage();
+    assert_eq!((usage.total_pages, usage.peak_total, usage.rss(), usage.peak_rss), (0, 4, 0, 4));
+    drop((p, child));
+    world.end();
+}
+
+#[test]
+fn tables_of_what_was_unmapped_are_given_back() {
+    let world = World::new();
+    let p = world.process(0);
+    let empty = p.usage().page_table_bytes;
+    let a = p.map(Place::Fixed(VirtAddr(0x4000_0000 - PAGE)), 2, RW, Backing::Anonymous).unwrap();
+    p.store(a, 1).unwrap();
+    p.store(a + PAGE, 1).unwrap();
+    assert_eq!(
+        p.usage().page_table_bytes,
+        empty + 5 * PAGE,
+        "one of level 3, two of level 2, two of level 1"
+    );
+    p.unmap(a, 1).unwrap();
+    assert_eq!(p.usage().page_table_bytes, empty + 3 * PAGE);
+    p.unmap(a + PAGE, 1).unwrap();
+    assert_eq!(p.usage().page_table_bytes, empty);
+    drop(p);
+    world.end();
+}
