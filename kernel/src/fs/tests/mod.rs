@@ -1,6 +1,7 @@
 //! Host tests of files and names, on contents in plain memory.
 
 mod archive;
+mod descriptors;
 mod directories;
 mod plain;
 mod regular_files;
