@@ -34,6 +34,7 @@ pub mod mem {
     pub struct Space;
 }
 pub mod sched;
+pub mod socket;
 pub mod sync;
 pub mod syscall;
 pub mod system;

@@ -148,6 +148,10 @@ pub trait File: Send + Sync {
     fn signals(&self) -> Option<&super::signalfd::SignalFile> {
         None
     }
+    /// The socket, where it is one.
+    fn socket(&self) -> Option<&crate::socket::SocketFile> {
+        None
+    }
     /// fallocate(2).
     fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
         Err(Errno::ENODEV)

@@ -21,10 +21,9 @@ use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::ioctl::FIONREAD;
 
 pub use page::BytePage;
-pub use ring::Boundary;
+pub use ring::{Boundary, Ring};
 pub use splice::{sys_splice, sys_tee, sys_vmsplice};
 
-use self::ring::Ring;
 use super::anonymous::{self, AnonymousNode};
 use super::{Blocking, File, Identity, Node, NodeKind, OpenFlags, Ready};
 use crate::sync::{Mutex, PollWaiter, SpinLock, WaitQueue};

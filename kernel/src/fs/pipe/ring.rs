@@ -156,6 +156,25 @@ impl Ring {
         Ok(done)
     }
 
+    /// Put bytes from the front into the sink and keep them.
+    ///
+    /// # Errors
+    /// `EFAULT` only where not one byte could be placed.
+    pub fn peek(&self, sink: &mut dyn Sink) -> Result<usize> {
+        let mut done = 0;
+        for chunk in &self.chunks {
+            match chunk.page.drain(chunk.start..chunk.end, sink) {
+                Ok(count) => done += count,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+            if sink.remaining() == 0 {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
     fn retire_front(&mut self) {
         if let Some(chunk) = self.chunks.pop_front() {
             self.spare.get_or_insert(chunk.page);

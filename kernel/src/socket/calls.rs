@@ -1,0 +1,373 @@
+//! The system calls on sockets.
+
+use linux_raw_sys::net as c;
+
+use super::address::Address;
+use super::channel::{Ancillary, Received, Taking};
+use super::message::{self, Delivery, Header, Wanted};
+use super::options::Credentials;
+use super::unix::{Kind, Shutdown, UnixSocket};
+use super::SocketFile;
+use crate::fs::{Blocking, OnExec, OpenFile, OpenFlags, anonymous, pipe};
+use crate::syscall::Args;
+use crate::task;
+use crate::time::{self, TimeSpec};
+use crate::user::{Iovecs, Sink, Source, UserPtr, UserSlice};
+use crate::{Errno, Result};
+
+/// recvmmsg waits for the first message only.
+const MSG_WAITFORONE: u32 = 0x10000;
+/// The most messages that one sendmmsg or recvmmsg moves.
+const MOST_MESSAGES: usize = 1024;
+/// `struct mmsghdr`: a header, and 4 bytes of length that count as 8.
+const MANY_BYTES: u64 = size_of::<Header>() as u64 + 8;
+
+fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Kind, OpenFlags)> {
+    let flags = OpenFlags::from_bits_retain(kind & !0xf);
+    if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) {
+        return Err(Errno::EINVAL);
+    }
+    if family != c::AF_UNIX {
+        return Err(Errno::EAFNOSUPPORT);
+    }
+    if protocol != 0 && protocol != c::AF_UNIX as i32 {
+        return Err(Errno::EPROTONOSUPPORT);
+    }
+    let kind = match kind & 0xf {
+        c::SOCK_STREAM => Kind::Stream,
+        // SOCK_RAW is taken for datagrams, as Linux does.
+        c::SOCK_DGRAM | c::SOCK_RAW => Kind::Datagram,
+        c::SOCK_SEQPACKET => Kind::Packets,
+        _ => return Err(Errno::ESOCKTNOSUPPORT),
+    };
+    Ok((kind, flags | OpenFlags::RDWR))
+}
+
+/// Run `f` on the socket behind a descriptor.
+fn with_socket<R>(fd: i32, f: impl FnOnce(&OpenFile, &SocketFile) -> Result<R>) -> Result<R> {
+    let file = task::current().process().files().get(fd)?;
+    let socket = file.file().socket().ok_or(Errno::ENOTSOCK)?;
+    f(&file, socket)
+}
+
+/// socket(family, type, protocol)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_socket(args: &Args) -> Result<i64> {
+    let (kind, flags) = kind_of(args.uint(0), args.uint(1), args.int(2))?;
+    anonymous::install(SocketFile::new(UnixSocket::new(kind)), flags).map(i64::from)
+}
+
+/// socketpair(family, type, protocol, fds)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_socketpair(args: &Args) -> Result<i64> {
+    let (kind, flags) = kind_of(args.uint(0), args.uint(1), args.int(2))?;
+    let (one, other) = UnixSocket::pair(kind);
+    anonymous::install_pair(UserPtr::new(args[3]), (SocketFile::new(one), flags), (SocketFile::new(other), flags))
+}
+
+fn length_at(args: &Args, index: usize) -> Result<usize> {
+    usize::try_from(args.int(index)).map_err(|_| Errno::EINVAL)
+}
+
+/// bind(fd, address, length)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_bind(args: &Args) -> Result<i64> {
+    with_socket(args.fd(0), |_, file| {
+        let address = Address::read(args[1], length_at(args, 2)?)?;
+        file.socket.bind(address).map(|()| 0)
+    })
+}
+
+/// listen(fd, backlog)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_listen(args: &Args) -> Result<i64> {
+    let backlog = usize::try_from(args.int(1)).unwrap_or(usize::MAX);
+    with_socket(args.fd(0), |_, file| file.socket.listen(backlog).map(|()| 0))
+}
+
+/// connect(fd, address, length)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_connect(args: &Args) -> Result<i64> {
+    with_socket(args.fd(0), |open, file| {
+        let address = Address::read(args[1], length_at(args, 2)?)?.ok_or(Errno::EINVAL)?;
+        file.socket.connect(&address, file.send_patience(open.blocking())).map(|()| 0)
+    })
+}
+
+fn accept(args: &Args, flags: OpenFlags) -> Result<i64> {
+    with_socket(args.fd(0), |open, file| {
+        let accepted = file.socket.accept(file.receive_patience(open.blocking()))?;
+        let peer = accepted.peer_address().unwrap_or_default();
+        let fd = anonymous::install(SocketFile::new(accepted), flags | OpenFlags::RDWR)?;
+        if let Err(error) = Address::write(peer.as_ref(), args[1], UserPtr::new(args[2])) {
+            drop(task::current().process().files().take(fd));
+            return Err(error);
+        }
+        Ok(i64::from(fd))
+    })
+}
+
+/// accept(fd, address, length)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_accept(args: &Args) -> Result<i64> {
+    accept(args, OpenFlags::empty())
+}
+
+/// accept4(fd, address, length, flags)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_accept4(args: &Args) -> Result<i64> {
+    let flags = OpenFlags::from_bits_retain(args.uint(3));
+    if (OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) { accept(args, flags) } else { Err(Errno::EINVAL) }
+}
+
+/// getsockname(fd, address, length)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_getsockname(args: &Args) -> Result<i64> {
+    with_socket(args.fd(0), |_, file| {
+        Address::write(file.socket.address().as_ref(), args[1], UserPtr::new(args[2])).map(|()| 0)
+    })
+}
+
+/// getpeername(fd, address, length)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_getpeername(args: &Args) -> Result<i64> {
+    with_socket(args.fd(0), |_, file| {
+        Address::write(file.socket.peer_address()?.as_ref(), args[1], UserPtr::new(args[2])).map(|()| 0)
+    })
+}
+
+/// shutdown(fd, how)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_shutdown(args: &Args) -> Result<i64> {
+    with_socket(args.fd(0), |_, file| {
+        let how = match args.uint(1) {
+            c::SHUT_RD => Shutdown::Receive,
+            c::SHUT_WR => Shutdown::Send,
+            c::SHUT_RDWR => Shutdown::Both,
+            _ => return Err(Errno::EINVAL),
+        };
+        file.socket.shutdown(how).map(|()| 0)
+    })
+}
+
+/// setsockopt(fd, level, name, value, length)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_setsockopt(args: &Args) -> Result<i64> {
+    with_socket(args.fd(0), |_, file| {
+        let length = length_at(args, 4)?;
+        file.socket.set_option(args.uint(1), args.uint(2), args[3], length).map(|()| 0)
+    })
+}
+
+/// getsockopt(fd, level, name, value, length)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_getsockopt(args: &Args) -> Result<i64> {
+    with_socket(args.fd(0), |_, file| {
+        file.socket.option(args.uint(1), args.uint(2), args[3], UserPtr::new(args[4])).map(|()| 0)
+    })
+}
+
+fn blocking(open: &OpenFile, flags: u32) -> Blocking {
+    if flags & c::MSG_DONTWAIT != 0 { Blocking::Never } else { open.blocking() }
+}
+
+fn send(
+    fd: i32,
+    source: &mut dyn Source,
+    to: Option<&Address>,
+    flags: u32,
+    ancillary: impl FnOnce() -> Result<Ancillary>,
+) -> Result<usize> {
+    with_socket(fd, |open, file| {
+        if flags & c::MSG_OOB != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let patience = file.send_patience(blocking(open, flags));
+        let sent = file.socket.send(source, ancillary()?, to, patience);
+        if sent == Err(Errno::EPIPE) && flags & c::MSG_NOSIGNAL == 0 {
+            pipe::signal_broken();
+        }
+        sent
+    })
+}
+
+fn no_ancillary() -> Result<Ancillary> {
+    Ok(Ancillary { credentials: Credentials::current(), ..Ancillary::default() })
+}
+
+/// sendto(fd, bytes, count, flags, address, length)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_sendto(args: &Args) -> Result<i64> {
+    let to = if args[4] == 0 { None } else { Address::read(args[4], length_at(args, 5)?)? };
+    let mut source = UserSlice::new(args[1], args.size(2));
+    send(args.fd(0), &mut source, to.as_ref(), args.uint(3), no_ancillary).map(|count| count as i64)
+}
+
+fn send_message(fd: i32, header: &Header, flags: u32) -> Result<usize> {
+    let to = match header.name {
+        0 => None,
+        name => Address::read(name, header.name_length as usize)?,
+    };
+    let mut source = Iovecs::read(header.vectors, header.vector_count as usize)?;
+    send(fd, &mut source, to.as_ref(), flags, || message::read_control(header))
+}
+
+/// sendmsg(fd, header, flags)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_sendmsg(args: &Args) -> Result<i64> {
+    let header = UserPtr::<Header>::new(args[1]).read()?;
+    send_message(args.fd(0), &header, args.uint(2)).map(|count| count as i64)
+}
+
+/// Receive, and for MSG_WAITALL again until all has come.
+fn receive(open: &OpenFile, file: &SocketFile, sink: &mut dyn Sink, flags: u32) -> Result<Received> {
+    if flags & c::MSG_OOB != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let taking = if flags & c::MSG_PEEK != 0 { Taking::Peek } else { Taking::Take };
+    let patience = file.receive_patience(blocking(open, flags));
+    let mut received = file.socket.receive(sink, taking, patience)?;
+    let all = flags & c::MSG_WAITALL != 0 && taking == Taking::Take && file.socket.kind() == Kind::Stream;
+    while all && sink.remaining() > 0 && received.ancillary.files.is_empty() {
+        match file.socket.receive(sink, taking, patience) {
+            Ok(more) if more.count > 0 => {
+                received.count += more.count;
+                received.length = received.count;
+                received.ancillary.files = more.ancillary.files;
+            }
+            _ => break,
+        }
+    }
+    Ok(received)
+}
+
+/// What a receive returns: with MSG_TRUNC the message's whole length.
+fn returned(received: &Received, flags: u32) -> usize {
+    if flags & c::MSG_TRUNC != 0 { received.length } else { received.count }
+}
+
+/// recvfrom(fd, bytes, count, flags, address, length)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_recvfrom(args: &Args) -> Result<i64> {
+    let flags = args.uint(3);
+    let received = with_socket(args.fd(0), |open, file| {
+        receive(open, file, &mut UserSlice::new(args[1], args.size(2)), flags)
+    })?;
+    if args[4] != 0 {
+        let length = UserPtr::new(args[5]);
+        match &received.from {
+            Some(from) => Address::write(Some(from), args[4], length)?,
+            // The peer of a connection needs no name.
+            None => length.write(&0)?,
+        }
+    }
+    Ok(returned(&received, flags) as i64)
+}
+
+fn receive_message(fd: i32, at: UserPtr<Header>, flags: u32) -> Result<usize> {
+    let mut header = at.read()?;
+    let (received, delivery) = with_socket(fd, |open, file| {
+        let mut sink = Iovecs::read(header.vectors, header.vector_count as usize)?;
+        let received = receive(open, file, &mut sink, flags)?;
+        let wanted = file.socket.options.lock().pass_credentials != 0;
+        let delivery = Delivery {
+            credentials: if wanted { Wanted::Yes } else { Wanted::No },
+            on_exec: if flags & c::MSG_CMSG_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep },
+        };
+        Ok((received, delivery))
+    })?;
+    let result = returned(&received, flags);
+    header.flags = flags & c::MSG_CMSG_CLOEXEC;
+    if received.length > received.count {
+        header.flags |= c::MSG_TRUNC;
+    }
+    if header.name != 0 {
+        header.name_length = match &received.from {
+            Some(from) => Address::write_bounded(Some(from), header.name, header.name_length as usize)?,
+            None => 0,
+        };
+    }
+    let (length, truncated) = message::write_control(&header, received.ancillary, delivery)?;
+    header.control_length = length;
+    header.flags |= truncated;
+    at.write(&header)?;
+    Ok(result)
+}
+
+/// recvmsg(fd, header, flags)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_recvmsg(args: &Args) -> Result<i64> {
+    receive_message(args.fd(0), UserPtr::new(args[1]), args.uint(2)).map(|count| count as i64)
+}
+
+/// Move messages one by one until one fails; how many there were.
+fn many(list: u64, count: usize, mut one: impl FnMut(UserPtr<Header>, usize) -> Result<usize>) -> Result<i64> {
+    let mut done = 0;
+    while done < count.min(MOST_MESSAGES) {
+        let at = list.wrapping_add(done as u64 * MANY_BYTES);
+        match one(UserPtr::new(at), done) {
+            Ok(length) => UserPtr::new(at + size_of::<Header>() as u64).write(&(length as u32))?,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        done += 1;
+    }
+    Ok(done as i64)
+}
+
+/// sendmmsg(fd, headers, count, flags)
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_sendmmsg(args: &Args) -> Result<i64> {
+    many(args[1], args.uint(2) as usize, |at, _| send_message(args.fd(0), &at.read()?, args.uint(3)))
+}
+
+/// recvmmsg(fd, headers, count, flags, timeout): the timeout is looked at between messages.
+///
+/// # Errors
+/// As in the manual.
+pub fn sys_recvmmsg(args: &Args) -> Result<i64> {
+    let timeout = UserPtr::<TimeSpec>::new(args[4]).read_optional()?.map(TimeSpec::nanoseconds).transpose()?;
+    let deadline = timeout.map(|timeout| time::now().saturating_add(timeout));
+    let flags = args.uint(3);
+    many(args[1], args.uint(2) as usize, |at, done| {
+        if done > 0 && deadline.is_some_and(|deadline| deadline <= time::now()) {
+            return Err(Errno::EAGAIN);
+        }
+        let later = if done > 0 && flags & MSG_WAITFORONE != 0 { c::MSG_DONTWAIT } else { 0 };
+        receive_message(args.fd(0), at, (flags & !MSG_WAITFORONE) | later)
+    })
+}

@@ -1,0 +1,189 @@
+//! sendmsg's and recvmsg's `struct msghdr`, and what travels beside the bytes.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use linux_raw_sys::net as c;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::channel::Ancillary;
+use super::options::Credentials;
+use crate::fs::{OnExec, OpenFile};
+use crate::task::{self, Resource};
+use crate::user;
+use crate::{Errno, Result};
+
+/// The most files in one message (SCM_MAX_FD).
+const MOST_FILES: usize = 253;
+/// The most bytes of control data that are read.
+const MOST_CONTROL: usize = 4096;
+/// Control messages begin at multiples of this.
+const ALIGN: usize = 8;
+
+/// `struct msghdr`: 56 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Header {
+    /// msg_name.
+    pub name: u64,
+    /// msg_namelen.
+    pub name_length: u32,
+    /// Padding.
+    pub pad: u32,
+    /// msg_iov.
+    pub vectors: u64,
+    /// msg_iovlen.
+    pub vector_count: u64,
+    /// msg_control.
+    pub control: u64,
+    /// msg_controllen.
+    pub control_length: u64,
+    /// msg_flags.
+    pub flags: u32,
+    /// Padding.
+    pub pad2: u32,
+}
+
+/// `struct cmsghdr`: 16 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Control {
+    length: u64,
+    level: u32,
+    kind: u32,
+}
+
+const CONTROL_BYTES: usize = size_of::<Control>();
+
+/// SCM_CREDENTIALS.
+const SCM_CREDENTIALS: u32 = 2;
+
+/// Read what a sender puts beside its bytes.
+///
+/// # Errors
+/// `EINVAL`, `EBADF`, `EPERM` for credentials that are not the sender's, `EFAULT`.
+pub fn read_control(header: &Header) -> Result<Ancillary> {
+    let mut ancillary = Ancillary { files: Vec::new(), credentials: Credentials::current() };
+    let length = usize::try_from(header.control_length).unwrap_or(usize::MAX);
+    if header.control == 0 || length < CONTROL_BYTES {
+        return Ok(ancillary);
+    }
+    if length > MOST_CONTROL {
+        return Err(Errno::ENOBUFS);
+    }
+    let bytes = user::read_vec(header.control, length)?;
+    let mut rest = &bytes[..];
+    while let Ok((control, _)) = Control::read_from_prefix(rest) {
+        let length = usize::try_from(control.length).map_err(|_| Errno::EINVAL)?;
+        let data = rest.get(CONTROL_BYTES..length).ok_or(Errno::EINVAL)?;
+        match (control.level, control.kind) {
+            (c::SOL_SOCKET, c::SCM_RIGHTS) => read_files(data, &mut ancillary.files)?,
+            (c::SOL_SOCKET, SCM_CREDENTIALS) => {
+                let claimed = Credentials::read_from_bytes(data).map_err(|_| Errno::EINVAL)?;
+                let own = ancillary.credentials;
+                if claimed != own && own.uid != 0 {
+                    return Err(Errno::EPERM);
+                }
+                ancillary.credentials = claimed;
+            }
+            _ => return Err(Errno::EINVAL),
+        }
+        rest = rest.get(length.next_multiple_of(ALIGN)..).unwrap_or_default();
+    }
+    Ok(ancillary)
+}
+
+fn read_files(data: &[u8], files: &mut Vec<Arc<OpenFile>>) -> Result<()> {
+    let table = task::current().process().files();
+    for fd in data.chunks_exact(size_of::<i32>()) {
+        if files.len() == MOST_FILES {
+            return Err(Errno::EINVAL);
+        }
+        let file = table.get(i32::from_le_bytes([fd[0], fd[1], fd[2], fd[3]]))?;
+        files.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        files.push(file);
+    }
+    Ok(())
+}
+
+/// What to do with what came.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivery {
+    /// SO_PASSCRED.
+    pub credentials: Wanted,
+    /// MSG_CMSG_CLOEXEC.
+    pub on_exec: OnExec,
+}
+
+/// Whether the receiver asked for something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// It did.
+    Yes,
+    /// It did not.
+    No,
+}
+
+/// Give the receiver what came beside the bytes: descriptors for the files, and the sender's credentials. Returns the
+/// length of what was written and MSG_CTRUNC where not all fitted; files that do not fit are closed.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn write_control(header: &Header, ancillary: Ancillary, delivery: Delivery) -> Result<(u64, u32)> {
+    let room = usize::try_from(header.control_length).unwrap_or(usize::MAX);
+    let mut flags = 0;
+    let mut written = 0;
+    let mut put = |kind: u32, data: &[u8], flags: &mut u32| -> Result<()> {
+        let left = room.saturating_sub(written);
+        if header.control == 0 || left < CONTROL_BYTES {
+            *flags |= c::MSG_CTRUNC;
+            return Ok(());
+        }
+        let data = if data.len() > left - CONTROL_BYTES {
+            *flags |= c::MSG_CTRUNC;
+            &data[..left - CONTROL_BYTES]
+        } else {
+            data
+        };
+        let control = Control { length: (CONTROL_BYTES + data.len()) as u64, level: c::SOL_SOCKET, kind };
+        let at = header.control + written as u64;
+        user::write_exact(at, control.as_bytes())?;
+        user::write_exact(at + CONTROL_BYTES as u64, data)?;
+        written += (CONTROL_BYTES + data.len()).next_multiple_of(ALIGN);
+        Ok(())
+    };
+    if delivery.credentials == Wanted::Yes {
+        put(SCM_CREDENTIALS, ancillary.credentials.as_bytes(), &mut flags)?;
+    }
+    if !ancillary.files.is_empty() {
+        let before = if delivery.credentials == Wanted::Yes { 32 } else { 0 };
+        let fit = room.saturating_sub(before + CONTROL_BYTES) / size_of::<i32>();
+        let numbers = install(ancillary.files, if header.control == 0 { 0 } else { fit }, delivery.on_exec);
+        let (numbers, all) = numbers;
+        if !all {
+            flags |= c::MSG_CTRUNC;
+        }
+        if !numbers.is_empty() {
+            put(c::SCM_RIGHTS, numbers.as_bytes(), &mut flags)?;
+        }
+    }
+    Ok((written.min(room) as u64, flags))
+}
+
+/// Descriptors for as many of `files` as `most` says, and whether that was all of them.
+fn install(files: Vec<Arc<OpenFile>>, most: usize, on_exec: OnExec) -> (Vec<i32>, bool) {
+    let process = task::current().process().clone();
+    let limit = usize::try_from(process.limit(Resource::Files).soft).unwrap_or(usize::MAX);
+    let total = files.len();
+    let mut numbers = Vec::new();
+    for file in files.into_iter().take(most) {
+        match process.files().insert(file, on_exec, limit) {
+            Ok(fd) => numbers.push(fd),
+            Err(_) => break,
+        }
+    }
+    let all = numbers.len() == total;
+    (numbers, all)
+}
+
+const _: () = assert!(size_of::<Header>() == size_of::<c::msghdr>());

@@ -1,0 +1,506 @@
+//! AF_UNIX sockets: unix(7).
+//!
+//! A connected stream (or seqpacket) socket receives from its own [`Channel`] and sends into its peer's; the two sockets
+//! share nothing else, so that there is no circle to take apart. A listening one keeps connections that are complete
+//! but not accepted. A datagram socket sends into whichever channel an address leads to.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::address::Address;
+use super::channel::{Ancillary, Channel, Patience, Received, Taking};
+use super::options::{Credentials, Options};
+use crate::fs::pipe::Boundary;
+use crate::fs::Ready;
+use crate::sync::{PollWaiter, SpinLock, WaitQueue};
+use crate::user::{Sink, Source};
+use crate::{Errno, Result};
+
+/// The types of AF_UNIX sockets, with their SOCK_* values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i32)]
+pub enum Kind {
+    /// SOCK_STREAM.
+    Stream = 1,
+    /// SOCK_DGRAM.
+    Datagram = 2,
+    /// SOCK_SEQPACKET.
+    Packets = 5,
+}
+
+/// Which direction ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shutdown {
+    /// SHUT_RD.
+    Receive,
+    /// SHUT_WR.
+    Send,
+    /// SHUT_RDWR.
+    Both,
+}
+
+/// The longest queue that listen(2) gives (net.core.somaxconn).
+const MOST_WAITING: usize = 4096;
+
+/// The other end of a connection.
+#[derive(Clone)]
+struct Peer {
+    /// What we send into.
+    channel: Arc<Channel>,
+    address: Option<Address>,
+    credentials: Credentials,
+}
+
+/// Connections that wait to be accepted.
+struct Listener {
+    waiting: VecDeque<Arc<UnixSocket>>,
+    most: usize,
+}
+
+#[derive(Default)]
+struct State {
+    address: Option<Address>,
+    peer: Option<Peer>,
+    listener: Option<Listener>,
+    /// The credentials that a connecting peer will see: the listener's at listen(2).
+    listen_credentials: Credentials,
+}
+
+/// A socket.
+pub struct UnixSocket {
+    kind: Kind,
+    /// What we receive from.
+    channel: Arc<Channel>,
+    state: SpinLock<State>,
+    pub(super) options: SpinLock<Options>,
+    /// SHUT_WR.
+    send_ended: AtomicBool,
+    /// Woken when a connection waits or was accepted.
+    connections: Arc<WaitQueue>,
+}
+
+impl UnixSocket {
+    /// An unbound, unconnected socket.
+    pub fn new(kind: Kind) -> Arc<Self> {
+        Arc::new(Self::around(kind, Channel::new()))
+    }
+
+    fn around(kind: Kind, channel: Arc<Channel>) -> Self {
+        Self {
+            kind,
+            channel,
+            state: SpinLock::new(State::default()),
+            options: SpinLock::new(Options::default()),
+            send_ended: AtomicBool::new(false),
+            connections: Arc::new(WaitQueue::new()),
+        }
+    }
+
+    /// Two sockets, connected to each other.
+    pub fn pair(kind: Kind) -> (Arc<Self>, Arc<Self>) {
+        let (one, other) = (Self::new(kind), Self::new(kind));
+        let credentials = Credentials::current();
+        let peer = |of: &Self| Some(Peer { channel: of.channel.clone(), address: None, credentials });
+        one.state.lock().peer = peer(&other);
+        other.state.lock().peer = peer(&one);
+        (one, other)
+    }
+
+    /// Its type.
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What keeps messages apart.
+    pub fn boundary(&self) -> Boundary {
+        if self.kind == Kind::Stream { Boundary::Stream } else { Boundary::Packet }
+    }
+
+    /// Where messages come from.
+    pub fn channel(&self) -> &Arc<Channel> {
+        &self.channel
+    }
+
+    /// What it is bound to.
+    pub fn address(&self) -> Option<Address> {
+        self.state.lock().address.clone()
+    }
+
+    /// What its peer is bound to.
+    ///
+    /// # Errors
+    /// `ENOTCONN`.
+    pub fn peer_address(&self) -> Result<Option<Address>> {
+        self.state.lock().peer.as_ref().map(|peer| peer.address.clone()).ok_or(Errno::ENOTCONN)
+    }
+
+    /// Who connected, or accepted.
+    pub fn peer_credentials(&self) -> Credentials {
+        self.state.lock().peer.as_ref().map_or(Credentials::NOBODY, |peer| peer.credentials)
+    }
+
+    /// Whether listen(2) was called.
+    pub fn is_listening(&self) -> bool {
+        self.state.lock().listener.is_some()
+    }
+
+    /// bind(2).
+    ///
+    /// # Errors
+    /// `EINVAL` where it is bound already; `EADDRINUSE`.
+    pub fn bind(self: &Arc<Self>, address: Option<Address>) -> Result<()> {
+        if self.state.lock().address.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        let address = match address {
+            Some(address) => {
+                address.bind(self)?;
+                address
+            }
+            None => Address::bind_to_any(self)?,
+        };
+        self.state.lock().address = Some(address);
+        Ok(())
+    }
+
+    /// listen(2).
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for datagrams, `EINVAL` where it is not bound or is connected.
+    pub fn listen(&self, backlog: usize) -> Result<()> {
+        if self.kind == Kind::Datagram {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let mut state = self.state.lock();
+        if state.address.is_none() || state.peer.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        let most = backlog.min(MOST_WAITING) + 1;
+        state.listen_credentials = Credentials::current();
+        match &mut state.listener {
+            Some(listener) => listener.most = most,
+            None => state.listener = Some(Listener { waiting: VecDeque::new(), most }),
+        }
+        drop(state);
+        self.connections.wake_all();
+        Ok(())
+    }
+
+    /// connect(2).
+    ///
+    /// # Errors
+    /// `ECONNREFUSED`, `EPROTOTYPE`, `EISCONN`, `EAGAIN`, `ERESTARTSYS`.
+    pub fn connect(self: &Arc<Self>, address: &Address, patience: Patience) -> Result<()> {
+        let target = address.find()?;
+        if target.kind != self.kind {
+            return Err(Errno::EPROTOTYPE);
+        }
+        if self.kind == Kind::Datagram {
+            let credentials = Credentials::NOBODY;
+            let peer = Peer { channel: target.channel.clone(), address: target.address(), credentials };
+            self.state.lock().peer = Some(peer);
+            return Ok(());
+        }
+        let served = Arc::new(Self::around(self.kind, Channel::new()));
+        loop {
+            target.wait_for_place(patience)?;
+            let own_address = {
+                let state = self.state.lock();
+                if state.peer.is_some() {
+                    return Err(Errno::EISCONN);
+                }
+                if state.listener.is_some() {
+                    return Err(Errno::EINVAL);
+                }
+                state.address.clone()
+            };
+            *served.state.lock() = State {
+                address: target.address(),
+                peer: Some(Peer {
+                    channel: self.channel.clone(),
+                    address: own_address,
+                    credentials: Credentials::current(),
+                }),
+                ..State::default()
+            };
+            let credentials = {
+                let mut state = target.state.lock();
+                let credentials = state.listen_credentials;
+                let listener = state.listener.as_mut().ok_or(Errno::ECONNREFUSED)?;
+                if listener.waiting.len() >= listener.most {
+                    continue;
+                }
+                listener.waiting.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+                listener.waiting.push_back(served.clone());
+                credentials
+            };
+            let peer = Peer { channel: served.channel.clone(), address: target.address(), credentials };
+            self.state.lock().peer = Some(peer);
+            target.connections.wake_all();
+            return Ok(());
+        }
+    }
+
+    fn wait_for_place(&self, patience: Patience) -> Result<()> {
+        let look = || match &self.state.lock().listener {
+            None => Some(Err(Errno::ECONNREFUSED)),
+            Some(listener) if listener.waiting.len() < listener.most => Some(Ok(())),
+            Some(_) => None,
+        };
+        self.wait_for_connections(patience, look)
+    }
+
+    fn wait_for_connections<T>(&self, patience: Patience, mut look: impl FnMut() -> Option<Result<T>>) -> Result<T> {
+        match (look(), patience) {
+            (Some(result), _) => result,
+            (None, Patience::Never) => Err(Errno::EAGAIN),
+            (None, Patience::Until(deadline)) => {
+                self.connections.wait_until_deadline(deadline, look)?.ok_or(Errno::EAGAIN)?
+            }
+        }
+    }
+
+    /// accept(2).
+    ///
+    /// # Errors
+    /// `EINVAL` where it does not listen, `EOPNOTSUPP` for datagrams, `EAGAIN`, `ERESTARTSYS`.
+    pub fn accept(&self, patience: Patience) -> Result<Arc<Self>> {
+        if self.kind == Kind::Datagram {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let look = || match &mut self.state.lock().listener {
+            None => Some(Err(Errno::EINVAL)),
+            Some(listener) => listener.waiting.pop_front().map(Ok),
+        };
+        let accepted = self.wait_for_connections(patience, look)?;
+        self.connections.wake_all();
+        Ok(accepted)
+    }
+
+    /// shutdown(2).
+    ///
+    /// # Errors
+    /// `ENOTCONN`.
+    pub fn shutdown(&self, how: Shutdown) -> Result<()> {
+        let peer = self.state.lock().peer.clone();
+        if peer.is_none() && self.kind != Kind::Datagram {
+            return Err(Errno::ENOTCONN);
+        }
+        if how != Shutdown::Receive {
+            self.send_ended.store(true, Ordering::SeqCst);
+            if let Some(peer) = peer.filter(|_| self.kind != Kind::Datagram) {
+                peer.channel.close_sender();
+            }
+        }
+        if how != Shutdown::Send {
+            self.channel.close_receiver();
+        }
+        Ok(())
+    }
+
+    /// Send to `to`, or to the peer.
+    ///
+    /// # Errors
+    /// `EPIPE`, `ENOTCONN`, `EDESTADDRREQ`, `EISCONN`, `ECONNREFUSED`, `EMSGSIZE`, `EAGAIN`, `ERESTARTSYS`, …
+    pub fn send(
+        &self,
+        source: &mut dyn Source,
+        ancillary: Ancillary,
+        to: Option<&Address>,
+        patience: Patience,
+    ) -> Result<usize> {
+        if self.send_ended.load(Ordering::SeqCst) {
+            return Err(Errno::EPIPE);
+        }
+        let (peer, own) = {
+            let state = self.state.lock();
+            (state.peer.clone(), state.address.clone())
+        };
+        let channel = match (self.kind, to, peer) {
+            (Kind::Datagram, Some(to), _) => {
+                let target = to.find()?;
+                if target.kind != Kind::Datagram {
+                    return Err(Errno::EPROTOTYPE);
+                }
+                target.channel.clone()
+            }
+            (Kind::Datagram, None, None) => return Err(Errno::EDESTADDRREQ),
+            (_, Some(_), Some(_)) => return Err(Errno::EISCONN),
+            (_, Some(_), None) => return Err(Errno::EOPNOTSUPP),
+            (_, None, None) => return Err(Errno::ENOTCONN),
+            (_, None, Some(peer)) => peer.channel,
+        };
+        match self.kind {
+            Kind::Stream => channel.send_stream(source, ancillary, patience),
+            Kind::Datagram => channel.send_message(source, ancillary, own, patience),
+            Kind::Packets => {
+                let sent = channel.send_message(source, ancillary, None, patience);
+                sent.map_err(|error| if error == Errno::ECONNREFUSED { Errno::EPIPE } else { error })
+            }
+        }
+    }
+
+    /// Receive.
+    ///
+    /// # Errors
+    /// `ENOTCONN`, `EINVAL` for a listening socket, `EAGAIN`, `ERESTARTSYS`, `EFAULT`.
+    pub fn receive(&self, sink: &mut dyn Sink, taking: Taking, patience: Patience) -> Result<Received> {
+        if self.kind != Kind::Datagram && self.state.lock().peer.is_none() {
+            return Err(if self.kind == Kind::Stream { Errno::EINVAL } else { Errno::ENOTCONN });
+        }
+        match self.kind {
+            Kind::Stream => self.channel.receive_stream(sink, taking, patience),
+            _ => self.channel.receive_message(sink, taking, patience),
+        }
+    }
+
+    /// What poll(2) says.
+    pub fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        let (peer, listening, waiting) = {
+            let state = self.state.lock();
+            let waiting = state.listener.as_ref().is_some_and(|listener| !listener.waiting.is_empty());
+            (state.peer.as_ref().map(|peer| peer.channel.clone()), state.listener.is_some(), waiting)
+        };
+        if let Some(waiter) = waiter {
+            waiter.register(&self.connections);
+            waiter.register(&self.channel.readable);
+            if let Some(peer) = &peer {
+                waiter.register(&peer.writable);
+            }
+        }
+        let mut ready = Ready::empty();
+        if listening {
+            ready.set(Ready::IN, waiting);
+            return ready;
+        }
+        let ended = !self.channel.has_sender() || !self.channel.has_receiver();
+        ready.set(Ready::IN, self.channel.has_message() || ended);
+        ready.set(Ready::RDHUP, ended);
+        let send_ended = self.send_ended.load(Ordering::SeqCst);
+        match &peer {
+            Some(peer) => {
+                ready.set(Ready::OUT, peer.has_room() || !peer.has_receiver());
+                ready.set(Ready::HUP, ended && (send_ended || !peer.has_receiver()));
+            }
+            None if self.kind == Kind::Datagram => ready |= Ready::OUT,
+            None => ready |= Ready::OUT | Ready::HUP,
+        }
+        ready
+    }
+}
+
+impl Drop for UnixSocket {
+    fn drop(&mut self) {
+        let state = core::mem::take(self.state.get_mut());
+        if let Some(peer) = state.peer.filter(|_| self.kind != Kind::Datagram) {
+            peer.channel.close_sender();
+        }
+        self.channel.close_receiver();
+        if let Some(address) = state.address {
+            address.release();
+        }
+        // Connections that nobody accepted end here, and their peers notice.
+        drop(state.listener);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::bytes::{SliceSink, SliceSource};
+    use alloc::vec::Vec;
+
+    fn send(socket: &UnixSocket, bytes: &[u8]) -> Result<usize> {
+        socket.send(&mut SliceSource::new(bytes), Ancillary::default(), None, Patience::Never)
+    }
+
+    fn receive(socket: &UnixSocket) -> Result<Vec<u8>> {
+        let mut buffer = [0; 64];
+        let received = socket.receive(&mut SliceSink::new(&mut buffer), Taking::Take, Patience::Never)?;
+        Ok(buffer[..received.count].to_vec())
+    }
+
+    fn name(text: &[u8]) -> Address {
+        Address::Abstract(text.to_vec())
+    }
+
+    #[test]
+    fn a_pair_talks_both_ways_and_hears_the_other_go() {
+        let (one, other) = UnixSocket::pair(Kind::Stream);
+        send(&one, b"ping").unwrap();
+        send(&other, b"pong").unwrap();
+        assert_eq!(one.poll(None), Ready::IN | Ready::OUT);
+        assert_eq!((receive(&other).unwrap(), receive(&one).unwrap()), (b"ping".to_vec(), b"pong".to_vec()));
+        assert_eq!(receive(&one), Err(Errno::EAGAIN));
+        drop(other);
+        assert_eq!(receive(&one).unwrap(), b"");
+        assert_eq!(send(&one, b"x"), Err(Errno::EPIPE));
+        assert!(one.poll(None).contains(Ready::HUP | Ready::RDHUP | Ready::IN));
+    }
+
+    #[test]
+    fn half_a_connection_can_be_shut_down() {
+        let (one, other) = UnixSocket::pair(Kind::Stream);
+        one.shutdown(Shutdown::Send).unwrap();
+        assert_eq!(receive(&other).unwrap(), b"");
+        assert_eq!(send(&one, b"x"), Err(Errno::EPIPE));
+        send(&other, b"still").unwrap();
+        assert_eq!(receive(&one).unwrap(), b"still");
+    }
+
+    #[test]
+    fn a_listener_hands_out_connections_in_their_order() {
+        let listener = UnixSocket::new(Kind::Stream);
+        assert_eq!(listener.listen(1), Err(Errno::EINVAL));
+        listener.bind(Some(name(b"in order"))).unwrap();
+        let clients: Vec<_> = (0..3).map(|_| UnixSocket::new(Kind::Stream)).collect();
+        let refused = clients[0].connect(&name(b"in order"), Patience::Never);
+        assert_eq!(refused, Err(Errno::ECONNREFUSED));
+        listener.listen(1).unwrap();
+        clients[0].connect(&name(b"in order"), Patience::Never).unwrap();
+        clients[1].connect(&name(b"in order"), Patience::Never).unwrap();
+        assert_eq!(clients[2].connect(&name(b"in order"), Patience::Never), Err(Errno::EAGAIN));
+        assert_eq!(clients[0].connect(&name(b"in order"), Patience::Never), Err(Errno::EAGAIN));
+        assert_eq!(listener.poll(None), Ready::IN);
+        send(&clients[0], b"first").unwrap();
+        let served = listener.accept(Patience::Never).unwrap();
+        assert_eq!(receive(&served).unwrap(), b"first");
+        assert_eq!(clients[0].peer_address().unwrap(), Some(name(b"in order")));
+        listener.accept(Patience::Never).unwrap();
+        assert!(matches!(listener.accept(Patience::Never), Err(Errno::EAGAIN)));
+    }
+
+    #[test]
+    fn a_listener_that_goes_takes_its_waiting_connections_along() {
+        let listener = UnixSocket::new(Kind::Packets);
+        listener.bind(Some(name(b"short-lived"))).unwrap();
+        listener.listen(5).unwrap();
+        let client = UnixSocket::new(Kind::Packets);
+        client.connect(&name(b"short-lived"), Patience::Never).unwrap();
+        drop(listener);
+        assert_eq!(receive(&client).unwrap(), b"");
+        assert_eq!(send(&client, b"x"), Err(Errno::EPIPE));
+        let again = UnixSocket::new(Kind::Packets);
+        again.bind(Some(name(b"short-lived"))).unwrap();
+    }
+
+    #[test]
+    fn datagrams_find_their_way_by_name_and_say_who_sent_them() {
+        let (server, client) = (UnixSocket::new(Kind::Datagram), UnixSocket::new(Kind::Datagram));
+        server.bind(Some(name(b"server"))).unwrap();
+        client.bind(None).unwrap();
+        let to = name(b"server");
+        let source = &mut SliceSource::new(b"hello");
+        client.send(source, Ancillary::default(), Some(&to), Patience::Never).unwrap();
+        let mut buffer = [0; 16];
+        let received =
+            server.receive(&mut SliceSink::new(&mut buffer), Taking::Take, Patience::Never).unwrap();
+        assert_eq!(received.from, client.address());
+        assert_eq!(send(&client, b"x"), Err(Errno::EDESTADDRREQ));
+        client.connect(&to, Patience::Never).unwrap();
+        send(&client, b"x").unwrap();
+        drop(server);
+        assert_eq!(send(&client, b"x"), Err(Errno::ECONNREFUSED));
+    }
+}
