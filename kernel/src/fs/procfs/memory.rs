@@ -239,7 +239,8 @@ impl SpaceFile {
         let first = (offset / ENTRY).min(end);
         let count = (sink.remaining() as u64 / ENTRY).min(STEP).min(end - first);
         let mut words = alloc::vec![0u64; count as usize];
-        self.space.lock().residency(VirtAddr(first * PAGE), count * PAGE, |index, residency| {
+        // What is not mapped has no entry: it stays zero.
+        let _ = self.space.lock().residency(VirtAddr(first * PAGE), count * PAGE, |index, residency| {
             if residency == Residency::Resident
                 && let Some(word) = words.get_mut(index as usize)
             {
