@@ -108,6 +108,12 @@ pub const KNOWN: &[Known] = &[
         set: page_allocator,
     },
     Known {
+        name: "page_alloc.placement",
+        values: "auto|linear|random|balanced",
+        help: "balanced: user frames come from the near-cache bins that hold the fewest; auto: where there are such bins",
+        set: page_allocator,
+    },
+    Known {
         name: "page_alloc.shuffle",
         values: "auto|on|off",
         help: "hand frames out in random order; auto: where a direct-mapped memory-side cache is present",
@@ -116,7 +122,7 @@ pub const KNOWN: &[Known] = &[
     Known {
         name: "page_alloc.shuffle_order",
         values: "0-10",
-        help: "shuffle blocks of 2^this frames",
+        help: "10: blocks of 4 MiB stay together, 9: pageblocks, less: every frame is drawn",
         set: page_allocator,
     },
     Known {

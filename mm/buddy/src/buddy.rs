@@ -188,6 +188,10 @@ impl<M: Machine> Buddy<M> {
         if lane.drain_requested() {
             self.drain_lane(pinned, lane);
         }
+        if self.zone(lane.node()).is_balanced() {
+            // A frame on its way home still occupies its near-cache bin.
+            self.send_home(pinned, lane);
+        }
         // Before any lock: the generator may have one of its own.
         let mut rng = Rng::new(self.machine.random_u64());
         lane.set_key(rng.next());

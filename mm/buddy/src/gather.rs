@@ -1,6 +1,6 @@
 //! Blocks larger than a pageblock, up to 1 GiB: gathered from free pageblocks that happen to lie side by side.
 
-use freehold_frame::{Owner, Side};
+use freehold_frame::Side;
 use freehold_machine::{Machine, PAGEBLOCK_ORDER, Pfn, Pinned};
 
 use crate::Buddy;
@@ -33,16 +33,8 @@ impl<M: Machine> Buddy<M> {
                 self.change_side(&mut [block], side);
             }
         }
-        zone.finish_gather(&zone.lock(pinned, self.machine), first, count);
+        zone.finish_gather(&zone.lock(pinned, self.machine), first, count, side);
         out(first.start());
         1
-    }
-}
-
-/// The class that stands for a side in the state of a block that is being gathered.
-pub(crate) const fn class_of(side: Side) -> Owner {
-    match side {
-        Side::Kernel => Owner::Kernel,
-        Side::User => Owner::Anon,
     }
 }

@@ -14,8 +14,9 @@ use crate::block::{BITMAP_WORDS, BlockId, BlockState, Blocks, META_WORDS};
 use crate::buddy::{Buddy, NONE};
 use crate::lane::{HEAD, Shapes};
 use crate::options::{Check, Options, Wipe};
+use crate::place::Bins;
 use crate::word::Plain;
-use crate::zone::{LIST_WORDS, Pairs, Runs, Zone};
+use crate::zone::{LIST_WORDS, Pairs, Parts, Runs, Zone};
 
 /// Most runs of whole free pageblocks of a node; what is beyond them is added block by block.
 const RUNS: usize = 64;
@@ -42,13 +43,15 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(topology: &Topology, cpus: usize, shapes: &Shapes) -> Self {
+    fn of(topology: &Topology, cpus: usize, shapes: &Shapes, options: &Options) -> Self {
         let blocks = topology.end().0.div_ceil(PAGEBLOCK_FRAMES) as usize;
         let lanes = cpus * (HEAD + shapes.words);
         let zones = topology.node_count() * (LIST_WORDS + 2 * RUNS);
         // Sets: a position on each side for each block a zone touches; at most two zones touch one block at each range's edge.
         let sets = 2 * (blocks + 2 * topology.ranges().len());
-        Self { blocks, total: LINE + lanes + blocks * (BITMAP_WORDS + META_WORDS) + zones + sets }
+        let nodes = (0..topology.node_count() as u8).map(NodeId);
+        let bins: usize = nodes.map(|node| Bins::words(Bins::cache_blocks(topology, node, options))).sum();
+        Self { blocks, total: bins + LINE + lanes + blocks * (BITMAP_WORDS + META_WORDS) + zones + sets }
     }
 }
 
@@ -65,8 +68,8 @@ impl Supply {
 
 impl<M: Machine> Buddy<M> {
     /// How many zeroed words [`Buddy::new`] needs: about 0.25 bytes per frame up to the end of memory, and up to 40 KiB per CPU.
-    pub fn metadata_words(topology: &Topology, cpus: usize, _options: &Options) -> usize {
-        Layout::of(topology, cpus, &Shapes::of(topology.frames(), cpus)).total
+    pub fn metadata_words(topology: &Topology, cpus: usize, options: &Options) -> usize {
+        Layout::of(topology, cpus, &shapes(topology, cpus, options), options).total
     }
 
     /// The allocator of all memory in `topology` but the `reserved` frames (sorted, disjoint runs).
@@ -93,8 +96,8 @@ impl<M: Machine> Buddy<M> {
         if table.end() < topology.end() {
             return Err(InitError::TableTooSmall);
         }
-        let shapes = Shapes::of(topology.frames(), cpus);
-        let layout = Layout::of(topology, cpus, &shapes);
+        let shapes = shapes(topology, cpus, &options);
+        let layout = Layout::of(topology, cpus, &shapes, &options);
         if metadata.len() < layout.total {
             return Err(InitError::MetadataTooSmall(layout.total));
         }
@@ -207,7 +210,9 @@ impl<M: Machine> Buddy<M> {
             }
         });
         let runs = Runs::new(&runs[..2 * used], total);
-        Ok(Zone::new(node, self.blocks, runs, lists, sets, frames, pairs))
+        let cache_blocks = Bins::cache_blocks(&self.topology, node, &self.options);
+        let bins = Bins::new(cache_blocks, supply.take(Bins::words(cache_blocks))?);
+        Ok(Zone::new(node, Parts { blocks: self.blocks, runs, lists, bins, sets, frames }, pairs))
     }
 
     /// Add the free frames of pageblocks that are not wholly free, and whole blocks for which there was no run.
@@ -270,6 +275,14 @@ impl<M: Machine> Buddy<M> {
 /// The pageblocks that lie wholly in `run`: the first, and one past the last (below the first where there is none).
 fn whole_blocks(run: PfnRange) -> (u64, u64) {
     (run.start.0.div_ceil(PAGEBLOCK_FRAMES), run.end.0 / PAGEBLOCK_FRAMES)
+}
+
+/// Per-CPU lists for this machine: small ones where frames are placed by near-cache bin, since a frame in a list has its bin and no use.
+fn shapes(topology: &Topology, cpus: usize, options: &Options) -> Shapes {
+    let nodes = (0..topology.node_count() as u8).map(NodeId);
+    let caches = nodes.map(|node| Bins::cache_blocks(topology, node, options)).filter(|blocks| *blocks > 0);
+    // A batch is 1/512 of the smallest cache, so that what lies in lists is less than half a percent of it.
+    Shapes::of(topology.frames(), cpus, caches.min().map_or(PAGEBLOCK_FRAMES, |blocks| blocks.clamp(8, 64)))
 }
 
 /// For each node, the nodes with memory by distance.

@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{Order, Owner, Tag};
-use freehold_machine::{NodeId, Pfn};
+use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn};
 
 use crate::word::Plain;
 
@@ -23,8 +23,6 @@ pub(crate) const LISTS: usize = 12;
 const SINGLES: usize = 4;
 /// Blocks that wait to go home.
 pub(crate) const HOMEWARD: usize = 64;
-/// Most single frames that one refill gets: a whole pageblock.
-const MOST: u64 = 512;
 
 /// Words in a lane's head: its scalars, then eight words for each list.
 pub(crate) const HEAD: usize = TABLE + 8 * LIST_CHUNKS;
@@ -75,10 +73,10 @@ pub(crate) struct Shapes {
 const NO_LIST: u8 = u8::MAX;
 
 impl Shapes {
-    /// Lists for a machine with `frames` of memory and `cpus`: at most 1/128 of a CPU's share in a batch of single frames.
-    pub(crate) fn of(frames: u64, cpus: usize) -> Self {
+    /// Lists for a machine with `frames` of memory and `cpus`: at most `most` single frames in a batch, and 1/128 of a CPU's share.
+    pub(crate) fn of(frames: u64, cpus: usize, most: u64) -> Self {
         let share = frames / cpus.max(1) as u64;
-        let singles = (share / 128).clamp(8, MOST);
+        let singles = (share / 128).clamp(8, most);
         let shapes = core::array::from_fn(|index| {
             let (class, order) = match index {
                 0 => (Owner::Kernel, 0),
@@ -92,7 +90,7 @@ impl Shapes {
             };
             let batch = match order {
                 0 => singles,
-                9 => (share / MOST / 64).min(8),
+                9 => (share / PAGEBLOCK_FRAMES / 64).min(8),
                 _ => singles >> (order + 1),
             };
             Shape { class, order, batch, room: 2 * batch }

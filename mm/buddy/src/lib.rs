@@ -4,6 +4,7 @@
 //!   ([`Owner`]) with a bitmap of their free frames.
 //! - **Shuffle by construction**: a free pageblock is drawn with equal chances from all that are free, at boot as after any number of
 //!   frees (`set`), and a frame with equal chances from those in the CPU's list (`lane`). No pass over memory, none to defer.
+//! - **Placement** (`place`): in front of a direct-mapped memory-side cache, user frames of the bins that hold the fewest.
 //! - **Sides**: a pageblock is in the kernel's direct map as a whole or not at all, and changes only when it is wholly free,
 //!   many at once with one flush, never under a lock.
 //! - **Per-CPU lists** for orders 0–3 and 9: a hit takes no lock and no atomic read-modify-write.
@@ -25,8 +26,10 @@ mod init;
 mod lane;
 mod misuse;
 mod options;
+mod place;
 mod rng;
 mod set;
+mod sides;
 mod validate;
 mod word;
 mod zone;
@@ -35,7 +38,7 @@ pub use buddy::{Buddy, Moment};
 pub use info::{LaneInfo, ORDERS, ZoneInfo};
 pub use init::InitError;
 pub use misuse::Misuse;
-pub use options::{BadParameter, Check, MisuseSink, Options, Shuffle, Wipe};
+pub use options::{BadParameter, Check, MisuseSink, Options, Placement, Shuffle, Wipe};
 pub use validate::Fault;
 pub use zone::Watermarks;
 

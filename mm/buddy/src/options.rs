@@ -17,6 +17,20 @@ pub enum Shuffle {
     Off,
 }
 
+/// `page_alloc.placement=`
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Placement {
+    /// Balanced where a direct-mapped memory-side cache is present, else as shuffle says.
+    #[default]
+    Auto,
+    /// By address: shuffle is off.
+    Linear,
+    /// Drawn from all that is free: shuffle is on.
+    Random,
+    /// Drawn from the near-cache bins that hold the fewest frames of the owner, where there is such a cache.
+    Balanced,
+}
+
 /// `page_alloc.check=`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Check {
@@ -48,6 +62,8 @@ pub struct Options {
     /// `page_alloc.shuffle_order=` 0 to 10: log2 of the frames that stay together. 10: blocks of 4 MiB are used whole before
     /// the next is drawn; 9: pageblocks; less: single frames inside a pageblock are drawn at random too.
     pub shuffle_order: u32,
+    /// `page_alloc.placement=auto|linear|random|balanced`
+    pub placement: Placement,
     /// `page_alloc.check=fill`
     pub check: Check,
     /// `init_on_alloc=1`
@@ -63,6 +79,7 @@ impl Default for Options {
         Self {
             shuffle: Shuffle::Auto,
             shuffle_order: 0,
+            placement: Placement::Auto,
             check: Check::Owners,
             init_on_alloc: Wipe::Never,
             init_on_free: Wipe::Never,
@@ -104,6 +121,15 @@ impl Options {
                 let order = value.parse().ok().filter(|order| *order <= 10);
                 self.shuffle_order = order.ok_or(BadParameter::Value("0 to 10"))?;
             }
+            "page_alloc.placement" => {
+                self.placement = match value {
+                    "auto" => Placement::Auto,
+                    "linear" => Placement::Linear,
+                    "random" => Placement::Random,
+                    "balanced" => Placement::Balanced,
+                    _ => return Err(BadParameter::Value("auto, linear, random or balanced")),
+                }
+            }
             "page_alloc.check" => {
                 self.check = match value {
                     "fill" => Check::Fill,
@@ -117,12 +143,17 @@ impl Options {
         }
         Ok(())
     }
+    /// Whether user memory is placed by near-cache bin, where there is a cache that has them.
+    pub(crate) const fn balances(&self) -> bool {
+        matches!(self.placement, Placement::Auto | Placement::Balanced)
+    }
     /// Whether this machine's memory is shuffled.
     pub fn shuffles(&self, topology: &Topology) -> bool {
-        match self.shuffle {
-            Shuffle::On => true,
-            Shuffle::Off => false,
-            Shuffle::Auto => (0..topology.node_count())
+        match (self.placement, self.shuffle) {
+            (Placement::Linear, _) => false,
+            (Placement::Random, _) | (_, Shuffle::On) => true,
+            (_, Shuffle::Off) => false,
+            (_, Shuffle::Auto) => (0..topology.node_count())
                 .flat_map(|node| topology.near_caches(freehold_machine::NodeId(node as u8)))
                 .any(|cache| cache.indexing == Indexing::Direct),
         }

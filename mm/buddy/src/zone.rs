@@ -16,7 +16,7 @@ use freehold_frame::{Owner, Side};
 use freehold_machine::{Cpus, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Pinned};
 
 use crate::block::{self, BITMAP_WORDS, BUCKETS, BlockId, BlockState, Blocks, Fill, link, unlink};
-use crate::gather::class_of;
+use crate::place::{Bins, wants_balance};
 use crate::rng::Rng;
 use crate::set::{FreeSet, Initial};
 use crate::word::{Held, Lock, Plain};
@@ -113,20 +113,34 @@ pub(crate) struct Zone {
     blocks: Blocks,
     runs: Runs,
     lists: &'static [AtomicU64],
+    bins: Option<Bins>,
     user: FreeSet,
     kernel: FreeSet,
     /// Free frames: those of both sets, of split blocks, and of blocks on the move.
-    free: AtomicU64,
+    pub(crate) free: AtomicU64,
     /// Frames that the allocator hands out, free or not.
     managed: AtomicU64,
     /// Split pageblocks.
     split: AtomicU64,
     /// Blocks that someone is moving, who will put them back without fail.
-    moving: AtomicU64,
+    pub(crate) moving: AtomicU64,
     /// The block handed out last, for shuffling in pairs of blocks.
     last: AtomicU64,
     pub(crate) marks: Watermarks,
     pairs: Pairs,
+}
+
+/// What a zone is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) blocks: Blocks,
+    pub(crate) runs: Runs,
+    pub(crate) lists: &'static [AtomicU64],
+    pub(crate) bins: Option<Bins>,
+    /// The slots of the user's and of the kernel's free set.
+    pub(crate) sets: (&'static [AtomicU64], &'static [AtomicU64]),
+    /// Frames of memory, reserved ones too.
+    pub(crate) frames: u64,
 }
 
 /// Whether the two pageblocks of a 4 MiB block are used one after the other (`page_alloc.shuffle_order=10`).
@@ -141,16 +155,8 @@ pub(crate) enum Pairs {
 pub(crate) struct NotTaken;
 
 impl Zone {
-    #[allow(clippy::too_many_arguments, reason = "one caller: the allocator's set-up")]
-    pub(crate) fn new(
-        node: NodeId,
-        blocks: Blocks,
-        runs: Runs,
-        lists: &'static [AtomicU64],
-        sets: (&'static [AtomicU64], &'static [AtomicU64]),
-        frames: u64,
-        pairs: Pairs,
-    ) -> Self {
+    pub(crate) fn new(node: NodeId, parts: Parts, pairs: Pairs) -> Self {
+        let Parts { blocks, runs, lists, bins, sets, frames } = parts;
         let free = runs.total * PAGEBLOCK_FRAMES;
         Self {
             lock: Lock::default(),
@@ -158,6 +164,7 @@ impl Zone {
             blocks,
             runs,
             lists,
+            bins,
             user: FreeSet::new(sets.0, runs.total),
             kernel: FreeSet::new(sets.1, 0),
             free: AtomicU64::new(free),
@@ -195,6 +202,24 @@ impl Zone {
         }
     }
 
+    /// Whether user frames are placed by near-cache bin.
+    pub(crate) const fn is_balanced(&self) -> bool {
+        self.bins.is_some()
+    }
+    pub(crate) const fn blocks(&self) -> Blocks {
+        self.blocks
+    }
+    pub(crate) const fn runs(&self) -> &Runs {
+        &self.runs
+    }
+    /// The first block of a list.
+    pub(crate) fn first_of(&self, class: Owner, bucket: usize) -> Option<BlockId> {
+        unlink(self.head(class, bucket).get())
+    }
+    /// Where a free block is in its set.
+    pub(crate) fn position_of(&self, side: Side, block: BlockId) -> u64 {
+        self.set(side).position_of(block, self.blocks, &self.runs)
+    }
     fn head(&self, class: Owner, bucket: usize) -> &AtomicU64 {
         &self.lists[class as usize * (BUCKETS + 1) + bucket]
     }
@@ -252,13 +277,25 @@ impl Zone {
         out: &mut impl FnMut(Pfn),
     ) -> u64 {
         let Wish { class, order, want, reach } = wish;
+        if let Some(bins) = self.bins.as_ref().filter(|_| wants_balance(&wish)) {
+            let taken = self.take_balanced(held, bins, wish, rng.as_deref_mut(), out);
+            if taken > 0 {
+                return taken;
+            }
+        }
         let mut taken = 0;
         while taken < want {
             let Some(block) = self.candidate(held, class, order, reach) else { break };
             let old = self.blocks.state(block);
             let bitmap = self.blocks.bitmap(block);
+            let mut out = |frame| {
+                if let Some(bins) = &self.bins {
+                    bins.add(old.class(), frame, order);
+                }
+                out(frame);
+            };
             let got = if order == 0 {
-                take_frames(bitmap, block, old.free(), want - taken, rng.as_deref_mut(), out)
+                take_frames(bitmap, block, old.free(), want - taken, rng.as_deref_mut(), &mut out)
             } else {
                 let mut got = 0;
                 while got < want - taken
@@ -269,12 +306,19 @@ impl Zone {
                 }
                 got
             };
-            let new = old.with_free(old.free() - (got << order));
-            self.update(block, old, if got == 0 { new.with_hint(order - 1) } else { new });
-            self.free.sub(got << order);
+            if got == 0 {
+                self.update(block, old, old.with_hint(order - 1));
+            } else {
+                self.note_taken(block, old, got << order);
+            }
             taken += got;
         }
         taken
+    }
+    /// `frames` of a split block were handed out.
+    pub(crate) fn note_taken(&self, block: BlockId, old: BlockState, frames: u64) {
+        self.update(block, old, old.with_free(old.free() - frames));
+        self.free.sub(frames);
     }
     /// The fullest split block of `class` that may have a run of `order`.
     fn candidate(&self, _held: &Held, class: Owner, order: u32, reach: Reach) -> Option<BlockId> {
@@ -299,7 +343,7 @@ impl Zone {
     }
     /// Give a free block of the class's side to `class`.
     pub(crate) fn open(&self, held: &Held, class: Owner, rng: Option<&mut Rng>) -> Option<BlockId> {
-        let block = self.take_block(held, class.side(), rng)?;
+        let block = self.take_block(held, class.side(), class, rng)?;
         block::fill(self.blocks.bitmap(block));
         self.blocks.set_state(block, BlockState::split(class, PAGEBLOCK_FRAMES));
         self.enlist(block, class, BUCKETS - 1);
@@ -309,13 +353,25 @@ impl Zone {
     }
     /// Hand out a whole free block of a side.
     pub(crate) fn take_whole(&self, held: &Held, side: Side, rng: Option<&mut Rng>) -> Option<BlockId> {
-        let block = self.take_block(held, side, rng)?;
+        let block = self.take_block(held, side, whole_class(side), rng)?;
+        self.count_whole(block, side, Bins::add);
         self.blocks.set_state(block, BlockState::plain(Fill::Whole));
         Some(block)
     }
-    fn take_block(&self, _held: &Held, side: Side, rng: Option<&mut Rng>) -> Option<BlockId> {
+    fn take_block(
+        &self,
+        _held: &Held,
+        side: Side,
+        class: Owner,
+        mut rng: Option<&mut Rng>,
+    ) -> Option<BlockId> {
         let set = self.set(side);
-        let position = self.partner(side).or_else(|| set.draw(rng))?;
+        let position = self
+            .bins
+            .as_ref()
+            .and_then(|bins| self.draw_balanced(bins, side, class, rng.as_deref_mut()))
+            .or_else(|| self.partner(side))
+            .or_else(|| set.draw(rng))?;
         let block = set.take_at(position, self.blocks, &self.runs);
         self.last.set(link(Some(block)));
         self.free.sub(PAGEBLOCK_FRAMES);
@@ -344,6 +400,9 @@ impl Zone {
         if old.free() < PAGEBLOCK_FRAMES / 2 {
             return Some(other);
         }
+        if let Some(bins) = &self.bins {
+            self.recount(bins, block, old.class(), class);
+        }
         self.update(block, old, old.with_class(class));
         Some(class)
     }
@@ -355,6 +414,9 @@ impl Zone {
         let index = frame.0 - block.start().0;
         if !old.is_split() || !block::put_run(self.blocks.bitmap(block), index, order) {
             return Err(NotTaken);
+        }
+        if let Some(bins) = &self.bins {
+            bins.sub(old.class(), frame, order);
         }
         self.free.add(1 << order);
         let free = old.free() + (1 << order);
@@ -374,11 +436,17 @@ impl Zone {
         if self.blocks.state(block).fill() != Fill::Whole {
             return Err(NotTaken);
         }
+        self.count_whole(block, side, Bins::sub);
         self.free.add(PAGEBLOCK_FRAMES);
         self.insert(block, side);
         Ok(())
     }
-    fn insert(&self, block: BlockId, side: Side) {
+    pub(crate) fn count_whole(&self, block: BlockId, side: Side, change: fn(&Bins, Owner, Pfn, u32)) {
+        if let Some(bins) = &self.bins {
+            change(bins, whole_class(side), block.start(), PAGEBLOCK_ORDER);
+        }
+    }
+    pub(crate) fn insert(&self, block: BlockId, side: Side) {
         self.blocks.set_state(block, BlockState::plain(Fill::Free(side)));
         self.set(side).insert(block, self.blocks);
     }
@@ -419,86 +487,13 @@ impl Zone {
     pub(crate) fn manage(&self, _held: &Held, frames: u64) {
         self.managed.add(frames);
     }
+}
 
-    /// Take free blocks out of one side, to be changed to the other without the lock. The caller calls [`Zone::finish_move`]
-    /// for all of them, whatever happens; meanwhile they count as free and as moving.
-    pub(crate) fn begin_move(
-        &self,
-        _held: &Held,
-        from: Side,
-        mut rng: Option<&mut Rng>,
-        moved: &mut [BlockId; MOVE_BATCH],
-    ) -> usize {
-        let set = self.set(from);
-        let most = match from {
-            // What the kernel takes from the user comes singly: entering the direct map costs no flush.
-            Side::User => 1,
-            // What it gives back comes in numbers: one flush for all.
-            Side::Kernel => MOVE_BATCH,
-        };
-        let mut count = 0;
-        while count < most
-            && let Some(position) = set.draw(rng.as_deref_mut())
-        {
-            moved[count] = set.take_at(position, self.blocks, &self.runs);
-            self.blocks.set_state(moved[count], BlockState::plain(Fill::Moving));
-            count += 1;
-        }
-        self.moving.add(count as u64);
-        count
-    }
-    /// Put blocks that changed sides where they belong now.
-    pub(crate) fn finish_move(&self, _held: &Held, to: Side, moved: &[BlockId]) {
-        moved.iter().for_each(|&block| self.insert(block, to));
-        self.moving.sub(moved.len() as u64);
-    }
-
-    /// The lowest aligned run of `count` (a power of two) free pageblocks, of whichever sides.
-    pub(crate) fn find_neighbours(&self, _held: &Held, count: u64) -> Option<BlockId> {
-        let mut first = 0;
-        while first + count <= self.blocks.count() {
-            // From the top down: the run after the highest block that is not free is the next that can be.
-            let Some(taken) = (first..first + count).rev().find(|id| !self.is_free(BlockId(*id))) else {
-                return Some(BlockId(first));
-            };
-            first = (taken + 1).next_multiple_of(count);
-        }
-        None
-    }
-    /// Whether a pageblock is in one of this zone's free sets. A hole's word of state says free too, so it is looked up.
-    pub(crate) fn is_free(&self, block: BlockId) -> bool {
-        let Fill::Free(side) = self.blocks.state(block).fill() else { return false };
-        let set = self.set(side);
-        if self.blocks.position(block).get() == 0 && !self.runs.contains(block) {
-            return false;
-        }
-        let position = set.position_of(block, self.blocks, &self.runs);
-        position < set.len() && set.at(position, &self.runs) == block
-    }
-    /// Take `count` free blocks from `first` on out of their sets; each remembers its side.
-    pub(crate) fn begin_gather(&self, _held: &Held, first: BlockId, count: u64) {
-        for id in first.0..first.0 + count {
-            let block = BlockId(id);
-            let Fill::Free(side) = self.blocks.state(block).fill() else {
-                unreachable!("the run was found free under this lock")
-            };
-            let set = self.set(side);
-            set.take_at(set.position_of(block, self.blocks, &self.runs), self.blocks, &self.runs);
-            self.blocks.set_state(block, BlockState::plain(Fill::Moving).with_class(class_of(side)));
-        }
-        self.moving.add(count);
-    }
-    /// The side a block that is being gathered comes from. Its gatherer alone asks, with or without the lock.
-    pub(crate) fn gathered_from(&self, block: BlockId) -> Side {
-        self.blocks.state(block).class().side()
-    }
-    /// Hand out the gathered blocks.
-    pub(crate) fn finish_gather(&self, _held: &Held, first: BlockId, count: u64) {
-        for id in first.0..first.0 + count {
-            self.blocks.set_state(BlockId(id), BlockState::plain(Fill::Whole));
-        }
-        self.moving.sub(count);
-        self.free.sub(count << PAGEBLOCK_ORDER);
+/// For whom a block that is handed out as a whole counts.
+const fn whole_class(side: Side) -> Owner {
+    match side {
+        Side::Kernel => Owner::Kernel,
+        Side::User => Owner::Anon,
     }
 }
 

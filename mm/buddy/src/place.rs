@@ -1,0 +1,320 @@
+//! Placement by near-cache bin: which frames does a direct-mapped memory-side cache keep apart?
+//!
+//! In such a cache a frame has one place, its *bin*: frame number mod frames of cache. Two frames of one bin that are in use together
+//! push each other out for ever, however empty the rest of the cache is. So for user memory the zone counts, for each bin, the frames
+//! that a class has there, and hands out frames of the bins that hold the fewest, drawn at random among equals. While a class fits the
+//! cache no two of its frames share a bin, at any age of memory; beyond that every bin holds the same number, or one more.
+//!
+//! Counts are bytes, 1 per frame of cache and class, plus a sum per pageblock of cache: 2.03 bytes per 4 KiB of cache in all.
+//! Prior art: page colouring (Kessler and Hill 1992), zonesort, the static policy of Johnny Cache (OSDI 2023), which all work on coarser bins,
+//! in address order, or by moving pages afterwards.
+//!
+//! Everything here happens under the zone's lock.
+
+use core::sync::atomic::AtomicU64;
+
+use freehold_frame::{Owner, Side};
+use freehold_machine::topology::Indexing;
+use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Topology};
+
+use crate::block::{BITMAP_WORDS, BUCKETS, BlockId, Fill};
+use crate::options::Options;
+use crate::rng::Rng;
+use crate::word::{Held, Plain};
+use crate::zone::{Reach, Wish, Zone};
+
+/// Classes that are counted.
+const CLASSES: usize = 2;
+/// Words of counts for a pageblock of cache: a byte for each frame.
+const COUNT_WORDS: usize = PAGEBLOCK_FRAMES as usize / 8;
+/// Bins that are looked at for the one with the fewest frames.
+const LOOK: u64 = 4096;
+/// Split pageblocks that are looked at before a fresh one is opened.
+const SHORTLIST: usize = 16;
+/// More memory than this many times the cache, and a count might not fit its byte.
+const MOST_ALIASES: u64 = 200;
+/// How many frames above the fewest a bin may hold before balance is given up for this refill.
+const SLACK: u64 = 2;
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+const HIGH: u64 = 0x8080_8080_8080_8080;
+
+/// The bins of one zone.
+#[derive(Debug)]
+pub(crate) struct Bins {
+    /// Pageblocks of cache.
+    blocks: u64,
+    counts: [&'static [AtomicU64]; CLASSES],
+    loads: [&'static [AtomicU64]; CLASSES],
+    totals: [AtomicU64; CLASSES],
+    /// The pageblock opened last for each class.
+    opened: [AtomicU64; CLASSES],
+}
+
+/// Which counts a class has.
+const fn counted(class: Owner) -> Option<usize> {
+    match class {
+        Owner::Anon => Some(0),
+        Owner::PageCache => Some(1),
+        _ => None,
+    }
+}
+
+impl Bins {
+    /// Pageblocks of direct-mapped cache in front of `node` that placement works with: 0 where there is none, where `options` do not
+    /// ask for it, or where the cache is no whole number of pageblocks or far smaller than memory.
+    pub(crate) fn cache_blocks(topology: &Topology, node: NodeId, options: &Options) -> u64 {
+        if !options.balances() {
+            return 0;
+        }
+        let bytes = (PAGE_SIZE as u64) << PAGEBLOCK_ORDER;
+        let direct = topology.near_caches(node).find(|cache| cache.indexing == Indexing::Direct);
+        let ranges = topology.ranges().iter().filter(|range| range.node == node);
+        let memory: u64 = ranges.map(|range| range.frames.len()).sum::<u64>() / PAGEBLOCK_FRAMES;
+        direct
+            .filter(|cache| cache.size.is_multiple_of(bytes) && memory <= cache.size / bytes * MOST_ALIASES)
+            .map_or(0, |cache| cache.size / bytes)
+    }
+    /// Words of metadata for bins of so many pageblocks of cache.
+    pub(crate) const fn words(cache_blocks: u64) -> usize {
+        CLASSES * cache_blocks as usize * (COUNT_WORDS + 1)
+    }
+    pub(crate) fn new(cache_blocks: u64, words: &'static [AtomicU64]) -> Option<Self> {
+        let (loads, counts) = words.split_at(CLASSES * cache_blocks as usize);
+        let half = |words: &'static [AtomicU64]| {
+            let (first, second) = words.split_at(words.len() / CLASSES);
+            [first, second]
+        };
+        (cache_blocks > 0).then(|| Self {
+            blocks: cache_blocks,
+            counts: half(counts),
+            loads: half(loads),
+            totals: Default::default(),
+            opened: Default::default(),
+        })
+    }
+    fn bin(&self, block: BlockId) -> usize {
+        (block.0 % self.blocks) as usize
+    }
+    /// The words of counts of a class in a pageblock's bin.
+    fn counts(&self, which: usize, block: BlockId) -> &[AtomicU64] {
+        &self.counts[which][self.bin(block) * COUNT_WORDS..][..COUNT_WORDS]
+    }
+    fn load(&self, which: usize, bin: usize) -> u64 {
+        self.loads[which][bin].get()
+    }
+    /// `class` has got, or given back, a run of 2^`order` frames (up to a pageblock).
+    fn change(&self, class: Owner, frame: Pfn, order: u32, change: fn(&AtomicU64, u64)) {
+        let Some(which) = counted(class) else { return };
+        let block = BlockId::of(frame);
+        let index = (frame.0 - block.start().0) as usize;
+        let words = &self.counts(which, block)[index / 8..];
+        if order < 3 {
+            let run = ONES >> (64 - (8 << order));
+            change(&words[0], run << (8 * (index % 8)));
+        } else {
+            words[..1 << (order - 3)].iter().for_each(|word| change(word, ONES));
+        }
+        change(&self.loads[which][self.bin(block)], 1 << order);
+        change(&self.totals[which], 1 << order);
+    }
+    pub(crate) fn add(&self, class: Owner, frame: Pfn, order: u32) {
+        self.change(class, frame, order, Plain::add);
+    }
+    pub(crate) fn sub(&self, class: Owner, frame: Pfn, order: u32) {
+        self.change(class, frame, order, Plain::sub);
+    }
+    /// Of 64 frames from `word` * 64 on, those whose bins hold at most `level` frames of the class; `level` is below 128.
+    fn eligible(&self, which: usize, block: BlockId, word: usize, level: u64) -> u64 {
+        let counts = &self.counts(which, block)[word * 8..][..8];
+        counts.iter().enumerate().fold(0, |mask, (byte, counts)| {
+            let counts = counts.get();
+            // A byte's high bit stays up in the difference if the byte is above the level.
+            let above = (((counts | HIGH) - ONES * (level + 1)) | counts) & HIGH;
+            let fits = !above & HIGH;
+            // Gather the eight high bits into one byte.
+            mask | (((fits >> 7).wrapping_mul(0x0102_0408_1020_4080)) >> 56) << (8 * byte)
+        })
+    }
+}
+
+impl Zone {
+    /// A free pageblock of a side in a bin where `class` has the fewest frames, drawn at random among equals: its position in the set.
+    pub(crate) fn draw_balanced(
+        &self,
+        bins: &Bins,
+        side: Side,
+        class: Owner,
+        rng: Option<&mut Rng>,
+    ) -> Option<u64> {
+        let which = counted(class)?;
+        if self.set(side).len() == 0 {
+            return None;
+        }
+        let aliases = self.blocks().count().div_ceil(bins.blocks);
+        let (first_bin, first_alias) = rng.map_or((0, 0), |rng| (rng.below(bins.blocks), rng.below(aliases)));
+        let mut best: Option<(u64, BlockId)> = None;
+        for step in 0..bins.blocks.min(LOOK) {
+            let bin = (first_bin + step) % bins.blocks;
+            let load = bins.load(which, bin as usize);
+            if best.is_some_and(|(least, _)| least <= load) {
+                continue;
+            }
+            let free = (0..aliases).map(|n| BlockId(bin + (first_alias + n) % aliases * bins.blocks)).find(
+                |block| {
+                    block.0 < self.blocks().count()
+                        && self.blocks().state(*block).fill() == Fill::Free(side)
+                        && self.is_free(*block)
+                },
+            );
+            best = free.map(|block| (load, block)).or(best);
+            if free.is_some() && load == 0 {
+                break;
+            }
+        }
+        Some(self.position_of(side, best?.1))
+    }
+
+    /// Take single frames whose bins hold the fewest of the class. 0 where balance has nothing to offer: then any frame will do.
+    pub(crate) fn take_balanced(
+        &self,
+        held: &Held,
+        bins: &Bins,
+        wish: Wish,
+        mut rng: Option<&mut Rng>,
+        out: &mut impl FnMut(Pfn),
+    ) -> u64 {
+        let Wish { class, want, .. } = wish;
+        let Some(which) = counted(class) else { return 0 };
+        let floor = bins.totals[which].get() / (bins.blocks * PAGEBLOCK_FRAMES);
+        for level in floor..floor + SLACK {
+            let mut taken = 0;
+            for block in self.shortlist(bins, which, class).into_iter().flatten() {
+                taken += self.take_at_level(bins, which, block, level, want - taken, rng.as_deref_mut(), out);
+                if taken * 4 >= want {
+                    return taken;
+                }
+            }
+            // A fresh pageblock in the emptiest bin, if that bin has room at this level.
+            while taken * 4 < want {
+                let Some(block) = self.open(held, class, rng.as_deref_mut()) else { break };
+                bins.opened[which].set(block.0 + 1);
+                let got =
+                    self.take_at_level(bins, which, block, level, want - taken, rng.as_deref_mut(), out);
+                taken += got;
+                if got == 0 {
+                    break;
+                }
+            }
+            if taken > 0 {
+                return taken;
+            }
+        }
+        0
+    }
+    /// The pageblock opened last, then the fullest ones.
+    fn shortlist(&self, bins: &Bins, which: usize, class: Owner) -> [Option<BlockId>; SHORTLIST] {
+        let mut list = [None; SHORTLIST];
+        let opened = bins.opened[which].get().checked_sub(1).map(BlockId).filter(|block| {
+            let state = self.blocks().state(*block);
+            state.is_split() && state.class() == class && state.free() > 0
+        });
+        list[0] = opened;
+        let mut len = 1;
+        for bucket in 0..BUCKETS {
+            let mut next = self.first_of(class, bucket);
+            while let Some(block) = next
+                && len < SHORTLIST
+            {
+                if opened != Some(block) {
+                    list[len] = Some(block);
+                    len += 1;
+                }
+                next = self.blocks().links(block).0;
+            }
+        }
+        list
+    }
+    #[allow(clippy::too_many_arguments, reason = "one caller: the search above")]
+    fn take_at_level(
+        &self,
+        bins: &Bins,
+        which: usize,
+        block: BlockId,
+        level: u64,
+        want: u64,
+        rng: Option<&mut Rng>,
+        out: &mut impl FnMut(Pfn),
+    ) -> u64 {
+        let old = self.blocks().state(block);
+        let bitmap = self.blocks().bitmap(block);
+        let start = rng.map_or(0, |rng| rng.below(BITMAP_WORDS as u64) as usize);
+        let mut taken = 0;
+        for step in 0..BITMAP_WORDS {
+            let index = (start + step) % BITMAP_WORDS;
+            let mut left = bitmap[index].get();
+            let mut fit = left & bins.eligible(which, block, index, level.min(127));
+            while fit != 0 && taken < want {
+                let at = fit.trailing_zeros();
+                let frame = block.start().offset(index as u64 * 64 + u64::from(at));
+                bins.add(old.class(), frame, 0);
+                out(frame);
+                left &= !(1 << at);
+                fit &= fit - 1;
+                taken += 1;
+            }
+            bitmap[index].set(left);
+        }
+        self.note_taken(block, old, taken);
+        taken
+    }
+    /// A split pageblock changes class: its used frames count for the new one.
+    pub(crate) fn recount(&self, bins: &Bins, block: BlockId, from: Owner, to: Owner) {
+        for (index, word) in self.blocks().bitmap(block).iter().enumerate() {
+            let mut used = !word.get();
+            while used != 0 {
+                let frame = block.start().offset(index as u64 * 64 + u64::from(used.trailing_zeros()));
+                bins.sub(from, frame, 0);
+                bins.add(to, frame, 0);
+                used &= used - 1;
+            }
+        }
+    }
+}
+
+/// Whether a wish is for balance to fulfil: single frames, and not the last that there are.
+pub(crate) const fn wants_balance(wish: &Wish) -> bool {
+    wish.order == 0 && matches!(wish.reach, Reach::Near) && counted(wish.class).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn eligible_frames_are_those_at_or_below_the_level() {
+        let words: Vec<_> = (0..Bins::words(2)).map(|_| AtomicU64::new(0)).collect();
+        let bins = Bins::new(2, words.leak()).unwrap();
+        let block = BlockId(5); // Bin 1.
+        for n in 0..64 {
+            (0..n % 5).for_each(|_| bins.add(Owner::Anon, block.start().offset(128 + n), 0));
+        }
+        for level in 0..6 {
+            let expected = (0..64).filter(|n| n % 5 <= level).fold(0u64, |mask, n| mask | 1 << n);
+            assert_eq!(bins.eligible(0, BlockId(3), 2, level), expected, "level {level}");
+            assert_eq!(bins.eligible(1, BlockId(3), 2, level), u64::MAX, "the other class has none");
+        }
+        // Runs of every order count once per frame and go without a trace.
+        for order in 0..=9 {
+            bins.add(Owner::PageCache, BlockId(4).start(), order);
+            assert_eq!(bins.load(1, 0), 1 << order);
+            let fits: u32 = (0..8).map(|word| bins.eligible(1, BlockId(4), word, 0).count_ones()).sum();
+            assert_eq!(fits, 512 - (1 << order));
+            bins.sub(Owner::PageCache, BlockId(4).start(), order);
+        }
+        assert!(bins.counts[1].iter().all(|word| word.get() == 0));
+    }
+}

@@ -1,0 +1,105 @@
+//! Pageblocks between owners: moved from one side of the direct map to the other, or gathered into a larger block.
+//!
+//! The zone's lock is not held while the direct map changes. Meanwhile the blocks are [`Fill::Moving`]: in no set, found by nobody,
+//! and sure to be back; whoever needs one waits for [`Zone::moving`] to fall.
+
+use freehold_frame::{Owner, Side};
+use freehold_machine::PAGEBLOCK_ORDER;
+
+use crate::block::{BlockId, BlockState, Fill};
+use crate::place::Bins;
+use crate::rng::Rng;
+use crate::word::{Held, Plain};
+use crate::zone::{MOVE_BATCH, Zone};
+
+impl Zone {
+    /// Take free blocks out of one side, to be changed to the other without the lock. The caller calls [`Zone::finish_move`]
+    /// for all of them, whatever happens; meanwhile they count as free and as moving.
+    pub(crate) fn begin_move(
+        &self,
+        _held: &Held,
+        from: Side,
+        mut rng: Option<&mut Rng>,
+        moved: &mut [BlockId; MOVE_BATCH],
+    ) -> usize {
+        let set = self.set(from);
+        let most = match from {
+            // What the kernel takes from the user comes singly: entering the direct map costs no flush.
+            Side::User => 1,
+            // What it gives back comes in numbers: one flush for all.
+            Side::Kernel => MOVE_BATCH,
+        };
+        let mut count = 0;
+        while count < most
+            && let Some(position) = set.draw(rng.as_deref_mut())
+        {
+            moved[count] = set.take_at(position, self.blocks(), self.runs());
+            self.blocks().set_state(moved[count], BlockState::plain(Fill::Moving));
+            count += 1;
+        }
+        self.moving.add(count as u64);
+        count
+    }
+    /// Put blocks that changed sides where they belong now.
+    pub(crate) fn finish_move(&self, _held: &Held, to: Side, moved: &[BlockId]) {
+        moved.iter().for_each(|&block| self.insert(block, to));
+        self.moving.sub(moved.len() as u64);
+    }
+
+    /// The lowest aligned run of `count` (a power of two) free pageblocks, of whichever sides.
+    pub(crate) fn find_neighbours(&self, _held: &Held, count: u64) -> Option<BlockId> {
+        let mut first = 0;
+        while first + count <= self.blocks().count() {
+            // From the top down: the run after the highest block that is not free is the next that can be.
+            let Some(taken) = (first..first + count).rev().find(|id| !self.is_free(BlockId(*id))) else {
+                return Some(BlockId(first));
+            };
+            first = (taken + 1).next_multiple_of(count);
+        }
+        None
+    }
+    /// Whether a pageblock is in one of this zone's free sets. A hole's word of state says free too, so it is looked up.
+    pub(crate) fn is_free(&self, block: BlockId) -> bool {
+        let Fill::Free(side) = self.blocks().state(block).fill() else { return false };
+        let set = self.set(side);
+        if self.blocks().position(block).get() == 0 && !self.runs().contains(block) {
+            return false;
+        }
+        let position = set.position_of(block, self.blocks(), self.runs());
+        position < set.len() && set.at(position, self.runs()) == block
+    }
+    /// Take `count` free blocks from `first` on out of their sets; each remembers its side.
+    pub(crate) fn begin_gather(&self, _held: &Held, first: BlockId, count: u64) {
+        for id in first.0..first.0 + count {
+            let block = BlockId(id);
+            let Fill::Free(side) = self.blocks().state(block).fill() else {
+                unreachable!("the run was found free under this lock")
+            };
+            let set = self.set(side);
+            set.take_at(set.position_of(block, self.blocks(), self.runs()), self.blocks(), self.runs());
+            self.blocks().set_state(block, BlockState::plain(Fill::Moving).with_class(class_of(side)));
+        }
+        self.moving.add(count);
+    }
+    /// The side a block that is being gathered comes from. Its gatherer alone asks, with or without the lock.
+    pub(crate) fn gathered_from(&self, block: BlockId) -> Side {
+        self.blocks().state(block).class().side()
+    }
+    /// Hand out the gathered blocks.
+    pub(crate) fn finish_gather(&self, _held: &Held, first: BlockId, count: u64, side: Side) {
+        for id in first.0..first.0 + count {
+            self.blocks().set_state(BlockId(id), BlockState::plain(Fill::Whole));
+            self.count_whole(BlockId(id), side, Bins::add);
+        }
+        self.moving.sub(count);
+        self.free.sub(count << PAGEBLOCK_ORDER);
+    }
+}
+
+/// The class that stands for a side in the state of a block that is being gathered.
+const fn class_of(side: Side) -> Owner {
+    match side {
+        Side::Kernel => Owner::Kernel,
+        Side::User => Owner::Anon,
+    }
+}
