@@ -49,13 +49,14 @@ pub(crate) enum Fill {
     Offline,
 }
 
-/// A pageblock's word of state, lowest bits first: fill (3), class (5), free frames (10), hint (4).
+/// A pageblock's word of state, lowest bits first: fill (3), class (5), free frames (10), hint (4), leaving (1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockState(u64);
 
 const CLASS: u32 = 3;
 const FREE: u32 = 8;
 const HINT: u32 = 18;
+const LEAVING: u64 = 1 << 22;
 
 impl BlockState {
     pub(crate) const fn plain(fill: Fill) -> Self {
@@ -84,7 +85,7 @@ impl BlockState {
     pub(crate) const fn is_split(self) -> bool {
         self.0 & 7 == 2
     }
-    /// The class, for split blocks.
+    /// The class, for split blocks; one that stands for the side, for whole and moving ones.
     pub(crate) const fn class(self) -> Owner {
         Owner::ALL[(self.0 >> CLASS) as usize & 7]
     }
@@ -104,6 +105,16 @@ impl BlockState {
     }
     pub(crate) const fn with_hint(self, hint: u32) -> Self {
         Self(self.0 & !(15 << HINT) | (hint as u64) << HINT)
+    }
+    /// Whether the block goes offline when the last of its frames comes back; it is on no list then.
+    pub(crate) const fn is_leaving(self) -> bool {
+        self.0 & LEAVING != 0
+    }
+    pub(crate) const fn leaving(self) -> Self {
+        Self(self.0 | LEAVING)
+    }
+    pub(crate) const fn staying(self) -> Self {
+        Self(self.0 & !LEAVING)
     }
     /// The list a split block with free frames is on.
     pub(crate) const fn bucket(self) -> usize {

@@ -43,7 +43,7 @@ pub struct Buddy<M: Machine> {
     pub(crate) stacks: &'static [AtomicU64],
     pub(crate) shapes: Shapes,
     pub(crate) cpus: usize,
-    pub(crate) topology: Topology,
+    pub(crate) topology: &'static Topology,
     pub(crate) misuses: AtomicU64,
 }
 

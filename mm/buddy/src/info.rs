@@ -4,7 +4,7 @@ use freehold_frame::{Owner, Side};
 use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES};
 
 use crate::block::{BlockId, Fill, count_runs};
-use crate::zone::Watermarks;
+use crate::zone::{Watermarks, Zone};
 use crate::{Buddy, Options};
 
 /// Orders that [`ZoneInfo::free_blocks`] tells apart: 0 to 10, as /proc/buddyinfo has them.
@@ -97,9 +97,9 @@ impl<M: Machine> Buddy<M> {
             }
         }
     }
-    /// Frames of memory, reserved ones too.
+    /// Frames of memory, reserved ones too; unplugged ones not.
     pub fn total_frames(&self) -> u64 {
-        self.topology.frames()
+        self.topology.frames() - self.zones.iter().flatten().map(Zone::leaving).sum::<u64>()
     }
     /// Whether the allocator shuffles: what /sys/module/page_alloc/parameters/shuffle says.
     pub fn shuffles(&self) -> bool {
@@ -131,7 +131,7 @@ impl<M: Machine> Buddy<M> {
             let ranges = self.topology.ranges().iter().filter(|range| range.node == zone.node);
             let mut info = ZoneInfo {
                 node: zone.node,
-                present: ranges.map(|range| range.frames.len()).sum(),
+                present: ranges.map(|range| range.frames.len()).sum::<u64>() - zone.leaving(),
                 managed: zone.managed(),
                 free: zone.free(),
                 watermarks: zone.marks,
@@ -152,7 +152,7 @@ impl<M: Machine> Buddy<M> {
             (first..if mine { next } else { first }).map(BlockId)
         })
     }
-    fn count_block(&self, zone: &crate::zone::Zone, block: BlockId, info: &mut ZoneInfo) {
+    fn count_block(&self, zone: &Zone, block: BlockId, info: &mut ZoneInfo) {
         let pinned = self.machine.pin();
         let _held = zone.lock(&pinned, self.machine);
         let state = self.blocks.state(block);

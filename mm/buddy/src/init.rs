@@ -82,7 +82,7 @@ impl<M: Machine> Buddy<M> {
         machine: M,
         table: FrameTable,
         metadata: &'static [AtomicU64],
-        topology: &Topology,
+        topology: &'static Topology,
         reserved: &[PfnRange],
         options: Options,
     ) -> Result<Self, InitError> {
@@ -120,7 +120,7 @@ impl<M: Machine> Buddy<M> {
             stacks,
             shapes,
             cpus,
-            topology: topology.clone(),
+            topology,
             misuses: AtomicU64::new(0),
         };
         for (cpu, head) in heads.iter().enumerate() {
@@ -200,7 +200,7 @@ impl<M: Machine> Buddy<M> {
             ranges().map(|r| r.frames.end.0.div_ceil(PAGEBLOCK_FRAMES) - BlockId::of(r.frames.start).0).sum();
         let sets = (supply.take(touched as usize)?, supply.take(touched as usize)?);
         let (mut used, mut total) = (0, 0);
-        Self::free_runs(&self.topology, node, reserved, |run| {
+        Self::free_runs(self.topology, node, reserved, |run| {
             let whole = whole_blocks(run);
             if whole.0 < whole.1 && used < RUNS {
                 runs[2 * used].set(whole.0);
@@ -210,7 +210,7 @@ impl<M: Machine> Buddy<M> {
             }
         });
         let runs = Runs::new(&runs[..2 * used], total);
-        let cache_blocks = Bins::cache_blocks(&self.topology, node, &self.options);
+        let cache_blocks = Bins::cache_blocks(self.topology, node, &self.options);
         let bins = Bins::new(cache_blocks, supply.take(Bins::words(cache_blocks))?);
         Ok(Zone::new(node, Parts { blocks: self.blocks, runs, lists, bins, sets, frames }, pairs))
     }
@@ -236,7 +236,7 @@ impl<M: Machine> Buddy<M> {
                 zone.adopt(&held, block, class, bits);
             };
             let mut seen = 0;
-            Self::free_runs(&self.topology, zone.node, reserved, |run| {
+            Self::free_runs(self.topology, zone.node, reserved, |run| {
                 let whole = whole_blocks(run);
                 let in_runs = whole.0 < whole.1 && seen < RUNS;
                 seen += usize::from(in_runs);

@@ -21,6 +21,7 @@ mod block;
 mod buddy;
 mod fill;
 mod gather;
+mod hotplug;
 mod info;
 mod init;
 mod lane;
@@ -35,6 +36,7 @@ mod word;
 mod zone;
 
 pub use buddy::{Buddy, Moment};
+pub use hotplug::PlugError;
 pub use info::{LaneInfo, ORDERS, ZoneInfo};
 pub use init::InitError;
 pub use misuse::Misuse;

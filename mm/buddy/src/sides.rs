@@ -3,14 +3,14 @@
 //! The zone's lock is not held while the direct map changes. Meanwhile the blocks are [`Fill::Moving`]: in no set, found by nobody,
 //! and sure to be back; whoever needs one waits for [`Zone::moving`] to fall.
 
-use freehold_frame::{Owner, Side};
+use freehold_frame::Side;
 use freehold_machine::PAGEBLOCK_ORDER;
 
 use crate::block::{BlockId, BlockState, Fill};
 use crate::place::Bins;
 use crate::rng::Rng;
 use crate::word::{Held, Plain};
-use crate::zone::{MOVE_BATCH, Zone};
+use crate::zone::{MOVE_BATCH, Zone, whole_class};
 
 impl Zone {
     /// Take free blocks out of one side, to be changed to the other without the lock. The caller calls [`Zone::finish_move`]
@@ -77,7 +77,7 @@ impl Zone {
             };
             let set = self.set(side);
             set.take_at(set.position_of(block, self.blocks(), self.runs()), self.blocks(), self.runs());
-            self.blocks().set_state(block, BlockState::plain(Fill::Moving).with_class(class_of(side)));
+            self.blocks().set_state(block, BlockState::plain(Fill::Moving).with_class(whole_class(side)));
         }
         self.moving.add(count);
     }
@@ -88,18 +88,11 @@ impl Zone {
     /// Hand out the gathered blocks.
     pub(crate) fn finish_gather(&self, _held: &Held, first: BlockId, count: u64, side: Side) {
         for id in first.0..first.0 + count {
-            self.blocks().set_state(BlockId(id), BlockState::plain(Fill::Whole));
+            self.blocks()
+                .set_state(BlockId(id), BlockState::plain(Fill::Whole).with_class(whole_class(side)));
             self.count_whole(BlockId(id), side, Bins::add);
         }
         self.moving.sub(count);
         self.free.sub(count << PAGEBLOCK_ORDER);
-    }
-}
-
-/// The class that stands for a side in the state of a block that is being gathered.
-const fn class_of(side: Side) -> Owner {
-    match side {
-        Side::Kernel => Owner::Kernel,
-        Side::User => Owner::Anon,
     }
 }

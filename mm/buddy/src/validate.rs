@@ -53,12 +53,23 @@ impl<M: Machine> Buddy<M> {
                 .for_each(|(b, ..)| tell(Fault::Listed(b)));
             free += lane.frames(&self.shapes);
         }
-        if audit.frames(Owner::Free) != free {
-            tell(Fault::Leak(audit.frames(Owner::Free), free));
+        let out = self.unplugged_frames();
+        if audit.frames(Owner::Free) != free + out {
+            tell(Fault::Leak(audit.frames(Owner::Free), free + out));
         }
         (audit, faults)
     }
 
+    /// Frames without an owner in pageblocks that are unplugged or leaving.
+    fn unplugged_frames(&self) -> u64 {
+        let blocks = (0..self.blocks.count()).map(|id| self.blocks.state(BlockId(id)));
+        let out = blocks.map(|state| match state.fill() {
+            Fill::Offline => PAGEBLOCK_FRAMES,
+            Fill::Split if state.is_leaving() => state.free(),
+            _ => 0,
+        });
+        out.sum()
+    }
     /// Free frames of a zone, counted.
     fn validate_zone(&self, zone: &Zone, tell: &mut impl FnMut(Fault)) -> u64 {
         let pinned = self.machine.pin();
@@ -75,7 +86,7 @@ impl<M: Machine> Buddy<M> {
                     if ones != state.free() || ones == PAGEBLOCK_FRAMES || !zone.is_listed(&held, block) {
                         tell(Fault::Pageblock(block.start()));
                     }
-                    free += ones;
+                    free += if state.is_leaving() { 0 } else { ones };
                 }
                 Fill::Whole | Fill::Moving | Fill::Offline => {}
             }

@@ -119,7 +119,9 @@ pub(crate) struct Zone {
     /// Free frames: those of both sets, of split blocks, and of blocks on the move.
     pub(crate) free: AtomicU64,
     /// Frames that the allocator hands out, free or not.
-    managed: AtomicU64,
+    pub(crate) managed: AtomicU64,
+    /// Frames of pageblocks that are unplugged, or leaving.
+    pub(crate) leaving: AtomicU64,
     /// Split pageblocks.
     split: AtomicU64,
     /// Blocks that someone is moving, who will put them back without fail.
@@ -169,6 +171,7 @@ impl Zone {
             kernel: FreeSet::new(sets.1, 0),
             free: AtomicU64::new(free),
             managed: AtomicU64::new(free),
+            leaving: AtomicU64::new(0),
             split: AtomicU64::new(0),
             moving: AtomicU64::new(0),
             last: AtomicU64::new(0),
@@ -355,7 +358,7 @@ impl Zone {
     pub(crate) fn take_whole(&self, held: &Held, side: Side, rng: Option<&mut Rng>) -> Option<BlockId> {
         let block = self.take_block(held, side, whole_class(side), rng)?;
         self.count_whole(block, side, Bins::add);
-        self.blocks.set_state(block, BlockState::plain(Fill::Whole));
+        self.blocks.set_state(block, BlockState::plain(Fill::Whole).with_class(whole_class(side)));
         Some(block)
     }
     fn take_block(
@@ -418,8 +421,12 @@ impl Zone {
         if let Some(bins) = &self.bins {
             bins.sub(old.class(), frame, order);
         }
-        self.free.add(1 << order);
         let free = old.free() + (1 << order);
+        if old.is_leaving() {
+            self.note_leaving(block, old, free);
+            return Ok(());
+        }
+        self.free.add(1 << order);
         if free < PAGEBLOCK_FRAMES {
             self.update(block, old, old.with_free(free).with_hint(PAGEBLOCK_ORDER));
         } else {
@@ -433,13 +440,38 @@ impl Zone {
     }
     /// Put a whole block back.
     pub(crate) fn put_whole(&self, _held: &Held, block: BlockId, side: Side) -> Result<(), NotTaken> {
-        if self.blocks.state(block).fill() != Fill::Whole {
+        let old = self.blocks.state(block);
+        if old.fill() != Fill::Whole {
             return Err(NotTaken);
         }
         self.count_whole(block, side, Bins::sub);
+        if old.is_leaving() {
+            self.blocks.set_state(block, BlockState::plain(Fill::Offline));
+            return Ok(());
+        }
         self.free.add(PAGEBLOCK_FRAMES);
         self.insert(block, side);
         Ok(())
+    }
+    /// Frames of a leaving block came back: it is out with the last of them.
+    fn note_leaving(&self, block: BlockId, old: BlockState, free: u64) {
+        let out = free == PAGEBLOCK_FRAMES;
+        if out {
+            self.split.sub(1);
+        }
+        self.blocks
+            .set_state(block, if out { BlockState::plain(Fill::Offline) } else { old.with_free(free) });
+    }
+    /// Take a split block off its list, or put it on: it leaves, or stays after all.
+    pub(crate) fn unlist(&self, _held: &Held, block: BlockId, state: BlockState) {
+        if state.free() > 0 {
+            self.delist(block, state.class(), state.bucket());
+        }
+    }
+    pub(crate) fn list(&self, _held: &Held, block: BlockId, state: BlockState) {
+        if state.free() > 0 {
+            self.enlist(block, state.class(), state.bucket());
+        }
     }
     pub(crate) fn count_whole(&self, block: BlockId, side: Side, change: fn(&Bins, Owner, Pfn, u32)) {
         if let Some(bins) = &self.bins {
@@ -471,7 +503,7 @@ impl Zone {
     /// Whether a split block is on the list that its state names, or on none with nothing free.
     pub(crate) fn is_listed(&self, _held: &Held, block: BlockId) -> bool {
         let state = self.blocks.state(block);
-        if state.free() == 0 {
+        if state.free() == 0 || state.is_leaving() {
             return true;
         }
         let mut next = unlink(self.head(state.class(), state.bucket()).get());
@@ -490,7 +522,7 @@ impl Zone {
 }
 
 /// For whom a block that is handed out as a whole counts.
-const fn whole_class(side: Side) -> Owner {
+pub(crate) const fn whole_class(side: Side) -> Owner {
     match side {
         Side::Kernel => Owner::Kernel,
         Side::User => Owner::Anon,

@@ -30,12 +30,13 @@ impl Freehold {
     pub fn new(frames: u64, shuffle: Shuffle) -> Self {
         let mut topology = Topology::new(1).expect("one node");
         topology.add_range(PfnRange::new(Pfn(0), Pfn(frames)), NodeId(0)).expect("one range");
+        let topology: &'static Topology = Box::leak(Box::new(topology));
         let options = Options { shuffle, ..Options::default() };
         let records: Vec<_> = (0..frames).map(|_| FrameRecord::EMPTY).collect();
-        let words = Buddy::<Bare>::metadata_words(&topology, 2, &options);
+        let words = Buddy::<Bare>::metadata_words(topology, 2, &options);
         let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let table = FrameTable::new(records.leak());
-        let buddy = Buddy::new(Bare, table, metadata.leak(), &topology, &[], options).expect("memory enough");
+        let buddy = Buddy::new(Bare, table, metadata.leak(), topology, &[], options).expect("memory enough");
         Self(Box::leak(Box::new(buddy)))
     }
 }

