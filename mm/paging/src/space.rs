@@ -245,6 +245,51 @@ impl<S: Memory> Space<S> {
         self.tables -= freed;
     }
 
+    /// At the end of the space: free the tables that translate any of `ranges`, lowest level first, so that nothing
+    /// but those ranges' own entries is looked at. All leaves of the space are empty.
+    pub fn free_tables_of(
+        &mut self,
+        ranges: impl Iterator<Item = Range<VirtAddr>> + Clone,
+        batch: &mut FlushBatch<S>,
+    ) {
+        for level in 2..=ROOT_LEVEL {
+            for range in ranges.clone() {
+                let freed = self.free_at(level, self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range, batch);
+                self.tables -= freed;
+            }
+        }
+    }
+
+    /// Free the tables that entries of level `goal` in `range` lead to; they have no entries any more.
+    fn free_at(
+        &self,
+        goal: u32,
+        table: Pfn,
+        level: u32,
+        base: VirtAddr,
+        range: &Range<VirtAddr>,
+        batch: &mut FlushBatch<S>,
+    ) -> u64 {
+        let machine = self.source.machine();
+        let mut freed = 0;
+        for index in covered(base, level, range) {
+            let slot = Slot { machine, table, index };
+            let entry = slot.load();
+            if !entry.is_table() {
+                continue;
+            }
+            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
+            if level > goal {
+                freed += self.free_at(goal, entry.frame(), level - 1, addr, range, batch);
+            } else {
+                self.link(slot, level, Entry::EMPTY);
+                batch.freed_table(addr, self.emptied(entry.frame(), addr));
+                freed += 1;
+            }
+        }
+        freed
+    }
+
     fn free_below(
         &self,
         table: Pfn,
@@ -299,9 +344,11 @@ fn covered(base: VirtAddr, level: u32, range: &Range<VirtAddr>) -> Range<usize> 
 impl<S: Memory> Drop for Space<S> {
     /// Free all tables but the roots, which CPUs may still have loaded. All leaves are empty.
     fn drop(&mut self) {
-        let mut batch = self.batch();
-        let all = VirtAddr(0)..VirtAddr(1 << 47);
-        self.free_tables(all.clone(), all, &mut batch);
+        if self.tables > 0 {
+            let mut batch = self.batch();
+            let all = VirtAddr(0)..VirtAddr(1 << 47);
+            self.free_tables(all.clone(), all, &mut batch);
+        }
         debug_assert_eq!(self.tables, 0);
     }
 }

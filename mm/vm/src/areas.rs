@@ -25,7 +25,7 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn count(&self) -> usize {
         self.tree.len()
     }
-    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Area<S>> {
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Area<S>> + Clone {
         self.tree.values()
     }
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Area<S>> {

@@ -204,6 +204,7 @@ impl<S: Memory> Drop for AddressSpace<S> {
         for area in areas.iter() {
             resident.zap(area, area.start..area.end, &mut batch);
         }
+        resident.tables.free_tables_of(areas.iter().map(|area| area.start..area.end), &mut batch);
     }
 }
 
