@@ -4,6 +4,8 @@
 //! implementation keeps them sound by refusing (with a panic that names the frame) what its own
 //! records say is not the caller's, so a bug in an mm crate ends in a report and not in corruption.
 
+use core::ops::Range;
+
 use crate::{CpuSet, Cpus, NodeId, PAGE_SIZE, Pfn, PfnRange, VirtAddr};
 
 /// Entries in one translation table (x86-64: 512 at each of the four levels).
@@ -24,6 +26,14 @@ pub trait Tables: Copy + Send + Sync + 'static {
     fn compare_exchange_entry(self, table: Pfn, index: usize, current: u64, new: u64) -> Result<u64, u64>;
     /// Fill a table with zero entries before it is linked in anywhere.
     fn clear_table(self, table: Pfn);
+    /// The first entry of `range` that is not zero, with its index (acquire).
+    fn next_entry(self, table: Pfn, range: Range<usize>) -> Option<(usize, u64)> {
+        range.map(|index| (index, self.load_entry(table, index))).find(|&(_, entry)| entry != 0)
+    }
+    /// Copy the entries of `range` to the same places of `to`, which no walker uses yet.
+    fn copy_entries(self, from: Pfn, to: Pfn, range: Range<usize>) {
+        range.for_each(|index| self.store_entry(to, index, self.load_entry(from, index)));
+    }
 }
 
 /// What to forget.

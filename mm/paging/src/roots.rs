@@ -85,9 +85,7 @@ impl<S: Memory> Roots<S> {
         let pinned = machine.pin();
         let top = self.top.lock();
         if slot.load(Ordering::Acquire) == NONE {
-            for index in 0..USER_ENTRIES {
-                machine.store_entry(root.pfn(), index, machine.load_entry(self.first, index));
-            }
+            machine.copy_entries(self.first, root.pfn(), 0..USER_ENTRIES);
             slot.store(root.into_raw().0, Ordering::Release);
         }
         drop(top);
@@ -237,12 +235,6 @@ fn make_root<S: Memory>(
 ) -> Result<Frame<PageTable, S>, OutOfMemory> {
     let machine = source.machine();
     let root = make_table(source, node)?;
-    let template = kernel.of(node);
-    for index in USER_ENTRIES..TABLE_ENTRIES {
-        let entry = machine.load_entry(template, index);
-        if entry != 0 {
-            machine.store_entry(root.pfn(), index, entry);
-        }
-    }
+    machine.copy_entries(kernel.of(node), root.pfn(), USER_ENTRIES..TABLE_ENTRIES);
     Ok(root)
 }

@@ -73,7 +73,11 @@ impl<M: Tables> Slot<M> {
     }
     /// Change the entry without losing the walker's marks; what it was.
     pub fn update(self, change: impl Fn(Entry) -> Entry) -> Entry {
-        let mut now = self.load();
+        self.update_from(self.load(), change)
+    }
+    /// As [`Slot::update`], where the caller has just seen that the entry is `now`.
+    #[inline]
+    pub fn update_from(self, mut now: Entry, change: impl Fn(Entry) -> Entry) -> Entry {
         loop {
             let new = change(now);
             match self.machine.compare_exchange_entry(self.table, self.index, now.bits(), new.bits()) {
@@ -199,12 +203,10 @@ impl<S: Memory> Space<S> {
         f: &mut impl FnMut(VirtAddr, Slot<S::Machine>, Entry, PageSize),
     ) {
         let machine = self.source.machine();
-        for index in covered(base, level, range) {
-            let slot = Slot { machine, table, index };
-            let entry = slot.load();
-            if entry.is_empty() {
-                continue;
-            }
+        let mut rest = covered(base, level, range);
+        while let Some((index, entry)) = machine.next_entry(table, rest.clone()) {
+            rest.start = index + 1;
+            let (slot, entry) = (Slot { machine, table, index }, Entry::from_bits(entry));
             let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
             match level {
                 1 => f(addr, slot, entry, PageSize::Small),
@@ -245,51 +247,6 @@ impl<S: Memory> Space<S> {
         self.tables -= freed;
     }
 
-    /// At the end of the space: free the tables that translate any of `ranges`, lowest level first, so that nothing
-    /// but those ranges' own entries is looked at. All leaves of the space are empty.
-    pub fn free_tables_of(
-        &mut self,
-        ranges: impl Iterator<Item = Range<VirtAddr>> + Clone,
-        batch: &mut FlushBatch<S>,
-    ) {
-        for level in 2..=ROOT_LEVEL {
-            for range in ranges.clone() {
-                let freed = self.free_at(level, self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range, batch);
-                self.tables -= freed;
-            }
-        }
-    }
-
-    /// Free the tables that entries of level `goal` in `range` lead to; they have no entries any more.
-    fn free_at(
-        &self,
-        goal: u32,
-        table: Pfn,
-        level: u32,
-        base: VirtAddr,
-        range: &Range<VirtAddr>,
-        batch: &mut FlushBatch<S>,
-    ) -> u64 {
-        let machine = self.source.machine();
-        let mut freed = 0;
-        for index in covered(base, level, range) {
-            let slot = Slot { machine, table, index };
-            let entry = slot.load();
-            if !entry.is_table() {
-                continue;
-            }
-            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
-            if level > goal {
-                freed += self.free_at(goal, entry.frame(), level - 1, addr, range, batch);
-            } else {
-                self.link(slot, level, Entry::EMPTY);
-                batch.freed_table(addr, self.emptied(entry.frame(), addr));
-                freed += 1;
-            }
-        }
-        freed
-    }
-
     fn free_below(
         &self,
         table: Pfn,
@@ -301,9 +258,10 @@ impl<S: Memory> Space<S> {
     ) -> u64 {
         let machine = self.source.machine();
         let mut freed = 0;
-        for index in covered(base, level, range) {
-            let slot = Slot { machine, table, index };
-            let entry = slot.load();
+        let mut rest = covered(base, level, range);
+        while let Some((index, entry)) = machine.next_entry(table, rest.clone()) {
+            rest.start = index + 1;
+            let (slot, entry) = (Slot { machine, table, index }, Entry::from_bits(entry));
             if !entry.is_table() {
                 continue;
             }
@@ -322,8 +280,8 @@ impl<S: Memory> Space<S> {
 
     fn emptied(&self, table: Pfn, addr: VirtAddr) -> Frame<PageTable, S> {
         let machine = self.source.machine();
-        let is_empty = |index| machine.load_entry(table, index) == 0;
-        debug_assert!((0..TABLE_ENTRIES).all(is_empty), "a table with leaves is freed at {addr:?}");
+        let left = || machine.next_entry(table, 0..TABLE_ENTRIES);
+        debug_assert_eq!(left(), None, "a table with leaves is freed at {addr:?}");
         take_table(self.source, table)
     }
 }
@@ -348,8 +306,8 @@ impl<S: Memory> Drop for Space<S> {
             let mut batch = self.batch();
             let all = VirtAddr(0)..VirtAddr(1 << 47);
             self.free_tables(all.clone(), all, &mut batch);
+            debug_assert_eq!(self.tables, 0);
         }
-        debug_assert_eq!(self.tables, 0);
     }
 }
 

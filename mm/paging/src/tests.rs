@@ -123,24 +123,6 @@ fn roots_of_all_nodes_agree_in_every_user_slot() {
 }
 
 #[test]
-fn a_space_that_ends_frees_the_tables_of_its_ranges_without_a_look_at_the_rest() {
-    let frames = frames(2, 1);
-    let mut space = Space::new(frames, KERNEL_ROOTS).unwrap();
-    let pages = [0x1000, 0x40_0000, 0x40_1000, 7 << 30, (5 << 39) + 0x3000].map(VirtAddr);
-    for addr in pages {
-        map(&mut space, addr, RW);
-    }
-    let mut batch = space.batch();
-    pages.iter().for_each(|&addr| unmap(&space, addr, &mut batch));
-    let ranges = pages.iter().map(|&addr| addr..VirtAddr(addr.0 + 4096));
-    space.free_tables_of(ranges, &mut batch);
-    drop(batch);
-    assert_eq!(frames.owned(freehold_frame::Owner::PageTable), 1, "only the root is left");
-    drop(space);
-    frames.assert_all_free();
-}
-
-#[test]
 fn a_lazy_cpu_is_not_interrupted_for_pages_and_catches_up_when_it_runs_user_code() {
     let frames = frames(2, 1);
     let model = frames.model();

@@ -25,7 +25,7 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn count(&self) -> usize {
         self.tree.len()
     }
-    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Area<S>> + Clone {
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Area<S>> {
         self.tree.values()
     }
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Area<S>> {

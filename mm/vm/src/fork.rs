@@ -8,11 +8,11 @@
 
 use freehold_frame::{Anon, CountError, Mapping, OutOfMemory};
 use freehold_machine::VirtAddr;
-use freehold_paging::{Entry, FlushBatch, Marks, Memory, Rights, Slot};
+use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, Rights, Slot};
 
 use crate::area::Area;
 use crate::request::AreaFlags;
-use crate::resident::{Kind, Resident, leaf};
+use crate::resident::{Resident, leaf};
 use crate::{AddressSpace, VmError};
 
 impl<S: Memory> AddressSpace<S> {
@@ -52,51 +52,48 @@ impl<S: Memory> Resident<S> {
         batch: &mut FlushBatch<S>,
     ) -> Result<(), OutOfMemory> {
         let mut outcome = Ok(());
-        let mut shared = 0;
+        let mut anonymous = 0;
         let mut cursor = child.tables.cursor();
         self.tables.visit(area.start..area.end, |addr, slot, entry, _| {
-            if outcome.is_ok() {
-                let kind = self.kind_of(entry);
-                if kind != Kind::Cache {
-                    outcome = cursor
-                        .make(addr)
-                        .and_then(|to| self.fork_page(area, addr, (slot, entry, kind), to, batch));
-                    shared += u64::from(kind == Kind::Anon && outcome.is_ok());
-                }
+            if outcome.is_err() {
+                return;
+            }
+            if entry.backing() == Backing::Uncounted {
+                outcome = cursor.make(addr).map(|to| to.fill(entry));
+            } else if let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) {
+                let leaf = cursor.make(addr).and_then(|to| {
+                    to.fill(self.fork_page(area, addr, slot, entry, &mapping, batch)?);
+                    Ok(())
+                });
+                anonymous += u64::from(leaf.is_ok());
+                outcome = leaf;
             }
         });
-        child.rss.anon += shared;
+        child.rss.anon += anonymous;
         outcome
     }
 
+    /// The child's leaf for an anonymous page of ours.
     fn fork_page(
         &self,
         area: &Area<S>,
         addr: VirtAddr,
-        (from, entry, kind): (Slot<S::Machine>, Entry, Kind),
-        to: Slot<S::Machine>,
+        slot: Slot<S::Machine>,
+        entry: Entry,
+        mapping: &Mapping<Anon, S>,
         batch: &mut FlushBatch<S>,
-    ) -> Result<(), OutOfMemory> {
-        if kind == Kind::Zero {
-            to.fill(entry);
-            return Ok(());
-        }
-        let mapping =
-            Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()).expect("its owner was just read");
+    ) -> Result<Entry, OutOfMemory> {
         match mapping.share() {
             Ok(twin) => {
-                let read_only = |entry: Entry| entry.with_rights(entry.rights().without(Rights::WRITE));
-                let mut old = entry;
+                let read_only = entry.rights().without(Rights::WRITE);
                 if entry.is_writable() {
-                    old = from.update(read_only);
-                    batch.restricted(addr, old);
+                    batch.restricted(addr, slot.update_from(entry, |entry| entry.with_rights(read_only)));
                 }
-                to.fill(leaf(twin, old.rights().without(Rights::WRITE), Marks::Accessed));
+                Ok(leaf(twin, read_only, Marks::Dirty))
             }
             Err(CountError::Pinned | CountError::Overflow | CountError::Held | CountError::NotExclusive) => {
-                to.fill(leaf(self.copy_of(entry.frame())?, area.protection.rights(), Marks::Dirty));
+                Ok(leaf(self.copy_of(entry.frame())?, area.protection.rights(), Marks::Dirty))
             }
         }
-        Ok(())
     }
 }

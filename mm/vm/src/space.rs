@@ -201,10 +201,14 @@ impl<S: Memory> Drop for AddressSpace<S> {
     fn drop(&mut self) {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
-        for area in areas.iter() {
+        let mut rest = areas.iter().peekable();
+        while let Some(area) = rest.next() {
             resident.zap(area, area.start..area.end, &mut batch);
+            // Everything below is gone already, so the tables up to the next area are free to go: found by the few addresses of
+            // this one and not by looking through all there could be.
+            let ceiling = rest.peek().map_or(VirtAddr(1 << 47), |next| next.start);
+            resident.tables.free_tables(area.start..area.end, VirtAddr(0)..ceiling, &mut batch);
         }
-        resident.tables.free_tables_of(areas.iter().map(|area| area.start..area.end), &mut batch);
     }
 }
 

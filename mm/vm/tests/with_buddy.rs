@@ -1,5 +1,7 @@
 //! Address spaces on the real page allocator: the seams fit, memory runs out as a value, and every frame comes back.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 

@@ -5,9 +5,10 @@
 //! frames come from start-up's own bump allocator.
 
 use core::fmt;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tables, VirtAddr};
+use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, TABLE_ENTRIES, Tables, VirtAddr};
 use zerocopy::FromZeros;
 
 use crate::X86;
@@ -66,6 +67,7 @@ pub(crate) fn layout() -> &'static Layout {
 static MEMORY_END: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the frame is below the end of memory, so that its place in the direct map's area exists.
+#[inline]
 pub(crate) fn is_within_memory(frame: Pfn) -> bool {
     frame.0 < MEMORY_END.load(Ordering::Relaxed)
 }
@@ -74,9 +76,26 @@ pub(crate) fn is_within_memory(frame: Pfn) -> bool {
 ///
 /// # Panics
 /// When it is not below the end of memory, or `index` not below 512.
+#[inline]
 fn checked_entry(table: Pfn, index: usize) -> &'static AtomicU64 {
-    assert!(is_within_memory(table), "{table:?} is no translation table");
-    tables::entry(table, index)
+    &checked_entries(table)[index]
+}
+
+/// The entries of a table that somebody else names.
+///
+/// # Panics
+/// When it is not below the end of memory.
+#[inline]
+fn checked_entries(table: Pfn) -> &'static [AtomicU64; TABLE_ENTRIES] {
+    if !is_within_memory(table) {
+        no_table(table);
+    }
+    tables::entries(table)
+}
+
+#[cold]
+fn no_table(table: Pfn) -> ! {
+    panic!("{table:?} is no translation table")
 }
 
 /// Build the final tables of the kernel half in boot memory and leave the loader's for them.
@@ -227,21 +246,37 @@ pub(crate) fn free_frames(first: Pfn, order: u32) {
 }
 
 impl Tables for X86 {
+    #[inline]
     fn load_entry(self, table: Pfn, index: usize) -> u64 {
         checked_entry(table, index).load(Ordering::Acquire)
     }
+    #[inline]
     fn store_entry(self, table: Pfn, index: usize, value: u64) {
         checked_entry(table, index).store(value, Ordering::Release);
     }
+    #[inline]
     fn swap_entry(self, table: Pfn, index: usize, value: u64) -> u64 {
         checked_entry(table, index).swap(value, Ordering::AcqRel)
     }
+    #[inline]
     fn compare_exchange_entry(self, table: Pfn, index: usize, current: u64, new: u64) -> Result<u64, u64> {
         checked_entry(table, index).compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
     }
     fn clear_table(self, table: Pfn) {
         assert!(is_within_memory(table), "{table:?} is no translation table");
         tables::clear(table);
+    }
+    #[inline]
+    fn next_entry(self, table: Pfn, range: Range<usize>) -> Option<(usize, u64)> {
+        let start = range.start;
+        let entries = checked_entries(table)[range].iter().map(|entry| entry.load(Ordering::Acquire));
+        let (offset, entry) = entries.enumerate().find(|&(_, entry)| entry != 0)?;
+        Some((start + offset, entry))
+    }
+    fn copy_entries(self, from: Pfn, to: Pfn, range: Range<usize>) {
+        let from = checked_entries(from)[range.clone()].iter();
+        let to = checked_entries(to)[range].iter();
+        from.zip(to).for_each(|(from, to)| to.store(from.load(Ordering::Acquire), Ordering::Release));
     }
 }
 

@@ -40,6 +40,7 @@ static ROOT: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn set_direct_base(base: u64) {
     DIRECT_BASE.store(base, Ordering::Release);
 }
+#[inline]
 pub(crate) fn direct_base() -> u64 {
     DIRECT_BASE.load(Ordering::Relaxed)
 }
@@ -53,6 +54,7 @@ pub(crate) fn root() -> Pfn {
 
 /// Where the bytes of a kernel-owned frame are. Dereferencing needs the frame's pageblock in the direct
 /// map (or below 1 GiB under the identity map).
+#[inline]
 pub(crate) fn frame_ptr(frame: Pfn) -> *mut u8 {
     (direct_base() + frame.start().0) as *mut u8
 }
@@ -62,12 +64,18 @@ pub(crate) fn frame_ptr(frame: Pfn) -> *mut u8 {
 ///
 /// # Panics
 /// When `index` is not below 512.
+#[inline]
 pub(crate) fn entry(table: Pfn, index: usize) -> &'static AtomicU64 {
-    assert!(index < TABLE_ENTRIES, "entry {index} of a translation table");
-    let address = frame_ptr(table) as usize + index * size_of::<u64>();
+    &entries(table)[index]
+}
+
+/// The entries of a table.
+#[inline]
+pub(crate) fn entries(table: Pfn) -> &'static [AtomicU64; TABLE_ENTRIES] {
+    let address = frame_ptr(table) as usize;
     // SAFETY: the address is aligned and inside the direct map's area (or the identity map at boot), where
     // a byte is either kernel-owned memory, valid as any integer for ever, or absent, which ends in a report.
-    unsafe { &*(address as *const AtomicU64) }
+    unsafe { &*(address as *const [AtomicU64; TABLE_ENTRIES]) }
 }
 
 /// Fill a frame of the direct map, which is or becomes a table, with zeroes.
