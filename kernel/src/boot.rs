@@ -14,7 +14,7 @@ use freehold_machine::{CpuId, Pfn, PfnRange, VirtAddr};
 
 use crate::fs::initramfs;
 use crate::host::spec::{self, Spec};
-use crate::{Errno, Result, cmdline, dev, fs, host, klog, mem, sched, task, tty};
+use crate::{Errno, Result, cmdline, dev, fs, host, klog, mem, report, sched, task, tty};
 
 /// The kernel's version, as uname and the host see it.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -34,13 +34,14 @@ pub fn main(info: &'static BootInfo) -> ! {
     traps::register(&Kernel);
     time::start(firmware.platform.hpet);
     crate::time::set_wall((time::wall_clock_at_boot() + time::now()) as i64);
-    let files = fs::boot::init(Arc::new(mem::CacheSource::new(mem::frames()))).expect("an empty root file system");
+    let files =
+        fs::boot::init(Arc::new(mem::CacheSource::new(mem::frames()))).expect("an empty root file system");
     task::spawn::init(mem::Space::empty().expect("memory for the kernel's own space"), files);
     start_scheduling(CpuId(0));
     irq::enable();
     start_cpus(firmware, cpus);
     host::init(mem::frames(), &mut |function, error| log::error!("{function:?}: {error}"));
-    sched::spawn_kernel("start", start).expect("memory for the first task");
+    sched::spawn_kernel("start", move || start(info)).expect("memory for the first task");
     sched::idle_forever()
 }
 
@@ -49,6 +50,7 @@ fn start_scheduling(cpu: CpuId) {
 }
 
 /// Read ACPI's tables; they are believed as far as they make sense.
+#[inline(never)]
 fn read_firmware(info: &'static BootInfo) -> &'static Firmware {
     let usable = info.memory_map().iter().filter(|region| region.kind == MemoryKind::Usable).map(|region| {
         let end = region.start.0 + region.len;
@@ -81,9 +83,17 @@ fn secondary(cpu: CpuId) -> ! {
 }
 
 /// The first task: devices, files, the program, its end.
-fn start() {
+fn start(info: &'static BootInfo) {
     let ending = match prepare() {
-        Ok(spec) => task::init::run(spec),
+        Ok(spec) => {
+            report::ready(info);
+            let wanted = spec.report;
+            let ending = task::init::run(spec);
+            if wanted == spec::Report::Wanted {
+                report::closing();
+            }
+            ending
+        }
         Err(error) => {
             log::error!("no program to run: {error:?}");
             host::notice(format_args!("the image has no usable {}: {error:?}", Display(spec::PATH)));
@@ -147,7 +157,11 @@ fn connect(spec: &Spec) -> Result<()> {
 struct Kernel;
 
 impl traps::Handlers for Kernel {
-    fn kernel_page_fault(&self, addr: VirtAddr, access: traps::Access) -> core::result::Result<(), traps::Unresolved> {
+    fn kernel_page_fault(
+        &self,
+        addr: VirtAddr,
+        access: traps::Access,
+    ) -> core::result::Result<(), traps::Unresolved> {
         mem::handle_kernel_fault(addr, access)
     }
     fn timer(&self) {

@@ -200,9 +200,8 @@ pub fn add(severity: Severity, text: fmt::Arguments<'_>) {
     let time = time::now();
     RING.lock().add(severity, time, bytes);
     let (seconds, micros) = (time / 1_000_000_000, time / 1000 % 1_000_000);
-    let shown = core::str::from_utf8(bytes).unwrap_or_else(|error| {
-        core::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default()
-    });
+    let shown = core::str::from_utf8(bytes)
+        .unwrap_or_else(|error| core::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default());
     hw::print_serial(format_args!("[{seconds:5}.{micros:06}] {shown}\n"));
     if let Some(arrived) = ARRIVED.get() {
         arrived.wake_all();

@@ -13,12 +13,12 @@
 
 extern crate alloc;
 
-pub mod dev;
 #[cfg(target_os = "none")]
 pub mod block;
 #[cfg(target_os = "none")]
 pub mod boot;
 pub mod cmdline;
+pub mod dev;
 pub mod errno;
 pub mod fs;
 pub mod host;
@@ -33,6 +33,8 @@ pub mod mem {
     #[derive(Debug)]
     pub struct Space;
 }
+#[cfg(target_os = "none")]
+pub mod report;
 pub mod sched;
 pub mod socket;
 pub mod sync;

@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::stream::HostStream;
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::pipe;
-use crate::host::frame::Output;
 use crate::fs::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
+use crate::host::frame::Output;
 use crate::sync::{Mutex, PollWaiter, SpinLock};
 use crate::tty::console;
 use crate::user::{Sink, Source};
@@ -181,9 +181,7 @@ impl File for StreamFile {
             if !self.stream.is_writable() {
                 let waited = match blocking {
                     Blocking::Never => Err(Errno::EAGAIN),
-                    Blocking::Wait => {
-                        self.stream.changed().wait_until(|| self.may_write().then_some(()))
-                    }
+                    Blocking::Wait => self.stream.changed().wait_until(|| self.may_write().then_some(())),
                 };
                 match waited {
                     Ok(()) => {}

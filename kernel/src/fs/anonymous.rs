@@ -79,9 +79,8 @@ pub fn install_pair(
 ) -> Result<i64> {
     let files = crate::task::current().process().files();
     let first = install(first.0, first.1)?;
-    let result = install(second.0, second.1).and_then(|second| {
-        to.write(&[first, second]).inspect_err(|_| drop(files.take(second)))
-    });
+    let result = install(second.0, second.1)
+        .and_then(|second| to.write(&[first, second]).inspect_err(|_| drop(files.take(second))));
     if result.is_err() {
         drop(files.take(first));
     }

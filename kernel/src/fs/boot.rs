@@ -206,7 +206,11 @@ pub fn unnamed_place_named(node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> P
 pub fn read_file(path: &[u8]) -> Result<Vec<u8>> {
     let root = root();
     let place = Walk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
-    let file = super::OpenFile::new(place.node.clone().open(super::OpenFlags::empty())?, Some(place), super::OpenFlags::empty());
+    let file = super::OpenFile::new(
+        place.node.clone().open(super::OpenFlags::empty())?,
+        Some(place),
+        super::OpenFlags::empty(),
+    );
     let size = usize::try_from(file.node().metadata().size).map_err(|_| Errno::ENOMEM)?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(size).map_err(|_| Errno::ENOMEM)?;

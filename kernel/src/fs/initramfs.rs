@@ -129,14 +129,16 @@ impl<'a> Members<'a> {
             for (field, digits) in fields.iter_mut().zip(rest[6..HEADER].chunks_exact(8)) {
                 *field = hexadecimal(digits).ok_or(Error::Malformed { at })?;
             }
-            let [inode, mode, uid, gid, links, modified, size, major, minor, rmajor, rminor, name_size, _] = fields;
+            let [inode, mode, uid, gid, links, modified, size, major, minor, rmajor, rminor, name_size, _] =
+                fields;
             let name_end = HEADER.checked_add(name_size as usize).ok_or(Error::Short { at })?;
             let data_start = aligned(at, name_end).ok_or(Error::Short { at })?;
             let data_end = data_start.checked_add(size as usize).ok_or(Error::Short { at })?;
             let name = rest.get(HEADER..name_end).ok_or(Error::Short { at })?;
             let data = rest.get(data_start..data_end).ok_or(Error::Short { at })?;
             // The last padding may be missing.
-            self.at = aligned(at, data_end).map_or(self.archive.len(), |end| (at + end).min(self.archive.len()));
+            self.at =
+                aligned(at, data_end).map_or(self.archive.len(), |end| (at + end).min(self.archive.len()));
             let [name @ .., 0] = name else { return Err(Error::Malformed { at }) };
             if name.contains(&0) || name.len() >= PATH_MAX {
                 return Err(Error::Malformed { at });

@@ -37,7 +37,12 @@ pub fn open(walk: &Walk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Result
     if flags.contains(OpenFlags::CREAT) {
         return open_or_create(walk, text, flags, mode);
     }
-    open_place(walk, walk.find(text, last)?, flags, Origin::Existing)
+    let place = walk.find(text, last).inspect_err(|&error| {
+        if error == Errno::ENOENT {
+            super::missing::note(text);
+        }
+    })?;
+    open_place(walk, place, flags, Origin::Existing)
 }
 
 /// Whether the file that is opened was just made: then its permissions do not bind.

@@ -204,13 +204,15 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
             words_of.resize(words, 0u64);
             Ok::<_, crate::Errno>(words_of)
         };
-        all.asked[at] = if address == 0 { empty()? } else { UserPtr::<u64>::new(address).read_many(words)? };
+        all.asked[at] =
+            if address == 0 { empty()? } else { UserPtr::<u64>::new(address).read_many(words)? };
         all.answered[at] = empty()?;
     }
     let mut watches = Vec::new();
     for fd in 0..count {
         let (word, bit) = (fd / WORD, 1u64 << (fd % WORD));
-        let wanted = (0..3).filter(|&at| all.asked[at][word] & bit != 0).fold(0, |bits, at| bits | SET_BITS[at]);
+        let wanted =
+            (0..3).filter(|&at| all.asked[at][word] & bit != 0).fold(0, |bits, at| bits | SET_BITS[at]);
         if wanted != 0 {
             let file = files.get(fd as i32)?;
             watches.try_reserve(1).map_err(|_| Errno::ENOMEM)?;

@@ -7,8 +7,8 @@ use alloc::sync::Arc;
 use bitflags::bitflags;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
-    Access, Advice, AreaFlags, Backing, FaultError, FileView, LockAll, LockMode, MapRequest, Place, ProtectExtent,
-    Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode,
+    Access, Advice, AreaFlags, Backing, FaultError, FileView, LockAll, LockMode, MapRequest, Place,
+    ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode,
 };
 
 use super::space::whole_pages;
@@ -75,7 +75,9 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     let sharing = match raw_flags & MAP_TYPE {
         MAP_SHARED => Sharing::Shared,
         MAP_PRIVATE => Sharing::Private,
-        MAP_SHARED_VALIDATE if raw_flags >> 32 == 0 && Map::from_bits(raw_flags as u32 & !MAP_TYPE as u32).is_some() => {
+        MAP_SHARED_VALIDATE
+            if raw_flags >> 32 == 0 && Map::from_bits(raw_flags as u32 & !MAP_TYPE as u32).is_some() =>
+        {
             Sharing::Shared
         }
         MAP_SHARED_VALIDATE => return Err(Errno::EOPNOTSUPP),
@@ -138,7 +140,12 @@ impl Sharing {
     }
 }
 
-fn file_backing(args: &Args, sharing: Sharing, protection: Protection, offset: u64) -> Result<Backing<Frames>> {
+fn file_backing(
+    args: &Args,
+    sharing: Sharing,
+    protection: Protection,
+    offset: u64,
+) -> Result<Backing<Frames>> {
     let file = task::current().process().files().get(args.fd(4))?;
     if !file.flags().reads() {
         return Err(Errno::EACCES);
@@ -331,7 +338,9 @@ pub fn fault_in(start: u64, len: usize, access: Access) -> Result<()> {
         let outcome = space.lock().fault_in(VirtAddr(start), len as u64, access, &limits);
         match outcome {
             Ok(()) => return Ok(()),
-            Err(FaultError::OutOfMemory) if !task::current().is_dying() => out_of_memory("copy to or from user memory"),
+            Err(FaultError::OutOfMemory) if !task::current().is_dying() => {
+                out_of_memory("copy to or from user memory")
+            }
             Err(_) => return Err(Errno::EFAULT),
         }
     }

@@ -55,9 +55,9 @@ impl Content for CacheContent {
                 return Ok(done);
             }
             let at = offset.checked_add(done as u64).ok_or(Errno::EFBIG)?;
-            let step = source
-                .fault_in()
-                .and_then(|()| Ok(self.cache.write_at(at, want, |bytes| source.take_without_fault(bytes))?));
+            let step = source.fault_in().and_then(|()| {
+                Ok(self.cache.write_at(at, want, |bytes| source.take_without_fault(bytes))?)
+            });
             match step {
                 Ok(n) => done += n,
                 Err(_) if done > 0 => return Ok(done),

@@ -1,8 +1,10 @@
 //! Page faults: of a program, and of the kernel on a program's address.
 
+use core::sync::atomic::Ordering;
+
 use freehold_arch::traps;
 use freehold_machine::VirtAddr;
-use freehold_vm::{Access, FaultError, SegvCode};
+use freehold_vm::{Access, FaultError, FaultKind, SegvCode};
 
 use super::{Space, out_of_memory};
 use crate::task;
@@ -20,16 +22,24 @@ pub enum Fault {
 ///
 /// Out of memory is not the program's fault: somebody is killed to make room, and the access is tried
 /// again (by the somebody, never: it dies on its way back to user mode).
-pub fn handle_user_fault(space: &Space, addr: VirtAddr, access: traps::Access) -> core::result::Result<(), Fault> {
+pub fn handle_user_fault(
+    space: &Space,
+    addr: VirtAddr,
+    access: traps::Access,
+) -> core::result::Result<(), Fault> {
     let access = match access {
         traps::Access::Read => Access::Read,
         traps::Access::Write => Access::Write,
         traps::Access::Execute => Access::Execute,
     };
-    let limits = task::current().process().memory_limits();
+    let task = task::current();
+    let limits = task.process().memory_limits();
     let outcome = space.lock().fault(addr, access, &limits);
     match outcome {
-        Ok(_) => Ok(()),
+        Ok(kind) => {
+            task.faults[usize::from(kind == FaultKind::Major)].fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
         Err(FaultError::Segv(SegvCode::MapErr)) => Err(Fault::Segv(1)),
         Err(FaultError::Segv(SegvCode::AccErr)) => Err(Fault::Segv(2)),
         Err(FaultError::Bus) => Err(Fault::Bus),
@@ -44,7 +54,10 @@ pub fn handle_user_fault(space: &Space, addr: VirtAddr, access: traps::Access) -
 ///
 /// # Errors
 /// Where the program itself would get a signal, or where it is dying for want of memory: the copy stops there.
-pub fn handle_kernel_fault(addr: VirtAddr, access: traps::Access) -> core::result::Result<(), traps::Unresolved> {
+pub fn handle_kernel_fault(
+    addr: VirtAddr,
+    access: traps::Access,
+) -> core::result::Result<(), traps::Unresolved> {
     let task = task::current();
     if task.is_dying() {
         return Err(traps::Unresolved);

@@ -11,7 +11,13 @@ use crate::{Errno, Result};
 const STEP: usize = 1024;
 
 /// Copy `len` bytes at `addr` of `space` to `sink`; returns how many could be read. `EFAULT` if none.
-pub fn read_space(space: &Space, addr: VirtAddr, len: usize, access: RemoteAccess, sink: &mut dyn Sink) -> Result<usize> {
+pub fn read_space(
+    space: &Space,
+    addr: VirtAddr,
+    len: usize,
+    access: RemoteAccess,
+    sink: &mut dyn Sink,
+) -> Result<usize> {
     let mut buffer = [0; STEP];
     let mut done = 0;
     while done < len && sink.remaining() > 0 {
@@ -25,7 +31,11 @@ pub fn read_space(space: &Space, addr: VirtAddr, len: usize, access: RemoteAcces
             bytes.len()
         });
         if filled == 0 {
-            return if done > 0 { Ok(done) } else { Err(outcome.map_or_else(Errno::from, |_| Errno::EFAULT)) };
+            return if done > 0 {
+                Ok(done)
+            } else {
+                Err(outcome.map_or_else(Errno::from, |_| Errno::EFAULT))
+            };
         }
         let put = sink.put(&buffer[..filled]);
         match put {
@@ -66,7 +76,11 @@ pub fn write_space(
         });
         done += copied;
         if copied < taken {
-            return if done > 0 { Ok(done) } else { Err(outcome.map_or_else(Errno::from, |_| Errno::EFAULT)) };
+            return if done > 0 {
+                Ok(done)
+            } else {
+                Err(outcome.map_or_else(Errno::from, |_| Errno::EFAULT))
+            };
         }
     }
     Ok(done)

@@ -75,7 +75,8 @@ impl Space {
         let id = areas.id();
         let space =
             Arc::new(Self { id, translation, areas: Mutex::new(areas), program: SpinLock::new(program) });
-        let handle: Weak<dyn SpaceHandle<Frames>> = Arc::downgrade(&(space.clone() as Arc<dyn SpaceHandle<Frames>>));
+        let handle: Weak<dyn SpaceHandle<Frames>> =
+            Arc::downgrade(&(space.clone() as Arc<dyn SpaceHandle<Frames>>));
         space.areas.lock().set_handle(handle);
         space
     }

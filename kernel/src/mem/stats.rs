@@ -46,6 +46,11 @@ pub fn memory() -> MemoryStats {
     }
 }
 
+/// Processes killed for want of memory.
+pub fn oom_kills() -> u64 {
+    super::oom::kills()
+}
+
 /// Bytes of the kernel's heap that are handed out.
 pub fn heap_bytes() -> u64 {
     heap::stats().allocated_bytes as u64

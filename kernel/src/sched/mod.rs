@@ -26,9 +26,11 @@ use crate::task::Task;
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
 
 #[cfg(target_os = "none")]
-pub use switch::{activate_current, block, exit_current, finish_switch, idle_forever, reschedule, start, timer_interrupt};
-#[cfg(target_os = "none")]
 pub use crate::task::spawn_kernel;
+#[cfg(target_os = "none")]
+pub use switch::{
+    activate_current, block, exit_current, finish_switch, idle_forever, reschedule, start, timer_interrupt,
+};
 
 /// How a task sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,12 +2,12 @@
 
 use linux_raw_sys::net as c;
 
+use super::SocketFile;
 use super::address::Address;
 use super::channel::{Ancillary, Received, Taking};
 use super::message::{self, Delivery, Header, Wanted};
 use super::options::Credentials;
 use super::unix::{Kind, Shutdown, UnixSocket};
-use super::SocketFile;
 use crate::fs::{Blocking, OnExec, OpenFile, OpenFlags, anonymous, pipe};
 use crate::syscall::Args;
 use crate::task;
@@ -66,7 +66,11 @@ pub fn sys_socket(args: &Args) -> Result<i64> {
 pub fn sys_socketpair(args: &Args) -> Result<i64> {
     let (kind, flags) = kind_of(args.uint(0), args.uint(1), args.int(2))?;
     let (one, other) = UnixSocket::pair(kind);
-    anonymous::install_pair(UserPtr::new(args[3]), (SocketFile::new(one), flags), (SocketFile::new(other), flags))
+    anonymous::install_pair(
+        UserPtr::new(args[3]),
+        (SocketFile::new(one), flags),
+        (SocketFile::new(other), flags),
+    )
 }
 
 fn length_at(args: &Args, index: usize) -> Result<usize> {
@@ -131,7 +135,11 @@ pub fn sys_accept(args: &Args) -> Result<i64> {
 /// As in the manual.
 pub fn sys_accept4(args: &Args) -> Result<i64> {
     let flags = OpenFlags::from_bits_retain(args.uint(3));
-    if (OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) { accept(args, flags) } else { Err(Errno::EINVAL) }
+    if (OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) {
+        accept(args, flags)
+    } else {
+        Err(Errno::EINVAL)
+    }
 }
 
 /// getsockname(fd, address, length)
@@ -333,7 +341,11 @@ pub fn sys_recvmsg(args: &Args) -> Result<i64> {
 }
 
 /// Move messages one by one until one fails; how many there were.
-fn many(list: u64, count: usize, mut one: impl FnMut(UserPtr<Header>, usize) -> Result<usize>) -> Result<i64> {
+fn many(
+    list: u64,
+    count: usize,
+    mut one: impl FnMut(UserPtr<Header>, usize) -> Result<usize>,
+) -> Result<i64> {
     let mut done = 0;
     while done < count.min(MOST_MESSAGES) {
         let at = list.wrapping_add(done as u64 * MANY_BYTES);
@@ -360,7 +372,8 @@ pub fn sys_sendmmsg(args: &Args) -> Result<i64> {
 /// # Errors
 /// As in the manual.
 pub fn sys_recvmmsg(args: &Args) -> Result<i64> {
-    let timeout = UserPtr::<TimeSpec>::new(args[4]).read_optional()?.map(TimeSpec::nanoseconds).transpose()?;
+    let timeout =
+        UserPtr::<TimeSpec>::new(args[4]).read_optional()?.map(TimeSpec::nanoseconds).transpose()?;
     let deadline = timeout.map(|timeout| time::now().saturating_add(timeout));
     let flags = args.uint(3);
     many(args[1], args.uint(2) as usize, |at, done| {

@@ -286,7 +286,12 @@ impl Channel {
     ///
     /// # Errors
     /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`.
-    pub fn receive_stream(&self, sink: &mut dyn Sink, taking: Taking, patience: Patience) -> Result<Received> {
+    pub fn receive_stream(
+        &self,
+        sink: &mut dyn Sink,
+        taking: Taking,
+        patience: Patience,
+    ) -> Result<Received> {
         loop {
             self.wait_for_message(patience)?;
             let mut queue = self.queue.lock();
@@ -340,7 +345,12 @@ impl Channel {
     ///
     /// # Errors
     /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`.
-    pub fn receive_message(&self, sink: &mut dyn Sink, taking: Taking, patience: Patience) -> Result<Received> {
+    pub fn receive_message(
+        &self,
+        sink: &mut dyn Sink,
+        taking: Taking,
+        patience: Patience,
+    ) -> Result<Received> {
         loop {
             self.wait_for_message(patience)?;
             let mut queue = self.queue.lock();
@@ -428,7 +438,8 @@ mod tests {
         assert_eq!((next(), next(), next()), ((3, 5), (0, 0), (3, 5)));
         assert!(!channel.has_message());
         let huge = vec![0; BUFFER_BYTES + 1];
-        let sent = channel.send_message(&mut SliceSource::new(&huge), Ancillary::default(), None, Patience::Never);
+        let sent =
+            channel.send_message(&mut SliceSource::new(&huge), Ancillary::default(), None, Patience::Never);
         assert_eq!(sent, Err(Errno::EMSGSIZE));
     }
 }

@@ -11,8 +11,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use super::address::Address;
 use super::channel::{Ancillary, Channel, Patience, Received, Taking};
 use super::options::{Credentials, Options};
-use crate::fs::pipe::Boundary;
 use crate::fs::Ready;
+use crate::fs::pipe::Boundary;
 use crate::sync::{PollWaiter, SpinLock, WaitQueue};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -251,7 +251,11 @@ impl UnixSocket {
         self.wait_for_connections(patience, look)
     }
 
-    fn wait_for_connections<T>(&self, patience: Patience, mut look: impl FnMut() -> Option<Result<T>>) -> Result<T> {
+    fn wait_for_connections<T>(
+        &self,
+        patience: Patience,
+        mut look: impl FnMut() -> Option<Result<T>>,
+    ) -> Result<T> {
         match (look(), patience) {
             (Some(result), _) => result,
             (None, Patience::Never) => Err(Errno::EAGAIN),

@@ -5,7 +5,5 @@ mod lock;
 mod wait;
 
 pub use completion::Completion;
-pub use lock::{
-    IrqSpinLock, Mutex, MutexGuard, ReadGuard, RwLock, SpinLock, SpinLockGuard, WriteGuard,
-};
+pub use lock::{IrqSpinLock, Mutex, MutexGuard, ReadGuard, RwLock, SpinLock, SpinLockGuard, WriteGuard};
 pub use wait::{PollWaiter, Slept, WaitQueue, Wake, Woken};

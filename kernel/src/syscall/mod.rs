@@ -73,7 +73,10 @@ pub fn unknown(number: u64) -> Errno {
         if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             let by = crate::task::try_current().map_or([0; 16], |task| task.name());
             let by = core::str::from_utf8(&by).unwrap_or("?").trim_end_matches('\0');
-            log::warn!("{by}: system call {number} ({}) is not implemented", name(number).unwrap_or("unknown"));
+            log::warn!(
+                "{by}: system call {number} ({}) is not implemented",
+                name(number).unwrap_or("unknown")
+            );
         }
     }
     Errno::ENOSYS

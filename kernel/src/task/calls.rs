@@ -35,7 +35,11 @@ fn named_task(tid: i32) -> Result<Arc<Task>> {
 /// Whether the caller may look into or change `process`.
 fn check_same_user(process: &Process) -> Result<()> {
     let (own, other) = (current().process().credentials(), process.credentials());
-    if own.is_privileged() || own.euid == other.euid || own.euid == other.uid { Ok(()) } else { Err(Errno::EPERM) }
+    if own.is_privileged() || own.euid == other.euid || own.euid == other.uid {
+        Ok(())
+    } else {
+        Err(Errno::EPERM)
+    }
 }
 
 fn change_limit(process: &Process, resource: Resource, new: Limit) -> Result<()> {
@@ -230,7 +234,11 @@ pub fn sys_membarrier(args: &Args) -> Result<i64> {
     const REGISTER_GLOBAL_EXPEDITED: i32 = 4;
     const PRIVATE_EXPEDITED: i32 = 8;
     const REGISTER_PRIVATE_EXPEDITED: i32 = 16;
-    const ALL: i32 = GLOBAL | GLOBAL_EXPEDITED | REGISTER_GLOBAL_EXPEDITED | PRIVATE_EXPEDITED | REGISTER_PRIVATE_EXPEDITED;
+    const ALL: i32 = GLOBAL
+        | GLOBAL_EXPEDITED
+        | REGISTER_GLOBAL_EXPEDITED
+        | PRIVATE_EXPEDITED
+        | REGISTER_PRIVATE_EXPEDITED;
     if args.uint(1) != 0 {
         return Err(Errno::EINVAL);
     }

@@ -163,14 +163,7 @@ pub fn sys_clone3(context: &mut UserContext, args: &Args) -> Result<i64> {
 
 impl Request {
     const fn plain(flags: CloneFlags) -> Self {
-        Self {
-            flags,
-            exit_signal: Some(Signal::CHLD),
-            stack: 0,
-            parent_tid: 0,
-            child_tid: 0,
-            tls: 0,
-            }
+        Self { flags, exit_signal: Some(Signal::CHLD), stack: 0, parent_tid: 0, child_tid: 0, tls: 0 }
     }
 
     /// Combinations that make no sense, in Linux' order.

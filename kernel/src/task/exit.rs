@@ -11,10 +11,10 @@ use super::process::{ExitStatus, Process};
 use super::signal::{SA_NOCLDWAIT, SIG_IGN, SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
 use super::{Task, current, futex, registry, wait};
+use crate::Result;
 use crate::fs::FileTable;
 use crate::syscall::Args;
 use crate::user::UserPtr;
-use crate::Result;
 
 /// exit(status): the thread ends.
 pub fn sys_exit(args: &Args) -> Result<i64> {

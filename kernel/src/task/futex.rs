@@ -156,8 +156,12 @@ fn wait(address: u64, scope: Scope, expected: u32, bitset: u32, deadline: Option
     }
     let key = key_of(address, scope)?;
     let task = current();
-    let waiter =
-        Arc::new(Waiter { task: task.clone(), key: SpinLock::new(key), bitset, woken: AtomicBool::new(false) });
+    let waiter = Arc::new(Waiter {
+        task: task.clone(),
+        key: SpinLock::new(key),
+        bitset,
+        woken: AtomicBool::new(false),
+    });
     loop {
         let mut bucket = BUCKETS[key.bucket()].lock();
         match load(address) {
@@ -245,7 +249,10 @@ pub fn wake_address(address: u64, limit: usize) {
 }
 
 /// Two buckets, locked in order; the second is absent where it is the first.
-fn lock_both(first: Key, second: Key) -> (SpinLockGuard<'static, Vec<Arc<Waiter>>>, Option<SpinLockGuard<'static, Vec<Arc<Waiter>>>>) {
+fn lock_both(
+    first: Key,
+    second: Key,
+) -> (SpinLockGuard<'static, Vec<Arc<Waiter>>>, Option<SpinLockGuard<'static, Vec<Arc<Waiter>>>>) {
     let (a, b) = (first.bucket(), second.bucket());
     if a == b {
         (BUCKETS[a].lock(), None)
@@ -328,9 +335,9 @@ fn wake_op(first: u64, second: u64, scope: Scope, wakes: usize, wakes2: usize, e
         let (mut bucket, mut other) = lock_both(key, key2);
         let outcome = load(second).and_then(|old| match change(old) {
             None => Ok(Err(Errno::ENOSYS)),
-            Some(new) => {
-                usercopy::compare_exchange_u32(VirtAddr(second), old, new, Faults::Never).map(|was| Ok((old, was))).ok_or(Absent)
-            }
+            Some(new) => usercopy::compare_exchange_u32(VirtAddr(second), old, new, Faults::Never)
+                .map(|was| Ok((old, was)))
+                .ok_or(Absent),
         });
         let old = match outcome {
             Ok(Err(error)) => return Err(error),
@@ -341,7 +348,8 @@ fn wake_op(first: u64, second: u64, scope: Scope, wakes: usize, wakes2: usize, e
                 let word = UserPtr::<u32>::new(second);
                 // Present is not enough, it must be writable.
                 let value = word.read()?;
-                usercopy::compare_exchange_u32(VirtAddr(second), value, value, Faults::Sleep).ok_or(Errno::EFAULT)?;
+                usercopy::compare_exchange_u32(VirtAddr(second), value, value, Faults::Sleep)
+                    .ok_or(Errno::EFAULT)?;
                 continue;
             }
         };

@@ -72,7 +72,8 @@ pub fn sys_setpgid(args: &Args) -> Result<i64> {
         return Err(Errno::EPERM);
     }
     if group != process.pid {
-        let same_session = registry.members(group).next().is_some_and(|member| member.session().id == session);
+        let same_session =
+            registry.members(group).next().is_some_and(|member| member.session().id == session);
         if !same_session {
             return Err(Errno::EPERM);
         }

@@ -88,8 +88,14 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
     let (mut arguments, mut environment) = (Strings::new(), Strings::new());
     spec.arguments.iter().try_for_each(|text| arguments.push(text))?;
     spec.environment.iter().try_for_each(|text| environment.push(text))?;
-    let program =
-        Request { file: None, start: None, name: spec.exec.clone(), arguments, environment, last: Final::Follow };
+    let program = Request {
+        file: None,
+        start: None,
+        name: spec.exec.clone(),
+        arguments,
+        environment,
+        last: Final::Follow,
+    };
     Ok(FirstProgram { files, fs, program })
 }
 
@@ -113,7 +119,8 @@ fn start(spec: Spec) -> Result<ExitStatus> {
     INIT.call_once(|| init.clone());
     let done = Arc::new(Completion::new());
     let outcome = Arc::new(SpinLock::new(Ok(ExitStatus::Exited(0))));
-    let task = Task::new(pid, init.clone(), Schedule::new(Idle::No, hw::current_cpu()), spawn::short(b"init"));
+    let task =
+        Task::new(pid, init.clone(), Schedule::new(Idle::No, hw::current_cpu()), spawn::short(b"init"));
     let (tell, result) = (done.clone(), outcome.clone());
     task.run_in_kernel(move || {
         *result.lock() = reap_until_end(&spec);
@@ -121,7 +128,9 @@ fn start(spec: Spec) -> Result<ExitStatus> {
         // Orphans still end after the program has, until the machine is off.
         loop {
             if wait::reap_one().is_none() {
-                process().child_changed.wait_uninterruptible(|| (!process().children().is_empty()).then_some(()));
+                process()
+                    .child_changed
+                    .wait_uninterruptible(|| (!process().children().is_empty()).then_some(()));
             }
         }
     })?;

@@ -9,7 +9,11 @@ impl Task {
     ///
     /// # Errors
     /// Those of `call`.
-    pub fn with_signals_blocked<R>(&self, mask: Option<SigSet>, call: impl FnOnce() -> Result<R>) -> Result<R> {
+    pub fn with_signals_blocked<R>(
+        &self,
+        mask: Option<SigSet>,
+        call: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
         let Some(mask) = mask else { return call() };
         let before = self.blocked();
         *self.saved_mask.lock() = Some(before);

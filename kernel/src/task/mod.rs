@@ -42,12 +42,12 @@ use alloc::sync::Arc;
 
 pub use credentials::Credentials;
 pub use limits::{Limit, Limits, Resource};
+#[cfg(target_os = "none")]
+pub use oom::{OomKill, badness, oom_kill};
 pub use process::{ExitStatus, Process, Report, Usage};
 pub use registry::{count, find, find_task, for_each, group_is_orphaned, group_session};
 pub use session::Session;
 pub use signal::{SigInfo, SigSet, Signal, signal_group, signal_kernel, signal_session_leader};
-#[cfg(target_os = "none")]
-pub use oom::{OomKill, badness, oom_kill};
 #[cfg(target_os = "none")]
 pub use spawn::{FirstProgram, spawn_kernel};
 pub use thread::Task;

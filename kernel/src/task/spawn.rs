@@ -204,4 +204,3 @@ pub(super) fn add_thread(process: &Process, task: &Arc<Task>) {
         buffer.reserve_exact(wanted);
     }
 }
-

@@ -4,9 +4,9 @@ use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use super::Pid;
 use super::process::{Process, Usage};
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
-use super::Pid;
 use crate::sched::{self, Schedule, Sleep};
 use crate::sync::{IrqSpinLock, SpinLock, Wake, Woken};
 use crate::time::{Expire, TimerSlot};

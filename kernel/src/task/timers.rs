@@ -150,9 +150,8 @@ impl Timers {
 impl Process {
     /// The timer that setitimer's `which` means, made if it is not there.
     fn interval_timer(self: &Arc<Self>, which: i32) -> Result<Arc<Timer>> {
-        let make = |signal, clock| {
-            Timer::new(Notify::Process(Arc::downgrade(self), SigInfo::kernel(signal)), clock)
-        };
+        let make =
+            |signal, clock| Timer::new(Notify::Process(Arc::downgrade(self), SigInfo::kernel(signal)), clock);
         match which {
             0 => {
                 let mut slot = self.timers.real.lock();

@@ -7,7 +7,10 @@ use freehold_arch::user::{UserContext, UserEvent};
 use freehold_arch::{heap, irq, time};
 
 use super::Task;
-use super::signal::{SigInfo, Signal, code, deliver::{Interrupted, Trap}};
+use super::signal::{
+    SigInfo, Signal, code,
+    deliver::{Interrupted, Trap},
+};
 use crate::mem::{self, Fault};
 use crate::syscall;
 use crate::{Errno, sched};

@@ -106,7 +106,14 @@ fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<O
         }
         drop(group);
         let usage = child.usage();
-        return Ok(Some(Outcome { pid: child.pid, uid: child.credentials().uid, status, code, value, usage }));
+        return Ok(Some(Outcome {
+            pid: child.pid,
+            uid: child.credentials().uid,
+            status,
+            code,
+            value,
+            usage,
+        }));
     }
     drop(children);
     let Some((child, status)) = zombie else {

@@ -4,8 +4,8 @@ pub mod calls;
 mod queue;
 mod spec;
 
-pub use queue::{Expire, TimerSlot, arm, cancel, interrupt, is_quiet, set_slice_end, try_arm};
 pub use calls::Clock;
+pub use queue::{Expire, TimerSlot, arm, cancel, interrupt, is_quiet, set_slice_end, try_arm};
 pub use spec::{TimeSpec, TimeVal};
 
 use core::sync::atomic::{AtomicI64, Ordering};

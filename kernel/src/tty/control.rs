@@ -99,8 +99,17 @@ impl TtyFile {
         }
         // What changes the terminal is for the foreground group.
         match request {
-            io::TCSETS | io::TCSETSW | io::TCSETSF | io::TCSETS2 | io::TCSETSW2 | io::TCSETSF2 | io::TCFLSH
-            | io::TCXONC | io::TCSBRK | io::TCSBRKP | io::TIOCSETD => job::check_change(tty)?,
+            io::TCSETS
+            | io::TCSETSW
+            | io::TCSETSF
+            | io::TCSETS2
+            | io::TCSETSW2
+            | io::TCSETSF2
+            | io::TCFLSH
+            | io::TCXONC
+            | io::TCSBRK
+            | io::TCSBRKP
+            | io::TIOCSETD => job::check_change(tty)?,
             _ => {}
         }
         if let Some(answer) = tty.common_control(request, argument) {

@@ -91,8 +91,12 @@ impl Node for SlaveNode {
         NodeKind::CharDevice
     }
     fn metadata(&self) -> Metadata {
-        let mut answer =
-            metadata(self.identity().inode, NodeKind::CharDevice, 0, make_device(pty::SLAVE_MAJOR, self.number));
+        let mut answer = metadata(
+            self.identity().inode,
+            NodeKind::CharDevice,
+            0,
+            make_device(pty::SLAVE_MAJOR, self.number),
+        );
         if let Some((uid, gid, mode, made)) = pty::ownership(self.number) {
             (answer.uid, answer.gid, answer.mode) = (uid, gid, mode);
             (answer.accessed, answer.modified, answer.changed) = (made, made, made);

@@ -344,7 +344,8 @@ impl Discipline {
 
     fn erase_character(&mut self) {
         if let Some((first, length)) = self.last_character() {
-            if self.termios.local(c::ECHO) && !self.termios.local(c::ECHOE) && !self.termios.local(c::ECHOPRT) {
+            if self.termios.local(c::ECHO) && !self.termios.local(c::ECHOE) && !self.termios.local(c::ECHOPRT)
+            {
                 self.input.truncate(self.input.len() - length);
                 if let Some(key) = self.termios.character(c::VERASE) {
                     self.echo(key);

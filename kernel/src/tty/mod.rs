@@ -261,7 +261,11 @@ impl Tty {
     ///
     /// # Errors
     /// `EBUSY` where a program has it for itself, `EIO` where the other end is gone, `ENOMEM`.
-    pub fn open(self: &Arc<Self>, node: Arc<dyn crate::fs::Node>, flags: crate::fs::OpenFlags) -> Result<Arc<TtyFile>> {
+    pub fn open(
+        self: &Arc<Self>,
+        node: Arc<dyn crate::fs::Node>,
+        flags: crate::fs::OpenFlags,
+    ) -> Result<Arc<TtyFile>> {
         let generation = {
             let mut state = self.state.lock();
             if state.line == Line::Down {

@@ -65,14 +65,8 @@ fn make() -> Result<Arc<Pair>> {
             return Err(Errno::ENOSPC);
         }
         let tty = Tty::new(SLAVE_MAJOR, number as u32, Wire::Master, Termios::standard())?;
-        let state = PairState {
-            lock: Lock::Locked,
-            packets: false,
-            mode: 0o620,
-            uid: 0,
-            gid: 5,
-            made: time::wall(),
-        };
+        let state =
+            PairState { lock: Lock::Locked, packets: false, mode: 0o620, uid: 0, gid: 5, made: time::wall() };
         let pair = Arc::new(Pair { tty, state: SpinLock::new(state) });
         fresh.try_reserve(number + 1).map_err(|_| Errno::ENOMEM)?;
         let mut pairs = PAIRS.lock();
@@ -209,7 +203,10 @@ impl File for Master {
             if blocking == Blocking::Never {
                 return Err(Errno::EAGAIN);
             }
-            self.pair.tty.wire_ready.wait_until(|| (self.has_output() || self.is_deserted()).then_some(()))?;
+            self.pair
+                .tty
+                .wire_ready
+                .wait_until(|| (self.has_output() || self.is_deserted()).then_some(()))?;
         }
     }
 

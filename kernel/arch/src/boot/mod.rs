@@ -15,7 +15,8 @@ use crate::{apic, cpu, irq, serial, traps};
 
 mod pvh;
 
-const STACK_SIZE: usize = 64 << 10;
+/// The page allocator and what firmware says are built on it, by value, before there is a heap to build them in.
+const STACK_SIZE: usize = 128 << 10;
 const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
 const MAX_REGIONS: usize = 64;
 const MAX_PLAIN: usize = 16;

@@ -144,7 +144,9 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
         }
         F_GETSIG => Ok(i64::from(file.signal())),
         F_GETLEASE => Ok(F_UNLCK),
-        F_SETPIPE_SZ => file.file().pipe().ok_or(Errno::EBADF)?.set_capacity(argument as usize).map(|n| n as i64),
+        F_SETPIPE_SZ => {
+            file.file().pipe().ok_or(Errno::EBADF)?.set_capacity(argument as usize).map(|n| n as i64)
+        }
         F_GETPIPE_SZ => Ok(file.file().pipe().ok_or(Errno::EBADF)?.capacity() as i64),
         F_ADD_SEALS => {
             let seals = file.file().seals().ok_or(Errno::EINVAL)?;

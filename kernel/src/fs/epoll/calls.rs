@@ -110,7 +110,8 @@ fn wait(args: &Args, deadline: Option<u64>) -> Result<i64> {
         if deadline.is_some_and(|deadline| deadline <= time::now()) {
             return Ok(0);
         }
-        let woken = epoll.shared.waiters.wait_until_deadline(deadline, || epoll.may_have_ready().then_some(()));
+        let woken =
+            epoll.shared.waiters.wait_until_deadline(deadline, || epoll.may_have_ready().then_some(()));
         match woken {
             Ok(_) => {}
             // A handler ends the wait even with SA_RESTART.
@@ -148,7 +149,8 @@ pub fn sys_epoll_pwait(args: &Args) -> Result<i64> {
 /// # Errors
 /// As in the manual.
 pub fn sys_epoll_pwait2(args: &Args) -> Result<i64> {
-    let timeout = UserPtr::<TimeSpec>::new(args[3]).read_optional()?.map(TimeSpec::nanoseconds).transpose()?;
+    let timeout =
+        UserPtr::<TimeSpec>::new(args[3]).read_optional()?.map(TimeSpec::nanoseconds).transpose()?;
     let deadline = timeout.map(|timeout| time::now().saturating_add(timeout));
     wait_masked(args, deadline, poll::mask_at(args[4], args.size(5))?)
 }

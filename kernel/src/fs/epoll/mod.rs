@@ -123,8 +123,7 @@ static NESTING: Mutex<()> = Mutex::new(());
 
 impl Epoll {
     fn new() -> Arc<Self> {
-        let shared =
-            Shared { ready: IrqSpinLock::new(VecDeque::new()), waiters: Arc::new(WaitQueue::new()) };
+        let shared = Shared { ready: IrqSpinLock::new(VecDeque::new()), waiters: Arc::new(WaitQueue::new()) };
         Arc::new(Self {
             items: Mutex::new(Vec::new()),
             shared: Arc::new(shared),

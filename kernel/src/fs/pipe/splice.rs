@@ -278,7 +278,9 @@ pub fn sys_tee(args: &Args) -> Result<i64> {
     let (from, to) = (files.get(args.fd(0))?, files.get(args.fd(1))?);
     from.check_readable()?;
     to.check_writable()?;
-    let (Some(source), Some(sink)) = (from.file().pipe(), to.file().pipe()) else { return Err(Errno::EINVAL) };
+    let (Some(source), Some(sink)) = (from.file().pipe(), to.file().pipe()) else {
+        return Err(Errno::EINVAL);
+    };
     if length == 0 {
         return Ok(0);
     }

@@ -97,12 +97,24 @@ pub fn show(out: &mut Text, index: usize, count: usize, frequency: u64) {
     let brand = brand();
     let addresses = cpuid(0x8000_0008)[0];
     let khz = frequency / 1000;
-    write!(out, "processor\t: {index}\nvendor_id\t: {}\ncpu family\t: {family}\nmodel\t\t: {model}\n", vendor());
-    write!(out, "model name\t: {}\nstepping\t: {stepping}\n", if brand.is_empty() { "unknown" } else { &brand });
+    write!(
+        out,
+        "processor\t: {index}\nvendor_id\t: {}\ncpu family\t: {family}\nmodel\t\t: {model}\n",
+        vendor()
+    );
+    write!(
+        out,
+        "model name\t: {}\nstepping\t: {stepping}\n",
+        if brand.is_empty() { "unknown" } else { &brand }
+    );
     write!(out, "cpu MHz\t\t: {}.{:03}\n", khz / 1000, khz % 1000);
     write!(out, "physical id\t: 0\nsiblings\t: {count}\ncore id\t\t: {index}\ncpu cores\t: {count}\n");
     write!(out, "apicid\t\t: {index}\ninitial apicid\t: {index}\n");
-    write!(out, "fpu\t\t: yes\nfpu_exception\t: yes\ncpuid level\t: {}\nwp\t\t: yes\nflags\t\t:", cpuid(0)[0]);
+    write!(
+        out,
+        "fpu\t\t: yes\nfpu_exception\t: yes\ncpuid level\t: {}\nwp\t\t: yes\nflags\t\t:",
+        cpuid(0)[0]
+    );
     for word in WORDS {
         let bits = (word.register)(word.leaf);
         for (bit, name) in word.names.split_whitespace().enumerate() {

@@ -96,10 +96,11 @@ fn strings(out: &mut Text, space: &Space, range: core::ops::Range<u64>) -> Resul
     if len == 0 {
         return Ok(());
     }
-    let outcome = space.lock().access_remote(VirtAddr(range.start), len as usize, RemoteAccess::Read, |bytes| {
-        out.push(bytes);
-        bytes.len()
-    });
+    let outcome =
+        space.lock().access_remote(VirtAddr(range.start), len as usize, RemoteAccess::Read, |bytes| {
+            out.push(bytes);
+            bytes.len()
+        });
     // What the program has unmapped is not shown.
     outcome.map(|_| ()).or(Ok(()))
 }
@@ -148,7 +149,9 @@ fn line(out: &mut Text, area: &Area<'_>, root: &Path) -> Result<()> {
     let (major, minor) = split_device(device);
     let head = alloc::format!(
         "{:08x}-{:08x} {r}{w}{x}{sharing} {:08x} {major:02x}:{minor:02x} {inode}",
-        area.start.0, area.end.0, area.offset
+        area.start.0,
+        area.end.0,
+        area.offset
     );
     let name = name(area, root)?;
     if name.is_empty() {
@@ -266,7 +269,8 @@ impl File for SpaceFile {
             return self.pagemap(offset, sink);
         }
         let len = sink.remaining();
-        mem::read_space(&self.space, VirtAddr(offset), len, RemoteAccess::ForceRead, sink).map_err(|_| Errno::EIO)
+        mem::read_space(&self.space, VirtAddr(offset), len, RemoteAccess::ForceRead, sink)
+            .map_err(|_| Errno::EIO)
     }
 
     fn write_at(&self, offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {

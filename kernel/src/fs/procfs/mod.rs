@@ -6,12 +6,12 @@
 #[cfg(any(test, target_os = "none"))]
 mod cpuinfo;
 mod loads;
-mod mounts;
-mod settings;
 #[cfg(target_os = "none")]
 mod memory;
+mod mounts;
 #[cfg(target_os = "none")]
 mod processes;
+mod settings;
 #[cfg(target_os = "none")]
 mod status;
 #[cfg(target_os = "none")]

@@ -12,9 +12,7 @@ use crate::fs::clock;
 use crate::fs::file::{Blocking, DirEntry, File, Seekable};
 use crate::fs::flags::OpenFlags;
 use crate::fs::generated::{Generate, GeneratedFile, Text};
-use crate::fs::node::{
-    Identity, LinkTarget, Metadata, Node, NodeKind, Place, Presence, SetMetadata,
-};
+use crate::fs::node::{Identity, LinkTarget, Metadata, Node, NodeKind, Place, Presence, SetMetadata};
 use crate::fs::open_file::OpenFile;
 use crate::fs::path::Path;
 use crate::fs::pseudo::{self, Dynamic, PseudoDir};
@@ -274,7 +272,15 @@ impl Dir {
         parent: Arc<dyn Node>,
         name: &[u8],
     ) -> Arc<Self> {
-        Arc::new_cyclic(|me| Self { device, me: me.clone(), subject, kind, mode, parent, name: name.to_vec() })
+        Arc::new_cyclic(|me| Self {
+            device,
+            me: me.clone(),
+            subject,
+            kind,
+            mode,
+            parent,
+            name: name.to_vec(),
+        })
     }
 
     fn me(&self) -> Arc<Dir> {

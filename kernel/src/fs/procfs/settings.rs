@@ -53,7 +53,8 @@ impl Generate for DropCaches {
 
 /// 128 bits as a UUID of version 4.
 fn uuid(bits: [u64; 2]) -> Vec<u8> {
-    let bits = (u128::from(bits[0]) << 64 | u128::from(bits[1])) & !(0xf << 76 | 0x3 << 62) | (0x4 << 76 | 0x2 << 62);
+    let bits = (u128::from(bits[0]) << 64 | u128::from(bits[1])) & !(0xf << 76 | 0x3 << 62)
+        | (0x4 << 76 | 0x2 << 62);
     let hex = alloc::format!("{bits:032x}");
     let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
     parts.join("-").into_bytes()

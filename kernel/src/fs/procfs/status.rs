@@ -9,15 +9,19 @@ use super::processes::{FileKind, Subject};
 use super::settings::parse_number;
 use super::system::TICK;
 use super::{memory, mounts};
-use crate::fs::masks::{list, mask};
 use crate::fs::generated::Text;
+use crate::fs::masks::{list, mask};
 use crate::task::signal::SIG_IGN;
 use crate::task::{Process, Resource, SigSet, Signal, Task, Usage};
 use crate::{Errno, Result, mem, sched};
 
 /// What a process' space says; nothing for one that has ended.
 pub(super) fn usage_of(process: &Process) -> freehold_vm::Usage {
-    if process.exit_status().is_some() { freehold_vm::Usage::default() } else { process.space().lock().usage() }
+    if process.exit_status().is_some() {
+        freehold_vm::Usage::default()
+    } else {
+        process.space().lock().usage()
+    }
 }
 
 /// Write the content of the file `kind` of `subject`, which is `process` or one of its threads.
@@ -174,7 +178,13 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let [ignored, caught] = dispositions(process);
     let cpu = task.as_ref().map_or(0, |task| task.schedule.cpu.load(Ordering::Relaxed));
     write!(out, "{} ({}) {letter}", subject.tid.unwrap_or(process.pid), name(subject, process)?);
-    write!(out, " {} {} {} {tty} {foreground} 4194304", process.parent_pid(), process.group(), process.session().id);
+    write!(
+        out,
+        " {} {} {} {tty} {foreground} 4194304",
+        process.parent_pid(),
+        process.group(),
+        process.session().id
+    );
     write!(out, " {} {}", usage.minor_faults, children.minor_faults);
     write!(out, " {} {}", usage.major_faults, children.major_faults);
     write!(out, " {} {}", usage.user / TICK, usage.system / TICK);
@@ -242,7 +252,11 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
     const ALL: u64 = (1 << 41) - 1;
     let powers = if c.is_privileged() { ALL } else { 0 };
     write!(out, "CapInh:\t{:016x}\nCapPrm:\t{powers:016x}\nCapEff:\t{powers:016x}\n", 0);
-    write!(out, "CapBnd:\t{ALL:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\n", 0);
+    write!(
+        out,
+        "CapBnd:\t{ALL:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\n",
+        0
+    );
     let online = sched::online();
     let cpus = task.as_ref().map_or(online.0, |task| task.schedule.affinity().0 & online.0);
     let count = online.len();

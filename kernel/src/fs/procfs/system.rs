@@ -40,7 +40,10 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         write!(out, "{}\n", machine::get().map_or("", |machine| machine.command_line));
         Ok(())
     });
-    root.constant("filesystems", "nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tdevtmpfs\nnodev\tdevpts\nnodev\tramfs");
+    root.constant(
+        "filesystems",
+        "nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tdevtmpfs\nnodev\tdevpts\nnodev\tramfs",
+    );
     root.file("devices", devices);
     root.file("partitions", |out| {
         out.push(b"major minor  #blocks  name\n\n");
@@ -66,7 +69,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
 }
 
 fn meminfo(out: &mut Text) -> Result<()> {
-    let MemoryStats { total, free, anonymous, page_cache, page_tables, kernel, bounce } = mem::stats::memory();
+    let MemoryStats { total, free, anonymous, page_cache, page_tables, kernel, bounce } =
+        mem::stats::memory();
     let heap = mem::stats::heap_bytes().div_ceil(4096);
     let mut line = |name: &str, frames: u64| write!(out, "{:<16}{:>8} kB\n", name, frames * FRAME_KB);
     line("MemTotal:", total);
@@ -103,7 +107,10 @@ fn meminfo(out: &mut Text) -> Result<()> {
     line("AnonHugePages:", 0);
     line("ShmemHugePages:", 0);
     line("FileHugePages:", 0);
-    write!(out, "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0\nHugePages_Surp:        0\n");
+    write!(
+        out,
+        "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0\nHugePages_Surp:        0\n"
+    );
     write!(out, "Hugepagesize:       2048 kB\n");
     Ok(())
 }
@@ -239,7 +246,13 @@ fn locks(out: &mut Text) -> Result<()> {
         };
         let sharing = if lock.sharing == Sharing::Shared { "READ " } else { "WRITE" };
         let pid = if lock.pid == 0 { -1 } else { i64::from(lock.pid) };
-        write!(out, "{}: {kind} ADVISORY  {sharing} {pid} {major:02x}:{minor:02x}:{} {} ", index + 1, file.inode, lock.start);
+        write!(
+            out,
+            "{}: {kind} ADVISORY  {sharing} {pid} {major:02x}:{minor:02x}:{} {} ",
+            index + 1,
+            file.inode,
+            lock.start
+        );
         if lock.end == u64::MAX {
             out.push(b"EOF\n");
         } else {
@@ -259,10 +272,13 @@ pub fn node_meminfo(out: &mut Text, node: NodeId) -> Result<()> {
         line("MemTotal:", zone.managed);
         line("MemFree:", free);
         line("MemUsed:", zone.managed.saturating_sub(free));
-        for name in ["SwapCached:", "Active:", "Inactive:", "Unevictable:", "Mlocked:", "Dirty:", "Writeback:"] {
+        for name in
+            ["SwapCached:", "Active:", "Inactive:", "Unevictable:", "Mlocked:", "Dirty:", "Writeback:"]
+        {
             line(name, 0);
         }
-        for name in ["FilePages:", "Mapped:", "AnonPages:", "Shmem:", "KernelStack:", "PageTables:", "Slab:"] {
+        for name in ["FilePages:", "Mapped:", "AnonPages:", "Shmem:", "KernelStack:", "PageTables:", "Slab:"]
+        {
             line(name, 0);
         }
         write!(out, "Node {} HugePages_Total:     0\nNode {} HugePages_Free:      0\n", node.0, node.0);

@@ -34,8 +34,16 @@ fn zoneinfo(out: &mut Text) -> Result<()> {
     for zone in mem::frames().zone_info() {
         let marks = zone.watermarks;
         write!(out, "Node {}, zone {:>8}\n  pages free     {}\n", zone.node.0, "Normal", zone.free);
-        write!(out, "        boost    0\n        min      {}\n        low      {}\n        high     {}\n", marks.min, marks.low, marks.high);
-        write!(out, "        spanned  {0}\n        present  {0}\n        managed  {1}\n        cma      0\n", zone.present, zone.managed);
+        write!(
+            out,
+            "        boost    0\n        min      {}\n        low      {}\n        high     {}\n",
+            marks.min, marks.low, marks.high
+        );
+        write!(
+            out,
+            "        spanned  {0}\n        present  {0}\n        managed  {1}\n        cma      0\n",
+            zone.present, zone.managed
+        );
         write!(out, "        protection: (0, 0, 0, 0, 0)\n      nr_free_pages {}\n  pagesets\n", zone.free);
         for cpu in sched::online().iter() {
             if let Some(lane) = mem::frames().lane_info(cpu) {

@@ -35,7 +35,13 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &Topology) {
         place.constant("cluster_id", "-1");
         place.constant("die_id", "0");
         place.constant("physical_package_id", "0");
-        for (name, set) in [("core_cpus", own), ("thread_siblings", own), ("core_siblings", all), ("package_cpus", all), ("die_cpus", all)] {
+        for (name, set) in [
+            ("core_cpus", own),
+            ("thread_siblings", own),
+            ("core_siblings", all),
+            ("package_cpus", all),
+            ("die_cpus", all),
+        ] {
             place.constant(name, mask(set, count));
             place.constant(&format!("{name}_list"), list(set));
         }
@@ -49,7 +55,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &Topology) {
 /// cpuN/cache/indexN from CPUID's description of caches: leaf 0x8000001d on AMD, 4 elsewhere (Intel SDM volume 2,
 /// CPUID leaf 04H; AMD APM volume 3, Fn8000_001D).
 fn caches(cpu: &Arc<PseudoDir>, own: u64, all: u64, count: usize) {
-    let extended = __cpuid_count(0x8000_0000, 0).eax >= 0x8000_001d && __cpuid_count(0x8000_0001, 0).ecx & 1 << 22 != 0;
+    let extended =
+        __cpuid_count(0x8000_0000, 0).eax >= 0x8000_001d && __cpuid_count(0x8000_0001, 0).ecx & 1 << 22 != 0;
     let leaf = if extended { 0x8000_001d } else { 4 };
     if !extended && __cpuid_count(0, 0).eax < 4 {
         return;

@@ -14,7 +14,8 @@ const BLOCK_FRAMES: u64 = BLOCK / 4096;
 /// The numbers of the blocks that hold memory, of one node or of all.
 pub(super) fn blocks_of(topology: &Topology, node: Option<NodeId>) -> BTreeSet<u64> {
     let mine = topology.ranges().iter().filter(|range| node.is_none_or(|node| range.node == node));
-    mine.flat_map(|range| range.frames.start.0 / BLOCK_FRAMES..range.frames.end.0.div_ceil(BLOCK_FRAMES)).collect()
+    mine.flat_map(|range| range.frames.start.0 / BLOCK_FRAMES..range.frames.end.0.div_ceil(BLOCK_FRAMES))
+        .collect()
 }
 
 pub(super) fn fill(root: &Arc<PseudoDir>, topology: &Topology) {

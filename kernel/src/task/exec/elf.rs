@@ -78,7 +78,11 @@ pub fn header_table(first: &[u8]) -> Result<(u64, usize)> {
     let count = usize::from(header.e_phnum.get(LE));
     let size = size_of::<elf::ProgramHeader64<LE>>();
     let machine = header.e_machine.get(LE);
-    if machine != elf::EM_X86_64 || usize::from(header.e_phentsize.get(LE)) != size || count == 0 || count > MAX_HEADERS {
+    if machine != elf::EM_X86_64
+        || usize::from(header.e_phentsize.get(LE)) != size
+        || count == 0
+        || count > MAX_HEADERS
+    {
         return Err(Errno::ENOEXEC);
     }
     Ok((header.e_phoff.get(LE), count * size))
@@ -120,7 +124,9 @@ pub fn plan(first: &[u8], table: &[u8]) -> Result<Plan> {
                 }
                 plan.interpreter = Some((program.p_offset(LE), length));
             }
-            elf::PT_GNU_STACK if program.p_flags(LE).0 & elf::PF_X.0 != 0 => plan.stack = StackRights::Executable,
+            elf::PT_GNU_STACK if program.p_flags(LE).0 & elf::PF_X.0 != 0 => {
+                plan.stack = StackRights::Executable
+            }
             _ => {}
         }
     }
@@ -188,7 +194,9 @@ mod tests {
         first[54..56].copy_from_slice(&56u16.to_le_bytes());
         first[56..58].copy_from_slice(&2u16.to_le_bytes());
         let mut table = Vec::new();
-        for (flags, offset, address, file, memory) in [(5u32, 0u64, 0u64, 0x1800u64, 0x1800u64), (6, 0x1800, 0x2800, 0x100, 0x900)] {
+        for (flags, offset, address, file, memory) in
+            [(5u32, 0u64, 0u64, 0x1800u64, 0x1800u64), (6, 0x1800, 0x2800, 0x100, 0x900)]
+        {
             table.extend_from_slice(&1u32.to_le_bytes());
             table.extend_from_slice(&flags.to_le_bytes());
             for word in [offset, address, address, file, memory, 0x1000] {

@@ -9,9 +9,6 @@ use freehold_arch::user::{USER_END, UserContext};
 use freehold_machine::{Entropy, PAGE_SIZE, VirtAddr};
 use freehold_vm::{AreaFlags, Backing, Limits as MemoryLimits, MapRequest, Place, Protection};
 
-use crate::task::process::Process;
-use crate::task::signal::{Actions, AlternateStack};
-use crate::task::{Credentials, Resource, Task, current};
 use crate::fs::caller::Access;
 use crate::fs::mount::MountFlags;
 use crate::fs::node::NodeKind;
@@ -20,6 +17,9 @@ use crate::fs::{OpenFile, OpenFlags, Path};
 use crate::mem::{Layout, Program, Space};
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
+use crate::task::process::Process;
+use crate::task::signal::{Actions, AlternateStack};
+use crate::task::{Credentials, Resource, Task, current};
 use crate::{Errno, Result, sched, user};
 
 use super::elf::{self, StackRights};
@@ -194,8 +194,7 @@ fn assemble(
             (interpreter.plan.entry.wrapping_add(linker.bias), linker.bias)
         }
     };
-    let break_start =
-        loaded.end.next_multiple_of(PAGE) + (X86.random_u64() % BREAK_RANDOM & !(PAGE - 1));
+    let break_start = loaded.end.next_multiple_of(PAGE) + (X86.random_u64() % BREAK_RANDOM & !(PAGE - 1));
     space.lock().set_brk_base(VirtAddr(break_start));
     let credentials = set_ids.clone().unwrap_or_else(|| Credentials::clone(&process.credentials()));
     let secure = credentials.uid != credentials.euid || credentials.gid != credentials.egid;
@@ -260,7 +259,12 @@ fn assemble(
     Ok(Prepared { space, entry, sp: image.sp, name, credentials: set_ids })
 }
 
-fn open_interpreter(process: &Process, program: &Executable, offset: u64, length: usize) -> Result<Executable> {
+fn open_interpreter(
+    process: &Process,
+    program: &Executable,
+    offset: u64,
+    length: usize,
+) -> Result<Executable> {
     let mut name = Vec::new();
     name.try_reserve_exact(length).map_err(|_| Errno::ENOMEM)?;
     name.resize(length, 0);
@@ -422,7 +426,6 @@ pub fn sys_execveat(context: &mut UserContext, args: &Args) -> Result<i64> {
         start = Some(files.get(args.fd(0))?.path().cloned().ok_or(Errno::ENOTDIR)?);
     }
     let last = if flags & AT_SYMLINK_NOFOLLOW != 0 { Final::Stop } else { Final::Follow };
-    let request =
-        Request { file, start, name, arguments: Strings::new(), environment: Strings::new(), last };
+    let request = Request { file, start, name, arguments: Strings::new(), environment: Strings::new(), last };
     exec(context, request, args[2], args[3])
 }

@@ -133,15 +133,20 @@ mod tests {
         assert_eq!(image.sp % 16, 0);
         assert_eq!(image.sp + image.bytes.len() as u64, top);
         let at = |address: u64| (address - image.sp) as usize;
-        let word = |index: usize| u64::from_le_bytes(image.bytes[8 * index..8 * index + 8].try_into().unwrap());
+        let word =
+            |index: usize| u64::from_le_bytes(image.bytes[8 * index..8 * index + 8].try_into().unwrap());
         let text = |address: u64| {
             let rest = &image.bytes[at(address)..];
             &rest[..rest.iter().position(|&byte| byte == 0).unwrap()]
         };
         assert_eq!(word(0), 3);
-        assert_eq!((text(word(1)), text(word(2)), text(word(3)), word(4)), (&b"echo"[..], &b""[..], &b"hello"[..], 0));
+        assert_eq!(
+            (text(word(1)), text(word(2)), text(word(3)), word(4)),
+            (&b"echo"[..], &b""[..], &b"hello"[..], 0)
+        );
         assert_eq!((text(word(5)), word(6)), (&b"A=1"[..], 0));
-        let vector: Vec<_> = (7..).step_by(2).map(|i| (word(i), word(i + 1))).take_while(|pair| pair.0 != 0).collect();
+        let vector: Vec<_> =
+            (7..).step_by(2).map(|i| (word(i), word(i + 1))).take_while(|pair| pair.0 != 0).collect();
         let find = |kind| vector.iter().find(|pair| pair.0 == kind).unwrap().1;
         assert_eq!(find(aux::PAGESZ), 4096);
         assert_eq!(text(find(aux::EXECFN)), b"/bin/echo");

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use super::set::code;
-use super::{Action, SIG_IGN, SIG_DFL, SigInfo, SigSet, Signal, DefaultAction};
+use super::{Action, DefaultAction, SIG_DFL, SIG_IGN, SigInfo, SigSet, Signal};
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
 use crate::task::{Pid, Process, Task, current, find, find_task, registry};
@@ -144,7 +144,11 @@ fn write_info(address: u64, info: &SigInfo) -> Result<()> {
 
 fn may_signal(sender: &Process, target: &Process, signal: Option<Signal>) -> Result<()> {
     let continues = signal == Some(Signal::CONT) && sender.session().id == target.session().id;
-    if continues || sender.credentials().may_signal(&target.credentials()) { Ok(()) } else { Err(Errno::EPERM) }
+    if continues || sender.credentials().may_signal(&target.credentials()) {
+        Ok(())
+    } else {
+        Err(Errno::EPERM)
+    }
 }
 
 fn signal_argument(number: i32) -> Result<Option<Signal>> {

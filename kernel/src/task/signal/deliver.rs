@@ -5,14 +5,14 @@ use alloc::vec::Vec;
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
-use freehold_arch::user::{self, UserContext};
 use freehold_arch::traps::Registers;
+use freehold_arch::user::{self, UserContext};
 use zerocopy::IntoBytes;
 
 use super::frame::{self, FRAME_SIZE, Frame, LEGACY, MAGIC1, MAGIC2, SigContext, UC_FLAGS, Wants};
 use super::{
-    Action, AlternateStack, DefaultAction, SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER, SIG_DFL,
-    SIG_IGN, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SigInfo, SigSet, Signal, code, end_group,
+    Action, AlternateStack, DefaultAction, SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER,
+    SIG_DFL, SIG_IGN, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SigInfo, SigSet, Signal, code, end_group,
 };
 use crate::sched::{self, Sleep};
 use crate::syscall::Args;

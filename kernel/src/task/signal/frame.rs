@@ -91,7 +91,12 @@ pub struct Place {
 
 /// Where a frame goes below the stack pointer `sp`, or onto `alternate`, if the handler wants that and does not
 /// run there already. `None` where the alternate stack is too small.
-pub fn place(sp: u64, wants_alternate: Wants, alternate: &AlternateStack, fpstate_size: usize) -> Option<Place> {
+pub fn place(
+    sp: u64,
+    wants_alternate: Wants,
+    alternate: &AlternateStack,
+    fpstate_size: usize,
+) -> Option<Place> {
     let on_it = alternate.contains(sp);
     let enters = wants_alternate == Wants::AlternateStack
         && alternate.flags & super::SS_DISABLE == 0

@@ -185,7 +185,8 @@ mod tests {
             pending.add(Signal::RT_MIN, SigInfo::user(Signal::RT_MIN, code::QUEUE, pid, 0));
         }
         let all = SigSet(u64::MAX);
-        let order: Vec<_> = core::iter::from_fn(|| pending.take(all)).map(|i| (i.number, i.sender())).collect();
+        let order: Vec<_> =
+            core::iter::from_fn(|| pending.take(all)).map(|i| (i.number, i.sender())).collect();
         assert_eq!(order, [(10, 5), (32, 5), (32, 6)]);
         assert!(pending.set().is_empty());
     }
@@ -205,7 +206,9 @@ mod tests {
         actions.set(Signal::HUP, Action { handler: SIG_IGN, ..Action::default() });
         actions.set(Signal::INT, Action { handler: 0x4000, flags: SA_RESTART, ..Action::default() });
         actions.reset_for_exec();
-        assert!(actions.ignores(Signal::HUP) && !actions.ignores(Signal::INT) && actions.ignores(Signal::CHLD));
+        assert!(
+            actions.ignores(Signal::HUP) && !actions.ignores(Signal::INT) && actions.ignores(Signal::CHLD)
+        );
         assert_eq!(actions.get(Signal::INT), Action::default());
     }
 }

@@ -72,8 +72,16 @@ impl Signal {
             Self::CHLD | Self::URG | Self::WINCH => DefaultAction::Ignore,
             Self::CONT => DefaultAction::Continue,
             Self::STOP | Self::TSTP | Self::TTIN | Self::TTOU => DefaultAction::Stop,
-            Self::QUIT | Self::ILL | Self::TRAP | Self::ABRT | Self::BUS | Self::FPE | Self::SEGV
-            | Self::XCPU | Self::XFSZ | Self::SYS => DefaultAction::Core,
+            Self::QUIT
+            | Self::ILL
+            | Self::TRAP
+            | Self::ABRT
+            | Self::BUS
+            | Self::FPE
+            | Self::SEGV
+            | Self::XCPU
+            | Self::XFSZ
+            | Self::SYS => DefaultAction::Core,
             _ => DefaultAction::Terminate,
         }
     }
@@ -253,11 +261,7 @@ impl SigInfo {
     }
     /// SIGCHLD about a child.
     pub fn child(code: i32, pid: Pid, uid: u32, status: i32, user_ticks: u64, system_ticks: u64) -> Self {
-        Self::new(
-            Signal::CHLD,
-            code,
-            [pair(pid, uid), pair(status as u32, 0), user_ticks, system_ticks],
-        )
+        Self::new(Signal::CHLD, code, [pair(pid, uid), pair(status as u32, 0), user_ticks, system_ticks])
     }
     /// A POSIX timer's expiry.
     pub fn timer(signal: Signal, timer: i32, overrun: i32, value: u64) -> Self {

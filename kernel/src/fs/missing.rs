@@ -1,0 +1,50 @@
+//! Names of files that a program looked for in vain: usually what the image lacks.
+//!
+//! The first [`MOST`] different absolute names are kept, for the report at the end. Guarded by a spin lock that
+//! orders with nothing.
+
+use alloc::vec::Vec;
+
+use crate::sync::SpinLock;
+
+/// Names that are kept.
+const MOST: usize = 64;
+/// Longer names are not.
+const LONGEST: usize = 256;
+
+static NAMES: SpinLock<Vec<Vec<u8>>> = SpinLock::new(Vec::new());
+
+/// `name` was to be opened or executed and is not there.
+pub fn note(name: &[u8]) {
+    let generated = [b"/proc/".as_slice(), b"/sys/", b"/dev/"].iter().any(|dir| name.starts_with(dir));
+    if !name.starts_with(b"/") || name.len() > LONGEST || generated {
+        return;
+    }
+    // Whatever does not fit into memory now is not worth failing for.
+    let mut copy = Vec::new();
+    let mut names = NAMES.lock();
+    let known = names.len() >= MOST || names.iter().any(|other| other == name);
+    if known || copy.try_reserve_exact(name.len()).is_err() || names.try_reserve(1).is_err() {
+        return;
+    }
+    copy.extend_from_slice(name);
+    names.push(copy);
+}
+
+/// What was sought and not found, in the order of the first look.
+pub fn list() -> Vec<Vec<u8>> {
+    NAMES.lock().clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_absolute_name_is_kept_once_and_generated_ones_not_at_all() {
+        for name in ["/etc/localtime", "relative", "/etc/localtime", "/proc/1/x", "/usr/share/x"] {
+            note(name.as_bytes());
+        }
+        assert_eq!(list(), [b"/etc/localtime".to_vec(), b"/usr/share/x".to_vec()]);
+    }
+}
