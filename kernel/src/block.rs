@@ -21,7 +21,7 @@ use crate::fs::boot::add_device;
 use crate::fs::device::{make_device, register_block, register_sync, split_device};
 use crate::fs::{Blocking, Content, File, Mapping, Node, NodeKind, OpenFlags, Punch, Seekable};
 use crate::host::{self, Disk};
-use crate::mem::{CacheContent, Frames, PageCache};
+use crate::mem::{CacheContent, Frames, PageCache, frames};
 use crate::user::{Sink, Source, UserPtr};
 use crate::{Errno, Result};
 
@@ -31,6 +31,12 @@ pub const MAJOR: u32 = 254;
 const MINORS: u32 = 16;
 /// Dirty pages of one disk before a writer has to write them back: 4 MiB.
 const MAX_DIRTY: u64 = 1024;
+/// Bytes that are copied before the cache's size is looked at again.
+const STEP: usize = 256 << 10;
+/// Pages that are given back at a time where memory is short.
+const RELIEF: u64 = 512;
+/// Memory is short for caches when less than one in so many frames is free.
+const RESERVE: u64 = 8;
 /// Sectors in a page.
 const PAGE_SECTORS: u64 = (PAGE_SIZE / SECTOR_SIZE) as u64;
 
@@ -77,6 +83,11 @@ pub fn list() -> impl Iterator<Item = ([u8; 3], u64, u64)> {
 /// `EIO`, `ENOMEM`.
 pub fn sync_all() -> Result<()> {
     all().iter().map(|disk| disk.sync()).fold(Ok(()), Result::and)
+}
+
+/// Give back up to `count` frames of the disks' caches that can be read again. How many it were.
+pub fn relieve(count: u64) -> u64 {
+    all().iter().fold(0, |freed, disk| freed + disk.cached.cache().shrink(count.saturating_sub(freed)))
 }
 
 fn all() -> &'static [Arc<DiskContent>] {
@@ -161,22 +172,82 @@ impl DiskContent {
         let cached = Arc::new(CacheContent::new(cache));
         Self { disk, size, cached, openers: AtomicUsize::new(0) }
     }
+
+    /// Keep the cache from taking what programs need: write back what piles up, give back what is clean.
+    fn trim(&self) -> Result<()> {
+        if self.cached.cache().dirty_pages() > MAX_DIRTY {
+            self.cached.sync()?;
+        }
+        let frames = frames();
+        if frames.free_frames() < frames.total_frames() / RESERVE {
+            relieve(RELIEF);
+        }
+        Ok(())
+    }
+
+    /// Call `step` with how many of `left` bytes to copy, until it copies less or there are none left; trims in
+    /// between. An error counts only if nothing was copied.
+    fn in_steps(&self, left: usize, mut step: impl FnMut(usize, usize) -> Result<usize>) -> Result<usize> {
+        let mut done = 0;
+        while done < left {
+            let count = STEP.min(left - done);
+            match self.trim().and_then(|()| step(done, count)) {
+                Ok(copied) if copied < count => return Ok(done + copied),
+                Ok(copied) => done += copied,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// A sink of which only the first `left` bytes are filled.
+struct LimitedSink<'a> {
+    sink: &'a mut dyn Sink,
+    left: usize,
+}
+
+impl LimitedSink<'_> {
+    fn count(&mut self, put: usize) -> usize {
+        self.left -= put;
+        put
+    }
+}
+
+impl Sink for LimitedSink<'_> {
+    fn remaining(&self) -> usize {
+        self.sink.remaining().min(self.left)
+    }
+    fn put(&mut self, bytes: &[u8]) -> Result<usize> {
+        let fits = bytes.len().min(self.left);
+        let put = self.sink.put(&bytes[..fits])?;
+        Ok(self.count(put))
+    }
+    fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
+        let fits = bytes.len().min(self.left);
+        let put = self.sink.put_without_fault(&bytes[..fits]);
+        self.count(put)
+    }
+    fn fault_in(&mut self) -> Result<()> {
+        self.sink.fault_in()
+    }
 }
 
 /// A source of which only the first `left` bytes are to be had.
-struct Limited<'a> {
+struct LimitedSource<'a> {
     source: &'a mut dyn Source,
     left: usize,
 }
 
-impl Limited<'_> {
+impl LimitedSource<'_> {
     fn count(&mut self, taken: usize) -> usize {
         self.left -= taken;
         taken
     }
 }
 
-impl Source for Limited<'_> {
+impl Source for LimitedSource<'_> {
     fn remaining(&self) -> usize {
         self.source.remaining().min(self.left)
     }
@@ -201,7 +272,9 @@ impl Content for DiskContent {
     }
 
     fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
-        self.cached.read_at(offset, sink)
+        self.in_steps(sink.remaining(), |done, left| {
+            self.cached.read_at(offset.saturating_add(done as u64), &mut LimitedSink { sink: &mut *sink, left })
+        })
     }
 
     fn write_at(&self, offset: u64, source: &mut dyn Source) -> Result<usize> {
@@ -214,12 +287,10 @@ impl Content for DiskContent {
         if offset >= self.size {
             return Err(Errno::ENOSPC);
         }
-        let left = usize::try_from(self.size - offset).unwrap_or(usize::MAX);
-        let written = self.cached.write_at(offset, &mut Limited { source, left })?;
-        if self.cached.cache().dirty_pages() > MAX_DIRTY {
-            self.cached.sync()?;
-        }
-        Ok(written)
+        let left = usize::try_from(self.size - offset).unwrap_or(usize::MAX).min(source.remaining());
+        self.in_steps(left, |done, left| {
+            self.cached.write_at(offset + done as u64, &mut LimitedSource { source: &mut *source, left })
+        })
     }
 
     fn resize(&self, _size: u64) -> Result<()> {
