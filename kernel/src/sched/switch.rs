@@ -186,6 +186,8 @@ pub fn idle_forever() -> ! {
             reschedule();
             continue;
         }
+        // What this CPU's lists hold and nobody here needs may be what another CPU looks for.
+        crate::mem::frames().poll(freehold_buddy::Moment::Idle);
         let interrupts = irq::disable();
         if this.wanted.load(Ordering::Acquire) || this.queue.lock().waiting() > 0 {
             this.wanted.store(false, Ordering::Relaxed);

@@ -76,7 +76,8 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
                 trap = Trap { vector: u64::from(vector), error: u64::from(code), address: 0 };
                 task.force_signal(exception_signal(vector, context.regs().rip));
             }
-            UserEvent::Interrupt => {}
+            // A program that makes no system calls still gives up free frames that another CPU asks for.
+            UserEvent::Interrupt => crate::mem::frames().poll(freehold_buddy::Moment::Tick),
         }
     }
 }

@@ -494,13 +494,17 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
-    /// Serve what other CPUs asked of this one, and let lists that are not used shrink. Called on the way to idle and on the way back
-    /// to work after a tick, in task context.
+    /// Serve what other CPUs asked of this one; and before it idles, give back all if its node is short of memory, else a part of what
+    /// its lists have not needed since. In task context, on the way back to user mode after an interrupt and on the way to idle.
     pub fn poll(&self, moment: Moment) {
         let pinned = self.machine.pin();
-        let cpu = pinned.cpu();
-        let lane = self.lane(cpu);
-        if lane.drain_requested() || moment == Moment::Idle {
+        let lane = self.lane(pinned.cpu());
+        let asked = lane.drain_requested();
+        if moment == Moment::Tick && !asked {
+            return;
+        }
+        let zone = self.zone(lane.node());
+        if asked || zone.free() < zone.marks.high {
             self.drain_lane(&pinned, lane);
         } else if lane.refills() == 0 {
             for list in 0..LISTS {
