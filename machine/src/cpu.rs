@@ -68,14 +68,17 @@ impl AtomicCpuSet {
         Self(AtomicU64::new(0))
     }
     /// Add `cpu`; ordered before what the caller loads next (sequentially consistent).
+    #[inline]
     pub fn insert(&self, cpu: CpuId) {
         self.0.fetch_or(1 << cpu.0, Ordering::SeqCst);
     }
     /// Remove `cpu`.
+    #[inline]
     pub fn remove(&self, cpu: CpuId) {
         self.0.fetch_and(!(1 << cpu.0), Ordering::SeqCst);
     }
     /// The members at this moment.
+    #[inline]
     pub fn load(&self) -> CpuSet {
         CpuSet(self.0.load(Ordering::SeqCst))
     }

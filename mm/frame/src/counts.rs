@@ -38,12 +38,15 @@ pub trait Word {
 }
 
 impl Word for AtomicU64 {
+    #[inline]
     fn load(&self, order: Ordering) -> u64 {
         self.load(order)
     }
+    #[inline]
     fn store(&self, value: u64, order: Ordering) {
         self.store(value, order);
     }
+    #[inline]
     fn compare_exchange_weak(
         &self,
         current: u64,
@@ -90,6 +93,7 @@ pub struct Holders {
 }
 
 impl Holders {
+    #[inline]
     const fn from_bits(bits: u64) -> Self {
         Self {
             mappings: (bits & MAX_MAPPINGS) as u32,
@@ -113,6 +117,7 @@ pub(crate) enum Hold {
 }
 
 impl Hold {
+    #[inline]
     const fn one(self) -> u64 {
         match self {
             Self::Mapping => MAPPING,
@@ -120,6 +125,7 @@ impl Hold {
             Self::Pin => PIN,
         }
     }
+    #[inline]
     const fn max(self) -> u64 {
         match self {
             Self::Mapping => MAX_MAPPINGS,
@@ -127,6 +133,7 @@ impl Hold {
             Self::Pin => MAX_PINS,
         }
     }
+    #[inline]
     const fn count(self, bits: u64) -> u64 {
         (bits / self.one()) & self.max()
     }
@@ -294,6 +301,7 @@ pub enum Exclusive {
     No,
 }
 
+#[inline]
 fn add(bits: u64, hold: Hold) -> Result<u64, CountError> {
     if hold.count(bits) == hold.max() { Err(CountError::Overflow) } else { Ok(bits + hold.one()) }
 }
