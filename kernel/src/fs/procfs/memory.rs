@@ -243,13 +243,23 @@ impl SpaceFile {
         let count = (sink.remaining() as u64 / ENTRY).min(STEP).min(end - first);
         let mut words = alloc::vec![0u64; count as usize];
         // What is not mapped has no entry: it stays zero.
-        let _ = self.space.lock().residency(VirtAddr(first * PAGE), count * PAGE, |index, residency| {
-            if residency == Residency::Resident
-                && let Some(word) = words.get_mut(index as usize)
-            {
-                *word = 1 << 63;
+        let (from, to) = (first * PAGE, (first + count) * PAGE);
+        let space = self.space.lock();
+        for area in space.areas() {
+            let (start, end) = (area.start.0.max(from), area.end.0.min(to));
+            if start >= end {
+                continue;
             }
-        });
+            let before = ((start - from) / PAGE) as usize;
+            space.residency(VirtAddr(start), end - start, |index, residency| {
+                if residency == Residency::Resident
+                    && let Some(word) = words.get_mut(before + index)
+                {
+                    *word = 1 << 63;
+                }
+            })?;
+        }
+        drop(space);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         sink.put(&bytes)
     }
