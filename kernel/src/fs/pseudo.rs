@@ -12,7 +12,7 @@ use super::clock;
 use super::file::{DirEntry, File, Seekable};
 use super::flags::OpenFlags;
 use super::generated::{Generate, GeneratedFile, Text};
-use super::node::{Identity, Metadata, Node, NodeKind, Place, Presence, SetMetadata, Timestamp};
+use super::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence, SetMetadata, Timestamp};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
@@ -70,15 +70,35 @@ pub struct PseudoDir {
     /// By name, with the position in listings.
     entries: SpinLock<BTreeMap<Vec<u8>, Arc<dyn Node>>>,
     dynamic: SpinLock<Option<Arc<dyn Dynamic>>>,
+    refusal: Refusal,
+}
+
+/// What programs hear that try to make something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// There is nothing of that name, and never will be (`ENOENT`): /proc.
+    NoSuchName,
+    /// It is not permitted (`EACCES` for a file, else `EPERM`): /sys.
+    NotPermitted,
+}
+
+impl Refusal {
+    fn error(self, new: &NewNode) -> Errno {
+        match (self, new.kind) {
+            (Self::NoSuchName, _) => Errno::ENOENT,
+            (Self::NotPermitted, NodeKind::Regular) => Errno::EACCES,
+            (Self::NotPermitted, _) => Errno::EPERM,
+        }
+    }
 }
 
 impl PseudoDir {
     /// The root of a tree with device number `device`.
-    pub fn new_root(device: u64) -> Arc<Self> {
-        Self::make(device, None)
+    pub fn new_root(device: u64, refusal: Refusal) -> Arc<Self> {
+        Self::make(device, refusal, None)
     }
 
-    fn make(device: u64, parent: Option<(Weak<PseudoDir>, Vec<u8>)>) -> Arc<Self> {
+    fn make(device: u64, refusal: Refusal, parent: Option<(Weak<PseudoDir>, Vec<u8>)>) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             identity: Identity { device, inode: new_inode() },
             made: clock::now(),
@@ -86,12 +106,13 @@ impl PseudoDir {
             parent,
             entries: SpinLock::new(BTreeMap::new()),
             dynamic: SpinLock::new(None),
+            refusal,
         })
     }
 
     /// The directory `name` in this one, made if it is not there.
     pub fn dir(&self, name: &[u8]) -> Arc<PseudoDir> {
-        let new = Self::make(self.identity.device, Some((self.me.clone(), name.to_vec())));
+        let new = Self::make(self.identity.device, self.refusal, Some((self.me.clone(), name.to_vec())));
         let mut entries = self.entries.lock();
         if let Some(there) = entries.get(name) {
             let any: &dyn core::any::Any = &**there;
@@ -180,6 +201,14 @@ impl Node for PseudoDir {
     fn parent(&self) -> Option<Place> {
         let (parent, name) = self.parent.as_ref()?;
         Some(Place { dir: parent.upgrade()?, name: name.clone(), presence: Presence::Linked })
+    }
+
+    fn create(&self, _name: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
+        Err(self.refusal.error(new))
+    }
+
+    fn symlink(&self, _name: &[u8], _target: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
+        Err(self.refusal.error(new))
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {

@@ -340,7 +340,7 @@ pub fn sys_sysinfo(args: &Args) -> Result<i64> {
     let (total, free) = (frames.managed_frames() * 4096, frames.free_frames() * 4096);
     let info = SysInfo {
         uptime: (time::now() / time::SECOND) as i64,
-        loads: [0; 3],
+        loads: crate::fs::procfs::loads::averages(),
         total,
         free,
         shared: 0,

@@ -44,6 +44,11 @@ impl Expire for Sampler {
     }
 }
 
+/// The averages in fixed point with 16 bits behind the point, as sysinfo(2) gives them.
+pub fn averages() -> [u64; 3] {
+    AVERAGES.each_ref().map(|average| average.load(Ordering::Relaxed) << 5)
+}
+
 /// Tasks that run or want to.
 pub(super) fn runnable() -> usize {
     sched::online().iter().map(|cpu| sched::statistics(cpu).runnable).sum()

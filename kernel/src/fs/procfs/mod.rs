@@ -5,7 +5,7 @@
 
 #[cfg(any(test, target_os = "none"))]
 mod cpuinfo;
-mod loads;
+pub mod loads;
 #[cfg(target_os = "none")]
 mod memory;
 mod mounts;
@@ -23,7 +23,7 @@ use alloc::sync::Arc;
 
 use super::mount::{FileSystem, FsStats};
 use super::node::Node;
-use super::pseudo::PseudoDir;
+use super::pseudo::{PseudoDir, Refusal};
 use super::tmpfs::unnamed_device;
 use crate::Result;
 
@@ -37,7 +37,7 @@ impl ProcFs {
     /// A file system of its own for each mount.
     pub fn new() -> Result<Arc<Self>> {
         let device = unnamed_device();
-        let root = PseudoDir::new_root(device);
+        let root = PseudoDir::new_root(device, Refusal::NoSuchName);
         settings::fill(&root);
         loads::fill(&root);
         #[cfg(target_os = "none")]

@@ -12,7 +12,9 @@ use crate::fs::clock;
 use crate::fs::file::{Blocking, DirEntry, File, Seekable};
 use crate::fs::flags::OpenFlags;
 use crate::fs::generated::{Generate, GeneratedFile, Text};
-use crate::fs::node::{Identity, LinkTarget, Metadata, Node, NodeKind, Place, Presence, SetMetadata};
+use crate::fs::node::{
+    Identity, LinkTarget, Metadata, NewNode, Node, NodeKind, Place, Presence, SetMetadata,
+};
 use crate::fs::open_file::OpenFile;
 use crate::fs::path::Path;
 use crate::fs::pseudo::{self, Dynamic, PseudoDir};
@@ -385,6 +387,10 @@ impl Node for Dir {
     fn parent(&self) -> Option<Place> {
         let presence = if self.subject.process().is_ok() { Presence::Linked } else { Presence::Removed };
         Some(Place { dir: self.parent.clone(), name: self.name.clone(), presence })
+    }
+
+    fn create(&self, _name: &[u8], _new: &NewNode) -> Result<Arc<dyn Node>> {
+        Err(Errno::ENOENT)
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {

@@ -6,13 +6,13 @@ use freehold_machine::{CpuId, NodeId};
 
 use super::{cpuinfo, loads};
 use crate::fs::device::{self, split_device};
-use crate::fs::generated::Text;
+use crate::fs::generated::{Generate, Text};
 use crate::fs::machine;
 use crate::fs::node::NodeKind;
 use crate::fs::pseudo::PseudoDir;
 use crate::mem::{self, stats::MemoryStats};
 use crate::task::registry;
-use crate::{Result, hw, sched, system, time};
+use crate::{Errno, Result, hw, sched, system, time};
 
 /// Kilobytes in a frame.
 const FRAME_KB: u64 = 4;
@@ -66,6 +66,24 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     root.file("locks", locks);
     root.constant("cgroups", "#subsys_name\thierarchy\tnum_cgroups\tenabled");
     root.file("modules", |_| Ok(()));
+    root.generated("sysrq-trigger", 0o200, SysRq);
+}
+
+/// /proc/sysrq-trigger: "c" crashes the kernel on purpose, which is how its last words are tested. The other keys of
+/// Linux do nothing.
+struct SysRq;
+
+impl Generate for SysRq {
+    fn show(&self, _out: &mut Text) -> Result<()> {
+        Err(Errno::EIO)
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        if bytes.first() == Some(&b'c') {
+            panic!("sysrq triggered crash");
+        }
+        Ok(())
+    }
 }
 
 fn meminfo(out: &mut Text) -> Result<()> {

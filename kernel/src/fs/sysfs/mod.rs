@@ -13,7 +13,7 @@ use alloc::sync::Arc;
 
 use super::mount::{FileSystem, FsStats};
 use super::node::Node;
-use super::pseudo::PseudoDir;
+use super::pseudo::{PseudoDir, Refusal};
 use super::tmpfs::unnamed_device;
 use crate::Result;
 use crate::sync::SpinLock;
@@ -53,7 +53,7 @@ fn get() -> Arc<SysFs> {
         return there.clone();
     }
     let device = unnamed_device();
-    let new = Arc::new(SysFs { device, root: PseudoDir::new_root(device) });
+    let new = Arc::new(SysFs { device, root: PseudoDir::new_root(device, Refusal::NotPermitted) });
     INSTANCE.lock().get_or_insert(new).clone()
 }
 
