@@ -12,9 +12,9 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use freehold_arch::X86;
 use freehold_bounce::FrameBytes;
 use freehold_frame::{Frame, PageCache as CacheKind};
-use freehold_machine::{PAGE_SIZE, PhysicalBytes};
+use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 use freehold_virtio::{BlockError, SECTOR_SIZE};
-use freehold_vm::{BackingStore, VmError};
+use freehold_vm::{BackingStore, MAX_RUN, VmError};
 use spin::Once;
 
 use crate::fs::boot::add_device;
@@ -117,10 +117,10 @@ impl From<BlockError> for Errno {
 struct Store(Disk);
 
 impl Store {
-    /// Bytes of page `index` that are on the disk.
-    fn length(&self, index: u64) -> usize {
-        let first = index.saturating_mul(PAGE_SECTORS);
-        self.0.sectors().saturating_sub(first).min(PAGE_SECTORS) as usize * SECTOR_SIZE
+    /// Bytes of `pages` pages from `first` on that are on the disk.
+    fn length(&self, first: u64, pages: usize) -> usize {
+        let left = self.0.sectors().saturating_sub(first.saturating_mul(PAGE_SECTORS));
+        usize::try_from(left).map_or(usize::MAX, |left| left.saturating_mul(SECTOR_SIZE)).min(pages * PAGE_SIZE)
     }
 }
 
@@ -131,28 +131,40 @@ fn failed(error: BlockError) -> VmError {
     }
 }
 
+/// Where the frames of a run are.
+fn places(frames: &[Frame<CacheKind, Frames>]) -> [Pfn; MAX_RUN] {
+    let mut places = [Pfn(0); MAX_RUN];
+    for (place, frame) in places.iter_mut().zip(frames) {
+        *place = frame.pfn();
+    }
+    places
+}
+
 impl BackingStore<Frames> for Store {
-    fn fill(&self, index: u64, frame: &Frame<CacheKind, Frames>) -> core::result::Result<(), VmError> {
-        let length = self.length(index);
+    fn fill(&self, first: u64, frames: &[Frame<CacheKind, Frames>]) -> core::result::Result<(), VmError> {
+        let length = self.length(first, frames.len());
         if length > 0 {
-            let frames = [frame.pfn()];
-            let mut bytes = FrameBytes::new(X86, &frames).truncated(length);
-            self.0.read(index * PAGE_SECTORS, &mut bytes).map_err(failed)?;
+            let places = places(frames);
+            let mut bytes = FrameBytes::new(X86, &places[..frames.len()]).truncated(length);
+            self.0.read(first * PAGE_SECTORS, &mut bytes).map_err(failed)?;
         }
-        if length < PAGE_SIZE {
-            X86.with_bytes(frame.pfn(), |bytes| bytes[length..].fill(0));
+        for (page, frame) in frames.iter().enumerate() {
+            let start = length.saturating_sub(page * PAGE_SIZE).min(PAGE_SIZE);
+            if start < PAGE_SIZE {
+                X86.with_bytes(frame.pfn(), |bytes| bytes[start..].fill(0));
+            }
         }
         Ok(())
     }
 
-    fn write_back(&self, index: u64, frame: &Frame<CacheKind, Frames>) -> core::result::Result<(), VmError> {
-        let length = self.length(index);
+    fn write_back(&self, first: u64, frames: &[Frame<CacheKind, Frames>]) -> core::result::Result<(), VmError> {
+        let length = self.length(first, frames.len());
         if length == 0 {
             return Ok(());
         }
-        let frames = [frame.pfn()];
-        let bytes = FrameBytes::new(X86, &frames).truncated(length);
-        self.0.write(index * PAGE_SECTORS, &bytes).map_err(failed)
+        let places = places(frames);
+        let bytes = FrameBytes::new(X86, &places[..frames.len()]).truncated(length);
+        self.0.write(first * PAGE_SECTORS, &bytes).map_err(failed)
     }
 }
 

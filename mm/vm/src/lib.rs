@@ -45,7 +45,7 @@ mod space;
 mod view;
 
 pub use advise::{Advice, Residency, SyncMode};
-pub use cache::{BackingStore, PageCache, SpaceHandle};
+pub use cache::{BackingStore, MAX_RUN, PageCache, SpaceHandle};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};
 pub use freehold_paging::{KernelRoots, Memory};
 pub use lock::{LockAll, LockMode};

@@ -18,7 +18,8 @@ mod resize;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::{Frame, PageCache as CacheKind};
 use freehold_machine::PAGE_SIZE;
@@ -32,21 +33,25 @@ use index::{Index, Mark};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Where the pages of a cache come from and go to: a block device.
+/// Where the pages of a cache come from and go to: a block device. Pages come in runs, so that a device is asked once
+/// for what lies together.
 ///
 /// Called without any lock of this crate that spins; may sleep.
 pub trait BackingStore<S: Memory>: Send + Sync {
-    /// Fill the whole frame with page `index`; what lies past the store's end is zeroes.
+    /// Fill the whole frames with the pages from `first` on; what lies past the store's end is zeroes.
     ///
     /// # Errors
     /// [`VmError::Io`], [`VmError::NoMemory`].
-    fn fill(&self, index: u64, frame: &Frame<CacheKind, S>) -> Result<(), VmError>;
-    /// Store the frame as page `index`.
+    fn fill(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
+    /// Store the frames as the pages from `first` on.
     ///
     /// # Errors
-    /// As [`BackingStore::fill`]; the page stays dirty.
-    fn write_back(&self, index: u64, frame: &Frame<CacheKind, S>) -> Result<(), VmError>;
+    /// As [`BackingStore::fill`]; the pages stay dirty.
+    fn write_back(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
 }
+
+/// The longest run that a store is asked for: 128 KiB.
+pub const MAX_RUN: usize = 32;
 
 /// The frames of one file. See the module's head.
 pub struct PageCache<S: Memory> {
@@ -55,6 +60,7 @@ pub struct PageCache<S: Memory> {
     store: Option<Arc<dyn BackingStore<S>>>,
     /// In bytes. Changes under the lock only.
     size: AtomicU64,
+    ahead: ReadAhead,
     inner: spin::Mutex<Inner<S>>,
 }
 
@@ -64,6 +70,27 @@ struct Inner<S: Memory> {
     mappers: BTreeMap<u64, Mapper<S>>,
     /// Raised whenever pages leave: a page read from the store before that may be older than the store.
     departures: u64,
+}
+
+/// How far to read ahead: guesses, which two readers at once may spoil for each other.
+#[derive(Default)]
+struct ReadAhead {
+    /// The page after the last run that was read.
+    next: AtomicU64,
+    /// Pages in that run.
+    run: AtomicUsize,
+}
+
+impl ReadAhead {
+    /// How many pages to read at `index`, which is not there: twice as many as before where it goes on from there.
+    fn run_at(&self, index: u64) -> usize {
+        let goes_on = self.next.load(Ordering::Relaxed) == index;
+        if goes_on { (self.run.load(Ordering::Relaxed) * 2).clamp(1, MAX_RUN) } else { 1 }
+    }
+    fn note(&self, index: u64, run: usize) {
+        self.next.store(index + run as u64, Ordering::Relaxed);
+        self.run.store(run, Ordering::Relaxed);
+    }
 }
 
 /// The next cache's number; 0 is none.
@@ -81,7 +108,8 @@ impl<S: Memory> PageCache<S> {
     fn build(source: S, store: Option<Arc<dyn BackingStore<S>>>) -> Arc<Self> {
         let inner = Inner { index: Index::new(source), mappers: BTreeMap::new(), departures: 0 };
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { id, source, store, size: AtomicU64::new(0), inner: spin::Mutex::new(inner) })
+        let (size, ahead) = (AtomicU64::new(0), ReadAhead::default());
+        Arc::new(Self { id, source, store, size, ahead, inner: spin::Mutex::new(inner) })
     }
 
     /// A number that no other cache ever has.
@@ -128,13 +156,43 @@ impl<S: Memory> PageCache<S> {
             return Ok((self.insert(index, Frame::allocate_zeroed(self.source)?)?, FaultKind::Minor));
         };
         loop {
-            let departures = self.inner.lock().departures;
-            let frame = Frame::allocate(self.source)?;
-            store.fill(index, &frame)?;
-            if let Some(frame) = self.insert_since(index, frame, departures)? {
+            let (departures, room) = self.gap(index);
+            let mut frames = self.fresh_frames(self.ahead.run_at(index).min(room))?;
+            if store.fill(index, &frames).is_err() {
+                // What nobody asked for may be what cannot be read.
+                frames.truncate(1);
+                store.fill(index, &frames)?;
+            }
+            self.ahead.note(index, frames.len());
+            let mut wanted = None;
+            for (page, frame) in (index..).zip(frames) {
+                // Only the page that was asked for matters; the others are there or not.
+                let inserted = self.insert_since(page, frame, departures);
+                if page == index {
+                    wanted = inserted?;
+                }
+            }
+            if let Some(frame) = wanted {
                 return Ok((frame, FaultKind::Major));
             }
         }
+    }
+
+    /// The count of departures, and how many pages from `index` on are not there and not past the end: at least 1.
+    fn gap(&self, index: u64) -> (u64, usize) {
+        let end = self.size().div_ceil(PAGE).min(index.saturating_add(MAX_RUN as u64));
+        let inner = self.inner.lock();
+        let after = inner.index.next(index + 1..end.max(index + 1)).unwrap_or(end);
+        (inner.departures, (after.saturating_sub(index) as usize).max(1))
+    }
+
+    /// Up to `count` frames, at least one.
+    fn fresh_frames(&self, count: usize) -> Result<Vec<Frame<CacheKind, S>>, VmError> {
+        let mut frames = Vec::new();
+        frames.try_reserve_exact(count).map_err(|_| VmError::NoMemory)?;
+        frames.push(Frame::allocate(self.source)?);
+        frames.extend((1..count).map_while(|_| Frame::allocate(self.source).ok()));
+        Ok(frames)
     }
 
     /// Insert `frame` unless someone was faster; a reference to what is there now.

@@ -1,13 +1,15 @@
 //! Growing, cutting, punching, writing back, and giving memory back.
 
+use alloc::vec::Vec;
 use core::ops::Range;
+use core::slice;
 use core::sync::atomic::Ordering;
 
 use freehold_frame::Frame;
 use freehold_machine::PhysicalBytes;
 use freehold_paging::Memory;
 
-use super::{Mark, PAGE, PageCache};
+use super::{CacheKind, MAX_RUN, Mark, PAGE, PageCache};
 use crate::VmError;
 
 impl<S: Memory> PageCache<S> {
@@ -136,27 +138,51 @@ impl<S: Memory> PageCache<S> {
     pub fn write_back(&self, range: Range<u64>) -> Result<(), VmError> {
         let Some(store) = &self.store else { return Ok(()) };
         let mut outcome = Ok(());
+        let mut run = Vec::new();
+        run.try_reserve_exact(MAX_RUN).map_err(|_| VmError::NoMemory)?;
         let mut next = range.start / PAGE;
         let end = range.end.div_ceil(PAGE);
-        loop {
-            let mut inner = self.inner.lock();
-            let Some(page) = inner.index.next(next..end) else { return outcome };
-            next = page + 1;
-            if !inner.index.is_dirty(page) {
-                continue;
+        while let Some(first) = self.take_dirty(next..end, &mut run) {
+            // At least one further: a page that cannot be referenced once more is left dirty.
+            next = first + (run.len() as u64).max(1);
+            if store.write_back(first, &run).is_err() {
+                // Page by page, to lose no more than is lost.
+                for (page, frame) in (first..next).zip(&run) {
+                    if let Err(error) = store.write_back(page, slice::from_ref(frame)) {
+                        self.inner.lock().index.mark(page, Mark::Dirty);
+                        outcome = outcome.and(Err(error));
+                    }
+                }
             }
-            let frame = inner.index.with(page, Frame::try_clone);
-            let Some(Ok(frame)) = frame else { continue };
+            run.clear();
+        }
+        outcome
+    }
+
+    /// The next dirty pages of `range` that lie together, at most [`MAX_RUN`]: which is the first. They count as clean
+    /// from now on, unless they are mapped.
+    fn take_dirty(&self, range: Range<u64>, run: &mut Vec<Frame<CacheKind, S>>) -> Option<u64> {
+        let mut inner = self.inner.lock();
+        let mut next = range.start;
+        let first = loop {
+            let page = inner.index.next(next..range.end)?;
+            if inner.index.is_dirty(page) {
+                break page;
+            }
+            next = page + 1;
+        };
+        for page in (first..range.end).take(MAX_RUN) {
+            if !inner.index.is_dirty(page) {
+                break;
+            }
+            let Some(Ok(frame)) = inner.index.with(page, Frame::try_clone) else { break };
             inner.index.unmark(page, Mark::Dirty);
             if frame.record().counts().load().mappings == 0 {
                 inner.index.unmark(page, Mark::Writable);
             }
-            drop(inner);
-            if let Err(error) = store.write_back(page, &frame) {
-                self.inner.lock().index.mark(page, Mark::Dirty);
-                outcome = outcome.and(Err(error));
-            }
+            run.push(frame);
         }
+        Some(first)
     }
 
     /// Give back up to `count` frames that nobody uses and the store has. How many it were.

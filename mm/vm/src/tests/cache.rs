@@ -130,16 +130,20 @@ impl Disk {
 }
 
 impl BackingStore<ModelFrames> for Disk {
-    fn fill(&self, index: u64, frame: &Frame<CacheKind, ModelFrames>) -> Result<(), VmError> {
-        self.check('r', index)?;
-        let page = self.pages.lock().unwrap().get(&index).cloned().unwrap_or(vec![index as u8; 4096]);
-        self.frames.model().with_bytes(frame.pfn(), |bytes| bytes.copy_from_slice(&page));
+    fn fill(&self, first: u64, frames: &[Frame<CacheKind, ModelFrames>]) -> Result<(), VmError> {
+        for (index, frame) in (first..).zip(frames) {
+            self.check('r', index)?;
+            let page = self.pages.lock().unwrap().get(&index).cloned().unwrap_or(vec![index as u8; 4096]);
+            self.frames.model().with_bytes(frame.pfn(), |bytes| bytes.copy_from_slice(&page));
+        }
         Ok(())
     }
-    fn write_back(&self, index: u64, frame: &Frame<CacheKind, ModelFrames>) -> Result<(), VmError> {
-        self.check('w', index)?;
-        let page = self.frames.model().with_bytes(frame.pfn(), |bytes| bytes.to_vec());
-        self.pages.lock().unwrap().insert(index, page);
+    fn write_back(&self, first: u64, frames: &[Frame<CacheKind, ModelFrames>]) -> Result<(), VmError> {
+        for (index, frame) in (first..).zip(frames) {
+            self.check('w', index)?;
+            let page = self.frames.model().with_bytes(frame.pfn(), |bytes| bytes.to_vec());
+            self.pages.lock().unwrap().insert(index, page);
+        }
         Ok(())
     }
 }
@@ -174,8 +178,29 @@ fn a_store_is_read_once_written_when_asked_and_not_for_whole_pages() {
     cache.write_back(0..u64::MAX).unwrap();
     assert_eq!((disk.log(), cache.dirty_pages()), (vec![('w', 4), ('w', 5), ('w', 6)], 0));
     assert_eq!(cache.shrink(2), 2);
-    assert_eq!(cache.shrink(100), 2);
+    assert_eq!(cache.shrink(100), 3, "page 7 was read ahead");
     assert_eq!((cache.pages(), read(&cache, 5 * PAGE, 3)), (0, vec![5, 9, 5]));
+    drop((cache, disk));
+    world.end();
+}
+
+#[test]
+fn sequential_readers_find_more_and_more_read_ahead_and_others_nothing() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 20);
+    let mut runs = Vec::new();
+    for page in 0..20 {
+        assert_eq!(read(&cache, page * PAGE, 1), [page as u8]);
+        runs.extend(Some(disk.log().len()).filter(|&read| read > 0));
+    }
+    assert_eq!(runs, [1, 2, 4, 8, 5], "the end of the file ends a run");
+    assert_eq!(cache.shrink(100), 20);
+    for page in [9, 3, 15, 7] {
+        read(&cache, page * PAGE, 1);
+        assert_eq!(disk.log(), [('r', page)]);
+    }
+    read(&cache, 8 * PAGE, 1);
+    assert_eq!(disk.log(), [('r', 8)], "a run ends where a page is there already");
     drop((cache, disk));
     world.end();
 }
