@@ -4,13 +4,13 @@
 //! CPU (CPUID 0x15), or from a short comparison with the HPET or the PIT. It is taken to be the same on all CPUs, as it is
 //! under QEMU. The timer is the local APIC's, in TSC-deadline mode where there is one.
 
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::PhysAddr;
 
 use crate::apic::{self, TimerMode};
 use crate::registers::{self, MSR_TSC_DEADLINE, in_u8, out_u8, rdtsc};
-use crate::{boot, irq, mmio};
+use crate::{irq, mmio};
 
 const NANOSECONDS: u64 = 1_000_000_000;
 /// How long a comparison of two clocks takes. Long enough for one part in a thousand at 1 GHz; short, since
@@ -27,13 +27,12 @@ static TICKS_PER_NS: AtomicU64 = AtomicU64::new(1 << SHIFT);
 static TIMER_PER_NS: AtomicU64 = AtomicU64::new(0);
 static START: AtomicU64 = AtomicU64::new(0);
 static WALL_AT_START: AtomicU64 = AtomicU64::new(0);
-static VECTOR: AtomicU8 = AtomicU8::new(0);
 
 fn scale(value: u64, factor: u64) -> u64 {
     ((u128::from(value) * u128::from(factor)) >> SHIFT) as u64
 }
 
-/// Nanoseconds since [`init`], the same on all CPUs, never going back.
+/// Nanoseconds since the kernel was entered, the same on all CPUs, never going back.
 pub fn now() -> u64 {
     let start = START.load(Ordering::Relaxed);
     scale(rdtsc().saturating_sub(start), NS_PER_TICK.load(Ordering::Relaxed))
@@ -49,18 +48,15 @@ pub fn counter_frequency() -> u64 {
     scale(NANOSECONDS, TICKS_PER_NS.load(Ordering::Relaxed))
 }
 
-/// Start the clock, and the first CPU's timer. `hpet` is where firmware says an HPET is.
-pub fn start(hpet: Option<PhysAddr>) {
-    init(hpet, boot::info().entry_tsc(), irq::VECTOR_TIMER);
+/// Count from `entry`, the counter when the kernel was entered; until [`start`] as if it made 10^9 ticks a second.
+pub(crate) fn count_from(entry: u64) {
+    START.store(entry, Ordering::Relaxed);
 }
 
-/// Start the clock, and this CPU's timer. `entry` is the counter when the kernel was entered: the clock's 0.
-fn init(hpet: Option<PhysAddr>, entry: u64, vector: u8) {
-    VECTOR.store(vector, Ordering::Relaxed);
-    START.store(entry, Ordering::Relaxed);
+/// Start the clock, and the first CPU's timer. `hpet` is where firmware says an HPET is.
+pub fn start(hpet: Option<PhysAddr>) {
     let deadline_mode = registers::cpuid(1, 0).ecx & 1 << 24 != 0;
-    let timer_before = u32::MAX;
-    apic::set_timer_count(timer_before);
+    apic::set_timer_count(u32::MAX);
     let frequency = hypervisor_frequency().or_else(cpu_frequency);
     if frequency.is_none() || !deadline_mode {
         let compared = compare(hpet);
@@ -82,7 +78,7 @@ pub(crate) fn init_secondary() {
     apic::set_timer_count(0);
     let mode =
         if TIMER_PER_NS.load(Ordering::Relaxed) == 0 { TimerMode::Deadline } else { TimerMode::OneShot };
-    apic::set_timer(mode, VECTOR.load(Ordering::Relaxed));
+    apic::set_timer(mode, irq::VECTOR_TIMER);
 }
 
 fn set_frequency(ticks: u64, nanoseconds: u64) {

@@ -107,6 +107,8 @@ pub fn end(ending: Ending) {
         let _one_at_a_time = SENDER.lock();
         let mut frame = Frame::begin(control, ToHost::Exit, payload.len());
         frame.put(&payload);
+        // The frame is on its way only once it is dropped.
+        drop(frame);
         control.drain();
     }
 }

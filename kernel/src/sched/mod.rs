@@ -346,6 +346,14 @@ pub fn make_room(tasks: usize) -> crate::Result<()> {
     Ok(())
 }
 
+/// Charge what runs now with its time so far. Any context.
+pub fn account_running() {
+    let now = crate::hw::time::now();
+    for id in online().iter() {
+        cpu(id).queue.lock().account(now);
+    }
+}
+
 /// Sums over all CPUs, for /proc.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuStatistics {

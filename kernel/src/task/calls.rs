@@ -42,7 +42,7 @@ fn check_same_user(process: &Process) -> Result<()> {
     }
 }
 
-fn change_limit(process: &Process, resource: Resource, new: Limit) -> Result<()> {
+fn change_limit(process: &Arc<Process>, resource: Resource, new: Limit) -> Result<()> {
     let old = process.limit(resource);
     if new.soft > new.hard {
         return Err(Errno::EINVAL);
@@ -51,6 +51,9 @@ fn change_limit(process: &Process, resource: Resource, new: Limit) -> Result<()>
         return Err(Errno::EPERM);
     }
     process.set_limit(resource, new);
+    if resource == Resource::Cpu {
+        process.watch_cpu_limit(new);
+    }
     Ok(())
 }
 
@@ -337,7 +340,7 @@ struct SysInfo {
 /// sysinfo(info)
 pub fn sys_sysinfo(args: &Args) -> Result<i64> {
     let frames = crate::mem::frames();
-    let (total, free) = (frames.managed_frames() * 4096, frames.free_frames() * 4096);
+    let (total, free) = (frames.total_frames() * 4096, frames.free_frames() * 4096);
     let info = SysInfo {
         uptime: (time::now() / time::SECOND) as i64,
         loads: crate::fs::procfs::loads::averages(),

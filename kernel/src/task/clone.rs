@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::process::{Beginnings, Process};
 use super::signal::{AlternateStack, Signal};
-use super::{Pid, Task, current, registry, spawn};
+use super::{Pid, Resource, Task, current, registry, spawn};
 use crate::sched::{Idle, Schedule};
 use crate::sync::{Completion, IrqSpinLock};
 use crate::syscall::Args;
@@ -302,7 +302,9 @@ fn new_process(parent: &Arc<Task>, pid: Pid, request: &Request) -> Result<Arc<Pr
     process.exit_signal.store(exit_signal, Ordering::Relaxed);
     process.oom_score_adj.store(old.oom_score_adj.load(Ordering::Relaxed), Ordering::Relaxed);
     process.dumpable.store(old.dumpable.load(Ordering::Relaxed), Ordering::Relaxed);
-    Ok(Arc::new(process))
+    let process = Arc::new(process);
+    process.watch_cpu_limit(process.limit(Resource::Cpu));
+    Ok(process)
 }
 
 /// unshare(flags)

@@ -37,6 +37,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     leave_program(task);
     let usage = task.usage();
     process.past.lock().add(&usage);
+    process.past_runtime.fetch_add(usage.user + usage.system, Ordering::Relaxed);
     let (last, removed) = {
         let mut group = process.signals.lock();
         let at = group.threads.iter().position(|thread| Arc::ptr_eq(thread, task));

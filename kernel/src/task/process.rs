@@ -127,6 +127,8 @@ pub struct Process {
     pub ended: Arc<WaitQueue>,
     /// How it ended; set once all threads are gone.
     pub(super) zombie: SpinLock<Option<ExitStatus>>,
+    /// Nanoseconds of CPU time that ended threads used.
+    pub(super) past_runtime: AtomicU64,
     /// What ended threads used.
     pub(super) past: SpinLock<Usage>,
     /// What waited-for children used.
@@ -199,6 +201,7 @@ impl Process {
             thread_ended: WaitQueue::new(),
             ended: Arc::new(WaitQueue::new()),
             zombie: SpinLock::new(None),
+            past_runtime: AtomicU64::new(0),
             past: SpinLock::new(Usage::default()),
             children_usage: SpinLock::new(Usage::default()),
             timers: super::timers::Timers::new(),

@@ -1,8 +1,10 @@
 //! A process' timers: setitimer, alarm, and POSIX timers.
 //!
 //! A timer is an object of its own that the timer queue holds while it is armed. It expires in interrupt context:
-//! it sends its signal there and says when it next expires. CPU-time timers are looked at when time is accounted
-//! at each expiry: they are armed for the least wall time in which they could expire.
+//! it sends its signal there and says when it next expires.
+//!
+//! A timer that counts CPU time, and the limit of CPU time, are armed for the least wall time in which they could
+//! expire (what is left, over the number of threads), and look again then.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -10,6 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::limits::{INFINITY, Limit};
 use super::process::Process;
 use super::signal::{SigInfo, Signal, code};
 use super::{Task, current, find_task};
@@ -39,7 +42,7 @@ pub struct Timer {
     clock: Clock,
     /// Nanoseconds between expiries; 0 for once.
     interval: AtomicU64,
-    /// When it expires next; 0 where it is not armed.
+    /// When it expires next, by the monotonic clock, or by its process' CPU time; 0 where it is not armed.
     deadline: AtomicU64,
     /// Expiries since the last one but the first.
     overruns: AtomicU64,
@@ -56,20 +59,37 @@ impl Timer {
             overruns: AtomicU64::new(0),
         })
     }
+    /// The process whose CPU time it counts, if it does.
+    fn counted(&self) -> Option<Arc<Process>> {
+        match (&self.notify, self.clock) {
+            (Notify::Process(process, _), Clock::Process(_)) => process.upgrade(),
+            _ => None,
+        }
+    }
     /// Nanoseconds until the next expiry, and the interval.
     fn state(&self) -> (u64, u64) {
         let deadline = self.deadline.load(Ordering::Relaxed);
-        let left = if deadline == 0 { 0 } else { deadline.saturating_sub(time::now()).max(1) };
+        let now = self.counted().map_or_else(time::now, |process| process.cpu_time());
+        let left = if deadline == 0 { 0 } else { deadline.saturating_sub(now).max(1) };
         (left, self.interval.load(Ordering::Relaxed))
     }
-    /// Let it expire at `deadline` (0: never) and then every `interval`.
+    /// Let it expire when its clock shows `deadline` (0: never) and then every `interval`.
     fn set(self: &Arc<Self>, deadline: u64, interval: u64) -> Result<()> {
         let timer: Arc<dyn Expire> = self.clone();
         time::cancel(&timer);
         self.interval.store(interval, Ordering::Relaxed);
         self.deadline.store(deadline, Ordering::Relaxed);
         self.overruns.store(0, Ordering::Relaxed);
-        if deadline == 0 { Ok(()) } else { time::try_arm(&timer, deadline) }
+        if deadline == 0 {
+            return Ok(());
+        }
+        let first = self.counted().map_or(deadline, |process| process.when_used(deadline, time::now()));
+        time::try_arm(&timer, first)
+    }
+    /// Let it expire after `value` nanoseconds (0: never) and then every `interval`.
+    fn set_relative(self: &Arc<Self>, value: u64, interval: u64) -> Result<()> {
+        let now = self.counted().map_or_else(time::now, |process| process.cpu_time());
+        self.set(if value == 0 { 0 } else { now.saturating_add(value) }, interval)
     }
     fn cancel(self: &Arc<Self>) {
         self.deadline.store(0, Ordering::Relaxed);
@@ -85,6 +105,14 @@ impl Expire for Timer {
     fn expire(&self, now: u64) -> Option<u64> {
         let interval = self.interval.load(Ordering::Relaxed);
         let due = self.deadline.load(Ordering::Relaxed);
+        let counted = self.counted();
+        let wall = now;
+        let now = counted.as_ref().map_or(now, |process| process.cpu_time());
+        if let Some(process) = &counted
+            && now < due
+        {
+            return Some(process.when_used(due, wall));
+        }
         let missed = if interval == 0 { 0 } else { now.saturating_sub(due) / interval };
         self.overruns.store(missed, Ordering::Relaxed);
         // The registry keeps processes, and they their threads, while this runs: no last reference ends here
@@ -104,7 +132,79 @@ impl Expire for Timer {
         }
         let next = if interval == 0 { 0 } else { due + (missed + 1) * interval };
         self.deadline.store(next, Ordering::Relaxed);
-        (next != 0).then_some(next)
+        let next = (next != 0).then_some(next)?;
+        Some(counted.map_or(next, |process| process.when_used(next, wall)))
+    }
+}
+
+/// The least time between two looks at a process' CPU time.
+const LOOK: u64 = 1_000_000;
+
+impl Process {
+    /// CPU time of all threads, the running ones' up to now. Any context.
+    fn cpu_time(&self) -> u64 {
+        crate::sched::account_running();
+        let group = self.signals.lock();
+        let living: u64 = group.threads.iter().map(|task| task.schedule.runtime.load(Ordering::Relaxed)).sum();
+        living + self.past_runtime.load(Ordering::Relaxed)
+    }
+
+    /// The earliest time at which the process can have used `total` nanoseconds, seen from `now`.
+    fn when_used(&self, total: u64, now: u64) -> u64 {
+        let left = total.saturating_sub(self.cpu_time());
+        let threads = self.signals.lock().threads.len().max(1) as u64;
+        now.saturating_add((left / threads).max(LOOK))
+    }
+
+    /// RLIMIT_CPU is `limit` from now on.
+    pub(super) fn watch_cpu_limit(self: &Arc<Self>, limit: Limit) {
+        let mut slot = self.timers.limit.lock();
+        if slot.is_none() && limit.soft == INFINITY && limit.hard == INFINITY {
+            return;
+        }
+        let watch = slot.get_or_insert_with(|| {
+            Arc::new(CpuLimit {
+                slot: TimerSlot::new(),
+                process: Arc::downgrade(self),
+                soft: AtomicU64::new(0),
+                hard: AtomicU64::new(0),
+            })
+        });
+        watch.soft.store(limit.soft.saturating_mul(time::SECOND), Ordering::Relaxed);
+        watch.hard.store(limit.hard.saturating_mul(time::SECOND), Ordering::Relaxed);
+        let timer: Arc<dyn Expire> = watch.clone();
+        time::arm(&timer, time::now() + LOOK);
+    }
+}
+
+/// Looks after RLIMIT_CPU: SIGXCPU at the soft limit and each second after it, SIGKILL at the hard limit.
+struct CpuLimit {
+    slot: TimerSlot,
+    process: Weak<Process>,
+    /// Nanoseconds; moves up by a second with each SIGXCPU.
+    soft: AtomicU64,
+    /// Nanoseconds.
+    hard: AtomicU64,
+}
+
+impl Expire for CpuLimit {
+    fn slot(&self) -> &TimerSlot {
+        &self.slot
+    }
+    fn expire(&self, now: u64) -> Option<u64> {
+        let process = self.process.upgrade()?;
+        let used = process.cpu_time();
+        let (soft, hard) = (self.soft.load(Ordering::Relaxed), self.hard.load(Ordering::Relaxed));
+        if used >= hard {
+            process.signal_from_interrupt(SigInfo::kernel(Signal::KILL));
+            return None;
+        }
+        if used >= soft {
+            process.signal_from_interrupt(SigInfo::kernel(Signal::XCPU));
+            self.soft.store(used + time::SECOND, Ordering::Relaxed);
+        }
+        let next = self.soft.load(Ordering::Relaxed).min(hard);
+        (next != u64::MAX).then(|| process.when_used(next, now))
     }
 }
 
@@ -122,6 +222,7 @@ pub struct Timers {
     /// ITIMER_VIRTUAL and ITIMER_PROF.
     cpu: SpinLock<[Option<Arc<Timer>>; 2]>,
     posix: SpinLock<BTreeMap<i32, Arc<Timer>>>,
+    limit: SpinLock<Option<Arc<CpuLimit>>>,
 }
 
 impl Timers {
@@ -131,6 +232,7 @@ impl Timers {
             real: SpinLock::new(None),
             cpu: SpinLock::new([const { None }; 2]),
             posix: SpinLock::new(BTreeMap::new()),
+            limit: SpinLock::new(None),
         }
     }
     /// At the end of the process.
@@ -138,6 +240,10 @@ impl Timers {
         let real = self.real.lock().take();
         let cpu = core::mem::take(&mut *self.cpu.lock());
         real.iter().chain(cpu.iter().flatten()).for_each(|timer| timer.cancel());
+        if let Some(limit) = self.limit.lock().take() {
+            let timer: Arc<dyn Expire> = limit;
+            time::cancel(&timer);
+        }
         self.delete_posix();
     }
     /// At execve: the new program has no POSIX timers.
@@ -206,8 +312,7 @@ pub fn sys_setitimer(args: &Args) -> Result<i64> {
         Some(new) => (new.value.nanoseconds()?, new.interval.nanoseconds()?),
         None => (0, 0),
     };
-    let deadline = if value == 0 { 0 } else { time::now().saturating_add(value) };
-    timer.set(deadline, period)?;
+    timer.set_relative(value, period)?;
     let old = IntervalVal {
         interval: TimeVal::from_nanoseconds(interval),
         value: TimeVal::from_nanoseconds(left.next_multiple_of(1000)),
@@ -221,8 +326,7 @@ pub fn sys_alarm(args: &Args) -> Result<i64> {
     let timer = current().process().interval_timer(0)?;
     let (left, _) = timer.state();
     let seconds = u64::from(args.uint(0));
-    let deadline = if seconds == 0 { 0 } else { time::now() + seconds * time::SECOND };
-    timer.set(deadline, 0)?;
+    timer.set_relative(seconds * time::SECOND, 0)?;
     // Rounded to the nearest second, but never to none.
     let rounded = (left + time::SECOND / 2) / time::SECOND;
     Ok(if left > 0 { rounded.max(1) as i64 } else { 0 })
@@ -295,14 +399,12 @@ pub fn sys_timer_settime(args: &Args) -> Result<i64> {
     let new = UserPtr::<IntervalSpec>::new(args[2]).read()?;
     let (value, interval) = (new.value.nanoseconds()?, new.interval.nanoseconds()?);
     let (left, old_interval) = timer.state();
-    let deadline = if value == 0 {
-        0
-    } else if args.uint(1) & ABSOLUTE != 0 {
-        timer.clock.deadline(value)?.max(1)
+    if value != 0 && args.uint(1) & ABSOLUTE != 0 {
+        let deadline = if timer.counted().is_some() { value } else { timer.clock.deadline(value)? };
+        timer.set(deadline.max(1), interval)?;
     } else {
-        time::now().saturating_add(value)
-    };
-    timer.set(deadline, interval)?;
+        timer.set_relative(value, interval)?;
+    }
     UserPtr::new(args[3]).write_optional(&show(left, old_interval))?;
     Ok(0)
 }

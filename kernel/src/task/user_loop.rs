@@ -23,17 +23,18 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
     let mut interrupted: Option<Interrupted> = None;
     let mut trap = Trap::default();
     loop {
-        if task.signal_pending() || interrupted.is_some() {
-            if task.attend(context, interrupted.take(), trap).is_break() {
-                return;
-            }
-        }
-        if sched::is_wanted() {
-            sched::reschedule();
-        }
         // What comes between this look and user mode comes as an interrupt on the way out.
         let closed = irq::disable();
-        if task.signal_pending() || sched::is_wanted() {
+        if task.signal_pending() || interrupted.is_some() || sched::is_wanted() {
+            drop(closed);
+            if sched::is_wanted() {
+                sched::reschedule();
+            }
+            if (task.signal_pending() || interrupted.is_some())
+                && task.attend(context, interrupted.take(), trap).is_break()
+            {
+                return;
+            }
             continue;
         }
         let left = time::now();

@@ -11,7 +11,7 @@ use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, PhysAddr, VirtAddr};
 use crate::memory::{self, OutOfMemory, tables};
 use crate::sync::{Once, SpinLock};
 use crate::vmap;
-use crate::{apic, cpu, irq, serial, traps};
+use crate::{apic, cpu, irq, serial, time, traps};
 
 mod pvh;
 
@@ -273,6 +273,7 @@ macro_rules! kernel_entry {
 /// The first Rust: on the boot stack, relocated, first GiB identity-mapped, interrupts off.
 extern "C" fn early(start_info: u64, slide: u64, entry_tsc: u64) -> ! {
     cpu::adopt_first();
+    time::count_from(entry_tsc);
     serial::init();
     let boot = INFO.set(pvh::read(PhysAddr(start_info), slide, entry_tsc));
     cpu::enable_features();
