@@ -93,7 +93,7 @@ impl BlockState {
     pub(crate) const fn free(self) -> u64 {
         self.0 >> FREE & 1023
     }
-    /// No run of a larger order than this was found since the last free; for split blocks.
+    /// There is no run of a larger order than this; for split blocks.
     pub(crate) const fn hint(self) -> u32 {
         (self.0 >> HINT & 15) as u32
     }
@@ -239,24 +239,49 @@ pub(crate) fn take_run(bitmap: &[AtomicU64; BITMAP_WORDS], order: u32) -> Option
     None
 }
 
-/// Put a run back. `false`, and nothing changed, if one of its frames was free already.
+/// Put a run back: the order of the largest aligned run that it is in now. `None`, and nothing changed, if one of its frames
+/// was free already.
 #[must_use]
-pub(crate) fn put_run(bitmap: &[AtomicU64; BITMAP_WORDS], index: u64, order: u32) -> bool {
+pub(crate) fn put_run(bitmap: &[AtomicU64; BITMAP_WORDS], index: u64, order: u32) -> Option<u32> {
     let (first, at) = (index as usize / 64, index % 64);
     if order >= 6 {
         let words = &bitmap[first..][..1 << (order - 6)];
         if words.iter().any(|word| word.get() != 0) {
-            return false;
+            return None;
         }
         words.iter().for_each(|word| word.set(u64::MAX));
-        return true;
+        return Some(merged_words(bitmap, first, order));
     }
     let (bits, run) = (bitmap[first].get(), mask(order) << at);
     if bits & run != 0 {
-        return false;
+        return None;
     }
-    bitmap[first].set(bits | run);
-    true
+    let bits = bits | run;
+    bitmap[first].set(bits);
+    let mut merged = order;
+    while merged < 6 {
+        let buddy = mask(merged) << (at & !(mask_of_index(merged)) ^ 1 << merged);
+        if bits & buddy != buddy {
+            return Some(merged);
+        }
+        merged += 1;
+    }
+    Some(merged_words(bitmap, first, merged))
+}
+
+/// The bits of an index inside a run of 2^`order`.
+const fn mask_of_index(order: u32) -> u64 {
+    (1 << order) - 1
+}
+
+/// The order of the largest aligned run of free words around word `first`, which is in one of 2^`order` frames (6 or more).
+fn merged_words(bitmap: &[AtomicU64; BITMAP_WORDS], first: usize, order: u32) -> u32 {
+    let grows = |order: &u32| {
+        let words = 1 << (order - 6);
+        let buddy = ((first / words) ^ 1) * words;
+        *order < PAGEBLOCK_ORDER && bitmap[buddy..][..words].iter().all(|word| word.get() == u64::MAX)
+    };
+    (order..=PAGEBLOCK_ORDER).find(|order| !grows(order)).unwrap_or(PAGEBLOCK_ORDER)
 }
 
 /// How many aligned runs of each order 0 to 9 the bitmap holds as buddies: each free frame counts once, in the largest
@@ -298,3 +323,47 @@ pub(crate) fn fill(bitmap: &[AtomicU64; BITMAP_WORDS]) {
 }
 
 const _: () = assert!(BITMAP_WORDS * 64 == PAGEBLOCK_FRAMES as usize);
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use crate::rng::Rng;
+
+    /// The largest order whose aligned run around `index` is free, frame by frame.
+    fn largest(bitmap: &[AtomicU64; BITMAP_WORDS], index: u64) -> u32 {
+        let free = |n: u64| bitmap[n as usize / 64].get() & 1 << (n % 64) != 0;
+        let whole =
+            |order: &u32| (index >> order << order..(index >> order << order) + (1 << order)).all(free);
+        (0..=PAGEBLOCK_ORDER).rev().find(whole).unwrap_or(0)
+    }
+
+    #[test]
+    fn runs_come_out_aligned_and_whole_and_merge_again() {
+        let bitmap = [const { AtomicU64::new(u64::MAX) }; BITMAP_WORDS];
+        let mut rng = Rng::new(5);
+        let mut held = std::vec::Vec::new();
+        for _ in 0..100_000 {
+            if rng.below(2) == 0 {
+                let order = rng.below(9) as u32;
+                let had = count_runs(&bitmap)[order as usize..].iter().any(|count| *count > 0);
+                let run = take_run(&bitmap, order);
+                assert_eq!(run.is_some(), had, "order {order}");
+                held.extend(run.map(|index| (index, order)));
+                assert!(run.is_none_or(|index| index % (1 << order) == 0));
+            } else if !held.is_empty() {
+                let (index, order) = held.swap_remove(rng.below(held.len() as u64) as usize);
+                assert_eq!(
+                    put_run(&bitmap, index, order),
+                    Some(largest(&bitmap, index)),
+                    "{index} order {order}"
+                );
+                assert_eq!(put_run(&bitmap, index, order), None, "twice");
+            }
+            let counted: u64 =
+                count_runs(&bitmap).iter().enumerate().map(|(order, count)| count << order).sum();
+            assert_eq!(counted + held.iter().map(|(_, order)| 1 << order).sum::<u64>(), 512);
+        }
+    }
+}

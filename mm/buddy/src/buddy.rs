@@ -10,15 +10,13 @@ use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, PfnRange, Pinned, Topology};
 
 use crate::block::{BlockId, Blocks};
-use crate::lane::{HEAD, LISTS, Lane, Shapes};
+use crate::lane::{HEAD, Lane, Shapes};
 use crate::misuse::Misuse;
 use crate::options::{Options, Wipe};
 use crate::rng::Rng;
 use crate::word::{Held, Plain};
 use crate::zone::{MOVE_BATCH, NotTaken, Reach, Wish, Zone};
 
-/// Blocks that go back to a zone under one hold of its lock.
-const DRAIN_CHUNK: usize = 64;
 /// Below this many frames a zone shares split blocks between classes before it opens new ones: 128 MiB.
 const FRUGAL: u64 = 64 << PAGEBLOCK_ORDER;
 
@@ -49,15 +47,6 @@ pub struct Buddy<M: Machine> {
 
 /// No more nodes in a list of nodes.
 pub(crate) const NONE: u8 = u8::MAX;
-
-/// What a CPU is about to do when it [polls](Buddy::poll).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Moment {
-    /// Go on with work after a timer tick.
-    Tick,
-    /// Halt until something happens.
-    Idle,
-}
 
 impl<M: Machine> Buddy<M> {
     /// A block as wished; its record says who owns it. [`Owner::Free`] and [`Owner::Reserved`] get nothing.
@@ -192,8 +181,12 @@ impl<M: Machine> Buddy<M> {
             // A frame on its way home still occupies its near-cache bin.
             self.send_home(pinned, lane);
         }
-        // Before any lock: the generator may have one of its own.
-        let mut rng = Rng::new(self.machine.random_u64());
+        // Before any lock: the generator may have one of its own. A list's refill keys what follows; a single block is drawn with
+        // what the last refill left.
+        let mut rng = match list {
+            Some(_) => Rng::new(self.machine.random_u64()),
+            None => Rng::new(lane.key()),
+        };
         lane.set_key(rng.next());
         let (home, order) = (lane.node().0, request.order.log2());
         let (first, allowed) = self.preference(request.policy, home, cpu);
@@ -273,7 +266,9 @@ impl<M: Machine> Buddy<M> {
         out: &mut impl FnMut(Pfn),
     ) -> u64 {
         let floor = match pressure {
-            Pressure::Normal => zone.marks.min,
+            // User memory stops first: what a system call needs to end well is still there.
+            Pressure::Normal if class.side() == Side::User => zone.marks.min,
+            Pressure::Normal => zone.marks.min / 2,
             Pressure::Reserve => 0,
         };
         let side = class.side();
@@ -412,64 +407,20 @@ impl<M: Machine> Buddy<M> {
             self.give_back(&pinned, node, &[block], log2, side);
         }
     }
-    fn drain_list(&self, pinned: &Pinned<M>, lane: Lane<'_>, list: usize, mut count: u64) {
-        let shape = self.shapes.shape(list);
-        let node = lane.node();
-        while count > 0 && lane.len(list) > 0 {
-            let mut chunk = [Pfn(0); DRAIN_CHUNK];
-            let mut len = 0;
-            lane.evict(list, count.min(DRAIN_CHUNK as u64), |block| {
-                chunk[len] = block;
-                len += 1;
-            });
-            self.give_back(pinned, node, &chunk[..len], shape.order, shape.class.side());
-            count -= len as u64;
-        }
-    }
-    fn drain_lane(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
-        for list in 0..LISTS {
-            self.drain_list(pinned, lane, list, u64::MAX);
-            lane.shrink(list);
-        }
-        self.send_home(pinned, lane);
-    }
-    fn send_home(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
-        let mut refused = None;
-        let mut open: Option<(&Zone, Held<'_>)> = None;
-        lane.homeward().for_each(|(block, ..)| self.blocks.warm(block));
-        for (block, order, node) in lane.homeward() {
-            if open.as_ref().is_none_or(|(zone, _)| zone.node != node) {
-                // One lock at a time: let go of the last node's before this one's is taken.
-                drop(open.take());
-                let zone = self.zone(node);
-                open = Some((zone, zone.lock(pinned, self.machine)));
-            }
-            let (zone, held) = open.as_ref().expect("just opened");
-            // Only whole pageblocks are asked for their side, and this record is no longer in the cache.
-            let side = match order {
-                PAGEBLOCK_ORDER.. => self.side_before(block),
-                _ => Side::User,
-            };
-            if Self::put(zone, held, block, order, side).is_err() {
-                refused = Some(block);
-            }
-        }
-        if let Some((zone, _)) = open {
-            lane.set_sparse(zone.sparse());
-        }
-        lane.clear_homeward();
-        if let Some(block) = refused {
-            self.report(Misuse::FreedTwice(block));
-        }
-    }
     /// The side of a block that was freed.
-    fn side_before(&self, block: Pfn) -> Side {
+    pub(crate) fn side_before(&self, block: Pfn) -> Side {
         match self.table.state(block) {
             State::Unowned(Some(freed)) => freed.owner.side(),
             _ => Side::User,
         }
     }
-    fn put(zone: &Zone, held: &Held<'_>, block: Pfn, order: u32, side: Side) -> Result<(), NotTaken> {
+    pub(crate) fn put(
+        zone: &Zone,
+        held: &Held<'_>,
+        block: Pfn,
+        order: u32,
+        side: Side,
+    ) -> Result<(), NotTaken> {
         if order < PAGEBLOCK_ORDER {
             return zone.put(held, block, order);
         }
@@ -478,7 +429,7 @@ impl<M: Machine> Buddy<M> {
             .try_for_each(|id| zone.put_whole(held, BlockId(id), side))
     }
     /// Put blocks of one order back into their zone.
-    fn give_back(&self, pinned: &Pinned<M>, node: NodeId, blocks: &[Pfn], order: u32, side: Side) {
+    pub(crate) fn give_back(&self, pinned: &Pinned<M>, node: NodeId, blocks: &[Pfn], order: u32, side: Side) {
         let zone = self.zone(node);
         let mut refused = None;
         blocks.iter().for_each(|block| self.blocks.warm(*block));
@@ -494,36 +445,6 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
-    /// Serve what other CPUs asked of this one; and before it idles, give back all if its node is short of memory, else a part of what
-    /// its lists have not needed since. In task context, on the way back to user mode after an interrupt and on the way to idle.
-    pub fn poll(&self, moment: Moment) {
-        let pinned = self.machine.pin();
-        let lane = self.lane(pinned.cpu());
-        let asked = lane.drain_requested();
-        if moment == Moment::Tick && !asked {
-            return;
-        }
-        let zone = self.zone(lane.node());
-        if asked || zone.free() < zone.marks.high {
-            self.drain_lane(&pinned, lane);
-        } else if lane.refills() == 0 {
-            for list in 0..LISTS {
-                let surplus = lane.len(list).saturating_sub(self.shapes.shape(list).batch);
-                self.drain_list(&pinned, lane, list, surplus / 2);
-                lane.shrink(list);
-            }
-        }
-    }
-    /// Give back all that this CPU's lists hold.
-    pub fn drain_local(&self) {
-        let pinned = self.machine.pin();
-        let cpu = pinned.cpu();
-        self.drain_lane(&pinned, self.lane(cpu));
-    }
-    /// Ask every CPU to give back what its lists hold, when it next polls or runs out.
-    pub fn request_drain(&self) {
-        (0..self.cpus).for_each(|cpu| self.lane(CpuId(cpu as u16)).request_drain());
-    }
     /// Hand out from now on what was reserved at boot: the initial RAM disk, say. Frames of `frames` that are not reserved are reported.
     pub fn release_reserved(&self, frames: PfnRange) {
         let pinned = self.machine.pin();

@@ -15,8 +15,9 @@ use crate::buddy::{Buddy, NONE};
 use crate::lane::{HEAD, Shapes};
 use crate::options::{Check, Options, Wipe};
 use crate::place::Bins;
+use crate::runs::Runs;
 use crate::word::Plain;
-use crate::zone::{LIST_WORDS, Pairs, Parts, Runs, Zone};
+use crate::zone::{LIST_WORDS, Pairs, Parts, Zone};
 
 /// Most runs of whole free pageblocks of a node; what is beyond them is added block by block.
 const RUNS: usize = 64;
@@ -127,6 +128,7 @@ impl<M: Machine> Buddy<M> {
             let node = machine.node_of_cpu(CpuId(cpu as u16));
             let home = NodeId(buddy.nearest[usize::from(node.0) % MAX_NODES][0]);
             buddy.shapes.lay_out(head, cpu, home);
+            buddy.lane(CpuId(cpu as u16)).set_key(machine.random_u64());
         }
         if buddy.spread != 0 {
             buddy.spread = if options.shuffle_order < 9 { u64::MAX } else { 1 };

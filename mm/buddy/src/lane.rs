@@ -261,6 +261,9 @@ impl<'a> Lane<'a> {
         });
         frames.fold(self.head[PASSED_FRAMES + owner as usize].get(), u64::wrapping_add)
     }
+    pub(crate) fn key(&self) -> u64 {
+        self.head[RANDOM].get()
+    }
     pub(crate) fn set_key(&self, key: u64) {
         self.head[RANDOM].set(key);
     }

@@ -19,6 +19,7 @@
 
 mod block;
 mod buddy;
+mod drain;
 mod fill;
 mod gather;
 mod hotplug;
@@ -29,13 +30,15 @@ mod misuse;
 mod options;
 mod place;
 mod rng;
+mod runs;
 mod set;
 mod sides;
 mod validate;
 mod word;
 mod zone;
 
-pub use buddy::{Buddy, Moment};
+pub use buddy::Buddy;
+pub use drain::Moment;
 pub use hotplug::PlugError;
 pub use info::{LaneInfo, ORDERS, ZoneInfo};
 pub use init::InitError;

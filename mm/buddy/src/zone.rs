@@ -18,52 +18,18 @@ use freehold_machine::{Cpus, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Pin
 use crate::block::{self, BITMAP_WORDS, BUCKETS, BlockId, BlockState, Blocks, Fill, link, unlink};
 use crate::place::{Bins, wants_balance};
 use crate::rng::Rng;
-use crate::set::{FreeSet, Initial};
+use crate::runs::Runs;
+use crate::set::FreeSet;
 use crate::word::{Held, Lock, Plain};
 
-/// Words of a zone's own lists: heads by class and bucket, then a mask of buckets in use by class.
-pub(crate) const LIST_WORDS: usize = Owner::COUNT * (BUCKETS + 1);
+/// Words of a zone's own lists.
+pub(crate) const LIST_WORDS: usize = Owner::COUNT * CLASS_WORDS;
+/// A class's words: the heads of its lists, the mask of lists in use, and which lists may hold which orders.
+const CLASS_WORDS: usize = BUCKETS + 2;
 /// Most pageblocks that change sides at once.
 pub(crate) const MOVE_BATCH: usize = 16;
 /// How many split blocks of one bucket are looked at for a run of order 1 to 8 before a fresh block is opened.
-const CANDIDATES: usize = 16;
-
-/// Runs of pageblocks that are free at boot, two words each: first block, blocks in the runs before.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Runs {
-    words: &'static [AtomicU64],
-    total: u64,
-}
-
-impl Runs {
-    pub(crate) const fn new(words: &'static [AtomicU64], total: u64) -> Self {
-        Self { words, total }
-    }
-    pub(crate) fn contains(self, block: BlockId) -> bool {
-        let run = self.iter().rev().find(|&(first, _)| first <= block.0);
-        let Some((first, before)) = run else { return false };
-        let after = self.iter().map(|(_, before)| before).find(|next| *next > before).unwrap_or(self.total);
-        block.0 - first < after - before
-    }
-    fn iter(self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
-        self.words.chunks_exact(2).map(|pair| (pair[0].get(), pair[1].get()))
-    }
-}
-
-// The last position is the lowest block, so that taking from the end goes upwards through memory.
-impl Initial for Runs {
-    fn block_at(&self, position: u64) -> BlockId {
-        let rank = self.total - 1 - position;
-        let run = self.iter().rev().find(|&(_, before)| before <= rank);
-        let (first, before) = run.expect("positions at boot are below the runs' total");
-        BlockId(first + (rank - before))
-    }
-    fn position_of(&self, block: BlockId) -> u64 {
-        let run = self.iter().rev().find(|&(first, _)| first <= block.0);
-        let (first, before) = run.expect("a block without a position word was free at boot");
-        self.total - 1 - (before + (block.0 - first))
-    }
-}
+const CANDIDATES: usize = 6;
 
 /// How far to look for a run in split blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,7 +55,8 @@ pub(crate) struct Wish {
 /// Frames of a zone at which something is done about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watermarks {
-    /// Below this only [`Pressure::Reserve`](freehold_frame::Pressure) requests are served.
+    /// Below this no user memory is handed out, and below half of it only what asks for the reserve
+    /// ([`Pressure::Reserve`](freehold_frame::Pressure)).
     pub min: u64,
     /// Below this the other CPUs are asked for the frames in their lists.
     pub low: u64,
@@ -224,11 +191,22 @@ impl Zone {
         self.set(side).position_of(block, self.blocks, &self.runs)
     }
     fn head(&self, class: Owner, bucket: usize) -> &AtomicU64 {
-        &self.lists[class as usize * (BUCKETS + 1) + bucket]
+        &self.lists[class as usize * CLASS_WORDS + bucket]
     }
     /// The buckets of `class` that are not empty, as a mask.
     fn buckets(&self, class: Owner) -> &AtomicU64 {
-        &self.lists[class as usize * (BUCKETS + 1) + BUCKETS]
+        &self.lists[class as usize * CLASS_WORDS + BUCKETS]
+    }
+    /// For each order 1 to 8 a byte: the buckets of `class` in which a block may have such a run. The other buckets have none.
+    fn fits(&self, class: Owner) -> &AtomicU64 {
+        &self.lists[class as usize * CLASS_WORDS + BUCKETS + 1]
+    }
+    /// A block on the list `bucket` may have runs of up to the order `hint`.
+    fn note_fits(&self, class: Owner, bucket: usize, hint: u32) {
+        // Whole bytes for the orders up to the hint, the bucket's bit in each.
+        let orders = if hint >= 8 { u64::MAX } else { (1 << (8 * hint)) - 1 };
+        let fits = self.fits(class);
+        fits.set(fits.get() | (orders & 0x0101_0101_0101_0101) << bucket);
     }
     fn enlist(&self, block: BlockId, class: Owner, bucket: usize) {
         let head = self.head(class, bucket);
@@ -268,6 +246,11 @@ impl Zone {
             if is >= 0 {
                 self.enlist(block, new.class(), is as usize);
             }
+        } else if is < 0 || new.hint() <= old.hint() {
+            return;
+        }
+        if is >= 0 {
+            self.note_fits(new.class(), is as usize, new.hint());
         }
     }
 
@@ -325,20 +308,26 @@ impl Zone {
     }
     /// The fullest split block of `class` that may have a run of `order`.
     fn candidate(&self, _held: &Held, class: Owner, order: u32, reach: Reach) -> Option<BlockId> {
-        let first = ((1u64 << order) - 1) / 64;
-        let mut mask = self.buckets(class).get() >> first << first;
+        let mut mask = self.buckets(class).get();
+        if order > 0 {
+            mask &= self.fits(class).get() >> (8 * (order - 1)) & 255;
+        }
         while mask != 0 {
-            let mut next = unlink(self.head(class, mask.trailing_zeros() as usize).get());
+            let bucket = mask.trailing_zeros() as usize;
+            let mut next = self.first_of(class, bucket);
             let mut looked = 0;
-            while let Some(block) = next {
+            while let Some(block) = next
+                && (reach == Reach::Far || looked < CANDIDATES)
+            {
                 if order == 0 || self.blocks.state(block).hint() >= order {
                     return Some(block);
                 }
                 looked += 1;
-                if reach == Reach::Near && looked == CANDIDATES {
-                    break;
-                }
                 next = self.blocks.links(block).0;
+            }
+            if next.is_none() {
+                let fits = self.fits(class);
+                fits.set(fits.get() & !(1 << (8 * (order - 1) + bucket as u32)));
             }
             mask &= mask - 1;
         }
@@ -350,6 +339,7 @@ impl Zone {
         block::fill(self.blocks.bitmap(block));
         self.blocks.set_state(block, BlockState::split(class, PAGEBLOCK_FRAMES));
         self.enlist(block, class, BUCKETS - 1);
+        self.note_fits(class, BUCKETS - 1, PAGEBLOCK_ORDER);
         self.split.add(1);
         self.free.add(PAGEBLOCK_FRAMES);
         Some(block)
@@ -415,9 +405,10 @@ impl Zone {
         let block = BlockId::of(frame);
         let old = self.blocks.state(block);
         let index = frame.0 - block.start().0;
-        if !old.is_split() || !block::put_run(self.blocks.bitmap(block), index, order) {
+        if !old.is_split() {
             return Err(NotTaken);
         }
+        let merged = block::put_run(self.blocks.bitmap(block), index, order).ok_or(NotTaken)?;
         if let Some(bins) = &self.bins {
             bins.sub(old.class(), frame, order);
         }
@@ -428,7 +419,7 @@ impl Zone {
         }
         self.free.add(1 << order);
         if free < PAGEBLOCK_FRAMES {
-            self.update(block, old, old.with_free(free).with_hint(PAGEBLOCK_ORDER));
+            self.update(block, old, old.with_free(free).with_hint(old.hint().max(merged)));
         } else {
             if old.free() > 0 {
                 self.delist(block, old.class(), old.bucket());
@@ -459,8 +450,14 @@ impl Zone {
         if out {
             self.split.sub(1);
         }
-        self.blocks
-            .set_state(block, if out { BlockState::plain(Fill::Offline) } else { old.with_free(free) });
+        self.blocks.set_state(
+            block,
+            if out {
+                BlockState::plain(Fill::Offline)
+            } else {
+                old.with_free(free).with_hint(PAGEBLOCK_ORDER)
+            },
+        );
     }
     /// Take a split block off its list, or put it on: it leaves, or stays after all.
     pub(crate) fn unlist(&self, _held: &Held, block: BlockId, state: BlockState) {
@@ -471,6 +468,7 @@ impl Zone {
     pub(crate) fn list(&self, _held: &Held, block: BlockId, state: BlockState) {
         if state.free() > 0 {
             self.enlist(block, state.class(), state.bucket());
+            self.note_fits(state.class(), state.bucket(), state.hint());
         }
     }
     pub(crate) fn count_whole(&self, block: BlockId, side: Side, change: fn(&Bins, Owner, Pfn, u32)) {
@@ -483,12 +481,12 @@ impl Zone {
         self.set(side).insert(block, self.blocks);
     }
     /// Begin to manage a block of which `free` says which frames are free; the others never come back, or one by one.
-    pub(crate) fn adopt(&self, _held: &Held, block: BlockId, class: Owner, free: [u64; BITMAP_WORDS]) {
+    pub(crate) fn adopt(&self, held: &Held, block: BlockId, class: Owner, free: [u64; BITMAP_WORDS]) {
         let count: u64 = free.iter().map(|word| u64::from(word.count_ones())).sum();
         self.blocks.bitmap(block).iter().zip(free).for_each(|(word, bits)| word.set(bits));
         self.blocks.set_state(block, BlockState::split(class, count));
         if count > 0 {
-            self.enlist(block, class, BlockState::split(class, count).bucket());
+            self.list(held, block, BlockState::split(class, count));
         }
         self.split.add(1);
         self.free.add(count);

@@ -144,7 +144,13 @@ fn thirty_two_mebibytes_serve_every_owner_and_fail_with_a_value() {
         let left = source.free_frames();
         assert!(left < 64 + 512, "{left} frames were left when user memory ran out");
         assert_eq!(source.allocate(Request::new(Owner::Anon).order(Order::PAGEBLOCK)), Err(OutOfMemory));
-        held.push(source.allocate(Request::new(Owner::PageTable).from_reserve()).unwrap());
+        held.push(
+            source.allocate(Request::new(Owner::PageTable)).expect("user memory stops before the kernel's"),
+        );
+        while let Ok(frame) = source.allocate(Request::new(Owner::Kernel)) {
+            held.push(frame);
+        }
+        held.push(source.allocate(Request::new(Owner::Kernel).from_reserve()).expect("a reserve is left"));
         held.drain(..).for_each(|frame| source.release(frame, Order::FRAME));
         for cpu in 0..cpus {
             source.machine().on_cpu(CpuId(cpu as u16), || source.drain_local());

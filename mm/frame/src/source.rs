@@ -29,7 +29,7 @@ pub enum Content {
 /// How hard to try.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Pressure {
-    /// Leave the reserve alone.
+    /// Leave the reserve alone. The kernel's owners may still get what user memory no longer does.
     #[default]
     Normal,
     /// Use the reserve too: this request frees memory, or the machine dies without it.

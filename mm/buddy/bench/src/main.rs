@@ -94,7 +94,7 @@ fn aged(peer: &impl Peer, frames: usize) -> f64 {
 /// Random slots of random orders 0–9: ns per operation above the harness, and the share of free memory usable at order 9 after.
 fn mixed(peer: &impl Peer, frames: usize) -> (f64, f64) {
     let slots = frames / 150;
-    let steps = slots * 40;
+    let steps = slots * 400;
     let mut rng = Rng(11);
     let plan: Vec<(u32, u32)> = (0..steps).map(|_| (rng.below(slots) as u32, rng.below(10) as u32)).collect();
     let mut held: Vec<Option<(u64, u32)>> = vec![None; slots];
@@ -248,15 +248,13 @@ fn main() {
         row("thread-local stack", &Stack, frames);
         Stack::fill(0);
     }
-    if only.as_deref() == Some("pair") {
-        become_cpu(0);
-        let peer = Freehold::new(frames as u64, Shuffle::On);
-        let figures: Vec<f64> = (0..50).map(|_| pair(&peer, 0)).collect();
-        println!("{:.2}", median(figures));
-    }
-    if only.as_deref() == Some("bulk") {
-        become_cpu(0);
-        println!("{:?}", bulk(&Freehold::new(frames as u64, Shuffle::On), 0, frames / 2, 60));
+    // One measure at a time, for a profiler.
+    let ours = || Freehold::new(frames as u64, Shuffle::On);
+    match only.as_deref() {
+        Some("pair") => println!("{:.2}", median((0..10).map(|_| pair(&ours(), 0)).collect())),
+        Some("bulk") => println!("{:?}", bulk(&ours(), 0, frames / 2, 20)),
+        Some("mixed") => println!("{:?}", mixed(&ours(), frames)),
+        _ => {}
     }
     if wanted("freehold") {
         row("freehold, shuffle on", &Freehold::new(frames as u64, Shuffle::On), frames);

@@ -1,0 +1,107 @@
+//! Blocks on their way from the per-CPU lists back to their pageblocks.
+//!
+//! Only a CPU touches its lists, so only it can drain them: others ask ([`Buddy::request_drain`]), and it answers when it runs out or polls.
+
+use freehold_frame::Side;
+use freehold_machine::{CpuId, Machine, PAGEBLOCK_ORDER, Pfn, Pinned};
+
+use crate::Buddy;
+use crate::lane::{LISTS, Lane};
+use crate::misuse::Misuse;
+use crate::word::Held;
+use crate::zone::Zone;
+
+/// Blocks that go back to a zone under one hold of its lock.
+const DRAIN_CHUNK: usize = 64;
+
+/// What a CPU is about to do when it [polls](Buddy::poll).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    /// Go on with work after a timer tick.
+    Tick,
+    /// Halt until something happens.
+    Idle,
+}
+
+impl<M: Machine> Buddy<M> {
+    /// Serve what other CPUs asked of this one; and before it idles, give back all if its node is short of memory, else a part of what
+    /// its lists have not needed since. In task context, on the way back to user mode after an interrupt and on the way to idle.
+    pub fn poll(&self, moment: Moment) {
+        let pinned = self.machine.pin();
+        let lane = self.lane(pinned.cpu());
+        let asked = lane.drain_requested();
+        if moment == Moment::Tick && !asked {
+            return;
+        }
+        let zone = self.zone(lane.node());
+        if asked || zone.free() < zone.marks.high {
+            self.drain_lane(&pinned, lane);
+        } else if lane.refills() == 0 {
+            for list in 0..LISTS {
+                let surplus = lane.len(list).saturating_sub(self.shapes.shape(list).batch);
+                self.drain_list(&pinned, lane, list, surplus / 2);
+                lane.shrink(list);
+            }
+        }
+    }
+    /// Give back all that this CPU's lists hold.
+    pub fn drain_local(&self) {
+        let pinned = self.machine.pin();
+        let cpu = pinned.cpu();
+        self.drain_lane(&pinned, self.lane(cpu));
+    }
+    /// Ask every CPU to give back what its lists hold, when it next polls or runs out.
+    pub fn request_drain(&self) {
+        (0..self.cpus).for_each(|cpu| self.lane(CpuId(cpu as u16)).request_drain());
+    }
+    pub(crate) fn drain_list(&self, pinned: &Pinned<M>, lane: Lane<'_>, list: usize, mut count: u64) {
+        let shape = self.shapes.shape(list);
+        let node = lane.node();
+        while count > 0 && lane.len(list) > 0 {
+            let mut chunk = [Pfn(0); DRAIN_CHUNK];
+            let mut len = 0;
+            lane.evict(list, count.min(DRAIN_CHUNK as u64), |block| {
+                chunk[len] = block;
+                len += 1;
+            });
+            self.give_back(pinned, node, &chunk[..len], shape.order, shape.class.side());
+            count -= len as u64;
+        }
+    }
+    pub(crate) fn drain_lane(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
+        for list in 0..LISTS {
+            self.drain_list(pinned, lane, list, u64::MAX);
+            lane.shrink(list);
+        }
+        self.send_home(pinned, lane);
+    }
+    pub(crate) fn send_home(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
+        let mut refused = None;
+        let mut open: Option<(&Zone, Held<'_>)> = None;
+        lane.homeward().for_each(|(block, ..)| self.blocks.warm(block));
+        for (block, order, node) in lane.homeward() {
+            if open.as_ref().is_none_or(|(zone, _)| zone.node != node) {
+                // One lock at a time: let go of the last node's before this one's is taken.
+                drop(open.take());
+                let zone = self.zone(node);
+                open = Some((zone, zone.lock(pinned, self.machine)));
+            }
+            let (zone, held) = open.as_ref().expect("just opened");
+            // Only whole pageblocks are asked for their side, and this record is no longer in the cache.
+            let side = match order {
+                PAGEBLOCK_ORDER.. => self.side_before(block),
+                _ => Side::User,
+            };
+            if Self::put(zone, held, block, order, side).is_err() {
+                refused = Some(block);
+            }
+        }
+        if let Some((zone, _)) = open {
+            lane.set_sparse(zone.sparse());
+        }
+        lane.clear_homeward();
+        if let Some(block) = refused {
+            self.report(Misuse::FreedTwice(block));
+        }
+    }
+}
