@@ -16,6 +16,8 @@ mod file;
 pub mod job;
 pub mod pty;
 pub mod termios;
+#[cfg(test)]
+mod tests;
 
 use alloc::sync::{Arc, Weak};
 use core::fmt;
@@ -151,7 +153,7 @@ impl Tty {
             }
             let full = signal.is_none() && done < bytes.len();
             self.flush_locked(&mut state);
-            let (readable, writable) = (state.discipline.readable(), state.discipline.writable());
+            let (readable, writable) = (state.discipline.has_input(), state.discipline.writable());
             drop(state);
             if readable || signal.is_some() {
                 self.input_ready.wake_all();
