@@ -285,7 +285,8 @@ impl Content for DiskContent {
 
     fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         self.in_steps(sink.remaining(), |done, left| {
-            self.cached.read_at(offset.saturating_add(done as u64), &mut LimitedSink { sink: &mut *sink, left })
+            self.cached
+                .read_at(offset.saturating_add(done as u64), &mut LimitedSink { sink: &mut *sink, left })
         })
     }
 

@@ -30,6 +30,7 @@ pub use crate::task::spawn_kernel;
 #[cfg(target_os = "none")]
 pub use switch::{
     activate_current, block, exit_current, finish_switch, idle_forever, reschedule, start, timer_interrupt,
+    wake_idle,
 };
 
 /// How a task sleeps.

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use freehold_machine::{CpuId, Cpus, MAX_CPUS};
+use freehold_machine::{CpuId, Cpus, MAX_CPUS, Tlb};
 
 use super::runqueue::SLICE;
 use super::{DEAD, ONLINE, RUNNABLE, cpu, heap::Positioned};
@@ -186,6 +186,7 @@ pub fn idle_forever() -> ! {
             reschedule();
             continue;
         }
+        leave_dead_space();
         // What this CPU's lists hold and nobody here needs may be what another CPU looks for.
         crate::mem::frames().poll(freehold_buddy::Moment::Idle);
         let interrupts = irq::disable();
@@ -196,6 +197,31 @@ pub fn idle_forever() -> ! {
         }
         core::mem::forget(interrupts);
         hw::cpu::idle();
+    }
+}
+
+/// An idle CPU keeps the root of the last program that it ran, since that is usually the next one too. If nobody but CPUs
+/// knows that address space any more, it lets go, and the last one to do so frees the tables.
+fn leave_dead_space() {
+    let interrupts = irq::disable();
+    let pinned = hw::Hardware.pin();
+    let mut loaded = cpu(pinned.cpu()).loaded.lock();
+    let dead = loaded.take_if(|roots| Arc::strong_count(roots) <= roots.users().len());
+    if let Some(roots) = &dead {
+        let node = hw::Hardware.node_of_cpu(pinned.cpu());
+        hw::Hardware.load_root(hw::Hardware.kernel_root(node));
+        roots.unload(&pinned);
+    }
+    drop(loaded);
+    drop(pinned);
+    drop(interrupts);
+    drop(dead);
+}
+
+/// Wake every CPU that idles, so that it does what it does before it halts.
+pub fn wake_idle() {
+    for id in super::online().iter() {
+        hw::cpu::send_reschedule(id);
     }
 }
 
