@@ -23,7 +23,7 @@ impl Family {
     /// The least memory that boots, before the program's files are counted, in bytes.
     pub fn least_memory(self) -> u64 {
         match self {
-            Family::Freehold => 24 * MIB,
+            Family::Freehold => 12 * MIB,
             Family::Linux => 76 * MIB,
         }
     }
