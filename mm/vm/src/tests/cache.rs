@@ -259,7 +259,8 @@ fn threads_that_write_cut_map_and_evict_lose_no_frame_and_no_flush() {
     let (_disk, cache) = disk(&world, 16);
     let file: File = Arc::new(TestFile(cache.clone()));
     let memory = world.file(&[1; 16 * 4096]);
-    let processes: Vec<_> = (0..3).map(|cpu| world.process(cpu)).collect();
+    let mut processes: Vec<_> = (0..3).map(|cpu| world.process(cpu)).collect();
+    processes.iter_mut().for_each(|p| p.judge = Judge::AtTheEnd);
     let at: Vec<_> = processes
         .iter()
         .map(|p| {

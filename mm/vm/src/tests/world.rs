@@ -94,13 +94,29 @@ impl SpaceHandle<ModelFrames> for Locked {
     }
 }
 
-/// A process with one thread on one CPU. Dropping it is exit.
+/// A process with one thread on one CPU, which keeps its root loaded. Dropping it is exit.
 pub struct Process {
     pub model: Model,
     pub locked: Arc<Locked>,
     pub roots: Arc<Roots<ModelFrames>>,
     pub cpu: CpuId,
     pub limits: Limits,
+    pub judge: Judge,
+}
+
+/// When stale translations are looked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Judge {
+    /// After whatever the process did: nobody else is active.
+    EachRun,
+    /// Not while threads are active.
+    AtTheEnd,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.leave();
+    }
 }
 
 impl Process {
@@ -110,21 +126,32 @@ impl Process {
         let handle: Weak<dyn SpaceHandle<ModelFrames>> =
             Arc::downgrade(&(locked.clone() as Arc<dyn SpaceHandle<_>>));
         locked.0.lock().unwrap().set_handle(handle);
-        Self { model, locked, roots, cpu: CpuId(cpu), limits: Limits::NONE }
+        Self { model, locked, roots, cpu: CpuId(cpu), limits: Limits::NONE, judge: Judge::EachRun }
     }
     pub fn space(&self) -> std::sync::MutexGuard<'_, AddressSpace<ModelFrames>> {
         self.locked.0.lock().unwrap()
     }
-    /// Run `f` as the process: its CPU switches to it, and back to the kernel's root afterwards.
+    /// Run `f` as the process, on its CPU. Afterwards no TLB may hold what the tables do not.
     pub fn run<R>(&self, f: impl FnOnce() -> R) -> R {
         self.model.on_cpu(self.cpu, || {
             self.roots.load(&self.model.pin());
             let result = f();
-            let pinned = self.model.pin();
-            self.model.load_root(Pfn(0));
-            self.roots.unload(&pinned);
+            match self.judge {
+                Judge::EachRun => self.model.assert_coherent(),
+                // Others are between a change and its flush, which is their right: start afresh each time.
+                Judge::AtTheEnd => self.leave(),
+            }
             result
         })
+    }
+    fn leave(&self) {
+        if self.roots.users().contains(self.cpu) {
+            self.model.on_cpu(self.cpu, || {
+                let pinned = self.model.pin();
+                self.model.load_root(Pfn(0));
+                self.roots.unload(&pinned);
+            });
+        }
     }
     fn touch<R>(
         &self,

@@ -253,18 +253,13 @@ impl Run {
         let cpus = [2 * p, 2 * p + 1];
         self.separate(p, |_| true);
         let new = Process::around(self.world.model(), space, 2 * p as u16);
-        if order == Exit::SwitchFirst {
-            cpus.iter().for_each(|&cpu| self.unload_root(cpu));
-        }
-        let old = std::mem::replace(&mut self.processes[p], new);
-        let roots = old.roots.clone();
-        drop(old);
         if order == Exit::DropFirst {
+            // The address space goes while both CPUs have its roots loaded.
+            self.processes[p].locked = new.locked.clone();
             self.world.model().assert_coherent_but(&self.lazy);
-            let new = std::mem::replace(&mut self.processes[p].roots, roots);
-            cpus.iter().for_each(|&cpu| self.unload_root(cpu));
-            self.processes[p].roots = new;
         }
+        cpus.iter().for_each(|&cpu| self.unload_root(cpu));
+        self.processes[p] = new;
         self.pages[p] = pages;
         cpus.iter().for_each(|&cpu| {
             self.load_root(cpu);
