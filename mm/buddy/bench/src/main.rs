@@ -1,5 +1,7 @@
 //! `cargo run --profile bench -p freehold-buddy-bench [-- GIB]`: nanoseconds per operation beside the peers, medians.
 
+#![forbid(unsafe_code)]
+
 mod machine;
 mod peers;
 
