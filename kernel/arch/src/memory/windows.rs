@@ -5,7 +5,8 @@
 //! costs one entry store on each side and 1/64 of a local flush, and no other CPU ever caches one.
 //!
 //! The holder is pinned; nesting takes further slots, which a lap steps over. Interrupt handlers never use
-//! windows. Frames that the direct map holds are reached through it: they are the kernel's own.
+//! windows. A window that is open while its CPU forgets translations can be cached again after that: its slot is
+//! left out for the whole new lap. Frames that the direct map holds are reached through it: they are the kernel's own.
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -39,6 +40,8 @@ impl Windows {
 pub(crate) struct Lap {
     next: AtomicU64,
     in_use: AtomicU64,
+    /// Slots that were in use when this lap began.
+    held_over: AtomicU64,
 }
 
 /// Whether a flush is due before the slot may be used.
@@ -50,7 +53,7 @@ pub(crate) enum Turn {
 
 impl Lap {
     pub(crate) const fn new() -> Self {
-        Self { next: AtomicU64::new(0), in_use: AtomicU64::new(0) }
+        Self { next: AtomicU64::new(0), in_use: AtomicU64::new(0), held_over: AtomicU64::new(0) }
     }
     /// The next free slot of this lap or, behind its end, of a new one.
     ///
@@ -65,8 +68,9 @@ impl Lap {
             if slot >= SLOTS as u64 {
                 slot = 0;
                 turn = Turn::NewLap;
+                self.held_over.store(in_use, Ordering::Relaxed);
             }
-            if in_use >> slot & 1 == 0 {
+            if (in_use | self.held_over.load(Ordering::Relaxed)) >> slot & 1 == 0 {
                 break;
             }
             slot += 1;
@@ -175,6 +179,28 @@ mod tests {
             }
             assert_eq!(seen >> slot & 1, 0);
             seen |= 1 << slot;
+            lap.give_back(slot);
+        }
+    }
+
+    #[test]
+    fn a_slot_open_over_a_flush_rests_until_the_next() {
+        let lap = Lap::new();
+        for _ in 0..SLOTS - 1 {
+            lap.give_back(lap.take().0);
+        }
+        let (outer, _) = lap.take();
+        let (inner, turn) = lap.take();
+        assert_eq!((outer, turn), (SLOTS - 1, Turn::NewLap));
+        lap.give_back(inner);
+        // Its translation may have been cached since the flush.
+        lap.give_back(outer);
+        loop {
+            let (slot, turn) = lap.take();
+            if turn == Turn::NewLap {
+                break;
+            }
+            assert_ne!(slot, outer);
             lap.give_back(slot);
         }
     }
