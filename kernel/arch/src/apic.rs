@@ -134,10 +134,13 @@ pub(crate) fn send(apic_id: u32, ipi: Ipi) {
         Ipi::Startup(page) => 1 << 14 | 6 << 8 | u32::from(page),
     };
     match access() {
-        // SAFETY: the target runs this crate's handlers, or (INIT, start-up) its trampoline.
-        Access::X2apic => unsafe {
-            registers::wrmsr(0x800 + COMMAND / 16, u64::from(apic_id) << 32 | u64::from(low));
-        },
+        Access::X2apic => {
+            // What was stored for the target must be visible before it is interrupted: this write does not wait (10.12.3).
+            registers::finish_stores();
+            let command = u64::from(apic_id) << 32 | u64::from(low);
+            // SAFETY: the target runs this crate's handlers, or (INIT, start-up) its trampoline.
+            unsafe { registers::wrmsr(0x800 + COMMAND / 16, command) };
+        }
         Access::Mapped(mmio) => {
             mmio.write_u32(COMMAND_HIGH as usize, apic_id << 24);
             mmio.write_u32(COMMAND as usize, low);

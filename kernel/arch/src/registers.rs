@@ -127,6 +127,12 @@ pub(crate) fn invlpg(address: u64) {
     unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack, preserves_flags)) };
 }
 
+/// Make all stores so far visible before anything that follows begins.
+pub(crate) fn finish_stores() {
+    // SAFETY: fences only wait. Not `nomem`: they order memory accesses.
+    unsafe { asm!("mfence", "lfence", options(nostack, preserves_flags)) };
+}
+
 /// RFLAGS.
 pub(crate) fn read_flags() -> u64 {
     let flags: u64;
