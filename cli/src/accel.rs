@@ -1,5 +1,5 @@
 //! KVM or emulation? /dev/kvm may exist, open, and still not run a guest: only a real 64-bit guest under a
-//! deadline proves it. The answer is kept until the host boots again or QEMU or our kernel change.
+//! deadline proves it. The answer is kept until the host boots again or QEMU changes; `freehold doctor` asks anew.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,7 @@ use crate::qemu::{self, Clock, Engine, Machine};
 use crate::session::{self, End, Job, LogTo, Purpose};
 
 /// A guest that has not come up by then under KVM never will.
-const PROOF_DEADLINE: Duration = Duration::from_secs(8);
+const PROOF_DEADLINE: Duration = Duration::from_secs(4);
 
 /// What is known about KVM here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,39 +53,52 @@ pub fn choose(wish: Accel, clock: Clock) -> Result<Engine> {
 
 /// The kept answer, else a new proof.
 pub fn known_or_proved() -> Kvm {
-    if let Err(error) = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-        return Kvm::Unusable(match error.kind() {
-            std::io::ErrorKind::NotFound => "there is no /dev/kvm".into(),
-            std::io::ErrorKind::PermissionDenied => {
-                "no permission for /dev/kvm; add yourself to the group kvm".into()
-            }
-            _ => format!("/dev/kvm: {error}"),
-        });
-    }
-    let key = key();
-    let file = crate::linux::cache_folder().ok().map(|folder| folder.join("kvm"));
-    if let Some((key, file)) = key.as_ref().zip(file.as_ref())
-        && let Some(answer) = kept(file, key)
+    if let Some((key, file)) = key().zip(answer_file())
+        && let Some(answer) = kept(&file, &key)
     {
         return answer;
     }
-    let answer = prove();
-    if let Some((key, file)) = key.zip(file) {
-        keep(&file, &key, &answer);
+    proved()
+}
+
+/// A new proof, whose answer is kept.
+pub fn proved() -> Kvm {
+    if let Some(why) = closed() {
+        return Kvm::Unusable(why);
     }
-    answer
+    match prove() {
+        Ok(answer) => {
+            if let Some((key, file)) = key().zip(answer_file()) {
+                keep(&file, &key, &answer);
+            }
+            answer
+        }
+        // Nothing was tried: that is no answer to keep.
+        Err(failure) => Kvm::Unusable(failure.to_string()),
+    }
+}
+
+/// Why /dev/kvm cannot even be opened, if it cannot.
+fn closed() -> Option<String> {
+    let error = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").err()?;
+    Some(match error.kind() {
+        std::io::ErrorKind::NotFound => "there is no /dev/kvm".into(),
+        std::io::ErrorKind::PermissionDenied => {
+            "no permission for /dev/kvm; add yourself to the group kvm".into()
+        }
+        _ => format!("/dev/kvm: {error}"),
+    })
+}
+
+fn answer_file() -> Option<PathBuf> {
+    Some(crate::linux::cache_folder().ok()?.join("kvm"))
 }
 
 /// What the answer depends on.
 fn key() -> Option<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let stamp = |path: &Path| fs::metadata(path).ok().map(|meta| format!("{} {}", meta.len(), meta.mtime()));
-    Some(format!(
-        "{} {} {}",
-        boot.trim(),
-        stamp(&qemu::program().ok()?)?,
-        stamp(&kernel::own_kernel().ok()?)?
-    ))
+    Some(format!("{} {}", boot.trim(), stamp(&qemu::program().ok()?)?))
 }
 
 fn kept(file: &Path, key: &str) -> Option<Kvm> {
@@ -107,31 +120,28 @@ fn keep(file: &Path, key: &str, answer: &Kvm) {
     let _ = fs::write(file, format!("{key}\n{text}\n"));
 }
 
-/// Boots our kernel under KVM as far as READY.
-fn prove() -> Kvm {
-    let attempt = || -> Result<Kvm> {
-        let kernel = Kernel { family: Family::Freehold, path: kernel::own_kernel()?, modules: Vec::new() };
-        let initramfs = proof_image()?;
-        let job = Job {
-            machine: &Machine::least(),
-            kernel: &kernel,
-            initramfs: initramfs.path(),
-            engine: Engine::Kvm,
-            streams: [Stream::Pipe; 3],
-            timeout: Some(PROOF_DEADLINE),
-            purpose: Purpose::Proof,
-            log: LogTo::Nowhere,
-        };
-        Ok(match session::run(&job)?.end {
-            End::Proved | End::Program(_) => Kvm::Works,
-            End::TimedOut => {
-                Kvm::Unusable(format!("a guest hangs (nothing within {} s)", PROOF_DEADLINE.as_secs()))
-            }
-            End::Qemu(words) => Kvm::Unusable(words),
-            _ => Kvm::Unusable("a guest dies".into()),
-        })
+/// Boots our kernel under KVM as far as READY. `Err` when it could not even be tried.
+fn prove() -> Result<Kvm> {
+    let kernel = Kernel { family: Family::Freehold, path: kernel::own_kernel()?, modules: Vec::new() };
+    let initramfs = proof_image()?;
+    let job = Job {
+        machine: &Machine::least(),
+        kernel: &kernel,
+        initramfs: initramfs.path(),
+        engine: Engine::Kvm,
+        streams: [Stream::Pipe; 3],
+        timeout: Some(PROOF_DEADLINE),
+        purpose: Purpose::Proof,
+        log: LogTo::Nowhere,
     };
-    attempt().unwrap_or_else(|failure| Kvm::Unusable(failure.to_string()))
+    Ok(match session::run(&job)?.end {
+        End::Proved | End::Program(_) => Kvm::Works,
+        End::TimedOut => {
+            Kvm::Unusable(format!("a guest hangs (nothing within {} s)", PROOF_DEADLINE.as_secs()))
+        }
+        End::Qemu(words) => Kvm::Unusable(words),
+        _ => Kvm::Unusable("a guest dies".into()),
+    })
 }
 
 fn proof_image() -> Result<tempfile::NamedTempFile> {

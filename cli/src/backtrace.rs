@@ -64,8 +64,25 @@ impl Symbols {
     }
 }
 
-/// The last parts of a source path: the crate and the file.
+/// A source path from the repository's or the library's top on, where that is to be seen.
 fn shorten(file: &str) -> &str {
+    for top in ["/kernel/", "/mm/", "/machine/", "/library/"] {
+        if let Some(at) = file.rfind(top) {
+            return &file[at + 1..];
+        }
+    }
     let mut cuts = file.rmatch_indices('/').skip(3);
     cuts.next().map_or(file, |(at, _)| &file[at + 1..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_paths_start_at_the_repository() {
+        assert_eq!(shorten("/home/me/freehold/kernel/src/fs/open.rs"), "kernel/src/fs/open.rs");
+        assert_eq!(shorten("/rust/deps/library/core/src/ptr/mod.rs"), "library/core/src/ptr/mod.rs");
+        assert_eq!(shorten("/a/b/c/d/e.rs"), "b/c/d/e.rs");
+    }
 }

@@ -51,7 +51,7 @@ pub fn doctor() -> Result<u8> {
         Err(failure) => say(Verdict::Bad, format!("kernel: {failure}"), "make build"),
     }
     if own.is_ok() && qemu::program().is_ok() {
-        match accel::known_or_proved() {
+        match accel::proved() {
             Kvm::Works => say(Verdict::Good, "KVM: a 64-bit guest ran; it will be used".into(), ""),
             Kvm::Unusable(why) => say(
                 Verdict::Note,

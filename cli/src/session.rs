@@ -184,7 +184,7 @@ impl<'a> Session<'a> {
         };
         let progress = match job.purpose {
             Purpose::Program => ProgressBar::new_spinner().with_message("booting"),
-            Purpose::Proof => ProgressBar::hidden(),
+            Purpose::Proof => ProgressBar::new_spinner().with_message("seeing whether KVM works (once)"),
         };
         progress.tick();
         Ok(Session {

@@ -133,11 +133,9 @@ pub fn finish_now(command: &mut Command, input: &[u8]) -> Outcome {
     });
     let status = wait(&mut child);
     drop(feeder.map(|feeder| feeder.join()));
-    Outcome {
-        status: code(status),
-        stdout: output.join().expect("joins").expect("reads"),
-        stderr: String::from_utf8_lossy(&errors.join().expect("joins").expect("reads")).into_owned(),
-    }
+    let stderr = String::from_utf8_lossy(&errors.join().expect("joins").expect("reads")).into_owned();
+    assert!(!stderr.contains("does not balance"), "the frame table at the program's end: {stderr}");
+    Outcome { status: code(status), stdout: output.join().expect("joins").expect("reads"), stderr }
 }
 
 /// Runs a program in the VM: `options`, then `--`, then `program`.

@@ -66,3 +66,83 @@ fn a_guest_that_dies_is_255_and_says_why() {
     assert!(outcome.stderr.contains("panic"), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("sysrq"), "the backtrace names a function: {}", outcome.stderr);
 }
+
+/// Debian's 6.1 cloud kernel takes 1.6 thousand million instructions to the same program in the same VM.
+const LINUX_BOOT_INSTRUCTIONS: u64 = 1_600_000_000;
+
+#[test]
+fn boot_takes_less_than_a_fifth_of_linux_and_the_same_each_time() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let mut counts = Vec::new();
+    for name in ["first", "second"] {
+        let file = folder.path().join(name);
+        let mut command = freehold();
+        command.args([
+            "run",
+            "--icount",
+            "--timeout",
+            TIMEOUT,
+            "--json",
+            text(&file),
+            "--",
+            "busybox",
+            "true",
+        ]);
+        finish(command, b"").expect(0);
+        let json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&file).expect("written")).expect("JSON");
+        // With --icount a nanosecond is an instruction.
+        counts.push(json["boot_ns"].as_u64().expect("a number"));
+    }
+    assert!(counts[0] * 5 < LINUX_BOOT_INSTRUCTIONS, "{} instructions", counts[0]);
+    assert_eq!(counts[0], counts[1], "the same image boots in the same number of instructions");
+}
+
+#[test]
+fn thirty_two_mebibytes_are_enough_for_a_program() {
+    if kernel() == "freehold" {
+        assert_eq!(run(&["-m", "32M"], &["busybox", "echo", "small"], b"").expect(0).text(), "small\n");
+    }
+}
+
+#[test]
+fn a_kernel_parameter_that_does_not_exist_is_told_and_does_no_harm() {
+    if kernel() == "freehold" {
+        let options = ["--append", "no_such.parameter=1", "--verbose", "--report", "never"];
+        let outcome = run(&options, &["busybox", "echo", "on"], b"").expect(0);
+        assert_eq!(outcome.text(), "on\n");
+        assert!(outcome.stderr.contains("no_such.parameter"), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_program_that_takes_all_memory_is_killed_and_the_machine_lives_on() {
+    let line = "busybox awk 'BEGIN { s = \"x\"; while (1) s = s s }'; echo status $?";
+    let outcome = run(&["-m", "112M"], &["busybox", "ash", "-c", line], b"").expect(0);
+    let said = outcome.text();
+    assert!(said.starts_with("status ") && said != "status 0\n", "{said} {}", outcome.stderr);
+}
+
+#[test]
+fn system_calls_are_counted_and_those_that_are_missing_marked() {
+    if kernel() == "freehold" {
+        let outcome = run(&["--syscalls"], &["busybox", "echo"], b"").expect(0);
+        assert!(outcome.stderr.contains("exit_group"), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("rseq  (not implemented)"), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn files_that_were_sought_and_not_packed_are_named() {
+    if kernel() == "freehold" {
+        let outcome = run(&["--report", "always"], &["busybox", "cat", "/no/such/file"], b"").expect(1);
+        assert!(
+            outcome.stderr.contains("/no/such/file (") || outcome.stderr.contains(": /no/such/file"),
+            "{}",
+            outcome.stderr
+        );
+    }
+}
