@@ -119,7 +119,7 @@ impl core::fmt::Display for Display {
 fn prepare() -> Result<Spec> {
     unpack()?;
     dev::init();
-    fs::boot::mount_standard(Some(tty::devpts::DevPts::new()))?;
+    fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system()))?;
     crate::block::init(mem::frames());
     let bytes = fs::boot::read_file(spec::PATH)?;
     let spec = Spec::parse(&bytes)?;

@@ -65,6 +65,7 @@ pub struct Cursor {
 }
 
 /// What a reader finds.
+#[expect(clippy::large_enum_variant, reason = "a record is copied out under a lock, where nothing may be allocated")]
 pub enum Next {
     /// The next record.
     Record(Record),

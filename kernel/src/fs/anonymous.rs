@@ -32,7 +32,7 @@ const DEVICE: u64 = make_device(0, 15);
 impl AnonymousNode {
     /// A node that cannot be opened again. `label` is what /proc/PID/fd shows before the inode number
     /// ("pipe", "socket") or instead of it ("anon_inode:\[eventpoll\]").
-    pub fn new(kind: NodeKind, label: &'static str) -> Arc<dyn Node> {
+    pub fn plain(kind: NodeKind, label: &'static str) -> Arc<dyn Node> {
         Arc::new(Self::make(kind, label, None))
     }
 
@@ -50,7 +50,7 @@ impl AnonymousNode {
         Self { inode, kind, label, made: time::wall(), reopen }
     }
 
-    /// What it is called; see [`AnonymousNode::new`].
+    /// What it is called; see [`AnonymousNode::plain`].
     pub fn label(&self) -> &'static str {
         self.label
     }

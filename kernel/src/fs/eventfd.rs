@@ -39,7 +39,7 @@ impl EventFile {
             count: SpinLock::new(initial),
             take,
             changed: Arc::new(WaitQueue::new()),
-            node: AnonymousNode::new(NodeKind::Regular, "anon_inode:[eventfd]"),
+            node: AnonymousNode::plain(NodeKind::Regular, "anon_inode:[eventfd]"),
         }
     }
 

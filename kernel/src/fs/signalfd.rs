@@ -139,7 +139,7 @@ fn signalfd(args: &Args, flags: OpenFlags) -> Result<i64> {
     let signals = SigSet(UserPtr::<u64>::new(args[1]).read()?).minus(SigSet::UNSTOPPABLE);
     let fd = args.fd(0);
     if fd == -1 {
-        let node = AnonymousNode::new(NodeKind::Regular, "anon_inode:[signalfd]");
+        let node = AnonymousNode::plain(NodeKind::Regular, "anon_inode:[signalfd]");
         let file = Arc::new(SignalFile { signals: SpinLock::new(signals), node });
         return anonymous::install(file, flags | OpenFlags::RDWR).map(i64::from);
     }

@@ -46,13 +46,15 @@ impl State {
     /// The deadline has passed: count, and say when the next is.
     fn expire(&mut self, now: u64) -> Option<u64> {
         let deadline = self.deadline.filter(|&deadline| deadline <= now)?;
-        if self.interval == 0 {
-            self.expiries += 1;
-            self.deadline = None;
-        } else {
-            let passed = (now - deadline) / self.interval + 1;
-            self.expiries += passed;
-            self.deadline = Some(deadline.saturating_add(passed.saturating_mul(self.interval)));
+        match (now - deadline).checked_div(self.interval) {
+            None => {
+                self.expiries += 1;
+                self.deadline = None;
+            }
+            Some(missed) => {
+                self.expiries += missed + 1;
+                self.deadline = Some(deadline.saturating_add((missed + 1).saturating_mul(self.interval)));
+            }
         }
         self.deadline
     }
@@ -179,7 +181,7 @@ pub fn sys_timerfd_create(args: &Args) -> Result<i64> {
         state: IrqSpinLock::new(State::default()),
         expired: Arc::new(WaitQueue::new()),
     };
-    let node = AnonymousNode::new(NodeKind::Regular, "anon_inode:[timerfd]");
+    let node = AnonymousNode::plain(NodeKind::Regular, "anon_inode:[timerfd]");
     let file = Arc::new(TimerFile { timer: Arc::new(timer), clock, node });
     anonymous::install(file, OpenFlags::from_bits_retain(flags) | OpenFlags::RDWR).map(i64::from)
 }

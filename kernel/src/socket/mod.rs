@@ -38,7 +38,7 @@ pub struct SocketFile {
 impl SocketFile {
     /// An open file on `socket`.
     pub fn new(socket: Arc<UnixSocket>) -> Arc<Self> {
-        Arc::new(Self { socket, node: AnonymousNode::new(NodeKind::Socket, "socket") })
+        Arc::new(Self { socket, node: AnonymousNode::plain(NodeKind::Socket, "socket") })
     }
 
     /// How long a send may wait.

@@ -23,7 +23,7 @@ pub struct DevPts {
 
 impl DevPts {
     /// The one there is; every mount shows the same pairs.
-    pub fn new() -> Arc<dyn FileSystem> {
+    pub fn file_system() -> Arc<dyn FileSystem> {
         Arc::new(Self { root: Arc::new(PtsDirectory) })
     }
 }

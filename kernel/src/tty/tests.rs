@@ -25,7 +25,7 @@ fn raw(change: impl FnOnce(&mut Termios)) -> (Arc<Tty>, Arc<TtyFile>) {
     termios.lflag = 0;
     change(&mut termios);
     let tty = Tty::new(136, 0, Wire::Master, termios).unwrap();
-    let node = AnonymousNode::new(NodeKind::CharDevice, "tty");
+    let node = AnonymousNode::plain(NodeKind::CharDevice, "tty");
     let file = tty.open(node, OpenFlags::RDWR | OpenFlags::NOCTTY).unwrap();
     (tty, file)
 }
@@ -85,7 +85,7 @@ fn a_hang_up_ends_reading_breaks_writing_and_shows_in_poll() {
     let written = file.write_at(0, &mut SliceSource::new(b"x"), Blocking::Never);
     assert_eq!(written, Err(Errno::EIO));
     assert!(file.poll(None).contains(Ready::HUP | Ready::ERR));
-    let node = AnonymousNode::new(NodeKind::CharDevice, "tty");
+    let node = AnonymousNode::plain(NodeKind::CharDevice, "tty");
     let again = tty.open(node, OpenFlags::RDWR | OpenFlags::NOCTTY).unwrap();
     assert_eq!(read(&again, 10), Err(Errno::EAGAIN));
 }

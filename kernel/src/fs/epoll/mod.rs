@@ -127,7 +127,7 @@ impl Epoll {
         Arc::new(Self {
             items: Mutex::new(Vec::new()),
             shared: Arc::new(shared),
-            node: AnonymousNode::new(NodeKind::Regular, "anon_inode:[eventpoll]"),
+            node: AnonymousNode::plain(NodeKind::Regular, "anon_inode:[eventpoll]"),
         })
     }
 

@@ -100,7 +100,7 @@ fn the_size_is_a_power_of_two_of_pages_and_never_below_the_content() {
 #[test]
 fn a_fifo_is_emptied_when_nobody_has_it_open() {
     let pipe = Pipe::new().unwrap();
-    let node = AnonymousNode::new(NodeKind::Fifo, "fifo");
+    let node = AnonymousNode::plain(NodeKind::Fifo, "fifo");
     let both = open_fifo(&pipe, node.clone(), OpenFlags::RDWR).unwrap();
     both.write_at(0, &mut SliceSource::new(b"gone"), Blocking::Never).unwrap();
     drop(both);

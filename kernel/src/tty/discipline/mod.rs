@@ -8,6 +8,9 @@
 //!
 //! Behaviour: POSIX.1-2017 chapter 11 (general terminal interface) and termios(3) for what Linux adds.
 
+mod edit;
+mod output;
+
 use alloc::collections::VecDeque;
 
 use linux_raw_sys::general as c;
@@ -21,9 +24,6 @@ pub const INPUT_LIMIT: usize = 4096;
 pub const OUTPUT_LIMIT: usize = 4096;
 /// What echoes may use beyond [`OUTPUT_LIMIT`]; when that is full too, echoes are lost.
 const ECHO_RESERVE: usize = 1024;
-/// The longest that one written byte becomes (a tab as spaces).
-const LONGEST_EXPANSION: usize = 8;
-const TAB: usize = 8;
 
 /// A signal that a key asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -249,48 +249,6 @@ impl Discipline {
         }
     }
 
-    /// The keys that canonical mode gives a meaning. Whether `byte` was one.
-    fn edit(&mut self, byte: u8) -> bool {
-        let termios = self.termios;
-        let extended = termios.local(c::IEXTEN);
-        let echo = termios.local(c::ECHO);
-        if termios.is(byte, c::VERASE) {
-            self.erase_character();
-        } else if termios.is(byte, c::VKILL) {
-            self.erase_line(byte);
-        } else if extended && termios.is(byte, c::VWERASE) {
-            self.erase_word();
-        } else if extended && termios.is(byte, c::VLNEXT) {
-            self.literal_next = true;
-            if echo {
-                self.finish_erasing();
-                if termios.local(c::ECHOCTL) {
-                    self.echo_raw(b"^\x08");
-                }
-            }
-        } else if extended && echo && termios.is(byte, c::VREPRINT) {
-            self.reprint(byte);
-        } else if byte == b'\n' {
-            if echo || termios.local(c::ECHONL) {
-                self.finish_erasing();
-                self.echo_raw(b"\n");
-            }
-            self.push(byte, Kind::LineEnd);
-        } else if termios.is(byte, c::VEOF) {
-            self.push(byte, Kind::EndOfFile);
-        } else if termios.is(byte, c::VEOL) || (extended && termios.is(byte, c::VEOL2)) {
-            if echo {
-                self.finish_erasing();
-                self.note_line_start();
-                self.echo(byte);
-            }
-            self.push(byte, Kind::LineEnd);
-        } else {
-            return false;
-        }
-        true
-    }
-
     fn receive_plain(&mut self, byte: u8) {
         if self.termios.local(c::ECHO) {
             self.finish_erasing();
@@ -321,257 +279,6 @@ impl Discipline {
         if ends_line {
             self.complete = self.input.len();
         }
-    }
-
-    // Erasing.
-
-    /// Units after the last complete line.
-    fn pending(&self) -> usize {
-        self.input.len() - self.complete
-    }
-
-    fn continuation(&self, byte: u8) -> bool {
-        self.termios.input(c::IUTF8) && byte & 0xc0 == 0x80
-    }
-
-    /// The first byte and the length of the last character before the cursor. `None` at the line's start and
-    /// where the line begins in the middle of a character: half a character is never erased.
-    fn last_character(&self) -> Option<(u8, usize)> {
-        let mut units = self.input.iter().skip(self.complete).rev();
-        let at = units.position(|unit| !self.continuation(unit.byte))?;
-        Some((self.input[self.input.len() - 1 - at].byte, at + 1))
-    }
-
-    fn erase_character(&mut self) {
-        if let Some((first, length)) = self.last_character() {
-            if self.termios.local(c::ECHO) && !self.termios.local(c::ECHOE) && !self.termios.local(c::ECHOPRT)
-            {
-                self.input.truncate(self.input.len() - length);
-                if let Some(key) = self.termios.character(c::VERASE) {
-                    self.echo(key);
-                }
-            } else {
-                self.rub_out(first, length);
-            }
-            self.finish_erasing_at_line_start();
-        }
-    }
-
-    fn erase_word(&mut self) {
-        let mut inside = false;
-        while let Some((first, length)) = self.last_character() {
-            let letter = first.is_ascii_alphanumeric() || first == b'_' || first >= 0xc0;
-            if inside && !letter {
-                break;
-            }
-            inside |= letter;
-            self.rub_out(first, length);
-        }
-        self.finish_erasing_at_line_start();
-    }
-
-    fn erase_line(&mut self, key: u8) {
-        if self.pending() == 0 {
-            return;
-        }
-        let termios = self.termios;
-        if !termios.local(c::ECHO) {
-            self.input.truncate(self.complete);
-        } else if termios.local(c::ECHOK) && termios.local(c::ECHOKE) && termios.local(c::ECHOE) {
-            while let Some((first, length)) = self.last_character() {
-                self.rub_out(first, length);
-            }
-            self.finish_erasing_at_line_start();
-        } else {
-            self.input.truncate(self.complete);
-            self.finish_erasing();
-            self.echo(key);
-            if termios.local(c::ECHOK) {
-                self.echo_raw(b"\n");
-            }
-        }
-    }
-
-    /// Take the last character, `length` bytes from `first` on, off the line and off the screen.
-    fn rub_out(&mut self, first: u8, length: usize) {
-        let start = self.input.len() - length;
-        let termios = self.termios;
-        if termios.local(c::ECHO) && termios.local(c::ECHOPRT) {
-            if !core::mem::replace(&mut self.erasing, true) {
-                self.echo_raw(b"\\");
-            }
-            self.echo(first);
-            for at in start + 1..self.input.len() {
-                let byte = self.input[at].byte;
-                self.echo_raw(&[byte]);
-            }
-        }
-        self.input.truncate(start);
-        if !termios.local(c::ECHO) || termios.local(c::ECHOPRT) {
-            return;
-        }
-        if first == b'\t' {
-            let column = self.column_of_cursor();
-            for _ in 0..TAB - column % TAB {
-                self.echo_raw(b"\x08");
-            }
-        } else if is_control(first) {
-            if termios.local(c::ECHOCTL) {
-                self.echo_raw(b"\x08 \x08\x08 \x08");
-            }
-        } else {
-            self.echo_raw(b"\x08 \x08");
-        }
-    }
-
-    /// The column that the line under the cursor reaches, from where it began.
-    fn column_of_cursor(&self) -> usize {
-        self.input.iter().skip(self.complete).fold(self.line_column, |column, unit| match unit.byte {
-            b'\t' => column + TAB - column % TAB,
-            byte if is_control(byte) => column + if self.termios.local(c::ECHOCTL) { 2 } else { 0 },
-            byte if self.continuation(byte) => column,
-            _ => column + 1,
-        })
-    }
-
-    fn finish_erasing(&mut self) {
-        if core::mem::take(&mut self.erasing) {
-            self.echo_raw(b"/");
-        }
-    }
-
-    fn finish_erasing_at_line_start(&mut self) {
-        if self.pending() == 0 && self.termios.local(c::ECHO) {
-            self.finish_erasing();
-        }
-    }
-
-    fn reprint(&mut self, key: u8) {
-        self.finish_erasing();
-        self.echo(key);
-        self.echo_raw(b"\n");
-        for at in self.complete..self.input.len() {
-            let byte = self.input[at].byte;
-            self.echo(byte);
-        }
-    }
-
-    // Echo and output.
-
-    fn note_line_start(&mut self) {
-        if self.pending() == 0 {
-            self.line_column = self.column;
-        }
-    }
-
-    /// Echo a byte visibly: a control character as ^X with ECHOCTL.
-    fn echo(&mut self, byte: u8) {
-        if self.termios.local(c::ECHOCTL) && is_control(byte) && byte != b'\t' {
-            self.emit(b"^", ECHO_RESERVE);
-            self.emit(&[byte ^ 0x40], ECHO_RESERVE);
-            self.column += 2;
-        } else {
-            self.echo_raw(&[byte]);
-        }
-    }
-
-    fn echo_raw(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.process(byte, ECHO_RESERVE);
-        }
-    }
-
-    /// Put one byte through output processing. `reserve` is what it may use beyond [`OUTPUT_LIMIT`].
-    fn process(&mut self, mut byte: u8, reserve: usize) {
-        let termios = self.termios;
-        if !termios.output(c::OPOST) {
-            self.emit(&[byte], reserve);
-            return;
-        }
-        match byte {
-            b'\n' => {
-                if termios.output(c::ONLCR) {
-                    self.column = 0;
-                    self.line_column = 0;
-                    self.emit(b"\r\n", reserve);
-                    return;
-                }
-                if termios.output(c::ONLRET) {
-                    self.column = 0;
-                }
-                self.line_column = self.column;
-            }
-            b'\r' => {
-                if termios.output(c::ONOCR) && self.column == 0 {
-                    return;
-                }
-                if termios.output(c::OCRNL) {
-                    byte = b'\n';
-                }
-                if !termios.output(c::OCRNL) || termios.output(c::ONLRET) {
-                    self.column = 0;
-                    self.line_column = 0;
-                }
-            }
-            b'\t' => {
-                let spaces = TAB - self.column % TAB;
-                self.column += spaces;
-                if termios.oflag & c::TABDLY == c::XTABS {
-                    self.emit(&[b' '; TAB][..spaces], reserve);
-                    return;
-                }
-            }
-            0x08 => self.column = self.column.saturating_sub(1),
-            _ if is_control(byte) => {}
-            _ => {
-                if termios.output(c::OLCUC) {
-                    byte = byte.to_ascii_uppercase();
-                }
-                if !self.continuation(byte) {
-                    self.column += 1;
-                }
-            }
-        }
-        self.emit(&[byte], reserve);
-    }
-
-    fn emit(&mut self, bytes: &[u8], reserve: usize) {
-        if self.output.len() + bytes.len() <= OUTPUT_LIMIT + reserve {
-            self.output.extend(bytes);
-        }
-    }
-
-    /// Take what the program writes; how many bytes there was room for.
-    pub fn write(&mut self, bytes: &[u8]) -> usize {
-        let mut taken = 0;
-        for &byte in bytes {
-            if !self.writable() {
-                break;
-            }
-            self.process(byte, 0);
-            taken += 1;
-        }
-        taken
-    }
-
-    /// Whether [`Discipline::write`] would take a byte.
-    pub fn writable(&self) -> bool {
-        self.output.len() + LONGEST_EXPANSION <= OUTPUT_LIMIT
-    }
-
-    /// Bytes that wait for the wire (TIOCOUTQ).
-    pub fn output_length(&self) -> usize {
-        self.output.len()
-    }
-
-    /// The next bytes for the wire; none while output is stopped.
-    pub fn wire(&self) -> &[u8] {
-        if self.flow == Flow::Running { self.output.as_slices().0 } else { &[] }
-    }
-
-    /// The wire took this many of [`Discipline::wire`]'s bytes.
-    pub fn sent(&mut self, bytes: usize) {
-        self.output.drain(..bytes);
     }
 
     // Flow.
@@ -710,5 +417,4 @@ fn is_control(byte: u8) -> bool {
 }
 
 #[cfg(test)]
-#[path = "discipline_tests.rs"]
 mod tests;

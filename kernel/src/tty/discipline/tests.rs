@@ -2,6 +2,7 @@ use alloc::vec::Vec;
 
 use proptest::prelude::*;
 
+use super::output::TAB;
 use super::*;
 
 fn terminal() -> Discipline {
