@@ -214,6 +214,17 @@ fn contended(peer: &impl Peer, frames: usize) -> [f64; 4] {
     })
 }
 
+/// Set the allocator up over so many GiB of metadata-only memory and take the first frame: ns for both.
+fn set_up(gib: u64) -> f64 {
+    let rounds = (0..9).map(|_| {
+        let start = cpu_time();
+        let peer = Freehold::new(gib << 18, Shuffle::On);
+        std::hint::black_box(peer.get(0));
+        cpu_time() - start
+    });
+    median(rounds.collect())
+}
+
 fn row(name: &str, peer: &impl Peer, frames: usize) {
     become_cpu(0);
     let half = frames / 2;
@@ -241,6 +252,12 @@ fn main() {
     let only = arguments.next();
     let wanted = |name: &str| only.as_deref().is_none_or(|only| name.starts_with(only));
     let frames = gib << 18;
+    if only.as_deref() == Some("set-up") {
+        for gib in [1, 8, 64] {
+            println!("set-up and first frame, {gib} GiB: {:.0} ns", set_up(gib));
+        }
+        return;
+    }
     println!("{gib} GiB, ns; two threads on the right; %9: share of free memory usable at order 9");
     println!(
         "                         pair0     get0   put0     aged    pair9     get9   put9      mix     mix%9 churn%9   pair0   get0   put0 remote"

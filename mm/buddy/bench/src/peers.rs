@@ -8,6 +8,7 @@ use bitmap_allocator::{BitAlloc, BitAlloc16M};
 use freehold_buddy::{Buddy, Options, Shuffle};
 use freehold_frame::{FrameRecord, FrameTable, Order, Owner, Request};
 use freehold_machine::{NodeId, Pfn, PfnRange, Topology};
+use zerocopy::FromZeros;
 
 use crate::machine::Bare;
 
@@ -30,15 +31,26 @@ impl Freehold {
     pub fn new(frames: u64, shuffle: Shuffle) -> Self {
         let mut topology = Topology::new(1).expect("one node");
         topology.add_range(PfnRange::new(Pfn(0), Pfn(frames)), NodeId(0)).expect("one range");
-        let topology: &'static Topology = Box::leak(Box::new(topology));
         let options = Options { shuffle, ..Options::default() };
-        let records: Vec<_> = (0..frames).map(|_| FrameRecord::EMPTY).collect();
-        let words = Buddy::<Bare>::metadata_words(topology, 2, &options);
-        let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let table = FrameTable::new(records.leak());
-        let buddy = Buddy::new(Bare, table, metadata.leak(), topology, &[], options).expect("memory enough");
-        Self(Box::leak(Box::new(buddy)))
+        let words = Buddy::<Bare>::metadata_words(&topology, 2, &options);
+        Self::with_memory(topology, options, zeroed(frames as usize), zeroed(words))
     }
+    /// The set-up alone, over memory that is there and zero.
+    pub fn with_memory(
+        topology: Topology,
+        options: Options,
+        records: &'static [FrameRecord],
+        metadata: &'static [AtomicU64],
+    ) -> Self {
+        let topology: &'static Topology = Box::leak(Box::new(topology));
+        let buddy = Buddy::new(Bare, FrameTable::new(records), metadata, topology, &[], options);
+        Self(Box::leak(Box::new(buddy.expect("memory enough"))))
+    }
+}
+
+/// Zeroed memory as the kernel gets it for its tables: pages that come into being when they are touched.
+fn zeroed<T: FromZeros>(count: usize) -> &'static [T] {
+    T::new_vec_zeroed(count).expect("address space enough").leak()
 }
 
 impl Peer for Freehold {
