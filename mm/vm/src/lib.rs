@@ -56,7 +56,7 @@ pub use request::{
     Protection, SharedWrite,
 };
 pub use space::{AddressSpace, Commons, Translation};
-pub use view::{AreaName, AreaView, Sharing, Smaps, Usage};
+pub use view::{AreaName, AreaView, OfFile, PageView, Sharing, Smaps, Usage};
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_machine::{PAGE_SIZE, Pfn, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::AddressSpace;
@@ -19,6 +19,28 @@ pub enum Sharing {
     Private,
     /// They are.
     Shared,
+}
+
+/// Whether a page is a file's, or of shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OfFile {
+    /// It is anonymous, or the zero page.
+    No,
+    /// It is in a page cache.
+    Yes,
+}
+
+/// A mapped page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageView {
+    /// Its address.
+    pub addr: VirtAddr,
+    /// Its frame.
+    pub frame: Pfn,
+    /// Whether it is a file's.
+    pub of_file: OfFile,
+    /// How often its frame is mapped, here and elsewhere; 0 for the zero page.
+    pub mappings: u32,
 }
 
 /// What an area is called.
@@ -163,6 +185,21 @@ impl<S: Memory> AddressSpace<S> {
             add(area.flags.contains(AreaFlags::LOCKED), &mut usage.locked_pages);
         }
         usage
+    }
+
+    /// Visit the pages that `start..end` maps, upwards, the shared zero page too.
+    pub fn pages(&self, start: VirtAddr, end: VirtAddr, mut out: impl FnMut(PageView)) {
+        self.resident.tables.visit(start..end, |addr, _, entry, _| {
+            let kind = self.resident.kind_of(entry);
+            let record = self.resident.source().table().get(entry.frame());
+            let mappings = record.map_or(0, |record| record.counts().load().mappings);
+            out(PageView {
+                addr,
+                frame: entry.frame(),
+                of_file: if kind == Kind::Anon || kind == Kind::Zero { OfFile::No } else { OfFile::Yes },
+                mappings: if kind == Kind::Zero { 0 } else { mappings },
+            });
+        });
     }
 
     /// Count the pages of an area. The zero page is nobody's and is not counted.

@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use freehold_machine::VirtAddr;
-use freehold_vm::{AreaName, AreaView, Protection, RemoteAccess, Residency, Sharing, Smaps};
+use freehold_vm::{AreaName, AreaView, OfFile, Protection, RemoteAccess, Sharing, Smaps};
 
 use super::processes::{FileKind, nameless};
 use crate::fs::device::split_device;
@@ -16,7 +16,7 @@ use crate::fs::generated::Text;
 use crate::fs::node::Node;
 use crate::fs::{Path, boot};
 use crate::mem::{self, FileMapping, Frames, Space};
-use crate::task::Process;
+use crate::task::{self, Process};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
@@ -219,19 +219,36 @@ fn vm_flags(area: &Area<'_>) -> alloc::string::String {
     text
 }
 
+/// Bits of a pagemap entry, by Linux' names.
+const PM_PFRAME: u64 = (1 << 55) - 1;
+const PM_MMAP_EXCLUSIVE: u64 = 1 << 56;
+const PM_FILE: u64 = 1 << 61;
+const PM_PRESENT: u64 = 1 << 63;
+
+/// Whether a reader of pagemap learns frame numbers: those who opened it with all capabilities do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FrameNumbers {
+    Told,
+    Hidden,
+}
+
 /// /proc/PID/mem and pagemap: the space is that of the time of opening, as on Linux.
 pub(super) struct SpaceFile {
     node: Arc<dyn Node>,
     space: Arc<Space>,
     kind: FileKind,
+    frames: FrameNumbers,
 }
 
 impl SpaceFile {
     pub fn open(node: Arc<dyn Node>, process: &Process, kind: FileKind) -> Arc<dyn File> {
-        Arc::new(Self { node, space: process.space(), kind })
+        let privileged = task::current().process().credentials().is_privileged();
+        let frames = if privileged { FrameNumbers::Told } else { FrameNumbers::Hidden };
+        Arc::new(Self { node, space: process.space(), kind, frames })
     }
 
-    /// One 64-bit word per page: bit 63 where the page is present. Frame numbers are not told.
+    /// One 64-bit word per page: frame number, whether nobody else maps it, whether it is a file's, present
+    /// (Documentation/admin-guide/mm/pagemap.rst).
     fn pagemap(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         const ENTRY: u64 = 8;
         const STEP: u64 = 512;
@@ -243,23 +260,14 @@ impl SpaceFile {
         let count = (sink.remaining() as u64 / ENTRY).min(STEP).min(end - first);
         let mut words = alloc::vec![0u64; count as usize];
         // What is not mapped has no entry: it stays zero.
-        let (from, to) = (first * PAGE, (first + count) * PAGE);
-        let space = self.space.lock();
-        for area in space.areas() {
-            let (start, end) = (area.start.0.max(from), area.end.0.min(to));
-            if start >= end {
-                continue;
-            }
-            let before = ((start - from) / PAGE) as usize;
-            space.residency(VirtAddr(start), end - start, |index, residency| {
-                if residency == Residency::Resident
-                    && let Some(word) = words.get_mut(before + index)
-                {
-                    *word = 1 << 63;
-                }
-            })?;
-        }
-        drop(space);
+        let (from, to) = (VirtAddr(first * PAGE), VirtAddr((first + count) * PAGE));
+        self.space.lock().pages(from, to, |page| {
+            let Some(word) = words.get_mut(((page.addr.0 - from.0) / PAGE) as usize) else { return };
+            let file = if page.of_file == OfFile::Yes { PM_FILE } else { 0 };
+            let exclusive = if page.mappings == 1 { PM_MMAP_EXCLUSIVE } else { 0 };
+            let frame = if self.frames == FrameNumbers::Told { page.frame.0 & PM_PFRAME } else { 0 };
+            *word = PM_PRESENT | file | exclusive | frame;
+        });
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         sink.put(&bytes)
     }
@@ -276,7 +284,17 @@ impl File for SpaceFile {
 
     fn read_at(&self, offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
         if self.kind == FileKind::Pagemap {
-            return self.pagemap(offset, sink);
+            let mut told = 0;
+            while sink.remaining() > 0 {
+                match self.pagemap(offset + told as u64, sink) {
+                    Ok(0) => break,
+                    Ok(bytes) => told += bytes,
+                    Err(error) if told == 0 => return Err(error),
+                    Err(_) => break,
+                }
+                crate::sched::cond_resched();
+            }
+            return Ok(told);
         }
         let len = sink.remaining();
         mem::read_space(&self.space, VirtAddr(offset), len, RemoteAccess::ForceRead, sink)
