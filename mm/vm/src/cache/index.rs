@@ -18,6 +18,8 @@ const NONE: u64 = u64::MAX;
 
 struct Chunk {
     frames: [u64; PAGES as usize],
+    /// How many of them there are.
+    count: u32,
     /// Changed since the store last saw them.
     dirty: u64,
     /// Some leaf may have granted writing, so the bytes may change at any moment.
@@ -68,11 +70,12 @@ impl<S: Memory> Index<S> {
 
     /// Put a frame where none is.
     pub(super) fn insert(&mut self, page: u64, frame: Frame<PageCache, S>) {
-        let empty = || Box::new(Chunk { frames: [NONE; PAGES as usize], dirty: 0, writable: 0 });
+        let empty = || Box::new(Chunk { frames: [NONE; PAGES as usize], count: 0, dirty: 0, writable: 0 });
         let chunk = self.chunks.entry(page / PAGES).or_insert_with(empty);
         let slot = &mut chunk.frames[(page % PAGES) as usize];
         debug_assert_eq!(*slot, NONE);
         *slot = frame.into_raw().0;
+        chunk.count += 1;
         self.pages += 1;
     }
 
@@ -84,7 +87,8 @@ impl<S: Memory> Index<S> {
         }
         chunk.dirty &= !bit(page);
         chunk.writable &= !bit(page);
-        if chunk.frames.iter().all(|&frame| frame == NONE) {
+        chunk.count -= 1;
+        if chunk.count == 0 {
             self.chunks.remove(&(page / PAGES));
         }
         self.pages -= 1;

@@ -1,6 +1,7 @@
 //! Growing, cutting, punching, writing back, and giving memory back.
 
 use alloc::vec::Vec;
+use alloc::vec::Vec;
 use core::ops::Range;
 use core::slice;
 use core::sync::atomic::Ordering;
@@ -100,12 +101,37 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
-    /// Give the pages of `range` (bytes) frames now; the size stays.
+    /// Give the pages of `range` (bytes) frames now; the size stays. All or nothing: what an attempt that fails has made goes
+    /// again, so that a wish for more than there is does not take all there is.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`]; what was made stays.
+    /// [`VmError::NoMemory`]; what the store says.
     pub fn allocate(&self, range: Range<u64>) -> Result<(), VmError> {
-        (range.start / PAGE..range.end.div_ceil(PAGE)).try_for_each(|page| self.get_or_fill(page).map(drop))
+        let mut made = Vec::new();
+        let outcome = (range.start / PAGE..range.end.div_ceil(PAGE)).try_for_each(|page| {
+            if self.is_resident(page) {
+                return Ok(());
+            }
+            note(&mut made, page)?;
+            self.get_or_fill(page).map(drop)
+        });
+        if outcome.is_err() {
+            made.into_iter().for_each(|run| self.forget_unused(run));
+        }
+        outcome
+    }
+
+    /// Take out the pages of `run` that nobody maps or holds.
+    fn forget_unused(&self, run: Range<u64>) {
+        for page in run {
+            let mut inner = self.inner.lock();
+            let holders = inner.index.with(page, |frame| frame.record().counts().load());
+            if holders.is_some_and(|h| h.mappings == 0 && h.references == 1 && h.pins == 0) {
+                let frame = inner.index.remove(page);
+                drop(inner);
+                drop(frame);
+            }
+        }
     }
 
     /// The first byte from `offset` on that is not in a hole; `None` past the last.
@@ -208,4 +234,16 @@ impl<S: Memory> PageCache<S> {
         }
         freed
     }
+}
+
+/// Add `page`, which is above all before, to the runs of pages that an allocation makes.
+fn note(runs: &mut Vec<Range<u64>>, page: u64) -> Result<(), VmError> {
+    match runs.last_mut() {
+        Some(last) if last.end == page => last.end += 1,
+        _ => {
+            runs.try_reserve(1).map_err(|_| VmError::NoMemory)?;
+            runs.push(page..page + 1);
+        }
+    }
+    Ok(())
 }

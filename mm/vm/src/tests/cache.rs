@@ -107,6 +107,21 @@ fn running_out_of_memory_in_a_write_keeps_what_came_before() {
     world.end();
 }
 
+#[test]
+fn an_allocation_of_more_than_there_is_takes_nothing() {
+    let world = World::new();
+    let cache = Cache::new(world.frames);
+    write(&cache, 2 * PAGE, &[5; 4096]);
+    world.frames.fail_after(4);
+    assert_eq!(cache.allocate(0..9 * PAGE), Err(VmError::NoMemory));
+    world.frames.fail_never();
+    assert_eq!((cache.pages(), read(&cache, 2 * PAGE, 1)), (1, vec![5]), "what was there stays");
+    cache.allocate(0..9 * PAGE).unwrap();
+    assert_eq!(cache.pages(), 9);
+    drop(cache);
+    world.end();
+}
+
 /// A disk of bytes that counts and fails on demand.
 struct Disk {
     frames: ModelFrames,
