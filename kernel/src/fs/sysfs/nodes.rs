@@ -5,10 +5,12 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use freehold_firmware::{AccessCost, Performance};
 use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
 use freehold_machine::{NodeId, Topology};
 
 use super::memory::blocks_of;
+use crate::fs::machine;
 use crate::fs::masks::{list, mask};
 use crate::fs::procfs::system::node_meminfo;
 use crate::fs::pseudo::PseudoDir;
@@ -51,6 +53,9 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
         for cache in topology.near_caches(node) {
             near_cache(&dir.dirs(&format!("memory_side_cache/index{}", cache.level)), cache);
         }
+        if let Some(machine) = machine::get() {
+            access(&dir, topology, &machine.firmware.performance, node);
+        }
         for cpu in (0..64).filter(|cpu| cpus >> cpu & 1 != 0) {
             dir.link(&format!("cpu{cpu}"), &format!("../../cpu/cpu{cpu}"));
         }
@@ -63,6 +68,26 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
 fn cpus_of(topology: &Topology, node: NodeId) -> u64 {
     let cpus = sched::online().iter().filter(|&cpu| topology.node_of_cpu(cpu) == node);
     cpus.fold(0, |set, cpu| set | 1 << cpu.0)
+}
+
+/// What the nearest CPUs pay for this node's memory, in nanoseconds and MB/s, where firmware says
+/// (Documentation/admin-guide/mm/numaperf.rst, access class 0).
+fn access(dir: &Arc<PseudoDir>, topology: &Topology, performance: &Performance, node: NodeId) {
+    let initiators = (0..topology.node_count()).map(|from| NodeId(from as u8)).filter(|&from| {
+        cpus_of(topology, from) != 0 && performance.cost(from, node) != AccessCost::default()
+    });
+    let Some(best) = initiators.min_by_key(|&from| topology.distance(from, node)) else { return };
+    let cost = performance.cost(best, node);
+    let dir = dir.dirs("access0/initiators");
+    dir.link(&format!("node{}", best.0), &format!("../../../node{}", best.0));
+    for (name, value) in [
+        ("read_latency", cost.read_latency.div_ceil(1000)),
+        ("write_latency", cost.write_latency.div_ceil(1000)),
+        ("read_bandwidth", cost.read_bandwidth),
+        ("write_bandwidth", cost.write_bandwidth),
+    ] {
+        dir.constant(name, format!("{value}"));
+    }
 }
 
 /// The numbers are those of Linux' Documentation/admin-guide/mm/numaperf: indexing 0 direct, 1 indexed, 2 other;
