@@ -1,7 +1,6 @@
 //! Growing, cutting, punching, writing back, and giving memory back.
 
 use alloc::vec::Vec;
-use alloc::vec::Vec;
 use core::ops::Range;
 use core::slice;
 use core::sync::atomic::Ordering;
