@@ -13,8 +13,9 @@ use crate::memory::{self, OutOfMemory, layout, tables};
 use crate::sync::SpinLock;
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Pages of a stack; below it as many pages are left unmapped.
-const STACK_PAGES: u64 = 4;
+/// Pages of a stack; below it as many pages are left unmapped. The deepest way, a fork that reclaims memory through a disk
+/// and is interrupted, takes about 16 KiB: half as much again is room for what grows.
+const STACK_PAGES: u64 = 6;
 const SLOT_BYTES: u64 = 2 * STACK_PAGES * PAGE;
 const KEPT_STACKS: usize = 16;
 
@@ -57,7 +58,7 @@ pub(crate) fn unmap(start: VirtAddr, pages: u64) {
     X86.flush_on(CpuSet::first(X86.cpu_count()), Flush::Range { start, pages });
 }
 
-/// A kernel stack of 16 KiB above an unmapped guard, so that running over its end is a fault.
+/// A kernel stack of 24 KiB above an unmapped guard, so that running over its end is a fault.
 #[derive(Debug)]
 pub struct Stack {
     bottom: VirtAddr,

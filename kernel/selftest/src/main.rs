@@ -415,7 +415,7 @@ fn threads_switch_and_finish() {
     }
     drop(many);
     let kept = FRAMES.given.load(Ordering::Relaxed) - frames;
-    assert!(kept <= 16 * 4 + 8, "stacks come back: {kept} frames are kept");
+    assert!(kept <= 16 * 6 + 8, "stacks come back: {kept} frames are kept");
     say!("threads switch and finish");
 }
 

@@ -60,7 +60,7 @@ fn trampoline() -> &'static [u8] {
 }
 
 /// Start the CPUs behind the first. `apic_ids` are the numbers of all CPUs on the interrupt bus, in the order of their
-/// [`CpuId`]s; the first is this CPU. Each ends in `entry`, with interrupts off, on a stack of 16 KiB. Returns how many CPUs
+/// [`CpuId`]s; the first is this CPU. Each ends in `entry`, with interrupts off, on a stack of 24 KiB. Returns how many CPUs
 /// run, this one included: numbers are dense, so where one does not answer, those behind it are not used.
 ///
 /// # Panics
