@@ -74,9 +74,9 @@ pub fn new_file_system(kind: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem
 
 /// Make the root file system, empty, and give a context at its root. `contents` makes the files' contents.
 pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
-    let rootfs = TmpFs::new("rootfs", contents.clone(), 0o755)?;
+    let rootfs = TmpFs::new("tmpfs", contents.clone(), 0o755)?;
     rootfs.unlimited();
-    let root = Mount::new(rootfs, b"rootfs", MountFlags::empty())?;
+    let root = Mount::new(rootfs, b"tmpfs", MountFlags::empty())?;
     let unnamed = TmpFs::new("tmpfs", contents.clone(), 0o777)?;
     unnamed.unlimited();
     let unnamed_mount = Mount::new(unnamed.clone(), b"none", MountFlags::empty())?;

@@ -13,6 +13,7 @@ mod content;
 mod fault;
 mod mapping;
 mod oom;
+mod policy;
 mod remote;
 mod space;
 pub mod stats;
@@ -25,6 +26,7 @@ pub use content::{CacheContent, CacheSource};
 pub use fault::{Fault, handle_kernel_fault, handle_user_fault};
 pub use mapping::FileMapping;
 pub use oom::{out_of_memory, relieve};
+pub use policy::sys_get_mempolicy;
 pub use remote::*;
 pub use space::{Layout, Program, Space};
 

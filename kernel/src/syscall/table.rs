@@ -189,6 +189,7 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (233, Plain(crate::fs::epoll::sys_epoll_ctl)),
     (234, Plain(crate::task::signal::calls::sys_tgkill)),
     (235, Plain(crate::fs::calls::sys_utimes)),
+    (239, Plain(crate::mem::sys_get_mempolicy)),
     (247, Plain(crate::task::wait::sys_waitid)),
     (257, Plain(crate::fs::calls::sys_openat)),
     (258, Plain(crate::fs::calls::sys_mkdirat)),

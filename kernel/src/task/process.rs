@@ -226,6 +226,13 @@ impl Process {
     pub fn files(&self) -> Arc<FileTable> {
         self.files.lock().clone()
     }
+    /// The open file behind a descriptor.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn file(&self, fd: i32) -> crate::Result<Arc<crate::fs::OpenFile>> {
+        self.files.lock().get(fd)
+    }
     /// Its place in the tree of names.
     pub fn fs(&self) -> Arc<FsContext> {
         self.fs.lock().clone()

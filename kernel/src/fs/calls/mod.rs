@@ -60,7 +60,7 @@ fn files() -> Arc<FileTable> {
 
 /// The open file behind a descriptor of the caller.
 fn file(fd: i32) -> Result<Arc<OpenFile>> {
-    files().get(fd)
+    task::current().process().file(fd)
 }
 
 /// Descriptors are below this (RLIMIT_NOFILE).

@@ -1,14 +1,14 @@
 //! read, write and their kin.
 
 use alloc::sync::Arc;
+use core::ops::Deref;
 use core::sync::atomic::Ordering;
 
-use super::file;
 use crate::fs::file::Seekable;
 use crate::fs::node::NodeKind;
 use crate::fs::open_file::{OpenFile, Whence};
 use crate::syscall::Args;
-use crate::task::{self, Resource, SigInfo, Signal};
+use crate::task::{self, Resource, SigInfo, Signal, Task};
 use crate::user::{Iovecs, Sink, Source, UserSlice};
 use crate::{Errno, Result};
 
@@ -17,94 +17,121 @@ const RWF_IGNORED: u32 = 0x1 | 0x2 | 0x4;
 const RWF_NOWAIT: u32 = 0x8;
 const RWF_APPEND: u32 = 0x10;
 
-fn counted(slot: usize, result: Result<usize>) -> Result<i64> {
-    let n = result?;
-    let process = task::current().process().clone();
-    process.io[slot].fetch_add(n as u64, Ordering::Relaxed);
-    process.io[slot + 2].fetch_add(1, Ordering::Relaxed);
-    Ok(n as i64)
+/// An open file and the thread that uses it, both looked up once.
+struct Open {
+    task: Arc<Task>,
+    file: Arc<OpenFile>,
+}
+
+impl Deref for Open {
+    type Target = OpenFile;
+    fn deref(&self) -> &OpenFile {
+        &self.file
+    }
+}
+
+/// What /proc/PID/io counts.
+#[derive(Clone, Copy)]
+enum Direction {
+    Read = 0,
+    Write = 1,
+}
+
+fn open(fd: i32) -> Result<Open> {
+    let task = task::current();
+    let file = task.process().file(fd)?;
+    Ok(Open { task, file })
+}
+
+impl Open {
+    fn counted(&self, direction: Direction, result: Result<usize>) -> Result<i64> {
+        let n = result?;
+        let io = &self.task.process().io;
+        io[direction as usize].fetch_add(n as u64, Ordering::Relaxed);
+        io[direction as usize + 2].fetch_add(1, Ordering::Relaxed);
+        Ok(n as i64)
+    }
 }
 
 /// Where RLIMIT_FSIZE cuts a write off: `EFBIG` and SIGXFSZ if that is before its beginning.
-fn check_file_size(file: &OpenFile, offset: Option<u64>, source: &dyn Source) -> Result<()> {
-    let task = task::current();
-    let limit = task.process().limit(Resource::FileSize).soft;
+fn check_file_size(file: &Open, offset: Option<u64>, source: &dyn Source) -> Result<()> {
+    let limit = file.task.process().limit(Resource::FileSize).soft;
     if limit == u64::MAX || file.node().kind() != NodeKind::Regular || source.remaining() == 0 {
         return Ok(());
     }
     let begin = offset.unwrap_or_else(|| file.position());
     if begin >= limit {
-        task.signal(SigInfo::kernel(Signal::XFSZ));
+        file.task.signal(SigInfo::kernel(Signal::XFSZ));
         return Err(Errno::EFBIG);
     }
     Ok(())
 }
 
-fn read(file: &Arc<OpenFile>, sink: &mut dyn Sink) -> Result<i64> {
-    counted(0, file.read(sink))
+fn read(file: &Open, sink: &mut dyn Sink) -> Result<i64> {
+    file.counted(Direction::Read, file.read(sink))
 }
 
-fn write(file: &Arc<OpenFile>, source: &mut dyn Source) -> Result<i64> {
+fn write(file: &Open, source: &mut dyn Source) -> Result<i64> {
     file.check_writable()?;
-    if file.file().seekable() == Seekable::Offset {
+    if file.file.file().seekable() == Seekable::Offset {
         check_file_size(file, None, source)?;
     }
-    counted(1, file.write(source))
+    file.counted(Direction::Write, file.write(source))
 }
 
-fn read_from(file: &Arc<OpenFile>, offset: i64, sink: &mut dyn Sink) -> Result<i64> {
+fn read_from(file: &Open, offset: i64, sink: &mut dyn Sink) -> Result<i64> {
     let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
-    counted(0, file.read_at(offset, sink))
+    file.counted(Direction::Read, file.read_at(offset, sink))
 }
 
-fn write_to(file: &Arc<OpenFile>, offset: i64, source: &mut dyn Source) -> Result<i64> {
+fn write_to(file: &Open, offset: i64, source: &mut dyn Source) -> Result<i64> {
     let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
     file.check_writable()?;
     check_file_size(file, Some(offset), source)?;
-    counted(1, file.write_at(offset, source))
+    file.counted(Direction::Write, file.write_at(offset, source))
 }
 
 /// read(fd, buffer, count)
 pub fn sys_read(args: &Args) -> Result<i64> {
-    read(&file(args.fd(0))?, &mut UserSlice::new(args[1], args.size(2)))
+    read(&open(args.fd(0))?, &mut UserSlice::new(args[1], args.size(2)))
 }
 
 /// write(fd, buffer, count)
 pub fn sys_write(args: &Args) -> Result<i64> {
-    write(&file(args.fd(0))?, &mut UserSlice::new(args[1], args.size(2)))
+    write(&open(args.fd(0))?, &mut UserSlice::new(args[1], args.size(2)))
 }
 
 /// pread64(fd, buffer, count, offset)
 pub fn sys_pread64(args: &Args) -> Result<i64> {
-    read_from(&file(args.fd(0))?, args.long(3), &mut UserSlice::new(args[1], args.size(2)))
+    read_from(&open(args.fd(0))?, args.long(3), &mut UserSlice::new(args[1], args.size(2)))
 }
 
 /// pwrite64(fd, buffer, count, offset)
 pub fn sys_pwrite64(args: &Args) -> Result<i64> {
-    write_to(&file(args.fd(0))?, args.long(3), &mut UserSlice::new(args[1], args.size(2)))
+    write_to(&open(args.fd(0))?, args.long(3), &mut UserSlice::new(args[1], args.size(2)))
 }
 
 /// readv(fd, iovecs, count)
 pub fn sys_readv(args: &Args) -> Result<i64> {
-    let file = file(args.fd(0))?;
+    let file = open(args.fd(0))?;
     read(&file, &mut Iovecs::read(args[1], args.size(2))?)
 }
 
 /// writev(fd, iovecs, count)
 pub fn sys_writev(args: &Args) -> Result<i64> {
-    let file = file(args.fd(0))?;
+    let file = open(args.fd(0))?;
     write(&file, &mut Iovecs::read(args[1], args.size(2))?)
 }
 
 /// preadv(fd, iovecs, count, offset low, offset high)
 pub fn sys_preadv(args: &Args) -> Result<i64> {
-    let file = file(args.fd(0))?;
+    let file = open(args.fd(0))?;
     read_from(&file, args.long(3), &mut Iovecs::read(args[1], args.size(2))?)
 }
 
 /// pwritev(fd, iovecs, count, offset low, offset high)
 pub fn sys_pwritev(args: &Args) -> Result<i64> {
-    let file = file(args.fd(0))?;
+    let file = open(args.fd(0))?;
     write_to(&file, args.long(3), &mut Iovecs::read(args[1], args.size(2))?)
 }
 
@@ -123,17 +150,20 @@ pub fn sys_pwritev2(args: &Args) -> Result<i64> {
         return Err(Errno::EOPNOTSUPP);
     }
     if flags & RWF_APPEND != 0 {
-        let file = file(args.fd(0))?;
+        let file = open(args.fd(0))?;
         file.check_writable()?;
         let mut source = Iovecs::read(args[1], args.size(2))?;
-        return counted(1, file.file().append(&mut source, file.blocking()).map(|(n, _)| n));
+        return file.counted(
+            Direction::Write,
+            file.file.file().append(&mut source, file.blocking()).map(|(n, _)| n),
+        );
     }
     if args.long(3) == -1 { sys_writev(args) } else { sys_pwritev(args) }
 }
 
 /// lseek(fd, offset, whence)
 pub fn sys_lseek(args: &Args) -> Result<i64> {
-    let file = file(args.fd(0))?;
+    let file = open(args.fd(0))?;
     let whence = match args.uint(2) {
         0 => Whence::Set,
         1 => Whence::Current,
@@ -147,9 +177,9 @@ pub fn sys_lseek(args: &Args) -> Result<i64> {
 
 /// fsync(fd)
 pub fn sys_fsync(args: &Args) -> Result<i64> {
-    let file = file(args.fd(0))?;
+    let file = open(args.fd(0))?;
     file.check_not_path()?;
-    file.file().sync().map(|()| 0)
+    file.file.file().sync().map(|()| 0)
 }
 
 /// fdatasync(fd)
@@ -162,21 +192,21 @@ pub fn sys_sync_file_range(args: &Args) -> Result<i64> {
     if args.uint(3) & !7 != 0 || args.long(1) < 0 || args.long(2) < 0 {
         return Err(Errno::EINVAL);
     }
-    let file = file(args.fd(0))?;
+    let file = open(args.fd(0))?;
     file.check_seekable()?;
-    file.file().sync().map(|()| 0)
+    file.file.file().sync().map(|()| 0)
 }
 
 /// readahead(fd, offset, count) and fadvise64(fd, offset, length, advice): hints.
 pub fn sys_readahead(args: &Args) -> Result<i64> {
-    let file = file(args.fd(0))?;
+    let file = open(args.fd(0))?;
     file.check_readable()?;
     if file.node().kind() == NodeKind::Regular { Ok(0) } else { Err(Errno::EINVAL) }
 }
 
 /// fadvise64(fd, offset, length, advice)
 pub fn sys_fadvise64(args: &Args) -> Result<i64> {
-    let file = file(args.fd(0))?;
+    let file = open(args.fd(0))?;
     file.check_seekable()?;
     if args.long(2) < 0 || args.uint(3) > 5 { Err(Errno::EINVAL) } else { Ok(0) }
 }
