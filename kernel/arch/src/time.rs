@@ -155,21 +155,38 @@ fn compare_with_hpet(base: PhysAddr) -> Option<Compared> {
     }
     hpet.write_u64(0x10, hpet.read_u64(0x10) | 1);
     // The lower half is enough for the short time, and there on 32-bit timers too.
-    let elapsed = |from: u32| {
-        let ticks = hpet.read_u32(0xf0).wrapping_sub(from);
-        u64::from(ticks) * period / 1_000_000
+    let look = || {
+        let before = rdtsc();
+        let (hpet, timer) = (hpet.read_u32(0xf0), apic::timer_count());
+        let after = rdtsc();
+        Look { hpet, timer, ticks: before, width: after - before }
     };
-    let from = hpet.read_u32(0xf0);
-    let (ticks, timer) = (rdtsc(), apic::timer_count());
-    let mut looks = 0u32;
-    while elapsed(from) < COMPARE_NS {
-        looks += 1;
-        if looks > 100_000_000 {
-            return None;
-        }
+    // A host that runs something else between two of the readings spoils a look: the narrowest of some is good.
+    let look_well = || (0..LOOKS).map(|_| look()).min_by_key(|look| look.width);
+    let elapsed = |from: u32, to: u32| u64::from(to.wrapping_sub(from)) * period / 1_000_000;
+    let from = look_well()?;
+    let mut patience = 100_000_000u32;
+    while elapsed(from.hpet, hpet.read_u32(0xf0)) < COMPARE_NS {
+        patience = patience.checked_sub(1)?;
     }
-    let nanoseconds = elapsed(from);
-    Some(Compared { nanoseconds, ticks: rdtsc() - ticks, timer: u64::from(timer - apic::timer_count()) })
+    let to = look_well()?;
+    Some(Compared {
+        nanoseconds: elapsed(from.hpet, to.hpet),
+        ticks: to.ticks - from.ticks,
+        timer: u64::from(from.timer - to.timer),
+    })
+}
+
+/// How often all clocks are read at each end of the comparison.
+const LOOKS: usize = 5;
+
+/// All clocks at about the same time.
+struct Look {
+    hpet: u32,
+    timer: u32,
+    ticks: u64,
+    /// Ticks of the counter that the look took.
+    width: u64,
 }
 
 /// Channel 2 of the 8254, gated by port 0x61, which shows its output in bit 5.

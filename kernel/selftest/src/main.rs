@@ -25,8 +25,8 @@ use freehold_arch::user::{UserContext, UserEvent};
 use freehold_arch::usercopy::{self, Faults};
 use freehold_arch::{X86, cpu, heap, irq, memory, power, serial, time, traps};
 use freehold_machine::{
-    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes,
-    Tables, Tlb, Topology, VirtAddr,
+    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysAddr,
+    PhysicalBytes, Tables, Tlb, Topology, VirtAddr,
 };
 
 #[global_allocator]
@@ -161,7 +161,9 @@ fn main(boot: &'static BootInfo) -> ! {
 
     heap_keeps_objects_apart();
     traps::register(&Kernel);
-    time::start(None);
+    // Where this machine's HPET is, unless told to use the 8254.
+    let hpet = (!boot.command_line().contains("selftest.8254")).then_some(PhysAddr(0xfed0_0000));
+    time::start(hpet);
     say!("the clock runs {} us after the first instruction", time::now() / 1000);
     irq::enable();
     windows_show_frames_that_the_direct_map_does_not();
