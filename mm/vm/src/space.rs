@@ -5,7 +5,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{Frame, OutOfMemory, PageCache as CacheKind};
-use freehold_machine::{PAGE_SHIFT, Pfn, VirtAddr};
+use freehold_machine::{PAGE_SHIFT, PAGE_SIZE, Pfn, VirtAddr};
 use freehold_paging::{KernelRoots, Memory, Roots};
 
 use crate::area::Area;
@@ -119,12 +119,17 @@ impl<S: Memory> AddressSpace<S> {
         }
         self.handle = Some(handle);
         if missed {
-            // A file shrank between fork and now: what was inherited may be gone. All of it can be had again but
-            // private copies, which fork gave us on their own.
+            // A file lost pages between fork and now: what was inherited may be gone. Cached pages can be had again; private
+            // copies go where the file has been cut.
             let Self { areas, resident, .. } = self;
             let mut batch = resident.tables.batch();
-            for area in areas.iter().filter(|area| area.attachment().is_some()) {
+            for area in areas.iter() {
+                let Some(attachment) = area.attachment() else { continue };
                 resident.zap_cached(area, area.start..area.end, &mut batch);
+                let end = attachment.cache().size().div_ceil(PAGE_SIZE as u64);
+                if let Some(cut) = area.addresses_of(end, u64::MAX) {
+                    resident.zap(area, cut, &mut batch);
+                }
             }
         }
     }

@@ -192,3 +192,20 @@ fn the_break_moves_within_its_limit_and_not_into_others() {
     drop(p);
     world.end();
 }
+
+#[test]
+fn a_file_that_is_cut_while_a_child_is_being_made_is_cut_for_the_child_too() {
+    let world = World::new();
+    let file = world.file(&[7; 3 * 4096]);
+    let p = world.process(0);
+    let at = p.map(Place::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    (0..3).for_each(|n| p.store(at + n * PAGE, 8).unwrap());
+    let unfinished = p.run(|| p.space().fork().unwrap());
+    file.cache().truncate(PAGE).unwrap();
+    let child = Process::around(world.model(), unfinished, 1);
+    for process in [&p, &child] {
+        assert_eq!((process.load(at), process.load(at + PAGE)), (Ok(8), Err(FaultError::Bus)));
+    }
+    drop((p, child, file));
+    world.end();
+}
