@@ -22,6 +22,9 @@ pub use freehold_arch::sync::IrqSpinLock;
 #[cfg(not(target_os = "none"))]
 pub type IrqSpinLock<T> = spin::mutex::SpinMutex<T>;
 
+/// How often a [`Mutex`] that is held is looked at before its waiter sleeps.
+const SPINS: usize = 300;
+
 /// A lock that may be held across sleeping. Waiting for it is not interruptible.
 #[derive(Debug, Default)]
 pub struct Mutex<T> {
@@ -36,11 +39,21 @@ impl<T> Mutex<T> {
     }
     /// Take the lock; sleeps while another task holds it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        let data = match self.data.try_lock() {
+        let data = match self.data.try_lock().or_else(|| self.spin()) {
             Some(data) => data,
             None => self.waiters.wait_uninterruptible(|| self.data.try_lock()),
         };
         MutexGuard { data: Some(data), waiters: &self.waiters }
+    }
+    /// Try for as long as a short holder on another CPU may take: sleeping and waking cost far more than that.
+    fn spin(&self) -> Option<SpinLockGuard<'_, T>> {
+        if crate::sched::online().len() < 2 {
+            return None;
+        }
+        (0..SPINS).find_map(|_| {
+            core::hint::spin_loop();
+            self.data.try_lock()
+        })
     }
     /// Take the lock if nobody holds it.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
