@@ -81,11 +81,6 @@ pub fn report(tables: impl core::fmt::Display) {
     send_text(ToHost::Report, tables);
 }
 
-/// Text for the host's copy of the log.
-pub fn log(text: impl core::fmt::Display) {
-    send_text(ToHost::Log, text);
-}
-
 /// Text for the user.
 pub fn notice(text: impl core::fmt::Display) {
     send_text(ToHost::Notice, text);

@@ -39,8 +39,6 @@ pub enum ToHost {
     Report = 18,
     /// The kernel died (JSON).
     Panic = 19,
-    /// Text for the log.
-    Log = 20,
     /// Text for the user: an OOM kill, for example.
     Notice = 21,
 }

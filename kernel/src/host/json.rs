@@ -19,26 +19,6 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// What `0` displays, as a string.
-#[derive(Clone, Copy, Debug)]
-pub struct QuotedDisplay<T>(pub T);
-
-impl<T: fmt::Display> fmt::Display for QuotedDisplay<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_char('"')?;
-        write!(Escaper(f), "{}", self.0)?;
-        f.write_char('"')
-    }
-}
-
-struct Escaper<'a, 'b>(&'a mut fmt::Formatter<'b>);
-
-impl Write for Escaper<'_, '_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.chars().try_for_each(|c| escape(self.0, c))
-    }
-}
-
 fn escape(f: &mut fmt::Formatter<'_>, c: char) -> fmt::Result {
     match c {
         '"' | '\\' => {
@@ -73,7 +53,6 @@ mod tests {
         let text = b"a \"quote\" \\ \n\t\x01 \xff \xc3\xa9";
         let expected = "\"a \\\"quote\\\" \\\\ \\n\\t\\u0001 \u{fffd} \u{e9}\"";
         assert_eq!(format!("{}", Quoted(text)), expected);
-        assert_eq!(format!("{}", QuotedDisplay("x\"y\n")), "\"x\\\"y\\n\"");
     }
 
     #[test]

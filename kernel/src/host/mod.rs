@@ -22,7 +22,7 @@ mod last_words;
 mod pci;
 
 #[cfg(target_os = "none")]
-pub use control::{Ending, Events, end, listen, log, notice, ready, report};
+pub use control::{Ending, Events, end, listen, notice, ready, report};
 #[cfg(target_os = "none")]
 pub use devices::{Disk, Host, Port, control, disks, dma, error, init, stream};
 #[cfg(target_os = "none")]

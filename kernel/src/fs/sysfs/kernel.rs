@@ -3,9 +3,11 @@
 use alloc::format;
 use alloc::sync::Arc;
 
+use freehold_bounce::{Dma, Statistics, Usage};
+
 use crate::fs::device::split_device;
 use crate::fs::pseudo::PseudoDir;
-use crate::mem;
+use crate::{host, mem};
 
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let shuffles = if mem::frames().shuffles() { "Y" } else { "N" };
@@ -27,6 +29,10 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     clock.constant("current_clocksource", "tsc");
     clock.constant("available_clocksource", "tsc");
 
+    if let Some(dma) = host::dma() {
+        bounce(&root.dirs("kernel/debug/swiotlb"), dma);
+    }
+
     for (name, number, size) in crate::block::list() {
         let name = format!("{}", name.escape_ascii());
         let (major, minor) = split_device(number);
@@ -41,4 +47,27 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         root.dirs("class/block").link(&name, &format!("../../block/{name}"));
         root.dirs("dev/block").link(&format!("{major}:{minor}"), &format!("../../block/{name}"));
     }
+}
+
+/// What devices hold of memory: Linux' names in its debugfs, and a line for each device, with its quota in bytes.
+fn bounce(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
+    let figures: [(&str, fn(Statistics) -> usize); 5] = [
+        ("io_tlb_nslabs", |all| all.nslabs),
+        ("io_tlb_used", |all| all.used),
+        ("io_tlb_used_hiwater", |all| all.used_hiwater),
+        ("coherent_frames", |all| all.coherent_frames),
+        ("failed_mappings", |all| all.failed),
+    ];
+    for (name, figure) in figures {
+        dir.file(name, move |out| {
+            write!(out, "{}\n", figure(dma.statistics()));
+            Ok(())
+        });
+    }
+    dir.file("devices", move |out| {
+        for Usage { name, held, quota } in dma.usage() {
+            write!(out, "{name} {held} {quota}\n");
+        }
+        Ok(())
+    });
 }
