@@ -119,7 +119,7 @@ pub struct RunOptions {
     #[arg(long, help_heading = "Machine")]
     pub icount: bool,
 
-    /// Add a host file or folder at the same path
+    /// Add a host file or folder at the same path; a program comes with its libraries
     #[arg(short, long, value_name = "PATH", help_heading = "Files and environment")]
     pub add: Vec<PathBuf>,
 

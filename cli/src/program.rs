@@ -43,6 +43,28 @@ pub fn find(name: &OsStr, library_path: Option<&OsStr>) -> Result<Program> {
     Ok(Program { guest: host, files: closure.files })
 }
 
+/// A file that the user adds, with what it needs when it is a program or a library itself.
+pub fn with_needs(path: &Path, library_path: Option<&OsStr>) -> Result<BTreeSet<PathBuf>> {
+    let host = absolute(path)?;
+    let mut closure = Closure { folders: Folders::of_host(library_path), files: BTreeSet::new() };
+    if Object::fits(&host) {
+        closure.add_object(&host, &[])?;
+    } else if is_script(&host) {
+        closure.add_program(&host, 0)?;
+    } else {
+        closure.files.insert(host);
+    }
+    Ok(closure.files)
+}
+
+/// True for a file that is executable and starts with `#!`.
+fn is_script(path: &Path) -> bool {
+    let mut head = [0; 2];
+    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+        && fs::File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok()
+        && head == *b"#!"
+}
+
 /// Finds `name` inside the tree `root` that will be the guest's whole file system.
 pub fn find_in_tree(name: &OsStr, root: &Path) -> Result<Program> {
     let candidates: Vec<PathBuf> = if name.as_bytes().contains(&b'/') {

@@ -256,7 +256,9 @@ fn build_image(options: &RunOptions, program: &Program, spec: &Spec, kernel: &Ke
         if !path.exists() {
             return Err(Failure::new(format!("-a {}: no such file or folder", path.display()), ""));
         }
-        image.add_host(path)?;
+        for file in program::with_needs(path, library_path(&spec.environment))? {
+            image.add_host(&file)?;
+        }
     }
     for (host, guest) in volumes(&options.volume)? {
         image.add_host_at(&host, &guest)?;

@@ -60,7 +60,7 @@ pub fn init(frames: Frames) {
     DISKS.call_once(|| disks.collect());
     register_block(MAJOR, 0..=0xff, "virtblk", open);
     // sync(2) tells of no error; fsync(2) does.
-    register_sync(|| drop(sync_all()));
+    register_sync(|| _ = sync_all());
     for (name, number, size) in list() {
         log::info!("/dev/{}: {} sectors", name.escape_ascii(), size / SECTOR_SIZE as u64);
         if let Err(error) = add_device(&name, NodeKind::BlockDevice, 0o660, split_device(number)) {

@@ -60,6 +60,16 @@ fn a_dynamic_program_runs_with_the_libraries_that_were_packed() {
 }
 
 #[test]
+fn programs_that_are_added_bring_their_libraries() {
+    let outcome = run(
+        &["-a", "/bin/cat", "-a", "/bin/ls", "-a", "/bin/sed"],
+        &["/bin/bash", "-c", "ls -d /proc | cat | sed s/proc/done/"],
+        b"",
+    );
+    assert_eq!(outcome.expect(0).text(), "/done\n");
+}
+
+#[test]
 fn a_guest_that_dies_is_255_and_says_why() {
     let outcome =
         run(&[], &["busybox", "ash", "-c", "echo c > /proc/sysrq-trigger; sleep 5"], b"").expect(255);
