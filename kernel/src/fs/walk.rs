@@ -139,7 +139,7 @@ impl<'a> Walk<'a> {
         if text.len() >= PATH_MAX {
             return Err(Errno::ENAMETOOLONG);
         }
-        let mut here = if text[0] == b'/' { self.from_root()? } else { start };
+        let mut here = if text[0] == b'/' { self.root_start()? } else { start };
         let mut rest = Cow::Borrowed(text);
         let mut at = 0;
         loop {
@@ -171,7 +171,7 @@ impl<'a> Walk<'a> {
                         match self.read_for_follow(&found.node, links)? {
                             LinkTarget::Text(mut target) => {
                                 if target[0] == b'/' {
-                                    here = self.from_root()?;
+                                    here = self.root_start()?;
                                 }
                                 target.try_reserve(rest.len() - end).map_err(|_| Errno::ENOMEM)?;
                                 target.extend_from_slice(&rest[end..]);
@@ -197,7 +197,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Where an absolute path begins.
-    fn from_root(&self) -> Result<Path> {
+    fn root_start(&self) -> Result<Path> {
         if self.resolve.contains(ResolveFlags::IN_ROOT) {
             return Ok(self.start.clone());
         }

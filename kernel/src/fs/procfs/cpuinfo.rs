@@ -97,19 +97,19 @@ pub fn show(out: &mut Text, index: usize, count: usize, frequency: u64) {
     let brand = brand();
     let addresses = cpuid(0x8000_0008)[0];
     let khz = frequency / 1000;
-    write!(
+    writeln!(
         out,
-        "processor\t: {index}\nvendor_id\t: {}\ncpu family\t: {family}\nmodel\t\t: {model}\n",
+        "processor\t: {index}\nvendor_id\t: {}\ncpu family\t: {family}\nmodel\t\t: {model}",
         vendor()
     );
-    write!(
+    writeln!(
         out,
-        "model name\t: {}\nstepping\t: {stepping}\n",
+        "model name\t: {}\nstepping\t: {stepping}",
         if brand.is_empty() { "unknown" } else { &brand }
     );
-    write!(out, "cpu MHz\t\t: {}.{:03}\n", khz / 1000, khz % 1000);
-    write!(out, "physical id\t: 0\nsiblings\t: {count}\ncore id\t\t: {index}\ncpu cores\t: {count}\n");
-    write!(out, "apicid\t\t: {index}\ninitial apicid\t: {index}\n");
+    writeln!(out, "cpu MHz\t\t: {}.{:03}", khz / 1000, khz % 1000);
+    writeln!(out, "physical id\t: 0\nsiblings\t: {count}\ncore id\t\t: {index}\ncpu cores\t: {count}");
+    writeln!(out, "apicid\t\t: {index}\ninitial apicid\t: {index}");
     write!(
         out,
         "fpu\t\t: yes\nfpu_exception\t: yes\ncpuid level\t: {}\nwp\t\t: yes\nflags\t\t:",
@@ -124,10 +124,10 @@ pub fn show(out: &mut Text, index: usize, count: usize, frequency: u64) {
         }
     }
     let bogo = frequency / 5000;
-    write!(out, "\nbugs\t\t:\nbogomips\t: {}.{:02}\nclflush size\t: 64\n", bogo / 100, bogo % 100);
-    write!(out, "cache_alignment\t: 64\n");
+    writeln!(out, "\nbugs\t\t:\nbogomips\t: {}.{:02}\nclflush size\t: 64", bogo / 100, bogo % 100);
+    writeln!(out, "cache_alignment\t: 64");
     let (physical, linear) = (addresses & 0xff, addresses >> 8 & 0xff);
-    write!(out, "address sizes\t: {physical} bits physical, {linear} bits virtual\npower management:\n\n");
+    writeln!(out, "address sizes\t: {physical} bits physical, {linear} bits virtual\npower management:\n");
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
             let average = average.load(Ordering::Relaxed) + ONE / 200;
             write!(out, "{}.{:02} ", average / ONE, average % ONE * 100 / ONE);
         }
-        write!(out, "{}/{} {}\n", runnable(), registry::count(), registry::last_pid());
+        writeln!(out, "{}/{} {}", runnable(), registry::count(), registry::last_pid());
         Ok(())
     });
 }

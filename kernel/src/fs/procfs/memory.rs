@@ -54,10 +54,10 @@ pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<
             let areas = space.lock();
             for area in areas.areas() {
                 line(out, &area, &root)?;
-                write!(out, "{:<16}{:>8} kB\n", "Size:", (area.end.0 - area.start.0) / 1024);
-                write!(out, "{:<16}{:>8} kB\n{:<16}{:>8} kB\n", "KernelPageSize:", 4, "MMUPageSize:", 4);
+                writeln!(out, "{:<16}{:>8} kB", "Size:", (area.end.0 - area.start.0) / 1024);
+                writeln!(out, "{:<16}{:>8} kB\n{:<16}{:>8} kB", "KernelPageSize:", 4, "MMUPageSize:", 4);
                 counts(out, &areas.smaps(&area));
-                write!(out, "THPeligible:    0\nVmFlags: {}\n", vm_flags(&area));
+                writeln!(out, "THPeligible:    0\nVmFlags: {}", vm_flags(&area));
             }
             Ok(())
         }
@@ -69,7 +69,7 @@ pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<
             }
             let first = areas.areas().next().map_or(0, |area| area.start.0);
             let last = areas.areas().next_back().map_or(0, |area| area.end.0);
-            write!(out, "{first:08x}-{last:08x} ---p 00000000 00:00 0{:28}[rollup]\n", "");
+            writeln!(out, "{first:08x}-{last:08x} ---p 00000000 00:00 0{:28}[rollup]", "");
             counts(out, &sum);
             Ok(())
         }
@@ -155,7 +155,7 @@ fn line(out: &mut Text, area: &Area<'_>, root: &Path) -> Result<()> {
     );
     let name = name(area, root)?;
     if name.is_empty() {
-        write!(out, "{head} \n");
+        writeln!(out, "{head} ");
         return Ok(());
     }
     write!(out, "{head:<72} ");
@@ -167,7 +167,7 @@ fn line(out: &mut Text, area: &Area<'_>, root: &Path) -> Result<()> {
 }
 
 fn counts(out: &mut Text, smaps: &Smaps) {
-    let mut row = |name: &str, bytes: u64| write!(out, "{name:<16}{:>8} kB\n", bytes / 1024);
+    let mut row = |name: &str, bytes: u64| writeln!(out, "{name:<16}{:>8} kB", bytes / 1024);
     row("Rss:", smaps.rss);
     row("Pss:", smaps.pss);
     row("Pss_Dirty:", smaps.pss_dirty);

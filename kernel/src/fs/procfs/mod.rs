@@ -8,6 +8,7 @@ mod cpuinfo;
 pub mod loads;
 #[cfg(target_os = "none")]
 mod memory;
+#[cfg(target_os = "none")]
 mod mounts;
 #[cfg(target_os = "none")]
 mod processes;

@@ -60,7 +60,7 @@ pub fn mounts(out: &mut Text, root: &Path) -> Result<()> {
         out.push(&escaped(&place));
         write!(out, " {} ", fs.name());
         options(out, mount.flags());
-        write!(out, "{} 0 0\n", fs.options());
+        writeln!(out, "{} 0 0", fs.options());
     }
     Ok(())
 }
@@ -84,7 +84,7 @@ pub fn mountinfo(out: &mut Text, root: &Path) -> Result<()> {
         write!(out, " - {} ", fs.name());
         out.push(&escaped(mount.source()));
         let access = if mount.flags().contains(MountFlags::RDONLY) { "ro" } else { "rw" };
-        write!(out, " {access}{}\n", fs.options());
+        writeln!(out, " {access}{}", fs.options());
     }
     Ok(())
 }

@@ -522,8 +522,8 @@ fn descriptor_info(out: &mut Text, process: &Process, fd: i32) -> Result<()> {
     let mount = file.path().map_or_else(boot::unnamed_mount, |path| path.mount.clone());
     // A stream has no offset, and its lock may be held for long: it is not taken.
     let position = if file.file().seekable() == Seekable::Offset { file.position() } else { 0 };
-    write!(out, "pos:\t{position}\nflags:\t0{:o}\nmnt_id:\t{}\n", flags.bits(), mount.id());
-    write!(out, "ino:\t{}\n", file.node().identity().inode);
+    writeln!(out, "pos:\t{position}\nflags:\t0{:o}\nmnt_id:\t{}", flags.bits(), mount.id());
+    writeln!(out, "ino:\t{}", file.node().identity().inode);
     Ok(())
 }
 

@@ -33,7 +33,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
             let usage = usage_of(process);
             let shared = usage.rss_file + usage.rss_shmem;
             let data = usage.data_pages + usage.stack_pages;
-            write!(out, "{} {} {shared} {} 0 {data} 0\n", usage.total_pages, usage.rss(), usage.exec_pages);
+            writeln!(out, "{} {} {shared} {} 0 {data} 0", usage.total_pages, usage.rss(), usage.exec_pages);
         }
         FileKind::Comm => {
             out.push(name(subject, process)?.as_bytes());
@@ -42,8 +42,8 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         FileKind::Limits => limits(out, process),
         FileKind::Io => {
             let [read, written, reads, writes] = process.io.each_ref().map(|n| n.load(Ordering::Relaxed));
-            write!(out, "rchar: {read}\nwchar: {written}\nsyscr: {reads}\nsyscw: {writes}\n");
-            write!(out, "read_bytes: 0\nwrite_bytes: 0\ncancelled_write_bytes: 0\n");
+            writeln!(out, "rchar: {read}\nwchar: {written}\nsyscr: {reads}\nsyscw: {writes}");
+            writeln!(out, "read_bytes: 0\nwrite_bytes: 0\ncancelled_write_bytes: 0");
         }
         FileKind::Wchan => out.push(b"0"),
         FileKind::Cgroup => out.push(b"0::/\n"),
@@ -51,9 +51,9 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
             let total = mem::stats::memory().total.max(1);
             let share = usage_of(process).rss() * 1000 / total;
             let score = share as i64 + i64::from(process.oom_score_adj.load(Ordering::Relaxed));
-            write!(out, "{}\n", score.clamp(0, 2000));
+            writeln!(out, "{}", score.clamp(0, 2000));
         }
-        FileKind::OomScoreAdj => write!(out, "{}\n", process.oom_score_adj.load(Ordering::Relaxed)),
+        FileKind::OomScoreAdj => writeln!(out, "{}", process.oom_score_adj.load(Ordering::Relaxed)),
         FileKind::Mounts => mounts::mounts(out, &process.fs().root())?,
         FileKind::Mountinfo => mounts::mountinfo(out, &process.fs().root())?,
         FileKind::Personality => out.push(b"00000000\n"),
@@ -63,7 +63,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         FileKind::Schedstat => {
             let usage = usage_in_time(subject, process)?;
             let switches = usage.voluntary_switches + usage.involuntary_switches;
-            write!(out, "{} 0 {switches}\n", usage.user + usage.system);
+            writeln!(out, "{} 0 {switches}", usage.user + usage.system);
         }
         FileKind::Cmdline
         | FileKind::Environ
@@ -197,7 +197,7 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     write!(out, " 0 0 0 17 {cpu} 0 0 0 0 0");
     write!(out, " {} {} {}", program.data.start, program.data.end, program.break_start);
     write!(out, " {} {}", program.arguments.start, program.arguments.end);
-    write!(out, " {} {} 0\n", program.environment.start, program.environment.end);
+    writeln!(out, " {} {} 0", program.environment.start, program.environment.end);
     Ok(())
 }
 
@@ -207,24 +207,24 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
     let (letter, words) = state(process, task.as_ref());
     let id = subject.tid.unwrap_or(process.pid);
     let is_alive = process.exit_status().is_none();
-    write!(out, "Name:\t{}\n", name(subject, process)?);
+    writeln!(out, "Name:\t{}", name(subject, process)?);
     if is_alive {
-        write!(out, "Umask:\t{:04o}\n", process.fs().umask());
+        writeln!(out, "Umask:\t{:04o}", process.fs().umask());
     }
-    write!(out, "State:\t{letter} ({words})\nTgid:\t{}\nNgid:\t0\nPid:\t{id}\n", process.pid);
-    write!(out, "PPid:\t{}\nTracerPid:\t0\n", process.parent_pid());
+    writeln!(out, "State:\t{letter} ({words})\nTgid:\t{}\nNgid:\t0\nPid:\t{id}", process.pid);
+    writeln!(out, "PPid:\t{}\nTracerPid:\t0", process.parent_pid());
     let c = &credentials;
-    write!(out, "Uid:\t{}\t{}\t{}\t{}\n", c.uid, c.euid, c.suid, c.fsuid);
-    write!(out, "Gid:\t{}\t{}\t{}\t{}\n", c.gid, c.egid, c.sgid, c.fsgid);
+    writeln!(out, "Uid:\t{}\t{}\t{}\t{}", c.uid, c.euid, c.suid, c.fsuid);
+    writeln!(out, "Gid:\t{}\t{}\t{}\t{}", c.gid, c.egid, c.sgid, c.fsgid);
     write!(out, "FDSize:\t{}\nGroups:\t", process.files().size());
     for group in &c.groups {
         write!(out, "{group} ");
     }
-    write!(out, "\nNStgid:\t{}\nNSpid:\t{id}\n", process.pid);
-    write!(out, "NSpgid:\t{}\nNSsid:\t{}\n", process.group(), process.session().id);
+    writeln!(out, "\nNStgid:\t{}\nNSpid:\t{id}", process.pid);
+    writeln!(out, "NSpgid:\t{}\nNSsid:\t{}", process.group(), process.session().id);
     if is_alive {
         let usage = process.space().lock().usage();
-        let mut line = |name: &str, pages: u64| write!(out, "{name}:\t{:>8} kB\n", pages * 4);
+        let mut line = |name: &str, pages: u64| writeln!(out, "{name}:\t{:>8} kB", pages * 4);
         line("VmPeak", usage.peak_total);
         line("VmSize", usage.total_pages);
         line("VmLck", usage.locked_pages);
@@ -240,33 +240,33 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
         line("VmLib", 0);
         line("VmPTE", usage.page_table_bytes / 4096);
         line("VmSwap", 0);
-        write!(out, "HugetlbPages:\t       0 kB\nCoreDumping:\t0\nTHP_enabled:\t0\n");
+        writeln!(out, "HugetlbPages:\t       0 kB\nCoreDumping:\t0\nTHP_enabled:\t0");
     }
     let pending = task.as_ref().map_or(SigSet::EMPTY, |task| task.pending_signals());
     let blocked = task.as_ref().map_or(SigSet::EMPTY, |task| task.blocked());
     let [ignored, caught] = dispositions(process);
     let queue = process.limit(Resource::SigPending).soft;
-    write!(out, "Threads:\t{}\nSigQ:\t0/{queue}\n", process.threads().len());
-    write!(out, "SigPnd:\t{:016x}\nShdPnd:\t{:016x}\nSigBlk:\t{:016x}\n", 0, pending.0, blocked.0);
-    write!(out, "SigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n");
+    writeln!(out, "Threads:\t{}\nSigQ:\t0/{queue}", process.threads().len());
+    writeln!(out, "SigPnd:\t{:016x}\nShdPnd:\t{:016x}\nSigBlk:\t{:016x}", 0, pending.0, blocked.0);
+    writeln!(out, "SigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}");
     const ALL: u64 = (1 << 41) - 1;
     let powers = if c.is_privileged() { ALL } else { 0 };
-    write!(out, "CapInh:\t{:016x}\nCapPrm:\t{powers:016x}\nCapEff:\t{powers:016x}\n", 0);
-    write!(
+    writeln!(out, "CapInh:\t{:016x}\nCapPrm:\t{powers:016x}\nCapEff:\t{powers:016x}", 0);
+    writeln!(
         out,
-        "CapBnd:\t{ALL:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\n",
+        "CapBnd:\t{ALL:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0",
         0
     );
     let online = sched::online();
     let cpus = task.as_ref().map_or(online.0, |task| task.schedule.affinity().0 & online.0);
     let count = online.len();
-    write!(out, "Cpus_allowed:\t{}\nCpus_allowed_list:\t{}\n", mask(cpus, count), list(cpus));
+    writeln!(out, "Cpus_allowed:\t{}\nCpus_allowed_list:\t{}", mask(cpus, count), list(cpus));
     let nodes = crate::fs::machine::get().map_or(1, |machine| machine.firmware.topology.node_count());
     let all_nodes = (1u64 << nodes) - 1;
-    write!(out, "Mems_allowed:\t{}\nMems_allowed_list:\t{}\n", mask(all_nodes, nodes), list(all_nodes));
+    writeln!(out, "Mems_allowed:\t{}\nMems_allowed_list:\t{}", mask(all_nodes, nodes), list(all_nodes));
     let usage = usage_in_time(subject, process)?;
-    write!(out, "voluntary_ctxt_switches:\t{}\n", usage.voluntary_switches);
-    write!(out, "nonvoluntary_ctxt_switches:\t{}\n", usage.involuntary_switches);
+    writeln!(out, "voluntary_ctxt_switches:\t{}", usage.voluntary_switches);
+    writeln!(out, "nonvoluntary_ctxt_switches:\t{}", usage.involuntary_switches);
     Ok(())
 }
 
@@ -292,9 +292,9 @@ fn limits(out: &mut Text, process: &Process) {
     let shown = |limit: u64| {
         if limit == u64::MAX { String::from("unlimited") } else { alloc::format!("{limit}") }
     };
-    write!(out, "{:<25} {:<20} {:<20} {:<10}\n", "Limit", "Soft Limit", "Hard Limit", "Units");
+    writeln!(out, "{:<25} {:<20} {:<20} {:<10}", "Limit", "Soft Limit", "Hard Limit", "Units");
     for (title, resource, unit) in ROWS {
         let limit = process.limit(resource);
-        write!(out, "{title:<25} {:<20} {:<20} {unit:<10}\n", shown(limit.soft), shown(limit.hard));
+        writeln!(out, "{title:<25} {:<20} {:<20} {unit:<10}", shown(limit.soft), shown(limit.hard));
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         alloc::format!("{} version {} {}", system::SYSTEM, system::RELEASE, system::VERSION),
     );
     root.file("cmdline", |out| {
-        write!(out, "{}\n", machine::get().map_or("", |machine| machine.command_line));
+        writeln!(out, "{}", machine::get().map_or("", |machine| machine.command_line));
         Ok(())
     });
     root.constant(
@@ -49,7 +49,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         out.push(b"major minor  #blocks  name\n\n");
         for (name, number, size) in crate::block::list() {
             let (major, minor) = split_device(number);
-            write!(out, "{major:4} {minor:7} {:10} {}\n", size / 1024, name.escape_ascii());
+            writeln!(out, "{major:4} {minor:7} {:10} {}", size / 1024, name.escape_ascii());
         }
         Ok(())
     });
@@ -90,7 +90,7 @@ fn meminfo(out: &mut Text) -> Result<()> {
     let MemoryStats { total, free, anonymous, page_cache, page_tables, kernel, bounce } =
         mem::stats::memory();
     let heap = mem::stats::heap_bytes().div_ceil(4096);
-    let mut line = |name: &str, frames: u64| write!(out, "{:<16}{:>8} kB\n", name, frames * FRAME_KB);
+    let mut line = |name: &str, frames: u64| writeln!(out, "{:<16}{:>8} kB", name, frames * FRAME_KB);
     line("MemTotal:", total);
     line("MemFree:", free);
     line("MemAvailable:", free);
@@ -125,11 +125,11 @@ fn meminfo(out: &mut Text) -> Result<()> {
     line("AnonHugePages:", 0);
     line("ShmemHugePages:", 0);
     line("FileHugePages:", 0);
-    write!(
+    writeln!(
         out,
-        "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0\nHugePages_Surp:        0\n"
+        "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0\nHugePages_Surp:        0"
     );
-    write!(out, "Hugepagesize:       2048 kB\n");
+    writeln!(out, "Hugepagesize:       2048 kB");
     Ok(())
 }
 
@@ -165,21 +165,21 @@ fn stat(out: &mut Text) -> Result<()> {
         sum.iter_mut().zip(cpu_ticks(cpu, times)).for_each(|(sum, ticks)| *sum += ticks);
     }
     let [user, system, idle] = sum;
-    write!(out, "cpu  {user} 0 {system} {idle} 0 0 0 0 0 0\n");
+    writeln!(out, "cpu  {user} 0 {system} {idle} 0 0 0 0 0 0");
     for cpu in cpus.iter() {
         let [user, system, idle] = cpu_ticks(cpu, times);
-        write!(out, "cpu{} {user} 0 {system} {idle} 0 0 0 0 0 0\n", cpu.0);
+        writeln!(out, "cpu{} {user} 0 {system} {idle} 0 0 0 0 0 0", cpu.0);
     }
-    write!(out, "intr 0\nctxt {switches}\nbtime {}\n", time::boot_wall() / time::SECOND as i64);
-    write!(out, "processes {}\nprocs_running {}\nprocs_blocked 0\n", registry::forks(), loads::runnable());
-    write!(out, "softirq 0 0 0 0 0 0 0 0 0 0 0\n");
+    writeln!(out, "intr 0\nctxt {switches}\nbtime {}", time::boot_wall() / time::SECOND as i64);
+    writeln!(out, "processes {}\nprocs_running {}\nprocs_blocked 0", registry::forks(), loads::runnable());
+    writeln!(out, "softirq 0 0 0 0 0 0 0 0 0 0 0");
     Ok(())
 }
 
 fn uptime(out: &mut Text) -> Result<()> {
     let idle: u64 = sched::online().iter().map(|cpu| sched::statistics(cpu).idle).sum();
     let (now, idle) = (time::now() / TICK, idle / TICK);
-    write!(out, "{}.{:02} {}.{:02}\n", now / 100, now % 100, idle / 100, idle % 100);
+    writeln!(out, "{}.{:02} {}.{:02}", now / 100, now % 100, idle / 100, idle % 100);
     Ok(())
 }
 
@@ -198,7 +198,7 @@ fn vmstat(out: &mut Text) -> Result<()> {
         faults[0] += usage.minor_faults + process.children_usage().minor_faults;
         faults[1] += usage.major_faults + process.children_usage().major_faults;
     });
-    let mut line = |name: &str, value: u64| write!(out, "{name} {value}\n");
+    let mut line = |name: &str, value: u64| writeln!(out, "{name} {value}");
     line("nr_free_pages", memory.free);
     line("nr_zone_inactive_anon", 0);
     line("nr_zone_active_anon", memory.anonymous + memory.page_cache);
@@ -231,9 +231,9 @@ fn vmstat(out: &mut Text) -> Result<()> {
 
 fn devices(out: &mut Text) -> Result<()> {
     for (title, kind) in [("Character", NodeKind::CharDevice), ("\nBlock", NodeKind::BlockDevice)] {
-        write!(out, "{title} devices:\n");
+        writeln!(out, "{title} devices:");
         for (major, name) in device::list(kind) {
-            write!(out, "{major:3} {name}\n");
+            writeln!(out, "{major:3} {name}");
         }
     }
     Ok(())
@@ -245,9 +245,9 @@ fn slabinfo(out: &mut Text) -> Result<()> {
     let heap = freehold_arch::heap::stats();
     let frames = heap.frames as u64;
     let used = (heap.allocated_bytes as u64).div_ceil(64);
-    write!(
+    writeln!(
         out,
-        "heap               {used} {} 64 64 1 : tunables 0 0 0 : slabdata {frames} {frames} 0\n",
+        "heap               {used} {} 64 64 1 : tunables 0 0 0 : slabdata {frames} {frames} 0",
         frames * 64
     );
     Ok(())
@@ -274,7 +274,7 @@ fn locks(out: &mut Text) -> Result<()> {
         if lock.end == u64::MAX {
             out.push(b"EOF\n");
         } else {
-            write!(out, "{}\n", lock.end - 1);
+            writeln!(out, "{}", lock.end - 1);
         }
     }
     Ok(())
@@ -284,7 +284,7 @@ fn locks(out: &mut Text) -> Result<()> {
 pub fn node_meminfo(out: &mut Text, node: NodeId) -> Result<()> {
     for zone in mem::frames().zone_info().filter(|zone| zone.node == node) {
         let mut line = |name: &str, frames: u64| {
-            write!(out, "Node {} {:<15}{:>8} kB\n", node.0, name, frames * FRAME_KB);
+            writeln!(out, "Node {} {:<15}{:>8} kB", node.0, name, frames * FRAME_KB);
         };
         let free = zone.free;
         line("MemTotal:", zone.managed);
@@ -299,7 +299,7 @@ pub fn node_meminfo(out: &mut Text, node: NodeId) -> Result<()> {
         {
             line(name, 0);
         }
-        write!(out, "Node {} HugePages_Total:     0\nNode {} HugePages_Free:      0\n", node.0, node.0);
+        writeln!(out, "Node {} HugePages_Total:     0\nNode {} HugePages_Free:      0", node.0, node.0);
     }
     Ok(())
 }

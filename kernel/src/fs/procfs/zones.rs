@@ -25,7 +25,7 @@ fn counts(values: &[u64]) -> String {
 
 fn buddyinfo(out: &mut Text) -> Result<()> {
     for zone in mem::frames().zone_info() {
-        write!(out, "Node {}, zone {:>8} {}\n", zone.node.0, "Normal", counts(&zone.free_blocks));
+        writeln!(out, "Node {}, zone {:>8} {}", zone.node.0, "Normal", counts(&zone.free_blocks));
     }
     Ok(())
 }
@@ -33,28 +33,28 @@ fn buddyinfo(out: &mut Text) -> Result<()> {
 fn zoneinfo(out: &mut Text) -> Result<()> {
     for zone in mem::frames().zone_info() {
         let marks = zone.watermarks;
-        write!(out, "Node {}, zone {:>8}\n  pages free     {}\n", zone.node.0, "Normal", zone.free);
-        write!(
+        writeln!(out, "Node {}, zone {:>8}\n  pages free     {}", zone.node.0, "Normal", zone.free);
+        writeln!(
             out,
-            "        boost    0\n        min      {}\n        low      {}\n        high     {}\n",
+            "        boost    0\n        min      {}\n        low      {}\n        high     {}",
             marks.min, marks.low, marks.high
         );
-        write!(
+        writeln!(
             out,
-            "        spanned  {0}\n        present  {0}\n        managed  {1}\n        cma      0\n",
+            "        spanned  {0}\n        present  {0}\n        managed  {1}\n        cma      0",
             zone.present, zone.managed
         );
-        write!(out, "        protection: (0, 0, 0, 0, 0)\n      nr_free_pages {}\n  pagesets\n", zone.free);
+        writeln!(out, "        protection: (0, 0, 0, 0, 0)\n      nr_free_pages {}\n  pagesets", zone.free);
         for cpu in sched::online().iter() {
             if let Some(lane) = mem::frames().lane_info(cpu) {
-                write!(
+                writeln!(
                     out,
-                    "    cpu: {}\n              count: {}\n              high:  {}\n              batch: {}\n",
+                    "    cpu: {}\n              count: {}\n              high:  {}\n              batch: {}",
                     cpu.0, lane.frames, lane.high, lane.batch
                 );
             }
         }
-        write!(out, "  node_unreclaimable:  0\n  start_pfn:           {}\n", first_frame(zone.node));
+        writeln!(out, "  node_unreclaimable:  0\n  start_pfn:           {}", first_frame(zone.node));
     }
     Ok(())
 }
@@ -76,7 +76,7 @@ fn pagetypeinfo(out: &mut Text) -> Result<()> {
         for owner in Owner::ALL {
             let free = &zone.free_by_class[owner as usize];
             let (node, name) = (zone.node.0, alloc::format!("{owner:?}"));
-            write!(out, "Node {node:>4}, zone {:>8}, type {name:>12} {}\n", "Normal", counts(free));
+            writeln!(out, "Node {node:>4}, zone {:>8}, type {name:>12} {}", "Normal", counts(free));
         }
     }
     out.push(b"\nNumber of blocks type ");

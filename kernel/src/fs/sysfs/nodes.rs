@@ -42,7 +42,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
         dir.file("meminfo", move |out| node_meminfo(out, node));
         dir.file("vmstat", move |out| {
             for zone in mem::frames().zone_info().filter(|zone| zone.node == node) {
-                write!(out, "nr_free_pages {}\n", zone.free);
+                writeln!(out, "nr_free_pages {}", zone.free);
             }
             Ok(())
         });
