@@ -120,7 +120,9 @@ impl Store {
     /// Bytes of `pages` pages from `first` on that are on the disk.
     fn length(&self, first: u64, pages: usize) -> usize {
         let left = self.0.sectors().saturating_sub(first.saturating_mul(PAGE_SECTORS));
-        usize::try_from(left).map_or(usize::MAX, |left| left.saturating_mul(SECTOR_SIZE)).min(pages * PAGE_SIZE)
+        usize::try_from(left)
+            .map_or(usize::MAX, |left| left.saturating_mul(SECTOR_SIZE))
+            .min(pages * PAGE_SIZE)
     }
 }
 
@@ -157,7 +159,11 @@ impl BackingStore<Frames> for Store {
         Ok(())
     }
 
-    fn write_back(&self, first: u64, frames: &[Frame<CacheKind, Frames>]) -> core::result::Result<(), VmError> {
+    fn write_back(
+        &self,
+        first: u64,
+        frames: &[Frame<CacheKind, Frames>],
+    ) -> core::result::Result<(), VmError> {
         let length = self.length(first, frames.len());
         if length == 0 {
             return Ok(());
