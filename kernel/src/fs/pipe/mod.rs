@@ -64,6 +64,15 @@ enum Ends {
 }
 
 impl Ends {
+    /// What an open with these flags asks for.
+    fn of(flags: OpenFlags) -> Result<Self> {
+        match (flags.reads(), flags.writes()) {
+            (true, true) => Ok(Self::Both),
+            (true, false) => Ok(Self::Read),
+            (false, true) => Ok(Self::Write),
+            (false, false) => Err(Errno::EINVAL),
+        }
+    }
     fn reads(self) -> bool {
         self != Self::Write
     }
@@ -109,8 +118,9 @@ impl Pipe {
     pub fn pair(flags: OpenFlags) -> Result<(Arc<PipeEnd>, Arc<PipeEnd>)> {
         let pipe = Self::new()?;
         let opener = pipe.clone();
+        // Opened again through /proc/PID/fd, a pipe waits for nobody, unlike a FIFO.
         let node = AnonymousNode::with_open(NodeKind::Fifo, "pipe", move |node, flags| {
-            open_fifo(&opener, node, flags)
+            Ok(opener.end(node, Ends::of(flags)?, flags))
         });
         let reader = pipe.end(node.clone(), Ends::Read, flags);
         let writer = pipe.end(node, Ends::Write, flags);
@@ -406,30 +416,27 @@ pub fn open_named(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>
 /// `ENXIO` for a writer that may not wait where nobody reads; `ERESTARTSYS` on a signal.
 pub fn open_fifo(pipe: &Arc<Pipe>, node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let wait = !flags.contains(OpenFlags::NONBLOCK);
-    match (flags.reads(), flags.writes()) {
-        (true, true) => Ok(pipe.end(node, Ends::Both, flags)),
-        (true, false) => {
+    match Ends::of(flags)? {
+        Ends::Both => Ok(pipe.end(node, Ends::Both, flags)),
+        Ends::Read => {
             let before = pipe.writer_opens.load(Ordering::SeqCst);
             let end = pipe.end(node, Ends::Read, flags);
             if wait && !pipe.has_writers() {
-                pipe.readable
-                    .wait_until(|| (pipe.writer_opens.load(Ordering::SeqCst) != before).then_some(()))?;
+                pipe.readable.wait_until(|| (pipe.writer_opens.load(Ordering::SeqCst) != before).then_some(()))?;
             }
             Ok(end)
         }
-        (false, true) => {
+        Ends::Write => {
             if !wait && !pipe.has_readers() {
                 return Err(Errno::ENXIO);
             }
             let before = pipe.reader_opens.load(Ordering::SeqCst);
             let end = pipe.end(node, Ends::Write, flags);
             if wait && !pipe.has_readers() {
-                pipe.writable
-                    .wait_until(|| (pipe.reader_opens.load(Ordering::SeqCst) != before).then_some(()))?;
+                pipe.writable.wait_until(|| (pipe.reader_opens.load(Ordering::SeqCst) != before).then_some(()))?;
             }
             Ok(end)
         }
-        (false, false) => Err(Errno::EINVAL),
     }
 }
 

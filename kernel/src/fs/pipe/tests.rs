@@ -113,6 +113,19 @@ fn a_fifo_is_emptied_when_nobody_has_it_open() {
     assert_eq!(reader.poll(None), Ready::empty());
 }
 
+#[test]
+fn a_pipe_opened_again_waits_for_nobody() {
+    let (reader, writer) = pair();
+    write(&writer, b"left behind").unwrap();
+    drop(writer);
+    let again = reader.node().open(OpenFlags::empty()).unwrap();
+    drop(reader);
+    let mut buffer = [0; 20];
+    let count = again.read_at(0, &mut SliceSink::new(&mut buffer), Blocking::Wait).unwrap();
+    assert_eq!(&buffer[..count], b"left behind");
+    assert_eq!(again.read_at(0, &mut SliceSink::new(&mut buffer), Blocking::Wait), Ok(0));
+}
+
 proptest! {
     #[test]
     fn any_mix_of_reads_and_writes_is_one_stream(steps in prop::collection::vec((any::<bool>(), 1usize..9000), 1..60)) {
