@@ -9,10 +9,16 @@
 //! | [`content`] | the bytes of a regular file, wherever they are kept |
 //! | [`path`], [`walk`] | a place in the tree of names, and the way there |
 //! | [`mount`] | which file system is seen where |
+//! | [`names`] | what programs do to names: open, make, remove, rename, link |
 //! | [`context`] | root, working directory and umask of a process |
 //! | [`open_file`], [`table`] | open file descriptions and descriptors |
 //! | [`device`] | who serves which device number |
-//! | [`generated`] | files whose content is written when they are read (/proc, /sys) |
+//! | [`locks`] | flock and record locks |
+//! | [`tmpfs`] | files in memory: the root, /dev, /tmp, memfd |
+//! | [`generated`], [`pseudo`] | files whose content is written when they are read, and trees of them |
+//! | [`procfs`], [`sysfs`] | /proc and /sys |
+//! | [`initramfs`], [`boot`] | the image unpacked, the first mounts |
+//! | [`calls`] | the system calls on all of this |
 //!
 //! Lock order: mount table > directory of a file system > inode > content. All of these are spin locks
 //! that are never held across a user copy or a sleep, except the write lock of an inode, a sleeping mutex that
