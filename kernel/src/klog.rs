@@ -65,7 +65,10 @@ pub struct Cursor {
 }
 
 /// What a reader finds.
-#[expect(clippy::large_enum_variant, reason = "a record is copied out under a lock, where nothing may be allocated")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a record is copied out under a lock, where nothing may be allocated"
+)]
 pub enum Next {
     /// The next record.
     Record(Record),

@@ -422,7 +422,8 @@ pub fn open_fifo(pipe: &Arc<Pipe>, node: Arc<dyn Node>, flags: OpenFlags) -> Res
             let before = pipe.writer_opens.load(Ordering::SeqCst);
             let end = pipe.end(node, Ends::Read, flags);
             if wait && !pipe.has_writers() {
-                pipe.readable.wait_until(|| (pipe.writer_opens.load(Ordering::SeqCst) != before).then_some(()))?;
+                pipe.readable
+                    .wait_until(|| (pipe.writer_opens.load(Ordering::SeqCst) != before).then_some(()))?;
             }
             Ok(end)
         }
@@ -433,7 +434,8 @@ pub fn open_fifo(pipe: &Arc<Pipe>, node: Arc<dyn Node>, flags: OpenFlags) -> Res
             let before = pipe.reader_opens.load(Ordering::SeqCst);
             let end = pipe.end(node, Ends::Write, flags);
             if wait && !pipe.has_readers() {
-                pipe.writable.wait_until(|| (pipe.reader_opens.load(Ordering::SeqCst) != before).then_some(()))?;
+                pipe.writable
+                    .wait_until(|| (pipe.reader_opens.load(Ordering::SeqCst) != before).then_some(()))?;
             }
             Ok(end)
         }
