@@ -3,6 +3,8 @@
 mod completion;
 mod lock;
 mod wait;
+#[cfg(test)]
+mod wait_model;
 
 pub use completion::Completion;
 pub use lock::{IrqSpinLock, Mutex, MutexGuard, ReadGuard, RwLock, SpinLock, SpinLockGuard, WriteGuard};

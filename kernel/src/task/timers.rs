@@ -145,7 +145,8 @@ impl Process {
     fn cpu_time(&self) -> u64 {
         crate::sched::account_running();
         let group = self.signals.lock();
-        let living: u64 = group.threads.iter().map(|task| task.schedule.runtime.load(Ordering::Relaxed)).sum();
+        let living: u64 =
+            group.threads.iter().map(|task| task.schedule.runtime.load(Ordering::Relaxed)).sum();
         living + self.past_runtime.load(Ordering::Relaxed)
     }
 

@@ -1,0 +1,104 @@
+//! The protocol of sleeping and waking, step by step as [`super::wait`] and the scheduler take the steps, in every
+//! order of two CPUs: a lost wake-up leaves the sleeper asleep, which the model reports as a deadlock.
+
+use shuttle::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use shuttle::sync::{Arc, Condvar, Mutex};
+use shuttle::thread;
+
+const RUNNABLE: u8 = 0;
+const SLEEPING: u8 = 1;
+
+/// Whether the sleeper looks at its condition after it announced its sleep, as it must.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    AfterAnnouncing,
+    BeforeOnly,
+}
+
+/// A task, the run queue it belongs to, and the wait queue it may be on.
+struct World {
+    condition: AtomicBool,
+    queued: Mutex<bool>,
+    state: AtomicU8,
+    /// Whether the CPU runs the task; the run queue's lock, and its idle CPU waiting for work.
+    running: Mutex<bool>,
+    work: Condvar,
+}
+
+impl World {
+    /// `sched::block`: leave the CPU if still asleep under the run queue's lock; go on when made runnable.
+    fn block(&self) {
+        let mut running = self.running.lock().unwrap();
+        if self.state.load(Ordering::SeqCst) == SLEEPING {
+            *running = false;
+            while !*running {
+                running = self.work.wait(running).unwrap();
+            }
+        }
+    }
+
+    /// `sched::wake`: under the run queue's lock, a sleeping task becomes runnable; one that has left the CPU is put back.
+    fn wake(&self) {
+        let mut running = self.running.lock().unwrap();
+        let asleep = self.state.compare_exchange(SLEEPING, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
+        if asleep.is_ok() && !*running {
+            *running = true;
+            self.work.notify_one();
+        }
+    }
+
+    fn sleeper(&self, look: Look) {
+        *self.queued.lock().unwrap() = true;
+        loop {
+            if look == Look::BeforeOnly && self.condition.load(Ordering::SeqCst) {
+                break;
+            }
+            self.state.store(SLEEPING, Ordering::SeqCst);
+            if look == Look::AfterAnnouncing && self.condition.load(Ordering::SeqCst) {
+                break;
+            }
+            self.block();
+        }
+        self.state.store(RUNNABLE, Ordering::SeqCst);
+        *self.queued.lock().unwrap() = false;
+    }
+
+    fn waker(&self) {
+        self.condition.store(true, Ordering::SeqCst);
+        if *self.queued.lock().unwrap() {
+            self.wake();
+        }
+    }
+}
+
+fn run(look: Look) {
+    shuttle::check_dfs(
+        move || {
+            let world = Arc::new(World {
+                condition: AtomicBool::new(false),
+                queued: Mutex::new(false),
+                state: AtomicU8::new(RUNNABLE),
+                running: Mutex::new(true),
+                work: Condvar::new(),
+            });
+            let waker = thread::spawn({
+                let world = world.clone();
+                move || world.waker()
+            });
+            world.sleeper(look);
+            waker.join().unwrap();
+        },
+        Some(20_000),
+    );
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    run(Look::AfterAnnouncing);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_sleeper_that_does_not_look_again_loses_one() {
+    run(Look::BeforeOnly);
+}
