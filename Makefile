@@ -10,7 +10,7 @@ DESTDIR ?=
 export PATH := $(PATH):$(HOME)/.cargo/bin
 TARGET := target
 GUEST_CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Wno-unused-result -static
-GUEST_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c))
+GUEST_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c guest/workloads/*.c))
 
 .PHONY: build run test install setup command kernel guest
 .DEFAULT_GOAL := build
