@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use super::process::{ExitStatus, Process};
 use super::{Signal, current, registry};
+use crate::sync::Mutex;
 
 /// What [`oom_kill`] did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,8 +35,12 @@ pub fn badness(process: &Process, total_pages: u64) -> i64 {
     pages as i64 + i64::from(adjustment) * total_pages as i64 / 1000
 }
 
+/// One chooses at a time: whoever comes next finds the first one's victim dying, and kills nobody else.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// Kill the process whose death gives most memory back; says who and why in the log.
 pub fn oom_kill(doing: &'static str) -> OomKill {
+    let turn = TURN.lock();
     let total = crate::mem::frames().managed_frames();
     let processes = registry::processes();
     let living = processes.iter().filter(|process| process.pid > 1 && process.exit_status().is_none());
@@ -54,13 +59,16 @@ pub fn oom_kill(doing: &'static str) -> OomKill {
     let name = victim.name();
     let name = core::str::from_utf8(&name).unwrap_or("?").trim_end_matches('\0');
     let asker = current();
-    log::error!(
-        "out of memory ({doing} by process {}): killed process {} ({name}), {} KiB resident, oom_score_adj {}",
-        asker.process().pid,
-        victim.pid,
-        score.max(0) * 4,
-        victim.oom_score_adj.load(Ordering::Relaxed),
+    let (by, pid) = (asker.process().pid, victim.pid);
+    let resident = score.max(0) * 4;
+    let adjusted = victim.oom_score_adj.load(Ordering::Relaxed);
+    let report = format_args!(
+        "out of memory ({doing} by process {by}): killed process {pid} ({name}), {resident} KiB resident, oom_score_adj {adjusted}"
     );
+    log::error!("{report}");
     victim.end(ExitStatus::Signaled(Signal::KILL));
+    drop(turn);
+    // Whoever watches from the host is told without asking for the log: this is why a program is gone.
+    crate::host::notice(report);
     OomKill::Killed
 }
