@@ -10,6 +10,10 @@ mod args;
 mod backtrace;
 mod doctor;
 mod failure;
+#[allow(dead_code)] // Its users are on their way.
+mod files;
+#[allow(dead_code, unused_imports)] // Its users are on their way.
+mod html;
 mod image;
 mod kernel;
 mod linux;

@@ -1,6 +1,5 @@
 //! The outcome of a run: our exit status, what is printed, and `--json`.
 
-use std::io::Write;
 use std::path::Path;
 
 use serde::Serialize;
@@ -8,6 +7,7 @@ use serde_json::Value;
 
 use crate::Result;
 use crate::failure::{Failure, OWN_ERROR};
+use crate::files;
 use crate::protocol::Ending;
 use crate::session::{End, Ended};
 
@@ -115,15 +115,8 @@ impl Outcome {
 
     /// Writes the file as a whole or not at all.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let failed = |e: &std::io::Error| Failure::io("write", path, e);
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file =
-            tempfile::Builder::new().prefix(".freehold-").tempfile_in(folder).map_err(|e| failed(&e))?;
-        serde_json::to_writer_pretty(&mut file, self).map_err(|e| failed(&e.into()))?;
-        file.write_all(b"\n").map_err(|e| failed(&e))?;
-        let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-        file.as_file().set_permissions(readable).map_err(|e| failed(&e))?;
-        file.persist(path).map_err(|e| failed(&e.error))?;
-        Ok(())
+        let mut text = serde_json::to_vec_pretty(self).map_err(|e| Failure::io("write", path, &e.into()))?;
+        text.push(b'\n');
+        files::write_whole(path, &text)
     }
 }

@@ -1,0 +1,219 @@
+//! Reports as one offline HTML file: page frame, tables, figures drawn as SVG.
+//!
+//! The file needs no network, no fonts and no other file, looks right on light and dark screens and on paper, and says
+//! everything without its script, which only shows the value under the pointer. Every text is escaped where it enters:
+//! names come from guests and are not to be trusted. The page forbids itself everything else (Content-Security-Policy).
+
+mod bars;
+mod escape;
+mod figure;
+mod grid;
+mod lines;
+mod scale;
+mod table;
+
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::{Result, files};
+pub use bars::{Bar, Bars};
+pub use escape::escape;
+pub use figure::Figure;
+pub use grid::{HeatMap, Matrix};
+pub use lines::{Band, Lines, Shape};
+pub use scale::{Axis, Unit};
+pub use table::{Cell, Column, Table};
+
+const STYLE: &str = include_str!("html/style.css");
+const SCRIPT: &str = include_str!("html/script.js");
+/// The only script that the page lets run: SHA-256 of [`SCRIPT`] (`openssl dgst -sha256 -binary | base64`).
+const SCRIPT_HASH: &str = "sha256-ZYoh1/IiZ8VJA03m0Cd34k7VdNx2hmJsiDRczsq+D4Q=";
+
+/// What a value, a note or a tile means to the reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tone {
+    /// Nothing in particular.
+    #[default]
+    Plain,
+    /// As wished.
+    Good,
+    /// Worth a look.
+    Warning,
+    /// Wrong.
+    Bad,
+}
+
+impl Tone {
+    const fn class(self) -> &'static str {
+        match self {
+            Tone::Plain => "plain",
+            Tone::Good => "good",
+            Tone::Warning => "warning",
+            Tone::Bad => "bad",
+        }
+    }
+}
+
+/// A key figure at the top of a page.
+#[derive(Debug, Clone)]
+pub struct Tile {
+    /// What it is.
+    pub label: String,
+    /// The figure, with its unit.
+    pub value: String,
+    /// One line more.
+    pub detail: String,
+    /// What it means.
+    pub tone: Tone,
+}
+
+/// A page in the making; parts appear in the order in which they are added.
+#[derive(Debug)]
+pub struct Page {
+    title: String,
+    lead: String,
+    sections: Vec<String>,
+    body: String,
+    figures: usize,
+}
+
+impl Page {
+    /// A page with a title and the sentence below it.
+    pub fn new(title: &str, lead: &str) -> Page {
+        Page { title: title.into(), lead: lead.into(), sections: Vec::new(), body: String::new(), figures: 0 }
+    }
+
+    /// Begins a section; the list at the top of the page leads to it.
+    pub fn section(&mut self, heading: &str) {
+        self.sections.push(heading.into());
+        let number = self.sections.len();
+        self.put(format_args!("<h2 id=\"s{number}\">{}</h2>\n", escape(heading)));
+    }
+
+    /// A paragraph.
+    pub fn text(&mut self, paragraph: &str) {
+        self.put(format_args!("<p>{}</p>\n", escape(paragraph)));
+    }
+
+    /// A paragraph that stands out.
+    pub fn note(&mut self, tone: Tone, text: &str) {
+        self.put(format_args!("<p class=\"note {}\">{}</p>\n", tone.class(), escape(text)));
+    }
+
+    /// Key figures side by side.
+    pub fn tiles(&mut self, tiles: &[Tile]) {
+        self.body.push_str("<div class=\"tiles\">\n");
+        for tile in tiles {
+            self.put(format_args!(
+                "<div class=\"tile {}\"><div class=\"label\">{}</div><div class=\"value\">{}</div>\
+                 <div class=\"detail\">{}</div></div>\n",
+                tile.tone.class(),
+                escape(&tile.label),
+                escape(&tile.value),
+                escape(&tile.detail),
+            ));
+        }
+        self.body.push_str("</div>\n");
+    }
+
+    /// Names with their values: settings, versions, command lines.
+    pub fn facts(&mut self, facts: &[(String, String)]) {
+        self.body.push_str("<dl class=\"facts\">\n");
+        for (name, value) in facts {
+            self.put(format_args!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(value)));
+        }
+        self.body.push_str("</dl>\n");
+    }
+
+    /// A table.
+    pub fn table(&mut self, table: &Table) {
+        table.render(&mut self.body);
+    }
+
+    /// A figure, numbered, with its title above it and a sentence that says how to read it (may be empty).
+    pub fn figure(&mut self, figure: &impl Figure, caption: &str) {
+        self.figures += 1;
+        let number = self.figures;
+        let title = escape(figure.title());
+        self.put(format_args!("<figure id=\"f{number}\"><h3>{title}</h3>\n{}", figure.legend()));
+        self.put(format_args!("{}\n", figure.draw()));
+        if !caption.is_empty() {
+            self.put(format_args!("<figcaption>{}</figcaption>\n", escape(caption)));
+        }
+        self.body.push_str("</figure>\n");
+    }
+
+    /// Writes the file, whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        files::write_whole(path, self.render().as_bytes())
+    }
+
+    /// The whole file's text.
+    pub fn render(&self) -> String {
+        let mut links = String::new();
+        if self.sections.len() > 1 {
+            links.push_str("<nav>");
+            for (number, heading) in self.sections.iter().enumerate() {
+                let _ = write!(links, "<a href=\"#s{}\">{}</a>", number + 1, escape(heading));
+            }
+            links.push_str("</nav>\n");
+        }
+        format!(
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
+             script-src '{SCRIPT_HASH}'\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
+             <link rel=\"icon\" href=\"data:,\">\n<style>\n{STYLE}</style>\n</head>\n<body>\n<header>\n\
+             <p class=\"brand\">freehold {version}</p>\n<h1>{title}</h1>\n<p class=\"lead\">{lead}</p>\n{links}</header>\n\
+             <main>\n{body}</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
+            title = escape(&self.title),
+            lead = escape(&self.lead),
+            version = env!("CARGO_PKG_VERSION"),
+            body = self.body,
+        )
+    }
+
+    fn put(&mut self, text: std::fmt::Arguments<'_>) {
+        // Writing to a String cannot fail.
+        let _ = self.body.write_fmt(text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_from_a_guest_stays_text_wherever_it_enters_a_page() {
+        let evil = "</style><script>alert(1)</script>\"'&";
+        let mut page = Page::new(evil, evil);
+        page.section(evil);
+        page.text(evil);
+        page.note(Tone::Bad, evil);
+        page.facts(&[(evil.into(), evil.into())]);
+        page.tiles(&[Tile { label: evil.into(), value: evil.into(), detail: evil.into(), tone: Tone::Good }]);
+        let mut table = Table::new(evil, &[Column::text(evil)]);
+        table.row([Cell::text(evil).hint(evil)]);
+        page.table(&table);
+        let mut bars = Bars::new(evil, Axis::linear(evil, Unit::Number), &[evil]);
+        bars.group(evil, &[Some(Bar::exact(1.0))]);
+        page.figure(&bars, evil);
+        let mut lines = Lines::new(evil, Axis::linear(evil, Unit::Number), Axis::linear(evil, Unit::Number));
+        lines.line(evil, Shape::Step, &[(0.0, 1.0), (1.0, 2.0)]);
+        page.figure(&lines, evil);
+        page.figure(&Matrix::new(evil, (evil, evil), &[evil.into()], &[evil.into()], vec![1.0]), evil);
+        let text = page.render();
+        assert_eq!(text.matches("<script").count(), 1, "our own");
+        assert_eq!(text.matches("</style>").count(), 1, "our own");
+        assert!(!text.contains("alert(1)</script>"));
+    }
+
+    #[test]
+    fn a_page_asks_for_nothing_outside_itself() {
+        let text = Page::new("t", "l").render();
+        for word in ["http:", "https:", "//", "@import", "url("] {
+            assert!(!text.contains(word), "{word}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Horizontal bars in groups, with error bars: measurements side by side.
+
+use super::figure::{self, Anchor, Canvas, Figure, WIDTH};
+use super::scale::Axis;
+
+const BAR: f64 = 13.0;
+const GROUP_GAP: f64 = 12.0;
+const LABELS_AT_MOST: f64 = 270.0;
+/// Room for a value right of the longest bar.
+const VALUES: f64 = 74.0;
+const TOP: f64 = 8.0;
+
+/// One bar.
+#[derive(Debug, Clone, Copy)]
+pub struct Bar {
+    /// Its length.
+    pub value: f64,
+    /// Ends of its error bar.
+    pub spread: Option<(f64, f64)>,
+}
+
+impl Bar {
+    /// A value without error.
+    pub const fn exact(value: f64) -> Bar {
+        Bar { value, spread: None }
+    }
+
+    /// A value with an interval around it.
+    pub const fn within(value: f64, low: f64, high: f64) -> Bar {
+        Bar { value, spread: Some((low, high)) }
+    }
+}
+
+/// Bars of one or more series, a group a line.
+#[derive(Debug)]
+pub struct Bars {
+    title: String,
+    axis: Axis,
+    series: Vec<String>,
+    groups: Vec<(String, Vec<Option<Bar>>)>,
+    reference: Option<(f64, String)>,
+}
+
+impl Bars {
+    /// No groups yet. `series` names the bars of every group, in order.
+    pub fn new(title: &str, axis: Axis, series: &[&str]) -> Bars {
+        Bars {
+            title: title.into(),
+            axis,
+            series: series.iter().map(|name| (*name).to_owned()).collect(),
+            groups: Vec::new(),
+            reference: None,
+        }
+    }
+
+    /// Adds a group: one bar for each series, `None` where there is no value.
+    pub fn group(&mut self, label: &str, bars: &[Option<Bar>]) {
+        self.groups.push((label.into(), bars.to_vec()));
+    }
+
+    /// A line across all groups: a limit, or where both sides are equal.
+    pub fn reference(&mut self, value: f64, label: &str) {
+        self.reference = Some((value, label.into()));
+    }
+}
+
+impl Figure for Bars {
+    fn title(&self) -> &str {
+        &self.title
+    }
+
+    fn legend(&self) -> String {
+        figure::legend(&self.series)
+    }
+
+    fn draw(&self) -> String {
+        let widest = self.groups.iter().map(|(label, _)| figure::text_width(label)).fold(0.0, f64::max);
+        let left = widest.min(LABELS_AT_MOST) + 14.0;
+        let group_height = BAR * self.series.len() as f64 + GROUP_GAP;
+        let top = TOP + if self.reference.is_some() { 18.0 } else { 0.0 };
+        let bottom = top + group_height * self.groups.len() as f64 + 4.0;
+        let all = self.groups.iter().flat_map(|(_, bars)| bars.iter().flatten());
+        let ends = all.flat_map(|bar| [bar.value, bar.spread.map_or(bar.value, |(_, high)| high)]);
+        let scale =
+            self.axis.fit(ends.chain(self.reference.iter().map(|(value, _)| *value)), left, WIDTH - VALUES);
+        let mut canvas = Canvas::new(bottom + 44.0);
+        canvas.axis_below(&scale, (left, WIDTH - VALUES), top, bottom);
+        for (row, (label, bars)) in self.groups.iter().enumerate() {
+            let y = top + group_height * row as f64 + GROUP_GAP / 2.0;
+            let middle = y + (group_height - GROUP_GAP) / 2.0 + 4.0;
+            canvas.text(left - 10.0, middle, Anchor::End, "label", &figure::fit_text(label, LABELS_AT_MOST));
+            for (number, bar) in bars.iter().enumerate().take(self.series.len()) {
+                let Some(bar) = bar else { continue };
+                let y = y + BAR * number as f64;
+                let name = if self.series.len() > 1 { &self.series[number] } else { "" };
+                let value = scale.show(bar.value);
+                let mut tip = format!("{label}\n{name} {value}");
+                let end = scale.place(bar.value);
+                let colour = figure::colour(number);
+                let mut text_at = end;
+                if let Some((low, high)) = bar.spread {
+                    tip = format!("{tip} ({} to {})", scale.show(low), scale.show(high));
+                    text_at = text_at.max(scale.place(high));
+                }
+                canvas.rect(left, y + 1.0, (end - left).max(1.0), BAR - 2.0, &format!("bar {colour}"), &tip);
+                if let Some((low, high)) = bar.spread {
+                    let (low, high, y) = (scale.place(low), scale.place(high), y + BAR / 2.0);
+                    canvas.put(format_args!(
+                        "<path d=\"M{low:.1} {y:.1}H{high:.1}M{low:.1} {:.1}v6M{high:.1} {:.1}v6\" class=\"error\"/>",
+                        y - 3.0,
+                        y - 3.0
+                    ));
+                }
+                canvas.text(text_at + 6.0, y + BAR - 3.0, Anchor::Start, "value", &value);
+            }
+        }
+        canvas.line((left, top), (left, bottom), "base");
+        if let Some((value, label)) = &self.reference {
+            let x = scale.place(*value);
+            canvas.line((x, top - 4.0), (x, bottom), "reference");
+            canvas.text(x, top - 9.0, Anchor::Middle, "tick", label);
+        }
+        canvas.finish("bars", &self.title)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::html::Unit;
+
+    #[test]
+    fn every_value_is_a_bar_with_its_error_and_a_missing_one_is_none() {
+        let mut bars = Bars::new("t", Axis::linear("x", Unit::Count), &["a", "b"]);
+        bars.group("first", &[Some(Bar::within(10.0, 9.0, 12.0)), Some(Bar::exact(5.0))]);
+        bars.group("second", &[None, Some(Bar::exact(2.0))]);
+        let svg = bars.draw();
+        assert_eq!(svg.matches("class=\"bar ").count(), 3);
+        assert_eq!(svg.matches("class=\"error\"").count(), 1);
+        assert!(bars.legend().contains("c2"));
+    }
+
+    #[test]
+    fn twice_the_value_is_twice_the_length() {
+        let mut bars = Bars::new("t", Axis::linear("x", Unit::Count), &["a"]);
+        bars.group("g", &[Some(Bar::exact(40.0))]);
+        bars.group("h", &[Some(Bar::exact(80.0))]);
+        let svg = bars.draw();
+        let widths: Vec<f64> = svg
+            .lines()
+            .filter(|line| line.contains("class=\"bar "))
+            .filter_map(|line| line.split("width=\"").nth(1)?.split('"').next()?.parse().ok())
+            .collect();
+        assert!((widths[1] / widths[0] - 2.0).abs() < 0.01, "{widths:?}");
+    }
+}

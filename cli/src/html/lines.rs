@@ -1,0 +1,211 @@
+//! Lines over a numeric axis: courses over time with bands, step and survival curves, filled profiles.
+
+use std::fmt::Write;
+
+use super::figure::{self, Anchor, Canvas, Figure, WIDTH};
+use super::scale::{Axis, Scale};
+use super::{Unit, escape};
+
+const HEIGHT: f64 = 250.0;
+const LEFT: f64 = 66.0;
+const RIGHT: f64 = WIDTH - 16.0;
+const TOP: f64 = 34.0;
+/// Points that answer the pointer, in one figure: more would make the file large and be closer than a pointer can tell.
+const POINTS: usize = 600;
+
+/// How points are joined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// From point to point.
+    Straight,
+    /// Each value holds until the next point.
+    Step,
+    /// As [`Shape::Step`], filled down to the axis.
+    Profile,
+}
+
+/// An area between two courses: (x, low, high).
+pub type Band = [(f64, f64, f64)];
+
+#[derive(Debug)]
+struct Series {
+    name: String,
+    shape: Shape,
+    points: Vec<(f64, f64)>,
+    band: Vec<(f64, f64, f64)>,
+}
+
+/// A figure of lines.
+#[derive(Debug)]
+pub struct Lines {
+    title: String,
+    x: Axis,
+    y: Axis,
+    series: Vec<Series>,
+    marks: Vec<(f64, String)>,
+}
+
+impl Lines {
+    /// No lines yet.
+    pub fn new(title: &str, x: Axis, y: Axis) -> Lines {
+        Lines { title: title.into(), x, y, series: Vec::new(), marks: Vec::new() }
+    }
+
+    /// Adds a line through `points`, which are sorted by x.
+    pub fn line(&mut self, name: &str, shape: Shape, points: &[(f64, f64)]) {
+        self.line_in_band(name, shape, points, &[]);
+    }
+
+    /// Adds a line with an area of uncertainty around it.
+    pub fn line_in_band(&mut self, name: &str, shape: Shape, points: &[(f64, f64)], band: &Band) {
+        self.series.push(Series { name: name.into(), shape, points: points.to_vec(), band: band.to_vec() });
+    }
+
+    /// Marks a place on the x axis: the start of a phase.
+    pub fn mark(&mut self, x: f64, label: &str) {
+        self.marks.push((x, label.into()));
+    }
+
+    fn path(series: &Series, x: &Scale, y: &Scale) -> String {
+        let mut path = String::new();
+        let mut before = None;
+        for &(at, value) in &series.points {
+            let (at, value) = (x.place(at), y.place(value));
+            let _ = match (before, series.shape) {
+                (None, _) => write!(path, "M{at:.1} {value:.1}"),
+                (Some(_), Shape::Straight) => write!(path, "L{at:.1} {value:.1}"),
+                (Some(_), Shape::Step | Shape::Profile) => write!(path, "H{at:.1}V{value:.1}"),
+            };
+            before = Some(value);
+        }
+        path
+    }
+
+    fn draw_series(&self, canvas: &mut Canvas, number: usize, x: &Scale, y: &Scale) {
+        let series = &self.series[number];
+        let colour = figure::colour(number);
+        if !series.band.is_empty() {
+            let mut path = String::from("M");
+            for &(at, low, _) in &series.band {
+                let _ = write!(path, "{:.1} {:.1} ", x.place(at), y.place(low));
+            }
+            for &(at, _, high) in series.band.iter().rev() {
+                let _ = write!(path, "{:.1} {:.1} ", x.place(at), y.place(high));
+            }
+            canvas.put(format_args!("<path d=\"{path}Z\" class=\"band {colour}\"/>"));
+        }
+        let path = Lines::path(series, x, y);
+        if let (Shape::Profile, Some(first), Some(last)) =
+            (series.shape, series.points.first(), series.points.last())
+        {
+            let floor = y.place(f64::NEG_INFINITY);
+            canvas.put(format_args!(
+                "<path d=\"{path}L{:.1} {floor:.1}L{:.1} {floor:.1}Z\" class=\"band {colour}\"/>",
+                x.place(last.0),
+                x.place(first.0)
+            ));
+        }
+        if !path.is_empty() {
+            canvas.put(format_args!("<path d=\"{path}\" class=\"line {colour}\"/>"));
+        }
+        let every = (series.points.len() * self.series.len()).div_ceil(POINTS).max(1);
+        let name = if self.series.len() > 1 { format!("{}\n", series.name) } else { String::new() };
+        for &(at, value) in series.points.iter().step_by(every) {
+            let tip = format!("{name}{}: {}", x.show(at), y.show(value));
+            canvas.put(format_args!(
+                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"5\" class=\"point {colour}\" data-tip=\"{}\"/>",
+                x.place(at),
+                y.place(value),
+                escape(&tip)
+            ));
+        }
+    }
+}
+
+impl Figure for Lines {
+    fn title(&self) -> &str {
+        &self.title
+    }
+
+    fn legend(&self) -> String {
+        figure::legend(&self.series.iter().map(|series| series.name.clone()).collect::<Vec<_>>())
+    }
+
+    fn draw(&self) -> String {
+        let points = || self.series.iter().flat_map(|series| series.points.iter());
+        let bands = || self.series.iter().flat_map(|series| series.band.iter());
+        let top = TOP + if self.marks.is_empty() { 0.0 } else { 16.0 };
+        let bottom = top + HEIGHT;
+        let x = self.x.fit(
+            points().map(|p| p.0).chain(bands().map(|b| b.0)).chain(self.marks.iter().map(|m| m.0)),
+            LEFT,
+            RIGHT,
+        );
+        let y = self.y.fit(points().map(|p| p.1).chain(bands().map(|b| b.2)), bottom, top);
+        let mut canvas = Canvas::new(bottom + 44.0);
+        canvas.axis_below(&x, (LEFT, RIGHT), top, bottom);
+        canvas.axis_left(&y, TOP, LEFT, RIGHT);
+        canvas.line((LEFT, bottom), (RIGHT, bottom), "base");
+        let mut free_from = f64::NEG_INFINITY;
+        for (at, label) in &self.marks {
+            let at = x.place(*at);
+            canvas.line((at, top - 4.0), (at, bottom), "reference");
+            // Labels that would run into each other stay out; the table of phases has them all.
+            if at >= free_from && at + figure::text_width(label) <= WIDTH {
+                canvas.text(at + 3.0, top - 2.0, Anchor::Start, "tick", label);
+                free_from = at + figure::text_width(label) + 6.0;
+            }
+        }
+        for number in 0..self.series.len() {
+            self.draw_series(&mut canvas, number, &x, &y);
+        }
+        if self.series.iter().all(|series| series.points.is_empty()) {
+            canvas.text(WIDTH / 2.0, (top + bottom) / 2.0, Anchor::Middle, "axis", "nothing was recorded");
+        }
+        canvas.finish("lines", &self.title)
+    }
+}
+
+impl Lines {
+    /// A survival curve: of things with these ends of life (age, how many ended at it) and `alive` that had no end,
+    /// the share that reached each age.
+    pub fn survival(deaths: &[(f64, f64)], alive: f64) -> Vec<(f64, f64)> {
+        let total = alive + deaths.iter().map(|(_, count)| count).sum::<f64>();
+        let mut left = total;
+        let mut curve = Vec::new();
+        for &(age, count) in deaths {
+            left -= count;
+            if total > 0.0 {
+                curve.push((age, (left / total).max(0.0)));
+            }
+        }
+        curve
+    }
+
+    /// A logarithmic axis of instructions.
+    pub fn instructions(label: &str) -> Axis {
+        Axis::logarithmic(label, Unit::Count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_survival_curve_falls_from_all_to_those_that_had_no_end() {
+        let curve = Lines::survival(&[(1.0, 2.0), (10.0, 1.0), (100.0, 3.0)], 2.0);
+        assert_eq!(curve, [(1.0, 0.75), (10.0, 0.625), (100.0, 0.25)]);
+        assert!(Lines::survival(&[], 0.0).is_empty());
+    }
+
+    #[test]
+    fn a_step_holds_its_value_until_the_next_point() {
+        let axis = || Axis::linear("", Unit::Number).range(0.0, 10.0);
+        let mut lines = Lines::new("t", axis(), axis());
+        lines.line("a", Shape::Step, &[(0.0, 0.0), (10.0, 10.0)]);
+        let svg = lines.draw();
+        let bottom = TOP + HEIGHT;
+        assert!(svg.contains(&format!("M{LEFT:.1} {bottom:.1}H{RIGHT:.1}V{TOP:.1}")), "{svg}");
+    }
+}

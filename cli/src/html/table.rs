@@ -1,0 +1,120 @@
+//! Tables.
+
+use std::fmt::Write;
+
+use super::{Tone, escape};
+
+/// A column's heading and what it holds.
+#[derive(Debug, Clone)]
+pub struct Column {
+    heading: String,
+    class: &'static str,
+}
+
+impl Column {
+    /// Words: set from the left.
+    pub fn text(heading: &str) -> Column {
+        Column { heading: heading.into(), class: "text" }
+    }
+
+    /// Figures: set from the right, digits of one width.
+    pub fn number(heading: &str) -> Column {
+        Column { heading: heading.into(), class: "number" }
+    }
+
+    /// Symbols, addresses, commands: letters of one width.
+    pub fn code(heading: &str) -> Column {
+        Column { heading: heading.into(), class: "code" }
+    }
+}
+
+/// One cell.
+#[derive(Debug, Clone)]
+pub struct Cell {
+    text: String,
+    tone: Tone,
+    hint: String,
+    /// 0..=1: a bar behind the text.
+    share: Option<f64>,
+}
+
+impl Cell {
+    /// A cell that shows `text`.
+    pub fn text(text: impl Into<String>) -> Cell {
+        Cell { text: text.into(), tone: Tone::Plain, hint: String::new(), share: None }
+    }
+
+    /// The same, coloured.
+    pub fn tone(mut self, tone: Tone) -> Cell {
+        self.tone = tone;
+        self
+    }
+
+    /// The same, with more to read under the pointer.
+    pub fn hint(mut self, hint: impl Into<String>) -> Cell {
+        self.hint = hint.into();
+        self
+    }
+
+    /// The same, with a bar of this share (0..=1) of the cell behind it.
+    pub fn share(mut self, share: f64) -> Cell {
+        self.share = Some(share.clamp(0.0, 1.0));
+        self
+    }
+}
+
+/// A table; rows are as long as the list of columns.
+#[derive(Debug, Clone)]
+pub struct Table {
+    caption: String,
+    columns: Vec<Column>,
+    rows: Vec<Vec<Cell>>,
+}
+
+impl Table {
+    /// An empty table. `caption` may be empty.
+    pub fn new(caption: &str, columns: &[Column]) -> Table {
+        Table { caption: caption.into(), columns: columns.to_vec(), rows: Vec::new() }
+    }
+
+    /// Adds a row; cells that are missing stay empty.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
+        let mut cells: Vec<Cell> = cells.into_iter().take(self.columns.len()).collect();
+        cells.resize_with(self.columns.len(), || Cell::text(""));
+        self.rows.push(cells);
+    }
+
+    /// Appends the table's markup.
+    pub(super) fn render(&self, to: &mut String) {
+        to.push_str("<div class=\"scroll\"><table>\n");
+        if !self.caption.is_empty() {
+            let _ = writeln!(to, "<caption>{}</caption>", escape(&self.caption));
+        }
+        to.push_str("<thead><tr>");
+        for column in &self.columns {
+            let _ = write!(to, "<th class=\"{}\">{}</th>", column.class, escape(&column.heading));
+        }
+        to.push_str("</tr></thead>\n<tbody>\n");
+        for row in &self.rows {
+            to.push_str("<tr>");
+            for (column, cell) in self.columns.iter().zip(row) {
+                let _ = write!(to, "<td class=\"{} {}\"", column.class, cell.tone.class());
+                if !cell.hint.is_empty() {
+                    let _ = write!(to, " data-tip=\"{}\"", escape(&cell.hint));
+                }
+                to.push('>');
+                if let Some(share) = cell.share {
+                    let _ = write!(
+                        to,
+                        "<svg class=\"meter\" viewBox=\"0 0 100 1\" preserveAspectRatio=\"none\" aria-hidden=\"true\">\
+                         <rect width=\"{:.1}\" height=\"1\"/></svg>",
+                        share * 100.0
+                    );
+                }
+                let _ = write!(to, "<span>{}</span></td>", escape(&cell.text));
+            }
+            to.push_str("</tr>\n");
+        }
+        to.push_str("</tbody></table></div>\n");
+    }
+}
