@@ -1,0 +1,75 @@
+//! What the microscope is told and what it saw.
+//!
+//! The command writes [`Settings`] as one JSON file and starts QEMU with the plugin and that file's path; the plugin writes
+//! [`Results`] to the path that the settings name, when QEMU ends. Both sides use these types and nothing else, so they
+//! cannot misunderstand each other; [`VERSION`] says whether they are of one build.
+//!
+//! All times are guest instructions: of the whole machine (the sum over its CPUs) where nothing else is said.
+//! All addresses are the guest's.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod memory;
+mod oracle;
+mod results;
+mod settings;
+
+pub use memory::{Backend, HwAddress, Memory, Range};
+pub use oracle::{Checks, KernelLayout, Oracle, Rule, Stale, Violation};
+pub use results::{
+    Block, Bucket, Cause, Collision, Cost, Counts, CpuPhase, Death, Half, HeatRegion, LifetimeGroup,
+    Locality, Modes, NearCounts, NearResult, Page, Phase, Results, Slice, TlbResult, log2_bucket,
+};
+pub use settings::{CacheModel, CacheShape, Heat, Models, NearShape, Settings, SettingsError, TlbShape};
+
+/// The version of these types. The plugin refuses settings of another.
+pub const VERSION: u32 = 1;
+
+/// Why a file is no record.
+#[derive(Debug)]
+pub enum ReadError {
+    /// It could not be read.
+    Io(std::io::Error),
+    /// It is no JSON, or not of these types.
+    Json(serde_json::Error),
+    /// It is of another version than [`VERSION`].
+    Version(u32),
+}
+
+impl core::fmt::Display for ReadError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Io(error) => write!(f, "{error}"),
+            Self::Json(error) => write!(f, "not what was expected: {error}"),
+            Self::Version(version) => write!(f, "of version {version}, but this is version {VERSION}"),
+        }
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+/// Reads a JSON file of version [`VERSION`].
+fn read<T: serde::de::DeserializeOwned>(path: &std::path::Path) -> Result<T, ReadError> {
+    #[derive(serde::Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let text = std::fs::read(path).map_err(ReadError::Io)?;
+    let head: Head = serde_json::from_slice(&text).map_err(ReadError::Json)?;
+    if head.version != VERSION {
+        return Err(ReadError::Version(head.version));
+    }
+    serde_json::from_slice(&text).map_err(ReadError::Json)
+}
+
+/// Writes a JSON file, whole or not at all.
+fn write<T: serde::Serialize>(value: &T, path: &std::path::Path) -> std::io::Result<()> {
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    let fresh = std::path::PathBuf::from(fresh);
+    let text = serde_json::to_vec(value)?;
+    std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, path)).inspect_err(|_| {
+        // Half a file is worse than none; that it cannot be removed either is no news.
+        let _ = std::fs::remove_file(&fresh);
+    })
+}

@@ -1,0 +1,326 @@
+//! What a run showed.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Oracle, ReadError, Settings};
+
+/// Something for the kernel and for programs apart. What ran before the first kernel instruction (firmware, loader) is
+/// counted with programs, in the phase "firmware".
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Modes<T> {
+    /// Programs.
+    pub user: T,
+    /// The kernel.
+    pub kernel: T,
+}
+
+/// What one CPU did in one mode in one phase. Vectors have an entry per node.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Instructions.
+    pub instructions: u64,
+    /// Loads.
+    pub loads: u64,
+    /// Stores.
+    pub stores: u64,
+    /// Loads and stores that reached no memory: device registers, firmware.
+    pub elsewhere: u64,
+    /// Loads and stores by the node whose memory they name.
+    pub data: Vec<u64>,
+    /// Instructions by the node whose memory they are in.
+    pub fetches: Vec<u64>,
+    /// Data lines that the first-level cache did not have.
+    pub first_misses: u64,
+    /// Lines of instructions that the first-level cache did not have.
+    pub first_fetch_misses: u64,
+    /// Data lines that the last-level cache did not have either, by the node that had to bring them.
+    pub data_misses: Vec<u64>,
+    /// Lines of instructions that the last-level cache did not have either, by node.
+    pub fetch_misses: Vec<u64>,
+    /// Data look-ups that the first-level TLB missed.
+    pub tlb_data_misses: u64,
+    /// Instruction look-ups that the first-level TLB missed.
+    pub tlb_fetch_misses: u64,
+    /// Look-ups that both levels missed.
+    pub tlb_walks: u64,
+}
+
+/// One CPU in one phase.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CpuPhase {
+    /// Its counts.
+    pub modes: Modes<Counts>,
+    /// Instructions that empty translation caches: writes to CR3.
+    pub space_flushes: u64,
+    /// Writes to CR4, INVPCID and what else empties all of it.
+    pub full_flushes: u64,
+    /// INVLPG.
+    pub page_flushes: u64,
+}
+
+/// Counts of one memory-side cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NearCounts {
+    /// All accesses: lines that the last-level caches missed or wrote back.
+    pub accesses: u64,
+    /// Those that were there.
+    pub hits: u64,
+    /// First uses.
+    pub cold: u64,
+    /// Misses that a fully associative cache of the size has too.
+    pub capacity: u64,
+    /// Misses that only the mapping is to blame for.
+    pub conflict: u64,
+    /// Dirty lines that went to memory.
+    pub written_back: u64,
+}
+
+/// A time between two marks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Phase {
+    /// The mark's name. "firmware" and "boot" come by themselves, "program" when the guest starts what it was given; phases
+    /// of one name are one entry each time.
+    pub name: String,
+    /// When it began.
+    pub start: u64,
+    /// When it ended.
+    pub end: u64,
+    /// Each CPU.
+    pub cpus: Vec<CpuPhase>,
+    /// Each node's memory-side cache; empty where none is modelled.
+    pub near: Vec<NearCounts>,
+}
+
+/// A part of a memory-side cache's sets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Bucket {
+    /// Accesses.
+    pub accesses: u64,
+    /// Conflicts.
+    pub conflicts: u64,
+    /// Sets that hold a line at the end.
+    pub occupied: u64,
+}
+
+/// Two frames that drove each other's lines out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Collision {
+    /// The frame whose line left.
+    pub evicted: u64,
+    /// The frame whose line came.
+    pub arrived: u64,
+    /// How often.
+    pub count: u64,
+}
+
+/// One node's memory-side cache over the whole run.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NearResult {
+    /// Bytes.
+    pub size: u64,
+    /// Sets (lines).
+    pub sets: u64,
+    /// The sets in order, in at most 1,024 equal parts of `sets_per_bucket`.
+    pub buckets: Vec<Bucket>,
+    /// Sets in a bucket.
+    pub sets_per_bucket: u64,
+    /// Conflicts by owner class: `[left][came]`, indices into [`Results::classes`].
+    pub collisions: Vec<Vec<u64>>,
+    /// The worst pairs of frames.
+    pub pairs: Vec<Collision>,
+}
+
+/// Size of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Page {
+    /// 4 KiB.
+    #[serde(rename = "4k")]
+    Small,
+    /// 2 MiB.
+    #[serde(rename = "2m")]
+    Large,
+    /// 1 GiB.
+    #[serde(rename = "1g")]
+    Giant,
+}
+
+/// Half of the address space.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Half {
+    /// Programs' addresses.
+    User,
+    /// The kernel's.
+    Kernel,
+}
+
+/// What ended a TLB entry.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// Another entry needed its place.
+    Capacity,
+    /// It was flushed by its address.
+    Page,
+    /// All that is not global was flushed.
+    Space,
+    /// Everything was flushed.
+    All,
+}
+
+/// Entries that died of one cause, by length of life: entry n counts 2^n to 2^(n+1) - 1 instructions of their CPU.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Death {
+    /// Of what.
+    pub cause: Cause,
+    /// How many by length of life.
+    pub lived: Vec<u64>,
+}
+
+/// TLB entries of one kind on one CPU.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LifetimeGroup {
+    /// The CPU.
+    pub cpu: usize,
+    /// Whose addresses.
+    pub half: Half,
+    /// The page size.
+    pub page: Page,
+    /// Entries made.
+    pub fills: u64,
+    /// Those that died.
+    pub deaths: Vec<Death>,
+    /// Those that were alive at the end, by their age then.
+    pub alive: Vec<u64>,
+}
+
+/// Lifetimes of TLB entries.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct TlbResult {
+    /// By CPU, half and page size; kinds without an entry are left out.
+    pub groups: Vec<LifetimeGroup>,
+    /// How page sizes were found: "tables" (read, the kernel published its root) or "assumed".
+    pub page_sizes: String,
+    /// INVLPGs whose address was not known: the entry died when its change was seen, or not at all.
+    pub unknown_page_flushes: u64,
+}
+
+/// Accesses of one CPU in one mode in one slice of time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Locality {
+    /// Loads and stores to the CPU's own node.
+    pub data_local: u64,
+    /// Loads and stores to another.
+    pub data_remote: u64,
+    /// Instructions fetched from the CPU's own node.
+    pub fetch_local: u64,
+    /// Instructions fetched from another.
+    pub fetch_remote: u64,
+}
+
+/// A slice of time.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Slice {
+    /// When it began.
+    pub start: u64,
+    /// When it ended.
+    pub end: u64,
+    /// Each CPU.
+    pub cpus: Vec<Modes<Locality>>,
+    /// Loads and stores by region that had any: (index into [`Results::regions`], how many).
+    pub heat: Vec<(usize, u64)>,
+}
+
+/// A region of the heat map.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HeatRegion {
+    /// First guest-physical address.
+    pub start: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// The node.
+    pub node: usize,
+}
+
+/// A block of code: instructions that run one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Block {
+    /// The first instruction's address. Programs share addresses: only kernel blocks can be named by them alone.
+    pub pc: u64,
+    /// Whose it is.
+    pub half: Half,
+    /// How often it ran.
+    pub runs: u64,
+    /// Instructions in all.
+    pub instructions: u64,
+}
+
+/// What looking cost.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Cost {
+    /// CPU time of QEMU's process, seconds.
+    pub cpu_seconds: f64,
+    /// Blocks that ran.
+    pub blocks: u64,
+    /// Loads and stores.
+    pub accesses: u64,
+    /// Of these, how many needed QEMU's own translation.
+    pub translations: u64,
+    /// Blocks that were translated.
+    pub translated: u64,
+}
+
+/// What a run showed.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Results {
+    /// [`VERSION`](crate::VERSION).
+    pub version: u32,
+    /// What was asked for.
+    pub settings: Settings,
+    /// All instructions.
+    pub instructions: u64,
+    /// Phases in order of time.
+    pub phases: Vec<Phase>,
+    /// Memory-side caches by node; empty where none is modelled.
+    pub near: Vec<NearResult>,
+    /// The owner classes of [`NearResult::collisions`]: of our kernel the owners of frames, of others who last used the page.
+    pub classes: Vec<String>,
+    /// Lifetimes of translations.
+    pub tlb: Option<TlbResult>,
+    /// Slices of time, of equal length but for the last.
+    pub slices: Vec<Slice>,
+    /// The heat map's regions.
+    pub regions: Vec<HeatRegion>,
+    /// The blocks that ran most instructions, most first.
+    pub blocks: Vec<Block>,
+    /// The oracle.
+    pub oracle: Oracle,
+    /// What looking cost.
+    pub cost: Cost,
+    /// What the reader has to know to judge the figures, a sentence each.
+    pub remarks: Vec<String>,
+}
+
+impl Results {
+    /// Reads them from a file.
+    ///
+    /// # Errors
+    /// [`ReadError`] where it holds none of this version.
+    pub fn read(path: &Path) -> Result<Self, ReadError> {
+        crate::read(path)
+    }
+    /// Writes them to a file, whole or not at all.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn write(&self, path: &Path) -> std::io::Result<()> {
+        crate::write(self, path)
+    }
+}
+
+/// The bucket of a length of life: the power of two at or below it.
+pub const fn log2_bucket(lived: u64) -> usize {
+    (63 - (lived | 1).leading_zeros()) as usize
+}
