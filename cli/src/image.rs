@@ -41,6 +41,49 @@ pub struct Entry {
     modified: u32,
 }
 
+/// Where in a path a name stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// More names follow it.
+    Parent,
+    /// It is the last one.
+    Last,
+}
+
+/// Follows `path` from the root, name by name. `link` is asked of each place on the way where it leads to, should it
+/// be a symlink. Returns where the path ends.
+fn walk(path: &Path, mut link: impl FnMut(&Path, Place) -> Result<Option<PathBuf>>) -> Result<PathBuf> {
+    let names = |path: &Path| path.components().rev().map(|c| c.as_os_str().to_owned()).collect::<Vec<_>>();
+    let mut todo = names(path);
+    let mut at = PathBuf::from("/");
+    let mut links = 0;
+    while let Some(name) = todo.pop() {
+        match Path::new(&name).components().next() {
+            Some(Component::RootDir) => at = PathBuf::from("/"),
+            Some(Component::ParentDir) => {
+                at.pop();
+            }
+            Some(Component::Normal(_)) => {
+                at.push(&name);
+                let place = if todo.is_empty() { Place::Last } else { Place::Parent };
+                if let Some(target) = link(&at, place)? {
+                    links += 1;
+                    if links > MAX_SYMLINKS {
+                        return Err(Failure::new(
+                            format!("cannot add {}: too many symlinks", path.display()),
+                            "",
+                        ));
+                    }
+                    todo.extend(names(&target));
+                    at.pop();
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(at)
+}
+
 /// A file system in the making. Paths are absolute guest paths.
 #[derive(Debug)]
 pub struct Image {
@@ -107,76 +150,35 @@ impl Image {
     /// Adds a host file or folder (with all that is in it) at the same path, with the symlinks on the way.
     pub fn add_host(&mut self, host: &Path) -> Result<()> {
         let host = crate::program::absolute(host)?;
-        let mut todo: Vec<_> = host.components().rev().map(|c| c.as_os_str().to_owned()).collect();
-        let mut at = PathBuf::from("/");
-        let mut links = 0;
-        while let Some(name) = todo.pop() {
-            match Path::new(&name).components().next() {
-                Some(Component::RootDir) => at = PathBuf::from("/"),
-                Some(Component::ParentDir) => {
-                    at.pop();
-                }
-                Some(Component::Normal(_)) => {
-                    let next = at.join(&name);
-                    let meta = fs::symlink_metadata(&next).map_err(|e| Failure::io("add", &host, &e))?;
-                    if meta.is_symlink() {
-                        links += 1;
-                        if links > MAX_SYMLINKS {
-                            return Err(Failure::new(
-                                format!("cannot add {}: too many symlinks", host.display()),
-                                "",
-                            ));
-                        }
-                        let target = fs::read_link(&next).map_err(|e| Failure::io("add", &next, &e))?;
-                        self.put(&next, Node::Symlink(target.clone()), 0o777, 0);
-                        todo.extend(target.components().rev().map(|c| c.as_os_str().to_owned()));
-                    } else if todo.is_empty() || !meta.is_dir() {
-                        return self.add_tree(&next, &next);
-                    } else {
-                        self.add_parents(&next.join("x"));
-                        at = next;
-                    }
-                }
-                _ => {}
+        let end = walk(&host, |at, _| {
+            let meta = fs::symlink_metadata(at).map_err(|e| Failure::io("add", &host, &e))?;
+            if meta.is_symlink() {
+                let target = fs::read_link(at).map_err(|e| Failure::io("add", at, &e))?;
+                self.put(at, Node::Symlink(target.clone()), 0o777, 0);
+                return Ok(Some(target));
             }
-        }
-        // The path ended in a symlink to a folder that is fully named by now.
-        self.add_tree(&at, &at)
+            self.add_parents(at);
+            Ok(None)
+        })?;
+        self.add_tree(&end, &end)
     }
 
     /// Adds a host file or folder (with all that is in it) at `guest`; symlinks inside stay symlinks.
     pub fn add_host_at(&mut self, host: &Path, guest: &Path) -> Result<()> {
         let real = fs::canonicalize(host).map_err(|e| Failure::io("add", host, &e))?;
-        let guest = self.resolve(guest);
+        let guest = self.resolve(guest)?;
         self.add_parents(&guest);
         self.add_tree(&real, &guest)
     }
 
     /// `guest` with the image's own symlinks followed in its parent folders.
-    fn resolve(&self, guest: &Path) -> PathBuf {
-        let mut todo: Vec<_> = guest.components().rev().map(|c| c.as_os_str().to_owned()).collect();
-        let mut at = PathBuf::from("/");
-        let mut links = 0;
-        while let Some(name) = todo.pop() {
-            match Path::new(&name).components().next() {
-                Some(Component::RootDir) => at = PathBuf::from("/"),
-                Some(Component::ParentDir) => {
-                    at.pop();
-                }
-                Some(Component::Normal(_)) => {
-                    at.push(&name);
-                    let link = match self.entries.get(&at).map(|entry| &entry.node) {
-                        Some(Node::Symlink(target)) if !todo.is_empty() && links < MAX_SYMLINKS => target,
-                        _ => continue,
-                    };
-                    links += 1;
-                    todo.extend(link.components().rev().map(|c| c.as_os_str().to_owned()));
-                    at.pop();
-                }
-                _ => {}
-            }
-        }
-        at
+    fn resolve(&self, guest: &Path) -> Result<PathBuf> {
+        walk(guest, |at, place| {
+            Ok(match (self.entries.get(at).map(|entry| &entry.node), place) {
+                (Some(Node::Symlink(target)), Place::Parent) => Some(target.clone()),
+                _ => None,
+            })
+        })
     }
 
     fn add_tree(&mut self, host: &Path, guest: &Path) -> Result<()> {
