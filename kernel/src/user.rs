@@ -23,6 +23,18 @@ pub const IOV_MAX: usize = 1024;
 /// The most bytes one call moves (MAX_RW_COUNT).
 pub const MAX_COUNT: usize = 0x7fff_f000;
 
+/// Runs of a program's own memory that are still to be filled or taken from: what a device can use in their place.
+pub trait MemoryRuns {
+    /// Bytes in all runs that are left.
+    fn left(&self) -> usize;
+    /// Address and bytes of the first run with bytes left; 0 bytes at the end.
+    fn next_run(&mut self) -> (u64, usize);
+    /// Count the first `count` bytes of that run as moved.
+    fn skip(&mut self, count: usize);
+    /// Whether every run begins and ends on a multiple of `unit`.
+    fn is_aligned_to(&self, unit: usize) -> bool;
+}
+
 /// Where a read puts its bytes.
 pub trait Sink {
     /// Bytes that still fit.
@@ -33,6 +45,10 @@ pub trait Sink {
     fn put_without_fault(&mut self, bytes: &[u8]) -> usize;
     /// Make the next byte's page present and writable; may sleep. `EFAULT` if that cannot be.
     fn fault_in(&mut self) -> Result<()>;
+    /// The memory behind it, where it is the current program's.
+    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+        None
+    }
 }
 
 /// Where a write takes its bytes from.
@@ -45,6 +61,10 @@ pub trait Source {
     fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize;
     /// Make the next byte's page present; may sleep. `EFAULT` if that cannot be.
     fn fault_in(&mut self) -> Result<()>;
+    /// The memory behind it, where it is the current program's.
+    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+        None
+    }
 }
 
 /// An address in the current program where a `T` is said to be.
@@ -229,6 +249,21 @@ impl UserSlice {
     }
 }
 
+impl MemoryRuns for UserSlice {
+    fn left(&self) -> usize {
+        self.length
+    }
+    fn next_run(&mut self) -> (u64, usize) {
+        (self.address, self.length)
+    }
+    fn skip(&mut self, count: usize) {
+        self.advance(count);
+    }
+    fn is_aligned_to(&self, unit: usize) -> bool {
+        self.length.is_multiple_of(unit) && self.address.is_multiple_of(unit as u64)
+    }
+}
+
 impl Sink for UserSlice {
     fn remaining(&self) -> usize {
         self.length
@@ -242,6 +277,9 @@ impl Sink for UserSlice {
     }
     fn fault_in(&mut self) -> Result<()> {
         if self.length == 0 { Ok(()) } else { fault_in_writable(self.address) }
+    }
+    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+        Some(self)
     }
 }
 
@@ -258,6 +296,9 @@ impl Source for UserSlice {
     }
     fn fault_in(&mut self) -> Result<()> {
         if self.length == 0 { Ok(()) } else { read_exact(self.address, &mut [0]) }
+    }
+    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+        Some(self)
     }
 }
 
@@ -312,6 +353,24 @@ impl Iovecs {
     }
 }
 
+impl MemoryRuns for Iovecs {
+    fn left(&self) -> usize {
+        self.remaining
+    }
+    fn next_run(&mut self) -> (u64, usize) {
+        self.next().map_or((0, 0), MemoryRuns::next_run)
+    }
+    fn skip(&mut self, count: usize) {
+        if let Some(slice) = self.next() {
+            slice.skip(count);
+            self.remaining -= count;
+        }
+    }
+    fn is_aligned_to(&self, unit: usize) -> bool {
+        self.slices.iter().all(|slice| slice.is_aligned_to(unit))
+    }
+}
+
 impl Sink for Iovecs {
     fn remaining(&self) -> usize {
         self.remaining
@@ -347,6 +406,9 @@ impl Sink for Iovecs {
     }
     fn fault_in(&mut self) -> Result<()> {
         self.next().map_or(Ok(()), Sink::fault_in)
+    }
+    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+        Some(self)
     }
 }
 
@@ -385,5 +447,8 @@ impl Source for Iovecs {
     }
     fn fault_in(&mut self) -> Result<()> {
         self.next().map_or(Ok(()), Source::fault_in)
+    }
+    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+        Some(self)
     }
 }

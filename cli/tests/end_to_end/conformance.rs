@@ -5,19 +5,27 @@ use crate::common::*;
 /// Runs one program in the VM and checks every line.
 #[track_caller]
 fn conforms(name: &str) {
+    conforms_with(name, &[], &[], &[]);
+}
+
+/// The same with more options, and arguments for the program. A stock Linux may break the promises `lost_by_linux`.
+#[track_caller]
+fn conforms_with(name: &str, options: &[&str], arguments: &[&str], lost_by_linux: &[&str]) {
     let program = guest_program(&format!("conformance/{name}"));
-    let outcome = run(&["--cpus", "2"], &[text(&program)], b"");
+    let options = [&["--cpus", "2"], options].concat();
+    let outcome = run(&options, &[&[text(&program)], arguments].concat(), b"");
     let said = outcome.text();
-    let broken: Vec<&str> = said.lines().filter(|line| line.starts_with("not ok")).collect();
+    let lost = |line: &str| kernel() == "linux" && lost_by_linux.iter().any(|promise| line.contains(promise));
+    let broken: Vec<&str> = said.lines().filter(|line| line.starts_with("not ok") && !lost(line)).collect();
     assert!(broken.is_empty(), "{}\n{}", broken.join("\n"), outcome.stderr);
-    let promises = said.lines().filter(|line| line.starts_with("ok ")).count();
+    let promises = said.lines().filter(|line| line.starts_with("ok ") || lost(line)).count();
     assert_eq!(
         said.lines().last(),
         Some(&*format!("1..{promises}")),
         "it stopped half-way: {said}\n{}",
         outcome.stderr
     );
-    assert_eq!(outcome.status, 0, "{}", outcome.stderr);
+    assert!(outcome.status == 0 || said.lines().any(lost), "{}", outcome.stderr);
 }
 
 #[test]
@@ -63,4 +71,17 @@ fn times() {
 #[test]
 fn proc() {
     conforms("proc");
+}
+
+#[test]
+fn direct() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = file_of(&folder, "disk", &[0; 2 << 20]);
+    // Each sector of the slow disk is filled with its number.
+    let numbered: Vec<u8> = (0..64 << 10).map(|at| (at / 512) as u8).collect();
+    let slow = format!("{},ro,iops=4", text(&file_of(&folder, "slow", &numbered)));
+    // Before 6.3 Linux' O_DIRECT holds references instead of pins, so a fork parts the device from the program.
+    let lost_by_linux = ["a read in flight survives a fork", "what the device writes for its parent"];
+    let disks = ["--disk", text(&disk), "--disk", &slow];
+    conforms_with("direct", &disks, &["/dev/vda", "/dev/vdb"], &lost_by_linux);
 }

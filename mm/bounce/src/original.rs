@@ -37,13 +37,19 @@ impl OriginalMut for [u8] {
 pub struct FrameBytes<'a, B> {
     bytes: B,
     frames: &'a [Pfn],
+    /// Bytes of the first frame that do not belong to it.
+    start: usize,
     length: usize,
 }
 
 impl<'a, B: PhysicalBytes> FrameBytes<'a, B> {
     /// The bytes of `frames`, reached through `bytes`.
     pub const fn new(bytes: B, frames: &'a [Pfn]) -> Self {
-        Self { bytes, frames, length: frames.len() * PAGE_SIZE }
+        Self { bytes, frames, start: 0, length: frames.len() * PAGE_SIZE }
+    }
+    /// Without the first `start` of them.
+    pub fn starting_at(self, start: usize) -> Self {
+        Self { start: self.start + start, length: self.length.saturating_sub(start), ..self }
     }
     /// Only the first `length` of them, or all where there are fewer.
     pub fn truncated(self, length: usize) -> Self {
@@ -57,7 +63,7 @@ impl<B: PhysicalBytes> Original for FrameBytes<'_, B> {
     }
     fn copy_to(&self, offset: usize, to: &mut [u8]) {
         let frame = |page: usize| self.frames[page];
-        each_page(offset, to.len(), |page, at, range| {
+        each_page(self.start + offset, to.len(), |page, at, range| {
             self.bytes
                 .with_bytes(frame(page), |b| to[range.clone()].copy_from_slice(&b[at..at + range.len()]));
         });
@@ -66,7 +72,7 @@ impl<B: PhysicalBytes> Original for FrameBytes<'_, B> {
 
 impl<B: PhysicalBytes> OriginalMut for FrameBytes<'_, B> {
     fn copy_from(&mut self, offset: usize, from: &[u8]) {
-        each_page(offset, from.len(), |page, at, range| {
+        each_page(self.start + offset, from.len(), |page, at, range| {
             let part = &from[range];
             self.bytes.with_bytes(self.frames[page], |b| b[at..at + part.len()].copy_from_slice(part));
         });

@@ -175,6 +175,23 @@ fn page_cache_frames_are_mapped_without_a_copy_in_between() {
 }
 
 #[test]
+fn a_part_of_frames_is_mapped_without_its_neighbours() {
+    let source = source(256);
+    let device = dma(source).attach(ANY).unwrap();
+    let frames = [Pfn(20), Pfn(7)];
+    source.0.machine.with_bytes(Pfn(20), |b| b.fill(20));
+    source.0.machine.with_bytes(Pfn(7), |b| b.fill(7));
+    let mut part = FrameBytes::new(source.0.machine, &frames).starting_at(3584).truncated(1024);
+    let mapping = device.map(&part, Direction::Bidirectional).unwrap();
+    let seen = as_device(source, mapping.address(), 1024);
+    assert!(seen[..512].iter().all(|&b| b == 20) && seen[512..].iter().all(|&b| b == 7));
+    device_writes(source, mapping.address(), &[1; 1024]);
+    mapping.unmap(&mut part);
+    let edge = |frame, at| source.0.machine.with_bytes(Pfn(frame), |b| (b[at - 1], b[at]));
+    assert_eq!((edge(20, 3584), edge(7, 512)), ((20, 1), (1, 7)));
+}
+
+#[test]
 fn limits_are_errors_and_change_nothing() {
     let source = source(256);
     let dma = dma(source);

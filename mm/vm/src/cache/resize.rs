@@ -212,13 +212,35 @@ impl<S: Memory> PageCache<S> {
 
     /// Give back up to `count` frames that nobody uses and the store has. How many it were.
     pub fn shrink(&self, count: u64) -> u64 {
+        self.give_back(0..u64::MAX, count)
+    }
+
+    /// Store the pages that `range` (bytes) touches where they changed, and take them out of the cache and of every
+    /// mapping: who comes next reads the store. Whether none is left; pinned pages stay, and pages that changed again. Without a
+    /// store nothing can be taken out. The caller holds no address space.
+    ///
+    /// # Errors
+    /// As [`PageCache::write_back`].
+    pub fn forget(&self, range: Range<u64>) -> Result<bool, VmError> {
+        let pages = range.start / PAGE..range.end.div_ceil(PAGE);
+        if self.inner.lock().index.next(pages.clone()).is_none() {
+            return Ok(true);
+        }
+        self.zap_everywhere(&pages);
+        self.write_back(range)?;
+        self.give_back(pages.clone(), u64::MAX);
+        Ok(self.inner.lock().index.next(pages).is_none())
+    }
+
+    /// Give back up to `count` frames of `pages` that nobody uses and the store has. How many it were.
+    fn give_back(&self, pages: Range<u64>, count: u64) -> u64 {
         if self.store.is_none() {
             return 0;
         }
-        let (mut freed, mut next) = (0, 0);
+        let (mut freed, mut next) = (0, pages.start);
         while freed < count {
             let mut inner = self.inner.lock();
-            let Some(page) = inner.index.next(next..u64::MAX) else { break };
+            let Some(page) = inner.index.next(next..pages.end) else { break };
             next = page + 1;
             // New holders come through the index, under this lock, or from mappings, of which there are none.
             let holders = inner.index.with(page, |frame| frame.record().counts().load());

@@ -269,6 +269,31 @@ fn pages_that_are_mapped_for_writing_are_written_back_each_time() {
 }
 
 #[test]
+fn what_is_forgotten_is_stored_unmapped_and_read_anew_unless_it_is_pinned() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 4);
+    let file: File = Arc::new(TestFile(cache.clone()));
+    let p = world.process(0);
+    let at =
+        p.map(Place::Anywhere, 3, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+    for page in 0..3 {
+        p.store(at + page * PAGE, 50 + page as u8).unwrap();
+    }
+    assert_eq!(cache.forget(0..2 * 4096), Ok(true));
+    assert_eq!((cache.is_resident(0), cache.is_resident(1), cache.is_resident(2)), (false, false, true));
+    assert_eq!(disk.pages.lock().unwrap()[&1][0], 51);
+    // What the store holds by now is what a mapping and a reader see.
+    disk.pages.lock().unwrap().get_mut(&1).unwrap()[0] = 9;
+    assert_eq!((p.load(at + PAGE), read(&cache, PAGE, 1)), (Ok(9), vec![9]));
+    let pin = p.space().pin(VirtAddr(at + 2 * PAGE), PinAccess::Write).unwrap();
+    assert_eq!(cache.forget(2 * PAGE..2 * PAGE + 1), Ok(false));
+    drop(pin);
+    assert_eq!((cache.forget(2 * PAGE..2 * PAGE + 1), cache.is_resident(2)), (Ok(true), false));
+    drop((p, file, cache, disk));
+    world.end();
+}
+
+#[test]
 fn threads_that_write_cut_map_and_evict_lose_no_frame_and_no_flush() {
     let world = World::new();
     let (_disk, cache) = disk(&world, 16);

@@ -2,12 +2,15 @@
 //!
 //! Each disk has one cache for all who open it. Pages are read when they are first touched and written back by
 //! fsync(2), sync(2), the last close, when too many are dirty, and before the machine stops ([`sync_all`]).
-//! The size is the device's and never changes: writes behind the end are `ENOSPC`.
+//! The size is the device's and never changes: writes behind the end are `ENOSPC`. Opened with O_DIRECT, a disk is read
+//! and written past the cache ([`direct`]).
+
+mod direct;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use freehold_arch::X86;
 use freehold_bounce::FrameBytes;
@@ -94,11 +97,12 @@ fn all() -> &'static [Arc<DiskContent>] {
     DISKS.get().map_or(&[], Vec::as_slice)
 }
 
-fn open(node: Arc<dyn Node>, minor: u32, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+fn open(node: Arc<dyn Node>, minor: u32, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let number = if minor % MINORS == 0 { (minor / MINORS) as usize } else { usize::MAX };
     let content = all().get(number).ok_or(Errno::ENXIO)?.clone();
     content.openers.fetch_add(1, Ordering::Relaxed);
-    Ok(Arc::new(DiskFile { node, content }))
+    let direct = AtomicBool::new(flags.contains(OpenFlags::DIRECT));
+    Ok(Arc::new(DiskFile { node, content, direct }))
 }
 
 impl From<BlockError> for Errno {
@@ -340,6 +344,14 @@ impl Content for DiskContent {
 struct DiskFile {
     node: Arc<dyn Node>,
     content: Arc<DiskContent>,
+    /// O_DIRECT, which fcntl may change.
+    direct: AtomicBool,
+}
+
+impl DiskFile {
+    fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Relaxed)
+    }
 }
 
 impl File for DiskFile {
@@ -349,11 +361,27 @@ impl File for DiskFile {
     fn seekable(&self) -> Seekable {
         Seekable::Offset
     }
+    fn flags_changed(&self, flags: OpenFlags) {
+        self.direct.store(flags.contains(OpenFlags::DIRECT), Ordering::Relaxed);
+    }
     fn read_at(&self, offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
+        if self.is_direct()
+            && let Some(result) = self.content.read_direct(offset, sink)
+        {
+            return result;
+        }
         self.content.read_at(offset, sink)
     }
     fn write_at(&self, offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
-        self.content.write_at(offset, source)
+        if !self.is_direct() {
+            return self.content.write_at(offset, source);
+        }
+        if let Some(result) = self.content.write_direct(offset, source) {
+            return result;
+        }
+        let count = self.content.write_at(offset, source)?;
+        self.content.cached.cache().write_back(offset..offset + count as u64)?;
+        Ok(count)
     }
     fn append(&self, source: &mut dyn Source, _blocking: Blocking) -> Result<(usize, u64)> {
         self.content.write_at(self.content.size, source).map(|written| (written, self.content.size))

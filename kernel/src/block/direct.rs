@@ -1,0 +1,117 @@
+//! O_DIRECT: a disk's bytes to and from the program's own frames, past the page cache.
+//!
+//! The frames are pinned while the device has the request: what it reads and writes stays the program's memory,
+//! whatever fork, mprotect or reclaim do meanwhile. Who reads through the cache sees what was written directly, and the
+//! other way round: before a transfer the cache's changes in the range are stored, and a write takes the range's
+//! pages out of the cache before and after. Where a page cannot be taken out (somebody pins it, or changes it
+//! again and again through a mapping), the write goes through the cache and is stored at once.
+
+use freehold_bounce::OriginalMut;
+use freehold_virtio::{BlockError, SECTOR_SIZE};
+use freehold_vm::PinAccess;
+
+use super::DiskContent;
+use crate::mem::PinnedRun;
+use crate::user::{MemoryRuns, Sink, Source};
+use crate::{Errno, Result};
+
+/// Which way a transfer goes.
+enum Way {
+    /// From the disk to memory.
+    Read,
+    /// From memory to the disk.
+    Write,
+}
+
+impl DiskContent {
+    /// Read into the program's frames. `None` where the sink is not the program's memory.
+    pub(super) fn read_direct(&self, offset: u64, sink: &mut dyn Sink) -> Option<Result<usize>> {
+        let memory = sink.memory()?;
+        Some(self.check_direct(offset, memory).and_then(|()| {
+            if offset >= self.size {
+                return Ok(0);
+            }
+            self.cached.cache().write_back(offset..self.end_of(offset, memory))?;
+            self.transfer(offset, memory, Way::Read)
+        }))
+    }
+
+    /// Write from the program's frames. `None` where it has to go through the cache.
+    pub(super) fn write_direct(&self, offset: u64, source: &mut dyn Source) -> Option<Result<usize>> {
+        if self.disk.is_read_only() {
+            return Some(Err(Errno::EPERM));
+        }
+        let memory = source.memory()?;
+        if let Err(error) = self.check_direct(offset, memory) {
+            return Some(Err(error));
+        }
+        if memory.next_run().1 == 0 {
+            return Some(Ok(0));
+        }
+        if offset >= self.size {
+            return Some(Err(Errno::ENOSPC));
+        }
+        let range = offset..self.end_of(offset, memory);
+        match self.cached.cache().forget(range.clone()) {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(error) => return Some(Err(error.into())),
+        }
+        let result = self.transfer(offset, memory, Way::Write);
+        // A page that was read in between has old bytes. One that cannot be taken out now is pinned or was changed
+        // through a mapping while we wrote: which of the two writes is the later one nobody can tell.
+        let after = self.cached.cache().forget(range);
+        Some(result.and_then(|count| after.map(|_| count).map_err(Errno::from)))
+    }
+
+    /// `EINVAL` unless everything lies on sector borders.
+    fn check_direct(&self, offset: u64, memory: &dyn MemoryRuns) -> Result<()> {
+        let aligned = offset.is_multiple_of(SECTOR_SIZE as u64) && memory.is_aligned_to(SECTOR_SIZE);
+        if aligned { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
+    fn end_of(&self, offset: u64, memory: &dyn MemoryRuns) -> u64 {
+        offset.saturating_add(memory.left() as u64).min(self.size)
+    }
+
+    /// Move bytes run by run until memory or disk ends. An error counts only if nothing was moved before it.
+    fn transfer(&self, offset: u64, memory: &mut dyn MemoryRuns, way: Way) -> Result<usize> {
+        let mut done = 0;
+        loop {
+            let at = offset + done as u64;
+            let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
+            let (address, length) = memory.next_run();
+            let length = length.min(left);
+            if length == 0 {
+                return Ok(done);
+            }
+            match self.transfer_run(at, address, length, &way) {
+                Ok(count) => {
+                    memory.skip(count);
+                    done += count;
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => return Ok(done),
+            }
+        }
+    }
+
+    /// Move the first bytes of one run: how many.
+    fn transfer_run(&self, at: u64, address: u64, length: usize, way: &Way) -> Result<usize> {
+        let access = match way {
+            Way::Read => PinAccess::Write,
+            Way::Write => PinAccess::Read,
+        };
+        let pinned = PinnedRun::new(&crate::task::current().process().space(), address, length, access)?;
+        // Where the run ends within a page that cannot be pinned, whole sectors are left.
+        let count = pinned.len() / SECTOR_SIZE * SECTOR_SIZE;
+        let sector = at / SECTOR_SIZE as u64;
+        let mut bytes = pinned.bytes(0, count);
+        let outcome: core::result::Result<(), BlockError> = match way {
+            Way::Read => self.disk.read(sector, &mut bytes as &mut dyn OriginalMut),
+            Way::Write => self.disk.write(sector, &bytes),
+        };
+        outcome?;
+        Ok(count)
+    }
+}
