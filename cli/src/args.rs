@@ -23,6 +23,21 @@ Exit status: the program's own; 128+N when signal N ended it; 124 time-out; 125 
 Files: the program and the libraries that it names are packed by themselves. What it opens by name at run time
 (data files, plug-ins) is added with -a or -v; the closing report names the files that were sought and not found.";
 
+const SCOPE_HELP: &str = "\
+Examples:
+  freehold scope --html report.html -- busybox ash -c 'ls -R / | wc -l'
+  freehold scope --near-cache 32M -m 256M --html report.html -- ./program
+  freehold scope --kernel linux --numa 2 --cpus 2 --model locality -- ./program     who reads whose memory
+  freehold scope --tlb zen4 --model tlb --json tlb.json -- ./program
+  freehold scope --damo heat.damo -- ./program && damo report heatmap --input heat.damo
+  freehold scope -- busybox ash -c 'prepare; phase load; work; phase done'          a row for each phase
+
+The VM runs emulated under a QEMU plugin that sees every instruction and every access of the guest, kernel and programs
+apart, and feeds models of caches, memory-side caches (--near-cache) and TLBs. It is a few times slower than a plain run. The
+command `phase NAME` is in the guest's PATH: from there on, counts go to a row of that name.
+
+Exit status: that of freehold run; 125 also when the kernel broke a rule of memory isolation (the oracle; freehold's own kernel).";
+
 #[derive(Parser)]
 #[command(
     name = "freehold",
@@ -40,7 +55,15 @@ struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// Run a program in a microVM, with its streams and its exit status
+    #[command(after_help = RUN_HELP, override_usage = "freehold run [OPTIONS] -- PROGRAM [ARGS]...")]
     Run(Box<RunOptions>),
+    /// Run a program under a microscope: cache conflicts, TLB lifetimes, remote memory, page heat
+    #[command(
+        after_help = SCOPE_HELP,
+        override_usage = "freehold scope [OPTIONS] -- PROGRAM [ARGS]...",
+        mut_arg("json", |arg| arg.help("Write everything that was seen, for machines, to FILE"))
+    )]
+    Scope(Box<ScopeOptions>),
     /// Say what is installed, whether KVM really works, and how to mend what is missing
     Doctor,
     /// Print a completion script for a shell
@@ -74,9 +97,8 @@ pub enum When {
     Never,
 }
 
-/// Options of `freehold run`.
+/// Options of `freehold run`, and of the commands that run a program as it does.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = RUN_HELP, override_usage = "freehold run [OPTIONS] -- PROGRAM [ARGS]...")]
 #[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
 pub struct RunOptions {
     /// The program (found on PATH) and its arguments
@@ -104,7 +126,7 @@ pub struct RunOptions {
     pub distance: Vec<String>,
 
     /// A direct-mapped memory-side cache of SIZE for every node, published in HMAT
-    #[arg(long, value_name = "SIZE", help_heading = "Machine")]
+    #[arg(long, value_name = "SIZE[,line=64]", help_heading = "Machine")]
     pub near_cache: Option<String>,
 
     /// A raw disk: /dev/vda, /dev/vdb…; ro = read-only, iops=N = slow on purpose
@@ -176,6 +198,46 @@ pub struct RunOptions {
     pub verbose: bool,
 }
 
+/// Options of `freehold scope`.
+#[derive(Args, Clone, Debug)]
+#[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
+pub struct ScopeOptions {
+    #[command(flatten)]
+    pub run: RunOptions,
+
+    /// What to model besides counts and locality: cache, tlb, heat (with commas between), all or locality
+    #[arg(long, value_name = "MODELS", default_value = "all", help_heading = "Microscope")]
+    pub model: String,
+
+    /// Each CPU's last-level cache
+    #[arg(long, value_name = "SIZE,WAYS", default_value = "2M,16", help_heading = "Microscope")]
+    pub llc: String,
+
+    /// Each CPU's TLBs: skylake-sp, zen4, or ENTRIES/WAYS of data, instructions, second level: 64/4,128/8,1536/12
+    #[arg(long, value_name = "TLB", default_value = "skylake-sp", help_heading = "Microscope")]
+    pub tlb: String,
+
+    /// Print a row for every phase, those of the start included
+    #[arg(long, help_heading = "Microscope")]
+    pub phase_rows: bool,
+
+    /// Take the kernel's symbols from this ELF file
+    #[arg(long, value_name = "ELF", help_heading = "Microscope")]
+    pub symbols: Option<PathBuf>,
+
+    /// Do not judge the kernel's memory isolation
+    #[arg(long, help_heading = "Microscope")]
+    pub no_oracle: bool,
+
+    /// Write a report to look at: one file, no network
+    #[arg(long, value_name = "FILE", help_heading = "Outcome")]
+    pub html: Option<PathBuf>,
+
+    /// Write page heat as a record that `damo report` reads
+    #[arg(long, value_name = "FILE", help_heading = "Outcome")]
+    pub damo: Option<PathBuf>,
+}
+
 /// Parses the process's arguments. `Err` holds the exit status when there is nothing left to do:
 /// 0 after `--help`, 125 after a wrong command line (already printed, in one line).
 pub fn parse() -> std::result::Result<Command, u8> {
@@ -226,7 +288,7 @@ pub fn print_man() -> Result<()> {
         let top = clap_mangen::Man::new(command.clone());
         top.render_title(&mut page)?;
         top.render_name_section(&mut page)?;
-        for name in ["run", "doctor"] {
+        for name in ["run", "scope", "doctor"] {
             let sub = command.find_subcommand(name).cloned().unwrap_or_default();
             let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
             page.extend_from_slice(format!(".SH \"FREEHOLD {}\"\n{about}\n", name.to_uppercase()).as_bytes());
@@ -235,7 +297,7 @@ pub fn print_man() -> Result<()> {
             man.render_options_section(&mut page)?;
         }
         page.extend_from_slice(b".SH EXAMPLES AND CONVENTIONS\n.nf\n");
-        for line in RUN_HELP.lines() {
+        for line in [RUN_HELP, "", SCOPE_HELP].iter().flat_map(|help| help.lines()) {
             let escaped = line.replace('\\', "\\e").replace('-', "\\-");
             // A line that starts with a dot would be a request to roff.
             page.extend_from_slice(format!("\\&{escaped}\n").as_bytes());

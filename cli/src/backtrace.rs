@@ -43,6 +43,12 @@ impl Symbols {
         lines
     }
 
+    /// The function at `address`, without its hash.
+    pub fn function(&self, address: u64, slide: u64) -> Option<String> {
+        let symbol = self.loader.as_ref()?.find_symbol(address.wrapping_sub(slide))?;
+        Some(format!("{:#}", rustc_demangle::demangle(symbol)))
+    }
+
     /// A log line with the function's name after each address of the kernel's image.
     pub fn annotate(&self, line: &str, slide: u64) -> String {
         let mut text = line.to_owned();

@@ -20,7 +20,7 @@ pub use bars::{Bar, Bars};
 pub use escape::escape;
 pub use figure::Figure;
 pub use grid::{HeatMap, Matrix};
-pub use lines::{Band, Lines, Shape};
+pub use lines::{Lines, Shape, survival};
 pub use scale::{Axis, Unit};
 pub use table::{Cell, Column, Table};
 

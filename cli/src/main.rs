@@ -2,7 +2,7 @@
 //! Linux, for comparison), connects its streams and ends with its status.
 //!
 //! Exit statuses: the program's own 0–255; 128+N when signal N ended it; 124 time-out; 125 an error of ours
-//! (one line, with a hint); 255 the guest died (the cause is always printed).
+//! (one line, with a hint), or of the kernel's where `scope` watches it; 255 the guest died (the cause is always printed).
 #![forbid(unsafe_code)]
 
 mod accel;
@@ -10,9 +10,7 @@ mod args;
 mod backtrace;
 mod doctor;
 mod failure;
-#[allow(dead_code)] // Its users are on their way.
 mod files;
-#[allow(dead_code, unused_imports)] // Its users are on their way.
 mod html;
 mod image;
 mod kernel;
@@ -23,6 +21,7 @@ mod protocol;
 mod qemu;
 mod report;
 mod run;
+mod scope;
 mod session;
 mod size;
 mod terminal;
@@ -39,6 +38,7 @@ fn main() -> ExitCode {
     };
     let result = match command {
         Command::Run(options) => run::run(&options),
+        Command::Scope(options) => scope::scope(&options),
         Command::Doctor => doctor::doctor(),
         Command::Completion { shell } => {
             args::print_completion(shell);

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::kernel::{Family, Kernel};
 use crate::size::{self, MIB, show_size};
 use disk::Disk;
-use numa::Topology;
+use numa::{Backing, Topology};
 
 /// The most CPUs that the kernel starts.
 pub const MAX_CPUS: u32 = 16;
@@ -50,6 +50,15 @@ pub enum Debugger {
     Waited,
 }
 
+/// A plugin that watches the guest.
+#[derive(Debug, Clone)]
+pub struct Watcher {
+    /// The plugin's shared library.
+    pub plugin: PathBuf,
+    /// The file with its settings.
+    pub settings: PathBuf,
+}
+
 /// A virtual machine, checked.
 #[derive(Debug)]
 pub struct Machine {
@@ -67,6 +76,8 @@ pub struct Machine {
     pub debugger: Debugger,
     /// The user's kernel parameters.
     pub append: String,
+    /// Who watches. A watched machine is asked to end, not killed: the watcher writes down what it saw.
+    pub watcher: Option<Watcher>,
 }
 
 /// Chardev descriptors (or placeholders) for the guest's ports.
@@ -126,6 +137,7 @@ impl Machine {
             clock: if options.icount { Clock::Instructions } else { Clock::Real },
             debugger: if options.gdb { Debugger::Waited } else { Debugger::None },
             append: options.append.join(" "),
+            watcher: None,
         })
     }
 
@@ -139,6 +151,7 @@ impl Machine {
             clock: Clock::Real,
             debugger: Debugger::None,
             append: String::new(),
+            watcher: None,
         }
     }
 
@@ -169,7 +182,12 @@ impl Machine {
     ) -> Vec<OsString> {
         let mut line = Line::default();
         let hmat = if self.topology.near_cache.is_some() { ",hmat=on" } else { "" };
-        line.option("-M", format!("q35{hmat}"));
+        let backing = if self.watcher.is_some() { Backing::Memfd } else { Backing::Anonymous };
+        let memory = match backing {
+            Backing::Memfd if self.topology.is_plain() => ",memory-backend=m0",
+            _ => "",
+        };
+        line.option("-M", format!("q35{hmat}{memory}"));
         match (engine, self.clock) {
             (Engine::Kvm, _) => line.option("-accel", "kvm"),
             (Engine::Tcg, Clock::Real) => line.option("-accel", "tcg,thread=multi"),
@@ -179,13 +197,19 @@ impl Machine {
         line.option("-cpu", "max,-erms,-fsrm,-la57");
         line.option("-smp", format!("{0},sockets={0},cores=1,threads=1", self.cpus));
         line.option("-m", show_size(self.memory));
-        self.topology.arguments(&mut line);
+        self.topology.arguments(&mut line, backing);
         line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
         line.option("-display", "none");
         if self.clock == Clock::Instructions {
             line.option("-icount", "shift=0,sleep=off");
             line.option("-rtc", "base=2024-01-01,clock=vm");
             line.option("-seed", "1");
+        }
+        if let Some(watcher) = &self.watcher {
+            let mut value = escape_commas(&watcher.plugin);
+            value.push(",settings=");
+            value.push(escape_commas(&watcher.settings));
+            line.option("-plugin", value);
         }
         if self.debugger == Debugger::Waited {
             line.flags(&["-s", "-S"]);

@@ -16,7 +16,7 @@ use crate::image::spec::{Spec, Stream};
 use crate::kernel::{self, Family, Kernel};
 use crate::outcome::Outcome;
 use crate::program::{self, Program};
-use crate::qemu::{self, Engine, Machine, Ports};
+use crate::qemu::{self, Debugger, Engine, Machine, Ports};
 use crate::report;
 use crate::session::{self, End, Ended, Job, LogTo, Purpose};
 use crate::size::show_size;
@@ -34,67 +34,90 @@ pub fn run(options: &RunOptions) -> Result<u8> {
 }
 
 fn prepare_and_run(options: &RunOptions) -> Result<u8> {
-    let timeout = match &options.timeout {
-        Some(text) => Some(parse_timeout(text)?),
-        None => None,
-    };
-    let machine = Machine::from_options(options)?;
-    let environment = environment(&options.env)?;
-    let program = find_program(options, &environment)?;
-    let streams = streams();
-    let spec = Spec {
-        exec: program.guest.clone(),
-        arguments: options.program.clone(),
-        environment,
-        cwd: guest_path("--cwd", &options.cwd)?,
-        streams,
-        window: terminal::window(),
-    };
-    let kernel = kernel::select(&options.kernel)?;
-    let image = build_image(options, &program, &spec, &kernel)?;
-    machine.check_memory(kernel.family, image.bytes())?;
+    let prepared = Prepared::new(options)?;
     if options.dry_run {
-        return print_line(options, &machine, &kernel);
+        return print_line(options, &prepared.machine, &prepared.kernel);
     }
-    qemu::program()?;
-    let engine = accel::choose(options.accel, machine.clock)?;
-    let mut initramfs =
-        tempfile::Builder::new().prefix("freehold-").suffix(".cpio").tempfile().map_err(|e| {
-            Failure::new(format!("cannot make a temporary file: {e}"), "TMPDIR names another folder")
-        })?;
-    image.write(&mut BufWriter::with_capacity(1 << 20, initramfs.as_file_mut()))?;
-    if options.gdb {
-        eprintln!("freehold: waiting for: gdb {} -ex 'target remote :1234'", kernel.path.display());
+    let engine = accel::choose(options.accel, prepared.machine.clock)?;
+    let ended = prepared.run(engine)?;
+    let outcome = conclude(options, &prepared, engine, &ended)?;
+    if let Some(file) = &options.json {
+        outcome.write(file)?;
     }
-    let ended = session::run(&Job {
-        machine: &machine,
-        kernel: &kernel,
-        initramfs: initramfs.path(),
-        engine,
-        streams,
-        timeout,
-        purpose: Purpose::Program,
-        log: if options.verbose { LogTo::Stderr } else { LogTo::Nowhere },
-    })?;
-    conclude(options, &machine, &kernel, engine, &ended)
+    Ok(outcome.status())
 }
 
-/// Prints what is to be printed at the end, writes the JSON file and gives the status.
-fn conclude(
-    options: &RunOptions,
-    machine: &Machine,
-    kernel: &Kernel,
-    engine: Engine,
-    ended: &Ended,
-) -> Result<u8> {
+/// A run that is ready to start: everything about it is checked, and its image is gathered.
+pub struct Prepared {
+    /// The VM.
+    pub machine: Machine,
+    /// Its kernel.
+    pub kernel: Kernel,
+    /// Its files.
+    pub image: Image,
+    streams: [Stream; 3],
+    timeout: Option<Duration>,
+    log: LogTo,
+}
+
+impl Prepared {
+    /// Prepares the run that `options` describe.
+    pub fn new(options: &RunOptions) -> Result<Prepared> {
+        let timeout = match &options.timeout {
+            Some(text) => Some(parse_timeout(text)?),
+            None => None,
+        };
+        let machine = Machine::from_options(options)?;
+        let environment = environment(&options.env)?;
+        let program = find_program(options, &environment)?;
+        let streams = streams();
+        let spec = Spec {
+            exec: program.guest.clone(),
+            arguments: options.program.clone(),
+            environment,
+            cwd: guest_path("--cwd", &options.cwd)?,
+            streams,
+            window: terminal::window(),
+        };
+        let kernel = kernel::select(&options.kernel)?;
+        let image = build_image(options, &program, &spec, &kernel)?;
+        machine.check_memory(kernel.family, image.bytes())?;
+        let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
+        Ok(Prepared { machine, kernel, image, streams, timeout, log })
+    }
+
+    /// Runs it.
+    pub fn run(&self, engine: Engine) -> Result<Ended> {
+        qemu::program()?;
+        let mut initramfs =
+            tempfile::Builder::new().prefix("freehold-").suffix(".cpio").tempfile().map_err(|e| {
+                Failure::new(format!("cannot make a temporary file: {e}"), "TMPDIR names another folder")
+            })?;
+        self.image.write(&mut BufWriter::with_capacity(1 << 20, initramfs.as_file_mut()))?;
+        if self.machine.debugger == Debugger::Waited {
+            eprintln!("freehold: waiting for: gdb {} -ex 'target remote :1234'", self.kernel.path.display());
+        }
+        session::run(&Job {
+            machine: &self.machine,
+            kernel: &self.kernel,
+            initramfs: initramfs.path(),
+            engine,
+            streams: self.streams,
+            timeout: self.timeout,
+            purpose: Purpose::Program,
+            log: self.log,
+        })
+    }
+}
+
+/// Prints what is to be printed at the end and gives the outcome.
+pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &Ended) -> Result<Outcome> {
+    let (machine, kernel) = (&run.machine, &run.kernel);
     let accel = match engine {
         Engine::Tcg => "tcg",
         Engine::Kvm => "kvm",
     };
     let outcome = Outcome::of(ended, accel);
-    if let Some(file) = &options.json {
-        outcome.write(file)?;
-    }
     let name = options.program[0].to_string_lossy();
     match &ended.end {
         End::TimedOut => {
@@ -132,7 +155,7 @@ fn conclude(
     if options.syscalls {
         eprint!("{}", report::syscalls(ended));
     }
-    Ok(outcome.status())
+    Ok(outcome)
 }
 
 fn parse_timeout(text: &str) -> Result<Duration> {
@@ -290,7 +313,8 @@ fn streams() -> [Stream; 3] {
     [stream(ours.input && ours.output), stream(ours.output), stream(ours.output && ours.error)]
 }
 
-fn print_line(options: &RunOptions, machine: &Machine, kernel: &Kernel) -> Result<u8> {
+/// Prints the QEMU command line of `--dry-run`.
+pub fn print_line(options: &RunOptions, machine: &Machine, kernel: &Kernel) -> Result<u8> {
     let engine = match options.accel {
         Accel::Kvm => Engine::Kvm,
         Accel::Tcg => Engine::Tcg,

@@ -30,6 +30,12 @@ use signals::Signals;
 /// How long a guest may take to power off after the program's end when it does not count its bytes.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
 
+/// How long a watcher may take to write down what it saw.
+const WATCHER_GRACE: Duration = Duration::from_secs(30);
+
+/// What a line of the plugin's begins with.
+pub const WATCHER_NAME: &str = "freehold-scope: ";
+
 /// What to run.
 pub struct Job<'a> {
     /// The VM.
@@ -100,6 +106,8 @@ pub struct Ended {
     pub notices: Vec<String>,
     /// The last part of the kernel log.
     pub log: String,
+    /// What QEMU and its plugin said.
+    pub words: String,
     /// From QEMU's start to its end.
     pub wall: Duration,
 }
@@ -238,21 +246,42 @@ impl<'a> Session<'a> {
             }
         };
         self.progress.finish_and_clear();
+        terminal::restore();
+        if self.job.machine.watcher.is_some() {
+            self.ask_to_end();
+        }
         if self.qemu.try_wait().ok().flatten().is_none() {
             // Killed, not asked: the guest has nothing left to say, and a hung one would not answer.
             let _ = self.qemu.kill();
             let _ = self.qemu.wait();
         }
-        terminal::restore();
+        while self.words.receive() {}
         self.log.finish();
         Ok(Ended {
             end,
+            words: String::from_utf8_lossy(&self.words.received).into_owned(),
             ready: self.ready,
             report: self.report,
             notices: self.notices,
             log: self.log.tail(),
             wall: self.started.elapsed(),
         })
+    }
+
+    /// Lets QEMU end in order, so that its plugin writes down what it saw.
+    fn ask_to_end(&mut self) {
+        let asked = Instant::now();
+        let _ = rustix::process::kill_process(
+            rustix::process::Pid::from_child(&self.qemu),
+            rustix::process::Signal::TERM,
+        );
+        while asked.elapsed() < WATCHER_GRACE && self.qemu.try_wait().ok().flatten().is_none() {
+            // A guest that still writes must not hold QEMU up.
+            self.listen();
+            self.output.run();
+            self.error.run();
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Sleeps until something can be done.
@@ -422,6 +451,9 @@ impl<'a> Session<'a> {
             return End::Qemu(format!("QEMU was killed by signal {signal}"));
         }
         let words = String::from_utf8_lossy(&self.words.received).into_owned();
+        if let Some(line) = words.lines().find(|line| line.starts_with(WATCHER_NAME)) {
+            return End::Qemu(line.to_owned());
+        }
         let said = words.lines().find(|line| line.contains("qemu") && !line.contains("warning:"));
         match said {
             Some(line) if self.ready.is_none() && !self.log.spoke() => {

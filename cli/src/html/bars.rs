@@ -1,7 +1,7 @@
 //! Horizontal bars in groups, with error bars: measurements side by side.
 
 use super::figure::{self, Anchor, Canvas, Figure, WIDTH};
-use super::scale::Axis;
+use super::scale::{Axis, Scale};
 
 const BAR: f64 = 13.0;
 const GROUP_GAP: f64 = 12.0;
@@ -31,11 +31,19 @@ impl Bar {
     }
 }
 
+/// How the bars of a group stand to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    Beside,
+    EndToEnd,
+}
+
 /// Bars of one or more series, a group a line.
 #[derive(Debug)]
 pub struct Bars {
     title: String,
     axis: Axis,
+    layout: Layout,
     series: Vec<String>,
     groups: Vec<(String, Vec<Option<Bar>>)>,
     reference: Option<(f64, String)>,
@@ -47,10 +55,16 @@ impl Bars {
         Bars {
             title: title.into(),
             axis,
+            layout: Layout::Beside,
             series: series.iter().map(|name| (*name).to_owned()).collect(),
             groups: Vec::new(),
             reference: None,
         }
+    }
+
+    /// The same, with the bars of each group end to end: parts of a whole. They need a linear axis.
+    pub fn parts(title: &str, axis: Axis, series: &[&str]) -> Bars {
+        Bars { layout: Layout::EndToEnd, ..Bars::new(title, axis, series) }
     }
 
     /// Adds a group: one bar for each series, `None` where there is no value.
@@ -61,6 +75,24 @@ impl Bars {
     /// A line across all groups: a limit, or where both sides are equal.
     pub fn reference(&mut self, value: f64, label: &str) {
         self.reference = Some((value, label.into()));
+    }
+}
+
+impl Bars {
+    fn draw_parts(&self, canvas: &mut Canvas, scale: &Scale, label: &str, bars: &[Option<Bar>], y: f64) {
+        let mut at = 0.0;
+        for (number, bar) in bars.iter().enumerate().take(self.series.len()) {
+            let Some(bar) = bar else { continue };
+            let (start, end) = (scale.place(at), scale.place(at + bar.value));
+            at += bar.value;
+            let value = scale.show(bar.value);
+            let tip = format!("{label}\n{} {value}", self.series[number]);
+            let class = format!("bar {}", figure::colour(number));
+            canvas.rect(start, y, (end - start - 1.0).max(0.0), BAR * 1.5, &class, &tip);
+            if figure::text_width(&value) + 8.0 < end - start {
+                canvas.text((start + end) / 2.0, y + BAR + 1.0, Anchor::Middle, "inside", &value);
+            }
+        }
     }
 }
 
@@ -76,7 +108,11 @@ impl Figure for Bars {
     fn draw(&self) -> String {
         let widest = self.groups.iter().map(|(label, _)| figure::text_width(label)).fold(0.0, f64::max);
         let left = widest.min(LABELS_AT_MOST) + 14.0;
-        let group_height = BAR * self.series.len() as f64 + GROUP_GAP;
+        let lines = match self.layout {
+            Layout::Beside => self.series.len() as f64,
+            Layout::EndToEnd => 1.5,
+        };
+        let group_height = BAR * lines + GROUP_GAP;
         let top = TOP + if self.reference.is_some() { 18.0 } else { 0.0 };
         let bottom = top + group_height * self.groups.len() as f64 + 4.0;
         let all = self.groups.iter().flat_map(|(_, bars)| bars.iter().flatten());
@@ -89,6 +125,10 @@ impl Figure for Bars {
             let y = top + group_height * row as f64 + GROUP_GAP / 2.0;
             let middle = y + (group_height - GROUP_GAP) / 2.0 + 4.0;
             canvas.text(left - 10.0, middle, Anchor::End, "label", &figure::fit_text(label, LABELS_AT_MOST));
+            if self.layout == Layout::EndToEnd {
+                self.draw_parts(&mut canvas, &scale, label, bars, y);
+                continue;
+            }
             for (number, bar) in bars.iter().enumerate().take(self.series.len()) {
                 let Some(bar) = bar else { continue };
                 let y = y + BAR * number as f64;

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
+use super::escape;
 use super::figure::{self, Anchor, Canvas, Figure, WIDTH};
 use super::scale::{Axis, Scale};
-use super::{Unit, escape};
 
 const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 66.0;
@@ -23,9 +23,6 @@ pub enum Shape {
     /// As [`Shape::Step`], filled down to the axis.
     Profile,
 }
-
-/// An area between two courses: (x, low, high).
-pub type Band = [(f64, f64, f64)];
 
 #[derive(Debug)]
 struct Series {
@@ -56,8 +53,14 @@ impl Lines {
         self.line_in_band(name, shape, points, &[]);
     }
 
-    /// Adds a line with an area of uncertainty around it.
-    pub fn line_in_band(&mut self, name: &str, shape: Shape, points: &[(f64, f64)], band: &Band) {
+    /// Adds a line with an area of uncertainty around it: (x, low, high).
+    pub fn line_in_band(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        points: &[(f64, f64)],
+        band: &[(f64, f64, f64)],
+    ) {
         self.series.push(Series { name: name.into(), shape, points: points.to_vec(), band: band.to_vec() });
     }
 
@@ -166,37 +169,35 @@ impl Figure for Lines {
     }
 }
 
-impl Lines {
-    /// A survival curve: of things with these ends of life (age, how many ended at it) and `alive` that had no end,
-    /// the share that reached each age.
-    pub fn survival(deaths: &[(f64, f64)], alive: f64) -> Vec<(f64, f64)> {
-        let total = alive + deaths.iter().map(|(_, count)| count).sum::<f64>();
-        let mut left = total;
-        let mut curve = Vec::new();
-        for &(age, count) in deaths {
-            left -= count;
-            if total > 0.0 {
-                curve.push((age, (left / total).max(0.0)));
-            }
+/// A survival curve after Kaplan and Meier. `ages` go up, as upper ends of buckets of powers of two; each comes with how many ended at that age and how many were
+/// last seen alive then: those count as long as they were seen, and not after.
+pub fn survival(ages: &[(f64, u64, u64)]) -> Vec<(f64, f64)> {
+    let mut seen: u64 = ages.iter().map(|(_, ended, lost)| ended + lost).sum();
+    let mut alive = 1.0;
+    // The first age is the end of its bucket: all are alive at its start, half of it with buckets of powers of two.
+    let mut curve: Vec<(f64, f64)> = ages.first().map(|(age, ..)| (age / 2.0, 1.0)).into_iter().collect();
+    for &(age, ended, lost) in ages {
+        if seen == 0 {
+            break;
         }
-        curve
+        alive *= 1.0 - ended as f64 / seen as f64;
+        seen -= ended + lost;
+        curve.push((age, alive));
     }
-
-    /// A logarithmic axis of instructions.
-    pub fn instructions(label: &str) -> Axis {
-        Axis::logarithmic(label, Unit::Count)
-    }
+    curve
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::html::Unit;
 
     #[test]
-    fn a_survival_curve_falls_from_all_to_those_that_had_no_end() {
-        let curve = Lines::survival(&[(1.0, 2.0), (10.0, 1.0), (100.0, 3.0)], 2.0);
-        assert_eq!(curve, [(1.0, 0.75), (10.0, 0.625), (100.0, 0.25)]);
-        assert!(Lines::survival(&[], 0.0).is_empty());
+    fn a_survival_curve_counts_each_thing_as_long_as_it_was_seen() {
+        // Textbook: of 8, 2 end at 1; 1 of 6 is lost from sight at 10; 2 of 5 end at 100; the last 3 are alive.
+        let curve = survival(&[(1.0, 2, 0), (10.0, 0, 1), (100.0, 2, 0), (1000.0, 0, 3)]);
+        assert_eq!(curve, [(0.5, 1.0), (1.0, 0.75), (10.0, 0.75), (100.0, 0.75 * 0.6), (1000.0, 0.75 * 0.6)]);
+        assert!(survival(&[]).is_empty());
     }
 
     #[test]

@@ -28,8 +28,43 @@ pub struct Node {
 pub struct Topology {
     nodes: Vec<Node>,
     distances: BTreeMap<(usize, usize), u8>,
-    /// Size of each node's memory-side cache.
-    pub near_cache: Option<u64>,
+    /// Each node's memory-side cache.
+    pub near_cache: Option<NearCache>,
+}
+
+/// A direct-mapped memory-side cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NearCache {
+    /// Bytes.
+    pub size: u64,
+    /// Bytes in a line.
+    pub line: u16,
+}
+
+impl NearCache {
+    fn parse(text: &str) -> Result<NearCache> {
+        let (size, line) = match text.split_once(",line=") {
+            Some((size, line)) => (size, line.parse().ok().filter(|line: &u16| line.is_power_of_two())),
+            None => (text, Some(64)),
+        };
+        let size = size::parse_size("--near-cache", size)?;
+        match line {
+            Some(line) if size.is_multiple_of(u64::from(line)) => Ok(NearCache { size, line }),
+            _ => Err(Failure::new(
+                format!("--near-cache {text}: its lines do not divide it into powers of two of bytes"),
+                "64M,line=64",
+            )),
+        }
+    }
+}
+
+/// What holds the guest's memory on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backing {
+    /// QEMU's own memory.
+    Anonymous,
+    /// One file in memory for each node, in order, which a plugin finds by its name.
+    Memfd,
 }
 
 impl Topology {
@@ -42,10 +77,10 @@ impl Topology {
         };
         let distances = distances(&options.distance, nodes.len())?;
         let near_cache = match &options.near_cache {
-            Some(text) => Some(size::parse_size("--near-cache", text)?),
+            Some(text) => Some(NearCache::parse(text)?),
             None => None,
         };
-        if let Some(cache) = near_cache
+        if let Some(NearCache { size: cache, .. }) = near_cache
             && let Some(node) = nodes.iter().find(|node| node.memory < cache)
         {
             return Err(Failure::new(
@@ -78,16 +113,39 @@ impl Topology {
         given.copied().unwrap_or(DEFAULT_DISTANCE)
     }
 
-    /// The topology as QEMU's arguments; none for a machine without NUMA.
-    pub fn arguments(&self, line: &mut Line) {
-        if self.nodes.len() == 1 && self.near_cache.is_none() {
+    /// Bytes of each node.
+    pub fn sizes(&self) -> Vec<u64> {
+        self.nodes.iter().map(|node| node.memory).collect()
+    }
+
+    /// The node of each of `cpus` CPUs.
+    pub fn nodes_of_cpus(&self, cpus: u32) -> Vec<usize> {
+        let of = |cpu| self.nodes.iter().position(|node| node.cpus.contains(&cpu)).unwrap_or(0);
+        (0..cpus).map(of).collect()
+    }
+
+    /// True for a machine without NUMA tables.
+    pub fn is_plain(&self) -> bool {
+        self.nodes.len() == 1 && self.near_cache.is_none()
+    }
+
+    /// The topology as QEMU's arguments; none for a plain machine with anonymous memory.
+    pub fn arguments(&self, line: &mut Line, backing: Backing) {
+        if self.is_plain() && backing == Backing::Anonymous {
             return;
         }
+        let kind = match backing {
+            Backing::Anonymous => "ram",
+            Backing::Memfd => "memfd",
+        };
         // A node without CPUs is reached from the first that has some.
         let first = self.nodes.iter().position(|node| !node.cpus.is_empty()).unwrap_or(0);
         for (number, node) in self.nodes.iter().enumerate() {
             let size = show_size(node.memory);
-            line.option("-object", format!("memory-backend-ram,size={size},id=m{number}"));
+            line.option("-object", format!("memory-backend-{kind},size={size},id=m{number}"));
+        }
+        if self.is_plain() {
+            return;
         }
         for (number, node) in self.nodes.iter().enumerate() {
             let initiator = match self.near_cache {
@@ -122,7 +180,7 @@ impl Topology {
     }
 
     /// HMAT: latencies in proportion to the distances; both kinds of figure must precede the caches.
-    fn cache_arguments(&self, line: &mut Line, cache: u64) {
+    fn cache_arguments(&self, line: &mut Line, cache: NearCache) {
         for (from, node) in self.nodes.iter().enumerate() {
             if node.cpus.is_empty() {
                 continue;
@@ -137,11 +195,12 @@ impl Topology {
                 );
             }
         }
-        let size = show_size(cache);
+        let size = show_size(cache.size);
+        let bytes = cache.line;
         for number in 0..self.nodes.len() {
             line.option(
                 "-numa",
-                format!("hmat-cache,node-id={number},size={size},level=1,associativity=direct,policy=write-back,line=64"),
+                format!("hmat-cache,node-id={number},size={size},level=1,associativity=direct,policy=write-back,line={bytes}"),
             );
         }
     }

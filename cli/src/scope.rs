@@ -1,0 +1,247 @@
+//! `freehold scope`: a run as `freehold run` does it, watched by a QEMU plugin (scope/plugin), and what it saw.
+//!
+//! The plugin gets one file of settings and writes one file of results when QEMU ends (scope/record). Everything that can be
+//! refused is refused before the VM starts; files for the user appear whole or not at all.
+
+mod damo;
+mod digest;
+mod options;
+mod page;
+mod summary;
+mod symbols;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use freehold_scope_record::{HwAddress, Memory, Results, Settings};
+use serde::Serialize;
+
+use crate::args::{Accel, ScopeOptions};
+use crate::failure::{Failure, OWN_ERROR};
+use crate::outcome::Outcome;
+use crate::qemu::{self, Engine, Watcher};
+use crate::run::{self, Prepared};
+use crate::session::WATCHER_NAME;
+use crate::{Result, files, kernel};
+use digest::Digest;
+use symbols::{Hot, Names};
+
+const PLUGIN: &str = "libfreehold_scope.so";
+/// The guest's command that begins a phase, and where it goes in the image.
+const PHASE: (&str, &str) = ("guest/tools/phase", "/usr/local/bin/phase");
+
+/// What `--json FILE` holds.
+#[derive(Serialize)]
+struct Record<'a> {
+    /// The program and its arguments.
+    command: &'a [String],
+    /// As `freehold run --json` writes it.
+    outcome: &'a Outcome,
+    /// Instructions by function, most first.
+    symbols: &'a [Hot],
+    /// All counts.
+    results: &'a Results,
+}
+
+/// Runs the program that `options` describe under the microscope; returns the exit status of this command.
+pub fn scope(options: &ScopeOptions) -> Result<u8> {
+    if options.run.accel == Accel::Kvm {
+        return Err(Failure::new(
+            "the microscope watches an emulated CPU: it cannot watch KVM",
+            "leave --accel kvm out",
+        ));
+    }
+    let mut models = options::models(options)?;
+    for path in [&options.run.json, &options.html, &options.damo].into_iter().flatten() {
+        files::check_writable(path)?;
+    }
+    if let Some(path) = &options.symbols {
+        std::fs::File::open(path).map_err(|e| Failure::io("read", path, &e))?;
+    }
+    let plugin = plugin()?;
+    let mut run = Prepared::new(&options.run)?;
+    if let Some(phase) = kernel::installed(PHASE.0) {
+        run.image.add_host_at(&phase, Path::new(PHASE.1))?;
+    }
+    options::near_cache(&mut models, run.machine.topology.near_cache);
+    let folder = tempfile::Builder::new()
+        .prefix("freehold-scope-")
+        .tempdir()
+        .map_err(|e| Failure::new(format!("cannot make a temporary folder: {e}"), ""))?;
+    let (asked, seen) = (folder.path().join("settings.json"), folder.path().join("results.json"));
+    let memory = Memory::q35(&run.machine.topology.sizes(), hw_address()?);
+    let cpus = run.machine.topology.nodes_of_cpus(run.machine.cpus);
+    let mut settings = Settings::new(seen.clone(), memory, cpus);
+    settings.models = models;
+    settings.check().map_err(|e| options::refused(&e))?;
+    settings.write(&asked).map_err(|e| Failure::io("write", &asked, &e))?;
+    run.machine.watcher = Some(Watcher { plugin: plugin.clone(), settings: asked });
+    if options.run.dry_run {
+        return run::print_line(&options.run, &run.machine, &run.kernel);
+    }
+    let names = Names::prepare(options.symbols.as_deref(), &run.kernel)?;
+    let ended = run.run(Engine::Tcg)?;
+    let outcome = run::conclude(&options.run, &run, Engine::Tcg, &ended)
+        .map_err(|failure| explain(&plugin, &ended.words, failure))?;
+    let mut results = Results::read(&seen).map_err(|error| lost(&ended.words, &error))?;
+    if options.no_oracle {
+        results.oracle.violations.clear();
+        results.oracle.total = 0;
+    }
+    let names = names.at(&results, ended.ready.as_ref());
+    let hot = symbols::hot(&results, &names);
+    let command: Vec<String> =
+        options.run.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let story = Story {
+        command: &command,
+        outcome: &outcome,
+        hot: &hot,
+        names: &names,
+        digest: Digest::of(&results),
+        kernel: kernel_name(&ended),
+    };
+    write_files(options, &story)?;
+    eprint!("{}", summary::summary(&story, options.phase_rows));
+    if results.oracle.total > 0 {
+        eprintln!("freehold: {}", summary::verdict(&story));
+        return Ok(OWN_ERROR);
+    }
+    Ok(outcome.status())
+}
+
+/// All that the summary and the report tell of.
+struct Story<'a> {
+    command: &'a [String],
+    outcome: &'a Outcome,
+    hot: &'a [Hot],
+    names: &'a Names,
+    digest: Digest<'a>,
+    /// Name and version.
+    kernel: String,
+}
+
+fn write_files(options: &ScopeOptions, story: &Story<'_>) -> Result<()> {
+    let results = story.digest.results;
+    if let Some(path) = &options.run.json {
+        let record = Record { command: story.command, outcome: story.outcome, symbols: story.hot, results };
+        let text = serde_json::to_vec(&record).map_err(|e| Failure::io("write", path, &e.into()))?;
+        files::write_whole(path, &text)?;
+    }
+    if let Some(path) = &options.html {
+        page::page(story).write(path)?;
+    }
+    if let Some(path) = &options.damo {
+        files::write_whole(path, &damo::record(results))?;
+    }
+    Ok(())
+}
+
+fn kernel_name(ended: &crate::session::Ended) -> String {
+    let field = |name: &str| ended.ready.as_ref()?.get(name)?.as_str().map(str::to_owned);
+    let parts = [field("kernel"), field("version")];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+fn plugin() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("FREEHOLD_SCOPE_PLUGIN").map(PathBuf::from) {
+        if path.is_file() {
+            return Ok(path);
+        }
+        return Err(Failure::new(format!("FREEHOLD_SCOPE_PLUGIN={}: no such file", path.display()), ""));
+    }
+    kernel::installed(PLUGIN).ok_or_else(|| {
+        Failure::new(
+            format!("{PLUGIN} is not beside this command nor in ../share/freehold"),
+            "make build makes it; FREEHOLD_SCOPE_PLUGIN=FILE names another place",
+        )
+    })
+}
+
+/// How this QEMU tells a plugin physical addresses: it changed with 8.2.
+fn hw_address() -> Result<HwAddress> {
+    let program = qemu::program()?;
+    let output = Command::new(&program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| Failure::io("start", &program, &e))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.split_once("version ").map_or("", |(_, rest)| rest);
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    Ok(if version < (8, 2) { HwAddress::OffsetTwice } else { HwAddress::GuestPhysical })
+}
+
+/// A failure of QEMU that is the plugin's, in words that help.
+fn explain(plugin: &Path, words: &str, failure: Failure) -> Failure {
+    let said = |part: &str| words.lines().find(|line| line.contains(part));
+    if let Some(line) = words.lines().find_map(|line| line.strip_prefix(WATCHER_NAME)) {
+        return Failure::new(format!("the microscope cannot watch: {line}"), "");
+    }
+    if said("-plugin: invalid option").or(said("plugin interface not enabled")).is_some() {
+        return Failure::new(
+            "this QEMU has no plugins: the microscope needs them",
+            "Debian's qemu-system-x86 has; FREEHOLD_QEMU=FILE names another",
+        );
+    }
+    if let Some(line) = said("Could not load plugin").or(said("plugin")) {
+        let why = line.rsplit_once(&format!("{}: ", plugin.display())).map_or(line, |(_, why)| why);
+        return Failure::new(
+            format!("cannot load the plugin {}: {}", plugin.display(), why.trim()),
+            "make build builds the one that fits",
+        );
+    }
+    failure
+}
+
+/// The VM ran, and the results are not there.
+fn lost(words: &str, error: &freehold_scope_record::ReadError) -> Failure {
+    let said = words.lines().rev().find_map(|line| line.strip_prefix(WATCHER_NAME));
+    match said {
+        Some(line) => Failure::new(format!("the microscope's results are lost: {line}"), ""),
+        None => Failure::new(
+            format!("the microscope's results are lost: {error}"),
+            "QEMU did not end in order, or the disk is full",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The record that scope/record is tested with.
+    pub fn sample() -> Results {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scope/record/tests/sample.json");
+        Results::read(&path).expect("a record")
+    }
+
+    /// What `tell` makes of it.
+    pub fn with_story<T>(tell: impl FnOnce(&Story<'_>) -> T) -> T {
+        let results = sample();
+        let names = Names::none();
+        let hot = symbols::hot(&results, &names);
+        let outcome = Outcome::of_failure(&Failure::new("", ""));
+        tell(&Story {
+            command: &["/bin/busybox".into(), "ls".into()],
+            outcome: &outcome,
+            hot: &hot,
+            names: &names,
+            digest: Digest::of(&results),
+            kernel: "Freehold 0.1.0".into(),
+        })
+    }
+
+    #[test]
+    fn a_failure_of_the_plugin_is_told_in_one_line_of_ours() {
+        let path = Path::new("/x/libfreehold_scope.so");
+        let told = |words: &str| explain(path, words, Failure::new("other", "")).to_string();
+        let line = told(
+            "qemu-system-x86_64: Could not load plugin /x/libfreehold_scope.so: /x/libfreehold_scope.so: wrong ELF class: ELFCLASS32\n",
+        );
+        assert!(line.contains("wrong ELF class") && line.contains("make build"), "{line}");
+        assert!(told("qemu-system-x86_64: -plugin: invalid option\n").contains("no plugins"));
+        assert!(told("freehold-scope: no memory mapping found\n").contains("no memory mapping found"));
+        assert_eq!(told("something else"), "other");
+    }
+}

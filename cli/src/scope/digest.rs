@@ -1,0 +1,189 @@
+//! Figures from counts: sums over phases, shares, medians. What the summary and the report both show is computed here.
+
+use freehold_scope_record::{Counts, Half, LifetimeGroup, NearCounts, Page, Phase, Results};
+
+/// Buckets of lengths of life: entry n is 2^n to 2^(n+1) - 1 instructions.
+const BUCKETS: usize = 64;
+
+/// Results, and where the program begins in them.
+pub struct Digest<'a> {
+    /// All of them.
+    pub results: &'a Results,
+    first: usize,
+}
+
+/// TLB entries of one kind, all CPUs together.
+pub struct Lives {
+    /// Whose addresses.
+    pub half: Half,
+    /// The page size.
+    pub page: Page,
+    /// Entries made.
+    pub fills: u64,
+    /// (longest age of the bucket, died, alive at the end).
+    pub ages: Vec<(f64, u64, u64)>,
+}
+
+impl<'a> Digest<'a> {
+    /// Finds the program in `results`: its phase and all after it; everything, where no program began.
+    pub fn of(results: &'a Results) -> Digest<'a> {
+        let first = results.phases.iter().position(|phase| phase.name == "program").unwrap_or(0);
+        Digest { results, first }
+    }
+
+    /// The phases from the program's start on.
+    pub fn phases(&self) -> &'a [Phase] {
+        &self.results.phases[self.first..]
+    }
+
+    /// Nodes of the machine.
+    pub fn nodes(&self) -> usize {
+        self.results.settings.memory.backends.len()
+    }
+
+    /// Counts of `cpu` in one half of the address space since the program's start.
+    pub fn counts(&self, cpu: usize, half: Half) -> Counts {
+        sum(self.phases().iter().filter_map(|phase| Some(of_half(phase.cpus.get(cpu)?, half))))
+    }
+
+    /// Counts of all CPUs since the program's start.
+    pub fn all_counts(&self, half: Half) -> Counts {
+        sum(self.phases().iter().flat_map(|phase| phase.cpus.iter().map(|cpu| of_half(cpu, half))))
+    }
+
+    /// Counts of each node's memory-side cache since the program's start.
+    pub fn near(&self) -> Vec<NearCounts> {
+        let mut sums = vec![NearCounts::default(); self.results.near.len()];
+        for phase in self.phases() {
+            for (sum, near) in sums.iter_mut().zip(&phase.near) {
+                add_near(sum, near);
+            }
+        }
+        sums
+    }
+
+    /// Lives of TLB entries by half and page size; kinds that were filled most first.
+    pub fn lives(&self) -> Vec<Lives> {
+        let mut all: Vec<Lives> = Vec::new();
+        for group in self.results.tlb.iter().flat_map(|tlb| &tlb.groups) {
+            let at = all.iter().position(|lives| (lives.half, lives.page) == (group.half, group.page));
+            let lives = match at {
+                Some(at) => &mut all[at],
+                None => {
+                    let ages = (0..BUCKETS).map(|n| (2f64.powi(n as i32 + 1), 0, 0)).collect();
+                    all.push(Lives { half: group.half, page: group.page, fills: 0, ages });
+                    all.last_mut().expect("just pushed")
+                }
+            };
+            add_group(lives, group);
+        }
+        for lives in &mut all {
+            lives.ages.retain(|(_, died, alive)| died + alive > 0);
+        }
+        all.sort_by_key(|lives| std::cmp::Reverse(lives.fills));
+        all
+    }
+}
+
+fn add_group(lives: &mut Lives, group: &LifetimeGroup) {
+    lives.fills += group.fills;
+    for (bucket, count) in group.deaths.iter().flat_map(|death| death.lived.iter().enumerate()) {
+        lives.ages[bucket.min(BUCKETS - 1)].1 += count;
+    }
+    for (bucket, count) in group.alive.iter().enumerate() {
+        lives.ages[bucket.min(BUCKETS - 1)].2 += count;
+    }
+}
+
+/// One half of a CPU's counts.
+pub fn of_half(cpu: &freehold_scope_record::CpuPhase, half: Half) -> &Counts {
+    match half {
+        Half::User => &cpu.modes.user,
+        Half::Kernel => &cpu.modes.kernel,
+    }
+}
+
+/// All of `counts` together.
+pub fn sum<'a>(counts: impl Iterator<Item = &'a Counts>) -> Counts {
+    let mut sum = Counts::default();
+    for one in counts {
+        for (to, from) in [
+            (&mut sum.instructions, one.instructions),
+            (&mut sum.loads, one.loads),
+            (&mut sum.stores, one.stores),
+            (&mut sum.elsewhere, one.elsewhere),
+            (&mut sum.first_misses, one.first_misses),
+            (&mut sum.first_fetch_misses, one.first_fetch_misses),
+            (&mut sum.tlb_data_misses, one.tlb_data_misses),
+            (&mut sum.tlb_fetch_misses, one.tlb_fetch_misses),
+            (&mut sum.tlb_walks, one.tlb_walks),
+        ] {
+            *to += from;
+        }
+        for (to, from) in [
+            (&mut sum.data, &one.data),
+            (&mut sum.fetches, &one.fetches),
+            (&mut sum.data_misses, &one.data_misses),
+            (&mut sum.fetch_misses, &one.fetch_misses),
+        ] {
+            to.resize(to.len().max(from.len()), 0);
+            for (to, from) in to.iter_mut().zip(from) {
+                *to += from;
+            }
+        }
+    }
+    sum
+}
+
+/// Adds `more` to `sum`.
+pub fn add_near(sum: &mut NearCounts, more: &NearCounts) {
+    sum.accesses += more.accesses;
+    sum.hits += more.hits;
+    sum.cold += more.cold;
+    sum.capacity += more.capacity;
+    sum.conflict += more.conflict;
+    sum.written_back += more.written_back;
+}
+
+/// `part` of `whole`; `None` where there is no whole.
+pub fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+/// What is not on node `home`, of counts by node.
+pub fn remote(by_node: &[u64], home: usize) -> Option<f64> {
+    let all: u64 = by_node.iter().sum();
+    share(all - by_node.get(home).copied().unwrap_or(0), all)
+}
+
+/// The age that half of all reach: from a survival curve.
+pub fn median(curve: &[(f64, f64)]) -> Option<f64> {
+    curve.iter().find(|(_, alive)| *alive <= 0.5).map(|(age, _)| *age)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remote_is_all_that_is_not_at_home() {
+        assert_eq!(remote(&[25, 75], 1), Some(0.25));
+        assert_eq!(remote(&[10, 0], 1), Some(1.0));
+        assert_eq!(remote(&[0, 0], 1), None, "no access is not a share");
+        assert_eq!(remote(&[5], 3), Some(1.0));
+    }
+
+    #[test]
+    fn sums_take_nodes_that_only_some_counts_have() {
+        let one = Counts { instructions: 1, data: vec![1], ..Counts::default() };
+        let two = Counts { instructions: 2, data: vec![1, 5], ..Counts::default() };
+        let sum = sum([&one, &two].into_iter());
+        assert_eq!((sum.instructions, sum.data), (3, vec![2, 5]));
+    }
+
+    #[test]
+    fn a_median_is_unknown_while_most_live() {
+        assert_eq!(median(&[(1.0, 0.9), (8.0, 0.4)]), Some(8.0));
+        assert_eq!(median(&[(1.0, 0.9), (8.0, 0.6)]), None);
+    }
+}

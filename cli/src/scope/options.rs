@@ -1,0 +1,120 @@
+//! The microscope's own options: which models, of what shape.
+
+use freehold_scope_record::{CacheModel, CacheShape, Heat, Models, NearShape, SettingsError, TlbShape};
+
+use crate::Result;
+use crate::args::ScopeOptions;
+use crate::failure::Failure;
+use crate::qemu::numa::NearCache;
+use crate::size;
+
+/// Regions of page heat: fine enough for `damo`, and a megabyte of results at the most.
+const REGIONS: usize = 1024;
+
+/// What `--model`, `--llc` and `--tlb` ask for.
+pub fn models(options: &ScopeOptions) -> Result<Models> {
+    let mut models = Models::default();
+    let cache = CacheModel { last: last_level(&options.llc)?, ..CacheModel::server(None) };
+    let tlb = tlb(&options.tlb)?;
+    for name in options.model.split(',') {
+        let all = name == "all";
+        if !all && !["cache", "tlb", "heat", "locality"].contains(&name) {
+            return Err(Failure::new(
+                format!("--model {name}: no such model"),
+                "cache, tlb, heat, locality or all",
+            ));
+        }
+        if all || name == "cache" {
+            models.cache = Some(cache);
+        }
+        if all || name == "tlb" {
+            models.tlb = Some(tlb.clone());
+        }
+        if all || name == "heat" {
+            models.heat = Some(Heat { regions: REGIONS });
+        }
+    }
+    if options.damo.is_some() && models.heat.is_none() {
+        return Err(Failure::new(
+            "--damo writes page heat, and --model leaves it out",
+            "--model all, or heat",
+        ));
+    }
+    Ok(models)
+}
+
+/// Puts the machine's memory-side caches into the models.
+pub fn near_cache(models: &mut Models, near: Option<NearCache>) {
+    if let (Some(cache), Some(near)) = (&mut models.cache, near) {
+        cache.line = u64::from(near.line);
+        cache.near = Some(NearShape { size: near.size });
+    }
+}
+
+/// What the models cannot do, in the words of the option to blame.
+pub fn refused(error: &SettingsError) -> Failure {
+    let (option, hint) = match error.setting {
+        "near cache" => ("--near-cache", "the machine may have any size, its model a power of two: 64M"),
+        "line" => ("--near-cache", "64M,line=64"),
+        "last-level cache" => ("--llc", "SIZE,WAYS, for example 2M,16 or 1M,8"),
+        "TLB" => ("--tlb", "for example 64/4,128/8,1536/12"),
+        other => (other, ""),
+    };
+    Failure::new(format!("{option}: {}", error.problem), hint)
+}
+
+fn last_level(text: &str) -> Result<CacheShape> {
+    let wrong = || Failure::new(format!("--llc {text}: not a size and ways"), "for example 2M,16");
+    let (bytes, ways) = text.split_once(',').ok_or_else(wrong)?;
+    let ways = ways.parse().map_err(|_| wrong())?;
+    Ok(CacheShape { size: size::parse_size("--llc", bytes)?, ways })
+}
+
+fn tlb(text: &str) -> Result<TlbShape> {
+    if let Some(shape) = TlbShape::preset(text) {
+        return Ok(shape);
+    }
+    let level = |part: &str| {
+        let (entries, ways) = part.split_once('/')?;
+        Some((entries.parse().ok()?, ways.parse().ok()?))
+    };
+    let levels: Option<Vec<(usize, usize)>> = text.split(',').map(level).collect();
+    match levels.as_deref() {
+        Some([data, fetch, second]) => Ok(TlbShape {
+            name: text.into(),
+            data_entries: data.0,
+            data_ways: data.1,
+            fetch_entries: fetch.0,
+            fetch_ways: fetch.1,
+            second_entries: second.0,
+            second_ways: second.1,
+        }),
+        _ => Err(Failure::new(
+            format!("--tlb {text}: no preset, and no three levels of ENTRIES/WAYS"),
+            format!("{} or 64/4,128/8,1536/12", TlbShape::PRESETS.join(", ")),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tlb_is_a_preset_or_three_levels() {
+        assert_eq!(tlb("zen4").expect("a preset").second_entries, 3072);
+        let own = tlb("32/4,64/8,512/8").expect("three levels");
+        assert_eq!((own.data_ways, own.fetch_entries, own.second_ways), (4, 64, 8));
+        for bad in ["z80", "32/4", "32/4,64/8,512", "a/b,c/d,e/f"] {
+            assert!(tlb(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_last_level_has_a_size_and_ways() {
+        assert_eq!(last_level("1M,8").expect("a shape"), CacheShape { size: 1 << 20, ways: 8 });
+        for bad in ["1M", "8", "1M,x", "x,8"] {
+            assert!(last_level(bad).is_err(), "{bad}");
+        }
+    }
+}

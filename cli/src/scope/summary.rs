@@ -1,0 +1,278 @@
+//! What the microscope saw, in a few lines on stderr: conflicts first, then TLBs, who reads whose memory, where the
+//! instructions went, phases. Counts begin with the program; what the start cost is in the rows of phases.
+
+use std::fmt::Write;
+
+use freehold_scope_record::{Counts, CpuPhase, Half, NearCounts, Phase, Rule};
+
+use super::Story;
+use super::digest::{self, Digest, remote, share};
+use crate::html::{Unit, survival};
+
+/// Functions that are named.
+const HOTTEST: usize = 8;
+/// Violations that are told one by one.
+const VIOLATIONS: usize = 5;
+
+/// The whole summary.
+pub fn summary(story: &Story<'_>, all_phases: bool) -> String {
+    let digest = &story.digest;
+    let mut text = String::new();
+    head(&mut text, story);
+    near(&mut text, digest);
+    tlb(&mut text, digest);
+    locality(&mut text, digest);
+    hottest(&mut text, story);
+    let marked = digest.phases().len() > 1;
+    if all_phases || marked {
+        phases(&mut text, digest, if all_phases { &digest.results.phases } else { digest.phases() });
+    }
+    violations(&mut text, story);
+    for remark in &digest.results.remarks {
+        let _ = writeln!(text, "   note: {remark}");
+    }
+    text
+}
+
+/// One line for a run in which the kernel broke a rule.
+pub fn verdict(story: &Story<'_>) -> String {
+    let oracle = &story.digest.results.oracle;
+    let mut rules: Vec<Rule> = oracle.violations.iter().map(|violation| violation.rule).collect();
+    rules.dedup();
+    let first = rules.first().map_or("", |rule| rule.description());
+    format!(
+        "the kernel broke its rules of memory isolation: {} (first: {first})",
+        plural(oracle.total, "violation")
+    )
+}
+
+pub fn plural(count: u64, thing: &str) -> String {
+    if count == 1 { format!("1 {thing}") } else { format!("{} {thing}s", Unit::Count.show(count as f64)) }
+}
+
+fn count(value: u64) -> String {
+    Unit::Count.show(value as f64)
+}
+
+pub fn percent(share: Option<f64>) -> String {
+    share.map_or("–".into(), |share| format!("{:.1}%", share * 100.0))
+}
+
+fn head(text: &mut String, story: &Story<'_>) {
+    let digest = &story.digest;
+    let (user, kernel) = (digest.all_counts(Half::User), digest.all_counts(Half::Kernel));
+    let instructions = user.instructions + kernel.instructions;
+    let cpus = digest.results.settings.cpus.len() as u64;
+    let _ = writeln!(
+        text,
+        "── microscope: {} instructions of the program's time, {} of them in the kernel; {}, {}, {}",
+        count(instructions),
+        percent(share(kernel.instructions, instructions)),
+        plural(cpus, "CPU"),
+        plural(digest.nodes() as u64, "node"),
+        story.kernel,
+    );
+}
+
+fn near(text: &mut String, digest: &Digest<'_>) {
+    let line = digest.results.settings.models.cache.map_or(0, |cache| cache.line);
+    for (node, (near, result)) in digest.near().iter().zip(&digest.results.near).enumerate() {
+        let _ = writeln!(
+            text,
+            "   near cache {node} ({}, {line} B)  conflicts {:>6}   of {} accesses; cold {}, capacity {}",
+            Unit::Bytes.show(result.size as f64),
+            percent(share(near.conflict, near.accesses)),
+            count(near.accesses),
+            percent(share(near.cold, near.accesses)),
+            percent(share(near.capacity, near.accesses)),
+        );
+    }
+}
+
+/// Walks for each 1,000 instructions.
+pub fn walks(counts: &Counts) -> Option<f64> {
+    share(counts.tlb_walks, counts.instructions).map(|share| share * 1000.0)
+}
+
+fn walks_text(counts: &Counts) -> String {
+    walks(counts).map_or("–".into(), |walks| format!("{walks:.2}"))
+}
+
+fn tlb(text: &mut String, digest: &Digest<'_>) {
+    let Some(shape) = &digest.results.settings.models.tlb else { return };
+    let (user, kernel) = (digest.all_counts(Half::User), digest.all_counts(Half::Kernel));
+    let _ = writeln!(
+        text,
+        "   TLB ({})  walks for 1,000 instructions: kernel {}, programs {}",
+        shape.name,
+        walks_text(&kernel),
+        walks_text(&user)
+    );
+    for lives in digest.lives().iter().take(3) {
+        let age = digest::median(&survival(&lives.ages));
+        let _ = writeln!(
+            text,
+            "      {:<24} {:>8} filled, half live {}",
+            super::page::kind(lives),
+            count(lives.fills),
+            age.map_or("to the end".into(), |age| format!("{} instructions", count(age as u64))),
+        );
+    }
+}
+
+fn locality(text: &mut String, digest: &Digest<'_>) {
+    if digest.nodes() < 2 {
+        return;
+    }
+    text.push_str(
+        "   CPU  node  instructions   remote fetches: kernel  programs   remote data: kernel  programs\n",
+    );
+    for (cpu, &node) in digest.results.settings.cpus.iter().enumerate() {
+        let (user, kernel) = (digest.counts(cpu, Half::User), digest.counts(cpu, Half::Kernel));
+        let _ = writeln!(
+            text,
+            "   {cpu:>3}  {node:>4}  {:>12}   {:>22}  {:>8}   {:>19}  {:>8}",
+            count(user.instructions + kernel.instructions),
+            percent(remote(&kernel.fetches, node)),
+            percent(remote(&user.fetches, node)),
+            percent(remote(&kernel.data, node)),
+            percent(remote(&user.data, node)),
+        );
+    }
+}
+
+fn hottest(text: &mut String, story: &Story<'_>) {
+    if story.hot.is_empty() {
+        return;
+    }
+    text.push_str("   share   instructions   function (whole run)\n");
+    for hot in story.hot.iter().take(HOTTEST) {
+        let _ = writeln!(
+            text,
+            "   {:>5}   {:>12}   {}",
+            percent(Some(hot.share)),
+            count(hot.instructions),
+            hot.name
+        );
+    }
+}
+
+/// A phase's figures, all CPUs and nodes together.
+pub struct Row {
+    /// Instructions of both halves.
+    pub instructions: u64,
+    /// The kernel's part of them.
+    pub kernel: Option<f64>,
+    /// Conflicts of all accesses to memory-side caches.
+    pub conflicts: Option<f64>,
+    /// TLB walks for 1,000 instructions.
+    pub walks: Option<f64>,
+    /// Loads and stores to another node.
+    pub remote_data: Option<f64>,
+    /// Instructions fetched from another node.
+    pub remote_fetches: Option<f64>,
+}
+
+impl Row {
+    /// The figures of `phase`.
+    pub fn of(digest: &Digest<'_>, phase: &Phase) -> Row {
+        let half = |half| digest::sum(phase.cpus.iter().map(|cpu| digest::of_half(cpu, half)));
+        let (user, kernel) = (half(Half::User), half(Half::Kernel));
+        let all = digest::sum([&user, &kernel].into_iter());
+        let mut near = NearCounts::default();
+        for one in &phase.near {
+            digest::add_near(&mut near, one);
+        }
+        Row {
+            instructions: all.instructions,
+            kernel: share(kernel.instructions, all.instructions),
+            conflicts: share(near.conflict, near.accesses),
+            walks: walks(&all),
+            remote_data: all_remote(digest, phase, |counts| &counts.data),
+            remote_fetches: all_remote(digest, phase, |counts| &counts.fetches),
+        }
+    }
+}
+
+fn all_remote(digest: &Digest<'_>, phase: &Phase, of: fn(&Counts) -> &Vec<u64>) -> Option<f64> {
+    let (mut away, mut all) = (0, 0);
+    for (cpu, &node) in phase.cpus.iter().zip(&digest.results.settings.cpus) {
+        let CpuPhase { modes, .. } = cpu;
+        for by_node in [of(&modes.user), of(&modes.kernel)] {
+            let sum: u64 = by_node.iter().sum();
+            all += sum;
+            away += sum - by_node.get(node).copied().unwrap_or(0);
+        }
+    }
+    share(away, all)
+}
+
+fn phases(text: &mut String, digest: &Digest<'_>, phases: &[Phase]) {
+    text.push_str(
+        "   phase           instructions  kernel  conflicts  walks/1000  remote data  remote fetches\n",
+    );
+    for phase in phases {
+        let row = Row::of(digest, phase);
+        let _ = writeln!(
+            text,
+            "   {:<15} {:>12}  {:>6}  {:>9}  {:>10}  {:>11}  {:>14}",
+            printable(&phase.name),
+            count(row.instructions),
+            percent(row.kernel),
+            percent(row.conflicts),
+            row.walks.map_or("–".into(), |walks| format!("{walks:.2}")),
+            percent(row.remote_data),
+            percent(row.remote_fetches),
+        );
+    }
+}
+
+/// A name from the guest, without what would move a terminal's cursor.
+fn printable(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn violations(text: &mut String, story: &Story<'_>) {
+    let oracle = &story.digest.results.oracle;
+    for violation in oracle.violations.iter().take(VIOLATIONS) {
+        let _ = writeln!(
+            text,
+            "   violation: {}: CPU {} in {} at instruction {}, frame {:#x} ({}), address {:#x}, {}",
+            violation.rule.description(),
+            violation.cpu,
+            story.names.function(violation.pc),
+            violation.time,
+            violation.frame,
+            violation.owner,
+            violation.address,
+            plural(violation.count, "time"),
+        );
+    }
+    let more = oracle.violations.len().saturating_sub(VIOLATIONS);
+    if more > 0 {
+        let _ = writeln!(text, "   … and {} like these (--html, --json)", plural(more as u64, "instruction"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scope::tests::with_story;
+
+    #[test]
+    fn a_summary_tells_of_every_part_that_was_modelled() {
+        let text = with_story(|story| summary(story, true));
+        for part in
+            ["near cache 0", "near cache 1", "TLB (skylake-sp)", "remote fetches", "firmware", "violation:"]
+        {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= 200), "{text}");
+    }
+
+    #[test]
+    fn phases_are_told_without_being_asked_for_when_the_guest_marked_some() {
+        let text = with_story(|story| summary(story, false));
+        assert!(text.contains("remote data") && !text.contains("firmware"), "{text}");
+    }
+}

@@ -1,0 +1,122 @@
+//! Names for the code that ran: the kernel's functions, from its ELF file or from /proc/kallsyms; programs share addresses
+//! and stay "programs".
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use freehold_scope_record::{Half, Results};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::Result;
+use crate::backtrace;
+use crate::kernel::{Family, Kernel};
+
+/// What code of programs is called.
+pub const PROGRAMS: &str = "(programs)";
+/// Kernel addresses below the image: modules of a stock Linux.
+const IMAGE: u64 = 0xffff_ffff_8000_0000;
+
+/// A function and what ran in it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Hot {
+    /// Its name.
+    pub name: String,
+    /// Whose it is.
+    pub half: Half,
+    /// Instructions since the VM's start.
+    pub instructions: u64,
+    /// Their part of all instructions.
+    pub share: f64,
+}
+
+/// Where names come from.
+enum Source {
+    Elf(backtrace::Symbols),
+    /// Address as linked, name.
+    Table(BTreeMap<u64, String>),
+}
+
+/// Names of kernel addresses.
+pub struct Names {
+    source: Source,
+    /// Address of the image's start as linked, where the slide is to be found from its address in the run.
+    linked: Option<u64>,
+    slide: u64,
+}
+
+/// Where a Linux image's text is linked.
+const LINUX_TEXT: u64 = 0xffff_ffff_8100_0000;
+
+impl Names {
+    /// No names: every address stays a number.
+    #[cfg(test)]
+    pub fn none() -> Names {
+        Names { source: Source::Table(BTreeMap::new()), linked: None, slide: 0 }
+    }
+
+    /// Names from the ELF file that the user gives, else from the kernel itself.
+    pub fn prepare(given: Option<&Path>, kernel: &Kernel) -> Result<Names> {
+        let (source, linked) = match (given, kernel.family) {
+            (Some(path), Family::Freehold) => (Source::Elf(backtrace::Symbols::of(path)), None),
+            (Some(path), Family::Linux) => (Source::Elf(backtrace::Symbols::of(path)), Some(LINUX_TEXT)),
+            (None, Family::Freehold) => (Source::Elf(backtrace::Symbols::of(&kernel.path)), None),
+            (None, Family::Linux) => (Source::Table(BTreeMap::new()), None),
+        };
+        Ok(Names { source, linked, slide: 0 })
+    }
+
+    /// The same, for the addresses of one run.
+    pub fn at(mut self, results: &Results, ready: Option<&Value>) -> Names {
+        let hexadecimal = |name: &str| {
+            let text = ready?.get(name)?.as_str()?;
+            u64::from_str_radix(text.trim_start_matches("0x"), 16).ok()
+        };
+        self.slide = match (&results.oracle.layout, self.linked) {
+            (Some(layout), _) => layout.slide,
+            (None, Some(linked)) => hexadecimal("text").map_or(0, |text| text.wrapping_sub(linked)),
+            (None, None) => hexadecimal("slide").unwrap_or(0),
+        };
+        self
+    }
+
+    /// The function at a kernel address.
+    pub fn function(&self, address: u64) -> String {
+        let name = match &self.source {
+            Source::Elf(symbols) => symbols.function(address, self.slide),
+            Source::Table(table) => {
+                let at = address.wrapping_sub(self.slide);
+                table.range(..=at).next_back().map(|(_, name)| name.clone())
+            }
+        };
+        match name {
+            Some(name) => name,
+            None if address < IMAGE => "(modules)".into(),
+            None => format!("{address:#x}"),
+        }
+    }
+}
+
+/// Instructions by function, most first.
+pub fn hot(results: &Results, names: &Names) -> Vec<Hot> {
+    let mut counts: HashMap<(String, Half), u64> = HashMap::new();
+    for block in &results.blocks {
+        let name = match block.half {
+            Half::User => PROGRAMS.to_owned(),
+            Half::Kernel => names.function(block.pc),
+        };
+        *counts.entry((name, block.half)).or_default() += block.instructions;
+    }
+    let all = results.instructions.max(1) as f64;
+    let mut list: Vec<Hot> = counts
+        .into_iter()
+        .map(|((name, half), instructions)| Hot {
+            name,
+            half,
+            instructions,
+            share: instructions as f64 / all,
+        })
+        .collect();
+    list.sort_by(|a, b| b.instructions.cmp(&a.instructions).then(a.name.cmp(&b.name)));
+    list
+}
