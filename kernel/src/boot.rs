@@ -96,7 +96,8 @@ fn start(info: &'static BootInfo) {
         }
         Err(error) => {
             log::error!("no program to run: {error:?}");
-            host::notice(format_args!("the image has no usable {}: {error:?}", Display(spec::PATH)));
+            let path = spec::PATH.escape_ascii();
+            host::notice(format_args!("the image has no usable {path}: {error:?}"));
             host::Ending::Exit(125)
         }
     };
@@ -105,14 +106,6 @@ fn start(info: &'static BootInfo) {
     }
     host::end(ending);
     power::exit(0)
-}
-
-struct Display(&'static [u8]);
-
-impl core::fmt::Display for Display {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(core::str::from_utf8(self.0).unwrap_or("?"))
-    }
 }
 
 /// Unpack the image, mount what programs expect, connect the streams; the program that is to run.

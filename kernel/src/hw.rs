@@ -95,6 +95,10 @@ mod real {
         pub fn now() -> u64 {
             0
         }
+        /// A tick a nanosecond.
+        pub fn nanoseconds(ticks: u64) -> u64 {
+            ticks
+        }
     }
 }
 

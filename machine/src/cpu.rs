@@ -123,6 +123,11 @@ impl CpuSet {
     }
     /// The members, upwards.
     pub fn iter(self) -> impl Iterator<Item = CpuId> {
-        (0..64u16).map(CpuId).filter(move |&cpu| self.contains(cpu))
+        let mut rest = self.0;
+        core::iter::from_fn(move || {
+            let next = (rest != 0).then(|| CpuId(rest.trailing_zeros() as u16));
+            rest &= rest.wrapping_sub(1);
+            next
+        })
     }
 }

@@ -18,6 +18,7 @@ use crate::registers::{
     self, CR4_OSFXSR, CR4_OSXMMEXCPT, CR4_OSXSAVE, CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_UMIP, cpuid,
     enable_interrupts_and_halt, invlpg, read_cr0, read_cr3, read_cr4, write_cr0, write_cr3, write_cr4,
 };
+use crate::thread::Threads;
 use crate::traps::{self, Descriptors};
 use crate::user::{self, UserArea};
 
@@ -50,6 +51,7 @@ pub(crate) struct PerCpu {
     pub(crate) user_stack: AtomicU64,
     /// The program whose floating-point registers this CPU holds.
     pub(crate) user_live: AtomicPtr<UserArea>,
+    pub(crate) threads: Threads,
     pub(crate) descriptors: Descriptors,
     pub(crate) windows: Windows,
     pub(crate) flush: FlushRequest,
@@ -66,6 +68,7 @@ impl PerCpu {
             context_end: AtomicU64::new(0),
             user_stack: AtomicU64::new(0),
             user_live: AtomicPtr::new(core::ptr::null_mut()),
+            threads: Threads::new(),
             descriptors: Descriptors::new(),
             windows: Windows::new(),
             flush: FlushRequest::new(),

@@ -5,14 +5,17 @@
 //! stacks, and only then, already on the new stack, releases the one it left. Interrupts are off throughout. The CPU holds a
 //! reference to its current thread; it is given back before `running` turns false, and a [`Thread`] is not dropped while
 //! `running`, so the last reference is never given back in the middle of a switch.
+//!
+//! What runs on a thread may [show] an object that it has: [`with_current`] finds it from anywhere below, for the price of some loads.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::any::Any;
+use core::any::TypeId;
 use core::cell::UnsafeCell;
+use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use freehold_machine::{Cpus, MAX_CPUS};
+use freehold_machine::Cpus;
 
 use crate::X86;
 use crate::memory::OutOfMemory;
@@ -20,17 +23,16 @@ use crate::sync::SpinLock;
 use crate::vmap::Stack;
 use crate::{cpu, irq, registers, traps, user};
 
-/// What a thread was made for, as its owner knows it.
-pub type Data = Arc<dyn Any + Send + Sync>;
 /// What a thread does.
 pub type Body = Box<dyn FnOnce() + Send>;
 
-struct Inner {
+pub(crate) struct Inner {
     running: AtomicBool,
     /// The stack pointer while it does not run; the claim of `running` is the right to it.
     saved: UnsafeCell<u64>,
     body: SpinLock<Option<Body>>,
-    data: Data,
+    /// What it shows, on its own stack or for ever; null for nothing. Only the thread itself writes it.
+    shown: AtomicPtr<Shown>,
     /// Absent for threads that adopted the stack they were found on.
     _stack: Option<Stack>,
 }
@@ -45,9 +47,23 @@ pub struct Thread {
     inner: Arc<Inner>,
 }
 
-/// Each CPU's current thread, with a reference held; and the one it is leaving. Only their CPU writes them, interrupts off.
-static CURRENT: [AtomicPtr<Inner>; MAX_CPUS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS];
-static LEAVING: [AtomicPtr<Inner>; MAX_CPUS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS];
+/// An object that a thread shows.
+struct Shown {
+    kind: TypeId,
+    object: *const (),
+}
+
+/// A CPU's current thread, with a reference held; and the one it is leaving. Only their CPU writes them, interrupts off.
+pub(crate) struct Threads {
+    current: AtomicPtr<Inner>,
+    leaving: AtomicPtr<Inner>,
+}
+
+impl Threads {
+    pub(crate) const fn new() -> Self {
+        Self { current: AtomicPtr::new(ptr::null_mut()), leaving: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
 
 #[cfg(target_os = "none")]
 core::arch::global_asm!(include_str!("thread.s"), main = sym main);
@@ -65,16 +81,16 @@ unsafe fn thread_switch(_save: *mut u64, _load: u64) {
 #[cfg(not(target_os = "none"))]
 fn thread_begin() {}
 
-fn this_cpu() -> usize {
-    usize::from(X86.current_cpu().0)
+fn this_cpu() -> &'static Threads {
+    &cpu::this().threads
 }
 
 impl Thread {
-    /// A thread that will run `body` when it is first switched to. `data` is what [`with_current`] shows.
+    /// A thread that will run `body` when it is first switched to.
     ///
     /// # Errors
     /// When there is no memory for its stack.
-    pub fn new(data: Data, body: Body) -> Result<Self, OutOfMemory> {
+    pub fn new(body: Body) -> Result<Self, OutOfMemory> {
         let stack = Stack::new()?;
         // What `thread_switch` pops: six registers and a return address.
         let frame = [0, 0, 0, 0, 0, 0, thread_begin as *const () as u64];
@@ -85,7 +101,7 @@ impl Thread {
             running: AtomicBool::new(false),
             saved: UnsafeCell::new(saved),
             body: SpinLock::new(Some(body)),
-            data,
+            shown: AtomicPtr::new(ptr::null_mut()),
             _stack: Some(stack),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -95,16 +111,16 @@ impl Thread {
     ///
     /// # Panics
     /// When this CPU has a current thread already.
-    pub fn adopt(data: Data) -> Self {
+    pub fn adopt() -> Self {
         let inner = Arc::new(Inner {
             running: AtomicBool::new(true),
             saved: UnsafeCell::new(0),
             body: SpinLock::new(None),
-            data,
+            shown: AtomicPtr::new(ptr::null_mut()),
             _stack: None,
         });
         let reference = Arc::into_raw(inner.clone()).cast_mut();
-        let before = CURRENT[this_cpu()].swap(reference, Ordering::Relaxed);
+        let before = this_cpu().current.swap(reference, Ordering::Relaxed);
         assert!(before.is_null(), "this CPU has a current thread already");
         Self { inner }
     }
@@ -117,7 +133,7 @@ impl Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        let current = CURRENT[this_cpu()].load(Ordering::Relaxed);
+        let current = this_cpu().current.load(Ordering::Relaxed);
         assert!(!core::ptr::eq(current, Arc::as_ptr(&self.inner)), "a thread cannot drop itself");
         // Another CPU may be on its last instructions there.
         while self.is_running() {
@@ -126,14 +142,45 @@ impl Drop for Thread {
     }
 }
 
-/// Look at what the current thread was made for. `None` before this CPU's first thread.
-pub fn with_current<R>(look: impl FnOnce(&Data) -> R) -> Option<R> {
-    let current = CURRENT[this_cpu()].load(Ordering::Relaxed);
-    if current.is_null() {
+/// The thread that this runs on; `None` before this CPU's first.
+fn current<'a>() -> Option<&'a Inner> {
+    let current = this_cpu().current.load(Ordering::Relaxed);
+    // SAFETY: null, or a thread that the CPU holds a reference to; the caller runs on it, so it outlives the call that uses it.
+    unsafe { current.as_ref() }
+}
+
+/// Let [`with_current`] show `object` to whatever runs on this thread inside `body`.
+pub fn show<T: Sync + 'static, R>(object: &T, body: impl FnOnce() -> R) -> R {
+    let shown = Shown { kind: TypeId::of::<T>(), object: ptr::from_ref(object).cast() };
+    let slot = current().map(|thread| &thread.shown);
+    let before = slot.map(|slot| slot.swap((&raw const shown).cast_mut(), Ordering::Relaxed));
+    let result = body();
+    // There is no unwinding: `shown` is never left behind.
+    if let (Some(slot), Some(before)) = (slot, before) {
+        slot.store(before, Ordering::Relaxed);
+    }
+    result
+}
+
+/// As [`show`], until the thread's end.
+pub fn show_for_ever<T: Sync>(object: &'static T) {
+    let shown = Box::leak(Box::new(Shown { kind: TypeId::of::<T>(), object: ptr::from_ref(object).cast() }));
+    if let Some(thread) = current() {
+        thread.shown.store(shown, Ordering::Relaxed);
+    }
+}
+
+/// Look at the object that the current thread [shows](show). `None` where that is nothing, or no `T`.
+#[inline]
+pub fn with_current<T: Sync + 'static, R>(look: impl FnOnce(&T) -> R) -> Option<R> {
+    let shown = current()?.shown.load(Ordering::Relaxed);
+    // SAFETY: null, or lent by a call of `show` that this very thread is inside of, or leaked.
+    let shown = unsafe { shown.as_ref() }?;
+    if shown.kind != TypeId::of::<T>() {
         return None;
     }
-    // SAFETY: the CPU holds a reference to its current thread, and this thread is current while it runs here.
-    Some(look(unsafe { &(*current).data }))
+    // SAFETY: the type is right, and the object is borrowed by that same call, or static.
+    Some(look(unsafe { &*shown.object.cast::<T>() }))
 }
 
 /// Leave the current thread for `next`; returns when some CPU switches back.
@@ -144,7 +191,7 @@ pub fn switch(next: &Thread) {
     assert!(cpu::preemption_count() == 0, "a switch of threads where the CPU is held");
     let _off = irq::disable();
     let cpu = this_cpu();
-    let current = CURRENT[cpu].load(Ordering::Relaxed);
+    let current = cpu.current.load(Ordering::Relaxed);
     let target = Arc::as_ptr(&next.inner).cast_mut();
     assert!(!current.is_null() && current != target, "a switch to the thread that runs");
     while next.inner.running.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err()
@@ -152,8 +199,8 @@ pub fn switch(next: &Thread) {
         X86.relax();
     }
     user::leave_fpu();
-    CURRENT[cpu].store(Arc::into_raw(next.inner.clone()).cast_mut(), Ordering::Relaxed);
-    LEAVING[cpu].store(current, Ordering::Relaxed);
+    cpu.current.store(Arc::into_raw(next.inner.clone()).cast_mut(), Ordering::Relaxed);
+    cpu.leaving.store(current, Ordering::Relaxed);
     // SAFETY: `running` of `next` was claimed above: its saved stack pointer is ours to read.
     let load = unsafe { *next.inner.saved.get() };
     // SAFETY: the current thread stays referenced until `arrive` gives that up on the other stack.
@@ -165,8 +212,8 @@ pub fn switch(next: &Thread) {
 
 /// On the new stack: let go of the thread that was left.
 fn arrive() {
-    let left = LEAVING[this_cpu()].swap(core::ptr::null_mut(), Ordering::Relaxed);
-    // SAFETY: the reference that CURRENT held for it, from `into_raw`, is taken back once. Its Thread still exists, because
+    let left = this_cpu().leaving.swap(ptr::null_mut(), Ordering::Relaxed);
+    // SAFETY: the reference that `current` held for it, from `into_raw`, is taken back once. Its Thread still exists, because
     // `running` is still true, so this is not the last.
     let left = unsafe { Arc::from_raw(left) };
     let running = &raw const left.running;
@@ -179,8 +226,8 @@ fn arrive() {
 extern "C" fn main() -> ! {
     arrive();
     registers::enable_interrupts();
-    let current = CURRENT[this_cpu()].load(Ordering::Relaxed);
-    // SAFETY: as in `with_current`.
+    let current = this_cpu().current.load(Ordering::Relaxed);
+    // SAFETY: the CPU holds a reference to its current thread, which is this one.
     let body = unsafe { &(*current).body }.lock().take();
     if let Some(body) = body {
         body();

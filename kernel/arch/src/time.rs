@@ -34,8 +34,18 @@ fn scale(value: u64, factor: u64) -> u64 {
 
 /// Nanoseconds since the kernel was entered, the same on all CPUs, never going back.
 pub fn now() -> u64 {
-    let start = START.load(Ordering::Relaxed);
-    scale(rdtsc().saturating_sub(start), NS_PER_TICK.load(Ordering::Relaxed))
+    nanoseconds(rdtsc().saturating_sub(START.load(Ordering::Relaxed)))
+}
+
+/// The time-stamp counter: for measuring what is short and frequent. [`nanoseconds`] says what a difference means.
+#[inline]
+pub fn ticks() -> u64 {
+    rdtsc()
+}
+
+/// How long `ticks` of the time-stamp counter last.
+pub fn nanoseconds(ticks: u64) -> u64 {
+    scale(ticks, NS_PER_TICK.load(Ordering::Relaxed))
 }
 
 /// Nanoseconds since 1970 when the clock began.

@@ -109,7 +109,7 @@ pub enum UserEvent {
         /// Its error code; 0 where it has none.
         code: u64,
     },
-    /// An interrupt came and was handled, or the caller had something more urgent to do.
+    /// An interrupt came and was handled.
     Interrupt,
 }
 
@@ -280,17 +280,23 @@ impl UserContext {
 
     /// Run the program until it needs the kernel. Interrupts are on when this returns.
     pub fn run(&mut self) -> UserEvent {
-        self.run_unless(|| false)
+        self.run_unless(|| false).expect("nothing is urgent")
     }
 
     /// Like [`UserContext::run`], but look once more with interrupts off, before the program runs, whether there is
-    /// something to do first ([`UserEvent::Interrupt`] then): nothing that an interrupt brings is missed.
-    pub fn run_unless(&mut self, urgent: impl FnOnce() -> bool) -> UserEvent {
+    /// something to do first (`None` then): nothing that an interrupt brings is missed.
+    #[inline]
+    pub fn run_unless(&mut self, urgent: impl FnOnce() -> bool) -> Option<UserEvent> {
         registers::disable_interrupts();
         if urgent() {
             registers::enable_interrupts();
-            return UserEvent::Interrupt;
+            return None;
         }
+        Some(self.run_now())
+    }
+
+    /// With interrupts off; they are on when this returns.
+    fn run_now(&mut self) -> UserEvent {
         let frame = &mut self.state[0].registers;
         if frame.rip >= USER_END {
             registers::enable_interrupts();

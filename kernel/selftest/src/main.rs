@@ -391,29 +391,33 @@ fn user_programs_run_and_trap() {
 
 fn threads_switch_and_finish() {
     static STEPS: AtomicUsize = AtomicUsize::new(0);
-    *MAIN.lock() = Some(Arc::new(Thread::adopt(Arc::new(1u32))));
+    *MAIN.lock() = Some(Arc::new(Thread::adopt()));
+    thread::show_for_ever(&1u32);
     let frames = FRAMES.given.load(Ordering::Relaxed);
-    for round in 0..50 {
-        let body = Box::new(move || {
-            assert_eq!(
-                thread::with_current(|data| *data.downcast_ref::<u32>().expect("a number")),
-                Some(round)
-            );
+    for round in 0..50u32 {
+        let life = move || {
+            assert_eq!(thread::with_current(|number: &u32| *number), Some(round));
+            assert_eq!(thread::with_current(|_: &u64| ()), None);
             assert!(irq::are_enabled());
             STEPS.fetch_add(1, Ordering::Relaxed);
             let main = MAIN.lock().clone().expect("the main thread");
             thread::switch(&main);
+            assert_eq!(thread::with_current(|number: &u32| *number), Some(round));
             STEPS.fetch_add(1, Ordering::Relaxed);
+        };
+        let body = Box::new(move || {
+            thread::show(&round, life);
+            assert_eq!(thread::with_current(|_: &u32| ()), None);
         });
-        let other = Thread::new(Arc::new(round), body).expect("memory for a thread");
+        let other = Thread::new(body).expect("memory for a thread");
         thread::switch(&other);
         thread::switch(&other);
-        assert_eq!(thread::with_current(|data| *data.downcast_ref::<u32>().expect("a number")), Some(1));
+        assert_eq!(thread::with_current(|number: &u32| *number), Some(1));
     }
     assert_eq!(STEPS.load(Ordering::Relaxed), 100);
     let mut many = Vec::new();
-    for round in 0..40u32 {
-        many.push(Thread::new(Arc::new(round), Box::new(|| ())).expect("memory for a thread"));
+    for _ in 0..40 {
+        many.push(Thread::new(Box::new(|| ())).expect("memory for a thread"));
     }
     drop(many);
     let kept = FRAMES.given.load(Ordering::Relaxed) - frames;

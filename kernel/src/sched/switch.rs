@@ -166,7 +166,7 @@ pub fn start(id: CpuId) -> Result<()> {
     let idle = Task::adopt_idle(id)?;
     idle.schedule.state.store(RUNNABLE, Ordering::Relaxed);
     idle.schedule.on_cpu.store(true, Ordering::Relaxed);
-    IDLE[usize::from(id.0)].call_once(|| idle.clone());
+    thread::show_for_ever(IDLE[usize::from(id.0)].call_once(|| idle.clone()));
     let this = cpu(id);
     {
         let mut queue = this.queue.lock();

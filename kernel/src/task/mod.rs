@@ -66,7 +66,23 @@ pub fn current() -> Arc<Task> {
 /// The running task, if this CPU takes part in scheduling.
 #[cfg(target_os = "none")]
 pub fn try_current() -> Option<Arc<Task>> {
-    crate::hw::thread::with_current(|data| data.downcast_ref::<thread::Owner>()?.0.upgrade())?
+    crate::hw::thread::with_current(Arc::clone)
+}
+
+/// Look at the running task without keeping it: cheaper than [`current`].
+///
+/// # Panics
+/// Before this CPU takes part in scheduling.
+#[cfg(target_os = "none")]
+#[inline]
+pub fn with_current<R>(look: impl FnOnce(&Arc<Task>) -> R) -> R {
+    crate::hw::thread::with_current(look).expect("a task runs")
+}
+
+/// On the host no task runs.
+#[cfg(not(target_os = "none"))]
+pub fn with_current<R>(_look: impl FnOnce(&Arc<Task>) -> R) -> R {
+    panic!("no task runs on the host")
 }
 
 /// On the host no task runs.

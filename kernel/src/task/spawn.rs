@@ -4,13 +4,12 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use freehold_arch::thread::Thread;
+use freehold_arch::thread::{self, Thread};
 use freehold_arch::user::UserContext;
 use freehold_machine::CpuId;
 
 use super::process::{Beginnings, Process};
-use super::thread::{Owner, Task};
-use super::{Credentials, Limits, Session, registry, user_loop};
+use super::{Credentials, Limits, Session, Task, registry, user_loop};
 use crate::fs::{FileTable, FsContext};
 use crate::mem::Space;
 use crate::sched::{self, Idle, Schedule, Sleep};
@@ -62,8 +61,7 @@ impl Task {
     /// What runs now becomes the idle task of `cpu`.
     pub(crate) fn adopt_idle(cpu: CpuId) -> Result<Arc<Self>> {
         let task = Self::new(0, kernel_process().clone(), Schedule::new(Idle::Yes, cpu), short(b"idle"));
-        let thread = Thread::adopt(Arc::new(Owner(Arc::downgrade(&task))));
-        task.set_thread(thread);
+        task.set_thread(Thread::adopt());
         Ok(task)
     }
 
@@ -86,16 +84,20 @@ impl Task {
 
     /// Give a new task its kernel thread, which will run `body`.
     pub(super) fn run_in_kernel(self: &Arc<Self>, body: impl FnOnce() + Send + 'static) -> Result<()> {
-        self.make_thread(Box::new(move || {
-            sched::finish_switch();
-            body();
-        }))
+        self.make_thread(|_| body())
     }
 
-    fn make_thread(self: &Arc<Self>, body: Box<dyn FnOnce() + Send>) -> Result<()> {
+    fn make_thread(self: &Arc<Self>, body: impl FnOnce(&Arc<Task>) + Send + 'static) -> Result<()> {
         sched::make_room(registry::count() + 2)?;
-        let owner = Arc::new(Owner(Arc::downgrade(self)));
-        let thread = Thread::new(owner, body).map_err(|_| Errno::ENOMEM)?;
+        // Not a reference of its own: the task owns the thread.
+        let owner = Arc::downgrade(self);
+        let life = move || {
+            sched::finish_switch();
+            if let Some(task) = owner.upgrade() {
+                thread::show(&task, || body(&task));
+            }
+        };
+        let thread = Thread::new(Box::new(life)).map_err(|_| Errno::ENOMEM)?;
         self.set_thread(thread);
         Ok(())
     }
@@ -107,15 +109,11 @@ impl Task {
         mut context: UserContext,
         first: impl FnOnce(&Arc<Task>) + Send + 'static,
     ) -> Result<()> {
-        let owner = Arc::downgrade(self);
-        self.make_thread(Box::new(move || {
-            sched::finish_switch();
-            if let Some(task) = owner.upgrade() {
-                first(&task);
-                user_loop::run(&task, &mut context);
-                super::exit::end_thread(&task);
-            }
-        }))
+        self.make_thread(move |task| {
+            first(task);
+            user_loop::run(task, &mut context);
+            super::exit::end_thread(task);
+        })
     }
 
     /// Start a new task.

@@ -10,7 +10,7 @@ use super::signal::{AlternateStack, Pending, SigSet, Signal};
 use crate::sched::{self, Schedule, Sleep};
 use crate::sync::{IrqSpinLock, SpinLock, Wake, Woken};
 use crate::time::{Expire, TimerSlot};
-use crate::{Errno, Result};
+use crate::{Errno, Result, hw};
 
 /// What restart_syscall does for a call that a stop or an ignored signal interrupted.
 pub type Restart = Box<dyn FnOnce() -> Result<i64> + Send>;
@@ -41,8 +41,8 @@ pub struct Task {
     pub(super) restart: SpinLock<Option<Restart>>,
     sleep_timer: TimerSlot,
     name: SpinLock<[u8; 16]>,
-    /// Nanoseconds in user mode; the rest of the CPU time is the kernel's.
-    pub(super) user_time: AtomicU64,
+    /// Ticks of the time-stamp counter in user mode; the rest of the CPU time is the kernel's. Only the task itself adds to it.
+    user_ticks: AtomicU64,
     /// Page faults: without and with I/O.
     pub faults: [AtomicU64; 2],
     /// Releases the parent of a vfork child, at the child's execve or end.
@@ -55,10 +55,6 @@ pub struct Task {
 
 /// Set in `exit_code` once the thread has called exit.
 const FINISHED: u32 = 1 << 31;
-
-/// What a kernel thread's record leads to: the task that runs on it.
-#[cfg(target_os = "none")]
-pub(super) struct Owner(pub Weak<Task>);
 
 impl Task {
     /// A task of `process` that nothing runs yet.
@@ -80,7 +76,7 @@ impl Task {
             restart: SpinLock::new(None),
             sleep_timer: TimerSlot::new(),
             name: SpinLock::new(name),
-            user_time: AtomicU64::new(0),
+            user_ticks: AtomicU64::new(0),
             faults: [const { AtomicU64::new(0) }; 2],
             vfork: SpinLock::new(None),
             timer_slack: AtomicU64::new(50_000),
@@ -166,10 +162,15 @@ impl Task {
     pub(super) fn set_thread(&self, thread: freehold_arch::thread::Thread) {
         self.thread.call_once(|| thread);
     }
+    /// This, the current, task was in user mode for `ticks` of the time-stamp counter.
+    #[inline]
+    pub(super) fn add_user_ticks(&self, ticks: u64) {
+        self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_add(ticks), Ordering::Relaxed);
+    }
     /// CPU time and events.
     pub fn usage(&self) -> Usage {
         let total = self.schedule.runtime.load(Ordering::Relaxed);
-        let user = self.user_time.load(Ordering::Relaxed).min(total);
+        let user = hw::time::nanoseconds(self.user_ticks.load(Ordering::Relaxed)).min(total);
         Usage {
             user,
             system: total - user,

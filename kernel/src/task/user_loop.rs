@@ -1,10 +1,9 @@
 //! A user thread's life: out to the program, back in for a system call, a fault or an interrupt, and out again.
 
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
 
 use freehold_arch::user::{UserContext, UserEvent};
-use freehold_arch::{heap, irq, time};
+use freehold_arch::{heap, time};
 
 use super::Task;
 use super::signal::{
@@ -23,10 +22,9 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
     let mut interrupted: Option<Interrupted> = None;
     let mut trap = Trap::default();
     loop {
-        // What comes between this look and user mode comes as an interrupt on the way out.
-        let closed = irq::disable();
-        if task.signal_pending() || interrupted.is_some() || sched::is_wanted() {
-            drop(closed);
+        let left = time::ticks();
+        let urgent = || task.signal_pending() || interrupted.is_some() || sched::is_wanted();
+        let Some(event) = context.run_unless(urgent) else {
             if sched::is_wanted() {
                 sched::reschedule();
             }
@@ -36,11 +34,8 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
                 return;
             }
             continue;
-        }
-        let left = time::now();
-        let event = context.run();
-        drop(closed);
-        task.user_time.fetch_add(time::now().saturating_sub(left), Ordering::Relaxed);
+        };
+        task.add_user_ticks(time::ticks().wrapping_sub(left));
         match event {
             UserEvent::Syscall => {
                 let number = context.syscall_number();
