@@ -7,7 +7,7 @@
  *
  * Protocol (also in cli/src/protocol.rs): frames of u8 type, u32 LE length, payload.
  * Host to guest: 1 STDIN_EOF (u64 bytes sent), 2 WINSIZE (u16 rows, u16 columns), 3 SIGNAL (u8),
- * 4 CLOSED (u8 stream). Guest to host: 16 READY, 17 EXIT, 18 REPORT.
+ * 4 CLOSED (u8 stream). Guest to host: 16 READY, 17 EXIT, 18 REPORT, 22 SYMBOLS.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -34,7 +34,7 @@
 
 enum { CHUNK = 65536, RECORDS = 4096 };
 enum { STDIN_EOF = 1, WINSIZE, SIGNAL, CLOSED };
-enum { READY = 16, EXIT, REPORT };
+enum { READY = 16, EXIT, REPORT, SYMBOLS = 22 };
 
 /* Bytes on their way from one descriptor to another. The source is read only while the buffer is empty. */
 struct pump {
@@ -51,6 +51,7 @@ static struct {
 	int tty[3];
 	unsigned short rows, cols;
 	int report;
+	enum { NO_SYMBOLS, BASE, ALL } symbols;
 } spec = { .cwd = "/", .rows = 24, .cols = 80 };
 
 static int control = -1;
@@ -174,6 +175,8 @@ static void read_spec(void)
 			spec.cols = atoi(v);
 		else if ((v = value_of(at, "report")))
 			spec.report = atoi(v);
+		else if ((v = value_of(at, "symbols")))
+			spec.symbols = !strcmp(v, "all") ? ALL : BASE;
 	}
 	if (!spec.exec || spec.argc == 0)
 		die("spec names no program");
@@ -193,6 +196,41 @@ static long memory_kib(const char *key)
 	return kib;
 }
 
+/* Where the image's text begins in this boot; 0 when the kernel does not tell. */
+static unsigned long text_address(void)
+{
+	char line[256], name[128];
+	unsigned long address, text = 0;
+	FILE *file = fopen("/proc/kallsyms", "re");
+	while (!text && file && fgets(line, sizeof line, file))
+		if (sscanf(line, "%lx %*c %127s", &address, name) == 2 && !strcmp(name, "_text"))
+			text = address;
+	if (file)
+		fclose(file);
+	return text;
+}
+
+/* The image's functions, as "address name" lines: for names to addresses that the host sees. */
+static void send_symbols(void)
+{
+	enum { MOST = 15 << 20 };
+	char line[512], name[256], kind, *text = malloc(MOST);
+	size_t size = 0;
+	unsigned long address;
+	FILE *file = fopen("/proc/kallsyms", "re");
+	while (text && file && fgets(line, sizeof line, file) && size < MOST - sizeof line) {
+		/* Modules come last and are marked; they lie elsewhere in every boot. */
+		if (strchr(line, '['))
+			break;
+		if (sscanf(line, "%lx %c %255s", &address, &kind, name) == 3 && strchr("tTwW", kind))
+			size += sprintf(text + size, "%lx %s\n", address, name);
+	}
+	if (file)
+		fclose(file);
+	send_frame(SYMBOLS, text, size);
+	free(text);
+}
+
 static void send_ready(void)
 {
 	struct utsname name;
@@ -201,9 +239,9 @@ static void send_ready(void)
 	uname(&name);
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	int size = snprintf(json, sizeof json,
-		"{\"kernel\":\"%s\",\"version\":\"%s\",\"boot_ns\":%lld,\"memory_kib\":%ld,\"cpus\":%ld}",
+		"{\"kernel\":\"%s\",\"version\":\"%s\",\"boot_ns\":%lld,\"memory_kib\":%ld,\"cpus\":%ld,\"text\":\"%#lx\"}",
 		name.sysname, name.release, now.tv_sec * 1000000000LL + now.tv_nsec,
-		memory_kib("MemTotal"), sysconf(_SC_NPROCESSORS_ONLN));
+		memory_kib("MemTotal"), sysconf(_SC_NPROCESSORS_ONLN), spec.symbols ? text_address() : 0);
 	send_frame(READY, json, size);
 }
 
@@ -455,6 +493,8 @@ int main(void)
 	control = open_port(2);
 	unlink("/init");
 
+	if (spec.symbols == ALL)
+		send_symbols();
 	send_ready();
 	start_program(stream, error_port);
 	int status = serve();

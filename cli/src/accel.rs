@@ -10,10 +10,11 @@ use crate::Result;
 use crate::args::Accel;
 use crate::failure::Failure;
 use crate::image::Image;
-use crate::image::spec::{Spec, Stream};
+use crate::image::spec::{Spec, Stream, Symbols};
 use crate::kernel::{self, Family, Kernel};
 use crate::qemu::{self, Clock, Engine, Machine};
 use crate::session::{self, End, Job, LogTo, Purpose};
+use crate::size::MIB;
 
 /// A guest that has not come up by then under KVM never will.
 const PROOF_DEADLINE: Duration = Duration::from_secs(4);
@@ -125,7 +126,7 @@ fn prove() -> Result<Kvm> {
     let kernel = Kernel { family: Family::Freehold, path: kernel::own_kernel()?, modules: Vec::new() };
     let initramfs = proof_image()?;
     let job = Job {
-        machine: &Machine::least(),
+        machine: &Machine::small(64 * MIB),
         kernel: &kernel,
         initramfs: initramfs.path(),
         engine: Engine::Kvm,
@@ -153,6 +154,7 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
         cwd: "/".into(),
         streams: [Stream::Pipe; 3],
         window: (24, 80),
+        symbols: Symbols::None,
     };
     let mut image = Image::new();
     image.add_bytes(Path::new("/.freehold/spec"), 0o600, spec.encode());

@@ -64,6 +64,8 @@ pub enum FromGuest {
     Log(String),
     /// A notice for the user (an OOM kill, for example).
     Notice(String),
+    /// A stock Linux' functions: lines of address and name.
+    Symbols(String),
 }
 
 /// Takes frames out of a stream of bytes that arrives in pieces.
@@ -126,6 +128,7 @@ fn decode(kind: u8, payload: &[u8]) -> Result<Option<FromGuest>, String> {
         19 => FromGuest::Panic(json()?),
         20 => FromGuest::Log(text()),
         21 => FromGuest::Notice(text()),
+        22 => FromGuest::Symbols(text()),
         _ => return Ok(None),
     }))
 }

@@ -141,12 +141,12 @@ impl Machine {
         })
     }
 
-    /// The smallest that our kernel boots in: for a proof that guests run.
-    pub fn least() -> Machine {
+    /// One CPU and `memory` bytes: for a look at whether and how a kernel boots.
+    pub fn small(memory: u64) -> Machine {
         Machine {
-            memory: 64 * MIB,
+            memory,
             cpus: 1,
-            topology: Topology::one(64 * MIB),
+            topology: Topology::one(memory),
             disks: Vec::new(),
             clock: Clock::Real,
             debugger: Debugger::None,

@@ -12,7 +12,7 @@ use crate::args::{Accel, RunOptions, When};
 use crate::backtrace::Symbols;
 use crate::failure::Failure;
 use crate::image::Image;
-use crate::image::spec::{Spec, Stream};
+use crate::image::spec::{self, Spec, Stream};
 use crate::kernel::{self, Family, Kernel};
 use crate::outcome::Outcome;
 use crate::program::{self, Program};
@@ -22,6 +22,8 @@ use crate::session::{self, End, Ended, Job, LogTo, Purpose};
 use crate::size::show_size;
 use crate::terminal::{self, Streams};
 
+/// Where the guest looks for its orders.
+pub const SPEC: &str = "/.freehold/spec";
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Runs the program that `options` describe; returns the exit status of this command.
@@ -55,7 +57,7 @@ pub struct Prepared {
     pub kernel: Kernel,
     /// Its files.
     pub image: Image,
-    streams: [Stream; 3],
+    spec: Spec,
     timeout: Option<Duration>,
     log: LogTo,
 }
@@ -70,20 +72,26 @@ impl Prepared {
         let machine = Machine::from_options(options)?;
         let environment = environment(&options.env)?;
         let program = find_program(options, &environment)?;
-        let streams = streams();
         let spec = Spec {
             exec: program.guest.clone(),
             arguments: options.program.clone(),
             environment,
             cwd: guest_path("--cwd", &options.cwd)?,
-            streams,
+            streams: streams(),
             window: terminal::window(),
+            symbols: spec::Symbols::None,
         };
         let kernel = kernel::select(&options.kernel)?;
         let image = build_image(options, &program, &spec, &kernel)?;
         machine.check_memory(kernel.family, image.bytes())?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
-        Ok(Prepared { machine, kernel, image, streams, timeout, log })
+        Ok(Prepared { machine, kernel, image, spec, timeout, log })
+    }
+
+    /// Lets a stock Linux tell where its text begins (`text` of its READY message).
+    pub fn ask_for_text(&mut self) {
+        self.spec.symbols = spec::Symbols::Base;
+        self.image.add_bytes(Path::new(SPEC), 0o600, self.spec.encode());
     }
 
     /// Runs it.
@@ -102,7 +110,7 @@ impl Prepared {
             kernel: &self.kernel,
             initramfs: initramfs.path(),
             engine,
-            streams: self.streams,
+            streams: self.spec.streams,
             timeout: self.timeout,
             purpose: Purpose::Program,
             log: self.log,
@@ -289,20 +297,27 @@ fn build_image(options: &RunOptions, program: &Program, spec: &Spec, kernel: &Ke
     if options.root.is_none() {
         image.add_folder(&spec.cwd);
     }
-    image.add_bytes(Path::new("/.freehold/spec"), 0o600, spec.encode());
-    if kernel.family == Family::Linux {
-        let init = kernel::installed("guest/init").ok_or_else(|| {
-            Failure::new("guest/init is missing: a Linux guest needs it", "make build makes it")
-        })?;
-        image.add_host_at(&init, Path::new("/init"))?;
-        for folder in ["/dev", "/proc", "/sys"] {
-            image.add_folder(Path::new(folder));
-        }
-        for (number, module) in kernel.modules.iter().enumerate() {
-            image.add_host_at(module, Path::new(&format!("/.freehold/modules/{number:02}.ko")))?;
-        }
-    }
+    image.add_bytes(Path::new(SPEC), 0o600, spec.encode());
+    add_init(&mut image, kernel)?;
     Ok(image)
+}
+
+/// What a Linux guest needs to speak with this command; nothing for our own kernel.
+pub fn add_init(image: &mut Image, kernel: &Kernel) -> Result<()> {
+    if kernel.family == Family::Freehold {
+        return Ok(());
+    }
+    let init = kernel::installed("guest/init").ok_or_else(|| {
+        Failure::new("guest/init is missing: a Linux guest needs it", "make build makes it")
+    })?;
+    image.add_host_at(&init, Path::new("/init"))?;
+    for folder in ["/dev", "/proc", "/sys"] {
+        image.add_folder(Path::new(folder));
+    }
+    for (number, module) in kernel.modules.iter().enumerate() {
+        image.add_host_at(module, Path::new(&format!("/.freehold/modules/{number:02}.ko")))?;
+    }
+    Ok(())
 }
 
 /// The guest's terminal stands for those streams that are our terminal. It is the controlling one only when both

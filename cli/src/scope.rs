@@ -77,8 +77,11 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     settings.write(&asked).map_err(|e| Failure::io("write", &asked, &e))?;
     run.machine.watcher = Some(Watcher { plugin: plugin.clone(), settings: asked });
     if options.run.dry_run {
+        // The real file goes with this process.
+        run.machine.watcher = Some(Watcher { plugin, settings: "SETTINGS".into() });
         return run::print_line(&options.run, &run.machine, &run.kernel);
     }
+    run.ask_for_text();
     let names = Names::prepare(options.symbols.as_deref(), &run.kernel)?;
     let ended = run.run(Engine::Tcg)?;
     let outcome = run::conclude(&options.run, &run, Engine::Tcg, &ended)

@@ -63,6 +63,8 @@ pub enum Purpose {
     Program,
     /// To see that a guest comes up: ends at READY, touches no stream of ours.
     Proof,
+    /// To learn a stock Linux' symbols: as a proof, and they come before READY.
+    Symbols,
 }
 
 /// Where the kernel log goes besides the place that is kept for a death certificate.
@@ -106,6 +108,8 @@ pub struct Ended {
     pub notices: Vec<String>,
     /// The last part of the kernel log.
     pub log: String,
+    /// A stock Linux' functions, if it was asked for them.
+    pub symbols: Option<String>,
     /// What QEMU and its plugin said.
     pub words: String,
     /// From QEMU's start to its end.
@@ -146,6 +150,7 @@ struct Session<'a> {
     notices: Vec<String>,
     ended: Option<ProgramEnd>,
     panic: Option<Value>,
+    symbols: Option<String>,
 }
 
 impl<'a> Session<'a> {
@@ -188,11 +193,14 @@ impl<'a> Session<'a> {
                 Pump::to_host(&stream, rustix::stdio::stdout())?,
                 Pump::to_host(&error, rustix::stdio::stderr())?,
             ),
-            Purpose::Proof => (Pump::idle(), Pump::idle(), Pump::idle()),
+            Purpose::Proof | Purpose::Symbols => (Pump::idle(), Pump::idle(), Pump::idle()),
         };
         let progress = match job.purpose {
             Purpose::Program => ProgressBar::new_spinner().with_message("booting"),
             Purpose::Proof => ProgressBar::new_spinner().with_message("seeing whether KVM works (once)"),
+            Purpose::Symbols => {
+                ProgressBar::new_spinner().with_message("asking the kernel for its symbols (once)")
+            }
         };
         progress.tick();
         Ok(Session {
@@ -215,6 +223,7 @@ impl<'a> Session<'a> {
             notices: Vec::new(),
             ended: None,
             panic: None,
+            symbols: None,
         })
     }
 
@@ -259,6 +268,7 @@ impl<'a> Session<'a> {
         self.log.finish();
         Ok(Ended {
             end,
+            symbols: self.symbols,
             words: String::from_utf8_lossy(&self.words.received).into_owned(),
             ready: self.ready,
             report: self.report,
@@ -359,6 +369,7 @@ impl<'a> Session<'a> {
             FromGuest::Exit(ending, totals) => {
                 self.ended = Some(ProgramEnd { ending, totals, at: Instant::now() })
             }
+            FromGuest::Symbols(symbols) => self.symbols = Some(symbols),
             FromGuest::Report(report) => self.report = Some(report),
             FromGuest::Panic(certificate) => self.panic = Some(certificate),
             FromGuest::Log(text) => self.log.add_text(&text),
@@ -411,7 +422,7 @@ impl<'a> Session<'a> {
     }
 
     fn finished(&mut self, gone: Option<ExitStatus>) -> Option<End> {
-        if self.job.purpose == Purpose::Proof && self.ready.is_some() {
+        if self.job.purpose != Purpose::Program && self.ready.is_some() {
             return Some(End::Proved);
         }
         if let Some(certificate) = self.panic.take() {

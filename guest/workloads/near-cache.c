@@ -6,6 +6,11 @@
 //
 // Prints the share of accesses that would miss if all pages were used alike: a bin (frame number mod frames of cache) with
 // several pages keeps one of them.
+//
+//   near-cache frames HEAP CACHE [seed]   prints the frame of every page of a heap of HEAP MiB, in hexadecimal: after a line
+//                                         "fresh", and again after a line "aged", for others to reckon with
+//   near-cache walk HEAP ACCESSES         prints the frames of a heap of HEAP MiB and then reads it at random, as many times:
+//                                         for a microscope to confirm
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -26,9 +31,9 @@ static void *memory(size_t pages) {
     return at;
 }
 
-static double conflicts(const char *heap, size_t pages, size_t bins) {
+// The frame numbers of a heap's pages.
+static uint64_t *frames_of(const char *heap, size_t pages) {
     uint64_t *entries = malloc(pages * sizeof *entries);
-    unsigned char *used = calloc(bins, 1);
     int map = open("/proc/self/pagemap", O_RDONLY);
     off_t start = (off_t)((uintptr_t)heap / PAGE * sizeof *entries);
     for (size_t done = 0; done < pages * sizeof *entries;) {
@@ -40,17 +45,25 @@ static double conflicts(const char *heap, size_t pages, size_t bins) {
         done += (size_t)got;
     }
     close(map);
-    size_t distinct = 0;
     for (size_t i = 0; i < pages; i++) {
-        uint64_t frame = entries[i] & ((1ull << 55) - 1);
-        if (frame == 0) {
+        entries[i] &= (1ull << 55) - 1;
+        if (entries[i] == 0) {
             fprintf(stderr, "page %zu has no frame number: not present, or not told\n", i);
             exit(1);
         }
-        distinct += !used[frame % bins];
-        used[frame % bins] = 1;
     }
-    free(entries);
+    return entries;
+}
+
+static double conflicts(const char *heap, size_t pages, size_t bins) {
+    uint64_t *frames = frames_of(heap, pages);
+    unsigned char *used = calloc(bins, 1);
+    size_t distinct = 0;
+    for (size_t i = 0; i < pages; i++) {
+        distinct += !used[frames[i] % bins];
+        used[frames[i] % bins] = 1;
+    }
+    free(frames);
     free(used);
     return 1.0 - (double)distinct / (double)pages;
 }
@@ -88,16 +101,65 @@ static void age(size_t pages, unsigned seed) {
     }
 }
 
+// A heap whose pages have been stored to in order.
+static char *touched(size_t pages) {
+    char *heap = memory(pages);
+    // Large pages would be placed as one: this is about small ones.
+    madvise(heap, pages * PAGE, MADV_NOHUGEPAGE);
+    for (size_t i = 0; i < pages; i++) heap[i * PAGE] = 1;
+    return heap;
+}
+
+static void print_frames(const char *name, const char *heap, size_t pages) {
+    uint64_t *frames = frames_of(heap, pages);
+    printf("%s\n", name);
+    for (size_t i = 0; i < pages; i++) printf("%lx\n", (unsigned long)frames[i]);
+    free(frames);
+}
+
+static void walk(char *heap, size_t pages, size_t accesses) {
+    uint64_t state = 88172645463325252u, sum = 0;
+    memset(heap, 1, pages * PAGE);
+    for (size_t i = 0; i < accesses; i++) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        sum += *(volatile char *)(heap + (state >> 8) % (pages * PAGE));
+    }
+    printf("read %lu\n", (unsigned long)sum);
+}
+
+static size_t number(char **argv, int argc, int at) {
+    return argc > at ? strtoul(argv[at], 0, 0) : 0;
+}
+
 int main(int argc, char **argv) {
-    size_t pages = argc > 1 ? strtoul(argv[1], 0, 0) * (1024 * 1024 / PAGE) : 0;
+    const size_t mib = 1024 * 1024 / PAGE;
+    if (argc > 3 && !strcmp(argv[1], "frames")) {
+        size_t pages = number(argv, argc, 2) * mib, cache = number(argv, argc, 3) * mib;
+        char *heap = touched(pages);
+        print_frames("fresh", heap, pages);
+        munmap(heap, pages * PAGE);
+        age(cache, argc > 4 ? (unsigned)number(argv, argc, 4) : 1);
+        print_frames("aged", touched(pages), pages);
+        return 0;
+    }
+    if (argc > 3 && !strcmp(argv[1], "walk")) {
+        size_t pages = number(argv, argc, 2) * mib;
+        char *heap = touched(pages);
+        print_frames("fresh", heap, pages);
+        fflush(stdout);
+        walk(heap, pages, number(argv, argc, 3));
+        return 0;
+    }
+    size_t pages = number(argv, argc, 1) * mib;
     if (pages == 0) {
-        fprintf(stderr, "usage: near-cache MIB [SEED]\n");
+        fprintf(stderr, "usage: near-cache CACHE [SEED] | near-cache frames HEAP CACHE [SEED] | near-cache walk HEAP ACCESSES\n");
         return 2;
     }
     for (int aged = 0; aged < 2; aged++) {
         if (aged) age(pages, argc > 2 ? (unsigned)atoi(argv[2]) : 1);
-        char *heap = memory(pages);
-        for (size_t i = 0; i < pages; i++) heap[i * PAGE] = 1;
+        char *heap = touched(pages);
         printf("%s %.2f%%\n", aged ? "aged" : "fresh", conflicts(heap, pages, pages) * 100);
         munmap(heap, pages * PAGE);
     }

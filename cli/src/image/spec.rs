@@ -13,6 +13,17 @@ pub enum Stream {
     Pipe,
 }
 
+/// What a stock Linux is to tell of its own functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Symbols {
+    /// Nothing.
+    None,
+    /// Where its text begins in this boot.
+    Base,
+    /// That, and every function's address.
+    All,
+}
+
 /// The program, its arguments and its surroundings.
 #[derive(Debug)]
 pub struct Spec {
@@ -28,6 +39,8 @@ pub struct Spec {
     pub streams: [Stream; 3],
     /// Terminal size: rows, columns.
     pub window: (u16, u16),
+    /// What guest/init tells of the kernel.
+    pub symbols: Symbols,
 }
 
 impl Spec {
@@ -58,6 +71,11 @@ impl Spec {
         record("rows", OsStr::new(&self.window.0.to_string()));
         record("cols", OsStr::new(&self.window.1.to_string()));
         record("report", OsStr::new("1"));
+        match self.symbols {
+            Symbols::None => {}
+            Symbols::Base => record("symbols", OsStr::new("base")),
+            Symbols::All => record("symbols", OsStr::new("all")),
+        }
         bytes
     }
 }

@@ -1,6 +1,8 @@
 //! Names for the code that ran: the kernel's functions, from its ELF file or from /proc/kallsyms; programs share addresses
 //! and stay "programs".
 
+mod linux;
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
@@ -55,13 +57,17 @@ impl Names {
         Names { source: Source::Table(BTreeMap::new()), linked: None, slide: 0 }
     }
 
-    /// Names from the ELF file that the user gives, else from the kernel itself.
+    /// Names from the ELF file that the user gives, else from the kernel itself: a stock Linux is booted for them, once.
     pub fn prepare(given: Option<&Path>, kernel: &Kernel) -> Result<Names> {
         let (source, linked) = match (given, kernel.family) {
             (Some(path), Family::Freehold) => (Source::Elf(backtrace::Symbols::of(path)), None),
             (Some(path), Family::Linux) => (Source::Elf(backtrace::Symbols::of(path)), Some(LINUX_TEXT)),
             (None, Family::Freehold) => (Source::Elf(backtrace::Symbols::of(&kernel.path)), None),
-            (None, Family::Linux) => (Source::Table(BTreeMap::new()), None),
+            (None, Family::Linux) => {
+                let table = linux::functions(kernel)?;
+                let linked = table.iter().find(|(_, name)| *name == "_text").map(|(&address, _)| address);
+                (Source::Table(table), linked)
+            }
         };
         Ok(Names { source, linked, slide: 0 })
     }
