@@ -38,6 +38,21 @@ mod real {
     pub fn write_user(to: u64, from: &[u8], faults: Faults) -> usize {
         usercopy::write(VirtAddr(to), from, faults)
     }
+    /// Have `transfer` move up to `length` bytes at a user address of the current program while they are pinned; see
+    /// [`MemoryRuns::with_pinned`](crate::user::MemoryRuns::with_pinned).
+    pub fn with_pinned_user(
+        address: u64,
+        length: usize,
+        unit: usize,
+        access: freehold_vm::PinAccess,
+        transfer: &mut dyn FnMut(&mut dyn freehold_bounce::OriginalMut) -> crate::Result<()>,
+    ) -> crate::Result<usize> {
+        let space = crate::task::current().process().space();
+        let pinned = crate::mem::PinnedRun::new(&space, address, length, access)?;
+        let count = pinned.len() / unit * unit;
+        transfer(&mut pinned.bytes(0, count))?;
+        Ok(count)
+    }
     /// Show text on the serial line.
     pub fn print_serial(text: core::fmt::Arguments<'_>) {
         freehold_arch::serial::print(text);
@@ -78,6 +93,16 @@ mod real {
     /// There is no user memory.
     pub fn write_user(_to: u64, _from: &[u8], _faults: Faults) -> usize {
         0
+    }
+    /// There is no user memory.
+    pub fn with_pinned_user(
+        _address: u64,
+        _length: usize,
+        _unit: usize,
+        _access: freehold_vm::PinAccess,
+        _transfer: &mut dyn FnMut(&mut dyn freehold_bounce::OriginalMut) -> crate::Result<()>,
+    ) -> crate::Result<usize> {
+        Err(crate::Errno::EFAULT)
     }
     /// No serial line in tests.
     pub fn print_serial(_text: core::fmt::Arguments<'_>) {}

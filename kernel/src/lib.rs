@@ -45,6 +45,8 @@ pub mod system;
 pub mod task;
 pub mod time;
 pub mod tty;
+#[cfg(target_os = "none")]
+pub mod uring;
 pub mod user;
 
 pub use errno::{Errno, Result};

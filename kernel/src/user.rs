@@ -11,6 +11,8 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
+use freehold_bounce::OriginalMut;
+use freehold_vm::PinAccess;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::hw::{self, Faults};
@@ -27,12 +29,17 @@ pub const MAX_COUNT: usize = 0x7fff_f000;
 pub trait MemoryRuns {
     /// Bytes in all runs that are left.
     fn left(&self) -> usize;
-    /// Address and bytes of the first run with bytes left; 0 bytes at the end.
-    fn next_run(&mut self) -> (u64, usize);
-    /// Count the first `count` bytes of that run as moved.
-    fn skip(&mut self, count: usize);
     /// Whether every run begins and ends on a multiple of `unit`.
     fn is_aligned_to(&self, unit: usize) -> bool;
+    /// Have `transfer` move the first bytes of the next run, while its pages are pinned: at most `most`, and whole multiples
+    /// of `unit` where the pinned pages end early. They count as moved unless it fails. Returns how many.
+    fn with_pinned(
+        &mut self,
+        most: usize,
+        unit: usize,
+        access: PinAccess,
+        transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
+    ) -> Result<usize>;
 }
 
 /// Where a read puts its bytes.
@@ -229,6 +236,11 @@ impl UserSlice {
         Self { address, length: length.min(MAX_COUNT) }
     }
 
+    /// Where it begins, and its bytes.
+    pub const fn place(&self) -> (u64, usize) {
+        (self.address, self.length)
+    }
+
     fn advance(&mut self, count: usize) {
         self.address = self.address.wrapping_add(count as u64);
         self.length -= count;
@@ -253,14 +265,19 @@ impl MemoryRuns for UserSlice {
     fn left(&self) -> usize {
         self.length
     }
-    fn next_run(&mut self) -> (u64, usize) {
-        (self.address, self.length)
-    }
-    fn skip(&mut self, count: usize) {
-        self.advance(count);
-    }
     fn is_aligned_to(&self, unit: usize) -> bool {
         self.length.is_multiple_of(unit) && self.address.is_multiple_of(unit as u64)
+    }
+    fn with_pinned(
+        &mut self,
+        most: usize,
+        unit: usize,
+        access: PinAccess,
+        transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
+    ) -> Result<usize> {
+        let count = hw::with_pinned_user(self.address, self.length.min(most), unit, access, transfer)?;
+        self.advance(count);
+        Ok(count)
     }
 }
 
@@ -344,6 +361,23 @@ impl Iovecs {
         Ok(Self { slices, current: 0, remaining })
     }
 
+    /// `length` bytes from `address` on, as the only run.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn one(address: u64, length: usize) -> Result<Self> {
+        let slice = UserSlice::new(address, length);
+        let mut slices = Vec::new();
+        slices.try_reserve_exact(1).map_err(|_| Errno::ENOMEM)?;
+        slices.push(slice);
+        Ok(Self { slices, current: 0, remaining: slice.length })
+    }
+
+    /// The runs that are left.
+    pub fn slices(&self) -> &[UserSlice] {
+        &self.slices[self.current.min(self.slices.len())..]
+    }
+
     /// The first run with bytes left.
     fn next(&mut self) -> Option<&mut UserSlice> {
         while self.slices.get(self.current).is_some_and(|slice| slice.length == 0) {
@@ -357,17 +391,20 @@ impl MemoryRuns for Iovecs {
     fn left(&self) -> usize {
         self.remaining
     }
-    fn next_run(&mut self) -> (u64, usize) {
-        self.next().map_or((0, 0), MemoryRuns::next_run)
-    }
-    fn skip(&mut self, count: usize) {
-        if let Some(slice) = self.next() {
-            slice.skip(count);
-            self.remaining -= count;
-        }
-    }
     fn is_aligned_to(&self, unit: usize) -> bool {
         self.slices.iter().all(|slice| slice.is_aligned_to(unit))
+    }
+    fn with_pinned(
+        &mut self,
+        most: usize,
+        unit: usize,
+        access: PinAccess,
+        transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
+    ) -> Result<usize> {
+        let Some(slice) = self.next() else { return Ok(0) };
+        let count = slice.with_pinned(most, unit, access, transfer)?;
+        self.remaining -= count;
+        Ok(count)
     }
 }
 

@@ -73,15 +73,27 @@ fn proc() {
     conforms("proc");
 }
 
-#[test]
-fn direct() {
+// Before 6.3 Linux' O_DIRECT holds references instead of pins, so a fork parts the device from the program.
+const LOST_BY_LINUX: [&str; 2] =
+    ["a read in flight survives a fork", "what the device writes for its parent"];
+
+/// Runs a program with a disk to write, and a slow one whose sectors are filled with their numbers.
+#[track_caller]
+fn conforms_on_disks(name: &str) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let disk = file_of(&folder, "disk", &[0; 2 << 20]);
-    // Each sector of the slow disk is filled with its number.
     let numbered: Vec<u8> = (0..64 << 10).map(|at| (at / 512) as u8).collect();
     let slow = format!("{},ro,iops=4", text(&file_of(&folder, "slow", &numbered)));
-    // Before 6.3 Linux' O_DIRECT holds references instead of pins, so a fork parts the device from the program.
-    let lost_by_linux = ["a read in flight survives a fork", "what the device writes for its parent"];
     let disks = ["--disk", text(&disk), "--disk", &slow];
-    conforms_with("direct", &disks, &["/dev/vda", "/dev/vdb"], &lost_by_linux);
+    conforms_with(name, &disks, &["/dev/vda", "/dev/vdb"], &LOST_BY_LINUX);
+}
+
+#[test]
+fn direct() {
+    conforms_on_disks("direct");
+}
+
+#[test]
+fn uring() {
+    conforms_on_disks("uring");
 }

@@ -6,14 +6,15 @@
 //! pages out of the cache before and after. Where a page cannot be taken out (somebody pins it, or changes it
 //! again and again through a mapping), the write goes through the cache and is stored at once.
 
-use freehold_bounce::OriginalMut;
-use freehold_virtio::{BlockError, SECTOR_SIZE};
+use freehold_virtio::SECTOR_SIZE;
 use freehold_vm::PinAccess;
 
 use super::DiskContent;
-use crate::mem::PinnedRun;
 use crate::user::{MemoryRuns, Sink, Source};
 use crate::{Errno, Result};
+
+/// The most bytes that are pinned for one request.
+const MAX_RUN: usize = 128 << 10;
 
 /// Which way a transfer goes.
 enum Way {
@@ -45,7 +46,7 @@ impl DiskContent {
         if let Err(error) = self.check_direct(offset, memory) {
             return Some(Err(error));
         }
-        if memory.next_run().1 == 0 {
+        if memory.left() == 0 {
             return Some(Ok(0));
         }
         if offset >= self.size {
@@ -76,42 +77,28 @@ impl DiskContent {
 
     /// Move bytes run by run until memory or disk ends. An error counts only if nothing was moved before it.
     fn transfer(&self, offset: u64, memory: &mut dyn MemoryRuns, way: Way) -> Result<usize> {
-        let mut done = 0;
-        loop {
-            let at = offset + done as u64;
-            let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
-            let (address, length) = memory.next_run();
-            let length = length.min(left);
-            if length == 0 {
-                return Ok(done);
-            }
-            match self.transfer_run(at, address, length, &way) {
-                Ok(count) => {
-                    memory.skip(count);
-                    done += count;
-                }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => return Ok(done),
-            }
-        }
-    }
-
-    /// Move the first bytes of one run: how many.
-    fn transfer_run(&self, at: u64, address: u64, length: usize, way: &Way) -> Result<usize> {
         let access = match way {
             Way::Read => PinAccess::Write,
             Way::Write => PinAccess::Read,
         };
-        let pinned = PinnedRun::new(&crate::task::current().process().space(), address, length, access)?;
-        // Where the run ends within a page that cannot be pinned, whole sectors are left.
-        let count = pinned.len() / SECTOR_SIZE * SECTOR_SIZE;
-        let sector = at / SECTOR_SIZE as u64;
-        let mut bytes = pinned.bytes(0, count);
-        let outcome: core::result::Result<(), BlockError> = match way {
-            Way::Read => self.disk.read(sector, &mut bytes as &mut dyn OriginalMut),
-            Way::Write => self.disk.write(sector, &bytes),
-        };
-        outcome?;
-        Ok(count)
+        let mut done = 0;
+        while memory.left() > 0 {
+            let at = offset + done as u64;
+            let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
+            let sector = at / SECTOR_SIZE as u64;
+            let moved = memory.with_pinned(left.min(MAX_RUN), SECTOR_SIZE, access, &mut |bytes| {
+                Ok(match way {
+                    Way::Read => self.disk.read(sector, bytes),
+                    Way::Write => self.disk.write(sector, bytes),
+                }?)
+            });
+            match moved {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
     }
 }

@@ -152,6 +152,11 @@ pub trait File: Send + Sync {
     fn socket(&self) -> Option<&crate::socket::SocketFile> {
         None
     }
+    /// The io_uring instance, where it is one.
+    #[cfg(target_os = "none")]
+    fn ring(&self) -> Option<&Arc<crate::uring::Ring>> {
+        None
+    }
     /// fallocate(2).
     fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
         Err(Errno::ENODEV)

@@ -146,7 +146,7 @@ fn no_handler<R>(result: Result<R>) -> Result<R> {
 }
 
 /// The mask that a call wants, and its size's check.
-pub(super) fn mask_at(mask: u64, size: usize) -> Result<Option<SigSet>> {
+pub fn mask_at(mask: u64, size: usize) -> Result<Option<SigSet>> {
     if mask == 0 {
         return Ok(None);
     }

@@ -1,0 +1,381 @@
+/*
+ * io_uring, by its system calls alone.
+ *
+ * Usage: uring [DISK SLOW-DISK]: with disks also reads and writes past the page cache. DISK is written; SLOW-DISK
+ * answers a few requests a second, each sector filled with its number.
+ */
+#include "promise.h"
+
+#include <linux/io_uring.h>
+#include <sys/socket.h>
+
+#define ENTRIES 8
+#define SECTOR 512
+#define PAGE 4096
+
+struct ring {
+	int fd;
+	struct io_uring_params params;
+	unsigned *sq_head, *sq_tail, *sq_array, *sq_dropped, *sq_flags;
+	unsigned *cq_head, *cq_tail;
+	unsigned sq_mask, cq_mask;
+	struct io_uring_sqe *sqes;
+	struct io_uring_cqe *cqes;
+};
+
+static int setup(unsigned entries, struct io_uring_params *params)
+{
+	return (int)syscall(SYS_io_uring_setup, entries, params);
+}
+
+static int enter(int fd, unsigned submit, unsigned complete, unsigned flags, void *arg, size_t size)
+{
+	return (int)syscall(SYS_io_uring_enter, fd, submit, complete, flags, arg, size);
+}
+
+static void open_ring(struct ring *ring)
+{
+	memset(ring, 0, sizeof *ring);
+	ring->fd = setup(ENTRIES, &ring->params);
+	NEED(ring->fd >= 0);
+	struct io_uring_params *p = &ring->params;
+	size_t sq_size = p->sq_off.array + p->sq_entries * 4, cq_size = p->cq_off.cqes + p->cq_entries * sizeof *ring->cqes;
+	int shared = MAP_SHARED | MAP_POPULATE, rw = PROT_READ | PROT_WRITE;
+	int one = p->features & IORING_FEAT_SINGLE_MMAP;
+	if (one && cq_size > sq_size)
+		sq_size = cq_size;
+	char *sq = mmap(NULL, sq_size, rw, shared, ring->fd, IORING_OFF_SQ_RING);
+	char *cq = one ? sq : mmap(NULL, cq_size, rw, shared, ring->fd, IORING_OFF_CQ_RING);
+	ring->sqes = mmap(NULL, p->sq_entries * sizeof *ring->sqes, rw, shared, ring->fd, IORING_OFF_SQES);
+	NEED(sq != MAP_FAILED && cq != MAP_FAILED && ring->sqes != MAP_FAILED);
+	ring->sq_head = (unsigned *)(sq + p->sq_off.head);
+	ring->sq_tail = (unsigned *)(sq + p->sq_off.tail);
+	ring->sq_array = (unsigned *)(sq + p->sq_off.array);
+	ring->sq_dropped = (unsigned *)(sq + p->sq_off.dropped);
+	ring->sq_flags = (unsigned *)(sq + p->sq_off.flags);
+	ring->sq_mask = *(unsigned *)(sq + p->sq_off.ring_mask);
+	ring->cq_head = (unsigned *)(cq + p->cq_off.head);
+	ring->cq_tail = (unsigned *)(cq + p->cq_off.tail);
+	ring->cq_mask = *(unsigned *)(cq + p->cq_off.ring_mask);
+	ring->cqes = (struct io_uring_cqe *)(cq + p->cq_off.cqes);
+}
+
+static struct io_uring_sqe *next_entry(struct ring *ring, int opcode, int fd, uint64_t user_data)
+{
+	unsigned tail = *ring->sq_tail, slot = tail & ring->sq_mask;
+	struct io_uring_sqe *sqe = &ring->sqes[slot];
+	memset(sqe, 0, sizeof *sqe);
+	sqe->opcode = opcode;
+	sqe->fd = fd;
+	sqe->user_data = user_data;
+	ring->sq_array[slot] = slot;
+	__atomic_store_n(ring->sq_tail, tail + 1, __ATOMIC_RELEASE);
+	return sqe;
+}
+
+static struct io_uring_sqe *add(struct ring *ring, int opcode, int fd, const void *at, unsigned length, uint64_t offset,
+				uint64_t user_data)
+{
+	struct io_uring_sqe *sqe = next_entry(ring, opcode, fd, user_data);
+	sqe->addr = (uintptr_t)at;
+	sqe->len = length;
+	sqe->off = offset;
+	return sqe;
+}
+
+static unsigned arrived(struct ring *ring)
+{
+	return __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) - *ring->cq_head;
+}
+
+/* Takes the completion of `user_data`, which must be the next; its result. */
+static int take(struct ring *ring, uint64_t user_data)
+{
+	while (arrived(ring) == 0)
+		if (enter(ring->fd, 0, 1, IORING_ENTER_GETEVENTS, NULL, 0) < 0 && errno != EINTR)
+			return -9999;
+	struct io_uring_cqe *cqe = &ring->cqes[*ring->cq_head & ring->cq_mask];
+	int result = cqe->user_data == user_data ? cqe->res : -8888;
+	__atomic_store_n(ring->cq_head, *ring->cq_head + 1, __ATOMIC_RELEASE);
+	return result;
+}
+
+/* Submits what was added last and takes its completion. */
+static int done(struct ring *ring, uint64_t user_data)
+{
+	if (enter(ring->fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) != 1)
+		return -7777;
+	return take(ring, user_data);
+}
+
+static int run(struct ring *ring, int opcode, int fd, const void *at, unsigned length, uint64_t offset)
+{
+	static uint64_t user_data = 1000;
+	add(ring, opcode, fd, at, length, offset, ++user_data);
+	return done(ring, user_data);
+}
+
+static unsigned char *pages(size_t length)
+{
+	void *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	NEED(at != MAP_FAILED);
+	return at;
+}
+
+static void setting_up(void)
+{
+	struct io_uring_params params = { 0 };
+	FAILS_WITH("a ring without entries is EINVAL", setup(0, &params), EINVAL);
+	FAILS_WITH("a ring of too many entries is EINVAL", setup(32769, &params), EINVAL);
+	FAILS_WITH("parameters nowhere are EFAULT", setup(4, NULL), EFAULT);
+	params.flags = 1u << 31;
+	FAILS_WITH("unknown flags are EINVAL", setup(4, &params), EINVAL);
+	memset(&params, 0, sizeof params);
+	params.flags = IORING_SETUP_CLAMP;
+	int fd = setup(1 << 20, &params);
+	PROMISE("too many entries are clamped where asked", fd >= 0 && params.sq_entries == 32768);
+	close(fd);
+	memset(&params, 0, sizeof params);
+	fd = setup(5, &params);
+	PROMISE("entries are a power of two, completions twice as many",
+		fd >= 0 && params.sq_entries == 8 && params.cq_entries == 16);
+	PROMISE("the descriptor is closed by execve", fcntl(fd, F_GETFD) == FD_CLOEXEC);
+	FAILS_WITH("unknown flags of enter are EINVAL", enter(fd, 0, 0, 1u << 30, NULL, 0), EINVAL);
+	PROMISE("an empty ring submits nothing", enter(fd, 5, 0, 0, NULL, 0) == 0);
+	close(fd);
+	fd = open("/dev/null", O_RDWR);
+	FAILS_WITH("another file is EOPNOTSUPP", enter(fd, 0, 0, 0, NULL, 0), EOPNOTSUPP);
+	close(fd);
+	FAILS_WITH("no file is EBADF", enter(fd, 0, 0, 0, NULL, 0), EBADF);
+}
+
+static void files(struct ring *ring)
+{
+	char name[] = "/tmp/uringXXXXXX";
+	int fd = mkstemp(name);
+	NEED(fd >= 0);
+	unlink(name);
+	char back[64] = { 0 };
+	PROMISE("nothing is done", run(ring, IORING_OP_NOP, -1, NULL, 0, 0) == 0);
+	PROMISE("a write tells its length", run(ring, IORING_OP_WRITE, fd, "hello ring", 10, 0) == 10);
+	PROMISE("a read gives it back", run(ring, IORING_OP_READ, fd, back, 64, 6) == 4 && !memcmp(back, "ring", 4));
+	struct iovec in[2] = { { back, 3 }, { back + 32, 20 } };
+	PROMISE("readv fills buffers in order", run(ring, IORING_OP_READV, fd, in, 2, 0) == 10 &&
+							!memcmp(back, "hel", 3) && !memcmp(back + 32, "lo ring", 7));
+	struct iovec out[2] = { { "ab", 2 }, { "cd", 2 } };
+	PROMISE("writev takes them in order", run(ring, IORING_OP_WRITEV, fd, out, 2, 10) == 4);
+	lseek(fd, 2, SEEK_SET);
+	PROMISE("offset -1 reads where the file is", run(ring, IORING_OP_READ, fd, back, 3, -1) == 3 &&
+							     !memcmp(back, "llo", 3) && lseek(fd, 0, SEEK_CUR) == 5);
+	PROMISE("fsync ends with 0", run(ring, IORING_OP_FSYNC, fd, NULL, 0, 0) == 0);
+	PROMISE("a bad address is EFAULT", run(ring, IORING_OP_READ, fd, (void *)8, 10, 0) == -EFAULT);
+	PROMISE("a bad descriptor is EBADF", run(ring, IORING_OP_READ, 999, back, 10, 0) == -EBADF);
+	PROMISE("an unknown operation is EINVAL", run(ring, 200, fd, NULL, 0, 0) == -EINVAL);
+	for (int i = 0; i < 5; i++)
+		add(ring, IORING_OP_NOP, -1, NULL, 0, 0, 50 + i);
+	PROMISE("several are submitted at once", enter(ring->fd, 5, 5, IORING_ENTER_GETEVENTS, NULL, 0) == 5);
+	int kept = 1;
+	for (int i = 0; i < 5; i++)
+		kept &= take(ring, 50 + i) == 0;
+	PROMISE("and completed in order", kept);
+	ring->sq_array[*ring->sq_tail & ring->sq_mask] = 77;
+	__atomic_store_n(ring->sq_tail, *ring->sq_tail + 1, __ATOMIC_RELEASE);
+	unsigned dropped = *ring->sq_dropped;
+	enter(ring->fd, 1, 0, 0, NULL, 0);
+	PROMISE("an index behind the entries is dropped and counted", *ring->sq_dropped == dropped + 1 && arrived(ring) == 0);
+	close(fd);
+}
+
+static void waiting(struct ring *ring)
+{
+	int pipe_[2], pair[2];
+	char back[16] = { 0 };
+	NEED(pipe(pipe_) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+	add(ring, IORING_OP_READ, pipe_[0], back, 16, 0, 1);
+	PROMISE("a read of an empty pipe does not hold up its submitter", enter(ring->fd, 1, 0, 0, NULL, 0) == 1);
+	sleep_ms(20);
+	PROMISE("and waits", arrived(ring) == 0);
+	NEED(write(pipe_[1], "late", 4) == 4);
+	PROMISE("until there is something", take(ring, 1) == 4 && !memcmp(back, "late", 4));
+	add(ring, IORING_OP_POLL_ADD, pair[0], NULL, 0, 0, 2)->poll32_events = POLLIN;
+	NEED(enter(ring->fd, 1, 0, 0, NULL, 0) == 1);
+	PROMISE("a poll waits", arrived(ring) == 0);
+	NEED(write(pair[1], "x", 1) == 1);
+	PROMISE("and tells what is ready", take(ring, 2) & POLLIN);
+	add(ring, IORING_OP_POLL_ADD, pipe_[0], NULL, 0, 0, 3)->poll32_events = POLLIN;
+	NEED(enter(ring->fd, 1, 0, 0, NULL, 0) == 1);
+	add(ring, IORING_OP_POLL_REMOVE, -1, (void *)3, 0, 0, 4);
+	NEED(enter(ring->fd, 1, 2, IORING_ENTER_GETEVENTS, NULL, 0) == 1);
+	int seen = 0;
+	for (int i = 0; i < 2; i++) {
+		struct io_uring_cqe cqe = ring->cqes[*ring->cq_head & ring->cq_mask];
+		seen |= cqe.user_data == 3 && cqe.res == -ECANCELED ? 1 : cqe.user_data == 4 && cqe.res == 0 ? 2 : 4;
+		++*ring->cq_head;
+	}
+	PROMISE("a removed poll is cancelled", seen == 3);
+	PROMISE("one that is not there is ENOENT", run(ring, IORING_OP_POLL_REMOVE, -1, (void *)3, 0, 0) == -ENOENT);
+	struct __kernel_timespec soon = { 0, 30000000 }, never = { 1000, 0 };
+	int64_t start = now_ms();
+	PROMISE("a timeout is ETIME", run(ring, IORING_OP_TIMEOUT, -1, &soon, 1, 0) == -ETIME);
+	PROMISE("not before its time", now_ms() - start >= 29);
+	add(ring, IORING_OP_TIMEOUT, -1, &never, 1, 1, 5);
+	add(ring, IORING_OP_NOP, -1, NULL, 0, 0, 6);
+	NEED(enter(ring->fd, 2, 2, IORING_ENTER_GETEVENTS, NULL, 0) == 2);
+	PROMISE("a timeout of one completion ends with it", take(ring, 6) == 0 && take(ring, 5) == 0);
+	add(ring, IORING_OP_TIMEOUT, -1, &never, 1, 0, 7);
+	NEED(enter(ring->fd, 1, 0, 0, NULL, 0) == 1);
+	add(ring, IORING_OP_TIMEOUT_REMOVE, -1, (void *)7, 0, 0, 8);
+	NEED(enter(ring->fd, 1, 2, IORING_ENTER_GETEVENTS, NULL, 0) == 1);
+	int sum = 0;
+	for (int i = 0; i < 2; i++)
+		sum += ring->cqes[(*ring->cq_head)++ & ring->cq_mask].res;
+	PROMISE("a removed timeout is cancelled", sum == -ECANCELED);
+	if (ring->params.features & IORING_FEAT_EXT_ARG) {
+		struct __kernel_timespec wait = { 0, 20000000 };
+		struct io_uring_getevents_arg arg = { 0, 0, 0, (uintptr_t)&wait };
+		FAILS_WITH("waiting has an end where asked",
+			   enter(ring->fd, 0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG, &arg, sizeof arg), ETIME);
+	}
+	struct pollfd watched = { ring->fd, POLLIN, 0 };
+	PROMISE("an empty ring is not readable", poll(&watched, 1, 0) == 0);
+	add(ring, IORING_OP_NOP, -1, NULL, 0, 0, 9);
+	NEED(enter(ring->fd, 1, 0, 0, NULL, 0) == 1);
+	PROMISE("one with a completion is", poll(&watched, 1, 0) == 1 && watched.revents == POLLIN && take(ring, 9) == 0);
+	int status;
+	add(ring, IORING_OP_READ, pipe_[0], back, 16, 0, 10);
+	NEED(enter(ring->fd, 1, 0, 0, NULL, 0) == 1);
+	IN_CHILD(status, _exit(0));
+	back[0] = 'u';
+	NEED(write(pipe_[1], "fork", 4) == 4);
+	PROMISE("what waits ends in the memory of who asked, whoever forked", take(ring, 10) == 4 && !memcmp(back, "fork", 4));
+	close(pipe_[0]);
+	close(pipe_[1]);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+static void overflow(void)
+{
+	struct ring ring;
+	open_ring(&ring);
+	for (int round = 0; round < 3; round++) {
+		for (unsigned i = 0; i < ENTRIES; i++)
+			add(&ring, IORING_OP_NOP, -1, NULL, 0, 0, 100 + round * ENTRIES + i);
+		NEED(enter(ring.fd, ENTRIES, 0, 0, NULL, 0) == ENTRIES);
+	}
+	PROMISE("a full ring says that more waits",
+		arrived(&ring) == 2 * ENTRIES && __atomic_load_n(ring.sq_flags, __ATOMIC_ACQUIRE) & IORING_SQ_CQ_OVERFLOW);
+	int kept = 1;
+	for (unsigned i = 0; i < 3 * ENTRIES; i++)
+		kept &= take(&ring, 100 + i) == 0;
+	PROMISE("and none is lost, nor their order", kept && arrived(&ring) == 0);
+	close(ring.fd);
+}
+
+static void buffers(struct ring *ring)
+{
+	unsigned char *fixed = pages(4 * PAGE);
+	struct iovec vectors[2] = { { fixed, 2 * PAGE }, { fixed + 3 * PAGE, PAGE } };
+	int registering = SYS_io_uring_register;
+	FAILS_WITH("no buffers are EINVAL", syscall(registering, ring->fd, IORING_REGISTER_BUFFERS, vectors, 0), EINVAL);
+	struct iovec wrong = { (void *)16, PAGE };
+	FAILS_WITH("unmapped buffers are EFAULT", syscall(registering, ring->fd, IORING_REGISTER_BUFFERS, &wrong, 1), EFAULT);
+	FAILS_WITH("none are there to unregister", syscall(registering, ring->fd, IORING_UNREGISTER_BUFFERS, NULL, 0), ENXIO);
+	NEED(syscall(registering, ring->fd, IORING_REGISTER_BUFFERS, vectors, 2) == 0);
+	FAILS_WITH("twice is EBUSY", syscall(registering, ring->fd, IORING_REGISTER_BUFFERS, vectors, 2), EBUSY);
+	int zero = open("/dev/zero", O_RDONLY), file = open("/tmp", O_TMPFILE | O_RDWR, 0600);
+	NEED(zero >= 0 && file >= 0 && write(file, "fixed buffers", 13) == 13);
+	add(ring, IORING_OP_READ_FIXED, file, fixed + 100, 50, 0, 1)->buf_index = 0;
+	PROMISE("a read fills a registered buffer", done(ring, 1) == 13 && !memcmp(fixed + 100, "fixed buffers", 13));
+	add(ring, IORING_OP_WRITE_FIXED, file, fixed + 106, 7, 20, 2)->buf_index = 0;
+	char back[8] = { 0 };
+	PROMISE("a write takes from it", done(ring, 2) == 7 && pread(file, back, 7, 20) == 7 && !memcmp(back, "buffers", 7));
+	add(ring, IORING_OP_READ_FIXED, file, fixed + PAGE, 2 * PAGE, 0, 3)->buf_index = 0;
+	PROMISE("beyond its end is EFAULT", done(ring, 3) == -EFAULT);
+	add(ring, IORING_OP_READ_FIXED, file, fixed, 10, 0, 4)->buf_index = 2;
+	PROMISE("a buffer that is not there is EFAULT", done(ring, 4) == -EFAULT);
+	/* A registered buffer stays the program's memory through a fork and a store. */
+	int status, gate[2];
+	NEED(pipe(gate) == 0);
+	pid_t child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		char c;
+		close(gate[1]);
+		(void)!read(gate[0], &c, 1);
+		_exit(fixed[100] == 'f' ? 0 : 1);
+	}
+	close(gate[0]);
+	fixed[101] = 'F';
+	NEED(pwrite(file, "FORK", 4, 0) == 4);
+	add(ring, IORING_OP_READ_FIXED, file, fixed + 100, 4, 0, 5)->buf_index = 0;
+	PROMISE("it stays the program's memory after a fork and a store", done(ring, 5) == 4 && !memcmp(fixed + 100, "FORKd", 5));
+	close(gate[1]);
+	PROMISE("and the child's is its own", waitpid(child, &status, 0) == child && status == 0);
+	PROMISE("unregistering ends it", syscall(registering, ring->fd, IORING_UNREGISTER_BUFFERS, NULL, 0) == 0);
+	struct {
+		struct io_uring_probe probe;
+		struct io_uring_probe_op ops[256];
+	} probe = { 0 };
+	PROMISE("a probe knows the operations",
+		syscall(registering, ring->fd, IORING_REGISTER_PROBE, &probe, 256) == 0 && probe.probe.last_op >= IORING_OP_WRITE &&
+			probe.ops[IORING_OP_READ_FIXED].flags == IO_URING_OP_SUPPORTED);
+	close(zero);
+	close(file);
+	munmap(fixed, 4 * PAGE);
+}
+
+static void disks(struct ring *ring, const char *disk, const char *slow_disk)
+{
+	int fd = open(disk, O_RDWR | O_DIRECT), slow = open(slow_disk, O_RDONLY | O_DIRECT);
+	NEED(fd >= 0 && slow >= 0);
+	unsigned char *page = pages(4 * PAGE);
+	memset(page, 0x5a, 2 * PAGE);
+	PROMISE("a direct write ends", run(ring, IORING_OP_WRITE, fd, page, 2 * PAGE, 0) == 2 * PAGE);
+	PROMISE("a direct read sees it",
+		run(ring, IORING_OP_READ, fd, page + 2 * PAGE, 2 * PAGE, 0) == 2 * PAGE && !memcmp(page, page + 2 * PAGE, 2 * PAGE));
+	PROMISE("odd borders are EINVAL", run(ring, IORING_OP_READ, fd, page + 3, SECTOR, 0) == -EINVAL);
+	PROMISE("fsync reaches the disk", run(ring, IORING_OP_FSYNC, fd, NULL, 0, 0) == 0);
+	int kept = 1, flown = 0;
+	for (int tries = 1; tries <= 8 && kept && !flown; tries++) {
+		memset(page, 0xee, PAGE);
+		NEED(run(ring, IORING_OP_READ, slow, page + 2048, SECTOR, 0) == SECTOR);
+		add(ring, IORING_OP_READ, slow, page + SECTOR, SECTOR, tries * SECTOR, 1);
+		NEED(enter(ring->fd, 1, 0, 0, NULL, 0) == 1);
+		int status;
+		pid_t child = fork();
+		NEED(child >= 0);
+		if (child == 0) {
+			sleep_ms(700);
+			_exit(page[SECTOR] == 0xee ? 0 : 1);
+		}
+		page[0] = 0x11;
+		flown = arrived(ring) == 0;
+		kept = take(ring, 1) == SECTOR && page[SECTOR] == tries && page[2 * SECTOR - 1] == tries && page[0] == 0x11;
+		kept &= waitpid(child, &status, 0) == child && (status == 0 || !flown);
+	}
+	PROMISE("a read in flight survives a fork, and the child does not see it", kept && flown);
+	add(ring, IORING_OP_READ, slow, page, SECTOR, 0, 2);
+	add(ring, IORING_OP_READ, slow, page, SECTOR, SECTOR, 3);
+	NEED(enter(ring->fd, 2, 0, 0, NULL, 0) == 2);
+	close(slow);
+	munmap(page, 4 * PAGE);
+	int first = take(ring, 2), second = take(ring, 3);
+	PROMISE("reads in flight end after their file is closed and their memory gone", first == SECTOR && second == SECTOR);
+	close(fd);
+}
+
+int main(int argc, char **argv)
+{
+	struct ring ring;
+	setting_up();
+	open_ring(&ring);
+	files(&ring);
+	waiting(&ring);
+	overflow();
+	buffers(&ring);
+	if (argc == 3)
+		disks(&ring, argv[1], argv[2]);
+	close(ring.fd);
+	return conclude();
+}

@@ -1,0 +1,221 @@
+//! io_uring_setup, io_uring_enter, io_uring_register.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use freehold_machine::PAGE_SIZE;
+use freehold_vm::PinAccess;
+use linux_raw_sys::io_uring as c;
+
+use super::memory::{Parameters, SharedRings};
+use super::request::{self, Start, operation};
+use super::{Ring, RingFile, work};
+use crate::fs::anonymous;
+use crate::fs::poll::mask_at;
+use crate::fs::{OpenFile, OpenFlags};
+use crate::mem::PinnedRun;
+use crate::syscall::Args;
+use crate::task;
+use crate::time::{self, TimeSpec};
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+/// What this io_uring can, beyond its first version: completions are not lost for want of room, entries and vectors
+/// may change after submission, reads and writes at the current position, poll of 32 bits, waiting with a time-out.
+const FEATURES: u32 = c::IORING_FEAT_NODROP
+    | c::IORING_FEAT_SUBMIT_STABLE
+    | c::IORING_FEAT_RW_CUR_POS
+    | c::IORING_FEAT_FAST_POLL
+    | c::IORING_FEAT_POLL_32BITS
+    | c::IORING_FEAT_EXT_ARG;
+/// Flags of setup that are known. A failing entry never ends a batch.
+const SETUP: u32 = c::IORING_SETUP_CQSIZE | c::IORING_SETUP_CLAMP | c::IORING_SETUP_SUBMIT_ALL;
+/// Flags of enter that are known.
+const ENTER: u32 = c::IORING_ENTER_GETEVENTS | c::IORING_ENTER_EXT_ARG;
+/// The most registered buffers, and the most bytes of one.
+const MAX_BUFFERS: usize = 1 << 14;
+const MAX_BUFFER: u64 = 1 << 30;
+
+/// io_uring_setup(entries, parameters)
+///
+/// # Errors
+/// As in the manual; flags and kernel threads that are not known here are `EINVAL`.
+pub fn sys_io_uring_setup(args: &Args) -> Result<i64> {
+    let at = UserPtr::<Parameters>::new(args[1]);
+    let mut parameters = at.read()?;
+    if parameters.flags & !SETUP != 0 || parameters.reserved != [0; 3] {
+        return Err(Errno::EINVAL);
+    }
+    let (submissions, completions) = parameters.sizes(args.uint(0))?;
+    let rings = SharedRings::new(submissions, completions)?;
+    parameters.describe(&rings, FEATURES);
+    at.write(&parameters)?;
+    let file = Arc::new(RingFile(Arc::new(Ring::new(rings))));
+    anonymous::install(file, OpenFlags::RDWR | OpenFlags::CLOEXEC).map(i64::from)
+}
+
+/// The ring behind a descriptor, and what keeps it open.
+fn ring_of(fd: i32) -> Result<(Arc<OpenFile>, Arc<Ring>)> {
+    let file = task::current().process().files().get(fd)?;
+    let ring = file.file().ring().cloned().ok_or(Errno::EOPNOTSUPP)?;
+    Ok((file, ring))
+}
+
+/// `struct io_uring_getevents_arg`.
+#[repr(C)]
+#[derive(Clone, Copy, zerocopy::FromBytes, zerocopy::IntoBytes)]
+struct WaitArgument {
+    mask: u64,
+    mask_size: u32,
+    padding: u32,
+    time: u64,
+}
+
+/// io_uring_enter(fd, to_submit, min_complete, flags, argument, size)
+///
+/// # Errors
+/// As in the manual; flags that are not known here are `EINVAL`.
+pub fn sys_io_uring_enter(args: &Args) -> Result<i64> {
+    let flags = args.uint(3);
+    if flags & !ENTER != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (_open, ring) = ring_of(args.fd(0))?;
+    let submitted = ring.submit(args.uint(1));
+    ring.flush_backlog();
+    if flags & c::IORING_ENTER_GETEVENTS == 0 {
+        return Ok(i64::from(submitted));
+    }
+    let waited = wait(&ring, args.uint(2), flags, args);
+    match waited {
+        // What was submitted must be told; the program finds out for itself that nothing came.
+        Err(_) if submitted > 0 => Ok(i64::from(submitted)),
+        Err(error) => Err(error),
+        Ok(()) => Ok(i64::from(submitted)),
+    }
+}
+
+/// Wait until so many completions are there.
+fn wait(ring: &Ring, wanted: u32, flags: u32, args: &Args) -> Result<()> {
+    let (mask, size, deadline) = if flags & c::IORING_ENTER_EXT_ARG == 0 {
+        (args[4], args.size(5), None)
+    } else if args.size(5) != size_of::<WaitArgument>() {
+        return Err(Errno::EINVAL);
+    } else {
+        let argument = UserPtr::<WaitArgument>::new(args[4]).read()?;
+        let time = UserPtr::<TimeSpec>::new(argument.time).read_optional()?;
+        let time = time.map(TimeSpec::nanoseconds).transpose()?;
+        (argument.mask, argument.mask_size as usize, time.map(|time| time::now().saturating_add(time)))
+    };
+    let wanted = wanted.min(ring.rings.completions());
+    let mask = mask_at(mask, size)?;
+    let arrived = task::current().with_signals_blocked(mask, || {
+        let enough = || (ring.available() >= wanted).then_some(());
+        ring.arrived.wait_until_deadline(deadline, enough).map_err(|error| match error {
+            Errno::ERESTARTSYS => Errno::EINTR,
+            error => error,
+        })
+    })?;
+    arrived.ok_or(Errno::ETIME)
+}
+
+impl Ring {
+    /// Start up to `count` entries: how many there were.
+    fn submit(self: &Arc<Self>, count: u32) -> u32 {
+        let mut head = self.submit.lock();
+        let filled = self.rings.submission_tail().wrapping_sub(*head);
+        let count = count.min(filled).min(self.rings.submissions());
+        for _ in 0..count {
+            let entry = self.rings.submission(*head);
+            *head = head.wrapping_add(1);
+            self.rings.set_submission_head(*head);
+            let Some(entry) = entry else { continue };
+            let started = request::start(self, &entry).and_then(|start| match start {
+                Start::Done(result) => Ok(Some(result)),
+                Start::Pending(pending) => self.wait_for(entry.user_data, pending).map(|()| None),
+            });
+            if let Some(result) = started.transpose() {
+                self.post(entry.user_data, work::result_word(result));
+            }
+        }
+        count
+    }
+
+    /// Pin a program's buffers for as long as they are registered.
+    fn register_buffers(&self, vectors: u64, count: usize) -> Result<()> {
+        if count == 0 || count > MAX_BUFFERS {
+            return Err(Errno::EINVAL);
+        }
+        let process = task::current().process().clone();
+        let space = process.space();
+        let limit = process.memory_limits().memlock / PAGE_SIZE as u64;
+        let mut buffers = self.buffers.lock();
+        if !buffers.is_empty() {
+            return Err(Errno::EBUSY);
+        }
+        let mut pinned = Vec::new();
+        pinned.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+        let mut pages = 0;
+        for [address, length] in UserPtr::<[u64; 2]>::new(vectors).read_many(count)? {
+            if length == 0 || length > MAX_BUFFER {
+                return Err(Errno::EFAULT);
+            }
+            pages += (address % PAGE_SIZE as u64 + length).div_ceil(PAGE_SIZE as u64);
+            if pages > limit {
+                return Err(Errno::ENOMEM);
+            }
+            let run = PinnedRun::new(&space, address, length as usize, PinAccess::Write)?;
+            if (run.len() as u64) < length {
+                return Err(Errno::EFAULT);
+            }
+            pinned.push(Arc::new(run));
+        }
+        *buffers = pinned;
+        Ok(())
+    }
+}
+
+/// io_uring_register(fd, operation, argument, count)
+///
+/// # Errors
+/// As in the manual; operations that are not known here are `EINVAL`.
+pub fn sys_io_uring_register(args: &Args) -> Result<i64> {
+    let (_open, ring) = ring_of(args.fd(0))?;
+    let count = args.uint(3) as usize;
+    match args.uint(1) {
+        register::BUFFERS => ring.register_buffers(args[2], count)?,
+        register::UNREGISTER_BUFFERS => {
+            let buffers = core::mem::take(&mut *ring.buffers.lock());
+            if buffers.is_empty() {
+                return Err(Errno::ENXIO);
+            }
+        }
+        register::PROBE => probe(args[2], count)?,
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(0)
+}
+
+/// Operations of io_uring_register.
+mod register {
+    pub const BUFFERS: u32 = 0;
+    pub const UNREGISTER_BUFFERS: u32 = 1;
+    pub const PROBE: u32 = 8;
+}
+
+/// Tell which operations there are: `struct io_uring_probe`, 16 bytes, and 8 for each operation.
+fn probe(to: u64, count: usize) -> Result<()> {
+    const SUPPORTED: u16 = 1;
+    if count > 256 || UserPtr::<[u64; 2]>::new(to).read()? != [0; 2] {
+        return Err(Errno::EINVAL);
+    }
+    let last = operation::ALL[operation::ALL.len() - 1];
+    let count = count.min(usize::from(last) + 1);
+    UserPtr::<[u8; 2]>::new(to).write(&[last, count as u8])?;
+    for number in 0..count {
+        let flags = if operation::ALL.contains(&(number as u8)) { SUPPORTED } else { 0 };
+        let entry = u64::from(number as u8) | u64::from(flags) << 16;
+        UserPtr::<u64>::new(to + 16).add(number).write(&entry)?;
+    }
+    Ok(())
+}

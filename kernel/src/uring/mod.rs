@@ -1,0 +1,160 @@
+//! io_uring: system calls as entries of a ring in shared memory.
+//!
+//! | where | what |
+//! |---|---|
+//! | [`memory`] | the rings that program and kernel share |
+//! | [`request`] | what an entry asks for, checked, with its file and its buffers held |
+//! | [`work`] | requests that cannot end at once: who waits for files and clocks, who waits for disks |
+//! | [`calls`] | setup, enter, register |
+//!
+//! **A request's life.** io_uring_enter takes entries in order and starts each. One that can end at once does, against the
+//! program's own addresses. Any other first pins its buffers (so it needs no address space any more, and
+//! neither fork nor exit takes its frames away), then a task of the kernel finishes it. Either way one completion
+//! is posted; where the ring is full it waits in a backlog that the next io_uring_enter empties.
+//!
+//! **Locks.** `Ring::submit` (one task consumes entries at a time) > `Ring::waiting` > files' own locks;
+//! `Ring::posted` is taken last. All are sleeping locks of task context.
+//!
+//! **The end.** When the last descriptor goes, what waits is dropped, and closing waits for what disks have in hand:
+//! afterwards no pin of the ring's is left.
+
+pub mod calls;
+mod memory;
+mod request;
+mod work;
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::fs::anonymous::AnonymousNode;
+use crate::fs::{File, Mapping, Node, NodeKind, Ready};
+use crate::mem::PinnedRun;
+use crate::sync::{Mutex, PollWaiter, WaitQueue};
+use memory::{Backlog, Completion, SharedRings};
+use work::Waiting;
+
+/// Completions that may wait for room, for each entry of the completion ring.
+const BACKLOG: usize = 4;
+
+/// A ring.
+pub struct Ring {
+    rings: SharedRings,
+    node: Arc<dyn Node>,
+    /// How far entries were taken.
+    submit: Mutex<u32>,
+    /// Completions that wait for room; its holder alone posts.
+    posted: Mutex<VecDeque<Completion>>,
+    /// The kernel's end of the completion ring, changed under `posted`.
+    tail: AtomicU32,
+    /// Completions in all, for timeouts that count them.
+    count: AtomicU64,
+    /// Woken when there are more completions.
+    arrived: Arc<WaitQueue>,
+    waiting: Mutex<Waiting>,
+    /// Tasks of the kernel that are there for it; changed under `waiting`.
+    helpers: AtomicUsize,
+    /// Woken when `waiting`, `helpers` or the number of completions changes.
+    changed: Arc<WaitQueue>,
+    /// Registered buffers, pinned for as long as they are.
+    buffers: Mutex<Vec<Arc<PinnedRun>>>,
+}
+
+impl Ring {
+    fn new(rings: SharedRings) -> Self {
+        Self {
+            rings,
+            node: AnonymousNode::plain(NodeKind::Regular, "anon_inode:[io_uring]"),
+            submit: Mutex::new(0),
+            posted: Mutex::new(VecDeque::new()),
+            tail: AtomicU32::new(0),
+            count: AtomicU64::new(0),
+            arrived: Arc::new(WaitQueue::new()),
+            waiting: Mutex::new(Waiting::new()),
+            helpers: AtomicUsize::new(0),
+            changed: Arc::new(WaitQueue::new()),
+            buffers: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Give the program a completion.
+    fn post(&self, user_data: u64, result: i32) {
+        let completion = Completion { user_data, result, flags: 0 };
+        let mut backlog = self.posted.lock();
+        if !backlog.is_empty() || !self.put(&completion) {
+            let room = backlog.len() < BACKLOG * self.rings.completions() as usize;
+            if room && backlog.try_reserve(1).is_ok() {
+                backlog.push_back(completion);
+                self.rings.show_backlog(Backlog::Waits);
+            } else {
+                self.rings.count_overflow();
+            }
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        drop(backlog);
+        self.arrived.wake_all();
+        self.changed.wake_all();
+    }
+
+    /// Put a completion into the ring, if there is room; `posted` is held.
+    fn put(&self, completion: &Completion) -> bool {
+        let tail = self.tail.load(Ordering::Relaxed);
+        // A head that is no position of this lap is as good as a full ring.
+        if tail.wrapping_sub(self.rings.completion_head()) >= self.rings.completions() {
+            return false;
+        }
+        self.rings.put_completion(tail, completion);
+        self.tail.store(tail.wrapping_add(1), Ordering::Relaxed);
+        self.rings.set_completion_tail(tail.wrapping_add(1));
+        true
+    }
+
+    /// Move what waits for room into the ring.
+    fn flush_backlog(&self) {
+        let mut backlog = self.posted.lock();
+        while let Some(completion) = backlog.front()
+            && self.put(completion)
+        {
+            backlog.pop_front();
+            if backlog.is_empty() {
+                self.rings.show_backlog(Backlog::Empty);
+            }
+        }
+    }
+
+    /// Completions that the program has not taken. Takes no lock that sleeps.
+    fn available(&self) -> u32 {
+        let tail = self.tail.load(Ordering::Relaxed);
+        tail.wrapping_sub(self.rings.completion_head()).min(self.rings.completions())
+    }
+
+    /// Completions so far.
+    fn completed(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+/// A ring's open file.
+struct RingFile(Arc<Ring>);
+
+impl File for RingFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.0.node.clone()
+    }
+    fn ring(&self) -> Option<&Arc<Ring>> {
+        Some(&self.0)
+    }
+    fn mapping(&self) -> crate::Result<Mapping> {
+        Ok(Mapping::Content(self.0.rings.content().clone()))
+    }
+    fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {
+        if let Some(waiter) = waiter {
+            waiter.register(&self.0.arrived);
+        }
+        if self.0.available() > 0 { Ready::IN | Ready::OUT } else { Ready::OUT }
+    }
+    fn release(&self) {
+        self.0.close();
+    }
+}

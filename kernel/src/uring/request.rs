@@ -1,0 +1,262 @@
+//! What an entry asks for.
+//!
+//! Checking comes first and holds everything that the request needs: its file, and its buffers where it cannot end at
+//! once. After that no word of the entry, and no descriptor of the program, is looked at again.
+
+use alloc::sync::Arc;
+
+use freehold_vm::PinAccess;
+use linux_raw_sys::io_uring as c;
+
+use super::Ring;
+use super::memory::Submission;
+use crate::fs::{Blocking, NodeKind, OpenFile, Ready, Seekable};
+use crate::mem::PinnedBytes;
+use crate::task;
+use crate::time::{self, TimeSpec};
+use crate::user::{Iovecs, UserPtr};
+use crate::{Errno, Result};
+
+/// Operations, with the interface's numbers.
+pub mod operation {
+    pub const NOP: u8 = 0;
+    pub const READV: u8 = 1;
+    pub const WRITEV: u8 = 2;
+    pub const FSYNC: u8 = 3;
+    pub const READ_FIXED: u8 = 4;
+    pub const WRITE_FIXED: u8 = 5;
+    pub const POLL_ADD: u8 = 6;
+    pub const POLL_REMOVE: u8 = 7;
+    pub const TIMEOUT: u8 = 11;
+    pub const TIMEOUT_REMOVE: u8 = 12;
+    pub const ASYNC_CANCEL: u8 = 14;
+    pub const READ: u8 = 22;
+    pub const WRITE: u8 = 23;
+    /// All that there are.
+    pub const ALL: [u8; 13] = [
+        NOP,
+        READV,
+        WRITEV,
+        FSYNC,
+        READ_FIXED,
+        WRITE_FIXED,
+        POLL_ADD,
+        POLL_REMOVE,
+        TIMEOUT,
+        TIMEOUT_REMOVE,
+        ASYNC_CANCEL,
+        READ,
+        WRITE,
+    ];
+}
+
+/// The only flag of an entry that is known: do not try at once.
+const ASYNC: u8 = 1 << c::io_uring_sqe_flags_bit::IOSQE_ASYNC_BIT as u8;
+/// An offset that means the description's own.
+const CURRENT: u64 = u64::MAX;
+/// Readiness that is always reported.
+const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
+
+/// Which way bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// From the file.
+    Read,
+    /// To the file.
+    Write,
+}
+
+impl Way {
+    /// What a device does to the program's memory.
+    const fn access(self) -> PinAccess {
+        match self {
+            Self::Read => PinAccess::Write,
+            Self::Write => PinAccess::Read,
+        }
+    }
+    /// What to wait for.
+    const fn readiness(self) -> u32 {
+        match self {
+            Self::Read => Ready::IN.bits() | ALWAYS,
+            Self::Write => Ready::OUT.bits() | ALWAYS,
+        }
+    }
+}
+
+/// A read or write whose buffers are pinned.
+pub struct Transfer {
+    file: Arc<OpenFile>,
+    way: Way,
+    offset: u64,
+    bytes: PinnedBytes,
+}
+
+impl Transfer {
+    /// The file.
+    pub const fn file(&self) -> &Arc<OpenFile> {
+        &self.file
+    }
+    /// What readiness lets it go on.
+    pub const fn readiness(&self) -> u32 {
+        self.way.readiness()
+    }
+    /// Move the bytes; a new attempt begins with all of them.
+    pub fn run(&self, blocking: Blocking) -> Result<usize> {
+        move_bytes(&self.file, self.way, self.offset, &mut Buffers::Pinned(self.bytes.clone()), blocking)
+    }
+}
+
+/// What does not end at once.
+pub enum Pending {
+    /// Until the file is ready for it.
+    Stream(Transfer),
+    /// Until the disk answers.
+    Disk(Transfer),
+    /// Until the disk has everything.
+    Sync(Arc<OpenFile>),
+    /// Until the file is ready in one of these ways.
+    Poll(Arc<OpenFile>, u32),
+    /// Until the clock shows so many nanoseconds, or so many completions were posted.
+    Timeout { deadline: u64, completions: Option<u64> },
+}
+
+/// How an entry began.
+pub enum Start {
+    /// And ended: with this result.
+    Done(i64),
+    /// It has to wait.
+    Pending(Pending),
+}
+
+/// Where the bytes are.
+enum Buffers {
+    Program(Iovecs),
+    Pinned(PinnedBytes),
+}
+
+fn move_bytes(
+    file: &OpenFile,
+    way: Way,
+    offset: u64,
+    buffers: &mut Buffers,
+    blocking: Blocking,
+) -> Result<usize> {
+    let stream = file.file().seekable() == Seekable::Stream;
+    match (way, buffers) {
+        (Way::Read, Buffers::Program(to)) if stream => file.file().read_at(0, to, blocking),
+        (Way::Read, Buffers::Pinned(to)) if stream => file.file().read_at(0, to, blocking),
+        (Way::Write, Buffers::Program(from)) if stream => file.file().write_at(0, from, blocking),
+        (Way::Write, Buffers::Pinned(from)) if stream => file.file().write_at(0, from, blocking),
+        (Way::Read, Buffers::Program(to)) if offset == CURRENT => file.read(to),
+        (Way::Read, Buffers::Pinned(to)) if offset == CURRENT => file.read(to),
+        (Way::Write, Buffers::Program(from)) if offset == CURRENT => file.write(from),
+        (Way::Write, Buffers::Pinned(from)) if offset == CURRENT => file.write(from),
+        (Way::Read, Buffers::Program(to)) => file.read_at(offset, to),
+        (Way::Read, Buffers::Pinned(to)) => file.read_at(offset, to),
+        (Way::Write, Buffers::Program(from)) => file.write_at(offset, from),
+        (Way::Write, Buffers::Pinned(from)) => file.write_at(offset, from),
+    }
+}
+
+/// Begin what `entry` asks for.
+///
+/// # Errors
+/// The completion's result.
+pub fn start(ring: &Arc<Ring>, entry: &Submission) -> Result<Start> {
+    use operation as op;
+    if entry.flags & !ASYNC != 0 {
+        return Err(Errno::EINVAL);
+    }
+    match entry.opcode {
+        op::NOP => Ok(Start::Done(0)),
+        op::READV | op::READ => transfer(entry, Way::Read, program_buffers(entry)?),
+        op::WRITEV | op::WRITE => transfer(entry, Way::Write, program_buffers(entry)?),
+        op::READ_FIXED => transfer(entry, Way::Read, fixed_buffer(ring, entry)?),
+        op::WRITE_FIXED => transfer(entry, Way::Write, fixed_buffer(ring, entry)?),
+        op::FSYNC => sync(entry),
+        op::POLL_ADD => poll(entry),
+        op::TIMEOUT => timeout(ring, entry),
+        op::POLL_REMOVE | op::TIMEOUT_REMOVE | op::ASYNC_CANCEL => {
+            if entry.operation_flags != 0 {
+                return Err(Errno::EINVAL);
+            }
+            ring.cancel(entry.address).map(|()| Start::Done(0))
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// The file of `entry`, which must not be a ring: one that waits for itself would never end.
+fn file_of(entry: &Submission) -> Result<Arc<OpenFile>> {
+    let file = task::current().process().files().get(entry.fd)?;
+    if file.file().ring().is_some() { Err(Errno::EOPNOTSUPP) } else { Ok(file) }
+}
+
+fn program_buffers(entry: &Submission) -> Result<Buffers> {
+    let length = entry.length as usize;
+    Ok(Buffers::Program(match entry.opcode {
+        operation::READV | operation::WRITEV => Iovecs::read(entry.address, length)?,
+        _ => Iovecs::one(entry.address, length)?,
+    }))
+}
+
+fn fixed_buffer(ring: &Ring, entry: &Submission) -> Result<Buffers> {
+    let run = ring.buffers.lock().get(usize::from(entry.buffer)).cloned().ok_or(Errno::EFAULT)?;
+    let start = entry.address.checked_sub(run.address()).ok_or(Errno::EFAULT)?;
+    let start = usize::try_from(start).map_err(|_| Errno::EFAULT)?;
+    let end = start.checked_add(entry.length as usize).ok_or(Errno::EFAULT)?;
+    PinnedBytes::part(run, start..end).map(Buffers::Pinned)
+}
+
+fn transfer(entry: &Submission, way: Way, mut buffers: Buffers) -> Result<Start> {
+    if entry.operation_flags != 0 || entry.priority != 0 {
+        return Err(Errno::EINVAL); // RWF_* and I/O priorities are not known here.
+    }
+    let file = file_of(entry)?;
+    match way {
+        Way::Read => file.check_readable()?,
+        Way::Write => file.check_writable()?,
+    }
+    let stream = file.file().seekable() == Seekable::Stream;
+    let disk = file.node().kind() == NodeKind::BlockDevice;
+    let later = disk || (stream && entry.flags & ASYNC != 0);
+    if !later {
+        // Files in memory end at once; streams may say that they would wait.
+        match move_bytes(&file, way, entry.offset, &mut buffers, Blocking::Never) {
+            Err(Errno::EAGAIN) if stream && file.blocking() == Blocking::Wait => {}
+            result => return result.map(|count| Start::Done(count as i64)),
+        }
+    }
+    let bytes = match buffers {
+        Buffers::Pinned(bytes) => bytes,
+        Buffers::Program(runs) => PinnedBytes::pin(&task::current().process().space(), &runs, way.access())?,
+    };
+    let transfer = Transfer { file, way, offset: entry.offset, bytes };
+    Ok(Start::Pending(if disk { Pending::Disk(transfer) } else { Pending::Stream(transfer) }))
+}
+
+fn sync(entry: &Submission) -> Result<Start> {
+    if entry.operation_flags & !c::IORING_FSYNC_DATASYNC != 0 || entry.offset != 0 || entry.length != 0 {
+        // Of part of a file: not known here.
+        return Err(Errno::EINVAL);
+    }
+    file_of(entry).map(|file| Start::Pending(Pending::Sync(file)))
+}
+
+fn poll(entry: &Submission) -> Result<Start> {
+    if entry.length != 0 {
+        return Err(Errno::EINVAL); // More than one answer, and changes of a poll: not known here.
+    }
+    file_of(entry).map(|file| Start::Pending(Pending::Poll(file, entry.operation_flags | ALWAYS)))
+}
+
+fn timeout(ring: &Ring, entry: &Submission) -> Result<Start> {
+    if entry.operation_flags & !c::IORING_TIMEOUT_ABS != 0 || entry.length != 1 {
+        return Err(Errno::EINVAL);
+    }
+    let time = UserPtr::<TimeSpec>::new(entry.address).read()?.nanoseconds()?;
+    let absolute = entry.operation_flags & c::IORING_TIMEOUT_ABS != 0;
+    let deadline = if absolute { time } else { time::now().saturating_add(time) };
+    let completions = (entry.offset != 0).then(|| ring.completed().saturating_add(entry.offset));
+    Ok(Start::Pending(Pending::Timeout { deadline, completions }))
+}
