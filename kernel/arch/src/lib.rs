@@ -42,3 +42,6 @@ pub mod usercopy;
 mod vmap;
 
 pub use cpu::X86;
+
+#[cfg(target_os = "none")]
+core::arch::global_asm!(include_str!("bytes.s"));

@@ -254,16 +254,21 @@ impl UserContext {
         // SAFETY: as above; any byte is valid in a line.
         unsafe { core::slice::from_raw_parts_mut(self.fpu.as_mut_ptr().cast(), bytes) }
     }
-    /// Replace the floating-point state by what a program gave: 512 bytes (the rest is then reset) or more.
+    /// Replace the floating-point state by what `give` puts there and says the length of: 512 bytes (the rest is then reset) or
+    /// more. It may sleep.
     ///
     /// # Errors
-    /// When it is shorter than 512 bytes, or the CPU would refuse it.
-    pub fn set_fpu(&mut self, bytes: &[u8]) -> Result<(), BadFpuState> {
-        let len = bytes.len().min(xsave_size());
-        check_fpu(&bytes[..len], xfeatures(), mxcsr_mask(self.fpu_bytes()))?;
-        self.reset_fpu();
+    /// When it is shorter than 512 bytes, or the CPU would refuse it; the state is then a new program's.
+    pub fn load_fpu(&mut self, give: impl FnOnce(&mut [u8]) -> usize) -> Result<(), BadFpuState> {
+        self.save_if_live();
+        let mask = mxcsr_mask(self.fpu_bytes());
         let area = self.fpu_bytes_mut();
-        area[..len].copy_from_slice(&bytes[..len]);
+        let len = give(area).min(area.len());
+        if let Err(refused) = check_fpu(&area[..len], xfeatures(), mask) {
+            self.reset_fpu();
+            return Err(refused);
+        }
+        area[len..].fill(0);
         if len < LEGACY_BYTES + HEADER_BYTES && area.len() > LEGACY_BYTES {
             area[LEGACY_BYTES] = 3;
         }

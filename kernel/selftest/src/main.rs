@@ -12,6 +12,7 @@ extern crate alloc;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::hint::black_box;
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -159,6 +160,7 @@ fn main(boot: &'static BootInfo) -> ! {
     *FRAMES.state.lock() = (start, end);
     memory::set_frame_provider(&FRAMES);
 
+    runs_of_bytes_are_moved_and_compared();
     heap_keeps_objects_apart();
     traps::register(&Kernel);
     // Where this machine's HPET is, unless told to use the 8254.
@@ -227,8 +229,40 @@ fn die(death: &str, boot: &BootInfo) -> ! {
 #[allow(unconditional_recursion, reason = "that is the test")]
 fn overflow(depth: u64) -> u64 {
     let here = [depth; 64];
-    core::hint::black_box(&here);
-    overflow(core::hint::black_box(depth + 1)) + here[(depth % 64) as usize]
+    black_box(&here);
+    overflow(black_box(depth + 1)) + here[(depth % 64) as usize]
+}
+
+/// What the compiler calls for slices, against the same byte by byte: short and long, overlapping both ways, at any alignment.
+fn runs_of_bytes_are_moved_and_compared() {
+    const PLACES: [usize; 7] = [0, 1, 3, 8, 13, 32, 57];
+    let pattern: [u8; 160] = core::array::from_fn(|at| (at * 7 + 1) as u8);
+    for len in 0..100 {
+        for (from, to) in PLACES.iter().flat_map(|&from| PLACES.map(|to| (from, to))) {
+            let mut moved = pattern;
+            moved.copy_within(from..from + len, to);
+            let mut copied = pattern;
+            copied[to..to + len].copy_from_slice(&pattern[from..from + len]);
+            let mut filled = pattern;
+            filled[to..to + len].fill(from as u8);
+            for at in 0..pattern.len() {
+                let inside = (to..to + len).contains(&at);
+                let expected = if inside { pattern[from + at - to] } else { pattern[at] };
+                assert_eq!((black_box(moved[at]), black_box(copied[at])), (expected, expected));
+                assert_eq!(black_box(filled[at]), if inside { from as u8 } else { pattern[at] });
+            }
+            let (left, right) = (&mut filled, &pattern[from..from + len]);
+            left[to..to + len].copy_from_slice(right);
+            assert!(black_box(&left[to..to + len]) == right);
+            if let Some(last) = len.checked_sub(1 + from % len.max(1)) {
+                let changed = left[to + last];
+                left[to + last] = changed.wrapping_add(1);
+                assert_eq!(left[to..to + len].cmp(right), (changed.wrapping_add(1)).cmp(&changed));
+                assert!(black_box(&left[to..to + len]) != right);
+            }
+        }
+    }
+    say!("runs of bytes are moved and compared");
 }
 
 fn heap_keeps_objects_apart() {
@@ -358,7 +392,11 @@ fn user_programs_run_and_trap() {
     assert_eq!(twin.regs().rflags & 0x3000, 0, "IOPL");
     let mut area = program.fpu().to_vec();
     area[27] = 0xff;
-    assert!(program.set_fpu(&area).is_err());
+    let refused = program.load_fpu(|place| {
+        place[..area.len()].copy_from_slice(&area);
+        area.len()
+    });
+    assert!(refused.is_err());
     // A program that never stops is interrupted.
     program.start(entry + code.len() as u64 - 2, USER_BASE + 4096);
     REPEAT.store(true, Ordering::Relaxed);

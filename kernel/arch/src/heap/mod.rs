@@ -123,6 +123,29 @@ fn order_for(layout: Layout) -> u32 {
     layout.size().max(layout.align()).div_ceil(PAGE_SIZE).next_power_of_two().ilog2()
 }
 
+/// Whole frames; null where there are none.
+#[cold]
+fn alloc_large(layout: Layout) -> *mut u8 {
+    let order = order_for(layout);
+    let Some(first) = take_frames(order) else { return ptr::null_mut() };
+    ALLOCATED.fetch_add(PAGE_SIZE << order, Ordering::Relaxed);
+    tables::frame_ptr(first)
+}
+
+/// An object of a class whose slabs were full; null where there are no frames for another.
+#[cold]
+fn alloc_from_new_block(class: usize) -> *mut u8 {
+    loop {
+        let Some(first) = take_frames(CLASSES[class].order) else { return ptr::null_mut() };
+        // SAFETY: the block is fresh from the page allocator, in the direct map, of the class's order.
+        unsafe { SLABS.lock().add(class, tables::frame_ptr(first)) };
+        // Others may have been faster.
+        if let Some(object) = SLABS.lock().take(class) {
+            return object;
+        }
+    }
+}
+
 /// The allocator behind `alloc`: the image crate makes one the global allocator.
 #[derive(Debug)]
 pub struct KernelHeap;
@@ -131,24 +154,13 @@ pub struct KernelHeap;
 // large and as aligned as the layout asks, and stay in the direct map until they are given back.
 unsafe impl GlobalAlloc for KernelHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let Some(class) = slab::class_for(layout) else {
-            let order = order_for(layout);
-            let Some(first) = take_frames(order) else { return ptr::null_mut() };
-            ALLOCATED.fetch_add(PAGE_SIZE << order, Ordering::Relaxed);
-            return tables::frame_ptr(first);
-        };
-        ALLOCATED.fetch_add(CLASSES[class].size, Ordering::Relaxed);
-        loop {
-            if let Some(object) = SLABS.lock().take(class) {
-                return object;
-            }
-            let Some(first) = take_frames(CLASSES[class].order) else {
-                ALLOCATED.fetch_sub(CLASSES[class].size, Ordering::Relaxed);
-                return ptr::null_mut();
-            };
-            // SAFETY: the block is fresh from the page allocator, in the direct map, of the class's order.
-            unsafe { SLABS.lock().add(class, tables::frame_ptr(first)) };
+        let Some(class) = slab::class_for(layout) else { return alloc_large(layout) };
+        let object = SLABS.lock().take(class);
+        let object = object.unwrap_or_else(|| alloc_from_new_block(class));
+        if !object.is_null() {
+            ALLOCATED.fetch_add(CLASSES[class].size, Ordering::Relaxed);
         }
+        object
     }
 
     unsafe fn dealloc(&self, object: *mut u8, layout: Layout) {

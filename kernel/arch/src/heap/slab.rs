@@ -40,23 +40,32 @@ pub(super) const CLASSES: [Class; 14] = [
     class(2048, 2),
 ];
 
+/// The smallest class for a size, by the number of 16 bytes that it needs.
+const BY_SIZE: [u8; MAX_SIZE / 16 + 1] = {
+    let mut table = [0; MAX_SIZE / 16 + 1];
+    let (mut units, mut class) = (0, 0);
+    while units < table.len() {
+        if units * 16 > CLASSES[class].size {
+            class += 1;
+        }
+        table[units] = class as u8;
+        units += 1;
+    }
+    table
+};
+
+/// The largest size that has a class.
+const MAX_SIZE: usize = CLASSES[CLASSES.len() - 1].size;
+
 /// The class for a layout; `None` where whole frames serve.
+#[inline]
 pub(super) fn class_for(layout: Layout) -> Option<usize> {
-    let mut size = layout.size().max(1);
+    let mut size = layout.size();
     if layout.align() > 16 {
         // Only objects whose size is a power of two are aligned to more than 16 bytes.
         size = size.max(layout.align()).next_power_of_two();
     }
-    if size > 2048 {
-        return None;
-    }
-    if size <= 64 {
-        return Some((size - 1) / 16);
-    }
-    // Two classes per doubling above 64: 96, 128, 192, 256, …
-    let doubling = (size - 1).ilog2() as usize;
-    let upper = size > (1 << doubling) + (1 << (doubling - 1));
-    Some(4 + (doubling - 6) * 2 + usize::from(upper))
+    BY_SIZE.get(size.div_ceil(16)).map(|&class| usize::from(class))
 }
 
 struct Free {

@@ -1,19 +1,21 @@
 //! What a thread does about its signals before it goes back to user mode.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
 use freehold_arch::traps::Registers;
 use freehold_arch::user::{self, UserContext};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::frame::{self, FRAME_SIZE, Frame, LEGACY, MAGIC1, MAGIC2, SigContext, UC_FLAGS, Wants};
+use super::frame::{
+    self, DESCRIPTION, Description, FRAME_SIZE, Frame, LEGACY, MAGIC2, SigContext, UC_FLAGS, Wants,
+};
 use super::{
     Action, AlternateStack, DefaultAction, SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER,
     SIG_DFL, SIG_IGN, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SigInfo, SigSet, Signal, code, end_group,
 };
+use crate::hw::{self, Faults};
 use crate::sched::{self, Sleep};
 use crate::syscall::Args;
 use crate::task::process::{ExitStatus, Report};
@@ -199,14 +201,12 @@ impl Task {
             *alternate = AlternateStack::NONE;
         }
         drop(alternate);
-        let mut state = Vec::new();
-        state.try_reserve_exact(size).map_err(|_| Errno::ENOMEM)?;
-        state.extend_from_slice(context.fpu());
-        frame::describe(&mut state, user::xfeatures());
+        bytes::write_exact(at.fpstate, context.fpu())?;
         if image > LEGACY {
-            state.extend_from_slice(&MAGIC2.to_le_bytes());
+            let description = Description::new(image, user::xfeatures());
+            bytes::write_exact(at.fpstate + DESCRIPTION as u64, description.as_bytes())?;
+            bytes::UserPtr::new(at.fpstate + image as u64).write(&MAGIC2)?;
         }
-        bytes::write_exact(at.fpstate, &state)?;
         let return_address = if action.flags & SA_RESTORER != 0 { action.restorer } else { 0 };
         let frame = Frame {
             return_address,
@@ -344,23 +344,20 @@ fn restore(registers: &mut Registers, saved: &SigContext) {
 
 /// Load the vector state at `address`; one without valid magic numbers is taken as the legacy area alone.
 fn restore_vectors(context: &mut UserContext, address: u64) -> Result<()> {
-    let whole = context.fpu().len();
-    let mut state = bytes::read_vec(address, LEGACY)?;
-    let word = |at: usize| -> u32 {
-        let mut four = [0; 4];
-        four.copy_from_slice(&state[at..at + 4]);
-        u32::from_le_bytes(four)
-    };
-    let described = word(frame::DESCRIPTION) == MAGIC1 && word(frame::DESCRIPTION + 16) as usize == whole;
-    if whole > LEGACY && described {
-        let end = bytes::UserPtr::<u32>::new(address.wrapping_add(whole as u64)).read()?;
-        if end == MAGIC2 {
-            state = bytes::read_vec(address, whole)?;
+    let loaded = context.load_fpu(|area| {
+        let whole = area.len();
+        let had = hw::read_user(address, area, Faults::Sleep);
+        if had < LEGACY {
+            return 0;
         }
-    }
-    // The description's bytes are software's; the hardware wants them zero in what it loads.
-    state[frame::DESCRIPTION..LEGACY].fill(0);
-    context.set_fpu(&state).map_err(|_| Errno::EFAULT)
+        let described = Description::read_from_prefix(&area[DESCRIPTION..])
+            .is_ok_and(|(description, _)| description.fits(whole) && whole > LEGACY && had == whole);
+        // The description's bytes are software's; the hardware wants them zero in what it loads.
+        area[DESCRIPTION..LEGACY].fill(0);
+        let end = bytes::UserPtr::<u32>::new(address.wrapping_add(whole as u64));
+        if described && end.read() == Ok(MAGIC2) { whole } else { LEGACY }
+    });
+    loaded.map_err(|_| Errno::EFAULT)
 }
 
 /// rt_sigreturn()

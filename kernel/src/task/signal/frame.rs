@@ -122,14 +122,27 @@ pub const fn fpstate_size(image: usize) -> usize {
     if image > LEGACY { image + 4 } else { image }
 }
 
-/// Put the description into the vector state's image, so that a program knows what follows the legacy area.
-pub fn describe(image: &mut [u8], features: u64) {
-    if image.len() > LEGACY {
-        let size = image.len() as u32;
-        image[DESCRIPTION..DESCRIPTION + 4].copy_from_slice(&MAGIC1.to_le_bytes());
-        image[DESCRIPTION + 4..DESCRIPTION + 8].copy_from_slice(&(size + 4).to_le_bytes());
-        image[DESCRIPTION + 8..DESCRIPTION + 16].copy_from_slice(&features.to_le_bytes());
-        image[DESCRIPTION + 16..DESCRIPTION + 20].copy_from_slice(&size.to_le_bytes());
+/// What tells a program that something follows the legacy area: `struct _fpx_sw_bytes`, at [`DESCRIPTION`] of the vector state.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, packed)]
+pub struct Description {
+    pub magic: u32,
+    /// With the second magic number.
+    pub extended_size: u32,
+    pub features: u64,
+    pub size: u32,
+}
+
+impl Description {
+    /// Of a vector state of `image` bytes with the components `features`.
+    pub const fn new(image: usize, features: u64) -> Self {
+        let size = image as u32;
+        Self { magic: MAGIC1, extended_size: size + 4, features, size }
+    }
+    /// Whether it is that of `image` bytes; which components it names does not matter.
+    pub const fn fits(self, image: usize) -> bool {
+        self.magic == MAGIC1 && self.size as usize == image
     }
 }
 
@@ -150,6 +163,8 @@ mod tests {
         assert_eq!(size_of::<SigContext>(), 256);
         assert_eq!(offset_of!(Frame, mask), 8 + 296);
         assert_eq!(offset_of!(Frame, info), 312);
+        assert_eq!(size_of::<Description>(), 20);
+        assert_eq!(Description::new(832, 7).as_bytes()[16..], 832u32.to_le_bytes());
     }
 
     #[test]
