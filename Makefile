@@ -1,6 +1,6 @@
 # Freehold: `make run` and `make test` on a fresh Debian 12 install what is missing, build everything and go.
 #
-#   make build      the command as target/freehold, the kernel as target/freehold-kernel, guest programs in target/guest
+#   make build      the command as target/freehold, its plugin for QEMU, the kernel as target/freehold-kernel, guest programs in target/guest
 #   make run        build, then run a real program in the VM
 #   make test       build, then every test: host crates, the rules of the house, end to end in QEMU
 #   make install    into PREFIX (default /usr/local): command, kernel, manual page, shell completion
@@ -10,7 +10,7 @@ DESTDIR ?=
 export PATH := $(PATH):$(HOME)/.cargo/bin
 TARGET := target
 GUEST_CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Wno-unused-result -static
-GUEST_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c guest/workloads/*.c))
+GUEST_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c guest/workloads/*.c guest/tools/*.c))
 
 .PHONY: build run test install setup command kernel guest
 .DEFAULT_GOAL := build
@@ -21,15 +21,16 @@ setup:
 	@tools/setup
 
 command: setup
-	@cargo build --quiet --release -p freehold --target-dir $(TARGET)
+	@cargo build --quiet --release -p freehold -p freehold-scope-plugin --target-dir $(TARGET)
 	@cp $(TARGET)/release/freehold $(TARGET)/freehold.new && mv $(TARGET)/freehold.new $(TARGET)/freehold
+	@cp $(TARGET)/release/libfreehold_scope.so $(TARGET)/scope.new && mv $(TARGET)/scope.new $(TARGET)/libfreehold_scope.so
 
 kernel: setup
 	@TARGET_DIR=$(TARGET) tools/build-kernel
 
 guest: setup $(GUEST_PROGRAMS)
 
-$(TARGET)/guest/%: guest/%.c $(wildcard guest/conformance/*.h)
+$(TARGET)/guest/%: guest/%.c $(wildcard guest/conformance/*.h guest/tools/*.h)
 	@mkdir -p $(dir $@)
 	@$(CC) $(GUEST_CFLAGS) -o $@ $<
 
@@ -45,7 +46,9 @@ test: build
 install: build
 	install -D -m 755 $(TARGET)/freehold $(DESTDIR)$(PREFIX)/bin/freehold
 	install -D -m 644 $(TARGET)/freehold-kernel $(DESTDIR)$(PREFIX)/share/freehold/freehold-kernel
+	install -D -m 644 $(TARGET)/libfreehold_scope.so $(DESTDIR)$(PREFIX)/share/freehold/libfreehold_scope.so
 	install -D -m 755 $(TARGET)/guest/init $(DESTDIR)$(PREFIX)/share/freehold/guest/init
+	install -D -m 755 $(TARGET)/guest/tools/phase $(DESTDIR)$(PREFIX)/share/freehold/guest/tools/phase
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	$(TARGET)/freehold man > $(DESTDIR)$(PREFIX)/share/man/man1/freehold.1

@@ -32,6 +32,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tools/doorbell.h"
+
 enum { CHUNK = 65536, RECORDS = 4096 };
 enum { STDIN_EOF = 1, WINSIZE, SIGNAL, CLOSED };
 enum { READY = 16, EXIT, REPORT, SYMBOLS = 22 };
@@ -275,6 +277,7 @@ static void be_the_program(int input, int output, int error)
 		fprintf(stderr, "freehold: %s: %s\n", spec.cwd, strerror(errno));
 		_exit(126);
 	}
+	doorbell_phase("program");
 	execve(spec.exec, spec.argv, spec.envp);
 	fprintf(stderr, "freehold: %s: %s\n", spec.exec, strerror(errno));
 	_exit(errno == ENOENT ? 127 : 126);

@@ -6,27 +6,26 @@
 //! - [`SetAssociative`]: the processor's last-level cache, which filters what reaches memory;
 //! - [`NearCache`]: a direct-mapped memory-side cache, with every miss classified as cold, capacity or conflict by a
 //!   fully associative shadow ([`LruShadow`]);
-//! - [`Tlb`]: a translation cache that remembers how long each entry lived and what ended it;
-//! - [`Locality`]: which node's memory each CPU reads, writes and executes;
-//! - [`Heat`]: how often each page was touched, over time.
+//! - [`Tlb`]: translation caches that remember how long each entry lived and what ended it;
+//! - [`Slices`]: anything counted over time, in a bounded number of slices.
 //!
 //! Plain single-threaded structures: whoever feeds them from many CPUs keeps one per CPU or locks.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod cache;
-mod heat;
-mod locality;
 mod near;
 mod shadow;
+mod slices;
 mod tlb;
 
 pub use cache::{Geometry, GeometryError, Lookup, SetAssociative};
-pub use heat::Heat;
-pub use locality::{Kind, Locality, Mode};
 pub use near::{Miss, NearCache, NearStatistics, Outcome};
 pub use shadow::LruShadow;
-pub use tlb::{Death, Lifetimes, PageSize, Tlb, TlbGeometry, Translation};
+pub use slices::{Join, Slices};
+pub use tlb::{
+    Cached, Death, Hint, Key, LevelShape, Lifetimes, Missed, PageSize, Scope, Side, Tlb, TlbShape,
+};
 
 /// What an access does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,6 @@
 //! A direct-mapped memory-side cache in front of one node's memory.
 //!
-//! Slot = physical address mod size (the size need not be a power of two). Each miss is one of three:
+//! Slot = physical address mod size. Each miss is one of three:
 //! *cold* (the line was never used), *capacity* (a fully associative cache of the same size misses too), *conflict*
 //! (only the mapping is to blame): the classes of Hill, 1987. Conflicts are what placement can avoid.
 
@@ -58,12 +58,8 @@ impl NearStatistics {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Slot {
-    /// Line number + 1; 0 is empty.
-    line: u64,
-    dirty: bool,
-}
+/// Marks a slot whose line was written.
+const DIRTY: u32 = 1 << 31;
 
 /// The cache, with its shadow and its history.
 #[derive(Debug)]
@@ -71,60 +67,74 @@ pub struct NearCache {
     base: u64,
     line_shift: u32,
     lines: u64,
-    slots: Vec<Slot>,
+    /// Line number + 1, and [`DIRTY`]; 0 is empty.
+    slots: Vec<u32>,
     shadow: LruShadow,
     /// One bit a line of memory: whether it was ever used.
     seen: Vec<u64>,
-    /// Conflicts by region of slots, for the report's map of the cache.
-    region_conflicts: Vec<u64>,
-    region_accesses: Vec<u64>,
+    /// Accesses and conflicts by part of the slots, for the report's map of the cache.
+    buckets: Vec<(u64, u64)>,
+    bucket_shift: u32,
     /// Conflicts by the pair of frames that collided (the one that left, the one that came).
     pairs: HashMap<(u64, u64), u64>,
     statistics: NearStatistics,
 }
 
-/// Regions that the cache is divided into for reports.
-const REGIONS: usize = 256;
+/// Parts that the cache is divided into for reports, at most.
+const BUCKETS: u64 = 1024;
 /// Pairs of colliding frames that are remembered at the most; further ones only count.
 const MAX_PAIRS: usize = 1 << 16;
 
 impl NearCache {
-    /// A cache of `size` bytes with lines of `line` bytes, for memory that begins at `base`. Slots are counted from physical
-    /// address 0, as hardware does, so nodes at equal offsets collide or not as their addresses say.
+    /// A cache of `size` bytes with lines of `line` bytes, for memory of the addresses `base` to `end`. Slots are counted from
+    /// physical address 0, as hardware does, so nodes at equal offsets collide or not as their addresses say.
     ///
     /// # Errors
-    /// [`GeometryError`] where the line is no power of two or the size no multiple of it.
-    pub fn new(base: u64, size: u64, line: u64) -> Result<Self, GeometryError> {
+    /// [`GeometryError`] where the size is no power of two of lines.
+    ///
+    /// # Panics
+    /// When there is no memory, or 2^31 - 1 lines of it or more.
+    pub fn new(base: u64, end: u64, size: u64, line: u64) -> Result<Self, GeometryError> {
         let lines = Geometry { size, ways: 1, line }.sets()?;
+        if !lines.is_power_of_two() {
+            return Err(GeometryError::Size(size));
+        }
+        let memory = ((end - base) / line) as usize;
+        assert!(memory < (DIRTY - 1) as usize, "a memory of {memory} lines");
         Ok(Self {
             base,
             line_shift: line.trailing_zeros(),
             lines,
-            slots: vec![Slot::default(); lines as usize],
-            shadow: LruShadow::new(lines as usize),
-            seen: Vec::new(),
-            region_conflicts: vec![0; REGIONS],
-            region_accesses: vec![0; REGIONS],
+            slots: vec![0; lines as usize],
+            shadow: LruShadow::new(lines as usize, memory),
+            seen: vec![0; memory.div_ceil(64)],
+            buckets: vec![(0, 0); lines.min(BUCKETS) as usize],
+            bucket_shift: (lines / lines.min(BUCKETS)).trailing_zeros(),
             pairs: HashMap::new(),
             statistics: NearStatistics::default(),
         })
     }
 
     /// Access the line that holds the physical byte `address`.
+    ///
+    /// # Panics
+    /// When that is not of this memory.
     pub fn access(&mut self, address: u64, access: Access) -> Outcome {
         self.statistics.accesses += 1;
-        let line = address >> self.line_shift;
-        let index = if self.lines.is_power_of_two() { line & (self.lines - 1) } else { line % self.lines };
-        let region = (index * REGIONS as u64 / self.lines) as usize;
-        self.region_accesses[region] += 1;
+        // Lines are numbered from the memory's base; the base is a multiple of a line, but slots count from address 0.
+        let line = ((address - self.base) >> self.line_shift) as u32;
+        let index = (address >> self.line_shift & (self.lines - 1)) as usize;
+        let bucket = index >> self.bucket_shift;
+        self.buckets[bucket].0 += 1;
         let in_shadow = self.shadow.touch(line);
-        let slot = &mut self.slots[index as usize];
-        if slot.line == line + 1 {
-            slot.dirty |= access == Access::Write;
+        let dirty = if access == Access::Write { DIRTY } else { 0 };
+        let slot = &mut self.slots[index];
+        if *slot & !DIRTY == line + 1 {
+            *slot |= dirty;
             return Outcome::Hit;
         }
-        let old = core::mem::replace(slot, Slot { line: line + 1, dirty: access == Access::Write });
-        if old.dirty {
+        let old = core::mem::replace(slot, (line + 1) | dirty);
+        if old & DIRTY != 0 {
             self.statistics.written_back += 1;
         }
         let miss = if self.first_use(line) {
@@ -132,8 +142,9 @@ impl NearCache {
             Miss::Cold
         } else if in_shadow {
             self.statistics.conflict += 1;
-            self.region_conflicts[region] += 1;
-            let evicted = old.line.saturating_sub(1) << self.line_shift;
+            self.buckets[bucket].1 += 1;
+            // A line that was used before left its slot to another: the slot is not empty.
+            let evicted = self.base + (u64::from((old & !DIRTY).saturating_sub(1)) << self.line_shift);
             self.remember_pair(evicted >> 12, address >> 12);
             Miss::Conflict { evicted }
         } else {
@@ -143,14 +154,11 @@ impl NearCache {
         Outcome::Miss(miss)
     }
 
-    fn first_use(&mut self, line: u64) -> bool {
-        let offset = line.saturating_sub(self.base >> self.line_shift) as usize;
-        let (word, bit) = (offset / 64, 1 << (offset % 64));
-        if word >= self.seen.len() {
-            self.seen.resize((word + 1).next_power_of_two(), 0);
-        }
-        let first = self.seen[word] & bit == 0;
-        self.seen[word] |= bit;
+    fn first_use(&mut self, line: u32) -> bool {
+        let word = &mut self.seen[line as usize / 64];
+        let bit = 1 << (line % 64);
+        let first = *word & bit == 0;
+        *word |= bit;
         first
     }
 
@@ -173,9 +181,18 @@ impl NearCache {
     pub const fn statistics(&self) -> NearStatistics {
         self.statistics
     }
-    /// (accesses, conflicts) for each 1/256 of the slots.
-    pub fn regions(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.region_accesses.iter().copied().zip(self.region_conflicts.iter().copied())
+    /// (accesses, conflicts, slots that hold a line) of each of at most 1,024 equal parts of the slots, in order.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        let occupied = self.slots.chunks(1 << self.bucket_shift);
+        let occupied = occupied.map(|slots| slots.iter().filter(|&&slot| slot != 0).count() as u64);
+        self.buckets
+            .iter()
+            .zip(occupied)
+            .map(|(&(accesses, conflicts), occupied)| (accesses, conflicts, occupied))
+    }
+    /// How many slots there are.
+    pub const fn lines(&self) -> u64 {
+        self.lines
     }
     /// Colliding frames (the one that left, the one that came) and how often, the most frequent first, `count` at the most.
     pub fn worst_pairs(&self, count: usize) -> Vec<((u64, u64), u64)> {
@@ -193,7 +210,7 @@ mod tests {
 
     #[test]
     fn two_addresses_a_cache_apart_conflict_and_neighbours_do_not() {
-        let mut cache = NearCache::new(0, 1 << 20, 64).unwrap();
+        let mut cache = NearCache::new(0, 1 << 30, 1 << 20, 64).unwrap();
         for _ in 0..10 {
             cache.access(0, Access::Read);
             cache.access(1 << 20, Access::Read);
@@ -206,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_sweep_over_twice_the_cache_lacks_room_and_does_not_conflict() {
-        let mut cache = NearCache::new(0, 1 << 16, 64).unwrap();
+        let mut cache = NearCache::new(0, 1 << 30, 1 << 16, 64).unwrap();
         for _ in 0..3 {
             for line in 0..2048 {
                 cache.access(line * 64, Access::Write);
@@ -218,15 +235,31 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_of_three_quarters_of_a_power_of_two_uses_all_its_slots() {
-        let mut cache = NearCache::new(0, 3 << 18, 64).unwrap();
-        let lines = (3 << 18) / 64;
-        for _ in 0..2 {
-            for line in 0..lines {
-                cache.access(line * 64, Access::Read);
-            }
-        }
-        assert_eq!(cache.statistics().misses(), lines, "the second sweep hits everywhere");
+    fn sizes_that_are_no_power_of_two_are_refused() {
+        assert_eq!(NearCache::new(0, 1 << 30, 3 << 18, 64).unwrap_err(), GeometryError::Size(3 << 18));
+    }
+
+    #[test]
+    fn slots_count_from_address_zero_whatever_the_base() {
+        let base = (1 << 20) + (1 << 15);
+        let mut cache = NearCache::new(base, 1 << 22, 1 << 16, 64).unwrap();
+        cache.access(base, Access::Read);
+        let used: Vec<_> =
+            cache.buckets().map(|(accesses, _, occupied)| (accesses, occupied)).enumerate().collect();
+        assert_eq!(used.len(), 1024);
+        assert!(used.iter().all(|&(n, counts)| counts == if n == 512 { (1, 1) } else { (0, 0) }));
+    }
+
+    #[test]
+    fn what_was_driven_out_is_named_and_its_bucket_counts() {
+        let base = 1 << 24;
+        let mut cache = NearCache::new(base, 1 << 26, 1 << 20, 64).unwrap();
+        cache.access(base + 64, Access::Write);
+        cache.access(base + (1 << 20) + 64, Access::Read);
+        let evicted = base + (1 << 20) + 64;
+        assert_eq!(cache.access(base + 64, Access::Read), Outcome::Miss(Miss::Conflict { evicted }));
+        assert_eq!(cache.statistics().written_back, 1);
+        assert_eq!(cache.buckets().map(|(_, conflicts, _)| conflicts).sum::<u64>(), 1);
     }
 
     #[test]
@@ -241,7 +274,7 @@ mod tests {
             state
         };
         let frames: Vec<u64> = (0..pages).map(|_| random() % (slots * 1024)).collect();
-        let mut cache = NearCache::new(0, slots * 64, 64).unwrap();
+        let mut cache = NearCache::new(0, slots * 1024 * 64, slots * 64, 64).unwrap();
         for _ in 0..20 * pages {
             cache.access(frames[(random() % pages) as usize] * 64, Access::Read);
         }
@@ -258,11 +291,11 @@ mod tests {
     proptest! {
         #[test]
         fn it_agrees_with_a_map_of_slots(lines in prop::collection::vec(0u64..64, 1..300)) {
-            let mut cache = NearCache::new(0, 64 * 7, 64).unwrap();
-            let mut slots = [None; 7];
+            let mut cache = NearCache::new(0, 64 * 64, 64 * 8, 64).unwrap();
+            let mut slots = [None; 8];
             for line in lines {
-                let hit = slots[(line % 7) as usize] == Some(line);
-                slots[(line % 7) as usize] = Some(line);
+                let hit = slots[(line % 8) as usize] == Some(line);
+                slots[(line % 8) as usize] = Some(line);
                 prop_assert_eq!(cache.access(line * 64, Access::Read) == Outcome::Hit, hit);
             }
         }

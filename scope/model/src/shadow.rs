@@ -1,35 +1,15 @@
 //! A fully associative cache with exact least-recently-used replacement.
 //!
 //! It tells a conflict from a lack of room: what misses here too would miss in any cache of this size.
-//! A hash table finds a line's slot, a doubly linked list through the slots keeps the order of use.
-
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-
-/// Line numbers are hashed by one multiplication (Knuth, vol. 3, 6.4): they are no attacker's.
-#[derive(Default, Debug, Clone)]
-pub struct LineHasher(u64);
-
-impl Hasher for LineHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-    fn write_u64(&mut self, value: u64) {
-        let product = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = product ^ (product >> 32);
-    }
-}
+//! A table by line number finds a line's slot, a doubly linked list through the slots keeps the order of use. The table has
+//! four bytes for each line of memory, but the host gives them room only where the guest uses its own: a hash table is
+//! smaller and several times slower, and this is looked at for every access that leaves the processor's caches.
 
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    line: u64,
+    line: u32,
     newer: u32,
     older: u32,
 }
@@ -39,24 +19,29 @@ struct Slot {
 pub struct LruShadow {
     capacity: usize,
     slots: Vec<Slot>,
-    index: HashMap<u64, u32, BuildHasherDefault<LineHasher>>,
+    /// Slot + 1 of each line; 0: none.
+    index: Vec<u32>,
     newest: u32,
     oldest: u32,
 }
 
 impl LruShadow {
-    /// Room for `capacity` lines: at least 1, at most 2^32 - 2.
+    /// Room for `capacity` of the lines 0 to `lines` - 1.
     ///
     /// # Panics
-    /// Outside that range.
-    pub fn new(capacity: usize) -> Self {
+    /// Where either is 0 or above 2^32 - 2.
+    pub fn new(capacity: usize, lines: usize) -> Self {
         assert!((1..NONE as usize).contains(&capacity), "a shadow of {capacity} lines");
-        Self { capacity, slots: Vec::new(), index: HashMap::default(), newest: NONE, oldest: NONE }
+        assert!((1..NONE as usize).contains(&lines), "a memory of {lines} lines");
+        Self { capacity, slots: Vec::new(), index: vec![0; lines], newest: NONE, oldest: NONE }
     }
 
     /// Use `line`; whether it was among the last `capacity` lines.
-    pub fn touch(&mut self, line: u64) -> bool {
-        if let Some(&slot) = self.index.get(&line) {
+    ///
+    /// # Panics
+    /// When there is no such line.
+    pub fn touch(&mut self, line: u32) -> bool {
+        if let Some(slot) = self.index[line as usize].checked_sub(1) {
             if slot != self.newest {
                 self.unlink(slot);
                 self.link_newest(slot);
@@ -70,12 +55,12 @@ impl LruShadow {
             let slot = self.oldest;
             self.unlink(slot);
             let old = self.slots[slot as usize].line;
-            self.index.remove(&old);
+            self.index[old as usize] = 0;
             self.slots[slot as usize].line = line;
             slot
         };
         self.link_newest(slot);
-        self.index.insert(line, slot);
+        self.index[line as usize] = slot + 1;
         false
     }
 
@@ -109,9 +94,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_behaves_as_a_list_by_use(capacity in 1usize..20, lines in prop::collection::vec(0u64..40, 1..400)) {
-            let mut shadow = LruShadow::new(capacity);
-            let mut naive: Vec<u64> = Vec::new();
+        fn it_behaves_as_a_list_by_use(capacity in 1usize..20, lines in prop::collection::vec(0u32..40, 1..400)) {
+            let mut shadow = LruShadow::new(capacity, 40);
+            let mut naive: Vec<u32> = Vec::new();
             for line in lines {
                 let known = naive.contains(&line);
                 naive.retain(|&l| l != line);

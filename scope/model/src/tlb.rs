@@ -1,8 +1,12 @@
-//! A translation cache that remembers how long each entry lived, and what ended it.
+//! The translation caches of one CPU, which remember how long each entry lived, and what ended it.
 //!
-//! Two levels as in current x86 processors: a small first level whose evictions cost little, and a second level that decides
-//! how long a translation really stays reachable. A lifetime is counted from the fill to the last level's loss of the entry, in
-//! the caller's unit of time (instructions, usually). Entries are tagged by address space (PCID); global ones match any.
+//! Two levels as in current x86 processors: small first levels for data and for instructions, whose evictions cost little,
+//! and a second level for both that decides how long a translation really stays reachable. The second level includes the
+//! first: what leaves it is gone. A lifetime is counted from the fill to the second level's loss of the entry, in the
+//! caller's unit of time (instructions, usually). Entries are tagged by address space (PCID); global ones match any.
+//!
+//! Replacement is by least recent use, with a stamp for each entry and not a list: a hit then writes one number whatever
+//! the ways, and the caller's [`Hint`] finds the entry without a search. Only misses look through a set.
 
 /// The size of the page that an entry translates.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -16,6 +20,9 @@ pub enum PageSize {
 }
 
 impl PageSize {
+    /// All sizes, the smallest first.
+    pub const ALL: [Self; 3] = [Self::Small, Self::Large, Self::Giant];
+
     /// log2 of the bytes.
     pub const fn shift(self) -> u32 {
         match self {
@@ -26,19 +33,67 @@ impl PageSize {
     }
 }
 
-/// What an entry says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Translation {
-    /// Virtual address of the page's first byte.
-    pub page: u64,
-    /// Physical address of the page's first byte.
-    pub frame: u64,
+/// In which address spaces a translation holds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Scope {
+    /// In all: it survives a change of address space.
+    Global,
+    /// In the one with this PCID (0 to 4095).
+    Space(u16),
+}
+
+/// Which page of which address spaces, in one word: what a look-up compares. Never 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Key(u64);
+
+/// Page numbers of 57-bit addresses.
+const NUMBER: u64 = (1 << 45) - 1;
+const SIZE_SHIFT: u32 = 45;
+const SPACE_SHIFT: u32 = 48;
+const GLOBAL: u64 = 1 << 60;
+const VALID: u64 = 1 << 61;
+
+impl Key {
+    /// The key of the page that holds `address`.
+    #[inline]
+    pub const fn new(address: u64, size: PageSize, scope: Scope) -> Self {
+        let scope = match scope {
+            Scope::Global => GLOBAL,
+            Scope::Space(space) => (space as u64 & 0xfff) << SPACE_SHIFT,
+        };
+        Self(
+            VALID
+                | scope
+                | (size as u64) << SIZE_SHIFT
+                | (address >> size.shift()) & NUMBER >> (size.shift() - 12),
+        )
+    }
+    const fn number(self) -> u64 {
+        self.0 & NUMBER
+    }
     /// The page's size.
-    pub size: PageSize,
-    /// Whether it survives a change of address space.
-    pub global: bool,
-    /// The address space it was made in; ignored for global ones.
-    pub space: u16,
+    pub const fn size(self) -> PageSize {
+        PageSize::ALL[(self.0 >> SIZE_SHIFT & 3) as usize]
+    }
+    /// All keys under which `address` may be found in space 0 or globally.
+    pub fn all_of(address: u64) -> impl Iterator<Item = Self> {
+        let scopes = [Scope::Global, Scope::Space(0)];
+        PageSize::ALL.into_iter().flat_map(move |size| scopes.map(|scope| Self::new(address, size, scope)))
+    }
+    const fn is_global(self) -> bool {
+        self.0 & GLOBAL != 0
+    }
+    const fn space(self) -> u16 {
+        (self.0 >> SPACE_SHIFT & 0xfff) as u16
+    }
+    /// Whether the page is of the upper half of addresses.
+    const fn is_upper(self) -> bool {
+        self.number() >> (SIZE_SHIFT - 1 - (self.size().shift() - 12)) & 1 != 0
+    }
+    /// Kind of entry, for its statistics: half and size.
+    const fn group(self) -> usize {
+        self.is_upper() as usize * 3 + (self.0 >> SIZE_SHIFT & 3) as usize
+    }
 }
 
 /// What ended an entry.
@@ -54,258 +109,291 @@ pub enum Death {
     All,
 }
 
-/// Sets and ways of both levels.
+impl Death {
+    /// All causes.
+    pub const ALL: [Self; 4] = [Self::Capacity, Self::Page, Self::Space, Self::All];
+}
+
+/// Entries and ways of one level; the sets are a power of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TlbGeometry {
-    /// First level: entries.
-    pub l1_entries: usize,
-    /// First level: ways; divides the entries.
-    pub l1_ways: usize,
-    /// Second level: entries.
-    pub l2_entries: usize,
-    /// Second level: ways; divides the entries.
-    pub l2_ways: usize,
+pub struct LevelShape {
+    /// Entries.
+    pub entries: usize,
+    /// Ways; divides the entries.
+    pub ways: usize,
 }
 
-impl TlbGeometry {
-    /// Intel Skylake-SP: 64 entries in 4 ways, second level 1,536 in 12 (Optimization Reference Manual, table 2-14).
-    pub const SKYLAKE_SP: Self = Self { l1_entries: 64, l1_ways: 4, l2_entries: 1536, l2_ways: 12 };
-    /// AMD Zen 4: 72 entries fully associative, second level 3,072 in 24 ways (Software Optimization Guide 57647).
-    pub const ZEN4: Self = Self { l1_entries: 72, l1_ways: 72, l2_entries: 3072, l2_ways: 24 };
+/// Shape of all levels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TlbShape {
+    /// First level, data.
+    pub data: LevelShape,
+    /// First level, instructions.
+    pub fetch: LevelShape,
+    /// Second level.
+    pub second: LevelShape,
+}
 
-    /// A geometry by its preset's name.
-    pub fn preset(name: &str) -> Option<Self> {
-        match name {
-            "skylake-sp" => Some(Self::SKYLAKE_SP),
-            "zen4" => Some(Self::ZEN4),
-            _ => None,
-        }
-    }
-
-    /// Whether both levels have at least one set and ways that divide the entries.
+impl LevelShape {
+    /// Whether there is a power of two of sets.
     pub const fn is_valid(self) -> bool {
-        self.l1_ways > 0
-            && self.l2_ways > 0
-            && self.l1_entries >= self.l1_ways
-            && self.l2_entries >= self.l2_ways
-            && self.l1_entries % self.l1_ways == 0
-            && self.l2_entries % self.l2_ways == 0
+        self.ways > 0
+            && self.entries > 0
+            && self.entries % self.ways == 0
+            && (self.entries / self.ways).is_power_of_two()
     }
 }
 
-/// Lifetimes of dead entries in powers of two, by cause of death.
+/// Lifetimes of the entries of one kind, in powers of two.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lifetimes {
-    /// `buckets[cause][n]`: entries that lived 2^n to 2^(n+1) - 1 units (bucket 0: less than 2).
-    pub buckets: [[u64; 64]; 4],
-}
-
-impl Default for Lifetimes {
-    fn default() -> Self {
-        Self { buckets: [[0; 64]; 4] }
-    }
+    /// Entries made.
+    pub fills: u64,
+    /// `dead[cause][n]`: entries that died of `cause` having lived 2^n to 2^(n+1) - 1 units (n = 0: less than 2).
+    pub dead: [[u64; 64]; 4],
 }
 
 impl Lifetimes {
-    fn record(&mut self, lived: u64, death: Death) {
-        self.buckets[death as usize][(63 - lived.max(1).leading_zeros()) as usize] += 1;
-    }
+    const NONE: Self = Self { fills: 0, dead: [[0; 64]; 4] };
+
     /// Entries that died of `death`.
     pub fn deaths(&self, death: Death) -> u64 {
-        self.buckets[death as usize].iter().sum()
-    }
-    /// The share of dead entries that lived at least 2^`n` units, for each n; empty where none died.
-    pub fn survival(&self) -> Vec<f64> {
-        let by_length: Vec<u64> = (0..64).map(|n| self.buckets.iter().map(|b| b[n]).sum()).collect();
-        let total: u64 = by_length.iter().sum();
-        if total == 0 {
-            return Vec::new();
-        }
-        let mut left = total;
-        by_length
-            .iter()
-            .map(|&died| {
-                let share = left as f64 / total as f64;
-                left -= died;
-                share
-            })
-            .collect()
+        self.dead[death as usize].iter().sum()
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    translation: Translation,
-    born: u64,
+/// What a cached translation says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cached {
+    /// The frame's number.
+    pub frame: u64,
+    /// The caller's note at the time of the fill.
+    pub note: u32,
+    /// When it was filled.
+    pub born: u64,
 }
 
 #[derive(Debug)]
 struct Level {
-    sets: usize,
     ways: usize,
-    /// Most recently used first within a set.
-    entries: Vec<Option<Entry>>,
+    set_mask: usize,
+    /// By set; 0 is an empty place.
+    keys: Vec<u64>,
+    stamps: Vec<u64>,
 }
 
 impl Level {
-    fn new(entries: usize, ways: usize) -> Self {
-        Self { sets: entries / ways, ways, entries: vec![None; entries] }
+    fn new(shape: LevelShape) -> Self {
+        assert!(shape.is_valid(), "{shape:?}");
+        Self {
+            ways: shape.ways,
+            set_mask: shape.entries / shape.ways - 1,
+            keys: vec![0; shape.entries],
+            stamps: vec![0; shape.entries],
+        }
     }
-
-    fn set(&mut self, page: u64, size: PageSize) -> &mut [Option<Entry>] {
-        let set = ((page >> size.shift()) as usize) % self.sets;
-        &mut self.entries[set * self.ways..(set + 1) * self.ways]
+    fn set(&self, key: u64) -> core::ops::Range<usize> {
+        let first = (key & NUMBER) as usize & self.set_mask;
+        first * self.ways..(first + 1) * self.ways
     }
-
-    fn find(&mut self, address: u64, space: u16, size: PageSize) -> Option<Entry> {
-        let page = address >> size.shift() << size.shift();
-        let set = self.set(page, size);
-        let way = set.iter().position(|entry| {
-            entry.is_some_and(|e| {
-                let t = e.translation;
-                t.page == page && t.size == size && (t.global || t.space == space)
-            })
-        })?;
-        let found = set[way];
-        set.copy_within(..way, 1);
-        set[0] = found;
-        found
+    fn find(&self, key: u64) -> Option<usize> {
+        let set = self.set(key);
+        self.keys[set.clone()].iter().position(|&other| other == key).map(|way| set.start + way)
     }
-
-    /// Insert as most recent; the entry that had to leave.
-    fn insert(&mut self, entry: Entry) -> Option<Entry> {
-        let ways = self.ways;
-        let set = self.set(entry.translation.page, entry.translation.size);
-        let victim = match set.iter().position(Option::is_none) {
-            Some(free) => {
-                set.copy_within(..free, 1);
-                None
-            }
-            None => {
-                let victim = set[ways - 1];
-                set.copy_within(..ways - 1, 1);
-                victim
-            }
-        };
-        set[0] = Some(entry);
-        victim
+    /// The place that a new entry for `key` takes: an empty one or the least recently used.
+    fn victim(&self, key: u64) -> usize {
+        self.set(key).min_by_key(|&at| if self.keys[at] == 0 { 0 } else { self.stamps[at] }).unwrap_or(0)
     }
-
-    fn remove(&mut self, mut dies: impl FnMut(&Translation) -> bool, mut dead: impl FnMut(Entry)) {
-        for slot in &mut self.entries {
-            if let Some(entry) = slot.take_if(|entry| dies(&entry.translation)) {
-                dead(entry);
+    fn forget(&mut self, key: u64) {
+        if let Some(at) = self.find(key) {
+            self.keys[at] = 0;
+        }
+    }
+    fn retain(&mut self, keeps: impl Fn(u64) -> bool) {
+        for key in &mut self.keys {
+            if *key != 0 && !keeps(*key) {
+                *key = 0;
             }
         }
     }
 }
 
-/// A two-level translation cache of one CPU.
+/// Whose first level is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// Loads and stores.
+    Data,
+    /// Instructions.
+    Fetch,
+}
+
+/// Where a look-up found its entry last time: the next one looks there first. Any value is right, most are slow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Hint(u32);
+
+impl Hint {
+    /// Of what was never found.
+    pub const NONE: Self = Self(u32::MAX);
+}
+
+/// What a look-up that the first level missed found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Missed {
+    /// The second level had it.
+    First(Cached),
+    /// Neither had it: it is there now.
+    Both,
+}
+
+/// The translation caches of one CPU.
 #[derive(Debug)]
 pub struct Tlb {
-    l1: Level,
-    l2: Level,
-    /// Sizes that were ever filled: others need no look-up.
-    sizes: Vec<PageSize>,
-    lifetimes: Lifetimes,
-    l1_misses: u64,
-    walks: u64,
+    first: [Level; 2],
+    second: Level,
+    cached: Vec<Cached>,
+    clock: u64,
+    lifetimes: [Lifetimes; 6],
 }
 
+const NOTHING: Cached = Cached { frame: 0, note: 0, born: 0 };
+
 impl Tlb {
-    /// An empty cache.
+    /// Empty caches.
     ///
     /// # Panics
-    /// Where the geometry is not [valid](TlbGeometry::is_valid).
-    pub fn new(geometry: TlbGeometry) -> Self {
-        assert!(geometry.is_valid(), "{geometry:?}");
+    /// Where a level is not [valid](LevelShape::is_valid).
+    pub fn new(shape: TlbShape) -> Self {
         Self {
-            l1: Level::new(geometry.l1_entries, geometry.l1_ways),
-            l2: Level::new(geometry.l2_entries, geometry.l2_ways),
-            sizes: Vec::new(),
-            lifetimes: Lifetimes::default(),
-            l1_misses: 0,
-            walks: 0,
+            first: [Level::new(shape.data), Level::new(shape.fetch)],
+            second: Level::new(shape.second),
+            cached: vec![NOTHING; shape.second.entries],
+            clock: 0,
+            lifetimes: [Lifetimes::NONE; 6],
         }
     }
 
-    /// Translate `address` in `space`; on a miss of both levels `walk` says what the tables say (or nothing: a fault).
-    pub fn access(
+    /// Whether the first level of `side` has `key` where `hint` says; it is the most recently used then.
+    #[inline]
+    pub fn touch(&mut self, side: Side, key: Key, hint: Hint) -> bool {
+        let level = &mut self.first[side as usize];
+        let hit = level.keys.get(hint.0 as usize) == Some(&key.0);
+        if hit && let Some(stamp) = level.stamps.get_mut(hint.0 as usize) {
+            self.clock += 1;
+            *stamp = self.clock;
+        }
+        hit
+    }
+
+    /// Look `key` up after [`Tlb::touch`] has missed; what neither level has is filled with what `walk` says. `None`: the
+    /// first level had it in another place than the hint's.
+    pub fn look_up(
         &mut self,
-        address: u64,
-        space: u16,
+        side: Side,
+        key: Key,
+        hint: &mut Hint,
         now: u64,
-        walk: impl FnOnce() -> Option<Translation>,
-    ) -> Option<Translation> {
-        for i in 0..self.sizes.len() {
-            if let Some(entry) = self.l1.find(address, space, self.sizes[i]) {
-                return Some(entry.translation);
+        walk: impl FnOnce() -> (u64, u32),
+    ) -> Option<Missed> {
+        self.clock += 1;
+        let first = &mut self.first[side as usize];
+        if let Some(at) = first.find(key.0) {
+            first.stamps[at] = self.clock;
+            *hint = Hint(at as u32);
+            return None;
+        }
+        let at = first.victim(key.0);
+        first.keys[at] = key.0;
+        first.stamps[at] = self.clock;
+        *hint = Hint(at as u32);
+        if let Some(at) = self.second.find(key.0) {
+            self.second.stamps[at] = self.clock;
+            return Some(Missed::First(self.cached[at]));
+        }
+        let at = self.second.victim(key.0);
+        let old = self.second.keys[at];
+        if old != 0 {
+            for first in &mut self.first {
+                first.forget(old);
             }
+            bury(&mut self.lifetimes, old, &self.cached[at], now, Death::Capacity);
         }
-        self.l1_misses += 1;
-        for i in 0..self.sizes.len() {
-            if let Some(entry) = self.l2.find(address, space, self.sizes[i]) {
-                self.l1.insert(entry);
-                return Some(entry.translation);
-            }
-        }
-        self.walks += 1;
-        let translation = walk()?;
-        if !self.sizes.contains(&translation.size) {
-            self.sizes.push(translation.size);
-        }
-        let entry = Entry { translation, born: now };
-        self.l1.insert(entry);
-        if let Some(victim) = self.l2.insert(entry) {
-            // The second level includes the first: what leaves here is gone altogether.
-            let t = victim.translation;
-            self.l1.remove(|other| *other == t, |_| {});
-            self.lifetimes.record(now.saturating_sub(victim.born), Death::Capacity);
-        }
-        Some(translation)
+        let (frame, note) = walk();
+        self.second.keys[at] = key.0;
+        self.second.stamps[at] = self.clock;
+        self.cached[at] = Cached { frame, note, born: now };
+        self.lifetimes[key.group()].fills += 1;
+        Some(Missed::Both)
     }
 
-    /// INVLPG: the entry of `address`, in `space` or global.
+    /// What is cached for `key`. No use of it: the order stays.
+    pub fn peek(&self, key: Key) -> Option<&Cached> {
+        self.second.find(key.0).map(|at| &self.cached[at])
+    }
+
+    /// Change the caller's note of what is cached for `key`.
+    pub fn note(&mut self, key: Key, note: u32) {
+        if let Some(at) = self.second.find(key.0) {
+            self.cached[at].note = note;
+        }
+    }
+
+    /// INVLPG: the entries of all sizes of `address`, in `space` or global.
     pub fn flush_page(&mut self, address: u64, space: u16, now: u64) {
-        self.flush(now, Death::Page, |t| {
-            (t.global || t.space == space) && address >> t.size.shift() == t.page >> t.size.shift()
-        });
+        for size in PageSize::ALL {
+            for scope in [Scope::Global, Scope::Space(space)] {
+                self.flush_key(Key::new(address, size, scope), now);
+            }
+        }
+    }
+    /// One entry, if it is there.
+    pub fn flush_key(&mut self, key: Key, now: u64) {
+        for first in &mut self.first {
+            first.forget(key.0);
+        }
+        if let Some(at) = self.second.find(key.0) {
+            self.second.keys[at] = 0;
+            bury(&mut self.lifetimes, key.0, &self.cached[at], now, Death::Page);
+        }
     }
     /// All of `space` that is not global.
     pub fn flush_space(&mut self, space: u16, now: u64) {
-        self.flush(now, Death::Space, |t| !t.global && t.space == space);
+        self.flush(now, Death::Space, |key| key.is_global() || key.space() != space);
     }
     /// Everything that is not global.
     pub fn flush_non_global(&mut self, now: u64) {
-        self.flush(now, Death::Space, |t| !t.global);
+        self.flush(now, Death::Space, Key::is_global);
     }
     /// Everything.
     pub fn flush_all(&mut self, now: u64) {
-        self.flush(now, Death::All, |_| true);
+        self.flush(now, Death::All, |_| false);
     }
 
-    fn flush(&mut self, now: u64, death: Death, dies: impl Fn(&Translation) -> bool) {
-        self.l1.remove(&dies, |_| {});
-        let lifetimes = &mut self.lifetimes;
-        self.l2.remove(&dies, |entry| lifetimes.record(now.saturating_sub(entry.born), death));
+    fn flush(&mut self, now: u64, death: Death, keeps: impl Fn(Key) -> bool) {
+        for first in &mut self.first {
+            first.retain(|key| keeps(Key(key)));
+        }
+        for (key, cached) in self.second.keys.iter_mut().zip(&self.cached) {
+            if *key != 0 && !keeps(Key(*key)) {
+                bury(&mut self.lifetimes, *key, cached, now, death);
+                *key = 0;
+            }
+        }
     }
 
-    /// What is cached now, with the time of each fill.
-    pub fn entries(&self) -> impl Iterator<Item = (Translation, u64)> {
-        self.l2.entries.iter().flatten().map(|entry| (entry.translation, entry.born))
+    /// What is cached now: (upper half or not, size, when it was filled).
+    pub fn entries(&self) -> impl Iterator<Item = (bool, PageSize, u64)> {
+        let present = self.second.keys.iter().zip(&self.cached).filter(|(key, _)| **key != 0);
+        present.map(|(key, cached)| (Key(*key).is_upper(), Key(*key).size(), cached.born))
     }
-    /// How long the dead lived.
-    pub const fn lifetimes(&self) -> &Lifetimes {
-        &self.lifetimes
+    /// Lifetimes of the dead: (upper half or not, size, lifetimes).
+    pub fn lifetimes(&self) -> impl Iterator<Item = (bool, PageSize, &Lifetimes)> {
+        self.lifetimes.iter().enumerate().map(|(n, lifetimes)| (n >= 3, PageSize::ALL[n % 3], lifetimes))
     }
-    /// Look-ups that the first level missed.
-    pub const fn l1_misses(&self) -> u64 {
-        self.l1_misses
-    }
-    /// Look-ups that both missed.
-    pub const fn walks(&self) -> u64 {
-        self.walks
-    }
+}
+
+fn bury(lifetimes: &mut [Lifetimes; 6], key: u64, cached: &Cached, now: u64, death: Death) {
+    let lived = now.saturating_sub(cached.born);
+    lifetimes[Key(key).group()].dead[death as usize][(63 - (lived | 1).leading_zeros()) as usize] += 1;
 }
 
 #[cfg(test)]
@@ -313,73 +401,142 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const TINY: TlbGeometry = TlbGeometry { l1_entries: 2, l1_ways: 2, l2_entries: 4, l2_ways: 4 };
+    const fn level(entries: usize, ways: usize) -> LevelShape {
+        LevelShape { entries, ways }
+    }
+    const TINY: TlbShape = TlbShape { data: level(2, 2), fetch: level(2, 1), second: level(4, 4) };
+    const SPACE: Scope = Scope::Space(0);
 
-    fn user(page: u64, space: u16) -> Option<Translation> {
-        Some(Translation { page, frame: page + 0x1_0000_0000, size: PageSize::Small, global: false, space })
+    /// Use an address as the engine does; what the look-up met.
+    fn access(tlb: &mut Tlb, address: u64, scope: Scope, now: u64) -> Option<Missed> {
+        let key = Key::new(address, PageSize::Small, scope);
+        let mut hint = Hint::default();
+        if tlb.touch(Side::Data, key, hint) {
+            return None;
+        }
+        tlb.look_up(Side::Data, key, &mut hint, now, || (address >> 12, 0))
+    }
+    fn deaths(tlb: &Tlb, death: Death) -> u64 {
+        tlb.lifetimes().map(|(_, _, lifetimes)| lifetimes.deaths(death)).sum()
+    }
+    fn holds(tlb: &Tlb, address: u64, scope: Scope) -> bool {
+        tlb.peek(Key::new(address, PageSize::Small, scope)).is_some()
     }
 
     #[test]
     fn a_change_of_space_keeps_global_entries_only() {
         let mut tlb = Tlb::new(TINY);
-        tlb.access(0x1000, 1, 0, || user(0x1000, 1));
-        tlb.access(0x2000, 1, 0, || Some(Translation { global: true, ..user(0x2000, 1).unwrap() }));
+        access(&mut tlb, 0x1000, SPACE, 0);
+        access(&mut tlb, 0x2000, Scope::Global, 0);
         tlb.flush_non_global(10);
-        assert_eq!(tlb.entries().map(|(t, _)| t.page).collect::<Vec<_>>(), [0x2000]);
-        assert_eq!(tlb.lifetimes().deaths(Death::Space), 1);
+        assert_eq!((holds(&tlb, 0x1000, SPACE), holds(&tlb, 0x2000, Scope::Global)), (false, true));
+        assert_eq!(deaths(&tlb, Death::Space), 1);
+        tlb.flush_all(11);
+        assert_eq!((tlb.entries().count(), deaths(&tlb, Death::All)), (0, 1));
     }
 
     #[test]
     fn spaces_do_not_see_each_others_entries() {
         let mut tlb = Tlb::new(TINY);
-        tlb.access(0x1000, 1, 0, || user(0x1000, 1));
-        assert_eq!(tlb.access(0x1000, 2, 1, || None), None);
+        access(&mut tlb, 0x1000, Scope::Space(1), 0);
+        assert_eq!(access(&mut tlb, 0x1000, Scope::Space(2), 1), Some(Missed::Both));
         tlb.flush_page(0x1000, 2, 2);
-        assert_eq!(tlb.entries().count(), 1, "a flush in another space leaves it");
+        assert!(holds(&tlb, 0x1000, Scope::Space(1)), "a flush in another space leaves it");
+        tlb.flush_space(1, 3);
+        assert_eq!(tlb.entries().count(), 0);
     }
 
     #[test]
     fn a_large_page_is_flushed_by_any_of_its_addresses() {
         let mut tlb = Tlb::new(TINY);
-        let large = Translation { page: 0x20_0000, frame: 0, size: PageSize::Large, global: false, space: 0 };
-        tlb.access(0x20_1234, 0, 5, || Some(large));
-        assert_eq!(tlb.access(0x3f_ffff, 0, 6, || None), Some(large));
+        let key = |address| Key::new(address, PageSize::Large, SPACE);
+        assert_eq!(key(0x20_1234), key(0x3f_ffff));
+        assert_ne!(key(0x20_0000), Key::new(0x20_0000, PageSize::Small, SPACE));
+        tlb.look_up(Side::Data, key(0x20_1234), &mut Hint::default(), 5, || (0x200, 7));
+        assert_eq!(tlb.peek(key(0x3f_ffff)), Some(&Cached { frame: 0x200, note: 7, born: 5 }));
         tlb.flush_page(0x3f_f000, 0, 7);
-        assert_eq!(tlb.access(0x20_1234, 0, 8, || None), None);
+        assert_eq!(tlb.peek(key(0x20_0000)), None);
     }
 
     #[test]
-    fn survival_counts_those_that_lived_as_long() {
+    fn halves_and_sizes_are_told_apart() {
         let mut tlb = Tlb::new(TINY);
-        for (page, death) in [(0x1000, 1), (0x2000, 4), (0x3000, 4), (0x4000, 1000)] {
-            tlb.access(page, 0, 0, || user(page, 0));
+        let upper = 0xffff_ffff_8020_0000;
+        let mut fill = |address, size| {
+            tlb.look_up(Side::Fetch, Key::new(address, size, Scope::Global), &mut Hint::default(), 0, || {
+                (0, 0)
+            });
+        };
+        fill(upper, PageSize::Large);
+        fill(upper, PageSize::Giant);
+        fill(0x7fff_ffff_f000, PageSize::Small);
+        let mut kinds: Vec<_> = tlb.entries().map(|(upper, size, _)| (upper, size)).collect();
+        kinds.sort_unstable();
+        assert_eq!(kinds, [(false, PageSize::Small), (true, PageSize::Large), (true, PageSize::Giant)]);
+    }
+
+    #[test]
+    fn lifetimes_fall_into_powers_of_two_by_cause() {
+        let mut tlb = Tlb::new(TINY);
+        for (page, death) in [(0x1000, 1), (0x2000, 4), (0x3000, 7), (0x4000, 1000)] {
+            access(&mut tlb, page, SPACE, 0);
             tlb.flush_page(page, 0, death);
         }
-        let survival = tlb.lifetimes().survival();
-        assert_eq!(
-            (survival[0], survival[2], survival[3], survival[9], survival[10]),
-            (1.0, 0.75, 0.25, 0.25, 0.0)
-        );
+        let (_, _, lifetimes) = tlb.lifetimes().next().unwrap();
+        let lived = &lifetimes.dead[Death::Page as usize];
+        assert_eq!((lived[0], lived[2], lived[9], lifetimes.fills), (1, 2, 1, 4));
+    }
+
+    #[test]
+    fn the_first_level_is_smaller_and_costs_no_walk() {
+        let mut tlb = Tlb::new(TINY);
+        let touch = |tlb: &mut Tlb| (1..=3).map(|page| access(tlb, page << 12, SPACE, 0)).collect::<Vec<_>>();
+        assert_eq!(touch(&mut tlb), [Some(Missed::Both); 3]);
+        assert!(touch(&mut tlb).iter().all(|met| matches!(met, Some(Missed::First(_)))));
+    }
+
+    #[test]
+    fn a_hint_is_never_believed_blindly() {
+        let mut tlb = Tlb::new(TINY);
+        let (one, two) = (Key::new(0x1000, PageSize::Small, SPACE), Key::new(0x2000, PageSize::Small, SPACE));
+        let mut hint = Hint::default();
+        tlb.look_up(Side::Data, one, &mut hint, 0, || (1, 0));
+        assert!(tlb.touch(Side::Data, one, hint));
+        assert!(!tlb.touch(Side::Data, two, hint));
+        assert!(!tlb.touch(Side::Data, one, Hint(999)));
+        tlb.flush_page(0x1000, 0, 1);
+        assert!(!tlb.touch(Side::Data, one, hint));
     }
 
     proptest! {
+        /// A fully associative second level against a list by use.
         #[test]
-        fn it_walks_exactly_for_what_it_does_not_hold(steps in prop::collection::vec((0u64..8, 0u8..10), 1..200)) {
-            let mut tlb = Tlb::new(TINY);
-            let holds = |tlb: &Tlb, address| tlb.entries().any(|(t, _)| t.page == address);
+        fn it_behaves_as_a_list_by_use(steps in prop::collection::vec((0u64..8, 0u8..10), 1..200)) {
+            let shape = TlbShape { data: level(1, 1), fetch: level(1, 1), second: level(4, 4) };
+            let mut tlb = Tlb::new(shape);
+            let mut list: Vec<u64> = Vec::new();
+            let mut last = None;
             for (now, (page, what)) in steps.into_iter().enumerate() {
                 let address = page << 12;
-                let held = holds(&tlb, address);
                 if what == 0 {
                     tlb.flush_page(address, 0, now as u64);
-                    prop_assert!(!holds(&tlb, address));
+                    list.retain(|&other| other != page);
+                    last = last.filter(|&other| other != page);
                 } else {
-                    let mut walked = false;
-                    tlb.access(address, 0, now as u64, || { walked = true; user(address, 0) });
-                    prop_assert_eq!(walked, !held);
-                    prop_assert!(holds(&tlb, address));
+                    let met = access(&mut tlb, address, SPACE, now as u64);
+                    prop_assert_eq!(met.is_none(), last == Some(page));
+                    prop_assert_eq!(met == Some(Missed::Both), !list.contains(&page));
+                    // The second level sees what the first misses.
+                    if met.is_some() {
+                        list.retain(|&other| other != page);
+                        list.insert(0, page);
+                        list.truncate(4);
+                    }
+                    last = Some(page);
                 }
-                prop_assert!(tlb.entries().count() <= 4);
+                for page in 0..8 {
+                    prop_assert_eq!(holds(&tlb, page << 12, SPACE), list.contains(&page));
+                }
             }
         }
     }

@@ -1,0 +1,198 @@
+//! How a guest speaks to the microscope.
+//!
+//! The doorbell is an instruction that does nothing, [`MARKER`], directly followed by an ordinary load from a message. Every
+//! CPU runs both at any privilege and without asking anybody, on any kernel, watched or not. The microscope finds the
+//! marker in the code, sees the load's address, and reads the message from the guest's memory. A message does not
+//! cross a page and is aligned to 8 bytes: a word that says what it is ([`head`]), then its payload. The load is one of 1 to 8
+//! bytes at the message's beginning.
+//!
+//! - [`PHASE`]: a name, UTF-8, of at most [`MAX_NAME`] bytes: from here on counts are of a new phase.
+//! - [`KERNEL`]: a [`Publication`], from kernel code only.
+//!
+//! Translation instructions have a second, silent form: a 64-bit store of a register to memory directly before `mov cr3` from
+//! or `invlpg` through the same register tells the operand, which the instruction itself does not show to an observer.
+#![no_std]
+#![forbid(unsafe_code)]
+
+/// `nop dword ptr [rax + 0x46484f4c]`: nobody writes that by accident.
+pub const MARKER: [u8; 7] = [0x0f, 0x1f, 0x80, b'L', b'O', b'H', b'F'];
+/// A message that begins a phase.
+pub const PHASE: u32 = 1;
+/// A message that describes the kernel.
+pub const KERNEL: u32 = 2;
+/// The most bytes of a phase's name.
+pub const MAX_NAME: usize = 120;
+
+/// The first word of a message: what it is, and the bytes of its payload.
+pub const fn head(kind: u32, length: u32) -> u64 {
+    kind as u64 | (length as u64) << 32
+}
+
+/// A phase message: `N` is 1 word more than the name takes.
+///
+/// # Panics
+/// When the name does not fit (at compile time, for a constant).
+pub const fn phase<const N: usize>(name: &str) -> [u64; N] {
+    let bytes = name.as_bytes();
+    assert!(bytes.len() <= MAX_NAME && N == 1 + bytes.len().div_ceil(8), "the words of a phase's name");
+    let mut words = [0; N];
+    words[0] = head(PHASE, bytes.len() as u32);
+    let mut at = 0;
+    while at < bytes.len() {
+        words[1 + at / 8] |= (bytes[at] as u64) << (8 * (at % 8));
+        at += 1;
+    }
+    words
+}
+
+/// Names of owners are told in so many bytes, filled up with zeroes.
+pub const NAME_BYTES: usize = 16;
+/// The most owners.
+pub const MAX_OWNERS: usize = 16;
+const FIGURES: usize = 20;
+/// Words of a [`Publication`].
+pub const WORDS: usize = FIGURES + MAX_OWNERS * NAME_BYTES / 8;
+/// The layout of [`Publication::words`].
+const VERSION: u64 = 1;
+
+/// What our kernel tells of itself, once, when its frame table is in use. Addresses are virtual where nothing else is said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Publication {
+    /// Physical address of a top-level table that maps the whole kernel half, for ever.
+    pub root: u64,
+    /// The direct map: first address.
+    pub direct_map: u64,
+    /// The direct map: bytes.
+    pub direct_span: u64,
+    /// All CPUs' windows: first address.
+    pub windows: u64,
+    /// All CPUs' windows: bytes.
+    pub windows_span: u64,
+    /// The frame table: first address; frame n's record is the n-th.
+    pub frame_table: u64,
+    /// Records.
+    pub frames: u64,
+    /// Bytes of a record.
+    pub record: u64,
+    /// Where in a record its state is: 32 bits.
+    pub state_offset: u64,
+    /// Mask of the owner in a state; 0 is nobody.
+    pub owner_mask: u64,
+    /// Where in an owned block's state the block's log2 size is.
+    pub order_shift: u64,
+    /// Mask of that, after the shift.
+    pub order_mask: u64,
+    /// Bit n is set when owner n is a program.
+    pub user_owners: u64,
+    /// Bit n is set when owner n holds copies of kernel text.
+    pub replica_owners: u64,
+    /// Text: first address.
+    pub text: u64,
+    /// Text: one past the last.
+    pub text_end: u64,
+    /// Read-only data: first address.
+    pub rodata: u64,
+    /// Read-only data: one past the last.
+    pub rodata_end: u64,
+    /// How far the image was moved from where it was linked.
+    pub slide: u64,
+    /// The owners' names by number.
+    pub owners: [[u8; NAME_BYTES]; MAX_OWNERS],
+}
+
+impl Publication {
+    /// Owner `name`'s bytes for [`Publication::owners`]; what does not fit is cut off.
+    pub fn name(name: &str) -> [u8; NAME_BYTES] {
+        let mut bytes = [0; NAME_BYTES];
+        bytes.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
+        bytes
+    }
+
+    /// As the payload of a message.
+    pub fn words(&self) -> [u64; WORDS] {
+        let figures: [u64; FIGURES] = [
+            VERSION,
+            self.root,
+            self.direct_map,
+            self.direct_span,
+            self.windows,
+            self.windows_span,
+            self.frame_table,
+            self.frames,
+            self.record,
+            self.state_offset,
+            self.owner_mask,
+            self.order_shift,
+            self.order_mask,
+            self.user_owners,
+            self.replica_owners,
+            self.text,
+            self.text_end,
+            self.rodata,
+            self.rodata_end,
+            self.slide,
+        ];
+        let mut words = [0; WORDS];
+        words[..FIGURES].copy_from_slice(&figures);
+        for (index, byte) in self.owners.iter().flatten().enumerate() {
+            words[FIGURES + index / 8] |= u64::from(*byte) << (8 * (index % 8));
+        }
+        words
+    }
+
+    /// The payload of a message; `None` for one of another layout.
+    pub fn from_words(words: &[u64; WORDS]) -> Option<Self> {
+        if words[0] != VERSION {
+            return None;
+        }
+        let mut owners = [[0; NAME_BYTES]; MAX_OWNERS];
+        for (index, byte) in owners.iter_mut().flatten().enumerate() {
+            *byte = (words[FIGURES + index / 8] >> (8 * (index % 8))) as u8;
+        }
+        Some(Self {
+            root: words[1],
+            direct_map: words[2],
+            direct_span: words[3],
+            windows: words[4],
+            windows_span: words[5],
+            frame_table: words[6],
+            frames: words[7],
+            record: words[8],
+            state_offset: words[9],
+            owner_mask: words[10],
+            order_shift: words[11],
+            order_mask: words[12],
+            user_owners: words[13],
+            replica_owners: words[14],
+            text: words[15],
+            text_end: words[16],
+            rodata: words[17],
+            rodata_end: words[18],
+            slide: words[19],
+            owners,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_publication_survives_its_words() {
+        let mut publication =
+            Publication::from_words(&core::array::from_fn(|n| if n == 0 { 1 } else { n as u64 }));
+        let known = publication.as_mut().expect("version 1");
+        known.owners[3] = Publication::name("a name that is far too long");
+        assert_eq!(Publication::from_words(&known.words()), Some(*known));
+        assert_eq!(&known.owners[3], b"a name that is f");
+        assert_eq!(Publication::from_words(&[9; WORDS]), None);
+    }
+
+    #[test]
+    fn a_phase_has_its_length_and_its_bytes() {
+        const MESSAGE: [u64; 3] = phase("0123456789");
+        assert_eq!(MESSAGE[0], head(PHASE, 10));
+        assert_eq!(MESSAGE[1..], [u64::from_le_bytes(*b"01234567"), 0x3938]);
+    }
+}

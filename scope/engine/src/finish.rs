@@ -1,0 +1,163 @@
+//! The end of a run: everything that was counted becomes results.
+
+use freehold_scope_model::{Death as Cause_, PageSize, Slices};
+use freehold_scope_record::{
+    Block as BlockResult, Cause, Checks, Cost, CpuPhase, Death, Half, LifetimeGroup, Page, Phase, Results,
+    Slice, TlbResult, VERSION, log2_bucket,
+};
+
+use crate::cpu::{Cpu, Finished};
+use crate::tally::SliceTally;
+use crate::watch::Watch;
+
+/// Everything that was seen. The CPUs have stopped.
+pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], cpu_seconds: f64) -> Results {
+    let mut finished: Vec<Finished> = cpus.iter_mut().map(|cpu| cpu.finish()).collect();
+    let settings = watch.settings();
+    let count = settings.cpus.len();
+    let mut phases = Vec::new();
+    let mut at = 0;
+    for (number, (name, near)) in watch.end_phases().into_iter().enumerate() {
+        let mut own = vec![CpuPhase::default(); count];
+        for cpu in &mut finished {
+            if let Some(phase) = cpu.phases.get_mut(number) {
+                own[cpu.number] = core::mem::take(phase);
+            }
+        }
+        let instructions: u64 =
+            own.iter().map(|cpu| cpu.modes.user.instructions + cpu.modes.kernel.instructions).sum();
+        phases.push(Phase { name, start: at, end: at + instructions, cpus: own, near });
+        at += instructions;
+    }
+    let checks = finished.iter().fold(Checks::default(), |sum, cpu| Checks {
+        direct_map: sum.direct_map + cpu.checks.direct_map,
+        translations: sum.translations + cpu.checks.translations,
+        stores: sum.stores + cpu.checks.stores,
+        changes: 0,
+    });
+    let clocks: Vec<(usize, u64)> = finished.iter().map(|cpu| (cpu.number, cpu.clock)).collect();
+    let accesses = |phase: &Phase| -> u64 {
+        let modes = phase.cpus.iter().flat_map(|cpu| [&cpu.modes.user, &cpu.modes.kernel]);
+        modes.map(|counts| counts.loads + counts.stores).sum()
+    };
+    let cost = Cost {
+        cpu_seconds,
+        blocks: cpus.iter().map(|cpu| cpu.blocks).sum(),
+        accesses: phases.iter().map(accesses).sum(),
+        translations: cpus.iter().map(|cpu| cpu.fills).sum(),
+        translated: watch.translated.load(core::sync::atomic::Ordering::Relaxed),
+    };
+    let classes = watch.frames.classes();
+    Results {
+        version: VERSION,
+        settings: settings.clone(),
+        instructions: at,
+        near: watch.near.results(classes.len()),
+        classes,
+        tlb: settings.models.tlb.as_ref().map(|_| lifetimes(watch, cpus, &clocks)),
+        slices: slices(watch, finished.into_iter().map(|cpu| cpu.slices), at),
+        regions: if settings.models.heat.is_some() { watch.regions() } else { Vec::new() },
+        blocks: blocks(watch),
+        oracle: watch.frames.results(checks),
+        cost,
+        remarks: remarks(watch),
+        phases,
+    }
+}
+
+fn lifetimes(watch: &Watch, cpus: &[&mut Cpu], clocks: &[(usize, u64)]) -> TlbResult {
+    let mut groups = Vec::new();
+    for (cpu, &(number, clock)) in cpus.iter().zip(clocks) {
+        for (upper, size, dead) in cpu.tlb.lifetimes() {
+            if dead.fills == 0 {
+                continue;
+            }
+            let mut alive = vec![0; 64];
+            for (_, _, born) in cpu.tlb.entries().filter(|&(half, other, _)| (half, other) == (upper, size)) {
+                alive[log2_bucket(clock.saturating_sub(born))] += 1;
+            }
+            let death = |cause: Cause_| Death {
+                cause: match cause {
+                    Cause_::Capacity => Cause::Capacity,
+                    Cause_::Page => Cause::Page,
+                    Cause_::Space => Cause::Space,
+                    Cause_::All => Cause::All,
+                },
+                lived: dead.dead[cause as usize].to_vec(),
+            };
+            groups.push(LifetimeGroup {
+                cpu: number,
+                half: if upper { Half::Kernel } else { Half::User },
+                page: match size {
+                    PageSize::Small => Page::Small,
+                    PageSize::Large => Page::Large,
+                    PageSize::Giant => Page::Giant,
+                },
+                fills: dead.fills,
+                deaths: Cause_::ALL.into_iter().map(death).collect(),
+                alive,
+            });
+        }
+    }
+    TlbResult {
+        groups,
+        page_sizes: if watch.frames.published().is_some() { "tables" } else { "assumed" }.into(),
+        unknown_page_flushes: cpus.iter().map(|cpu| cpu.unknown_flushes).sum(),
+    }
+}
+
+fn slices(watch: &Watch, all: impl Iterator<Item = Slices<SliceTally>>, end: u64) -> Vec<Slice> {
+    let empty = || SliceTally::new(watch.settings().cpus.len(), watch.region_count());
+    let Some(joined) = all.reduce(|mut one, other| {
+        one.join(other, empty);
+        one
+    }) else {
+        return Vec::new();
+    };
+    let length = joined.length();
+    let slice = |(number, tally): (usize, SliceTally)| {
+        let start = number as u64 * length;
+        let heat = tally.heat.into_iter().enumerate().filter(|&(_, count)| count > 0).collect();
+        Slice { start, end: (start + length).min(end.max(start)), cpus: tally.cpus, heat }
+    };
+    joined.into_slices().into_iter().enumerate().map(slice).collect()
+}
+
+fn blocks(watch: &Watch) -> Vec<BlockResult> {
+    // The same code at the same address of several programs, or translated in several lengths, is told apart by neither.
+    let mut all: Vec<BlockResult> = watch
+        .all_blocks()
+        .into_iter()
+        .filter_map(|block| {
+            let runs: u64 =
+                block.runs.iter().map(|runs| runs.load(core::sync::atomic::Ordering::Relaxed)).sum();
+            let half = if block.mode == crate::tally::KERNEL { Half::Kernel } else { Half::User };
+            (runs > 0).then_some(BlockResult {
+                pc: block.pc,
+                half,
+                runs,
+                instructions: runs * block.instructions,
+            })
+        })
+        .collect();
+    all.sort_unstable_by_key(|block| (core::cmp::Reverse(block.instructions), block.pc));
+    all.truncate(watch.settings().blocks);
+    all
+}
+
+fn remarks(watch: &Watch) -> Vec<String> {
+    let models = &watch.settings().models;
+    if models.cache.is_some() {
+        watch.remark(
+            "Each CPU's last-level cache is its own, its share of what hardware shares; devices' accesses are not seen.".into(),
+        );
+    }
+    if models.tlb.is_some() && watch.frames.published().is_none() {
+        watch.remark(
+            "Sizes of pages are assumed: 2 MiB where kernel addresses agree with their frames modulo that, else 4 KiB; \
+             entries of INVLPGs die when the changed translation is seen."
+                .into(),
+        );
+    }
+    watch.take_remarks()
+}

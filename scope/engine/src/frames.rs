@@ -1,0 +1,321 @@
+//! Who owns each frame now, as the guest's stores to its frame table say, and what the oracle has found.
+//!
+//! A frame's *mark* is a word: the owner, how often the frame has changed hands (its generation), and whether its bytes are
+//! kernel text or the frame table itself. Whoever remembers a translation remembers the mark with it: as long as both
+//! are equal, nothing has happened that a rule could object to, so the check of an access is one comparison.
+//!
+//! Marks are changed by the CPU that changes the owner, in the callback of its store: before it goes on. A correct
+//! kernel lets nobody reach a frame whose owner is about to change, so a mark that differs from what an access remembers is
+//! either a change that the kernel made the CPU forget (then it is read anew) or a broken rule.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use freehold_scope_doorbell::Publication;
+use freehold_scope_record::{Checks, KernelLayout, Memory, Oracle, Rule, Stale, Violation, log2_bucket};
+
+use crate::guest::{GuestMemory, walk};
+
+/// What is known of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mark(pub u32);
+
+const OWNER: u32 = 15;
+const GENERATION_SHIFT: u32 = 4;
+const GENERATION: u32 = 0x00ff_ffff;
+/// The frame holds kernel text or read-only data.
+const TEXT: u32 = 1 << 28;
+/// The frame holds a part of the frame table.
+const TABLE: u32 = 1 << 29;
+
+impl Mark {
+    /// Of what is no memory.
+    pub const NOWHERE: Self = Self(0);
+
+    pub const fn owner(self) -> usize {
+        (self.0 & OWNER) as usize
+    }
+    pub const fn generation(self) -> u32 {
+        self.0 >> GENERATION_SHIFT & GENERATION
+    }
+    pub const fn is_text(self) -> bool {
+        self.0 & TEXT != 0
+    }
+    pub const fn is_table(self) -> bool {
+        self.0 & TABLE != 0
+    }
+    fn with_owner(self, owner: u32) -> Self {
+        let next = (self.generation() + u32::from(owner == 0)) & GENERATION;
+        Self(self.0 & (TEXT | TABLE) | next << GENERATION_SHIFT | owner & OWNER)
+    }
+}
+
+/// An access that the oracle looks at closely.
+#[derive(Clone, Copy, Debug)]
+pub struct Suspect {
+    /// When, on the machine's clock.
+    pub time: u64,
+    /// By whom.
+    pub cpu: usize,
+    /// By which instruction.
+    pub pc: u64,
+    /// Which address.
+    pub address: u64,
+    /// Which frame.
+    pub frame: u64,
+}
+
+struct Log {
+    violations: Vec<Violation>,
+    /// Index of each (rule, instruction) in `violations`; those beyond the bound are only counted.
+    known: HashMap<(Rule, u64), usize>,
+    total: u64,
+    stale_windows: Vec<u64>,
+    bound: usize,
+}
+
+/// All frames.
+pub struct Frames {
+    marks: Vec<AtomicU32>,
+    orders: Vec<AtomicU8>,
+    changed: Vec<AtomicU64>,
+    /// What kind of code last touched the page of a frame, for kernels that publish nothing.
+    users: Vec<AtomicU8>,
+    published: OnceLock<(Publication, u64)>,
+    changes: AtomicU64,
+    log: Mutex<Log>,
+}
+
+fn zeroes<T: Default>(count: usize) -> Vec<T> {
+    (0..count).map(|_| T::default()).collect()
+}
+
+impl Frames {
+    /// Of a kernel that has published nothing yet. At most `bound` violations are kept one by one.
+    pub fn new(memory: &Memory, bound: usize) -> Self {
+        let count = (memory.end() >> 12) as usize;
+        let log = Log {
+            violations: Vec::new(),
+            known: HashMap::new(),
+            total: 0,
+            stale_windows: vec![0; 64],
+            bound,
+        };
+        Self {
+            marks: zeroes(count),
+            orders: zeroes(count),
+            changed: zeroes(count),
+            users: zeroes(count),
+            published: OnceLock::new(),
+            changes: AtomicU64::new(0),
+            log: Mutex::new(log),
+        }
+    }
+
+    /// The mark of a frame; `None` for what is no memory.
+    #[inline]
+    pub fn mark(&self, frame: u64) -> Option<Mark> {
+        self.marks.get(frame as usize).map(|mark| Mark(mark.load(Ordering::Relaxed)))
+    }
+    /// What our kernel has published.
+    #[inline]
+    pub fn published(&self) -> Option<&Publication> {
+        self.published.get().map(|(publication, _)| publication)
+    }
+
+    /// Our kernel has published its layout: take its frame table over. Only the first publication counts.
+    ///
+    /// # Errors
+    /// What it describes and is not there.
+    pub fn publish(
+        &self,
+        memory: &dyn GuestMemory,
+        publication: Publication,
+        now: u64,
+    ) -> Result<(), &'static str> {
+        let p = &publication;
+        if p.record == 0 || 4096 % p.record != 0 || p.state_offset % 4 != 0 || p.state_offset >= p.record {
+            return Err("records of that size are none");
+        }
+        let ranges = [(p.text, p.text_end, TEXT), (p.rodata, p.rodata_end, TEXT)];
+        let table = (p.frame_table, p.frame_table + p.frames * p.record, TABLE);
+        for (start, end, what) in ranges.into_iter().chain([table]) {
+            for address in (start & !0xfff..end).step_by(4096) {
+                let leaf = walk(memory, p.root, address).ok_or("a page that it names is not mapped")?;
+                if let Some(mark) = self.marks.get((leaf.page >> 12) as usize) {
+                    mark.fetch_or(what, Ordering::Relaxed);
+                }
+            }
+        }
+        let frames = p.frames.min(self.marks.len() as u64);
+        let mut frame = 0;
+        while frame < frames {
+            let state = self.read_state(memory, p, frame).ok_or("the frame table is not mapped")?;
+            frame += self.take(p, frame, state, now);
+        }
+        self.published.set((publication, now)).map_err(|_| "it was published before")
+    }
+
+    /// The state word of a frame's record, as the guest's memory has it.
+    fn read_state(&self, memory: &dyn GuestMemory, p: &Publication, frame: u64) -> Option<u32> {
+        let address = p.frame_table + frame * p.record + p.state_offset;
+        let leaf = walk(memory, p.root, address)?;
+        load_u32(memory, leaf.page | address & 0xfff)
+    }
+
+    /// A frame's record says `state` now. How many frames that is about.
+    fn take(&self, p: &Publication, frame: u64, state: u32, now: u64) -> u64 {
+        let owner = state & p.owner_mask as u32;
+        let order = &self.orders[frame as usize];
+        let size = if owner != 0 {
+            let log2 = (u64::from(state) >> p.order_shift & p.order_mask) as u8;
+            order.store(log2, Ordering::Relaxed);
+            log2
+        } else {
+            // What was given back is as large as what was handed out.
+            order.swap(0, Ordering::Relaxed)
+        };
+        let end = (frame + (1u64 << size.min(40))).min(self.marks.len() as u64);
+        for index in frame as usize..end as usize {
+            let old = Mark(self.marks[index].load(Ordering::Relaxed));
+            if old.owner() as u32 == owner {
+                continue;
+            }
+            self.marks[index].store(old.with_owner(owner).0, Ordering::Relaxed);
+            if owner == 0 {
+                self.changed[index].store(now, Ordering::Relaxed);
+            }
+        }
+        end - frame
+    }
+
+    /// A store has reached the frame table, at `address` (physical: `physical`).
+    pub fn table_store(&self, memory: &dyn GuestMemory, address: u64, physical: u64, now: u64) {
+        let Some(p) = self.published() else { return };
+        let offset = address.wrapping_sub(p.frame_table);
+        let (frame, inside) = (offset / p.record, offset % p.record);
+        if frame >= (self.marks.len() as u64).min(p.frames) || inside != p.state_offset {
+            return;
+        }
+        if let Some(state) = load_u32(memory, physical) {
+            self.changes.fetch_add(1, Ordering::Relaxed);
+            self.take(p, frame, state, now);
+        }
+    }
+
+    /// Whether the address is in the direct map.
+    pub fn is_direct(&self, address: u64) -> bool {
+        self.published().is_some_and(|p| address.wrapping_sub(p.direct_map) < p.direct_span)
+    }
+    /// Whether a program owns a frame with this mark.
+    pub fn is_users(&self, mark: Mark) -> bool {
+        self.published().is_some_and(|p| p.user_owners >> mark.owner() & 1 != 0)
+    }
+    /// Whether no store may reach a frame with this mark.
+    pub fn is_read_only(&self, mark: Mark) -> bool {
+        mark.is_text() || self.published().is_some_and(|p| p.replica_owners >> mark.owner() & 1 != 0)
+    }
+
+    /// A rule is broken. For [`Rule::Stale`]: when the translation was filled, and under which mark.
+    pub fn report(&self, rule: Rule, suspect: Suspect, filled: Option<(u64, Mark)>) {
+        let Suspect { time, cpu, pc, address, frame } = suspect;
+        let mark = self.mark(frame).unwrap_or(Mark::NOWHERE);
+        let stale = filled.map(|(filled, mark)| Stale {
+            filled,
+            owner: self.owner_name(mark),
+            changed: self.changed.get(frame as usize).map_or(0, |changed| changed.load(Ordering::Relaxed)),
+        });
+        let Ok(mut log) = self.log.lock() else { return };
+        let log = &mut *log;
+        log.total += 1;
+        if let Some(stale) = &stale {
+            log.stale_windows[log2_bucket(time.saturating_sub(stale.changed))] += 1;
+        }
+        if let Some(&index) = log.known.get(&(rule, pc)) {
+            log.violations[index].count += 1;
+        } else if log.violations.len() < log.bound {
+            log.known.insert((rule, pc), log.violations.len());
+            let owner = self.owner_name(mark);
+            log.violations.push(Violation { rule, time, cpu, pc, address, frame, owner, stale, count: 1 });
+        }
+    }
+
+    fn owner_name(&self, mark: Mark) -> String {
+        self.published().map_or_else(String::new, |p| name_of(p, mark.owner()))
+    }
+
+    /// Code of this kind has used the page of a frame.
+    pub fn used(&self, frame: u64, by: User) {
+        if let Some(user) = self.users.get(frame as usize)
+            && user.load(Ordering::Relaxed) != by as u8
+        {
+            user.store(by as u8, Ordering::Relaxed);
+        }
+    }
+    /// The owner class of a guest-physical address: the owner, where the kernel tells; else who last used its page.
+    pub fn class(&self, address: u64) -> usize {
+        let frame = address >> 12;
+        match self.published() {
+            Some(_) => self.mark(frame).map_or(0, Mark::owner),
+            None => self.users.get(frame as usize).map_or(0, |user| user.load(Ordering::Relaxed).into()),
+        }
+    }
+    /// The names of the owner classes.
+    pub fn classes(&self) -> Vec<String> {
+        match self.published() {
+            Some(p) => (0..p.owners.len())
+                .map(|owner| name_of(p, owner))
+                .take_while(|name| !name.is_empty())
+                .collect(),
+            None => User::NAMES.map(String::from).to_vec(),
+        }
+    }
+
+    /// Everything the oracle saw; `checks` as the CPUs counted them.
+    pub fn results(&self, checks: Checks) -> Oracle {
+        let layout = self.published().map(|p| KernelLayout {
+            direct_map: (p.direct_map, p.direct_map + p.direct_span),
+            windows: (p.windows, p.windows + p.windows_span),
+            frame_table: (p.frame_table, p.frame_table + p.frames * p.record),
+            text: (p.text, p.text_end),
+            rodata: (p.rodata, p.rodata_end),
+            slide: p.slide,
+        });
+        let log = self.log.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        Oracle {
+            layout,
+            since: self.published.get().map_or(0, |(_, since)| *since),
+            checks: Checks { changes: self.changes.load(Ordering::Relaxed), ..checks },
+            violations: log.violations.clone(),
+            total: log.total,
+            stale_windows: log.stale_windows.clone(),
+        }
+    }
+}
+
+/// Who uses a page, as far as an observer can tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum User {
+    /// A program's loads and stores.
+    Program = 1,
+    /// The kernel's.
+    Kernel = 2,
+    /// Instruction fetches.
+    Code = 3,
+}
+
+impl User {
+    const NAMES: [&'static str; 4] = ["untouched", "program", "kernel", "code"];
+}
+
+fn name_of(p: &Publication, owner: usize) -> String {
+    let bytes = p.owners.get(owner).map_or(&[][..], |name| &name[..]);
+    let length = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..length]).into_owned()
+}
+
+/// 4 bytes at a multiple of 4.
+pub fn load_u32(memory: &dyn GuestMemory, address: u64) -> Option<u32> {
+    memory.load(address & !7).map(|word| (word >> (8 * (address & 4))) as u32)
+}

@@ -1,0 +1,31 @@
+//! The microscope's engine: feeds the models with what an emulator reports of a guest, and watches over the ownership
+//! of frames.
+//!
+//! Whoever has an emulator (the plugin for QEMU does) makes one [`Watch`] for the machine and one [`Cpu`] for each of its
+//! CPUs, and calls
+//! - [`Watch::block`] for each block of code that is translated, [`special`] for its instructions;
+//! - [`Cpu::block`] when a block runs, [`Cpu::access`] for each load and store;
+//! - [`Cpu::flush`] before an instruction that lets translations be forgotten, [`Cpu::ring`] when the doorbell rings;
+//! - [`finish`] when all CPUs have stopped.
+//!
+//! What is shared between CPUs, and how: the machine's clock and the phase are atomic; each near cache has a lock (`near`);
+//! frames are atomic words (`frames`); all else is a CPU's own, and is joined at the end.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod cpu;
+mod decode;
+mod finish;
+mod frames;
+mod guest;
+mod near;
+mod tally;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+pub use cpu::{Choice, Cpu, Flush};
+pub use decode::{Special, special, tells};
+pub use finish::finish;
+pub use guest::GuestMemory;
+pub use watch::{Block, Place, Ring, Watch};

@@ -1,0 +1,110 @@
+//! The memory-side caches, which all CPUs share: each behind a lock.
+//!
+//! Only lines that a CPU's own last-level cache misses come here, a few of a hundred accesses, so the locks are rarely
+//! met. A CPU that meets one spins: a thread of the emulator that slept here would look as if it were idle.
+
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use freehold_scope_model::{Access, Miss, NearCache, Outcome};
+use freehold_scope_record::{Bucket, Collision, Memory, NearCounts, NearResult, Settings, SettingsError};
+
+/// The most owner classes.
+pub const CLASSES: usize = 16;
+/// Pairs of frames that are named in the results.
+const PAIRS: usize = 64;
+
+struct Node {
+    cache: NearCache,
+    size: u64,
+    collisions: [[u64; CLASSES]; CLASSES],
+    hits: u64,
+}
+
+/// One cache per node; none where none is modelled.
+pub struct NearCaches {
+    nodes: Vec<Mutex<Node>>,
+}
+
+/// Spins until the lock is free.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return guard,
+            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+    }
+}
+
+impl NearCaches {
+    pub fn new(settings: &Settings) -> Result<Self, SettingsError> {
+        let Some((model, near)) =
+            settings.models.cache.and_then(|cache| cache.near.map(|near| (cache, near)))
+        else {
+            return Ok(Self { nodes: Vec::new() });
+        };
+        let span = |memory: &Memory, node| {
+            let own = memory.ranges.iter().filter(move |range| range.backend == node);
+            let start = own.clone().map(|range| range.start).min();
+            (start.unwrap_or(0), own.map(|range| range.start + range.bytes).max().unwrap_or(0))
+        };
+        let node = |number| {
+            let (start, end) = span(&settings.memory, number);
+            let cache = NearCache::new(start, end, near.size, model.line)
+                .map_err(|error| SettingsError { setting: "near cache", problem: error.to_string() })?;
+            Ok(Mutex::new(Node { cache, size: near.size, collisions: [[0; CLASSES]; CLASSES], hits: 0 }))
+        };
+        let nodes = (0..settings.memory.backends.len()).map(node).collect::<Result<_, _>>()?;
+        Ok(Self { nodes })
+    }
+
+    /// A line came to memory of `node` or left for it. `class` says the owner class of a guest-physical address.
+    pub fn access(&self, node: usize, address: u64, access: Access, class: impl Fn(u64) -> usize) {
+        let Some(node) = self.nodes.get(node) else { return };
+        let mut node = lock(node);
+        match node.cache.access(address, access) {
+            Outcome::Hit => node.hits += 1,
+            Outcome::Miss(Miss::Conflict { evicted }) => {
+                let (left, came) = (class(evicted) % CLASSES, class(address) % CLASSES);
+                node.collisions[left][came] += 1;
+            }
+            Outcome::Miss(_) => {}
+        }
+    }
+
+    /// Counts since the last call, by node.
+    pub fn take_counts(&self) -> Vec<NearCounts> {
+        let take = |node: &Mutex<Node>| {
+            let mut node = lock(node);
+            let counts = node.cache.take_statistics();
+            NearCounts {
+                accesses: counts.accesses,
+                hits: core::mem::take(&mut node.hits),
+                cold: counts.cold,
+                capacity: counts.capacity,
+                conflict: counts.conflict,
+                written_back: counts.written_back,
+            }
+        };
+        self.nodes.iter().map(take).collect()
+    }
+
+    /// The whole run, for `classes` owner classes.
+    pub fn results(&self, classes: usize) -> Vec<NearResult> {
+        let result = |node: &Mutex<Node>| {
+            let node = lock(node);
+            let bucket = |(accesses, conflicts, occupied)| Bucket { accesses, conflicts, occupied };
+            let buckets: Vec<Bucket> = node.cache.buckets().map(bucket).collect();
+            let pair = |((evicted, arrived), count)| Collision { evicted, arrived, count };
+            NearResult {
+                size: node.size,
+                sets: node.cache.lines(),
+                sets_per_bucket: node.cache.lines() / buckets.len() as u64,
+                buckets,
+                collisions: node.collisions[..classes].iter().map(|row| row[..classes].to_vec()).collect(),
+                pairs: node.cache.worst_pairs(PAIRS).into_iter().map(pair).collect(),
+            }
+        };
+        self.nodes.iter().map(result).collect()
+    }
+}

@@ -1,0 +1,344 @@
+//! A small machine made by hand: what runs on it is known to the instruction, so what is counted has to be.
+
+use std::sync::Arc;
+
+use freehold_scope_doorbell::{self as doorbell, MAX_OWNERS, NAME_BYTES, Publication};
+use freehold_scope_model::{Access, PageSize};
+use freehold_scope_record::{
+    CacheModel, CacheShape, Heat, HwAddress, Memory, Models, NearShape, Results, Rule, Settings, TlbShape,
+};
+
+use crate::guest::tests::Words;
+use crate::{Choice, Cpu, Flush, Place, Ring, Watch, finish};
+
+const MIB: u64 = 1 << 20;
+const NODE: u64 = 64 * MIB;
+const TEXT: u64 = 0xffff_ffff_8020_0000;
+const DIRECT: u64 = 0xffff_c000_0000_0000;
+const TABLE: u64 = 0xffff_e000_0000_0000;
+const DYNAMIC: u64 = 0xffff_f000_0000_0000;
+const ROOT: u64 = 0x10_0000;
+/// Physical addresses of the image and of the frame table.
+const IMAGE: u64 = 0x20_0000;
+const RECORDS: u64 = 0x40_0000;
+const ANON: u64 = 6;
+const KERNEL_OWNER: u64 = 2;
+const PTE_GLOBAL: u64 = 1 << 8;
+
+struct Everything;
+impl Choice for Everything {
+    const CACHE: bool = true;
+    const TLB: bool = true;
+}
+
+struct Machine {
+    words: Arc<Words>,
+    watch: Arc<Watch>,
+    cpus: Vec<Cpu>,
+}
+
+impl Machine {
+    /// Two nodes with a CPU each; small caches.
+    fn new() -> Self {
+        let memory = Memory::q35(&[NODE, NODE], HwAddress::GuestPhysical);
+        let mut settings = Settings::new("unused".into(), memory, vec![0, 1]);
+        settings.models = Models {
+            cache: Some(CacheModel {
+                line: 64,
+                first: CacheShape { size: 1024, ways: 1 },
+                last: CacheShape { size: 4096, ways: 2 },
+                near: Some(NearShape { size: MIB }),
+            }),
+            tlb: TlbShape::preset("skylake-sp"),
+            heat: Some(Heat { regions: 128 }),
+        };
+        let words = Arc::new(Words::default());
+        let watch = Arc::new(Watch::new(settings, Box::new(Arc::clone(&words))).unwrap());
+        let cpus = (0..2).map(|number| Cpu::new(Arc::clone(&watch), number).unwrap()).collect();
+        Self { words, watch, cpus }
+    }
+
+    /// Run a block of `instructions` instructions at `pc`, whose bytes are at `physical`.
+    fn run(&mut self, cpu: usize, pc: u64, physical: u64, instructions: u64) {
+        let place =
+            Place { pc, physical: Some(physical), bytes: 4 * instructions, further: None, instructions };
+        let block = self.watch.block(place);
+        self.cpus[cpu].block::<Everything>(block);
+    }
+    fn kernel(&mut self, cpu: usize) {
+        self.run(cpu, TEXT, IMAGE, 10);
+    }
+    fn access(&mut self, cpu: usize, address: u64, physical: u64, access: Access) {
+        self.cpus[cpu].access::<Everything>(TEXT + 4, address, access, || Some(physical));
+    }
+
+    /// Publish a kernel whose direct map and frame table are mapped, with frame `n` owned as `owners` says.
+    fn publish(&mut self, owners: &[(u64, u64)]) -> Ring {
+        for block in (0..2 * NODE).step_by(2 * MIB as usize) {
+            self.words.map(ROOT, DIRECT + block, block, PageSize::Large, PTE_GLOBAL);
+        }
+        self.words.map(ROOT, TEXT, IMAGE, PageSize::Small, PTE_GLOBAL);
+        let frames = 2 * NODE >> 12;
+        for page in (0..frames * 32).step_by(4096) {
+            self.words.map(ROOT, TABLE + page, RECORDS + page, PageSize::Small, PTE_GLOBAL);
+        }
+        for &(frame, state) in owners {
+            self.words.store(RECORDS + frame * 32, state);
+        }
+        let mut names = [[0; NAME_BYTES]; MAX_OWNERS];
+        for (name, text) in names
+            .iter_mut()
+            .zip(["free", "reserved", "kernel", "table", "bounce", "replica", "anon", "cache"])
+        {
+            *name = Publication::name(text);
+        }
+        let publication = Publication {
+            root: ROOT,
+            direct_map: DIRECT,
+            direct_span: 2 * NODE,
+            windows: 0xffff_d000_0000_0000,
+            windows_span: 16 * MIB,
+            frame_table: TABLE,
+            frames,
+            record: 32,
+            state_offset: 0,
+            owner_mask: 15,
+            order_shift: 4,
+            order_mask: 31,
+            user_owners: 0b1100_0000,
+            replica_owners: 0b10_0000,
+            text: TEXT,
+            text_end: TEXT + 0x800,
+            rodata: TEXT + 0x800,
+            rodata_end: TEXT + 0x1000,
+            slide: 0,
+            owners: names,
+        };
+        let words = publication.words();
+        let message = 0x30_0000;
+        self.words.store(message, doorbell::head(doorbell::KERNEL, 8 * words.len() as u32));
+        for (index, word) in words.into_iter().enumerate() {
+            self.words.store(message + 8 + 8 * index as u64, word);
+        }
+        self.cpus[0].ring(TEXT, Some(message))
+    }
+
+    /// The kernel on CPU 0 stores a frame's state.
+    fn set_state(&mut self, frame: u64, state: u64) {
+        self.words.store(RECORDS + frame * 32, state);
+        self.access(0, TABLE + frame * 32, RECORDS + frame * 32, Access::Write);
+    }
+    fn results(mut self) -> Results {
+        finish(&self.watch, &mut self.cpus.iter_mut().collect::<Vec<_>>(), 1.0)
+    }
+}
+
+#[test]
+fn instructions_and_accesses_are_counted_by_mode_and_node() {
+    let mut machine = Machine::new();
+    machine.kernel(1);
+    machine.kernel(1);
+    machine.run(1, 0x40_0000, NODE + 0x1000, 7);
+    machine.access(1, 0x7000, 0x7000, Access::Read);
+    machine.access(1, 0x7008, 0x7008, Access::Write);
+    machine.access(1, 0x9000, NODE, Access::Read);
+    machine.cpus[1].access::<Everything>(0x40_0000, 0xfee0_0000, Access::Write, || None);
+    let results = machine.results();
+    let [firmware, boot] = &results.phases[..] else { panic!("{:?}", results.phases) };
+    assert_eq!((firmware.name.as_str(), boot.name.as_str()), ("firmware", "boot"));
+    let (kernel, user) = (&boot.cpus[1].modes.kernel, &boot.cpus[1].modes.user);
+    assert_eq!((kernel.fetches.clone(), user.fetches.clone()), (vec![20, 0], vec![0, 7]));
+    assert_eq!((kernel.loads, kernel.stores, kernel.data.clone()), (2, 1, vec![2, 1]));
+    assert_eq!((user.stores, user.elsewhere), (1, 1));
+    assert_eq!((results.instructions, boot.end), (27, 27));
+    let locality = results.slices[0].cpus[1];
+    assert_eq!(
+        (locality.kernel.fetch_remote, locality.kernel.data_remote, locality.kernel.data_local),
+        (20, 2, 1)
+    );
+    assert_eq!(locality.user.fetch_local, 7);
+    let heat: u64 = results.slices[0].heat.iter().map(|&(_, count)| count).sum();
+    assert_eq!(heat, 3);
+    assert!(results.slices[0].heat.iter().any(|&(region, _)| results.regions[region].node == 1));
+    assert_eq!((results.blocks[0].pc, results.blocks[0].runs, results.blocks[0].instructions), (TEXT, 2, 20));
+}
+
+#[test]
+fn a_ring_begins_a_phase_and_counts_go_to_the_right_one() {
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    let message: [u64; 2] = doorbell::phase("warm");
+    machine.words.store(0x5000, message[0]);
+    machine.words.store(0x5008, message[1]);
+    assert_eq!(machine.cpus[0].ring(0x40_0000, Some(0x5000)), Ring::Phase);
+    machine.kernel(0);
+    machine.kernel(1);
+    assert!(matches!(machine.cpus[0].ring(0x40_0000, Some(0x5ff8)), Ring::Refused(_)), "no message there");
+    machine.words.store(0x5000, doorbell::head(doorbell::KERNEL, 8));
+    assert!(
+        matches!(machine.cpus[0].ring(0x40_0000, Some(0x5000)), Ring::Refused(_)),
+        "a program is no kernel"
+    );
+    let results = machine.results();
+    let counts = |phase: usize, cpu: usize| results.phases[phase].cpus[cpu].modes.kernel.instructions;
+    assert_eq!(
+        results.phases.iter().map(|phase| phase.name.as_str()).collect::<Vec<_>>(),
+        ["firmware", "boot", "warm"]
+    );
+    assert_eq!((counts(1, 0), counts(2, 0), counts(2, 1)), (10, 10, 10));
+    assert_eq!((results.phases[2].start, results.phases[2].end), (10, 30));
+}
+
+#[test]
+fn a_translation_is_asked_for_once_until_a_flush() {
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    let asked = core::cell::Cell::new(0);
+    let load = |machine: &mut Machine| {
+        machine.cpus[0].access::<Everything>(TEXT, 0x7000, Access::Read, || {
+            asked.set(asked.get() + 1);
+            Some(0x7000)
+        });
+        asked.get()
+    };
+    assert_eq!((load(&mut machine), load(&mut machine)), (1, 1));
+    // So many that the generations begin anew.
+    for flush in 0..5000 {
+        machine.cpus[0].flush(Flush::Space(None));
+        assert_eq!((load(&mut machine), load(&mut machine)), (flush + 2, flush + 2));
+    }
+    let results = machine.results();
+    assert_eq!(results.phases[1].cpus[0].space_flushes, 5000);
+    assert_eq!(results.phases[1].cpus[0].modes.kernel.loads, 10_002, "none is lost with its page");
+    let user = results.tlb.unwrap().groups.into_iter().find(|group| group.fills == 5001).unwrap();
+    assert_eq!(user.deaths[2].lived.iter().sum::<u64>(), 5000);
+}
+
+#[test]
+fn lines_that_collide_in_the_near_cache_name_their_owners() {
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    assert_eq!(machine.publish(&[(0x1000, ANON), (0x1100, KERNEL_OWNER)]), Ring::Published);
+    // A near cache apart, and too many lines between for the last level to hold them.
+    for _ in 0..4 {
+        for frame in [0x1000u64, 0x1100] {
+            for line in 0..64 {
+                let offset = frame << 12 | line * 64;
+                machine.access(0, DYNAMIC + offset, offset, Access::Write);
+            }
+        }
+    }
+    let results = machine.results();
+    let near = &results.near[0];
+    assert!(near.collisions[6][2] >= 64 && near.collisions[2][6] >= 64, "{:?}", near.collisions);
+    assert_eq!(&results.classes[..3], ["free", "reserved", "kernel"]);
+    let pair = near.pairs[0];
+    assert_eq!([pair.evicted.min(pair.arrived), pair.evicted.max(pair.arrived)], [0x1000, 0x1100]);
+    let counts = results.phases.last().unwrap().near[0];
+    assert_eq!(counts.accesses, counts.hits + counts.cold + counts.capacity + counts.conflict);
+}
+
+#[test]
+fn a_direct_map_access_is_judged_by_the_owner_at_that_time() {
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    machine.publish(&[(0x2000, KERNEL_OWNER)]);
+    let frame = 0x2000;
+    let touch = |machine: &mut Machine| machine.access(0, DIRECT + (frame << 12), frame << 12, Access::Read);
+    touch(&mut machine);
+    machine.set_state(frame, 0);
+    touch(&mut machine);
+    machine.set_state(frame, ANON);
+    touch(&mut machine);
+    touch(&mut machine);
+    // Through another address it is no business of this rule.
+    machine.access(0, DYNAMIC, frame << 12, Access::Read);
+    let oracle = machine.results().oracle;
+    let [violation] = &oracle.violations[..] else { panic!("{:?}", oracle.violations) };
+    assert_eq!(
+        (violation.rule, violation.frame, violation.count, oracle.total),
+        (Rule::DirectMap, frame, 2, 2)
+    );
+    assert_eq!((violation.owner.as_str(), violation.pc), ("anon", TEXT + 4));
+    assert_eq!((oracle.checks.direct_map, oracle.checks.changes), (4, 2));
+}
+
+#[test]
+fn a_translation_that_outlives_its_frames_owner_is_found_on_either_way() {
+    // Kept by the CPU all the time; and in the modelled TLB alone, which a flush of another page does not empty.
+    for flush in [None, Some(Flush::Page(Some(0x1234_5000)))] {
+        let mut machine = Machine::new();
+        machine.kernel(0);
+        machine.publish(&[(0x3000, KERNEL_OWNER)]);
+        machine.access(1, DYNAMIC, 0x3000 << 12, Access::Read);
+        machine.set_state(0x3000, 0);
+        machine.set_state(0x3000, KERNEL_OWNER);
+        machine.kernel(0);
+        if let Some(flush) = flush {
+            machine.cpus[1].flush(flush);
+        }
+        machine.access(1, DYNAMIC + 8, (0x3000 << 12) + 8, Access::Read);
+        machine.access(1, DYNAMIC + 8, (0x3000 << 12) + 8, Access::Read);
+        let oracle = machine.results().oracle;
+        let [violation] = &oracle.violations[..] else { panic!("{flush:?}: {:?}", oracle.violations) };
+        assert_eq!((violation.rule, violation.cpu, violation.count), (Rule::Stale, 1, 1), "{flush:?}");
+        assert_eq!(violation.stale.as_ref().unwrap().owner, "kernel");
+        assert_eq!(oracle.stale_windows.iter().sum::<u64>(), 1);
+    }
+}
+
+#[test]
+fn a_translation_that_was_flushed_in_time_is_no_violation() {
+    let all = [Flush::All, Flush::Page(Some(DYNAMIC)), Flush::Space(None)];
+    for (flush, address) in all.into_iter().zip([DYNAMIC, DYNAMIC, 0x40_0000]) {
+        let mut machine = Machine::new();
+        machine.kernel(0);
+        machine.publish(&[(0x3000, ANON)]);
+        machine.access(1, address, 0x3000 << 12, Access::Read);
+        machine.cpus[1].flush(flush);
+        machine.set_state(0x3000, 0);
+        machine.set_state(0x3000, ANON);
+        machine.access(1, address, 0x3000 << 12, Access::Read);
+        assert_eq!(machine.results().oracle.total, 0, "{flush:?}");
+    }
+}
+
+#[test]
+fn no_store_reaches_text_or_a_replica_through_any_alias() {
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    machine.publish(&[(0x4000, 5)]);
+    machine.access(0, DYNAMIC, IMAGE, Access::Read);
+    machine.access(0, 0x40_0000, 0x4000 << 12, Access::Read);
+    assert_eq!(machine.watch.frames.results(Default::default()).total, 0, "loads are allowed");
+    machine.access(0, DYNAMIC, IMAGE, Access::Write);
+    machine.access(0, 0x40_0000, 0x4000 << 12, Access::Write);
+    let oracle = machine.results().oracle;
+    assert_eq!((oracle.total, oracle.violations[0].rule, oracle.violations[0].count), (2, Rule::Text, 2));
+}
+
+#[test]
+fn a_block_changes_hands_as_a_whole() {
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    let order_9 = 9 << 4;
+    machine.publish(&[(0x5000, KERNEL_OWNER | order_9)]);
+    assert_eq!(machine.watch.frames.mark(0x51ff).unwrap().owner(), KERNEL_OWNER as usize);
+    assert_eq!(machine.watch.frames.mark(0x5200).unwrap().owner(), 0);
+    // What is given back is told with order and owner of before, but the owner is nobody.
+    machine.set_state(0x5000, KERNEL_OWNER << 4 | 9 << 8);
+    assert_eq!(machine.watch.frames.mark(0x51ff).unwrap().owner(), 0);
+    assert_eq!(machine.watch.frames.mark(0x51ff).unwrap().generation(), 1);
+}
+
+#[test]
+fn a_publication_of_what_is_not_there_is_refused() {
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    assert_eq!(machine.publish(&[]), Ring::Published);
+    assert!(matches!(machine.publish(&[]), Ring::Refused(_)), "once is enough");
+    let mut empty = Machine::new();
+    empty.kernel(0);
+    empty.words.store(0x30_0000, doorbell::head(doorbell::KERNEL, 8));
+    assert!(matches!(empty.cpus[0].ring(TEXT, Some(0x30_0000)), Ring::Refused(_)));
+}

@@ -1,0 +1,249 @@
+//! What all CPUs share: the settings, the machine's clock, phases, blocks of code, near caches, frames.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use freehold_scope_doorbell::{self as doorbell, Publication};
+use freehold_scope_record::{HeatRegion, NearCounts, Settings, SettingsError};
+
+use crate::cpu::NO_LINE;
+use crate::frames::{Frames, User};
+use crate::guest::{GuestMemory, MAX_NODES, NOWHERE, Nodes};
+use crate::near::NearCaches;
+
+/// The phase before the first kernel instruction.
+pub const FIRMWARE: usize = 0;
+
+/// A block of code, as it was translated.
+#[derive(Debug)]
+pub struct Block {
+    pub(crate) pc: u64,
+    /// Page number of the first instruction's address.
+    pub(crate) page: u64,
+    /// Guest-physical address of that page, if it is memory.
+    pub(crate) frame: Option<u64>,
+    pub(crate) node: usize,
+    pub(crate) mode: usize,
+    pub(crate) instructions: u64,
+    /// Lines that it is in: the first and the last of its page's, and of the next page's if it goes on there.
+    pub(crate) lines: (u64, u64),
+    pub(crate) further: Option<(u64, u64)>,
+    /// The line, where there is only one.
+    pub(crate) only_line: u64,
+    /// How often it ran, by CPU: each CPU writes its own.
+    pub(crate) runs: Vec<AtomicU64>,
+}
+
+/// Where a block's instructions are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Place {
+    /// The first instruction's address.
+    pub pc: u64,
+    /// Its guest-physical address; `None`: no memory of the guest's (firmware).
+    pub physical: Option<u64>,
+    /// Bytes in the page of the first instruction.
+    pub bytes: u64,
+    /// Guest-physical address and bytes of what is in the next page.
+    pub further: Option<(u64, u64)>,
+    /// Instructions.
+    pub instructions: u64,
+}
+
+struct PhaseMark {
+    name: String,
+    near: Vec<NearCounts>,
+}
+
+/// What a ring at the doorbell said.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ring {
+    /// A phase began.
+    Phase,
+    /// Our kernel published itself.
+    Published,
+    /// Nothing that is understood; why.
+    Refused(&'static str),
+}
+
+/// Everything that is shared. One per run; all methods may be called from any thread.
+pub struct Watch {
+    pub(crate) settings: Settings,
+    pub(crate) memory: Box<dyn GuestMemory>,
+    pub(crate) nodes: Nodes,
+    pub(crate) frames: Frames,
+    pub(crate) near: NearCaches,
+    /// Instructions of all CPUs, as far as they have told.
+    pub(crate) total: AtomicU64,
+    /// The phase: its number, which never goes back.
+    pub(crate) phase: AtomicUsize,
+    phases: Mutex<Vec<PhaseMark>>,
+    blocks: Mutex<HashMap<Place, &'static Block>>,
+    pub(crate) translated: AtomicU64,
+    pub(crate) region_shift: u32,
+    remarks: Mutex<Vec<String>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Watch {
+    /// A watch over a machine that is about to start.
+    ///
+    /// # Errors
+    /// The setting that makes no sense.
+    pub fn new(settings: Settings, memory: Box<dyn GuestMemory>) -> Result<Self, SettingsError> {
+        settings.check()?;
+        if settings.memory.backends.len() > MAX_NODES {
+            return Err(SettingsError { setting: "nodes", problem: format!("more than {MAX_NODES}") });
+        }
+        let near = NearCaches::new(&settings)?;
+        let regions = settings.models.heat.map_or(1, |heat| heat.regions as u64);
+        let region = settings.memory.end().div_ceil(regions).next_power_of_two().max(4096);
+        Ok(Self {
+            nodes: Nodes::new(&settings.memory),
+            frames: Frames::new(&settings.memory, settings.violations),
+            near,
+            total: AtomicU64::new(0),
+            phase: AtomicUsize::new(FIRMWARE),
+            phases: Mutex::new(vec![PhaseMark { name: "firmware".into(), near: Vec::new() }]),
+            blocks: Mutex::default(),
+            translated: AtomicU64::new(0),
+            region_shift: region.trailing_zeros(),
+            remarks: Mutex::default(),
+            memory,
+            settings,
+        })
+    }
+
+    /// The settings.
+    pub const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// A block of code was translated. The same place is the same block, however often it is translated.
+    pub fn block(&self, place: Place) -> &'static Block {
+        self.translated.fetch_add(1, Ordering::Relaxed);
+        let mut blocks = locked(&self.blocks);
+        blocks.entry(place).or_insert_with(|| Box::leak(Box::new(self.describe(place))))
+    }
+
+    fn describe(&self, place: Place) -> Block {
+        let shift = self.settings.models.cache.map_or(6, |cache| cache.line.trailing_zeros());
+        let lines = |start: u64, bytes: u64| (start >> shift, (start + bytes.max(1) - 1) >> shift);
+        for physical in place.physical.iter().chain(place.further.iter().map(|(physical, _)| physical)) {
+            self.frames.used(physical >> 12, User::Code);
+        }
+        let own = place.physical.map_or((1, 0), |physical| lines(physical, place.bytes));
+        Block {
+            pc: place.pc,
+            page: place.pc >> 12,
+            frame: place.physical.map(|physical| physical & !0xfff),
+            node: place.physical.map_or(NOWHERE, |physical| self.nodes.of(physical)),
+            mode: (place.pc >> 63) as usize,
+            instructions: place.instructions,
+            lines: own,
+            // Several are never the line that was fetched last.
+            only_line: if own.0 == own.1 && place.further.is_none() { own.0 } else { NO_LINE - 1 },
+            further: place.further.map(|(physical, bytes)| lines(physical, bytes)),
+            runs: self.settings.cpus.iter().map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    /// Begin a phase.
+    pub(crate) fn begin(&self, name: String) {
+        let mut phases = locked(&self.phases);
+        if let Some(ended) = phases.last_mut() {
+            ended.near = self.near.take_counts();
+        }
+        phases.push(PhaseMark { name, near: Vec::new() });
+        self.phase.store(phases.len() - 1, Ordering::Release);
+    }
+    /// The kernel's first instruction ends the firmware's phase; only the first CPU that says so begins a new one.
+    pub(crate) fn end_of_firmware(&self) {
+        if self.phase.load(Ordering::Acquire) == FIRMWARE && locked(&self.phases).len() == 1 {
+            self.begin("boot".into());
+        }
+    }
+    /// Names and near-cache counts of all phases; the last one ends now.
+    pub(crate) fn end_phases(&self) -> Vec<(String, Vec<NearCounts>)> {
+        let mut phases = locked(&self.phases);
+        if let Some(ended) = phases.last_mut() {
+            ended.near = self.near.take_counts();
+        }
+        phases.drain(..).map(|phase| (phase.name, phase.near)).collect()
+    }
+
+    /// The message at a guest-physical address, rung by code at `pc`.
+    pub(crate) fn read_message(&self, pc: u64, address: u64, now: u64) -> Ring {
+        let word = |index: u64| {
+            let at = address + 8 * index;
+            if at >> 12 == address >> 12 { self.memory.load(at) } else { None }
+        };
+        let Some(head) = (address % 8 == 0).then(|| word(0)).flatten() else {
+            return Ring::Refused("a message is not where it can be read");
+        };
+        let (kind, length) = (head as u32, (head >> 32) as usize);
+        match kind {
+            doorbell::PHASE if length <= doorbell::MAX_NAME => {
+                let bytes: Option<Vec<u8>> = (0..length)
+                    .map(|n| word(1 + n as u64 / 8).map(|word| (word >> (8 * (n % 8))) as u8))
+                    .collect();
+                match bytes {
+                    Some(bytes) => {
+                        self.begin(String::from_utf8_lossy(&bytes).into_owned());
+                        Ring::Phase
+                    }
+                    None => Ring::Refused("a phase's name crosses a page"),
+                }
+            }
+            doorbell::KERNEL if pc >> 63 == 0 => Ring::Refused("a program claims to be the kernel"),
+            doorbell::KERNEL => {
+                let mut words = [0; doorbell::WORDS];
+                for (index, to) in words.iter_mut().enumerate() {
+                    match word(1 + index as u64) {
+                        Some(word) => *to = word,
+                        None => return Ring::Refused("the kernel's publication crosses a page"),
+                    }
+                }
+                let Some(publication) = Publication::from_words(&words) else {
+                    return Ring::Refused("the kernel's publication is of another version");
+                };
+                match self.frames.publish(&*self.memory, publication, now) {
+                    Ok(()) => Ring::Published,
+                    Err(why) => Ring::Refused(why),
+                }
+            }
+            _ => Ring::Refused("a message of an unknown kind"),
+        }
+    }
+
+    /// Say something to the reader of the results, once.
+    pub fn remark(&self, remark: String) {
+        let mut remarks = locked(&self.remarks);
+        if !remarks.contains(&remark) {
+            remarks.push(remark);
+        }
+    }
+    pub(crate) fn take_remarks(&self) -> Vec<String> {
+        core::mem::take(&mut *locked(&self.remarks))
+    }
+
+    /// The heat map's regions.
+    pub(crate) fn regions(&self) -> Vec<HeatRegion> {
+        let bytes = 1 << self.region_shift;
+        let regions = (0..self.settings.memory.end()).step_by(bytes as usize);
+        regions.map(|start| HeatRegion { start, bytes, node: self.nodes.of(start) }).collect()
+    }
+    pub(crate) fn region_count(&self) -> usize {
+        match self.settings.models.heat {
+            Some(_) => (self.settings.memory.end() >> self.region_shift) as usize + 1,
+            None => 0,
+        }
+    }
+    /// All blocks that were translated.
+    pub(crate) fn all_blocks(&self) -> Vec<&'static Block> {
+        locked(&self.blocks).values().copied().collect()
+    }
+}

@@ -1,0 +1,389 @@
+//! The microscope as a plugin of QEMU: `-plugin libfreehold_scope.so,settings=FILE`.
+//!
+//! May use `unsafe`: QEMU calls through C, hands out pointers, and its memory is the guest's. What is done with all that is
+//! [`freehold_scope_engine`]'s, which is safe code; here it is connected.
+//!
+//! # What QEMU needs
+//! Emulation (TCG) of x86-64, plugin interface version 1 (QEMU 6.2 to 8.2; Debian 12 has 7.2; it is the only one that this
+//! was run on). One memory backend for each node, shared, on a file or memfd named `freehold-mN` ([`mapping`]). QEMU has to end by
+//! itself or by SIGTERM: the results are written then, and not when it is killed.
+//! Later interfaces count blocks inline without a call; nothing here uses that: time, phases and the first level of
+//! instruction caches want each block at its time.
+//!
+//! # Where things are
+//! *Instructions*: QEMU gives the host address of their bytes; the backends' mappings in this process turn that
+//! into a guest-physical address. Blocks are keyed by physical page, so that is looked at once, at the translation. A block
+//! that is left early (by an exception) is counted whole.
+//! *Data*: QEMU's answer is asked for once for each page that a CPU uses between two flushes; before QEMU 8.2 it counts
+//! the offset of a backend twice, which [`freehold_scope_record::Memory::from_hw_address`] undoes.
+//! *Not visible*: what the CPU's page walks and devices read and write. An access that crosses a page is counted in its first.
+//!
+//! # Doorbell
+//! The marker and its messages are described in `scope/doorbell`. The marker may be the last instruction of a block when
+//! QEMU cuts blocks short (`-icount`): then the next block that begins behind it is waited for.
+//!
+//! # Threads
+//! Each CPU has a thread, and its [`Cpu`] is used by that thread alone. At the exit another thread collects them: it
+//! says [`stopping`](Slot), makes every running thread see that (membarrier, or a pause where the host has none), waits
+//! until no thread is inside a callback, and then uses them all. A thread that comes later turns round.
+
+mod mapping;
+mod qemu;
+
+use std::cell::UnsafeCell;
+use std::collections::HashSet;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, compiler_fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use freehold_scope_engine::{Choice, Cpu, Flush, Place, Ring, Special, Watch, finish, special, tells};
+use freehold_scope_model::Access;
+use freehold_scope_record::Settings;
+use mapping::Mapped;
+use qemu::{Block, ExecCallback, Instruction, MemCallback};
+
+/// The version of the interface that this plugin is written for.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub static qemu_plugin_version: c_int = 1;
+
+/// The most CPUs.
+const MAX_CPUS: usize = 64;
+/// How long the threads may take to stop.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// One CPU's place.
+struct Slot {
+    /// Its thread is inside a callback.
+    inside: AtomicBool,
+    cpu: UnsafeCell<Option<Box<Cpu>>>,
+    /// What the guest told before a translation instruction; its CPU's own.
+    told: UnsafeCell<Option<u64>>,
+}
+
+// SAFETY: the cells are used by their CPU's thread while `inside` is set, and by the thread that ends QEMU when `STOPPING`
+// is set and `inside` is not (see "Threads" above).
+unsafe impl Sync for Slot {}
+
+static SLOTS: [Slot; MAX_CPUS] = [const {
+    Slot { inside: AtomicBool::new(false), cpu: UnsafeCell::new(None), told: UnsafeCell::new(None) }
+}; MAX_CPUS];
+static STOPPING: AtomicBool = AtomicBool::new(false);
+static STORE_BIT: AtomicU32 = AtomicU32::new(0);
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+static RUNNING: OnceLock<Running> = OnceLock::new();
+
+/// What there is once the guest runs.
+struct Running {
+    watch: Arc<Watch>,
+    mapped: Mapped,
+    callbacks: Callbacks,
+    /// Addresses right behind a marker that ended its block.
+    pending: Mutex<HashSet<u64>>,
+}
+
+/// The callbacks that are compiled for what is modelled.
+#[derive(Clone, Copy)]
+struct Callbacks {
+    block: ExecCallback,
+    access: MemCallback,
+}
+
+struct Chosen<const CACHE: bool, const TLB: bool>;
+
+impl<const C: bool, const T: bool> Choice for Chosen<C, T> {
+    const CACHE: bool = C;
+    const TLB: bool = T;
+}
+
+impl Callbacks {
+    fn of<C: Choice>() -> Self {
+        Self { block: on_block::<C>, access: on_access::<C> }
+    }
+    fn choose(settings: &Settings) -> Self {
+        match (&settings.models.cache, &settings.models.tlb) {
+            (None, None) => Self::of::<Chosen<false, false>>(),
+            (None, Some(_)) => Self::of::<Chosen<false, true>>(),
+            (Some(_), None) => Self::of::<Chosen<true, false>>(),
+            (Some(_), Some(_)) => Self::of::<Chosen<true, true>>(),
+        }
+    }
+}
+
+/// One line for the user, who sees QEMU's stderr through the command.
+fn say(words: &str) {
+    eprintln!("freehold-scope: {words}");
+}
+
+/// QEMU's first call.
+///
+/// # Safety
+/// QEMU calls it, once, with what its interface describes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn qemu_plugin_install(
+    id: u64,
+    info: *const qemu::Info,
+    argc: c_int,
+    argv: *const *const c_char,
+) -> c_int {
+    // SAFETY: QEMU's own arguments.
+    let (machine, arguments) = unsafe { qemu::install_arguments(info, argc, argv) };
+    match prepare(&machine, &arguments) {
+        Ok(settings) => {
+            // Nobody else sets it: QEMU installs a plugin once.
+            let _ = SETTINGS.set(settings);
+            // SAFETY: QEMU's own id.
+            unsafe { qemu::register(id, on_translation, on_exit) };
+            0
+        }
+        Err(why) => {
+            say(&why);
+            1
+        }
+    }
+}
+
+fn prepare(machine: &qemu::Machine, arguments: &[String]) -> Result<Settings, String> {
+    if !machine.is_x86_system {
+        return Err("only whole x86-64 machines can be looked at".into());
+    }
+    let [argument] = arguments else { return Err("its only argument is settings=FILE".into()) };
+    let path = argument.strip_prefix("settings=").ok_or("its only argument is settings=FILE")?;
+    let settings = Settings::read(path.as_ref()).map_err(|error| format!("settings {path}: {error}"))?;
+    settings.check().map_err(|error| format!("settings {path}: {error}"))?;
+    if machine.cpus != settings.cpus.len() || machine.cpus > MAX_CPUS {
+        return Err(format!("{} CPUs, but the settings describe {}", machine.cpus, settings.cpus.len()));
+    }
+    let bit = qemu::store_bit().ok_or("this QEMU tells stores from loads in a way that is not known")?;
+    STORE_BIT.store(bit, Ordering::Relaxed);
+    Ok(settings)
+}
+
+/// The guest is about to run its first instruction: memory is there.
+fn start() -> Result<Running, String> {
+    let settings = SETTINGS.get().ok_or("it was not installed")?;
+    let mapped = Mapped::find(&settings.memory)?;
+    let watch = Watch::new(settings.clone(), Box::new(mapped.clone())).map_err(|error| error.to_string())?;
+    let watch = Arc::new(watch);
+    Ok(Running { callbacks: Callbacks::choose(settings), watch, mapped, pending: Mutex::default() })
+}
+
+fn running() -> &'static Running {
+    RUNNING.get_or_init(|| {
+        start().unwrap_or_else(|why| {
+            say(&why);
+            std::process::exit(1)
+        })
+    })
+}
+
+/// Run `f` with a CPU, on its thread. `None` when QEMU is ending, or the machine has no such CPU.
+#[inline]
+fn with_cpu<R>(number: c_uint, f: impl FnOnce(&mut Cpu, &mut Option<u64>) -> R) -> Option<R> {
+    let slot = SLOTS.get(number as usize)?;
+    slot.inside.store(true, Ordering::Relaxed);
+    // The other side's barrier makes the order of these two the machine's: here the compiler's is enough.
+    compiler_fence(Ordering::SeqCst);
+    if STOPPING.load(Ordering::Relaxed) {
+        slot.inside.store(false, Ordering::Release);
+        return None;
+    }
+    // SAFETY: only this CPU's thread calls this with its number, callbacks do not nest, and QEMU is not ending.
+    let cpu = unsafe { &mut *slot.cpu.get() };
+    // SAFETY: as above.
+    let told = unsafe { &mut *slot.told.get() };
+    if cpu.is_none() {
+        *cpu = Cpu::new(Arc::clone(&running().watch), number as usize).ok().map(Box::new);
+    }
+    let result = cpu.as_deref_mut().map(|cpu| f(cpu, told));
+    slot.inside.store(false, Ordering::Release);
+    result
+}
+
+extern "C" fn on_block<C: Choice>(number: c_uint, data: *mut c_void) {
+    // SAFETY: `on_translation` registered a block that lives for ever.
+    let block = unsafe { &*data.cast::<freehold_scope_engine::Block>() };
+    with_cpu(number, |cpu, _| cpu.block::<C>(block));
+}
+
+extern "C" fn on_access<C: Choice>(number: c_uint, info: u32, address: u64, data: *mut c_void) {
+    let store = info & STORE_BIT.load(Ordering::Relaxed) != 0;
+    let access = if store { Access::Write } else { Access::Read };
+    with_cpu(number, |cpu, _| cpu.access::<C>(data as u64, address, access, || physical(info, address)));
+}
+
+#[inline(never)]
+fn physical(info: u32, address: u64) -> Option<u64> {
+    // SAFETY: called in the access's callback with its own arguments.
+    let answer = unsafe { qemu::hw_address(info, address) }?;
+    running().mapped.from_hw_address(answer)
+}
+
+extern "C" fn on_told(number: c_uint, info: u32, address: u64, _: *mut c_void) {
+    with_cpu(number, |cpu, told| *told = cpu.told(physical(info, address)));
+}
+
+extern "C" fn on_ring(number: c_uint, info: u32, address: u64, data: *mut c_void) {
+    let rung = with_cpu(number, |cpu, _| cpu.ring(data as u64, physical(info, address)));
+    if let Some(Ring::Refused(why)) = rung {
+        running().watch.remark(format!("The doorbell rang at {:#x}, but {why}.", data as u64));
+    }
+}
+
+extern "C" fn on_page_flush(number: c_uint, _: *mut c_void) {
+    with_cpu(number, |cpu, told| cpu.flush(Flush::Page(told.take())));
+}
+
+extern "C" fn on_space_flush(number: c_uint, _: *mut c_void) {
+    with_cpu(number, |cpu, told| cpu.flush(Flush::Space(told.take())));
+}
+
+extern "C" fn on_full_flush(number: c_uint, _: *mut c_void) {
+    with_cpu(number, |cpu, _| cpu.flush(Flush::All));
+}
+
+extern "C" fn on_untold_page_flush(number: c_uint, _: *mut c_void) {
+    with_cpu(number, |cpu, _| cpu.flush(Flush::Page(None)));
+}
+
+extern "C" fn on_untold_space_flush(number: c_uint, _: *mut c_void) {
+    with_cpu(number, |cpu, _| cpu.flush(Flush::Space(None)));
+}
+
+extern "C" fn on_translation(_: u64, raw: *mut c_void) {
+    // SAFETY: the callback's own argument, used until it returns.
+    let block = unsafe { Block::new(raw) };
+    translate(running(), &block);
+}
+
+fn translate(running: &Running, block: &Block<'_>) {
+    let instructions = block.instructions();
+    let count = instructions.len() as u64;
+    let mut place: Option<Place> = None;
+    let mut before: Option<(Special, Instruction<'_>)> = None;
+    for instruction in instructions {
+        let pc = instruction.address();
+        extend(&mut place, running, &instruction, count);
+        instruction.on_access(running.callbacks.access, pc as *mut c_void);
+        let kind = special(instruction.bytes());
+        if follows_marker(running, before.as_ref(), pc, place.is_some_and(|place| place.pc == pc)) {
+            instruction.on_access(on_ring, pc as *mut c_void);
+        }
+        if let Some(kind) = kind {
+            let is_told = before.as_ref().is_some_and(|(store, _)| tells(*store, kind));
+            if let (true, Some((_, store))) = (is_told, &before) {
+                store.on_access(on_told, core::ptr::null_mut());
+            }
+            let callback: Option<ExecCallback> = match (kind, is_told) {
+                (Special::Page(_), true) => Some(on_page_flush),
+                (Special::Page(_), false) => Some(on_untold_page_flush),
+                (Special::Root(_), true) => Some(on_space_flush),
+                (Special::Root(_), false) => Some(on_untold_space_flush),
+                (Special::Everything, _) => Some(on_full_flush),
+                (Special::Marker | Special::Store(_), _) => None,
+            };
+            if let Some(callback) = callback {
+                instruction.before(callback, core::ptr::null_mut());
+            }
+        }
+        before = kind.map(|kind| (kind, instruction));
+    }
+    if let Some((Special::Marker, marker)) = before {
+        let behind = marker.address() + marker.bytes().len() as u64;
+        running.pending.lock().unwrap_or_else(PoisonError::into_inner).insert(behind);
+    }
+    if let Some(place) = place {
+        let known = running.watch.block(place);
+        block.on_run(running.callbacks.block, core::ptr::from_ref(known).cast_mut().cast());
+    }
+}
+
+/// Whether the instruction at `pc` is the load behind a marker: of this block, or (the block's first) of the one before.
+fn follows_marker(
+    running: &Running,
+    before: Option<&(Special, Instruction<'_>)>,
+    pc: u64,
+    is_first: bool,
+) -> bool {
+    if is_first {
+        let pending = running.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        return !pending.is_empty() && pending.contains(&pc);
+    }
+    matches!(before, Some((Special::Marker, _)))
+}
+
+/// Add an instruction to where its block is.
+fn extend(place: &mut Option<Place>, running: &Running, instruction: &Instruction<'_>, count: u64) {
+    let bytes = instruction.bytes().len() as u64;
+    let pc = instruction.address();
+    let physical = || match instruction.host_address() {
+        0 => None,
+        host => running.mapped.guest_address(host),
+    };
+    let Some(place) = place else {
+        *place = Some(Place { pc, physical: physical(), bytes, further: None, instructions: count });
+        return;
+    };
+    if pc >> 12 == place.pc >> 12 {
+        place.bytes = (pc + bytes - place.pc).min(4096 - place.pc % 4096);
+    } else if let Some((_, further)) = &mut place.further {
+        *further += bytes;
+    } else if let Some(physical) = physical() {
+        place.further = Some((physical, bytes));
+    }
+}
+
+extern "C" fn on_exit(_: u64, _: *mut c_void) {
+    let Some(running) = RUNNING.get() else { return };
+    if STOPPING.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    if !all_are_outside() {
+        say("a CPU did not stop; there are no results");
+        return;
+    }
+    let mut cpus: Vec<&mut Cpu> = Vec::new();
+    for slot in &SLOTS {
+        // SAFETY: QEMU is ending and no callback is inside, nor will one be: see "Threads" above.
+        let cpu = unsafe { &mut *slot.cpu.get() };
+        cpus.extend(cpu.as_deref_mut());
+    }
+    let results = finish(&running.watch, &mut cpus, cpu_seconds());
+    let path = &running.watch.settings().result;
+    if let Err(error) = results.write(path) {
+        say(&format!("cannot write {}: {error}", path.display()));
+    }
+}
+
+/// Wait until no CPU's thread is inside a callback, and none can be from now on.
+fn all_are_outside() -> bool {
+    // SAFETY: membarrier takes numbers; a kernel that does not know it says so.
+    let registered = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_REGISTER, 0, 0) };
+    // SAFETY: as above.
+    let done = registered == 0 && unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER, 0, 0) } == 0;
+    if !done {
+        // No store waits that long to be seen.
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let started = Instant::now();
+    while SLOTS.iter().any(|slot| slot.inside.load(Ordering::Acquire)) {
+        if started.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// MEMBARRIER_CMD_PRIVATE_EXPEDITED and its registration (linux/membarrier.h).
+const MEMBARRIER: c_int = 1 << 3;
+const MEMBARRIER_REGISTER: c_int = 1 << 4;
+
+/// The CPU time that this process has used.
+fn cpu_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a clock that every Linux has, and a place for its time.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}

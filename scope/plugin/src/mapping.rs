@@ -1,0 +1,147 @@
+//! Where the guest's memory is in QEMU's own: the mappings of the backends that the command made, found by name.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_scope_engine::GuestMemory;
+use freehold_scope_record::Memory;
+
+/// One backend's bytes in this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    start: usize,
+    bytes: u64,
+}
+
+/// The guest's memory, mapped.
+#[derive(Clone, Debug)]
+pub struct Mapped {
+    memory: Memory,
+    /// By backend.
+    mappings: Vec<Mapping>,
+}
+
+/// The backend's number in a mapping's path: the file's name is `freehold-mN`, in whatever folder or none (`/memfd:`).
+fn backend_of(path: &str) -> Option<usize> {
+    let path = path.trim_end_matches(" (deleted)");
+    let name = path.rsplit(['/', ':']).next()?;
+    name.strip_prefix("freehold-m")?.parse().ok()
+}
+
+/// The backends' mappings in the text of /proc/self/maps.
+///
+/// # Errors
+/// What is missing or not of the size that it should be.
+fn find(maps: &str, memory: &Memory) -> Result<Vec<Mapping>, String> {
+    let mut found: Vec<Option<Mapping>> = vec![None; memory.backends.len()];
+    for line in maps.lines() {
+        let mut fields = line.splitn(6, ' ');
+        let (Some(range), Some(path)) = (fields.next(), fields.nth(4)) else { continue };
+        let Some(number) = backend_of(path.trim()) else { continue };
+        let ends = range
+            .split_once('-')
+            .map(|(start, end)| (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16)));
+        let (Some((Ok(start), Ok(end))), Some(slot)) = (ends, found.get_mut(number)) else { continue };
+        let bytes = (end - start) as u64;
+        // The kernel may show one mapping in several parts, one after the other.
+        match slot {
+            Some(known) if known.start + known.bytes as usize == start => known.bytes += bytes,
+            Some(_) => return Err(format!("the memory of node {number} is mapped twice")),
+            None => *slot = Some(Mapping { start, bytes }),
+        }
+    }
+    let check = |(number, mapping): (usize, Option<Mapping>)| match mapping {
+        Some(mapping) if mapping.bytes == memory.backends[number].bytes => Ok(mapping),
+        Some(mapping) => Err(format!(
+            "the memory of node {number} has {} bytes, but {} were expected",
+            mapping.bytes, memory.backends[number].bytes
+        )),
+        None => Err(format!(
+            "the memory of node {number} is not mapped: its backend's file has to be named freehold-m{number}"
+        )),
+    };
+    found.into_iter().enumerate().map(check).collect()
+}
+
+impl Mapped {
+    /// Find the mappings in this process.
+    ///
+    /// # Errors
+    /// What is missing or not of the size that it should be.
+    pub fn find(memory: &Memory) -> Result<Self, String> {
+        let maps = std::fs::read_to_string("/proc/self/maps")
+            .map_err(|error| format!("/proc/self/maps: {error}"))?;
+        Ok(Self { memory: memory.clone(), mappings: find(&maps, memory)? })
+    }
+    /// The guest-physical address of a byte in this process; `None` for what is not the guest's memory.
+    pub fn guest_address(&self, host: usize) -> Option<u64> {
+        let mut backends = self.mappings.iter().enumerate();
+        let inside = |mapping: &Mapping| (host.wrapping_sub(mapping.start) as u64) < mapping.bytes;
+        let (number, mapping) = backends.find(|(_, mapping)| inside(mapping))?;
+        self.memory.address_of(number, (host - mapping.start) as u64)
+    }
+    /// The guest-physical address that QEMU's answer means.
+    pub fn from_hw_address(&self, answer: u64) -> Option<u64> {
+        self.memory.from_hw_address(answer)
+    }
+}
+
+impl GuestMemory for Mapped {
+    fn load(&self, address: u64) -> Option<u64> {
+        let range = self.memory.range_of(address)?;
+        let mapping = self.mappings[range.backend];
+        let offset = range.offset + (address - range.start);
+        if address % 8 != 0 || offset + 8 > mapping.bytes {
+            return None;
+        }
+        let host = (mapping.start + offset as usize) as *const AtomicU64;
+        // SAFETY: the 8 bytes are inside a mapping that QEMU keeps as long as the machine lives, and aligned. The guest and
+        // devices change them meanwhile, which an atomic load allows for.
+        Some(unsafe { &*host }.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freehold_scope_record::HwAddress;
+
+    const MAPS: &str = "\
+55d0a0000000-55d0a0100000 r-xp 00000000 08:01 42                         /usr/bin/qemu-system-x86_64
+7f0000000000-7f0008000000 rw-s 00000000 00:01 2051                       /memfd:freehold-m1 (deleted)
+7f0010000000-7f0014000000 rw-s 00000000 00:01 1030                       /dev/shm/x y/freehold-m0
+7f0014000000-7f0018000000 rw-s 04000000 00:01 1030                       /dev/shm/x y/freehold-m0
+7f0020000000-7f0020001000 rw-p 00000000 00:00 0 
+";
+    const SIZE: u64 = 128 << 20;
+
+    #[test]
+    fn backends_are_found_by_name_in_whatever_order_and_parts() {
+        let memory = Memory::q35(&[SIZE, SIZE], HwAddress::OffsetTwice);
+        let mappings = find(MAPS, &memory).unwrap();
+        let mapped = Mapped { memory, mappings };
+        assert_eq!(mapped.guest_address(0x7f00_1000_0005), Some(5));
+        assert_eq!(mapped.guest_address(0x7f00_1400_0000), Some(SIZE / 2));
+        assert_eq!(mapped.guest_address(0x7f00_0000_1000), Some(SIZE + 0x1000));
+        assert_eq!(mapped.guest_address(0x7f00_2000_0000), None);
+    }
+
+    #[test]
+    fn what_is_missing_or_of_another_size_is_named() {
+        let missing = find(MAPS, &Memory::q35(&[SIZE; 3], HwAddress::OffsetTwice)).unwrap_err();
+        assert!(missing.contains("node 2 is not mapped"), "{missing}");
+        let wrong = find(MAPS, &Memory::q35(&[SIZE, 2 * SIZE], HwAddress::OffsetTwice)).unwrap_err();
+        assert!(wrong.contains("node 1 has 134217728 bytes"), "{wrong}");
+        let doubled = MAPS.replace("7f0014000000-7f0018000000", "7f0024000000-7f0028000000");
+        let twice = find(&doubled, &Memory::q35(&[SIZE, SIZE], HwAddress::OffsetTwice)).unwrap_err();
+        assert!(twice.contains("node 0 is mapped twice"), "{twice}");
+    }
+
+    #[test]
+    fn bytes_are_read_where_the_guest_has_them() {
+        let words: Vec<u64> = (0..1024).collect();
+        let memory = Memory::q35(&[8192], HwAddress::OffsetTwice);
+        let mapped =
+            Mapped { memory, mappings: vec![Mapping { start: words.as_ptr() as usize, bytes: 8192 }] };
+        assert_eq!((mapped.load(8 * 77), mapped.load(8191), mapped.load(8192)), (Some(77), None, None));
+    }
+}

@@ -1,0 +1,213 @@
+//! QEMU's plugin interface, version 1, as QEMU 7.2 has it (include/qemu/qemu-plugin.h): declarations, and calls with
+//! QEMU's pointers turned into values.
+//!
+//! QEMU's handles are valid during the callback that got them; they are wrapped here in types that borrow for that long.
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::marker::PhantomData;
+
+/// Which accesses a callback is for: both.
+const READ_AND_WRITE: c_int = 3;
+/// A callback that does not look at registers (version 1 cannot).
+const NO_REGISTERS: c_int = 0;
+
+/// Called when a block runs, or before an instruction: (CPU, what was registered).
+pub type ExecCallback = extern "C" fn(c_uint, *mut c_void);
+/// Called after an access: (CPU, the kind of access, the address, what was registered).
+pub type MemCallback = extern "C" fn(c_uint, u32, u64, *mut c_void);
+
+#[repr(C)]
+pub struct Info {
+    target_name: *const c_char,
+    version_min: c_int,
+    version_cur: c_int,
+    system_emulation: bool,
+    smp_vcpus: c_int,
+    max_vcpus: c_int,
+}
+
+#[repr(C)]
+struct RawBlock {
+    _private: [u8; 0],
+}
+#[repr(C)]
+struct RawInstruction {
+    _private: [u8; 0],
+}
+#[repr(C)]
+struct RawHwAddress {
+    _private: [u8; 0],
+}
+
+unsafe extern "C" {
+    fn qemu_plugin_register_vcpu_tb_trans_cb(id: u64, callback: extern "C" fn(u64, *mut c_void));
+    fn qemu_plugin_register_atexit_cb(id: u64, callback: extern "C" fn(u64, *mut c_void), data: *mut c_void);
+    fn qemu_plugin_register_vcpu_tb_exec_cb(
+        block: *mut RawBlock,
+        callback: ExecCallback,
+        flags: c_int,
+        data: *mut c_void,
+    );
+    fn qemu_plugin_register_vcpu_insn_exec_cb(
+        instruction: *mut RawInstruction,
+        callback: ExecCallback,
+        flags: c_int,
+        data: *mut c_void,
+    );
+    fn qemu_plugin_register_vcpu_mem_cb(
+        instruction: *mut RawInstruction,
+        callback: MemCallback,
+        flags: c_int,
+        which: c_int,
+        data: *mut c_void,
+    );
+    fn qemu_plugin_tb_n_insns(block: *const RawBlock) -> usize;
+    fn qemu_plugin_tb_get_insn(block: *const RawBlock, index: usize) -> *mut RawInstruction;
+    fn qemu_plugin_insn_data(instruction: *const RawInstruction) -> *const u8;
+    fn qemu_plugin_insn_size(instruction: *const RawInstruction) -> usize;
+    fn qemu_plugin_insn_vaddr(instruction: *const RawInstruction) -> u64;
+    fn qemu_plugin_insn_haddr(instruction: *const RawInstruction) -> *const c_void;
+    safe fn qemu_plugin_mem_is_store(info: u32) -> bool;
+    fn qemu_plugin_get_hwaddr(info: u32, address: u64) -> *mut RawHwAddress;
+    fn qemu_plugin_hwaddr_is_io(address: *const RawHwAddress) -> bool;
+    fn qemu_plugin_hwaddr_phys_addr(address: *const RawHwAddress) -> u64;
+}
+
+/// What QEMU says of the machine at the start.
+pub struct Machine {
+    /// CPUs.
+    pub cpus: usize,
+    /// Whether it is a whole x86-64 machine.
+    pub is_x86_system: bool,
+}
+
+/// Read what QEMU hands to `qemu_plugin_install`.
+///
+/// # Safety
+/// `info` and `argv` are what QEMU passed to `qemu_plugin_install`, with `argc`, and it has not returned.
+pub unsafe fn install_arguments(
+    info: *const Info,
+    argc: c_int,
+    argv: *const *const c_char,
+) -> (Machine, Vec<String>) {
+    // SAFETY: QEMU passes a valid structure.
+    let info = unsafe { &*info };
+    // SAFETY: its name is a C string.
+    let name = unsafe { core::ffi::CStr::from_ptr(info.target_name) };
+    let machine = Machine {
+        cpus: usize::try_from(info.smp_vcpus).unwrap_or(0),
+        is_x86_system: info.system_emulation && name.to_bytes() == b"x86_64",
+    };
+    let argument = |index: usize| {
+        // SAFETY: `argv` has `argc` pointers.
+        let text = unsafe { *argv.add(index) };
+        // SAFETY: each is a C string.
+        let text = unsafe { core::ffi::CStr::from_ptr(text) };
+        text.to_string_lossy().into_owned()
+    };
+    (machine, (0..usize::try_from(argc).unwrap_or(0)).map(argument).collect())
+}
+
+/// A block that is being translated.
+pub struct Block<'a>(*mut RawBlock, PhantomData<&'a ()>);
+
+/// One of its instructions.
+pub struct Instruction<'a>(*mut RawInstruction, PhantomData<&'a ()>);
+
+impl Block<'_> {
+    /// The block that a translation callback got.
+    ///
+    /// # Safety
+    /// `raw` is the callback's argument, and the callback does not return before the value is gone.
+    pub unsafe fn new(raw: *mut c_void) -> Self {
+        Self(raw.cast(), PhantomData)
+    }
+    /// Its instructions; a block has at least one.
+    pub fn instructions(&self) -> impl ExactSizeIterator<Item = Instruction<'_>> {
+        // SAFETY: the block is valid during the callback.
+        let count = unsafe { qemu_plugin_tb_n_insns(self.0) };
+        (0..count).map(|index| {
+            // SAFETY: as above, and `index` is below the count.
+            Instruction(unsafe { qemu_plugin_tb_get_insn(self.0, index) }, PhantomData)
+        })
+    }
+    /// Call `callback` whenever the block runs.
+    pub fn on_run(&self, callback: ExecCallback, data: *mut c_void) {
+        // SAFETY: as above; QEMU hands `data` through.
+        unsafe { qemu_plugin_register_vcpu_tb_exec_cb(self.0, callback, NO_REGISTERS, data) };
+    }
+}
+
+impl Instruction<'_> {
+    /// Its address.
+    pub fn address(&self) -> u64 {
+        // SAFETY: the instruction is valid during the callback.
+        unsafe { qemu_plugin_insn_vaddr(self.0) }
+    }
+    /// Its bytes' place in QEMU's own memory; 0 if it is in none.
+    pub fn host_address(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { qemu_plugin_insn_haddr(self.0) as usize }
+    }
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: as above.
+        let size = unsafe { qemu_plugin_insn_size(self.0) };
+        // SAFETY: as above.
+        let data = unsafe { qemu_plugin_insn_data(self.0) };
+        if data.is_null() {
+            return &[];
+        }
+        // SAFETY: QEMU keeps the instruction's bytes until the callback returns; this borrow ends before.
+        unsafe { core::slice::from_raw_parts(data, size) }
+    }
+    /// Call `callback` before it runs.
+    pub fn before(&self, callback: ExecCallback, data: *mut c_void) {
+        // SAFETY: as above; QEMU hands `data` through.
+        unsafe { qemu_plugin_register_vcpu_insn_exec_cb(self.0, callback, NO_REGISTERS, data) };
+    }
+    /// Call `callback` after each of its accesses.
+    pub fn on_access(&self, callback: MemCallback, data: *mut c_void) {
+        // SAFETY: as above.
+        unsafe { qemu_plugin_register_vcpu_mem_cb(self.0, callback, NO_REGISTERS, READ_AND_WRITE, data) };
+    }
+}
+
+/// Call `translated` for each block that is translated and `exit` when QEMU ends.
+///
+/// # Safety
+/// `id` is what QEMU passed to `qemu_plugin_install`.
+pub unsafe fn register(
+    id: u64,
+    translated: extern "C" fn(u64, *mut c_void),
+    exit: extern "C" fn(u64, *mut c_void),
+) {
+    // SAFETY: the caller's promise.
+    unsafe { qemu_plugin_register_vcpu_tb_trans_cb(id, translated) };
+    // SAFETY: the caller's promise.
+    unsafe { qemu_plugin_register_atexit_cb(id, exit, core::ptr::null_mut()) };
+}
+
+/// The bit of an access's kind that says it is a store. QEMU is asked once: a call for each access costs more than all the
+/// rest of its way when everything hits.
+pub fn store_bit() -> Option<u32> {
+    (0..32).map(|bit| 1 << bit).find(|&bit| qemu_plugin_mem_is_store(bit) && !qemu_plugin_mem_is_store(!bit))
+}
+
+/// What QEMU says is the physical address of an access; `None` for what is no memory.
+///
+/// # Safety
+/// Called in the access's callback, with its own arguments.
+pub unsafe fn hw_address(info: u32, address: u64) -> Option<u64> {
+    // SAFETY: the caller's promise.
+    let found = unsafe { qemu_plugin_get_hwaddr(info, address) };
+    if found.is_null() {
+        return None;
+    }
+    // SAFETY: QEMU keeps its answer until the next question of this thread.
+    if unsafe { qemu_plugin_hwaddr_is_io(found) } {
+        return None;
+    }
+    // SAFETY: as above.
+    Some(unsafe { qemu_plugin_hwaddr_phys_addr(found) })
+}
