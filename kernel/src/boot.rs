@@ -30,7 +30,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
     fs::machine::describe(fs::machine::Machine { command_line: info.command_line(), firmware });
     cpu::set_topology(&firmware.topology, cpus);
-    mem::init(&firmware.topology, cpus, settings.page_allocator);
+    mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages);
     traps::register(&Kernel);
     time::start(firmware.platform.hpet);
     crate::time::set_wall((time::wall_clock_at_boot() + time::now()) as i64);

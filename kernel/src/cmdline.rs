@@ -8,6 +8,7 @@
 use core::fmt;
 
 use freehold_buddy::{BadParameter, Options};
+use freehold_vm::HugeMode;
 
 /// One parameter as it was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +28,8 @@ pub struct Settings {
     pub max_cpus: usize,
     /// What goes to the console of the log.
     pub log_level: log::LevelFilter,
+    /// Which anonymous memory gets 2 MiB pages; `None` is what suits the machine.
+    pub huge_pages: Option<HugeMode>,
 }
 
 impl Default for Settings {
@@ -35,6 +38,7 @@ impl Default for Settings {
             page_allocator: Options::default(),
             max_cpus: freehold_machine::MAX_CPUS,
             log_level: log::LevelFilter::Info,
+            huge_pages: None,
         }
     }
 }
@@ -131,6 +135,20 @@ pub const KNOWN: &[Known] = &[
         help: "log errors only",
         set: |settings, _| {
             settings.log_level = log::LevelFilter::Error;
+            Ok(())
+        },
+    },
+    Known {
+        name: "transparent_hugepage",
+        values: "always|madvise|never",
+        help: "which anonymous memory gets 2 MiB pages (always, with 512 MiB of memory or more; else never)",
+        set: |settings, parameter| {
+            settings.huge_pages = Some(match parameter.value {
+                Some("always") => HugeMode::Always,
+                Some("madvise") => HugeMode::Advised,
+                Some("never") => HugeMode::Never,
+                _ => return Err("always, madvise or never"),
+            });
             Ok(())
         },
     },

@@ -9,7 +9,7 @@ use freehold_arch::{X86, sync::Once};
 use freehold_buddy::{Buddy, Options};
 use freehold_frame::{FrameTable, Order, Owner, Request};
 use freehold_machine::{Pfn, Topology};
-use freehold_vm::{Commons, KernelRoots};
+use freehold_vm::{Commons, HugeMode, KernelRoots};
 
 use super::Frames;
 
@@ -32,8 +32,12 @@ pub fn commons() -> &'static Arc<Commons<Frames>> {
     COMMONS.get().expect("address spaces come after the page allocator")
 }
 
+/// A machine with fewer frames has better uses for them than pages of 2 MiB: 512 MiB, as Linux.
+const LEAST_FOR_HUGE: u64 = 512 << 8;
+
 /// Build the frame table and the page allocator over `topology`, and hand every frame that boot did not keep to it.
-pub fn init(topology: &'static Topology, cpus: usize, options: Options) {
+/// `huge` says which anonymous memory gets 2 MiB pages, where the machine's size shall not.
+pub fn init(topology: &'static Topology, cpus: usize, options: Options, huge: Option<HugeMode>) {
     let records = memory::frame_table().expect("memory for the frame table: 1/128 of all");
     let table = FrameTable::new(records);
     let words = Buddy::<X86>::metadata_words(topology, cpus, &options);
@@ -44,7 +48,11 @@ pub fn init(topology: &'static Topology, cpus: usize, options: Options) {
     BUDDY.set(buddy);
     memory::set_frame_provider(&KernelFrames);
     let roots = KernelRoots::new(|node| X86.kernel_root(node));
-    COMMONS.set(Commons::new(frames(), roots).expect("a machine that boots has a frame for zeroes"));
+    let commons = Commons::new(frames(), roots).expect("a machine that boots has a frame for zeroes");
+    let by_size =
+        || if frames().total_frames() < LEAST_FOR_HUGE { HugeMode::Never } else { HugeMode::Always };
+    commons.set_huge_mode(huge.unwrap_or_else(by_size));
+    COMMONS.set(commons);
 }
 
 /// Frames for the kernel's heap, stacks and tables.

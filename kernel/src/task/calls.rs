@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use freehold_machine::CpuSet;
+use freehold_vm::HugeUse;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, registry};
@@ -407,6 +408,7 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
     const GET_CHILD_SUBREAPER: i32 = 37;
     const SET_NO_NEW_PRIVS: i32 = 38;
     const GET_NO_NEW_PRIVS: i32 = 39;
+    const SET_THP_DISABLE: i32 = 41;
     const GET_THP_DISABLE: i32 = 42;
     const LAST_CAPABILITY: u64 = 40;
     let task = current();
@@ -434,7 +436,14 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
             task.set_name(&name[..length]);
         }
         GET_NAME => UserPtr::new(args[1]).write(&task.name())?,
-        GET_KEEPCAPS | GET_TIMING | GET_SECCOMP | GET_SECUREBITS | GET_THP_DISABLE => {}
+        GET_KEEPCAPS | GET_TIMING | GET_SECCOMP | GET_SECUREBITS => {}
+        SET_THP_DISABLE if args[2] | args[3] | args[4] == 0 => {
+            let huge = if args[1] == 0 { HugeUse::ByArea } else { HugeUse::Disabled };
+            process.space().lock().set_huge_use(huge);
+        }
+        GET_THP_DISABLE if args[1] | args[2] | args[3] | args[4] == 0 => {
+            return Ok(i64::from(process.space().lock().huge_use() == HugeUse::Disabled));
+        }
         CAPBSET_READ if args[1] <= LAST_CAPABILITY => return Ok(1),
         SET_TIMERSLACK => {
             let slack = if args[1] == 0 { 50_000 } else { args[1] };

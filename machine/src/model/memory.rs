@@ -24,10 +24,12 @@ impl Memory {
         self.frames.len()
     }
 
+    fn slot(&self, frame: Pfn) -> &OnceLock<Box<Words>> {
+        self.frames.get(frame.0 as usize).unwrap_or_else(|| panic!("{frame:?} is not memory"))
+    }
+
     fn words(&self, frame: Pfn) -> &Words {
-        let slot = self.frames.get(frame.0 as usize);
-        let slot = slot.unwrap_or_else(|| panic!("{frame:?} is not memory"));
-        slot.get_or_init(|| Box::new([const { AtomicU64::new(0) }; TABLE_ENTRIES]))
+        self.slot(frame).get_or_init(|| Box::new([const { AtomicU64::new(0) }; TABLE_ENTRIES]))
     }
 
     pub(super) fn word(&self, frame: Pfn, index: usize) -> &AtomicU64 {
@@ -35,10 +37,16 @@ impl Memory {
     }
 
     pub(super) fn zero(&self, frame: Pfn) {
-        self.words(frame).iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        // What nobody has touched is zero already, and stays unmade.
+        if let Some(words) = self.slot(frame).get() {
+            words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        }
     }
 
     pub(super) fn copy(&self, from: Pfn, to: Pfn) {
+        if self.slot(from).get().is_none() {
+            return self.zero(to);
+        }
         for (from, to) in self.words(from).iter().zip(self.words(to)) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         }

@@ -344,11 +344,23 @@ impl Zone {
         self.free.add(PAGEBLOCK_FRAMES);
         Some(block)
     }
-    /// Hand out a whole free block of a side.
+    /// Hand out a whole free block of a side. One of the user's side counts as split with nothing free: its owner may give it back
+    /// as a whole or, once its records say so, frame by frame.
     pub(crate) fn take_whole(&self, held: &Held, side: Side, rng: Option<&mut Rng>) -> Option<BlockId> {
-        let block = self.take_block(held, side, whole_class(side), rng)?;
+        let class = whole_class(side);
+        let block = self.take_block(held, side, class, rng)?;
         self.count_whole(block, side, Bins::add);
-        self.blocks.set_state(block, BlockState::plain(Fill::Whole).with_class(whole_class(side)));
+        self.blocks.set_state(
+            block,
+            match side {
+                Side::Kernel => BlockState::plain(Fill::Whole).with_class(class),
+                Side::User => {
+                    self.blocks.bitmap(block).iter().for_each(|word| word.set(0));
+                    self.split.add(1);
+                    BlockState::split(class, 0).with_hint(0)
+                }
+            },
+        );
         Some(block)
     }
     fn take_block(
@@ -432,10 +444,17 @@ impl Zone {
     /// Put a whole block back.
     pub(crate) fn put_whole(&self, _held: &Held, block: BlockId, side: Side) -> Result<(), NotTaken> {
         let old = self.blocks.state(block);
-        if old.fill() != Fill::Whole {
+        let of_frames = old.is_split() && old.free() == 0;
+        if old.fill() != Fill::Whole && !of_frames {
             return Err(NotTaken);
         }
-        self.count_whole(block, side, Bins::sub);
+        if of_frames {
+            self.split.sub(1);
+        }
+        if let Some(bins) = &self.bins {
+            let class = if of_frames { old.class() } else { whole_class(side) };
+            bins.sub(class, block.start(), PAGEBLOCK_ORDER);
+        }
         if old.is_leaving() {
             self.blocks.set_state(block, BlockState::plain(Fill::Offline));
             return Ok(());

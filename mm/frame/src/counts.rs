@@ -1,7 +1,7 @@
 //! The one word that says how a user frame is held.
 //!
-//! Layout, from the top: exclusive (1 bit), pins (19), references (19), mappings (25). Each count is exact
-//! and its own; they share a word only so that a change to one can depend on the others without a lock:
+//! Layout, from the top: exclusive (1 bit), pins (19), references (19), the two marks of blocks ([`whole`](crate::whole)), mappings (23).
+//! Each count is exact and its own; they share a word only so that a change to one can depend on the others without a lock:
 //!
 //! - *share* (fork) wants "exclusive and not pinned" to become "not exclusive, one more mapping";
 //! - *pin* wants "exclusive" to stay so with one more pin;
@@ -35,6 +35,10 @@ pub trait Word {
         success: Ordering,
         failure: Ordering,
     ) -> Result<u64, u64>;
+    /// Another thread is about to change the word: called in loops that wait for it.
+    fn relax(&self) {
+        core::hint::spin_loop();
+    }
 }
 
 impl Word for AtomicU64 {
@@ -58,11 +62,11 @@ impl Word for AtomicU64 {
     }
 }
 
-const MAPPING: u64 = 1;
+pub(crate) const MAPPING: u64 = 1;
 const REFERENCE: u64 = 1 << 25;
 const PIN: u64 = 1 << 44;
-const EXCLUSIVE: u64 = 1 << 63;
-const MAX_MAPPINGS: u64 = (1 << 25) - 1;
+pub(crate) const EXCLUSIVE: u64 = 1 << 63;
+const MAX_MAPPINGS: u64 = (1 << 23) - 1;
 const MAX_REFERENCES: u64 = (1 << 19) - 1;
 const MAX_PINS: u64 = (1 << 19) - 1;
 
@@ -75,7 +79,7 @@ pub enum CountError {
     NotExclusive,
     /// Others hold the frame too.
     Held,
-    /// The count is at its maximum (33,554,431 mappings, 524,287 references or pins).
+    /// The count is at its maximum (8,388,607 mappings, 524,287 references or pins).
     Overflow,
 }
 
@@ -90,6 +94,8 @@ pub struct Holders {
     pub pins: u32,
     /// Whether one address space has the frame to itself.
     pub exclusive: bool,
+    /// Whether this speaks for the 512 frames of a block whose first one it is.
+    pub whole: bool,
 }
 
 impl Holders {
@@ -100,6 +106,7 @@ impl Holders {
             references: ((bits / REFERENCE) & MAX_REFERENCES) as u32,
             pins: ((bits / PIN) & MAX_PINS) as u32,
             exclusive: bits & EXCLUSIVE != 0,
+            whole: crate::whole::is_whole(bits),
         }
     }
     /// Whether nothing holds the frame.
@@ -160,6 +167,9 @@ impl<W: Word> Counts<W> {
     pub const fn with_word(word: W) -> Self {
         Self(word)
     }
+    pub(crate) const fn word(&self) -> &W {
+        &self.0
+    }
     /// The counts at this moment.
     pub fn load(&self) -> Holders {
         Holders::from_bits(self.0.load(Ordering::Acquire))
@@ -218,6 +228,12 @@ impl<W: Word> Counts<W> {
             }
             add(bits & !EXCLUSIVE, Hold::Mapping)
         })
+    }
+    /// Take a share back that nobody has used: the frame is what it was.
+    pub(crate) fn unshare(&self, was: Exclusive) {
+        let mark = if was == Exclusive::Yes { EXCLUSIVE } else { 0 };
+        let outcome = self.change(|bits| Ok((bits - MAPPING) | mark));
+        debug_assert_eq!(outcome, Ok(()));
     }
     /// Become exclusive again: the only holder is one mapping (or already exclusive).
     ///
@@ -302,6 +318,6 @@ pub enum Exclusive {
 }
 
 #[inline]
-fn add(bits: u64, hold: Hold) -> Result<u64, CountError> {
+pub(crate) fn add(bits: u64, hold: Hold) -> Result<u64, CountError> {
     if hold.count(bits) == hold.max() { Err(CountError::Overflow) } else { Ok(bits + hold.one()) }
 }

@@ -60,16 +60,20 @@
 
 mod counts;
 mod handle;
+mod large;
 mod order;
 mod owner;
 mod record;
 mod source;
 mod table;
+mod whole;
 
 pub use counts::{CountError, Counts, Exclusive, Holders, Word};
 pub use handle::{Frame, Mapping, Pin, WrongOwner};
+pub use large::{Belongs, LargeMapping, Shattered};
 pub use order::Order;
 pub use owner::{Anon, Bounce, Kernel, Kind, Owner, PageCache, PageTable, Replica, Side, User, UserKind};
 pub use record::{FrameRecord, Freed, NotGiven, State, Tag};
 pub use source::{Content, FrameSource, NodePolicy, NodeSet, OutOfMemory, Pressure, Request};
 pub use table::{Audit, Contradiction, FrameTable};
+pub use whole::{LastHold, NotWhole};

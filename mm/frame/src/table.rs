@@ -94,11 +94,19 @@ impl FrameTable {
                 if holders.exclusive && holders.mappings > 1 {
                     note(&mut audit, Contradiction::ExclusiveButShared(next, holders));
                 }
+                if holders.whole && (owner != Owner::Anon || order != Order::PAGEBLOCK || holders.pins > 0) {
+                    note(&mut audit, Contradiction::NotWhole(next, holders));
+                }
                 if owner == Owner::Anon && holders.pins > 0 && !holders.exclusive {
                     note(&mut audit, Contradiction::PinnedButShared(next, holders));
                 }
                 let end = end.min(run.end);
                 for tail in PfnRange::new(next.offset(1), end).iter() {
+                    let holders =
+                        self.get(tail).map_or_else(Holders::default, |record| record.counts().load());
+                    if !holders.is_none() {
+                        note(&mut audit, Contradiction::FreeButHeld(tail, holders));
+                    }
                     if let State::Owned { owner: second, .. } = self.state(tail) {
                         note(&mut audit, Contradiction::OwnedTwice(tail, owner, second));
                     }
@@ -156,6 +164,8 @@ pub enum Contradiction {
     ExclusiveButShared(Pfn, Holders),
     /// An anonymous frame that is pinned and not exclusive.
     PinnedButShared(Pfn, Holders),
+    /// Counts that speak for a block, of something that is no block of anonymous frames, or pinned as a whole.
+    NotWhole(Pfn, Holders),
     /// A frame inside one owner's block that starts another owner's.
     OwnedTwice(Pfn, Owner, Owner),
 }

@@ -1,10 +1,10 @@
-//! Every interleaving of pin, share, unmap and reuse on one frame's counts.
+//! Every interleaving of pin, share, unmap and reuse on one frame's counts, and of a block's two forms.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use freehold_frame::{CountError, Counts, Exclusive, Word};
+use freehold_frame::{CountError, Counts, Exclusive, LastHold, NotWhole, Word};
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::thread;
 
@@ -25,6 +25,9 @@ impl Word for Loom {
         failure: Ordering,
     ) -> Result<u64, u64> {
         self.0.compare_exchange_weak(current, new, success, failure)
+    }
+    fn relax(&self) {
+        thread::yield_now();
     }
 }
 
@@ -128,5 +131,126 @@ fn a_reused_frame_is_pinned_or_shared_but_not_both() {
         let pinned = pinner.join().unwrap();
         let now = counts.load();
         assert!(now.pins == 0 || now.exclusive, "pinned and shared: {pinned:?} {shared:?} {now:?}");
+    });
+}
+
+/// A whole block of two frames with two large leaves: what is true of two is true of 512.
+fn shared_block() -> Arc<[Counts<Loom>; 2]> {
+    let block = [(); 2].map(|()| Counts::with_word(Loom(AtomicU64::new(0))));
+    block[0].start_whole();
+    block[0].share_whole().unwrap();
+    Arc::new(block)
+}
+
+/// Let go of one large leaf, whatever the block's form; frames that were freed.
+fn let_go_of_leaf(block: &[Counts<Loom>; 2]) -> usize {
+    match block[0].unmap_whole() {
+        Ok(LastHold::Gone) => 2,
+        Ok(LastHold::Others) => 0,
+        Err(_) => block.iter().map(|counts| usize::from(counts.unmap())).sum(),
+    }
+}
+
+#[test]
+fn a_block_shattered_while_a_partner_lets_go_loses_and_frees_every_frame_once() {
+    loom::model(|| {
+        let block = shared_block();
+        let partner = {
+            let block = block.clone();
+            thread::spawn(move || let_go_of_leaf(&block))
+        };
+        block[0].shatter(block[1..].iter(), || ()).unwrap();
+        let mut freed = usize::from(block[1].unmap());
+        freed += usize::from(block[0].unmap());
+        assert_eq!(freed + partner.join().unwrap(), 2);
+        assert!(block.iter().all(|counts| counts.load().is_none()));
+    });
+}
+
+#[test]
+fn a_block_shattered_while_a_partner_forks_counts_three_on_every_frame() {
+    loom::model(|| {
+        let block = shared_block();
+        let partner = {
+            let block = block.clone();
+            thread::spawn(move || match block[0].share_whole() {
+                Ok(()) => {}
+                Err(error) => {
+                    assert_eq!(error, NotWhole::Pieces);
+                    block.iter().for_each(|counts| counts.share().unwrap());
+                }
+            })
+        };
+        block[0].shatter(block[1..].iter(), || ()).unwrap();
+        partner.join().unwrap();
+        assert!(block.iter().all(|counts| {
+            let now = counts.load();
+            now.mappings == 3 && !now.exclusive && !now.whole
+        }));
+    });
+}
+
+#[test]
+fn two_who_shatter_a_block_at_once_do_it_once() {
+    loom::model(|| {
+        let block = shared_block();
+        let other = {
+            let block = block.clone();
+            thread::spawn(move || {
+                let done = block[0].shatter(block[1..].iter(), || ()).is_ok();
+                // Whoever did it: a frame can be let go of by itself now.
+                assert!(!block[1].unmap());
+                done
+            })
+        };
+        let mine = block[0].shatter(block[1..].iter(), || ()).is_ok();
+        assert!(mine != other.join().unwrap());
+        assert_eq!((block[0].load().mappings, block[1].load().mappings), (2, 1));
+    });
+}
+
+#[test]
+fn a_block_is_not_gathered_under_a_pin_and_no_pin_is_had_of_a_gathered_frame() {
+    loom::model(|| {
+        let block = shared_block();
+        block[0].shatter(block[1..].iter(), || ()).unwrap();
+        for counts in block.iter() {
+            assert!(!counts.unmap());
+            counts.reuse().unwrap();
+        }
+        let pinner = {
+            let block = block.clone();
+            thread::spawn(move || block[1].pin_exclusive())
+        };
+        let gathered = block[0].gather(block[1..].iter(), || ());
+        let pinned = pinner.join().unwrap();
+        let (head, tail) = (block[0].load(), block[1].load());
+        match (gathered, pinned) {
+            (Ok(()), Err(CountError::NotExclusive)) => {
+                assert!(head.whole && head.exclusive && head.mappings == 1 && tail.is_none());
+            }
+            (Err(NotWhole::Held), Ok(())) => {
+                assert!(!head.whole && head.exclusive && head.mappings == 1);
+                assert!(tail.exclusive && tail.mappings == 1 && tail.pins == 1);
+            }
+            // Late for the old form, early for the new one: nothing was had, nothing is lost.
+            (Err(NotWhole::Held), Err(CountError::NotExclusive)) => assert!(head.exclusive && tail.exclusive),
+            other => panic!("{other:?} leaves {head:?} {tail:?}"),
+        }
+    });
+}
+
+#[test]
+fn a_block_reused_by_its_last_leaf_is_shared_by_nobody() {
+    loom::model(|| {
+        let block = shared_block();
+        let partner = {
+            let block = block.clone();
+            thread::spawn(move || let_go_of_leaf(&block))
+        };
+        let reused = block[0].reuse_whole();
+        assert_eq!(partner.join().unwrap(), 0, "two leaves: the first to go is not the last");
+        let now = block[0].load();
+        assert_eq!((now.exclusive, now.mappings), (reused.is_ok(), 1));
     });
 }

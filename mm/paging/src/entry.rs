@@ -130,6 +130,10 @@ impl Entry {
     pub const fn piece(self, frame: Pfn) -> Self {
         Self(self.0 & !LARGE & !FRAME | frame.0 << PAGE_SHIFT)
     }
+    /// Whether it is a 2 MiB page's leaf.
+    pub const fn is_large(self) -> bool {
+        self.0 & LARGE != 0
+    }
     /// The same leaf with other rights.
     #[must_use]
     pub const fn with_rights(self, rights: Rights) -> Self {

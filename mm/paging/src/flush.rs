@@ -12,8 +12,8 @@
 use alloc::sync::Arc;
 
 use arrayvec::ArrayVec;
-use freehold_frame::{Frame, Mapping, PageTable, User};
-use freehold_machine::{Flush, PAGE_SIZE, VirtAddr};
+use freehold_frame::{Frame, LargeMapping, Mapping, PageTable, User};
+use freehold_machine::{Flush, PAGE_SIZE, TABLE_ENTRIES, VirtAddr};
 
 use crate::roots::Reach;
 use crate::{Entry, Memory, Roots};
@@ -25,6 +25,8 @@ pub const FULL_FLUSH_PAGES: u64 = 32;
 const FRAMES: usize = 64;
 /// Tables that one batch holds before it flushes.
 const TABLES: usize = 16;
+/// Blocks of 2 MiB pages that one batch holds before it flushes.
+const BLOCKS: usize = 8;
 
 /// Gathered changes of one address space. See the module's head.
 #[must_use = "dropping it flushes"]
@@ -37,6 +39,7 @@ pub struct FlushBatch<S: Memory> {
     reach: Reach,
     frames: ArrayVec<Mapping<User, S>, FRAMES>,
     tables: ArrayVec<Frame<PageTable, S>, TABLES>,
+    blocks: ArrayVec<LargeMapping<S>, BLOCKS>,
 }
 
 impl<S: Memory> FlushBatch<S> {
@@ -49,6 +52,7 @@ impl<S: Memory> FlushBatch<S> {
             reach: Reach::Active,
             frames: ArrayVec::new(),
             tables: ArrayVec::new(),
+            blocks: ArrayVec::new(),
         }
     }
 
@@ -63,7 +67,21 @@ impl<S: Memory> FlushBatch<S> {
         }
     }
 
-    /// The leaf `old` of a 4 KiB page at `addr` was replaced by one that grants less, is cleaner, or leads elsewhere.
+    /// The leaf `old` of the 2 MiB page at `addr` is no longer in its table; `block` is what it held.
+    pub fn unmapped_large(&mut self, addr: VirtAddr, old: Entry, block: Option<LargeMapping<S>>) {
+        if old.may_be_cached() {
+            self.range(addr, TABLE_ENTRIES as u64);
+        }
+        if let Some(block) = block {
+            self.blocks.push(block);
+            if self.blocks.is_full() {
+                self.flush();
+            }
+        }
+    }
+
+    /// The leaf `old` of the page at `addr` was replaced by one that grants less, is cleaner, or leads elsewhere. A 2 MiB page stays one:
+    /// forgetting any address of it forgets all (SDM 4.10.4.1).
     pub fn restricted(&mut self, addr: VirtAddr, old: Entry) {
         if old.may_be_cached() {
             self.range(addr, 1);
@@ -98,6 +116,7 @@ impl<S: Memory> FlushBatch<S> {
         }
         self.frames.clear();
         self.tables.clear();
+        self.blocks.clear();
     }
 }
 

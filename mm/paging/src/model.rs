@@ -33,13 +33,37 @@ struct Shared {
     budget: AtomicU64,
 }
 
+/// What is free. Single frames come at random out of pageblocks that are begun already, so that whole ones last.
 #[derive(Default)]
 struct Free {
     kernel: Vec<Pfn>,
     user: Vec<Pfn>,
+    /// Pageblocks of the user's side that nobody has begun, by their first frame.
+    blocks: Vec<Pfn>,
 }
 
 impl Free {
+    fn len(&self) -> usize {
+        self.kernel.len() + self.user.len() + self.blocks.len() * PAGEBLOCK_FRAMES as usize
+    }
+    /// One frame; `random` chooses.
+    fn take(&mut self, side: Side, random: usize) -> Option<Pfn> {
+        if side == Side::User && self.user.is_empty() && !self.blocks.is_empty() {
+            let block = self.blocks.swap_remove(random % self.blocks.len());
+            self.user.extend(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)).iter());
+        }
+        let frames = self.side(side);
+        (!frames.is_empty()).then(|| frames.swap_remove(random % frames.len()))
+    }
+    fn give(&mut self, side: Side, frame: Pfn) {
+        self.side(side).push(frame);
+        let block = frame.pageblock_start();
+        let in_block = |other: &Pfn| other.pageblock_start() == block;
+        if side == Side::User && self.user.iter().filter(|other| in_block(other)).count() == 512 {
+            self.user.retain(|other| !in_block(other));
+            self.blocks.push(block);
+        }
+    }
     fn side(&mut self, side: Side) -> &mut Vec<Pfn> {
         match side {
             Side::Kernel => &mut self.kernel,
@@ -62,7 +86,7 @@ impl core::fmt::Debug for ModelFrames {
 pub const KERNEL_ROOTS: KernelRoots = KernelRoots::new(|_| Pfn(0));
 
 impl ModelFrames {
-    /// A machine and an allocator of single frames: a quarter of the pageblocks (at least one) is the kernel's.
+    /// A machine and an allocator of single frames and, on the user's side, of pageblocks: a quarter of the pageblocks (at least one) is the kernel's.
     ///
     /// # Panics
     /// Where the machine has fewer than two pageblocks.
@@ -76,9 +100,10 @@ impl ModelFrames {
         model.clear_table(Pfn(0));
         let free = Free {
             kernel: PfnRange::new(Pfn(1), border).iter().collect(),
-            user: PfnRange::new(border, Pfn(config.frames)).iter().collect(),
+            user: PfnRange::new(Pfn(blocks * PAGEBLOCK_FRAMES), Pfn(config.frames)).iter().collect(),
+            blocks: (border.0 / PAGEBLOCK_FRAMES..blocks).map(|n| Pfn(n * PAGEBLOCK_FRAMES)).collect(),
         };
-        let total = free.kernel.len() + free.user.len();
+        let total = free.len();
         Self(Box::leak(Box::new(Shared {
             model,
             table: FrameTable::new(Vec::leak(records)),
@@ -102,12 +127,15 @@ impl ModelFrames {
     }
     /// Frames that are free.
     pub fn free(self) -> usize {
-        let free = self.0.free.lock().expect("no test panicked inside the allocator");
-        free.kernel.len() + free.user.len()
+        self.0.free.lock().expect("no test panicked inside the allocator").len()
+    }
+    /// Pageblocks that nobody has begun.
+    pub fn free_blocks(self) -> usize {
+        self.0.free.lock().expect("no test panicked inside the allocator").blocks.len()
     }
     /// Frames of `owner`.
     pub fn owned(self, owner: Owner) -> usize {
-        (0..self.0.table.end().0).filter(|&pfn| self.0.table.state(Pfn(pfn)).owner() == owner).count()
+        (0..self.0.table.end().0).filter(|&pfn| self.0.table.owner(Pfn(pfn)) == owner).count()
     }
 
     /// # Panics
@@ -143,27 +171,31 @@ impl FrameSource for ModelFrames {
         self.0.table
     }
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
-        assert_eq!(request.order, Order::FRAME, "this allocator has single frames only");
+        let is_block = request.order == Order::PAGEBLOCK && request.owner.side() == Side::User;
+        assert!(is_block || request.order == Order::FRAME, "single frames and a user's pageblocks only");
         let take = |left: u64| if left == NEVER { Some(NEVER) } else { left.checked_sub(1) };
         self.0.budget.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).map_err(|_| OutOfMemory)?;
         let random = self.0.model.random_u64() as usize;
         let mut free = self.0.free.lock().expect("no test panicked inside the allocator");
-        let side = free.side(request.owner.side());
-        if side.is_empty() {
-            return Err(OutOfMemory);
-        }
-        let at = random % side.len();
-        let frame = side.swap_remove(at);
+        let taken = if is_block {
+            let len = free.blocks.len();
+            (len > 0).then(|| free.blocks.swap_remove(random % len))
+        } else {
+            free.take(request.owner.side(), random)
+        };
+        let frame = taken.ok_or(OutOfMemory)?;
         drop(free);
-        match request.content {
-            Content::Zeroed => self.0.model.zero(frame),
-            Content::Undefined => self.0.model.with_bytes(frame, |bytes| bytes.fill(JUNK)),
+        for piece in PfnRange::new(frame, frame.offset(request.order.frames())).iter() {
+            match request.content {
+                Content::Zeroed => self.0.model.zero(piece),
+                Content::Undefined => self.0.model.with_bytes(piece, |bytes| bytes.fill(JUNK)),
+            }
         }
         let node = self.0.model.topology().node_of(frame).unwrap_or(NodeId(0));
         debug_assert!(usize::from(node.0) < self.0.model.node_count());
         let record = self.0.table.get(frame).expect("free frames have records");
         record.private().store(0, Ordering::Relaxed);
-        record.set_state(State::Owned { owner: request.owner, order: Order::FRAME, node });
+        record.set_state(State::Owned { owner: request.owner, order: request.order, node });
         Ok(frame)
     }
     fn release(self, block: Pfn, order: Order) {
@@ -175,6 +207,11 @@ impl FrameSource for ModelFrames {
         let holders = record.counts().load();
         assert!(holders.is_none(), "{block:?} is freed while it is held: {holders:?}");
         record.set_state(State::Unowned(None));
-        self.0.free.lock().expect("no test panicked inside the allocator").side(owner.side()).push(block);
+        let mut free = self.0.free.lock().expect("no test panicked inside the allocator");
+        if order == Order::FRAME {
+            free.give(owner.side(), block);
+        } else {
+            free.blocks.push(block);
+        }
     }
 }

@@ -136,9 +136,31 @@ impl<S: Memory> Space<S> {
         Some((Slot { machine, table, index: index(addr, 1) }, PageSize::Small))
     }
 
-    /// The entry of the leaf for `addr`, empty where there is none.
+    /// The entry of the leaf for `addr`, empty where there is none; of a 2 MiB page, the piece at `addr`.
     pub fn entry(&self, addr: VirtAddr) -> Entry {
-        self.find(addr).map_or(Entry::EMPTY, |(slot, _)| slot.load())
+        match self.find(addr) {
+            None => Entry::EMPTY,
+            Some((slot, PageSize::Small)) => slot.load(),
+            Some((slot, PageSize::Large)) => {
+                let leaf = slot.load();
+                leaf.piece(leaf.frame().offset(index(addr, 1) as u64))
+            }
+        }
+    }
+
+    /// Where the leaf of the 2 MiB page around `addr` is or could be: its entry may be empty, large, or lead to a table. `None` where
+    /// the tables above are missing.
+    pub fn find_large(&self, addr: VirtAddr) -> Option<Slot<S::Machine>> {
+        let machine = self.source.machine();
+        let mut table = self.roots.first();
+        for level in (3..=ROOT_LEVEL).rev() {
+            let entry = Slot { machine, table, index: index(addr, level) }.load();
+            if !entry.is_table() {
+                return None;
+            }
+            table = entry.frame();
+        }
+        Some(Slot { machine, table, index: index(addr, 2) })
     }
 
     /// Where the leaf of `size` for `addr` goes; missing tables are made. `addr` is below [`USER_END`].
@@ -240,6 +262,17 @@ impl<S: Memory> Space<S> {
         Ok(())
     }
 
+    /// Put the 2 MiB leaf `leaf` where a table of empty leaves is, around `addr`; the table goes to `batch`.
+    ///
+    /// # Panics
+    /// Where there is no table.
+    pub fn join(&mut self, addr: VirtAddr, leaf: Entry, batch: &mut FlushBatch<S>) {
+        let slot = self.find_large(addr).filter(|slot| slot.load().is_table());
+        let table = slot.expect("a table is to be replaced").replace(leaf.large()).frame();
+        self.tables -= 1;
+        batch.freed_table(addr, self.emptied(table, addr));
+    }
+
     /// Unlink and free every table that translates an address of `range` and nothing outside `span`, which
     /// contains it. All leaves in `span` are empty.
     pub fn free_tables(&mut self, range: Range<VirtAddr>, span: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
@@ -325,6 +358,13 @@ pub struct Cursor<'a, S: Memory> {
 }
 
 impl<S: Memory> Cursor<'_, S> {
+    /// As [`Space::make`] for 2 MiB leaves.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn make_large(&mut self, addr: VirtAddr) -> Result<Slot<S::Machine>, OutOfMemory> {
+        self.space.make(addr, PageSize::Large)
+    }
     /// As [`Space::make`] for 4 KiB leaves.
     ///
     /// # Errors

@@ -56,6 +56,8 @@ pub enum Advice {
     HugePage,
     /// They would not.
     NoHugePage,
+    /// Make large pages of what is there, now.
+    Collapse,
 }
 
 impl Advice {
@@ -81,6 +83,7 @@ impl Advice {
             22 => Self::PopulateRead,
             23 => Self::PopulateWrite,
             24 => Self::DontNeedLocked,
+            25 => Self::Collapse,
             _ => return None,
         })
     }
@@ -99,6 +102,8 @@ impl Advice {
             Self::DoDump => (AreaFlags::DONTDUMP, NONE),
             Self::WipeOnFork => (NONE, AreaFlags::WIPEONFORK),
             Self::KeepOnFork => (AreaFlags::WIPEONFORK, NONE),
+            Self::HugePage => (AreaFlags::NOHUGEPAGE, AreaFlags::HUGEPAGE),
+            Self::NoHugePage => (AreaFlags::HUGEPAGE, AreaFlags::NOHUGEPAGE),
             _ => return None,
         })
     }
@@ -165,12 +170,20 @@ impl<S: Memory> AddressSpace<S> {
         if range.is_empty() {
             return outcome;
         }
+        let cuts = matches!(advice, Advice::DontNeed | Advice::DontNeedLocked | Advice::Free);
+        if cuts || advice.flags().is_some() {
+            self.split_borders(&range)?;
+        }
         if let Some((lose, get)) = advice.flags() {
             self.areas.change(range, |area| area.flags = area.flags.difference(lose) | get);
             return outcome;
         }
         match advice {
             Advice::DontNeed | Advice::DontNeedLocked | Advice::Free => self.discard(range),
+            Advice::Collapse => {
+                outcome?;
+                self.collapse(range)?;
+            }
             Advice::PopulateRead => self.populate_for(range, Access::Read, outcome)?,
             Advice::PopulateWrite => self.populate_for(range, Access::Write, outcome)?,
             _ => {}
@@ -202,7 +215,7 @@ impl<S: Memory> AddressSpace<S> {
             let (mut page, end) = (area.start.max(range.start), area.end.min(range.end));
             while page < end {
                 resident.fault(area, page, want)?;
-                page = VirtAddr(page.0 + PAGE);
+                page = resident.leaf_end(page);
             }
         }
         Ok(())

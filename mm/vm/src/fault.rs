@@ -3,7 +3,7 @@
 //! The order of decisions: which area; may it do that; is the page there; whose frame is it. A fault that finds nothing to
 //! do is no error: another thread mended it, or the CPU remembered less than the tables grant.
 
-use freehold_machine::{PAGE_SHIFT, PAGE_SIZE, VirtAddr};
+use freehold_machine::{PAGE_SHIFT, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::error::{FaultError, FaultKind, SegvCode};
@@ -87,7 +87,7 @@ impl<S: Memory> AddressSpace<S> {
             let (mut page, last) = (area.start.max(start), area.end.min(end));
             while page < last {
                 resident.fault(area, page, want)?;
-                page = VirtAddr(page.0 + PAGE_SIZE as u64);
+                page = resident.leaf_end(page);
             }
         }
         Ok(())

@@ -6,9 +6,11 @@
 //!
 //! File pages are not copied: the child faults them in again, many at a time, from the page cache that holds them anyway.
 
+use core::ops::Range;
+
 use freehold_frame::{Anon, CountError, Mapping, OutOfMemory};
-use freehold_machine::VirtAddr;
-use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, Rights, Slot};
+use freehold_machine::{PAGEBLOCK_FRAMES, VirtAddr};
+use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot};
 
 use crate::area::Area;
 use crate::request::AreaFlags;
@@ -25,8 +27,10 @@ impl<S: Memory> AddressSpace<S> {
         child.brk_base = self.brk_base;
         child.brk = self.brk;
         child.commit_limit = self.commit_limit;
-        let mut batch = self.resident.tables.batch();
-        for area in self.areas.iter().filter(|area| !area.flags.contains(AreaFlags::DONTFORK)) {
+        child.resident.huge = self.resident.huge;
+        let Self { areas, resident, .. } = self;
+        let mut batch = resident.tables.batch();
+        for area in areas.iter().filter(|area| !area.flags.contains(AreaFlags::DONTFORK)) {
             let mut twin = Area { content: area.content.attached_to(child.id), ..*area };
             twin.flags.remove(AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT);
             child.count_in(twin.pages());
@@ -34,7 +38,7 @@ impl<S: Memory> AddressSpace<S> {
             child.areas.insert(twin);
             let inherits = !area.is_shared() && !area.flags.contains(AreaFlags::WIPEONFORK);
             if inherits {
-                self.resident.fork_pages(area, &mut child.resident, &mut batch)?;
+                resident.fork_pages(area, &mut child.resident, &mut batch)?;
             }
         }
         drop(batch);
@@ -46,19 +50,46 @@ impl<S: Memory> AddressSpace<S> {
 impl<S: Memory> Resident<S> {
     /// Give the child the private pages of `area`.
     fn fork_pages(
-        &self,
+        &mut self,
         area: &Area<S>,
         child: &mut Self,
         batch: &mut FlushBatch<S>,
     ) -> Result<(), OutOfMemory> {
+        let mut from = area.start;
+        while let Some(at) = self.fork_run(area, from..area.end, child, batch)? {
+            // A piece of the large page there is pinned: the others are shared, it is copied.
+            self.split(at, batch)?;
+            from = at;
+        }
+        Ok(())
+    }
+
+    /// As [`Resident::fork_pages`], up to the first large page that cannot be shared as one: where that is.
+    fn fork_run(
+        &self,
+        area: &Area<S>,
+        range: Range<VirtAddr>,
+        child: &mut Self,
+        batch: &mut FlushBatch<S>,
+    ) -> Result<Option<VirtAddr>, OutOfMemory> {
         let mut outcome = Ok(());
-        let mut anonymous = 0;
+        let mut stopped = None;
+        let (mut anonymous, mut large) = (0, 0);
         let mut cursor = child.tables.cursor();
-        self.tables.visit(area.start..area.end, |addr, slot, entry, _| {
-            if outcome.is_err() {
+        self.tables.visit(range, |addr, slot, entry, size| {
+            if outcome.is_err() || stopped.is_some() {
                 return;
             }
-            if entry.backing() == Backing::Uncounted {
+            if size == PageSize::Large {
+                match cursor.make_large(addr).map(|to| self.fork_large(addr, slot, entry, to, batch)) {
+                    Ok(Some(pages)) => {
+                        anonymous += pages;
+                        large += 1;
+                    }
+                    Ok(None) => stopped = Some(addr),
+                    Err(error) => outcome = Err(error),
+                }
+            } else if entry.backing() == Backing::Uncounted {
                 outcome = cursor.make(addr).map(|to| to.fill(entry));
             } else if let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) {
                 let leaf = cursor.make(addr).and_then(|to| {
@@ -70,7 +101,31 @@ impl<S: Memory> Resident<S> {
             }
         });
         child.rss.anon += anonymous;
-        outcome
+        child.large += large;
+        outcome.map(|()| stopped)
+    }
+
+    /// Give the child the large page at `addr`; how many anonymous pages that are. `None` where it cannot be shared as one.
+    fn fork_large(
+        &self,
+        addr: VirtAddr,
+        slot: Slot<S::Machine>,
+        entry: Entry,
+        to: Slot<S::Machine>,
+        batch: &mut FlushBatch<S>,
+    ) -> Option<u64> {
+        let Some(block) = self.block_of(entry) else {
+            to.fill(entry);
+            return Some(0);
+        };
+        let twin = block.share().ok()?;
+        let read_only = entry.rights().without(Rights::WRITE);
+        if entry.is_writable() {
+            batch.restricted(addr, slot.update_from(entry, |entry| entry.with_rights(read_only)));
+        }
+        to.fill(Entry::leaf(twin.into_leaf(), read_only, Marks::Dirty, Backing::Counted).large());
+        self.count_leaves(1);
+        Some(PAGEBLOCK_FRAMES)
     }
 
     /// The child's leaf for an anonymous page of ours.

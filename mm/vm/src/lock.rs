@@ -103,6 +103,7 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::NoMemory);
         }
         let (reached, outcome) = self.reach(start..end, |_| Ok(()));
+        self.split_borders(&(start..reached))?;
         self.areas.change(start..reached, |area| area.flags = area.flags.difference(LOCK_FLAGS) | flags);
         outcome
     }

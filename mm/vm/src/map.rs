@@ -7,6 +7,7 @@ use freehold_paging::Memory;
 
 use crate::area::{Area, Content};
 use crate::error::VmError;
+use crate::huge::{HugeMode, LARGE};
 use crate::request::{AreaFlags, Backing, Limits, MapRequest, Place, ProtectExtent, Protection, SharedWrite};
 use crate::space::{DataKind, MAX_AREAS};
 use crate::{AddressSpace, PageCache};
@@ -38,7 +39,10 @@ impl<S: Memory> AddressSpace<S> {
             .checked_next_multiple_of(PAGE)
             .filter(|&len| len <= self.layout.end.0)
             .ok_or(VmError::NoMemory)?;
-        let start = self.choose(place, len)?;
+        let start = match backing {
+            Backing::Anonymous if place == Place::Anywhere => self.find_hole_for_large(len)?,
+            _ => self.choose(place, len)?,
+        };
         let range = start..VirtAddr(start.0 + len);
         let populate = flags.contains(AreaFlags::POPULATE);
         let flags = flags.difference(AreaFlags::POPULATE) | self.future;
@@ -103,6 +107,16 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.find_hole(len, &self.layout).ok_or(VmError::NoMemory)
     }
 
+    /// A hole that begins where a large page could, if there are such and what goes there is made for them (Linux since 6.7).
+    fn find_hole_for_large(&self, len: u64) -> Result<VirtAddr, VmError> {
+        let wanted = self.resident.commons.huge_mode() != HugeMode::Never && len.is_multiple_of(LARGE);
+        let roomy = || self.find_hole(len.checked_add(LARGE - PAGE).ok_or(VmError::NoMemory)?);
+        match wanted.then(roomy) {
+            Some(Ok(start)) => Ok(VirtAddr(start.0.next_multiple_of(LARGE))),
+            _ => self.find_hole(len),
+        }
+    }
+
     fn content(&self, backing: Backing<S>, protection: Protection, len: u64) -> Result<Content<S>, VmError> {
         let check = |offset: u64| {
             let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64);
@@ -156,6 +170,7 @@ impl<S: Memory> AddressSpace<S> {
         if cuts && self.areas.count() >= MAX_AREAS {
             return Err(VmError::NoMemory);
         }
+        self.split_borders(&range)?;
         let removed = self.areas.remove(range.clone());
         if removed.is_empty() {
             return Ok(());
@@ -209,6 +224,7 @@ impl<S: Memory> AddressSpace<S> {
         }
         let (end, outcome) = self.reach(range.clone(), |area| area.check_protection(protection));
         let range = range.start..end;
+        self.split_borders(&range)?;
         self.areas.change(range.clone(), |area| area.protection = protection);
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();

@@ -12,6 +12,7 @@ use freehold_paging::{Entry, FlushBatch, Memory, PageSize};
 use crate::AddressSpace;
 use crate::area::Area;
 use crate::error::VmError;
+use crate::huge::block_start;
 use crate::map::page_range;
 use crate::request::{AreaFlags, Limits};
 use crate::resident::Resident;
@@ -170,6 +171,7 @@ impl<S: Memory> AddressSpace<S> {
             _ => self.find_hole(new_len)?,
         };
         let kept = from.start..VirtAddr(from.start.0 + old_len.min(new_len));
+        self.split_borders(&kept)?;
         self.resident.make_tables(kept.clone(), to)?;
         moved.start = to;
         moved.end = VirtAddr(to.0 + new_len);
@@ -198,6 +200,7 @@ impl<S: Memory> AddressSpace<S> {
 impl<S: Memory> Resident<S> {
     /// Make the tables that the leaves of `from` need at `to`.
     fn make_tables(&mut self, from: Range<VirtAddr>, to: VirtAddr) -> Result<(), OutOfMemory> {
+        self.split_what_cannot_move(&from, to)?;
         let mut outcome = Ok(());
         let mut last = u64::MAX;
         let mut wanted = [None; 64];
@@ -206,7 +209,7 @@ impl<S: Memory> Resident<S> {
         while next < from.end && outcome.is_ok() {
             let mut count = 0;
             let mut resume = from.end;
-            self.tables.visit(next..from.end, |addr, _, _, _| {
+            self.tables.visit(next..from.end, |addr, _, _, size| {
                 let dest = to.0 + (addr.0 - from.start.0);
                 let region = dest / PageSize::Large.bytes();
                 if region == last || addr >= resume {
@@ -216,24 +219,51 @@ impl<S: Memory> Resident<S> {
                     resume = addr;
                     return;
                 }
-                wanted[count] = Some(VirtAddr(dest));
+                wanted[count] = Some((VirtAddr(dest), size));
                 count += 1;
                 last = region;
             });
-            for addr in wanted[..count].iter_mut().filter_map(Option::take) {
-                outcome = outcome.and(self.tables.make(addr, PageSize::Small).map(drop));
+            for (addr, size) in wanted[..count].iter_mut().filter_map(Option::take) {
+                outcome = outcome.and(self.tables.make(addr, size).map(drop));
             }
             next = resume;
         }
         outcome
     }
 
+    /// A large page moves as one between places that are alike, where no table is in its way.
+    fn split_what_cannot_move(&mut self, from: &Range<VirtAddr>, to: VirtAddr) -> Result<(), OutOfMemory> {
+        if self.large == 0 {
+            return Ok(());
+        }
+        if !to.0.wrapping_sub(from.start.0).is_multiple_of(PageSize::Large.bytes()) {
+            return self.split_all(from.clone());
+        }
+        let mut next = from.start;
+        while next < from.end {
+            let dest = self.tables.find_large(VirtAddr(to.0 + (next.0 - from.start.0)));
+            if dest.is_some_and(|dest| !dest.load().is_empty()) {
+                let mut batch = self.tables.batch();
+                self.split(next, &mut batch)?;
+            }
+            next = VirtAddr(block_start(next).0 + PageSize::Large.bytes());
+        }
+        Ok(())
+    }
+
     fn move_leaves(&mut self, from: Range<VirtAddr>, to: VirtAddr, batch: &mut FlushBatch<S>) {
-        self.tables.visit(from.clone(), |addr, slot, _, _| {
+        self.tables.visit(from.clone(), |addr, slot, _, size| {
             let dest = VirtAddr(to.0 + (addr.0 - from.start.0));
-            let (dest, _) = self.tables.find(dest).expect("the tables were made before");
+            let dest = match size {
+                PageSize::Small => self.tables.find(dest).map(|(slot, _)| slot),
+                PageSize::Large => self.tables.find_large(dest),
+            };
+            let dest = dest.expect("the tables were made before");
             let old = slot.replace(Entry::EMPTY);
-            batch.restricted(addr, old);
+            match size {
+                PageSize::Small => batch.restricted(addr, old),
+                PageSize::Large => batch.unmapped_large(addr, old, None),
+            }
             dest.fill(old);
         });
     }

@@ -152,7 +152,7 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::Fault);
         }
         resident.fault(area, page, want)?;
-        let (_, entry) = resident.present(page).ok_or(VmError::Fault)?;
+        let entry = resident.present(page).ok_or(VmError::Fault)?;
         Ok(entry.frame())
     }
 
@@ -174,7 +174,8 @@ impl<S: Memory> AddressSpace<S> {
         }
         let want = if area.is_shared() { needed.want() } else { Want::Write };
         resident.fault(area, page, want)?;
-        let (_, entry) = resident.present(page).ok_or(FaultError::Bus)?;
+        resident.count_pieces(page);
+        let entry = resident.present(page).ok_or(FaultError::Bus)?;
         let source = resident.source();
         let pinned = if resident.kind_of(entry) == Kind::Anon {
             Mapping::<Anon, S>::borrow_leaf(source, entry.frame())

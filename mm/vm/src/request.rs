@@ -73,6 +73,10 @@ bitflags! {
         const SEQUENTIAL = 1 << 10;
         /// Read in no order: neighbours are not mapped in passing.
         const RANDOM = 1 << 11;
+        /// Large pages are welcome, also where they are not the rule.
+        const HUGEPAGE = 1 << 12;
+        /// They are not.
+        const NOHUGEPAGE = 1 << 13;
     }
 }
 

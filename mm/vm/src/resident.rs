@@ -6,13 +6,17 @@
 use alloc::sync::Arc;
 use core::ops::Range;
 
-use freehold_frame::{Anon, Frame, FrameSource, Mapping, OutOfMemory, Owner, User, UserKind};
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
+use freehold_frame::{
+    Anon, Belongs, Frame, FrameSource, LargeMapping, Mapping, OutOfMemory, Owner, User, UserKind,
+};
+use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
 use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
 
 use crate::Commons;
 use crate::area::{Area, Content};
 use crate::error::{FaultError, FaultKind};
+use crate::events::Event;
+use crate::huge::HugeUse;
 use crate::request::AreaFlags;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -65,12 +69,15 @@ pub(crate) struct Resident<S: Memory> {
     pub tables: Space<S>,
     pub rss: Rss,
     pub peak: u64,
+    /// Large leaves.
+    pub large: u64,
+    pub huge: HugeUse,
 }
 
 impl<S: Memory> Resident<S> {
     pub(crate) fn new(commons: Arc<Commons<S>>) -> Result<Self, OutOfMemory> {
         let tables = Space::new(commons.source, commons.kernel)?;
-        Ok(Self { commons, tables, rss: Rss::default(), peak: 0 })
+        Ok(Self { commons, tables, rss: Rss::default(), peak: 0, large: 0, huge: HugeUse::ByArea })
     }
 
     pub(crate) fn source(&self) -> S {
@@ -111,11 +118,23 @@ impl<S: Memory> Resident<S> {
         addr: VirtAddr,
         want: Want,
     ) -> Result<FaultKind, FaultError> {
-        let slot = match self.tables.find(addr) {
-            Some((slot, _)) => slot,
-            None => self.tables.make(addr, PageSize::Small)?,
+        let (mut slot, size) = match self.tables.find(addr) {
+            Some(found) => found,
+            None => {
+                if let Some(kind) = self.fill_large(area, addr, want)? {
+                    return Ok(kind);
+                }
+                (self.tables.make(addr, PageSize::Small)?, PageSize::Small)
+            }
         };
-        let entry = slot.load();
+        let mut entry = slot.load();
+        if size == PageSize::Large && want == Want::Write {
+            if let Some(kind) = self.fault_write_large(area, addr, slot, entry)? {
+                return Ok(kind);
+            }
+            slot = self.tables.make(addr, PageSize::Small)?;
+            entry = slot.load();
+        }
         match want {
             _ if entry.is_empty() => self.fill(area, addr, slot, want),
             Want::Write => self.fault_write(area, addr, slot, entry),
@@ -124,10 +143,15 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    pub(crate) fn present(&self, addr: VirtAddr) -> Option<(Slot<S::Machine>, Entry)> {
-        let (slot, _) = self.tables.find(addr)?;
-        let entry = slot.load();
-        (!entry.is_empty()).then_some((slot, entry))
+    /// The leaf of the page at `addr`, which may be a piece of a large one.
+    pub(crate) fn present(&self, addr: VirtAddr) -> Option<Entry> {
+        Some(self.tables.entry(addr)).filter(|entry| !entry.is_empty())
+    }
+
+    /// Where the leaf of the present page at `addr` ends.
+    pub(crate) fn leaf_end(&self, addr: VirtAddr) -> VirtAddr {
+        let size = self.tables.find(addr).map_or(PageSize::Small, |(_, size)| size);
+        VirtAddr((addr.0 & !(size.bytes() - 1)) + size.bytes())
     }
 
     /// Fill an absent page.
@@ -243,6 +267,7 @@ impl<S: Memory> Resident<S> {
         let new = match kind {
             Kind::Anon if self.reuse(entry) => {
                 slot.update(|entry| entry.with_rights(rights).marked_dirty());
+                self.commons.events.count(Event::Reuse);
                 return Ok(FaultKind::Minor);
             }
             Kind::Zero => into_mapping(Frame::allocate_zeroed(self.source())?)?,
@@ -262,8 +287,11 @@ impl<S: Memory> Resident<S> {
         mapping.is_ok_and(|mapping| mapping.reuse().is_ok())
     }
 
-    /// Whether the frame of `entry` is anonymous and exclusive.
+    /// Whether the frame of `entry`, or all of a large leaf's, is anonymous and exclusive.
     pub(crate) fn is_exclusive(&self, entry: Entry) -> bool {
+        if entry.is_large() {
+            return self.block_of(entry).is_some_and(|block| block.belongs() == Belongs::Exclusive);
+        }
         let mapping = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame());
         entry.backing() == Backing::Counted && mapping.is_ok_and(|mapping| mapping.is_exclusive())
     }
@@ -275,7 +303,16 @@ impl<S: Memory> Resident<S> {
         (old.backing() == Backing::Counted).then(take)
     }
 
-    /// Take away all pages of `range`, which is part of `area`.
+    /// The hold of a large leaf that has left its table.
+    fn held_block(&self, old: Entry) -> Option<LargeMapping<S>> {
+        let take = || {
+            LargeMapping::from_leaf(self.source(), old.frame())
+                .expect("large leaves lead to anonymous blocks")
+        };
+        (old.backing() == Backing::Counted).then(take)
+    }
+
+    /// Take away all pages of `range`, which is part of `area` and cuts no large page.
     pub(crate) fn zap(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
         self.zap_if(area, range, batch, |_| true);
     }
@@ -294,10 +331,21 @@ impl<S: Memory> Resident<S> {
     ) {
         self.note_peak();
         let mut rss = self.rss;
+        let mut large = self.large;
         let this = &*self;
-        this.tables.visit(range, |addr, slot, entry, _| {
+        this.tables.visit(range, |addr, slot, entry, size| {
             let kind = this.kind_of(entry);
-            if goes(kind) {
+            if size == PageSize::Large {
+                if goes(kind) {
+                    let old = slot.replace(Entry::EMPTY);
+                    batch.unmapped_large(addr, old, this.held_block(old));
+                    if kind == Kind::Anon {
+                        rss.anon -= PAGEBLOCK_FRAMES;
+                        this.count_leaves(-1);
+                    }
+                    large -= 1;
+                }
+            } else if goes(kind) {
                 let old = slot.replace(Entry::EMPTY);
                 batch.unmapped(addr, old, this.mapping_of(old));
                 if let Some(count) = rss.of(area, kind) {
@@ -306,6 +354,7 @@ impl<S: Memory> Resident<S> {
             }
         });
         self.rss = rss;
+        self.large = large;
     }
 
     /// Give the pages of `range` the rights that `area`, which it is part of, has now.

@@ -11,6 +11,8 @@ use freehold_paging::{KernelRoots, Memory, Roots};
 use crate::area::Area;
 use crate::areas::Areas;
 use crate::cache::SpaceHandle;
+use crate::events::{Event, Events};
+use crate::huge::HugeControl;
 use crate::request::{AreaFlags, Layout, Limits};
 use crate::resident::Resident;
 use crate::{PageCache, VmError};
@@ -27,6 +29,8 @@ pub struct Commons<S: Memory> {
     pub(crate) kernel: KernelRoots,
     /// The page that reads of untouched anonymous memory see.
     zero: Frame<CacheKind, S>,
+    pub(crate) huge: HugeControl,
+    pub(crate) events: Events,
 }
 
 impl<S: Memory> Commons<S> {
@@ -35,10 +39,21 @@ impl<S: Memory> Commons<S> {
     /// # Errors
     /// [`OutOfMemory`].
     pub fn new(source: S, kernel: KernelRoots) -> Result<Arc<Self>, OutOfMemory> {
-        Ok(Arc::new(Self { source, kernel, zero: Frame::allocate_zeroed(source)? }))
+        let zero = Frame::allocate_zeroed(source)?;
+        Ok(Arc::new(Self { source, kernel, zero, huge: HugeControl::new(), events: Events::new() }))
     }
     pub(crate) fn zero_page(&self) -> Pfn {
         self.zero.pfn()
+    }
+    /// How often it happened, in all address spaces.
+    pub fn count_of(&self, event: Event) -> u64 {
+        self.events.load(event)
+    }
+}
+
+impl<S: Memory> Drop for Commons<S> {
+    fn drop(&mut self) {
+        self.free_zero_block();
     }
 }
 

@@ -1,9 +1,10 @@
 //! What /proc shows of an address space.
 
 use alloc::sync::Arc;
+use core::ops::Range;
 
-use freehold_machine::{PAGE_SIZE, Pfn, VirtAddr};
-use freehold_paging::Memory;
+use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
+use freehold_paging::{Backing, Entry, Memory, PageSize};
 
 use crate::AddressSpace;
 use crate::area::{Area, Content};
@@ -100,6 +101,8 @@ pub struct Smaps {
     pub referenced: u64,
     /// Not a file's.
     pub anonymous: u64,
+    /// Anonymous and mapped by large leaves.
+    pub huge: u64,
     /// `pss` of locked areas.
     pub locked: u64,
 }
@@ -189,29 +192,51 @@ impl<S: Memory> AddressSpace<S> {
 
     /// Visit the pages that `start..end` maps, upwards, the shared zero page too.
     pub fn pages(&self, start: VirtAddr, end: VirtAddr, mut out: impl FnMut(PageView)) {
-        self.resident.tables.visit(start..end, |addr, _, entry, _| {
-            let kind = self.resident.kind_of(entry);
-            let record = self.resident.source().table().get(entry.frame());
-            let mappings = record.map_or(0, |record| record.counts().load().mappings);
+        self.pieces(start..end, |addr, entry, kind, mappings| {
             out(PageView {
                 addr,
                 frame: entry.frame(),
-                of_file: if kind == Kind::Anon || kind == Kind::Zero { OfFile::No } else { OfFile::Yes },
-                mappings: if kind == Kind::Zero { 0 } else { mappings },
+                of_file: if kind == Kind::Cache { OfFile::Yes } else { OfFile::No },
+                mappings,
             });
         });
+    }
+
+    /// Visit the pages of 4 KiB that `range` maps, those of large ones too, each as if it had a leaf of its own, with what it leads to
+    /// and how often its frame is mapped (0 for zeroes).
+    fn pieces(&self, range: Range<VirtAddr>, mut out: impl FnMut(VirtAddr, Entry, Kind, u32)) {
+        let resident = &self.resident;
+        resident.tables.visit(range.clone(), |addr, _, entry, size| {
+            let kind = resident.kind_of(entry);
+            if size == PageSize::Small {
+                let record = resident.source().table().get(entry.frame()).filter(|_| kind != Kind::Zero);
+                let mappings = record.map_or(0, |record| record.counts().load().mappings);
+                return out(addr, entry, kind, mappings);
+            }
+            let block = resident.block_of(entry);
+            for index in 0..PAGEBLOCK_FRAMES {
+                let page = VirtAddr(addr.0 + index * PAGE);
+                if range.contains(&page) {
+                    let mappings = block.as_ref().map_or(0, |block| block.holders(index).mappings);
+                    out(page, entry.piece(entry.frame().offset(index)), kind, mappings);
+                }
+            }
+        });
+    }
+
+    /// Whether large pages may be had in an area, as things are set (smaps' THPeligible).
+    pub fn is_huge_eligible(&self, area: &AreaView<'_, S>) -> bool {
+        self.areas.at(area.start).is_some_and(|area| self.resident.is_huge_eligible(area))
     }
 
     /// Count the pages of an area. The zero page is nobody's and is not counted.
     pub fn smaps(&self, area: &AreaView<'_, S>) -> Smaps {
         let mut smaps = Smaps::default();
-        self.resident.tables.visit(area.start..area.end, |_, _, entry, _| {
-            let kind = self.resident.kind_of(entry);
+        self.pieces(area.start..area.end, |_, entry, kind, mappings| {
             if kind == Kind::Zero {
                 return;
             }
-            let record = self.resident.source().table().get(entry.frame());
-            let mappings = record.map_or(1, |record| u64::from(record.counts().load().mappings).max(1));
+            let mappings = u64::from(mappings).max(1);
             smaps.rss += PAGE;
             smaps.pss += PAGE / mappings;
             let by_use = match (mappings > 1, entry.is_dirty()) {
@@ -224,6 +249,10 @@ impl<S: Memory> AddressSpace<S> {
             smaps.pss_dirty += if entry.is_dirty() { PAGE / mappings } else { 0 };
             smaps.referenced += if entry.is_accessed() { PAGE } else { 0 };
             smaps.anonymous += if kind == Kind::Anon { PAGE } else { 0 };
+        });
+        self.resident.tables.visit(area.start..area.end, |_, _, entry, size| {
+            let large = size == PageSize::Large && entry.backing() == Backing::Counted;
+            smaps.huge += if large { PageSize::Large.bytes() } else { 0 };
         });
         if area.flags.contains(AreaFlags::LOCKED) {
             smaps.locked = smaps.pss;

@@ -57,7 +57,8 @@ pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<
                 writeln!(out, "{:<16}{:>8} kB", "Size:", (area.end.0 - area.start.0) / 1024);
                 writeln!(out, "{:<16}{:>8} kB\n{:<16}{:>8} kB", "KernelPageSize:", 4, "MMUPageSize:", 4);
                 counts(out, &areas.smaps(&area));
-                writeln!(out, "THPeligible:    0\nVmFlags: {}", vm_flags(&area));
+                let eligible = u8::from(areas.is_huge_eligible(&area));
+                writeln!(out, "THPeligible:{eligible:>12}\nVmFlags: {}", vm_flags(&area));
             }
             Ok(())
         }
@@ -178,7 +179,7 @@ fn counts(out: &mut Text, smaps: &Smaps) {
     row("Referenced:", smaps.referenced);
     row("Anonymous:", smaps.anonymous);
     row("LazyFree:", 0);
-    row("AnonHugePages:", 0);
+    row("AnonHugePages:", smaps.huge);
     row("ShmemPmdMapped:", 0);
     row("FilePmdMapped:", 0);
     row("Shared_Hugetlb:", 0);
@@ -198,6 +199,7 @@ fn add(sum: &mut Smaps, one: &Smaps) {
     sum.private_dirty += one.private_dirty;
     sum.referenced += one.referenced;
     sum.anonymous += one.anonymous;
+    sum.huge += one.huge;
     sum.locked += one.locked;
 }
 

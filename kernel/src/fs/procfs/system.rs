@@ -3,6 +3,7 @@
 use alloc::sync::Arc;
 
 use freehold_machine::{CpuId, NodeId};
+use freehold_vm::Event;
 
 use super::{cpuinfo, loads};
 use crate::fs::device::{self, split_device};
@@ -122,7 +123,7 @@ fn meminfo(out: &mut Text) -> Result<()> {
     line("CommitLimit:", total / 2);
     line("Committed_AS:", anonymous + page_cache);
     line("VmallocUsed:", kernel.saturating_sub(heap));
-    line("AnonHugePages:", 0);
+    line("AnonHugePages:", mem::commons().huge_pages());
     line("ShmemHugePages:", 0);
     line("FileHugePages:", 0);
     writeln!(
@@ -183,6 +184,18 @@ fn uptime(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
+/// What happened to pages of processes, by Linux' names.
+const EVENTS: [(&str, Event); 8] = [
+    ("pgreuse", Event::Reuse),
+    ("thp_fault_alloc", Event::HugeFaultAlloc),
+    ("thp_fault_fallback", Event::HugeFaultFallback),
+    ("thp_collapse_alloc", Event::HugeCollapseAlloc),
+    ("thp_collapse_alloc_failed", Event::HugeCollapseFailed),
+    ("thp_split_page", Event::HugeSplitPage),
+    ("thp_split_pmd", Event::HugeSplitLeaf),
+    ("thp_zero_page_alloc", Event::HugeZeroAlloc),
+];
+
 fn vmstat(out: &mut Text) -> Result<()> {
     let memory = mem::stats::memory();
     let (mut taken, mut given) = (0, 0);
@@ -225,7 +238,11 @@ fn vmstat(out: &mut Text) -> Result<()> {
     line("pgfree", given);
     line("pgfault", faults[0] + faults[1]);
     line("pgmajfault", faults[1]);
-    line("oom_kill", 0);
+    line("oom_kill", mem::stats::oom_kills());
+    line("nr_anon_transparent_hugepages", mem::commons().huge_pages() / 512);
+    for (name, event) in EVENTS {
+        line(name, mem::commons().count_of(event));
+    }
     Ok(())
 }
 

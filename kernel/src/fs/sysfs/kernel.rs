@@ -13,14 +13,6 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     let shuffles = if mem::frames().shuffles() { "Y" } else { "N" };
     root.dirs("module/page_alloc/parameters").constant("shuffle", shuffles);
 
-    // There are no huge pages for anonymous memory yet, and none to reserve.
-    let huge = root.dirs("kernel/mm/transparent_hugepage");
-    huge.constant("enabled", "always madvise [never]");
-    huge.constant("defrag", "always defer defer+madvise madvise [never]");
-    huge.constant("shmem_enabled", "always within_size advise [never] deny force");
-    huge.constant("use_zero_page", "0");
-    huge.constant("hpage_pmd_size", "2097152");
-    root.dirs("kernel/mm/hugepages");
     root.dirs("fs/cgroup");
     root.dirs("class");
     root.dirs("bus");

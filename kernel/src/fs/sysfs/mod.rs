@@ -3,6 +3,8 @@
 #[cfg(target_os = "none")]
 mod cpus;
 #[cfg(target_os = "none")]
+mod huge;
+#[cfg(target_os = "none")]
 mod kernel;
 #[cfg(target_os = "none")]
 mod memory;
@@ -45,6 +47,7 @@ pub fn fill() {
     cpus::fill(&root, topology);
     nodes::fill(&root, topology);
     memory::fill(&root, topology);
+    huge::fill(&root);
     kernel::fill(&root);
 }
 

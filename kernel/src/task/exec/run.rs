@@ -184,6 +184,8 @@ fn assemble(
         end: VirtAddr(USER_END),
         mmap_base: VirtAddr(mmap_base),
     })?;
+    let huge = process.space().lock().huge_use();
+    space.lock().set_huge_use(huge);
     let loaded = program.map(&space, Role::Program, &limits)?;
     let program_entry = program.plan.entry.wrapping_add(loaded.bias);
     let (entry, base) = match program.plan.interpreter {

@@ -3,6 +3,7 @@
 mod basics;
 mod cache;
 mod calls;
+mod huge;
 mod random;
 mod remote;
 mod world;

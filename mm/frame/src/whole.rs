@@ -1,0 +1,184 @@
+//! Blocks of frames that are counted as one for as long as all of them are held alike.
+//!
+//! A block of anonymous frames that one large leaf maps is **whole**: the word of its first frame, the head, speaks for all, and the
+//! other words are 0. As soon as one frame must be held otherwise (a pin, a leaf of its own, a partner that lets go of a part), the
+//! block is **shattered**: every frame has its own word, which says what the head's said. Nothing else changes: large leaves may go on
+//! mapping a shattered block, and each then holds one mapping of every frame. So what is exact for one frame is exact for each frame
+//! of a block, and a block that nobody takes apart costs one word.
+//!
+//! | word of the head | block | who may change it |
+//! |---|---|---|
+//! | WHOLE | one word for all | holders of large leaves |
+//! | WHOLE, FROZEN | on its way to pieces | who froze it; others wait a few hundred stores |
+//! | FROZEN | on its way to a whole again | who froze it, being the only holder of every frame |
+//! | neither | pieces | as any frame's word |
+//!
+//! **Shatter.** Freeze the head, write the other frames' words and states, then publish the head's word as a piece's. Whoever
+//! reads the head with neither mark has acquired those words, so no count is lost or made up between the two forms: a share or
+//! an unmap by another address space comes before the freeze and is copied to all, or finds pieces and does its work on each.
+//!
+//! **Gather.** Only for who holds the one mapping of every frame. The head is frozen and no longer exclusive, then each other
+//! word goes from "one mapping" to 0 by compare-exchange: a pin that was faster makes it fail, and one that is late finds a frame that is
+//! not exclusive, as it would anywhere. A failure gives every word back.
+//!
+//! A leaf of 4 KiB, a reference and a pin exist only on pieces, so the operations of single frames never meet these marks.
+
+use core::sync::atomic::Ordering;
+
+use crate::counts::{Counts, EXCLUSIVE, Hold, MAPPING, Word, add};
+
+/// The word speaks for a whole block.
+const WHOLE: u64 = 1 << 24;
+/// The block changes its form.
+const FROZEN: u64 = 1 << 23;
+
+/// Why a whole block's count did not change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotWhole {
+    /// The block is in pieces: each frame has its own counts.
+    Pieces,
+    /// Others hold it too.
+    Held,
+    /// The count is at its maximum (8,388,607 mappings).
+    Overflow,
+}
+
+/// Whether the last holder let go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LastHold {
+    /// It did: the block is the caller's to free.
+    Gone,
+    /// Others hold it.
+    Others,
+}
+
+pub(crate) const fn is_whole(bits: u64) -> bool {
+    bits & WHOLE != 0
+}
+
+impl<W: Word> Counts<W> {
+    /// Begin as the head of a whole block with one mapping, exclusive. Only its allocator calls this, before anyone else knows the block.
+    pub fn start_whole(&self) {
+        self.word().store(WHOLE | EXCLUSIVE | MAPPING, Ordering::Relaxed);
+    }
+
+    /// One more large leaf in another address space (fork): no longer exclusive.
+    ///
+    /// # Errors
+    /// [`NotWhole::Pieces`], [`NotWhole::Overflow`].
+    pub fn share_whole(&self) -> Result<(), NotWhole> {
+        self.change_whole(|bits| add(bits & !EXCLUSIVE, Hold::Mapping).map_err(|_| NotWhole::Overflow))
+            .map(drop)
+    }
+
+    /// Become exclusive again: the only holder is one large leaf (or already exclusive).
+    ///
+    /// # Errors
+    /// [`NotWhole::Pieces`], [`NotWhole::Held`].
+    pub fn reuse_whole(&self) -> Result<(), NotWhole> {
+        self.change_whole(|bits| match bits & !EXCLUSIVE {
+            _ if bits & EXCLUSIVE != 0 => Ok(bits),
+            alone if alone == WHOLE | MAPPING => Ok(bits | EXCLUSIVE),
+            _ => Err(NotWhole::Held),
+        })
+        .map(drop)
+    }
+
+    /// One large leaf is gone.
+    ///
+    /// # Errors
+    /// [`NotWhole::Pieces`]: let go of every frame.
+    pub fn unmap_whole(&self) -> Result<LastHold, NotWhole> {
+        let one_less = |bits: u64| match bits & !EXCLUSIVE {
+            alone if alone == WHOLE | MAPPING => 0,
+            _ => bits - MAPPING,
+        };
+        let before = self.change_whole(|bits| Ok(one_less(bits)))?;
+        Ok(if one_less(before) == 0 { LastHold::Gone } else { LastHold::Others })
+    }
+
+    /// Give every frame of the whole block whose head this is its own word. `tails` are the other frames' words; `publish` is
+    /// called when they are written and before anyone else acts on them.
+    ///
+    /// # Errors
+    /// [`NotWhole::Pieces`]: someone else has done it.
+    pub fn shatter<'a>(
+        &self,
+        tails: impl Iterator<Item = &'a Self>,
+        publish: impl FnOnce(),
+    ) -> Result<(), NotWhole>
+    where
+        W: 'a,
+    {
+        let piece = self.change_whole(|bits| Ok(bits | FROZEN))? & !WHOLE;
+        tails.for_each(|tail| tail.word().store(piece, Ordering::Relaxed));
+        publish();
+        self.word().store(piece, Ordering::Release);
+        Ok(())
+    }
+
+    /// Make the block whole again and exclusive. The caller has the one mapping of every frame. `publish` is called when all words are taken
+    /// in and before the head speaks for them.
+    ///
+    /// # Errors
+    /// [`NotWhole::Held`]: someone else holds a frame of it, and nothing has changed, but that frames of which the caller is the only
+    /// holder may have become exclusive.
+    pub fn gather<'a>(
+        &self,
+        tails: impl Iterator<Item = &'a Self> + Clone,
+        publish: impl FnOnce(),
+    ) -> Result<(), NotWhole>
+    where
+        W: 'a,
+    {
+        let take = |counts: &Self, to: u64| {
+            let alone = |bits: u64| (bits & !EXCLUSIVE == MAPPING).then_some(to);
+            counts.exchange(alone).is_ok()
+        };
+        // Most blocks that cannot be gathered show it at a glance.
+        if !tails.clone().all(|tail| tail.word().load(Ordering::Relaxed) & !EXCLUSIVE == MAPPING)
+            || !take(self, MAPPING | FROZEN)
+        {
+            return Err(NotWhole::Held);
+        }
+        let taken = tails.clone().take_while(|tail| take(tail, 0)).count();
+        if tails.clone().nth(taken).is_some() {
+            tails.take(taken).for_each(|tail| tail.word().store(MAPPING | EXCLUSIVE, Ordering::Release));
+            self.word().store(MAPPING | EXCLUSIVE, Ordering::Release);
+            return Err(NotWhole::Held);
+        }
+        publish();
+        self.word().store(WHOLE | EXCLUSIVE | MAPPING, Ordering::Release);
+        Ok(())
+    }
+
+    /// Change the word of a whole block; what it was.
+    fn change_whole(&self, step: impl Fn(u64) -> Result<u64, NotWhole>) -> Result<u64, NotWhole> {
+        let mut bits = self.word().load(Ordering::Acquire);
+        loop {
+            if bits & FROZEN != 0 {
+                self.word().relax();
+                bits = self.word().load(Ordering::Acquire);
+                continue;
+            }
+            if bits & WHOLE == 0 {
+                return Err(NotWhole::Pieces);
+            }
+            match self.word().compare_exchange_weak(bits, step(bits)?, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Ok(bits),
+                Err(now) => bits = now,
+            }
+        }
+    }
+
+    fn exchange(&self, step: impl Fn(u64) -> Option<u64>) -> Result<(), u64> {
+        let mut bits = self.word().load(Ordering::Acquire);
+        loop {
+            let new = step(bits).ok_or(bits)?;
+            match self.word().compare_exchange_weak(bits, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Ok(()),
+                Err(now) => bits = now,
+            }
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! What happened since boot, counted for /proc/vmstat.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Something that is counted, by the name of Linux' counter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// `pgreuse`: a write fault kept the frame.
+    Reuse,
+    /// `thp_fault_alloc`: a fault was served with a large page.
+    HugeFaultAlloc,
+    /// `thp_fault_fallback`: it was not, for want of a pageblock.
+    HugeFaultFallback,
+    /// `thp_collapse_alloc`: small pages became a large one.
+    HugeCollapseAlloc,
+    /// `thp_collapse_alloc_failed`: they did not, for want of a pageblock.
+    HugeCollapseFailed,
+    /// `thp_split_page`: the frames of a block are counted one by one.
+    HugeSplitPage,
+    /// `thp_split_pmd`: a large leaf became small ones.
+    HugeSplitLeaf,
+    /// `thp_zero_page_alloc`: the block of zeroes was made.
+    HugeZeroAlloc,
+}
+
+const EVENTS: usize = 8;
+
+/// How often each happened.
+pub(crate) struct Events([AtomicU64; EVENTS]);
+
+impl Events {
+    pub(crate) const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; EVENTS])
+    }
+    pub(crate) fn count(&self, event: Event) {
+        self.0[event as usize].fetch_add(1, Ordering::Relaxed);
+    }
+    pub(crate) fn load(&self, event: Event) -> u64 {
+        self.0[event as usize].load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,453 @@
+//! 2 MiB pages of anonymous memory.
+//!
+//! **What a large leaf is.** A leaf of 2 MiB maps a pageblock of anonymous frames, or the block of zeroes. It lies within one area: who
+//! cuts an area inside one splits it first ([`Resident::split_at`]). All of its pieces have the same rights; whose they are is
+//! the frames' own affair and exact for each of them (`freehold_frame`, module `whole`). It grants writing only while every piece is exclusive.
+//!
+//! | event | large leaf, all pieces exclusive | some piece shared |
+//! |---|---|---|
+//! | write fault | made writable | if this is the last holder of all, exclusive again; else split, then the piece alone is decided |
+//! | pin of a piece | stays; the block is in pieces, one of them pinned | split, the piece copied, the copy pinned |
+//! | fork | shared as one where nothing is pinned; else split, pieces shared or copied | shared as one |
+//! | unmap, protect, move of a part | split | split |
+//! | unmap of all | one block is given back | one mapping of each piece |
+//!
+//! So a pin, a partner or a hole costs what it costs for its piece, and no copy of another.
+//!
+//! **Failure.** No free pageblock: the fault is served with 4 KiB. No frame for the table of a split: the call that needed it fails before it
+//! has changed anything, or the fault says that memory is out.
+
+use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use freehold_frame::{
+    Belongs, Frame, FrameSource, LargeMapping, Order, OutOfMemory, Owner, PageCache as CacheKind, Request,
+    Shattered,
+};
+use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
+use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot};
+
+use crate::area::{Area, Content};
+use crate::error::{FaultError, FaultKind, VmError};
+use crate::events::Event;
+use crate::request::AreaFlags;
+use crate::resident::{Resident, Want};
+use crate::{AddressSpace, Commons};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Bytes of a large page.
+pub(crate) const LARGE: u64 = PageSize::Large.bytes();
+
+/// Which anonymous memory gets large pages (Linux: /sys/kernel/mm/transparent_hugepage/enabled).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum HugeMode {
+    /// All that is not advised against.
+    Always,
+    /// What is advised for (MADV_HUGEPAGE).
+    Advised,
+    /// None.
+    Never,
+}
+
+/// What reads of untouched memory see where a large page could be (Linux: use_zero_page).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum HugeZero {
+    /// A block of zeroes that all share, made when it is first wanted.
+    Shared,
+    /// The zero page of 4 KiB.
+    Small,
+}
+
+/// Whether a process wants large pages at all (PR_SET_THP_DISABLE).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HugeUse {
+    /// As its areas say.
+    ByArea,
+    /// It does not.
+    Disabled,
+}
+
+/// The settings, and the block of zeroes.
+pub(crate) struct HugeControl {
+    mode: AtomicU8,
+    zero_use: AtomicU8,
+    /// The block's first frame; 0 while there is none.
+    zero: AtomicU64,
+    /// Large leaves of anonymous memory in all address spaces.
+    leaves: AtomicU64,
+}
+
+impl HugeControl {
+    pub(crate) const fn new() -> Self {
+        Self {
+            mode: AtomicU8::new(HugeMode::Never as u8),
+            zero_use: AtomicU8::new(HugeZero::Shared as u8),
+            zero: AtomicU64::new(0),
+            leaves: AtomicU64::new(0),
+        }
+    }
+}
+
+impl<S: Memory> Commons<S> {
+    /// Which anonymous memory gets large pages; none until this is set.
+    pub fn huge_mode(&self) -> HugeMode {
+        let modes = [HugeMode::Always, HugeMode::Advised, HugeMode::Never];
+        let now = self.huge.mode.load(Ordering::Relaxed);
+        modes.into_iter().find(|&mode| mode as u8 == now).unwrap_or(HugeMode::Never)
+    }
+    /// Set it. What is mapped stays as it is.
+    pub fn set_huge_mode(&self, mode: HugeMode) {
+        self.huge.mode.store(mode as u8, Ordering::Relaxed);
+    }
+    /// What reads of untouched memory see.
+    pub fn huge_zero(&self) -> HugeZero {
+        if self.huge.zero_use.load(Ordering::Relaxed) == HugeZero::Shared as u8 {
+            HugeZero::Shared
+        } else {
+            HugeZero::Small
+        }
+    }
+    /// Set it.
+    pub fn set_huge_zero(&self, zero: HugeZero) {
+        self.huge.zero_use.store(zero as u8, Ordering::Relaxed);
+    }
+
+    /// Pages that are mapped as parts of large ones, in all address spaces; the block of zeroes does not count.
+    pub fn huge_pages(&self) -> u64 {
+        self.huge.leaves.load(Ordering::Relaxed) * PAGEBLOCK_FRAMES
+    }
+
+    /// The block of zeroes, if it may be used and there is memory for it.
+    fn zero_block(&self) -> Option<Pfn> {
+        if self.huge_zero() == HugeZero::Small {
+            return None;
+        }
+        let there = self.huge.zero.load(Ordering::Acquire);
+        if there != 0 {
+            return Some(Pfn(there));
+        }
+        let request = Request::new(Owner::PageCache).order(Order::PAGEBLOCK).zeroed();
+        let new = Frame::<CacheKind, S>::allocate_with(self.source, request).ok()?;
+        let head = new.pfn();
+        match self.huge.zero.compare_exchange(0, head.0, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                self.events.count(Event::HugeZeroAlloc);
+                Some(new.into_raw())
+            }
+            Err(faster) => Some(Pfn(faster)),
+        }
+    }
+    pub(crate) fn free_zero_block(&self) {
+        let head = self.huge.zero.swap(0, Ordering::AcqRel);
+        if head != 0 {
+            drop(Frame::<CacheKind, S>::from_raw(self.source, Pfn(head)));
+        }
+    }
+}
+
+/// The leaf that becomes the holder of `block`.
+fn large_leaf<S: FrameSource>(block: LargeMapping<S>, rights: Rights, marks: Marks) -> Entry {
+    Entry::leaf(block.into_leaf(), rights, marks, Backing::Counted).large()
+}
+
+/// The first address of the large page around `addr`.
+pub(crate) const fn block_start(addr: VirtAddr) -> VirtAddr {
+    VirtAddr(addr.0 & !(LARGE - 1))
+}
+
+/// The large pages that lie in `range` whole, by their first addresses.
+fn blocks_in(range: &Range<VirtAddr>) -> impl Iterator<Item = VirtAddr> + use<> {
+    let first = range.start.0.div_ceil(LARGE);
+    (first..(range.end.0 / LARGE).max(first)).map(|block| VirtAddr(block * LARGE))
+}
+
+impl<S: Memory> Resident<S> {
+    /// Whether `area` may have large pages at all, whatever its size; `mode` as if it were set.
+    fn may_be_large(&self, area: &Area<S>, mode: HugeMode) -> bool {
+        // A stack grows by what it needs.
+        const AGAINST: AreaFlags = AreaFlags::NOHUGEPAGE.union(AreaFlags::GROWSDOWN);
+        let wanted = match mode {
+            HugeMode::Always => true,
+            HugeMode::Advised => area.flags.contains(AreaFlags::HUGEPAGE),
+            HugeMode::Never => false,
+        };
+        wanted
+            && self.huge == HugeUse::ByArea
+            && !area.flags.intersects(AGAINST)
+            && matches!(area.content, Content::Anonymous)
+    }
+
+    /// Where the large page around `addr` would start, if `area` may have one there.
+    fn block_for(&self, area: &Area<S>, addr: VirtAddr) -> Option<VirtAddr> {
+        let start = block_start(addr);
+        let fits = area.start <= start && start.0 + LARGE <= area.end.0;
+        (fits && self.may_be_large(area, self.commons.huge_mode())).then_some(start)
+    }
+
+    /// Whether a page of `area` can be large as things are set.
+    pub(crate) fn is_huge_eligible(&self, area: &Area<S>) -> bool {
+        blocks_in(&(area.start..area.end)).next().is_some_and(|at| self.block_for(area, at).is_some())
+    }
+
+    /// The block that the large leaf `entry` holds; `None` of the block of zeroes.
+    pub(crate) fn block_of(&self, entry: Entry) -> Option<ManuallyDrop<LargeMapping<S>>> {
+        debug_assert!(entry.is_large());
+        match entry.backing() {
+            Backing::Uncounted => None,
+            Backing::Counted => LargeMapping::borrow_leaf(self.source(), entry.frame()),
+        }
+    }
+
+    /// So many more large leaves of anonymous memory.
+    pub(crate) fn count_leaves(&self, change: i64) {
+        // Wrapping: each leaf that goes was counted when it came.
+        self.commons.huge.leaves.fetch_add(change as u64, Ordering::Relaxed);
+    }
+
+    fn new_block(&self) -> Option<LargeMapping<S>> {
+        let block = LargeMapping::allocate(self.source(), Request::new(Owner::Anon).zeroed()).ok();
+        let event = if block.is_some() { Event::HugeFaultAlloc } else { Event::HugeFaultFallback };
+        self.commons.events.count(event);
+        block
+    }
+
+    /// Fill the absent 2 MiB around `addr` with one page. `None`: it is to be filled with 4 KiB.
+    pub(crate) fn fill_large(
+        &mut self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        want: Want,
+    ) -> Result<Option<FaultKind>, OutOfMemory> {
+        let Some(start) = self.block_for(area, addr) else { return Ok(None) };
+        let slot = self.tables.make(start, PageSize::Large)?;
+        if !slot.load().is_empty() {
+            return Ok(None);
+        }
+        let leaf = match want {
+            Want::Read => self.commons.zero_block().map(|head| {
+                Entry::leaf(head, area.shared_frame_rights(), Marks::Accessed, Backing::Uncounted).large()
+            }),
+            Want::Write => {
+                self.new_block().map(|block| large_leaf(block, area.protection.rights(), Marks::Dirty))
+            }
+        };
+        Ok(leaf.map(|leaf| {
+            slot.fill(leaf);
+            self.large += 1;
+            if leaf.backing() == Backing::Counted {
+                self.rss.anon += PAGEBLOCK_FRAMES;
+                self.count_leaves(1);
+            }
+            FaultKind::Minor
+        }))
+    }
+
+    /// A store to a large page that is there. `None`: it is split now, and the piece is to be decided.
+    pub(crate) fn fault_write_large(
+        &mut self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        slot: Slot<S::Machine>,
+        entry: Entry,
+    ) -> Result<Option<FaultKind>, FaultError> {
+        if entry.is_writable() {
+            return Ok(Some(FaultKind::Minor));
+        }
+        let rights = area.protection.rights();
+        let mut batch = self.tables.batch();
+        match self.block_of(entry) {
+            Some(block) if block.reuse().is_ok() => {
+                slot.update(|entry| entry.with_rights(rights).marked_dirty());
+                self.commons.events.count(Event::Reuse);
+                return Ok(Some(FaultKind::Minor));
+            }
+            None if self.block_for(area, addr).is_some() => {
+                if let Some(block) = self.new_block() {
+                    let old = slot.replace(large_leaf(block, rights, Marks::Dirty));
+                    batch.unmapped_large(block_start(addr), old, None);
+                    self.rss.anon += PAGEBLOCK_FRAMES;
+                    self.count_leaves(1);
+                    return Ok(Some(FaultKind::Minor));
+                }
+            }
+            _ => {}
+        }
+        self.split(addr, &mut batch)?;
+        Ok(None)
+    }
+
+    /// Make 512 leaves of the large one around `addr`, if there is one.
+    pub(crate) fn split(&mut self, addr: VirtAddr, batch: &mut FlushBatch<S>) -> Result<(), OutOfMemory> {
+        let Some((slot, PageSize::Large)) = self.tables.find(addr) else { return Ok(()) };
+        // Before there is a leaf of a piece: it holds what its frame counts.
+        let entry = slot.load();
+        self.shatter(entry);
+        self.tables.split(addr, batch)?;
+        self.large -= 1;
+        self.count_leaves(if entry.backing() == Backing::Counted { -1 } else { 0 });
+        self.commons.events.count(Event::HugeSplitLeaf);
+        Ok(())
+    }
+
+    fn shatter(&self, entry: Entry) {
+        if let Some(block) = self.block_of(entry)
+            && block.shatter() == Shattered::Now
+        {
+            self.commons.events.count(Event::HugeSplitPage);
+        }
+    }
+
+    /// Give the pieces of the large page around `addr`, if there is one, counts of their own: one of them is to be pinned.
+    pub(crate) fn count_pieces(&self, addr: VirtAddr) {
+        if let Some((slot, PageSize::Large)) = self.tables.find(addr) {
+            self.shatter(slot.load());
+        }
+    }
+
+    /// Split the large page that `at`, the border of something, is inside of.
+    pub(crate) fn split_at(&mut self, at: VirtAddr) -> Result<(), OutOfMemory> {
+        if self.large == 0 || at == block_start(at) {
+            return Ok(());
+        }
+        let mut batch = self.tables.batch();
+        self.split(at, &mut batch)
+    }
+
+    /// Split all large pages of `range`.
+    pub(crate) fn split_all(&mut self, range: Range<VirtAddr>) -> Result<(), OutOfMemory> {
+        if self.large == 0 {
+            return Ok(());
+        }
+        let mut batch = self.tables.batch();
+        self.split_at(range.start)?;
+        self.split_at(range.end)?;
+        blocks_in(&range).try_for_each(|at| self.split(at, &mut batch))
+    }
+
+    /// Make one large page of what is mapped in the 2 MiB from `start` on, which `area` covers: in place where the frames lie
+    /// together already, else with a copy. It need not be set that large pages are wanted.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] where nothing is mapped; [`VmError::Again`] where a frame is pinned; [`VmError::NoMemory`].
+    fn collapse(&mut self, area: &Area<S>, start: VirtAddr) -> Result<(), VmError> {
+        let slot = self.tables.find_large(start).filter(|slot| !slot.load().is_empty());
+        let slot = slot.ok_or(VmError::Invalid)?;
+        if slot.load().is_large() {
+            return Ok(());
+        }
+        let range = start..VirtAddr(start.0 + LARGE);
+        let (mut present, mut first, mut together, mut pinned) = (0, None, true, false);
+        self.tables.visit(range.clone(), |addr, _, entry, _| {
+            let index = (addr.0 - start.0) / PAGE;
+            if entry.backing() == Backing::Counted {
+                let record = self.source().table().get(entry.frame());
+                pinned |= record.is_some_and(|record| record.counts().load().pins > 0);
+                present += 1;
+                let head = *first.get_or_insert(Pfn(entry.frame().0.wrapping_sub(index)));
+                together &= head.0.wrapping_add(index) == entry.frame().0;
+            }
+        });
+        if present == 0 {
+            return Err(VmError::Invalid);
+        }
+        let mut batch = self.tables.batch();
+        let in_place = first.filter(|head| together && present == PAGEBLOCK_FRAMES && head.is_aligned(9));
+        let block = match in_place.and_then(|head| LargeMapping::borrow_leaf(self.source(), head)) {
+            Some(block) => {
+                // Alone with it, the block is one again; shared, its pieces stay counted by themselves.
+                let _: Result<(), _> = block.gather();
+                self.tables.visit(range, |_, slot, _, _| {
+                    slot.replace(Entry::EMPTY);
+                });
+                batch.range(start, PAGEBLOCK_FRAMES);
+                ManuallyDrop::into_inner(block)
+            }
+            None if pinned => return Err(VmError::Again),
+            None => {
+                let block = self.collapse_copy(start, &mut batch)?;
+                self.rss.anon += PAGEBLOCK_FRAMES - present;
+                block
+            }
+        };
+        let full = area.protection.rights();
+        let may_write = block.belongs() == Belongs::Exclusive;
+        let rights = if may_write { full } else { full.without(Rights::WRITE) };
+        self.tables.join(start, large_leaf(block, rights, Marks::Dirty), &mut batch);
+        self.large += 1;
+        self.count_leaves(1);
+        self.commons.events.count(Event::HugeCollapseAlloc);
+        Ok(())
+    }
+
+    /// A new block with the bytes of the 2 MiB from `start` on, whose leaves are gone.
+    fn collapse_copy(
+        &mut self,
+        start: VirtAddr,
+        batch: &mut FlushBatch<S>,
+    ) -> Result<LargeMapping<S>, VmError> {
+        let mut old = Vec::new();
+        let room = old.try_reserve_exact(PAGEBLOCK_FRAMES as usize).is_ok();
+        let new = LargeMapping::allocate(self.source(), Request::new(Owner::Anon));
+        let (true, Ok(block)) = (room, new) else {
+            self.commons.events.count(Event::HugeCollapseFailed);
+            return Err(VmError::NoMemory);
+        };
+        self.tables.visit(start..VirtAddr(start.0 + LARGE), |addr, slot, _, _| {
+            old.push((addr, slot.replace(Entry::EMPTY)));
+        });
+        // Nobody stores to the old frames any more once this is done.
+        batch.range(start, PAGEBLOCK_FRAMES);
+        batch.flush();
+        let machine = self.source().machine();
+        let mut next = 0;
+        for (addr, entry) in old {
+            let index = (addr.0 - start.0) / PAGE;
+            (next..index).for_each(|gap| machine.zero(block.pfn().offset(gap)));
+            machine.copy(entry.frame(), block.pfn().offset(index));
+            next = index + 1;
+            batch.unmapped(addr, entry, self.mapping_of(entry));
+        }
+        (next..PAGEBLOCK_FRAMES).for_each(|gap| machine.zero(block.pfn().offset(gap)));
+        Ok(block)
+    }
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// Whether this process wants large pages.
+    pub const fn huge_use(&self) -> HugeUse {
+        self.resident.huge
+    }
+    /// Say whether it does; children inherit it.
+    pub fn set_huge_use(&mut self, huge: HugeUse) {
+        self.resident.huge = huge;
+    }
+
+    /// Cut no large page in two at the borders of `range`.
+    pub(crate) fn split_borders(&mut self, range: &Range<VirtAddr>) -> Result<(), OutOfMemory> {
+        self.resident.split_at(range.start)?;
+        self.resident.split_at(range.end)
+    }
+
+    /// Make large pages of `range` where areas allow it (MADV_COLLAPSE), as many as can be.
+    pub(crate) fn collapse(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
+        let Self { areas, resident, .. } = self;
+        let mut outcome = Ok(());
+        for area in areas.overlapping(range.clone()) {
+            if !resident.may_be_large(area, HugeMode::Always) {
+                return Err(VmError::Invalid);
+            }
+            for start in blocks_in(&(area.start.max(range.start)..area.end.min(range.end))) {
+                match resident.collapse(area, start) {
+                    Ok(()) => {}
+                    Err(VmError::NoMemory) => return Err(VmError::NoMemory),
+                    Err(error) => outcome = Err(error),
+                }
+            }
+        }
+        outcome
+    }
+}
