@@ -1,4 +1,4 @@
-//! Pageblocks: 512 frames, a bitmap of the free ones, and one word of state.
+//! Pageblocks: 512 frames, a bitmap of the free ones in one cache line, and a word of state in the line beside it.
 //!
 //! **Invariant.** A pageblock is wholly on one side of the direct map. [`Fill::Free`] blocks are in their side's
 //! [`FreeSet`](crate::set::FreeSet) and their bitmaps mean nothing; [`Fill::Split`] blocks have one owner class, `free` is the number
@@ -16,8 +16,11 @@ use crate::word::Plain;
 
 /// Words in a pageblock's bitmap.
 pub(crate) const BITMAP_WORDS: usize = 8;
-/// Words of state per pageblock.
-pub(crate) const META_WORDS: usize = 4;
+/// Words of metadata per pageblock: its bitmap, and a line for its state, so that two CPUs at work in two pageblocks share no line.
+pub(crate) const BLOCK_WORDS: usize = 2 * BITMAP_WORDS;
+const STATE: usize = BITMAP_WORDS;
+const LINKS: usize = BITMAP_WORDS + 1;
+const POSITION: usize = BITMAP_WORDS + 2;
 /// Lists of split blocks per class, by free frames: 1–64, 65–128, … 449–512.
 pub(crate) const BUCKETS: usize = 8;
 
@@ -49,14 +52,15 @@ pub(crate) enum Fill {
     Offline,
 }
 
-/// A pageblock's word of state, lowest bits first: fill (3), class (5), free frames (10), hint (4), leaving (1).
+/// A pageblock's word of state, lowest bits first: fill (3), class (5), hint (4), leaving (1), and from bit 32 on the free frames, so that
+/// words compare as the free frames do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct BlockState(u64);
+pub(crate) struct BlockState(pub(crate) u64);
 
 const CLASS: u32 = 3;
-const FREE: u32 = 8;
-const HINT: u32 = 18;
-const LEAVING: u64 = 1 << 22;
+const HINT: u32 = 8;
+const LEAVING: u64 = 1 << 12;
+const FREE: u32 = 32;
 
 impl BlockState {
     pub(crate) const fn plain(fill: Fill) -> Self {
@@ -68,6 +72,10 @@ impl BlockState {
             Fill::Moving => 4,
             Fill::Offline => 5,
         })
+    }
+    /// The highest word of a block with so many free frames.
+    pub(crate) const fn most(free: u64) -> Self {
+        Self(((free + 1) << FREE) - 1)
     }
     pub(crate) const fn split(class: Owner, free: u64) -> Self {
         Self::plain(Fill::Split).with_class(class).with_free(free).with_hint(PAGEBLOCK_ORDER)
@@ -85,13 +93,22 @@ impl BlockState {
     pub(crate) const fn is_split(self) -> bool {
         self.0 & 7 == 2
     }
+    /// Whether one more free frame changes nothing but the count: the block is split and stays, no larger run than it is known to have can come of it,
+    /// and it stays on its list and does not become whole.
+    #[inline]
+    const fn is_plain(self) -> bool {
+        const LOOK: u64 = 7 | LEAVING | 15 << HINT;
+        const PLAIN: u64 = 2 | (PAGEBLOCK_ORDER as u64) << HINT;
+        let free = self.free();
+        self.0 & LOOK == PLAIN && !free.is_multiple_of(64) && free != PAGEBLOCK_FRAMES - 1
+    }
     /// The class, for split blocks; one that stands for the side, for whole and moving ones.
     pub(crate) const fn class(self) -> Owner {
         Owner::ALL[(self.0 >> CLASS) as usize & 7]
     }
     /// Free frames, for split blocks.
     pub(crate) const fn free(self) -> u64 {
-        self.0 >> FREE & 1023
+        self.0 >> FREE
     }
     /// There is no run of a larger order than this; for split blocks.
     pub(crate) const fn hint(self) -> u32 {
@@ -101,7 +118,7 @@ impl BlockState {
         Self(self.0 & !(31 << CLASS) | (class as u64) << CLASS)
     }
     pub(crate) const fn with_free(self, free: u64) -> Self {
-        Self(self.0 & !(1023 << FREE) | free << FREE)
+        Self(self.0 & ((1 << FREE) - 1) | free << FREE)
     }
     pub(crate) const fn with_hint(self, hint: u32) -> Self {
         Self(self.0 & !(15 << HINT) | (hint as u64) << HINT)
@@ -125,57 +142,59 @@ impl BlockState {
 /// The metadata of all pageblocks, by number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocks {
-    bitmaps: &'static [AtomicU64],
-    meta: &'static [AtomicU64],
+    words: &'static [[AtomicU64; BLOCK_WORDS]],
 }
 
 impl Blocks {
-    pub(crate) const fn new(bitmaps: &'static [AtomicU64], meta: &'static [AtomicU64]) -> Self {
-        Self { bitmaps, meta }
+    pub(crate) const fn new(words: &'static [[AtomicU64; BLOCK_WORDS]]) -> Self {
+        Self { words }
     }
     pub(crate) const fn count(self) -> u64 {
-        (self.meta.len() / META_WORDS) as u64
+        self.words.len() as u64
     }
     fn word(self, block: BlockId, which: usize) -> &'static AtomicU64 {
-        &self.meta[block.0 as usize * META_WORDS + which]
+        &self.words[block.0 as usize][which]
     }
     pub(crate) fn state(self, block: BlockId) -> BlockState {
-        BlockState(self.word(block, 0).get())
+        BlockState(self.word(block, STATE).get())
     }
     pub(crate) fn set_state(self, block: BlockId, state: BlockState) {
-        self.word(block, 0).set(state.0);
+        self.word(block, STATE).set(state.0);
     }
-    /// Free frames in the pageblock of `frame` if it is split: a hint without the lock.
+    /// The state of `frame`'s pageblock: a hint without the lock.
     #[inline]
-    pub(crate) fn free_hint(self, frame: Pfn) -> u64 {
-        let word = self.meta.get(BlockId::of(frame).0 as usize * META_WORDS);
-        word.map_or(0, |word| BlockState(word.get()).free())
+    pub(crate) fn state_hint(self, frame: Pfn) -> BlockState {
+        BlockState(self.words.get(BlockId::of(frame).0 as usize).map_or(0, |words| words[STATE].get()))
     }
-    /// Bring the words that freeing `frame` will change into this CPU's cache. Many calls in a row wait for memory together,
-    /// where the frees themselves, under the lock, would wait one after the other.
+    /// Put a single frame back, if that changes nothing but its bit and its pageblock's count.
     #[inline]
-    pub(crate) fn warm(self, frame: Pfn) {
-        let id = BlockId::of(frame).0 as usize;
-        let state = self.meta.get(id * META_WORDS).map(Plain::get);
-        let bits =
-            self.bitmaps.get(id * BITMAP_WORDS + (frame.0 as usize / 64) % BITMAP_WORDS).map(Plain::get);
-        core::hint::black_box((state, bits));
+    #[must_use]
+    pub(crate) fn put_plain(self, frame: Pfn) -> bool {
+        let Some(words) = self.words.get(BlockId::of(frame).0 as usize) else { return false };
+        let state = BlockState(words[STATE].get());
+        let word = &words[(frame.0 / 64) as usize % BITMAP_WORDS];
+        let (bits, bit) = (word.get(), 1 << (frame.0 % 64));
+        let plain = state.is_plain() && bits & bit == 0;
+        if plain {
+            word.set(bits | bit);
+            words[STATE].set(state.0 + (1 << FREE));
+        }
+        plain
     }
     /// The next and the previous block of its list.
     pub(crate) fn links(self, block: BlockId) -> (Option<BlockId>, Option<BlockId>) {
-        let bits = self.word(block, 1).get();
+        let bits = self.word(block, LINKS).get();
         (unlink(bits & u64::from(u32::MAX)), unlink(bits >> 32))
     }
     pub(crate) fn set_links(self, block: BlockId, next: Option<BlockId>, previous: Option<BlockId>) {
-        self.word(block, 1).set(link(next) | link(previous) << 32);
+        self.word(block, LINKS).set(link(next) | link(previous) << 32);
     }
     /// Where the block is in its free set: the set's own word.
     pub(crate) fn position(self, block: BlockId) -> &'static AtomicU64 {
-        self.word(block, 2)
+        self.word(block, POSITION)
     }
     pub(crate) fn bitmap(self, block: BlockId) -> &'static [AtomicU64; BITMAP_WORDS] {
-        let first = block.0 as usize * BITMAP_WORDS;
-        self.bitmaps[first..first + BITMAP_WORDS].try_into().expect("the slice has BITMAP_WORDS words")
+        self.words[block.0 as usize].first_chunk().expect("a pageblock's words begin with its bitmap")
     }
 }
 
@@ -215,28 +234,49 @@ const fn mask(order: u32) -> u64 {
     (1 << (1u32 << order)) - 1
 }
 
+/// Where to take an aligned run of 2^`order` ones out of `word`: one that is no part of a larger run, if there is such a one, and whether it is.
+fn choose(word: u64, order: usize) -> Option<(u64, Fit)> {
+    let found = runs(word, order);
+    let larger = if order < 5 { runs(word, order + 1) } else { 0 };
+    let lonely = found & !(larger | larger << (1u32 << order));
+    match (found, lonely) {
+        (0, _) => None,
+        (_, 0) => Some((u64::from(found.trailing_zeros()), Fit::Loose)),
+        _ => Some((u64::from(lonely.trailing_zeros()), Fit::Exact)),
+    }
+}
+
+/// Whether taking a run breaks a larger one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fit {
+    Exact,
+    Loose,
+}
+
 /// Take an aligned run of 2^`order` ones out of a bitmap, for orders up to 8: one that is no part of a larger run, if
-/// there is such a one in the word where the first is found. Its index in frames.
+/// there is such a one in the bitmap. Its index in frames.
 pub(crate) fn take_run(bitmap: &[AtomicU64; BITMAP_WORDS], order: u32) -> Option<u64> {
     if order >= 6 {
-        let words = 1 << (order - 6);
-        let group = bitmap.chunks(words).position(|group| group.iter().all(|word| word.get() == u64::MAX))?;
-        bitmap[group * words..][..words].iter().for_each(|word| word.set(0));
-        return Some((group * words * 64) as u64);
+        // As below, with a bit for each word.
+        let full = bitmap.iter().rev().fold(0, |full, word| full << 1 | u64::from(word.get() == u64::MAX));
+        let (first, _) = choose(full, order as usize - 6)?;
+        bitmap[first as usize..][..1 << (order - 6)].iter().for_each(|word| word.set(0));
+        return Some(first * 64);
     }
+    let mut loose = None;
     for (index, word) in bitmap.iter().enumerate() {
-        let bits = word.get();
-        let found = runs(bits, order as usize);
-        if found == 0 {
-            continue;
+        match choose(word.get(), order as usize) {
+            Some((at, Fit::Exact)) => {
+                loose = Some((index, at));
+                break;
+            }
+            Some((at, Fit::Loose)) => loose = loose.or(Some((index, at))),
+            None => {}
         }
-        let larger = if order < 5 { runs(bits, order as usize + 1) } else { 0 };
-        let lonely = found & !(larger | larger << (1u32 << order));
-        let at = if lonely != 0 { lonely } else { found }.trailing_zeros();
-        word.set(bits & !(mask(order) << at));
-        return Some(index as u64 * 64 + u64::from(at));
     }
-    None
+    let (index, at) = loose?;
+    bitmap[index].set(bitmap[index].get() & !(mask(order) << at));
+    Some(index as u64 * 64 + at)
 }
 
 /// Put a run back: the order of the largest aligned run that it is in now. `None`, and nothing changed, if one of its frames

@@ -9,6 +9,7 @@ use freehold_frame::{
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, PfnRange, Pinned, Topology};
 
+use crate::basket::Basket;
 use crate::block::{BlockId, Blocks};
 use crate::lane::{HEAD, Lane, Shapes};
 use crate::misuse::Misuse;
@@ -29,10 +30,8 @@ pub struct Buddy<M: Machine> {
     pub(crate) machine: M,
     pub(crate) table: FrameTable,
     pub(crate) options: Options,
-    /// All ones with shuffle on, else 0.
-    pub(crate) spread: u64,
-    /// Whether the bytes of free frames are written or checked.
-    pub(crate) extras: bool,
+    pub(crate) shuffled: bool,
+    pub(crate) bytes: Bytes,
     pub(crate) blocks: Blocks,
     pub(crate) zones: [Option<Zone>; MAX_NODES],
     /// For each node, the nodes with memory by distance from it; `NONE` after the last.
@@ -45,6 +44,13 @@ pub struct Buddy<M: Machine> {
     pub(crate) misuses: AtomicU64,
 }
 
+/// Whether the allocator has to do with the bytes of what it hands out and gets back (`page_alloc.check=fill`, `init_on_alloc`, `init_on_free`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Bytes {
+    Left,
+    Looked,
+}
+
 /// No more nodes in a list of nodes.
 pub(crate) const NONE: u8 = u8::MAX;
 
@@ -53,50 +59,51 @@ impl<M: Machine> Buddy<M> {
     ///
     /// # Errors
     /// [`OutOfMemory`]; never waits for memory.
-    #[inline]
+    #[inline(always)]
     pub fn allocate(&self, request: Request) -> Result<Pfn, OutOfMemory> {
-        let block = self.take(request)?;
-        if request.content == Content::Zeroed || self.options.init_on_alloc == Wipe::Always {
-            self.zero(block, request.order);
+        // Taken apart here, so that it never has to be in memory for a hit.
+        let Request { owner, order, content, policy, pressure } = request;
+        match policy {
+            NodePolicy::Local => self.take_nearby(owner, order, content, pressure),
+            _ => self.take_by_policy(request),
         }
-        Ok(block)
     }
     #[inline]
-    fn take(&self, request: Request) -> Result<Pfn, OutOfMemory> {
-        if !matches!(request.policy, NodePolicy::Local) {
-            return self.take_by_policy(request);
+    fn take_nearby(
+        &self,
+        owner: Owner,
+        order: Order,
+        content: Content,
+        pressure: Pressure,
+    ) -> Result<Pfn, OutOfMemory> {
+        if self.bytes == Bytes::Left {
+            let pinned = self.machine.pin();
+            if let Some((block, tag)) = self.lane(pinned.cpu()).pop_for(owner, order) {
+                match self.table.get(block).map(|record| record.hand_out(tag)) {
+                    Some(Ok(())) => {}
+                    _ => return self.reject(block, owner, order, content, pressure),
+                }
+                drop(pinned);
+                if content == Content::Zeroed {
+                    self.zero(block, order);
+                }
+                return Ok(block);
+            }
         }
-        let pinned = self.machine.pin();
-        let lane = self.lane(pinned.cpu());
-        let tag = Tag::new(request.owner, request.order, lane.node());
-        if !self.extras
-            && let Some(list) = self.shapes.serving(tag)
-            && let Some(block) = lane.pop(list)
-        {
-            return match self.table.get(block).map(|record| record.hand_out(tag)) {
-                Some(Ok(())) => Ok(block),
-                _ => self.reject(pinned, block, tag, request.pressure),
-            };
-        }
-        self.take_slowly(pinned, request.owner, request.order, request.pressure)
+        self.take_slowly(owner, order, content, pressure)
     }
 
     /// Take back a block. Anything that is not a block of the allocator's in this size is reported as [`Misuse`] and left alone.
     #[inline]
     pub fn release(&self, block: Pfn, order: Order) {
         let pinned = self.machine.pin();
-        let cpu = pinned.cpu();
-        let lane = self.lane(cpu);
+        let lane = self.lane(pinned.cpu());
+        let list = lane.guess(order);
         if let Some(record) = self.table.get(block)
-            && let Ok(tag) = record.freeable(order)
-            && let Some(list) = self.shapes.serving(tag)
-            && tag.node() == lane.node()
-            && !self.extras
-            && !lane.is_sparse(self.blocks.free_hint(block))
-            && lane.push(list, block)
+            && record.is_freeable_as(list.tag())
+            && lane.push_guessed(list, block, lane.is_sparse(self.blocks.state_hint(block)))
         {
-            record.take_back(tag, cpu);
-            lane.count_given(list);
+            record.take_back(list.trace());
             return;
         }
         self.release_slowly(pinned, block, order);
@@ -104,7 +111,7 @@ impl<M: Machine> Buddy<M> {
 
     /// Stamp a block with its new owner. `false` if somebody wrote into its record meanwhile.
     fn hand_out(&self, block: Pfn, tag: Tag) -> bool {
-        if self.extras {
+        if self.bytes == Bytes::Looked {
             self.verify(block, tag.order());
         }
         let Some(record) = self.table.get(block) else { return false };
@@ -123,34 +130,40 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
+    /// Not from a list.
     #[cold]
     #[inline(never)]
     fn take_slowly(
         &self,
-        pinned: Pinned<M>,
         owner: Owner,
         order: Order,
+        content: Content,
         pressure: Pressure,
     ) -> Result<Pfn, OutOfMemory> {
-        self.take_pinned(&pinned, Request { pressure, ..Request::new(owner).order(order) })
+        self.take_by_policy(Request { owner, order, content, pressure, policy: NodePolicy::Local })
     }
     #[cold]
     #[inline(never)]
     fn take_by_policy(&self, request: Request) -> Result<Pfn, OutOfMemory> {
-        self.take_pinned(&self.machine.pin(), request)
+        let block = self.take_pinned(&self.machine.pin(), request)?;
+        if request.content == Content::Zeroed || self.options.init_on_alloc == Wipe::Always {
+            self.zero(block, request.order);
+        }
+        Ok(block)
     }
     /// A listed block has an owner: leave it to that owner and take another.
     #[cold]
     #[inline(never)]
     fn reject(
         &self,
-        pinned: Pinned<M>,
         block: Pfn,
-        tag: Tag,
+        owner: Owner,
+        order: Order,
+        content: Content,
         pressure: Pressure,
     ) -> Result<Pfn, OutOfMemory> {
         self.report(Misuse::OwnedWhileFree { block, owner: self.table.state(block).owner() });
-        self.take_pinned(&pinned, Request { pressure, ..Request::new(tag.owner()).order(tag.order()) })
+        self.take_slowly(owner, order, content, pressure)
     }
     fn take_pinned(&self, pinned: &Pinned<M>, request: Request) -> Result<Pfn, OutOfMemory> {
         loop {
@@ -177,10 +190,8 @@ impl<M: Machine> Buddy<M> {
         if lane.drain_requested() {
             self.drain_lane(pinned, lane);
         }
-        if self.zone(lane.node()).is_balanced() {
-            // A frame on its way home still occupies its near-cache bin.
-            self.send_home(pinned, lane);
-        }
+        // What waits to go home may be just what is asked for, and still occupies its near-cache bin.
+        self.send_home(pinned, lane);
         // Before any lock: the generator may have one of its own. A list's refill keys what follows; a single block is drawn with
         // what the last refill left.
         let mut rng = match list {
@@ -197,39 +208,37 @@ impl<M: Machine> Buddy<M> {
                 }
                 let zone = self.zone(NodeId(node));
                 let refill = list.filter(|_| node == home);
-                let want = refill.map_or(1, |list| lane.grow(list, self.shapes.shape(list).batch));
-                let class = refill.map_or(request.owner, |list| self.shapes.shape(list).class);
-                let mut single = None;
-                let got = self.take_from(
-                    pinned,
-                    zone,
-                    class,
-                    order,
-                    want,
-                    request.pressure,
-                    &mut rng,
-                    &mut |block| {
-                        if refill.is_none_or(|list| !lane.push(list, block)) {
-                            single = Some(block);
-                        }
-                    },
-                );
-                if got == 0 {
+                let single = [AtomicU64::new(0)];
+                let places = refill.map_or(&single[..], |list| {
+                    lane.room(list, lane.grow(list, self.shapes.shape(list).batch))
+                });
+                let mut basket = Basket::new(places);
+                self.take_from(pinned, zone, request.owner, order, request.pressure, &mut rng, &mut basket);
+                if basket.len() == 0 {
                     continue;
-                }
-                if refill.is_some() {
-                    lane.set_sparse(zone.sparse());
                 }
                 if zone.free() < zone.marks.low {
                     self.request_drain();
                 }
-                let served = self.shapes.serving(Tag::new(request.owner, request.order, lane.node()));
-                match (single, served) {
-                    (None, _) => {}
-                    (Some(_), Some(list)) => lane.count_taken(list),
-                    (Some(_), None) => lane.count_passed_out(request.owner, request.order.frames()),
-                }
-                let block = single.or_else(|| lane.pop(refill?));
+                let block = match (refill, list) {
+                    (Some(list), _) => {
+                        if self.shuffled {
+                            // In a row, where hits will come at random: so the records are read ahead.
+                            basket.since(0).for_each(|block| self.table.warm(block));
+                        }
+                        lane.fill(list, basket.len());
+                        lane.set_sparse(zone.sparse());
+                        lane.pop(list)
+                    }
+                    (None, Some(list)) => {
+                        lane.count_taken(list);
+                        basket.since(0).next()
+                    }
+                    (None, None) => {
+                        lane.count_passed_out(request.owner, request.order.frames());
+                        basket.since(0).next()
+                    }
+                };
                 return Ok((block.expect("at least one block was taken"), NodeId(node)));
             }
             if !last_try {
@@ -253,6 +262,7 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
+    /// Take blocks out of `zone` until `out` has all it wants, or at least one.
     #[allow(clippy::too_many_arguments, reason = "one caller: the slow path")]
     fn take_from(
         &self,
@@ -260,11 +270,10 @@ impl<M: Machine> Buddy<M> {
         zone: &Zone,
         class: Owner,
         order: u32,
-        want: u64,
         pressure: Pressure,
         rng: &mut Rng,
-        out: &mut impl FnMut(Pfn),
-    ) -> u64 {
+        out: &mut Basket<'_>,
+    ) {
         let floor = match pressure {
             // User memory stops first: what a system call needs to end well is still there.
             Pressure::Normal if class.side() == Side::User => zone.marks.min,
@@ -272,45 +281,35 @@ impl<M: Machine> Buddy<M> {
             Pressure::Reserve => 0,
         };
         let side = class.side();
-        let mut rng = (self.spread != 0).then_some(rng);
+        let mut rng = self.shuffled.then_some(rng);
         if order > PAGEBLOCK_ORDER {
             return self.gather(pinned, zone, order, side, floor, out);
         }
         let mut held = zone.lock(pinned, self.machine);
         loop {
             let Some(spare) = zone.free().checked_sub(floor).filter(|spare| *spare >> order > 0) else {
-                return 0;
+                return;
             };
-            let want = want.min(spare >> order);
+            let want = out.room().min(spare >> order);
             if order < PAGEBLOCK_ORDER {
-                let got = zone.take(
-                    &held,
-                    Wish { class, order, want, reach: Reach::Near },
-                    rng.as_deref_mut(),
-                    out,
-                );
-                if got > 0 {
-                    return got;
+                let wish = Wish { class, order, want, reach: Reach::Near };
+                if zone.take(&held, wish, rng.as_deref_mut(), out) > 0 {
+                    return;
                 }
-                if zone.managed() < FRUGAL {
-                    let got = self.take_stolen(&held, zone, class, order, 1, out);
-                    if got > 0 {
-                        return got;
-                    }
+                if zone.managed() < FRUGAL && self.take_stolen(&held, zone, class, order, 1, out) > 0 {
+                    return;
                 }
                 if zone.open(&held, class, rng.as_deref_mut()).is_some() {
                     continue;
                 }
             } else {
-                let mut got = 0;
-                while got < want
+                while out.len() < want
                     && let Some(block) = zone.take_whole(&held, side, rng.as_deref_mut())
                 {
-                    out(block.start());
-                    got += 1;
+                    out.push(block.start());
                 }
-                if got > 0 {
-                    return got;
+                if out.len() > 0 {
+                    return;
                 }
             }
             let mut moved = [BlockId(0); MOVE_BATCH];
@@ -330,10 +329,13 @@ impl<M: Machine> Buddy<M> {
                 self.machine.relax();
                 held = zone.lock(pinned, self.machine);
             } else if order < PAGEBLOCK_ORDER {
-                let got = zone.take(&held, Wish { class, order, want: 1, reach: Reach::Far }, rng, out);
-                return if got > 0 { got } else { self.take_stolen(&held, zone, class, order, want, out) };
+                let wish = Wish { class, order, want: 1, reach: Reach::Far };
+                if zone.take(&held, wish, rng, out) == 0 {
+                    self.take_stolen(&held, zone, class, order, want, out);
+                }
+                return;
             } else {
-                return 0;
+                return;
             }
         }
     }
@@ -345,7 +347,7 @@ impl<M: Machine> Buddy<M> {
         class: Owner,
         order: u32,
         want: u64,
-        out: &mut impl FnMut(Pfn),
+        out: &mut Basket<'_>,
     ) -> u64 {
         // A candidate only may have a run: each look that finds none marks its block, so this ends.
         while let Some(whose) = zone.steal(held, class, order) {
@@ -368,8 +370,8 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
-    /// A block that is not the caller's; or has no place in the lists: too large, of another node, of a sparse pageblock, or the list
-    /// is full; or whose bytes are to be written over.
+    /// A block that is not the caller's; or of another owner than the last of its size; or has no place in the lists: too large,
+    /// of another node, or the list is full; or whose bytes are to be written over.
     #[cold]
     #[inline(never)]
     fn release_slowly(&self, pinned: Pinned<M>, block: Pfn, order: Order) {
@@ -379,39 +381,32 @@ impl<M: Machine> Buddy<M> {
             Err(NotGiven::Held) => return self.report(Misuse::StillHeld(block)),
             Err(NotGiven::NotOwned) => return self.refuse(block, order),
         };
-        let lane = self.lane(pinned.cpu());
-        let (node, side, log2) = (tag.node(), tag.owner().side(), order.log2());
-        if self.extras {
-            self.scrub(block, Freed { owner: tag.owner(), order, cpu: pinned.cpu() });
+        let (cpu, node) = (pinned.cpu(), tag.node());
+        let lane = self.lane(cpu);
+        if self.bytes == Bytes::Looked {
+            self.scrub(block, Freed { owner: tag.owner(), order, cpu });
         }
-        record.take_back(tag, pinned.cpu());
+        record.take_back(tag.trace(cpu));
         let Some(list) = self.shapes.serving(tag) else {
             lane.count_passed_back(tag.owner(), order.frames());
             // No list ever holds such a block: its pageblock gets it at once.
-            return self.give_back(&pinned, node, &[block], log2, side);
+            return self.give_back_one(&pinned, node, block, order, tag.owner().side());
         };
         lane.count_given(list);
-        if node == lane.node() && !lane.is_sparse(self.blocks.free_hint(block)) {
+        lane.set_guess(list);
+        if node == lane.node() && !lane.is_sparse(self.blocks.state_hint(block)) {
             if lane.push(list, block) {
                 return;
             }
             lane.set_key(self.machine.random_u64());
-            lane.shrink(list);
             self.drain_list(&pinned, lane, list, self.shapes.shape(list).batch);
             if lane.push(list, block) {
                 return;
             }
         }
-        if !lane.push_homeward(block, log2, node) {
+        if !lane.push_homeward(block, tag) {
             self.send_home(&pinned, lane);
-            self.give_back(&pinned, node, &[block], log2, side);
-        }
-    }
-    /// The side of a block that was freed.
-    pub(crate) fn side_before(&self, block: Pfn) -> Side {
-        match self.table.state(block) {
-            State::Unowned(Some(freed)) => freed.owner.side(),
-            _ => Side::User,
+            self.give_back_one(&pinned, node, block, order, tag.owner().side());
         }
     }
     pub(crate) fn put(
@@ -428,19 +423,11 @@ impl<M: Machine> Buddy<M> {
         (first..first + (1 << (order - PAGEBLOCK_ORDER)))
             .try_for_each(|id| zone.put_whole(held, BlockId(id), side))
     }
-    /// Put blocks of one order back into their zone.
-    pub(crate) fn give_back(&self, pinned: &Pinned<M>, node: NodeId, blocks: &[Pfn], order: u32, side: Side) {
+    /// Put a block back into its zone.
+    fn give_back_one(&self, pinned: &Pinned<M>, node: NodeId, block: Pfn, order: Order, side: Side) {
         let zone = self.zone(node);
-        let mut refused = None;
-        blocks.iter().for_each(|block| self.blocks.warm(*block));
-        let held = zone.lock(pinned, self.machine);
-        for &block in blocks {
-            if Self::put(zone, &held, block, order, side).is_err() {
-                refused = Some(block);
-            }
-        }
-        drop(held);
-        if let Some(block) = refused {
+        let refused = Self::put(zone, &zone.lock(pinned, self.machine), block, order.log2(), side).is_err();
+        if refused {
             self.report(Misuse::FreedTwice(block));
         }
     }
@@ -456,7 +443,7 @@ impl<M: Machine> Buddy<M> {
                     record.set_state(State::Unowned(Some(freed)));
                     let zone = self.zone(node);
                     zone.manage(&zone.lock(&pinned, self.machine), 1);
-                    self.give_back(&pinned, node, &[frame], 0, Side::Kernel);
+                    self.give_back_one(&pinned, node, frame, Order::FRAME, Side::Kernel);
                 }
                 _ => self.refuse(frame, Order::FRAME),
             }
@@ -465,7 +452,7 @@ impl<M: Machine> Buddy<M> {
 
     #[inline]
     pub(crate) fn lane(&self, cpu: CpuId) -> Lane<'_> {
-        Lane::new(&self.heads[usize::from(cpu.0)], self.stacks, self.spread)
+        Lane::new(&self.heads[usize::from(cpu.0)], self.stacks)
     }
     pub(crate) fn zone(&self, node: NodeId) -> &Zone {
         self.zones[usize::from(node.0)].as_ref().expect("a frame's node has a zone")

@@ -3,16 +3,16 @@
 //! Only a CPU touches its lists, so only it can drain them: others ask ([`Buddy::request_drain`]), and it answers when it runs out or polls.
 
 use freehold_frame::Side;
-use freehold_machine::{CpuId, Machine, PAGEBLOCK_ORDER, Pfn, Pinned};
+use freehold_machine::{CpuId, Machine, Pfn, Pinned};
 
 use crate::Buddy;
-use crate::lane::{LISTS, Lane};
+use crate::lane::{LISTS, Lane, homeward};
 use crate::misuse::Misuse;
-use crate::word::Held;
-use crate::zone::Zone;
+use crate::word::{Held, Plain};
+use crate::zone::{NotTaken, Zone};
 
-/// Blocks that go back to a zone under one hold of its lock.
-const DRAIN_CHUNK: usize = 64;
+/// Most blocks that go back to a zone under one hold of its lock.
+const DRAIN_CHUNK: u64 = 512;
 
 /// What a CPU is about to do when it [polls](Buddy::poll).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,16 +56,16 @@ impl<M: Machine> Buddy<M> {
     }
     pub(crate) fn drain_list(&self, pinned: &Pinned<M>, lane: Lane<'_>, list: usize, mut count: u64) {
         let shape = self.shapes.shape(list);
-        let node = lane.node();
+        let zone = self.zone(lane.node());
         while count > 0 && lane.len(list) > 0 {
-            let mut chunk = [Pfn(0); DRAIN_CHUNK];
-            let mut len = 0;
-            lane.evict(list, count.min(DRAIN_CHUNK as u64), |block| {
-                chunk[len] = block;
-                len += 1;
-            });
-            self.give_back(pinned, node, &chunk[..len], shape.order, shape.class.side());
-            count -= len as u64;
+            let leavers = lane.leavers(list, count.min(DRAIN_CHUNK));
+            let held = zone.lock(pinned, self.machine);
+            let blocks = leavers.iter().map(|place| Pfn(place.get()));
+            let refused = Self::put_all(zone, &held, blocks, shape.order, shape.class.side());
+            drop(held);
+            lane.forget(list, leavers.len());
+            self.report_refused(refused);
+            count -= leavers.len() as u64;
         }
     }
     pub(crate) fn drain_lane(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
@@ -75,31 +75,46 @@ impl<M: Machine> Buddy<M> {
         }
         self.send_home(pinned, lane);
     }
+    /// Put all that waits to go home where it belongs.
     pub(crate) fn send_home(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
-        let mut refused = None;
         let mut open: Option<(&Zone, Held<'_>)> = None;
-        lane.homeward().for_each(|(block, ..)| self.blocks.warm(block));
-        for (block, order, node) in lane.homeward() {
-            if open.as_ref().is_none_or(|(zone, _)| zone.node != node) {
+        let mut refused = None;
+        for alike in lane.homeward().chunk_by(|a, b| homeward(a).1.is_like(homeward(b).1)) {
+            let (_, tag) = homeward(&alike[0]);
+            if open.as_ref().is_none_or(|(zone, _)| zone.node != tag.node()) {
                 // One lock at a time: let go of the last node's before this one's is taken.
                 drop(open.take());
-                let zone = self.zone(node);
+                let zone = self.zone(tag.node());
                 open = Some((zone, zone.lock(pinned, self.machine)));
             }
             let (zone, held) = open.as_ref().expect("just opened");
-            // Only whole pageblocks are asked for their side, and this record is no longer in the cache.
-            let side = match order {
-                PAGEBLOCK_ORDER.. => self.side_before(block),
-                _ => Side::User,
-            };
-            if Self::put(zone, held, block, order, side).is_err() {
-                refused = Some(block);
-            }
+            let blocks = alike.iter().map(|entry| homeward(entry).0);
+            refused = Self::put_all(zone, held, blocks, tag.order().log2(), tag.owner().side()).or(refused);
         }
-        if let Some((zone, _)) = open {
+        if let Some((zone, held)) = open {
+            drop(held);
             lane.set_sparse(zone.sparse());
         }
         lane.clear_homeward();
+        self.report_refused(refused);
+    }
+    /// Put blocks of one order back into their zone; one that was not taken, if there is one.
+    fn put_all(
+        zone: &Zone,
+        held: &Held<'_>,
+        blocks: impl Iterator<Item = Pfn>,
+        order: u32,
+        side: Side,
+    ) -> Option<Pfn> {
+        if order == 0 {
+            return zone.put_singles(held, blocks);
+        }
+        blocks.fold(None, |refused, block| match Self::put(zone, held, block, order, side) {
+            Ok(()) => refused,
+            Err(NotTaken) => Some(block),
+        })
+    }
+    fn report_refused(&self, refused: Option<Pfn>) {
         if let Some(block) = refused {
             self.report(Misuse::FreedTwice(block));
         }

@@ -1,14 +1,15 @@
 //! Blocks larger than a pageblock, up to 1 GiB: gathered from free pageblocks that happen to lie side by side.
 
 use freehold_frame::Side;
-use freehold_machine::{Machine, PAGEBLOCK_ORDER, Pfn, Pinned};
+use freehold_machine::{Machine, PAGEBLOCK_ORDER, Pinned};
 
 use crate::Buddy;
+use crate::basket::Basket;
 use crate::block::BlockId;
 use crate::zone::Zone;
 
 impl<M: Machine> Buddy<M> {
-    /// Take one block of `order`, above a pageblock's, for `side`; 1 if there was one.
+    /// Take one block of `order`, above a pageblock's, for `side`, if there is one.
     pub(crate) fn gather(
         &self,
         pinned: &Pinned<M>,
@@ -16,14 +17,14 @@ impl<M: Machine> Buddy<M> {
         order: u32,
         side: Side,
         floor: u64,
-        out: &mut impl FnMut(Pfn),
-    ) -> u64 {
+        out: &mut Basket<'_>,
+    ) {
         let count = 1u64 << (order - PAGEBLOCK_ORDER);
         let held = zone.lock(pinned, self.machine);
         if zone.free() < floor + (count << PAGEBLOCK_ORDER) {
-            return 0;
+            return;
         }
-        let Some(first) = zone.find_neighbours(&held, count) else { return 0 };
+        let Some(first) = zone.find_neighbours(&held, count) else { return };
         zone.begin_gather(&held, first, count);
         drop(held);
         // The blocks are nobody else's now; those that are on the wrong side change it without the lock.
@@ -34,7 +35,6 @@ impl<M: Machine> Buddy<M> {
             }
         }
         zone.finish_gather(&zone.lock(pinned, self.machine), first, count, side);
-        out(first.start());
-        1
+        out.push(first.start());
     }
 }

@@ -103,7 +103,7 @@ impl<M: Machine> Buddy<M> {
     }
     /// Whether the allocator shuffles: what /sys/module/page_alloc/parameters/shuffle says.
     pub fn shuffles(&self) -> bool {
-        self.spread != 0
+        self.shuffled
     }
     /// The options it was made with.
     pub const fn options(&self) -> &Options {

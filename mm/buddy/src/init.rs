@@ -10,9 +10,9 @@ use freehold_frame::{FrameTable, Order, Owner, State};
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Topology};
 
-use crate::block::{BITMAP_WORDS, BlockId, BlockState, Blocks, META_WORDS};
-use crate::buddy::{Buddy, NONE};
-use crate::lane::{HEAD, Shapes};
+use crate::block::{BITMAP_WORDS, BLOCK_WORDS, BlockId, BlockState, Blocks};
+use crate::buddy::{Buddy, Bytes, NONE};
+use crate::lane::{Draw, Fast, HEAD, Shapes};
 use crate::options::{Check, Options, Wipe};
 use crate::place::Bins;
 use crate::runs::Runs;
@@ -21,8 +21,8 @@ use crate::zone::{LIST_WORDS, Pairs, Parts, Zone};
 
 /// Most runs of whole free pageblocks of a node; what is beyond them is added block by block.
 const RUNS: usize = 64;
-/// Words in a cache line.
-const LINE: usize = 8;
+/// Words in two cache lines, which many machines fetch together.
+const LINES: usize = 16;
 
 /// Why the allocator cannot be set up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +52,7 @@ impl Layout {
         let sets = 2 * (blocks + 2 * topology.ranges().len());
         let nodes = (0..topology.node_count() as u8).map(NodeId);
         let bins: usize = nodes.map(|node| Bins::words(Bins::cache_blocks(topology, node, options))).sum();
-        Self { blocks, total: bins + LINE + lanes + blocks * (BITMAP_WORDS + META_WORDS) + zones + sets }
+        Self { blocks, total: bins + LINES + lanes + blocks * BLOCK_WORDS + zones + sets }
     }
 }
 
@@ -68,7 +68,7 @@ impl Supply {
 }
 
 impl<M: Machine> Buddy<M> {
-    /// How many zeroed words [`Buddy::new`] needs: about 0.25 bytes per frame up to the end of memory, and up to 40 KiB per CPU.
+    /// How many zeroed words [`Buddy::new`] needs: about 0.28 bytes per frame up to the end of memory, and up to 45 KiB per CPU.
     pub fn metadata_words(topology: &Topology, cpus: usize, options: &Options) -> usize {
         Layout::of(topology, cpus, &shapes(topology, cpus, options), options).total
     }
@@ -102,19 +102,20 @@ impl<M: Machine> Buddy<M> {
         if metadata.len() < layout.total {
             return Err(InitError::MetadataTooSmall(layout.total));
         }
-        let skew = (metadata.as_ptr().addr() / size_of::<u64>()).wrapping_neg() % LINE;
+        let skew = (metadata.as_ptr().addr() / size_of::<u64>()).wrapping_neg() % LINES;
         let mut supply = Supply(&metadata[skew..]);
         let (heads, _) = supply.take(cpus * HEAD)?.as_chunks();
         let stacks = supply.take(cpus * shapes.words)?;
-        let bitmaps = supply.take(layout.blocks * BITMAP_WORDS)?;
-        let meta = supply.take(layout.blocks * META_WORDS)?;
+        let (blocks, _) = supply.take(layout.blocks * BLOCK_WORDS)?.as_chunks();
+        let wipes = [options.init_on_alloc, options.init_on_free].contains(&Wipe::Always);
+        let bytes = if wipes || options.check == Check::Fill { Bytes::Looked } else { Bytes::Left };
         let mut buddy = Self {
             machine,
             table,
             options,
-            spread: if options.shuffles(topology) { u64::MAX } else { 0 },
-            extras: options.check == Check::Fill || options.init_on_free == Wipe::Always,
-            blocks: Blocks::new(bitmaps, meta),
+            shuffled: options.shuffles(topology),
+            bytes,
+            blocks: Blocks::new(blocks),
             zones: [const { None }; MAX_NODES],
             nearest: nearest(topology),
             heads,
@@ -127,11 +128,11 @@ impl<M: Machine> Buddy<M> {
         for (cpu, head) in heads.iter().enumerate() {
             let node = machine.node_of_cpu(CpuId(cpu as u16));
             let home = NodeId(buddy.nearest[usize::from(node.0) % MAX_NODES][0]);
-            buddy.shapes.lay_out(head, cpu, home);
-            buddy.lane(CpuId(cpu as u16)).set_key(machine.random_u64());
-        }
-        if buddy.spread != 0 {
-            buddy.spread = if options.shuffle_order < 9 { u64::MAX } else { 1 };
+            let (cpu, fast) = (CpuId(cpu as u16), if bytes == Bytes::Left { Fast::Yes } else { Fast::No });
+            buddy.shapes.lay_out(head, cpu, home, fast);
+            let draw = if buddy.shuffled && options.shuffle_order < 9 { Draw::Any } else { Draw::Last };
+            buddy.lane(cpu).set_draw(draw);
+            buddy.lane(cpu).set_key(machine.random_u64());
         }
         let pairs = if options.shuffle_order >= 10 { Pairs::Together } else { Pairs::Apart };
         buddy.reserve(reserved);

@@ -7,7 +7,7 @@
 //! - **Placement** (`place`): in front of a direct-mapped memory-side cache, user frames of the bins that hold the fewest.
 //! - **Sides**: a pageblock is in the kernel's direct map as a whole or not at all, and changes only when it is wholly free,
 //!   many at once with one flush, never under a lock.
-//! - **Per-CPU lists** for orders 0–3 and 9: a hit takes no lock and no atomic read-modify-write.
+//! - **Per-CPU lists** for orders 0–9: a hit takes no lock and no atomic read-modify-write.
 //! - **Misuse** is always detected, by the frame's own record, and reported with who had the frame before.
 //!
 //! The lock order is simple: one lock per node, nothing under it.
@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod basket;
 mod block;
 mod buddy;
 mod drain;

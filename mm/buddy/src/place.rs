@@ -17,6 +17,7 @@ use freehold_frame::{Owner, Side};
 use freehold_machine::topology::Indexing;
 use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Topology};
 
+use crate::basket::Basket;
 use crate::block::{BITMAP_WORDS, BUCKETS, BlockId, Fill};
 use crate::options::Options;
 use crate::rng::Rng;
@@ -182,7 +183,7 @@ impl Zone {
         bins: &Bins,
         wish: Wish,
         mut rng: Option<&mut Rng>,
-        out: &mut impl FnMut(Pfn),
+        out: &mut Basket<'_>,
     ) -> u64 {
         let Wish { class, want, .. } = wish;
         let Some(which) = counted(class) else { return 0 };
@@ -244,7 +245,7 @@ impl Zone {
         level: u64,
         want: u64,
         rng: Option<&mut Rng>,
-        out: &mut impl FnMut(Pfn),
+        out: &mut Basket<'_>,
     ) -> u64 {
         let old = self.blocks().state(block);
         let bitmap = self.blocks().bitmap(block);
@@ -258,7 +259,7 @@ impl Zone {
                 let at = fit.trailing_zeros();
                 let frame = block.start().offset(index as u64 * 64 + u64::from(at));
                 bins.add(old.class(), frame, 0);
-                out(frame);
+                out.push(frame);
                 left &= !(1 << at);
                 fit &= fit - 1;
                 taken += 1;

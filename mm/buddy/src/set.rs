@@ -100,8 +100,8 @@ mod tests {
     fn chi_squared(mut draw: impl FnMut(&FreeSet, &mut Rng, u64) -> u64) -> f64 {
         const N: usize = 8;
         const BOOTS: u64 = 100_000;
-        let (slots, meta) = (words(N), words(N * crate::block::META_WORDS));
-        let blocks = Blocks::new(&[], meta);
+        let (slots, meta) = (words(N), words(N * crate::block::BLOCK_WORDS));
+        let blocks = Blocks::new(meta.as_chunks().0);
         let mut cells = [[0u64; N]; N];
         for boot in 0..BOOTS {
             slots.iter().chain(meta).for_each(|word| word.set(0));
@@ -130,8 +130,8 @@ mod tests {
 
     #[test]
     fn a_set_holds_what_was_put_in_and_nothing_else() {
-        let (slots, meta) = (words(100), words(100 * crate::block::META_WORDS));
-        let (set, blocks) = (FreeSet::new(slots, 60), Blocks::new(&[], meta));
+        let (slots, meta) = (words(100), words(100 * crate::block::BLOCK_WORDS));
+        let (set, blocks) = (FreeSet::new(slots, 60), Blocks::new(meta.as_chunks().0));
         let mut inside: Vec<u64> = (0..60).collect();
         let mut outside: Vec<u64> = (60..100).collect();
         let mut rng = Rng::new(3);

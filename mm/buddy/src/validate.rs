@@ -5,7 +5,7 @@ use freehold_machine::{CpuId, Machine, PAGEBLOCK_FRAMES, Pfn};
 
 use crate::Buddy;
 use crate::block::{BlockId, Fill};
-use crate::lane::LISTS;
+use crate::lane::{LISTS, homeward};
 use crate::word::Plain;
 use crate::zone::Zone;
 
@@ -49,8 +49,10 @@ impl<M: Machine> Buddy<M> {
                     .for_each(|b| tell(Fault::Listed(b)));
             }
             lane.homeward()
-                .filter(|(block, order, _)| !self.is_listed_rightly(*block, *order))
-                .for_each(|(b, ..)| tell(Fault::Listed(b)));
+                .iter()
+                .map(homeward)
+                .filter(|(block, tag)| !self.is_listed_rightly(*block, tag.order().log2()))
+                .for_each(|(b, _)| tell(Fault::Listed(b)));
             free += lane.frames(&self.shapes);
         }
         let out = self.unplugged_frames();

@@ -15,6 +15,7 @@ use core::sync::atomic::AtomicU64;
 use freehold_frame::{Owner, Side};
 use freehold_machine::{Cpus, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Pinned};
 
+use crate::basket::Basket;
 use crate::block::{self, BITMAP_WORDS, BUCKETS, BlockId, BlockState, Blocks, Fill, link, unlink};
 use crate::place::{Bins, wants_balance};
 use crate::rng::Rng;
@@ -172,10 +173,6 @@ impl Zone {
         }
     }
 
-    /// Whether user frames are placed by near-cache bin.
-    pub(crate) const fn is_balanced(&self) -> bool {
-        self.bins.is_some()
-    }
     pub(crate) const fn blocks(&self) -> Blocks {
         self.blocks
     }
@@ -260,7 +257,7 @@ impl Zone {
         held: &Held,
         wish: Wish,
         mut rng: Option<&mut Rng>,
-        out: &mut impl FnMut(Pfn),
+        out: &mut Basket<'_>,
     ) -> u64 {
         let Wish { class, order, want, reach } = wish;
         if let Some(bins) = self.bins.as_ref().filter(|_| wants_balance(&wish)) {
@@ -274,24 +271,20 @@ impl Zone {
             let Some(block) = self.candidate(held, class, order, reach) else { break };
             let old = self.blocks.state(block);
             let bitmap = self.blocks.bitmap(block);
-            let mut out = |frame| {
-                if let Some(bins) = &self.bins {
-                    bins.add(old.class(), frame, order);
-                }
-                out(frame);
-            };
-            let got = if order == 0 {
-                take_frames(bitmap, block, old.free(), want - taken, rng.as_deref_mut(), &mut out)
+            let before = out.len();
+            if order == 0 {
+                take_frames(bitmap, block, old.free(), want - taken, rng.as_deref_mut(), out);
             } else {
-                let mut got = 0;
-                while got < want - taken
+                while out.len() - before < want - taken
                     && let Some(index) = block::take_run(bitmap, order)
                 {
-                    out(block.start().offset(index));
-                    got += 1;
+                    out.push(block.start().offset(index));
                 }
-                got
-            };
+            }
+            if let Some(bins) = &self.bins {
+                out.since(before).for_each(|frame| bins.add(old.class(), frame, order));
+            }
+            let got = out.len() - before;
             if got == 0 {
                 self.update(block, old, old.with_hint(order - 1));
             } else {
@@ -412,7 +405,21 @@ impl Zone {
         Some(class)
     }
 
+    /// Put single frames back; one that was not taken, if there is one.
+    pub(crate) fn put_singles(&self, held: &Held, frames: impl Iterator<Item = Pfn>) -> Option<Pfn> {
+        let (mut plain, mut refused) = (0, None);
+        for frame in frames {
+            if self.bins.is_none() && self.blocks.put_plain(frame) {
+                plain += 1;
+            } else if self.put(held, frame, 0).is_err() {
+                refused = Some(frame);
+            }
+        }
+        self.free.add(plain);
+        refused
+    }
     /// Put a run of order 0 to 8 back.
+    #[inline(never)]
     pub(crate) fn put(&self, _held: &Held, frame: Pfn, order: u32) -> Result<(), NotTaken> {
         let block = BlockId::of(frame);
         let old = self.blocks.state(block);
@@ -547,58 +554,61 @@ pub(crate) const fn whole_class(side: Side) -> Owner {
 }
 
 /// Take `want` of the `free` frames of a split block: all, or with `rng` every one with the same chance, or the lowest.
-/// How many were taken: with `rng` only about as many as wanted, at least 1 and never more.
+/// With `rng` only about as many as wanted are taken, at least 1 and never more.
 fn take_frames(
     bitmap: &[AtomicU64; BITMAP_WORDS],
     block: BlockId,
     free: u64,
     want: u64,
     rng: Option<&mut Rng>,
-    out: &mut impl FnMut(Pfn),
-) -> u64 {
-    let mut taken = 0;
-    let mut emit = |index: usize, word: &AtomicU64, mut bits: u64, limit: u64| {
-        let mut left = word.get();
-        let mut count = 0;
-        while bits != 0 && count < limit {
-            let at = bits.trailing_zeros();
-            out(block.start().offset(index as u64 * 64 + u64::from(at)));
-            left &= !(1 << at);
-            bits &= bits - 1;
-            count += 1;
+    out: &mut Basket<'_>,
+) {
+    let end = out.len() + want;
+    let Some(rng) = rng.filter(|_| free > want) else {
+        for (index, word) in bitmap.iter().enumerate() {
+            emit(block, index, word, word.get(), end, out);
         }
-        word.set(left);
-        count
+        return;
     };
-    match rng {
-        Some(rng) if free > want => {
-            // Each free frame is taken with chance 2^-thin, all alike, so that about `want` are.
-            let thin = free.div_ceil(want).next_power_of_two().trailing_zeros();
-            let start = rng.next() as usize;
-            for step in 0..BITMAP_WORDS {
-                let index = (start + step) % BITMAP_WORDS;
-                let bits = (0..thin).fold(bitmap[index].get(), |bits, _| bits & rng.next());
-                taken += emit(index, &bitmap[index], bits, want - taken);
-            }
-            if taken == 0 {
-                // No frame was chosen; take one, again with equal chances.
-                let mut skip = rng.below(free);
-                for (index, word) in bitmap.iter().enumerate() {
-                    let ones = u64::from(word.get().count_ones());
-                    if skip < ones {
-                        let bits = (0..skip).fold(word.get(), |bits, _| bits & (bits - 1));
-                        taken = emit(index, word, bits, 1);
-                        break;
-                    }
-                    skip -= ones;
-                }
-            }
-        }
-        _ => {
-            for (index, word) in bitmap.iter().enumerate() {
-                taken += emit(index, word, word.get(), want - taken);
-            }
-        }
+    // Each free frame is taken with chance 2^-thin, all alike, so that about `want` are.
+    let thin = free.div_ceil(want).next_power_of_two().trailing_zeros();
+    let (before, start) = (out.len(), rng.next() as usize);
+    for step in 0..BITMAP_WORDS {
+        let index = (start + step) % BITMAP_WORDS;
+        let bits = (0..thin).fold(bitmap[index].get(), |bits, _| bits & rng.next());
+        emit(block, index, &bitmap[index], bits, end, out);
     }
-    taken
+    if out.len() > before {
+        return;
+    }
+    // No frame was chosen; take one, again with equal chances.
+    let mut skip = rng.below(free);
+    for (index, word) in bitmap.iter().enumerate() {
+        let ones = u64::from(word.get().count_ones());
+        if skip < ones {
+            let bits = (0..skip).fold(word.get(), |bits, _| bits & (bits - 1));
+            return emit(block, index, word, bits, out.len() + 1, out);
+        }
+        skip -= ones;
+    }
+}
+
+/// Take the frames of `bits`, which are free, out of a word of a block's bitmap, until `out` has `end`.
+fn emit(block: BlockId, index: usize, word: &AtomicU64, mut bits: u64, end: u64, out: &mut Basket<'_>) {
+    let first = block.start().offset(index as u64 * 64);
+    if bits == u64::MAX && end - out.len() >= 64 {
+        word.set(0);
+        out.push_all((0..64).map(|n| first.offset(n)));
+        return;
+    }
+    let mut left = word.get();
+    let most = (end - out.len()) as usize;
+    let frames = core::iter::from_fn(|| {
+        let at = bits.trailing_zeros();
+        left &= !bits | (bits & bits.wrapping_sub(1));
+        bits &= bits.wrapping_sub(1);
+        (at < 64).then(|| first.offset(u64::from(at)))
+    });
+    out.push_all(frames.take(most));
+    word.set(left);
 }

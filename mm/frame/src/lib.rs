@@ -37,7 +37,7 @@
 //!     }
 //!     fn release(self, block: Pfn, order: Order) {
 //!         let record = self.table().get(block).unwrap();
-//!         record.take_back(record.freeable(order).unwrap(), CpuId(0));
+//!         record.take_back(record.freeable(order).unwrap().trace(CpuId(0)));
 //!         FREE.lock().unwrap().push(block);
 //!     }
 //! }
@@ -73,7 +73,7 @@ pub use handle::{Frame, Mapping, Pin, WrongOwner};
 pub use large::{Belongs, LargeMapping, Shattered};
 pub use order::Order;
 pub use owner::{Anon, Bounce, Kernel, Kind, Owner, PageCache, PageTable, Replica, Side, User, UserKind};
-pub use record::{FrameRecord, Freed, NotGiven, State, Tag};
+pub use record::{FrameRecord, Freed, NotGiven, State, Tag, Trace};
 pub use source::{Content, FrameSource, NodePolicy, NodeSet, OutOfMemory, Pressure, Request};
 pub use table::{Audit, Contradiction, FrameTable};
 pub use whole::{LastHold, NotWhole};

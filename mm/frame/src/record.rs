@@ -69,6 +69,44 @@ impl Tag {
     pub const fn node(self) -> NodeId {
         NodeId((self.0 >> 9 & 15) as u8)
     }
+    /// Whether two tags have their order and their node in common.
+    #[inline]
+    pub const fn is_like(self, other: Self) -> bool {
+        (self.0 ^ other.0) & 0x1ff0 == 0
+    }
+    /// As a number of 13 bits, for an allocator that keeps it in its own memory.
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+    /// The tag whose [`Tag::bits`] these are; more bits than those stay, and make a tag that no record has.
+    #[inline]
+    pub const fn of_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+    /// What is left of the tag in the record of a block that was given back on `cpu`.
+    #[inline]
+    pub const fn trace(self, cpu: CpuId) -> Trace {
+        // Owner and order move up by four bits: the layout of a freed block.
+        Trace((self.0 & Self::KEY) << 4 | (cpu.0 as u32 & 63) << 13)
+    }
+}
+
+/// Who had a free block last, in one word, as its record has it: see [`Tag::trace`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trace(u32);
+
+impl Trace {
+    /// As a number of 19 bits, for an allocator that keeps it in its own memory.
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+    /// The trace whose [`Trace::bits`] these are.
+    #[inline]
+    pub const fn of_bits(bits: u32) -> Self {
+        Self(bits & 0x7fff0)
+    }
 }
 
 /// Why a block was not taken back.
@@ -150,6 +188,10 @@ impl FrameRecord {
     pub fn state(&self) -> State {
         State::from_bits(self.state.load(Ordering::Acquire))
     }
+    #[inline]
+    pub(crate) fn state_bits(&self) -> u32 {
+        self.state.load(Ordering::Relaxed)
+    }
     /// Say who owns the block that starts here. Only the present owner calls this.
     #[inline]
     pub fn set_state(&self, state: State) {
@@ -184,11 +226,15 @@ impl FrameRecord {
         }
         Ok(Tag(bits))
     }
-    /// Take the block from the owner that [`FrameRecord::freeable`] named, on `cpu`. For the page allocator.
+    /// Whether the block that starts here is owned just as `tag` says, and nobody maps, references or pins it: then it may be freed.
     #[inline]
-    pub fn take_back(&self, tag: Tag, cpu: CpuId) {
-        // Owner and order move up by four bits: the layout of a freed block.
-        self.state.store((tag.0 & Tag::KEY) << 4 | (u32::from(cpu.0) & 63) << 13, Ordering::Release);
+    pub fn is_freeable_as(&self, tag: Tag) -> bool {
+        self.state.load(Ordering::Acquire) == tag.0 && self.counts.is_zero()
+    }
+    /// Take the block from the owner that [`FrameRecord::freeable`] named. For the page allocator.
+    #[inline]
+    pub fn take_back(&self, trace: Trace) {
+        self.state.store(trace.0, Ordering::Release);
     }
     /// Mappings, references, pins, exclusive mark.
     #[inline]
@@ -228,7 +274,16 @@ mod tests {
             assert_eq!(record.freeable(order), Err(NotGiven::Held));
             assert!(record.counts().unmap());
             assert_eq!(record.freeable(order), Ok(tag));
-            record.take_back(tag, CpuId(63));
+            assert!(
+                record.is_freeable_as(tag) && !record.is_freeable_as(Tag::new(*owner, order, NodeId(12)))
+            );
+            record.counts().map().unwrap();
+            assert!(!record.is_freeable_as(tag), "somebody maps it");
+            assert!(record.counts().unmap());
+            assert_eq!(Tag::of_bits(tag.bits()), tag);
+            let trace = tag.trace(CpuId(63));
+            assert_eq!(Trace::of_bits(trace.bits()), trace);
+            record.take_back(trace);
             assert_eq!(record.state(), State::Unowned(Some(Freed { owner: *owner, order, cpu: CpuId(63) })));
         }
     }

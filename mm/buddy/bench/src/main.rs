@@ -14,7 +14,7 @@ use freehold_buddy::Shuffle;
 use rustix::time::{ClockId, clock_gettime};
 
 use machine::become_cpu;
-use peers::{Bitmap, BuddySystem, Freehold, Peer, Stack};
+use peers::{Bitmap, BuddySystem, Freehold, Peer, RecordedStack, Stack};
 
 fn cpu_time() -> f64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
@@ -98,9 +98,14 @@ fn aged(peer: &impl Peer, frames: usize) -> f64 {
 
 /// Random slots of random orders 0–9: ns per operation above the harness, and the share of free memory usable at order 9 after.
 fn mixed(peer: &impl Peer, frames: usize) -> (f64, f64) {
+    let (times, shares) = (0..5).map(|round| mixed_once(peer, frames, 11 + 2 * round)).unzip();
+    (median(times), median(shares))
+}
+
+fn mixed_once(peer: &impl Peer, frames: usize, seed: u64) -> (f64, f64) {
     let slots = frames / 150;
     let steps = slots * 400;
-    let mut rng = Rng(11);
+    let mut rng = Rng(seed);
     let plan: Vec<(u32, u32)> = (0..steps).map(|_| (rng.below(slots) as u32, rng.below(10) as u32)).collect();
     let mut held: Vec<Option<(u64, u32)>> = vec![None; slots];
     let start = cpu_time();
@@ -144,7 +149,8 @@ fn usable(peer: &impl Peer, free: u64) -> f64 {
 /// Memory filled at order 0, a random half freed, then live frames replaced singly, `turnovers` times over.
 fn churn(peer: &impl Peer, frames: usize, turnovers: usize) -> f64 {
     let mut rng = Rng(13);
-    let mut held: Vec<u64> = (0..frames).map_while(|_| peer.get(0)).collect();
+    let mut held: Vec<u64> = (0..frames * 99 / 100).map_while(|_| peer.get(0)).collect();
+    let (taken, free) = (held.len(), (frames - held.len()) as u64);
     rng.shuffle(&mut held);
     held.drain(frames / 2..).for_each(|block| peer.put(block, 0));
     for _ in 0..held.len() * turnovers {
@@ -152,7 +158,7 @@ fn churn(peer: &impl Peer, frames: usize, turnovers: usize) -> f64 {
         peer.put(held[slot], 0);
         held[slot] = peer.get(0).unwrap_or(u64::MAX);
     }
-    let share = usable(peer, (frames - held.len()) as u64);
+    let share = usable(peer, free + (taken - held.len()) as u64);
     held.into_iter().for_each(|block| peer.put(block, 0));
     share
 }
@@ -242,7 +248,7 @@ fn row(name: &str, peer: &impl Peer, frames: usize) {
     let (get9, put9) = bulk(peer, 9, half / 512, rounds);
     let aged = aged(peer, frames * 9 / 10);
     let (mix, mix_share) = mixed(peer, frames);
-    let share = churn(peer, frames * 99 / 100, 16);
+    let share = churn(peer, frames, 16);
     let [cpair, cget, cput, cremote] = contended(peer, frames);
     println!(
         "{name:<22} {pair0:6.1}   {get0:6.1} {put0:6.1}   {aged:6.1}   {pair9:6.1}   {get9:6.1} {put9:6.1}   {mix:6.1}   {mix_share:5.1} {share:5.1}   {cpair:6.1} {cget:6.1} {cput:6.1} {cremote:6.1}"
@@ -268,6 +274,7 @@ fn main() {
     if wanted("thread-local") {
         Stack::fill(frames as u64);
         row("thread-local stack", &Stack, frames);
+        row("the same with records", &RecordedStack::new(frames as u64), frames);
         Stack::fill(0);
     }
     // One measure at a time, for a profiler.

@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicU64;
 
 use bitmap_allocator::{BitAlloc, BitAlloc16M};
 use freehold_buddy::{Buddy, Options, Shuffle};
-use freehold_frame::{FrameRecord, FrameTable, Order, Owner, Request};
-use freehold_machine::{NodeId, Pfn, PfnRange, Topology};
+use freehold_frame::{FrameRecord, FrameTable, Order, Owner, Request, Tag};
+use freehold_machine::{CpuId, NodeId, Pfn, PfnRange, Topology};
 use zerocopy::FromZeros;
 
 use crate::machine::Bare;
@@ -54,12 +54,12 @@ fn zeroed<T: FromZeros>(count: usize) -> &'static [T] {
 }
 
 impl Peer for Freehold {
-    #[inline]
+    #[inline(always)]
     fn get(&self, order: u32) -> Option<u64> {
         let request = Request::new(Owner::Anon).order(Order::new(order)?).from_reserve();
         self.0.allocate(request).ok().map(|block| block.0)
     }
-    #[inline]
+    #[inline(always)]
     fn put(&self, block: u64, order: u32) {
         self.0.release(Pfn(block), Order::new(order).expect("an order that was handed out"));
     }
@@ -82,17 +82,51 @@ impl Stack {
 }
 
 impl Peer for Stack {
-    #[inline]
+    #[inline(always)]
     fn get(&self, _order: u32) -> Option<u64> {
         STACK.with_borrow_mut(Vec::pop)
     }
-    #[inline]
+    #[inline(always)]
     fn put(&self, block: u64, _order: u32) {
         STACK.with_borrow_mut(|stack| stack.push(block));
     }
     fn is_floor(&self) -> bool {
         true
     }
+}
+
+/// The floor for an allocator that always notices misuse: the thread-local stack, and a 32-byte record for each frame that says who owns it.
+pub struct RecordedStack(FrameTable);
+
+impl RecordedStack {
+    pub fn new(frames: u64) -> Self {
+        Stack::fill(frames);
+        Self(FrameTable::new(zeroed(frames as usize)))
+    }
+}
+
+impl Peer for RecordedStack {
+    #[inline(always)]
+    fn get(&self, order: u32) -> Option<u64> {
+        let block = Stack.get(order)?;
+        self.0.get(Pfn(block))?.hand_out(Self::TAG).ok()?;
+        Some(block)
+    }
+    #[inline(always)]
+    fn put(&self, block: u64, order: u32) {
+        let record = self.0.get(Pfn(block)).filter(|record| record.is_freeable_as(Self::TAG));
+        if let Some(record) = record {
+            record.take_back(Self::TAG.trace(CpuId(0)));
+            Stack.put(block, order);
+        }
+    }
+    fn is_floor(&self) -> bool {
+        true
+    }
+}
+
+impl RecordedStack {
+    const TAG: Tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
 }
 
 /// buddy_system_allocator's frame allocator under a mutex.

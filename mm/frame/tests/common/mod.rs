@@ -40,7 +40,7 @@ impl FrameSource for Source {
     }
     fn release(self, block: Pfn, order: Order) {
         let record = self.table.get(block).unwrap();
-        record.take_back(record.freeable(order).unwrap(), CpuId(0));
+        record.take_back(record.freeable(order).unwrap().trace(CpuId(0)));
         self.free.lock().unwrap().push(block);
     }
 }

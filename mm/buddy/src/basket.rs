@@ -1,0 +1,44 @@
+//! Where blocks go that are taken out of a zone: a list of the CPU that asked, or one place for a single block.
+
+use core::sync::atomic::AtomicU64;
+
+use freehold_machine::Pfn;
+
+use crate::word::Plain;
+
+/// Room for as many blocks as are wanted.
+#[derive(Debug)]
+pub(crate) struct Basket<'a> {
+    places: &'a [AtomicU64],
+    len: usize,
+}
+
+impl<'a> Basket<'a> {
+    pub(crate) const fn new(places: &'a [AtomicU64]) -> Self {
+        Self { places, len: 0 }
+    }
+    /// Blocks in it.
+    pub(crate) const fn len(&self) -> u64 {
+        self.len as u64
+    }
+    /// How many more are wanted.
+    pub(crate) const fn room(&self) -> u64 {
+        (self.places.len() - self.len) as u64
+    }
+    /// Put a block in, if it is wanted.
+    pub(crate) fn push(&mut self, block: Pfn) {
+        self.push_all(core::iter::once(block));
+    }
+    /// Put blocks in, as many as are wanted.
+    #[inline]
+    pub(crate) fn push_all(&mut self, blocks: impl Iterator<Item = Pfn>) {
+        for (place, block) in self.places[self.len..].iter().zip(blocks) {
+            place.set(block.0);
+            self.len += 1;
+        }
+    }
+    /// The blocks that were put in after the first `len`.
+    pub(crate) fn since(&self, len: u64) -> impl Iterator<Item = Pfn> {
+        self.places[len as usize..self.len].iter().map(|place| Pfn(place.get()))
+    }
+}
