@@ -260,6 +260,29 @@ pub fn parse() -> std::result::Result<Command, u8> {
     }
 }
 
+/// The options of `freehold run WORDS`, for experiments that run programs of their own.
+pub fn run_options(words: &[OsString]) -> Result<RunOptions> {
+    match parse_words("run", words)? {
+        Command::Run(options) => Ok(*options),
+        _ => Err(Failure::new("not a run", "")),
+    }
+}
+
+/// The options of `freehold scope WORDS`, likewise.
+pub fn scope_options(words: &[OsString]) -> Result<ScopeOptions> {
+    match parse_words("scope", words)? {
+        Command::Scope(options) => Ok(*options),
+        _ => Err(Failure::new("not a run under the microscope", "")),
+    }
+}
+
+fn parse_words(command: &str, words: &[OsString]) -> Result<Command> {
+    let line = ["freehold".into(), command.into()].into_iter().chain(words.iter().cloned());
+    let cli =
+        Cli::try_parse_from(line).map_err(|error| Failure::new(one_line(&error.render().to_string()), ""))?;
+    Ok(cli.command)
+}
+
 /// Clap's message without its paragraphs: the first line, its continuation and the tip.
 fn one_line(text: &str) -> String {
     let mut parts = Vec::new();

@@ -57,6 +57,8 @@ pub struct Watcher {
     pub plugin: PathBuf,
     /// The file with its settings.
     pub settings: PathBuf,
+    /// The files that hold each node's memory, in the order of nodes: it looks into them.
+    pub memory: Vec<String>,
 }
 
 /// A virtual machine, checked.
@@ -182,10 +184,12 @@ impl Machine {
     ) -> Vec<OsString> {
         let mut line = Line::default();
         let hmat = if self.topology.near_cache.is_some() { ",hmat=on" } else { "" };
-        let backing = if self.watcher.is_some() { Backing::Memfd } else { Backing::Anonymous };
-        let memory = match backing {
-            Backing::Memfd if self.topology.is_plain() => ",memory-backend=m0",
-            _ => "",
+        let (backing, memory) = match &self.watcher {
+            None => (Backing::Anonymous, ""),
+            Some(watcher) if self.topology.is_plain() => {
+                (Backing::Files(&watcher.memory), ",memory-backend=m0")
+            }
+            Some(watcher) => (Backing::Files(&watcher.memory), ""),
         };
         line.option("-M", format!("q35{hmat}{memory}"));
         match (engine, self.clock) {

@@ -10,18 +10,22 @@ mod page;
 mod summary;
 mod symbols;
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use freehold_scope_record::{HwAddress, Memory, Results, Settings};
+use freehold_scope_record::{HwAddress, Memory, Models, Results, Settings};
+use rustix::fs::MemfdFlags;
 use serde::Serialize;
+use tempfile::TempDir;
 
 use crate::args::{Accel, ScopeOptions};
 use crate::failure::{Failure, OWN_ERROR};
 use crate::outcome::Outcome;
+use crate::protocol::Ending;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
-use crate::session::WATCHER_NAME;
+use crate::session::{End, WATCHER_NAME};
 use crate::{Result, files, kernel};
 use digest::Digest;
 use symbols::{Hot, Names};
@@ -45,47 +49,24 @@ struct Record<'a> {
 
 /// Runs the program that `options` describe under the microscope; returns the exit status of this command.
 pub fn scope(options: &ScopeOptions) -> Result<u8> {
-    if options.run.accel == Accel::Kvm {
-        return Err(Failure::new(
-            "the microscope watches an emulated CPU: it cannot watch KVM",
-            "leave --accel kvm out",
-        ));
-    }
-    let mut models = options::models(options)?;
     for path in [&options.run.json, &options.html, &options.damo].into_iter().flatten() {
         files::check_writable(path)?;
     }
-    if let Some(path) = &options.symbols {
-        std::fs::File::open(path).map_err(|e| Failure::io("read", path, &e))?;
-    }
-    let plugin = plugin()?;
+    let mut microscope = Microscope::new(options)?;
     let mut run = Prepared::new(&options.run)?;
-    if let Some(phase) = kernel::installed(PHASE.0) {
-        run.image.add_host_at(&phase, Path::new(PHASE.1))?;
-    }
-    options::near_cache(&mut models, run.machine.topology.near_cache);
-    let folder = tempfile::Builder::new()
-        .prefix("freehold-scope-")
-        .tempdir()
-        .map_err(|e| Failure::new(format!("cannot make a temporary folder: {e}"), ""))?;
-    let (asked, seen) = (folder.path().join("settings.json"), folder.path().join("results.json"));
-    let memory = Memory::q35(&run.machine.topology.sizes(), hw_address()?);
-    let cpus = run.machine.topology.nodes_of_cpus(run.machine.cpus);
-    let mut settings = Settings::new(seen.clone(), memory, cpus);
-    settings.models = models;
-    settings.check().map_err(|e| options::refused(&e))?;
-    settings.write(&asked).map_err(|e| Failure::io("write", &asked, &e))?;
-    run.machine.watcher = Some(Watcher { plugin: plugin.clone(), settings: asked });
+    let seen = microscope.watch(&mut run)?;
     if options.run.dry_run {
         // The real file goes with this process.
-        run.machine.watcher = Some(Watcher { plugin, settings: "SETTINGS".into() });
+        let memory = (0..run.machine.topology.sizes().len()).map(|node| format!("MEMORY{node}")).collect();
+        run.machine.watcher =
+            Some(Watcher { plugin: microscope.plugin, settings: "SETTINGS".into(), memory });
         return run::print_line(&options.run, &run.machine, &run.kernel);
     }
     run.ask_for_text();
     let names = Names::prepare(options.symbols.as_deref(), &run.kernel)?;
     let ended = run.run(Engine::Tcg)?;
     let outcome = run::conclude(&options.run, &run, Engine::Tcg, &ended)
-        .map_err(|failure| explain(&plugin, &ended.words, failure))?;
+        .map_err(|failure| explain(&microscope.plugin, &ended.words, failure))?;
     let mut results = Results::read(&seen).map_err(|error| lost(&ended.words, &error))?;
     if options.no_oracle {
         results.oracle.violations.clear();
@@ -110,6 +91,79 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
         return Ok(OWN_ERROR);
     }
     Ok(outcome.status())
+}
+
+/// For experiments: watches a measurement and returns what was seen, and what the program printed.
+pub fn measure(options: &ScopeOptions) -> Result<(Results, Vec<u8>)> {
+    let mut microscope = Microscope::new(options)?;
+    let mut run = Prepared::new(&options.run)?;
+    let seen = microscope.watch(&mut run)?;
+    let ended = run.run(Engine::Tcg)?;
+    match &ended.end {
+        End::Program(Ending::Exit(0)) => {}
+        End::Qemu(words) => {
+            return Err(explain(&microscope.plugin, &ended.words, Failure::new(words.clone(), "")));
+        }
+        end => return Err(Failure::new(format!("the watched program did not end well: {end:?}"), "")),
+    }
+    let results = Results::read(&seen).map_err(|error| lost(&ended.words, &error))?;
+    Ok((results, Vec::new()))
+}
+
+/// The plugin and the folder where it and this command exchange files.
+struct Microscope {
+    plugin: PathBuf,
+    models: Models,
+    folder: TempDir,
+    /// Each node's memory. QEMU inherits them.
+    memory: Vec<OwnedFd>,
+}
+
+impl Microscope {
+    /// Checks the options that need no machine.
+    fn new(options: &ScopeOptions) -> Result<Microscope> {
+        if options.run.accel == Accel::Kvm {
+            return Err(Failure::new(
+                "the microscope watches an emulated CPU: it cannot watch KVM",
+                "leave --accel kvm out",
+            ));
+        }
+        let models = options::models(options)?;
+        if let Some(path) = &options.symbols {
+            std::fs::File::open(path).map_err(|e| Failure::io("read", path, &e))?;
+        }
+        let plugin = plugin()?;
+        let folder = tempfile::Builder::new()
+            .prefix("freehold-scope-")
+            .tempdir()
+            .map_err(|e| Failure::new(format!("cannot make a temporary folder: {e}"), ""))?;
+        Ok(Microscope { plugin, models, folder, memory: Vec::new() })
+    }
+
+    /// Points the microscope at `run`; returns where its results will be. They go with `self`.
+    fn watch(&mut self, run: &mut Prepared) -> Result<PathBuf> {
+        if let Some(phase) = kernel::installed(PHASE.0) {
+            run.image.add_host_at(&phase, Path::new(PHASE.1))?;
+        }
+        let (asked, seen) =
+            (self.folder.path().join("settings.json"), self.folder.path().join("results.json"));
+        let sizes = run.machine.topology.sizes();
+        let memory = Memory::q35(&sizes, hw_address()?);
+        let cpus = run.machine.topology.nodes_of_cpus(run.machine.cpus);
+        let mut settings = Settings::new(seen.clone(), memory, cpus);
+        settings.models = self.models.clone();
+        options::near_cache(&mut settings.models, run.machine.topology.near_cache);
+        settings.check().map_err(|e| options::refused(&e))?;
+        settings.write(&asked).map_err(|e| Failure::io("write", &asked, &e))?;
+        // The plugin knows nodes by the names of these files, which /proc/self/maps shows.
+        self.memory = (0..sizes.len())
+            .map(|node| rustix::fs::memfd_create(format!("freehold-m{node}"), MemfdFlags::empty()))
+            .collect::<std::result::Result<_, _>>()
+            .map_err(|e| Failure::new(format!("cannot make the guest's memory: {e}"), ""))?;
+        let memory = self.memory.iter().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd())).collect();
+        run.machine.watcher = Some(Watcher { plugin: self.plugin.clone(), settings: asked, memory });
+        Ok(seen)
+    }
 }
 
 /// All that the summary and the report tell of.

@@ -7,20 +7,22 @@
 // Prints the share of accesses that would miss if all pages were used alike: a bin (frame number mod frames of cache) with
 // several pages keeps one of them.
 //
-//   near-cache frames HEAP CACHE [seed]   prints the frame of every page of a heap of HEAP MiB, in hexadecimal: after a line
+//   near-cache frames HEAP [seed]         prints the frame of every page of a heap of HEAP MiB, in hexadecimal: after a line
 //                                         "fresh", and again after a line "aged", for others to reckon with
 //   near-cache walk HEAP ACCESSES         prints the frames of a heap of HEAP MiB and then reads it at random, as many times:
 //                                         for a microscope to confirm
 #include <fcntl.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, ROUNDS = 12, PROCESSES = 3 };
+enum { PAGE = 4096, ROUNDS = 4, PROCESSES = 6 };
 
 static void *memory(size_t pages) {
     void *at = mmap(0, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -68,36 +70,64 @@ static double conflicts(const char *heap, size_t pages, size_t bins) {
     return 1.0 - (double)distinct / (double)pages;
 }
 
-// Processes of random sizes come and go, giving back parts of their memory; files stay.
-static void age(size_t pages, unsigned seed) {
+static unsigned below(unsigned end) {
+    return (unsigned)rand() % end;
+}
+
+// Takes memory bit by bit, in turn with others, gives back parts of it, and ends when it is told to.
+static void grow(size_t pages, unsigned seed, int told) {
     srand(seed);
-    for (int round = 0; round < ROUNDS; round++) {
+    char *own = memory(pages), end;
+    madvise(own, pages * PAGE, MADV_NOHUGEPAGE);
+    for (size_t at = 0; at < pages;) {
+        for (size_t piece = 1 + below(1024); piece > 0 && at < pages; piece--) own[at++ * PAGE] = 1;
+        if (below(4) == 0) {
+            size_t from = below(at), count = 1 + below(64);
+            madvise(own + from * PAGE, (from + count < at ? count : at - from) * PAGE, MADV_DONTNEED);
+        }
+        sched_yield();
+    }
+    while (read(told, &end, 1) < 0) {}
+    _exit(0);
+}
+
+// Memory as it is after a while: processes that together take most of it grow side by side and end in no order, while files
+// are written and some removed.
+static void age(unsigned seed) {
+    srand(seed);
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        struct sysinfo info;
+        sysinfo(&info);
+        size_t most = info.freeram / PAGE * info.mem_unit / 100 * 80;
+        int doors[PROCESSES][2];
         pid_t children[PROCESSES];
-        for (int c = 0; c < PROCESSES; c++) {
-            size_t size = 1 + (size_t)rand() % (pages / 2);
+        for (unsigned c = 0; c < PROCESSES; c++) {
+            size_t pages = most / PROCESSES / 2 + below(most / PROCESSES / 2);
+            unsigned seed_of_child = (unsigned)rand();
+            if (pipe(doors[c])) exit(1);
             children[c] = fork();
-            if (children[c] == 0) {
-                char *own = memory(size);
-                for (size_t i = 0; i < size; i++) own[i * PAGE] = 1;
-                for (int k = 0; k < 200; k++) {
-                    size_t at = (size_t)rand() % size, count = 1 + (size_t)rand() % 8;
-                    madvise(own + at * PAGE, (at + count < size ? count : size - at) * PAGE, MADV_DONTNEED);
-                    if (rand() & 1) own[at * PAGE] = 2;
-                }
-                _exit(0);
-            }
+            if (children[c] == 0) grow(pages, seed_of_child, doors[c][0]);
         }
         char name[32], block[PAGE];
-        snprintf(name, sizeof name, "/tmp/age-%d", round);
-        memset(block, round, sizeof block);
+        snprintf(name, sizeof name, "/tmp/age-%u", round);
+        memset(block, (int)round, sizeof block);
         int file = open(name, O_CREAT | O_WRONLY, 0600);
-        for (int i = 200 + rand() % 200; i > 0 && write(file, block, sizeof block) > 0; i--) {}
+        for (unsigned i = 200 + below(400); i > 0 && write(file, block, sizeof block) > 0; i--)
+            if (i % 8 == 0) sched_yield();
         close(file);
-        if (round % 3 == 2) {
-            snprintf(name, sizeof name, "/tmp/age-%d", rand() % round);
+        if (round % 2 == 1) {
+            snprintf(name, sizeof name, "/tmp/age-%u", below(round));
             unlink(name);
         }
-        for (int c = 0; c < PROCESSES; c++) waitpid(children[c], 0, 0);
+        for (unsigned left = PROCESSES; left > 0; left--) {
+            unsigned c = below(left);
+            if (write(doors[c][1], "x", 1) != 1) exit(1);
+            waitpid(children[c], 0, 0);
+            close(doors[c][0]);
+            close(doors[c][1]);
+            children[c] = children[left - 1];
+            memcpy(doors[c], doors[left - 1], sizeof doors[c]);
+        }
     }
 }
 
@@ -135,12 +165,12 @@ static size_t number(char **argv, int argc, int at) {
 
 int main(int argc, char **argv) {
     const size_t mib = 1024 * 1024 / PAGE;
-    if (argc > 3 && !strcmp(argv[1], "frames")) {
-        size_t pages = number(argv, argc, 2) * mib, cache = number(argv, argc, 3) * mib;
+    if (argc > 2 && !strcmp(argv[1], "frames")) {
+        size_t pages = number(argv, argc, 2) * mib;
         char *heap = touched(pages);
         print_frames("fresh", heap, pages);
         munmap(heap, pages * PAGE);
-        age(cache, argc > 4 ? (unsigned)number(argv, argc, 4) : 1);
+        age(argc > 3 ? (unsigned)number(argv, argc, 3) : 1);
         print_frames("aged", touched(pages), pages);
         return 0;
     }
@@ -154,11 +184,11 @@ int main(int argc, char **argv) {
     }
     size_t pages = number(argv, argc, 1) * mib;
     if (pages == 0) {
-        fprintf(stderr, "usage: near-cache CACHE [SEED] | near-cache frames HEAP CACHE [SEED] | near-cache walk HEAP ACCESSES\n");
+        fprintf(stderr, "usage: near-cache CACHE [SEED] | near-cache frames HEAP [SEED] | near-cache walk HEAP ACCESSES\n");
         return 2;
     }
     for (int aged = 0; aged < 2; aged++) {
-        if (aged) age(pages, argc > 2 ? (unsigned)atoi(argv[2]) : 1);
+        if (aged) age(argc > 2 ? (unsigned)number(argv, argc, 2) : 1);
         char *heap = touched(pages);
         printf("%s %.2f%%\n", aged ? "aged" : "fresh", conflicts(heap, pages, pages) * 100);
         munmap(heap, pages * PAGE);

@@ -152,10 +152,10 @@ impl Figure for Lines {
         let mut free_from = f64::NEG_INFINITY;
         for (at, label) in &self.marks {
             let at = x.place(*at);
-            canvas.line((at, top - 4.0), (at, bottom), "reference");
+            canvas.line((at, top - 14.0), (at, bottom), "reference");
             // Labels that would run into each other stay out; the table of phases has them all.
             if at >= free_from && at + figure::text_width(label) <= WIDTH {
-                canvas.text(at + 3.0, top - 2.0, Anchor::Start, "tick", label);
+                canvas.text(at + 3.0, top - 6.0, Anchor::Start, "tick", label);
                 free_from = at + figure::text_width(label) + 6.0;
             }
         }

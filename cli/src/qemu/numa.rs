@@ -59,12 +59,12 @@ impl NearCache {
 }
 
 /// What holds the guest's memory on the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Backing {
+#[derive(Debug, Clone, Copy)]
+pub enum Backing<'a> {
     /// QEMU's own memory.
     Anonymous,
-    /// One file in memory for each node, in order, which a plugin finds by its name.
-    Memfd,
+    /// A file for each node, in order, which others may look into.
+    Files(&'a [String]),
 }
 
 impl Topology {
@@ -130,19 +130,22 @@ impl Topology {
     }
 
     /// The topology as QEMU's arguments; none for a plain machine with anonymous memory.
-    pub fn arguments(&self, line: &mut Line, backing: Backing) {
-        if self.is_plain() && backing == Backing::Anonymous {
+    pub fn arguments(&self, line: &mut Line, backing: Backing<'_>) {
+        if self.is_plain() && matches!(backing, Backing::Anonymous) {
             return;
         }
-        let kind = match backing {
-            Backing::Anonymous => "ram",
-            Backing::Memfd => "memfd",
-        };
         // A node without CPUs is reached from the first that has some.
         let first = self.nodes.iter().position(|node| !node.cpus.is_empty()).unwrap_or(0);
         for (number, node) in self.nodes.iter().enumerate() {
             let size = show_size(node.memory);
-            line.option("-object", format!("memory-backend-{kind},size={size},id=m{number}"));
+            let value = match backing {
+                Backing::Anonymous => format!("memory-backend-ram,size={size},id=m{number}"),
+                Backing::Files(paths) => {
+                    let path = paths.get(number).map_or("", String::as_str);
+                    format!("memory-backend-file,size={size},id=m{number},mem-path={path},share=on")
+                }
+            };
+            line.option("-object", value);
         }
         if self.is_plain() {
             return;

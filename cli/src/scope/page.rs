@@ -322,9 +322,9 @@ fn tlb(page: &mut Page, digest: &Digest<'_>) {
     }
     page.figure(&bars, "In brackets: entries made. Capacity: another entry needed the place.");
     if tlb.unknown_page_flushes > 0 {
-        let count = plural(tlb.unknown_page_flushes, "flush");
         page.text(&format!(
-            "{count} by an address that could not be read: those entries died when their change was seen."
+            "{} entries were flushed by an address that could not be read: they died when their change was seen.",
+            Unit::Count.show(tlb.unknown_page_flushes as f64)
         ));
     }
 }
@@ -590,8 +590,5 @@ mod tests {
             assert!(html.contains(part), "{part}");
         }
         assert!(html.matches("<svg class=\"figure").count() >= 8);
-        if let Ok(path) = std::env::var("FREEHOLD_SAMPLE_REPORT") {
-            std::fs::write(path, html).expect("written");
-        }
     }
 }

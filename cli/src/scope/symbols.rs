@@ -96,11 +96,32 @@ impl Names {
             }
         };
         match name {
-            Some(name) => name,
+            Some(name) => without_parameters(&name),
             None if address < IMAGE => "(modules)".into(),
             None => format!("{address:#x}"),
         }
     }
+}
+
+/// A Rust path without what stands in angle brackets inside it: `<A<B> as C>::f::<D>` is `<A as C>::f`. Those that differ in
+/// their parameters only are one function to a reader.
+fn without_parameters(name: &str) -> String {
+    let mut short = String::with_capacity(name.len());
+    let mut depth = 0;
+    let mut before = ' ';
+    for c in name.chars() {
+        match c {
+            // The first bracket is `<Type>::` or `<Type as Trait>::`.
+            '<' if short.is_empty() => short.push(c),
+            '<' => depth += 1,
+            // Not the arrow of a function's type.
+            '>' if before != '-' && depth > 0 => depth -= 1,
+            _ if depth == 0 => short.push(c),
+            _ => {}
+        }
+        before = c;
+    }
+    short.trim_end_matches("::").replace("::::", "::")
 }
 
 /// Instructions by function, most first.
@@ -125,4 +146,22 @@ pub fn hot(results: &Results, names: &Names) -> Vec<Hot> {
         .collect();
     list.sort_by(|a, b| b.instructions.cmp(&a.instructions).then(a.name.cmp(&b.name)));
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_is_named_without_the_parameters_of_its_types() {
+        for (long, short) in [
+            ("<a::Table>::audit::<b::Map<c::Iter<d>>, e>", "<a::Table>::audit"),
+            ("<a::Buddy<b::X86> as c::Source>::take", "<a::Buddy as c::Source>::take"),
+            ("a::walk::<fn(u8) -> u8>::{closure#0}", "a::walk::{closure#0}"),
+            ("do_syscall_64", "do_syscall_64"),
+            ("part.0.constprop.0", "part.0.constprop.0"),
+        ] {
+            assert_eq!(without_parameters(long), short);
+        }
+    }
 }

@@ -9,6 +9,7 @@ mod conformance;
 mod dry_run;
 mod errors;
 mod machine;
+mod scope;
 mod script;
 mod streams;
 mod terminal;

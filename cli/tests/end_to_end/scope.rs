@@ -1,0 +1,142 @@
+//! The microscope: what it sees of a real run, what it makes of it, and what it refuses.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::common::*;
+
+/// `freehold scope` with the kernel under test, under a deadline.
+fn scope_command() -> Command {
+    let mut command = freehold();
+    command.args(["scope", "--timeout", TIMEOUT, "--kernel"]).arg(kernel());
+    command
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).expect("the file is there")).expect("it is JSON")
+}
+
+fn phase<'a>(record: &'a Value, name: &str) -> &'a Value {
+    let phases = record["results"]["phases"].as_array().expect("phases");
+    phases.iter().find(|phase| phase["name"] == name).unwrap_or_else(|| panic!("no phase {name}: {phases:?}"))
+}
+
+/// A phase's instructions, all CPUs and both halves.
+fn instructions(phase: &Value) -> u64 {
+    let cpus = phase["cpus"].as_array().expect("CPUs");
+    let halves =
+        cpus.iter().flat_map(|cpu| ["user", "kernel"].map(|half| &cpu["modes"][half]["instructions"]));
+    halves.filter_map(Value::as_u64).sum()
+}
+
+/// What headless Chromium makes of a file: its DOM, and what its console said. Any network is out of reach.
+fn in_browser(page: &Path) -> (String, String) {
+    let profile = tempfile::tempdir().expect("temporary folder");
+    let output = Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
+        .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
+        .args(["--proxy-server=127.0.0.1:9", "--enable-logging=stderr", "--v=0", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("file://{}", page.display()))
+        .stdin(Stdio::null())
+        .output()
+        .expect("chromium is installed: tools/setup");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let log = text(&output.stderr);
+    let console = log.lines().filter(|line| line.contains("CONSOLE")).collect::<Vec<_>>().join("\n");
+    (text(&output.stdout), console)
+}
+
+#[test]
+fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let place = |name: &str| folder.path().join(name);
+    let mut command = scope_command();
+    command.args(["-m", "128M", "--cpus", "2", "--near-cache", "8M", "--numa", "2"]);
+    command
+        .arg("--html")
+        .arg(place("r.html"))
+        .arg("--json")
+        .arg(place("r.json"))
+        .arg("--damo")
+        .arg(place("r.damo"));
+    command.args([
+        "--",
+        "busybox",
+        "ash",
+        "-c",
+        "echo out; phase '<b>load'; sort -r /etc/passwd >/tmp/x; exit 7",
+    ]);
+    let outcome = finish(command, b"").expect(7);
+    assert_eq!(outcome.text(), "out\n");
+    for part in ["── microscope:", "near cache 0", "near cache 1", "TLB (skylake-sp)", "<b>load"] {
+        assert!(outcome.stderr.contains(part), "{part} is missing: {}", outcome.stderr);
+    }
+
+    let record = json(&place("r.json"));
+    assert_eq!(record["outcome"]["status"], 7);
+    assert!(instructions(phase(&record, "<b>load")) > 10_000, "a sort takes its time");
+    assert!(instructions(phase(&record, "boot")) > 100_000);
+    assert_eq!(record["results"]["oracle"]["total"], 0, "{}", record["results"]["oracle"]);
+    let hottest = record["symbols"].as_array().expect("symbols").iter().filter(|s| s["half"] == "kernel");
+    let named = hottest.filter(|symbol| !symbol["name"].as_str().expect("a name").starts_with("0x")).count();
+    assert!(named > 20, "kernel functions have names: {named}");
+
+    // damo takes what file(1) calls "zlib compressed data": it goes by these two bytes.
+    assert_eq!(std::fs::read(place("r.damo")).expect("written")[..2], [0x78, 0x9c]);
+
+    let (dom, console) = in_browser(&place("r.html"));
+    assert_eq!(console, "", "the console is silent");
+    let figures: Vec<&str> = dom.split("<svg class=\"figure ").skip(1).collect();
+    assert!(figures.len() >= 7, "{} figures", figures.len());
+    let drawn = |kind: &str| figures.iter().filter(|figure| figure.starts_with(kind)).collect::<Vec<_>>();
+    assert!(
+        drawn("lines").iter().any(|figure| figure.matches("class=\"line c").count() == 2),
+        "a line a CPU"
+    );
+    assert!(drawn("heat").iter().all(|figure| figure.contains("data-cells=")), "heat has values");
+    assert!(drawn("bars").iter().all(|figure| figure.contains("class=\"bar ")), "bars have bars");
+    assert!(dom.contains("&lt;b&gt;load") && !dom.contains("<b>load"), "names from the guest are text");
+    assert!(dom.contains("<div id=\"tip\""), "the page's script ran");
+
+    // The console would have told: of a script that is not the page's own, for one.
+    let page = std::fs::read_to_string(place("r.html")).expect("written");
+    let spoiled = file_of(&folder, "spoiled.html", page.replace("'use strict'", "'use sloppy'").as_bytes());
+    let (dom, console) = in_browser(&spoiled);
+    assert!(console.contains("Content Security Policy"), "{console}");
+    assert!(!dom.contains("<div id=\"tip\""));
+}
+
+#[test]
+fn the_microscope_refuses_in_one_line_and_leaves_nothing_half_written() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let text_file = file_of(&folder, "no-plugin.so", &[b'x'; 4096]);
+    let refused = |options: &[&str], plugin: Option<&Path>, parts: &[&str]| {
+        let mut command = scope_command();
+        if let Some(plugin) = plugin {
+            command.env("FREEHOLD_SCOPE_PLUGIN", plugin);
+        }
+        command.arg("--html").arg(folder.path().join("r.html"));
+        command.args(options).args(["--", "busybox", "true"]);
+        let outcome = finish(command, b"").expect(125);
+        assert_eq!(outcome.stderr.lines().count(), 1, "one line: {}", outcome.stderr);
+        for part in parts {
+            assert!(outcome.stderr.contains(part), "{part:?} is not in {}", outcome.stderr);
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing is written");
+    };
+    refused(&["--near-cache", "48M"], None, &["--near-cache", "power of two", "64M"]);
+    refused(&["--near-cache", "64M,line=48"], None, &["--near-cache 64M,line=48", "64M,line=64"]);
+    refused(&["--llc", "3M,16"], None, &["--llc", "power of two"]);
+    refused(&["--llc", "3M"], None, &["--llc 3M", "2M,16"]);
+    refused(&["--tlb", "z80"], None, &["--tlb z80", "skylake-sp"]);
+    refused(&["--model", "weather"], None, &["--model weather", "cache, tlb"]);
+    refused(&["--model", "tlb", "--damo", "x"], None, &["--damo", "--model"]);
+    refused(&["--accel", "kvm"], None, &["KVM"]);
+    refused(&["--json", "/nonexistent/r.json"], None, &["/nonexistent/r.json", "No such file"]);
+    refused(&["--symbols", "/nonexistent/vmlinux"], None, &["/nonexistent/vmlinux"]);
+    refused(&[], Some(Path::new("/nonexistent.so")), &["FREEHOLD_SCOPE_PLUGIN=/nonexistent.so"]);
+    refused(&[], Some(&text_file), &["cannot load the plugin", "invalid ELF header", "make build"]);
+}
