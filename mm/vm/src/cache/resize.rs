@@ -91,8 +91,10 @@ impl<S: Memory> PageCache<S> {
             inner.departures += 1;
             drop(inner);
             let is_last = batch.iter().any(Option::is_none);
-            // The last round covers all that is left: pages that were mapped before they left the index.
-            self.zap_everywhere(&(first..if is_last { pages.end } else { next }));
+            // The last round covers all that is left: pages that were mapped before they left the index. Of a file that is cut it
+            // covers everything, since private copies go with what is past the end and not with single pages.
+            let from = if is_last && pages.end == u64::MAX { pages.start } else { first };
+            self.zap_everywhere(&(from..if is_last { pages.end } else { next }));
             drop(batch);
             if is_last {
                 return;

@@ -149,6 +149,19 @@ fn past_the_end_of_a_file_is_a_bus_error_and_truncation_takes_pages_away() {
 }
 
 #[test]
+fn a_file_of_many_pages_that_is_cut_takes_every_private_copy_with_it() {
+    let world = World::new();
+    let file = world.file(&[7; 100 * 4096]);
+    let p = world.process(0);
+    let at = p.map(Place::Anywhere, 100, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    [3, 50, 99].iter().for_each(|n| p.store(at + n * PAGE, 8).unwrap());
+    file.cache().truncate(2 * PAGE).unwrap();
+    assert_eq!([3, 50, 99].map(|n| p.load(at + n * PAGE)), [Err(FaultError::Bus); 3]);
+    drop((p, file));
+    world.end();
+}
+
+#[test]
 fn the_stack_grows_within_its_limit_and_keeps_its_gap() {
     let world = World::new();
     let mut p = world.process(0);

@@ -30,6 +30,9 @@ impl Run {
             Step::Protect(p, at, count, rights) => {
                 let (p, range) = (usize::from(p), u64::from(at)..u64::from(at) + u64::from(count));
                 let protection = Protection::from_bits_truncate(rights);
+                if self.is_ambiguous(p, range.clone()) {
+                    return Ok(());
+                }
                 let len = each() * u64::from(count);
                 let outcome = self.on(p, |space, _| {
                     space.protect(address(range.start), len, protection, ProtectExtent::Exact)
@@ -280,6 +283,9 @@ impl Run {
     }
 
     fn advise(&mut self, p: usize, at: u64, count: u64, advice: Advice) -> Result<(), TestCaseError> {
+        if self.is_ambiguous(p, at..at + count) {
+            return Ok(());
+        }
         let outcome = self.on(p, |space, _| space.advise(address(at), count * each(), advice));
         let range = at..at + count;
         let whole = range.clone().all(|page| self.pages[p].contains_key(&page));

@@ -256,6 +256,11 @@ impl Run {
         self.failing && TOGETHER.get() > 1 && outcome.is_err_and(|error| error == VmError::NoMemory)
     }
 
+    /// Whether a failure there would not say if it was for a hole, with the rest done, or for want of a table, with nothing done.
+    fn is_ambiguous(&self, p: usize, mut range: core::ops::Range<u64>) -> bool {
+        self.failing && TOGETHER.get() > 1 && !range.all(|page| self.pages[p].contains_key(&page))
+    }
+
     /// A step failed for want of memory: it may have unmapped what it was to replace. What is left must be as it was.
     fn after_failure(&mut self, p: usize) {
         let mapped: Vec<u64> = {
