@@ -8,10 +8,11 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use freehold_arch::boot::{BootInfo, MemoryKind};
-use freehold_arch::{boot, cpu, firmware, irq, panic, power, time, traps};
+use freehold_arch::{boot, cpu, firmware, irq, panic, power, time, traps, watch};
 use freehold_firmware::Firmware;
 use freehold_machine::{CpuId, Pfn, PfnRange, VirtAddr};
 
+use crate::cmdline::Plant;
 use crate::fs::initramfs;
 use crate::host::spec::{self, Spec};
 use crate::{Errno, Result, cmdline, dev, fs, host, klog, mem, report, sched, task, tty};
@@ -41,7 +42,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     irq::enable();
     start_cpus(firmware, cpus);
     host::init(mem::frames(), &mut |function, error| log::error!("{function:?}: {error}"));
-    sched::spawn_kernel("start", move || start(info)).expect("memory for the first task");
+    sched::spawn_kernel("start", move || start(info, settings.plant)).expect("memory for the first task");
     sched::idle_forever()
 }
 
@@ -83,10 +84,16 @@ fn secondary(cpu: CpuId) -> ! {
 }
 
 /// The first task: devices, files, the program, its end.
-fn start(info: &'static BootInfo) {
+fn start(info: &'static BootInfo, planted: Option<Plant>) {
     let ending = match prepare() {
         Ok(spec) => {
             report::ready(info);
+            watch::program_begins();
+            if let Some(plant) = planted
+                && let Err(error) = mem::plant(plant)
+            {
+                log::error!("freehold.plant: {error:?}");
+            }
             let wanted = spec.report;
             let ending = task::init::run(spec);
             if wanted == spec::Report::Wanted {

@@ -19,6 +19,17 @@ pub struct Parameter<'a> {
     pub value: Option<&'a str>,
 }
 
+/// A rule of frames that can be broken on purpose, harmlessly, so that who checks them from outside is checked too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Plant {
+    /// The kernel reads a user's frame through the direct map.
+    DirectMapRead,
+    /// A translation is used after its frame was given back.
+    StaleEntry,
+    /// The kernel's text is written through another address.
+    TextAlias,
+}
+
 /// What the parameters set.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -30,6 +41,8 @@ pub struct Settings {
     pub log_level: log::LevelFilter,
     /// Which anonymous memory gets 2 MiB pages; `None` is what suits the machine.
     pub huge_pages: Option<HugeMode>,
+    /// A rule of frames that is broken on purpose before the program begins.
+    pub plant: Option<Plant>,
 }
 
 impl Default for Settings {
@@ -39,6 +52,7 @@ impl Default for Settings {
             max_cpus: freehold_machine::MAX_CPUS,
             log_level: log::LevelFilter::Info,
             huge_pages: None,
+            plant: None,
         }
     }
 }
@@ -64,6 +78,20 @@ pub const KNOWN: &[Known] = &[
         help: "log everything",
         set: |settings, _| {
             settings.log_level = log::LevelFilter::Trace;
+            Ok(())
+        },
+    },
+    Known {
+        name: "freehold.plant",
+        values: "direct-map-read|stale-entry|text-alias",
+        help: "break a rule of frames once, harmlessly, before the program begins: `freehold scope` has to find it",
+        set: |settings, parameter| {
+            settings.plant = Some(match parameter.value {
+                Some("direct-map-read") => Plant::DirectMapRead,
+                Some("stale-entry") => Plant::StaleEntry,
+                Some("text-alias") => Plant::TextAlias,
+                _ => return Err("direct-map-read, stale-entry or text-alias"),
+            });
             Ok(())
         },
     },
@@ -319,7 +347,9 @@ mod tests {
     fn the_registry_is_sorted_and_every_entry_takes_what_its_help_says() {
         assert!(KNOWN.is_sorted_by_key(|known| known.name));
         for known in KNOWN {
-            let value = known.values.split(['|', '-']).next().filter(|value| !value.is_empty());
+            // A choice between words, or a range of numbers.
+            let between = if known.values.contains('|') { '|' } else { '-' };
+            let value = known.values.split(between).next().filter(|value| !value.is_empty());
             let parameter = Parameter { name: known.name, value };
             assert_eq!((known.set)(&mut Settings::default(), parameter), Ok(()), "{}", known.name);
             assert!(!known.help.is_empty());

@@ -30,6 +30,7 @@ pub mod irq;
 pub mod memory;
 pub mod mmio;
 pub mod panic;
+pub mod plant;
 pub mod power;
 mod registers;
 pub mod serial;
@@ -40,6 +41,7 @@ pub mod traps;
 pub mod user;
 pub mod usercopy;
 mod vmap;
+pub mod watch;
 
 pub use cpu::X86;
 

@@ -5,6 +5,7 @@
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid_count, CpuidResult};
+use core::mem::MaybeUninit;
 
 pub(crate) const MSR_APIC_BASE: u32 = 0x1b;
 pub(crate) const MSR_TSC_DEADLINE: u32 = 0x6e0;
@@ -100,7 +101,7 @@ pub(crate) unsafe fn wrmsr(register: u32, value: u64) {
 }
 
 macro_rules! control_register {
-    ($read:ident, $write:ident, $name:literal) => {
+    ($read:ident, $name:literal) => {
         #[doc = concat!("Read ", $name, ".")]
         pub(crate) fn $read() -> u64 {
             let value: u64;
@@ -108,6 +109,9 @@ macro_rules! control_register {
             unsafe { asm!(concat!("mov {}, ", $name), out(reg) value, options(nomem, nostack, preserves_flags)) };
             value
         }
+    };
+    ($read:ident, $write:ident, $name:literal) => {
+        control_register!($read, $name);
         #[doc = concat!("Write ", $name, ".\n\n# Safety\nWhat it changes keeps every Rust reference valid.")]
         #[allow(dead_code)]
         pub(crate) unsafe fn $write(value: u64) {
@@ -117,14 +121,34 @@ macro_rules! control_register {
     };
 }
 control_register!(read_cr0, write_cr0, "cr0");
-control_register!(read_cr2, write_cr2, "cr2");
-control_register!(read_cr3, write_cr3, "cr3");
+control_register!(read_cr2, "cr2");
+control_register!(read_cr3, "cr3");
 control_register!(read_cr4, write_cr4, "cr4");
 
-/// Forget this CPU's translations of one page, global ones too.
+/// Write CR3. The value is stored first: an observer of the machine sees stores, but no registers (scope/doorbell).
+///
+/// # Safety
+/// What it changes keeps every Rust reference valid.
+#[inline]
+pub(crate) unsafe fn write_cr3(value: u64) {
+    let mut told = MaybeUninit::<u64>::uninit();
+    // SAFETY: the caller's promise; the store goes to `told`.
+    unsafe {
+        asm!("mov [{told}], {value}", "mov cr3, {value}", value = in(reg) value, told = in(reg) told.as_mut_ptr(),
+            options(nostack, preserves_flags))
+    };
+}
+
+/// Forget this CPU's translations of one page, global ones too. The address is stored first, as in [`write_cr3`].
+#[inline]
 pub(crate) fn invlpg(address: u64) {
-    // SAFETY: forgetting a translation never makes a valid access invalid.
-    unsafe { asm!("invlpg [{}]", in(reg) address, options(nostack, preserves_flags)) };
+    let mut told = MaybeUninit::<u64>::uninit();
+    // SAFETY: forgetting a translation never makes a valid access invalid; the store goes to `told`. RAX: in this form
+    // every assembler encodes the operand as the register alone.
+    unsafe {
+        asm!("mov [{told}], rax", "invlpg [rax]", in("rax") address, told = in(reg) told.as_mut_ptr(),
+            options(nostack, preserves_flags))
+    };
 }
 
 /// Make all stores so far visible before anything that follows begins.

@@ -5,13 +5,15 @@ use alloc::sync::Arc;
 use core::sync::atomic::AtomicU64;
 
 use freehold_arch::memory::{self, FrameProvider};
-use freehold_arch::{X86, sync::Once};
+use freehold_arch::plant as breach;
+use freehold_arch::{X86, sync::Once, watch};
 use freehold_buddy::{Buddy, Options};
-use freehold_frame::{FrameTable, Order, Owner, Request};
+use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, Owner, Request};
 use freehold_machine::{Pfn, Topology};
 use freehold_vm::{Commons, HugeMode, KernelRoots};
 
 use super::Frames;
+use crate::cmdline::Plant;
 
 static BUDDY: Once<Buddy<X86>> = Once::new();
 static COMMONS: Once<Arc<Commons<Frames>>> = Once::new();
@@ -46,6 +48,7 @@ pub fn init(topology: &'static Topology, cpus: usize, options: Options, huge: Op
     let buddy = Buddy::new(X86, table, Box::leak(metadata), topology, reserved, options)
         .expect("firmware's memory was checked when it was read");
     BUDDY.set(buddy);
+    publish();
     memory::set_frame_provider(&KernelFrames);
     let roots = KernelRoots::new(|node| X86.kernel_root(node));
     let commons = Commons::new(frames(), roots).expect("a machine that boots has a frame for zeroes");
@@ -53,6 +56,38 @@ pub fn init(topology: &'static Topology, cpus: usize, options: Options, huge: Op
         || if frames().total_frames() < LEAST_FOR_HUGE { HugeMode::Never } else { HugeMode::Always };
     commons.set_huge_mode(huge.unwrap_or_else(by_size));
     COMMONS.set(commons);
+}
+
+/// Tell an observer of the machine how to read the frame table.
+fn publish() {
+    let layout = FrameRecord::LAYOUT;
+    let bits = |holds: fn(&Owner) -> bool| {
+        Owner::ALL.iter().filter(|owner| holds(owner)).map(|&owner| 1 << owner as u64).sum()
+    };
+    let records = watch::Records {
+        bytes: layout.bytes,
+        state_offset: layout.state_offset,
+        owner_mask: layout.owner_mask,
+        order_shift: layout.order_shift,
+        order_mask: layout.order_mask,
+        user_owners: bits(|owner| owner.is_user()),
+        replica_owners: bits(|owner| *owner == Owner::Replica),
+    };
+    watch::publish(records, Owner::ALL.iter().map(|owner| owner.name()));
+}
+
+/// Break a rule of frames on purpose, for those who check them from outside.
+///
+/// # Errors
+/// When there is no memory for it.
+pub fn plant(plant: Plant) -> crate::Result<()> {
+    log::warn!("freehold.plant: a rule is broken on purpose: {plant:?}");
+    match plant {
+        Plant::DirectMapRead => breach::direct_map_read(Frame::<Anon, _>::allocate(frames())?.pfn()),
+        Plant::StaleEntry => breach::stale_entry()?,
+        Plant::TextAlias => breach::text_alias()?,
+    }
+    Ok(())
 }
 
 /// Frames for the kernel's heap, stacks and tables.

@@ -21,7 +21,7 @@ pub mod stats;
 
 use freehold_arch::X86;
 
-pub use boot::{commons, frames, init};
+pub use boot::{commons, frames, init, plant};
 pub use calls::*;
 pub use content::{CacheContent, CacheSource};
 pub use fault::{Fault, handle_kernel_fault, handle_user_fault};

@@ -172,7 +172,31 @@ pub struct FrameRecord {
 
 const _: () = assert!(size_of::<FrameRecord>() == 32);
 
+/// Where an observer outside of the kernel finds who owns a block: all in the record of its first frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecordLayout {
+    /// Bytes of a record.
+    pub bytes: u64,
+    /// Where in it the state is: 32 bits.
+    pub state_offset: u64,
+    /// The owner's number in the state.
+    pub owner_mask: u64,
+    /// Where in an owned block's state log2 of its frames is.
+    pub order_shift: u64,
+    /// Its bits, after the shift.
+    pub order_mask: u64,
+}
+
 impl FrameRecord {
+    /// Where things are in a record.
+    pub const LAYOUT: RecordLayout = RecordLayout {
+        bytes: size_of::<Self>() as u64,
+        state_offset: core::mem::offset_of!(Self, state) as u64,
+        owner_mask: 15,
+        order_shift: 4,
+        order_mask: 31,
+    };
+
     /// The record of a frame that never had an owner.
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
     pub const EMPTY: Self = Self {
@@ -295,6 +319,9 @@ mod tests {
             for order in orders {
                 for n in [0, 1, 15] {
                     let owned = State::Owned { owner: *owner, order, node: NodeId(n) };
+                    let (bits, layout) = (u64::from(owned.to_bits()), FrameRecord::LAYOUT);
+                    assert_eq!(bits & layout.owner_mask, *owner as u64);
+                    assert_eq!(bits >> layout.order_shift & layout.order_mask, u64::from(order.log2()));
                     assert_eq!(State::from_bits(owned.to_bits()), owned);
                     let freed = State::Unowned(Some(Freed { owner: *owner, order, cpu: CpuId(n.into()) }));
                     assert_eq!(State::from_bits(freed.to_bits()), freed);

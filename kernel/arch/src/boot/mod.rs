@@ -5,6 +5,7 @@
 //! tables and calls `kernel_main`, which the image crate provides with [`crate::kernel_entry`].
 
 use core::arch::global_asm;
+use core::ops::Range;
 
 use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, PhysAddr, VirtAddr};
 
@@ -201,6 +202,14 @@ impl ImageMap {
         }
         Ok(())
     }
+}
+
+/// Text and read-only data of the image.
+pub(crate) fn read_only_parts() -> (Range<u64>, Range<u64>) {
+    (
+        &raw const __text_start as u64..&raw const __text_end as u64,
+        &raw const __rodata_start as u64..&raw const __rodata_end as u64,
+    )
 }
 
 /// The bytes of the initial RAM disk, read-only. Mapped by the first call, which must come before

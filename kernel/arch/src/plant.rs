@@ -1,0 +1,72 @@
+//! Breaches of the rules of frames, committed on purpose: what checks them from outside (`freehold scope`) has to find
+//! each. The kernel parameter `freehold.plant` asks for one; nothing else calls this. What is broken is mended before
+//! the function returns, and nobody's bytes are changed.
+
+use core::sync::atomic::Ordering;
+
+use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, Pfn, PfnRange, VirtAddr};
+
+use crate::memory::{self, OutOfMemory, tables};
+use crate::{X86, boot, vmap};
+
+/// The kernel reads a user's frame through the direct map. `user` is a frame that a program owns and nobody uses.
+pub fn direct_map_read(user: Pfn) {
+    let first = user.pageblock_start();
+    let block = PfnRange::new(first, first.offset(PAGEBLOCK_FRAMES));
+    X86.enter(block);
+    read_through_direct_map(user);
+    X86.leave(block);
+}
+
+/// A translation is used after its frame was given back.
+///
+/// # Errors
+/// When there is no memory for it.
+pub fn stale_entry() -> Result<(), OutOfMemory> {
+    let frame = memory::alloc_frames(0).ok_or(OutOfMemory)?;
+    let mapped = vmap::map_range(frame.start(), 1, tables::DATA).inspect(|&address| {
+        read(address);
+    });
+    memory::free_frames(frame, 0);
+    let address = mapped?;
+    use_stale_translation(address);
+    vmap::unmap(address, 1);
+    Ok(())
+}
+
+/// The kernel's text is written through another address, with what is there.
+///
+/// # Errors
+/// When there is no memory for it.
+pub fn text_alias() -> Result<(), OutOfMemory> {
+    let (text, _) = boot::read_only_parts();
+    let entry = tables::find_entry::<1>(VirtAddr(text.start)).expect("text is mapped in small pages");
+    let frame = tables::frame_of(entry.load(Ordering::Acquire));
+    let address = vmap::map_range(frame.start(), 1, tables::DATA)?;
+    write_text_through_alias(address);
+    vmap::unmap(address, 1);
+    Ok(())
+}
+
+fn read(address: VirtAddr) -> u8 {
+    // SAFETY: the caller mapped a frame there, and any byte is valid.
+    unsafe { (address.0 as *const u8).read_volatile() }
+}
+
+#[inline(never)]
+fn read_through_direct_map(frame: Pfn) {
+    // SAFETY: the caller has put the frame's block into the direct map, and any byte is valid.
+    unsafe { tables::frame_ptr(frame).read_volatile() };
+}
+
+#[inline(never)]
+fn use_stale_translation(address: VirtAddr) {
+    read(address);
+}
+
+#[inline(never)]
+fn write_text_through_alias(address: VirtAddr) {
+    let byte = read(address);
+    // SAFETY: the caller mapped the frame writable there; the byte written is the one that is there.
+    unsafe { (address.0 as *mut u8).write_volatile(byte) };
+}

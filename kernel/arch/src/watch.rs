@@ -1,0 +1,95 @@
+//! What the kernel tells an observer of the whole machine (`freehold scope`): where its frame table is, and when the
+//! program begins. It costs a no-op and a load each, once, and says nothing to anybody inside the machine.
+//!
+//! The form is `scope/doorbell`'s: a marker, and a load from a message right behind it.
+
+use core::arch::asm;
+
+use freehold_scope_doorbell::{self as doorbell, KERNEL, MARKER, MAX_OWNERS, NAME_BYTES, Publication, WORDS};
+
+use crate::boot;
+use crate::memory::layout::WINDOWS_SPAN;
+use crate::memory::{layout, tables};
+use crate::sync::Once;
+
+/// How the owner of a frame is found in the frame table.
+#[derive(Clone, Copy, Debug)]
+pub struct Records {
+    /// Bytes of a record.
+    pub bytes: u64,
+    /// Where in it the state is.
+    pub state_offset: u64,
+    /// The owner in a state.
+    pub owner_mask: u64,
+    /// Where in a state log2 of the block's frames is.
+    pub order_shift: u64,
+    /// Its bits.
+    pub order_mask: u64,
+    /// Bit n: owner n is a program.
+    pub user_owners: u64,
+    /// Bit n: owner n holds copies of kernel text.
+    pub replica_owners: u64,
+}
+
+/// Aligned to a power of two that holds it: it crosses no page.
+#[repr(C, align(512))]
+struct Message([u64; 1 + WORDS]);
+const _: () = assert!(size_of::<Message>() == 512);
+
+#[repr(C, align(16))]
+struct Phase([u64; 2]);
+
+static MESSAGE: Once<Message> = Once::new();
+static PROGRAM: Phase = Phase(doorbell::phase("program"));
+
+/// Ring: the marker, and a load of the message's first word.
+fn ring(message: &'static [u64]) {
+    // SAFETY: a no-op, and a load of a word that is there: every message has its head.
+    unsafe {
+        asm!(".byte {0}, {1}, {2}, {3}, {4}, {5}, {6}", "mov {at}, [{at}]",
+            const MARKER[0], const MARKER[1], const MARKER[2], const MARKER[3], const MARKER[4], const MARKER[5],
+            const MARKER[6], at = inout(reg) message.as_ptr() => _, options(nostack, preserves_flags, readonly))
+    };
+}
+
+/// Tell where everything is. The frame table is in use; `owners` are the owners' names by number.
+///
+/// # Panics
+/// When called twice.
+pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
+    let mut names = [[0; NAME_BYTES]; MAX_OWNERS];
+    names.iter_mut().zip(owners).for_each(|(to, name)| *to = Publication::name(name));
+    let areas = layout();
+    let (text, rodata) = boot::read_only_parts();
+    let publication = Publication {
+        root: tables::root().start().0,
+        direct_map: areas.direct_map,
+        direct_span: areas.direct_span,
+        windows: areas.windows,
+        windows_span: WINDOWS_SPAN,
+        frame_table: areas.frame_table,
+        frames: boot::info().memory_end().0,
+        record: records.bytes,
+        state_offset: records.state_offset,
+        owner_mask: records.owner_mask,
+        order_shift: records.order_shift,
+        order_mask: records.order_mask,
+        user_owners: records.user_owners,
+        replica_owners: records.replica_owners,
+        text: text.start,
+        text_end: text.end,
+        rodata: rodata.start,
+        rodata_end: rodata.end,
+        slide: boot::slide(),
+        owners: names,
+    };
+    let mut words = [0; 1 + WORDS];
+    words[0] = doorbell::head(KERNEL, 8 * WORDS as u32);
+    words[1..].copy_from_slice(&publication.words());
+    ring(&MESSAGE.set(Message(words)).0);
+}
+
+/// Tell that the program begins.
+pub fn program_begins() {
+    ring(&PROGRAM.0);
+}
