@@ -18,6 +18,15 @@ pub const LOCAL_DISTANCE: u8 = 10;
 /// The distance assumed between two nodes where firmware gives none.
 pub const REMOTE_DISTANCE: u8 = 20;
 
+/// When memory is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presence {
+    /// From the start, and for ever.
+    Always,
+    /// When it has been plugged in, until it is unplugged (virtio-mem).
+    Pluggable,
+}
+
 /// A run of usable memory of one node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryRange {
@@ -25,6 +34,8 @@ pub struct MemoryRange {
     pub frames: PfnRange,
     /// Whose they are.
     pub node: NodeId,
+    /// When they are there.
+    pub presence: Presence,
 }
 
 /// How addresses map to lines of a memory-side cache (HMAT cache attributes, bits 8–11).
@@ -112,7 +123,8 @@ impl Topology {
         if nodes > MAX_NODES {
             return Err(TopologyError::TooManyNodes);
         }
-        let none = MemoryRange { frames: PfnRange { start: Pfn(0), end: Pfn(0) }, node: NodeId(0) };
+        let frames = PfnRange { start: Pfn(0), end: Pfn(0) };
+        let none = MemoryRange { frames, node: NodeId(0), presence: Presence::Always };
         let mut distances = [[REMOTE_DISTANCE; MAX_NODES]; MAX_NODES];
         let mut node = 0;
         while node < MAX_NODES {
@@ -134,6 +146,19 @@ impl Topology {
     /// # Errors
     /// Where the node does not exist, the run overlaps another, or there are too many.
     pub fn add_range(&mut self, frames: PfnRange, node: NodeId) -> Result<(), TopologyError> {
+        self.add(MemoryRange { frames, node, presence: Presence::Always })
+    }
+
+    /// Add a run where memory can be plugged in later.
+    ///
+    /// # Errors
+    /// As [`Topology::add_range`].
+    pub fn add_pluggable_range(&mut self, frames: PfnRange, node: NodeId) -> Result<(), TopologyError> {
+        self.add(MemoryRange { frames, node, presence: Presence::Pluggable })
+    }
+
+    fn add(&mut self, new: MemoryRange) -> Result<(), TopologyError> {
+        let MemoryRange { frames, node, presence } = new;
         self.check_node(node)?;
         if frames.is_empty() {
             return Ok(());
@@ -144,7 +169,7 @@ impl Topology {
         let at = self.ranges().partition_point(|r| r.frames.start < frames.start);
         if at > 0 {
             let below = &mut self.ranges[at - 1];
-            if below.node == node && below.frames.end == frames.start {
+            if below.node == node && below.presence == presence && below.frames.end == frames.start {
                 below.frames.end = frames.end;
                 return Ok(());
             }
@@ -153,7 +178,7 @@ impl Topology {
             return Err(TopologyError::TooManyRanges);
         }
         self.ranges.copy_within(at..self.range_count, at + 1);
-        self.ranges[at] = MemoryRange { frames, node };
+        self.ranges[at] = new;
         self.range_count += 1;
         Ok(())
     }
@@ -225,9 +250,17 @@ impl Topology {
     pub fn end(&self) -> Pfn {
         self.ranges().last().map_or(Pfn(0), |r| r.frames.end)
     }
-    /// Frames of memory altogether.
+    /// Frames of memory altogether, with all that can be plugged in.
     pub fn frames(&self) -> u64 {
         self.ranges().iter().map(|r| r.frames.len()).sum()
+    }
+    /// The runs of memory that is there from the start.
+    pub fn boot_ranges(&self) -> impl Iterator<Item = &MemoryRange> {
+        self.ranges().iter().filter(|range| range.presence == Presence::Always)
+    }
+    /// The runs where memory can be plugged in.
+    pub fn pluggable_ranges(&self) -> impl Iterator<Item = &MemoryRange> {
+        self.ranges().iter().filter(|range| range.presence == Presence::Pluggable)
     }
 
     /// Check the invariants in the module's head.
@@ -269,6 +302,20 @@ mod tests {
         topology.validate().unwrap();
         assert_eq!(topology.node_of(Pfn(99)), Some(NodeId(0)));
         assert_eq!(topology.node_of(Pfn(200)), None);
+    }
+
+    #[test]
+    fn what_can_be_plugged_in_is_known_apart_from_what_is_there() {
+        let mut topology = Topology::new(2).unwrap();
+        topology.add_range(run(0, 100), NodeId(0)).unwrap();
+        topology.add_pluggable_range(run(100, 300), NodeId(0)).unwrap();
+        topology.add_pluggable_range(run(300, 400), NodeId(1)).unwrap();
+        assert_eq!(topology.ranges().len(), 3);
+        assert_eq!(topology.boot_ranges().map(|range| range.frames.len()).sum::<u64>(), 100);
+        assert_eq!(topology.pluggable_ranges().map(|range| range.frames.len()).sum::<u64>(), 300);
+        assert_eq!((topology.frames(), topology.end()), (400, Pfn(400)));
+        assert_eq!(topology.node_of(Pfn(399)), Some(NodeId(1)));
+        assert!(matches!(topology.add_range(run(399, 500), NodeId(1)), Err(TopologyError::Overlap(..))));
     }
 
     #[test]

@@ -36,6 +36,7 @@ use core::fmt;
 
 use freehold_machine::{PfnRange, PhysAddr, Topology};
 
+pub use memory::Domains;
 pub use performance::{AccessCost, Performance};
 pub use platform::{Cpu, IoApic, MAX_IOAPICS, MAX_PCI_WINDOWS, PciWindow, Platform, Register, Reset};
 pub use tables::Memory;
@@ -49,6 +50,8 @@ pub struct Firmware {
     pub platform: Platform,
     /// What an access from one node to another's memory costs, where HMAT says.
     pub performance: Performance,
+    /// Which node is which proximity domain, for devices that name domains.
+    pub domains: Domains,
 }
 
 /// Something in the tables that was passed over.
@@ -137,5 +140,5 @@ pub fn read<M: Memory>(
     if let Some(table) = hmat {
         domains.read_hmat(table, &mut topology, &mut performance, warn);
     }
-    Firmware { topology, platform, performance }
+    Firmware { topology, platform, performance, domains }
 }

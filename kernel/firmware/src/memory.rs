@@ -16,20 +16,21 @@ use crate::{Platform, Warning};
 const UNREACHABLE: u16 = 0xffff;
 
 /// Some memory and its domain.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Debug)]
 struct Range {
     frames: PfnRange,
     domain: u32,
 }
 
 /// A CPU and its domain.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Debug)]
 struct Processor {
     apic_id: u32,
     domain: u32,
 }
 
 /// What SRAT says. Without one (or with one that names nothing) there is one node and no range.
+#[derive(Clone, Debug)]
 pub struct Domains {
     /// Proximity domains in ascending order; index = node.
     nodes: List<u32, MAX_NODES>,
@@ -39,6 +40,7 @@ pub struct Domains {
 }
 
 /// A vector of at most `N`.
+#[derive(Clone, Debug)]
 struct List<T, const N: usize> {
     items: [T; N],
     len: usize,
@@ -144,6 +146,16 @@ impl Domains {
     fn node_of(&self, domain: u32) -> Option<NodeId> {
         let index = self.nodes.as_slice().iter().position(|&other| other == domain)?;
         u8::try_from(index).ok().map(NodeId)
+    }
+
+    /// The node of memory that a device plugs in: by the proximity domain that the device names, if SRAT uses it; else by the range that SRAT keeps
+    /// for such memory; else node 0.
+    pub fn node_of_plugged(&self, domain: Option<u32>, frames: PfnRange) -> NodeId {
+        let by_range = || {
+            let range = self.ranges.as_slice().iter().find(|range| range.frames.contains(frames.start))?;
+            self.node_of(range.domain)
+        };
+        domain.and_then(|domain| self.node_of(domain)).or_else(by_range).unwrap_or_default()
     }
 
     /// Nodes and their memory: `usable` cut at the borders of SRAT's ranges.

@@ -155,7 +155,7 @@ fn a_real_q35_is_read_whole() {
     let root = PhysAddr(image.0[0].0);
     let mut warnings = Vec::new();
     let usable = [run(0, 0x9f), run(0x100, 0x3fe0)];
-    let Firmware { topology, platform, performance } =
+    let Firmware { topology, platform, performance, .. } =
         read(&image, Some(root), 0, usable, &mut |w| warnings.push(w));
     assert_eq!(warnings, []);
     topology.validate().unwrap();
@@ -223,6 +223,23 @@ fn memory_outside_every_domain_goes_to_node_0_and_is_reported() {
     assert_eq!(firmware.topology.frames(), 0x800);
     assert_eq!(firmware.topology.node_of(Pfn(0x5ff)), Some(NodeId(0)));
     assert_eq!(firmware.topology.node_of(Pfn(0x600)), Some(NodeId(1)));
+}
+
+#[test]
+fn plugged_memory_is_of_the_domain_its_device_names_or_of_the_range_kept_for_it() {
+    let image = Image::new(&[srat(&[
+        srat_memory(4, 0, 0x1000_0000, 1),
+        srat_x2apic(6, 1),
+        srat_memory(9, 0x1_0000_0000, 0x1000_0000, 3), // in use, hot-pluggable
+    ])]);
+    let (firmware, warnings) = image.read(&[run(0x100, 0x10000)]);
+    assert_eq!((warnings, firmware.topology.node_count()), (std::vec![], 3));
+    assert_eq!(firmware.topology.frames(), 0xff00, "what can be plugged in is not there");
+    let kept = run(0x10_0000, 0x10_8000);
+    let of = |domain, frames| firmware.domains.node_of_plugged(domain, frames);
+    assert_eq!(of(Some(6), kept), NodeId(1), "a node without memory");
+    assert_eq!((of(None, kept), of(Some(77), kept)), (NodeId(2), NodeId(2)));
+    assert_eq!(of(None, run(0x20_0000, 0x20_0200)), NodeId(0));
 }
 
 #[test]

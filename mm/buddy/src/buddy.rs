@@ -217,7 +217,7 @@ impl<M: Machine> Buddy<M> {
                 if basket.len() == 0 {
                     continue;
                 }
-                if zone.free() < zone.marks.low {
+                if zone.free() < zone.marks().low {
                     self.request_drain();
                 }
                 let block = match (refill, list) {
@@ -276,8 +276,8 @@ impl<M: Machine> Buddy<M> {
     ) {
         let floor = match pressure {
             // User memory stops first: what a system call needs to end well is still there.
-            Pressure::Normal if class.side() == Side::User => zone.marks.min,
-            Pressure::Normal => zone.marks.min / 2,
+            Pressure::Normal if class.side() == Side::User => zone.marks().min,
+            Pressure::Normal => zone.marks().min / 2,
             Pressure::Reserve => 0,
         };
         let side = class.side();

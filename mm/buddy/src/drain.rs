@@ -34,7 +34,7 @@ impl<M: Machine> Buddy<M> {
             return;
         }
         let zone = self.zone(lane.node());
-        if asked || zone.free() < zone.marks.high {
+        if asked || zone.free() < zone.marks().high {
             self.drain_lane(&pinned, lane);
         } else if lane.refills() == 0 {
             for list in 0..LISTS {

@@ -5,7 +5,11 @@
 //! [`Buddy::plug`] brings a range (back) in, whatever state its pageblocks are in. A pageblock that comes in joins its free set, and is so
 //! as shuffled and as well placed as every other from that moment.
 //!
-//! Only user memory can leave: a split or whole pageblock on the kernel's side refuses, since nothing moves the kernel's frames.
+//! Only user memory can leave: a split or whole pageblock on the kernel's side refuses, since nothing moves the kernel's frames. So the kernel
+//! takes pageblocks for itself from memory that is there for ever, as long as there are free ones.
+//!
+//! Ranges of the topology that are [`Pluggable`](freehold_machine::topology::Presence::Pluggable) begin as if they had been unplugged. Their frame
+//! records are not looked at while they are out: a kernel may have no memory for them then.
 
 use freehold_frame::Side;
 use freehold_machine::{Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PfnRange};
@@ -50,6 +54,15 @@ impl<M: Machine> Buddy<M> {
         }
         drop(pinned);
         Ok(self.still_used(range))
+    }
+    /// Whether all of `range` is free or out: then [`Buddy::unplug`] finds nothing in use. A hint while others work; frames in per-CPU lists
+    /// are not free.
+    pub fn is_free(&self, range: PfnRange) -> bool {
+        blocks_of(range).all(|block| matches!(self.blocks.state(block).fill(), Fill::Free(_) | Fill::Offline))
+    }
+    /// Whether none of `range` is there.
+    pub fn is_out(&self, range: PfnRange) -> bool {
+        blocks_of(range).all(|block| self.blocks.state(block).fill() == Fill::Offline)
     }
     /// Frames of `range` that have not come back since [`Buddy::unplug`].
     pub fn still_used(&self, range: PfnRange) -> u64 {
@@ -100,7 +113,7 @@ impl Zone {
         if state.is_leaving() || state.fill() == Fill::Offline {
             return;
         }
-        self.managed.sub(PAGEBLOCK_FRAMES);
+        self.change_present(held, Plain::sub);
         self.leaving.add(PAGEBLOCK_FRAMES);
         match state.fill() {
             Fill::Free(side) => {
@@ -136,7 +149,7 @@ impl Zone {
         } else {
             return;
         }
-        self.managed.add(PAGEBLOCK_FRAMES);
+        self.change_present(held, Plain::add);
         self.leaving.sub(PAGEBLOCK_FRAMES);
     }
     /// Frames of pageblocks that are out, or on their way out.

@@ -101,6 +101,14 @@ impl<M: Machine> Buddy<M> {
     pub fn total_frames(&self) -> u64 {
         self.topology.frames() - self.zones.iter().flatten().map(Zone::leaving).sum::<u64>()
     }
+    /// The watermarks of all nodes together.
+    pub fn watermarks(&self) -> Watermarks {
+        self.zones.iter().flatten().map(Zone::marks).fold(Watermarks::default(), |sum, marks| Watermarks {
+            min: sum.min + marks.min,
+            low: sum.low + marks.low,
+            high: sum.high + marks.high,
+        })
+    }
     /// Whether the allocator shuffles: what /sys/module/page_alloc/parameters/shuffle says.
     pub fn shuffles(&self) -> bool {
         self.shuffled
@@ -134,7 +142,7 @@ impl<M: Machine> Buddy<M> {
                 present: ranges.map(|range| range.frames.len()).sum::<u64>() - zone.leaving(),
                 managed: zone.managed(),
                 free: zone.free(),
-                watermarks: zone.marks,
+                watermarks: zone.marks(),
                 ..ZoneInfo::default()
             };
             self.zone_blocks(zone.node).for_each(|block| self.count_block(zone, block, &mut info));

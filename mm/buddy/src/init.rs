@@ -7,10 +7,10 @@
 use core::sync::atomic::AtomicU64;
 
 use freehold_frame::{FrameTable, Order, Owner, State};
-use freehold_machine::topology::MAX_NODES;
+use freehold_machine::topology::{MAX_NODES, Presence};
 use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Topology};
 
-use crate::block::{BITMAP_WORDS, BLOCK_WORDS, BlockId, BlockState, Blocks};
+use crate::block::{BITMAP_WORDS, BLOCK_WORDS, BlockId, BlockState, Blocks, Fill};
 use crate::buddy::{Buddy, Bytes, NONE};
 use crate::lane::{Draw, Fast, HEAD, Shapes};
 use crate::options::{Check, Options, Wipe};
@@ -91,7 +91,7 @@ impl<M: Machine> Buddy<M> {
         if cpus > MAX_CPUS {
             return Err(InitError::TooManyCpus);
         }
-        if topology.frames() == 0 {
+        if topology.boot_ranges().next().is_none() {
             return Err(InitError::NoMemory);
         }
         if table.end() < topology.end() {
@@ -136,6 +136,7 @@ impl<M: Machine> Buddy<M> {
         }
         let pairs = if options.shuffle_order >= 10 { Pairs::Together } else { Pairs::Apart };
         buddy.reserve(reserved);
+        buddy.leave_out_what_is_not_there();
         for node in 0..topology.node_count() {
             let node = NodeId(node as u8);
             if topology.ranges().iter().any(|range| range.node == node) {
@@ -170,14 +171,23 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
+    /// What can be plugged in begins as if it had been unplugged. The parts of pageblocks at the ends of a range are never used.
+    fn leave_out_what_is_not_there(&self) {
+        for range in self.topology.pluggable_ranges() {
+            let (first, end) =
+                (BlockId::of(range.frames.start).0, range.frames.end.0.div_ceil(PAGEBLOCK_FRAMES));
+            (first..end).for_each(|id| self.blocks.set_state(BlockId(id), BlockState::plain(Fill::Offline)));
+        }
+    }
+
     fn mark_reserved(&self, frame: Pfn, node: NodeId) {
         let state = State::Owned { owner: Owner::Reserved, order: Order::FRAME, node };
         self.table.get(frame).expect("the table reaches to the end of memory").set_state(state);
     }
 
-    /// Runs of free frames of `node`, upwards.
+    /// Runs of free frames of `node` that are there, upwards.
     fn free_runs(topology: &Topology, node: NodeId, reserved: &[PfnRange], mut found: impl FnMut(PfnRange)) {
-        for range in topology.ranges().iter().filter(|range| range.node == node) {
+        for range in topology.boot_ranges().filter(|range| range.node == node) {
             let mut start = range.frames.start;
             for run in reserved.iter().map(|run| run.intersection(range.frames)).filter(|run| !run.is_empty())
             {
@@ -198,7 +208,11 @@ impl<M: Machine> Buddy<M> {
         let lists = supply.take(LIST_WORDS)?;
         let runs = supply.take(2 * RUNS)?;
         let ranges = || self.topology.ranges().iter().filter(|range| range.node == node);
-        let frames = ranges().map(|range| range.frames.len()).sum();
+        let frames = |presence| {
+            ranges().filter(move |range| range.presence == presence).map(|range| range.frames.len()).sum()
+        };
+        let pluggable = ranges().filter(|range| range.presence == Presence::Pluggable);
+        let pluggable_from = pluggable.map(|range| BlockId::of(range.frames.start)).min();
         let touched: u64 =
             ranges().map(|r| r.frames.end.0.div_ceil(PAGEBLOCK_FRAMES) - BlockId::of(r.frames.start).0).sum();
         let sets = (supply.take(touched as usize)?, supply.take(touched as usize)?);
@@ -215,7 +229,17 @@ impl<M: Machine> Buddy<M> {
         let runs = Runs::new(&runs[..2 * used], total);
         let cache_blocks = Bins::cache_blocks(self.topology, node, &self.options);
         let bins = Bins::new(cache_blocks, supply.take(Bins::words(cache_blocks))?);
-        Ok(Zone::new(node, Parts { blocks: self.blocks, runs, lists, bins, sets, frames }, pairs))
+        let parts = Parts {
+            blocks: self.blocks,
+            runs,
+            lists,
+            bins,
+            sets,
+            frames: frames(Presence::Always),
+            absent: frames(Presence::Pluggable),
+            pluggable_from,
+        };
+        Ok(Zone::new(node, parts, pairs))
     }
 
     /// Add the free frames of pageblocks that are not wholly free, and whole blocks for which there was no run.
@@ -284,8 +308,9 @@ fn whole_blocks(run: PfnRange) -> (u64, u64) {
 fn shapes(topology: &Topology, cpus: usize, options: &Options) -> Shapes {
     let nodes = (0..topology.node_count() as u8).map(NodeId);
     let caches = nodes.map(|node| Bins::cache_blocks(topology, node, options)).filter(|blocks| *blocks > 0);
+    let frames = topology.boot_ranges().map(|range| range.frames.len()).sum();
     // A batch is 1/512 of the smallest cache, so that what lies in lists is less than half a percent of it.
-    Shapes::of(topology.frames(), cpus, caches.min().map_or(PAGEBLOCK_FRAMES, |blocks| blocks.clamp(8, 64)))
+    Shapes::of(frames, cpus, caches.min().map_or(PAGEBLOCK_FRAMES, |blocks| blocks.clamp(8, 64)))
 }
 
 /// For each node, the nodes with memory by distance.

@@ -31,14 +31,28 @@ impl Zone {
         };
         let mut count = 0;
         while count < most
-            && let Some(position) = set.draw(rng.as_deref_mut())
+            && let Some(drawn) = set.draw(rng.as_deref_mut())
         {
+            let position = self.one_that_stays(from, drawn);
             moved[count] = set.take_at(position, self.blocks(), self.runs());
             self.blocks().set_state(moved[count], BlockState::plain(Fill::Moving));
             count += 1;
         }
         self.moving.add(count as u64);
         count
+    }
+    /// For what the kernel takes: from the drawn position of the user's set on, the first block that cannot be unplugged anyway.
+    /// The drawn one where there is none.
+    fn one_that_stays(&self, from: Side, drawn: u64) -> u64 {
+        let set = self.set(from);
+        let at = |position| set.at(position, self.runs());
+        if from == Side::Kernel || !self.is_pluggable(at(drawn)) {
+            return drawn;
+        }
+        (drawn + 1..set.len())
+            .chain(0..drawn)
+            .find(|&position| !self.is_pluggable(at(position)))
+            .unwrap_or(drawn)
     }
     /// Put blocks that changed sides where they belong now.
     pub(crate) fn finish_move(&self, _held: &Held, to: Side, moved: &[BlockId]) {

@@ -1,7 +1,8 @@
 //! A walk over everything that must agree: free sets, lists, bitmaps, per-CPU lists, frame records, totals.
 
 use freehold_frame::{Audit, Contradiction, Owner};
-use freehold_machine::{CpuId, Machine, PAGEBLOCK_FRAMES, Pfn};
+use freehold_machine::topology::Presence;
+use freehold_machine::{CpuId, Machine, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
 use crate::Buddy;
 use crate::block::{BlockId, Fill};
@@ -34,8 +35,7 @@ impl<M: Machine> Buddy<M> {
             faults += 1;
             found(fault);
         };
-        let audit =
-            self.table.audit(self.topology.ranges().iter().map(|r| r.frames), |c| tell(Fault::Table(c)));
+        let audit = self.table.audit(self.present_runs(), |c| tell(Fault::Table(c)));
         let mut free = 0;
         for zone in self.zones.iter().flatten() {
             free += self.validate_zone(zone, &mut tell);
@@ -62,13 +62,34 @@ impl<M: Machine> Buddy<M> {
         (audit, faults)
     }
 
-    /// Frames without an owner in pageblocks that are unplugged or leaving.
+    /// Memory whose records say something: all that is there for ever, and the pageblocks that are plugged in.
+    fn present_runs(&self) -> impl Iterator<Item = PfnRange> {
+        self.topology.ranges().iter().flat_map(move |range| {
+            let mut rest = range.frames;
+            core::iter::from_fn(move || {
+                if range.presence == Presence::Always {
+                    return (!rest.is_empty()).then(|| core::mem::take(&mut rest));
+                }
+                let blocks = move || (BlockId::of(rest.start).0..BlockId::of(rest.end).0).map(BlockId);
+                let is_out = |block: &BlockId| self.blocks.state(*block).fill() == Fill::Offline;
+                let first = blocks().find(|block| !is_out(block))?;
+                let end = blocks().find(|block| *block > first && is_out(block));
+                let run = PfnRange::new(first.start(), end.map_or(rest.end, BlockId::start));
+                rest.start = run.end;
+                Some(run)
+            })
+        })
+    }
+    /// Frames without an owner, in memory that [`Self::present_runs`] names, that are unplugged or leaving.
     fn unplugged_frames(&self) -> u64 {
-        let blocks = (0..self.blocks.count()).map(|id| self.blocks.state(BlockId(id)));
-        let out = blocks.map(|state| match state.fill() {
-            Fill::Offline => PAGEBLOCK_FRAMES,
-            Fill::Split if state.is_leaving() => state.free(),
-            _ => 0,
+        let out = self.zones.iter().flatten().flat_map(|zone| {
+            self.zone_blocks(zone.node).map(|block| {
+                match (self.blocks.state(block), zone.is_pluggable(block)) {
+                    (state, false) if state.fill() == Fill::Offline => PAGEBLOCK_FRAMES,
+                    (state, _) if state.is_split() && state.is_leaving() => state.free(),
+                    _ => 0,
+                }
+            })
         });
         out.sum()
     }

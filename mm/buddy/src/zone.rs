@@ -66,9 +66,11 @@ pub struct Watermarks {
 }
 
 impl Watermarks {
-    /// 4·√KiB of memory in KiB as Linux has it, but at most 1/128 of memory.
-    pub(crate) fn of(frames: u64) -> Self {
-        let min = (frames * 4).isqrt().min(frames / 128);
+    /// The lowest: 4·√KiB of memory in KiB as Linux has it, but at most 1/128 of memory.
+    fn least(frames: u64) -> u64 {
+        (frames * 4).isqrt().min(frames / 128)
+    }
+    const fn above(min: u64) -> Self {
         Self { min, low: min + min / 4, high: min + min / 2 }
     }
 }
@@ -96,7 +98,11 @@ pub(crate) struct Zone {
     pub(crate) moving: AtomicU64,
     /// The block handed out last, for shuffling in pairs of blocks.
     last: AtomicU64,
-    pub(crate) marks: Watermarks,
+    /// Frames that are there, reserved ones too; and the lowest watermark, which follows from it.
+    present: AtomicU64,
+    min: AtomicU64,
+    /// The lowest pageblock that can be unplugged.
+    pluggable_from: Option<BlockId>,
     pairs: Pairs,
 }
 
@@ -109,8 +115,12 @@ pub(crate) struct Parts {
     pub(crate) bins: Option<Bins>,
     /// The slots of the user's and of the kernel's free set.
     pub(crate) sets: (&'static [AtomicU64], &'static [AtomicU64]),
-    /// Frames of memory, reserved ones too.
+    /// Frames that are there at boot, reserved ones too.
     pub(crate) frames: u64,
+    /// Frames that can be plugged in.
+    pub(crate) absent: u64,
+    /// The lowest pageblock of those.
+    pub(crate) pluggable_from: Option<BlockId>,
 }
 
 /// Whether the two pageblocks of a 4 MiB block are used one after the other (`page_alloc.shuffle_order=10`).
@@ -126,7 +136,7 @@ pub(crate) struct NotTaken;
 
 impl Zone {
     pub(crate) fn new(node: NodeId, parts: Parts, pairs: Pairs) -> Self {
-        let Parts { blocks, runs, lists, bins, sets, frames } = parts;
+        let Parts { blocks, runs, lists, bins, sets, frames, absent, pluggable_from } = parts;
         let free = runs.total * PAGEBLOCK_FRAMES;
         Self {
             lock: Lock::default(),
@@ -139,11 +149,13 @@ impl Zone {
             kernel: FreeSet::new(sets.1, 0),
             free: AtomicU64::new(free),
             managed: AtomicU64::new(free),
-            leaving: AtomicU64::new(0),
+            leaving: AtomicU64::new(absent),
             split: AtomicU64::new(0),
             moving: AtomicU64::new(0),
             last: AtomicU64::new(0),
-            marks: Watermarks::of(frames),
+            present: AtomicU64::new(frames),
+            min: AtomicU64::new(Watermarks::least(frames)),
+            pluggable_from,
             pairs,
         }
     }
@@ -156,6 +168,20 @@ impl Zone {
     }
     pub(crate) fn managed(&self) -> u64 {
         self.managed.get()
+    }
+    /// The watermarks of what is there now.
+    pub(crate) fn marks(&self) -> Watermarks {
+        Watermarks::above(self.min.get())
+    }
+    /// Count memory that comes, or goes.
+    pub(crate) fn change_present(&self, _held: &Held, change: fn(&AtomicU64, u64)) {
+        change(&self.present, PAGEBLOCK_FRAMES);
+        self.min.set(Watermarks::least(self.present.get()));
+        change(&self.managed, PAGEBLOCK_FRAMES);
+    }
+    /// Whether a pageblock can be unplugged: such blocks are the last that the kernel takes for itself.
+    pub(crate) fn is_pluggable(&self, block: BlockId) -> bool {
+        self.pluggable_from.is_some_and(|first| block >= first)
     }
     pub(crate) fn moving(&self, _held: &Held) -> u64 {
         self.moving.get()

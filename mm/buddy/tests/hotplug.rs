@@ -3,11 +3,11 @@
 
 mod common;
 
-use common::{check, model};
+use common::{buddy, check, model};
 use freehold_buddy::{Options, PlugError, Shuffle};
-use freehold_frame::{FrameSource, Order, Owner, Request};
-use freehold_machine::model::Config;
-use freehold_machine::{CpuId, Pfn, PfnRange};
+use freehold_frame::{FrameSource, NodePolicy, Order, Owner, Request};
+use freehold_machine::model::{Config, Model};
+use freehold_machine::{CpuId, NodeId, Pfn, PfnRange, Topology};
 
 fn run(start: u64, end: u64) -> PfnRange {
     PfnRange::new(Pfn(start), Pfn(end))
@@ -82,6 +82,65 @@ fn used_memory_leaves_when_its_last_frame_comes_back_and_may_stay_after_all() {
     source.plug(everything).unwrap();
     assert_eq!(check(source), all);
     assert_eq!(source.misuses(), 0);
+}
+
+/// Two nodes of 16 pageblocks, of which the second has no CPU, and 32 pluggable ones of node 0 and 16 of a node that has no memory before.
+fn growing() -> &'static Topology {
+    let mut topology = Topology::new(3).unwrap();
+    topology.add_range(run(0, 16 * 512), NodeId(0)).unwrap();
+    topology.add_range(run(16 * 512, 32 * 512), NodeId(1)).unwrap();
+    topology.add_pluggable_range(run(64 * 512, 96 * 512), NodeId(0)).unwrap();
+    topology.add_pluggable_range(run(96 * 512, 112 * 512), NodeId(2)).unwrap();
+    topology.set_cpu_node(CpuId(1), NodeId(2)).unwrap();
+    Box::leak(Box::new(topology))
+}
+
+#[test]
+fn memory_that_is_not_there_yet_is_neither_counted_nor_handed_out() {
+    let topology = growing();
+    let source = buddy(Model::with_topology(topology.clone(), 2, 7), topology, &[run(0, 10)], options());
+    let all = check(source);
+    assert_eq!((all, source.total_frames()), (32 * 512 - 10, 32 * 512));
+    let held: Vec<_> =
+        std::iter::from_fn(|| source.allocate(Request::new(Owner::Anon).from_reserve()).ok()).collect();
+    assert_eq!(held.len() as u64 + source.free_frames(), all);
+    assert!(held.iter().all(|frame| *frame < Pfn(32 * 512)));
+    // The node without memory gets some: its CPU uses it first, the kernel takes it last.
+    let marks = || source.zone_info().map(|zone| zone.watermarks.min).collect::<Vec<_>>();
+    let before = marks();
+    source.plug(run(96 * 512, 112 * 512)).unwrap();
+    assert!(before[2] == 0 && marks()[2] > 0, "watermarks follow: {before:?} {:?}", marks());
+    source.machine().on_cpu(CpuId(1), || {
+        let frame = source.allocate(Request::new(Owner::Anon)).unwrap();
+        assert!(run(96 * 512, 112 * 512).contains(frame), "{frame:?}");
+        source.release(frame, Order::FRAME);
+        source.drain_local();
+    });
+    held.into_iter().for_each(|frame| source.release(frame, Order::FRAME));
+    source.drain_local();
+    assert_eq!(check(source), all + 16 * 512);
+    assert_eq!(source.unplug(run(96 * 512, 112 * 512)), Ok(0));
+    assert_eq!((check(source), marks()[2]), (all, 0));
+}
+
+#[test]
+fn the_kernel_takes_what_stays_before_what_can_leave() {
+    let topology = growing();
+    let source = buddy(Model::with_topology(topology.clone(), 1, 7), topology, &[], options());
+    let (all, plugged) = (check(source), run(64 * 512, 96 * 512));
+    source.plug(plugged).unwrap();
+    let whole = Request::new(Owner::Kernel).order(Order::PAGEBLOCK).policy(NodePolicy::Preferred(NodeId(0)));
+    let first: Vec<_> = (0..16).map(|_| source.allocate(whole).unwrap()).collect();
+    assert!(first.iter().all(|block| !plugged.contains(*block)), "{first:?}");
+    assert!(source.is_free(plugged));
+    let more = source.allocate(whole).unwrap();
+    assert!(plugged.contains(more), "when nothing else is left");
+    assert!(!source.is_free(plugged));
+    assert_eq!(source.unplug(plugged), Err(PlugError::KernelMemory));
+    first.into_iter().chain([more]).for_each(|block| source.release(block, Order::PAGEBLOCK));
+    source.drain_local();
+    assert_eq!(source.unplug(plugged), Ok(0));
+    assert_eq!(check(source), all);
 }
 
 #[test]
