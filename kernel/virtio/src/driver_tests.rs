@@ -32,29 +32,32 @@ struct State {
 
 /// The driver's side; the test keeps a clone.
 #[derive(Clone, Default)]
-struct Fake(Arc<Mutex<State>>);
+pub(crate) struct Fake(Arc<Mutex<State>>);
 
 impl Fake {
-    fn new(features: Features) -> Self {
+    pub(crate) fn new(features: Features) -> Self {
         let fake = Self::default();
         fake.0.lock().unwrap().features = (features | Features::VERSION_1).bits();
         fake
     }
     fn disk(sectors: u64, features: Features) -> Self {
         let fake = Self::new(features);
-        fake.0.lock().unwrap().config = sectors.to_le_bytes().to_vec();
+        fake.set_config(&sectors.to_le_bytes());
         fake
     }
-    fn status(&self) -> DeviceStatus {
+    pub(crate) fn set_config(&self, bytes: &[u8]) {
+        self.0.lock().unwrap().config = bytes.to_vec();
+    }
+    pub(crate) fn status(&self) -> DeviceStatus {
         self.0.lock().unwrap().status
     }
     fn with_ring<R>(&self, queue: usize, f: impl FnOnce(&mut DeviceRing) -> R) -> R {
         f(self.0.lock().unwrap().rings[queue].as_mut().unwrap())
     }
-    fn take(&self, queue: usize) -> Option<(u16, Vec<Descriptor>)> {
+    pub(crate) fn take(&self, queue: usize) -> Option<(u16, Vec<Descriptor>)> {
         self.with_ring(queue, DeviceRing::take)
     }
-    fn give(&self, queue: usize, head: u32, written: u32) {
+    pub(crate) fn give(&self, queue: usize, head: u32, written: u32) {
         self.with_ring(queue, |ring| ring.give(head, written));
     }
     /// Fill the next receive buffer.
@@ -267,7 +270,7 @@ fn a_legacy_device_is_refused() {
 }
 
 /// Sleeps by letting the device work; gives up when nothing more can happen.
-struct Step(Box<dyn Fn() + Send + Sync>);
+pub(crate) struct Step(pub(crate) Box<dyn Fn() + Send + Sync>);
 
 impl Notify for Step {
     fn notify(&self) {}

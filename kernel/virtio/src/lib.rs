@@ -1,4 +1,4 @@
-//! virtio devices on PCI: consoles as byte streams, disks as block devices.
+//! virtio devices on PCI: consoles as byte streams, disks as block devices, memory that comes and goes.
 //!
 //! | module | what |
 //! |---|---|
@@ -7,6 +7,7 @@
 //! | [`transport`] | the registers of a virtio function, as `virtio-drivers` wants them |
 //! | [`console`] | [`console::Console`]: a [`ByteStream`] |
 //! | [`block`] | [`block::Block`]: a [`BlockDevice`] |
+//! | [`mem`] | [`mem::Mem`]: a device that plugs memory in; [`mem::Resizer`] follows what the host wants of it |
 //!
 //! **Protocol.** Interrupt handlers only wake ([`platform::Notify`]); rings are looked at by tasks, under one spin
 //! lock a device that orders with nothing. All memory a device sees comes from its
@@ -26,6 +27,7 @@ pub mod block;
 pub mod console;
 #[cfg(test)]
 mod driver_tests;
+pub mod mem;
 pub mod pci;
 #[cfg(test)]
 mod pci_tests;

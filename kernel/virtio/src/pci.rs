@@ -88,6 +88,12 @@ pub(crate) fn enable<P: Platform>(platform: &P, function: Function) {
     platform.write_config(function, 4, command | 1 << 1 | 1 << 2 | 1 << 10);
 }
 
+/// Let the function answer to memory accesses.
+pub(crate) fn enable_registers<P: Platform>(platform: &P, function: Function) {
+    let command = platform.read_config(function, 4) & 0xffff;
+    platform.write_config(function, 4, command | 1 << 1);
+}
+
 /// Stop a function from touching memory.
 pub(crate) fn disable<P: Platform>(platform: &P, function: Function) {
     let command = platform.read_config(function, 4) & 0xffff;

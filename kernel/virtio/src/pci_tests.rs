@@ -186,6 +186,27 @@ fn a_queue_gets_its_addresses_its_vector_and_is_enabled_last() {
 }
 
 #[test]
+fn a_watched_device_tells_of_its_configuration_too_or_is_used_without_messages() {
+    let watched = |machine: &Machine| PciTransport::watched(machine, PLACE, DeviceType::Memory, &Nobody);
+    let mut machine = Machine::new();
+    machine.open().unwrap().queue_set(0, 16, 0x1000, 0x2000, 0x3000);
+    assert_eq!((machine.word16(16), machine.word16(26)), (0xffff, 0));
+    watched(&machine).unwrap().queue_set(0, 16, 0x1000, 0x2000, 0x3000);
+    assert_eq!((machine.word16(16), machine.word16(26)), (0, 0));
+    machine.vectors = 0;
+    watched(&machine).unwrap().queue_set(0, 16, 0x1000, 0x2000, 0x3000);
+    assert_eq!((machine.word16(16), machine.word16(26)), (0xffff, 0xffff));
+    assert_eq!(machine.read_config(PLACE, 4) & 4, 4, "a bus master all the same");
+}
+
+#[test]
+fn looking_at_a_device_gives_it_no_way_to_memory() {
+    let machine = Machine::new();
+    assert!(PciTransport::look(&machine, PLACE, DeviceType::Console).is_ok());
+    assert_eq!(machine.read_config(PLACE, 4) & 0xffff, 1 | 2);
+}
+
+#[test]
 fn a_notify_offset_outside_the_registers_is_never_written() {
     let machine = Machine::new();
     let mut transport = machine.open().unwrap();

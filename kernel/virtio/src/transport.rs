@@ -8,7 +8,7 @@ use freehold_virtqueue::{TransportError, TransportResult};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::SetupError;
-use crate::pci::{capabilities, disable, enable, map_bar, route_interrupt};
+use crate::pci::{capabilities, disable, enable, enable_registers, map_bar, route_interrupt};
 use crate::platform::{Function, Notify, Platform, Registers};
 
 /// The vendor of all virtio devices.
@@ -54,6 +54,8 @@ pub struct PciTransport<R: Registers> {
     notify_length: usize,
     notify_multiplier: u32,
     config: Option<(R, usize)>,
+    /// The vectors of the queues, and for changes of the device's configuration.
+    vectors: (u16, u16),
     /// Where to write a queue's notice.
     notice: [Option<usize>; MAX_QUEUES],
 }
@@ -93,6 +95,40 @@ impl<R: Registers> PciTransport<R> {
             disable(platform, function);
             return Err(error);
         }
+        Ok(transport)
+    }
+
+    /// As [`Self::new`], but the device tells `handler` of changes of its configuration too; and a device that can send no messages is used all
+    /// the same: who waits for it has to look. (QEMU's memory devices are such ones.)
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn watched<P: Platform<Registers = R>>(
+        platform: &P,
+        function: Function,
+        kind: DeviceType,
+        handler: &'static dyn Notify,
+    ) -> Result<Self, SetupError> {
+        let mut transport = Self::find(platform, function, kind)?;
+        enable(platform, function);
+        transport.vectors = match route_interrupt(platform, function, handler) {
+            Ok(()) => (0, 0),
+            Err(_) => (NO_VECTOR, NO_VECTOR),
+        };
+        Ok(transport)
+    }
+
+    /// Find and map the device's registers and no more: it cannot reach memory. Dropping the result resets the device.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub(crate) fn look<P: Platform<Registers = R>>(
+        platform: &P,
+        function: Function,
+        kind: DeviceType,
+    ) -> Result<Self, SetupError> {
+        let transport = Self::find(platform, function, kind)?;
+        enable_registers(platform, function);
         Ok(transport)
     }
 
@@ -143,6 +179,7 @@ impl<R: Registers> PciTransport<R> {
             notify_length: notify.length as usize,
             notify_multiplier: multiplier,
             config: config.and_then(|place| Some((map(place)?, place.length as usize))),
+            vectors: (0, NO_VECTOR),
             notice: [None; MAX_QUEUES],
         })
     }
@@ -245,8 +282,8 @@ impl<R: Registers> Transport for PciTransport<R> {
         self.write64(common::QUEUE_DESCRIPTORS, descriptors);
         self.write64(common::QUEUE_DRIVER, driver);
         self.write64(common::QUEUE_DEVICE, device);
-        self.common.write16(common::CONFIG_VECTOR, NO_VECTOR);
-        self.common.write16(common::QUEUE_VECTOR, 0);
+        self.common.write16(common::CONFIG_VECTOR, self.vectors.1);
+        self.common.write16(common::QUEUE_VECTOR, self.vectors.0);
         let offset = usize::from(self.common.read16(common::QUEUE_NOTIFY_OFFSET))
             .checked_mul(self.notify_multiplier as usize)
             .filter(|offset| offset.checked_add(2).is_some_and(|end| end <= self.notify_length));
@@ -341,6 +378,10 @@ bitflags::bitflags! {
         const BLOCK_READ_ONLY = 1 << 5;
         /// Block: the device has a volatile cache and a command to flush it.
         const BLOCK_FLUSH = 1 << 9;
+        /// Memory: the device says which proximity domain its memory is of.
+        const MEM_ACPI_PXM = 1 << 0;
+        /// Memory: what is not plugged in must not be touched.
+        const MEM_UNPLUGGED_INACCESSIBLE = 1 << 1;
         /// Not a legacy device.
         const VERSION_1 = 1 << 32;
         /// The device goes through the platform's translation of addresses.

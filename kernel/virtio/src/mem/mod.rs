@@ -1,0 +1,199 @@
+//! A device that plugs memory in (virtio 1.2, 5.15).
+//!
+//! The device owns a *region* of physical addresses, in blocks. It says how much of it the host wants plugged in ([`Sizes::requested`]); the
+//! driver plugs blocks in and unplugs them, one request at a time, until it is as much. Only what is plugged in is memory.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`region`] | what the device says about itself, checked |
+//! | [`request`] | requests and answers as bytes |
+//! | [`resize`] | [`Resizer`]: from what is plugged in to what is requested |
+//!
+//! **Hostile devices.** The region and its block size are checked once and fixed from then on; sizes are limited to the region each time they are
+//! read. A device that answers what is no answer is [`Failed`] from then on. What is plugged in is what the driver remembers, not what the
+//! device says: a device can refuse, but cannot make the kernel use memory that it did not acknowledge.
+
+pub mod region;
+pub mod request;
+pub mod resize;
+#[cfg(test)]
+mod tests;
+
+use alloc::sync::Arc;
+
+use freehold_bounce::{Device, Direction, DmaSource, Mapping};
+use freehold_machine::PfnRange;
+use freehold_virtqueue::{Chain, DeviceStatus, Part, Queue, Transport};
+use spin::Mutex;
+
+pub use region::{BadRegion, Domain, Region, Sizes};
+pub use request::{Answer, Request};
+pub use resize::{Memory, Outcome, Resizer};
+
+use crate::platform::Wait;
+use crate::transport::{Features, negotiate};
+use crate::{Failed, SetupError};
+use request::{REQUEST_BYTES, RESPONSE_BYTES};
+
+/// Descriptors in the ring: one request of two parts is with the device at a time.
+const RING: usize = 4;
+/// How long the device may take to answer: a host may have to find the memory first.
+const PATIENCE_NS: u64 = 60_000_000_000;
+/// Where the answer is in the buffer.
+const RESPONSE: usize = 32;
+
+/// The device. See the module's head.
+pub struct Mem<S: DmaSource, T: Transport> {
+    /// Taken by tasks only, while the ring is changed. Orders with no other lock.
+    inner: Mutex<Inner<S, T>>,
+    /// What the interrupt notifies: an answer has come, or the host wants another size.
+    wait: &'static dyn Wait,
+    region: Region,
+}
+
+struct Inner<S: DmaSource, T: Transport> {
+    transport: T,
+    queue: Queue<S, RING>,
+    buffer: Arc<Mapping<S>>,
+    busy: bool,
+    failed: bool,
+}
+
+impl<S: DmaSource, T: Transport> Mem<S, T> {
+    /// Start the device, whose transport notifies `wait` of its queue and its configuration, if it can; else `wait` looks by itself. `found` is the region that was
+    /// found at start-up, for which the kernel has made room.
+    ///
+    /// # Errors
+    /// [`SetupError`]; also for a device that now says something else than then.
+    pub fn new(
+        mut transport: T,
+        device: Device<S>,
+        wait: &'static dyn Wait,
+        found: Region,
+    ) -> Result<Self, SetupError> {
+        let wanted = Features::MEM_ACPI_PXM | Features::MEM_UNPLUGGED_INACCESSIBLE;
+        let features = negotiate(&mut transport, wanted)?;
+        let region = Region::check(&region::read(&transport)?, Domain::of(features))?;
+        if region != found {
+            return Err(SetupError::Nonsense("region"));
+        }
+        let queue = Queue::new(&mut transport, 0)?;
+        let buffer = Arc::new(device.buffer(RESPONSE + RESPONSE_BYTES, Direction::Bidirectional)?);
+        transport.finish_init();
+        let inner = Inner { transport, queue, buffer, busy: false, failed: false };
+        Ok(Self { inner: Mutex::new(inner), wait, region })
+    }
+
+    /// The device's region.
+    pub const fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// How much is plugged in and how much the host wants, as the device says now.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    pub fn sizes(&self) -> Result<Sizes, Failed> {
+        let config = region::read(&self.inner.lock().transport).map_err(|_| Failed)?;
+        Ok(self.region.sizes(&config))
+    }
+
+    /// Plug in `frames`, whole units of the region that are not.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    pub fn plug(&self, frames: PfnRange) -> Result<Answer, Failed> {
+        self.request(Request::Plug(frames))
+    }
+    /// Unplug `frames`, whole units of the region that nobody uses.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    pub fn unplug(&self, frames: PfnRange) -> Result<Answer, Failed> {
+        self.request(Request::Unplug(frames))
+    }
+    /// Unplug everything: whatever was plugged in before this kernel started.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    pub fn unplug_all(&self) -> Result<Answer, Failed> {
+        self.request(Request::UnplugAll)
+    }
+
+    /// Send one request and sleep until it is answered.
+    fn request(&self, request: Request) -> Result<Answer, Failed> {
+        let bytes = request.encode(&self.region);
+        let mut sent = Ok(false);
+        self.wait.wait_until(PATIENCE_NS, &mut || {
+            sent = self.inner.lock().send(&bytes);
+            !matches!(sent, Ok(false))
+        });
+        if !sent? {
+            return Err(Failed);
+        }
+        let mut answer = None;
+        self.wait.wait_until(PATIENCE_NS, &mut || {
+            answer = self.inner.lock().answer();
+            answer.is_some()
+        });
+        // Whoever waits for the buffer may go on.
+        self.wait.notify();
+        answer.unwrap_or_else(|| {
+            self.inner.lock().fail();
+            Err(Failed)
+        })
+    }
+}
+
+impl<S: DmaSource, T: Transport> Inner<S, T> {
+    /// Give a request to the device; `false` where it has one.
+    fn send(&mut self, request: &[u8; REQUEST_BYTES]) -> Result<bool, Failed> {
+        if self.failed {
+            return Err(Failed);
+        }
+        if self.busy {
+            return Ok(false);
+        }
+        self.buffer.write(0, request);
+        self.buffer.write(RESPONSE, &[0xff; RESPONSE_BYTES]);
+        let parts = Part::readable(self.buffer.clone(), 0..REQUEST_BYTES)
+            .zip(Part::writable(self.buffer.clone(), RESPONSE..RESPONSE + RESPONSE_BYTES));
+        let chain = parts.and_then(|(request, response)| Chain::new(0, [request, response]));
+        if chain.is_none_or(|chain| self.queue.submit(chain).is_err()) {
+            self.fail();
+            return Err(Failed);
+        }
+        self.busy = true;
+        if self.queue.wants_notice() {
+            self.transport.notify(0);
+        }
+        Ok(true)
+    }
+
+    /// The answer to what was sent; `None` while the device has it.
+    fn answer(&mut self) -> Option<Result<Answer, Failed>> {
+        if self.failed {
+            return Some(Err(Failed));
+        }
+        let answer = match self.queue.complete() {
+            Ok(None) => return None,
+            Ok(Some(done)) => {
+                let mut response = [0; RESPONSE_BYTES];
+                self.buffer.read(RESPONSE, &mut response);
+                Answer::decode(&response, done.written)
+            }
+            Err(_) => None,
+        };
+        self.busy = false;
+        if answer.is_none() {
+            self.fail();
+        }
+        Some(answer.ok_or(Failed))
+    }
+
+    /// Give the device up, and tell it.
+    fn fail(&mut self) {
+        self.failed = true;
+        self.transport.set_status(DeviceStatus::FAILED);
+    }
+}

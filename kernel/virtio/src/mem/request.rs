@@ -1,0 +1,68 @@
+//! Requests and answers as bytes (virtio 1.2, 5.15.6).
+
+use freehold_machine::{PAGE_SHIFT, PfnRange};
+
+use super::Region;
+
+/// Bytes of `struct virtio_mem_req`.
+pub const REQUEST_BYTES: usize = 24;
+/// Bytes of `struct virtio_mem_resp`.
+pub const RESPONSE_BYTES: usize = 10;
+
+/// What the driver asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// Make these frames memory.
+    Plug(PfnRange),
+    /// They are no memory any more.
+    Unplug(PfnRange),
+    /// None is.
+    UnplugAll,
+}
+
+impl Request {
+    /// `struct virtio_mem_req`: type, padding, address, number of blocks. A unit has at most 65,535 blocks: those are 4 KiB or more, and a unit of
+    /// more than one is 2 MiB.
+    pub fn encode(self, region: &Region) -> [u8; REQUEST_BYTES] {
+        let (kind, frames) = match self {
+            Self::Plug(frames) => (0u16, frames),
+            Self::Unplug(frames) => (1, frames),
+            Self::UnplugAll => (2, PfnRange::default()),
+        };
+        let blocks = (frames.len() << PAGE_SHIFT) / region.block();
+        let mut bytes = [0; REQUEST_BYTES];
+        bytes[..2].copy_from_slice(&kind.to_le_bytes());
+        bytes[8..16].copy_from_slice(&frames.start.start().0.to_le_bytes());
+        bytes[16..18].copy_from_slice(&(blocks as u16).to_le_bytes());
+        bytes
+    }
+}
+
+/// What the device answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// It is so.
+    Done,
+    /// Not as things are: the host wants something else by now.
+    Refused,
+    /// Not now: try again later.
+    Busy,
+    /// It never can be.
+    Error,
+}
+
+impl Answer {
+    /// `None` where the device wrote less than an answer, or none that there is.
+    pub fn decode(response: &[u8; RESPONSE_BYTES], written: usize) -> Option<Self> {
+        if written < 2 {
+            return None;
+        }
+        Some(match u16::from_le_bytes([response[0], response[1]]) {
+            0 => Self::Done,
+            1 => Self::Refused,
+            2 => Self::Busy,
+            3 => Self::Error,
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,231 @@
+//! From what is plugged in to what the host wants.
+//!
+//! **Invariant.** A unit is the kernel's ([`Memory::online`]) only while the device has acknowledged it as plugged in, and the device is asked to
+//! unplug only what the kernel has let go of ([`Memory::offline`]). A unit whose unplugging the device refuses comes back to the kernel.
+//!
+//! One task runs a [`Resizer`]; nothing here is shared.
+
+use alloc::vec::Vec;
+
+use freehold_machine::{PAGE_SHIFT, PfnRange};
+
+use super::{Answer, Region, Sizes};
+use crate::Failed;
+
+/// What the kernel does with units.
+pub trait Memory {
+    /// These frames are memory now. `false`: the kernel has no room to manage them, and has not touched them.
+    fn online(&mut self, frames: PfnRange) -> bool;
+    /// Let go of these frames. `false`: they are in use, and stay.
+    fn offline(&mut self, frames: PfnRange) -> bool;
+}
+
+/// The device's side: [`Mem`](super::Mem), or a model.
+pub trait Device {
+    /// The region, always the same.
+    fn region(&self) -> Region;
+    /// See [`Mem::sizes`](super::Mem::sizes).
+    ///
+    /// # Errors
+    /// [`Failed`].
+    fn sizes(&self) -> Result<Sizes, Failed>;
+    /// See [`Mem::plug`](super::Mem::plug).
+    ///
+    /// # Errors
+    /// [`Failed`].
+    fn plug(&self, frames: PfnRange) -> Result<Answer, Failed>;
+    /// See [`Mem::unplug`](super::Mem::unplug).
+    ///
+    /// # Errors
+    /// [`Failed`].
+    fn unplug(&self, frames: PfnRange) -> Result<Answer, Failed>;
+}
+
+impl<S, T> Device for super::Mem<S, T>
+where
+    S: freehold_bounce::DmaSource,
+    T: freehold_virtqueue::Transport,
+{
+    fn region(&self) -> Region {
+        *self.region()
+    }
+    fn sizes(&self) -> Result<Sizes, Failed> {
+        self.sizes()
+    }
+    fn plug(&self, frames: PfnRange) -> Result<Answer, Failed> {
+        self.plug(frames)
+    }
+    fn unplug(&self, frames: PfnRange) -> Result<Answer, Failed> {
+        self.unplug(frames)
+    }
+}
+
+/// How far a step came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// As much is plugged in as the host wants.
+    Reached,
+    /// Something is in the way that may go: the device is busy, memory is in use, or the kernel has no room to manage more. Try again later.
+    Later,
+    /// The device does not do what it asked for; as long as it wants the same, trying again is of no use.
+    Refused,
+}
+
+/// What became of one unit.
+enum Step {
+    Moved,
+    Stuck,
+    Busy,
+    Refused,
+}
+
+/// Knows which units are plugged in.
+pub struct Resizer {
+    region: Region,
+    /// A bit for each unit that is plugged in and the kernel's.
+    online: Vec<u64>,
+    count: u64,
+}
+
+impl Resizer {
+    /// Nothing is plugged in. `None` where there is no memory for one bit a unit.
+    pub fn new(region: Region) -> Option<Self> {
+        let words = usize::try_from(region.units().div_ceil(64)).ok()?;
+        let mut online = Vec::new();
+        online.try_reserve_exact(words).ok()?;
+        online.resize(words, 0);
+        Some(Self { region, online, count: 0 })
+    }
+    /// Bytes that are plugged in and the kernel's.
+    pub fn plugged(&self) -> u64 {
+        self.count * self.unit_bytes()
+    }
+    /// The region.
+    pub const fn region(&self) -> &Region {
+        &self.region
+    }
+    /// Bytes of a unit.
+    pub fn unit_bytes(&self) -> u64 {
+        self.region.unit() << PAGE_SHIFT
+    }
+    /// Whether a unit is plugged in.
+    pub fn is_online(&self, unit: u64) -> bool {
+        self.online[(unit / 64) as usize] & 1 << (unit % 64) != 0
+    }
+    fn mark(&mut self, unit: u64) {
+        self.online[(unit / 64) as usize] ^= 1 << (unit % 64);
+    }
+
+    /// Plug in or unplug until as much is plugged in as the host wants, or no more can be done now. `pause` is called between units.
+    ///
+    /// # Errors
+    /// [`Failed`]; what is plugged in stays in use.
+    pub fn follow(
+        &mut self,
+        device: &impl Device,
+        memory: &mut impl Memory,
+        mut pause: impl FnMut(),
+    ) -> Result<Outcome, Failed> {
+        // Each pass goes over every unit once; a host that changes its mind meanwhile starts another.
+        loop {
+            let sizes = device.sizes()?;
+            let target = sizes.requested / self.unit_bytes();
+            let outcome = if self.count < target {
+                self.grow(target, sizes, device, memory, &mut pause)?
+            } else {
+                self.shrink(target, device, memory, &mut pause)?
+            };
+            if device.sizes()?.requested == sizes.requested {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    fn grow(
+        &mut self,
+        target: u64,
+        sizes: Sizes,
+        device: &impl Device,
+        memory: &mut impl Memory,
+        pause: &mut impl FnMut(),
+    ) -> Result<Outcome, Failed> {
+        // Upwards, so that what is left to the host is in one piece.
+        let usable = sizes.usable / self.unit_bytes();
+        for unit in 0..self.region.units().min(usable) {
+            if self.count >= target {
+                return Ok(Outcome::Reached);
+            }
+            if self.is_online(unit) {
+                continue;
+            }
+            match self.plug(unit, device, memory)? {
+                Step::Moved => {}
+                Step::Refused => return Ok(Outcome::Refused),
+                Step::Stuck | Step::Busy => return Ok(Outcome::Later),
+            }
+            pause();
+        }
+        Ok(if self.count >= target { Outcome::Reached } else { Outcome::Refused })
+    }
+
+    fn plug(&mut self, unit: u64, device: &impl Device, memory: &mut impl Memory) -> Result<Step, Failed> {
+        let frames = self.region.frames_of(unit);
+        match device.plug(frames)? {
+            Answer::Done => {}
+            Answer::Busy => return Ok(Step::Busy),
+            Answer::Refused | Answer::Error => return Ok(Step::Refused),
+        }
+        if !memory.online(frames) {
+            // The host may have it back; if it will not take it, nobody uses it.
+            device.unplug(frames)?;
+            return Ok(Step::Stuck);
+        }
+        self.mark(unit);
+        self.count += 1;
+        Ok(Step::Moved)
+    }
+
+    fn shrink(
+        &mut self,
+        target: u64,
+        device: &impl Device,
+        memory: &mut impl Memory,
+        pause: &mut impl FnMut(),
+    ) -> Result<Outcome, Failed> {
+        for unit in (0..self.region.units()).rev() {
+            if self.count <= target {
+                break;
+            }
+            if !self.is_online(unit) {
+                continue;
+            }
+            match self.unplug(unit, device, memory)? {
+                Step::Moved | Step::Stuck => {}
+                Step::Refused => return Ok(Outcome::Refused),
+                Step::Busy => return Ok(Outcome::Later),
+            }
+            pause();
+        }
+        Ok(if self.count <= target { Outcome::Reached } else { Outcome::Later })
+    }
+
+    fn unplug(&mut self, unit: u64, device: &impl Device, memory: &mut impl Memory) -> Result<Step, Failed> {
+        let frames = self.region.frames_of(unit);
+        if !memory.offline(frames) {
+            return Ok(Step::Stuck);
+        }
+        self.mark(unit);
+        self.count -= 1;
+        let refusal = match device.unplug(frames)? {
+            Answer::Done => return Ok(Step::Moved),
+            Answer::Busy => Step::Busy,
+            Answer::Refused | Answer::Error => Step::Refused,
+        };
+        // It is still plugged in, so it is memory still.
+        if memory.online(frames) {
+            self.mark(unit);
+            self.count += 1;
+        }
+        Ok(refusal)
+    }
+}
