@@ -14,6 +14,7 @@ Examples:
   freehold run -m 512M --cpus 2 -- busybox ash          an interactive shell in the VM
   freehold run -v ./script.sh:/script.sh -- busybox ash /script.sh
   freehold run --disk disk.img -- busybox dd if=/dev/vda bs=1M count=1
+  freehold run -m 128M --memory-max 2G -- PROGRAM       starts small, grows when PROGRAM needs it
   freehold run --kernel linux -- busybox echo hello     the same VM on a stock Linux kernel
   freehold run --node mem=256M,cpus=0 --node mem=256M,cpus=1 --distance 0,1,21 --cpus 2 -- PROGRAM
 
@@ -109,6 +110,10 @@ pub struct RunOptions {
     #[arg(short, long, value_name = "SIZE", help_heading = "Machine")]
     pub memory: Option<String>,
 
+    /// Let the VM grow to SIZE while it runs, as its programs need it, and shrink again
+    #[arg(long, value_name = "SIZE", help_heading = "Machine")]
+    pub memory_max: Option<String>,
+
     /// Number of CPUs (1 to 16)
     #[arg(long, value_name = "N", default_value = "1", help_heading = "Machine")]
     pub cpus: String,
@@ -117,7 +122,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "N", help_heading = "Machine")]
     pub numa: Option<String>,
 
-    /// One NUMA node: mem=256M,cpus=0-1 (repeat for each node; cpus may be missing)
+    /// One NUMA node: mem=256M,cpus=0-1 (repeat for each node; cpus may be missing); max=1G lets it grow
     #[arg(long, value_name = "SPEC", conflicts_with = "numa", help_heading = "Machine")]
     pub node: Vec<String>,
 

@@ -66,6 +66,8 @@ pub enum FromGuest {
     Notice(String),
     /// A stock Linux' functions: lines of address and name.
     Symbols(String),
+    /// This memory device should plug in so many bytes in all.
+    Memory(u8, u64),
 }
 
 /// Takes frames out of a stream of bytes that arrives in pieces.
@@ -129,6 +131,13 @@ fn decode(kind: u8, payload: &[u8]) -> Result<Option<FromGuest>, String> {
         20 => FromGuest::Log(text()),
         21 => FromGuest::Notice(text()),
         22 => FromGuest::Symbols(text()),
+        23 => match *payload {
+            [device, ref bytes @ ..] => FromGuest::Memory(
+                device,
+                bytes.try_into().map(u64::from_le_bytes).map_err(|_| "MEMORY frame without a size")?,
+            ),
+            [] => return Err("MEMORY frame without a device".into()),
+        },
         _ => return Ok(None),
     }))
 }
@@ -172,6 +181,17 @@ mod tests {
         decoder.push(&frame(17, &payload));
         let seen = decoder.next().expect("valid");
         assert_eq!(seen, Some(FromGuest::Exit(Ending::Signal(9), Some((3, 4)))));
+    }
+
+    #[test]
+    fn a_wish_for_memory_names_device_and_bytes() {
+        let mut decoder = Decoder::default();
+        decoder.push(&frame(23, &[3, 0, 0, 0, 4, 0, 0, 0, 0]));
+        assert_eq!(decoder.next().expect("valid"), Some(FromGuest::Memory(3, 64 << 20)));
+        for short in [&[][..], &[1], &[1, 2, 3, 4, 5, 6, 7, 8]] {
+            decoder.push(&frame(23, short));
+            assert!(decoder.next().is_err());
+        }
     }
 
     #[test]

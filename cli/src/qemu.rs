@@ -93,6 +93,8 @@ pub struct Ports {
     pub control: String,
     /// The UART: kernel log.
     pub log: String,
+    /// QEMU's own monitor.
+    pub monitor: String,
 }
 
 impl Machine {
@@ -174,6 +176,22 @@ impl Machine {
         ))
     }
 
+    /// Bytes that can be plugged in while it runs.
+    pub fn growth(&self) -> u64 {
+        self.topology.growth().sum()
+    }
+
+    /// Fails when a kernel of this family cannot do what the machine asks for.
+    pub fn check_family(&self, family: Family) -> Result<()> {
+        if family == Family::Linux && self.growth() > 0 {
+            return Err(Failure::new(
+                "--memory-max needs the Freehold kernel: a stock Linux does not ask for memory",
+                "give it all at the start with -m",
+            ));
+        }
+        Ok(())
+    }
+
     /// QEMU's arguments, without the program's name.
     pub fn arguments(
         &self,
@@ -200,7 +218,10 @@ impl Machine {
         // Without the fast-string bits: TCG runs `rep stosb` byte by byte, and a Linux guest would choose it.
         line.option("-cpu", "max,-erms,-fsrm,-la57");
         line.option("-smp", format!("{0},sockets={0},cores=1,threads=1", self.cpus));
-        line.option("-m", show_size(self.memory));
+        let growth = self.growth();
+        let most =
+            if growth > 0 { format!(",maxmem={}", show_size(self.memory + growth)) } else { String::new() };
+        line.option("-m", show_size(self.memory) + &most);
         self.topology.arguments(&mut line, backing);
         line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
         line.option("-display", "none");
@@ -230,6 +251,11 @@ impl Machine {
             ("control", &ports.control),
         ]) {
             self.port(&mut line, kernel.family, slot, name, place);
+        }
+        if growth > 0 {
+            self.topology.growth_arguments(&mut line);
+            line.option("-chardev", format!("socket,id=monitor,{}", ports.monitor));
+            line.option("-mon", "chardev=monitor,mode=control");
         }
         for (number, disk) in self.disks.iter().enumerate() {
             disk.arguments(&mut line, number, FIRST_DISK_SLOT + number as u32);

@@ -143,6 +143,7 @@ fn label(key: &str) -> String {
     let known = match key {
         "total_kib" => "memory of the VM",
         "free_kib" => "free at the end",
+        "most_kib" => "memory at its most",
         "peak_user_kib" => "the program's peak",
         "kernel_kib" => "kernel",
         "page_tables_kib" => "page tables",

@@ -83,6 +83,7 @@ impl Prepared {
         };
         let kernel = kernel::select(&options.kernel)?;
         let image = build_image(options, &program, &spec, &kernel)?;
+        machine.check_family(kernel.family)?;
         machine.check_memory(kernel.family, image.bytes())?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
         Ok(Prepared { machine, kernel, image, spec, timeout, log })
@@ -341,6 +342,7 @@ pub fn print_line(options: &RunOptions, machine: &Machine, kernel: &Kernel) -> R
         error: place("ERROR"),
         control: place("CONTROL"),
         log: place("LOG"),
+        monitor: place("MONITOR"),
     };
     let mut text = quote(qemu::program()?.as_os_str());
     for argument in machine.arguments(kernel, Path::new("INITRAMFS"), &ports, engine) {

@@ -5,6 +5,7 @@
 //! once it runs: its console ports throw bytes away when a non-blocking socket is full, so a full one must stop it.
 
 mod channel;
+mod monitor;
 mod pump;
 mod signals;
 
@@ -24,6 +25,7 @@ use crate::protocol::{Decoder, Ending, FromGuest, ToGuest};
 use crate::qemu::{Engine, Machine, Ports};
 use crate::{kernel, qemu, terminal};
 use channel::{Channel, Log};
+use monitor::Monitor;
 use pump::{Pump, Source};
 use signals::Signals;
 
@@ -143,6 +145,7 @@ struct Session<'a> {
     decoder: Decoder,
     log: Log,
     words: Channel,
+    monitor: Monitor,
     signals: Signals,
     progress: ProgressBar,
     ready: Option<Value>,
@@ -159,11 +162,13 @@ impl<'a> Session<'a> {
         let (error, error_far) = channel::pair()?;
         let (control, control_far) = channel::pair()?;
         let (log, log_far) = channel::pair()?;
+        let (monitor, monitor_far) = channel::pair()?;
         let ports = Ports {
             stream: channel::place(&stream_far),
             error: channel::place(&error_far),
             control: channel::place(&control_far),
             log: channel::place(&log_far),
+            monitor: channel::place(&monitor_far),
         };
         let program = qemu::program()?;
         let signals = Signals::register()?;
@@ -181,6 +186,7 @@ impl<'a> Session<'a> {
             // Its own group: a Ctrl-C of the terminal is ours to pass on.
             .process_group(0);
         let mut qemu = command.spawn().map_err(|e| Failure::io("start", &program, &e))?;
+        drop(monitor_far);
         let exited = rustix::process::pidfd_open(
             rustix::process::Pid::from_child(&qemu),
             rustix::process::PidfdFlags::empty(),
@@ -216,6 +222,7 @@ impl<'a> Session<'a> {
             decoder: Decoder::default(),
             log: Log::new(log, job.log)?,
             words: Channel::new(words)?,
+            monitor: Monitor::new(monitor, job.machine.topology.growth().collect())?,
             signals,
             progress,
             ready: None,
@@ -250,6 +257,7 @@ impl<'a> Session<'a> {
                 self.let_qemu_block();
             }
             self.control.send();
+            self.monitor.send();
             if let Some(end) = self.finished(gone) {
                 break end;
             }
@@ -301,6 +309,7 @@ impl<'a> Session<'a> {
         self.control.interest(&mut interest);
         self.log.channel.interest(&mut interest);
         self.words.interest(&mut interest);
+        self.monitor.interest(&mut interest);
         self.output.interest(&mut interest);
         self.error.interest(&mut interest);
         if self.ended.is_none() && self.ready.is_some() {
@@ -337,6 +346,9 @@ impl<'a> Session<'a> {
     /// Takes what the guest and QEMU say. True when the guest said anything.
     fn listen(&mut self) -> bool {
         self.words.receive();
+        if let Some(refusal) = self.monitor.receive() {
+            self.notice(format!("QEMU does not change the VM's memory: {refusal}"));
+        }
         let mut heard = self.log.receive();
         heard |= self.control.receive();
         let bytes = std::mem::take(&mut self.control.received);
@@ -373,12 +385,15 @@ impl<'a> Session<'a> {
             FromGuest::Report(report) => self.report = Some(report),
             FromGuest::Panic(certificate) => self.panic = Some(certificate),
             FromGuest::Log(text) => self.log.add_text(&text),
-            FromGuest::Notice(text) => {
-                let end = if terminal::is_raw() { "\r\n" } else { "\n" };
-                eprint!("freehold: {}{end}", text.trim_end());
-                self.notices.push(text);
-            }
+            FromGuest::Notice(text) => self.notice(text),
+            FromGuest::Memory(device, bytes) => self.monitor.resize(device, bytes),
         }
+    }
+
+    fn notice(&mut self, text: String) {
+        let end = if terminal::is_raw() { "\r\n" } else { "\n" };
+        eprint!("freehold: {}{end}", text.trim_end());
+        self.notices.push(text);
     }
 
     fn tell(&mut self, what: ToGuest) {

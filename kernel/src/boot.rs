@@ -6,11 +6,14 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use freehold_arch::boot::{BootInfo, MemoryKind};
+use freehold_arch::memory::pluggable;
 use freehold_arch::{boot, cpu, firmware, irq, panic, power, time, traps, watch};
 use freehold_firmware::Firmware;
 use freehold_machine::{CpuId, Pfn, PfnRange, VirtAddr};
+use freehold_virtio::mem::Region;
 
 use crate::cmdline::Plant;
 use crate::fs::initramfs;
@@ -27,7 +30,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     let settings = cmdline::parse(info.command_line(), |problem| log::warn!("{problem}"));
     log::set_max_level(settings.log_level);
     log::info!("Freehold {VERSION}, image slide {:#x}", info.slide());
-    let firmware = read_firmware(info);
+    let (firmware, pluggable) = read_firmware(info);
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
     fs::machine::describe(fs::machine::Machine { command_line: info.command_line(), firmware });
     cpu::set_topology(&firmware.topology, cpus);
@@ -41,7 +44,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     start_scheduling(CpuId(0));
     irq::enable();
     start_cpus(firmware, cpus);
-    host::init(mem::frames(), &mut |function, error| log::error!("{function:?}: {error}"));
+    host::init(mem::frames(), &pluggable, &mut |function, error| log::error!("{function:?}: {error}"));
     sched::spawn_kernel("start", move || start(info, settings.plant)).expect("memory for the first task");
     sched::idle_forever()
 }
@@ -50,18 +53,39 @@ fn start_scheduling(cpu: CpuId) {
     sched::start(cpu).expect("memory for a CPU's idle task");
 }
 
-/// Read ACPI's tables; they are believed as far as they make sense.
+/// Read ACPI's tables, which are believed as far as they make sense, and find the devices that plug memory in.
 #[inline(never)]
-fn read_firmware(info: &'static BootInfo) -> &'static Firmware {
+fn read_firmware(info: &'static BootInfo) -> (&'static Firmware, Vec<host::FoundMemory>) {
     let usable = info.memory_map().iter().filter(|region| region.kind == MemoryKind::Usable).map(|region| {
         let end = region.start.0 + region.len;
         PfnRange::new(Pfn(region.start.0.div_ceil(4096)), Pfn(end / 4096))
     });
     let table = |at, len| Some(firmware::map(at, len)).filter(|bytes| bytes.len() == len);
-    let read = freehold_firmware::read(&table, info.rsdp(), cpu::bus_id(), usable, &mut |warning| {
-        log::warn!("firmware: {warning}");
+    let mut read =
+        Box::new(freehold_firmware::read(&table, info.rsdp(), cpu::bus_id(), usable, &mut |warning| {
+            log::warn!("firmware: {warning}");
+        }));
+    let pluggable = find_pluggable(&mut read);
+    (Box::leak(read), pluggable)
+}
+
+/// Find where memory may be plugged in, before the frame table and the page allocator are made for it.
+fn find_pluggable(firmware: &mut Firmware) -> Vec<host::FoundMemory> {
+    let Firmware { topology, domains, .. } = firmware;
+    let node_of = |region: &Region| domains.node_of_plugged(region.domain(), region.frames());
+    let mut found = host::find_memory(node_of, &mut |function, error| log::error!("{function:?}: {error}"));
+    found.retain(|device| {
+        let frames = device.region.frames();
+        let possible =
+            pluggable::is_possible(frames) && topology.add_pluggable_range(frames, device.node).is_ok();
+        if !possible {
+            log::error!("{:?}: no memory can be plugged in at {frames:?}", device.function);
+        }
+        possible
     });
-    Box::leak(Box::new(read))
+    let runs: Vec<PfnRange> = found.iter().map(|device| device.region.frames()).collect();
+    pluggable::declare(&runs).expect("memory for a table a GiB");
+    found
 }
 
 fn start_cpus(firmware: &'static Firmware, cpus: usize) {
@@ -125,6 +149,7 @@ fn prepare() -> Result<Spec> {
     let spec = Spec::parse(&bytes)?;
     connect(&spec)?;
     host::listen(&Kernel)?;
+    mem::hotplug::start()?;
     Ok(spec)
 }
 

@@ -49,6 +49,7 @@ impl Display for Facts {
 /// End what the program left behind, take stock, and tell the host. After the program's end.
 pub fn closing() {
     let before = mem::stats::memory();
+    let _no_memory_comes_or_goes = mem::hotplug::stop();
     let left = end_the_rest();
     let init = task::init::process();
     let mut usage = init.usage();
@@ -112,7 +113,8 @@ impl Display for Report {
             ("oom_kills", mem::stats::oom_kills()),
         ];
         f.write_str("{\"memory\":{")?;
-        for (at, (name, value)) in memory.into_iter().enumerate() {
+        let peak = mem::hotplug::peak().map(|bytes| ("most_kib", bytes / 1024));
+        for (at, (name, value)) in memory.into_iter().chain(peak).enumerate() {
             write!(f, "{}\"{name}\":{value}", comma(at))?;
         }
         write!(f, "}},\"audit\":\"{}\",\"syscalls\":[", self.verdict)?;

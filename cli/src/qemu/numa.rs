@@ -11,14 +11,18 @@ use crate::size::{self, MIB, show_size};
 /// Distance between two nodes where the user names none (ACPI: 10 is local).
 const DEFAULT_DISTANCE: u8 = 20;
 const LOCAL_DISTANCE: u8 = 10;
-/// Nodes are cut at pageblocks.
+/// Nodes are cut at pageblocks, and memory comes and goes by them.
 const GRAIN: u64 = 2 * MIB;
+/// Memory devices are in slots 2 and 3, up to eight each.
+const FIRST_GROWTH_SLOT: usize = 2;
 
 /// One node.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Bytes.
+    /// Bytes from the start; 0 for a node that only gets memory later.
     pub memory: u64,
+    /// Bytes that can be plugged in besides.
+    pub growth: u64,
     /// Its CPUs; none for a node of memory only.
     pub cpus: BTreeSet<u32>,
 }
@@ -70,21 +74,25 @@ pub enum Backing<'a> {
 impl Topology {
     /// Checks `--numa`, `--node`, `--distance` and `--near-cache` against each other.
     pub fn from_options(options: &RunOptions, memory: u64, cpus: u32) -> Result<Topology> {
-        let nodes = if !options.node.is_empty() {
+        let mut nodes = if !options.node.is_empty() {
             described(&options.node, cpus)?
         } else {
             even(options.numa.as_deref().unwrap_or("1"), memory, cpus)?
         };
+        if let Some(text) = &options.memory_max {
+            share_growth(&mut nodes, text)?;
+        }
         let distances = distances(&options.distance, nodes.len())?;
         let near_cache = match &options.near_cache {
             Some(text) => Some(NearCache::parse(text)?),
             None => None,
         };
         if let Some(NearCache { size: cache, .. }) = near_cache
-            && let Some(node) = nodes.iter().find(|node| node.memory < cache)
+            && let Some(node) = nodes.iter().find(|node| node.memory + node.growth < cache)
         {
+            let size = show_size(node.memory + node.growth);
             return Err(Failure::new(
-                format!("--near-cache {} is more than a node's {}", show_size(cache), show_size(node.memory)),
+                format!("--near-cache {} is more than a node's {size}", show_size(cache)),
                 "a memory-side cache holds a part of its node",
             ));
         }
@@ -94,7 +102,7 @@ impl Topology {
     /// One node with CPU 0.
     pub fn one(memory: u64) -> Topology {
         Topology {
-            nodes: vec![Node { memory, cpus: BTreeSet::from([0]) }],
+            nodes: vec![Node { memory, growth: 0, cpus: BTreeSet::from([0]) }],
             distances: BTreeMap::new(),
             near_cache: None,
         }
@@ -103,6 +111,30 @@ impl Topology {
     /// Bytes of all nodes.
     pub fn memory(&self) -> u64 {
         self.nodes.iter().map(|node| node.memory).sum()
+    }
+
+    /// Bytes that can be plugged in, by memory device.
+    pub fn growth(&self) -> impl Iterator<Item = u64> {
+        self.nodes.iter().map(|node| node.growth).filter(|&bytes| bytes > 0)
+    }
+
+    /// The memory devices, in the order of their slots: the guest numbers them by it.
+    pub fn growth_arguments(&self, line: &mut Line) {
+        let growing = self.nodes.iter().enumerate().filter(|(_, node)| node.growth > 0);
+        for (number, (node, Node { growth, .. })) in growing.enumerate() {
+            let size = show_size(*growth);
+            // Nothing of it is taken before it is plugged in.
+            line.option("-object", format!("memory-backend-ram,id=growth{number},size={size},reserve=off"));
+            let (slot, function) = (FIRST_GROWTH_SLOT + number / 8, number % 8);
+            line.option(
+                "-device",
+                format!(
+                    "virtio-mem-pci,id={},memdev=growth{number},node={node},block-size=2M,requested-size=0,\
+                     addr={slot:#x}.{function},multifunction=on,disable-legacy=on",
+                    growth_device(number)
+                ),
+            );
+        }
     }
 
     fn distance(&self, from: usize, to: usize) -> u8 {
@@ -136,7 +168,7 @@ impl Topology {
         }
         // A node without CPUs is reached from the first that has some.
         let first = self.nodes.iter().position(|node| !node.cpus.is_empty()).unwrap_or(0);
-        for (number, node) in self.nodes.iter().enumerate() {
+        for (number, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.memory > 0) {
             let size = show_size(node.memory);
             let value = match backing {
                 Backing::Anonymous => format!("memory-backend-ram,size={size},id=m{number}"),
@@ -156,7 +188,8 @@ impl Topology {
                 Some(_) => format!(",initiator={number}"),
                 None => String::new(),
             };
-            line.option("-numa", format!("node,nodeid={number},memdev=m{number}{initiator}"));
+            let memory = if node.memory > 0 { format!(",memdev=m{number}") } else { String::new() };
+            line.option("-numa", format!("node,nodeid={number}{memory}{initiator}"));
         }
         for (number, node) in self.nodes.iter().enumerate() {
             for cpu in &node.cpus {
@@ -225,6 +258,7 @@ fn even(text: &str, memory: u64, cpus: u32) -> Result<Vec<Node>> {
     let mut nodes: Vec<Node> = (0..count)
         .map(|number| Node {
             memory: share,
+            growth: 0,
             // Neighbouring CPUs share a node.
             cpus: (0..cpus).filter(|cpu| cpu * count / cpus == number).collect(),
         })
@@ -233,16 +267,52 @@ fn even(text: &str, memory: u64, cpus: u32) -> Result<Vec<Node>> {
     Ok(nodes)
 }
 
+/// Splits what the machine can grow by, up to `text` in all, evenly over the nodes.
+fn share_growth(nodes: &mut [Node], text: &str) -> Result<()> {
+    let most = size::parse_size("--memory-max", text)?;
+    let now: u64 = nodes.iter().map(|node| node.memory).sum();
+    if nodes.iter().any(|node| node.growth > 0) {
+        return Err(Failure::new(
+            "--memory-max and max= in --node say the same thing twice",
+            "use one of them",
+        ));
+    }
+    let Some(growth) = most.checked_sub(now) else {
+        return Err(Failure::new(
+            format!("--memory-max {} is less than the {} at the start", show_size(most), show_size(now)),
+            "it is what the VM can grow to; -m is what it starts with",
+        ));
+    };
+    if !growth.is_multiple_of(GRAIN) {
+        return Err(Failure::new(
+            format!("--memory-max {}: memory comes in steps of {}", show_size(most), show_size(GRAIN)),
+            format!("--memory-max {}", show_size(now + growth / GRAIN * GRAIN)),
+        ));
+    }
+    let count = nodes.len() as u64;
+    let share = growth / count / GRAIN * GRAIN;
+    nodes.iter_mut().for_each(|node| node.growth = share);
+    nodes[0].growth += growth - share * count;
+    Ok(())
+}
+
+/// QEMU's name of memory device `number`.
+pub fn growth_device(number: usize) -> String {
+    format!("vmem{number}")
+}
+
 fn described(specs: &[String], cpus: u32) -> Result<Vec<Node>> {
     let mut nodes = Vec::new();
     let mut taken = BTreeSet::new();
     for spec in specs {
-        let mut node = Node { memory: 0, cpus: BTreeSet::new() };
+        let mut node = Node { memory: 0, growth: 0, cpus: BTreeSet::new() };
+        let mut most = None;
         // A CPU list may hold commas: a part without `=` goes on with the list before it.
         let mut list = String::new();
         for part in spec.split(',') {
             match part.split_once('=') {
                 Some(("mem", value)) => node.memory = size::parse_size("--node mem", value)?,
+                Some(("max", value)) => most = Some(size::parse_size("--node max", value)?),
                 Some(("cpus", value)) => list = value.to_owned(),
                 None if !list.is_empty() => list = format!("{list},{part}"),
                 _ => {
@@ -254,10 +324,19 @@ fn described(specs: &[String], cpus: u32) -> Result<Vec<Node>> {
             }
         }
         node.cpus = size::parse_cpus(&list, cpus)?;
-        if node.memory == 0 {
+        node.growth = match most {
+            Some(most) => most.checked_sub(node.memory).ok_or_else(|| {
+                Failure::new(
+                    format!("--node {spec}: max is less than mem"),
+                    "max is what the node can grow to",
+                )
+            })?,
+            None => 0,
+        };
+        if node.memory + node.growth == 0 {
             return Err(Failure::new(format!("--node {spec}: it has no memory"), "mem=256M,cpus=0-1"));
         }
-        if !node.memory.is_multiple_of(GRAIN) {
+        if !node.memory.is_multiple_of(GRAIN) || !node.growth.is_multiple_of(GRAIN) {
             return Err(Failure::new(
                 format!("--node {spec}: memory is not a multiple of {}", show_size(GRAIN)),
                 "",
@@ -325,7 +404,29 @@ mod tests {
         assert!(described(&specs(&["mem=64M,cpus=0", "mem=64M,cpus=0"]), 1).is_err());
         assert!(described(&specs(&["mem=64M,cpus=0"]), 2).is_err());
         assert!(described(&specs(&["cpus=0"]), 1).is_err());
+        let nodes = described(&specs(&["mem=64M,max=128M,cpus=0", "max=32M"]), 1).expect("nodes that grow");
+        assert_eq!(
+            nodes.iter().map(|node| (node.memory, node.growth)).collect::<Vec<_>>(),
+            [(64 * MIB, 64 * MIB), (0, 32 * MIB)]
+        );
+        assert!(described(&specs(&["mem=64M,max=32M"]), 1).is_err());
         assert!(described(&specs(&["mem=64M,colour=red"]), 1).is_err());
+    }
+
+    #[test]
+    fn growth_is_shared_to_the_last_step_and_never_negative() {
+        for (count, memory, most) in
+            [("1", 128, "1G"), ("3", 96, "1000M"), ("2", 64, "66M"), ("2", 64, "64M")]
+        {
+            let mut nodes = even(count, memory * MIB, 4).expect("a split");
+            share_growth(&mut nodes, most).expect("growth");
+            let all: u64 = nodes.iter().map(|node| node.memory + node.growth).sum();
+            assert_eq!(all, size::parse_size("", most).expect("a size"));
+            assert!(nodes.iter().all(|node| node.growth.is_multiple_of(GRAIN)));
+        }
+        for wrong in ["32M", "65M", "lots"] {
+            assert!(share_growth(&mut even("1", 64 * MIB, 1).expect("a split"), wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

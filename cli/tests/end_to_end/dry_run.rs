@@ -59,6 +59,12 @@ fn an_even_split() {
 }
 
 #[test]
+fn machines_that_grow() {
+    golden("growing.txt", &["-m", "128M", "--numa", "2", "--cpus", "2", "--memory-max", "1G"]);
+    golden("empty-node.txt", &["--cpus", "2", "--node", "mem=128M,cpus=0", "--node", "max=256M,cpus=1"]);
+}
+
+#[test]
 fn disks_instructions_and_a_debugger() {
     golden(
         "disks.txt",

@@ -115,6 +115,16 @@ fn nodes_and_distances() {
 }
 
 #[test]
+fn memory_that_grows() {
+    refused(&["--memory-max", "lots"], &["--memory-max lots", "not a size"]);
+    refused(&["-m", "512M", "--memory-max", "256M"], &["256M", "less than the 512M", "-m"]);
+    refused(&["-m", "128M", "--memory-max", "131073K"], &["steps of 2M", "--memory-max 128M"]);
+    refused(&["--memory-max", "1G", "--node", "mem=64M,max=128M"], &["--memory-max", "max=", "twice"]);
+    refused(&["--node", "mem=64M,max=32M"], &["max is less than mem"]);
+    refused(&["--node", "max=64M"], &["too little to boot"]);
+}
+
+#[test]
 fn too_little_memory_says_how_much_is_needed() {
     refused(&["-m", "4M"], &["4M", "too little", "this needs"]);
 }

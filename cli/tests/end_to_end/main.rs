@@ -8,6 +8,7 @@ mod common;
 mod conformance;
 mod dry_run;
 mod errors;
+mod growth;
 mod machine;
 mod scope;
 mod script;

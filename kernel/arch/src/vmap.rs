@@ -22,8 +22,8 @@ const KEPT_STACKS: usize = 16;
 /// Bytes of the area that are taken.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// Take addresses for `pages` pages, aligned to `align` bytes.
-fn take_addresses(bytes: u64, align: u64) -> Result<VirtAddr, OutOfMemory> {
+/// Take addresses for `bytes` bytes, aligned to `align` bytes.
+pub(crate) fn take_addresses(bytes: u64, align: u64) -> Result<VirtAddr, OutOfMemory> {
     let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
         let end = taken.next_multiple_of(align) + bytes;
         (end <= DYNAMIC_SPAN).then_some(end)

@@ -86,6 +86,15 @@ pub fn notice(text: impl core::fmt::Display) {
     send_text(ToHost::Notice, text);
 }
 
+/// Ask the host to have memory device number `device` plug in `bytes` in all. It answers by what the device then wants, or not at all.
+pub fn want_memory(device: u8, bytes: u64) {
+    let Some(control) = devices::control() else { return };
+    let _one_at_a_time = SENDER.lock();
+    let mut frame = Frame::begin(control, ToHost::Memory, 9);
+    frame.put(&[device]);
+    frame.put(&bytes.to_le_bytes());
+}
+
 /// Tell the host how the program ended, after all its output, and wait until the host has everything.
 pub fn end(ending: Ending) {
     let ports = [devices::stream(), devices::error()];

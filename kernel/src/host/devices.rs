@@ -1,4 +1,4 @@
-//! Finding the host's consoles and disks, and starting them.
+//! Finding the host's consoles, disks and memory devices, and starting them.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -14,6 +14,7 @@ use freehold_virtio::{BlockDevice, ByteStream, Failed, SetupError, pci};
 use freehold_virtqueue::DeviceType;
 use spin::Once;
 
+use super::memory::{FoundMemory, MemoryDevice};
 use super::pci::{Bar, Pci};
 use crate::mem::Frames;
 use crate::sync::WaitQueue;
@@ -73,13 +74,14 @@ pub type Disk = Arc<dyn BlockDevice>;
 pub struct Host {
     ports: Vec<Arc<Port>>,
     disks: Vec<Disk>,
+    memory: Vec<MemoryDevice>,
 }
 
 static HOST: Once<Host> = Once::new();
 static DMA: Once<Dma<Frames>> = Once::new();
 
 /// A wait queue that interrupts wake.
-struct Line(Arc<WaitQueue>);
+pub(super) struct Line(pub(super) Arc<WaitQueue>);
 
 impl Notify for Line {
     fn notify(&self) {
@@ -123,16 +125,28 @@ pub fn disks() -> &'static [Disk] {
     HOST.get().map_or(&[], |host| &host.disks)
 }
 
-/// Find and start the host's devices. On the boot CPU, once, with interrupts available and before tasks run;
-/// `warn` is told of each device that cannot be used.
-pub fn init(frames: Frames, warn: &mut dyn FnMut(Function, SetupError)) {
+/// The devices that plug memory in.
+pub fn memory() -> &'static [MemoryDevice] {
+    HOST.get().map_or(&[], |host| &host.memory)
+}
+
+/// Find and start the host's devices; `memory` are those that were found before there was a page allocator. On the boot CPU, once, with interrupts
+/// available and before tasks run; `warn` is told of each device that cannot be used.
+pub fn init(frames: Frames, memory: &[FoundMemory], warn: &mut dyn FnMut(Function, SetupError)) {
     let dma = DMA.call_once(|| Dma::new(frames));
     // The rings have a device of their own in the accounts; they are taken once and stay.
     let rings = dma.attach(rules("virtqueues", 4 << 20));
     if rings.map(freehold_virtqueue::install).is_err() {
         return;
     }
-    let mut host = Host { ports: Vec::new(), disks: Vec::new() };
+    let mut host = Host { ports: Vec::new(), disks: Vec::new(), memory: Vec::new() };
+    for found in memory {
+        let device = dma.attach(rules("memory", 1 << 16)).map_err(SetupError::from);
+        match device.and_then(|device| MemoryDevice::start(found, device)) {
+            Ok(device) => host.memory.push(device),
+            Err(error) => warn(found.function, error),
+        }
+    }
     for (function, vendor, device) in pci::functions(&Pci) {
         let started = match device_type(vendor, device) {
             Some(DeviceType::Console) => host.start_console(dma, function),

@@ -41,6 +41,8 @@ pub enum ToHost {
     Panic = 19,
     /// Text for the user: an OOM kill, for example.
     Notice = 21,
+    /// How much memory a device should plug in: its number, bytes.
+    Memory = 23,
 }
 
 /// Bytes in a frame's head.

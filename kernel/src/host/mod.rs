@@ -1,8 +1,8 @@
-//! The host: three byte streams, disks, and the control channel.
+//! The host: three byte streams, disks, memory that it plugs in, and the control channel.
 //!
 //! `freehold run` gives the machine three virtio consoles, in slot order: the *stream* (the program's stdin in,
 //! stdout or the terminal out), the *error* stream (stderr out), and *control*, whose frames ([`frame`]) go both ways:
-//! the end of stdin, window sizes and signals come in; READY, reports, the program's end and a panic's last words go out.
+//! the end of stdin, window sizes and signals come in; READY, wishes for memory, reports, the program's end and a panic's last words go out.
 //! The UART carries the log only. The host's side is `cli/src/protocol.rs`.
 //!
 //! Everything here waits by sleeping, but for the last words of a panic ([`last_words`]), which take no lock,
@@ -19,11 +19,15 @@ mod devices;
 #[cfg(target_os = "none")]
 mod last_words;
 #[cfg(target_os = "none")]
+mod memory;
+#[cfg(target_os = "none")]
 mod pci;
 
 #[cfg(target_os = "none")]
-pub use control::{Ending, Events, end, listen, notice, ready, report};
+pub use control::{Ending, Events, end, listen, notice, ready, report, want_memory};
 #[cfg(target_os = "none")]
-pub use devices::{Disk, Host, Port, control, disks, dma, error, init, stream};
+pub use devices::{Disk, Host, Port, control, disks, dma, error, init, memory, stream};
 #[cfg(target_os = "none")]
 pub use last_words::LastWords;
+#[cfg(target_os = "none")]
+pub use memory::{FoundMemory, MemoryDevice, find_memory};

@@ -15,6 +15,9 @@ use freehold_vm::{Commons, HugeMode, KernelRoots};
 use super::Frames;
 use crate::cmdline::Plant;
 
+/// The longest table that start-up takes from the heap: 512 KiB.
+const HEAP_WORDS: usize = 1 << 16;
+
 static BUDDY: Once<Buddy<X86>> = Once::new();
 static COMMONS: Once<Arc<Commons<Frames>>> = Once::new();
 
@@ -43,9 +46,13 @@ pub fn init(topology: &'static Topology, cpus: usize, options: Options, huge: Op
     let records = memory::frame_table().expect("memory for the frame table: 1/128 of all");
     let table = FrameTable::new(records);
     let words = Buddy::<X86>::metadata_words(topology, cpus, &options);
-    let metadata: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
+    let metadata: &'static [AtomicU64] = if words <= HEAP_WORDS {
+        Box::leak((0..words).map(|_| AtomicU64::new(0)).collect())
+    } else {
+        memory::boot_words(words).expect("memory for the page allocator: 1/16384 of all that may come")
+    };
     let reserved = memory::seal();
-    let buddy = Buddy::new(X86, table, Box::leak(metadata), topology, reserved, options)
+    let buddy = Buddy::new(X86, table, metadata, topology, reserved, options)
         .expect("firmware's memory was checked when it was read");
     BUDDY.set(buddy);
     publish();

@@ -11,6 +11,7 @@ use freehold_vm::{
     ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode,
 };
 
+use super::hotplug::Growth;
 use super::space::whole_pages;
 use super::{FileMapping, Frames, Space, out_of_memory};
 use crate::fs::Mapping;
@@ -57,10 +58,10 @@ fn current_space() -> Arc<Space> {
     task::current().process().space()
 }
 
-/// Run a change of the space; where there is no memory for it, give back what is cheap and try once more.
+/// Run a change of the space; where there is no memory for it, find some and try once more.
 fn with_memory<T>(mut change: impl FnMut() -> core::result::Result<T, freehold_vm::VmError>) -> Result<T> {
     match change() {
-        Err(freehold_vm::VmError::NoMemory) if super::relieve() > 0 => Ok(change()?),
+        Err(freehold_vm::VmError::NoMemory) if super::find_more() == Growth::Grown => Ok(change()?),
         other => Ok(other?),
     }
 }

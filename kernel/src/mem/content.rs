@@ -7,6 +7,9 @@
 use alloc::sync::Arc;
 use core::ops::Range;
 
+use freehold_vm::VmError;
+
+use super::hotplug::{self, Growth};
 use super::{Frames, PageCache};
 use crate::fs::{Content, ContentSource, Punch};
 use crate::user::{Sink, Source};
@@ -60,6 +63,7 @@ impl Content for CacheContent {
             });
             match step {
                 Ok(n) => done += n,
+                Err(Errno::ENOMEM) if hotplug::grow() == Growth::Grown => {}
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             }
@@ -79,7 +83,12 @@ impl Content for CacheContent {
     }
 
     fn allocate(&self, range: Range<u64>) -> Result<()> {
-        Ok(self.cache.allocate(range)?)
+        loop {
+            match self.cache.allocate(range.clone()) {
+                Err(VmError::NoMemory) if hotplug::grow() == Growth::Grown => {}
+                outcome => return Ok(outcome?),
+            }
+        }
     }
 
     fn seek_data(&self, offset: u64) -> Option<u64> {

@@ -1,8 +1,8 @@
-//! Out of memory: first give back what nobody needs, then kill the largest.
+//! Out of memory: first give back what nobody needs, then get more from the host, then kill the largest.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::frames;
+use super::{frames, hotplug};
 use crate::{sched, task};
 
 static KILLS: AtomicU64 = AtomicU64::new(0);
@@ -24,11 +24,16 @@ pub fn relieve() -> u64 {
     before.saturating_sub(frames().cached_frames()) + crate::block::relieve(DISK_RELIEF)
 }
 
-/// There is no frame left for the current task, whatever it was `doing`: relieve, else kill, then let others run.
+/// Find memory without hurting anybody: relieve, else get more from the host. May sleep; holds up whoever waits for the caller's locks.
+pub fn find_more() -> hotplug::Growth {
+    if relieve() > 0 { hotplug::Growth::Grown } else { hotplug::grow() }
+}
+
+/// There is no frame left for the current task, whatever it was `doing`: relieve, else grow, else kill, then let others run.
 ///
 /// Returns to a caller that tries again. The victim may be the current task; it dies before it is back in user mode.
 pub fn out_of_memory(doing: &'static str) {
-    if relieve() == 0 && task::oom_kill(doing) == task::OomKill::Killed {
+    if find_more() == hotplug::Growth::None && task::oom_kill(doing) == task::OomKill::Killed {
         KILLS.fetch_add(1, Ordering::Relaxed);
     }
     sched::yield_now();

@@ -11,6 +11,7 @@ use core::ops::Range;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::SpaceHandle;
 
+use super::hotplug::Growth;
 use super::{AddressSpace, Frames, PageCache, commons};
 use crate::Result;
 use crate::fs::OpenFile;
@@ -65,7 +66,11 @@ impl Space {
 
     /// A copy-on-write twin, for fork.
     pub fn fork(&self) -> Result<Arc<Self>> {
-        let areas = self.areas.lock().fork()?;
+        let mut twin = self.areas.lock().fork();
+        if twin.is_err() && super::find_more() == Growth::Grown {
+            twin = self.areas.lock().fork();
+        }
+        let areas = twin?;
         let program = self.program.lock().clone();
         Ok(Self::around(areas, program))
     }

@@ -73,7 +73,10 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
                 task.force_signal(exception_signal(vector, context.regs().rip));
             }
             // A program that makes no system calls still gives up free frames that another CPU asks for.
-            UserEvent::Interrupt => crate::mem::frames().poll(freehold_buddy::Moment::Tick),
+            UserEvent::Interrupt => {
+                crate::mem::frames().poll(freehold_buddy::Moment::Tick);
+                crate::mem::hotplug::tick();
+            }
         }
     }
 }

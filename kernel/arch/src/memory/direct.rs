@@ -12,7 +12,7 @@ use freehold_machine::{
 };
 
 use super::tables::{self, DATA, LARGE, PRESENT};
-use super::{OutOfMemory, boot_frames};
+use super::{OutOfMemory, boot_frames, pluggable};
 use crate::X86;
 use crate::boot::{self, BootInfo};
 
@@ -82,7 +82,8 @@ impl DirectMap for X86 {
         let start = blocks.start.pageblock_start();
         let mut block = start;
         while block < blocks.end {
-            let usable = boot::info().is_partly_usable(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
+            let usable = boot::info().is_partly_usable(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)))
+                || pluggable::is_plugged(block);
             assert!(usable, "{block:?} is no memory and cannot enter the direct map");
             let entry =
                 tables::find_entry::<2>(address_of(block)).expect("every GiB of memory has its table");

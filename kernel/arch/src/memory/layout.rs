@@ -8,6 +8,8 @@ pub(crate) const SLOT: u64 = 1 << 39;
 const GIB: u64 = 1 << 30;
 /// Bytes of the windows of all CPUs.
 pub(crate) const WINDOWS_SPAN: u64 = 16 << 20;
+/// Addresses of the direct map above the end of the memory of start-up, for memory that is plugged in later.
+pub(crate) const PLUGGABLE_SPAN: u64 = 1 << 40;
 /// Bytes of the frame table's area.
 pub(crate) const FRAME_TABLE_SPAN: u64 = 128 * GIB;
 /// Bytes of the dynamic area: stacks, mappings of frames and of device registers.

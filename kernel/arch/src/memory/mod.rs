@@ -11,14 +11,15 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, TABLE_ENTRIES, Tables, VirtAddr};
 use zerocopy::FromZeros;
 
-use crate::X86;
 use crate::boot::{self, BootInfo};
-use crate::sync::{Once, SpinLock};
+use crate::sync::Once;
+use crate::{X86, vmap};
 
 pub(crate) mod boot_frames;
 pub(crate) mod direct;
 mod kernel_pages;
 pub(crate) mod layout;
+pub mod pluggable;
 pub(crate) mod tables;
 pub(crate) mod windows;
 
@@ -50,7 +51,17 @@ pub trait FrameProvider: Sync {
 static LAYOUT: Once<Layout> = Once::new();
 static PROVIDER: Once<&'static dyn FrameProvider> = Once::new();
 static RESERVED: Once<Reserved> = Once::new();
-static FRAME_TABLE: SpinLock<Option<Pfn>> = SpinLock::new(None);
+static FRAME_TABLE: Once<FrameTableBase> = Once::new();
+
+/// What the frame table is made of where there is no memory.
+struct FrameTableBase {
+    /// Bytes of a record.
+    record: u64,
+    /// The page of records that holes share, all zero.
+    zero_page: Pfn,
+    /// A table of nothing but that page.
+    zero_table: Option<Pfn>,
+}
 
 const MAX_RESERVED: usize = 64;
 
@@ -104,7 +115,7 @@ fn no_table(table: Pfn) -> ! {
 /// When memory does not suffice even for that.
 pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
     let mut random = crate::entropy::early();
-    let layout = layout::choose(&mut random, boot.memory_end().start().0);
+    let layout = layout::choose(&mut random, boot.memory_end().start().0 + layout::PLUGGABLE_SPAN);
     LAYOUT.set(layout);
     MEMORY_END.store(boot.memory_end().0, Ordering::Relaxed);
     let mut alloc = || boot_frames::take(0);
@@ -128,34 +139,40 @@ pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
     tables::set_direct_base(layout.direct_map);
 }
 
-/// Map the frame table: one record per frame from 0 to the end of memory, all zero. Records of frames that
-/// are no memory are read-only copies of one zero page: writing to them is a fault that is reported.
+/// Map the frame table: one record per frame from 0 to the end of memory, with what may be plugged in, all zero. Records of frames that
+/// are no memory, or not yet, are read-only copies of one zero page: writing to them is a fault that is reported.
 ///
 /// # Errors
 /// When boot memory does not suffice.
 ///
 /// # Panics
-/// When called twice, after [`seal`], or for records that do not divide a page.
+/// When called twice, after [`seal`], or for records that do not divide a page or are shorter than 8 bytes.
 pub fn frame_table<T: FromZeros + Sync>() -> Result<&'static [T], OutOfMemory> {
     let size = size_of::<T>();
-    assert!(size > 0 && PAGE_SIZE.is_multiple_of(size), "a record of {size} bytes does not divide a page");
+    assert!(size >= 8 && PAGE_SIZE.is_multiple_of(size), "a record of {size} bytes does not divide a page");
     let boot = boot::info();
-    let count = boot.memory_end().0;
+    let count = boot.memory_end().max(pluggable::end()).0;
     let per_page = (PAGE_SIZE / size) as u64;
     let per_block = per_page * PAGEBLOCK_FRAMES;
-    let mut zero = FRAME_TABLE.lock();
-    assert!(zero.is_none(), "there is one frame table");
     let zero_page = zeroed(0)?;
-    *zero = Some(zero_page);
+    let mut zero_table = None;
     let base = layout().frame_table;
     let mut first = 0;
     while first < count {
         let address = VirtAddr(base + first * size as u64);
         let covered = PfnRange::new(Pfn(first), Pfn(first + per_block));
-        if first.is_multiple_of(per_block) && boot.is_usable(covered) {
-            let block = zeroed(9)?;
+        let large = if !first.is_multiple_of(per_block) {
+            None
+        } else if boot.is_usable(covered) {
+            Some(leaf(zeroed(9)?, DATA | LARGE))
+        } else if !boot.is_partly_usable(covered) {
+            Some(tables::link(shared_table(&mut zero_table, zero_page)?))
+        } else {
+            None
+        };
+        if let Some(value) = large {
             let table = tables::table_at(address, 2, &mut || alloc_frames(0))?;
-            X86.store_entry(table, tables::index_at(address, 2), leaf(block, DATA | LARGE));
+            X86.store_entry(table, tables::index_at(address, 2), value);
             first += per_block;
             continue;
         }
@@ -165,9 +182,38 @@ pub fn frame_table<T: FromZeros + Sync>() -> Result<&'static [T], OutOfMemory> {
         tables::map_page(address, value, &mut || alloc_frames(0))?;
         first += per_page;
     }
+    FRAME_TABLE.set(FrameTableBase { record: size as u64, zero_page, zero_table });
     // SAFETY: the area from `base` on is mapped for `count` records without a gap, aligned to a page, filled
-    // with zeroes (a valid T), never unmapped, and handed out once: only shared references exist.
+    // with zeroes (a valid T), never unmapped, and handed out once: only shared references exist. The records of a
+    // pageblock that comes or goes change to zeroes, when nobody uses them.
     Ok(unsafe { core::slice::from_raw_parts(base as *const T, count as usize) })
+}
+
+/// Zeroes for ever, in 2 MiB pages of their own: for tables that grow with memory and are too long for the heap of start-up. Before [`seal`].
+///
+/// # Errors
+/// When boot memory does not suffice.
+pub fn boot_words(count: usize) -> Result<&'static [AtomicU64], OutOfMemory> {
+    let block = PAGEBLOCK_FRAMES * PAGE_SIZE as u64;
+    let blocks = (count as u64 * 8).div_ceil(block);
+    let start = vmap::take_addresses(blocks * block, block)?;
+    for address in (0..blocks).map(|index| VirtAddr(start.0 + index * block)) {
+        let frames = zeroed(9)?;
+        let table = tables::table_at(address, 2, &mut || alloc_frames(0))?;
+        X86.store_entry(table, tables::index_at(address, 2), leaf(frames, DATA | LARGE));
+    }
+    // SAFETY: just mapped without a gap, aligned to 2 MiB, filled with zeroes, never unmapped, and handed out once.
+    Ok(unsafe { core::slice::from_raw_parts(start.0 as *const AtomicU64, count) })
+}
+
+/// The table whose entries all lead to `page`, made at the first call.
+fn shared_table(table: &mut Option<Pfn>, page: Pfn) -> Result<Pfn, OutOfMemory> {
+    if let Some(table) = *table {
+        return Ok(table);
+    }
+    let fresh = alloc_frames(0).ok_or(OutOfMemory)?;
+    tables::entries(fresh).iter().for_each(|entry| entry.store(leaf(page, READ_ONLY), Ordering::Relaxed));
+    Ok(*table.insert(fresh))
 }
 
 /// 2^`order` boot frames of zeroes.

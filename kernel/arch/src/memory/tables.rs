@@ -95,6 +95,11 @@ pub(crate) const fn leaf(frame: Pfn, flags: u64) -> u64 {
     frame.0 << 12 | flags
 }
 
+/// An entry that leads to a table.
+pub(crate) const fn link(table: Pfn) -> u64 {
+    leaf(table, TABLE)
+}
+
 /// Level 4 is the top; level 1 holds 4 KiB leaves.
 pub(crate) const fn index_at(address: VirtAddr, level: u32) -> usize {
     (address.0 >> (12 + 9 * (level - 1))) as usize & (TABLE_ENTRIES - 1)
@@ -119,8 +124,8 @@ pub(crate) fn table_at(
         if value & PRESENT == 0 {
             let fresh = alloc().ok_or(OutOfMemory)?;
             clear(fresh);
-            value = match slot.compare_exchange(0, leaf(fresh, TABLE), Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => leaf(fresh, TABLE),
+            value = match slot.compare_exchange(0, link(fresh), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => link(fresh),
                 Err(other) => {
                     super::free_frames(fresh, 0);
                     other

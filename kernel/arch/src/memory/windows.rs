@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use freehold_machine::{Cpus, Flush, PAGE_SIZE, Pfn, PhysicalBytes, Pinned, TABLE_ENTRIES, Tlb, VirtAddr};
 
 use super::tables::{self, ACCESSED, DIRTY, NO_EXECUTE, PRESENT, WRITABLE};
-use super::{OutOfMemory, direct, layout};
+use super::{OutOfMemory, direct, layout, pluggable};
 use crate::X86;
 use crate::boot;
 use crate::cpu::{self, PerCpu};
@@ -127,7 +127,8 @@ impl Drop for Reached {
 /// # Panics
 /// When it is no memory, the kernel's image, or in a window of this CPU already.
 fn reach(frame: Pfn) -> Reached {
-    assert!(boot::info().is_plain_memory(frame), "{frame:?} is not memory that may be touched");
+    let is_memory = boot::info().is_plain_memory(frame) || pluggable::is_plugged(frame);
+    assert!(is_memory, "{frame:?} is not memory that may be touched");
     let pinned = X86.pin();
     if direct::contains(frame) {
         return Reached { bytes: tables::frame_ptr(frame).cast(), window: None, _pinned: pinned };

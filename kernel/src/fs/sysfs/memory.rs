@@ -1,12 +1,17 @@
 //! /sys/devices/system/memory: physical memory in blocks of 128 MiB, as lsmem shows it.
+//!
+//! Blocks of memory that can be plugged in are always listed, `offline` while nothing of them is there: memory comes and goes in
+//! smaller steps, of which Linux' files know nothing. What comes is online at once.
 
 use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::sync::Arc;
 
-use freehold_machine::{NodeId, Topology};
+use freehold_machine::topology::Presence;
+use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Topology};
 
 use crate::fs::pseudo::PseudoDir;
+use crate::mem;
 
 const BLOCK: u64 = 128 << 20;
 const BLOCK_FRAMES: u64 = BLOCK / 4096;
@@ -18,17 +23,38 @@ pub(super) fn blocks_of(topology: &Topology, node: Option<NodeId>) -> BTreeSet<u
         .collect()
 }
 
-pub(super) fn fill(root: &Arc<PseudoDir>, topology: &Topology) {
+/// Whether anything of a block is there.
+fn is_online(topology: &Topology, block: u64) -> bool {
+    let frames = PfnRange::new(Pfn(block * BLOCK_FRAMES), Pfn((block + 1) * BLOCK_FRAMES));
+    topology.ranges().iter().map(|range| (range.presence, range.frames.intersection(frames))).any(
+        |(presence, part)| {
+            // What is plugged in is whole pageblocks.
+            !part.is_empty() && (presence == Presence::Always || !mem::frames().is_out(part))
+        },
+    )
+}
+
+pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
+    const { assert!(BLOCK_FRAMES.is_multiple_of(PAGEBLOCK_FRAMES)) };
     let memory = root.dirs("devices/system/memory");
     memory.constant("block_size_bytes", format!("{BLOCK:x}"));
-    memory.constant("auto_online_blocks", "offline");
+    memory.constant("auto_online_blocks", "online");
     for block in blocks_of(topology, None) {
         let dir = memory.dirs(&format!("memory{block}"));
         dir.constant("phys_index", format!("{block:08x}"));
         dir.constant("phys_device", "0");
-        dir.constant("online", "1");
-        dir.constant("state", "online");
-        dir.constant("removable", "0");
+        dir.file("online", move |out| {
+            writeln!(out, "{}", u8::from(is_online(topology, block)));
+            Ok(())
+        });
+        dir.file("state", move |out| {
+            writeln!(out, "{}", if is_online(topology, block) { "online" } else { "offline" });
+            Ok(())
+        });
+        let holds_boot_memory = topology.boot_ranges().any(|range| {
+            (range.frames.start.0 / BLOCK_FRAMES..range.frames.end.0.div_ceil(BLOCK_FRAMES)).contains(&block)
+        });
+        dir.constant("removable", if holds_boot_memory { "0" } else { "1" });
         dir.constant("valid_zones", "Normal");
         for range in topology.ranges() {
             let first = range.frames.start.0 / BLOCK_FRAMES;

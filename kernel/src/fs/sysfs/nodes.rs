@@ -26,9 +26,12 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
     nodes.constant("possible", list(all));
     nodes.constant("online", list(all));
     nodes.constant("has_cpu", with(&|node| cpus_of(topology, node) != 0));
-    let has_memory = |node| topology.ranges().iter().any(|range| range.node == node);
     for name in ["has_memory", "has_normal_memory"] {
-        nodes.constant(name, with(&has_memory));
+        nodes.file(name, |out| {
+            let with_memory = mem::frames().zone_info().filter(|zone| zone.present > 0);
+            writeln!(out, "{}", list(with_memory.fold(0, |set, zone| set | 1 << zone.node.0)));
+            Ok(())
+        });
     }
     for node in (0..count).map(|node| NodeId(node as u8)) {
         let dir = nodes.dirs(&format!("node{}", node.0));

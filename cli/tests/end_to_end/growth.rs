@@ -1,0 +1,94 @@
+//! Memory that is plugged in when a program needs it, and goes back when it does not.
+
+use crate::common::*;
+
+/// Runs a script in a machine that can grow; its lines of output and the outcome for machines.
+#[track_caller]
+fn grow(options: &[&str], script: &str) -> (Vec<String>, serde_json::Value) {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("outcome.json");
+    let mut all = vec!["--json", text(&file)];
+    all.extend(options);
+    let outcome = run(&all, &["busybox", "ash", "-c", script], b"").expect(0);
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&file).expect("written")).expect("JSON");
+    assert_eq!(json["audit"], "ok", "the frame table balances");
+    (outcome.text().lines().map(str::to_owned).collect(), json)
+}
+
+/// The first number of a line.
+fn number(line: &str) -> u64 {
+    let digits = line.split_whitespace().find_map(|word| word.parse().ok());
+    digits.unwrap_or_else(|| panic!("no number in {line:?}"))
+}
+
+/// Doubles a string up to 64 MiB (with the one before it: 96 MiB and more), in awk.
+const EAT: &str =
+    "awk 'BEGIN { s = sprintf(\"%1024s\", \"\"); while (length(s) < 67108864) s = s s; print length(s) }'";
+/// Waits until the machine has at most `$1` KiB, 40 seconds at most.
+const SHRINK: &str = "total() { set -- $(head -n 1 /proc/meminfo); echo $2; }; \
+    shrink() { n=0; while [ $(total) -gt $1 ] && [ $n -lt 80 ]; do sleep 0.5; n=$((n + 1)); done; total; }; ";
+
+#[test]
+fn a_program_gets_more_memory_than_the_machine_began_with_and_it_goes_back() {
+    if kernel() != "freehold" {
+        return;
+    }
+    // Anonymous memory, then a file: each more than the machine has.
+    let script = format!(
+        "{SHRINK} total; {EAT}; total; shrink 90000; dd if=/dev/zero of=/tmp/big bs=1M count=100 2> /dev/null; \
+         echo $?; cat /sys/devices/system/memory/memory32/state; rm /tmp/big; shrink 90000; \
+         cat /sys/devices/system/memory/memory33/state"
+    );
+    let (lines, json) = grow(&["-m", "64M", "--memory-max", "512M"], &script);
+    let [start, eaten, most, back, written, state, again, empty] = &lines[..] else { panic!("{lines:?}") };
+    assert!(number(start) < 64 << 10, "{start}");
+    assert_eq!(eaten, "67108864");
+    assert!(number(most) > 100 << 10, "it grew: {most}");
+    assert!(number(back) < 90000, "it shrank: {back}");
+    assert_eq!((written.as_str(), state.as_str()), ("0", "online"));
+    assert!(number(again) < 90000, "it shrank again: {again}");
+    assert_eq!(empty, "offline");
+    assert_eq!(json["memory"]["oom_kills"], 0);
+    assert!(json["memory"]["most_kib"].as_u64().is_some_and(|kib| kib > 100 << 10), "{json}");
+}
+
+#[test]
+fn a_node_without_memory_gets_some_and_the_ceiling_holds() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let nodes = ["--cpus", "2", "--node", "mem=64M,max=96M,cpus=0", "--node", "max=128M,cpus=1"];
+    let script = format!(
+        "cd /sys/devices/system/node; cat has_memory node1/cpulist; taskset 2 {EAT}; cat has_memory; \
+         awk '/MemTotal/ {{ print $4 }}' node1/meminfo; \
+         awk 'BEGIN {{ s = \"x\"; while (1) s = s s }}' 2> /dev/null; echo $?"
+    );
+    let (lines, json) = grow(&nodes, &script);
+    let [before, cpus, eaten, after, total, killed] = &lines[..] else { panic!("{lines:?}") };
+    assert_eq!(
+        (before.as_str(), cpus.as_str(), eaten.as_str(), after.as_str()),
+        ("0", "1", "67108864", "0-1")
+    );
+    assert!((64 << 10..=128 << 10).contains(&number(total)), "node 1 has {total} KiB");
+    assert_ne!(killed, "0", "nobody gets more than the ceiling");
+    assert!(json["memory"]["most_kib"].as_u64().is_some_and(|kib| kib <= 224 << 10), "{json}");
+}
+
+#[test]
+fn memory_that_is_plugged_in_is_handed_out_shuffled() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let placement = guest_program("workloads/placement");
+    // Most of the heap is above 4 GiB, where memory is plugged in. Without shuffle pages that follow each other are neighbours.
+    for (shuffle, few) in [("on", true), ("off", false)] {
+        let parameter = format!("page_alloc.shuffle={shuffle}");
+        let options = ["-m", "64M", "--memory-max", "512M", "--append", &parameter];
+        let outcome = run(&options, &[text(&placement), "cache=192", "age=0"], b"").expect(0);
+        let json: serde_json::Value = serde_json::from_slice(&outcome.stdout).expect("a line of JSON");
+        assert!(json["last"].as_u64().is_some_and(|frame| frame > 1 << 20), "{json}");
+        let neighbours = json["neighbours"].as_f64().expect("a number");
+        assert_eq!(neighbours < 0.2, few, "shuffle {shuffle}: {neighbours} of the pages are neighbours");
+    }
+}

@@ -1,0 +1,184 @@
+//! Memory that is plugged in and unplugged while the machine runs: which of it is there, and the memory of its frame records.
+//!
+//! Regions are [declared](declare) at start-up, before the frame table is made, and get their places in the direct map's and the frame
+//! table's areas: tables only. The records of a pageblock that is not there are one page of zeroes, shared and read-only, as those of
+//! holes are; [`plug`] puts memory of their own in its place (16 KiB for 2 MiB) and [`unplug`] takes it away again. So a machine pays
+//! for memory that it may get with 4 KiB a GiB, and for memory that it has with 1/128 of it.
+//!
+//! **Invariant.** A pageblock's bit is set exactly while its records have memory of their own; windows and the direct map take frames of
+//! such pageblocks only.
+//!
+//! **Protocol.** The device gives a pageblock, [`plug`], the page allocator gets it; the other way round the page allocator has let go of it
+//! before [`unplug`]. [`PLUGGING`] is held while entries change, never while frames are allocated, freed, or translations forgotten.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_machine::{
+    CpuSet, Cpus, Flush, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Tlb, VirtAddr,
+};
+
+use super::layout::FRAME_TABLE_SPAN;
+use super::tables::{self, DATA, READ_ONLY, leaf};
+use super::{FRAME_TABLE, MEMORY_END, OutOfMemory, layout};
+use crate::X86;
+use crate::boot;
+use crate::sync::{Once, SpinLock};
+
+/// The longest record that a region is checked for.
+const RECORD: u64 = 64;
+
+struct Region {
+    blocks: PfnRange,
+    /// A bit for each pageblock that is plugged in.
+    plugged: Box<[AtomicU64]>,
+}
+
+impl Region {
+    fn bit(&self, frame: Pfn) -> (&AtomicU64, u64) {
+        let block = (frame.0 - self.blocks.start.0) / PAGEBLOCK_FRAMES;
+        (&self.plugged[(block / 64) as usize], 1 << (block % 64))
+    }
+}
+
+static REGIONS: Once<Vec<Region>> = Once::new();
+/// Taken while entries of the frame table's area change.
+static PLUGGING: SpinLock<()> = SpinLock::new(());
+
+fn region_of(frame: Pfn) -> Option<&'static Region> {
+    REGIONS.get()?.iter().find(|region| region.blocks.contains(frame))
+}
+
+/// Whether the frame is in a pageblock that is plugged in.
+pub(crate) fn is_plugged(frame: Pfn) -> bool {
+    region_of(frame).is_some_and(|region| {
+        let (word, bit) = region.bit(frame);
+        word.load(Ordering::Acquire) & bit != 0
+    })
+}
+
+/// One past the highest frame that may be there one day.
+pub(super) fn end() -> Pfn {
+    let regions = REGIONS.get().map_or(&[][..], Vec::as_slice);
+    regions.iter().map(|region| region.blocks.end).max().unwrap_or_default()
+}
+
+/// Whether memory can be plugged in there: whole pageblocks that the kernel has addresses for and that hold none of the memory of start-up.
+pub fn is_possible(blocks: PfnRange) -> bool {
+    let whole = blocks.start.is_aligned(PAGEBLOCK_ORDER) && blocks.end.is_aligned(PAGEBLOCK_ORDER);
+    let within = blocks.end.0 <= (layout().direct_span / PAGE_SIZE as u64).min(FRAME_TABLE_SPAN / RECORD);
+    whole && !blocks.is_empty() && within && !boot::info().is_partly_usable(blocks)
+}
+
+/// Declare where memory may be plugged in: disjoint runs, each [possible](is_possible). Before the frame table is made.
+///
+/// # Errors
+/// When there is no memory for the tables.
+///
+/// # Panics
+/// When called twice, or for a run that is not possible.
+pub fn declare(runs: &[PfnRange]) -> Result<(), OutOfMemory> {
+    let mut regions = Vec::new();
+    for &blocks in runs {
+        assert!(is_possible(blocks), "no memory can be plugged in at {blocks:?}");
+        let mut gib = Pfn(blocks.start.0 >> 18 << 18);
+        while gib < blocks.end {
+            let address = VirtAddr(layout().direct_map + gib.start().0);
+            tables::table_at(address, 2, &mut || super::alloc_frames(0))?;
+            gib = gib.offset(1 << 18);
+        }
+        let words = (blocks.len() / PAGEBLOCK_FRAMES).div_ceil(64);
+        regions.push(Region { blocks, plugged: (0..words).map(|_| AtomicU64::new(0)).collect() });
+    }
+    REGIONS.set(regions);
+    MEMORY_END.fetch_max(end().0, Ordering::Relaxed);
+    Ok(())
+}
+
+/// The addresses of a pageblock's records: the first, and how many pages.
+fn records_of(block: Pfn, record: u64) -> (VirtAddr, u64) {
+    let address = VirtAddr(layout().frame_table + block.0 * record);
+    (address, record * PAGEBLOCK_FRAMES / PAGE_SIZE as u64)
+}
+
+fn page_of(records: VirtAddr, page: u64) -> &'static AtomicU64 {
+    tables::find_entry::<1>(VirtAddr(records.0 + page * PAGE_SIZE as u64))
+        .expect("the frame table has its tables")
+}
+
+fn forget(start: VirtAddr, pages: u64) {
+    X86.flush_on(CpuSet::first(X86.cpu_count()), Flush::Range { start, pages });
+}
+
+fn check(block: Pfn) -> &'static Region {
+    assert!(block.is_aligned(PAGEBLOCK_ORDER), "{block:?} does not begin a pageblock");
+    region_of(block).unwrap_or_else(|| panic!("{block:?} was not declared"))
+}
+
+/// The pageblock from `block` on is there now: give its records memory, all zeroes. `alloc` gives 2^order kernel-side frames.
+///
+/// # Errors
+/// When `alloc` gives none; nothing has changed then.
+///
+/// # Panics
+/// For a pageblock that was not declared or is plugged in.
+pub fn plug(block: Pfn, alloc: &mut dyn FnMut(u32) -> Option<Pfn>) -> Result<(), OutOfMemory> {
+    let (word, bit) = check(block).bit(block);
+    let base = FRAME_TABLE.get().expect("the frame table comes first");
+    let (records, pages) = records_of(block, base.record);
+    let order = pages.trailing_zeros();
+    // Room for a table of its own, where the pageblock's neighbours all are without memory: it is used, or given back.
+    let slot = tables::find_entry::<2>(records).expect("the frame table has its tables");
+    let is_shared = |value: u64| base.zero_table.is_some_and(|table| tables::frame_of(value) == table);
+    let first = alloc(order).ok_or(OutOfMemory)?;
+    let mut table = None;
+    if is_shared(slot.load(Ordering::Acquire)) {
+        let Some(fresh) = alloc(0) else {
+            super::free_frames(first, order);
+            return Err(OutOfMemory);
+        };
+        tables::entries(fresh)
+            .iter()
+            .for_each(|entry| entry.store(leaf(base.zero_page, READ_ONLY), Ordering::Relaxed));
+        table = Some(fresh);
+    }
+    PfnRange::new(first, first.offset(pages)).iter().for_each(tables::clear);
+    let held = PLUGGING.lock();
+    assert!(word.load(Ordering::Relaxed) & bit == 0, "{block:?} is plugged in twice");
+    if is_shared(slot.load(Ordering::Acquire))
+        && let Some(fresh) = table.take()
+    {
+        slot.store(tables::link(fresh), Ordering::Release);
+    }
+    for page in 0..pages {
+        let before = page_of(records, page).swap(leaf(first.offset(page), DATA), Ordering::AcqRel);
+        assert!(tables::frame_of(before) == base.zero_page, "{block:?} has records");
+    }
+    word.fetch_or(bit, Ordering::AcqRel);
+    drop(held);
+    forget(records, pages);
+    if let Some(unused) = table {
+        super::free_frames(unused, 0);
+    }
+    Ok(())
+}
+
+/// The pageblock from `block` on, which nobody uses, is about to go: take its records' memory back.
+///
+/// # Panics
+/// For a pageblock that is not plugged in.
+pub fn unplug(block: Pfn) {
+    let (word, bit) = check(block).bit(block);
+    let base = FRAME_TABLE.get().expect("the frame table comes first");
+    let (records, pages) = records_of(block, base.record);
+    let held = PLUGGING.lock();
+    assert!(word.fetch_and(!bit, Ordering::AcqRel) & bit != 0, "{block:?} is not plugged in");
+    let first = tables::frame_of(page_of(records, 0).load(Ordering::Acquire));
+    for page in 0..pages {
+        page_of(records, page).store(leaf(base.zero_page, READ_ONLY), Ordering::Release);
+    }
+    drop(held);
+    forget(records, pages);
+    super::free_frames(first, pages.trailing_zeros());
+}

@@ -1,0 +1,117 @@
+//! The host's memory devices: found before there is a page allocator, which has to know where memory may come, and started with the others.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use freehold_bounce::Device;
+use freehold_machine::{NodeId, PfnRange};
+use freehold_virtio::mem::resize::Device as _;
+use freehold_virtio::mem::{Answer, Mem, Region, Sizes, resize};
+use freehold_virtio::platform::{Function, Notify, Wait};
+use freehold_virtio::transport::{PciTransport, device_type};
+use freehold_virtio::{Failed, SetupError, pci};
+use freehold_virtqueue::DeviceType;
+
+use super::devices::Line;
+use super::pci::{Bar, Pci};
+use crate::mem::{Frames, hotplug};
+use crate::sync::WaitQueue;
+use crate::time;
+
+/// A memory device that nobody drives yet.
+pub struct FoundMemory {
+    /// The host's number for it: the devices in the order of their slots.
+    pub number: u8,
+    /// Where it is.
+    pub function: Function,
+    /// Where it can plug memory in.
+    pub region: Region,
+    /// Whose memory that is.
+    pub node: NodeId,
+}
+
+/// The memory devices on the bus; `node_of` knows the node of a region, `warn` is told of those that make no sense.
+pub fn find_memory(
+    node_of: impl Fn(&Region) -> NodeId,
+    warn: &mut dyn FnMut(Function, SetupError),
+) -> Vec<FoundMemory> {
+    let all = pci::functions(&Pci)
+        .filter(|&(_, vendor, device)| device_type(vendor, device) == Some(DeviceType::Memory));
+    let mut found = Vec::new();
+    for (number, (function, ..)) in (0..=u8::MAX).zip(all) {
+        match Region::find(&Pci, function) {
+            Ok(region) => found.push(FoundMemory { number, function, region, node: node_of(&region) }),
+            Err(error) => warn(function, error),
+        }
+    }
+    found
+}
+
+/// A memory device that answers.
+pub struct MemoryDevice {
+    /// See [`FoundMemory::number`].
+    pub number: u8,
+    /// Whose memory it plugs in.
+    pub node: NodeId,
+    device: Mem<Frames, PciTransport<Bar>>,
+}
+
+/// Wakes who waits for an answer, and the task that follows what the host wants; where the device sends no messages (QEMU's does not), looks
+/// again and again.
+struct MemoryLine(Line);
+
+/// How long to sleep between looks, at first and at most.
+const NAPS: (u64, u64) = (20_000, 2_000_000);
+
+impl Notify for MemoryLine {
+    fn notify(&self) {
+        self.0.notify();
+        hotplug::wake();
+    }
+}
+
+impl Wait for MemoryLine {
+    fn wait_until(&self, limit_ns: u64, condition: &mut dyn FnMut() -> bool) -> bool {
+        let deadline = time::now().saturating_add(limit_ns);
+        let mut nap = NAPS.0;
+        while !self.0.wait_until(nap, condition) {
+            if time::now() >= deadline {
+                return false;
+            }
+            nap = (2 * nap).min(NAPS.1);
+        }
+        true
+    }
+}
+
+impl MemoryDevice {
+    pub(super) fn start(found: &FoundMemory, dma: Device<Frames>) -> Result<Self, SetupError> {
+        let line: &'static MemoryLine = Box::leak(Box::new(MemoryLine(Line(Arc::new(WaitQueue::new())))));
+        let transport = PciTransport::watched(&Pci, found.function, DeviceType::Memory, line)?;
+        let device = Mem::new(transport, dma, line, found.region)?;
+        Ok(Self { number: found.number, node: found.node, device })
+    }
+    /// Unplug whatever was plugged in before this kernel started.
+    ///
+    /// # Errors
+    /// [`Failed`].
+    pub fn forget_the_past(&self) -> Result<(), Failed> {
+        if self.sizes()?.plugged > 0 { self.device.unplug_all().map(|_| ()) } else { Ok(()) }
+    }
+}
+
+impl resize::Device for MemoryDevice {
+    fn region(&self) -> Region {
+        *self.device.region()
+    }
+    fn sizes(&self) -> Result<Sizes, Failed> {
+        self.device.sizes()
+    }
+    fn plug(&self, frames: PfnRange) -> Result<Answer, Failed> {
+        self.device.plug(frames)
+    }
+    fn unplug(&self, frames: PfnRange) -> Result<Answer, Failed> {
+        self.device.unplug(frames)
+    }
+}
