@@ -3,14 +3,16 @@
 #   make build      the command as target/freehold, its plugin for QEMU, the kernel as target/freehold-kernel, guest programs in target/guest
 #   make run        build, then run a real program in the VM
 #   make test       build, then every test: host crates, the rules of the house, end to end in QEMU
-#   make install    into PREFIX (default /usr/local): command, kernel, manual page, shell completion
+#   make install    into PREFIX (default /usr/local): command, kernel, guest programs, manual page, shell completion
 
 PREFIX ?= /usr/local
 DESTDIR ?=
 export PATH := $(PATH):$(HOME)/.cargo/bin
 TARGET := target
 GUEST_CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Wno-unused-result -static
-GUEST_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c guest/workloads/*.c guest/tools/*.c))
+BENCH_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/bench/*.c))
+GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
+	$(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c guest/workloads/*.c guest/tools/*.c))
 
 .PHONY: build run test install setup command kernel guest
 .DEFAULT_GOAL := build
@@ -30,7 +32,7 @@ kernel: setup
 
 guest: setup $(GUEST_PROGRAMS)
 
-$(TARGET)/guest/%: guest/%.c $(wildcard guest/conformance/*.h guest/tools/*.h)
+$(TARGET)/guest/%: guest/%.c $(wildcard guest/conformance/*.h guest/tools/*.h guest/bench/*.h)
 	@mkdir -p $(dir $@)
 	@$(CC) $(GUEST_CFLAGS) -o $@ $<
 

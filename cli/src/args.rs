@@ -39,6 +39,26 @@ command `phase NAME` is in the guest's PATH: from there on, counts go to a row o
 
 Exit status: that of freehold run; 125 also when the kernel broke a rule of memory isolation (the oracle; freehold's own kernel).";
 
+const BENCH_HELP: &str = "\
+Examples:
+  freehold bench                                        every row: Freehold, a lean Linux, Linux as Debian boots it
+  freehold bench 'cow*' fork-exec                       some rows; freehold bench --list names all
+  freehold bench --against-append page_alloc.shuffle=0  one kernel with two command lines
+  freehold bench --against ./other-kernel --html out.html
+  freehold bench --wall --cpus 2 --runs 10              the host's time, by 1 worker and by 2
+
+Guest instructions (--icount, the default) do not depend on how busy the host is, and two runs agree to the instruction. The
+host's time (--wall) is shown with its spread. A ratio's 95% interval that holds 1 is called not distinguishable.
+
+Exit status: 0; 1 a row failed on a side (named on stderr, with what the guest printed); 124 a guest did not end in time;
+125 an error of freehold's own, a kernel that does not boot among them; 255 a guest died.";
+
+const LAB_HELP: &str = "\
+Examples:
+  freehold lab                                          names the experiments and their questions
+  freehold lab costs --html costs.html                  the answer, as a page to look at
+  freehold lab costs --quick                            a short run: does it work here?";
+
 #[derive(Parser)]
 #[command(
     name = "freehold",
@@ -65,6 +85,12 @@ pub enum Command {
         mut_arg("json", |arg| arg.help("Write everything that was seen, for machines, to FILE"))
     )]
     Scope(Box<ScopeOptions>),
+    /// Compare what operations cost on two kernels, or on one kernel with two command lines
+    #[command(after_help = BENCH_HELP)]
+    Bench(Box<BenchOptions>),
+    /// Repeat an experiment: one question, one command, one report
+    #[command(after_help = LAB_HELP)]
+    Lab(LabOptions),
     /// Say what is installed, whether KVM really works, and how to mend what is missing
     Doctor,
     /// Print a completion script for a shell
@@ -243,6 +269,96 @@ pub struct ScopeOptions {
     pub damo: Option<PathBuf>,
 }
 
+/// Options of `freehold bench`.
+#[derive(Args, Clone, Debug, Default)]
+#[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
+pub struct BenchOptions {
+    /// Rows to measure: a name, or its beginning and * [default: all]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+
+    /// Name the rows and stop
+    #[arg(long)]
+    pub list: bool,
+
+    /// The first side: freehold, linux or a kernel file [default: freehold]
+    #[arg(long, value_name = "KERNEL", help_heading = "Sides")]
+    pub kernel: Option<OsString>,
+
+    /// The other side; a Linux is shown lean (init_on_alloc=0) and as it boots [default: linux]
+    #[arg(long, value_name = "KERNEL", help_heading = "Sides")]
+    pub against: Option<OsString>,
+
+    /// More kernel parameters for the first side
+    #[arg(long, value_name = "PARAMETERS", allow_hyphen_values = true, help_heading = "Sides")]
+    pub append: Vec<String>,
+
+    /// More kernel parameters for the other side; without --against it is the first side's kernel
+    #[arg(long, value_name = "PARAMETERS", allow_hyphen_values = true, help_heading = "Sides")]
+    pub against_append: Vec<String>,
+
+    /// Count guest instructions, on one CPU [default]
+    #[arg(long, conflicts_with = "wall", help_heading = "Measurement")]
+    pub icount: bool,
+
+    /// Take the host's time, with one worker and with as many as CPUs
+    #[arg(long, help_heading = "Measurement")]
+    pub wall: bool,
+
+    /// VMs started on each side [default: 2; with --wall 5]
+    #[arg(long, value_name = "N", help_heading = "Measurement")]
+    pub runs: Option<String>,
+
+    /// CPUs of the VM, with --wall [default: the host's, at most 4]
+    #[arg(long, value_name = "N", help_heading = "Measurement")]
+    pub cpus: Option<String>,
+
+    /// Memory of the VM [default: 1G]
+    #[arg(short, long, value_name = "SIZE", help_heading = "Measurement")]
+    pub memory: Option<String>,
+
+    /// How to run the CPUs, with --wall [default: auto]
+    #[arg(long, value_enum, conflicts_with = "icount", help_heading = "Measurement")]
+    pub accel: Option<Accel>,
+
+    /// Fewer samples of fewer operations: under a minute
+    #[arg(long, help_heading = "Measurement")]
+    pub quick: bool,
+
+    /// Give up on a VM after S seconds [default: 600]
+    #[arg(long, value_name = "S", help_heading = "Measurement")]
+    pub timeout: Option<String>,
+
+    /// Write all figures, for machines, to FILE
+    #[arg(long, value_name = "FILE", help_heading = "Outcome")]
+    pub json: Option<PathBuf>,
+
+    /// Write a report to look at: one file, no network
+    #[arg(long, value_name = "FILE", help_heading = "Outcome")]
+    pub html: Option<PathBuf>,
+}
+
+/// Options of `freehold lab`.
+#[derive(Args, Clone, Debug)]
+#[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
+pub struct LabOptions {
+    /// The experiment [default: name them all]
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// A short run that shows that it works
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Write the report to FILE: one file, no network
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+
+    /// Write all figures, for machines, to FILE
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
 /// Parses the process's arguments. `Err` holds the exit status when there is nothing left to do:
 /// 0 after `--help`, 125 after a wrong command line (already printed, in one line).
 pub fn parse() -> std::result::Result<Command, u8> {
@@ -291,6 +407,10 @@ fn parse_words(command: &str, words: &[OsString]) -> Result<Command> {
 /// Clap's message without its paragraphs: the first line, its continuation and the tip.
 fn one_line(text: &str) -> String {
     let mut parts = Vec::new();
+    // The usage line names the command whose help helps.
+    let command =
+        text.lines().find_map(|line| line.trim().strip_prefix("Usage: freehold ")?.split(' ').next());
+    let command = command.filter(|name| name.starts_with(|c: char| c.is_ascii_lowercase())).unwrap_or("run");
     for line in text.lines().map(str::trim) {
         if line.starts_with("Usage:") || line.starts_with("For more information") {
             break;
@@ -299,7 +419,7 @@ fn one_line(text: &str) -> String {
             parts.push(line.trim_start_matches("error: "));
         }
     }
-    format!("{} (see freehold run --help)", parts.join(" "))
+    format!("{} (see freehold {command} --help)", parts.join(" "))
 }
 
 /// Prints the completion script of `shell` to stdout.
@@ -316,7 +436,7 @@ pub fn print_man() -> Result<()> {
         let top = clap_mangen::Man::new(command.clone());
         top.render_title(&mut page)?;
         top.render_name_section(&mut page)?;
-        for name in ["run", "scope", "doctor"] {
+        for name in ["run", "scope", "bench", "lab", "doctor"] {
             let sub = command.find_subcommand(name).cloned().unwrap_or_default();
             let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
             page.extend_from_slice(format!(".SH \"FREEHOLD {}\"\n{about}\n", name.to_uppercase()).as_bytes());
@@ -325,7 +445,9 @@ pub fn print_man() -> Result<()> {
             man.render_options_section(&mut page)?;
         }
         page.extend_from_slice(b".SH EXAMPLES AND CONVENTIONS\n.nf\n");
-        for line in [RUN_HELP, "", SCOPE_HELP].iter().flat_map(|help| help.lines()) {
+        for line in
+            [RUN_HELP, "", SCOPE_HELP, "", BENCH_HELP, "", LAB_HELP].iter().flat_map(|help| help.lines())
+        {
             let escaped = line.replace('\\', "\\e").replace('-', "\\-");
             // A line that starts with a dot would be a request to roff.
             page.extend_from_slice(format!("\\&{escaped}\n").as_bytes());
@@ -334,6 +456,16 @@ pub fn print_man() -> Result<()> {
         std::io::Write::write_all(&mut std::io::stdout(), &page)
     };
     render().map_err(|e| Failure::new(format!("cannot print the manual page: {e}"), ""))
+}
+
+/// The options of `freehold bench WORDS`, for tests of what follows from them.
+#[cfg(test)]
+pub fn bench_options(words: &[&str]) -> Option<BenchOptions> {
+    let line = ["freehold", "bench"].iter().chain(words);
+    match Cli::try_parse_from(line).ok()?.command {
+        Command::Bench(options) => Some(*options),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -352,5 +484,9 @@ mod tests {
         let line = one_line(&text);
         assert!(line.contains("--nonsense"), "{line}");
         assert_eq!(line.lines().count(), 1);
+        assert!(line.ends_with("(see freehold run --help)"), "{line}");
+        let error = Cli::try_parse_from(["freehold", "bench", "--icount", "--wall"]);
+        let line = one_line(&error.err().expect("an error").render().to_string());
+        assert!(line.contains("--wall") && line.ends_with("(see freehold bench --help)"), "{line}");
     }
 }

@@ -8,12 +8,14 @@
 mod accel;
 mod args;
 mod backtrace;
+mod bench;
 mod doctor;
 mod failure;
 mod files;
 mod html;
 mod image;
 mod kernel;
+mod lab;
 mod linux;
 mod outcome;
 mod program;
@@ -39,6 +41,8 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Run(options) => run::run(&options),
         Command::Scope(options) => scope::scope(&options),
+        Command::Bench(options) => bench::bench(&options),
+        Command::Lab(options) => lab::lab(&options),
         Command::Doctor => doctor::doctor(),
         Command::Completion { shell } => {
             args::print_completion(shell);

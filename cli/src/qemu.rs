@@ -16,6 +16,14 @@ use numa::{Backing, Topology};
 
 /// The most CPUs that the kernel starts.
 pub const MAX_CPUS: u32 = 16;
+/// QEMU's CPU, without the fast-string bits: TCG runs `rep stosb` byte by byte, and a Linux guest would choose it.
+pub const CPU: &str = "max,-erms,-fsrm,-la57";
+/// Time is the number of instructions, one nanosecond each; it does not pass while all CPUs sleep.
+pub const ICOUNT: &str = "shift=0,sleep=off";
+/// Date at which a counted run begins.
+pub const RTC: &str = "base=2024-01-01,clock=vm";
+/// Seed of everything random in a counted run.
+pub const SEED: &str = "1";
 const DEFAULT_MEMORY: u64 = 256 * MIB;
 /// Where the port devices sit on the PCI bus: the guest knows stream, error and control by this order.
 const FIRST_PORT_SLOT: u32 = 4;
@@ -215,8 +223,7 @@ impl Machine {
             (Engine::Tcg, Clock::Real) => line.option("-accel", "tcg,thread=multi"),
             (Engine::Tcg, Clock::Instructions) => line.option("-accel", "tcg"),
         }
-        // Without the fast-string bits: TCG runs `rep stosb` byte by byte, and a Linux guest would choose it.
-        line.option("-cpu", "max,-erms,-fsrm,-la57");
+        line.option("-cpu", CPU);
         line.option("-smp", format!("{0},sockets={0},cores=1,threads=1", self.cpus));
         let growth = self.growth();
         let most =
@@ -226,9 +233,9 @@ impl Machine {
         line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
         line.option("-display", "none");
         if self.clock == Clock::Instructions {
-            line.option("-icount", "shift=0,sleep=off");
-            line.option("-rtc", "base=2024-01-01,clock=vm");
-            line.option("-seed", "1");
+            line.option("-icount", ICOUNT);
+            line.option("-rtc", RTC);
+            line.option("-seed", SEED);
         }
         if let Some(watcher) = &self.watcher {
             let mut value = escape_commas(&watcher.plugin);
@@ -271,15 +278,22 @@ impl Machine {
             Family::Freehold => (1, "virtconsole"),
             Family::Linux => (2, "virtserialport"),
         };
+        // A bell that QEMU's main loop answers is answered when the host gets to it: counted runs would differ by when the
+        // device's interrupt comes. Without it the CPU that rings does the device's work itself, at that instruction.
+        let bell = match self.clock {
+            Clock::Real => "",
+            Clock::Instructions => ",ioeventfd=off",
+        };
         line.option(
             "-device",
-            format!("virtio-serial-pci,id={name},addr={slot:#x},max_ports={ports},disable-legacy=on"),
+            format!("virtio-serial-pci,id={name},addr={slot:#x},max_ports={ports},disable-legacy=on{bell}"),
         );
         let number = ports - 1;
         line.option("-device", format!("{device},bus={name}.0,nr={number},chardev={name}-host"));
     }
 
-    fn parameters(&self, family: Family) -> String {
+    /// The kernel's command line.
+    pub fn parameters(&self, family: Family) -> String {
         let own = match family {
             Family::Freehold => "",
             // no_timer_check: on a loaded host the check of the timer interrupt fails under emulation.

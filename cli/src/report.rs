@@ -18,13 +18,8 @@ pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
     match &ended.end {
         End::Panicked(certificate) => certificate_text(&mut text, certificate, symbols),
         End::Died => {
-            let cause = ended.log.lines().rev().find(|line| line.to_ascii_lowercase().contains("panic"));
             let when = if ended.ready.is_none() { " before it could start the program" } else { "" };
-            let _ = writeln!(
-                text,
-                "the guest died{when}: {}",
-                cause.map_or("it ended without a word", without_time)
-            );
+            let _ = writeln!(text, "the guest died{when}: {}", cause_of_death(ended));
         }
         _ => return None,
     }
@@ -42,6 +37,19 @@ pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
         }
     }
     Some(text)
+}
+
+/// Why the guest died, in one line: its certificate's message, else the last line of its log that speaks of a panic.
+pub fn cause_of_death(ended: &Ended) -> String {
+    if let End::Panicked(certificate) = &ended.end {
+        return message(certificate).to_owned();
+    }
+    let cause = ended.log.lines().rev().find(|line| line.to_ascii_lowercase().contains("panic"));
+    cause.map_or("it ended without a word", without_time).to_owned()
+}
+
+fn message(certificate: &Value) -> &str {
+    certificate.get("message").and_then(Value::as_str).unwrap_or("no message").trim_end()
 }
 
 /// A kernel log line without the time before it.
@@ -68,8 +76,7 @@ fn number(value: &Value) -> Option<u64> {
 }
 
 fn certificate_text(text: &mut String, certificate: &Value, symbols: &Symbols) {
-    let message = certificate.get("message").and_then(Value::as_str).unwrap_or("no message");
-    let _ = writeln!(text, "the guest kernel panicked: {}", message.trim_end());
+    let _ = writeln!(text, "the guest kernel panicked: {}", message(certificate));
     let slide = certificate.get("slide").and_then(number).unwrap_or(0);
     for cpu in certificate.get("cpus").and_then(Value::as_array).into_iter().flatten() {
         let name = cpu.get("cpu").and_then(number).unwrap_or(0);

@@ -59,12 +59,22 @@ pub struct Prepared {
     pub image: Image,
     spec: Spec,
     timeout: Option<Duration>,
+    purpose: Purpose,
     log: LogTo,
 }
 
 impl Prepared {
-    /// Prepares the run that `options` describe.
+    /// Prepares the run that `options` describe, with our streams.
     pub fn new(options: &RunOptions) -> Result<Prepared> {
+        Prepared::with(options, Purpose::Program, streams())
+    }
+
+    /// Prepares a run whose output is kept for the caller.
+    pub fn measurement(options: &RunOptions) -> Result<Prepared> {
+        Prepared::with(options, Purpose::Measurement, [Stream::Pipe; 3])
+    }
+
+    fn with(options: &RunOptions, purpose: Purpose, streams: [Stream; 3]) -> Result<Prepared> {
         let timeout = match &options.timeout {
             Some(text) => Some(parse_timeout(text)?),
             None => None,
@@ -77,7 +87,7 @@ impl Prepared {
             arguments: options.program.clone(),
             environment,
             cwd: guest_path("--cwd", &options.cwd)?,
-            streams: streams(),
+            streams,
             window: terminal::window(),
             symbols: spec::Symbols::None,
         };
@@ -86,7 +96,7 @@ impl Prepared {
         machine.check_family(kernel.family)?;
         machine.check_memory(kernel.family, image.bytes())?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
-        Ok(Prepared { machine, kernel, image, spec, timeout, log })
+        Ok(Prepared { machine, kernel, image, spec, timeout, purpose, log })
     }
 
     /// Lets a stock Linux tell where its text begins (`text` of its READY message).
@@ -113,7 +123,7 @@ impl Prepared {
             engine,
             streams: self.spec.streams,
             timeout: self.timeout,
-            purpose: Purpose::Program,
+            purpose: self.purpose,
             log: self.log,
         })
     }

@@ -9,6 +9,8 @@ mod monitor;
 mod pump;
 mod signals;
 
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -63,6 +65,9 @@ pub struct Job<'a> {
 pub enum Purpose {
     /// The user's program, with our streams.
     Program,
+    /// A measurement: its output is kept for us, it has no input, and the host tells it nothing, since every word would be
+    /// an interrupt at a moment of the host's choosing.
+    Measurement,
     /// To see that a guest comes up: ends at READY, touches no stream of ours.
     Proof,
     /// To learn a stock Linux' symbols: as a proof, and they come before READY.
@@ -106,12 +111,16 @@ pub struct Ended {
     pub ready: Option<Value>,
     /// Its report.
     pub report: Option<Value>,
-    /// Notices for the user, already printed.
+    /// Notices for the user; already printed, but for a measurement's.
     pub notices: Vec<String>,
     /// The last part of the kernel log.
     pub log: String,
     /// A stock Linux' functions, if it was asked for them.
     pub symbols: Option<String>,
+    /// stdout of a measurement.
+    pub output: Vec<u8>,
+    /// stderr of a measurement.
+    pub error: Vec<u8>,
     /// What QEMU and its plugin said.
     pub words: String,
     /// From QEMU's start to its end.
@@ -121,6 +130,20 @@ pub struct Ended {
 /// Runs a VM to its end. `Err` only when QEMU cannot be started.
 pub fn run(job: &Job<'_>) -> Result<Ended> {
     Session::start(job)?.serve()
+}
+
+/// A file without a name, for output that is looked at when the run is over.
+fn keep() -> Result<File> {
+    tempfile::tempfile().map_err(|e| {
+        Failure::new(format!("cannot make a temporary file: {e}"), "TMPDIR names another folder")
+    })
+}
+
+fn read_back(file: &mut File) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let result = file.rewind().and_then(|()| file.read_to_end(&mut bytes));
+    result.map_err(|e| Failure::new(format!("cannot read what the guest printed: {e}"), ""))?;
+    Ok(bytes)
 }
 
 /// The program's end, as the guest told it.
@@ -154,6 +177,8 @@ struct Session<'a> {
     ended: Option<ProgramEnd>,
     panic: Option<Value>,
     symbols: Option<String>,
+    /// stdout and stderr of a measurement.
+    kept: Option<[File; 2]>,
 }
 
 impl<'a> Session<'a> {
@@ -193,6 +218,10 @@ impl<'a> Session<'a> {
         )
         .map_err(|e| Failure::new(format!("cannot watch QEMU: {e}"), ""))?;
         let words = qemu.stderr.take().map(OwnedFd::from);
+        let kept = match job.purpose {
+            Purpose::Measurement => Some([keep()?, keep()?]),
+            Purpose::Program | Purpose::Proof | Purpose::Symbols => None,
+        };
         let (input, output, error) = match job.purpose {
             Purpose::Program => (
                 Pump::from_host(rustix::stdio::stdin(), &stream)?,
@@ -200,9 +229,17 @@ impl<'a> Session<'a> {
                 Pump::to_host(&error, rustix::stdio::stderr())?,
             ),
             Purpose::Proof | Purpose::Symbols => (Pump::idle(), Pump::idle(), Pump::idle()),
+            Purpose::Measurement => {
+                let to = |from: &OwnedFd, at: usize| match &kept {
+                    Some(files) => Pump::to_host(from, files[at].as_fd()),
+                    None => Ok(Pump::idle()),
+                };
+                (Pump::idle(), to(&stream, 0)?, to(&error, 1)?)
+            }
         };
         let progress = match job.purpose {
             Purpose::Program => ProgressBar::new_spinner().with_message("booting"),
+            Purpose::Measurement => ProgressBar::hidden(),
             Purpose::Proof => ProgressBar::new_spinner().with_message("seeing whether KVM works (once)"),
             Purpose::Symbols => {
                 ProgressBar::new_spinner().with_message("asking the kernel for its symbols (once)")
@@ -231,6 +268,7 @@ impl<'a> Session<'a> {
             ended: None,
             panic: None,
             symbols: None,
+            kept,
         })
     }
 
@@ -249,7 +287,7 @@ impl<'a> Session<'a> {
             self.output.run();
             self.error.run();
             self.tell_closed();
-            if self.ended.is_none() {
+            if self.ended.is_none() && self.job.purpose == Purpose::Program {
                 self.input.run();
                 self.tell_end_of_input();
             }
@@ -274,9 +312,15 @@ impl<'a> Session<'a> {
         }
         while self.words.receive() {}
         self.log.finish();
+        let [output, error] = match &mut self.kept {
+            Some(files) => [read_back(&mut files[0])?, read_back(&mut files[1])?],
+            None => [Vec::new(), Vec::new()],
+        };
         Ok(Ended {
             end,
             symbols: self.symbols,
+            output,
+            error,
             words: String::from_utf8_lossy(&self.words.received).into_owned(),
             ready: self.ready,
             report: self.report,
@@ -391,8 +435,10 @@ impl<'a> Session<'a> {
     }
 
     fn notice(&mut self, text: String) {
-        let end = if terminal::is_raw() { "\r\n" } else { "\n" };
-        eprint!("freehold: {}{end}", text.trim_end());
+        if self.job.purpose != Purpose::Measurement {
+            let end = if terminal::is_raw() { "\r\n" } else { "\n" };
+            eprint!("freehold: {}{end}", text.trim_end());
+        }
         self.notices.push(text);
     }
 
@@ -424,7 +470,11 @@ impl<'a> Session<'a> {
 
     fn take_signals(&mut self) -> Option<End> {
         for signal in self.signals.pending() {
-            if signal == signals::WINDOW_CHANGED {
+            if self.job.purpose == Purpose::Measurement {
+                if signal != signals::WINDOW_CHANGED {
+                    return Some(End::Interrupted(signal));
+                }
+            } else if signal == signals::WINDOW_CHANGED {
                 let (rows, columns) = terminal::window();
                 self.tell(ToGuest::WindowSize(rows, columns));
             } else if self.ready.is_none() || self.signals.insisted(signal) {
@@ -437,7 +487,7 @@ impl<'a> Session<'a> {
     }
 
     fn finished(&mut self, gone: Option<ExitStatus>) -> Option<End> {
-        if self.job.purpose != Purpose::Program && self.ready.is_some() {
+        if matches!(self.job.purpose, Purpose::Proof | Purpose::Symbols) && self.ready.is_some() {
             return Some(End::Proved);
         }
         if let Some(certificate) = self.panic.take() {

@@ -1,0 +1,204 @@
+//! From samples to statements: each side's cost of each row, ratios with their intervals, whether runs repeat, who failed.
+
+use super::measure::{Measured, printed, show};
+use super::parse::{Found, Key};
+use super::plan::{Measure, Plan};
+use super::rows::Row;
+use super::statistics::{self, Estimate};
+
+/// How intervals were made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Bootstrap over samples: of one run where runs repeat, of all runs otherwise.
+    Bootstrap,
+    /// Student's t over pairs of alternating runs.
+    Paired,
+}
+
+impl Method {
+    /// For `runs` of this measure.
+    pub fn of(measure: Measure, runs: usize) -> Method {
+        match measure {
+            Measure::Wall if runs > 1 => Method::Paired,
+            _ => Method::Bootstrap,
+        }
+    }
+
+    /// In words.
+    pub fn words(self) -> String {
+        match self {
+            Method::Bootstrap => format!(
+                "95% intervals: percentile bootstrap of the median over the samples, {} resamples; random layouts come from one seed",
+                statistics::RESAMPLES
+            ),
+            Method::Paired => {
+                "95% intervals: Student's t over the logarithms of the ratios of alternating runs' medians"
+                    .into()
+            }
+        }
+    }
+}
+
+/// What a side's operation costs.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Cell {
+    /// Clock units an operation.
+    Cost(Cost),
+    /// Why not.
+    Failed(String),
+}
+
+/// A cost and where it comes from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cost {
+    /// With its interval.
+    pub estimate: Estimate,
+    /// Samples of each run.
+    pub runs: Vec<Vec<f64>>,
+    /// What the guest had to say.
+    pub note: Option<String>,
+}
+
+/// One row of the comparison.
+#[derive(Debug)]
+pub struct Line {
+    /// The row.
+    pub row: &'static Row,
+    /// How many performed it at a time.
+    pub workers: u32,
+    /// For each side.
+    pub cells: Vec<Cell>,
+    /// First side over each other side, where both have a cost.
+    pub ratios: Vec<Option<Estimate>>,
+}
+
+impl Line {
+    /// The row's name as it is shown.
+    pub fn name(&self) -> String {
+        show(&(self.row.name.to_owned(), self.workers))
+    }
+
+    /// Whether the first side costs no more than the goal's share of the second. `None` without a ratio.
+    pub fn meets_goal(&self) -> Option<bool> {
+        self.ratios.first().copied().flatten().map(|ratio| ratio.value <= self.row.goal)
+    }
+}
+
+/// True when a ratio's interval leaves no doubt that the sides differ.
+pub fn distinguishable(ratio: Estimate) -> bool {
+    !ratio.interval.holds(1.0)
+}
+
+/// A row that failed on a side.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RowFailure {
+    /// The side's label.
+    pub side: String,
+    /// The row.
+    pub row: String,
+    /// The harness' words.
+    pub message: String,
+    /// What the guest printed besides, for a person.
+    pub printed: String,
+}
+
+/// Two runs of a side that should have been equal.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Difference {
+    /// The side's label.
+    pub side: String,
+    /// The row.
+    pub row: String,
+    /// Clock units of all samples in the first run, and in the one that differs.
+    pub units: (u64, u64),
+}
+
+/// Everything that is known after the runs.
+#[derive(Debug)]
+pub struct Comparison {
+    /// Rows in order.
+    pub lines: Vec<Line>,
+    /// How intervals were made.
+    pub method: Method,
+    /// Runs that differ though they should not; `None` where nobody expects them to be equal.
+    pub differences: Option<Vec<Difference>>,
+    /// Rows that failed.
+    pub failures: Vec<RowFailure>,
+}
+
+impl Comparison {
+    /// Compares what was measured.
+    pub fn new(plan: &Plan, measured: &[Measured]) -> Comparison {
+        let method = Method::of(plan.measure, plan.extent.runs);
+        let labels: Vec<&str> = plan.sides.iter().map(|side| side.label.as_str()).collect();
+        let repeats = plan.measure == Measure::Instructions && plan.extent.runs > 1;
+        let mut comparison = Comparison {
+            lines: Vec::new(),
+            method,
+            differences: repeats.then(Vec::new),
+            failures: Vec::new(),
+        };
+        for row in &plan.rows {
+            for workers in &plan.workers {
+                let key = (row.name.to_owned(), *workers);
+                let cells: Vec<Cell> = measured
+                    .iter()
+                    .zip(&labels)
+                    .map(|(side, label)| comparison.cell(label, side, &key))
+                    .collect();
+                let ratios = cells[1..].iter().map(|other| ratio(method, &cells[0], other)).collect();
+                comparison.lines.push(Line { row, workers: *workers, cells, ratios });
+            }
+        }
+        comparison
+    }
+
+    fn cell(&mut self, label: &str, side: &Measured, key: &Key) -> Cell {
+        let found: Vec<&Found> = side.runs.iter().filter_map(|run| run.rows.get(key)).collect();
+        for (run, found) in side.runs.iter().zip(&found) {
+            if let Some(message) = &found.failure {
+                self.failures.push(RowFailure {
+                    side: label.to_owned(),
+                    row: show(key),
+                    message: message.clone(),
+                    printed: printed(run),
+                });
+                return Cell::Failed(message.clone());
+            }
+        }
+        if let (Some(differences), [first, others @ ..]) = (&mut self.differences, found.as_slice())
+            && let Some(other) = others.iter().find(|other| other.raw != first.raw)
+        {
+            let units = |found: &Found| found.raw.iter().map(|(_, elapsed)| elapsed).sum();
+            differences.push(Difference {
+                side: label.to_owned(),
+                row: show(key),
+                units: (units(first), units(other)),
+            });
+        }
+        let mut runs: Vec<Vec<f64>> = found.iter().map(|found| found.samples.clone()).collect();
+        if self.differences.is_some() && found.windows(2).all(|pair| pair[0].raw == pair[1].raw) {
+            // The same samples again are no more evidence.
+            runs.truncate(1);
+        }
+        let estimate = match self.method {
+            Method::Bootstrap => statistics::bootstrap(&runs.concat()),
+            Method::Paired => statistics::geometric_mean(&medians(&runs)),
+        };
+        Cell::Cost(Cost { estimate, runs, note: found.iter().find_map(|found| found.note.clone()) })
+    }
+}
+
+fn medians(runs: &[Vec<f64>]) -> Vec<f64> {
+    runs.iter().map(|samples| statistics::median(samples)).collect()
+}
+
+fn ratio(method: Method, ours: &Cell, theirs: &Cell) -> Option<Estimate> {
+    let (Cell::Cost(ours), Cell::Cost(theirs)) = (ours, theirs) else {
+        return None;
+    };
+    Some(match method {
+        Method::Bootstrap => statistics::bootstrap_ratio(&ours.runs.concat(), &theirs.runs.concat()),
+        Method::Paired => statistics::paired_ratio(&medians(&ours.runs), &medians(&theirs.runs)),
+    })
+}

@@ -1,0 +1,118 @@
+//! The comparison for machines. guest/bench/README.md describes every field.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::compare::{Cell, distinguishable};
+use super::plan::Measure;
+use super::report::Report;
+use crate::Result;
+use crate::failure::Failure;
+use crate::files;
+
+/// Name and version of the form.
+const SCHEMA: &str = "freehold-bench-1";
+
+/// Writes the file, whole or not at all.
+pub fn write(report: &Report<'_>, path: &Path) -> Result<()> {
+    let mut bytes = serde_json::to_vec_pretty(&value(report))
+        .map_err(|e| Failure::new(format!("cannot write {}: {e}", path.display()), ""))?;
+    bytes.push(b'\n');
+    files::write_whole(path, &bytes)
+}
+
+fn value(report: &Report<'_>) -> Value {
+    let (plan, comparison) = (report.plan, report.comparison);
+    let labels = report.labels();
+    let sides: Vec<Value> = plan
+        .sides
+        .iter()
+        .zip(&report.versions)
+        .map(|(side, version)| {
+            let prepared = &side.prepared;
+            json!({
+                "label": side.label,
+                "version": version,
+                "kernel": prepared.kernel.path.display().to_string(),
+                "parameters": prepared.machine.parameters(prepared.kernel.family),
+            })
+        })
+        .collect();
+    let settings: serde_json::Map<String, Value> =
+        report.settings.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
+    let differences = comparison.differences.as_ref().map(|list| {
+        let one = |difference: &super::compare::Difference| {
+            json!({ "side": difference.side, "row": difference.row, "units": [difference.units.0, difference.units.1] })
+        };
+        list.iter().map(one).collect::<Vec<_>>()
+    });
+    let failures: Vec<Value> = comparison
+        .failures
+        .iter()
+        .map(|failure| {
+            json!({ "side": failure.side, "row": failure.row, "message": failure.message, "printed": failure.printed })
+        })
+        .collect();
+    json!({
+        "schema": SCHEMA,
+        "unit": match plan.measure { Measure::Instructions => "instructions", Measure::Wall => "nanoseconds" },
+        "cpus": plan.sides[0].prepared.machine.cpus,
+        "memory": plan.sides[0].prepared.machine.memory,
+        "runs": plan.extent.runs,
+        "samples": plan.extent.samples,
+        "divisor": plan.extent.divisor,
+        "settings": settings,
+        "sides": sides,
+        "rows": comparison.lines.iter().map(|line| row(line, &labels, plan.has_goals())).collect::<Vec<_>>(),
+        "differences": differences,
+        "failures": failures,
+    })
+}
+
+fn row(line: &super::compare::Line, labels: &[&str], goals: bool) -> Value {
+    let cells: Vec<Value> = line
+        .cells
+        .iter()
+        .zip(labels)
+        .map(|(cell, label)| match cell {
+            Cell::Failed(why) => json!({ "side": label, "failure": why }),
+            Cell::Cost(cost) => json!({
+                "side": label,
+                "cost": cost.estimate.value,
+                "low": finite(cost.estimate.interval.low),
+                "high": finite(cost.estimate.interval.high),
+                "runs": cost.runs,
+                "note": cost.note,
+            }),
+        })
+        .collect();
+    let ratios: Vec<Value> = line
+        .ratios
+        .iter()
+        .zip(&labels[1..])
+        .map(|(ratio, label)| match ratio {
+            None => json!({ "against": label, "ratio": null }),
+            Some(ratio) => json!({
+                "against": label,
+                "ratio": ratio.value,
+                "low": finite(ratio.interval.low),
+                "high": finite(ratio.interval.high),
+                "distinguishable": distinguishable(*ratio),
+            }),
+        })
+        .collect();
+    json!({
+        "name": line.row.name,
+        "what": line.row.what,
+        "workers": line.workers,
+        "goal": goals.then_some(line.row.goal),
+        "costs": cells,
+        "ratios": ratios,
+    })
+}
+
+/// JSON has no infinity: an open end is null.
+fn finite(value: f64) -> Option<f64> {
+    value.is_finite().then_some(value)
+}

@@ -1,0 +1,195 @@
+//! Runs the VMs: sides in turn, so that what happens on the host happens to all of them.
+//!
+//! By the host's clock one VM runs at a time. Counted instructions do not depend on the host, so there as many VMs run at a time
+//! as the host has CPUs.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
+
+use super::parse::{Key, Output};
+use super::plan::{Measure, Plan, Side};
+use crate::Result;
+use crate::backtrace::Symbols;
+use crate::failure::Failure;
+use crate::outcome::{GUEST_DIED, TIMED_OUT};
+use crate::protocol::Ending;
+use crate::report;
+use crate::session::{End, Ended};
+
+/// Lines of a guest's own words that are shown with its failure.
+const LINES_SHOWN: usize = 12;
+
+/// What a side's runs gave.
+#[derive(Debug, Default)]
+pub struct Measured {
+    /// The kernel's name and version, as the guest tells them.
+    pub version: String,
+    /// Each run's output, in order.
+    pub runs: Vec<Output>,
+}
+
+/// Why there is no result.
+#[derive(Debug)]
+pub enum Stop {
+    /// Something of ours, or a kernel that does not boot.
+    Failure(Failure),
+    /// A guest died or hung while it measured: what to print, and the exit status.
+    Guest(String, u8),
+    /// The user sent a signal.
+    Interrupted(u8),
+}
+
+/// Runs everything. The result has an entry for each side.
+pub fn measure(plan: &Plan) -> std::result::Result<Vec<Measured>, Stop> {
+    let order = order(plan.sides.len(), plan.extent.runs);
+    let at_a_time = match plan.measure {
+        Measure::Wall => 1,
+        Measure::Instructions => std::thread::available_parallelism().map_or(1, |count| count.get()),
+    };
+    let progress = ProgressBar::new(order.len() as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos} of {len} runs, {elapsed} {msg}") {
+        progress.set_style(style);
+    }
+    progress.tick();
+    let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let results = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..at_a_time.min(order.len()) {
+            scope.spawn(|| {
+                while !stopped.load(Ordering::Relaxed)
+                    && let Some(&(side, run)) = order.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    progress.set_message(plan.sides[side].label.clone());
+                    let result = one(plan, &plan.sides[side]);
+                    if result.is_err() {
+                        stopped.store(true, Ordering::Relaxed);
+                    }
+                    progress.inc(1);
+                    results.lock().expect("no holder panics").push((run, side, result));
+                }
+            });
+        }
+    });
+    progress.finish_and_clear();
+    let mut results = results.into_inner().expect("no holder panics");
+    results.sort_by_key(|(run, side, _)| (*run, *side));
+    let mut measured: Vec<Measured> = plan.sides.iter().map(|_| Measured::default()).collect();
+    for (_, side, result) in results {
+        let (version, output) = result?;
+        measured[side].version = version;
+        measured[side].runs.push(output);
+    }
+    Ok(measured)
+}
+
+/// Sides in turn; every other round backwards, so that none is always first.
+fn order(sides: usize, runs: usize) -> Vec<(usize, usize)> {
+    let round = |run: usize| {
+        let forwards = (0..sides).map(move |side| (side, run));
+        let list: Vec<_> = if run.is_multiple_of(2) { forwards.collect() } else { forwards.rev().collect() };
+        list
+    };
+    (0..runs).flat_map(round).collect()
+}
+
+fn one(plan: &Plan, side: &Side) -> std::result::Result<(String, Output), Stop> {
+    let ended = side.prepared.run(plan.engine).map_err(Stop::Failure)?;
+    let output = Output::parse(&ended.output, &ended.error, &plan.keys(), plan.extent.samples);
+    let kernel = side.prepared.kernel.path.display();
+    if ended.ready.is_none() && !matches!(ended.end, End::Interrupted(_)) {
+        let cause = match &ended.end {
+            End::TimedOut => "nothing came before its time was up".to_owned(),
+            End::Qemu(words) => words.clone(),
+            _ => report::cause_of_death(&ended),
+        };
+        let hint = format!("freehold run --verbose --kernel {kernel} -- PROGRAM shows its log");
+        return Err(Stop::Failure(Failure::new(
+            format!("{}: {kernel} does not boot: {cause}", side.label),
+            hint,
+        )));
+    }
+    match &ended.end {
+        End::Program(Ending::Exit(_)) => {}
+        End::Interrupted(signal) => return Err(Stop::Interrupted(*signal)),
+        End::Qemu(words) => {
+            return Err(Stop::Failure(Failure::new(
+                format!("{}: {words}", side.label),
+                "freehold doctor checks the installation",
+            )));
+        }
+        end => return Err(died(side, &ended, end, &output)),
+    }
+    if let Some(finding) = report::audit_failure(&ended) {
+        let text =
+            format!("freehold: {}: the kernel's frame table does not balance: {finding}\n", side.label);
+        return Err(Stop::Guest(text, GUEST_DIED));
+    }
+    let field =
+        |name| ended.ready.as_ref().and_then(|ready| ready.get(name)).and_then(Value::as_str).unwrap_or("?");
+    Ok((format!("{} {}", field("kernel"), field("version")), output))
+}
+
+/// A guest that came up and did not come to its end.
+fn died(side: &Side, ended: &Ended, end: &End, output: &Output) -> Stop {
+    let row =
+        output.last.as_ref().map_or("before the first row".to_owned(), |key| format!("in row {}", show(key)));
+    let (what, status) = match end {
+        End::TimedOut => ("did not end in time", TIMED_OUT),
+        End::Program(Ending::Signal(_)) => ("lost its first program to a signal", GUEST_DIED),
+        _ => ("died", GUEST_DIED),
+    };
+    let mut text = format!("freehold: {} {what} {row}\n", side.label);
+    if let Some(death) = report::death(ended, &Symbols::of(&side.prepared.kernel.path)) {
+        text.push_str(&death);
+    }
+    text.push_str(&printed(output));
+    Stop::Guest(text, status)
+}
+
+/// A row's name as it is shown.
+pub fn show(key: &Key) -> String {
+    match key {
+        (name, 1) => name.clone(),
+        (name, workers) => format!("{name} ×{workers}"),
+    }
+}
+
+/// What the guest printed besides samples, for a person.
+pub fn printed(output: &Output) -> String {
+    let lines: Vec<&str> = output.other.lines().filter(|line| !line.trim().is_empty()).collect();
+    if lines.is_empty() {
+        return "  the guest printed nothing else\n".into();
+    }
+    let shown = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
+    let mut text = String::from("  the guest printed:\n");
+    for line in shown {
+        text.push_str(&format!("    {line}\n"));
+    }
+    text
+}
+
+/// Why the runs cannot go on, told to the user; the exit status.
+pub fn tell(stop: Stop) -> Result<u8> {
+    match stop {
+        Stop::Failure(failure) => Err(failure),
+        Stop::Guest(text, status) => {
+            eprint!("{text}");
+            Ok(status)
+        }
+        Stop::Interrupted(signal) => Ok(128u8.saturating_add(signal)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_alternate_and_none_is_always_first() {
+        assert_eq!(order(2, 3), [(0, 0), (1, 0), (1, 1), (0, 1), (0, 2), (1, 2)]);
+        assert_eq!(order(3, 2), [(0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1)]);
+    }
+}

@@ -1,0 +1,158 @@
+//! The comparison as one offline HTML file.
+
+use std::path::Path;
+
+use super::compare::{Cell, Line, distinguishable};
+use super::plan::Measure;
+use super::report::Report;
+use super::statistics::Estimate;
+use super::table;
+use crate::Result;
+use crate::html::{self, Axis, Bar, Bars, Column, Page, Table, Tile, Tone, Unit};
+
+/// Writes the file, whole or not at all.
+pub fn write(report: &Report<'_>, title: &str, path: &Path) -> Result<()> {
+    page(report, title).write(path)
+}
+
+fn page(report: &Report<'_>, title: &str) -> Page {
+    let labels = report.labels();
+    let mut page = Page::new(title, &format!("{}. {}.", report.unit(), report.comparison.method.words()));
+    page.tiles(&tiles(report));
+    for failure in &report.comparison.failures {
+        page.note(Tone::Bad, &format!("{} failed on {}: {}", failure.row, failure.side, failure.message));
+    }
+    page.section("Ratios");
+    let axis = Axis::logarithmic(
+        &format!("{} over the other; left of the line it costs less", labels[0]),
+        Unit::Number,
+    );
+    let mut ratios = Bars::new("Cost as a share of the other kernel's", axis, &labels[1..]);
+    for line in &report.comparison.lines {
+        ratios.group(&line.name(), &line.ratios.iter().map(|ratio| ratio.map(bar)).collect::<Vec<_>>());
+    }
+    ratios.reference(1.0, "equal");
+    page.figure(
+        &ratios,
+        "Whiskers are 95% intervals; where they cross the line the sides are not distinguishable.",
+    );
+    page.section("Costs");
+    page.table(&costs(report));
+    for note in table::notes(report.comparison, &labels) {
+        page.note(Tone::Plain, &note);
+    }
+    let unit = match report.plan.measure {
+        Measure::Instructions => Unit::Count,
+        Measure::Wall => Unit::Nanoseconds,
+    };
+    let mut bars = Bars::new("Cost of an operation", Axis::logarithmic(&report.unit(), unit), &labels);
+    for line in &report.comparison.lines {
+        let of = |cell: &Cell| match cell {
+            Cell::Cost(cost) => Some(bar(cost.estimate)),
+            Cell::Failed(_) => None,
+        };
+        bars.group(&line.name(), &line.cells.iter().map(of).collect::<Vec<_>>());
+    }
+    page.figure(&bars, "");
+    page.section("What follows");
+    for sentence in report.conclusions() {
+        page.text(&sentence);
+    }
+    page.section("Settings");
+    page.facts(&report.settings);
+    page
+}
+
+fn bar(estimate: Estimate) -> Bar {
+    let interval = estimate.interval;
+    if interval.low > 0.0 && interval.high.is_finite() {
+        return Bar::within(estimate.value, interval.low, interval.high);
+    }
+    Bar::exact(estimate.value)
+}
+
+fn tiles(report: &Report<'_>) -> Vec<Tile> {
+    let lines = &report.comparison.lines;
+    let tile =
+        |label: &str, value: String, detail: String, tone| Tile { label: label.into(), value, detail, tone };
+    let mut tiles = Vec::new();
+    for (other, side) in report.plan.sides[1..].iter().enumerate() {
+        let ratios: Vec<Estimate> = lines.iter().filter_map(|line| line.ratios[other]).collect();
+        let less = ratios.iter().filter(|ratio| ratio.value <= 1.0 || !distinguishable(**ratio)).count();
+        let tone = if less == ratios.len() { Tone::Good } else { Tone::Warning };
+        let detail = "rows that cost no more".to_owned();
+        tiles.push(tile(
+            &format!("against {}", side.label),
+            format!("{less} of {}", ratios.len()),
+            detail,
+            tone,
+        ));
+    }
+    if report.plan.has_goals() {
+        let judged: Vec<bool> = lines.iter().filter_map(Line::meets_goal).collect();
+        let met = judged.iter().filter(|met| **met).count();
+        let tone = if met == judged.len() { Tone::Good } else { Tone::Warning };
+        tiles.push(tile(
+            "goals met",
+            format!("{met} of {}", judged.len()),
+            format!("against {}", report.labels()[1]),
+            tone,
+        ));
+    }
+    if let Some(differences) = &report.comparison.differences {
+        let (value, tone) = match differences.len() {
+            0 => ("equal".to_owned(), Tone::Good),
+            count => (format!("{count} rows differ"), Tone::Warning),
+        };
+        tiles.push(tile(
+            "repeated runs",
+            value,
+            format!("{} runs, to the instruction", report.plan.extent.runs),
+            tone,
+        ));
+    }
+    tiles
+}
+
+fn costs(report: &Report<'_>) -> Table {
+    let labels = report.labels();
+    let mut columns = vec![Column::text("operation"), Column::text("what"), Column::number(labels[0])];
+    for label in &labels[1..] {
+        columns.push(Column::number(label));
+        columns.push(Column::number("ratio (95%)"));
+    }
+    if report.plan.has_goals() {
+        columns.push(Column::text("goal"));
+    }
+    let mut table = Table::new("", &columns);
+    for line in &report.comparison.lines {
+        let cell = |of: &Cell| {
+            let shown = html::Cell::text(table::cell(report.plan.measure, of));
+            match of {
+                Cell::Failed(why) => shown.tone(Tone::Bad).hint(why),
+                Cell::Cost(_) => shown,
+            }
+        };
+        let mut cells =
+            vec![html::Cell::text(line.name()), html::Cell::text(line.row.what), cell(&line.cells[0])];
+        for (other, ratio) in line.cells[1..].iter().zip(&line.ratios) {
+            cells.push(cell(other));
+            let tone = match ratio {
+                Some(ratio) if distinguishable(*ratio) && ratio.value < 1.0 => Tone::Good,
+                Some(ratio) if distinguishable(*ratio) => Tone::Bad,
+                _ => Tone::Plain,
+            };
+            cells.push(html::Cell::text(table::ratio(*ratio)).tone(tone));
+        }
+        if report.plan.has_goals() {
+            let tone = match line.meets_goal() {
+                Some(true) => Tone::Good,
+                Some(false) => Tone::Warning,
+                None => Tone::Plain,
+            };
+            cells.push(html::Cell::text(table::goal(line)).tone(tone));
+        }
+        table.row(cells);
+    }
+    table
+}

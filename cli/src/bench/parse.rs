@@ -1,0 +1,179 @@
+//! What the guest printed: samples, notes, failures (guest/bench/README.md describes the lines).
+//!
+//! Nothing is believed that is not complete: a row without all of its samples has failed.
+
+use std::collections::BTreeMap;
+
+/// A row in one form: its name, and how many workers performed it.
+pub type Key = (String, u32);
+
+/// What one run says of one row.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Found {
+    /// Clock units an operation, one value a sample.
+    pub samples: Vec<f64>,
+    /// The samples as the guest gave them: operations, clock units in all. Equal ones mean equal runs.
+    pub raw: Vec<(u64, u64)>,
+    /// What the reader has to know.
+    pub note: Option<String>,
+    /// Why it cannot be believed.
+    pub failure: Option<String>,
+}
+
+/// What one run printed.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Output {
+    /// By row.
+    pub rows: BTreeMap<Key, Found>,
+    /// The row that was begun last.
+    pub last: Option<Key>,
+    /// Lines that are no harness' lines, and all of stderr.
+    pub other: String,
+}
+
+impl Output {
+    /// Reads stdout and stderr of a run that was to take `samples` of each of `expected`.
+    pub fn parse(stdout: &[u8], stderr: &[u8], expected: &[Key], samples: usize) -> Output {
+        let mut output = Output::default();
+        let mut complete = false;
+        for line in String::from_utf8_lossy(stdout).lines() {
+            match output.line(line) {
+                Some(Line::Done) => complete = true,
+                Some(Line::Row) => {}
+                None => {
+                    output.other.push_str(line);
+                    output.other.push('\n');
+                }
+            }
+        }
+        output.other.push_str(&String::from_utf8_lossy(stderr));
+        for key in expected {
+            let found = output.rows.entry(key.clone()).or_default();
+            if found.failure.is_none() && found.raw.len() != samples {
+                let had = found.raw.len();
+                let end = if complete { "" } else { " before the programs ended early" };
+                found.failure = Some(format!("{had} of {samples} samples came{end}"));
+            }
+        }
+        output.rows.retain(|key, _| expected.contains(key));
+        output
+    }
+
+    /// Takes one line; `None` when it is not the harness'.
+    fn line(&mut self, line: &str) -> Option<Line> {
+        let mut words = line.splitn(4, ' ');
+        let kind = words.next()?;
+        if kind == "done" {
+            words.next()?.parse::<u32>().ok()?;
+            return words.next().is_none().then_some(Line::Done);
+        }
+        let key = (words.next()?.to_owned(), words.next()?.parse().ok()?);
+        let rest = words.next().unwrap_or_default();
+        match kind {
+            "begin" => self.last = Some(key),
+            "sample" => {
+                let (operations, elapsed) = rest.split_once(' ')?;
+                let (operations, elapsed): (u64, u64) = (operations.parse().ok()?, elapsed.parse().ok()?);
+                if operations == 0 {
+                    return None;
+                }
+                let found = self.rows.entry(key).or_default();
+                found.raw.push((operations, elapsed));
+                found.samples.push(elapsed as f64 / operations as f64);
+                if elapsed == 0 {
+                    found.fail("it took no time at all: the guest's clock stands still");
+                }
+            }
+            "note" => self.rows.entry(key).or_default().note = Some(rest.to_owned()),
+            "fail" => self.rows.entry(key).or_default().fail(rest),
+            _ => return None,
+        }
+        Some(Line::Row)
+    }
+}
+
+enum Line {
+    Row,
+    Done,
+}
+
+impl Found {
+    /// The first reason is the cause; later ones follow from it.
+    fn fail(&mut self, why: &str) {
+        self.failure.get_or_insert_with(|| why.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        (name.to_owned(), 1)
+    }
+
+    fn parse(text: &str, expected: &[&str], samples: usize) -> Output {
+        let expected: Vec<Key> = expected.iter().map(|name| key(name)).collect();
+        Output::parse(text.as_bytes(), b"", &expected, samples)
+    }
+
+    #[test]
+    fn whole_rows_are_taken_with_their_notes() {
+        let text =
+            "begin a 1\nnote a 1 no huge page: 512 faults\nsample a 1 10 50\nsample a 1 10 70\ndone 1\n";
+        let output = parse(text, &["a"], 2);
+        let found = &output.rows[&key("a")];
+        assert_eq!(found.samples, [5.0, 7.0]);
+        assert_eq!(found.raw, [(10, 50), (10, 70)]);
+        assert_eq!(found.note.as_deref(), Some("no huge page: 512 faults"));
+        assert_eq!(found.failure, None);
+        assert_eq!(output.other, "");
+    }
+
+    #[test]
+    fn the_first_cause_of_a_failure_stands_and_stray_words_are_kept() {
+        let text =
+            "begin a 1\nfail a 1 fork: Out of memory\nfail a 1 killed by signal 9\nlibc said so\ndone 1\n";
+        let output = parse(text, &["a"], 2);
+        assert_eq!(output.rows[&key("a")].failure.as_deref(), Some("fork: Out of memory"));
+        assert_eq!(output.other, "libc said so\n");
+    }
+
+    #[test]
+    fn nonsense_is_never_a_sample() {
+        for line in [
+            "sample a 1 10",
+            "sample a 1 0 50",
+            "sample a 1 ten 50",
+            "sample a 1 10 -50",
+            "sample a 1 10 50 60",
+            "sample a one 10 50",
+            "sample a 1 10 99999999999999999999999",
+            "sampled a 1 10 50",
+            "sample",
+            "\u{fffd}\0sample a 1 10 50",
+        ] {
+            let output = parse(&format!("{line}\ndone 1\n"), &["a"], 1);
+            let found = &output.rows[&key("a")];
+            assert!(found.samples.is_empty(), "{line}");
+            assert_eq!(found.failure.as_deref(), Some("0 of 1 samples came"), "{line}");
+            assert!(!output.other.is_empty(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_row_that_is_cut_short_or_missing_has_failed() {
+        let output = parse("begin a 1\nsample a 1 10 50\n", &["a", "b"], 2);
+        let failure = |name| output.rows[&key(name)].failure.clone().expect("a failure");
+        assert!(failure("a").starts_with("1 of 2 samples came before"), "{}", failure("a"));
+        assert!(failure("b").starts_with("0 of 2 samples came"), "{}", failure("b"));
+        assert_eq!(output.last, Some(key("a")));
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_is_a_failure_and_unasked_rows_are_dropped() {
+        let output = parse("sample a 1 10 0\nsample z 1 10 5\ndone 1\n", &["a"], 1);
+        assert!(output.rows[&key("a")].failure.as_deref().is_some_and(|why| why.contains("clock")));
+        assert_eq!(output.rows.len(), 1);
+    }
+}

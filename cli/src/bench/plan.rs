@@ -1,0 +1,307 @@
+//! What is going to be run: sides, rows, repetitions; checked before the first VM starts.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use super::parse::Key;
+use super::rows::{self, Row};
+use crate::args::{self, BenchOptions};
+use crate::failure::Failure;
+use crate::kernel::{self, Family};
+use crate::qemu::MAX_CPUS;
+use crate::run::Prepared;
+use crate::{Result, accel, qemu};
+
+const DEFAULT_MEMORY: &str = "1G";
+/// A VM that needs longer is stuck: a full run takes about ten seconds on a quiet machine.
+const DEFAULT_TIMEOUT: &str = "600";
+const MOST_RUNS: usize = 1000;
+/// What makes a Debian kernel hand out memory without clearing it once more.
+const LEAN: &str = "init_on_alloc=0";
+/// More CPUs than this are taken by default only when asked for: they would compete with the host's own work.
+const DEFAULT_CPUS_AT_MOST: usize = 4;
+const PROGRAMS: [&str; 7] = ["sequence", "leave", "syscalls", "files", "processes", "memory", "switches"];
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Measure {
+    /// Guest instructions: they repeat.
+    Instructions,
+    /// The host's time.
+    Wall,
+}
+
+/// How much is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// VMs started on each side.
+    pub runs: usize,
+    /// Samples of a row in each.
+    pub samples: usize,
+    /// Operations in a sample are divided by this.
+    pub divisor: u32,
+}
+
+/// One of the kernels that are compared.
+pub struct Side {
+    /// Its column's heading.
+    pub label: String,
+    /// A machine with this kernel and the programs, ready to start.
+    pub prepared: Prepared,
+}
+
+/// Everything that is decided before the first run.
+pub struct Plan {
+    /// The rows.
+    pub rows: Vec<&'static Row>,
+    /// How many perform an operation at a time: one, and as many as there are CPUs.
+    pub workers: Vec<u32>,
+    /// The sides; every other one is compared with the first.
+    pub sides: Vec<Side>,
+    /// What is counted.
+    pub measure: Measure,
+    /// How much is run.
+    pub extent: Extent,
+    /// What executes the guests.
+    pub engine: qemu::Engine,
+}
+
+impl Plan {
+    /// Checks the options and finds kernels and programs.
+    pub fn new(options: &BenchOptions) -> Result<Plan> {
+        let rows = rows::select(&options.names)?;
+        let measure = if options.wall { Measure::Wall } else { Measure::Instructions };
+        let extent = extent(options, measure)?;
+        let cpus = cpus(options, measure)?;
+        let workers = if cpus == 1 { vec![1] } else { vec![1, cpus] };
+        let sides = sides(options, |name| Ok(kernel::select(name)?.family))?
+            .iter()
+            .map(|side| {
+                let words = words(options, side, measure, cpus, extent, &workers, &rows)?;
+                Ok(Side {
+                    label: side.label.clone(),
+                    prepared: Prepared::measurement(&args::run_options(&words)?)?,
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let clock = sides[0].prepared.machine.clock;
+        let engine = accel::choose(options.accel.unwrap_or(args::Accel::Auto), clock)?;
+        qemu::program()?;
+        Ok(Plan { rows, workers, sides, measure, extent, engine })
+    }
+
+    /// Every row in each of its forms, in order.
+    pub fn keys(&self) -> Vec<Key> {
+        let forms = |row: &&'static Row| {
+            self.workers.iter().map(|count| (row.name.to_owned(), *count)).collect::<Vec<_>>()
+        };
+        self.rows.iter().flat_map(forms).collect()
+    }
+
+    /// True when our kernel is compared with a lean Linux first: then the rows' goals apply.
+    pub fn has_goals(&self) -> bool {
+        let family = |side: &Side| side.prepared.kernel.family;
+        let lean = |side: &Side| family(side) == Family::Linux && side.prepared.machine.append.contains(LEAN);
+        family(&self.sides[0]) == Family::Freehold && self.sides.get(1).is_some_and(lean)
+    }
+}
+
+fn extent(options: &BenchOptions, measure: Measure) -> Result<Extent> {
+    let default = match (measure, options.quick) {
+        (Measure::Instructions, false) => Extent { runs: 2, samples: 10, divisor: 1 },
+        (Measure::Instructions, true) => Extent { runs: 2, samples: 4, divisor: 5 },
+        (Measure::Wall, false) => Extent { runs: 5, samples: 10, divisor: 1 },
+        (Measure::Wall, true) => Extent { runs: 3, samples: 4, divisor: 5 },
+    };
+    let runs = match &options.runs {
+        None => default.runs,
+        Some(text) => text.parse().ok().filter(|runs| (1..=MOST_RUNS).contains(runs)).ok_or_else(|| {
+            Failure::new(format!("--runs {text}: not a number of runs"), format!("1 to {MOST_RUNS}"))
+        })?,
+    };
+    Ok(Extent { runs, ..default })
+}
+
+fn cpus(options: &BenchOptions, measure: Measure) -> Result<u32> {
+    let host = std::thread::available_parallelism().map_or(1, |count| count.get());
+    match (&options.cpus, measure) {
+        (None, Measure::Instructions) => Ok(1),
+        (None, Measure::Wall) => Ok(host.min(DEFAULT_CPUS_AT_MOST) as u32),
+        (Some(text), _) => {
+            let wrong =
+                || Failure::new(format!("--cpus {text}: not a number of CPUs"), format!("1 to {MAX_CPUS}"));
+            let cpus = text.parse().ok().filter(|cpus| (1..=MAX_CPUS).contains(cpus)).ok_or_else(wrong)?;
+            if cpus > 1 && measure == Measure::Instructions {
+                return Err(Failure::new(
+                    format!("--cpus {cpus}: instructions are counted on one CPU"),
+                    "--wall measures several",
+                ));
+            }
+            Ok(cpus)
+        }
+    }
+}
+
+/// A side as the user names it.
+struct Wanted {
+    label: String,
+    kernel: OsString,
+    append: String,
+}
+
+/// `family_of` tells what kind of kernel a name means.
+fn sides(options: &BenchOptions, family_of: impl Fn(&OsString) -> Result<Family>) -> Result<Vec<Wanted>> {
+    let kernel = options.kernel.clone().unwrap_or_else(|| "freehold".into());
+    let append = options.append.join(" ");
+    let other_append = options.against_append.join(" ");
+    let against = match &options.against {
+        Some(against) => against.clone(),
+        // One kernel with two command lines.
+        None if !other_append.is_empty() => kernel.clone(),
+        None => "linux".into(),
+    };
+    let wanted = |label: String, kernel: &OsString, append: &str| Wanted {
+        label,
+        kernel: kernel.clone(),
+        append: append.to_owned(),
+    };
+    let mut sides = vec![wanted(label(&kernel, &append), &kernel, &append)];
+    let is_linux = family_of(&against)? == Family::Linux;
+    if is_linux && other_append.is_empty() {
+        let name = label(&against, "");
+        sides.push(wanted(format!("{name}, lean"), &against, LEAN));
+        let stock = if against == "linux" { "Linux, Debian".to_owned() } else { name };
+        sides.push(wanted(stock, &against, ""));
+    } else {
+        sides.push(wanted(label(&against, &other_append), &against, &other_append));
+    }
+    if sides[0].label == sides[1].label {
+        if sides[0].kernel == sides[1].kernel && sides[0].append == sides[1].append {
+            return Err(Failure::new(
+                "both sides are the same kernel with the same command line",
+                "--against KERNEL or --against-append PARAMETERS makes a difference",
+            ));
+        }
+        for (side, letter) in sides.iter_mut().zip(["A", "B"]) {
+            side.label = format!("{letter}: {}", side.label);
+        }
+    }
+    Ok(sides)
+}
+
+/// A heading for a kernel with its parameters, of a length that a table can hold.
+fn label(kernel: &OsString, append: &str) -> String {
+    const LONGEST: usize = 28;
+    let name = match kernel.to_str() {
+        Some("freehold") => "Freehold".to_owned(),
+        Some("linux") => "Linux".to_owned(),
+        _ => Path::new(kernel).file_name().unwrap_or(kernel).to_string_lossy().into_owned(),
+    };
+    let text = [name.as_str(), append].join(" ").trim().to_owned();
+    if text.chars().count() <= LONGEST {
+        return text;
+    }
+    text.chars().take(LONGEST - 1).chain(['…']).collect()
+}
+
+/// The side's run as `freehold run` takes it.
+fn words(
+    options: &BenchOptions,
+    side: &Wanted,
+    measure: Measure,
+    cpus: u32,
+    extent: Extent,
+    workers: &[u32],
+    rows: &[&Row],
+) -> Result<Vec<OsString>> {
+    let mut words: Vec<OsString> = Vec::new();
+    let mut option = |name: &str, value: OsString| {
+        words.push(name.into());
+        words.push(value);
+    };
+    option("--kernel", side.kernel.clone());
+    option("--memory", options.memory.clone().unwrap_or_else(|| DEFAULT_MEMORY.into()).into());
+    option("--cpus", cpus.to_string().into());
+    option("--timeout", options.timeout.clone().unwrap_or_else(|| DEFAULT_TIMEOUT.into()).into());
+    if !side.append.is_empty() {
+        option("--append", side.append.clone().into());
+    }
+    for name in PROGRAMS {
+        let file = kernel::installed(&format!("guest/bench/{name}")).ok_or_else(|| {
+            Failure::new(format!("guest/bench/{name} is missing: a benchmark program"), "make build makes it")
+        })?;
+        let mut volume = file.into_os_string();
+        volume.push(format!(":/bench/{name}"));
+        option("--volume", volume);
+    }
+    let clock = match measure {
+        Measure::Instructions => {
+            words.push("--icount".into());
+            "tsc"
+        }
+        Measure::Wall => "monotonic",
+    };
+    let workers: Vec<String> = workers.iter().map(ToString::to_string).collect();
+    words.extend(["--", "/bench/sequence"].map(OsString::from));
+    words.extend(
+        [extent.samples.to_string(), extent.divisor.to_string(), clock.into(), workers.join(",")]
+            .map(OsString::from),
+    );
+    words.extend(rows.iter().map(|row| format!("{}/{}", row.program, row.name).into()));
+    Ok(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn family(name: &OsString) -> Result<Family> {
+        Ok(if name == "linux" { Family::Linux } else { Family::Freehold })
+    }
+
+    fn options(words: &[&str]) -> BenchOptions {
+        args::bench_options(words).expect("a command line")
+    }
+
+    #[test]
+    fn one_kernel_with_two_command_lines_is_two_sides() {
+        let sides = sides(&options(&["--against-append", "page_alloc.shuffle=0"]), family).expect("sides");
+        let labels: Vec<&str> = sides.iter().map(|side| side.label.as_str()).collect();
+        assert_eq!(labels, ["Freehold", "Freehold page_alloc.shuffle…"]);
+        assert_eq!(sides[1].append, "page_alloc.shuffle=0");
+        assert_eq!(sides[1].kernel, "freehold");
+    }
+
+    #[test]
+    fn linux_is_shown_lean_and_as_it_boots_unless_the_user_says_how() {
+        let appends = |words: &[&str]| {
+            let sides = sides(&options(words), family).expect("sides");
+            sides.iter().map(|side| side.append.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(appends(&[]), ["", LEAN, ""]);
+        assert_eq!(appends(&["--append", "a", "--against", "linux"]), ["a", LEAN, ""]);
+        assert_eq!(appends(&["--against", "linux", "--against-append", "b"]), ["", "b"]);
+    }
+
+    #[test]
+    fn a_kernel_is_not_compared_with_itself_alone() {
+        let error = sides(&options(&["--against", "freehold"]), family).err().expect("refused").to_string();
+        assert!(error.contains("--against-append"), "{error}");
+    }
+
+    #[test]
+    fn counted_instructions_have_one_cpu_and_runs_are_at_least_one() {
+        for (words, part) in [
+            (&["--cpus", "2"][..], "--wall"),
+            (&["--cpus", "0", "--wall"][..], "1 to 16"),
+            (&["--runs", "0"][..], "--runs 0"),
+            (&["--runs", "many"][..], "--runs many"),
+        ] {
+            let options = options(words);
+            let measure = if options.wall { Measure::Wall } else { Measure::Instructions };
+            let result = extent(&options, measure).and_then(|_| cpus(&options, measure));
+            let error = result.expect_err("refused").to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! A comparison with its surroundings: what was compared, under which settings, and what follows.
+
+use std::process::Command;
+
+use super::compare::{Comparison, Difference};
+use super::measure::Measured;
+use super::plan::{Measure, Plan};
+use super::statistics::Estimate;
+use crate::qemu::{self, Engine};
+use crate::size::show_size;
+
+/// Everything that a reader gets to see.
+pub struct Report<'a> {
+    /// What was planned.
+    pub plan: &'a Plan,
+    /// What was found.
+    pub comparison: &'a Comparison,
+    /// Kernel name and version of each side.
+    pub versions: Vec<String>,
+    /// Settings, by name.
+    pub settings: Vec<(String, String)>,
+}
+
+impl<'a> Report<'a> {
+    /// Puts it together.
+    pub fn new(plan: &'a Plan, measured: &[Measured], comparison: &'a Comparison) -> Report<'a> {
+        let versions: Vec<String> = measured.iter().map(|side| side.version.clone()).collect();
+        let settings = settings(plan, &versions, comparison);
+        Report { plan, comparison, versions, settings }
+    }
+
+    /// Headings of the sides.
+    pub fn labels(&self) -> Vec<&str> {
+        self.plan.sides.iter().map(|side| side.label.as_str()).collect()
+    }
+
+    /// What the figures are, and how to read the ratios.
+    pub fn unit(&self) -> String {
+        let first = &self.plan.sides[0].label;
+        let what = match self.plan.measure {
+            Measure::Instructions => "guest instructions an operation",
+            Measure::Wall => "host time an operation",
+        };
+        format!("{what}; ratio: {first} over the other, below 1 where {first} costs less")
+    }
+
+    /// What follows from the figures, a sentence each.
+    pub fn conclusions(&self) -> Vec<String> {
+        let mut text = Vec::new();
+        let lines = &self.comparison.lines;
+        for (other, side) in self.plan.sides[1..].iter().enumerate() {
+            let ratios: Vec<Estimate> = lines.iter().filter_map(|line| line.ratios[other]).collect();
+            let (equal, sure): (Vec<Estimate>, Vec<Estimate>) =
+                ratios.iter().partition(|ratio| ratio.interval.holds(1.0));
+            let less = sure.iter().filter(|ratio| ratio.value < 1.0).count();
+            text.push(format!(
+                "against {}: {less} of {} rows cost less, {} cost more, {} are not distinguishable",
+                side.label,
+                ratios.len(),
+                sure.len() - less,
+                equal.len()
+            ));
+        }
+        if self.plan.has_goals() {
+            let missed: Vec<String> = lines
+                .iter()
+                .filter(|line| line.meets_goal() == Some(false))
+                .map(|line| line.name())
+                .collect();
+            let judged = lines.iter().filter(|line| line.meets_goal().is_some()).count();
+            let met = judged - missed.len();
+            let list =
+                if missed.is_empty() { String::new() } else { format!("; missed: {}", missed.join(", ")) };
+            text.push(format!("goals against {}: {met} of {judged} met{list}", self.plan.sides[1].label));
+        }
+        text.extend(self.repetition());
+        text
+    }
+
+    /// Whether runs that should be equal are.
+    pub fn repetition(&self) -> Option<String> {
+        let runs = self.plan.extent.runs;
+        Some(match self.comparison.differences.as_deref()? {
+            [] if runs == 2 => "both runs of every side agree to the instruction".into(),
+            [] => format!("all {runs} runs of every side agree to the instruction"),
+            differences => {
+                let rows: Vec<String> = differences.iter().map(describe).collect();
+                format!("runs that should be equal are not: {}", rows.join("; "))
+            }
+        })
+    }
+}
+
+fn describe(difference: &Difference) -> String {
+    let (first, other) = difference.units;
+    format!("{} on {}: {first} and {other} instructions", difference.row, difference.side)
+}
+
+fn settings(plan: &Plan, versions: &[String], comparison: &Comparison) -> Vec<(String, String)> {
+    let machine = &plan.sides[0].prepared.machine;
+    let mut list: Vec<(String, String)> = Vec::new();
+    let mut add = |name: &str, value: String| list.push((name.to_owned(), value));
+    for (side, version) in plan.sides.iter().zip(versions) {
+        let prepared = &side.prepared;
+        let parameters = prepared.machine.parameters(prepared.kernel.family);
+        let parameters = if parameters.is_empty() { "none".into() } else { parameters };
+        add(&side.label, format!("{version}; parameters: {parameters}"));
+    }
+    let cpus = if machine.cpus == 1 { "1 CPU".into() } else { format!("{} CPUs", machine.cpus) };
+    let engine = match plan.engine {
+        Engine::Tcg => "TCG",
+        Engine::Kvm => "KVM",
+    };
+    add(
+        "machine",
+        format!(
+            "{}, {engine}, q35, -cpu {}, {cpus}, -m {}",
+            emulator(),
+            qemu::CPU,
+            show_size(machine.memory)
+        ),
+    );
+    let extent = plan.extent;
+    add(
+        "clock",
+        match plan.measure {
+            Measure::Instructions => format!(
+                "-icount {} (1 ns is 1 instruction), -rtc {}, -seed {}; read from the TSC, its own cost taken off",
+                qemu::ICOUNT,
+                qemu::RTC,
+                qemu::SEED
+            ),
+            Measure::Wall => "CLOCK_MONOTONIC in the guest, its own cost taken off".into(),
+        },
+    );
+    let runs = if extent.runs == 1 { "1 run".into() } else { format!("{} runs, sides in turn", extent.runs) };
+    let operations = match extent.divisor {
+        1 => "all operations".to_owned(),
+        divisor => format!("1/{divisor} of the operations"),
+    };
+    add(
+        "repetition",
+        format!("{runs}, {} samples of each row in a run, {operations} in a sample", extent.samples),
+    );
+    add("statistics", comparison.method.words());
+    list
+}
+
+/// The emulator's own first line about itself.
+fn emulator() -> String {
+    let told = qemu::program().ok().and_then(|program| Command::new(program).arg("--version").output().ok());
+    let text = told.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let line = text.lines().next().unwrap_or("QEMU of an unknown version");
+    line.replace("emulator version ", "")
+}

@@ -1,0 +1,96 @@
+//! `freehold lab`: experiments that anybody can repeat with one command, each the answer to one question.
+//!
+//! An experiment is one file under lab/ that ends in a constant, and a line in [`EXPERIMENTS`].
+
+mod costs;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use crate::Result;
+use crate::args::LabOptions;
+use crate::failure::Failure;
+use crate::files;
+
+/// All of them, in the order in which they are listed.
+const EXPERIMENTS: &[Experiment] = &[costs::EXPERIMENT];
+
+/// One experiment.
+pub struct Experiment {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// The question that it answers.
+    pub question: &'static str,
+    /// Carries it out, prints what was found, writes what the settings ask for; returns the exit status.
+    pub run: fn(&Settings) -> Result<u8>,
+}
+
+/// How much of an experiment is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// As much as its answer needs.
+    Full,
+    /// As much as shows that it works: under a minute.
+    Quick,
+}
+
+/// What an experiment is asked for. The paths can be written to: that was checked.
+#[derive(Debug)]
+pub struct Settings {
+    /// How much.
+    pub extent: Extent,
+    /// Where the report to look at goes.
+    pub html: Option<PathBuf>,
+    /// Where the figures for machines go.
+    pub json: Option<PathBuf>,
+}
+
+/// Lists the experiments, or carries one out; returns the exit status of this command.
+pub fn lab(options: &LabOptions) -> Result<u8> {
+    let Some(name) = &options.name else {
+        if options.html.is_some() || options.json.is_some() || options.quick {
+            return Err(Failure::new("which experiment?", format!("one of: {}", names())));
+        }
+        // A reader that closes early (`| head`) has what it wanted.
+        let _ = std::io::stdout().write_all(list().as_bytes());
+        return Ok(0);
+    };
+    let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| {
+        Failure::new(format!("no experiment is named {name}"), format!("one of: {}", names()))
+    })?;
+    for path in [&options.json, &options.html].into_iter().flatten() {
+        files::check_writable(path)?;
+    }
+    (experiment.run)(&Settings {
+        extent: if options.quick { Extent::Quick } else { Extent::Full },
+        html: options.html.clone(),
+        json: options.json.clone(),
+    })
+}
+
+fn names() -> String {
+    EXPERIMENTS.iter().map(|experiment| experiment.name).collect::<Vec<_>>().join(", ")
+}
+
+fn list() -> String {
+    let width = EXPERIMENTS.iter().map(|experiment| experiment.name.len()).max().unwrap_or(0);
+    let line = |experiment: &Experiment| format!("{:width$}  {}\n", experiment.name, experiment.question);
+    EXPERIMENTS.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_experiments_have_one_name_and_each_asks_a_question() {
+        for (at, experiment) in EXPERIMENTS.iter().enumerate() {
+            assert!(
+                EXPERIMENTS[..at].iter().all(|other| other.name != experiment.name),
+                "{}",
+                experiment.name
+            );
+            assert!(experiment.question.ends_with('?'), "{}", experiment.question);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! `freehold bench` and `freehold lab`: comparisons that need no other kernel than ours, and what they refuse.
+
+use std::path::PathBuf;
+
+use crate::common::*;
+use crate::errors::fake_kernel;
+
+fn error_line(arguments: &[&str]) -> String {
+    let outcome = finish_now(freehold().args(arguments), b"").expect(125);
+    assert_eq!(outcome.text(), "", "errors go to stderr");
+    assert_eq!(outcome.stderr.lines().count(), 1, "one line: {}", outcome.stderr);
+    outcome.stderr
+}
+
+#[track_caller]
+fn refused(arguments: &[&str], parts: &[&str]) {
+    let line = error_line(arguments);
+    for part in parts {
+        assert!(line.contains(part), "{part:?} is not in {line}");
+    }
+}
+
+/// A comparison of our kernel with itself under another command line.
+fn comparison(folder: &tempfile::TempDir, more: &[&str]) -> (Outcome, PathBuf, PathBuf) {
+    let (json, html) = (folder.path().join("out.json"), folder.path().join("out.html"));
+    let mut command = freehold();
+    command.args(["bench", "--quick", "--timeout", TIMEOUT, "--against-append", "page_alloc.shuffle=0"]);
+    command.arg("--json").arg(&json).arg("--html").arg(&html).args(more);
+    let _permit = Permit::take();
+    (finish_now(&mut command, b""), json, html)
+}
+
+#[test]
+fn every_row_is_measured_and_counted_runs_agree_to_the_instruction() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (outcome, json, html) = comparison(&folder, &[]);
+    let outcome = outcome.expect(0);
+    let text = outcome.text();
+    assert!(text.contains("both runs of every side agree to the instruction"), "{text}");
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(json).expect("a file")).expect("JSON");
+    assert_eq!(report["schema"], "freehold-bench-1");
+    assert_eq!(report["differences"], serde_json::json!([]));
+    assert_eq!(report["failures"], serde_json::json!([]));
+    let rows = report["rows"].as_array().expect("rows");
+    let listed = finish_now(freehold().args(["bench", "--list"]), b"").expect(0).text();
+    assert_eq!(rows.len(), listed.lines().count(), "every listed row, once");
+    for row in rows {
+        for cost in row["costs"].as_array().expect("two sides") {
+            assert!(cost["cost"].as_f64().is_some_and(|cost| cost > 1.0), "{row}");
+            assert_eq!(cost["runs"][0].as_array().map(Vec::len), Some(4), "samples of a quick run: {row}");
+        }
+        assert!(text.contains(row["name"].as_str().expect("a name")));
+    }
+    // A row costs what it does: two that are known to differ do, and in the right direction.
+    let cost = |name: &str| {
+        let row = rows.iter().find(|row| row["name"] == name).expect("the row");
+        row["costs"][0]["cost"].as_f64().expect("a cost")
+    };
+    assert!(cost("null-call") < cost("pipe") && cost("pipe") < cost("fork-exec"));
+    let page = std::fs::read_to_string(html).expect("a page");
+    assert!(page.contains("null-call") && page.contains("page_alloc.shuffle=0") && page.contains("<svg"));
+}
+
+#[test]
+fn by_the_host_s_clock_rows_are_measured_by_one_and_by_as_many_as_cpus() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let more = ["--wall", "--cpus", "2", "--runs", "2", "--accel", "tcg", "null-call", "cow-copy", "pipe"];
+    let (outcome, json, _) = comparison(&folder, &more);
+    let text = outcome.expect(0).text();
+    assert!(text.contains("pipe ×2") && text.contains("Student's t"), "{text}");
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(json).expect("a file")).expect("JSON");
+    assert_eq!(report["unit"], "nanoseconds");
+    assert_eq!(report["rows"].as_array().map(Vec::len), Some(6));
+}
+
+#[test]
+fn a_row_that_a_guest_cannot_perform_is_named_with_what_it_printed_and_the_rest_is_reported() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    // So little memory that the resident 256 MiB cannot be had.
+    let (outcome, json, html) = comparison(&folder, &["-m", "96M", "null-call", "fork-256m"]);
+    let said = outcome.stderr.clone();
+    assert!(said.contains("fork-256m") && said.contains("Freehold"), "{said}");
+    assert!(said.contains("the guest printed"), "{said}");
+    outcome.expect(1);
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(json).expect("a file")).expect("JSON");
+    let failed = &report["failures"][0];
+    assert_eq!(failed["row"], "fork-256m");
+    assert!(report["rows"][0]["costs"][0]["cost"].is_number(), "null-call was measured");
+    assert!(std::fs::read_to_string(html).expect("a page").contains("failed"));
+}
+
+#[test]
+fn bad_input_is_refused_before_anything_runs() {
+    refused(&["bench", "null-cal"], &["no operation is named null-cal", "null-call"]);
+    refused(&["bench", "--runs", "0"], &["--runs 0"]);
+    refused(&["bench", "--icount", "--wall"], &["--icount", "--wall"]);
+    refused(&["bench", "--cpus", "2"], &["one CPU", "--wall"]);
+    refused(&["bench", "--json", "/nonexistent/out.json"], &["/nonexistent/out.json"]);
+    refused(&["bench", "--html", "/"], &["/", "folder"]);
+    refused(&["bench", "--against", "freehold"], &["same kernel"]);
+    refused(&["bench", "--against", "/nonexistent/kernel"], &["/nonexistent/kernel"]);
+    refused(&["lab", "cost"], &["no experiment is named cost", "costs"]);
+    refused(&["lab", "--quick"], &["which experiment"]);
+}
+
+#[test]
+fn a_kernel_that_does_not_boot_is_one_line_and_nothing_is_written() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let kernel = fake_kernel(&folder);
+    let json = folder.path().join("out.json");
+    let mut command = freehold();
+    command.args([
+        "bench",
+        "--quick",
+        "--timeout",
+        "20",
+        "--accel",
+        "tcg",
+        "--wall",
+        "null-call",
+        "--against",
+    ]);
+    command.arg(&kernel).arg("--json").arg(&json);
+    let _permit = Permit::take();
+    let outcome = finish_now(&mut command, b"").expect(125);
+    assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+    let told = format!("{} does not boot", kernel.display());
+    assert!(outcome.stderr.contains(&told), "{}", outcome.stderr);
+    assert_eq!(outcome.text(), "");
+    assert!(!json.exists());
+}

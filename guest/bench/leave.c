@@ -1,0 +1,2 @@
+// The program that the exec rows start: it ends at once.
+int main(void) { return 0; }
