@@ -30,6 +30,14 @@ pub trait Tables: Copy + Send + Sync + 'static {
     fn next_entry(self, table: Pfn, range: Range<usize>) -> Option<(usize, u64)> {
         range.map(|index| (index, self.load_entry(table, index))).find(|&(_, entry)| entry != 0)
     }
+    /// Show `f` the entries of `range` that are not zero, upwards, each as it is when its turn has come (acquire). `f` may change entries.
+    fn each_entry(self, table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, u64)) {
+        let mut rest = range;
+        while let Some((index, entry)) = self.next_entry(table, rest.clone()) {
+            rest.start = index + 1;
+            f(index, entry);
+        }
+    }
     /// Copy the entries of `range` to the same places of `to`, which no walker uses yet.
     fn copy_entries(self, from: Pfn, to: Pfn, range: Range<usize>) {
         range.for_each(|index| self.store_entry(to, index, self.load_entry(from, index)));

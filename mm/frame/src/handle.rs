@@ -250,10 +250,17 @@ impl<K: UserKind, S: FrameSource> Mapping<K, S> {
     /// # Errors
     /// [`CountError::Pinned`]: copy the frame for the other space. [`CountError::Overflow`].
     pub fn share(&self) -> Result<Self, CountError> {
-        let counts = self.record().counts();
-        match self.source.table().state(self.frame).owner() {
-            Owner::Anon => counts.share()?,
-            _ => counts.map()?,
+        let record = self.record();
+        let is_private = match K::OWNER {
+            Owner::Anon => true,
+            Owner::PageCache => false,
+            // Of either sort.
+            _ => record.is_owned_by(Owner::Anon),
+        };
+        if is_private {
+            record.counts().share()?
+        } else {
+            record.counts().map()?
         }
         Ok(Self { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
     }

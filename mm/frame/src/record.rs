@@ -51,6 +51,11 @@ impl Tag {
     pub const fn new(owner: Owner, order: Order, node: NodeId) -> Self {
         Self(owner as u32 | order.log2() << 4 | (node.0 as u32 & 15) << 9)
     }
+    /// Whether the owner is `owner`, who is not nobody.
+    #[inline]
+    const fn is(self, owner: Owner) -> bool {
+        self.0 & 15 == owner as u32
+    }
     /// Owner and order as one small number, below [`Tag::KEYS`].
     #[inline]
     pub const fn key(self) -> usize {
@@ -215,6 +220,11 @@ impl FrameRecord {
     #[inline]
     pub(crate) fn state_bits(&self) -> u32 {
         self.state.load(Ordering::Relaxed)
+    }
+    /// Whether a block of `owner` starts here.
+    #[inline]
+    pub fn is_owned_by(&self, owner: Owner) -> bool {
+        Tag(self.state.load(Ordering::Acquire)).is(owner)
     }
     /// Say who owns the block that starts here. Only the present owner calls this.
     #[inline]

@@ -217,8 +217,13 @@ impl<S: Memory> core::fmt::Debug for Roots<S> {
 
 /// A new table of empty entries, on `node` if possible.
 pub(crate) fn make_table<S: Memory>(source: S, node: NodeId) -> Result<Frame<PageTable, S>, OutOfMemory> {
-    let request = Request::new(Owner::PageTable).policy(NodePolicy::Preferred(node));
-    let table = Frame::allocate_with(source, request)?;
+    // From this CPU's lists, where they are of that node.
+    let machine = source.machine();
+    let policy = match machine.node_of_cpu(machine.current_cpu()) {
+        here if here == node => NodePolicy::Local,
+        _ => NodePolicy::Preferred(node),
+    };
+    let table = Frame::allocate_with(source, Request::new(Owner::PageTable).policy(policy))?;
     source.machine().clear_table(table.pfn());
     Ok(table)
 }

@@ -225,17 +225,22 @@ impl<S: Memory> Space<S> {
         f: &mut impl FnMut(VirtAddr, Slot<S::Machine>, Entry, PageSize),
     ) {
         let machine = self.source.machine();
-        let mut rest = covered(base, level, range);
-        while let Some((index, entry)) = machine.next_entry(table, rest.clone()) {
-            rest.start = index + 1;
-            let (slot, entry) = (Slot { machine, table, index }, Entry::from_bits(entry));
-            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
-            match level {
-                1 => f(addr, slot, entry, PageSize::Small),
-                _ if entry.is_table() => self.visit_table(entry.frame(), level - 1, addr, range, f),
-                _ => f(addr, slot, entry, PageSize::Large),
-            }
+        let place = |index: usize| {
+            (VirtAddr(base.0 + ((index as u64) << shift(level))), Slot { machine, table, index })
+        };
+        if level == 1 {
+            return machine.each_entry(table, covered(base, level, range), |index, entry| {
+                let (addr, slot) = place(index);
+                f(addr, slot, Entry::from_bits(entry), PageSize::Small);
+            });
         }
+        machine.each_entry(table, covered(base, level, range), |index, entry| {
+            let (addr, slot) = place(index);
+            match Entry::from_bits(entry) {
+                entry if entry.is_table() => self.visit_table(entry.frame(), level - 1, addr, range, f),
+                entry => f(addr, slot, entry, PageSize::Large),
+            }
+        });
     }
 
     /// Replace a 2 MiB leaf by 512 leaves of 4 KiB with the same rights, marks and frames.

@@ -1,6 +1,7 @@
 //! One area: a run of addresses with one protection and one backing.
 
 use alloc::sync::Arc;
+use core::cell::Cell;
 
 use freehold_machine::{PAGE_SHIFT, VirtAddr};
 use freehold_paging::{Memory, Rights};
@@ -80,11 +81,13 @@ pub(crate) struct Area<S: Memory> {
     pub protection: Protection,
     pub flags: AreaFlags,
     pub content: Content<S>,
+    /// Some page here was made present for writing, so a private area of a file may have frames of its own.
+    pub copied: Cell<bool>,
 }
 
 impl<S: Memory> Clone for Area<S> {
     fn clone(&self) -> Self {
-        Self { content: self.content.clone(), ..*self }
+        Self { content: self.content.clone(), copied: self.copied.clone(), ..*self }
     }
 }
 
@@ -97,6 +100,14 @@ impl<S: Memory> Area<S> {
     }
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.content, Content::SharedFile(..) | Content::SharedAnonymous(..))
+    }
+    /// Whether it may have frames that no other area has: anonymous memory, or private copies of a file's pages.
+    pub(crate) fn may_have_own_frames(&self) -> bool {
+        match self.content {
+            Content::Anonymous => true,
+            Content::PrivateFile(..) => self.copied.get(),
+            Content::SharedFile(..) | Content::SharedAnonymous(..) => false,
+        }
     }
     /// Counts towards RLIMIT_DATA: private, writable, not the stack.
     pub(crate) fn is_data(&self) -> bool {

@@ -111,9 +111,11 @@ impl<S: Memory> Areas<S> {
                 continue;
             };
             let (gone, end) = (next.start, next.end);
+            let copied = next.copied.get();
             self.tree.remove(&gone);
             if let Some(area) = self.tree.get_mut(&key) {
                 area.end = end;
+                area.copied.set(area.copied.get() || copied);
             }
         }
     }

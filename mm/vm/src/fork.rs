@@ -31,12 +31,13 @@ impl<S: Memory> AddressSpace<S> {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         for area in areas.iter().filter(|area| !area.flags.contains(AreaFlags::DONTFORK)) {
-            let mut twin = Area { content: area.content.attached_to(child.id), ..*area };
+            let (content, copied) = (area.content.attached_to(child.id), area.copied.clone());
+            let mut twin = Area { content, copied, ..*area };
             twin.flags.remove(AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT);
             child.count_in(twin.pages());
             // Before its pages: a child that is given up half way finds them by its areas.
             child.areas.insert(twin);
-            let inherits = !area.is_shared() && !area.flags.contains(AreaFlags::WIPEONFORK);
+            let inherits = area.may_have_own_frames() && !area.flags.contains(AreaFlags::WIPEONFORK);
             if inherits {
                 resident.fork_pages(area, &mut child.resident, &mut batch)?;
             }

@@ -1,5 +1,6 @@
 //! Areas that grow: the stack and the break.
 
+use core::cell::Cell;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_paging::Memory;
 
@@ -79,6 +80,7 @@ impl<S: Memory> AddressSpace<S> {
             protection: Protection::READ | Protection::WRITE,
             flags,
             content: Content::Anonymous,
+            copied: Cell::new(false),
         });
         self.areas.join(old_end..new_end);
         self.count_in(pages);

@@ -1,5 +1,6 @@
 //! mmap, munmap, mprotect.
 
+use core::cell::Cell;
 use core::ops::Range;
 
 use freehold_machine::{PAGE_SIZE, VirtAddr};
@@ -54,6 +55,7 @@ impl<S: Memory> AddressSpace<S> {
             protection,
             flags,
             content: self.content(backing, protection, len)?,
+            copied: Cell::new(false),
         };
         let replaced: u64 =
             if matches!(place, Place::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };

@@ -88,9 +88,7 @@ impl<S: Memory> Resident<S> {
     pub(crate) fn kind_of(&self, entry: Entry) -> Kind {
         match entry.backing() {
             Backing::Uncounted => Kind::Zero,
-            Backing::Counted if self.source().table().state(entry.frame()).owner() == Owner::Anon => {
-                Kind::Anon
-            }
+            Backing::Counted if self.source().table().is_owned_by(entry.frame(), Owner::Anon) => Kind::Anon,
             Backing::Counted => Kind::Cache,
         }
     }
@@ -128,6 +126,9 @@ impl<S: Memory> Resident<S> {
             }
         };
         let mut entry = slot.load();
+        if want == Want::Write {
+            area.copied.set(true);
+        }
         if size == PageSize::Large && want == Want::Write {
             if let Some(kind) = self.fault_write_large(area, addr, slot, entry)? {
                 return Ok(kind);

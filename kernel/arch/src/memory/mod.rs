@@ -319,6 +319,29 @@ impl Tables for X86 {
         let (offset, entry) = entries.enumerate().find(|&(_, entry)| entry != 0)?;
         Some((start + offset, entry))
     }
+    #[inline]
+    fn each_entry(self, table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, u64)) {
+        let mut index = range.start;
+        let (chunks, rest) = checked_entries(table)[range].as_chunks::<4>();
+        // Most of a table is empty.
+        for chunk in chunks {
+            if chunk.iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed)) != 0 {
+                for (offset, slot) in chunk.iter().enumerate() {
+                    let entry = slot.load(Ordering::Acquire);
+                    if entry != 0 {
+                        f(index + offset, entry);
+                    }
+                }
+            }
+            index += chunk.len();
+        }
+        for (offset, slot) in rest.iter().enumerate() {
+            let entry = slot.load(Ordering::Acquire);
+            if entry != 0 {
+                f(index + offset, entry);
+            }
+        }
+    }
     fn copy_entries(self, from: Pfn, to: Pfn, range: Range<usize>) {
         let from = checked_entries(from)[range.clone()].iter();
         let to = checked_entries(to)[range].iter();

@@ -104,6 +104,23 @@ fn private_file_memory_shows_the_file_until_it_is_written() {
 }
 
 #[test]
+fn a_child_has_the_copies_of_file_pages_that_were_made_in_a_part_of_what_is_now_one_area() {
+    let world = World::new();
+    let file = world.file(&[b'a'; 3 * 4096]);
+    let p = world.process(0);
+    let a = p.map(Place::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    p.protect(a, 2, Protection::READ).unwrap();
+    p.store(a + 2 * PAGE, b'x').unwrap();
+    p.protect(a + 2 * PAGE, 1, Protection::READ).unwrap();
+    assert_eq!(p.usage().areas, 1);
+    let child = p.fork(1);
+    assert_eq!((child.load(a), child.load(a + 2 * PAGE)), (Ok(b'a'), Ok(b'x')));
+    drop((p, child));
+    drop(file);
+    world.end();
+}
+
+#[test]
 fn shared_memory_is_the_same_for_parent_child_and_file() {
     let world = World::new();
     let file = world.file(&[0; 4096]);
