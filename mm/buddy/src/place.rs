@@ -5,7 +5,11 @@
 //! that a class has there, and hands out frames of the bins that hold the fewest, drawn at random among equals. While a class fits the
 //! cache no two of its frames share a bin, at any age of memory; beyond that every bin holds the same number, or one more.
 //!
-//! Counts are bytes, 1 per frame of cache and class, plus a sum per pageblock of cache: 2.03 bytes per 4 KiB of cache in all.
+//! Beyond the cache memory is taken in *laps* over all bins. What is taken one after the other is often used together, and a hot set may lie across the
+//! end of a lap. So among the bins with the fewest, those are drawn from that were last opened half a lap ago or longer: a set of up to half the
+//! cache, taken in a row, does not meet itself anywhere.
+//!
+//! Counts are bytes, 1 per frame of cache and class, plus a sum and a date per pageblock of cache: 2.06 bytes per 4 KiB of cache in all.
 //! Prior art: page colouring (Kessler and Hill 1992), zonesort, the static policy of Johnny Cache (OSDI 2023), which all work on coarser bins,
 //! in address order, or by moving pages afterwards.
 //!
@@ -30,6 +34,8 @@ const CLASSES: usize = 2;
 const COUNT_WORDS: usize = PAGEBLOCK_FRAMES as usize / 8;
 /// Bins that are looked at for the one with the fewest frames.
 const LOOK: u64 = 4096;
+/// Bins with the fewest frames that one is drawn from.
+const DRAWN_FROM: u64 = 64;
 /// Split pageblocks that are looked at before a fresh one is opened.
 const SHORTLIST: usize = 16;
 /// More memory than this many times the cache, and a count might not fit its byte.
@@ -47,6 +53,9 @@ pub(crate) struct Bins {
     blocks: u64,
     counts: [&'static [AtomicU64]; CLASSES],
     loads: [&'static [AtomicU64]; CLASSES],
+    /// When a pageblock was last opened in a bin: how many had been by then.
+    dates: [&'static [AtomicU64]; CLASSES],
+    openings: [AtomicU64; CLASSES],
     totals: [AtomicU64; CLASSES],
     /// The pageblock opened last for each class.
     opened: [AtomicU64; CLASSES],
@@ -78,10 +87,11 @@ impl Bins {
     }
     /// Words of metadata for bins of so many pageblocks of cache.
     pub(crate) const fn words(cache_blocks: u64) -> usize {
-        CLASSES * cache_blocks as usize * (COUNT_WORDS + 1)
+        CLASSES * cache_blocks as usize * (COUNT_WORDS + 2)
     }
     pub(crate) fn new(cache_blocks: u64, words: &'static [AtomicU64]) -> Option<Self> {
-        let (loads, counts) = words.split_at(CLASSES * cache_blocks as usize);
+        let (loads, words) = words.split_at(CLASSES * cache_blocks as usize);
+        let (dates, counts) = words.split_at(CLASSES * cache_blocks as usize);
         let half = |words: &'static [AtomicU64]| {
             let (first, second) = words.split_at(words.len() / CLASSES);
             [first, second]
@@ -90,6 +100,8 @@ impl Bins {
             blocks: cache_blocks,
             counts: half(counts),
             loads: half(loads),
+            dates: half(dates),
+            openings: Default::default(),
             totals: Default::default(),
             opened: Default::default(),
         })
@@ -103,6 +115,18 @@ impl Bins {
     }
     fn load(&self, which: usize, bin: usize) -> u64 {
         self.loads[which][bin].get()
+    }
+    /// How many pageblocks were opened since the last one in this bin.
+    fn age(&self, which: usize, bin: usize) -> u64 {
+        match self.dates[which][bin].get() {
+            0 => u64::MAX,
+            date => self.openings[which].get() - date,
+        }
+    }
+    /// A pageblock is opened for a class.
+    fn note_opened(&self, which: usize, block: BlockId) {
+        self.openings[which].add(1);
+        self.dates[which][self.bin(block)].set(self.openings[which].get());
     }
     /// `class` has got, or given back, a run of 2^`order` frames (up to a pageblock).
     fn change(&self, class: Owner, frame: Pfn, order: u32, change: fn(&AtomicU64, u64)) {
@@ -140,40 +164,59 @@ impl Bins {
 }
 
 impl Zone {
-    /// A free pageblock of a side in a bin where `class` has the fewest frames, drawn at random among equals: its position in the set.
+    /// A free pageblock of a side in a bin where `class` has the fewest frames and which was not opened for half a lap, drawn at random among
+    /// such ones: its position in the set.
     pub(crate) fn draw_balanced(
         &self,
         bins: &Bins,
         side: Side,
         class: Owner,
-        rng: Option<&mut Rng>,
+        mut rng: Option<&mut Rng>,
     ) -> Option<u64> {
         let which = counted(class)?;
         if self.set(side).len() == 0 {
             return None;
         }
         let aliases = self.blocks().count().div_ceil(bins.blocks);
-        let (first_bin, first_alias) = rng.map_or((0, 0), |rng| (rng.below(bins.blocks), rng.below(aliases)));
-        let mut best: Option<(u64, BlockId)> = None;
-        for step in 0..bins.blocks.min(LOOK) {
-            let bin = (first_bin + step) % bins.blocks;
+        let (first_bin, first_alias) =
+            rng.as_deref_mut().map_or((0, 0), |rng| (rng.below(bins.blocks), rng.below(aliases)));
+        let window = || (0..bins.blocks.min(LOOK)).map(|step| (first_bin + step) % bins.blocks);
+        let free = |bin: u64| {
+            (0..aliases).map(|n| BlockId(bin + (first_alias + n) % aliases * bins.blocks)).find(|block| {
+                block.0 < self.blocks().count()
+                    && self.blocks().state(*block).fill() == Fill::Free(side)
+                    && self.is_free(*block)
+            })
+        };
+        let mut least = u64::MAX;
+        for bin in window() {
             let load = bins.load(which, bin as usize);
-            if best.is_some_and(|(least, _)| least <= load) {
-                continue;
+            if load < least && free(bin).is_some() {
+                least = load;
             }
-            let free = (0..aliases).map(|n| BlockId(bin + (first_alias + n) % aliases * bins.blocks)).find(
-                |block| {
-                    block.0 < self.blocks().count()
-                        && self.blocks().state(*block).fill() == Fill::Free(side)
-                        && self.is_free(*block)
-                },
-            );
-            best = free.map(|block| (load, block)).or(best);
-            if free.is_some() && load == 0 {
+        }
+        let (mut drawn, mut count) = (None, 0);
+        // The oldest, in case that none is old enough.
+        let mut oldest: Option<(u64, BlockId)> = None;
+        for bin in window().filter(|bin| bins.load(which, *bin as usize) == least) {
+            let Some(block) = free(bin) else { continue };
+            let age = bins.age(which, bin as usize);
+            if oldest.is_none_or(|(most, _)| most < age) {
+                oldest = Some((age, block));
+            }
+            if age > bins.blocks / 2 {
+                count += 1;
+                if rng.as_deref_mut().map_or(count == 1, |rng| rng.below(count) == 0) {
+                    drawn = Some(block);
+                }
+            }
+            if count == DRAWN_FROM {
                 break;
             }
         }
-        Some(self.position_of(side, best?.1))
+        let block = drawn.or(oldest.map(|(_, block)| block))?;
+        bins.note_opened(which, block);
+        Some(self.position_of(side, block))
     }
 
     /// Take single frames whose bins hold the fewest of the class. 0 where balance has nothing to offer: then any frame will do.
