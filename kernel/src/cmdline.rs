@@ -154,7 +154,7 @@ pub const KNOWN: &[Known] = &[
     Known {
         name: "page_alloc.shuffle_order",
         values: "0-10",
-        help: "10: blocks of 4 MiB stay together, 9: pageblocks, less: every frame is drawn",
+        help: "log2 of the frames that are used one after the other: 0 draws every frame, 9 pageblocks, 10 blocks of 4 MiB",
         set: page_allocator,
     },
     Known {

@@ -37,6 +37,15 @@ impl<'a> Basket<'a> {
             self.len += 1;
         }
     }
+    /// Turn the order round.
+    pub(crate) fn reverse(&self) {
+        let (low, high) = self.places[..self.len].split_at(self.len / 2);
+        for (a, b) in low.iter().zip(high.iter().rev()) {
+            let block = a.get();
+            a.set(b.get());
+            b.set(block);
+        }
+    }
     /// The blocks that were put in after the first `len`.
     pub(crate) fn since(&self, len: u64) -> impl Iterator<Item = Pfn> {
         self.places[len as usize..self.len].iter().map(|place| Pfn(place.get()))

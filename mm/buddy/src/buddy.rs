@@ -15,8 +15,9 @@ use crate::lane::{HEAD, Lane, Shapes};
 use crate::misuse::Misuse;
 use crate::options::{Options, Wipe};
 use crate::rng::Rng;
+use crate::take::{Reach, Wish};
 use crate::word::{Held, Plain};
-use crate::zone::{MOVE_BATCH, NotTaken, Reach, Wish, Zone};
+use crate::zone::{MOVE_BATCH, NotTaken, Zone};
 
 /// Below this many frames a zone shares split blocks between classes before it opens new ones: 128 MiB.
 const FRUGAL: u64 = 64 << PAGEBLOCK_ORDER;
@@ -210,7 +211,7 @@ impl<M: Machine> Buddy<M> {
                 let refill = list.filter(|_| node == home);
                 let single = [AtomicU64::new(0)];
                 let places = refill.map_or(&single[..], |list| {
-                    lane.room(list, lane.grow(list, self.shapes.shape(list).batch))
+                    lane.room(list, lane.grow(list, self.shapes.shape(list).batch).max(zone.group() >> order))
                 });
                 let mut basket = Basket::new(places);
                 self.take_from(pinned, zone, request.owner, order, request.pressure, &mut rng, &mut basket);
@@ -222,7 +223,10 @@ impl<M: Machine> Buddy<M> {
                 }
                 let block = match (refill, list) {
                     (Some(list), _) => {
-                        if self.shuffled {
+                        if !lane.is_random(list) && !(order == 0 && zone.has_groups()) {
+                            // By address: the last one comes out first.
+                            basket.reverse();
+                        } else {
                             // In a row, where hits will come at random: so the records are read ahead.
                             basket.since(0).for_each(|block| self.table.warm(block));
                         }

@@ -8,16 +8,18 @@ use core::sync::atomic::AtomicU64;
 
 use freehold_frame::{FrameTable, Order, Owner, State};
 use freehold_machine::topology::{MAX_NODES, Presence};
-use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Topology};
+use freehold_machine::{
+    CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Topology,
+};
 
 use crate::block::{BITMAP_WORDS, BLOCK_WORDS, BlockId, BlockState, Blocks, Fill};
 use crate::buddy::{Buddy, Bytes, NONE};
-use crate::lane::{Draw, Fast, HEAD, Shapes};
+use crate::lane::{Draws, Fast, HEAD, Shapes};
 use crate::options::{Check, Options, Wipe};
 use crate::place::Bins;
 use crate::runs::Runs;
 use crate::word::Plain;
-use crate::zone::{LIST_WORDS, Pairs, Parts, Zone};
+use crate::zone::{LIST_WORDS, Parts, Zone};
 
 /// Most runs of whole free pageblocks of a node; what is beyond them is added block by block.
 const RUNS: usize = 64;
@@ -129,18 +131,17 @@ impl<M: Machine> Buddy<M> {
             let node = machine.node_of_cpu(CpuId(cpu as u16));
             let home = NodeId(buddy.nearest[usize::from(node.0) % MAX_NODES][0]);
             let (cpu, fast) = (CpuId(cpu as u16), if bytes == Bytes::Left { Fast::Yes } else { Fast::No });
-            buddy.shapes.lay_out(head, cpu, home, fast);
-            let draw = if buddy.shuffled && options.shuffle_order < 9 { Draw::Any } else { Draw::Last };
-            buddy.lane(cpu).set_draw(draw);
+            let draws = if buddy.shuffled { Draws::From(options.shuffle_order) } else { Draws::None };
+            buddy.shapes.lay_out(head, cpu, home, fast, draws);
             buddy.lane(cpu).set_key(machine.random_u64());
         }
-        let pairs = if options.shuffle_order >= 10 { Pairs::Together } else { Pairs::Apart };
+        let grain = if buddy.shuffled { options.shuffle_order } else { PAGEBLOCK_ORDER };
         buddy.reserve(reserved);
         buddy.leave_out_what_is_not_there();
         for node in 0..topology.node_count() {
             let node = NodeId(node as u8);
             if topology.ranges().iter().any(|range| range.node == node) {
-                let zone = buddy.make_zone(node, reserved, &mut supply, pairs)?;
+                let zone = buddy.make_zone(node, reserved, &mut supply, grain)?;
                 buddy.zones[usize::from(node.0)] = Some(zone);
             }
         }
@@ -203,7 +204,7 @@ impl<M: Machine> Buddy<M> {
         node: NodeId,
         reserved: &[PfnRange],
         supply: &mut Supply,
-        pairs: Pairs,
+        grain: u32,
     ) -> Result<Zone, InitError> {
         let lists = supply.take(LIST_WORDS)?;
         let runs = supply.take(2 * RUNS)?;
@@ -239,7 +240,7 @@ impl<M: Machine> Buddy<M> {
             absent: frames(Presence::Pluggable),
             pluggable_from,
         };
-        Ok(Zone::new(node, parts, pairs))
+        Ok(Zone::new(node, parts, grain))
     }
 
     /// Add the free frames of pageblocks that are not wholly free, and whole blocks for which there was no run.

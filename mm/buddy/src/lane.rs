@@ -40,8 +40,6 @@ const LINES: usize = 32;
 /// Words in a lane's head.
 pub(crate) const HEAD: usize = LINES * 8;
 const RANDOM: usize = 0;
-/// What is added to the random word at each step: 0 keeps it 0, and every draw with it.
-const STEP: usize = 1;
 const SPARSE: usize = 2;
 const NODE: usize = 3;
 /// Blocks that passed by the lists, and frames of them by owner: handed out less given back.
@@ -57,16 +55,17 @@ const DRAIN: usize = GUESS + GUESSES;
 /// The line of the first list.
 const TABLE: usize = DRAIN / 8 + 2;
 
-/// A list's words: where its next block goes, its first place, one past its last; the tag of its blocks; how many blocks it handed out and
-/// took back, ever; what the record of a block in it says; and how much a refill gets.
+/// A list's words: where its next block goes, its first place, one past its last; the tag of its blocks, and above it what the record of a block
+/// in it says; how many blocks it handed out and took back, ever; how much a refill gets; and all ones if blocks are drawn at random,
+/// 0 if the one that was put in last comes first.
 const NEXT: usize = 0;
 const FIRST: usize = 1;
 const END: usize = 2;
-const TAG: usize = 3;
+const LABEL: usize = 3;
 const TAKEN: usize = 4;
 const GIVEN: usize = 5;
-const TRACE: usize = 6;
-const BATCH: usize = 7;
+const BATCH: usize = 6;
+const SPREAD: usize = 7;
 
 /// The line of the list that serves the blocks of a [`Tag`], by its key.
 const SERVES: [u8; Tag::KEYS] = {
@@ -142,9 +141,16 @@ impl Shapes {
         let list = line_serving(tag) - TABLE;
         (list < LISTS && self.shapes[list].room > 0).then_some(list)
     }
-    /// Write into the head of CPU number `cpu` where its stacks are, and the node whose blocks they hold. Without `fast` ways, a block is never put
-    /// into a list but by the slow one.
-    pub(crate) fn lay_out(&self, head: &[AtomicU64; HEAD], cpu: CpuId, node: NodeId, fast: Fast) {
+    /// Write into the head of CPU number `cpu` where its stacks are, the node whose blocks they hold, and how blocks are drawn. Without
+    /// `fast` ways, a block is never put into a list but by the slow one.
+    pub(crate) fn lay_out(
+        &self,
+        head: &[AtomicU64; HEAD],
+        cpu: CpuId,
+        node: NodeId,
+        fast: Fast,
+        draws: Draws,
+    ) {
         let mut at = u64::from(cpu.0) * self.words as u64;
         head[NODE].set(u64::from(node.0));
         for (list, words) in head.as_chunks::<8>().0[TABLE..].iter().enumerate() {
@@ -160,12 +166,13 @@ impl Shapes {
             at += room;
             words[END].set(at);
             let tag = Tag::new(owner, Order::new(log2).unwrap_or(Order::FRAME), node);
-            words[TRACE].set(u64::from(tag.trace(cpu).bits()));
-            words[TAG].set(match (fast, list) {
-                (Fast::Yes, 0..LISTS) => u64::from(tag.bits()),
+            let label = match (fast, list) {
+                (Fast::Yes, 0..LISTS) => tag.bits(),
                 // No record says that.
-                _ => u64::from(u32::MAX),
-            });
+                _ => u32::MAX,
+            };
+            words[LABEL].set(u64::from(label) | u64::from(tag.trace(cpu).bits()) << 32);
+            words[SPREAD].set(if draws.any(log2) { u64::MAX } else { 0 });
         }
         head[GUESS..GUESS + GUESSES].iter().for_each(|guess| guess.set((TABLE + NOWHERE) as u64));
     }
@@ -175,13 +182,18 @@ impl Shapes {
     }
 }
 
-/// How a list chooses the block that it hands out.
+/// Which lists draw their blocks at random.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Draw {
-    /// Any of them, with equal chances.
-    Any,
-    /// The one that was put in last.
-    Last,
+pub(crate) enum Draws {
+    /// Those of this order and above.
+    From(u32),
+    None,
+}
+
+impl Draws {
+    fn any(self, order: u32) -> bool {
+        matches!(self, Self::From(least) if order >= least)
+    }
 }
 
 /// Whether blocks may go in and out without anything done to their bytes.
@@ -199,6 +211,10 @@ impl List<'_> {
     #[inline]
     fn len(self) -> u64 {
         self.0[NEXT].get() - self.0[FIRST].get()
+    }
+    #[inline]
+    fn tag(self) -> Tag {
+        Tag::of_bits(self.0[LABEL].get() as u32)
     }
 }
 
@@ -218,23 +234,21 @@ impl Guess<'_> {
     /// What the record of a block for this list says.
     #[inline]
     pub(crate) fn tag(&self) -> Tag {
-        Tag::of_bits(self.0.0[TAG].get() as u32)
+        self.0.tag()
     }
     /// What its record says while it is in the list.
     #[inline]
     pub(crate) fn trace(&self) -> Trace {
-        Trace::of_bits(self.0.0[TRACE].get() as u32)
+        Trace::of_bits((self.0.0[LABEL].get() >> 32) as u32)
     }
 }
 
 /// A linear congruential step (Knuth's MMIX) from a state keyed anew at every trip through the slow path; only the high bits
 /// are used, and the multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
 #[inline]
-const fn step(random: u64, step: u64) -> u64 {
-    random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(step)
+const fn step(random: u64) -> u64 {
+    random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f)
 }
-/// What is added at each step where lists are drawn from at random.
-const RANDOM_STEP: u64 = 0x1405_7b7e_f767_814f;
 
 #[inline]
 fn below(random: u64, bound: u64) -> u64 {
@@ -261,16 +275,9 @@ impl<'a> Lane<'a> {
     fn list(&self, list: usize) -> List<'a> {
         self.line(TABLE + list)
     }
-    /// Whether blocks are drawn at random.
-    fn is_random(&self) -> bool {
-        self.head[STEP].get() != 0
-    }
-    /// From now on blocks are drawn at random, or as `draw` says.
-    pub(crate) fn set_draw(&self, draw: Draw) {
-        self.head[STEP].set(match draw {
-            Draw::Any => RANDOM_STEP,
-            Draw::Last => 0,
-        });
+    /// Whether blocks of the list are drawn at random.
+    pub(crate) fn is_random(&self, list: usize) -> bool {
+        self.list(list).0[SPREAD].get() != 0
     }
     #[inline]
     pub(crate) fn len(&self, list: usize) -> u64 {
@@ -290,7 +297,7 @@ impl<'a> Lane<'a> {
     #[inline]
     pub(crate) fn pop_for(&self, owner: Owner, order: Order) -> Option<(Pfn, Tag)> {
         let list = self.line(line_serving(Tag::new(owner, order, NodeId(0))));
-        Some((self.pop_from(list)?, Tag::of_bits(list.0[TAG].get() as u32)))
+        Some((self.pop_from(list)?, list.tag()))
     }
     /// Take a block.
     pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
@@ -303,9 +310,9 @@ impl<'a> Lane<'a> {
         if len == 0 {
             return None;
         }
-        let random = step(self.head[RANDOM].get(), self.head[STEP].get());
+        let random = step(self.head[RANDOM].get());
         self.head[RANDOM].set(random);
-        let back = below(random, len);
+        let back = below(random & words[SPREAD].get(), len);
         let last = &self.stacks[next as usize - 1];
         let place = &self.stacks[next as usize - 1 - back as usize];
         let block = place.get();
@@ -330,7 +337,7 @@ impl<'a> Lane<'a> {
     #[must_use]
     pub(crate) fn push_guessed(&self, Guess(list): Guess<'a>, block: Pfn, sparse: bool) -> bool {
         let kept = if sparse {
-            self.push_to(self.list(HOME), block.0 | list.0[TAG].get() << TAG_SHIFT)
+            self.push_to(self.list(HOME), block.0 | u64::from(list.tag().bits()) << TAG_SHIFT)
         } else {
             self.push_to(list, block.0)
         };
@@ -378,13 +385,13 @@ impl<'a> Lane<'a> {
     pub(crate) fn leavers(&self, list: usize, count: u64) -> &'a [AtomicU64] {
         let places = self.places(list);
         let rest = places.len() - count.min(places.len() as u64) as usize;
-        if !self.is_random() {
+        if !self.is_random(list) {
             return &places[..places.len() - rest];
         }
         // Fisher and Yates, from the top down to where those begin that stay.
         let mut random = self.head[RANDOM].get();
         for top in (rest..places.len()).rev() {
-            random = step(random, RANDOM_STEP);
+            random = step(random);
             let (top, other) = (&places[top], &places[below(random, top as u64 + 1) as usize]);
             let block = other.get();
             other.set(top.get());
@@ -396,7 +403,7 @@ impl<'a> Lane<'a> {
     /// The blocks that [`Lane::leavers`] named, so many of them, have left.
     pub(crate) fn forget(&self, list: usize, count: usize) {
         let places = self.places(list);
-        if !self.is_random() {
+        if !self.is_random(list) {
             for (to, from) in places.iter().zip(&places[count..]) {
                 to.set(from.get());
             }
@@ -441,9 +448,9 @@ impl<'a> Lane<'a> {
     pub(crate) fn key(&self) -> u64 {
         self.head[RANDOM].get()
     }
-    /// Key the draws anew, if there are any.
+    /// Key the draws anew.
     pub(crate) fn set_key(&self, key: u64) {
-        self.head[RANDOM].set(if self.is_random() { key } else { 0 });
+        self.head[RANDOM].set(key);
     }
     /// How many blocks to get now: doubles with each refill that no drain came before.
     pub(crate) fn grow(&self, list: usize, most: u64) -> u64 {

@@ -34,6 +34,7 @@ mod rng;
 mod runs;
 mod set;
 mod sides;
+mod take;
 mod validate;
 mod word;
 mod zone;

@@ -59,8 +59,9 @@ pub type MisuseSink = fn(&Misuse);
 pub struct Options {
     /// `page_alloc.shuffle=auto|on|off`, also 1/0/Y/N.
     pub shuffle: Shuffle,
-    /// `page_alloc.shuffle_order=` 0 to 10: log2 of the frames that stay together. 10: blocks of 4 MiB are used whole before
-    /// the next is drawn; 9: pageblocks; less: single frames inside a pageblock are drawn at random too.
+    /// `page_alloc.shuffle_order=` 0 to 10: log2 of the frames that are used one after the other. 0: every frame is drawn by itself, whenever
+    /// one is handed out. 1 to 8: aligned groups of 2 to 256 frames are drawn, and their frames used by address. 9: pageblocks of
+    /// 2 MiB. 10: blocks of 4 MiB, both of whose pageblocks are used before the next is drawn. Larger blocks than a group are drawn by themselves.
     pub shuffle_order: u32,
     /// `page_alloc.placement=auto|linear|random|balanced`
     pub placement: Placement,

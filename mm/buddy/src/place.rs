@@ -25,8 +25,9 @@ use crate::basket::Basket;
 use crate::block::{BITMAP_WORDS, BUCKETS, BlockId, Fill};
 use crate::options::Options;
 use crate::rng::Rng;
+use crate::take::{Reach, Wish};
 use crate::word::{Held, Plain};
-use crate::zone::{Reach, Wish, Zone};
+use crate::zone::Zone;
 
 /// Classes that are counted.
 const CLASSES: usize = 2;

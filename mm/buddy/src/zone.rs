@@ -15,12 +15,12 @@ use core::sync::atomic::AtomicU64;
 use freehold_frame::{Owner, Side};
 use freehold_machine::{Cpus, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Pinned};
 
-use crate::basket::Basket;
 use crate::block::{self, BITMAP_WORDS, BUCKETS, BlockId, BlockState, Blocks, Fill, link, unlink};
-use crate::place::{Bins, wants_balance};
+use crate::place::Bins;
 use crate::rng::Rng;
 use crate::runs::Runs;
 use crate::set::FreeSet;
+use crate::take::Reach;
 use crate::word::{Held, Lock, Plain};
 
 /// Words of a zone's own lists.
@@ -29,30 +29,6 @@ pub(crate) const LIST_WORDS: usize = Owner::COUNT * CLASS_WORDS;
 const CLASS_WORDS: usize = BUCKETS + 2;
 /// Most pageblocks that change sides at once.
 pub(crate) const MOVE_BATCH: usize = 16;
-/// How many split blocks of one bucket are looked at for a run of order 1 to 8 before a fresh block is opened.
-const CANDIDATES: usize = 6;
-
-/// How far to look for a run in split blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Reach {
-    /// A few candidates: a fresh block is cheap.
-    Near,
-    /// Every block: the alternative is failure.
-    Far,
-}
-
-/// What is wanted of split blocks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
-    /// Whose pageblocks to look in.
-    pub(crate) class: Owner,
-    /// Blocks of which order: 0 to 8.
-    pub(crate) order: u32,
-    /// How many.
-    pub(crate) want: u64,
-    pub(crate) reach: Reach,
-}
-
 /// Frames of a zone at which something is done about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watermarks {
@@ -83,7 +59,7 @@ pub(crate) struct Zone {
     blocks: Blocks,
     runs: Runs,
     lists: &'static [AtomicU64],
-    bins: Option<Bins>,
+    pub(crate) bins: Option<Bins>,
     user: FreeSet,
     kernel: FreeSet,
     /// Free frames: those of both sets, of split blocks, and of blocks on the move.
@@ -96,14 +72,15 @@ pub(crate) struct Zone {
     split: AtomicU64,
     /// Blocks that someone is moving, who will put them back without fail.
     pub(crate) moving: AtomicU64,
-    /// The block handed out last, for shuffling in pairs of blocks.
+    /// The block handed out last: its other half may be next.
     last: AtomicU64,
     /// Frames that are there, reserved ones too; and the lowest watermark, which follows from it.
     present: AtomicU64,
     min: AtomicU64,
     /// The lowest pageblock that can be unplugged.
     pluggable_from: Option<BlockId>,
-    pairs: Pairs,
+    /// log2 of the frames that are used one after the other (`page_alloc.shuffle_order`).
+    pub(crate) grain: u32,
 }
 
 /// What a zone is made of.
@@ -123,19 +100,12 @@ pub(crate) struct Parts {
     pub(crate) pluggable_from: Option<BlockId>,
 }
 
-/// Whether the two pageblocks of a 4 MiB block are used one after the other (`page_alloc.shuffle_order=10`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Pairs {
-    Together,
-    Apart,
-}
-
 /// A frame that was put back is free already, or its pageblock does not hand out frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NotTaken;
 
 impl Zone {
-    pub(crate) fn new(node: NodeId, parts: Parts, pairs: Pairs) -> Self {
+    pub(crate) fn new(node: NodeId, parts: Parts, grain: u32) -> Self {
         let Parts { blocks, runs, lists, bins, sets, frames, absent, pluggable_from } = parts;
         let free = runs.total * PAGEBLOCK_FRAMES;
         Self {
@@ -156,7 +126,7 @@ impl Zone {
             present: AtomicU64::new(frames),
             min: AtomicU64::new(Watermarks::least(frames)),
             pluggable_from,
-            pairs,
+            grain,
         }
     }
     pub(crate) fn lock<'a, C: Cpus>(&'a self, pinned: &'a Pinned<C>, cpus: C) -> Held<'a> {
@@ -217,11 +187,11 @@ impl Zone {
         &self.lists[class as usize * CLASS_WORDS + bucket]
     }
     /// The buckets of `class` that are not empty, as a mask.
-    fn buckets(&self, class: Owner) -> &AtomicU64 {
+    pub(crate) fn buckets(&self, class: Owner) -> &AtomicU64 {
         &self.lists[class as usize * CLASS_WORDS + BUCKETS]
     }
     /// For each order 1 to 8 a byte: the buckets of `class` in which a block may have such a run. The other buckets have none.
-    fn fits(&self, class: Owner) -> &AtomicU64 {
+    pub(crate) fn fits(&self, class: Owner) -> &AtomicU64 {
         &self.lists[class as usize * CLASS_WORDS + BUCKETS + 1]
     }
     /// A block on the list `bucket` may have runs of up to the order `hint`.
@@ -258,7 +228,7 @@ impl Zone {
         }
     }
     /// Write a split block's new state and keep it on the list it belongs on.
-    fn update(&self, block: BlockId, old: BlockState, new: BlockState) {
+    pub(crate) fn update(&self, block: BlockId, old: BlockState, new: BlockState) {
         self.blocks.set_state(block, new);
         // The free count minus 1, rounded: -1 for a block that is on no list.
         let (was, is) = ((old.free() as i64 - 1) >> 6, (new.free() as i64 - 1) >> 6);
@@ -277,81 +247,6 @@ impl Zone {
         }
     }
 
-    /// Take blocks as wished out of split pageblocks, the fullest first. How many there were.
-    pub(crate) fn take(
-        &self,
-        held: &Held,
-        wish: Wish,
-        mut rng: Option<&mut Rng>,
-        out: &mut Basket<'_>,
-    ) -> u64 {
-        let Wish { class, order, want, reach } = wish;
-        if let Some(bins) = self.bins.as_ref().filter(|_| wants_balance(&wish)) {
-            let taken = self.take_balanced(held, bins, wish, rng.as_deref_mut(), out);
-            if taken > 0 {
-                return taken;
-            }
-        }
-        let mut taken = 0;
-        while taken < want {
-            let Some(block) = self.candidate(held, class, order, reach) else { break };
-            let old = self.blocks.state(block);
-            let bitmap = self.blocks.bitmap(block);
-            let before = out.len();
-            if order == 0 {
-                take_frames(bitmap, block, old.free(), want - taken, rng.as_deref_mut(), out);
-            } else {
-                while out.len() - before < want - taken
-                    && let Some(index) = block::take_run(bitmap, order)
-                {
-                    out.push(block.start().offset(index));
-                }
-            }
-            if let Some(bins) = &self.bins {
-                out.since(before).for_each(|frame| bins.add(old.class(), frame, order));
-            }
-            let got = out.len() - before;
-            if got == 0 {
-                self.update(block, old, old.with_hint(order - 1));
-            } else {
-                self.note_taken(block, old, got << order);
-            }
-            taken += got;
-        }
-        taken
-    }
-    /// `frames` of a split block were handed out.
-    pub(crate) fn note_taken(&self, block: BlockId, old: BlockState, frames: u64) {
-        self.update(block, old, old.with_free(old.free() - frames));
-        self.free.sub(frames);
-    }
-    /// The fullest split block of `class` that may have a run of `order`.
-    fn candidate(&self, _held: &Held, class: Owner, order: u32, reach: Reach) -> Option<BlockId> {
-        let mut mask = self.buckets(class).get();
-        if order > 0 {
-            mask &= self.fits(class).get() >> (8 * (order - 1)) & 255;
-        }
-        while mask != 0 {
-            let bucket = mask.trailing_zeros() as usize;
-            let mut next = self.first_of(class, bucket);
-            let mut looked = 0;
-            while let Some(block) = next
-                && (reach == Reach::Far || looked < CANDIDATES)
-            {
-                if order == 0 || self.blocks.state(block).hint() >= order {
-                    return Some(block);
-                }
-                looked += 1;
-                next = self.blocks.links(block).0;
-            }
-            if next.is_none() {
-                let fits = self.fits(class);
-                fits.set(fits.get() & !(1 << (8 * (order - 1) + bucket as u32)));
-            }
-            mask &= mask - 1;
-        }
-        None
-    }
     /// Give a free block of the class's side to `class`.
     pub(crate) fn open(&self, held: &Held, class: Owner, rng: Option<&mut Rng>) -> Option<BlockId> {
         let block = self.take_block(held, class.side(), class, rng)?;
@@ -401,9 +296,9 @@ impl Zone {
         self.free.sub(PAGEBLOCK_FRAMES);
         Some(block)
     }
-    /// The other half of the 4 MiB block that was begun last, if pairs go together and it is free on this side.
+    /// The other half of the 4 MiB block that was begun last, if halves go together and it is free on this side.
     fn partner(&self, side: Side) -> Option<u64> {
-        if self.pairs == Pairs::Apart {
+        if self.grain <= PAGEBLOCK_ORDER {
             return None;
         }
         let other = BlockId(unlink(self.last.get())?.0 ^ 1);
@@ -577,64 +472,4 @@ pub(crate) const fn whole_class(side: Side) -> Owner {
         Side::Kernel => Owner::Kernel,
         Side::User => Owner::Anon,
     }
-}
-
-/// Take `want` of the `free` frames of a split block: all, or with `rng` every one with the same chance, or the lowest.
-/// With `rng` only about as many as wanted are taken, at least 1 and never more.
-fn take_frames(
-    bitmap: &[AtomicU64; BITMAP_WORDS],
-    block: BlockId,
-    free: u64,
-    want: u64,
-    rng: Option<&mut Rng>,
-    out: &mut Basket<'_>,
-) {
-    let end = out.len() + want;
-    let Some(rng) = rng.filter(|_| free > want) else {
-        for (index, word) in bitmap.iter().enumerate() {
-            emit(block, index, word, word.get(), end, out);
-        }
-        return;
-    };
-    // Each free frame is taken with chance 2^-thin, all alike, so that about `want` are.
-    let thin = free.div_ceil(want).next_power_of_two().trailing_zeros();
-    let (before, start) = (out.len(), rng.next() as usize);
-    for step in 0..BITMAP_WORDS {
-        let index = (start + step) % BITMAP_WORDS;
-        let bits = (0..thin).fold(bitmap[index].get(), |bits, _| bits & rng.next());
-        emit(block, index, &bitmap[index], bits, end, out);
-    }
-    if out.len() > before {
-        return;
-    }
-    // No frame was chosen; take one, again with equal chances.
-    let mut skip = rng.below(free);
-    for (index, word) in bitmap.iter().enumerate() {
-        let ones = u64::from(word.get().count_ones());
-        if skip < ones {
-            let bits = (0..skip).fold(word.get(), |bits, _| bits & (bits - 1));
-            return emit(block, index, word, bits, out.len() + 1, out);
-        }
-        skip -= ones;
-    }
-}
-
-/// Take the frames of `bits`, which are free, out of a word of a block's bitmap, until `out` has `end`.
-fn emit(block: BlockId, index: usize, word: &AtomicU64, mut bits: u64, end: u64, out: &mut Basket<'_>) {
-    let first = block.start().offset(index as u64 * 64);
-    if bits == u64::MAX && end - out.len() >= 64 {
-        word.set(0);
-        out.push_all((0..64).map(|n| first.offset(n)));
-        return;
-    }
-    let mut left = word.get();
-    let most = (end - out.len()) as usize;
-    let frames = core::iter::from_fn(|| {
-        let at = bits.trailing_zeros();
-        left &= !bits | (bits & bits.wrapping_sub(1));
-        bits &= bits.wrapping_sub(1);
-        (at < 64).then(|| first.offset(u64::from(at)))
-    });
-    out.push_all(frames.take(most));
-    word.set(left);
 }

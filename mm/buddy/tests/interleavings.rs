@@ -217,6 +217,24 @@ fn frames_freed_on_another_cpu_and_drained_by_request_are_never_lost_or_doubled(
 }
 
 #[test]
+fn of_three_cpus_one_drains_while_the_others_free_into_the_same_pageblock() {
+    let count = interleavings(400, || {
+        let source = machine(3, 1);
+        let frames = [0, 1].map(|_| take(source, Owner::Anon, Order::FRAME).unwrap());
+        let free = |frame| -> Box<dyn Fn(Source) + Send + Sync> {
+            Box::new(move |source: Source| source.release(frame, Order::FRAME))
+        };
+        // The first CPU's list holds the rest of what the two frames came with.
+        let drain: Box<dyn Fn(Source) + Send + Sync> = Box::new(|source| source.request_drain());
+        together(source, vec![drain, free(frames[0]), free(frames[1])]);
+    });
+    assert!(
+        (50..BOUND).contains(&count),
+        "{count} interleavings: too few to mean anything, or not all of them"
+    );
+}
+
+#[test]
 fn three_cpus_at_random_keep_the_books() {
     let mut config = ShuttleConfig::new();
     config.stack_size = 0x40000;

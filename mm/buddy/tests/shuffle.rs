@@ -1,14 +1,18 @@
 //! Is the order in which memory comes out indistinguishable from chance? Each statistic is held to α = 0.001 (two-sided |z| ≤ 3.29),
 //! with fixed seeds; the same statistics must catch the shuffle that swaps each block with any other.
+//!
+//! `FREEHOLD_BOOTS=1000000 cargo test -p freehold-buddy --release --test shuffle` boots more often than 10⁵ times.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use common::model;
-use freehold_buddy::{Options, Shuffle};
-use freehold_frame::{Order, Owner, Request};
-use freehold_machine::model::Config;
-use freehold_machine::{Entropy, Machine, Pfn};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::{check, model};
+use freehold_buddy::{Buddy, Options, Shuffle};
+use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, Owner, Request, State};
+use freehold_machine::model::{Config, Model};
+use freehold_machine::{Entropy, Pfn};
 
 /// The critical value of a standard normal at α = 0.001, two-sided.
 const CRITICAL: f64 = 3.29;
@@ -40,11 +44,7 @@ fn order_statistics(list: &[usize]) -> (f64, f64, usize) {
     (rho * (n - 1.0).sqrt(), runs, successors)
 }
 
-fn boot(
-    blocks: u64,
-    seed: u64,
-    shuffle: Shuffle,
-) -> &'static freehold_buddy::Buddy<freehold_machine::model::Model> {
+fn boot(blocks: u64, seed: u64, shuffle: Shuffle) -> &'static Buddy<Model> {
     let options = Options { shuffle, ..Options::default() };
     model(Config { frames: blocks * 512, seed, ..Config::default() }, &[], options)
 }
@@ -57,17 +57,9 @@ fn pageblocks(blocks: u64, seed: u64, shuffle: Shuffle) -> Vec<usize> {
 }
 
 #[test]
-fn pageblocks_come_out_in_every_order_with_equal_chances() {
-    const BLOCKS: u64 = 12;
-    let z =
-        chi_squared(BLOCKS as usize, (0..600).map(|seed| pageblocks(BLOCKS, seed * 7919 + 1, Shuffle::On)));
-    assert!(z.abs() < CRITICAL, "z = {z}");
-}
-
-#[test]
 fn the_swap_with_any_other_block_fails_the_same_test() {
     // What the source does: each block in turn swaps places with one drawn from all, not from those that remain.
-    let entropy = freehold_machine::model::Model::new(Config::default());
+    let entropy = Model::new(Config::default());
     let naive = (0..600).map(|_| {
         let mut list: Vec<usize> = (0..12).collect();
         for i in 0..12 {
@@ -111,6 +103,150 @@ fn neither_pageblocks_nor_frames_have_an_order() {
     }
 }
 
+/// How often to boot.
+fn boots() -> u64 {
+    std::env::var("FREEHOLD_BOOTS").map_or(100_000, |n| n.parse().unwrap())
+}
+
+/// Boot a machine of `blocks` pageblocks again and again, in the same memory, and look at each.
+fn boot_often(blocks: u64, mut look: impl FnMut(&Buddy<Model>)) {
+    let machine = Model::new(Config { frames: blocks * 512, seed: 77, ..Config::default() });
+    let options = Options { shuffle: Shuffle::On, ..Options::default() };
+    let records: &'static [FrameRecord] =
+        (0..blocks * 512).map(|_| FrameRecord::EMPTY).collect::<Vec<_>>().leak();
+    let words = Buddy::<Model>::metadata_words(machine.topology(), 1, &options);
+    let metadata: &'static [AtomicU64] = (0..words).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
+    for _ in 0..boots() {
+        records.iter().for_each(|record| record.set_state(State::Unowned(None)));
+        metadata.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        let table = FrameTable::new(records);
+        look(&Buddy::new(machine, table, metadata, machine.topology(), &[], options).unwrap());
+    }
+}
+
+/// Spearman's ρ, runs and successors over many permutations of the same length, each sum as a standard normal.
+fn assert_random(name: &str, lists: &[Vec<usize>]) {
+    let (mut rho, mut runs, mut successors) = (0.0, 0.0, 0.0);
+    for list in lists {
+        let (r, t, s) = order_statistics(list);
+        rho += r;
+        runs += t;
+        successors += s as f64;
+    }
+    let (count, n) = (lists.len() as f64, lists[0].len() as f64);
+    // Of the successors of a random permutation: mean 1 - 1/n, and (n-2)/n pairs of them.
+    let mean = (n - 1.0) / n;
+    let variance = (n - 2.0) / n + mean - mean * mean;
+    let figures = [
+        ("Spearman", rho / count.sqrt()),
+        ("runs", runs / count.sqrt()),
+        ("successors", (successors - count * mean) / (count * variance).sqrt()),
+        ("rank by position", chi_squared(lists[0].len(), lists.iter().cloned())),
+    ];
+    for (statistic, z) in figures {
+        assert!(z.abs() < CRITICAL, "{name}, {statistic}: z = {z} over {count} boots");
+    }
+}
+
+#[test]
+fn over_many_boots_no_statistic_tells_pageblocks_or_frames_from_chance() {
+    let request = Request::new(Owner::Anon).order(Order::PAGEBLOCK).from_reserve();
+    let mut blocks = Vec::new();
+    boot_often(16, |source| {
+        blocks.push((0..16).map(|_| (source.allocate(request).unwrap().0 / 512) as usize).collect());
+    });
+    assert_random("pageblocks", &blocks);
+
+    // The first frames that a program gets: which ones of their pageblock, and in which order.
+    const FIRST: usize = 8;
+    let (mut ranks, mut places) = (Vec::new(), vec![0u64; 512]);
+    // A frame is freed among others; how many come out before it: uniform over the list.
+    let (mut shares, chances) = (Vec::new(), Model::new(Config::default()));
+    boot_often(8, |source| {
+        let take = || source.allocate(Request::new(Owner::Anon)).unwrap();
+        let first: Vec<usize> = (0..FIRST).map(|_| (take().0 % 512) as usize).collect();
+        first.iter().for_each(|place| places[*place] += 1);
+        ranks.push(ranked(&first));
+        let victim = take();
+        let len = source.cached_frames() + 1;
+        source.release(victim, Order::FRAME);
+        assert_eq!(source.cached_frames(), len);
+        let before = (0..len).position(|_| take() == victim).unwrap() as f64;
+        let chance = chances.random_u64() as f64 / u64::MAX as f64;
+        shares.push((before + chance) / len as f64);
+    });
+    assert_random("frames", &ranks);
+    let expected = (FIRST * ranks.len()) as f64 / 512.0;
+    let chi: f64 = places.iter().map(|count| (*count as f64 - expected).powi(2) / expected).sum();
+    // Without replacement: a little less than χ² with 511 degrees of freedom.
+    let spread = 2.0 / (9.0 * 511.0);
+    let chi = chi * 511.0 / (512.0 - FIRST as f64);
+    let z = ((chi / 511.0).cbrt() - (1.0 - spread)) / f64::sqrt(spread);
+    assert!(z.abs() < CRITICAL, "which frames come first: z = {z}");
+    assert_uniform(shares);
+}
+
+/// Kolmogorov and Smirnov: the largest gap between the shares and the uniform; 1.95/√n at α = 0.001.
+fn assert_uniform(mut shares: Vec<f64>) {
+    shares.sort_by(f64::total_cmp);
+    let n = shares.len() as f64;
+    let gap = shares
+        .iter()
+        .enumerate()
+        .map(|(i, s)| (s - i as f64 / n).abs().max((s - (i as f64 + 1.0) / n).abs()))
+        .fold(0.0, f64::max);
+    assert!(gap < 1.95 / n.sqrt(), "gap {gap} over {n} frames");
+}
+
+#[test]
+fn the_same_statistics_tell_an_order_that_is_not_random() {
+    // A swap with any other element, and a list turned at a random place: each statistic but successors sees one of them.
+    let entropy = Model::new(Config::default());
+    let mut naive: Vec<Vec<usize>> = Vec::new();
+    let mut turned: Vec<Vec<usize>> = Vec::new();
+    for _ in 0..2000 {
+        let mut list: Vec<usize> = (0..16).collect();
+        (0..16).for_each(|i| list.swap(i, (entropy.random_u64() % 16) as usize));
+        naive.push(list);
+        let mut list: Vec<usize> = (0..16).collect();
+        list.rotate_left((entropy.random_u64() % 16) as usize);
+        turned.push(list);
+    }
+    for lists in [naive, turned] {
+        let caught = std::panic::catch_unwind(|| assert_random("not random", &lists));
+        assert!(caught.is_err(), "the tests have no power");
+    }
+}
+
+#[test]
+fn frames_stay_together_as_shuffle_order_says() {
+    for grain in 0..=8u32 {
+        let options = Options { shuffle: Shuffle::On, shuffle_order: grain, ..Options::default() };
+        let source = model(Config { frames: 160 * 512, ..Config::default() }, &[], options);
+        let list: Vec<u64> =
+            (0..8192).map(|_| source.allocate(Request::new(Owner::Anon)).unwrap().0).collect();
+        // Of the frames that do not begin a group: how many follow their lower neighbour.
+        let next = |wanted: &dyn Fn(u64) -> bool| {
+            let pairs = list.windows(2).filter(|pair| wanted(pair[1]));
+            let (follow, all) =
+                pairs.fold((0, 0), |(f, all), pair| (f + u32::from(pair[1] == pair[0] + 1), all + 1));
+            f64::from(follow) / f64::from(all)
+        };
+        let inside = |frame: u64| !frame.is_multiple_of(1 << grain);
+        if grain > 0 {
+            assert!(next(&inside) > 0.97, "order {grain}: {:.3} inside", next(&inside));
+        }
+        let groups = f64::from(512u32 >> grain);
+        let across = next(&|frame| !inside(frame));
+        assert!(
+            across < 2.5 / groups + 0.01,
+            "order {grain}: {across:.3} of {groups} groups follow their neighbour"
+        );
+        (0..8192).zip(&list).for_each(|(_, frame)| source.release(Pfn(*frame), Order::FRAME));
+        check(source);
+    }
+}
+
 /// Distinct numbers by rank.
 fn ranked(list: &[usize]) -> Vec<usize> {
     let mut sorted: Vec<_> = list.iter().enumerate().map(|(at, n)| (*n, at)).collect();
@@ -128,7 +264,7 @@ fn a_freed_frame_comes_back_at_a_time_that_nobody_can_tell() {
     let mut held: Vec<Pfn> = (0..4000).map(|_| source.allocate(request).unwrap()).collect();
     let mut shares = Vec::new();
     while shares.len() < 1500 {
-        let victim = held.swap_remove((source.machine_random() % held.len() as u64) as usize);
+        let victim = held.swap_remove((source.machine().random_u64() % held.len() as u64) as usize);
         let before = source.lane_info(freehold_machine::CpuId(0)).unwrap().frames;
         source.release(victim, Order::FRAME);
         let len = source.lane_info(freehold_machine::CpuId(0)).unwrap().frames;
@@ -151,26 +287,7 @@ fn a_freed_frame_comes_back_at_a_time_that_nobody_can_tell() {
         taken.iter().for_each(|frame| source.release(*frame, Order::FRAME));
         held.push(source.allocate(request).unwrap());
     }
-    // Kolmogorov and Smirnov: the largest gap between the shares and the uniform; 1.95/√n at α = 0.001.
-    shares.sort_by(f64::total_cmp);
-    let n = shares.len() as f64;
-    let gap = shares
-        .iter()
-        .enumerate()
-        .map(|(i, s)| (s - i as f64 / n).abs().max((s - (i as f64 + 1.0) / n).abs()))
-        .fold(0.0, f64::max);
-    assert!(gap < 1.95 / n.sqrt(), "gap {gap} over {n} frames");
-}
-
-/// Random bits of the machine under an allocator.
-trait MachineRandom {
-    fn machine_random(self) -> u64;
-}
-
-impl<M: Machine> MachineRandom for &'static freehold_buddy::Buddy<M> {
-    fn machine_random(self) -> u64 {
-        freehold_frame::FrameSource::machine(self).random_u64()
-    }
+    assert_uniform(shares);
 }
 
 #[test]

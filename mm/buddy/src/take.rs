@@ -1,0 +1,234 @@
+//! Taking blocks of orders 0 to 8 out of split pageblocks: which pageblock, and which of its frames.
+//!
+//! Everything here happens under the zone's lock.
+
+use core::sync::atomic::AtomicU64;
+
+use freehold_frame::Owner;
+use freehold_machine::{PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
+
+use crate::basket::Basket;
+use crate::block::{self, BITMAP_WORDS, BlockId, BlockState};
+use crate::place::wants_balance;
+use crate::rng::Rng;
+use crate::word::{Held, Plain};
+use crate::zone::Zone;
+
+/// How many split blocks of one bucket are looked at for a run of order 1 to 8 before a fresh block is opened.
+const CANDIDATES: usize = 6;
+
+/// How far to look for a run in split blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reach {
+    /// A few candidates: a fresh block is cheap.
+    Near,
+    /// Every block: the alternative is failure.
+    Far,
+}
+
+/// What is wanted of split blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    /// Whose pageblocks to look in.
+    pub(crate) class: Owner,
+    /// Blocks of which order: 0 to 8.
+    pub(crate) order: u32,
+    /// How many.
+    pub(crate) want: u64,
+    pub(crate) reach: Reach,
+}
+
+impl Zone {
+    /// Take blocks as wished out of split pageblocks, the fullest first. How many there were.
+    pub(crate) fn take(
+        &self,
+        held: &Held,
+        wish: Wish,
+        mut rng: Option<&mut Rng>,
+        out: &mut Basket<'_>,
+    ) -> u64 {
+        let Wish { class, order, want, reach } = wish;
+        if let Some(bins) = self.bins.as_ref().filter(|_| wants_balance(&wish)) {
+            let taken = self.take_balanced(held, bins, wish, rng.as_deref_mut(), out);
+            if taken > 0 {
+                return taken;
+            }
+        }
+        let mut taken = 0;
+        while taken < want {
+            let Some(block) = self.candidate(held, class, order, reach) else { break };
+            let old = self.blocks().state(block);
+            let bitmap = self.blocks().bitmap(block);
+            let before = out.len();
+            if order == 0 {
+                self.take_frames(block, old.free(), want - taken, rng.as_deref_mut(), out);
+            } else {
+                while out.len() - before < want - taken
+                    && let Some(index) = block::take_run(bitmap, order)
+                {
+                    out.push(block.start().offset(index));
+                }
+            }
+            if let Some(bins) = &self.bins {
+                out.since(before).for_each(|frame| bins.add(old.class(), frame, order));
+            }
+            let got = out.len() - before;
+            if got == 0 {
+                self.update(block, old, old.with_hint(order - 1));
+            } else {
+                self.note_taken(block, old, got << order);
+            }
+            taken += got;
+        }
+        taken
+    }
+    /// `frames` of a split block were handed out.
+    pub(crate) fn note_taken(&self, block: BlockId, old: BlockState, frames: u64) {
+        self.update(block, old, old.with_free(old.free() - frames));
+        self.free.sub(frames);
+    }
+    /// The fullest split block of `class` that may have a run of `order`.
+    pub(crate) fn candidate(&self, _held: &Held, class: Owner, order: u32, reach: Reach) -> Option<BlockId> {
+        let mut mask = self.buckets(class).get();
+        if order > 0 {
+            mask &= self.fits(class).get() >> (8 * (order - 1)) & 255;
+        }
+        while mask != 0 {
+            let bucket = mask.trailing_zeros() as usize;
+            let mut next = self.first_of(class, bucket);
+            let mut looked = 0;
+            while let Some(block) = next
+                && (reach == Reach::Far || looked < CANDIDATES)
+            {
+                if order == 0 || self.blocks().state(block).hint() >= order {
+                    return Some(block);
+                }
+                looked += 1;
+                next = self.blocks().links(block).0;
+            }
+            if next.is_none() {
+                let fits = self.fits(class);
+                fits.set(fits.get() & !(1 << (8 * (order - 1) + bucket as u32)));
+            }
+            mask &= mask - 1;
+        }
+        None
+    }
+    /// Single frames that come out together.
+    pub(crate) fn group(&self) -> u64 {
+        if self.has_groups() { 1 << self.grain } else { 1 }
+    }
+    /// Whether frames are drawn by groups inside a pageblock.
+    pub(crate) fn has_groups(&self) -> bool {
+        (1..PAGEBLOCK_ORDER).contains(&self.grain)
+    }
+    /// Take `want` of the `free` frames of a split block; with `rng` only about as many, at least 1 and never more.
+    ///
+    /// Without, the lowest. With, every free frame has the same chance, or, where the grain is coarser, every group of neighbours. A list hands the last
+    /// one out first, so frames are put in from the highest to the lowest where they are to come out by address.
+    fn take_frames(&self, block: BlockId, free: u64, want: u64, rng: Option<&mut Rng>, out: &mut Basket<'_>) {
+        let bitmap = self.blocks().bitmap(block);
+        let end = out.len() + want;
+        match rng {
+            Some(rng) if self.grain == 0 && free > want => take_some(bitmap, block, free, end, rng, out),
+            Some(rng) if self.has_groups() => {
+                take_groups(bitmap, block, self.grain, end, rng, out);
+            }
+            _ => {
+                for (index, word) in bitmap.iter().enumerate() {
+                    emit(block, index, word, word.get(), end, out);
+                }
+            }
+        }
+    }
+}
+
+/// Take about as many of the `free` frames of a block as `out` wants until it has `end`, every one with the same chance, and at least one.
+fn take_some(
+    bitmap: &[AtomicU64; BITMAP_WORDS],
+    block: BlockId,
+    free: u64,
+    end: u64,
+    rng: &mut Rng,
+    out: &mut Basket<'_>,
+) {
+    // Each is taken with chance 2^-thin, all alike, so that about as many are as wanted.
+    let (before, start) = (out.len(), rng.next() as usize);
+    let thin = free.div_ceil(end - before).next_power_of_two().trailing_zeros();
+    for step in 0..BITMAP_WORDS {
+        let index = (start + step) % BITMAP_WORDS;
+        let bits = (0..thin).fold(bitmap[index].get(), |bits, _| bits & rng.next());
+        let bits = some_of(bits, end - out.len(), rng);
+        emit(block, index, &bitmap[index], bits, end, out);
+    }
+    if out.len() > before {
+        return;
+    }
+    // None was chosen; take one, again with equal chances.
+    let mut skip = rng.below(free);
+    for (index, word) in bitmap.iter().enumerate() {
+        let ones = u64::from(word.get().count_ones());
+        if skip < ones {
+            let bits = (0..skip).fold(word.get(), |bits, _| bits & (bits - 1));
+            return emit(block, index, word, bits, out.len() + 1, out);
+        }
+        skip -= ones;
+    }
+}
+
+/// At most `most` of the ones of a word, each with the same chance.
+fn some_of(bits: u64, most: u64, rng: &mut Rng) -> u64 {
+    if u64::from(bits.count_ones()) <= most {
+        return bits;
+    }
+    // The first from a random place on, round and round.
+    let turn = (rng.next() >> 58) as u32;
+    let turned = bits.rotate_right(turn);
+    let rest = (0..most).fold(turned, |rest, _| rest & (rest - 1));
+    (turned & !rest).rotate_left(turn)
+}
+
+/// Take the free frames of a block by aligned groups of 2^`grain` (1 to 8), the groups in random order (Fisher and Yates), until `out` has `end`.
+fn take_groups(
+    bitmap: &[AtomicU64; BITMAP_WORDS],
+    block: BlockId,
+    grain: u32,
+    end: u64,
+    rng: &mut Rng,
+    out: &mut Basket<'_>,
+) {
+    let mut groups: [u8; PAGEBLOCK_FRAMES as usize / 2] = core::array::from_fn(|n| n as u8);
+    let count = (PAGEBLOCK_FRAMES >> grain) as usize;
+    for left in (1..=count).rev() {
+        let drawn = rng.below(left as u64) as usize;
+        groups.swap(drawn, left - 1);
+        let first = u64::from(groups[left - 1]) << grain;
+        for index in (first..first + (1 << grain)).rev() {
+            let (word, bit) = (&bitmap[index as usize / 64], 1 << (index % 64));
+            if word.get() & bit != 0 && out.len() < end {
+                word.set(word.get() & !bit);
+                out.push(block.start().offset(index));
+            }
+        }
+    }
+}
+
+/// Take the frames of `bits`, which are free, out of a word of a block's bitmap, until `out` has `end`.
+fn emit(block: BlockId, index: usize, word: &AtomicU64, mut bits: u64, end: u64, out: &mut Basket<'_>) {
+    let first = block.start().offset(index as u64 * 64);
+    if bits == u64::MAX && end - out.len() >= 64 {
+        word.set(0);
+        out.push_all((0..64).map(|n| first.offset(n)));
+        return;
+    }
+    let mut left = word.get();
+    let most = (end - out.len()) as usize;
+    let frames = core::iter::from_fn(|| {
+        let at = bits.trailing_zeros();
+        left &= !bits | (bits & bits.wrapping_sub(1));
+        bits &= bits.wrapping_sub(1);
+        (at < 64).then(|| first.offset(u64::from(at)))
+    });
+    out.push_all(frames.take(most));
+    word.set(left);
+}
