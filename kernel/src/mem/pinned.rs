@@ -6,6 +6,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_arch::X86;
 use freehold_bounce::{FrameBytes, Original, OriginalMut};
@@ -15,6 +16,9 @@ use freehold_vm::{FaultError, PinAccess, PinnedPage};
 use super::{Frames, Space};
 use crate::user::{Iovecs, MemoryRuns, Sink, Source};
 use crate::{Errno, Result};
+
+static ACQUIRED: AtomicU64 = AtomicU64::new(0);
+static RELEASED: AtomicU64 = AtomicU64::new(0);
 
 /// Pinned bytes of a program.
 pub struct PinnedRun {
@@ -53,7 +57,13 @@ impl PinnedRun {
             }
         }
         let length = length.min(pages.len() * PAGE_SIZE - start);
+        ACQUIRED.fetch_add(pages.len() as u64, Ordering::Relaxed);
         Ok(Self { _pages: pages, places, address, start, length })
+    }
+
+    /// Pages that were pinned and unpinned since boot: `nr_foll_pin_acquired` and `nr_foll_pin_released`.
+    pub fn totals() -> [u64; 2] {
+        [&ACQUIRED, &RELEASED].map(|count| count.load(Ordering::Relaxed))
     }
 
     /// Where the bytes were when they were pinned.
@@ -74,6 +84,12 @@ impl PinnedRun {
     pub fn bytes(&self, offset: usize, length: usize) -> FrameBytes<'_, X86> {
         let first = self.start + offset;
         FrameBytes::new(X86, &self.places).starting_at(first).truncated(length.min(self.length - offset))
+    }
+}
+
+impl Drop for PinnedRun {
+    fn drop(&mut self) {
+        RELEASED.fetch_add(self.places.len() as u64, Ordering::Relaxed);
     }
 }
 

@@ -284,7 +284,19 @@ impl FrameRecord {
         self.index.store(index, Ordering::Relaxed);
         self.object.store(object, Ordering::Release);
     }
-    /// Thirty-two bits for the owner's own use: 0 when the frame is handed out.
+    /// Someone will write the user frame without a leaf, through a pin, until [`FrameRecord::remove_writer`].
+    pub fn add_writer(&self) {
+        self.private.fetch_add(1, Ordering::AcqRel);
+    }
+    /// They are done: before the pin is let go of.
+    pub fn remove_writer(&self) {
+        self.private.fetch_sub(1, Ordering::AcqRel);
+    }
+    /// Whether someone may be writing the user frame through a pin.
+    pub fn has_writers(&self) -> bool {
+        self.private.load(Ordering::Acquire) != 0
+    }
+    /// Thirty-two bits for the owner's own use: 0 when the frame is handed out. User frames count writers here.
     pub const fn private(&self) -> &AtomicU32 {
         &self.private
     }

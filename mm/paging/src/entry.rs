@@ -14,6 +14,8 @@ const LARGE: u64 = 1 << 7;
 const WITHHELD: u64 = 1 << 8;
 /// Ignored by hardware: the frame's counts do not include this leaf.
 const UNCOUNTED: u64 = 1 << 9;
+/// Ignored by hardware: the page was written through this leaf since the mark was last cleared.
+const SOFT_DIRTY: u64 = 1 << 11;
 const NO_EXECUTE: u64 = 1 << 63;
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
@@ -112,7 +114,7 @@ impl Entry {
         let marks = match marks {
             Marks::Untouched => 0,
             Marks::Accessed => ACCESSED,
-            Marks::Dirty => ACCESSED | DIRTY,
+            Marks::Dirty => ACCESSED | DIRTY | SOFT_DIRTY,
         };
         let backing = match backing {
             Backing::Counted => 0,
@@ -148,7 +150,17 @@ impl Entry {
     /// The same leaf, written and accessed.
     #[must_use]
     pub const fn marked_dirty(self) -> Self {
-        Self(self.0 | ACCESSED | DIRTY)
+        Self(self.0 | ACCESSED | DIRTY | SOFT_DIRTY)
+    }
+    /// The same leaf, as if it had not been written since; the hardware's dirty bit stays, for those who write pages back.
+    #[must_use]
+    pub const fn marked_unwritten(self) -> Self {
+        Self(self.0 & !SOFT_DIRTY)
+    }
+    /// The same leaf with the soft-dirty mark, and no other, that `other` has.
+    #[must_use]
+    pub const fn with_soft_dirty_of(self, other: Self) -> Self {
+        Self(self.0 & !SOFT_DIRTY | other.0 & SOFT_DIRTY)
     }
     /// The same leaf with the accessed bit clear.
     #[must_use]
@@ -193,6 +205,10 @@ impl Entry {
     /// Whether the page was written through this leaf.
     pub const fn is_dirty(self) -> bool {
         self.0 & DIRTY != 0
+    }
+    /// Whether the page was written through this leaf since the mark was last cleared; what the kernel knows, not the hardware.
+    pub const fn is_soft_dirty(self) -> bool {
+        self.0 & SOFT_DIRTY != 0
     }
     /// Whether a TLB may hold it: present and used.
     pub const fn may_be_cached(self) -> bool {

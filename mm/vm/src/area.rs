@@ -163,7 +163,7 @@ impl<S: Memory> Area<S> {
     pub(crate) fn joins(&self, next: &Self) -> bool {
         self.end == next.start
             && self.protection == next.protection
-            && self.flags == next.flags
+            && (self.flags ^ next.flags).difference(AreaFlags::SOFTDIRTY).is_empty()
             && self.content.continues(&next.content, self.len())
     }
 }

@@ -111,11 +111,13 @@ impl<S: Memory> Areas<S> {
                 continue;
             };
             let (gone, end) = (next.start, next.end);
-            let copied = next.copied.get();
+            let (copied, newer) = (next.copied.get(), next.flags & AreaFlags::SOFTDIRTY);
             self.tree.remove(&gone);
             if let Some(area) = self.tree.get_mut(&key) {
                 area.end = end;
                 area.copied.set(area.copied.get() || copied);
+                // Rather said to be written than not.
+                area.flags |= newer;
             }
         }
     }

@@ -124,7 +124,8 @@ impl<S: Memory> Resident<S> {
         if entry.is_writable() {
             batch.restricted(addr, slot.update_from(entry, |entry| entry.with_rights(read_only)));
         }
-        to.fill(Entry::leaf(twin.into_leaf(), read_only, Marks::Dirty, Backing::Counted).large());
+        let twin = Entry::leaf(twin.into_leaf(), read_only, Marks::Dirty, Backing::Counted).large();
+        to.fill(twin.with_soft_dirty_of(entry));
         self.count_leaves(1);
         Some(PAGEBLOCK_FRAMES)
     }
@@ -145,7 +146,7 @@ impl<S: Memory> Resident<S> {
                 if entry.is_writable() {
                     batch.restricted(addr, slot.update_from(entry, |entry| entry.with_rights(read_only)));
                 }
-                Ok(leaf(twin, read_only, Marks::Dirty))
+                Ok(leaf(twin, read_only, Marks::Dirty).with_soft_dirty_of(entry))
             }
             Err(CountError::Pinned | CountError::Overflow | CountError::Held | CountError::NotExclusive) => {
                 Ok(leaf(self.copy_of(entry.frame())?, area.protection.rights(), Marks::Dirty))

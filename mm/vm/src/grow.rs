@@ -72,7 +72,7 @@ impl<S: Memory> AddressSpace<S> {
         if !self.areas.is_usable(old_end..new_end) || self.areas.count() >= MAX_AREAS {
             return Err(VmError::NoMemory);
         }
-        let flags = AreaFlags::HEAP | self.future;
+        let flags = AreaFlags::HEAP | AreaFlags::SOFTDIRTY | self.future;
         self.check_lock(pages, flags, limits)?;
         self.areas.insert(Area {
             start: old_end,

@@ -121,6 +121,12 @@ impl<S: Memory> Commons<S> {
         self.huge.leaves.load(Ordering::Relaxed) * PAGEBLOCK_FRAMES
     }
 
+    /// Whether `frame` is the zero page, or of the block of zeroes.
+    pub fn is_zeroes(&self, frame: Pfn) -> bool {
+        let block = self.huge.zero.load(Ordering::Acquire);
+        frame == self.zero_page() || (block != 0 && frame.pageblock_start() == Pfn(block))
+    }
+
     /// The block of zeroes, if it may be used and there is memory for it.
     fn zero_block(&self) -> Option<Pfn> {
         if self.huge_zero() == HugeZero::Small {

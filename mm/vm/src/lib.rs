@@ -39,6 +39,7 @@ mod grow;
 mod huge;
 mod lock;
 mod map;
+mod refs;
 mod remap;
 mod remote;
 mod request;
@@ -53,6 +54,7 @@ pub use events::Event;
 pub use freehold_paging::{KernelRoots, Memory};
 pub use huge::{HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
+pub use refs::ClearRefs;
 pub use remap::{Remap, RemapPlace, RemapSource};
 pub use remote::{FutexKey, PinAccess, PinnedPage, RemoteAccess};
 pub use request::{
@@ -60,7 +62,7 @@ pub use request::{
     Protection, SharedWrite,
 };
 pub use space::{AddressSpace, Commons, Translation};
-pub use view::{AreaName, AreaView, OfFile, PageView, Sharing, Smaps, Usage};
+pub use view::{AreaName, AreaView, OfFile, PageView, Sharing, Smaps, Usage, Written};
 
 #[cfg(test)]
 mod tests;

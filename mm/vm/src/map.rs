@@ -46,7 +46,7 @@ impl<S: Memory> AddressSpace<S> {
         };
         let range = start..VirtAddr(start.0 + len);
         let populate = flags.contains(AreaFlags::POPULATE);
-        let flags = flags.difference(AreaFlags::POPULATE) | self.future;
+        let flags = flags.difference(AreaFlags::POPULATE) | AreaFlags::SOFTDIRTY | self.future;
         let pages = len / PAGE;
         self.check_lock(pages, flags, limits)?;
         let area = Area {

@@ -177,6 +177,8 @@ impl<S: Memory> AddressSpace<S> {
         moved.end = VirtAddr(to.0 + new_len);
         // The room of the old break or stack is not a break or stack elsewhere.
         moved.flags.remove(AreaFlags::HEAP | AreaFlags::STACK | AreaFlags::GROWSDOWN);
+        // Who tracks stores has not seen these bytes here.
+        moved.flags.insert(AreaFlags::SOFTDIRTY);
         let flags = moved.flags;
         self.areas.insert(moved);
         self.areas.join(to..VirtAddr(to.0 + new_len));

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use freehold_frame::{Anon, Mapping, PageCache as CacheKind, Pin};
+use freehold_frame::{Anon, FrameRecord, Mapping, PageCache as CacheKind, Pin};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
 use freehold_paging::Memory;
 
@@ -35,7 +35,12 @@ pub enum PinAccess {
 }
 
 /// One pinned page: its frame stays this page's frame until the pin is dropped.
-pub enum PinnedPage<S: Memory> {
+pub struct PinnedPage<S: Memory> {
+    pin: PinOf<S>,
+    access: PinAccess,
+}
+
+enum PinOf<S: Memory> {
     /// Anonymous and exclusive.
     Anon(Pin<Anon, S>),
     /// Truly shared memory.
@@ -43,11 +48,32 @@ pub enum PinnedPage<S: Memory> {
 }
 
 impl<S: Memory> PinnedPage<S> {
+    fn new(pin: PinOf<S>, access: PinAccess) -> Self {
+        let this = Self { pin, access };
+        if access == PinAccess::Write {
+            this.record().add_writer();
+        }
+        this
+    }
     /// The frame.
     pub const fn pfn(&self) -> Pfn {
-        match self {
-            Self::Anon(pin) => pin.pfn(),
-            Self::Shared(pin) => pin.pfn(),
+        match &self.pin {
+            PinOf::Anon(pin) => pin.pfn(),
+            PinOf::Shared(pin) => pin.pfn(),
+        }
+    }
+    fn record(&self) -> &'static FrameRecord {
+        match &self.pin {
+            PinOf::Anon(pin) => pin.record(),
+            PinOf::Shared(pin) => pin.record(),
+        }
+    }
+}
+
+impl<S: Memory> Drop for PinnedPage<S> {
+    fn drop(&mut self) {
+        if self.access == PinAccess::Write {
+            self.record().remove_writer();
         }
     }
 }
@@ -181,13 +207,13 @@ impl<S: Memory> AddressSpace<S> {
             Mapping::<Anon, S>::borrow_leaf(source, entry.frame())
                 .ok()
                 .and_then(|m| m.pin().ok())
-                .map(PinnedPage::Anon)
+                .map(PinOf::Anon)
         } else {
             let mapping = Mapping::<CacheKind, S>::borrow_leaf(source, entry.frame());
-            mapping.ok().and_then(|m| m.pin().ok()).map(PinnedPage::Shared)
+            mapping.ok().and_then(|m| m.pin().ok()).map(PinOf::Shared)
         };
         // Only a count at its maximum refuses here.
-        pinned.ok_or(FaultError::OutOfMemory)
+        pinned.map(|pin| PinnedPage::new(pin, access)).ok_or(FaultError::OutOfMemory)
     }
 
     /// What a futex at `addr` is, for everyone who shares the memory.

@@ -77,6 +77,8 @@ bitflags! {
         const HUGEPAGE = 1 << 12;
         /// They are not.
         const NOHUGEPAGE = 1 << 13;
+        /// All of it counts as written: it is newer than the last clearing of such marks. New areas have it.
+        const SOFTDIRTY = 1 << 14;
     }
 }
 

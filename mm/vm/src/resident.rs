@@ -176,7 +176,7 @@ impl<S: Memory> Resident<S> {
         let (rights, marks) = if area.is_shared() {
             let mut rights = area.protection.rights();
             if rights.contains(Rights::WRITE) {
-                if want == Want::Write || cache.maps_writable_at_once() {
+                if want == Want::Write || (cache.maps_writable_at_once() && !area.tracks_stores()) {
                     cache.note_writable(index);
                 } else {
                     rights = rights.without(Rights::WRITE);
@@ -224,7 +224,7 @@ impl<S: Memory> Resident<S> {
         let first = VirtAddr(addr.0 & !(AROUND * PAGE - 1)).max(area.start);
         let last = VirtAddr((addr.0 | (AROUND * PAGE - 1)) + 1).min(area.end);
         let Some((cache, index)) = area.cache_page(first) else { return };
-        let rights = if area.is_shared() && cache.maps_writable_at_once() {
+        let rights = if area.is_shared() && cache.maps_writable_at_once() && !area.tracks_stores() {
             area.protection.rights()
         } else {
             area.shared_frame_rights()
@@ -368,7 +368,8 @@ impl<S: Memory> Resident<S> {
             } else {
                 self.is_exclusive(entry)
             };
-            let rights = if may_write { full } else { full.without(Rights::WRITE) };
+            let noticed = entry.is_soft_dirty() || !area.tracks_stores();
+            let rights = if may_write && noticed { full } else { full.without(Rights::WRITE) };
             let old = slot.update(|entry| entry.with_rights(rights));
             if !rights.contains(old.rights()) {
                 batch.restricted(addr, old);

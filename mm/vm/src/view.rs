@@ -31,6 +31,15 @@ pub enum OfFile {
     Yes,
 }
 
+/// Whether a page counts as written (soft-dirty).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Written {
+    /// Since the marks were last cleared.
+    Since,
+    /// Not since then.
+    Not,
+}
+
 /// A mapped page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageView {
@@ -42,6 +51,8 @@ pub struct PageView {
     pub of_file: OfFile,
     /// How often its frame is mapped, here and elsewhere; 0 for the zero page.
     pub mappings: u32,
+    /// Whether it was written since such marks were last cleared.
+    pub written: Written,
 }
 
 /// What an area is called.
@@ -155,6 +166,11 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.iter().map(view)
     }
 
+    /// The areas with an address in `start..end`, upwards.
+    pub fn areas_in(&self, start: VirtAddr, end: VirtAddr) -> impl Iterator<Item = AreaView<'_, S>> {
+        self.areas.overlapping(start..end).map(view)
+    }
+
     /// The area that `addr` is in.
     pub fn area_at(&self, addr: VirtAddr) -> Option<AreaView<'_, S>> {
         self.areas.at(addr).map(view)
@@ -198,6 +214,7 @@ impl<S: Memory> AddressSpace<S> {
                 frame: entry.frame(),
                 of_file: if kind == Kind::Cache { OfFile::Yes } else { OfFile::No },
                 mappings,
+                written: if entry.is_soft_dirty() { Written::Since } else { Written::Not },
             });
         });
     }

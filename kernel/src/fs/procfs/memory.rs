@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use freehold_machine::VirtAddr;
-use freehold_vm::{AreaName, AreaView, OfFile, Protection, RemoteAccess, Sharing, Smaps};
+use freehold_vm::{AreaFlags, AreaName, AreaView, OfFile, Protection, RemoteAccess, Sharing, Smaps, Written};
 
 use super::processes::{FileKind, nameless};
 use crate::fs::device::split_device;
@@ -178,6 +178,7 @@ fn counts(out: &mut Text, smaps: &Smaps) {
     row("Private_Dirty:", smaps.private_dirty);
     row("Referenced:", smaps.referenced);
     row("Anonymous:", smaps.anonymous);
+    row("KSM:", 0);
     row("LazyFree:", 0);
     row("AnonHugePages:", smaps.huge);
     row("ShmemPmdMapped:", 0);
@@ -203,6 +204,21 @@ fn add(sum: &mut Smaps, one: &Smaps) {
     sum.locked += one.locked;
 }
 
+/// What is true of an area, by Linux' two letters, in its order.
+const AREA_FLAGS: [(AreaFlags, &str); 11] = [
+    (AreaFlags::GROWSDOWN, "gd "),
+    (AreaFlags::LOCKED, "lo "),
+    (AreaFlags::SEQUENTIAL, "sr "),
+    (AreaFlags::RANDOM, "rr "),
+    (AreaFlags::DONTFORK, "dc "),
+    (AreaFlags::NORESERVE, "nr "),
+    (AreaFlags::WIPEONFORK, "wf "),
+    (AreaFlags::DONTDUMP, "dd "),
+    (AreaFlags::SOFTDIRTY, "sd "),
+    (AreaFlags::HUGEPAGE, "hg "),
+    (AreaFlags::NOHUGEPAGE, "nh "),
+];
+
 /// The two-letter flags of an area that there are here.
 fn vm_flags(area: &Area<'_>) -> alloc::string::String {
     let mut text = alloc::string::String::new();
@@ -215,14 +231,17 @@ fn vm_flags(area: &Area<'_>) -> alloc::string::String {
         text.push_str("sh ");
     }
     text.push_str("mr mw me ");
-    if matches!(area.name, AreaName::Stack) {
-        text.push_str("gd ");
+    for (flag, code) in AREA_FLAGS {
+        if area.flags.contains(flag) {
+            text.push_str(code);
+        }
     }
     text
 }
 
-/// Bits of a pagemap entry, by Linux' names.
+/// Bits of a pagemap entry, by Linux' names. Not here: 57 (userfaultfd's write-protection) and 62 (swapped).
 const PM_PFRAME: u64 = (1 << 55) - 1;
+const PM_SOFT_DIRTY: u64 = 1 << 55;
 const PM_MMAP_EXCLUSIVE: u64 = 1 << 56;
 const PM_FILE: u64 = 1 << 61;
 const PM_PRESENT: u64 = 1 << 63;
@@ -261,15 +280,22 @@ impl SpaceFile {
         let first = (offset / ENTRY).min(end);
         let count = (sink.remaining() as u64 / ENTRY).min(STEP).min(end - first);
         let mut words = alloc::vec![0u64; count as usize];
-        // What is not mapped has no entry: it stays zero.
+        // What is not mapped has no entry: it stays zero, or says only that its area is new.
         let (from, to) = (VirtAddr(first * PAGE), VirtAddr((first + count) * PAGE));
-        self.space.lock().pages(from, to, |page| {
+        let space = self.space.lock();
+        for area in space.areas_in(from, to).filter(|area| area.flags.contains(AreaFlags::SOFTDIRTY)) {
+            let index = |addr: VirtAddr| ((addr.max(from).min(to).0 - from.0) / PAGE) as usize;
+            words[index(area.start)..index(area.end)].fill(PM_SOFT_DIRTY);
+        }
+        space.pages(from, to, |page| {
             let Some(word) = words.get_mut(((page.addr.0 - from.0) / PAGE) as usize) else { return };
+            let written = if page.written == Written::Since { PM_SOFT_DIRTY } else { 0 };
             let file = if page.of_file == OfFile::Yes { PM_FILE } else { 0 };
             let exclusive = if page.mappings == 1 { PM_MMAP_EXCLUSIVE } else { 0 };
             let frame = if self.frames == FrameNumbers::Told { page.frame.0 & PM_PFRAME } else { 0 };
-            *word = PM_PRESENT | file | exclusive | frame;
+            *word |= PM_PRESENT | written | file | exclusive | frame;
         });
+        drop(space);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         sink.put(&bytes)
     }

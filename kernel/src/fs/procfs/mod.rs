@@ -5,6 +5,8 @@
 
 #[cfg(any(test, target_os = "none"))]
 mod cpuinfo;
+#[cfg(target_os = "none")]
+mod frames;
 pub mod loads;
 #[cfg(target_os = "none")]
 mod memory;
@@ -44,6 +46,7 @@ impl ProcFs {
         #[cfg(target_os = "none")]
         {
             system::fill(&root);
+            frames::fill(&root);
             zones::fill(&root);
             root.set_dynamic(Arc::new(processes::Processes));
         }

@@ -96,10 +96,13 @@ pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()
             }
             process.oom_score_adj.store(value, Ordering::Relaxed);
         }
-        // There are no core files to filter, and no soft-dirty bits to clear.
+        // There are no core files to filter.
         FileKind::CoredumpFilter => {}
         FileKind::ClearRefs => {
-            parse_number(bytes)?;
+            let what = freehold_vm::ClearRefs::from_linux(parse_number(bytes)?).ok_or(Errno::EINVAL)?;
+            if process.exit_status().is_none() {
+                process.space().lock().clear_references(what);
+            }
         }
         _ => return Err(Errno::EACCES),
     }

@@ -240,6 +240,9 @@ fn vmstat(out: &mut Text) -> Result<()> {
     line("pgmajfault", faults[1]);
     line("oom_kill", mem::stats::oom_kills());
     line("nr_anon_transparent_hugepages", mem::commons().huge_pages() / 512);
+    let [acquired, released] = mem::PinnedRun::totals();
+    line("nr_foll_pin_acquired", acquired);
+    line("nr_foll_pin_released", released);
     for (name, event) in EVENTS {
         line(name, mem::commons().count_of(event));
     }

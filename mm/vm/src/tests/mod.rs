@@ -5,5 +5,6 @@ mod cache;
 mod calls;
 mod huge;
 mod random;
+mod refs;
 mod remote;
 mod world;

@@ -64,8 +64,12 @@ impl Run {
                     Ok(child) => {
                         let mut pages = self.pages[p].clone();
                         pages.retain(|_, page| !page.dont_fork);
+                        for page in pages.values_mut() {
+                            page.written &= !matches!(page.bytes, Bytes::Shared(..));
+                        }
                         for page in pages.values_mut().filter(|page| page.wipe) {
                             page.bytes = Bytes::Private(0);
+                            page.written = false;
                         }
                         self.replace(q, child, pages, Exit::SwitchFirst);
                     }
@@ -134,6 +138,12 @@ impl Run {
                 self.cut(f, |index| range.contains(&index), Copies::Stay);
                 Ok(())
             }
+            Step::ClearSoftDirty(p) => {
+                let p = usize::from(p);
+                self.on(p, |space, _| space.clear_references(ClearRefs::SoftDirty));
+                self.pages[p].values_mut().for_each(|page| page.written = false);
+                Ok(())
+            }
             Step::Lazy(cpu) => {
                 let model = self.world.model();
                 let roots = &self.processes[usize::from(cpu) / 2].roots;
@@ -149,6 +159,7 @@ impl Run {
         for p in 0..PROCESSES {
             let mut separated = Vec::new();
             for (&page, what) in &mut self.pages[p] {
+                what.written &= matches!(what.bytes, Bytes::Private(_));
                 match &mut what.bytes {
                     Bytes::Copy(g, index, copy) if *g == f && gone(*index) && copies == Copies::Go => {
                         *copy = None;
@@ -191,7 +202,7 @@ impl Run {
                 What::Private(f, first) => Bytes::Copy(f.into(), u64::from(first) + n, None),
                 What::Shared(f, first) => Bytes::Shared(Object::File(f.into()), u64::from(first) + n),
             };
-            let page = Page { protection: rights, bytes, dont_fork: false, wipe: false };
+            let page = Page { protection: rights, bytes, dont_fork: false, wipe: false, written: false };
             self.pages[p].insert(at + n, page);
         }
         Ok(())
@@ -211,7 +222,9 @@ impl Run {
         };
         prop_assert_eq!(got, expected);
         if got.is_ok() {
-            match &mut self.pages[p].get_mut(&page).unwrap().bytes {
+            let page = self.pages[p].get_mut(&page).unwrap();
+            page.written = true;
+            match &mut page.bytes {
                 Bytes::Private(old) => *old = value,
                 Bytes::Copy(_, _, copy) => *copy = Some(value),
                 Bytes::Shared(object, index) => {
@@ -257,7 +270,7 @@ impl Run {
                 for n in 0..new {
                     let page = source_pages.get(n as usize).cloned().unwrap_or_else(|| {
                         let last = &source_pages[old as usize - 1];
-                        Page { bytes: grown(last, n + 1 - old), ..last.clone() }
+                        Page { bytes: grown(last, n + 1 - old), written: false, ..last.clone() }
                     });
                     self.pages[p].insert(to + n, page);
                 }
@@ -265,6 +278,7 @@ impl Run {
                     for n in 0..old {
                         if source == RemapSource::Keep {
                             let page = self.pages[p].get_mut(&(at + n)).unwrap();
+                            page.written = false;
                             match &mut page.bytes {
                                 Bytes::Private(value) => *value = 0,
                                 Bytes::Copy(_, _, copy) => *copy = None,
@@ -340,11 +354,14 @@ impl Run {
                 Advice::DontFork => page.dont_fork = true,
                 Advice::DoFork => page.dont_fork = false,
                 Advice::KeepOnFork => page.wipe = false,
-                Advice::DontNeed => match &mut page.bytes {
-                    Bytes::Private(value) => *value = 0,
-                    Bytes::Copy(_, _, copy) => *copy = None,
-                    Bytes::Shared(..) => {}
-                },
+                Advice::DontNeed => {
+                    page.written = false;
+                    match &mut page.bytes {
+                        Bytes::Private(value) => *value = 0,
+                        Bytes::Copy(_, _, copy) => *copy = None,
+                        Bytes::Shared(..) => {}
+                    }
+                }
                 _ => {}
             }
         }

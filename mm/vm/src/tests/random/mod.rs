@@ -64,6 +64,7 @@ enum Step {
     Truncate(u8, u8),
     Punch(u8, u8, u8),
     Lazy(u8),
+    ClearSoftDirty(u8),
 }
 
 /// Areas are made of up to `most` pages.
@@ -101,6 +102,7 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
         1 => (0..FILES as u8, 0..=FILE_PAGES as u8).prop_map(|(f, n)| Step::Truncate(f, n)),
         1 => (0..FILES as u8, 0..FILE_PAGES as u8, 1..6u8).prop_map(|(f, a, n)| Step::Punch(f, a, n)),
         1 => (0..2 * PROCESSES as u8).prop_map(Step::Lazy),
+        2 => process().prop_map(Step::ClearSoftDirty),
     ]
 }
 
@@ -111,6 +113,8 @@ struct Page {
     bytes: Bytes,
     dont_fork: bool,
     wipe: bool,
+    /// A leaf that is there was written through since the last clearing.
+    written: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -336,6 +340,11 @@ impl Run {
                     crate::resident::Kind::Zero => assert!(!entry.is_writable()),
                 }
             });
+            for (&at, page) in self.pages[p].iter().filter(|(_, page)| page.written) {
+                let newer = space.area_at(address(at)).unwrap().flags.contains(AreaFlags::SOFTDIRTY);
+                let marked = space.resident.tables.entry(address(at)).is_soft_dirty();
+                prop_assert!(newer || marked, "page {} of {} was written: {:?}", at, p, page);
+            }
             prop_assert_eq!((usage.rss_anon, usage.rss_file + usage.rss_shmem), present);
         }
         for held in &self.pins {

@@ -1,0 +1,110 @@
+//! /proc/PID/clear_refs: forget which pages were used, or written, until now (Documentation/admin-guide/mm/soft-dirty.rst).
+//!
+//! **Soft-dirty.** A leaf is soft-dirty when its page was written through it since the marks were last cleared, and so is every page of
+//! an area that is newer than that ([`AreaFlags::SOFTDIRTY`]). Where an area's marks were cleared, a leaf grants writing only
+//! while it has its mark, so that the first store faults and sets it. What a device may write through a pin changes without a fault:
+//! such a page keeps its mark and its rights. (Linux keeps it under any pin, read-only ones too.)
+
+use freehold_paging::{Backing, Entry, Memory, PageSize, Rights};
+
+use crate::AddressSpace;
+use crate::area::Area;
+use crate::request::AreaFlags;
+use crate::resident::{Kind, Resident};
+
+/// What to forget; the numbers are those that programs write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ClearRefs {
+    /// That pages were used (1).
+    All,
+    /// That anonymous pages were (2).
+    Anonymous,
+    /// That files' pages were (3).
+    File,
+    /// That pages were written (4).
+    SoftDirty,
+    /// The most memory ever used: it counts from what there is now (5).
+    Peak,
+}
+
+impl ClearRefs {
+    /// The one with Linux' number.
+    pub const fn from_linux(number: u64) -> Option<Self> {
+        Some(match number {
+            1 => Self::All,
+            2 => Self::Anonymous,
+            3 => Self::File,
+            4 => Self::SoftDirty,
+            5 => Self::Peak,
+            _ => return None,
+        })
+    }
+}
+
+impl<S: Memory> Area<S> {
+    /// Whether stores are to be noticed page by page.
+    pub(crate) fn tracks_stores(&self) -> bool {
+        !self.flags.contains(AreaFlags::SOFTDIRTY)
+    }
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// Forget what `what` says.
+    pub fn clear_references(&mut self, what: ClearRefs) {
+        let Self { areas, resident, .. } = self;
+        match what {
+            ClearRefs::Peak => resident.peak = resident.rss.total(),
+            ClearRefs::SoftDirty => {
+                areas.iter_mut().for_each(|area| area.flags.remove(AreaFlags::SOFTDIRTY));
+                areas.iter().for_each(|area| resident.clear_soft_dirty(area));
+            }
+            ClearRefs::All | ClearRefs::Anonymous | ClearRefs::File => {
+                areas.iter().for_each(|area| resident.make_old(area, what));
+            }
+        }
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    fn clear_soft_dirty(&mut self, area: &Area<S>) {
+        let mut batch = self.tables.batch();
+        self.tables.visit(area.start..area.end, |addr, slot, entry, size| {
+            if !(entry.is_soft_dirty() || entry.is_writable()) || self.is_written_by_device(entry, size) {
+                return;
+            }
+            let old = slot.update_from(entry, |entry| {
+                entry.marked_unwritten().with_rights(entry.rights().without(Rights::WRITE))
+            });
+            if old.is_writable() {
+                batch.restricted(addr, old);
+            }
+        });
+    }
+
+    /// Whether someone may write the page, or a piece of it, without a leaf.
+    fn is_written_by_device(&self, entry: Entry, size: PageSize) -> bool {
+        if entry.backing() == Backing::Uncounted {
+            return false;
+        }
+        let table = self.source().table();
+        let frames = size.bytes() / PageSize::Small.bytes();
+        (0..frames).any(|index| {
+            table.get(entry.frame().offset(index)).is_some_and(freehold_frame::FrameRecord::has_writers)
+        })
+    }
+
+    /// Clear the marks of use. A leaf without one is in no TLB, so they all forget it.
+    fn make_old(&mut self, area: &Area<S>, what: ClearRefs) {
+        let mut batch = self.tables.batch();
+        self.tables.visit(area.start..area.end, |addr, slot, entry, _| {
+            let concerned = match (what, self.kind_of(entry)) {
+                (ClearRefs::Anonymous, kind) => kind == Kind::Anon,
+                (ClearRefs::File, kind) => kind == Kind::Cache,
+                _ => true,
+            };
+            if concerned && entry.is_accessed() {
+                batch.restricted(addr, slot.update_from(entry, Entry::marked_old));
+            }
+        });
+    }
+}
