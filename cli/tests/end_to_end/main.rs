@@ -11,6 +11,7 @@ mod dry_run;
 mod errors;
 mod growth;
 mod machine;
+mod oracle;
 mod scope;
 mod script;
 mod streams;

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use freehold_scope_model::{
     Access, Geometry, Hint, Key, LevelShape, Lookup, Missed, PageSize, Scope, SetAssociative, Side, Slices,
-    Tlb, TlbShape,
+    Tlb, TlbShape, Walked,
 };
 use freehold_scope_record::{Checks, CpuPhase, Rule, SettingsError};
 
@@ -123,9 +123,13 @@ pub struct Cpu {
     slice_time: u64,
     slice_end: u64,
     checks: Checks,
-    pub(crate) blocks: u64,
+    /// Runs of each block.
+    pub(crate) runs: Vec<u64>,
     pub(crate) fills: u64,
     pub(crate) unknown_flushes: u64,
+    /// Translations that were compared with the tables, and those that were others.
+    pub(crate) compared: u64,
+    pub(crate) differed: u64,
 }
 
 impl Cpu {
@@ -184,9 +188,11 @@ impl Cpu {
             heat: vec![0; watch.region_count()],
             slice_time: 0,
             checks: Checks::default(),
-            blocks: 0,
+            runs: Vec::new(),
             fills: 0,
             unknown_flushes: 0,
+            compared: 0,
+            differed: 0,
             watch,
         })
     }
@@ -195,9 +201,9 @@ impl Cpu {
     #[inline]
     pub fn block<C: Choice>(&mut self, block: &Block) {
         self.clock += block.instructions;
-        self.blocks += 1;
-        if let Some(runs) = block.runs.get(self.number) {
-            runs.store(runs.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        match self.runs.get_mut(block.number) {
+            Some(runs) => *runs += 1,
+            None => self.first_run(block.number),
         }
         if block.page | self.generation != self.code_tag {
             self.other_code::<C>(block);
@@ -209,6 +215,12 @@ impl Cpu {
         if C::CACHE && block.only_line != self.last_line {
             self.fetch_lines(block);
         }
+    }
+
+    #[cold]
+    fn first_run(&mut self, number: usize) {
+        self.runs.resize((number + 1).next_power_of_two().max(1 << 14), 0);
+        self.runs[number] += 1;
     }
 
     /// Code of another page than before runs, or the same after a flush.
@@ -238,20 +250,33 @@ impl Cpu {
         }
     }
 
+    #[inline]
     fn fetch_lines(&mut self, block: &Block) {
-        for (first, last) in [Some(block.lines), block.further].into_iter().flatten() {
+        for line in block.lines.0..=block.lines.1 {
+            self.fetch_line(line, block.mode);
+        }
+        if let Some((first, last)) = block.further {
             for line in first..=last {
-                let slot = line as usize & (self.first_fetch.len() - 1);
-                if self.first_fetch[slot] != line {
-                    self.first_fetch[slot] = line;
-                    self.tally.first_fetch_misses[block.mode & 1] += 1;
-                    let physical = line << self.line_shift;
-                    if let Some(node) = self.last_level(physical, Access::Read) {
-                        self.tally.fetch_misses[block.mode & 1][node] += 1;
-                    }
-                }
-                self.last_line = line;
+                self.fetch_line(line, block.mode);
             }
+        }
+    }
+
+    #[inline]
+    fn fetch_line(&mut self, line: u64, mode: usize) {
+        self.last_line = line;
+        let slot = line as usize & (self.first_fetch.len() - 1);
+        if self.first_fetch[slot] != line {
+            self.first_fetch[slot] = line;
+            self.first_fetch_missed(line, mode);
+        }
+    }
+
+    #[inline(never)]
+    fn first_fetch_missed(&mut self, line: u64, mode: usize) {
+        self.tally.first_fetch_misses[mode & 1] += 1;
+        if let Some(node) = self.last_level(line << self.line_shift, Access::Read) {
+            self.tally.fetch_misses[mode & 1][node] += 1;
         }
     }
 
@@ -322,7 +347,8 @@ impl Cpu {
     #[inline(never)]
     fn look_up(&mut self, side: Side, key: Key, hint: &mut Hint, base: u64, mode: usize) -> u64 {
         let mark = self.watch.frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
-        match self.tlb.look_up(side, key, hint, self.clock, || (base >> 12, mark.0)) {
+        let walked = Walked { frame: base >> 12, note: mark.0, moment: self.now() };
+        match self.tlb.look_up(side, key, hint, self.clock, || walked) {
             None => 0,
             Some(Missed::First(_)) => 1,
             Some(Missed::Both) => {
@@ -333,13 +359,15 @@ impl Cpu {
     }
 
     /// The page, its scope and its size, as the tables say or (where the kernel does not tell its tables) as it looks.
-    fn key_of(&self, address: u64, base: u64) -> Key {
+    fn key_of(&mut self, address: u64, base: u64) -> Key {
         let upper = address >> 63 != 0;
-        if let Some(publication) = self.watch.frames.published() {
+        let watch = Arc::clone(&self.watch);
+        if let Some(publication) = watch.frames.published() {
             let root = if upper { Some(publication.root) } else { self.root };
-            let leaf = root
-                .and_then(|root| walk(&*self.watch.memory, root, address))
-                .filter(|leaf| leaf.page == base);
+            let walked = root.and_then(|root| walk(&*watch.memory, root, address));
+            let leaf = walked.filter(|leaf| leaf.page == base);
+            self.compared += u64::from(walked.is_some());
+            self.differed += u64::from(walked.is_some() && leaf.is_none());
             let in_windows = address.wrapping_sub(publication.windows) < publication.windows_span;
             return match leaf {
                 Some(leaf) if leaf.global => Key::new(address, leaf.size, Scope::Global),
@@ -384,9 +412,13 @@ impl Cpu {
         }
     }
 
+    /// The machine's clock, as well as this CPU can tell.
+    fn now(&self) -> u64 {
+        self.watch.total.load(Ordering::Relaxed) + (self.clock - self.told)
+    }
+
     fn suspect(&self, pc: u64, address: u64, frame: u64) -> Suspect {
-        let time = self.watch.total.load(Ordering::Relaxed) + (self.clock - self.told);
-        Suspect { time, cpu: self.number, pc, address, frame }
+        Suspect { time: self.now(), cpu: self.number, pc, address, frame }
     }
 
     /// The tables say that `key` is at `base`: does the modelled TLB hold something else, or from before the frame
@@ -408,7 +440,7 @@ impl Cpu {
                 self.watch.frames.report(
                     Rule::Stale,
                     self.suspect(pc, address, cached.frame),
-                    Some((cached.born, then)),
+                    Some((cached.moment, then)),
                 );
             }
             self.tlb.flush_key(other, self.clock);
@@ -431,7 +463,7 @@ impl Cpu {
             self.pages[slot].mark = if users { Mark(!now.0) } else { now };
         } else if now != mark {
             if now.generation() != mark.generation() {
-                let filled = self.tlb.peek(key).map_or(self.clock, |cached| cached.born);
+                let filled = self.tlb.peek(key).map_or(suspect.time, |cached| cached.moment);
                 frames.report(Rule::Stale, suspect, Some((filled, mark)));
             }
             self.pages[slot].mark = now;

@@ -42,7 +42,7 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], cpu_seconds: f64) -> Results
     };
     let cost = Cost {
         cpu_seconds,
-        blocks: cpus.iter().map(|cpu| cpu.blocks).sum(),
+        blocks: cpus.iter().flat_map(|cpu| &cpu.runs).sum(),
         accesses: phases.iter().map(accesses).sum(),
         translations: cpus.iter().map(|cpu| cpu.fills).sum(),
         translated: watch.translated.load(core::sync::atomic::Ordering::Relaxed),
@@ -57,10 +57,10 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], cpu_seconds: f64) -> Results
         tlb: settings.models.tlb.as_ref().map(|_| lifetimes(watch, cpus, &clocks)),
         slices: slices(watch, finished.into_iter().map(|cpu| cpu.slices), at),
         regions: if settings.models.heat.is_some() { watch.regions() } else { Vec::new() },
-        blocks: blocks(watch),
+        blocks: blocks(watch, cpus),
         oracle: watch.frames.results(checks),
         cost,
-        remarks: remarks(watch),
+        remarks: remarks(watch, cpus, &phases),
         phases,
     }
 }
@@ -123,14 +123,13 @@ fn slices(watch: &Watch, all: impl Iterator<Item = Slices<SliceTally>>, end: u64
     joined.into_slices().into_iter().enumerate().map(slice).collect()
 }
 
-fn blocks(watch: &Watch) -> Vec<BlockResult> {
+fn blocks(watch: &Watch, cpus: &[&mut Cpu]) -> Vec<BlockResult> {
     // The same code at the same address of several programs, or translated in several lengths, is told apart by neither.
     let mut all: Vec<BlockResult> = watch
         .all_blocks()
         .into_iter()
         .filter_map(|block| {
-            let runs: u64 =
-                block.runs.iter().map(|runs| runs.load(core::sync::atomic::Ordering::Relaxed)).sum();
+            let runs: u64 = cpus.iter().filter_map(|cpu| cpu.runs.get(block.number)).sum();
             let half = if block.mode == crate::tally::KERNEL { Half::Kernel } else { Half::User };
             (runs > 0).then_some(BlockResult {
                 pc: block.pc,
@@ -145,7 +144,10 @@ fn blocks(watch: &Watch) -> Vec<BlockResult> {
     all
 }
 
-fn remarks(watch: &Watch) -> Vec<String> {
+/// More than one of so many misread addresses are no chance: a page that is remapped meanwhile is.
+const TOLERATED: u64 = 50;
+
+fn remarks(watch: &Watch, cpus: &[&mut Cpu], phases: &[Phase]) -> Vec<String> {
     let models = &watch.settings().models;
     if models.cache.is_some() {
         watch.remark(
@@ -158,6 +160,22 @@ fn remarks(watch: &Watch) -> Vec<String> {
              entries of INVLPGs die when the changed translation is seen."
                 .into(),
         );
+    }
+    let compared: u64 = cpus.iter().map(|cpu| cpu.compared).sum();
+    let differed: u64 = cpus.iter().map(|cpu| cpu.differed).sum();
+    // Firmware looks for devices where there are none.
+    let modes = phases
+        .iter()
+        .skip(1)
+        .flat_map(|phase| &phase.cpus)
+        .flat_map(|cpu| [&cpu.modes.user, &cpu.modes.kernel]);
+    let (accesses, elsewhere) =
+        modes.fold((0, 0), |(all, out), counts| (all + counts.loads + counts.stores, out + counts.elsewhere));
+    if differed > compared / TOLERATED || elsewhere > accesses / TOLERATED {
+        watch.remark(format!(
+            "Physical addresses are doubtful: {differed} of {compared} differ from the guest's tables, {elsewhere} of {accesses} \
+             accesses reach no memory. This QEMU may count them in another way than its version says."
+        ));
     }
     watch.take_remarks()
 }

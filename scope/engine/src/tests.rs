@@ -342,3 +342,21 @@ fn a_publication_of_what_is_not_there_is_refused() {
     empty.words.store(0x30_0000, doorbell::head(doorbell::KERNEL, 8));
     assert!(matches!(empty.cpus[0].ring(TEXT, Some(0x30_0000)), Ring::Refused(_)));
 }
+
+#[test]
+fn physical_addresses_that_the_tables_contradict_are_called_doubtful() {
+    for (offset, doubtful) in [(0, false), (NODE, true)] {
+        let mut machine = Machine::new();
+        machine.kernel(0);
+        machine.publish(&[]);
+        for page in 0..100 {
+            machine.access(0, DIRECT + (page << 12), (page << 12) + offset, Access::Read);
+        }
+        let remarks = machine.results().remarks;
+        assert_eq!(
+            remarks.iter().any(|remark| remark.contains("100 of 100 differ")),
+            doubtful,
+            "{remarks:?}"
+        );
+    }
+}

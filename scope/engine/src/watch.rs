@@ -15,24 +15,25 @@ use crate::near::NearCaches;
 /// The phase before the first kernel instruction.
 pub const FIRMWARE: usize = 0;
 
-/// A block of code, as it was translated.
+/// A block of code, as it was translated. What each run needs stands first.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Block {
-    pub(crate) pc: u64,
+    /// Its place in every CPU's counts of runs.
+    pub(crate) number: usize,
     /// Page number of the first instruction's address.
     pub(crate) page: u64,
+    pub(crate) instructions: u64,
+    /// The line, where there is only one.
+    pub(crate) only_line: u64,
+    pub(crate) mode: usize,
+    pub(crate) node: usize,
+    pub(crate) pc: u64,
     /// Guest-physical address of that page, if it is memory.
     pub(crate) frame: Option<u64>,
-    pub(crate) node: usize,
-    pub(crate) mode: usize,
-    pub(crate) instructions: u64,
     /// Lines that it is in: the first and the last of its page's, and of the next page's if it goes on there.
     pub(crate) lines: (u64, u64),
     pub(crate) further: Option<(u64, u64)>,
-    /// The line, where there is only one.
-    pub(crate) only_line: u64,
-    /// How often it ran, by CPU: each CPU writes its own.
-    pub(crate) runs: Vec<AtomicU64>,
 }
 
 /// Where a block's instructions are.
@@ -126,10 +127,11 @@ impl Watch {
     pub fn block(&self, place: Place) -> &'static Block {
         self.translated.fetch_add(1, Ordering::Relaxed);
         let mut blocks = locked(&self.blocks);
-        blocks.entry(place).or_insert_with(|| Box::leak(Box::new(self.describe(place))))
+        let number = blocks.len();
+        blocks.entry(place).or_insert_with(|| Box::leak(Box::new(self.describe(number, place))))
     }
 
-    fn describe(&self, place: Place) -> Block {
+    fn describe(&self, number: usize, place: Place) -> Block {
         let shift = self.settings.models.cache.map_or(6, |cache| cache.line.trailing_zeros());
         let lines = |start: u64, bytes: u64| (start >> shift, (start + bytes.max(1) - 1) >> shift);
         for physical in place.physical.iter().chain(place.further.iter().map(|(physical, _)| physical)) {
@@ -137,6 +139,7 @@ impl Watch {
         }
         let own = place.physical.map_or((1, 0), |physical| lines(physical, place.bytes));
         Block {
+            number,
             pc: place.pc,
             page: place.pc >> 12,
             frame: place.physical.map(|physical| physical & !0xfff),
@@ -147,7 +150,6 @@ impl Watch {
             // Several are never the line that was fetched last.
             only_line: if own.0 == own.1 && place.further.is_none() { own.0 } else { NO_LINE - 1 },
             further: place.further.map(|(physical, bytes)| lines(physical, bytes)),
-            runs: self.settings.cpus.iter().map(|_| AtomicU64::new(0)).collect(),
         }
     }
 

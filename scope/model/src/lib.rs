@@ -24,7 +24,7 @@ pub use near::{Miss, NearCache, NearStatistics, Outcome};
 pub use shadow::LruShadow;
 pub use slices::{Join, Slices};
 pub use tlb::{
-    Cached, Death, Hint, Key, LevelShape, Lifetimes, Missed, PageSize, Scope, Side, Tlb, TlbShape,
+    Cached, Death, Hint, Key, LevelShape, Lifetimes, Missed, PageSize, Scope, Side, Tlb, TlbShape, Walked,
 };
 
 /// What an access does.

@@ -171,6 +171,19 @@ pub struct Cached {
     pub note: u32,
     /// When it was filled.
     pub born: u64,
+    /// The same on another clock of the caller's.
+    pub moment: u64,
+}
+
+/// What a walk of the tables found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Walked {
+    /// The frame's number.
+    pub frame: u64,
+    /// Anything that the caller wants to find again.
+    pub note: u32,
+    /// When this is on the caller's other clock.
+    pub moment: u64,
 }
 
 #[derive(Debug)]
@@ -255,7 +268,7 @@ pub struct Tlb {
     lifetimes: [Lifetimes; 6],
 }
 
-const NOTHING: Cached = Cached { frame: 0, note: 0, born: 0 };
+const NOTHING: Cached = Cached { frame: 0, note: 0, born: 0, moment: 0 };
 
 impl Tlb {
     /// Empty caches.
@@ -292,7 +305,7 @@ impl Tlb {
         key: Key,
         hint: &mut Hint,
         now: u64,
-        walk: impl FnOnce() -> (u64, u32),
+        walk: impl FnOnce() -> Walked,
     ) -> Option<Missed> {
         self.clock += 1;
         let first = &mut self.first[side as usize];
@@ -317,10 +330,10 @@ impl Tlb {
             }
             bury(&mut self.lifetimes, old, &self.cached[at], now, Death::Capacity);
         }
-        let (frame, note) = walk();
+        let Walked { frame, note, moment } = walk();
         self.second.keys[at] = key.0;
         self.second.stamps[at] = self.clock;
-        self.cached[at] = Cached { frame, note, born: now };
+        self.cached[at] = Cached { frame, note, born: now, moment };
         self.lifetimes[key.group()].fills += 1;
         Some(Missed::Both)
     }
@@ -407,6 +420,9 @@ mod tests {
     const TINY: TlbShape = TlbShape { data: level(2, 2), fetch: level(2, 1), second: level(4, 4) };
     const SPACE: Scope = Scope::Space(0);
 
+    fn walked(frame: u64, note: u32) -> Walked {
+        Walked { frame, note, moment: 9 }
+    }
     /// Use an address as the engine does; what the look-up met.
     fn access(tlb: &mut Tlb, address: u64, scope: Scope, now: u64) -> Option<Missed> {
         let key = Key::new(address, PageSize::Small, scope);
@@ -414,7 +430,7 @@ mod tests {
         if tlb.touch(Side::Data, key, hint) {
             return None;
         }
-        tlb.look_up(Side::Data, key, &mut hint, now, || (address >> 12, 0))
+        tlb.look_up(Side::Data, key, &mut hint, now, || walked(address >> 12, 0))
     }
     fn deaths(tlb: &Tlb, death: Death) -> u64 {
         tlb.lifetimes().map(|(_, _, lifetimes)| lifetimes.deaths(death)).sum()
@@ -452,8 +468,8 @@ mod tests {
         let key = |address| Key::new(address, PageSize::Large, SPACE);
         assert_eq!(key(0x20_1234), key(0x3f_ffff));
         assert_ne!(key(0x20_0000), Key::new(0x20_0000, PageSize::Small, SPACE));
-        tlb.look_up(Side::Data, key(0x20_1234), &mut Hint::default(), 5, || (0x200, 7));
-        assert_eq!(tlb.peek(key(0x3f_ffff)), Some(&Cached { frame: 0x200, note: 7, born: 5 }));
+        tlb.look_up(Side::Data, key(0x20_1234), &mut Hint::default(), 5, || walked(0x200, 7));
+        assert_eq!(tlb.peek(key(0x3f_ffff)), Some(&Cached { frame: 0x200, note: 7, born: 5, moment: 9 }));
         tlb.flush_page(0x3f_f000, 0, 7);
         assert_eq!(tlb.peek(key(0x20_0000)), None);
     }
@@ -464,7 +480,7 @@ mod tests {
         let upper = 0xffff_ffff_8020_0000;
         let mut fill = |address, size| {
             tlb.look_up(Side::Fetch, Key::new(address, size, Scope::Global), &mut Hint::default(), 0, || {
-                (0, 0)
+                walked(0, 0)
             });
         };
         fill(upper, PageSize::Large);
@@ -500,7 +516,7 @@ mod tests {
         let mut tlb = Tlb::new(TINY);
         let (one, two) = (Key::new(0x1000, PageSize::Small, SPACE), Key::new(0x2000, PageSize::Small, SPACE));
         let mut hint = Hint::default();
-        tlb.look_up(Side::Data, one, &mut hint, 0, || (1, 0));
+        tlb.look_up(Side::Data, one, &mut hint, 0, || walked(1, 0));
         assert!(tlb.touch(Side::Data, one, hint));
         assert!(!tlb.touch(Side::Data, two, hint));
         assert!(!tlb.touch(Side::Data, one, Hint(999)));

@@ -102,7 +102,6 @@ pub struct Oracle {
     pub violations: Vec<Violation>,
     /// How many there were in all, repetitions included.
     pub total: u64,
-    /// How long stale translations had been stale when they were used: entry n counts 2^n to 2^(n+1) - 1
-    /// instructions of the using CPU.
+    /// How long stale translations had been stale when they were used: entry n counts 2^n to 2^(n+1) - 1 instructions.
     pub stale_windows: Vec<u64>,
 }

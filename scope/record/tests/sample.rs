@@ -1,4 +1,4 @@
-//! A recorded run is read as it was written, and its figures agree with each other.
+//! A record is read as it was written, and its figures agree with each other.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;

@@ -1,0 +1,87 @@
+//! The oracle: each rule of frames that our kernel breaks on request is found, with the function that did it; programs that
+//! map, fork, and run threads on several CPUs break none.
+//!
+//! Only our kernel publishes who owns its frames: on another one there is nothing to judge.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::common::*;
+
+fn is_ours() -> bool {
+    kernel() == "freehold"
+}
+
+/// `freehold scope`, with what the oracle needs and no model that it does not.
+fn scope(folder: &tempfile::TempDir, options: &[&str]) -> Command {
+    let mut command = freehold();
+    command.args(["scope", "--timeout", TIMEOUT, "--model", "tlb", "-m", "128M", "--json"]);
+    command.arg(folder.path().join("r.json")).args(options);
+    command
+}
+
+fn oracle(folder: &tempfile::TempDir) -> Value {
+    let text = std::fs::read(folder.path().join("r.json")).expect("the file is there");
+    let mut record: Value = serde_json::from_slice(&text).expect("it is JSON");
+    record["results"]["oracle"].take()
+}
+
+#[test]
+fn every_planted_breach_is_found_with_the_function_that_did_it() {
+    if !is_ours() {
+        return;
+    }
+    for (plant, rule, owner, function) in [
+        ("direct-map-read", "direct-map", "anon", "plant::read_through_direct_map"),
+        ("stale-entry", "stale", "free", "plant::use_stale_translation"),
+        ("text-alias", "text", "reserved", "plant::write_text_through_alias"),
+    ] {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let parameter = format!("freehold.plant={plant}");
+        let mut command = scope(&folder, &["--cpus", "2", "--append", &parameter]);
+        command.args(["--", "busybox", "echo", "on"]);
+        let outcome = finish(command, b"").expect(125);
+        assert_eq!(outcome.text(), "on\n", "the program itself runs to its end");
+        assert!(outcome.stderr.contains(function), "{plant}: {}", outcome.stderr);
+        let oracle = oracle(&folder);
+        let violations = oracle["violations"].as_array().expect("a list");
+        let [violation] = &violations[..] else { panic!("{plant}: {violations:?}") };
+        assert_eq!((&violation["rule"], &violation["owner"]), (&rule.into(), &owner.into()), "{violation}");
+        assert_eq!((&oracle["total"], &violation["count"]), (&1.into(), &1.into()));
+    }
+}
+
+#[test]
+fn programs_that_map_and_fork_and_run_threads_break_no_rule() {
+    if !is_ours() {
+        return;
+    }
+    for program in ["memory", "processes", "threads"] {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let program = repository().join("target/guest/conformance").join(program);
+        let mut command = scope(&folder, &["--cpus", "3", "--numa", "2"]);
+        command.arg("--").arg(&program);
+        finish(command, b"").expect(0);
+        let oracle = oracle(&folder);
+        assert_eq!(oracle["total"], 0, "{}: {oracle}", program.display());
+        // It did look.
+        let checks = |what: &str| oracle["checks"][what].as_u64().expect("a count");
+        assert!(checks("translations") > 1_000_000 && checks("direct_map") > 100_000, "{oracle}");
+        assert!(checks("changes") > 500, "{oracle}");
+    }
+}
+
+#[test]
+fn a_plant_that_is_none_is_told_and_breaks_nothing() {
+    if !is_ours() {
+        return;
+    }
+    let options = ["--verbose", "--append", "freehold.plant=potatoes"];
+    let outcome = run(&options, &["busybox", "true"], b"").expect(0);
+    assert!(
+        outcome.stderr.contains("freehold.plant=potatoes ignored: it can be direct-map-read"),
+        "{}",
+        outcome.stderr
+    );
+}
