@@ -501,6 +501,7 @@ int main(void)
 	send_ready();
 	start_program(stream, error_port);
 	int status = serve();
+	doorbell_phase("closing");
 	drain(&out);
 	drain(&err);
 	if (spec.report)

@@ -57,7 +57,8 @@ const LAB_HELP: &str = "\
 Examples:
   freehold lab                                          names the experiments and their questions
   freehold lab costs --html costs.html                  the answer, as a page to look at
-  freehold lab costs --quick                            a short run: does it work here?";
+  freehold lab costs --quick                            a short run: does it work here?
+  freehold lab near-cache --boots 10 --html near.html   more boots: how far are they from each other?";
 
 #[derive(Parser)]
 #[command(
@@ -349,6 +350,10 @@ pub struct LabOptions {
     /// A short run that shows that it works
     #[arg(long)]
     pub quick: bool,
+
+    /// How many boots to look at, where boots differ [default: the experiment's own number]
+    #[arg(long, value_name = "N")]
+    pub boots: Option<String>,
 
     /// Write the report to FILE: one file, no network
     #[arg(long, value_name = "FILE")]

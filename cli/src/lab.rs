@@ -3,6 +3,7 @@
 //! An experiment is one file under lab/ that ends in a constant, and a line in [`EXPERIMENTS`].
 
 mod costs;
+mod near_cache;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use crate::failure::Failure;
 use crate::files;
 
 /// All of them, in the order in which they are listed.
-const EXPERIMENTS: &[Experiment] = &[costs::EXPERIMENT];
+const EXPERIMENTS: &[Experiment] = &[costs::EXPERIMENT, near_cache::EXPERIMENT];
 
 /// One experiment.
 pub struct Experiment {
@@ -39,6 +40,8 @@ pub enum Extent {
 pub struct Settings {
     /// How much.
     pub extent: Extent,
+    /// How often what differs from boot to boot is repeated, where the user says it.
+    pub boots: Option<u32>,
     /// Where the report to look at goes.
     pub html: Option<PathBuf>,
     /// Where the figures for machines go.
@@ -48,7 +51,7 @@ pub struct Settings {
 /// Lists the experiments, or carries one out; returns the exit status of this command.
 pub fn lab(options: &LabOptions) -> Result<u8> {
     let Some(name) = &options.name else {
-        if options.html.is_some() || options.json.is_some() || options.quick {
+        if options.html.is_some() || options.json.is_some() || options.quick || options.boots.is_some() {
             return Err(Failure::new("which experiment?", format!("one of: {}", names())));
         }
         // A reader that closes early (`| head`) has what it wanted.
@@ -58,11 +61,21 @@ pub fn lab(options: &LabOptions) -> Result<u8> {
     let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| {
         Failure::new(format!("no experiment is named {name}"), format!("one of: {}", names()))
     })?;
+    let boots = match &options.boots {
+        Some(text) => Some(
+            text.parse()
+                .ok()
+                .filter(|boots| (1..=1000).contains(boots))
+                .ok_or_else(|| Failure::new(format!("--boots {text}: not a number of boots"), "1 to 1000"))?,
+        ),
+        None => None,
+    };
     for path in [&options.json, &options.html].into_iter().flatten() {
         files::check_writable(path)?;
     }
     (experiment.run)(&Settings {
         extent: if options.quick { Extent::Quick } else { Extent::Full },
+        boots,
         html: options.html.clone(),
         json: options.json.clone(),
     })

@@ -96,7 +96,7 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
 /// For experiments: watches a measurement and returns what was seen, and what the program printed.
 pub fn measure(options: &ScopeOptions) -> Result<(Results, Vec<u8>)> {
     let mut microscope = Microscope::new(options)?;
-    let mut run = Prepared::new(&options.run)?;
+    let mut run = Prepared::measurement(&options.run)?;
     let seen = microscope.watch(&mut run)?;
     let ended = run.run(Engine::Tcg)?;
     match &ended.end {
@@ -107,7 +107,7 @@ pub fn measure(options: &ScopeOptions) -> Result<(Results, Vec<u8>)> {
         end => return Err(Failure::new(format!("the watched program did not end well: {end:?}"), "")),
     }
     let results = Results::read(&seen).map_err(|error| lost(&ended.words, &error))?;
-    Ok((results, Vec::new()))
+    Ok((results, ended.output))
 }
 
 /// The plugin and the folder where it and this command exchange files.

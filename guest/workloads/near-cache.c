@@ -22,6 +22,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../tools/doorbell.h"
+
 enum { PAGE = 4096, ROUNDS = 4, PROCESSES = 6 };
 
 static void *memory(size_t pages) {
@@ -150,12 +152,14 @@ static void print_frames(const char *name, const char *heap, size_t pages) {
 static void walk(char *heap, size_t pages, size_t accesses) {
     uint64_t state = 88172645463325252u, sum = 0;
     memset(heap, 1, pages * PAGE);
+    doorbell_phase("walk");
     for (size_t i = 0; i < accesses; i++) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         sum += *(volatile char *)(heap + (state >> 8) % (pages * PAGE));
     }
+    doorbell_phase("walked");
     printf("read %lu\n", (unsigned long)sum);
 }
 

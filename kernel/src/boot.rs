@@ -120,6 +120,7 @@ fn start(info: &'static BootInfo, planted: Option<Plant>) {
             }
             let wanted = spec.report;
             let ending = task::init::run(spec);
+            watch::program_ended();
             if wanted == spec::Report::Wanted {
                 report::closing();
             }

@@ -10,6 +10,8 @@ pub struct Digest<'a> {
     /// All of them.
     pub results: &'a Results,
     first: usize,
+    /// One past the last.
+    end: usize,
 }
 
 /// TLB entries of one kind, all CPUs together.
@@ -25,15 +27,18 @@ pub struct Lives {
 }
 
 impl<'a> Digest<'a> {
-    /// Finds the program in `results`: its phase and all after it; everything, where no program began.
+    /// Finds the program in `results`: its phase and all after it but the closing one, in which the kernel takes stock;
+    /// everything, where no program began.
     pub fn of(results: &'a Results) -> Digest<'a> {
-        let first = results.phases.iter().position(|phase| phase.name == "program").unwrap_or(0);
-        Digest { results, first }
+        let phases = &results.phases;
+        let first = phases.iter().position(|phase| phase.name == "program").unwrap_or(0);
+        let closing = phases.iter().rposition(|phase| phase.name == "closing").filter(|at| *at > first);
+        Digest { results, first, end: closing.unwrap_or(phases.len()) }
     }
 
-    /// The phases from the program's start on.
+    /// The program's phases.
     pub fn phases(&self) -> &'a [Phase] {
-        &self.results.phases[self.first..]
+        &self.results.phases[self.first..self.end]
     }
 
     /// Nodes of the machine.
@@ -41,17 +46,17 @@ impl<'a> Digest<'a> {
         self.results.settings.memory.backends.len()
     }
 
-    /// Counts of `cpu` in one half of the address space since the program's start.
+    /// Counts of `cpu` in one half of the address space while the program ran.
     pub fn counts(&self, cpu: usize, half: Half) -> Counts {
         sum(self.phases().iter().filter_map(|phase| Some(of_half(phase.cpus.get(cpu)?, half))))
     }
 
-    /// Counts of all CPUs since the program's start.
+    /// Counts of all CPUs while the program ran.
     pub fn all_counts(&self, half: Half) -> Counts {
         sum(self.phases().iter().flat_map(|phase| phase.cpus.iter().map(|cpu| of_half(cpu, half))))
     }
 
-    /// Counts of each node's memory-side cache since the program's start.
+    /// Counts of each node's memory-side cache while the program ran.
     pub fn near(&self) -> Vec<NearCounts> {
         let mut sums = vec![NearCounts::default(); self.results.near.len()];
         for phase in self.phases() {

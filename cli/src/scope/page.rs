@@ -28,7 +28,7 @@ pub fn page(story: &Story<'_>) -> Page {
     let command = story.command.join(" ");
     let mut page = Page::new(
         &format!("What {} does to memory", name(story)),
-        &format!("{command} · {} · counts begin with the program where nothing else is said", story.kernel),
+        &format!("{command} · {} · counts are the program's time where nothing else is said", story.kernel),
     );
     tiles(&mut page, story);
     if results.oracle.total > 0 {
@@ -134,7 +134,7 @@ fn tiles(page: &mut Page, story: &Story<'_>) {
 
 fn phases(page: &mut Page, digest: &Digest<'_>) {
     page.section("Phases");
-    page.text("Firmware, boot and program are found by themselves; the guest begins others with the command “phase NAME”.");
+    page.text("Firmware, boot, program and closing are found by themselves; the guest begins others with the command “phase NAME”.");
     let columns = [
         Column::text("phase"),
         Column::number("instructions"),

@@ -1,5 +1,5 @@
 //! What the microscope saw, in a few lines on stderr: conflicts first, then TLBs, who reads whose memory, where the
-//! instructions went, phases. Counts begin with the program; what the start cost is in the rows of phases.
+//! instructions went, phases. Counts are the program's time; what came before and after is in the rows of phases.
 
 use std::fmt::Write;
 

@@ -79,6 +79,8 @@ fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
     assert_eq!(record["outcome"]["status"], 7);
     assert!(instructions(phase(&record, "<b>load")) > 10_000, "a sort takes its time");
     assert!(instructions(phase(&record, "boot")) > 100_000);
+    let last = record["results"]["phases"].as_array().expect("phases").last().expect("phases");
+    assert_eq!(last["name"], "closing", "what the kernel does after the program is not the program's");
     assert_eq!(record["results"]["oracle"]["total"], 0, "{}", record["results"]["oracle"]);
     let hottest = record["symbols"].as_array().expect("symbols").iter().filter(|s| s["half"] == "kernel");
     let named = hottest.filter(|symbol| !symbol["name"].as_str().expect("a name").starts_with("0x")).count();
@@ -139,4 +141,33 @@ fn the_microscope_refuses_in_one_line_and_leaves_nothing_half_written() {
     refused(&["--symbols", "/nonexistent/vmlinux"], None, &["/nonexistent/vmlinux"]);
     refused(&[], Some(Path::new("/nonexistent.so")), &["FREEHOLD_SCOPE_PLUGIN=/nonexistent.so"]);
     refused(&[], Some(&text_file), &["cannot load the plugin", "invalid ELF header", "make build"]);
+}
+
+#[test]
+fn placement_by_cache_bin_keeps_a_heap_that_fits_free_of_conflicts_and_the_microscope_agrees() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("near.json");
+    let mut command = freehold();
+    command.args(["lab", "near-cache", "--quick", "--json"]).arg(&file);
+    command.arg("--html").arg(folder.path().join("near.html"));
+    let outcome = finish(command, b"").expect(0);
+    assert!(outcome.text().contains("GUPS 90/10, 3×"), "{}", outcome.text());
+    let record = json(&file);
+    let rows = record["measured"].as_array().expect("rows");
+    let misses = |side: &str, age: &str| {
+        let row = rows.iter().find(|r| r["side"] == side && r["age"] == age && r["workload"] == "fits, 1×");
+        row.and_then(|row| row["boots"][0]["misses"].as_f64()).expect("a share")
+    };
+    for age in ["fresh", "aged"] {
+        assert!(misses("Freehold, balanced", age) <= 0.01, "balanced, {age}: at most 1%");
+        assert!(misses("Freehold, random", age) > 0.2, "random, {age}: far more");
+    }
+    assert!(misses("Linux 6.1", "aged") > 0.2, "a Linux that has aged");
+    for row in record["confirmed"].as_array().expect("rows") {
+        let (reckoned, seen) =
+            (row["reckoned"].as_f64().expect("a share"), row["seen"].as_f64().expect("a share"));
+        assert!((reckoned - seen).abs() < 0.04, "{row}");
+    }
+    let page = std::fs::read_to_string(folder.path().join("near.html")).expect("written");
+    assert!(page.contains("Misses in aged memory"));
 }

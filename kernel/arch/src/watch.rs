@@ -41,6 +41,7 @@ struct Phase([u64; 2]);
 
 static MESSAGE: Once<Message> = Once::new();
 static PROGRAM: Phase = Phase(doorbell::phase("program"));
+static CLOSING: Phase = Phase(doorbell::phase("closing"));
 
 /// Ring: the marker, and a load of the message's first word.
 fn ring(message: &'static [u64]) {
@@ -92,4 +93,9 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
 /// Tell that the program begins.
 pub fn program_begins() {
     ring(&PROGRAM.0);
+}
+
+/// Tell that the program has ended: what follows is the kernel taking stock.
+pub fn program_ended() {
+    ring(&CLOSING.0);
 }

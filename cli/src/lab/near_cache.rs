@@ -1,0 +1,436 @@
+//! `freehold lab near-cache`: what does the page allocator do to a direct-mapped memory-side cache? (Dan Williams, "mm: Shuffle
+//! initial free memory to improve memory-side-cache utilization", v7, January 2019.)
+//!
+//! Every boot runs a program (guest/workloads/near-cache.c) that fills a heap of three times the cache and tells the frames of
+//! its pages, fresh and after memory has aged. Workloads are then reckoned over these placements ([`workload`]). A run of the
+//! microscope, small, confirms the reckoning from the guest's real accesses.
+
+mod workload;
+
+use std::ffi::OsString;
+
+use serde::Serialize;
+
+use super::{Experiment, Extent, Settings};
+use crate::failure::Failure;
+use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
+use crate::protocol::Ending;
+use crate::qemu::Engine;
+use crate::run::Prepared;
+use crate::session::End;
+use crate::size::{MIB, show_size};
+use crate::{Result, args, files, kernel, scope};
+use workload::{Share, Workload};
+
+/// In the registry.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "near-cache",
+    question: "What does the page allocator do to a direct-mapped memory-side cache, fresh, aged, shuffled, balanced?",
+    run,
+};
+
+const PROGRAM: &str = "guest/workloads/near-cache";
+/// Above this a placement that fits has failed.
+const FITS_WELL: f64 = 0.01;
+
+/// A kernel with its parameters.
+struct Side {
+    name: &'static str,
+    kernel: &'static str,
+    append: &'static str,
+}
+
+const LINUX: Side = Side { name: "Linux 6.1", kernel: "linux", append: "" };
+const SHUFFLED: Side = Side { name: "Linux 6.1, shuffled", kernel: "linux", append: "page_alloc.shuffle=1" };
+const LINEAR: Side =
+    Side { name: "Freehold, in order", kernel: "freehold", append: "page_alloc.placement=linear" };
+const RANDOM: Side =
+    Side { name: "Freehold, random", kernel: "freehold", append: "page_alloc.placement=random" };
+/// Not said on the command line: where there is such a cache, this is what the kernel does.
+const BALANCED: Side = Side { name: "Freehold, balanced", kernel: "freehold", append: "" };
+
+/// How large, how often.
+struct Extents {
+    sides: &'static [Side],
+    /// Those that the microscope looks at.
+    watched: &'static [Side],
+    cache: u64,
+    memory: u64,
+    boots: u32,
+    /// The cache of the run under the microscope, and its accesses.
+    confirmed: (u64, u64),
+}
+
+impl Extents {
+    fn of(settings: &Settings) -> Extents {
+        let mut extents = match settings.extent {
+            Extent::Full => Extents {
+                sides: &[LINUX, SHUFFLED, LINEAR, RANDOM, BALANCED],
+                watched: &[LINUX, RANDOM, BALANCED],
+                cache: 64 * MIB,
+                memory: 512 * MIB,
+                boots: 5,
+                confirmed: (32 * MIB, 2_000_000),
+            },
+            Extent::Quick => Extents {
+                sides: &[LINUX, RANDOM, BALANCED],
+                watched: &[RANDOM, BALANCED],
+                cache: 32 * MIB,
+                memory: 256 * MIB,
+                boots: 1,
+                confirmed: (16 * MIB, 500_000),
+            },
+        };
+        extents.boots = settings.boots.unwrap_or(extents.boots);
+        extents
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Age {
+    Fresh,
+    Aged,
+}
+
+impl Age {
+    const BOTH: [Age; 2] = [Age::Fresh, Age::Aged];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Age::Fresh => "fresh",
+            Age::Aged => "aged",
+        }
+    }
+}
+
+/// One workload on one side at one age, a share for each boot.
+#[derive(Debug, Serialize)]
+struct Measured {
+    side: &'static str,
+    age: Age,
+    workload: &'static str,
+    boots: Vec<Share>,
+}
+
+impl Measured {
+    fn misses(&self) -> Spread {
+        Spread::of(self.boots.iter().map(|share| share.misses))
+    }
+}
+
+/// A mean and how far boots are from each other.
+#[derive(Debug, Clone, Copy)]
+struct Spread {
+    mean: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Spread {
+    fn of(values: impl Iterator<Item = f64> + Clone) -> Spread {
+        let count = values.clone().count().max(1) as f64;
+        Spread {
+            mean: values.clone().sum::<f64>() / count,
+            low: values.clone().fold(f64::INFINITY, f64::min),
+            high: values.fold(f64::NEG_INFINITY, f64::max),
+        }
+    }
+
+    /// `16.2%`, with the ends where they differ: `16.2% (9.8–30.6)`.
+    fn show(self) -> String {
+        let percent = |value: f64| format!("{:.1}", value * 100.0);
+        if percent(self.low) == percent(self.high) {
+            return format!("{}%", percent(self.mean));
+        }
+        format!("{}% ({}–{})", percent(self.mean), percent(self.low), percent(self.high))
+    }
+}
+
+/// What the microscope saw, beside what was reckoned for the same frames.
+#[derive(Debug, Serialize)]
+struct Confirmed {
+    side: &'static str,
+    reckoned: f64,
+    seen: f64,
+    accesses: u64,
+}
+
+#[derive(Serialize)]
+struct Record<'a> {
+    experiment: &'static str,
+    cache_bytes: u64,
+    memory_bytes: u64,
+    boots: u32,
+    measured: &'a [Measured],
+    confirmed: &'a [Confirmed],
+}
+
+fn run(settings: &Settings) -> Result<u8> {
+    let extents = Extents::of(settings);
+    let program = kernel::installed(PROGRAM)
+        .ok_or_else(|| Failure::new(format!("{PROGRAM} is missing"), "make build makes it"))?;
+    let program = program.into_os_string();
+    let mut measured = Vec::new();
+    for side in extents.sides {
+        measured.extend(measure(side, &extents, &program)?);
+    }
+    let confirmed = extents.watched.iter().map(|side| confirm(side, &extents, &program));
+    let confirmed = confirmed.collect::<Result<Vec<_>>>()?;
+    print!("{}", summary(&extents, &measured, &confirmed));
+    if let Some(path) = &settings.json {
+        let record = Record {
+            experiment: EXPERIMENT.name,
+            cache_bytes: extents.cache,
+            memory_bytes: extents.memory,
+            boots: extents.boots,
+            measured: &measured,
+            confirmed: &confirmed,
+        };
+        let mut text =
+            serde_json::to_vec_pretty(&record).map_err(|e| Failure::io("write", path, &e.into()))?;
+        text.push(b'\n');
+        files::write_whole(path, &text)?;
+    }
+    if let Some(path) = &settings.html {
+        page(&extents, &measured, &confirmed).write(path)?;
+    }
+    Ok(0)
+}
+
+/// The options of every VM here: `side`'s kernel, one node with a memory-side cache.
+fn options(side: &Side, memory: u64, cache: u64, program: &[&str], path: &OsString) -> Vec<OsString> {
+    let mut options: Vec<OsString> = ["--accel", "tcg", "--report", "never", "--kernel", side.kernel]
+        .iter()
+        .chain(&["--append", side.append, "-m", &show_size(memory), "--near-cache", &show_size(cache), "--"])
+        .map(OsString::from)
+        .collect();
+    options.push(path.clone());
+    options.extend(program.iter().map(OsString::from));
+    options
+}
+
+fn measure(side: &Side, extents: &Extents, program: &OsString) -> Result<Vec<Measured>> {
+    let cells = Age::BOTH.into_iter().flat_map(|age| Workload::ALL.map(|workload| (age, workload)));
+    let mut measured: Vec<Measured> = cells
+        .map(|(age, workload)| Measured {
+            side: side.name,
+            age,
+            workload: workload.name(),
+            boots: Vec::new(),
+        })
+        .collect();
+    for boot in 1..=extents.boots {
+        eprintln!("freehold: {}, boot {boot} of {}", side.name, extents.boots);
+        let heap = (3 * extents.cache / MIB).to_string();
+        let arguments = ["frames", &heap, &boot.to_string()];
+        let output = output_of(&options(side, extents.memory, extents.cache, &arguments, program))?;
+        let pages = (3 * extents.cache / 4096) as usize;
+        for (age, chunk) in Age::BOTH.into_iter().zip(measured.chunks_mut(Workload::ALL.len())) {
+            let frames = frames(&output, age, pages)?;
+            for (measured, workload) in chunk.iter_mut().zip(Workload::ALL) {
+                measured.boots.push(workload.run(&frames, extents.cache));
+            }
+        }
+    }
+    Ok(measured)
+}
+
+/// Runs a measurement and returns what it printed.
+fn output_of(words: &[OsString]) -> Result<String> {
+    let ended = Prepared::measurement(&args::run_options(words)?)?.run(Engine::Tcg)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match &ended.end {
+        End::Program(Ending::Exit(0)) => Ok(text(&ended.output)),
+        End::Qemu(words) => Err(Failure::new(words.clone(), "freehold doctor checks the installation")),
+        end => {
+            let said = text(&ended.error);
+            let said = said.lines().last().unwrap_or("it said nothing");
+            Err(Failure::new(format!("the guest did not end well ({end:?}): {said}"), ""))
+        }
+    }
+}
+
+/// The frames that the program printed after the name of `age`.
+fn frames(output: &str, age: Age, pages: usize) -> Result<Vec<u64>> {
+    let lines = output.lines().skip_while(|line| *line != age.name()).skip(1);
+    let frames: Vec<u64> = lines.map_while(|line| u64::from_str_radix(line, 16).ok()).take(pages).collect();
+    if frames.len() == pages {
+        return Ok(frames);
+    }
+    Err(Failure::new(
+        format!("the guest told {} frames of {pages} ({})", frames.len(), age.name()),
+        "guest/workloads/near-cache in the VM says why",
+    ))
+}
+
+/// Watches a program that reads a heap as large as its cache at random.
+fn confirm(side: &Side, extents: &Extents, program: &OsString) -> Result<Confirmed> {
+    let (cache, accesses) = extents.confirmed;
+    eprintln!("freehold: {}, under the microscope", side.name);
+    let arguments = ["walk", &(cache / MIB).to_string(), &accesses.to_string()];
+    // A small last-level cache: the walk misses it, as a large heap misses a large one.
+    let mut watched: Vec<OsString> =
+        ["--model", "cache", "--llc", "64K,1"].iter().map(OsString::from).collect();
+    let memory = 8 * cache;
+    watched.extend(options(side, memory, cache, &arguments, program));
+    let (results, output) = scope::measure(&args::scope_options(&watched)?)?;
+    let frames = frames(&String::from_utf8_lossy(&output), Age::Fresh, (cache / 4096) as usize)?;
+    let walk = results.phases.iter().find(|phase| phase.name == "walk").and_then(|phase| phase.near.first());
+    let walk = walk.ok_or_else(|| Failure::new("the microscope saw no phase named walk", ""))?;
+    Ok(Confirmed {
+        side: side.name,
+        reckoned: Workload::Fits.run(&frames, cache).conflicts,
+        seen: walk.conflict as f64 / walk.accesses.max(1) as f64,
+        accesses: walk.accesses,
+    })
+}
+
+fn title(extents: &Extents) -> String {
+    format!(
+        "{} of direct-mapped cache in front of {}, {} of each kernel; misses of all accesses, by page placement",
+        show_size(extents.cache),
+        show_size(extents.memory),
+        if extents.boots == 1 { "1 boot".to_owned() } else { format!("{} boots", extents.boots) },
+    )
+}
+
+fn summary(extents: &Extents, measured: &[Measured], confirmed: &[Confirmed]) -> String {
+    let mut text = format!("{}\n\n{:<36}", title(extents), "");
+    for workload in Workload::ALL {
+        text.push_str(&format!("{:>20}", workload.name()));
+    }
+    text.push('\n');
+    for row in measured.chunks(Workload::ALL.len()) {
+        text.push_str(&format!("{:<36}", format!("{}, {}", row[0].side, row[0].age.name())));
+        for cell in row {
+            text.push_str(&format!("{:>20}", cell.misses().show()));
+        }
+        text.push('\n');
+    }
+    text.push_str(
+        "\nconfirmed by the microscope (a walk over a heap of 1×, conflicts)    reckoned      seen\n",
+    );
+    for row in confirmed {
+        text.push_str(&format!(
+            "{:<66}{:>10.1}%{:>9.1}%\n",
+            row.side,
+            row.reckoned * 100.0,
+            row.seen * 100.0
+        ));
+    }
+    text
+}
+
+/// The heap that fits, on each kernel, when memory has aged.
+fn tiles(extents: &Extents, measured: &[Measured]) -> Vec<Tile> {
+    let tile = |side: &Side| {
+        let wanted = (side.name, Age::Aged, Workload::Fits.name());
+        let found = measured.iter().find(|m| (m.side, m.age, m.workload) == wanted)?;
+        let spread = found.misses();
+        Some(Tile {
+            label: side.name.into(),
+            value: format!("{:.1}%", spread.mean * 100.0),
+            detail: "misses of a heap that would fit, aged".into(),
+            tone: if spread.mean <= FITS_WELL { Tone::Good } else { Tone::Warning },
+        })
+    };
+    extents.sides.iter().filter_map(tile).collect()
+}
+
+fn page(extents: &Extents, measured: &[Measured], confirmed: &[Confirmed]) -> Page {
+    let mut page = Page::new("A direct-mapped cache and the page allocator", &title(extents));
+    page.tiles(&tiles(extents, measured));
+    page.section("Question");
+    page.text(EXPERIMENT.question);
+    page.text(
+        "Shuffling free memory in blocks of 4 MiB was Linux' answer in 2019: it makes the conflict rate of an aged machine \
+         steadier, and that of a fresh one worse. Placing each page where the cache holds fewest keeps it low at any age.",
+    );
+    page.section("Answer");
+    for age in Age::BOTH {
+        let names: Vec<&str> = extents.sides.iter().map(|side| side.name).collect();
+        let mut bars = Bars::new(
+            &format!("Misses in {} memory", age.name()),
+            Axis::linear("misses for each access", Unit::Percent),
+            &names,
+        );
+        for workload in Workload::ALL {
+            let bar = |side: &Side| {
+                let found = measured
+                    .iter()
+                    .find(|m| (m.side, m.age, m.workload) == (side.name, age, workload.name()))?;
+                let spread = found.misses();
+                Some(Bar::within(spread.mean, spread.low, spread.high))
+            };
+            bars.group(workload.name(), &extents.sides.iter().map(bar).collect::<Vec<_>>());
+        }
+        page.figure(&bars, "The lines at the ends reach from the best boot to the worst. Shorter is better.");
+    }
+    let mut columns = vec![Column::text("kernel"), Column::text("memory")];
+    columns.extend(Workload::ALL.map(|workload| Column::number(workload.name())));
+    let mut table = Table::new("Misses: mean (least–most of all boots)", &columns);
+    for row in measured.chunks(Workload::ALL.len()) {
+        let mut cells = vec![Cell::text(row[0].side), Cell::text(row[0].age.name())];
+        for (cell, workload) in row.iter().zip(Workload::ALL) {
+            let conflicts = Spread::of(cell.boots.iter().map(|share| share.conflicts));
+            let tone = match workload {
+                Workload::Fits if cell.misses().mean <= FITS_WELL => Tone::Good,
+                _ => Tone::Plain,
+            };
+            let hint = format!("conflicts alone: {}", conflicts.show());
+            cells.push(Cell::text(cell.misses().show()).tone(tone).hint(hint));
+        }
+        table.row(cells);
+    }
+    page.table(&table);
+    page.section("Confirmation");
+    page.text(
+        "The figures above are reckoned from frame numbers. Here a program really reads a heap as large as a small cache at \
+         random, and the microscope counts the conflicts of its accesses line by line.",
+    );
+    let columns = [
+        Column::text("kernel"),
+        Column::number("reckoned"),
+        Column::number("seen"),
+        Column::number("accesses"),
+    ];
+    let mut table = Table::new("", &columns);
+    for row in confirmed {
+        table.row([
+            Cell::text(row.side),
+            Cell::text(Unit::Percent.show(row.reckoned)),
+            Cell::text(Unit::Percent.show(row.seen)),
+            Cell::text(Unit::Count.show(row.accesses as f64)),
+        ]);
+    }
+    page.table(&table);
+    page.section("Settings");
+    let facts: Vec<(String, String)> = extents
+        .sides
+        .iter()
+        .map(|side| (side.name.to_owned(), format!("--kernel {} --append '{}'", side.kernel, side.append)))
+        .chain(Workload::ALL.iter().map(|workload| (workload.name().to_owned(), workload.what().to_owned())))
+        .collect();
+    page.facts(&facts);
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_those_after_the_name_of_their_age_and_all_of_them() {
+        let output = "fresh\n1a\n1b\naged\n2a\n2b\n";
+        assert_eq!(frames(output, Age::Aged, 2).expect("frames"), [0x2a, 0x2b]);
+        assert_eq!(frames(output, Age::Fresh, 2).expect("frames"), [0x1a, 0x1b]);
+        assert!(frames(output, Age::Fresh, 3).is_err(), "too few must not pass for all");
+    }
+
+    #[test]
+    fn a_spread_shows_its_ends_where_boots_differ() {
+        assert_eq!(Spread::of([0.1, 0.1].into_iter()).show(), "10.0%");
+        assert_eq!(Spread::of([0.1, 0.3].into_iter()).show(), "20.0% (10.0–30.0)");
+    }
+}

@@ -1,0 +1,253 @@
+//! What programs would meet: streams of page accesses over a heap whose frames are known, fed to the model of a direct-mapped
+//! memory-side cache with pages for lines. Random choices are the same for every placement, so placements alone differ.
+
+use freehold_scope_model::{Access, NearCache};
+
+const PAGE: u64 = 4096;
+/// Accesses before and while it counts, as multiples of the heap's pages. All pages are used once before.
+const WARM_UP: usize = 2;
+const COUNTED: usize = 6;
+
+/// How a program uses its heap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Workload {
+    /// A heap as large as the cache, all pages alike.
+    Fits,
+    /// A quarter of that, all pages alike.
+    Hot,
+    /// STREAM: three arrays, together as large as the cache, swept side by side.
+    Stream,
+    /// GUPS: a heap of three times the cache; a tenth of it, the first, gets nine accesses of ten.
+    Gups,
+    /// The same with the tenth scattered over the heap.
+    GupsScattered,
+    /// A garbage-collected heap of three times the cache: a nursery that is filled in order again and again, and old
+    /// objects, some much more popular than others (Zipf, 0.9).
+    Jvm,
+}
+
+/// What a placement does to a workload.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Share {
+    /// Misses for each access.
+    pub misses: f64,
+    /// Those that only the placement is to blame for.
+    pub conflicts: f64,
+}
+
+impl Workload {
+    /// All of them.
+    pub const ALL: [Workload; 6] = [
+        Workload::Fits,
+        Workload::Hot,
+        Workload::Stream,
+        Workload::Gups,
+        Workload::GupsScattered,
+        Workload::Jvm,
+    ];
+
+    /// In few words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Workload::Fits => "fits, 1×",
+            Workload::Hot => "hot quarter",
+            Workload::Stream => "STREAM, 1×",
+            Workload::Gups => "GUPS 90/10, 3×",
+            Workload::GupsScattered => "GUPS scattered",
+            Workload::Jvm => "JVM-like, 3×",
+        }
+    }
+
+    /// In one sentence.
+    pub const fn what(self) -> &'static str {
+        match self {
+            Workload::Fits => "a heap as large as the cache, all pages alike",
+            Workload::Hot => "a heap of a quarter of the cache, all pages alike",
+            Workload::Stream => "three arrays, together as large as the cache, swept side by side",
+            Workload::Gups => "a heap of three times the cache; its first tenth gets nine accesses of ten",
+            Workload::GupsScattered => "the same, with the tenth scattered over the heap",
+            Workload::Jvm => {
+                "a heap of three times the cache: a nursery filled in order again and again gets four accesses of ten, old objects \
+                 the others, by Zipf's law (0.9)"
+            }
+        }
+    }
+
+    /// Runs it over a heap of three times the cache, whose pages are in `frames` in the order of their addresses.
+    pub fn run(self, frames: &[u64], cache_bytes: u64) -> Share {
+        let cache = (cache_bytes / PAGE) as usize;
+        let pages = self.pages(frames.len(), cache);
+        let end = (frames.iter().max().copied().unwrap_or(0) + 1) * PAGE;
+        let Ok(mut near) = NearCache::new(0, end, cache_bytes, PAGE) else {
+            return Share { misses: f64::NAN, conflicts: f64::NAN };
+        };
+        let mut stream = Stream::new(self, pages);
+        for frame in &frames[..pages] {
+            near.access(frame * PAGE, Access::Write);
+        }
+        for _ in 0..WARM_UP * pages {
+            near.access(frames[stream.next()] * PAGE, Access::Read);
+        }
+        near.take_statistics();
+        for _ in 0..COUNTED * pages {
+            near.access(frames[stream.next()] * PAGE, Access::Read);
+        }
+        let counts = near.statistics();
+        Share {
+            misses: counts.misses() as f64 / counts.accesses as f64,
+            conflicts: counts.conflict as f64 / counts.accesses as f64,
+        }
+    }
+
+    fn pages(self, heap: usize, cache: usize) -> usize {
+        match self {
+            Workload::Fits => cache.min(heap),
+            Workload::Hot => (cache / 4).min(heap),
+            Workload::Stream => (cache / 3 * 3).min(heap),
+            Workload::Gups | Workload::GupsScattered | Workload::Jvm => heap,
+        }
+    }
+}
+
+/// The pages that a workload uses, one after the other.
+struct Stream {
+    workload: Workload,
+    pages: usize,
+    random: Random,
+    step: usize,
+    /// The order of popularity.
+    order: Vec<u32>,
+    /// Cumulative probabilities by popularity, for [`Workload::Jvm`].
+    zipf: Vec<f64>,
+}
+
+impl Stream {
+    fn new(workload: Workload, pages: usize) -> Stream {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut order: Vec<u32> = (0..pages as u32).collect();
+        if matches!(workload, Workload::GupsScattered | Workload::Jvm) {
+            for last in (1..pages).rev() {
+                order.swap(last, random.below(last + 1));
+            }
+        }
+        let mut zipf = Vec::new();
+        if workload == Workload::Jvm {
+            order.retain(|&page| page as usize >= nursery(pages));
+            let mut sum = 0.0;
+            for rank in 0..order.len() {
+                sum += 1.0 / (rank as f64 + 1.0).powf(0.9);
+                zipf.push(sum);
+            }
+        }
+        Stream { workload, pages, random, step: 0, order, zipf }
+    }
+
+    fn next(&mut self) -> usize {
+        self.step += 1;
+        match self.workload {
+            Workload::Fits | Workload::Hot => self.random.below(self.pages),
+            Workload::Stream => {
+                let array = self.pages / 3;
+                self.step % 3 * array + self.step / 3 % array
+            }
+            Workload::Gups | Workload::GupsScattered => {
+                let hot = self.pages / 10;
+                let at = match self.random.below(10) {
+                    0 => hot + self.random.below(self.pages - hot),
+                    _ => self.random.below(hot),
+                };
+                self.order[at] as usize
+            }
+            // Four accesses of ten go to new objects.
+            Workload::Jvm if self.random.below(10) < 4 => self.step % nursery(self.pages),
+            Workload::Jvm => {
+                let point = self.random.unit() * self.zipf.last().copied().unwrap_or(0.0);
+                let rank = self.zipf.partition_point(|sum| *sum < point);
+                self.order[rank.min(self.order.len() - 1)] as usize
+            }
+        }
+    }
+}
+
+/// Pages of the nursery: a sixth of the heap, half the cache.
+fn nursery(pages: usize) -> usize {
+    (pages / 6).max(1)
+}
+
+/// Marsaglia's xorshift with Vigna's multiplication: repeatable, and no secret.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        ((u128::from(self.next()) * end as u128) >> 64) as usize
+    }
+
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CACHE: u64 = 16384 * PAGE;
+    const PAGES: usize = 3 * 16384;
+
+    fn in_order() -> Vec<u64> {
+        (1000..1000 + PAGES as u64).collect()
+    }
+
+    fn at_random() -> Vec<u64> {
+        let mut random = Random(7);
+        let mut all: Vec<u64> = (0..8 * 16384).collect();
+        for last in (1..all.len()).rev() {
+            all.swap(last, random.below(last + 1));
+        }
+        all.truncate(PAGES);
+        all
+    }
+
+    #[track_caller]
+    fn about(share: f64, expected: f64) {
+        assert!((share - expected).abs() < 0.02, "{share}, not {expected}");
+    }
+
+    #[test]
+    fn memory_in_order_has_no_conflicts_where_it_fits() {
+        for workload in [Workload::Fits, Workload::Hot, Workload::Stream] {
+            assert_eq!(workload.run(&in_order(), CACHE).misses, 0.0, "{}", workload.name());
+        }
+    }
+
+    #[test]
+    fn random_placement_misses_as_the_formulas_say() {
+        // 1 - (1 - e^-λ) / λ for λ = 1 and 1/4; a sweep loses every page that is not alone in its place, 1 - e^-1.
+        about(Workload::Fits.run(&at_random(), CACHE).misses, 0.368);
+        about(Workload::Hot.run(&at_random(), CACHE).misses, 0.115);
+        about(Workload::Stream.run(&at_random(), CACHE).misses, 0.632);
+    }
+
+    #[test]
+    fn a_hot_tenth_of_three_caches_misses_as_computed() {
+        // 1 - sum over places of (sum of p^2 / sum of p), with p = 0.9 over a tenth and 0.1 over the rest; at random, each of a
+        // place's eight frames is a hot page with probability 0.3 / 8 and a cold one with 2.7 / 8.
+        about(Workload::Gups.run(&in_order(), CACHE).misses, 0.095);
+        about(Workload::Gups.run(&at_random(), CACHE).misses, 0.204);
+    }
+
+    #[test]
+    fn conflicts_are_never_more_than_misses() {
+        for workload in Workload::ALL {
+            let share = workload.run(&at_random(), CACHE);
+            assert!(share.conflicts <= share.misses && share.misses < 1.0, "{workload:?} {share:?}");
+        }
+    }
+}
