@@ -1,5 +1,7 @@
 /* Processes: fork, exec, wait, groups, threads' ends, what is inherited and what is not. */
 #include "promise.h"
+
+#include <sys/sendfile.h>
 #include <sys/prctl.h>
 
 static int status;
@@ -191,6 +193,23 @@ static void exec(char *self)
 	close(file);
 	FAILS_WITH("exec of a text", execve(name, script, environment), ENOEXEC);
 	unlink(name);
+	FAILS_WITH("a running program cannot be opened for writing", open(self, O_WRONLY), ETXTBSY);
+	FAILS_WITH("nor cut", truncate(self, 0), ETXTBSY);
+	char copy[] = "/tmp/copy-XXXXXX";
+	int from = open(self, O_RDONLY), to = mkstemp(copy);
+	NEED(from >= 0 && to >= 0 && fchmod(to, 0700) == 0);
+	while (sendfile(to, from, NULL, 1 << 20) > 0)
+		;
+	close(from);
+	char *copied[] = { copy, "in-script", NULL };
+	FAILS_WITH("a file that is open for writing cannot be run", execve(copy, copied, environment), ETXTBSY);
+	close(to);
+	IN_CHILD(status, execve(copy, copied, environment));
+	PROMISE("once it is closed it can", WIFEXITED(status) && WEXITSTATUS(status) != 0);
+	to = open(copy, O_WRONLY);
+	PROMISE("and be written when the program has ended", to >= 0);
+	close(to);
+	unlink(copy);
 	char *big = malloc(200000);
 	memset(big, 'x', 199999);
 	big[199999] = 0;

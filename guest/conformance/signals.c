@@ -302,6 +302,24 @@ static void threads(void)
 	pthread_join(thread, NULL);
 }
 
+/* Process 1 is out of reach, and takes orphans whatever they were to tell their parent with. */
+static void init_process(void)
+{
+	PROMISE("signals to process 1 are taken", kill(1, 0) == 0);
+	if (getppid() == 1) {
+		PROMISE("and do nothing to it", kill(1, SIGHUP) == 0 && kill(1, SIGKILL) == 0 && kill(1, SIGSTOP) == 0);
+		sleep_ms(20);
+		PROMISE("it is still there", kill(1, 0) == 0);
+	}
+	int status;
+	IN_CHILD(status, pid_t orphan = (pid_t)syscall(SYS_clone, SIGHUP, 0, 0, 0, 0);
+		 if (orphan == 0) { sleep_ms(20); _exit(0); });
+	PROMISE("a process may leave a child that signals its end in its own way", status == 0);
+	sleep_ms(60);
+	IN_CHILD(status, _exit(3));
+	PROMISE("life goes on", WEXITSTATUS(status) == 3);
+}
+
 int main(void)
 {
 	delivery();
@@ -311,5 +329,6 @@ int main(void)
 	interrupted();
 	children();
 	threads();
+	init_process();
 	return conclude();
 }

@@ -73,9 +73,10 @@ fn proc() {
     conforms("proc");
 }
 
-// Before 6.3 Linux' O_DIRECT holds references instead of pins, so a fork parts the device from the program.
-const LOST_BY_LINUX: [&str; 2] =
-    ["a read in flight survives a fork", "what the device writes for its parent"];
+// Before 6.3 Linux' O_DIRECT holds references instead of pins, so a fork parts the device from the program. An io_uring
+// request that it hands to a worker finds its memory only then.
+const LOST_BY_LINUX: [&str; 3] =
+    ["a read in flight survives a fork", "what the device writes for its parent", "and their memory gone"];
 
 /// Runs a program with a disk to write, and a slow one whose sectors are filled with their numbers.
 #[track_caller]

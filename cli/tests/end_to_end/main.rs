@@ -10,6 +10,7 @@ mod conformance;
 mod dry_run;
 mod errors;
 mod growth;
+mod hostile;
 mod machine;
 mod oracle;
 mod scope;

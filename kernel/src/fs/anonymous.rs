@@ -65,7 +65,7 @@ pub fn install(file: Arc<dyn File>, flags: OpenFlags) -> Result<i32> {
     let process = crate::task::current().process().clone();
     let limit = usize::try_from(process.limit(Resource::Files).soft).unwrap_or(usize::MAX);
     let on_exec = if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep };
-    process.files().insert(OpenFile::new(file, None, flags), on_exec, limit)
+    process.files().insert(OpenFile::new(file, None, flags)?, on_exec, limit)
 }
 
 /// Give the calling process descriptors for two files, and tell it which at `to`: both or none.

@@ -210,7 +210,7 @@ pub fn read_file(path: &[u8]) -> Result<Vec<u8>> {
         place.node.clone().open(super::OpenFlags::empty())?,
         Some(place),
         super::OpenFlags::empty(),
-    );
+    )?;
     let size = usize::try_from(file.node().metadata().size).map_err(|_| Errno::ENOMEM)?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(size).map_err(|_| Errno::ENOMEM)?;

@@ -56,6 +56,7 @@ pub mod pseudo;
 pub mod signalfd;
 pub mod sysfs;
 pub mod table;
+pub mod text;
 pub mod timerfd;
 pub mod tmpfs;
 pub mod walk;

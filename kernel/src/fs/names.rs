@@ -13,6 +13,7 @@ use super::mount::MountFlags;
 use super::node::{LinkTarget, NewNode, Node, NodeKind, SetMetadata};
 use super::open_file::OpenFile;
 use super::path::{Entry, Path};
+use super::text::{Permit, Purpose};
 use super::walk::{Final, Last, Parent, Trailing, Walk};
 use crate::{Errno, Result};
 
@@ -29,7 +30,7 @@ pub fn open(walk: &Walk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Result
             return Err(Errno::ENOTDIR);
         }
         let file = Arc::new(super::path_file::PathFile::new(place.node.clone()));
-        return Ok(OpenFile::new(file, Some(place), flags));
+        return OpenFile::new(file, Some(place), flags);
     }
     if flags.is_tmpfile() {
         return open_unnamed(walk, &walk.find(text, last)?, flags, mode);
@@ -145,11 +146,12 @@ fn open_place(walk: &Walk<'_>, place: Path, flags: OpenFlags, origin: Origin) ->
             }
         }
     }
+    let _permit = if truncates { Permit::new(&place.node, Purpose::Write)? } else { None };
     if truncates {
         place.node.set_metadata(&SetMetadata { size: Some(0), ..SetMetadata::default() })?;
     }
     let file = place.node.clone().open(flags)?;
-    Ok(OpenFile::new(file, Some(place), flags))
+    OpenFile::new(file, Some(place), flags)
 }
 
 /// What a new node in `dir` is to be: `EROFS` and `EACCES` where none may be made. A directory with the setgid
@@ -369,5 +371,6 @@ pub fn truncate(walk: &Walk<'_>, place: &Path, size: u64) -> Result<()> {
     }
     walk.caller.may(&place.node.metadata(), Access::WRITE)?;
     place.mount.writable()?;
+    let _permit = Permit::new(&place.node, Purpose::Write)?;
     place.node.set_metadata(&SetMetadata { size: Some(size), ..SetMetadata::default() })
 }

@@ -158,6 +158,10 @@ pub trait Node: Any + Send + Sync {
     fn set_metadata(&self, _change: &SetMetadata) -> Result<()> {
         Err(Errno::EPERM)
     }
+    /// Who writes and who runs it, where that is told apart.
+    fn text_use(&self) -> Option<&super::text::TextUse> {
+        None
+    }
     /// Open it (creation flags have been dealt with; TRUNC arrives as a size of 0 before this).
     fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>>;
     /// Where a directory is; `None` for the root of a file system and for anything but directories.

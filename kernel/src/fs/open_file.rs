@@ -11,6 +11,7 @@ use super::flags::OpenFlags;
 use super::locks::{self, Owner};
 use super::node::Node;
 use super::path::Path;
+use super::text::{Permit, Purpose};
 use crate::sync::{Mutex, PollWaiter};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -48,13 +49,37 @@ pub struct OpenFile {
     id: u64,
     /// A lock was asked for through this description.
     locked: AtomicBool,
+    /// Held for as long as it may be written, or a program runs from it.
+    _permit: Option<Permit>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl OpenFile {
     /// A description of `file`, opened by `path` where it has one.
-    pub fn new(file: Arc<dyn File>, path: Option<Path>, flags: OpenFlags) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// `ETXTBSY` for writing where a program runs from it.
+    pub fn new(file: Arc<dyn File>, path: Option<Path>, flags: OpenFlags) -> Result<Arc<Self>> {
+        let permit = if flags.writes() { Permit::new(&file.node(), Purpose::Write)? } else { None };
+        Ok(Self::with_permit(file, path, flags, permit))
+    }
+
+    /// A description that a program runs from.
+    ///
+    /// # Errors
+    /// `ETXTBSY` where it is open for writing.
+    pub fn of_program(file: Arc<dyn File>, path: Option<Path>) -> Result<Arc<Self>> {
+        let permit = Permit::new(&file.node(), Purpose::Run)?;
+        Ok(Self::with_permit(file, path, OpenFlags::empty(), permit))
+    }
+
+    fn with_permit(
+        file: Arc<dyn File>,
+        path: Option<Path>,
+        flags: OpenFlags,
+        permit: Option<Permit>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             file,
             path,
@@ -64,6 +89,7 @@ impl OpenFile {
             signal: AtomicI32::new(0),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             locked: AtomicBool::new(false),
+            _permit: permit,
         })
     }
 

@@ -106,6 +106,8 @@ fn hand_over_children(process: &Arc<Process>) -> Vec<super::Pid> {
         let children = core::mem::take(&mut *process.children.lock());
         for child in &children {
             *child.parent.lock() = Arc::downgrade(&reaper);
+            // What it was to tell its parent with is nothing that a stranger expects.
+            child.exit_signal.store(u32::from(Signal::CHLD.number()), Ordering::Relaxed);
             if child.group() != process.group() && !groups.contains(&child.group()) {
                 groups.push(child.group());
             }

@@ -74,7 +74,7 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
     for (stream, standard) in spec.streams.iter().zip([Standard::Input, Standard::Output, Standard::Error]) {
         let flags = if standard == Standard::Input { OpenFlags::empty() } else { OpenFlags::WRONLY };
         let file = match stream {
-            Stream::Pipe => OpenFile::new(stdio::open(standard)?, None, flags),
+            Stream::Pipe => OpenFile::new(stdio::open(standard)?, None, flags)?,
             Stream::Terminal => match &terminal {
                 Some(file) => Arc::clone(file),
                 None => {
@@ -101,6 +101,7 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
 
 fn start(spec: Spec) -> Result<ExitStatus> {
     let pid = registry::lock().allocate()?;
+    debug_assert_eq!(pid, super::INIT);
     let kernel = kernel_process();
     let init = Arc::new(Process::new(
         pid,

@@ -54,6 +54,8 @@ pub use thread::Task;
 
 /// A process or thread ID; 0 is no process'.
 pub type Pid = u32;
+/// Process 1: the first that there is.
+pub const INIT: Pid = 1;
 
 /// The running task.
 ///

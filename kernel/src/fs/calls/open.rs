@@ -148,6 +148,6 @@ pub fn sys_memfd_create(args: &Args) -> Result<i64> {
     }
     let place = boot::unnamed_place_named(node.clone(), b"memfd:", &name);
     let open_flags = OpenFlags::RDWR | OpenFlags::LARGEFILE;
-    let file = OpenFile::new(node, Some(place), open_flags);
+    let file = OpenFile::new(node, Some(place), open_flags)?;
     install(file, if flags & MFD_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep })
 }

@@ -15,7 +15,7 @@ const IN: u32 = Ready::IN.bits();
 
 fn fixture(events: u32) -> Fixture {
     let (reader, writer) = Pipe::pair(OpenFlags::empty()).unwrap();
-    let reader = OpenFile::new(reader, None, OpenFlags::empty());
+    let reader = OpenFile::new(reader, None, OpenFlags::empty()).unwrap();
     let epoll = Epoll::new();
     epoll.add(3, &reader, Interest { events, data: 77 }).unwrap();
     Fixture { epoll, reader, writer }
@@ -104,14 +104,14 @@ fn closing_the_file_ends_the_watch() {
 #[test]
 fn instances_may_watch_each_other_but_not_in_a_circle() {
     let f = fixture(IN);
-    let inner = OpenFile::new(Arc::new(EpollFile(f.epoll.clone())), None, OpenFlags::RDWR);
+    let inner = OpenFile::new(Arc::new(EpollFile(f.epoll.clone())), None, OpenFlags::RDWR).unwrap();
     let outer = Epoll::new();
     let interest = Interest { events: IN, data: 77 };
     outer.add(9, &inner, interest).unwrap();
     assert_eq!(events(&outer), []);
     write(&f.writer);
     assert_eq!(events(&outer), [IN]);
-    let outer_file = OpenFile::new(Arc::new(EpollFile(outer.clone())), None, OpenFlags::RDWR);
+    let outer_file = OpenFile::new(Arc::new(EpollFile(outer.clone())), None, OpenFlags::RDWR).unwrap();
     assert_eq!(f.epoll.add(10, &outer_file, interest), Err(Errno::ELOOP));
     assert_eq!(outer.add(10, &outer_file, interest), Err(Errno::ELOOP));
 }
@@ -122,7 +122,7 @@ fn the_list_is_shared_fairly() {
     let mut files = vec![];
     for fd in 0..10 {
         let (reader, writer) = Pipe::pair(OpenFlags::empty()).unwrap();
-        let reader = OpenFile::new(reader, None, OpenFlags::empty());
+        let reader = OpenFile::new(reader, None, OpenFlags::empty()).unwrap();
         epoll.add(fd, &reader, Interest { events: IN, data: fd as u64 }).unwrap();
         write(&writer);
         files.push((reader, writer));

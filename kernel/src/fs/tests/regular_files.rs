@@ -82,7 +82,7 @@ fn the_size_limit_is_exact() {
 fn seals_hold() {
     let world = World::new();
     let node = world.fs.unnamed_file(0o600, 0, 0).unwrap();
-    let file = crate::fs::OpenFile::new(node.clone(), None, RW);
+    let file = crate::fs::OpenFile::new(node.clone(), None, RW).unwrap();
     let seals = file.file().seals().unwrap();
     assert_eq!(seals.add(2), Err(Errno::EPERM));
     node.allow_sealing();

@@ -13,6 +13,7 @@ use crate::fs::content::Content;
 use crate::fs::file::{Blocking, DirEntry, File, Mapping, Seekable};
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence, SetMetadata, XattrSet};
+use crate::fs::text::TextUse;
 use crate::sync::SpinLock;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -241,6 +242,10 @@ impl Node for TmpNode {
         }
         self.attributes.lock().change(change);
         Ok(())
+    }
+
+    fn text_use(&self) -> Option<&TextUse> {
+        self.regular().map(Regular::text_use)
     }
 
     fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {

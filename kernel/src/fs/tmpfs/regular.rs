@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::{PAGE, Shared};
 use crate::fs::content::{Content, Punch};
 use crate::fs::file::Allocate;
+use crate::fs::text::TextUse;
 use crate::sync::Mutex;
 use crate::user::Source;
 use crate::{Errno, Result};
@@ -73,6 +74,7 @@ pub(super) struct Regular {
     /// Bytes charged to the file system for it.
     charged: AtomicU64,
     seals: Seals,
+    text: TextUse,
     /// To give the charge back.
     shared: Arc<Shared>,
 }
@@ -84,6 +86,7 @@ impl Regular {
             write: Mutex::new(()),
             charged: AtomicU64::new(0),
             seals: Seals::closed(),
+            text: TextUse::new(),
             shared: shared.clone(),
         })
     }
@@ -94,6 +97,10 @@ impl Regular {
 
     pub fn seals(&self) -> &Seals {
         &self.seals
+    }
+
+    pub fn text_use(&self) -> &TextUse {
+        &self.text
     }
 
     /// Make the charge what the content holds; `reserved` was charged beyond `self.charged` for a change.

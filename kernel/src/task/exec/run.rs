@@ -128,7 +128,7 @@ fn open(process: &Process, request: &Request) -> Result<Arc<OpenFile>> {
         caller.may(&metadata, Access::EXECUTE)?;
         let path = file.path().cloned();
         let opened = file.node().open(OpenFlags::empty())?;
-        return Ok(OpenFile::new(opened, path, OpenFlags::empty()));
+        return OpenFile::of_program(opened, path);
     }
     let fs = process.fs();
     let (root, cwd) = (fs.root(), fs.cwd());
@@ -143,7 +143,7 @@ fn open(process: &Process, request: &Request) -> Result<Arc<OpenFile>> {
     }
     caller.may(&metadata, Access::EXECUTE)?;
     let opened = place.node.clone().open(OpenFlags::empty())?;
-    Ok(OpenFile::new(opened, Some(place), OpenFlags::empty()))
+    OpenFile::of_program(opened, Some(place))
 }
 
 /// The credentials that a set-user-ID or set-group-ID program runs with.

@@ -11,7 +11,7 @@ use super::pending::{Action, MAX_QUEUED};
 use super::set::{SigInfo, SigSet, Signal};
 use crate::sched::{self, Sleep};
 use crate::task::process::{ExitStatus, Group, Process, Report};
-use crate::task::{Pid, Task, registry};
+use crate::task::{INIT, Pid, Task, registry};
 use crate::{Errno, Result};
 
 /// Whom a signal is for.
@@ -76,6 +76,10 @@ impl Process {
 
     fn post(&self, target: Target<'_>, info: SigInfo) -> Parent {
         let Some(signal) = info.signal() else { return Parent::Leave };
+        if self.pid == INIT {
+            // It handles none, and nothing a program does may end or stop it.
+            return Parent::Leave;
+        }
         let mut parent = Parent::Leave;
         let mut group = self.signals.lock();
         let group = &mut *group;
