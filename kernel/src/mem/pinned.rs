@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_arch::X86;
 use freehold_bounce::{FrameBytes, Original, OriginalMut};
 use freehold_machine::{PAGE_SIZE, Pfn, VirtAddr};
-use freehold_vm::{FaultError, PinAccess, PinnedPage};
+use freehold_vm::{FaultError, OfFile, PinAccess, PinnedPage};
 
 use super::{Frames, Space};
 use crate::user::{Iovecs, MemoryRuns, Sink, Source};
@@ -19,6 +19,35 @@ use crate::{Errno, Result};
 
 static ACQUIRED: AtomicU64 = AtomicU64::new(0);
 static RELEASED: AtomicU64 = AtomicU64::new(0);
+
+/// One pinned page.
+pub struct PinnedOne(PinnedPage<Frames>);
+
+impl PinnedOne {
+    /// Pin the page at `address`. Faults it in and may sleep; the caller holds no lock of `space`'s.
+    ///
+    /// # Errors
+    /// `EFAULT`, `ENOMEM`.
+    pub fn new(space: &Space, address: VirtAddr, access: PinAccess) -> Result<Self> {
+        let pinned = space.lock().pin(address, access)?;
+        ACQUIRED.fetch_add(1, Ordering::Relaxed);
+        Ok(Self(pinned))
+    }
+    /// Whether it is of truly shared memory.
+    pub const fn of_file(&self) -> OfFile {
+        self.0.of_file()
+    }
+    /// The frame.
+    pub const fn pfn(&self) -> Pfn {
+        self.0.pfn()
+    }
+}
+
+impl Drop for PinnedOne {
+    fn drop(&mut self) {
+        RELEASED.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 /// Pinned bytes of a program.
 pub struct PinnedRun {

@@ -1,10 +1,14 @@
 //! Another process' memory: process_vm_readv, process_vm_writev, /proc/PID/mem.
 
+use alloc::sync::Arc;
+
 use freehold_machine::VirtAddr;
 use freehold_vm::RemoteAccess;
 
 use super::Space;
-use crate::user::{Sink, Source};
+use crate::syscall::Args;
+use crate::task::{self, registry};
+use crate::user::{Iovecs, Sink, Source};
 use crate::{Errno, Result};
 
 /// Copied per step: small enough for a kernel stack, large enough to amortise the lock.
@@ -84,4 +88,63 @@ pub fn write_space(
         }
     }
     Ok(done)
+}
+
+/// process_vm_readv(pid, local, count, remote, count, flags)
+pub fn sys_process_vm_readv(args: &Args) -> Result<i64> {
+    let mut local = Iovecs::read(args[1], args[2] as usize)?;
+    remote_runs(args, |space, address, length| {
+        read_space(space, address, length, RemoteAccess::Read, &mut local)
+    })
+}
+
+/// process_vm_writev(pid, local, count, remote, count, flags)
+pub fn sys_process_vm_writev(args: &Args) -> Result<i64> {
+    let mut local = Iovecs::read(args[1], args[2] as usize)?;
+    remote_runs(args, |space, address, length| {
+        write_space(space, address, length, RemoteAccess::Write, &mut local)
+    })
+}
+
+/// Have `transfer` deal with each run of the other process, until it does less than it was asked for.
+fn remote_runs(
+    args: &Args,
+    mut transfer: impl FnMut(&Space, VirtAddr, usize) -> Result<usize>,
+) -> Result<i64> {
+    if args[5] != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let remote = Iovecs::read(args[3], args[4] as usize)?;
+    let space = space_of(args.int(0))?;
+    let mut done = 0;
+    for (address, length) in remote.slices().iter().map(|slice| slice.place()).filter(|place| place.1 > 0) {
+        match transfer(&space, VirtAddr(address), length) {
+            Ok(count) => {
+                done += count;
+                if count < length {
+                    break;
+                }
+            }
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done as i64)
+}
+
+/// The memory of the process with a thread of this number, for one who may look into it.
+fn space_of(pid: i32) -> Result<Arc<Space>> {
+    let pid = u32::try_from(pid).map_err(|_| Errno::ESRCH)?;
+    let process = registry::find(pid)
+        .or_else(|| registry::find_task(pid).map(|task| task.process().clone()))
+        .filter(|process| process.exit_status().is_none())
+        .ok_or(Errno::ESRCH)?;
+    let own = task::current().process().clone();
+    let (mine, theirs) = (own.credentials(), process.credentials());
+    let same = [theirs.uid, theirs.euid, theirs.suid].iter().all(|&uid| uid == mine.uid);
+    if own.pid == process.pid || mine.is_privileged() || same {
+        Ok(process.space())
+    } else {
+        Err(Errno::EPERM)
+    }
 }

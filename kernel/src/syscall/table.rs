@@ -235,6 +235,8 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (306, Plain(crate::fs::calls::sys_syncfs)),
     (307, Plain(crate::socket::calls::sys_sendmmsg)),
     (309, Plain(crate::task::calls::sys_getcpu)),
+    (310, Plain(crate::mem::sys_process_vm_readv)),
+    (311, Plain(crate::mem::sys_process_vm_writev)),
     (316, Plain(crate::fs::calls::sys_renameat2)),
     (318, Plain(crate::task::calls::sys_getrandom)),
     (319, Plain(crate::fs::calls::sys_memfd_create)),

@@ -10,6 +10,7 @@ use crate::area::Content;
 use crate::error::{FaultError, SegvCode, VmError};
 use crate::request::Access;
 use crate::resident::{Kind, Want};
+use crate::view::OfFile;
 use crate::{AddressSpace, PageCache};
 
 /// What is done with the bytes, and whose rights count.
@@ -60,6 +61,13 @@ impl<S: Memory> PinnedPage<S> {
         match &self.pin {
             PinOf::Anon(pin) => pin.pfn(),
             PinOf::Shared(pin) => pin.pfn(),
+        }
+    }
+    /// Whether it is of truly shared memory.
+    pub const fn of_file(&self) -> OfFile {
+        match &self.pin {
+            PinOf::Anon(_) => OfFile::No,
+            PinOf::Shared(_) => OfFile::Yes,
         }
     }
     fn record(&self) -> &'static FrameRecord {

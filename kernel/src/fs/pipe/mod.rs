@@ -7,6 +7,8 @@
 //!
 //! Semantics: pipe(7), fifo(7).
 
+#[cfg(target_os = "none")]
+mod lend;
 mod page;
 mod ring;
 mod splice;
@@ -237,11 +239,15 @@ impl Pipe {
     }
 
     fn write(&self, source: &mut dyn Source, boundary: Boundary, blocking: Blocking) -> Result<usize> {
-        if source.remaining() == 0 {
+        self.take(&mut Offer::Copied(source, boundary), blocking)
+    }
+
+    fn take(&self, offer: &mut Offer<'_>, blocking: Blocking) -> Result<usize> {
+        if offer.remaining() == 0 {
             return Ok(0);
         }
         let mut done = 0;
-        let result = self.write_all(source, boundary, blocking, &mut done);
+        let result = self.write_all(offer, blocking, &mut done);
         match result {
             Err(Errno::EPIPE) => {
                 signal_broken();
@@ -252,27 +258,19 @@ impl Pipe {
         }
     }
 
-    fn write_all(
-        &self,
-        source: &mut dyn Source,
-        boundary: Boundary,
-        blocking: Blocking,
-        done: &mut usize,
-    ) -> Result<()> {
+    fn write_all(&self, offer: &mut Offer<'_>, blocking: Blocking, done: &mut usize) -> Result<()> {
         if !self.has_readers() {
             return Err(Errno::EPIPE);
         }
         let mut ring = self.ring.lock();
-        if boundary == Boundary::Stream {
-            *done += ring.merge(source)?;
-        }
-        while source.remaining() > 0 {
+        *done += offer.merge(&mut ring)?;
+        while offer.remaining() > 0 {
             if !self.has_readers() {
                 return Err(Errno::EPIPE);
             }
             if ring.has_room() {
                 let was_empty = ring.pages() == 0;
-                let result = ring.push(source, boundary);
+                let result = offer.push(&mut ring);
                 self.publish(&ring);
                 if was_empty {
                     self.readable.wake_all();
@@ -292,6 +290,38 @@ impl Pipe {
         // Observers that want every edge hear of bytes that joined others, too.
         self.readable.wake_all();
         Ok(())
+    }
+}
+
+/// What is to go into a pipe.
+enum Offer<'a> {
+    /// Bytes that are copied.
+    Copied(&'a mut dyn Source, Boundary),
+    /// A program's pages themselves.
+    #[cfg(target_os = "none")]
+    Lent(lend::Lender<'a>),
+}
+
+impl Offer<'_> {
+    fn remaining(&self) -> usize {
+        match self {
+            Self::Copied(source, _) => source.remaining(),
+            #[cfg(target_os = "none")]
+            Self::Lent(lender) => lender.remaining(),
+        }
+    }
+    fn merge(&mut self, ring: &mut Ring) -> Result<usize> {
+        match self {
+            Self::Copied(source, Boundary::Stream) => ring.merge(*source),
+            _ => Ok(0),
+        }
+    }
+    fn push(&mut self, ring: &mut Ring) -> Result<usize> {
+        match self {
+            Self::Copied(source, boundary) => ring.push(*source, *boundary),
+            #[cfg(target_os = "none")]
+            Self::Lent(lender) => lender.push(ring),
+        }
     }
 }
 

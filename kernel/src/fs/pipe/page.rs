@@ -1,4 +1,4 @@
-//! A page of bytes that is no part of any file: what pipes and sockets hold.
+//! A page of bytes that is no part of any file: what pipes and sockets hold. It is the kernel's own, or lent by a program (vmsplice).
 
 #[cfg(target_os = "none")]
 mod real {
@@ -6,11 +6,17 @@ mod real {
     use freehold_frame::{Frame, PageCache};
     use freehold_machine::{PAGE_SIZE, PhysicalBytes};
 
+    use super::Holding;
     use crate::Result;
-    use crate::mem::{self, Frames};
+    use crate::mem::{self, Frames, PinnedOne};
 
     /// A user-side frame: its bytes are reached through a window only.
-    pub struct BytePage(Frame<PageCache, Frames>);
+    pub enum BytePage {
+        /// The kernel's.
+        Own(Frame<PageCache, Frames>),
+        /// A program's; nobody here writes it.
+        Lent(PinnedOne),
+    }
 
     impl BytePage {
         /// A page with any content.
@@ -18,11 +24,26 @@ mod real {
         /// # Errors
         /// `ENOMEM`.
         pub fn allocate() -> Result<Self> {
-            Ok(Self(Frame::allocate(mem::frames())?))
+            Ok(Self::Own(Frame::allocate(mem::frames())?))
+        }
+        /// A program's page.
+        pub const fn lent(page: PinnedOne) -> Self {
+            Self::Lent(page)
+        }
+        /// Whose it is.
+        pub const fn holding(&self) -> Holding {
+            match self {
+                Self::Own(_) => Holding::Own,
+                Self::Lent(_) => Holding::Lent,
+            }
         }
         /// Run `f` on the bytes, in a window: it must not sleep or fault.
         pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-            X86.with_bytes(self.0.pfn(), f)
+            let frame = match self {
+                Self::Own(frame) => frame.pfn(),
+                Self::Lent(page) => page.pfn(),
+            };
+            X86.with_bytes(frame, f)
         }
     }
 }
@@ -33,6 +54,7 @@ mod real {
 
     use freehold_machine::PAGE_SIZE;
 
+    use super::Holding;
     use crate::Result;
     use crate::sync::SpinLock;
 
@@ -47,6 +69,10 @@ mod real {
         pub fn allocate() -> Result<Self> {
             Ok(Self(SpinLock::new(Box::new([0; PAGE_SIZE]))))
         }
+        /// Whose it is.
+        pub const fn holding(&self) -> Holding {
+            Holding::Own
+        }
         /// Run `f` on the bytes.
         pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
             f(&mut self.0.lock())
@@ -55,6 +81,18 @@ mod real {
 }
 
 pub use real::BytePage;
+
+/// Whose a page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holding {
+    /// The kernel's: it may be written and kept for later.
+    Own,
+    /// A program's, which goes on writing it.
+    Lent,
+}
+
+/// Bytes of a lent page that are moved at a time.
+const STEP: usize = 512;
 
 use core::ops::Range;
 
@@ -93,7 +131,21 @@ impl BytePage {
         let mut done = 0;
         while done < wanted {
             let at = range.start + done..range.start + wanted;
-            done += self.with_bytes(|bytes| sink.put_without_fault(&bytes[at]));
+            done += match self.holding() {
+                Holding::Own => self.with_bytes(|bytes| sink.put_without_fault(&bytes[at])),
+                // The sink may be this very page, which is in one window at a time.
+                Holding::Lent => {
+                    let mut step = [0; STEP];
+                    let step = &mut step[..at.len().min(STEP)];
+                    self.with_bytes(|bytes| step.copy_from_slice(&bytes[at.start..at.start + step.len()]));
+                    let put = sink.put_without_fault(step);
+                    if put == step.len() {
+                        done += put;
+                        continue;
+                    }
+                    put
+                }
+            };
             if done < wanted {
                 match sink.fault_in() {
                     Err(error) if done == 0 => return Err(error),

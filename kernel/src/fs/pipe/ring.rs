@@ -8,7 +8,7 @@ use alloc::collections::VecDeque;
 
 use freehold_machine::PAGE_SIZE;
 
-use super::page::BytePage;
+use super::page::{BytePage, Holding};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
@@ -95,7 +95,12 @@ impl Ring {
     pub fn merge(&mut self, source: &mut dyn Source) -> Result<usize> {
         let odd = source.remaining() % PAGE_SIZE;
         match self.chunks.back_mut() {
-            Some(last) if last.boundary == Boundary::Stream && odd > 0 && last.end + odd <= PAGE_SIZE => {
+            Some(last)
+                if last.boundary == Boundary::Stream
+                    && last.page.holding() == Holding::Own
+                    && odd > 0
+                    && last.end + odd <= PAGE_SIZE =>
+            {
                 let count = last.page.fill(last.end..last.end + odd, source)?;
                 last.end += count;
                 Ok(count)
@@ -124,6 +129,17 @@ impl Ring {
                 result
             }
         }
+    }
+
+    /// Put the bytes of `page` at `range` into a new chunk. Called where there is room.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    #[cfg(target_os = "none")]
+    pub fn push_page(&mut self, page: BytePage, range: core::ops::Range<usize>) -> Result<()> {
+        self.chunks.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        self.chunks.push_back(Chunk { page, start: range.start, end: range.end, boundary: Boundary::Stream });
+        Ok(())
     }
 
     /// Move bytes from the front to the sink: all that fit, or the rest of one packet.
@@ -177,7 +193,9 @@ impl Ring {
 
     fn retire_front(&mut self) {
         if let Some(chunk) = self.chunks.pop_front() {
-            self.spare.get_or_insert(chunk.page);
+            if chunk.page.holding() == Holding::Own {
+                self.spare.get_or_insert(chunk.page);
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use core::cmp::Ordering as Compare;
 use alloc::sync::Arc;
 use linux_raw_sys::general as c;
 
-use super::ring::{Boundary, Ring};
+use super::ring::Ring;
 use super::{Blocking, Pipe};
 use crate::fs::{OpenFile, Seekable};
 use crate::sync::MutexGuard;
@@ -291,7 +291,7 @@ pub fn sys_tee(args: &Args) -> Result<i64> {
     between(source, sink, length, Transfer::Copy, wait).map(|count| count as i64)
 }
 
-/// vmsplice(2): the bytes are copied, so that the program may reuse its memory at once.
+/// vmsplice(2): into a pipe go the program's pages themselves, pinned until they are read; out of it, copies.
 ///
 /// # Errors
 /// As in the manual.
@@ -304,10 +304,17 @@ pub fn sys_vmsplice(args: &Args) -> Result<i64> {
     let pipe = file.file().pipe().ok_or(Errno::EBADF)?;
     let mut memory = Iovecs::read(args[1], args[2] as usize)?;
     let wait = blocking(&file, flags);
-    let count = if file.flags().writes() {
-        pipe.write(&mut memory, Boundary::Stream, wait)?
-    } else {
-        pipe.read(&mut memory, wait)?
-    };
+    let count =
+        if file.flags().writes() { lend(pipe, &mut memory, wait)? } else { pipe.read(&mut memory, wait)? };
     Ok(count as i64)
+}
+
+#[cfg(target_os = "none")]
+fn lend(pipe: &Pipe, memory: &mut Iovecs, wait: Blocking) -> Result<usize> {
+    pipe.take(&mut super::Offer::Lent(super::lend::Lender::new(memory)), wait)
+}
+
+#[cfg(not(target_os = "none"))]
+fn lend(pipe: &Pipe, memory: &mut Iovecs, wait: Blocking) -> Result<usize> {
+    pipe.write(memory, super::Boundary::Stream, wait)
 }

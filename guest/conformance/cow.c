@@ -1,0 +1,449 @@
+/*
+ * Copy-on-write: an anonymous frame is kept by whom it belongs to, copied for whom it does not, and never changes hands under someone
+ * who still looks at it. Each row has the number that it has in the comparison of kernels; each is tried with a page of 4 KiB and with
+ * a piece of 2 MiB. Frame numbers are read from /proc/self/pagemap: without the right to them nothing is said about reuse.
+ *
+ * With the argument "mark" rows about soft-dirty are left out (a stock Linux may be built without).
+ */
+#include "promise.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+enum { PAGE = 4096 };
+static const size_t LARGE = 2 << 20;
+
+enum size { SMALL, HUGE };
+static enum size size;
+static int pagemap;
+
+static void promise(const char *row, const char *text, int kept)
+{
+	char line[200];
+	snprintf(line, sizeof line, "%s, %s: %s", row, size == HUGE ? "2 MiB" : "4 KiB", text);
+	PROMISE(line, kept);
+}
+
+static uint64_t entry(const volatile void *at)
+{
+	uint64_t word = 0;
+	NEED(pread(pagemap, &word, 8, (uintptr_t)at / PAGE * 8) == 8);
+	return word;
+}
+
+#define SOFT_DIRTY (1ULL << 55)
+
+/* Whether the page counts as written since such marks were last cleared. */
+static int is_marked(const volatile void *at)
+{
+	return (entry(at) & SOFT_DIRTY) != 0;
+}
+
+static uint64_t frame(const volatile void *at)
+{
+	return entry(at) & ((1ULL << 55) - 1);
+}
+
+/* The same frame as before; true where frame numbers are not told. */
+static int kept(const volatile void *at, uint64_t before)
+{
+	return frame(at) == before;
+}
+
+static char *block; /* the whole mapping */
+
+/* One page to test with: a page of its own, or the fourth piece of a large one. Filled with `value`. */
+static char *make(char value)
+{
+	size_t room = size == HUGE ? 2 * LARGE : PAGE;
+	block = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	NEED(block != MAP_FAILED);
+	if (size == SMALL) {
+		madvise(block, room, MADV_NOHUGEPAGE);
+		memset(block, value, PAGE);
+		return block;
+	}
+	char *aligned = (char *)(((uintptr_t)block + LARGE - 1) & ~(LARGE - 1));
+	if (aligned > block)
+		munmap(block, aligned - block);
+	munmap(aligned + LARGE, block + room - aligned - LARGE);
+	block = aligned;
+	madvise(block, LARGE, MADV_HUGEPAGE);
+	memset(block, value, LARGE);
+	return block + 3 * PAGE;
+}
+
+static void unmake(void)
+{
+	munmap(block, size == HUGE ? LARGE : PAGE);
+}
+
+/* A child that lives until it is told to go, and answers what byte it sees at `at`. */
+struct child {
+	pid_t pid;
+	int ask, answer;
+};
+
+static struct child fork_child(volatile char *at)
+{
+	struct child child;
+	int ask[2], answer[2];
+	NEED(pipe(ask) == 0 && pipe(answer) == 0);
+	fflush(stdout);
+	child.pid = fork();
+	NEED(child.pid >= 0);
+	if (child.pid == 0) {
+		char order, value;
+		close(ask[1]);
+		close(answer[0]);
+		while (read(ask[0], &order, 1) == 1 && order != 'q') {
+			if (order == 'w')
+				*at = 'c';
+			value = *at;
+			if (write(answer[1], &value, 1) != 1)
+				break;
+		}
+		_exit(0);
+	}
+	close(ask[0]);
+	close(answer[1]);
+	child.ask = ask[1];
+	child.answer = answer[0];
+	return child;
+}
+
+static char tell(struct child child, char order)
+{
+	char value = 0;
+	NEED(write(child.ask, &order, 1) == 1 && read(child.answer, &value, 1) == 1);
+	return value;
+}
+
+static void end(struct child child)
+{
+	char quit = 'q';
+	int status;
+	NEED(write(child.ask, &quit, 1) == 1 && waitpid(child.pid, &status, 0) == child.pid);
+	close(child.ask);
+	close(child.answer);
+}
+
+static int clear_refs(char what)
+{
+	int file = open("/proc/self/clear_refs", O_WRONLY);
+	int done = file >= 0 && write(file, &what, 1) == 1;
+	close(file);
+	return done;
+}
+
+static void exclusive(int marks)
+{
+	char *at = make('a');
+	uint64_t before = frame(at);
+	if (marks) {
+		NEED(clear_refs('4'));
+		*at = 'b';
+		promise("01", "a store after clear_refs keeps the frame", kept(at, before));
+	}
+	mprotect(at, PAGE, PROT_READ);
+	mprotect(at, PAGE, PROT_READ | PROT_WRITE);
+	*at = 'c';
+	promise("02", "a store after mprotect and back keeps the frame", kept(at, before));
+	struct child child = fork_child(at);
+	*at = 'd';
+	promise("03", "with a child alive a store is its parent's alone", tell(child, 'r') == 'c' && *at == 'd');
+	promise("03", "and the child's is the child's", tell(child, 'w') == 'c' && *at == 'd');
+	end(child);
+	unmake();
+
+	at = make('a');
+	before = frame(at);
+	end(fork_child(at));
+	*at = 'b';
+	promise("04", "with the child gone a store keeps the frame", kept(at, before));
+	child = fork_child(at);
+	struct child second = fork_child(at);
+	*at = 'c';
+	promise("03", "two children see what was there", tell(child, 'r') == 'b' && tell(second, 'w') == 'c' && tell(child, 'r') == 'b');
+	end(child);
+	end(second);
+	unmake();
+
+	at = make('a');
+	int status;
+	fflush(stdout);
+	pid_t middle = fork();
+	NEED(middle >= 0);
+	if (middle == 0) {
+		/* The child of a child writes after both others are gone from the page. */
+		pid_t last = fork();
+		if (last == 0) {
+			*at = 'z';
+			_exit(*at != 'z');
+		}
+		int inner;
+		waitpid(last, &inner, 0);
+		_exit(inner != 0 || *at != 'a');
+	}
+	NEED(waitpid(middle, &status, 0) == middle);
+	promise("05", "a chain of forks leaves each its own bytes", status == 0 && *at == 'a');
+	unmake();
+}
+
+/* Lend the page at `at` to a pipe; what it says when it is read. */
+static int lend(char *at, int ends[2])
+{
+	struct iovec run = { at, PAGE };
+	return pipe(ends) == 0 && vmsplice(ends[1], &run, 1, 0) == PAGE;
+}
+
+static char lent(int ends[2])
+{
+	char bytes[PAGE];
+	NEED(read(ends[0], bytes, PAGE) == PAGE);
+	close(ends[0]);
+	close(ends[1]);
+	return bytes[0];
+}
+
+static void lending(int marks)
+{
+	int ends[2];
+	char *at = make('a');
+	NEED(lend(at, ends));
+	end(fork_child(at));
+	*at = 'b';
+	promise("06", "what is lent shows a store after a fork", lent(ends) == 'b');
+	unmake();
+
+	if (marks) {
+		at = make('a');
+		NEED(lend(at, ends) && clear_refs('4'));
+		*at = 'b';
+		promise("11", "what is lent shows a store after clear_refs", lent(ends) == 'b');
+		unmake();
+	}
+
+	at = make('a');
+	NEED(lend(at, ends));
+	mprotect(at, PAGE, PROT_READ);
+	mprotect(at, PAGE, PROT_READ | PROT_WRITE);
+	*at = 'b';
+	promise("12", "what is lent shows a store after mprotect", lent(ends) == 'b');
+	unmake();
+
+	at = make('a');
+	NEED(lend(at, ends));
+	madvise(at, PAGE, MADV_PAGEOUT);
+	*at = 'b';
+	promise("13", "what is lent shows a store after MADV_PAGEOUT", lent(ends) == 'b');
+	unmake();
+
+	/* What a child lends and unmaps must not show its parent's later stores. */
+	at = make('a');
+	NEED(pipe(ends) == 0);
+	int status;
+	IN_CHILD(status, {
+		struct iovec run = { at, PAGE };
+		int done = vmsplice(ends[1], &run, 1, 0) == PAGE;
+		munmap(block, size == HUGE ? LARGE : PAGE);
+		_exit(!done);
+	});
+	NEED(status == 0);
+	*at = 's';
+	promise(size == HUGE ? "19" : "14", "a child that lent and let go learns nothing from its parent", lent(ends) == 'a');
+	unmake();
+
+	at = make('a');
+	NEED(lend(at, ends));
+	struct child child = fork_child(at);
+	unmake();
+	tell(child, 'w');
+	promise("15", "a parent that lent and let go learns nothing from its child", lent(ends) == 'a');
+	end(child);
+
+	at = make('a');
+	child = fork_child(at);
+	NEED(lend(at, ends));
+	unmake();
+	tell(child, 'w');
+	promise("16", "nor one that lends after the fork", lent(ends) == 'a');
+	end(child);
+}
+
+static void lending_others(void)
+{
+	int ends[2];
+	char *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	NEED(at != MAP_FAILED && *(volatile char *)at == 0);
+	NEED(lend(at, ends));
+	*at = 'z';
+	promise("17", "an untouched page that is lent shows the first store", lent(ends) == 'z');
+	munmap(at, PAGE);
+
+	int file = memfd_create("cow", 0);
+	NEED(file >= 0 && ftruncate(file, PAGE) == 0 && pwrite(file, "f", 1, 0) == 1);
+	at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+	NEED(at != MAP_FAILED && *(volatile char *)at == 'f' && lend(at, ends));
+	*at = 'z';
+	char byte;
+	promise("18", "a private file page that is lent shows the first store", lent(ends) == 'z');
+	promise("18", "and the file does not", pread(file, &byte, 1, 0) == 1 && byte == 'f');
+
+	/* A lent page that its own reader reads into. */
+	*at = 'q';
+	NEED(lend(at, ends) && read(ends[0], at, PAGE) == PAGE);
+	promise("18", "a lent page can be read into itself", *at == 'q');
+	close(ends[0]);
+	close(ends[1]);
+	munmap(at, PAGE);
+	close(file);
+}
+
+static void pieces(void)
+{
+	char *at = make('a');
+	int ends[2];
+	char *other = block + 7 * PAGE;
+	uint64_t pinned = frame(at), before = frame(other);
+	end(fork_child(at));
+	*other = 'b';
+	promise("71", "with the child gone a store keeps a piece's frame", kept(other, before));
+	NEED(lend(at, ends));
+	end(fork_child(at));
+	*other = 'c';
+	promise("72", "a pin on one piece costs no copy of another", kept(other, before));
+	*at = 'd';
+	promise("72", "and the pinned one keeps its frame", kept(at, pinned) && lent(ends) == 'd');
+
+	/* Parts come and go by themselves. */
+	munmap(block + 16 * PAGE, 16 * PAGE);
+	NEED(mmap(block + 16 * PAGE, 16 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
+	madvise(block + 16 * PAGE, 16 * PAGE, MADV_HUGEPAGE);
+	int zero = block[16 * PAGE] == 0 && block[31 * PAGE] == 0;
+	promise("T1", "a part that was unmapped is zero, its neighbours are not", zero && block[15 * PAGE] == 'a' && block[32 * PAGE] == 'a');
+	madvise(block + 64 * PAGE, PAGE, MADV_DONTNEED);
+	promise("T2", "a piece that is not needed is zero, its neighbours are not",
+		block[64 * PAGE] == 0 && block[63 * PAGE] == 'a' && block[65 * PAGE] == 'a');
+	before = frame(other);
+	char *place = mmap(NULL, 2 * LARGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	NEED(place != MAP_FAILED);
+	char *moved = mremap(block, LARGE, LARGE, MREMAP_MAYMOVE | MREMAP_FIXED, place + PAGE);
+	promise("T3", "it moves to an odd place with its bytes", moved == place + PAGE && moved[7 * PAGE] == 'c' && moved[3 * PAGE] == 'd'
+		&& kept(moved + 7 * PAGE, before));
+	munmap(place, 2 * LARGE);
+}
+
+static void collapsing(void)
+{
+	char *at = make('a');
+	mprotect(at, PAGE, PROT_READ);
+	mprotect(at, PAGE, PROT_READ | PROT_WRITE);
+	struct child child = fork_child(at);
+	*at = 'b';
+	if (madvise(block, LARGE, MADV_COLLAPSE) != 0 && errno == EINVAL) {
+		/* Before 6.1. */
+		end(child);
+		unmake();
+		return;
+	}
+	promise("T4", "a collapsed page has the bytes that its pieces had", *at == 'b' && block[0] == 'a' && block[LARGE - 1] == 'a');
+	*at = 'c';
+	promise("T4", "and its child has what there was", tell(child, 'r') == 'a');
+	end(child);
+	unmake();
+}
+
+static void forced(void)
+{
+	int memory = open("/proc/self/mem", O_RDWR);
+	NEED(memory >= 0);
+	int file = memfd_create("cow", 0);
+	NEED(file >= 0 && ftruncate(file, PAGE) == 0 && pwrite(file, "f", 1, 0) == 1);
+	char *private = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, file, 0);
+	char *shared = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, file, 0);
+	NEED(private != MAP_FAILED && shared != MAP_FAILED);
+	char byte = 0;
+	promise("80", "a forced write to a private file page stays private", pwrite(memory, "x", 1, (uintptr_t)private) == 1
+		&& *(volatile char *)private == 'x' && pread(file, &byte, 1, 0) == 1 && byte == 'f');
+	errno = 0;
+	promise("81", "one to a shared read-only page is EIO", pwrite(memory, "x", 1, (uintptr_t)shared) == -1 && errno == EIO);
+	munmap(private, PAGE);
+	munmap(shared, PAGE);
+	close(file);
+
+	char *at = make('a');
+	mprotect(at, PAGE, PROT_READ);
+	struct child child = fork_child(at);
+	promise("82", "a forced write after fork is not the child's", pwrite(memory, "x", 1, (uintptr_t)at) == 1
+		&& *(volatile char *)at == 'x' && tell(child, 'r') == 'a');
+	end(child);
+	unmake();
+	close(memory);
+
+	at = make('a');
+	uint64_t before = frame(at);
+	child = fork_child(at);
+	struct iovec mine = { &byte, 1 }, theirs = { at, 1 };
+	byte = 'y';
+	promise("83", "process_vm_writev into a child is not its parent's",
+		process_vm_writev(child.pid, &mine, 1, &theirs, 1, 0) == 1 && tell(child, 'r') == 'y' && *at == 'a');
+	end(child);
+	child = fork_child(at);
+	int came = process_vm_readv(child.pid, &mine, 1, &theirs, 1, 0) == 1 && byte == 'a';
+	end(child);
+	*at = 'b';
+	promise("84", "process_vm_readv leaves nothing behind that costs a copy", came && kept(at, before));
+	unmake();
+}
+
+static void written(void)
+{
+	char *at = make('a');
+	promise("sd", "new memory counts as written", is_marked(at));
+	NEED(clear_refs('4'));
+	promise("sd", "cleared, it does not", !is_marked(at));
+	(void)*(volatile char *)at;
+	promise("sd", "a load does not count", !is_marked(at));
+	*at = 'b';
+	promise("sd", "a store does", is_marked(at));
+	NEED(clear_refs('4'));
+	mprotect(at, PAGE, PROT_READ);
+	mprotect(at, PAGE, PROT_READ | PROT_WRITE);
+	promise("sd", "mprotect does not", !is_marked(at));
+	*at = 'c';
+	promise("sd", "and a store after it does", is_marked(at));
+	unmake();
+	uint64_t words[2];
+	FAILS_WITH("pagemap at an odd offset", pread(pagemap, words, 8, 4), EINVAL);
+	FAILS_WITH("pagemap in odd pieces", pread(pagemap, words, 7, 0), EINVAL);
+	int file = open("/proc/self/clear_refs", O_WRONLY);
+	FAILS_WITH("clear_refs 0", write(file, "0", 1), EINVAL);
+	FAILS_WITH("clear_refs 6", write(file, "6", 1), EINVAL);
+	close(file);
+}
+
+int main(int count, char **arguments)
+{
+	int marks = count < 2 || strcmp(arguments[1], "mark") != 0;
+	pagemap = open("/proc/self/pagemap", O_RDONLY);
+	NEED(pagemap >= 0);
+	for (size = SMALL; size <= HUGE; size++) {
+		exclusive(marks);
+		lending(marks);
+		if (marks)
+			written();
+		forced();
+	}
+	size = HUGE;
+	pieces();
+	collapsing();
+	size = SMALL;
+	lending_others();
+	return conclude();
+}

@@ -1,0 +1,70 @@
+//! vmsplice: a program's pages in a pipe, without a copy.
+//!
+//! A page is pinned for reading, so its frame is the program's own and stays the page's: the reader sees what the program stores
+//! meanwhile, and never what a child or parent stores after a fork (the way in which references to shared frames leaked). Pages of
+//! truly shared memory are copied: their frames are file pages, whose bytes the reader may be about to write.
+
+use alloc::sync::Arc;
+
+use freehold_arch::X86;
+use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
+use freehold_vm::{OfFile, PinAccess};
+
+use super::page::BytePage;
+use super::ring::Ring;
+use crate::Result;
+use crate::mem::{PinnedOne, Space};
+use crate::user::Iovecs;
+
+/// The runs of a program's memory that are on their way into a pipe.
+pub struct Lender<'a> {
+    space: Arc<Space>,
+    runs: &'a Iovecs,
+    /// Which run, and how far in it.
+    run: usize,
+    done: usize,
+    remaining: usize,
+}
+
+impl<'a> Lender<'a> {
+    /// All of `runs`, of the current process.
+    pub fn new(runs: &'a Iovecs) -> Self {
+        let remaining = runs.slices().iter().map(|slice| slice.place().1).sum();
+        Self { space: crate::task::current().process().space(), runs, run: 0, done: 0, remaining }
+    }
+
+    /// Bytes to come.
+    pub const fn remaining(&self) -> usize {
+        self.remaining
+    }
+
+    /// Put what is left of the next page into a new chunk of `ring`, which has room; how many bytes.
+    ///
+    /// # Errors
+    /// `EFAULT`, `ENOMEM`.
+    pub fn push(&mut self, ring: &mut Ring) -> Result<usize> {
+        let (address, length) = loop {
+            let Some(slice) = self.runs.slices().get(self.run) else { return Ok(0) };
+            let (address, length) = slice.place();
+            if self.done < length {
+                break (address.wrapping_add(self.done as u64), length - self.done);
+            }
+            (self.run, self.done) = (self.run + 1, 0);
+        };
+        let start = address as usize % PAGE_SIZE;
+        let count = length.min(PAGE_SIZE - start);
+        let pinned = PinnedOne::new(&self.space, VirtAddr(address), PinAccess::Read)?;
+        let page = match pinned.of_file() {
+            OfFile::No => BytePage::lent(pinned),
+            OfFile::Yes => {
+                let copy = BytePage::allocate()?;
+                copy.with_bytes(|to| X86.with_bytes(pinned.pfn(), |from| to.copy_from_slice(from)));
+                copy
+            }
+        };
+        ring.push_page(page, start..start + count)?;
+        self.done += count;
+        self.remaining -= count;
+        Ok(count)
+    }
+}
