@@ -32,7 +32,7 @@ impl Method {
                 statistics::RESAMPLES
             ),
             Method::Paired => {
-                "95% intervals: Student's t over the logarithms of the ratios of alternating runs' medians"
+                "95% intervals: Student's t over the logarithms of the ratios of alternating runs' medians; ± is half the range of those medians"
                     .into()
             }
         }
@@ -59,6 +59,20 @@ pub struct Cost {
     pub note: Option<String>,
 }
 
+impl Cost {
+    /// Half the range of the runs' medians (of a single run's samples), as a share of the cost.
+    pub fn spread(&self) -> f64 {
+        let values = match self.runs.as_slice() {
+            [samples] => samples.clone(),
+            runs => medians(runs),
+        };
+        let (low, high) = values
+            .iter()
+            .fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(*value), high.max(*value)));
+        (high - low) / 2.0 / self.estimate.value
+    }
+}
+
 /// One row of the comparison.
 #[derive(Debug)]
 pub struct Line {
@@ -79,8 +93,40 @@ impl Line {
     }
 
     /// Whether the first side costs no more than the goal's share of the second. `None` without a ratio.
-    pub fn meets_goal(&self) -> Option<bool> {
-        self.ratios.first().copied().flatten().map(|ratio| ratio.value <= self.row.goal)
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.ratios.first().copied().flatten().map(|ratio| Verdict::of(ratio, self.row.goal))
+    }
+}
+
+/// What an interval says of a goal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// All of the interval is within it.
+    Met,
+    /// None of the interval is.
+    Missed,
+    /// The samples do not decide.
+    Open,
+}
+
+impl Verdict {
+    fn of(ratio: Estimate, goal: f64) -> Verdict {
+        if ratio.interval.high <= goal {
+            Verdict::Met
+        } else if ratio.interval.low > goal {
+            Verdict::Missed
+        } else {
+            Verdict::Open
+        }
+    }
+
+    /// In a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Verdict::Met => "met",
+            Verdict::Missed => "missed",
+            Verdict::Open => "open",
+        }
     }
 }
 
@@ -201,4 +247,37 @@ fn ratio(method: Method, ours: &Cell, theirs: &Cell) -> Option<Estimate> {
         Method::Bootstrap => statistics::bootstrap_ratio(&ours.runs.concat(), &theirs.runs.concat()),
         Method::Paired => statistics::paired_ratio(&medians(&ours.runs), &medians(&theirs.runs)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::statistics::Interval;
+    use super::*;
+
+    fn estimate(value: f64, low: f64, high: f64) -> Estimate {
+        Estimate { value, interval: Interval { low, high } }
+    }
+
+    #[test]
+    fn a_goal_is_met_or_missed_only_where_the_interval_decides() {
+        assert_eq!(Verdict::of(estimate(0.4, 0.39, 0.5), 0.5), Verdict::Met);
+        assert_eq!(Verdict::of(estimate(0.6, 0.51, 0.7), 0.5), Verdict::Missed);
+        assert_eq!(Verdict::of(estimate(0.4, 0.3, 0.6), 0.5), Verdict::Open);
+        assert_eq!(Verdict::of(estimate(0.4, 0.0, f64::INFINITY), 0.5), Verdict::Open);
+    }
+
+    #[test]
+    fn the_spread_is_half_the_range_of_the_runs() {
+        let cost = |runs: &[&[f64]]| Cost {
+            estimate: estimate(100.0, 0.0, 0.0),
+            runs: runs.iter().map(|samples| samples.to_vec()).collect(),
+            note: None,
+        };
+        assert_eq!(
+            cost(&[&[90.0, 90.0, 500.0], &[110.0]]).spread(),
+            0.1,
+            "outliers within a run do not count"
+        );
+        assert_eq!(cost(&[&[80.0, 100.0, 120.0]]).spread(), 0.2, "one run has only its samples");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::compare::{Cell, Line, distinguishable};
+use super::compare::{Cell, Line, Verdict, distinguishable};
 use super::plan::Measure;
 use super::report::Report;
 use super::statistics::Estimate;
@@ -89,8 +89,8 @@ fn tiles(report: &Report<'_>) -> Vec<Tile> {
         ));
     }
     if report.plan.has_goals() {
-        let judged: Vec<bool> = lines.iter().filter_map(Line::meets_goal).collect();
-        let met = judged.iter().filter(|met| **met).count();
+        let judged: Vec<Verdict> = lines.iter().filter_map(Line::verdict).collect();
+        let met = judged.iter().filter(|verdict| **verdict == Verdict::Met).count();
         let tone = if met == judged.len() { Tone::Good } else { Tone::Warning };
         tiles.push(tile(
             "goals met",
@@ -145,10 +145,10 @@ fn costs(report: &Report<'_>) -> Table {
             cells.push(html::Cell::text(table::ratio(*ratio)).tone(tone));
         }
         if report.plan.has_goals() {
-            let tone = match line.meets_goal() {
-                Some(true) => Tone::Good,
-                Some(false) => Tone::Warning,
-                None => Tone::Plain,
+            let tone = match line.verdict() {
+                Some(Verdict::Met) => Tone::Good,
+                Some(Verdict::Missed) => Tone::Warning,
+                Some(Verdict::Open) | None => Tone::Plain,
             };
             cells.push(html::Cell::text(table::goal(line)).tone(tone));
         }

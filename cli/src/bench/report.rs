@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::compare::{Comparison, Difference};
+use super::compare::{Comparison, Difference, Line, Verdict};
 use super::measure::Measured;
 use super::plan::{Measure, Plan};
 use super::statistics::Estimate;
@@ -62,16 +62,19 @@ impl<'a> Report<'a> {
             ));
         }
         if self.plan.has_goals() {
-            let missed: Vec<String> = lines
-                .iter()
-                .filter(|line| line.meets_goal() == Some(false))
-                .map(|line| line.name())
-                .collect();
-            let judged = lines.iter().filter(|line| line.meets_goal().is_some()).count();
-            let met = judged - missed.len();
-            let list =
-                if missed.is_empty() { String::new() } else { format!("; missed: {}", missed.join(", ")) };
-            text.push(format!("goals against {}: {met} of {judged} met{list}", self.plan.sides[1].label));
+            let of = |wanted: Verdict| -> Vec<String> {
+                lines.iter().filter(|line| line.verdict() == Some(wanted)).map(Line::name).collect()
+            };
+            let (met, missed, open) = (of(Verdict::Met), of(Verdict::Missed), of(Verdict::Open));
+            let judged = met.len() + missed.len() + open.len();
+            let mut sentence =
+                format!("goals against {}: {} of {judged} met", self.plan.sides[1].label, met.len());
+            for (verdict, names) in [(Verdict::Missed, missed), (Verdict::Open, open)] {
+                if !names.is_empty() {
+                    sentence.push_str(&format!("; {}: {}", verdict.word(), names.join(", ")));
+                }
+            }
+            text.push(sentence);
         }
         text.extend(self.repetition());
         text

@@ -51,12 +51,9 @@ pub fn cell(measure: Measure, cell: &Cell) -> String {
         Cell::Failed(_) => "failed".into(),
         Cell::Cost(found) => {
             let text = cost(measure, found.estimate.value);
-            let half =
-                (found.estimate.interval.high - found.estimate.interval.low) / 2.0 / found.estimate.value;
             match measure {
                 Measure::Instructions => text,
-                Measure::Wall if half.is_finite() => format!("{text} ±{:.0}%", half * 100.0),
-                Measure::Wall => text,
+                Measure::Wall => format!("{text} ±{:.0}%", found.spread() * 100.0),
             }
         }
     }
@@ -65,9 +62,8 @@ pub fn cell(measure: Measure, cell: &Cell) -> String {
 /// What the goal's column says of a row.
 pub fn goal(line: &Line) -> String {
     let limit = format!("≤ {}", line.row.goal);
-    match line.meets_goal() {
-        Some(true) => format!("{limit} met"),
-        Some(false) => format!("{limit} missed"),
+    match line.verdict() {
+        Some(verdict) => format!("{limit} {}", verdict.word()),
         None => limit,
     }
 }

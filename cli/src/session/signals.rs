@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 
 use crate::Result;
@@ -24,25 +25,26 @@ const IN_A_ROW: Duration = Duration::from_secs(2);
 pub struct Signals {
     wake: UnixStream,
     noted: Vec<(i32, Arc<AtomicBool>)>,
+    actions: Vec<SigId>,
     insistence: Vec<Instant>,
 }
 
 impl Signals {
-    /// Starts watching. The handlers stay for the life of the process.
+    /// Starts watching, until this is dropped. From then on these signals do nothing: the handlers themselves stay.
     pub fn register() -> Result<Signals> {
         let failed = |e: std::io::Error| Failure::new(format!("cannot watch signals: {e}"), "");
         let (wake, write) = UnixStream::pair().map_err(failed)?;
         wake.set_nonblocking(true).map_err(failed)?;
-        let mut noted = Vec::new();
+        let (mut noted, mut actions) = (Vec::new(), Vec::new());
         for signal in WATCHED {
             let flag = Arc::new(AtomicBool::new(false));
             // The flag first: whoever is woken finds it set.
-            signal_hook::flag::register(signal, Arc::clone(&flag)).map_err(failed)?;
-            signal_hook::low_level::pipe::register(signal, write.try_clone().map_err(failed)?)
-                .map_err(failed)?;
+            actions.push(signal_hook::flag::register(signal, Arc::clone(&flag)).map_err(failed)?);
+            let write = write.try_clone().map_err(failed)?;
+            actions.push(signal_hook::low_level::pipe::register(signal, write).map_err(failed)?);
             noted.push((signal, flag));
         }
-        Ok(Signals { wake, noted, insistence: Vec::new() })
+        Ok(Signals { wake, noted, actions, insistence: Vec::new() })
     }
 
     /// Readable when a signal came.
@@ -68,5 +70,14 @@ impl Signals {
         self.insistence.retain(|at| at.elapsed() < IN_A_ROW);
         self.insistence.push(Instant::now());
         self.insistence.len() >= TIMES
+    }
+}
+
+impl Drop for Signals {
+    /// A command that runs many VMs would else hold seven sockets for each.
+    fn drop(&mut self) {
+        for action in self.actions.drain(..) {
+            signal_hook::low_level::unregister(action);
+        }
     }
 }
