@@ -505,11 +505,11 @@ impl Cpu {
         self.forget_pages();
     }
 
+    /// Empty the pages. What was counted in them stays there until it is settled.
     fn forget_pages(&mut self) {
         self.code_tag = NO_TAG;
         if self.generation == LAST_GENERATION {
             self.generation = 0;
-            self.settle_pages();
             self.pages.iter_mut().chain(self.codes.iter_mut()).for_each(|page| page.tag = NO_TAG);
         } else {
             self.generation += 1 << PAGE_BITS;

@@ -144,8 +144,10 @@ fn blocks(watch: &Watch, cpus: &[&mut Cpu]) -> Vec<BlockResult> {
     all
 }
 
-/// More than one of so many misread addresses are no chance: a page that is remapped meanwhile is.
-const TOLERATED: u64 = 50;
+/// More than one misread address of so many is no chance: a page that is remapped meanwhile is.
+const MISREAD: u64 = 50;
+/// Where there are no tables to compare with: more than one access of so many to what is no memory. Devices are polled, too.
+const ELSEWHERE: u64 = 5;
 
 fn remarks(watch: &Watch, cpus: &[&mut Cpu], phases: &[Phase]) -> Vec<String> {
     let models = &watch.settings().models;
@@ -171,7 +173,7 @@ fn remarks(watch: &Watch, cpus: &[&mut Cpu], phases: &[Phase]) -> Vec<String> {
         .flat_map(|cpu| [&cpu.modes.user, &cpu.modes.kernel]);
     let (accesses, elsewhere) =
         modes.fold((0, 0), |(all, out), counts| (all + counts.loads + counts.stores, out + counts.elsewhere));
-    if differed > compared / TOLERATED || elsewhere > accesses / TOLERATED {
+    if differed > compared / MISREAD || (compared == 0 && elsewhere > accesses / ELSEWHERE) {
         watch.remark(format!(
             "Physical addresses are doubtful: {differed} of {compared} differ from the guest's tables, {elsewhere} of {accesses} \
              accesses reach no memory. This QEMU may count them in another way than its version says."

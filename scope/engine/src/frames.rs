@@ -135,7 +135,11 @@ impl Frames {
         now: u64,
     ) -> Result<(), &'static str> {
         let p = &publication;
-        if p.record == 0 || 4096 % p.record != 0 || p.state_offset % 4 != 0 || p.state_offset >= p.record {
+        if p.record == 0
+            || 4096 % p.record != 0
+            || !p.state_offset.is_multiple_of(4)
+            || p.state_offset >= p.record
+        {
             return Err("records of that size are none");
         }
         let ranges = [(p.text, p.text_end, TEXT), (p.rodata, p.rodata_end, TEXT)];

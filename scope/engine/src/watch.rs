@@ -183,7 +183,7 @@ impl Watch {
             let at = address + 8 * index;
             if at >> 12 == address >> 12 { self.memory.load(at) } else { None }
         };
-        let Some(head) = (address % 8 == 0).then(|| word(0)).flatten() else {
+        let Some(head) = address.is_multiple_of(8).then(|| word(0)).flatten() else {
             return Ring::Refused("a message is not where it can be read");
         };
         let (kind, length) = (head as u32, (head >> 32) as usize);

@@ -50,7 +50,7 @@ impl Geometry {
             return Err(GeometryError::Line(self.line));
         }
         let per_set = self.line * self.ways as u64;
-        if per_set == 0 || self.size < per_set || self.size % per_set != 0 {
+        if per_set == 0 || self.size < per_set || !self.size.is_multiple_of(per_set) {
             return Err(GeometryError::Size(self.size));
         }
         Ok(self.size / per_set)

@@ -259,7 +259,11 @@ mod tests {
         let evicted = base + (1 << 20) + 64;
         assert_eq!(cache.access(base + 64, Access::Read), Outcome::Miss(Miss::Conflict { evicted }));
         assert_eq!(cache.statistics().written_back, 1);
-        assert_eq!(cache.buckets().map(|(_, conflicts, _)| conflicts).sum::<u64>(), 1);
+        // Written after it had come: it has to be written back too.
+        cache.access(base + 64, Access::Write);
+        cache.access(base + (1 << 20) + 64, Access::Read);
+        assert_eq!(cache.statistics().written_back, 2);
+        assert_eq!(cache.buckets().map(|(_, conflicts, _)| conflicts).sum::<u64>(), 2);
     }
 
     #[test]

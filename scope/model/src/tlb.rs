@@ -139,7 +139,7 @@ impl LevelShape {
     pub const fn is_valid(self) -> bool {
         self.ways > 0
             && self.entries > 0
-            && self.entries % self.ways == 0
+            && self.entries.is_multiple_of(self.ways)
             && (self.entries / self.ways).is_power_of_two()
     }
 }
@@ -509,6 +509,20 @@ mod tests {
         let touch = |tlb: &mut Tlb| (1..=3).map(|page| access(tlb, page << 12, SPACE, 0)).collect::<Vec<_>>();
         assert_eq!(touch(&mut tlb), [Some(Missed::Both); 3]);
         assert!(touch(&mut tlb).iter().all(|met| matches!(met, Some(Missed::First(_)))));
+    }
+
+    #[test]
+    fn what_leaves_the_second_level_leaves_the_first_too() {
+        let mut tlb = Tlb::new(TINY);
+        let kept = Key::new(0x1000, PageSize::Small, SPACE);
+        let mut hint = Hint::NONE;
+        tlb.look_up(Side::Data, kept, &mut hint, 0, || walked(1, 0));
+        for page in 2..=5 {
+            assert!(tlb.touch(Side::Data, kept, hint), "hits in the first level do not reach the second");
+            access(&mut tlb, page << 12, SPACE, 0);
+        }
+        assert!(!tlb.touch(Side::Data, kept, hint) && !holds(&tlb, 0x1000, SPACE));
+        assert_eq!(deaths(&tlb, Death::Capacity), 1);
     }
 
     #[test]

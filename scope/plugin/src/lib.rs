@@ -15,7 +15,8 @@
 //! into a guest-physical address. Blocks are keyed by physical page, so that is looked at once, at the translation. A block
 //! that is left early (by an exception) is counted whole.
 //! *Data*: QEMU's answer is asked for once for each page that a CPU uses between two flushes; before QEMU 8.2 it counts
-//! the offset of a backend twice, which [`freehold_scope_record::Memory::from_hw_address`] undoes.
+//! the offset of a backend twice, which [`freehold_scope_record::Memory::from_hw_address`] undoes. Firmware's ROMs then look like
+//! a part of the second node; only firmware itself reads them.
 //! *Not visible*: what the CPU's page walks and devices read and write. An access that crosses a page is counted in its first.
 //!
 //! # Doorbell
@@ -34,7 +35,7 @@ use std::cell::UnsafeCell;
 use std::collections::HashSet;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, compiler_fence};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use freehold_scope_engine::{Choice, Cpu, Flush, Place, Ring, Special, Watch, finish, special, tells};
@@ -81,6 +82,16 @@ struct Running {
     callbacks: Callbacks,
     /// Addresses right behind a marker that ended its block.
     pending: Mutex<HashSet<u64>>,
+}
+
+impl Running {
+    fn pending(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// Whether a block that begins at `pc` begins behind a marker that ended another.
+    fn awaits(&self, pc: u64) -> bool {
+        self.pending().contains(&pc)
+    }
 }
 
 /// The callbacks that are compiled for what is modelled.
@@ -217,7 +228,7 @@ extern "C" fn on_access<C: Choice>(number: c_uint, info: u32, address: u64, data
 fn physical(info: u32, address: u64) -> Option<u64> {
     // SAFETY: called in the access's callback with its own arguments.
     let answer = unsafe { qemu::hw_address(info, address) }?;
-    running().mapped.from_hw_address(answer)
+    running().mapped.read_hw_address(answer)
 }
 
 extern "C" fn on_told(number: c_uint, info: u32, address: u64, _: *mut c_void) {
@@ -262,12 +273,16 @@ fn translate(running: &Running, block: &Block<'_>) {
     let count = instructions.len() as u64;
     let mut place: Option<Place> = None;
     let mut before: Option<(Special, Instruction<'_>)> = None;
-    for instruction in instructions {
+    for (index, instruction) in instructions.enumerate() {
         let pc = instruction.address();
         extend(&mut place, running, &instruction, count);
         instruction.on_access(running.callbacks.access, pc as *mut c_void);
         let kind = special(instruction.bytes());
-        if follows_marker(running, before.as_ref(), pc, place.is_some_and(|place| place.pc == pc)) {
+        let rings = match index {
+            0 => running.awaits(pc),
+            _ => matches!(before, Some((Special::Marker, _))),
+        };
+        if rings {
             instruction.on_access(on_ring, pc as *mut c_void);
         }
         if let Some(kind) = kind {
@@ -291,26 +306,12 @@ fn translate(running: &Running, block: &Block<'_>) {
     }
     if let Some((Special::Marker, marker)) = before {
         let behind = marker.address() + marker.bytes().len() as u64;
-        running.pending.lock().unwrap_or_else(PoisonError::into_inner).insert(behind);
+        running.pending().insert(behind);
     }
     if let Some(place) = place {
         let known = running.watch.block(place);
         block.on_run(running.callbacks.block, core::ptr::from_ref(known).cast_mut().cast());
     }
-}
-
-/// Whether the instruction at `pc` is the load behind a marker: of this block, or (the block's first) of the one before.
-fn follows_marker(
-    running: &Running,
-    before: Option<&(Special, Instruction<'_>)>,
-    pc: u64,
-    is_first: bool,
-) -> bool {
-    if is_first {
-        let pending = running.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        return !pending.is_empty() && pending.contains(&pc);
-    }
-    matches!(before, Some((Special::Marker, _)))
 }
 
 /// Add an instruction to where its block is.

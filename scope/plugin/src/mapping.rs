@@ -80,7 +80,7 @@ impl Mapped {
         self.memory.address_of(number, (host - mapping.start) as u64)
     }
     /// The guest-physical address that QEMU's answer means.
-    pub fn from_hw_address(&self, answer: u64) -> Option<u64> {
+    pub fn read_hw_address(&self, answer: u64) -> Option<u64> {
         self.memory.from_hw_address(answer)
     }
 }
@@ -90,7 +90,7 @@ impl GuestMemory for Mapped {
         let range = self.memory.range_of(address)?;
         let mapping = self.mappings[range.backend];
         let offset = range.offset + (address - range.start);
-        if address % 8 != 0 || offset + 8 > mapping.bytes {
+        if !address.is_multiple_of(8) || offset + 8 > mapping.bytes {
             return None;
         }
         let host = (mapping.start + offset as usize) as *const AtomicU64;

@@ -99,8 +99,9 @@ pub unsafe fn install_arguments(
         is_x86_system: info.system_emulation && name.to_bytes() == b"x86_64",
     };
     let argument = |index: usize| {
+        let place = argv.wrapping_add(index);
         // SAFETY: `argv` has `argc` pointers.
-        let text = unsafe { *argv.add(index) };
+        let text = unsafe { *place };
         // SAFETY: each is a C string.
         let text = unsafe { core::ffi::CStr::from_ptr(text) };
         text.to_string_lossy().into_owned()
