@@ -13,6 +13,8 @@ GUEST_CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Wno-unused-result -static
 BENCH_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/bench/*.c))
 GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 	$(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c guest/workloads/*.c guest/tools/*.c))
+# What the command itself puts into guests.
+GUEST_INSTALLED := init tools/phase workloads/near-cache $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
 .PHONY: build run test install setup command kernel guest
 .DEFAULT_GOAL := build
@@ -49,8 +51,8 @@ install: build
 	install -D -m 755 $(TARGET)/freehold $(DESTDIR)$(PREFIX)/bin/freehold
 	install -D -m 644 $(TARGET)/freehold-kernel $(DESTDIR)$(PREFIX)/share/freehold/freehold-kernel
 	install -D -m 644 $(TARGET)/libfreehold_scope.so $(DESTDIR)$(PREFIX)/share/freehold/libfreehold_scope.so
-	install -D -m 755 $(TARGET)/guest/init $(DESTDIR)$(PREFIX)/share/freehold/guest/init
-	install -D -m 755 $(TARGET)/guest/tools/phase $(DESTDIR)$(PREFIX)/share/freehold/guest/tools/phase
+	for program in $(GUEST_INSTALLED); do \
+		install -D -m 755 $(TARGET)/guest/$$program $(DESTDIR)$(PREFIX)/share/freehold/guest/$$program || exit 1; done
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
 		$(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	$(TARGET)/freehold man > $(DESTDIR)$(PREFIX)/share/man/man1/freehold.1

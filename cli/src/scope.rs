@@ -28,6 +28,7 @@ use crate::run::{self, Prepared};
 use crate::session::{End, WATCHER_NAME};
 use crate::{Result, files, kernel};
 use digest::Digest;
+use summary::Rows;
 use symbols::{Hot, Names};
 
 const PLUGIN: &str = "libfreehold_scope.so";
@@ -85,7 +86,8 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
         kernel: kernel_name(&ended),
     };
     write_files(options, &story)?;
-    eprint!("{}", summary::summary(&story, options.phase_rows));
+    let rows = if options.phase_rows { Rows::All } else { Rows::Marked };
+    eprint!("{}", summary::summary(&story, rows));
     if results.oracle.total > 0 {
         eprintln!("freehold: {}", summary::verdict(&story));
         return Ok(OWN_ERROR);

@@ -29,7 +29,7 @@ fn ramp(label: &str, unit: Unit, most: f64) -> String {
     for shade in 1..=SHADES {
         let _ = write!(html, "<i class=\"h{shade}\"></i>");
     }
-    let _ = write!(html, "</span><span>{}</span></div>\n", escape(&unit.show(most)));
+    let _ = writeln!(html, "</span><span>{}</span></div>", escape(&unit.show(most)));
     html
 }
 

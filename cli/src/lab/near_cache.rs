@@ -67,8 +67,8 @@ impl Extents {
             Extent::Full => Extents {
                 sides: &[LINUX, SHUFFLED, LINEAR, RANDOM, BALANCED],
                 watched: &[LINUX, RANDOM, BALANCED],
-                cache: 64 * MIB,
-                memory: 512 * MIB,
+                cache: 256 * MIB,
+                memory: 2048 * MIB,
                 boots: 5,
                 confirmed: (32 * MIB, 2_000_000),
             },

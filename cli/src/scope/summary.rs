@@ -14,8 +14,17 @@ const HOTTEST: usize = 8;
 /// Violations that are told one by one.
 const VIOLATIONS: usize = 5;
 
+/// Which phases get a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// The program's, where the guest marked some.
+    Marked,
+    /// All of them, the start and the end included.
+    All,
+}
+
 /// The whole summary.
-pub fn summary(story: &Story<'_>, all_phases: bool) -> String {
+pub fn summary(story: &Story<'_>, rows: Rows) -> String {
     let digest = &story.digest;
     let mut text = String::new();
     head(&mut text, story);
@@ -23,9 +32,10 @@ pub fn summary(story: &Story<'_>, all_phases: bool) -> String {
     tlb(&mut text, digest);
     locality(&mut text, digest);
     hottest(&mut text, story);
-    let marked = digest.phases().len() > 1;
-    if all_phases || marked {
-        phases(&mut text, digest, if all_phases { &digest.results.phases } else { digest.phases() });
+    match rows {
+        Rows::All => phases(&mut text, digest, &digest.results.phases),
+        Rows::Marked if digest.phases().len() > 1 => phases(&mut text, digest, digest.phases()),
+        Rows::Marked => {}
     }
     violations(&mut text, story);
     for remark in &digest.results.remarks {
@@ -261,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_summary_tells_of_every_part_that_was_modelled() {
-        let text = with_story(|story| summary(story, true));
+        let text = with_story(|story| summary(story, Rows::All));
         for part in
             ["near cache 0", "near cache 1", "TLB (skylake-sp)", "remote fetches", "firmware", "violation:"]
         {
@@ -272,7 +282,7 @@ mod tests {
 
     #[test]
     fn phases_are_told_without_being_asked_for_when_the_guest_marked_some() {
-        let text = with_story(|story| summary(story, false));
+        let text = with_story(|story| summary(story, Rows::Marked));
         assert!(text.contains("remote data") && !text.contains("firmware"), "{text}");
     }
 }

@@ -34,7 +34,7 @@ pub struct Hot {
 
 /// Where names come from.
 enum Source {
-    Elf(backtrace::Symbols),
+    Elf(Box<backtrace::Symbols>),
     /// Address as linked, name.
     Table(BTreeMap<u64, String>),
 }
@@ -60,9 +60,11 @@ impl Names {
     /// Names from the ELF file that the user gives, else from the kernel itself: a stock Linux is booted for them, once.
     pub fn prepare(given: Option<&Path>, kernel: &Kernel) -> Result<Names> {
         let (source, linked) = match (given, kernel.family) {
-            (Some(path), Family::Freehold) => (Source::Elf(backtrace::Symbols::of(path)), None),
-            (Some(path), Family::Linux) => (Source::Elf(backtrace::Symbols::of(path)), Some(LINUX_TEXT)),
-            (None, Family::Freehold) => (Source::Elf(backtrace::Symbols::of(&kernel.path)), None),
+            (Some(path), Family::Freehold) => (Source::Elf(Box::new(backtrace::Symbols::of(path))), None),
+            (Some(path), Family::Linux) => {
+                (Source::Elf(Box::new(backtrace::Symbols::of(path))), Some(LINUX_TEXT))
+            }
+            (None, Family::Freehold) => (Source::Elf(Box::new(backtrace::Symbols::of(&kernel.path))), None),
             (None, Family::Linux) => {
                 let table = linux::functions(kernel)?;
                 let linked = table.iter().find(|(_, name)| *name == "_text").map(|(&address, _)| address);
