@@ -399,7 +399,7 @@ impl Cpu {
         watch.frames.used(base >> 12, user);
         let mark = watch.frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
         let direct = watch.frames.is_direct(address);
-        let watched = mark.is_table() || watch.frames.is_read_only(mark);
+        let watched = watch.frames.is_table(address) || watch.frames.is_read_only(mark);
         let flags = if direct { DIRECT } else { 0 } | if watched { WATCHED } else { 0 };
         let node = if base == NO_TAG { NOWHERE } else { watch.nodes.of(base) };
         let tag = address >> 12 | self.generation;
@@ -467,11 +467,12 @@ impl Cpu {
                 frames.report(Rule::Stale, suspect, Some((filled, mark)));
             }
             self.pages[slot].mark = now;
-            self.pages[slot].flags = if now.is_table() || frames.is_read_only(now) { WATCHED } else { 0 };
+            self.pages[slot].flags =
+                if frames.is_table(address) || frames.is_read_only(now) { WATCHED } else { 0 };
             self.tlb.note(key, now.0);
         }
         if access == Access::Write {
-            if now.is_table() {
+            if frames.is_table(address) {
                 let physical = base | address & 0xfff;
                 frames.table_store(&*watch.memory, address, physical, suspect.time);
             }

@@ -163,6 +163,12 @@ fn remarks(watch: &Watch, cpus: &[&mut Cpu], phases: &[Phase]) -> Vec<String> {
                 .into(),
         );
     }
+    if watch.frames.unwatched() > 0 {
+        watch.remark(format!(
+            "{} MiB of memory that can be plugged in are not watched: accesses to them count as to no memory.",
+            watch.frames.unwatched() >> 8
+        ));
+    }
     let compared: u64 = cpus.iter().map(|cpu| cpu.compared).sum();
     let differed: u64 = cpus.iter().map(|cpu| cpu.differed).sum();
     // Firmware looks for devices where there are none.

@@ -1,7 +1,7 @@
 //! Who owns each frame now, as the guest's stores to its frame table say, and what the oracle has found.
 //!
 //! A frame's *mark* is a word: the owner, how often the frame has changed hands (its generation), and whether its bytes are
-//! kernel text or the frame table itself. Whoever remembers a translation remembers the mark with it: as long as both
+//! kernel text. Whoever remembers a translation remembers the mark with it: as long as both
 //! are equal, nothing has happened that a rule could object to, so the check of an access is one comparison.
 //!
 //! Marks are changed by the CPU that changes the owner, in the callback of its store: before it goes on. A correct
@@ -26,8 +26,6 @@ const GENERATION_SHIFT: u32 = 4;
 const GENERATION: u32 = 0x00ff_ffff;
 /// The frame holds kernel text or read-only data.
 const TEXT: u32 = 1 << 28;
-/// The frame holds a part of the frame table.
-const TABLE: u32 = 1 << 29;
 
 impl Mark {
     /// Of what is no memory.
@@ -42,12 +40,9 @@ impl Mark {
     pub const fn is_text(self) -> bool {
         self.0 & TEXT != 0
     }
-    pub const fn is_table(self) -> bool {
-        self.0 & TABLE != 0
-    }
     fn with_owner(self, owner: u32) -> Self {
         let next = (self.generation() + u32::from(owner == 0)) & GENERATION;
-        Self(self.0 & (TEXT | TABLE) | next << GENERATION_SHIFT | owner & OWNER)
+        Self(self.0 & TEXT | next << GENERATION_SHIFT | owner & OWNER)
     }
 }
 
@@ -142,13 +137,11 @@ impl Frames {
         {
             return Err("records of that size are none");
         }
-        let ranges = [(p.text, p.text_end, TEXT), (p.rodata, p.rodata_end, TEXT)];
-        let table = (p.frame_table, p.frame_table + p.frames * p.record, TABLE);
-        for (start, end, what) in ranges.into_iter().chain([table]) {
+        for (start, end) in [(p.text, p.text_end), (p.rodata, p.rodata_end)] {
             for address in (start & !0xfff..end).step_by(4096) {
                 let leaf = walk(memory, p.root, address).ok_or("a page that it names is not mapped")?;
                 if let Some(mark) = self.marks.get((leaf.page >> 12) as usize) {
-                    mark.fetch_or(what, Ordering::Relaxed);
+                    mark.fetch_or(TEXT, Ordering::Relaxed);
                 }
             }
         }
@@ -211,6 +204,15 @@ impl Frames {
     /// Whether the address is in the direct map.
     pub fn is_direct(&self, address: u64) -> bool {
         self.published().is_some_and(|p| address.wrapping_sub(p.direct_map) < p.direct_span)
+    }
+    /// Whether the address is in the frame table. By address and not by frame: records of memory that is plugged in later are
+    /// mapped later.
+    pub fn is_table(&self, address: u64) -> bool {
+        self.published().is_some_and(|p| address.wrapping_sub(p.frame_table) < p.frames * p.record)
+    }
+    /// Frames that the kernel knows and this does not: of memory that is not there at the start.
+    pub fn unwatched(&self) -> u64 {
+        self.published().map_or(0, |p| p.frames.saturating_sub(self.marks.len() as u64))
     }
     /// Whether a program owns a frame with this mark.
     pub fn is_users(&self, mark: Mark) -> bool {
