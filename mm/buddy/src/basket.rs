@@ -32,10 +32,9 @@ impl<'a> Basket<'a> {
     /// Put blocks in, as many as are wanted.
     #[inline]
     pub(crate) fn push_all(&mut self, blocks: impl Iterator<Item = Pfn>) {
-        for (place, block) in self.places[self.len..].iter().zip(blocks) {
-            place.set(block.0);
-            self.len += 1;
-        }
+        let pairs = self.places[self.len..].iter().zip(blocks);
+        // Counted once, at the end.
+        self.len += pairs.map(|(place, block)| place.set(block.0)).count();
     }
     /// Turn the order round.
     pub(crate) fn reverse(&self) {

@@ -7,7 +7,9 @@ use freehold_frame::{
     Pressure, Request, Side, State, Tag,
 };
 use freehold_machine::topology::MAX_NODES;
-use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, PfnRange, Pinned, Topology};
+use freehold_machine::{
+    CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Pinned, Topology,
+};
 
 use crate::basket::Basket;
 use crate::block::{BlockId, Blocks};
@@ -404,6 +406,10 @@ impl<M: Machine> Buddy<M> {
             }
             lane.set_key(self.machine.random_u64());
             self.drain_list(&pinned, lane, list, self.shapes.shape(list).batch);
+            if order == Order::FRAME && !self.zone(node).is_balanced() {
+                // More comes in than goes out: all of it goes home by way of this list. Until the next refill or tick.
+                lane.set_sparse(PAGEBLOCK_FRAMES);
+            }
             if lane.push(list, block) {
                 return;
             }

@@ -30,10 +30,11 @@ impl<M: Machine> Buddy<M> {
         let pinned = self.machine.pin();
         let lane = self.lane(pinned.cpu());
         let asked = lane.drain_requested();
+        let zone = self.zone(lane.node());
         if moment == Moment::Tick && !asked {
+            lane.set_sparse(zone.sparse());
             return;
         }
-        let zone = self.zone(lane.node());
         if asked || zone.free() < zone.marks().high {
             self.drain_lane(&pinned, lane);
         } else if lane.refills() == 0 {

@@ -169,6 +169,10 @@ impl Zone {
         }
     }
 
+    /// Whether user frames are placed by near-cache bin.
+    pub(crate) const fn is_balanced(&self) -> bool {
+        self.bins.is_some()
+    }
     pub(crate) const fn blocks(&self) -> Blocks {
         self.blocks
     }
