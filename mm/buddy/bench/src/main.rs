@@ -1,12 +1,15 @@
-//! `cargo run --profile bench -p freehold-buddy-bench [-- GIB [ONLY]]`: nanoseconds per operation beside the peers, medians.
+//! `make bench`, or `cargo run --profile bench -p freehold-buddy-bench [-- GIB [ONLY]]`: nanoseconds per operation beside the peers, medians.
 //!
 //! ONLY is the beginning of a row's name, `set-up`, or `pair`, `bulk`, `mixed`: that measure of ours alone, for a profiler.
-//! Single-threaded figures are thread CPU time; two threads are timed by the wall clock and mean something on a quiet machine only.
-
-#![forbid(unsafe_code)]
+//! Single-threaded figures are thread CPU time; two threads, each pinned to a CPU, are timed by the wall clock and mean something on a quiet machine
+//! only. All figures are medians of the rounds of one run: compare within it, by the ratio to the stack of the first row. `valgrind
+//! --tool=callgrind` counts instructions of `pair`, `bulk` and `mixed` whatever the load.
+//!
+//! May use `unsafe`: the module `raw` gives memory to peers that keep their metadata inside it, and frees by address as they ask for.
 
 mod machine;
 mod peers;
+mod raw;
 
 use std::sync::Barrier;
 
@@ -14,7 +17,8 @@ use freehold_buddy::Shuffle;
 use rustix::time::{ClockId, clock_gettime};
 
 use machine::become_cpu;
-use peers::{Bitmap, BuddySystem, Freehold, Peer, RecordedStack, Stack};
+use peers::{Bitmap, BuddySystem, Freehold, LockedStack, Peer, RecordedStack, Sort, Stack};
+use raw::{BuddySlab, FrameAlloc};
 
 fn cpu_time() -> f64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
@@ -153,7 +157,11 @@ fn churn(peer: &impl Peer, frames: usize, turnovers: usize) -> f64 {
     let (taken, free) = (held.len(), (frames - held.len()) as u64);
     rng.shuffle(&mut held);
     held.drain(frames / 2..).for_each(|block| peer.put(block, 0));
-    for _ in 0..held.len() * turnovers {
+    for step in 0..held.len() * turnovers {
+        // About every millisecond, as a kernel's timer.
+        if step % (1 << 15) == 0 {
+            peer.tick();
+        }
         let slot = rng.below(held.len());
         peer.put(held[slot], 0);
         held[slot] = peer.get(0).unwrap_or(u64::MAX);
@@ -240,8 +248,13 @@ fn row(name: &str, peer: &impl Peer, frames: usize) {
     let rounds = if frames > 1 << 20 { 5 } else { 9 };
     let pair0 = pair(peer, 0);
     let (get0, put0) = bulk(peer, 0, half, rounds);
-    if peer.is_floor() {
-        println!("{name:<22} {pair0:6.1}   {get0:6.1} {put0:6.1}");
+    if peer.sort() != Sort::Allocator {
+        print!("{name:<22} {pair0:6.1}   {get0:6.1} {put0:6.1}");
+        if peer.sort() == Sort::SharedStack {
+            let [pair, get, put, remote] = contended(peer, frames);
+            print!("{:68}{pair:6.1} {get:6.1} {put:6.1} {remote:6.1}", "");
+        }
+        println!();
         return;
     }
     let pair9 = pair(peer, 9);
@@ -288,6 +301,16 @@ fn main() {
     if wanted("freehold") {
         row("freehold, shuffle on", &Freehold::new(frames as u64, Shuffle::On), frames);
         row("freehold, shuffle off", &Freehold::new(frames as u64, Shuffle::Off), frames);
+    }
+    if wanted("stack under") {
+        row("stack under a lock", &LockedStack::new(frames as u64), frames);
+    }
+    if wanted("frame-alloc") {
+        row("frame-alloc depot", &FrameAlloc::depot(frames as u64), frames);
+        row("frame-alloc summary", &FrameAlloc::summary(frames as u64), frames);
+    }
+    if wanted("buddy-slab") {
+        row("buddy-slab-allocator", &BuddySlab::new(frames as u64), frames);
     }
     if wanted("buddy_system") {
         row("buddy_system_allocator", &BuddySystem::new(frames as u64), frames);

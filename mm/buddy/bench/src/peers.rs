@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 use bitmap_allocator::{BitAlloc, BitAlloc16M};
-use freehold_buddy::{Buddy, Options, Shuffle};
+use freehold_buddy::{Buddy, Moment, Options, Shuffle};
 use freehold_frame::{FrameRecord, FrameTable, Order, Owner, Request, Tag};
 use freehold_machine::{CpuId, NodeId, Pfn, PfnRange, Topology};
 use zerocopy::FromZeros;
@@ -18,10 +18,23 @@ pub trait Peer: Sync {
     fn put(&self, block: u64, order: u32);
     /// Give back what lies in per-CPU lists of this thread's CPU.
     fn drain(&self) {}
-    /// Only for one frame at a time and one thread.
-    fn is_floor(&self) -> bool {
-        false
+    /// A timer tick.
+    fn tick(&self) {}
+    /// What may be asked of it.
+    fn sort(&self) -> Sort {
+        Sort::Allocator
     }
+}
+
+/// What a peer can do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Sort {
+    /// Blocks of every order, on any thread.
+    Allocator,
+    /// Single frames, on any thread.
+    SharedStack,
+    /// Single frames, on the thread that made it.
+    OwnStack,
 }
 
 /// Ours.
@@ -66,6 +79,9 @@ impl Peer for Freehold {
     fn drain(&self) {
         self.0.drain_local();
     }
+    fn tick(&self) {
+        self.0.poll(Moment::Tick);
+    }
 }
 
 /// The floor: a thread-local stack of frame numbers.
@@ -90,8 +106,8 @@ impl Peer for Stack {
     fn put(&self, block: u64, _order: u32) {
         STACK.with_borrow_mut(|stack| stack.push(block));
     }
-    fn is_floor(&self) -> bool {
-        true
+    fn sort(&self) -> Sort {
+        Sort::OwnStack
     }
 }
 
@@ -120,13 +136,38 @@ impl Peer for RecordedStack {
             Stack.put(block, order);
         }
     }
-    fn is_floor(&self) -> bool {
-        true
+    fn sort(&self) -> Sort {
+        Sort::OwnStack
     }
 }
 
 impl RecordedStack {
     const TAG: Tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
+}
+
+/// What one lock costs: a stack of frame numbers under a mutex.
+pub struct LockedStack(Mutex<Vec<u64>>);
+
+impl LockedStack {
+    pub fn new(frames: u64) -> Self {
+        Self(Mutex::new((0..frames).rev().collect()))
+    }
+}
+
+impl Peer for LockedStack {
+    #[inline(always)]
+    fn get(&self, _order: u32) -> Option<u64> {
+        self.0.lock().ok()?.pop()
+    }
+    #[inline(always)]
+    fn put(&self, block: u64, _order: u32) {
+        if let Ok(mut stack) = self.0.lock() {
+            stack.push(block);
+        }
+    }
+    fn sort(&self) -> Sort {
+        Sort::SharedStack
+    }
 }
 
 /// buddy_system_allocator's frame allocator under a mutex.

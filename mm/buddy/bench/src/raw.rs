@@ -1,0 +1,128 @@
+//! Peers that keep their metadata in the memory they manage, and are told which memory that is by its address: the only unsafe code here.
+//!
+//! The memory is address space that becomes pages where it is touched, and they touch their metadata only.
+
+use std::num::NonZeroUsize;
+use std::ptr::{self, NonNull};
+use std::sync::Mutex;
+
+use buddy_slab_allocator::BuddyAllocator;
+use frame_alloc::{
+    CpuId, DepotAllocator, PageSize, PhysRange, PhysicalAllocator, Provenance, RegionInit,
+    SummaryBuddyAllocator,
+};
+use freehold_machine::Cpus;
+
+use crate::machine::Bare;
+use crate::peers::Peer;
+
+const PAGE: usize = 4096;
+const BASE: PageSize = PageSize::from_log2(12);
+/// frame-alloc's orders: 0 to 10.
+const ORDERS: usize = 11;
+
+/// So many frames of memory, aligned to the largest block.
+fn memory(frames: u64) -> &'static mut [u8] {
+    let (bytes, align) = (frames as usize * PAGE, PAGE << (ORDERS - 1));
+    let memory = vec![0u8; bytes + align].leak();
+    let skip = memory.as_ptr().align_offset(align);
+    &mut memory[skip..skip + bytes]
+}
+
+/// Memory is where its address says.
+pub enum Identity {}
+
+// SAFETY: the addresses are those of memory that `memory` leaked and whose provenance `frame_allocator` exposed.
+unsafe impl Provenance for Identity {
+    unsafe fn create(phys: usize) -> NonNull<u8> {
+        NonNull::new(ptr::with_exposed_provenance_mut(phys)).expect("memory does not begin at 0")
+    }
+    unsafe fn destroy<T>(ptr: NonNull<T>) -> usize {
+        ptr.addr().get()
+    }
+}
+
+/// The CPU number that the harness gave the thread.
+pub enum ThisCpu {}
+
+impl CpuId for ThisCpu {
+    fn current_cpu() -> usize {
+        usize::from(Bare.current_cpu().0)
+    }
+}
+
+type Summary = SummaryBuddyAllocator<ORDERS, Identity>;
+type Depot = DepotAllocator<Summary, ThisCpu, 2>;
+
+/// frame-alloc: its lock-free buddy allocator, or that behind per-CPU magazines and a shared depot.
+pub struct FrameAlloc<A> {
+    inner: A,
+    flush: fn(&A),
+}
+
+impl FrameAlloc<Summary> {
+    pub fn summary(frames: u64) -> Self {
+        Self::over(frames, Summary::new(BASE), |_| {})
+    }
+}
+
+impl FrameAlloc<Depot> {
+    pub fn depot(frames: u64) -> Self {
+        Self::over(frames, Depot::new(BASE, Summary::new(BASE)), Depot::flush)
+    }
+}
+
+impl<A: RegionInit> FrameAlloc<A> {
+    fn over(frames: u64, inner: A, flush: fn(&A)) -> Self {
+        let memory = memory(frames);
+        let base = memory.as_mut_ptr().expose_provenance();
+        let range = PhysRange { base, len: memory.len() };
+        // SAFETY: the range is ours, aligned, leaked and in use by nobody else, and this is the only initialisation.
+        unsafe { inner.init(base, memory.len(), &[range]) };
+        Self { inner, flush }
+    }
+}
+
+impl<A: PhysicalAllocator + Sync> Peer for FrameAlloc<A> {
+    #[inline(always)]
+    fn get(&self, order: u32) -> Option<u64> {
+        let count = NonZeroUsize::new(1 << order)?;
+        self.inner.allocate_physical(BASE, count).ok().map(|address| address as u64)
+    }
+    #[inline(always)]
+    fn put(&self, block: u64, order: u32) {
+        let Some(count) = NonZeroUsize::new(1 << order) else { return };
+        // SAFETY: the harness gives back what it took, once, in the same size.
+        unsafe { self.inner.deallocate_physical(BASE, count, block as usize) };
+    }
+    fn drain(&self) {
+        (self.flush)(&self.inner);
+    }
+}
+
+/// buddy-slab-allocator's page allocator under a mutex.
+pub struct BuddySlab(Mutex<BuddyAllocator<PAGE>>);
+
+impl BuddySlab {
+    pub fn new(frames: u64) -> Self {
+        let mut inner = BuddyAllocator::new();
+        // Its metadata, 12 bytes a frame, lies in front.
+        let memory = memory(frames + frames / 256);
+        // SAFETY: the region is writable, leaked and in use by nobody else.
+        let made = unsafe { inner.init(memory) };
+        made.expect("a region large enough");
+        Self(Mutex::new(inner))
+    }
+}
+
+impl Peer for BuddySlab {
+    fn get(&self, order: u32) -> Option<u64> {
+        // Blocks are aligned to their size from where its memory begins, behind the metadata.
+        self.0.lock().ok()?.alloc_pages(1 << order, PAGE).ok().map(|address| address as u64)
+    }
+    fn put(&self, block: u64, order: u32) {
+        if let Ok(mut inner) = self.0.lock() {
+            inner.dealloc_pages(block as usize, 1 << order);
+        }
+    }
+}
