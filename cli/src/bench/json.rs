@@ -64,13 +64,13 @@ fn value(report: &Report<'_>) -> Value {
         "divisor": plan.extent.divisor,
         "settings": settings,
         "sides": sides,
-        "rows": comparison.lines.iter().map(|line| row(line, &labels, plan.has_goals())).collect::<Vec<_>>(),
+        "rows": comparison.lines.iter().map(|line| row(line, &labels, plan.has_goals().then_some(line.row.goal))).collect::<Vec<_>>(),
         "differences": differences,
         "failures": failures,
     })
 }
 
-fn row(line: &super::compare::Line, labels: &[&str], goals: bool) -> Value {
+fn row(line: &super::compare::Line, labels: &[&str], goal: Option<f64>) -> Value {
     let cells: Vec<Value> = line
         .cells
         .iter()
@@ -106,7 +106,7 @@ fn row(line: &super::compare::Line, labels: &[&str], goals: bool) -> Value {
         "name": line.row.name,
         "what": line.row.what,
         "workers": line.workers,
-        "goal": goals.then_some(line.row.goal),
+        "goal": goal,
         "costs": cells,
         "ratios": ratios,
     })
