@@ -150,6 +150,7 @@ fn label(key: &str) -> String {
     let known = match key {
         "total_kib" => "memory of the VM",
         "free_kib" => "free at the end",
+        "free_whole_kib" => "  in whole 2 MiB blocks",
         "most_kib" => "memory at its most",
         "peak_user_kib" => "the program's peak",
         "kernel_kib" => "kernel",

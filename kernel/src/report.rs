@@ -49,6 +49,7 @@ impl Display for Facts {
 /// End what the program left behind, take stock, and tell the host. After the program's end.
 pub fn closing() {
     let before = mem::stats::memory();
+    let free_whole = mem::stats::free_in_pageblocks();
     let _no_memory_comes_or_goes = mem::hotplug::stop();
     let left = end_the_rest();
     let init = task::init::process();
@@ -64,6 +65,7 @@ pub fn closing() {
     }
     host::report(Report {
         before,
+        free_whole,
         usage,
         verdict,
         calls: syscall::counts().collect(),
@@ -91,6 +93,8 @@ fn end_the_rest() -> usize {
 
 struct Report {
     before: mem::stats::MemoryStats,
+    /// Frames that are free in whole pageblocks.
+    free_whole: u64,
     usage: Usage,
     verdict: Verdict,
     calls: Vec<(u64, u64, Implemented)>,
@@ -103,6 +107,7 @@ impl Display for Report {
         let memory = [
             ("total_kib", kib(self.before.total)),
             ("free_kib", kib(self.before.free)),
+            ("free_whole_kib", kib(self.free_whole)),
             ("peak_user_kib", self.usage.peak_resident / 1024),
             ("kernel_kib", kib(self.before.kernel)),
             ("page_tables_kib", kib(self.before.page_tables)),

@@ -12,6 +12,19 @@ pub fn kills() -> u64 {
     KILLS.load(Ordering::Relaxed)
 }
 
+/// How often somebody had to find memory before going on, and frames of disks that were given back for it.
+static STALLS: AtomicU64 = AtomicU64::new(0);
+static STOLEN: AtomicU64 = AtomicU64::new(0);
+
+/// See [`STALLS`].
+pub fn stalls() -> u64 {
+    STALLS.load(Ordering::Relaxed)
+}
+/// See [`STOLEN`].
+pub fn stolen() -> u64 {
+    STOLEN.load(Ordering::Relaxed)
+}
+
 /// Frames of disks that are given back at a time: 4 MiB.
 const DISK_RELIEF: u64 = 1024;
 
@@ -21,11 +34,14 @@ pub fn relieve() -> u64 {
     let before = frames().cached_frames();
     frames().drain_local();
     frames().request_drain();
-    before.saturating_sub(frames().cached_frames()) + crate::block::relieve(DISK_RELIEF)
+    let stolen = crate::block::relieve(DISK_RELIEF);
+    STOLEN.fetch_add(stolen, Ordering::Relaxed);
+    before.saturating_sub(frames().cached_frames()) + stolen
 }
 
 /// Find memory without hurting anybody: relieve, else get more from the host. May sleep; holds up whoever waits for the caller's locks.
 pub fn find_more() -> hotplug::Growth {
+    STALLS.fetch_add(1, Ordering::Relaxed);
     if relieve() > 0 { hotplug::Growth::Grown } else { hotplug::grow() }
 }
 

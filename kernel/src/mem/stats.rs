@@ -1,6 +1,7 @@
 //! What memory is used for, in numbers.
 
 use freehold_arch::heap;
+use freehold_buddy::ORDERS;
 use freehold_frame::Owner;
 use freehold_machine::PAGE_SIZE;
 
@@ -49,6 +50,24 @@ pub fn memory() -> MemoryStats {
 /// Processes killed for want of memory.
 pub fn oom_kills() -> u64 {
     super::oom::kills()
+}
+
+/// How often somebody had to find memory before going on.
+pub fn stalls() -> u64 {
+    super::oom::stalls()
+}
+
+/// Frames of disks' caches that were given back because memory was short.
+pub fn stolen() -> u64 {
+    super::oom::stolen()
+}
+
+/// Free frames in whole pageblocks, which serve 2 MiB pages and can change sides.
+pub fn free_in_pageblocks() -> u64 {
+    frames()
+        .zone_info()
+        .map(|zone| (9..ORDERS).map(|order| zone.free_blocks[order] << order).sum::<u64>())
+        .sum()
 }
 
 /// Bytes of the kernel's heap that are handed out.

@@ -15,6 +15,7 @@ use crate::basket::Basket;
 use crate::block::{BlockId, Blocks};
 use crate::lane::{HEAD, Lane, Shapes};
 use crate::misuse::Misuse;
+use crate::numa::{Listed, Passed};
 use crate::options::{Options, Wipe};
 use crate::rng::Rng;
 use crate::take::{Reach, Wish};
@@ -245,6 +246,11 @@ impl<M: Machine> Buddy<M> {
                         basket.since(0).next()
                     }
                 };
+                if refill.is_none() {
+                    let listed = if list.is_some() { Listed::Yes } else { Listed::No };
+                    let (home, wanted, got) = (lane.node(), (first, allowed), NodeId(node));
+                    self.count_passed(&Passed { cpu, home, wanted, got, listed }, request);
+                }
                 return Ok((block.expect("at least one block was taken"), NodeId(node)));
             }
             if !last_try {

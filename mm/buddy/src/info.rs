@@ -1,7 +1,7 @@
 //! What the allocator knows about its memory, for /proc and for reports.
 
 use freehold_frame::{Owner, Side};
-use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES};
+use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, PfnRange};
 
 use crate::block::{BlockId, Fill, count_runs};
 use crate::zone::{Watermarks, Zone};
@@ -15,6 +15,8 @@ pub const ORDERS: usize = 11;
 pub struct ZoneInfo {
     /// The node.
     pub node: NodeId,
+    /// Frames from the node's first to its last, holes and other nodes' frames too.
+    pub spanned: u64,
     /// Frames of memory, reserved ones too.
     pub present: u64,
     /// Frames that the allocator hands out, free or not.
@@ -23,7 +25,7 @@ pub struct ZoneInfo {
     pub free: u64,
     /// Free blocks by order.
     pub free_blocks: [u64; ORDERS],
-    /// Free blocks by order, of pageblocks that are split up for a class; by the class's number.
+    /// Free blocks by order, of pageblocks that are split up for a class, by the class's number; wholly free pageblocks as [`Owner::Free`].
     pub free_by_class: [[u64; ORDERS]; Owner::COUNT],
     /// Pageblocks by class; wholly free ones as [`Owner::Free`].
     pub pageblocks: [u64; Owner::COUNT],
@@ -58,6 +60,8 @@ impl ZoneInfo {
 /// A CPU's lists at a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaneInfo {
+    /// Whose frames they are.
+    pub node: NodeId,
     /// Frames in the lists.
     pub frames: u64,
     /// Most frames that the lists hold.
@@ -125,6 +129,7 @@ impl<M: Machine> Buddy<M> {
             let high =
                 (0..crate::lane::LISTS).map(|list| self.shapes.shape(list)).map(|s| s.room << s.order).sum();
             LaneInfo {
+                node: lane.node(),
                 frames: lane.frames(&self.shapes),
                 high,
                 batch: self.shapes.shape(0).batch,
@@ -133,19 +138,32 @@ impl<M: Machine> Buddy<M> {
             }
         })
     }
+    /// Frames of `node` by owner, read from their records: exact while nobody allocates or frees there; takes time in proportion to its memory.
+    pub fn owned_on(&self, node: NodeId) -> [u64; Owner::COUNT] {
+        let runs = self.present_runs().filter(|(_, of)| *of == node).map(|(run, _)| run);
+        let audit = self.table.audit(runs, |_| {});
+        core::array::from_fn(|owner| audit.frames(Owner::ALL[owner]))
+    }
     /// The state of each node's memory, pageblock by pageblock. Takes the zone's lock for a pageblock at a time.
     pub fn zone_info(&self) -> impl Iterator<Item = ZoneInfo> {
         self.zones.iter().flatten().map(|zone| {
-            let ranges = self.topology.ranges().iter().filter(|range| range.node == zone.node);
+            let ranges = || self.topology.ranges().iter().filter(|range| range.node == zone.node);
+            let runs = self.present_runs().filter(|(_, node)| *node == zone.node).map(|(run, _)| run);
+            let span = runs.reduce(|all, run| PfnRange::new(all.start.min(run.start), all.end.max(run.end)));
             let mut info = ZoneInfo {
                 node: zone.node,
-                present: ranges.map(|range| range.frames.len()).sum::<u64>() - zone.leaving(),
+                spanned: span.map_or(0, PfnRange::len),
+                present: ranges().map(|range| range.frames.len()).sum::<u64>() - zone.leaving(),
                 managed: zone.managed(),
                 free: zone.free(),
                 watermarks: zone.marks(),
                 ..ZoneInfo::default()
             };
             self.zone_blocks(zone.node).for_each(|block| self.count_block(zone, block, &mut info));
+            for order in 0..ORDERS {
+                let split: u64 = info.free_by_class[1..].iter().map(|class| class[order]).sum();
+                info.free_by_class[Owner::Free as usize][order] = info.free_blocks[order] - split;
+            }
             info
         })
     }

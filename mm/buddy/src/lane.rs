@@ -428,6 +428,16 @@ impl<'a> Lane<'a> {
     pub(crate) fn count_taken(&self, list: usize) {
         self.list(list).0[TAKEN].add(1);
     }
+    /// Blocks handed out on this CPU, ever, that a list serves.
+    pub(crate) fn listed(&self) -> u64 {
+        (0..LISTS).map(|list| self.list(list).0[TAKEN].get()).fold(0, u64::wrapping_add)
+    }
+    /// Frames of them.
+    pub(crate) fn listed_frames(&self, shapes: &Shapes) -> u64 {
+        (0..LISTS)
+            .map(|list| self.list(list).0[TAKEN].get() << shapes.shape(list).order)
+            .fold(0, u64::wrapping_add)
+    }
     /// Blocks handed out and given back on this CPU, ever.
     pub(crate) fn traffic(&self) -> (u64, u64) {
         let lists = |which: usize| {

@@ -2,7 +2,7 @@
 
 use freehold_frame::{Audit, Contradiction, Owner};
 use freehold_machine::topology::Presence;
-use freehold_machine::{CpuId, Machine, PAGEBLOCK_FRAMES, Pfn, PfnRange};
+use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
 use crate::Buddy;
 use crate::block::{BlockId, Fill};
@@ -35,7 +35,7 @@ impl<M: Machine> Buddy<M> {
             faults += 1;
             found(fault);
         };
-        let audit = self.table.audit(self.present_runs(), |c| tell(Fault::Table(c)));
+        let audit = self.table.audit(self.present_runs().map(|(run, _)| run), |c| tell(Fault::Table(c)));
         let mut free = 0;
         for zone in self.zones.iter().flatten() {
             free += self.validate_zone(zone, &mut tell);
@@ -62,13 +62,13 @@ impl<M: Machine> Buddy<M> {
         (audit, faults)
     }
 
-    /// Memory whose records say something: all that is there for ever, and the pageblocks that are plugged in.
-    fn present_runs(&self) -> impl Iterator<Item = PfnRange> {
+    /// Memory whose records say something, and its node: all that is there for ever, and the pageblocks that are plugged in.
+    pub(crate) fn present_runs(&self) -> impl Iterator<Item = (PfnRange, NodeId)> {
         self.topology.ranges().iter().flat_map(move |range| {
             let mut rest = range.frames;
             core::iter::from_fn(move || {
                 if range.presence == Presence::Always {
-                    return (!rest.is_empty()).then(|| core::mem::take(&mut rest));
+                    return (!rest.is_empty()).then(|| (core::mem::take(&mut rest), range.node));
                 }
                 let blocks = move || (BlockId::of(rest.start).0..BlockId::of(rest.end).0).map(BlockId);
                 let is_out = |block: &BlockId| self.blocks.state(*block).fill() == Fill::Offline;
@@ -76,7 +76,7 @@ impl<M: Machine> Buddy<M> {
                 let end = blocks().find(|block| *block > first && is_out(block));
                 let run = PfnRange::new(first.start(), end.map_or(rest.end, BlockId::start));
                 rest.start = run.end;
-                Some(run)
+                Some((run, range.node))
             })
         })
     }

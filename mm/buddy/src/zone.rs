@@ -16,6 +16,7 @@ use freehold_frame::{Owner, Side};
 use freehold_machine::{Cpus, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Pinned};
 
 use crate::block::{self, BITMAP_WORDS, BUCKETS, BlockId, BlockState, Blocks, Fill, link, unlink};
+use crate::numa::NumaCounts;
 use crate::place::Bins;
 use crate::rng::Rng;
 use crate::runs::Runs;
@@ -81,6 +82,8 @@ pub(crate) struct Zone {
     pluggable_from: Option<BlockId>,
     /// log2 of the frames that are used one after the other (`page_alloc.shuffle_order`).
     pub(crate) grain: u32,
+    /// Touched on the slow path, without the lock.
+    pub(crate) numa: NumaCounts,
 }
 
 /// What a zone is made of.
@@ -127,6 +130,7 @@ impl Zone {
             min: AtomicU64::new(Watermarks::least(frames)),
             pluggable_from,
             grain,
+            numa: NumaCounts::default(),
         }
     }
     pub(crate) fn lock<'a, C: Cpus>(&'a self, pinned: &'a Pinned<C>, cpus: C) -> Held<'a> {

@@ -20,7 +20,9 @@ mod status;
 #[cfg(target_os = "none")]
 pub mod system;
 #[cfg(target_os = "none")]
-mod zones;
+pub mod vmstat;
+#[cfg(target_os = "none")]
+pub mod zones;
 
 use alloc::sync::Arc;
 

@@ -2,8 +2,8 @@
 
 use alloc::sync::Arc;
 
+use freehold_frame::Owner;
 use freehold_machine::{CpuId, NodeId};
-use freehold_vm::Event;
 
 use super::{cpuinfo, loads};
 use crate::fs::device::{self, split_device};
@@ -25,7 +25,6 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     root.file("meminfo", meminfo);
     root.file("stat", stat);
     root.file("uptime", uptime);
-    root.file("vmstat", vmstat);
     root.file("cpuinfo", |out| {
         let cpus = sched::online();
         for cpu in cpus.iter() {
@@ -184,71 +183,6 @@ fn uptime(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// What happened to pages of processes, by Linux' names.
-const EVENTS: [(&str, Event); 8] = [
-    ("pgreuse", Event::Reuse),
-    ("thp_fault_alloc", Event::HugeFaultAlloc),
-    ("thp_fault_fallback", Event::HugeFaultFallback),
-    ("thp_collapse_alloc", Event::HugeCollapseAlloc),
-    ("thp_collapse_alloc_failed", Event::HugeCollapseFailed),
-    ("thp_split_page", Event::HugeSplitPage),
-    ("thp_split_pmd", Event::HugeSplitLeaf),
-    ("thp_zero_page_alloc", Event::HugeZeroAlloc),
-];
-
-fn vmstat(out: &mut Text) -> Result<()> {
-    let memory = mem::stats::memory();
-    let (mut taken, mut given) = (0, 0);
-    for cpu in sched::online().iter() {
-        if let Some(lane) = mem::frames().lane_info(cpu) {
-            taken += lane.taken;
-            given += lane.given;
-        }
-    }
-    let mut faults = [0; 2];
-    registry::for_each(|process| {
-        let usage = process.usage();
-        faults[0] += usage.minor_faults + process.children_usage().minor_faults;
-        faults[1] += usage.major_faults + process.children_usage().major_faults;
-    });
-    let mut line = |name: &str, value: u64| writeln!(out, "{name} {value}");
-    line("nr_free_pages", memory.free);
-    line("nr_zone_inactive_anon", 0);
-    line("nr_zone_active_anon", memory.anonymous + memory.page_cache);
-    line("nr_inactive_anon", 0);
-    line("nr_active_anon", memory.anonymous + memory.page_cache);
-    line("nr_inactive_file", 0);
-    line("nr_active_file", 0);
-    line("nr_anon_pages", memory.anonymous);
-    line("nr_mapped", 0);
-    line("nr_file_pages", memory.page_cache);
-    line("nr_dirty", 0);
-    line("nr_writeback", 0);
-    line("nr_shmem", memory.page_cache);
-    line("nr_slab_reclaimable", 0);
-    line("nr_slab_unreclaimable", mem::stats::heap_bytes() / 4096);
-    line("nr_page_table_pages", memory.page_tables);
-    line("nr_kernel_stack", 16 * registry::count() as u64);
-    line("nr_bounce", memory.bounce);
-    line("pgpgin", 0);
-    line("pgpgout", 0);
-    line("pswpin", 0);
-    line("pswpout", 0);
-    line("pgalloc_normal", taken);
-    line("pgfree", given);
-    line("pgfault", faults[0] + faults[1]);
-    line("pgmajfault", faults[1]);
-    line("oom_kill", mem::stats::oom_kills());
-    line("nr_anon_transparent_hugepages", mem::commons().huge_pages() / 512);
-    let [acquired, released] = mem::PinnedRun::totals();
-    line("nr_foll_pin_acquired", acquired);
-    line("nr_foll_pin_released", released);
-    for (name, event) in EVENTS {
-        line(name, mem::commons().count_of(event));
-    }
-    Ok(())
-}
-
 fn devices(out: &mut Text) -> Result<()> {
     for (title, kind) in [("Character", NodeKind::CharDevice), ("\nBlock", NodeKind::BlockDevice)] {
         writeln!(out, "{title} devices:");
@@ -302,24 +236,37 @@ fn locks(out: &mut Text) -> Result<()> {
 
 /// A node's files of /sys say the same in another shape.
 pub fn node_meminfo(out: &mut Text, node: NodeId) -> Result<()> {
-    for zone in mem::frames().zone_info().filter(|zone| zone.node == node) {
-        let mut line = |name: &str, frames: u64| {
-            writeln!(out, "Node {} {:<15}{:>8} kB", node.0, name, frames * FRAME_KB);
-        };
-        let free = zone.free;
-        line("MemTotal:", zone.managed);
-        line("MemFree:", free);
-        line("MemUsed:", zone.managed.saturating_sub(free));
-        for name in
-            ["SwapCached:", "Active:", "Inactive:", "Unevictable:", "Mlocked:", "Dirty:", "Writeback:"]
-        {
-            line(name, 0);
-        }
-        for name in ["FilePages:", "Mapped:", "AnonPages:", "Shmem:", "KernelStack:", "PageTables:", "Slab:"]
-        {
-            line(name, 0);
-        }
-        writeln!(out, "Node {} HugePages_Total:     0\nNode {} HugePages_Free:      0", node.0, node.0);
-    }
+    // A node without memory has the lines too.
+    let zone = mem::frames().zone_info().find(|zone| zone.node == node).unwrap_or_default();
+    let owned = mem::frames().owned_on(node);
+    let of = |owner: Owner| owned[owner as usize];
+    let mut line = |name: &str, frames: u64| {
+        writeln!(out, "Node {} {:<16}{:>8} kB", node.0, name, frames * FRAME_KB);
+    };
+    let (anonymous, files) = (of(Owner::Anon), of(Owner::PageCache));
+    let free = of(Owner::Free);
+    line("MemTotal:", zone.managed);
+    line("MemFree:", free);
+    line("MemUsed:", zone.managed.saturating_sub(free));
+    line("SwapCached:", 0);
+    // Nothing is taken from memory in use, so all of it is active.
+    line("Active:", anonymous + files);
+    line("Inactive:", 0);
+    line("Unevictable:", 0);
+    line("Mlocked:", 0);
+    line("Dirty:", 0);
+    line("Writeback:", 0);
+    line("FilePages:", files);
+    line("AnonPages:", anonymous);
+    line("Shmem:", files);
+    line("PageTables:", of(Owner::PageTable));
+    line("Bounce:", of(Owner::Bounce));
+    line("Slab:", of(Owner::Kernel));
+    line("SUnreclaim:", of(Owner::Kernel));
+    writeln!(
+        out,
+        "Node {0} HugePages_Total:     0\nNode {0} HugePages_Free:      0\nNode {0} HugePages_Surp:      0",
+        node.0
+    );
     Ok(())
 }

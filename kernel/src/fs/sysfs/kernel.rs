@@ -6,12 +6,19 @@ use alloc::sync::Arc;
 use freehold_bounce::{Dma, Statistics, Usage};
 
 use crate::fs::device::split_device;
+use crate::fs::generated::Text;
+use crate::fs::procfs::zones::fill_extfrag;
 use crate::fs::pseudo::PseudoDir;
 use crate::{host, mem};
 
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let shuffles = if mem::frames().shuffles() { "Y" } else { "N" };
-    root.dirs("module/page_alloc/parameters").constant("shuffle", shuffles);
+    // For root's eyes only, as on Linux: what an attacker wants to know.
+    root.dirs("module/page_alloc/parameters").generated("shuffle", 0o400, move |out: &mut Text| {
+        writeln!(out, "{shuffles}");
+        Ok(())
+    });
+    fill_extfrag(&root.dirs("kernel/debug/extfrag"));
 
     root.dirs("fs/cgroup");
     root.dirs("class");

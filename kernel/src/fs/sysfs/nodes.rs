@@ -13,6 +13,7 @@ use super::memory::blocks_of;
 use crate::fs::machine;
 use crate::fs::masks::{list, mask};
 use crate::fs::procfs::system::node_meminfo;
+use crate::fs::procfs::vmstat::{node_vmstat, numastat};
 use crate::fs::pseudo::PseudoDir;
 use crate::{mem, sched};
 
@@ -43,16 +44,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
             (0..count).map(|other| format!("{}", topology.distance(node, NodeId(other as u8)))).collect();
         dir.constant("distance", distances.join(" "));
         dir.file("meminfo", move |out| node_meminfo(out, node));
-        dir.file("vmstat", move |out| {
-            for zone in mem::frames().zone_info().filter(|zone| zone.node == node) {
-                writeln!(out, "nr_free_pages {}", zone.free);
-            }
-            Ok(())
-        });
-        dir.constant(
-            "numastat",
-            "numa_hit 0\nnuma_miss 0\nnuma_foreign 0\ninterleave_hit 0\nlocal_node 0\nother_node 0",
-        );
+        dir.file("vmstat", move |out| node_vmstat(out, node));
+        dir.file("numastat", move |out| numastat(out, node));
         for cache in topology.near_caches(node) {
             near_cache(&dir.dirs(&format!("memory_side_cache/index{}", cache.level)), cache);
         }

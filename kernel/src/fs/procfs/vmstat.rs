@@ -1,0 +1,128 @@
+//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: no swap, no compaction, no migration.
+
+use freehold_frame::Owner;
+use freehold_machine::NodeId;
+use freehold_vm::Event;
+
+use crate::fs::generated::Text;
+use crate::mem::{self, stats};
+use crate::task::registry;
+use crate::{Result, fs::machine};
+
+/// Kilobytes of a kernel stack.
+const STACK_KB: u64 = 24;
+
+/// What happened to pages of processes, by Linux' names.
+const EVENTS: [(&str, Event); 8] = [
+    ("pgreuse", Event::Reuse),
+    ("thp_fault_alloc", Event::HugeFaultAlloc),
+    ("thp_fault_fallback", Event::HugeFaultFallback),
+    ("thp_collapse_alloc", Event::HugeCollapseAlloc),
+    ("thp_collapse_alloc_failed", Event::HugeCollapseFailed),
+    ("thp_split_page", Event::HugeSplitPage),
+    ("thp_split_pmd", Event::HugeSplitLeaf),
+    ("thp_zero_page_alloc", Event::HugeZeroAlloc),
+];
+
+/// All nodes.
+pub(super) fn vmstat(out: &mut Text) -> Result<()> {
+    let memory = stats::memory();
+    let traffic = mem::frames().traffic();
+    let mut faults = [0; 2];
+    registry::for_each(|process| {
+        let usage = process.usage();
+        faults[0] += usage.minor_faults + process.children_usage().minor_faults;
+        faults[1] += usage.major_faults + process.children_usage().major_faults;
+    });
+    let mut line = |name: &str, value: u64| writeln!(out, "{name} {value}");
+    line("nr_free_pages", memory.free);
+    line("nr_zone_inactive_anon", 0);
+    line("nr_zone_active_anon", memory.anonymous + memory.page_cache);
+    line("nr_bounce", memory.bounce);
+    let nodes = machine::get().map_or(1, |machine| machine.firmware.topology.node_count());
+    let numa = (0..nodes)
+        .map(|node| numa(NodeId(node as u8)))
+        .reduce(|sum, one| core::array::from_fn(|which| (sum[which].0, sum[which].1 + one[which].1)));
+    numa.into_iter().flatten().for_each(|(name, value)| line(name, value));
+    line("nr_inactive_anon", 0);
+    line("nr_active_anon", memory.anonymous + memory.page_cache);
+    line("nr_inactive_file", 0);
+    line("nr_active_file", 0);
+    line("nr_unevictable", 0);
+    line("nr_slab_reclaimable", 0);
+    line("nr_slab_unreclaimable", stats::heap_bytes() / 4096);
+    line("nr_anon_pages", memory.anonymous);
+    line("nr_mapped", 0);
+    line("nr_file_pages", memory.page_cache);
+    line("nr_dirty", 0);
+    line("nr_writeback", 0);
+    line("nr_shmem", memory.page_cache);
+    line("nr_anon_transparent_hugepages", mem::commons().huge_pages() / 512);
+    let [acquired, released] = mem::PinnedRun::totals();
+    line("nr_foll_pin_acquired", acquired);
+    line("nr_foll_pin_released", released);
+    line("nr_kernel_stack", STACK_KB * registry::count() as u64);
+    line("nr_page_table_pages", memory.page_tables);
+    for name in ["pgpgin", "pgpgout", "pswpin", "pswpout"] {
+        line(name, 0);
+    }
+    line("pgalloc_normal", traffic.taken);
+    line("allocstall_normal", stats::stalls());
+    line("pgfree", traffic.given);
+    line("pgfault", faults[0] + faults[1]);
+    line("pgmajfault", faults[1]);
+    line("pgsteal_direct", stats::stolen());
+    line("pgsteal_file", stats::stolen());
+    line("oom_kill", stats::oom_kills());
+    for name in ["numa_pages_migrated", "pgmigrate_success", "pgmigrate_fail"] {
+        line(name, 0);
+    }
+    for name in ["compact_migrate_scanned", "compact_free_scanned", "compact_isolated", "compact_stall"] {
+        line(name, 0);
+    }
+    for name in ["compact_fail", "compact_success"] {
+        line(name, 0);
+    }
+    for (name, event) in EVENTS {
+        line(name, mem::commons().count_of(event));
+    }
+    Ok(())
+}
+
+/// The counters of a node, by the names of /proc/vmstat.
+pub fn numa(node: NodeId) -> [(&'static str, u64); 6] {
+    let stats = mem::frames().numa_stats(node);
+    [
+        ("numa_hit", stats.hit),
+        ("numa_miss", stats.miss),
+        ("numa_foreign", stats.foreign),
+        ("numa_interleave", stats.interleave_hit),
+        ("numa_local", stats.local),
+        ("numa_other", stats.other),
+    ]
+}
+
+/// One node: /sys/devices/system/node/nodeN/vmstat.
+pub fn node_vmstat(out: &mut Text, node: NodeId) -> Result<()> {
+    let owned = mem::frames().owned_on(node);
+    let mut line = |name: &str, value: u64| writeln!(out, "{name} {value}");
+    line("nr_free_pages", owned[Owner::Free as usize]);
+    line("nr_bounce", owned[Owner::Bounce as usize]);
+    numa(node).into_iter().for_each(|(name, value)| line(name, value));
+    line("nr_active_anon", owned[Owner::Anon as usize] + owned[Owner::PageCache as usize]);
+    line("nr_slab_unreclaimable", owned[Owner::Kernel as usize]);
+    line("nr_anon_pages", owned[Owner::Anon as usize]);
+    line("nr_file_pages", owned[Owner::PageCache as usize]);
+    line("nr_shmem", owned[Owner::PageCache as usize]);
+    line("nr_page_table_pages", owned[Owner::PageTable as usize]);
+    Ok(())
+}
+
+/// One node's numastat, whose names are older (Documentation/admin-guide/numastat.rst).
+pub fn numastat(out: &mut Text, node: NodeId) -> Result<()> {
+    let names = ["numa_hit", "numa_miss", "numa_foreign", "interleave_hit", "local_node", "other_node"];
+    for (name, (_, value)) in names.into_iter().zip(numa(node)) {
+        writeln!(out, "{name} {value}");
+    }
+    Ok(())
+}
