@@ -105,7 +105,7 @@ impl<M: Machine> Buddy<M> {
         let list = lane.guess(order);
         if let Some(record) = self.table.get(block)
             && record.is_freeable_as(list.tag())
-            && lane.push_guessed(list, block, lane.is_sparse(self.blocks.state_hint(block)))
+            && lane.push_guessed(list, block, self.blocks.state_hint(block))
         {
             record.take_back(list.trace());
             return;
@@ -226,12 +226,12 @@ impl<M: Machine> Buddy<M> {
                 }
                 let block = match (refill, list) {
                     (Some(list), _) => {
-                        if !lane.is_random(list) && !(order == 0 && zone.has_groups()) {
-                            // By address: the last one comes out first.
-                            basket.reverse();
-                        } else {
+                        if lane.is_random(list) || (order == 0 && zone.has_groups()) {
                             // In a row, where hits will come at random: so the records are read ahead.
                             basket.since(0).for_each(|block| self.table.warm(block));
+                        } else {
+                            // By address: the last one comes out first.
+                            basket.reverse();
                         }
                         lane.fill(list, basket.len());
                         lane.set_sparse(zone.sparse());

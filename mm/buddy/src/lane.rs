@@ -332,11 +332,12 @@ impl<'a> Lane<'a> {
         let (_, order) = owner_and_order(list);
         self.head[GUESS + order as usize % GUESSES].set((TABLE + list) as u64);
     }
-    /// Put a block that was given back into the list that was rightly guessed, or, if it is `sparse`, among those that go home. `false` if there is no room.
+    /// Put a block that was given back into the list that was rightly guessed, or, if its pageblock's `state` is sparse, among those that
+    /// go home. `false` if there is no room.
     #[inline]
     #[must_use]
-    pub(crate) fn push_guessed(&self, Guess(list): Guess<'a>, block: Pfn, sparse: bool) -> bool {
-        let kept = if sparse {
+    pub(crate) fn push_guessed(&self, Guess(list): Guess<'a>, block: Pfn, state: BlockState) -> bool {
+        let kept = if self.is_sparse(state) {
             self.push_to(self.list(HOME), block.0 | u64::from(list.tag().bits()) << TAG_SHIFT)
         } else {
             self.push_to(list, block.0)
