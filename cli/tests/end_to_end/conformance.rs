@@ -93,8 +93,8 @@ fn conforms_on_disks(name: &str) {
 /// Small machines give 4 KiB only, whatever is advised; the larger one has 2 MiB pages.
 #[test]
 fn cow() {
-    // By row: what is pinned by a reference only, and what one piece's pin costs the others; soft-dirty where it is not built in.
-    let lost_by_linux = ["06, ", "17, ", "18, ", "71, ", "72, ", "sd, "];
+    // By row: what is held by a reference and not pinned, and what holding one piece costs the others.
+    let lost_by_linux = ["06, ", "17, ", "18, 4 KiB: a private", "72, "];
     for options in [["--memory", "192M", "--cpus", "1"], ["--memory", "768M", "--cpus", "4"]] {
         conforms_with("cow", &options, &[], &lost_by_linux);
     }

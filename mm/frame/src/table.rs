@@ -127,7 +127,7 @@ impl FrameTable {
                 }
                 audit.frames[owner as usize] += end.0 - next.0;
                 audit.mappings += u64::from(holders.mappings);
-                audit.references += u64::from(holders.references);
+                audit.references += u64::from(holders.references) * (end.0 - next.0);
                 audit.pins += u64::from(holders.pins);
                 next = end;
             }
@@ -142,7 +142,7 @@ pub struct Audit {
     frames: [u64; Owner::COUNT],
     /// Page-table leaves that map user frames.
     pub mappings: u64,
-    /// References to user frames.
+    /// References to user frames; one to a block counts for each of its frames.
     pub references: u64,
     /// Pins of user frames.
     pub pins: u64,
