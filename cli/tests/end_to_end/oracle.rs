@@ -68,7 +68,7 @@ fn programs_that_map_and_fork_and_run_threads_break_no_rule() {
         // It did look.
         let checks = |what: &str| oracle["checks"][what].as_u64().expect("a count");
         assert!(checks("translations") > 1_000_000 && checks("direct_map") > 100_000, "{oracle}");
-        assert!(checks("changes") > 500, "{oracle}");
+        assert!(checks("changes") > 100, "{oracle}");
     }
 }
 

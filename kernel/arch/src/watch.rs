@@ -9,7 +9,7 @@ use freehold_scope_doorbell::{self as doorbell, KERNEL, MARKER, MAX_OWNERS, NAME
 
 use crate::boot;
 use crate::memory::layout::WINDOWS_SPAN;
-use crate::memory::{layout, tables};
+use crate::memory::{frame_table_end, layout, tables};
 use crate::sync::Once;
 
 /// How the owner of a frame is found in the frame table.
@@ -69,7 +69,7 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
         windows: areas.windows,
         windows_span: WINDOWS_SPAN,
         frame_table: areas.frame_table,
-        frames: boot::info().memory_end().0,
+        frames: frame_table_end().0,
         record: records.bytes,
         state_offset: records.state_offset,
         owner_mask: records.owner_mask,

@@ -150,7 +150,8 @@ const MISREAD: u64 = 50;
 const ELSEWHERE: u64 = 5;
 
 fn remarks(watch: &Watch, cpus: &[&mut Cpu], phases: &[Phase]) -> Vec<String> {
-    let models = &watch.settings().models;
+    let settings = watch.settings();
+    let models = &settings.models;
     if models.cache.is_some() {
         watch.remark(
             "Each CPU's last-level cache is its own, its share of what hardware shares; devices' accesses are not seen.".into(),
@@ -165,8 +166,9 @@ fn remarks(watch: &Watch, cpus: &[&mut Cpu], phases: &[Phase]) -> Vec<String> {
     }
     if watch.frames.unwatched() > 0 {
         watch.remark(format!(
-            "{} MiB of memory that can be plugged in are not watched: accesses to them count as to no memory.",
-            watch.frames.unwatched() >> 8
+            "Memory from {} MiB on, which is plugged in while the machine runs, is not watched: accesses to it count as to \
+             no memory.",
+            settings.memory.end() >> 20
         ));
     }
     let compared: u64 = cpus.iter().map(|cpu| cpu.compared).sum();

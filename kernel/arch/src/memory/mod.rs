@@ -139,6 +139,11 @@ pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
     tables::set_direct_base(layout.direct_map);
 }
 
+/// One past the last frame that has a record.
+pub(crate) fn frame_table_end() -> Pfn {
+    boot::info().memory_end().max(pluggable::end())
+}
+
 /// Map the frame table: one record per frame from 0 to the end of memory, with what may be plugged in, all zero. Records of frames that
 /// are no memory, or not yet, are read-only copies of one zero page: writing to them is a fault that is reported.
 ///
@@ -151,7 +156,7 @@ pub fn frame_table<T: FromZeros + Sync>() -> Result<&'static [T], OutOfMemory> {
     let size = size_of::<T>();
     assert!(size >= 8 && PAGE_SIZE.is_multiple_of(size), "a record of {size} bytes does not divide a page");
     let boot = boot::info();
-    let count = boot.memory_end().max(pluggable::end()).0;
+    let count = frame_table_end().0;
     let per_page = (PAGE_SIZE / size) as u64;
     let per_block = per_page * PAGEBLOCK_FRAMES;
     let zero_page = zeroed(0)?;
