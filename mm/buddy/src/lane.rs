@@ -47,9 +47,9 @@ const PASSED_OUT: usize = 4;
 const PASSED_BACK: usize = 5;
 const REFILLS: usize = 6;
 const PASSED_FRAMES: usize = 8;
-/// For each order, the line of the list that took the last block of it.
+/// For each order, up to the largest that a caller may name, the line of the list that took the last block of it.
 const GUESS: usize = PASSED_FRAMES + Owner::COUNT;
-const GUESSES: usize = 16;
+const GUESSES: usize = 32;
 /// The one word that other CPUs write has two lines of its own.
 const DRAIN: usize = GUESS + GUESSES;
 /// The line of the first list.
@@ -515,4 +515,4 @@ impl<'a> Lane<'a> {
     }
 }
 
-const _: () = assert!(TABLE + NOWHERE < LINES);
+const _: () = assert!(TABLE + NOWHERE < LINES && GUESSES > Order::MAX.log2() as usize);

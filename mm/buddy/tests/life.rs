@@ -266,6 +266,29 @@ fn every_misuse_is_reported_with_who_had_the_frame_and_changes_nothing() {
 }
 
 #[test]
+fn a_block_is_taken_back_in_no_other_size_however_often_its_own_was() {
+    // Without page_alloc.check=fill, where a free guesses the list from the size that its caller says.
+    let source = model(Config::default(), &[], shuffled());
+    let all = check(source);
+    let mut misuses = 0;
+    for size in 0..=Order::PAGEBLOCK.log2() {
+        let take = || source.allocate(Request::new(Owner::Anon).order(order(size))).unwrap();
+        (0..3).for_each(|_| source.release(take(), order(size)));
+        let block = take();
+        for other in (0..=Order::MAX.log2()).filter(|other| *other != size) {
+            source.release(block, order(other));
+            misuses += 1;
+            assert_eq!(source.misuses(), misuses, "order {size} given back with order {other}");
+        }
+        source.release(block, order(size));
+        source.release(block, order(size));
+        misuses += 1;
+        assert_eq!(source.misuses(), misuses, "order {size} given back twice");
+    }
+    assert_eq!(check(source), all);
+}
+
+#[test]
 fn zeroed_blocks_are_zero_and_init_on_free_leaves_no_old_bytes() {
     let options = Options { init_on_free: Wipe::Always, ..Options::default() };
     let source = model(Config::default(), &[], options);

@@ -1,6 +1,6 @@
 //! A long random life against a model that knows one thing: who has which frame.
 //!
-//! `FREEHOLD_OPERATIONS=10000000 cargo test -p freehold-buddy --release --test long` for the whole length; a fifth by itself.
+//! Ten million operations; `FREEHOLD_OPERATIONS` says otherwise.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -92,7 +92,7 @@ impl Life {
 
 #[test]
 fn a_long_life_never_diverges_from_a_list_of_owners() {
-    let operations: u64 = std::env::var("FREEHOLD_OPERATIONS").map_or(2_000_000, |n| n.parse().unwrap());
+    let operations: u64 = std::env::var("FREEHOLD_OPERATIONS").map_or(10_000_000, |n| n.parse().unwrap());
     for shuffle in [Shuffle::On, Shuffle::Off] {
         let reserved = [PfnRange::new(Pfn(0), Pfn(700)), PfnRange::new(Pfn(30_000), Pfn(30_001))];
         let options = Options { shuffle, ..Options::default() };
