@@ -20,6 +20,8 @@ use crate::{boot, fs, host, mem, sched, time};
 
 /// How long the processes that the program left behind have to end.
 const LAST_RESPECTS_NS: u64 = 2_000_000_000;
+/// How long the audit waits before it looks a second time.
+const FIRST_PAUSE_NS: u64 = 1_000_000;
 
 /// Tell the host that the program is about to start.
 pub fn ready(info: &'static BootInfo) {
@@ -58,9 +60,12 @@ pub fn closing() {
     // Other CPUs may still be putting away what the last processes had: what remains when they are done counts.
     let deadline = time::now() + LAST_RESPECTS_NS;
     let mut verdict = Verdict::take(left);
+    let mut pause = FIRST_PAUSE_NS;
     while !verdict.is_clean() && time::now() < deadline {
         sched::wake_idle();
-        let _ = WaitQueue::new().wait_until_deadline(Some(time::now() + 1_000_000), || None::<()>);
+        let _ = WaitQueue::new().wait_until_deadline(Some(time::now() + pause), || None::<()>);
+        // Each look walks all memory: what is not clean soon is looked at less and less often.
+        pause *= 2;
         verdict = Verdict::take(left);
     }
     host::report(Report {

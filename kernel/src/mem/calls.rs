@@ -55,7 +55,7 @@ fn protection(bits: u64) -> Result<Protection> {
 }
 
 fn current_space() -> Arc<Space> {
-    task::current().process().space()
+    task::with_current(|task| task.process().space())
 }
 
 /// Run a change of the space; where there is no memory for it, find some and try once more.
@@ -116,7 +116,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     area_flags.set(AreaFlags::NORESERVE, flags.contains(Map::NORESERVE));
     area_flags.set(AreaFlags::STACK, flags.contains(Map::STACK));
     area_flags.set(AreaFlags::POPULATE, flags.contains(Map::POPULATE) && !flags.contains(Map::NONBLOCK));
-    let limits = task::current().process().memory_limits();
+    let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
     let start = with_memory(|| {
         let request =
@@ -209,7 +209,7 @@ pub fn sys_mremap(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let source = if flags & DONTUNMAP != 0 { RemapSource::Keep } else { RemapSource::Unmap };
-    let limits = task::current().process().memory_limits();
+    let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
     let start = with_memory(|| {
         space.lock().remap(Remap { old: VirtAddr(old), old_len, new_len, place, source }, &limits)
@@ -219,7 +219,7 @@ pub fn sys_mremap(args: &Args) -> Result<i64> {
 
 /// brk(addr): the break after the call, the old one where it could not move.
 pub fn sys_brk(args: &Args) -> Result<i64> {
-    let limits = task::current().process().memory_limits();
+    let limits = task::with_current(|task| task.process().memory_limits());
     Ok(current_space().lock().brk(VirtAddr(args[0]), &limits).0 as i64)
 }
 
@@ -276,7 +276,7 @@ pub fn sys_msync(args: &Args) -> Result<i64> {
 
 fn lock_range(start: u64, len: u64, mode: LockMode) -> Result<i64> {
     let offset = start % PAGE_SIZE as u64;
-    let limits = task::current().process().memory_limits();
+    let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
     let len = len.checked_add(offset).ok_or(Errno::EINVAL)?;
     with_memory(|| space.lock().lock(VirtAddr(start - offset), len, mode, &limits))?;
@@ -318,7 +318,7 @@ pub fn sys_mlockall(args: &Args) -> Result<i64> {
     what.set(LockAll::CURRENT, flags & CURRENT != 0);
     what.set(LockAll::FUTURE, flags & FUTURE != 0);
     what.set(LockAll::ON_FAULT, flags & ONFAULT != 0);
-    let limits = task::current().process().memory_limits();
+    let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
     with_memory(|| space.lock().lock_all(what, &limits))?;
     Ok(0)
@@ -333,7 +333,7 @@ pub fn sys_munlockall(_args: &Args) -> Result<i64> {
 /// Make the pages of `start..start + len` present for `access`, as a program's access would; used where the
 /// kernel must know before it copies. `EFAULT` where one cannot be.
 pub fn fault_in(start: u64, len: usize, access: Access) -> Result<()> {
-    let limits = task::current().process().memory_limits();
+    let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
     loop {
         let outcome = space.lock().fault_in(VirtAddr(start), len as u64, access, &limits);

@@ -32,12 +32,12 @@ pub fn handle_user_fault(
         traps::Access::Write => Access::Write,
         traps::Access::Execute => Access::Execute,
     };
-    let task = task::current();
-    let limits = task.process().memory_limits();
+    let limits = task::with_current(|task| task.process().memory_limits());
     let outcome = space.lock().fault(addr, access, &limits);
     match outcome {
         Ok(kind) => {
-            task.faults[usize::from(kind == FaultKind::Major)].fetch_add(1, Ordering::Relaxed);
+            let sort = usize::from(kind == FaultKind::Major);
+            task::with_current(|task| task.faults[sort].fetch_add(1, Ordering::Relaxed));
             Ok(())
         }
         Err(FaultError::Segv(SegvCode::MapErr)) => Err(Fault::Segv(1)),
@@ -58,10 +58,9 @@ pub fn handle_kernel_fault(
     addr: VirtAddr,
     access: traps::Access,
 ) -> core::result::Result<(), traps::Unresolved> {
-    let task = task::current();
-    if task.is_dying() {
+    if task::with_current(|task| task.is_dying()) {
         return Err(traps::Unresolved);
     }
-    let space = task.process().space();
+    let space = task::with_current(|task| task.process().space());
     handle_user_fault(&space, addr, access).map_err(|_| traps::Unresolved)
 }

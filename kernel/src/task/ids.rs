@@ -3,24 +3,24 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{Credentials, Pid, Process, Session, current, find, registry};
+use super::{Credentials, Pid, Process, Session, current, find, registry, with_current};
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
 /// getpid()
 pub fn sys_getpid(_args: &Args) -> Result<i64> {
-    Ok(i64::from(current().process().pid))
+    Ok(with_current(|task| i64::from(task.process().pid)))
 }
 
 /// gettid()
 pub fn sys_gettid(_args: &Args) -> Result<i64> {
-    Ok(i64::from(current().tid))
+    Ok(with_current(|task| i64::from(task.tid)))
 }
 
 /// getppid()
 pub fn sys_getppid(_args: &Args) -> Result<i64> {
-    Ok(i64::from(current().process().parent_pid()))
+    Ok(with_current(|task| i64::from(task.process().parent_pid())))
 }
 
 /// The process that `pid` means; 0 is the caller's.
@@ -99,7 +99,7 @@ pub fn sys_setsid(_args: &Args) -> Result<i64> {
 }
 
 fn credentials() -> Arc<Credentials> {
-    current().process().credentials()
+    with_current(|task| task.process().credentials())
 }
 
 /// getuid()

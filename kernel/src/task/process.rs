@@ -283,7 +283,7 @@ impl Process {
     /// The limits that memory calls check.
     pub fn memory_limits(&self) -> freehold_vm::Limits {
         let limits = self.limits.lock();
-        let privileged = self.credentials().is_privileged();
+        let privileged = self.credentials.lock().is_privileged();
         freehold_vm::Limits {
             address_space: limits.get(Resource::AddressSpace).soft,
             data: limits.get(Resource::Data).soft,

@@ -94,32 +94,43 @@ impl<S: Memory> Areas<S> {
     }
     /// Change the areas in `range`, which are cut to fit, then join what can be one.
     pub(crate) fn change(&mut self, range: Range<VirtAddr>, mut f: impl FnMut(&mut Area<S>)) {
-        self.split_at(range.start);
-        self.split_at(range.end);
-        self.tree.range_mut(range.clone()).for_each(|(_, area)| f(area));
+        match self.tree.get_mut(&range.start) {
+            // Most often it is just one.
+            Some(area) if area.end == range.end => f(area),
+            _ => {
+                self.split_at(range.start);
+                self.split_at(range.end);
+                self.tree.range_mut(range.clone()).for_each(|(_, area)| f(area));
+            }
+        }
         self.join(range);
     }
     /// Join neighbours from just below `range` to just above.
     pub(crate) fn join(&mut self, range: Range<VirtAddr>) {
-        let mut start = self.below(range.start).map_or(range.start, |area| area.start);
-        while let Some((&key, area)) = self.tree.range(start..).next() {
-            if key > range.end {
-                return;
-            }
-            let Some(next) = self.tree.get(&area.end).filter(|next| area.joins(next)) else {
-                start = VirtAddr(key.0 + 1);
-                continue;
-            };
-            let (gone, end) = (next.start, next.end);
-            let (copied, newer) = (next.copied.get(), next.flags & AreaFlags::SOFTDIRTY);
-            self.tree.remove(&gone);
-            if let Some(area) = self.tree.get_mut(&key) {
-                area.end = end;
-                area.copied.set(area.copied.get() || copied);
+        while let Some((key, next)) = self.joinable(&range) {
+            if let Some(gone) = self.tree.remove(&next)
+                && let Some(area) = self.tree.get_mut(&key)
+            {
+                area.end = gone.end;
+                area.copied.set(area.copied.get() || gone.copied.get());
                 // Rather said to be written than not.
-                area.flags |= newer;
+                area.flags |= gone.flags & AreaFlags::SOFTDIRTY;
             }
         }
+    }
+    /// The starts of two neighbours that can be one, from just below `range` to just above.
+    fn joinable(&self, range: &Range<VirtAddr>) -> Option<(VirtAddr, VirtAddr)> {
+        let mut above: Option<&Area<S>> = None;
+        for (&start, area) in self.tree.range(..=range.end).rev() {
+            if let Some(next) = above.filter(|next| area.joins(next)) {
+                return Some((start, next.start));
+            }
+            if start < range.start {
+                return None;
+            }
+            above = Some(area);
+        }
+        None
     }
     /// Move an area's start (growth of a stack, and nothing else). `from` is its present start.
     pub(crate) fn move_start(&mut self, from: VirtAddr, to: VirtAddr) {

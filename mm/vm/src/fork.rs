@@ -8,9 +8,9 @@
 
 use core::ops::Range;
 
-use freehold_frame::{Anon, CountError, Mapping, OutOfMemory};
+use freehold_frame::{Anon, Mapping, OutOfMemory};
 use freehold_machine::{PAGEBLOCK_FRAMES, VirtAddr};
-use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot};
+use freehold_paging::{Backing, Cursor, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot};
 
 use crate::area::Area;
 use crate::request::AreaFlags;
@@ -81,7 +81,12 @@ impl<S: Memory> Resident<S> {
             if outcome.is_err() || stopped.is_some() {
                 return;
             }
-            if size == PageSize::Large {
+            if size == PageSize::Small {
+                match self.fork_page(area, addr, slot, entry, &mut cursor, batch) {
+                    Ok(pages) => anonymous += pages,
+                    Err(error) => outcome = Err(error),
+                }
+            } else {
                 match cursor.make_large(addr).map(|to| self.fork_large(addr, slot, entry, to, batch)) {
                     Ok(Some(pages)) => {
                         anonymous += pages;
@@ -90,15 +95,6 @@ impl<S: Memory> Resident<S> {
                     Ok(None) => stopped = Some(addr),
                     Err(error) => outcome = Err(error),
                 }
-            } else if entry.backing() == Backing::Uncounted {
-                outcome = cursor.make(addr).map(|to| to.fill(entry));
-            } else if let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) {
-                let leaf = cursor.make(addr).and_then(|to| {
-                    to.fill(self.fork_page(area, addr, slot, entry, &mapping, batch)?);
-                    Ok(())
-                });
-                anonymous += u64::from(leaf.is_ok());
-                outcome = leaf;
             }
         });
         child.rss.anon += anonymous;
@@ -130,27 +126,33 @@ impl<S: Memory> Resident<S> {
         Some(PAGEBLOCK_FRAMES)
     }
 
-    /// The child's leaf for an anonymous page of ours.
+    /// Give the child the page at `addr`, unless that is a file's; how many anonymous pages that are.
+    #[inline]
     fn fork_page(
         &self,
         area: &Area<S>,
         addr: VirtAddr,
         slot: Slot<S::Machine>,
         entry: Entry,
-        mapping: &Mapping<Anon, S>,
+        cursor: &mut Cursor<'_, S>,
         batch: &mut FlushBatch<S>,
-    ) -> Result<Entry, OutOfMemory> {
-        match mapping.share() {
-            Ok(twin) => {
-                let read_only = entry.rights().without(Rights::WRITE);
-                if entry.is_writable() {
-                    batch.restricted(addr, slot.update_from(entry, |entry| entry.with_rights(read_only)));
-                }
-                Ok(leaf(twin, read_only, Marks::Dirty).with_soft_dirty_of(entry))
-            }
-            Err(CountError::Pinned | CountError::Overflow | CountError::Held | CountError::NotExclusive) => {
-                Ok(leaf(self.copy_of(entry.frame())?, area.protection.rights(), Marks::Dirty))
-            }
+    ) -> Result<u64, OutOfMemory> {
+        if entry.backing() == Backing::Uncounted {
+            cursor.make(addr)?.fill(entry);
+            return Ok(0);
         }
+        let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) else { return Ok(0) };
+        let to = cursor.make(addr)?;
+        let Ok(twin) = mapping.share() else {
+            // It is pinned (or has more mappings than can be counted).
+            to.fill(leaf(self.copy_of(entry.frame())?, area.protection.rights(), Marks::Dirty));
+            return Ok(1);
+        };
+        let read_only = entry.rights().without(Rights::WRITE);
+        to.fill(leaf(twin, read_only, Marks::Dirty).with_soft_dirty_of(entry));
+        if entry.is_writable() {
+            batch.restricted(addr, slot.update_from(entry, |entry| entry.with_rights(read_only)));
+        }
+        Ok(1)
     }
 }

@@ -51,7 +51,7 @@ const AT_NO_AUTOMOUNT: u32 = 0x800;
 const AT_EMPTY_PATH: u32 = 0x1000;
 
 fn process() -> Arc<Process> {
-    task::current().process().clone()
+    task::with_current(|task| task.process().clone())
 }
 
 fn files() -> Arc<FileTable> {
@@ -60,7 +60,7 @@ fn files() -> Arc<FileTable> {
 
 /// The open file behind a descriptor of the caller.
 fn file(fd: i32) -> Result<Arc<OpenFile>> {
-    task::current().process().file(fd)
+    task::with_current(|task| task.process().file(fd))
 }
 
 /// Descriptors are below this (RLIMIT_NOFILE).
