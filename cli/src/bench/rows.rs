@@ -121,8 +121,8 @@ mod tests {
 
     #[test]
     fn an_unknown_row_is_refused_with_what_was_perhaps_meant() {
-        let error = names(&["null-cal"]).expect_err("unknown").to_string();
-        assert!(error.contains("null-cal") && error.contains("did you mean null-call"), "{error}");
+        let error = names(&["nul-call"]).expect_err("unknown").to_string();
+        assert!(error.contains("nul-call") && error.contains("did you mean null-call"), "{error}");
         let error = names(&["fork"]).expect_err("unknown").to_string();
         assert!(error.contains("fork-exit") && error.contains("vfork-exec"), "{error}");
         let error = names(&["quxx"]).expect_err("unknown").to_string();
