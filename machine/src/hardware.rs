@@ -82,6 +82,10 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     fn zero(self, frame: Pfn) {
         self.with_bytes(frame, |bytes| bytes.fill(0));
     }
+    /// Fill `count` frames from `first` on with zeroes.
+    fn zero_run(self, first: Pfn, count: u64) {
+        (0..count).for_each(|index| self.zero(first.offset(index)));
+    }
     /// Copy one frame's bytes to another.
     fn copy(self, from: Pfn, to: Pfn) {
         self.with_bytes(to, |to| self.with_bytes(from, |from| to.copy_from_slice(from)));

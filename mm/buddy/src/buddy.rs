@@ -129,8 +129,10 @@ impl<M: Machine> Buddy<M> {
     }
     #[cold]
     fn zero(&self, block: Pfn, order: Order) {
-        for frame in PfnRange::new(block, block.offset(order.frames())).iter() {
-            self.machine.zero(frame);
+        if order == Order::FRAME {
+            self.machine.zero(block);
+        } else {
+            self.machine.zero_run(block, order.frames());
         }
     }
 

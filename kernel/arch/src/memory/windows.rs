@@ -10,7 +10,9 @@
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use freehold_machine::{Cpus, Flush, PAGE_SIZE, Pfn, PhysicalBytes, Pinned, TABLE_ENTRIES, Tlb, VirtAddr};
+use freehold_machine::{
+    Cpus, Flush, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes, Pinned, TABLE_ENTRIES, Tlb, VirtAddr,
+};
 
 use super::tables::{self, ACCESSED, DIRTY, NO_EXECUTE, PRESENT, WRITABLE};
 use super::{OutOfMemory, direct, layout, pluggable};
@@ -78,6 +80,20 @@ impl Lap {
         self.in_use.store(in_use | 1 << slot, Ordering::Relaxed);
         self.next.store(slot + 1, Ordering::Relaxed);
         (slot as usize, turn)
+    }
+    /// All slots at once, at the beginning of a lap of their own; `false`, and none, where one is in use.
+    pub(crate) fn take_all(&self) -> bool {
+        let free = self.in_use.load(Ordering::Relaxed) == 0;
+        if free {
+            self.in_use.store(u64::MAX, Ordering::Relaxed);
+        }
+        free
+    }
+    /// Give all back: the next one begins a new lap.
+    pub(crate) fn give_all_back(&self) {
+        self.in_use.store(0, Ordering::Relaxed);
+        self.held_over.store(0, Ordering::Relaxed);
+        self.next.store(SLOTS as u64, Ordering::Relaxed);
     }
     pub(crate) fn give_back(&self, slot: usize) {
         let in_use = self.in_use.load(Ordering::Relaxed);
@@ -155,7 +171,47 @@ fn reach(frame: Pfn) -> Reached {
     Reached { bytes: address as *mut _, window: Some((slot, entry)), _pinned: pinned }
 }
 
+/// Zero up to [`SLOTS`] frames through windows that lie side by side, as one stretch of memory. `false`, and nothing done, where a
+/// window of this CPU is in use, or a frame is the kernel's or no memory.
+fn zero_side_by_side(frames: PfnRange) -> bool {
+    let info = boot::info();
+    if !frames.iter().all(|frame| info.is_plain_memory(frame) && !direct::contains(frame)) {
+        return false;
+    }
+    let pinned = X86.pin();
+    let windows = &cpu::this().windows;
+    let entries = windows.entries.load(Ordering::Relaxed);
+    if entries.is_null() || !windows.lap.take_all() {
+        return false;
+    }
+    X86.flush_local(Flush::NonGlobal);
+    let entry = |slot: usize| -> &'static AtomicU64 {
+        // SAFETY: `entries` points to the SLOTS entries of this CPU and `slot` is below that: there are at most SLOTS frames.
+        unsafe { &*entries.wrapping_add(slot) }
+    };
+    for (slot, frame) in frames.iter().take(SLOTS).enumerate() {
+        entry(slot).store(tables::leaf(frame, WINDOW), Ordering::Release);
+    }
+    let bytes = cpu_base(usize::from(pinned.cpu().0)).0 as *mut u8;
+    let count = frames.iter().len().min(SLOTS);
+    // SAFETY: the CPU's first `count` windows were just opened on frames that the caller owns, with nothing stale: no other
+    // window of this CPU was in use.
+    unsafe { core::ptr::write_bytes(bytes, 0, count * PAGE_SIZE) };
+    (0..count).for_each(|slot| entry(slot).store(0, Ordering::Relaxed));
+    windows.lap.give_all_back();
+    drop(pinned);
+    true
+}
+
 impl PhysicalBytes for X86 {
+    fn zero_run(self, first: Pfn, count: u64) {
+        for start in (0..count).step_by(SLOTS) {
+            let frames = PfnRange::new(first.offset(start), first.offset(count.min(start + SLOTS as u64)));
+            if frames.iter().len() == 1 || !zero_side_by_side(frames) {
+                frames.iter().for_each(|frame| self.zero(frame));
+            }
+        }
+    }
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
         let reached = reach(frame);
         // SAFETY: while `reached` lives, its pointer leads to the frame on this CPU, with no stale translation of the
@@ -204,6 +260,17 @@ mod tests {
             assert_ne!(slot, outer);
             lap.give_back(slot);
         }
+    }
+
+    #[test]
+    fn all_slots_are_had_together_only_while_none_is_open_and_a_new_lap_follows() {
+        let lap = Lap::new();
+        let (slot, _) = lap.take();
+        assert!(!lap.take_all());
+        lap.give_back(slot);
+        assert!(lap.take_all() && !lap.take_all());
+        lap.give_all_back();
+        assert_eq!(lap.take().1, Turn::NewLap);
     }
 
     #[test]
