@@ -60,12 +60,14 @@ fn a_node_without_memory_gets_some_and_the_ceiling_holds() {
     }
     let nodes = ["--cpus", "2", "--node", "mem=64M,max=96M,cpus=0", "--node", "max=128M,cpus=1"];
     let script = format!(
-        "cd /sys/devices/system/node; cat has_memory node1/cpulist; taskset 2 {EAT}; cat has_memory; \
+        "{SHRINK} cd /sys/devices/system/node; cat has_memory node1/cpulist; taskset 2 {EAT}; cat has_memory; \
          awk '/MemTotal/ {{ print $4 }}' node1/meminfo; \
-         awk 'BEGIN {{ s = \"x\"; while (1) s = s s }}' 2> /dev/null; echo $?"
+         awk 'BEGIN {{ s = \"x\"; while (1) s = s s }}' 2> /dev/null; echo $?; \
+         shrink 150000 > /dev/null; {EAT}"
     );
     let (lines, json) = grow(&nodes, &script);
-    let [before, cpus, eaten, after, total, killed] = &lines[..] else { panic!("{lines:?}") };
+    let [before, cpus, eaten, after, total, killed, again] = &lines[..] else { panic!("{lines:?}") };
+    assert_eq!(again, "67108864", "what went back comes again");
     assert_eq!(
         (before.as_str(), cpus.as_str(), eaten.as_str(), after.as_str()),
         ("0", "1", "67108864", "0-1")

@@ -51,6 +51,8 @@ static EVENTS: WaitQueue = WaitQueue::new();
 static GROWN: WaitQueue = WaitQueue::new();
 /// Whether asking for more may help: there are devices, they have room, and the host has not let us wait in vain.
 static HOPEFUL: AtomicBool = AtomicBool::new(false);
+/// The host has let somebody wait in vain since memory last came or went.
+static SILENT: AtomicBool = AtomicBool::new(false);
 /// Nobody is to wait for memory any more.
 static ENDED: AtomicBool = AtomicBool::new(false);
 /// The node that wants memory, plus 1.
@@ -102,7 +104,8 @@ pub fn grow() -> Growth {
         let has_grown = frames().total_frames() > before;
         (has_grown || !is_hopeful()).then_some(has_grown)
     });
-    if grown.is_none() && HOPEFUL.swap(false, Ordering::AcqRel) {
+    if grown.is_none() && !SILENT.swap(true, Ordering::AcqRel) {
+        HOPEFUL.store(false, Ordering::Release);
         log::warn!("hotplug: the host gives no more memory");
     }
     if grown == Some(true) { Growth::Grown } else { Growth::None }
@@ -169,6 +172,7 @@ impl Plugged {
         });
         let now = self.resizer.plugged();
         if now != before {
+            SILENT.store(false, Ordering::Release);
             PEAK.fetch_max(frames().total_frames(), Ordering::Relaxed);
             log::info!(
                 "hotplug: node {} has {} MiB plugged in, {} before",
@@ -207,6 +211,9 @@ impl Hotplug {
             self.drain_before_unplugging();
             self.devices.retain_mut(|plugged| plugged.follow().is_some());
             drop(working);
+            // What was given back can come again.
+            let has_room = self.devices.iter().any(|plugged| plugged.room() > 0);
+            HOPEFUL.store(has_room && !SILENT.load(Ordering::Acquire), Ordering::Release);
             self.ask_for_more();
             if time::now() >= looked + LOOK {
                 looked = time::now();
@@ -239,8 +246,6 @@ impl Hotplug {
 
     fn ask_for_more(&mut self) {
         let Some(node) = WANTED.swap(0, Ordering::AcqRel).checked_sub(1) else { return };
-        let has_room = self.devices.iter().any(|plugged| plugged.room() > 0);
-        HOPEFUL.store(has_room, Ordering::Release);
         let topology = crate::fs::machine::get().map(|machine| &machine.firmware.topology);
         let node = freehold_machine::NodeId(node as u8);
         let distance =

@@ -373,7 +373,7 @@ proptest! {
             block: plain(0, words[0], 1 << shift),
             node: words[1] as u16,
             address: plain(1, words[2], words[2] >> shift << shift),
-            region: plain(2, words[3], words[3] % (1 << 40) >> shift << shift),
+            region: plain(2, words[3], ((words[3] % (1 << 40)) >> shift) << shift),
             usable: words[4],
             plugged: words[5],
             requested: words[6],
