@@ -31,7 +31,8 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Area<S>> {
         self.tree.values_mut()
     }
-    /// The area that `addr` is in.
+    /// The area that `addr` is in. Every page fault asks.
+    #[inline(always)]
     pub(crate) fn at(&self, addr: VirtAddr) -> Option<&Area<S>> {
         let (_, area) = self.tree.range(..=addr).next_back()?;
         (addr < area.end).then_some(area)
