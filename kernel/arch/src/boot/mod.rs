@@ -143,6 +143,11 @@ impl BootInfo {
     pub(crate) fn is_plain_memory(&self, frame: Pfn) -> bool {
         self.plain.iter().take_while(|range| !range.is_empty()).any(|range| range.contains(frame))
     }
+    /// Whether all of the frames are, in one stretch.
+    pub(crate) fn is_plain_run(&self, frames: PfnRange) -> bool {
+        let holds = |range: &PfnRange| range.intersection(frames).len() == frames.len();
+        self.plain.iter().take_while(|range| !range.is_empty()).any(holds)
+    }
     fn find_plain_memory(&mut self) {
         let image = self.image();
         let everything = Pfn(u64::MAX);

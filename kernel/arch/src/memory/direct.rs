@@ -30,6 +30,19 @@ pub(crate) fn contains(frame: Pfn) -> bool {
     }
 }
 
+/// Whether the kernel reaches any of these frames' bytes through the direct map. One look, where they lie in a pageblock that is
+/// of one side as a whole.
+pub(crate) fn touches(frames: PfnRange) -> bool {
+    let in_one_block = frames.end <= frames.start.pageblock_start().offset(PAGEBLOCK_FRAMES);
+    let whole =
+        tables::find_entry::<2>(address_of(frames.start)).map_or(0, |entry| entry.load(Ordering::Acquire));
+    match whole {
+        0 if in_one_block => false,
+        large if in_one_block && large & LARGE != 0 => true,
+        _ => frames.iter().any(contains),
+    }
+}
+
 /// Make the tables for every GiB that has memory, and map the blocks that start-up uses.
 ///
 /// # Errors

@@ -174,8 +174,7 @@ fn reach(frame: Pfn) -> Reached {
 /// Zero up to [`SLOTS`] frames through windows that lie side by side, as one stretch of memory. `false`, and nothing done, where a
 /// window of this CPU is in use, or a frame is the kernel's or no memory.
 fn zero_side_by_side(frames: PfnRange) -> bool {
-    let info = boot::info();
-    if !frames.iter().all(|frame| info.is_plain_memory(frame) && !direct::contains(frame)) {
+    if !boot::info().is_plain_run(frames) || direct::touches(frames) {
         return false;
     }
     let pinned = X86.pin();
