@@ -9,10 +9,10 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use freehold_machine::{PAGE_SIZE, VirtAddr};
-use freehold_vm::SpaceHandle;
+use freehold_vm::{Locking, SpaceHandle, Visited};
 
 use super::hotplug::Growth;
-use super::{AddressSpace, Frames, PageCache, commons};
+use super::{AddressSpace, Frames, commons};
 use crate::Result;
 use crate::fs::OpenFile;
 use crate::sync::{Mutex, MutexGuard, SpinLock};
@@ -113,8 +113,15 @@ impl Space {
 }
 
 impl SpaceHandle<Frames> for Space {
-    fn zap(&self, cache: &PageCache, pages: Range<u64>) {
-        self.areas.lock().zap_cache(cache, pages);
+    fn with(&self, how: Locking, f: &mut dyn FnMut(&mut AddressSpace)) -> Visited {
+        match how {
+            Locking::Wait => f(&mut self.areas.lock()),
+            Locking::Try => match self.areas.try_lock() {
+                Some(mut areas) => f(&mut areas),
+                None => return Visited::Busy,
+            },
+        }
+        Visited::Done
     }
 }
 

@@ -1,7 +1,11 @@
 //! Entries of translation tables. The only place that knows their bits (x86-64: Intel SDM volume 3A, 4.5).
 //!
 //! A leaf keeps its frame also while it grants no rights at all (`PROT_NONE`): the hardware then sees an absent entry.
+//!
+//! An absent entry that is no leaf and not empty says where a page is that is not in memory ([`SwapPlace`]). The place is stored inverted, so
+//! that a CPU that speculates past the missing bit 0 is led to no memory (the L1TF errata). Bit 10 is left for userfaultfd.
 
+use freehold_frame::Belongs;
 use freehold_machine::{PAGE_SHIFT, Pfn};
 
 const PRESENT: u64 = 1;
@@ -14,8 +18,14 @@ const LARGE: u64 = 1 << 7;
 const WITHHELD: u64 = 1 << 8;
 /// Ignored by hardware: the frame's counts do not include this leaf.
 const UNCOUNTED: u64 = 1 << 9;
+/// In an absent entry without [`WITHHELD`]: the page is elsewhere. (In a present one the bit is [`WRITE`].)
+const SWAPPED: u64 = 1 << 1;
+/// In an entry that is [`SWAPPED`]: nobody else has the page.
+const ALONE: u64 = 1 << 2;
 /// Ignored by hardware: the page was written through this leaf since the mark was last cleared.
 const SOFT_DIRTY: u64 = 1 << 11;
+/// Ignored by hardware: the bytes may be thrown away while [`DIRTY`] is clear (MADV_FREE).
+const LAZY: u64 = 1 << 52;
 const NO_EXECUTE: u64 = 1 << 63;
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
@@ -89,6 +99,22 @@ pub enum Marks {
     Dirty,
 }
 
+/// Where a page is that is not in memory: a slot of a swap area.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SwapPlace {
+    /// The area's number, below 32.
+    pub area: u8,
+    /// The slot's, below 2^35.
+    pub slot: u64,
+}
+
+impl SwapPlace {
+    /// Nowhere: the page could not be read when its swap area was given up.
+    pub const LOST: Self = Self { area: 31, slot: 0 };
+    /// One more than the largest slot that an entry can name.
+    pub const SLOTS: u64 = 1 << 35;
+}
+
 /// One entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Entry(u64);
@@ -122,6 +148,15 @@ impl Entry {
         };
         Self(frame.0 << PAGE_SHIFT | marks | backing | WITHHELD).with_rights(rights)
     }
+    /// The page is at `place`; nobody else has it, or others may.
+    pub const fn swapped(place: SwapPlace, belongs: Belongs) -> Self {
+        let alone = match belongs {
+            Belongs::Exclusive => ALONE,
+            Belongs::Shared => 0,
+        };
+        let number = (place.area as u64) << 35 | place.slot;
+        Self(!(number << PAGE_SHIFT) & FRAME | SWAPPED | alone)
+    }
     /// The same leaf for a 2 MiB page, whose frame is a pageblock's first.
     #[must_use]
     pub const fn large(self) -> Self {
@@ -150,7 +185,12 @@ impl Entry {
     /// The same leaf, written and accessed.
     #[must_use]
     pub const fn marked_dirty(self) -> Self {
-        Self(self.0 | ACCESSED | DIRTY | SOFT_DIRTY)
+        Self(self.0 & !LAZY | ACCESSED | DIRTY | SOFT_DIRTY)
+    }
+    /// The same leaf, unused and clean, whose bytes may be thrown away until it is written (MADV_FREE).
+    #[must_use]
+    pub const fn marked_lazy(self) -> Self {
+        Self(self.0 & !(ACCESSED | DIRTY) | LAZY)
     }
     /// The same leaf, as if it had not been written since; the hardware's dirty bit stays, for those who write pages back.
     #[must_use]
@@ -176,6 +216,26 @@ impl Entry {
     /// Whether it maps nothing.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
+    }
+    /// Whether it leads to a frame, with or without rights.
+    pub const fn is_leaf(self) -> bool {
+        self.0 & (PRESENT | WITHHELD) != 0
+    }
+    /// Where the page is, if it is not in memory.
+    pub const fn swap_place(self) -> Option<SwapPlace> {
+        if self.0 & (PRESENT | WITHHELD | SWAPPED) != SWAPPED {
+            return None;
+        }
+        let number = (!self.0 & FRAME) >> PAGE_SHIFT;
+        Some(SwapPlace { area: (number >> 35) as u8, slot: number & (SwapPlace::SLOTS - 1) })
+    }
+    /// Of a page that is not in memory: whether nobody else has it.
+    pub const fn swap_belongs(self) -> Belongs {
+        if self.0 & ALONE != 0 { Belongs::Exclusive } else { Belongs::Shared }
+    }
+    /// Whether the leaf's bytes may be thrown away: they were given up, and not written since.
+    pub const fn is_lazy(self) -> bool {
+        self.0 & (LAZY | DIRTY) == LAZY
     }
     /// Above level 1: whether it points to a table (and not to a 2 MiB page or nothing).
     pub const fn is_table(self) -> bool {
@@ -225,6 +285,9 @@ impl core::fmt::Debug for Entry {
         if self.is_empty() {
             return f.write_str("empty");
         }
+        if let Some(place) = self.swap_place() {
+            return write!(f, "{place:?} {:?}", self.swap_belongs());
+        }
         write!(f, "{:?} {:?} ({:#x})", self.frame(), self.rights(), self.0)
     }
 }
@@ -249,6 +312,42 @@ mod tests {
                 assert_eq!(leaf.with_rights(Rights::NONE).with_rights(expected), leaf);
             }
         }
+    }
+
+    #[test]
+    fn a_swap_entry_gives_back_what_it_was_made_of_and_is_no_leaf() {
+        let ends = [0, 1, 77, SwapPlace::SLOTS - 1];
+        for place in (0..32).flat_map(|area| ends.map(|slot| SwapPlace { area, slot })) {
+            for belongs in [Belongs::Exclusive, Belongs::Shared] {
+                let entry = Entry::swapped(place, belongs);
+                assert_eq!((entry.swap_place(), entry.swap_belongs()), (Some(place), belongs));
+                assert!(!entry.is_empty() && !entry.is_leaf() && !entry.is_large() && !entry.is_table());
+                assert!(!entry.is_writable() && !entry.may_be_cached() && !entry.is_soft_dirty());
+                let written = entry.with_soft_dirty_of(Entry::leaf(
+                    Pfn(7),
+                    Rights::READ,
+                    Marks::Dirty,
+                    Backing::Counted,
+                ));
+                assert!(written.is_soft_dirty() && written.marked_unwritten() == entry);
+                assert_eq!(written.swap_place(), Some(place));
+            }
+        }
+        for rights in [Rights::NONE, Rights::READ, Rights::READ | Rights::WRITE] {
+            let leaf = Entry::leaf(Pfn(7), rights, Marks::Dirty, Backing::Counted);
+            assert!(leaf.is_leaf() && leaf.swap_place().is_none());
+        }
+    }
+
+    #[test]
+    fn bytes_given_up_are_wanted_again_when_they_are_written() {
+        let leaf = Entry::leaf(Pfn(7), Rights::READ | Rights::WRITE, Marks::Dirty, Backing::Counted);
+        let lazy = leaf.marked_lazy();
+        assert!(lazy.is_lazy() && !lazy.may_be_cached() && lazy.is_writable() && lazy.is_soft_dirty());
+        // The hardware's own mark is enough.
+        assert!(!Entry::from_bits(lazy.bits() | DIRTY | ACCESSED).is_lazy());
+        assert_eq!(lazy.marked_dirty(), leaf);
+        assert!(!leaf.is_lazy());
     }
 
     #[test]

@@ -32,7 +32,7 @@ mod space;
 use freehold_frame::FrameSource;
 use freehold_machine::{Machine, NodeId, Pfn, VirtAddr};
 
-pub use entry::{Backing, Entry, Marks, Rights};
+pub use entry::{Backing, Entry, Marks, Rights, SwapPlace};
 pub use flush::{FULL_FLUSH_PAGES, FlushBatch};
 pub use roots::Roots;
 pub use space::{Cursor, PageSize, Slot, Space};

@@ -203,9 +203,53 @@ impl<S: Memory> Space<S> {
         Cursor { space: self, region: u64::MAX, table: Pfn(0) }
     }
 
-    /// Show every leaf that is not empty and maps something in `range`, upwards. A large leaf is shown by
+    /// Show every leaf that maps something in `range`, upwards. A large leaf is shown by
     /// its first address, which may be below the range. The caller may change the slot that it is shown.
     pub fn visit(
+        &self,
+        range: Range<VirtAddr>,
+        mut f: impl FnMut(VirtAddr, Slot<S::Machine>, Entry, PageSize),
+    ) {
+        self.visit_all(range, |addr, slot, entry, size| {
+            if entry.is_leaf() {
+                f(addr, slot, entry, size);
+            }
+        });
+    }
+
+    /// The first address of `range` of whose 2 MiB there is a leaf, or a table that may have some. For walks that stop now and then.
+    pub fn next_populated(&self, range: Range<VirtAddr>) -> Option<VirtAddr> {
+        let range = range.start..range.end.min(USER_END);
+        self.populated_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range)
+    }
+
+    fn populated_below(
+        &self,
+        table: Pfn,
+        level: u32,
+        base: VirtAddr,
+        range: &Range<VirtAddr>,
+    ) -> Option<VirtAddr> {
+        let machine = self.source.machine();
+        let mut rest = covered(base, level, range);
+        while let Some((index, entry)) = machine.next_entry(table, rest.clone()) {
+            rest.start = index + 1;
+            let entry = Entry::from_bits(entry);
+            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
+            let found = if level == 2 || !entry.is_table() {
+                Some(addr.max(range.start))
+            } else {
+                self.populated_below(entry.frame(), level - 1, addr, range)
+            };
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// As [`Space::visit`], and show the places of pages that are not in memory too.
+    pub fn visit_all(
         &self,
         range: Range<VirtAddr>,
         mut f: impl FnMut(VirtAddr, Slot<S::Machine>, Entry, PageSize),

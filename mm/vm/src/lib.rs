@@ -40,6 +40,7 @@ mod huge;
 mod lock;
 mod map;
 mod refs;
+mod registry;
 mod remap;
 mod remote;
 mod request;
@@ -48,13 +49,14 @@ mod space;
 mod view;
 
 pub use advise::{Advice, Residency, SyncMode};
-pub use cache::{BackingStore, MAX_RUN, PageCache, SpaceHandle};
+pub use cache::{BackingStore, MAX_RUN, PageCache};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};
 pub use events::Event;
 pub use freehold_paging::{KernelRoots, Memory};
 pub use huge::{HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
 pub use refs::ClearRefs;
+pub use registry::{Locking, SpaceHandle, Visited};
 pub use remap::{Remap, RemapPlace, RemapSource};
 pub use remote::{FutexKey, PinAccess, PinnedPage, RemoteAccess};
 pub use request::{

@@ -10,9 +10,9 @@ use freehold_paging::{KernelRoots, Memory, Roots};
 
 use crate::area::Area;
 use crate::areas::Areas;
-use crate::cache::SpaceHandle;
 use crate::events::{Event, Events};
 use crate::huge::HugeControl;
+use crate::registry::{Registry, SpaceHandle};
 use crate::request::{AreaFlags, Layout, Limits};
 use crate::resident::Resident;
 use crate::{PageCache, VmError};
@@ -31,6 +31,7 @@ pub struct Commons<S: Memory> {
     zero: Frame<CacheKind, S>,
     pub(crate) huge: HugeControl,
     pub(crate) events: Events,
+    pub(crate) spaces: Registry<S>,
 }
 
 impl<S: Memory> Commons<S> {
@@ -40,7 +41,8 @@ impl<S: Memory> Commons<S> {
     /// [`OutOfMemory`].
     pub fn new(source: S, kernel: KernelRoots) -> Result<Arc<Self>, OutOfMemory> {
         let zero = Frame::allocate_zeroed(source)?;
-        Ok(Arc::new(Self { source, kernel, zero, huge: HugeControl::new(), events: Events::new() }))
+        let (huge, events, spaces) = (HugeControl::new(), Events::new(), Registry::new());
+        Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces }))
     }
     pub(crate) fn zero_page(&self) -> Pfn {
         self.zero.pfn()
@@ -126,12 +128,13 @@ impl<S: Memory> AddressSpace<S> {
         self.commit_limit = bytes;
     }
 
-    /// Say how truncation reaches this. Called once, as soon as the lock around it exists.
+    /// Say how truncation, reclaim and migration reach this. Called once, as soon as the lock around it exists.
     pub fn set_handle(&mut self, handle: Weak<dyn SpaceHandle<S>>) {
         let mut missed = false;
         for area in self.areas.iter() {
             missed |= area.attachment().is_some_and(|at| at.set_handle(&handle));
         }
+        self.resident.commons.spaces.add(self.id, handle.clone());
         self.handle = Some(handle);
         if missed {
             // A file lost pages between fork and now: what was inherited may be gone. Cached pages can be had again; private
@@ -149,8 +152,8 @@ impl<S: Memory> AddressSpace<S> {
         }
     }
 
-    /// Unmap `pages` of `cache` wherever they are mapped here: they have left it. For [`SpaceHandle`].
-    pub fn zap_cache(&mut self, cache: &PageCache<S>, pages: Range<u64>) {
+    /// Unmap `pages` of `cache` wherever they are mapped here: they have left it.
+    pub(crate) fn zap_cache(&mut self, cache: &PageCache<S>, pages: Range<u64>) {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         let cut = pages.end == u64::MAX;
@@ -219,6 +222,7 @@ impl DataKind {
 
 impl<S: Memory> Drop for AddressSpace<S> {
     fn drop(&mut self) {
+        self.resident.commons.spaces.remove(self.id);
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         let mut rest = areas.iter().peekable();

@@ -7,12 +7,7 @@ use core::ops::Range;
 use freehold_paging::Memory;
 
 use super::PageCache;
-
-/// An address space as truncation needs it: behind its owner's lock.
-pub trait SpaceHandle<S: Memory>: Send + Sync {
-    /// Lock the address space and call [`AddressSpace::zap_cache`](crate::AddressSpace::zap_cache).
-    fn zap(&self, cache: &PageCache<S>, pages: Range<u64>);
-}
+use crate::registry::{Locking, SpaceHandle};
 
 pub(super) struct Mapper<S: Memory> {
     areas: usize,
@@ -91,7 +86,7 @@ impl<S: Memory> PageCache<S> {
             }
             drop(inner);
             for handle in handles.iter().filter_map(Weak::upgrade) {
-                handle.zap(self, pages.clone());
+                handle.with(Locking::Wait, &mut |space| space.zap_cache(self, pages.clone()));
             }
             inner = self.inner.lock();
             if inner.mappers.range(next..).next().is_none() {

@@ -7,7 +7,7 @@
 //! are allocated before it is taken and come in by "insert unless someone was faster". Bytes are reached through
 //! windows with a reference held and the lock released, so truncation never pulls a frame from under a copy.
 //!
-//! **Reverse map.** Areas are attached: the cache knows which address spaces map it, and by [`SpaceHandle`] how to have
+//! **Reverse map.** Areas are attached: the cache knows which address spaces map it, and by [`SpaceHandle`](crate::SpaceHandle) how to have
 //! pages unmapped there. Truncation first takes the pages away (size, index), then has every mapper unmap, so that a
 //! fault that looked too early is undone and a later one finds the new state; then it lets go of the frames.
 
@@ -28,7 +28,6 @@ use freehold_paging::Memory;
 use crate::error::{FaultError, FaultKind, VmError};
 pub(crate) use attach::Attachment;
 use attach::Mapper;
-pub use attach::SpaceHandle;
 use index::{Index, Mark};
 
 const PAGE: u64 = PAGE_SIZE as u64;

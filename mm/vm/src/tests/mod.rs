@@ -6,5 +6,6 @@ mod calls;
 mod huge;
 mod random;
 mod refs;
+mod registry;
 mod remote;
 mod world;

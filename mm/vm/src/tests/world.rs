@@ -89,8 +89,13 @@ pub fn read(cache: &Cache, offset: u64, len: usize) -> std::vec::Vec<u8> {
 pub struct Locked(pub Mutex<AddressSpace<ModelFrames>>);
 
 impl SpaceHandle<ModelFrames> for Locked {
-    fn zap(&self, cache: &Cache, pages: core::ops::Range<u64>) {
-        self.0.lock().unwrap().zap_cache(cache, pages);
+    fn with(&self, how: Locking, f: &mut dyn FnMut(&mut AddressSpace<ModelFrames>)) -> Visited {
+        match (how, self.0.try_lock()) {
+            (_, Ok(mut space)) => f(&mut space),
+            (Locking::Wait, Err(_)) => f(&mut self.0.lock().unwrap()),
+            (Locking::Try, Err(_)) => return Visited::Busy,
+        }
+        Visited::Done
     }
 }
 

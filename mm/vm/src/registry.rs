@@ -1,0 +1,78 @@
+//! All address spaces of a system, for those who want something of each in turn: reclaim, swapoff, migration.
+//!
+//! Anonymous frames have no reverse map. Whoever wants them back walks the page tables of the spaces one after the other,
+//! where the accessed bits lie side by side and the space's lock makes every change exact; the fault path pays nothing for it.
+//!
+//! **Locks.** The list has a spin lock that is ordered after everything: nothing is locked, allocated from the page allocator or dropped under it.
+//! A walker holds one space's lock at a time, and none while it waits for a device (a fault is what may do that).
+//!
+//! A space is in the list from [`AddressSpace::set_handle`](crate::AddressSpace::set_handle) to its end. Numbers only grow, so a
+//! walk upwards also meets the children that are forked while it is under way.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use core::ops::Bound;
+
+use freehold_paging::Memory;
+
+use crate::{AddressSpace, Commons};
+
+/// How to take an address space's lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Locking {
+    /// Wait for it.
+    Wait,
+    /// Only if nobody has it.
+    Try,
+}
+
+/// Whether an address space was visited.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Visited {
+    /// It was.
+    Done,
+    /// Somebody had it locked.
+    Busy,
+}
+
+/// An address space behind its owner's lock.
+pub trait SpaceHandle<S: Memory>: Send + Sync {
+    /// Lock the space and show it to `f`, once.
+    fn with(&self, how: Locking, f: &mut dyn FnMut(&mut AddressSpace<S>)) -> Visited;
+}
+
+/// The list, by the spaces' numbers.
+pub(crate) struct Registry<S: Memory>(spin::Mutex<BTreeMap<u64, Weak<dyn SpaceHandle<S>>>>);
+
+impl<S: Memory> Registry<S> {
+    pub(crate) const fn new() -> Self {
+        Self(spin::Mutex::new(BTreeMap::new()))
+    }
+    pub(crate) fn add(&self, id: u64, handle: Weak<dyn SpaceHandle<S>>) {
+        let before = self.0.lock().insert(id, handle);
+        drop(before);
+    }
+    pub(crate) fn remove(&self, id: u64) {
+        let gone = self.0.lock().remove(&id);
+        // The last weak count gives memory back: not under the lock.
+        drop(gone);
+    }
+}
+
+impl<S: Memory> Commons<S> {
+    /// The living space with the smallest number above `after`, and that number. Begin with 0.
+    pub fn next_space(&self, after: u64) -> Option<(u64, Arc<dyn SpaceHandle<S>>)> {
+        let list = self.spaces.0.lock();
+        let mut above = list.range((Bound::Excluded(after), Bound::Unbounded));
+        above.find_map(|(&id, handle)| Some((id, handle.upgrade()?)))
+    }
+
+    /// Show `f` every space in turn, each locked, those too that are born meanwhile. The caller holds no space's lock.
+    pub fn for_each_space(&self, f: &mut dyn FnMut(&mut AddressSpace<S>)) {
+        let mut last = 0;
+        while let Some((id, handle)) = self.next_space(last) {
+            handle.with(Locking::Wait, f);
+            last = id;
+        }
+    }
+}
