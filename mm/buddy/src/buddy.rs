@@ -8,16 +8,17 @@ use freehold_frame::{
 };
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{
-    CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Pinned, Topology,
+    CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Pinned, Topology,
 };
 
 use crate::basket::Basket;
 use crate::block::{BlockId, Blocks};
-use crate::lane::{HEAD, Lane, Shapes};
+use crate::lane::{HEAD, Lane};
 use crate::misuse::Misuse;
 use crate::numa::{Listed, Passed};
 use crate::options::{Options, Wipe};
 use crate::rng::Rng;
+use crate::shape::Shapes;
 use crate::take::{Reach, Wish};
 use crate::word::{Held, Plain};
 use crate::zone::{MOVE_BATCH, NotTaken, Zone};
@@ -40,6 +41,8 @@ pub struct Buddy<M: Machine> {
     pub(crate) zones: [Option<Zone>; MAX_NODES],
     /// For each node, the nodes with memory by distance from it; `NONE` after the last.
     pub(crate) nearest: [[u8; MAX_NODES]; MAX_NODES],
+    /// The heads of the CPUs' lists; of CPUs that are not there, and where every block is [looked](Bytes::Looked) at, one that never hits.
+    pub(crate) hits: [&'static [AtomicU64; HEAD]; MAX_CPUS],
     pub(crate) heads: &'static [[AtomicU64; HEAD]],
     pub(crate) stacks: &'static [AtomicU64],
     pub(crate) shapes: Shapes,
@@ -80,20 +83,19 @@ impl<M: Machine> Buddy<M> {
         content: Content,
         pressure: Pressure,
     ) -> Result<Pfn, OutOfMemory> {
-        if self.bytes == Bytes::Left {
-            let pinned = self.machine.pin();
-            if let Some((block, tag)) = self.lane(pinned.cpu()).pop_for(owner, order) {
-                match self.table.get(block).map(|record| record.hand_out(tag)) {
-                    Some(Ok(())) => {}
-                    _ => return self.reject(block, owner, order, content, pressure),
-                }
+        let pinned = self.machine.pin();
+        let list = self.hits(pinned.cpu()).serving(owner, order);
+        if let Some(block) = list.pop() {
+            if self.table.get(block).is_some_and(|record| record.hand_out(list.tag).is_ok()) {
                 drop(pinned);
                 if content == Content::Zeroed {
                     self.zero(block, order);
                 }
                 return Ok(block);
             }
+            self.report_owned(block);
         }
+        drop(pinned);
         self.take_slowly(owner, order, content, pressure)
     }
 
@@ -101,13 +103,13 @@ impl<M: Machine> Buddy<M> {
     #[inline]
     pub fn release(&self, block: Pfn, order: Order) {
         let pinned = self.machine.pin();
-        let lane = self.lane(pinned.cpu());
+        let lane = self.hits(pinned.cpu());
         let list = lane.guess(order);
         if let Some(record) = self.table.get(block)
-            && record.is_freeable_as(list.tag())
+            && record.is_freeable_as(list.tag)
             && lane.push_guessed(list, block, self.blocks.state_hint(block))
         {
-            record.take_back(list.trace());
+            record.take_back(list.trace);
             return;
         }
         self.release_slowly(pinned, block, order);
@@ -118,14 +120,11 @@ impl<M: Machine> Buddy<M> {
         if self.bytes == Bytes::Looked {
             self.verify(block, tag.order());
         }
-        let Some(record) = self.table.get(block) else { return false };
-        match record.hand_out(tag) {
-            Ok(()) => true,
-            Err(owner) => {
-                self.report(Misuse::OwnedWhileFree { block, owner });
-                false
-            }
+        let stamped = self.table.get(block).is_some_and(|record| record.hand_out(tag).is_ok());
+        if !stamped {
+            self.report_owned(block);
         }
+        stamped
     }
     #[cold]
     fn zero(&self, block: Pfn, order: Order) {
@@ -148,6 +147,12 @@ impl<M: Machine> Buddy<M> {
     ) -> Result<Pfn, OutOfMemory> {
         self.take_by_policy(Request { owner, order, content, pressure, policy: NodePolicy::Local })
     }
+    /// A free block has an owner: it is left to that owner.
+    #[cold]
+    #[inline(never)]
+    fn report_owned(&self, block: Pfn) {
+        self.report(Misuse::OwnedWhileFree { block, owner: self.table.state(block).owner() });
+    }
     #[cold]
     #[inline(never)]
     fn take_by_policy(&self, request: Request) -> Result<Pfn, OutOfMemory> {
@@ -156,20 +161,6 @@ impl<M: Machine> Buddy<M> {
             self.zero(block, request.order);
         }
         Ok(block)
-    }
-    /// A listed block has an owner: leave it to that owner and take another.
-    #[cold]
-    #[inline(never)]
-    fn reject(
-        &self,
-        block: Pfn,
-        owner: Owner,
-        order: Order,
-        content: Content,
-        pressure: Pressure,
-    ) -> Result<Pfn, OutOfMemory> {
-        self.report(Misuse::OwnedWhileFree { block, owner: self.table.state(block).owner() });
-        self.take_slowly(owner, order, content, pressure)
     }
     fn take_pinned(&self, pinned: &Pinned<M>, request: Request) -> Result<Pfn, OutOfMemory> {
         loop {
@@ -205,6 +196,9 @@ impl<M: Machine> Buddy<M> {
             None => Rng::new(lane.key()),
         };
         lane.set_key(rng.next());
+        if let Some(list) = list {
+            lane.key_list(list, &mut rng);
+        }
         let (home, order) = (lane.node().0, request.order.log2());
         let (first, allowed) = self.preference(request.policy, home, cpu);
         for last_try in [false, true] {
@@ -406,13 +400,12 @@ impl<M: Machine> Buddy<M> {
             // No list ever holds such a block: its pageblock gets it at once.
             return self.give_back_one(&pinned, node, block, order, tag.owner().side());
         };
-        lane.count_given(list);
         lane.set_guess(list);
         if node == lane.node() && !lane.is_sparse(self.blocks.state_hint(block)) {
             if lane.push(list, block) {
                 return;
             }
-            lane.set_key(self.machine.random_u64());
+            lane.key_list(list, &mut Rng::new(self.machine.random_u64()));
             self.drain_list(&pinned, lane, list, self.shapes.shape(list).batch);
             if order == Order::FRAME && !self.zone(node).is_balanced() {
                 // More comes in than goes out: all of it goes home by way of this list. Until the next refill or tick.
@@ -422,6 +415,7 @@ impl<M: Machine> Buddy<M> {
                 return;
             }
         }
+        lane.count_given(list);
         if !lane.push_homeward(block, tag) {
             self.send_home(&pinned, lane);
             self.give_back_one(&pinned, node, block, order, tag.owner().side());
@@ -468,6 +462,11 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
+    /// The lists of the CPU this runs on, for a hit.
+    #[inline(always)]
+    fn hits(&self, cpu: CpuId) -> Lane<'_> {
+        Lane::new(self.hits[usize::from(cpu.0) % MAX_CPUS], self.stacks)
+    }
     #[inline]
     pub(crate) fn lane(&self, cpu: CpuId) -> Lane<'_> {
         Lane::new(&self.heads[usize::from(cpu.0)], self.stacks)

@@ -6,8 +6,9 @@ use freehold_frame::Side;
 use freehold_machine::{CpuId, Machine, Pfn, Pinned};
 
 use crate::Buddy;
-use crate::lane::{LISTS, Lane, homeward};
+use crate::lane::{Lane, homeward};
 use crate::misuse::Misuse;
+use crate::shape::LISTS;
 use crate::word::{Held, Plain};
 use crate::zone::{NotTaken, Zone};
 
@@ -61,12 +62,12 @@ impl<M: Machine> Buddy<M> {
         while count > 0 && lane.len(list) > 0 {
             let leavers = lane.leavers(list, count.min(DRAIN_CHUNK));
             let held = zone.lock(pinned, self.machine);
-            let blocks = leavers.iter().map(|place| Pfn(place.get()));
+            let blocks = leavers.places.iter().map(|place| Pfn(place.get()));
             let refused = Self::put_all(zone, &held, blocks, shape.order, shape.class.side());
             drop(held);
-            lane.forget(list, leavers.len());
+            lane.forget(list, &leavers);
             self.report_refused(refused);
-            count -= leavers.len() as u64;
+            count -= leavers.places.len() as u64;
         }
     }
     pub(crate) fn drain_lane(&self, pinned: &Pinned<M>, lane: Lane<'_>) {

@@ -127,7 +127,7 @@ impl<M: Machine> Buddy<M> {
             let lane = self.lane(cpu);
             let (taken, given) = lane.traffic();
             let high =
-                (0..crate::lane::LISTS).map(|list| self.shapes.shape(list)).map(|s| s.room << s.order).sum();
+                (0..crate::shape::LISTS).map(|list| self.shapes.shape(list)).map(|s| s.room << s.order).sum();
             LaneInfo {
                 node: lane.node(),
                 frames: lane.frames(&self.shapes),

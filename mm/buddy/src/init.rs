@@ -14,10 +14,11 @@ use freehold_machine::{
 
 use crate::block::{BITMAP_WORDS, BLOCK_WORDS, BlockId, BlockState, Blocks, Fill};
 use crate::buddy::{Buddy, Bytes, NONE};
-use crate::lane::{Draws, Fast, HEAD, Shapes};
+use crate::lane::{HEAD, NO_LISTS};
 use crate::options::{Check, Options, Wipe};
 use crate::place::Bins;
 use crate::runs::Runs;
+use crate::shape::{Draws, Shapes};
 use crate::word::Plain;
 use crate::zone::{LIST_WORDS, Parts, Zone};
 
@@ -120,6 +121,7 @@ impl<M: Machine> Buddy<M> {
             blocks: Blocks::new(blocks),
             zones: [const { None }; MAX_NODES],
             nearest: nearest(topology),
+            hits: [&NO_LISTS; MAX_CPUS],
             heads,
             stacks,
             shapes,
@@ -130,10 +132,12 @@ impl<M: Machine> Buddy<M> {
         for (cpu, head) in heads.iter().enumerate() {
             let node = machine.node_of_cpu(CpuId(cpu as u16));
             let home = NodeId(buddy.nearest[usize::from(node.0) % MAX_NODES][0]);
-            let (cpu, fast) = (CpuId(cpu as u16), if bytes == Bytes::Left { Fast::Yes } else { Fast::No });
+            if bytes == Bytes::Left {
+                buddy.hits[cpu] = head;
+            }
+            let cpu = CpuId(cpu as u16);
             let draws = if buddy.shuffled { Draws::From(options.shuffle_order) } else { Draws::None };
-            buddy.shapes.lay_out(head, cpu, home, fast, draws);
-            buddy.lane(cpu).set_key(machine.random_u64());
+            buddy.lane(cpu).lay_out(&buddy.shapes, cpu, home, draws, machine.random_u64());
         }
         let grain = if buddy.shuffled { options.shuffle_order } else { PAGEBLOCK_ORDER };
         buddy.reserve(reserved);

@@ -17,204 +17,116 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{Order, Owner, Tag, Trace};
-use freehold_machine::{CpuId, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn};
+use freehold_machine::{CpuId, NodeId, Pfn};
 
 use crate::block::BlockState;
+use crate::rng::Rng;
+use crate::shape::{Draws, LISTS, NOWHERE, SERVES, Shapes, owner_and_order};
 use crate::word::Plain;
 
-/// Lists of one CPU that hand out blocks.
-pub(crate) const LISTS: usize = SINGLES + 2 * PAGEBLOCK_ORDER as usize;
-/// Lists for single frames, which come first; then two for each order.
-const SINGLES: usize = 4;
 /// The list of blocks that wait to go home; each with its tag.
 pub(crate) const HOME: usize = LISTS;
-/// What "serves" the blocks that no list does: always empty and always full.
-const NOWHERE: usize = LISTS + 1;
 /// Room for blocks that wait to go home.
-const HOMEWARD: u64 = 256;
+pub(crate) const HOMEWARD: u64 = 256;
 /// Where a block that waits to go home has its tag.
 const TAG_SHIFT: u32 = 48;
 
-/// Lines in a lane's head: its scalars, then one for each list.
-const LINES: usize = 32;
-/// Words in a lane's head.
-pub(crate) const HEAD: usize = LINES * 8;
-const RANDOM: usize = 0;
+/// Words in a cache line.
+const LINE: usize = 8;
+/// Words in a lane's head: its scalars, then a line for each list.
+pub(crate) const HEAD: usize = 32 * LINE;
+const KEY: usize = 0;
 const SPARSE: usize = 2;
 const NODE: usize = 3;
 /// Blocks that passed by the lists, and frames of them by owner: handed out less given back.
 const PASSED_OUT: usize = 4;
 const PASSED_BACK: usize = 5;
 const REFILLS: usize = 6;
-const PASSED_FRAMES: usize = 8;
-/// For each order, up to the largest that a caller may name, the line of the list that took the last block of it.
+const PASSED_FRAMES: usize = LINE;
+/// For each order that a caller may name, the list that took the last block of it.
 const GUESS: usize = PASSED_FRAMES + Owner::COUNT;
 const GUESSES: usize = 32;
+/// How much a refill gets: 16 bits for each list. In the words of orders that there are not.
+const BATCHES: usize = GUESS + Order::MAX.log2() as usize + 1;
 /// The one word that other CPUs write has two lines of its own.
 const DRAIN: usize = GUESS + GUESSES;
 /// The line of the first list.
-const TABLE: usize = DRAIN / 8 + 2;
+const TABLE: usize = DRAIN + 2 * LINE;
 
-/// A list's words: where its next block goes, its first place, one past its last; the tag of its blocks, and above it what the record of a block
-/// in it says; how many blocks it handed out and took back, ever; how much a refill gets; and all ones if blocks are drawn at random,
-/// 0 if the one that was put in last comes first.
-const NEXT: usize = 0;
-const FIRST: usize = 1;
-const END: usize = 2;
+/// A list's words. How many blocks it holds, where its first place is, and how many places there are; the tag of its blocks, and above it what the
+/// record of a block in it says.
+const LEN: usize = 0;
+const BASE: usize = 1;
+const ROOM: usize = 2;
 const LABEL: usize = 3;
-const TAKEN: usize = 4;
-const GIVEN: usize = 5;
-const BATCH: usize = 6;
-const SPREAD: usize = 7;
+/// A linear congruential generator: its state, and what it adds. Both are 0 where the block that was put in last comes first.
+const RANDOM: usize = 4;
+const INCREMENT: usize = 5;
+/// Blocks that came out of it on the way to an owner, ever; and what makes those that owners gave back of that: see [`List::given`].
+const TAKEN: usize = 6;
+const PASSED: usize = 7;
 
-/// The line of the list that serves the blocks of a [`Tag`], by its key.
-const SERVES: [u8; Tag::KEYS] = {
-    let mut serves = [(TABLE + NOWHERE) as u8; Tag::KEYS];
-    let mut list = 0;
-    while list < LISTS {
-        let (owner, log2) = owner_and_order(list);
-        let Some(order) = Order::new(log2) else { panic!("lists hold small orders") };
-        serves[Tag::new(owner, order, NodeId(0)).key()] = (TABLE + list) as u8;
-        list += 1;
-    }
-    serves
-};
+/// The head of a CPU that has no lists: always empty and always full.
+pub(crate) static NO_LISTS: [AtomicU64; HEAD] = [const { AtomicU64::new(0) }; HEAD];
 
-const fn owner_and_order(list: usize) -> (Owner, u32) {
-    match list {
-        0 => (Owner::Kernel, 0),
-        1 => (Owner::PageTable, 0),
-        2 => (Owner::Anon, 0),
-        3 => (Owner::PageCache, 0),
-        _ if list.is_multiple_of(2) => (Owner::Kernel, ((list - SINGLES) / 2 + 1) as u32),
-        _ => (Owner::Anon, ((list - SINGLES) / 2 + 1) as u32),
-    }
-}
-
-/// The line of the list for blocks of an owner and order; [`NOWHERE`]'s where there is none.
-#[inline]
-const fn line_serving(tag: Tag) -> usize {
-    SERVES[tag.key()] as usize
-}
-
-/// What a list holds and how much.
+/// A list of a lane: its line in the head.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
-    pub(crate) class: Owner,
-    pub(crate) order: u32,
-    /// Most blocks in one refill.
-    pub(crate) batch: u64,
-    /// Room; twice the batch. 0: not used on this machine.
-    pub(crate) room: u64,
+struct List<'a> {
+    head: &'a [AtomicU64; HEAD],
+    stacks: &'a [AtomicU64],
+    at: usize,
 }
 
-/// The shapes of all lanes of a machine.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shapes {
-    shapes: [Shape; LISTS],
-    /// Words in the stacks of a lane.
-    pub(crate) words: usize,
-}
-
-impl Shapes {
-    /// Lists for a machine with `frames` of memory and `cpus`: at most `most` single frames in a batch, and 1/128 of a CPU's share.
-    pub(crate) fn of(frames: u64, cpus: usize, most: u64) -> Self {
-        let share = frames / cpus.max(1) as u64;
-        let singles = (share / 128).clamp(8, most);
-        let shapes = core::array::from_fn(|list| {
-            let (class, order) = owner_and_order(list);
-            let batch = match order {
-                0 => singles,
-                PAGEBLOCK_ORDER => (share / PAGEBLOCK_FRAMES / 64).min(8),
-                // A few blocks each of the middling orders, 1/256 of a CPU's share at most.
-                4.. => ((share / 256) >> order).min(singles >> 5),
-                _ => singles >> (order + 1),
-            };
-            Shape { class, order, batch, room: 2 * batch }
-        });
-        let words = HOMEWARD as usize + shapes.iter().map(|shape| shape.room as usize).sum::<usize>();
-        Self { shapes, words: words.next_multiple_of(16) }
+impl<'a> List<'a> {
+    /// A word of its line. The mask says that the line is inside the head.
+    #[inline(always)]
+    fn word(self, which: usize) -> &'a AtomicU64 {
+        &self.head[(self.at & (HEAD - LINE)) + which % LINE]
     }
-    /// The list for blocks of an owner and order, if this machine has one.
-    #[inline]
-    pub(crate) fn serving(&self, tag: Tag) -> Option<usize> {
-        let list = line_serving(tag) - TABLE;
-        (list < LISTS && self.shapes[list].room > 0).then_some(list)
+    #[inline(always)]
+    fn get(self, which: usize) -> u64 {
+        self.word(which).get()
     }
-    /// Write into the head of CPU number `cpu` where its stacks are, the node whose blocks they hold, and how blocks are drawn. Without
-    /// `fast` ways, a block is never put into a list but by the slow one.
-    pub(crate) fn lay_out(
-        &self,
-        head: &[AtomicU64; HEAD],
-        cpu: CpuId,
-        node: NodeId,
-        fast: Fast,
-        draws: Draws,
-    ) {
-        let mut at = u64::from(cpu.0) * self.words as u64;
-        head[NODE].set(u64::from(node.0));
-        for (list, words) in head.as_chunks::<8>().0[TABLE..].iter().enumerate() {
-            let (owner, log2) = if list < LISTS { owner_and_order(list) } else { (Owner::Free, 0) };
-            let room = match list {
-                HOME => HOMEWARD,
-                0..LISTS => self.shapes[list].room,
-                // Lines that round the head up.
-                _ => 0,
-            };
-            words[NEXT].set(at);
-            words[FIRST].set(at);
-            at += room;
-            words[END].set(at);
-            let tag = Tag::new(owner, Order::new(log2).unwrap_or(Order::FRAME), node);
-            let label = match (fast, list) {
-                (Fast::Yes, 0..LISTS) => tag.bits(),
-                // No record says that.
-                _ => u32::MAX,
-            };
-            words[LABEL].set(u64::from(label) | u64::from(tag.trace(cpu).bits()) << 32);
-            words[SPREAD].set(if draws.any(log2) { u64::MAX } else { 0 });
+    #[inline(always)]
+    fn pop(self) -> Option<Pfn> {
+        let len = self.get(LEN);
+        if len == 0 {
+            return None;
         }
-        head[GUESS..GUESS + GUESSES].iter().for_each(|guess| guess.set((TABLE + NOWHERE) as u64));
+        let random = step(self.get(RANDOM), self.get(INCREMENT));
+        self.word(RANDOM).set(random);
+        let rest = len - 1;
+        let top = self.get(BASE) + rest;
+        let last = &self.stacks[top as usize];
+        let place = &self.stacks[(top - below(random, len)) as usize];
+        let block = place.get();
+        place.set(last.get());
+        self.word(LEN).set(rest);
+        self.word(TAKEN).add(1);
+        Some(Pfn(block))
     }
-    #[inline]
-    pub(crate) fn shape(&self, list: usize) -> &Shape {
-        &self.shapes[list]
+    /// Put an entry in. `false` if there is no room.
+    #[inline(always)]
+    fn push(self, entry: u64) -> bool {
+        let len = self.get(LEN);
+        if len < self.get(ROOM)
+            && let Some(place) = self.stacks.get((self.get(BASE) + len) as usize)
+        {
+            place.set(entry);
+            self.word(LEN).set(len + 1);
+            return true;
+        }
+        false
     }
-}
-
-/// Which lists draw their blocks at random.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Draws {
-    /// Those of this order and above.
-    From(u32),
-    None,
-}
-
-impl Draws {
-    fn any(self, order: u32) -> bool {
-        matches!(self, Self::From(least) if order >= least)
+    /// The places that hold blocks.
+    fn places(self) -> &'a [AtomicU64] {
+        let base = self.get(BASE) as usize;
+        &self.stacks[base..base + self.get(LEN) as usize]
     }
-}
-
-/// Whether blocks may go in and out without anything done to their bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fast {
-    Yes,
-    No,
-}
-
-/// A list of a lane: its line.
-#[derive(Clone, Copy, Debug)]
-struct List<'a>(&'a [AtomicU64; 8]);
-
-impl List<'_> {
-    #[inline]
-    fn len(self) -> u64 {
-        self.0[NEXT].get() - self.0[FIRST].get()
-    }
-    #[inline]
-    fn tag(self) -> Tag {
-        Tag::of_bits(self.0[LABEL].get() as u32)
+    /// Blocks for this list that owners gave back on this CPU, ever. Those that went into the list are not counted one by one: they are in it, or came
+    /// out of it as [`TAKEN`] says or past owners.
+    fn given(self) -> u64 {
+        self.get(LEN).wrapping_add(self.get(TAKEN)).wrapping_add(self.get(PASSED))
     }
 }
 
@@ -226,31 +138,44 @@ pub(crate) struct Lane<'a> {
     stacks: &'a [AtomicU64],
 }
 
-/// The list that takes a block back, if its guess was right: see [`Lane::guess`].
+/// The list that hands a block out, or takes one back.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Guess<'a>(List<'a>);
-
-impl Guess<'_> {
-    /// What the record of a block for this list says.
-    #[inline]
-    pub(crate) fn tag(&self) -> Tag {
-        self.0.tag()
-    }
+pub(crate) struct Hit<'a> {
+    list: List<'a>,
+    /// What the record of a block of this list says while somebody has it.
+    pub(crate) tag: Tag,
     /// What its record says while it is in the list.
-    #[inline]
-    pub(crate) fn trace(&self) -> Trace {
-        Trace::of_bits((self.0.0[LABEL].get() >> 32) as u32)
+    pub(crate) trace: Trace,
+}
+
+impl<'a> Hit<'a> {
+    #[inline(always)]
+    fn new(list: List<'a>) -> Self {
+        let label = list.get(LABEL);
+        Self { list, tag: Tag::of_bits(label as u32), trace: Trace::of_bits((label >> 32) as u32) }
+    }
+    /// Take a block.
+    #[inline(always)]
+    pub(crate) fn pop(self) -> Option<Pfn> {
+        self.list.pop()
     }
 }
 
-/// A linear congruential step (Knuth's MMIX) from a state keyed anew at every trip through the slow path; only the high bits
-/// are used, and the multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
-#[inline]
-const fn step(random: u64) -> u64 {
-    random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f)
+/// Blocks that are about to leave a list: a window of its places.
+#[derive(Debug)]
+pub(crate) struct Leavers<'a> {
+    pub(crate) places: &'a [AtomicU64],
+    first: usize,
 }
 
-#[inline]
+/// A linear congruential step with the multiplier of Knuth's MMIX, from a state keyed anew at every trip through the slow path; only the high bits
+/// are used, and the multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
+#[inline(always)]
+const fn step(random: u64, increment: u64) -> u64 {
+    random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(increment)
+}
+
+#[inline(always)]
 fn below(random: u64, bound: u64) -> u64 {
     ((u128::from(random) * u128::from(bound)) >> 64) as u64
 }
@@ -263,157 +188,146 @@ pub(crate) fn homeward(entry: &AtomicU64) -> (Pfn, Tag) {
 }
 
 impl<'a> Lane<'a> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(head: &'a [AtomicU64; HEAD], stacks: &'a [AtomicU64]) -> Self {
         Self { head, stacks }
     }
-    #[inline]
-    fn line(&self, line: usize) -> List<'a> {
-        List(&self.head.as_chunks().0[line % LINES])
+    /// Write into the head, which is CPU number `cpu`'s, where its stacks are, the node whose blocks they hold, and how blocks are drawn.
+    pub(crate) fn lay_out(&self, shapes: &Shapes, cpu: CpuId, node: NodeId, draws: Draws, seed: u64) {
+        let mut rng = Rng::new(seed);
+        let mut at = u64::from(cpu.0) * shapes.words as u64;
+        self.head[KEY].set(rng.next());
+        self.head[NODE].set(u64::from(node.0));
+        for number in 0..=NOWHERE {
+            let list = self.list(number);
+            let (owner, log2) = if number < LISTS { owner_and_order(number) } else { (Owner::Free, 0) };
+            let room = match number {
+                HOME => HOMEWARD,
+                NOWHERE => 0,
+                _ => shapes.shape(number).room,
+            };
+            list.word(BASE).set(at);
+            list.word(ROOM).set(room);
+            at += room;
+            let tag = Tag::new(owner, Order::new(log2).unwrap_or(Order::FRAME), node);
+            // No record says what the label of the last two does.
+            let label = if number < LISTS { tag.bits() } else { u32::MAX };
+            list.word(LABEL).set(u64::from(label) | u64::from(tag.trace(cpu).bits()) << 32);
+            if draws.any(log2) {
+                list.word(INCREMENT).set(1);
+                self.key_list(number, &mut rng);
+            }
+        }
+        self.head[GUESS..BATCHES].iter().for_each(|guess| guess.set(Self::line(NOWHERE) as u64));
     }
-    #[inline]
+    /// Where the line of a list begins.
+    const fn line(list: usize) -> usize {
+        TABLE + list * LINE
+    }
+    #[inline(always)]
     fn list(&self, list: usize) -> List<'a> {
-        self.line(TABLE + list)
+        List { head: self.head, stacks: self.stacks, at: Self::line(list) }
     }
     /// Whether blocks of the list are drawn at random.
     pub(crate) fn is_random(&self, list: usize) -> bool {
-        self.list(list).0[SPREAD].get() != 0
+        self.list(list).get(INCREMENT) != 0
     }
     #[inline]
     pub(crate) fn len(&self, list: usize) -> u64 {
-        self.list(list).len()
-    }
-    /// The places that hold blocks.
-    fn places(&self, list: usize) -> &'a [AtomicU64] {
-        let List(words) = self.list(list);
-        &self.stacks[words[FIRST].get() as usize..words[NEXT].get() as usize]
+        self.list(list).get(LEN)
     }
     /// The node whose blocks the lists hold.
     #[inline]
     pub(crate) fn node(&self) -> NodeId {
         NodeId(self.head[NODE].get() as u8)
     }
-    /// Take a block with this owner and order from the list that serves it.
-    #[inline]
-    pub(crate) fn pop_for(&self, owner: Owner, order: Order) -> Option<(Pfn, Tag)> {
-        let list = self.line(line_serving(Tag::new(owner, order, NodeId(0))));
-        Some((self.pop_from(list)?, list.tag()))
-    }
-    /// Take a block.
-    pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
-        self.pop_from(self.list(list))
-    }
-    #[inline]
-    fn pop_from(&self, List(words): List<'a>) -> Option<Pfn> {
-        let next = words[NEXT].get();
-        let len = next - words[FIRST].get();
-        if len == 0 {
-            return None;
-        }
-        let random = step(self.head[RANDOM].get());
-        self.head[RANDOM].set(random);
-        let back = below(random & words[SPREAD].get(), len);
-        let last = &self.stacks[next as usize - 1];
-        let place = &self.stacks[next as usize - 1 - back as usize];
-        let block = place.get();
-        place.set(last.get());
-        words[NEXT].set(next - 1);
-        words[TAKEN].add(1);
-        Some(Pfn(block))
+    /// The list that serves this owner and order; one that is always empty, where none does.
+    #[inline(always)]
+    pub(crate) fn serving(&self, owner: Owner, order: Order) -> Hit<'a> {
+        let list = SERVES[Tag::new(owner, order, NodeId(0)).key()];
+        Hit::new(self.list(usize::from(list)))
     }
     /// The list that took the last block of this order: likely to be the one for the next. Its tag says for which blocks it is.
-    #[inline]
-    pub(crate) fn guess(&self, order: Order) -> Guess<'a> {
+    #[inline(always)]
+    pub(crate) fn guess(&self, order: Order) -> Hit<'a> {
         let guess = self.head[GUESS + order.log2() as usize % GUESSES].get();
-        Guess(self.line(guess as usize))
+        Hit::new(List { head: self.head, stacks: self.stacks, at: guess as usize })
     }
     /// The next block of this order is likely to be for `list`.
     pub(crate) fn set_guess(&self, list: usize) {
         let (_, order) = owner_and_order(list);
-        self.head[GUESS + order as usize % GUESSES].set((TABLE + list) as u64);
+        self.head[GUESS + order as usize % GUESSES].set(Self::line(list) as u64);
     }
     /// Put a block that was given back into the list that was rightly guessed, or, if its pageblock's `state` is sparse, among those that
     /// go home. `false` if there is no room.
-    #[inline]
+    #[inline(always)]
     #[must_use]
-    pub(crate) fn push_guessed(&self, Guess(list): Guess<'a>, block: Pfn, state: BlockState) -> bool {
-        let kept = if self.is_sparse(state) {
-            self.push_to(self.list(HOME), block.0 | u64::from(list.tag().bits()) << TAG_SHIFT)
-        } else {
-            self.push_to(list, block.0)
-        };
-        if kept {
-            list.0[GIVEN].add(1);
+    pub(crate) fn push_guessed(&self, hit: Hit<'a>, block: Pfn, state: BlockState) -> bool {
+        if self.is_sparse(state) {
+            let kept = self.push_homeward(block, hit.tag);
+            if kept {
+                hit.list.word(PASSED).add(1);
+            }
+            return kept;
         }
-        kept
+        hit.list.push(block.0)
     }
-    #[inline]
-    fn push_to(&self, List(words): List<'a>, entry: u64) -> bool {
-        let next = words[NEXT].get();
-        if next >= words[END].get() {
-            return false;
-        }
-        self.stacks[next as usize].set(entry);
-        words[NEXT].set(next + 1);
-        true
+    /// Take a block.
+    pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
+        self.list(list).pop()
     }
     /// Places for up to `most` blocks, above those that the list holds. [`Lane::fill`] says how many were used.
     pub(crate) fn room(&self, list: usize, most: u64) -> &'a [AtomicU64] {
-        let List(words) = self.list(list);
-        let (next, end) = (words[NEXT].get(), words[END].get());
-        &self.stacks[next as usize..(next + most).min(end) as usize]
+        let list = self.list(list);
+        let (len, room) = (list.get(LEN), list.get(ROOM));
+        let first = list.get(BASE) + len;
+        &self.stacks[first as usize..(first + most.min(room - len)) as usize]
     }
     /// So many places of [`Lane::room`] now hold blocks.
     pub(crate) fn fill(&self, list: usize, count: u64) {
-        self.list(list).0[NEXT].add(count);
+        self.list(list).word(LEN).add(count);
+        self.list(list).word(PASSED).sub(count);
     }
-    /// Put a block in. `false` if there is no room.
-    #[inline]
+    /// Put a block in that was given back. `false` if there is no room.
     #[must_use]
     pub(crate) fn push(&self, list: usize, block: Pfn) -> bool {
-        self.push_to(self.list(list), block.0)
+        self.list(list).push(block.0)
     }
     /// Whether a pageblock has more free frames than [`Lane::set_sparse`] said: what is given back of it goes home.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_sparse(&self, state: BlockState) -> bool {
         state.0 > self.head[SPARSE].get()
     }
     pub(crate) fn set_sparse(&self, free: u64) {
         self.head[SPARSE].set(BlockState::most(free).0);
     }
-    /// Up to `count` blocks that are to leave the list without being used: any with shuffle on, else those that have been in longest. They are
-    /// still in it until [`Lane::forget`].
-    pub(crate) fn leavers(&self, list: usize, count: u64) -> &'a [AtomicU64] {
-        let places = self.places(list);
-        let rest = places.len() - count.min(places.len() as u64) as usize;
-        if !self.is_random(list) {
-            return &places[..places.len() - rest];
-        }
-        // Fisher and Yates, from the top down to where those begin that stay.
-        let mut random = self.head[RANDOM].get();
-        for top in (rest..places.len()).rev() {
-            random = step(random);
-            let (top, other) = (&places[top], &places[below(random, top as u64 + 1) as usize]);
-            let block = other.get();
-            other.set(top.get());
-            top.set(block);
-        }
-        self.head[RANDOM].set(random);
-        &places[rest..]
+    /// Up to `count` blocks that are to leave the list without being used: with shuffle on, those from a random place of the list on, else those that have
+    /// been in longest. They are still in it until [`Lane::forget`].
+    pub(crate) fn leavers(&self, list: usize, count: u64) -> Leavers<'a> {
+        let list = self.list(list);
+        let places = list.places();
+        let count = count.min(places.len() as u64) as usize;
+        let random = step(list.get(RANDOM), list.get(INCREMENT));
+        list.word(RANDOM).set(random);
+        let first = below(random, (places.len() - count) as u64 + 1) as usize;
+        Leavers { places: &places[first..first + count], first }
     }
-    /// The blocks that [`Lane::leavers`] named, so many of them, have left.
-    pub(crate) fn forget(&self, list: usize, count: usize) {
-        let places = self.places(list);
-        if !self.is_random(list) {
-            for (to, from) in places.iter().zip(&places[count..]) {
-                to.set(from.get());
-            }
+    /// They have left.
+    pub(crate) fn forget(&self, list: usize, leavers: &Leavers<'_>) {
+        let places = self.list(list).places();
+        let (first, count) = (leavers.first, leavers.places.len());
+        let end = first + count;
+        // Where the order says nothing, the last ones fill the gap; else all above move down.
+        let from = if self.is_random(list) { end.max(places.len() - count) } else { end };
+        for (to, from) in places[first..].iter().zip(&places[from..]) {
+            to.set(from.get());
         }
-        self.list(list).0[NEXT].sub(count as u64);
+        self.list(list).word(LEN).sub(count as u64);
+        self.list(list).word(PASSED).add(count as u64);
     }
-    /// A block was given back that belongs to this list, into it or past it.
+    /// A block was given back that belongs to this list, and goes past it.
     pub(crate) fn count_given(&self, list: usize) {
-        self.list(list).0[GIVEN].add(1);
+        self.list(list).word(PASSED).add(1);
     }
     /// A block that no list serves was handed out.
     pub(crate) fn count_passed_out(&self, owner: Owner, frames: u64) {
@@ -427,54 +341,68 @@ impl<'a> Lane<'a> {
     }
     /// A block that a list serves was handed out past it.
     pub(crate) fn count_taken(&self, list: usize) {
-        self.list(list).0[TAKEN].add(1);
+        self.list(list).word(TAKEN).add(1);
+        self.list(list).word(PASSED).sub(1);
+    }
+    fn lists(&self) -> impl Iterator<Item = List<'a>> {
+        let lane = *self;
+        (0..LISTS).map(move |list| lane.list(list))
     }
     /// Blocks handed out on this CPU, ever, that a list serves.
     pub(crate) fn listed(&self) -> u64 {
-        (0..LISTS).map(|list| self.list(list).0[TAKEN].get()).fold(0, u64::wrapping_add)
+        self.lists().map(|list| list.get(TAKEN)).fold(0, u64::wrapping_add)
     }
     /// Frames of them.
     pub(crate) fn listed_frames(&self, shapes: &Shapes) -> u64 {
-        (0..LISTS)
-            .map(|list| self.list(list).0[TAKEN].get() << shapes.shape(list).order)
-            .fold(0, u64::wrapping_add)
+        let frames = (0..LISTS).map(|list| self.list(list).get(TAKEN) << shapes.shape(list).order);
+        frames.fold(0, u64::wrapping_add)
     }
     /// Blocks handed out and given back on this CPU, ever.
     pub(crate) fn traffic(&self) -> (u64, u64) {
-        let lists = |which: usize| {
-            (0..LISTS).map(|list| self.list(list).0[which].get()).fold(0u64, u64::wrapping_add)
-        };
-        let taken = lists(TAKEN).wrapping_add(self.head[PASSED_OUT].get());
-        (taken, lists(GIVEN).wrapping_add(self.head[PASSED_BACK].get()))
+        let given = self.lists().map(List::given).fold(0, u64::wrapping_add);
+        let (out, back) = (self.head[PASSED_OUT].get(), self.head[PASSED_BACK].get());
+        (self.listed().wrapping_add(out), given.wrapping_add(back))
     }
     /// Frames of `owner` handed out on this CPU less those given back on it: means something only summed over all CPUs.
     pub(crate) fn frames_of(&self, owner: Owner, shapes: &Shapes) -> u64 {
         let lists = (0..LISTS).filter(|list| shapes.shape(*list).class == owner);
-        let frames = lists.map(|list| {
-            let List(words) = self.list(list);
-            words[TAKEN].get().wrapping_sub(words[GIVEN].get()) << shapes.shape(list).order
+        let frames = lists.map(|number| {
+            let list = self.list(number);
+            list.get(TAKEN).wrapping_sub(list.given()) << shapes.shape(number).order
         });
         frames.fold(self.head[PASSED_FRAMES + owner as usize].get(), u64::wrapping_add)
     }
+    /// What the last refill left for the draw of a single block.
     pub(crate) fn key(&self) -> u64 {
-        self.head[RANDOM].get()
+        self.head[KEY].get()
     }
-    /// Key the draws anew.
     pub(crate) fn set_key(&self, key: u64) {
-        self.head[RANDOM].set(key);
+        self.head[KEY].set(key);
+    }
+    /// Key the draws of a list anew.
+    pub(crate) fn key_list(&self, list: usize, rng: &mut Rng) {
+        if self.is_random(list) {
+            self.list(list).word(RANDOM).set(rng.next());
+            self.list(list).word(INCREMENT).set(rng.next() | 1);
+        }
+    }
+    fn batch(&self, list: usize) -> u64 {
+        self.head[BATCHES + list / 4].get() >> (16 * (list % 4)) & 0xffff
+    }
+    fn set_batch(&self, list: usize, batch: u64) {
+        let (word, shift) = (&self.head[BATCHES + list / 4], 16 * (list % 4));
+        word.set(word.get() & !(0xffff << shift) | batch << shift);
     }
     /// How many blocks to get now: doubles with each refill that no drain came before.
     pub(crate) fn grow(&self, list: usize, most: u64) -> u64 {
         self.head[REFILLS].add(1);
-        let word = &self.list(list).0[BATCH];
-        let now = word.get().clamp(most.min(8), most);
-        word.set((now * 2).min(most));
+        let now = self.batch(list).clamp(most.min(8), most);
+        self.set_batch(list, (now * 2).min(most));
         now
     }
     /// Ask for less next time.
     pub(crate) fn shrink(&self, list: usize) {
-        let word = &self.list(list).0[BATCH];
-        word.set(word.get() / 2);
+        self.set_batch(list, self.batch(list) / 2);
     }
     /// Refills since the last call.
     pub(crate) fn refills(&self) -> u64 {
@@ -483,22 +411,22 @@ impl<'a> Lane<'a> {
         count
     }
     /// Put away a block that is to go home. `false` if there is no room.
+    #[inline]
     #[must_use]
     pub(crate) fn push_homeward(&self, block: Pfn, tag: Tag) -> bool {
-        self.push_to(self.list(HOME), block.0 | u64::from(tag.bits()) << TAG_SHIFT)
+        self.list(HOME).push(block.0 | u64::from(tag.bits()) << TAG_SHIFT)
     }
     /// Blocks that wait to go home: see [`homeward`].
     pub(crate) fn homeward(&self) -> &'a [AtomicU64] {
-        self.places(HOME)
+        self.list(HOME).places()
     }
     /// They all went home.
     pub(crate) fn clear_homeward(&self) {
-        let List(words) = self.list(HOME);
-        words[NEXT].set(words[FIRST].get());
+        self.list(HOME).word(LEN).set(0);
     }
     /// The blocks of a list.
     pub(crate) fn iter(&self, list: usize) -> impl Iterator<Item = Pfn> + use<'a> {
-        self.places(list).iter().map(|place| Pfn(place.get()))
+        self.list(list).places().iter().map(|place| Pfn(place.get()))
     }
     /// Frames in this lane.
     pub(crate) fn frames(&self, shapes: &Shapes) -> u64 {
@@ -515,4 +443,4 @@ impl<'a> Lane<'a> {
     }
 }
 
-const _: () = assert!(TABLE + NOWHERE < LINES && GUESSES > Order::MAX.log2() as usize);
+const _: () = assert!(TABLE + (NOWHERE + 1) * LINE <= HEAD && BATCHES + LISTS.div_ceil(4) <= GUESS + GUESSES);

@@ -34,6 +34,7 @@ mod place;
 mod rng;
 mod runs;
 mod set;
+mod shape;
 mod sides;
 mod take;
 mod validate;

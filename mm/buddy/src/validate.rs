@@ -6,7 +6,8 @@ use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
 use crate::Buddy;
 use crate::block::{BlockId, Fill};
-use crate::lane::{LISTS, homeward};
+use crate::lane::homeward;
+use crate::shape::LISTS;
 use crate::word::Plain;
 use crate::zone::Zone;
 

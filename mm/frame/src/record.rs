@@ -110,7 +110,7 @@ impl Trace {
     /// The trace whose [`Trace::bits`] these are.
     #[inline]
     pub const fn of_bits(bits: u32) -> Self {
-        Self(bits & 0x7fff0)
+        Self(bits)
     }
 }
 

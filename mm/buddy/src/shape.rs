@@ -1,0 +1,102 @@
+//! Which lists a CPU has, what they hold, and how much.
+
+use freehold_frame::{Order, Owner, Tag};
+use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
+
+use crate::lane::HOMEWARD;
+
+/// Lists of one CPU that hand out blocks.
+pub(crate) const LISTS: usize = SINGLES + 2 * PAGEBLOCK_ORDER as usize;
+/// Lists for single frames, which come first; then two for each order.
+const SINGLES: usize = 4;
+/// What "serves" the blocks that no list does.
+pub(crate) const NOWHERE: usize = LISTS + 1;
+
+/// Owner and order of a list's blocks.
+pub(crate) const fn owner_and_order(list: usize) -> (Owner, u32) {
+    match list {
+        0 => (Owner::Kernel, 0),
+        1 => (Owner::PageTable, 0),
+        2 => (Owner::Anon, 0),
+        3 => (Owner::PageCache, 0),
+        _ if list.is_multiple_of(2) => (Owner::Kernel, ((list - SINGLES) / 2 + 1) as u32),
+        _ => (Owner::Anon, ((list - SINGLES) / 2 + 1) as u32),
+    }
+}
+
+/// The list that serves the blocks of each [`Tag`], by its key; [`NOWHERE`] for those that none does.
+pub(crate) const SERVES: [u8; Tag::KEYS] = {
+    let mut serves = [NOWHERE as u8; Tag::KEYS];
+    let mut list = 0;
+    while list < LISTS {
+        let (owner, log2) = owner_and_order(list);
+        let Some(order) = Order::new(log2) else { panic!("lists hold small orders") };
+        serves[Tag::new(owner, order, NodeId(0)).key()] = list as u8;
+        list += 1;
+    }
+    serves
+};
+
+/// What a list holds and how much.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) class: Owner,
+    pub(crate) order: u32,
+    /// Most blocks in one refill.
+    pub(crate) batch: u64,
+    /// Room; twice the batch. 0: not used on this machine.
+    pub(crate) room: u64,
+}
+
+/// The shapes of all lanes of a machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shapes {
+    shapes: [Shape; LISTS],
+    /// Words in the stacks of a lane.
+    pub(crate) words: usize,
+}
+
+impl Shapes {
+    /// Lists for a machine with `frames` of memory and `cpus`: at most `most` single frames in a batch, and 1/128 of a CPU's share.
+    pub(crate) fn of(frames: u64, cpus: usize, most: u64) -> Self {
+        let share = frames / cpus.max(1) as u64;
+        let singles = (share / 128).clamp(8, most);
+        let shapes = core::array::from_fn(|list| {
+            let (class, order) = owner_and_order(list);
+            let batch = match order {
+                0 => singles,
+                PAGEBLOCK_ORDER => (share / PAGEBLOCK_FRAMES / 64).min(8),
+                // A few blocks each of the middling orders, 1/256 of a CPU's share at most.
+                4.. => ((share / 256) >> order).min(singles >> 5),
+                _ => singles >> (order + 1),
+            };
+            Shape { class, order, batch, room: 2 * batch }
+        });
+        let words = HOMEWARD as usize + shapes.iter().map(|shape| shape.room as usize).sum::<usize>();
+        Self { shapes, words: words.next_multiple_of(16) }
+    }
+    /// The list for blocks of an owner and order, if this machine has one.
+    #[inline]
+    pub(crate) fn serving(&self, tag: Tag) -> Option<usize> {
+        let list = usize::from(SERVES[tag.key()]);
+        (list < LISTS && self.shapes[list].room > 0).then_some(list)
+    }
+    #[inline]
+    pub(crate) fn shape(&self, list: usize) -> &Shape {
+        &self.shapes[list]
+    }
+}
+
+/// Which lists draw their blocks at random.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Draws {
+    /// Those of this order and above.
+    From(u32),
+    None,
+}
+
+impl Draws {
+    pub(crate) fn any(self, order: u32) -> bool {
+        matches!(self, Self::From(least) if order >= least)
+    }
+}
