@@ -1,5 +1,5 @@
-//! KVM or emulation? /dev/kvm may exist, open, and still not run a guest: only a real 64-bit guest under a
-//! deadline proves it. The answer is kept until the host boots again or QEMU changes; `freehold doctor` asks anew.
+//! KVM or emulation? /dev/kvm may exist, open, and still not run a guest, or run it for a while and then never again: only a
+//! 64-bit guest whose program sleeps, wakes and ends under a deadline proves it. The answer is kept until the host boots again or QEMU changes; `freehold doctor` asks anew.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,12 +12,31 @@ use crate::failure::Failure;
 use crate::image::Image;
 use crate::image::spec::{Spec, Stream, Symbols};
 use crate::kernel::{self, Family, Kernel};
+use crate::protocol::Ending;
 use crate::qemu::{self, Clock, Engine, Machine};
 use crate::session::{self, End, Job, LogTo, Purpose};
 use crate::size::MIB;
 
 /// A guest that has not come up by then under KVM never will.
 const PROOF_DEADLINE: Duration = Duration::from_secs(4);
+
+/// A program without libraries: it sleeps fifty times for a millisecond, so that the clock must come back each time, and exits with 0.
+#[rustfmt::skip]
+const SLEEPER: [u8; 56] = [
+    0xbb, 50, 0, 0, 0,                     // mov $50, %ebx
+    0x48, 0x8d, 0x3d, 0x1c, 0, 0, 0,       // 1: lea time(%rip), %rdi
+    0x31, 0xf6,                            // xor %esi, %esi
+    0xb8, 35, 0, 0, 0,                     // mov $35, %eax (nanosleep)
+    0x0f, 0x05,                            // syscall
+    0xff, 0xcb,                            // dec %ebx
+    0x75, 0xec,                            // jnz 1b
+    0xb8, 231, 0, 0, 0,                    // mov $231, %eax (exit_group)
+    0x31, 0xff,                            // xor %edi, %edi
+    0x0f, 0x05,                            // syscall
+    0, 0, 0, 0, 0, 0,
+    0, 0, 0, 0, 0, 0, 0, 0,                // time: 0 s
+    0x40, 0x42, 0x0f, 0, 0, 0, 0, 0,       //       1,000,000 ns
+];
 
 /// What is known about KVM here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,7 +140,7 @@ fn keep(file: &Path, key: &str, answer: &Kvm) {
     let _ = fs::write(file, format!("{key}\n{text}\n"));
 }
 
-/// Boots our kernel under KVM as far as READY. `Err` when it could not even be tried.
+/// Boots our kernel under KVM and runs [`SLEEPER`] to its end. `Err` when it could not even be tried.
 fn prove() -> Result<Kvm> {
     let kernel = Kernel { family: Family::Freehold, path: kernel::own_kernel()?, modules: Vec::new() };
     let initramfs = proof_image()?;
@@ -136,13 +155,33 @@ fn prove() -> Result<Kvm> {
         log: LogTo::Nowhere,
     };
     Ok(match session::run(&job)?.end {
-        End::Proved | End::Program(_) => Kvm::Works,
+        End::Program(Ending::Exit(0)) => Kvm::Works,
         End::TimedOut => {
             Kvm::Unusable(format!("a guest hangs (nothing within {} s)", PROOF_DEADLINE.as_secs()))
         }
         End::Qemu(words) => Kvm::Unusable(words),
         _ => Kvm::Unusable("a guest dies".into()),
     })
+}
+
+/// An ELF executable that is `code` and nothing else: the file header, one segment, the code.
+fn executable(code: &[u8]) -> Vec<u8> {
+    const HEADERS: u64 = 64 + 56;
+    const BASE: u64 = 0x40_0000;
+    let mut file = Vec::new();
+    file.extend([0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    // ET_EXEC for x86-64; entry, program headers behind this header, no sections.
+    file.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+    file.extend((BASE + HEADERS).to_le_bytes());
+    file.extend(64u64.to_le_bytes());
+    file.extend(0u64.to_le_bytes());
+    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 64, 0, 0, 0, 0, 0]);
+    // PT_LOAD, readable and executable: the whole file at BASE.
+    file.extend([1, 0, 0, 0, 5, 0, 0, 0]);
+    let size = HEADERS + code.len() as u64;
+    file.extend([0, BASE, BASE, size, size, 0x1000].iter().flat_map(|word| word.to_le_bytes()));
+    file.extend(code);
+    file
 }
 
 fn proof_image() -> Result<tempfile::NamedTempFile> {
@@ -158,12 +197,29 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
     };
     let mut image = Image::new();
     image.add_bytes(Path::new("/.freehold/spec"), 0o600, spec.encode());
-    // READY comes before the program, so it need not even run.
-    image.add_bytes(&program, 0o755, b"#!/none\n".to_vec());
+    image.add_bytes(&program, 0o755, executable(&SLEEPER));
     let mut file = tempfile::Builder::new()
         .prefix("freehold-proof-")
         .tempfile()
         .map_err(|e| Failure::new(format!("cannot make a temporary file: {e}"), ""))?;
     image.write(file.as_file_mut())?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_proof_is_a_program_that_sleeps_and_ends() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("proof");
+        fs::write(&path, executable(&SLEEPER)).expect("write");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&path, mode).expect("chmod");
+        let started = std::time::Instant::now();
+        let status = std::process::Command::new(&path).status().expect("this machine runs it too");
+        assert!(status.success(), "{status}");
+        assert!(started.elapsed() >= Duration::from_millis(50), "it sleeps fifty times");
+    }
 }

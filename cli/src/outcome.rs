@@ -79,7 +79,7 @@ impl Outcome {
                 outcome.signal = Some(*signal);
                 ("signal", 128u8.saturating_add(*signal))
             }
-            End::Proved => ("exit", 0),
+            End::Ready => ("exit", 0),
             End::TimedOut => ("timeout", TIMED_OUT),
             End::Interrupted(signal) => {
                 outcome.signal = Some(*signal);

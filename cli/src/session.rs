@@ -68,9 +68,9 @@ pub enum Purpose {
     /// A measurement: its output is kept for us, it has no input, and the host tells it nothing, since every word would be
     /// an interrupt at a moment of the host's choosing.
     Measurement,
-    /// To see that a guest comes up: ends at READY, touches no stream of ours.
+    /// To see that a guest works: touches no stream of ours.
     Proof,
-    /// To learn a stock Linux' symbols: as a proof, and they come before READY.
+    /// To learn a stock Linux' symbols: as a proof, and over at READY, before which they come.
     Symbols,
 }
 
@@ -88,8 +88,8 @@ pub enum LogTo {
 pub enum End {
     /// The program ended.
     Program(Ending),
-    /// A proof came to READY.
-    Proved,
+    /// It came to READY, and nothing else was wanted.
+    Ready,
     /// Time was up.
     TimedOut,
     /// A signal told us to stop before the program could be told.
@@ -487,8 +487,8 @@ impl<'a> Session<'a> {
     }
 
     fn finished(&mut self, gone: Option<ExitStatus>) -> Option<End> {
-        if matches!(self.job.purpose, Purpose::Proof | Purpose::Symbols) && self.ready.is_some() {
-            return Some(End::Proved);
+        if self.job.purpose == Purpose::Symbols && self.ready.is_some() {
+            return Some(End::Ready);
         }
         if let Some(certificate) = self.panic.take() {
             // What the program wrote before still belongs to its output; it is in the sockets by now.
