@@ -100,6 +100,16 @@ fn cow() {
     }
 }
 
+/// A disk larger than memory.
+#[test]
+fn cache() {
+    let (memory, size) = if kernel() == "linux" { ("96M", 128 << 20) } else { ("32M", 64 << 20) };
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).and_then(|file| file.set_len(size)).expect("an empty disk");
+    conforms_with("cache", &["--memory", memory, "--disk", text(&disk)], &["/dev/vda"], &[]);
+}
+
 #[test]
 fn direct() {
     conforms_on_disks("direct");

@@ -1,30 +1,32 @@
 //! Disks as files: /dev/vda, /dev/vdb and so on, read and written through the page cache.
 //!
 //! Each disk has one cache for all who open it. Pages are read when they are first touched and written back by
-//! fsync(2), sync(2), the last close, when too many are dirty, and before the machine stops ([`sync_all`]).
+//! fsync(2), sync(2), the last close, the [flusher](flush), and before the machine stops ([`sync_all`]). Those that are used least
+//! go when memory is short ([`evict`]).
 //! The size is the device's and never changes: writes behind the end are `ENOSPC`. Opened with O_DIRECT, a disk is read
 //! and written past the cache ([`direct`]).
 
 mod direct;
+mod flush;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_arch::X86;
 use freehold_bounce::FrameBytes;
-use freehold_frame::{Frame, PageCache as CacheKind};
+use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 use freehold_virtio::{BlockError, SECTOR_SIZE};
-use freehold_vm::{BackingStore, MAX_RUN, VmError};
+use freehold_vm::{BackingStore, Evicted, Eviction, Laundry, MAX_RUN, VmError};
 use spin::Once;
 
 use crate::fs::boot::add_device;
 use crate::fs::device::{make_device, register_block, register_sync, split_device};
 use crate::fs::{Blocking, Content, File, Mapping, Node, NodeKind, OpenFlags, Punch, Seekable};
 use crate::host::{self, Disk};
-use crate::mem::{CacheContent, Frames, PageCache, frames};
+use crate::mem::{CacheContent, Frames, PageCache, frames, hotplug, reclaim};
 use crate::user::{Sink, Source, UserPtr};
 use crate::{Errno, Result};
 
@@ -32,13 +34,11 @@ use crate::{Errno, Result};
 pub const MAJOR: u32 = 254;
 /// Minors that belong to one disk: itself and 15 partitions.
 const MINORS: u32 = 16;
-/// Dirty pages of one disk before a writer has to write them back: 4 MiB.
-const MAX_DIRTY: u64 = 1024;
 /// Bytes that are copied before the cache's size is looked at again.
 const STEP: usize = 256 << 10;
-/// Pages that are given back at a time where memory is short.
+/// Pages that are given back at a time where the machine would grow for the cache's sake alone.
 const RELIEF: u64 = 512;
-/// Memory is short for caches when less than one in so many frames is free.
+/// It would when less than one in so many frames is free.
 const RESERVE: u64 = 8;
 /// Sectors in a page.
 const PAGE_SECTORS: u64 = (PAGE_SIZE / SECTOR_SIZE) as u64;
@@ -54,6 +54,10 @@ mod request {
     pub const BLKGETSIZE64: u32 = 0x8008_1272;
 }
 
+/// Pages that are being written back.
+static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
+/// See [`traffic`].
+static TRAFFIC: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static DISKS: Once<Vec<Arc<DiskContent>>> = Once::new();
 
 /// Make the host's disks known as block devices, with their nodes in /dev. Once, after [`host::init`] and when /dev is
@@ -69,6 +73,11 @@ pub fn init(frames: Frames) {
         if let Err(error) = add_device(&name, NodeKind::BlockDevice, 0o660, split_device(number)) {
             log::error!("/dev/{}: {error:?}", name.escape_ascii());
         }
+    }
+    if !all().is_empty()
+        && let Err(error) = reclaim::start().and_then(|()| flush::start())
+    {
+        log::error!("no memory for the tasks that look after disks' pages: {error:?}");
     }
 }
 
@@ -88,9 +97,53 @@ pub fn sync_all() -> Result<()> {
     all().iter().map(|disk| disk.sync()).fold(Ok(()), Result::and)
 }
 
-/// Give back up to `count` frames of the disks' caches that can be read again. How many it were.
-pub fn relieve(count: u64) -> u64 {
-    all().iter().fold(0, |freed, disk| freed + disk.cached.cache().shrink(count.saturating_sub(freed)))
+/// Give back frames of the disks' caches as `wish` says, from one disk after the other.
+pub fn evict(wish: Eviction) -> Evicted {
+    /// The disk to begin with, so that all get their turn.
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let mut done = Evicted::default();
+    let (before, after) = all().split_at(NEXT.fetch_add(1, Ordering::Relaxed) % all().len().max(1));
+    for disk in after.iter().chain(before) {
+        let (want, most) = (wish.want - done.freed.min(wish.want), wish.most - done.scanned.min(wish.most));
+        done += disk.cached.cache().evict(Eviction { want, most, ..wish });
+    }
+    done
+}
+
+/// Give back all that is clean and that nobody maps.
+pub fn drop_clean() {
+    all().iter().for_each(|disk| _ = disk.cached.cache().shrink(u64::MAX));
+}
+
+/// Pages of disks in memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cached {
+    /// All of them.
+    pub pages: u64,
+    /// Those that a disk does not have yet.
+    pub dirty: u64,
+    /// Those that are on their way to one.
+    pub under_way: u64,
+    /// Those that were used again and again.
+    pub active: u64,
+}
+
+/// What there is now.
+pub fn cached() -> Cached {
+    let sum = |of: fn(&PageCache) -> u64| all().iter().map(|disk| of(disk.cached.cache())).sum();
+    let under_way = UNDER_WAY.load(Ordering::Relaxed);
+    let (pages, dirty) = (sum(PageCache::pages), sum(PageCache::dirty_pages));
+    Cached { pages, dirty, under_way, active: sum(PageCache::active_pages) }
+}
+
+/// Pages of disks in memory: [`Cached::pages`] alone.
+pub fn cached_pages() -> u64 {
+    all().iter().map(|disk| disk.cached.cache().pages()).sum()
+}
+
+/// Bytes that were read from disks for their caches and written from them, since boot.
+pub fn traffic() -> [u64; 2] {
+    TRAFFIC.each_ref().map(|bytes| bytes.load(Ordering::Relaxed))
 }
 
 fn all() -> &'static [Arc<DiskContent>] {
@@ -101,6 +154,7 @@ fn open(node: Arc<dyn Node>, minor: u32, flags: OpenFlags) -> Result<Arc<dyn Fil
     let number = if minor % MINORS == 0 { (minor / MINORS) as usize } else { usize::MAX };
     let content = all().get(number).ok_or(Errno::ENXIO)?.clone();
     content.openers.fetch_add(1, Ordering::Relaxed);
+    flush::wake();
     let direct = AtomicBool::new(flags.contains(OpenFlags::DIRECT));
     Ok(Arc::new(DiskFile { node, content, direct }))
 }
@@ -153,6 +207,7 @@ impl BackingStore<Frames> for Store {
             let places = places(frames);
             let mut bytes = FrameBytes::new(X86, &places[..frames.len()]).truncated(length);
             self.0.read(first * PAGE_SECTORS, &mut bytes).map_err(failed)?;
+            TRAFFIC[0].fetch_add(length as u64, Ordering::Relaxed);
         }
         for (page, frame) in frames.iter().enumerate() {
             let start = length.saturating_sub(page * PAGE_SIZE).min(PAGE_SIZE);
@@ -174,7 +229,11 @@ impl BackingStore<Frames> for Store {
         }
         let places = places(frames);
         let bytes = FrameBytes::new(X86, &places[..frames.len()]).truncated(length);
-        self.0.write(first * PAGE_SECTORS, &bytes).map_err(failed)
+        UNDER_WAY.fetch_add(frames.len() as u64, Ordering::Relaxed);
+        let written = self.0.write(first * PAGE_SECTORS, &bytes).map_err(failed);
+        UNDER_WAY.fetch_sub(frames.len() as u64, Ordering::Relaxed);
+        TRAFFIC[1].fetch_add(length as u64, Ordering::Relaxed);
+        written
     }
 }
 
@@ -184,6 +243,8 @@ struct DiskContent {
     size: u64,
     cached: Arc<CacheContent>,
     openers: AtomicUsize,
+    /// Since when something is dirty, as the flusher noticed; 0: nothing is.
+    dirty_since: AtomicU64,
 }
 
 impl DiskContent {
@@ -192,17 +253,20 @@ impl DiskContent {
         let cache = PageCache::with_store(frames, Arc::new(Store(disk.clone())));
         cache.set_size_grow(size);
         let cached = Arc::new(CacheContent::new(cache));
-        Self { disk, size, cached, openers: AtomicUsize::new(0) }
+        Self { disk, size, cached, openers: AtomicUsize::new(0), dirty_since: AtomicU64::new(0) }
     }
 
-    /// Keep the cache from taking what programs need: write back what piles up, give back what is clean.
+    /// Keep writers from filling memory with what no disk has yet, and the cache from making the machine grow.
     fn trim(&self) -> Result<()> {
-        if self.cached.cache().dirty_pages() > MAX_DIRTY {
-            self.cached.sync()?;
+        match flush::excess() {
+            flush::Excess::None => {}
+            flush::Excess::Some => flush::wake(),
+            flush::Excess::Much => self.cached.sync()?,
         }
         let frames = frames();
-        if frames.free_frames() < frames.total_frames() / RESERVE {
-            relieve(RELIEF);
+        if hotplug::may_grow() && frames.free_frames() < frames.total_frames() / RESERVE {
+            let nodes = NodeSet::ALL;
+            evict(Eviction { want: RELIEF, most: cached_pages(), nodes, laundry: Laundry::Leave });
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ use core::ops::Range;
 
 use freehold_vm::VmError;
 
-use super::hotplug::{self, Growth};
-use super::{Frames, PageCache};
+use super::hotplug::Growth;
+use super::{Frames, PageCache, find_more};
 use crate::fs::{Content, ContentSource, Punch};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -46,7 +46,12 @@ impl Content for CacheContent {
             if let Err(error) = sink.fault_in() {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
-            done += self.cache.read_at(offset + done as u64, want, |bytes| sink.put_without_fault(bytes))?;
+            match self.cache.read_at(offset + done as u64, want, |bytes| sink.put_without_fault(bytes)) {
+                Ok(n) => done += n,
+                Err(VmError::NoMemory) if find_more() == Growth::Grown => {}
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 
@@ -63,7 +68,7 @@ impl Content for CacheContent {
             });
             match step {
                 Ok(n) => done += n,
-                Err(Errno::ENOMEM) if hotplug::grow() == Growth::Grown => {}
+                Err(Errno::ENOMEM) if find_more() == Growth::Grown => {}
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             }
@@ -85,7 +90,7 @@ impl Content for CacheContent {
     fn allocate(&self, range: Range<u64>) -> Result<()> {
         loop {
             match self.cache.allocate(range.clone()) {
-                Err(VmError::NoMemory) if hotplug::grow() == Growth::Grown => {}
+                Err(VmError::NoMemory) if find_more() == Growth::Grown => {}
                 outcome => return Ok(outcome?),
             }
         }

@@ -80,7 +80,8 @@ fn want() {
     wake();
 }
 
-fn is_hopeful() -> bool {
+/// Whether the host may give more memory.
+pub fn may_grow() -> bool {
     HOPEFUL.load(Ordering::Acquire) && !ENDED.load(Ordering::Acquire)
 }
 
@@ -95,14 +96,14 @@ pub enum Growth {
 
 /// There is no memory left: get some from the host. May sleep.
 pub fn grow() -> Growth {
-    if !is_hopeful() {
+    if !may_grow() {
         return Growth::None;
     }
     let before = frames().total_frames();
     want();
     let grown = GROWN.wait_uninterruptible_until(time::now() + PATIENCE, || {
         let has_grown = frames().total_frames() > before;
-        (has_grown || !is_hopeful()).then_some(has_grown)
+        (has_grown || !may_grow()).then_some(has_grown)
     });
     if grown.is_none() && !SILENT.swap(true, Ordering::AcqRel) {
         HOPEFUL.store(false, Ordering::Release);

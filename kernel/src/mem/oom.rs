@@ -1,55 +1,50 @@
-//! Out of memory: first give back what nobody needs, then get more from the host, then kill the largest.
+//! Out of memory: first give back what costs nothing, then get more from the host, then take from those who use theirs least, then kill
+//! the largest.
+//!
+//! Memory of the host comes before a disk: where the machine may grow ([`hotplug`]) its user has said that the memory is there for
+//! it, and it comes within milliseconds; what is swapped out instead has to be read again, through a device, before each next use.
+//! Killing comes last, when nothing can be had from anybody ([`reclaim`] says when that is so).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::{frames, hotplug};
+use super::hotplug::{self, Growth};
+use super::reclaim::{self, Outcome};
 use crate::{sched, task};
 
 static KILLS: AtomicU64 = AtomicU64::new(0);
+static STALLS: AtomicU64 = AtomicU64::new(0);
 
 /// How many processes were killed for want of memory.
 pub fn kills() -> u64 {
     KILLS.load(Ordering::Relaxed)
 }
 
-/// How often somebody had to find memory before going on, and frames of disks that were given back for it.
-static STALLS: AtomicU64 = AtomicU64::new(0);
-static STOLEN: AtomicU64 = AtomicU64::new(0);
-
-/// See [`STALLS`].
+/// How often somebody had to find memory before going on.
 pub fn stalls() -> u64 {
     STALLS.load(Ordering::Relaxed)
 }
-/// See [`STOLEN`].
-pub fn stolen() -> u64 {
-    STOLEN.load(Ordering::Relaxed)
-}
 
-/// Frames of disks that are given back at a time: 4 MiB.
-const DISK_RELIEF: u64 = 1024;
+/// Pages of disks that are given back before anything else is tried: 4 MiB.
+const IDLE: u64 = 1024;
 
-/// Give back what costs little to lose: the free frames in this CPU's lists at once, those of other CPUs when they next
-/// look, and pages of disks that can be read again. Returns how many frames that freed.
-pub fn relieve() -> u64 {
-    let before = frames().cached_frames();
-    frames().drain_local();
-    frames().request_drain();
-    let stolen = crate::block::relieve(DISK_RELIEF);
-    STOLEN.fetch_add(stolen, Ordering::Relaxed);
-    before.saturating_sub(frames().cached_frames()) + stolen
-}
-
-/// Find memory without hurting anybody: relieve, else get more from the host. May sleep; holds up whoever waits for the caller's locks.
-pub fn find_more() -> hotplug::Growth {
+/// Find memory without hurting anybody. May sleep, for the host and for disks; the caller holds no address space and nothing that spins.
+pub fn find_more() -> Growth {
     STALLS.fetch_add(1, Ordering::Relaxed);
-    if relieve() > 0 { hotplug::Growth::Grown } else { hotplug::grow() }
+    if task::current().is_dying() {
+        // It needs no more memory than it takes to end, and others wait for what it has.
+        return Growth::None;
+    }
+    let found = reclaim::free_idle(IDLE) > 0
+        || hotplug::grow() == Growth::Grown
+        || reclaim::free_some() == Outcome::Freed;
+    if found { Growth::Grown } else { Growth::None }
 }
 
-/// There is no frame left for the current task, whatever it was `doing`: relieve, else grow, else kill, then let others run.
+/// There is no frame left for the current task, whatever it was `doing`: find some, else kill, then let others run.
 ///
 /// Returns to a caller that tries again. The victim may be the current task; it dies before it is back in user mode.
 pub fn out_of_memory(doing: &'static str) {
-    if find_more() == hotplug::Growth::None && task::oom_kill(doing) == task::OomKill::Killed {
+    if find_more() == Growth::None && task::oom_kill(doing) == task::OomKill::Killed {
         KILLS.fetch_add(1, Ordering::Relaxed);
     }
     sched::yield_now();

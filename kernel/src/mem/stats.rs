@@ -6,6 +6,7 @@ use freehold_frame::Owner;
 use freehold_machine::PAGE_SIZE;
 
 use super::frames;
+use crate::block;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -20,12 +21,28 @@ pub struct MemoryStats {
     pub anonymous: u64,
     /// Files and shared memory.
     pub page_cache: u64,
+    /// Those of disks among them.
+    pub disks: block::Cached,
     /// Translation tables.
     pub page_tables: u64,
     /// The kernel's own: heap, stacks, tables of its own half.
     pub kernel: u64,
     /// What devices see.
     pub bounce: u64,
+}
+
+impl MemoryStats {
+    /// Pages of files that are memory only, and of shared memory.
+    pub const fn shared(&self) -> u64 {
+        self.page_cache.saturating_sub(self.disks.pages)
+    }
+    /// Frames that programs can still get without anything being swapped: as Linux reckons, but for half of the disks' pages or what the low
+    /// watermark says, whichever is less, which they are taken to need.
+    pub fn available(&self) -> u64 {
+        let low = frames().watermarks().low;
+        let disks = self.disks.pages - (self.disks.pages / 2).min(low);
+        (self.free + disks).saturating_sub(low)
+    }
 }
 
 /// Bytes that the page allocator manages.
@@ -41,6 +58,7 @@ pub fn memory() -> MemoryStats {
         free: frames().free_frames(),
         anonymous: owned.frames_of(Owner::Anon),
         page_cache: owned.frames_of(Owner::PageCache),
+        disks: block::cached(),
         page_tables: owned.frames_of(Owner::PageTable),
         kernel: owned.frames_of(Owner::Kernel),
         bounce: owned.frames_of(Owner::Bounce),
@@ -55,11 +73,6 @@ pub fn oom_kills() -> u64 {
 /// How often somebody had to find memory before going on.
 pub fn stalls() -> u64 {
     super::oom::stalls()
-}
-
-/// Frames of disks' caches that were given back because memory was short.
-pub fn stolen() -> u64 {
-    super::oom::stolen()
 }
 
 /// Free frames in whole pageblocks, which serve 2 MiB pages and can change sides.

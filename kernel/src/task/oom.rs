@@ -10,8 +10,10 @@ use crate::sync::Mutex;
 /// What [`oom_kill`] did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OomKill {
-    /// A process was killed, or one that was killed before is still ending.
+    /// A process was killed.
     Killed,
+    /// One that was killed before is still ending: its memory will do.
+    Ending,
     /// There is nobody to kill.
     Nobody,
 }
@@ -48,7 +50,7 @@ pub fn oom_kill(doing: &'static str) -> OomKill {
     for process in living {
         if process.signals.lock().exit == Some(ExitStatus::Signaled(Signal::KILL)) {
             // It gives its memory back as soon as it runs.
-            return OomKill::Killed;
+            return OomKill::Ending;
         }
         let score = badness(process, total);
         if score != i64::MIN && worst.is_none_or(|(most, _)| score > most) {

@@ -49,6 +49,9 @@ pub struct Task {
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
     /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
     pub(super) timer_slack: AtomicU64,
+    /// It is finding memory for others ([`crate::mem::reclaim`]): what it allocates may come from the last reserve. Only the task itself
+    /// changes it.
+    pub(crate) reclaims: AtomicBool,
     /// The status that the thread ended itself with, and [`FINISHED`].
     exit_code: AtomicU32,
 }
@@ -80,6 +83,7 @@ impl Task {
             faults: [const { AtomicU64::new(0) }; 2],
             vfork: SpinLock::new(None),
             timer_slack: AtomicU64::new(50_000),
+            reclaims: AtomicBool::new(false),
             exit_code: AtomicU32::new(0),
         })
     }

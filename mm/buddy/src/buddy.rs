@@ -214,11 +214,11 @@ impl<M: Machine> Buddy<M> {
                 });
                 let mut basket = Basket::new(places);
                 self.take_from(pinned, zone, request.owner, order, request.pressure, &mut rng, &mut basket);
+                if zone.free() < zone.marks().low {
+                    self.tell_shortage(NodeId(node));
+                }
                 if basket.len() == 0 {
                     continue;
-                }
-                if zone.free() < zone.marks().low {
-                    self.request_drain();
                 }
                 let block = match (refill, list) {
                     (Some(list), _) => {
@@ -256,6 +256,14 @@ impl<M: Machine> Buddy<M> {
             }
         }
         Err(OutOfMemory)
+    }
+
+    #[cold]
+    fn tell_shortage(&self, node: NodeId) {
+        self.request_drain();
+        if let Some(sink) = self.options.on_pressure {
+            sink(node);
+        }
     }
 
     /// The node to begin with, and those that may be used at all.

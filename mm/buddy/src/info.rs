@@ -113,6 +113,11 @@ impl<M: Machine> Buddy<M> {
             high: sum.high + marks.high,
         })
     }
+    /// Free frames of `node`, without those in per-CPU lists, and its watermarks; `None` for a node without memory. A hint, without a lock.
+    pub fn level(&self, node: NodeId) -> Option<(u64, Watermarks)> {
+        let zone = self.zones.get(usize::from(node.0))?.as_ref()?;
+        Some((zone.free(), zone.marks()))
+    }
     /// Whether the allocator shuffles: what /sys/module/page_alloc/parameters/shuffle says.
     pub fn shuffles(&self) -> bool {
         self.shuffled

@@ -1,7 +1,7 @@
 //! What the administrator chooses, in Linux' words: the kernel parameters `page_alloc.*` and `init_on_*`.
 
-use freehold_machine::Topology;
 use freehold_machine::topology::Indexing;
+use freehold_machine::{NodeId, Topology};
 
 use crate::Misuse;
 
@@ -54,6 +54,10 @@ pub enum Wipe {
 /// What is told about misuse, in the context of the misuser, with no lock of the allocator held.
 pub type MisuseSink = fn(&Misuse);
 
+/// Who is told that a node has come below its low watermark, again and again while it is: kswapd's alarm. Called with the CPU pinned and no lock
+/// of the allocator held, by whoever asks for memory: it must not sleep and not allocate.
+pub type PressureSink = fn(NodeId);
+
 /// How the allocator is to behave.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -73,6 +77,8 @@ pub struct Options {
     pub init_on_free: Wipe,
     /// Who is told about misuse.
     pub on_misuse: Option<MisuseSink>,
+    /// Who is told about shortage.
+    pub on_pressure: Option<PressureSink>,
 }
 
 impl Default for Options {
@@ -85,6 +91,7 @@ impl Default for Options {
             init_on_alloc: Wipe::Never,
             init_on_free: Wipe::Never,
             on_misuse: None,
+            on_pressure: None,
         }
     }
 }

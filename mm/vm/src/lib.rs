@@ -37,6 +37,7 @@ mod fault;
 mod fork;
 mod grow;
 mod huge;
+mod idle;
 mod lock;
 mod map;
 mod refs;
@@ -49,7 +50,7 @@ mod space;
 mod view;
 
 pub use advise::{Advice, Residency, SyncMode};
-pub use cache::{BackingStore, MAX_RUN, PageCache};
+pub use cache::{BackingStore, Evicted, Eviction, Laundry, MAX_RUN, PageCache};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};
 pub use events::Event;
 pub use freehold_paging::{KernelRoots, Memory};

@@ -100,8 +100,12 @@ impl<S: Memory> Resident<S> {
     }
 
     fn uncount(&mut self, area: &Area<S>, kind: Kind) {
+        self.uncount_pages(area, kind, 1);
+    }
+
+    pub(crate) fn uncount_pages(&mut self, area: &Area<S>, kind: Kind, pages: u64) {
         if let Some(count) = self.rss.of(area, kind) {
-            *count -= 1;
+            *count -= pages;
         }
     }
 

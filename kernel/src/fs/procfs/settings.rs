@@ -31,7 +31,8 @@ impl Generate for Named {
     }
 }
 
-/// vm.drop_caches: what is only cached goes.
+/// vm.drop_caches: bit 0 has clean pages of disks dropped that nobody maps. Objects of the kernel's (bit 1) are not kept for later here, and
+/// bit 2 asks for silence.
 struct DropCaches;
 
 impl Generate for DropCaches {
@@ -41,12 +42,14 @@ impl Generate for DropCaches {
     }
 
     fn store(&self, bytes: &[u8]) -> Result<()> {
-        if !(1..=4).contains(&parse_number(bytes)?) {
+        let what = parse_number(bytes)?;
+        if !(1..=4).contains(&what) {
             return Err(Errno::EINVAL);
         }
-        crate::fs::device::sync_all();
         #[cfg(target_os = "none")]
-        crate::mem::relieve();
+        if what & 1 != 0 {
+            crate::block::drop_clean();
+        }
         Ok(())
     }
 }

@@ -87,31 +87,33 @@ impl Generate for SysRq {
 }
 
 fn meminfo(out: &mut Text) -> Result<()> {
-    let MemoryStats { total, free, anonymous, page_cache, page_tables, kernel, bounce } =
-        mem::stats::memory();
+    let memory = mem::stats::memory();
+    let MemoryStats { total, free, anonymous, page_tables, kernel, bounce, disks, .. } = memory;
+    let shared = memory.shared();
     let heap = mem::stats::heap_bytes().div_ceil(4096);
     let mut line = |name: &str, frames: u64| writeln!(out, "{:<16}{:>8} kB", name, frames * FRAME_KB);
     line("MemTotal:", total);
     line("MemFree:", free);
-    line("MemAvailable:", free);
-    line("Buffers:", 0);
-    line("Cached:", page_cache);
+    line("MemAvailable:", memory.available());
+    // A block device's pages are buffers; all other files' are in memory only.
+    line("Buffers:", disks.pages);
+    line("Cached:", shared);
     line("SwapCached:", 0);
-    line("Active:", anonymous + page_cache);
-    line("Inactive:", 0);
-    line("Active(anon):", anonymous + page_cache);
+    line("Active:", anonymous + shared + disks.active);
+    line("Inactive:", disks.pages - disks.active);
+    line("Active(anon):", anonymous + shared);
     line("Inactive(anon):", 0);
-    line("Active(file):", 0);
-    line("Inactive(file):", 0);
+    line("Active(file):", disks.active);
+    line("Inactive(file):", disks.pages - disks.active);
     line("Unevictable:", 0);
     line("Mlocked:", 0);
     line("SwapTotal:", 0);
     line("SwapFree:", 0);
-    line("Dirty:", 0);
-    line("Writeback:", 0);
+    line("Dirty:", disks.dirty);
+    line("Writeback:", disks.under_way);
     line("AnonPages:", anonymous);
     line("Mapped:", 0);
-    line("Shmem:", page_cache);
+    line("Shmem:", shared);
     line("KReclaimable:", 0);
     line("Slab:", heap);
     line("SReclaimable:", 0);
@@ -120,7 +122,7 @@ fn meminfo(out: &mut Text) -> Result<()> {
     line("PageTables:", page_tables);
     line("Bounce:", bounce);
     line("CommitLimit:", total / 2);
-    line("Committed_AS:", anonymous + page_cache);
+    line("Committed_AS:", anonymous + shared);
     line("VmallocUsed:", kernel.saturating_sub(heap));
     line("AnonHugePages:", mem::commons().huge_pages());
     line("ShmemHugePages:", 0);

@@ -5,6 +5,7 @@ use freehold_machine::NodeId;
 use freehold_vm::Event;
 
 use crate::fs::generated::Text;
+use crate::mem::reclaim::{self, Who};
 use crate::mem::{self, stats};
 use crate::task::registry;
 use crate::{Result, fs::machine};
@@ -37,7 +38,8 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     let mut line = |name: &str, value: u64| writeln!(out, "{name} {value}");
     line("nr_free_pages", memory.free);
     line("nr_zone_inactive_anon", 0);
-    line("nr_zone_active_anon", memory.anonymous + memory.page_cache);
+    line("nr_zone_active_anon", memory.anonymous + memory.shared());
+    line("nr_zone_write_pending", memory.disks.dirty + memory.disks.under_way);
     line("nr_bounce", memory.bounce);
     let nodes = machine::get().map_or(1, |machine| machine.firmware.topology.node_count());
     let numa = (0..nodes)
@@ -45,34 +47,42 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
         .reduce(|sum, one| core::array::from_fn(|which| (sum[which].0, sum[which].1 + one[which].1)));
     numa.into_iter().flatten().for_each(|(name, value)| line(name, value));
     line("nr_inactive_anon", 0);
-    line("nr_active_anon", memory.anonymous + memory.page_cache);
-    line("nr_inactive_file", 0);
-    line("nr_active_file", 0);
+    line("nr_active_anon", memory.anonymous + memory.shared());
+    line("nr_inactive_file", memory.disks.pages - memory.disks.active);
+    line("nr_active_file", memory.disks.active);
     line("nr_unevictable", 0);
     line("nr_slab_reclaimable", 0);
     line("nr_slab_unreclaimable", stats::heap_bytes() / 4096);
     line("nr_anon_pages", memory.anonymous);
     line("nr_mapped", 0);
     line("nr_file_pages", memory.page_cache);
-    line("nr_dirty", 0);
-    line("nr_writeback", 0);
-    line("nr_shmem", memory.page_cache);
+    line("nr_dirty", memory.disks.dirty);
+    line("nr_writeback", memory.disks.under_way);
+    line("nr_shmem", memory.shared());
     line("nr_anon_transparent_hugepages", mem::commons().huge_pages() / 512);
     let [acquired, released] = mem::PinnedRun::totals();
     line("nr_foll_pin_acquired", acquired);
     line("nr_foll_pin_released", released);
     line("nr_kernel_stack", STACK_KB * registry::count() as u64);
     line("nr_page_table_pages", memory.page_tables);
-    for name in ["pgpgin", "pgpgout", "pswpin", "pswpout"] {
-        line(name, 0);
-    }
+    let [read, written] = crate::block::traffic();
+    line("pgpgin", read / 1024);
+    line("pgpgout", written / 1024);
+    line("pswpin", 0);
+    line("pswpout", 0);
     line("pgalloc_normal", traffic.taken);
     line("allocstall_normal", stats::stalls());
     line("pgfree", traffic.given);
     line("pgfault", faults[0] + faults[1]);
     line("pgmajfault", faults[1]);
-    line("pgsteal_direct", stats::stolen());
-    line("pgsteal_file", stats::stolen());
+    let (kswapd, direct) = (reclaim::counts(Who::Kswapd), reclaim::counts(Who::Direct));
+    line("pgsteal_kswapd", kswapd.stolen);
+    line("pgsteal_direct", direct.stolen);
+    line("pgscan_kswapd", kswapd.scanned);
+    line("pgscan_direct", direct.scanned);
+    line("pgscan_file", kswapd.scanned + direct.scanned);
+    line("pgsteal_file", kswapd.stolen + direct.stolen);
+    line("pageoutrun", reclaim::runs());
     line("oom_kill", stats::oom_kills());
     for name in ["numa_pages_migrated", "pgmigrate_success", "pgmigrate_fail"] {
         line(name, 0);

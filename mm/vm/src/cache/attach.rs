@@ -9,11 +9,41 @@ use freehold_paging::Memory;
 use super::PageCache;
 use crate::registry::{Locking, SpaceHandle};
 
+/// Up to 64 pages of a cache: bit `n` of `mask` is the page `first + n`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PageSet {
+    /// The page of bit 0.
+    pub(crate) first: u64,
+    /// Which.
+    pub(crate) mask: u64,
+}
+
+impl PageSet {
+    /// The pages that lie between the first and the last.
+    pub(crate) const fn span(self) -> Range<u64> {
+        let (from, to) = (self.mask.trailing_zeros() as u64, 64 - self.mask.leading_zeros() as u64);
+        self.first + from..self.first + to
+    }
+    /// Whether `page` is one of them.
+    pub(crate) const fn contains(self, page: u64) -> bool {
+        page >= self.first && page < self.first + 64 && self.mask & 1 << (page - self.first) != 0
+    }
+}
+
 pub(super) struct Mapper<S: Memory> {
     areas: usize,
     handle: Option<Weak<dyn SpaceHandle<S>>>,
     /// Pages left while the handle was not known yet (between fork and the child's first run).
     missed: bool,
+}
+
+/// What becomes of an address space that cannot be reached yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unready {
+    /// It unmaps all that it inherited as soon as it can be.
+    Misses,
+    /// It is left alone this time.
+    Waits,
 }
 
 /// One area's entry in its cache's list of mappers.
@@ -71,6 +101,30 @@ impl<S: Memory> Drop for Attachment<S> {
 impl<S: Memory> PageCache<S> {
     /// Have every address space unmap `pages`. The caller holds no address space's lock.
     pub(super) fn zap_everywhere(&self, pages: &Range<u64>) {
+        self.for_each_mapper(Unready::Misses, |space| {
+            space.with(Locking::Wait, &mut |space| space.zap_cache(self, pages.clone()));
+        });
+    }
+
+    /// Have every address space unmap those of `pages` that it has not used since it was last asked; those that stay mapped somewhere.
+    /// The caller holds no address space's lock.
+    pub(super) fn unmap_idle_everywhere(&self, mut pages: PageSet) -> u64 {
+        let mut stay = 0;
+        self.for_each_mapper(Unready::Waits, |space| {
+            if pages.mask != 0 {
+                let mut used = pages.mask;
+                // Whoever is busy uses them all.
+                space.with(Locking::Try, &mut |space| used = space.unmap_idle(self, pages));
+                stay |= used;
+                // Elsewhere they may stay mapped as well.
+                pages.mask &= !used;
+            }
+        });
+        stay
+    }
+
+    /// Show every address space that maps the cache, with no lock held.
+    fn for_each_mapper(&self, unready: Unready, mut f: impl FnMut(&dyn SpaceHandle<S>)) {
         let mut handles = Vec::new();
         let mut inner = self.inner.lock();
         // A list that cannot be had in one piece is gone through in several: mappers are visited by number.
@@ -81,13 +135,12 @@ impl<S: Memory> PageCache<S> {
                 next = space + 1;
                 match &mapper.handle {
                     Some(handle) => handles.push(handle.clone()),
-                    None => mapper.missed = true,
+                    None if unready == Unready::Misses => mapper.missed = true,
+                    None => {}
                 }
             }
             drop(inner);
-            for handle in handles.iter().filter_map(Weak::upgrade) {
-                handle.with(Locking::Wait, &mut |space| space.zap_cache(self, pages.clone()));
-            }
+            handles.iter().filter_map(Weak::upgrade).for_each(|handle| f(&*handle));
             inner = self.inner.lock();
             if inner.mappers.range(next..).next().is_none() {
                 return;

@@ -24,6 +24,45 @@ struct Chunk {
     dirty: u64,
     /// Some leaf may have granted writing, so the bytes may change at any moment.
     writable: u64,
+    /// Changed at any time since the frame came in: the store may have been written for it.
+    changed: u64,
+    /// Read or written since the frame came in.
+    once: u64,
+    /// And again, since the clock's hand last passed.
+    again: u64,
+}
+
+impl Chunk {
+    const EMPTY: Self = Self {
+        frames: [NONE; PAGES as usize],
+        count: 0,
+        dirty: 0,
+        writable: 0,
+        changed: 0,
+        once: 0,
+        again: 0,
+    };
+
+    /// 1 for a page that is dirty or writable, which has a frame here; else 0.
+    const fn is_dirty(&self, page: u64) -> u64 {
+        (self.dirty | self.writable) >> (page % PAGES) & 1
+    }
+    const fn marks(&mut self, mark: Mark) -> &mut u64 {
+        match mark {
+            Mark::Dirty => &mut self.dirty,
+            Mark::Writable => &mut self.writable,
+        }
+    }
+}
+
+/// Pages of one chunk: bit `n` is the page `first + n`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Look {
+    pub first: u64,
+    /// Those that have a frame.
+    pub present: u64,
+    /// Those of them that were not used again since the last look.
+    pub cold: u64,
 }
 
 /// What a page's owner must know before it writes it back.
@@ -37,6 +76,8 @@ pub(super) struct Index<S: Memory> {
     source: S,
     chunks: BTreeMap<u64, Box<Chunk>>,
     pages: u64,
+    /// Pages that are dirty or writable.
+    dirty: u64,
 }
 
 const fn bit(page: u64) -> u64 {
@@ -45,7 +86,7 @@ const fn bit(page: u64) -> u64 {
 
 impl<S: Memory> Index<S> {
     pub(super) const fn new(source: S) -> Self {
-        Self { source, chunks: BTreeMap::new(), pages: 0 }
+        Self { source, chunks: BTreeMap::new(), pages: 0, dirty: 0 }
     }
     pub(super) const fn pages(&self) -> u64 {
         self.pages
@@ -58,10 +99,10 @@ impl<S: Memory> Index<S> {
 
     /// Look at the frame of `page` in place.
     pub(super) fn with<R>(&self, page: u64, f: impl FnOnce(&Frame<PageCache, S>) -> R) -> Option<R> {
-        self.pfn(page).map(|pfn| self.look(pfn, f))
+        self.pfn(page).map(|pfn| self.show(pfn, f))
     }
 
-    fn look<R>(&self, pfn: Pfn, f: impl FnOnce(&Frame<PageCache, S>) -> R) -> R {
+    fn show<R>(&self, pfn: Pfn, f: impl FnOnce(&Frame<PageCache, S>) -> R) -> R {
         let frame = Frame::from_raw(self.source, pfn).expect("the index holds frames of the page cache");
         let result = f(&frame);
         frame.into_raw();
@@ -70,8 +111,7 @@ impl<S: Memory> Index<S> {
 
     /// Put a frame where none is.
     pub(super) fn insert(&mut self, page: u64, frame: Frame<PageCache, S>) {
-        let empty = || Box::new(Chunk { frames: [NONE; PAGES as usize], count: 0, dirty: 0, writable: 0 });
-        let chunk = self.chunks.entry(page / PAGES).or_insert_with(empty);
+        let chunk = self.chunks.entry(page / PAGES).or_insert_with(|| Box::new(Chunk::EMPTY));
         let slot = &mut chunk.frames[(page % PAGES) as usize];
         debug_assert_eq!(*slot, NONE);
         *slot = frame.into_raw().0;
@@ -85,8 +125,12 @@ impl<S: Memory> Index<S> {
         if slot == NONE {
             return None;
         }
-        chunk.dirty &= !bit(page);
-        chunk.writable &= !bit(page);
+        self.dirty -= chunk.is_dirty(page);
+        for marks in
+            [&mut chunk.dirty, &mut chunk.writable, &mut chunk.changed, &mut chunk.once, &mut chunk.again]
+        {
+            *marks &= !bit(page);
+        }
         chunk.count -= 1;
         if chunk.count == 0 {
             self.chunks.remove(&(page / PAGES));
@@ -125,7 +169,7 @@ impl<S: Memory> Index<S> {
                 for page in page..chunk_end.min(range.end) {
                     let frame = chunk.frames[(page % PAGES) as usize];
                     if frame != NONE {
-                        self.look(Pfn(frame), |frame| f(page, frame));
+                        self.show(Pfn(frame), |frame| f(page, frame));
                     }
                 }
                 page = chunk_end;
@@ -138,26 +182,59 @@ impl<S: Memory> Index<S> {
 
     pub(super) fn mark(&mut self, page: u64, mark: Mark) {
         if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
-            match mark {
-                Mark::Dirty => chunk.dirty |= bit(page),
-                Mark::Writable => chunk.writable |= bit(page),
-            }
+            self.dirty += 1 - chunk.is_dirty(page);
+            chunk.changed |= bit(page);
+            *chunk.marks(mark) |= bit(page);
         }
     }
     pub(super) fn unmark(&mut self, page: u64, mark: Mark) {
         if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
-            match mark {
-                Mark::Dirty => chunk.dirty &= !bit(page),
-                Mark::Writable => chunk.writable &= !bit(page),
-            }
+            let was = chunk.is_dirty(page);
+            *chunk.marks(mark) &= !bit(page);
+            self.dirty -= was - chunk.is_dirty(page);
         }
     }
     /// Whether the page is (or may be) newer than the store's.
     pub(super) fn is_dirty(&self, page: u64) -> bool {
-        self.chunks.get(&(page / PAGES)).is_some_and(|chunk| (chunk.dirty | chunk.writable) & bit(page) != 0)
+        self.chunks.get(&(page / PAGES)).is_some_and(|chunk| chunk.is_dirty(page) == 1)
     }
-    pub(super) fn dirty_pages(&self) -> u64 {
-        self.chunks.values().map(|chunk| u64::from((chunk.dirty | chunk.writable).count_ones())).sum()
+    /// Whether the store may have been written for the page since its frame came in.
+    pub(super) fn has_changed(&self, page: u64) -> bool {
+        self.chunks.get(&(page / PAGES)).is_some_and(|chunk| chunk.changed & bit(page) != 0)
+    }
+    /// The page, which is there, is read or written.
+    pub(super) fn touch(&mut self, page: u64) {
+        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
+            chunk.again |= chunk.once & bit(page);
+            chunk.once |= bit(page);
+        }
+    }
+    /// The clock's hand passes the first chunk from page `from` on that has a frame: what was used again counts as used once from now on.
+    pub(super) fn look(&mut self, from: u64) -> Option<Look> {
+        let (&number, chunk) = self.chunks.range_mut(from.div_ceil(PAGES)..).next()?;
+        let present =
+            (0..PAGES).filter(|&i| chunk.frames[i as usize] != NONE).fold(0, |present, i| present | 1 << i);
+        let used = core::mem::take(&mut chunk.again);
+        Some(Look { first: number * PAGES, present, cold: present & !used })
+    }
+    /// The first pages from `from` on, in one chunk and side by side, that some leaf may have granted writing.
+    pub(super) fn next_writable(&self, from: u64) -> Option<Range<u64>> {
+        self.chunks.range(from / PAGES..).find_map(|(&number, chunk)| {
+            let first = number * PAGES;
+            let below = from.saturating_sub(first).min(PAGES) as u32;
+            let marks = chunk.writable & u64::MAX.checked_shl(below).unwrap_or(0);
+            let start = marks.trailing_zeros();
+            let count = marks.checked_shr(start)?.trailing_ones();
+            Some(first + u64::from(start)..first + u64::from(start + count))
+        })
+    }
+    /// Pages that are (or may be) newer than the store's.
+    pub(super) const fn dirty_pages(&self) -> u64 {
+        self.dirty
+    }
+    /// Pages that were used again since the clock's hand passed.
+    pub(super) fn active_pages(&self) -> u64 {
+        self.chunks.values().map(|chunk| u64::from(chunk.again.count_ones())).sum()
     }
 }
 

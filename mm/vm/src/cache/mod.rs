@@ -12,6 +12,7 @@
 //! fault that looked too early is undone and a later one finds the new state; then it lets go of the frames.
 
 mod attach;
+mod evict;
 mod index;
 mod io;
 mod resize;
@@ -28,6 +29,8 @@ use freehold_paging::Memory;
 use crate::error::{FaultError, FaultKind, VmError};
 pub(crate) use attach::Attachment;
 use attach::Mapper;
+pub(crate) use attach::PageSet;
+pub use evict::{Evicted, Eviction, Laundry};
 use index::{Index, Mark};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -35,7 +38,8 @@ const PAGE: u64 = PAGE_SIZE as u64;
 /// Where the pages of a cache come from and go to: a block device. Pages come in runs, so that a device is asked once
 /// for what lies together.
 ///
-/// Called without any lock of this crate that spins; may sleep.
+/// Called without any lock of this crate that spins; may sleep. Storing is how memory is found where there is none, so it must end well
+/// without new frames for user memory.
 pub trait BackingStore<S: Memory>: Send + Sync {
     /// Fill the whole frames with the pages from `first` on; what lies past the store's end is zeroes.
     ///
@@ -67,8 +71,11 @@ struct Inner<S: Memory> {
     index: Index<S>,
     /// By address space.
     mappers: BTreeMap<u64, Mapper<S>>,
-    /// Raised whenever pages leave: a page read from the store before that may be older than the store.
+    /// Raised whenever pages leave that may differ from what the store had when they came: a page read from the store before that may be
+    /// older than the store.
     departures: u64,
+    /// Where the clock that ages pages goes on ([`evict`]).
+    hand: u64,
 }
 
 /// How far to read ahead: guesses, which two readers at once may spoil for each other.
@@ -78,6 +85,8 @@ struct ReadAhead {
     next: AtomicU64,
     /// Pages in that run.
     run: AtomicUsize,
+    /// The page that was asked for last: who goes on in it does not use it again.
+    last: AtomicU64,
 }
 
 impl ReadAhead {
@@ -105,7 +114,7 @@ impl<S: Memory> PageCache<S> {
         Self::build(source, Some(store))
     }
     fn build(source: S, store: Option<Arc<dyn BackingStore<S>>>) -> Arc<Self> {
-        let inner = Inner { index: Index::new(source), mappers: BTreeMap::new(), departures: 0 };
+        let inner = Inner { index: Index::new(source), mappers: BTreeMap::new(), departures: 0, hand: 0 };
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let (size, ahead) = (AtomicU64::new(0), ReadAhead::default());
         Arc::new(Self { id, source, store, size, ahead, inner: spin::Mutex::new(inner) })
@@ -132,6 +141,10 @@ impl<S: Memory> PageCache<S> {
     pub fn dirty_pages(&self) -> u64 {
         if self.store.is_some() { self.inner.lock().index.dirty_pages() } else { 0 }
     }
+    /// Pages that were read or written again since the clock's hand passed: those it will spare.
+    pub fn active_pages(&self) -> u64 {
+        self.inner.lock().index.active_pages()
+    }
     /// Whether memory is all there is of it (tmpfs, shared anonymous memory).
     pub fn is_memory(&self) -> bool {
         self.store.is_none()
@@ -143,7 +156,13 @@ impl<S: Memory> PageCache<S> {
 
     /// The frame of page `index`, if it has one.
     pub(crate) fn get(&self, index: u64) -> Option<Frame<CacheKind, S>> {
-        self.inner.lock().index.with(index, |frame| frame.try_clone().ok()).flatten()
+        let mut inner = self.inner.lock();
+        let frame = inner.index.with(index, |frame| frame.try_clone().ok()).flatten();
+        if self.store.is_some() && frame.is_some() && self.ahead.last.swap(index, Ordering::Relaxed) != index
+        {
+            inner.index.touch(index);
+        }
+        frame
     }
 
     /// The frame of page `index`: a new one for a hole, one read from the store where there is one.
@@ -169,6 +188,8 @@ impl<S: Memory> PageCache<S> {
                 let inserted = self.insert_since(page, frame, departures);
                 if page == index {
                     wanted = inserted?;
+                    self.ahead.last.store(index, Ordering::Relaxed);
+                    self.inner.lock().index.touch(index);
                 }
             }
             if let Some(frame) = wanted {

@@ -187,7 +187,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// The next dirty pages of `range` that lie together, at most [`MAX_RUN`]: which is the first. They count as clean
-    /// from now on, unless they are mapped.
+    /// from now on, unless they are mapped or pinned.
     fn take_dirty(&self, range: Range<u64>, run: &mut Vec<Frame<CacheKind, S>>) -> Option<u64> {
         let mut inner = self.inner.lock();
         let mut next = range.start;
@@ -204,12 +204,30 @@ impl<S: Memory> PageCache<S> {
             }
             let Some(Ok(frame)) = inner.index.with(page, Frame::try_clone) else { break };
             inner.index.unmark(page, Mark::Dirty);
-            if frame.record().counts().load().mappings == 0 {
+            // A device may still write through a pin.
+            let holders = frame.record().counts().load();
+            if holders.mappings == 0 && holders.pins == 0 {
                 inner.index.unmark(page, Mark::Writable);
             }
             run.push(frame);
         }
         Some(first)
+    }
+
+    /// Store what changed, pages that are mapped too, and have the next store through a mapping noticed: unlike after
+    /// [`PageCache::write_back`] all is clean then. The caller holds no address space.
+    ///
+    /// # Errors
+    /// As [`PageCache::write_back`].
+    pub fn launder(&self) -> Result<(), VmError> {
+        let mut next = 0;
+        loop {
+            let dirty = self.inner.lock().index.next_writable(next);
+            let Some(run) = dirty else { break };
+            next = run.end;
+            self.zap_everywhere(&run);
+        }
+        self.write_back(0..u64::MAX)
     }
 
     /// Give back up to `count` frames that nobody uses and the store has. How many it were.
@@ -225,9 +243,13 @@ impl<S: Memory> PageCache<S> {
     /// As [`PageCache::write_back`].
     pub fn forget(&self, range: Range<u64>) -> Result<bool, VmError> {
         let pages = range.start / PAGE..range.end.div_ceil(PAGE);
-        if self.inner.lock().index.next(pages.clone()).is_none() {
+        let mut inner = self.inner.lock();
+        // The caller may be about to change the store itself, or has: what is being read from it now must not come in.
+        inner.departures += 1;
+        if inner.index.next(pages.clone()).is_none() {
             return Ok(true);
         }
+        drop(inner);
         self.zap_everywhere(&pages);
         self.write_back(range)?;
         self.give_back(pages.clone(), u64::MAX);
@@ -241,21 +263,24 @@ impl<S: Memory> PageCache<S> {
         }
         let (mut freed, mut next) = (0, pages.start);
         while freed < count {
-            let mut inner = self.inner.lock();
-            let Some(page) = inner.index.next(next..pages.end) else { break };
+            let Some(page) = self.inner.lock().index.next(next..pages.end) else { break };
             next = page + 1;
-            // New holders come through the index, under this lock, or from mappings, of which there are none.
-            let holders = inner.index.with(page, |frame| frame.record().counts().load());
-            let idle = holders.is_some_and(|h| h.mappings == 0 && h.references == 1 && h.pins == 0);
-            if idle && !inner.index.is_dirty(page) {
-                inner.departures += 1;
-                let frame = inner.index.remove(page);
-                drop(inner);
-                drop(frame);
-                freed += 1;
-            }
+            freed += u64::from(self.take_idle(page).is_some());
         }
         freed
+    }
+
+    /// Take the frame of `page` out if nobody uses it and the store has its bytes.
+    pub(super) fn take_idle(&self, page: u64) -> Option<Frame<CacheKind, S>> {
+        let mut inner = self.inner.lock();
+        // New holders come through the index, under this lock, or from mappings, of which there are none.
+        let holders = inner.index.with(page, |frame| frame.record().counts().load())?;
+        let is_idle = holders.mappings == 0 && holders.references == 1 && holders.pins == 0;
+        if !is_idle || inner.index.is_dirty(page) {
+            return None;
+        }
+        inner.departures += u64::from(inner.index.has_changed(page));
+        inner.index.remove(page)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The page cache by itself: bytes, holes, stores, and races between them.
 
+use std::boxed::Box;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::vec;
@@ -123,23 +124,26 @@ fn an_allocation_of_more_than_there_is_takes_nothing() {
 }
 
 /// A disk of bytes that counts and fails on demand.
-struct Disk {
+pub struct Disk {
     frames: ModelFrames,
-    pages: Mutex<BTreeMap<u64, Vec<u8>>>,
+    pub pages: Mutex<BTreeMap<u64, Vec<u8>>>,
     log: Mutex<Vec<(char, u64)>>,
     broken: Mutex<Option<u64>>,
+    /// What happens between a read's bytes and its end.
+    pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Disk {
     fn new(frames: ModelFrames) -> Arc<Self> {
-        Arc::new(Self { frames, pages: Mutex::default(), log: Mutex::default(), broken: Mutex::default() })
+        let (pages, log) = Default::default();
+        Arc::new(Self { frames, pages, log, broken: Mutex::default(), meanwhile: Mutex::default() })
     }
     fn check(&self, what: char, index: u64) -> Result<(), VmError> {
         self.frames.model().assert_may_sleep();
         self.log.lock().unwrap().push((what, index));
         if *self.broken.lock().unwrap() == Some(index) { Err(VmError::Io) } else { Ok(()) }
     }
-    fn log(&self) -> Vec<(char, u64)> {
+    pub fn log(&self) -> Vec<(char, u64)> {
         std::mem::take(&mut self.log.lock().unwrap())
     }
 }
@@ -151,6 +155,8 @@ impl BackingStore<ModelFrames> for Disk {
             let page = self.pages.lock().unwrap().get(&index).cloned().unwrap_or(vec![index as u8; 4096]);
             self.frames.model().with_bytes(frame.pfn(), |bytes| bytes.copy_from_slice(&page));
         }
+        let meanwhile = self.meanwhile.lock().unwrap().take();
+        meanwhile.into_iter().for_each(|happens| happens());
         Ok(())
     }
     fn write_back(&self, first: u64, frames: &[Frame<CacheKind, ModelFrames>]) -> Result<(), VmError> {
@@ -163,7 +169,7 @@ impl BackingStore<ModelFrames> for Disk {
     }
 }
 
-fn disk(world: &World, pages: u64) -> (Arc<Disk>, Arc<Cache>) {
+pub fn disk(world: &World, pages: u64) -> (Arc<Disk>, Arc<Cache>) {
     let disk = Disk::new(world.frames);
     let cache = Cache::with_store(world.frames, disk.clone());
     cache.set_size_grow(pages * PAGE);
@@ -261,6 +267,15 @@ fn pages_that_are_mapped_for_writing_are_written_back_each_time() {
         assert_eq!(disk.pages.lock().unwrap()[&0][0], value);
     }
     assert_eq!(cache.shrink(10), 0, "what is mapped stays");
+    disk.log();
+    for value in [5, 6] {
+        p.store(at, value).unwrap();
+        assert_eq!((cache.launder(), cache.dirty_pages()), (Ok(()), 0));
+        assert_eq!((disk.log(), p.load(at)), (vec![('w', 0)], Ok(value)));
+        cache.launder().unwrap();
+        assert_eq!(disk.log(), [], "nothing was stored to it since");
+    }
+    p.store(at, 7).unwrap();
     p.unmap(at, 2).unwrap();
     cache.write_back(0..u64::MAX).unwrap();
     assert_eq!((cache.dirty_pages(), cache.shrink(10), cache.pages()), (0, 1, 0));

@@ -1,0 +1,99 @@
+//! The flusher: writes back what has been dirty for long, or what is too much.
+//!
+//! One task looks at all disks every five seconds while one is open, as Linux' does (`dirty_writeback_centisecs`), and at once when
+//! writers ask it to. It stores a disk's changes when they have been there for half a minute (`dirty_expire_centisecs`), or when a tenth of
+//! the memory that could hold them is dirty; a writer that finds a fifth dirty stores its disk's itself before it goes on. What is
+//! dirtied through mappings is not counted against the writer: when memory is short, reclaim stores it.
+//!
+//! A disk that fails keeps its pages dirty; whoever writes or syncs is told, and the flusher tries again.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::{DiskContent, all};
+use crate::mem::frames;
+use crate::sync::WaitQueue;
+use crate::{Result, sched, time};
+
+/// How often to look.
+const LOOK: u64 = 5 * time::SECOND;
+/// How long a change may stay in memory alone.
+const EXPIRE: u64 = 30 * time::SECOND;
+/// Dirty pages in a hundred that could be: from here on they are written back,
+const BACKGROUND: u64 = 10;
+/// and from here on by those who make them.
+const MOST: u64 = 20;
+
+static RUNG: AtomicBool = AtomicBool::new(false);
+static BELL: WaitQueue = WaitQueue::new();
+
+/// Whether there are too many dirty pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Excess {
+    /// There are not.
+    None,
+    /// The flusher is to see to it.
+    Some,
+    /// Writers are to wait.
+    Much,
+}
+
+/// How many dirty pages there are, for the memory there is.
+pub(super) fn excess() -> Excess {
+    let (mut dirty, mut pages) = (0, 0);
+    for disk in all() {
+        dirty += disk.cached.cache().dirty_pages();
+        pages += disk.cached.cache().pages();
+    }
+    let room = frames().free_frames() + pages;
+    match dirty * 100 {
+        share if share > room * MOST => Excess::Much,
+        share if share > room * BACKGROUND => Excess::Some,
+        _ => Excess::None,
+    }
+}
+
+/// Have the flusher look now. Task context.
+pub(super) fn wake() {
+    if !RUNG.swap(true, Ordering::AcqRel) {
+        BELL.wake_all();
+    }
+}
+
+/// Start the task.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(super) fn start() -> Result<()> {
+    sched::spawn_kernel("flush", run).map(drop)
+}
+
+fn run() {
+    let rung = || RUNG.swap(false, Ordering::AcqRel).then_some(());
+    loop {
+        if all().iter().any(|disk| disk.openers.load(Ordering::Relaxed) > 0) {
+            let _ = BELL.wait_uninterruptible_until(time::now() + LOOK, rung);
+        } else {
+            BELL.wait_uninterruptible(rung);
+        }
+        let now = time::now();
+        all().iter().for_each(|disk| disk.flush_old(now));
+    }
+}
+
+impl DiskContent {
+    /// Store what has been dirty for long, or too much.
+    fn flush_old(&self, now: u64) {
+        let cache = self.cached.cache();
+        if cache.dirty_pages() == 0 {
+            return self.dirty_since.store(0, Ordering::Relaxed);
+        }
+        let since = self.dirty_since.load(Ordering::Relaxed);
+        if since == 0 {
+            self.dirty_since.store(now, Ordering::Relaxed);
+        }
+        if excess() != Excess::None || (since > 0 && now >= since + EXPIRE) {
+            let outcome = cache.launder();
+            self.dirty_since.store(if outcome.is_ok() { 0 } else { now }, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! kswapd: a task for each node that keeps its free memory above the high watermark.
+//!
+//! [`wake`] is called from within the page allocator, with the CPU pinned: it takes interrupt-safe locks only. A flag says that there is
+//! work, so that the many who notice the same shortage wake the task once.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use freehold_frame::NodeSet;
+use freehold_machine::NodeId;
+use freehold_machine::topology::MAX_NODES;
+
+use super::{BATCH, UnderWay, Who, shrink};
+use crate::mem::frames;
+use crate::sync::WaitQueue;
+use crate::{Result, sched, time};
+
+/// How long a node is left alone after nothing could be had.
+const REST: u64 = time::SECOND / 10;
+
+struct Alarm {
+    rings: AtomicBool,
+    bell: WaitQueue,
+}
+
+static ALARMS: [Alarm; MAX_NODES] =
+    [const { Alarm { rings: AtomicBool::new(false), bell: WaitQueue::new() } }; MAX_NODES];
+static STARTED: AtomicBool = AtomicBool::new(false);
+static RUNS: AtomicU64 = AtomicU64::new(0);
+
+/// `node` is short of memory. Task context; takes interrupt-safe locks only.
+pub fn wake(node: NodeId) {
+    let Some(alarm) = ALARMS.get(usize::from(node.0)) else { return };
+    if STARTED.load(Ordering::Relaxed) && !alarm.rings.swap(true, Ordering::AcqRel) {
+        alarm.bell.wake_all();
+    }
+}
+
+/// How often a kswapd had something to do: `pageoutrun`.
+pub fn runs() -> u64 {
+    RUNS.load(Ordering::Relaxed)
+}
+
+/// Start the tasks; from the first disk on there is work for them.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn start() -> Result<()> {
+    if STARTED.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
+    const NAMES: [&str; MAX_NODES] = [
+        "kswapd0", "kswapd1", "kswapd2", "kswapd3", "kswapd4", "kswapd5", "kswapd6", "kswapd7", "kswapd8",
+        "kswapd9", "kswapd10", "kswapd11", "kswapd12", "kswapd13", "kswapd14", "kswapd15",
+    ];
+    for (name, node) in NAMES.into_iter().zip((0..).map(NodeId)) {
+        if frames().level(node).is_some() {
+            sched::spawn_kernel(name, move || run(node))?;
+        }
+    }
+    Ok(())
+}
+
+fn run(node: NodeId) {
+    let alarm = &ALARMS[usize::from(node.0)];
+    loop {
+        alarm.bell.wait_uninterruptible(|| alarm.rings.swap(false, Ordering::AcqRel).then_some(()));
+        RUNS.fetch_add(1, Ordering::Relaxed);
+        if balance(node).is_none() {
+            let _ = WaitQueue::new().wait_uninterruptible_until(time::now() + REST, || None::<()>);
+        }
+    }
+}
+
+/// Reclaim until the node is above its high watermark; `None` where that cannot be done.
+fn balance(node: NodeId) -> Option<()> {
+    let is_short = || frames().level(node).is_some_and(|(free, marks)| free < marks.high);
+    while is_short() {
+        let under_way = UnderWay::begin()?;
+        let freed = shrink(BATCH, NodeSet::single(node), Who::Kswapd);
+        drop(under_way);
+        // What is in this CPU's lists serves only this CPU.
+        frames().drain_local();
+        if freed == 0 && is_short() {
+            return None;
+        }
+        sched::cond_resched();
+    }
+    Some(())
+}

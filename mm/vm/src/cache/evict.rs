@@ -1,0 +1,124 @@
+//! Giving frames back that can be read again: which ones, and when.
+//!
+//! **A clock.** A hand goes round over the chunks of 64 pages. A page has two marks: *once* (somebody read or wrote it, or asked for it
+//! in the first place) and *again* (somebody did after that). The hand spares what was used again, and takes that mark back; what is read
+//! once from front to back never gets it, so a long file passes through without driving out what is in use. Pages that are mapped
+//! have the CPU's marks of use instead: their spaces unmap what was not used since the hand last passed
+//! (`idle.rs`).
+//!
+//! **Order.** Unmap, store what changed, then take out under the lock what is idle and clean: whoever uses a page in between keeps it. The hand
+//! is under the cache's lock, so several may evict at once and go on where the others are.
+//!
+//! The caller holds no address space and no spin lock; storing may sleep. A device must be able to store without new user memory:
+//! [`BackingStore`](super::BackingStore) says how the kernel promises that.
+
+use freehold_frame::{NodeSet, State};
+use freehold_paging::Memory;
+
+use super::attach::PageSet;
+use super::index::Look;
+use super::{PAGE, PageCache};
+
+/// What becomes of pages that the store does not have yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Laundry {
+    /// They are stored first; may sleep for a device.
+    Store,
+    /// They stay.
+    Leave,
+}
+
+/// A wish for frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Eviction {
+    /// How many frames.
+    pub want: u64,
+    /// How many pages to look at for them.
+    pub most: u64,
+    /// The nodes whose frames count.
+    pub nodes: NodeSet,
+    /// What becomes of changed pages.
+    pub laundry: Laundry,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Evicted {
+    /// Pages that were looked at.
+    pub scanned: u64,
+    /// Frames that were given back.
+    pub freed: u64,
+}
+
+impl core::ops::AddAssign for Evicted {
+    fn add_assign(&mut self, other: Self) {
+        self.scanned += other.scanned;
+        self.freed += other.freed;
+    }
+}
+
+impl<S: Memory> PageCache<S> {
+    /// Give back frames as `wish` says. Nothing without a store: there the pages are all there is.
+    pub fn evict(&self, wish: Eviction) -> Evicted {
+        let mut done = Evicted::default();
+        if self.store.is_none() {
+            return done;
+        }
+        while done.freed < wish.want && done.scanned < wish.most {
+            let Some(look) = self.advance() else { break };
+            done.scanned += u64::from(look.present.count_ones());
+            done.freed += self.evict_of(look, wish);
+        }
+        done
+    }
+
+    /// Move the hand on; what it sees. `None` where there is no page at all.
+    fn advance(&self) -> Option<Look> {
+        let mut inner = self.inner.lock();
+        let from = inner.hand;
+        let look = inner.index.look(from).or_else(|| inner.index.look(0));
+        inner.hand = look.map_or(0, |look| look.first + 1);
+        look
+    }
+
+    fn evict_of(&self, look: Look, wish: Eviction) -> u64 {
+        let (mut cold, mapped, dirty) = self.judge(look, wish.nodes);
+        if wish.laundry == Laundry::Leave {
+            cold &= !dirty;
+        }
+        if cold & mapped != 0 {
+            cold &= !self.unmap_idle_everywhere(PageSet { first: look.first, mask: cold & mapped });
+        }
+        // A mapping may have made a page dirty that was not when it was judged: it stays this time.
+        let mut unwritten = cold & dirty;
+        while unwritten != 0 {
+            let from = unwritten.trailing_zeros();
+            let count = (unwritten >> from).trailing_ones();
+            let start = (look.first + u64::from(from)) * PAGE;
+            // What cannot be stored stays dirty, and so it stays.
+            let _ = self.write_back(start..start + u64::from(count) * PAGE);
+            unwritten &= u64::MAX.checked_shl(from + count).unwrap_or(0);
+        }
+        let pages = (0..64).filter(|page| cold & 1 << page != 0).map(|page| look.first + page);
+        pages.filter_map(|page| self.take_idle(page)).count() as u64
+    }
+
+    /// Of the cold pages of `look` those on `nodes`; and which are mapped, and which dirty.
+    fn judge(&self, look: Look, nodes: NodeSet) -> (u64, u64, u64) {
+        let inner = self.inner.lock();
+        let (mut cold, mut mapped, mut dirty) = (0, 0, 0);
+        for bit in (0..64).filter(|bit| look.cold & 1 << bit != 0) {
+            let page = look.first + bit;
+            let seen = inner.index.with(page, |frame| {
+                let here =
+                    matches!(frame.record().state(), State::Owned { node, .. } if nodes.contains(node));
+                (here, frame.record().counts().load().mappings > 0)
+            });
+            let Some((true, is_mapped)) = seen else { continue };
+            cold |= 1 << bit;
+            mapped |= u64::from(is_mapped) << bit;
+            dirty |= u64::from(inner.index.is_dirty(page)) << bit;
+        }
+        (cold, mapped, dirty)
+    }
+}

@@ -1,0 +1,68 @@
+//! Which pages of a file a process still uses, and taking away those that it does not: the page cache asks before it gives a frame back.
+//!
+//! A leaf's mark of use is set by the CPU and taken back here, one look after the other: what has none at a look was not used since the one
+//! before. A leaf without it is in no TLB, so taking it back needs a flush too; one for the whole look.
+
+use alloc::sync::Arc;
+use core::ops::Range;
+
+use freehold_machine::VirtAddr;
+use freehold_paging::{Entry, FlushBatch, Memory, PageSize};
+
+use crate::AddressSpace;
+use crate::area::Area;
+use crate::cache::{PageCache, PageSet};
+use crate::request::AreaFlags;
+use crate::resident::{Kind, Resident};
+
+impl<S: Memory> AddressSpace<S> {
+    /// Unmap those of `pages` of `cache` that were not used through this space since it was last asked; the others come back (bits as in `pages`), and count as
+    /// not used from now on. Locked pages are always in use.
+    pub(crate) fn unmap_idle(&mut self, cache: &PageCache<S>, pages: PageSet) -> u64 {
+        let Self { areas, resident, .. } = self;
+        let mut batch = resident.tables.batch();
+        let (span, mut used) = (pages.span(), 0);
+        for area in areas.iter() {
+            let attachment = area.attachment().filter(|at| core::ptr::eq(Arc::as_ptr(at.cache()), cache));
+            if attachment.is_some()
+                && let Some(range) = area.addresses_of(span.start, span.end)
+            {
+                used |= resident.unmap_idle(area, range, pages, &mut batch);
+            }
+        }
+        used
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    fn unmap_idle(
+        &mut self,
+        area: &Area<S>,
+        range: Range<VirtAddr>,
+        pages: PageSet,
+        batch: &mut FlushBatch<S>,
+    ) -> u64 {
+        self.note_peak();
+        let is_locked = area.flags.contains(AreaFlags::LOCKED);
+        let (mut used, mut unmapped) = (0, 0);
+        let this = &*self;
+        this.tables.visit(range, |addr, slot, entry, size| {
+            let Some((_, page)) = area.cache_page(addr).filter(|(_, page)| pages.contains(*page)) else {
+                return;
+            };
+            if size == PageSize::Large || this.kind_of(entry) != Kind::Cache {
+                return;
+            }
+            if is_locked || entry.is_accessed() {
+                used |= 1 << (page - pages.first);
+                batch.restricted(addr, slot.update_from(entry, Entry::marked_old));
+                return;
+            }
+            let old = slot.replace(Entry::EMPTY);
+            batch.unmapped(addr, old, this.mapping_of(old));
+            unmapped += 1;
+        });
+        self.uncount_pages(area, Kind::Cache, unmapped);
+        used
+    }
+}

@@ -1,0 +1,122 @@
+//! Which pages of a store leave memory first, and that nothing is lost with them.
+
+use std::boxed::Box;
+use std::sync::Arc;
+use std::vec::Vec;
+
+use freehold_frame::NodeSet;
+use freehold_machine::{NodeId, VirtAddr};
+
+use super::cache::disk;
+use super::world::*;
+use crate::*;
+
+fn wish(want: u64) -> Eviction {
+    Eviction { want, most: u64::MAX, nodes: NodeSet::ALL, laundry: Laundry::Store }
+}
+
+fn resident(cache: &Cache, pages: u64) -> Vec<u64> {
+    (0..pages).filter(|&page| cache.is_resident(page)).collect()
+}
+
+#[test]
+fn a_file_that_is_read_once_drives_out_nothing_that_is_read_again_and_again() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 600);
+    let often = [3, 70, 200];
+    for page in often.iter().chain(&often) {
+        read(&cache, page * PAGE, 1);
+    }
+    for page in 256..600 {
+        read(&cache, page * PAGE, 100);
+        read(&cache, page * PAGE + 100, 100);
+    }
+    let before = cache.pages();
+    assert_eq!(cache.evict(Eviction { most: before, ..wish(u64::MAX) }).freed, before - 3);
+    assert_eq!(resident(&cache, 600), often);
+    // Used again after the hand has passed: spared again. Not used: it goes.
+    read(&cache, 70 * PAGE, 1);
+    assert_eq!(cache.evict(Eviction { most: 3, ..wish(u64::MAX) }), Evicted { scanned: 3, freed: 2 });
+    assert_eq!(resident(&cache, 600), [70]);
+    drop((cache, disk));
+    world.end();
+}
+
+#[test]
+fn mapped_pages_stay_while_they_are_used_and_are_stored_before_they_go() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 8);
+    let file: File = Arc::new(TestFile(cache.clone()));
+    let (p, q) = (world.process(0), world.process(1));
+    let backing = || Backing::SharedFile(view(&file, 0), SharedWrite::Allowed);
+    let at = p.map(Place::Anywhere, 8, RW, backing()).unwrap();
+    let also = q.map(Place::Anywhere, 8, RW, backing()).unwrap();
+    p.store(at + PAGE, 41).unwrap();
+    p.load(at + 2 * PAGE).unwrap();
+    q.load(also + 3 * PAGE).unwrap();
+    // All pages lie in one chunk: a look at it is a lap.
+    let lap = || cache.evict(Eviction { most: 1, ..wish(u64::MAX) }).freed;
+    lap();
+    assert_eq!(resident(&cache, 4), [1, 2, 3], "all were used since they came");
+    p.load(at + 2 * PAGE).unwrap();
+    disk.log();
+    assert!(lap() >= 2);
+    assert_eq!(resident(&cache, 8), [2]);
+    assert_eq!((disk.log(), disk.pages.lock().unwrap()[&1][0]), (std::vec![('w', 1)], 41));
+    assert_eq!((p.load(at + PAGE), q.load(also + PAGE)), (Ok(41), Ok(41)), "read anew");
+    // Neither a locked page nor a pinned one goes, however long nobody uses it.
+    p.space().lock(VirtAddr(at + PAGE), PAGE, LockMode::Now, &p.limits).unwrap();
+    let pin = q.space().pin(VirtAddr(also + 5 * PAGE), PinAccess::Read).unwrap();
+    (0..4).for_each(|_| _ = lap());
+    assert_eq!(resident(&cache, 8), [1, 5]);
+    drop(pin);
+    p.space().unlock(VirtAddr(at), 8 * PAGE).unwrap();
+    (0..2).for_each(|_| _ = lap());
+    assert_eq!((resident(&cache, 8), p.usage().rss_file, q.usage().rss_file), (Vec::new(), 0, 0));
+    drop((p, q, file, cache, disk));
+    world.end();
+}
+
+#[test]
+fn what_is_not_wished_for_stays() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 64);
+    for page in (0..64).rev() {
+        read(&cache, page * PAGE, 1);
+    }
+    write(&cache, 5 * PAGE, b"x");
+    disk.log();
+    let clean = Eviction { laundry: Laundry::Leave, ..wish(u64::MAX) };
+    assert_eq!(cache.evict(Eviction { nodes: NodeSet::single(NodeId(9)), most: 64, ..clean }).freed, 0);
+    assert_eq!(cache.evict(Eviction { most: 64, ..clean }).freed, 63);
+    assert_eq!((disk.log(), resident(&cache, 64)), (std::vec![], std::vec![5]));
+    assert_eq!(cache.evict(wish(1)), Evicted { scanned: 1, freed: 1 });
+    assert_eq!(read(&cache, 5 * PAGE, 2), [b'x', 5]);
+    let memory = Cache::new(world.frames);
+    write(&memory, 0, &[1; 4096]);
+    assert_eq!(memory.evict(wish(1)), Evicted::default(), "without a store the page is all there is");
+    drop((memory, cache, disk));
+    world.end();
+}
+
+#[test]
+fn a_read_that_a_clean_page_left_behind_is_good_and_one_that_a_change_overtook_is_not() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 64);
+    read(&cache, 40 * PAGE, 1);
+    let other = cache.clone();
+    *disk.meanwhile.lock().unwrap() = Some(Box::new(move || assert_eq!(other.evict(wish(1)).freed, 1)));
+    disk.log();
+    read(&cache, 3 * PAGE, 1);
+    assert_eq!(disk.log(), [('r', 3)], "page 40 never differed from the store");
+    // The store changes behind the cache's back, as O_DIRECT does it, after the bytes were read.
+    let (other, store) = (cache.clone(), disk.clone());
+    *disk.meanwhile.lock().unwrap() = Some(Box::new(move || {
+        store.pages.lock().unwrap().insert(9, std::vec![77; 4096]);
+        assert_eq!(other.forget(9 * PAGE..10 * PAGE), Ok(true));
+    }));
+    assert_eq!(read(&cache, 9 * PAGE, 1), [77]);
+    assert_eq!(disk.log(), [('r', 9), ('r', 9)]);
+    drop((cache, disk));
+    world.end();
+}
