@@ -1,0 +1,1 @@
+echo "lines: $(wc -l < /tmp/poem)"
