@@ -248,9 +248,28 @@ static void waiting(void)
 	wait(NULL);
 }
 
+static void lent(void)
+{
+	int ends[2];
+	NEED(pipe(ends) == 0);
+	size_t size = 40 * 4096;
+	char *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	NEED(pages != MAP_FAILED);
+	memset(pages, 'l', size);
+	struct iovec all = { pages, size };
+	PROMISE("vmsplice lends what the pipe has room for, and says how much", vmsplice(ends[1], &all, 1, 0) == 16 * 4096);
+	FAILS_WITH("nothing where it has none and shall not wait", vmsplice(ends[1], &all, 1, SPLICE_F_NONBLOCK), EAGAIN);
+	char byte = 0;
+	PROMISE("what was lent can be read", read(ends[0], &byte, 1) == 1 && byte == 'l');
+	munmap(pages, size);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 int main(void)
 {
 	pipes();
+	lent();
 	descriptors();
 	fifos();
 	sockets();

@@ -151,6 +151,7 @@ fn prepare() -> Result<Spec> {
     connect(&spec)?;
     host::listen(&Kernel)?;
     mem::hotplug::start()?;
+    mem::khugepaged::mode_changed()?;
     Ok(spec)
 }
 

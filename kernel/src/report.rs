@@ -53,6 +53,7 @@ pub fn closing() {
     let before = mem::stats::memory();
     let free_whole = mem::stats::free_in_pageblocks();
     let _no_memory_comes_or_goes = mem::hotplug::stop();
+    let _nobody_looks_through_memory = mem::khugepaged::stop();
     let left = end_the_rest();
     let init = task::init::process();
     let mut usage = init.usage();

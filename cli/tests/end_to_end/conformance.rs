@@ -111,6 +111,12 @@ fn cache() {
 }
 
 #[test]
+fn huge() {
+    let arguments: &[&str] = if kernel() == "linux" { &["old"] } else { &[] };
+    conforms_with("huge", &["--memory", "512M"], arguments, &[]);
+}
+
+#[test]
 fn direct() {
     conforms_on_disks("direct");
 }

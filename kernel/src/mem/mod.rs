@@ -12,6 +12,7 @@ mod calls;
 mod content;
 mod fault;
 pub mod hotplug;
+pub mod khugepaged;
 mod mapping;
 mod oom;
 mod pinned;

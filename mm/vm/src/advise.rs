@@ -9,7 +9,7 @@ use crate::AddressSpace;
 use crate::area::{Area, Content};
 use crate::error::VmError;
 use crate::map::page_range;
-use crate::request::{Access, AreaFlags};
+use crate::request::{Access, AreaFlags, Protection};
 use crate::resident::Want;
 use crate::space::MAX_AREAS;
 
@@ -207,9 +207,14 @@ impl<S: Memory> AddressSpace<S> {
     ) -> Result<(), VmError> {
         holes?;
         let Self { areas, resident, .. } = self;
-        let want = if access == Access::Write { Want::Write } else { Want::Read };
+        // Memory that can be written can be read on this machine, but that is not what the area says.
+        let (want, needs) = if access == Access::Write {
+            (Want::Write, Protection::WRITE)
+        } else {
+            (Want::Read, Protection::READ)
+        };
         for area in areas.overlapping(range.clone()) {
-            if !area.protection.allows(access) {
+            if !area.protection.contains(needs) {
                 return Err(VmError::Invalid);
             }
             let (mut page, end) = (area.start.max(range.start), area.end.min(range.end));

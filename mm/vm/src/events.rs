@@ -21,9 +21,11 @@ pub enum Event {
     HugeSplitLeaf,
     /// `thp_zero_page_alloc`: the block of zeroes was made.
     HugeZeroAlloc,
+    /// `thp_zero_page_alloc_failed`: it could not be, for want of a pageblock.
+    HugeZeroFailed,
 }
 
-const EVENTS: usize = 8;
+const EVENTS: usize = 9;
 
 /// How often each happened.
 pub(crate) struct Events([AtomicU64; EVENTS]);

@@ -17,26 +17,23 @@
 //! **Failure.** No free pageblock: the fault is served with 4 KiB. No frame for the table of a split: the call that needed it fails before it
 //! has changed anything, or the fault says that memory is out.
 
-use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use freehold_frame::{
-    Belongs, Frame, FrameSource, LargeMapping, Order, OutOfMemory, Owner, PageCache as CacheKind, Request,
-    Shattered,
+    Frame, FrameSource, LargeMapping, Order, OutOfMemory, Owner, PageCache as CacheKind, Request, Shattered,
 };
-use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
+use freehold_machine::{PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot};
 
 use crate::area::{Area, Content};
-use crate::error::{FaultError, FaultKind, VmError};
+use crate::error::{FaultError, FaultKind};
 use crate::events::Event;
 use crate::request::AreaFlags;
 use crate::resident::{Resident, Want};
 use crate::{AddressSpace, Commons};
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes of a large page.
 pub(crate) const LARGE: u64 = PageSize::Large.bytes();
 
@@ -71,6 +68,18 @@ pub enum HugeUse {
     Disabled,
 }
 
+/// Who found no pageblock for a large page, at a fault.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum BlockWish {
+    /// Nobody.
+    None,
+    /// An area that nothing is advised for.
+    Ordinary,
+    /// An area that large pages are advised for.
+    Advised,
+}
+
 /// The settings, and the block of zeroes.
 pub(crate) struct HugeControl {
     mode: AtomicU8,
@@ -79,6 +88,8 @@ pub(crate) struct HugeControl {
     zero: AtomicU64,
     /// Large leaves of anonymous memory in all address spaces.
     leaves: AtomicU64,
+    /// The greatest [`BlockWish`] since somebody asked.
+    wish: AtomicU8,
 }
 
 impl HugeControl {
@@ -88,6 +99,7 @@ impl HugeControl {
             zero_use: AtomicU8::new(HugeZero::Shared as u8),
             zero: AtomicU64::new(0),
             leaves: AtomicU64::new(0),
+            wish: AtomicU8::new(BlockWish::None as u8),
         }
     }
 }
@@ -121,6 +133,13 @@ impl<S: Memory> Commons<S> {
         self.huge.leaves.load(Ordering::Relaxed) * PAGEBLOCK_FRAMES
     }
 
+    /// Who found no pageblock since this was last asked.
+    pub fn take_block_wish(&self) -> BlockWish {
+        let last = self.huge.wish.swap(BlockWish::None as u8, Ordering::Relaxed);
+        let wishes = [BlockWish::Ordinary, BlockWish::Advised];
+        wishes.into_iter().find(|&wish| wish as u8 == last).unwrap_or(BlockWish::None)
+    }
+
     /// Whether `frame` is the zero page, or of the block of zeroes.
     pub fn is_zeroes(&self, frame: Pfn) -> bool {
         let block = self.huge.zero.load(Ordering::Acquire);
@@ -137,7 +156,10 @@ impl<S: Memory> Commons<S> {
             return Some(Pfn(there));
         }
         let request = Request::new(Owner::PageCache).order(Order::PAGEBLOCK).zeroed();
-        let new = Frame::<CacheKind, S>::allocate_with(self.source, request).ok()?;
+        let Ok(new) = Frame::<CacheKind, S>::allocate_with(self.source, request) else {
+            self.events.count(Event::HugeZeroFailed);
+            return None;
+        };
         let head = new.pfn();
         match self.huge.zero.compare_exchange(0, head.0, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
@@ -156,7 +178,7 @@ impl<S: Memory> Commons<S> {
 }
 
 /// The leaf that becomes the holder of `block`.
-fn large_leaf<S: FrameSource>(block: LargeMapping<S>, rights: Rights, marks: Marks) -> Entry {
+pub(crate) fn large_leaf<S: FrameSource>(block: LargeMapping<S>, rights: Rights, marks: Marks) -> Entry {
     Entry::leaf(block.into_leaf(), rights, marks, Backing::Counted).large()
 }
 
@@ -166,14 +188,14 @@ pub(crate) const fn block_start(addr: VirtAddr) -> VirtAddr {
 }
 
 /// The large pages that lie in `range` whole, by their first addresses.
-fn blocks_in(range: &Range<VirtAddr>) -> impl Iterator<Item = VirtAddr> + use<> {
+pub(crate) fn blocks_in(range: &Range<VirtAddr>) -> impl Iterator<Item = VirtAddr> + use<> {
     let first = range.start.0.div_ceil(LARGE);
     (first..(range.end.0 / LARGE).max(first)).map(|block| VirtAddr(block * LARGE))
 }
 
 impl<S: Memory> Resident<S> {
     /// Whether `area` may have large pages at all, whatever its size; `mode` as if it were set.
-    fn may_be_large(&self, area: &Area<S>, mode: HugeMode) -> bool {
+    pub(crate) fn may_be_large(&self, area: &Area<S>, mode: HugeMode) -> bool {
         // A stack grows by what it needs.
         const AGAINST: AreaFlags = AreaFlags::NOHUGEPAGE.union(AreaFlags::GROWSDOWN);
         let wanted = match mode {
@@ -188,7 +210,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Where the large page around `addr` would start, if `area` may have one there.
-    fn block_for(&self, area: &Area<S>, addr: VirtAddr) -> Option<VirtAddr> {
+    pub(crate) fn block_for(&self, area: &Area<S>, addr: VirtAddr) -> Option<VirtAddr> {
         let start = block_start(addr);
         let fits = area.start <= start && start.0 + LARGE <= area.end.0;
         (fits && self.may_be_large(area, self.commons.huge_mode())).then_some(start)
@@ -214,10 +236,15 @@ impl<S: Memory> Resident<S> {
         self.commons.huge.leaves.fetch_add(change as u64, Ordering::Relaxed);
     }
 
-    fn new_block(&self) -> Option<LargeMapping<S>> {
+    fn new_block(&self, area: &Area<S>) -> Option<LargeMapping<S>> {
         let block = LargeMapping::allocate(self.source(), Request::new(Owner::Anon).zeroed()).ok();
         let event = if block.is_some() { Event::HugeFaultAlloc } else { Event::HugeFaultFallback };
         self.commons.events.count(event);
+        if block.is_none() {
+            let advised = area.flags.contains(AreaFlags::HUGEPAGE);
+            let wish = if advised { BlockWish::Advised } else { BlockWish::Ordinary };
+            self.commons.huge.wish.fetch_max(wish as u8, Ordering::Relaxed);
+        }
         block
     }
 
@@ -238,7 +265,7 @@ impl<S: Memory> Resident<S> {
                 Entry::leaf(head, area.shared_frame_rights(), Marks::Accessed, Backing::Uncounted).large()
             }),
             Want::Write => {
-                self.new_block().map(|block| large_leaf(block, area.protection.rights(), Marks::Dirty))
+                self.new_block(area).map(|block| large_leaf(block, area.protection.rights(), Marks::Dirty))
             }
         };
         Ok(leaf.map(|leaf| {
@@ -272,7 +299,7 @@ impl<S: Memory> Resident<S> {
                 return Ok(Some(FaultKind::Minor));
             }
             None if self.block_for(area, addr).is_some() => {
-                if let Some(block) = self.new_block() {
+                if let Some(block) = self.new_block(area) {
                     let old = slot.replace(large_leaf(block, rights, Marks::Dirty));
                     batch.unmapped_large(block_start(addr), old, None);
                     self.rss.anon += PAGEBLOCK_FRAMES;
@@ -333,93 +360,6 @@ impl<S: Memory> Resident<S> {
         self.split_at(range.end)?;
         blocks_in(&range).try_for_each(|at| self.split(at, &mut batch))
     }
-
-    /// Make one large page of what is mapped in the 2 MiB from `start` on, which `area` covers: in place where the frames lie
-    /// together already, else with a copy. It need not be set that large pages are wanted.
-    ///
-    /// # Errors
-    /// [`VmError::Invalid`] where nothing is mapped; [`VmError::Again`] where a frame is pinned; [`VmError::NoMemory`].
-    fn collapse(&mut self, area: &Area<S>, start: VirtAddr) -> Result<(), VmError> {
-        let slot = self.tables.find_large(start).filter(|slot| !slot.load().is_empty());
-        let slot = slot.ok_or(VmError::Invalid)?;
-        if slot.load().is_large() {
-            return Ok(());
-        }
-        let range = start..VirtAddr(start.0 + LARGE);
-        let (mut present, mut first, mut together, mut pinned) = (0, None, true, false);
-        self.tables.visit(range.clone(), |addr, _, entry, _| {
-            let index = (addr.0 - start.0) / PAGE;
-            if entry.backing() == Backing::Counted {
-                let record = self.source().table().get(entry.frame());
-                pinned |= record.is_some_and(|record| record.counts().load().pins > 0);
-                present += 1;
-                let head = *first.get_or_insert(Pfn(entry.frame().0.wrapping_sub(index)));
-                together &= head.0.wrapping_add(index) == entry.frame().0;
-            }
-        });
-        if present == 0 {
-            return Err(VmError::Invalid);
-        }
-        let mut batch = self.tables.batch();
-        let in_place = first.filter(|head| together && present == PAGEBLOCK_FRAMES && head.is_aligned(9));
-        let block = match in_place.and_then(|head| LargeMapping::borrow_leaf(self.source(), head)) {
-            Some(block) => {
-                // Alone with it, the block is one again; shared, its pieces stay counted by themselves.
-                let _: Result<(), _> = block.gather();
-                self.tables.visit(range, |_, slot, _, _| {
-                    slot.replace(Entry::EMPTY);
-                });
-                batch.range(start, PAGEBLOCK_FRAMES);
-                ManuallyDrop::into_inner(block)
-            }
-            None if pinned => return Err(VmError::Again),
-            None => {
-                let block = self.collapse_copy(start, &mut batch)?;
-                self.rss.anon += PAGEBLOCK_FRAMES - present;
-                block
-            }
-        };
-        let full = area.protection.rights();
-        let may_write = block.belongs() == Belongs::Exclusive;
-        let rights = if may_write { full } else { full.without(Rights::WRITE) };
-        self.tables.join(start, large_leaf(block, rights, Marks::Dirty), &mut batch);
-        self.large += 1;
-        self.count_leaves(1);
-        self.commons.events.count(Event::HugeCollapseAlloc);
-        Ok(())
-    }
-
-    /// A new block with the bytes of the 2 MiB from `start` on, whose leaves are gone.
-    fn collapse_copy(
-        &mut self,
-        start: VirtAddr,
-        batch: &mut FlushBatch<S>,
-    ) -> Result<LargeMapping<S>, VmError> {
-        let mut old = Vec::new();
-        let room = old.try_reserve_exact(PAGEBLOCK_FRAMES as usize).is_ok();
-        let new = LargeMapping::allocate(self.source(), Request::new(Owner::Anon));
-        let (true, Ok(block)) = (room, new) else {
-            self.commons.events.count(Event::HugeCollapseFailed);
-            return Err(VmError::NoMemory);
-        };
-        self.tables.visit(start..VirtAddr(start.0 + LARGE), |addr, slot, _, _| {
-            old.push((addr, slot.replace(Entry::EMPTY)));
-        });
-        // Nobody stores to the old frames any more once this is done.
-        batch.range(start, PAGEBLOCK_FRAMES);
-        batch.flush();
-        let machine = self.source().machine();
-        let mut next = 0;
-        for (addr, entry) in old {
-            let index = (addr.0 - start.0) / PAGE;
-            (next..index).for_each(|gap| machine.zero(block.pfn().offset(gap)));
-            machine.copy(entry.frame(), block.pfn().offset(index));
-            next = index + 1;
-            batch.unmapped(addr, entry, self.mapping_of(entry));
-        }
-        (next..PAGEBLOCK_FRAMES).for_each(|gap| machine.zero(block.pfn().offset(gap)));
-        Ok(block)
-    }
 }
 
 impl<S: Memory> AddressSpace<S> {
@@ -436,24 +376,5 @@ impl<S: Memory> AddressSpace<S> {
     pub(crate) fn split_borders(&mut self, range: &Range<VirtAddr>) -> Result<(), OutOfMemory> {
         self.resident.split_at(range.start)?;
         self.resident.split_at(range.end)
-    }
-
-    /// Make large pages of `range` where areas allow it (MADV_COLLAPSE), as many as can be.
-    pub(crate) fn collapse(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
-        let Self { areas, resident, .. } = self;
-        let mut outcome = Ok(());
-        for area in areas.overlapping(range.clone()) {
-            if !resident.may_be_large(area, HugeMode::Always) {
-                return Err(VmError::Invalid);
-            }
-            for start in blocks_in(&(area.start.max(range.start)..area.end.min(range.end))) {
-                match resident.collapse(area, start) {
-                    Ok(()) => {}
-                    Err(VmError::NoMemory) => return Err(VmError::NoMemory),
-                    Err(error) => outcome = Err(error),
-                }
-            }
-        }
-        outcome
     }
 }

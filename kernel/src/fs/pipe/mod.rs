@@ -280,6 +280,10 @@ impl Pipe {
             }
             drop(ring);
             self.readable.wake_all();
+            if *done > 0 && offer.is_content_with_part() {
+                // vmsplice waits for the first room only: the program hears how much was lent, and of which bytes it must beware.
+                return Ok(());
+            }
             if blocking == Blocking::Never {
                 return Err(Errno::EAGAIN);
             }
@@ -308,6 +312,14 @@ impl Offer<'_> {
             Self::Copied(source, _) => source.remaining(),
             #[cfg(target_os = "none")]
             Self::Lent(lender) => lender.remaining(),
+        }
+    }
+    /// Whether it is content with having gone in in part.
+    fn is_content_with_part(&self) -> bool {
+        match self {
+            Self::Copied(..) => false,
+            #[cfg(target_os = "none")]
+            Self::Lent(_) => true,
         }
     }
     fn merge(&mut self, ring: &mut Ring) -> Result<usize> {

@@ -243,7 +243,8 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
         line("VmLib", 0);
         line("VmPTE", usage.page_table_bytes / 4096);
         line("VmSwap", 0);
-        writeln!(out, "HugetlbPages:\t       0 kB\nCoreDumping:\t0\nTHP_enabled:\t0");
+        let huge = u8::from(process.space().lock().huge_use() == freehold_vm::HugeUse::ByArea);
+        writeln!(out, "HugetlbPages:\t       0 kB\nCoreDumping:\t0\nTHP_enabled:\t{huge}");
     }
     let pending = task.as_ref().map_or(SigSet::EMPTY, |task| task.pending_signals());
     let blocked = task.as_ref().map_or(SigSet::EMPTY, |task| task.blocked());

@@ -14,7 +14,7 @@ use crate::{Result, fs::machine};
 const STACK_KB: u64 = 24;
 
 /// What happened to pages of processes, by Linux' names.
-const EVENTS: [(&str, Event); 8] = [
+const EVENTS: [(&str, Event); 9] = [
     ("pgreuse", Event::Reuse),
     ("thp_fault_alloc", Event::HugeFaultAlloc),
     ("thp_fault_fallback", Event::HugeFaultFallback),
@@ -23,6 +23,7 @@ const EVENTS: [(&str, Event); 8] = [
     ("thp_split_page", Event::HugeSplitPage),
     ("thp_split_pmd", Event::HugeSplitLeaf),
     ("thp_zero_page_alloc", Event::HugeZeroAlloc),
+    ("thp_zero_page_alloc_failed", Event::HugeZeroFailed),
 ];
 
 /// All nodes.

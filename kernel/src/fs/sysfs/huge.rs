@@ -1,22 +1,82 @@
-//! /sys/kernel/mm/transparent_hugepage: whether anonymous memory gets 2 MiB pages (Documentation/admin-guide/mm/transhuge.rst).
+//! /sys/kernel/mm/transparent_hugepage: whether anonymous memory gets 2 MiB pages, and what makes them later
+//! (Documentation/admin-guide/mm/transhuge.rst).
+//!
+//! Shared memory has no large pages here. What its files say is kept for tools that set them; the values that would promise large pages where
+//! Linux only tries ("force") are refused.
 
 use alloc::sync::Arc;
 
-use freehold_vm::{HugeMode, HugeZero};
+use freehold_vm::{Event, HugeMode, HugeZero};
 
 use crate::fs::generated::{Generate, Text};
 use crate::fs::pseudo::PseudoDir;
+use crate::mem::khugepaged::{self, Defrag, Knob};
+use crate::sync::SpinLock;
 use crate::{Errno, Result, mem};
 
+/// What `enabled` of all sizes says, and of 2 MiB; the latter decides unless it is "inherit".
+struct Modes {
+    all: HugeMode,
+    of_size: Option<HugeMode>,
+}
+
+static MODES: SpinLock<Modes> = SpinLock::new(Modes { all: HugeMode::Never, of_size: None });
+
 pub(super) fn fill(root: &Arc<PseudoDir>) {
+    MODES.lock().all = mem::commons().huge_mode();
     let dir = root.dirs("kernel/mm/transparent_hugepage");
     dir.generated("enabled", 0o644, Enabled);
     dir.generated("use_zero_page", 0o644, ZeroPage);
-    // A fault takes a pageblock that is free, and waits for none.
-    dir.constant("defrag", "always defer defer+madvise madvise [never]");
-    dir.constant("shmem_enabled", "always within_size advise [never] deny force");
+    dir.generated("defrag", 0o644, Choice { words: &DEFRAG, chosen: SpinLock::new(3), set: set_defrag });
+    dir.generated("shmem_enabled", 0o644, Choice { words: &SHMEM, chosen: SpinLock::new(3), set: |_| {} });
     dir.constant("hpage_pmd_size", "2097152");
     root.dirs("kernel/mm/hugepages");
+
+    let task = dir.dirs("khugepaged");
+    for (name, knob) in Knob::ALL {
+        task.generated(name, 0o644, Number(knob));
+    }
+    task.file("pages_collapsed", |out| number(out, khugepaged::collapsed()));
+    task.file("full_scans", |out| number(out, khugepaged::full_scans()));
+
+    let size = dir.dirs("hugepages-2048kB");
+    size.generated("enabled", 0o644, SizeEnabled);
+    let of_size = Choice { words: &SHMEM_SIZE, chosen: SpinLock::new(2), set: |_| {} };
+    size.generated("shmem_enabled", 0o644, of_size);
+    let stats = size.dirs("stats");
+    for (name, event) in STATS {
+        stats.file(name, move |out| number(out, mem::commons().count_of(event)));
+    }
+    stats.file("nr_anon", |out| number(out, mem::commons().huge_pages() / 512));
+    for name in NOTHING_OF {
+        stats.constant(name, "0");
+    }
+}
+
+/// Counters of the size (there is one size).
+const STATS: [(&str, Event); 3] = [
+    ("anon_fault_alloc", Event::HugeFaultAlloc),
+    ("anon_fault_fallback", Event::HugeFaultFallback),
+    ("split", Event::HugeSplitPage),
+];
+
+/// Counters of what there is not: charges of control groups, large pages of shared memory or in swap, splits that fail or wait.
+const NOTHING_OF: [&str; 10] = [
+    "anon_fault_fallback_charge",
+    "swpout",
+    "swpout_fallback",
+    "shmem_alloc",
+    "shmem_fallback",
+    "shmem_fallback_charge",
+    "split_failed",
+    "split_deferred",
+    "nr_anon_partially_mapped",
+    "zswpout",
+];
+
+fn number(out: &mut Text, value: u64) -> Result<()> {
+    writeln!(out, "{value}");
+    Ok(())
 }
 
 /// A word that a program wrote, without the line feed that echo adds.
@@ -24,26 +84,117 @@ fn word(bytes: &[u8]) -> &[u8] {
     bytes.strip_suffix(b"\n").unwrap_or(bytes)
 }
 
-struct Enabled;
+/// Show `words` with the chosen one in brackets.
+fn show_choice(out: &mut Text, words: &[&str], chosen: usize) {
+    for (index, word) in words.iter().enumerate() {
+        let blank = if index == 0 { "" } else { " " };
+        if index == chosen { write!(out, "{blank}[{word}]") } else { write!(out, "{blank}{word}") }
+    }
+    out.push(b"\n");
+}
 
-impl Generate for Enabled {
+/// Which of `words` a program wrote.
+fn chosen_of(words: &[&str], bytes: &[u8]) -> Result<usize> {
+    words.iter().position(|known| known.as_bytes() == word(bytes)).ok_or(Errno::EINVAL)
+}
+
+/// A file that says one of some words.
+struct Choice {
+    words: &'static [&'static str],
+    chosen: SpinLock<usize>,
+    /// Told which one was chosen.
+    set: fn(usize),
+}
+
+impl Generate for Choice {
     fn show(&self, out: &mut Text) -> Result<()> {
-        out.push(match mem::commons().huge_mode() {
-            HugeMode::Always => b"[always] madvise never\n".as_slice(),
-            HugeMode::Advised => b"always [madvise] never\n",
-            HugeMode::Never => b"always madvise [never]\n",
-        });
+        show_choice(out, self.words, *self.chosen.lock());
         Ok(())
     }
 
     fn store(&self, bytes: &[u8]) -> Result<()> {
-        mem::commons().set_huge_mode(match word(bytes) {
-            b"always" => HugeMode::Always,
-            b"madvise" => HugeMode::Advised,
-            b"never" => HugeMode::Never,
-            _ => return Err(Errno::EINVAL),
-        });
+        let chosen = chosen_of(self.words, bytes)?;
+        *self.chosen.lock() = chosen;
+        (self.set)(chosen);
         Ok(())
+    }
+}
+
+const DEFRAG: [&str; 5] = ["always", "defer", "defer+madvise", "madvise", "never"];
+const SHMEM: [&str; 5] = ["always", "within_size", "advise", "never", "deny"];
+const SHMEM_SIZE: [&str; 5] = ["always", "inherit", "within_size", "advise", "never"];
+
+/// Nobody waits for room at a fault, so "defer" is as "always".
+fn set_defrag(chosen: usize) {
+    khugepaged::set_defrag(match DEFRAG[chosen] {
+        "madvise" => Defrag::Advised,
+        "never" => Defrag::Never,
+        _ => Defrag::Everybody,
+    });
+}
+
+struct Number(Knob);
+
+impl Generate for Number {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        number(out, self.0.get())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let text = core::str::from_utf8(word(bytes)).map_err(|_| Errno::EINVAL)?;
+        self.0.set(text.parse().map_err(|_| Errno::EINVAL)?)
+    }
+}
+
+/// The modes with their words, in the order of `enabled`.
+const ENABLED: [&str; 3] = ["always", "madvise", "never"];
+const ENABLED_MODES: [HugeMode; 3] = [HugeMode::Always, HugeMode::Advised, HugeMode::Never];
+
+fn mode_index(mode: HugeMode) -> usize {
+    ENABLED_MODES.iter().position(|&other| other == mode).unwrap_or(ENABLED_MODES.len())
+}
+
+/// Change the modes and have them followed.
+fn set_modes(change: impl FnOnce(&mut Modes)) -> Result<()> {
+    let mut modes = MODES.lock();
+    change(&mut modes);
+    mem::commons().set_huge_mode(modes.of_size.unwrap_or(modes.all));
+    drop(modes);
+    khugepaged::mode_changed()
+}
+
+struct Enabled;
+
+impl Generate for Enabled {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        show_choice(out, &ENABLED, mode_index(MODES.lock().all));
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let mode = ENABLED_MODES[chosen_of(&ENABLED, bytes)?];
+        set_modes(|modes| modes.all = mode)
+    }
+}
+
+struct SizeEnabled;
+
+/// The words of a size's `enabled`.
+const SIZE_ENABLED: [&str; 4] = ["always", "inherit", "madvise", "never"];
+const SIZE_MODES: [Option<HugeMode>; 4] =
+    [Some(HugeMode::Always), None, Some(HugeMode::Advised), Some(HugeMode::Never)];
+
+impl Generate for SizeEnabled {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        let now = MODES.lock().of_size;
+        let chosen = SIZE_MODES.iter().position(|&mode| mode == now).unwrap_or(SIZE_MODES.len());
+        show_choice(out, &SIZE_ENABLED, chosen);
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let mode = SIZE_MODES[chosen_of(&SIZE_ENABLED, bytes)?];
+        set_modes(|modes| modes.of_size = mode)
     }
 }
 

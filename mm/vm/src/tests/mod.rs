@@ -3,6 +3,7 @@
 mod basics;
 mod cache;
 mod calls;
+mod collapse;
 mod evict;
 mod huge;
 mod random;

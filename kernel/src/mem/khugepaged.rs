@@ -1,0 +1,239 @@
+//! khugepaged: a task that makes large pages of small ones (Documentation/admin-guide/mm/transhuge.rst, by whose names its settings go).
+//!
+//! It goes through the address spaces by their numbers, a few pages at a time, and rests in between. A space that somebody has locked is
+//! left for the next time; one that is looked at is locked for one large page at a time. It is started when large pages are first wanted, so
+//! a small machine has neither the task nor its stack.
+//!
+//! **Room.** A fault takes a pageblock that is free and waits for none; nor does this task. Where `defrag` allows it for who wanted one, this
+//! task gives back what is only kept for speed before its next look, so that pageblocks can become whole.
+//!
+//! **Locks.** [`WORKING`] > a space. Wake-ups take interrupt-safe locks only.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use freehold_machine::VirtAddr;
+use freehold_vm::{BlockWish, CollapseLimits, HugeMode, Locking, VmError};
+
+use super::{AddressSpace, commons, reclaim};
+use crate::sync::{Mutex, MutexGuard, WaitQueue};
+use crate::{Errno, Result, sched, time};
+
+/// Pages of disks that are given back at a time to make room.
+const ROOM: u64 = 1024;
+
+/// A setting that is a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Knob {
+    /// Whether to make room where there is no pageblock.
+    Defrag,
+    /// Pages never written that a large one may have.
+    MaxPtesNone,
+    /// Pages to read from swap for a large one.
+    MaxPtesSwap,
+    /// Pages to copy for a large one because others have them too.
+    MaxPtesShared,
+    /// Pages to look at before a rest.
+    PagesToScan,
+    /// The rest.
+    ScanSleep,
+    /// The rest after there was no pageblock.
+    AllocSleep,
+}
+
+impl Knob {
+    /// All, with their files' names.
+    pub const ALL: [(&'static str, Self); 7] = [
+        ("defrag", Self::Defrag),
+        ("max_ptes_none", Self::MaxPtesNone),
+        ("max_ptes_swap", Self::MaxPtesSwap),
+        ("max_ptes_shared", Self::MaxPtesShared),
+        ("pages_to_scan", Self::PagesToScan),
+        ("scan_sleep_millisecs", Self::ScanSleep),
+        ("alloc_sleep_millisecs", Self::AllocSleep),
+    ];
+
+    /// What it is set to.
+    pub fn get(self) -> u64 {
+        VALUES[self as usize].load(Ordering::Relaxed)
+    }
+
+    /// Set it.
+    ///
+    /// # Errors
+    /// `EINVAL` for what it cannot be.
+    pub fn set(self, value: u64) -> Result<()> {
+        let range = match self {
+            Self::Defrag => 0..=1,
+            Self::MaxPtesNone | Self::MaxPtesSwap | Self::MaxPtesShared => 0..=511,
+            Self::PagesToScan => 1..=u64::from(u32::MAX),
+            Self::ScanSleep | Self::AllocSleep => 0..=u64::from(u32::MAX),
+        };
+        if !range.contains(&value) {
+            return Err(Errno::EINVAL);
+        }
+        VALUES[self as usize].store(value, Ordering::Relaxed);
+        wake();
+        Ok(())
+    }
+}
+
+/// By [`Knob`]: Linux' defaults.
+static VALUES: [AtomicU64; 7] = [
+    AtomicU64::new(1),
+    AtomicU64::new(511),
+    AtomicU64::new(64),
+    AtomicU64::new(256),
+    AtomicU64::new(8 * 512),
+    AtomicU64::new(10_000),
+    AtomicU64::new(60_000),
+];
+
+/// For whom room is made after a fault found no pageblock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Defrag {
+    /// For nobody.
+    Never,
+    /// For areas that large pages are advised for.
+    Advised,
+    /// For all.
+    Everybody,
+}
+
+/// By [`Defrag`]. Linux' default: the advised.
+static DEFRAG: AtomicU64 = AtomicU64::new(Defrag::Advised as u64);
+
+/// Say for whom room is made.
+pub fn set_defrag(defrag: Defrag) {
+    DEFRAG.store(defrag as u64, Ordering::Relaxed);
+}
+
+static COLLAPSED: AtomicU64 = AtomicU64::new(0);
+static FULL_SCANS: AtomicU64 = AtomicU64::new(0);
+/// Large pages that it made.
+pub fn collapsed() -> u64 {
+    COLLAPSED.load(Ordering::Relaxed)
+}
+/// How often it has been through all address spaces.
+pub fn full_scans() -> u64 {
+    FULL_SCANS.load(Ordering::Relaxed)
+}
+
+static STARTED: AtomicBool = AtomicBool::new(false);
+/// The machine ends: nothing is looked at any more.
+static ENDED: AtomicBool = AtomicBool::new(false);
+/// A setting has changed.
+static CHANGED: AtomicBool = AtomicBool::new(false);
+static CHANGES: WaitQueue = WaitQueue::new();
+/// Held while it looks at spaces.
+static WORKING: Mutex<()> = Mutex::new(());
+
+fn is_wanted() -> bool {
+    commons().huge_mode() != HugeMode::Never && !ENDED.load(Ordering::Acquire)
+}
+
+/// A setting has changed.
+fn wake() {
+    CHANGED.store(true, Ordering::Release);
+    CHANGES.wake_all();
+}
+
+/// Which anonymous memory gets large pages is known or has changed: start the task where some does.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn mode_changed() -> Result<()> {
+    if is_wanted() && !STARTED.swap(true, Ordering::AcqRel) {
+        let started = sched::spawn_kernel("khugepaged", || Scan::default().run());
+        if let Err(error) = started {
+            STARTED.store(false, Ordering::Release);
+            return Err(error);
+        }
+    }
+    wake();
+    Ok(())
+}
+
+/// The end is near: no space is looked at, or kept, from now on.
+pub fn stop() -> MutexGuard<'static, ()> {
+    ENDED.store(true, Ordering::Release);
+    WORKING.lock()
+}
+
+/// Where the task is on its way.
+#[derive(Default)]
+struct Scan {
+    /// The last space that it is done with.
+    after: u64,
+    /// The space that it is in.
+    inside: u64,
+    /// Where it goes on in it.
+    addr: u64,
+}
+
+impl Scan {
+    fn run(mut self) {
+        loop {
+            let rest = self.look();
+            let changed = || CHANGED.swap(false, Ordering::AcqRel).then_some(());
+            if is_wanted() {
+                let until = time::now() + rest.get() * (time::SECOND / 1000);
+                CHANGES.wait_uninterruptible_until(until, changed);
+            } else {
+                CHANGES.wait_uninterruptible(changed);
+            }
+        }
+    }
+
+    /// Look at some pages; the setting that says how long to rest.
+    fn look(&mut self) -> Knob {
+        let _working = WORKING.lock();
+        self.make_room();
+        let limits = CollapseLimits { none: Knob::MaxPtesNone.get(), shared: Knob::MaxPtesShared.get() };
+        let mut budget = Knob::PagesToScan.get();
+        while budget > 0 && is_wanted() {
+            let Some((id, space)) = commons().next_space(self.after) else {
+                FULL_SCANS.fetch_add(1, Ordering::Relaxed);
+                *self = Self::default();
+                break;
+            };
+            let from = if id == self.inside { self.addr } else { 0 };
+            let mut step = None;
+            let mut look = |areas: &mut AddressSpace| {
+                step = Some(areas.collapse_step(VirtAddr(from), budget, &limits));
+            };
+            // A space that is in use will be there next time.
+            let _ = space.with(Locking::Try, &mut look);
+            drop(space);
+            match step.and_then(|step| step.next) {
+                Some(next) => (self.inside, self.addr) = (id, next.0),
+                None => self.after = id,
+            }
+            // A space costs something even where nothing in it can be large.
+            budget = budget.saturating_sub(step.map_or(0, |step| step.pages).max(1));
+            match step.and_then(|step| step.tried) {
+                Some(Ok(())) => _ = COLLAPSED.fetch_add(1, Ordering::Relaxed),
+                Some(Err(VmError::NoMemory)) => {
+                    if Knob::Defrag.get() != 0 {
+                        reclaim::free_idle(ROOM);
+                    }
+                    return Knob::AllocSleep;
+                }
+                _ => {}
+            }
+            sched::cond_resched();
+        }
+        Knob::ScanSleep
+    }
+
+    /// Make room for who found none at a fault.
+    fn make_room(&self) {
+        let least = match DEFRAG.load(Ordering::Relaxed) {
+            all if all == Defrag::Everybody as u64 => BlockWish::Ordinary,
+            advised if advised == Defrag::Advised as u64 => BlockWish::Advised,
+            _ => return,
+        };
+        if commons().take_block_wish() >= least {
+            reclaim::free_idle(ROOM);
+        }
+    }
+}

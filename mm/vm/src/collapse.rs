@@ -1,0 +1,222 @@
+//! Collapse: small pages become a large one.
+//!
+//! Two ask for it: a program for its own memory (MADV_COLLAPSE), and whoever looks through all address spaces for it (Linux'
+//! khugepaged) with [`AddressSpace::collapse_step`], which gives the space's lock back after each large page it tried to make.
+//!
+//! Where the 512 frames are one block already, in order, its leaves become one and no byte moves, pinned or shared as they may be. Else the
+//! bytes are copied to a new block: the leaves go, every CPU forgets them, and only then the copy is made, so no store is lost. A pinned
+//! frame must stay where it is, so nothing is copied then.
+//!
+//! **Failure** leaves the small pages as they were.
+
+use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
+use core::ops::Range;
+
+use freehold_frame::{Belongs, LargeMapping, Owner, Request};
+use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
+use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, Rights};
+
+use crate::AddressSpace;
+use crate::area::Area;
+use crate::error::VmError;
+use crate::events::Event;
+use crate::huge::{HugeMode, LARGE, blocks_in, large_leaf};
+use crate::resident::Resident;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// What there may be among 512 small pages that are made one unasked, as counts of pages
+/// (Linux: /sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_*).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CollapseLimits {
+    /// Never written: they would cost memory.
+    pub none: u64,
+    /// Mapped elsewhere too: they would be copied.
+    pub shared: u64,
+}
+
+/// What a step of [`AddressSpace::collapse_step`] came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CollapseStep {
+    /// Where the next step begins; `None` when this space has been looked through.
+    pub next: Option<VirtAddr>,
+    /// Pages looked at.
+    pub pages: u64,
+    /// How the large page came out that was tried, if one was.
+    pub tried: Option<Result<(), VmError>>,
+}
+
+/// What is mapped in 2 MiB.
+#[derive(Default)]
+struct Survey {
+    /// Pages with a frame of their own.
+    present: u64,
+    /// Of these, such that are mapped elsewhere too.
+    shared: u64,
+    /// Of these, such that are pinned.
+    pinned: u64,
+    /// Of these, such that were used since somebody looked.
+    used: u64,
+    /// Where the block would start that the first frame is part of.
+    head: Option<Pfn>,
+    /// Whether a frame lies apart from that block.
+    apart: bool,
+}
+
+impl Survey {
+    /// The block that holds all of it in order already.
+    fn block(&self) -> Option<Pfn> {
+        self.head.filter(|head| !self.apart && self.present == PAGEBLOCK_FRAMES && head.is_aligned(9))
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    /// Look at the small pages of the 2 MiB from `start` on; `None` where there is a large page, or nothing.
+    fn survey(&self, start: VirtAddr) -> Option<Survey> {
+        let entry = self.tables.find_large(start)?.load();
+        if entry.is_empty() || entry.is_large() {
+            return None;
+        }
+        let mut survey = Survey::default();
+        self.tables.visit(start..VirtAddr(start.0 + LARGE), |addr, _, entry, _| {
+            if entry.backing() != Backing::Counted {
+                return;
+            }
+            let counts = self.source().table().get(entry.frame()).map(|record| record.counts().load());
+            let index = (addr.0 - start.0) / PAGE;
+            let head = *survey.head.get_or_insert(Pfn(entry.frame().0.wrapping_sub(index)));
+            survey.apart |= head.0.wrapping_add(index) != entry.frame().0;
+            survey.present += 1;
+            survey.shared += u64::from(counts.is_some_and(|counts| counts.mappings > 1));
+            survey.pinned += u64::from(counts.is_some_and(|counts| counts.pins > 0));
+            survey.used += u64::from(entry.is_accessed());
+        });
+        Some(survey)
+    }
+
+    /// Make one large page of what is mapped in the 2 MiB from `start` on, which `area` covers. It need not be set that large pages
+    /// are wanted.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] where nothing is mapped; [`VmError::Again`] where a frame is pinned; [`VmError::NoMemory`].
+    fn collapse(&mut self, area: &Area<S>, start: VirtAddr) -> Result<(), VmError> {
+        if self.tables.find_large(start).is_some_and(|slot| slot.load().is_large()) {
+            return Ok(());
+        }
+        let survey = self.survey(start).filter(|survey| survey.present > 0).ok_or(VmError::Invalid)?;
+        let range = start..VirtAddr(start.0 + LARGE);
+        let mut batch = self.tables.batch();
+        let in_place = survey.block().and_then(|head| LargeMapping::borrow_leaf(self.source(), head));
+        let block = match in_place {
+            Some(block) => {
+                // Alone with it, the block is one again; shared, its pieces stay counted by themselves.
+                let _: Result<(), _> = block.gather();
+                self.tables.visit(range, |_, slot, _, _| {
+                    slot.replace(Entry::EMPTY);
+                });
+                batch.range(start, PAGEBLOCK_FRAMES);
+                ManuallyDrop::into_inner(block)
+            }
+            None if survey.pinned > 0 => return Err(VmError::Again),
+            None => {
+                let block = self.collapse_copy(start, &mut batch)?;
+                self.rss.anon += PAGEBLOCK_FRAMES - survey.present;
+                block
+            }
+        };
+        let full = area.protection.rights();
+        let may_write = block.belongs() == Belongs::Exclusive;
+        let rights = if may_write { full } else { full.without(Rights::WRITE) };
+        self.tables.join(start, large_leaf(block, rights, Marks::Dirty), &mut batch);
+        self.large += 1;
+        self.count_leaves(1);
+        self.commons.events.count(Event::HugeCollapseAlloc);
+        Ok(())
+    }
+
+    /// A new block with the bytes of the 2 MiB from `start` on, whose leaves are gone.
+    fn collapse_copy(
+        &mut self,
+        start: VirtAddr,
+        batch: &mut FlushBatch<S>,
+    ) -> Result<LargeMapping<S>, VmError> {
+        let mut old = Vec::new();
+        let room = old.try_reserve_exact(PAGEBLOCK_FRAMES as usize).is_ok();
+        let new = LargeMapping::allocate(self.source(), Request::new(Owner::Anon));
+        let (true, Ok(block)) = (room, new) else {
+            self.commons.events.count(Event::HugeCollapseFailed);
+            return Err(VmError::NoMemory);
+        };
+        self.tables.visit(start..VirtAddr(start.0 + LARGE), |addr, slot, _, _| {
+            old.push((addr, slot.replace(Entry::EMPTY)));
+        });
+        // Nobody stores to the old frames any more once this is done.
+        batch.range(start, PAGEBLOCK_FRAMES);
+        batch.flush();
+        let machine = self.source().machine();
+        let mut next = 0;
+        for (addr, entry) in old {
+            let index = (addr.0 - start.0) / PAGE;
+            (next..index).for_each(|gap| machine.zero(block.pfn().offset(gap)));
+            machine.copy(entry.frame(), block.pfn().offset(index));
+            next = index + 1;
+            batch.unmapped(addr, entry, self.mapping_of(entry));
+        }
+        (next..PAGEBLOCK_FRAMES).for_each(|gap| machine.zero(block.pfn().offset(gap)));
+        Ok(block)
+    }
+
+    /// Whether what lies in the 2 MiB from `start` on is worth a large page that nobody asked for.
+    fn is_worth_collapsing(&self, start: VirtAddr, limits: &CollapseLimits) -> bool {
+        self.survey(start).is_some_and(|survey| {
+            let none = PAGEBLOCK_FRAMES - survey.present;
+            let movable = survey.pinned == 0 || survey.block().is_some();
+            none <= limits.none && survey.shared <= limits.shared && survey.used > 0 && movable
+        })
+    }
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// Make large pages of `range` where areas allow it (MADV_COLLAPSE), as many as can be.
+    pub(crate) fn collapse(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
+        let Self { areas, resident, .. } = self;
+        let mut outcome = Ok(());
+        for area in areas.overlapping(range.clone()) {
+            if !resident.may_be_large(area, HugeMode::Always) {
+                return Err(VmError::Invalid);
+            }
+            for start in blocks_in(&(area.start.max(range.start)..area.end.min(range.end))) {
+                match resident.collapse(area, start) {
+                    Ok(()) => {}
+                    Err(VmError::NoMemory) => return Err(VmError::NoMemory),
+                    Err(error) => outcome = Err(error),
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Look from `from` on at up to `budget` pages of areas that want large pages as things are set, and make the first large page that is
+    /// worth it. Whatever `limits` say, nothing is made of pages that nobody used since [`clear_references`](Self::clear_references).
+    pub fn collapse_step(&mut self, from: VirtAddr, budget: u64, limits: &CollapseLimits) -> CollapseStep {
+        let Self { areas, resident, layout, .. } = self;
+        let mut pages = 0;
+        for area in areas.overlapping(from..layout.end) {
+            for start in blocks_in(&(area.start.max(from)..area.end)) {
+                if resident.block_for(area, start).is_none() {
+                    break;
+                }
+                if pages >= budget {
+                    return CollapseStep { next: Some(start), pages, tried: None };
+                }
+                pages += PAGEBLOCK_FRAMES;
+                if resident.is_worth_collapsing(start, limits) {
+                    let tried = Some(resident.collapse(area, start));
+                    return CollapseStep { next: Some(VirtAddr(start.0 + LARGE)), pages, tried };
+                }
+            }
+        }
+        CollapseStep { next: None, pages, tried: None }
+    }
+}

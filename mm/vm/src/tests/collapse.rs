@@ -1,0 +1,144 @@
+//! Collapse: what is made one large page unasked, and what is left as it is.
+
+use freehold_frame::Owner;
+use freehold_machine::VirtAddr;
+use freehold_machine::model::Config;
+use freehold_paging::PageSize;
+
+use super::world::*;
+use crate::*;
+
+const BLOCK: u64 = 512 * PAGE;
+const AT: u64 = 0x4000_0000;
+const ALL: CollapseLimits = CollapseLimits { none: 511, shared: 512 };
+
+fn world() -> World {
+    World::with(Config { cpus: 4, nodes: 2, frames: 16 * 512, seed: 7 })
+}
+
+/// A process with `blocks` blocks of which page n of each has the byte n + 1, for `n < pages`; in small pages.
+fn with_pages(world: &World, blocks: u64, pages: u64) -> Process {
+    let p = world.process(0);
+    p.map(Place::Fixed(VirtAddr(AT)), blocks * 512, RW, Backing::Anonymous).unwrap();
+    for block in 0..blocks {
+        (0..pages).for_each(|n| p.store(AT + block * BLOCK + n * PAGE, n as u8 + 1).unwrap());
+    }
+    p
+}
+
+fn is_large(p: &Process, addr: u64) -> bool {
+    matches!(p.space().resident.tables.find(VirtAddr(addr)), Some((_, PageSize::Large)))
+}
+
+/// Look through all of `p` as khugepaged does; how many large pages came of it.
+fn scan(p: &Process, limits: CollapseLimits) -> usize {
+    let (mut from, mut made) = (VirtAddr(0), 0);
+    loop {
+        let step = p.run(|| p.space().collapse_step(from, 4096, &limits));
+        made += usize::from(step.tried == Some(Ok(())));
+        match step.next {
+            Some(next) => from = next,
+            None => return made,
+        }
+    }
+}
+
+#[test]
+fn a_scan_makes_large_pages_where_they_are_wanted_and_keeps_every_byte() {
+    let world = world();
+    let p = with_pages(&world, 3, 5);
+    assert_eq!(scan(&p, ALL), 0, "not wanted");
+    world.commons.set_huge_mode(HugeMode::Advised);
+    assert_eq!(scan(&p, ALL), 0, "not advised");
+    p.advise(AT + BLOCK, 1024, Advice::HugePage).unwrap();
+    assert_eq!(scan(&p, ALL), 2);
+    assert!(!is_large(&p, AT) && is_large(&p, AT + BLOCK) && is_large(&p, AT + 2 * BLOCK));
+    for n in 0..512 {
+        let value = if n < 5 { n as u8 + 1 } else { 0 };
+        assert_eq!(p.load(AT + BLOCK + n * PAGE), Ok(value));
+    }
+    assert_eq!((p.usage().rss_anon, world.frames.owned(Owner::Anon)), (1029, 1029), "small ones went back");
+    assert_eq!(world.commons.count_of(Event::HugeCollapseAlloc), 2);
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn a_step_ends_after_its_budget_and_after_one_large_page() {
+    let world = world();
+    let p = with_pages(&world, 4, 1);
+    world.commons.set_huge_mode(HugeMode::Always);
+    p.advise(AT, 512, Advice::NoHugePage).unwrap();
+    let step = |from, budget, limits| p.run(|| p.space().collapse_step(VirtAddr(from), budget, limits));
+    let one = step(0, 4096, &ALL);
+    assert_eq!(one, CollapseStep { next: Some(VirtAddr(AT + 2 * BLOCK)), pages: 512, tried: Some(Ok(())) });
+    let none = CollapseLimits { none: 510, ..ALL };
+    assert_eq!(
+        step(AT + 2 * BLOCK, 512, &none),
+        CollapseStep { next: Some(VirtAddr(AT + 3 * BLOCK)), pages: 512, tried: None }
+    );
+    assert_eq!(step(AT + 3 * BLOCK, 512, &none), CollapseStep { next: None, pages: 512, tried: None });
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn too_many_empty_or_shared_pages_are_left_as_they_are() {
+    let world = world();
+    let p = with_pages(&world, 1, 10);
+    world.commons.set_huge_mode(HugeMode::Always);
+    let child = p.fork(1);
+    (4..10).for_each(|n| child.store(AT + n * PAGE, 77).unwrap());
+    let limits = |none, shared| CollapseLimits { none, shared };
+    assert_eq!(scan(&child, limits(501, 4)), 0, "502 are empty");
+    assert_eq!(scan(&child, limits(502, 3)), 0, "4 are shared");
+    assert_eq!(scan(&child, limits(502, 4)), 1);
+    assert_eq!((child.load(AT), child.load(AT + 9 * PAGE)), (Ok(1), Ok(77)));
+    assert!(!is_large(&p, AT) && p.load(AT + 9 * PAGE) == Ok(10));
+    drop((p, child));
+    world.end();
+}
+
+#[test]
+fn what_is_pinned_unused_or_not_there_is_left_as_it_is() {
+    let world = world();
+    let p = with_pages(&world, 1, 10);
+    world.commons.set_huge_mode(HugeMode::Always);
+    let pin = p.space().pin(VirtAddr(AT + PAGE), PinAccess::Write).unwrap();
+    let frame = p.frame(AT + PAGE);
+    assert_eq!(scan(&p, ALL), 0, "a pinned frame stays where it is");
+    assert_eq!(p.advise(AT, 512, Advice::Collapse), Err(VmError::Again));
+    assert_eq!(p.frame(AT + PAGE), frame);
+    drop(pin);
+    p.run(|| p.space().clear_references(ClearRefs::All));
+    assert_eq!(scan(&p, ALL), 0, "nobody used it since");
+    p.load(AT).unwrap();
+    assert_eq!(scan(&p, ALL), 1);
+    p.advise(AT, 512, Advice::DontNeed).unwrap();
+    assert_eq!(scan(&p, CollapseLimits { none: 512, shared: 0 }), 0, "nothing is there");
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn without_a_free_pageblock_the_small_pages_stay_and_who_wanted_one_is_known() {
+    let world = world();
+    let p = with_pages(&world, 1, 2);
+    world.commons.set_huge_mode(HugeMode::Always);
+    let blocks = world.frames.free_blocks() as u64;
+    let hog = world.process(1);
+    let at = AT + 64 * BLOCK;
+    hog.map(Place::Fixed(VirtAddr(at)), (blocks + 1) * 512, RW, Backing::Anonymous).unwrap();
+    (0..blocks).for_each(|n| hog.store(at + n * BLOCK, 1).unwrap());
+    assert_eq!(world.commons.take_block_wish(), BlockWish::None);
+    hog.store(at + blocks * BLOCK, 1).unwrap();
+    assert_eq!(world.commons.take_block_wish(), BlockWish::Ordinary);
+    hog.advise(at + blocks * BLOCK, 512, Advice::DontNeed).unwrap();
+    hog.unmap(at + blocks * BLOCK, 512).unwrap();
+    let step = p.run(|| p.space().collapse_step(VirtAddr(AT), 512, &ALL));
+    assert_eq!(step.tried, Some(Err(VmError::NoMemory)));
+    assert_eq!(world.commons.count_of(Event::HugeCollapseFailed), 1);
+    assert_eq!((p.load(AT + PAGE), p.usage().rss_anon), (Ok(2), 2));
+    drop((p, hog));
+    world.end();
+}
