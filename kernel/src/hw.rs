@@ -5,7 +5,14 @@
 
 #[cfg(target_os = "none")]
 mod real {
+    use alloc::sync::Arc;
+
+    use freehold_bounce::{Original, OriginalMut};
     use freehold_machine::{CpuId, Cpus, VirtAddr};
+    use freehold_vm::{ReadOnly, ReadWrite, Rule, Transient};
+
+    use crate::Result;
+    use crate::mem::{PinnedRun, Space};
 
     pub use freehold_arch::X86 as Hardware;
     pub use freehold_arch::usercopy::Faults;
@@ -38,20 +45,34 @@ mod real {
     pub fn write_user(to: u64, from: &[u8], faults: Faults) -> usize {
         usercopy::write(VirtAddr(to), from, faults)
     }
-    /// Have `transfer` move up to `length` bytes at a user address of the current program while they are pinned; see
-    /// [`MemoryRuns::with_pinned`](crate::user::MemoryRuns::with_pinned).
-    pub fn with_pinned_user(
+    /// Have `transfer` fill up to `length` bytes at a user address of the current program while they are pinned; see
+    /// [`TargetRuns::with_target`](crate::user::TargetRuns::with_target).
+    pub fn with_user_target(
         address: u64,
         length: usize,
         unit: usize,
-        access: freehold_vm::PinAccess,
-        transfer: &mut dyn FnMut(&mut dyn freehold_bounce::OriginalMut) -> crate::Result<()>,
-    ) -> crate::Result<usize> {
-        let space = crate::task::current().process().space();
-        let pinned = crate::mem::PinnedRun::new(&space, address, length, access)?;
+        transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
+    ) -> Result<usize> {
+        let pinned =
+            PinnedRun::<ReadWrite>::new::<Transient>(&current_space(), address, length, Rule::Asked)?;
         let count = pinned.len() / unit * unit;
-        transfer(&mut pinned.bytes(0, count))?;
+        transfer(&mut pinned.bytes_mut(0, count))?;
         Ok(count)
+    }
+    /// As [`with_user_target`], for a `transfer` that takes the bytes.
+    pub fn with_user_source(
+        address: u64,
+        length: usize,
+        unit: usize,
+        transfer: &mut dyn FnMut(&dyn Original) -> Result<()>,
+    ) -> Result<usize> {
+        let pinned = PinnedRun::<ReadOnly>::new::<Transient>(&current_space(), address, length, Rule::Asked)?;
+        let count = pinned.len() / unit * unit;
+        transfer(&pinned.bytes(0, count))?;
+        Ok(count)
+    }
+    fn current_space() -> Arc<Space> {
+        crate::task::with_current(|task| task.process().space())
     }
     /// Show text on the serial line.
     pub fn print_serial(text: core::fmt::Arguments<'_>) {
@@ -95,12 +116,20 @@ mod real {
         0
     }
     /// There is no user memory.
-    pub fn with_pinned_user(
+    pub fn with_user_target(
         _address: u64,
         _length: usize,
         _unit: usize,
-        _access: freehold_vm::PinAccess,
         _transfer: &mut dyn FnMut(&mut dyn freehold_bounce::OriginalMut) -> crate::Result<()>,
+    ) -> crate::Result<usize> {
+        Err(crate::Errno::EFAULT)
+    }
+    /// There is no user memory.
+    pub fn with_user_source(
+        _address: u64,
+        _length: usize,
+        _unit: usize,
+        _transfer: &mut dyn FnMut(&dyn freehold_bounce::Original) -> crate::Result<()>,
     ) -> crate::Result<usize> {
         Err(crate::Errno::EFAULT)
     }

@@ -11,8 +11,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
-use freehold_bounce::OriginalMut;
-use freehold_vm::PinAccess;
+use freehold_bounce::{Original, OriginalMut};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::hw::{self, Faults};
@@ -31,14 +30,28 @@ pub trait MemoryRuns {
     fn left(&self) -> usize;
     /// Whether every run begins and ends on a multiple of `unit`.
     fn is_aligned_to(&self, unit: usize) -> bool;
-    /// Have `transfer` move the first bytes of the next run, while its pages are pinned: at most `most`, and whole multiples
+}
+
+/// Runs that a device may fill.
+pub trait TargetRuns: MemoryRuns {
+    /// Have `transfer` fill the first bytes of the next run, while its pages are pinned: at most `most`, and whole multiples
     /// of `unit` where the pinned pages end early. They count as moved unless it fails. Returns how many.
-    fn with_pinned(
+    fn with_target(
         &mut self,
         most: usize,
         unit: usize,
-        access: PinAccess,
         transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
+    ) -> Result<usize>;
+}
+
+/// Runs that a device may read.
+pub trait SourceRuns: MemoryRuns {
+    /// Have `transfer` take the first bytes of the next run, as [`TargetRuns::with_target`] has them filled.
+    fn with_source(
+        &mut self,
+        most: usize,
+        unit: usize,
+        transfer: &mut dyn FnMut(&dyn Original) -> Result<()>,
     ) -> Result<usize>;
 }
 
@@ -53,7 +66,7 @@ pub trait Sink {
     /// Make the next byte's page present and writable; may sleep. `EFAULT` if that cannot be.
     fn fault_in(&mut self) -> Result<()>;
     /// The memory behind it, where it is the current program's.
-    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+    fn memory(&mut self) -> Option<&mut dyn TargetRuns> {
         None
     }
 }
@@ -69,7 +82,7 @@ pub trait Source {
     /// Make the next byte's page present; may sleep. `EFAULT` if that cannot be.
     fn fault_in(&mut self) -> Result<()>;
     /// The memory behind it, where it is the current program's.
-    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+    fn memory(&mut self) -> Option<&mut dyn SourceRuns> {
         None
     }
 }
@@ -268,14 +281,29 @@ impl MemoryRuns for UserSlice {
     fn is_aligned_to(&self, unit: usize) -> bool {
         self.length.is_multiple_of(unit) && self.address.is_multiple_of(unit as u64)
     }
-    fn with_pinned(
+}
+
+impl TargetRuns for UserSlice {
+    fn with_target(
         &mut self,
         most: usize,
         unit: usize,
-        access: PinAccess,
         transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
     ) -> Result<usize> {
-        let count = hw::with_pinned_user(self.address, self.length.min(most), unit, access, transfer)?;
+        let count = hw::with_user_target(self.address, self.length.min(most), unit, transfer)?;
+        self.advance(count);
+        Ok(count)
+    }
+}
+
+impl SourceRuns for UserSlice {
+    fn with_source(
+        &mut self,
+        most: usize,
+        unit: usize,
+        transfer: &mut dyn FnMut(&dyn Original) -> Result<()>,
+    ) -> Result<usize> {
+        let count = hw::with_user_source(self.address, self.length.min(most), unit, transfer)?;
         self.advance(count);
         Ok(count)
     }
@@ -295,7 +323,7 @@ impl Sink for UserSlice {
     fn fault_in(&mut self) -> Result<()> {
         if self.length == 0 { Ok(()) } else { fault_in_writable(self.address) }
     }
-    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+    fn memory(&mut self) -> Option<&mut dyn TargetRuns> {
         Some(self)
     }
 }
@@ -314,7 +342,7 @@ impl Source for UserSlice {
     fn fault_in(&mut self) -> Result<()> {
         if self.length == 0 { Ok(()) } else { read_exact(self.address, &mut [0]) }
     }
-    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+    fn memory(&mut self) -> Option<&mut dyn SourceRuns> {
         Some(self)
     }
 }
@@ -385,6 +413,34 @@ impl Iovecs {
         }
         self.slices.get_mut(self.current)
     }
+
+    /// Have `step` move bytes of the first run with bytes left.
+    fn use_next(&mut self, step: impl FnOnce(&mut UserSlice) -> Result<usize>) -> Result<usize> {
+        let Some(slice) = self.next() else { return Ok(0) };
+        let count = step(slice)?;
+        self.remaining -= count;
+        Ok(count)
+    }
+
+    /// Have `step` move bytes of run after run, until `wanted` are moved or a run falls short; it is told how many were moved before. An
+    /// error counts only before the first byte.
+    fn use_up(
+        &mut self,
+        wanted: usize,
+        mut step: impl FnMut(&mut UserSlice, usize) -> Result<usize>,
+    ) -> Result<usize> {
+        let mut done = 0;
+        while done < wanted && self.remaining > 0 {
+            let expected = self.next().map_or(0, |slice| slice.length.min(wanted - done));
+            match self.use_next(|slice| step(slice, done)) {
+                Ok(count) if count < expected => return Ok(done + count),
+                Ok(count) => done += count,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
 }
 
 impl MemoryRuns for Iovecs {
@@ -394,17 +450,27 @@ impl MemoryRuns for Iovecs {
     fn is_aligned_to(&self, unit: usize) -> bool {
         self.slices.iter().all(|slice| slice.is_aligned_to(unit))
     }
-    fn with_pinned(
+}
+
+impl TargetRuns for Iovecs {
+    fn with_target(
         &mut self,
         most: usize,
         unit: usize,
-        access: PinAccess,
         transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
     ) -> Result<usize> {
-        let Some(slice) = self.next() else { return Ok(0) };
-        let count = slice.with_pinned(most, unit, access, transfer)?;
-        self.remaining -= count;
-        Ok(count)
+        self.use_next(|slice| slice.with_target(most, unit, transfer))
+    }
+}
+
+impl SourceRuns for Iovecs {
+    fn with_source(
+        &mut self,
+        most: usize,
+        unit: usize,
+        transfer: &mut dyn FnMut(&dyn Original) -> Result<()>,
+    ) -> Result<usize> {
+        self.use_next(|slice| slice.with_source(most, unit, transfer))
     }
 }
 
@@ -413,38 +479,15 @@ impl Sink for Iovecs {
         self.remaining
     }
     fn put(&mut self, bytes: &[u8]) -> Result<usize> {
-        let mut done = 0;
-        while done < bytes.len() {
-            let Some(slice) = self.next() else { break };
-            match slice.put(&bytes[done..]) {
-                Ok(count) => {
-                    done += count;
-                    self.remaining -= count;
-                }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
+        self.use_up(bytes.len(), |slice, done| slice.put(&bytes[done..]))
     }
     fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
-        let mut done = 0;
-        while done < bytes.len() {
-            let Some(slice) = self.next() else { break };
-            let wanted = slice.length.min(bytes.len() - done);
-            let count = slice.put_without_fault(&bytes[done..]);
-            done += count;
-            self.remaining -= count;
-            if count < wanted {
-                break;
-            }
-        }
-        done
+        self.use_up(bytes.len(), |slice, done| Ok(slice.put_without_fault(&bytes[done..]))).unwrap_or(0)
     }
     fn fault_in(&mut self) -> Result<()> {
         self.next().map_or(Ok(()), Sink::fault_in)
     }
-    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+    fn memory(&mut self) -> Option<&mut dyn TargetRuns> {
         Some(self)
     }
 }
@@ -454,38 +497,15 @@ impl Source for Iovecs {
         self.remaining
     }
     fn take(&mut self, bytes: &mut [u8]) -> Result<usize> {
-        let mut done = 0;
-        while done < bytes.len() {
-            let Some(slice) = self.next() else { break };
-            match slice.take(&mut bytes[done..]) {
-                Ok(count) => {
-                    done += count;
-                    self.remaining -= count;
-                }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
+        self.use_up(bytes.len(), |slice, done| slice.take(&mut bytes[done..]))
     }
     fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize {
-        let mut done = 0;
-        while done < bytes.len() {
-            let Some(slice) = self.next() else { break };
-            let wanted = slice.length.min(bytes.len() - done);
-            let count = slice.take_without_fault(&mut bytes[done..]);
-            done += count;
-            self.remaining -= count;
-            if count < wanted {
-                break;
-            }
-        }
-        done
+        self.use_up(bytes.len(), |slice, done| Ok(slice.take_without_fault(&mut bytes[done..]))).unwrap_or(0)
     }
     fn fault_in(&mut self) -> Result<()> {
         self.next().map_or(Ok(()), Source::fault_in)
     }
-    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+    fn memory(&mut self) -> Option<&mut dyn SourceRuns> {
         Some(self)
     }
 }

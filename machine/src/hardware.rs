@@ -67,6 +67,9 @@ pub trait Tlb: Cpus {
     /// Forget on each of `cpus` (this one too, where it is a member), and return when all have.
     /// Called with interrupts on and without a lock that an interrupt handler takes.
     fn flush_on(self, cpus: CpuSet, what: Flush);
+    /// Run `f`, on this CPU and no other, while no [`Tlb::flush_on`] that names this CPU returns. `f` is short; it does not sleep, fault,
+    /// flush, or free frames.
+    fn hold_flushes<R>(self, f: impl FnOnce() -> R) -> R;
     /// Translate from the table `root` from now on, on this CPU. The caller is pinned.
     fn load_root(self, root: Pfn);
     /// The root this CPU translates from. The caller is pinned.

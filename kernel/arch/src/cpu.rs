@@ -258,6 +258,11 @@ impl Tlb for X86 {
             }
         }
     }
+    fn hold_flushes<R>(self, f: impl FnOnce() -> R) -> R {
+        // Requests of others come as interrupts, and nothing in `f` looks for them.
+        let _off = irq::disable();
+        f()
+    }
     fn load_root(self, root: Pfn) {
         // SAFETY: every root copies the kernel half from the kernel's root, so all that Rust code uses stays
         // mapped; the lower half holds no Rust object.

@@ -6,8 +6,8 @@
 //! pages out of the cache before and after. Where a page cannot be taken out (somebody pins it, or changes it
 //! again and again through a mapping), the write goes through the cache and is stored at once.
 
+use freehold_bounce::{Original, OriginalMut};
 use freehold_virtio::SECTOR_SIZE;
-use freehold_vm::PinAccess;
 
 use super::DiskContent;
 use crate::user::{MemoryRuns, Sink, Source};
@@ -15,14 +15,6 @@ use crate::{Errno, Result};
 
 /// The most bytes that are pinned for one request.
 const MAX_RUN: usize = 128 << 10;
-
-/// Which way a transfer goes.
-enum Way {
-    /// From the disk to memory.
-    Read,
-    /// From memory to the disk.
-    Write,
-}
 
 impl DiskContent {
     /// Read into the program's frames. `None` where the sink is not the program's memory.
@@ -33,7 +25,10 @@ impl DiskContent {
                 return Ok(0);
             }
             self.cached.cache().write_back(offset..self.end_of(offset, memory))?;
-            self.transfer(offset, memory, Way::Read)
+            self.transfer(offset, |sector, most| {
+                let read = &mut |bytes: &mut dyn OriginalMut| Ok(self.disk.read(sector, bytes)?);
+                memory.with_target(most, SECTOR_SIZE, read)
+            })
         }))
     }
 
@@ -58,7 +53,10 @@ impl DiskContent {
             Ok(false) => return None,
             Err(error) => return Some(Err(error.into())),
         }
-        let result = self.transfer(offset, memory, Way::Write);
+        let result = self.transfer(offset, |sector, most| {
+            let write = &mut |bytes: &dyn Original| Ok(self.disk.write(sector, bytes)?);
+            memory.with_source(most, SECTOR_SIZE, write)
+        });
         // A page that was read in between has old bytes. One that cannot be taken out now is pinned or was changed
         // through a mapping while we wrote: which of the two writes is the later one nobody can tell.
         let after = self.cached.cache().forget(range);
@@ -75,30 +73,19 @@ impl DiskContent {
         offset.saturating_add(memory.left() as u64).min(self.size)
     }
 
-    /// Move bytes run by run until memory or disk ends. An error counts only if nothing was moved before it.
-    fn transfer(&self, offset: u64, memory: &mut dyn MemoryRuns, way: Way) -> Result<usize> {
-        let access = match way {
-            Way::Read => PinAccess::Write,
-            Way::Write => PinAccess::Read,
-        };
+    /// Have `run` move bytes, from a sector on and at most so many, until memory or disk ends. An error counts only if nothing was
+    /// moved before it.
+    fn transfer(&self, offset: u64, mut run: impl FnMut(u64, usize) -> Result<usize>) -> Result<usize> {
         let mut done = 0;
-        while memory.left() > 0 {
+        loop {
             let at = offset + done as u64;
             let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
-            let sector = at / SECTOR_SIZE as u64;
-            let moved = memory.with_pinned(left.min(MAX_RUN), SECTOR_SIZE, access, &mut |bytes| {
-                Ok(match way {
-                    Way::Read => self.disk.read(sector, bytes),
-                    Way::Write => self.disk.write(sector, bytes),
-                }?)
-            });
-            match moved {
-                Ok(0) => break,
+            match run(at / SECTOR_SIZE as u64, left.min(MAX_RUN)) {
+                Ok(0) => return Ok(done),
                 Ok(count) => done += count,
                 Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
+                Err(_) => return Ok(done),
             }
         }
-        Ok(done)
     }
 }

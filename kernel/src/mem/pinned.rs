@@ -1,7 +1,11 @@
-//! A run of a program's bytes that a device may use: pinned, page by page.
+//! A program's bytes in its own frames, for devices and other tasks: pinned, page by page.
 //!
 //! Invariant: while a [`PinnedRun`] lives, the frames under it are the pages' frames. Forks copy, reclaim and the
-//! write-protecting calls pass by, and an unmapped page's frame lives on until the pins are gone.
+//! write-protecting calls pass by, and an unmapped page's frame lives on until the pins are gone. (Who only looks for a moment may
+//! hold what the page had instead: see `freehold_vm`'s module `pin`.)
+//!
+//! Each page is tried without the space's lock first. The lock is taken once for the pages that need it, and not held over a search
+//! for memory. Nobody who pins holds another lock of the space.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -11,25 +15,38 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_arch::X86;
 use freehold_bounce::{FrameBytes, Original, OriginalMut};
 use freehold_machine::{PAGE_SIZE, Pfn, VirtAddr};
-use freehold_vm::{FaultError, OfFile, PinAccess, PinnedPage};
+use freehold_vm::{
+    FaultError, LongTerm, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast,
+};
 
-use super::{Frames, Space};
-use crate::user::{Iovecs, MemoryRuns, Sink, Source};
+use super::hotplug::Growth;
+use super::{Frames, Space, find_more};
+use crate::sync::SpinLock;
+use crate::task::Process;
+use crate::user::{Iovecs, MemoryRuns, Sink, Source, SourceRuns, TargetRuns};
 use crate::{Errno, Result};
 
 static ACQUIRED: AtomicU64 = AtomicU64::new(0);
 static RELEASED: AtomicU64 = AtomicU64::new(0);
 
-/// One pinned page.
-pub struct PinnedOne(PinnedPage<Frames>);
+/// Pages that were pinned and unpinned since boot: `nr_foll_pin_acquired` and `nr_foll_pin_released`.
+pub fn pin_totals() -> [u64; 2] {
+    [&ACQUIRED, &RELEASED].map(|count| count.load(Ordering::Relaxed))
+}
+
+/// One page, pinned for as long as its holder likes, and not written.
+pub struct PinnedOne(PinnedPage<Frames, ReadOnly>);
 
 impl PinnedOne {
     /// Pin the page at `address`. Faults it in and may sleep; the caller holds no lock of `space`'s.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
-    pub fn new(space: &Space, address: VirtAddr, access: PinAccess) -> Result<Self> {
-        let pinned = space.lock().pin(address, access)?;
+    pub fn new(space: &Space, address: VirtAddr) -> Result<Self> {
+        let pinned = match pin_fast(space.translation(), address) {
+            Some(pinned) => pinned,
+            None => with_memory(|| space.lock().pin::<LongTerm, ReadOnly>(address, Rule::Asked))?,
+        };
         ACQUIRED.fetch_add(1, Ordering::Relaxed);
         Ok(Self(pinned))
     }
@@ -49,108 +66,189 @@ impl Drop for PinnedOne {
     }
 }
 
+/// Do `attempt` until it does not fail for want of memory, or no more can be found.
+fn with_memory<R>(mut attempt: impl FnMut() -> core::result::Result<R, FaultError>) -> Result<R> {
+    loop {
+        match attempt() {
+            Err(FaultError::OutOfMemory) if find_more() == Growth::Grown => {}
+            outcome => return outcome.map_err(Errno::from),
+        }
+    }
+}
+
+/// Pages of users who may lock only so many, each user once.
+static LOCKED: SpinLock<Vec<(u32, u64)>> = SpinLock::new(Vec::new());
+
+/// Pages that are locked in a user's name (RLIMIT_MEMLOCK); of a privileged one, none.
+struct Locked {
+    user: u32,
+    pages: u64,
+}
+
+impl Locked {
+    fn charge(process: &Process, pages: u64) -> Result<Self> {
+        let (user, limit) = (process.credentials().uid, process.memory_limits().memlock);
+        if limit == u64::MAX {
+            return Ok(Self { user, pages: 0 });
+        }
+        let mut users = LOCKED.lock();
+        users.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        let at = users.iter().position(|&(other, _)| other == user).unwrap_or_else(|| {
+            users.push((user, 0));
+            users.len() - 1
+        });
+        let locked = users[at].1.saturating_add(pages);
+        if locked > limit / PAGE_SIZE as u64 {
+            return Err(Errno::ENOMEM);
+        }
+        users[at].1 = locked;
+        Ok(Self { user, pages })
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        if self.pages > 0 {
+            let mut users = LOCKED.lock();
+            if let Some(at) = users.iter().position(|&(user, _)| user == self.user) {
+                users[at].1 -= self.pages;
+                if users[at].1 == 0 {
+                    users.swap_remove(at);
+                }
+            }
+        }
+    }
+}
+
 /// Pinned bytes of a program.
-pub struct PinnedRun {
+pub struct PinnedRun<P: Purpose> {
     /// Held for the pins in them.
-    _pages: Vec<PinnedPage<Frames>>,
+    _pages: Vec<PinnedPage<Frames, P>>,
     places: Vec<Pfn>,
     address: u64,
     /// The first byte's place in the first frame.
     start: usize,
     length: usize,
+    /// Held for its count.
+    _locked: Option<Locked>,
 }
 
-impl PinnedRun {
+impl<P: Purpose> PinnedRun<P> {
     /// Pin the bytes from `address` on: `length` of them, or fewer where something ends before. Faults
     /// pages in and may sleep; the caller holds no lock of `space`'s.
     ///
     /// # Errors
     /// `EFAULT` if not the first page can be pinned, `ENOMEM`.
-    pub fn new(space: &Space, address: u64, length: usize, access: PinAccess) -> Result<Self> {
+    pub fn new<T: Term>(space: &Space, address: u64, length: usize, rule: Rule) -> Result<Self> {
         let start = address as usize % PAGE_SIZE;
         let count = (start + length).div_ceil(PAGE_SIZE);
         let (mut pages, mut places) = (Vec::new(), Vec::new());
         pages.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
         places.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
         let first = VirtAddr(address).page_start();
-        for page in 0..count as u64 {
-            let at = first.checked_add(page * PAGE_SIZE as u64).ok_or(Errno::EFAULT);
-            let pinned = at.and_then(|at| space.lock().pin(at, access).map_err(Errno::from));
-            match pinned {
-                Ok(pinned) => {
-                    places.push(pinned.pfn());
-                    pages.push(pinned);
-                }
-                Err(error) if pages.is_empty() => return Err(error),
-                Err(_) => break,
+        let outcome = with_memory(|| {
+            let mut areas = None;
+            while pages.len() < count {
+                let outside = FaultError::Segv(freehold_vm::SegvCode::MapErr);
+                let at = first.checked_add((pages.len() * PAGE_SIZE) as u64).ok_or(outside)?;
+                let pinned: PinnedPage<Frames, P> = match pin_fast(space.translation(), at) {
+                    Some(pinned) => pinned,
+                    None => areas.get_or_insert_with(|| space.lock()).pin::<T, P>(at, rule)?,
+                };
+                places.push(pinned.pfn());
+                pages.push(pinned);
             }
-        }
-        let length = length.min(pages.len() * PAGE_SIZE - start);
+            Ok(())
+        });
         ACQUIRED.fetch_add(pages.len() as u64, Ordering::Relaxed);
-        Ok(Self { _pages: pages, places, address, start, length })
+        let length = length.min((pages.len() * PAGE_SIZE).saturating_sub(start));
+        let run = Self { _pages: pages, places, address, start, length, _locked: None };
+        // What was pinned before something ended is good.
+        if run.places.is_empty() { outcome.map(|()| run) } else { Ok(run) }
     }
 
-    /// Pages that were pinned and unpinned since boot: `nr_foll_pin_acquired` and `nr_foll_pin_released`.
-    pub fn totals() -> [u64; 2] {
-        [&ACQUIRED, &RELEASED].map(|count| count.load(Ordering::Relaxed))
+    /// Pin all of the bytes for as long as they are registered somewhere, in the name of the process, which is the current one.
+    ///
+    /// # Errors
+    /// As [`PinnedRun::new`]; `EFAULT` where not all can be pinned; `ENOMEM` above RLIMIT_MEMLOCK.
+    pub fn register(process: &Process, address: u64, length: usize) -> Result<Self> {
+        let pages = (address as usize % PAGE_SIZE + length).div_ceil(PAGE_SIZE);
+        let locked = Locked::charge(process, pages as u64)?;
+        let mut run = Self::new::<LongTerm>(&process.space(), address, length, Rule::Asked)?;
+        run._locked = Some(locked);
+        if run.length < length { Err(Errno::EFAULT) } else { Ok(run) }
     }
 
     /// Where the bytes were when they were pinned.
     pub const fn address(&self) -> u64 {
         self.address
     }
-    /// How many pages are pinned.
-    pub const fn pages(&self) -> usize {
-        self.places.len()
-    }
     /// How many bytes are pinned.
-    #[expect(clippy::len_without_is_empty, reason = "at least one page is pinned")]
+    #[expect(clippy::len_without_is_empty, reason = "a run of no bytes is none")]
     pub const fn len(&self) -> usize {
         self.length
     }
 
-    /// `length` of the bytes from `offset` on, for the DMA API.
-    pub fn bytes(&self, offset: usize, length: usize) -> FrameBytes<'_, X86> {
+    /// `length` of the bytes from `offset` on, for a device to read.
+    pub fn bytes(&self, offset: usize, length: usize) -> impl Original + '_ {
+        self.frames(offset, length)
+    }
+    fn frames(&self, offset: usize, length: usize) -> FrameBytes<'_, X86> {
         let first = self.start + offset;
         FrameBytes::new(X86, &self.places).starting_at(first).truncated(length.min(self.length - offset))
     }
 }
 
-impl Drop for PinnedRun {
+impl PinnedRun<ReadWrite> {
+    /// `length` of the bytes from `offset` on, for a device to write.
+    pub fn bytes_mut(&self, offset: usize, length: usize) -> impl OriginalMut + '_ {
+        self.frames(offset, length)
+    }
+}
+
+impl<P: Purpose> Drop for PinnedRun<P> {
     fn drop(&mut self) {
         RELEASED.fetch_add(self.places.len() as u64, Ordering::Relaxed);
     }
 }
 
-/// Pinned bytes that any task can fill or take from, in any address space: a [`Sink`] and a [`Source`].
-#[derive(Clone)]
-pub struct PinnedBytes {
+/// Pinned bytes that any task can take from, in any address space, and fill where they were pinned for that: a [`Source`] and a
+/// [`Sink`].
+pub struct PinnedBytes<P: Purpose> {
     /// What is left: a range of each run's bytes, none empty.
-    parts: Vec<(Arc<PinnedRun>, Range<usize>)>,
+    parts: Vec<(Arc<PinnedRun<P>>, Range<usize>)>,
     /// The first part that is not used up.
     current: usize,
     left: usize,
 }
 
-impl PinnedBytes {
+impl<P: Purpose> Clone for PinnedBytes<P> {
+    fn clone(&self) -> Self {
+        Self { parts: self.parts.clone(), ..*self }
+    }
+}
+
+impl<P: Purpose> PinnedBytes<P> {
+    const EMPTY: Self = Self { parts: Vec::new(), current: 0, left: 0 };
+
     /// The bytes `range` of `run`.
     ///
     /// # Errors
     /// `EFAULT` where the run has fewer, `ENOMEM`.
-    pub fn part(run: Arc<PinnedRun>, range: Range<usize>) -> Result<Self> {
-        let mut bytes = Self { parts: Vec::new(), current: 0, left: 0 };
+    pub fn part(run: Arc<PinnedRun<P>>, range: Range<usize>) -> Result<Self> {
+        let mut bytes = Self::EMPTY;
         bytes.push(run, range)?;
         Ok(bytes)
     }
 
-    /// Pin all runs of a program. Where a page cannot be pinned the bytes end.
+    /// Pin all runs of a program for one request. Where a page cannot be pinned the bytes end.
     ///
     /// # Errors
     /// As [`PinnedRun::new`].
-    pub fn pin(space: &Space, runs: &Iovecs, access: PinAccess) -> Result<Self> {
-        let mut bytes = Self { parts: Vec::new(), current: 0, left: 0 };
+    pub fn pin(space: &Space, runs: &Iovecs) -> Result<Self> {
+        let mut bytes = Self::EMPTY;
         for (address, length) in runs.slices().iter().map(|slice| slice.place()).filter(|place| place.1 > 0) {
-            match PinnedRun::new(space, address, length, access) {
+            match PinnedRun::new::<Transient>(space, address, length, Rule::Asked) {
                 Ok(run) => {
                     let count = run.len();
                     bytes.push(Arc::new(run), 0..count)?;
@@ -165,7 +263,7 @@ impl PinnedBytes {
         Ok(bytes)
     }
 
-    fn push(&mut self, run: Arc<PinnedRun>, range: Range<usize>) -> Result<()> {
+    fn push(&mut self, run: Arc<PinnedRun<P>>, range: Range<usize>) -> Result<()> {
         if range.end > run.len() {
             return Err(Errno::EFAULT);
         }
@@ -177,50 +275,34 @@ impl PinnedBytes {
         Ok(())
     }
 
-    /// Have `transfer` move bytes of the first part, at most `most`.
-    fn next(
+    /// Have `transfer` move bytes of the first part, at most `most`; it is told which.
+    fn use_next(
         &mut self,
         most: usize,
-        transfer: impl FnOnce(&mut FrameBytes<'_, X86>) -> Result<()>,
+        transfer: impl FnOnce(&PinnedRun<P>, Range<usize>) -> Result<()>,
     ) -> Result<usize> {
         let Some((run, range)) = self.parts.get_mut(self.current) else { return Ok(0) };
         let count = most.min(range.len());
-        transfer(&mut run.bytes(range.start, count))?;
+        transfer(run, range.start..range.start + count)?;
         range.start += count;
         self.left -= count;
         self.current += usize::from(range.start == range.end);
         Ok(count)
     }
 
-    fn fill(&mut self, bytes: &[u8]) -> usize {
+    /// Have `transfer` move bytes of part after part until `wanted` are moved; it is told how many were before.
+    fn use_up(
+        &mut self,
+        wanted: usize,
+        mut transfer: impl FnMut(&PinnedRun<P>, Range<usize>, usize),
+    ) -> usize {
         let mut done = 0;
-        while let rest = &bytes[done..]
-            && !rest.is_empty()
-        {
-            let copied = self.next(rest.len(), |to| {
-                to.copy_from(0, &rest[..to.length()]);
+        while done < wanted {
+            let step = |run: &PinnedRun<P>, range: Range<usize>| {
+                transfer(run, range, done);
                 Ok(())
-            });
-            match copied {
-                Ok(count) if count > 0 => done += count,
-                _ => break,
-            }
-        }
-        done
-    }
-
-    fn drain(&mut self, bytes: &mut [u8]) -> usize {
-        let mut done = 0;
-        while let rest = &mut bytes[done..]
-            && !rest.is_empty()
-        {
-            let most = rest.len();
-            let copied = self.next(most, |from| {
-                let count = from.length();
-                from.copy_to(0, &mut rest[..count]);
-                Ok(())
-            });
-            match copied {
+            };
+            match self.use_next(wanted - done, step) {
                 Ok(count) if count > 0 => done += count,
                 _ => break,
             }
@@ -229,7 +311,7 @@ impl PinnedBytes {
     }
 }
 
-impl MemoryRuns for PinnedBytes {
+impl<P: Purpose> MemoryRuns for PinnedBytes<P> {
     fn left(&self) -> usize {
         self.left
     }
@@ -238,49 +320,68 @@ impl MemoryRuns for PinnedBytes {
             (run.start + range.start).is_multiple_of(unit) && range.len().is_multiple_of(unit)
         })
     }
-    fn with_pinned(
+}
+
+impl TargetRuns for PinnedBytes<ReadWrite> {
+    fn with_target(
         &mut self,
         most: usize,
         _unit: usize,
-        _access: PinAccess,
         transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
     ) -> Result<usize> {
-        self.next(most, |bytes| transfer(bytes))
+        self.use_next(most, |run, range| transfer(&mut run.bytes_mut(range.start, range.len())))
     }
 }
 
-impl Sink for PinnedBytes {
+impl<P: Purpose> SourceRuns for PinnedBytes<P> {
+    fn with_source(
+        &mut self,
+        most: usize,
+        _unit: usize,
+        transfer: &mut dyn FnMut(&dyn Original) -> Result<()>,
+    ) -> Result<usize> {
+        self.use_next(most, |run, range| transfer(&run.bytes(range.start, range.len())))
+    }
+}
+
+impl Sink for PinnedBytes<ReadWrite> {
     fn remaining(&self) -> usize {
         self.left
     }
     fn put(&mut self, bytes: &[u8]) -> Result<usize> {
-        Ok(self.fill(bytes))
+        Ok(self.put_without_fault(bytes))
     }
     fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
-        self.fill(bytes)
+        self.use_up(bytes.len(), |run, range, done| {
+            let count = range.len();
+            run.bytes_mut(range.start, count).copy_from(0, &bytes[done..done + count]);
+        })
     }
     fn fault_in(&mut self) -> Result<()> {
         Ok(())
     }
-    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+    fn memory(&mut self) -> Option<&mut dyn TargetRuns> {
         Some(self)
     }
 }
 
-impl Source for PinnedBytes {
+impl<P: Purpose> Source for PinnedBytes<P> {
     fn remaining(&self) -> usize {
         self.left
     }
     fn take(&mut self, bytes: &mut [u8]) -> Result<usize> {
-        Ok(self.drain(bytes))
+        Ok(self.take_without_fault(bytes))
     }
     fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize {
-        self.drain(bytes)
+        self.use_up(bytes.len(), |run, range, done| {
+            let count = range.len();
+            run.bytes(range.start, count).copy_to(0, &mut bytes[done..done + count]);
+        })
     }
     fn fault_in(&mut self) -> Result<()> {
         Ok(())
     }
-    fn memory(&mut self) -> Option<&mut dyn MemoryRuns> {
+    fn memory(&mut self) -> Option<&mut dyn SourceRuns> {
         Some(self)
     }
 }

@@ -1,109 +1,100 @@
-//! Another process' memory: process_vm_readv, process_vm_writev, /proc/PID/mem.
+//! Another process' memory, through pins: process_vm_readv, process_vm_writev, /proc/PID/mem.
 
 use alloc::sync::Arc;
 
 use freehold_machine::VirtAddr;
-use freehold_vm::RemoteAccess;
+use freehold_vm::{Purpose, ReadOnly, ReadWrite, Rule, Transient};
 
-use super::Space;
+use super::{PinnedBytes, PinnedRun, Space};
 use crate::syscall::Args;
 use crate::task::{self, registry};
 use crate::user::{Iovecs, Sink, Source};
 use crate::{Errno, Result};
 
-/// Copied per step: small enough for a kernel stack, large enough to amortise the lock.
+/// Copied per step: small enough for a kernel stack.
 const STEP: usize = 1024;
+/// Bytes that are pinned at a time.
+const BATCH: usize = 64 << 10;
 
-/// Copy `len` bytes at `addr` of `space` to `sink`; returns how many could be read. `EFAULT` if none.
+/// Copy `len` bytes at `address` of `space` to `sink`; returns how many could be read. `EFAULT` if none.
 pub fn read_space(
     space: &Space,
-    addr: VirtAddr,
+    address: VirtAddr,
     len: usize,
-    access: RemoteAccess,
+    rule: Rule,
     sink: &mut dyn Sink,
 ) -> Result<usize> {
-    let mut buffer = [0; STEP];
+    let len = len.min(sink.remaining());
+    in_batches(space, address, len, rule, |pinned: &mut PinnedBytes<ReadOnly>| copy(pinned, sink))
+}
+
+/// Copy `len` bytes of `source` to `address` of `space`; returns how many could be written. `EFAULT` if none.
+pub fn write_space(
+    space: &Space,
+    address: VirtAddr,
+    len: usize,
+    rule: Rule,
+    source: &mut dyn Source,
+) -> Result<usize> {
+    let len = len.min(source.remaining());
+    in_batches(space, address, len, rule, |pinned: &mut PinnedBytes<ReadWrite>| copy(source, pinned))
+}
+
+/// Pin `len` bytes at `address` of `space`, some at a time, and have `transfer` move them while its lock is free, until it moves less.
+/// An error counts only before the first byte.
+fn in_batches<P: Purpose>(
+    space: &Space,
+    address: VirtAddr,
+    len: usize,
+    rule: Rule,
+    mut transfer: impl FnMut(&mut PinnedBytes<P>) -> Result<usize>,
+) -> Result<usize> {
     let mut done = 0;
-    while done < len && sink.remaining() > 0 {
-        let want = STEP.min(len - done).min(sink.remaining());
-        let from = addr.checked_add(done as u64).ok_or(Errno::EFAULT)?;
-        let mut filled = 0;
-        // Our own lock must not be held while the sink faults, so bytes rest in the buffer between the two.
-        let outcome = space.lock().access_remote(from, want, access, |bytes| {
-            buffer[filled..filled + bytes.len()].copy_from_slice(bytes);
-            filled += bytes.len();
-            bytes.len()
+    while done < len {
+        let at = address.0.checked_add(done as u64).ok_or(Errno::EFAULT);
+        let run = at.and_then(|at| PinnedRun::new::<Transient>(space, at, BATCH.min(len - done), rule));
+        let moved = run.and_then(|run| {
+            let pinned = run.len();
+            transfer(&mut PinnedBytes::part(Arc::new(run), 0..pinned)?).map(|moved| (moved, pinned))
         });
-        if filled == 0 {
-            return if done > 0 {
-                Ok(done)
-            } else {
-                Err(outcome.map_or_else(Errno::from, |_| Errno::EFAULT))
-            };
-        }
-        let put = sink.put(&buffer[..filled]);
-        match put {
-            Ok(n) => done += n,
-            Err(_) if done > 0 => return Ok(done),
-            Err(error) => return Err(error),
-        }
-        if outcome.is_err() {
-            return Ok(done);
+        match moved {
+            Ok((moved, pinned)) if moved < pinned => return Ok(done + moved),
+            Ok((moved, _)) => done += moved,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
         }
     }
     Ok(done)
 }
 
-/// Copy `len` bytes of `source` to `addr` of `space`; returns how many could be written. `EFAULT` if none.
-pub fn write_space(
-    space: &Space,
-    addr: VirtAddr,
-    len: usize,
-    access: RemoteAccess,
-    source: &mut dyn Source,
-) -> Result<usize> {
+/// Move bytes until either has no more. An error counts only before the first byte.
+fn copy(source: &mut dyn Source, sink: &mut dyn Sink) -> Result<usize> {
+    // Either may be a program's memory that faults, and both may be the same frame: bytes rest here in between.
     let mut buffer = [0; STEP];
     let mut done = 0;
-    while done < len && source.remaining() > 0 {
-        let want = STEP.min(len - done).min(source.remaining());
-        let taken = match source.take(&mut buffer[..want]) {
-            Ok(n) => n,
-            Err(_) if done > 0 => return Ok(done),
-            Err(error) => return Err(error),
-        };
-        let to = addr.checked_add(done as u64).ok_or(Errno::EFAULT)?;
-        let mut copied = 0;
-        let outcome = space.lock().access_remote(to, taken, access, |bytes| {
-            bytes.copy_from_slice(&buffer[copied..copied + bytes.len()]);
-            copied += bytes.len();
-            bytes.len()
-        });
-        done += copied;
-        if copied < taken {
-            return if done > 0 {
-                Ok(done)
-            } else {
-                Err(outcome.map_or_else(Errno::from, |_| Errno::EFAULT))
-            };
+    loop {
+        let step = STEP.min(source.remaining()).min(sink.remaining());
+        let moved =
+            source.take(&mut buffer[..step]).and_then(|taken| Ok((taken, sink.put(&buffer[..taken])?)));
+        match moved {
+            Ok((taken, put)) if put < taken || taken == 0 => return Ok(done + put),
+            Ok((_, put)) => done += put,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => return Ok(done),
         }
     }
-    Ok(done)
 }
 
 /// process_vm_readv(pid, local, count, remote, count, flags)
 pub fn sys_process_vm_readv(args: &Args) -> Result<i64> {
     let mut local = Iovecs::read(args[1], args[2] as usize)?;
-    remote_runs(args, |space, address, length| {
-        read_space(space, address, length, RemoteAccess::Read, &mut local)
-    })
+    remote_runs(args, |space, address, length| read_space(space, address, length, Rule::Asked, &mut local))
 }
 
 /// process_vm_writev(pid, local, count, remote, count, flags)
 pub fn sys_process_vm_writev(args: &Args) -> Result<i64> {
     let mut local = Iovecs::read(args[1], args[2] as usize)?;
-    remote_runs(args, |space, address, length| {
-        write_space(space, address, length, RemoteAccess::Write, &mut local)
-    })
+    remote_runs(args, |space, address, length| write_space(space, address, length, Rule::Asked, &mut local))
 }
 
 /// Have `transfer` deal with each run of the other process, until it does less than it was asked for.

@@ -3,8 +3,6 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use freehold_machine::PAGE_SIZE;
-use freehold_vm::PinAccess;
 use linux_raw_sys::io_uring as c;
 
 use super::memory::{Parameters, SharedRings};
@@ -147,28 +145,17 @@ impl Ring {
             return Err(Errno::EINVAL);
         }
         let process = task::current().process().clone();
-        let space = process.space();
-        let limit = process.memory_limits().memlock / PAGE_SIZE as u64;
         let mut buffers = self.buffers.lock();
         if !buffers.is_empty() {
             return Err(Errno::EBUSY);
         }
         let mut pinned = Vec::new();
         pinned.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
-        let mut pages = 0;
         for [address, length] in UserPtr::<[u64; 2]>::new(vectors).read_many(count)? {
             if length == 0 || length > MAX_BUFFER {
                 return Err(Errno::EFAULT);
             }
-            pages += (address % PAGE_SIZE as u64 + length).div_ceil(PAGE_SIZE as u64);
-            if pages > limit {
-                return Err(Errno::ENOMEM);
-            }
-            let run = PinnedRun::new(&space, address, length as usize, PinAccess::Write)?;
-            if (run.len() as u64) < length {
-                return Err(Errno::EFAULT);
-            }
-            pinned.push(Arc::new(run));
+            pinned.push(Arc::new(PinnedRun::register(&process, address, length as usize)?));
         }
         *buffers = pinned;
         Ok(())

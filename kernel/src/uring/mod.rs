@@ -32,6 +32,7 @@ use crate::fs::anonymous::AnonymousNode;
 use crate::fs::{File, Mapping, Node, NodeKind, Ready};
 use crate::mem::PinnedRun;
 use crate::sync::{Mutex, PollWaiter, WaitQueue};
+use freehold_vm::ReadWrite;
 use memory::{Backlog, Completion, SharedRings};
 use work::Waiting;
 
@@ -58,7 +59,7 @@ pub struct Ring {
     /// Woken when `waiting`, `helpers` or the number of completions changes.
     changed: Arc<WaitQueue>,
     /// Registered buffers, pinned for as long as they are.
-    buffers: Mutex<Vec<Arc<PinnedRun>>>,
+    buffers: Mutex<Vec<Arc<PinnedRun<ReadWrite>>>>,
 }
 
 impl Ring {

@@ -5,7 +5,7 @@
 
 use alloc::sync::Arc;
 
-use freehold_vm::PinAccess;
+use freehold_vm::{ReadOnly, ReadWrite};
 use linux_raw_sys::io_uring as c;
 
 use super::Ring;
@@ -14,7 +14,7 @@ use crate::fs::{Blocking, NodeKind, OpenFile, Ready, Seekable};
 use crate::mem::PinnedBytes;
 use crate::task;
 use crate::time::{self, TimeSpec};
-use crate::user::{Iovecs, UserPtr};
+use crate::user::{Iovecs, Sink, Source, UserPtr};
 use crate::{Errno, Result};
 
 /// Operations, with the interface's numbers.
@@ -67,13 +67,6 @@ pub enum Way {
 }
 
 impl Way {
-    /// What a device does to the program's memory.
-    const fn access(self) -> PinAccess {
-        match self {
-            Self::Read => PinAccess::Write,
-            Self::Write => PinAccess::Read,
-        }
-    }
     /// What to wait for.
     const fn readiness(self) -> u32 {
         match self {
@@ -86,9 +79,16 @@ impl Way {
 /// A read or write whose buffers are pinned.
 pub struct Transfer {
     file: Arc<OpenFile>,
-    way: Way,
     offset: u64,
-    bytes: PinnedBytes,
+    moving: Moving,
+}
+
+/// Which way, and where the bytes are.
+enum Moving {
+    Read(PinnedBytes<ReadWrite>),
+    Write(PinnedBytes<ReadOnly>),
+    /// From a registered buffer, which serves both ways.
+    WriteFixed(PinnedBytes<ReadWrite>),
 }
 
 impl Transfer {
@@ -98,11 +98,18 @@ impl Transfer {
     }
     /// What readiness lets it go on.
     pub const fn readiness(&self) -> u32 {
-        self.way.readiness()
+        match self.moving {
+            Moving::Read(_) => Way::Read.readiness(),
+            Moving::Write(_) | Moving::WriteFixed(_) => Way::Write.readiness(),
+        }
     }
     /// Move the bytes; a new attempt begins with all of them.
     pub fn run(&self, blocking: Blocking) -> Result<usize> {
-        move_bytes(&self.file, self.way, self.offset, &mut Buffers::Pinned(self.bytes.clone()), blocking)
+        match &self.moving {
+            Moving::Read(to) => read(&self.file, self.offset, &mut to.clone(), blocking),
+            Moving::Write(from) => write(&self.file, self.offset, &mut from.clone(), blocking),
+            Moving::WriteFixed(from) => write(&self.file, self.offset, &mut from.clone(), blocking),
+        }
     }
 }
 
@@ -131,30 +138,22 @@ pub enum Start {
 /// Where the bytes are.
 enum Buffers {
     Program(Iovecs),
-    Pinned(PinnedBytes),
+    Fixed(PinnedBytes<ReadWrite>),
 }
 
-fn move_bytes(
-    file: &OpenFile,
-    way: Way,
-    offset: u64,
-    buffers: &mut Buffers,
-    blocking: Blocking,
-) -> Result<usize> {
-    let stream = file.file().seekable() == Seekable::Stream;
-    match (way, buffers) {
-        (Way::Read, Buffers::Program(to)) if stream => file.file().read_at(0, to, blocking),
-        (Way::Read, Buffers::Pinned(to)) if stream => file.file().read_at(0, to, blocking),
-        (Way::Write, Buffers::Program(from)) if stream => file.file().write_at(0, from, blocking),
-        (Way::Write, Buffers::Pinned(from)) if stream => file.file().write_at(0, from, blocking),
-        (Way::Read, Buffers::Program(to)) if offset == CURRENT => file.read(to),
-        (Way::Read, Buffers::Pinned(to)) if offset == CURRENT => file.read(to),
-        (Way::Write, Buffers::Program(from)) if offset == CURRENT => file.write(from),
-        (Way::Write, Buffers::Pinned(from)) if offset == CURRENT => file.write(from),
-        (Way::Read, Buffers::Program(to)) => file.read_at(offset, to),
-        (Way::Read, Buffers::Pinned(to)) => file.read_at(offset, to),
-        (Way::Write, Buffers::Program(from)) => file.write_at(offset, from),
-        (Way::Write, Buffers::Pinned(from)) => file.write_at(offset, from),
+fn read(file: &OpenFile, offset: u64, to: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+    match offset {
+        _ if file.file().seekable() == Seekable::Stream => file.file().read_at(0, to, blocking),
+        CURRENT => file.read(to),
+        offset => file.read_at(offset, to),
+    }
+}
+
+fn write(file: &OpenFile, offset: u64, from: &mut dyn Source, blocking: Blocking) -> Result<usize> {
+    match offset {
+        _ if file.file().seekable() == Seekable::Stream => file.file().write_at(0, from, blocking),
+        CURRENT => file.write(from),
+        offset => file.write_at(offset, from),
     }
 }
 
@@ -205,7 +204,7 @@ fn fixed_buffer(ring: &Ring, entry: &Submission) -> Result<Buffers> {
     let start = entry.address.checked_sub(run.address()).ok_or(Errno::EFAULT)?;
     let start = usize::try_from(start).map_err(|_| Errno::EFAULT)?;
     let end = start.checked_add(entry.length as usize).ok_or(Errno::EFAULT)?;
-    PinnedBytes::part(run, start..end).map(Buffers::Pinned)
+    PinnedBytes::part(run, start..end).map(Buffers::Fixed)
 }
 
 fn transfer(entry: &Submission, way: Way, mut buffers: Buffers) -> Result<Start> {
@@ -222,16 +221,25 @@ fn transfer(entry: &Submission, way: Way, mut buffers: Buffers) -> Result<Start>
     let later = disk || (stream && entry.flags & ASYNC != 0);
     if !later {
         // Files in memory end at once; streams may say that they would wait.
-        match move_bytes(&file, way, entry.offset, &mut buffers, Blocking::Never) {
+        let moved = match (way, &mut buffers) {
+            (Way::Read, Buffers::Program(to)) => read(&file, entry.offset, to, Blocking::Never),
+            (Way::Read, Buffers::Fixed(to)) => read(&file, entry.offset, to, Blocking::Never),
+            (Way::Write, Buffers::Program(from)) => write(&file, entry.offset, from, Blocking::Never),
+            (Way::Write, Buffers::Fixed(from)) => write(&file, entry.offset, from, Blocking::Never),
+        };
+        match moved {
             Err(Errno::EAGAIN) if stream && file.blocking() == Blocking::Wait => {}
             result => return result.map(|count| Start::Done(count as i64)),
         }
     }
-    let bytes = match buffers {
-        Buffers::Pinned(bytes) => bytes,
-        Buffers::Program(runs) => PinnedBytes::pin(&task::current().process().space(), &runs, way.access())?,
+    let space = task::current().process().space();
+    let moving = match (way, buffers) {
+        (Way::Read, Buffers::Program(to)) => Moving::Read(PinnedBytes::pin(&space, &to)?),
+        (Way::Read, Buffers::Fixed(to)) => Moving::Read(to),
+        (Way::Write, Buffers::Program(from)) => Moving::Write(PinnedBytes::pin(&space, &from)?),
+        (Way::Write, Buffers::Fixed(from)) => Moving::WriteFixed(from),
     };
-    let transfer = Transfer { file, way, offset: entry.offset, bytes };
+    let transfer = Transfer { file, offset: entry.offset, moving };
     Ok(Start::Pending(if disk { Pending::Disk(transfer) } else { Pending::Stream(transfer) }))
 }
 

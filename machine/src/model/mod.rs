@@ -88,6 +88,8 @@ struct State {
     memory: Memory,
     in_direct_map: Box<[AtomicU64]>,
     tlbs: Box<[Mutex<TlbState>]>,
+    /// Held while a CPU answers no flush.
+    holds: Box<[Mutex<()>]>,
     random: AtomicU64,
     counters: Counters,
 }
@@ -131,6 +133,7 @@ impl Model {
             memory: Memory::new(frames),
             in_direct_map: (0..blocks).map(|_| AtomicU64::new(0)).collect(),
             tlbs: (0..cpus).map(|_| Mutex::new(TlbState::new())).collect(),
+            holds: (0..cpus).map(|_| Mutex::new(())).collect(),
             random: AtomicU64::new(seed),
             counters: Counters::default(),
             topology,
@@ -196,6 +199,10 @@ impl Model {
     fn tlb(self, cpu: CpuId) -> MutexGuard<'static, TlbState> {
         // A poisoned TLB belongs to a test that has failed already.
         self.0.tlbs[usize::from(cpu.0)].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hold(self, cpu: CpuId) -> MutexGuard<'static, ()> {
+        self.0.holds[usize::from(cpu.0)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set_membership(self, blocks: PfnRange, member: u64) {
@@ -273,8 +280,15 @@ impl Tlb for Model {
             if cpu != self.current_cpu() {
                 self.0.counters.interrupts.fetch_add(1, Ordering::Relaxed);
             }
+            let answers = self.hold(cpu);
             self.flush_one(cpu, what);
+            drop(answers);
         }
+    }
+    fn hold_flushes<R>(self, f: impl FnOnce() -> R) -> R {
+        let _pinned = self.pin();
+        let _hold = self.hold(self.current_cpu());
+        f()
     }
     fn load_root(self, root: Pfn) {
         assert_ne!(PINS.get(), 0, "root loaded without being pinned");

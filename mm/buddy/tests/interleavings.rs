@@ -73,6 +73,9 @@ impl Tlb for Switching {
     fn flush_on(self, cpus: CpuSet, what: Flush) {
         self.0.flush_on(cpus, what);
     }
+    fn hold_flushes<R>(self, f: impl FnOnce() -> R) -> R {
+        self.0.hold_flushes(f)
+    }
     fn load_root(self, root: Pfn) {
         self.0.load_root(root);
     }

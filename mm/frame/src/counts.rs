@@ -5,18 +5,22 @@
 //!
 //! - *share* (fork) wants "exclusive and not pinned" to become "not exclusive, one more mapping";
 //! - *pin* wants "exclusive" to stay so with one more pin;
+//! - *vacate* (swap-out, migration) wants "exclusive and not pinned" to become "a reference that nobody can pin";
 //! - *reuse* wants "one mapping and nothing else" to become "exclusive";
 //! - the last holder to let go, of whatever sort, must know that it is the last.
 //!
 //! Each is one compare-exchange, so a pin and a share can never both succeed against the same state.
 //! This replaces the bias in a shared count, the fences and the sequence lock that Linux needs for the same promise
-//! (`page_maybe_dma_pinned`, `write_protect_seq`). Re-reading the page-table entry after a pin stays the caller's duty.
+//! (`page_maybe_dma_pinned`, `write_protect_seq`). What a page-table leaf has to do with it is in [`transition`](crate::transition).
 //!
 //! **Orderings.** Letting go releases what the holder did; the last one acquires what all did, before the frame is
-//! reused. Taking hold of a frame needs an existing holder, so it orders nothing by itself; pin and share acquire and release,
-//! since a caller decides about page-table entries by their outcome.
+//! reused. Taking hold of a frame acquires and releases too: callers decide about page-table entries by the outcome, and a pin may be
+//! tried without a hold, on what a leaf said a moment ago. Such a pin finds the word 0, or one that happens after all that made the
+//! frame another's (so [`Counts::start`] releases): it then sees that the leaf has changed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::whole::MARKS;
 
 /// A 64-bit atomic, so that a model checker can put its own in place of the real one.
 pub trait Word {
@@ -77,6 +81,8 @@ pub enum CountError {
     Pinned,
     /// The frame is not exclusive: it may not be pinned, unshare it first.
     NotExclusive,
+    /// Nobody holds the frame.
+    Free,
     /// Others hold the frame too.
     Held,
     /// The count is at its maximum (8,388,607 mappings, 524,287 references or pins).
@@ -180,7 +186,7 @@ impl<W: Word> Counts<W> {
             Exclusive::Yes => EXCLUSIVE,
             Exclusive::No => 0,
         };
-        self.0.store(REFERENCE | mark, Ordering::Relaxed);
+        self.0.store(REFERENCE | mark, Ordering::Release);
     }
     /// One more mapping, without a change to the exclusive mark: for memory that is shared by nature.
     ///
@@ -208,6 +214,32 @@ impl<W: Word> Counts<W> {
                 EXCLUSIVE if mapped => add((bits & !EXCLUSIVE) - REFERENCE, Hold::Mapping),
                 _ => add(bits - REFERENCE, Hold::Mapping),
             }
+        })
+    }
+    /// Turn the mapping of a frame that is to leave its page into a reference. If it was exclusive it is not any more, so that from now on
+    /// nobody can pin it. What it was.
+    ///
+    /// # Errors
+    /// [`CountError::Pinned`]; [`CountError::Held`] where there are references to an exclusive frame; [`CountError::Overflow`].
+    pub fn vacate(&self) -> Result<Exclusive, CountError> {
+        let before = self.change_from(|bits| {
+            match (bits & EXCLUSIVE != 0, Hold::Pin.count(bits), Hold::Reference.count(bits)) {
+                (true, 1.., _) => Err(CountError::Pinned),
+                (true, 0, 1..) => Err(CountError::Held),
+                _ => add((bits & !EXCLUSIVE) - MAPPING, Hold::Reference),
+            }
+        })?;
+        Ok(if before & EXCLUSIVE != 0 { Exclusive::Yes } else { Exclusive::No })
+    }
+    /// Turn one reference into one mapping of a frame that is `exclusive`, or not: the way back from [`Counts::vacate`].
+    ///
+    /// # Errors
+    /// [`CountError::Held`] where it is to be exclusive and is mapped; [`CountError::Overflow`].
+    pub fn occupy(&self, exclusive: Exclusive) -> Result<(), CountError> {
+        self.change(|bits| match exclusive {
+            Exclusive::Yes if Hold::Mapping.count(bits) > 0 => Err(CountError::Held),
+            Exclusive::Yes => add(bits - REFERENCE, Hold::Mapping).map(|bits| bits | EXCLUSIVE),
+            Exclusive::No => add(bits - REFERENCE, Hold::Mapping),
         })
     }
     /// Turn one mapping into one reference.
@@ -251,16 +283,16 @@ impl<W: Word> Counts<W> {
     /// # Errors
     /// [`CountError::NotExclusive`]: unshare first. [`CountError::Overflow`].
     pub fn pin_exclusive(&self) -> Result<(), CountError> {
-        self.change(
-            |bits| if bits & EXCLUSIVE == 0 { Err(CountError::NotExclusive) } else { add(bits, Hold::Pin) },
-        )
+        let alone = |bits| bits & (EXCLUSIVE | MARKS) == EXCLUSIVE;
+        self.change(|bits| if alone(bits) { add(bits, Hold::Pin) } else { Err(CountError::NotExclusive) })
     }
     /// One more pin on a frame of truly shared memory, which no fork ever copies.
     ///
     /// # Errors
-    /// [`CountError::Overflow`].
+    /// [`CountError::Free`]; [`CountError::Overflow`].
     pub fn pin_shared(&self) -> Result<(), CountError> {
-        self.change(|bits| add(bits, Hold::Pin))
+        let held = |bits| bits != 0 && bits & MARKS == 0;
+        self.change(|bits| if held(bits) { add(bits, Hold::Pin) } else { Err(CountError::Free) })
     }
     /// Let go of one hold. `true` if it was the last: the caller now owns the frame alone and frees it.
     #[must_use = "the last holder frees the frame"]
@@ -298,10 +330,14 @@ impl<W: Word> Counts<W> {
     }
 
     fn change(&self, step: impl Fn(u64) -> Result<u64, CountError>) -> Result<(), CountError> {
+        self.change_from(step).map(drop)
+    }
+    /// Change the word; what it was.
+    fn change_from(&self, step: impl Fn(u64) -> Result<u64, CountError>) -> Result<u64, CountError> {
         let mut bits = self.0.load(Ordering::Acquire);
         loop {
             match self.0.compare_exchange_weak(bits, step(bits)?, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Ok(()),
+                Ok(_) => return Ok(bits),
                 Err(now) => bits = now,
             }
         }

@@ -17,9 +17,10 @@ use core::mem::ManuallyDrop;
 use freehold_machine::Pfn;
 
 use crate::counts::{Exclusive, Hold};
+use crate::transition::CopyFrom;
 use crate::{
-    Anon, CountError, FrameRecord, FrameSource, Kind, Order, OutOfMemory, Owner, PageCache, Request, State,
-    UserKind,
+    Anon, Belongs, CountError, FrameRecord, FrameSource, Kind, Order, OutOfMemory, Owner, PageCache, Request,
+    State, UserKind,
 };
 
 /// A frame is not what the caller takes it for.
@@ -149,6 +150,25 @@ impl<K: UserKind, S: FrameSource> Frame<K, S> {
     }
 }
 
+impl<S: FrameSource> Frame<Anon, S> {
+    /// Turn the reference into the mapping of a frame that belongs as [`Mapping::vacate`] said: put it back, here or under another
+    /// leaf.
+    ///
+    /// # Errors
+    /// [`CountError::Held`] where it is to be exclusive and is mapped; [`CountError::Overflow`]; with the frame given back.
+    pub fn into_mapping_as(self, belongs: Belongs) -> Result<Mapping<Anon, S>, (Self, CountError)> {
+        let exclusive = match belongs {
+            Belongs::Exclusive => Exclusive::Yes,
+            Belongs::Shared => Exclusive::No,
+        };
+        if let Err(error) = self.record().counts().occupy(exclusive) {
+            return Err((self, error));
+        }
+        let this = ManuallyDrop::new(self);
+        Ok(Mapping { source: this.source, frame: this.frame, order: this.order, kind: PhantomData })
+    }
+}
+
 impl<S: FrameSource> Frame<PageCache, S> {
     /// One mapping of it.
     ///
@@ -245,12 +265,14 @@ impl<K: UserKind, S: FrameSource> Mapping<K, S> {
         let this = ManuallyDrop::new(self);
         Ok(Frame { source: this.source, frame: this.frame, order: this.order, kind: PhantomData })
     }
-    /// One more mapping for another address space: an anonymous frame stops being exclusive.
+    /// One more mapping for another address space: an anonymous frame stops being exclusive. This space's leaf loses its write right after
+    /// that, not before.
     ///
     /// # Errors
-    /// [`CountError::Pinned`]: copy the frame for the other space. [`CountError::Overflow`].
-    pub fn share(&self) -> Result<Self, CountError> {
+    /// The other space gets a copy: the frame is pinned, or a count is at its maximum.
+    pub fn share(&self) -> Result<Self, CopyFrom> {
         let record = self.record();
+        let refuse = |why| CopyFrom::new(self.frame, why);
         let is_private = match K::OWNER {
             Owner::Anon => true,
             Owner::PageCache => false,
@@ -258,9 +280,9 @@ impl<K: UserKind, S: FrameSource> Mapping<K, S> {
             _ => record.is_owned_by(Owner::Anon),
         };
         if is_private {
-            record.counts().share()?
+            record.counts().share().map_err(refuse)?
         } else {
-            record.counts().map()?
+            record.counts().map().map_err(refuse)?
         }
         Ok(Self { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
     }
@@ -274,11 +296,27 @@ impl<S: FrameSource> Mapping<Anon, S> {
     /// Become exclusive again, if this mapping is all that holds the frame.
     ///
     /// # Errors
-    /// [`CountError::Held`]: copy instead.
-    pub fn reuse(&self) -> Result<(), CountError> {
-        self.record().counts().reuse()
+    /// Others hold it: this page gets a copy.
+    pub fn reuse(&self) -> Result<(), CopyFrom> {
+        self.record().counts().reuse().map_err(|why| CopyFrom::new(self.frame, why))
     }
-    /// Pin the exclusive frame. The caller re-reads the page-table entry afterwards.
+    /// Turn the mapping into a reference that nobody can pin, and say to whom the frame belonged: it leaves its page (swap-out,
+    /// migration). The leaf is cleared after this, and flushed before the bytes are used.
+    ///
+    /// # Errors
+    /// [`CountError::Pinned`]; [`CountError::Held`] where there are references to an exclusive frame; [`CountError::Overflow`]; with the
+    /// mapping given back, as it was.
+    pub fn vacate(self) -> Result<(Frame<Anon, S>, Belongs), (Self, CountError)> {
+        let belonged = match self.record().counts().vacate() {
+            Ok(Exclusive::Yes) => Belongs::Exclusive,
+            Ok(Exclusive::No) => Belongs::Shared,
+            Err(error) => return Err((self, error)),
+        };
+        let this = ManuallyDrop::new(self);
+        let frame = Frame { source: this.source, frame: this.frame, order: this.order, kind: PhantomData };
+        Ok((frame, belonged))
+    }
+    /// Pin the exclusive frame.
     ///
     /// # Errors
     /// [`CountError::NotExclusive`]: unshare first. [`CountError::Overflow`].
@@ -328,6 +366,26 @@ impl<K: UserKind, S: FrameSource> Pin<K, S> {
     /// The frame's record.
     pub fn record(&self) -> &'static FrameRecord {
         record(self.source, self.frame)
+    }
+}
+
+impl<S: FrameSource> Pin<Anon, S> {
+    /// Pin `frame`, of which a leaf said a moment ago that it is mapped, if it is an exclusive anonymous one. It may be another
+    /// space's by now: see [`transition`](crate::transition) for what has to follow.
+    pub fn try_exclusive(source: S, frame: Pfn) -> Option<Self> {
+        // The mark is on nothing but anonymous frames, and a pinned one is a block of its own.
+        source.table().get(frame)?.counts().pin_exclusive().ok()?;
+        Some(Self { source, frame, order: Order::FRAME, kind: PhantomData })
+    }
+}
+
+impl<S: FrameSource> Pin<PageCache, S> {
+    /// As [`Pin::try_exclusive`], for a frame of truly shared memory.
+    pub fn try_shared(source: S, frame: Pfn) -> Option<Self> {
+        let record = source.table().get(frame).filter(|record| record.is_owned_by(Owner::PageCache))?;
+        record.counts().pin_shared().ok()?;
+        // Held, it keeps its owner; whether it was in time shows here, or in the leaf.
+        Some(Self { source, frame, order: Order::FRAME, kind: PhantomData })
     }
 }
 

@@ -47,7 +47,7 @@
 //! let page: Frame<Anon, Source> = Frame::allocate(Source).unwrap();
 //! let mapping = page.into_mapping().unwrap();
 //! let pin = mapping.pin().unwrap();
-//! assert_eq!(mapping.share().unwrap_err(), CountError::Pinned);
+//! assert_eq!(mapping.share().unwrap_err().why(), CountError::Pinned);
 //! // Unmapped, it is still there for the device; the last holder gives it back.
 //! drop(mapping);
 //! assert_eq!(Source.table().owner(pin.pfn()), Owner::Anon);
@@ -66,6 +66,7 @@ mod owner;
 mod record;
 mod source;
 mod table;
+pub mod transition;
 mod whole;
 
 pub use counts::{CountError, Counts, Exclusive, Holders, Word};

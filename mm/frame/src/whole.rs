@@ -21,7 +21,8 @@
 //! word goes from "one mapping" to 0 by compare-exchange: a pin that was faster makes it fail, and one that is late finds a frame that is
 //! not exclusive, as it would anywhere. A failure gives every word back.
 //!
-//! A leaf of 4 KiB, a reference and a pin exist only on pieces, so the operations of single frames never meet these marks.
+//! A leaf of 4 KiB, a reference and a pin exist only on pieces, so the operations of single frames never meet these marks; but for a pin
+//! that is tried without a hold (see [`transition`](crate::transition)), which they refuse.
 
 use core::sync::atomic::Ordering;
 
@@ -31,6 +32,9 @@ use crate::counts::{Counts, EXCLUSIVE, Hold, MAPPING, Word, add};
 const WHOLE: u64 = 1 << 24;
 /// The block changes its form.
 const FROZEN: u64 = 1 << 23;
+
+/// A word with one of these is no single frame's.
+pub(crate) const MARKS: u64 = WHOLE | FROZEN;
 
 /// Why a whole block's count did not change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

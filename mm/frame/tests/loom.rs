@@ -1,39 +1,19 @@
 //! Every interleaving of pin, share, unmap and reuse on one frame's counts, and of a block's two forms.
 #![allow(clippy::unwrap_used)]
 
+mod checker;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use freehold_frame::{CountError, Counts, Exclusive, LastHold, NotWhole, Word};
-use loom::sync::atomic::{AtomicU64, AtomicUsize};
+use checker::{Loom, unheld};
+use freehold_frame::{CountError, Counts, Exclusive, LastHold, NotWhole};
+use loom::sync::atomic::AtomicUsize;
 use loom::thread;
-
-struct Loom(AtomicU64);
-
-impl Word for Loom {
-    fn load(&self, order: Ordering) -> u64 {
-        self.0.load(order)
-    }
-    fn store(&self, value: u64, order: Ordering) {
-        self.0.store(value, order);
-    }
-    fn compare_exchange_weak(
-        &self,
-        current: u64,
-        new: u64,
-        success: Ordering,
-        failure: Ordering,
-    ) -> Result<u64, u64> {
-        self.0.compare_exchange_weak(current, new, success, failure)
-    }
-    fn relax(&self) {
-        thread::yield_now();
-    }
-}
 
 /// An anonymous frame with one mapping, exclusive.
 fn mapped() -> Arc<Counts<Loom>> {
-    let counts = Counts::with_word(Loom(AtomicU64::new(0)));
+    let counts = unheld();
     counts.start(Exclusive::Yes);
     counts.reference_to_mapping().unwrap();
     Arc::new(counts)
@@ -136,7 +116,7 @@ fn a_reused_frame_is_pinned_or_shared_but_not_both() {
 
 /// A whole block of two frames with two large leaves: what is true of two is true of 512.
 fn shared_block() -> Arc<[Counts<Loom>; 2]> {
-    let block = [(); 2].map(|()| Counts::with_word(Loom(AtomicU64::new(0))));
+    let block = [(); 2].map(|()| unheld());
     block[0].start_whole();
     block[0].share_whole().unwrap();
     Arc::new(block)

@@ -6,7 +6,7 @@
 //! that a CPU that speculates past the missing bit 0 is led to no memory (the L1TF errata). Bit 10 is left for userfaultfd.
 
 use freehold_frame::Belongs;
-use freehold_machine::{PAGE_SHIFT, Pfn};
+use freehold_machine::{PAGE_SHIFT, Pfn, TABLE_ENTRIES, VirtAddr};
 
 const PRESENT: u64 = 1;
 const WRITE: u64 = 1 << 1;
@@ -166,6 +166,11 @@ impl Entry {
     #[must_use]
     pub const fn piece(self, frame: Pfn) -> Self {
         Self(self.0 & !LARGE & !FRAME | frame.0 << PAGE_SHIFT)
+    }
+    /// The piece of this 2 MiB page's leaf that maps `addr`.
+    #[must_use]
+    pub const fn piece_at(self, addr: VirtAddr) -> Self {
+        self.piece(self.frame().offset(addr.0 >> PAGE_SHIFT & (TABLE_ENTRIES as u64 - 1)))
     }
     /// Whether it is a 2 MiB page's leaf.
     pub const fn is_large(self) -> bool {

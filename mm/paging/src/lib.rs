@@ -34,7 +34,7 @@ use freehold_machine::{Machine, NodeId, Pfn, VirtAddr};
 
 pub use entry::{Backing, Entry, Marks, Rights, SwapPlace};
 pub use flush::{FULL_FLUSH_PAGES, FlushBatch};
-pub use roots::Roots;
+pub use roots::{Roots, Walk};
 pub use space::{Cursor, PageSize, Slot, Space};
 
 /// One past the last user address: the page below the non-canonical hole is never mapped, so that no

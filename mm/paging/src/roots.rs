@@ -9,6 +9,11 @@
 //! in with the last one there was, and forgets everything if it missed any. "Say lazy" and "read the number" on one
 //! side, "raise the number" and "read who is lazy" on the other are sequentially consistent, so one of the two sees the other.
 //! When tables are freed lazy CPUs are interrupted too, since their walkers may follow a cached upper entry on their own.
+//!
+//! **Walking without the editor's lock** ([`Roots::walk`]). A CPU that has the roots loaded is told of every table that is freed, and waited
+//! for, before its frame is another's. While it holds flushes off it has not answered, so what it reads are tables: the oldest way of
+//! all (Linux: gup-fast with interrupts off). Frames are not protected by that, since a leaf that was never used
+//! needs no flush: see [`freehold_frame::transition`].
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,9 +21,11 @@ use freehold_frame::{Frame, NodePolicy, OutOfMemory, Owner, PageTable, Request};
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{
     AtomicCpuSet, CpuId, CpuSet, Cpus, Flush, MAX_CPUS, NodeId, Pfn, Pinned, TABLE_ENTRIES, Tables, Tlb,
+    VirtAddr,
 };
 
-use crate::{Entry, KernelRoots, Memory};
+use crate::space::find;
+use crate::{Entry, KernelRoots, Memory, PageSize, Slot, USER_END};
 
 /// Entries of a root that belong to user addresses.
 pub(crate) const USER_ENTRIES: usize = TABLE_ENTRIES / 2;
@@ -132,6 +139,16 @@ impl<S: Memory> Roots<S> {
         self.lazy.remove(pinned.cpu());
     }
 
+    /// Show `f` the tables, on a CPU that has them loaded, without the lock of who edits them: what is seen may change at any moment, but no
+    /// table goes. `f` is short; it does not sleep, fault, or free frames. `None` where this CPU has not loaded them.
+    pub fn walk<R>(&self, f: impl FnOnce(Walk<'_, S>) -> R) -> Option<R> {
+        let machine = self.source.machine();
+        machine.hold_flushes(|| {
+            let is_told = self.users.load().contains(machine.current_cpu());
+            is_told.then(|| f(Walk { roots: self }))
+        })
+    }
+
     /// The CPUs that have it loaded, lazily or not.
     pub fn users(&self) -> CpuSet {
         self.users.load()
@@ -212,6 +229,28 @@ impl<S: Memory> Drop for Roots<S> {
 impl<S: Memory> core::fmt::Debug for Roots<S> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Roots({:?}, {} roots, users {:?})", self.first, self.count(), self.users.load())
+    }
+}
+
+/// A look at tables that others may be changing: see [`Roots::walk`].
+pub struct Walk<'a, S: Memory> {
+    roots: &'a Roots<S>,
+}
+
+impl<S: Memory> Walk<'_, S> {
+    /// Where the leaf for `addr` is, and how much it maps; `None` where no table leads there.
+    pub fn find(&self, addr: VirtAddr) -> Option<(Slot<S::Machine>, PageSize)> {
+        if addr < USER_END { find(self.roots.source.machine(), self.roots.first, addr) } else { None }
+    }
+    /// The source of the frames.
+    pub fn source(&self) -> S {
+        self.roots.source
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for Walk<'_, S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Walk({:?})", self.roots)
     }
 }
 

@@ -6,6 +6,7 @@
 use alloc::sync::Arc;
 use core::ops::Range;
 
+use freehold_frame::transition::Leaf;
 use freehold_frame::{Frame, OutOfMemory, PageTable};
 use freehold_machine::{Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, TABLE_ENTRIES, Tables, VirtAddr};
 
@@ -88,6 +89,33 @@ impl<M: Tables> Slot<M> {
     }
 }
 
+/// Where the leaf for `addr` is under the table `root`: see [`Space::find`].
+#[inline]
+pub(crate) fn find<M: Tables>(machine: M, root: Pfn, addr: VirtAddr) -> Option<(Slot<M>, PageSize)> {
+    let mut table = root;
+    for level in (2..=ROOT_LEVEL).rev() {
+        let slot = Slot { machine, table, index: index(addr, level) };
+        let entry = slot.load();
+        if !entry.is_table() {
+            return (level == 2 && !entry.is_empty()).then_some((slot, PageSize::Large));
+        }
+        table = entry.frame();
+    }
+    Some((Slot { machine, table, index: index(addr, 1) }, PageSize::Small))
+}
+
+impl<M: Tables> Leaf for Slot<M> {
+    type Entry = Entry;
+    #[inline]
+    fn load(&self) -> Entry {
+        Slot::load(*self)
+    }
+    #[inline]
+    fn change(&self, now: Entry, change: impl Fn(Entry) -> Entry) -> Entry {
+        self.update_from(now, change)
+    }
+}
+
 /// The one editor of an address space's tables. See the crate's head.
 pub struct Space<S: Memory> {
     source: S,
@@ -122,18 +150,9 @@ impl<S: Memory> Space<S> {
     }
 
     /// Where the leaf for `addr` is, and how much it maps; `None` where no table leads there. The entry may be empty.
+    #[inline]
     pub fn find(&self, addr: VirtAddr) -> Option<(Slot<S::Machine>, PageSize)> {
-        let machine = self.source.machine();
-        let mut table = self.roots.first();
-        for level in (2..=ROOT_LEVEL).rev() {
-            let slot = Slot { machine, table, index: index(addr, level) };
-            let entry = slot.load();
-            if !entry.is_table() {
-                return (level == 2 && !entry.is_empty()).then_some((slot, PageSize::Large));
-            }
-            table = entry.frame();
-        }
-        Some((Slot { machine, table, index: index(addr, 1) }, PageSize::Small))
+        find(self.source.machine(), self.roots.first(), addr)
     }
 
     /// The entry of the leaf for `addr`, empty where there is none; of a 2 MiB page, the piece at `addr`.
@@ -141,10 +160,7 @@ impl<S: Memory> Space<S> {
         match self.find(addr) {
             None => Entry::EMPTY,
             Some((slot, PageSize::Small)) => slot.load(),
-            Some((slot, PageSize::Large)) => {
-                let leaf = slot.load();
-                leaf.piece(leaf.frame().offset(index(addr, 1) as u64))
-            }
+            Some((slot, PageSize::Large)) => slot.load().piece_at(addr),
         }
     }
 

@@ -9,8 +9,8 @@ use freehold_machine::{Cpus, PAGE_SIZE, Pfn, Tlb, VirtAddr};
 use freehold_paging::model::{KERNEL_ROOTS, ModelFrames};
 use freehold_paging::{Roots, USER_END};
 use freehold_vm::{
-    Access, AddressSpace, AreaFlags, Backing, Commons, Layout, Limits, MapRequest, PinAccess, Place,
-    Protection, VmError,
+    Access, AddressSpace, AreaFlags, Backing, Commons, Layout, Limits, MapRequest, Place, Protection,
+    ReadWrite, Rule, Transient, VmError,
 };
 
 type Space = AddressSpace<ModelFrames>;
@@ -36,7 +36,7 @@ fn main() -> Result<(), VmError> {
     }
     println!("the parent wrote {} pages", parent.usage().rss_anon);
 
-    let pin = parent.pin(pages[2], PinAccess::Write)?;
+    let pin = parent.pin::<Transient, ReadWrite>(pages[2], Rule::Asked)?;
     let before = frames.free();
     let mut child = parent.fork()?;
     println!(

@@ -143,10 +143,12 @@ impl<S: Memory> Resident<S> {
         }
         let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) else { return Ok(0) };
         let to = cursor.make(addr)?;
-        let Ok(twin) = mapping.share() else {
-            // It is pinned (or has more mappings than can be counted).
-            to.fill(leaf(self.copy_of(entry.frame())?, area.protection.rights(), Marks::Dirty));
-            return Ok(1);
+        let twin = match mapping.share() {
+            Ok(twin) => twin,
+            Err(pinned) => {
+                to.fill(leaf(self.copy_of(pinned)?, area.protection.rights(), Marks::Dirty));
+                return Ok(1);
+            }
         };
         let read_only = entry.rights().without(Rights::WRITE);
         to.fill(leaf(twin, read_only, Marks::Dirty).with_soft_dirty_of(entry));

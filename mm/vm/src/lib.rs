@@ -9,7 +9,8 @@
 //! - a write fault on an exclusive frame keeps it, whoever else holds references;
 //! - fork shares what is not pinned and copies at once, for the child, what is;
 //! - the last one left with a shared frame becomes its exclusive owner again instead of copying;
-//! - only an exclusive frame, or one of truly shared memory, can be pinned ([`AddressSpace::pin`] unshares first).
+//! - only an exclusive frame, or one of truly shared memory, can be pinned ([`AddressSpace::pin`] unshares first; [`pin_fast`] asks
+//!   no lock).
 //!
 //! **Locks.** Methods of `AddressSpace` take `&mut self`: its owner wraps it in a lock that may sleep, since a fault may read
 //! from a device. Order: a file's own locks > address space > page cache (a spin lock inside, never held over
@@ -41,6 +42,7 @@ mod huge;
 mod idle;
 mod lock;
 mod map;
+mod pin;
 mod refs;
 mod registry;
 mod remap;
@@ -58,10 +60,11 @@ pub use events::Event;
 pub use freehold_paging::{KernelRoots, Memory};
 pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
+pub use pin::{LongTerm, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast};
 pub use refs::ClearRefs;
 pub use registry::{Locking, SpaceHandle, Visited};
 pub use remap::{Remap, RemapPlace, RemapSource};
-pub use remote::{FutexKey, PinAccess, PinnedPage, RemoteAccess};
+pub use remote::{FutexKey, RemoteAccess};
 pub use request::{
     Access, AreaFlags, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Place, ProtectExtent,
     Protection, SharedWrite,

@@ -5,6 +5,7 @@
 //! while it has its mark, so that the first store faults and sets it. What a device may write through a pin changes without a fault:
 //! such a page keeps its mark and its rights. (Linux keeps it under any pin, read-only ones too.)
 
+use freehold_frame::transition;
 use freehold_paging::{Backing, Entry, Memory, PageSize, Rights};
 
 use crate::AddressSpace;
@@ -69,13 +70,16 @@ impl<S: Memory> Resident<S> {
     fn clear_soft_dirty(&mut self, area: &Area<S>) {
         let mut batch = self.tables.batch();
         self.tables.visit(area.start..area.end, |addr, slot, entry, size| {
-            if !(entry.is_soft_dirty() || entry.is_writable()) || self.is_written_by_device(entry, size) {
+            if !(entry.is_soft_dirty() || entry.is_writable()) {
                 return;
             }
-            let old = slot.update_from(entry, |entry| {
-                entry.marked_unwritten().with_rights(entry.rights().without(Rights::WRITE))
-            });
-            if old.is_writable() {
+            let forget =
+                |entry: Entry| entry.marked_unwritten().with_rights(entry.rights().without(Rights::WRITE));
+            let undo = |entry: Entry, old: Entry| entry.with_rights(old.rights()).with_soft_dirty_of(old);
+            let is_written = || self.is_written_by_device(entry, size);
+            if let Some(old) = transition::forget_written(&slot, entry, forget, undo, is_written)
+                && old.is_writable()
+            {
                 batch.restricted(addr, old);
             }
         });

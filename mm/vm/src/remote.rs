@@ -1,16 +1,14 @@
-//! Access to a space's bytes by others than its own CPU: the kernel on behalf of execve, /proc and ptrace; devices, through pins.
+//! Access to a space's bytes by the kernel, under the space's lock: small things, for execve and /proc. Others use pins.
 
 use alloc::sync::Arc;
 
-use freehold_frame::{Anon, FrameRecord, Mapping, PageCache as CacheKind, Pin};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::area::Content;
-use crate::error::{FaultError, SegvCode, VmError};
+use crate::error::VmError;
 use crate::request::Access;
-use crate::resident::{Kind, Want};
-use crate::view::OfFile;
+use crate::resident::Want;
 use crate::{AddressSpace, PageCache};
 
 /// What is done with the bytes, and whose rights count.
@@ -20,76 +18,6 @@ pub enum RemoteAccess {
     Read,
     /// Store where the process may store.
     Write,
-    /// Load whatever is mapped (ptrace, /proc/PID/mem).
-    ForceRead,
-    /// Store whatever is private, or a shared file opened for writing; private pages get a frame of their own first.
-    ForceWrite,
-}
-
-/// What a pin is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PinAccess {
-    /// The device reads.
-    Read,
-    /// The device writes.
-    Write,
-}
-
-/// One pinned page: its frame stays this page's frame until the pin is dropped.
-pub struct PinnedPage<S: Memory> {
-    pin: PinOf<S>,
-    access: PinAccess,
-}
-
-enum PinOf<S: Memory> {
-    /// Anonymous and exclusive.
-    Anon(Pin<Anon, S>),
-    /// Truly shared memory.
-    Shared(Pin<CacheKind, S>),
-}
-
-impl<S: Memory> PinnedPage<S> {
-    fn new(pin: PinOf<S>, access: PinAccess) -> Self {
-        let this = Self { pin, access };
-        if access == PinAccess::Write {
-            this.record().add_writer();
-        }
-        this
-    }
-    /// The frame.
-    pub const fn pfn(&self) -> Pfn {
-        match &self.pin {
-            PinOf::Anon(pin) => pin.pfn(),
-            PinOf::Shared(pin) => pin.pfn(),
-        }
-    }
-    /// Whether it is of truly shared memory.
-    pub const fn of_file(&self) -> OfFile {
-        match &self.pin {
-            PinOf::Anon(_) => OfFile::No,
-            PinOf::Shared(_) => OfFile::Yes,
-        }
-    }
-    fn record(&self) -> &'static FrameRecord {
-        match &self.pin {
-            PinOf::Anon(pin) => pin.record(),
-            PinOf::Shared(pin) => pin.record(),
-        }
-    }
-}
-
-impl<S: Memory> Drop for PinnedPage<S> {
-    fn drop(&mut self) {
-        if self.access == PinAccess::Write {
-            self.record().remove_writer();
-        }
-    }
-}
-
-impl<S: Memory> core::fmt::Debug for PinnedPage<S> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "PinnedPage({:?})", self.pfn())
-    }
 }
 
 /// What a futex waits on: the same for all who mean the same memory.
@@ -176,11 +104,6 @@ impl<S: Memory> AddressSpace<S> {
         let (allowed, want) = match access {
             RemoteAccess::Read => (area.protection.allows(Access::Read), Want::Read),
             RemoteAccess::Write => (area.protection.allows(Access::Write), Want::Write),
-            RemoteAccess::ForceRead => (true, Want::Read),
-            RemoteAccess::ForceWrite => {
-                let own = !area.is_shared() || area.protection.allows(Access::Write);
-                (own, Want::Write)
-            }
         };
         if !allowed {
             return Err(VmError::Fault);
@@ -188,40 +111,6 @@ impl<S: Memory> AddressSpace<S> {
         resident.fault(area, page, want)?;
         let entry = resident.present(page).ok_or(VmError::Fault)?;
         Ok(entry.frame())
-    }
-
-    /// Pin the page at `addr` for a device. A private page gets an exclusive frame first (a copy, where it is shared or a file's), for
-    /// reading too: so what the device sees stays what the process sees, whatever happens to either's partners.
-    ///
-    /// # Errors
-    /// As [`AddressSpace::fault`].
-    pub fn pin(&mut self, addr: VirtAddr, access: PinAccess) -> Result<PinnedPage<S>, FaultError> {
-        let page = addr.page_start();
-        let Self { areas, resident, .. } = self;
-        let area = areas.at(addr).ok_or(FaultError::Segv(SegvCode::MapErr))?;
-        let needed = match access {
-            PinAccess::Read => Access::Read,
-            PinAccess::Write => Access::Write,
-        };
-        if !area.protection.allows(needed) {
-            return Err(FaultError::Segv(SegvCode::AccErr));
-        }
-        let want = if area.is_shared() { needed.want() } else { Want::Write };
-        resident.fault(area, page, want)?;
-        resident.count_pieces(page);
-        let entry = resident.present(page).ok_or(FaultError::Bus)?;
-        let source = resident.source();
-        let pinned = if resident.kind_of(entry) == Kind::Anon {
-            Mapping::<Anon, S>::borrow_leaf(source, entry.frame())
-                .ok()
-                .and_then(|m| m.pin().ok())
-                .map(PinOf::Anon)
-        } else {
-            let mapping = Mapping::<CacheKind, S>::borrow_leaf(source, entry.frame());
-            mapping.ok().and_then(|m| m.pin().ok()).map(PinOf::Shared)
-        };
-        // Only a count at its maximum refuses here.
-        pinned.map(|pin| PinnedPage::new(pin, access)).ok_or(FaultError::OutOfMemory)
     }
 
     /// What a futex at `addr` is, for everyone who shares the memory.

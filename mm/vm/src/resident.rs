@@ -6,10 +6,12 @@
 use alloc::sync::Arc;
 use core::ops::Range;
 
+use freehold_frame::transition::CopyFrom;
 use freehold_frame::{
-    Anon, Belongs, Frame, FrameSource, LargeMapping, Mapping, OutOfMemory, Owner, User, UserKind,
+    Anon, Belongs, Frame, FrameSource, LargeMapping, Mapping, OutOfMemory, Owner, PageCache as CacheKind,
+    User, UserKind,
 };
-use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
+use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, PhysicalBytes, VirtAddr};
 use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
 
 use crate::Commons;
@@ -173,7 +175,7 @@ impl<S: Memory> Resident<S> {
         let (frame, kind) = cache.fault(index)?;
         if want == Want::Write && !area.is_shared() {
             // The first store to a private file page: a copy from the start.
-            slot.fill(leaf(self.copy_of(frame.pfn())?, area.protection.rights(), Marks::Dirty));
+            slot.fill(leaf(self.copy_of(CopyFrom::from(&frame))?, area.protection.rights(), Marks::Dirty));
             self.count(area, Kind::Anon);
             return Ok(kind);
         }
@@ -216,10 +218,10 @@ impl<S: Memory> Resident<S> {
         Ok(FaultKind::Minor)
     }
 
-    /// A new exclusive frame with the bytes of `from`. Its caller has shown that `from` is not exclusive here, or pinned.
-    pub(crate) fn copy_of(&self, from: Pfn) -> Result<Mapping<Anon, S>, OutOfMemory> {
+    /// A new exclusive frame with the bytes of `from`.
+    pub(crate) fn copy_of(&self, from: CopyFrom) -> Result<Mapping<Anon, S>, OutOfMemory> {
         let frame = Frame::<Anon, S>::allocate(self.source())?;
-        self.source().machine().copy(from, frame.pfn());
+        self.source().machine().copy(from.pfn(), frame.pfn());
         into_mapping(frame)
     }
 
@@ -269,14 +271,14 @@ impl<S: Memory> Resident<S> {
             return Ok(FaultKind::Minor);
         }
         let kind = self.kind_of(entry);
-        let new = match kind {
-            Kind::Anon if self.reuse(entry) => {
+        let new = match self.own(entry, kind) {
+            Own::Already => {
                 slot.update(|entry| entry.with_rights(rights).marked_dirty());
                 self.commons.events.count(Event::Reuse);
                 return Ok(FaultKind::Minor);
             }
-            Kind::Zero => into_mapping(Frame::allocate_zeroed(self.source())?)?,
-            Kind::Anon | Kind::Cache => self.copy_of(entry.frame())?,
+            Own::Zeroes => into_mapping(Frame::allocate_zeroed(self.source())?)?,
+            Own::Copy(from) => self.copy_of(from)?,
         };
         let mut batch = self.tables.batch();
         let old = slot.replace(leaf(new, rights, Marks::Dirty));
@@ -286,10 +288,20 @@ impl<S: Memory> Resident<S> {
         Ok(FaultKind::Minor)
     }
 
-    /// Whether the anonymous frame of `entry` is this space's alone (again).
-    fn reuse(&self, entry: Entry) -> bool {
-        let mapping = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame());
-        mapping.is_ok_and(|mapping| mapping.reuse().is_ok())
+    /// What a private page whose leaf is `entry` needs for a frame of its own.
+    fn own(&self, entry: Entry, kind: Kind) -> Own {
+        const COUNTED: &str = "a counted leaf leads to a frame of its kind";
+        let (source, frame) = (self.source(), entry.frame());
+        match kind {
+            Kind::Zero => Own::Zeroes,
+            Kind::Anon => match Mapping::<Anon, S>::borrow_leaf(source, frame).expect(COUNTED).reuse() {
+                Ok(()) => Own::Already,
+                Err(shared) => Own::Copy(shared),
+            },
+            Kind::Cache => Own::Copy(CopyFrom::from(
+                &*Mapping::<CacheKind, S>::borrow_leaf(source, frame).expect(COUNTED),
+            )),
+        }
     }
 
     /// Whether the frame of `entry`, or all of a large leaf's, is anonymous and exclusive.
@@ -380,6 +392,16 @@ impl<S: Memory> Resident<S> {
             }
         });
     }
+}
+
+/// See [`Resident::own`].
+enum Own {
+    /// Nothing: it has it (again).
+    Already,
+    /// A copy of this.
+    Copy(CopyFrom),
+    /// Zeroes.
+    Zeroes,
 }
 
 /// The leaf that becomes the holder of `mapping`.

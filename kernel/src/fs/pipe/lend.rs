@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 
 use freehold_arch::X86;
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
-use freehold_vm::{OfFile, PinAccess};
+use freehold_vm::OfFile;
 
 use super::page::BytePage;
 use super::ring::Ring;
@@ -53,7 +53,7 @@ impl<'a> Lender<'a> {
         };
         let start = address as usize % PAGE_SIZE;
         let count = length.min(PAGE_SIZE - start);
-        let pinned = PinnedOne::new(&self.space, VirtAddr(address), PinAccess::Read)?;
+        let pinned = PinnedOne::new(&self.space, VirtAddr(address))?;
         let page = match pinned.of_file() {
             OfFile::No => BytePage::lent(pinned),
             OfFile::Yes => {

@@ -7,7 +7,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use freehold_machine::VirtAddr;
-use freehold_vm::{AreaFlags, AreaName, AreaView, OfFile, Protection, RemoteAccess, Sharing, Smaps, Written};
+use freehold_vm::{
+    AreaFlags, AreaName, AreaView, OfFile, Protection, RemoteAccess, Rule, Sharing, Smaps, Written,
+};
 
 use super::processes::{FileKind, nameless};
 use crate::fs::device::split_device;
@@ -325,8 +327,7 @@ impl File for SpaceFile {
             return Ok(told);
         }
         let len = sink.remaining();
-        mem::read_space(&self.space, VirtAddr(offset), len, RemoteAccess::ForceRead, sink)
-            .map_err(|_| Errno::EIO)
+        mem::read_space(&self.space, VirtAddr(offset), len, Rule::Forced, sink).map_err(|_| Errno::EIO)
     }
 
     fn write_at(&self, offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
@@ -334,8 +335,7 @@ impl File for SpaceFile {
             return Err(Errno::EINVAL);
         }
         let len = source.remaining();
-        mem::write_space(&self.space, VirtAddr(offset), len, RemoteAccess::ForceWrite, source)
-            .map_err(|_| Errno::EIO)
+        mem::write_space(&self.space, VirtAddr(offset), len, Rule::Forced, source).map_err(|_| Errno::EIO)
     }
 
     fn end(&self) -> Result<u64> {

@@ -61,7 +61,7 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     line("nr_writeback", memory.disks.under_way);
     line("nr_shmem", memory.shared());
     line("nr_anon_transparent_hugepages", mem::commons().huge_pages() / 512);
-    let [acquired, released] = mem::PinnedRun::totals();
+    let [acquired, released] = mem::pin_totals();
     line("nr_foll_pin_acquired", acquired);
     line("nr_foll_pin_released", released);
     line("nr_kernel_stack", STACK_KB * registry::count() as u64);

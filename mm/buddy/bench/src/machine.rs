@@ -62,6 +62,9 @@ impl Tables for Bare {
 impl Tlb for Bare {
     fn flush_local(self, _what: Flush) {}
     fn flush_on(self, _cpus: CpuSet, _what: Flush) {}
+    fn hold_flushes<R>(self, f: impl FnOnce() -> R) -> R {
+        f()
+    }
     fn load_root(self, _root: Pfn) {}
     fn current_root(self) -> Pfn {
         Pfn(0)

@@ -65,7 +65,7 @@ fn a_pinned_frame_is_never_copied_under_its_pin_and_the_child_gets_a_copy() {
     let parent = world.process(0);
     let a = parent.anonymous(2);
     parent.store(a, 1).unwrap();
-    let pin = parent.space().pin(VirtAddr(a), PinAccess::Write).unwrap();
+    let pin = parent.space().pin::<Transient, ReadWrite>(VirtAddr(a), Rule::Asked).unwrap();
     let child = parent.fork(1);
     parent.store(a, 2).unwrap();
     assert_eq!(parent.frame(a), pin.pfn());
@@ -74,7 +74,7 @@ fn a_pinned_frame_is_never_copied_under_its_pin_and_the_child_gets_a_copy() {
     // A page that is shared is unshared before it is pinned, for reading too.
     parent.store(a + PAGE, 5).unwrap();
     let second = parent.fork(2);
-    let read_pin = parent.space().pin(VirtAddr(a + PAGE), PinAccess::Read).unwrap();
+    let read_pin = parent.space().pin::<LongTerm, ReadOnly>(VirtAddr(a + PAGE), Rule::Asked).unwrap();
     parent.store(a + PAGE, 6).unwrap();
     assert_eq!(parent.frame(a + PAGE), read_pin.pfn());
     assert_eq!(second.load(a + PAGE), Ok(5));

@@ -300,7 +300,7 @@ fn what_is_forgotten_is_stored_unmapped_and_read_anew_unless_it_is_pinned() {
     // What the store holds by now is what a mapping and a reader see.
     disk.pages.lock().unwrap().get_mut(&1).unwrap()[0] = 9;
     assert_eq!((p.load(at + PAGE), read(&cache, PAGE, 1)), (Ok(9), vec![9]));
-    let pin = p.space().pin(VirtAddr(at + 2 * PAGE), PinAccess::Write).unwrap();
+    let pin = p.space().pin::<Transient, ReadWrite>(VirtAddr(at + 2 * PAGE), Rule::Asked).unwrap();
     assert_eq!(cache.forget(2 * PAGE..2 * PAGE + 1), Ok(false));
     drop(pin);
     assert_eq!((cache.forget(2 * PAGE..2 * PAGE + 1), cache.is_resident(2)), (Ok(true), false));

@@ -66,7 +66,7 @@ fn mapped_pages_stay_while_they_are_used_and_are_stored_before_they_go() {
     assert_eq!((p.load(at + PAGE), q.load(also + PAGE)), (Ok(41), Ok(41)), "read anew");
     // Neither a locked page nor a pinned one goes, however long nobody uses it.
     p.space().lock(VirtAddr(at + PAGE), PAGE, LockMode::Now, &p.limits).unwrap();
-    let pin = q.space().pin(VirtAddr(also + 5 * PAGE), PinAccess::Read).unwrap();
+    let pin = q.space().pin::<LongTerm, ReadOnly>(VirtAddr(also + 5 * PAGE), Rule::Asked).unwrap();
     (0..4).for_each(|_| _ = lap());
     assert_eq!(resident(&cache, 8), [1, 5]);
     drop(pin);

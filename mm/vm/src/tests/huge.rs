@@ -118,7 +118,7 @@ fn the_last_owner_of_a_large_page_keeps_all_of_it() {
 fn a_pin_on_one_piece_costs_no_copy_of_another_and_survives_fork_and_store() {
     let world = world();
     let p = with_blocks(&world, 1);
-    let pin = p.space().pin(VirtAddr(AT + 3 * PAGE), PinAccess::Write).unwrap();
+    let pin = p.space().pin::<Transient, ReadWrite>(VirtAddr(AT + 3 * PAGE), Rule::Asked).unwrap();
     assert!(is_large(&p, AT), "a pin takes nothing apart");
     let (three, seven) = (p.frame(AT + 3 * PAGE), p.frame(AT + 7 * PAGE));
     assert_eq!(pin.pfn(), three);
@@ -141,7 +141,8 @@ fn a_pin_in_a_shared_large_page_is_of_a_copy_that_the_partner_never_sees() {
     let world = world();
     let p = with_blocks(&world, 1);
     let child = p.fork(1);
-    let pin = child.run(|| child.space().pin(VirtAddr(AT + 3 * PAGE), PinAccess::Read)).unwrap();
+    let pin =
+        child.run(|| child.space().pin::<LongTerm, ReadOnly>(VirtAddr(AT + 3 * PAGE), Rule::Asked)).unwrap();
     child.unmap(AT, 512).unwrap();
     p.store(AT + 3 * PAGE, 99).unwrap();
     let seen = freehold_machine::PhysicalBytes::with_bytes(world.model(), pin.pfn(), |bytes| bytes[0]);
@@ -187,7 +188,7 @@ fn a_large_page_moves_as_one_between_places_that_are_alike_and_in_pieces_elsewhe
         place: RemapPlace::Fixed(VirtAddr(addr)),
         source: RemapSource::Unmap,
     };
-    let pin = p.space().pin(VirtAddr(AT + 3 * PAGE), PinAccess::Read).unwrap();
+    let pin = p.space().pin::<LongTerm, ReadOnly>(VirtAddr(AT + 3 * PAGE), Rule::Asked).unwrap();
     p.run(|| p.space().remap(to(AT + 8 * BLOCK), &p.limits)).unwrap();
     assert!(is_large(&p, AT + 8 * BLOCK) && p.load(AT) == Err(MAPERR));
     let back = Remap { old: VirtAddr(AT + 8 * BLOCK), ..to(AT + PAGE) };
@@ -206,7 +207,7 @@ fn collapse_makes_one_page_of_small_ones_in_place_where_it_can_and_never_moves_a
     p.map(Place::Fixed(VirtAddr(AT)), 1024, RW, Backing::Anonymous).unwrap();
     assert_eq!(p.advise(AT, 512, Advice::Collapse), Err(VmError::Invalid), "nothing there");
     [0, 3, 511].iter().for_each(|n| p.store(AT + n * PAGE, 9).unwrap());
-    let pin = p.space().pin(VirtAddr(AT + 3 * PAGE), PinAccess::Read).unwrap();
+    let pin = p.space().pin::<LongTerm, ReadOnly>(VirtAddr(AT + 3 * PAGE), Rule::Asked).unwrap();
     assert_eq!(p.advise(AT, 512, Advice::Collapse), Err(VmError::Again));
     drop(pin);
     let child = p.fork(1);
@@ -220,7 +221,7 @@ fn collapse_makes_one_page_of_small_ones_in_place_where_it_can_and_never_moves_a
     p.protect(AT, 1, Protection::READ).unwrap();
     p.protect(AT, 1, RW).unwrap();
     assert!(!is_large(&p, AT));
-    let pin = p.space().pin(VirtAddr(AT + 3 * PAGE), PinAccess::Read).unwrap();
+    let pin = p.space().pin::<LongTerm, ReadOnly>(VirtAddr(AT + 3 * PAGE), Rule::Asked).unwrap();
     p.advise(AT, 512, Advice::Collapse).unwrap();
     assert!(is_large(&p, AT) && p.frame(AT + 3 * PAGE) == frame, "under a pin too: nothing moves");
     p.store(AT + 3 * PAGE, 10).unwrap();
@@ -235,7 +236,7 @@ fn reads_of_untouched_memory_share_one_block_of_zeroes() {
     p.map(Place::Fixed(VirtAddr(AT)), 1024, RW, Backing::Anonymous).unwrap();
     assert_eq!((p.load(AT), p.load(AT + BLOCK), p.usage().rss()), (Ok(0), Ok(0), 0));
     assert_eq!(count(&world, Event::HugeZeroAlloc), 1);
-    let pin = p.run(|| p.space().pin(VirtAddr(AT + 5 * PAGE), PinAccess::Read)).unwrap();
+    let pin = p.run(|| p.space().pin::<LongTerm, ReadOnly>(VirtAddr(AT + 5 * PAGE), Rule::Asked)).unwrap();
     p.store(AT + 5 * PAGE, 7).unwrap();
     assert_eq!(p.frame(AT + 5 * PAGE), pin.pfn(), "row 17");
     assert!(is_large(&p, AT), "the first store, or pin, gives a large page of its own");

@@ -60,8 +60,8 @@ fn what_a_device_may_be_writing_stays_written_and_what_it_only_reads_does_not() 
     let a = p.anonymous(2);
     p.store(a, 1).unwrap();
     p.store(a + PAGE, 1).unwrap();
-    let pin = |at, access| p.space().pin(VirtAddr(at), access).unwrap();
-    let (writes, reads) = (pin(a, PinAccess::Write), pin(a + PAGE, PinAccess::Read));
+    let writes = p.space().pin::<Transient, ReadWrite>(VirtAddr(a), Rule::Asked).unwrap();
+    let reads = p.space().pin::<LongTerm, ReadOnly>(VirtAddr(a + PAGE), Rule::Asked).unwrap();
     clear(&p, ClearRefs::SoftDirty);
     assert_eq!((written(&p, a), written(&p, a + PAGE)), (true, false), "row 50");
     p.store(a + PAGE, 2).unwrap();

@@ -5,7 +5,7 @@ use std::vec::Vec;
 use freehold_machine::{CpuId, Cpus};
 use proptest::prelude::*;
 
-use super::{Bytes, Copies, Exit, Held, Object, PROCESSES, Page, Run, Step, What, address, each};
+use super::{Bytes, Copies, Exit, Held, Object, PROCESSES, Page, Pinned, Run, Step, What, address, each};
 use crate::tests::world::*;
 use crate::*;
 
@@ -89,8 +89,11 @@ impl Run {
             Step::Advise(p, at, count, advice) => self.advise(p.into(), at.into(), count.into(), advice),
             Step::Pin(p, page, write) => {
                 let (p, page) = (usize::from(p), u64::from(page));
-                let access = if write { PinAccess::Write } else { PinAccess::Read };
-                let pinned = self.on(p, |space, _| space.pin(address(page), access));
+                let pinned = if write {
+                    self.pin(p, page).map(Pinned::Writes)
+                } else {
+                    self.pin(p, page).map(Pinned::Reads)
+                };
                 if let Ok(pin) = pinned {
                     // Pinning for reading takes a private page's own copy, too.
                     if let Some(Page { bytes: Bytes::Copy(f, index, copy @ None), .. }) =

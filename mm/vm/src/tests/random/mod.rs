@@ -131,8 +131,22 @@ enum Object {
     Anonymous(usize),
 }
 
+enum Pinned {
+    Reads(PinnedPage<ModelFrames, ReadOnly>),
+    Writes(PinnedPage<ModelFrames, ReadWrite>),
+}
+
+impl Pinned {
+    fn pfn(&self) -> Pfn {
+        match self {
+            Self::Reads(page) => page.pfn(),
+            Self::Writes(page) => page.pfn(),
+        }
+    }
+}
+
 struct Held {
-    pin: PinnedPage<ModelFrames>,
+    pin: Pinned,
     /// Where it was pinned, while nothing separated the page from its frame.
     at: Option<(usize, u64)>,
 }
@@ -201,6 +215,16 @@ impl Run {
         let model = self.world.model();
         let process = &self.processes[p];
         model.on_cpu(CpuId(2 * p as u16), || f(&mut process.space(), &process.limits))
+    }
+
+    /// Without the lock, if that is possible.
+    fn pin<P: Purpose>(&mut self, p: usize, page: u64) -> Result<PinnedPage<ModelFrames, P>, FaultError> {
+        self.load_root(2 * p);
+        let (model, roots) = (self.world.model(), self.processes[p].roots.clone());
+        match model.on_cpu(CpuId(2 * p as u16), || pin_fast(&roots, address(page))) {
+            Some(pinned) => Ok(pinned),
+            None => self.on(p, |space, _| space.pin::<LongTerm, P>(address(page), Rule::Asked)),
+        }
     }
 
     /// What a load there should give.

@@ -1,0 +1,35 @@
+//! A frame's word as the model checker sees it.
+
+use std::sync::atomic::Ordering;
+
+use freehold_frame::{Counts, Word};
+use loom::sync::atomic::AtomicU64;
+use loom::thread;
+
+pub struct Loom(AtomicU64);
+
+/// The word of a free frame.
+pub fn unheld() -> Counts<Loom> {
+    Counts::with_word(Loom(AtomicU64::new(0)))
+}
+
+impl Word for Loom {
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+    fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, order);
+    }
+    fn compare_exchange_weak(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
+        self.0.compare_exchange_weak(current, new, success, failure)
+    }
+    fn relax(&self) {
+        thread::yield_now();
+    }
+}

@@ -1,0 +1,298 @@
+//! Pins: a page's frame for a device, or for another who works on its bytes, whatever becomes of the page.
+//!
+//! **Kinds.** Two things are said of a pin, both as types:
+//!
+//! | | [`ReadOnly`] | [`ReadWrite`] |
+//! |---|---|---|
+//! | [`Transient`]: until one call or request is done | the frame as it is; one that is not the page's own (shared after a fork, zeroes, a private file's) is held by a reference, which nobody writes under | the page's own frame |
+//! | [`LongTerm`]: as long as its holder likes | the page's own frame | the page's own frame |
+//!
+//! "The page's own frame" is an anonymous exclusive one, or one of truly shared memory. Where the page has none it gets one, by a copy or
+//! zeroes, as by a store, though its area may grant none: so what is pinned stays what the process sees, and nobody else
+//! ever sees what the process stores later. A reference is good enough for who looks once: it shows what was there.
+//!
+//! **Two ways.** [`pin_fast`] asks no lock: it pins what the leaf leads to if that is the page's own frame already, by the protocol of
+//! `freehold_frame::transition`, and knows nothing of areas. It takes a frame of shared memory only where the leaf grants writing, since no
+//! other leaf tells it from a private file's. [`AddressSpace::pin`] does the rest under the lock.
+//!
+//! **Writing.** What is pinned [`ReadWrite`] counts as written (soft-dirty), and keeps its leaf dirty, until it is unpinned.
+
+pub(crate) mod detach;
+
+use core::marker::PhantomData;
+
+use freehold_frame::transition::{self, Serves};
+use freehold_frame::{Anon, Frame, FrameRecord, Mapping, PageCache as CacheKind, Pin};
+use freehold_machine::{Pfn, VirtAddr};
+use freehold_paging::{Backing, Entry, Memory, PageSize, Roots};
+
+use crate::AddressSpace;
+use crate::area::Area;
+use crate::error::{FaultError, SegvCode};
+use crate::request::Access;
+use crate::resident::{Kind, Resident, Want};
+use crate::view::OfFile;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// How long a pin lasts: [`Transient`] or [`LongTerm`].
+pub trait Term: sealed::Sealed {
+    #[doc(hidden)]
+    const LASTING: Lasting;
+}
+/// What is done with the bytes: [`ReadOnly`] or [`ReadWrite`].
+pub trait Purpose: sealed::Sealed + Send + Sync + 'static {
+    #[doc(hidden)]
+    const ACCESS: Access;
+}
+
+/// Until one call or request is done.
+#[derive(Debug)]
+pub enum Transient {}
+/// As long as its holder likes.
+#[derive(Debug)]
+pub enum LongTerm {}
+/// The bytes are read.
+#[derive(Debug)]
+pub enum ReadOnly {}
+/// The bytes are read and written.
+#[derive(Debug)]
+pub enum ReadWrite {}
+
+/// [`Term`], as a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lasting {
+    /// [`Transient`].
+    Moment,
+    /// [`LongTerm`].
+    Long,
+}
+
+impl sealed::Sealed for Transient {}
+impl sealed::Sealed for LongTerm {}
+impl sealed::Sealed for ReadOnly {}
+impl sealed::Sealed for ReadWrite {}
+impl Term for Transient {
+    const LASTING: Lasting = Lasting::Moment;
+}
+impl Term for LongTerm {
+    const LASTING: Lasting = Lasting::Long;
+}
+impl Purpose for ReadOnly {
+    const ACCESS: Access = Access::Read;
+}
+impl Purpose for ReadWrite {
+    const ACCESS: Access = Access::Write;
+}
+
+/// Whose rights count for a pin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rule {
+    /// The process': what it may not load or store is not pinned.
+    Asked,
+    /// A debugger's (Linux: FOLL_FORCE): whatever is mapped may be read, and written what is private, or shared and writable. A private
+    /// page gets a frame of its own first, and its leaf grants no more than before (CVE-2016-5195).
+    Forced,
+}
+
+/// One pinned page: its frame stays this page's frame until this is dropped; see the module's head for the one kind that holds it only.
+pub struct PinnedPage<S: Memory, P: Purpose> {
+    hold: Hold<S>,
+    purpose: PhantomData<P>,
+}
+
+enum Hold<S: Memory> {
+    /// Anonymous and exclusive.
+    Anon(Pin<Anon, S>),
+    /// Truly shared memory.
+    Shared(Pin<CacheKind, S>),
+    /// Anonymous, and others' too: read only.
+    Looked(Frame<Anon, S>),
+    /// A private file page that was never written: read only.
+    LookedFile(Frame<CacheKind, S>),
+    /// Zeroes, which nobody frees: read only.
+    Zeroes(Pfn),
+}
+
+impl<S: Memory, P: Purpose> PinnedPage<S, P> {
+    fn new(hold: Hold<S>) -> Self {
+        let this = Self { hold, purpose: PhantomData };
+        if P::ACCESS == Access::Write
+            && let Some(record) = this.record()
+        {
+            record.add_writer();
+        }
+        this
+    }
+    /// The frame.
+    pub const fn pfn(&self) -> Pfn {
+        match &self.hold {
+            Hold::Anon(pin) => pin.pfn(),
+            Hold::Shared(pin) => pin.pfn(),
+            Hold::Looked(frame) => frame.pfn(),
+            Hold::LookedFile(frame) => frame.pfn(),
+            Hold::Zeroes(frame) => *frame,
+        }
+    }
+    /// Whether it is a file's, or of truly shared memory.
+    pub const fn of_file(&self) -> OfFile {
+        match &self.hold {
+            Hold::Shared(_) | Hold::LookedFile(_) => OfFile::Yes,
+            Hold::Anon(_) | Hold::Looked(_) | Hold::Zeroes(_) => OfFile::No,
+        }
+    }
+    /// The record of a frame that may be written.
+    fn record(&self) -> Option<&'static FrameRecord> {
+        match &self.hold {
+            Hold::Anon(pin) => Some(pin.record()),
+            Hold::Shared(pin) => Some(pin.record()),
+            Hold::Looked(_) | Hold::LookedFile(_) | Hold::Zeroes(_) => None,
+        }
+    }
+}
+
+impl<S: Memory, P: Purpose> Drop for PinnedPage<S, P> {
+    fn drop(&mut self) {
+        if P::ACCESS == Access::Write
+            && let Some(record) = self.record()
+        {
+            record.remove_writer();
+        }
+    }
+}
+
+impl<S: Memory, P: Purpose> core::fmt::Debug for PinnedPage<S, P> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "PinnedPage({:?})", self.pfn())
+    }
+}
+
+/// Pin the page at `addr` of the space with these roots, which this CPU has loaded, without a lock, if that is possible. Any
+/// [`Term`] will do: only the page's own frame is pinned this way.
+pub fn pin_fast<S: Memory, P: Purpose>(roots: &Roots<S>, addr: VirtAddr) -> Option<PinnedPage<S, P>> {
+    let outcome = roots.walk(|walk| {
+        let (slot, size) = walk.find(addr)?;
+        let piece = |entry: Entry| match size {
+            PageSize::Small => entry,
+            PageSize::Large => entry.piece_at(addr),
+        };
+        let hold = |entry: Entry| {
+            let entry = piece(entry);
+            let hold = if !grants::<P>(entry) || entry.backing() == Backing::Uncounted {
+                return None;
+            } else if let Some(pin) = Pin::try_exclusive(walk.source(), entry.frame()) {
+                Hold::Anon(pin)
+            } else if entry.is_writable() {
+                Hold::Shared(Pin::try_shared(walk.source(), entry.frame())?)
+            } else {
+                return None;
+            };
+            Some(PinnedPage::<S, P>::new(hold))
+        };
+        let serves = |first: Entry, now: Entry| {
+            // A large leaf stays one or the table in its place says the same; that is for the lock to find out.
+            let same = first.frame() == now.frame() && first.is_large() == now.is_large();
+            if same && grants::<P>(now) { Serves::Yes } else { Serves::No }
+        };
+        Some(transition::pin(&slot, hold, serves))
+    });
+    // What lost its page is let go of here, where frames may be freed.
+    outcome??.ok()
+}
+
+/// Whether the leaf does for `P` without a fault; one that is to be written is dirty already, since nobody will mark it.
+fn grants<P: Purpose>(entry: Entry) -> bool {
+    match P::ACCESS {
+        Access::Write => entry.is_writable() && entry.is_dirty(),
+        Access::Read | Access::Execute => !entry.rights().is_none(),
+    }
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// Pin the page at `addr` for `T` and `P`: see the module's head. Faults it in.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::fault`]; a forced write to shared memory that the process may not write is refused as an access.
+    pub fn pin<T: Term, P: Purpose>(
+        &mut self,
+        addr: VirtAddr,
+        rule: Rule,
+    ) -> Result<PinnedPage<S, P>, FaultError> {
+        let Self { areas, resident, .. } = self;
+        let area = areas.at(addr).ok_or(FaultError::Segv(SegvCode::MapErr))?;
+        let allowed = match (rule, P::ACCESS) {
+            (Rule::Forced, Access::Write) => !area.is_shared() || area.protection.allows(Access::Write),
+            (Rule::Forced, _) => true,
+            (Rule::Asked, access) => area.protection.allows(access),
+        };
+        if !allowed {
+            return Err(FaultError::Segv(SegvCode::AccErr));
+        }
+        resident.pin::<P>(area, addr.page_start(), T::LASTING)
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    fn pin<P: Purpose>(
+        &mut self,
+        area: &Area<S>,
+        page: VirtAddr,
+        lasting: Lasting,
+    ) -> Result<PinnedPage<S, P>, FaultError> {
+        let looks = lasting == Lasting::Moment && P::ACCESS == Access::Read && !area.is_shared();
+        let writes = P::ACCESS == Access::Write;
+        let want = if writes || !(looks || area.is_shared()) { Want::Write } else { Want::Read };
+        // What is exclusive serves reading as it is, whatever its leaf grants.
+        if writes || want == Want::Read || !self.has_own(page) {
+            self.fault(area, page, want)?;
+        }
+        self.count_pieces(page);
+        if writes && let Some((slot, _)) = self.tables.find(page) {
+            // Nobody will mark it while the device writes.
+            slot.update(Entry::marked_dirty);
+        }
+        let entry = self.present(page).ok_or(FaultError::Bus)?;
+        let own = self.hold_own(area, entry);
+        let hold = if looks { own.or_else(|| self.look(entry)) } else { own };
+        // Only a count at its maximum refuses here.
+        hold.map(PinnedPage::new).ok_or(FaultError::OutOfMemory)
+    }
+
+    /// Whether the page has an exclusive frame, which a pin takes as it is.
+    fn has_own(&self, page: VirtAddr) -> bool {
+        self.present(page).is_some_and(|entry| self.is_exclusive(entry))
+    }
+
+    /// Pin the frame of `entry` if it is the page's own, or can be at no cost.
+    fn hold_own(&self, area: &Area<S>, entry: Entry) -> Option<Hold<S>> {
+        let (source, frame) = (self.source(), entry.frame());
+        match self.kind_of(entry) {
+            Kind::Anon => {
+                let mapping = Mapping::<Anon, S>::borrow_leaf(source, frame).ok()?;
+                mapping.reuse().ok()?;
+                mapping.pin().ok().map(Hold::Anon)
+            }
+            Kind::Cache if area.is_shared() => {
+                Mapping::<CacheKind, S>::borrow_leaf(source, frame).ok()?.pin().ok().map(Hold::Shared)
+            }
+            Kind::Cache | Kind::Zero => None,
+        }
+    }
+
+    /// Hold the frame of `entry`, which nobody writes while it is held.
+    fn look(&self, entry: Entry) -> Option<Hold<S>> {
+        let (source, frame) = (self.source(), entry.frame());
+        match self.kind_of(entry) {
+            Kind::Anon => {
+                Mapping::<Anon, S>::borrow_leaf(source, frame).ok()?.reference().ok().map(Hold::Looked)
+            }
+            Kind::Cache => {
+                let mapping = Mapping::<CacheKind, S>::borrow_leaf(source, frame).ok()?;
+                mapping.reference().ok().map(Hold::LookedFile)
+            }
+            Kind::Zero => Some(Hold::Zeroes(frame)),
+        }
+    }
+}
