@@ -30,7 +30,7 @@ pub use content::{CacheContent, CacheSource};
 pub use fault::{Fault, handle_kernel_fault, handle_user_fault};
 pub use mapping::FileMapping;
 pub use oom::{find_more, out_of_memory};
-pub use pinned::{PinnedBytes, PinnedOne, PinnedRun, pin_totals};
+pub use pinned::{PinWay, PinnedBytes, PinnedOne, PinnedRun, pin_totals};
 pub use policy::sys_get_mempolicy;
 pub use remote::*;
 pub use space::{Layout, Program, Space};

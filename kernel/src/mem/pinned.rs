@@ -34,6 +34,24 @@ pub fn pin_totals() -> [u64; 2] {
     [&ACQUIRED, &RELEASED].map(|count| count.load(Ordering::Relaxed))
 }
 
+/// Whether a page is tried without the lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PinWay {
+    /// It is.
+    FastFirst,
+    /// It is not: for comparison.
+    Locked,
+}
+
+impl PinWay {
+    fn try_fast<P: Purpose>(self, space: &Space, address: VirtAddr) -> Option<PinnedPage<Frames, P>> {
+        match self {
+            Self::FastFirst => pin_fast(space.translation(), address),
+            Self::Locked => None,
+        }
+    }
+}
+
 /// One page, pinned for as long as its holder likes, and not written.
 pub struct PinnedOne(PinnedPage<Frames, ReadOnly>);
 
@@ -140,6 +158,14 @@ impl<P: Purpose> PinnedRun<P> {
     /// # Errors
     /// `EFAULT` if not the first page can be pinned, `ENOMEM`.
     pub fn new<T: Term>(space: &Space, address: u64, length: usize, rule: Rule) -> Result<Self> {
+        Self::by::<T>(space, address, length, rule, PinWay::FastFirst)
+    }
+
+    /// As [`PinnedRun::new`], by the way that is said.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn by<T: Term>(space: &Space, address: u64, length: usize, rule: Rule, way: PinWay) -> Result<Self> {
         let start = address as usize % PAGE_SIZE;
         let count = (start + length).div_ceil(PAGE_SIZE);
         let (mut pages, mut places) = (Vec::new(), Vec::new());
@@ -151,7 +177,7 @@ impl<P: Purpose> PinnedRun<P> {
             while pages.len() < count {
                 let outside = FaultError::Segv(freehold_vm::SegvCode::MapErr);
                 let at = first.checked_add((pages.len() * PAGE_SIZE) as u64).ok_or(outside)?;
-                let pinned: PinnedPage<Frames, P> = match pin_fast(space.translation(), at) {
+                let pinned: PinnedPage<Frames, P> = match way.try_fast(space, at) {
                     Some(pinned) => pinned,
                     None => areas.get_or_insert_with(|| space.lock()).pin::<T, P>(at, rule)?,
                 };
@@ -187,6 +213,11 @@ impl<P: Purpose> PinnedRun<P> {
     #[expect(clippy::len_without_is_empty, reason = "a run of no bytes is none")]
     pub const fn len(&self) -> usize {
         self.length
+    }
+
+    /// The frames.
+    pub fn places(&self) -> &[Pfn] {
+        &self.places
     }
 
     /// `length` of the bytes from `offset` on, for a device to read.

@@ -3,6 +3,8 @@
 #[cfg(target_os = "none")]
 mod cpus;
 #[cfg(target_os = "none")]
+mod gup_test;
+#[cfg(target_os = "none")]
 mod huge;
 #[cfg(target_os = "none")]
 mod kernel;
@@ -48,6 +50,7 @@ pub fn fill() {
     nodes::fill(&root, topology);
     memory::fill(&root, topology);
     huge::fill(&root);
+    gup_test::fill(&root.dirs("kernel/debug"));
     kernel::fill(&root);
 }
 

@@ -1,0 +1,253 @@
+//! /sys/kernel/debug/gup_test: pin memory of the calling program by each of the ways there are, for tests and measurements.
+//!
+//! Numbers and structures are Linux' (CONFIG_GUP_TEST, mm/gup_test.c), so its self-tests run. "GUP" and "PIN" are one
+//! here: who looks for a moment holds the frame, whichever it is called. There is one long session at a time, in the whole
+//! system; closing any descriptor of the file ends it.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use freehold_bounce::Original;
+use freehold_machine::PAGE_SIZE;
+use freehold_vm::{LongTerm, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::fs::clock;
+use crate::fs::file::File;
+use crate::fs::flags::OpenFlags;
+use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata, Timestamp};
+use crate::fs::pseudo::{PseudoDir, metadata, new_inode, set_metadata};
+use crate::mem::{PinWay, PinnedRun, Space};
+use crate::sync::Mutex;
+use crate::user::{self, UserPtr};
+use crate::{Errno, Result, task, time};
+
+/// Requests.
+mod request {
+    pub const GUP_FAST: u32 = 0xc050_6701;
+    pub const PIN_FAST: u32 = 0xc050_6702;
+    pub const PIN_LONG_TERM: u32 = 0xc050_6703;
+    pub const GUP_BASIC: u32 = 0xc050_6704;
+    pub const PIN_BASIC: u32 = 0xc050_6705;
+    pub const DUMP: u32 = 0xc050_6706;
+    pub const START: u32 = 0x4018_6707;
+    pub const STOP: u32 = 0x6708;
+    pub const READ: u32 = 0x4008_6709;
+}
+
+/// `FOLL_WRITE`; others change nothing here.
+const WRITE: u32 = 1;
+/// Flags of a long session.
+mod start {
+    pub const WRITE: u32 = 1;
+    pub const FAST: u32 = 2;
+}
+
+/// `struct gup_test`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Measurement {
+    get_microseconds: u64,
+    put_microseconds: u64,
+    address: u64,
+    size: u64,
+    pages_per_call: u32,
+    gup_flags: u32,
+    test_flags: u32,
+    /// Numbers of pages to tell of, from 1 on; 0 is none.
+    which_pages: [u32; 8],
+    padding: u32,
+}
+
+/// `struct pin_longterm_test`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Start {
+    address: u64,
+    size: u64,
+    flags: u32,
+    padding: u32,
+}
+
+const _: () = assert!(size_of::<Measurement>() == 0x50 && size_of::<Start>() == 0x18);
+
+/// What a long session has pinned.
+enum Session {
+    Reads(PinnedRun<ReadOnly>),
+    Writes(PinnedRun<ReadWrite>),
+}
+
+impl Session {
+    fn start(space: &Space, start: &Start) -> Result<Self> {
+        let (address, size) = (start.address, start.size);
+        let page = PAGE_SIZE as u64;
+        let whole = address.is_multiple_of(page) && size.is_multiple_of(page);
+        if start.flags & !(start::WRITE | start::FAST) != 0 || !whole || size == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let way = if start.flags & start::FAST != 0 { PinWay::FastFirst } else { PinWay::Locked };
+        Ok(match start.flags & start::WRITE {
+            0 => Self::Reads(pin_all(space, address, size, way)?),
+            _ => Self::Writes(pin_all(space, address, size, way)?),
+        })
+    }
+
+    /// Show the program what is in the pinned frames.
+    fn read(&self, to: u64) -> Result<()> {
+        let length = match self {
+            Self::Reads(run) => run.len(),
+            Self::Writes(run) => run.len(),
+        };
+        let mut buffer = [0; 512];
+        for offset in (0..length).step_by(buffer.len()) {
+            match self {
+                Self::Reads(run) => run.bytes(offset, buffer.len()).copy_to(0, &mut buffer),
+                Self::Writes(run) => run.bytes(offset, buffer.len()).copy_to(0, &mut buffer),
+            }
+            user::write_exact(to.wrapping_add(offset as u64), &buffer)?;
+        }
+        Ok(())
+    }
+}
+
+fn pin_all<P: Purpose>(space: &Space, address: u64, size: u64, way: PinWay) -> Result<PinnedRun<P>> {
+    let length = usize::try_from(size).map_err(|_| Errno::EINVAL)?;
+    let run = PinnedRun::by::<LongTerm>(space, address, length, Rule::Asked, way)?;
+    if run.len() < length { Err(Errno::EFAULT) } else { Ok(run) }
+}
+
+/// Pin as `wish` says and let go again; how long each took, and how many bytes were had.
+fn measure<T: Term, P: Purpose>(wish: &mut Measurement, way: PinWay) -> Result<()> {
+    let space = task::current().process().space();
+    let per_call = (wish.pages_per_call as usize).checked_mul(PAGE_SIZE).filter(|&bytes| bytes > 0);
+    let per_call = per_call.ok_or(Errno::EINVAL)? as u64;
+    let end = wish.address.checked_add(wish.size).ok_or(Errno::EINVAL)?;
+    let mut runs: Vec<PinnedRun<P>> = Vec::new();
+    runs.try_reserve_exact(wish.size.div_ceil(per_call) as usize).map_err(|_| Errno::ENOMEM)?;
+    let begun = time::now();
+    let mut at = wish.address;
+    while at < end {
+        let length = per_call.min(end - at);
+        let Ok(run) = PinnedRun::by::<T>(&space, at, length as usize, Rule::Asked, way) else { break };
+        let pinned = run.len() as u64;
+        runs.push(run);
+        at += pinned;
+        if pinned < length {
+            break;
+        }
+    }
+    wish.get_microseconds = (time::now() - begun) / 1000;
+    wish.size = at - wish.address;
+    tell(wish, &runs);
+    let begun = time::now();
+    drop(runs);
+    wish.put_microseconds = (time::now() - begun) / 1000;
+    Ok(())
+}
+
+/// Tell the kernel's log of the pages that are asked for.
+fn tell<P: Purpose>(wish: &Measurement, runs: &[PinnedRun<P>]) {
+    for number in wish.which_pages.iter().filter(|&&number| number > 0) {
+        let index = *number as usize - 1;
+        match runs.iter().flat_map(PinnedRun::places).nth(index) {
+            Some(frame) => {
+                let record = freehold_frame::FrameSource::table(crate::mem::frames()).get(*frame);
+                let holders = record.map(|record| record.counts().load());
+                log::info!("gup_test: page {index} is {frame:?}, held by {holders:?}");
+            }
+            None => log::info!("gup_test: page {index} is none of those that were pinned"),
+        }
+    }
+}
+
+/// The file.
+struct GupTest {
+    identity: Identity,
+    made: Timestamp,
+    session: Mutex<Option<Session>>,
+}
+
+/// Put it into `dir`.
+pub(super) fn fill(dir: &Arc<PseudoDir>) {
+    let identity = Identity { device: dir.identity().device, inode: new_inode() };
+    dir.add(b"gup_test", Arc::new(GupTest { identity, made: clock::now(), session: Mutex::new(None) }));
+}
+
+impl Node for GupTest {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+    fn kind(&self) -> NodeKind {
+        NodeKind::Regular
+    }
+    fn metadata(&self) -> Metadata {
+        metadata(self.identity, NodeKind::Regular, 0o600, self.made)
+    }
+    fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
+        set_metadata(change)
+    }
+    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+        Ok(Arc::new(OpenGupTest { node: self }))
+    }
+}
+
+struct OpenGupTest {
+    node: Arc<GupTest>,
+}
+
+impl Drop for OpenGupTest {
+    fn drop(&mut self) {
+        let session = self.node.session.lock().take();
+        drop(session);
+    }
+}
+
+impl File for OpenGupTest {
+    fn node(&self) -> Arc<dyn Node> {
+        self.node.clone()
+    }
+
+    fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
+        match request {
+            request::START => {
+                let start = UserPtr::<Start>::new(argument).read()?;
+                let mut session = self.node.session.lock();
+                if session.is_some() {
+                    return Err(Errno::EINVAL);
+                }
+                *session = Some(Session::start(&task::current().process().space(), &start)?);
+            }
+            request::STOP => drop(self.node.session.lock().take()),
+            request::READ => {
+                let to = UserPtr::<u64>::new(argument).read()?;
+                self.node.session.lock().as_ref().ok_or(Errno::EINVAL)?.read(to)?;
+            }
+            _ => {
+                let pointer = UserPtr::<Measurement>::new(argument);
+                let mut wish = pointer.read()?;
+                let writes = wish.gup_flags & WRITE != 0;
+                let (fast, locked) = (PinWay::FastFirst, PinWay::Locked);
+                match (request, writes) {
+                    (request::GUP_FAST | request::PIN_FAST, false) => {
+                        measure::<Transient, ReadOnly>(&mut wish, fast)
+                    }
+                    (request::GUP_FAST | request::PIN_FAST, true) => {
+                        measure::<Transient, ReadWrite>(&mut wish, fast)
+                    }
+                    (request::GUP_BASIC | request::PIN_BASIC | request::DUMP, false) => {
+                        measure::<Transient, ReadOnly>(&mut wish, locked)
+                    }
+                    (request::GUP_BASIC | request::PIN_BASIC | request::DUMP, true) => {
+                        measure::<Transient, ReadWrite>(&mut wish, locked)
+                    }
+                    (request::PIN_LONG_TERM, false) => measure::<LongTerm, ReadOnly>(&mut wish, locked),
+                    (request::PIN_LONG_TERM, true) => measure::<LongTerm, ReadWrite>(&mut wish, locked),
+                    // As Linux' file says it.
+                    _ => Err(Errno::EINVAL),
+                }?;
+                pointer.write(&wish)?;
+            }
+        }
+        Ok(0)
+    }
+}
