@@ -58,7 +58,9 @@ Examples:
   freehold lab                                          names the experiments and their questions
   freehold lab costs --html costs.html                  the answer, as a page to look at
   freehold lab costs --quick                            a short run: does it work here?
-  freehold lab near-cache --boots 10 --html near.html   more boots: how far are they from each other?";
+  freehold lab near-cache --boots 10 --html near.html   more boots: how far are they from each other?
+  freehold lab slowdown                                 what freehold scope costs, with this QEMU
+  FREEHOLD_QEMU=FILE freehold lab slowdown              … and with another";
 
 #[derive(Parser)]
 #[command(

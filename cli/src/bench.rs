@@ -4,7 +4,7 @@
 //! options → [`plan`] → [`measure`] (VMs, as `freehold run` starts them) → [`parse`] → [`compare`] ([`statistics`]) →
 //! [`report`] → [`table`], [`json`], [`page`].
 
-mod compare;
+pub mod compare;
 mod json;
 mod measure;
 mod page;
@@ -12,7 +12,7 @@ mod parse;
 mod plan;
 mod report;
 mod rows;
-mod statistics;
+pub mod statistics;
 mod table;
 
 use std::io::Write;
@@ -23,6 +23,7 @@ use crate::files;
 use compare::Comparison;
 use plan::Plan;
 use report::Report;
+pub use report::emulator;
 
 /// Exit status when a guest failed to perform a row.
 const ROW_FAILED: u8 = 1;

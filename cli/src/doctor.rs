@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::Result;
 use crate::accel::{self, Kvm};
 use crate::failure::OWN_ERROR;
-use crate::{kernel, linux, qemu};
+use crate::{kernel, linux, qemu, scope};
 
 /// How a finding bears on `freehold run`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,6 +58,14 @@ pub fn doctor() -> Result<u8> {
                 format!("KVM: {why}"),
                 "the emulator (TCG) will be used: everything works, computation is slower",
             ),
+        }
+    }
+    if qemu::program().is_ok() {
+        match scope::probe() {
+            Ok(words) => say(Verdict::Good, format!("microscope: QEMU's plugin {words}"), ""),
+            Err(failure) => {
+                say(Verdict::Note, format!("microscope: {failure}"), "freehold scope will not work")
+            }
         }
     }
     match kernel::installed("guest/init") {

@@ -4,6 +4,7 @@
 
 mod costs;
 mod near_cache;
+mod slowdown;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use crate::failure::Failure;
 use crate::files;
 
 /// All of them, in the order in which they are listed.
-const EXPERIMENTS: &[Experiment] = &[costs::EXPERIMENT, near_cache::EXPERIMENT];
+const EXPERIMENTS: &[Experiment] = &[costs::EXPERIMENT, near_cache::EXPERIMENT, slowdown::EXPERIMENT];
 
 /// One experiment.
 pub struct Experiment {

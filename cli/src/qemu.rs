@@ -17,7 +17,10 @@ use numa::{Backing, Topology};
 /// The most CPUs that the kernel starts.
 pub const MAX_CPUS: u32 = 16;
 /// QEMU's CPU, without the fast-string bits: TCG runs `rep stosb` byte by byte, and a Linux guest would choose it.
-pub const CPU: &str = "max,-erms,-fsrm,-la57";
+const CPU: &str = "max,-erms,-fsrm,-la57";
+/// What the CPU lacks besides when instructions are counted: QEMU from 9.0 on has registers of the interrupt controller that read the
+/// clock where a counted clock cannot be read, and ends ("Bad icount read").
+const UNCOUNTED: &str = ",-x2apic";
 /// Time is the number of instructions, one nanosecond each; it does not pass while all CPUs sleep.
 pub const ICOUNT: &str = "shift=0,sleep=off";
 /// Date at which a counted run begins.
@@ -223,7 +226,7 @@ impl Machine {
             (Engine::Tcg, Clock::Real) => line.option("-accel", "tcg,thread=multi"),
             (Engine::Tcg, Clock::Instructions) => line.option("-accel", "tcg"),
         }
-        line.option("-cpu", CPU);
+        line.option("-cpu", cpu(self.clock));
         line.option("-smp", format!("{0},sockets={0},cores=1,threads=1", self.cpus));
         let growth = self.growth();
         let most =
@@ -301,6 +304,12 @@ impl Machine {
         };
         [own, &self.append].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ")
     }
+}
+
+/// QEMU's CPU in a machine with this clock.
+pub fn cpu(clock: Clock) -> String {
+    let lacks = if clock == Clock::Instructions { UNCOUNTED } else { "" };
+    format!("{CPU}{lacks}")
 }
 
 /// Arguments in the making.

@@ -95,21 +95,36 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     Ok(outcome.status())
 }
 
-/// For experiments: watches a measurement and returns what was seen, and what the program printed.
-pub fn measure(options: &ScopeOptions) -> Result<(Results, Vec<u8>)> {
-    let mut microscope = Microscope::new(options)?;
-    let mut run = Prepared::measurement(&options.run)?;
-    let seen = microscope.watch(&mut run)?;
-    let ended = run.run(Engine::Tcg)?;
-    match &ended.end {
-        End::Program(Ending::Exit(0)) => {}
-        End::Qemu(words) => {
-            return Err(explain(&microscope.plugin, &ended.words, Failure::new(words.clone(), "")));
-        }
-        end => return Err(Failure::new(format!("the watched program did not end well: {end:?}"), "")),
+/// For experiments: a measurement that is watched.
+pub struct Measurement {
+    microscope: Microscope,
+    run: Prepared,
+    seen: PathBuf,
+}
+
+impl Measurement {
+    /// Everything up to the start of the VM.
+    pub fn prepare(options: &ScopeOptions) -> Result<Measurement> {
+        let mut microscope = Microscope::new(options)?;
+        let mut run = Prepared::measurement(&options.run)?;
+        let seen = microscope.watch(&mut run)?;
+        Ok(Measurement { microscope, run, seen })
     }
-    let results = Results::read(&seen).map_err(|error| lost(&ended.words, &error))?;
-    Ok((results, ended.output))
+
+    /// What was seen, and what the program printed.
+    pub fn run(self) -> Result<(Results, Vec<u8>)> {
+        let ended = self.run.run(Engine::Tcg)?;
+        match &ended.end {
+            End::Program(Ending::Exit(0)) => {}
+            End::Qemu(words) => {
+                let failure = Failure::new(words.clone(), "");
+                return Err(explain(&self.microscope.plugin, &ended.words, failure));
+            }
+            end => return Err(Failure::new(format!("the watched program did not end well: {end:?}"), "")),
+        }
+        let results = Results::read(&self.seen).map_err(|error| lost(&ended.words, &error))?;
+        Ok((results, ended.output))
+    }
 }
 
 /// The plugin and the folder where it and this command exchange files.
@@ -214,6 +229,22 @@ fn plugin() -> Result<PathBuf> {
             "make build makes it; FREEHOLD_SCOPE_PLUGIN=FILE names another place",
         )
     })
+}
+
+/// Loads the plugin into QEMU without a machine: which plugin interface there is, and what that allows.
+pub fn probe() -> Result<String> {
+    let (plugin, program) = (plugin()?, qemu::program()?);
+    let mut value = qemu::escape_commas(&plugin);
+    value.push(",probe=on");
+    let output = Command::new(&program)
+        .args(["-M", "none", "-nodefaults", "-display", "none", "-plugin"])
+        .arg(value)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| Failure::io("start", &program, &e))?;
+    let words = String::from_utf8_lossy(&output.stderr);
+    let found = words.lines().find_map(|line| line.strip_prefix(WATCHER_NAME));
+    found.map(str::to_owned).ok_or_else(|| explain(&plugin, &words, Failure::new(words.trim(), "")))
 }
 
 /// How this QEMU tells a plugin physical addresses: it changed with 8.2.

@@ -110,7 +110,8 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    fn of(ratio: Estimate, goal: f64) -> Verdict {
+    /// Of a goal that a ratio is to be at most.
+    pub fn of(ratio: Estimate, goal: f64) -> Verdict {
         if ratio.interval.high <= goal {
             Verdict::Met
         } else if ratio.interval.low > goal {

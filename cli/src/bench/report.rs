@@ -119,7 +119,7 @@ fn settings(plan: &Plan, versions: &[String], comparison: &Comparison) -> Vec<(S
         format!(
             "{}, {engine}, q35, -cpu {}, {cpus}, -m {}",
             emulator(),
-            qemu::CPU,
+            qemu::cpu(machine.clock),
             show_size(machine.memory)
         ),
     );
@@ -150,7 +150,8 @@ fn settings(plan: &Plan, versions: &[String], comparison: &Comparison) -> Vec<(S
 }
 
 /// The emulator's own first line about itself.
-fn emulator() -> String {
+/// QEMU and its version.
+pub fn emulator() -> String {
     let told = qemu::program().ok().and_then(|program| Command::new(program).arg("--version").output().ok());
     let text = told.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let line = text.lines().next().unwrap_or("QEMU of an unknown version");

@@ -274,7 +274,7 @@ fn confirm(side: &Side, extents: &Extents, program: &OsString) -> Result<Confirm
         ["--model", "cache", "--llc", "64K,1"].iter().map(OsString::from).collect();
     let memory = 8 * cache;
     watched.extend(options(side, memory, cache, &arguments, program));
-    let (results, output) = scope::measure(&args::scope_options(&watched)?)?;
+    let (results, output) = scope::Measurement::prepare(&args::scope_options(&watched)?)?.run()?;
     let frames = frames(&String::from_utf8_lossy(&output), Age::Fresh, (cache / 4096) as usize)?;
     let walk = results.phases.iter().find(|phase| phase.name == "walk").and_then(|phase| phase.near.first());
     let walk = walk.ok_or_else(|| Failure::new("the microscope saw no phase named walk", ""))?;

@@ -1,7 +1,7 @@
 //! The report: one page that tells where the conflicts are and who makes them, how long translations live, whose memory is
 //! used, which code ran, and what broke a rule.
 
-use freehold_scope_record::{Bucket, Half, NearResult, Page as PageSize, Results};
+use freehold_scope_record::{Bucket, Counting, Half, NearResult, Page as PageSize, Results};
 
 use super::Story;
 use super::digest::{self, Digest, Lives, remote, share};
@@ -560,9 +560,14 @@ fn settings(page: &mut Page, story: &Story<'_>) {
     facts.push((
         "what looking cost".to_owned(),
         format!(
-            "{:.1} s of CPU time; {} blocks ran, {} accesses, {} of them translated by QEMU",
-            cost.cpu_seconds,
+            "{:.1} s of CPU time; {} blocks ran, counted {} (plugin interface {}), {} accesses, {} of them translated by QEMU",
+            cost.emulator.cpu_seconds,
             Unit::Count.show(cost.blocks as f64),
+            match cost.emulator.counting {
+                Counting::Calls => "by calls",
+                Counting::Inline => "in QEMU's own code",
+            },
+            cost.emulator.interface,
             Unit::Count.show(cost.accesses as f64),
             Unit::Count.show(cost.translations as f64),
         ),

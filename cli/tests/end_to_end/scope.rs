@@ -172,3 +172,18 @@ fn placement_by_cache_bin_keeps_a_heap_that_fits_free_of_conflicts_and_the_micro
     let page = std::fs::read_to_string(folder.path().join("near.html")).expect("written");
     assert!(page.contains("Misses in aged memory"));
 }
+
+#[test]
+fn what_the_microscope_costs_is_measured_against_the_same_run_without() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("slow.json");
+    let mut command = freehold();
+    command.args(["lab", "slowdown", "--quick", "--boots", "1", "--json"]).arg(&file);
+    let outcome = finish(command, b"").expect(0);
+    assert!(outcome.text().contains("plugin interface"), "{}", outcome.text());
+    let record = json(&file);
+    let [plain, all] = &record["measured"].as_array().expect("ways")[..] else { panic!("{record}") };
+    let seconds = |way: &serde_json::Value| way["cpu_seconds"][0].as_f64().expect("seconds");
+    let ratio = all["ratio"].as_f64().expect("a ratio");
+    assert!((ratio - seconds(all) / seconds(plain)).abs() < 1e-6 && ratio > 1.0, "{record}");
+}

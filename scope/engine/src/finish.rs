@@ -2,8 +2,8 @@
 
 use freehold_scope_model::{Death as Cause_, PageSize, Slices};
 use freehold_scope_record::{
-    Block as BlockResult, Cause, Checks, Cost, CpuPhase, Death, Half, LifetimeGroup, Page, Phase, Results,
-    Slice, TlbResult, VERSION, log2_bucket,
+    Block as BlockResult, Cause, Checks, Cost, CpuPhase, Death, Emulator, Half, LifetimeGroup, Page, Phase,
+    Results, Slice, TlbResult, VERSION, log2_bucket,
 };
 
 use crate::cpu::{Cpu, Finished};
@@ -11,7 +11,7 @@ use crate::tally::SliceTally;
 use crate::watch::Watch;
 
 /// Everything that was seen. The CPUs have stopped.
-pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], cpu_seconds: f64) -> Results {
+pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Results {
     let mut finished: Vec<Finished> = cpus.iter_mut().map(|cpu| cpu.finish()).collect();
     let settings = watch.settings();
     let count = settings.cpus.len();
@@ -41,7 +41,7 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], cpu_seconds: f64) -> Results
         modes.map(|counts| counts.loads + counts.stores).sum()
     };
     let cost = Cost {
-        cpu_seconds,
+        emulator,
         blocks: cpus.iter().flat_map(|cpu| &cpu.runs).sum(),
         accesses: phases.iter().map(accesses).sum(),
         translations: cpus.iter().map(|cpu| cpu.fills).sum(),

@@ -4,7 +4,7 @@
 //! Whoever has an emulator (the plugin for QEMU does) makes one [`Watch`] for the machine and one [`Cpu`] for each of its
 //! CPUs, and calls
 //! - [`Watch::block`] for each block of code that is translated, [`special`] for its instructions;
-//! - [`Cpu::block`] when a block runs, [`Cpu::access`] for each load and store;
+//! - [`Cpu::block`] when a block runs, or takes its [`steps`](Watch::steps) itself; [`Cpu::access`] for each load and store;
 //! - [`Cpu::flush`] before an instruction that lets translations be forgotten, [`Cpu::ring`] when the doorbell rings;
 //! - [`finish`] when all CPUs have stopped.
 //!
@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod board;
 mod cpu;
 mod decode;
 mod finish;
@@ -24,6 +25,7 @@ mod tally;
 mod tests;
 mod watch;
 
+pub use board::{Board, Due, Step, board_words};
 pub use cpu::{Choice, Cpu, Flush};
 pub use decode::{Special, special, tells};
 pub use finish::finish;

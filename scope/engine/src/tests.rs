@@ -1,15 +1,17 @@
 //! A small machine made by hand: what runs on it is known to the instruction, so what is counted has to be.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_scope_doorbell::{self as doorbell, MAX_OWNERS, NAME_BYTES, Publication};
 use freehold_scope_model::{Access, PageSize};
 use freehold_scope_record::{
-    CacheModel, CacheShape, Heat, HwAddress, Memory, Models, NearShape, Results, Rule, Settings, TlbShape,
+    CacheModel, CacheShape, Counting, Emulator, Heat, HwAddress, Memory, Models, NearShape, Results, Rule,
+    Settings, TlbShape,
 };
 
 use crate::guest::tests::Words;
-use crate::{Choice, Cpu, Flush, Place, Ring, Watch, finish};
+use crate::{Board, Choice, Cpu, Due, Flush, Place, Ring, Step, Watch, board_words, finish};
 
 const MIB: u64 = 1 << 20;
 const NODE: u64 = 64 * MIB;
@@ -25,10 +27,16 @@ const ANON: u64 = 6;
 const KERNEL_OWNER: u64 = 2;
 const PTE_GLOBAL: u64 = 1 << 8;
 
+const EMULATOR: Emulator = Emulator { cpu_seconds: 1.0, interface: 1, counting: Counting::Calls };
+
 struct Everything;
 impl Choice for Everything {
     const CACHE: bool = true;
     const TLB: bool = true;
+}
+
+fn board(watch: &Watch) -> Board {
+    (0..board_words(watch.settings())).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak()
 }
 
 struct Machine {
@@ -54,7 +62,8 @@ impl Machine {
         };
         let words = Arc::new(Words::default());
         let watch = Arc::new(Watch::new(settings, Box::new(Arc::clone(&words))).unwrap());
-        let cpus = (0..2).map(|number| Cpu::new(Arc::clone(&watch), number).unwrap()).collect();
+        let cpus =
+            (0..2).map(|number| Cpu::new(Arc::clone(&watch), number, board(&watch)).unwrap()).collect();
         Self { words, watch, cpus }
     }
 
@@ -129,7 +138,7 @@ impl Machine {
         self.access(0, TABLE + frame * 32, RECORDS + frame * 32, Access::Write);
     }
     fn results(mut self) -> Results {
-        finish(&self.watch, &mut self.cpus.iter_mut().collect::<Vec<_>>(), 1.0)
+        finish(&self.watch, &mut self.cpus.iter_mut().collect::<Vec<_>>(), EMULATOR)
     }
 }
 
@@ -358,5 +367,83 @@ fn physical_addresses_that_the_tables_contradict_are_called_doubtful() {
             doubtful,
             "{remarks:?}"
         );
+    }
+}
+
+#[test]
+fn steps_that_are_taken_without_a_call_count_what_calls_count() {
+    // Two machines run the same at random, one by calls and one by steps, as an emulator's own code takes them.
+    let (mut calls, mut steps) = (Machine::new(), Machine::new());
+    let mut runs = Vec::new();
+    let mut state = 7u64;
+    for _ in 0..20_000 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let draw = |bits: u32, shift: u32| state >> shift & ((1 << bits) - 1);
+        let (cpu, page, offset) = (draw(1, 20) as usize, draw(5, 24), draw(6, 30) * 64);
+        let pc = if draw(1, 40) == 0 { 0x40_0000 } else { TEXT } + (page << 12) + offset;
+        let further = (draw(3, 41) == 0).then_some((NODE + (page << 12), 8));
+        let instructions = 1 + draw(6, 44);
+        let physical = (draw(4, 50) != 0).then_some(IMAGE + (page << 13) + offset);
+        let place = Place { pc, physical, bytes: instructions * 3, further, instructions };
+        calls.cpus[cpu].block::<Everything>(calls.watch.block(place));
+        let block = steps.watch.block(place);
+        take(&mut steps, cpu, block, &mut runs);
+        for machine in [&mut calls, &mut steps] {
+            machine.access(cpu, DYNAMIC + (page << 12), 0x40_0000 + (page << 12), Access::Write);
+            if draw(6, 55) == 0 {
+                machine.cpus[cpu].flush(Flush::Space(None));
+            }
+            if draw(9, 54) == 0 {
+                let message: [u64; 2] = doorbell::phase("next");
+                machine.words.store(0x5000, message[0]);
+                machine.words.store(0x5008, message[1]);
+                machine.cpus[cpu].ring(0x40_0000, Some(0x5000));
+            }
+        }
+    }
+    for (cpu, runs) in runs.iter().enumerate() {
+        steps.cpus[cpu].add_runs(0, runs);
+    }
+    let (calls, steps) = (calls.results(), steps.results());
+    assert!(
+        calls.phases.len() > 10
+            && calls.phases.iter().any(|phase| {
+                phase.cpus[0].modes.kernel.first_fetch_misses > 0
+                    && phase.cpus[1].modes.user.tlb_fetch_misses > 0
+            })
+    );
+    let blocks = |results: &Results| results.blocks.iter().map(|block| block.runs).sum::<u64>();
+    assert_eq!(blocks(&calls), blocks(&steps));
+    for (phase, other) in calls.phases.iter().zip(&steps.phases) {
+        assert!(phase == other, "{} from {}", phase.name, phase.start);
+    }
+    assert!(calls.slices == steps.slices && calls.near == steps.near && calls.tlb == steps.tlb);
+}
+
+/// Take a block's steps on a CPU's board.
+fn take(machine: &mut Machine, cpu: usize, block: &'static crate::Block, runs: &mut Vec<Vec<u64>>) {
+    runs.resize(2, Vec::new());
+    let own = &mut runs[cpu];
+    own.resize(own.len().max(block.number() + 1), 0);
+    own[block.number()] += 1;
+    let board = *machine.watch.boards[cpu].get().unwrap();
+    for step in machine.watch.steps(block) {
+        let due = match step {
+            Step::Add { word, amount } => {
+                board[word].fetch_add(amount, Ordering::Relaxed);
+                None
+            }
+            Step::Unless { word, equals, due } => {
+                (board[word].load(Ordering::Relaxed) != equals).then_some(due)
+            }
+            Step::From { word, least, due } => (board[word].load(Ordering::Relaxed) >= least).then_some(due),
+        };
+        let cpu = &mut machine.cpus[cpu];
+        match due {
+            Some(Due::Page) => cpu.page::<Everything>(block),
+            Some(Due::Look) => cpu.look(),
+            Some(Due::Line { line, mode }) => cpu.line(line, mode),
+            None => {}
+        }
     }
 }

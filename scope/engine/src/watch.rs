@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use freehold_scope_doorbell::{self as doorbell, Publication};
 use freehold_scope_record::{HeatRegion, NearCounts, Settings, SettingsError};
 
-use crate::cpu::NO_LINE;
+use crate::board::{self, Board, Step};
 use crate::frames::{Frames, User};
 use crate::guest::{GuestMemory, MAX_NODES, NOWHERE, Nodes};
 use crate::near::NearCaches;
@@ -24,16 +24,23 @@ pub struct Block {
     /// Page number of the first instruction's address.
     pub(crate) page: u64,
     pub(crate) instructions: u64,
-    /// The line, where there is only one.
+    /// The line, where there is only one; else the number of none.
     pub(crate) only_line: u64,
     pub(crate) mode: usize,
     pub(crate) node: usize,
     pub(crate) pc: u64,
     /// Guest-physical address of that page, if it is memory.
     pub(crate) frame: Option<u64>,
-    /// Lines that it is in: the first and the last of its page's, and of the next page's if it goes on there.
-    pub(crate) lines: (u64, u64),
-    pub(crate) further: Option<(u64, u64)>,
+    /// Lines that it is in, where caches are modelled: its page's, and the next page's if it goes on there. Both from the first to
+    /// one past the last.
+    pub(crate) lines: [(u64, u64); 2],
+}
+
+impl Block {
+    /// The number that its runs are counted under: one more than that of the block before.
+    pub const fn number(&self) -> usize {
+        self.number
+    }
 }
 
 /// Where a block's instructions are.
@@ -77,8 +84,10 @@ pub struct Watch {
     /// Instructions of all CPUs, as far as they have told.
     pub(crate) total: AtomicU64,
     /// The phase: its number, which never goes back.
-    pub(crate) phase: AtomicUsize,
+    phase: AtomicUsize,
     phases: Mutex<Vec<PhaseMark>>,
+    /// Of each CPU that has begun to run.
+    pub(crate) boards: Vec<OnceLock<Board>>,
     blocks: Mutex<HashMap<Place, &'static Block>>,
     pub(crate) translated: AtomicU64,
     pub(crate) region_shift: u32,
@@ -109,6 +118,7 @@ impl Watch {
             total: AtomicU64::new(0),
             phase: AtomicUsize::new(FIRMWARE),
             phases: Mutex::new(vec![PhaseMark { name: "firmware".into(), near: Vec::new() }]),
+            boards: settings.cpus.iter().map(|_| OnceLock::new()).collect(),
             blocks: Mutex::default(),
             translated: AtomicU64::new(0),
             region_shift: region.trailing_zeros(),
@@ -131,13 +141,23 @@ impl Watch {
         blocks.entry(place).or_insert_with(|| Box::leak(Box::new(self.describe(number, place))))
     }
 
+    /// What a block does to the board of the CPU that runs it, in this order.
+    pub fn steps(&self, block: &Block) -> impl Iterator<Item = Step> + use<> {
+        board::steps(block, board::lines(&self.settings))
+    }
+
     fn describe(&self, number: usize, place: Place) -> Block {
-        let shift = self.settings.models.cache.map_or(6, |cache| cache.line.trailing_zeros());
-        let lines = |start: u64, bytes: u64| (start >> shift, (start + bytes.max(1) - 1) >> shift);
+        let lines = |run: Option<(u64, u64)>| match (self.settings.models.cache, run) {
+            (Some(cache), Some((start, bytes))) => {
+                (start / cache.line, (start + bytes.max(1)).div_ceil(cache.line))
+            }
+            _ => (0, 0),
+        };
         for physical in place.physical.iter().chain(place.further.iter().map(|(physical, _)| physical)) {
             self.frames.used(physical >> 12, User::Code);
         }
-        let own = place.physical.map_or((1, 0), |physical| lines(physical, place.bytes));
+        let lines = [lines(place.physical.map(|physical| (physical, place.bytes))), lines(place.further)];
+        let only = lines[0].1 == lines[0].0 + 1 && lines[1].0 == lines[1].1;
         Block {
             number,
             pc: place.pc,
@@ -146,10 +166,8 @@ impl Watch {
             node: place.physical.map_or(NOWHERE, |physical| self.nodes.of(physical)),
             mode: (place.pc >> 63) as usize,
             instructions: place.instructions,
-            lines: own,
-            // Several are never the line that was fetched last.
-            only_line: if own.0 == own.1 && place.further.is_none() { own.0 } else { NO_LINE - 1 },
-            further: place.further.map(|(physical, bytes)| lines(physical, bytes)),
+            only_line: if only { lines[0].0 } else { u64::MAX },
+            lines,
         }
     }
 
@@ -161,10 +179,16 @@ impl Watch {
         }
         phases.push(PhaseMark { name, near: Vec::new() });
         self.phase.store(phases.len() - 1, Ordering::Release);
+        // What they run from now on belongs to the new one.
+        self.boards.iter().filter_map(OnceLock::get).for_each(|&board| board::nudge(board));
+    }
+    /// The phase that runs.
+    pub(crate) fn phase(&self) -> usize {
+        self.phase.load(Ordering::Acquire)
     }
     /// The kernel's first instruction ends the firmware's phase; only the first CPU that says so begins a new one.
     pub(crate) fn end_of_firmware(&self) {
-        if self.phase.load(Ordering::Acquire) == FIRMWARE && locked(&self.phases).len() == 1 {
+        if self.phase() == FIRMWARE && locked(&self.phases).len() == 1 {
             self.begin("boot".into());
         }
     }

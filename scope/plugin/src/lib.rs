@@ -4,11 +4,16 @@
 //! [`freehold_scope_engine`]'s, which is safe code; here it is connected.
 //!
 //! # What QEMU needs
-//! Emulation (TCG) of x86-64, plugin interface version 1 (QEMU 6.2 to 8.2; Debian 12 has 7.2; it is the only one that this
-//! was run on). One memory backend for each node, shared, on a file or memfd named `freehold-mN` ([`mapping`]). QEMU has to end by
-//! itself or by SIGTERM: the results are written then, and not when it is killed.
-//! Later interfaces count blocks inline without a call; nothing here uses that: time, phases and the first level of
-//! instruction caches want each block at its time.
+//! Emulation (TCG) of x86-64. One memory backend for each node, shared, on a file or memfd named `freehold-mN` ([`mapping`]). QEMU
+//! has to end by itself or by SIGTERM: the results are written then, and not when it is killed.
+//!
+//! One plugin serves every version of the interface from 1 to [`LAST_INTERFACE`]; it says which one it is written for when it is
+//! loaded ([`CHOOSE_INTERFACE`]), by what QEMU exports. It was run on 1 (QEMU 7.2) and 4 (QEMU 10.0).
+//! - Up to 2 (QEMU 9.0), every block that runs is a call.
+//! - From 3 on (QEMU 9.1), the code that QEMU makes for a block counts it, compares its page with the last one's and its lines with
+//!   those in the modelled first level of instruction caches, and calls only where one differs ([`counting`]).
+//!
+//! Each load and store is a call in all of them: no version can compare an address without one.
 //!
 //! # Where things are
 //! *Instructions*: QEMU gives the host address of their bytes; the backends' mappings in this process turn that
@@ -28,26 +33,46 @@
 //! says [`stopping`](Slot), makes every running thread see that (membarrier, or a pause where the host has none), waits
 //! until no thread is inside a callback, and then uses them all. A thread that comes later turns round.
 
+mod counting;
+mod later;
 mod mapping;
 mod qemu;
 
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering, compiler_fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use counting::{Calls, Counter};
 use freehold_scope_engine::{Choice, Cpu, Flush, Place, Ring, Special, Watch, finish, special, tells};
 use freehold_scope_model::Access;
-use freehold_scope_record::Settings;
+use freehold_scope_record::{Emulator, Settings};
 use mapping::Mapped;
 use qemu::{Block, ExecCallback, Instruction, MemCallback};
 
-/// The version of the interface that this plugin is written for.
+/// The last version of the interface whose declarations are those used here: 7 changes its callbacks.
+const LAST_INTERFACE: u32 = 6;
+
+/// The version of the interface that this plugin is written for, which QEMU reads before it calls anything.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
-pub static qemu_plugin_version: c_int = 1;
+pub static qemu_plugin_version: AtomicI32 = AtomicI32::new(1);
+
+/// Run by the loader, before QEMU looks for anything here.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CHOOSE_INTERFACE: extern "C" fn() = choose_interface;
+
+extern "C" fn choose_interface() {
+    let version = match later::later() {
+        Some(_) => 3,
+        None if later::has_scoreboards() => 2,
+        None => 1,
+    };
+    qemu_plugin_version.store(version, Ordering::Relaxed);
+}
 
 /// The most CPUs.
 const MAX_CPUS: usize = 64;
@@ -72,7 +97,7 @@ static SLOTS: [Slot; MAX_CPUS] = [const {
 }; MAX_CPUS];
 static STOPPING: AtomicBool = AtomicBool::new(false);
 static STORE_BIT: AtomicU32 = AtomicU32::new(0);
-static SETTINGS: OnceLock<Settings> = OnceLock::new();
+static SETTINGS: OnceLock<(Settings, u32)> = OnceLock::new();
 static RUNNING: OnceLock<Running> = OnceLock::new();
 
 /// What there is once the guest runs.
@@ -80,6 +105,9 @@ struct Running {
     watch: Arc<Watch>,
     mapped: Mapped,
     callbacks: Callbacks,
+    counter: Counter,
+    /// The version of QEMU's plugin interface.
+    interface: u32,
     /// Addresses right behind a marker that ended its block.
     pending: Mutex<HashSet<u64>>,
 }
@@ -97,7 +125,7 @@ impl Running {
 /// The callbacks that are compiled for what is modelled.
 #[derive(Clone, Copy)]
 struct Callbacks {
-    block: ExecCallback,
+    blocks: Calls,
     access: MemCallback,
 }
 
@@ -110,7 +138,8 @@ impl<const C: bool, const T: bool> Choice for Chosen<C, T> {
 
 impl Callbacks {
     fn of<C: Choice>() -> Self {
-        Self { block: on_block::<C>, access: on_access::<C> }
+        let blocks = Calls { block: on_block::<C>, page: on_page::<C>, look: on_look, line: on_line };
+        Self { blocks, access: on_access::<C> }
     }
     fn choose(settings: &Settings) -> Self {
         match (&settings.models.cache, &settings.models.tlb) {
@@ -143,7 +172,7 @@ pub unsafe extern "C" fn qemu_plugin_install(
     match prepare(&machine, &arguments) {
         Ok(settings) => {
             // Nobody else sets it: QEMU installs a plugin once.
-            let _ = SETTINGS.set(settings);
+            let _ = SETTINGS.set((settings, machine.interface));
             // SAFETY: QEMU's own id.
             unsafe { qemu::register(id, on_translation, on_exit) };
             0
@@ -159,7 +188,17 @@ fn prepare(machine: &qemu::Machine, arguments: &[String]) -> Result<Settings, St
     if !machine.is_x86_system {
         return Err("only whole x86-64 machines can be looked at".into());
     }
+    if machine.interface > LAST_INTERFACE {
+        return Err(format!(
+            "QEMU's plugin interface is version {}, but only 1 to {LAST_INTERFACE} are known",
+            machine.interface
+        ));
+    }
     let [argument] = arguments else { return Err("its only argument is settings=FILE".into()) };
+    if argument == "probe=on" {
+        let way = if later::later().is_some() { "in QEMU's own code" } else { "by calls" };
+        return Err(format!("interface {}: blocks are counted {way}", machine.interface));
+    }
     let path = argument.strip_prefix("settings=").ok_or("its only argument is settings=FILE")?;
     let settings = Settings::read(path.as_ref()).map_err(|error| format!("settings {path}: {error}"))?;
     settings.check().map_err(|error| format!("settings {path}: {error}"))?;
@@ -173,11 +212,18 @@ fn prepare(machine: &qemu::Machine, arguments: &[String]) -> Result<Settings, St
 
 /// The guest is about to run its first instruction: memory is there.
 fn start() -> Result<Running, String> {
-    let settings = SETTINGS.get().ok_or("it was not installed")?;
+    let (settings, interface) = SETTINGS.get().ok_or("it was not installed")?;
     let mapped = Mapped::find(&settings.memory)?;
     let watch = Watch::new(settings.clone(), Box::new(mapped.clone())).map_err(|error| error.to_string())?;
     let watch = Arc::new(watch);
-    Ok(Running { callbacks: Callbacks::choose(settings), watch, mapped, pending: Mutex::default() })
+    Ok(Running {
+        callbacks: Callbacks::choose(settings),
+        counter: Counter::choose(&watch),
+        interface: *interface,
+        watch,
+        mapped,
+        pending: Mutex::default(),
+    })
 }
 
 fn running() -> &'static Running {
@@ -205,17 +251,40 @@ fn with_cpu<R>(number: c_uint, f: impl FnOnce(&mut Cpu, &mut Option<u64>) -> R) 
     // SAFETY: as above.
     let told = unsafe { &mut *slot.told.get() };
     if cpu.is_none() {
-        *cpu = Cpu::new(Arc::clone(&running().watch), number as usize).ok().map(Box::new);
+        *cpu = begin(running(), number as usize);
     }
     let result = cpu.as_deref_mut().map(|cpu| f(cpu, told));
     slot.inside.store(false, Ordering::Release);
     result
 }
 
+/// A CPU's first callback.
+#[cold]
+fn begin(running: &Running, number: usize) -> Option<Box<Cpu>> {
+    // SAFETY: it is its thread that calls.
+    let board = unsafe { running.counter.board(&running.watch, number) };
+    Cpu::new(Arc::clone(&running.watch), number, board).ok().map(Box::new)
+}
+
 extern "C" fn on_block<C: Choice>(number: c_uint, data: *mut c_void) {
     // SAFETY: `on_translation` registered a block that lives for ever.
     let block = unsafe { &*data.cast::<freehold_scope_engine::Block>() };
     with_cpu(number, |cpu, _| cpu.block::<C>(block));
+}
+
+extern "C" fn on_page<C: Choice>(number: c_uint, data: *mut c_void) {
+    // SAFETY: as above.
+    let block = unsafe { &*data.cast::<freehold_scope_engine::Block>() };
+    with_cpu(number, |cpu, _| cpu.page::<C>(block));
+}
+
+extern "C" fn on_look(number: c_uint, _: *mut c_void) {
+    with_cpu(number, |cpu, _| cpu.look());
+}
+
+extern "C" fn on_line(number: c_uint, data: *mut c_void) {
+    let (line, mode) = counting::unpack(data);
+    with_cpu(number, |cpu, _| cpu.line(line, mode));
 }
 
 extern "C" fn on_access<C: Choice>(number: c_uint, info: u32, address: u64, data: *mut c_void) {
@@ -277,7 +346,7 @@ fn translate(running: &Running, block: &Block<'_>) {
         let pc = instruction.address();
         extend(&mut place, running, &instruction, count);
         instruction.on_access(running.callbacks.access, pc as *mut c_void);
-        let kind = special(instruction.bytes());
+        let kind = special(&instruction.bytes());
         let rings = match index {
             0 => running.awaits(pc),
             _ => matches!(before, Some((Special::Marker, _))),
@@ -310,7 +379,7 @@ fn translate(running: &Running, block: &Block<'_>) {
     }
     if let Some(place) = place {
         let known = running.watch.block(place);
-        block.on_run(running.callbacks.block, core::ptr::from_ref(known).cast_mut().cast());
+        running.counter.count(&running.watch, running.callbacks.blocks, block, known);
     }
 }
 
@@ -345,12 +414,20 @@ extern "C" fn on_exit(_: u64, _: *mut c_void) {
         return;
     }
     let mut cpus: Vec<&mut Cpu> = Vec::new();
-    for slot in &SLOTS {
+    for (number, slot) in SLOTS.iter().enumerate() {
         // SAFETY: QEMU is ending and no callback is inside, nor will one be: see "Threads" above.
         let cpu = unsafe { &mut *slot.cpu.get() };
-        cpus.extend(cpu.as_deref_mut());
+        let Some(cpu) = cpu.as_deref_mut() else { continue };
+        // SAFETY: it has run.
+        unsafe { running.counter.settle(number, cpu) };
+        cpus.push(cpu);
     }
-    let results = finish(&running.watch, &mut cpus, cpu_seconds());
+    let emulator = Emulator {
+        cpu_seconds: cpu_seconds(),
+        interface: running.interface,
+        counting: running.counter.name(),
+    };
+    let results = finish(&running.watch, &mut cpus, emulator);
     let path = &running.watch.settings().result;
     if let Err(error) = results.write(path) {
         say(&format!("cannot write {}: {error}", path.display()));

@@ -1,15 +1,17 @@
-//! QEMU's plugin interface, version 1, as QEMU 7.2 has it (include/qemu/qemu-plugin.h): declarations, and calls with
-//! QEMU's pointers turned into values.
+//! QEMU's plugin interface as all its versions have it (include/qemu/qemu-plugin.h): declarations, and calls with QEMU's pointers
+//! turned into values. What newer versions have besides is in `later`.
 //!
 //! QEMU's handles are valid during the callback that got them; they are wrapped here in types that borrow for that long.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::marker::PhantomData;
 
+use crate::later::later;
+
 /// Which accesses a callback is for: both.
 const READ_AND_WRITE: c_int = 3;
-/// A callback that does not look at registers (version 1 cannot).
-const NO_REGISTERS: c_int = 0;
+/// A callback that does not look at registers.
+pub const NO_REGISTERS: c_int = 0;
 
 /// Called when a block runs, or before an instruction: (CPU, what was registered).
 pub type ExecCallback = extern "C" fn(c_uint, *mut c_void);
@@ -27,11 +29,11 @@ pub struct Info {
 }
 
 #[repr(C)]
-struct RawBlock {
+pub struct RawBlock {
     _private: [u8; 0],
 }
 #[repr(C)]
-struct RawInstruction {
+pub struct RawInstruction {
     _private: [u8; 0],
 }
 #[repr(C)]
@@ -79,6 +81,8 @@ pub struct Machine {
     pub cpus: usize,
     /// Whether it is a whole x86-64 machine.
     pub is_x86_system: bool,
+    /// The version of the interface.
+    pub interface: u32,
 }
 
 /// Read what QEMU hands to `qemu_plugin_install`.
@@ -97,6 +101,7 @@ pub unsafe fn install_arguments(
     let machine = Machine {
         cpus: usize::try_from(info.smp_vcpus).unwrap_or(0),
         is_x86_system: info.system_emulation && name.to_bytes() == b"x86_64",
+        interface: u32::try_from(info.version_cur).unwrap_or(0),
     };
     let argument = |index: usize| {
         let place = argv.wrapping_add(index);
@@ -115,6 +120,23 @@ pub struct Block<'a>(*mut RawBlock, PhantomData<&'a ()>);
 /// One of its instructions.
 pub struct Instruction<'a>(*mut RawInstruction, PhantomData<&'a ()>);
 
+/// The most bytes of an instruction, and one (Intel SDM, volume 2, 2.3.11).
+const MOST_BYTES: usize = 16;
+
+/// An instruction's bytes.
+#[derive(Clone, Copy)]
+pub struct Bytes {
+    all: [u8; MOST_BYTES],
+    length: usize,
+}
+
+impl core::ops::Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.all[..self.length]
+    }
+}
+
 impl Block<'_> {
     /// The block that a translation callback got.
     ///
@@ -122,6 +144,10 @@ impl Block<'_> {
     /// `raw` is the callback's argument, and the callback does not return before the value is gone.
     pub unsafe fn new(raw: *mut c_void) -> Self {
         Self(raw.cast(), PhantomData)
+    }
+    /// QEMU's own handle.
+    pub const fn raw(&self) -> *mut RawBlock {
+        self.0
     }
     /// Its instructions; a block has at least one.
     pub fn instructions(&self) -> impl ExactSizeIterator<Item = Instruction<'_>> {
@@ -151,16 +177,24 @@ impl Instruction<'_> {
         unsafe { qemu_plugin_insn_haddr(self.0) as usize }
     }
     /// Its bytes.
-    pub fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> Bytes {
+        let mut bytes = Bytes { all: [0; MOST_BYTES], length: 0 };
+        if let Some(later) = later() {
+            // SAFETY: as above.
+            bytes.length = unsafe { later.copy(self.0, &mut bytes.all) }.min(MOST_BYTES);
+            return bytes;
+        }
         // SAFETY: as above.
         let size = unsafe { qemu_plugin_insn_size(self.0) };
         // SAFETY: as above.
         let data = unsafe { qemu_plugin_insn_data(self.0) };
-        if data.is_null() {
-            return &[];
+        if !data.is_null() {
+            // SAFETY: before version 3 QEMU returns where the instruction's bytes are, and keeps them until the callback returns.
+            let own = unsafe { core::slice::from_raw_parts(data, size.min(MOST_BYTES)) };
+            bytes.all[..own.len()].copy_from_slice(own);
+            bytes.length = own.len();
         }
-        // SAFETY: QEMU keeps the instruction's bytes until the callback returns; this borrow ends before.
-        unsafe { core::slice::from_raw_parts(data, size) }
+        bytes
     }
     /// Call `callback` before it runs.
     pub fn before(&self, callback: ExecCallback, data: *mut c_void) {

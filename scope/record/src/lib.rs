@@ -17,13 +17,14 @@ mod settings;
 pub use memory::{Backend, HwAddress, Memory, Range};
 pub use oracle::{Checks, KernelLayout, Oracle, Rule, Stale, Violation};
 pub use results::{
-    Block, Bucket, Cause, Collision, Cost, Counts, CpuPhase, Death, Half, HeatRegion, LifetimeGroup,
-    Locality, Modes, NearCounts, NearResult, Page, Phase, Results, Slice, TlbResult, log2_bucket,
+    Block, Bucket, Cause, Collision, Cost, Counting, Counts, CpuPhase, Death, Emulator, Half, HeatRegion,
+    LifetimeGroup, Locality, Modes, NearCounts, NearResult, Page, Phase, Results, Slice, TlbResult,
+    log2_bucket,
 };
 pub use settings::{CacheModel, CacheShape, Heat, Models, NearShape, Settings, SettingsError, TlbShape};
 
 /// The version of these types. The plugin refuses settings of another.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Why a file is no record.
 #[derive(Debug)]

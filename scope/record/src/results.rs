@@ -257,11 +257,32 @@ pub struct Block {
     pub instructions: u64,
 }
 
-/// What looking cost.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Cost {
-    /// CPU time of QEMU's process, seconds.
+/// How blocks of code are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Counting {
+    /// By a call for each.
+    Calls,
+    /// By code that the emulator makes for it; calls where something is due.
+    Inline,
+}
+
+/// What ran the guest.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Emulator {
+    /// CPU time of its process, seconds.
     pub cpu_seconds: f64,
+    /// The version of its plugin interface.
+    pub interface: u32,
+    /// What that allowed.
+    pub counting: Counting,
+}
+
+/// What looking cost.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Cost {
+    /// What ran the guest.
+    pub emulator: Emulator,
     /// Blocks that ran.
     pub blocks: u64,
     /// Loads and stores.

@@ -1,0 +1,185 @@
+//! The way of an access: comparisons that nearly always succeed, and what is done where one does not.
+
+use std::sync::Arc;
+
+use freehold_scope_model::{Access, Key, PageSize, Scope, Side};
+use freehold_scope_record::Rule;
+
+use super::{Choice, Cpu, DIRECT, NO_PAGE, NO_TAG, PAGES, Page, WATCHED};
+use crate::frames::{Mark, User};
+use crate::guest::{NOWHERE, walk};
+
+impl Cpu {
+    /// The instruction at `pc` has accessed `address`; `physical` asks the emulator where that is.
+    #[inline]
+    pub fn access<C: Choice>(
+        &mut self,
+        pc: u64,
+        address: u64,
+        access: Access,
+        physical: impl FnOnce() -> Option<u64>,
+    ) {
+        let mode = (pc >> 63) as usize;
+        let number = address >> 12;
+        let slot = number as usize & (PAGES - 1);
+        if self.pages[slot].tag != number | self.generation {
+            self.fill::<C>(slot, pc, address, physical);
+        }
+        let page = &mut self.pages[slot];
+        page.counts[mode] += 1;
+        let Page { base, key, mark, flags, node, mut hint, .. } = *page;
+        if C::TLB && !self.tlb.touch(Side::Data, key, hint) {
+            self.tally.tlb_data_misses[mode] += self.look_up(Side::Data, key, &mut hint, base, mode);
+            self.pages[slot].hint = hint;
+        }
+        let store = access == Access::Write;
+        self.tally.stores[mode] += u64::from(store);
+        let Some(now) = self.watch.frames.mark(base >> 12) else { return };
+        if now != mark || (store && flags & WATCHED != 0) {
+            self.look_closely(slot, pc, address, access);
+        }
+        if C::CACHE {
+            let line = (base | address & 0xfff) >> self.line_shift;
+            let slot = line as usize & (self.first_data.len() - 1);
+            let cached = self.first_data[slot];
+            let wanted = line << 1 | 1;
+            if cached != wanted && (store || cached != line << 1) {
+                self.first_level_missed(slot, line, access, mode, node);
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn first_level_missed(&mut self, slot: usize, line: u64, access: Access, mode: usize, node: u8) {
+        let known = self.first_data[slot] >> 1 == line;
+        self.tally.first_misses[mode] += u64::from(!known);
+        // The first store to a clean line goes on to the last level too, to make it dirty there.
+        if self.last_level(line << self.line_shift, access).is_some() {
+            self.tally.data_misses[mode][usize::from(node).min(NOWHERE)] += 1;
+        }
+        self.first_data[slot] = line << 1 | u64::from(access == Access::Write);
+    }
+
+    /// The page, its scope and its size, as the tables say or (where the kernel does not tell its tables) as it looks.
+    pub(super) fn key_of(&mut self, address: u64, base: u64) -> Key {
+        let upper = address >> 63 != 0;
+        let watch = Arc::clone(&self.watch);
+        if let Some(publication) = watch.frames.published() {
+            let root = if upper { Some(publication.root) } else { self.root };
+            let walked = root.and_then(|root| walk(&*watch.memory, root, address));
+            let leaf = walked.filter(|leaf| leaf.page == base);
+            // Devices, and memory that was plugged in, are nothing that QEMU was asked to place.
+            let known = walked.is_some_and(|leaf| watch.nodes.of(leaf.page) != NOWHERE);
+            self.compared += u64::from(known);
+            self.differed += u64::from(known && leaf.is_none());
+            let in_windows = address.wrapping_sub(publication.windows) < publication.windows_span;
+            return match leaf {
+                Some(leaf) if leaf.global => Key::new(address, leaf.size, Scope::Global),
+                Some(leaf) => Key::new(address, leaf.size, Scope::Space(0)),
+                None if upper && !in_windows => Key::new(address, PageSize::Small, Scope::Global),
+                None => Key::new(address, PageSize::Small, Scope::Space(0)),
+            };
+        }
+        // Linux maps its text and its direct map in pages of 2 MiB, whose addresses agree with the frames' modulo that.
+        let large = upper && base != NO_TAG && (address & !0xfff ^ base) & 0x1f_ffff == 0;
+        let size = if large { PageSize::Large } else { PageSize::Small };
+        Key::new(address, size, if upper { Scope::Global } else { Scope::Space(0) })
+    }
+
+    #[inline(never)]
+    fn fill<C: Choice>(
+        &mut self,
+        slot: usize,
+        pc: u64,
+        address: u64,
+        physical: impl FnOnce() -> Option<u64>,
+    ) {
+        self.settle_page(slot);
+        self.fills += 1;
+        let base = physical().map_or(NO_TAG, |physical| physical & !0xfff);
+        let key = self.key_of(address, base);
+        let watch = &*self.watch;
+        let user = if pc >> 63 != 0 { User::Kernel } else { User::Program };
+        watch.frames.used(base >> 12, user);
+        let mark = watch.frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
+        let direct = watch.frames.is_direct(address);
+        let watched = watch.frames.is_table(address) || watch.frames.is_read_only(mark);
+        let flags = if direct { DIRECT } else { 0 } | if watched { WATCHED } else { 0 };
+        let node = if base == NO_TAG { NOWHERE } else { watch.nodes.of(base) };
+        let tag = address >> 12 | self.generation;
+        self.pages[slot] = Page { tag, base, key, mark, flags, node: node as u8, ..NO_PAGE };
+        if !direct {
+            self.check_cached::<C>(key, base, pc, address);
+        } else if watch.frames.is_users(mark) {
+            // A mark that equals none: every access is looked at.
+            self.pages[slot].mark = Mark(!mark.0);
+        }
+    }
+
+    /// The tables say that `key` is at `base`: does the modelled TLB hold something else, or from before the frame
+    /// changed hands?
+    pub(super) fn check_cached<C: Choice>(&mut self, key: Key, base: u64, pc: u64, address: u64) {
+        if !C::TLB || base == NO_TAG {
+            return;
+        }
+        for other in Key::all_of(address) {
+            let Some(&cached) = self.tlb.peek(other) else { continue };
+            let then = Mark(cached.note);
+            let now = self.watch.frames.mark(cached.frame).unwrap_or(Mark::NOWHERE);
+            let frame = key_frame(other, cached.frame, address);
+            if now.generation() == then.generation() && other == key && frame == base >> 12 {
+                continue;
+            }
+            // The frame of a large page is told by its first use; its other frames have marks of their own.
+            if now.generation() != then.generation() && self.watch.frames.published().is_some() {
+                self.watch.frames.report(
+                    Rule::Stale,
+                    self.suspect(pc, address, cached.frame),
+                    Some((cached.moment, then)),
+                );
+            }
+            self.tlb.flush_key(other, self.clock());
+        }
+    }
+
+    /// Something about the page is not as it was when its entry was made, or it is stored to and watched.
+    #[inline(never)]
+    fn look_closely(&mut self, slot: usize, pc: u64, address: u64, access: Access) {
+        let Page { base, mark, flags, key, .. } = self.pages[slot];
+        let watch = Arc::clone(&self.watch);
+        let frames = &watch.frames;
+        let suspect = self.suspect(pc, address, base >> 12);
+        let now = frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
+        if flags & DIRECT != 0 {
+            let users = frames.is_users(now);
+            if users && pc >> 63 != 0 {
+                frames.report(Rule::DirectMap, suspect, None);
+            }
+            self.pages[slot].mark = if users { Mark(!now.0) } else { now };
+        } else if now != mark {
+            if now.generation() != mark.generation() {
+                let filled = self.tlb.peek(key).map_or(suspect.time, |cached| cached.moment);
+                frames.report(Rule::Stale, suspect, Some((filled, mark)));
+            }
+            self.pages[slot].mark = now;
+            self.pages[slot].flags =
+                if frames.is_table(address) || frames.is_read_only(now) { WATCHED } else { 0 };
+            self.tlb.note(key, now.0);
+        }
+        if access == Access::Write {
+            if frames.is_table(address) {
+                let physical = base | address & 0xfff;
+                frames.table_store(&*watch.memory, address, physical, suspect.time);
+            }
+            if frames.is_read_only(now) && frames.published().is_some() {
+                frames.report(Rule::Text, suspect, None);
+            }
+        }
+    }
+}
+
+/// The frame that a cached translation says for `address`.
+fn key_frame(key: Key, frame: u64, address: u64) -> u64 {
+    let within = (1u64 << (key.size().shift() - 12)) - 1;
+    frame & !within | (address >> 12) & within
+}

@@ -1,0 +1,94 @@
+//! The way of a block of code: its [`Step`](crate::Step)s, taken by a call, and the calls that are due in them.
+
+use freehold_scope_model::{Access, Side};
+
+use super::{CODE_PAGES, Choice, Cpu, NO_PAGE, NO_TAG, Page};
+use crate::board::LOOK;
+use crate::frames::Mark;
+use crate::tally::KERNEL;
+use crate::watch::{Block, FIRMWARE};
+
+impl Cpu {
+    /// A block is about to run, and nobody else takes its steps.
+    #[inline]
+    pub fn block<C: Choice>(&mut self, block: &Block) {
+        match self.runs.get_mut(block.number) {
+            Some(runs) => *runs += 1,
+            None => self.first_run(block.number),
+        }
+        let recent = self.board.add_recent(block.instructions);
+        if !self.board.is_in(block.page) {
+            self.page::<C>(block);
+        }
+        if recent >= LOOK {
+            self.look();
+        }
+        self.board.add_fetches(block.mode, block.node, block.instructions);
+        if C::CACHE && block.only_line != self.last_line {
+            for (first, end) in block.lines {
+                for line in first..end {
+                    self.last_line = line;
+                    if !self.board.put_line(line) {
+                        self.first_fetch_missed(line, block.mode);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A step that somebody else took says so: this line is not in the first level.
+    pub fn line(&mut self, line: u64, mode: usize) {
+        self.board.put_line(line);
+        self.first_fetch_missed(line, mode);
+    }
+
+    /// Somebody else has counted these runs of the blocks from number `first` on.
+    pub fn add_runs(&mut self, first: usize, runs: &[u64]) {
+        let end = first + runs.len();
+        self.runs.resize(end.max(self.runs.len()), 0);
+        self.runs[first..end].iter_mut().zip(runs).for_each(|(sum, more)| *sum += more);
+    }
+
+    #[cold]
+    fn first_run(&mut self, number: usize) {
+        self.runs.resize((number + 1).next_power_of_two().max(1 << 14), 0);
+        self.runs[number] += 1;
+    }
+
+    /// Code of another page than before runs, or the same after a flush, or a phase has begun.
+    #[inline(never)]
+    pub fn page<C: Choice>(&mut self, block: &Block) {
+        if self.phase == FIRMWARE && block.mode == KERNEL {
+            self.watch.end_of_firmware();
+        }
+        if self.watch.phase() != self.phase {
+            self.look();
+        }
+        self.board.enter(block.page);
+        let tag = block.page | self.generation;
+        let slot = block.page as usize & (CODE_PAGES - 1);
+        let base = block.frame.unwrap_or(NO_TAG);
+        if self.codes[slot].tag != tag || self.codes[slot].base != base {
+            let key = self.key_of(block.pc, base);
+            let mark = self.watch.frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
+            self.codes[slot] = Page { tag, base, key, mark, node: block.node as u8, ..NO_PAGE };
+            self.check_cached::<C>(key, base, block.pc, block.pc);
+        }
+        if C::TLB {
+            let Page { key, mut hint, .. } = self.codes[slot];
+            if !self.tlb.touch(Side::Fetch, key, hint) {
+                self.tally.tlb_fetch_misses[block.mode & 1] +=
+                    self.look_up(Side::Fetch, key, &mut hint, base, block.mode);
+                self.codes[slot].hint = hint;
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn first_fetch_missed(&mut self, line: u64, mode: usize) {
+        self.tally.first_fetch_misses[mode & 1] += 1;
+        if let Some(node) = self.last_level(line << self.line_shift, Access::Read) {
+            self.tally.fetch_misses[mode & 1][node] += 1;
+        }
+    }
+}
