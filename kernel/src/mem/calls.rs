@@ -13,7 +13,7 @@ use freehold_vm::{
 
 use super::hotplug::Growth;
 use super::space::whole_pages;
-use super::{FileMapping, Frames, Space, out_of_memory};
+use super::{FileMapping, Frames, Space, commons, out_of_memory};
 use crate::fs::Mapping;
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -227,7 +227,13 @@ pub fn sys_brk(args: &Args) -> Result<i64> {
 pub fn sys_madvise(args: &Args) -> Result<i64> {
     let advice = Advice::from_linux(args.int(2)).ok_or(Errno::EINVAL)?;
     let space = current_space();
-    with_memory(|| space.lock().advise(VirtAddr(args[0]), args[1], advice))?;
+    let outcome = with_memory(|| space.lock().advise(VirtAddr(args[0]), args[1], advice));
+    // A hole is reported, and does not keep what is around it.
+    if advice == Advice::PageOut && matches!(outcome, Ok(()) | Err(Errno::ENOMEM)) {
+        let range = whole_pages(args[0], args[1]).ok_or(Errno::EINVAL)?;
+        commons().page_out(&*space, range);
+    }
+    outcome?;
     Ok(0)
 }
 

@@ -188,7 +188,11 @@ impl Scan {
     fn look(&mut self) -> Knob {
         let _working = WORKING.lock();
         self.make_room();
-        let limits = CollapseLimits { none: Knob::MaxPtesNone.get(), shared: Knob::MaxPtesShared.get() };
+        let limits = CollapseLimits {
+            none: Knob::MaxPtesNone.get(),
+            shared: Knob::MaxPtesShared.get(),
+            swapped: Knob::MaxPtesSwap.get(),
+        };
         let mut budget = Knob::PagesToScan.get();
         while budget > 0 && is_wanted() {
             let Some((id, space)) = commons().next_space(self.after) else {

@@ -239,7 +239,7 @@ impl<W: Word> Counts<W> {
         self.change(|bits| match exclusive {
             Exclusive::Yes if Hold::Mapping.count(bits) > 0 => Err(CountError::Held),
             Exclusive::Yes => add(bits - REFERENCE, Hold::Mapping).map(|bits| bits | EXCLUSIVE),
-            Exclusive::No => add(bits - REFERENCE, Hold::Mapping),
+            Exclusive::No => add((bits & !EXCLUSIVE) - REFERENCE, Hold::Mapping),
         })
     }
     /// Turn one mapping into one reference.
@@ -276,6 +276,20 @@ impl<W: Word> Counts<W> {
             bits if bits & EXCLUSIVE != 0 => Ok(bits),
             MAPPING => Ok(MAPPING | EXCLUSIVE),
             _ => Err(CountError::Held),
+        })
+    }
+    /// As [`Counts::reuse`], beside up to `references` whose holders never look at the bytes again.
+    ///
+    /// # Errors
+    /// As [`Counts::reuse`].
+    pub fn reuse_beside(&self, references: u32) -> Result<(), CountError> {
+        self.change(|bits| {
+            let idle = Hold::Reference.count(bits).min(references.into());
+            match bits {
+                bits if bits & EXCLUSIVE != 0 => Ok(bits),
+                bits if bits - idle * REFERENCE == MAPPING => Ok(bits | EXCLUSIVE),
+                _ => Err(CountError::Held),
+            }
         })
     }
     /// One more pin on an exclusive frame.

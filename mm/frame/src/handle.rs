@@ -300,6 +300,14 @@ impl<S: FrameSource> Mapping<Anon, S> {
     pub fn reuse(&self) -> Result<(), CopyFrom> {
         self.record().counts().reuse().map_err(|why| CopyFrom::new(self.frame, why))
     }
+    /// As [`Mapping::reuse`], where up to `references` are held by those who never look at the bytes again.
+    ///
+    /// # Errors
+    /// As [`Mapping::reuse`].
+    pub fn reuse_beside(&self, references: u32) -> Result<(), CopyFrom> {
+        let outcome = self.record().counts().reuse_beside(references);
+        outcome.map_err(|why| CopyFrom::new(self.frame, why))
+    }
     /// Turn the mapping into a reference that nobody can pin, and say to whom the frame belonged: it leaves its page (swap-out,
     /// migration). The leaf is cleared after this, and flushed before the bytes are used.
     ///

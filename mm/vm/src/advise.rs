@@ -9,8 +9,9 @@ use crate::AddressSpace;
 use crate::area::{Area, Content};
 use crate::error::VmError;
 use crate::map::page_range;
+use crate::refs::ClearRefs;
 use crate::request::{Access, AreaFlags, Protection};
-use crate::resident::Want;
+use crate::resident::{Resident, Want};
 use crate::space::MAX_AREAS;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -30,7 +31,7 @@ pub enum Advice {
     DontNeed,
     /// As `DontNeed`, locked pages too.
     DontNeedLocked,
-    /// The contents may be thrown away when memory is short; here at once, which the contract allows.
+    /// The contents may be thrown away when memory is short, until they are written again.
     Free,
     /// A child does not get the area.
     DontFork,
@@ -46,7 +47,7 @@ pub enum Advice {
     KeepOnFork,
     /// Not soon.
     Cold,
-    /// Not soon at all.
+    /// Not soon at all: [`Commons::page_out`](crate::Commons::page_out) does what this only allows.
     PageOut,
     /// Fault all pages in for reading; fail where one cannot be.
     PopulateRead,
@@ -179,7 +180,14 @@ impl<S: Memory> AddressSpace<S> {
             return outcome;
         }
         match advice {
-            Advice::DontNeed | Advice::DontNeedLocked | Advice::Free => self.discard(range),
+            Advice::DontNeed | Advice::DontNeedLocked => self.discard(range),
+            Advice::Free => self.in_areas(range, |resident, _, range| resident.give_up(range)),
+            Advice::Cold => {
+                self.in_areas(range, |resident, _, range| resident.make_old(range, ClearRefs::All))
+            }
+            Advice::WillNeed => {
+                self.in_areas(range, |resident, area, range| resident.read_ahead(area, range))
+            }
             Advice::Collapse => {
                 outcome?;
                 self.collapse(range)?;
@@ -189,6 +197,14 @@ impl<S: Memory> AddressSpace<S> {
             _ => {}
         }
         outcome
+    }
+
+    /// Do something to the part of each area that is in `range`.
+    fn in_areas(&mut self, range: Range<VirtAddr>, f: impl Fn(&mut Resident<S>, &Area<S>, Range<VirtAddr>)) {
+        let Self { areas, resident, .. } = self;
+        for area in areas.overlapping(range.clone()) {
+            f(resident, area, area.start.max(range.start)..area.end.min(range.end));
+        }
     }
 
     fn discard(&mut self, range: Range<VirtAddr>) {
@@ -244,7 +260,11 @@ impl<S: Memory> AddressSpace<S> {
             let (mut page, end) = (area.start.max(range.start), area.end.min(range.end));
             while page < end {
                 let cached = || area.cache_page(page).is_some_and(|(cache, index)| cache.is_resident(index));
-                let there = self.resident.present(page).is_some() || cached();
+                let swapped = self.resident.tables.entry(page).swap_place();
+                let in_swap_cache =
+                    || swapped.is_some_and(|place| self.resident.commons.swap.is_cached(place));
+                let there = self.resident.present(page).is_some()
+                    || if swapped.is_some() { in_swap_cache() } else { cached() };
                 let index = ((page.0 - range.start.0) / PAGE) as usize;
                 out(index, if there { Residency::Resident } else { Residency::Absent });
                 page = VirtAddr(page.0 + PAGE);

@@ -34,6 +34,8 @@ pub struct CollapseLimits {
     pub none: u64,
     /// Mapped elsewhere too: they would be copied.
     pub shared: u64,
+    /// In swap areas: they would be read.
+    pub swapped: u64,
 }
 
 /// What a step of [`AddressSpace::collapse_step`] came to.
@@ -58,6 +60,8 @@ struct Survey {
     pinned: u64,
     /// Of these, such that were used since somebody looked.
     used: u64,
+    /// Pages in swap areas.
+    swapped: u64,
     /// Where the block would start that the first frame is part of.
     head: Option<Pfn>,
     /// Whether a frame lies apart from that block.
@@ -79,8 +83,9 @@ impl<S: Memory> Resident<S> {
             return None;
         }
         let mut survey = Survey::default();
-        self.tables.visit(start..VirtAddr(start.0 + LARGE), |addr, _, entry, _| {
-            if entry.backing() != Backing::Counted {
+        self.tables.visit_all(start..VirtAddr(start.0 + LARGE), |addr, _, entry, _| {
+            survey.swapped += u64::from(!entry.is_leaf());
+            if !entry.is_leaf() || entry.backing() != Backing::Counted {
                 return;
             }
             let counts = self.source().table().get(entry.frame()).map(|record| record.counts().load());
@@ -99,13 +104,15 @@ impl<S: Memory> Resident<S> {
     /// are wanted.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] where nothing is mapped; [`VmError::Again`] where a frame is pinned; [`VmError::NoMemory`].
+    /// [`VmError::Invalid`] where nothing is mapped; [`VmError::Again`] where a frame is pinned; [`VmError::Fault`] where a page cannot be
+    /// read from its swap area; [`VmError::NoMemory`].
     fn collapse(&mut self, area: &Area<S>, start: VirtAddr) -> Result<(), VmError> {
         if self.tables.find_large(start).is_some_and(|slot| slot.load().is_large()) {
             return Ok(());
         }
-        let survey = self.survey(start).filter(|survey| survey.present > 0).ok_or(VmError::Invalid)?;
         let range = start..VirtAddr(start.0 + LARGE);
+        self.bring_in(area, range.clone())?;
+        let survey = self.survey(start).filter(|survey| survey.present > 0).ok_or(VmError::Invalid)?;
         let mut batch = self.tables.batch();
         let in_place = survey.block().and_then(|head| LargeMapping::borrow_leaf(self.source(), head));
         let block = match in_place {
@@ -170,9 +177,13 @@ impl<S: Memory> Resident<S> {
     /// Whether what lies in the 2 MiB from `start` on is worth a large page that nobody asked for.
     fn is_worth_collapsing(&self, start: VirtAddr, limits: &CollapseLimits) -> bool {
         self.survey(start).is_some_and(|survey| {
-            let none = PAGEBLOCK_FRAMES - survey.present;
+            let none = PAGEBLOCK_FRAMES - survey.present - survey.swapped;
             let movable = survey.pinned == 0 || survey.block().is_some();
-            none <= limits.none && survey.shared <= limits.shared && survey.used > 0 && movable
+            none <= limits.none
+                && survey.shared <= limits.shared
+                && survey.swapped <= limits.swapped
+                && survey.used > 0
+                && movable
         })
     }
 }

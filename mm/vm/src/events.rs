@@ -23,9 +23,23 @@ pub enum Event {
     HugeZeroAlloc,
     /// `thp_zero_page_alloc_failed`: it could not be, for want of a pageblock.
     HugeZeroFailed,
+    /// `pswpin`: a page was read from a swap area.
+    SwapIn,
+    /// `pswpout`: a page was written to one.
+    SwapOut,
+    /// `swap_ra`: a page was read before anybody asked for it.
+    SwapAhead,
+    /// `swap_ra_hit`: somebody did, and found it.
+    SwapAheadHit,
+    /// `pglazyfree`: a page was given up (MADV_FREE).
+    LazyFree,
+    /// `pglazyfreed`: its frame was taken.
+    LazyFreed,
+    /// Ours, `cow_unneeded`: a write fault copied a frame that nobody else mapped, held or had an entry for.
+    CowUnneeded,
 }
 
-const EVENTS: usize = 9;
+const EVENTS: usize = Event::CowUnneeded as usize + 1;
 
 /// How often each happened.
 pub(crate) struct Events([AtomicU64; EVENTS]);
@@ -36,6 +50,9 @@ impl Events {
     }
     pub(crate) fn count(&self, event: Event) {
         self.0[event as usize].fetch_add(1, Ordering::Relaxed);
+    }
+    pub(crate) fn add(&self, event: Event, times: u64) {
+        self.0[event as usize].fetch_add(times, Ordering::Relaxed);
     }
     pub(crate) fn load(&self, event: Event) -> u64 {
         self.0[event as usize].load(Ordering::Relaxed)

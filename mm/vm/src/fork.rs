@@ -8,9 +8,9 @@
 
 use core::ops::Range;
 
-use freehold_frame::{Anon, Mapping, OutOfMemory};
+use freehold_frame::{Anon, Belongs, Mapping, OutOfMemory};
 use freehold_machine::{PAGEBLOCK_FRAMES, VirtAddr};
-use freehold_paging::{Backing, Cursor, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot};
+use freehold_paging::{Backing, Cursor, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot, SwapPlace};
 
 use crate::area::Area;
 use crate::request::AreaFlags;
@@ -75,13 +75,18 @@ impl<S: Memory> Resident<S> {
     ) -> Result<Option<VirtAddr>, OutOfMemory> {
         let mut outcome = Ok(());
         let mut stopped = None;
-        let (mut anonymous, mut large) = (0, 0);
+        let (mut anonymous, mut large, mut swapped) = (0, 0, 0);
         let mut cursor = child.tables.cursor();
-        self.tables.visit(range, |addr, slot, entry, size| {
+        self.tables.visit_all(range, |addr, slot, entry, size| {
             if outcome.is_err() || stopped.is_some() {
                 return;
             }
-            if size == PageSize::Small {
+            if let Some(place) = entry.swap_place() {
+                match self.fork_swapped(place, slot, entry, cursor.make(addr)) {
+                    Ok(()) => swapped += 1,
+                    Err(error) => outcome = Err(error),
+                }
+            } else if size == PageSize::Small {
                 match self.fork_page(area, addr, slot, entry, &mut cursor, batch) {
                     Ok(pages) => anonymous += pages,
                     Err(error) => outcome = Err(error),
@@ -99,6 +104,7 @@ impl<S: Memory> Resident<S> {
         });
         child.rss.anon += anonymous;
         child.large += large;
+        child.swapped += swapped;
         outcome.map(|()| stopped)
     }
 
@@ -124,6 +130,22 @@ impl<S: Memory> Resident<S> {
         to.fill(twin.with_soft_dirty_of(entry));
         self.count_leaves(1);
         Some(PAGEBLOCK_FRAMES)
+    }
+
+    /// Give the child the page that is at `place`, which `entry` says: it is no longer this space's alone.
+    fn fork_swapped(
+        &self,
+        place: SwapPlace,
+        slot: Slot<S::Machine>,
+        entry: Entry,
+        to: Result<Slot<S::Machine>, OutOfMemory>,
+    ) -> Result<(), OutOfMemory> {
+        let to = to?;
+        self.commons.swap.enter(place)?;
+        let shared = Entry::swapped(place, Belongs::Shared).with_soft_dirty_of(entry);
+        slot.replace(shared);
+        to.fill(shared);
+        Ok(())
     }
 
     /// Give the child the page at `addr`, unless that is a file's; how many anonymous pages that are.

@@ -50,6 +50,7 @@ mod remote;
 mod request;
 mod resident;
 mod space;
+mod swap;
 mod view;
 
 pub use advise::{Advice, Residency, SyncMode};
@@ -57,7 +58,7 @@ pub use cache::{BackingStore, Evicted, Eviction, Laundry, MAX_RUN, PageCache};
 pub use collapse::{CollapseLimits, CollapseStep};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};
 pub use events::Event;
-pub use freehold_paging::{KernelRoots, Memory};
+pub use freehold_paging::{KernelRoots, Memory, SwapPlace};
 pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
 pub use pin::{LongTerm, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast};
@@ -70,7 +71,8 @@ pub use request::{
     Protection, SharedWrite,
 };
 pub use space::{AddressSpace, Commons, Translation};
-pub use view::{AreaName, AreaView, OfFile, PageView, Sharing, Smaps, Usage, Written};
+pub use swap::{Age, EvictWish, SWAP_RUN, Swap, SwapArea, SwapAreaInfo, SwapEvicted, SwapStore, SwapUsage};
+pub use view::{AreaName, AreaView, OfFile, PageAt, PageView, Sharing, Smaps, Usage, Written};
 
 #[cfg(test)]
 mod tests;

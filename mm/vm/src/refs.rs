@@ -5,7 +5,10 @@
 //! while it has its mark, so that the first store faults and sets it. What a device may write through a pin changes without a fault:
 //! such a page keeps its mark and its rights. (Linux keeps it under any pin, read-only ones too.)
 
+use core::ops::Range;
 use freehold_frame::transition;
+
+use freehold_machine::VirtAddr;
 use freehold_paging::{Backing, Entry, Memory, PageSize, Rights};
 
 use crate::AddressSpace;
@@ -60,7 +63,7 @@ impl<S: Memory> AddressSpace<S> {
                 areas.iter().for_each(|area| resident.clear_soft_dirty(area));
             }
             ClearRefs::All | ClearRefs::Anonymous | ClearRefs::File => {
-                areas.iter().for_each(|area| resident.make_old(area, what));
+                areas.iter().for_each(|area| resident.make_old(area.start..area.end, what));
             }
         }
     }
@@ -69,7 +72,11 @@ impl<S: Memory> AddressSpace<S> {
 impl<S: Memory> Resident<S> {
     fn clear_soft_dirty(&mut self, area: &Area<S>) {
         let mut batch = self.tables.batch();
-        self.tables.visit(area.start..area.end, |addr, slot, entry, size| {
+        self.tables.visit_all(area.start..area.end, |addr, slot, entry, size| {
+            if entry.swap_place().is_some() {
+                slot.replace(entry.marked_unwritten());
+                return;
+            }
             if !(entry.is_soft_dirty() || entry.is_writable()) {
                 return;
             }
@@ -86,7 +93,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Whether someone may write the page, or a piece of it, without a leaf.
-    fn is_written_by_device(&self, entry: Entry, size: PageSize) -> bool {
+    pub(crate) fn is_written_by_device(&self, entry: Entry, size: PageSize) -> bool {
         if entry.backing() == Backing::Uncounted {
             return false;
         }
@@ -98,9 +105,9 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Clear the marks of use. A leaf without one is in no TLB, so they all forget it.
-    fn make_old(&mut self, area: &Area<S>, what: ClearRefs) {
+    pub(crate) fn make_old(&mut self, range: Range<VirtAddr>, what: ClearRefs) {
         let mut batch = self.tables.batch();
-        self.tables.visit(area.start..area.end, |addr, slot, entry, _| {
+        self.tables.visit(range, |addr, slot, entry, _| {
             let concerned = match (what, self.kind_of(entry)) {
                 (ClearRefs::Anonymous, kind) => kind == Kind::Anon,
                 (ClearRefs::File, kind) => kind == Kind::Cache,

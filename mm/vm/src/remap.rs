@@ -211,7 +211,7 @@ impl<S: Memory> Resident<S> {
         while next < from.end && outcome.is_ok() {
             let mut count = 0;
             let mut resume = from.end;
-            self.tables.visit(next..from.end, |addr, _, _, size| {
+            self.tables.visit_all(next..from.end, |addr, _, _, size| {
                 let dest = to.0 + (addr.0 - from.start.0);
                 let region = dest / PageSize::Large.bytes();
                 if region == last || addr >= resume {
@@ -254,7 +254,7 @@ impl<S: Memory> Resident<S> {
     }
 
     fn move_leaves(&mut self, from: Range<VirtAddr>, to: VirtAddr, batch: &mut FlushBatch<S>) {
-        self.tables.visit(from.clone(), |addr, slot, _, size| {
+        self.tables.visit_all(from.clone(), |addr, slot, _, size| {
             let dest = VirtAddr(to.0 + (addr.0 - from.start.0));
             let dest = match size {
                 PageSize::Small => self.tables.find(dest).map(|(slot, _)| slot),

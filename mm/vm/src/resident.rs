@@ -71,6 +71,10 @@ pub(crate) struct Resident<S: Memory> {
     pub tables: Space<S>,
     pub rss: Rss,
     pub peak: u64,
+    /// Pages in swap areas.
+    pub swapped: u64,
+    /// Where the eviction clock goes on.
+    pub hand: VirtAddr,
     /// Large leaves.
     pub large: u64,
     pub huge: HugeUse,
@@ -79,7 +83,16 @@ pub(crate) struct Resident<S: Memory> {
 impl<S: Memory> Resident<S> {
     pub(crate) fn new(commons: Arc<Commons<S>>) -> Result<Self, OutOfMemory> {
         let tables = Space::new(commons.source, commons.kernel)?;
-        Ok(Self { commons, tables, rss: Rss::default(), peak: 0, large: 0, huge: HugeUse::ByArea })
+        Ok(Self {
+            commons,
+            tables,
+            rss: Rss::default(),
+            peak: 0,
+            swapped: 0,
+            hand: VirtAddr(0),
+            large: 0,
+            huge: HugeUse::ByArea,
+        })
     }
 
     pub(crate) fn source(&self) -> S {
@@ -88,6 +101,7 @@ impl<S: Memory> Resident<S> {
 
     /// What the leaf `entry` leads to.
     pub(crate) fn kind_of(&self, entry: Entry) -> Kind {
+        debug_assert!(entry.is_leaf());
         match entry.backing() {
             Backing::Uncounted => Kind::Zero,
             Backing::Counted if self.source().table().is_owned_by(entry.frame(), Owner::Anon) => Kind::Anon,
@@ -144,6 +158,7 @@ impl<S: Memory> Resident<S> {
         }
         match want {
             _ if entry.is_empty() => self.fill(area, addr, slot, want),
+            _ if !entry.is_leaf() => self.swap_in(area, addr, slot, entry, want),
             Want::Write => self.fault_write(area, addr, slot, entry),
             // Someone else was faster, or the CPU remembered less than the tables grant.
             Want::Read => Ok(FaultKind::Minor),
@@ -152,7 +167,7 @@ impl<S: Memory> Resident<S> {
 
     /// The leaf of the page at `addr`, which may be a piece of a large one.
     pub(crate) fn present(&self, addr: VirtAddr) -> Option<Entry> {
-        Some(self.tables.entry(addr)).filter(|entry| !entry.is_empty())
+        Some(self.tables.entry(addr)).filter(|entry| entry.is_leaf())
     }
 
     /// Where the leaf of the present page at `addr` ends.
@@ -253,7 +268,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// A store to a page that is there.
-    fn fault_write(
+    pub(crate) fn fault_write(
         &mut self,
         area: &Area<S>,
         addr: VirtAddr,
@@ -272,20 +287,42 @@ impl<S: Memory> Resident<S> {
         }
         let kind = self.kind_of(entry);
         let new = match self.own(entry, kind) {
-            Own::Already => {
-                slot.update(|entry| entry.with_rights(rights).marked_dirty());
-                self.commons.events.count(Event::Reuse);
-                return Ok(FaultKind::Minor);
-            }
+            Own::Already => return Ok(self.grant(slot, rights)),
             Own::Zeroes => into_mapping(Frame::allocate_zeroed(self.source())?)?,
-            Own::Copy(from) => self.copy_of(from)?,
+            Own::Copy(from) => {
+                let copy = self.copy_of(from)?;
+                // Who else had the frame may have let go of it meanwhile.
+                if kind == Kind::Anon && matches!(self.own(entry, kind), Own::Already) {
+                    return Ok(self.grant(slot, rights));
+                }
+                copy
+            }
         };
         let mut batch = self.tables.batch();
         let old = slot.replace(leaf(new, rights, Marks::Dirty));
+        if kind == Kind::Anon && self.is_nobody_elses(old) {
+            self.commons.events.count(Event::CowUnneeded);
+        }
         batch.unmapped(addr, old, self.mapping_of(old));
         self.uncount(area, kind);
         self.count(area, Kind::Anon);
         Ok(FaultKind::Minor)
+    }
+
+    /// Let the page in `slot`, whose frame is its own, be written.
+    fn grant(&self, slot: Slot<S::Machine>, rights: Rights) -> FaultKind {
+        slot.update(|entry| entry.with_rights(rights).marked_dirty());
+        self.commons.events.count(Event::Reuse);
+        FaultKind::Minor
+    }
+
+    /// Whether nothing but the leaf `entry` needs the bytes of its anonymous frame.
+    fn is_nobody_elses(&self, entry: Entry) -> bool {
+        let record = self.source().table().get(entry.frame());
+        record.map(|record| record.counts().load()).is_some_and(|now| {
+            let alone = now.mappings == 1 && now.pins == 0;
+            alone && self.commons.swap.give_up(entry.frame()) == Some(now.references)
+        })
     }
 
     /// What a private page whose leaf is `entry` needs for a frame of its own.
@@ -294,14 +331,27 @@ impl<S: Memory> Resident<S> {
         let (source, frame) = (self.source(), entry.frame());
         match kind {
             Kind::Zero => Own::Zeroes,
-            Kind::Anon => match Mapping::<Anon, S>::borrow_leaf(source, frame).expect(COUNTED).reuse() {
-                Ok(()) => Own::Already,
-                Err(shared) => Own::Copy(shared),
-            },
+            Kind::Anon => {
+                let mapping = Mapping::<Anon, S>::borrow_leaf(source, frame).expect(COUNTED);
+                match mapping.reuse() {
+                    Ok(()) => Own::Already,
+                    Err(_) if self.reuse_swap_cached(&mapping) => Own::Already,
+                    Err(shared) => Own::Copy(shared),
+                }
+            }
             Kind::Cache => Own::Copy(CopyFrom::from(
                 &*Mapping::<CacheKind, S>::borrow_leaf(source, frame).expect(COUNTED),
             )),
         }
+    }
+
+    /// Whether the frame is this space's alone (again) but for the swap, which does not need its bytes.
+    fn reuse_swap_cached(&self, mapping: &Mapping<Anon, S>) -> bool {
+        let swap = &self.commons.swap;
+        if swap.is_off() || mapping.record().counts().load().mappings != 1 {
+            return false;
+        }
+        swap.give_up(mapping.pfn()).is_some_and(|references| mapping.reuse_beside(references).is_ok())
     }
 
     /// Whether the frame of `entry`, or all of a large leaf's, is anonymous and exclusive.
@@ -331,38 +381,41 @@ impl<S: Memory> Resident<S> {
 
     /// Take away all pages of `range`, which is part of `area` and cuts no large page.
     pub(crate) fn zap(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
-        self.zap_if(area, range, batch, |_| true);
+        self.zap_if(area, range, batch, Zap::All);
     }
 
-    /// As [`Resident::zap`], without private copies.
+    /// As [`Resident::zap`], without private copies, in memory or not.
     pub(crate) fn zap_cached(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
-        self.zap_if(area, range, batch, |kind| kind != Kind::Anon);
+        self.zap_if(area, range, batch, Zap::Cached);
     }
 
-    fn zap_if(
-        &mut self,
-        area: &Area<S>,
-        range: Range<VirtAddr>,
-        batch: &mut FlushBatch<S>,
-        goes: impl Fn(Kind) -> bool,
-    ) {
+    fn zap_if(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>, what: Zap) {
         self.note_peak();
         let mut rss = self.rss;
-        let mut large = self.large;
+        let (mut large, mut swapped) = (self.large, self.swapped);
         let this = &*self;
-        this.tables.visit(range, |addr, slot, entry, size| {
-            let kind = this.kind_of(entry);
-            if size == PageSize::Large {
-                if goes(kind) {
-                    let old = slot.replace(Entry::EMPTY);
-                    batch.unmapped_large(addr, old, this.held_block(old));
-                    if kind == Kind::Anon {
-                        rss.anon -= PAGEBLOCK_FRAMES;
-                        this.count_leaves(-1);
-                    }
-                    large -= 1;
+        this.tables.visit_all(range, |addr, slot, entry, size| {
+            if let Some(place) = entry.swap_place() {
+                if what == Zap::All {
+                    slot.replace(Entry::EMPTY);
+                    this.commons.swap.leave(place);
+                    swapped -= 1;
                 }
-            } else if goes(kind) {
+                return;
+            }
+            let kind = this.kind_of(entry);
+            if what == Zap::Cached && kind == Kind::Anon {
+                return;
+            }
+            if size == PageSize::Large {
+                let old = slot.replace(Entry::EMPTY);
+                batch.unmapped_large(addr, old, this.held_block(old));
+                if kind == Kind::Anon {
+                    rss.anon -= PAGEBLOCK_FRAMES;
+                    this.count_leaves(-1);
+                }
+                large -= 1;
+            } else {
                 let old = slot.replace(Entry::EMPTY);
                 batch.unmapped(addr, old, this.mapping_of(old));
                 if let Some(count) = rss.of(area, kind) {
@@ -371,7 +424,7 @@ impl<S: Memory> Resident<S> {
             }
         });
         self.rss = rss;
-        self.large = large;
+        (self.large, self.swapped) = (large, swapped);
     }
 
     /// Give the pages of `range` the rights that `area`, which it is part of, has now.
@@ -392,6 +445,15 @@ impl<S: Memory> Resident<S> {
             }
         });
     }
+}
+
+/// What goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Zap {
+    /// All pages, in memory or not.
+    All,
+    /// But for private copies.
+    Cached,
 }
 
 /// See [`Resident::own`].

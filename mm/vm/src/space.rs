@@ -15,6 +15,7 @@ use crate::huge::HugeControl;
 use crate::registry::{Registry, SpaceHandle};
 use crate::request::{AreaFlags, Layout, Limits};
 use crate::resident::Resident;
+use crate::swap::Swap;
 use crate::{PageCache, VmError};
 
 /// What a context switch loads: see [`Roots`].
@@ -32,6 +33,7 @@ pub struct Commons<S: Memory> {
     pub(crate) huge: HugeControl,
     pub(crate) events: Events,
     pub(crate) spaces: Registry<S>,
+    pub(crate) swap: Swap<S>,
 }
 
 impl<S: Memory> Commons<S> {
@@ -42,7 +44,8 @@ impl<S: Memory> Commons<S> {
     pub fn new(source: S, kernel: KernelRoots) -> Result<Arc<Self>, OutOfMemory> {
         let zero = Frame::allocate_zeroed(source)?;
         let (huge, events, spaces) = (HugeControl::new(), Events::new(), Registry::new());
-        Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces }))
+        let swap = Swap::new(source);
+        Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces, swap }))
     }
     pub(crate) fn zero_page(&self) -> Pfn {
         self.zero.pfn()

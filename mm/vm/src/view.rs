@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use core::ops::Range;
 
 use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
-use freehold_paging::{Backing, Entry, Memory, PageSize};
+use freehold_paging::{Backing, Entry, Memory, PageSize, SwapPlace};
 
 use crate::AddressSpace;
 use crate::area::{Area, Content};
@@ -40,16 +40,25 @@ pub enum Written {
     Not,
 }
 
-/// A mapped page.
+/// Where a page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageAt {
+    /// In this frame.
+    Frame(Pfn),
+    /// In a swap area.
+    Swapped(SwapPlace),
+}
+
+/// A page that is mapped, or in a swap area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageView {
     /// Its address.
     pub addr: VirtAddr,
-    /// Its frame.
-    pub frame: Pfn,
+    /// Where it is.
+    pub at: PageAt,
     /// Whether it is a file's.
     pub of_file: OfFile,
-    /// How often its frame is mapped, here and elsewhere; 0 for the zero page.
+    /// How often its frame is mapped, here and elsewhere; 0 for the zero page and in a swap area.
     pub mappings: u32,
     /// Whether it was written since such marks were last cleared.
     pub written: Written,
@@ -116,6 +125,12 @@ pub struct Smaps {
     pub huge: u64,
     /// `pss` of locked areas.
     pub locked: u64,
+    /// Given up and not written since.
+    pub lazy_free: u64,
+    /// In swap areas.
+    pub swap: u64,
+    /// The same, each page divided by how many entries lead to it.
+    pub swap_pss: u64,
 }
 
 /// An address space in figures. Sizes in pages where not said otherwise.
@@ -139,6 +154,8 @@ pub struct Usage {
     pub rss_file: u64,
     /// Present pages of shared anonymous memory.
     pub rss_shmem: u64,
+    /// Pages in swap areas.
+    pub swapped: u64,
     /// Bytes of translation tables.
     pub page_table_bytes: u64,
     /// The most `total_pages` ever.
@@ -184,6 +201,7 @@ impl<S: Memory> AddressSpace<S> {
             rss_anon: rss.anon,
             rss_file: rss.file,
             rss_shmem: rss.shmem,
+            swapped: self.resident.swapped,
             page_table_bytes: self.resident.tables.table_bytes(),
             peak_total: self.peak_total,
             peak_rss: self.resident.peak.max(rss.total()),
@@ -206,36 +224,42 @@ impl<S: Memory> AddressSpace<S> {
         usage
     }
 
-    /// Visit the pages that `start..end` maps, upwards, the shared zero page too.
+    /// Visit the pages that `start..end` maps or has in swap areas, upwards, the shared zero page too.
     pub fn pages(&self, start: VirtAddr, end: VirtAddr, mut out: impl FnMut(PageView)) {
-        self.pieces(start..end, |addr, entry, kind, mappings| {
-            out(PageView {
-                addr,
-                frame: entry.frame(),
-                of_file: if kind == Kind::Cache { OfFile::Yes } else { OfFile::No },
-                mappings,
-                written: if entry.is_soft_dirty() { Written::Since } else { Written::Not },
-            });
+        self.pieces(start..end, |addr, entry, what| {
+            let (of_file, mappings) = match what {
+                What::Leaf(Kind::Cache, mappings) => (OfFile::Yes, mappings),
+                What::Leaf(_, mappings) => (OfFile::No, mappings),
+                What::Swapped(_) => (OfFile::No, 0),
+            };
+            let at = match what {
+                What::Leaf(..) => PageAt::Frame(entry.frame()),
+                What::Swapped(place) => PageAt::Swapped(place),
+            };
+            let written = if entry.is_soft_dirty() { Written::Since } else { Written::Not };
+            out(PageView { addr, at, of_file, mappings, written });
         });
     }
 
-    /// Visit the pages of 4 KiB that `range` maps, those of large ones too, each as if it had a leaf of its own, with what it leads to
-    /// and how often its frame is mapped (0 for zeroes).
-    fn pieces(&self, range: Range<VirtAddr>, mut out: impl FnMut(VirtAddr, Entry, Kind, u32)) {
+    /// Visit the pages of 4 KiB that `range` maps, those of large ones too, each as if it had a leaf of its own, and those in swap areas.
+    fn pieces(&self, range: Range<VirtAddr>, mut out: impl FnMut(VirtAddr, Entry, What)) {
         let resident = &self.resident;
-        resident.tables.visit(range.clone(), |addr, _, entry, size| {
+        resident.tables.visit_all(range.clone(), |addr, _, entry, size| {
+            if let Some(place) = entry.swap_place() {
+                return out(addr, entry, What::Swapped(place));
+            }
             let kind = resident.kind_of(entry);
             if size == PageSize::Small {
                 let record = resident.source().table().get(entry.frame()).filter(|_| kind != Kind::Zero);
                 let mappings = record.map_or(0, |record| record.counts().load().mappings);
-                return out(addr, entry, kind, mappings);
+                return out(addr, entry, What::Leaf(kind, mappings));
             }
             let block = resident.block_of(entry);
             for index in 0..PAGEBLOCK_FRAMES {
                 let page = VirtAddr(addr.0 + index * PAGE);
                 if range.contains(&page) {
                     let mappings = block.as_ref().map_or(0, |block| block.holders(index).mappings);
-                    out(page, entry.piece(entry.frame().offset(index)), kind, mappings);
+                    out(page, entry.piece(entry.frame().offset(index)), What::Leaf(kind, mappings));
                 }
             }
         });
@@ -249,10 +273,16 @@ impl<S: Memory> AddressSpace<S> {
     /// Count the pages of an area. The zero page is nobody's and is not counted.
     pub fn smaps(&self, area: &AreaView<'_, S>) -> Smaps {
         let mut smaps = Smaps::default();
-        self.pieces(area.start..area.end, |_, entry, kind, mappings| {
-            if kind == Kind::Zero {
-                return;
-            }
+        self.pieces(area.start..area.end, |_, entry, what| {
+            let (kind, mappings) = match what {
+                What::Leaf(Kind::Zero, _) => return,
+                What::Leaf(kind, mappings) => (kind, mappings),
+                What::Swapped(place) => {
+                    smaps.swap += PAGE;
+                    smaps.swap_pss += PAGE / self.resident.commons.swap.entries(place).max(1);
+                    return;
+                }
+            };
             let mappings = u64::from(mappings).max(1);
             smaps.rss += PAGE;
             smaps.pss += PAGE / mappings;
@@ -266,6 +296,7 @@ impl<S: Memory> AddressSpace<S> {
             smaps.pss_dirty += if entry.is_dirty() { PAGE / mappings } else { 0 };
             smaps.referenced += if entry.is_accessed() { PAGE } else { 0 };
             smaps.anonymous += if kind == Kind::Anon { PAGE } else { 0 };
+            smaps.lazy_free += if kind == Kind::Anon && entry.is_lazy() { PAGE } else { 0 };
         });
         self.resident.tables.visit(area.start..area.end, |_, _, entry, size| {
             let large = size == PageSize::Large && entry.backing() == Backing::Counted;
@@ -276,6 +307,15 @@ impl<S: Memory> AddressSpace<S> {
         }
         smaps
     }
+}
+
+/// What a page's entry leads to.
+#[derive(Clone, Copy)]
+enum What {
+    /// A frame of a kind, mapped so often (0 for zeroes).
+    Leaf(Kind, u32),
+    /// A slot.
+    Swapped(SwapPlace),
 }
 
 fn view<S: Memory>(area: &Area<S>) -> AreaView<'_, S> {

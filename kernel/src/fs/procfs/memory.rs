@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use freehold_machine::VirtAddr;
 use freehold_vm::{
-    AreaFlags, AreaName, AreaView, OfFile, Protection, RemoteAccess, Rule, Sharing, Smaps, Written,
+    AreaFlags, AreaName, AreaView, OfFile, PageAt, Protection, RemoteAccess, Rule, Sharing, Smaps, Written,
 };
 
 use super::processes::{FileKind, nameless};
@@ -181,14 +181,14 @@ fn counts(out: &mut Text, smaps: &Smaps) {
     row("Referenced:", smaps.referenced);
     row("Anonymous:", smaps.anonymous);
     row("KSM:", 0);
-    row("LazyFree:", 0);
+    row("LazyFree:", smaps.lazy_free);
     row("AnonHugePages:", smaps.huge);
     row("ShmemPmdMapped:", 0);
     row("FilePmdMapped:", 0);
     row("Shared_Hugetlb:", 0);
     row("Private_Hugetlb:", 0);
-    row("Swap:", 0);
-    row("SwapPss:", 0);
+    row("Swap:", smaps.swap);
+    row("SwapPss:", smaps.swap_pss);
     row("Locked:", smaps.locked);
 }
 
@@ -246,6 +246,7 @@ const PM_PFRAME: u64 = (1 << 55) - 1;
 const PM_SOFT_DIRTY: u64 = 1 << 55;
 const PM_MMAP_EXCLUSIVE: u64 = 1 << 56;
 const PM_FILE: u64 = 1 << 61;
+const PM_SWAP: u64 = 1 << 62;
 const PM_PRESENT: u64 = 1 << 63;
 
 /// Whether a reader of pagemap learns frame numbers: those who opened it with all capabilities do.
@@ -294,8 +295,13 @@ impl SpaceFile {
             let written = if page.written == Written::Since { PM_SOFT_DIRTY } else { 0 };
             let file = if page.of_file == OfFile::Yes { PM_FILE } else { 0 };
             let exclusive = if page.mappings == 1 { PM_MMAP_EXCLUSIVE } else { 0 };
-            let frame = if self.frames == FrameNumbers::Told { page.frame.0 & PM_PFRAME } else { 0 };
-            *word |= PM_PRESENT | written | file | exclusive | frame;
+            // Of a swapped page five bits for the area and fifty for the slot stand where a frame's number does.
+            let (state, place) = match page.at {
+                PageAt::Frame(frame) => (PM_PRESENT, frame.0),
+                PageAt::Swapped(place) => (PM_SWAP, place.slot << 5 | u64::from(place.area)),
+            };
+            let place = if self.frames == FrameNumbers::Told { place & PM_PFRAME } else { 0 };
+            *word |= state | written | file | exclusive | place;
         });
         drop(space);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();

@@ -242,7 +242,7 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
         line("VmExe", usage.exec_pages);
         line("VmLib", 0);
         line("VmPTE", usage.page_table_bytes / 4096);
-        line("VmSwap", 0);
+        line("VmSwap", usage.swapped);
         let huge = u8::from(process.space().lock().huge_use() == freehold_vm::HugeUse::ByArea);
         writeln!(out, "HugetlbPages:\t       0 kB\nCoreDumping:\t0\nTHP_enabled:\t{huge}");
     }

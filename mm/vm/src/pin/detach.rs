@@ -3,8 +3,6 @@
 //! The order is `freehold_frame::transition`'s, and the types keep it: a [`Settled`] page is had from a [`Detach`] only, after its flush; a frame
 //! that is pinned never gets into one. A settled page's leaf is empty until the caller says what stands there.
 
-#![cfg_attr(not(test), allow(dead_code, reason = "for swap-out and migration"))]
-
 use arrayvec::ArrayVec;
 use freehold_frame::{Anon, Belongs, CountError, Frame, Mapping};
 use freehold_machine::VirtAddr;
@@ -54,6 +52,10 @@ impl<S: Memory> Detach<S> {
         self.pages.push(Settled { addr, slot, old, belongs, frame });
         Ok(())
     }
+    /// For other changes of the same space's leaves, to be forgotten with these.
+    pub(crate) const fn batch(&mut self) -> &mut FlushBatch<S> {
+        &mut self.batch
+    }
     /// Make all TLBs forget: from now on nobody stores to the frames.
     pub(crate) fn settle(mut self) -> ArrayVec<Settled<S>, RUN> {
         self.batch.flush();
@@ -73,6 +75,7 @@ pub(crate) struct Settled<S: Memory> {
 
 impl<S: Memory> Settled<S> {
     /// Its address.
+    #[allow(dead_code, reason = "for migration")]
     pub(crate) const fn addr(&self) -> VirtAddr {
         self.addr
     }

@@ -239,7 +239,6 @@ fn advice_does_what_it_says_and_unknown_advice_is_refused() {
     assert_eq!(p.load(f), Ok(5), "the file's bytes again");
     p.store(a, 1).unwrap();
     p.advise(a, 1, Advice::Free).unwrap();
-    assert_eq!(p.load(a), Ok(0));
     assert_eq!(p.advise(f, 1, Advice::Free), Err(VmError::Invalid), "anonymous memory only");
     p.store(a, 1).unwrap();
     p.store(a + PAGE, 2).unwrap();

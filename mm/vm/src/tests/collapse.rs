@@ -10,7 +10,7 @@ use crate::*;
 
 const BLOCK: u64 = 512 * PAGE;
 const AT: u64 = 0x4000_0000;
-const ALL: CollapseLimits = CollapseLimits { none: 511, shared: 512 };
+const ALL: CollapseLimits = CollapseLimits { none: 511, shared: 512, swapped: 0 };
 
 fn world() -> World {
     World::with(Config { cpus: 4, nodes: 2, frames: 16 * 512, seed: 7 })
@@ -89,7 +89,7 @@ fn too_many_empty_or_shared_pages_are_left_as_they_are() {
     world.commons.set_huge_mode(HugeMode::Always);
     let child = p.fork(1);
     (4..10).for_each(|n| child.store(AT + n * PAGE, 77).unwrap());
-    let limits = |none, shared| CollapseLimits { none, shared };
+    let limits = |none, shared| CollapseLimits { none, shared, ..ALL };
     assert_eq!(scan(&child, limits(501, 4)), 0, "502 are empty");
     assert_eq!(scan(&child, limits(502, 3)), 0, "4 are shared");
     assert_eq!(scan(&child, limits(502, 4)), 1);
@@ -104,7 +104,7 @@ fn what_is_pinned_unused_or_not_there_is_left_as_it_is() {
     let world = world();
     let p = with_pages(&world, 1, 10);
     world.commons.set_huge_mode(HugeMode::Always);
-    let pin = p.space().pin(VirtAddr(AT + PAGE), PinAccess::Write).unwrap();
+    let pin = p.space().pin::<LongTerm, ReadWrite>(VirtAddr(AT + PAGE), Rule::Asked).unwrap();
     let frame = p.frame(AT + PAGE);
     assert_eq!(scan(&p, ALL), 0, "a pinned frame stays where it is");
     assert_eq!(p.advise(AT, 512, Advice::Collapse), Err(VmError::Again));
@@ -115,7 +115,7 @@ fn what_is_pinned_unused_or_not_there_is_left_as_it_is() {
     p.load(AT).unwrap();
     assert_eq!(scan(&p, ALL), 1);
     p.advise(AT, 512, Advice::DontNeed).unwrap();
-    assert_eq!(scan(&p, CollapseLimits { none: 512, shared: 0 }), 0, "nothing is there");
+    assert_eq!(scan(&p, CollapseLimits { none: 512, shared: 0, swapped: 0 }), 0, "nothing is there");
     drop(p);
     world.end();
 }

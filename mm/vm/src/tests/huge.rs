@@ -264,9 +264,9 @@ fn smaps_and_the_page_map_see_every_piece() {
     assert_eq!((of_parent.private_dirty, of_parent.shared_dirty), (PAGE, 2 * BLOCK - PAGE));
     let mut seen = std::vec::Vec::new();
     p.space().pages(VirtAddr(AT + BLOCK - PAGE), VirtAddr(AT + BLOCK + PAGE), |page| seen.push(page));
-    let expected = [AT + BLOCK - PAGE, AT + BLOCK].map(|at| (VirtAddr(at), p.frame(at), 2));
+    let expected = [AT + BLOCK - PAGE, AT + BLOCK].map(|at| (VirtAddr(at), PageAt::Frame(p.frame(at)), 2));
     assert_eq!(
-        seen.iter().map(|page| (page.addr, page.frame, page.mappings)).collect::<std::vec::Vec<_>>(),
+        seen.iter().map(|page| (page.addr, page.at, page.mappings)).collect::<std::vec::Vec<_>>(),
         expected
     );
     assert_eq!(world.commons.huge_pages(), 3 * 512);

@@ -11,4 +11,5 @@ mod random;
 mod refs;
 mod registry;
 mod remote;
+mod swap;
 mod world;

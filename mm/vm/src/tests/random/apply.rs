@@ -52,7 +52,7 @@ impl Run {
                 let (cpu, page) = (usize::from(cpu), u64::from(page));
                 let model = self.world.model();
                 let got = self.touch(cpu, page, Access::Read, || model.load(address(page)));
-                if got != Err(FaultError::OutOfMemory) {
+                if !self.is_excused(cpu / 2, page, got) {
                     prop_assert_eq!(got, self.expect(cpu / 2, page));
                 }
                 Ok(())
@@ -69,7 +69,7 @@ impl Run {
                         }
                         for page in pages.values_mut().filter(|page| page.wipe) {
                             page.bytes = Bytes::Private(0);
-                            page.written = false;
+                            (page.written, page.lazy) = (false, false);
                         }
                         self.replace(q, child, pages, Exit::SwitchFirst);
                     }
@@ -147,6 +147,9 @@ impl Run {
                 self.pages[p].values_mut().for_each(|page| page.written = false);
                 Ok(())
             }
+            Step::PageOut(..) | Step::Evict(..) | Step::GiveUp(..) | Step::SwapOff(..) | Step::Disks(..) => {
+                self.apply_swap(step)
+            }
             Step::Lazy(cpu) => {
                 let model = self.world.model();
                 let roots = &self.processes[usize::from(cpu) / 2].roots;
@@ -205,7 +208,14 @@ impl Run {
                 What::Private(f, first) => Bytes::Copy(f.into(), u64::from(first) + n, None),
                 What::Shared(f, first) => Bytes::Shared(Object::File(f.into()), u64::from(first) + n),
             };
-            let page = Page { protection: rights, bytes, dont_fork: false, wipe: false, written: false };
+            let page = Page {
+                protection: rights,
+                bytes,
+                dont_fork: false,
+                wipe: false,
+                written: false,
+                lazy: false,
+            };
             self.pages[p].insert(at + n, page);
         }
         Ok(())
@@ -215,7 +225,7 @@ impl Run {
         let p = cpu / 2;
         let model = self.world.model();
         let got = self.touch(cpu, page, Access::Write, || model.store(address(page), value));
-        if got == Err(FaultError::OutOfMemory) {
+        if got.is_err() && self.is_excused(p, page, got.map(|()| 0)) {
             return Ok(());
         }
         let expected = match self.pages[p].get(&page) {
@@ -226,7 +236,7 @@ impl Run {
         prop_assert_eq!(got, expected);
         if got.is_ok() {
             let page = self.pages[p].get_mut(&page).unwrap();
-            page.written = true;
+            (page.written, page.lazy) = (true, false);
             match &mut page.bytes {
                 Bytes::Private(old) => *old = value,
                 Bytes::Copy(_, _, copy) => *copy = Some(value),
@@ -273,7 +283,7 @@ impl Run {
                 for n in 0..new {
                     let page = source_pages.get(n as usize).cloned().unwrap_or_else(|| {
                         let last = &source_pages[old as usize - 1];
-                        Page { bytes: grown(last, n + 1 - old), written: false, ..last.clone() }
+                        Page { bytes: grown(last, n + 1 - old), written: false, lazy: false, ..last.clone() }
                     });
                     self.pages[p].insert(to + n, page);
                 }
@@ -281,7 +291,7 @@ impl Run {
                     for n in 0..old {
                         if source == RemapSource::Keep {
                             let page = self.pages[p].get_mut(&(at + n)).unwrap();
-                            page.written = false;
+                            (page.written, page.lazy) = (false, false);
                             match &mut page.bytes {
                                 Bytes::Private(value) => *value = 0,
                                 Bytes::Copy(_, _, copy) => *copy = None,
@@ -319,7 +329,7 @@ impl Run {
                 let space = self.processes[p].space();
                 let own = |at| {
                     let entry = space.resident.tables.entry(address(at));
-                    !entry.is_empty() && space.resident.is_exclusive(entry)
+                    entry.is_leaf() && space.resident.is_exclusive(entry)
                 };
                 for (&at, page) in pages.range_mut(range) {
                     if let Bytes::Copy(f, index, copy @ None) = &mut page.bytes
@@ -358,7 +368,7 @@ impl Run {
                 Advice::DoFork => page.dont_fork = false,
                 Advice::KeepOnFork => page.wipe = false,
                 Advice::DontNeed => {
-                    page.written = false;
+                    (page.written, page.lazy) = (false, false);
                     match &mut page.bytes {
                         Bytes::Private(value) => *value = 0,
                         Bytes::Copy(_, _, copy) => *copy = None,

@@ -5,6 +5,7 @@
 //! Some runs let allocations fail at random: then a step may do less, but never something else.
 
 mod apply;
+mod swapping;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use freehold_machine::{CpuId, Cpus, Pfn, PhysicalBytes, Tlb, VirtAddr};
 use freehold_paging::model::ModelFrames;
 use proptest::prelude::*;
 
+use super::swap::Disk;
 use super::world::*;
 use crate::*;
 
@@ -23,6 +25,13 @@ const PROCESSES: usize = 3;
 const WINDOW: u64 = 40;
 const FILES: usize = 2;
 const FILE_PAGES: u64 = 12;
+/// Swap areas.
+const AREAS: usize = 2;
+
+/// Pages of a swap area: the first is soon full.
+fn slots(area: usize) -> u64 {
+    [24, 128 * TOGETHER.get()][area]
+}
 
 std::thread_local! {
     /// How many pages one of the model's stands for, by its first byte: 1, or an eighth of a large page.
@@ -65,6 +74,14 @@ enum Step {
     Punch(u8, u8, u8),
     Lazy(u8),
     ClearSoftDirty(u8),
+    /// Take some pages of a process out of memory.
+    PageOut(u8, u8, u8),
+    /// Take pages out of memory, whosever they are and however lately used, where the flag says so.
+    Evict(u8, bool),
+    GiveUp(u8, u8, u8),
+    SwapOff(u8),
+    /// Whether disks fail to read, and to write, from now on.
+    Disks(bool, bool),
 }
 
 /// Areas are made of up to `most` pages.
@@ -83,7 +100,7 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
     let advice = prop_oneof![
         6 => Just(Advice::DontNeed), 1 => Just(Advice::DontFork), 2 => Just(Advice::DoFork), 1 => Just(Advice::WipeOnFork),
         2 => Just(Advice::KeepOnFork), 1 => Just(Advice::PopulateRead), 1 => Just(Advice::PopulateWrite), 1 => Just(Advice::Random),
-        1 => Just(Advice::Collapse),
+        1 => Just(Advice::Collapse), 1 => Just(Advice::Cold), 1 => Just(Advice::WillNeed),
     ];
     prop_oneof![
         6 => (process(), page(), 1..most, protection(), what).prop_map(|(p, a, n, r, w)| Step::Map(p, a, n, r, w)),
@@ -103,6 +120,11 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
         1 => (0..FILES as u8, 0..FILE_PAGES as u8, 1..6u8).prop_map(|(f, a, n)| Step::Punch(f, a, n)),
         1 => (0..2 * PROCESSES as u8).prop_map(Step::Lazy),
         2 => process().prop_map(Step::ClearSoftDirty),
+        4 => (process(), page(), count()).prop_map(|(p, a, n)| Step::PageOut(p, a, n)),
+        2 => (1..40u8, any::<bool>()).prop_map(|(n, any)| Step::Evict(n, any)),
+        2 => (process(), page(), 1..4u8).prop_map(|(p, a, n)| Step::GiveUp(p, a, n)),
+        1 => (0..AREAS as u8).prop_map(Step::SwapOff),
+        1 => (any::<bool>(), any::<bool>()).prop_map(|(r, w)| Step::Disks(r, w)),
     ]
 }
 
@@ -115,6 +137,8 @@ struct Page {
     wipe: bool,
     /// A leaf that is there was written through since the last clearing.
     written: bool,
+    /// It was given up and not written since: it may be zero by now.
+    lazy: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -164,6 +188,8 @@ struct Run {
     lazy: [bool; 2 * PROCESSES],
     /// Whether allocations fail now and then.
     failing: bool,
+    disks: Vec<std::sync::Arc<Disk>>,
+    swap_areas: Vec<SwapArea>,
 }
 
 fn address(page: u64) -> VirtAddr {
@@ -178,7 +204,7 @@ impl Run {
         }
         let files: Vec<_> = (0..FILES).map(|_| world.file(&[])).collect();
         let processes = (0..PROCESSES).map(|p| world.process(2 * p as u16)).collect();
-        let run = Self {
+        let mut run = Self {
             world,
             files,
             processes,
@@ -189,7 +215,10 @@ impl Run {
             pins: Vec::new(),
             lazy: [false; 2 * PROCESSES],
             failing: false,
+            disks: Vec::new(),
+            swap_areas: Vec::new(),
         };
+        run.add_disks();
         (0..2 * PROCESSES).for_each(|cpu| run.load_root(cpu));
         run
     }
@@ -371,6 +400,7 @@ impl Run {
             }
             prop_assert_eq!((usage.rss_anon, usage.rss_file + usage.rss_shmem), present);
         }
+        self.check_slots()?;
         for held in &self.pins {
             if let Some((p, page)) = held.at {
                 let entry = self.processes[p].space_entry(page);
@@ -391,6 +421,7 @@ impl Run {
     /// Every byte, through the page tables and the files; then the end of everything.
     fn finish(mut self) -> Result<(), TestCaseError> {
         self.world.frames.fail_never();
+        self.disks.iter().for_each(|disk| disk.fail(false, false));
         for p in 0..PROCESSES {
             for page in 0..WINDOW {
                 self.apply(&Step::Load((2 * p + page as usize % 2) as u8, page as u8))?;
@@ -399,6 +430,7 @@ impl Run {
         for held in &self.pins {
             if let Some((p, page)) = held.at
                 && let Ok(value) = self.expect(p, page)
+                && !self.pages[p][&page].lazy
             {
                 let seen = self.world.model().with_bytes(held.pin.pfn(), |bytes| bytes[0]);
                 prop_assert_eq!(seen, value, "the device sees page {} of {}", page, p);

@@ -1,0 +1,260 @@
+//! Bringing pages back: faults, read-ahead, swapoff.
+//!
+//! **Read-ahead.** Neighbours leave together and get neighbouring slots, so those around a page that is wanted whose slots lie around its own are read with it, in one
+//! go, into the swap cache. How many follows from how many were wanted of those read before.
+//!
+//! **swapoff** takes the area out of use for new pages and brings every page back, space by space; a page that cannot be read is lost for
+//! its processes only, which get a bus error where they touch it.
+
+use arrayvec::ArrayVec;
+use core::ops::{ControlFlow, Range};
+
+use freehold_frame::{Anon, Belongs, Frame, OutOfMemory, Owner, Request};
+use freehold_machine::{PAGE_SIZE, Pfn, VirtAddr};
+use freehold_paging::{Entry, Marks, Memory, PageSize, Rights, Slot, SwapPlace};
+
+use super::{Found, SWAP_RUN, State, Swap, SwapArea, SwapStore, area_of};
+use crate::area::Area;
+use crate::error::{FaultError, FaultKind, VmError};
+use crate::events::Event;
+use crate::registry::Locking;
+use crate::resident::{Kind, Resident, Want, leaf};
+use crate::{AddressSpace, Commons};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+impl<S: Memory> Resident<S> {
+    /// Bring the page at `addr` back from where `entry` says it is.
+    pub(crate) fn swap_in(
+        &mut self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        slot: Slot<S::Machine>,
+        entry: Entry,
+        want: Want,
+    ) -> Result<FaultKind, FaultError> {
+        let place = entry.swap_place().filter(|&place| place != SwapPlace::LOST).ok_or(FaultError::Bus)?;
+        let (frame, kind) = match self.commons.swap.find(place)? {
+            Found::Cached(frame) => (frame, FaultKind::Minor),
+            Found::ReadAhead(frame) => {
+                self.commons.events.count(Event::SwapAheadHit);
+                (frame, FaultKind::Minor)
+            }
+            Found::Stored(store) => {
+                let window = self.commons.swap.ahead.window(place.slot);
+                (self.read_in(area, addr, place, window.into(), &*store)?, FaultKind::Major)
+            }
+        };
+        let (mapping, belongs) = self.commons.swap.redeem(place, frame)?;
+        let own = belongs == Belongs::Exclusive;
+        let full = area.protection.rights();
+        let noticed = want == Want::Write || entry.is_soft_dirty() || !area.tracks_stores();
+        let rights = if own && noticed { full } else { full.without(Rights::WRITE) };
+        let new = leaf(mapping, rights, Marks::Dirty);
+        slot.replace(if own && want == Want::Write { new } else { new.with_soft_dirty_of(entry) });
+        self.swapped -= 1;
+        self.count(area, Kind::Anon);
+        if want == Want::Write && !own {
+            self.fault_write(area, addr, slot, slot.load())?;
+        }
+        Ok(kind)
+    }
+
+    /// Read the page at `addr` from `place`, and up to `window` pages with it that lie around both; those go to the swap cache.
+    fn read_in(
+        &self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        place: SwapPlace,
+        window: u64,
+        store: &dyn SwapStore,
+    ) -> Result<Frame<Anon, S>, FaultError> {
+        let (before, after) = self.neighbours(area, addr, place, window);
+        let new = || Frame::<Anon, S>::allocate_with(self.source(), Request::new(Owner::Anon));
+        let mut wanted = new()?;
+        let mut frames = ArrayVec::<Frame<Anon, S>, SWAP_RUN>::new();
+        frames.extend((0..before + after).map_while(|_| new().ok()));
+        let commons = &self.commons;
+        if frames.len() as u64 == before + after && !frames.is_empty() {
+            let first = place.slot - before;
+            frames.insert(before as usize, wanted);
+            let numbers: ArrayVec<Pfn, SWAP_RUN> = frames.iter().map(Frame::pfn).collect();
+            let read = store.read(first, &numbers);
+            wanted = frames.remove(before as usize);
+            if read.is_ok() {
+                commons.events.add(Event::SwapIn, numbers.len() as u64);
+                commons.events.add(Event::SwapAhead, frames.len() as u64);
+                let slots = (first..).filter(|&slot| slot != place.slot);
+                for (slot, frame) in slots.zip(frames) {
+                    commons.swap.keep_for_later(SwapPlace { slot, ..place }, frame);
+                }
+                return Ok(wanted);
+            }
+        }
+        // What nobody asked for may be what cannot be read.
+        store.read(place.slot, &[wanted.pfn()])?;
+        commons.events.add(Event::SwapIn, 1);
+        Ok(wanted)
+    }
+
+    /// How many pages before and after the one at `addr`, of the `window` around it, are where the page itself is, in the same order, and not
+    /// in the swap cache.
+    fn neighbours(&self, area: &Area<S>, addr: VirtAddr, place: SwapPlace, window: u64) -> (u64, u64) {
+        let bytes = window.clamp(1, SWAP_RUN as u64).next_power_of_two() * PAGE;
+        let start = VirtAddr(addr.0 & !(bytes - 1));
+        let before = (addr.0 - start.max(area.start).0) / PAGE;
+        let after = (VirtAddr(start.0 + bytes).min(area.end).0 - addr.0) / PAGE - 1;
+        let beside = |at: u64, slot: Option<u64>| {
+            let wanted = slot.map(|slot| SwapPlace { slot, ..place });
+            wanted.is_some_and(|wanted| {
+                self.tables.entry(VirtAddr(at)).swap_place() == Some(wanted)
+                    && !self.commons.swap.is_cached(wanted)
+            })
+        };
+        let below = (1..=before).take_while(|n| beside(addr.0 - n * PAGE, place.slot.checked_sub(*n)));
+        let above = (1..=after).take_while(|n| beside(addr.0 + n * PAGE, Some(place.slot + n)));
+        (below.count() as u64, above.count() as u64)
+    }
+
+    /// Some of the pages of `range` that are in `area`, or in any, in their order; and where to go on.
+    fn swapped_pages(
+        &self,
+        range: Range<VirtAddr>,
+        area: Option<SwapArea>,
+    ) -> (ArrayVec<(VirtAddr, Entry, SwapPlace), SWAP_RUN>, VirtAddr) {
+        let mut found = ArrayVec::new();
+        let Some(at) = self.tables.next_populated(range.clone()) else { return (found, range.end) };
+        let mut next = VirtAddr((at.0 | (PageSize::Large.bytes() - 1)) + 1).min(range.end);
+        self.tables.visit_all(at..next, |addr, _, entry, _| {
+            let Some(place) = entry.swap_place().filter(|&place| place != SwapPlace::LOST) else { return };
+            if area.is_none_or(|area| area.0 == place.area)
+                && addr < next
+                && found.try_push((addr, entry, place)).is_err()
+            {
+                next = addr;
+            }
+        });
+        (found, next)
+    }
+
+    /// Bring all pages of `range`, which is part of `area`, back.
+    pub(crate) fn bring_in(&mut self, area: &Area<S>, range: Range<VirtAddr>) -> Result<(), FaultError> {
+        let mut next = range.start;
+        while self.swapped > 0 && next < range.end {
+            let (pages, resume) = self.swapped_pages(next..range.end, None);
+            for (addr, ..) in pages {
+                self.fault(area, addr, Want::Read)?;
+            }
+            next = resume;
+        }
+        Ok(())
+    }
+
+    /// Read the pages of `range`, which is part of `area`, into the swap cache, as long as there is memory.
+    pub(crate) fn read_ahead(&self, area: &Area<S>, range: Range<VirtAddr>) {
+        let mut next = range.start;
+        while self.swapped > 0 && next < range.end {
+            let (pages, resume) = self.swapped_pages(next..range.end, None);
+            for (addr, _, place) in pages {
+                let Ok(Found::Stored(store)) = self.commons.swap.find(place) else { continue };
+                let Ok(frame) = self.read_in(area, addr, place, SWAP_RUN as u64, &*store) else { return };
+                self.commons.swap.keep_for_later(place, frame);
+            }
+            next = resume;
+        }
+    }
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// Bring some pages back that are in `swap`, from `from` on; where to go on, `None` at the end.
+    fn bring_back(&mut self, swap: SwapArea, from: VirtAddr) -> Result<Option<VirtAddr>, OutOfMemory> {
+        let Self { areas, resident, layout, .. } = self;
+        if resident.swapped == 0 || from >= layout.end {
+            return Ok(None);
+        }
+        let (pages, next) = resident.swapped_pages(from..layout.end, Some(swap));
+        for (addr, entry, place) in pages {
+            let Some(area) = areas.at(addr) else { continue };
+            match resident.fault(area, addr, Want::Read) {
+                Err(FaultError::OutOfMemory) => return Err(OutOfMemory),
+                Err(_) => resident.lose(addr, entry, place),
+                Ok(_) => {}
+            }
+        }
+        Ok(Some(next))
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    /// The page at `addr` cannot be read, and its area goes.
+    fn lose(&mut self, addr: VirtAddr, entry: Entry, place: SwapPlace) {
+        if let Some((slot, PageSize::Small)) = self.tables.find(addr) {
+            slot.replace(Entry::swapped(SwapPlace::LOST, Belongs::Shared).with_soft_dirty_of(entry));
+            self.commons.swap.leave(place);
+        }
+    }
+}
+
+impl<S: Memory> Commons<S> {
+    /// Bring everything back that is in `area`, and use it no more. `go_on` is asked between steps, while no lock is held.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] where there is no such area, or somebody does this already; [`VmError::NoMemory`] and [`VmError::Again`]
+    /// (where `go_on` said no): the area is in use as before.
+    pub fn swap_off(
+        &self,
+        area: SwapArea,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<(), VmError> {
+        self.swap.change_state(area, State::On, State::Leaving)?;
+        let outcome = self.empty_area(area, go_on);
+        if outcome.is_err() {
+            self.swap.change_state(area, State::Leaving, State::On)?;
+        }
+        outcome
+    }
+
+    fn empty_area(&self, area: SwapArea, go_on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<(), VmError> {
+        // More than one round only for what is being written, and for children on their way into the list of spaces.
+        while !self.swap.remove_if_empty(area) {
+            let mut last = 0;
+            while let Some((id, handle)) = self.next_space(last) {
+                let mut step = Ok(Some(VirtAddr(0)));
+                while let Ok(Some(from)) = step {
+                    handle.with(Locking::Wait, &mut |space| step = space.bring_back(area, from));
+                    if go_on().is_break() {
+                        return Err(VmError::Again);
+                    }
+                }
+                step?;
+                last = id;
+            }
+            if go_on().is_break() {
+                return Err(VmError::Again);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<S: Memory> Swap<S> {
+    fn change_state(&self, area: SwapArea, from: State, to: State) -> Result<(), VmError> {
+        let mut areas = self.areas.lock();
+        let area = area_of(&mut areas, SwapPlace { area: area.0, slot: 0 });
+        let area = area.filter(|area| area.state == from).ok_or(VmError::Invalid)?;
+        area.state = to;
+        Ok(())
+    }
+
+    /// Whether no page is in the area any more; then it is gone.
+    fn remove_if_empty(&self, area: SwapArea) -> bool {
+        let mut areas = self.areas.lock();
+        let place = &mut areas[usize::from(area.0)];
+        let gone = place.take_if(|area| area.slots.free() == area.slots.usable());
+        drop(areas);
+        if gone.is_some() {
+            self.count.fetch_sub(1, core::sync::atomic::Ordering::Release);
+        }
+        gone.is_some()
+    }
+}

@@ -1,0 +1,43 @@
+//! Pages that were given up (MADV_FREE): reclaim may throw their bytes away, as long as nobody writes them again.
+//!
+//! The mark is the leaf's: given up, unused and clean. Whoever writes sets the leaf's dirty bit, and the bytes count again: a CPU before it stores, the kernel with
+//! the leaf, a device because a pin for writing keeps the leaf dirty. A pin that is being taken without a lock just now is treated as by clear_refs
+//! (`freehold_frame::transition`): the leaf changes first, then writers are looked for, and where there is one it changes back.
+//!
+//! A page that is shared since a fork is left alone: giving it up frees nothing. One that is in a swap area is gone at once.
+
+use core::ops::Range;
+
+use freehold_frame::transition;
+use freehold_machine::VirtAddr;
+use freehold_paging::{Entry, Memory, PageSize};
+
+use crate::events::Event;
+use crate::resident::{Kind, Resident};
+
+impl<S: Memory> Resident<S> {
+    /// Give up the pages of `range`, which cuts no large page.
+    pub(crate) fn give_up(&mut self, range: Range<VirtAddr>) {
+        let mut batch = self.tables.batch();
+        let mut gone = 0;
+        self.tables.visit_all(range, |addr, slot, entry, size| {
+            if let Some(place) = entry.swap_place() {
+                slot.replace(Entry::EMPTY);
+                self.commons.swap.leave(place);
+                gone += 1;
+                return;
+            }
+            if self.kind_of(entry) != Kind::Anon || !self.is_exclusive(entry) {
+                return;
+            }
+            let undo = |entry: Entry, _| entry.marked_dirty();
+            let is_written = || self.is_written_by_device(entry, size);
+            let before = transition::forget_written(&slot, entry, Entry::marked_lazy, undo, is_written);
+            if let Some(before) = before {
+                batch.restricted(addr, before);
+                self.commons.events.add(Event::LazyFree, size.bytes() / PageSize::Small.bytes());
+            }
+        });
+        self.swapped -= gone;
+    }
+}

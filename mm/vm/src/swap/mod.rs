@@ -1,0 +1,530 @@
+//! Swap: anonymous pages whose bytes are in a slot of a device or file.
+//!
+//! | file | what |
+//! |---|---|
+//! | `slots.rs` | the slots of one area, and the swap cache: one word each |
+//! | `mod.rs` | all areas, and the steps that a page goes through, each under the swap's lock |
+//! | `evict.rs` | choosing pages, taking them out, writing them |
+//! | `back.rs` | bringing pages back: faults, read-ahead, swapoff |
+//! | `lazy.rs` | pages that were given up (MADV_FREE) |
+//!
+//! **What a page out of memory is.** Its place in the page table names a slot ([`SwapPlace`]) and says to whom the bytes belong, as the
+//! frame's record did: *exclusive*, or *shared* with the entries and leaves of others since a fork. So exactness survives the round
+//! trip: the frame of an exclusive entry is exclusive at once when it is mapped again, whatever else holds it.
+//!
+//! **The swap cache.** A slot may have a frame with the same bytes, to which it holds one reference. Such a frame is in no other slot, nobody stores to it
+//! (it is not exclusive, or its slot has no entries any more), and nobody pins it. Its record's home names the slot; the slot's word is the
+//! truth, since homes are left behind.
+//!
+//! | step | under which locks | slot | frame |
+//! |---|---|---|---|
+//! | out: leaf taken away and flushed | the space | | mapping becomes a reference, not exclusive |
+//! | stow | the space, swap | one entry, writing (or one entry more, of a frame that is here already) | the slot's |
+//! | write | none | writing | nobody stores to it, or nobody will read the slot |
+//! | finish | swap | stored; free if nobody wants it any more | free, if nothing maps it |
+//! | in: find, else read | the space (and the device) | | a reference, or a new frame |
+//! | redeem | the space, swap | one entry less; free after the last | mapped, exclusive if the last entry led here and nothing else maps it |
+//!
+//! A page taken back before its write is done keeps its frame; the slot stays, without entries, until the device is done with the
+//! frame's bytes, and then is free. A page that cannot be written stays in the swap cache, and its slot is never used again. A page that cannot
+//! be read is a bus error, and stays where it is.
+//!
+//! **Locks.** One spin lock for all areas, ordered after address spaces and before the page allocator; never held over I/O. Stores are called with no spin lock.
+//!
+//! **Memory.** Eight bytes a slot, taken when the area is added; nothing on the way out allocates, but for the table under a large leaf that is split.
+
+mod back;
+mod evict;
+mod lazy;
+mod slots;
+
+use alloc::sync::Arc;
+use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use freehold_frame::{Anon, Belongs, CountError, Frame, Mapping, OutOfMemory};
+use freehold_machine::Pfn;
+use freehold_paging::{Memory, SwapPlace};
+
+use crate::{Commons, VmError};
+pub use evict::{Age, EvictWish, SwapEvicted};
+use slots::{ReadFor, Slots, Word, Wrote};
+
+/// The most pages that a store is asked for at a time.
+pub const SWAP_RUN: usize = 32;
+
+/// The most areas (Linux: MAX_SWAPFILES without migration, hardware poison and device entries).
+const AREAS: usize = 29;
+
+/// The object of a frame's home that means "a slot of the swap". Page caches count from 1.
+const HOME: u64 = u64::MAX;
+
+/// Where the pages of an area are kept: a device or a file, in pages from its beginning on.
+pub trait SwapStore: Send + Sync {
+    /// Fill the frames with the pages from `first` on. May sleep; called under an address space's lock.
+    ///
+    /// # Errors
+    /// [`VmError::Io`]: these bytes are lost for now. [`VmError::NoMemory`].
+    fn read(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError>;
+    /// Keep the frames' bytes as the pages from `first` on. May sleep, and must get along with the memory there is: it is called because there
+    /// is none.
+    ///
+    /// # Errors
+    /// [`VmError::Io`]: no page is taken as kept, and none of these places is used again.
+    fn write(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError>;
+}
+
+/// An area's number, as swap entries and /proc/PID/pagemap have it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SwapArea(u8);
+
+impl SwapArea {
+    /// The number.
+    pub const fn number(self) -> u8 {
+        self.0
+    }
+}
+
+/// An area in figures, in pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SwapAreaInfo {
+    /// Which.
+    pub area: SwapArea,
+    /// What it can hold.
+    pub slots: u64,
+    /// What it holds.
+    pub used: u64,
+    /// The higher, the sooner it is used.
+    pub priority: i32,
+}
+
+/// All areas in figures, in pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SwapUsage {
+    /// What they can hold.
+    pub slots: u64,
+    /// What more they can take.
+    pub free: u64,
+    /// Frames in the swap cache.
+    pub cached: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It takes pages.
+    On,
+    /// It is being emptied.
+    Leaving,
+}
+
+struct Area {
+    store: Arc<dyn SwapStore>,
+    slots: Slots,
+    priority: i32,
+    state: State,
+}
+
+/// The swap areas of a system. See the module's head.
+pub struct Swap<S: Memory> {
+    source: S,
+    /// How many areas there are: where there is none, nobody asks further.
+    count: AtomicUsize,
+    areas: spin::Mutex<[Option<Area>; AREAS]>,
+    ahead: Ahead,
+    /// The space that reclaim visited last.
+    pub(crate) hand: AtomicU64,
+    /// Where the search for frames of the swap cache goes on.
+    cache_hand: AtomicU64,
+}
+
+/// Where the bytes of a page are that is not mapped.
+enum Found<S: Memory> {
+    /// In the swap cache.
+    Cached(Frame<Anon, S>),
+    /// There too, and this is the first who wants what was read ahead.
+    ReadAhead(Frame<Anon, S>),
+    /// In the store only.
+    Stored(Arc<dyn SwapStore>),
+}
+
+/// What stowing a frame came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stowed {
+    /// Its slot is new: the bytes are to be written, then [`Swap::finish`] called.
+    ToWrite,
+    /// Others have brought it into the swap cache before.
+    Cached,
+    /// So they have, the store has the bytes, and this was the last mapping: the frame is free.
+    Freed,
+}
+
+impl<S: Memory> Swap<S> {
+    pub(crate) const fn new(source: S) -> Self {
+        Self {
+            source,
+            count: AtomicUsize::new(0),
+            areas: spin::Mutex::new([const { None }; AREAS]),
+            ahead: Ahead::new(),
+            hand: AtomicU64::new(0),
+            cache_hand: AtomicU64::new(0),
+        }
+    }
+
+    /// Begin to use `store`, whose pages `1..end` without the `bad` ones become slots.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] where that is not a single page, or more than entries can name; [`VmError::Permission`] where there
+    /// are too many areas; [`VmError::NoMemory`].
+    pub fn add(
+        &self,
+        store: Arc<dyn SwapStore>,
+        end: u64,
+        bad: &[u64],
+        priority: i32,
+    ) -> Result<SwapArea, VmError> {
+        if end > SwapPlace::SLOTS {
+            return Err(VmError::Invalid);
+        }
+        let slots = Slots::new(end, bad)?;
+        if slots.usable() == 0 {
+            return Err(VmError::Invalid);
+        }
+        let mut areas = self.areas.lock();
+        let number = areas.iter().position(Option::is_none).ok_or(VmError::Permission)?;
+        areas[number] = Some(Area { store, slots, priority, state: State::On });
+        self.count.fetch_add(1, Ordering::Release);
+        Ok(SwapArea(number as u8))
+    }
+
+    /// The areas, by number.
+    pub fn areas(&self) -> impl Iterator<Item = SwapAreaInfo> {
+        let areas = self.areas.lock();
+        let infos = core::array::from_fn::<_, AREAS, _>(|number| {
+            areas[number].as_ref().map(|area| SwapAreaInfo {
+                area: SwapArea(number as u8),
+                slots: area.slots.usable(),
+                used: area.slots.usable() - area.slots.free(),
+                priority: area.priority,
+            })
+        });
+        infos.into_iter().flatten()
+    }
+
+    /// All areas together.
+    pub fn usage(&self) -> SwapUsage {
+        let mut usage = SwapUsage::default();
+        for area in self.areas.lock().iter().flatten() {
+            usage.slots += area.slots.usable();
+            usage.free += if area.state == State::On { area.slots.free() } else { 0 };
+            usage.cached += area.slots.cached();
+        }
+        usage
+    }
+
+    /// Whether there is none, so that no frame is in the swap cache and no page elsewhere.
+    pub(crate) fn is_off(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    fn store_of(&self, place: SwapPlace) -> Option<Arc<dyn SwapStore>> {
+        area_of(&mut self.areas.lock(), place).map(|area| area.store.clone())
+    }
+    /// The reference that a slot held.
+    fn held(&self, frame: Option<Pfn>) -> Option<Frame<Anon, S>> {
+        frame.map(|frame| Frame::from_raw(self.source, frame).expect("slots hold anonymous frames"))
+    }
+    /// One more reference to a slot's frame, which it keeps while the lock is held.
+    fn one_more(&self, frame: Pfn) -> Result<Frame<Anon, S>, OutOfMemory> {
+        let held = self.held(Some(frame)).map(ManuallyDrop::new);
+        held.and_then(|frame| frame.try_clone().ok()).ok_or(OutOfMemory)
+    }
+    /// Let `slot`, which has none, hold `frame`.
+    fn keep(area: &mut Area, place: SwapPlace, frame: Frame<Anon, S>, read_for: ReadFor) {
+        frame.record().set_home(HOME, home(place));
+        area.slots.put(place.slot, frame.into_raw(), read_for);
+    }
+    /// The slot whose frame `frame` is.
+    fn slot_of(&self, areas: &[Option<Area>; AREAS], frame: Pfn) -> Option<(SwapPlace, Word)> {
+        let (object, index) = self.source.table().get(frame)?.home();
+        let place = SwapPlace { area: (index >> 35) as u8, slot: index & (SwapPlace::SLOTS - 1) };
+        let word = areas.get(usize::from(place.area))?.as_ref()?.slots.word(place.slot);
+        (object == HOME && word.frame() == Some(frame)).then_some((place, word))
+    }
+    fn mappings(&self, frame: Pfn) -> u32 {
+        self.source.table().get(frame).map_or(0, |record| record.counts().load().mappings)
+    }
+
+    /// Give the bytes of `frame`, which has left its page, a slot with one entry; `None` where there is none. Of a new slot ([`Stowed::ToWrite`]) the
+    /// caller's reference becomes the slot's.
+    fn stow(&self, frame: &Frame<Anon, S>) -> Option<(SwapPlace, Stowed)> {
+        let number = frame.pfn();
+        let mut areas = self.areas.lock();
+        if let Some((place, word)) = self.slot_of(&areas, number) {
+            // Without entries, the slot waits for the device to be done with bytes that are others by now.
+            let open = |area: &&mut Area| area.state == State::On && word.entries() > 0;
+            let entered = area_of(&mut areas, place).filter(open).map(|area| area.slots.enter(place.slot));
+            entered?.ok()?;
+            let unmapped = self.mappings(number) == 0;
+            let gone = area_of(&mut areas, place)
+                .filter(|_| unmapped)
+                .and_then(|area| area.slots.forget_frame(place.slot));
+            drop(areas);
+            let outcome = if gone.is_some() { Stowed::Freed } else { Stowed::Cached };
+            drop(self.held(gone));
+            return Some((place, outcome));
+        }
+        let roomy = |area: &Area| area.state == State::On && area.slots.free() > 0;
+        let best = (0..AREAS as u8)
+            .filter_map(|number| {
+                Some((number, areas[usize::from(number)].as_ref().filter(|area| roomy(area))?))
+            })
+            .max_by_key(|(number, area)| (area.priority, core::cmp::Reverse(*number)));
+        let area = best?.0;
+        let slot = areas[usize::from(area)].as_mut()?.slots.take(number)?;
+        let place = SwapPlace { area, slot };
+        frame.record().set_home(HOME, home(place));
+        Some((place, Stowed::ToWrite))
+    }
+
+    /// The write that [`Swap::stow`] asked for is over. Whether that made the frame free.
+    fn finish(&self, place: SwapPlace, how: Wrote) -> bool {
+        let mut areas = self.areas.lock();
+        let Some(area) = area_of(&mut areas, place) else { return false };
+        let frame = area.slots.word(place.slot).frame();
+        let unmapped = frame.is_some_and(|frame| self.mappings(frame) == 0);
+        let gone = area.slots.wrote(place.slot, how);
+        let gone = gone.or_else(|| if unmapped { area.slots.forget_frame(place.slot) } else { None });
+        drop(areas);
+        drop(self.held(gone));
+        gone.is_some() && unmapped
+    }
+
+    /// Where the bytes of the page are.
+    fn find(&self, place: SwapPlace) -> Result<Found<S>, OutOfMemory> {
+        let mut areas = self.areas.lock();
+        let area = area_of(&mut areas, place).expect("an entry keeps its area");
+        match area.slots.word(place.slot).frame() {
+            Some(frame) => {
+                let first = area.slots.note_hit(place.slot);
+                let frame = self.one_more(frame)?;
+                self.ahead.hits.fetch_add(first.into(), Ordering::Relaxed);
+                Ok(if first { Found::ReadAhead(frame) } else { Found::Cached(frame) })
+            }
+            None => Ok(Found::Stored(area.store.clone())),
+        }
+    }
+
+    /// Whether the page can be had without its store.
+    pub(crate) fn is_cached(&self, place: SwapPlace) -> bool {
+        let mut areas = self.areas.lock();
+        area_of(&mut areas, place).is_some_and(|area| area.slots.word(place.slot).frame().is_some())
+    }
+
+    /// Whether `frame` is in the swap cache.
+    pub fn is_cache_frame(&self, frame: Pfn) -> bool {
+        !self.is_off() && self.slot_of(&self.areas.lock(), frame).is_some()
+    }
+
+    /// How many entries lead to the page's slot.
+    pub(crate) fn entries(&self, place: SwapPlace) -> u64 {
+        area_of(&mut self.areas.lock(), place).map_or(1, |area| area.slots.word(place.slot).entries())
+    }
+
+    /// Give up one entry that leads to `place` for a mapping of `frame`, which has the bytes, and of which the caller has a reference. To whom it
+    /// belongs now.
+    fn redeem(
+        &self,
+        place: SwapPlace,
+        frame: Frame<Anon, S>,
+    ) -> Result<(Mapping<Anon, S>, Belongs), OutOfMemory> {
+        let mut areas = self.areas.lock();
+        let area = area_of(&mut areas, place).expect("an entry keeps its area");
+        let word = area.slots.word(place.slot);
+        let (frame, spare) = match word.frame() {
+            // Another space has read it meanwhile.
+            Some(cached) if cached != frame.pfn() => (self.one_more(cached)?, Some(frame)),
+            _ => (frame, None),
+        };
+        let others = word.entries() > 1;
+        if others && word.frame().is_none() {
+            let theirs = frame.try_clone().map_err(|_| OutOfMemory)?;
+            Self::keep(area, place, theirs, ReadFor::Fault);
+        }
+        let mapped = if others { Err((frame, CountError::Held)) } else { map_as(frame, Belongs::Exclusive) };
+        // Leaves of those who forked before it was swapped may still be there.
+        let mapped = match mapped {
+            Err((frame, CountError::Held)) => map_as(frame, Belongs::Shared),
+            mapped => mapped,
+        };
+        let mapped = mapped.map_err(|_| OutOfMemory)?;
+        let gone = area.slots.leave(place.slot);
+        drop(areas);
+        drop((spare, self.held(gone)));
+        Ok(mapped)
+    }
+
+    /// One more entry leads to `place` (fork).
+    pub(crate) fn enter(&self, place: SwapPlace) -> Result<(), OutOfMemory> {
+        let mut areas = self.areas.lock();
+        area_of(&mut areas, place)
+            .map_or(Ok(()), |area| area.slots.enter(place.slot).map_err(|_| OutOfMemory))
+    }
+
+    /// One entry less leads to `place`: its page is gone.
+    pub(crate) fn leave(&self, place: SwapPlace) {
+        let mut areas = self.areas.lock();
+        let gone = area_of(&mut areas, place).and_then(|area| area.slots.leave(place.slot));
+        drop(areas);
+        drop(self.held(gone));
+    }
+
+    /// Keep `frame` for whoever asks for `place` next, unless that is in the swap cache already, or free. The caller's space has an entry
+    /// that leads there.
+    fn keep_for_later(&self, place: SwapPlace, frame: Frame<Anon, S>) {
+        let mut areas = self.areas.lock();
+        let empty = |area: &&mut Area| area.slots.word(place.slot).frame().is_none();
+        match area_of(&mut areas, place).filter(empty) {
+            Some(area) => Self::keep(area, place, frame, ReadFor::Ahead),
+            None => {
+                drop(areas);
+                drop(frame);
+            }
+        }
+    }
+
+    /// Whether the bytes of `frame`, which one leaf maps that is about to be written, are nobody's in the swap; then how many
+    /// references to it the swap has left all the same.
+    pub(crate) fn give_up(&self, frame: Pfn) -> Option<u32> {
+        if self.is_off() {
+            return Some(0);
+        }
+        let mut areas = self.areas.lock();
+        let Some((place, word)) = self.slot_of(&areas, frame) else { return Some(0) };
+        if word.entries() == 0 {
+            // The device is not done yet, but nobody will read what it writes.
+            return Some(1);
+        }
+        let gone = area_of(&mut areas, place)?.slots.forget_frame(place.slot)?;
+        drop(areas);
+        drop(self.held(Some(gone)));
+        Some(0)
+    }
+
+    /// Free up to `want` frames that nothing but the swap cache holds and whose bytes are stored; how many.
+    pub fn shrink_cache(&self, want: usize) -> usize {
+        let mut freed = 0;
+        let all = self.areas.lock().iter().flatten().map(|area| area.slots.end()).sum::<u64>();
+        let mut left = if self.usage().cached == 0 { 0 } else { all };
+        while freed < want && left > 0 {
+            let step = slots::CLUSTER.min(left);
+            left -= step;
+            let hand = self.cache_hand.fetch_add(step, Ordering::Relaxed) % all;
+            freed += self.shrink_some(hand, step, want - freed);
+        }
+        freed
+    }
+
+    /// As [`Swap::shrink_cache`], of `count` slots from the `from`th of all areas on.
+    fn shrink_some(&self, from: u64, count: u64, want: usize) -> usize {
+        let mut gone = arrayvec::ArrayVec::<Pfn, SWAP_RUN>::new();
+        let mut areas = self.areas.lock();
+        let mut first = 0;
+        for area in areas.iter_mut().flatten() {
+            let (start, end) =
+                (from.max(first) - first, (from + count).clamp(first, first + area.slots.end()) - first);
+            first += area.slots.end();
+            for slot in start..end {
+                if gone.len() >= want.min(SWAP_RUN) {
+                    break;
+                }
+                let idle = area.slots.word(slot).frame().is_some_and(|frame| self.mappings(frame) == 0);
+                gone.extend(if idle { area.slots.forget_frame(slot) } else { None });
+            }
+        }
+        drop(areas);
+        gone.iter().for_each(|&frame| drop(self.held(Some(frame))));
+        gone.len()
+    }
+
+    /// Count all slots again; the entries that lead to them.
+    #[cfg(test)]
+    pub(crate) fn validate(&self) -> u64 {
+        let areas = self.areas.lock();
+        areas.iter().flatten().map(|area| area.slots.validate()).sum()
+    }
+}
+
+fn area_of(areas: &mut [Option<Area>; AREAS], place: SwapPlace) -> Option<&mut Area> {
+    areas.get_mut(usize::from(place.area))?.as_mut()
+}
+
+const fn home(place: SwapPlace) -> u64 {
+    (place.area as u64) << 35 | place.slot
+}
+
+type Mapped<S> = Result<(Mapping<Anon, S>, Belongs), (Frame<Anon, S>, CountError)>;
+
+fn map_as<S: Memory>(frame: Frame<Anon, S>, belongs: Belongs) -> Mapped<S> {
+    frame.into_mapping_as(belongs).map(|mapping| (mapping, belongs))
+}
+
+impl<S: Memory> Commons<S> {
+    /// The swap areas.
+    pub const fn swap(&self) -> &Swap<S> {
+        &self.swap
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for Swap<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Swap({:?})", self.usage())
+    }
+}
+
+/// How far to read ahead: guesses, which faults at once may spoil for each other.
+struct Ahead {
+    /// log2 of the most pages at a time (Linux: vm.page-cluster).
+    most: AtomicU32,
+    /// Pages that were read ahead and then wanted, since the last look.
+    hits: AtomicU32,
+    /// Pages of the last window.
+    last: AtomicU32,
+    /// The slot that was read last.
+    slot: AtomicU64,
+}
+
+impl Ahead {
+    const fn new() -> Self {
+        Self {
+            most: AtomicU32::new(3),
+            hits: AtomicU32::new(0),
+            last: AtomicU32::new(8),
+            slot: AtomicU64::new(0),
+        }
+    }
+    /// How many pages to read around `slot`, itself included: more where that was of use before, less where it was not.
+    fn window(&self, slot: u64) -> u32 {
+        let hits = self.hits.swap(0, Ordering::Relaxed);
+        let near = self.slot.swap(slot, Ordering::Relaxed).abs_diff(slot) == 1;
+        let last = self.last.load(Ordering::Relaxed);
+        let wanted = match hits {
+            0 if near => last.max(2),
+            0 => last / 2,
+            hits => (hits + 2).next_power_of_two(),
+        };
+        let window = wanted.clamp(1, 1 << self.most.load(Ordering::Relaxed));
+        self.last.store(window, Ordering::Relaxed);
+        window
+    }
+}
+
+impl<S: Memory> Swap<S> {
+    /// log2 of the most pages that are read at a time around one that is wanted (vm.page-cluster).
+    pub fn ahead(&self) -> u32 {
+        self.ahead.most.load(Ordering::Relaxed)
+    }
+    /// Set it, to 5 at most.
+    pub fn set_ahead(&self, log2: u32) {
+        self.ahead.most.store(log2.min(SWAP_RUN.ilog2()), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,334 @@
+//! The slots of one swap area: one word each, which is all that is known of the page in it.
+//!
+//! A word holds how many entries of page tables lead to the slot, the frame that has the same bytes (the swap cache; the slot holds one reference
+//! to it), and where the bytes are:
+//!
+//! | entries | frame | marks | what it is |
+//! |---|---|---|---|
+//! | 0 | none | | free |
+//! | 1.. | F | writing | its bytes are on their way to the store |
+//! | 1.. | F | stored | both have them; the frame may go |
+//! | 1.. | F | | the store did not take them: only the frame has them |
+//! | 1.. | none | stored | only the store has them |
+//! | 0 | F | writing | every page was taken back before the store was done; the slot is free when it is |
+//! | 0 | none | bad | the store fails here: never handed out |
+//!
+//! Words lie in pages of 512, made when the area is added: eight bytes for each page of swap, and no allocation afterwards.
+//!
+//! **Locks.** `&mut` for all changes; the lock is the swap's.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use freehold_frame::OutOfMemory;
+use freehold_machine::Pfn;
+
+/// Slots whose words fill a page, and whose neighbourhood is worth keeping: 2 MiB.
+pub(super) const CLUSTER: u64 = 512;
+
+const FRAME: u64 = (1 << 40) - 1;
+const ENTRY: u64 = 1 << 40;
+const ENTRIES: u64 = (1 << 20) - 1;
+const WRITING: u64 = 1 << 60;
+const STORED: u64 = 1 << 61;
+const AHEAD: u64 = 1 << 62;
+const BAD: u64 = 1 << 63;
+
+/// What is known of a slot.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Word(u64);
+
+impl Word {
+    /// Entries of page tables that lead here.
+    pub const fn entries(self) -> u64 {
+        self.0 / ENTRY & ENTRIES
+    }
+    /// The frame with the bytes. Frame 0 is never a user's.
+    pub const fn frame(self) -> Option<Pfn> {
+        match self.0 & FRAME {
+            0 => None,
+            number => Some(Pfn(number)),
+        }
+    }
+    /// Whether the bytes are on their way to the store.
+    pub const fn is_writing(self) -> bool {
+        self.0 & WRITING != 0
+    }
+    /// Whether the store has the bytes.
+    pub const fn is_stored(self) -> bool {
+        self.0 & STORED != 0
+    }
+    /// Whether the frame was read before anybody asked for it.
+    pub const fn is_ahead(self) -> bool {
+        self.0 & AHEAD != 0
+    }
+    const fn is_bad(self) -> bool {
+        self.0 & BAD != 0
+    }
+    const fn with_frame(self, frame: Pfn) -> Self {
+        Self(self.0 & !FRAME | frame.0 & FRAME)
+    }
+}
+
+impl core::fmt::Debug for Word {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let mark = |is: bool, name: &'static str| if is { name } else { "" };
+        let (writing, stored) = (mark(self.is_writing(), " writing"), mark(self.is_stored(), " stored"));
+        let (ahead, bad) = (mark(self.is_ahead(), " ahead"), mark(self.is_bad(), " bad"));
+        write!(f, "{} entries, {:?}{writing}{stored}{ahead}{bad}", self.entries(), self.frame())
+    }
+}
+
+/// More entries lead to a slot than can be counted: 1,048,575.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct TooMany;
+
+/// Who read a frame into the swap cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ReadFor {
+    /// A fault of this page.
+    Fault,
+    /// A fault of a neighbour.
+    Ahead,
+}
+
+/// How a write ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wrote {
+    /// The store has the bytes.
+    Stored,
+    /// It has not, and will not have others here either.
+    Failed,
+    /// It was not asked.
+    Abandoned,
+}
+
+struct Cluster {
+    words: Box<[Word; CLUSTER as usize]>,
+    free: u16,
+}
+
+/// The slots of one area.
+pub(super) struct Slots {
+    clusters: Vec<Cluster>,
+    /// Slots that can hold pages.
+    usable: u64,
+    free: u64,
+    /// Slots with a frame.
+    cached: u64,
+    /// Clusters of free slots only.
+    empty: usize,
+    /// Where the last slot was taken: the next one is.
+    hand: u64,
+}
+
+impl Slots {
+    /// The slots `1..end` without the `bad` ones, all free. Slot 0 is where a swap area's header is.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn new(end: u64, bad: &[u64]) -> Result<Self, OutOfMemory> {
+        let count = end.div_ceil(CLUSTER) as usize;
+        let mut clusters = Vec::new();
+        clusters.try_reserve_exact(count).map_err(|_| OutOfMemory)?;
+        for _ in 0..count {
+            let mut words = Vec::new();
+            words.try_reserve_exact(CLUSTER as usize).map_err(|_| OutOfMemory)?;
+            words.resize(CLUSTER as usize, Word(0));
+            let words = words.into_boxed_slice().try_into().map_err(|_| OutOfMemory)?;
+            clusters.push(Cluster { words, free: CLUSTER as u16 });
+        }
+        let mut slots =
+            Self { clusters, usable: 0, free: count as u64 * CLUSTER, cached: 0, empty: count, hand: 0 };
+        let beyond = end..count as u64 * CLUSTER;
+        for slot in bad.iter().copied().filter(|&slot| slot < end).chain(beyond).chain([0]) {
+            if slots.word(slot) == Word(0) {
+                slots.leave_free(slot, Word(BAD));
+            }
+        }
+        slots.usable = slots.free;
+        Ok(slots)
+    }
+
+    /// Slots that can hold pages.
+    pub const fn usable(&self) -> u64 {
+        self.usable
+    }
+    /// Slots that hold none.
+    pub const fn free(&self) -> u64 {
+        self.free
+    }
+    /// Frames in the swap cache.
+    pub const fn cached(&self) -> u64 {
+        self.cached
+    }
+    /// One more than the largest slot.
+    pub const fn end(&self) -> u64 {
+        self.clusters.len() as u64 * CLUSTER
+    }
+
+    /// What is known of `slot`; as of a bad one where there is none.
+    pub fn word(&self, slot: u64) -> Word {
+        let cluster = self.clusters.get((slot / CLUSTER) as usize);
+        cluster.map_or(Word(BAD), |cluster| cluster.words[(slot % CLUSTER) as usize])
+    }
+
+    fn set(&mut self, slot: u64, word: Word) {
+        if let Some(cluster) = self.clusters.get_mut((slot / CLUSTER) as usize) {
+            let before = core::mem::replace(&mut cluster.words[(slot % CLUSTER) as usize], word);
+            self.cached += u64::from(word.frame().is_some());
+            self.cached -= u64::from(before.frame().is_some());
+        }
+    }
+    fn leave_free(&mut self, slot: u64, word: Word) {
+        let cluster = &mut self.clusters[(slot / CLUSTER) as usize];
+        self.empty -= usize::from(u64::from(cluster.free) == CLUSTER);
+        cluster.free -= 1;
+        self.free -= 1;
+        self.set(slot, word);
+    }
+    fn become_free(&mut self, slot: u64) {
+        self.set(slot, Word(0));
+        let cluster = &mut self.clusters[(slot / CLUSTER) as usize];
+        cluster.free += 1;
+        self.empty += usize::from(u64::from(cluster.free) == CLUSTER);
+        self.free += 1;
+    }
+
+    /// A free slot for the bytes of `frame`, to which the slot gets a reference: with one entry, and on its way to the store. The one after the
+    /// last where possible, since what leaves together is wanted together.
+    pub fn take(&mut self, frame: Pfn) -> Option<u64> {
+        let slot = self.find_free()?;
+        self.leave_free(slot, Word(ENTRY | WRITING).with_frame(frame));
+        self.hand = slot;
+        Some(slot)
+    }
+
+    fn find_free(&self) -> Option<u64> {
+        if self.free == 0 {
+            return None;
+        }
+        let in_cluster = |number: usize, from: u64| {
+            let words = &self.clusters[number].words;
+            let found = words[from as usize..].iter().position(|&word| word == Word(0))?;
+            Some(number as u64 * CLUSTER + from + found as u64)
+        };
+        let (here, count) = ((self.hand / CLUSTER) as usize, self.clusters.len());
+        if self.clusters[here].free > 0
+            && let Some(slot) = in_cluster(here, self.hand % CLUSTER)
+        {
+            return Some(slot);
+        }
+        let wanted = if self.empty > 0 { CLUSTER as u16 } else { 1 };
+        let mut others = (1..=count).map(|step| (here + step) % count);
+        others.find(|&number| self.clusters[number].free >= wanted).and_then(|number| in_cluster(number, 0))
+    }
+
+    /// One more entry leads to `slot`, which has some or a frame.
+    ///
+    /// # Errors
+    /// [`TooMany`].
+    pub fn enter(&mut self, slot: u64) -> Result<(), TooMany> {
+        let word = self.word(slot);
+        if word.entries() == ENTRIES {
+            return Err(TooMany);
+        }
+        self.set(slot, Word(word.0 + ENTRY));
+        Ok(())
+    }
+
+    /// One entry less. The frame whose reference is the caller's to drop, if the slot is free now and had one.
+    #[must_use = "the slot's reference is the caller's"]
+    pub fn leave(&mut self, slot: u64) -> Option<Pfn> {
+        let word = self.word(slot);
+        assert!(word.entries() > 0, "an entry led to slot {slot}, which has none: {word:?}");
+        let left = Word(word.0 - ENTRY);
+        if left.entries() > 0 || left.is_writing() {
+            self.set(slot, left);
+            return None;
+        }
+        self.free_or_retire(slot, left);
+        word.frame()
+    }
+
+    /// The write of `slot` is over. The frame whose reference is the caller's to drop, if the slot is free now.
+    #[must_use = "the slot's reference is the caller's"]
+    pub fn wrote(&mut self, slot: u64, how: Wrote) -> Option<Pfn> {
+        let word = Word(self.word(slot).0 & !WRITING);
+        let word = match how {
+            Wrote::Stored => Word(word.0 | STORED),
+            Wrote::Failed => Word(word.0 | BAD),
+            Wrote::Abandoned => word,
+        };
+        if word.entries() > 0 {
+            self.set(slot, word);
+            return None;
+        }
+        self.free_or_retire(slot, word);
+        word.frame()
+    }
+
+    fn free_or_retire(&mut self, slot: u64, word: Word) {
+        if word.is_bad() {
+            self.set(slot, Word(BAD));
+            self.usable -= 1;
+        } else {
+            self.become_free(slot);
+        }
+    }
+
+    /// `frame` has the bytes of `slot`, which has none: the slot gets a reference to it.
+    pub fn put(&mut self, slot: u64, frame: Pfn, read_for: ReadFor) {
+        let ahead = if read_for == ReadFor::Ahead { AHEAD } else { 0 };
+        self.set(slot, Word(self.word(slot).0 & !AHEAD | ahead).with_frame(frame));
+    }
+
+    /// The frame of `slot` was wanted. Whether that is the first time since it was read ahead.
+    pub fn note_hit(&mut self, slot: u64) -> bool {
+        let word = self.word(slot);
+        if word.is_ahead() {
+            self.set(slot, Word(word.0 & !AHEAD));
+        }
+        word.is_ahead()
+    }
+
+    /// Let the frame of `slot` go, if the store has its bytes too; its reference is the caller's.
+    #[must_use = "the slot's reference is the caller's"]
+    pub fn forget_frame(&mut self, slot: u64) -> Option<Pfn> {
+        let word = self.word(slot);
+        let frame = word.frame().filter(|_| word.is_stored() && !word.is_writing())?;
+        self.set(slot, Word(word.0 & !(FRAME | AHEAD)));
+        Some(frame)
+    }
+
+    /// Count everything again, and look for words that no slot may have. Entries of all slots.
+    ///
+    /// # Panics
+    /// Where something does not agree.
+    #[cfg(test)]
+    pub fn validate(&self) -> u64 {
+        let (mut free, mut cached, mut empty, mut bad, mut entries) = (0, 0, 0, 0, 0);
+        for (number, cluster) in self.clusters.iter().enumerate() {
+            let unused = cluster.words.iter().filter(|&&word| word == Word(0)).count() as u64;
+            assert_eq!(u64::from(cluster.free), unused, "free slots of cluster {number}");
+            free += unused;
+            empty += usize::from(unused == CLUSTER);
+            for (slot, &word) in (number as u64 * CLUSTER..).zip(cluster.words.iter()) {
+                cached += u64::from(word.frame().is_some());
+                entries += word.entries();
+                let (used, has_frame) = (word.entries() > 0, word.frame().is_some());
+                let sound = match (used, has_frame) {
+                    (true, true) => !(word.is_writing() && word.is_stored()),
+                    (true, false) => word.is_stored() && !word.is_writing() && !word.is_ahead(),
+                    (false, true) => word.is_writing(),
+                    (false, false) => word == Word(0) || word == Word(BAD),
+                };
+                bad += u64::from(word == Word(BAD));
+                assert!(sound, "slot {slot} is {word:?}");
+            }
+        }
+        assert_eq!((free, cached, empty), (self.free, self.cached, self.empty));
+        assert_eq!(self.usable + bad, self.end(), "slots that are neither usable nor bad");
+        entries
+    }
+}

@@ -1,0 +1,197 @@
+//! Promises of swap: with a disk in memory that can fail, and that can have things done while it writes.
+
+mod device;
+mod lazy;
+mod pages;
+mod rows;
+mod storm;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::vec::Vec;
+
+use freehold_frame::NodeSet;
+use freehold_machine::model::Model;
+use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
+use freehold_paging::model::ModelFrames;
+
+use super::world::*;
+use crate::*;
+
+/// Runs as the disk is about to write.
+type During = std::boxed::Box<dyn FnOnce() + Send>;
+
+/// A disk of pages.
+pub struct Disk {
+    model: Model,
+    pages: Mutex<BTreeMap<u64, Vec<u8>>>,
+    /// Pages that cannot be read, or written.
+    pub bad_reads: Mutex<BTreeSet<u64>>,
+    pub bad_writes: Mutex<BTreeSet<u64>>,
+    /// Whether any can be read, or written.
+    broken: [AtomicBool; 2],
+    pub during_write: Mutex<Option<During>>,
+    /// What was asked for: first page and how many.
+    pub reads: Mutex<Vec<(u64, usize)>>,
+    pub writes: Mutex<Vec<(u64, usize)>>,
+}
+
+impl Disk {
+    pub fn new(model: Model) -> Arc<Self> {
+        Arc::new(Self {
+            model,
+            pages: Mutex::default(),
+            bad_reads: Mutex::default(),
+            bad_writes: Mutex::default(),
+            broken: Default::default(),
+            during_write: Mutex::default(),
+            reads: Mutex::default(),
+            writes: Mutex::default(),
+        })
+    }
+    pub fn fail(&self, reads: bool, writes: bool) {
+        self.broken[0].store(reads, Ordering::Relaxed);
+        self.broken[1].store(writes, Ordering::Relaxed);
+    }
+    pub fn fails_reads(&self) -> bool {
+        self.broken[0].load(Ordering::Relaxed)
+    }
+    fn is_bad(bad: &Mutex<BTreeSet<u64>>, first: u64, count: usize) -> bool {
+        bad.lock().unwrap().range(first..first + count as u64).next().is_some()
+    }
+}
+
+impl SwapStore for Disk {
+    fn read(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
+        self.reads.lock().unwrap().push((first, frames.len()));
+        if self.fails_reads() || Self::is_bad(&self.bad_reads, first, frames.len()) {
+            return Err(VmError::Io);
+        }
+        for (page, &frame) in (first..).zip(frames) {
+            let pages = self.pages.lock().unwrap();
+            let bytes = pages.get(&page).expect("nothing is read that was not written");
+            self.model.with_bytes(frame, |to| to.copy_from_slice(bytes));
+        }
+        Ok(())
+    }
+    fn write(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
+        self.writes.lock().unwrap().push((first, frames.len()));
+        let during = self.during_write.lock().unwrap().take();
+        if let Some(during) = during {
+            during();
+        }
+        let broken = self.broken[1].load(Ordering::Relaxed);
+        if broken || Self::is_bad(&self.bad_writes, first, frames.len()) {
+            return Err(VmError::Io);
+        }
+        for (page, &frame) in (first..).zip(frames) {
+            let bytes = self.model.with_bytes(frame, |from| from.to_vec());
+            self.pages.lock().unwrap().insert(page, bytes);
+        }
+        Ok(())
+    }
+}
+
+/// A world with one swap area of `slots` pages.
+pub struct Swapping {
+    pub world: World,
+    pub disk: Arc<Disk>,
+    pub area: SwapArea,
+}
+
+impl Swapping {
+    pub fn new(slots: u64) -> Self {
+        Self::in_world(World::new(), slots)
+    }
+    pub fn in_world(world: World, slots: u64) -> Self {
+        let disk = Disk::new(world.model());
+        let area = world.commons.swap().add(disk.clone(), slots + 1, &[], 0).unwrap();
+        Self { world, disk, area }
+    }
+    pub fn swap(&self) -> &Swap<ModelFrames> {
+        self.world.commons.swap()
+    }
+    pub fn used(&self) -> u64 {
+        let usage = self.swap().usage();
+        usage.slots - usage.free
+    }
+    /// Advise against `pages` from `addr` on, and take them out.
+    pub fn page_out(&self, p: &Process, addr: u64, pages: u64) -> SwapEvicted {
+        let range = VirtAddr(addr)..VirtAddr(addr + pages * PAGE);
+        p.advise(addr, pages, Advice::PageOut).unwrap();
+        p.run(|| self.world.commons.page_out(&*p.locked, range))
+    }
+    pub fn evict(&self, p: &Process, pages: u64, age: Age) -> SwapEvicted {
+        p.run(|| self.world.commons.evict(&EvictWish { pages, age, nodes: NodeSet::ALL, effort: 0 }))
+    }
+    /// Entries in page tables and slots agree, then everything is given back.
+    pub fn end(self) {
+        self.check();
+        assert_eq!(self.used(), 0, "slots that nobody leads to");
+        assert_eq!(self.count(Event::CowUnneeded), 0);
+        self.world.end();
+    }
+    pub fn check(&self) {
+        let mut entries = 0;
+        self.world.commons.for_each_space(&mut |space| {
+            let mut here = 0;
+            space.resident.tables.visit_all(VirtAddr(0)..VirtAddr(u64::MAX), |_, _, entry, _| {
+                let place = entry.swap_place();
+                here += u64::from(place.is_some());
+                entries += u64::from(place.is_some_and(|place| place != SwapPlace::LOST));
+            });
+            assert_eq!(space.usage().swapped, here);
+        });
+        assert_eq!(self.swap().validate(), entries, "entries that slots count, and entries there are");
+    }
+    pub fn count(&self, event: Event) -> u64 {
+        self.world.commons.count_of(event)
+    }
+    pub fn swap_off(&self, p: &Process) -> Result<(), VmError> {
+        let mut rounds = 0;
+        p.run(|| {
+            self.world.commons.swap_off(self.area, &mut || {
+                rounds += 1;
+                if rounds < 1000 {
+                    core::ops::ControlFlow::Continue(())
+                } else {
+                    core::ops::ControlFlow::Break(())
+                }
+            })
+        })
+    }
+}
+
+/// Pages with the bytes `first`, `first + 1` and so on.
+pub fn filled(p: &Process, pages: u64, first: u8) -> u64 {
+    let addr = p.anonymous(pages);
+    (0..pages).for_each(|n| p.store(addr + n * PAGE, first + n as u8).unwrap());
+    addr
+}
+
+pub fn place(p: &Process, addr: u64) -> Option<SwapPlace> {
+    p.space().resident.tables.entry(VirtAddr(addr)).swap_place()
+}
+
+pub fn is_exclusive(p: &Process, addr: u64) -> bool {
+    let space = p.space();
+    let entry = space.resident.present(VirtAddr(addr)).unwrap();
+    space.resident.is_exclusive(entry)
+}
+
+/// A byte that a device puts there, or sees.
+pub fn dma(world: &World, frame: Pfn) -> DmaByte {
+    DmaByte(world.model(), frame)
+}
+
+pub struct DmaByte(Model, Pfn);
+
+impl DmaByte {
+    pub fn store(&self, value: u8) {
+        self.0.with_bytes(self.1, |bytes| bytes[0] = value);
+    }
+    pub fn load(&self) -> u8 {
+        self.0.with_bytes(self.1, |bytes: &mut [u8; PAGE_SIZE]| bytes[0])
+    }
+}

@@ -1,0 +1,263 @@
+//! What becomes of pages that leave memory and come back.
+
+use super::*;
+
+#[test]
+fn pages_go_out_together_and_come_back_with_their_bytes() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 8, 1);
+    let free = s.world.frames.free();
+    let done = s.page_out(&p, a, 8);
+    assert_eq!((done.written, done.freed, done.failed), (8, 8, 0));
+    assert_eq!(s.world.frames.free(), free + 8);
+    assert_eq!(*s.disk.writes.lock().unwrap(), [(1, 8)], "one run, after the header");
+    assert_eq!((p.usage().rss_anon, p.usage().swapped, s.used()), (0, 8, 8));
+    s.check();
+    (0..8).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_eq!((p.usage().rss_anon, p.usage().swapped, s.used()), (8, 0, 0));
+    assert_eq!(p.usage().major_faults, 1, "the others were read with the first");
+    drop(p);
+    s.end();
+}
+
+#[test]
+fn what_was_never_written_is_not_swapped() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let file = s.world.file(&[7; 4096]);
+    let zero = p.anonymous(1);
+    let of_file = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let shared = p.map(Place::Anywhere, 1, RW, Backing::SharedAnonymous).unwrap();
+    p.load(zero).unwrap();
+    p.load(of_file).unwrap();
+    p.store(shared, 3).unwrap();
+    for at in [zero, of_file, shared] {
+        assert_eq!(s.page_out(&p, at, 1).written, 0);
+        assert_eq!(place(&p, at), None);
+    }
+    p.store(of_file, 8).unwrap();
+    assert_eq!(s.page_out(&p, of_file, 1).written, 1, "a private copy is");
+    assert_eq!(p.load(of_file), Ok(8));
+    drop((p, file));
+    s.end();
+}
+
+#[test]
+fn unmapping_dropping_or_ending_a_space_frees_its_slots() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 8, 1);
+    s.page_out(&p, a, 8);
+    p.unmap(a, 2).unwrap();
+    assert_eq!(s.used(), 6);
+    p.advise(a + 2 * PAGE, 2, Advice::DontNeed).unwrap();
+    p.advise(a + 4 * PAGE, 1, Advice::Free).unwrap();
+    assert_eq!(s.used(), 3);
+    s.check();
+    assert_eq!(p.load(a + 2 * PAGE), Ok(0));
+    assert_eq!(p.load(a + 4 * PAGE), Ok(0));
+    drop(p);
+    s.end();
+}
+
+#[test]
+fn a_truncated_file_takes_private_copies_from_the_swap_too_and_a_hole_leaves_them() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let file = s.world.file(&[7; 3 * 4096]);
+    let a = p.map(Place::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    (0..3).for_each(|n| p.store(a + n * PAGE, 9).unwrap());
+    s.page_out(&p, a, 3);
+    p.run(|| file.cache().punch_hole(0..4096)).unwrap();
+    assert_eq!((s.used(), p.load(a)), (3, Ok(9)));
+    p.run(|| file.cache().truncate(2 * 4096)).unwrap();
+    assert_eq!(p.load(a + 2 * PAGE), Err(FaultError::Bus));
+    assert_eq!(p.load(a + PAGE), Ok(9));
+    drop((p, file));
+    s.end();
+}
+
+#[test]
+fn a_moved_page_is_moved_where_it_is_and_a_protected_one_stays_there() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 4, 1);
+    s.page_out(&p, a, 4);
+    let places: Vec<_> = (0..4).map(|n| place(&p, a + n * PAGE)).collect();
+    let to = 0x5000_0000;
+    let wish = Remap {
+        old: VirtAddr(a),
+        old_len: 4 * PAGE,
+        new_len: 4 * PAGE,
+        place: RemapPlace::Fixed(VirtAddr(to)),
+        source: RemapSource::Unmap,
+    };
+    p.run(|| p.space().remap(wish, &Limits::NONE)).unwrap();
+    p.protect(to, 4, Protection::READ).unwrap();
+    let now: Vec<_> = (0..4).map(|n| place(&p, to + n * PAGE)).collect();
+    assert_eq!(now, places);
+    assert!(s.disk.reads.lock().unwrap().is_empty());
+    assert_eq!((p.store(to, 5), p.load(to + PAGE)), (Err(ACCERR), Ok(2)));
+    p.protect(to, 4, RW).unwrap();
+    let frame = p.frame(to + PAGE);
+    p.store(to + PAGE, 6).unwrap();
+    assert_eq!(p.frame(to + PAGE), frame);
+    drop(p);
+    s.end();
+}
+
+#[test]
+fn soft_dirty_marks_go_out_and_in_and_are_cleared_outside() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 3, 1);
+    let written = |addr: u64| p.space().resident.tables.entry(VirtAddr(addr)).is_soft_dirty();
+    let clear = || p.run(|| p.space().clear_references(ClearRefs::SoftDirty));
+    s.page_out(&p, a, 1);
+    assert!(written(a), "as it was");
+    clear();
+    assert!(!written(a), "cleared where it is");
+    p.store(a + PAGE, 7).unwrap();
+    s.page_out(&p, a + PAGE, 2);
+    assert!(written(a + PAGE) && !written(a + 2 * PAGE));
+    for n in 0..3 {
+        p.load(a + n * PAGE).unwrap();
+        assert_eq!(written(a + n * PAGE), n == 1, "reading page {n} back is no store");
+    }
+    p.store(a, 9).unwrap();
+    assert!(written(a), "the first store after the clearing is noticed");
+    s.page_out(&p, a + 2 * PAGE, 1);
+    p.store(a + 2 * PAGE, 9).unwrap();
+    assert!(written(a + 2 * PAGE));
+    drop(p);
+    s.end();
+}
+
+#[test]
+fn a_used_page_stays_for_one_round_of_the_clock_and_an_unused_one_goes() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 8, 1);
+    let first = s.evict(&p, 8, Age::Respect);
+    assert_eq!((first.scanned, first.written), (8, 0), "all were used");
+    p.load(a + 3 * PAGE).unwrap();
+    let second = s.evict(&p, 8, Age::Respect);
+    assert_eq!((second.written, second.freed), (7, 7));
+    assert!(place(&p, a + 3 * PAGE).is_none() && place(&p, a).is_some());
+    assert_eq!(s.evict(&p, 1, Age::Ignore).freed, 1, "in need, use does not protect");
+    drop(p);
+    s.end();
+}
+
+#[test]
+fn the_clock_goes_through_all_spaces_in_turn_and_takes_what_is_wanted() {
+    let s = Swapping::new(1000);
+    let processes: Vec<_> = (0..3).map(|cpu| s.world.process(cpu)).collect();
+    processes.iter().for_each(|p| assert!(filled(p, 100, 1) > 0));
+    let done = s.evict(&processes[0], 150, Age::Ignore);
+    assert!((150..182).contains(&done.freed), "{done:?}");
+    let rest = s.evict(&processes[0], 1000, Age::Ignore);
+    assert_eq!(done.freed + rest.freed, 300);
+    s.check();
+    drop(processes);
+    s.end();
+}
+
+#[test]
+fn frames_of_other_nodes_than_the_one_in_need_stay() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 8, 1);
+    let table = freehold_frame::FrameSource::table(s.world.frames);
+    let node = |addr: u64| match table.state(p.frame(addr)) {
+        freehold_frame::State::Owned { node, .. } => node,
+        other => panic!("{other:?}"),
+    };
+    let nodes: Vec<_> = (0..8).map(|n| node(a + n * PAGE)).collect();
+    let here = nodes[0];
+    let wish = EvictWish { pages: 8, age: Age::Ignore, nodes: NodeSet::single(here), effort: 0 };
+    let done = p.run(|| s.world.commons.evict(&wish));
+    assert_eq!(done.freed, nodes.iter().filter(|&&node| node == here).count() as u64);
+    for (n, node) in nodes.iter().enumerate() {
+        assert_eq!(place(&p, a + n as u64 * PAGE).is_some(), *node == here);
+    }
+    drop(p);
+    s.end();
+}
+
+#[test]
+fn locked_pages_stay_in_memory() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 4, 1);
+    s.page_out(&p, a, 4);
+    p.run(|| p.space().lock(VirtAddr(a), 4 * PAGE, LockMode::Now, &Limits::NONE)).unwrap();
+    assert_eq!(p.usage().rss_anon, 4, "locking brings them back");
+    assert_eq!(s.evict(&p, 4, Age::Ignore), SwapEvicted::default());
+    assert_eq!(p.advise(a, 4, Advice::PageOut), Err(VmError::Invalid));
+    p.run(|| p.space().unlock(VirtAddr(a), 2 * PAGE)).unwrap();
+    assert_eq!(s.evict(&p, 4, Age::Ignore).freed, 2);
+    drop(p);
+    s.end();
+}
+
+#[test]
+fn a_large_page_goes_in_pieces() {
+    let s = Swapping::new(1024);
+    s.world.commons.set_huge_mode(HugeMode::Always);
+    let p = s.world.process(0);
+    let a = p.map(Place::Fixed(VirtAddr(0x4000_0000)), 512, RW, Backing::Anonymous).unwrap();
+    (0..512).for_each(|n| p.store(a + n * PAGE, n as u8).unwrap());
+    assert_eq!(p.space().resident.large, 1);
+    let pin = p.space().pin::<LongTerm, ReadWrite>(VirtAddr(a + 5 * PAGE), Rule::Asked).unwrap();
+    let done = s.page_out(&p, a, 512);
+    assert_eq!((done.written, done.freed), (511, 511), "all but the pinned piece");
+    assert_eq!(p.space().resident.large, 0);
+    assert!(s.disk.writes.lock().unwrap().iter().all(|&(_, count)| count >= 31), "in long runs");
+    (0..512).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(n as u8)));
+    assert_eq!(p.frame(a + 5 * PAGE), pin.pfn());
+    drop(pin);
+    s.page_out(&p, a, 512);
+    p.advise(a, 512, Advice::Collapse).unwrap();
+    assert_eq!(p.usage().swapped, 0, "collapsing brings them back");
+    assert_eq!(p.space().resident.large, 1);
+    (0..512).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(n as u8)));
+    drop(p);
+    s.end();
+}
+
+#[test]
+fn what_proc_shows_of_a_swapped_page() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 4, 1);
+    s.page_out(&p, a, 3);
+    let child = p.fork(1);
+    p.unmap(a, 1).unwrap();
+    let mut seen = Vec::new();
+    p.space().pages(VirtAddr(a), VirtAddr(a + 4 * PAGE), |page| seen.push(page));
+    let at: Vec<_> = seen.iter().map(|page| page.at).collect();
+    let swapped = |slot| PageAt::Swapped(SwapPlace { area: 0, slot });
+    assert_eq!(at, [swapped(2), swapped(3), PageAt::Frame(p.frame(a + 3 * PAGE))]);
+    let smaps = |p: &Process| {
+        let space = p.space();
+        let area = space.area_at(VirtAddr(a + PAGE)).unwrap();
+        let smaps = space.smaps(&area);
+        (smaps.rss, smaps.swap, smaps.swap_pss)
+    };
+    assert_eq!(smaps(&p), (PAGE, 2 * PAGE, PAGE));
+    assert_eq!(smaps(&child), (PAGE, 3 * PAGE, 2 * PAGE));
+    let resident = |p: &Process| {
+        let mut seen = Vec::new();
+        p.space()
+            .residency(VirtAddr(a + PAGE), 3 * PAGE, |_, is| seen.push(is == Residency::Resident))
+            .unwrap();
+        seen
+    };
+    assert_eq!(resident(&p), [false, false, true]);
+    child.load(a + PAGE).unwrap();
+    assert_eq!(resident(&p), [true, true, true], "the child's fault has brought them into the swap cache");
+    drop((p, child));
+    s.end();
+}
