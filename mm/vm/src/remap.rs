@@ -172,7 +172,14 @@ impl<S: Memory> AddressSpace<S> {
         };
         let kept = from.start..VirtAddr(from.start.0 + old_len.min(new_len));
         self.split_borders(&kept)?;
-        self.resident.make_tables(kept.clone(), to)?;
+        if let Err(error) = self.resident.make_tables(kept.clone(), to) {
+            // No table stays where there is no area: nobody would find it again.
+            let range = to..VirtAddr(to.0 + new_len);
+            let span = self.room_around(range.clone());
+            let mut batch = self.resident.tables.batch();
+            self.resident.tables.free_tables(range, span, &mut batch);
+            return Err(error.into());
+        }
         moved.start = to;
         moved.end = VirtAddr(to.0 + new_len);
         // The room of the old break or stack is not a break or stack elsewhere.

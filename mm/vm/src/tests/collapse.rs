@@ -121,6 +121,31 @@ fn what_is_pinned_unused_or_not_there_is_left_as_it_is() {
 }
 
 #[test]
+fn a_move_that_runs_out_of_tables_leaves_none_behind() {
+    let world = world();
+    let to = RemapPlace::Fixed(VirtAddr(AT + 2 * BLOCK - 100 * PAGE));
+    let mut outcomes = std::vec::Vec::new();
+    for budget in 0..4 {
+        let p = with_pages(&world, 1, 200);
+        world.frames.fail_after(budget);
+        let wish = Remap {
+            old: VirtAddr(AT),
+            old_len: 200 * PAGE,
+            new_len: 200 * PAGE,
+            place: to,
+            source: RemapSource::Unmap,
+        };
+        outcomes.push(p.run(|| p.space().remap(wish, &Limits::NONE)).is_ok());
+        world.frames.fail_after(u64::MAX);
+        let at = if outcomes[budget as usize] { AT + 2 * BLOCK - 100 * PAGE } else { AT };
+        assert_eq!(p.load(at + 199 * PAGE), Ok(200));
+        drop(p);
+    }
+    assert_eq!(outcomes, [false, false, true, true], "two tables are needed");
+    world.end();
+}
+
+#[test]
 fn without_a_free_pageblock_the_small_pages_stay_and_who_wanted_one_is_known() {
     let world = world();
     let p = with_pages(&world, 1, 2);
