@@ -225,8 +225,12 @@ pub fn sys_brk(args: &Args) -> Result<i64> {
 
 /// madvise(addr, length, advice)
 pub fn sys_madvise(args: &Args) -> Result<i64> {
-    let advice = Advice::from_linux(args.int(2)).ok_or(Errno::EINVAL)?;
+    const REMOVE: i32 = 9;
     let space = current_space();
+    if args.int(2) == REMOVE {
+        return super::remove::remove(&space, args[0], args[1]).map(|()| 0);
+    }
+    let advice = Advice::from_linux(args.int(2)).ok_or(Errno::EINVAL)?;
     let outcome = with_memory(|| space.lock().advise(VirtAddr(args[0]), args[1], advice));
     // A hole is reported, and does not keep what is around it.
     if advice == Advice::PageOut && matches!(outcome, Ok(()) | Err(Errno::ENOMEM)) {

@@ -19,6 +19,7 @@ mod pinned;
 mod policy;
 pub mod reclaim;
 mod remote;
+mod remove;
 mod space;
 pub mod stats;
 

@@ -47,8 +47,10 @@ mod refs;
 mod registry;
 mod remap;
 mod remote;
+mod remove;
 mod request;
 mod resident;
+mod scan;
 mod space;
 mod swap;
 mod view;
@@ -58,7 +60,7 @@ pub use cache::{BackingStore, Evicted, Eviction, Laundry, MAX_RUN, PageCache};
 pub use collapse::{CollapseLimits, CollapseStep};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};
 pub use events::Event;
-pub use freehold_paging::{KernelRoots, Memory, SwapPlace};
+pub use freehold_paging::{KernelRoots, Memory, PageSize, SwapPlace};
 pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
 pub use pin::{LongTerm, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast};
@@ -66,6 +68,7 @@ pub use refs::ClearRefs;
 pub use registry::{Locking, SpaceHandle, Visited};
 pub use remap::{Remap, RemapPlace, RemapSource};
 pub use remote::{FutexKey, RemoteAccess};
+pub use remove::Removal;
 pub use request::{
     Access, AreaFlags, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Place, ProtectExtent,
     Protection, SharedWrite,

@@ -109,6 +109,12 @@ pub struct Smaps {
     pub pss: u64,
     /// Dirty part of `pss`.
     pub pss_dirty: u64,
+    /// Part of `pss` that is anonymous.
+    pub pss_anon: u64,
+    /// Part of `pss` that is a file's, on a disk.
+    pub pss_file: u64,
+    /// Part of `pss` that is shared memory's, or a file's that is in memory only.
+    pub pss_shmem: u64,
     /// Mapped elsewhere too, not written.
     pub shared_clean: u64,
     /// Mapped elsewhere too, written.
@@ -273,6 +279,8 @@ impl<S: Memory> AddressSpace<S> {
     /// Count the pages of an area. The zero page is nobody's and is not counted.
     pub fn smaps(&self, area: &AreaView<'_, S>) -> Smaps {
         let mut smaps = Smaps::default();
+        let of_disk = |area: &Area<S>| area.attachment().is_some_and(|at| !at.cache().is_memory());
+        let of_disk = self.areas.at(area.start).is_some_and(of_disk);
         self.pieces(area.start..area.end, |_, entry, what| {
             let (kind, mappings) = match what {
                 What::Leaf(Kind::Zero, _) => return,
@@ -293,6 +301,11 @@ impl<S: Memory> AddressSpace<S> {
                 (false, true) => &mut smaps.private_dirty,
             };
             *by_use += PAGE;
+            *match kind {
+                Kind::Anon => &mut smaps.pss_anon,
+                _ if of_disk => &mut smaps.pss_file,
+                _ => &mut smaps.pss_shmem,
+            } += PAGE / mappings;
             smaps.pss_dirty += if entry.is_dirty() { PAGE / mappings } else { 0 };
             smaps.referenced += if entry.is_accessed() { PAGE } else { 0 };
             smaps.anonymous += if kind == Kind::Anon { PAGE } else { 0 };

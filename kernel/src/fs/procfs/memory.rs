@@ -12,6 +12,7 @@ use freehold_vm::{
 };
 
 use super::processes::{FileKind, nameless};
+use super::scan;
 use crate::fs::device::split_device;
 use crate::fs::file::{Blocking, File, Seekable};
 use crate::fs::generated::Text;
@@ -58,7 +59,7 @@ pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<
                 line(out, &area, &root)?;
                 writeln!(out, "{:<16}{:>8} kB", "Size:", (area.end.0 - area.start.0) / 1024);
                 writeln!(out, "{:<16}{:>8} kB\n{:<16}{:>8} kB", "KernelPageSize:", 4, "MMUPageSize:", 4);
-                counts(out, &areas.smaps(&area));
+                counts(out, &areas.smaps(&area), Rows::OfOne);
                 let eligible = u8::from(areas.is_huge_eligible(&area));
                 writeln!(out, "THPeligible:{eligible:>12}\nVmFlags: {}", vm_flags(&area));
             }
@@ -73,7 +74,7 @@ pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<
             let first = areas.areas().next().map_or(0, |area| area.start.0);
             let last = areas.areas().next_back().map_or(0, |area| area.end.0);
             writeln!(out, "{first:08x}-{last:08x} ---p 00000000 00:00 0{:28}[rollup]", "");
-            counts(out, &sum);
+            counts(out, &sum, Rows::OfAll);
             Ok(())
         }
         FileKind::NumaMaps => {
@@ -169,11 +170,23 @@ fn line(out: &mut Text, area: &Area<'_>, root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn counts(out: &mut Text, smaps: &Smaps) {
+/// Whether figures are an area's, or the sum of all.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    OfOne,
+    OfAll,
+}
+
+fn counts(out: &mut Text, smaps: &Smaps, rows: Rows) {
     let mut row = |name: &str, bytes: u64| writeln!(out, "{name:<16}{:>8} kB", bytes / 1024);
     row("Rss:", smaps.rss);
     row("Pss:", smaps.pss);
     row("Pss_Dirty:", smaps.pss_dirty);
+    if rows == Rows::OfAll {
+        row("Pss_Anon:", smaps.pss_anon);
+        row("Pss_File:", smaps.pss_file);
+        row("Pss_Shmem:", smaps.pss_shmem);
+    }
     row("Shared_Clean:", smaps.shared_clean);
     row("Shared_Dirty:", smaps.shared_dirty);
     row("Private_Clean:", smaps.private_clean);
@@ -196,6 +209,9 @@ fn add(sum: &mut Smaps, one: &Smaps) {
     sum.rss += one.rss;
     sum.pss += one.pss;
     sum.pss_dirty += one.pss_dirty;
+    sum.pss_anon += one.pss_anon;
+    sum.pss_file += one.pss_file;
+    sum.pss_shmem += one.pss_shmem;
     sum.shared_clean += one.shared_clean;
     sum.shared_dirty += one.shared_dirty;
     sum.private_clean += one.private_clean;
@@ -346,5 +362,12 @@ impl File for SpaceFile {
 
     fn end(&self) -> Result<u64> {
         Err(Errno::EINVAL)
+    }
+
+    fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
+        match (self.kind, request) {
+            (FileKind::Pagemap, scan::PAGEMAP_SCAN) => scan::scan(&self.space, argument),
+            _ => Err(Errno::ENOTTY),
+        }
     }
 }

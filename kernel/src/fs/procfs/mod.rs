@@ -14,6 +14,8 @@ mod memory;
 mod mounts;
 #[cfg(target_os = "none")]
 mod processes;
+#[cfg(any(test, target_os = "none"))]
+mod scan;
 mod settings;
 #[cfg(target_os = "none")]
 mod status;

@@ -1,0 +1,34 @@
+//! MADV_REMOVE: a hole in the shared memory or the file that a program maps, as by fallocate(2).
+
+use alloc::sync::Arc;
+
+use freehold_machine::{PAGE_SIZE, VirtAddr};
+
+use super::{FileMapping, Space};
+use crate::fs::file::Allocate;
+use crate::{Errno, Result, sched};
+
+/// Make the holes. Holes in the mappings do not stop it; they are said in the end (madvise(2)).
+pub(super) fn remove(space: &Arc<Space>, start: u64, len: u64) -> Result<()> {
+    if start % PAGE_SIZE as u64 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let len = len.checked_next_multiple_of(PAGE_SIZE as u64).ok_or(Errno::EINVAL)?;
+    let end = VirtAddr(start.checked_add(len).ok_or(Errno::EINVAL)?);
+    let (mut from, mut holes) = (VirtAddr(start), false);
+    while from < end {
+        let Some(removal) = space.lock().removal(from..end)? else { return Err(Errno::ENOMEM) };
+        holes |= removal.start > from;
+        from = removal.end;
+        match removal.file {
+            None => removal.cache.punch_hole(removal.bytes)?,
+            Some(file) => {
+                let any: &dyn core::any::Any = &*file;
+                let mapping = any.downcast_ref::<FileMapping>().ok_or(Errno::EINVAL)?;
+                mapping.file().file().allocate(removal.bytes, Allocate::PunchHole)?;
+            }
+        }
+        sched::cond_resched();
+    }
+    if holes { Err(Errno::ENOMEM) } else { Ok(()) }
+}

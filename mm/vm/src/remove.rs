@@ -1,0 +1,53 @@
+//! Taking shared memory away from all who map it (MADV_REMOVE).
+//!
+//! A hole is made in what is mapped and not in the mapping, so it takes the file's own locks and, one after the other, every space that maps
+//! it: nobody may hold a space meanwhile. An area is therefore only named here, and its caller makes the hole after it has let go of this space.
+
+use alloc::sync::Arc;
+use core::ops::Range;
+
+use freehold_machine::VirtAddr;
+use freehold_paging::Memory;
+
+use crate::area::Content;
+use crate::request::{AreaFlags, MappedFile, SharedWrite};
+use crate::{AddressSpace, PageCache, VmError};
+
+/// A part of shared memory that is to go.
+pub struct Removal<S: Memory> {
+    /// What is mapped.
+    pub cache: Arc<PageCache<S>>,
+    /// The file that it is, if it is one.
+    pub file: Option<Arc<dyn MappedFile<S>>>,
+    /// Which of its bytes.
+    pub bytes: Range<u64>,
+    /// The part's first address.
+    pub start: VirtAddr,
+    /// One past its last address.
+    pub end: VirtAddr,
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// The first part of `range` that an area maps; `None` where there is none.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] for memory that is locked or no file's; [`VmError::Access`] where stores could never reach others.
+    pub fn removal(&self, range: Range<VirtAddr>) -> Result<Option<Removal<S>>, VmError> {
+        let Some(area) = self.areas.overlapping(range.clone()).next() else { return Ok(None) };
+        if area.flags.contains(AreaFlags::LOCKED) {
+            return Err(VmError::Invalid);
+        }
+        let file = match &area.content {
+            Content::Anonymous => return Err(VmError::Invalid),
+            Content::PrivateFile(..) | Content::SharedFile(_, SharedWrite::Denied, _) => {
+                return Err(VmError::Access);
+            }
+            Content::SharedFile(view, SharedWrite::Allowed, _) => Some(view.file.clone()),
+            Content::SharedAnonymous(..) => None,
+        };
+        let (start, end) = (area.start.max(range.start), area.end.min(range.end));
+        let cache = area.attachment().ok_or(VmError::Invalid)?.cache().clone();
+        let first = area.content.offset() + (start.0 - area.start.0);
+        Ok(Some(Removal { cache, file, bytes: first..first + (end.0 - start.0), start, end }))
+    }
+}

@@ -1,0 +1,20 @@
+//! For those who look through an address space a piece at a time: what to pass over.
+
+use core::ops::Range;
+
+use freehold_machine::VirtAddr;
+use freehold_paging::{Memory, PageSize};
+
+use crate::AddressSpace;
+
+impl<S: Memory> AddressSpace<S> {
+    /// The first address of `range` in whose 2 MiB something may be mapped; nothing is before it.
+    pub fn next_populated(&self, range: Range<VirtAddr>) -> Option<VirtAddr> {
+        self.resident.tables.next_populated(range)
+    }
+
+    /// How large the leaf is that maps `addr`; small where there is none.
+    pub fn leaf_size(&self, addr: VirtAddr) -> PageSize {
+        self.resident.tables.find(addr).map_or(PageSize::Small, |(_, size)| size)
+    }
+}
