@@ -100,6 +100,16 @@ fn cow() {
     }
 }
 
+/// As above.
+#[test]
+fn pins() {
+    // Linux counts pins a CPU at a time, and forgets that a device writes a piece of 2 MiB.
+    let lost_by_linux = ["50, 2 MiB: what a device may write", "pins are counted", "and so are their ends"];
+    for options in [["--memory", "192M", "--cpus", "1"], ["--memory", "768M", "--cpus", "4"]] {
+        conforms_with("pins", &options, &[], &lost_by_linux);
+    }
+}
+
 /// A disk larger than memory.
 #[test]
 fn cache() {

@@ -27,8 +27,7 @@ mod request {
     pub const GUP_FAST: u32 = 0xc050_6701;
     pub const PIN_FAST: u32 = 0xc050_6702;
     pub const PIN_LONG_TERM: u32 = 0xc050_6703;
-    pub const GUP_BASIC: u32 = 0xc050_6704;
-    pub const PIN_BASIC: u32 = 0xc050_6705;
+    // 4 and 5, GUP_BASIC_TEST and PIN_BASIC_TEST: with the lock.
     pub const DUMP: u32 = 0xc050_6706;
     pub const START: u32 = 0x4018_6707;
     pub const STOP: u32 = 0x6708;
@@ -222,7 +221,7 @@ impl File for OpenGupTest {
                 let to = UserPtr::<u64>::new(argument).read()?;
                 self.node.session.lock().as_ref().ok_or(Errno::EINVAL)?.read(to)?;
             }
-            _ => {
+            request::GUP_FAST..=request::DUMP => {
                 let pointer = UserPtr::<Measurement>::new(argument);
                 let mut wish = pointer.read()?;
                 let writes = wish.gup_flags & WRITE != 0;
@@ -234,19 +233,15 @@ impl File for OpenGupTest {
                     (request::GUP_FAST | request::PIN_FAST, true) => {
                         measure::<Transient, ReadWrite>(&mut wish, fast)
                     }
-                    (request::GUP_BASIC | request::PIN_BASIC | request::DUMP, false) => {
-                        measure::<Transient, ReadOnly>(&mut wish, locked)
-                    }
-                    (request::GUP_BASIC | request::PIN_BASIC | request::DUMP, true) => {
-                        measure::<Transient, ReadWrite>(&mut wish, locked)
-                    }
                     (request::PIN_LONG_TERM, false) => measure::<LongTerm, ReadOnly>(&mut wish, locked),
                     (request::PIN_LONG_TERM, true) => measure::<LongTerm, ReadWrite>(&mut wish, locked),
-                    // As Linux' file says it.
-                    _ => Err(Errno::EINVAL),
+                    (_, false) => measure::<Transient, ReadOnly>(&mut wish, locked),
+                    (_, true) => measure::<Transient, ReadWrite>(&mut wish, locked),
                 }?;
                 pointer.write(&wish)?;
             }
+            // As Linux' file says it.
+            _ => return Err(Errno::EINVAL),
         }
         Ok(0)
     }

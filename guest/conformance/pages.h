@@ -1,0 +1,152 @@
+/*
+ * A page to test with, of 4 KiB or a piece of 2 MiB: make it, name its frame, have a child look at it, lend it to a pipe. Needs promise.h.
+ */
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+enum { PAGE = 4096 };
+static const size_t LARGE = 2 << 20;
+
+enum size { SMALL, HUGE };
+static enum size size;
+static int pagemap;
+
+static inline void promise(const char *row, const char *text, int kept)
+{
+	char line[200];
+	snprintf(line, sizeof line, "%s, %s: %s", row, size == HUGE ? "2 MiB" : "4 KiB", text);
+	PROMISE(line, kept);
+}
+
+static inline uint64_t entry(const volatile void *at)
+{
+	uint64_t word = 0;
+	NEED(pread(pagemap, &word, 8, (uintptr_t)at / PAGE * 8) == 8);
+	return word;
+}
+
+#define SOFT_DIRTY (1ULL << 55)
+
+/* Whether the page counts as written since such marks were last cleared. */
+static inline int is_marked(const volatile void *at)
+{
+	return (entry(at) & SOFT_DIRTY) != 0;
+}
+
+static inline uint64_t frame(const volatile void *at)
+{
+	return entry(at) & ((1ULL << 55) - 1);
+}
+
+/* The same frame as before; true where frame numbers are not told. */
+static inline int kept(const volatile void *at, uint64_t before)
+{
+	return frame(at) == before;
+}
+
+static char *block; /* the whole mapping */
+
+/* One page to test with: a page of its own, or the fourth piece of a large one. Filled with `value`. */
+static inline char *make(char value)
+{
+	size_t room = size == HUGE ? 2 * LARGE : PAGE;
+	block = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	NEED(block != MAP_FAILED);
+	if (size == SMALL) {
+		madvise(block, room, MADV_NOHUGEPAGE);
+		memset(block, value, PAGE);
+		return block;
+	}
+	char *aligned = (char *)(((uintptr_t)block + LARGE - 1) & ~(LARGE - 1));
+	if (aligned > block)
+		munmap(block, aligned - block);
+	munmap(aligned + LARGE, block + room - aligned - LARGE);
+	block = aligned;
+	madvise(block, LARGE, MADV_HUGEPAGE);
+	memset(block, value, LARGE);
+	return block + 3 * PAGE;
+}
+
+static inline void unmake(void)
+{
+	munmap(block, size == HUGE ? LARGE : PAGE);
+}
+
+/* A child that lives until it is told to go, and answers what byte it sees at `at`. */
+struct child {
+	pid_t pid;
+	int ask, answer;
+};
+
+static inline struct child fork_child(volatile char *at)
+{
+	struct child child;
+	int ask[2], answer[2];
+	NEED(pipe(ask) == 0 && pipe(answer) == 0);
+	fflush(stdout);
+	child.pid = fork();
+	NEED(child.pid >= 0);
+	if (child.pid == 0) {
+		char order, value;
+		close(ask[1]);
+		close(answer[0]);
+		while (read(ask[0], &order, 1) == 1 && order != 'q') {
+			if (order == 'w')
+				*at = 'c';
+			value = *at;
+			if (write(answer[1], &value, 1) != 1)
+				break;
+		}
+		_exit(0);
+	}
+	close(ask[0]);
+	close(answer[1]);
+	child.ask = ask[1];
+	child.answer = answer[0];
+	return child;
+}
+
+static inline char tell(struct child child, char order)
+{
+	char value = 0;
+	NEED(write(child.ask, &order, 1) == 1 && read(child.answer, &value, 1) == 1);
+	return value;
+}
+
+static inline void end(struct child child)
+{
+	char quit = 'q';
+	int status;
+	NEED(write(child.ask, &quit, 1) == 1 && waitpid(child.pid, &status, 0) == child.pid);
+	close(child.ask);
+	close(child.answer);
+}
+
+static inline int clear_refs(char what)
+{
+	int file = open("/proc/self/clear_refs", O_WRONLY);
+	int done = file >= 0 && write(file, &what, 1) == 1;
+	close(file);
+	return done;
+}
+
+/* Lend the page at `at` to a pipe; what it says when it is read. */
+static inline int lend(char *at, int ends[2])
+{
+	struct iovec run = { at, PAGE };
+	return pipe(ends) == 0 && vmsplice(ends[1], &run, 1, 0) == PAGE;
+}
+
+static inline char lent(int ends[2])
+{
+	char bytes[PAGE];
+	NEED(read(ends[0], bytes, PAGE) == PAGE);
+	close(ends[0]);
+	close(ends[1]);
+	return bytes[0];
+}
