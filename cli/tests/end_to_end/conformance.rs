@@ -135,6 +135,13 @@ fn views() {
     conforms_with("views", &[], without_newer(), &[]);
 }
 
+/// A page that stays clean under migration counts as written on Linux (its pte_mkdirty sets both marks).
+#[test]
+fn migrate() {
+    let options = ["--memory", "512M", "--numa", "2"];
+    conforms_with("migrate", &options, &[], &["a page that was not does not become so"]);
+}
+
 #[test]
 fn direct() {
     conforms_on_disks("direct");

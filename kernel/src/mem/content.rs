@@ -21,8 +21,9 @@ pub struct CacheContent {
 }
 
 impl CacheContent {
-    /// Content over `cache`.
+    /// Content over `cache`, whose pages can be found by their frames from now on.
     pub fn new(cache: Arc<PageCache>) -> Self {
+        super::commons().list(&cache);
         Self { cache }
     }
     /// The frames.

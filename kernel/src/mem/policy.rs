@@ -1,39 +1,261 @@
-//! Memory policies (mempolicy(7)), as far as they can be asked for: there is the default one, which places memory
-//! near to the CPU that touches it first.
+//! Memory policies (mempolicy(7)): set_mempolicy, get_mempolicy, mbind.
+//!
+//! The areas' policies are the address space's (`freehold_vm::Policy`), a task's is its own ([`acting`]); this is where their numbers and
+//! node masks are read and written. Nodes that have no memory when a policy is set are left out of it, as Linux does.
 
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_frame::NodeSet;
+use freehold_machine::{NodeId, PAGE_SIZE, VirtAddr};
+use freehold_vm::{Access, PageNode, Policy, PolicyMode, TaskPolicy};
+
+use super::nodes::{self, Moving, PolicyIs};
+use super::space::whole_pages;
+use super::{Space, frames, out_of_memory};
 use crate::syscall::Args;
+use crate::task::{self, Task};
 use crate::user::{self, UserPtr};
-use crate::{Errno, Result, fs};
+use crate::{Errno, Result};
 
-const MPOL_DEFAULT: i32 = 0;
+const MPOL_DEFAULT: u32 = 0;
+const MPOL_PREFERRED: u32 = 1;
+const MPOL_BIND: u32 = 2;
+const MPOL_INTERLEAVE: u32 = 3;
+const MPOL_LOCAL: u32 = 4;
+/// The nodes are what they are, and not counted among those that may be used (which are all here: the two mean the same until memory goes).
+const MPOL_F_STATIC_NODES: u32 = 1 << 15;
+/// The nodes are counted among those that may be used.
+const MPOL_F_RELATIVE_NODES: u32 = 1 << 14;
+const MPOL_MODE_FLAGS: u32 = MPOL_F_STATIC_NODES | MPOL_F_RELATIVE_NODES;
+
 const MPOL_F_NODE: u64 = 1;
 const MPOL_F_ADDR: u64 = 2;
 const MPOL_F_MEMS_ALLOWED: u64 = 4;
-/// A node mask of more bits than a page is refused.
-const MAX_BITS: u64 = 4096 * 8;
+
+/// A node mask of more bits than a page has is refused.
+const MAX_BITS: u64 = PAGE_SIZE as u64 * 8;
+/// Nodes that there can be: as many as [`NodeSet`] holds.
+const MAX_NODES: u64 = 16;
+
+/// Whether any task ever had a policy: as long as none had, nobody asks.
+static POLICIES: AtomicBool = AtomicBool::new(false);
+
+/// The policy that the running task's faults obey, where it has one. `None` outside: nothing is to be said to the address space.
+#[inline]
+pub(super) fn acting() -> Option<Option<Arc<TaskPolicy>>> {
+    POLICIES.load(Ordering::Relaxed).then(|| task::try_current().and_then(|task| task.memory_policy()))
+}
+
+/// The nodes that have memory.
+pub(super) fn nodes_with_memory() -> NodeSet {
+    let zones = frames().zone_info().filter(|zone| zone.present > 0);
+    NodeSet(zones.fold(0, |set, zone| set | 1 << zone.node.0))
+}
+
+/// The set of nodes that a program passes as a mask of `bits - 1` bits (one too many has always been asked for).
+///
+/// # Errors
+/// `EINVAL` for a node that cannot be, or too long a mask; `EFAULT`.
+pub(super) fn read_nodes(mask: u64, bits: u64) -> Result<NodeSet> {
+    let bits = bits.wrapping_sub(1);
+    if mask == 0 || bits == 0 || bits == u64::MAX {
+        return Ok(NodeSet(0));
+    }
+    if bits > MAX_BITS {
+        return Err(Errno::EINVAL);
+    }
+    let mut words: Vec<u64> = UserPtr::new(mask).read_many(bits.div_ceil(64) as usize)?;
+    if let Some(last) = words.last_mut()
+        && bits % 64 != 0
+    {
+        *last &= (1 << (bits % 64)) - 1;
+    }
+    if words[0] >> MAX_NODES != 0 || words[1..].iter().any(|&word| word != 0) {
+        return Err(Errno::EINVAL);
+    }
+    Ok(NodeSet(words[0] as u16))
+}
+
+/// Write a set of nodes as a mask of `bits - 1` bits, rounded up to words.
+fn write_nodes(mask: u64, bits: u64, nodes: NodeSet) -> Result<()> {
+    let words = bits.saturating_sub(1).div_ceil(64) as usize;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(words * 8).map_err(|_| Errno::ENOMEM)?;
+    bytes.resize(words * 8, 0u8);
+    if let Some(first) = bytes.first_chunk_mut() {
+        *first = u64::from(nodes.0).to_le_bytes();
+    }
+    user::write_exact(mask, &bytes)
+}
+
+/// What [`Policy::label`] keeps: the flags that came with the mode, and the nodes as they were given.
+const fn label(flags: u32, nodes: NodeSet) -> u32 {
+    flags << 16 | nodes.0 as u32
+}
+
+/// The policy that `mode`, with its flags, and `nodes` say; `None` is the default.
+fn parse(mode: i32, nodes: NodeSet) -> Result<Option<Policy>> {
+    let (number, flags) = (mode as u32 & !MPOL_MODE_FLAGS, mode as u32 & MPOL_MODE_FLAGS);
+    if number > MPOL_LOCAL || flags == MPOL_MODE_FLAGS {
+        return Err(Errno::EINVAL);
+    }
+    let none = nodes.0 == 0;
+    let mode = match number {
+        MPOL_DEFAULT if none => return Ok(None),
+        MPOL_LOCAL if none && flags == 0 => PolicyMode::Local,
+        MPOL_PREFERRED if none && flags == 0 => PolicyMode::Local,
+        MPOL_DEFAULT | MPOL_LOCAL => return Err(Errno::EINVAL),
+        _ if none => return Err(Errno::EINVAL),
+        MPOL_PREFERRED => PolicyMode::Preferred,
+        MPOL_BIND => PolicyMode::Bind,
+        _ => PolicyMode::Interleave,
+    };
+    let there = nodes_with_memory();
+    let usable =
+        if flags == MPOL_F_RELATIVE_NODES { relative(nodes, there) } else { NodeSet(nodes.0 & there.0) };
+    if usable.0 == 0 && mode != PolicyMode::Local {
+        return Err(Errno::EINVAL);
+    }
+    Ok(Some(Policy { mode, nodes: usable, label: label(flags, nodes) }))
+}
+
+/// The members of `there` at the positions that `nodes` names, counted round and round.
+fn relative(nodes: NodeSet, there: NodeSet) -> NodeSet {
+    let positions = (0..MAX_NODES).filter(|&n| nodes.contains(NodeId(n as u8)));
+    NodeSet(positions.filter_map(|n| there.nth(n)).fold(0, |set, node| set | 1 << node.0))
+}
+
+/// Mode with flags, and nodes, as they are told of a policy.
+fn told(policy: Option<Policy>) -> (u32, NodeSet) {
+    let Some(policy) = policy else { return (MPOL_DEFAULT, NodeSet(0)) };
+    let mode = match policy.mode {
+        PolicyMode::Local => MPOL_LOCAL,
+        PolicyMode::Preferred => MPOL_PREFERRED,
+        PolicyMode::Bind => MPOL_BIND,
+        PolicyMode::Interleave => MPOL_INTERLEAVE,
+    };
+    let flags = policy.label >> 16;
+    let nodes = match (policy.mode, flags) {
+        (PolicyMode::Local, _) => NodeSet(0),
+        (_, 0) => policy.nodes,
+        _ => NodeSet(policy.label as u16),
+    };
+    (mode | flags, nodes)
+}
+
+/// A policy as /proc/PID/numa_maps has it (Documentation/filesystems/proc.rst: `mode[=flags][:nodes]`).
+pub fn name_of(policy: Option<Policy>) -> alloc::string::String {
+    let (mode, nodes) = told(policy);
+    let name = match mode & !MPOL_MODE_FLAGS {
+        MPOL_PREFERRED => "prefer",
+        MPOL_BIND => "bind",
+        MPOL_INTERLEAVE => "interleave",
+        MPOL_LOCAL => "local",
+        _ => "default",
+    };
+    let flags = match mode & MPOL_MODE_FLAGS {
+        MPOL_F_STATIC_NODES => "=static",
+        MPOL_F_RELATIVE_NODES => "=relative",
+        _ => "",
+    };
+    let list = if nodes.0 == 0 {
+        Default::default()
+    } else {
+        alloc::format!(":{}", crate::fs::masks::list(nodes.0.into()))
+    };
+    alloc::format!("{name}{flags}{list}")
+}
+
+/// set_mempolicy(mode, nodes, bits)
+pub fn sys_set_mempolicy(args: &Args) -> Result<i64> {
+    let policy = parse(args.int(0), read_nodes(args[1], args[2])?)?;
+    set_policy_of(&task::current(), policy);
+    Ok(0)
+}
+
+fn set_policy_of(task: &Task, policy: Option<Policy>) {
+    POLICIES.fetch_or(policy.is_some(), Ordering::Relaxed);
+    task.set_memory_policy(policy.map(|policy| Arc::new(TaskPolicy::new(policy))));
+}
 
 /// get_mempolicy(mode, nodes, bits, address, flags)
 pub fn sys_get_mempolicy(args: &Args) -> Result<i64> {
-    let (mode, nodes, bits, flags) = (UserPtr::<i32>::new(args[0]), args[1], args[2], args[4]);
-    let count = fs::machine::get().map_or(1, |machine| machine.firmware.topology.node_count());
-    if flags & !(MPOL_F_NODE | MPOL_F_ADDR | MPOL_F_MEMS_ALLOWED) != 0
-        || flags & MPOL_F_NODE != 0
-        || (nodes != 0 && bits < count as u64)
-        || bits > MAX_BITS
-    {
+    let (mode, mask, bits, addr, flags) =
+        (UserPtr::<u32>::new(args[0]), args[1], args[2], VirtAddr(args[3]), args[4]);
+    let count = crate::fs::machine::get().map_or(1, |machine| machine.firmware.topology.node_count());
+    let known = flags & !(MPOL_F_NODE | MPOL_F_ADDR | MPOL_F_MEMS_ALLOWED) == 0;
+    if !known || (mask != 0 && bits < count as u64) || bits > MAX_BITS {
         return Err(Errno::EINVAL);
     }
-    let allowed = flags & MPOL_F_MEMS_ALLOWED != 0;
-    if allowed && flags != MPOL_F_MEMS_ALLOWED {
-        return Err(Errno::EINVAL);
-    }
-    mode.write_optional(&MPOL_DEFAULT)?;
-    if nodes != 0 {
-        let mut mask = alloc::vec![0u8; (bits.div_ceil(64) * 8) as usize];
-        if allowed {
-            mask[..8].copy_from_slice(&((1u64 << count) - 1).to_le_bytes());
+    let task = task::current();
+    let (told_mode, nodes) = match flags {
+        MPOL_F_MEMS_ALLOWED => (0, nodes_with_memory()),
+        _ if flags & MPOL_F_MEMS_ALLOWED != 0 => return Err(Errno::EINVAL),
+        _ if flags & MPOL_F_ADDR != 0 => {
+            let space = task.process().space();
+            let policy = space.lock().policy_at(addr)?;
+            let (mode, nodes) = told(policy);
+            if flags & MPOL_F_NODE != 0 { (node_of_page(&space, addr)?, nodes) } else { (mode, nodes) }
         }
-        user::write_exact(nodes, &mask)?;
+        _ if addr != VirtAddr(0) => return Err(Errno::EINVAL),
+        _ => {
+            let policy = task.memory_policy();
+            let (mode, nodes) = told(policy.as_ref().map(|policy| policy.policy()));
+            if flags & MPOL_F_NODE != 0 {
+                let next = policy.and_then(|policy| policy.next_in_turn()).ok_or(Errno::EINVAL)?;
+                (u32::from(next.0), nodes)
+            } else {
+                (mode, nodes)
+            }
+        }
+    };
+    mode.write_optional(&told_mode)?;
+    if mask != 0 {
+        write_nodes(mask, bits, nodes)?;
     }
+    Ok(0)
+}
+
+/// The node of the page at `addr`, which is faulted in.
+fn node_of_page(space: &Space, addr: VirtAddr) -> Result<u32> {
+    let limits = task::with_current(|task| task.process().memory_limits());
+    loop {
+        let mut areas = space.lock();
+        if let PageNode::On(node) | PageNode::Zeroes(node) = areas.node_at(addr) {
+            return Ok(node.0.into());
+        }
+        match areas.fault(addr, Access::Read, &limits) {
+            Ok(_) => {}
+            Err(freehold_vm::FaultError::OutOfMemory) => {
+                drop(areas);
+                if task::with_current(|task| task.is_dying()) {
+                    return Err(Errno::ENOMEM);
+                }
+                out_of_memory("get_mempolicy");
+            }
+            Err(_) => return Err(Errno::EFAULT),
+        }
+    }
+}
+
+/// mbind(start, length, mode, nodes, bits, flags)
+pub fn sys_mbind(args: &Args) -> Result<i64> {
+    let [start, length, _, mask, bits, flags] = args.all();
+    let mode = match args.int(2) as u32 & !MPOL_MODE_FLAGS {
+        MPOL_DEFAULT => PolicyIs::Default,
+        _ => PolicyIs::Some,
+    };
+    let flags = Moving::parse(flags, mode)?;
+    if start % PAGE_SIZE as u64 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let range = whole_pages(start, length).ok_or(Errno::EINVAL)?;
+    let policy = parse(args.int(2), read_nodes(mask, bits)?)?;
+    if range.is_empty() {
+        return Ok(0);
+    }
+    nodes::bind(&task::current().process().space(), range, policy, flags)?;
     Ok(0)
 }

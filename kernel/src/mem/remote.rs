@@ -124,7 +124,7 @@ fn remote_runs(
 }
 
 /// The memory of the process with a thread of this number, for one who may look into it.
-fn space_of(pid: i32) -> Result<Arc<Space>> {
+pub(super) fn space_of(pid: i32) -> Result<Arc<Space>> {
     let pid = u32::try_from(pid).map_err(|_| Errno::ESRCH)?;
     let process = registry::find(pid)
         .or_else(|| registry::find_task(pid).map(|task| task.process().clone()))

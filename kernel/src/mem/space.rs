@@ -66,9 +66,9 @@ impl Space {
 
     /// A copy-on-write twin, for fork.
     pub fn fork(&self) -> Result<Arc<Self>> {
-        let mut twin = self.areas.lock().fork();
+        let mut twin = self.lock().fork();
         if twin.is_err() && super::find_more() == Growth::Grown {
-            twin = self.areas.lock().fork();
+            twin = self.lock().fork();
         }
         let areas = twin?;
         let program = self.program.lock().clone();
@@ -92,11 +92,19 @@ impl Space {
     }
     /// The areas, locked. May sleep; the holder must not touch user addresses.
     pub fn lock(&self) -> MutexGuard<'_, AddressSpace> {
-        self.areas.lock()
+        Self::acted_for(self.areas.lock())
+    }
+    /// Faults of the running task obey its memory policy.
+    #[inline]
+    fn acted_for(mut areas: MutexGuard<'_, AddressSpace>) -> MutexGuard<'_, AddressSpace> {
+        if let Some(policy) = super::policy::acting() {
+            areas.act_for(policy);
+        }
+        areas
     }
     /// The areas, if nobody has them locked.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, AddressSpace>> {
-        self.areas.try_lock()
+        self.areas.try_lock().map(Self::acted_for)
     }
     /// What a context switch loads.
     pub fn translation(&self) -> &Arc<Translation> {

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use bitflags::bitflags;
 use freehold_arch::user::{USER_END, UserContext};
+use freehold_vm::TaskPolicy;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::process::{Beginnings, Process};
@@ -214,6 +215,9 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
         schedule.inherit(&parent.schedule);
         let task = Task::new(tid, process, schedule, parent.name());
         task.blocked.store(parent.blocked().0, Ordering::Relaxed);
+        // The same policy, but its own turn.
+        let policy = parent.memory_policy().map(|policy| Arc::new(TaskPolicy::new(policy.policy())));
+        task.set_memory_policy(policy);
         task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);
         if !flags.contains(CloneFlags::VM) || flags.contains(CloneFlags::VFORK) {
             *task.alternate_stack.lock() = *parent.alternate_stack.lock();

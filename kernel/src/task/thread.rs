@@ -4,6 +4,8 @@ use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use freehold_vm::TaskPolicy;
+
 use super::Pid;
 use super::process::{Process, Usage};
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
@@ -47,6 +49,8 @@ pub struct Task {
     pub faults: [AtomicU64; 2],
     /// Releases the parent of a vfork child, at the child's execve or end.
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
+    /// From which nodes the pages come that it touches first; the process' areas may say otherwise.
+    memory_policy: SpinLock<Option<Arc<TaskPolicy>>>,
     /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
     pub(super) timer_slack: AtomicU64,
     /// It is finding memory for others ([`crate::mem::reclaim`]): what it allocates may come from the last reserve. Only the task itself
@@ -82,6 +86,7 @@ impl Task {
             user_ticks: AtomicU64::new(0),
             faults: [const { AtomicU64::new(0) }; 2],
             vfork: SpinLock::new(None),
+            memory_policy: SpinLock::new(None),
             timer_slack: AtomicU64::new(50_000),
             reclaims: AtomicBool::new(false),
             exit_code: AtomicU32::new(0),
@@ -110,6 +115,15 @@ impl Task {
         if self.tid == self.process.pid {
             *self.process.name.lock() = bytes;
         }
+    }
+    /// Its memory policy, if it has one.
+    pub fn memory_policy(&self) -> Option<Arc<TaskPolicy>> {
+        self.memory_policy.lock().clone()
+    }
+    /// Give it a memory policy, or none.
+    pub fn set_memory_policy(&self, policy: Option<Arc<TaskPolicy>>) {
+        let old = core::mem::replace(&mut *self.memory_policy.lock(), policy);
+        drop(old);
     }
     /// The blocked signals.
     pub fn blocked(&self) -> SigSet {

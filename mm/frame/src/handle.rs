@@ -167,6 +167,14 @@ impl<S: FrameSource> Frame<Anon, S> {
         let this = ManuallyDrop::new(self);
         Ok(Mapping { source: this.source, frame: this.frame, order: this.order, kind: PhantomData })
     }
+    /// One mapping of it, for an address space that has it not to itself: it is not exclusive from now on.
+    ///
+    /// # Errors
+    /// [`CountError::Pinned`], [`CountError::Overflow`].
+    pub fn share(&self) -> Result<Mapping<Anon, S>, CountError> {
+        self.record().counts().share()?;
+        Ok(Mapping { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+    }
 }
 
 impl<S: FrameSource> Frame<PageCache, S> {

@@ -40,11 +40,16 @@ struct Free {
     user: Vec<Pfn>,
     /// Pageblocks of the user's side that nobody has begun, by their first frame.
     blocks: Vec<Pfn>,
+    /// None of these is handed out; those of them that are free.
+    withheld: (PfnRange, Vec<Pfn>),
 }
 
 impl Free {
     fn len(&self) -> usize {
-        self.kernel.len() + self.user.len() + self.blocks.len() * PAGEBLOCK_FRAMES as usize
+        self.kernel.len()
+            + self.user.len()
+            + self.blocks.len() * PAGEBLOCK_FRAMES as usize
+            + self.withheld.1.len()
     }
     /// One frame; `random` chooses.
     fn take(&mut self, side: Side, random: usize) -> Option<Pfn> {
@@ -56,6 +61,9 @@ impl Free {
         (!frames.is_empty()).then(|| frames.swap_remove(random % frames.len()))
     }
     fn give(&mut self, side: Side, frame: Pfn) {
+        if self.withheld.0.contains(frame) {
+            return self.withheld.1.push(frame);
+        }
         self.side(side).push(frame);
         let block = frame.pageblock_start();
         let in_block = |other: &Pfn| other.pageblock_start() == block;
@@ -102,6 +110,7 @@ impl ModelFrames {
             kernel: PfnRange::new(Pfn(1), border).iter().collect(),
             user: PfnRange::new(Pfn(blocks * PAGEBLOCK_FRAMES), Pfn(config.frames)).iter().collect(),
             blocks: (border.0 / PAGEBLOCK_FRAMES..blocks).map(|n| Pfn(n * PAGEBLOCK_FRAMES)).collect(),
+            withheld: (PfnRange::default(), Vec::new()),
         };
         let total = free.len();
         Self(Box::leak(Box::new(Shared {
@@ -132,6 +141,23 @@ impl ModelFrames {
     /// Pageblocks that nobody has begun.
     pub fn free_blocks(self) -> usize {
         self.0.free.lock().expect("no test panicked inside the allocator").blocks.len()
+    }
+    /// Hand out no frame of `range`, whole pageblocks, until [`ModelFrames::hand_out_all`].
+    pub fn withhold(self, range: PfnRange) {
+        let mut free = self.0.free.lock().expect("no test panicked inside the allocator");
+        let inside = |frame: &mut Pfn| range.contains(*frame);
+        let mut apart: Vec<Pfn> = free.user.extract_if(.., inside).collect();
+        let blocks: Vec<Pfn> = free.blocks.extract_if(.., inside).collect();
+        apart.extend(
+            blocks.iter().flat_map(|&head| PfnRange::new(head, head.offset(PAGEBLOCK_FRAMES)).iter()),
+        );
+        free.withheld = (range, apart);
+    }
+    /// Hand out every frame again.
+    pub fn hand_out_all(self) {
+        let mut free = self.0.free.lock().expect("no test panicked inside the allocator");
+        let (_, apart) = core::mem::take(&mut free.withheld);
+        apart.into_iter().for_each(|frame| free.give(Side::User, frame));
     }
     /// Frames of `owner`.
     pub fn owned(self, owner: Owner) -> usize {
@@ -210,6 +236,9 @@ impl FrameSource for ModelFrames {
         let mut free = self.0.free.lock().expect("no test panicked inside the allocator");
         if order == Order::FRAME {
             free.give(owner.side(), block);
+        } else if free.withheld.0.contains(block) {
+            let pieces = PfnRange::new(block, block.offset(order.frames()));
+            free.withheld.1.extend(pieces.iter());
         } else {
             free.blocks.push(block);
         }

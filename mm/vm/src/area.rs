@@ -7,6 +7,7 @@ use freehold_machine::{PAGE_SHIFT, VirtAddr};
 use freehold_paging::{Memory, Rights};
 
 use crate::cache::Attachment;
+use crate::policy::Policy;
 use crate::request::{AreaFlags, FileView, MappedFile, Protection, SharedWrite};
 use crate::{PageCache, VmError};
 
@@ -80,6 +81,7 @@ pub(crate) struct Area<S: Memory> {
     pub end: VirtAddr,
     pub protection: Protection,
     pub flags: AreaFlags,
+    pub policy: Option<Policy>,
     pub content: Content<S>,
     /// Some page here was made present for writing, so a private area of a file may have frames of its own.
     pub copied: Cell<bool>,
@@ -164,6 +166,7 @@ impl<S: Memory> Area<S> {
         self.end == next.start
             && self.protection == next.protection
             && (self.flags ^ next.flags).difference(AreaFlags::SOFTDIRTY).is_empty()
+            && self.policy == next.policy
             && self.content.continues(&next.content, self.len())
     }
 }

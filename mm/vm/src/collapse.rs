@@ -127,7 +127,7 @@ impl<S: Memory> Resident<S> {
             }
             None if survey.pinned > 0 => return Err(VmError::Again),
             None => {
-                let block = self.collapse_copy(start, &mut batch)?;
+                let block = self.collapse_copy(area, start, &mut batch)?;
                 self.rss.anon += PAGEBLOCK_FRAMES - survey.present;
                 block
             }
@@ -145,12 +145,14 @@ impl<S: Memory> Resident<S> {
     /// A new block with the bytes of the 2 MiB from `start` on, whose leaves are gone.
     fn collapse_copy(
         &mut self,
+        area: &Area<S>,
         start: VirtAddr,
         batch: &mut FlushBatch<S>,
     ) -> Result<LargeMapping<S>, VmError> {
         let mut old = Vec::new();
         let room = old.try_reserve_exact(PAGEBLOCK_FRAMES as usize).is_ok();
-        let new = LargeMapping::allocate(self.source(), Request::new(Owner::Anon));
+        let request = Request::new(Owner::Anon).policy(self.place_large(area, start));
+        let new = LargeMapping::allocate(self.source(), request);
         let (true, Ok(block)) = (room, new) else {
             self.commons.events.count(Event::HugeCollapseFailed);
             return Err(VmError::NoMemory);

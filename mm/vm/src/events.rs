@@ -37,9 +37,19 @@ pub enum Event {
     LazyFreed,
     /// Ours, `cow_unneeded`: a write fault copied a frame that nobody else mapped, held or had an entry for.
     CowUnneeded,
+    /// `pgmigrate_success`: a page got another frame.
+    MigrateSuccess,
+    /// `pgmigrate_fail`: it was to, and did not.
+    MigrateFail,
+    /// `thp_migration_success`: a large page moved as one.
+    HugeMigrateSuccess,
+    /// `thp_migration_fail`: it did not move.
+    HugeMigrateFail,
+    /// `thp_migration_split`: it was split in order to move.
+    HugeMigrateSplit,
 }
 
-const EVENTS: usize = Event::CowUnneeded as usize + 1;
+const EVENTS: usize = Event::HugeMigrateSplit as usize + 1;
 
 /// How often each happened.
 pub(crate) struct Events([AtomicU64; EVENTS]);
@@ -49,7 +59,7 @@ impl Events {
         Self([const { AtomicU64::new(0) }; EVENTS])
     }
     pub(crate) fn count(&self, event: Event) {
-        self.0[event as usize].fetch_add(1, Ordering::Relaxed);
+        self.add(event, 1);
     }
     pub(crate) fn add(&self, event: Event, times: u64) {
         self.0[event as usize].fetch_add(times, Ordering::Relaxed);

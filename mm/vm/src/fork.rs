@@ -168,7 +168,8 @@ impl<S: Memory> Resident<S> {
         let twin = match mapping.share() {
             Ok(twin) => twin,
             Err(pinned) => {
-                to.fill(leaf(self.copy_of(pinned)?, area.protection.rights(), Marks::Dirty));
+                let copy = self.copy_of(pinned, self.place(area, addr))?;
+                to.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
                 return Ok(1);
             }
         };

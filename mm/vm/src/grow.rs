@@ -79,6 +79,7 @@ impl<S: Memory> AddressSpace<S> {
             end: new_end,
             protection: Protection::READ | Protection::WRITE,
             flags,
+            policy: None,
             content: Content::Anonymous,
             copied: Cell::new(false),
         });

@@ -236,8 +236,9 @@ impl<S: Memory> Resident<S> {
         self.commons.huge.leaves.fetch_add(change as u64, Ordering::Relaxed);
     }
 
-    fn new_block(&self, area: &Area<S>) -> Option<LargeMapping<S>> {
-        let block = LargeMapping::allocate(self.source(), Request::new(Owner::Anon).zeroed()).ok();
+    fn new_block(&self, area: &Area<S>, start: VirtAddr) -> Option<LargeMapping<S>> {
+        let request = Request::new(Owner::Anon).zeroed().policy(self.place_large(area, start));
+        let block = LargeMapping::allocate(self.source(), request).ok();
         let event = if block.is_some() { Event::HugeFaultAlloc } else { Event::HugeFaultFallback };
         self.commons.events.count(event);
         if block.is_none() {
@@ -264,9 +265,9 @@ impl<S: Memory> Resident<S> {
             Want::Read => self.commons.zero_block().map(|head| {
                 Entry::leaf(head, area.shared_frame_rights(), Marks::Accessed, Backing::Uncounted).large()
             }),
-            Want::Write => {
-                self.new_block(area).map(|block| large_leaf(block, area.protection.rights(), Marks::Dirty))
-            }
+            Want::Write => self
+                .new_block(area, start)
+                .map(|block| large_leaf(block, area.protection.rights(), Marks::Dirty)),
         };
         Ok(leaf.map(|leaf| {
             slot.fill(leaf);
@@ -299,7 +300,7 @@ impl<S: Memory> Resident<S> {
                 return Ok(Some(FaultKind::Minor));
             }
             None if self.block_for(area, addr).is_some() => {
-                if let Some(block) = self.new_block(area) {
+                if let Some(block) = self.new_block(area, block_start(addr)) {
                     let old = slot.replace(large_leaf(block, rights, Marks::Dirty));
                     batch.unmapped_large(block_start(addr), old, None);
                     self.rss.anon += PAGEBLOCK_FRAMES;

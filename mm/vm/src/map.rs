@@ -54,6 +54,7 @@ impl<S: Memory> AddressSpace<S> {
             end: range.end,
             protection,
             flags,
+            policy: None,
             content: self.content(backing, protection, len)?,
             copied: Cell::new(false),
         };
@@ -129,6 +130,7 @@ impl<S: Memory> AddressSpace<S> {
             Backing::SharedAnonymous => {
                 let cache = PageCache::new(self.resident.source());
                 cache.set_size_grow(len);
+                self.resident.commons.list(&cache);
                 Content::SharedAnonymous(0, self.attach(&cache))
             }
             Backing::PrivateFile(view) => {

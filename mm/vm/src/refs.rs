@@ -6,8 +6,8 @@
 //! such a page keeps its mark and its rights. (Linux keeps it under any pin, read-only ones too.)
 
 use core::ops::Range;
-use freehold_frame::transition;
 
+use freehold_frame::transition;
 use freehold_machine::VirtAddr;
 use freehold_paging::{Backing, Entry, Memory, PageSize, Rights};
 
@@ -90,6 +90,13 @@ impl<S: Memory> Resident<S> {
                 batch.restricted(addr, old);
             }
         });
+    }
+
+    /// Whether a leaf in `range` has its mark.
+    pub(crate) fn has_soft_dirty(&self, range: &Range<VirtAddr>) -> bool {
+        let mut marked = false;
+        self.tables.visit(range.clone(), |_, _, entry, _| marked |= entry.is_soft_dirty());
+        marked
     }
 
     /// Whether someone may write the page, or a piece of it, without a leaf.

@@ -8,8 +8,8 @@ use core::ops::Range;
 
 use freehold_frame::transition::CopyFrom;
 use freehold_frame::{
-    Anon, Belongs, Frame, FrameSource, LargeMapping, Mapping, OutOfMemory, Owner, PageCache as CacheKind,
-    User, UserKind,
+    Anon, Belongs, Frame, FrameSource, LargeMapping, Mapping, NodePolicy, OutOfMemory, Owner,
+    PageCache as CacheKind, Request, User, UserKind,
 };
 use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, PhysicalBytes, VirtAddr};
 use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
@@ -19,6 +19,7 @@ use crate::area::{Area, Content};
 use crate::error::{FaultError, FaultKind};
 use crate::events::Event;
 use crate::huge::HugeUse;
+use crate::policy::TaskPolicy;
 use crate::request::AreaFlags;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -78,6 +79,8 @@ pub(crate) struct Resident<S: Memory> {
     /// Large leaves.
     pub large: u64,
     pub huge: HugeUse,
+    /// The policy of the task that acts here.
+    pub acting: Option<Arc<TaskPolicy>>,
 }
 
 impl<S: Memory> Resident<S> {
@@ -92,6 +95,7 @@ impl<S: Memory> Resident<S> {
             hand: VirtAddr(0),
             large: 0,
             huge: HugeUse::ByArea,
+            acting: None,
         })
     }
 
@@ -185,12 +189,13 @@ impl<S: Memory> Resident<S> {
         want: Want,
     ) -> Result<FaultKind, FaultError> {
         let Some((cache, index)) = area.cache_page(addr) else {
-            return self.fill_anonymous(area, slot, want);
+            return self.fill_anonymous(area, addr, slot, want);
         };
-        let (frame, kind) = cache.fault(index)?;
+        let (frame, kind) = cache.fault(index, self.place(area, addr))?;
         if want == Want::Write && !area.is_shared() {
             // The first store to a private file page: a copy from the start.
-            slot.fill(leaf(self.copy_of(CopyFrom::from(&frame))?, area.protection.rights(), Marks::Dirty));
+            let copy = self.copy_of(CopyFrom::from(&frame), self.place(area, addr))?;
+            slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
             self.count(area, Kind::Anon);
             return Ok(kind);
         }
@@ -219,6 +224,7 @@ impl<S: Memory> Resident<S> {
     fn fill_anonymous(
         &mut self,
         area: &Area<S>,
+        addr: VirtAddr,
         slot: Slot<S::Machine>,
         want: Want,
     ) -> Result<FaultKind, FaultError> {
@@ -227,15 +233,21 @@ impl<S: Memory> Resident<S> {
             slot.fill(Entry::leaf(zero, area.shared_frame_rights(), Marks::Accessed, Backing::Uncounted));
             return Ok(FaultKind::Minor);
         }
-        let frame = Frame::<Anon, S>::allocate_zeroed(self.source())?;
+        let frame = self.zeroed(self.place(area, addr))?;
         slot.fill(leaf(into_mapping(frame)?, area.protection.rights(), Marks::Dirty));
         self.count(area, Kind::Anon);
         Ok(FaultKind::Minor)
     }
 
+    /// A new exclusive frame of zeroes.
+    fn zeroed(&self, place: NodePolicy) -> Result<Frame<Anon, S>, OutOfMemory> {
+        Frame::allocate_with(self.source(), Request::new(Owner::Anon).zeroed().policy(place))
+    }
+
     /// A new exclusive frame with the bytes of `from`.
-    pub(crate) fn copy_of(&self, from: CopyFrom) -> Result<Mapping<Anon, S>, OutOfMemory> {
-        let frame = Frame::<Anon, S>::allocate(self.source())?;
+    pub(crate) fn copy_of(&self, from: CopyFrom, place: NodePolicy) -> Result<Mapping<Anon, S>, OutOfMemory> {
+        let request = Request::new(Owner::Anon).policy(place);
+        let frame = Frame::<Anon, S>::allocate_with(self.source(), request)?;
         self.source().machine().copy(from.pfn(), frame.pfn());
         into_mapping(frame)
     }
@@ -288,9 +300,9 @@ impl<S: Memory> Resident<S> {
         let kind = self.kind_of(entry);
         let new = match self.own(entry, kind) {
             Own::Already => return Ok(self.grant(slot, rights)),
-            Own::Zeroes => into_mapping(Frame::allocate_zeroed(self.source())?)?,
+            Own::Zeroes => into_mapping(self.zeroed(self.place(area, addr))?)?,
             Own::Copy(from) => {
-                let copy = self.copy_of(from)?;
+                let copy = self.copy_of(from, self.place(area, addr))?;
                 // Who else had the frame may have let go of it meanwhile.
                 if kind == Kind::Anon && matches!(self.own(entry, kind), Own::Already) {
                     return Ok(self.grant(slot, rights));
@@ -326,7 +338,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// What a private page whose leaf is `entry` needs for a frame of its own.
-    fn own(&self, entry: Entry, kind: Kind) -> Own {
+    pub(crate) fn own(&self, entry: Entry, kind: Kind) -> Own {
         const COUNTED: &str = "a counted leaf leads to a frame of its kind";
         let (source, frame) = (self.source(), entry.frame());
         match kind {
@@ -457,7 +469,7 @@ enum Zap {
 }
 
 /// See [`Resident::own`].
-enum Own {
+pub(crate) enum Own {
     /// Nothing: it has it (again).
     Already,
     /// A copy of this.

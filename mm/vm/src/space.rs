@@ -10,6 +10,7 @@ use freehold_paging::{KernelRoots, Memory, Roots};
 
 use crate::area::Area;
 use crate::areas::Areas;
+use crate::cache::Caches;
 use crate::events::{Event, Events};
 use crate::huge::HugeControl;
 use crate::registry::{Registry, SpaceHandle};
@@ -34,6 +35,7 @@ pub struct Commons<S: Memory> {
     pub(crate) events: Events,
     pub(crate) spaces: Registry<S>,
     pub(crate) swap: Swap<S>,
+    pub(crate) caches: Caches<S>,
 }
 
 impl<S: Memory> Commons<S> {
@@ -44,8 +46,8 @@ impl<S: Memory> Commons<S> {
     pub fn new(source: S, kernel: KernelRoots) -> Result<Arc<Self>, OutOfMemory> {
         let zero = Frame::allocate_zeroed(source)?;
         let (huge, events, spaces) = (HugeControl::new(), Events::new(), Registry::new());
-        let swap = Swap::new(source);
-        Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces, swap }))
+        let (swap, caches) = (Swap::new(source), Caches::new());
+        Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces, swap, caches }))
     }
     pub(crate) fn zero_page(&self) -> Pfn {
         self.zero.pfn()
@@ -160,7 +162,7 @@ impl<S: Memory> AddressSpace<S> {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         let cut = pages.end == u64::MAX;
-        for area in areas.iter() {
+        for area in areas.iter_mut() {
             let Some(attachment) = area.attachment() else { continue };
             if !core::ptr::eq(Arc::as_ptr(attachment.cache()), cache) {
                 continue;
@@ -168,9 +170,13 @@ impl<S: Memory> AddressSpace<S> {
             if let Some(range) = area.addresses_of(pages.start, pages.end) {
                 // A cut file takes private copies with it (POSIX: SIGBUS past the end); a hole leaves them.
                 if cut {
-                    resident.zap(area, range, &mut batch)
+                    resident.zap(area, range, &mut batch);
                 } else {
-                    resident.zap_cached(area, range, &mut batch)
+                    if area.tracks_stores() && resident.has_soft_dirty(&range) {
+                        // The page may come back, and its leaf no longer says that it was written.
+                        area.flags.insert(AreaFlags::SOFTDIRTY);
+                    }
+                    resident.zap_cached(area, range, &mut batch);
                 }
             }
         }

@@ -8,6 +8,7 @@ use freehold_paging::{Backing, Entry, Memory, PageSize, SwapPlace};
 
 use crate::AddressSpace;
 use crate::area::{Area, Content};
+use crate::policy::Policy;
 use crate::request::{AreaFlags, MappedFile, Protection};
 use crate::resident::Kind;
 
@@ -96,6 +97,8 @@ pub struct AreaView<'a, S: Memory> {
     pub name: AreaName<'a, S>,
     /// What else is true of it.
     pub flags: AreaFlags,
+    /// From which nodes its pages come, where it says so.
+    pub policy: Option<Policy>,
     /// [`PageCache::id`](crate::PageCache::id) of what is mapped; 0 for private anonymous memory.
     pub object: u64,
 }
@@ -346,6 +349,7 @@ fn view<S: Memory>(area: &Area<S>) -> AreaView<'_, S> {
             Content::PrivateFile(view, _) | Content::SharedFile(view, ..) => AreaName::File(&view.file),
         },
         flags: area.flags,
+        policy: area.policy,
         object: area.attachment().map_or(0, |at| at.cache().id()),
     }
 }

@@ -23,11 +23,11 @@ use crate::task::{self, Process};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
-type Area<'a> = AreaView<'a, Frames>;
+pub(super) type Area<'a> = AreaView<'a, Frames>;
 
 /// Most bytes of arguments or environment that are shown.
 const MAX_STRINGS: u64 = 1 << 20;
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 
 /// Write the content of a file about the memory of `process`; nothing for one that has ended.
 pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<()> {
@@ -77,20 +77,7 @@ pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<
             counts(out, &sum, Rows::OfAll);
             Ok(())
         }
-        FileKind::NumaMaps => {
-            let areas = space.lock();
-            for area in areas.areas() {
-                let smaps = areas.smaps(&area);
-                let pages = smaps.rss / PAGE;
-                write!(out, "{:x} default", area.start.0);
-                if pages > 0 {
-                    let kind = if smaps.anonymous > 0 { "anon" } else { "mapped" };
-                    write!(out, " {kind}={pages}");
-                }
-                out.push(b" kernelpagesize_kB=4\n");
-            }
-            Ok(())
-        }
+        FileKind::NumaMaps => super::numa_maps::show(out, &space.lock(), &root),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -110,7 +97,7 @@ fn strings(out: &mut Text, space: &Space, range: core::ops::Range<u64>) -> Resul
 }
 
 /// The bytes of the area's name, with line feeds escaped.
-fn name(area: &Area<'_>, root: &Path) -> Result<Vec<u8>> {
+pub(super) fn name(area: &Area<'_>, root: &Path) -> Result<Vec<u8>> {
     Ok(match area.name {
         AreaName::Heap => b"[heap]".to_vec(),
         AreaName::Stack => b"[stack]".to_vec(),

@@ -12,6 +12,7 @@ pub mod loads;
 mod memory;
 #[cfg(target_os = "none")]
 mod mounts;
+mod numa_maps;
 #[cfg(target_os = "none")]
 mod processes;
 #[cfg(any(test, target_os = "none"))]

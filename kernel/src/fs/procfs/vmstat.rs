@@ -1,4 +1,4 @@
-//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: no swap, no compaction, no migration.
+//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: no swap, no compaction.
 
 use freehold_frame::Owner;
 use freehold_machine::NodeId;
@@ -14,7 +14,7 @@ use crate::{Result, fs::machine};
 const STACK_KB: u64 = 24;
 
 /// What happened to pages of processes, by Linux' names.
-const EVENTS: [(&str, Event); 9] = [
+const EVENTS: [(&str, Event); 14] = [
     ("pgreuse", Event::Reuse),
     ("thp_fault_alloc", Event::HugeFaultAlloc),
     ("thp_fault_fallback", Event::HugeFaultFallback),
@@ -24,6 +24,11 @@ const EVENTS: [(&str, Event); 9] = [
     ("thp_split_pmd", Event::HugeSplitLeaf),
     ("thp_zero_page_alloc", Event::HugeZeroAlloc),
     ("thp_zero_page_alloc_failed", Event::HugeZeroFailed),
+    ("pgmigrate_success", Event::MigrateSuccess),
+    ("pgmigrate_fail", Event::MigrateFail),
+    ("thp_migration_success", Event::HugeMigrateSuccess),
+    ("thp_migration_fail", Event::HugeMigrateFail),
+    ("thp_migration_split", Event::HugeMigrateSplit),
 ];
 
 /// All nodes.
@@ -85,9 +90,7 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     line("pgsteal_file", kswapd.stolen + direct.stolen);
     line("pageoutrun", reclaim::runs());
     line("oom_kill", stats::oom_kills());
-    for name in ["numa_pages_migrated", "pgmigrate_success", "pgmigrate_fail"] {
-        line(name, 0);
-    }
+    line("numa_pages_migrated", 0);
     for name in ["compact_migrate_scanned", "compact_free_scanned", "compact_isolated", "compact_stall"] {
         line(name, 0);
     }

@@ -74,6 +74,8 @@ pub(super) enum Mark {
 
 pub(super) struct Index<S: Memory> {
     source: S,
+    /// The cache's number.
+    cache: u64,
     chunks: BTreeMap<u64, Box<Chunk>>,
     pages: u64,
     /// Pages that are dirty or writable.
@@ -85,8 +87,8 @@ const fn bit(page: u64) -> u64 {
 }
 
 impl<S: Memory> Index<S> {
-    pub(super) const fn new(source: S) -> Self {
-        Self { source, chunks: BTreeMap::new(), pages: 0, dirty: 0 }
+    pub(super) const fn new(source: S, cache: u64) -> Self {
+        Self { source, cache, chunks: BTreeMap::new(), pages: 0, dirty: 0 }
     }
     pub(super) const fn pages(&self) -> u64 {
         self.pages
@@ -111,12 +113,22 @@ impl<S: Memory> Index<S> {
 
     /// Put a frame where none is.
     pub(super) fn insert(&mut self, page: u64, frame: Frame<PageCache, S>) {
+        frame.record().set_home(self.cache, page);
         let chunk = self.chunks.entry(page / PAGES).or_insert_with(|| Box::new(Chunk::EMPTY));
         let slot = &mut chunk.frames[(page % PAGES) as usize];
         debug_assert_eq!(*slot, NONE);
         *slot = frame.into_raw().0;
         chunk.count += 1;
         self.pages += 1;
+    }
+
+    /// Put another frame where one is, which is returned; the page's marks stay.
+    pub(super) fn exchange(&mut self, page: u64, frame: Frame<PageCache, S>) -> Option<Frame<PageCache, S>> {
+        let slot = &mut self.chunks.get_mut(&(page / PAGES))?.frames[(page % PAGES) as usize];
+        debug_assert_ne!(*slot, NONE);
+        frame.record().set_home(self.cache, page);
+        let old = core::mem::replace(slot, frame.into_raw().0);
+        Some(Frame::from_raw(self.source, Pfn(old)).expect("the index holds frames of the page cache"))
     }
 
     pub(super) fn remove(&mut self, page: u64) -> Option<Frame<PageCache, S>> {

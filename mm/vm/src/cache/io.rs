@@ -4,7 +4,7 @@
 //! user memory is the caller's: a closure gets at most a page of bytes at a time and says how many it dealt with. Fewer
 //! than it was given ends the call; the caller then faults its own memory in and calls again from there.
 
-use freehold_frame::{Frame, PageCache as CacheKind};
+use freehold_frame::{Frame, NodePolicy, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, PhysicalBytes};
 use freehold_paging::Memory;
 
@@ -50,7 +50,7 @@ impl<S: Memory> PageCache<S> {
 
     fn readable(&self, index: u64) -> Result<Option<Frame<CacheKind, S>>, VmError> {
         match self.get(index) {
-            None if self.store.is_some() => Ok(Some(self.get_or_fill(index)?.0)),
+            None if self.store.is_some() => Ok(Some(self.get_or_fill(index, NodePolicy::Local)?.0)),
             frame => Ok(frame),
         }
     }
@@ -104,7 +104,7 @@ impl<S: Memory> PageCache<S> {
         let frame = match self.get(index) {
             Some(frame) => frame,
             None if whole => return self.write_new_page(index, f),
-            None => self.get_or_fill(index)?.0,
+            None => self.get_or_fill(index, NodePolicy::Local)?.0,
         };
         let written = machine.with_bytes(frame.pfn(), |bytes| f(&mut bytes[start..end])).min(end - start);
         self.mark_dirty(index, written);
@@ -125,7 +125,7 @@ impl<S: Memory> PageCache<S> {
             return Ok(0);
         }
         if written < PAGE_SIZE && self.store.is_some() {
-            let (old, _) = self.get_or_fill(index)?;
+            let (old, _) = self.get_or_fill(index, NodePolicy::Local)?;
             self.copy_part(&frame, &old, written);
         } else {
             let pfn = frame.pfn();

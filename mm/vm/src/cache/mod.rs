@@ -15,23 +15,27 @@ mod attach;
 mod evict;
 mod index;
 mod io;
+mod moved;
 mod resize;
 
 use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use freehold_frame::{Frame, PageCache as CacheKind};
+use freehold_frame::{Frame, NodePolicy, Owner, PageCache as CacheKind, Request};
 use freehold_machine::PAGE_SIZE;
 use freehold_paging::Memory;
 
+use crate::Commons;
 use crate::error::{FaultError, FaultKind, VmError};
 pub(crate) use attach::Attachment;
 use attach::Mapper;
 pub(crate) use attach::PageSet;
 pub use evict::{Evicted, Eviction, Laundry};
 use index::{Index, Mark};
+pub(crate) use moved::Caches;
+pub use moved::Evacuated;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -76,6 +80,8 @@ struct Inner<S: Memory> {
     departures: u64,
     /// Where the clock that ages pages goes on ([`evict`]).
     hand: u64,
+    /// Where it is found by its number.
+    listed: Option<Weak<Commons<S>>>,
 }
 
 /// How far to read ahead: guesses, which two readers at once may spoil for each other.
@@ -114,8 +120,14 @@ impl<S: Memory> PageCache<S> {
         Self::build(source, Some(store))
     }
     fn build(source: S, store: Option<Arc<dyn BackingStore<S>>>) -> Arc<Self> {
-        let inner = Inner { index: Index::new(source), mappers: BTreeMap::new(), departures: 0, hand: 0 };
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let inner = Inner {
+            index: Index::new(source, id),
+            mappers: BTreeMap::new(),
+            departures: 0,
+            hand: 0,
+            listed: None,
+        };
         let (size, ahead) = (AtomicU64::new(0), ReadAhead::default());
         Arc::new(Self { id, source, store, size, ahead, inner: spin::Mutex::new(inner) })
     }
@@ -165,17 +177,23 @@ impl<S: Memory> PageCache<S> {
         frame
     }
 
-    /// The frame of page `index`: a new one for a hole, one read from the store where there is one.
-    pub(crate) fn get_or_fill(&self, index: u64) -> Result<(Frame<CacheKind, S>, FaultKind), VmError> {
+    /// The frame of page `index`: a new one for a hole, one read from the store where there is one; new frames come from `place`.
+    pub(crate) fn get_or_fill(
+        &self,
+        index: u64,
+        place: NodePolicy,
+    ) -> Result<(Frame<CacheKind, S>, FaultKind), VmError> {
         if let Some(frame) = self.get(index) {
             return Ok((frame, FaultKind::Minor));
         }
         let Some(store) = &self.store else {
-            return Ok((self.insert(index, Frame::allocate_zeroed(self.source)?)?, FaultKind::Minor));
+            let frame =
+                Frame::allocate_with(self.source, Request::new(Owner::PageCache).zeroed().policy(place))?;
+            return Ok((self.insert(index, frame)?, FaultKind::Minor));
         };
         loop {
             let (departures, room) = self.gap(index);
-            let mut frames = self.fresh_frames(self.ahead.run_at(index).min(room))?;
+            let mut frames = self.fresh_frames(self.ahead.run_at(index).min(room), place)?;
             if store.fill(index, &frames).is_err() {
                 // What nobody asked for may be what cannot be read.
                 frames.truncate(1);
@@ -207,11 +225,12 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Up to `count` frames, at least one.
-    fn fresh_frames(&self, count: usize) -> Result<Vec<Frame<CacheKind, S>>, VmError> {
+    fn fresh_frames(&self, count: usize, place: NodePolicy) -> Result<Vec<Frame<CacheKind, S>>, VmError> {
         let mut frames = Vec::new();
         frames.try_reserve_exact(count).map_err(|_| VmError::NoMemory)?;
-        frames.push(Frame::allocate(self.source)?);
-        frames.extend((1..count).map_while(|_| Frame::allocate(self.source).ok()));
+        let request = Request::new(Owner::PageCache).policy(place);
+        frames.push(Frame::allocate_with(self.source, request)?);
+        frames.extend((1..count).map_while(|_| Frame::allocate_with(self.source, request).ok()));
         Ok(frames)
     }
 
@@ -243,11 +262,15 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end.
-    pub(crate) fn fault(&self, index: u64) -> Result<(Frame<CacheKind, S>, FaultKind), FaultError> {
+    pub(crate) fn fault(
+        &self,
+        index: u64,
+        place: NodePolicy,
+    ) -> Result<(Frame<CacheKind, S>, FaultKind), FaultError> {
         if self.is_past_end(index) {
             return Err(FaultError::Bus);
         }
-        let found = self.get_or_fill(index)?;
+        let found = self.get_or_fill(index, place)?;
         if self.is_past_end(index) {
             // Cut off meanwhile, perhaps before the page was put there: it must not wait for the file to grow again.
             let gone = self.inner.lock().index.remove(index);

@@ -5,7 +5,7 @@ use core::ops::Range;
 use core::slice;
 use core::sync::atomic::Ordering;
 
-use freehold_frame::Frame;
+use freehold_frame::{Frame, NodePolicy};
 use freehold_machine::PhysicalBytes;
 use freehold_paging::Memory;
 
@@ -64,7 +64,7 @@ impl<S: Memory> PageCache<S> {
         let frame = match self.get(index) {
             Some(frame) => frame,
             None if self.store.is_none() => return Ok(()),
-            None => self.get_or_fill(index)?.0,
+            None => self.get_or_fill(index, NodePolicy::Local)?.0,
         };
         let start = (range.start % PAGE) as usize;
         let end = start + (range.end - range.start) as usize;
@@ -114,7 +114,7 @@ impl<S: Memory> PageCache<S> {
                 return Ok(());
             }
             note(&mut made, page)?;
-            self.get_or_fill(page).map(drop)
+            self.get_or_fill(page, NodePolicy::Local).map(drop)
         });
         if outcome.is_err() {
             made.into_iter().for_each(|run| self.forget_unused(run));

@@ -84,6 +84,7 @@ impl<S: Memory> Settled<S> {
         self.old
     }
     /// Whether it was its space's alone.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for swap entries"))]
     pub(crate) const fn belongs(&self) -> Belongs {
         self.belongs
     }

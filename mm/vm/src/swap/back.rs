@@ -70,7 +70,10 @@ impl<S: Memory> Resident<S> {
         store: &dyn SwapStore,
     ) -> Result<Frame<Anon, S>, FaultError> {
         let (before, after) = self.neighbours(area, addr, place, window);
-        let new = || Frame::<Anon, S>::allocate_with(self.source(), Request::new(Owner::Anon));
+        let new = || {
+            let request = Request::new(Owner::Anon).policy(self.place(area, addr));
+            Frame::<Anon, S>::allocate_with(self.source(), request)
+        };
         let mut wanted = new()?;
         let mut frames = ArrayVec::<Frame<Anon, S>, SWAP_RUN>::new();
         frames.extend((0..before + after).map_while(|_| new().ok()));

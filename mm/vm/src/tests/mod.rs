@@ -6,6 +6,7 @@ mod calls;
 mod collapse;
 mod evict;
 mod huge;
+mod migrate;
 mod pins;
 mod random;
 mod refs;

@@ -150,6 +150,8 @@ impl Run {
             Step::PageOut(..) | Step::Evict(..) | Step::GiveUp(..) | Step::SwapOff(..) | Step::Disks(..) => {
                 self.apply_swap(step)
             }
+            Step::Move(p, at, count, shared) => self.move_pages(p.into(), at.into(), count.into(), shared),
+            Step::Evacuate(p, page) => self.evacuate(p.into(), page.into()),
             Step::Lazy(cpu) => {
                 let model = self.world.model();
                 let roots = &self.processes[usize::from(cpu) / 2].roots;

@@ -5,6 +5,7 @@
 //! Some runs let allocations fail at random: then a step may do less, but never something else.
 
 mod apply;
+mod moves;
 mod swapping;
 
 use std::cell::Cell;
@@ -82,6 +83,8 @@ enum Step {
     SwapOff(u8),
     /// Whether disks fail to read, and to write, from now on.
     Disks(bool, bool),
+    Move(u8, u8, u8, SharedPages),
+    Evacuate(u8, u8),
 }
 
 /// Areas are made of up to `most` pages.
@@ -125,6 +128,9 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
         2 => (process(), page(), 1..4u8).prop_map(|(p, a, n)| Step::GiveUp(p, a, n)),
         1 => (0..AREAS as u8).prop_map(Step::SwapOff),
         1 => (any::<bool>(), any::<bool>()).prop_map(|(r, w)| Step::Disks(r, w)),
+        3 => (process(), page(), count(), prop_oneof![Just(SharedPages::Stay), Just(SharedPages::Move)])
+            .prop_map(|(p, a, n, shared)| Step::Move(p, a, n, shared)),
+        1 => (process(), page()).prop_map(|(p, a)| Step::Evacuate(p, a)),
     ]
 }
 
@@ -203,6 +209,7 @@ impl Run {
             world.commons.set_huge_mode(HugeMode::Always);
         }
         let files: Vec<_> = (0..FILES).map(|_| world.file(&[])).collect();
+        files.iter().for_each(|file| world.commons.list(file.cache()));
         let processes = (0..PROCESSES).map(|p| world.process(2 * p as u16)).collect();
         let mut run = Self {
             world,

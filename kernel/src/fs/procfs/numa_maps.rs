@@ -1,0 +1,83 @@
+//! /proc/PID/numa_maps: each area's policy, and how many pages of it every node has (Documentation/filesystems/proc.rst).
+
+use alloc::vec::Vec;
+
+use freehold_machine::topology::MAX_NODES;
+use freehold_vm::{AreaName, OfFile, PageAt};
+
+use super::memory::{Area, PAGE, name};
+use crate::Result;
+use crate::fs::Path;
+use crate::fs::generated::Text;
+use crate::mem::{self, AddressSpace};
+
+/// What is counted of an area.
+#[derive(Default)]
+struct Counts {
+    pages: u64,
+    anonymous: u64,
+    dirty: u64,
+    /// The most mappings of one page.
+    most_mapped: u64,
+    by_node: [u64; MAX_NODES],
+}
+
+fn count(space: &AddressSpace, area: &Area<'_>) -> Counts {
+    let smaps = space.smaps(area);
+    let mut counts = Counts { dirty: (smaps.private_dirty + smaps.shared_dirty) / PAGE, ..Counts::default() };
+    space.pages(area.start, area.end, |page| {
+        // The page of zeroes is nobody's.
+        let PageAt::Frame(frame) = page.at else { return };
+        if page.mappings == 0 {
+            return;
+        }
+        counts.pages += 1;
+        counts.anonymous += u64::from(page.of_file == OfFile::No);
+        counts.most_mapped = counts.most_mapped.max(page.mappings.into());
+        counts.by_node[usize::from(mem::commons().node_of(frame).0)] += 1;
+    });
+    counts
+}
+
+/// A name between spaces: those in it, and what else would end a line or a word, in octal.
+fn push_escaped(out: &mut Text, name: &[u8]) {
+    for &byte in name {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => write!(out, "\\{byte:03o}"),
+            _ => out.push(&[byte]),
+        }
+    }
+}
+
+pub(super) fn show(out: &mut Text, space: &AddressSpace, root: &Path) -> Result<()> {
+    for area in space.areas() {
+        let counts = count(space, &area);
+        write!(out, "{:08x} {}", area.start.0, mem::policy_name(area.policy));
+        match area.name {
+            AreaName::Heap => out.push(b" heap"),
+            AreaName::Stack => out.push(b" stack"),
+            AreaName::Anonymous => {}
+            AreaName::SharedAnonymous | AreaName::File(_) => {
+                let name: Vec<u8> = name(&area, root)?;
+                out.push(b" file=");
+                push_escaped(out, &name);
+            }
+        }
+        let Counts { pages, anonymous, dirty, most_mapped, by_node } = counts;
+        for (name, value, is_shown) in [
+            ("anon", anonymous, anonymous > 0),
+            ("dirty", dirty, dirty > 0),
+            ("mapped", pages, pages != anonymous && pages != dirty),
+            ("mapmax", most_mapped, most_mapped > 1),
+        ] {
+            if is_shown {
+                write!(out, " {name}={value}");
+            }
+        }
+        for (node, &pages) in by_node.iter().enumerate().filter(|(_, pages)| **pages > 0) {
+            write!(out, " N{node}={pages}");
+        }
+        out.push(if pages > 0 { b" kernelpagesize_kB=4\n" } else { b"\n" });
+    }
+    Ok(())
+}

@@ -1,0 +1,318 @@
+//! Pages that move between nodes: move_pages(2), migrate_pages(2), and mbind(2) for pages that are there.
+//!
+//! The address space is locked for a stretch at a time; pages of files move between two stretches, by their cache, which has them
+//! unmapped everywhere first. What other address spaces share with the one that is moved follows at the end (MPOL_MF_MOVE_ALL).
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use freehold_frame::{NodePolicy, NodeSet};
+use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
+use freehold_vm::{CachedPage, Migration, Outcome, PageAt, PageNode, Policy, PolicyMode, SharedPages};
+
+use super::policy::{nodes_with_memory, read_nodes};
+use super::remote::space_of;
+use super::{Frames, Space, commons};
+use crate::syscall::Args;
+use crate::task;
+use crate::user::UserPtr;
+use crate::{Errno, Result, sched};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+const MPOL_MF_STRICT: u64 = 1;
+const MPOL_MF_MOVE: u64 = 2;
+const MPOL_MF_MOVE_ALL: u64 = 4;
+
+/// Pages of one move_pages that are dealt with at a time.
+const CHUNK: usize = 64;
+/// Every address.
+const ALL: Range<VirtAddr> = VirtAddr(0)..VirtAddr(u64::MAX);
+/// Addresses that a space is locked for at a time.
+const STRETCH: u64 = 16 << 20;
+
+/// Which pages mbind moves, and what it says of those that are not where they should be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Moving {
+    moves: Option<SharedPages>,
+    strict: Strict,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Strict {
+    /// They are an error (MPOL_MF_STRICT).
+    Yes,
+    No,
+}
+
+impl Moving {
+    /// mbind's flags; `mode` is for which policy, since the default one is met everywhere.
+    pub(super) fn parse(flags: u64, mode: PolicyIs) -> Result<Self> {
+        if flags & !(MPOL_MF_STRICT | MPOL_MF_MOVE | MPOL_MF_MOVE_ALL) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let strict = flags & MPOL_MF_STRICT != 0 && mode == PolicyIs::Some;
+        Ok(Self { moves: moves(flags)?, strict: if strict { Strict::Yes } else { Strict::No } })
+    }
+}
+
+/// Whether a policy is the default one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum PolicyIs {
+    Default,
+    Some,
+}
+
+/// Whose pages the flags of a call say shall move.
+fn moves(flags: u64) -> Result<Option<SharedPages>> {
+    if flags & MPOL_MF_MOVE_ALL != 0 {
+        let privileged = task::with_current(|task| task.process().credentials().is_privileged());
+        return if privileged { Ok(Some(SharedPages::Move)) } else { Err(Errno::EPERM) };
+    }
+    Ok((flags & MPOL_MF_MOVE != 0).then_some(SharedPages::Stay))
+}
+
+/// An error as the status of a page.
+const fn status_of(errno: Errno) -> i32 {
+    errno.to_return_value() as i32
+}
+
+/// Let every address space but `space` follow where pages have moved that it shares with that one.
+fn let_others_follow(space: &Space, migration: &mut Migration<Frames>) {
+    if migration.has_forwards() {
+        commons().for_each_space(&mut |other| {
+            if other.id() != space.id() {
+                other.migrate(ALL, migration, |_, _| None, |_, _| {});
+            }
+        });
+    }
+}
+
+/// The status of a page that has not moved.
+fn errno_of(outcome: &Outcome<Frames>) -> Errno {
+    match outcome {
+        Outcome::Shared => Errno::EACCES,
+        Outcome::NoMemory => Errno::ENOMEM,
+        _ => Errno::EBUSY,
+    }
+}
+
+/// move_pages(pid, count, pages, nodes, status, flags)
+pub fn sys_move_pages(args: &Args) -> Result<i64> {
+    let [_, count, pages, nodes, status, flags] = args.all();
+    if flags & !(MPOL_MF_MOVE | MPOL_MF_MOVE_ALL) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let shared = moves(flags)?.unwrap_or(SharedPages::Stay);
+    let space = match args.int(0) {
+        0 => task::current().process().space(),
+        pid => space_of(pid)?,
+    };
+    let pages = UserPtr::<u64>::new(pages);
+    let nodes = (nodes != 0).then(|| UserPtr::<i32>::new(nodes));
+    let status = UserPtr::<i32>::new(status);
+    let mut migration = Migration::new(shared);
+    let mut outcome = Ok(0);
+    let mut done = 0;
+    while done < count as usize && outcome.is_ok() {
+        let n = CHUNK.min(count as usize - done);
+        let step = pages.add(done).read_many(n).and_then(|addresses| match nodes {
+            None => Ok((locate(&space, &addresses), 0)),
+            Some(nodes) => move_chunk(&space, &addresses, &nodes.add(done).read_many(n)?, &mut migration),
+        });
+        outcome = step.and_then(|(told, left)| {
+            status.add(done).write_slice(&told)?;
+            outcome.map(|before| before + left)
+        });
+        done += n;
+        sched::cond_resched();
+    }
+    let_others_follow(&space, &mut migration);
+    outcome
+}
+
+/// The nodes of the pages at `addresses`, or why there is none.
+fn locate(space: &Space, addresses: &[u64]) -> Vec<i32> {
+    let areas = space.lock();
+    let told = |&addr: &u64| match areas.node_at(VirtAddr(addr)) {
+        PageNode::On(node) => i32::from(node.0),
+        PageNode::Absent => status_of(Errno::ENOENT),
+        PageNode::Zeroes(_) | PageNode::Unmapped => status_of(Errno::EFAULT),
+    };
+    addresses.iter().map(told).collect()
+}
+
+/// Move the pages at `addresses` to `nodes`: what becomes of each, and how many have not moved that could have.
+fn move_chunk(
+    space: &Space,
+    addresses: &[u64],
+    nodes: &[i32],
+    migration: &mut Migration<Frames>,
+) -> Result<(Vec<i32>, i64)> {
+    let there = nodes_with_memory();
+    let is_there = |&node: &i32| u8::try_from(node).is_ok_and(|node| there.contains(NodeId(node)));
+    if !nodes.iter().all(is_there) {
+        return Err(Errno::ENODEV);
+    }
+    let mut failed: Vec<(VirtAddr, Errno)> = Vec::new();
+    let mut cached: Vec<(VirtAddr, CachedPage<Frames>, NodePolicy)> = Vec::new();
+    // At most one entry a page: nothing is allocated with the space locked.
+    failed.try_reserve_exact(2 * addresses.len()).map_err(|_| Errno::ENOMEM)?;
+    cached.try_reserve_exact(addresses.len()).map_err(|_| Errno::ENOMEM)?;
+    let mut areas = space.lock();
+    let mut at = 0;
+    while at < addresses.len() {
+        // A run of neighbours that go to one node.
+        let (start, node) = (VirtAddr(addresses[at]).page_start(), NodeId(nodes[at] as u8));
+        let follows = |n: usize| {
+            let next = start.0.checked_add(n as u64 * PAGE);
+            addresses.get(at + n).copied() == next && nodes.get(at + n) == nodes.get(at)
+        };
+        let run = (1..).take_while(|&n| follows(n)).count() + 1;
+        let place = NodePolicy::Bind(NodeSet::single(node));
+        let end = VirtAddr(start.0.saturating_add(run as u64 * PAGE));
+        let wish = |_, frame| (commons().node_of(frame) != node).then_some(place);
+        areas.migrate(start..end, migration, wish, |addr, outcome| match outcome {
+            Outcome::Moved => {}
+            Outcome::Cached(page) => cached.push((addr, page, place)),
+            outcome => failed.push((addr, errno_of(&outcome))),
+        });
+        at += run;
+    }
+    drop(areas);
+    for (addr, page, place) in cached {
+        match commons().migrate_cached(&page, place) {
+            // Unmapped now, it comes back at the next touch.
+            Outcome::Moved => moved_cached(space, addr),
+            outcome => failed.push((addr, errno_of(&outcome))),
+        }
+    }
+    let areas = space.lock();
+    let mut left = 0;
+    let told = addresses.iter().zip(nodes).map(|(&addr, &node)| {
+        let addr = VirtAddr(addr).page_start();
+        match areas.node_at(addr) {
+            PageNode::On(now) if i32::from(now.0) == node => node,
+            PageNode::On(_) => {
+                // A large page is told of by its first address.
+                let block = VirtAddr(addr.0 & !(PAGEBLOCK_FRAMES * PAGE - 1));
+                let why = failed.iter().find(|(at, _)| *at == addr || *at == block);
+                let why = why.map_or(Errno::EBUSY, |(_, why)| *why);
+                left += i64::from(why != Errno::EACCES);
+                status_of(why)
+            }
+            PageNode::Absent => status_of(Errno::ENOENT),
+            PageNode::Zeroes(_) | PageNode::Unmapped => status_of(Errno::EFAULT),
+        }
+    });
+    let told = told.collect();
+    Ok((told, left))
+}
+
+/// Map a file's page again that was unmapped to be moved: who looks for it finds it.
+fn moved_cached(space: &Space, addr: VirtAddr) {
+    let limits = task::with_current(|task| task.process().memory_limits());
+    // If that cannot be, the page is absent, which is no error.
+    let _ = space.lock().fault(addr, freehold_vm::Access::Read, &limits);
+}
+
+/// migrate_pages(pid, bits, old nodes, new nodes): how many pages have not moved.
+pub fn sys_migrate_pages(args: &Args) -> Result<i64> {
+    let (bits, old, new) = (args[1], read_nodes(args[2], args[1])?, read_nodes(args[3], args[1])?);
+    let space = match args.int(0) {
+        0 => task::current().process().space(),
+        pid => space_of(pid)?,
+    };
+    let privileged = task::with_current(|task| task.process().credentials().is_privileged());
+    let there = nodes_with_memory();
+    if new.0 & !there.0 != 0 && !privileged {
+        return Err(Errno::EPERM);
+    }
+    let new = NodeSet(new.0 & there.0);
+    if new.0 == 0 || bits == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let shared = if privileged { SharedPages::Move } else { SharedPages::Stay };
+    let mut migration = Migration::new(shared);
+    let alike = old.0.count_ones() == new.0.count_ones();
+    let wish = |_: VirtAddr, frame| {
+        let node = commons().node_of(frame);
+        if !old.contains(node) || (!alike && new.contains(node)) {
+            return None;
+        }
+        let position = (0..node.0).filter(|&other| old.contains(NodeId(other))).count();
+        let to = new.nth(position as u64).filter(|&to| to != node)?;
+        Some(NodePolicy::Bind(NodeSet::single(to)))
+    };
+    let left = move_range(&space, ALL, &mut migration, wish)?;
+    let_others_follow(&space, &mut migration);
+    Ok(left as i64)
+}
+
+/// Move the pages of `range` to where `wish` says, a stretch at a time. How many have not moved.
+fn move_range(
+    space: &Space,
+    range: Range<VirtAddr>,
+    migration: &mut Migration<Frames>,
+    wish: impl Fn(VirtAddr, Pfn) -> Option<NodePolicy>,
+) -> Result<u64> {
+    let mut left = 0;
+    let mut cached: Vec<(VirtAddr, CachedPage<Frames>)> = Vec::new();
+    let mut next = range.start;
+    loop {
+        let area = space.lock().areas_in(next, range.end).next().map(|area| area.start..area.end);
+        let Some(area) = area else { break };
+        let start = next.max(area.start);
+        let end = VirtAddr(start.0 + STRETCH).min(area.end).min(range.end);
+        let pages = ((end.0 - start.0) / PAGE) as usize;
+        cached.try_reserve(pages).map_err(|_| Errno::ENOMEM)?;
+        space.lock().migrate(start..end, migration, &wish, |addr, outcome| match outcome {
+            Outcome::Moved => {}
+            Outcome::Cached(page) => cached.push((addr, page)),
+            _ => left += 1,
+        });
+        for (addr, page) in cached.drain(..) {
+            let Some(place) = wish(addr, page.frame()) else { continue };
+            left += u64::from(!matches!(commons().migrate_cached(&page, place), Outcome::Moved));
+        }
+        if task::with_current(|task| task.signal_pending() && task.is_dying()) {
+            break;
+        }
+        sched::cond_resched();
+        next = end;
+    }
+    Ok(left)
+}
+
+/// mbind: give `range` a policy, and have its pages moved where that would have put them.
+pub(super) fn bind(
+    space: &Space,
+    range: Range<VirtAddr>,
+    policy: Option<Policy>,
+    moving: Moving,
+) -> Result<()> {
+    let misplaced = |addr: VirtAddr, frame| {
+        let policy = policy.filter(|policy| policy.mode != PolicyMode::Local)?;
+        let node = commons().node_of(frame);
+        (!policy.nodes.contains(node)).then_some((policy, addr))
+    };
+    let mut areas = space.lock();
+    if moving.strict == Strict::Yes && moving.moves.is_none() {
+        let mut wrong = false;
+        areas.pages(range.start, range.end, |page| {
+            let PageAt::Frame(frame) = page.at else { return };
+            wrong |= page.mappings > 0 && misplaced(page.addr, frame).is_some();
+        });
+        if wrong {
+            return Err(Errno::EIO);
+        }
+    }
+    areas.set_policy(range.start, range.end.0 - range.start.0, policy)?;
+    drop(areas);
+    let Some(shared) = moving.moves else { return Ok(()) };
+    let mut migration = Migration::new(shared);
+    let wish =
+        |addr: VirtAddr, frame| misplaced(addr, frame).map(|(policy, addr)| policy.place(addr.0 / PAGE));
+    let left = move_range(space, range, &mut migration, wish)?;
+    let_others_follow(space, &mut migration);
+    if left > 0 && moving.strict == Strict::Yes { Err(Errno::EIO) } else { Ok(()) }
+}

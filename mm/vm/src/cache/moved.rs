@@ -1,0 +1,133 @@
+//! Page-cache pages that get another frame, and how a frame says whose it is.
+//!
+//! **Protocol.** A page moves while nobody else holds its frame: first every address space unmaps it, then, under the cache's lock,
+//! it is looked at again: one reference (the index'), no mapping, no pin. New holders come through the index, under that lock, or from mappings, of
+//! which there are none; so its bytes are copied and the index changed in one hold of the lock. A page that somebody took hold of meanwhile stays
+//! ([`Outcome::Busy`]). It stays as dirty as it was; who maps it again faults. A window of bytes neither sleeps nor takes a lock, so the one copy
+//! under a spin lock is safe.
+//!
+//! **Home.** The record of a frame in an index says which cache's and which page it is; a frame that left keeps what it said. So this is a hint,
+//! which the cache's index confirms: it finds the pages of a range of frames without a walk through all files.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+
+use freehold_frame::{Frame, NodePolicy, Owner, PageCache as CacheKind, Request, State};
+use freehold_machine::{Pfn, PfnRange, PhysicalBytes};
+use freehold_paging::Memory;
+
+use super::PageCache;
+use crate::Commons;
+use crate::migrate::{CachedPage, Outcome};
+
+/// The caches of a system by number, for those who know nothing but a frame.
+pub(crate) struct Caches<S: Memory>(spin::Mutex<BTreeMap<u64, Weak<PageCache<S>>>>);
+
+impl<S: Memory> Caches<S> {
+    pub(crate) const fn new() -> Self {
+        Self(spin::Mutex::new(BTreeMap::new()))
+    }
+    pub(crate) fn find(&self, id: u64) -> Option<Arc<PageCache<S>>> {
+        self.0.lock().get(&id).and_then(Weak::upgrade)
+    }
+    /// The cache is no more.
+    pub(super) fn forget(&self, id: u64) {
+        // Its last weak count frees memory: not under the lock.
+        let gone = self.0.lock().remove(&id);
+        drop(gone);
+    }
+}
+
+/// How many frames of a range have been emptied, and how many not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Evacuated {
+    /// Pages that have another frame.
+    pub moved: u64,
+    /// Pages that have not.
+    pub left: u64,
+}
+
+impl<S: Memory> Commons<S> {
+    /// Let the pages of `cache` be found by their frames, for as long as it lives.
+    pub fn list(self: &Arc<Self>, cache: &Arc<PageCache<S>>) {
+        cache.inner.lock().listed = Some(Arc::downgrade(self));
+        self.caches.0.lock().insert(cache.id(), Arc::downgrade(cache));
+    }
+
+    /// Move a file's page to `place`. The caller holds no address space.
+    /// [`Outcome::Busy`] too where the page has another frame by now.
+    pub fn migrate_cached(&self, page: &CachedPage<S>, place: NodePolicy) -> Outcome<S> {
+        let outcome = page.cache.migrate(page.index, page.frame, place);
+        self.note_move(&outcome, 1);
+        outcome
+    }
+
+    /// Move the pages of all files out of `frames`, to `place`, and have the swap cache let go of those it can read again. The caller holds no
+    /// address space.
+    pub fn evacuate_caches(&self, frames: PfnRange, place: NodePolicy) -> Evacuated {
+        let table = self.source.table();
+        let mut done = Evacuated::default();
+        for frame in frames.iter() {
+            let Some(record) = table.get(frame) else { continue };
+            match record.state() {
+                State::Owned { owner: Owner::PageCache, .. } => {}
+                State::Owned { owner: Owner::Anon, .. } if self.swap.is_cache_frame(frame) => {
+                    // Whoever wants it reads it again.
+                    self.swap.give_up(frame);
+                    continue;
+                }
+                _ => continue,
+            }
+            let (id, index) = record.home();
+            let moved = self.caches.find(id).is_some_and(|cache| {
+                matches!(self.migrate_cached(&CachedPage { cache, index, frame }, place), Outcome::Moved)
+            });
+            done.moved += u64::from(moved);
+            done.left += u64::from(!moved);
+        }
+        done
+    }
+}
+
+impl<S: Memory> PageCache<S> {
+    /// Give page `index`, which is in `frame`, another frame from `place`.
+    fn migrate(&self, index: u64, frame: Pfn, place: NodePolicy) -> Outcome<S> {
+        let holders = {
+            let inner = self.inner.lock();
+            inner.index.with(index, |now| (now.pfn() == frame).then(|| now.record().counts().load()))
+        };
+        let Some(Some(holders)) = holders else { return Outcome::Busy };
+        if holders.references > 1 || holders.pins > 0 {
+            return Outcome::Busy;
+        }
+        let request = Request::new(Owner::PageCache).policy(place);
+        let Ok(new) = Frame::<CacheKind, S>::allocate_with(self.source, request) else {
+            return Outcome::NoMemory;
+        };
+        if holders.mappings > 0 {
+            self.zap_everywhere(&(index..index + 1));
+        }
+        let mut inner = self.inner.lock();
+        let idle = inner.index.with(index, |now| {
+            let holders = now.record().counts().load();
+            now.pfn() == frame && holders.mappings == 0 && holders.references == 1 && holders.pins == 0
+        });
+        if idle != Some(true) {
+            drop(inner);
+            return Outcome::Busy;
+        }
+        self.source.machine().copy(frame, new.pfn());
+        let old = inner.index.exchange(index, new);
+        drop(inner);
+        drop(old);
+        Outcome::Moved
+    }
+}
+
+impl<S: Memory> Drop for PageCache<S> {
+    fn drop(&mut self) {
+        if let Some(commons) = self.inner.get_mut().listed.take().and_then(|commons| commons.upgrade()) {
+            commons.caches.forget(self.id);
+        }
+    }
+}

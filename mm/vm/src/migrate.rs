@@ -1,0 +1,391 @@
+//! Moving pages to other frames: to another node (move_pages, mbind, migrate_pages), or so that a range of frames becomes free
+//! (unplug, compaction).
+//!
+//! | page | how it moves | what may not happen meanwhile |
+//! |---|---|---|
+//! | anonymous, exclusive | [`Detach`]: the mark goes, the leaf goes, every TLB forgets it; then the bytes are copied and a new leaf comes | a store, a pin: a frame that is not exclusive cannot be pinned, and the space is locked |
+//! | anonymous, shared | copied at once: no leaf of it grants writing. A *forward* old → new lets every space that is visited later share the new frame | a space becomes the exclusive owner of the old frame and writes it: the forward holds a reference |
+//! | 2 MiB | as one, where the block is whole and exclusive and there is another; else it is split | as above: a pin exists only on pieces |
+//! | page cache | by its cache, with no space locked ([`Commons::migrate_cached`]) | see `cache::moved` |
+//!
+//! **Pins.** A pinned frame is never moved, and neither is one that something else refers to (a pipe): [`Outcome::Busy`]. The
+//! new leaf has the rights and marks (accessed, dirty, soft-dirty) of the old one.
+//!
+//! **Failure.** Without a frame a page stays as it is ([`Outcome::NoMemory`]); the others have moved or have not, each for itself.
+//!
+//! **Locks.** Spaces one at a time, in any order; a [`Migration`] is carried from one to the next.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use core::mem::ManuallyDrop;
+use core::ops::Range;
+
+use arrayvec::ArrayVec;
+use freehold_frame::{Anon, Frame, LargeMapping, Mapping, NodePolicy, Owner, Request};
+use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
+use freehold_paging::{Backing, Entry, FlushBatch, Memory, PageSize, Slot};
+
+use crate::area::Area;
+use crate::events::Event;
+use crate::huge::LARGE;
+use crate::pin::detach::{Detach, RUN};
+use crate::resident::{Kind, Own, Resident};
+use crate::{AddressSpace, Commons, PageCache};
+
+/// What becomes of pages that several address spaces map.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SharedPages {
+    /// They stay (MPOL_MF_MOVE).
+    Stay,
+    /// They move (MPOL_MF_MOVE_ALL).
+    Move,
+}
+
+/// What became of a page that was to move.
+#[derive(Debug)]
+pub enum Outcome<S: Memory> {
+    /// It has another frame.
+    Moved,
+    /// It is pinned, or something else refers to its frame.
+    Busy,
+    /// Others map it too.
+    Shared,
+    /// There is no frame for it where it should go.
+    NoMemory,
+    /// It is a file's: [`Commons::migrate_cached`] moves it, once the address space is unlocked.
+    Cached(CachedPage<S>),
+}
+
+/// A page of a file that is to move.
+pub struct CachedPage<S: Memory> {
+    pub(crate) cache: Arc<PageCache<S>>,
+    pub(crate) index: u64,
+    pub(crate) frame: Pfn,
+}
+
+impl<S: Memory> CachedPage<S> {
+    /// The frame that it was in.
+    pub const fn frame(&self) -> Pfn {
+        self.frame
+    }
+}
+
+impl<S: Memory> core::fmt::Debug for CachedPage<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "page {} of {:?} at {:?}", self.index, self.cache, self.frame)
+    }
+}
+
+/// Where the page at an address is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageNode {
+    /// Nothing is mapped there.
+    Unmapped,
+    /// It has no frame.
+    Absent,
+    /// It is the page of zeroes that all share, which is on this node.
+    Zeroes(NodeId),
+    /// It is on this node.
+    On(NodeId),
+}
+
+/// One move of many pages, of as many address spaces as share them. See the module's head.
+#[derive(Debug)]
+pub struct Migration<S: Memory> {
+    shared: SharedPages,
+    /// By the old frame.
+    forwards: BTreeMap<Pfn, Forward<S>>,
+}
+
+#[derive(Debug)]
+struct Forward<S: Memory> {
+    /// Keeps the old frame from belonging to anyone alone.
+    _old: Frame<Anon, S>,
+    new: Frame<Anon, S>,
+}
+
+impl<S: Memory> Migration<S> {
+    /// Nothing has moved yet.
+    pub const fn new(shared: SharedPages) -> Self {
+        Self { shared, forwards: BTreeMap::new() }
+    }
+    /// Whether frames were moved that other address spaces map too: visit those.
+    pub fn has_forwards(&self) -> bool {
+        !self.forwards.is_empty()
+    }
+    /// Whether a frame of a leaf of `size` at `frame` has moved, and others that map it are to follow.
+    fn forwards(&self, frame: Pfn, size: PageSize) -> bool {
+        let frames = size.bytes() / PageSize::Small.bytes();
+        self.forwards.range(frame..frame.offset(frames)).next().is_some()
+    }
+}
+
+/// Pages that are away, and their new frames in the same order.
+struct Run<S: Memory> {
+    pages: Detach<S>,
+    new: ArrayVec<Frame<Anon, S>, RUN>,
+}
+
+/// A large leaf cannot move as one: split it.
+struct InPieces;
+
+impl<S: Memory> AddressSpace<S> {
+    /// Move the pages of `range` to where `wish` says, which is shown each page (or 2 MiB page) with its frame and answers `None` for
+    /// those that stay. What other address spaces shared with this one and has moved there follows in any case. `out` is told what became of
+    /// each page that was to move.
+    pub fn migrate(
+        &mut self,
+        range: Range<VirtAddr>,
+        migration: &mut Migration<S>,
+        mut wish: impl FnMut(VirtAddr, Pfn) -> Option<NodePolicy>,
+        mut out: impl FnMut(VirtAddr, Outcome<S>),
+    ) {
+        let Self { areas, resident, .. } = self;
+        for area in areas.overlapping(range.clone()) {
+            let mut part = area.start.max(range.start)..area.end.min(range.end);
+            while let Some(at) = resident.migrate_run(area, part.clone(), migration, &mut wish, &mut out) {
+                let mut batch = resident.tables.batch();
+                part.start = match resident.split(at, &mut batch) {
+                    Ok(()) => {
+                        resident.commons.events.count(Event::HugeMigrateSplit);
+                        at.max(part.start)
+                    }
+                    Err(_) => {
+                        resident.tell(at, Outcome::NoMemory, PAGEBLOCK_FRAMES, &mut out);
+                        VirtAddr(at.0 + LARGE)
+                    }
+                };
+            }
+        }
+    }
+
+    /// Where the page at `addr` is.
+    pub fn node_at(&self, addr: VirtAddr) -> PageNode {
+        if self.areas.at(addr).is_none() {
+            return PageNode::Unmapped;
+        }
+        match self.resident.present(addr) {
+            None => PageNode::Absent,
+            Some(entry) => {
+                let node = self.resident.commons.node_of(entry.frame());
+                match entry.backing() {
+                    Backing::Uncounted => PageNode::Zeroes(node),
+                    Backing::Counted => PageNode::On(node),
+                }
+            }
+        }
+    }
+}
+
+impl<S: Memory> Commons<S> {
+    /// The node that a frame in use is on.
+    pub fn node_of(&self, frame: Pfn) -> NodeId {
+        self.source.table().block_of(frame).map_or(NodeId(0), |(_, _, _, node)| node)
+    }
+    /// Count the move of `pages` pages.
+    pub(crate) fn note_move(&self, outcome: &Outcome<S>, pages: u64) {
+        let (one, large) = match outcome {
+            Outcome::Cached(_) => return,
+            Outcome::Moved => (Event::MigrateSuccess, Event::HugeMigrateSuccess),
+            _ => (Event::MigrateFail, Event::HugeMigrateFail),
+        };
+        self.events.add(one, pages);
+        if pages > 1 {
+            self.events.count(large);
+        }
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    fn tell(
+        &self,
+        addr: VirtAddr,
+        outcome: Outcome<S>,
+        pages: u64,
+        out: &mut impl FnMut(VirtAddr, Outcome<S>),
+    ) {
+        self.commons.note_move(&outcome, pages);
+        out(addr, outcome);
+    }
+
+    /// Move what can be, up to the first large leaf that must be split: where that is.
+    fn migrate_run(
+        &self,
+        area: &Area<S>,
+        range: Range<VirtAddr>,
+        migration: &mut Migration<S>,
+        wish: &mut impl FnMut(VirtAddr, Pfn) -> Option<NodePolicy>,
+        out: &mut impl FnMut(VirtAddr, Outcome<S>),
+    ) -> Option<VirtAddr> {
+        let mut stopped = None;
+        let mut batch = self.tables.batch();
+        let new_run = || Run { pages: Detach::new(&self.tables), new: ArrayVec::new() };
+        let mut run = new_run();
+        self.tables.visit(range, |addr, slot, entry, size| {
+            if stopped.is_some() || entry.backing() == Backing::Uncounted {
+                return;
+            }
+            let place = match wish(addr, entry.frame()) {
+                Some(place) => place,
+                None if migration.forwards(entry.frame(), size) => NodePolicy::Local,
+                None => return,
+            };
+            if size == PageSize::Large {
+                match self.migrate_large(addr, slot, entry, place, migration.shared, &mut batch) {
+                    Ok(outcome) => self.tell(addr, outcome, PAGEBLOCK_FRAMES, out),
+                    Err(InPieces) => stopped = Some(addr),
+                }
+                return;
+            }
+            let outcome = match self.kind_of(entry) {
+                Kind::Zero => return,
+                Kind::Cache => self.cached_page(area, addr, entry, migration.shared),
+                Kind::Anon => {
+                    if run.pages.is_full() {
+                        self.end_moves(core::mem::replace(&mut run, new_run()), out);
+                    }
+                    match self.begin_move(addr, slot, entry, place, migration, &mut run, &mut batch) {
+                        Some(outcome) => outcome,
+                        None => return,
+                    }
+                }
+            };
+            self.tell(addr, outcome, 1, out);
+        });
+        self.end_moves(run, out);
+        stopped
+    }
+
+    fn cached_page(&self, area: &Area<S>, addr: VirtAddr, entry: Entry, shared: SharedPages) -> Outcome<S> {
+        let holders = self.source().table().get(entry.frame()).map(|record| record.counts().load());
+        if shared == SharedPages::Stay && holders.is_none_or(|holders| holders.mappings > 1) {
+            return Outcome::Shared;
+        }
+        match area.cache_page(addr) {
+            Some((cache, index)) => {
+                Outcome::Cached(CachedPage { cache: cache.clone(), index, frame: entry.frame() })
+            }
+            None => Outcome::Busy,
+        }
+    }
+
+    /// Move the page at `addr` if nobody can store to it, else take its leaf away. What became of it; `None`: it is in `run`.
+    #[expect(clippy::too_many_arguments, reason = "a leaf is three of them, and the walk's state the others")]
+    fn begin_move(
+        &self,
+        addr: VirtAddr,
+        slot: Slot<S::Machine>,
+        entry: Entry,
+        place: NodePolicy,
+        migration: &mut Migration<S>,
+        run: &mut Run<S>,
+        batch: &mut FlushBatch<S>,
+    ) -> Option<Outcome<S>> {
+        let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) else {
+            return Some(Outcome::Busy);
+        };
+        if let Some(forward) = migration.forwards.get(&entry.frame()) {
+            return Some(self.follow(forward, addr, slot, entry, batch));
+        }
+        // Who is left alone with a frame that was shared, or swapped, owns it again.
+        let alone = matches!(self.own(entry, Kind::Anon), Own::Already);
+        if !alone {
+            // Not exclusive, it has no pins. What else refers to it may be the swap cache, which can let go.
+            let is_held = || mapping.record().counts().load().references > 0;
+            if is_held() && (self.commons.swap.give_up(entry.frame()).is_none() || is_held()) {
+                return Some(Outcome::Busy);
+            }
+            if migration.shared == SharedPages::Stay {
+                return Some(Outcome::Shared);
+            }
+        }
+        let request = Request::new(Owner::Anon).policy(place);
+        let Ok(new) = Frame::<Anon, S>::allocate_with(self.source(), request) else {
+            return Some(Outcome::NoMemory);
+        };
+        if alone {
+            if run.pages.take(self.source(), addr, slot, entry).is_err() {
+                return Some(Outcome::Busy);
+            }
+            run.new.push(new);
+            return None;
+        }
+        let Ok(old) = mapping.reference() else { return Some(Outcome::Busy) };
+        self.source().machine().copy(entry.frame(), new.pfn());
+        let forward = Forward { _old: old, new };
+        let outcome = self.follow(&forward, addr, slot, entry, batch);
+        migration.forwards.insert(entry.frame(), forward);
+        Some(outcome)
+    }
+
+    /// Share the frame that the old one's bytes went to.
+    fn follow(
+        &self,
+        forward: &Forward<S>,
+        addr: VirtAddr,
+        slot: Slot<S::Machine>,
+        entry: Entry,
+        batch: &mut FlushBatch<S>,
+    ) -> Outcome<S> {
+        let Ok(mapping) = forward.new.share() else { return Outcome::Busy };
+        debug_assert!(!entry.is_writable(), "a shared frame is writable at {addr:?}");
+        let new = mapping.into_leaf();
+        let old = slot.update_from(entry, |entry| entry.piece(new));
+        batch.unmapped(addr, old, self.mapping_of(old));
+        Outcome::Moved
+    }
+
+    /// Nobody stores to the old frames any more, once all have forgotten their leaves: copy them.
+    fn end_moves(&self, run: Run<S>, out: &mut impl FnMut(VirtAddr, Outcome<S>)) {
+        for (page, new) in run.pages.settle().into_iter().zip(run.new) {
+            let addr = page.addr();
+            let outcome = match new.into_mapping() {
+                Ok(new) => {
+                    self.source().machine().copy(page.frame().pfn(), new.pfn());
+                    let leaf = page.old().piece(new.into_leaf());
+                    drop(page.replace_by(leaf));
+                    Outcome::Moved
+                }
+                Err(_) => {
+                    page.put_back();
+                    Outcome::Busy
+                }
+            };
+            self.tell(addr, outcome, 1, out);
+        }
+    }
+
+    fn migrate_large(
+        &self,
+        addr: VirtAddr,
+        slot: Slot<S::Machine>,
+        entry: Entry,
+        place: NodePolicy,
+        shared: SharedPages,
+        batch: &mut FlushBatch<S>,
+    ) -> Result<Outcome<S>, InPieces> {
+        let Some(block) = self.block_of(entry) else { return Ok(Outcome::Busy) };
+        if block.is_pinned() {
+            return Ok(Outcome::Busy);
+        }
+        if block.reuse().is_err() {
+            return if shared == SharedPages::Stay { Ok(Outcome::Shared) } else { Err(InPieces) };
+        }
+        // Whole, it has no pins and can get none before it is in pieces again, which takes this space's lock.
+        if !block.holders(0).whole {
+            block.gather().map_err(|_| InPieces)?;
+        }
+        let new = LargeMapping::allocate(self.source(), Request::new(Owner::Anon).policy(place))
+            .map_err(|_| InPieces)?;
+        let old = slot.replace(Entry::EMPTY);
+        batch.unmapped_large(addr, old, None);
+        batch.flush();
+        let machine = self.source().machine();
+        for index in 0..PAGEBLOCK_FRAMES {
+            machine.copy(old.frame().offset(index), new.pfn().offset(index));
+        }
+        slot.fill(old.piece(new.into_leaf()).large());
+        drop(ManuallyDrop::into_inner(block));
+        Ok(Outcome::Moved)
+    }
+}

@@ -1,0 +1,148 @@
+//! From which nodes' memory pages come (mempolicy(7)).
+//!
+//! The policy of the area goes before that of the task that faults; where neither has one, a page comes from the node of the CPU
+//! that touches it first. An area's policy belongs to the address space and is inherited with the area; a task's is told to the
+//! address space by whoever takes its lock ([`AddressSpace::act_for`]), since tasks that share the memory may differ.
+//!
+//! A policy decides where *new* frames come from; [`AddressSpace::migrate`] moves those that are there.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_frame::{NodePolicy, NodeSet};
+use freehold_machine::{NodeId, VirtAddr};
+use freehold_paging::{Memory, PageSize};
+
+use crate::area::Area;
+use crate::error::VmError;
+use crate::resident::Resident;
+use crate::space::MAX_AREAS;
+use crate::{AddressSpace, map};
+
+/// How nodes are chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PolicyMode {
+    /// The node of the CPU, then the others by distance (MPOL_LOCAL).
+    Local,
+    /// One node, then the others by distance from it (MPOL_PREFERRED).
+    Preferred,
+    /// Only these nodes (MPOL_BIND).
+    Bind,
+    /// These nodes in turn, page by page (MPOL_INTERLEAVE).
+    Interleave,
+}
+
+/// A memory policy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Policy {
+    /// How nodes are chosen.
+    pub mode: PolicyMode,
+    /// Out of these; of no meaning for [`PolicyMode::Local`], not empty for the others.
+    pub nodes: NodeSet,
+    /// What the caller wants to remember of how it was set. Areas whose policies differ in it stay apart.
+    pub label: u32,
+}
+
+impl Policy {
+    /// Where the `turn`th page goes.
+    pub fn place(self, turn: u64) -> NodePolicy {
+        match (self.mode, self.nodes.nth(0)) {
+            (PolicyMode::Local, _) | (_, None) => NodePolicy::Local,
+            (PolicyMode::Preferred, Some(node)) => NodePolicy::Preferred(node),
+            (PolicyMode::Bind, _) => NodePolicy::Bind(self.nodes),
+            (PolicyMode::Interleave, _) => NodePolicy::Interleave(self.nodes, turn),
+        }
+    }
+}
+
+/// The policy of a task, and whose turn it is where pages go to nodes in turn.
+#[derive(Debug)]
+pub struct TaskPolicy {
+    policy: Policy,
+    turn: AtomicU64,
+}
+
+impl TaskPolicy {
+    /// A task's policy; the lowest node is next.
+    pub const fn new(policy: Policy) -> Self {
+        Self { policy, turn: AtomicU64::new(0) }
+    }
+    /// The policy.
+    pub const fn policy(&self) -> Policy {
+        self.policy
+    }
+    /// The node that the next page goes to, where pages go to nodes in turn.
+    pub fn next_in_turn(&self) -> Option<NodeId> {
+        let interleaves = self.policy.mode == PolicyMode::Interleave;
+        self.policy.nodes.nth(self.turn.load(Ordering::Relaxed)).filter(|_| interleaves)
+    }
+    fn place(&self) -> NodePolicy {
+        match self.policy.mode {
+            PolicyMode::Interleave => self.policy.place(self.turn.fetch_add(1, Ordering::Relaxed)),
+            _ => self.policy.place(0),
+        }
+    }
+}
+
+impl<S: Memory> Area<S> {
+    /// Where `policy` puts the page of `size` at `addr`: where pages go to nodes in turn, by its address, or its offset in what is shown.
+    fn place_of(&self, policy: Policy, addr: VirtAddr, size: PageSize) -> NodePolicy {
+        let from = self.attachment().map_or(0, |_| self.start.0.wrapping_sub(self.content.offset()));
+        policy.place(addr.0.wrapping_sub(from) / size.bytes())
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    /// From where a new frame for the page of 4 KiB at `addr` comes.
+    #[inline]
+    pub(crate) fn place(&self, area: &Area<S>, addr: VirtAddr) -> NodePolicy {
+        self.place_sized(area, addr, PageSize::Small)
+    }
+    /// From where a new block for the page of 2 MiB at `addr` comes.
+    pub(crate) fn place_large(&self, area: &Area<S>, addr: VirtAddr) -> NodePolicy {
+        self.place_sized(area, addr, PageSize::Large)
+    }
+    #[inline]
+    fn place_sized(&self, area: &Area<S>, addr: VirtAddr, size: PageSize) -> NodePolicy {
+        match (area.policy, &self.acting) {
+            (None, None) => NodePolicy::Local,
+            (Some(policy), _) => area.place_of(policy, addr, size),
+            (None, Some(acting)) => acting.place(),
+        }
+    }
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// From now on faults are those of a task with this policy; `None`: of one without.
+    pub fn act_for(&mut self, policy: Option<Arc<TaskPolicy>>) {
+        self.resident.acting = policy;
+    }
+
+    /// Give the areas of `start..start + len` a policy, or none (mbind). Pages that are there stay where they are.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`]; [`VmError::Fault`] where something is not mapped, with nothing changed; [`VmError::NoMemory`].
+    pub fn set_policy(&mut self, start: VirtAddr, len: u64, policy: Option<Policy>) -> Result<(), VmError> {
+        let range = map::page_range(start, len).map_err(|_| VmError::Invalid)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        if !self.areas.covers(range.clone()) {
+            return Err(VmError::Fault);
+        }
+        if self.areas.count() + 2 > MAX_AREAS {
+            return Err(VmError::NoMemory);
+        }
+        self.split_borders(&range)?;
+        self.areas.change(range, |area| area.policy = policy);
+        Ok(())
+    }
+
+    /// The policy of the area at `addr`; `None` where it has none.
+    ///
+    /// # Errors
+    /// [`VmError::Fault`] where nothing is mapped.
+    pub fn policy_at(&self, addr: VirtAddr) -> Result<Option<Policy>, VmError> {
+        self.areas.at(addr).map(|area| area.policy).ok_or(VmError::Fault)
+    }
+}
