@@ -218,9 +218,7 @@ impl<S: Memory> Resident<S> {
         out: &mut impl FnMut(VirtAddr, Outcome<S>),
     ) -> Option<VirtAddr> {
         let mut stopped = None;
-        let mut batch = self.tables.batch();
-        let new_run = || Run { pages: Detach::new(&self.tables), new: ArrayVec::new() };
-        let mut run = new_run();
+        let mut run = Run { pages: Detach::new(&self.tables), new: ArrayVec::new() };
         self.tables.visit(range, |addr, slot, entry, size| {
             if stopped.is_some() || entry.backing() == Backing::Uncounted {
                 return;
@@ -231,7 +229,7 @@ impl<S: Memory> Resident<S> {
                 None => return,
             };
             if size == PageSize::Large {
-                match self.migrate_large(addr, slot, entry, place, migration.shared, &mut batch) {
+                match self.migrate_large(addr, slot, entry, place, migration.shared, run.pages.batch()) {
                     Ok(outcome) => self.tell(addr, outcome, PAGEBLOCK_FRAMES, out),
                     Err(InPieces) => stopped = Some(addr),
                 }
@@ -242,9 +240,9 @@ impl<S: Memory> Resident<S> {
                 Kind::Cache => self.cached_page(area, addr, entry, migration.shared),
                 Kind::Anon => {
                     if run.pages.is_full() {
-                        self.end_moves(core::mem::replace(&mut run, new_run()), out);
+                        self.end_moves(&mut run, out);
                     }
-                    match self.begin_move(addr, slot, entry, place, migration, &mut run, &mut batch) {
+                    match self.begin_move(addr, slot, entry, place, migration, &mut run) {
                         Some(outcome) => outcome,
                         None => return,
                     }
@@ -252,7 +250,7 @@ impl<S: Memory> Resident<S> {
             };
             self.tell(addr, outcome, 1, out);
         });
-        self.end_moves(run, out);
+        self.end_moves(&mut run, out);
         stopped
     }
 
@@ -270,7 +268,6 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Move the page at `addr` if nobody can store to it, else take its leaf away. What became of it; `None`: it is in `run`.
-    #[expect(clippy::too_many_arguments, reason = "a leaf is three of them, and the walk's state the others")]
     fn begin_move(
         &self,
         addr: VirtAddr,
@@ -279,13 +276,12 @@ impl<S: Memory> Resident<S> {
         place: NodePolicy,
         migration: &mut Migration<S>,
         run: &mut Run<S>,
-        batch: &mut FlushBatch<S>,
     ) -> Option<Outcome<S>> {
         let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) else {
             return Some(Outcome::Busy);
         };
         if let Some(forward) = migration.forwards.get(&entry.frame()) {
-            return Some(self.follow(forward, addr, slot, entry, batch));
+            return Some(self.follow(forward, addr, slot, entry, run.pages.batch()));
         }
         // Who is left alone with a frame that was shared, or swapped, owns it again.
         let alone = matches!(self.own(entry, Kind::Anon), Own::Already);
@@ -313,7 +309,7 @@ impl<S: Memory> Resident<S> {
         let Ok(old) = mapping.reference() else { return Some(Outcome::Busy) };
         self.source().machine().copy(entry.frame(), new.pfn());
         let forward = Forward { _old: old, new };
-        let outcome = self.follow(&forward, addr, slot, entry, batch);
+        let outcome = self.follow(&forward, addr, slot, entry, run.pages.batch());
         migration.forwards.insert(entry.frame(), forward);
         Some(outcome)
     }
@@ -336,8 +332,8 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Nobody stores to the old frames any more, once all have forgotten their leaves: copy them.
-    fn end_moves(&self, run: Run<S>, out: &mut impl FnMut(VirtAddr, Outcome<S>)) {
-        for (page, new) in run.pages.settle().into_iter().zip(run.new) {
+    fn end_moves(&self, run: &mut Run<S>, out: &mut impl FnMut(VirtAddr, Outcome<S>)) {
+        for (page, new) in run.pages.settle().zip(run.new.drain(..)) {
             let addr = page.addr();
             let outcome = match new.into_mapping() {
                 Ok(new) => {

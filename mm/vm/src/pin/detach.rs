@@ -56,10 +56,11 @@ impl<S: Memory> Detach<S> {
     pub(crate) const fn batch(&mut self) -> &mut FlushBatch<S> {
         &mut self.batch
     }
-    /// Make all TLBs forget: from now on nobody stores to the frames.
-    pub(crate) fn settle(mut self) -> ArrayVec<Settled<S>, RUN> {
+    /// Make all TLBs forget: from now on nobody stores to the frames. In place, since a run is more than a kernel's stack should copy; then
+    /// there is room for another.
+    pub(crate) fn settle(&mut self) -> impl Iterator<Item = Settled<S>> {
         self.batch.flush();
-        self.pages
+        self.pages.drain(..)
     }
 }
 

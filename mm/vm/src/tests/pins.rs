@@ -231,7 +231,7 @@ fn a_run_of_pages_leaves_its_place_with_one_flush_and_the_pinned_ones_stay() {
         assert!(!run.is_full() && RUN > 6);
         assert_eq!(outcomes, [Ok(()), Err(CountError::Pinned), Ok(()), Ok(()), Ok(()), Ok(())]);
         assert!(pin_fast::<_, ReadOnly>(&p.roots, VirtAddr(a)).is_none());
-        let settled = run.settle();
+        let settled: std::vec::Vec<_> = run.settle().collect();
         let belongs: std::vec::Vec<_> = settled.iter().map(|page| page.belongs()).collect();
         assert_eq!(belongs[..2], [Belongs::Shared, Belongs::Exclusive]);
         for (index, page) in settled.into_iter().enumerate() {
