@@ -288,7 +288,10 @@ impl<S: Memory> Resident<S> {
         if !alone {
             // Not exclusive, it has no pins. What else refers to it may be the swap cache, which can let go.
             let is_held = || mapping.record().counts().load().references > 0;
-            if is_held() && (self.commons.swap.give_up(entry.frame()).is_none() || is_held()) {
+            if is_held() {
+                self.commons.swap.forget(entry.frame());
+            }
+            if is_held() {
                 return Some(Outcome::Busy);
             }
             if migration.shared == SharedPages::Stay {

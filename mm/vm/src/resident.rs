@@ -330,11 +330,13 @@ impl<S: Memory> Resident<S> {
 
     /// Whether nothing but the leaf `entry` needs the bytes of its anonymous frame.
     fn is_nobody_elses(&self, entry: Entry) -> bool {
-        let record = self.source().table().get(entry.frame());
-        record.map(|record| record.counts().load()).is_some_and(|now| {
-            let alone = now.mappings == 1 && now.pins == 0;
-            alone && self.commons.swap.give_up(entry.frame()) == Some(now.references)
-        })
+        let Some(record) = self.source().table().get(entry.frame()) else { return false };
+        let holders = || record.counts().load();
+        let alone = |references| {
+            let now = holders();
+            now.mappings == 1 && now.pins == 0 && now.references == references
+        };
+        holders().mappings == 1 && self.commons.swap.spares(entry.frame(), alone)
     }
 
     /// What a private page whose leaf is `entry` needs for a frame of its own.
@@ -363,7 +365,7 @@ impl<S: Memory> Resident<S> {
         if swap.is_off() || mapping.record().counts().load().mappings != 1 {
             return false;
         }
-        swap.give_up(mapping.pfn()).is_some_and(|references| mapping.reuse_beside(references).is_ok())
+        swap.spares(mapping.pfn(), |references| mapping.reuse_beside(references).is_ok())
     }
 
     /// Whether the frame of `entry`, or all of a large leaf's, is anonymous and exclusive.

@@ -12,6 +12,7 @@ pub mod loads;
 mod memory;
 #[cfg(target_os = "none")]
 mod mounts;
+#[cfg(target_os = "none")]
 mod numa_maps;
 #[cfg(target_os = "none")]
 mod processes;

@@ -73,7 +73,7 @@ impl<S: Memory> Commons<S> {
                 State::Owned { owner: Owner::PageCache, .. } => {}
                 State::Owned { owner: Owner::Anon, .. } if self.swap.is_cache_frame(frame) => {
                     // Whoever wants it reads it again.
-                    self.swap.give_up(frame);
+                    self.swap.forget(frame);
                     continue;
                 }
                 _ => continue,

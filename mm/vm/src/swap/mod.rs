@@ -36,7 +36,7 @@
 mod back;
 mod evict;
 mod lazy;
-mod slots;
+pub(crate) mod slots;
 
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
@@ -392,22 +392,32 @@ impl<S: Memory> Swap<S> {
         }
     }
 
-    /// Whether the bytes of `frame`, which one leaf maps that is about to be written, are nobody's in the swap; then how many
-    /// references to it the swap has left all the same.
-    pub(crate) fn give_up(&self, frame: Pfn) -> Option<u32> {
+    /// What `alone` says of `frame`, which one leaf maps that is about to be written, when it is told how many of the references to the frame are
+    /// the swap's and stand for nobody's bytes; that number stays right while it looks. No, where an entry needs the bytes.
+    pub(crate) fn spares(&self, frame: Pfn, alone: impl FnOnce(u32) -> bool) -> bool {
         if self.is_off() {
-            return Some(0);
+            return alone(0);
         }
         let mut areas = self.areas.lock();
-        let Some((place, word)) = self.slot_of(&areas, frame) else { return Some(0) };
+        let Some((place, word)) = self.slot_of(&areas, frame) else {
+            drop(areas);
+            return alone(0);
+        };
         if word.entries() == 0 {
             // The device is not done yet, but nobody will read what it writes.
-            return Some(1);
+            return alone(1);
         }
-        let gone = area_of(&mut areas, place)?.slots.forget_frame(place.slot)?;
+        // Those who have entries find the bytes in the store.
+        let gone = area_of(&mut areas, place).and_then(|area| area.slots.forget_frame(place.slot));
         drop(areas);
-        drop(self.held(Some(gone)));
-        Some(0)
+        let spared = gone.is_some();
+        drop(self.held(gone));
+        spared && alone(0)
+    }
+
+    /// Have the swap cache let go of `frame`, if whoever wants it can read it again.
+    pub(crate) fn forget(&self, frame: Pfn) {
+        self.spares(frame, |_| true);
     }
 
     /// Free up to `want` frames that nothing but the swap cache holds and whose bytes are stored; how many.

@@ -24,7 +24,7 @@ use freehold_frame::OutOfMemory;
 use freehold_machine::Pfn;
 
 /// Slots whose words fill a page, and whose neighbourhood is worth keeping: 2 MiB.
-pub(super) const CLUSTER: u64 = 512;
+pub(crate) const CLUSTER: u64 = 512;
 
 const FRAME: u64 = (1 << 40) - 1;
 const ENTRY: u64 = 1 << 40;
@@ -36,7 +36,7 @@ const BAD: u64 = 1 << 63;
 
 /// What is known of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Word(u64);
+pub(crate) struct Word(u64);
 
 impl Word {
     /// Entries of page tables that lead here.
@@ -81,11 +81,11 @@ impl core::fmt::Debug for Word {
 
 /// More entries lead to a slot than can be counted: 1,048,575.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct TooMany;
+pub(crate) struct TooMany;
 
 /// Who read a frame into the swap cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ReadFor {
+pub(crate) enum ReadFor {
     /// A fault of this page.
     Fault,
     /// A fault of a neighbour.
@@ -94,7 +94,7 @@ pub(super) enum ReadFor {
 
 /// How a write ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Wrote {
+pub(crate) enum Wrote {
     /// The store has the bytes.
     Stored,
     /// It has not, and will not have others here either.
@@ -109,7 +109,7 @@ struct Cluster {
 }
 
 /// The slots of one area.
-pub(super) struct Slots {
+pub(crate) struct Slots {
     clusters: Vec<Cluster>,
     /// Slots that can hold pages.
     usable: u64,
