@@ -4,8 +4,8 @@
 //! khugepaged) with [`AddressSpace::collapse_step`], which gives the space's lock back after each large page it tried to make.
 //!
 //! Where the 512 frames are one block already, in order, its leaves become one and no byte moves, pinned or shared as they may be. Else the
-//! bytes are copied to a new block: the leaves go, every CPU forgets them, and only then the copy is made, so no store is lost. A pinned
-//! frame must stay where it is, so nothing is copied then.
+//! bytes are copied to a new block: each frame's word is made one that nobody can pin, its leaf goes, every CPU forgets, and only then the copy is
+//! made (`freehold_frame::transition`), so no store is lost. A frame that is pinned by then stays where it is, and with it all others.
 //!
 //! **Failure** leaves the small pages as they were.
 
@@ -13,9 +13,9 @@ use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 
-use freehold_frame::{Belongs, LargeMapping, Owner, Request};
+use freehold_frame::{Anon, Belongs, Frame, LargeMapping, Mapping, Owner, Request};
 use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
-use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, Rights};
+use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights};
 
 use crate::AddressSpace;
 use crate::area::Area;
@@ -75,6 +75,13 @@ impl Survey {
     }
 }
 
+/// A page whose leaf is gone: nobody can pin its frame, if it has one of its own.
+struct Gone<S: Memory> {
+    addr: VirtAddr,
+    old: Entry,
+    held: Option<(Frame<Anon, S>, Belongs)>,
+}
+
 impl<S: Memory> Resident<S> {
     /// Look at the small pages of the 2 MiB from `start` on; `None` where there is a large page, or nothing.
     fn survey(&self, start: VirtAddr) -> Option<Survey> {
@@ -104,7 +111,7 @@ impl<S: Memory> Resident<S> {
     /// are wanted.
     ///
     /// # Errors
-    /// [`VmError::Invalid`] where nothing is mapped; [`VmError::Again`] where a frame is pinned; [`VmError::Fault`] where a page cannot be
+    /// [`VmError::Invalid`] where nothing is mapped; [`VmError::Again`] where a frame is held; [`VmError::Fault`] where a page cannot be
     /// read from its swap area; [`VmError::NoMemory`].
     fn collapse(&mut self, area: &Area<S>, start: VirtAddr) -> Result<(), VmError> {
         if self.tables.find_large(start).is_some_and(|slot| slot.load().is_large()) {
@@ -149,31 +156,74 @@ impl<S: Memory> Resident<S> {
         start: VirtAddr,
         batch: &mut FlushBatch<S>,
     ) -> Result<LargeMapping<S>, VmError> {
-        let mut old = Vec::new();
-        let room = old.try_reserve_exact(PAGEBLOCK_FRAMES as usize).is_ok();
+        let mut gone = Vec::new();
+        let room = gone.try_reserve_exact(PAGEBLOCK_FRAMES as usize).is_ok();
         let request = Request::new(Owner::Anon).policy(self.place_large(area, start));
         let new = LargeMapping::allocate(self.source(), request);
         let (true, Ok(block)) = (room, new) else {
             self.commons.events.count(Event::HugeCollapseFailed);
             return Err(VmError::NoMemory);
         };
-        self.tables.visit(start..VirtAddr(start.0 + LARGE), |addr, slot, _, _| {
-            old.push((addr, slot.replace(Entry::EMPTY)));
-        });
-        // Nobody stores to the old frames any more once this is done.
+        // Noted before anything is put back, too: what TLBs still have is then what the tables say.
         batch.range(start, PAGEBLOCK_FRAMES);
+        let outcome = self.take_leaves(start, &mut gone);
+        // Nobody stores to the old frames any more once this is done.
         batch.flush();
+        if let Err(error) = outcome {
+            gone.into_iter().for_each(|page| self.put_back(page));
+            return Err(error);
+        }
         let machine = self.source().machine();
         let mut next = 0;
-        for (addr, entry) in old {
-            let index = (addr.0 - start.0) / PAGE;
+        for page in gone {
+            let index = (page.addr.0 - start.0) / PAGE;
             (next..index).for_each(|gap| machine.zero(block.pfn().offset(gap)));
-            machine.copy(entry.frame(), block.pfn().offset(index));
+            machine.copy(page.old.frame(), block.pfn().offset(index));
             next = index + 1;
-            batch.unmapped(addr, entry, self.mapping_of(entry));
         }
         (next..PAGEBLOCK_FRAMES).for_each(|gap| machine.zero(block.pfn().offset(gap)));
         Ok(block)
+    }
+
+    /// Take all leaves of the 2 MiB from `start` on away; `gone` has room for them.
+    ///
+    /// # Errors
+    /// [`VmError::Again`] where a frame is held, by a pin that came a moment ago or by the kernel; leaves before it are gone.
+    fn take_leaves(&self, start: VirtAddr, gone: &mut Vec<Gone<S>>) -> Result<(), VmError> {
+        let mut outcome = Ok(());
+        self.tables.visit(start..VirtAddr(start.0 + LARGE), |addr, slot, entry, _| {
+            if outcome.is_err() {
+                return;
+            }
+            let mapping = match entry.backing() {
+                Backing::Counted => Mapping::from_leaf(self.source(), entry.frame()).ok(),
+                Backing::Uncounted => None,
+            };
+            let held = match mapping.map(Mapping::vacate) {
+                None => None,
+                Some(Ok(held)) => Some(held),
+                Some(Err((mapping, _))) => {
+                    // The leaf is the holder still.
+                    mapping.into_leaf();
+                    outcome = Err(VmError::Again);
+                    return;
+                }
+            };
+            gone.push(Gone { addr, old: slot.replace(Entry::EMPTY), held });
+        });
+        outcome
+    }
+
+    fn put_back(&self, page: Gone<S>) {
+        // What was taken a moment ago fits in its place.
+        if let Some((frame, belongs)) = page.held
+            && let Ok(mapping) = frame.into_mapping_as(belongs)
+        {
+            mapping.into_leaf();
+        }
+        if let Some((slot, PageSize::Small)) = self.tables.find(page.addr) {
+            slot.fill(page.old);
+        }
     }
 
     /// Whether what lies in the 2 MiB from `start` on is worth a large page that nobody asked for.

@@ -1,6 +1,6 @@
 //! Collapse: what is made one large page unasked, and what is left as it is.
 
-use freehold_frame::Owner;
+use freehold_frame::{Anon, Mapping, Owner};
 use freehold_machine::VirtAddr;
 use freehold_machine::model::Config;
 use freehold_paging::PageSize;
@@ -116,6 +116,27 @@ fn what_is_pinned_unused_or_not_there_is_left_as_it_is() {
     assert_eq!(scan(&p, ALL), 1);
     p.advise(AT, 512, Advice::DontNeed).unwrap();
     assert_eq!(scan(&p, CollapseLimits { none: 512, shared: 0, swapped: 0 }), 0, "nothing is there");
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn a_frame_that_is_held_keeps_all_small_pages_as_they_are() {
+    let world = world();
+    let p = with_pages(&world, 1, 10);
+    p.load(AT + 20 * PAGE).unwrap();
+    let frames: std::vec::Vec<_> = (0..21).map(|n| p.frame(AT + n * PAGE)).collect();
+    let mapping = Mapping::<Anon, _>::borrow_leaf(world.frames, frames[7]).unwrap();
+    let held = mapping.reference().unwrap();
+    assert_eq!(p.advise(AT, 512, Advice::Collapse), Err(VmError::Again));
+    assert!((0..21).all(|n| p.frame(AT + n * PAGE) == frames[n as usize]));
+    assert_eq!(p.usage().rss_anon, 10);
+    let reused = world.commons.count_of(Event::Reuse);
+    (0..10).for_each(|n| p.store(AT + n * PAGE, n as u8 + 2).unwrap());
+    assert_eq!(world.commons.count_of(Event::Reuse), reused, "they were writable all the time");
+    drop(held);
+    assert_eq!(p.advise(AT, 512, Advice::Collapse), Ok(()));
+    assert!(is_large(&p, AT) && p.load(AT + 7 * PAGE) == Ok(9));
     drop(p);
     world.end();
 }
