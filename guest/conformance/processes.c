@@ -268,6 +268,49 @@ static void threads_and_ends(char *self)
 	PROMISE("the first thread's id is the process's", WEXITSTATUS(status) == 1);
 }
 
+struct cap_header {
+	uint32_t version;
+	int pid;
+};
+struct cap_sets {
+	uint32_t effective, permitted, inheritable;
+};
+
+/* Run as user 0 in a child: its exit status is the number of the promise that was broken. */
+static int drop_and_lock(void)
+{
+	enum { IPC_LOCK = 1 << 14, ROOM = 64 << 10 };
+	struct cap_header header = { 0x20080522, 0 };
+	struct cap_sets sets[2], all[2];
+	struct rlimit limit = { ROOM, ROOM };
+	if (syscall(SYS_capget, &header, all) != 0 || setrlimit(RLIMIT_MEMLOCK, &limit) != 0)
+		return 1;
+	char *at = mmap(NULL, 2 * ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (at == MAP_FAILED || mlock(at, 2 * ROOM) != 0 || munlock(at, 2 * ROOM) != 0)
+		return 2;
+	memcpy(sets, all, sizeof sets);
+	sets[0].effective &= ~IPC_LOCK;
+	if (syscall(SYS_capset, &header, sets) != 0 || mlock(at, 2 * ROOM) == 0 || errno != ENOMEM || mlock(at, ROOM) != 0)
+		return 3;
+	if (syscall(SYS_capset, &header, all) != 0 || mlock(at, 2 * ROOM) != 0)
+		return 4;
+	sets[0].permitted &= ~IPC_LOCK;
+	if (syscall(SYS_capset, &header, sets) != 0 || syscall(SYS_capset, &header, all) == 0 || errno != EPERM)
+		return 5;
+	if (setresuid(65534, 65534, 65534) != 0 || syscall(SYS_capget, &header, sets) != 0 || sets[0].permitted != 0)
+		return 6;
+	return 0;
+}
+
+static void rights(void)
+{
+	int status;
+	if (geteuid() != 0)
+		return;
+	IN_CHILD(status, _exit(drop_and_lock()));
+	PROMISE("a capability that is dropped counts no more, and comes back only while it is permitted", status == 0);
+}
+
 int main(int argc, char **argv, char **envp)
 {
 	if (argc > 1 && !strcmp(argv[1], "after-exec"))
@@ -283,5 +326,6 @@ int main(int argc, char **argv, char **envp)
 	groups();
 	exec(self);
 	threads_and_ends(self);
+	rights();
 	return conclude();
 }

@@ -14,7 +14,7 @@ use super::policy::{nodes_with_memory, read_nodes};
 use super::remote::space_of;
 use super::{Frames, Space, commons};
 use crate::syscall::Args;
-use crate::task;
+use crate::task::{self, Capability};
 use crate::user::UserPtr;
 use crate::{Errno, Result, sched};
 
@@ -65,7 +65,7 @@ pub(super) enum PolicyIs {
 /// Whose pages the flags of a call say shall move.
 fn moves(flags: u64) -> Result<Option<SharedPages>> {
     if flags & MPOL_MF_MOVE_ALL != 0 {
-        let privileged = task::with_current(|task| task.process().credentials().is_privileged());
+        let privileged = task::with_current(|task| task.process().credentials().may(Capability::SysNice));
         return if privileged { Ok(Some(SharedPages::Move)) } else { Err(Errno::EPERM) };
     }
     Ok((flags & MPOL_MF_MOVE != 0).then_some(SharedPages::Stay))
@@ -222,7 +222,7 @@ pub fn sys_migrate_pages(args: &Args) -> Result<i64> {
         0 => task::current().process().space(),
         pid => space_of(pid)?,
     };
-    let privileged = task::with_current(|task| task.process().credentials().is_privileged());
+    let privileged = task::with_current(|task| task.process().credentials().may(Capability::SysNice));
     let there = nodes_with_memory();
     if new.0 & !there.0 != 0 && !privileged {
         return Err(Errno::EPERM);

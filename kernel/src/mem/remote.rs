@@ -7,7 +7,7 @@ use freehold_vm::{Purpose, ReadOnly, ReadWrite, Rule, Transient};
 
 use super::{PinnedBytes, PinnedRun, Space};
 use crate::syscall::Args;
-use crate::task::{self, registry};
+use crate::task::{self, Capability, registry};
 use crate::user::{Iovecs, Sink, Source};
 use crate::{Errno, Result};
 
@@ -133,7 +133,7 @@ pub(super) fn space_of(pid: i32) -> Result<Arc<Space>> {
     let own = task::current().process().clone();
     let (mine, theirs) = (own.credentials(), process.credentials());
     let same = [theirs.uid, theirs.euid, theirs.suid].iter().all(|&uid| uid == mine.uid);
-    if own.pid == process.pid || mine.is_privileged() || same {
+    if own.pid == process.pid || mine.may(Capability::SysPtrace) || same {
         Ok(process.space())
     } else {
         Err(Errno::EPERM)

@@ -7,7 +7,7 @@ use freehold_machine::CpuSet;
 use freehold_vm::HugeUse;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, registry};
+use super::{Capability, Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, registry};
 use crate::syscall::Args;
 use crate::time::{self, TimeSpec};
 use crate::user::{self, UserPtr};
@@ -36,7 +36,7 @@ fn named_task(tid: i32) -> Result<Arc<Task>> {
 /// Whether the caller may look into or change `process`.
 fn check_same_user(process: &Process) -> Result<()> {
     let (own, other) = (current().process().credentials(), process.credentials());
-    if own.is_privileged() || own.euid == other.euid || own.euid == other.uid {
+    if own.may(Capability::SysNice) || own.euid == other.euid || own.euid == other.uid {
         Ok(())
     } else {
         Err(Errno::EPERM)
@@ -48,7 +48,7 @@ fn change_limit(process: &Arc<Process>, resource: Resource, new: Limit) -> Resul
     if new.soft > new.hard {
         return Err(Errno::EINVAL);
     }
-    if new.hard > old.hard && !current().process().credentials().is_privileged() {
+    if new.hard > old.hard && !current().process().credentials().may(Capability::SysResource) {
         return Err(Errno::EPERM);
     }
     process.set_limit(resource, new);
@@ -210,7 +210,7 @@ pub fn sys_getpriority(args: &Args) -> Result<i64> {
 /// setpriority(which, who, nice)
 pub fn sys_setpriority(args: &Args) -> Result<i64> {
     let nice = args.int(2).clamp(-20, 19);
-    let privileged = current().process().credentials().is_privileged();
+    let privileged = current().process().credentials().may(Capability::SysNice);
     for task in priority_targets(args.int(0), args.uint(1))? {
         check_same_user(task.process())?;
         if nice < task.schedule.nice() && !privileged {

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use super::capabilities::{Capabilities, Capability};
 use crate::fs::{Caller, Power};
 
 /// User and group identities, and what they are allowed. Replaced as a whole, never changed in place.
@@ -25,21 +26,27 @@ pub struct Credentials {
     pub fsgid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
+    /// What is allowed beside what the user may.
+    pub capabilities: Capabilities,
 }
 
 impl Credentials {
-    /// Whether the effective user may do everything (Linux' full capability set; there are no others here).
+    /// Whether a capability is effective.
+    pub const fn may(&self, what: Capability) -> bool {
+        self.capabilities.has(what)
+    }
+    /// Whether they are an administrator's (CAP_SYS_ADMIN).
     pub const fn is_privileged(&self) -> bool {
-        self.euid == 0
+        self.may(Capability::SysAdmin)
     }
     /// Who asks, as far as files care.
     pub fn caller(&self) -> Caller<'_> {
-        let power = if self.fsuid == 0 { Power::Override } else { Power::Ordinary };
+        let power = if self.may(Capability::DacOverride) { Power::Override } else { Power::Ordinary };
         Caller { uid: self.fsuid, gid: self.fsgid, groups: &self.groups, power }
     }
     /// Whether a process with these credentials may send signals to one with `target`'s (kill(2)).
     pub const fn may_signal(&self, target: &Self) -> bool {
-        self.is_privileged()
+        self.may(Capability::Kill)
             || self.euid == target.suid
             || self.euid == target.uid
             || self.uid == target.suid

@@ -3,6 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::capabilities::{Capabilities, Capability};
 use super::{Credentials, Pid, Process, Session, current, find, registry, with_current};
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -24,7 +25,7 @@ pub fn sys_getppid(_args: &Args) -> Result<i64> {
 }
 
 /// The process that `pid` means; 0 is the caller's.
-fn named(pid: i32) -> Result<Arc<Process>> {
+pub(super) fn named(pid: i32) -> Result<Arc<Process>> {
     match pid {
         0 => Ok(current().process().clone()),
         pid if pid < 0 => Err(Errno::ESRCH),
@@ -144,7 +145,9 @@ pub fn sys_getresgid(args: &Args) -> Result<i64> {
 fn replace(change: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<i64> {
     let process = current().process().clone();
     let mut new = Credentials::clone(&process.credentials());
+    let old = new.clone();
     change(&mut new)?;
+    new.capabilities = Capabilities::after_ids(&old, &new);
     process.set_credentials(new);
     Ok(0)
 }
@@ -163,7 +166,7 @@ fn required(args: &Args) -> Result<u32> {
 pub fn sys_setuid(args: &Args) -> Result<i64> {
     let uid = required(args)?;
     replace(|own| {
-        if own.is_privileged() {
+        if own.may(Capability::SetUid) {
             (own.uid, own.suid) = (uid, uid);
         } else if uid != own.uid && uid != own.suid {
             return Err(Errno::EPERM);
@@ -177,7 +180,7 @@ pub fn sys_setuid(args: &Args) -> Result<i64> {
 pub fn sys_setgid(args: &Args) -> Result<i64> {
     let gid = required(args)?;
     replace(|own| {
-        if own.is_privileged() {
+        if own.may(Capability::SetGid) {
             (own.gid, own.sgid) = (gid, gid);
         } else if gid != own.gid && gid != own.sgid {
             return Err(Errno::EPERM);
@@ -192,7 +195,7 @@ pub fn sys_setreuid(args: &Args) -> Result<i64> {
     let (real, effective) = (id(args, 0), id(args, 1));
     replace(|own| {
         let old = own.clone();
-        if !own.is_privileged() {
+        if !own.may(Capability::SetUid) {
             let may_real = real.is_none_or(|uid| uid == old.uid || uid == old.euid);
             let may_effective = effective.is_none_or(|uid| [old.uid, old.euid, old.suid].contains(&uid));
             if !may_real || !may_effective {
@@ -214,7 +217,7 @@ pub fn sys_setregid(args: &Args) -> Result<i64> {
     let (real, effective) = (id(args, 0), id(args, 1));
     replace(|own| {
         let old = own.clone();
-        if !own.is_privileged() {
+        if !own.may(Capability::SetGid) {
             let may_real = real.is_none_or(|gid| gid == old.gid || gid == old.egid);
             let may_effective = effective.is_none_or(|gid| [old.gid, old.egid, old.sgid].contains(&gid));
             if !may_real || !may_effective {
@@ -236,7 +239,7 @@ pub fn sys_setresuid(args: &Args) -> Result<i64> {
     let wanted = [id(args, 0), id(args, 1), id(args, 2)];
     replace(|own| {
         let old = [own.uid, own.euid, own.suid];
-        if !own.is_privileged() && wanted.iter().flatten().any(|uid| !old.contains(uid)) {
+        if !own.may(Capability::SetUid) && wanted.iter().flatten().any(|uid| !old.contains(uid)) {
             return Err(Errno::EPERM);
         }
         own.uid = wanted[0].unwrap_or(old[0]);
@@ -252,7 +255,7 @@ pub fn sys_setresgid(args: &Args) -> Result<i64> {
     let wanted = [id(args, 0), id(args, 1), id(args, 2)];
     replace(|own| {
         let old = [own.gid, own.egid, own.sgid];
-        if !own.is_privileged() && wanted.iter().flatten().any(|gid| !old.contains(gid)) {
+        if !own.may(Capability::SetGid) && wanted.iter().flatten().any(|gid| !old.contains(gid)) {
             return Err(Errno::EPERM);
         }
         own.gid = wanted[0].unwrap_or(old[0]);
@@ -267,7 +270,7 @@ pub fn sys_setresgid(args: &Args) -> Result<i64> {
 pub fn sys_setfsuid(args: &Args) -> Result<i64> {
     let old = credentials();
     if let Some(uid) = id(args, 0)
-        && (old.is_privileged() || [old.uid, old.euid, old.suid, old.fsuid].contains(&uid))
+        && (old.may(Capability::SetUid) || [old.uid, old.euid, old.suid, old.fsuid].contains(&uid))
     {
         replace(|own| {
             own.fsuid = uid;
@@ -281,7 +284,7 @@ pub fn sys_setfsuid(args: &Args) -> Result<i64> {
 pub fn sys_setfsgid(args: &Args) -> Result<i64> {
     let old = credentials();
     if let Some(gid) = id(args, 0)
-        && (old.is_privileged() || [old.gid, old.egid, old.sgid, old.fsgid].contains(&gid))
+        && (old.may(Capability::SetGid) || [old.gid, old.egid, old.sgid, old.fsgid].contains(&gid))
     {
         replace(|own| {
             own.fsgid = gid;
@@ -309,7 +312,7 @@ pub fn sys_getgroups(args: &Args) -> Result<i64> {
 
 /// setgroups(size, list)
 pub fn sys_setgroups(args: &Args) -> Result<i64> {
-    if !credentials().is_privileged() {
+    if !credentials().may(Capability::SetGid) {
         return Err(Errno::EPERM);
     }
     let size = args.size(0);
@@ -321,55 +324,4 @@ pub fn sys_setgroups(args: &Args) -> Result<i64> {
         own.groups = groups;
         Ok(())
     })
-}
-
-/// `struct __user_cap_header_struct` and the three versions of it.
-const CAPABILITY_VERSIONS: [(u32, usize); 3] = [(0x1998_0330, 1), (0x2007_1026, 2), (0x2008_0522, 2)];
-/// Every capability that there is (CAP_LAST_CAP is 40).
-const ALL_CAPABILITIES: u64 = (1 << 41) - 1;
-
-fn capability_words(header: UserPtr<u32>) -> Result<(usize, i32)> {
-    let version = header.read()?;
-    let pid = header.add(1).read()? as i32;
-    match CAPABILITY_VERSIONS.iter().find(|known| known.0 == version) {
-        Some(&(_, words)) => Ok((words, pid)),
-        None => {
-            header.write(&CAPABILITY_VERSIONS[2].0)?;
-            Err(Errno::EINVAL)
-        }
-    }
-}
-
-/// capget(header, data): all for user 0, none for others.
-pub fn sys_capget(args: &Args) -> Result<i64> {
-    let (words, pid) = match capability_words(UserPtr::new(args[0])) {
-        Err(Errno::EINVAL) if args[1] == 0 => return Ok(0),
-        other => other?,
-    };
-    let process = named(pid)?;
-    if args[1] == 0 {
-        return Ok(0);
-    }
-    let held = if process.credentials().is_privileged() { ALL_CAPABILITIES } else { 0 };
-    for word in 0..words {
-        let bits = (held >> (32 * word)) as u32;
-        UserPtr::<[u32; 3]>::new(args[1]).add(word).write(&[bits, bits, 0])?;
-    }
-    Ok(0)
-}
-
-/// capset(header, data): what user 0 has cannot be taken apart here, so only what is held already can be set.
-pub fn sys_capset(args: &Args) -> Result<i64> {
-    let (words, pid) = capability_words(UserPtr::new(args[0]))?;
-    if pid != 0 && pid.unsigned_abs() != current().process().pid {
-        return Err(Errno::EPERM);
-    }
-    let held = if credentials().is_privileged() { ALL_CAPABILITIES } else { 0 };
-    for word in 0..words {
-        let [effective, permitted, _] = UserPtr::<[u32; 3]>::new(args[1]).add(word).read()?;
-        if (effective | permitted) & !((held >> (32 * word)) as u32) != 0 {
-            return Err(Errno::EPERM);
-        }
-    }
-    Ok(0)
 }

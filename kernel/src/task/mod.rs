@@ -8,6 +8,7 @@
 
 #[cfg(target_os = "none")]
 pub mod calls;
+pub mod capabilities;
 #[cfg(target_os = "none")]
 pub mod clone;
 pub mod credentials;
@@ -40,6 +41,7 @@ pub mod wait;
 
 use alloc::sync::Arc;
 
+pub use capabilities::Capability;
 pub use credentials::Credentials;
 pub use limits::{Limit, Limits, Resource};
 #[cfg(target_os = "none")]

@@ -4,6 +4,7 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use super::capabilities::Capability;
 use super::credentials::Credentials;
 use super::limits::{Limit, Limits, Resource};
 use super::session::Session;
@@ -283,7 +284,7 @@ impl Process {
     /// The limits that memory calls check.
     pub fn memory_limits(&self) -> freehold_vm::Limits {
         let limits = self.limits.lock();
-        let privileged = self.credentials.lock().is_privileged();
+        let privileged = self.credentials.lock().may(Capability::IpcLock);
         freehold_vm::Limits {
             address_space: limits.get(Resource::AddressSpace).soft,
             data: limits.get(Resource::Data).soft,

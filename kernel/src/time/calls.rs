@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use super::{SECOND, TimeSpec, TimeVal, now, set_wall, wall_nanoseconds};
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
-use crate::task::{Pid, current, find, find_task};
+use crate::task::{Capability, Pid, current, find, find_task};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
@@ -101,7 +101,7 @@ pub fn sys_clock_getres(args: &Args) -> Result<i64> {
 }
 
 fn may_set_time() -> Result<()> {
-    if current().process().credentials().is_privileged() { Ok(()) } else { Err(Errno::EPERM) }
+    if current().process().credentials().may(Capability::SysTime) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// clock_settime(clock, time)

@@ -38,7 +38,7 @@ use super::open_file::OpenFile;
 use super::path::Path;
 use super::table::FileTable;
 use super::walk::{Final, Walk};
-use crate::task::{self, Process, Resource};
+use crate::task::{self, Capability, Process, Resource};
 use crate::{Errno, Result, user};
 
 /// The working directory instead of a descriptor.
@@ -102,7 +102,11 @@ fn walk_as_real_user<R>(dirfd: i32, text: &[u8], f: impl FnOnce(&Walk<'_>) -> Re
     let root = process.fs().root();
     let start = if text.first() == Some(&b'/') { root.clone() } else { start_of(&process, dirfd)? };
     let credentials = process.credentials();
-    let power = if credentials.uid == 0 { super::Power::Override } else { super::Power::Ordinary };
+    let power = if credentials.uid == 0 && credentials.capabilities.permits(Capability::DacOverride) {
+        super::Power::Override
+    } else {
+        super::Power::Ordinary
+    };
     let caller = Caller { uid: credentials.uid, gid: credentials.gid, groups: &credentials.groups, power };
     f(&Walk { root: &root, start: &start, caller: &caller, resolve: ResolveFlags::empty() })
 }

@@ -19,7 +19,7 @@ use crate::fs::open_file::OpenFile;
 use crate::fs::path::Path;
 use crate::fs::pseudo::{self, Dynamic, PseudoDir};
 use crate::fs::{anonymous::AnonymousNode, boot};
-use crate::task::{self, Pid, Process, Task, registry};
+use crate::task::{self, Capability, Pid, Process, Task, registry};
 use crate::user::Sink;
 use crate::{Errno, Result};
 
@@ -251,7 +251,7 @@ fn check_inspection(subject: Subject) -> Result<Arc<Process>> {
     }
     let (mine, theirs) = (own.credentials(), process.credentials());
     let same = [theirs.uid, theirs.euid, theirs.suid].iter().all(|&uid| uid == mine.fsuid);
-    if mine.is_privileged() || same { Ok(process) } else { Err(Errno::EACCES) }
+    if mine.may(Capability::SysPtrace) || same { Ok(process) } else { Err(Errno::EACCES) }
 }
 
 /// A directory about a subject.

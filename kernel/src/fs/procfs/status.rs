@@ -11,6 +11,7 @@ use super::system::TICK;
 use super::{memory, mounts};
 use crate::fs::generated::Text;
 use crate::fs::masks::{list, mask};
+use crate::task::capabilities;
 use crate::task::signal::SIG_IGN;
 use crate::task::{Process, Resource, SigSet, Signal, Task, Usage};
 use crate::{Errno, Result, mem, sched};
@@ -253,12 +254,13 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
     writeln!(out, "Threads:\t{}\nSigQ:\t0/{queue}", process.threads().len());
     writeln!(out, "SigPnd:\t{:016x}\nShdPnd:\t{:016x}\nSigBlk:\t{:016x}", 0, pending.0, blocked.0);
     writeln!(out, "SigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}");
-    const ALL: u64 = (1 << 41) - 1;
-    let powers = if c.is_privileged() { ALL } else { 0 };
-    writeln!(out, "CapInh:\t{:016x}\nCapPrm:\t{powers:016x}\nCapEff:\t{powers:016x}", 0);
+    let sets = c.capabilities;
+    writeln!(out, "CapInh:\t{:016x}\nCapPrm:\t{:016x}", sets.inheritable, sets.permitted);
+    writeln!(out, "CapEff:\t{:016x}", sets.effective);
     writeln!(
         out,
-        "CapBnd:\t{ALL:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0",
+        "CapBnd:\t{:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0",
+        capabilities::ALL,
         0
     );
     let online = sched::online();

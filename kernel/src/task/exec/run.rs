@@ -17,6 +17,7 @@ use crate::fs::{OpenFile, OpenFlags, Path};
 use crate::mem::{Layout, Program, Space};
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
+use crate::task::capabilities::Capabilities;
 use crate::task::process::Process;
 use crate::task::signal::{Actions, AlternateStack};
 use crate::task::{Credentials, Resource, Task, current};
@@ -310,11 +311,13 @@ impl Prepared {
     /// Let the first task of a new process begin with the program.
     pub(in crate::task) fn begin(self, task: &Arc<Task>, context: &mut UserContext) {
         let process = task.process();
-        if let Some(mut credentials) = self.credentials {
-            credentials.suid = credentials.euid;
-            credentials.sgid = credentials.egid;
-            credentials.fsuid = credentials.euid;
-            credentials.fsgid = credentials.egid;
+        let mut credentials = self.credentials.unwrap_or_else(|| Credentials::clone(&process.credentials()));
+        credentials.suid = credentials.euid;
+        credentials.sgid = credentials.egid;
+        credentials.fsuid = credentials.euid;
+        credentials.fsgid = credentials.egid;
+        credentials.capabilities = Capabilities::after_exec(&credentials);
+        if credentials != *process.credentials() {
             process.set_credentials(credentials);
         }
         task.set_name(&self.name);

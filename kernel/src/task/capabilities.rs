@@ -1,0 +1,217 @@
+//! Capabilities: what a process may do beside what its user may (capabilities(7)).
+//!
+//! Three sets, changed in three ways: by capset, which only takes away or brings back what is permitted; by a change of user, where who stops being
+//! user 0 loses them; by execve, where user 0 gets all. There are no ambient ones, none in files, no bounding set that shrinks, and no securebits.
+
+use crate::syscall::Args;
+use crate::user::UserPtr;
+use crate::{Errno, Result};
+
+use super::credentials::Credentials;
+
+/// One capability, by Linux' number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Capability {
+    /// File permissions do not bind.
+    DacOverride = 1,
+    /// Signals to anybody.
+    Kill = 5,
+    /// Any group.
+    SetGid = 6,
+    /// Any user.
+    SetUid = 7,
+    /// Locked memory without limit.
+    IpcLock = 14,
+    /// A look into any process.
+    SysPtrace = 19,
+    /// All that has no capability of its own.
+    SysAdmin = 21,
+    /// Any priority, and pages of others moved.
+    SysNice = 23,
+    /// Limits raised.
+    SysResource = 24,
+    /// The clock set.
+    SysTime = 25,
+}
+
+/// Every capability that there is (CAP_LAST_CAP is 40).
+pub const ALL: u64 = (1 << 41) - 1;
+/// Those about files, which follow the file system user: chown, the two DAC ones, fowner, fsetid, immutable, mknod, MAC override.
+const OF_FILES: u64 = 0b1_1111 | 1 << 9 | 1 << 27 | 1 << 32;
+
+/// The sets of a process, a bit for each capability.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capabilities {
+    /// What counts.
+    pub effective: u64,
+    /// What may become effective again.
+    pub permitted: u64,
+    /// What execve may keep.
+    pub inheritable: u64,
+}
+
+impl Default for Capabilities {
+    /// User 0's.
+    fn default() -> Self {
+        Self { effective: ALL, permitted: ALL, inheritable: 0 }
+    }
+}
+
+impl Capabilities {
+    /// Whether it is effective.
+    pub const fn has(self, capability: Capability) -> bool {
+        self.effective & 1 << capability as u8 != 0
+    }
+
+    /// Whether it may become effective.
+    pub const fn permits(self, capability: Capability) -> bool {
+        self.permitted & 1 << capability as u8 != 0
+    }
+
+    /// What is left of `old`'s after its identities became those of `new`.
+    pub(super) fn after_ids(old: &Credentials, new: &Credentials) -> Self {
+        let mut sets = new.capabilities;
+        let was_root = [old.uid, old.euid, old.suid].contains(&0);
+        if was_root && ![new.uid, new.euid, new.suid].contains(&0) {
+            (sets.permitted, sets.effective) = (0, 0);
+        }
+        match (old.euid, new.euid) {
+            (0, 1..) => sets.effective = 0,
+            (1.., 0) => sets.effective = sets.permitted,
+            _ => match (old.fsuid, new.fsuid) {
+                (0, 1..) => sets.effective &= !OF_FILES,
+                (1.., 0) => sets.effective |= sets.permitted & OF_FILES,
+                _ => {}
+            },
+        }
+        sets
+    }
+
+    /// What a program begins with that `credentials` run.
+    pub(super) fn after_exec(credentials: &Credentials) -> Self {
+        let root = |id: u32| if id == 0 { ALL } else { 0 };
+        let permitted = root(credentials.uid) | root(credentials.euid);
+        Self {
+            effective: root(credentials.euid),
+            permitted,
+            inheritable: credentials.capabilities.inheritable,
+        }
+    }
+
+    /// The sets that a program asked for.
+    ///
+    /// # Errors
+    /// `EPERM` for what was not permitted before.
+    fn ask(self, new: Self) -> Result<Self> {
+        let gained = new.permitted & !self.permitted | new.effective & !new.permitted;
+        let inherited = new.inheritable & !(self.inheritable | self.permitted);
+        if gained | inherited != 0 { Err(Errno::EPERM) } else { Ok(new) }
+    }
+}
+
+/// `struct __user_cap_header_struct`: its versions, with the words of their sets.
+const VERSIONS: [(u32, usize); 3] = [(0x1998_0330, 1), (0x2007_1026, 2), (0x2008_0522, 2)];
+
+fn header(header: UserPtr<u32>) -> Result<(usize, i32)> {
+    let version = header.read()?;
+    let pid = header.add(1).read()? as i32;
+    match VERSIONS.iter().find(|known| known.0 == version) {
+        Some(&(_, words)) => Ok((words, pid)),
+        None => {
+            header.write(&VERSIONS[2].0)?;
+            Err(Errno::EINVAL)
+        }
+    }
+}
+
+/// capget(header, data)
+pub fn sys_capget(args: &Args) -> Result<i64> {
+    let (words, pid) = match header(UserPtr::new(args[0])) {
+        Err(Errno::EINVAL) if args[1] == 0 => return Ok(0),
+        other => other?,
+    };
+    let process = super::ids::named(pid)?;
+    if args[1] == 0 {
+        return Ok(0);
+    }
+    let sets = process.credentials().capabilities;
+    for word in 0..words {
+        let part = |set: u64| (set >> (32 * word)) as u32;
+        let shown = [part(sets.effective), part(sets.permitted), part(sets.inheritable)];
+        UserPtr::<[u32; 3]>::new(args[1]).add(word).write(&shown)?;
+    }
+    Ok(0)
+}
+
+/// capset(header, data)
+pub fn sys_capset(args: &Args) -> Result<i64> {
+    let (words, pid) = header(UserPtr::new(args[0]))?;
+    let process = super::current().process().clone();
+    if pid != 0 && pid.unsigned_abs() != process.pid {
+        return Err(Errno::EPERM);
+    }
+    let mut new = Capabilities { effective: 0, permitted: 0, inheritable: 0 };
+    for word in 0..words {
+        let [effective, permitted, inheritable] = UserPtr::<[u32; 3]>::new(args[1]).add(word).read()?;
+        let part = |set: u32| u64::from(set) << (32 * word) & ALL;
+        new.effective |= part(effective);
+        new.permitted |= part(permitted);
+        new.inheritable |= part(inheritable);
+    }
+    let mut credentials = Credentials::clone(&process.credentials());
+    credentials.capabilities = credentials.capabilities.ask(new)?;
+    process.set_credentials(credentials);
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(uid: u32, euid: u32, suid: u32) -> Credentials {
+        Credentials { uid, euid, suid, fsuid: euid, ..Credentials::default() }
+    }
+
+    /// A change from `old` to `new`.
+    fn change(old: &Credentials, new: Credentials) -> Credentials {
+        let mut new = Credentials { capabilities: old.capabilities, ..new };
+        new.capabilities = Capabilities::after_ids(old, &new);
+        new
+    }
+
+    /// Who is user 0 in no way any more has none, for good; who is for a while another gets them back.
+    #[test]
+    fn who_stops_being_user_0_loses_them() {
+        let root = ids(0, 0, 0);
+        let for_good = change(&root, ids(1000, 1000, 1000));
+        assert_eq!((for_good.capabilities.effective, for_good.capabilities.permitted), (0, 0));
+        let aside = change(&root, ids(0, 1000, 0));
+        assert_eq!((aside.capabilities.effective, aside.capabilities.permitted), (0, ALL));
+        assert_eq!(change(&aside, ids(0, 0, 0)).capabilities, root.capabilities);
+        let files = change(&root, Credentials { fsuid: 1000, ..ids(0, 0, 0) });
+        assert!(!files.capabilities.has(Capability::DacOverride) && files.capabilities.has(Capability::Kill));
+    }
+
+    /// What was dropped cannot be had again but by execve as user 0.
+    #[test]
+    fn dropped_ones_stay_dropped() {
+        let lock = 1u64 << Capability::IpcLock as u8;
+        let all = Capabilities::default();
+        let less = all.ask(Capabilities { effective: ALL & !lock, permitted: ALL & !lock, inheritable: 0 });
+        let less = less.unwrap();
+        assert!(!less.has(Capability::IpcLock) && less.has(Capability::SysAdmin));
+        assert_eq!(less.ask(all), Err(Errno::EPERM));
+        let asleep = all.ask(Capabilities { effective: 0, ..all }).unwrap();
+        assert_eq!(asleep.ask(all), Ok(all), "what is permitted comes back");
+        assert_eq!(
+            all.ask(Capabilities { permitted: 0, ..all }),
+            Err(Errno::EPERM),
+            "effective but not permitted"
+        );
+        let mut root = ids(0, 0, 0);
+        root.capabilities = less;
+        assert_eq!(Capabilities::after_exec(&root), all);
+        assert_eq!(Capabilities::after_exec(&ids(1000, 1000, 1000)).permitted, 0);
+    }
+}
