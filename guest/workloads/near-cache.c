@@ -8,7 +8,8 @@
 // several pages keeps one of them.
 //
 //   near-cache frames HEAP [seed]         prints the frame of every page of a heap of HEAP MiB, in hexadecimal: after a line
-//                                         "fresh", and again after a line "aged", for others to reckon with
+//                                         "fresh", and again after a line "aged", for others to reckon with; and before them, where
+//                                         /proc/iomem tells it, "image" and the first and the last frame of the kernel's image
 //   near-cache walk HEAP ACCESSES         prints the frames of a heap of HEAP MiB and then reads it at random, as many times:
 //                                         for a microscope to confirm
 #include <fcntl.h>
@@ -94,7 +95,7 @@ static void grow(size_t pages, unsigned seed, int told) {
 }
 
 // Memory as it is after a while: processes that together take most of it grow side by side and end in no order, while files
-// are written and some removed.
+// are written bit by bit, a twentieth of memory in each round; every other round removes one.
 static void age(unsigned seed) {
     srand(seed);
     for (unsigned round = 0; round < ROUNDS; round++) {
@@ -114,8 +115,13 @@ static void age(unsigned seed) {
         snprintf(name, sizeof name, "/tmp/age-%u", round);
         memset(block, (int)round, sizeof block);
         int file = open(name, O_CREAT | O_WRONLY, 0600);
-        for (unsigned i = 200 + below(400); i > 0 && write(file, block, sizeof block) > 0; i--)
-            if (i % 8 == 0) sched_yield();
+        for (size_t left = most / 20, piece = 0; left > 0; left--, piece--) {
+            if (piece == 0) {
+                sched_yield();
+                piece = 1 + below(64);
+            }
+            if (write(file, block, sizeof block) != sizeof block) break;
+        }
         close(file);
         if (round % 2 == 1) {
             snprintf(name, sizeof name, "/tmp/age-%u", below(round));
@@ -163,6 +169,20 @@ static void walk(char *heap, size_t pages, size_t accesses) {
     printf("read %lu\n", (unsigned long)sum);
 }
 
+// Where the kernel's image is: from "Kernel code" to the end of "Kernel bss".
+static void print_image(void) {
+    FILE *file = fopen("/proc/iomem", "r");
+    char line[256], name[64];
+    unsigned long first = 0, last = 0, start, end;
+    while (file && fgets(line, sizeof line, file)) {
+        if (sscanf(line, " %lx-%lx : Kernel %63s", &start, &end, name) != 3) continue;
+        if (first == 0) first = start;
+        last = end;
+    }
+    if (file) fclose(file);
+    if (last) printf("image %lx %lx\n", first / PAGE, last / PAGE);
+}
+
 static size_t number(char **argv, int argc, int at) {
     return argc > at ? strtoul(argv[at], 0, 0) : 0;
 }
@@ -172,6 +192,7 @@ int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[1], "frames")) {
         size_t pages = number(argv, argc, 2) * mib;
         char *heap = touched(pages);
+        print_image();
         print_frames("fresh", heap, pages);
         munmap(heap, pages * PAGE);
         age(argc > 3 ? (unsigned)number(argv, argc, 3) : 1);

@@ -48,7 +48,7 @@ impl Lines {
         Lines { title: title.into(), x, y, series: Vec::new(), marks: Vec::new() }
     }
 
-    /// Adds a line through `points`, which are sorted by x.
+    /// Adds a line through `points`, which are sorted by x. A value that is not a number is a gap.
     pub fn line(&mut self, name: &str, shape: Shape, points: &[(f64, f64)]) {
         self.line_in_band(name, shape, points, &[]);
     }
@@ -73,8 +73,14 @@ impl Lines {
         let mut path = String::new();
         let mut before = None;
         for &(at, value) in &series.points {
+            if value.is_nan() {
+                before = None;
+                continue;
+            }
             let (at, value) = (x.place(at), y.place(value));
             let _ = match (before, series.shape) {
+                // A point between two gaps is a dot: a line of no length with round ends.
+                (None, Shape::Straight) => write!(path, "M{at:.1} {value:.1}h0"),
                 (None, _) => write!(path, "M{at:.1} {value:.1}"),
                 (Some(_), Shape::Straight) => write!(path, "L{at:.1} {value:.1}"),
                 (Some(_), Shape::Step | Shape::Profile) => write!(path, "H{at:.1}V{value:.1}"),
@@ -111,9 +117,10 @@ impl Lines {
         if !path.is_empty() {
             canvas.put(format_args!("<path d=\"{path}\" class=\"line {colour}\"/>"));
         }
+        let shown = series.points.iter().filter(|(_, value)| !value.is_nan());
         let every = (series.points.len() * self.series.len()).div_ceil(POINTS).max(1);
         let name = if self.series.len() > 1 { format!("{}\n", series.name) } else { String::new() };
-        for &(at, value) in series.points.iter().step_by(every) {
+        for &(at, value) in shown.step_by(every) {
             let tip = format!("{name}{}: {}", x.show(at), y.show(value));
             canvas.put(format_args!(
                 "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"5\" class=\"point {colour}\" data-tip=\"{}\"/>",
@@ -135,7 +142,7 @@ impl Figure for Lines {
     }
 
     fn draw(&self) -> String {
-        let points = || self.series.iter().flat_map(|series| series.points.iter());
+        let points = || self.series.iter().flat_map(|series| series.points.iter()).filter(|p| !p.1.is_nan());
         let bands = || self.series.iter().flat_map(|series| series.band.iter());
         let top = TOP + if self.marks.is_empty() { 0.0 } else { 16.0 };
         let bottom = top + HEIGHT;
@@ -198,6 +205,19 @@ mod tests {
         let curve = survival(&[(1.0, 2, 0), (10.0, 0, 1), (100.0, 2, 0), (1000.0, 0, 3)]);
         assert_eq!(curve, [(0.5, 1.0), (1.0, 0.75), (10.0, 0.75), (100.0, 0.75 * 0.6), (1000.0, 0.75 * 0.6)]);
         assert!(survival(&[]).is_empty());
+    }
+
+    #[test]
+    fn no_line_is_drawn_over_a_gap() {
+        let axis = || Axis::linear("", Unit::Number).range(0.0, 10.0);
+        let mut lines = Lines::new("t", axis(), axis());
+        let points = [(0.0, 0.0), (2.0, 0.0), (4.0, f64::NAN), (6.0, 0.0), (8.0, f64::NAN), (10.0, 0.0)];
+        lines.line("a", Shape::Straight, &points);
+        let svg = lines.draw();
+        let path = svg.split("<path d=\"").find(|rest| rest.contains("class=\"line ")).expect("a path");
+        let path = path.split('"').next().expect("its points");
+        assert_eq!((path.matches('M').count(), path.matches('L').count()), (3, 1), "{path}");
+        assert!(!svg.contains("NaN"), "{svg}");
     }
 
     #[test]

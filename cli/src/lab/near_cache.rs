@@ -29,6 +29,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
+const PAGE: u64 = 4096;
 const PROGRAM: &str = "guest/workloads/near-cache";
 /// Above this a placement that fits has failed.
 const FITS_WELL: f64 = 0.01;
@@ -147,6 +148,62 @@ impl Spread {
     }
 }
 
+/// Where a boot had the kernel's image, in frames. With KASLR it is somewhere else at each boot.
+#[derive(Debug, PartialEq, Serialize)]
+struct Image {
+    side: &'static str,
+    boot: u32,
+    first: u64,
+    last: u64,
+    /// Whether it stands among the frames of the heap that fits: that heap is then longer than the cache by as much.
+    among: bool,
+}
+
+/// Of a heap's frames, at least one of so many on either side of an image that stands among them.
+const AMONG: usize = 20;
+
+impl Image {
+    /// The image of a boot, if the guest tells it. `heap`: the frames of the heap that fits.
+    fn told(output: &str, side: &'static str, boot: u32, heap: &[u64]) -> Option<Image> {
+        let line = output.lines().find_map(|line| line.strip_prefix("image "))?;
+        let (first, last) = line.split_once(' ')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        let (first, last) = (number(first)?, number(last)?);
+        let below = heap.iter().filter(|frame| **frame < first).count();
+        let above = heap.iter().filter(|frame| **frame > last).count();
+        let among = below.min(above) > heap.len() / AMONG;
+        Some(Image { side, boot, first, last, among })
+    }
+}
+
+/// What all boots showed.
+struct Found {
+    measured: Vec<Measured>,
+    images: Vec<Image>,
+    confirmed: Vec<Confirmed>,
+}
+
+impl Found {
+    /// What explains a boot that is unlike the others.
+    fn notes(&self) -> Vec<String> {
+        let note = |image: &Image| {
+            let wanted = (image.side, Age::Fresh, Workload::Fits.name());
+            let row = self.measured.iter().find(|m| (m.side, m.age, m.workload) == wanted)?;
+            let misses = row.boots.get(image.boot as usize - 1)?.misses;
+            Some(format!(
+                "{}, boot {}: KASLR put the kernel's image ({}–{} MiB) among the frames of the fresh heap that would fit, which is \
+                 the longer for it: {:.1}% misses.",
+                image.side,
+                image.boot,
+                image.first * PAGE / MIB,
+                (image.last * PAGE).div_ceil(MIB),
+                misses * 100.0
+            ))
+        };
+        self.images.iter().filter(|image| image.among).filter_map(note).collect()
+    }
+}
+
 /// What the microscope saw, beside what was reckoned for the same frames.
 #[derive(Debug, Serialize)]
 struct Confirmed {
@@ -163,6 +220,7 @@ struct Record<'a> {
     memory_bytes: u64,
     boots: u32,
     measured: &'a [Measured],
+    images: &'a [Image],
     confirmed: &'a [Confirmed],
 }
 
@@ -171,21 +229,23 @@ fn run(settings: &Settings) -> Result<u8> {
     let program = kernel::installed(PROGRAM)
         .ok_or_else(|| Failure::new(format!("{PROGRAM} is missing"), "make build makes it"))?;
     let program = program.into_os_string();
-    let mut measured = Vec::new();
+    let mut found = Found { measured: Vec::new(), images: Vec::new(), confirmed: Vec::new() };
     for side in extents.sides {
-        measured.extend(measure(side, &extents, &program)?);
+        measure(side, &extents, &program, &mut found)?;
     }
-    let confirmed = extents.watched.iter().map(|side| confirm(side, &extents, &program));
-    let confirmed = confirmed.collect::<Result<Vec<_>>>()?;
-    print!("{}", summary(&extents, &measured, &confirmed));
+    for side in extents.watched {
+        found.confirmed.push(confirm(side, &extents, &program)?);
+    }
+    print!("{}", summary(&extents, &found));
     if let Some(path) = &settings.json {
         let record = Record {
             experiment: EXPERIMENT.name,
             cache_bytes: extents.cache,
             memory_bytes: extents.memory,
             boots: extents.boots,
-            measured: &measured,
-            confirmed: &confirmed,
+            measured: &found.measured,
+            images: &found.images,
+            confirmed: &found.confirmed,
         };
         let mut text =
             serde_json::to_vec_pretty(&record).map_err(|e| Failure::io("write", path, &e.into()))?;
@@ -193,7 +253,7 @@ fn run(settings: &Settings) -> Result<u8> {
         files::write_whole(path, &text)?;
     }
     if let Some(path) = &settings.html {
-        page(&extents, &measured, &confirmed).write(path)?;
+        page(&extents, &found).write(path)?;
     }
     Ok(0)
 }
@@ -210,7 +270,7 @@ fn options(side: &Side, memory: u64, cache: u64, program: &[&str], path: &OsStri
     options
 }
 
-fn measure(side: &Side, extents: &Extents, program: &OsString) -> Result<Vec<Measured>> {
+fn measure(side: &Side, extents: &Extents, program: &OsString, found: &mut Found) -> Result<()> {
     let cells = Age::BOTH.into_iter().flat_map(|age| Workload::ALL.map(|workload| (age, workload)));
     let mut measured: Vec<Measured> = cells
         .map(|(age, workload)| Measured {
@@ -225,7 +285,9 @@ fn measure(side: &Side, extents: &Extents, program: &OsString) -> Result<Vec<Mea
         let heap = (3 * extents.cache / MIB).to_string();
         let arguments = ["frames", &heap, &boot.to_string()];
         let output = output_of(&options(side, extents.memory, extents.cache, &arguments, program))?;
-        let pages = (3 * extents.cache / 4096) as usize;
+        let pages = (3 * extents.cache / PAGE) as usize;
+        let heap = &frames(&output, Age::Fresh, pages)?[..pages / 3];
+        found.images.extend(Image::told(&output, side.name, boot, heap));
         for (age, chunk) in Age::BOTH.into_iter().zip(measured.chunks_mut(Workload::ALL.len())) {
             let frames = frames(&output, age, pages)?;
             for (measured, workload) in chunk.iter_mut().zip(Workload::ALL) {
@@ -233,7 +295,8 @@ fn measure(side: &Side, extents: &Extents, program: &OsString) -> Result<Vec<Mea
             }
         }
     }
-    Ok(measured)
+    found.measured.extend(measured);
+    Ok(())
 }
 
 /// Runs a measurement and returns what it printed.
@@ -275,7 +338,7 @@ fn confirm(side: &Side, extents: &Extents, program: &OsString) -> Result<Confirm
     let memory = 8 * cache;
     watched.extend(options(side, memory, cache, &arguments, program));
     let (results, output) = scope::Measurement::prepare(&args::scope_options(&watched)?)?.run()?;
-    let frames = frames(&String::from_utf8_lossy(&output), Age::Fresh, (cache / 4096) as usize)?;
+    let frames = frames(&String::from_utf8_lossy(&output), Age::Fresh, (cache / PAGE) as usize)?;
     let walk = results.phases.iter().find(|phase| phase.name == "walk").and_then(|phase| phase.near.first());
     let walk = walk.ok_or_else(|| Failure::new("the microscope saw no phase named walk", ""))?;
     Ok(Confirmed {
@@ -295,23 +358,26 @@ fn title(extents: &Extents) -> String {
     )
 }
 
-fn summary(extents: &Extents, measured: &[Measured], confirmed: &[Confirmed]) -> String {
+fn summary(extents: &Extents, found: &Found) -> String {
     let mut text = format!("{}\n\n{:<36}", title(extents), "");
     for workload in Workload::ALL {
         text.push_str(&format!("{:>20}", workload.name()));
     }
     text.push('\n');
-    for row in measured.chunks(Workload::ALL.len()) {
+    for row in found.measured.chunks(Workload::ALL.len()) {
         text.push_str(&format!("{:<36}", format!("{}, {}", row[0].side, row[0].age.name())));
         for cell in row {
             text.push_str(&format!("{:>20}", cell.misses().show()));
         }
         text.push('\n');
     }
+    for note in found.notes() {
+        text.push_str(&format!("{note}\n"));
+    }
     text.push_str(
         "\nconfirmed by the microscope (a walk over a heap of 1×, conflicts)    reckoned      seen\n",
     );
-    for row in confirmed {
+    for row in &found.confirmed {
         text.push_str(&format!(
             "{:<66}{:>10.1}%{:>9.1}%\n",
             row.side,
@@ -338,7 +404,8 @@ fn tiles(extents: &Extents, measured: &[Measured]) -> Vec<Tile> {
     extents.sides.iter().filter_map(tile).collect()
 }
 
-fn page(extents: &Extents, measured: &[Measured], confirmed: &[Confirmed]) -> Page {
+fn page(extents: &Extents, found: &Found) -> Page {
+    let Found { measured, confirmed, .. } = found;
     let mut page = Page::new("A direct-mapped cache and the page allocator", &title(extents));
     page.tiles(&tiles(extents, measured));
     page.section("Question");
@@ -367,23 +434,30 @@ fn page(extents: &Extents, measured: &[Measured], confirmed: &[Confirmed]) -> Pa
         }
         page.figure(&bars, "The lines at the ends reach from the best boot to the worst. Shorter is better.");
     }
-    let mut columns = vec![Column::text("kernel"), Column::text("memory")];
-    columns.extend(Workload::ALL.map(|workload| Column::number(workload.name())));
+    let mut columns = vec![Column::text("workload"), Column::text("memory")];
+    columns.extend(extents.sides.iter().map(|side| Column::number(side.name)));
     let mut table = Table::new("Misses: mean (least–most of all boots)", &columns);
-    for row in measured.chunks(Workload::ALL.len()) {
-        let mut cells = vec![Cell::text(row[0].side), Cell::text(row[0].age.name())];
-        for (cell, workload) in row.iter().zip(Workload::ALL) {
-            let conflicts = Spread::of(cell.boots.iter().map(|share| share.conflicts));
-            let tone = match workload {
-                Workload::Fits if cell.misses().mean <= FITS_WELL => Tone::Good,
-                _ => Tone::Plain,
+    for workload in Workload::ALL {
+        for age in Age::BOTH {
+            let wanted = (age, workload.name());
+            let cell = |row: &Measured| {
+                let conflicts = Spread::of(row.boots.iter().map(|share| share.conflicts));
+                let tone = match workload {
+                    Workload::Fits if row.misses().mean <= FITS_WELL => Tone::Good,
+                    _ => Tone::Plain,
+                };
+                let hint = format!("conflicts alone: {}", conflicts.show());
+                Cell::text(row.misses().show()).tone(tone).hint(hint)
             };
-            let hint = format!("conflicts alone: {}", conflicts.show());
-            cells.push(Cell::text(cell.misses().show()).tone(tone).hint(hint));
+            let row = measured.iter().filter(|row| (row.age, row.workload) == wanted).map(cell);
+            let names = [Cell::text(workload.name()), Cell::text(age.name())];
+            table.row(names.into_iter().chain(row));
         }
-        table.row(cells);
     }
     page.table(&table);
+    for note in found.notes() {
+        page.note(Tone::Plain, &note);
+    }
     page.section("Confirmation");
     page.text(
         "The figures above are reckoned from frame numbers. Here a program really reads a heap as large as a small cache at \
@@ -426,6 +500,20 @@ mod tests {
         assert_eq!(frames(output, Age::Aged, 2).expect("frames"), [0x2a, 0x2b]);
         assert_eq!(frames(output, Age::Fresh, 2).expect("frames"), [0x1a, 0x1b]);
         assert!(frames(output, Age::Fresh, 3).is_err(), "too few must not pass for all");
+    }
+
+    #[test]
+    fn an_image_among_a_heaps_frames_is_told_from_one_beside_them() {
+        let image = |first: u64| {
+            let output = format!("image {first:x} {:x}\nfresh\n", first + 99);
+            let heap: Vec<u64> = (1000..2000).filter(|frame| !(first..first + 100).contains(frame)).collect();
+            Image::told(&output, "a", 1, &heap).expect("told")
+        };
+        assert!(image(1500).among);
+        assert!(!image(3000).among && !image(900).among);
+        // A few frames far from all others are no heap on its other side.
+        assert!(!image(1995).among);
+        assert_eq!(Image::told("fresh\n1\n", "a", 1, &[1]), None);
     }
 
     #[test]

@@ -265,7 +265,7 @@ impl Report<'_> {
         page.text(EXPERIMENT.question);
         page.section("Answer");
         let mut bars = Bars::new(
-            "CPU time over that of the same run without",
+            "CPU time, over that of the same run without the microscope",
             Axis::linear("times", Unit::Number),
             &["with"],
         );
@@ -279,7 +279,7 @@ impl Report<'_> {
             });
             bars.group(measured.name, &[bar]);
         }
-        bars.reference(1.0, "none");
+        bars.reference(1.0, "without");
         page.figure(&bars, "The lines at the ends are 95% intervals of the mean ratio. Shorter is better.");
         let columns = [
             Column::text("models"),

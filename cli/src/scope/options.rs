@@ -80,15 +80,7 @@ fn tlb(text: &str) -> Result<TlbShape> {
     };
     let levels: Option<Vec<(usize, usize)>> = text.split(',').map(level).collect();
     match levels.as_deref() {
-        Some([data, fetch, second]) => Ok(TlbShape {
-            name: text.into(),
-            data_entries: data.0,
-            data_ways: data.1,
-            fetch_entries: fetch.0,
-            fetch_ways: fetch.1,
-            second_entries: second.0,
-            second_ways: second.1,
-        }),
+        Some(&[data, fetch, second]) => Ok(TlbShape::new(text, [data, fetch, second])),
         _ => Err(Failure::new(
             format!("--tlb {text}: no preset, and no three levels of ENTRIES/WAYS"),
             format!("{} or 64/4,128/8,1536/12", TlbShape::PRESETS.join(", ")),

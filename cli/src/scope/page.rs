@@ -372,10 +372,7 @@ fn locality(page: &mut Page, digest: &Digest<'_>) {
             figure.line(&format!("CPU {cpu}"), Shape::Straight, &course(results, cpu, of));
         }
         marks(&mut figure, results);
-        page.figure(
-            &figure,
-            "Kernel and programs together; a CPU that did nothing in a slice of time has no point there.",
-        );
+        page.figure(&figure, "Kernel and programs together; where a CPU did nothing its line has a gap.");
     }
 }
 
@@ -385,6 +382,7 @@ enum Traffic {
     Data,
 }
 
+/// A point for each slice of time; a gap where the CPU did nothing.
 fn course(results: &Results, cpu: usize, of: Traffic) -> Vec<(f64, f64)> {
     let slices = results.slices.iter().filter_map(|slice| {
         let modes = slice.cpus.get(cpu)?;
@@ -397,7 +395,7 @@ fn course(results: &Results, cpu: usize, of: Traffic) -> Vec<(f64, f64)> {
             away += remote;
             all += local + remote;
         }
-        Some(((slice.start + slice.end) as f64 / 2.0, share(away, all)?))
+        Some(((slice.start + slice.end) as f64 / 2.0, share(away, all).unwrap_or(f64::NAN)))
     });
     slices.collect()
 }

@@ -5,31 +5,13 @@
 
 use core::arch::asm;
 
+pub use freehold_scope_doorbell::Records;
 use freehold_scope_doorbell::{self as doorbell, KERNEL, MARKER, MAX_OWNERS, NAME_BYTES, Publication, WORDS};
 
 use crate::boot;
 use crate::memory::layout::WINDOWS_SPAN;
 use crate::memory::{frame_table_end, layout, tables};
 use crate::sync::Once;
-
-/// How the owner of a frame is found in the frame table.
-#[derive(Clone, Copy, Debug)]
-pub struct Records {
-    /// Bytes of a record.
-    pub bytes: u64,
-    /// Where in it the state is.
-    pub state_offset: u64,
-    /// The owner in a state.
-    pub owner_mask: u64,
-    /// Where in a state log2 of the block's frames is.
-    pub order_shift: u64,
-    /// Its bits.
-    pub order_mask: u64,
-    /// Bit n: owner n is a program.
-    pub user_owners: u64,
-    /// Bit n: owner n holds copies of kernel text.
-    pub replica_owners: u64,
-}
 
 /// Aligned to a power of two that holds it: it crosses no page.
 #[repr(C, align(512))]
@@ -70,13 +52,7 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
         windows_span: WINDOWS_SPAN,
         frame_table: areas.frame_table,
         frames: frame_table_end().0,
-        record: records.bytes,
-        state_offset: records.state_offset,
-        owner_mask: records.owner_mask,
-        order_shift: records.order_shift,
-        order_mask: records.order_mask,
-        user_owners: records.user_owners,
-        replica_owners: records.replica_owners,
+        records,
         text: text.start,
         text_end: text.end,
         rodata: rodata.start,

@@ -72,20 +72,8 @@ pub struct Publication {
     pub frame_table: u64,
     /// Records.
     pub frames: u64,
-    /// Bytes of a record.
-    pub record: u64,
-    /// Where in a record its state is: 32 bits.
-    pub state_offset: u64,
-    /// Mask of the owner in a state; 0 is nobody.
-    pub owner_mask: u64,
-    /// Where in an owned block's state the block's log2 size is.
-    pub order_shift: u64,
-    /// Mask of that, after the shift.
-    pub order_mask: u64,
-    /// Bit n is set when owner n is a program.
-    pub user_owners: u64,
-    /// Bit n is set when owner n holds copies of kernel text.
-    pub replica_owners: u64,
+    /// What a record says.
+    pub records: Records,
     /// Text: first address.
     pub text: u64,
     /// Text: one past the last.
@@ -98,6 +86,25 @@ pub struct Publication {
     pub slide: u64,
     /// The owners' names by number.
     pub owners: [[u8; NAME_BYTES]; MAX_OWNERS],
+}
+
+/// How the owner of a frame is found in the frame table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Records {
+    /// Bytes of a record.
+    pub bytes: u64,
+    /// Where in a record its state is: 32 bits.
+    pub state_offset: u64,
+    /// Mask of the owner in a state; 0 is nobody.
+    pub owner_mask: u64,
+    /// Where in an owned block's state the block's log2 size is.
+    pub order_shift: u64,
+    /// Mask of that, after the shift.
+    pub order_mask: u64,
+    /// Bit n is set when owner n is a program.
+    pub user_owners: u64,
+    /// Bit n is set when owner n holds copies of kernel text.
+    pub replica_owners: u64,
 }
 
 impl Publication {
@@ -119,13 +126,13 @@ impl Publication {
             self.windows_span,
             self.frame_table,
             self.frames,
-            self.record,
-            self.state_offset,
-            self.owner_mask,
-            self.order_shift,
-            self.order_mask,
-            self.user_owners,
-            self.replica_owners,
+            self.records.bytes,
+            self.records.state_offset,
+            self.records.owner_mask,
+            self.records.order_shift,
+            self.records.order_mask,
+            self.records.user_owners,
+            self.records.replica_owners,
             self.text,
             self.text_end,
             self.rodata,
@@ -157,13 +164,15 @@ impl Publication {
             windows_span: words[5],
             frame_table: words[6],
             frames: words[7],
-            record: words[8],
-            state_offset: words[9],
-            owner_mask: words[10],
-            order_shift: words[11],
-            order_mask: words[12],
-            user_owners: words[13],
-            replica_owners: words[14],
+            records: Records {
+                bytes: words[8],
+                state_offset: words[9],
+                owner_mask: words[10],
+                order_shift: words[11],
+                order_mask: words[12],
+                user_owners: words[13],
+                replica_owners: words[14],
+            },
             text: words[15],
             text_end: words[16],
             rodata: words[17],

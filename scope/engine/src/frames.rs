@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use freehold_scope_doorbell::Publication;
+use freehold_scope_doorbell::{Publication, Records};
 use freehold_scope_record::{Checks, KernelLayout, Memory, Oracle, Rule, Stale, Violation, log2_bucket};
 
 use crate::guest::{GuestMemory, walk};
@@ -130,11 +130,8 @@ impl Frames {
         now: u64,
     ) -> Result<(), &'static str> {
         let p = &publication;
-        if p.record == 0
-            || 4096 % p.record != 0
-            || !p.state_offset.is_multiple_of(4)
-            || p.state_offset >= p.record
-        {
+        let Records { bytes, state_offset, .. } = p.records;
+        if bytes == 0 || 4096 % bytes != 0 || !state_offset.is_multiple_of(4) || state_offset >= bytes {
             return Err("records of that size are none");
         }
         for (start, end) in [(p.text, p.text_end), (p.rodata, p.rodata_end)] {
@@ -156,17 +153,17 @@ impl Frames {
 
     /// The state word of a frame's record, as the guest's memory has it.
     fn read_state(&self, memory: &dyn GuestMemory, p: &Publication, frame: u64) -> Option<u32> {
-        let address = p.frame_table + frame * p.record + p.state_offset;
+        let address = p.frame_table + frame * p.records.bytes + p.records.state_offset;
         let leaf = walk(memory, p.root, address)?;
         load_u32(memory, leaf.page | address & 0xfff)
     }
 
     /// A frame's record says `state` now. How many frames that is about.
     fn take(&self, p: &Publication, frame: u64, state: u32, now: u64) -> u64 {
-        let owner = state & p.owner_mask as u32;
+        let owner = state & p.records.owner_mask as u32;
         let order = &self.orders[frame as usize];
         let size = if owner != 0 {
-            let log2 = (u64::from(state) >> p.order_shift & p.order_mask) as u8;
+            let log2 = (u64::from(state) >> p.records.order_shift & p.records.order_mask) as u8;
             order.store(log2, Ordering::Relaxed);
             log2
         } else {
@@ -191,8 +188,8 @@ impl Frames {
     pub fn table_store(&self, memory: &dyn GuestMemory, address: u64, physical: u64, now: u64) {
         let Some(p) = self.published() else { return };
         let offset = address.wrapping_sub(p.frame_table);
-        let (frame, inside) = (offset / p.record, offset % p.record);
-        if frame >= (self.marks.len() as u64).min(p.frames) || inside != p.state_offset {
+        let (frame, inside) = (offset / p.records.bytes, offset % p.records.bytes);
+        if frame >= (self.marks.len() as u64).min(p.frames) || inside != p.records.state_offset {
             return;
         }
         if let Some(state) = load_u32(memory, physical) {
@@ -208,7 +205,7 @@ impl Frames {
     /// Whether the address is in the frame table. By address and not by frame: records of memory that is plugged in later are
     /// mapped later.
     pub fn is_table(&self, address: u64) -> bool {
-        self.published().is_some_and(|p| address.wrapping_sub(p.frame_table) < p.frames * p.record)
+        self.published().is_some_and(|p| address.wrapping_sub(p.frame_table) < p.frames * p.records.bytes)
     }
     /// Frames that the kernel knows and this does not: of memory that is not there at the start.
     pub fn unwatched(&self) -> u64 {
@@ -216,11 +213,11 @@ impl Frames {
     }
     /// Whether a program owns a frame with this mark.
     pub fn is_users(&self, mark: Mark) -> bool {
-        self.published().is_some_and(|p| p.user_owners >> mark.owner() & 1 != 0)
+        self.published().is_some_and(|p| p.records.user_owners >> mark.owner() & 1 != 0)
     }
     /// Whether no store may reach a frame with this mark.
     pub fn is_read_only(&self, mark: Mark) -> bool {
-        mark.is_text() || self.published().is_some_and(|p| p.replica_owners >> mark.owner() & 1 != 0)
+        mark.is_text() || self.published().is_some_and(|p| p.records.replica_owners >> mark.owner() & 1 != 0)
     }
 
     /// A rule is broken. For [`Rule::Stale`]: when the translation was filled, and under which mark.
@@ -283,7 +280,7 @@ impl Frames {
         let layout = self.published().map(|p| KernelLayout {
             direct_map: (p.direct_map, p.direct_map + p.direct_span),
             windows: (p.windows, p.windows + p.windows_span),
-            frame_table: (p.frame_table, p.frame_table + p.frames * p.record),
+            frame_table: (p.frame_table, p.frame_table + p.frames * p.records.bytes),
             text: (p.text, p.text_end),
             rodata: (p.rodata, p.rodata_end),
             slide: p.slide,

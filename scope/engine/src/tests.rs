@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_scope_doorbell::{self as doorbell, MAX_OWNERS, NAME_BYTES, Publication};
+use freehold_scope_doorbell::{self as doorbell, MAX_OWNERS, NAME_BYTES, Publication, Records};
 use freehold_scope_model::{Access, PageSize};
 use freehold_scope_record::{
     CacheModel, CacheShape, Counting, Emulator, Heat, HwAddress, Memory, Models, NearShape, Results, Rule,
@@ -109,13 +109,15 @@ impl Machine {
             windows_span: 16 * MIB,
             frame_table: TABLE,
             frames,
-            record: 32,
-            state_offset: 0,
-            owner_mask: 15,
-            order_shift: 4,
-            order_mask: 31,
-            user_owners: 0b1100_0000,
-            replica_owners: 0b10_0000,
+            records: Records {
+                bytes: 32,
+                state_offset: 0,
+                owner_mask: 15,
+                order_shift: 4,
+                order_mask: 31,
+                user_owners: 0b1100_0000,
+                replica_owners: 0b10_0000,
+            },
             text: TEXT,
             text_end: TEXT + 0x800,
             rodata: TEXT + 0x800,

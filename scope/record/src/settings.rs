@@ -124,7 +124,12 @@ impl TlbShape {
             "zen4" => ((72, 72), (64, 64), (3072, 24)),
             _ => return None,
         };
-        Some(Self {
+        Some(Self::new(name, [data, fetch, second]))
+    }
+
+    /// A shape of one's own: (entries, ways) for data, for instructions, of the second level.
+    pub fn new(name: &str, [data, fetch, second]: [(usize, usize); 3]) -> Self {
+        Self {
             name: name.into(),
             data_entries: data.0,
             data_ways: data.1,
@@ -132,7 +137,7 @@ impl TlbShape {
             fetch_ways: fetch.1,
             second_entries: second.0,
             second_ways: second.1,
-        })
+        }
     }
 }
 
