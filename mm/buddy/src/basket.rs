@@ -36,6 +36,23 @@ impl<'a> Basket<'a> {
         // Counted once, at the end.
         self.len += pairs.map(|(place, block)| place.set(block.0)).count();
     }
+    /// Put in the frames of `bits`, counted from `first` on, as many as are wanted; the bits of the others.
+    #[inline]
+    pub(crate) fn push_bits(&mut self, first: Pfn, mut bits: u64, most: u64) -> u64 {
+        let places = &self.places[self.len..];
+        let places = &places[..places.len().min(most as usize)];
+        let mut pushed = 0;
+        for place in places {
+            if bits == 0 {
+                break;
+            }
+            place.set(first.0 + u64::from(bits.trailing_zeros()));
+            bits &= bits - 1;
+            pushed += 1;
+        }
+        self.len += pushed;
+        bits
+    }
     /// Turn the order round.
     pub(crate) fn reverse(&self) {
         let (low, high) = self.places[..self.len].split_at(self.len / 2);

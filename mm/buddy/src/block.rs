@@ -5,7 +5,8 @@
 //! of ones in the bitmap, and they are on the class's list `bucket` exactly when `free` is not 0.
 //! All zeroes means free on the user's side, so fresh metadata describes memory without being touched.
 //!
-//! Everything here happens under the zone's lock.
+//! A block that is not free belongs to an [arena](crate::arena), whose lock orders access to all of its words; a free block's, one on the move's and an
+//! offline one's are ordered by the zone's. The free set's position word always by the zone's.
 
 use core::sync::atomic::AtomicU64;
 
@@ -52,14 +53,15 @@ pub(crate) enum Fill {
     Offline,
 }
 
-/// A pageblock's word of state, lowest bits first: fill (3), class (5), hint (4), leaving (1), and from bit 32 on the free frames, so that
-/// words compare as the free frames do.
+/// A pageblock's word of state, lowest bits first: fill (3), class (5), hint (4), leaving (1), from bit 16 on the arena (6), and from bit 32 on the
+/// free frames, so that words compare as the free frames do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockState(pub(crate) u64);
 
 const CLASS: u32 = 3;
 const HINT: u32 = 8;
 const LEAVING: u64 = 1 << 12;
+const ARENA: u32 = 16;
 const FREE: u32 = 32;
 
 impl BlockState {
@@ -80,6 +82,10 @@ impl BlockState {
     pub(crate) const fn split(class: Owner, free: u64) -> Self {
         Self::plain(Fill::Split).with_class(class).with_free(free).with_hint(PAGEBLOCK_ORDER)
     }
+    /// Handed out as a whole.
+    pub(crate) const fn whole(side: Side) -> Self {
+        Self::plain(Fill::Whole).with_class(whole_class(side))
+    }
     pub(crate) const fn fill(self) -> Fill {
         match self.0 & 7 {
             0 => Fill::Free(Side::User),
@@ -93,14 +99,16 @@ impl BlockState {
     pub(crate) const fn is_split(self) -> bool {
         self.0 & 7 == 2
     }
-    /// Whether one more free frame changes nothing but the count: the block is split and stays, no larger run than it is known to have can come of it,
-    /// and it stays on its list and does not become whole.
-    #[inline]
-    const fn is_plain(self) -> bool {
-        const LOOK: u64 = 7 | LEAVING | 15 << HINT;
+    /// The state with one more free frame, if that changes nothing but the count: the block is the arena's, split and stays, no larger run than it is known
+    /// to have can come of it, and it stays on its list and does not become whole.
+    #[inline(always)]
+    const fn plainly_more(self, arena: u8) -> Option<Self> {
+        const LOOK: u64 = 7 | LEAVING | 15 << HINT | 63 << ARENA;
         const PLAIN: u64 = 2 | (PAGEBLOCK_ORDER as u64) << HINT;
-        let free = self.free();
-        self.0 & LOOK == PLAIN && !free.is_multiple_of(64) && free != PAGEBLOCK_FRAMES - 1
+        let more = self.0 + (1 << FREE);
+        // Of 64 counts the last, which may be that of a whole block, and the first, which is another list's, are not plain.
+        let plain = self.0 & LOOK == PLAIN | (arena as u64) << ARENA && more & 62 << FREE != 0;
+        if plain { Some(Self(more)) } else { None }
     }
     /// The class, for split blocks; one that stands for the side, for whole and moving ones.
     pub(crate) const fn class(self) -> Owner {
@@ -120,6 +128,13 @@ impl BlockState {
     pub(crate) const fn with_free(self, free: u64) -> Self {
         Self(self.0 & ((1 << FREE) - 1) | free << FREE)
     }
+    /// The arena of a block that is not free.
+    pub(crate) const fn arena(self) -> u8 {
+        (self.0 >> ARENA & 63) as u8
+    }
+    pub(crate) const fn with_arena(self, arena: u8) -> Self {
+        Self(self.0 & !(63 << ARENA) | (arena as u64 & 63) << ARENA)
+    }
     pub(crate) const fn with_hint(self, hint: u32) -> Self {
         Self(self.0 & !(15 << HINT) | (hint as u64) << HINT)
     }
@@ -136,6 +151,14 @@ impl BlockState {
     /// The list a split block with free frames is on.
     pub(crate) const fn bucket(self) -> usize {
         (self.free() as usize - 1) / 64
+    }
+}
+
+/// For whom a block that is handed out as a whole counts.
+pub(crate) const fn whole_class(side: Side) -> Owner {
+    match side {
+        Side::Kernel => Owner::Kernel,
+        Side::User => Owner::Anon,
     }
 }
 
@@ -166,20 +189,21 @@ impl Blocks {
     pub(crate) fn state_hint(self, frame: Pfn) -> BlockState {
         BlockState(self.words.get(BlockId::of(frame).0 as usize).map_or(0, |words| words[STATE].get()))
     }
-    /// Put a single frame back, if that changes nothing but its bit and its pageblock's count.
+    /// Put a single frame back into a pageblock of the arena, if that changes nothing but its bit and its pageblock's count.
     #[inline]
     #[must_use]
-    pub(crate) fn put_plain(self, frame: Pfn) -> bool {
+    pub(crate) fn put_plain(self, frame: Pfn, arena: u8) -> bool {
         let Some(words) = self.words.get(BlockId::of(frame).0 as usize) else { return false };
-        let state = BlockState(words[STATE].get());
         let word = &words[(frame.0 / 64) as usize % BITMAP_WORDS];
         let (bits, bit) = (word.get(), 1 << (frame.0 % 64));
-        let plain = state.is_plain() && bits & bit == 0;
-        if plain {
+        if let Some(more) = BlockState(words[STATE].get()).plainly_more(arena)
+            && bits & bit == 0
+        {
             word.set(bits | bit);
-            words[STATE].set(state.0 + (1 << FREE));
+            words[STATE].set(more.0);
+            return true;
         }
-        plain
+        false
     }
     /// The next and the previous block of its list.
     pub(crate) fn links(self, block: BlockId) -> (Option<BlockId>, Option<BlockId>) {

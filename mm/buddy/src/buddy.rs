@@ -3,28 +3,21 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{
-    Content, FrameSource, FrameTable, Freed, NodePolicy, NodeSet, NotGiven, Order, OutOfMemory, Owner,
-    Pressure, Request, Side, State, Tag,
+    Content, FrameSource, FrameTable, Freed, NodePolicy, NotGiven, Order, OutOfMemory, Owner, Pressure,
+    Request, State, Tag,
 };
 use freehold_machine::topology::MAX_NODES;
-use freehold_machine::{
-    CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Pinned, Topology,
-};
+use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Pinned, Topology};
 
-use crate::basket::Basket;
-use crate::block::{BlockId, Blocks};
+use crate::arena::Arena;
+use crate::block::Blocks;
 use crate::lane::{HEAD, Lane};
 use crate::misuse::Misuse;
-use crate::numa::{Listed, Passed};
 use crate::options::{Options, Wipe};
 use crate::rng::Rng;
 use crate::shape::Shapes;
-use crate::take::{Reach, Wish};
-use crate::word::{Held, Plain};
-use crate::zone::{MOVE_BATCH, NotTaken, Zone};
-
-/// Below this many frames a zone shares split blocks between classes before it opens new ones: 128 MiB.
-const FRUGAL: u64 = 64 << PAGEBLOCK_ORDER;
+use crate::word::Plain;
+use crate::zone::Zone;
 
 /// The page allocator of a machine. Used through `&'static Buddy<M>`, which is a [`FrameSource`].
 ///
@@ -44,6 +37,8 @@ pub struct Buddy<M: Machine> {
     /// The heads of the CPUs' lists; of CPUs that are not there, and where every block is [looked](Bytes::Looked) at, one that never hits.
     pub(crate) hits: [&'static [AtomicU64; HEAD]; MAX_CPUS],
     pub(crate) heads: &'static [[AtomicU64; HEAD]],
+    /// For each CPU its number among those whose lists hold the same node's blocks: that of its arena there.
+    pub(crate) slots: [u8; MAX_CPUS],
     pub(crate) stacks: &'static [AtomicU64],
     pub(crate) shapes: Shapes,
     pub(crate) cpus: usize,
@@ -170,222 +165,6 @@ impl<M: Machine> Buddy<M> {
             }
         }
     }
-    /// A block from the zones, by the request's policy; with a refill of the list that serves it, if there is one.
-    fn find(&self, pinned: &Pinned<M>, request: Request) -> Result<(Pfn, NodeId), OutOfMemory> {
-        let cpu = pinned.cpu();
-        let lane = self.lane(cpu);
-        let list = match request.policy {
-            NodePolicy::Local => self.shapes.serving(Tag::new(request.owner, request.order, lane.node())),
-            _ => None,
-        };
-        if let Some(block) = list.and_then(|list| lane.pop(list)) {
-            return Ok((block, lane.node()));
-        }
-        if matches!(request.owner, Owner::Free | Owner::Reserved) {
-            return Err(OutOfMemory);
-        }
-        if lane.drain_requested() {
-            self.drain_lane(pinned, lane);
-        }
-        // What waits to go home may be just what is asked for, and still occupies its near-cache bin.
-        self.send_home(pinned, lane);
-        // Before any lock: the generator may have one of its own. A list's refill keys what follows; a single block is drawn with
-        // what the last refill left.
-        let mut rng = match list {
-            Some(_) => Rng::new(self.machine.random_u64()),
-            None => Rng::new(lane.key()),
-        };
-        lane.set_key(rng.next());
-        if let Some(list) = list {
-            lane.key_list(list, &mut rng);
-        }
-        let (home, order) = (lane.node().0, request.order.log2());
-        let (first, allowed) = self.preference(request.policy, home, cpu);
-        for last_try in [false, true] {
-            for node in self.nearest[usize::from(first)].into_iter().take_while(|node| *node != NONE) {
-                if !allowed.contains(NodeId(node)) {
-                    continue;
-                }
-                let zone = self.zone(NodeId(node));
-                let refill = list.filter(|_| node == home);
-                let single = [AtomicU64::new(0)];
-                let places = refill.map_or(&single[..], |list| {
-                    lane.room(list, lane.grow(list, self.shapes.shape(list).batch).max(zone.group() >> order))
-                });
-                let mut basket = Basket::new(places);
-                self.take_from(pinned, zone, request.owner, order, request.pressure, &mut rng, &mut basket);
-                if zone.free() < zone.marks().low {
-                    self.tell_shortage(NodeId(node));
-                }
-                if basket.len() == 0 {
-                    continue;
-                }
-                let block = match (refill, list) {
-                    (Some(list), _) => {
-                        if lane.is_random(list) || (order == 0 && zone.has_groups()) {
-                            // In a row, where hits will come at random: so the records are read ahead.
-                            basket.since(0).for_each(|block| self.table.warm(block));
-                        } else {
-                            // By address: the last one comes out first.
-                            basket.reverse();
-                        }
-                        lane.fill(list, basket.len());
-                        lane.set_sparse(zone.sparse());
-                        lane.pop(list)
-                    }
-                    (None, Some(list)) => {
-                        lane.count_taken(list);
-                        basket.since(0).next()
-                    }
-                    (None, None) => {
-                        lane.count_passed_out(request.owner, request.order.frames());
-                        basket.since(0).next()
-                    }
-                };
-                if refill.is_none() {
-                    let listed = if list.is_some() { Listed::Yes } else { Listed::No };
-                    let (home, wanted, got) = (lane.node(), (first, allowed), NodeId(node));
-                    self.count_passed(&Passed { cpu, home, wanted, got, listed }, request);
-                }
-                return Ok((block.expect("at least one block was taken"), NodeId(node)));
-            }
-            if !last_try {
-                // What lies in this CPU's other lists may make a whole block, or be what is asked for.
-                self.drain_lane(pinned, lane);
-                self.request_drain();
-            }
-        }
-        Err(OutOfMemory)
-    }
-
-    #[cold]
-    fn tell_shortage(&self, node: NodeId) {
-        self.request_drain();
-        if let Some(sink) = self.options.on_pressure {
-            sink(node);
-        }
-    }
-
-    /// The node to begin with, and those that may be used at all.
-    fn preference(&self, policy: NodePolicy, home: u8, cpu: CpuId) -> (u8, NodeSet) {
-        let nodes = self.topology.node_count() as u8;
-        let known = |node: NodeId| if node.0 < nodes { node.0 } else { home };
-        match policy {
-            NodePolicy::Local => (known(self.machine.node_of_cpu(cpu)), NodeSet::ALL),
-            NodePolicy::Preferred(node) => (known(node), NodeSet::ALL),
-            NodePolicy::Bind(set) => (known(self.machine.node_of_cpu(cpu)), set),
-            NodePolicy::Interleave(set, n) => (set.nth(n).map_or(home, known), NodeSet::ALL),
-        }
-    }
-
-    /// Take blocks out of `zone` until `out` has all it wants, or at least one.
-    #[allow(clippy::too_many_arguments, reason = "one caller: the slow path")]
-    fn take_from(
-        &self,
-        pinned: &Pinned<M>,
-        zone: &Zone,
-        class: Owner,
-        order: u32,
-        pressure: Pressure,
-        rng: &mut Rng,
-        out: &mut Basket<'_>,
-    ) {
-        let floor = match pressure {
-            // User memory stops first: what a system call needs to end well is still there.
-            Pressure::Normal if class.side() == Side::User => zone.marks().min,
-            Pressure::Normal => zone.marks().min / 2,
-            Pressure::Reserve => 0,
-        };
-        let side = class.side();
-        let mut rng = self.shuffled.then_some(rng);
-        if order > PAGEBLOCK_ORDER {
-            return self.gather(pinned, zone, order, side, floor, out);
-        }
-        let mut held = zone.lock(pinned, self.machine);
-        loop {
-            let Some(spare) = zone.free().checked_sub(floor).filter(|spare| *spare >> order > 0) else {
-                return;
-            };
-            let want = out.room().min(spare >> order);
-            if order < PAGEBLOCK_ORDER {
-                let wish = Wish { class, order, want, reach: Reach::Near };
-                if zone.take(&held, wish, rng.as_deref_mut(), out) > 0 {
-                    return;
-                }
-                if zone.managed() < FRUGAL && self.take_stolen(&held, zone, class, order, 1, out) > 0 {
-                    return;
-                }
-                if zone.open(&held, class, rng.as_deref_mut()).is_some() {
-                    continue;
-                }
-            } else {
-                while out.len() < want
-                    && let Some(block) = zone.take_whole(&held, side, rng.as_deref_mut())
-                {
-                    out.push(block.start());
-                }
-                if out.len() > 0 {
-                    return;
-                }
-            }
-            let mut moved = [BlockId(0); MOVE_BATCH];
-            let (from, to) = match side {
-                Side::Kernel => (Side::User, Side::Kernel),
-                Side::User => (Side::Kernel, Side::User),
-            };
-            let count = zone.begin_move(&held, from, rng.as_deref_mut(), &mut moved);
-            if count > 0 {
-                drop(held);
-                self.change_side(&mut moved[..count], to);
-                held = zone.lock(pinned, self.machine);
-                zone.finish_move(&held, to, &moved[..count]);
-            } else if zone.moving(&held) > 0 {
-                // Somebody else's blocks are between the sides and will be on one of them in a moment.
-                drop(held);
-                self.machine.relax();
-                held = zone.lock(pinned, self.machine);
-            } else if order < PAGEBLOCK_ORDER {
-                let wish = Wish { class, order, want: 1, reach: Reach::Far };
-                if zone.take(&held, wish, rng, out) == 0 {
-                    self.take_stolen(&held, zone, class, order, want, out);
-                }
-                return;
-            } else {
-                return;
-            }
-        }
-    }
-    /// Take from another class of the same side.
-    fn take_stolen(
-        &self,
-        held: &Held<'_>,
-        zone: &Zone,
-        class: Owner,
-        order: u32,
-        want: u64,
-        out: &mut Basket<'_>,
-    ) -> u64 {
-        // A candidate only may have a run: each look that finds none marks its block, so this ends.
-        while let Some(whose) = zone.steal(held, class, order) {
-            let got = zone.take(held, Wish { class: whose, order, want, reach: Reach::Far }, None, out);
-            if got > 0 {
-                return got;
-            }
-        }
-        0
-    }
-    /// Take pageblocks into or out of the direct map, neighbours in one step.
-    pub(crate) fn change_side(&self, moved: &mut [BlockId], to: Side) {
-        moved.sort_unstable();
-        for run in moved.chunk_by(|a, b| a.0 + 1 == b.0) {
-            let range = PfnRange::new(run[0].start(), BlockId(run[0].0 + run.len() as u64).start());
-            match to {
-                Side::Kernel => self.machine.enter(range),
-                Side::User => self.machine.leave(range),
-            }
-        }
-    }
-
     /// A block that is not the caller's; or of another owner than the last of its size; or has no place in the lists: too large,
     /// of another node, or the list is full; or whose bytes are to be written over.
     #[cold]
@@ -406,7 +185,7 @@ impl<M: Machine> Buddy<M> {
         let Some(list) = self.shapes.serving(tag) else {
             lane.count_passed_back(tag.owner(), order.frames());
             // No list ever holds such a block: its pageblock gets it at once.
-            return self.give_back_one(&pinned, node, block, order, tag.owner().side());
+            return self.give_back_one(&pinned, node, block, order);
         };
         lane.set_guess(list);
         if node == lane.node() && !lane.is_sparse(self.blocks.state_hint(block)) {
@@ -426,29 +205,7 @@ impl<M: Machine> Buddy<M> {
         lane.count_given(list);
         if !lane.push_homeward(block, tag) {
             self.send_home(&pinned, lane);
-            self.give_back_one(&pinned, node, block, order, tag.owner().side());
-        }
-    }
-    pub(crate) fn put(
-        zone: &Zone,
-        held: &Held<'_>,
-        block: Pfn,
-        order: u32,
-        side: Side,
-    ) -> Result<(), NotTaken> {
-        if order < PAGEBLOCK_ORDER {
-            return zone.put(held, block, order);
-        }
-        let first = BlockId::of(block).0;
-        (first..first + (1 << (order - PAGEBLOCK_ORDER)))
-            .try_for_each(|id| zone.put_whole(held, BlockId(id), side))
-    }
-    /// Put a block back into its zone.
-    fn give_back_one(&self, pinned: &Pinned<M>, node: NodeId, block: Pfn, order: Order, side: Side) {
-        let zone = self.zone(node);
-        let refused = Self::put(zone, &zone.lock(pinned, self.machine), block, order.log2(), side).is_err();
-        if refused {
-            self.report(Misuse::FreedTwice(block));
+            self.give_back_one(&pinned, node, block, order);
         }
     }
 
@@ -463,7 +220,7 @@ impl<M: Machine> Buddy<M> {
                     record.set_state(State::Unowned(Some(freed)));
                     let zone = self.zone(node);
                     zone.manage(&zone.lock(&pinned, self.machine), 1);
-                    self.give_back_one(&pinned, node, frame, Order::FRAME, Side::Kernel);
+                    self.give_back_one(&pinned, node, frame, Order::FRAME);
                 }
                 _ => self.refuse(frame, Order::FRAME),
             }
@@ -478,6 +235,10 @@ impl<M: Machine> Buddy<M> {
     #[inline]
     pub(crate) fn lane(&self, cpu: CpuId) -> Lane<'_> {
         Lane::new(&self.heads[usize::from(cpu.0)], self.stacks)
+    }
+    /// The arena of a zone that this CPU takes frames out of.
+    pub(crate) fn arena(&self, pinned: &Pinned<M>, zone: &Zone) -> Arena {
+        zone.arena(self.slots[usize::from(pinned.cpu().0) % MAX_CPUS].into())
     }
     pub(crate) fn zone(&self, node: NodeId) -> &Zone {
         self.zones[usize::from(node.0)].as_ref().expect("a frame's node has a zone")

@@ -2,17 +2,20 @@
 //!
 //! Only a CPU touches its lists, so only it can drain them: others ask ([`Buddy::request_drain`]), and it answers when it runs out or polls.
 
-use freehold_frame::Side;
-use freehold_machine::{CpuId, Machine, Pfn, Pinned};
+use core::sync::atomic::AtomicU64;
+
+use freehold_frame::Order;
+use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, Pinned};
 
 use crate::Buddy;
+use crate::block::BlockId;
 use crate::lane::{Lane, homeward};
 use crate::misuse::Misuse;
 use crate::shape::LISTS;
-use crate::word::{Held, Plain};
+use crate::word::Plain;
 use crate::zone::{NotTaken, Zone};
 
-/// Most blocks that go back to a zone under one hold of its lock.
+/// Most blocks that go back to an arena under one hold of its lock.
 const DRAIN_CHUNK: u64 = 512;
 
 /// What a CPU is about to do when it [polls](Buddy::poll).
@@ -61,12 +64,8 @@ impl<M: Machine> Buddy<M> {
         let zone = self.zone(lane.node());
         while count > 0 && lane.len(list) > 0 {
             let leavers = lane.leavers(list, count.min(DRAIN_CHUNK));
-            let held = zone.lock(pinned, self.machine);
-            let blocks = leavers.places.iter().map(|place| Pfn(place.get()));
-            let refused = Self::put_all(zone, &held, blocks, shape.order, shape.class.side());
-            drop(held);
+            self.put_all(pinned, zone, leavers.places, shape.order);
             lane.forget(list, &leavers);
-            self.report_refused(refused);
             count -= leavers.places.len() as u64;
         }
     }
@@ -79,46 +78,59 @@ impl<M: Machine> Buddy<M> {
     }
     /// Put all that waits to go home where it belongs.
     pub(crate) fn send_home(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
-        let mut open: Option<(&Zone, Held<'_>)> = None;
-        let mut refused = None;
-        for alike in lane.homeward().chunk_by(|a, b| homeward(a).1.is_like(homeward(b).1)) {
+        let waiting = lane.homeward();
+        for alike in waiting.chunk_by(|a, b| homeward(a).1.is_like(homeward(b).1)) {
             let (_, tag) = homeward(&alike[0]);
-            if open.as_ref().is_none_or(|(zone, _)| zone.node != tag.node()) {
-                // One lock at a time: let go of the last node's before this one's is taken.
-                drop(open.take());
-                let zone = self.zone(tag.node());
-                open = Some((zone, zone.lock(pinned, self.machine)));
-            }
-            let (zone, held) = open.as_ref().expect("just opened");
-            let blocks = alike.iter().map(|entry| homeward(entry).0);
-            refused = Self::put_all(zone, held, blocks, tag.order().log2(), tag.owner().side()).or(refused);
+            self.put_all(pinned, self.zone(tag.node()), alike, tag.order().log2());
         }
-        if let Some((zone, held)) = open {
-            drop(held);
-            lane.set_sparse(zone.sparse());
+        if !waiting.is_empty() {
+            lane.set_sparse(self.zone(lane.node()).sparse());
         }
         lane.clear_homeward();
-        self.report_refused(refused);
     }
-    /// Put blocks of one order back into their zone; one that was not taken, if there is one.
-    fn put_all(
-        zone: &Zone,
-        held: &Held<'_>,
-        blocks: impl Iterator<Item = Pfn>,
-        order: u32,
-        side: Side,
-    ) -> Option<Pfn> {
-        if order == 0 {
-            return zone.put_singles(held, blocks);
+    /// Put blocks of one order back into their pageblocks, arena by arena: with one hold of a lock for all of them that belong to the same. Leaves their
+    /// places in disorder.
+    fn put_all(&self, pinned: &Pinned<M>, zone: &Zone, places: &[AtomicU64], order: u32) {
+        let plain = order == 0 && !zone.is_balanced();
+        let mut rest = places;
+        while let Some(first) = rest.first() {
+            let arena = zone.arena_of(BlockId::of(homeward(first).0));
+            let held = zone.lock_arena(arena, pinned, self.machine);
+            let sets = (order == PAGEBLOCK_ORDER).then(|| zone.lock_inside(&held));
+            let (mut freed, mut left, mut refused) = (0, 0, None);
+            for place in rest {
+                let (block, _) = homeward(place);
+                if plain && self.blocks.put_plain(block, held.id) {
+                    freed += 1;
+                    continue;
+                }
+                let put = match &sets {
+                    Some(sets) => zone.put_whole(&held, sets, BlockId::of(block)),
+                    None => zone.put(&held, block, order),
+                };
+                match put {
+                    Ok(()) => {}
+                    Err(NotTaken::Elsewhere) => {
+                        // With the others that are for another arena.
+                        rest[left].set(place.get());
+                        left += 1;
+                    }
+                    Err(NotTaken::Misuse) => refused = Some(block),
+                }
+            }
+            held.gain(freed);
+            drop((sets, held));
+            if let Some(block) = refused {
+                self.report(Misuse::FreedTwice(block));
+            }
+            rest = &rest[..left];
         }
-        blocks.fold(None, |refused, block| match Self::put(zone, held, block, order, side) {
-            Ok(()) => refused,
-            Err(NotTaken) => Some(block),
-        })
     }
-    fn report_refused(&self, refused: Option<Pfn>) {
-        if let Some(block) = refused {
-            self.report(Misuse::FreedTwice(block));
+    /// Put a block back, of any order: the larger ones pageblock by pageblock.
+    pub(crate) fn give_back_one(&self, pinned: &Pinned<M>, node: NodeId, block: Pfn, order: Order) {
+        let part = order.log2().min(PAGEBLOCK_ORDER);
+        for start in (0..order.frames()).step_by(1 << part) {
+            self.put_all(pinned, self.zone(node), &[AtomicU64::new(block.0 + start)], part);
         }
     }
 }

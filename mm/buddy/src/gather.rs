@@ -21,10 +21,10 @@ impl<M: Machine> Buddy<M> {
     ) {
         let count = 1u64 << (order - PAGEBLOCK_ORDER);
         let held = zone.lock(pinned, self.machine);
-        if zone.free() < floor + (count << PAGEBLOCK_ORDER) {
+        if zone.reserve(1, order, floor).is_none() {
             return;
         }
-        let Some(first) = zone.find_neighbours(&held, count) else { return };
+        let Some(first) = zone.find_neighbours(&held, count) else { return zone.gain(1 << order) };
         zone.begin_gather(&held, first, count);
         drop(held);
         // The blocks are nobody else's now; those that are on the wrong side change it without the lock.
@@ -34,7 +34,8 @@ impl<M: Machine> Buddy<M> {
                 self.change_side(&mut [block], side);
             }
         }
-        zone.finish_gather(&zone.lock(pinned, self.machine), first, count, side);
+        let arena = self.arena(pinned, zone);
+        zone.finish_gather(&zone.lock_arena(arena, pinned, self.machine), first, count, side);
         out.push(first.start());
     }
 }

@@ -17,7 +17,7 @@ use freehold_machine::{Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PfnRa
 use crate::Buddy;
 use crate::block::{BlockId, BlockState, Fill};
 use crate::word::{Held, Plain};
-use crate::zone::Zone;
+use crate::zone::{HeldAll, Zone};
 
 /// Why a range cannot be plugged or unplugged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,7 +39,7 @@ impl<M: Machine> Buddy<M> {
         self.drain_local();
         self.request_drain();
         let pinned = self.machine.pin();
-        let held = zone.lock(&pinned, self.machine);
+        let held = zone.lock_all(&pinned, self.machine);
         if blocks_of(range).any(|block| !zone.may_leave(block)) {
             return Err(PlugError::KernelMemory);
         }
@@ -80,7 +80,7 @@ impl<M: Machine> Buddy<M> {
     pub fn plug(&self, range: PfnRange) -> Result<(), PlugError> {
         let zone = self.zone_of_blocks(range)?;
         let pinned = self.machine.pin();
-        let held = zone.lock(&pinned, self.machine);
+        let held = zone.lock_all(&pinned, self.machine);
         blocks_of(range).for_each(|block| zone.stay(&held, block));
         Ok(())
     }
@@ -108,7 +108,7 @@ impl Zone {
             Fill::Moving => false,
         }
     }
-    fn begin_leave(&self, held: &Held, block: BlockId) {
+    fn begin_leave(&self, held: &HeldAll<'_>, block: BlockId) {
         let state = self.blocks().state(block);
         if state.is_leaving() || state.fill() == Fill::Offline {
             return;
@@ -119,13 +119,13 @@ impl Zone {
             Fill::Free(side) => {
                 let position = self.position_of(side, block);
                 self.set(side).take_at(position, self.blocks(), self.runs());
-                self.free.sub(PAGEBLOCK_FRAMES);
+                self.lose(held, PAGEBLOCK_FRAMES);
                 let fill = if side == Side::Kernel { Fill::Moving } else { Fill::Offline };
                 self.blocks().set_state(block, BlockState::plain(fill));
             }
             Fill::Split => {
-                self.unlist(held, block, state);
-                self.free.sub(state.free());
+                self.arena_of(block).unlist(block, state);
+                self.lose(held, state.free());
                 self.blocks().set_state(block, state.leaving());
             }
             Fill::Whole => self.blocks().set_state(block, state.leaving()),
@@ -135,16 +135,16 @@ impl Zone {
     fn finish_leave(&self, _held: &Held, block: BlockId) {
         self.blocks().set_state(block, BlockState::plain(Fill::Offline));
     }
-    fn stay(&self, held: &Held, block: BlockId) {
+    fn stay(&self, held: &HeldAll<'_>, block: BlockId) {
         let state = self.blocks().state(block);
         if state.fill() == Fill::Offline {
-            self.insert(block, Side::User);
-            self.free.add(PAGEBLOCK_FRAMES);
+            self.insert(&held.sets, block, Side::User);
+            self.gain(PAGEBLOCK_FRAMES);
         } else if state.is_leaving() {
             self.blocks().set_state(block, state.staying());
             if state.is_split() {
-                self.list(held, block, state.staying());
-                self.free.add(state.free());
+                self.arena_of(block).list(block, state.staying());
+                self.gain(state.free());
             }
         } else {
             return;

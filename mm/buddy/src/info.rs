@@ -149,7 +149,8 @@ impl<M: Machine> Buddy<M> {
         let audit = self.table.audit(runs, |_| {});
         core::array::from_fn(|owner| audit.frames(Owner::ALL[owner]))
     }
-    /// The state of each node's memory, pageblock by pageblock. Takes the zone's lock for a pageblock at a time.
+    /// The state of each node's memory, pageblock by pageblock. Takes the zone's lock for a pageblock at a time; what is free of a split one is counted
+    /// without its arena's: it may change meanwhile.
     pub fn zone_info(&self) -> impl Iterator<Item = ZoneInfo> {
         self.zones.iter().flatten().map(|zone| {
             let ranges = || self.topology.ranges().iter().filter(|range| range.node == zone.node);

@@ -12,6 +12,7 @@ use freehold_machine::{
     CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Topology,
 };
 
+use crate::arena::ARENA_WORDS;
 use crate::block::{BITMAP_WORDS, BLOCK_WORDS, BlockId, BlockState, Blocks, Fill};
 use crate::buddy::{Buddy, Bytes, NONE};
 use crate::lane::{HEAD, NO_LISTS};
@@ -20,7 +21,7 @@ use crate::place::Bins;
 use crate::runs::Runs;
 use crate::shape::{Draws, Shapes};
 use crate::word::Plain;
-use crate::zone::{LIST_WORDS, Parts, Zone};
+use crate::zone::{Parts, ZONE_WORDS, Zone};
 
 /// Most runs of whole free pageblocks of a node; what is beyond them is added block by block.
 const RUNS: usize = 64;
@@ -50,12 +51,15 @@ impl Layout {
     fn of(topology: &Topology, cpus: usize, shapes: &Shapes, options: &Options) -> Self {
         let blocks = topology.end().0.div_ceil(PAGEBLOCK_FRAMES) as usize;
         let lanes = cpus * (HEAD + shapes.words);
-        let zones = topology.node_count() * (LIST_WORDS + 2 * RUNS);
+        // An arena for each CPU, in the zone of its node; one for a zone without CPUs.
+        let zones = topology.node_count() * (ZONE_WORDS + ARENA_WORDS + 2 * RUNS) + cpus * ARENA_WORDS;
         // Sets: a position on each side for each block a zone touches; at most two zones touch one block at each range's edge.
         let sets = 2 * (blocks + 2 * topology.ranges().len());
         let nodes = (0..topology.node_count() as u8).map(NodeId);
         let bins: usize = nodes.map(|node| Bins::words(Bins::cache_blocks(topology, node, options))).sum();
-        Self { blocks, total: bins + LINES + lanes + blocks * BLOCK_WORDS + zones + sets }
+        // Each zone's sets and bins end where they end, and what follows begins with a line.
+        let gaps = (1 + 3 * topology.node_count()) * LINES;
+        Self { blocks, total: bins + gaps + lanes + blocks * BLOCK_WORDS + zones + sets }
     }
 }
 
@@ -63,15 +67,17 @@ impl Layout {
 struct Supply(&'static [AtomicU64]);
 
 impl Supply {
+    /// From the next two lines on.
     fn take(&mut self, words: usize) -> Result<&'static [AtomicU64], InitError> {
-        let (taken, rest) = self.0.split_at_checked(words).ok_or(InitError::MetadataTooSmall(words))?;
+        let whole = words.next_multiple_of(LINES);
+        let (taken, rest) = self.0.split_at_checked(whole).ok_or(InitError::MetadataTooSmall(words))?;
         self.0 = rest;
-        Ok(taken)
+        Ok(&taken[..words])
     }
 }
 
 impl<M: Machine> Buddy<M> {
-    /// How many zeroed words [`Buddy::new`] needs: about 0.28 bytes per frame up to the end of memory, and up to 45 KiB per CPU.
+    /// How many zeroed words [`Buddy::new`] needs: about 0.28 bytes per frame up to the end of memory, and up to 46 KiB per CPU.
     pub fn metadata_words(topology: &Topology, cpus: usize, options: &Options) -> usize {
         Layout::of(topology, cpus, &shapes(topology, cpus, options), options).total
     }
@@ -123,6 +129,7 @@ impl<M: Machine> Buddy<M> {
             nearest: nearest(topology),
             hits: [&NO_LISTS; MAX_CPUS],
             heads,
+            slots: [0; MAX_CPUS],
             stacks,
             shapes,
             cpus,
@@ -135,6 +142,8 @@ impl<M: Machine> Buddy<M> {
             if bytes == Bytes::Left {
                 buddy.hits[cpu] = head;
             }
+            let before = (0..cpu).filter(|other| buddy.lane(CpuId(*other as u16)).node() == home);
+            buddy.slots[cpu] = before.count() as u8;
             let cpu = CpuId(cpu as u16);
             let draws = if buddy.shuffled { Draws::From(options.shuffle_order) } else { Draws::None };
             buddy.lane(cpu).lay_out(&buddy.shapes, cpu, home, draws, machine.random_u64());
@@ -210,7 +219,12 @@ impl<M: Machine> Buddy<M> {
         supply: &mut Supply,
         grain: u32,
     ) -> Result<Zone, InitError> {
-        let lists = supply.take(LIST_WORDS)?;
+        let words = supply.take(ZONE_WORDS)?.first_chunk().expect("as many as were asked for");
+        let cache_blocks = Bins::cache_blocks(self.topology, node, &self.options);
+        let at_home = (0..self.cpus).filter(|cpu| self.lane(CpuId(*cpu as u16)).node() == node).count();
+        // The counts of bins are one for all CPUs: so are the pageblocks then.
+        let arenas = if cache_blocks > 0 { 1 } else { at_home.max(1) };
+        let (arenas, _) = supply.take(arenas * ARENA_WORDS)?.as_chunks();
         let runs = supply.take(2 * RUNS)?;
         let ranges = || self.topology.ranges().iter().filter(|range| range.node == node);
         let frames = |presence| {
@@ -232,12 +246,12 @@ impl<M: Machine> Buddy<M> {
             }
         });
         let runs = Runs::new(&runs[..2 * used], total);
-        let cache_blocks = Bins::cache_blocks(self.topology, node, &self.options);
         let bins = Bins::new(cache_blocks, supply.take(Bins::words(cache_blocks))?);
         let parts = Parts {
             blocks: self.blocks,
             runs,
-            lists,
+            words,
+            arenas,
             bins,
             sets,
             frames: frames(Presence::Always),
@@ -251,7 +265,7 @@ impl<M: Machine> Buddy<M> {
     fn adopt_fragments(&self, reserved: &[PfnRange]) {
         let pinned = self.machine.pin();
         for zone in self.zones.iter().flatten() {
-            let held = zone.lock(&pinned, self.machine);
+            let held = zone.lock_arena(zone.arena(0), &pinned, self.machine);
             let mut open: Option<(BlockId, [u64; BITMAP_WORDS])> = None;
             let close = |open: &mut Option<(BlockId, [u64; BITMAP_WORDS])>| {
                 let Some((block, bits)) = open.take() else { return };

@@ -22,7 +22,7 @@ use freehold_machine::{CpuId, NodeId, Pfn};
 use crate::block::BlockState;
 use crate::rng::Rng;
 use crate::shape::{Draws, LISTS, NOWHERE, SERVES, Shapes, owner_and_order};
-use crate::word::Plain;
+use crate::word::{LINE, Plain};
 
 /// The list of blocks that wait to go home; each with its tag.
 pub(crate) const HOME: usize = LISTS;
@@ -31,8 +31,6 @@ pub(crate) const HOMEWARD: u64 = 256;
 /// Where a block that waits to go home has its tag.
 const TAG_SHIFT: u32 = 48;
 
-/// Words in a cache line.
-const LINE: usize = 8;
 /// Words in a lane's head: its scalars, then a line for each list.
 pub(crate) const HEAD: usize = 32 * LINE;
 const KEY: usize = 0;

@@ -8,20 +8,24 @@
 //! - **Sides**: a pageblock is in the kernel's direct map as a whole or not at all, and changes only when it is wholly free,
 //!   many at once with one flush, never under a lock.
 //! - **Per-CPU lists** for orders 0–9: a hit takes no lock and no atomic read-modify-write.
+//! - **Per-CPU pageblocks** (`arena`): each CPU takes frames out of split pageblocks of its own, and what is given back goes to the CPU whose pageblock
+//!   it is. So CPUs at work share a lock only where a pageblock comes or goes.
 //! - **Misuse** is always detected, by the frame's own record, and reported with who had the frame before.
 //!
-//! The lock order is simple: one lock per node, nothing under it.
+//! An arena's lock, and inside it its node's; no others.
 //!
 //! [`Owner`]: freehold_frame::Owner
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod arena;
 mod basket;
 mod block;
 mod buddy;
 mod drain;
 mod fill;
+mod find;
 mod gather;
 mod hotplug;
 mod info;

@@ -13,20 +13,21 @@
 //! Prior art: page colouring (Kessler and Hill 1992), zonesort, the static policy of Johnny Cache (OSDI 2023), which all work on coarser bins,
 //! in address order, or by moving pages afterwards.
 //!
-//! Everything here happens under the zone's lock.
+//! A zone with bins has one [arena](crate::arena), and everything here happens under its lock.
 
 use core::sync::atomic::AtomicU64;
 
 use freehold_frame::{Owner, Side};
 use freehold_machine::topology::Indexing;
-use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Topology};
+use freehold_machine::{Cpus, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Topology};
 
+use crate::arena::HeldArena;
 use crate::basket::Basket;
 use crate::block::{BITMAP_WORDS, BUCKETS, BlockId, Fill};
 use crate::options::Options;
 use crate::rng::Rng;
 use crate::take::{Reach, Wish};
-use crate::word::{Held, Plain};
+use crate::word::Plain;
 use crate::zone::Zone;
 
 /// Classes that are counted.
@@ -221,9 +222,9 @@ impl Zone {
     }
 
     /// Take single frames whose bins hold the fewest of the class. 0 where balance has nothing to offer: then any frame will do.
-    pub(crate) fn take_balanced(
+    pub(crate) fn take_balanced<C: Cpus>(
         &self,
-        held: &Held,
+        held: &HeldArena<'_, C>,
         bins: &Bins,
         wish: Wish,
         mut rng: Option<&mut Rng>,
@@ -234,8 +235,17 @@ impl Zone {
         let floor = bins.totals[which].get() / (bins.blocks * PAGEBLOCK_FRAMES);
         for level in floor..floor + SLACK {
             let mut taken = 0;
-            for block in self.shortlist(bins, which, class).into_iter().flatten() {
-                taken += self.take_at_level(bins, which, block, level, want - taken, rng.as_deref_mut(), out);
+            for block in self.shortlist(held, bins, which, class).into_iter().flatten() {
+                taken += self.take_at_level(
+                    held,
+                    bins,
+                    which,
+                    block,
+                    level,
+                    want - taken,
+                    rng.as_deref_mut(),
+                    out,
+                );
                 if taken * 4 >= want {
                     return taken;
                 }
@@ -244,8 +254,16 @@ impl Zone {
             while taken * 4 < want {
                 let Some(block) = self.open(held, class, rng.as_deref_mut()) else { break };
                 bins.opened[which].set(block.0 + 1);
-                let got =
-                    self.take_at_level(bins, which, block, level, want - taken, rng.as_deref_mut(), out);
+                let got = self.take_at_level(
+                    held,
+                    bins,
+                    which,
+                    block,
+                    level,
+                    want - taken,
+                    rng.as_deref_mut(),
+                    out,
+                );
                 taken += got;
                 if got == 0 {
                     break;
@@ -258,7 +276,13 @@ impl Zone {
         0
     }
     /// The pageblock opened last, then the fullest ones.
-    fn shortlist(&self, bins: &Bins, which: usize, class: Owner) -> [Option<BlockId>; SHORTLIST] {
+    fn shortlist<C: Cpus>(
+        &self,
+        held: &HeldArena<'_, C>,
+        bins: &Bins,
+        which: usize,
+        class: Owner,
+    ) -> [Option<BlockId>; SHORTLIST] {
         let mut list = [None; SHORTLIST];
         let opened = bins.opened[which].get().checked_sub(1).map(BlockId).filter(|block| {
             let state = self.blocks().state(*block);
@@ -267,7 +291,7 @@ impl Zone {
         list[0] = opened;
         let mut len = 1;
         for bucket in 0..BUCKETS {
-            let mut next = self.first_of(class, bucket);
+            let mut next = held.first_of(class, bucket);
             while let Some(block) = next
                 && len < SHORTLIST
             {
@@ -281,8 +305,9 @@ impl Zone {
         list
     }
     #[allow(clippy::too_many_arguments, reason = "one caller: the search above")]
-    fn take_at_level(
+    fn take_at_level<C: Cpus>(
         &self,
+        held: &HeldArena<'_, C>,
         bins: &Bins,
         which: usize,
         block: BlockId,
@@ -310,7 +335,7 @@ impl Zone {
             }
             bitmap[index].set(left);
         }
-        self.note_taken(block, old, taken);
+        held.note_taken(block, old, taken);
         taken
     }
     /// A split pageblock changes class: its used frames count for the new one.

@@ -1,16 +1,17 @@
 //! Pageblocks between owners: moved from one side of the direct map to the other, or gathered into a larger block.
 //!
 //! The zone's lock is not held while the direct map changes. Meanwhile the blocks are [`Fill::Moving`]: in no set, found by nobody,
-//! and sure to be back; whoever needs one waits for [`Zone::moving`] to fall.
+//! and those that change sides are sure to be back; whoever needs one waits for [`Zone::moving`] to fall.
 
 use freehold_frame::Side;
-use freehold_machine::PAGEBLOCK_ORDER;
+use freehold_machine::Cpus;
 
-use crate::block::{BlockId, BlockState, Fill};
+use crate::arena::HeldArena;
+use crate::block::{BlockId, BlockState, Fill, whole_class};
 use crate::place::Bins;
 use crate::rng::Rng;
 use crate::word::{Held, Plain};
-use crate::zone::{MOVE_BATCH, Zone, whole_class};
+use crate::zone::{MOVE_BATCH, Zone};
 
 impl Zone {
     /// Take free blocks out of one side, to be changed to the other without the lock. The caller calls [`Zone::finish_move`]
@@ -55,8 +56,8 @@ impl Zone {
             .unwrap_or(drawn)
     }
     /// Put blocks that changed sides where they belong now.
-    pub(crate) fn finish_move(&self, _held: &Held, to: Side, moved: &[BlockId]) {
-        moved.iter().for_each(|&block| self.insert(block, to));
+    pub(crate) fn finish_move(&self, held: &Held, to: Side, moved: &[BlockId]) {
+        moved.iter().for_each(|&block| self.insert(held, block, to));
         self.moving.sub(moved.len() as u64);
     }
 
@@ -82,7 +83,7 @@ impl Zone {
         let position = set.position_of(block, self.blocks(), self.runs());
         position < set.len() && set.at(position, self.runs()) == block
     }
-    /// Take `count` free blocks from `first` on out of their sets; each remembers its side.
+    /// Take `count` free blocks from `first` on, whose frames are reserved, out of their sets; each remembers its side.
     pub(crate) fn begin_gather(&self, _held: &Held, first: BlockId, count: u64) {
         for id in first.0..first.0 + count {
             let block = BlockId(id);
@@ -93,20 +94,23 @@ impl Zone {
             set.take_at(set.position_of(block, self.blocks(), self.runs()), self.blocks(), self.runs());
             self.blocks().set_state(block, BlockState::plain(Fill::Moving).with_class(whole_class(side)));
         }
-        self.moving.add(count);
     }
     /// The side a block that is being gathered comes from. Its gatherer alone asks, with or without the lock.
     pub(crate) fn gathered_from(&self, block: BlockId) -> Side {
         self.blocks().state(block).class().side()
     }
     /// Hand out the gathered blocks.
-    pub(crate) fn finish_gather(&self, _held: &Held, first: BlockId, count: u64, side: Side) {
+    pub(crate) fn finish_gather<C: Cpus>(
+        &self,
+        held: &HeldArena<'_, C>,
+        first: BlockId,
+        count: u64,
+        side: Side,
+    ) {
+        let _sets = self.lock_inside(held);
         for id in first.0..first.0 + count {
-            self.blocks()
-                .set_state(BlockId(id), BlockState::plain(Fill::Whole).with_class(whole_class(side)));
+            self.blocks().set_state(BlockId(id), BlockState::whole(side).with_arena(held.id));
             self.count_whole(BlockId(id), side, Bins::add);
         }
-        self.moving.sub(count);
-        self.free.sub(count << PAGEBLOCK_ORDER);
     }
 }

@@ -1,21 +1,22 @@
 //! Taking blocks of orders 0 to 8 out of split pageblocks: which pageblock, and which of its frames.
 //!
-//! Everything here happens under the zone's lock.
+//! Everything here happens under an arena's lock.
 
 use core::sync::atomic::AtomicU64;
 
 use freehold_frame::Owner;
-use freehold_machine::{PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
+use freehold_machine::{Cpus, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
 
+use crate::arena::{Arena, HeldArena};
 use crate::basket::Basket;
 use crate::block::{self, BITMAP_WORDS, BlockId, BlockState};
 use crate::place::wants_balance;
 use crate::rng::Rng;
-use crate::word::{Held, Plain};
+use crate::word::Plain;
 use crate::zone::Zone;
 
 /// How many split blocks of one bucket are looked at for a run of order 1 to 8 before a fresh block is opened.
-const CANDIDATES: usize = 6;
+pub(crate) const CANDIDATES: usize = 6;
 
 /// How far to look for a run in split blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,10 +40,10 @@ pub(crate) struct Wish {
 }
 
 impl Zone {
-    /// Take blocks as wished out of split pageblocks, the fullest first. How many there were.
-    pub(crate) fn take(
+    /// Take blocks as wished out of an arena's split pageblocks, the fullest first. How many there were; their frames are reserved.
+    pub(crate) fn take<C: Cpus>(
         &self,
-        held: &Held,
+        held: &HeldArena<'_, C>,
         wish: Wish,
         mut rng: Option<&mut Rng>,
         out: &mut Basket<'_>,
@@ -56,7 +57,7 @@ impl Zone {
         }
         let mut taken = 0;
         while taken < want {
-            let Some(block) = self.candidate(held, class, order, reach) else { break };
+            let Some(block) = held.candidate(class, order, reach) else { break };
             let old = self.blocks().state(block);
             let bitmap = self.blocks().bitmap(block);
             let before = out.len();
@@ -74,45 +75,13 @@ impl Zone {
             }
             let got = out.len() - before;
             if got == 0 {
-                self.update(block, old, old.with_hint(order - 1));
+                held.update(block, old, old.with_hint(order - 1));
             } else {
-                self.note_taken(block, old, got << order);
+                held.note_taken(block, old, got << order);
             }
             taken += got;
         }
         taken
-    }
-    /// `frames` of a split block were handed out.
-    pub(crate) fn note_taken(&self, block: BlockId, old: BlockState, frames: u64) {
-        self.update(block, old, old.with_free(old.free() - frames));
-        self.free.sub(frames);
-    }
-    /// The fullest split block of `class` that may have a run of `order`.
-    pub(crate) fn candidate(&self, _held: &Held, class: Owner, order: u32, reach: Reach) -> Option<BlockId> {
-        let mut mask = self.buckets(class).get();
-        if order > 0 {
-            mask &= self.fits(class).get() >> (8 * (order - 1)) & 255;
-        }
-        while mask != 0 {
-            let bucket = mask.trailing_zeros() as usize;
-            let mut next = self.first_of(class, bucket);
-            let mut looked = 0;
-            while let Some(block) = next
-                && (reach == Reach::Far || looked < CANDIDATES)
-            {
-                if order == 0 || self.blocks().state(block).hint() >= order {
-                    return Some(block);
-                }
-                looked += 1;
-                next = self.blocks().links(block).0;
-            }
-            if next.is_none() {
-                let fits = self.fits(class);
-                fits.set(fits.get() & !(1 << (8 * (order - 1) + bucket as u32)));
-            }
-            mask &= mask - 1;
-        }
-        None
     }
     /// Single frames that come out together.
     pub(crate) fn group(&self) -> u64 {
@@ -140,6 +109,13 @@ impl Zone {
                 }
             }
         }
+    }
+}
+
+impl Arena {
+    /// `frames` of a split block were handed out.
+    pub(crate) fn note_taken(self, block: BlockId, old: BlockState, frames: u64) {
+        self.update(block, old, old.with_free(old.free() - frames));
     }
 }
 
@@ -214,21 +190,8 @@ fn take_groups(
 }
 
 /// Take the frames of `bits`, which are free, out of a word of a block's bitmap, until `out` has `end`.
-fn emit(block: BlockId, index: usize, word: &AtomicU64, mut bits: u64, end: u64, out: &mut Basket<'_>) {
+fn emit(block: BlockId, index: usize, word: &AtomicU64, bits: u64, end: u64, out: &mut Basket<'_>) {
     let first = block.start().offset(index as u64 * 64);
-    if bits == u64::MAX && end - out.len() >= 64 {
-        word.set(0);
-        out.push_all((0..64).map(|n| first.offset(n)));
-        return;
-    }
-    let mut left = word.get();
-    let most = (end - out.len()) as usize;
-    let frames = core::iter::from_fn(|| {
-        let at = bits.trailing_zeros();
-        left &= !bits | (bits & bits.wrapping_sub(1));
-        bits &= bits.wrapping_sub(1);
-        (at < 64).then(|| first.offset(u64::from(at)))
-    });
-    out.push_all(frames.take(most));
-    word.set(left);
+    let left = out.push_bits(first, bits, end - out.len());
+    word.set(word.get() & !(bits ^ left));
 }

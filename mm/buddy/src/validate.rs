@@ -97,8 +97,8 @@ impl<M: Machine> Buddy<M> {
     /// Free frames of a zone, counted.
     fn validate_zone(&self, zone: &Zone, tell: &mut impl FnMut(Fault)) -> u64 {
         let pinned = self.machine.pin();
-        let held = zone.lock(&pinned, self.machine);
-        let mut free = zone.moving(&held) * PAGEBLOCK_FRAMES;
+        let held = zone.lock_all(&pinned, self.machine);
+        let mut free = zone.moving(&held.sets) * PAGEBLOCK_FRAMES;
         for block in self.zone_blocks(zone.node) {
             let state = self.blocks.state(block);
             match state.fill() {
@@ -107,7 +107,10 @@ impl<M: Machine> Buddy<M> {
                 Fill::Split => {
                     let ones: u64 =
                         self.blocks.bitmap(block).iter().map(|word| u64::from(word.get().count_ones())).sum();
-                    if ones != state.free() || ones == PAGEBLOCK_FRAMES || !zone.is_listed(&held, block) {
+                    if ones != state.free()
+                        || ones == PAGEBLOCK_FRAMES
+                        || !zone.arena_of(block).is_listed(block)
+                    {
                         tell(Fault::Pageblock(block.start()));
                     }
                     free += if state.is_leaving() { 0 } else { ones };

@@ -1,12 +1,16 @@
-//! Words of the allocator's own memory, and the lock that orders access to them.
+//! Words of the allocator's own memory, and the locks that order access to them.
 //!
 //! All of the allocator's variable state is `AtomicU64`s that are read and written with relaxed plain loads and
-//! stores: each has one user at a time, either the holder of a zone's [`Lock`] or the CPU whose lane it is. The lock's
+//! stores: each has one user at a time, either the holder of a [`Lock`] or the CPU whose lane it is. A lock's
 //! acquire and release order everything else, so no word needs an ordering of its own.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::{Cpus, Pinned};
+
+/// Words in a cache line.
+pub(crate) const LINE: usize = 8;
 
 /// Plain access to a word that has one user at a time.
 pub(crate) trait Plain {
@@ -35,28 +39,49 @@ impl Plain for AtomicU64 {
     }
 }
 
-/// A zone's spin lock. Taken with the CPU pinned and interrupts on; interrupt handlers never take it.
-/// Ordered before nothing: the holder takes no other lock, allocates nothing, draws no random bits.
-#[derive(Debug, Default)]
-pub(crate) struct Lock(AtomicBool);
+/// A spin lock: a word in a line of its own, 0 while nobody holds it. Taken with the CPU pinned and interrupts on; interrupt handlers
+/// never take it. The holder allocates nothing and draws no random bits.
+///
+/// **Order.** An arena's lock, then its zone's. Of two arenas' locks, the second is only tried for; who wants all of a zone's
+/// ([`Zone::lock_all`](crate::zone::Zone::lock_all)) takes them by number, then the zone's. Zones are never locked together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lock(&'static AtomicU64);
 
-/// Proof that a zone's lock is held.
+/// Proof that a lock is held.
 #[derive(Debug)]
-pub(crate) struct Held<'a>(&'a AtomicBool);
+pub(crate) struct Held<'a> {
+    lock: Lock,
+    pinned: PhantomData<&'a ()>,
+}
 
 impl Lock {
-    pub(crate) fn lock<'a, C: Cpus>(&'a self, _pinned: &'a Pinned<C>, cpus: C) -> Held<'a> {
-        while self.0.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            while self.0.load(Ordering::Relaxed) {
+    pub(crate) const fn new(word: &'static AtomicU64) -> Self {
+        Self(word)
+    }
+    pub(crate) fn lock<'a, C: Cpus>(self, _pinned: &'a Pinned<C>, cpus: C) -> Held<'a> {
+        self.acquire(cpus);
+        Held { lock: self, pinned: PhantomData }
+    }
+    /// `None` if somebody else holds it.
+    pub(crate) fn try_lock<C: Cpus>(self, _pinned: &Pinned<C>) -> Option<Held<'_>> {
+        let free = self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        free.then_some(Held { lock: self, pinned: PhantomData })
+    }
+    /// The CPU is pinned; [`Lock::release`] follows.
+    pub(crate) fn acquire<C: Cpus>(self, cpus: C) {
+        while self.0.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            while self.0.get() != 0 {
                 cpus.relax();
             }
         }
-        Held(&self.0)
+    }
+    pub(crate) fn release(self) {
+        self.0.store(0, Ordering::Release);
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        self.lock.release();
     }
 }

@@ -1,8 +1,9 @@
 //! Two and three CPUs at once: every interleaving at small bounds, as far as time allows, then random ones at larger.
 //!
-//! The scheduler switches threads wherever one CPU can notice another: when it is about to take a zone's lock (the draw
-//! of random bits, a pin), while a pageblock is between the sides of the direct map, and when it waits. Between those points a CPU works under
-//! a lock or on words of its own, so nothing is missed by not switching there.
+//! The scheduler switches threads wherever one CPU can notice another: when it is about to take a lock and holds none, while a pageblock is between the
+//! sides of the direct map, when it waits; and, where CPUs ask something of each other, when an operation begins. Between those points a CPU works under a
+//! lock, on words of its own, or on a hint that it checks under the next lock, so nothing is missed by not switching there: a zone's lock that is taken
+//! inside an arena's orders words that nobody sees without one of the two.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -27,7 +28,14 @@ shuttle::thread_local! {
 
 /// The software machine, with a switch of threads wherever another CPU's work can be noticed.
 #[derive(Clone, Copy, Debug)]
-struct Switching(Model);
+struct Switching(Model, Starts);
+
+/// Whether threads switch when an operation begins too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Starts {
+    Switch,
+    GoOn,
+}
 
 impl Cpus for Switching {
     fn current_cpu(self) -> CpuId {
@@ -40,10 +48,15 @@ impl Cpus for Switching {
         self.0.node_of_cpu(cpu)
     }
     fn disable_preemption(self) {
-        thread::yield_now();
+        if self.1 == Starts::Switch {
+            thread::yield_now();
+        }
     }
     fn enable_preemption(self) {}
     fn relax(self) {
+        thread::yield_now();
+    }
+    fn about_to_lock(self) {
         thread::yield_now();
     }
 }
@@ -105,7 +118,6 @@ impl DirectMap for Switching {
 
 impl Entropy for Switching {
     fn random_u64(self) -> u64 {
-        thread::yield_now();
         self.0.random_u64()
     }
     fn is_seeded(self) -> bool {
@@ -122,27 +134,49 @@ impl Machine for Switching {
 type Source = &'static Buddy<Switching>;
 
 /// A machine of `blocks` pageblocks whose frames are all free.
-fn machine(cpus: usize, blocks: u64) -> Source {
+fn machine(cpus: usize, blocks: u64, starts: Starts) -> Source {
     let model = Model::new(Config { cpus, frames: blocks * 512, ..Config::default() });
     let options = Options { shuffle: Shuffle::On, ..Options::default() };
-    buddy(Switching(model), model.topology(), &[], options)
+    buddy(Switching(model, starts), model.topology(), &[], options)
 }
 
-/// Run each of `work` on a CPU of its own and check the books when all are done.
-fn together(source: Source, work: Vec<Box<dyn Fn(Source) + Send + Sync>>) {
-    let all = source.managed_frames();
+type Work = Box<dyn Fn(Source) + Send + Sync>;
+
+fn on(work: impl Fn(Source) + Send + Sync + 'static) -> Work {
+    Box::new(work)
+}
+
+/// Give a frame back, and then all that the CPU's lists hold.
+fn give(frame: Pfn) -> Work {
+    on(move |source| {
+        source.release(frame, Order::FRAME);
+        source.drain_local();
+    })
+}
+
+/// Be another CPU.
+fn become_cpu(cpu: u16) {
+    CPU.with(|c| c.set(cpu));
+}
+
+/// Run each of `work` on a CPU of its own; when all are done, empty their lists and check the books: `held` frames are not free.
+fn together(source: Source, held: u64, work: Vec<Work>) {
+    let cpus = work.len() as u16;
     let threads: Vec<_> = (0..)
         .zip(work)
         .map(|(cpu, work)| {
             thread::spawn(move || {
-                CPU.with(|c| c.set(cpu));
+                become_cpu(cpu);
                 work(source);
-                source.drain_local();
             })
         })
         .collect();
     threads.into_iter().for_each(|t| t.join().unwrap());
-    assert_eq!(check(source), all);
+    for cpu in 0..cpus {
+        become_cpu(cpu);
+        source.drain_local();
+    }
+    assert_eq!(check(source), source.managed_frames() - held);
     assert_eq!(source.misuses(), 0);
 }
 
@@ -179,7 +213,7 @@ fn common_side(source: Source, block: Pfn) -> bool {
 fn the_last_free_pageblock_changes_sides_under_one_cpu_and_the_other_waits_for_it() {
     // One pageblock is free on the kernel's side; both CPUs want user memory, of which there is enough for both once it has moved.
     let count = interleavings(200, || {
-        let source = machine(2, 2);
+        let source = machine(2, 2, Starts::GoOn);
         let blocks = [0, 1].map(|_| take(source, Owner::Kernel, Order::PAGEBLOCK).unwrap());
         blocks.into_iter().for_each(|b| source.release(b, Order::PAGEBLOCK));
         let want = |source: Source| {
@@ -187,54 +221,147 @@ fn the_last_free_pageblock_changes_sides_under_one_cpu_and_the_other_waits_for_i
                 take(source, Owner::Anon, Order::PAGEBLOCK).expect("there are two blocks for two CPUs");
             source.release(block, Order::PAGEBLOCK);
         };
-        together(source, vec![Box::new(want), Box::new(want)]);
+        together(source, 0, vec![on(want), on(want)]);
     });
     // Waiting makes more interleavings than there is time for; the first ones already hold every order of the two moves.
     assert_eq!(count, BOUND);
 }
 
-#[test]
-fn frames_freed_on_another_cpu_and_drained_by_request_are_never_lost_or_doubled() {
-    let count = interleavings(400, || {
-        let source = machine(2, 2);
-        let frame = take(source, Owner::Anon, Order::FRAME).unwrap();
-        together(
-            source,
-            vec![
-                Box::new(move |source| {
-                    source.release(frame, Order::FRAME);
-                    source.poll(Moment::Tick);
-                }),
-                Box::new(|source| {
-                    let frame = take(source, Owner::Kernel, Order::FRAME).unwrap();
-                    source.request_drain();
-                    source.release(frame, Order::FRAME);
-                }),
-            ],
-        );
-    });
+/// All interleavings were tried, and there were some.
+#[track_caller]
+fn assert_exhausted(count: u64, least: u64) {
     assert!(
-        (10..BOUND).contains(&count),
+        (least..BOUND).contains(&count),
         "{count} interleavings: too few to mean anything, or not all of them"
     );
 }
 
 #[test]
+fn frames_freed_on_another_cpu_and_drained_by_request_are_never_lost_or_doubled() {
+    let count = interleavings(400, || {
+        let source = machine(2, 2, Starts::Switch);
+        let frame = take(source, Owner::Anon, Order::FRAME).unwrap();
+        let first = on(move |source| {
+            source.release(frame, Order::FRAME);
+            source.poll(Moment::Tick);
+        });
+        let second = on(|source| {
+            let frame = take(source, Owner::Kernel, Order::FRAME).unwrap();
+            source.request_drain();
+            source.release(frame, Order::FRAME);
+        });
+        together(source, 0, vec![first, second]);
+    });
+    assert_exhausted(count, 50);
+}
+
+#[test]
 fn of_three_cpus_one_drains_while_the_others_free_into_the_same_pageblock() {
     let count = interleavings(400, || {
-        let source = machine(3, 1);
+        let source = machine(3, 1, Starts::GoOn);
         let frames = [0, 1].map(|_| take(source, Owner::Anon, Order::FRAME).unwrap());
-        let free = |frame| -> Box<dyn Fn(Source) + Send + Sync> {
-            Box::new(move |source: Source| source.release(frame, Order::FRAME))
-        };
-        // The first CPU's list holds the rest of what the two frames came with.
-        let drain: Box<dyn Fn(Source) + Send + Sync> = Box::new(|source| source.request_drain());
-        together(source, vec![drain, free(frames[0]), free(frames[1])]);
+        // The first CPU's list holds the rest of what the two frames came with, and one of the others' is the last to make the pageblock whole.
+        let drain = on(|source| source.drain_local());
+        together(source, 0, vec![drain, give(frames[0]), give(frames[1])]);
     });
-    assert!(
-        (50..BOUND).contains(&count),
-        "{count} interleavings: too few to mean anything, or not all of them"
-    );
+    assert_exhausted(count, 500);
+}
+
+/// A machine of two pageblocks: one is held as a whole, the other belongs to the first CPU's arena, with all but so many of its frames free in it.
+fn one_pageblock_left<const HELD: usize>(cpus: usize) -> (Source, [Pfn; HELD]) {
+    let source = machine(cpus, 2, Starts::GoOn);
+    take(source, Owner::Anon, Order::PAGEBLOCK).unwrap();
+    let frames = [(); HELD].map(|()| take(source, Owner::Anon, Order::FRAME).unwrap());
+    source.drain_local();
+    (source, frames)
+}
+
+#[test]
+fn a_pageblock_is_adopted_by_another_cpu_while_two_free_into_it() {
+    let count = interleavings(400, || {
+        let (source, [a, b]) = one_pageblock_left(3);
+        let adopt = on(|source| {
+            // The second CPU's arena has nothing: it gets the first's pageblock, or finds that one busy and takes frames out of it.
+            let frame = take(source, Owner::Anon, Order::FRAME).expect("there are frames enough");
+            assert!(frame.0 < 1024);
+        });
+        together(source, 512 + 1, vec![give(a), adopt, give(b)]);
+    });
+    assert_exhausted(count, 500);
+}
+
+#[test]
+fn a_pageblock_is_stolen_for_another_class_while_its_cpu_takes_and_frees() {
+    let count = interleavings(400, || {
+        let (source, [frame]) = one_pageblock_left(2);
+        let own = on(move |source| {
+            source.release(frame, Order::FRAME);
+            source.drain_local();
+            let frame = take(source, Owner::Anon, Order::FRAME).expect("half of the pageblock is free");
+            source.release(frame, Order::FRAME);
+        });
+        let steal = on(|source| {
+            let run = take(source, Owner::PageCache, Order::new(2).unwrap()).expect("there are runs enough");
+            source.release(run, Order::new(2).unwrap());
+        });
+        together(source, 512, vec![own, steal]);
+    });
+    assert_exhausted(count, 200);
+}
+
+#[test]
+fn two_cpus_that_adopt_from_each_other_never_wait_for_each_other() {
+    // Each has a pageblock of the class that the other wants.
+    let count = interleavings(400, || {
+        let source = machine(2, 2, Starts::Switch);
+        take(source, Owner::Anon, Order::FRAME).unwrap();
+        source.drain_local();
+        become_cpu(1);
+        take(source, Owner::PageCache, Order::FRAME).unwrap();
+        source.drain_local();
+        let want = |owner| {
+            on(move |source| {
+                let frame = take(source, owner, Order::FRAME).expect("there are frames enough");
+                source.release(frame, Order::FRAME);
+            })
+        };
+        together(source, 2, vec![want(Owner::PageCache), want(Owner::Anon)]);
+    });
+    assert_exhausted(count, 50);
+}
+
+#[test]
+fn of_three_cpus_one_unplugs_what_the_others_take_and_free_and_it_leaves_with_the_last_frame() {
+    let leaving = PfnRange::new(Pfn(0), Pfn(1024));
+    let get = || {
+        on(|source| {
+            if let Some(frame) = take(source, Owner::Anon, Order::FRAME) {
+                source.release(frame, Order::FRAME);
+            }
+        })
+    };
+    let count = interleavings(400, move || {
+        let (source, [frame]) = one_pageblock_left(3);
+        let out = on(move |source| _ = source.unplug(leaving).unwrap());
+        together(source, 0, vec![out, give(frame), get()]);
+        // All but the pageblock that is held as a whole is out.
+        assert_eq!((source.still_used(leaving), source.free_frames()), (512, 0));
+        assert!(take(source, Owner::Anon, Order::FRAME).is_none());
+    });
+    assert_exhausted(count, 500);
+    for get_too in [false, true] {
+        let count = interleavings(400, move || {
+            let (source, [frame]) = one_pageblock_left(2);
+            let out_and_in = on(move |source| {
+                source.unplug(leaving).unwrap();
+                source.plug(leaving).unwrap();
+            });
+            let other = if get_too { get() } else { give(frame) };
+            together(source, 512 + u64::from(get_too), vec![out_and_in, other]);
+            assert_eq!(source.managed_frames(), 1024);
+        });
+        assert_exhausted(count, 15);
+    }
 }
 
 #[test]
@@ -243,9 +370,9 @@ fn three_cpus_at_random_keep_the_books() {
     config.stack_size = 0x40000;
     let runner = Runner::new(RandomScheduler::new_from_seed(1, 150), config);
     runner.run(|| {
-        let source = machine(3, 4);
-        let work = |seed: u64| -> Box<dyn Fn(Source) + Send + Sync> {
-            Box::new(move |source| {
+        let source = machine(3, 4, Starts::Switch);
+        let work = |seed: u64| {
+            on(move |source| {
                 let mut held = Vec::new();
                 let mut random = seed;
                 for _ in 0..40 {
@@ -262,6 +389,6 @@ fn three_cpus_at_random_keep_the_books() {
                 held.into_iter().for_each(|(block, order)| source.release(block, order));
             })
         };
-        together(source, vec![work(1), work(2), work(3)]);
+        together(source, 0, vec![work(1), work(2), work(3)]);
     });
 }

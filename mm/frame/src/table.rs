@@ -26,14 +26,11 @@ impl FrameTable {
     pub fn get(self, frame: Pfn) -> Option<&'static FrameRecord> {
         self.records.get(usize::try_from(frame.0).ok()?)
     }
-    /// Read the frame's record ahead of its use.
+    /// Read the frames' records ahead of their use.
     #[inline]
-    pub fn warm(self, frame: Pfn) {
-        core::hint::black_box(self.state_bits(frame));
-    }
-    #[inline]
-    fn state_bits(self, frame: Pfn) -> u32 {
-        self.get(frame).map_or(0, FrameRecord::state_bits)
+    pub fn warm(self, frames: impl Iterator<Item = Pfn>) {
+        let records = frames.filter_map(|frame| self.get(frame));
+        core::hint::black_box(records.fold(0, |read, record| read ^ record.state_bits()));
     }
     /// What the frame's own record says; unowned past the end. The frames of a larger block are owned through
     /// its first record: see [`FrameTable::block_of`].

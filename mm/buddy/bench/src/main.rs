@@ -182,9 +182,9 @@ fn contended(peer: &impl Peer, frames: usize) -> [f64; 4] {
         let mut figures: [Vec<f64>; 4] = Default::default();
         let timed = |f: &mut dyn FnMut() -> usize| {
             barrier.wait();
-            let start = std::time::Instant::now();
+            let start = cpu_time();
             let count = f();
-            start.elapsed().as_nanos() as f64 / count as f64
+            (cpu_time() - start) / count as f64
         };
         let mut held: Vec<u64> = Vec::with_capacity(frames);
         for _ in 0..ROUNDS {

@@ -1,0 +1,321 @@
+//! The split pageblocks that one CPU takes frames out of: lists by class and by how full they are, and a lock for them.
+//!
+//! **Protocol.** Every pageblock that is not free belongs to one arena of its zone, which its word of state names. Its state, bitmap and links are written by
+//! the holder of that arena's lock alone. Who has a frame to give back reads the state without a lock, locks the arena that it names, and reads it again: if
+//! the pageblock belongs to another arena by now, it begins anew. While one of its frames is out a pageblock cannot become free, so this ends.
+//! - A free pageblock comes in (is *opened*), and goes out when its last frame comes back, under the arena's lock and inside it the zone's.
+//! - A CPU whose arena has nothing left *adopts* split pageblocks of another, the fullest first, if that one has more than it needs at hand: with both
+//!   locks held, the second of which is only tried for. So memory stays whole although each CPU has its own pageblocks.
+//! - When nothing is left anywhere, frames are taken out of other arenas' pageblocks where they are, under one arena's lock at a time.
+//!
+//! In front of a memory-side cache a zone has one arena, whose lock also orders the counts of [`place`](crate::place).
+
+use core::cell::Cell;
+use core::ops::Deref;
+use core::sync::atomic::AtomicU64;
+
+use freehold_frame::Owner;
+use freehold_machine::{Cpus, Pinned};
+
+use crate::block::{BUCKETS, BlockId, BlockState, Blocks, link, unlink};
+use crate::take::{CANDIDATES, Reach};
+use crate::word::{Held, LINE, Lock, Plain};
+use crate::zone::Zone;
+
+/// A class's words: the heads of its lists, the mask of lists in use, which lists may hold which orders, and how many pageblocks are on them.
+const CLASS_WORDS: usize = BUCKETS + 3;
+/// Words of an arena: its lock's line, and those of its classes.
+pub(crate) const ARENA_WORDS: usize = LINE + Owner::COUNT * CLASS_WORDS;
+
+/// An arena of a zone. See the module's head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arena {
+    /// Its number in the zone.
+    pub(crate) id: u8,
+    words: &'static [AtomicU64; ARENA_WORDS],
+    blocks: Blocks,
+}
+
+/// An arena whose lock is held.
+#[derive(Debug)]
+pub(crate) struct HeldArena<'a, C: Cpus> {
+    arena: Arena,
+    zone: &'a Zone,
+    /// For the locks that are taken inside this one.
+    pub(crate) pinned: &'a Pinned<C>,
+    pub(crate) cpus: C,
+    /// What the zone is told when the lock is let go of: frames that became free, and how many more pageblocks are split.
+    freed: Cell<u64>,
+    split: Cell<u64>,
+    _held: Held<'a>,
+}
+
+impl<C: Cpus> Drop for HeldArena<'_, C> {
+    fn drop(&mut self) {
+        self.zone.gain(self.freed.get());
+        self.zone.count_split(self.split.get());
+    }
+}
+
+impl<C: Cpus> Deref for HeldArena<'_, C> {
+    type Target = Arena;
+    fn deref(&self) -> &Arena {
+        &self.arena
+    }
+}
+
+impl Arena {
+    pub(crate) const fn new(id: u8, words: &'static [AtomicU64; ARENA_WORDS], blocks: Blocks) -> Self {
+        Self { id, words, blocks }
+    }
+    pub(crate) const fn lock_word(self) -> Lock {
+        Lock::new(&self.words[0])
+    }
+
+    fn word(self, class: Owner, which: usize) -> &'static AtomicU64 {
+        &self.words[LINE + class as usize * CLASS_WORDS + which]
+    }
+    /// The first block of a list.
+    pub(crate) fn first_of(self, class: Owner, bucket: usize) -> Option<BlockId> {
+        unlink(self.word(class, bucket).get())
+    }
+    /// The buckets of `class` that are not empty, as a mask.
+    fn buckets(self, class: Owner) -> &'static AtomicU64 {
+        self.word(class, BUCKETS)
+    }
+    /// For each order 1 to 8 a byte: the buckets of `class` in which a block may have such a run. The other buckets have none.
+    fn fits(self, class: Owner) -> &'static AtomicU64 {
+        self.word(class, BUCKETS + 1)
+    }
+    /// Blocks of `class` that have free frames. A hint without the lock.
+    pub(crate) fn listed(self, class: Owner) -> u64 {
+        self.word(class, BUCKETS + 2).get()
+    }
+    /// A block on the list `bucket` may have runs of up to the order `hint`.
+    fn note_fits(self, class: Owner, bucket: usize, hint: u32) {
+        // Whole bytes for the orders up to the hint, the bucket's bit in each.
+        let orders = if hint >= 8 { u64::MAX } else { (1 << (8 * hint)) - 1 };
+        let fits = self.fits(class);
+        fits.set(fits.get() | (orders & 0x0101_0101_0101_0101) << bucket);
+    }
+    fn enlist(self, block: BlockId, class: Owner, bucket: usize) {
+        let head = self.word(class, bucket);
+        let next = unlink(head.get());
+        if let Some(next) = next {
+            self.blocks.set_links(next, self.blocks.links(next).0, Some(block));
+        }
+        self.blocks.set_links(block, next, None);
+        head.set(link(Some(block)));
+        let mask = self.buckets(class);
+        mask.set(mask.get() | 1 << bucket);
+        self.word(class, BUCKETS + 2).add(1);
+    }
+    fn delist(self, block: BlockId, class: Owner, bucket: usize) {
+        let (next, previous) = self.blocks.links(block);
+        if let Some(next) = next {
+            self.blocks.set_links(next, self.blocks.links(next).0, previous);
+        }
+        if let Some(previous) = previous {
+            self.blocks.set_links(previous, next, self.blocks.links(previous).1);
+        } else {
+            self.word(class, bucket).set(link(next));
+            if next.is_none() {
+                let mask = self.buckets(class);
+                mask.set(mask.get() & !(1 << bucket));
+            }
+        }
+        self.word(class, BUCKETS + 2).sub(1);
+    }
+    /// Put a split block with something free on the list that its state names, or take it off.
+    pub(crate) fn list(self, block: BlockId, state: BlockState) {
+        if state.free() > 0 {
+            self.enlist(block, state.class(), state.bucket());
+            self.note_fits(state.class(), state.bucket(), state.hint());
+        }
+    }
+    pub(crate) fn unlist(self, block: BlockId, state: BlockState) {
+        if state.free() > 0 {
+            self.delist(block, state.class(), state.bucket());
+        }
+    }
+    /// Write a split block's new state and keep it on the list it belongs on.
+    pub(crate) fn update(self, block: BlockId, old: BlockState, new: BlockState) {
+        self.blocks.set_state(block, new);
+        // The free count minus 1, rounded: -1 for a block that is on no list.
+        let (was, is) = ((old.free() as i64 - 1) >> 6, (new.free() as i64 - 1) >> 6);
+        if was != is || old.class() != new.class() {
+            if was >= 0 {
+                self.delist(block, old.class(), was as usize);
+            }
+            if is >= 0 {
+                self.enlist(block, new.class(), is as usize);
+            }
+        } else if is < 0 || new.hint() <= old.hint() {
+            return;
+        }
+        if is >= 0 {
+            self.note_fits(new.class(), is as usize, new.hint());
+        }
+    }
+    /// Whether a split block is on the list that its state names, or on none with nothing free.
+    pub(crate) fn is_listed(self, block: BlockId) -> bool {
+        let state = self.blocks.state(block);
+        if state.free() == 0 || state.is_leaving() {
+            return true;
+        }
+        let mut next = self.first_of(state.class(), state.bucket());
+        while let Some(listed) = next {
+            if listed == block {
+                return true;
+            }
+            next = self.blocks.links(listed).0;
+        }
+        false
+    }
+}
+
+impl<'a, C: Cpus> HeldArena<'a, C> {
+    pub(crate) fn new(zone: &'a Zone, arena: Arena, pinned: &'a Pinned<C>, cpus: C) -> Self {
+        cpus.about_to_lock();
+        let held = arena.lock_word().lock(pinned, cpus);
+        Self { arena, zone, pinned, cpus, freed: Cell::new(0), split: Cell::new(0), _held: held }
+    }
+    /// Another arena of the zone beside this one; `None` if somebody is at work there.
+    pub(crate) fn try_other(&self, arena: Arena) -> Option<Self> {
+        let Self { zone, pinned, cpus, .. } = *self;
+        let held = arena.lock_word().try_lock(pinned)?;
+        Some(Self { arena, zone, pinned, cpus, freed: Cell::new(0), split: Cell::new(0), _held: held })
+    }
+    /// So many more frames are free.
+    pub(crate) fn gain(&self, frames: u64) {
+        self.freed.set(self.freed.get() + frames);
+    }
+    /// A pageblock is split, or not any more.
+    pub(crate) fn begin_split(&self) {
+        self.split.set(self.split.get().wrapping_add(1));
+    }
+    pub(crate) fn end_split(&self) {
+        self.split.set(self.split.get().wrapping_sub(1));
+    }
+    /// The fullest split block of `class` that may have a run of `order`.
+    pub(crate) fn candidate(&self, class: Owner, order: u32, reach: Reach) -> Option<BlockId> {
+        let mut mask = self.buckets(class).get();
+        if order > 0 {
+            mask &= self.fits(class).get() >> (8 * (order - 1)) & 255;
+        }
+        while mask != 0 {
+            let bucket = mask.trailing_zeros() as usize;
+            let mut next = self.first_of(class, bucket);
+            let mut looked = 0;
+            while let Some(block) = next
+                && (reach == Reach::Far || looked < CANDIDATES)
+            {
+                if order == 0 || self.blocks.state(block).hint() >= order {
+                    return Some(block);
+                }
+                looked += 1;
+                next = self.blocks.links(block).0;
+            }
+            if next.is_none() {
+                let fits = self.fits(class);
+                fits.set(fits.get() & !(1 << (8 * (order - 1) + bucket as u32)));
+            }
+            mask &= mask - 1;
+        }
+        None
+    }
+    /// Move blocks of `class` that may have a run of `order` here from another arena, the fullest first, until `frames` are free in them or the
+    /// giver has only `keep` left. Whether there was one.
+    pub(crate) fn adopt_from(&self, giver: &Self, class: Owner, order: u32, frames: u64, keep: u64) -> bool {
+        let mut got = 0;
+        while got < frames
+            && giver.listed(class) > keep
+            && let Some(block) = giver.candidate(class, order, Reach::Near)
+        {
+            let state = self.blocks.state(block);
+            giver.unlist(block, state);
+            let mine = state.with_arena(self.id);
+            self.blocks.set_state(block, mine);
+            self.list(block, mine);
+            got += state.free();
+        }
+        got > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::boxed::Box;
+    use std::thread;
+    use std::time::Duration;
+    use std::vec::Vec;
+
+    use freehold_frame::{FrameRecord, FrameTable, Order, Request};
+    use freehold_machine::model::{Config, Model};
+    use freehold_machine::{CpuId, NodeId, Pfn};
+
+    use super::*;
+    use crate::{Buddy, Options};
+
+    /// Two CPUs, and a pageblock in the first one's arena: of its 512 frames one is in use.
+    fn one_in_use() -> (&'static Buddy<Model>, BlockId) {
+        let machine = Model::new(Config { cpus: 2, frames: 4 * 512, ..Config::default() });
+        let records: Vec<_> = (0..4 * 512).map(|_| FrameRecord::EMPTY).collect();
+        let words = Buddy::<Model>::metadata_words(machine.topology(), 2, &Options::default());
+        let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let (table, metadata) = (FrameTable::new(records.leak()), metadata.leak());
+        let buddy = Buddy::new(machine, table, metadata, machine.topology(), &[], Options::default());
+        let buddy = Box::leak(Box::new(buddy.unwrap()));
+        let frame = take(buddy, 0);
+        buddy.drain_local();
+        (buddy, BlockId::of(frame))
+    }
+    fn take(buddy: &Buddy<Model>, cpu: u16) -> Pfn {
+        buddy.machine.on_cpu(CpuId(cpu), || buddy.allocate(Request::new(Owner::Anon)).unwrap())
+    }
+
+    #[test]
+    fn what_a_cpu_can_spare_another_adopts_and_gives_back_where_it_is_now() {
+        let (buddy, block) = one_in_use();
+        assert_eq!(buddy.blocks.state(block).arena(), 0);
+        let frame = take(buddy, 1);
+        assert_eq!((BlockId::of(frame), buddy.blocks.state(block).arena()), (block, 1));
+        let zone = buddy.zone(NodeId(0));
+        assert_eq!([0, 1].map(|id| zone.arena(id).listed(Owner::Anon)), [0, 1]);
+        // The first CPU gives back into the other's arena.
+        buddy.release(frame, Order::FRAME);
+        buddy.drain_local();
+        buddy.machine.on_cpu(CpuId(1), || buddy.drain_local());
+        assert_eq!(buddy.blocks.state(block).free(), 511);
+    }
+
+    #[test]
+    fn a_cpu_opens_a_pageblock_rather_than_wait_for_another() {
+        let (buddy, block) = one_in_use();
+        let zone = buddy.zone(NodeId(0));
+        let pinned = buddy.machine.pin();
+        // The first CPU is at work in its arena all the while.
+        let held = zone.lock_arena(zone.arena(0), &pinned, buddy.machine);
+        let frame = thread::scope(|scope| scope.spawn(|| take(buddy, 1)).join().unwrap());
+        assert_ne!(BlockId::of(frame), block);
+        drop(held);
+    }
+
+    #[test]
+    fn memory_is_not_said_to_be_short_while_another_cpu_has_reserved_what_it_will_not_take() {
+        let (buddy, _) = one_in_use();
+        let zone = buddy.zone(NodeId(0));
+        let pinned = buddy.machine.pin();
+        let held = zone.lock_arena(zone.arena(0), &pinned, buddy.machine);
+        let reserved = zone.reserve(u64::MAX, 0, 0).unwrap();
+        thread::scope(|scope| {
+            let other = scope.spawn(|| take(buddy, 1));
+            // Time enough to give up, for a CPU that does not wait.
+            thread::sleep(Duration::from_millis(50));
+            held.gain(reserved);
+            drop(held);
+            other.join().unwrap();
+        });
+    }
+}
