@@ -2,9 +2,11 @@
 #include "promise.h"
 #include <dirent.h>
 #include <sys/auxv.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/sysinfo.h>
+#include <sys/vfs.h>
 #include <sys/utsname.h>
 
 static char text[1 << 17];
@@ -172,6 +174,16 @@ static void identities(void)
 	}));
 }
 
+/* For user 0: debugfs can be mounted where programs look for it, and is one. */
+static void debugging(void)
+{
+	struct statfs told;
+	if (geteuid() != 0)
+		return;
+	PROMISE("debugfs is mounted by its name", mount("none", "/sys/kernel/debug", "debugfs", 0, NULL) == 0 || errno == EBUSY);
+	PROMISE("and says what it is", statfs("/sys/kernel/debug", &told) == 0 && told.f_type == 0x64626720);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc > 1 && !strcmp(argv[1], "address")) {
@@ -183,5 +195,6 @@ int main(int argc, char **argv)
 	others();
 	system_wide();
 	identities();
+	debugging();
 	return conclude();
 }

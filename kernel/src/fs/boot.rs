@@ -67,6 +67,7 @@ pub fn new_file_system(kind: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem
         b"tmpfs" | b"ramfs" | b"devtmpfs" => new_tmpfs(options),
         b"proc" => Ok(super::procfs::ProcFs::new()?),
         b"sysfs" => super::sysfs::instance(),
+        b"debugfs" => Ok(super::sysfs::debugfs()),
         b"devpts" => with_state(|state| state.devpts.clone()).ok_or(Errno::ENODEV),
         _ => Err(Errno::ENODEV),
     }

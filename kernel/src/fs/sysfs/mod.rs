@@ -54,6 +54,34 @@ pub fn fill() {
     kernel::fill(&root);
 }
 
+/// debugfs: what /sys/kernel/debug shows already, for those who mount it there first.
+struct DebugFs {
+    root: Arc<PseudoDir>,
+}
+
+/// The file system, which is a part of sysfs.
+pub fn debugfs() -> Arc<dyn FileSystem> {
+    Arc::new(DebugFs { root: root().dirs("kernel/debug") })
+}
+
+impl FileSystem for DebugFs {
+    fn name(&self) -> &'static str {
+        "debugfs"
+    }
+
+    fn device(&self) -> u64 {
+        self.root.identity().device
+    }
+
+    fn root(&self) -> Arc<dyn Node> {
+        self.root.clone()
+    }
+
+    fn stats(&self) -> FsStats {
+        FsStats { magic: 0x6462_6720, block_size: 4096, ..FsStats::default() }
+    }
+}
+
 fn get() -> Arc<SysFs> {
     if let Some(there) = INSTANCE.lock().as_ref() {
         return there.clone();

@@ -1,0 +1,266 @@
+//! The directory of a process or a thread, and the directories in it.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+
+use super::files::{FileKind, Item};
+use super::links::{Link, LinkKind};
+use super::{Subject, check_inspection, metadata, number};
+use crate::fs::file::{Blocking, DirEntry, File, Seekable};
+use crate::fs::flags::OpenFlags;
+use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence};
+use crate::fs::pseudo;
+use crate::task::{Pid, registry};
+use crate::user::Sink;
+use crate::{Errno, Result};
+
+/// The kinds of directories.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum DirKind {
+    Whole,
+    Tasks,
+    Descriptors,
+    DescriptorInfos,
+}
+
+#[derive(Clone, Copy)]
+enum What {
+    File(FileKind, u32),
+    Link(LinkKind),
+    Dir(DirKind, u32),
+}
+
+const ENTRIES: &[(&str, What)] = &[
+    ("auxv", What::File(FileKind::Auxv, 0o400)),
+    ("cgroup", What::File(FileKind::Cgroup, 0o444)),
+    ("clear_refs", What::File(FileKind::ClearRefs, 0o200)),
+    ("cmdline", What::File(FileKind::Cmdline, 0o444)),
+    ("comm", What::File(FileKind::Comm, 0o644)),
+    ("coredump_filter", What::File(FileKind::CoredumpFilter, 0o644)),
+    ("cwd", What::Link(LinkKind::WorkingDirectory)),
+    ("environ", What::File(FileKind::Environ, 0o400)),
+    ("exe", What::Link(LinkKind::Executable)),
+    ("fd", What::Dir(DirKind::Descriptors, 0o500)),
+    ("fdinfo", What::Dir(DirKind::DescriptorInfos, 0o555)),
+    ("io", What::File(FileKind::Io, 0o400)),
+    ("limits", What::File(FileKind::Limits, 0o444)),
+    ("loginuid", What::File(FileKind::Loginuid, 0o444)),
+    ("maps", What::File(FileKind::Maps, 0o444)),
+    ("mem", What::File(FileKind::Memory, 0o600)),
+    ("mountinfo", What::File(FileKind::Mountinfo, 0o444)),
+    ("mounts", What::File(FileKind::Mounts, 0o444)),
+    ("numa_maps", What::File(FileKind::NumaMaps, 0o444)),
+    ("oom_score", What::File(FileKind::OomScore, 0o444)),
+    ("oom_score_adj", What::File(FileKind::OomScoreAdj, 0o644)),
+    ("pagemap", What::File(FileKind::Pagemap, 0o400)),
+    ("personality", What::File(FileKind::Personality, 0o400)),
+    ("root", What::Link(LinkKind::Root)),
+    ("schedstat", What::File(FileKind::Schedstat, 0o444)),
+    ("smaps", What::File(FileKind::Smaps, 0o444)),
+    ("smaps_rollup", What::File(FileKind::SmapsRollup, 0o444)),
+    ("stat", What::File(FileKind::Stat, 0o444)),
+    ("statm", What::File(FileKind::Statm, 0o444)),
+    ("status", What::File(FileKind::Status, 0o444)),
+    ("task", What::Dir(DirKind::Tasks, 0o555)),
+    ("wchan", What::File(FileKind::Wchan, 0o444)),
+];
+
+/// Node numbers of descriptors begin behind those of the entries above.
+const DESCRIPTOR_NODES: u64 = 1 << 12;
+const DESCRIPTOR_INFO_NODES: u64 = 1 << 23;
+
+/// The entries of a directory that its subject has: a thread has no threads of its own.
+fn has(subject: Subject, what: What) -> bool {
+    subject.tid.is_none() || !matches!(what, What::Dir(DirKind::Tasks, _))
+}
+
+/// A directory about a subject.
+pub(super) struct Dir {
+    device: u64,
+    me: Weak<Dir>,
+    subject: Subject,
+    kind: DirKind,
+    mode: u32,
+    parent: Arc<dyn Node>,
+    name: Vec<u8>,
+}
+
+impl Dir {
+    pub(super) fn new(
+        device: u64,
+        subject: Subject,
+        kind: DirKind,
+        mode: u32,
+        parent: Arc<dyn Node>,
+        name: &[u8],
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            device,
+            me: me.clone(),
+            subject,
+            kind,
+            mode,
+            parent,
+            name: name.to_vec(),
+        })
+    }
+
+    fn me(&self) -> Arc<Dir> {
+        self.me.upgrade().expect("a node is only reached through an Arc of it")
+    }
+
+    fn entry(&self, index: usize, name: &[u8], what: What) -> Arc<dyn Node> {
+        let identity = Identity { device: self.device, inode: self.subject.inode(index as u64 + 1) };
+        let subject = self.subject;
+        match what {
+            What::File(kind, mode) => Arc::new(Item { identity, subject, kind, mode }),
+            What::Link(kind) => Arc::new(Link { identity, subject, kind }),
+            What::Dir(kind, mode) => Dir::new(self.device, subject, kind, mode, self.me(), name),
+        }
+    }
+
+    fn descriptor(&self, fd: i32) -> Result<Arc<dyn Node>> {
+        let process = check_inspection(self.subject)?;
+        process.files().get(fd).map_err(|_| Errno::ENOENT)?;
+        let subject = self.subject;
+        let of = |base| Identity { device: self.device, inode: subject.inode(base + fd as u64) };
+        Ok(if self.kind == DirKind::Descriptors {
+            Arc::new(Link { identity: of(DESCRIPTOR_NODES), subject, kind: LinkKind::Descriptor(fd) })
+        } else {
+            let (identity, kind) = (of(DESCRIPTOR_INFO_NODES), FileKind::DescriptorInfo(fd));
+            Arc::new(Item { identity, subject, kind, mode: 0o444 })
+        })
+    }
+
+    /// The first entry with a number of `from` or more: number, name, inode, DT_* value.
+    fn next(&self, from: u64) -> Option<(u64, Vec<u8>, u64, u8)> {
+        match self.kind {
+            DirKind::Whole => {
+                let start = usize::try_from(from).ok()?;
+                let mut rest = ENTRIES.iter().enumerate().skip(start);
+                let (index, (name, what)) = rest.find(|(_, (_, what))| has(self.subject, *what))?;
+                let kind = match what {
+                    What::File(..) => NodeKind::Regular,
+                    What::Link(_) => NodeKind::Symlink,
+                    What::Dir(..) => NodeKind::Directory,
+                };
+                let inode = self.subject.inode(index as u64 + 1);
+                Some((index as u64, name.as_bytes().to_vec(), inode, kind.dirent_kind()))
+            }
+            DirKind::Tasks => {
+                let least = Pid::try_from(from).ok()?;
+                let threads = self.subject.process().ok()?.threads();
+                let tid = threads.iter().map(|task| task.tid).filter(|&tid| tid >= least).min()?;
+                let inode = Subject { pid: self.subject.pid, tid: Some(tid) }.inode(0);
+                let name = alloc::format!("{tid}").into_bytes();
+                Some((u64::from(tid), name, inode, NodeKind::Directory.dirent_kind()))
+            }
+            DirKind::Descriptors | DirKind::DescriptorInfos => {
+                let files = self.subject.process().ok()?.files();
+                let (fd, _) = files.next_open(usize::try_from(from).ok()?)?;
+                let (base, kind) = if self.kind == DirKind::Descriptors {
+                    (DESCRIPTOR_NODES, NodeKind::Symlink)
+                } else {
+                    (DESCRIPTOR_INFO_NODES, NodeKind::Regular)
+                };
+                let inode = self.subject.inode(base + fd as u64);
+                Some((fd as u64, alloc::format!("{fd}").into_bytes(), inode, kind.dirent_kind()))
+            }
+        }
+    }
+}
+
+impl Node for Dir {
+    fn identity(&self) -> Identity {
+        let index = match self.kind {
+            DirKind::Whole => 0,
+            // As listed among the entries.
+            kind => {
+                let same = |what: &What| matches!(what, What::Dir(other, _) if *other == kind);
+                ENTRIES.iter().position(|(_, what)| same(what)).map_or(0, |index| index as u64 + 1)
+            }
+        };
+        Identity { device: self.device, inode: self.subject.inode(index) }
+    }
+
+    fn kind(&self) -> NodeKind {
+        NodeKind::Directory
+    }
+
+    fn metadata(&self) -> Metadata {
+        let mut meta = metadata(self.subject, self.identity(), NodeKind::Directory, self.mode);
+        if self.kind == DirKind::Tasks {
+            // Programs count threads by the links of this directory.
+            let threads = self.subject.process().map_or(0, |process| process.threads().len());
+            meta.links = 2 + threads as u32;
+        }
+        meta
+    }
+
+    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+        if self.kind == DirKind::Descriptors {
+            check_inspection(self.subject)?;
+        }
+        Ok(self)
+    }
+
+    fn parent(&self) -> Option<Place> {
+        let presence = if self.subject.process().is_ok() { Presence::Linked } else { Presence::Removed };
+        Some(Place { dir: self.parent.clone(), name: self.name.clone(), presence })
+    }
+
+    fn create(&self, _name: &[u8], _new: &NewNode) -> Result<Arc<dyn Node>> {
+        Err(Errno::ENOENT)
+    }
+
+    fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
+        let process = self.subject.process().map_err(|_| Errno::ENOENT)?;
+        match self.kind {
+            DirKind::Whole => {
+                let found = ENTRIES.iter().position(|(known, _)| known.as_bytes() == name);
+                let index = found.ok_or(Errno::ENOENT)?;
+                let (_, what) = ENTRIES[index];
+                if has(self.subject, what) { Ok(self.entry(index, name, what)) } else { Err(Errno::ENOENT) }
+            }
+            DirKind::Tasks => {
+                let tid: Pid = number(name).ok_or(Errno::ENOENT)?;
+                let task = registry::find_task(tid).filter(|task| task.process().pid == process.pid);
+                task.ok_or(Errno::ENOENT)?;
+                let subject = Subject { pid: process.pid, tid: Some(tid) };
+                Ok(Dir::new(self.device, subject, DirKind::Whole, 0o555, self.me(), name))
+            }
+            DirKind::Descriptors | DirKind::DescriptorInfos => {
+                self.descriptor(number(name).ok_or(Errno::ENOENT)?)
+            }
+        }
+    }
+}
+
+impl File for Dir {
+    fn node(&self) -> Arc<dyn Node> {
+        self.me()
+    }
+
+    fn seekable(&self) -> Seekable {
+        Seekable::Offset
+    }
+
+    fn read_at(&self, _offset: u64, _sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
+        Err(Errno::EISDIR)
+    }
+
+    fn read_dir(&self, from: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        self.subject.process().map_err(|_| Errno::ENOENT)?;
+        let mut at = from;
+        if !pseudo::emit_dots(&mut at, self.identity().inode, self.parent.identity().inode, emit) {
+            return Ok(());
+        }
+        while let Some((number, name, inode, kind)) = self.next(at - 2) {
+            at = number + 3;
+            if !emit(DirEntry { name: &name, inode, kind, next: at }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

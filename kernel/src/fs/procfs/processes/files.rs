@@ -1,0 +1,128 @@
+//! The files of a process or a thread: which there are, and who may open them.
+
+use alloc::sync::Arc;
+
+use super::super::{memory, status};
+use super::{Subject, check_inspection, metadata};
+use crate::fs::boot;
+use crate::fs::file::{File, Seekable};
+use crate::fs::flags::OpenFlags;
+use crate::fs::generated::{Generate, GeneratedFile, Text};
+use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata};
+use crate::fs::pseudo;
+use crate::task::Process;
+use crate::{Errno, Result};
+
+/// The files.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::fs::procfs) enum FileKind {
+    Stat,
+    Status,
+    Statm,
+    Cmdline,
+    Environ,
+    Comm,
+    Limits,
+    Io,
+    Wchan,
+    Cgroup,
+    OomScore,
+    OomScoreAdj,
+    Maps,
+    Smaps,
+    SmapsRollup,
+    NumaMaps,
+    Auxv,
+    Mounts,
+    Mountinfo,
+    Personality,
+    CoredumpFilter,
+    Schedstat,
+    Loginuid,
+    ClearRefs,
+    Memory,
+    Pagemap,
+    DescriptorInfo(i32),
+}
+
+/// A file about a subject.
+pub(super) struct Item {
+    pub identity: Identity,
+    pub subject: Subject,
+    pub kind: FileKind,
+    pub mode: u32,
+}
+
+impl Node for Item {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+    fn kind(&self) -> NodeKind {
+        NodeKind::Regular
+    }
+    fn metadata(&self) -> Metadata {
+        metadata(self.subject, self.identity, NodeKind::Regular, self.mode)
+    }
+    fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
+        pseudo::set_metadata(change)
+    }
+    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        if flags.writes() && self.mode & 0o222 == 0 {
+            return Err(Errno::EACCES);
+        }
+        let (subject, kind) = (self.subject, self.kind);
+        match kind {
+            FileKind::Memory | FileKind::Pagemap => {
+                let process = check_inspection(subject)?;
+                return Ok(memory::SpaceFile::open(self, &process, kind));
+            }
+            FileKind::Auxv
+            | FileKind::Environ
+            | FileKind::Maps
+            | FileKind::Smaps
+            | FileKind::SmapsRollup
+            | FileKind::NumaMaps
+            | FileKind::Io
+            | FileKind::Personality
+            | FileKind::ClearRefs => {
+                check_inspection(subject)?;
+            }
+            _ => {}
+        }
+        Ok(GeneratedFile::new(self, Content { subject, kind }))
+    }
+}
+
+/// What a file says.
+struct Content {
+    subject: Subject,
+    kind: FileKind,
+}
+
+impl Generate for Content {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        let Self { subject, kind } = *self;
+        let process = subject.process()?;
+        match kind {
+            FileKind::DescriptorInfo(fd) => descriptor_info(out, &process, fd),
+            kind => status::show(out, subject, &process, kind),
+        }
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        status::store(self.subject, self.kind, bytes)
+    }
+}
+
+fn descriptor_info(out: &mut Text, process: &Process, fd: i32) -> Result<()> {
+    let files = process.files();
+    let file = files.get(fd).map_err(|_| Errno::ENOENT)?;
+    let mut flags = file.flags();
+    flags.set(OpenFlags::CLOEXEC, files.on_exec(fd) == Ok(crate::fs::OnExec::Close));
+    let mount = file.path().map_or_else(boot::unnamed_mount, |path| path.mount.clone());
+    // A stream has no offset, and its lock may be held for long: it is not taken.
+    let position = if file.file().seekable() == Seekable::Offset { file.position() } else { 0 };
+    writeln!(out, "pos:\t{position}\nflags:\t0{:o}\nmnt_id:\t{}", flags.bits(), mount.id());
+    writeln!(out, "ino:\t{}", file.node().identity().inode);
+    Ok(())
+}

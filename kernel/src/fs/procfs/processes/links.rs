@@ -1,0 +1,104 @@
+//! The links of a process or a thread to what it has open, runs or stands in.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::{Subject, check_inspection, metadata};
+use crate::fs::file::File;
+use crate::fs::flags::OpenFlags;
+use crate::fs::node::{Identity, LinkTarget, Metadata, Node, NodeKind};
+use crate::fs::open_file::OpenFile;
+use crate::fs::path::Path;
+use crate::fs::{anonymous::AnonymousNode, boot};
+use crate::task;
+use crate::{Errno, Result};
+
+/// Which link.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum LinkKind {
+    Executable,
+    WorkingDirectory,
+    Root,
+    Descriptor(i32),
+}
+
+/// A link to what a subject has.
+pub(super) struct Link {
+    pub identity: Identity,
+    pub subject: Subject,
+    pub kind: LinkKind,
+}
+
+/// What a link leads to.
+enum Target {
+    Place(Path),
+    Nameless(Arc<OpenFile>),
+}
+
+impl Link {
+    fn target(&self) -> Result<Target> {
+        let process = check_inspection(self.subject)?;
+        Ok(match self.kind {
+            LinkKind::WorkingDirectory => Target::Place(process.fs().cwd()),
+            LinkKind::Root => Target::Place(process.fs().root()),
+            LinkKind::Executable => {
+                let executable = process.space().program().executable.ok_or(Errno::ENOENT)?;
+                Target::Place(executable.path().cloned().ok_or(Errno::ENOENT)?)
+            }
+            LinkKind::Descriptor(fd) => {
+                let file = process.files().get(fd).map_err(|_| Errno::ENOENT)?;
+                match file.path() {
+                    Some(path) => Target::Place(path.clone()),
+                    None => Target::Nameless(file),
+                }
+            }
+        })
+    }
+}
+
+/// What /proc/PID/fd shows of a file without a path: "pipe:[7]", "socket:[8]", "anon_inode:[eventfd]".
+pub(in crate::fs::procfs) fn nameless(file: &OpenFile) -> Vec<u8> {
+    let node = file.node();
+    let any: &dyn core::any::Any = &*node;
+    let label = any.downcast_ref::<AnonymousNode>().map_or("file", AnonymousNode::label);
+    if label.contains('[') {
+        return label.as_bytes().to_vec();
+    }
+    alloc::format!("{label}:[{}]", node.identity().inode).into_bytes()
+}
+
+impl Node for Link {
+    fn identity(&self) -> Identity {
+        self.identity
+    }
+    fn kind(&self) -> NodeKind {
+        NodeKind::Symlink
+    }
+    fn metadata(&self) -> Metadata {
+        let mut mode = 0o777;
+        if let LinkKind::Descriptor(fd) = self.kind
+            && let Ok(file) = self.subject.process().and_then(|process| process.files().get(fd))
+        {
+            let flags = file.flags();
+            mode = 0o100 | if flags.reads() { 0o400 } else { 0 } | if flags.writes() { 0o200 } else { 0 };
+        }
+        let mut meta = metadata(self.subject, self.identity, NodeKind::Symlink, mode);
+        meta.size = 64;
+        meta
+    }
+    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+        Err(Errno::ELOOP)
+    }
+    fn read_link(&self) -> Result<Vec<u8>> {
+        match self.target()? {
+            Target::Place(path) => path.display(&task::current().process().fs().root()),
+            Target::Nameless(file) => Ok(nameless(&file)),
+        }
+    }
+    fn follow(&self) -> Result<LinkTarget> {
+        Ok(LinkTarget::Jump(match self.target()? {
+            Target::Place(path) => path,
+            Target::Nameless(file) => boot::unnamed_place(file.node()),
+        }))
+    }
+}
