@@ -5,7 +5,6 @@
 //! An absent entry that is no leaf and not empty says where a page is that is not in memory ([`SwapPlace`]). The place is stored inverted, so
 //! that a CPU that speculates past the missing bit 0 is led to no memory (the L1TF errata). Bit 10 is left for userfaultfd.
 
-use freehold_frame::Belongs;
 use freehold_machine::{PAGE_SHIFT, Pfn, TABLE_ENTRIES, VirtAddr};
 
 const PRESENT: u64 = 1;
@@ -20,8 +19,6 @@ const WITHHELD: u64 = 1 << 8;
 const UNCOUNTED: u64 = 1 << 9;
 /// In an absent entry without [`WITHHELD`]: the page is elsewhere. (In a present one the bit is [`WRITE`].)
 const SWAPPED: u64 = 1 << 1;
-/// In an entry that is [`SWAPPED`]: nobody else has the page.
-const ALONE: u64 = 1 << 2;
 /// Ignored by hardware: the page was written through this leaf since the mark was last cleared.
 const SOFT_DIRTY: u64 = 1 << 11;
 /// Ignored by hardware: the bytes may be thrown away while [`DIRTY`] is clear (MADV_FREE).
@@ -148,14 +145,10 @@ impl Entry {
         };
         Self(frame.0 << PAGE_SHIFT | marks | backing | WITHHELD).with_rights(rights)
     }
-    /// The page is at `place`; nobody else has it, or others may.
-    pub const fn swapped(place: SwapPlace, belongs: Belongs) -> Self {
-        let alone = match belongs {
-            Belongs::Exclusive => ALONE,
-            Belongs::Shared => 0,
-        };
+    /// The page is at `place`. To whom it belongs is the slot's to say, which counts its entries.
+    pub const fn swapped(place: SwapPlace) -> Self {
         let number = (place.area as u64) << 35 | place.slot;
-        Self(!(number << PAGE_SHIFT) & FRAME | SWAPPED | alone)
+        Self(!(number << PAGE_SHIFT) & FRAME | SWAPPED)
     }
     /// The same leaf for a 2 MiB page, whose frame is a pageblock's first.
     #[must_use]
@@ -234,10 +227,6 @@ impl Entry {
         let number = (!self.0 & FRAME) >> PAGE_SHIFT;
         Some(SwapPlace { area: (number >> 35) as u8, slot: number & (SwapPlace::SLOTS - 1) })
     }
-    /// Of a page that is not in memory: whether nobody else has it.
-    pub const fn swap_belongs(self) -> Belongs {
-        if self.0 & ALONE != 0 { Belongs::Exclusive } else { Belongs::Shared }
-    }
     /// Whether the leaf's bytes may be thrown away: they were given up, and not written since.
     pub const fn is_lazy(self) -> bool {
         self.0 & (LAZY | DIRTY) == LAZY
@@ -291,7 +280,7 @@ impl core::fmt::Debug for Entry {
             return f.write_str("empty");
         }
         if let Some(place) = self.swap_place() {
-            return write!(f, "{place:?} {:?}", self.swap_belongs());
+            return write!(f, "{place:?}");
         }
         write!(f, "{:?} {:?} ({:#x})", self.frame(), self.rights(), self.0)
     }
@@ -323,20 +312,14 @@ mod tests {
     fn a_swap_entry_gives_back_what_it_was_made_of_and_is_no_leaf() {
         let ends = [0, 1, 77, SwapPlace::SLOTS - 1];
         for place in (0..32).flat_map(|area| ends.map(|slot| SwapPlace { area, slot })) {
-            for belongs in [Belongs::Exclusive, Belongs::Shared] {
-                let entry = Entry::swapped(place, belongs);
-                assert_eq!((entry.swap_place(), entry.swap_belongs()), (Some(place), belongs));
-                assert!(!entry.is_empty() && !entry.is_leaf() && !entry.is_large() && !entry.is_table());
-                assert!(!entry.is_writable() && !entry.may_be_cached() && !entry.is_soft_dirty());
-                let written = entry.with_soft_dirty_of(Entry::leaf(
-                    Pfn(7),
-                    Rights::READ,
-                    Marks::Dirty,
-                    Backing::Counted,
-                ));
-                assert!(written.is_soft_dirty() && written.marked_unwritten() == entry);
-                assert_eq!(written.swap_place(), Some(place));
-            }
+            let entry = Entry::swapped(place);
+            assert_eq!(entry.swap_place(), Some(place));
+            assert!(!entry.is_empty() && !entry.is_leaf() && !entry.is_large() && !entry.is_table());
+            assert!(!entry.is_writable() && !entry.may_be_cached() && !entry.is_soft_dirty());
+            let dirty = Entry::leaf(Pfn(7), Rights::READ, Marks::Dirty, Backing::Counted);
+            let written = entry.with_soft_dirty_of(dirty);
+            assert!(written.is_soft_dirty() && written.marked_unwritten() == entry);
+            assert_eq!(written.swap_place(), Some(place));
         }
         for rights in [Rights::NONE, Rights::READ, Rights::READ | Rights::WRITE] {
             let leaf = Entry::leaf(Pfn(7), rights, Marks::Dirty, Backing::Counted);

@@ -8,7 +8,7 @@
 
 use core::ops::Range;
 
-use freehold_frame::{Anon, Belongs, Mapping, OutOfMemory};
+use freehold_frame::{Anon, Mapping, OutOfMemory};
 use freehold_machine::{PAGEBLOCK_FRAMES, VirtAddr};
 use freehold_paging::{Backing, Cursor, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot, SwapPlace};
 
@@ -82,7 +82,7 @@ impl<S: Memory> Resident<S> {
                 return;
             }
             if let Some(place) = entry.swap_place() {
-                match self.fork_swapped(place, slot, entry, cursor.make(addr)) {
+                match self.fork_swapped(place, entry, cursor.make(addr)) {
                     Ok(()) => swapped += 1,
                     Err(error) => outcome = Err(error),
                 }
@@ -132,19 +132,16 @@ impl<S: Memory> Resident<S> {
         Some(PAGEBLOCK_FRAMES)
     }
 
-    /// Give the child the page that is at `place`, which `entry` says: it is no longer this space's alone.
+    /// Give the child the page that is at `place`, which `entry` says: the slot's count has it no longer this space's alone.
     fn fork_swapped(
         &self,
         place: SwapPlace,
-        slot: Slot<S::Machine>,
         entry: Entry,
         to: Result<Slot<S::Machine>, OutOfMemory>,
     ) -> Result<(), OutOfMemory> {
         let to = to?;
         self.commons.swap.enter(place)?;
-        let shared = Entry::swapped(place, Belongs::Shared).with_soft_dirty_of(entry);
-        slot.replace(shared);
-        to.fill(shared);
+        to.fill(entry);
         Ok(())
     }
 

@@ -192,7 +192,7 @@ impl<S: Memory> Resident<S> {
     /// The page at `addr` cannot be read, and its area goes.
     fn lose(&mut self, addr: VirtAddr, entry: Entry, place: SwapPlace) {
         if let Some((slot, PageSize::Small)) = self.tables.find(addr) {
-            slot.replace(Entry::swapped(SwapPlace::LOST, Belongs::Shared).with_soft_dirty_of(entry));
+            slot.replace(Entry::swapped(SwapPlace::LOST).with_soft_dirty_of(entry));
             self.commons.swap.leave(place);
         }
     }

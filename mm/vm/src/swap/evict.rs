@@ -291,7 +291,7 @@ impl<S: Memory> Resident<S> {
                 continue;
             };
             let frame = page.frame().pfn();
-            let entry = Entry::swapped(place, page.belongs()).with_soft_dirty_of(old);
+            let entry = Entry::swapped(place).with_soft_dirty_of(old);
             let reference = page.replace_by(entry);
             self.rss.anon -= 1;
             self.swapped += 1;

@@ -8,9 +8,10 @@
 //! | `back.rs` | bringing pages back: faults, read-ahead, swapoff |
 //! | `lazy.rs` | pages that were given up (MADV_FREE) |
 //!
-//! **What a page out of memory is.** Its place in the page table names a slot ([`SwapPlace`]) and says to whom the bytes belong, as the
-//! frame's record did: *exclusive*, or *shared* with the entries and leaves of others since a fork. So exactness survives the round
-//! trip: the frame of an exclusive entry is exclusive at once when it is mapped again, whatever else holds it.
+//! **What a page out of memory is.** Its place in the page table names a slot ([`SwapPlace`]), and the slot counts the entries that lead to
+//! it, exactly. The last one to come back has the page to itself unless a leaf of another space, from before it left, still maps the frame. So
+//! exactness survives the round trip without a mark that could disagree: a page that was exclusive is so at once when it is
+//! mapped again, whatever else holds its frame, and one that was shared is as soon as its partners are gone.
 //!
 //! **The swap cache.** A slot may have a frame with the same bytes, to which it holds one reference. Such a frame is in no other slot, nobody stores to it
 //! (it is not exclusive, or its slot has no entries any more), and nobody pins it. Its record's home names the slot; the slot's word is the

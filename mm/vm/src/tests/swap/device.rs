@@ -198,6 +198,30 @@ fn swapoff_with_an_unreadable_page_loses_that_page_only() {
 }
 
 #[test]
+fn an_area_that_is_leaving_takes_no_page() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 40, 1);
+    s.page_out(&p, a, 40);
+    let wish = EvictWish { pages: 100, age: Age::Ignore, nodes: NodeSet::ALL, effort: 0 };
+    let mut written = 0;
+    let outcome = p.run(|| {
+        s.world.commons.swap_off(s.area, &mut || {
+            written += s.world.commons.evict(&wish).written;
+            if written == 0 {
+                core::ops::ControlFlow::Continue(())
+            } else {
+                core::ops::ControlFlow::Break(())
+            }
+        })
+    });
+    assert_eq!((outcome, written), (Ok(()), 0));
+    (0..40).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    drop(p);
+    s.end();
+}
+
+#[test]
 fn swapoff_without_memory_or_stopped_leaves_the_area_in_use() {
     let s = Swapping::new(64);
     let p = s.world.process(0);

@@ -20,7 +20,7 @@ use freehold_paging::model::ModelFrames;
 use super::world::*;
 use crate::*;
 
-/// Runs as the disk is about to write.
+/// Runs as the disk is about to write, or to read.
 type During = std::boxed::Box<dyn FnOnce() + Send>;
 
 /// A disk of pages.
@@ -33,6 +33,7 @@ pub struct Disk {
     /// Whether any can be read, or written.
     broken: [AtomicBool; 2],
     pub during_write: Mutex<Option<During>>,
+    pub during_read: Mutex<Option<During>>,
     /// What was asked for: first page and how many.
     pub reads: Mutex<Vec<(u64, usize)>>,
     pub writes: Mutex<Vec<(u64, usize)>>,
@@ -47,6 +48,7 @@ impl Disk {
             bad_writes: Mutex::default(),
             broken: Default::default(),
             during_write: Mutex::default(),
+            during_read: Mutex::default(),
             reads: Mutex::default(),
             writes: Mutex::default(),
         })
@@ -66,6 +68,10 @@ impl Disk {
 impl SwapStore for Disk {
     fn read(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
         self.reads.lock().unwrap().push((first, frames.len()));
+        let during = self.during_read.lock().unwrap().take();
+        if let Some(during) = during {
+            during();
+        }
         if self.fails_reads() || Self::is_bad(&self.bad_reads, first, frames.len()) {
             return Err(VmError::Io);
         }
@@ -78,6 +84,9 @@ impl SwapStore for Disk {
     }
     fn write(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
         self.writes.lock().unwrap().push((first, frames.len()));
+        // The device has the bytes before anything else happens.
+        let bytes: Vec<_> =
+            frames.iter().map(|&frame| self.model.with_bytes(frame, |from| from.to_vec())).collect();
         let during = self.during_write.lock().unwrap().take();
         if let Some(during) = during {
             during();
@@ -86,10 +95,7 @@ impl SwapStore for Disk {
         if broken || Self::is_bad(&self.bad_writes, first, frames.len()) {
             return Err(VmError::Io);
         }
-        for (page, &frame) in (first..).zip(frames) {
-            let bytes = self.model.with_bytes(frame, |from| from.to_vec());
-            self.pages.lock().unwrap().insert(page, bytes);
-        }
+        self.pages.lock().unwrap().extend((first..).zip(bytes));
         Ok(())
     }
 }
@@ -167,7 +173,7 @@ impl Swapping {
 /// Pages with the bytes `first`, `first + 1` and so on.
 pub fn filled(p: &Process, pages: u64, first: u8) -> u64 {
     let addr = p.anonymous(pages);
-    (0..pages).for_each(|n| p.store(addr + n * PAGE, first + n as u8).unwrap());
+    (0..pages).for_each(|n| p.store(addr + n * PAGE, first.wrapping_add(n as u8)).unwrap());
     addr
 }
 

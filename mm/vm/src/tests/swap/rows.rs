@@ -149,6 +149,31 @@ fn a_page_taken_back_while_it_is_written_stays_until_that_is_over() {
 }
 
 #[test]
+fn a_page_taken_back_stored_to_and_shared_while_it_is_written_does_not_go_where_its_old_bytes_go() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 1, 1);
+    let (parent, model, commons) = (p.locked.clone(), s.world.model(), s.world.commons.clone());
+    let born: Arc<Mutex<Option<AddressSpace<ModelFrames>>>> = Arc::default();
+    let cradle = born.clone();
+    *s.disk.during_write.lock().unwrap() = Some(std::boxed::Box::new(move || {
+        let mut space = parent.0.lock().unwrap();
+        space.fault(VirtAddr(a), Access::Write, &Limits::NONE).unwrap();
+        model.store(VirtAddr(a), 2).unwrap();
+        *cradle.lock().unwrap() = Some(space.fork().unwrap());
+        drop(space);
+        let wish = EvictWish { pages: 1, age: Age::Ignore, nodes: NodeSet::ALL, effort: 0 };
+        assert_eq!(commons.evict(&wish).written, 0);
+    }));
+    s.page_out(&p, a, 1);
+    let child = Process::around(s.world.model(), born.lock().unwrap().take().unwrap(), 1);
+    assert_eq!(s.evict(&p, 1, Age::Ignore).freed, 1);
+    assert_eq!((p.load(a), child.load(a)), (Ok(2), Ok(2)));
+    drop((p, child));
+    s.end();
+}
+
+#[test]
 fn a_page_dropped_while_it_is_written_is_freed_when_that_is_over() {
     let s = Swapping::new(64);
     let p = s.world.process(0);
@@ -181,6 +206,24 @@ fn a_page_of_two_spaces_gets_one_slot_is_written_once_and_freed_with_its_last_le
     p.store(a, 2).unwrap();
     assert_eq!(child.load(a), Ok(1));
     drop((p, child));
+    s.end();
+}
+
+#[test]
+fn two_who_read_a_page_at_once_share_what_they_shared_before() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 1, 1);
+    s.page_out(&p, a, 1);
+    let (child, third) = (p.fork(1), p.fork(2));
+    let other = child.locked.clone();
+    *s.disk.during_read.lock().unwrap() = Some(std::boxed::Box::new(move || {
+        other.0.lock().unwrap().fault(VirtAddr(a), Access::Read, &Limits::NONE).unwrap();
+    }));
+    assert_eq!((p.load(a), child.load(a), third.load(a)), (Ok(1), Ok(1), Ok(1)));
+    assert_eq!((p.frame(a), child.frame(a)), (third.frame(a), third.frame(a)));
+    assert_eq!(s.disk.reads.lock().unwrap().len(), 2);
+    drop((p, child, third));
     s.end();
 }
 
