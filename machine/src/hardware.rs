@@ -38,6 +38,10 @@ pub trait Tables: Copy + Send + Sync + 'static {
             f(index, entry);
         }
     }
+    /// Empty the entries of `range` and show `f` what each was that was not zero, upwards, with the walker's bits (acquire and release).
+    fn take_entries(self, table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, u64)) {
+        self.each_entry(table, range, |index, _| f(index, self.swap_entry(table, index, 0)));
+    }
     /// Copy the entries of `range` to the same places of `to`, which no walker uses yet.
     fn copy_entries(self, from: Pfn, to: Pfn, range: Range<usize>) {
         range.for_each(|index| self.store_entry(to, index, self.load_entry(from, index)));

@@ -32,8 +32,8 @@ pub fn handle_user_fault(
         traps::Access::Write => Access::Write,
         traps::Access::Execute => Access::Execute,
     };
-    let limits = task::with_current(|task| task.process().memory_limits());
-    let outcome = space.lock().fault(addr, access, &limits);
+    let limits = || task::with_current(|task| task.process().memory_limits());
+    let outcome = space.lock().fault_within(addr, access, limits);
     match outcome {
         Ok(kind) => {
             let sort = usize::from(kind == FaultKind::Major);

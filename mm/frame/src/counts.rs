@@ -310,14 +310,13 @@ impl<W: Word> Counts<W> {
     }
     /// Let go of one hold. `true` if it was the last: the caller now owns the frame alone and frees it.
     #[must_use = "the last holder frees the frame"]
+    #[inline]
     pub(crate) fn drop_hold(&self, hold: Hold) -> bool {
         let mut bits = self.0.load(Ordering::Relaxed);
         loop {
-            assert!(
-                hold.count(bits) > 0,
-                "a {hold:?} was let go that nobody has: {:?}",
-                Holders::from_bits(bits)
-            );
+            if hold.count(bits) == 0 {
+                nobody_has(hold, bits);
+            }
             let left = bits - hold.one();
             let last = left & !EXCLUSIVE == 0;
             let new = if last { 0 } else { left };
@@ -356,6 +355,11 @@ impl<W: Word> Counts<W> {
             }
         }
     }
+}
+
+#[cold]
+fn nobody_has(hold: Hold, bits: u64) -> ! {
+    panic!("a {hold:?} was let go that nobody has: {:?}", Holders::from_bits(bits));
 }
 
 /// Whether a new frame belongs to one address space alone.

@@ -54,6 +54,7 @@ fn record<S: FrameSource>(source: S, frame: Pfn) -> &'static FrameRecord {
     source.table().get(frame).expect("a handle's frame was in the table when the handle was made")
 }
 
+#[inline]
 fn let_go<S: FrameSource>(source: S, frame: Pfn, order: Order, hold: Hold) {
     if record(source, frame).counts().drop_hold(hold) {
         source.release(frame, order);
@@ -244,8 +245,20 @@ impl<K: UserKind, S: FrameSource> Mapping<K, S> {
     /// # Errors
     /// [`WrongOwner`] if the frame is not of this kind.
     pub fn from_leaf(source: S, frame: Pfn) -> Result<Self, WrongOwner> {
-        let order = check::<K, S>(source, frame)?;
-        Ok(Self { source, frame, order, kind: PhantomData })
+        Self::from_leaf_of(source, frame).map(|(mapping, _)| mapping)
+    }
+    /// As [`Mapping::from_leaf`], and who owns the frame.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn from_leaf_of(source: S, frame: Pfn) -> Result<(Self, Owner), WrongOwner> {
+        match source.table().state(frame) {
+            State::Owned { owner, order, .. } if K::accepts(owner) => {
+                Ok((Self { source, frame, order, kind: PhantomData }, owner))
+            }
+            state => Err(WrongOwner { frame, found: state.owner(), expected: K::OWNER }),
+        }
     }
     /// Look at the mapping of a page-table entry in place; the entry stays the holder.
     ///

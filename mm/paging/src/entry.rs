@@ -180,6 +180,16 @@ impl Entry {
         let execute = if rights.contains(Rights::EXECUTE) { 0 } else { NO_EXECUTE };
         Self(kept | PRESENT | USER | write | execute)
     }
+    /// The same leaf without the right to write.
+    #[must_use]
+    pub const fn write_protected(self) -> Self {
+        Self(self.0 & !WRITE)
+    }
+    /// The same leaf in a child's table: without the right to write, written before, and not used there yet.
+    #[must_use]
+    pub const fn inherited(self) -> Self {
+        Self(self.0 & !(WRITE | ACCESSED | LAZY) | DIRTY)
+    }
     /// The same leaf, written and accessed.
     #[must_use]
     pub const fn marked_dirty(self) -> Self {

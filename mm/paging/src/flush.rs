@@ -5,9 +5,22 @@
 //! then lets go of frames and tables. A leaf whose accessed bit never was set is in no TLB (SDM 4.10.2.3: only translations with
 //! the bit set are cached), so it needs no flush.
 //!
-//! What may wait: everything in the batch of one operation, since the caller has not told anyone yet that the pages are gone. What
-//! may not: a copy. Whoever copies a frame's bytes after taking write access away flushes first, or stores of
-//! other CPUs through stale entries would be lost.
+//! **What may wait, and for how long.** A stale entry that grants writing acts like a pin: its CPU goes on storing to the frame. Elsewhere that
+//! forces a flush wherever a page loses its write right, since the next fault may copy the frame. Here an exclusive frame is never copied, so the
+//! entry does no harm until somebody relies on what it hides:
+//!
+//! | change | stale entries | the flush waits until |
+//! |---|---|---|
+//! | more rights; a store that keeps its frame | grant too little: a fault that finds nothing to do | for ever |
+//! | a leaf that was never used goes | there are none | for ever; what it held is let go of at once |
+//! | less rights (mprotect, clear_refs), marks cleared | store where the call says no more stores happen, or unnoticed | the call returns, once for all of it |
+//! | shared by fork | store to what the child must not see | fork returns, once for all of it |
+//! | a page goes (unmap, truncation) | load and store in a frame that nobody else has yet | the batch is full, or the call returns: the batch holds the frames |
+//! | a page leaves with its bytes (swap-out, migration) | store to bytes that are being copied | the run is complete: before the first byte is copied |
+//! | a shared page is copied for a store | load what was there before the store, after it | the fault returns; the copy itself needs none, no entry grants writing |
+//! | the mark of use cleared | hide that the page is used | the batch ends: "no mark, no entry" is relied upon above |
+//!
+//! Ends of a batch are the only places where other CPUs are interrupted.
 
 use alloc::sync::Arc;
 
@@ -57,8 +70,13 @@ impl<S: Memory> FlushBatch<S> {
     }
 
     /// The leaf `old` of a 4 KiB page at `addr` is no longer in its table; `mapping` is what it held.
+    #[inline]
     pub fn unmapped(&mut self, addr: VirtAddr, old: Entry, mapping: Option<Mapping<User, S>>) {
-        self.restricted(addr, old);
+        if !old.may_be_cached() {
+            // No CPU knows it: what it held need not wait.
+            return;
+        }
+        self.range(addr, 1);
         if let Some(mapping) = mapping {
             self.frames.push(mapping);
             if self.frames.is_full() {

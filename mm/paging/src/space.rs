@@ -116,6 +116,47 @@ impl<M: Tables> Leaf for Slot<M> {
     }
 }
 
+/// What a walk by tables has come to.
+pub enum Reached<M> {
+    /// A table of 4 KiB leaves.
+    Leaves(Leaves<M>),
+    /// Something of 2 MiB, by its first address.
+    Large(VirtAddr, Slot<M>, Entry),
+}
+
+/// A table of 4 KiB leaves, as much of it as is meant. Valid while its space is borrowed.
+pub struct Leaves<M> {
+    machine: M,
+    table: Pfn,
+    base: VirtAddr,
+    range: Range<usize>,
+}
+
+impl<M: Tables> Leaves<M> {
+    /// What entry `index` maps.
+    #[inline]
+    pub const fn addr(&self, index: usize) -> VirtAddr {
+        VirtAddr(self.base.0 + ((index as u64) << PAGE_SHIFT))
+    }
+    /// Where it is.
+    #[inline]
+    pub const fn slot(&self, index: usize) -> Slot<M> {
+        Slot { machine: self.machine, table: self.table, index }
+    }
+    /// Show `f` the entries that are not empty, upwards, by their indices.
+    #[inline]
+    pub fn each(&self, mut f: impl FnMut(usize, Entry)) {
+        self.machine
+            .each_entry(self.table, self.range.clone(), |index, entry| f(index, Entry::from_bits(entry)));
+    }
+}
+
+impl<M> core::fmt::Debug for Leaves<M> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Leaves({:?} at {:?})", self.table, self.base)
+    }
+}
+
 /// The one editor of an address space's tables. See the crate's head.
 pub struct Space<S: Memory> {
     source: S,
@@ -270,35 +311,87 @@ impl<S: Memory> Space<S> {
         range: Range<VirtAddr>,
         mut f: impl FnMut(VirtAddr, Slot<S::Machine>, Entry, PageSize),
     ) {
+        self.visit_tables(range, |reached| match reached {
+            Reached::Leaves(leaves) => {
+                leaves.each(|index, entry| f(leaves.addr(index), leaves.slot(index), entry, PageSize::Small));
+            }
+            Reached::Large(addr, slot, entry) => f(addr, slot, entry, PageSize::Large),
+        });
+    }
+
+    /// Show what of `range` is not empty, upwards, a table of 4 KiB leaves at a time: for those who do much to every page.
+    pub fn visit_tables(&self, range: Range<VirtAddr>, mut f: impl FnMut(Reached<S::Machine>)) {
         let range = range.start..range.end.min(USER_END);
         if range.start < range.end {
-            self.visit_table(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range, &mut f);
+            self.visit_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range, &mut f);
         }
     }
 
-    fn visit_table(
+    fn visit_below(
         &self,
         table: Pfn,
         level: u32,
         base: VirtAddr,
         range: &Range<VirtAddr>,
-        f: &mut impl FnMut(VirtAddr, Slot<S::Machine>, Entry, PageSize),
+        f: &mut impl FnMut(Reached<S::Machine>),
     ) {
         let machine = self.source.machine();
-        let place = |index: usize| {
-            (VirtAddr(base.0 + ((index as u64) << shift(level))), Slot { machine, table, index })
-        };
+        machine.each_entry(table, covered(base, level, range), |index, entry| {
+            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
+            match Entry::from_bits(entry) {
+                entry if !entry.is_table() => f(Reached::Large(addr, Slot { machine, table, index }, entry)),
+                entry if level > 2 => self.visit_below(entry.frame(), level - 1, addr, range, f),
+                entry => {
+                    let range = covered(addr, 1, range);
+                    f(Reached::Leaves(Leaves { machine, table: entry.frame(), base: addr, range }));
+                }
+            }
+        });
+    }
+
+    /// The table of 4 KiB leaves around `addr`; made where it is missing.
+    ///
+    /// # Errors
+    /// As [`Space::make`].
+    pub fn make_leaves(&mut self, addr: VirtAddr) -> Result<Leaves<S::Machine>, OutOfMemory> {
+        let Slot { machine, table, .. } = self.make(addr, PageSize::Small)?;
+        let base = VirtAddr(addr.0 & !(PageSize::Large.bytes() - 1));
+        Ok(Leaves { machine, table, base, range: 0..TABLE_ENTRIES })
+    }
+
+    /// Empty all of `range`, upwards, and show what was there: leaves, with the marks that the walker has set, and places of pages that
+    /// are not in memory. `range` cuts no large page.
+    pub fn take_all(&self, range: Range<VirtAddr>, mut f: impl FnMut(VirtAddr, Entry, PageSize)) {
+        let range = range.start..range.end.min(USER_END);
+        if range.start < range.end {
+            self.take_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range, &mut f);
+        }
+    }
+
+    fn take_below(
+        &self,
+        table: Pfn,
+        level: u32,
+        base: VirtAddr,
+        range: &Range<VirtAddr>,
+        f: &mut impl FnMut(VirtAddr, Entry, PageSize),
+    ) {
+        let machine = self.source.machine();
+        let place = |index: usize| VirtAddr(base.0 + ((index as u64) << shift(level)));
         if level == 1 {
-            return machine.each_entry(table, covered(base, level, range), |index, entry| {
-                let (addr, slot) = place(index);
-                f(addr, slot, Entry::from_bits(entry), PageSize::Small);
+            return machine.take_entries(table, covered(base, level, range), |index, entry| {
+                f(place(index), Entry::from_bits(entry), PageSize::Small);
             });
         }
         machine.each_entry(table, covered(base, level, range), |index, entry| {
-            let (addr, slot) = place(index);
             match Entry::from_bits(entry) {
-                entry if entry.is_table() => self.visit_table(entry.frame(), level - 1, addr, range, f),
-                entry => f(addr, slot, entry, PageSize::Large),
+                entry if entry.is_table() => {
+                    self.take_below(entry.frame(), level - 1, place(index), range, f);
+                }
+                _ => {
+                    let old = machine.swap_entry(table, index, 0);
+                    f(place(index), Entry::from_bits(old), PageSize::Large);
+                }
             }
         });
     }

@@ -183,7 +183,10 @@ impl<S: Memory> AddressSpace<S> {
             Advice::DontNeed | Advice::DontNeedLocked => self.discard(range),
             Advice::Free => self.in_areas(range, |resident, _, range| resident.give_up(range)),
             Advice::Cold => {
-                self.in_areas(range, |resident, _, range| resident.make_old(range, ClearRefs::All))
+                let mut batch = self.resident.tables.batch();
+                self.in_areas(range, |resident, _, range| {
+                    resident.make_old(range, ClearRefs::All, &mut batch)
+                });
             }
             Advice::WillNeed => {
                 self.in_areas(range, |resident, area, range| resident.read_ahead(area, range))
@@ -200,7 +203,11 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     /// Do something to the part of each area that is in `range`.
-    fn in_areas(&mut self, range: Range<VirtAddr>, f: impl Fn(&mut Resident<S>, &Area<S>, Range<VirtAddr>)) {
+    fn in_areas(
+        &mut self,
+        range: Range<VirtAddr>,
+        mut f: impl FnMut(&mut Resident<S>, &Area<S>, Range<VirtAddr>),
+    ) {
         let Self { areas, resident, .. } = self;
         for area in areas.overlapping(range.clone()) {
             f(resident, area, area.start.max(range.start)..area.end.min(range.end));

@@ -31,11 +31,25 @@ impl<S: Memory> AddressSpace<S> {
         access: Access,
         limits: &Limits,
     ) -> Result<FaultKind, FaultError> {
+        self.fault_within(addr, access, || *limits)
+    }
+
+    /// As [`AddressSpace::fault`], with `limits` that are asked for only where they matter: where a stack may grow.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn fault_within(
+        &mut self,
+        addr: VirtAddr,
+        access: Access,
+        limits: impl FnOnce() -> Limits,
+    ) -> Result<FaultKind, FaultError> {
         let page = addr.page_start();
         let area = match self.areas.at(addr) {
             Some(area) => area,
             None => {
-                self.grow_stack(page, limits)?;
+                self.grow_stack(page, &limits())?;
                 self.areas.at(addr).ok_or(FaultError::Segv(SegvCode::MapErr))?
             }
         };

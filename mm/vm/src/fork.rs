@@ -10,7 +10,9 @@ use core::ops::Range;
 
 use freehold_frame::{Anon, Mapping, OutOfMemory};
 use freehold_machine::{PAGEBLOCK_FRAMES, VirtAddr};
-use freehold_paging::{Backing, Cursor, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot, SwapPlace};
+use freehold_paging::{
+    Backing, Entry, FlushBatch, Leaves, Marks, Memory, PageSize, Reached, Slot, SwapPlace,
+};
 
 use crate::area::Area;
 use crate::request::AreaFlags;
@@ -75,37 +77,63 @@ impl<S: Memory> Resident<S> {
     ) -> Result<Option<VirtAddr>, OutOfMemory> {
         let mut outcome = Ok(());
         let mut stopped = None;
-        let (mut anonymous, mut large, mut swapped) = (0, 0, 0);
-        let mut cursor = child.tables.cursor();
-        self.tables.visit_all(range, |addr, slot, entry, size| {
+        self.tables.visit_tables(range, |reached| {
             if outcome.is_err() || stopped.is_some() {
                 return;
             }
-            if let Some(place) = entry.swap_place() {
-                match self.fork_swapped(place, entry, cursor.make(addr)) {
-                    Ok(()) => swapped += 1,
+            match reached {
+                Reached::Leaves(leaves) => outcome = self.fork_leaves(area, &leaves, child, batch),
+                Reached::Large(addr, slot, entry) => match child.tables.make(addr, PageSize::Large) {
+                    Ok(to) => match self.fork_large(addr, slot, entry, to, batch) {
+                        Some(pages) => {
+                            child.rss.anon += pages;
+                            child.large += 1;
+                        }
+                        None => stopped = Some(addr),
+                    },
                     Err(error) => outcome = Err(error),
+                },
+            }
+        });
+        outcome.map(|()| stopped)
+    }
+
+    /// Give the child the private pages of one table, in memory or not.
+    fn fork_leaves(
+        &self,
+        area: &Area<S>,
+        from: &Leaves<S::Machine>,
+        child: &mut Self,
+        batch: &mut FlushBatch<S>,
+    ) -> Result<(), OutOfMemory> {
+        let mut outcome = Ok(());
+        let (mut anonymous, mut swapped) = (0, 0);
+        // Made for the first page that the child gets: of files it gets none.
+        let mut table = None;
+        from.each(|index, entry| {
+            if outcome.is_err() {
+                return;
+            }
+            let mut to = || match &table {
+                Some(table) => Ok(Leaves::slot(table, index)),
+                None => {
+                    let made = child.tables.make_leaves(from.addr(index))?;
+                    Ok(table.insert(made).slot(index))
                 }
-            } else if size == PageSize::Small {
-                match self.fork_page(area, addr, slot, entry, &mut cursor, batch) {
-                    Ok(pages) => anonymous += pages,
-                    Err(error) => outcome = Err(error),
+            };
+            let done = match entry.swap_place() {
+                None => {
+                    self.fork_page(area, from, index, entry, &mut to, batch).map(|pages| anonymous += pages)
                 }
-            } else {
-                match cursor.make_large(addr).map(|to| self.fork_large(addr, slot, entry, to, batch)) {
-                    Ok(Some(pages)) => {
-                        anonymous += pages;
-                        large += 1;
-                    }
-                    Ok(None) => stopped = Some(addr),
-                    Err(error) => outcome = Err(error),
-                }
+                Some(place) => self.fork_swapped(place, entry, to()).map(|()| swapped += 1),
+            };
+            if let Err(error) = done {
+                outcome = Err(error);
             }
         });
         child.rss.anon += anonymous;
-        child.large += large;
         child.swapped += swapped;
-        outcome.map(|()| stopped)
+        outcome
     }
 
     /// Give the child the large page at `addr`; how many anonymous pages that are. `None` where it cannot be shared as one.
@@ -122,12 +150,11 @@ impl<S: Memory> Resident<S> {
             return Some(0);
         };
         let twin = block.share().ok()?;
-        let read_only = entry.rights().without(Rights::WRITE);
         if entry.is_writable() {
-            batch.restricted(addr, slot.update_from(entry, |entry| entry.with_rights(read_only)));
+            batch.restricted(addr, slot.update_from(entry, Entry::write_protected));
         }
-        let twin = Entry::leaf(twin.into_leaf(), read_only, Marks::Dirty, Backing::Counted).large();
-        to.fill(twin.with_soft_dirty_of(entry));
+        twin.into_leaf();
+        to.fill(entry.inherited());
         self.count_leaves(1);
         Some(PAGEBLOCK_FRAMES)
     }
@@ -145,35 +172,36 @@ impl<S: Memory> Resident<S> {
         Ok(())
     }
 
-    /// Give the child the page at `addr`, unless that is a file's; how many anonymous pages that are.
+    /// Give the child the page whose leaf is entry `index` of `from`, unless that is a file's; how many anonymous pages that are.
     #[inline]
     fn fork_page(
         &self,
         area: &Area<S>,
-        addr: VirtAddr,
-        slot: Slot<S::Machine>,
+        from: &Leaves<S::Machine>,
+        index: usize,
         entry: Entry,
-        cursor: &mut Cursor<'_, S>,
+        to: &mut impl FnMut() -> Result<Slot<S::Machine>, OutOfMemory>,
         batch: &mut FlushBatch<S>,
     ) -> Result<u64, OutOfMemory> {
         if entry.backing() == Backing::Uncounted {
-            cursor.make(addr)?.fill(entry);
+            to()?.fill(entry);
             return Ok(0);
         }
         let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) else { return Ok(0) };
-        let to = cursor.make(addr)?;
-        let twin = match mapping.share() {
-            Ok(twin) => twin,
+        let to = to()?;
+        match mapping.share() {
+            Ok(twin) => {
+                twin.into_leaf();
+                to.fill(entry.inherited());
+            }
             Err(pinned) => {
-                let copy = self.copy_of(pinned, self.place(area, addr))?;
+                let copy = self.copy_of(pinned, self.place(area, from.addr(index)))?;
                 to.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
                 return Ok(1);
             }
-        };
-        let read_only = entry.rights().without(Rights::WRITE);
-        to.fill(leaf(twin, read_only, Marks::Dirty).with_soft_dirty_of(entry));
+        }
         if entry.is_writable() {
-            batch.restricted(addr, slot.update_from(entry, |entry| entry.with_rights(read_only)));
+            batch.restricted(from.addr(index), from.slot(index).update_from(entry, Entry::write_protected));
         }
         Ok(1)
     }

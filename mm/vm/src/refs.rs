@@ -9,7 +9,7 @@ use core::ops::Range;
 
 use freehold_frame::transition;
 use freehold_machine::VirtAddr;
-use freehold_paging::{Backing, Entry, Memory, PageSize, Rights};
+use freehold_paging::{Backing, Entry, FlushBatch, Memory, PageSize, Rights};
 
 use crate::AddressSpace;
 use crate::area::Area;
@@ -56,22 +56,23 @@ impl<S: Memory> AddressSpace<S> {
     /// Forget what `what` says.
     pub fn clear_references(&mut self, what: ClearRefs) {
         let Self { areas, resident, .. } = self;
+        // One flush for all areas, before the call returns.
+        let mut batch = resident.tables.batch();
         match what {
             ClearRefs::Peak => resident.peak = resident.rss.total(),
             ClearRefs::SoftDirty => {
                 areas.iter_mut().for_each(|area| area.flags.remove(AreaFlags::SOFTDIRTY));
-                areas.iter().for_each(|area| resident.clear_soft_dirty(area));
+                areas.iter().for_each(|area| resident.clear_soft_dirty(area, &mut batch));
             }
             ClearRefs::All | ClearRefs::Anonymous | ClearRefs::File => {
-                areas.iter().for_each(|area| resident.make_old(area.start..area.end, what));
+                areas.iter().for_each(|area| resident.make_old(area.start..area.end, what, &mut batch));
             }
         }
     }
 }
 
 impl<S: Memory> Resident<S> {
-    fn clear_soft_dirty(&mut self, area: &Area<S>) {
-        let mut batch = self.tables.batch();
+    fn clear_soft_dirty(&self, area: &Area<S>, batch: &mut FlushBatch<S>) {
         self.tables.visit_all(area.start..area.end, |addr, slot, entry, size| {
             if entry.swap_place().is_some() {
                 slot.replace(entry.marked_unwritten());
@@ -112,8 +113,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Clear the marks of use. A leaf without one is in no TLB, so they all forget it.
-    pub(crate) fn make_old(&mut self, range: Range<VirtAddr>, what: ClearRefs) {
-        let mut batch = self.tables.batch();
+    pub(crate) fn make_old(&self, range: Range<VirtAddr>, what: ClearRefs, batch: &mut FlushBatch<S>) {
         self.tables.visit(range, |addr, slot, entry, _| {
             let concerned = match (what, self.kind_of(entry)) {
                 (ClearRefs::Anonymous, kind) => kind == Kind::Anon,

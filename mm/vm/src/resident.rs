@@ -395,50 +395,69 @@ impl<S: Memory> Resident<S> {
 
     /// Take away all pages of `range`, which is part of `area` and cuts no large page.
     pub(crate) fn zap(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
-        self.zap_if(area, range, batch, Zap::All);
+        self.note_peak();
+        let mut gone = Gone::default();
+        let this = &*self;
+        this.tables.take_all(range, |addr, old, size| this.take_one(addr, old, size, batch, &mut gone));
+        self.count_gone(area, &gone);
     }
 
     /// As [`Resident::zap`], without private copies, in memory or not.
     pub(crate) fn zap_cached(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
-        self.zap_if(area, range, batch, Zap::Cached);
-    }
-
-    fn zap_if(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>, what: Zap) {
         self.note_peak();
-        let mut rss = self.rss;
-        let (mut large, mut swapped) = (self.large, self.swapped);
+        let mut gone = Gone::default();
         let this = &*self;
-        this.tables.visit_all(range, |addr, slot, entry, size| {
-            if let Some(place) = entry.swap_place() {
-                if what == Zap::All {
-                    slot.replace(Entry::EMPTY);
-                    this.commons.swap.leave(place);
-                    swapped -= 1;
-                }
-                return;
-            }
-            let kind = this.kind_of(entry);
-            if what == Zap::Cached && kind == Kind::Anon {
-                return;
-            }
-            if size == PageSize::Large {
-                let old = slot.replace(Entry::EMPTY);
-                batch.unmapped_large(addr, old, this.held_block(old));
-                if kind == Kind::Anon {
-                    rss.anon -= PAGEBLOCK_FRAMES;
-                    this.count_leaves(-1);
-                }
-                large -= 1;
-            } else {
-                let old = slot.replace(Entry::EMPTY);
-                batch.unmapped(addr, old, this.mapping_of(old));
-                if let Some(count) = rss.of(area, kind) {
-                    *count -= 1;
-                }
+        this.tables.visit(range, |addr, slot, entry, size| {
+            if this.kind_of(entry) != Kind::Anon {
+                this.take_one(addr, slot.replace(Entry::EMPTY), size, batch, &mut gone);
             }
         });
-        self.rss = rss;
-        (self.large, self.swapped) = (large, swapped);
+        self.count_gone(area, &gone);
+    }
+
+    /// What `old` says has left its table.
+    #[inline]
+    fn take_one(
+        &self,
+        addr: VirtAddr,
+        old: Entry,
+        size: PageSize,
+        batch: &mut FlushBatch<S>,
+        gone: &mut Gone,
+    ) {
+        if !old.is_leaf() {
+            if let Some(place) = old.swap_place() {
+                self.commons.swap.leave(place);
+                gone.swapped += 1;
+            }
+        } else if size == PageSize::Large {
+            gone.large += 1;
+            if old.backing() == Backing::Counted {
+                gone.anon += PAGEBLOCK_FRAMES;
+                self.count_leaves(-1);
+            }
+            batch.unmapped_large(addr, old, self.held_block(old));
+        } else if old.backing() == Backing::Uncounted {
+            batch.unmapped(addr, old, None);
+        } else {
+            let taken = Mapping::<User, S>::from_leaf_of(self.source(), old.frame());
+            let (mapping, owner) = taken.expect("counted leaves lead to user frames");
+            if owner == Owner::Anon {
+                gone.anon += 1;
+            } else {
+                gone.cached += 1;
+            }
+            batch.unmapped(addr, old, Some(mapping));
+        }
+    }
+
+    fn count_gone(&mut self, area: &Area<S>, gone: &Gone) {
+        self.rss.anon -= gone.anon;
+        if let Some(count) = self.rss.of(area, Kind::Cache) {
+            *count -= gone.cached;
+        }
+        self.large -= gone.large;
+        self.swapped -= gone.swapped;
     }
 
     /// Give the pages of `range` the rights that `area`, which it is part of, has now.
@@ -461,13 +480,13 @@ impl<S: Memory> Resident<S> {
     }
 }
 
-/// What goes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Zap {
-    /// All pages, in memory or not.
-    All,
-    /// But for private copies.
-    Cached,
+/// Pages, and large leaves, that were taken away.
+#[derive(Default)]
+struct Gone {
+    anon: u64,
+    cached: u64,
+    large: u64,
+    swapped: u64,
 }
 
 /// See [`Resident::own`].

@@ -326,31 +326,33 @@ impl Tables for X86 {
     }
     #[inline]
     fn each_entry(self, table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, u64)) {
-        let mut index = range.start;
-        let (chunks, rest) = checked_entries(table)[range].as_chunks::<4>();
-        // Most of a table is empty.
-        for chunk in chunks {
-            if chunk.iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed)) != 0 {
-                for (offset, slot) in chunk.iter().enumerate() {
-                    let entry = slot.load(Ordering::Acquire);
-                    if entry != 0 {
-                        f(index + offset, entry);
-                    }
-                }
-            }
-            index += chunk.len();
-        }
-        for (offset, slot) in rest.iter().enumerate() {
-            let entry = slot.load(Ordering::Acquire);
-            if entry != 0 {
-                f(index + offset, entry);
-            }
-        }
+        each_used(table, range, |index, slot| f(index, slot.load(Ordering::Acquire)));
+    }
+    #[inline]
+    fn take_entries(self, table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, u64)) {
+        each_used(table, range, |index, slot| f(index, slot.swap(0, Ordering::AcqRel)));
     }
     fn copy_entries(self, from: Pfn, to: Pfn, range: Range<usize>) {
         let from = checked_entries(from)[range.clone()].iter();
         let to = checked_entries(to)[range].iter();
         from.zip(to).for_each(|(from, to)| to.store(from.load(Ordering::Acquire), Ordering::Release));
+    }
+}
+
+/// Show `f` the entries of `range` that are in use, upwards.
+#[inline]
+fn each_used(table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &AtomicU64)) {
+    let mut start = range.start;
+    for chunk in checked_entries(table)[range].chunks(4) {
+        // Most of a table is empty.
+        if chunk.iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed)) != 0 {
+            for (offset, slot) in chunk.iter().enumerate() {
+                if slot.load(Ordering::Relaxed) != 0 {
+                    f(start + offset, slot);
+                }
+            }
+        }
+        start += chunk.len();
     }
 }
 

@@ -76,7 +76,6 @@ pub(crate) struct Settled<S: Memory> {
 
 impl<S: Memory> Settled<S> {
     /// Its address.
-    #[allow(dead_code, reason = "for migration")]
     pub(crate) const fn addr(&self) -> VirtAddr {
         self.addr
     }
@@ -85,7 +84,7 @@ impl<S: Memory> Settled<S> {
         self.old
     }
     /// Whether it was its space's alone.
-    #[cfg_attr(not(test), allow(dead_code, reason = "for swap entries"))]
+    #[cfg(test)]
     pub(crate) const fn belongs(&self) -> Belongs {
         self.belongs
     }

@@ -255,3 +255,45 @@ fn a_run_of_pages_leaves_its_place_with_one_flush_and_the_pinned_ones_stay() {
     drop((p, child, pinned));
     world.end();
 }
+
+/// Flushes of any sort while `f` runs.
+fn flushes(world: &World, f: impl FnOnce()) -> u64 {
+    let all = || {
+        let counts = world.model().counts();
+        counts.range_flushes + counts.full_flushes
+    };
+    let before = all();
+    f();
+    all() - before
+}
+
+#[test]
+fn a_flush_waits_for_the_end_of_its_call_and_what_hides_nothing_needs_none() {
+    let world = World::new();
+    let p = world.process(0);
+    let areas = [p.anonymous(4), p.anonymous(4), p.anonymous(4)];
+    // Apart from each other, so that they stay three.
+    p.protect(areas[1], 4, Protection::READ | Protection::WRITE | Protection::EXEC).unwrap();
+    let pages = || areas.iter().flat_map(|&area| (0..4).map(move |n| area + n * PAGE));
+    let store_all = |value| pages().for_each(|at| p.store(at, value).unwrap());
+    store_all(1);
+    let clear = |what| p.run(|| p.space().clear_references(what));
+    assert_eq!(flushes(&world, || clear(ClearRefs::SoftDirty)), 1, "marks of three areas");
+    assert_eq!(flushes(&world, || store_all(2)), 0, "stores that keep their frames");
+    assert_eq!(flushes(&world, || clear(ClearRefs::All)), 1, "marks of use");
+    store_all(3);
+    assert_eq!(flushes(&world, || p.protect(areas[0], 4, Protection::READ).unwrap()), 1, "less rights");
+    assert_eq!(flushes(&world, || p.protect(areas[0], 4, RW).unwrap()), 0, "more rights");
+    store_all(4);
+    let mut child = None;
+    assert_eq!(flushes(&world, || child = Some(p.fork(1))), 1, "all that is shared by a fork");
+    assert_eq!(
+        flushes(&world, || child.take().unwrap().unmap(areas[0], 4).unwrap()),
+        0,
+        "what a child never used"
+    );
+    store_all(5);
+    assert_eq!(flushes(&world, || p.unmap(areas[0], 4).unwrap()), 1);
+    drop(p);
+    world.end();
+}
