@@ -39,11 +39,7 @@ pub fn doctor() -> Result<u8> {
             let version = first_line(&path.to_string_lossy(), "--version");
             say(Verdict::Good, format!("QEMU: {} ({})", path.display(), version.unwrap_or_default()), "");
         }
-        Err(_) => say(
-            Verdict::Bad,
-            "QEMU: qemu-system-x86_64 is missing".into(),
-            "apt-get install --no-install-recommends qemu-system-x86",
-        ),
+        Err(failure) => say(Verdict::Bad, format!("QEMU: {failure}"), ""),
     }
     let own = kernel::own_kernel();
     match &own {

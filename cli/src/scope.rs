@@ -147,7 +147,7 @@ impl Microscope {
         }
         let models = options::models(options)?;
         if let Some(path) = &options.symbols {
-            std::fs::File::open(path).map_err(|e| Failure::io("read", path, &e))?;
+            symbols::check(path)?;
         }
         let plugin = plugin()?;
         let folder = tempfile::Builder::new()

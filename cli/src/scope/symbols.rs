@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::Result;
 use crate::backtrace;
+use crate::failure::Failure;
 use crate::kernel::{Family, Kernel};
 
 /// What code of programs is called.
@@ -49,6 +50,18 @@ pub struct Names {
 
 /// Where a Linux image's text is linked.
 const LINUX_TEXT: u64 = 0xffff_ffff_8100_0000;
+
+/// Fails when `path` holds no symbols: functions would all be nameless after minutes of waiting.
+pub fn check(path: &Path) -> Result<()> {
+    use object::{Object, ObjectSymbol};
+    let bytes = std::fs::read(path).map_err(|e| Failure::io("read", path, &e))?;
+    let named = |file: object::File<'_>| file.symbols().any(|symbol| symbol.is_definition());
+    if object::File::parse(&*bytes).is_ok_and(named) {
+        return Ok(());
+    }
+    let what = format!("--symbols {}: no ELF file with symbols", path.display());
+    Err(Failure::new(what, "a vmlinux, or a kernel as it was built"))
+}
 
 impl Names {
     /// No names: every address stays a number.

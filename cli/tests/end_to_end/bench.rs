@@ -1,4 +1,4 @@
-//! `freehold bench` and `freehold lab`: comparisons that need no other kernel than ours, and what they refuse.
+//! `freehold bench` and `freehold lab`: what they measure and what they refuse.
 
 use std::path::PathBuf;
 
@@ -60,6 +60,28 @@ fn every_row_is_measured_and_counted_runs_agree_to_the_instruction() {
     assert!(cost("null-call") < cost("pipe") && cost("pipe") < cost("fork-exec"));
     let page = std::fs::read_to_string(html).expect("a page");
     assert!(page.contains("null-call") && page.contains("page_alloc.shuffle=0") && page.contains("<svg"));
+}
+
+#[test]
+fn the_experiment_of_costs_compares_three_kernels() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("costs.json");
+    let mut command = freehold();
+    command.args(["lab", "costs", "--quick", "--json"]).arg(&file);
+    let text = finish(command, b"").expect(0).text();
+    assert!(text.contains("both runs of every side agree to the instruction"), "{text}");
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(file).expect("a file")).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    assert!(rows.len() >= 6, "{text}");
+    for row in rows {
+        let costs = row["costs"].as_array().expect("ours, a lean Linux, Debian's");
+        assert_eq!(
+            costs.iter().filter(|cost| cost["cost"].as_f64().is_some_and(|c| c > 1.0)).count(),
+            3,
+            "{row}"
+        );
+    }
 }
 
 #[test]

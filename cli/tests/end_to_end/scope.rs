@@ -139,6 +139,7 @@ fn the_microscope_refuses_in_one_line_and_leaves_nothing_half_written() {
     refused(&["--accel", "kvm"], None, &["KVM"]);
     refused(&["--json", "/nonexistent/r.json"], None, &["/nonexistent/r.json", "No such file"]);
     refused(&["--symbols", "/nonexistent/vmlinux"], None, &["/nonexistent/vmlinux"]);
+    refused(&["--symbols", text(&text_file)], None, &["--symbols", "no ELF file with symbols", "vmlinux"]);
     refused(&[], Some(Path::new("/nonexistent.so")), &["FREEHOLD_SCOPE_PLUGIN=/nonexistent.so"]);
     refused(&[], Some(&text_file), &["cannot load the plugin", "invalid ELF header", "make build"]);
 }
