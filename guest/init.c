@@ -25,6 +25,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
+#include <sys/swap.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
@@ -53,6 +54,7 @@ static struct {
 	int tty[3];
 	unsigned short rows, cols;
 	int report;
+	char *swap;
 	enum { NO_SYMBOLS, BASE, ALL } symbols;
 } spec = { .cwd = "/", .rows = 24, .cols = 80 };
 
@@ -177,6 +179,8 @@ static void read_spec(void)
 			spec.cols = atoi(v);
 		else if ((v = value_of(at, "report")))
 			spec.report = atoi(v);
+		else if ((v = value_of(at, "swap")))
+			spec.swap = (char *)v;
 		else if ((v = value_of(at, "symbols")))
 			spec.symbols = !strcmp(v, "all") ? ALL : BASE;
 	}
@@ -184,18 +188,35 @@ static void read_spec(void)
 		die("spec names no program");
 }
 
-static long memory_kib(const char *key)
+/* The number behind `key` and a colon or a blank. */
+static long figure(const char *path, const char *key)
 {
 	char line[128];
-	long kib = 0;
-	FILE *file = fopen("/proc/meminfo", "re");
+	long value = 0;
+	FILE *file = fopen(path, "re");
 	size_t size = strlen(key);
 	while (file && fgets(line, sizeof line, file))
-		if (!strncmp(line, key, size) && line[size] == ':')
-			kib = atol(line + size + 1);
+		if (!strncmp(line, key, size) && (line[size] == ':' || line[size] == ' '))
+			value = atol(line + size + 1);
 	if (file)
 		fclose(file);
-	return kib;
+	return value;
+}
+
+static long memory_kib(const char *key)
+{
+	return figure("/proc/meminfo", key);
+}
+
+/* The host has written the header; the device appears a moment after its driver. */
+static void swap_on(void)
+{
+	int tries = 0;
+	while (swapon(spec.swap, 0)) {
+		if ((errno != ENOENT && errno != ENXIO) || ++tries == 20000)
+			die(spec.swap);
+		usleep(500);
+	}
 }
 
 /* Where the image's text begins in this boot; 0 when the kernel does not tell. */
@@ -250,14 +271,17 @@ static void send_ready(void)
 static void send_report(void)
 {
 	struct rusage use;
-	char json[1024];
+	char json[1024], swap[128] = "";
 	getrusage(RUSAGE_CHILDREN, &use);
+	if (spec.swap)
+		snprintf(swap, sizeof swap, ",\"swapped_out_kib\":%ld,\"swapped_in_kib\":%ld",
+			4 * figure("/proc/vmstat", "pswpout"), 4 * figure("/proc/vmstat", "pswpin"));
 	int size = snprintf(json, sizeof json,
 		"{\"memory\":{\"total_kib\":%ld,\"free_kib\":%ld,\"peak_user_kib\":%ld,\"page_cache_kib\":%ld,"
-		"\"kernel_kib\":%ld,\"page_tables_kib\":%ld,\"faults_minor\":%ld,\"faults_major\":%ld},\"audit\":\"ok\"}",
+		"\"kernel_kib\":%ld,\"page_tables_kib\":%ld,\"faults_minor\":%ld,\"faults_major\":%ld%s},\"audit\":\"ok\"}",
 		memory_kib("MemTotal"), memory_kib("MemFree"), use.ru_maxrss, memory_kib("Cached"),
 		memory_kib("Slab") + memory_kib("KernelStack"), memory_kib("PageTables"),
-		use.ru_minflt, use.ru_majflt);
+		use.ru_minflt, use.ru_majflt, swap);
 	send_frame(REPORT, json, size);
 }
 
@@ -495,6 +519,8 @@ int main(void)
 	int stream = open_port(0), error_port = open_port(1);
 	control = open_port(2);
 	unlink("/init");
+	if (spec.swap)
+		swap_on();
 
 	if (spec.symbols == ALL)
 		send_symbols();

@@ -13,7 +13,7 @@ use crate::image::Image;
 use crate::image::spec::{Spec, Stream, Symbols};
 use crate::kernel::{self, Family, Kernel};
 use crate::protocol::Ending;
-use crate::qemu::{self, Clock, Engine, Machine};
+use crate::qemu::{self, Clock, Engine, Files, Machine};
 use crate::session::{self, End, Job, LogTo, Purpose};
 use crate::size::MIB;
 
@@ -147,7 +147,7 @@ fn prove() -> Result<Kvm> {
     let job = Job {
         machine: &Machine::small(64 * MIB),
         kernel: &kernel,
-        initramfs: initramfs.path(),
+        files: Files { initramfs: initramfs.path(), swap: None },
         engine: Engine::Kvm,
         streams: [Stream::Pipe; 3],
         timeout: Some(PROOF_DEADLINE),
@@ -194,6 +194,7 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
         streams: [Stream::Pipe; 3],
         window: (24, 80),
         symbols: Symbols::None,
+        swap: None,
     };
     let mut image = Image::new();
     image.add_bytes(Path::new("/.freehold/spec"), 0o600, spec.encode());

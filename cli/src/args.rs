@@ -15,6 +15,7 @@ Examples:
   freehold run -v ./script.sh:/script.sh -- busybox ash /script.sh
   freehold run --disk disk.img -- busybox dd if=/dev/vda bs=1M count=1
   freehold run -m 128M --memory-max 2G -- PROGRAM       starts small, grows when PROGRAM needs it
+  freehold run -m 128M --swap 1G -- PROGRAM             what PROGRAM does not use goes to a disk that the VM swaps to
   freehold run --kernel linux -- busybox echo hello     the same VM on a stock Linux kernel
   freehold run --node mem=256M,cpus=0 --node mem=256M,cpus=1 --distance 0,1,21 --cpus 2 -- PROGRAM
 
@@ -167,6 +168,10 @@ pub struct RunOptions {
     /// A raw disk: /dev/vda, /dev/vdb…; ro = read-only, iops=N = slow on purpose
     #[arg(long, value_name = "FILE[,ro][,iops=N]", help_heading = "Machine")]
     pub disk: Vec<OsString>,
+
+    /// Let the VM swap to a disk of SIZE, a sparse temporary file (in TMPDIR); iops=N = slow on purpose
+    #[arg(long, value_name = "SIZE[,iops=N]", help_heading = "Machine")]
+    pub swap: Option<String>,
 
     /// How to run the CPUs
     #[arg(long, value_enum, default_value = "auto", help_heading = "Machine")]

@@ -2,6 +2,7 @@
 
 pub mod disk;
 pub mod numa;
+pub mod swap;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use crate::kernel::{Family, Kernel};
 use crate::size::{self, MIB, show_size};
 use disk::Disk;
 use numa::{Backing, Topology};
+use swap::Swap;
 
 /// The most CPUs that the kernel starts.
 pub const MAX_CPUS: u32 = 16;
@@ -83,6 +85,8 @@ pub struct Machine {
     pub topology: Topology,
     /// Disks in order: vda, vdb, …
     pub disks: Vec<Disk>,
+    /// What it swaps to: the disk after those.
+    pub swap: Option<Swap>,
     /// Time.
     pub clock: Clock,
     /// Debugger.
@@ -91,6 +95,15 @@ pub struct Machine {
     pub append: String,
     /// Who watches. A watched machine is asked to end, not killed: the watcher writes down what it saw.
     pub watcher: Option<Watcher>,
+}
+
+/// Files that are made for one run.
+#[derive(Debug, Clone, Copy)]
+pub struct Files<'a> {
+    /// The guest's first files.
+    pub initramfs: &'a Path,
+    /// What it swaps to, if it does.
+    pub swap: Option<&'a Path>,
 }
 
 /// Chardev descriptors (or placeholders) for the guest's ports.
@@ -138,17 +151,17 @@ impl Machine {
             ));
         }
         let disks = options.disk.iter().map(|text| Disk::parse(text)).collect::<Result<Vec<_>>>()?;
-        if disks.len() > MAX_DISKS {
-            return Err(Failure::new(
-                format!("{} disks are too many", disks.len()),
-                format!("at most {MAX_DISKS}"),
-            ));
+        let swap = options.swap.as_deref().map(Swap::parse).transpose()?;
+        let count = disks.len() + usize::from(swap.is_some());
+        if count > MAX_DISKS {
+            return Err(Failure::new(format!("{count} disks are too many"), format!("at most {MAX_DISKS}")));
         }
         Ok(Machine {
             memory: total,
             cpus,
             topology,
             disks,
+            swap,
             clock: if options.icount { Clock::Instructions } else { Clock::Real },
             debugger: if options.gdb { Debugger::Waited } else { Debugger::None },
             append: options.append.join(" "),
@@ -163,6 +176,7 @@ impl Machine {
             cpus: 1,
             topology: Topology::one(memory),
             disks: Vec::new(),
+            swap: None,
             clock: Clock::Real,
             debugger: Debugger::None,
             append: String::new(),
@@ -203,11 +217,16 @@ impl Machine {
         Ok(())
     }
 
+    /// Where the guest finds what it swaps to.
+    pub fn swap_path(&self) -> Option<PathBuf> {
+        self.swap.map(|_| swap::guest_path(self.disks.len()))
+    }
+
     /// QEMU's arguments, without the program's name.
     pub fn arguments(
         &self,
         kernel: &Kernel,
-        initramfs: &Path,
+        files: &Files<'_>,
         ports: &Ports,
         engine: Engine,
     ) -> Vec<OsString> {
@@ -250,7 +269,7 @@ impl Machine {
             line.flags(&["-s", "-S"]);
         }
         line.option("-kernel", kernel.path.as_os_str());
-        line.option("-initrd", initramfs.as_os_str());
+        line.option("-initrd", files.initramfs.as_os_str());
         line.option("-append", self.parameters(kernel.family));
         line.option("-chardev", format!("socket,id=log,{}", ports.log));
         line.option("-serial", "chardev:log");
@@ -269,6 +288,10 @@ impl Machine {
         }
         for (number, disk) in self.disks.iter().enumerate() {
             disk.arguments(&mut line, number, FIRST_DISK_SLOT + number as u32);
+        }
+        if let (Some(swap), Some(file)) = (self.swap, files.swap) {
+            let number = self.disks.len();
+            swap.disk(file).arguments(&mut line, number, FIRST_DISK_SLOT + number as u32);
         }
         line.0
     }

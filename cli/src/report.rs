@@ -162,6 +162,9 @@ fn label(key: &str) -> String {
         "cow_copied" => "copied on write",
         "cow_reused" => "reused on write",
         "tlb_shootdowns" => "TLB shootdowns",
+        "swap_peak_kib" => "swap at its most",
+        "swapped_out_kib" => "swapped out",
+        "swapped_in_kib" => "swapped in",
         _ => "",
     };
     if !known.is_empty() {

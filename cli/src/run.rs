@@ -6,6 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tempfile::NamedTempFile;
+
 use crate::Result;
 use crate::accel;
 use crate::args::{Accel, RunOptions, When};
@@ -16,7 +18,8 @@ use crate::image::spec::{self, Spec, Stream};
 use crate::kernel::{self, Family, Kernel};
 use crate::outcome::Outcome;
 use crate::program::{self, Program};
-use crate::qemu::{self, Debugger, Engine, Machine, Ports};
+use crate::qemu::swap::Swap;
+use crate::qemu::{self, Debugger, Engine, Files, Machine, Ports};
 use crate::report;
 use crate::session::{self, End, Ended, Job, LogTo, Purpose};
 use crate::size::show_size;
@@ -90,6 +93,7 @@ impl Prepared {
             streams,
             window: terminal::window(),
             symbols: spec::Symbols::None,
+            swap: machine.swap_path(),
         };
         let kernel = kernel::select(&options.kernel)?;
         let image = build_image(options, &program, &spec, &kernel)?;
@@ -113,13 +117,14 @@ impl Prepared {
                 Failure::new(format!("cannot make a temporary file: {e}"), "TMPDIR names another folder")
             })?;
         self.image.write(&mut BufWriter::with_capacity(1 << 20, initramfs.as_file_mut()))?;
+        let swap = self.machine.swap.map(Swap::make).transpose()?;
         if self.machine.debugger == Debugger::Waited {
             eprintln!("freehold: waiting for: gdb {} -ex 'target remote :1234'", self.kernel.path.display());
         }
         session::run(&Job {
             machine: &self.machine,
             kernel: &self.kernel,
-            initramfs: initramfs.path(),
+            files: Files { initramfs: initramfs.path(), swap: swap.as_ref().map(NamedTempFile::path) },
             engine,
             streams: self.spec.streams,
             timeout: self.timeout,
@@ -354,8 +359,9 @@ pub fn print_line(options: &RunOptions, machine: &Machine, kernel: &Kernel) -> R
         log: place("LOG"),
         monitor: place("MONITOR"),
     };
+    let files = Files { initramfs: Path::new("INITRAMFS"), swap: Some(Path::new("SWAP")) };
     let mut text = quote(qemu::program()?.as_os_str());
-    for argument in machine.arguments(kernel, Path::new("INITRAMFS"), &ports, engine) {
+    for argument in machine.arguments(kernel, &files, &ports, engine) {
         // One option a line, as people write it.
         text.push_str(if argument.as_bytes().starts_with(b"-") { " \\\n  " } else { " " });
         text.push_str(&quote(&argument));

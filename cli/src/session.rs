@@ -24,7 +24,7 @@ use crate::Result;
 use crate::failure::Failure;
 use crate::image::spec::Stream;
 use crate::protocol::{Decoder, Ending, FromGuest, ToGuest};
-use crate::qemu::{Engine, Machine, Ports};
+use crate::qemu::{Engine, Files, Machine, Ports};
 use crate::{kernel, qemu, terminal};
 use channel::{Channel, Log};
 use monitor::Monitor;
@@ -46,8 +46,8 @@ pub struct Job<'a> {
     pub machine: &'a Machine,
     /// Its kernel.
     pub kernel: &'a kernel::Kernel,
-    /// Its files.
-    pub initramfs: &'a std::path::Path,
+    /// What is made for it.
+    pub files: Files<'a>,
     /// What executes it.
     pub engine: Engine,
     /// What the program's streams are.
@@ -204,7 +204,7 @@ impl<'a> Session<'a> {
             command.args(["--pdeathsig", "KILL", "--"]).arg(&program);
         }
         command
-            .args(job.machine.arguments(job.kernel, job.initramfs, &ports, job.engine))
+            .args(job.machine.arguments(job.kernel, &job.files, &ports, job.engine))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

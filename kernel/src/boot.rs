@@ -18,7 +18,7 @@ use freehold_virtio::mem::Region;
 use crate::cmdline::Plant;
 use crate::fs::initramfs;
 use crate::host::spec::{self, Spec};
-use crate::{Errno, Result, cmdline, dev, fs, host, klog, mem, report, sched, task, tty};
+use crate::{Errno, Result, cmdline, dev, fs, host, klog, mem, report, sched, swap, task, tty};
 
 /// The kernel's version, as uname and the host see it.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -152,6 +152,9 @@ fn prepare() -> Result<Spec> {
     host::listen(&Kernel)?;
     mem::hotplug::start()?;
     mem::khugepaged::mode_changed()?;
+    if let Some(device) = &spec.swap {
+        swap::on_at_boot(device);
+    }
     Ok(spec)
 }
 

@@ -39,6 +39,7 @@ pub mod mem {
 pub mod report;
 pub mod sched;
 pub mod socket;
+pub mod swap;
 pub mod sync;
 pub mod syscall;
 pub mod system;

@@ -11,12 +11,13 @@ use freehold_arch::boot::BootInfo;
 use freehold_buddy::Fault;
 use freehold_frame::{Audit, Owner};
 use freehold_machine::{Cpus, Machine, PAGE_SIZE};
+use freehold_vm::Event;
 
 use crate::host::json::Quoted;
 use crate::sync::WaitQueue;
 use crate::syscall::{self, Implemented};
 use crate::task::{self, SigInfo, Signal, Usage};
-use crate::{boot, fs, host, mem, sched, time};
+use crate::{boot, fs, host, mem, sched, swap, time};
 
 /// How long the processes that the program left behind have to end.
 const LAST_RESPECTS_NS: u64 = 2_000_000_000;
@@ -125,7 +126,13 @@ impl Display for Report {
         ];
         f.write_str("{\"memory\":{")?;
         let peak = mem::hotplug::peak().map(|bytes| ("most_kib", bytes / 1024));
-        for (at, (name, value)) in memory.into_iter().chain(peak).enumerate() {
+        let happened = |event| kib(mem::commons().count_of(event));
+        let swap = swap::peak().map(|most| {
+            let (out, back) = (happened(Event::SwapOut), happened(Event::SwapIn));
+            [("swap_peak_kib", kib(most)), ("swapped_out_kib", out), ("swapped_in_kib", back)]
+        });
+        let all = memory.into_iter().chain(peak).chain(swap.into_iter().flatten());
+        for (at, (name, value)) in all.enumerate() {
             write!(f, "{}\"{name}\":{value}", comma(at))?;
         }
         write!(f, "}},\"audit\":\"{}\",\"syscalls\":[", self.verdict)?;

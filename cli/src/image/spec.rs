@@ -41,6 +41,8 @@ pub struct Spec {
     pub window: (u16, u16),
     /// What guest/init tells of the kernel.
     pub symbols: Symbols,
+    /// The device that the guest swaps to.
+    pub swap: Option<PathBuf>,
 }
 
 impl Spec {
@@ -71,6 +73,9 @@ impl Spec {
         record("rows", OsStr::new(&self.window.0.to_string()));
         record("cols", OsStr::new(&self.window.1.to_string()));
         record("report", OsStr::new("1"));
+        if let Some(device) = &self.swap {
+            record("swap", device.as_os_str());
+        }
         match self.symbols {
             Symbols::None => {}
             Symbols::Base => record("symbols", OsStr::new("base")),

@@ -30,12 +30,21 @@ pub struct Disk {
     access: Access,
     /// Requests in a second, where the user wants it slow.
     iops: Option<u32>,
+    keep: Keep,
+}
+
+/// Whether anybody wants the bytes after the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    Yes,
+    /// QEMU need not see to it that they reach the host's disk.
+    No,
 }
 
 impl Disk {
     /// Parses and checks: the file exists, can be used as asked, and is a whole number of sectors.
     pub fn parse(text: &OsStr) -> Result<Disk> {
-        let mut disk = Disk { file: PathBuf::new(), access: Access::Write, iops: None };
+        let mut disk = Disk { file: PathBuf::new(), access: Access::Write, iops: None, keep: Keep::Yes };
         // Options stand at the end, so a file name may hold commas.
         let mut rest = text.as_bytes();
         while let Some(comma) = rest.iter().rposition(|&byte| byte == b',') {
@@ -43,13 +52,7 @@ impl Disk {
             if option == b"ro" {
                 disk.access = Access::Read;
             } else if let Some(number) = option.strip_prefix(b"iops=") {
-                let number = std::str::from_utf8(number).ok().and_then(|n| n.parse().ok()).filter(|&n| n > 0);
-                disk.iops = Some(number.ok_or_else(|| {
-                    Failure::new(
-                        format!("--disk {}: iops is no number", text.display()),
-                        "for example iops=100",
-                    )
-                })?);
+                disk.iops = Some(iops("--disk", text, number)?);
             } else {
                 break;
             }
@@ -58,6 +61,11 @@ impl Disk {
         disk.file = OsString::from_vec(rest.to_vec()).into();
         disk.check()?;
         Ok(disk)
+    }
+
+    /// A disk of ours, made for the run.
+    pub fn temporary(file: PathBuf, iops: Option<u32>) -> Disk {
+        Disk { file, access: Access::Write, iops, keep: Keep::No }
     }
 
     fn check(&self) -> Result<()> {
@@ -94,12 +102,23 @@ impl Disk {
         if self.access == Access::Read {
             drive.push(",readonly=on");
         }
+        if self.keep == Keep::No {
+            drive.push(",cache=unsafe");
+        }
         if let Some(iops) = self.iops {
             drive.push(format!(",throttling.iops-total={iops}"));
         }
         line.option("-drive", drive);
         line.option("-device", format!("virtio-blk-pci,drive=disk{number},addr={slot:#x},disable-legacy=on"));
     }
+}
+
+/// The number of `iops=`, more than 0.
+pub fn iops(option: &str, text: &OsStr, number: &[u8]) -> Result<u32> {
+    let number = std::str::from_utf8(number).ok().and_then(|n| n.parse().ok()).filter(|&n| n > 0);
+    number.ok_or_else(|| {
+        Failure::new(format!("{option} {}: iops is no number", text.display()), "for example iops=100")
+    })
 }
 
 #[cfg(test)]
@@ -114,7 +133,7 @@ mod tests {
         let mut text = file.clone().into_os_string();
         text.push(",ro,iops=50");
         let disk = Disk::parse(&text).expect("a disk");
-        assert_eq!(disk, Disk { file, access: Access::Read, iops: Some(50) });
+        assert_eq!(disk, Disk { file, access: Access::Read, iops: Some(50), keep: Keep::Yes });
     }
 
     #[test]

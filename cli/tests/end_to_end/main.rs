@@ -17,4 +17,5 @@ mod oracle;
 mod scope;
 mod script;
 mod streams;
+mod swap;
 mod terminal;

@@ -8,6 +8,7 @@
 
 mod direct;
 mod flush;
+mod held;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -20,6 +21,7 @@ use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 use freehold_virtio::{BlockError, SECTOR_SIZE};
 use freehold_vm::{BackingStore, Evicted, Eviction, Laundry, MAX_RUN, VmError};
+pub use held::{Held, was_ever_held};
 use spin::Once;
 
 use crate::fs::boot::add_device;
@@ -153,6 +155,9 @@ fn all() -> &'static [Arc<DiskContent>] {
 fn open(node: Arc<dyn Node>, minor: u32, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let number = if minor % MINORS == 0 { (minor / MINORS) as usize } else { usize::MAX };
     let content = all().get(number).ok_or(Errno::ENXIO)?.clone();
+    if flags.contains(OpenFlags::EXCL) && content.is_held() {
+        return Err(Errno::EBUSY);
+    }
     content.openers.fetch_add(1, Ordering::Relaxed);
     flush::wake();
     let direct = AtomicBool::new(flags.contains(OpenFlags::DIRECT));
@@ -245,6 +250,8 @@ struct DiskContent {
     openers: AtomicUsize,
     /// Since when something is dirty, as the flusher noticed; 0: nothing is.
     dirty_since: AtomicU64,
+    /// Somebody has it as a whole ([`Held`]).
+    held: AtomicBool,
 }
 
 impl DiskContent {
@@ -253,7 +260,14 @@ impl DiskContent {
         let cache = PageCache::with_store(frames, Arc::new(Store(disk.clone())));
         cache.set_size_grow(size);
         let cached = Arc::new(CacheContent::new(cache));
-        Self { disk, size, cached, openers: AtomicUsize::new(0), dirty_since: AtomicU64::new(0) }
+        Self {
+            disk,
+            size,
+            cached,
+            openers: AtomicUsize::new(0),
+            dirty_since: AtomicU64::new(0),
+            held: AtomicBool::new(false),
+        }
     }
 
     /// Keep writers from filling memory with what no disk has yet, and the cache from making the machine grow.
@@ -437,6 +451,9 @@ impl File for DiskFile {
         self.content.read_at(offset, sink)
     }
     fn write_at(&self, offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
+        if self.content.is_held() {
+            return Err(Errno::ETXTBSY);
+        }
         if !self.is_direct() {
             return self.content.write_at(offset, source);
         }

@@ -200,18 +200,22 @@ pub fn unnamed_place_named(node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> P
     Path { mount, node, entry: Some(Arc::new(entry)) }
 }
 
+/// Open a file by its path, as root.
+///
+/// # Errors
+/// As open(2).
+pub fn open_file(path: &[u8], flags: super::OpenFlags) -> Result<Arc<super::OpenFile>> {
+    let root = root();
+    let place = Walk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
+    super::OpenFile::new(place.node.clone().open(flags)?, Some(place), flags)
+}
+
 /// The bytes of the file at `path`, read by the kernel itself.
 ///
 /// # Errors
 /// What opening and reading give; `ENOMEM`.
 pub fn read_file(path: &[u8]) -> Result<Vec<u8>> {
-    let root = root();
-    let place = Walk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
-    let file = super::OpenFile::new(
-        place.node.clone().open(super::OpenFlags::empty())?,
-        Some(place),
-        super::OpenFlags::empty(),
-    )?;
+    let file = open_file(path, super::OpenFlags::empty())?;
     let size = usize::try_from(file.node().metadata().size).map_err(|_| Errno::ENOMEM)?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(size).map_err(|_| Errno::ENOMEM)?;

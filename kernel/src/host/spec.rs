@@ -46,6 +46,8 @@ pub struct Spec {
     pub columns: u16,
     /// Whether to send a report.
     pub report: Report,
+    /// The device to swap to.
+    pub swap: Option<Vec<u8>>,
 }
 
 impl Spec {
@@ -63,6 +65,7 @@ impl Spec {
             rows: 24,
             columns: 80,
             report: Report::default(),
+            swap: None,
         };
         for record in bytes.split(|&byte| byte == 0).filter(|record| !record.is_empty()) {
             let at = record.iter().position(|&byte| byte == b'=').ok_or(Errno::EINVAL)?;
@@ -77,6 +80,7 @@ impl Spec {
                 b"stderr" => spec.streams[2] = stream(value)?,
                 b"rows" => spec.rows = number(value)?,
                 b"cols" => spec.columns = number(value)?,
+                b"swap" => spec.swap = Some(copy(value)?),
                 b"report" if value == b"1" => spec.report = Report::Wanted,
                 _ => {}
             }
@@ -118,7 +122,7 @@ mod tests {
     fn every_record_arrives_and_order_is_kept() {
         let bytes =
             b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
-            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0later=7\0";
+            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0later=7\0";
         let spec = Spec::parse(bytes).unwrap();
         assert_eq!(spec.exec, b"/bin/busybox");
         assert_eq!(spec.arguments, [&b"sh"[..], b"-c", b"echo a=b"]);
@@ -126,6 +130,7 @@ mod tests {
         assert_eq!(spec.cwd, b"/tmp");
         assert_eq!(spec.streams, [Stream::Terminal, Stream::Terminal, Stream::Pipe]);
         assert_eq!((spec.rows, spec.columns, spec.report), (50, 132, Report::Wanted));
+        assert_eq!(spec.swap.as_deref(), Some(&b"/dev/vdb"[..]));
     }
 
     #[test]

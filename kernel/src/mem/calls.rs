@@ -236,6 +236,7 @@ pub fn sys_madvise(args: &Args) -> Result<i64> {
     if advice == Advice::PageOut && matches!(outcome, Ok(()) | Err(Errno::ENOMEM)) {
         let range = whole_pages(args[0], args[1]).ok_or(Errno::EINVAL)?;
         commons().page_out(&*space, range);
+        crate::swap::note_use();
     }
     outcome?;
     Ok(0)

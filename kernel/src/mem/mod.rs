@@ -32,7 +32,7 @@ pub use content::{CacheContent, CacheSource};
 pub use fault::{Fault, handle_kernel_fault, handle_user_fault};
 pub use mapping::FileMapping;
 pub use nodes::{sys_migrate_pages, sys_move_pages};
-pub use oom::{find_more, out_of_memory};
+pub use oom::{find_more, out_of_memory, with_memory_found};
 pub use pinned::{PinWay, PinnedBytes, PinnedOne, PinnedRun, pin_totals};
 pub use policy::{name_of as policy_name, sys_get_mempolicy, sys_mbind, sys_set_mempolicy};
 pub use remote::*;

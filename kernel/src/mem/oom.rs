@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::hotplug::{self, Growth};
 use super::reclaim::{self, Outcome};
-use crate::{sched, task};
+use crate::{Errno, Result, sched, task};
 
 static KILLS: AtomicU64 = AtomicU64::new(0);
 static STALLS: AtomicU64 = AtomicU64::new(0);
@@ -38,6 +38,24 @@ pub fn find_more() -> Growth {
         || hotplug::grow() == Growth::Grown
         || reclaim::free_some() == Outcome::Freed;
     if found { Growth::Grown } else { Growth::None }
+}
+
+/// How often somebody tries who can also fail.
+const TRIES: usize = 16;
+
+/// Make `attempt` again while it fails for want of memory and some is found. It leaves nothing behind where it fails, and holds nothing that
+/// [`find_more`] must not meet.
+///
+/// # Errors
+/// The last attempt's.
+pub fn with_memory_found<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 0..TRIES {
+        match attempt() {
+            Err(Errno::ENOMEM) if find_more() == Growth::Grown => {}
+            outcome => return outcome,
+        }
+    }
+    attempt()
 }
 
 /// There is no frame left for the current task, whatever it was `doing`: find some, else kill, then let others run.

@@ -11,7 +11,6 @@ use core::ops::Range;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{Locking, SpaceHandle, Visited};
 
-use super::hotplug::Growth;
 use super::{AddressSpace, Frames, commons};
 use crate::Result;
 use crate::fs::OpenFile;
@@ -66,11 +65,7 @@ impl Space {
 
     /// A copy-on-write twin, for fork.
     pub fn fork(&self) -> Result<Arc<Self>> {
-        let mut twin = self.lock().fork();
-        if twin.is_err() && super::find_more() == Growth::Grown {
-            twin = self.lock().fork();
-        }
-        let areas = twin?;
+        let areas = self.lock().fork()?;
         let program = self.program.lock().clone();
         Ok(Self::around(areas, program))
     }

@@ -149,6 +149,8 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (164, Plain(crate::time::calls::sys_settimeofday)),
     (165, Plain(crate::fs::calls::sys_mount)),
     (166, Plain(crate::fs::calls::sys_umount2)),
+    (167, Plain(crate::swap::sys_swapon)),
+    (168, Plain(crate::swap::sys_swapoff)),
     (170, Plain(crate::task::calls::sys_sethostname)),
     (171, Plain(crate::task::calls::sys_setdomainname)),
     (186, Plain(crate::task::ids::sys_gettid)),

@@ -342,15 +342,16 @@ struct SysInfo {
 pub fn sys_sysinfo(args: &Args) -> Result<i64> {
     let frames = crate::mem::frames();
     let (total, free) = (frames.total_frames() * 4096, frames.free_frames() * 4096);
+    let (memory, swap) = (crate::mem::stats::memory(), crate::mem::commons().swap().usage());
     let info = SysInfo {
         uptime: (time::now() / time::SECOND) as i64,
         loads: crate::fs::procfs::loads::averages(),
         total,
         free,
-        shared: 0,
-        buffers: 0,
-        total_swap: 0,
-        free_swap: 0,
+        shared: memory.shared() * 4096,
+        buffers: memory.disks.pages * 4096,
+        total_swap: swap.slots * 4096,
+        free_swap: swap.free * 4096,
         processes: registry::count().min(usize::from(u16::MAX)) as u16,
         pad: [0; 3],
         total_high: 0,

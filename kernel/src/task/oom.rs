@@ -21,7 +21,7 @@ pub enum OomKill {
 /// Preference of a process that must not be killed.
 const NEVER: i32 = -1000;
 
-/// How much would be won by killing `process`: its resident pages and page tables, moved by its preference, which
+/// How much would be won by killing `process`: its pages, in memory and swapped, and page tables, moved by its preference, which
 /// counts in thousandths of all memory (as Linux' oom_badness).
 pub fn badness(process: &Process, total_pages: u64) -> i64 {
     let adjustment = process.oom_score_adj.load(Ordering::Relaxed);
@@ -32,7 +32,8 @@ pub fn badness(process: &Process, total_pages: u64) -> i64 {
     let space = process.space();
     let Some(areas) = space.try_lock() else { return 0 };
     let usage = areas.usage();
-    let pages = usage.rss_anon + usage.rss_file + usage.rss_shmem + usage.page_table_bytes / 4096;
+    let pages =
+        usage.rss_anon + usage.rss_file + usage.rss_shmem + usage.swapped + usage.page_table_bytes / 4096;
     drop(areas);
     pages as i64 + i64::from(adjustment) * total_pages as i64 / 1000
 }

@@ -14,7 +14,7 @@ use core::cell::Cell;
 use core::ops::Deref;
 use core::sync::atomic::AtomicU64;
 
-use freehold_frame::Owner;
+use freehold_frame::{Owner, Side};
 use freehold_machine::{Cpus, Pinned};
 
 use crate::block::{BUCKETS, BlockId, BlockState, Blocks, link, unlink};
@@ -61,6 +61,17 @@ impl<C: Cpus> Deref for HeldArena<'_, C> {
     type Target = Arena;
     fn deref(&self) -> &Arena {
         &self.arena
+    }
+}
+
+impl<C: Cpus> HeldArena<'_, C> {
+    /// Free frames in the kernel's pageblocks.
+    pub(crate) fn free_of_kernel(&self) -> u64 {
+        let classes =
+            Owner::ALL.into_iter().filter(|class| class.side() == Side::Kernel && self.listed(*class) > 0);
+        let heads = classes.flat_map(|class| (0..BUCKETS).map(move |bucket| self.first_of(class, bucket)));
+        let lists = heads.flat_map(|head| core::iter::successors(head, |&block| self.blocks.links(block).0));
+        lists.map(|block| self.blocks.state(block).free()).sum()
     }
 }
 

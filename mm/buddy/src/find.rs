@@ -19,6 +19,8 @@ use crate::zone::{MOVE_BATCH, Zone};
 
 /// Below this many frames a zone shares split blocks between CPUs and classes before it opens new ones: 128 MiB.
 const FRUGAL: u64 = 64 << PAGEBLOCK_ORDER;
+/// A zone with more free frames than this many times the low watermark is not short, whoever can use them.
+const NEAR: u64 = 16;
 /// Pageblocks of a class with something free that a CPU's arena keeps when others have none: one that it takes from, and the next.
 const KEPT: u64 = 2;
 /// Most frames that are adopted at once.
@@ -83,7 +85,7 @@ impl<M: Machine> Buddy<M> {
                 });
                 let mut basket = Basket::new(places);
                 self.take_from(pinned, zone, request.owner, order, request.pressure, &mut rng, &mut basket);
-                if zone.free() < zone.marks().low {
+                if basket.len() == 0 || self.is_short(pinned, zone) {
                     self.tell_shortage(NodeId(node));
                 }
                 if basket.len() == 0 {
@@ -127,6 +129,19 @@ impl<M: Machine> Buddy<M> {
             }
         }
         Err(OutOfMemory)
+    }
+
+    /// Whether less is left for programs than the low watermark. That takes a look at the kernel's pageblocks, so not while there is much.
+    fn is_short(&self, pinned: &Pinned<M>, zone: &Zone) -> bool {
+        let low = zone.marks().low;
+        zone.free() < NEAR * low && self.free_for_programs(pinned, zone) < low
+    }
+    /// Free frames of a zone that programs can get: those in the kernel's split pageblocks are none.
+    pub(crate) fn free_for_programs(&self, pinned: &Pinned<M>, zone: &Zone) -> u64 {
+        let of_kernel = |arena| zone.lock_arena(arena, pinned, self.machine).free_of_kernel();
+        let of_kernel = zone.arenas().map(of_kernel).sum();
+        zone.note_free_of_kernel(of_kernel);
+        zone.free().saturating_sub(of_kernel)
     }
 
     #[cold]
@@ -177,7 +192,7 @@ impl<M: Machine> Buddy<M> {
             let mut moved = [BlockId(0); MOVE_BATCH];
             let held = zone.lock_arena(arena, pinned, self.machine);
             let Some(want) = zone.reserve(out.room(), order, floor) else { return };
-            let wish = Wish { class, order, want, reach: Reach::Near };
+            let wish = Wish { class, order, want, reach: Reach::Near, pressure };
             let (next, taken) = self.take_here(zone, &held, wish, rng.as_deref_mut(), out, &mut moved);
             held.gain((want - taken) << order);
             drop(held);
@@ -215,6 +230,9 @@ impl<M: Machine> Buddy<M> {
     ) -> (Next, u64) {
         let Wish { class, order, want, .. } = wish;
         let side = class.side();
+        // Programs leave frames free here and there; the kernel cannot use them, so it is left a pageblock.
+        let may_open =
+            side == Side::Kernel || wish.pressure == Pressure::Reserve || zone.leaves_kernel_enough();
         if order < PAGEBLOCK_ORDER {
             // A block that is opened is taken from before anyone else sees it: split blocks with nothing in use do not exist outside of the lock.
             loop {
@@ -228,11 +246,11 @@ impl<M: Machine> Buddy<M> {
                 if taken > 0 {
                     return (Next::Done, taken);
                 }
-                if zone.open(held, class, rng.as_deref_mut()).is_none() {
+                if !may_open || zone.open(held, class, rng.as_deref_mut()).is_none() {
                     break;
                 }
             }
-        } else {
+        } else if may_open {
             let taken = zone.take_whole(held, side, want, rng.as_deref_mut(), out);
             if taken > 0 {
                 return (Next::Done, taken);
@@ -243,7 +261,7 @@ impl<M: Machine> Buddy<M> {
             Side::User => Side::Kernel,
         };
         let sets = zone.lock_inside(held);
-        let count = zone.begin_move(&sets, from, rng, moved);
+        let count = if may_open { zone.begin_move(&sets, from, rng, moved) } else { 0 };
         let next = match () {
             () if count > 0 => Next::Move(count),
             () if zone.moving(&sets) > 0 => Next::Wait,

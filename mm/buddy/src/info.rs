@@ -113,10 +113,10 @@ impl<M: Machine> Buddy<M> {
             high: sum.high + marks.high,
         })
     }
-    /// Free frames of `node`, without those in per-CPU lists, and its watermarks; `None` for a node without memory. A hint, without a lock.
+    /// Free frames of `node` that programs can get, without those in per-CPU lists, and its watermarks; `None` for a node without memory.
     pub fn level(&self, node: NodeId) -> Option<(u64, Watermarks)> {
         let zone = self.zones.get(usize::from(node.0))?.as_ref()?;
-        Some((zone.free(), zone.marks()))
+        Some((self.free_for_programs(&self.machine.pin(), zone), zone.marks()))
     }
     /// Whether the allocator shuffles: what /sys/module/page_alloc/parameters/shuffle says.
     pub fn shuffles(&self) -> bool {

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::AtomicU64;
 
-use freehold_frame::Owner;
+use freehold_frame::{Owner, Pressure};
 use freehold_machine::{Cpus, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
 
 use crate::arena::{Arena, HeldArena};
@@ -37,6 +37,8 @@ pub(crate) struct Wish {
     /// How many.
     pub(crate) want: u64,
     pub(crate) reach: Reach,
+    /// How hard to try.
+    pub(crate) pressure: Pressure,
 }
 
 impl Zone {
@@ -48,7 +50,7 @@ impl Zone {
         mut rng: Option<&mut Rng>,
         out: &mut Basket<'_>,
     ) -> u64 {
-        let Wish { class, order, want, reach } = wish;
+        let Wish { class, order, want, reach, .. } = wish;
         if let Some(bins) = self.bins.as_ref().filter(|_| wants_balance(&wish)) {
             let taken = self.take_balanced(held, bins, wish, rng.as_deref_mut(), out);
             if taken > 0 {

@@ -71,6 +71,8 @@ pub(crate) struct Zone {
     pub(crate) leaving: AtomicU64,
     /// Split pageblocks. Changed with atomic steps.
     split: AtomicU64,
+    /// Free frames in split pageblocks of the kernel's side, when somebody looked last.
+    of_kernel: AtomicU64,
     /// Blocks that someone is moving from one side to the other, who will put them back without fail.
     pub(crate) moving: AtomicU64,
     /// The block handed out last: its other half may be next.
@@ -144,6 +146,7 @@ impl Zone {
             leaving: AtomicU64::new(absent),
             split: AtomicU64::new(0),
             moving: AtomicU64::new(0),
+            of_kernel: AtomicU64::new(u64::MAX),
             last: AtomicU64::new(0),
             present: AtomicU64::new(frames),
             min: AtomicU64::new(Watermarks::least(frames)),
@@ -228,6 +231,15 @@ impl Zone {
     /// Frames that were free are not any more, and were not reserved; under all locks, so that nobody has reserved them.
     pub(crate) fn lose(&self, _held: &HeldAll<'_>, frames: u64) {
         self.words[LINE].sub(frames);
+    }
+    /// So many frames are free in split pageblocks of the kernel's side.
+    pub(crate) fn note_free_of_kernel(&self, frames: u64) {
+        self.of_kernel.store(frames, Ordering::Relaxed);
+    }
+    /// Whether programs may open another pageblock: there is another one for the kernel, or it has the lowest watermark in pageblocks of its own.
+    /// As was last noted; that is done at each refill while memory is about to become short.
+    pub(crate) fn leaves_kernel_enough(&self) -> bool {
+        self.user.len() + self.kernel.len() > 1 || self.of_kernel.load(Ordering::Relaxed) >= self.min.get()
     }
     pub(crate) fn managed(&self) -> u64 {
         self.managed.get()

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::image::Image;
 use crate::image::spec::{Spec, Stream, Symbols};
 use crate::kernel::Kernel;
-use crate::qemu::{Engine, Machine};
+use crate::qemu::{Engine, Files, Machine};
 use crate::session::{self, Job, LogTo, Purpose};
 use crate::size::MIB;
 use crate::{Result, files, linux, run};
@@ -69,6 +69,7 @@ fn ask(kernel: &Kernel) -> Result<String> {
         streams: [Stream::Pipe; 3],
         window: (24, 80),
         symbols: Symbols::All,
+        swap: None,
     };
     image.add_bytes(Path::new(run::SPEC), 0o600, spec.encode());
     run::add_init(&mut image, kernel)?;
@@ -80,7 +81,7 @@ fn ask(kernel: &Kernel) -> Result<String> {
     let ended = session::run(&Job {
         machine: &Machine::small(256 * MIB),
         kernel,
-        initramfs: file.path(),
+        files: Files { initramfs: file.path(), swap: None },
         engine: Engine::Tcg,
         streams: [Stream::Pipe; 3],
         timeout: Some(DEADLINE),

@@ -115,6 +115,12 @@ fn path_at(address: u64) -> Result<Vec<u8>> {
     user::string(address)
 }
 
+/// Open the file whose path is at `address`, for the kernel's own use: it gets no descriptor.
+pub fn open_path(address: u64, flags: super::OpenFlags) -> Result<Arc<OpenFile>> {
+    let text = path_at(address)?;
+    walk_from(AT_FDCWD, &text, |walk| super::names::open(walk, &text, flags | super::OpenFlags::LARGEFILE, 0))
+}
+
 /// The place of an open file; one without a name is in the mount of those.
 fn place_of(file: &OpenFile) -> Path {
     file.path().cloned().unwrap_or_else(|| boot::unnamed_place(file.node()))

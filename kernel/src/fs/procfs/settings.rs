@@ -31,6 +31,23 @@ impl Generate for Named {
     }
 }
 
+/// A number that can be read and changed.
+struct Number {
+    get: fn() -> u64,
+    set: fn(u64) -> Result<()>,
+}
+
+impl Generate for Number {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        writeln!(text, "{}", (self.get)());
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        (self.set)(parse_number(bytes)?)
+    }
+}
+
 /// vm.drop_caches: bit 0 has clean pages of disks dropped that nobody maps. Objects of the kernel's (bit 1) are not kept for later here, and
 /// bit 2 asks for silence.
 struct DropCaches;
@@ -114,7 +131,6 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     vm.constant("overcommit_memory", "0");
     vm.constant("overcommit_ratio", "50");
     vm.constant("max_map_count", "65530");
-    vm.constant("swappiness", "0");
     vm.generated("drop_caches", 0o200, DropCaches);
     vm.constant("mmap_min_addr", "65536");
     vm.constant("legacy_va_layout", "0");
@@ -123,7 +139,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     vm.constant("panic_on_oom", "0");
     vm.constant("oom_kill_allocating_task", "0");
     vm.constant("zone_reclaim_mode", "0");
-    vm.constant("page-cluster", "3");
+    #[cfg(target_os = "none")]
+    reclaim(&vm);
 
     let fs = root.dirs("sys/fs");
     fs.constant("file-max", "9223372036854775807");
@@ -136,6 +153,26 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     fs.constant("suid_dumpable", "0");
     root.dirs("sys/net/core").constant("somaxconn", "4096");
     root.dirs("sys/net/unix").constant("max_dgram_qlen", "512");
+}
+
+/// What reclaim goes by.
+#[cfg(target_os = "none")]
+fn reclaim(vm: &Arc<PseudoDir>) {
+    use crate::mem::{commons, frames, reclaim};
+    let swappiness = Number { get: reclaim::swappiness, set: reclaim::set_swappiness };
+    vm.generated("swappiness", 0o644, swappiness);
+    let get = || u64::from(commons().swap().ahead());
+    let set = |log2: u64| {
+        let log2 = u32::try_from(log2).ok().filter(|&log2| log2 <= 31).ok_or(Errno::EINVAL)?;
+        commons().swap().set_ahead(log2);
+        Ok(())
+    };
+    vm.generated("page-cluster", 0o644, Number { get, set });
+    // It follows from how much memory there is.
+    vm.file("min_free_kbytes", |out| {
+        writeln!(out, "{}", frames().watermarks().min * 4);
+        Ok(())
+    });
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::fs::node::NodeKind;
 use crate::fs::pseudo::PseudoDir;
 use crate::mem::{self, stats::MemoryStats};
 use crate::task::registry;
-use crate::{Errno, Result, hw, sched, system, time};
+use crate::{Errno, Result, hw, sched, swap, system, task, time};
 
 /// Kilobytes in a frame.
 const FRAME_KB: u64 = 4;
@@ -53,7 +53,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         }
         Ok(())
     });
-    root.constant("swaps", "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority");
+    root.file("swaps", swaps);
     root.file("interrupts", |out| {
         out.push(b"    ");
         for cpu in sched::online().iter() {
@@ -86,10 +86,31 @@ impl Generate for SysRq {
     }
 }
 
+/// As mm/swapfile.c's swap_show() lays it out: names of up to 40 characters, figures in kB.
+fn swaps(out: &mut Text) -> Result<()> {
+    out.push(b"Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n");
+    let root = task::current().process().fs().root();
+    for area in swap::list(&root)? {
+        let (size, used) = (area.pages * FRAME_KB, area.used * FRAME_KB);
+        let tab = |figure: u64| if figure < 10_000_000 { "\t" } else { "" };
+        out.push(&area.name);
+        write!(
+            out,
+            "{:blanks$}partition\t{size}\t{}",
+            "",
+            tab(size),
+            blanks = 40usize.saturating_sub(area.name.len()).max(1)
+        );
+        writeln!(out, "{used}\t{}{}", tab(used), area.priority);
+    }
+    Ok(())
+}
+
 fn meminfo(out: &mut Text) -> Result<()> {
     let memory = mem::stats::memory();
     let MemoryStats { total, free, anonymous, page_tables, kernel, bounce, disks, .. } = memory;
     let shared = memory.shared();
+    let swap = mem::commons().swap().usage();
     let heap = mem::stats::heap_bytes().div_ceil(4096);
     let mut line = |name: &str, frames: u64| writeln!(out, "{:<16}{:>8} kB", name, frames * FRAME_KB);
     line("MemTotal:", total);
@@ -98,7 +119,7 @@ fn meminfo(out: &mut Text) -> Result<()> {
     // A block device's pages are buffers; all other files' are in memory only.
     line("Buffers:", disks.pages);
     line("Cached:", shared);
-    line("SwapCached:", 0);
+    line("SwapCached:", swap.cached);
     line("Active:", anonymous + shared + disks.active);
     line("Inactive:", disks.pages - disks.active);
     line("Active(anon):", anonymous + shared);
@@ -107,8 +128,8 @@ fn meminfo(out: &mut Text) -> Result<()> {
     line("Inactive(file):", disks.pages - disks.active);
     line("Unevictable:", 0);
     line("Mlocked:", 0);
-    line("SwapTotal:", 0);
-    line("SwapFree:", 0);
+    line("SwapTotal:", swap.slots);
+    line("SwapFree:", swap.free);
     line("Dirty:", disks.dirty);
     line("Writeback:", disks.under_way);
     line("AnonPages:", anonymous);
@@ -121,7 +142,7 @@ fn meminfo(out: &mut Text) -> Result<()> {
     line("KernelStack:", 4 * registry::count() as u64);
     line("PageTables:", page_tables);
     line("Bounce:", bounce);
-    line("CommitLimit:", total / 2);
+    line("CommitLimit:", total / 2 + swap.slots);
     line("Committed_AS:", anonymous + shared);
     line("VmallocUsed:", kernel.saturating_sub(heap));
     line("AnonHugePages:", mem::commons().huge_pages());

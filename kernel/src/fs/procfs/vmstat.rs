@@ -1,11 +1,11 @@
-//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: no swap, no compaction.
+//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: no compaction.
 
 use freehold_frame::Owner;
 use freehold_machine::NodeId;
 use freehold_vm::Event;
 
 use crate::fs::generated::Text;
-use crate::mem::reclaim::{self, Who};
+use crate::mem::reclaim::{self, Counts, Kind, Who};
 use crate::mem::{self, stats};
 use crate::task::registry;
 use crate::{Result, fs::machine};
@@ -13,8 +13,15 @@ use crate::{Result, fs::machine};
 /// Kilobytes of a kernel stack.
 const STACK_KB: u64 = 24;
 
-/// What happened to pages of processes, by Linux' names.
-const EVENTS: [(&str, Event); 14] = [
+/// What happened to pages of processes, by Linux' names; but for `cow_unneeded`, the copies that exactness would have made needless.
+const EVENTS: [(&str, Event); 21] = [
+    ("pswpin", Event::SwapIn),
+    ("pswpout", Event::SwapOut),
+    ("swap_ra", Event::SwapAhead),
+    ("swap_ra_hit", Event::SwapAheadHit),
+    ("pglazyfree", Event::LazyFree),
+    ("pglazyfreed", Event::LazyFreed),
+    ("cow_unneeded", Event::CowUnneeded),
     ("pgreuse", Event::Reuse),
     ("thp_fault_alloc", Event::HugeFaultAlloc),
     ("thp_fault_fallback", Event::HugeFaultFallback),
@@ -74,20 +81,22 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     let [read, written] = crate::block::traffic();
     line("pgpgin", read / 1024);
     line("pgpgout", written / 1024);
-    line("pswpin", 0);
-    line("pswpout", 0);
     line("pgalloc_normal", traffic.taken);
     line("allocstall_normal", stats::stalls());
     line("pgfree", traffic.given);
     line("pgfault", faults[0] + faults[1]);
     line("pgmajfault", faults[1]);
-    let (kswapd, direct) = (reclaim::counts(Who::Kswapd), reclaim::counts(Who::Direct));
-    line("pgsteal_kswapd", kswapd.stolen);
-    line("pgsteal_direct", direct.stolen);
-    line("pgscan_kswapd", kswapd.scanned);
-    line("pgscan_direct", direct.scanned);
-    line("pgscan_file", kswapd.scanned + direct.scanned);
-    line("pgsteal_file", kswapd.stolen + direct.stolen);
+    let [kswapd, direct] = [Who::Kswapd, Who::Direct]
+        .map(|who| [Kind::Anonymous, Kind::File].map(|kind| reclaim::counts(who, kind)));
+    let sum = |counts: [Counts; 2], of: fn(&Counts) -> u64| counts.iter().map(of).sum();
+    line("pgsteal_kswapd", sum(kswapd, |counts| counts.stolen));
+    line("pgsteal_direct", sum(direct, |counts| counts.stolen));
+    line("pgscan_kswapd", sum(kswapd, |counts| counts.scanned));
+    line("pgscan_direct", sum(direct, |counts| counts.scanned));
+    line("pgscan_anon", sum([kswapd[0], direct[0]], |counts| counts.scanned));
+    line("pgscan_file", sum([kswapd[1], direct[1]], |counts| counts.scanned));
+    line("pgsteal_anon", sum([kswapd[0], direct[0]], |counts| counts.stolen));
+    line("pgsteal_file", sum([kswapd[1], direct[1]], |counts| counts.stolen));
     line("pageoutrun", reclaim::runs());
     line("oom_kill", stats::oom_kills());
     line("numa_pages_migrated", 0);

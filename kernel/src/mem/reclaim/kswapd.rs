@@ -76,7 +76,7 @@ fn balance(node: NodeId) -> Option<()> {
     let is_short = || frames().level(node).is_some_and(|(free, marks)| free < marks.high);
     while is_short() {
         let under_way = UnderWay::begin()?;
-        let freed = shrink(BATCH, NodeSet::single(node), Who::Kswapd);
+        let freed = shrink(BATCH, NodeSet::single(node), Who::Kswapd).freed;
         drop(under_way);
         // What is in this CPU's lists serves only this CPU.
         frames().drain_local();

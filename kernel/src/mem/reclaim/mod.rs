@@ -15,23 +15,29 @@
 //! before they reclaim themselves. "There is nothing left" is said only by one who found nothing while nobody else was under way:
 //! what another one has on its way to a disk is memory to be waited for and no reason to kill.
 
+mod balance;
 mod kswapd;
 
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::ops::AddAssign;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::NodeSet;
-use freehold_vm::{Eviction, Laundry};
+use freehold_vm::{Age, EvictWish, Eviction, Laundry};
 
+pub use balance::{set_swappiness, swappiness};
 pub use kswapd::{runs, start, wake};
 
-use super::frames;
+use super::{commons, frames};
 use crate::sync::{Mutex, WaitQueue};
-use crate::{block, hw, task};
+use crate::{block, hw, swap, task};
+use balance::Share;
 
 /// Frames that are looked for at a time: Linux' SWAP_CLUSTER_MAX.
 pub const BATCH: u64 = 32;
 /// A first look sees one page of so many (2^12), the last one all.
 const GENTLEST: u32 = 12;
+/// How often in a row pages may be written without one frame becoming free before that counts as nothing: Linux' MAX_RECLAIM_RETRIES.
+const PATIENCE: u32 = 16;
 
 /// On whose behalf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,16 +48,14 @@ pub enum Who {
     Direct,
 }
 
-/// Pages that were looked at and frames that were given back, by [`Who`].
-static SCANNED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-static STOLEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-
-/// Tasks that reclaim now.
-static ACTIVE: AtomicUsize = AtomicUsize::new(0);
-/// Woken when one of them ends.
-static ENDED: WaitQueue = WaitQueue::new();
-/// Held by the one that reclaims directly.
-static TURN: Mutex<()> = Mutex::new(());
+/// Of what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Programs' own memory.
+    Anonymous,
+    /// Pages of disks.
+    File,
+}
 
 /// What reclaim did since boot.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,14 +66,48 @@ pub struct Counts {
     pub stolen: u64,
 }
 
+/// Pages that were looked at and frames that were given back, by [`Who`] and [`Kind`].
+static SCANNED: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
+static STOLEN: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
+/// Direct passes in a row that wrote and freed nothing.
+static IN_VAIN: AtomicU32 = AtomicU32::new(0);
+
+/// Tasks that reclaim now.
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+/// Woken when one of them ends.
+static ENDED: WaitQueue = WaitQueue::new();
+/// Held by the one that reclaims directly.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// See [`Counts`].
-pub fn counts(who: Who) -> Counts {
-    let of = |counts: &[AtomicU64; 2]| counts[who as usize].load(Ordering::Relaxed);
+pub fn counts(who: Who, kind: Kind) -> Counts {
+    let of = |counts: &[[AtomicU64; 2]; 2]| counts[who as usize][kind as usize].load(Ordering::Relaxed);
     Counts { scanned: of(&SCANNED), stolen: of(&STOLEN) }
 }
 
+fn count(who: Who, kind: Kind, scanned: u64, freed: u64) {
+    SCANNED[who as usize][kind as usize].fetch_add(scanned, Ordering::Relaxed);
+    STOLEN[who as usize][kind as usize].fetch_add(freed, Ordering::SeqCst);
+}
+
 fn stolen_by_all() -> u64 {
-    STOLEN.iter().map(|count| count.load(Ordering::SeqCst)).sum()
+    STOLEN.iter().flatten().map(|count| count.load(Ordering::SeqCst)).sum()
+}
+
+/// What a pass came to.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    /// Frames that are free.
+    freed: u64,
+    /// Pages that were written, whether their frames are free or somebody took them back.
+    written: u64,
+}
+
+impl AddAssign for Found {
+    fn add_assign(&mut self, other: Self) {
+        self.freed += other.freed;
+        self.written += other.written;
+    }
 }
 
 /// Whether the current task is reclaiming.
@@ -129,10 +167,15 @@ pub fn free_some() -> Outcome {
         return Outcome::Freed;
     }
     let Some(under_way) = UnderWay::begin() else { return Outcome::Nothing };
-    let freed = shrink(BATCH, NodeSet::ALL, Who::Direct);
+    let found = shrink(BATCH, NodeSet::ALL, Who::Direct);
     drop(under_way);
     frames().drain_local();
-    if freed > 0 {
+    if found.freed > 0 {
+        IN_VAIN.store(0, Ordering::Relaxed);
+        return Outcome::Freed;
+    }
+    // What was written and taken back at once will be left alone some time, but not if this goes on and on.
+    if found.written > 0 && IN_VAIN.fetch_add(1, Ordering::Relaxed) < PATIENCE {
         return Outcome::Freed;
     }
     // Frames on their way to a disk are nobody's to take, and will be free.
@@ -142,22 +185,36 @@ pub fn free_some() -> Outcome {
     })
 }
 
-/// Free `want` frames of `nodes`, or what can be had; at first from what was not used for long, in the end from all. How many it were.
-fn shrink(want: u64, nodes: NodeSet, who: Who) -> u64 {
-    let mut freed = 0;
+/// Free `want` frames of `nodes`, or what can be had; at first from what was not used for long, in the end from all.
+fn shrink(want: u64, nodes: NodeSet, who: Who) -> Found {
+    let mut found = Found::default();
     for shift in (0..=GENTLEST).rev() {
-        let most = (block::cached_pages() >> shift).max(BATCH);
-        freed += evict(Eviction { want: want - freed, most, nodes, laundry: Laundry::Store }, who);
-        if freed >= want {
+        let share = Share::now(want - found.freed);
+        if share.files > 0 {
+            let most = (block::cached_pages() >> shift).max(BATCH);
+            let wish = Eviction { want: share.files, most, nodes, laundry: Laundry::Store };
+            found.freed += evict(wish, who);
+        }
+        if share.anonymous > 0 {
+            let age = if shift == 0 { Age::Ignore } else { Age::Respect };
+            found += swap_out(&EvictWish { pages: share.anonymous, age, nodes, effort: shift }, who);
+        }
+        if found.freed >= want {
             break;
         }
     }
-    freed
+    found
 }
 
 fn evict(wish: Eviction, who: Who) -> u64 {
     let done = block::evict(wish);
-    SCANNED[who as usize].fetch_add(done.scanned, Ordering::Relaxed);
-    STOLEN[who as usize].fetch_add(done.freed, Ordering::SeqCst);
+    count(who, Kind::File, done.scanned, done.freed);
     done.freed
+}
+
+fn swap_out(wish: &EvictWish, who: Who) -> Found {
+    let done = commons().evict(wish);
+    swap::note_use();
+    count(who, Kind::Anonymous, done.scanned, done.freed);
+    Found { freed: done.freed, written: done.written }
 }

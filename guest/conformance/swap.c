@@ -1,0 +1,350 @@
+/*
+ * Swap, from swapon to the last byte.
+ *
+ * Usage: swap areas DISK     DISK, of 1 MiB or more, becomes a swap area again and again
+ *        swap lost DISK      DISK, of 64 KiB, cannot read its page 5
+ *        swap pressure N R   a machine with swap on: N programs use more memory than there is, R rounds long
+ *        swap full           the same, and one of them more than memory and swap together
+ */
+#include <setjmp.h>
+#include <sys/swap.h>
+
+#include "promise.h"
+
+#define PAGE 4096UL
+#define SECTORS (PAGE / 512)
+
+static long figure(const char *file, const char *name)
+{
+	char line[256];
+	long value = 0;
+	size_t length = strlen(name);
+	FILE *open = fopen(file, "re");
+	NEED(open);
+	while (fgets(line, sizeof line, open))
+		if (!strncmp(line, name, length) && (line[length] == ':' || line[length] == ' '))
+			value = atol(line + length + 1);
+	fclose(open);
+	return value;
+}
+
+static unsigned char *memory(size_t pages)
+{
+	unsigned char *at = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	NEED(at != MAP_FAILED);
+	return at;
+}
+
+/* What page `page` holds in generation `n`: its number at both ends, and something in between. */
+static void fill(unsigned char *at, uint64_t page, uint64_t n)
+{
+	for (size_t i = 0; i < PAGE / 8; i += 16)
+		((uint64_t *)at)[i] = page * 0x9e3779b97f4a7c15 + n * 0x2545f4914f6cdd1d + i;
+	((uint64_t *)at)[PAGE / 8 - 1] = page ^ n << 32;
+}
+
+static int is_filled(const unsigned char *at, uint64_t page, uint64_t n)
+{
+	for (size_t i = 0; i < PAGE / 8; i += 16)
+		if (((const uint64_t *)at)[i] != page * 0x9e3779b97f4a7c15 + n * 0x2545f4914f6cdd1d + i)
+			return 0;
+	return ((const uint64_t *)at)[PAGE / 8 - 1] == (page ^ n << 32);
+}
+
+static int all_filled(const unsigned char *at, size_t pages, uint64_t n)
+{
+	for (size_t page = 0; page < pages; page++)
+		if (!is_filled(at + page * PAGE, page, n))
+			return 0;
+	return 1;
+}
+
+/* How many of the pages are swapped out, as pagemap has it. */
+static size_t swapped(const unsigned char *at, size_t pages)
+{
+	size_t count = 0;
+	int map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	NEED(map >= 0);
+	for (size_t page = 0; page < pages; page++) {
+		uint64_t word;
+		NEED(pread(map, &word, 8, ((uintptr_t)at / PAGE + page) * 8) == 8);
+		count += word >> 62 & 1;
+	}
+	close(map);
+	return count;
+}
+
+/* A header as mkswap writes it, and the signature `name`. */
+static void make_swap(const char *disk, uint32_t version, uint32_t last, uint32_t bad_count, uint32_t bad, const char *name)
+{
+	static unsigned char page[PAGE];
+	memset(page, 0, PAGE);
+	memcpy(page + 1024, &version, 4);
+	memcpy(page + 1028, &last, 4);
+	memcpy(page + 1032, &bad_count, 4);
+	memcpy(page + 1536, &bad, 4);
+	memcpy(page + PAGE - 10, name, 10);
+	int file = open(disk, O_RDWR | O_CLOEXEC);
+	NEED(file >= 0 && pwrite(file, page, PAGE, 0) == (ssize_t)PAGE && fsync(file) == 0);
+	close(file);
+}
+
+#define GOOD "SWAPSPACE2"
+
+/* The line of /proc/swaps that is about `disk`: 1 and its figures, or 0. */
+static int listed(const char *disk, long *size, long *used, int *priority)
+{
+	char line[256], name[128], kind[32];
+	int found = 0;
+	FILE *swaps = fopen("/proc/swaps", "re");
+	NEED(swaps);
+	while (fgets(line, sizeof line, swaps))
+		if (sscanf(line, "%127s %31s %ld %ld %d", name, kind, size, used, priority) == 5 && !strcmp(name, disk) && !strcmp(kind, "partition")) {
+			found = 1;
+			break;
+		}
+	fclose(swaps);
+	return found;
+}
+
+static void refusals(const char *disk)
+{
+	int status;
+	FAILS_WITH("swapon knows its flags", swapon(disk, 0x80000), EINVAL);
+	FAILS_WITH("a path must be readable", swapon((char *)1, 0), EFAULT);
+	FAILS_WITH("and lead somewhere", swapon("/dev/nowhere", 0), ENOENT);
+	FAILS_WITH("a directory is no swap", swapon("/dev", 0), EISDIR);
+	FAILS_WITH("nor is a character device", swapon("/dev/null", 0), EINVAL);
+	int file = open("/dev/shm/swap", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	NEED(file >= 0 && ftruncate(file, 1 << 20) == 0);
+	close(file);
+	FAILS_WITH("nor is a file in memory", swapon("/dev/shm/swap", 0), EINVAL);
+	unlink("/dev/shm/swap");
+	make_swap(disk, 1, 200, 0, 0, "nothing at");
+	FAILS_WITH("a disk without the signature is refused", swapon(disk, 0), EINVAL);
+	make_swap(disk, 2, 200, 0, 0, GOOD);
+	FAILS_WITH("so is another version", swapon(disk, 0), EINVAL);
+	make_swap(disk, 1, 0, 0, 0, GOOD);
+	FAILS_WITH("an area without a page", swapon(disk, 0), EINVAL);
+	make_swap(disk, 1, 1 << 24, 0, 0, GOOD);
+	FAILS_WITH("one that is longer than its disk", swapon(disk, 0), EINVAL);
+	make_swap(disk, 1, 200, 638, 0, GOOD);
+	FAILS_WITH("more bad pages than a header can name", swapon(disk, 0), EINVAL);
+	make_swap(disk, 1, 200, 1, 201, GOOD);
+	FAILS_WITH("a bad page outside", swapon(disk, 0), EINVAL);
+	make_swap(disk, 1, 1, 1, 1, GOOD);
+	FAILS_WITH("nothing but bad pages", swapon(disk, 0), EINVAL);
+	make_swap(disk, 1, 200, 0, 0, GOOD);
+	FAILS_WITH("swapoff of what is not on", swapoff(disk), EINVAL);
+	IN_CHILD(status, NEED(setuid(1) == 0);
+		_exit(!(swapon(disk, 0) == -1 && errno == EPERM && swapoff(disk) == -1 && errno == EPERM)));
+	PROMISE("only the administrator may", status == 0);
+}
+
+static void areas(const char *disk)
+{
+	long size, used;
+	int priority;
+	refusals(disk);
+	make_swap(disk, 1, 200, 2, 7, GOOD);
+	FAILS_WITH("0 is no bad page", swapon(disk, 0), EINVAL);
+	make_swap(disk, 1, 200, 1, 7, GOOD);
+	PROMISE("a disk with a header becomes an area", swapon(disk, 0) == 0);
+	FAILS_WITH("once", swapon(disk, 0), EBUSY);
+	PROMISE("it is listed with what it can hold, behind all that somebody preferred",
+		listed(disk, &size, &used, &priority) && size == 199 * 4 && used == 0 && priority < 0);
+	FAILS_WITH("nobody else has it for himself", open(disk, O_RDWR | O_EXCL | O_CLOEXEC), EBUSY);
+	int file = open(disk, O_RDWR | O_CLOEXEC);
+	FAILS_WITH("or writes to it", write(file, GOOD, 10), ETXTBSY);
+	close(file);
+	PROMISE("it can be switched off", swapoff(disk) == 0 && !listed(disk, &size, &used, &priority));
+	PROMISE("and on with a priority", swapon(disk, SWAP_FLAG_PREFER | 5) == 0 && listed(disk, &size, &used, &priority) && priority == 5);
+
+	enum { PAGES = 100 };
+	unsigned char *at = memory(PAGES);
+	for (size_t page = 0; page < PAGES; page++)
+		fill(at + page * PAGE, page, 1);
+	long out = figure("/proc/vmstat", "pswpout");
+	PROMISE("pages can be sent out", madvise(at, PAGES * PAGE, 21 /* MADV_PAGEOUT */) == 0);
+	size_t gone = swapped(at, PAGES);
+	PROMISE("and most go", gone > PAGES * 3 / 4);
+	PROMISE("they are counted", figure("/proc/vmstat", "pswpout") - out >= (long)gone && figure("/proc/self/status", "VmSwap") >= (long)gone * 4);
+	NEED(listed(disk, &size, &used, &priority));
+	PROMISE("the list says so too", used >= (long)gone * 4 && used <= size);
+	PROMISE("they come back as they were", all_filled(at, PAGES, 1) && swapped(at, PAGES) == 0);
+
+	madvise(at, PAGES * PAGE, 21);
+	int status;
+	IN_CHILD(status, int kept = all_filled(at, PAGES, 1); for (size_t page = 0; page < PAGES; page++) fill(at + page * PAGE, page, 2);
+		_exit(!kept || !all_filled(at, PAGES, 2)));
+	PROMISE("a child has swapped pages too, and its own from its first store on", status == 0 && all_filled(at, PAGES, 1));
+	madvise(at, PAGES * PAGE, 21);
+	PROMISE("swapoff brings all of them in", swapoff(disk) == 0 && swapped(at, PAGES) == 0 && all_filled(at, PAGES, 1));
+	FAILS_WITH("and then it is off", swapoff(disk), EINVAL);
+}
+
+static sigjmp_buf back;
+
+static void bus_error(int number, siginfo_t *info, void *context)
+{
+	(void)context;
+	siglongjmp(back, number == SIGBUS && info->si_code == BUS_ADRERR ? 1 : 2);
+}
+
+static void lost(const char *disk)
+{
+	enum { PAGES = 64 };
+	struct sigaction action = { .sa_sigaction = bus_error, .sa_flags = SA_SIGINFO };
+	sigaction(SIGBUS, &action, NULL);
+	make_swap(disk, 1, 15, 0, 0, GOOD);
+	NEED(swapon(disk, 0) == 0);
+	unsigned char *at = memory(PAGES);
+	for (size_t page = 0; page < PAGES; page++)
+		fill(at + page * PAGE, page, 3);
+	NEED(madvise(at, PAGES * PAGE, 21) == 0);
+	size_t gone = swapped(at, PAGES);
+	PROMISE("a full area takes what it can", gone >= 5 && gone <= 15);
+	volatile int gone_for_good = 0, wrong = 0;
+	for (volatile size_t page = 0; page < PAGES; page++) {
+		int how = sigsetjmp(back, 1);
+		if (how == 0)
+			wrong += !is_filled(at + page * PAGE, page, 3);
+		else if (how == 1)
+			gone_for_good++;
+		else
+			wrong++;
+	}
+	PROMISE("a page that cannot be read is a bus error, and no other page is", gone_for_good == 1 && wrong == 0);
+	int again = sigsetjmp(back, 1);
+	if (again == 0)
+		for (size_t page = 0; page < PAGES; page++)
+			fill(at + page * PAGE, page, 4);
+	PROMISE("storing to it is one too", again == 1);
+	munmap(at, PAGES * PAGE);
+	PROMISE("and nothing else is damaged", swapoff(disk) == 0);
+}
+
+static int failed(const char *what, size_t where)
+{
+	fprintf(stderr, "%s: %zu (%s)\n", what, where, strerror(errno));
+	return 1;
+}
+
+/* Random stores and checks over `pages` pages, with forks whose children look at what they got, and marks of use cleared in between. */
+static int mix(size_t pages, unsigned seed, int rounds)
+{
+	unsigned char *at = memory(pages);
+	unsigned char *generation = calloc(pages, 1);
+	uint64_t state = seed * 2654435761u + 1;
+	for (size_t page = 0; page < pages; page++)
+		fill(at + page * PAGE, page, generation[page] = 1);
+	for (int round = 0; round < rounds; round++) {
+		for (size_t step = 0; step < pages / 2; step++) {
+			state = state * 6364136223846793005 + 1442695040888963407;
+			/* Half of all steps go to a tenth of the pages. */
+			size_t page = (state >> 33) % (state >> 63 ? pages / 10 : pages);
+			if (!is_filled(at + page * PAGE, page, generation[page]))
+				return failed("a page is wrong", page);
+			if (state >> 62 & 1)
+				fill(at + page * PAGE, page, ++generation[page]);
+		}
+		if (round % 2 == 0) {
+			pid_t child = fork();
+			if (child == 0) {
+				for (size_t page = round; page < pages; page += 37) {
+					if (!is_filled(at + page * PAGE, page, generation[page]))
+						_exit(1);
+					fill(at + page * PAGE, page, 255);
+				}
+				_exit(0);
+			}
+			int status = 1;
+			if (child < 0)
+				return failed("fork", round);
+			if (waitpid(child, &status, 0) != child || status)
+				return failed("a child's page is wrong", status);
+		} else {
+			int clear = open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
+			if (clear < 0 || write(clear, round % 4 == 1 ? "1" : "4", 1) != 1)
+				return failed("clear_refs", round);
+			close(clear);
+		}
+	}
+	for (size_t page = 0; page < pages; page++)
+		if (!is_filled(at + page * PAGE, page, generation[page]))
+			return failed("a page is wrong in the end", page);
+	munmap(at, pages * PAGE);
+	free(generation);
+	return 0;
+}
+
+static void pressure(int workers, int rounds)
+{
+	long total = figure("/proc/meminfo", "MemTotal"), swap = figure("/proc/meminfo", "SwapTotal");
+	NEED(swap > total);
+	/* 1.4 times the memory there is, shared out. */
+	size_t pages = total * 14 / 10 / 4 / workers;
+	pid_t pids[16];
+	for (int worker = 0; worker < workers; worker++) {
+		fflush(stdout);
+		pids[worker] = fork();
+		NEED(pids[worker] >= 0);
+		if (pids[worker] == 0)
+			_exit(mix(pages, worker + 1, rounds));
+	}
+	int kept = 1;
+	for (int worker = 0; worker < workers; worker++) {
+		int status;
+		NEED(waitpid(pids[worker], &status, 0) == pids[worker]);
+		kept &= status == 0;
+	}
+	PROMISE("programs that use 1.4 times the memory there is find every byte", kept);
+	PROMISE("pages went out", figure("/proc/vmstat", "pswpout") > total / 4 / 4);
+	PROMISE("and came in", figure("/proc/vmstat", "pswpin") > total / 4 / 8);
+	PROMISE("kswapd looked for them", figure("/proc/vmstat", "pgscan_kswapd") > 0);
+	PROMISE("pages were kept on write rather than copied", figure("/proc/vmstat", "pgreuse") > 0);
+	PROMISE("none was copied without need", figure("/proc/vmstat", "cow_unneeded") == 0);
+	PROMISE("nobody was killed", figure("/proc/vmstat", "oom_kill") == 0);
+	PROMISE("and in the end the swap is empty", figure("/proc/meminfo", "SwapFree") + figure("/proc/meminfo", "SwapCached") >= swap - 2048);
+}
+
+static void full(void)
+{
+	long total = figure("/proc/meminfo", "MemTotal"), swap = figure("/proc/meminfo", "SwapTotal");
+	NEED(swap > 0);
+	unsigned char *mine = memory(256);
+	for (size_t page = 0; page < 256; page++)
+		fill(mine + page * PAGE, page, 9);
+	fflush(stdout);
+	pid_t child = fork();
+	if (child == 0) {
+		size_t pages = (total + swap) / 4 + 1024;
+		for (size_t page = 0; page < pages; page++) {
+			unsigned char *at = memory(1);
+			fill(at, page, 1);
+		}
+		_exit(0);
+	}
+	int status;
+	NEED(waitpid(child, &status, 0) == child);
+	PROMISE("a program that wants more than memory and swap is killed", WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	PROMISE("it alone, once", figure("/proc/vmstat", "oom_kill") == 1);
+	PROMISE("what others have is there", all_filled(mine, 256, 9));
+	PROMISE("but not before the swap was full", figure("/proc/vmstat", "pswpout") >= swap / 4 * 9 / 10);
+}
+
+int main(int argc, char **argv)
+{
+	NEED(argc >= 2);
+	if (!strcmp(argv[1], "areas") && argc == 3)
+		areas(argv[2]);
+	else if (!strcmp(argv[1], "lost") && argc == 3)
+		lost(argv[2]);
+	else if (!strcmp(argv[1], "pressure") && argc == 4)
+		pressure(atoi(argv[2]), atoi(argv[3]));
+	else if (!strcmp(argv[1], "full"))
+		full();
+	else
+		NEED(!"such a mode");
+	return conclude();
+}

@@ -1,0 +1,70 @@
+//! A disk that somebody has as a whole: swap.
+//!
+//! While a [`Held`] lives its owner sends requests to the device past the page cache. Nobody else writes to the disk (`ETXTBSY`) or holds it
+//! (`EBUSY`); who reads it may see anything.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::{DiskContent, MAJOR, MINORS, all};
+use crate::fs::OpenFile;
+use crate::fs::device::split_device;
+use crate::host::Disk;
+use crate::{Errno, Result};
+
+static EVER: AtomicBool = AtomicBool::new(false);
+
+/// Whether any disk was ever held.
+pub fn was_ever_held() -> bool {
+    EVER.load(Ordering::Relaxed)
+}
+
+/// The proof that a disk is held; let go of when it is dropped.
+pub struct Held(Arc<DiskContent>);
+
+impl Held {
+    /// Hold the disk that `file` is open on, for writing.
+    ///
+    /// # Errors
+    /// `EINVAL` where it is no disk; `EACCES` for one that cannot be written; `EBUSY` while somebody holds it.
+    pub fn new(file: &OpenFile) -> Result<Self> {
+        let (major, minor) = split_device(file.node().metadata().rdev);
+        let is_whole = major == MAJOR && minor % MINORS == 0;
+        let disk = all().get((minor / MINORS) as usize).filter(|_| is_whole).ok_or(Errno::EINVAL)?;
+        if disk.disk.is_read_only() {
+            return Err(Errno::EACCES);
+        }
+        if disk.held.swap(true, Ordering::AcqRel) {
+            return Err(Errno::EBUSY);
+        }
+        EVER.store(true, Ordering::Relaxed);
+        Ok(Self(disk.clone()))
+    }
+
+    /// The device.
+    pub fn disk(&self) -> &Disk {
+        &self.0.disk
+    }
+
+    /// Store what the disk's cache has and forget it: from now on the device alone has the bytes.
+    ///
+    /// # Errors
+    /// `EBUSY` where somebody maps pages and uses them, or has them pinned; `EIO`.
+    pub fn take_over(&self) -> Result<()> {
+        if self.0.cached.cache().forget(0..u64::MAX)? { Ok(()) } else { Err(Errno::EBUSY) }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // What was read while it was held is old.
+        self.0.cached.cache().shrink(u64::MAX);
+        self.0.held.store(false, Ordering::Release);
+    }
+}
+
+impl DiskContent {
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Relaxed)
+    }
+}

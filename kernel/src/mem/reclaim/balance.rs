@@ -1,0 +1,99 @@
+//! Whether to take pages of disks or anonymous memory.
+//!
+//! By what they cost: pages that are brought in from a disk, of either kind, are pages that should have stayed. Each kind is asked for frames in
+//! proportion to how much there is of it, the less the more of it came back lately, and by `vm.swappiness` (0: the disks' pages
+//! first; 100: both alike; 200: the other way round). The reckoning is Linux' (get_scan_count), from the same two counts.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_frame::Owner;
+use freehold_vm::Event;
+
+use crate::mem::{commons, frames, hotplug};
+use crate::sync::SpinLock;
+use crate::{Errno, Result, block};
+
+/// As on Linux.
+static SWAPPINESS: AtomicU64 = AtomicU64::new(60);
+/// Both kinds weigh alike here.
+const EVEN: u64 = 100;
+
+/// `vm.swappiness`.
+pub fn swappiness() -> u64 {
+    SWAPPINESS.load(Ordering::Relaxed)
+}
+
+/// Set it.
+///
+/// # Errors
+/// `EINVAL` above 200.
+pub fn set_swappiness(value: u64) -> Result<()> {
+    if value > 2 * EVEN {
+        return Err(Errno::EINVAL);
+    }
+    SWAPPINESS.store(value, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Pages that came back lately, anonymous ones and disks'.
+struct Costs {
+    lately: [u64; 2],
+    /// The totals at the last look.
+    seen: [u64; 2],
+}
+
+static COSTS: SpinLock<Costs> = SpinLock::new(Costs { lately: [0; 2], seen: [0; 2] });
+
+impl Costs {
+    /// Look at the totals; what is long past counts half when it is more than a quarter of what there is.
+    fn update(&mut self, totals: [u64; 2], pages: u64) -> [u64; 2] {
+        for kind in 0..2 {
+            self.lately[kind] += totals[kind] - core::mem::replace(&mut self.seen[kind], totals[kind]);
+        }
+        while self.lately[0] + self.lately[1] > pages / 4 + 1 {
+            self.lately = self.lately.map(|cost| cost / 2);
+        }
+        self.lately
+    }
+}
+
+/// How many frames to ask of whom.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Share {
+    pub anonymous: u64,
+    pub files: u64,
+}
+
+impl Share {
+    /// The shares of `want` frames as things are.
+    pub(super) fn now(want: u64) -> Self {
+        let files = block::cached_pages();
+        let anonymous = frames().frames_of(Owner::Anon);
+        // While the host has memory to give, no program waits for a disk.
+        let room = !hotplug::may_grow() && commons().swap().usage().free > 0;
+        let given_up = commons().count_of(Event::LazyFree) > 0;
+        if !room {
+            // Memory that programs have given up can go without any swap.
+            return Self { anonymous: if given_up { want } else { 0 }, files: want };
+        }
+        let totals =
+            [commons().count_of(Event::SwapIn), block::traffic()[0] / freehold_machine::PAGE_SIZE as u64];
+        let costs = COSTS.lock().update(totals, anonymous + files);
+        Self::of(want, [anonymous, files], costs, swappiness())
+    }
+
+    fn of(want: u64, [anonymous, files]: [u64; 2], costs: [u64; 2], swappiness: u64) -> Self {
+        // Neither cost can make its kind safe: each counts with at least a third of both.
+        let sum = costs[0] + costs[1];
+        let weight = |pages: u64, preference: u64, cost: u64| {
+            u128::from(pages) * u128::from(preference) * u128::from(sum + 1) / u128::from(sum + cost + 1)
+        };
+        let of_anonymous = weight(anonymous, swappiness, costs[0]);
+        let of_files = weight(files, 2 * EVEN - swappiness, costs[1]);
+        let both = (of_anonymous + of_files).max(1);
+        let part = (u128::from(want) * of_anonymous).div_ceil(both) as u64;
+        // Where the disks have next to nothing left, swappiness 0 does not keep the machine from going on.
+        let anonymous = if files < super::BATCH { want } else { part };
+        Self { anonymous, files: if files == 0 { 0 } else { (want - part.min(want)).max(1) } }
+    }
+}
