@@ -10,6 +10,7 @@ mod common;
 mod conformance;
 mod dry_run;
 mod errors;
+mod exactness;
 mod growth;
 mod hostile;
 mod machine;

@@ -13,9 +13,9 @@
 //!   no lock).
 //!
 //! **Locks.** Methods of `AddressSpace` take `&mut self`: its owner wraps it in a lock that may sleep, since a fault may read
-//! from a device. Order: a file's own locks > address space > page cache (a spin lock inside, never held over
-//! sleeping or user bytes) > page allocator. Truncation needs the address spaces that map the file, in any order and one at
-//! a time, so its caller holds none ([`SpaceHandle`]).
+//! from a device. Order: a file's own locks > address space > the turn to copy a frame (`turns`) > page cache and swap (spin locks
+//! inside, never held over sleeping or user bytes) > page allocator. Truncation needs the address spaces that map the file, in any
+//! order and one at a time, so its caller holds none ([`SpaceHandle`]).
 //!
 //! **Failure.** Running out of memory is [`VmError::NoMemory`] or [`FaultError::OutOfMemory`], and what was there before is still
 //! right: pages may have become read-only or absent, never different. Nodes of the area tree and of the cache's index
@@ -55,6 +55,7 @@ mod resident;
 mod scan;
 mod space;
 mod swap;
+mod turns;
 mod view;
 
 pub use advise::{Advice, Residency, SyncMode};

@@ -298,17 +298,17 @@ impl<S: Memory> Resident<S> {
             return Ok(FaultKind::Minor);
         }
         let kind = self.kind_of(entry);
-        let new = match self.own(entry, kind) {
+        let mut turn = None;
+        let mut own = self.own(entry, kind);
+        if kind == Kind::Anon && matches!(own, Own::Copy(_)) {
+            turn = Some(self.commons.turns.take(entry.frame()));
+            own = self.own(entry, kind);
+        }
+        let place = || self.place(area, addr);
+        let new = match own {
             Own::Already => return Ok(self.grant(slot, rights)),
-            Own::Zeroes => into_mapping(self.zeroed(self.place(area, addr))?)?,
-            Own::Copy(from) => {
-                let copy = self.copy_of(from, self.place(area, addr))?;
-                // Who else had the frame may have let go of it meanwhile.
-                if kind == Kind::Anon && matches!(self.own(entry, kind), Own::Already) {
-                    return Ok(self.grant(slot, rights));
-                }
-                copy
-            }
+            Own::Zeroes => into_mapping(self.zeroed(place())?)?,
+            Own::Copy(from) => self.copy_of(from, place())?,
         };
         let mut batch = self.tables.batch();
         let old = slot.replace(leaf(new, rights, Marks::Dirty));
@@ -316,6 +316,8 @@ impl<S: Memory> Resident<S> {
             self.commons.events.count(Event::CowUnneeded);
         }
         batch.unmapped(addr, old, self.mapping_of(old));
+        drop(batch);
+        drop(turn);
         self.uncount(area, kind);
         self.count(area, Kind::Anon);
         Ok(FaultKind::Minor)

@@ -17,6 +17,7 @@ use crate::registry::{Registry, SpaceHandle};
 use crate::request::{AreaFlags, Layout, Limits};
 use crate::resident::Resident;
 use crate::swap::Swap;
+use crate::turns::Turns;
 use crate::{PageCache, VmError};
 
 /// What a context switch loads: see [`Roots`].
@@ -36,6 +37,7 @@ pub struct Commons<S: Memory> {
     pub(crate) spaces: Registry<S>,
     pub(crate) swap: Swap<S>,
     pub(crate) caches: Caches<S>,
+    pub(crate) turns: Turns,
 }
 
 impl<S: Memory> Commons<S> {
@@ -46,8 +48,8 @@ impl<S: Memory> Commons<S> {
     pub fn new(source: S, kernel: KernelRoots) -> Result<Arc<Self>, OutOfMemory> {
         let zero = Frame::allocate_zeroed(source)?;
         let (huge, events, spaces) = (HugeControl::new(), Events::new(), Registry::new());
-        let (swap, caches) = (Swap::new(source), Caches::new());
-        Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces, swap, caches }))
+        let (swap, caches, turns) = (Swap::new(source), Caches::new(), Turns::new());
+        Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces, swap, caches, turns }))
     }
     pub(crate) fn zero_page(&self) -> Pfn {
         self.zero.pfn()
