@@ -27,6 +27,7 @@ const SLAB: u64 = 1 << 7;
 const BUDDY: u64 = 1 << 10;
 const MMAP: u64 = 1 << 11;
 const ANON: u64 = 1 << 12;
+const SWAPCACHE: u64 = 1 << 13;
 const SWAPBACKED: u64 = 1 << 14;
 const COMPOUND_HEAD: u64 = 1 << 15;
 const COMPOUND_TAIL: u64 = 1 << 16;
@@ -67,6 +68,9 @@ fn flags(frame: Pfn) -> u64 {
         Owner::Reserved | Owner::Bounce | Owner::Replica => 0,
         Owner::Kernel => SLAB,
         Owner::PageTable => PGTABLE,
+        Owner::Anon if mem::commons().swap().is_cache_frame(frame) => {
+            UPTODATE | LRU | ANON | SWAPBACKED | SWAPCACHE
+        }
         Owner::Anon => UPTODATE | LRU | ANON | SWAPBACKED,
         Owner::PageCache => UPTODATE | LRU,
     };

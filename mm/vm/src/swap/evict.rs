@@ -119,7 +119,8 @@ impl<S: Memory> Drop for Outgoing<'_, S> {
 
 impl<S: Memory> Commons<S> {
     /// Make frames free by taking pages out of memory: first what only the swap cache holds, then those that spaces have not used lately.
-    /// Several may do this at once. The caller has no space locked; spaces that others have locked are passed by.
+    /// Several may do this at once. The caller has no space locked; spaces that others have locked are passed by. Pages that cannot be written end
+    /// it: their frames stay, and so would the next ones'.
     pub fn evict(&self, wish: &EvictWish) -> SwapEvicted {
         let mut done = SwapEvicted {
             freed: self.swap.shrink_cache(wish.pages as usize) as u64,
@@ -127,7 +128,7 @@ impl<S: Memory> Commons<S> {
         };
         let began = self.swap.hand.load(core::sync::atomic::Ordering::Relaxed);
         let (mut last, mut around) = (began, Lap::First);
-        while done.freed < wish.pages {
+        while done.freed < wish.pages && done.failed == 0 {
             match (self.next_space(last), around) {
                 (Some((id, _)), Lap::Second) if id > began => break,
                 (Some((id, handle)), _) => {
@@ -147,7 +148,7 @@ impl<S: Memory> Commons<S> {
         let pick = Pick { age: wish.age, nodes: wish.nodes, of_others: OfOthers::Goes };
         // Not known before the space is locked for the first time.
         let mut looks = None;
-        while done.freed < wish.pages {
+        while done.freed < wish.pages && done.failed == 0 {
             let mut out = Outgoing::new(&self.swap);
             let mut end = Sweep::Over;
             let visited = handle.with(Locking::Try, &mut |space| {
@@ -249,6 +250,7 @@ impl<S: Memory> Resident<S> {
         let roomy = out.swap.usage().free > 0;
         let mut run = Detach::new(&self.tables);
         if let Some((_, PageSize::Large)) = self.tables.find(range.start) {
+            done.scanned += 1;
             return self.sweep_large(range, pick, roomy, looks, run.batch());
         }
         let mut next = range.end;

@@ -41,6 +41,20 @@ fn pages_that_cannot_be_written_stay_and_their_slots_are_never_used_again() {
 }
 
 #[test]
+fn a_disk_that_takes_no_page_loses_no_more_slots_than_one_try_takes() {
+    let s = Swapping::new(1000);
+    let p = s.world.process(0);
+    let a = filled(&p, 200, 1);
+    s.disk.fail(false, true);
+    let out = s.evict(&p, 200, Age::Ignore);
+    assert_eq!((out.freed, out.failed), (0, SWAP_RUN as u64));
+    (0..200).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_eq!(s.swap().usage().slots, 1000 - SWAP_RUN as u64);
+    drop(p);
+    s.end();
+}
+
+#[test]
 fn a_full_area_takes_what_it_can_and_the_rest_stays() {
     let s = Swapping::new(6);
     let p = s.world.process(0);

@@ -5,6 +5,7 @@ mod interleavings;
 mod lazy;
 mod pages;
 mod rows;
+mod slots;
 mod storm;
 
 use std::collections::{BTreeMap, BTreeSet};
