@@ -12,12 +12,14 @@
  * | vmsplice | a page of memory into a pipe, and out again unread |
  * | direct-read | 4 KiB of DISK with O_DIRECT |
  * | direct-write | 4 KiB to DISK with O_DIRECT |
+ * | pin-fast, pin-locked | a page pinned and let go of, without the space's lock and with it (where there is a gup_test) |
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -159,9 +161,32 @@ static void direct(const char *path)
 	munmap(page, PAGE);
 }
 
+/* As Linux' mm/gup_test.h has it. */
+struct measurement {
+	uint64_t get_us, put_us, at, size;
+	uint32_t pages_per_call, gup_flags, test_flags, which[8];
+};
+
+static void pins(const char *row, unsigned request)
+{
+	int gup = open("/sys/kernel/debug/gup_test", O_RDWR);
+	if (gup < 0)
+		return;
+	char *page = memory(TIMES * PAGE, MADV_NOHUGEPAGE);
+	store(page, TIMES * PAGE, PAGE);
+	struct measurement wish = { .at = (uintptr_t)page, .size = TIMES * PAGE, .pages_per_call = SLOTS, .gup_flags = 1 };
+	begin(row);
+	NEED(ioctl(gup, _IOWR('g', request, struct measurement), &wish) == 0 && wish.size == TIMES * PAGE);
+	end(row, TIMES);
+	munmap(page, TIMES * PAGE);
+	close(gup);
+}
+
 int main(int count, char **arguments)
 {
 	stores();
+	pins("pin-fast", 2);
+	pins("pin-locked", 5);
 	lend();
 	if (count > 1)
 		direct(arguments[1]);
