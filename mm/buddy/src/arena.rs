@@ -310,7 +310,11 @@ mod tests {
         let held = zone.lock_arena(zone.arena(0), &pinned, buddy.machine);
         let frame = thread::scope(|scope| scope.spawn(|| take(buddy, 1)).join().unwrap());
         assert_ne!(BlockId::of(frame), block);
-        drop(held);
+        // And it has not let go of a lock that it did not get.
+        let other = zone.lock_arena(zone.arena(1), &pinned, buddy.machine);
+        assert!(other.try_other(zone.arena(0)).is_none());
+        assert!(other.try_other(zone.arena(0)).is_none());
+        drop((other, held));
     }
 
     #[test]

@@ -51,11 +51,11 @@ const DRAIN: usize = GUESS + GUESSES;
 /// The line of the first list.
 const TABLE: usize = DRAIN + 2 * LINE;
 
-/// A list's words. How many blocks it holds, where its first place is, and how many places there are; the tag of its blocks, and above it what the
-/// record of a block in it says.
-const LEN: usize = 0;
-const BASE: usize = 1;
-const ROOM: usize = 2;
+/// A list's words: where its next block goes, its first place, one past its last; the tag of its blocks, and above it what the record of a block in it
+/// says.
+const NEXT: usize = 0;
+const FIRST: usize = 1;
+const END: usize = 2;
 const LABEL: usize = 3;
 /// A linear congruential generator: its state, and what it adds. Both are 0 where the block that was put in last comes first.
 const RANDOM: usize = 4;
@@ -85,46 +85,49 @@ impl<'a> List<'a> {
     fn get(self, which: usize) -> u64 {
         self.word(which).get()
     }
+    #[inline]
+    fn len(self) -> u64 {
+        self.get(NEXT) - self.get(FIRST)
+    }
     #[inline(always)]
     fn pop(self) -> Option<Pfn> {
-        let len = self.get(LEN);
+        let next = self.get(NEXT);
+        let len = next - self.get(FIRST);
         if len == 0 {
             return None;
         }
         let random = step(self.get(RANDOM), self.get(INCREMENT));
         self.word(RANDOM).set(random);
-        let rest = len - 1;
-        let top = self.get(BASE) + rest;
+        let top = next - 1;
         let last = &self.stacks[top as usize];
         let place = &self.stacks[(top - below(random, len)) as usize];
         let block = place.get();
         place.set(last.get());
-        self.word(LEN).set(rest);
+        self.word(NEXT).set(top);
         self.word(TAKEN).add(1);
         Some(Pfn(block))
     }
     /// Put an entry in. `false` if there is no room.
     #[inline(always)]
     fn push(self, entry: u64) -> bool {
-        let len = self.get(LEN);
-        if len < self.get(ROOM)
-            && let Some(place) = self.stacks.get((self.get(BASE) + len) as usize)
+        let next = self.get(NEXT);
+        if next < self.get(END)
+            && let Some(place) = self.stacks.get(next as usize)
         {
             place.set(entry);
-            self.word(LEN).set(len + 1);
+            self.word(NEXT).set(next + 1);
             return true;
         }
         false
     }
     /// The places that hold blocks.
     fn places(self) -> &'a [AtomicU64] {
-        let base = self.get(BASE) as usize;
-        &self.stacks[base..base + self.get(LEN) as usize]
+        &self.stacks[self.get(FIRST) as usize..self.get(NEXT) as usize]
     }
     /// Blocks for this list that owners gave back on this CPU, ever. Those that went into the list are not counted one by one: they are in it, or came
     /// out of it as [`TAKEN`] says or past owners.
     fn given(self) -> u64 {
-        self.get(LEN).wrapping_add(self.get(TAKEN)).wrapping_add(self.get(PASSED))
+        self.len().wrapping_add(self.get(TAKEN)).wrapping_add(self.get(PASSED))
     }
 }
 
@@ -204,9 +207,10 @@ impl<'a> Lane<'a> {
                 NOWHERE => 0,
                 _ => shapes.shape(number).room,
             };
-            list.word(BASE).set(at);
-            list.word(ROOM).set(room);
+            list.word(NEXT).set(at);
+            list.word(FIRST).set(at);
             at += room;
+            list.word(END).set(at);
             let tag = Tag::new(owner, Order::new(log2).unwrap_or(Order::FRAME), node);
             // No record says what the label of the last two does.
             let label = if number < LISTS { tag.bits() } else { u32::MAX };
@@ -232,7 +236,7 @@ impl<'a> Lane<'a> {
     }
     #[inline]
     pub(crate) fn len(&self, list: usize) -> u64 {
-        self.list(list).get(LEN)
+        self.list(list).len()
     }
     /// The node whose blocks the lists hold.
     #[inline]
@@ -277,13 +281,12 @@ impl<'a> Lane<'a> {
     /// Places for up to `most` blocks, above those that the list holds. [`Lane::fill`] says how many were used.
     pub(crate) fn room(&self, list: usize, most: u64) -> &'a [AtomicU64] {
         let list = self.list(list);
-        let (len, room) = (list.get(LEN), list.get(ROOM));
-        let first = list.get(BASE) + len;
-        &self.stacks[first as usize..(first + most.min(room - len)) as usize]
+        let (next, end) = (list.get(NEXT), list.get(END));
+        &self.stacks[next as usize..(next + most).min(end) as usize]
     }
     /// So many places of [`Lane::room`] now hold blocks.
     pub(crate) fn fill(&self, list: usize, count: u64) {
-        self.list(list).word(LEN).add(count);
+        self.list(list).word(NEXT).add(count);
         self.list(list).word(PASSED).sub(count);
     }
     /// Put a block in that was given back. `false` if there is no room.
@@ -320,7 +323,7 @@ impl<'a> Lane<'a> {
         for (to, from) in places[first..].iter().zip(&places[from..]) {
             to.set(from.get());
         }
-        self.list(list).word(LEN).sub(count as u64);
+        self.list(list).word(NEXT).sub(count as u64);
         self.list(list).word(PASSED).add(count as u64);
     }
     /// A block was given back that belongs to this list, and goes past it.
@@ -420,7 +423,8 @@ impl<'a> Lane<'a> {
     }
     /// They all went home.
     pub(crate) fn clear_homeward(&self) {
-        self.list(HOME).word(LEN).set(0);
+        let home = self.list(HOME);
+        home.word(NEXT).set(home.get(FIRST));
     }
     /// The blocks of a list.
     pub(crate) fn iter(&self, list: usize) -> impl Iterator<Item = Pfn> + use<'a> {

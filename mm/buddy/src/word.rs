@@ -65,7 +65,8 @@ impl Lock {
     /// `None` if somebody else holds it.
     pub(crate) fn try_lock<C: Cpus>(self, _pinned: &Pinned<C>) -> Option<Held<'_>> {
         let free = self.0.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        free.then_some(Held { lock: self, pinned: PhantomData })
+        // Made only then: what is dropped lets go of the lock.
+        free.then(|| Held { lock: self, pinned: PhantomData })
     }
     /// The CPU is pinned; [`Lock::release`] follows.
     pub(crate) fn acquire<C: Cpus>(self, cpus: C) {

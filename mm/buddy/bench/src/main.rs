@@ -11,7 +11,7 @@ mod machine;
 mod peers;
 mod raw;
 
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_buddy::Shuffle;
 use rustix::time::{ClockId, clock_gettime};
@@ -46,6 +46,23 @@ impl Rng {
     fn shuffle<T>(&mut self, list: &mut [T]) {
         for i in (1..list.len()).rev() {
             list.swap(i, self.below(i + 1));
+        }
+    }
+}
+
+/// Where two threads wait for each other without sleeping, so that both go on with warm caches.
+#[derive(Default)]
+struct Barrier(AtomicU32);
+
+impl Barrier {
+    fn wait(&self) {
+        let arrived = self.0.fetch_add(1, Ordering::AcqRel);
+        for spins in 0u32.. {
+            if self.0.load(Ordering::Acquire) > arrived | 1 {
+                break;
+            }
+            // On a machine without a CPU for each thread the other one needs this one's.
+            if spins < 1 << 16 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
     }
 }
@@ -174,7 +191,7 @@ fn churn(peer: &impl Peer, frames: usize, turnovers: usize) -> f64 {
 /// Two threads at once, a quarter of memory each: ns per pair, get, put, and put of what the other took.
 fn contended(peer: &impl Peer, frames: usize) -> [f64; 4] {
     const ROUNDS: usize = 9;
-    let barrier = Barrier::new(2);
+    let barrier = Barrier::default();
     let exchange = std::sync::Mutex::new([Vec::new(), Vec::new()]);
     let work = |cpu: u16| {
         become_cpu(cpu);
