@@ -446,6 +446,49 @@ static void binding(void)
 	munmap(a, 64 * PAGE);
 }
 
+/* Free pages in blocks of 2 MiB and more. */
+static long free_in_blocks(void)
+{
+	char line[512];
+	long pages = 0;
+	FILE *info = fopen("/proc/buddyinfo", "r");
+	NEED(info);
+	while (fgets(line, sizeof line, info)) {
+		char zone[32];
+		int skip = 0;
+		NEED(sscanf(line, "Node %*d, zone %31s%n", zone, &skip) == 1);
+		char *at = line + skip;
+		for (int order = 0; order <= 10; order++) {
+			long blocks = strtol(at, &at, 10);
+			pages += order >= 9 ? blocks << order : 0;
+		}
+	}
+	fclose(info);
+	return pages;
+}
+
+static void compacting(void)
+{
+	enum { COUNT = 128 << 8 };
+	char *a = map((size_t)COUNT * PAGE, MAP_PRIVATE);
+	fill(a, COUNT);
+	for (size_t i = 0; i < COUNT; i++)
+		if (i % 16)
+			madvise(a + i * PAGE, PAGE, MADV_DONTNEED);
+	int fd = open("/proc/sys/vm/compact_memory", O_WRONLY);
+	NEED(fd >= 0);
+	long before = free_in_blocks();
+	PROMISE("compaction is had for a 1", write(fd, "1", 1) == 1);
+	PROMISE("it makes blocks out of parts", free_in_blocks() > before + (16 << 8));
+	int right = 1;
+	for (size_t i = 0; i < COUNT; i += 16)
+		for (size_t j = 0; j < PAGE; j++)
+			right &= a[i * PAGE + j] == (char)(i % 251 + 1);
+	PROMISE("and leaves every byte where its program finds it", right);
+	close(fd);
+	munmap(a, (size_t)COUNT * PAGE);
+}
+
 static volatile int stop;
 
 static void *count_up(void *word)
@@ -486,6 +529,7 @@ int main(void)
 	migrating();
 	policies();
 	binding();
+	compacting();
 	under_load();
 	return conclude();
 }

@@ -94,3 +94,44 @@ fn memory_that_is_plugged_in_is_handed_out_shuffled() {
         assert_eq!(neighbours < 0.2, few, "shuffle {shuffle}: {neighbours} of the pages are neighbours");
     }
 }
+
+#[test]
+fn memory_goes_from_under_a_program_that_stays_and_keeps_its_bytes() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("outcome.json");
+    let stay = guest_program("workloads/stay");
+    let options = ["--json", text(&file), "--cpus", "2", "-m", "64M", "--memory-max", "512M"];
+    let outcome = run(&options, &[text(&stay), "192", "180"], b"").expect(0);
+    let said = outcome.text();
+    assert!(said.ends_with("every byte is right\n"), "{said}");
+    let numbers: Vec<u64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [most, least] = numbers[..] else { panic!("{said}") };
+    // A quarter of its pages is left, all over what was plugged in: every block of memory had some.
+    assert!(most > 200 && least <= 180, "{said}");
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&file).expect("written")).expect("JSON");
+    assert_eq!((&json["audit"], &json["memory"]["oom_kills"]), (&"ok".into(), &0.into()));
+}
+
+#[test]
+fn blocks_of_memory_are_taken_out_and_put_back_by_hand() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let script = format!(
+        "{SHRINK} cd /sys/devices/system/memory; total; busy=0; went=; \
+         for block in memory*; do \
+             if echo offline 2> /dev/null > $block/state; then went=\"$went $block\"; else busy=$((busy + 1)); fi; \
+         done; total; for block in $went; do cat $block/state; done | sort -u; \
+         [ $busy -gt 0 ] && echo some are busy; for block in $went; do echo online > $block/state; done; total; \
+         echo nonsense > memory1/state || cat memory1/state"
+    );
+    let (lines, _) = grow(&["--cpus", "2", "-m", "1G", "--numa", "2"], &script);
+    let [all, left, state, busy, again, kept] = &lines[..] else { panic!("{lines:?}") };
+    assert!(number(all) - number(left) >= 128 << 10, "one went at least: {lines:?}");
+    assert_eq!((state.as_str(), busy.as_str(), kept.as_str()), ("offline", "some are busy", "online"));
+    assert_eq!(again, all);
+}

@@ -7,8 +7,8 @@
 //!   64 MiB or more, on the node that is short of it.
 //! - **Less**, when a quarter of memory, and at least 64 MiB, has been free for two looks a second apart: what is beyond that.
 //!
-//! Only whole free pageblocks can go: nothing here moves frames that are in use. The kernel takes its own frames from other memory as long as it
-//! can, and an ended program leaves whole pageblocks; what is in the way is tried again later.
+//! What programs and files have there is moved out first ([`evacuate`](super::evacuate)); the kernel takes its own frames from other memory as
+//! long as it can. What is in the way of a unit (a pinned frame, the kernel's) is tried again later, and another unit goes for it.
 //!
 //! **Locks.** [`WORKING`] is held while memory changes; under it the page allocator's. The wake-ups take interrupt-safe locks only.
 
@@ -17,11 +17,11 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_arch::memory::pluggable;
 use freehold_frame::{Order, Owner, Request};
-use freehold_machine::{PAGE_SHIFT, PAGEBLOCK_FRAMES, PfnRange};
+use freehold_machine::{PAGE_SHIFT, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 use freehold_virtio::mem::resize::Device as _;
 use freehold_virtio::mem::{Memory, Outcome, Resizer};
 
-use super::frames;
+use super::{evacuate, frames};
 use crate::host::{self, MemoryDevice};
 use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use crate::{hw, sched, time};
@@ -41,8 +41,8 @@ const GLANCE: u64 = time::SECOND / 1000;
 const REST: u64 = 10 * time::SECOND;
 /// How long the host may take to give memory before there is none.
 const PATIENCE: u64 = 10 * time::SECOND;
-/// How long other CPUs get to bring back what their lists hold.
-const DRAIN: u64 = 2 * time::SECOND / 1000;
+/// Units that are emptied at a time, since that takes a walk through all address spaces.
+const AHEAD: usize = 32;
 
 /// There is something to do.
 static EVENT: AtomicBool = AtomicBool::new(false);
@@ -119,6 +119,11 @@ pub fn stop() -> MutexGuard<'static, ()> {
     WORKING.lock()
 }
 
+/// No memory comes or goes, and no pageblock is isolated by anyone else, while the result lives. May sleep.
+pub(super) fn changing() -> MutexGuard<'static, ()> {
+    WORKING.lock()
+}
+
 /// The most bytes of memory that there were at a time; `None` where memory does not change.
 pub fn peak() -> Option<u64> {
     (!host::memory().is_empty()).then(|| PEAK.load(Ordering::Relaxed) << PAGE_SHIFT)
@@ -167,10 +172,12 @@ impl Plugged {
     /// Do what the device wants. `None`: it has failed.
     fn follow(&mut self) -> Option<()> {
         let before = self.resizer.plugged();
-        let outcome = self.resizer.follow(self.device, &mut Kernel, || {
+        let mut kernel = Kernel::new(self);
+        let outcome = self.resizer.follow(self.device, &mut kernel, || {
             GROWN.wake_all();
             sched::cond_resched();
         });
+        drop(kernel);
         let now = self.resizer.plugged();
         if now != before {
             SILENT.store(false, Ordering::Release);
@@ -238,10 +245,7 @@ impl Hotplug {
             plugged.device.sizes().is_ok_and(|sizes| sizes.requested < plugged.resizer.plugged())
         };
         if self.devices.iter().any(goes) {
-            frames().drain_local();
-            frames().request_drain();
-            sched::wake_idle();
-            WaitQueue::new().wait_uninterruptible_until(time::now() + DRAIN, || None::<()>);
+            evacuate::drain_lists();
         }
     }
 
@@ -284,14 +288,57 @@ impl Hotplug {
 }
 
 /// What the kernel does with what comes and goes.
-struct Kernel;
+struct Kernel {
+    region: PfnRange,
+    /// Frames that are to go.
+    goes: u64,
+    /// Units whose turn comes, which were isolated and emptied with another. What is left of them is used again in the end.
+    ahead: Vec<PfnRange>,
+}
 
-fn pageblocks(range: PfnRange) -> impl Iterator<Item = freehold_machine::Pfn> {
+impl Kernel {
+    fn new(plugged: &Plugged) -> Self {
+        let requested = plugged.device.sizes().map_or(u64::MAX, |sizes| sizes.requested);
+        let goes = plugged.resizer.plugged().saturating_sub(requested) >> PAGE_SHIFT;
+        Self { region: plugged.resizer.region().frames(), goes, ahead: Vec::new() }
+    }
+
+    /// Empty `unit`, which is isolated, and with it those below that are to go too.
+    fn empty(&mut self, unit: PfnRange) {
+        let more = (self.goes / unit.len()).saturating_sub(1).min(AHEAD as u64);
+        if self.ahead.try_reserve(more as usize + 1).is_ok() {
+            let below = (1..)
+                .map(|step| step * unit.len())
+                .take_while(|&down| unit.start.0 >= down && self.region.contains(Pfn(unit.start.0 - down)));
+            for down in below.take(more as usize) {
+                let start = Pfn(unit.start.0 - down);
+                let next = PfnRange::new(start, start.offset(unit.len()));
+                if !frames().is_out(next) && !self.ahead.contains(&next) && frames().unplug(next).is_ok() {
+                    self.ahead.push(next);
+                }
+            }
+            self.ahead.push(unit);
+            self.ahead.sort_unstable_by_key(|unit| unit.start);
+            evacuate::empty(&self.ahead, evacuate::node_of(unit));
+            self.ahead.retain(|other| *other != unit);
+        }
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        for unit in &self.ahead {
+            frames().plug(*unit).expect("the region is in the topology");
+        }
+    }
+}
+
+fn pageblocks(range: PfnRange) -> impl Iterator<Item = Pfn> {
     (0..range.len() / PAGEBLOCK_FRAMES).map(move |block| range.start.offset(block * PAGEBLOCK_FRAMES))
 }
 
 /// Frames for the records of frames. What is left for emergencies serves: this is how they end.
-fn records(order: u32) -> Option<freehold_machine::Pfn> {
+fn records(order: u32) -> Option<Pfn> {
     frames().allocate(Request::new(Owner::Kernel).order(Order::new(order)?).from_reserve()).ok()
 }
 
@@ -307,19 +354,21 @@ impl Memory for Kernel {
         true
     }
     fn offline(&mut self, range: PfnRange) -> bool {
-        if !frames().is_free(range) {
+        let was_ahead = self.ahead.contains(&range);
+        self.ahead.retain(|unit| *unit != range);
+        if !was_ahead {
+            match frames().unplug(range) {
+                Ok(0) => {}
+                Ok(_) => self.empty(range),
+                Err(_) => return false,
+            }
+        }
+        if frames().still_used(range) > 0 {
+            frames().plug(range).expect("the region is in the topology");
             return false;
         }
-        match frames().unplug(range) {
-            Ok(0) => {}
-            // Somebody was faster.
-            Ok(_) => {
-                frames().plug(range).expect("the region is in the topology");
-                return false;
-            }
-            Err(_) => return false,
-        }
         pageblocks(range).for_each(pluggable::unplug);
+        self.goes = self.goes.saturating_sub(range.len());
         true
     }
 }

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use freehold_machine::VirtAddr;
 use freehold_vm::{BlockWish, CollapseLimits, HugeMode, Locking, VmError};
 
-use super::{AddressSpace, commons, reclaim};
+use super::{AddressSpace, commons, evacuate, reclaim};
 use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use crate::{Errno, Result, sched, time};
 
@@ -219,6 +219,7 @@ impl Scan {
                 Some(Err(VmError::NoMemory)) => {
                     if Knob::Defrag.get() != 0 {
                         reclaim::free_idle(ROOM);
+                        evacuate::compact(1);
                     }
                     return Knob::AllocSleep;
                 }
@@ -238,6 +239,7 @@ impl Scan {
         };
         if commons().take_block_wish() >= least {
             reclaim::free_idle(ROOM);
+            evacuate::compact(1);
         }
     }
 }

@@ -10,6 +10,7 @@
 mod boot;
 mod calls;
 mod content;
+pub mod evacuate;
 mod fault;
 pub mod hotplug;
 pub mod khugepaged;

@@ -392,3 +392,39 @@ fn three_cpus_at_random_keep_the_books() {
         together(source, 0, vec![work(1), work(2), work(3)]);
     });
 }
+
+#[test]
+fn a_pageblock_that_leaves_and_comes_back_under_frames_that_come_and_go_keeps_the_books() {
+    let count = interleavings(400, || {
+        let source = machine(2, 2);
+        let frame = take(source, Owner::Anon, Order::FRAME).unwrap();
+        let head = frame.pageblock_start();
+        let block = PfnRange::new(head, head.offset(512));
+        // From "nothing of it is in use" to "it may be used again".
+        let out = Arc::new(AtomicU64::new(0));
+        let seen = out.clone();
+        together(
+            source,
+            vec![
+                Box::new(move |source| {
+                    if source.unplug(block) == Ok(0) {
+                        out.store(1, Ordering::SeqCst);
+                        assert!(source.is_out(block));
+                        out.store(0, Ordering::SeqCst);
+                    }
+                    source.plug(block).unwrap();
+                }),
+                Box::new(move |source| {
+                    source.release(frame, Order::FRAME);
+                    source.drain_local();
+                    let before = seen.load(Ordering::SeqCst);
+                    let other = take(source, Owner::Anon, Order::FRAME);
+                    let is_out = before + seen.load(Ordering::SeqCst) == 2;
+                    assert!(!is_out || other.is_none_or(|frame| !block.contains(frame)), "{other:?} is gone");
+                    other.into_iter().for_each(|frame| source.release(frame, Order::FRAME));
+                }),
+            ],
+        );
+    });
+    assert!(count > 10, "{count} interleavings: too few to mean anything");
+}

@@ -48,6 +48,23 @@ impl Generate for Number {
     }
 }
 
+/// vm.compact_memory: a 1 has all nodes compacted.
+struct CompactMemory;
+
+impl Generate for CompactMemory {
+    fn show(&self, _text: &mut Text) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        if parse_number(bytes)? != 1 {
+            return Err(Errno::EINVAL);
+        }
+        crate::mem::evacuate::compact(usize::MAX);
+        Ok(())
+    }
+}
+
 /// vm.drop_caches: bit 0 has clean pages of disks dropped that nobody maps. Objects of the kernel's (bit 1) are not kept for later here, and
 /// bit 2 asks for silence.
 struct DropCaches;
@@ -132,6 +149,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     vm.constant("overcommit_ratio", "50");
     vm.constant("max_map_count", "65530");
     vm.generated("drop_caches", 0o200, DropCaches);
+    vm.generated("compact_memory", 0o200, CompactMemory);
     vm.constant("mmap_min_addr", "65536");
     vm.constant("legacy_va_layout", "0");
     vm.constant("nr_hugepages", "0");

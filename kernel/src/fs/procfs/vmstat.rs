@@ -1,4 +1,5 @@
-//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: no compaction.
+//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: nobody waits for compaction, which
+//! looks for no free frames of its own.
 
 use freehold_frame::Owner;
 use freehold_machine::NodeId;
@@ -100,10 +101,12 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     line("pageoutrun", reclaim::runs());
     line("oom_kill", stats::oom_kills());
     line("numa_pages_migrated", 0);
-    for name in ["compact_migrate_scanned", "compact_free_scanned", "compact_isolated", "compact_stall"] {
-        line(name, 0);
-    }
-    for name in ["compact_fail", "compact_success"] {
+    let compaction = mem::evacuate::compaction();
+    line("compact_migrate_scanned", compaction.scanned);
+    line("compact_isolated", compaction.moved);
+    line("compact_success", compaction.succeeded);
+    line("compact_fail", compaction.failed);
+    for name in ["compact_free_scanned", "compact_stall"] {
         line(name, 0);
     }
     for (name, event) in EVENTS {

@@ -2,6 +2,9 @@
 //!
 //! Blocks of memory that can be plugged in are always listed, `offline` while nothing of them is there: memory comes and goes in
 //! smaller steps, of which Linux' files know nothing. What comes is online at once.
+//!
+//! A block of memory that is there for ever can be taken offline by hand (`state`), if it is whole pageblocks of one node and all that is
+//! in it can be moved elsewhere; and online again.
 
 use alloc::collections::BTreeSet;
 use alloc::format;
@@ -10,8 +13,10 @@ use alloc::sync::Arc;
 use freehold_machine::topology::Presence;
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Topology};
 
+use crate::fs::generated::{Generate, Text};
 use crate::fs::pseudo::PseudoDir;
-use crate::mem;
+use crate::mem::evacuate::{Use, set_block};
+use crate::{Errno, Result, mem};
 
 const BLOCK: u64 = 128 << 20;
 const BLOCK_FRAMES: u64 = BLOCK / 4096;
@@ -28,10 +33,38 @@ fn is_online(topology: &Topology, block: u64) -> bool {
     let frames = PfnRange::new(Pfn(block * BLOCK_FRAMES), Pfn((block + 1) * BLOCK_FRAMES));
     topology.ranges().iter().map(|range| (range.presence, range.frames.intersection(frames))).any(
         |(presence, part)| {
-            // What is plugged in is whole pageblocks.
-            !part.is_empty() && (presence == Presence::Always || !mem::frames().is_out(part))
+            // What comes and goes is whole pageblocks.
+            let can_go = presence == Presence::Pluggable || part.len() >= PAGEBLOCK_FRAMES;
+            !part.is_empty() && !(can_go && mem::frames().is_out(part))
         },
     )
+}
+
+/// The file `state` of a block.
+struct State(&'static Topology, u64);
+
+impl Generate for State {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        writeln!(text, "{}", if is_online(self.0, self.1) { "online" } else { "offline" });
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let to = match bytes.trim_ascii() {
+            b"offline" => Use::Offline,
+            b"online" | b"online_movable" | b"online_kernel" => Use::Online,
+            _ => return Err(Errno::EINVAL),
+        };
+        let block = PfnRange::new(Pfn(self.1 * BLOCK_FRAMES), Pfn((self.1 + 1) * BLOCK_FRAMES));
+        let mut parts = self.0.ranges().iter().filter(|range| !range.frames.intersection(block).is_empty());
+        match (parts.next(), parts.next()) {
+            // What the host plugs in goes when the host wants it.
+            (Some(range), None) if range.presence == Presence::Always => {
+                set_block(range.frames.intersection(block), to)
+            }
+            _ => Err(Errno::EBUSY),
+        }
+    }
 }
 
 pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
@@ -47,10 +80,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
             writeln!(out, "{}", u8::from(is_online(topology, block)));
             Ok(())
         });
-        dir.file("state", move |out| {
-            writeln!(out, "{}", if is_online(topology, block) { "online" } else { "offline" });
-            Ok(())
-        });
+        dir.generated("state", 0o644, State(topology, block));
         let holds_boot_memory = topology.boot_ranges().any(|range| {
             (range.frames.start.0 / BLOCK_FRAMES..range.frames.end.0.div_ceil(BLOCK_FRAMES)).contains(&block)
         });
