@@ -86,6 +86,17 @@ impl Model {
     /// # Panics
     /// Where a stale entry is used: a flush is missing.
     pub fn access(self, addr: VirtAddr, access: Access) -> Result<PhysAddr, Fault> {
+        self.access_and(addr, access, |at| at)
+    }
+
+    /// As [`Model::access`], and do what the instruction does there. It is over before a flush of this CPU's TLB is: who has made the CPU forget a
+    /// translation sees all that was stored through it.
+    fn access_and<R>(
+        self,
+        addr: VirtAddr,
+        access: Access,
+        f: impl FnOnce(PhysAddr) -> R,
+    ) -> Result<R, Fault> {
         let cpu = self.current_cpu();
         let mut tlb = self.tlb(cpu);
         if let Some(line) = tlb.find(addr)
@@ -95,10 +106,11 @@ impl Model {
             self.0.counters.hits.fetch_add(1, Ordering::Relaxed);
             let stale = self.judge(cpu, &tlb, &line);
             assert!(stale.is_none(), "a stale TLB entry was used for {access:?} at {addr:?}: {stale:?}");
-            return Ok(physical(&line, addr));
+            return Ok(f(physical(&line, addr)));
         }
         self.0.counters.walks.fetch_add(1, Ordering::Relaxed);
-        self.fill(&mut tlb, cpu, addr, access).inspect_err(|_| tlb.forget_page(addr))
+        let at = self.fill(&mut tlb, cpu, addr, access).inspect_err(|_| tlb.forget_page(addr))?;
+        Ok(f(at))
     }
 
     /// User code loads a byte.
@@ -106,8 +118,9 @@ impl Model {
     /// # Errors
     /// As [`Model::access`].
     pub fn load(self, addr: VirtAddr) -> Result<u8, Fault> {
-        let at = self.access(addr, Access::Read)?;
-        Ok(self.0.memory.byte(Pfn::containing(at), at.0 as usize % PAGE_SIZE))
+        self.access_and(addr, Access::Read, |at| {
+            self.0.memory.byte(Pfn::containing(at), at.0 as usize % PAGE_SIZE)
+        })
     }
 
     /// User code stores a byte.
@@ -115,9 +128,9 @@ impl Model {
     /// # Errors
     /// As [`Model::access`].
     pub fn store(self, addr: VirtAddr, value: u8) -> Result<(), Fault> {
-        let at = self.access(addr, Access::Write)?;
-        self.0.memory.set_byte(Pfn::containing(at), at.0 as usize % PAGE_SIZE, value);
-        Ok(())
+        self.access_and(addr, Access::Write, |at| {
+            self.0.memory.set_byte(Pfn::containing(at), at.0 as usize % PAGE_SIZE, value);
+        })
     }
 
     /// Every cached translation that disagrees with the tables. Empty whenever no operation is between

@@ -23,6 +23,10 @@ pub enum Event {
     HugeZeroAlloc,
     /// `thp_zero_page_alloc_failed`: it could not be, for want of a pageblock.
     HugeZeroFailed,
+    /// `thp_split_page_failed`: a large leaf could not become small ones, for want of a table.
+    HugeSplitFailed,
+    /// `thp_swpout_fallback`: a large page was split in order to be swapped out.
+    HugeSwapFallback,
     /// `pswpin`: a page was read from a swap area.
     SwapIn,
     /// `pswpout`: a page was written to one.

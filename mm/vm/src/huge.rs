@@ -320,7 +320,10 @@ impl<S: Memory> Resident<S> {
         // Before there is a leaf of a piece: it holds what its frame counts.
         let entry = slot.load();
         self.shatter(entry);
-        self.tables.split(addr, batch)?;
+        if let Err(error) = self.tables.split(addr, batch) {
+            self.commons.events.count(Event::HugeSplitFailed);
+            return Err(error);
+        }
         self.large -= 1;
         self.count_leaves(if entry.backing() == Backing::Counted { -1 } else { 0 });
         self.commons.events.count(Event::HugeSplitLeaf);

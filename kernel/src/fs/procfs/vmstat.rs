@@ -15,7 +15,7 @@ use crate::{Result, fs::machine};
 const STACK_KB: u64 = 24;
 
 /// What happened to pages of processes, by Linux' names; but for `cow_unneeded`, the copies that exactness would have made needless.
-const EVENTS: [(&str, Event); 21] = [
+const EVENTS: [(&str, Event); 23] = [
     ("pswpin", Event::SwapIn),
     ("pswpout", Event::SwapOut),
     ("swap_ra", Event::SwapAhead),
@@ -29,7 +29,9 @@ const EVENTS: [(&str, Event); 21] = [
     ("thp_collapse_alloc", Event::HugeCollapseAlloc),
     ("thp_collapse_alloc_failed", Event::HugeCollapseFailed),
     ("thp_split_page", Event::HugeSplitPage),
+    ("thp_split_page_failed", Event::HugeSplitFailed),
     ("thp_split_pmd", Event::HugeSplitLeaf),
+    ("thp_swpout_fallback", Event::HugeSwapFallback),
     ("thp_zero_page_alloc", Event::HugeZeroAlloc),
     ("thp_zero_page_alloc_failed", Event::HugeZeroFailed),
     ("pgmigrate_success", Event::MigrateSuccess),

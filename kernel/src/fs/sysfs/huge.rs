@@ -54,21 +54,21 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
 }
 
 /// Counters of the size (there is one size).
-const STATS: [(&str, Event); 3] = [
+const STATS: [(&str, Event); 5] = [
     ("anon_fault_alloc", Event::HugeFaultAlloc),
     ("anon_fault_fallback", Event::HugeFaultFallback),
     ("split", Event::HugeSplitPage),
+    ("split_failed", Event::HugeSplitFailed),
+    ("swpout_fallback", Event::HugeSwapFallback),
 ];
 
-/// Counters of what there is not: charges of control groups, large pages of shared memory or in swap, splits that fail or wait.
-const NOTHING_OF: [&str; 10] = [
+/// Counters of what there is not: charges of control groups, large pages of shared memory or in swap, splits that wait.
+const NOTHING_OF: [&str; 8] = [
     "anon_fault_fallback_charge",
     "swpout",
-    "swpout_fallback",
     "shmem_alloc",
     "shmem_fallback",
     "shmem_fallback_charge",
-    "split_failed",
     "split_deferred",
     "nr_anon_partially_mapped",
     "zswpout",

@@ -333,7 +333,13 @@ impl<S: Memory> Resident<S> {
             return range.end;
         }
         let goes = roomy || entry.is_lazy();
-        if goes && self.split(range.start, batch).is_ok() { range.start } else { range.end }
+        if !goes || self.split(range.start, batch).is_err() {
+            return range.end;
+        }
+        if !entry.is_lazy() {
+            self.commons.events.count(Event::HugeSwapFallback);
+        }
+        range.start
     }
 
     /// Whether the frame of `entry` is one of those wanted.

@@ -1,8 +1,11 @@
 //! Collapse: what is made one large page unasked, and what is left as it is.
 
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
 use freehold_frame::{Anon, Mapping, Owner};
-use freehold_machine::VirtAddr;
 use freehold_machine::model::Config;
+use freehold_machine::{CpuId, PhysicalBytes, VirtAddr};
 use freehold_paging::PageSize;
 
 use super::world::*;
@@ -137,6 +140,58 @@ fn a_frame_that_is_held_keeps_all_small_pages_as_they_are() {
     drop(held);
     assert_eq!(p.advise(AT, 512, Advice::Collapse), Ok(()));
     assert!(is_large(&p, AT) && p.load(AT + 7 * PAGE) == Ok(9));
+    drop(p);
+    world.end();
+}
+
+/// A program stores, reads and takes its page apart again, a device counts in pages that are pinned without a lock, and all the while
+/// somebody makes the page large.
+#[test]
+fn stores_pins_splits_and_collapse_at_once_lose_no_byte() {
+    const PAGES: u64 = 40;
+    let world = world();
+    let mut p = with_pages(&world, 1, PAGES);
+    p.judge = Judge::AtTheEnd;
+    p.advise(AT, 512, Advice::HugePage).unwrap();
+    world.commons.set_huge_mode(HugeMode::Always);
+    let made = || world.commons.count_of(Event::HugeCollapseAlloc);
+    let over = AtomicBool::new(false);
+    let fast = thread::scope(|scope| {
+        let program = scope.spawn(|| {
+            let mut fast = 0;
+            for round in (1..=250u8).cycle().take(5_000) {
+                let spare = AT + 500 * PAGE;
+                p.advise(spare, 1, Advice::NoHugePage).unwrap();
+                p.advise(spare, 1, Advice::HugePage).unwrap();
+                // So that the frames lie apart, and have to be copied.
+                p.advise(spare - PAGE, 1, Advice::DontNeed).unwrap();
+                thread::yield_now();
+                for n in 0..PAGES {
+                    p.store(AT + n * PAGE, round).unwrap();
+                    let at = AT + (n * 7 % PAGES) * PAGE;
+                    if let Some(pin) = p.run(|| pin_fast::<_, ReadWrite>(&p.roots, VirtAddr(at))) {
+                        fast += 1;
+                        world.model().with_bytes(pin.pfn(), |bytes| bytes[9] = round);
+                        assert_eq!(p.load(at + 9), Ok(round), "the device and the program see one frame");
+                    }
+                }
+                (0..PAGES).for_each(|n| assert_eq!(p.load(AT + n * PAGE), Ok(round)));
+                if made() > 30 && fast > 300 {
+                    break;
+                }
+            }
+            fast
+        });
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                world.model().on_cpu(CpuId(2), || p.space().collapse_step(VirtAddr(AT), 512, &ALL));
+            }
+        });
+        let fast = program.join();
+        over.store(true, Ordering::Relaxed);
+        fast.unwrap()
+    });
+    assert!(made() > 30 && fast > 300, "{} made, {fast} pins", made());
     drop(p);
     world.end();
 }
