@@ -87,26 +87,35 @@ fn conforms_on_disks(name: &str) {
     let numbered: Vec<u8> = (0..64 << 10).map(|at| (at / 512) as u8).collect();
     let slow = format!("{},ro,iops=4", text(&file_of(&folder, "slow", &numbered)));
     let disks = ["--disk", text(&disk), "--disk", &slow];
-    conforms_with(name, &disks, &["/dev/vda", "/dev/vdb"], &LOST_BY_LINUX);
+    for shape in [&["--cpus", "2"][..], &["--cpus", "4", "--swap", "64M"]] {
+        let options = [&disks[..], shape].concat();
+        conforms_with(name, &options, &["/dev/vda", "/dev/vdb"], &LOST_BY_LINUX);
+    }
 }
 
-/// Small machines give 4 KiB only, whatever is advised; the larger one has 2 MiB pages.
+/// Small machines give 4 KiB only, whatever is advised; the larger ones have 2 MiB pages. Each on one CPU and on four, with swap and without.
+const MACHINES: [&[&str]; 4] = [
+    &["--memory", "192M", "--cpus", "1"],
+    &["--memory", "192M", "--cpus", "4", "--swap", "64M"],
+    &["--memory", "768M", "--cpus", "1", "--swap", "64M"],
+    &["--memory", "768M", "--cpus", "4"],
+];
+
 #[test]
 fn cow() {
     // By row: what is held by a reference and not pinned, and what holding one piece costs the others.
     let lost_by_linux = ["06, ", "17, ", "18, 4 KiB: a private", "72, "];
-    for options in [["--memory", "192M", "--cpus", "1"], ["--memory", "768M", "--cpus", "4"]] {
-        conforms_with("cow", &options, &[], &lost_by_linux);
+    for options in MACHINES {
+        conforms_with("cow", options, &[], &lost_by_linux);
     }
 }
 
-/// As above.
 #[test]
 fn pins() {
     // Linux counts pins a CPU at a time, and forgets that a device writes a piece of 2 MiB.
     let lost_by_linux = ["50, 2 MiB: what a device may write", "pins are counted", "and so are their ends"];
-    for options in [["--memory", "192M", "--cpus", "1"], ["--memory", "768M", "--cpus", "4"]] {
-        conforms_with("pins", &options, &[], &lost_by_linux);
+    for options in MACHINES {
+        conforms_with("pins", options, &[], &lost_by_linux);
     }
 }
 
