@@ -97,10 +97,6 @@ impl Space {
         }
         areas
     }
-    /// The areas, if nobody has them locked.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, AddressSpace>> {
-        self.areas.try_lock().map(Self::acted_for)
-    }
     /// What a context switch loads.
     pub fn translation(&self) -> &Arc<Translation> {
         &self.translation

@@ -28,9 +28,9 @@ pub fn badness(process: &Process, total_pages: u64) -> i64 {
     if adjustment == NEVER {
         return i64::MIN;
     }
-    // Without waiting: whoever holds the space may be the one that needs memory.
+    // Whoever has it locked waits for a device at most: reclaim is never run, nor memory waited for, with a space locked.
     let space = process.space();
-    let Some(areas) = space.try_lock() else { return 0 };
+    let areas = space.lock();
     let usage = areas.usage();
     let pages =
         usage.rss_anon + usage.rss_file + usage.rss_shmem + usage.swapped + usage.page_table_bytes / 4096;

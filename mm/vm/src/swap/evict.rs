@@ -31,7 +31,7 @@ use crate::{AddressSpace, Commons};
 pub enum Age {
     /// A page that was used since the last look stays, for once.
     Respect,
-    /// It goes.
+    /// It goes; spaces that others have locked are waited for.
     Ignore,
 }
 
@@ -119,8 +119,8 @@ impl<S: Memory> Drop for Outgoing<'_, S> {
 
 impl<S: Memory> Commons<S> {
     /// Make frames free by taking pages out of memory: first what only the swap cache holds, then those that spaces have not used lately.
-    /// Several may do this at once. The caller has no space locked; spaces that others have locked are passed by. Pages that cannot be written end
-    /// it: their frames stay, and so would the next ones'.
+    /// Several may do this at once. The caller has no space locked; spaces that others have locked are passed by,
+    /// unless use protects nothing. Pages that cannot be written end it: their frames stay, and so would the next ones'.
     pub fn evict(&self, wish: &EvictWish) -> SwapEvicted {
         let mut done = SwapEvicted {
             freed: self.swap.shrink_cache(wish.pages as usize) as u64,
@@ -148,10 +148,15 @@ impl<S: Memory> Commons<S> {
         let pick = Pick { age: wish.age, nodes: wish.nodes, of_others: OfOthers::Goes };
         // Not known before the space is locked for the first time.
         let mut looks = None;
+        // A process that swaps all the time is locked most of the time. In the end it is waited for: its holder waits for a device at most, never for memory.
+        let how = match wish.age {
+            Age::Respect => Locking::Try,
+            Age::Ignore => Locking::Wait,
+        };
         while done.freed < wish.pages && done.failed == 0 {
             let mut out = Outgoing::new(&self.swap);
             let mut end = Sweep::Over;
-            let visited = handle.with(Locking::Try, &mut |space| {
+            let visited = handle.with(how, &mut |space| {
                 let share = (space.resident.rss.anon >> wish.effort.min(63)) + SWAP_RUN as u64;
                 let looks = looks.get_or_insert(share);
                 end = space.sweep(pick, looks, &mut out, done);
