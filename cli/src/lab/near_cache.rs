@@ -159,7 +159,7 @@ struct Image {
     among: bool,
 }
 
-/// Of a heap's frames, at least one of so many on either side of an image that stands among them.
+/// Of a heap's frames, at least one of so many lies on either side of an image that stands among them.
 const AMONG: usize = 20;
 
 impl Image {
@@ -169,9 +169,13 @@ impl Image {
         let (first, last) = line.split_once(' ')?;
         let number = |text| u64::from_str_radix(text, 16).ok();
         let (first, last) = (number(first)?, number(last)?);
-        let below = heap.iter().filter(|frame| **frame < first).count();
-        let above = heap.iter().filter(|frame| **frame > last).count();
-        let among = below.min(above) > heap.len() / AMONG;
+        let mut sorted = heap.to_vec();
+        sorted.sort_unstable();
+        let edge = heap.len() / AMONG;
+        let (low, high) = (*sorted.get(edge)?, *sorted.get(heap.len().checked_sub(edge + 1)?)?);
+        // Frames from all over memory, as after a shuffle, have any image among them: that says nothing.
+        let together = high - low < 2 * heap.len() as u64;
+        let among = together && low < first && last < high;
         Some(Image { side, boot, first, last, among })
     }
 }
@@ -514,6 +518,8 @@ mod tests {
         // A few frames far from all others are no heap on its other side.
         assert!(!image(1995).among);
         assert_eq!(Image::told("fresh\n1\n", "a", 1, &[1]), None);
+        let scattered: Vec<u64> = (0..1000).map(|n| n * 8).collect();
+        assert!(!Image::told("image 400 40f\n", "a", 1, &scattered).expect("told").among);
     }
 
     #[test]
