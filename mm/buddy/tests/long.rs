@@ -1,9 +1,12 @@
 //! A long random life against a model that knows one thing: who has which frame.
 //!
-//! Ten million operations; `FREEHOLD_OPERATIONS` says otherwise.
+//! Ten million operations; `FREEHOLD_OPERATIONS` says otherwise. And a short one of threads that really run at once.
 #![allow(clippy::unwrap_used)]
 
 mod common;
+
+use std::sync::Mutex;
+use std::thread;
 
 use common::{check, model};
 use freehold_buddy::{Buddy, Moment, Options, Shuffle};
@@ -137,4 +140,50 @@ fn a_long_life_never_diverges_from_a_list_of_owners() {
         life.audit();
         assert_eq!(life.free(), life.all);
     }
+}
+
+#[test]
+fn threads_that_run_at_once_and_free_for_each_other_keep_the_books() {
+    const ROUNDS: usize = 300;
+    let options = Options { shuffle: Shuffle::On, ..Options::default() };
+    let source = model(Config { cpus: 3, frames: FRAMES, ..Config::default() }, &[], options);
+    let all = check(source);
+    // What one gives back another took; all are short of memory now and then, so that they adopt and steal from each other.
+    let shared = Mutex::new(Vec::new());
+    let work = |cpu: u16| {
+        let random = Model::new(Config { seed: cpu.into(), ..Config::default() });
+        let below = |bound: u64| ((u128::from(random.random_u64()) * u128::from(bound)) >> 64) as usize;
+        for round in 0..ROUNDS {
+            let (owner, order) = (OWNERS[below(5)], [0, 0, 0, 0, 1, 3, 9][below(7)]);
+            let order = Order::new(order).unwrap();
+            let want = 1 + below(3000) >> order.log2();
+            let request = Request::new(owner).order(order).from_reserve();
+            let mut mine: Vec<_> =
+                (0..want).map_while(|_| source.allocate(request).ok()).map(|block| (block, order)).collect();
+            let mut theirs: Vec<_> = {
+                let mut shared = shared.lock().unwrap();
+                let keep = below(shared.len() as u64 + 1);
+                let theirs = shared.split_off(keep);
+                shared.append(&mut mine);
+                theirs
+            };
+            while !theirs.is_empty() {
+                let (block, order) = theirs.swap_remove(below(theirs.len() as u64));
+                source.release(block, order);
+            }
+            if round % 16 == 0 {
+                source.poll(Moment::Idle);
+            }
+        }
+        source.drain_local();
+    };
+    thread::scope(|scope| {
+        (0..3).for_each(|cpu| _ = scope.spawn(move || source.machine().on_cpu(CpuId(cpu), || work(cpu))));
+    });
+    let left = shared.into_inner().unwrap();
+    let used: u64 = left.iter().map(|(_, order)| order.frames()).sum();
+    assert_eq!((check(source), source.misuses()), (all - used, 0));
+    left.into_iter().for_each(|(block, order)| source.release(block, order));
+    source.drain_local();
+    assert_eq!(check(source), all);
 }
