@@ -396,7 +396,7 @@ fn three_cpus_at_random_keep_the_books() {
 #[test]
 fn a_pageblock_that_leaves_and_comes_back_under_frames_that_come_and_go_keeps_the_books() {
     let count = interleavings(400, || {
-        let source = machine(2, 2);
+        let source = machine(2, 2, Starts::Switch);
         let frame = take(source, Owner::Anon, Order::FRAME).unwrap();
         let head = frame.pageblock_start();
         let block = PfnRange::new(head, head.offset(512));
@@ -405,10 +405,12 @@ fn a_pageblock_that_leaves_and_comes_back_under_frames_that_come_and_go_keeps_th
         let seen = out.clone();
         together(
             source,
+            0,
             vec![
                 Box::new(move |source| {
                     if source.unplug(block) == Ok(0) {
                         out.store(1, Ordering::SeqCst);
+                        thread::yield_now();
                         assert!(source.is_out(block));
                         out.store(0, Ordering::SeqCst);
                     }
