@@ -308,7 +308,14 @@ impl<S: Memory> Resident<S> {
         let new = match own {
             Own::Already => return Ok(self.grant(slot, rights)),
             Own::Zeroes => into_mapping(self.zeroed(place())?)?,
-            Own::Copy(from) => self.copy_of(from, place())?,
+            Own::Copy(from) => {
+                let copy = self.copy_of(from, place())?;
+                // A partner's page may have gone to a swap area meanwhile, which takes no turn.
+                if kind == Kind::Anon && matches!(self.own(entry, kind), Own::Already) {
+                    return Ok(self.grant(slot, rights));
+                }
+                copy
+            }
         };
         let mut batch = self.tables.batch();
         let old = slot.replace(leaf(new, rights, Marks::Dirty));

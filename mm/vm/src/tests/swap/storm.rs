@@ -85,5 +85,5 @@ fn stores_forks_pins_eviction_and_swapoff_at_once_lose_no_byte() {
     });
     assert!(s.count(Event::SwapOut) > 400 && s.count(Event::SwapIn) > 200);
     drop(parents);
-    s.end();
+    s.end_of_storm();
 }
