@@ -10,6 +10,7 @@
 //!
 //! The kernel is soft-float: vector and x87 registers belong to user programs at all times.
 #![no_std]
+#![allow(unsafe_code, reason = "registers, tables, windows, stacks and user mode cannot be reached without")]
 #![allow(
     bad_asm_style,
     reason = "the default syntax has no difference of two symbols, which position-independent 32-bit code needs"

@@ -6,6 +6,7 @@
 
 #![no_std]
 #![no_main]
+#![allow(unsafe_code, reason = "the entry point has a name, and what must not work is tried")]
 
 extern crate alloc;
 

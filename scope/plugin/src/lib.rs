@@ -33,6 +33,8 @@
 //! says [`stopping`](Slot), makes every running thread see that (membarrier, or a pause where the host has none), waits
 //! until no thread is inside a callback, and then uses them all. A thread that comes later turns round.
 
+#![allow(unsafe_code, reason = "QEMU calls through C and hands out pointers")]
+
 mod counting;
 mod later;
 mod mapping;

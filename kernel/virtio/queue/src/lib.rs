@@ -11,6 +11,7 @@
 //! **Context.** Tasks and start-up; the caller's lock makes the methods exclusive. Interrupt handlers do not
 //! come here.
 #![no_std]
+#![allow(unsafe_code, reason = "the crate `virtio-drivers` wants raw memory for rings")]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 extern crate alloc;

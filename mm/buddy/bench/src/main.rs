@@ -9,6 +9,7 @@
 
 mod machine;
 mod peers;
+#[allow(unsafe_code, reason = "peers keep their metadata in raw memory")]
 mod raw;
 
 use std::sync::atomic::{AtomicU32, Ordering};
