@@ -298,35 +298,53 @@ impl<S: Memory> Resident<S> {
             return Ok(FaultKind::Minor);
         }
         let kind = self.kind_of(entry);
-        let mut turn = None;
-        let mut own = self.own(entry, kind);
-        if kind == Kind::Anon && matches!(own, Own::Copy(_)) {
-            turn = Some(self.commons.turns.take(entry.frame()));
-            own = self.own(entry, kind);
-        }
-        let place = || self.place(area, addr);
-        let new = match own {
+        let new = match self.own(entry, kind) {
             Own::Already => return Ok(self.grant(slot, rights)),
-            Own::Zeroes => into_mapping(self.zeroed(place())?)?,
-            Own::Copy(from) => {
-                let copy = self.copy_of(from, place())?;
-                // A partner's page may have gone to a swap area meanwhile, which takes no turn.
-                if kind == Kind::Anon && matches!(self.own(entry, kind), Own::Already) {
-                    return Ok(self.grant(slot, rights));
-                }
-                copy
+            Own::Copy(shared) if kind == Kind::Anon => {
+                return self.copy_shared(area, addr, slot, entry, shared);
             }
+            Own::Copy(from) => self.copy_of(from, self.place(area, addr))?,
+            Own::Zeroes => into_mapping(self.zeroed(self.place(area, addr))?)?,
         };
         let mut batch = self.tables.batch();
         let old = slot.replace(leaf(new, rights, Marks::Dirty));
-        if kind == Kind::Anon && self.is_nobody_elses(old) {
+        batch.unmapped(addr, old, self.mapping_of(old));
+        self.uncount(area, kind);
+        self.count(area, Kind::Anon);
+        Ok(FaultKind::Minor)
+    }
+
+    /// A store to an anonymous page that others had too a moment ago: a copy for this space, unless it is the last one by its turn.
+    fn copy_shared(
+        &self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        slot: Slot<S::Machine>,
+        entry: Entry,
+        shared: CopyFrom,
+    ) -> Result<FaultKind, FaultError> {
+        let rights = area.protection.rights();
+        let counts = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame());
+        let counts = counts.expect("a copy is made of an anonymous frame").record().counts();
+        let is_last = || counts.load().mappings == 1;
+        let has_it = || is_last() && matches!(self.own(entry, Kind::Anon), Own::Already);
+
+        // Held until the old leaf is forgotten and its mapping let go of, below.
+        let _turn = self.commons.turns.take(entry.frame());
+        if has_it() {
+            return Ok(self.grant(slot, rights));
+        }
+        let copy = self.copy_of(shared, self.place(area, addr))?;
+        // Who ends, or whose page goes to a swap area, takes no turn.
+        if has_it() {
+            return Ok(self.grant(slot, rights));
+        }
+        let mut batch = self.tables.batch();
+        let old = slot.replace(leaf(copy, rights, Marks::Dirty));
+        if is_last() && self.is_nobody_elses(old) {
             self.commons.events.count(Event::CowUnneeded);
         }
         batch.unmapped(addr, old, self.mapping_of(old));
-        drop(batch);
-        drop(turn);
-        self.uncount(area, kind);
-        self.count(area, Kind::Anon);
         Ok(FaultKind::Minor)
     }
 
