@@ -324,19 +324,18 @@ impl<S: Memory> Resident<S> {
         shared: CopyFrom,
     ) -> Result<FaultKind, FaultError> {
         let rights = area.protection.rights();
-        let counts = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame());
-        let counts = counts.expect("a copy is made of an anonymous frame").record().counts();
-        let is_last = || counts.load().mappings == 1;
-        let has_it = || is_last() && matches!(self.own(entry, Kind::Anon), Own::Already);
+        let record = self.source().table().get(entry.frame()).expect("a counted leaf's frame is in the table");
+        // Another leaf maps the frame: nothing more has to be asked.
+        let is_last = || record.counts().load().mappings == 1;
 
         // Held until the old leaf is forgotten and its mapping let go of, below.
         let _turn = self.commons.turns.take(entry.frame());
-        if has_it() {
+        if is_last() && self.has_become_own(entry) {
             return Ok(self.grant(slot, rights));
         }
         let copy = self.copy_of(shared, self.place(area, addr))?;
         // Who ends, or whose page goes to a swap area, takes no turn.
-        if has_it() {
+        if is_last() && self.has_become_own(entry) {
             return Ok(self.grant(slot, rights));
         }
         let mut batch = self.tables.batch();
@@ -346,6 +345,12 @@ impl<S: Memory> Resident<S> {
         }
         batch.unmapped(addr, old, self.mapping_of(old));
         Ok(FaultKind::Minor)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn has_become_own(&self, entry: Entry) -> bool {
+        matches!(self.own(entry, Kind::Anon), Own::Already)
     }
 
     /// Let the page in `slot`, whose frame is its own, be written.

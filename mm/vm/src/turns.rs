@@ -20,6 +20,7 @@ impl Turns {
         Self([const { Mutex::new(()) }; SORTS])
     }
     /// Wait until nobody copies `frame`.
+    #[inline]
     pub(crate) fn take(&self, frame: Pfn) -> MutexGuard<'_, ()> {
         self.0[frame.0 as usize % SORTS].lock()
     }
