@@ -324,7 +324,8 @@ impl<S: Memory> Resident<S> {
         shared: CopyFrom,
     ) -> Result<FaultKind, FaultError> {
         let rights = area.protection.rights();
-        let record = self.source().table().get(entry.frame()).expect("a counted leaf's frame is in the table");
+        let record =
+            self.source().table().get(entry.frame()).expect("a counted leaf's frame is in the table");
         // Another leaf maps the frame: nothing more has to be asked.
         let is_last = || record.counts().load().mappings == 1;
 

@@ -70,6 +70,20 @@ enum OfOthers {
     Stays,
 }
 
+/// Whether the swap has slots.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Left,
+    Full,
+}
+
+impl Room {
+    /// Whether the page of `entry` finds a place, or needs none.
+    fn takes(self, entry: Entry) -> bool {
+        self == Self::Left || entry.is_lazy()
+    }
+}
+
 /// Which leaves go.
 #[derive(Clone, Copy)]
 struct Pick {
@@ -252,11 +266,11 @@ impl<S: Memory> Resident<S> {
         out: &mut Outgoing<'_, S>,
         done: &mut SwapEvicted,
     ) -> VirtAddr {
-        let roomy = out.swap.usage().free > 0;
+        let slots = if out.swap.usage().free > 0 { Room::Left } else { Room::Full };
         let mut run = Detach::new(&self.tables);
         if let Some((_, PageSize::Large)) = self.tables.find(range.start) {
             done.scanned += 1;
-            return self.sweep_large(range, pick, roomy, looks, run.batch());
+            return self.sweep_large(range, pick, slots, looks, run.batch());
         }
         let mut next = range.end;
         let room = out.pages.remaining_capacity();
@@ -279,7 +293,7 @@ impl<S: Memory> Resident<S> {
                 return;
             }
             // A pinned page stays, and one of which the kernel holds a reference.
-            if (roomy || entry.is_lazy()) && run.take(self.source(), addr, slot, entry).is_ok() {
+            if slots.takes(entry) && run.take(self.source(), addr, slot, entry).is_ok() {
                 taken += 1;
             }
         });
@@ -323,7 +337,7 @@ impl<S: Memory> Resident<S> {
         &mut self,
         range: Range<VirtAddr>,
         pick: Pick,
-        roomy: bool,
+        slots: Room,
         looks: &mut u64,
         batch: &mut FlushBatch<S>,
     ) -> VirtAddr {
@@ -337,8 +351,7 @@ impl<S: Memory> Resident<S> {
             batch.restricted(range.start, slot.update_from(entry, Entry::marked_old));
             return range.end;
         }
-        let goes = roomy || entry.is_lazy();
-        if !goes || self.split(range.start, batch).is_err() {
+        if !slots.takes(entry) || self.split(range.start, batch).is_err() {
             return range.end;
         }
         if !entry.is_lazy() {

@@ -41,7 +41,7 @@ pub(crate) struct Word(u64);
 impl Word {
     /// Entries of page tables that lead here.
     pub const fn entries(self) -> u64 {
-        self.0 / ENTRY & ENTRIES
+        (self.0 / ENTRY) & ENTRIES
     }
     /// The frame with the bytes. Frame 0 is never a user's.
     pub const fn frame(self) -> Option<Pfn> {
