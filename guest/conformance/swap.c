@@ -230,14 +230,26 @@ static int failed(const char *what, size_t where)
 	return 1;
 }
 
+/* How many workers have filled their memory: all of it is in use at once before any of it is given back. */
+static int *filled;
+
+static void meet(int workers)
+{
+	__atomic_fetch_add(filled, 1, __ATOMIC_SEQ_CST);
+	/* One that was killed never comes: then the promises at the end say so. */
+	for (int64_t end = now_ms() + 60000; __atomic_load_n(filled, __ATOMIC_SEQ_CST) < workers && now_ms() < end;)
+		sleep_ms(1);
+}
+
 /* Random stores and checks over `pages` pages, with forks whose children look at what they got, and marks of use cleared in between. */
-static int mix(size_t pages, unsigned seed, int rounds)
+static int mix(size_t pages, unsigned seed, int rounds, int workers)
 {
 	unsigned char *at = memory(pages);
 	unsigned char *generation = calloc(pages, 1);
 	uint64_t state = seed * 2654435761u + 1;
 	for (size_t page = 0; page < pages; page++)
 		fill(at + page * PAGE, page, generation[page] = 1);
+	meet(workers);
 	for (int round = 0; round < rounds; round++) {
 		for (size_t step = 0; step < pages / 2; step++) {
 			state = state * 6364136223846793005 + 1442695040888963407;
@@ -284,13 +296,15 @@ static void pressure(int workers, int rounds)
 	NEED(swap > total);
 	/* 1.4 times the memory there is, shared out. */
 	size_t pages = total * 14 / 10 / 4 / workers;
+	filled = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	NEED(filled != MAP_FAILED);
 	pid_t pids[16];
 	for (int worker = 0; worker < workers; worker++) {
 		fflush(stdout);
 		pids[worker] = fork();
 		NEED(pids[worker] >= 0);
 		if (pids[worker] == 0)
-			_exit(mix(pages, worker + 1, rounds));
+			_exit(mix(pages, worker + 1, rounds, workers));
 	}
 	int kept = 1;
 	for (int worker = 0; worker < workers; worker++) {
