@@ -188,6 +188,11 @@ impl<W: Word> Counts<W> {
         };
         self.0.store(REFERENCE | mark, Ordering::Release);
     }
+    /// Give a new exclusive frame its first mapping, as [`Counts::start`] its first reference.
+    #[inline]
+    pub fn start_mapped(&self) {
+        self.0.store(MAPPING | EXCLUSIVE, Ordering::Release);
+    }
     /// One more mapping, without a change to the exclusive mark: for memory that is shared by nature.
     ///
     /// # Errors

@@ -310,6 +310,16 @@ impl<K: UserKind, S: FrameSource> Mapping<K, S> {
 }
 
 impl<S: FrameSource> Mapping<Anon, S> {
+    /// A new exclusive frame, for the leaf that this is put into; the request's owner is replaced.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    #[inline]
+    pub fn allocate_with(source: S, request: Request) -> Result<Self, OutOfMemory> {
+        let frame = source.allocate(Request { owner: Owner::Anon, ..request })?;
+        record(source, frame).counts().start_mapped();
+        Ok(Self { source, frame, order: request.order, kind: PhantomData })
+    }
     /// Whether this address space has the frame to itself.
     pub fn is_exclusive(&self) -> bool {
         self.record().counts().load().exclusive

@@ -8,7 +8,7 @@ use core::ops::Range;
 
 use freehold_frame::transition::CopyFrom;
 use freehold_frame::{
-    Anon, Belongs, Frame, FrameSource, LargeMapping, Mapping, NodePolicy, OutOfMemory, Owner,
+    Anon, Belongs, FrameSource, LargeMapping, Mapping, NodePolicy, OutOfMemory, Owner,
     PageCache as CacheKind, Request, User, UserKind,
 };
 use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, PhysicalBytes, VirtAddr};
@@ -233,23 +233,24 @@ impl<S: Memory> Resident<S> {
             slot.fill(Entry::leaf(zero, area.shared_frame_rights(), Marks::Accessed, Backing::Uncounted));
             return Ok(FaultKind::Minor);
         }
-        let frame = self.zeroed(self.place(area, addr))?;
-        slot.fill(leaf(into_mapping(frame)?, area.protection.rights(), Marks::Dirty));
+        let page = self.zeroed(self.place(area, addr))?;
+        slot.fill(leaf(page, area.protection.rights(), Marks::Dirty));
         self.count(area, Kind::Anon);
         Ok(FaultKind::Minor)
     }
 
     /// A new exclusive frame of zeroes.
-    fn zeroed(&self, place: NodePolicy) -> Result<Frame<Anon, S>, OutOfMemory> {
-        Frame::allocate_with(self.source(), Request::new(Owner::Anon).zeroed().policy(place))
+    #[inline]
+    fn zeroed(&self, place: NodePolicy) -> Result<Mapping<Anon, S>, OutOfMemory> {
+        Mapping::allocate_with(self.source(), Request::new(Owner::Anon).zeroed().policy(place))
     }
 
     /// A new exclusive frame with the bytes of `from`.
     pub(crate) fn copy_of(&self, from: CopyFrom, place: NodePolicy) -> Result<Mapping<Anon, S>, OutOfMemory> {
         let request = Request::new(Owner::Anon).policy(place);
-        let frame = Frame::<Anon, S>::allocate_with(self.source(), request)?;
-        self.source().machine().copy(from.pfn(), frame.pfn());
-        into_mapping(frame)
+        let page = Mapping::<Anon, S>::allocate_with(self.source(), request)?;
+        self.source().machine().copy(from.pfn(), page.pfn());
+        Ok(page)
     }
 
     /// Map the neighbours of a file page that are in memory.
@@ -304,7 +305,7 @@ impl<S: Memory> Resident<S> {
                 return self.copy_shared(area, addr, slot, entry, shared);
             }
             Own::Copy(from) => self.copy_of(from, self.place(area, addr))?,
-            Own::Zeroes => into_mapping(self.zeroed(self.place(area, addr))?)?,
+            Own::Zeroes => self.zeroed(self.place(area, addr))?,
         };
         let mut batch = self.tables.batch();
         let old = slot.replace(leaf(new, rights, Marks::Dirty));
@@ -373,6 +374,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// What a private page whose leaf is `entry` needs for a frame of its own.
+    #[inline]
     pub(crate) fn own(&self, entry: Entry, kind: Kind) -> Own {
         const COUNTED: &str = "a counted leaf leads to a frame of its kind";
         let (source, frame) = (self.source(), entry.frame());
@@ -393,6 +395,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Whether the frame is this space's alone (again) but for the swap, which does not need its bytes.
+    #[inline]
     fn reuse_swap_cached(&self, mapping: &Mapping<Anon, S>) -> bool {
         let swap = &self.commons.swap;
         if swap.is_off() || mapping.record().counts().load().mappings != 1 {
@@ -539,10 +542,4 @@ pub(crate) fn leaf<K: UserKind, S: FrameSource>(
     marks: Marks,
 ) -> Entry {
     Entry::leaf(mapping.into_leaf(), rights, marks, Backing::Counted)
-}
-
-/// The first mapping of a new frame.
-fn into_mapping<S: FrameSource>(frame: Frame<Anon, S>) -> Result<Mapping<Anon, S>, OutOfMemory> {
-    // A new frame has one reference and room for one mapping.
-    frame.into_mapping().map_err(|_| OutOfMemory)
 }
