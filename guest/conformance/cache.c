@@ -31,19 +31,9 @@ static int is_page(const unsigned char *at, uint64_t page, uint64_t n)
 	return 1;
 }
 
-/* A figure of /proc/meminfo (in kB) or /proc/vmstat; 0 where it is missing. */
 static long figure(const char *file, const char *name)
 {
-	char line[128];
-	long value = 0;
-	size_t length = strlen(name);
-	FILE *open = fopen(file, "re");
-	NEED(open);
-	while (fgets(line, sizeof line, open))
-		if (!strncmp(line, name, length) && (line[length] == ':' || line[length] == ' '))
-			value = atol(line + length + 1);
-	fclose(open);
-	return value;
+	return figure_or(file, name, 0);
 }
 
 static int all_are(int disk, uint64_t pages, uint64_t n)

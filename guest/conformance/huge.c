@@ -60,16 +60,7 @@ static int is_refused(const char *name, const char *text)
 
 static long counter(const char *name)
 {
-	FILE *file = fopen("/proc/vmstat", "r");
-	char line[100];
-	size_t len = strlen(name);
-	long value = -1;
-	while (file && fgets(line, sizeof line, file))
-		if (strncmp(line, name, len) == 0 && line[len] == ' ')
-			value = strtol(line + len, NULL, 10);
-	if (file)
-		fclose(file);
-	return value;
+	return figure_or("/proc/vmstat", name, -1);
 }
 
 /* Kilobytes of the area of `at` that large pages map. */

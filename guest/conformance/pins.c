@@ -213,16 +213,7 @@ static void bad_sessions(void)
 
 static long vmstat(const char *name)
 {
-	char line[128];
-	long value = -1, found = -1;
-	FILE *file = fopen("/proc/vmstat", "r");
-	NEED(file);
-	size_t length = strlen(name);
-	while (fgets(line, sizeof line, file))
-		if (!strncmp(line, name, length) && line[length] == ' ' && sscanf(line + length, "%ld", &value) == 1)
-			found = value;
-	fclose(file);
-	return found;
+	return figure_or("/proc/vmstat", name, -1);
 }
 
 static void counted(void)

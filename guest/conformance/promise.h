@@ -90,3 +90,18 @@ static inline int64_t now_ms(void)
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
+
+/* The number behind `name` in /proc/meminfo (kB), /proc/vmstat and their like; `missing` where there is none. */
+static inline long figure_or(const char *file, const char *name, long missing)
+{
+	char line[256];
+	long value = missing;
+	size_t length = strlen(name);
+	FILE *open = fopen(file, "re");
+	NEED(open);
+	while (fgets(line, sizeof line, open))
+		if (!strncmp(line, name, length) && (line[length] == ':' || line[length] == ' '))
+			value = atol(line + length + 1);
+	fclose(open);
+	return value;
+}

@@ -16,16 +16,7 @@
 
 static long figure(const char *file, const char *name)
 {
-	char line[256];
-	long value = 0;
-	size_t length = strlen(name);
-	FILE *open = fopen(file, "re");
-	NEED(open);
-	while (fgets(line, sizeof line, open))
-		if (!strncmp(line, name, length) && (line[length] == ':' || line[length] == ' '))
-			value = atol(line + length + 1);
-	fclose(open);
-	return value;
+	return figure_or(file, name, 0);
 }
 
 static unsigned char *memory(size_t pages)
