@@ -20,12 +20,13 @@
 //! | a shared page is copied for a store | load what was there before the store, after it | the fault returns; the copy itself needs none, no entry grants writing |
 //! | the mark of use cleared | hide that the page is used | the batch ends: "no mark, no entry" is relied upon above |
 //!
-//! Ends of a batch are the only places where other CPUs are interrupted.
+//! Ends of a batch, and of a fault that gave a page another frame ([`Space::forget`](crate::Space::forget)), are the only places where other
+//! CPUs are interrupted.
 
 use alloc::sync::Arc;
 
 use arrayvec::ArrayVec;
-use freehold_frame::{Frame, LargeMapping, Mapping, PageTable, User};
+use freehold_frame::{Frame, LargeMapping, Mapping, PageTable, User, UserKind};
 use freehold_machine::{Flush, PAGE_SIZE, TABLE_ENTRIES, VirtAddr};
 
 use crate::roots::Reach;
@@ -136,6 +137,21 @@ impl<S: Memory> FlushBatch<S> {
         self.tables.clear();
         self.blocks.clear();
     }
+}
+
+/// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: as a batch of that one page, without a batch's cost. Returns when no
+/// CPU knows it, and lets go of `held`, what it held.
+#[inline]
+pub(crate) fn forget_one<S: Memory, K: UserKind>(
+    roots: &Roots<S>,
+    addr: VirtAddr,
+    old: Entry,
+    held: Option<Mapping<K, S>>,
+) {
+    if old.may_be_cached() {
+        roots.flush(Flush::Range { start: addr, pages: 1 }, Reach::Active);
+    }
+    drop(held);
 }
 
 impl<S: Memory> Drop for FlushBatch<S> {

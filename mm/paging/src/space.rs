@@ -7,9 +7,10 @@ use alloc::sync::Arc;
 use core::ops::Range;
 
 use freehold_frame::transition::Leaf;
-use freehold_frame::{Frame, OutOfMemory, PageTable};
+use freehold_frame::{Frame, Mapping, OutOfMemory, PageTable, UserKind};
 use freehold_machine::{Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, TABLE_ENTRIES, Tables, VirtAddr};
 
+use crate::flush::forget_one;
 use crate::roots::{USER_ENTRIES, make_table, take_table};
 use crate::{Entry, FlushBatch, KernelRoots, Memory, Roots, USER_END};
 
@@ -188,6 +189,13 @@ impl<S: Memory> Space<S> {
     /// An empty batch for changes of this space.
     pub fn batch(&self) -> FlushBatch<S> {
         FlushBatch::new(&self.roots)
+    }
+
+    /// The leaf `old` of the 4 KiB page at `addr` is no longer in its table: a batch of one page. Returns when no CPU knows it, and lets go
+    /// of `held`, what it held.
+    #[inline]
+    pub fn forget<K: UserKind>(&self, addr: VirtAddr, old: Entry, held: Option<Mapping<K, S>>) {
+        forget_one(&self.roots, addr, old, held);
     }
 
     /// Where the leaf for `addr` is, and how much it maps; `None` where no table leads there. The entry may be empty.

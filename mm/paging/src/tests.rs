@@ -29,12 +29,23 @@ fn unload(model: Model, cpu: u16, roots: &Roots<ModelFrames>) {
     });
 }
 
-fn map(space: &mut Space<ModelFrames>, addr: VirtAddr, rights: Rights) -> Pfn {
+fn new_leaf(space: &Space<ModelFrames>, rights: Rights) -> Entry {
     let mapping = Frame::<Anon, _>::allocate_zeroed(space.source()).unwrap().into_mapping().unwrap();
-    let slot = space.make(addr, PageSize::Small).unwrap();
-    let pfn = mapping.into_leaf();
-    slot.fill(Entry::leaf(pfn, rights, Marks::Untouched, Backing::Counted));
-    pfn
+    Entry::leaf(mapping.into_leaf(), rights, Marks::Untouched, Backing::Counted)
+}
+
+fn map(space: &mut Space<ModelFrames>, addr: VirtAddr, rights: Rights) -> Pfn {
+    let leaf = new_leaf(space, rights);
+    space.make(addr, PageSize::Small).unwrap().fill(leaf);
+    leaf.frame()
+}
+
+/// Another frame for the page at `addr`.
+fn replace(space: &Space<ModelFrames>, addr: VirtAddr, rights: Rights) -> Pfn {
+    let leaf = new_leaf(space, rights);
+    let old = space.find(addr).unwrap().0.replace(leaf);
+    space.forget(addr, old, Some(Mapping::<Anon, _>::from_leaf(space.source(), old.frame()).unwrap()));
+    leaf.frame()
 }
 
 fn unmap(space: &Space<ModelFrames>, addr: VirtAddr, batch: &mut crate::FlushBatch<ModelFrames>) {
@@ -159,6 +170,7 @@ fn a_page_that_was_never_touched_costs_no_flush() {
     let mut space = Space::new(frames, KERNEL_ROOTS).unwrap();
     load(model, 1, space.roots());
     map(&mut space, VirtAddr(0x5000), RW);
+    replace(&space, VirtAddr(0x5000), RW);
     unmap(&space, VirtAddr(0x5000), &mut space.batch());
     assert_eq!(model.counts().range_flushes, 0);
     unload(model, 1, space.roots());
@@ -213,6 +225,7 @@ fn out_of_memory_on_any_table_is_an_error_and_leaks_nothing() {
 enum Step {
     Map(u8, bool),
     Unmap(u8, u8),
+    Replace(u8, bool),
     Protect(u8, u8, bool),
     Touch(u8, u8, bool),
     FreeTables(u8, u8),
@@ -224,6 +237,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (any::<u8>(), any::<bool>()).prop_map(|(page, w)| Step::Map(page, w)),
         2 => (any::<u8>(), 1..40u8).prop_map(|(page, n)| Step::Unmap(page, n)),
+        2 => (any::<u8>(), any::<bool>()).prop_map(|(page, w)| Step::Replace(page, w)),
         2 => (any::<u8>(), 1..40u8, any::<bool>()).prop_map(|(page, n, w)| Step::Protect(page, n, w)),
         8 => (any::<u8>(), 0..3u8, any::<bool>()).prop_map(|(page, cpu, w)| Step::Touch(page, cpu, w)),
         1 => (any::<u8>(), any::<u8>()).prop_map(|(page, n)| Step::FreeTables(page, n)),
@@ -263,6 +277,11 @@ proptest! {
                         batch.unmapped(addr, old, Some(Mapping::from_leaf(frames, old.frame()).unwrap()));
                     });
                     naive.retain(|addr, _| !range(n, count).contains(addr));
+                }
+                Step::Replace(n, writable) => {
+                    if let Some(page_is) = naive.get_mut(&page(n)) {
+                        *page_is = (replace(&space, page(n), if writable { RW } else { Rights::READ }), writable);
+                    }
                 }
                 Step::Protect(n, count, writable) => {
                     space.visit(range(n, count), |addr, slot, _, _| {

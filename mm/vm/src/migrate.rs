@@ -29,7 +29,7 @@ use crate::area::Area;
 use crate::events::Event;
 use crate::huge::LARGE;
 use crate::pin::detach::{Detach, RUN};
-use crate::resident::{Kind, Own, Resident};
+use crate::resident::{Kind, Resident};
 use crate::{AddressSpace, Commons, PageCache};
 
 /// What becomes of pages that several address spaces map.
@@ -284,7 +284,7 @@ impl<S: Memory> Resident<S> {
             return Some(self.follow(forward, addr, slot, entry, run.pages.batch()));
         }
         // Who is left alone with a frame that was shared, or swapped, owns it again.
-        let alone = matches!(self.own(entry, Kind::Anon), Own::Already);
+        let alone = self.reuse(&mapping).is_ok();
         if !alone {
             // Not exclusive, it has no pins. What else refers to it may be the swap cache, which can let go.
             let is_held = || mapping.record().counts().load().references > 0;

@@ -4,6 +4,7 @@
 //! from whether its frame is anonymous and exclusive.
 
 use alloc::sync::Arc;
+use core::mem::ManuallyDrop;
 use core::ops::Range;
 
 use freehold_frame::transition::CopyFrom;
@@ -23,6 +24,7 @@ use crate::policy::TaskPolicy;
 use crate::request::AreaFlags;
 
 const PAGE: u64 = PAGE_SIZE as u64;
+const COUNTED: &str = "a counted leaf leads to a frame of its kind";
 
 /// Neighbours that a read fault on a file page maps in passing, if they are in memory: an aligned run of this many
 /// (Linux: `fault_around_bytes`, 64 KiB).
@@ -299,60 +301,62 @@ impl<S: Memory> Resident<S> {
             return Ok(FaultKind::Minor);
         }
         let kind = self.kind_of(entry);
-        let new = match self.own(entry, kind) {
-            Own::Already => return Ok(self.grant(slot, rights)),
-            Own::Copy(shared) if kind == Kind::Anon => {
-                return self.copy_shared(area, addr, slot, entry, shared);
+        let new = match kind {
+            Kind::Anon => return self.write_anonymous(area, addr, slot, entry),
+            Kind::Zero => self.zeroed(self.place(area, addr))?,
+            Kind::Cache => {
+                let cached =
+                    Mapping::<CacheKind, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
+                self.copy_of(CopyFrom::from(&*cached), self.place(area, addr))?
             }
-            Own::Copy(from) => self.copy_of(from, self.place(area, addr))?,
-            Own::Zeroes => self.zeroed(self.place(area, addr))?,
         };
-        let mut batch = self.tables.batch();
         let old = slot.replace(leaf(new, rights, Marks::Dirty));
-        batch.unmapped(addr, old, self.mapping_of(old));
+        self.tables.forget(addr, old, self.mapping_of(old));
         self.uncount(area, kind);
         self.count(area, Kind::Anon);
         Ok(FaultKind::Minor)
     }
 
-    /// A store to an anonymous page that others had too a moment ago: a copy for this space, unless it is the last one by its turn.
-    fn copy_shared(
+    /// A store to an anonymous page: it keeps a frame that is its own (again). Where others have the frame too it gets a copy, unless it is the
+    /// last one by its turn.
+    fn write_anonymous(
         &self,
         area: &Area<S>,
         addr: VirtAddr,
         slot: Slot<S::Machine>,
         entry: Entry,
-        shared: CopyFrom,
     ) -> Result<FaultKind, FaultError> {
         let rights = area.protection.rights();
-        let record =
-            self.source().table().get(entry.frame()).expect("a counted leaf's frame is in the table");
+        let held = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
+        let shared = match self.reuse(&held) {
+            Ok(()) => return Ok(self.grant(slot, rights)),
+            Err(shared) => shared,
+        };
         // Another leaf maps the frame: nothing more has to be asked.
-        let is_last = || record.counts().load().mappings == 1;
+        let is_last = || held.record().counts().load().mappings == 1;
 
         // Held until the old leaf is forgotten and its mapping let go of, below.
         let _turn = self.commons.turns.take(entry.frame());
-        if is_last() && self.has_become_own(entry) {
+        if is_last() && self.has_become_own(&held) {
             return Ok(self.grant(slot, rights));
         }
         let copy = self.copy_of(shared, self.place(area, addr))?;
         // Who ends, or whose page goes to a swap area, takes no turn.
-        if is_last() && self.has_become_own(entry) {
+        if is_last() && self.has_become_own(&held) {
             return Ok(self.grant(slot, rights));
         }
-        let mut batch = self.tables.batch();
         let old = slot.replace(leaf(copy, rights, Marks::Dirty));
-        if is_last() && self.is_nobody_elses(old) {
+        if is_last() && self.is_nobody_elses(&held) {
             self.commons.events.count(Event::CowUnneeded);
         }
-        batch.unmapped(addr, old, self.mapping_of(old));
+        self.tables.forget(addr, old, Some(ManuallyDrop::into_inner(held)));
         Ok(FaultKind::Minor)
     }
 
     #[cold]
     #[inline(never)]
-    fn has_become_own(&self, entry: Entry) -> bool {
-        matches!(self.own(entry, Kind::Anon), Own::Already)
+    fn has_become_own(&self, held: &Mapping<Anon, S>) -> bool {
+        self.reuse(held).is_ok()
     }
 
     /// Let the page in `slot`, whose frame is its own, be written.
@@ -362,36 +366,24 @@ impl<S: Memory> Resident<S> {
         FaultKind::Minor
     }
 
-    /// Whether nothing but the leaf `entry` needs the bytes of its anonymous frame.
-    fn is_nobody_elses(&self, entry: Entry) -> bool {
-        let Some(record) = self.source().table().get(entry.frame()) else { return false };
-        let holders = || record.counts().load();
+    /// Whether nothing but the leaf that `held` is the hold of needs the bytes of the frame.
+    #[cold]
+    #[inline(never)]
+    fn is_nobody_elses(&self, held: &Mapping<Anon, S>) -> bool {
         let alone = |references| {
-            let now = holders();
+            let now = held.record().counts().load();
             now.mappings == 1 && now.pins == 0 && now.references == references
         };
-        holders().mappings == 1 && self.commons.swap.spares(entry.frame(), alone)
+        self.commons.swap.spares(held.pfn(), alone)
     }
 
-    /// What a private page whose leaf is `entry` needs for a frame of its own.
+    /// Have the frame that a leaf holds for this space alone (again), if nobody else needs its bytes.
+    ///
+    /// # Errors
+    /// Somebody does: the page needs a copy.
     #[inline]
-    pub(crate) fn own(&self, entry: Entry, kind: Kind) -> Own {
-        const COUNTED: &str = "a counted leaf leads to a frame of its kind";
-        let (source, frame) = (self.source(), entry.frame());
-        match kind {
-            Kind::Zero => Own::Zeroes,
-            Kind::Anon => {
-                let mapping = Mapping::<Anon, S>::borrow_leaf(source, frame).expect(COUNTED);
-                match mapping.reuse() {
-                    Ok(()) => Own::Already,
-                    Err(_) if self.reuse_swap_cached(&mapping) => Own::Already,
-                    Err(shared) => Own::Copy(shared),
-                }
-            }
-            Kind::Cache => Own::Copy(CopyFrom::from(
-                &*Mapping::<CacheKind, S>::borrow_leaf(source, frame).expect(COUNTED),
-            )),
-        }
+    pub(crate) fn reuse(&self, held: &Mapping<Anon, S>) -> Result<(), CopyFrom> {
+        held.reuse().or_else(|shared| if self.reuse_swap_cached(held) { Ok(()) } else { Err(shared) })
     }
 
     /// Whether the frame is this space's alone (again) but for the swap, which does not need its bytes.
@@ -523,16 +515,6 @@ struct Gone {
     cached: u64,
     large: u64,
     swapped: u64,
-}
-
-/// See [`Resident::own`].
-pub(crate) enum Own {
-    /// Nothing: it has it (again).
-    Already,
-    /// A copy of this.
-    Copy(CopyFrom),
-    /// Zeroes.
-    Zeroes,
 }
 
 /// The leaf that becomes the holder of `mapping`.
