@@ -5,6 +5,7 @@
  *        swap lost DISK      DISK, of 64 KiB, cannot read its page 5
  *        swap pressure N R   a machine with swap on: N programs use more memory than there is, R rounds long
  *        swap full           the same, and one of them more than memory and swap together
+ *        swap forks N        the same, and a program that uses more than memory has N children at once, of which each second is another program
  */
 #include <setjmp.h>
 #include <sys/swap.h>
@@ -338,6 +339,62 @@ static void full(void)
 	PROMISE("but not before the swap was full", figure("/proc/vmstat", "pswpout") >= swap / 4 * 9 / 10);
 }
 
+#define SPREAD (2UL << 20)
+
+/* A child that needs page tables rather than pages, until somebody closes the other end of `end`. */
+static int stay(int ready, int end)
+{
+	enum { PIECES = 32 };
+	char byte = 1;
+	unsigned char *at = mmap(NULL, PIECES * SPREAD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int kept = at != MAP_FAILED;
+	for (size_t piece = 0; kept && piece < PIECES; piece++)
+		fill(at + piece * SPREAD, piece, 5);
+	kept = kept && write(ready, &byte, 1) == 1 && read(end, &byte, 1) == 0;
+	for (size_t piece = 0; kept && piece < PIECES; piece++)
+		kept = is_filled(at + piece * SPREAD, piece, 5);
+	return !kept;
+}
+
+static void forks(int count)
+{
+	size_t pages = figure("/proc/meminfo", "MemTotal") * 12 / 10 / 4;
+	unsigned char *at = memory(pages);
+	for (size_t page = 0; page < pages; page++)
+		fill(at + page * PAGE, page, 1);
+	int ready[2], end[2], forked = 0, came = 0, kept = 0;
+	NEED(pipe(ready) == 0 && pipe(end) == 0);
+	fflush(stdout);
+	for (int child = 0; child < count; child++) {
+		pid_t pid = fork();
+		forked += pid > 0;
+		if (pid)
+			continue;
+		close(end[1]);
+		close(ready[0]);
+		if (child % 2) {
+			char to[12], from[12];
+			snprintf(to, sizeof to, "%d", ready[1]);
+			snprintf(from, sizeof from, "%d", end[0]);
+			execl("/proc/self/exe", "swap", "stay", to, from, NULL);
+			_exit(2);
+		}
+		_exit(stay(ready[1], end[0]));
+	}
+	close(ready[1]);
+	for (char byte; came < forked && read(ready[0], &byte, 1) == 1;)
+		came++;
+	PROMISE("no fork fails for want of memory that others could give", forked == count);
+	PROMISE("nor does what the children need for themselves", came == forked);
+	close(end[1]);
+	for (int status; wait(&status) > 0;)
+		kept += status == 0;
+	PROMISE("and they keep it", kept == count);
+	PROMISE("so does their parent", all_filled(at, pages, 1));
+	PROMISE("pageblocks were made whole for it", figure("/proc/vmstat", "compact_success") > 0);
+	PROMISE("nobody was killed", figure("/proc/vmstat", "oom_kill") == 0);
+}
+
 int main(int argc, char **argv)
 {
 	NEED(argc >= 2);
@@ -349,6 +406,10 @@ int main(int argc, char **argv)
 		pressure(atoi(argv[2]), atoi(argv[3]));
 	else if (!strcmp(argv[1], "full"))
 		full();
+	else if (!strcmp(argv[1], "forks") && argc == 3)
+		forks(atoi(argv[2]));
+	else if (!strcmp(argv[1], "stay") && argc == 4)
+		return stay(atoi(argv[2]), atoi(argv[3]));
 	else
 		NEED(!"such a mode");
 	return conclude();

@@ -11,9 +11,8 @@ use freehold_vm::{
     ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode,
 };
 
-use super::hotplug::Growth;
 use super::space::whole_pages;
-use super::{FileMapping, Frames, Space, commons, out_of_memory};
+use super::{FileMapping, Frames, Space, commons, out_of_memory, with_memory_found};
 use crate::fs::Mapping;
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -58,12 +57,9 @@ fn current_space() -> Arc<Space> {
     task::with_current(|task| task.process().space())
 }
 
-/// Run a change of the space; where there is no memory for it, find some and try once more.
+/// Run a change of the space; where there is no memory for it, find some.
 fn with_memory<T>(mut change: impl FnMut() -> core::result::Result<T, freehold_vm::VmError>) -> Result<T> {
-    match change() {
-        Err(freehold_vm::VmError::NoMemory) if super::find_more() == Growth::Grown => Ok(change()?),
-        other => Ok(other?),
-    }
+    with_memory_found(|| Ok(change()?))
 }
 
 /// mmap(addr, length, prot, flags, fd, offset)

@@ -1,5 +1,5 @@
 //! Emptying memory: for memory that goes ([`hotplug`](super::hotplug)), for blocks that an administrator takes out ([`set_block`]), and for
-//! whole pageblocks out of half-used ones ([`compact`]).
+//! whole pageblocks out of half-used ones: many at a time ([`compact`]), or one that somebody waits for ([`reclaim`](super::reclaim)).
 //!
 //! **Protocol.** The page allocator isolates the range (`Buddy::unplug`: nothing of it is handed out from then on), so what moves out of it
 //! lands elsewhere. Then all address spaces are visited, one lock at a time, and what they map in the range gets other frames; then
@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_frame::{NodePolicy, Owner};
+use freehold_frame::NodePolicy;
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Topology, VirtAddr};
 use freehold_vm::{Locking, Migration, SharedPages};
 
@@ -126,6 +126,13 @@ static SCANNED: AtomicU64 = AtomicU64::new(0);
 static MOVED: AtomicU64 = AtomicU64::new(0);
 static RUNS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
+/// A run moved so many of the frames that it wanted to, and made so many pageblocks whole.
+pub(super) fn count_run(wanted: u64, moved: u64, made: u64) {
+    SCANNED.fetch_add(wanted, Ordering::Relaxed);
+    MOVED.fetch_add(moved, Ordering::Relaxed);
+    RUNS[usize::from(made > 0)].fetch_add(1, Ordering::Relaxed);
+}
+
 /// See [`Compaction`].
 pub fn compaction() -> Compaction {
     let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -155,7 +162,7 @@ pub fn compact(runs: usize) -> u64 {
 fn compact_node(topology: &Topology, node: NodeId) -> u64 {
     let _changing = hotplug::changing();
     drain_lists();
-    let whole_before = whole_blocks(node);
+    let whole_before = frames().free_pageblocks(node);
     let mut chosen = choose(topology, node);
     // What the kernel has a part of stays.
     chosen.retain(|block| frames().unplug(*block).is_ok());
@@ -164,26 +171,19 @@ fn compact_node(topology: &Topology, node: NodeId) -> u64 {
     }
     let used = || chosen.iter().map(|&block| frames().still_used(block)).sum::<u64>();
     let before = used();
-    SCANNED.fetch_add(before, Ordering::Relaxed);
     empty(&chosen, node);
-    MOVED.fetch_add(before.saturating_sub(used()), Ordering::Relaxed);
+    let moved = before.saturating_sub(used());
     for &block in &chosen {
         frames().plug(block).expect("it was unplugged a moment ago");
     }
     // What moved may have taken others, and others may have come and gone: what counts is what there is now.
-    let made = whole_blocks(node).saturating_sub(whole_before);
-    RUNS[usize::from(made > 0)].fetch_add(1, Ordering::Relaxed);
+    let made = frames().free_pageblocks(node).saturating_sub(whole_before);
+    count_run(before, moved, made);
     made
 }
 
-/// Pageblocks of a node that are free as a whole.
-fn whole_blocks(node: NodeId) -> u64 {
-    let zone = frames().zone_info().find(|zone| zone.node == node);
-    zone.map_or(0, |zone| zone.pageblocks[Owner::Free as usize])
-}
-
-/// The emptiest pageblocks of a node, as many as fit twice into what the others have free; sorted by address.
-fn choose(topology: &Topology, node: NodeId) -> Vec<PfnRange> {
+/// Pageblocks of a node that are in use, but for no more than `most` frames each; the emptiest first. All that there is memory to list.
+fn in_use(topology: &Topology, node: NodeId, most: u64) -> Vec<(u64, PfnRange)> {
     let mut parts: Vec<(u64, PfnRange)> = Vec::new();
     for range in topology.ranges().iter().filter(|range| range.node == node) {
         let first = range.frames.start.0.next_multiple_of(PAGEBLOCK_FRAMES) >> PAGEBLOCK_ORDER;
@@ -194,12 +194,23 @@ fn choose(topology: &Topology, node: NodeId) -> Vec<PfnRange> {
                 continue;
             }
             let used = frames().still_used(block);
-            if used <= MOST_USED && parts.try_reserve(1).is_ok() {
+            if used <= most && parts.try_reserve(1).is_ok() {
                 parts.push((used, block));
             }
         }
     }
     parts.sort_unstable_by_key(|(used, block)| (*used, block.start));
+    parts
+}
+
+/// The pageblocks of a node that are most easily emptied, but for what the kernel has there; with how many of their frames are in use.
+pub(super) fn emptiest(node: NodeId) -> impl Iterator<Item = (u64, PfnRange)> {
+    topology().map(|topology| in_use(topology, node, PAGEBLOCK_FRAMES)).unwrap_or_default().into_iter()
+}
+
+/// The emptiest pageblocks of a node, as many as fit twice into what the others have free; sorted by address.
+fn choose(topology: &Topology, node: NodeId) -> Vec<PfnRange> {
+    let mut parts = in_use(topology, node, MOST_USED);
     let mut room: u64 = parts.iter().map(|(used, _)| PAGEBLOCK_FRAMES - used).sum();
     let mut to_move = 0;
     let fit = parts.iter().take(BLOCKS).take_while(|(used, _)| {

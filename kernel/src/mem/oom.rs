@@ -1,5 +1,5 @@
-//! Out of memory: first give back what costs nothing, then get more from the host, then take from those who use theirs least, then kill
-//! the largest.
+//! Out of memory: first give back what costs nothing, then get more from the host, then take from those who use theirs least, then make
+//! room for the kernel, then kill the largest.
 //!
 //! Memory of the host comes before a disk: where the machine may grow ([`hotplug`]) its user has said that the memory is there for
 //! it, and it comes within milliseconds; what is swapped out instead has to be read again, through a device, before each next use.
@@ -7,8 +7,12 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_machine::NodeId;
+use freehold_machine::topology::MAX_NODES;
+
+use super::frames;
 use super::hotplug::{self, Growth};
-use super::reclaim::{self, Outcome};
+use super::reclaim::{self, Outcome, blocks};
 use crate::{Errno, Result, sched, task};
 
 static KILLS: AtomicU64 = AtomicU64::new(0);
@@ -37,22 +41,40 @@ pub fn find_more() -> Growth {
     let found = reclaim::free_idle(IDLE) > 0
         || hotplug::grow() == Growth::Grown
         || reclaim::free_some() == Outcome::Freed;
-    if found { Growth::Grown } else { Growth::None }
+    // What became free is programs' and may not be what was missing.
+    let made = blocks::is_kernel_short() && blocks::make() == Outcome::Freed;
+    if found || made { Growth::Grown } else { Growth::None }
+}
+
+/// Whether there may be no memory for somebody. Where there is for everybody, who has none has come to a limit of his own.
+fn is_scarce() -> bool {
+    let nodes = (0..MAX_NODES).filter_map(|node| frames().level(NodeId(node as u8)));
+    nodes.into_iter().any(|(free, marks)| free < marks.high) || blocks::is_none_whole()
 }
 
 /// How often somebody tries who can also fail.
 const TRIES: usize = 16;
 
 /// Make `attempt` again while it fails for want of memory and some is found. It leaves nothing behind where it fails, and holds nothing that
-/// [`find_more`] must not meet.
+/// [`find_more`] must not meet. What fails again when memory was found needs a larger piece of it, or the kernel's: then a pageblock is made whole.
 ///
 /// # Errors
 /// The last attempt's.
 pub fn with_memory_found<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    for _ in 0..TRIES {
+    for round in 0..TRIES {
         match attempt() {
-            Err(Errno::ENOMEM) if find_more() == Growth::Grown => {}
+            Err(Errno::ENOMEM) => {}
             outcome => return outcome,
+        }
+        let found = if !is_scarce() {
+            // It may have become free since; but not twice.
+            round == 0
+        } else {
+            let made = round > 0 && blocks::is_none_whole() && blocks::make() == Outcome::Freed;
+            made || find_more() == Growth::Grown
+        };
+        if !found {
+            break;
         }
     }
     attempt()

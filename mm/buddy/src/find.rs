@@ -131,10 +131,12 @@ impl<M: Machine> Buddy<M> {
         Err(OutOfMemory)
     }
 
-    /// Whether less is left for programs than the low watermark. That takes a look at the kernel's pageblocks, so not while there is much.
+    /// Whether less is left for programs than the low watermark, or too little for the kernel. That takes a look at the kernel's pageblocks, so not
+    /// while there is much.
     fn is_short(&self, pinned: &Pinned<M>, zone: &Zone) -> bool {
         let low = zone.marks().low;
-        zone.free() < NEAR * low && self.free_for_programs(pinned, zone) < low
+        zone.free() < NEAR * low
+            && (self.free_for_programs(pinned, zone) < low || zone.leaves_kernel_nothing())
     }
     /// Free frames of a zone that programs can get: those in the kernel's split pageblocks are none.
     pub(crate) fn free_for_programs(&self, pinned: &Pinned<M>, zone: &Zone) -> u64 {

@@ -118,6 +118,20 @@ impl<M: Machine> Buddy<M> {
         let zone = self.zones.get(usize::from(node.0))?.as_ref()?;
         Some((self.free_for_programs(&self.machine.pin(), zone), zone.marks()))
     }
+    /// Pageblocks of `node` that are wholly free. A hint while others work.
+    pub fn free_pageblocks(&self, node: NodeId) -> u64 {
+        let zone = self.zones.get(usize::from(node.0)).and_then(Option::as_ref);
+        zone.map_or(0, Zone::free_pageblocks)
+    }
+    /// Whether `node` has no pageblock that is wholly free, and little free in those of the kernel's side (less than half the lowest watermark). What programs
+    /// leave free here and there does not help the kernel: somebody has to make a pageblock whole.
+    pub fn is_kernel_short(&self, node: NodeId) -> bool {
+        let zone = self.zones.get(usize::from(node.0)).and_then(Option::as_ref);
+        zone.is_some_and(|zone| {
+            self.free_for_programs(&self.machine.pin(), zone);
+            zone.leaves_kernel_nothing()
+        })
+    }
     /// Whether the allocator shuffles: what /sys/module/page_alloc/parameters/shuffle says.
     pub fn shuffles(&self) -> bool {
         self.shuffled

@@ -241,6 +241,14 @@ impl Zone {
     pub(crate) fn leaves_kernel_enough(&self) -> bool {
         self.user.len() + self.kernel.len() > 1 || self.of_kernel.load(Ordering::Relaxed) >= self.min.get()
     }
+    /// Pageblocks that are wholly free, or soon will be again: those that change sides.
+    pub(crate) fn free_pageblocks(&self) -> u64 {
+        self.user.len() + self.kernel.len() + self.moving.get()
+    }
+    /// Whether the kernel has neither a pageblock to take nor half the lowest watermark in those that it has. As was last noted.
+    pub(crate) fn leaves_kernel_nothing(&self) -> bool {
+        self.free_pageblocks() == 0 && self.of_kernel.load(Ordering::Relaxed) < self.min.get() / 2
+    }
     pub(crate) fn managed(&self) -> u64 {
         self.managed.get()
     }

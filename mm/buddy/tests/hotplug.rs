@@ -156,3 +156,43 @@ fn the_kernels_memory_and_odd_ranges_are_refused_without_effect() {
     source.release(kernel, Order::PAGEBLOCK);
     assert_eq!(check(source), all);
 }
+
+/// Frames that are free here and there in programs' pageblocks do not help the kernel; it is told so, and one whole pageblock does.
+#[test]
+fn a_kernel_without_a_pageblock_is_short_whatever_programs_leave_free() {
+    let source = model(Config { frames: 16 * 512, ..Config::default() }, &[], options());
+    let node = NodeId(0);
+    assert!(!source.is_kernel_short(node) && source.free_pageblocks(node) == 16);
+    let take = |owner| std::iter::from_fn(move || source.allocate(Request::new(owner)).ok());
+    let mut held: Vec<_> = take(Owner::Anon).collect();
+    let mut kernel: Vec<_> = take(Owner::Kernel).collect();
+    // Every second one.
+    let mut odd = false;
+    held.retain(|frame| {
+        odd = !odd;
+        if odd {
+            source.release(*frame, Order::FRAME);
+        }
+        !odd
+    });
+    source.drain_local();
+    kernel.extend(take(Owner::Kernel));
+    assert!(source.free_frames() > 3 * 512, "{} frames are free", source.free_frames());
+    assert!(source.is_kernel_short(node) && source.free_pageblocks(node) == 0);
+    assert!(source.allocate(Request::new(Owner::Kernel)).is_err());
+    // What moves out of a pageblock finds room elsewhere.
+    let block = held[0].0 & !511;
+    held.retain(|frame| {
+        let goes = (block..block + 512).contains(&frame.0);
+        if goes {
+            source.release(*frame, Order::FRAME);
+        }
+        !goes
+    });
+    source.drain_local();
+    assert!(!source.is_kernel_short(node) && source.free_pageblocks(node) == 1);
+    kernel.push(source.allocate(Request::new(Owner::Kernel)).expect("there is a pageblock for it"));
+    held.into_iter().chain(kernel).for_each(|frame| source.release(frame, Order::FRAME));
+    source.drain_local();
+    check(source);
+}

@@ -108,9 +108,8 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     line("compact_isolated", compaction.moved);
     line("compact_success", compaction.succeeded);
     line("compact_fail", compaction.failed);
-    for name in ["compact_free_scanned", "compact_stall"] {
-        line(name, 0);
-    }
+    line("compact_free_scanned", 0);
+    line("compact_stall", reclaim::compact_stalls());
     for (name, event) in EVENTS {
         line(name, mem::commons().count_of(event));
     }

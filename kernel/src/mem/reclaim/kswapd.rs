@@ -1,4 +1,4 @@
-//! kswapd: a task for each node that keeps its free memory above the high watermark.
+//! kswapd: a task for each node that keeps its free memory above the high watermark, and a pageblock for the kernel.
 //!
 //! [`wake`] is called from within the page allocator, with the CPU pinned: it takes interrupt-safe locks only. A flag says that there is
 //! work, so that the many who notice the same shortage wake the task once.
@@ -9,7 +9,7 @@ use freehold_frame::NodeSet;
 use freehold_machine::NodeId;
 use freehold_machine::topology::MAX_NODES;
 
-use super::{BATCH, UnderWay, Who, shrink};
+use super::{BATCH, Outcome, UnderWay, Who, blocks, shrink};
 use crate::mem::frames;
 use crate::sync::WaitQueue;
 use crate::{Result, sched, time};
@@ -71,7 +71,7 @@ fn run(node: NodeId) {
     }
 }
 
-/// Reclaim until the node is above its high watermark; `None` where that cannot be done.
+/// Reclaim until the node is above its high watermark and has something for the kernel; `None` where that cannot be done.
 fn balance(node: NodeId) -> Option<()> {
     let is_short = || frames().level(node).is_some_and(|(free, marks)| free < marks.high);
     while is_short() {
@@ -84,6 +84,9 @@ fn balance(node: NodeId) -> Option<()> {
             return None;
         }
         sched::cond_resched();
+    }
+    if frames().is_kernel_short(node) && blocks::provide(node) == Outcome::Nothing {
+        return None;
     }
     Some(())
 }

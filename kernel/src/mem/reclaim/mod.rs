@@ -4,6 +4,9 @@
 //! watermark and which works until it is above the high one ([`kswapd`]). And whoever finds no frame at all: *direct* reclaim
 //! ([`free_some`]), which is slower for the asker but cannot be outrun. kswapd is there only where something can be reclaimed.
 //!
+//! Frames that become free lie in programs' pageblocks. Where the kernel's own requests find nothing, pageblocks are made whole for them
+//! ([`blocks`]).
+//!
 //! **What may be held.** Nothing that spins, and no address space: reclaim locks spaces (by trying, one at a time) and sleeps for devices.
 //! A fault that finds no frame gives its space's lock back first, reclaims, and starts again. Inode locks may be held: reclaim takes none.
 //!
@@ -16,6 +19,7 @@
 //! what another one has on its way to a disk is memory to be waited for and no reason to kill.
 
 mod balance;
+pub(super) mod blocks;
 mod kswapd;
 
 use core::ops::AddAssign;
@@ -25,6 +29,7 @@ use freehold_frame::NodeSet;
 use freehold_vm::{Age, EvictWish, Eviction, Laundry};
 
 pub use balance::{set_swappiness, swappiness};
+pub use blocks::stalls as compact_stalls;
 pub use kswapd::{runs, start, wake};
 
 use super::{commons, frames};
@@ -69,6 +74,8 @@ pub struct Counts {
 /// Pages that were looked at and frames that were given back, by [`Who`] and [`Kind`].
 static SCANNED: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
 static STOLEN: [[AtomicU64; 2]; 2] = [const { [const { AtomicU64::new(0) }; 2] }; 2];
+/// How often memory became free in other ways: in pageblocks that were given back.
+static OTHERS: AtomicU64 = AtomicU64::new(0);
 /// Direct passes in a row that wrote and freed nothing.
 static IN_VAIN: AtomicU32 = AtomicU32::new(0);
 
@@ -91,7 +98,12 @@ fn count(who: Who, kind: Kind, scanned: u64, freed: u64) {
 }
 
 fn stolen_by_all() -> u64 {
-    STOLEN.iter().flatten().map(|count| count.load(Ordering::SeqCst)).sum()
+    STOLEN.iter().flatten().chain([&OTHERS]).map(|count| count.load(Ordering::SeqCst)).sum()
+}
+
+/// There is memory now that was kept from everybody before.
+fn note_progress() {
+    OTHERS.fetch_add(1, Ordering::SeqCst);
 }
 
 /// What a pass came to.

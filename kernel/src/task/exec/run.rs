@@ -14,7 +14,7 @@ use crate::fs::mount::MountFlags;
 use crate::fs::node::NodeKind;
 use crate::fs::walk::{Final, Walk};
 use crate::fs::{OpenFile, OpenFlags, Path};
-use crate::mem::{Layout, Program, Space};
+use crate::mem::{Layout, Program, Space, with_memory_found};
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
 use crate::task::capabilities::Capabilities;
@@ -49,6 +49,7 @@ const HWCAP2: u64 = 0;
 const HWCAP: u64 = 0x0780_8111;
 
 /// A program to be started.
+#[derive(Clone)]
 pub struct Request {
     /// The file, if it is open already (execveat with AT_EMPTY_PATH).
     pub file: Option<Arc<OpenFile>>,
@@ -383,13 +384,15 @@ fn argument_limit(process: &Process) -> usize {
     (stack / 4).max(128 << 10) as usize
 }
 
-fn exec(context: &mut UserContext, mut request: Request, argv: u64, envp: u64) -> Result<i64> {
+fn exec(context: &mut UserContext, request: Request, argv: u64, envp: u64) -> Result<i64> {
     let task = current();
     let process = task.process();
     let limit = argument_limit(process);
-    request.arguments = Strings::read(argv, limit)?;
-    request.environment = Strings::read(envp, limit.saturating_sub(request.arguments.size()))?;
-    let prepared = load(process, request)?;
+    let prepared = with_memory_found(|| {
+        let arguments = Strings::read(argv, limit)?;
+        let environment = Strings::read(envp, limit.saturating_sub(arguments.size()))?;
+        load(process, Request { arguments, environment, ..request.clone() })
+    })?;
     prepared.replace(&task, context)?;
     Ok(0)
 }

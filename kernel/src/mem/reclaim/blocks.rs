@@ -1,0 +1,125 @@
+//! Whole pageblocks, for the kernel.
+//!
+//! Reclaim gives single frames back, and they lie in programs' pageblocks. The kernel takes its own frames from pageblocks on its side of the
+//! direct map, and one changes sides only when all of it is free. So where the kernel has nothing left of its own, no number of programs' pages
+//! that go helps it: somebody has to make a pageblock whole. kswapd does so ahead of need, and who finds no frame in spite of all ([`make`]).
+//!
+//! **Protocol.** First as many frames are reclaimed on the node as a pageblock has, above the low watermark: what is
+//! isolated then is missing nowhere, and what moves out of it finds room; where that cannot be had nothing is isolated. Then the pageblock with the fewest frames in use
+//! is isolated and emptied ([`evacuate::empty`]). What cannot move (pinned, in a pipe) keeps its pageblock, and the next is tried.
+//!
+//! **Locks.** [`hotplug::changing`] > the locks of reclaim and of moving. One makes a pageblock at a time; who waited for another looks first whether
+//! there is one now. The caller holds what [`reclaim`](super) allows. Who makes one is reclaiming meanwhile, so others wait for the outcome before anybody is killed.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_frame::NodeSet;
+use freehold_machine::topology::MAX_NODES;
+use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PfnRange};
+
+use super::{BATCH, Outcome, UnderWay, Who, is_under_way, note_progress, shrink};
+use crate::mem::{evacuate, frames, hotplug};
+use crate::{hw, sched};
+
+/// Pageblocks that are tried.
+const TRIES: usize = 4;
+/// How often others may take what was reclaimed for a pageblock's pages before it is given up.
+const PATIENCE: usize = 64;
+
+/// How often somebody who found no frame made a pageblock whole, or tried to: `compact_stall`.
+static STALLS: AtomicU64 = AtomicU64::new(0);
+
+/// How often somebody waited for a pageblock to be made whole.
+pub fn stalls() -> u64 {
+    STALLS.load(Ordering::Relaxed)
+}
+
+fn nodes() -> impl Iterator<Item = NodeId> {
+    (0..MAX_NODES).map(|node| NodeId(node as u8)).filter(|&node| frames().level(node).is_some())
+}
+
+/// Whether no node has a pageblock that is wholly free.
+pub(in crate::mem) fn is_none_whole() -> bool {
+    nodes().all(|node| frames().free_pageblocks(node) == 0)
+}
+
+/// Whether there is next to nothing on any node that the kernel can take for itself.
+pub(in crate::mem) fn is_kernel_short() -> bool {
+    nodes().all(|node| frames().is_kernel_short(node))
+}
+
+/// Make a pageblock whole, near to this CPU if possible. See the module's head.
+pub(in crate::mem) fn make() -> Outcome {
+    if is_under_way() {
+        return Outcome::Nothing;
+    }
+    STALLS.fetch_add(1, Ordering::Relaxed);
+    let _changing = hotplug::changing();
+    if !is_none_whole() {
+        return Outcome::Freed;
+    }
+    let here = hw::node_of(hw::current_cpu());
+    let others = nodes().filter(|&node| node != here);
+    let made = core::iter::once(here).chain(others).any(|node| make_on(node, Who::Direct) == Outcome::Freed);
+    if made { Outcome::Freed } else { Outcome::Nothing }
+}
+
+/// See that the kernel finds something on `node` when it needs it.
+pub(super) fn provide(node: NodeId) -> Outcome {
+    let _changing = hotplug::changing();
+    if frames().is_kernel_short(node) { make_on(node, Who::Kswapd) } else { Outcome::Freed }
+}
+
+/// The caller holds [`hotplug::changing`].
+fn make_on(node: NodeId, who: Who) -> Outcome {
+    let Some(_under_way) = UnderWay::begin() else { return Outcome::Nothing };
+    if make_room(node, PAGEBLOCK_FRAMES, who) == Outcome::Nothing {
+        return Outcome::Nothing;
+    }
+    evacuate::drain_lists();
+    // What the kernel has a part of cannot be isolated, and does not count.
+    let mut isolated = evacuate::emptiest(node).filter(|(_, block)| frames().unplug(*block).is_ok());
+    let made = isolated.by_ref().take(TRIES).any(|(used, block)| {
+        let moved = empty(node, block, who);
+        let is_whole = frames().is_out(block);
+        frames().plug(block).expect("it was unplugged a moment ago");
+        evacuate::count_run(used, moved, is_whole.into());
+        is_whole
+    });
+    note_progress();
+    if made { Outcome::Freed } else { Outcome::Nothing }
+}
+
+/// Reclaim until `node` has `want` frames more than its low watermark. [`Outcome::Nothing`]: it cannot be had.
+fn make_room(node: NodeId, want: u64, who: Who) -> Outcome {
+    for _ in 0..PATIENCE {
+        let Some((free, marks)) = frames().level(node) else { return Outcome::Nothing };
+        let missing = (marks.low + want).saturating_sub(free);
+        if missing == 0 {
+            break;
+        }
+        if shrink(missing.max(BATCH), NodeSet::single(node), who).freed == 0 {
+            return Outcome::Nothing;
+        }
+        frames().drain_local();
+        sched::cond_resched();
+    }
+    Outcome::Freed
+}
+
+/// Move what is in `block`, which is isolated, elsewhere, as far as it can be; how many frames that were.
+fn empty(node: NodeId, block: PfnRange, who: Who) -> u64 {
+    let before = frames().still_used(block);
+    let mut used = before;
+    while used > 0 {
+        evacuate::empty(&[block], node);
+        let left = frames().still_used(block);
+        // What others took meanwhile may be what it wanted for: once more, if there is any.
+        if left == used || make_room(node, left, who) == Outcome::Nothing {
+            used = left;
+            break;
+        }
+        used = left;
+    }
+    before.saturating_sub(used)
+}
