@@ -3,215 +3,10 @@
 
 mod checker;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use checker::{Loom, unheld};
-use freehold_frame::transition::{Leaf, NotPinned, Serves, forget_written, pin};
-use freehold_frame::{CountError, Counts, Exclusive};
-use loom::sync::Mutex;
-use loom::sync::atomic::{AtomicU64, AtomicUsize, fence};
+use checker::page::{MARK, NONE, Page, Purpose, WRITE, frame_of};
 use loom::thread;
-
-const WRITE: u64 = 1;
-const MARK: u64 = 2;
-const NONE: u64 = 0;
-
-/// The leaf of frame `n`.
-const fn leading_to(n: u64, bits: u64) -> u64 {
-    (n + 1) << 8 | bits
-}
-
-/// The frame that a leaf leads to.
-fn frame_of(entry: u64) -> Option<usize> {
-    (entry >> 8).checked_sub(1).map(|n| n as usize)
-}
-
-struct ModelLeaf(AtomicU64);
-
-impl Leaf for ModelLeaf {
-    type Entry = u64;
-    fn load(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
-    }
-    fn change(&self, mut now: u64, change: impl Fn(u64) -> u64) -> u64 {
-        loop {
-            match self.0.compare_exchange(now, change(now), Ordering::AcqRel, Ordering::Acquire) {
-                Ok(was) => return was,
-                Err(other) => now = other,
-            }
-        }
-    }
-    fn fence(&self) {
-        fence(Ordering::SeqCst);
-    }
-}
-
-/// A frame with its record.
-struct Frame {
-    counts: Counts<Loom>,
-    writers: AtomicUsize,
-    freed: AtomicUsize,
-}
-
-impl Frame {
-    fn new() -> Self {
-        Self { counts: unheld(), writers: AtomicUsize::new(0), freed: AtomicUsize::new(0) }
-    }
-    fn own(&self) {
-        self.counts.start(Exclusive::Yes);
-        self.counts.reference_to_mapping().unwrap();
-    }
-    /// Let go of a hold by `drop_hold`, which says whether it was the last.
-    fn let_go(&self, drop_hold: impl FnOnce(&Counts<Loom>) -> bool) {
-        if drop_hold(&self.counts) {
-            // The allocator's lock.
-            self.freed.fetch_add(1, Ordering::AcqRel);
-        }
-    }
-    fn freed(&self) -> usize {
-        self.freed.load(Ordering::Acquire)
-    }
-}
-
-/// Whether a device writes what is pinned.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Purpose {
-    Read,
-    Write,
-}
-
-/// One page of an address space, with its frame 0, and a frame 1 for a copy.
-struct Page {
-    leaf: ModelLeaf,
-    frames: [Frame; 2],
-    lock: Mutex<()>,
-}
-
-impl Page {
-    /// Exclusive and written.
-    fn new() -> Arc<Self> {
-        let page = Self {
-            leaf: ModelLeaf(AtomicU64::new(leading_to(0, WRITE | MARK))),
-            frames: [Frame::new(), Frame::new()],
-            lock: Mutex::new(()),
-        };
-        page.frames[0].own();
-        Arc::new(page)
-    }
-    fn entry(&self) -> u64 {
-        self.leaf.load()
-    }
-    fn store_leaf(&self, entry: u64) {
-        self.leaf.change(self.leaf.load(), |_| entry);
-    }
-    fn pins(&self) -> u32 {
-        self.frames[0].counts.load().pins
-    }
-
-    /// Pin without the lock; which frame.
-    fn pin(&self, purpose: Purpose) -> Option<usize> {
-        let hold = |entry| {
-            let frame = frame_of(entry)?;
-            if purpose == Purpose::Write && entry & WRITE == 0 {
-                return None;
-            }
-            self.frames[frame].counts.pin_exclusive().ok()?;
-            if purpose == Purpose::Write {
-                self.frames[frame].writers.fetch_add(1, Ordering::AcqRel);
-            }
-            Some(frame)
-        };
-        let serves = |first: u64, second: u64| {
-            let writable = purpose == Purpose::Read || second & WRITE != 0;
-            if frame_of(first) == frame_of(second) && writable { Serves::Yes } else { Serves::No }
-        };
-        match pin(&self.leaf, hold, serves) {
-            Ok(frame) => Some(frame),
-            Err(NotPinned::Refused) => None,
-            Err(NotPinned::Changed(frame)) => {
-                self.unpin(frame, purpose);
-                None
-            }
-        }
-    }
-    fn unpin(&self, frame: usize, purpose: Purpose) {
-        let frame = &self.frames[frame];
-        if purpose == Purpose::Write {
-            frame.writers.fetch_sub(1, Ordering::AcqRel);
-        }
-        frame.let_go(Counts::unpin);
-    }
-
-    /// Whether the child shares the frame; else it has a copy.
-    fn fork(&self) -> bool {
-        let _lock = self.lock.lock().unwrap();
-        let Some(frame) = frame_of(self.entry()) else { return false };
-        match self.frames[frame].counts.share() {
-            Ok(()) => {
-                self.leaf.change(self.entry(), |entry| entry & !WRITE);
-                true
-            }
-            Err(why) => {
-                assert_eq!(why, CountError::Pinned);
-                false
-            }
-        }
-    }
-    /// The child that shared frame 0 is gone.
-    fn child_exits(&self) {
-        let frame = &self.frames[0];
-        frame.let_go(Counts::unmap);
-    }
-    /// Whether the page has a copy now.
-    fn write_fault(&self) -> bool {
-        let _lock = self.lock.lock().unwrap();
-        let Some(frame) = frame_of(self.entry()) else { return false };
-        let reused = self.frames[frame].counts.reuse();
-        match reused {
-            Ok(()) => {
-                self.leaf.change(self.entry(), |entry| entry | WRITE | MARK);
-            }
-            Err(why) => {
-                assert_eq!(why, CountError::Held);
-                self.frames[1].own();
-                self.store_leaf(leading_to(1, WRITE | MARK));
-                self.frames[frame].let_go(Counts::unmap);
-            }
-        }
-        reused.is_err()
-    }
-    /// Whether there was a page.
-    fn unmap(&self) -> bool {
-        let _lock = self.lock.lock().unwrap();
-        let Some(frame) = frame_of(self.entry()) else { return false };
-        self.store_leaf(NONE);
-        self.frames[frame].let_go(Counts::unmap);
-        true
-    }
-    /// Whether the frame left the page: its bytes are somewhere else now and its reference is gone.
-    fn swap_out(&self) -> bool {
-        let _lock = self.lock.lock().unwrap();
-        let Some(frame) = frame_of(self.entry()) else { return false };
-        if self.frames[frame].counts.vacate().is_err() {
-            return false;
-        }
-        self.store_leaf(NONE);
-        // Flushed: here the bytes are copied.
-        assert_eq!(self.frames[frame].counts.load().pins, 0, "the bytes move under a pin");
-        self.frames[frame].let_go(Counts::unreference);
-        true
-    }
-    /// Whether the page counts as not written.
-    fn clear_refs(&self) -> bool {
-        let _lock = self.lock.lock().unwrap();
-        let entry = self.entry();
-        let Some(frame) = frame_of(entry) else { return false };
-        let is_written = || self.frames[frame].writers.load(Ordering::Acquire) != 0;
-        let undo = |entry, was| entry | was & (WRITE | MARK);
-        forget_written(&self.leaf, entry, |entry| entry & !(WRITE | MARK), undo, is_written).is_some()
-    }
-}
 
 /// Try every order of `owner` beside a pin; `judge` is told which frame is pinned.
 fn beside_a_pin<R: 'static>(
@@ -310,7 +105,7 @@ fn a_store_after_a_fork_and_a_pin_agree_on_one_frame() {
         if shared {
             page.child_exits();
         }
-        page.write_fault()
+        page.stores(2)
     };
     beside_a_pin(Purpose::Write, fork_and_store, |page, pinned, _| {
         // Alone again, the parent keeps its frame; pinned all the while, too.
@@ -324,7 +119,7 @@ fn a_store_after_a_fork_and_a_pin_agree_on_one_frame() {
 fn with_a_child_alive_a_store_copies_unless_the_device_was_first() {
     let fork_and_store = |page: &Page| {
         let shared = page.fork();
-        page.write_fault();
+        page.stores(2);
         shared
     };
     beside_a_pin(Purpose::Write, fork_and_store, |page, pinned, shared| {
@@ -334,68 +129,111 @@ fn with_a_child_alive_a_store_copies_unless_the_device_was_first() {
     });
 }
 
-/// Two who hold the lock in turn, in either order, beside a pin.
-fn two_beside_a_pin(
-    one: fn(&Page) -> bool,
-    two: fn(&Page) -> bool,
-    judge: impl Fn(&Page, Option<usize>) + Sync + Send + Copy + 'static,
-) {
-    loom::model(move || {
-        let page = Page::new();
-        let spawn = |f: fn(&Page) -> bool| {
-            let page = page.clone();
-            thread::spawn(move || f(&page))
-        };
-        let (first, second) = (spawn(one), spawn(two));
-        let pinned = page.pin(Purpose::Write);
-        first.join().unwrap();
-        second.join().unwrap();
-        judge(&page, pinned);
-        if let Some(frame) = pinned {
-            page.unpin(frame, Purpose::Write);
-        }
-        assert_eq!(page.pins(), 0);
-    });
+/// What its owner does to a page under its space's lock.
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Fork,
+    Store,
+    Unmap,
+    SwapOut,
+    ClearRefs,
 }
 
-/// A pin that lives while nothing was unmapped is a pin of what the page has, and of nobody else's.
-fn page_and_pin_agree(page: &Page, pinned: Option<usize>) {
-    if let Some(frame) = pinned {
-        assert_eq!(frame_of(page.entry()), Some(frame));
-        assert!(page.frames[frame].counts.load().exclusive);
-        assert_eq!(page.entry() & (WRITE | MARK), WRITE | MARK);
+const DEEDS: [Deed; 5] = [Deed::Fork, Deed::Store, Deed::Unmap, Deed::SwapOut, Deed::ClearRefs];
+
+impl Deed {
+    fn is_done_to(self, page: &Page) {
+        match self {
+            Self::Fork => drop(page.fork()),
+            Self::Store => drop(page.stores(2)),
+            Self::Unmap => drop(page.unmap()),
+            Self::SwapOut => drop(page.swap_out()),
+            Self::ClearRefs => drop(page.clear_refs()),
+        }
     }
 }
 
+/// Each two deeds, by threads that hold the lock in turn, in either order, beside a pin.
 #[test]
-fn fork_and_swap_out_beside_a_pin() {
-    two_beside_a_pin(Page::fork, Page::swap_out, page_and_pin_agree);
-}
-
-#[test]
-fn clearing_and_storing_beside_a_pin() {
-    two_beside_a_pin(Page::clear_refs, Page::write_fault, page_and_pin_agree);
-}
-
-#[test]
-fn clearing_and_swap_out_beside_a_pin() {
-    two_beside_a_pin(Page::clear_refs, Page::swap_out, page_and_pin_agree);
-}
-
-#[test]
-fn fork_and_unmap_beside_a_pin() {
-    two_beside_a_pin(
-        |page| {
-            let shared = page.fork();
-            if shared {
-                page.child_exits();
+fn whatever_two_threads_do_beside_a_pin_it_is_a_pin_of_what_the_page_has() {
+    for (first, one) in DEEDS.into_iter().enumerate() {
+        for two in DEEDS.into_iter().skip(first) {
+            for purpose in [Purpose::Read, Purpose::Write] {
+                loom::model(move || two_beside_a_pin(one, two, purpose));
             }
-            shared
-        },
-        Page::unmap,
-        |page, pinned| {
-            assert_eq!(page.entry(), NONE);
-            assert_eq!(page.frames[0].freed(), usize::from(pinned.is_none()));
-        },
-    );
+        }
+    }
+}
+
+fn two_beside_a_pin(one: Deed, two: Deed, purpose: Purpose) {
+    let page = Page::new();
+    let spawn = |deed: Deed| {
+        let page = page.clone();
+        thread::spawn(move || deed.is_done_to(&page))
+    };
+    let threads = [spawn(one), spawn(two)];
+    let pinned = page.pin(purpose);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+
+    let why = format!("{one:?} and {two:?} beside a pin to {purpose:?}");
+    if let Some(frame) = pinned {
+        let counts = page.frames[frame].counts.load();
+        assert!(counts.exclusive && counts.pins == 1 && page.frames[frame].freed() == 0, "{why}: {counts:?}");
+        let entry = page.entry();
+        // It outlives its page; a page that is there has the frame, and one that a device writes counts as written.
+        assert!(entry == NONE || frame_of(entry) == Some(frame), "{why}: {entry:#x}");
+        assert!(entry != NONE || [one, two].iter().any(|deed| matches!(deed, Deed::Unmap)), "{why}");
+        let kept = entry & (WRITE | MARK) == WRITE | MARK;
+        assert!(entry == NONE || kept || purpose == Purpose::Read, "{why}: {entry:#x}");
+    }
+    page.shows(2, pinned);
+    page.children_see(&[2]);
+    if let Some(frame) = pinned {
+        page.unpin(frame, purpose);
+    }
+    page.ends();
+    page.is_balanced();
+}
+
+/// A parent's deed and its child's, each under its own space's lock, while somebody pins the parent's page.
+#[test]
+fn whatever_parent_and_child_do_neither_sees_what_is_the_others() {
+    for parents in DEEDS {
+        for childs in DEEDS {
+            loom::model(move || parent_and_child(parents, childs));
+        }
+    }
+}
+
+fn parent_and_child(parents: Deed, childs: Deed) {
+    let [parent, child] = Page::after_a_fork();
+    let first = {
+        let parent = parent.clone();
+        thread::spawn(move || parents.is_done_to(&parent))
+    };
+    let second = {
+        let child = child.clone();
+        thread::spawn(move || match childs {
+            Deed::Store => drop(child.stores(3)),
+            deed => deed.is_done_to(&child),
+        })
+    };
+    let pinned = parent.pin(Purpose::Write);
+    first.join().unwrap();
+    second.join().unwrap();
+
+    if let Some(frame) = pinned {
+        assert_eq!(frame_of(parent.entry()), Some(frame), "{parents:?} beside the child's {childs:?}");
+        assert!(parent.frames[frame].counts.load().exclusive);
+    }
+    parent.shows(2, pinned);
+    child.shows(3, None);
+    parent.children_see(&[]);
+    child.children_see(&[]);
+    if let Some(frame) = pinned {
+        parent.unpin(frame, Purpose::Write);
+    }
+    parent.ends();
+    child.ends();
+    parent.is_balanced();
 }

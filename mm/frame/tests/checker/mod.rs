@@ -1,4 +1,7 @@
-//! A frame's word as the model checker sees it.
+//! A frame's word as the model checker sees it, and a page that has one.
+
+#[allow(dead_code, reason = "each test's file is built with this one by itself")]
+pub mod page;
 
 use std::sync::atomic::Ordering;
 

@@ -1,0 +1,303 @@
+//! A page of an address space as the protocol of `freehold_frame::transition` sees it: a leaf, its frame's record, and whoever works on them.
+//!
+//! What programs and devices store is kept too: a program's bytes are ordered by the counts alone, which the model checker verifies (a copy
+//! beside a store is a race, and fails); a device stores whenever it likes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize as Note, Ordering};
+
+use freehold_frame::transition::{Leaf, NotPinned, Serves, forget_written, pin};
+use freehold_frame::{CountError, Counts};
+use loom::cell::UnsafeCell;
+use loom::sync::Mutex;
+use loom::sync::atomic::{AtomicU64, AtomicUsize, fence};
+
+use super::{Loom, unheld};
+
+pub const WRITE: u64 = 1;
+pub const MARK: u64 = 2;
+pub const NONE: u64 = 0;
+
+/// What is in a page that nobody has stored to.
+const OLD: usize = 1;
+/// What a device stores.
+const DEVICE: usize = 7;
+
+/// The leaf of frame `n`.
+const fn leading_to(n: usize, bits: u64) -> u64 {
+    (n as u64 + 1) << 8 | bits
+}
+
+/// The frame that a leaf leads to.
+pub fn frame_of(entry: u64) -> Option<usize> {
+    (entry >> 8).checked_sub(1).map(|n| n as usize)
+}
+
+pub struct ModelLeaf(AtomicU64);
+
+impl Leaf for ModelLeaf {
+    type Entry = u64;
+    fn load(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+    fn change(&self, mut now: u64, change: impl Fn(u64) -> u64) -> u64 {
+        loop {
+            match self.0.compare_exchange(now, change(now), Ordering::AcqRel, Ordering::Acquire) {
+                Ok(was) => return was,
+                Err(other) => now = other,
+            }
+        }
+    }
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// A frame with its record, and how often it was handed out and given back.
+pub struct Frame {
+    pub counts: Counts<Loom>,
+    pub writers: AtomicUsize,
+    freed: AtomicUsize,
+    owned: Note,
+    stored: UnsafeCell<()>,
+    byte: Note,
+    device: Note,
+}
+
+impl Frame {
+    fn new() -> Self {
+        Self {
+            counts: unheld(),
+            writers: AtomicUsize::new(0),
+            freed: AtomicUsize::new(0),
+            owned: Note::new(0),
+            stored: UnsafeCell::new(()),
+            byte: Note::new(OLD),
+            device: Note::new(OLD),
+        }
+    }
+    pub fn own(&self) {
+        self.owned.fetch_add(1, Ordering::Relaxed);
+        self.counts.start_mapped();
+    }
+    /// Let go of a hold by `drop_hold`, which says whether it was the last.
+    fn let_go(&self, drop_hold: impl FnOnce(&Counts<Loom>) -> bool) {
+        if drop_hold(&self.counts) {
+            // The allocator's lock.
+            self.freed.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+    pub fn freed(&self) -> usize {
+        self.freed.load(Ordering::Acquire)
+    }
+    /// What the program sees.
+    fn look(&self) -> usize {
+        self.stored.with(|_| self.byte.load(Ordering::Relaxed))
+    }
+    fn store(&self, byte: usize) {
+        self.stored.with_mut(|_| self.byte.store(byte, Ordering::Relaxed));
+    }
+}
+
+/// Whether a device writes what is pinned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    Read,
+    Write,
+}
+
+/// One page of an address space, and the frames that it and those who share with it may have.
+pub struct Page {
+    leaf: ModelLeaf,
+    pub frames: Arc<[Frame; 3]>,
+    /// Of these, the one that it gets where it needs a copy.
+    spare: usize,
+    lock: Mutex<()>,
+    /// Children that share frame 0, and are alive.
+    children: Note,
+}
+
+impl Page {
+    /// Frame 0 is its own, and written.
+    pub fn new() -> Arc<Self> {
+        let frames: Arc<[Frame; 3]> = Arc::new([(); 3].map(|()| Frame::new()));
+        frames[0].own();
+        Arc::new(Self::of(&frames, 1, WRITE | MARK))
+    }
+    /// A parent's and its child's, who share frame 0.
+    pub fn after_a_fork() -> [Arc<Self>; 2] {
+        let frames: Arc<[Frame; 3]> = Arc::new([(); 3].map(|()| Frame::new()));
+        frames[0].own();
+        frames[0].counts.share().unwrap();
+        [1, 2].map(|spare| Arc::new(Self::of(&frames, spare, 0)))
+    }
+    fn of(frames: &Arc<[Frame; 3]>, spare: usize, bits: u64) -> Self {
+        let leaf = ModelLeaf(AtomicU64::new(leading_to(0, bits)));
+        Self { leaf, frames: frames.clone(), spare, lock: Mutex::new(()), children: Note::new(0) }
+    }
+    pub fn entry(&self) -> u64 {
+        self.leaf.load()
+    }
+    fn store_leaf(&self, entry: u64) {
+        self.leaf.change(self.leaf.load(), |_| entry);
+    }
+    pub fn pins(&self) -> u32 {
+        self.frames[0].counts.load().pins
+    }
+
+    /// Pin without the lock; which frame. A device that writes has stored then.
+    pub fn pin(&self, purpose: Purpose) -> Option<usize> {
+        let hold = |entry| {
+            let frame = frame_of(entry)?;
+            if purpose == Purpose::Write && entry & WRITE == 0 {
+                return None;
+            }
+            self.frames[frame].counts.pin_exclusive().ok()?;
+            if purpose == Purpose::Write {
+                self.frames[frame].writers.fetch_add(1, Ordering::AcqRel);
+            }
+            Some(frame)
+        };
+        let serves = |first: u64, second: u64| {
+            let writable = purpose == Purpose::Read || second & WRITE != 0;
+            if frame_of(first) == frame_of(second) && writable { Serves::Yes } else { Serves::No }
+        };
+        match pin(&self.leaf, hold, serves) {
+            Ok(frame) => {
+                if purpose == Purpose::Write {
+                    self.frames[frame].device.store(DEVICE, Ordering::Relaxed);
+                }
+                Some(frame)
+            }
+            Err(NotPinned::Refused) => None,
+            Err(NotPinned::Changed(frame)) => {
+                self.unpin(frame, purpose);
+                None
+            }
+        }
+    }
+    pub fn unpin(&self, frame: usize, purpose: Purpose) {
+        let frame = &self.frames[frame];
+        if purpose == Purpose::Write {
+            frame.writers.fetch_sub(1, Ordering::AcqRel);
+        }
+        frame.let_go(Counts::unpin);
+    }
+
+    /// Whether the child shares the frame; else it has a copy.
+    pub fn fork(&self) -> bool {
+        let _lock = self.lock.lock().unwrap();
+        let Some(frame) = frame_of(self.entry()) else { return false };
+        match self.frames[frame].counts.share() {
+            Ok(()) => {
+                self.leaf.change(self.entry(), |entry| entry & !WRITE);
+                self.children.fetch_add(usize::from(frame == 0), Ordering::Relaxed);
+                true
+            }
+            Err(why) => {
+                assert_eq!(why, CountError::Pinned);
+                false
+            }
+        }
+    }
+    /// The child that shared frame 0 is gone.
+    pub fn child_exits(&self) {
+        self.children.fetch_sub(1, Ordering::Relaxed);
+        self.frames[0].let_go(Counts::unmap);
+    }
+    /// A store of `byte`. Whether the page has a copy now.
+    pub fn stores(&self, byte: usize) -> bool {
+        let _lock = self.lock.lock().unwrap();
+        let Some(frame) = frame_of(self.entry()) else { return false };
+        if self.entry() & WRITE != 0 {
+            self.frames[frame].store(byte);
+            return false;
+        }
+        let reused = self.frames[frame].counts.reuse();
+        match reused {
+            Ok(()) => {
+                self.leaf.change(self.entry(), |entry| entry | WRITE | MARK);
+                self.frames[frame].store(byte);
+            }
+            Err(why) => {
+                assert_eq!(why, CountError::Held);
+                let [old, copy] = [&self.frames[frame], &self.frames[self.spare]];
+                copy.own();
+                copy.store(old.look());
+                copy.device.store(old.device.load(Ordering::Relaxed), Ordering::Relaxed);
+                copy.store(byte);
+                self.store_leaf(leading_to(self.spare, WRITE | MARK));
+                old.let_go(Counts::unmap);
+            }
+        }
+        reused.is_err()
+    }
+    /// Whether there was a page.
+    pub fn unmap(&self) -> bool {
+        let _lock = self.lock.lock().unwrap();
+        let Some(frame) = frame_of(self.entry()) else { return false };
+        self.store_leaf(NONE);
+        self.frames[frame].let_go(Counts::unmap);
+        true
+    }
+    /// Whether the frame left the page: its bytes are somewhere else now and its reference is gone.
+    pub fn swap_out(&self) -> bool {
+        let _lock = self.lock.lock().unwrap();
+        let Some(frame) = frame_of(self.entry()) else { return false };
+        if self.frames[frame].counts.vacate().is_err() {
+            return false;
+        }
+        self.store_leaf(NONE);
+        // Flushed: here the bytes are copied.
+        assert_eq!(self.frames[frame].counts.load().pins, 0, "the bytes move under a pin");
+        self.frames[frame].look();
+        self.frames[frame].let_go(Counts::unreference);
+        true
+    }
+    /// Whether the page counts as not written.
+    pub fn clear_refs(&self) -> bool {
+        let _lock = self.lock.lock().unwrap();
+        let entry = self.entry();
+        let Some(frame) = frame_of(entry) else { return false };
+        let is_written = || self.frames[frame].writers.load(Ordering::Acquire) != 0;
+        let undo = |entry, was| entry | was & (WRITE | MARK);
+        forget_written(&self.leaf, entry, |entry| entry & !(WRITE | MARK), undo, is_written).is_some()
+    }
+
+    /// Whoever sees the page, now that nothing is under way, sees `stored` or what was there before, and nobody but `pinned`'s owner what a
+    /// device has stored.
+    pub fn shows(&self, stored: usize, pinned: Option<usize>) {
+        let Some(frame) = frame_of(self.entry()) else { return };
+        let byte = self.frames[frame].look();
+        assert!(byte == stored || byte == OLD, "a page shows {byte}, which another stored");
+        let device = self.frames[frame].device.load(Ordering::Relaxed);
+        assert!(device == OLD || pinned == Some(frame), "a page shows what a device stored for another");
+    }
+    /// The children see what was there when they were made.
+    pub fn children_see(&self, expected: &[usize]) {
+        if self.children.load(Ordering::Relaxed) > 0 {
+            let byte = self.frames[0].look();
+            assert!(byte == OLD || expected.contains(&byte), "a child sees {byte}");
+            assert_eq!(
+                self.frames[0].device.load(Ordering::Relaxed),
+                OLD,
+                "a child sees what a device stored"
+            );
+        }
+    }
+    /// All that hold frames through this page let go.
+    pub fn ends(&self) {
+        self.unmap();
+        while self.children.load(Ordering::Relaxed) > 0 {
+            self.child_exits();
+        }
+    }
+    /// Every frame that was handed out was given back, once, and nothing is left of anybody's hold.
+    pub fn is_balanced(&self) {
+        for frame in &*self.frames {
+            assert_eq!(frame.freed(), frame.owned.load(Ordering::Relaxed));
+            assert!(frame.counts.load().is_none());
+            assert_eq!(frame.writers.load(Ordering::Relaxed), 0);
+        }
+    }
+}
