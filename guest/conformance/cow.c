@@ -24,6 +24,7 @@ static void exclusive(int marks)
 	struct child child = fork_child(at);
 	*at = 'd';
 	promise("03", "with a child alive a store is its parent's alone", tell(child, 'r') == 'c' && *at == 'd');
+	promise("05", "and the child, alone with the old frame, keeps it", tell(child, 'k') == 'y');
 	promise("03", "and the child's is the child's", tell(child, 'w') == 'c' && *at == 'd');
 	end(child);
 	unmake();
@@ -58,7 +59,7 @@ static void exclusive(int marks)
 		_exit(inner != 0 || *at != 'a');
 	}
 	NEED(waitpid(middle, &status, 0) == middle);
-	promise("05", "a chain of forks leaves each its own bytes", status == 0 && *at == 'a');
+	promise("chain", "a chain of forks leaves each its own bytes", status == 0 && *at == 'a');
 	unmake();
 }
 
@@ -210,6 +211,54 @@ static void collapsing(void)
 	unmake();
 }
 
+/* The page, and what is mapped with it, goes out; whether all of it is in swap now. */
+static int goes_out(const char *at)
+{
+	madvise(block, size == HUGE ? LARGE : PAGE, MADV_PAGEOUT);
+	return (entry(at) & SWAPPED) != 0;
+}
+
+/* What a page is after a round through swap. */
+static void swapped(void)
+{
+	char *at = make('a');
+	promise("60", "a page goes out", goes_out(at) && (size == SMALL || entry(block) & entry(block + LARGE - PAGE) & SWAPPED));
+	int same = *(volatile char *)at == 'a';
+	uint64_t before = frame(at);
+	*at = 'b';
+	promise("60", "a store after it came back with a load keeps the frame", same && kept(at, before));
+	unmake();
+
+	at = make('a');
+	NEED(goes_out(at));
+	struct child child = fork_child(at);
+	*at = 'p';
+	promise("63", "forked while it is out, a child has what there was", tell(child, 'r') == 'a');
+	promise("63", "and its store is its own", tell(child, 'w') == 'c' && *at == 'p');
+	end(child);
+	NEED(goes_out(at));
+	child = fork_child(at);
+	int seen = tell(child, 'w') == 'c';
+	end(child);
+	promise("63", "the other way round too", seen && *at == 'p');
+	unmake();
+
+	/* As 14, of a page that was out before. */
+	int ends[2], status;
+	at = make('a');
+	NEED(goes_out(at) && pipe(ends) == 0);
+	IN_CHILD(status, {
+		struct iovec run = { at, PAGE };
+		int done = vmsplice(ends[1], &run, 1, 0) == PAGE;
+		munmap(block, size == HUGE ? LARGE : PAGE);
+		_exit(!done);
+	});
+	NEED(status == 0);
+	*at = 's';
+	promise("14s", "a child that lent what was out, and let go, learns nothing from its parent", lent(ends) == 'a');
+	unmake();
+}
+
 static void forced(void)
 {
 	int memory = open("/proc/self/mem", O_RDWR);
@@ -290,6 +339,8 @@ int main(int count, char **arguments)
 		if (marks)
 			written();
 		forced();
+		if (figure_or("/proc/meminfo", "SwapTotal", 0) > 0)
+			swapped();
 	}
 	size = HUGE;
 	pieces();

@@ -31,6 +31,7 @@ static inline uint64_t entry(const volatile void *at)
 }
 
 #define SOFT_DIRTY (1ULL << 55)
+#define SWAPPED (1ULL << 62)
 
 /* Whether the page counts as written since such marks were last cleared. */
 static inline int is_marked(const volatile void *at)
@@ -77,7 +78,8 @@ static inline void unmake(void)
 	munmap(block, size == HUGE ? LARGE : PAGE);
 }
 
-/* A child that lives until it is told to go, and answers what byte it sees at `at`. */
+/* A child that lives until it is told to go: 'r' asks what byte it sees at `at`, 'w' has it store a 'c' there first, and 'k' whether a store
+ * keeps the frame that it has, 'y' or 'n'. */
 struct child {
 	pid_t pid;
 	int ask, answer;
@@ -96,9 +98,14 @@ static inline struct child fork_child(volatile char *at)
 		close(ask[1]);
 		close(answer[0]);
 		while (read(ask[0], &order, 1) == 1 && order != 'q') {
-			if (order == 'w')
+			uint64_t before = 0;
+			if (order == 'k') {
+				pagemap = open("/proc/self/pagemap", O_RDONLY);
+				before = frame(at);
+			}
+			if (order != 'r')
 				*at = 'c';
-			value = *at;
+			value = order == 'k' ? kept(at, before) ? 'y' : 'n' : *at;
 			if (write(answer[1], &value, 1) != 1)
 				break;
 		}
