@@ -15,6 +15,7 @@ mod cpu;
 mod hardware;
 #[cfg(feature = "model")]
 pub mod model;
+mod tally;
 pub mod topology;
 
 pub use address::{
@@ -22,4 +23,5 @@ pub use address::{
 };
 pub use cpu::{AtomicCpuSet, CpuId, CpuSet, Cpus, MAX_CPUS, NodeId, Pinned};
 pub use hardware::{DirectMap, Entropy, Flush, Machine, PhysicalBytes, TABLE_ENTRIES, Tables, Tlb};
+pub use tally::Tally;
 pub use topology::Topology;

@@ -10,28 +10,30 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_arch::X86;
 use freehold_bounce::{FrameBytes, Original, OriginalMut};
-use freehold_machine::{PAGE_SIZE, Pfn, VirtAddr};
+use freehold_machine::{PAGE_SIZE, Pfn, Tally, VirtAddr};
 use freehold_vm::{
     FaultError, LongTerm, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast,
 };
 
 use super::hotplug::Growth;
 use super::{Frames, Space, find_more};
+use crate::hw;
 use crate::sync::SpinLock;
 use crate::task::Process;
 use crate::user::{Iovecs, MemoryRuns, Sink, Source, SourceRuns, TargetRuns};
 use crate::{Errno, Result};
 
-static ACQUIRED: AtomicU64 = AtomicU64::new(0);
-static RELEASED: AtomicU64 = AtomicU64::new(0);
+/// Pages pinned and unpinned, in this order.
+static TOTALS: Tally<2> = Tally::new();
+const ACQUIRED: usize = 0;
+const RELEASED: usize = 1;
 
 /// Pages that were pinned and unpinned since boot: `nr_foll_pin_acquired` and `nr_foll_pin_released`.
 pub fn pin_totals() -> [u64; 2] {
-    [&ACQUIRED, &RELEASED].map(|count| count.load(Ordering::Relaxed))
+    [ACQUIRED, RELEASED].map(|which| TOTALS.sum(which))
 }
 
 /// Whether a page is tried without the lock.
@@ -65,7 +67,7 @@ impl PinnedOne {
             Some(pinned) => pinned,
             None => with_memory(|| space.lock().pin::<LongTerm, ReadOnly>(address, Rule::Asked))?,
         };
-        ACQUIRED.fetch_add(1, Ordering::Relaxed);
+        TOTALS.add(hw::current_cpu(), ACQUIRED, 1);
         Ok(Self(pinned))
     }
     /// Whether it is of truly shared memory.
@@ -80,7 +82,7 @@ impl PinnedOne {
 
 impl Drop for PinnedOne {
     fn drop(&mut self) {
-        RELEASED.fetch_add(1, Ordering::Relaxed);
+        TOTALS.add(hw::current_cpu(), RELEASED, 1);
     }
 }
 
@@ -186,7 +188,7 @@ impl<P: Purpose> PinnedRun<P> {
             }
             Ok(())
         });
-        ACQUIRED.fetch_add(pages.len() as u64, Ordering::Relaxed);
+        TOTALS.add(hw::current_cpu(), ACQUIRED, pages.len() as u64);
         let length = length.min((pages.len() * PAGE_SIZE).saturating_sub(start));
         let run = Self { _pages: pages, places, address, start, length, _locked: None };
         // What was pinned before something ended is good.
@@ -239,7 +241,7 @@ impl PinnedRun<ReadWrite> {
 
 impl<P: Purpose> Drop for PinnedRun<P> {
     fn drop(&mut self) {
-        RELEASED.fetch_add(self.places.len() as u64, Ordering::Relaxed);
+        TOTALS.add(hw::current_cpu(), RELEASED, self.places.len() as u64);
     }
 }
 

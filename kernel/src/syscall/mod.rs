@@ -11,6 +11,8 @@ mod table;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_machine::Tally;
+
 pub use args::Args;
 pub use names::name;
 
@@ -45,24 +47,17 @@ static TABLE: [Option<Handler>; COUNT] = {
     table
 };
 
-/// Counters are kept by so many groups of CPUs.
-const SHARDS: usize = 16;
-
-static COUNTS: [[AtomicU64; COUNT]; SHARDS] = [const { [const { AtomicU64::new(0) }; COUNT] }; SHARDS];
-/// Calls with numbers past the table.
-static OUTSIDE: AtomicU64 = AtomicU64::new(0);
+/// Calls by number.
+static COUNTS: Tally<COUNT> = Tally::new();
 /// Numbers without handler that the log has named.
 static NAMED: [AtomicU64; COUNT.div_ceil(64)] = [const { AtomicU64::new(0) }; COUNT.div_ceil(64)];
 
 /// The handler of `number`, and a tick of its counter.
 pub fn enter(number: u64) -> Option<Handler> {
     let index = usize::try_from(number).unwrap_or(usize::MAX);
-    let shard = usize::from(crate::hw::current_cpu().0) % SHARDS;
-    match COUNTS[shard].get(index) {
-        Some(count) => count.fetch_add(1, Ordering::Relaxed),
-        None => OUTSIDE.fetch_add(1, Ordering::Relaxed),
-    };
-    TABLE.get(index).copied().flatten()
+    let handler = TABLE.get(index)?;
+    COUNTS.add(crate::hw::current_cpu(), index, 1);
+    *handler
 }
 
 /// The answer to a call that nobody handles.
@@ -85,7 +80,7 @@ pub fn unknown(number: u64) -> Errno {
 /// How often each number was called that was called: number, calls, and whether there is a handler.
 pub fn counts() -> impl Iterator<Item = (u64, u64, Implemented)> {
     (0..COUNT).filter_map(|number| {
-        let calls: u64 = COUNTS.iter().map(|shard| shard[number].load(Ordering::Relaxed)).sum();
+        let calls = COUNTS.sum(number);
         let implemented = if TABLE[number].is_some() { Implemented::Yes } else { Implemented::No };
         (calls > 0).then_some((number as u64, calls, implemented))
     })

@@ -145,7 +145,7 @@ impl<S: Memory> Resident<S> {
         self.tables.join(start, large_leaf(block, rights, Marks::Dirty), &mut batch);
         self.large += 1;
         self.count_leaves(1);
-        self.commons.events.count(Event::HugeCollapseAlloc);
+        self.commons.count(Event::HugeCollapseAlloc);
         Ok(())
     }
 
@@ -161,7 +161,7 @@ impl<S: Memory> Resident<S> {
         let request = Request::new(Owner::Anon).policy(self.place_large(area, start));
         let new = LargeMapping::allocate(self.source(), request);
         let (true, Ok(block)) = (room, new) else {
-            self.commons.events.count(Event::HugeCollapseFailed);
+            self.commons.count(Event::HugeCollapseFailed);
             return Err(VmError::NoMemory);
         };
         // Noted before anything is put back, too: what TLBs still have is then what the tables say.

@@ -1,7 +1,5 @@
 //! What happened since boot, counted for /proc/vmstat.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 /// Something that is counted, by the name of Linux' counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
@@ -53,22 +51,5 @@ pub enum Event {
     HugeMigrateSplit,
 }
 
-const EVENTS: usize = Event::HugeMigrateSplit as usize + 1;
-
-/// How often each happened.
-pub(crate) struct Events([AtomicU64; EVENTS]);
-
-impl Events {
-    pub(crate) const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; EVENTS])
-    }
-    pub(crate) fn count(&self, event: Event) {
-        self.add(event, 1);
-    }
-    pub(crate) fn add(&self, event: Event, times: u64) {
-        self.0[event as usize].fetch_add(times, Ordering::Relaxed);
-    }
-    pub(crate) fn load(&self, event: Event) -> u64 {
-        self.0[event as usize].load(Ordering::Relaxed)
-    }
-}
+/// How many there are.
+pub(crate) const EVENTS: usize = Event::HugeMigrateSplit as usize + 1;

@@ -157,13 +157,13 @@ impl<S: Memory> Commons<S> {
         }
         let request = Request::new(Owner::PageCache).order(Order::PAGEBLOCK).zeroed();
         let Ok(new) = Frame::<CacheKind, S>::allocate_with(self.source, request) else {
-            self.events.count(Event::HugeZeroFailed);
+            self.count(Event::HugeZeroFailed);
             return None;
         };
         let head = new.pfn();
         match self.huge.zero.compare_exchange(0, head.0, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
-                self.events.count(Event::HugeZeroAlloc);
+                self.count(Event::HugeZeroAlloc);
                 Some(new.into_raw())
             }
             Err(faster) => Some(Pfn(faster)),
@@ -240,7 +240,7 @@ impl<S: Memory> Resident<S> {
         let request = Request::new(Owner::Anon).zeroed().policy(self.place_large(area, start));
         let block = LargeMapping::allocate(self.source(), request).ok();
         let event = if block.is_some() { Event::HugeFaultAlloc } else { Event::HugeFaultFallback };
-        self.commons.events.count(event);
+        self.commons.count(event);
         if block.is_none() {
             let advised = area.flags.contains(AreaFlags::HUGEPAGE);
             let wish = if advised { BlockWish::Advised } else { BlockWish::Ordinary };
@@ -296,7 +296,7 @@ impl<S: Memory> Resident<S> {
         match self.block_of(entry) {
             Some(block) if block.reuse().is_ok() => {
                 slot.update(|entry| entry.with_rights(rights).marked_dirty());
-                self.commons.events.count(Event::Reuse);
+                self.commons.count(Event::Reuse);
                 return Ok(Some(FaultKind::Minor));
             }
             None if self.block_for(area, addr).is_some() => {
@@ -321,12 +321,12 @@ impl<S: Memory> Resident<S> {
         let entry = slot.load();
         self.shatter(entry);
         if let Err(error) = self.tables.split(addr, batch) {
-            self.commons.events.count(Event::HugeSplitFailed);
+            self.commons.count(Event::HugeSplitFailed);
             return Err(error);
         }
         self.large -= 1;
         self.count_leaves(if entry.backing() == Backing::Counted { -1 } else { 0 });
-        self.commons.events.count(Event::HugeSplitLeaf);
+        self.commons.count(Event::HugeSplitLeaf);
         Ok(())
     }
 
@@ -334,7 +334,7 @@ impl<S: Memory> Resident<S> {
         if let Some(block) = self.block_of(entry)
             && block.shatter() == Shattered::Now
         {
-            self.commons.events.count(Event::HugeSplitPage);
+            self.commons.count(Event::HugeSplitPage);
         }
     }
 

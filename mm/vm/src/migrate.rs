@@ -147,7 +147,7 @@ impl<S: Memory> AddressSpace<S> {
                 let mut batch = resident.tables.batch();
                 part.start = match resident.split(at, &mut batch) {
                     Ok(()) => {
-                        resident.commons.events.count(Event::HugeMigrateSplit);
+                        resident.commons.count(Event::HugeMigrateSplit);
                         at.max(part.start)
                     }
                     Err(_) => {
@@ -189,9 +189,9 @@ impl<S: Memory> Commons<S> {
             Outcome::Moved => (Event::MigrateSuccess, Event::HugeMigrateSuccess),
             _ => (Event::MigrateFail, Event::HugeMigrateFail),
         };
-        self.events.add(one, pages);
+        self.count_many(one, pages);
         if pages > 1 {
-            self.events.count(large);
+            self.count(large);
         }
     }
 }

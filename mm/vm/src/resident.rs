@@ -347,7 +347,7 @@ impl<S: Memory> Resident<S> {
         }
         let old = slot.replace(leaf(copy, rights, Marks::Dirty));
         if is_last() && self.is_nobody_elses(&held) {
-            self.commons.events.count(Event::CowUnneeded);
+            self.commons.count(Event::CowUnneeded);
         }
         self.tables.forget(addr, old, Some(ManuallyDrop::into_inner(held)));
         Ok(FaultKind::Minor)
@@ -362,7 +362,7 @@ impl<S: Memory> Resident<S> {
     /// Let the page in `slot`, whose frame is its own, be written.
     fn grant(&self, slot: Slot<S::Machine>, rights: Rights) -> FaultKind {
         slot.update(|entry| entry.with_rights(rights).marked_dirty());
-        self.commons.events.count(Event::Reuse);
+        self.commons.count(Event::Reuse);
         FaultKind::Minor
     }
 

@@ -5,13 +5,13 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{Frame, OutOfMemory, PageCache as CacheKind};
-use freehold_machine::{PAGE_SHIFT, PAGE_SIZE, Pfn, VirtAddr};
+use freehold_machine::{Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, Tally, VirtAddr};
 use freehold_paging::{KernelRoots, Memory, Roots};
 
 use crate::area::Area;
 use crate::areas::Areas;
 use crate::cache::Caches;
-use crate::events::{Event, Events};
+use crate::events::{EVENTS, Event};
 use crate::huge::HugeControl;
 use crate::registry::{Registry, SpaceHandle};
 use crate::request::{AreaFlags, Layout, Limits};
@@ -33,7 +33,7 @@ pub struct Commons<S: Memory> {
     /// The page that reads of untouched anonymous memory see.
     zero: Frame<CacheKind, S>,
     pub(crate) huge: HugeControl,
-    pub(crate) events: Events,
+    events: Tally<EVENTS>,
     pub(crate) spaces: Registry<S>,
     pub(crate) swap: Swap<S>,
     pub(crate) caches: Caches<S>,
@@ -47,7 +47,7 @@ impl<S: Memory> Commons<S> {
     /// [`OutOfMemory`].
     pub fn new(source: S, kernel: KernelRoots) -> Result<Arc<Self>, OutOfMemory> {
         let zero = Frame::allocate_zeroed(source)?;
-        let (huge, events, spaces) = (HugeControl::new(), Events::new(), Registry::new());
+        let (huge, events, spaces) = (HugeControl::new(), Tally::new(), Registry::new());
         let (swap, caches, turns) = (Swap::new(source), Caches::new(), Turns::new());
         Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces, swap, caches, turns }))
     }
@@ -56,7 +56,17 @@ impl<S: Memory> Commons<S> {
     }
     /// How often it happened, in all address spaces.
     pub fn count_of(&self, event: Event) -> u64 {
-        self.events.load(event)
+        self.events.sum(event as usize)
+    }
+    /// It happened.
+    #[inline]
+    pub(crate) fn count(&self, event: Event) {
+        self.count_many(event, 1);
+    }
+    /// It happened so many times.
+    #[inline]
+    pub(crate) fn count_many(&self, event: Event, times: u64) {
+        self.events.add(self.source.machine().current_cpu(), event as usize, times);
     }
 }
 

@@ -37,7 +37,7 @@ impl<S: Memory> Resident<S> {
         let (frame, kind) = match self.commons.swap.find(place)? {
             Found::Cached(frame) => (frame, FaultKind::Minor),
             Found::ReadAhead(frame) => {
-                self.commons.events.count(Event::SwapAheadHit);
+                self.commons.count(Event::SwapAheadHit);
                 (frame, FaultKind::Minor)
             }
             Found::Stored(store) => {
@@ -85,8 +85,8 @@ impl<S: Memory> Resident<S> {
             let read = store.read(first, &numbers);
             wanted = frames.remove(before as usize);
             if read.is_ok() {
-                commons.events.add(Event::SwapIn, numbers.len() as u64);
-                commons.events.add(Event::SwapAhead, frames.len() as u64);
+                commons.count_many(Event::SwapIn, numbers.len() as u64);
+                commons.count_many(Event::SwapAhead, frames.len() as u64);
                 let slots = (first..).filter(|&slot| slot != place.slot);
                 for (slot, frame) in slots.zip(frames) {
                     commons.swap.keep_for_later(SwapPlace { slot, ..place }, frame);
@@ -96,7 +96,7 @@ impl<S: Memory> Resident<S> {
         }
         // What nobody asked for may be what cannot be read.
         store.read(place.slot, &[wanted.pfn()])?;
-        commons.events.add(Event::SwapIn, 1);
+        commons.count_many(Event::SwapIn, 1);
         Ok(wanted)
     }
 

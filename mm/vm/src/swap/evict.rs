@@ -118,7 +118,7 @@ impl<'a, S: Memory> Outgoing<'a, S> {
             }
             let pages = if stored { &mut done.written } else { &mut done.failed };
             *pages += count as u64;
-            commons.events.add(Event::SwapOut, if stored { count as u64 } else { 0 });
+            commons.count_many(Event::SwapOut, if stored { count as u64 } else { 0 });
         }
     }
 }
@@ -304,7 +304,7 @@ impl<S: Memory> Resident<S> {
                 drop(page.replace_by(Entry::EMPTY));
                 self.rss.anon -= 1;
                 done.freed += u64::from(mappings == 0);
-                self.commons.events.count(Event::LazyFreed);
+                self.commons.count(Event::LazyFreed);
                 continue;
             }
             let Some((place, stowed)) = out.swap.stow(page.frame()) else {
@@ -355,7 +355,7 @@ impl<S: Memory> Resident<S> {
             return range.end;
         }
         if !entry.is_lazy() {
-            self.commons.events.count(Event::HugeSwapFallback);
+            self.commons.count(Event::HugeSwapFallback);
         }
         range.start
     }

@@ -35,7 +35,7 @@ impl<S: Memory> Resident<S> {
             let before = transition::forget_written(&slot, entry, Entry::marked_lazy, undo, is_written);
             if let Some(before) = before {
                 batch.restricted(addr, before);
-                self.commons.events.add(Event::LazyFree, size.bytes() / PageSize::Small.bytes());
+                self.commons.count_many(Event::LazyFree, size.bytes() / PageSize::Small.bytes());
             }
         });
         self.swapped -= gone;

@@ -1,0 +1,71 @@
+//! Counts that every CPU raises and few read: statistics of fast paths.
+//!
+//! Invariant: whoever counts touches a line of its own CPU's, which only CPUs of the same number modulo [`LINES`] share. A sum is exact while nobody
+//! counts; otherwise it is a number that was right at some moment of each CPU.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::CpuId;
+
+/// CPUs that count beside each other.
+const LINES: usize = 16;
+
+/// What one CPU counted; by itself in what prefetchers take for a line.
+#[repr(align(128))]
+struct Line<const N: usize>([AtomicU64; N]);
+
+/// `N` counts. See the module's head.
+pub struct Tally<const N: usize>([Line<N>; LINES]);
+
+impl<const N: usize> Tally<N> {
+    /// All zero.
+    #[expect(clippy::new_without_default, reason = "statics need a const fn, and one way is enough")]
+    pub const fn new() -> Self {
+        Self([const { Line([const { AtomicU64::new(0) }; N]) }; LINES])
+    }
+    /// Raise count `which` by `times`, on `cpu`: nothing is lost where the caller has moved to another meanwhile.
+    ///
+    /// # Panics
+    /// When `which` is not below `N`.
+    #[inline]
+    pub fn add(&self, cpu: CpuId, which: usize, times: u64) {
+        self.0[usize::from(cpu.0) % LINES].0[which].fetch_add(times, Ordering::Relaxed);
+    }
+    /// Count `which` of all CPUs.
+    ///
+    /// # Panics
+    /// When `which` is not below `N`.
+    pub fn sum(&self, which: usize) -> u64 {
+        self.0.iter().map(|line| line.0[which].load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl<const N: usize> core::fmt::Debug for Tally<N> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_list().entries((0..N).map(|which| self.sum(which))).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    #[test]
+    fn what_any_cpu_counts_is_in_the_sum_and_in_no_other() {
+        static TALLY: Tally<3> = Tally::new();
+        std::thread::scope(|scope| {
+            for cpu in 0..40 {
+                scope.spawn(move || (0..100).for_each(|_| TALLY.add(CpuId(cpu), usize::from(cpu % 2), 2)));
+            }
+        });
+        assert_eq!([0, 1, 2].map(|which| TALLY.sum(which)), [4000, 4000, 0]);
+        assert_eq!(std::format!("{TALLY:?}"), "[4000, 4000, 0]");
+    }
+
+    #[test]
+    fn two_cpus_share_no_line() {
+        assert_eq!(size_of::<Line<1>>(), 128);
+        assert_eq!(align_of::<Line<17>>(), 128);
+    }
+}
