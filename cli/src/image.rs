@@ -152,12 +152,13 @@ impl Image {
         let host = crate::program::absolute(host)?;
         let end = walk(&host, |at, _| {
             let meta = fs::symlink_metadata(at).map_err(|e| Failure::io("add", &host, &e))?;
+            // Linux makes no folder of an initramfs that is not named before what is in it.
+            self.add_parents(at);
             if meta.is_symlink() {
                 let target = fs::read_link(at).map_err(|e| Failure::io("add", at, &e))?;
                 self.put(at, Node::Symlink(target.clone()), 0o777, 0);
                 return Ok(Some(target));
             }
-            self.add_parents(at);
             Ok(None)
         })?;
         self.add_tree(&end, &end)
@@ -240,16 +241,22 @@ mod tests {
     }
 
     #[test]
-    fn symlinks_on_the_way_are_kept_and_their_targets_packed() {
+    fn symlinks_on_the_way_are_kept_and_their_targets_and_folders_packed() {
         let dir = tempfile::tempdir().expect("temporary folder");
         let base = dir.path();
-        fs::create_dir(base.join("real")).expect("mkdir");
+        let link =
+            |target: &str, name: &str| std::os::unix::fs::symlink(target, base.join(name)).expect("symlink");
+        for folder in ["real", "other"] {
+            fs::create_dir(base.join(folder)).expect("mkdir");
+        }
         fs::write(base.join("real/file"), "x").expect("write");
-        std::os::unix::fs::symlink("real", base.join("link")).expect("symlink");
+        link("other", "link");
+        link("../real/file", "other/file");
         let mut image = Image::empty();
         image.add_host(&base.join("link/file")).expect("add");
-        assert!(image.entries.contains_key(&base.join("link")));
-        assert!(image.entries.contains_key(&base.join("real/file")));
+        for name in ["link", "other", "other/file", "real", "real/file"] {
+            assert!(image.entries.contains_key(&base.join(name)), "{name} of {:?}", nodes(&image));
+        }
         assert!(!image.entries.contains_key(&base.join("link/file")), "{:?}", nodes(&image));
     }
 

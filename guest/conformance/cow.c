@@ -322,6 +322,7 @@ static void written(void)
 	uint64_t words[2];
 	FAILS_WITH("pagemap at an odd offset", pread(pagemap, words, 8, 4), EINVAL);
 	FAILS_WITH("pagemap in odd pieces", pread(pagemap, words, 7, 0), EINVAL);
+	FAILS_WITH("nothing at an odd offset", pread(pagemap, words, 0, 3), EINVAL);
 	int file = open("/proc/self/clear_refs", O_WRONLY);
 	FAILS_WITH("clear_refs 0", write(file, "0", 1), EINVAL);
 	FAILS_WITH("clear_refs 6", write(file, "6", 1), EINVAL);

@@ -154,7 +154,9 @@ static void task(void)
 	NEED(put("khugepaged/max_ptes_none", "256"));
 	at = small_pages(255);
 	NEED(madvise(at, LARGE, MADV_HUGEPAGE) == 0);
+	long passed = counter("thp_scan_exceed_none_pte");
 	PROMISE("not where more pages are empty than may be", !becomes_large(at));
+	PROMISE("which counts", counter("thp_scan_exceed_none_pte") > passed);
 	*(int *)(at + 255 * PAGE) = 256;
 	PROMISE("but where as many are", becomes_large(at) && holds_numbers(at, 256));
 	munmap(at, LARGE);
@@ -162,6 +164,7 @@ static void task(void)
 
 	NEED(put("khugepaged/max_ptes_shared", "3"));
 	at = small_pages(8);
+	passed = counter("thp_scan_exceed_share_pte");
 	int status;
 	IN_CHILD(status,
 		for (int page = 4; page < 8; page++)
@@ -171,6 +174,7 @@ static void task(void)
 		*(int *)(at + 3 * PAGE) = 4;
 		_exit(becomes_large(at) && holds_numbers(at, 8) ? 0 : 2));
 	PROMISE("nor where more are shared than may be", status == 0);
+	PROMISE("which counts too", counter("thp_scan_exceed_share_pte") > passed);
 	PROMISE("whose other owner keeps them", large(at) == 0 && holds_numbers(at, 8));
 	munmap(at, LARGE);
 	NEED(put("khugepaged/max_ptes_shared", "256"));
@@ -182,7 +186,9 @@ static void task(void)
 	PROMISE("not where large pages are not wanted at all", large(at) == 0);
 	PROMISE("a program that asks for its own gets it", madvise(at, LARGE, MADV_COLLAPSE) == 0 && large(at) == 2048
 		&& holds_numbers(at, PAGES));
-	munmap(at, LARGE);
+	munmap(at + LARGE - PAGE, PAGE);
+	FAILS_WITH("where none has room it is told so", madvise(at, PAGE, MADV_COLLAPSE), EINVAL);
+	munmap(at, LARGE - PAGE);
 }
 
 static void counters(void)
@@ -202,6 +208,8 @@ static void counters(void)
 static void size(void)
 {
 	const char *words[] = { "always", "madvise", "never", "inherit" };
+	PROMISE("a size is as all are at first", strstr(get("hugepages-2048kB/enabled"), "[inherit]")
+		&& strstr(get("hugepages-2048kB/shmem_enabled"), "[inherit]"));
 	int all = 1;
 	for (int which = 0; which < 4; which++)
 		all &= chosen("hugepages-2048kB/enabled", words[which]);

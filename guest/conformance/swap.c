@@ -161,6 +161,8 @@ static void areas(const char *disk)
 	size_t gone = swapped(at, PAGES);
 	PROMISE("and most go", gone > PAGES * 3 / 4);
 	PROMISE("they are counted", figure("/proc/vmstat", "pswpout") - out >= (long)gone && figure("/proc/self/status", "VmSwap") >= (long)gone * 4);
+	PROMISE("and are in the sum of smaps", figure("/proc/self/smaps_rollup", "Swap") >= (long)gone * 4
+		&& figure("/proc/self/smaps_rollup", "SwapPss") >= (long)gone * 4);
 	NEED(listed(disk, &size, &used, &priority));
 	PROMISE("the list says so too", used >= (long)gone * 4 && used <= size);
 	PROMISE("they come back as they were", all_filled(at, PAGES, 1) && swapped(at, PAGES) == 0);

@@ -261,6 +261,14 @@ static void areas(void)
 	PROMISE("what is locked is told", field("smaps", at, "Locked") == 4);
 	munmap(at, 4 * PAGE);
 
+	/* Linux gives up some pages at a time. */
+	at = anonymous(64, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	memset(at, 'a', 64 * PAGE);
+	NEED(madvise(at, 64 * PAGE, MADV_FREE) == 0);
+	PROMISE("what is given up is told, and in the sum", field("smaps", at, "LazyFree") >= 32 * 4
+		&& field("smaps_rollup", NULL, "LazyFree") >= 32 * 4);
+	munmap(at, 64 * PAGE);
+
 	int file = memfd_create("shown", 0);
 	NEED(file >= 0 && ftruncate(file, 2 * PAGE) == 0);
 	char *shared = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

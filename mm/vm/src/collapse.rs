@@ -228,25 +228,32 @@ impl<S: Memory> Resident<S> {
 
     /// Whether what lies in the 2 MiB from `start` on is worth a large page that nobody asked for.
     fn is_worth_collapsing(&self, start: VirtAddr, limits: &CollapseLimits) -> bool {
-        self.survey(start).is_some_and(|survey| {
-            let none = PAGEBLOCK_FRAMES - survey.present - survey.swapped;
-            let movable = survey.pinned == 0 || survey.block().is_some();
-            none <= limits.none
-                && survey.shared <= limits.shared
-                && survey.swapped <= limits.swapped
-                && survey.used > 0
-                && movable
-        })
+        let Some(survey) = self.survey(start) else { return false };
+        let none = PAGEBLOCK_FRAMES - survey.present - survey.swapped;
+        let limits = [
+            (none, limits.none, Event::HugeScanNone),
+            (survey.swapped, limits.swapped, Event::HugeScanSwapped),
+            (survey.shared, limits.shared, Event::HugeScanShared),
+        ];
+        if let Some((.., event)) = limits.into_iter().find(|(pages, most, _)| pages > most) {
+            self.commons.count(event);
+            return false;
+        }
+        survey.used > 0 && (survey.pinned == 0 || survey.block().is_some())
     }
 }
 
 impl<S: Memory> AddressSpace<S> {
     /// Make large pages of `range` where areas allow it (MADV_COLLAPSE), as many as can be.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] where an area may have none, or is too small for one, or nothing is mapped; else as a large page failed last.
     pub(crate) fn collapse(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
         let Self { areas, resident, .. } = self;
         let mut outcome = Ok(());
         for area in areas.overlapping(range.clone()) {
-            if !resident.may_be_large(area, HugeMode::Always) {
+            let has_room = blocks_in(&(area.start..area.end)).next().is_some();
+            if !has_room || !resident.may_be_large(area, HugeMode::Always) {
                 return Err(VmError::Invalid);
             }
             for start in blocks_in(&(area.start.max(range.start)..area.end.min(range.end))) {

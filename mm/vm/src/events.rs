@@ -49,7 +49,13 @@ pub enum Event {
     HugeMigrateFail,
     /// `thp_migration_split`: it was split in order to move.
     HugeMigrateSplit,
+    /// `thp_scan_exceed_none_pte`: small pages stayed small since too many were empty.
+    HugeScanNone,
+    /// `thp_scan_exceed_swap_pte`: since too many were in swap.
+    HugeScanSwapped,
+    /// `thp_scan_exceed_share_pte`: since too many were shared.
+    HugeScanShared,
 }
 
 /// How many there are.
-pub(crate) const EVENTS: usize = Event::HugeMigrateSplit as usize + 1;
+pub(crate) const EVENTS: usize = Event::HugeScanShared as usize + 1;

@@ -205,7 +205,10 @@ fn add(sum: &mut Smaps, one: &Smaps) {
     sum.private_dirty += one.private_dirty;
     sum.referenced += one.referenced;
     sum.anonymous += one.anonymous;
+    sum.lazy_free += one.lazy_free;
     sum.huge += one.huge;
+    sum.swap += one.swap;
+    sum.swap_pss += one.swap_pss;
     sum.locked += one.locked;
 }
 
@@ -236,6 +239,9 @@ fn vm_flags(area: &Area<'_>) -> alloc::string::String {
         text.push_str("sh ");
     }
     text.push_str("mr mw me ");
+    if area.sharing == Sharing::Shared {
+        text.push_str("ms ");
+    }
     for (flag, code) in AREA_FLAGS {
         if area.flags.contains(flag) {
             text.push_str(code);
@@ -244,7 +250,8 @@ fn vm_flags(area: &Area<'_>) -> alloc::string::String {
     text
 }
 
-/// Bits of a pagemap entry, by Linux' names. Not here: 57 (userfaultfd's write-protection) and 62 (swapped).
+/// Bits of a pagemap entry, by Linux' names. Not here: 57 (userfaultfd's write-protection).
+const ENTRY: u64 = 8;
 const PM_PFRAME: u64 = (1 << 55) - 1;
 const PM_SOFT_DIRTY: u64 = 1 << 55;
 const PM_MMAP_EXCLUSIVE: u64 = 1 << 56;
@@ -277,11 +284,7 @@ impl SpaceFile {
     /// One 64-bit word per page: frame number, whether nobody else maps it, whether it is a file's, present
     /// (Documentation/admin-guide/mm/pagemap.rst).
     fn pagemap(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
-        const ENTRY: u64 = 8;
         const STEP: u64 = 512;
-        if offset % ENTRY != 0 || sink.remaining() as u64 % ENTRY != 0 {
-            return Err(Errno::EINVAL);
-        }
         let end = (1 << 47) / PAGE;
         let first = (offset / ENTRY).min(end);
         let count = (sink.remaining() as u64 / ENTRY).min(STEP).min(end - first);
@@ -323,6 +326,9 @@ impl File for SpaceFile {
 
     fn read_at(&self, offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
         if self.kind == FileKind::Pagemap {
+            if !offset.is_multiple_of(ENTRY) || !(sink.remaining() as u64).is_multiple_of(ENTRY) {
+                return Err(Errno::EINVAL);
+            }
             let mut told = 0;
             while sink.remaining() > 0 {
                 match self.pagemap(offset + told as u64, sink) {

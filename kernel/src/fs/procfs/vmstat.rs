@@ -15,7 +15,7 @@ use crate::{Result, fs::machine};
 const STACK_KB: u64 = 24;
 
 /// What happened to pages of processes, by Linux' names; but for `cow_unneeded`, the copies that exactness would have made needless.
-const EVENTS: [(&str, Event); 23] = [
+const EVENTS: [(&str, Event); 26] = [
     ("pswpin", Event::SwapIn),
     ("pswpout", Event::SwapOut),
     ("swap_ra", Event::SwapAhead),
@@ -39,6 +39,21 @@ const EVENTS: [(&str, Event); 23] = [
     ("thp_migration_success", Event::HugeMigrateSuccess),
     ("thp_migration_fail", Event::HugeMigrateFail),
     ("thp_migration_split", Event::HugeMigrateSplit),
+    ("thp_scan_exceed_none_pte", Event::HugeScanNone),
+    ("thp_scan_exceed_swap_pte", Event::HugeScanSwapped),
+    ("thp_scan_exceed_share_pte", Event::HugeScanShared),
+];
+
+/// Large pages of files, of 1 GiB, in swap as one, or that wait to be split; charges of control groups.
+const NOTHING_OF: [&str; 8] = [
+    "thp_fault_fallback_charge",
+    "thp_file_alloc",
+    "thp_file_fallback",
+    "thp_file_fallback_charge",
+    "thp_file_mapped",
+    "thp_deferred_split_page",
+    "thp_split_pud",
+    "thp_swpout",
 ];
 
 /// All nodes.
@@ -113,6 +128,7 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     for (name, event) in EVENTS {
         line(name, mem::commons().count_of(event));
     }
+    NOTHING_OF.into_iter().for_each(|name| line(name, 0));
     Ok(())
 }
 

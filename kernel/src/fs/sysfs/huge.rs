@@ -41,7 +41,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
 
     let size = dir.dirs("hugepages-2048kB");
     size.generated("enabled", 0o644, SizeEnabled);
-    let of_size = Choice { words: &SHMEM_SIZE, chosen: SpinLock::new(2), set: |_| {} };
+    let of_size = Choice { words: &SHMEM_SIZE, chosen: SpinLock::new(1), set: |_| {} };
     size.generated("shmem_enabled", 0o644, of_size);
     let stats = size.dirs("stats");
     for (name, event) in STATS {

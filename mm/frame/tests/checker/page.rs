@@ -3,6 +3,8 @@
 //! What programs and devices store is kept too: a program's bytes are ordered by the counts alone, which the model checker verifies (a copy
 //! beside a store is a race, and fails); a device stores whenever it likes.
 
+#![allow(clippy::arc_with_non_send_sync, reason = "the checker's own threads share it")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize as Note, Ordering};
 
