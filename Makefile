@@ -3,6 +3,7 @@
 #   make build      the command as target/freehold, its plugin for QEMU, the kernel as target/freehold-kernel, guest programs in target/guest
 #   make run        build, then run a real program in the VM
 #   make test       build, then every test: host crates, the rules of the house, end to end in QEMU
+#   make lint       format and clippy, no warning let through; not part of make test, whose answer does not depend on the newest clippy
 #   make bench      time the page allocator beside its peers, over 1 and 8 GiB
 #   make install    into PREFIX (default /usr/local): command, kernel, guest programs, manual page, shell completion
 
@@ -17,7 +18,7 @@ GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 # What the command itself puts into guests.
 GUEST_INSTALLED := init tools/phase workloads/near-cache $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
-.PHONY: build run test bench install setup command kernel guest
+.PHONY: build run test lint bench install setup command kernel guest
 .DEFAULT_GOAL := build
 
 build: command kernel guest
@@ -47,6 +48,10 @@ test: build
 	cargo test --quiet --workspace --exclude freehold
 	tools/selftest
 	cargo test --quiet -p freehold
+
+lint: setup
+	cargo fmt --all --check
+	cargo clippy --quiet --workspace --lib --bins --tests --exclude freehold-kernel-image --exclude freehold-selftest -- -D warnings
 
 bench: setup
 	cargo run --quiet --profile bench -p freehold-buddy-bench -- 1

@@ -102,8 +102,8 @@ pub fn processes() -> Vec<Arc<Process>> {
 }
 
 /// Call `f` for all processes, by ID.
-pub fn for_each(mut f: impl FnMut(&Arc<Process>)) {
-    processes().iter().for_each(|process| f(process));
+pub fn for_each(f: impl FnMut(&Arc<Process>)) {
+    processes().iter().for_each(f);
 }
 
 impl Registry {
@@ -215,8 +215,7 @@ impl Registry {
 /// The session of a group, if the group has members.
 pub fn group_session(group: Pid) -> Option<Pid> {
     let registry = REGISTRY.lock();
-    let session = registry.members(group).next().map(|member| member.session().id);
-    session
+    registry.members(group).next().map(|member| member.session().id)
 }
 
 /// See [`Registry::is_orphaned`].

@@ -113,7 +113,7 @@ impl Expire for Timer {
         {
             return Some(process.when_used(due, wall));
         }
-        let missed = if interval == 0 { 0 } else { now.saturating_sub(due) / interval };
+        let missed = now.saturating_sub(due).checked_div(interval).unwrap_or(0);
         self.overruns.store(missed, Ordering::Relaxed);
         // The registry keeps processes, and they their threads, while this runs: no last reference ends here
         // unless the process is going; then the upgrade fails or the reaper, a task, holds another.
@@ -228,7 +228,7 @@ pub struct Timers {
 
 impl Timers {
     /// None.
-    pub const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self {
             real: SpinLock::new(None),
             cpu: SpinLock::new([const { None }; 2]),

@@ -246,9 +246,9 @@ fn registers_that_make_no_sense_are_refused_and_the_device_stays_without_memory(
         (|m| m.set(0x34, 0), SetupError::Legacy),
         (|m| m.set(0x20, 1), SetupError::NoRegisters("common registers")),
         (|m| m.set(0x50 + 12, 40), SetupError::NoRegisters("whole common registers")),
-        (|m| m.set(0x50 + 8, u32::MAX & !3), SetupError::NoRegisters("common registers")),
+        (|m| m.set(0x50 + 8, !3), SetupError::NoRegisters("common registers")),
         (|m| m.set(0x64 + 16, 3), SetupError::Nonsense("notify offset")),
-        (|m| m.set(0x44, 0xffff_fff8 | 4), SetupError::NoRegisters("MSI-X table")),
+        (|m| m.set(0x44, 0xffff_fffc), SetupError::NoRegisters("MSI-X table")),
         (|m| m.vectors = 0, SetupError::NoInterrupt),
     ];
     for (damage, expected) in cases {

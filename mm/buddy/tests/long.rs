@@ -156,7 +156,7 @@ fn threads_that_run_at_once_and_free_for_each_other_keep_the_books() {
         for round in 0..ROUNDS {
             let (owner, order) = (OWNERS[below(5)], [0, 0, 0, 0, 1, 3, 9][below(7)]);
             let order = Order::new(order).unwrap();
-            let want = 1 + below(3000) >> order.log2();
+            let want = (1 + below(3000)) >> order.log2();
             let request = Request::new(owner).order(order).from_reserve();
             let mut mine: Vec<_> =
                 (0..want).map_while(|_| source.allocate(request).ok()).map(|block| (block, order)).collect();

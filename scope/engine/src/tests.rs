@@ -87,7 +87,7 @@ impl Machine {
             self.words.map(ROOT, DIRECT + block, block, PageSize::Large, PTE_GLOBAL);
         }
         self.words.map(ROOT, TEXT, IMAGE, PageSize::Small, PTE_GLOBAL);
-        let frames = 2 * NODE >> 12;
+        let frames = (2 * NODE) >> 12;
         for page in (0..frames * 32).step_by(4096) {
             self.words.map(ROOT, TABLE + page, RECORDS + page, PageSize::Small, PTE_GLOBAL);
         }
@@ -234,7 +234,7 @@ fn lines_that_collide_in_the_near_cache_name_their_owners() {
     for _ in 0..4 {
         for frame in [0x1000u64, 0x1100] {
             for line in 0..64 {
-                let offset = frame << 12 | line * 64;
+                let offset = (frame << 12) | (line * 64);
                 machine.access(0, DYNAMIC + offset, offset, Access::Write);
             }
         }

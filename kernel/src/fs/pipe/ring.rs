@@ -192,10 +192,10 @@ impl Ring {
     }
 
     fn retire_front(&mut self) {
-        if let Some(chunk) = self.chunks.pop_front() {
-            if chunk.page.holding() == Holding::Own {
-                self.spare.get_or_insert(chunk.page);
-            }
+        if let Some(chunk) = self.chunks.pop_front()
+            && chunk.page.holding() == Holding::Own
+        {
+            self.spare.get_or_insert(chunk.page);
         }
     }
 

@@ -140,7 +140,7 @@ proptest! {
             } else {
                 let bytes: Vec<u8> = (0..size).map(|i| next_in.wrapping_add(i as u8)).collect();
                 let count = write(&writer, &bytes).unwrap_or(0);
-                prop_assert!(count == size || count % PAGE_SIZE == 0 || size > PAGE_SIZE);
+                prop_assert!(count == size || count.is_multiple_of(PAGE_SIZE) || size > PAGE_SIZE);
                 next_in = next_in.wrapping_add(count as u8);
             }
             prop_assert!(writer.pipe.ring.lock().pages() <= DEFAULT_PAGES);

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::set::{DefaultAction, SigInfo, SigSet, Signal};
 
 /// The most signals queued for a process or thread.
-pub const MAX_QUEUED: usize = 1024;
+const MAX_QUEUED: usize = 1024;
 
 /// Pending signals of a process or of one of its threads.
 #[derive(Debug, Default)]
@@ -28,12 +28,13 @@ impl Pending {
         self.set
     }
     /// Whether one more fits without allocation.
-    pub fn has_room(&self) -> bool {
+    fn has_room(&self) -> bool {
         self.queue.len() < self.queue.capacity()
     }
-    /// How many are queued.
-    pub fn len(&self) -> usize {
-        self.queue.len()
+    /// For how many a buffer should have room that takes the place of a full one; `None` while it is not full, or where no more are queued.
+    pub fn room_wanted(&self) -> Option<usize> {
+        let is_due = !self.has_room() && self.queue.len() < MAX_QUEUED;
+        is_due.then(|| (2 * self.queue.len()).max(4))
     }
     /// Exchange the queue's buffer for a larger one; the old one comes back, to be freed without the lock.
     #[must_use]

@@ -7,7 +7,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::pending::{Action, MAX_QUEUED};
+use super::pending::Action;
 use super::set::{SigInfo, SigSet, Signal};
 use crate::sched::{self, Sleep};
 use crate::task::process::{ExitStatus, Group, Process, Report};
@@ -43,8 +43,7 @@ impl Process {
     /// What the process does about `signal`.
     pub fn action(&self, signal: Signal) -> Action {
         let shared = self.actions.lock();
-        let action = shared.lock().get(signal);
-        action
+        shared.lock().get(signal)
     }
     /// Change it.
     pub(in crate::task) fn set_action(&self, signal: Signal, action: Action) {
@@ -54,21 +53,13 @@ impl Process {
     /// Whether sending `signal` would do nothing.
     pub fn ignores(&self, signal: Signal) -> bool {
         let shared = self.actions.lock();
-        let ignores = shared.lock().ignores(signal);
-        ignores
+        shared.lock().ignores(signal)
     }
 
     /// Make room for a few signals, in task context.
     fn make_signal_room(&self) {
-        let wanted = {
-            let group = self.signals.lock();
-            if group.pending.has_room() || group.pending.len() >= MAX_QUEUED {
-                return;
-            }
-            (2 * group.pending.len()).max(4)
-        };
-        let mut buffer = Vec::new();
-        if buffer.try_reserve_exact(wanted).is_ok() {
+        let wanted = self.signals.lock().pending.room_wanted();
+        if let Some(buffer) = wanted.and_then(buffer_for) {
             let old = self.signals.lock().pending.give_room(buffer);
             drop(old);
         }
@@ -164,19 +155,20 @@ impl Process {
     }
 }
 
+/// Memory for so many queued signals; `None` where there is none, and they are known by number only.
+fn buffer_for(signals: usize) -> Option<Vec<SigInfo>> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(signals).ok()?;
+    Some(buffer)
+}
+
 impl Task {
     /// Send a signal to this thread alone. Task context.
     pub fn signal(&self, info: SigInfo) {
-        let wanted = {
-            let pending = self.pending.lock();
-            if pending.has_room() || pending.len() >= MAX_QUEUED { 0 } else { (2 * pending.len()).max(4) }
-        };
-        if wanted > 0 {
-            let mut buffer = Vec::new();
-            if buffer.try_reserve_exact(wanted).is_ok() {
-                let old = self.pending.lock().give_room(buffer);
-                drop(old);
-            }
+        let wanted = self.pending.lock().room_wanted();
+        if let Some(buffer) = wanted.and_then(buffer_for) {
+            let old = self.pending.lock().give_room(buffer);
+            drop(old);
         }
         if self.process().post(Target::Thread(self), info) == Parent::Tell {
             crate::task::wait::tell_parent_of_continue(self.process());

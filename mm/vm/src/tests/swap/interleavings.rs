@@ -68,15 +68,23 @@ impl System {
     fn counts(&self, frame: usize) -> &Counts<Loom> {
         &self.frames[frame].counts
     }
-    fn freed(&self, frame: usize, last: bool) {
-        if last {
-            assert_eq!(self.frames[frame].freed.fetch_add(1, Ordering::Relaxed), 0, "freed twice");
+    fn freed(&self, frame: usize) {
+        assert_eq!(self.frames[frame].freed.fetch_add(1, Ordering::Relaxed), 0, "freed twice");
+    }
+    fn drop_mapping(&self, frame: usize) {
+        if self.counts(frame).unmap() {
+            self.freed(frame);
+        }
+    }
+    fn drop_reference(&self, frame: usize) {
+        if self.counts(frame).unreference() {
+            self.freed(frame);
         }
     }
     fn unreference(&self, frame: Option<Pfn>) {
         if let Some(frame) = frame {
             let frame = frame.0 as usize - 1;
-            self.freed(frame, self.counts(frame).unreference());
+            self.drop_reference(frame);
         }
     }
     fn unmapped(&self, frame: Option<Pfn>) -> bool {
@@ -146,7 +154,7 @@ impl System {
         let to = if own { frame } else { copy };
         if !own {
             self.copy(frame, copy);
-            self.freed(frame, self.counts(frame).unmap());
+            self.drop_mapping(frame);
         }
         assert!(self.counts(to).load().exclusive);
         self.frames[to].byte.store(byte, Ordering::Relaxed);
@@ -169,7 +177,7 @@ impl System {
     }
     /// Both unmap; everything has been freed once, and the slot is free.
     fn end(&self, leaves: [Option<usize>; 2]) {
-        leaves.into_iter().flatten().for_each(|frame| self.freed(frame, self.counts(frame).unmap()));
+        leaves.into_iter().flatten().for_each(|frame| self.drop_mapping(frame));
         let slots = self.slots.lock().unwrap();
         assert_eq!((slots.validate(), slots.free()), (0, 1));
         for frame in &self.frames {
@@ -216,7 +224,7 @@ fn a_page_taken_back_and_stored_to_before_its_write_is_done_is_nobody_elses() {
         };
         let partner = {
             let system = system.clone();
-            thread::spawn(move || system.freed(SHARED, system.counts(SHARED).unmap()))
+            thread::spawn(move || system.drop_mapping(SHARED))
         };
         let mine = system.page_in(2);
         assert_eq!(system.byte(mine), 1);
@@ -236,7 +244,7 @@ fn two_who_read_one_slot_at_once_share_a_frame_or_have_one_each_and_the_slot_is_
         // The partner's page goes too: one more entry, and the last mapping.
         system.counts(SHARED).vacate().unwrap();
         system.slots.lock().unwrap().enter(SLOT).unwrap();
-        system.freed(SHARED, system.counts(SHARED).unreference());
+        system.drop_reference(SHARED);
         system.finish();
         let partner = {
             let system = system.clone();
@@ -253,7 +261,7 @@ fn two_who_read_one_slot_at_once_share_a_frame_or_have_one_each_and_the_slot_is_
         for frame in unused {
             // Read for nothing: its reader lets go of it.
             if !system.counts(frame).load().is_none() {
-                system.freed(frame, system.counts(frame).unreference());
+                system.drop_reference(frame);
             }
         }
         let exclusive = system.counts(mine).load().exclusive;
