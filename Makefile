@@ -16,7 +16,7 @@ BENCH_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/bench/
 GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 	$(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c guest/workloads/*.c guest/tools/*.c))
 # What the command itself puts into guests.
-GUEST_INSTALLED := init tools/phase workloads/near-cache $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
+GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
 .PHONY: build run test lint bench install setup command kernel guest
 .DEFAULT_GOAL := build
@@ -36,7 +36,7 @@ kernel: setup
 
 guest: setup $(GUEST_PROGRAMS)
 
-$(TARGET)/guest/%: guest/%.c $(wildcard guest/conformance/*.h guest/tools/*.h guest/bench/*.h)
+$(TARGET)/guest/%: guest/%.c $(wildcard guest/*/*.h)
 	@mkdir -p $(dir $@)
 	@$(CC) $(GUEST_CFLAGS) -o $@ $<
 

@@ -17,10 +17,13 @@ mod table;
 
 use std::io::Write;
 
-use crate::Result;
+use serde_json::Value;
+
 use crate::args::BenchOptions;
-use crate::files;
+use crate::html::{Page, Tile};
+use crate::{Result, files};
 use compare::Comparison;
+pub use plan::LEAN;
 use plan::Plan;
 use report::Report;
 pub use report::emulator;
@@ -42,25 +45,73 @@ pub fn run(options: &BenchOptions, title: &str) -> Result<u8> {
     for path in [&options.json, &options.html].into_iter().flatten() {
         files::check_writable(path)?;
     }
+    let compared = match compare(options)? {
+        Ok(compared) => compared,
+        Err(status) => return Ok(status),
+    };
+    let report = compared.report();
+    print(&table::render(&report));
+    if let Some(path) = &options.json {
+        files::write_json(path, &json::value(&report))?;
+    }
+    if let Some(path) = &options.html {
+        page::page(&report, title).write(path)?;
+    }
+    Ok(compared.tell_failures())
+}
+
+/// For experiments: what was compared, in all its forms.
+pub struct Compared {
+    plan: Plan,
+    measured: Vec<measure::Measured>,
+    comparison: Comparison,
+}
+
+/// Measures what `options` describe. The inner error is the exit status after a guest died or a signal came: that was told.
+pub fn compare(options: &BenchOptions) -> Result<std::result::Result<Compared, u8>> {
     let plan = Plan::new(options)?;
     let measured = match measure::measure(&plan) {
         Ok(measured) => measured,
-        Err(stop) => return measure::tell(stop),
+        Err(stop) => return measure::tell(stop).map(Err),
     };
     let comparison = Comparison::new(&plan, &measured);
-    let report = Report::new(&plan, &measured, &comparison);
-    print(&table::render(&report));
-    if let Some(path) = &options.json {
-        json::write(&report, path)?;
+    Ok(Ok(Compared { plan, measured, comparison }))
+}
+
+impl Compared {
+    fn report(&self) -> Report<'_> {
+        Report::new(&self.plan, &self.measured, &self.comparison)
     }
-    if let Some(path) = &options.html {
-        page::write(&report, title, path)?;
+
+    /// As a table in a terminal.
+    pub fn text(&self) -> String {
+        table::render(&self.report())
     }
-    for failure in &comparison.failures {
-        eprintln!("freehold: row {} failed on {}: {}", failure.row, failure.side, failure.message);
-        eprint!("{}", failure.printed);
+
+    /// For machines.
+    pub fn json(&self) -> Value {
+        json::value(&self.report())
     }
-    Ok(if comparison.failures.is_empty() { 0 } else { ROW_FAILED })
+
+    /// Key figures of a page.
+    pub fn tiles(&self) -> Vec<Tile> {
+        page::tiles(&self.report())
+    }
+
+    /// The other parts of a page.
+    pub fn sections(&self, page: &mut Page) {
+        page::sections(&self.report(), page);
+    }
+
+    /// Says which rows failed; the exit status.
+    pub fn tell_failures(&self) -> u8 {
+        let failures = &self.comparison.failures;
+        for failure in failures {
+            eprintln!("freehold: row {} failed on {}: {}", failure.row, failure.side, failure.message);
+            eprint!("{}", failure.printed);
+        }
+        if failures.is_empty() { 0 } else { ROW_FAILED }
+    }
 }
 
 fn list() -> u8 {

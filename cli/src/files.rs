@@ -4,6 +4,8 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use serde::Serialize;
+
 use crate::Result;
 use crate::failure::Failure;
 
@@ -15,6 +17,13 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     file.as_file().set_permissions(PermissionsExt::from_mode(0o644)).map_err(|e| failed(&e))?;
     file.persist(path).map_err(|e| failed(&e.error))?;
     Ok(())
+}
+
+/// Writes `record` as JSON for machines that people can read too.
+pub fn write_json(path: &Path, record: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(record).map_err(|e| Failure::io("write", path, &e.into()))?;
+    text.push(b'\n');
+    write_whole(path, &text)
 }
 
 /// Fails now if [`write_whole`] would fail for its place later: asked before a run that would be lost.

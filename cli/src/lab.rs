@@ -3,19 +3,25 @@
 //! An experiment is one file under lab/ that ends in a constant, and a line in [`EXPERIMENTS`].
 
 mod costs;
+mod cow;
 mod near_cache;
 mod slowdown;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 
-use crate::Result;
-use crate::args::LabOptions;
+use crate::args::{self, LabOptions};
 use crate::failure::Failure;
-use crate::files;
+use crate::protocol::Ending;
+use crate::qemu::Engine;
+use crate::run::Prepared;
+use crate::session::End;
+use crate::{Result, files};
 
 /// All of them, in the order in which they are listed.
-const EXPERIMENTS: &[Experiment] = &[costs::EXPERIMENT, near_cache::EXPERIMENT, slowdown::EXPERIMENT];
+const EXPERIMENTS: &[Experiment] =
+    &[costs::EXPERIMENT, cow::EXPERIMENT, near_cache::EXPERIMENT, slowdown::EXPERIMENT];
 
 /// One experiment.
 pub struct Experiment {
@@ -80,6 +86,21 @@ pub fn lab(options: &LabOptions) -> Result<u8> {
         html: options.html.clone(),
         json: options.json.clone(),
     })
+}
+
+/// Runs a measurement and returns what it printed.
+fn output_of(words: &[OsString]) -> Result<String> {
+    let ended = Prepared::measurement(&args::run_options(words)?)?.run(Engine::Tcg)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match &ended.end {
+        End::Program(Ending::Exit(0)) => Ok(text(&ended.output)),
+        End::Qemu(words) => Err(Failure::new(words.clone(), "freehold doctor checks the installation")),
+        end => {
+            let said = text(&ended.error);
+            let said = said.lines().last().unwrap_or("it said nothing");
+            Err(Failure::new(format!("the guest did not end well ({end:?}): {said}"), ""))
+        }
+    }
 }
 
 fn names() -> String {

@@ -115,8 +115,6 @@ impl Outcome {
 
     /// Writes the file as a whole or not at all.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_vec_pretty(self).map_err(|e| Failure::io("write", path, &e.into()))?;
-        text.push(b'\n');
-        files::write_whole(path, &text)
+        files::write_json(path, self)
     }
 }

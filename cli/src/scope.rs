@@ -25,7 +25,7 @@ use crate::outcome::Outcome;
 use crate::protocol::Ending;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
-use crate::session::{End, WATCHER_NAME};
+use crate::session::{End, Ended, WATCHER_NAME};
 use crate::{Result, files, kernel};
 use digest::Digest;
 use summary::Rows;
@@ -113,17 +113,22 @@ impl Measurement {
 
     /// What was seen, and what the program printed.
     pub fn run(self) -> Result<(Results, Vec<u8>)> {
-        let ended = self.run.run(Engine::Tcg)?;
+        let (results, ended) = self.run_to_an_end()?;
         match &ended.end {
-            End::Program(Ending::Exit(0)) => {}
-            End::Qemu(words) => {
-                let failure = Failure::new(words.clone(), "");
-                return Err(explain(&self.microscope.plugin, &ended.words, failure));
-            }
-            end => return Err(Failure::new(format!("the watched program did not end well: {end:?}"), "")),
+            End::Program(Ending::Exit(0)) => Ok((results?, ended.output)),
+            end => Err(Failure::new(format!("the watched program did not end well: {end:?}"), "")),
         }
-        let results = Results::read(&self.seen).map_err(|error| lost(&ended.words, &error))?;
-        Ok((results, ended.output))
+    }
+
+    /// What was seen, if QEMU came to write it, and how the run ended: for callers who judge that themselves.
+    pub fn run_to_an_end(self) -> Result<(Result<Results>, Ended)> {
+        let ended = self.run.run(Engine::Tcg)?;
+        if let End::Qemu(words) = &ended.end {
+            let failure = Failure::new(words.clone(), "freehold doctor checks the installation");
+            return Err(explain(&self.microscope.plugin, &ended.words, failure));
+        }
+        let results = Results::read(&self.seen).map_err(|error| lost(&ended.words, &error));
+        Ok((results, ended))
     }
 }
 
@@ -210,7 +215,7 @@ fn write_files(options: &ScopeOptions, story: &Story<'_>) -> Result<()> {
     Ok(())
 }
 
-fn kernel_name(ended: &crate::session::Ended) -> String {
+fn kernel_name(ended: &Ended) -> String {
     let field = |name: &str| ended.ready.as_ref()?.get(name)?.as_str().map(str::to_owned);
     let parts = [field("kernel"), field("version")];
     parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
@@ -255,11 +260,20 @@ fn hw_address() -> Result<HwAddress> {
         .stdin(Stdio::null())
         .output()
         .map_err(|e| Failure::io("start", &program, &e))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let version = text.split_once("version ").map_or("", |(_, rest)| rest);
-    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse::<u32>().ok());
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let version = version(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
+        Failure::new(
+            format!("{} --version tells no version of QEMU", program.display()),
+            "FREEHOLD_QEMU=FILE names a qemu-system-x86_64",
+        )
+    })?;
     Ok(if version < (8, 2) { HwAddress::OffsetTwice } else { HwAddress::GuestPhysical })
+}
+
+/// The first two numbers of the version that QEMU tells of itself.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let (_, version) = text.split_once("QEMU emulator version ")?;
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());
+    Some((numbers.next()?, numbers.next()?))
 }
 
 /// A failure of QEMU that is the plugin's, in words that help.
@@ -320,6 +334,16 @@ mod tests {
             digest: Digest::of(&results),
             kernel: "Freehold 0.1.0".into(),
         })
+    }
+
+    #[test]
+    fn only_qemu_tells_a_version_of_qemu() {
+        assert_eq!(
+            version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright"),
+            Some((7, 2))
+        );
+        assert_eq!(version("QEMU emulator version 10.0.2\n"), Some((10, 0)));
+        assert_eq!((version(""), version("true (GNU coreutils) 9.1\n")), (None, None));
     }
 
     #[test]

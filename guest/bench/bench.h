@@ -1,15 +1,17 @@
 // The harness of the benchmark programs: one program holds several rows, one process runs one row.
 //
-//   PROGRAM ROW SAMPLES DIVISOR tsc|monotonic WORKERS
+//   PROGRAM ROW SAMPLES DIVISOR tsc|monotonic|watched WORKERS
 //   PROGRAM --list
 //
 // A row function takes WARM_UPS samples that are thrown away and then SAMPLES that count; each sample performs the row's
 // number of operations (divided by DIVISOR, at least one) between begin() and end(). The work is the same on every kernel:
 // nothing here looks at the time to decide how much to do. With several workers all begin together, and a sample lasts until
-// the last one is done. The clock's own cost is measured and taken off.
+// the last one is done. The clock's own cost is measured and taken off. A row that is watched has no clock: each sample is a
+// phase of the microscope, which counts the instructions in it, and none while a CPU waits.
 //
 // Lines, printed only when nothing is being measured (README.md here describes them):
 //   sample ROW WORKERS OPERATIONS ELAPSED      elapsed: nanoseconds, or ticks of the TSC
+//   watched ROW WORKERS OPERATIONS             the next phase named "ROW WORKERS" was a sample
 //   note ROW WORKERS TEXT                      what the reader has to know about this row on this kernel
 //   fail ROW WORKERS TEXT                      the row cannot be believed
 #define _GNU_SOURCE
@@ -27,7 +29,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../tools/doorbell.h"
+
 enum { PAGE = 4096, WARM_UPS = 2, MOST_SAMPLES = 1000, MOST_WORKERS = 16 };
+
+enum clock { TSC, MONOTONIC, WATCHED };
 
 struct times {
     uint64_t begin, end;
@@ -36,7 +42,8 @@ struct times {
 // Shared by all workers of a row, be they threads or processes.
 struct shared {
     const char *row;
-    int samples, workers, tsc;
+    int samples, workers;
+    enum clock clock;
     uint64_t clock_cost;
     pthread_barrier_t together;
     char note[160];
@@ -96,7 +103,8 @@ __attribute__((format(printf, 2, 3), unused)) static void note(struct worker *w,
 static uint64_t now(const struct shared *s) {
     // Under -icount the TSC counts instructions, exactly and on every kernel alike; clock_gettime would bring in the
     // kernel's calibration, and a system call where there is no vDSO.
-    if (s->tsc) return __builtin_ia32_rdtsc();
+    if (s->clock == TSC) return __builtin_ia32_rdtsc();
+    if (s->clock == WATCHED) return 0;
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
@@ -106,7 +114,17 @@ static void meet(struct worker *w) {
     if (w->shared->workers > 1) pthread_barrier_wait(&w->shared->together);
 }
 
+// Tells the microscope what follows.
+static void phase(struct worker *w, const char *name) {
+    const struct shared *s = w->shared;
+    if (s->clock == WATCHED && w->number == 0 && w->sample >= 0 && doorbell_phase(name))
+        die(s, "the microscope takes no phase of this name: %s", name);
+}
+
 static void begin(struct worker *w) {
+    char name[64];
+    snprintf(name, sizeof name, "%s %d", w->shared->row, w->shared->workers);
+    phase(w, name);
     meet(w);
     w->shared->times[w->number].begin = now(w->shared);
 }
@@ -116,6 +134,7 @@ static void end_without(struct worker *w, uint64_t overhead) {
     struct shared *s = w->shared;
     s->times[w->number].end = now(s);
     meet(w);
+    phase(w, "between");
     if (w->number == 0 && w->sample >= 0) {
         uint64_t first = s->times[0].begin, last = s->times[0].end;
         for (int i = 1; i < s->workers; i++) {
@@ -211,8 +230,8 @@ static void report(const struct shared *s, long operations) {
     if (s->note[0]) say(s, "note", s->note);
     for (int i = 0; i < s->samples; i++) {
         char text[64];
-        snprintf(text, sizeof text, "%ld %llu", operations, (unsigned long long)s->elapsed[i]);
-        say(s, "sample", text);
+        snprintf(text, sizeof text, s->clock == WATCHED ? "%ld" : "%ld %llu", operations, (unsigned long long)s->elapsed[i]);
+        say(s, s->clock == WATCHED ? "watched" : "sample", text);
     }
 }
 
@@ -231,7 +250,7 @@ int main(int argc, char **argv) {
     s->row = row->name;
     s->samples = atoi(argv[2]);
     long divisor = atol(argv[3]);
-    s->tsc = !strcmp(argv[4], "tsc");
+    s->clock = !strcmp(argv[4], "tsc") ? TSC : !strcmp(argv[4], "watched") ? WATCHED : MONOTONIC;
     s->workers = atoi(argv[5]);
     if (s->samples < 1 || s->samples > MOST_SAMPLES || divisor < 1 || s->workers < 1 || s->workers > MOST_WORKERS) {
         fprintf(stderr, "%s: 1 to %d samples, 1 to %d workers\n", argv[0], MOST_SAMPLES, MOST_WORKERS);

@@ -1,6 +1,6 @@
 // Runs benchmark rows one after the other, each in a fresh process of its program, which lies beside this one.
 //
-//   sequence SAMPLES DIVISOR tsc|monotonic WORKERS[,WORKERS] PROGRAM/ROW...
+//   sequence SAMPLES DIVISOR tsc|monotonic|watched WORKERS[,WORKERS] PROGRAM/ROW...
 //
 // Adds to the rows' own lines: "begin ROW WORKERS" before each, "fail ROW WORKERS TEXT" for a row that was killed or could not
 // start, and "done ROWS" at the end.
@@ -43,7 +43,7 @@ static void run(const char *folder, char *program, char *row, char **common, cha
 
 int main(int argc, char **argv) {
     if (argc < 6) {
-        fprintf(stderr, "usage: %s SAMPLES DIVISOR tsc|monotonic WORKERS[,WORKERS] PROGRAM/ROW...\n", argv[0]);
+        fprintf(stderr, "usage: %s SAMPLES DIVISOR tsc|monotonic|watched WORKERS[,WORKERS] PROGRAM/ROW...\n", argv[0]);
         return 2;
     }
     char folder[128];

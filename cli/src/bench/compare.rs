@@ -3,7 +3,7 @@
 use super::measure::{Measured, printed, show};
 use super::parse::{Found, Key};
 use super::plan::{Measure, Plan};
-use super::rows::Row;
+use super::rows::{Row, Waits};
 use super::statistics::{self, Estimate};
 
 /// How intervals were made.
@@ -191,7 +191,7 @@ impl Comparison {
                 let cells: Vec<Cell> = measured
                     .iter()
                     .zip(&labels)
-                    .map(|(side, label)| comparison.cell(label, side, &key))
+                    .map(|(side, label)| comparison.cell(label, side, row, &key))
                     .collect();
                 let ratios = cells[1..].iter().map(|other| ratio(method, &cells[0], other)).collect();
                 comparison.lines.push(Line { row, workers: *workers, cells, ratios });
@@ -200,7 +200,7 @@ impl Comparison {
         comparison
     }
 
-    fn cell(&mut self, label: &str, side: &Measured, key: &Key) -> Cell {
+    fn cell(&mut self, label: &str, side: &Measured, row: &Row, key: &Key) -> Cell {
         let found: Vec<&Found> = side.runs.iter().filter_map(|run| run.rows.get(key)).collect();
         for (run, found) in side.runs.iter().zip(&found) {
             if let Some(message) = &found.failure {
@@ -214,6 +214,7 @@ impl Comparison {
             }
         }
         if let (Some(differences), [first, others @ ..]) = (&mut self.differences, found.as_slice())
+            && row.waits == Waits::Nothing
             && let Some(other) = others.iter().find(|other| other.raw != first.raw)
         {
             let units = |found: &Found| found.raw.iter().map(|(_, elapsed)| elapsed).sum();

@@ -1,28 +1,16 @@
 //! The comparison for machines. guest/bench/README.md describes every field.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 
 use super::compare::{Cell, distinguishable};
 use super::plan::Measure;
 use super::report::Report;
-use crate::Result;
-use crate::failure::Failure;
-use crate::files;
 
 /// Name and version of the form.
 const SCHEMA: &str = "freehold-bench-1";
 
-/// Writes the file, whole or not at all.
-pub fn write(report: &Report<'_>, path: &Path) -> Result<()> {
-    let mut bytes = serde_json::to_vec_pretty(&value(report))
-        .map_err(|e| Failure::new(format!("cannot write {}: {e}", path.display()), ""))?;
-    bytes.push(b'\n');
-    files::write_whole(path, &bytes)
-}
-
-fn value(report: &Report<'_>) -> Value {
+/// All that is known.
+pub fn value(report: &Report<'_>) -> Value {
     let (plan, comparison) = (report.plan, report.comparison);
     let labels = report.labels();
     let sides: Vec<Value> = plan

@@ -3,21 +3,22 @@
 //! By the host's clock one VM runs at a time. Counted instructions do not depend on the host, so there as many VMs run at a time
 //! as the host has CPUs.
 
+use std::ffi::OsString;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
-use super::parse::{Key, Output};
-use super::plan::{Measure, Plan, Side};
-use crate::Result;
+use super::parse::{Key, Output, Phases};
+use super::plan::{Counter, Measure, Plan, Side, disk, with_disk};
 use crate::backtrace::Symbols;
 use crate::failure::Failure;
 use crate::outcome::{GUEST_DIED, TIMED_OUT};
 use crate::protocol::Ending;
 use crate::report;
 use crate::session::{End, Ended};
+use crate::{Result, args, scope};
 
 /// Lines of a guest's own words that are shown with its failure.
 const LINES_SHOWN: usize = 12;
@@ -95,15 +96,52 @@ fn order(sides: usize, runs: usize) -> Vec<(usize, usize)> {
     (0..runs).flat_map(round).collect()
 }
 
+/// One run of a side: a VM for the rows of each counter.
 fn one(plan: &Plan, side: &Side) -> std::result::Result<(String, Output), Stop> {
-    let ended = side.prepared.run(plan.engine).map_err(Stop::Failure)?;
-    let output = Output::parse(&ended.output, &ended.error, &plan.keys(), plan.extent.samples);
+    let (mut version, mut output) = (String::new(), Output::default());
+    for counter in [Counter::Clock, Counter::Microscope] {
+        let keys = plan.keys(counter);
+        if keys.is_empty() {
+            continue;
+        }
+        let (ended, phases) = match &side.watched {
+            Some(words) if counter == Counter::Microscope => watch(words),
+            _ => side.prepared.run(plan.engine).map(|ended| (ended, Phases::new())),
+        }
+        .map_err(Stop::Failure)?;
+        let found = Output::parse(&ended.output, &ended.error, phases, &keys, plan.extent.samples);
+        version = judge(side, &ended, &found)?;
+        output.append(found);
+    }
+    Ok((version, output))
+}
+
+/// A run under the microscope, with a disk of its own.
+fn watch(words: &[OsString]) -> Result<(Ended, Phases)> {
+    let disk = disk()?;
+    let measurement = scope::Measurement::prepare(&args::scope_options(&with_disk(words, disk.path()))?)?;
+    let (results, ended) = measurement.run_to_an_end()?;
+    let results = match (results, &ended.end) {
+        (Err(lost), End::Program(Ending::Exit(_))) => return Err(lost),
+        (results, _) => results.ok(),
+    };
+    let mut phases = Phases::new();
+    for phase in results.iter().flat_map(|results| &results.phases) {
+        let instructions =
+            phase.cpus.iter().map(|cpu| cpu.modes.user.instructions + cpu.modes.kernel.instructions);
+        phases.entry(phase.name.clone()).or_default().push_back(instructions.sum());
+    }
+    Ok((ended, phases))
+}
+
+/// The kernel's name and version, if the run came to its end.
+fn judge(side: &Side, ended: &Ended, output: &Output) -> std::result::Result<String, Stop> {
     let kernel = side.prepared.kernel.path.display();
     if ended.ready.is_none() && !matches!(ended.end, End::Interrupted(_)) {
         let cause = match &ended.end {
             End::TimedOut => "nothing came before its time was up".to_owned(),
             End::Qemu(words) => words.clone(),
-            _ => report::cause_of_death(&ended),
+            _ => report::cause_of_death(ended),
         };
         let hint = format!("freehold run --verbose --kernel {kernel} -- PROGRAM shows its log");
         return Err(Stop::Failure(Failure::new(
@@ -120,16 +158,16 @@ fn one(plan: &Plan, side: &Side) -> std::result::Result<(String, Output), Stop> 
                 "freehold doctor checks the installation",
             )));
         }
-        end => return Err(died(side, &ended, end, &output)),
+        end => return Err(died(side, ended, end, output)),
     }
-    if let Some(finding) = report::audit_failure(&ended) {
+    if let Some(finding) = report::audit_failure(ended) {
         let text =
             format!("freehold: {}: the kernel's frame table does not balance: {finding}\n", side.label);
         return Err(Stop::Guest(text, GUEST_DIED));
     }
     let field =
         |name| ended.ready.as_ref().and_then(|ready| ready.get(name)).and_then(Value::as_str).unwrap_or("?");
-    Ok((format!("{} {}", field("kernel"), field("version")), output))
+    Ok(format!("{} {}", field("kernel"), field("version")))
 }
 
 /// A guest that came up and did not come to its end.

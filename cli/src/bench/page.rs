@@ -1,24 +1,23 @@
 //! The comparison as one offline HTML file.
 
-use std::path::Path;
-
 use super::compare::{Cell, Line, Verdict, distinguishable};
 use super::plan::Measure;
 use super::report::Report;
 use super::statistics::Estimate;
 use super::table;
-use crate::Result;
 use crate::html::{self, Axis, Bar, Bars, Column, Page, Table, Tile, Tone, Unit};
 
-/// Writes the file, whole or not at all.
-pub fn write(report: &Report<'_>, title: &str, path: &Path) -> Result<()> {
-    page(report, title).write(path)
-}
-
-fn page(report: &Report<'_>, title: &str) -> Page {
-    let labels = report.labels();
+/// The comparison with its title and its key figures.
+pub fn page(report: &Report<'_>, title: &str) -> Page {
     let mut page = Page::new(title, &format!("{}. {}.", report.unit(), report.comparison.method.words()));
     page.tiles(&tiles(report));
+    sections(report, &mut page);
+    page
+}
+
+/// Everything below the key figures.
+pub fn sections(report: &Report<'_>, page: &mut Page) {
+    let labels = report.labels();
     for failure in &report.comparison.failures {
         page.note(Tone::Bad, &format!("{} failed on {}: {}", failure.row, failure.side, failure.message));
     }
@@ -60,7 +59,6 @@ fn page(report: &Report<'_>, title: &str) -> Page {
     }
     page.section("Settings");
     page.facts(&report.settings);
-    page
 }
 
 fn bar(estimate: Estimate) -> Bar {
@@ -71,7 +69,8 @@ fn bar(estimate: Estimate) -> Bar {
     Bar::exact(estimate.value)
 }
 
-fn tiles(report: &Report<'_>) -> Vec<Tile> {
+/// The key figures.
+pub fn tiles(report: &Report<'_>) -> Vec<Tile> {
     let lines = &report.comparison.lines;
     let tile =
         |label: &str, value: String, detail: String, tone| Tile { label: label.into(), value, detail, tone };

@@ -2,10 +2,13 @@
 //!
 //! Nothing is believed that is not complete: a row without all of its samples has failed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// A row in one form: its name, and how many workers performed it.
 pub type Key = (String, u32);
+
+/// Instructions in the phases that the microscope saw, by name, first to last.
+pub type Phases = BTreeMap<String, VecDeque<u64>>;
 
 /// What one run says of one row.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -32,12 +35,18 @@ pub struct Output {
 }
 
 impl Output {
-    /// Reads stdout and stderr of a run that was to take `samples` of each of `expected`.
-    pub fn parse(stdout: &[u8], stderr: &[u8], expected: &[Key], samples: usize) -> Output {
+    /// Reads stdout and stderr of a run that was to take `samples` of each of `expected`; `phases`: what was seen of it.
+    pub fn parse(
+        stdout: &[u8],
+        stderr: &[u8],
+        mut phases: Phases,
+        expected: &[Key],
+        samples: usize,
+    ) -> Output {
         let mut output = Output::default();
         let mut complete = false;
         for line in String::from_utf8_lossy(stdout).lines() {
-            match output.line(line) {
+            match output.line(line, &mut phases) {
                 Some(Line::Done) => complete = true,
                 Some(Line::Row) => {}
                 None => {
@@ -59,8 +68,15 @@ impl Output {
         output
     }
 
+    /// Adds what another run of the same side says of other rows.
+    pub fn append(&mut self, mut other: Output) {
+        self.rows.append(&mut other.rows);
+        self.last = other.last.or(self.last.take());
+        self.other.push_str(&other.other);
+    }
+
     /// Takes one line; `None` when it is not the harness'.
-    fn line(&mut self, line: &str) -> Option<Line> {
+    fn line(&mut self, line: &str, phases: &mut Phases) -> Option<Line> {
         let mut words = line.splitn(4, ' ');
         let kind = words.next()?;
         if kind == "done" {
@@ -73,22 +89,32 @@ impl Output {
             "begin" => self.last = Some(key),
             "sample" => {
                 let (operations, elapsed) = rest.split_once(' ')?;
-                let (operations, elapsed): (u64, u64) = (operations.parse().ok()?, elapsed.parse().ok()?);
-                if operations == 0 {
-                    return None;
-                }
-                let found = self.rows.entry(key).or_default();
-                found.raw.push((operations, elapsed));
-                found.samples.push(elapsed as f64 / operations as f64);
-                if elapsed == 0 {
-                    found.fail("it took no time at all: the guest's clock stands still");
-                }
+                self.sample(key, operations.parse().ok()?, elapsed.parse().ok()?)?;
+            }
+            "watched" => {
+                let operations = rest.parse().ok()?;
+                let seen = phases.get_mut(&format!("{} {}", key.0, key.1))?.pop_front()?;
+                self.sample(key, operations, seen)?;
             }
             "note" => self.rows.entry(key).or_default().note = Some(rest.to_owned()),
             "fail" => self.rows.entry(key).or_default().fail(rest),
             _ => return None,
         }
         Some(Line::Row)
+    }
+
+    /// `elapsed` clock units for so many operations; `None` for no operations at all.
+    fn sample(&mut self, key: Key, operations: u64, elapsed: u64) -> Option<()> {
+        if operations == 0 {
+            return None;
+        }
+        let found = self.rows.entry(key).or_default();
+        found.raw.push((operations, elapsed));
+        found.samples.push(elapsed as f64 / operations as f64);
+        if elapsed == 0 {
+            found.fail("it took no time at all: the guest's clock stands still");
+        }
+        Some(())
     }
 }
 
@@ -114,7 +140,7 @@ mod tests {
 
     fn parse(text: &str, expected: &[&str], samples: usize) -> Output {
         let expected: Vec<Key> = expected.iter().map(|name| key(name)).collect();
-        Output::parse(text.as_bytes(), b"", &expected, samples)
+        Output::parse(text.as_bytes(), b"", Phases::new(), &expected, samples)
     }
 
     #[test]
@@ -137,6 +163,28 @@ mod tests {
         let output = parse(text, &["a"], 2);
         assert_eq!(output.rows[&key("a")].failure.as_deref(), Some("fork: Out of memory"));
         assert_eq!(output.other, "libc said so\n");
+    }
+
+    #[test]
+    fn a_watched_sample_is_the_next_phase_of_its_row_and_none_without_one() {
+        let phases = || Phases::from([("a 1".to_owned(), [500, 700].into()), ("a 2".to_owned(), [9].into())]);
+        let parse = |text: &str| Output::parse(text.as_bytes(), b"", phases(), &[key("a")], 2);
+        let whole = parse("watched a 1 10\nwatched a 1 10\ndone 1\n");
+        assert_eq!(whole.rows[&key("a")].samples, [50.0, 70.0]);
+        assert_eq!(whole.rows[&key("a")].failure, None);
+        // A third phase was not seen; no operations are no sample.
+        for text in ["watched a 1 10\nwatched a 1 10\nwatched a 1 10\n", "watched a 1 0\n"] {
+            let output = parse(text);
+            assert!(output.rows[&key("a")].samples.len() <= 2 && output.other.lines().count() == 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn two_runs_of_one_side_are_put_together() {
+        let mut first = parse("begin a 1\nsample a 1 10 50\nfirst\ndone 1\n", &["a"], 1);
+        first.append(parse("begin b 1\nsample b 1 10 70\nsecond\ndone 1\n", &["b"], 1));
+        assert_eq!(first.rows.values().flat_map(|row| row.samples.clone()).collect::<Vec<_>>(), [5.0, 7.0]);
+        assert_eq!((first.last, first.other.as_str()), (Some(key("b")), "first\nsecond\n"));
     }
 
     #[test]

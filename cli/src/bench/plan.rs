@@ -3,24 +3,29 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use tempfile::NamedTempFile;
+
 use super::parse::Key;
-use super::rows::{self, Row};
+use super::rows::{self, Row, Waits};
 use crate::args::{self, BenchOptions};
 use crate::failure::Failure;
 use crate::kernel::{self, Family};
 use crate::qemu::MAX_CPUS;
 use crate::run::Prepared;
-use crate::{Result, accel, qemu};
+use crate::{Result, accel, qemu, scope};
 
 const DEFAULT_MEMORY: &str = "1G";
 /// A VM that needs longer is stuck: a full run takes about ten seconds on a quiet machine.
 const DEFAULT_TIMEOUT: &str = "600";
 const MOST_RUNS: usize = 1000;
 /// What makes a Debian kernel hand out memory without clearing it once more.
-const LEAN: &str = "init_on_alloc=0";
+pub const LEAN: &str = "init_on_alloc=0";
 /// More CPUs than this are taken by default only when asked for: they would compete with the host's own work.
 const DEFAULT_CPUS_AT_MOST: usize = 4;
-const PROGRAMS: [&str; 7] = ["sequence", "leave", "syscalls", "files", "processes", "memory", "switches"];
+const PROGRAMS: [&str; 8] =
+    ["sequence", "leave", "syscalls", "files", "processes", "memory", "pins", "switches"];
+/// The disk of the rows that wait for one.
+const DISK_BYTES: u64 = 1 << 20;
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +34,25 @@ pub enum Measure {
     Instructions,
     /// The host's time.
     Wall,
+}
+
+impl Measure {
+    /// What counts this row.
+    pub fn counter(self, row: &Row) -> Counter {
+        match (self, row.waits) {
+            (Measure::Instructions, Waits::Disk) => Counter::Microscope,
+            _ => Counter::Clock,
+        }
+    }
+}
+
+/// What counts a row's cost. The rows of each counter have a VM of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counter {
+    /// The guest's clock.
+    Clock,
+    /// The microscope: the instructions that are executed, and none while a CPU waits.
+    Microscope,
 }
 
 /// How much is run.
@@ -48,6 +72,8 @@ pub struct Side {
     pub label: String,
     /// A machine with this kernel and the programs, ready to start.
     pub prepared: Prepared,
+    /// The same under the microscope, as `freehold scope` takes it, but for its disk; where there are rows for it.
+    pub watched: Option<Vec<OsString>>,
 }
 
 /// Everything that is decided before the first run.
@@ -64,6 +90,8 @@ pub struct Plan {
     pub extent: Extent,
     /// What executes the guests.
     pub engine: qemu::Engine,
+    /// The disk that the sides have in turn, by the host's time.
+    _disk: Option<NamedTempFile>,
 }
 
 impl Plan {
@@ -74,28 +102,35 @@ impl Plan {
         let extent = extent(options, measure)?;
         let cpus = cpus(options, measure)?;
         let workers = if cpus == 1 { vec![1] } else { vec![1, cpus] };
+        let choice = Choice { measure, cpus, extent, workers: &workers, rows: &rows };
+        let disk = match measure {
+            Measure::Wall if rows.iter().any(|row| row.waits == Waits::Disk) => Some(disk()?),
+            _ => None,
+        };
+        let side = |side: &Wanted| -> Result<Side> {
+            let mut words = words(options, side, &choice, Counter::Clock)?;
+            if let Some(disk) = &disk {
+                words = with_disk(&words, disk.path());
+            }
+            let prepared = Prepared::measurement(&args::run_options(&words)?)?;
+            Ok(Side { label: side.label.clone(), prepared, watched: watched(options, side, &choice)? })
+        };
         let sides = sides(options, |name| Ok(kernel::select(name)?.family))?
             .iter()
-            .map(|side| {
-                let words = words(options, side, measure, cpus, extent, &workers, &rows)?;
-                Ok(Side {
-                    label: side.label.clone(),
-                    prepared: Prepared::measurement(&args::run_options(&words)?)?,
-                })
-            })
+            .map(side)
             .collect::<Result<Vec<_>>>()?;
         let clock = sides[0].prepared.machine.clock;
         let engine = accel::choose(options.accel.unwrap_or(args::Accel::Auto), clock)?;
         qemu::program()?;
-        Ok(Plan { rows, workers, sides, measure, extent, engine })
+        Ok(Plan { rows, workers, sides, measure, extent, engine, _disk: disk })
     }
 
-    /// Every row in each of its forms, in order.
-    pub fn keys(&self) -> Vec<Key> {
+    /// Every row of this counter in each of its forms, in order.
+    pub fn keys(&self, counter: Counter) -> Vec<Key> {
         let forms = |row: &&'static Row| {
             self.workers.iter().map(|count| (row.name.to_owned(), *count)).collect::<Vec<_>>()
         };
-        self.rows.iter().flat_map(forms).collect()
+        self.rows.iter().filter(|row| self.measure.counter(row) == counter).flat_map(forms).collect()
     }
 
     /// True when our kernel is compared with a lean Linux first: then the rows' goals apply.
@@ -204,16 +239,48 @@ fn label(kernel: &OsString, append: &str) -> String {
     text.chars().take(LONGEST - 1).chain(['…']).collect()
 }
 
-/// The side's run as `freehold run` takes it.
-fn words(
-    options: &BenchOptions,
-    side: &Wanted,
+/// What all sides do.
+struct Choice<'a> {
     measure: Measure,
     cpus: u32,
     extent: Extent,
-    workers: &[u32],
-    rows: &[&Row],
+    workers: &'a [u32],
+    rows: &'a [&'static Row],
+}
+
+/// A disk for the rows that wait for one.
+pub fn disk() -> Result<NamedTempFile> {
+    let made = tempfile::Builder::new().prefix("freehold-").suffix(".disk").tempfile();
+    made.and_then(|disk| disk.as_file().set_len(DISK_BYTES).map(|()| disk)).map_err(|e| {
+        Failure::new(format!("cannot make a temporary disk: {e}"), "TMPDIR names another folder")
+    })
+}
+
+/// The side's run under the microscope, if there are rows for it: as `freehold scope` takes it, but for the disk.
+fn watched(options: &BenchOptions, side: &Wanted, choice: &Choice<'_>) -> Result<Option<Vec<OsString>>> {
+    if choice.rows.iter().all(|row| choice.measure.counter(row) == Counter::Clock) {
+        return Ok(None);
+    }
+    let words = words(options, side, choice, Counter::Microscope)?;
+    // A microscope that cannot watch is found before minutes are spent.
+    let disk = disk()?;
+    scope::Measurement::prepare(&args::scope_options(&with_disk(&words, disk.path()))?)?;
+    Ok(Some(words))
+}
+
+/// These words with this disk.
+pub fn with_disk(words: &[OsString], disk: &Path) -> Vec<OsString> {
+    ["--disk".into(), disk.into()].into_iter().chain(words.iter().cloned()).collect()
+}
+
+/// The side's run with the rows of `counter`, as `freehold run` (`freehold scope`) takes it.
+fn words(
+    options: &BenchOptions,
+    side: &Wanted,
+    choice: &Choice<'_>,
+    counter: Counter,
 ) -> Result<Vec<OsString>> {
+    let &Choice { measure, cpus, extent, workers, rows } = choice;
     let mut words: Vec<OsString> = Vec::new();
     let mut option = |name: &str, value: OsString| {
         words.push(name.into());
@@ -234,12 +301,16 @@ fn words(
         volume.push(format!(":/bench/{name}"));
         option("--volume", volume);
     }
-    let clock = match measure {
-        Measure::Instructions => {
+    let clock = match (counter, measure) {
+        (Counter::Microscope, _) => {
+            words.extend(["--model", "locality"].map(OsString::from));
+            "watched"
+        }
+        (Counter::Clock, Measure::Instructions) => {
             words.push("--icount".into());
             "tsc"
         }
-        Measure::Wall => "monotonic",
+        (Counter::Clock, Measure::Wall) => "monotonic",
     };
     let workers: Vec<String> = workers.iter().map(ToString::to_string).collect();
     words.extend(["--", "/bench/sequence"].map(OsString::from));
@@ -247,7 +318,8 @@ fn words(
         [extent.samples.to_string(), extent.divisor.to_string(), clock.into(), workers.join(",")]
             .map(OsString::from),
     );
-    words.extend(rows.iter().map(|row| format!("{}/{}", row.program, row.name).into()));
+    let rows = rows.iter().filter(|row| measure.counter(row) == counter);
+    words.extend(rows.map(|row| format!("{}/{}", row.program, row.name).into()));
     Ok(words)
 }
 

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use super::compare::{Comparison, Difference, Line, Verdict};
 use super::measure::Measured;
-use super::plan::{Measure, Plan};
+use super::plan::{Counter, Measure, Plan};
 use super::statistics::Estimate;
 use crate::qemu::{self, Engine};
 use crate::size::show_size;
@@ -136,6 +136,17 @@ fn settings(plan: &Plan, versions: &[String], comparison: &Comparison) -> Vec<(S
             Measure::Wall => "CLOCK_MONOTONIC in the guest, its own cost taken off".into(),
         },
     );
+    let watched: Vec<String> = plan.keys(Counter::Microscope).into_iter().map(|(name, _)| name).collect();
+    if !watched.is_empty() {
+        add(
+            "microscope",
+            format!(
+                "of what waits for a disk ({}): a clock would count the waiting, so a plugin of QEMU counts what is executed, without \
+                 -icount; it does not repeat to the instruction",
+                watched.join(", ")
+            ),
+        );
+    }
     let runs = if extent.runs == 1 { "1 run".into() } else { format!("{} runs, sides in turn", extent.runs) };
     let operations = match extent.divisor {
         1 => "all operations".to_owned(),

@@ -14,13 +14,28 @@ pub struct Row {
     pub what: &'static str,
     /// The most that it may cost as a share of the lean Linux' cost.
     pub goal: f64,
+    /// What it waits for.
+    pub waits: Waits,
+}
+
+/// What an operation waits for, besides other programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waits {
+    /// Nothing outside the guest's CPUs: under a clock that counts instructions it repeats.
+    Nothing,
+    /// A disk, which takes the host's time: a clock that counts instructions leaps while nobody runs.
+    Disk,
 }
 
 const EQUAL: f64 = 1.0;
 const HALF: f64 = 0.5;
 
 const fn row(program: &'static str, name: &'static str, goal: f64, what: &'static str) -> Row {
-    Row { name, program, what, goal }
+    Row { name, program, what, goal, waits: Waits::Nothing }
+}
+
+const fn disk_row(program: &'static str, name: &'static str, goal: f64, what: &'static str) -> Row {
+    Row { name, program, what, goal, waits: Waits::Disk }
 }
 
 /// All of them, in the order in which they run and are shown.
@@ -52,6 +67,9 @@ pub const ROWS: &[Row] = &[
     row("memory", "mprotect", EQUAL, "change the protection of a resident page"),
     row("memory", "brk", EQUAL, "grow the heap by a page and store there"),
     row("memory", "mremap", EQUAL, "move 16 resident pages to another address"),
+    row("pins", "vmsplice", EQUAL, "a page of memory into a pipe by vmsplice, and away unread"),
+    disk_row("pins", "direct-read", EQUAL, "read 4 KiB of a disk with O_DIRECT"),
+    disk_row("pins", "direct-write", EQUAL, "write 4 KiB to a disk with O_DIRECT"),
     row("switches", "switch-2", HALF, "switch between 2 processes, without the pipe's read and write"),
     row("switches", "switch-16", HALF, "switch among 16 processes, without the pipe's read and write"),
     row("switches", "pipe", EQUAL, "a byte to another process and back, by pipes"),

@@ -11,13 +11,9 @@ use std::ffi::OsString;
 
 use serde::Serialize;
 
-use super::{Experiment, Extent, Settings};
+use super::{Experiment, Extent, Settings, output_of};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
-use crate::protocol::Ending;
-use crate::qemu::Engine;
-use crate::run::Prepared;
-use crate::session::End;
 use crate::size::{MIB, show_size};
 use crate::{Result, args, files, kernel, scope};
 use workload::{Share, Workload};
@@ -251,10 +247,7 @@ fn run(settings: &Settings) -> Result<u8> {
             images: &found.images,
             confirmed: &found.confirmed,
         };
-        let mut text =
-            serde_json::to_vec_pretty(&record).map_err(|e| Failure::io("write", path, &e.into()))?;
-        text.push(b'\n');
-        files::write_whole(path, &text)?;
+        files::write_json(path, &record)?;
     }
     if let Some(path) = &settings.html {
         page(&extents, &found).write(path)?;
@@ -301,21 +294,6 @@ fn measure(side: &Side, extents: &Extents, program: &OsString, found: &mut Found
     }
     found.measured.extend(measured);
     Ok(())
-}
-
-/// Runs a measurement and returns what it printed.
-fn output_of(words: &[OsString]) -> Result<String> {
-    let ended = Prepared::measurement(&args::run_options(words)?)?.run(Engine::Tcg)?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    match &ended.end {
-        End::Program(Ending::Exit(0)) => Ok(text(&ended.output)),
-        End::Qemu(words) => Err(Failure::new(words.clone(), "freehold doctor checks the installation")),
-        end => {
-            let said = text(&ended.error);
-            let said = said.lines().last().unwrap_or("it said nothing");
-            Err(Failure::new(format!("the guest did not end well ({end:?}): {said}"), ""))
-        }
-    }
 }
 
 /// The frames that the program printed after the name of `age`.

@@ -103,10 +103,7 @@ fn run(settings: &Settings) -> Result<u8> {
             counting: emulator.counting,
             measured: &measured,
         };
-        let mut text =
-            serde_json::to_vec_pretty(&record).map_err(|e| Failure::io("write", path, &e.into()))?;
-        text.push(b'\n');
-        files::write_whole(path, &text)?;
+        files::write_json(path, &record)?;
     }
     if let Some(path) = &settings.html {
         report.page().write(path)?;

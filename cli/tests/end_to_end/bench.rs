@@ -85,9 +85,39 @@ fn the_experiment_of_costs_compares_three_kernels() {
 }
 
 #[test]
+fn the_experiment_of_copies_counts_them_on_both_kernels_and_tells_what_they_cost() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (json, html) = (folder.path().join("cow.json"), folder.path().join("cow.html"));
+    let mut command = freehold();
+    command.args(["lab", "cow", "--quick", "--json"]).arg(&json).arg("--html").arg(&html);
+    let text = finish(command, b"").expect(0).text();
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(json).expect("a file")).expect("JSON");
+    let patterns = report["needless"].as_array().expect("patterns");
+    assert_eq!(patterns.len(), 18, "nine on each kernel: {text}");
+    for pattern in patterns {
+        let count = |what: &str| pattern["boots"][0][what].as_u64().expect("a number");
+        assert!(count("stores") > 0, "{pattern}");
+        if pattern["side"] == "Freehold" {
+            assert_eq!(count("copies"), count("needed"), "{pattern}");
+        }
+    }
+    // What waits for a disk is counted by the microscope, everything else by the guest's clock, in one table.
+    let rows = report["costs"]["rows"].as_array().expect("rows");
+    for name in ["cow-reuse", "cow-copy", "vmsplice", "direct-read"] {
+        let row = rows.iter().find(|row| row["name"] == name).expect("the row");
+        let ratio = row["ratios"][0]["ratio"].as_f64().expect("a ratio");
+        assert!((0.05..2.0).contains(&ratio) && text.contains(name), "{row}");
+    }
+    assert!(report["costs"]["settings"]["microscope"].as_str().is_some_and(|s| s.contains("direct-read")));
+    assert!(std::fs::read_to_string(html).expect("a page").contains("Needless copies in a boot"));
+}
+
+#[test]
 fn by_the_host_s_clock_rows_are_measured_by_one_and_by_as_many_as_cpus() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    let more = ["--wall", "--cpus", "2", "--runs", "2", "--accel", "tcg", "null-call", "cow-copy", "pipe"];
+    let more =
+        ["--wall", "--cpus", "2", "--runs", "2", "--accel", "tcg", "null-call", "direct-write", "pipe"];
     let (outcome, json, _) = comparison(&folder, &more);
     let text = outcome.expect(0).text();
     assert!(text.contains("pipe ×2") && text.contains("Student's t"), "{text}");

@@ -115,11 +115,9 @@ fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
 fn the_microscope_refuses_in_one_line_and_leaves_nothing_half_written() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let text_file = file_of(&folder, "no-plugin.so", &[b'x'; 4096]);
-    let refused = |options: &[&str], plugin: Option<&Path>, parts: &[&str]| {
+    let refused = |options: &[&str], variable: Option<(&str, &Path)>, parts: &[&str]| {
         let mut command = scope_command();
-        if let Some(plugin) = plugin {
-            command.env("FREEHOLD_SCOPE_PLUGIN", plugin);
-        }
+        command.envs(variable);
         command.arg("--html").arg(folder.path().join("r.html"));
         command.args(options).args(["--", "busybox", "true"]);
         let outcome = finish(command, b"").expect(125);
@@ -140,8 +138,17 @@ fn the_microscope_refuses_in_one_line_and_leaves_nothing_half_written() {
     refused(&["--json", "/nonexistent/r.json"], None, &["/nonexistent/r.json", "No such file"]);
     refused(&["--symbols", "/nonexistent/vmlinux"], None, &["/nonexistent/vmlinux"]);
     refused(&["--symbols", text(&text_file)], None, &["--symbols", "no ELF file with symbols", "vmlinux"]);
-    refused(&[], Some(Path::new("/nonexistent.so")), &["FREEHOLD_SCOPE_PLUGIN=/nonexistent.so"]);
-    refused(&[], Some(&text_file), &["cannot load the plugin", "invalid ELF header", "make build"]);
+    refused(
+        &[],
+        Some(("FREEHOLD_SCOPE_PLUGIN", Path::new("/nonexistent.so"))),
+        &["FREEHOLD_SCOPE_PLUGIN=/nonexistent.so"],
+    );
+    refused(
+        &[],
+        Some(("FREEHOLD_SCOPE_PLUGIN", &text_file)),
+        &["cannot load the plugin", "invalid ELF header", "make build"],
+    );
+    refused(&[], Some(("FREEHOLD_QEMU", Path::new("/bin/true"))), &["/bin/true", "no version of QEMU"]);
 }
 
 #[test]

@@ -1,0 +1,58 @@
+// Pages that something else holds for a while: a pipe, a disk. The disk is /dev/vda; what it holds is overwritten.
+#include "bench.h"
+#include <sys/uio.h>
+
+enum { SLOTS = 16, DISK = 1 << 20 };
+
+// A page into a pipe, and away unread with fifteen others.
+static void lend(struct worker *w) {
+    char *heap = memory(w, SLOTS * PAGE, SMALL);
+    store_to_each_page(heap, SLOTS * PAGE, 1);
+    int ends[2], nowhere = open("/dev/null", O_WRONLY);
+    NEED(w, nowhere >= 0 && pipe(ends) == 0);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            struct iovec piece = {heap + i % SLOTS * PAGE, PAGE};
+            NEED(w, vmsplice(ends[1], &piece, 1, 0) == PAGE);
+            long held = i % SLOTS + 1;
+            if (held == SLOTS || i + 1 == w->operations)
+                NEED(w, splice(ends[0], 0, nowhere, 0, held * PAGE, 0) == held * PAGE);
+        }
+        end(w);
+    }
+    munmap(heap, SLOTS * PAGE);
+    close(ends[0]);
+    close(ends[1]);
+    close(nowhere);
+}
+
+enum direction { READ, WRITE };
+
+static void direct(struct worker *w, enum direction direction) {
+    char *page = memory(w, PAGE, SMALL);
+    store_to_each_page(page, PAGE, 1);
+    int disk = open("/dev/vda", O_RDWR | O_DIRECT);
+    NEED(w, disk >= 0);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            off_t at = i * PAGE % DISK;
+            NEED(w, (direction == READ ? pread(disk, page, PAGE, at) : pwrite(disk, page, PAGE, at)) == PAGE);
+        }
+        end(w);
+    }
+    close(disk);
+    munmap(page, PAGE);
+}
+
+static void direct_read(struct worker *w) { direct(w, READ); }
+
+static void direct_write(struct worker *w) { direct(w, WRITE); }
+
+const struct row rows[] = {
+    {"vmsplice", PROCESSES, 512, lend},
+    {"direct-read", PROCESSES, 100, direct_read},
+    {"direct-write", PROCESSES, 100, direct_write},
+    {0},
+};
