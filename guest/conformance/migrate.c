@@ -142,6 +142,10 @@ static void moving(void)
 	for (int i = 0; i < COUNT; i++)
 		right &= node_of(pages[i]) == i % 2 && status[i] == i % 2;
 	PROMISE("the others stay", right && is_filled(a, COUNT));
+	void *twice[3] = { a, a + PAGE, a };
+	int first = node_of(a), there_and_back[3] = { !first, 1, first };
+	PROMISE("a page that is named twice moves twice, and each is told", move_pages(0, 3, twice, there_and_back, status, MPOL_MF_MOVE) == 0
+		&& status[0] == !first && status[2] == first && node_of(a) == first && is_filled(a, COUNT));
 	a[PAGE] = 77;
 	PROMISE("who has moved can be written", a[PAGE] == 77 && node_of(a + PAGE) == 1);
 	PROMISE("a page that is there already is no move", move_to(a + PAGE, 1, MPOL_MF_MOVE) == 1);
