@@ -99,16 +99,18 @@ impl BlockState {
     pub(crate) const fn is_split(self) -> bool {
         self.0 & 7 == 2
     }
-    /// The state with one more free frame, if that changes nothing but the count: the block is the arena's, split and stays, no larger run than it is known
-    /// to have can come of it, and it stays on its list and does not become whole.
+    /// What the word of a [plain](BlockState::plainly_more) block of an arena says but for its class and count.
+    pub(crate) const fn plain_of(arena: u8) -> Self {
+        Self::plain(Fill::Split).with_hint(PAGEBLOCK_ORDER).with_arena(arena)
+    }
+    /// The state with one more free frame, if that changes nothing but the count: the block is split and stays, [of the arena](BlockState::plain_of), no larger
+    /// run than it is known to have can come of it, and it stays on its list and does not become whole.
     #[inline(always)]
-    const fn plainly_more(self, arena: u8) -> Option<Self> {
+    const fn plainly_more(self, plain: Self) -> Option<Self> {
         const LOOK: u64 = 7 | LEAVING | 15 << HINT | 63 << ARENA;
-        const PLAIN: u64 = 2 | (PAGEBLOCK_ORDER as u64) << HINT;
         let more = self.0 + (1 << FREE);
         // Of 64 counts the last, which may be that of a whole block, and the first, which is another list's, are not plain.
-        let plain = self.0 & LOOK == PLAIN | (arena as u64) << ARENA && more & 62 << FREE != 0;
-        if plain { Some(Self(more)) } else { None }
+        if self.0 & LOOK == plain.0 && more & 62 << FREE != 0 { Some(Self(more)) } else { None }
     }
     /// The class, for split blocks; one that stands for the side, for whole and moving ones.
     pub(crate) const fn class(self) -> Owner {
@@ -189,14 +191,15 @@ impl Blocks {
     pub(crate) fn state_hint(self, frame: Pfn) -> BlockState {
         BlockState(self.words.get(BlockId::of(frame).0 as usize).map_or(0, |words| words[STATE].get()))
     }
-    /// Put a single frame back into a pageblock of the arena, if that changes nothing but its bit and its pageblock's count.
+    /// Put a single frame back into a pageblock of the arena whose [plain](BlockState::plain_of) blocks say `plain`, if that changes nothing but its bit and
+    /// its pageblock's count.
     #[inline]
     #[must_use]
-    pub(crate) fn put_plain(self, frame: Pfn, arena: u8) -> bool {
+    pub(crate) fn put_plain(self, frame: Pfn, plain: BlockState) -> bool {
         let Some(words) = self.words.get(BlockId::of(frame).0 as usize) else { return false };
         let word = &words[(frame.0 / 64) as usize % BITMAP_WORDS];
         let (bits, bit) = (word.get(), 1 << (frame.0 % 64));
-        if let Some(more) = BlockState(words[STATE].get()).plainly_more(arena)
+        if let Some(more) = BlockState(words[STATE].get()).plainly_more(plain)
             && bits & bit == 0
         {
             word.set(bits | bit);

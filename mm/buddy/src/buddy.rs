@@ -7,11 +7,11 @@ use freehold_frame::{
     Request, State, Tag,
 };
 use freehold_machine::topology::MAX_NODES;
-use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Pinned, Topology};
+use freehold_machine::{CpuId, MAX_CPUS, Machine, NodeId, Pfn, PfnRange, Pinned, Topology};
 
 use crate::arena::Arena;
 use crate::block::Blocks;
-use crate::lane::{HEAD, Lane};
+use crate::lane::{Doors, Lane, Words};
 use crate::misuse::Misuse;
 use crate::options::{Options, Wipe};
 use crate::rng::Rng;
@@ -34,12 +34,11 @@ pub struct Buddy<M: Machine> {
     pub(crate) zones: [Option<Zone>; MAX_NODES],
     /// For each node, the nodes with memory by distance from it; `NONE` after the last.
     pub(crate) nearest: [[u8; MAX_NODES]; MAX_NODES],
-    /// The heads of the CPUs' lists; of CPUs that are not there, and where every block is [looked](Bytes::Looked) at, one that never hits.
-    pub(crate) hits: [&'static [AtomicU64; HEAD]; MAX_CPUS],
-    pub(crate) heads: &'static [[AtomicU64; HEAD]],
+    /// The CPUs' lists for a hit. Shut for CPUs that are not there, and where every block is [looked](Bytes::Looked) at.
+    pub(crate) doors: Doors,
+    pub(crate) lanes: &'static [Words],
     /// For each CPU its number among those whose lists hold the same node's blocks: that of its arena there.
     pub(crate) slots: [u8; MAX_CPUS],
-    pub(crate) stacks: &'static [AtomicU64],
     pub(crate) shapes: Shapes,
     pub(crate) cpus: usize,
     pub(crate) topology: &'static Topology,
@@ -66,43 +65,38 @@ impl<M: Machine> Buddy<M> {
         // Taken apart here, so that it never has to be in memory for a hit.
         let Request { owner, order, content, policy, pressure } = request;
         match policy {
-            NodePolicy::Local => self.take_nearby(owner, order, content, pressure),
+            NodePolicy::Local => match self.hit(owner, order, content) {
+                Some(block) => Ok(block),
+                None => self.take_slowly(owner, order, content, pressure),
+            },
             _ => self.take_by_policy(request),
         }
     }
-    #[inline]
-    fn take_nearby(
-        &self,
-        owner: Owner,
-        order: Order,
-        content: Content,
-        pressure: Pressure,
-    ) -> Result<Pfn, OutOfMemory> {
+    /// A block of this CPU's list.
+    #[inline(always)]
+    fn hit(&self, owner: Owner, order: Order, content: Content) -> Option<Pfn> {
         let pinned = self.machine.pin();
-        let list = self.hits(pinned.cpu()).serving(owner, order);
-        if let Some(block) = list.pop() {
-            if self.table.get(block).is_some_and(|record| record.hand_out(list.tag).is_ok()) {
-                drop(pinned);
-                if content == Content::Zeroed {
-                    self.zero(block, order);
-                }
-                return Ok(block);
-            }
+        let list = self.doors.serving(pinned.cpu(), owner, order);
+        let block = list.pop()?;
+        if self.table.get(block).is_none_or(|record| record.hand_out(list.tag).is_err()) {
             self.report_owned(block);
+            return None;
         }
         drop(pinned);
-        self.take_slowly(owner, order, content, pressure)
+        if content == Content::Zeroed {
+            self.zero(block, order);
+        }
+        Some(block)
     }
 
     /// Take back a block. Anything that is not a block of the allocator's in this size is reported as [`Misuse`] and left alone.
     #[inline]
     pub fn release(&self, block: Pfn, order: Order) {
         let pinned = self.machine.pin();
-        let lane = self.hits(pinned.cpu());
-        let list = lane.guess(order);
+        let list = self.doors.guess(pinned.cpu(), order);
         if let Some(record) = self.table.get(block)
             && record.is_freeable_as(list.tag)
-            && lane.push_guessed(list, block, self.blocks.state_hint(block))
+            && list.push(block, self.blocks)
         {
             record.take_back(list.trace);
             return;
@@ -188,7 +182,7 @@ impl<M: Machine> Buddy<M> {
             return self.give_back_one(&pinned, node, block, order);
         };
         lane.set_guess(list);
-        if node == lane.node() && !lane.is_sparse(self.blocks.state_hint(block)) {
+        if node == lane.node() && !lane.is_sparse(block, self.blocks) {
             if lane.push(list, block) {
                 return;
             }
@@ -196,7 +190,7 @@ impl<M: Machine> Buddy<M> {
             self.drain_list(&pinned, lane, list, self.shapes.shape(list).batch);
             if order == Order::FRAME && !self.zone(node).is_balanced() {
                 // More comes in than goes out: all of it goes home by way of this list. Until the next refill or tick.
-                lane.set_sparse(PAGEBLOCK_FRAMES);
+                lane.set_sparse(None);
             }
             if lane.push(list, block) {
                 return;
@@ -227,14 +221,9 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
-    /// The lists of the CPU this runs on, for a hit.
-    #[inline(always)]
-    fn hits(&self, cpu: CpuId) -> Lane<'_> {
-        Lane::new(self.hits[usize::from(cpu.0) % MAX_CPUS], self.stacks)
-    }
     #[inline]
     pub(crate) fn lane(&self, cpu: CpuId) -> Lane<'_> {
-        Lane::new(&self.heads[usize::from(cpu.0)], self.stacks)
+        Lane::new(&self.lanes[usize::from(cpu.0)])
     }
     /// The arena of a zone that this CPU takes frames out of.
     pub(crate) fn arena(&self, pinned: &Pinned<M>, zone: &Zone) -> Arena {

@@ -8,7 +8,7 @@ use freehold_frame::Order;
 use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, Pinned};
 
 use crate::Buddy;
-use crate::block::BlockId;
+use crate::block::{BlockId, BlockState};
 use crate::lane::{Lane, homeward};
 use crate::misuse::Misuse;
 use crate::shape::LISTS;
@@ -36,7 +36,7 @@ impl<M: Machine> Buddy<M> {
         let asked = lane.drain_requested();
         let zone = self.zone(lane.node());
         if moment == Moment::Tick && !asked {
-            lane.set_sparse(zone.sparse());
+            lane.set_sparse(Some(zone.sparse()));
             return;
         }
         if asked || zone.free() < zone.marks().high {
@@ -84,23 +84,24 @@ impl<M: Machine> Buddy<M> {
             self.put_all(pinned, self.zone(tag.node()), alike, tag.order().log2());
         }
         if !waiting.is_empty() {
-            lane.set_sparse(self.zone(lane.node()).sparse());
+            lane.set_sparse(Some(self.zone(lane.node()).sparse()));
         }
         lane.clear_homeward();
     }
     /// Put blocks of one order back into their pageblocks, arena by arena: with one hold of a lock for all of them that belong to the same. Leaves their
     /// places in disorder.
     fn put_all(&self, pinned: &Pinned<M>, zone: &Zone, places: &[AtomicU64], order: u32) {
-        let plain = order == 0 && !zone.is_balanced();
+        let may_be_plain = order == 0 && !zone.is_balanced();
         let mut rest = places;
         while let Some(first) = rest.first() {
             let arena = zone.arena_of(BlockId::of(homeward(first).0));
             let held = zone.lock_arena(arena, pinned, self.machine);
             let sets = (order == PAGEBLOCK_ORDER).then(|| zone.lock_inside(&held));
+            let (plain, blocks) = (BlockState::plain_of(held.id), self.blocks);
             let (mut freed, mut left, mut refused) = (0, 0, None);
             for place in rest {
                 let (block, _) = homeward(place);
-                if plain && self.blocks.put_plain(block, held.id) {
+                if may_be_plain && blocks.put_plain(block, plain) {
                     freed += 1;
                     continue;
                 }

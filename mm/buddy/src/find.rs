@@ -101,7 +101,7 @@ impl<M: Machine> Buddy<M> {
                             basket.reverse();
                         }
                         lane.fill(list, basket.len());
-                        lane.set_sparse(zone.sparse());
+                        lane.set_sparse(Some(zone.sparse()));
                         lane.pop(list)
                     }
                     (None, Some(list)) => {

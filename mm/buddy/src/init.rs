@@ -15,7 +15,7 @@ use freehold_machine::{
 use crate::arena::ARENA_WORDS;
 use crate::block::{BITMAP_WORDS, BLOCK_WORDS, BlockId, BlockState, Blocks, Fill};
 use crate::buddy::{Buddy, Bytes, NONE};
-use crate::lane::{HEAD, NO_LISTS};
+use crate::lane::{Doors, LANE};
 use crate::options::{Check, Options, Wipe};
 use crate::place::Bins;
 use crate::runs::Runs;
@@ -48,9 +48,9 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(topology: &Topology, cpus: usize, shapes: &Shapes, options: &Options) -> Self {
+    fn of(topology: &Topology, cpus: usize, options: &Options) -> Self {
         let blocks = topology.end().0.div_ceil(PAGEBLOCK_FRAMES) as usize;
-        let lanes = cpus * (HEAD + shapes.words);
+        let lanes = cpus.max(1) * LANE;
         // An arena for each CPU, in the zone of its node; one for a zone without CPUs.
         let zones = topology.node_count() * (ZONE_WORDS + ARENA_WORDS + 2 * RUNS) + cpus * ARENA_WORDS;
         // Sets: a position on each side for each block a zone touches; at most two zones touch one block at each range's edge.
@@ -77,9 +77,9 @@ impl Supply {
 }
 
 impl<M: Machine> Buddy<M> {
-    /// How many zeroed words [`Buddy::new`] needs: about 0.28 bytes per frame up to the end of memory, and up to 46 KiB per CPU.
+    /// How many zeroed words [`Buddy::new`] needs: about 0.28 bytes per frame up to the end of memory, and 32 KiB per CPU.
     pub fn metadata_words(topology: &Topology, cpus: usize, options: &Options) -> usize {
-        Layout::of(topology, cpus, &shapes(topology, cpus, options), options).total
+        Layout::of(topology, cpus, options).total
     }
 
     /// The allocator of all memory in `topology` but the `reserved` frames (sorted, disjoint runs).
@@ -107,14 +107,13 @@ impl<M: Machine> Buddy<M> {
             return Err(InitError::TableTooSmall);
         }
         let shapes = shapes(topology, cpus, &options);
-        let layout = Layout::of(topology, cpus, &shapes, &options);
+        let layout = Layout::of(topology, cpus, &options);
         if metadata.len() < layout.total {
             return Err(InitError::MetadataTooSmall(layout.total));
         }
         let skew = (metadata.as_ptr().addr() / size_of::<u64>()).wrapping_neg() % LINES;
         let mut supply = Supply(&metadata[skew..]);
-        let (heads, _) = supply.take(cpus * HEAD)?.as_chunks();
-        let stacks = supply.take(cpus * shapes.words)?;
+        let (lanes, _) = supply.take(cpus.max(1) * LANE)?.as_chunks();
         let (blocks, _) = supply.take(layout.blocks * BLOCK_WORDS)?.as_chunks();
         let wipes = [options.init_on_alloc, options.init_on_free].contains(&Wipe::Always);
         let bytes = if wipes || options.check == Check::Fill { Bytes::Looked } else { Bytes::Left };
@@ -127,20 +126,19 @@ impl<M: Machine> Buddy<M> {
             blocks: Blocks::new(blocks),
             zones: [const { None }; MAX_NODES],
             nearest: nearest(topology),
-            hits: [&NO_LISTS; MAX_CPUS],
-            heads,
+            doors: Doors::shut(&lanes[0]),
+            lanes,
             slots: [0; MAX_CPUS],
-            stacks,
             shapes,
             cpus,
             topology,
             misuses: AtomicU64::new(0),
         };
-        for (cpu, head) in heads.iter().enumerate() {
+        for (cpu, lane) in lanes.iter().enumerate().take(cpus) {
             let node = machine.node_of_cpu(CpuId(cpu as u16));
             let home = NodeId(buddy.nearest[usize::from(node.0) % MAX_NODES][0]);
             if bytes == Bytes::Left {
-                buddy.hits[cpu] = head;
+                buddy.doors.open(cpu, lane);
             }
             let before = (0..cpu).filter(|other| buddy.lane(CpuId(*other as u16)).node() == home);
             buddy.slots[cpu] = before.count() as u8;

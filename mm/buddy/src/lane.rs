@@ -6,7 +6,11 @@
 //!
 //! A list is one cache line: everything that a hit reads or writes but the block itself. Which list takes a block back is *guessed* from
 //! its order (the list that took the last one) and then confirmed by the block's record, so that a free need not wait for the record before it
-//! knows where to put the block.
+//! knows where to put the block. Head and stacks are one array of a size that the compiler knows, so that a masked index is inside it without a look.
+//!
+//! A hit finds its list's line by a reference ([`Door`]) and not by its place in the head: processors pass a word from a store to the next load of it without
+//! delay where both name it by one register and a constant, and not where an index is added (Golden Cove: 2 cycles, not 7). A hit and the free after it
+//! change the same words.
 //!
 //! A block goes back into the list it came from only if its pageblock is well used. One of a sparse pageblock, and one of another
 //! node, waits in the list [`HOME`] instead until many go home at once: so memory does not stay in pieces because its pieces are at hand.
@@ -17,9 +21,9 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::{Order, Owner, Tag, Trace};
-use freehold_machine::{CpuId, NodeId, Pfn};
+use freehold_machine::{CpuId, MAX_CPUS, NodeId, Pfn};
 
-use crate::block::BlockState;
+use crate::block::{BlockState, Blocks};
 use crate::rng::Rng;
 use crate::shape::{Draws, LISTS, NOWHERE, SERVES, Shapes, owner_and_order};
 use crate::word::{LINE, Plain};
@@ -31,10 +35,13 @@ pub(crate) const HOMEWARD: u64 = 256;
 /// Where a block that waits to go home has its tag.
 const TAG_SHIFT: u32 = 48;
 
+/// Words of a lane: its head, then the places of its lists. A power of two, for the mask.
+pub(crate) const LANE: usize = 4096;
 /// Words in a lane's head: its scalars, then a line for each list.
 pub(crate) const HEAD: usize = 32 * LINE;
 const KEY: usize = 0;
 const SPARSE: usize = 2;
+const NONE_SPARSE: u64 = u64::MAX;
 const NODE: usize = 3;
 /// Blocks that passed by the lists, and frames of them by owner: handed out less given back.
 const PASSED_OUT: usize = 4;
@@ -51,35 +58,91 @@ const DRAIN: usize = GUESS + GUESSES;
 /// The line of the first list.
 const TABLE: usize = DRAIN + 2 * LINE;
 
-/// A list's words: where its next block goes, its first place, one past its last; the tag of its blocks, and above it what the record of a block in it
-/// says.
+/// A list's words: where its next block goes, and above that how many came out of it on the way to an owner (one step changes both), see [`TAKEN`]; its first
+/// place, one past its last; the tag of its blocks, and above it what the record of a block in it says.
 const NEXT: usize = 0;
+const COUNT: u32 = 16;
 const FIRST: usize = 1;
 const END: usize = 2;
 const LABEL: usize = 3;
 /// A linear congruential generator: its state, and what it adds. Both are 0 where the block that was put in last comes first.
 const RANDOM: usize = 4;
 const INCREMENT: usize = 5;
-/// Blocks that came out of it on the way to an owner, ever; and what makes those that owners gave back of that: see [`List::given`].
+/// Blocks that came out of it on the way to an owner and are not counted above [`NEXT`]; and what makes those that owners gave back: see [`List::given`].
 const TAKEN: usize = 6;
 const PASSED: usize = 7;
 
-/// The head of a CPU that has no lists: always empty and always full.
-pub(crate) static NO_LISTS: [AtomicU64; HEAD] = [const { AtomicU64::new(0) }; HEAD];
+/// The words of a lane, and those of a list's line.
+pub(crate) type Words = [AtomicU64; LANE];
+type Line = [AtomicU64; LINE];
+
+/// A list that is always empty and always full, and no record says what its label does.
+static NO_LIST: Line = {
+    let mut line = [const { AtomicU64::new(0) }; LINE];
+    line[LABEL] = AtomicU64::new(u32::MAX as u64);
+    line
+};
+
+/// Where each CPU finds its lists for a hit. Powers of two, so that a masked number is inside.
+#[derive(Debug)]
+pub(crate) struct Doors {
+    lanes: [&'static Words; MAX_CPUS],
+    lines: [[&'static Line; DOORS]; MAX_CPUS],
+}
+
+/// Lists and more.
+const DOORS: usize = 32;
+
+impl Doors {
+    /// Nothing hits; `any` is never written to.
+    pub(crate) const fn shut(any: &'static Words) -> Self {
+        Self { lanes: [any; MAX_CPUS], lines: [[&NO_LIST; DOORS]; MAX_CPUS] }
+    }
+    /// From now on CPU number `cpu` finds its lists.
+    pub(crate) fn open(&mut self, cpu: usize, words: &'static Words) {
+        self.lanes[cpu] = words;
+        for (number, line) in self.lines[cpu].iter_mut().enumerate().take(NOWHERE) {
+            *line = Lane::new(words).list(number).line;
+        }
+    }
+    #[inline(always)]
+    fn hit(&self, cpu: usize, list: usize) -> Hit<'_> {
+        let line = self.lines[cpu][list % DOORS];
+        let label = line[LABEL].get();
+        let (tag, trace) = (Tag::of_bits(label as u32), Trace::of_bits((label >> 32) as u32));
+        Hit { list: List { words: self.lanes[cpu], line }, tag, trace }
+    }
+    /// The list that serves this owner and order; one that is always empty, where none does.
+    #[inline(always)]
+    pub(crate) fn serving(&self, cpu: CpuId, owner: Owner, order: Order) -> Hit<'_> {
+        let list = SERVES[Tag::new(owner, order, NodeId(0)).key()];
+        self.hit(usize::from(cpu.0) % MAX_CPUS, list.into())
+    }
+    /// The list that took the last block of this order: likely to be the one for the next. Its tag says for which blocks it is.
+    #[inline(always)]
+    pub(crate) fn guess(&self, cpu: CpuId, order: Order) -> Hit<'_> {
+        let cpu = usize::from(cpu.0) % MAX_CPUS;
+        let guess = self.lanes[cpu][GUESS + order.log2() as usize % GUESSES].get();
+        self.hit(cpu, guess as usize)
+    }
+}
 
 /// A list of a lane: its line in the head.
 #[derive(Clone, Copy, Debug)]
 struct List<'a> {
-    head: &'a [AtomicU64; HEAD],
-    stacks: &'a [AtomicU64],
-    at: usize,
+    words: &'a Words,
+    line: &'a Line,
 }
 
 impl<'a> List<'a> {
-    /// A word of its line. The mask says that the line is inside the head.
     #[inline(always)]
     fn word(self, which: usize) -> &'a AtomicU64 {
-        &self.head[(self.at & (HEAD - LINE)) + which % LINE]
+        &self.line[which % LINE]
+    }
+    /// One of its places. The mask says that the place is inside the lane.
+    #[inline(always)]
+    fn place(self, at: u64) -> &'a AtomicU64 {
+        &self.words[at as usize % LANE]
     }
     #[inline(always)]
     fn get(self, which: usize) -> u64 {
@@ -87,56 +150,64 @@ impl<'a> List<'a> {
     }
     #[inline]
     fn len(self) -> u64 {
-        self.get(NEXT) - self.get(FIRST)
+        self.next() - self.get(FIRST)
+    }
+    /// Where its next block goes.
+    #[inline(always)]
+    fn next(self) -> u64 {
+        u64::from(self.get(NEXT) as u16)
+    }
+    /// Blocks that came out of it on the way to an owner, ever.
+    fn taken(self) -> u64 {
+        self.get(TAKEN).wrapping_add(self.get(NEXT) >> COUNT)
     }
     #[inline(always)]
     fn pop(self) -> Option<Pfn> {
         let next = self.get(NEXT);
-        let len = next - self.get(FIRST);
+        let len = u64::from(next as u16) - self.get(FIRST);
         if len == 0 {
             return None;
         }
         let random = step(self.get(RANDOM), self.get(INCREMENT));
         self.word(RANDOM).set(random);
-        let top = next - 1;
-        let last = &self.stacks[top as usize];
-        let place = &self.stacks[(top - below(random, len)) as usize];
+        // One place less, and one more taken.
+        let top = next.wrapping_add((1 << COUNT) - 1);
+        let place = self.place(top.wrapping_sub(below(random, len)));
         let block = place.get();
-        place.set(last.get());
+        place.set(self.place(top).get());
         self.word(NEXT).set(top);
-        self.word(TAKEN).add(1);
         Some(Pfn(block))
     }
     /// Put an entry in. `false` if there is no room.
     #[inline(always)]
     fn push(self, entry: u64) -> bool {
         let next = self.get(NEXT);
-        if next < self.get(END)
-            && let Some(place) = self.stacks.get(next as usize)
-        {
-            place.set(entry);
+        let room = u64::from(next as u16) < self.get(END);
+        if room {
+            self.place(next).set(entry);
             self.word(NEXT).set(next + 1);
-            return true;
         }
-        false
+        room
     }
     /// The places that hold blocks.
     fn places(self) -> &'a [AtomicU64] {
-        &self.stacks[self.get(FIRST) as usize..self.get(NEXT) as usize]
+        &self.words[self.get(FIRST) as usize..self.next() as usize]
     }
     /// Blocks for this list that owners gave back on this CPU, ever. Those that went into the list are not counted one by one: they are in it, or came
     /// out of it as [`TAKEN`] says or past owners.
     fn given(self) -> u64 {
-        self.len().wrapping_add(self.get(TAKEN)).wrapping_add(self.get(PASSED))
+        self.taken().wrapping_sub(self.away())
+    }
+    /// Blocks that owners got from this list and have not given back to it: means something only summed over all CPUs.
+    fn away(self) -> u64 {
+        self.len().wrapping_add(self.get(PASSED)).wrapping_neg()
     }
 }
 
 /// One CPU's lists. See the module's head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane<'a> {
-    head: &'a [AtomicU64; HEAD],
-    /// The stacks of all lanes.
-    stacks: &'a [AtomicU64],
+    words: &'a Words,
 }
 
 /// The list that hands a block out, or takes one back.
@@ -149,16 +220,25 @@ pub(crate) struct Hit<'a> {
     pub(crate) trace: Trace,
 }
 
-impl<'a> Hit<'a> {
-    #[inline(always)]
-    fn new(list: List<'a>) -> Self {
-        let label = list.get(LABEL);
-        Self { list, tag: Tag::of_bits(label as u32), trace: Trace::of_bits((label >> 32) as u32) }
-    }
+impl Hit<'_> {
     /// Take a block.
     #[inline(always)]
     pub(crate) fn pop(self) -> Option<Pfn> {
         self.list.pop()
+    }
+    /// Put a block in that was given back, or, if its pageblock is sparse, among those that go home. `false` if there is no room.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn push(self, block: Pfn, blocks: Blocks) -> bool {
+        let lane = Lane::new(self.list.words);
+        if lane.is_sparse(block, blocks) {
+            let kept = lane.push_homeward(block, self.tag);
+            if kept {
+                self.list.word(PASSED).add(1);
+            }
+            return kept;
+        }
+        self.list.push(block.0)
     }
 }
 
@@ -190,15 +270,15 @@ pub(crate) fn homeward(entry: &AtomicU64) -> (Pfn, Tag) {
 
 impl<'a> Lane<'a> {
     #[inline(always)]
-    pub(crate) fn new(head: &'a [AtomicU64; HEAD], stacks: &'a [AtomicU64]) -> Self {
-        Self { head, stacks }
+    pub(crate) fn new(words: &'a Words) -> Self {
+        Self { words }
     }
     /// Write into the head, which is CPU number `cpu`'s, where its stacks are, the node whose blocks they hold, and how blocks are drawn.
     pub(crate) fn lay_out(&self, shapes: &Shapes, cpu: CpuId, node: NodeId, draws: Draws, seed: u64) {
         let mut rng = Rng::new(seed);
-        let mut at = u64::from(cpu.0) * shapes.words as u64;
-        self.head[KEY].set(rng.next());
-        self.head[NODE].set(u64::from(node.0));
+        let mut at = HEAD as u64;
+        self.words[KEY].set(rng.next());
+        self.words[NODE].set(u64::from(node.0));
         for number in 0..=NOWHERE {
             let list = self.list(number);
             let (owner, log2) = if number < LISTS { owner_and_order(number) } else { (Owner::Free, 0) };
@@ -220,15 +300,12 @@ impl<'a> Lane<'a> {
                 self.key_list(number, &mut rng);
             }
         }
-        self.head[GUESS..BATCHES].iter().for_each(|guess| guess.set(Self::line(NOWHERE) as u64));
-    }
-    /// Where the line of a list begins.
-    const fn line(list: usize) -> usize {
-        TABLE + list * LINE
+        self.words[GUESS..BATCHES].iter().for_each(|guess| guess.set(NOWHERE as u64));
     }
     #[inline(always)]
     fn list(&self, list: usize) -> List<'a> {
-        List { head: self.head, stacks: self.stacks, at: Self::line(list) }
+        let line = self.words[TABLE + list * LINE..].first_chunk();
+        List { words: self.words, line: line.expect("a list's line is inside the head") }
     }
     /// Whether blocks of the list are drawn at random.
     pub(crate) fn is_random(&self, list: usize) -> bool {
@@ -241,38 +318,12 @@ impl<'a> Lane<'a> {
     /// The node whose blocks the lists hold.
     #[inline]
     pub(crate) fn node(&self) -> NodeId {
-        NodeId(self.head[NODE].get() as u8)
-    }
-    /// The list that serves this owner and order; one that is always empty, where none does.
-    #[inline(always)]
-    pub(crate) fn serving(&self, owner: Owner, order: Order) -> Hit<'a> {
-        let list = SERVES[Tag::new(owner, order, NodeId(0)).key()];
-        Hit::new(self.list(usize::from(list)))
-    }
-    /// The list that took the last block of this order: likely to be the one for the next. Its tag says for which blocks it is.
-    #[inline(always)]
-    pub(crate) fn guess(&self, order: Order) -> Hit<'a> {
-        let guess = self.head[GUESS + order.log2() as usize % GUESSES].get();
-        Hit::new(List { head: self.head, stacks: self.stacks, at: guess as usize })
+        NodeId(self.words[NODE].get() as u8)
     }
     /// The next block of this order is likely to be for `list`.
     pub(crate) fn set_guess(&self, list: usize) {
         let (_, order) = owner_and_order(list);
-        self.head[GUESS + order as usize % GUESSES].set(Self::line(list) as u64);
-    }
-    /// Put a block that was given back into the list that was rightly guessed, or, if its pageblock's `state` is sparse, among those that
-    /// go home. `false` if there is no room.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn push_guessed(&self, hit: Hit<'a>, block: Pfn, state: BlockState) -> bool {
-        if self.is_sparse(state) {
-            let kept = self.push_homeward(block, hit.tag);
-            if kept {
-                hit.list.word(PASSED).add(1);
-            }
-            return kept;
-        }
-        hit.list.push(block.0)
+        self.words[GUESS + order as usize % GUESSES].set(list as u64);
     }
     /// Take a block.
     pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
@@ -281,26 +332,36 @@ impl<'a> Lane<'a> {
     /// Places for up to `most` blocks, above those that the list holds. [`Lane::fill`] says how many were used.
     pub(crate) fn room(&self, list: usize, most: u64) -> &'a [AtomicU64] {
         let list = self.list(list);
-        let (next, end) = (list.get(NEXT), list.get(END));
-        &self.stacks[next as usize..(next + most).min(end) as usize]
+        let (next, end) = (list.next(), list.get(END));
+        &self.words[next as usize..(next + most).min(end) as usize]
     }
     /// So many places of [`Lane::room`] now hold blocks.
     pub(crate) fn fill(&self, list: usize, count: u64) {
-        self.list(list).word(NEXT).add(count);
-        self.list(list).word(PASSED).sub(count);
+        let list = self.list(list);
+        list.word(NEXT).add(count);
+        list.word(PASSED).sub(count);
+        // Before the count above the place is full: who reads both words meanwhile reads too little.
+        let next = list.get(NEXT);
+        if next.leading_zeros() == 0 {
+            list.word(NEXT).set(list.next());
+            list.word(TAKEN).add(next >> COUNT);
+        }
     }
     /// Put a block in that was given back. `false` if there is no room.
     #[must_use]
     pub(crate) fn push(&self, list: usize, block: Pfn) -> bool {
         self.list(list).push(block.0)
     }
-    /// Whether a pageblock has more free frames than [`Lane::set_sparse`] said: what is given back of it goes home.
+    /// Whether a block's pageblock has more free frames than [`Lane::set_sparse`] said: what is given back of it goes home. Where none is sparse, the
+    /// pageblock's state is not looked at.
     #[inline(always)]
-    pub(crate) fn is_sparse(&self, state: BlockState) -> bool {
-        state.0 > self.head[SPARSE].get()
+    pub(crate) fn is_sparse(&self, block: Pfn, blocks: Blocks) -> bool {
+        let most = self.words[SPARSE].get();
+        most != NONE_SPARSE && blocks.state_hint(block).0 > most
     }
-    pub(crate) fn set_sparse(&self, free: u64) {
-        self.head[SPARSE].set(BlockState::most(free).0);
+    /// A pageblock with more free frames is sparse; `None`: no pageblock is.
+    pub(crate) fn set_sparse(&self, free: Option<u64>) {
+        self.words[SPARSE].set(free.map_or(NONE_SPARSE, |free| BlockState::most(free).0));
     }
     /// Up to `count` blocks that are to leave the list without being used: with shuffle on, those from a random place of the list on, else those that have
     /// been in longest. They are still in it until [`Lane::forget`].
@@ -332,13 +393,13 @@ impl<'a> Lane<'a> {
     }
     /// A block that no list serves was handed out.
     pub(crate) fn count_passed_out(&self, owner: Owner, frames: u64) {
-        self.head[PASSED_OUT].add(1);
-        self.head[PASSED_FRAMES + owner as usize].add(frames);
+        self.words[PASSED_OUT].add(1);
+        self.words[PASSED_FRAMES + owner as usize].add(frames);
     }
     /// A block that no list serves was given back.
     pub(crate) fn count_passed_back(&self, owner: Owner, frames: u64) {
-        self.head[PASSED_BACK].add(1);
-        self.head[PASSED_FRAMES + owner as usize].sub(frames);
+        self.words[PASSED_BACK].add(1);
+        self.words[PASSED_FRAMES + owner as usize].sub(frames);
     }
     /// A block that a list serves was handed out past it.
     pub(crate) fn count_taken(&self, list: usize) {
@@ -351,34 +412,31 @@ impl<'a> Lane<'a> {
     }
     /// Blocks handed out on this CPU, ever, that a list serves.
     pub(crate) fn listed(&self) -> u64 {
-        self.lists().map(|list| list.get(TAKEN)).fold(0, u64::wrapping_add)
+        self.lists().map(|list| list.taken()).fold(0, u64::wrapping_add)
     }
     /// Frames of them.
     pub(crate) fn listed_frames(&self, shapes: &Shapes) -> u64 {
-        let frames = (0..LISTS).map(|list| self.list(list).get(TAKEN) << shapes.shape(list).order);
+        let frames = (0..LISTS).map(|list| self.list(list).taken() << shapes.shape(list).order);
         frames.fold(0, u64::wrapping_add)
     }
     /// Blocks handed out and given back on this CPU, ever.
     pub(crate) fn traffic(&self) -> (u64, u64) {
         let given = self.lists().map(List::given).fold(0, u64::wrapping_add);
-        let (out, back) = (self.head[PASSED_OUT].get(), self.head[PASSED_BACK].get());
+        let (out, back) = (self.words[PASSED_OUT].get(), self.words[PASSED_BACK].get());
         (self.listed().wrapping_add(out), given.wrapping_add(back))
     }
     /// Frames of `owner` handed out on this CPU less those given back on it: means something only summed over all CPUs.
     pub(crate) fn frames_of(&self, owner: Owner, shapes: &Shapes) -> u64 {
         let lists = (0..LISTS).filter(|list| shapes.shape(*list).class == owner);
-        let frames = lists.map(|number| {
-            let list = self.list(number);
-            list.get(TAKEN).wrapping_sub(list.given()) << shapes.shape(number).order
-        });
-        frames.fold(self.head[PASSED_FRAMES + owner as usize].get(), u64::wrapping_add)
+        let frames = lists.map(|number| self.list(number).away().wrapping_shl(shapes.shape(number).order));
+        frames.fold(self.words[PASSED_FRAMES + owner as usize].get(), u64::wrapping_add)
     }
     /// What the last refill left for the draw of a single block.
     pub(crate) fn key(&self) -> u64 {
-        self.head[KEY].get()
+        self.words[KEY].get()
     }
     pub(crate) fn set_key(&self, key: u64) {
-        self.head[KEY].set(key);
+        self.words[KEY].set(key);
     }
     /// Key the draws of a list anew.
     pub(crate) fn key_list(&self, list: usize, rng: &mut Rng) {
@@ -388,15 +446,15 @@ impl<'a> Lane<'a> {
         }
     }
     fn batch(&self, list: usize) -> u64 {
-        self.head[BATCHES + list / 4].get() >> (16 * (list % 4)) & 0xffff
+        self.words[BATCHES + list / 4].get() >> (16 * (list % 4)) & 0xffff
     }
     fn set_batch(&self, list: usize, batch: u64) {
-        let (word, shift) = (&self.head[BATCHES + list / 4], 16 * (list % 4));
+        let (word, shift) = (&self.words[BATCHES + list / 4], 16 * (list % 4));
         word.set(word.get() & !(0xffff << shift) | batch << shift);
     }
     /// How many blocks to get now: doubles with each refill that no drain came before.
     pub(crate) fn grow(&self, list: usize, most: u64) -> u64 {
-        self.head[REFILLS].add(1);
+        self.words[REFILLS].add(1);
         let now = self.batch(list).clamp(most.min(8), most);
         self.set_batch(list, (now * 2).min(most));
         now
@@ -407,8 +465,8 @@ impl<'a> Lane<'a> {
     }
     /// Refills since the last call.
     pub(crate) fn refills(&self) -> u64 {
-        let count = self.head[REFILLS].get();
-        self.head[REFILLS].set(0);
+        let count = self.words[REFILLS].get();
+        self.words[REFILLS].set(0);
         count
     }
     /// Put away a block that is to go home. `false` if there is no room.
@@ -437,11 +495,11 @@ impl<'a> Lane<'a> {
     }
     /// Ask the CPU to give its blocks back. Any CPU calls this.
     pub(crate) fn request_drain(&self) {
-        self.head[DRAIN].store(1, Ordering::Relaxed);
+        self.words[DRAIN].store(1, Ordering::Relaxed);
     }
     /// Whether it was asked, since the last call.
     pub(crate) fn drain_requested(&self) -> bool {
-        self.head[DRAIN].get() != 0 && self.head[DRAIN].swap(0, Ordering::Relaxed) != 0
+        self.words[DRAIN].get() != 0 && self.words[DRAIN].swap(0, Ordering::Relaxed) != 0
     }
 }
 

@@ -1,9 +1,7 @@
 //! Which lists a CPU has, what they hold, and how much.
 
-use freehold_frame::{Order, Owner, Tag};
+use freehold_frame::{Order, Owner, Side, Tag};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
-
-use crate::lane::HOMEWARD;
 
 /// Lists of one CPU that hand out blocks.
 pub(crate) const LISTS: usize = SINGLES + 2 * PAGEBLOCK_ORDER as usize;
@@ -52,28 +50,26 @@ pub(crate) struct Shape {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shapes {
     shapes: [Shape; LISTS],
-    /// Words in the stacks of a lane.
-    pub(crate) words: usize,
 }
 
 impl Shapes {
-    /// Lists for a machine with `frames` of memory and `cpus`: at most `most` single frames in a batch, and 1/128 of a CPU's share.
+    /// Lists for a machine with `frames` of memory and `cpus`: at most `most` single frames in a batch (a quarter for the kernel), and 1/128 of a CPU's share.
     pub(crate) fn of(frames: u64, cpus: usize, most: u64) -> Self {
         let share = frames / cpus.max(1) as u64;
         let singles = (share / 128).clamp(8, most);
         let shapes = core::array::from_fn(|list| {
             let (class, order) = owner_and_order(list);
             let batch = match order {
+                0 if class.side() == Side::Kernel => (singles / 4).max(8),
                 0 => singles,
                 PAGEBLOCK_ORDER => (share / PAGEBLOCK_FRAMES / 64).min(8),
                 // A few blocks each of the middling orders, 1/256 of a CPU's share at most.
                 4.. => ((share / 256) >> order).min(singles >> 5),
-                _ => singles >> (order + 1),
+                _ => singles >> (order + 2),
             };
             Shape { class, order, batch, room: 2 * batch }
         });
-        let words = HOMEWARD as usize + shapes.iter().map(|shape| shape.room as usize).sum::<usize>();
-        Self { shapes, words: words.next_multiple_of(16) }
+        Self { shapes }
     }
     /// The list for blocks of an owner and order, if this machine has one.
     #[inline]
@@ -98,5 +94,21 @@ pub(crate) enum Draws {
 impl Draws {
     pub(crate) fn any(self, order: u32) -> bool {
         matches!(self, Self::From(least) if order >= least)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lane::{HEAD, HOMEWARD, LANE};
+
+    #[test]
+    fn the_lists_of_the_largest_machine_fit_a_lane() {
+        for (frames, cpus) in [(0, 1), (1 << 13, 64), (1 << 18, 2), (1 << 22, 1), (1 << 34, 1), (1 << 34, 64)]
+        {
+            let shapes = Shapes::of(frames, cpus, PAGEBLOCK_FRAMES);
+            let places: u64 = (0..LISTS).map(|list| shapes.shape(list).room).sum();
+            assert!(HEAD as u64 + HOMEWARD + places <= LANE as u64, "{places} places");
+        }
     }
 }

@@ -196,6 +196,7 @@ fn contended(peer: &impl Peer, frames: usize) -> [f64; 4] {
     let exchange = std::sync::Mutex::new([Vec::new(), Vec::new()]);
     let work = |cpu: u16| {
         become_cpu(cpu);
+        peer.join(cpu);
         let mut rng = Rng(17 + u64::from(cpu));
         let mut figures: [Vec<f64>; 4] = Default::default();
         let timed = |f: &mut dyn FnMut() -> usize| {
@@ -267,12 +268,11 @@ fn row(name: &str, peer: &impl Peer, frames: usize) {
     let pair0 = pair(peer, 0);
     let (get0, put0) = bulk(peer, 0, half, rounds);
     if peer.sort() != Sort::Allocator {
-        print!("{name:<22} {pair0:6.1}   {get0:6.1} {put0:6.1}");
-        if peer.sort() == Sort::SharedStack {
-            let [pair, get, put, remote] = contended(peer, frames);
-            print!("{:68}{pair:6.1} {get:6.1} {put:6.1} {remote:6.1}", "");
-        }
-        println!();
+        let [pair, get, put, remote] = contended(peer, frames);
+        println!(
+            "{name:<22} {pair0:6.1}   {get0:6.1} {put0:6.1}{:68}{pair:6.1} {get:6.1} {put:6.1} {remote:6.1}",
+            ""
+        );
         return;
     }
     let pair9 = pair(peer, 9);
@@ -303,10 +303,8 @@ fn main() {
         "                         pair0     get0   put0     aged    pair9     get9   put9      mix     mix%9 churn%9   pair0   get0   put0 remote"
     );
     if wanted("thread-local") {
-        Stack::fill(frames as u64);
-        row("thread-local stack", &Stack, frames);
+        row("thread-local stack", &Stack::new(frames as u64), frames);
         row("the same with records", &RecordedStack::new(frames as u64), frames);
-        Stack::fill(0);
     }
     // One measure at a time, for a profiler.
     let ours = || Freehold::new(frames as u64, Shuffle::On);

@@ -20,6 +20,8 @@ pub trait Peer: Sync {
     fn drain(&self) {}
     /// A timer tick.
     fn tick(&self) {}
+    /// From now on the calling thread is one of two, CPU `cpu`.
+    fn join(&self, _cpu: u16) {}
     /// What may be asked of it.
     fn sort(&self) -> Sort {
         Sort::Allocator
@@ -31,10 +33,8 @@ pub trait Peer: Sync {
 pub enum Sort {
     /// Blocks of every order, on any thread.
     Allocator,
-    /// Single frames, on any thread.
-    SharedStack,
-    /// Single frames, on the thread that made it.
-    OwnStack,
+    /// Single frames only.
+    Stack,
 }
 
 /// Ours.
@@ -85,15 +85,24 @@ impl Peer for Freehold {
 }
 
 /// The floor: a thread-local stack of frame numbers.
-pub struct Stack;
+pub struct Stack {
+    frames: u64,
+}
 
 thread_local! {
     static STACK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Stack {
-    pub fn fill(frames: u64) {
+    pub fn new(frames: u64) -> Self {
         STACK.with_borrow_mut(|stack| *stack = (0..frames).rev().collect());
+        Self { frames }
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        STACK.take();
     }
 }
 
@@ -106,43 +115,51 @@ impl Peer for Stack {
     fn put(&self, block: u64, _order: u32) {
         STACK.with_borrow_mut(|stack| stack.push(block));
     }
+    /// Half of memory is this thread's own.
+    fn join(&self, cpu: u16) {
+        let (half, cpu) = (self.frames / 2, u64::from(cpu));
+        STACK.with_borrow_mut(|stack| *stack = (cpu * half..(cpu + 1) * half).rev().collect());
+    }
     fn sort(&self) -> Sort {
-        Sort::OwnStack
+        Sort::Stack
     }
 }
 
 /// The floor for an allocator that always notices misuse: the thread-local stack, and a 32-byte record for each frame that says who owns it.
-pub struct RecordedStack(FrameTable);
+pub struct RecordedStack {
+    stack: Stack,
+    table: FrameTable,
+}
 
 impl RecordedStack {
+    const TAG: Tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
+
     pub fn new(frames: u64) -> Self {
-        Stack::fill(frames);
-        Self(FrameTable::new(zeroed(frames as usize)))
+        Self { stack: Stack::new(frames), table: FrameTable::new(zeroed(frames as usize)) }
     }
 }
 
 impl Peer for RecordedStack {
     #[inline(always)]
     fn get(&self, order: u32) -> Option<u64> {
-        let block = Stack.get(order)?;
-        self.0.get(Pfn(block))?.hand_out(Self::TAG).ok()?;
+        let block = self.stack.get(order)?;
+        self.table.get(Pfn(block))?.hand_out(Self::TAG).ok()?;
         Some(block)
     }
     #[inline(always)]
     fn put(&self, block: u64, order: u32) {
-        let record = self.0.get(Pfn(block)).filter(|record| record.is_freeable_as(Self::TAG));
+        let record = self.table.get(Pfn(block)).filter(|record| record.is_freeable_as(Self::TAG));
         if let Some(record) = record {
             record.take_back(Self::TAG.trace(CpuId(0)));
-            Stack.put(block, order);
+            self.stack.put(block, order);
         }
     }
-    fn sort(&self) -> Sort {
-        Sort::OwnStack
+    fn join(&self, cpu: u16) {
+        self.stack.join(cpu);
     }
-}
-
-impl RecordedStack {
-    const TAG: Tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
+    fn sort(&self) -> Sort {
+        Sort::Stack
+    }
 }
 
 /// What one lock costs: a stack of frame numbers under a mutex.
@@ -166,7 +183,7 @@ impl Peer for LockedStack {
         }
     }
     fn sort(&self) -> Sort {
-        Sort::SharedStack
+        Sort::Stack
     }
 }
 
