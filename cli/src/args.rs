@@ -213,8 +213,8 @@ pub struct RunOptions {
     #[arg(long, help_heading = "Kernel")]
     pub gdb: bool,
 
-    /// Kill the VM after S seconds (exit status 124)
-    #[arg(long, value_name = "S", help_heading = "Outcome")]
+    /// Kill the VM after TIME, in seconds or as 90s, 2m (exit status 124)
+    #[arg(long, value_name = "TIME", help_heading = "Outcome")]
     pub timeout: Option<String>,
 
     /// Write the outcome for machines to FILE
@@ -334,8 +334,8 @@ pub struct BenchOptions {
     #[arg(long, help_heading = "Measurement")]
     pub quick: bool,
 
-    /// Give up on a VM after S seconds [default: 600]
-    #[arg(long, value_name = "S", help_heading = "Measurement")]
+    /// Give up on a VM after TIME, in seconds or as 90s, 2m [default: 600]
+    #[arg(long, value_name = "TIME", help_heading = "Measurement")]
     pub timeout: Option<String>,
 
     /// Write all figures, for machines, to FILE

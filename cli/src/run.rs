@@ -145,8 +145,8 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     let name = options.program[0].to_string_lossy();
     match &ended.end {
         End::TimedOut => {
-            let seconds = options.timeout.as_deref().unwrap_or("");
-            eprintln!("freehold: {name} did not end within {seconds} s: killed");
+            let within = humantime::format_duration(run.timeout.unwrap_or_default());
+            eprintln!("freehold: {name} did not end within {within}: killed");
         }
         End::Qemu(words) => {
             return Err(Failure::new(words.clone(), "freehold doctor checks the installation"));
@@ -182,13 +182,20 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     Ok(outcome)
 }
 
+/// Longer than anybody waits, and short enough to be added to any time.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(1_000_000_000);
+
+/// A number is seconds; with units it is what `humantime` reads: `90s`, `2m`, `1h 30m`.
 fn parse_timeout(text: &str) -> Result<Duration> {
-    text.parse::<f64>()
-        .ok()
-        .filter(|seconds| *seconds > 0.0 && *seconds < 1e9)
-        .map(Duration::from_secs_f64)
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds
+        .or_else(|| humantime::parse_duration(text).ok())
+        .filter(|timeout| !timeout.is_zero() && *timeout < LONGEST_TIMEOUT)
         .ok_or_else(|| {
-            Failure::new(format!("--timeout {text}: not a time"), "seconds, for example 10 or 0.5")
+            Failure::new(
+                format!("--timeout {text}: not a time"),
+                "seconds or a number with its unit, for example 10, 0.5, 90s or 2m",
+            )
         })
 }
 

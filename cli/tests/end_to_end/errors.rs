@@ -99,7 +99,9 @@ fn sizes_and_numbers() {
     refused(&["--cpus", "0"], &["--cpus 0", "1 to 16"]);
     refused(&["--cpus", "17"], &["--cpus 17", "1 to 16"]);
     refused(&["--numa", "none"], &["--numa none"]);
-    refused(&["--timeout", "soon"], &["--timeout soon", "seconds"]);
+    for time in ["soon", "0", "-1", "NaN", "1e300", "0s", "99999999h"] {
+        refused(&[&format!("--timeout={time}")], &[&format!("--timeout {time}"), "seconds", "90s"]);
+    }
     refused(&["--near-cache", "2G"], &["--near-cache 2G", "256M"]);
     refused(&["--icount", "--cpus", "2"], &["--icount", "--cpus"]);
     refused(&["--icount", "--accel", "kvm"], &["--accel"]);

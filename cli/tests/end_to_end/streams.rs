@@ -85,10 +85,10 @@ fn a_reader_that_goes_away_ends_the_program_with_sigpipe() {
 #[test]
 fn time_out_is_124_and_says_so() {
     let mut command = freehold();
-    command.args(["run", "--accel", "tcg", "--timeout", "4", "--kernel", &kernel()]);
+    command.args(["run", "--accel", "tcg", "--timeout", "4s", "--kernel", &kernel()]);
     command.args(["--", "busybox", "sleep", "1000"]);
     let outcome = finish(command, b"").expect(124);
-    assert!(outcome.stderr.contains("did not end within 4 s"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("did not end within 4s"), "{}", outcome.stderr);
 }
 
 #[test]
