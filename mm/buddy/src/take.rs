@@ -57,8 +57,10 @@ impl Zone {
                 return taken;
             }
         }
+        // A refill that has nearly all it wants is not worth one more pageblock.
+        let enough = want - want / 8;
         let mut taken = 0;
-        while taken < want {
+        while taken < enough {
             let Some(block) = held.candidate(class, order, reach) else { break };
             let old = self.blocks().state(block);
             let bitmap = self.blocks().bitmap(block);
@@ -121,7 +123,7 @@ impl Arena {
     }
 }
 
-/// Take about as many of the `free` frames of a block as `out` wants until it has `end`, every one with the same chance, and at least one.
+/// Take about as many of the `free` frames of a block as `out` wants until it has `end`, which are fewer, every one with the same chance, and at least one.
 fn take_some(
     bitmap: &[AtomicU64; BITMAP_WORDS],
     block: BlockId,
@@ -130,13 +132,11 @@ fn take_some(
     rng: &mut Rng,
     out: &mut Basket<'_>,
 ) {
-    // Each is taken with chance 2^-thin, all alike, so that about as many are as wanted.
     let (before, start) = (out.len(), rng.next() as usize);
-    let thin = free.div_ceil(end - before).next_power_of_two().trailing_zeros();
+    let chance = Chance::of(end - before, free);
     for step in 0..BITMAP_WORDS {
         let index = (start + step) % BITMAP_WORDS;
-        let bits = (0..thin).fold(bitmap[index].get(), |bits, _| bits & rng.next());
-        let bits = some_of(bits, end - out.len(), rng);
+        let bits = some_of(bitmap[index].get() & chance.draw(rng), end - out.len(), rng);
         emit(block, index, &bitmap[index], bits, end, out);
     }
     if out.len() > before {
@@ -151,6 +151,32 @@ fn take_some(
             return emit(block, index, word, bits, out.len() + 1, out);
         }
         skip -= ones;
+    }
+}
+
+/// A chance of so many sixteenths (9 to 16), halved so many times.
+#[derive(Clone, Copy)]
+struct Chance {
+    sixteenths: u64,
+    halvings: u32,
+}
+
+impl Chance {
+    /// The lowest with which `want` of `free`, which are more, are to be expected; but not certainty: those that stay would be neighbours.
+    fn of(want: u64, free: u64) -> Self {
+        let halvings = (free / want).ilog2();
+        let sixteenths = (want << (4 + halvings)).div_ceil(free);
+        Self { sixteenths: if halvings == 0 { sixteenths.min(15) } else { sixteenths }, halvings }
+    }
+    /// A word whose every bit is 1 with this chance: the binary fraction's digits from the last to the first, a random word each.
+    fn draw(self, rng: &mut Rng) -> u64 {
+        let start = if self.sixteenths == 16 { u64::MAX } else { 0 };
+        let digits = self.sixteenths.trailing_zeros()..4;
+        let drawn = digits.fold(start, |bits, digit| match self.sixteenths >> digit & 1 {
+            0 => bits & rng.next(),
+            _ => bits | rng.next(),
+        });
+        (0..self.halvings).fold(drawn, |bits, _| bits & rng.next())
     }
 }
 
@@ -196,4 +222,31 @@ fn emit(block: BlockId, index: usize, word: &AtomicU64, bits: u64, end: u64, out
     let first = block.start().offset(index as u64 * 64);
     let left = out.push_bits(first, bits, end - out.len());
     word.set(word.get() & !(bits ^ left));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_drawn_with_the_chance_that_gives_as_many_as_are_wanted() {
+        let mut rng = Rng::new(11);
+        for (want, free) in
+            [(1, 2), (1, 512), (7, 500), (64, 512), (100, 299), (255, 511), (300, 512), (511, 512)]
+        {
+            let chance = Chance::of(want, free);
+            let exact = (chance.sixteenths as f64 / 16.0) * 0.5f64.powi(chance.halvings as i32);
+            let asked = want as f64 / free as f64;
+            // A sixteenth more at most, and never all.
+            assert!(
+                exact >= asked.min(15.0 / 16.0) && exact < asked * 9.0 / 8.0 && exact < 1.0,
+                "{want} of {free}"
+            );
+            let words = 20_000;
+            let ones: u32 = (0..words).map(|_| chance.draw(&mut rng).count_ones()).sum();
+            let bits = f64::from(words) * 64.0;
+            let z = (f64::from(ones) - bits * exact) / (bits * exact * (1.0 - exact)).sqrt();
+            assert!(z.abs() < 3.29, "{want} of {free}: z = {z}");
+        }
+    }
 }
