@@ -15,6 +15,9 @@ use std::path::{Component, Path, PathBuf};
 use crate::Result;
 use crate::failure::Failure;
 
+const GUEST_PAGE: u64 = 4096;
+/// What a kernel keeps of a file besides its bytes, at most.
+const GUEST_NODE: u64 = 2048;
 /// As many symlinks as Linux follows in one path.
 const MAX_SYMLINKS: usize = 40;
 
@@ -210,16 +213,19 @@ impl Image {
         Ok(())
     }
 
-    /// Bytes of all files together.
-    pub fn bytes(&self) -> u64 {
-        self.entries
-            .values()
-            .map(|entry| match &entry.node {
-                Node::HostFile(_, size) => *size,
-                Node::Bytes(bytes) => bytes.len() as u64,
-                _ => 0,
-            })
-            .sum()
+    /// Bytes of memory that the guest needs while it unpacks the image: the archive, as QEMU loaded it, beside its files, which take
+    /// whole pages and a node each.
+    pub fn unpacking_bytes(&self) -> u64 {
+        let contents = |entry: &Entry| match &entry.node {
+            Node::HostFile(_, size) => *size,
+            Node::Bytes(bytes) => bytes.len() as u64,
+            Node::Folder | Node::Symlink(_) | Node::Fifo => 0,
+        };
+        let of_one = |(path, entry): (&PathBuf, &Entry)| {
+            let archived = contents(entry) + cpio::HEADER + path.as_os_str().len() as u64;
+            archived + contents(entry).next_multiple_of(GUEST_PAGE) + GUEST_NODE
+        };
+        self.entries.iter().map(of_one).sum()
     }
 
     /// Writes the image as an initramfs.

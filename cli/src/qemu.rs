@@ -184,10 +184,9 @@ impl Machine {
         }
     }
 
-    /// Fails when `kernel` cannot boot with an image of `image_bytes` in this memory.
-    pub fn check_memory(&self, family: Family, image_bytes: u64) -> Result<()> {
-        // The image is in memory twice while it is unpacked: as QEMU loaded it, and as files.
-        let need = (family.least_memory() + 2 * image_bytes).next_multiple_of(MIB);
+    /// Fails when `kernel` cannot boot with an image that takes `unpacking_bytes` while it is unpacked.
+    pub fn check_memory(&self, family: Family, unpacking_bytes: u64) -> Result<()> {
+        let need = (family.least_memory() + unpacking_bytes).next_multiple_of(MIB);
         if self.memory >= need {
             return Ok(());
         }

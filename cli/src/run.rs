@@ -98,7 +98,7 @@ impl Prepared {
         let kernel = kernel::select(&options.kernel)?;
         let image = build_image(options, &program, &spec, &kernel)?;
         machine.check_family(kernel.family)?;
-        machine.check_memory(kernel.family, image.bytes())?;
+        machine.check_memory(kernel.family, image.unpacking_bytes())?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
         Ok(Prepared { machine, kernel, image, spec, timeout, purpose, log })
     }

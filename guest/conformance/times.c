@@ -123,6 +123,15 @@ static void usage(void)
 	PROMISE("getrusage counts the time that was used", used >= 80000 && used < 5000000);
 	PROMISE("times too", to.tms_utime + to.tms_stime - from.tms_utime - from.tms_stime >= 8);
 	PROMISE("and the most memory", after.ru_maxrss > 100);
+	/* Nothing but an alarm comes between the two looks. */
+	signal(SIGALRM, note);
+	count = 0;
+	times(&from);
+	setitimer(ITIMER_REAL, &(struct itimerval){ { 0, 0 }, { 0, 300000 } }, NULL);
+	while (!count)
+		;
+	times(&to);
+	PROMISE("CPU time is told up to now", to.tms_utime + to.tms_stime - from.tms_utime - from.tms_stime >= 20);
 	int64_t idle = ns(CLOCK_PROCESS_CPUTIME_ID);
 	sleep_ms(100);
 	PROMISE("sleeping uses none", ns(CLOCK_PROCESS_CPUTIME_ID) - idle < 60000000);

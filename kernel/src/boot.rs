@@ -5,6 +5,8 @@
 //! files before the program.
 
 use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -126,10 +128,9 @@ fn start(info: &'static BootInfo, planted: Option<Plant>) {
             }
             ending
         }
-        Err(error) => {
-            log::error!("no program to run: {error:?}");
-            let path = spec::PATH.escape_ascii();
-            host::notice(format_args!("the image has no usable {path}: {error:?}"));
+        Err(reason) => {
+            log::error!("no program to run: {reason}");
+            host::notice(format_args!("{reason}"));
             host::Ending::Exit(125)
         }
     };
@@ -141,27 +142,34 @@ fn start(info: &'static BootInfo, planted: Option<Plant>) {
 }
 
 /// Unpack the image, mount what programs expect, connect the streams; the program that is to run.
-fn prepare() -> Result<Spec> {
+///
+/// # Errors
+/// A line that says what could not be had.
+fn prepare() -> core::result::Result<Spec, String> {
+    let or = |what: &'static str| move |error: Errno| format!("{what}: {error:?}");
     unpack()?;
     dev::init();
-    fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system()))?;
+    fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
     crate::block::init(mem::frames());
-    let bytes = fs::boot::read_file(spec::PATH)?;
-    let spec = Spec::parse(&bytes)?;
-    connect(&spec)?;
-    host::listen(&Kernel)?;
-    mem::hotplug::start()?;
-    mem::khugepaged::mode_changed()?;
+    let spec = fs::boot::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
+    let spec = spec.map_err(or("the image has no usable /.freehold/spec"))?;
+    connect(&spec).map_err(or("the program's streams"))?;
+    host::listen(&Kernel).map_err(or("the host's messages"))?;
+    mem::hotplug::start().map_err(or("memory that can be plugged in"))?;
+    mem::khugepaged::mode_changed().map_err(or("khugepaged"))?;
     if let Some(device) = &spec.swap {
         swap::on_at_boot(device);
     }
     Ok(spec)
 }
 
-fn unpack() -> Result<()> {
-    let summary = initramfs::unpack(boot::initrd()?, &fs::boot::root()).map_err(|error| {
-        log::error!("initramfs: {error}");
-        Errno::EINVAL
+fn unpack() -> core::result::Result<(), String> {
+    let archive = boot::initrd().map_err(|error| format!("there is no image: {error:?}"))?;
+    let summary = initramfs::unpack(archive, &fs::boot::root()).map_err(|error| match error {
+        initramfs::Error::Make { error: Errno::ENOSPC | Errno::ENOMEM, .. } => {
+            format!("the image does not fit into memory when unpacked ({error}); more memory: -m")
+        }
+        _ => format!("the image cannot be unpacked: {error}"),
     })?;
     log::info!("initramfs: {summary:?}");
     mem::frames().release_reserved(boot::release_initrd());

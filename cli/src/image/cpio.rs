@@ -9,6 +9,9 @@ use super::{Entry, Node};
 use crate::Result;
 use crate::failure::Failure;
 
+/// Bytes of a member before its name.
+pub const HEADER: u64 = 110;
+
 const S_IFIFO: u32 = 0o010000;
 const S_IFDIR: u32 = 0o040000;
 const S_IFREG: u32 = 0o100000;
@@ -83,7 +86,7 @@ impl<'a, W: Write> Writer<'a, W> {
         }
         self.out.write_all(name)?;
         self.out.write_all(&[0])?;
-        self.pad(110 + name.len() + 1)
+        self.pad(HEADER as usize + name.len() + 1)
     }
 
     /// Both header and contents end on a multiple of four bytes.

@@ -132,6 +132,22 @@ fn too_little_memory_says_how_much_is_needed() {
 }
 
 #[test]
+fn the_memory_that_is_said_to_be_needed_is_enough_for_many_small_files() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    for number in 0..4000 {
+        file_of(&folder, &format!("{number}"), b"x");
+    }
+    let run = |memory: &str| {
+        let mut command = run_command();
+        command.args(["-m", memory, "-a", text(&folder.path()), "--", "busybox", "true"]);
+        finish(command, b"")
+    };
+    let refusal = run("16M").expect(125).stderr;
+    let needed = refusal.split("this needs ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a size");
+    run(needed).expect(0);
+}
+
+#[test]
 fn disks() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let odd = file_of(&folder, "odd.img", &[0; 700]);

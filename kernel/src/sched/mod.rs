@@ -349,10 +349,19 @@ pub fn make_room(tasks: usize) -> crate::Result<()> {
 
 /// Charge what runs now with its time so far. Any context.
 pub fn account_running() {
-    let now = crate::hw::time::now();
-    for id in online().iter() {
-        cpu(id).queue.lock().account(now);
+    online().iter().for_each(account_on);
+}
+
+/// Charge `task`, should it run now, with its time so far. Any context.
+pub fn account(task: &Task) {
+    if task.schedule.on_cpu.load(Ordering::Acquire) {
+        account_on(CpuId(task.schedule.cpu.load(Ordering::Relaxed)));
     }
+}
+
+fn account_on(id: CpuId) {
+    let mut queue = cpu(id).queue.lock();
+    queue.account(crate::hw::time::now());
 }
 
 /// Sums over all CPUs, for /proc.

@@ -185,8 +185,9 @@ impl Task {
     pub(super) fn add_user_ticks(&self, ticks: u64) {
         self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_add(ticks), Ordering::Relaxed);
     }
-    /// CPU time and events.
+    /// CPU time, up to now, and events.
     pub fn usage(&self) -> Usage {
+        sched::account(self);
         let total = self.schedule.runtime.load(Ordering::Relaxed);
         let user = hw::time::nanoseconds(self.user_ticks.load(Ordering::Relaxed)).min(total);
         Usage {
