@@ -5,12 +5,15 @@
  *        swap lost DISK      DISK, of 64 KiB, cannot read its page 5
  *        swap pressure N R   a machine with swap on: N programs use more memory than there is, R rounds long
  *        swap full           the same, and one of them more than memory and swap together
+ *        swap shared N       the same, and N programs share more memory than there is, half of it a file in memory
+ *        swap file           the same, and a file in memory that is larger than memory
  *        swap forks N        the same, and a program that uses more than memory has N children at once, of which each second is another program
  */
-#include <setjmp.h>
-#include <sys/swap.h>
-
 #include "promise.h"
+
+#include <setjmp.h>
+#include <sys/mount.h>
+#include <sys/swap.h>
 
 #define PAGE 4096UL
 #define SECTORS (PAGE / 512)
@@ -133,6 +136,82 @@ static void refusals(const char *disk)
 	PROMISE("only the administrator may", status == 0);
 }
 
+/* A field of the area at `at` in /proc/self/smaps, in KiB. */
+static long smaps(const void *at, const char *field)
+{
+	char line[256];
+	unsigned long start, end;
+	int here = 0;
+	long value = -1, found;
+	FILE *file = fopen("/proc/self/smaps", "re");
+	NEED(file);
+	while (fgets(line, sizeof line, file)) {
+		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+			here = start == (uintptr_t)at;
+		else if (here && !strncmp(line, field, strlen(field)) && sscanf(line + strlen(field), ": %ld", &found) == 1)
+			value = found;
+	}
+	fclose(file);
+	return value;
+}
+
+/* Shared memory, and files that are in memory only, go to the swap as programs' own pages do. */
+static void shared_areas(const char *disk)
+{
+	enum { PAGES = 100 };
+	long size, used;
+	int status, priority;
+	unsigned char *at = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	NEED(at != MAP_FAILED);
+	for (size_t page = 0; page < PAGES; page++)
+		fill(at + page * PAGE, page, 6);
+	IN_CHILD(status, NEED(all_filled(at, PAGES, 6) && madvise(at, PAGES * PAGE, 21) == 0); _exit(smaps(at, "Rss") != PAGES * 4));
+	PROMISE("shared memory that another maps, too, is not for one to send out", status == 0);
+	PROMISE("else it goes", madvise(at, PAGES * PAGE, 21) == 0 && smaps(at, "Rss") < PAGES);
+	NEED(listed(disk, &size, &used, &priority));
+	PROMISE("the list says so", used >= PAGES * 3);
+	PROMISE("so does smaps, for whoever maps it", smaps(at, "Swap") >= PAGES * 3 && smaps(at, "SwapPss") == 0);
+	IN_CHILD(status, int kept = all_filled(at, PAGES, 6); for (size_t page = 0; page < PAGES; page++) fill(at + page * PAGE, page, 7); _exit(!kept));
+	PROMISE("a child finds it, and what the child stores is there for all", status == 0 && all_filled(at, PAGES, 7));
+	madvise(at, PAGES * PAGE, 21);
+	munmap(at, PAGES * PAGE);
+
+	int file = memfd_create("bytes", MFD_CLOEXEC);
+	NEED(file >= 0 && ftruncate(file, PAGES * PAGE) == 0);
+	at = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	NEED(at != MAP_FAILED);
+	for (size_t page = 0; page < PAGES; page++)
+		fill(at + page * PAGE, page, 8);
+	struct stat before, after;
+	static unsigned char bytes[2 * PAGE];
+	NEED(fstat(file, &before) == 0 && madvise(at, PAGES * PAGE, 21) == 0);
+	PROMISE("a file in memory goes, too, and is as long and as full as before",
+		smaps(at, "Rss") < PAGES && fstat(file, &after) == 0 && after.st_size == before.st_size && after.st_blocks == before.st_blocks);
+	PROMISE("it is no hole", lseek(file, 0, SEEK_DATA) == 0 && lseek(file, 0, SEEK_HOLE) == PAGES * (off_t)PAGE);
+	PROMISE("it can be read", pread(file, bytes, PAGE, 40 * PAGE) == (ssize_t)PAGE && is_filled(bytes, 40, 8));
+	memcpy(bytes, at + 50 * PAGE, PAGE);
+	madvise(at, PAGES * PAGE, 21);
+	PROMISE("and written, in part", pwrite(file, "here", 4, 50 * PAGE + 1000) == 4 && !memcmp(at + 50 * PAGE, bytes, 1000) && !memcmp(at + 50 * PAGE + 1000, "here", 4) &&
+					       !memcmp(at + 50 * PAGE + 1004, bytes + 1004, PAGE - 1004));
+	madvise(at, PAGES * PAGE, 21);
+	NEED(ftruncate(file, 60 * PAGE + 10) == 0 && ftruncate(file, PAGES * PAGE) == 0);
+	memset(bytes, 0, PAGE);
+	fill(bytes + PAGE, 60, 8);
+	PROMISE("what is cut off is gone", !memcmp(at + 61 * PAGE, bytes, PAGE) && !memcmp(at + 60 * PAGE + 10, bytes, PAGE - 10));
+	PROMISE("and what is left of its page is not", !memcmp(at + 60 * PAGE, bytes + PAGE, 10));
+	madvise(at, PAGES * PAGE, 21);
+	NEED(fallocate(file, 1 | 2 /* KEEP_SIZE, PUNCH_HOLE */, 10 * PAGE, 10 * PAGE) == 0);
+	PROMISE("and so is what is punched out", !memcmp(at + 15 * PAGE, bytes, PAGE) && is_filled(at + 9 * PAGE, 9, 8) && is_filled(at + 20 * PAGE, 20, 8));
+	madvise(at, PAGES * PAGE, 21);
+	PROMISE("swapoff brings it in", swapoff(disk) == 0 && is_filled(at + 30 * PAGE, 30, 8) && is_filled(at + 59 * PAGE, 59, 8) && smaps(at, "Swap") == 0);
+	NEED(swapon(disk, 0) == 0 && madvise(at, PAGES * PAGE, 21) == 0);
+	munmap(at, PAGES * PAGE);
+	close(file);
+	NEED(listed(disk, &size, &used, &priority));
+	PROMISE("a file that is no more leaves nothing in the swap", used <= 40);
+	NEED(swapoff(disk) == 0);
+}
+
 static void areas(const char *disk)
 {
 	long size, used;
@@ -175,6 +254,8 @@ static void areas(const char *disk)
 	madvise(at, PAGES * PAGE, 21);
 	PROMISE("swapoff brings all of them in", swapoff(disk) == 0 && swapped(at, PAGES) == 0 && all_filled(at, PAGES, 1));
 	FAILS_WITH("and then it is off", swapoff(disk), EINVAL);
+	NEED(swapon(disk, 0) == 0);
+	shared_areas(disk);
 }
 
 static sigjmp_buf back;
@@ -183,6 +264,43 @@ static void bus_error(int number, siginfo_t *info, void *context)
 {
 	(void)context;
 	siglongjmp(back, number == SIGBUS && info->si_code == BUS_ADRERR ? 1 : 2);
+}
+
+/* The same of a file in memory: who reads it is told, who maps it gets a signal. */
+static void lost_from_file(const char *disk)
+{
+	enum { PAGES = 64 };
+	static unsigned char bytes[PAGE];
+	NEED(swapon(disk, 0) == 0);
+	int file = memfd_create("bytes", MFD_CLOEXEC);
+	NEED(file >= 0 && ftruncate(file, PAGES * PAGE) == 0);
+	unsigned char *at = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	NEED(at != MAP_FAILED);
+	for (size_t page = 0; page < PAGES; page++)
+		fill(at + page * PAGE, page, 5);
+	NEED(madvise(at, PAGES * PAGE, 21) == 0);
+	size_t gone = smaps(at, "Swap") / 4;
+	PROMISE("a full area takes what it can of a file", gone >= 5 && gone <= 15);
+	volatile size_t by_call = PAGES, by_store = PAGES, errors = 0, wrong = 0;
+	for (volatile size_t page = 0; page < PAGES; page++) {
+		ssize_t n = pread(file, bytes, PAGE, page * PAGE);
+		if (n == -1 && errno == EIO) {
+			by_call = page;
+			errors++;
+		} else
+			wrong += n != (ssize_t)PAGE || !is_filled(bytes, page, 5);
+	}
+	PROMISE("a page of a file that cannot be read is an error, and no other page is", errors == 1 && wrong == 0);
+	for (volatile size_t page = 0; page < PAGES; page++)
+		if (sigsetjmp(back, 1) == 0)
+			wrong += !is_filled(at + page * PAGE, page, 5);
+		else
+			by_store = page;
+	PROMISE("the same page is a bus error through a mapping", by_store == by_call && by_call < PAGES && wrong == 0);
+	PROMISE("swapoff gives up that page alone", swapoff(disk) == 0 && is_filled(at, 0, 5) && is_filled(at + (PAGES - 1) * PAGE, PAGES - 1, 5));
+	PROMISE("a file that has lost a page can be cut", ftruncate(file, 0) == 0 && ftruncate(file, PAGES * PAGE) == 0 && at[PAGE * 5] == 0);
+	munmap(at, PAGES * PAGE);
+	close(file);
 }
 
 static void lost(const char *disk)
@@ -216,6 +334,7 @@ static void lost(const char *disk)
 	PROMISE("storing to it is one too", again == 1);
 	munmap(at, PAGES * PAGE);
 	PROMISE("and nothing else is damaged", swapoff(disk) == 0);
+	lost_from_file(disk);
 }
 
 static int failed(const char *what, size_t where)
@@ -316,6 +435,122 @@ static void pressure(int workers, int rounds)
 	PROMISE("and in the end the swap is empty", figure("/proc/meminfo", "SwapFree") + figure("/proc/meminfo", "SwapCached") >= swap - 2048);
 }
 
+/* The same without a deadline, unless one of them has failed: the bytes are wrong where not all have come. */
+static void meet_all(int workers)
+{
+	__atomic_fetch_add(filled, 1, __ATOMIC_SEQ_CST);
+	while (__atomic_load_n(filled, __ATOMIC_SEQ_CST) < workers)
+		if (__atomic_load_n(filled + 1, __ATOMIC_SEQ_CST))
+			_exit(1);
+		else
+			usleep(1000);
+}
+
+/* A file in a file system of its own that is memory only. */
+static int file_in_memory(size_t pages)
+{
+	char options[40];
+	snprintf(options, sizeof options, "size=%zuk", pages * 4 + 1024);
+	NEED((mkdir("/large", 0755) == 0 || errno == EEXIST) && mount("none", "/large", "tmpfs", 0, options) == 0);
+	int file = open("/large/file", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	NEED(file >= 0);
+	return file;
+}
+
+/* Each worker has every so-manieth page to itself to store to, and looks at those of the next one; at some of them in the file. */
+static int together(unsigned char *at, size_t pages, int file, size_t of_file, int worker, int workers)
+{
+	static unsigned char bytes[PAGE];
+	int phase = 0, next = (worker + 1) % workers;
+	for (int round = 1; round <= 2; round++) {
+		for (size_t page = worker; page < pages; page += workers)
+			fill(at + page * PAGE, page, round);
+		meet_all(workers * ++phase);
+		for (size_t page = next; page < pages; page += workers) {
+			int by_call = page >= of_file && page % 3 == 0;
+			if (by_call && pread(file, bytes, PAGE, (page - of_file) * PAGE) != (ssize_t)PAGE)
+				return failed("a shared page cannot be read", page);
+			if (!is_filled(by_call ? bytes : at + page * PAGE, page, round))
+				return failed("a shared page is wrong", page);
+		}
+		meet_all(workers * ++phase);
+	}
+	return 0;
+}
+
+/* Half of it is anonymous, half a file in memory. */
+static void shared(int workers)
+{
+	long total = figure("/proc/meminfo", "MemTotal"), swap = figure("/proc/meminfo", "SwapTotal");
+	size_t pages = total * 15 / 10 / 4, of_file = pages / 2;
+	int kept = 1, file = file_in_memory(pages - of_file);
+	NEED(swap > total && ftruncate(file, (pages - of_file) * PAGE) == 0);
+	filled = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	unsigned char *at = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	NEED(filled != MAP_FAILED && at != MAP_FAILED);
+	NEED(mmap(at + of_file * PAGE, (pages - of_file) * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED);
+	fflush(stdout);
+	for (int worker = 0; worker < workers; worker++) {
+		pid_t pid = fork();
+		NEED(pid >= 0);
+		if (pid == 0)
+			_exit(together(at, pages, file, of_file, worker, workers));
+	}
+	for (int status; wait(&status) > 0;)
+		if (status) {
+			kept = 0;
+			__atomic_store_n(filled + 1, 1, __ATOMIC_SEQ_CST);
+		}
+	PROMISE("programs that share 1.5 times the memory there is find every byte", kept);
+	PROMISE("so does who forked them", all_filled(at, pages, 2));
+	PROMISE("pages went out", figure("/proc/vmstat", "pswpout") > total / 4 / 4);
+	PROMISE("nobody was killed", figure("/proc/vmstat", "oom_kill") == 0);
+	munmap(at, pages * PAGE);
+	NEED(unlink("/large/file") == 0 && close(file) == 0);
+	PROMISE("and in the end the swap is empty", figure("/proc/meminfo", "SwapFree") + figure("/proc/meminfo", "SwapCached") >= swap - 4096);
+}
+
+/* The first area in use. */
+static const char *area_in_use(void)
+{
+	static char name[128];
+	FILE *swaps = fopen("/proc/swaps", "re");
+	NEED(swaps && fscanf(swaps, "%*[^\n] %127s", name) == 1);
+	fclose(swaps);
+	return name;
+}
+
+static void large_file(void)
+{
+	enum { RUN = 16 };
+	static unsigned char bytes[RUN * PAGE];
+	long total = figure("/proc/meminfo", "MemTotal"), swap = figure("/proc/meminfo", "SwapTotal");
+	size_t pages = total * 15 / 10 / 4 / RUN * RUN, left = pages / 4, wrong = 0;
+	int file = file_in_memory(pages);
+	NEED(swap > total);
+	for (size_t page = 0; page < pages; page += RUN) {
+		for (size_t n = 0; n < RUN; n++)
+			fill(bytes + n * PAGE, page + n, 1);
+		if (write(file, bytes, sizeof bytes) != (ssize_t)sizeof bytes)
+			break;
+	}
+	PROMISE("a file in memory can be larger than memory", lseek(file, 0, SEEK_CUR) == (off_t)(pages * PAGE));
+	PROMISE("much of it is in the swap", figure("/proc/meminfo", "SwapFree") < swap - total / 2 && figure("/proc/meminfo", "Shmem") < total);
+	for (size_t page = 0; page < pages; page += RUN) {
+		NEED(pread(file, bytes, sizeof bytes, page * PAGE) == (ssize_t)sizeof bytes);
+		for (size_t n = 0; n < RUN; n++)
+			wrong += !is_filled(bytes + n * PAGE, page + n, 1);
+	}
+	PROMISE("it is read as it was written", wrong == 0);
+	unsigned char *at = mmap(NULL, pages * PAGE, PROT_READ, MAP_SHARED, file, 0);
+	NEED(at != MAP_FAILED);
+	PROMISE("and so it is seen through a mapping", all_filled(at, pages, 1));
+	PROMISE("nobody was killed", figure("/proc/vmstat", "oom_kill") == 0);
+	NEED(ftruncate(file, left * PAGE) == 0);
+	PROMISE("what is cut off leaves the swap", figure("/proc/meminfo", "SwapFree") + figure("/proc/meminfo", "SwapCached") >= swap - (long)left * 4 - 4096);
+	PROMISE("swapoff brings back what is left", swapoff(area_in_use()) == 0 && figure("/proc/meminfo", "SwapTotal") == 0 && all_filled(at, left, 1));
+}
+
 static void full(void)
 {
 	long total = figure("/proc/meminfo", "MemTotal"), swap = figure("/proc/meminfo", "SwapTotal");
@@ -339,6 +574,20 @@ static void full(void)
 	PROMISE("it alone, once", figure("/proc/vmstat", "oom_kill") == 1);
 	PROMISE("what others have is there", all_filled(mine, 256, 9));
 	PROMISE("but not before the swap was full", figure("/proc/vmstat", "pswpout") >= swap / 4 * 9 / 10);
+	fflush(stdout);
+	child = fork();
+	if (child == 0) {
+		size_t pages = (total + swap) / 4 + 1024;
+		unsigned char *at = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		for (size_t page = 0; at != MAP_FAILED && page < pages; page++)
+			fill(at + page * PAGE, page, 1);
+		_exit(0);
+	}
+	NEED(waitpid(child, &status, 0) == child);
+	PROMISE("so is one that wants it as shared memory", WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	PROMISE("that one alone, once", figure("/proc/vmstat", "oom_kill") == 2);
+	PROMISE("what others have is there still", all_filled(mine, 256, 9));
+	PROMISE("and all of the swap is to be had again", figure("/proc/meminfo", "SwapFree") + figure("/proc/meminfo", "SwapCached") >= swap - 2048);
 }
 
 #define SPREAD (2UL << 20)
@@ -408,6 +657,10 @@ int main(int argc, char **argv)
 		pressure(atoi(argv[2]), atoi(argv[3]));
 	else if (!strcmp(argv[1], "full"))
 		full();
+	else if (!strcmp(argv[1], "shared") && argc == 3)
+		shared(atoi(argv[2]));
+	else if (!strcmp(argv[1], "file"))
+		large_file();
 	else if (!strcmp(argv[1], "forks") && argc == 3)
 		forks(atoi(argv[2]));
 	else if (!strcmp(argv[1], "stay") && argc == 4)

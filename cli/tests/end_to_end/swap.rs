@@ -11,6 +11,7 @@ fn promises(mut command: Command, options: &[&str], arguments: &[&str], lost_by_
     let program = guest_program("conformance/swap");
     command.args(options).arg("--").arg(&program).args(arguments);
     let outcome = finish(command, b"");
+    assert!(!outcome.stderr.contains("does not balance"), "{}", outcome.stderr);
     let said = outcome.text();
     let lost = |line: &str| kernel() == "linux" && lost_by_linux.iter().any(|promise| line.contains(promise));
     let broken: Vec<&str> = said.lines().filter(|line| line.starts_with("not ok") && !lost(line)).collect();
@@ -66,7 +67,12 @@ fn only_the_page_is_lost_that_the_disk_has_lost() {
     let mut command = run_command();
     command.env("FREEHOLD_QEMU", &wrapper);
     // Linux still has the bytes in its swap cache and does not read.
-    let lost_by_linux = ["a page that cannot be read", "storing to it is one too"];
+    let lost_by_linux = [
+        "a page that cannot be read",
+        "storing to it is one too",
+        "a page of a file that cannot be read",
+        "the same page is a bus error",
+    ];
     promises(command, &options, &["lost", "/dev/vda"], &lost_by_linux);
 }
 
@@ -81,6 +87,21 @@ fn programs_use_more_memory_than_there_is() {
         let options = ["--memory", memory(), "--cpus", cpus, "--swap", swap];
         promises(run_command(), &options, &["pressure", workers, "2"], &LOST_BY_LINUX);
     }
+}
+
+/// Half of it is anonymous, half a file in memory, and all of it is one and a half times the machine's memory.
+#[test]
+fn programs_share_more_memory_than_there_is() {
+    let swap = if kernel() == "linux" { "256M" } else { "128M" };
+    let options = ["--memory", memory(), "--cpus", "4", "--swap", swap];
+    promises(run_command(), &options, &["shared", "4"], &["in the end the swap is empty"]);
+}
+
+#[test]
+fn a_file_in_memory_may_be_larger_than_memory() {
+    let swap = if kernel() == "linux" { "256M" } else { "128M" };
+    let options = ["--memory", memory(), "--swap", swap];
+    promises(run_command(), &options, &["file"], &["what is cut off leaves the swap"]);
 }
 
 /// With few requests a second everybody waits for the disk, and nobody is killed for it.

@@ -10,7 +10,7 @@ use core::ops::Range;
 use freehold_vm::VmError;
 
 use super::hotplug::Growth;
-use super::{Frames, PageCache, find_more};
+use super::{Frames, PageCache, find_more, with_memory_found};
 use crate::fs::{Content, ContentSource, Punch};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -77,11 +77,11 @@ impl Content for CacheContent {
     }
 
     fn resize(&self, size: u64) -> Result<()> {
-        Ok(self.cache.truncate(size)?)
+        with_memory_found(|| Ok(self.cache.truncate(size)?))
     }
 
     fn punch(&self, range: Range<u64>, how: Punch) -> Result<()> {
-        self.cache.punch_hole(range.clone())?;
+        with_memory_found(|| Ok(self.cache.punch_hole(range.clone())?))?;
         match how {
             Punch::Hole => Ok(()),
             Punch::Zeroes => self.allocate(range),
@@ -106,7 +106,7 @@ impl Content for CacheContent {
     }
 
     fn held(&self) -> u64 {
-        self.cache.pages() * freehold_machine::PAGE_SIZE as u64
+        (self.cache.pages() + self.cache.swapped_pages()) * freehold_machine::PAGE_SIZE as u64
     }
 
     fn sync(&self) -> Result<()> {

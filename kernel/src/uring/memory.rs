@@ -70,6 +70,8 @@ impl SharedRings {
     /// `ENOMEM`.
     pub fn new(submissions: u32, completions: u32) -> Result<Self> {
         let cache = PageCache::new(frames());
+        // Completions are put there where nobody can wait.
+        cache.keep_in_memory();
         let regions = [
             (c::IORING_OFF_SQ_RING, word::ARRAY + 4 * submissions),
             (c::IORING_OFF_CQ_RING, word::ARRAY + size_of::<Completion>() as u32 * completions),

@@ -14,11 +14,12 @@ use crate::area::Area;
 use crate::cache::{PageCache, PageSet};
 use crate::request::AreaFlags;
 use crate::resident::{Kind, Resident};
+use crate::swap::Age;
 
 impl<S: Memory> AddressSpace<S> {
-    /// Unmap those of `pages` of `cache` that were not used through this space since it was last asked; the others come back (bits as in `pages`), and count as
-    /// not used from now on. Locked pages are always in use.
-    pub(crate) fn unmap_idle(&mut self, cache: &PageCache<S>, pages: PageSet) -> u64 {
+    /// Unmap those of `pages` of `cache` that were not used through this space since it was last asked, or whose `age` does not matter; the others come back
+    /// (bits as in `pages`), and count as not used from now on. Locked pages are always in use.
+    pub(crate) fn unmap_idle(&mut self, cache: &PageCache<S>, pages: PageSet, age: Age) -> u64 {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         let (span, mut used) = (pages.span(), 0);
@@ -27,7 +28,7 @@ impl<S: Memory> AddressSpace<S> {
             if attachment.is_some()
                 && let Some(range) = area.addresses_of(span.start, span.end)
             {
-                used |= resident.unmap_idle(area, range, pages, &mut batch);
+                used |= resident.unmap_idle(area, range, pages, age, &mut batch);
             }
         }
         used
@@ -40,6 +41,7 @@ impl<S: Memory> Resident<S> {
         area: &Area<S>,
         range: Range<VirtAddr>,
         pages: PageSet,
+        age: Age,
         batch: &mut FlushBatch<S>,
     ) -> u64 {
         self.note_peak();
@@ -53,7 +55,7 @@ impl<S: Memory> Resident<S> {
             if size == PageSize::Large || this.kind_of(entry) != Kind::Cache {
                 return;
             }
-            if is_locked || entry.is_accessed() {
+            if is_locked || (entry.is_accessed() && age == Age::Respect) {
                 used |= 1 << (page - pages.first);
                 batch.restricted(addr, slot.update_from(entry, Entry::marked_old));
                 return;

@@ -321,6 +321,15 @@ impl<S: Memory> AddressSpace<S> {
         if area.flags.contains(AreaFlags::LOCKED) {
             smaps.locked = smaps.pss;
         }
+        // As on Linux: what is in the swap as a file's page counts for each who would find it there, and has no proportional share.
+        if let Some(area) = self.areas.at(area.start)
+            && let Some((cache, first)) = area.cache_page(area.start)
+        {
+            let pages = first..first + (area.end.0 - area.start.0) / PAGE;
+            let at = |page| VirtAddr(area.start.0 + (page - first) * PAGE);
+            smaps.swap +=
+                cache.count_swapped(pages, |page| self.resident.tables.entry(at(page)).is_empty()) * PAGE;
+        }
         smaps
     }
 }

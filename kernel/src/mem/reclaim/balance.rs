@@ -1,4 +1,4 @@
-//! Whether to take pages of disks or anonymous memory.
+//! Whether to take pages of disks or anonymous memory, to which shared memory and files in memory count.
 //!
 //! By what they cost: pages that are brought in from a disk, of either kind, are pages that should have stayed. Each kind is asked for frames in
 //! proportion to how much there is of it, the less the more of it came back lately, and by `vm.swappiness` (0: the disks' pages
@@ -61,6 +61,9 @@ impl Costs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Share {
     pub anonymous: u64,
+    /// How many thousandths of `anonymous` to ask of shared memory and files in memory rather than of processes.
+    pub shared: u64,
+    /// Of the disks' pages.
     pub files: u64,
 }
 
@@ -68,18 +71,20 @@ impl Share {
     /// The shares of `want` frames as things are.
     pub(super) fn now(want: u64) -> Self {
         let files = block::cached_pages();
-        let anonymous = frames().frames_of(Owner::Anon);
+        let shared = frames().frames_of(Owner::PageCache).saturating_sub(files);
+        let anonymous = frames().frames_of(Owner::Anon) + shared;
         // While the host has memory to give, no program waits for a disk.
         let room = !hotplug::may_grow() && commons().swap().usage().free > 0;
         let given_up = commons().count_of(Event::LazyFree) > 0;
         if !room {
             // Memory that programs have given up can go without any swap.
-            return Self { anonymous: if given_up { want } else { 0 }, files: want };
+            return Self { anonymous: if given_up { want } else { 0 }, shared: 0, files: want };
         }
         let totals =
             [commons().count_of(Event::SwapIn), block::traffic()[0] / freehold_machine::PAGE_SIZE as u64];
         let costs = COSTS.lock().update(totals, anonymous + files);
-        Self::of(want, [anonymous, files], costs, swappiness())
+        let share = Self::of(want, [anonymous, files], costs, swappiness());
+        Self { shared: shared * 1000 / anonymous.max(1), ..share }
     }
 
     fn of(want: u64, [anonymous, files]: [u64; 2], costs: [u64; 2], swappiness: u64) -> Self {
@@ -94,6 +99,6 @@ impl Share {
         let part = (u128::from(want) * of_anonymous).div_ceil(both) as u64;
         // Where the disks have next to nothing left, swappiness 0 does not keep the machine from going on.
         let anonymous = if files < super::BATCH { want } else { part };
-        Self { anonymous, files: if files == 0 { 0 } else { (want - part.min(want)).max(1) } }
+        Self { anonymous, shared: 0, files: if files == 0 { 0 } else { (want - part.min(want)).max(1) } }
     }
 }

@@ -26,7 +26,7 @@ use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::NodeSet;
-use freehold_vm::{Age, EvictWish, Eviction, Laundry};
+use freehold_vm::{Age, EvictWish, Eviction, Laundry, SwapEvicted};
 
 pub use balance::{set_swappiness, swappiness};
 pub use blocks::stalls as compact_stalls;
@@ -209,7 +209,22 @@ fn shrink(want: u64, nodes: NodeSet, who: Who) -> Found {
         }
         if share.anonymous > 0 {
             let age = if shift == 0 { Age::Ignore } else { Age::Respect };
-            found += swap_out(&EvictWish { pages: share.anonymous, age, nodes, effort: shift }, who);
+            // What is shared, or a file in memory, is as much programs' memory, and is asked by its share.
+            let (of_shared, of_spaces) = match shift {
+                // In the end of whoever has it.
+                0 => (share.anonymous, share.anonymous),
+                _ => {
+                    let shared = share.anonymous * share.shared / 1000;
+                    (shared, share.anonymous - shared)
+                }
+            };
+            let wish = |pages| EvictWish { pages, age, nodes, effort: shift };
+            if of_spaces > 0 {
+                found += note_swapped(commons().evict(&wish(of_spaces)), who);
+            }
+            if of_shared > 0 {
+                found += note_swapped(commons().evict_shared(&wish(of_shared)), who);
+            }
         }
         if found.freed >= want {
             break;
@@ -224,8 +239,7 @@ fn evict(wish: Eviction, who: Who) -> u64 {
     done.freed
 }
 
-fn swap_out(wish: &EvictWish, who: Who) -> Found {
-    let done = commons().evict(wish);
+fn note_swapped(done: SwapEvicted, who: Who) -> Found {
     swap::note_use();
     count(who, Kind::Anonymous, done.scanned, done.freed);
     Found { freed: done.freed, written: done.written }

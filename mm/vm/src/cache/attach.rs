@@ -8,6 +8,7 @@ use freehold_paging::Memory;
 
 use super::PageCache;
 use crate::registry::{Locking, SpaceHandle};
+use crate::swap::Age;
 
 /// Up to 64 pages of a cache: bit `n` of `mask` is the page `first + n`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,15 +107,19 @@ impl<S: Memory> PageCache<S> {
         });
     }
 
-    /// Have every address space unmap those of `pages` that it has not used since it was last asked; those that stay mapped somewhere.
-    /// The caller holds no address space's lock.
-    pub(super) fn unmap_idle_everywhere(&self, mut pages: PageSet) -> u64 {
+    /// Have every address space unmap those of `pages` that it has not used since it was last asked, or whose `age` does not matter; those that stay
+    /// mapped somewhere. The caller holds no address space's lock.
+    pub(super) fn unmap_idle_everywhere(&self, mut pages: PageSet, age: Age) -> u64 {
         let mut stay = 0;
+        let how = match age {
+            Age::Respect => Locking::Try,
+            Age::Ignore => Locking::Wait,
+        };
         self.for_each_mapper(Unready::Waits, |space| {
             if pages.mask != 0 {
                 let mut used = pages.mask;
                 // Whoever is busy uses them all.
-                space.with(Locking::Try, &mut |space| used = space.unmap_idle(self, pages));
+                space.with(how, &mut |space| used = space.unmap_idle(self, pages, age));
                 stay |= used;
                 // Elsewhere they may stay mapped as well.
                 pages.mask &= !used;

@@ -1,4 +1,5 @@
-//! Giving frames back that can be read again: which ones, and when.
+//! Giving frames back that can be read again: which ones, and when. What has no store but memory goes to the swap, by the same clock
+//! (`swapped.rs`).
 //!
 //! **A clock.** A hand goes round over the chunks of 64 pages. A page has two marks: *once* (somebody read or wrote it, or asked for it
 //! in the first place) and *again* (somebody did after that). The hand spares what was used again, and takes that mark back; what is read
@@ -18,6 +19,7 @@ use freehold_paging::Memory;
 use super::attach::PageSet;
 use super::index::Look;
 use super::{PAGE, PageCache};
+use crate::swap::Age;
 
 /// What becomes of pages that the store does not have yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,7 +75,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Move the hand on; what it sees. `None` where there is no page at all.
-    fn advance(&self) -> Option<Look> {
+    pub(super) fn advance(&self) -> Option<Look> {
         let mut inner = self.inner.lock();
         let from = inner.hand;
         let look = inner.index.look(from).or_else(|| inner.index.look(0));
@@ -87,7 +89,8 @@ impl<S: Memory> PageCache<S> {
             cold &= !dirty;
         }
         if cold & mapped != 0 {
-            cold &= !self.unmap_idle_everywhere(PageSet { first: look.first, mask: cold & mapped });
+            let pages = PageSet { first: look.first, mask: cold & mapped };
+            cold &= !self.unmap_idle_everywhere(pages, Age::Respect);
         }
         // A mapping may have made a page dirty that was not when it was judged: it stays this time.
         let mut unwritten = cold & dirty;
@@ -103,8 +106,8 @@ impl<S: Memory> PageCache<S> {
         pages.filter_map(|page| self.take_idle(page)).count() as u64
     }
 
-    /// Of the cold pages of `look` those on `nodes`; and which are mapped, and which dirty.
-    fn judge(&self, look: Look, nodes: NodeSet) -> (u64, u64, u64) {
+    /// Of the cold pages of `look` those on `nodes` that nobody pins; and which are mapped, and which dirty.
+    pub(super) fn judge(&self, look: Look, nodes: NodeSet) -> (u64, u64, u64) {
         let inner = self.inner.lock();
         let (mut cold, mut mapped, mut dirty) = (0, 0, 0);
         for bit in (0..64).filter(|bit| look.cold & 1 << bit != 0) {
@@ -112,7 +115,8 @@ impl<S: Memory> PageCache<S> {
             let seen = inner.index.with(page, |frame| {
                 let here =
                     matches!(frame.record().state(), State::Owned { node, .. } if nodes.contains(node));
-                (here, frame.record().counts().load().mappings > 0)
+                let holders = frame.record().counts().load();
+                (here && holders.pins == 0, holders.mappings > 0)
             });
             let Some((true, is_mapped)) = seen else { continue };
             cold |= 1 << bit;

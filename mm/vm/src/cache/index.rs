@@ -1,7 +1,7 @@
-//! From page numbers to frames.
+//! From page numbers to frames, or to slots of the swap.
 //!
 //! Pages come in chunks of 64, so that a file of a few pages costs half a KiB and a sparse one only what it holds. The
-//! index is the holder of one reference to each frame.
+//! index is the holder of one reference to each frame, and of one entry of each slot.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -9,16 +9,32 @@ use core::ops::Range;
 
 use freehold_frame::{Frame, PageCache};
 use freehold_machine::Pfn;
-use freehold_paging::Memory;
+use freehold_paging::{Memory, SwapPlace};
 
 const PAGES: u64 = 64;
 
-/// No frame. Frame numbers are physical addresses / 4096, so this is none.
+/// No page. Frame numbers are physical addresses / 4096, so this is none.
 const NONE: u64 = u64::MAX;
+/// Not a frame but a slot of the swap.
+const SWAPPED: u64 = 1 << 63;
+
+/// What is in the index.
+fn frame_of(word: u64) -> Option<Pfn> {
+    (word & SWAPPED == 0).then_some(Pfn(word))
+}
+
+const fn word_of(place: SwapPlace) -> u64 {
+    SWAPPED | (place.area as u64) << 35 | place.slot
+}
+
+fn place_of(word: u64) -> Option<SwapPlace> {
+    let place = SwapPlace { area: (word >> 35) as u8 & 31, slot: word & (SwapPlace::SLOTS - 1) };
+    (word != NONE && word & SWAPPED != 0).then_some(place)
+}
 
 struct Chunk {
     frames: [u64; PAGES as usize],
-    /// How many of them there are.
+    /// How many of them are not [`NONE`].
     count: u32,
     /// Changed since the store last saw them.
     dirty: u64,
@@ -30,6 +46,8 @@ struct Chunk {
     once: u64,
     /// And again, since the clock's hand last passed.
     again: u64,
+    /// On their way to the swap, and nobody has been given their frame since.
+    leaving: u64,
 }
 
 impl Chunk {
@@ -41,6 +59,7 @@ impl Chunk {
         changed: 0,
         once: 0,
         again: 0,
+        leaving: 0,
     };
 
     /// 1 for a page that is dirty or writable, which has a frame here; else 0.
@@ -78,6 +97,8 @@ pub(super) struct Index<S: Memory> {
     cache: u64,
     chunks: BTreeMap<u64, Box<Chunk>>,
     pages: u64,
+    /// Pages that are in the swap.
+    swapped: u64,
     /// Pages that are dirty or writable.
     dirty: u64,
 }
@@ -88,30 +109,53 @@ const fn bit(page: u64) -> u64 {
 
 impl<S: Memory> Index<S> {
     pub(super) const fn new(source: S, cache: u64) -> Self {
-        Self { source, cache, chunks: BTreeMap::new(), pages: 0, dirty: 0 }
+        Self { source, cache, chunks: BTreeMap::new(), pages: 0, swapped: 0, dirty: 0 }
     }
+    /// Pages that have a frame.
     pub(super) const fn pages(&self) -> u64 {
         self.pages
     }
+    /// Pages that are in the swap.
+    pub(super) const fn swapped(&self) -> u64 {
+        self.swapped
+    }
 
+    fn word(&self, page: u64) -> u64 {
+        self.chunks.get(&(page / PAGES)).map_or(NONE, |chunk| chunk.frames[(page % PAGES) as usize])
+    }
     fn pfn(&self, page: u64) -> Option<Pfn> {
-        let frame = self.chunks.get(&(page / PAGES))?.frames[(page % PAGES) as usize];
-        (frame != NONE).then_some(Pfn(frame))
+        frame_of(self.word(page))
+    }
+    /// Whether `page` has a frame, or is in the swap.
+    pub(super) fn has(&self, page: u64) -> bool {
+        self.word(page) != NONE
+    }
+    /// Where in the swap `page` is.
+    pub(super) fn swap_place(&self, page: u64) -> Option<SwapPlace> {
+        if self.swapped == 0 { None } else { place_of(self.word(page)) }
     }
 
     /// Look at the frame of `page` in place.
     pub(super) fn with<R>(&self, page: u64, f: impl FnOnce(&Frame<PageCache, S>) -> R) -> Option<R> {
-        self.pfn(page).map(|pfn| self.show(pfn, f))
+        self.pfn(page).map(|pfn| Self::show(self.source, pfn, f))
     }
 
-    fn show<R>(&self, pfn: Pfn, f: impl FnOnce(&Frame<PageCache, S>) -> R) -> R {
-        let frame = Frame::from_raw(self.source, pfn).expect("the index holds frames of the page cache");
+    fn show<R>(source: S, pfn: Pfn, f: impl FnOnce(&Frame<PageCache, S>) -> R) -> R {
+        let frame = Frame::from_raw(source, pfn).expect("the index holds frames of the page cache");
         let result = f(&frame);
         frame.into_raw();
         result
     }
 
-    /// Put a frame where none is.
+    /// The frame of `page`, for somebody who may write to it.
+    pub(super) fn hand_out(&mut self, page: u64) -> Option<Frame<PageCache, S>> {
+        let chunk = self.chunks.get_mut(&(page / PAGES))?;
+        chunk.leaving &= !bit(page);
+        let pfn = frame_of(chunk.frames[(page % PAGES) as usize])?;
+        Self::show(self.source, pfn, Frame::try_clone).ok()
+    }
+
+    /// Put a frame where nothing is.
     pub(super) fn insert(&mut self, page: u64, frame: Frame<PageCache, S>) {
         frame.record().set_home(self.cache, page);
         let chunk = self.chunks.entry(page / PAGES).or_insert_with(|| Box::new(Chunk::EMPTY));
@@ -131,27 +175,104 @@ impl<S: Memory> Index<S> {
         Some(Frame::from_raw(self.source, Pfn(old)).expect("the index holds frames of the page cache"))
     }
 
+    /// Forget the frame of `page`, if it has one.
     pub(super) fn remove(&mut self, page: u64) -> Option<Frame<PageCache, S>> {
         let chunk = self.chunks.get_mut(&(page / PAGES))?;
-        let slot = core::mem::replace(&mut chunk.frames[(page % PAGES) as usize], NONE);
-        if slot == NONE {
-            return None;
-        }
-        self.dirty -= chunk.is_dirty(page);
-        for marks in
-            [&mut chunk.dirty, &mut chunk.writable, &mut chunk.changed, &mut chunk.once, &mut chunk.again]
-        {
-            *marks &= !bit(page);
-        }
-        chunk.count -= 1;
-        if chunk.count == 0 {
-            self.chunks.remove(&(page / PAGES));
-        }
+        let slot = &mut chunk.frames[(page % PAGES) as usize];
+        let frame = frame_of(*slot)?;
+        *slot = NONE;
+        self.forget_marks(page);
+        self.drop_count(page);
         self.pages -= 1;
-        Some(Frame::from_raw(self.source, Pfn(slot)).expect("the index holds frames of the page cache"))
+        Some(Frame::from_raw(self.source, frame).expect("the index holds frames of the page cache"))
     }
 
-    /// The first page in `range` that has a frame.
+    fn forget_marks(&mut self, page: u64) {
+        let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) else { return };
+        self.dirty -= chunk.is_dirty(page);
+        let marks = [&mut chunk.dirty, &mut chunk.writable, &mut chunk.changed, &mut chunk.once];
+        marks
+            .into_iter()
+            .chain([&mut chunk.again, &mut chunk.leaving])
+            .for_each(|marks| *marks &= !bit(page));
+    }
+
+    fn drop_count(&mut self, page: u64) {
+        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
+            chunk.count -= 1;
+            if chunk.count == 0 {
+                self.chunks.remove(&(page / PAGES));
+            }
+        }
+    }
+
+    /// Forget where in the swap `page` is, if it is there; the slot's entry is the caller's.
+    pub(super) fn remove_swapped(&mut self, page: u64) -> Option<SwapPlace> {
+        let place = self.swap_place(page)?;
+        let slot = &mut self.chunks.get_mut(&(page / PAGES))?.frames[(page % PAGES) as usize];
+        *slot = NONE;
+        self.drop_count(page);
+        self.swapped -= 1;
+        Some(place)
+    }
+
+    /// The frame of `page` is on its way to the swap.
+    pub(super) fn begin_leaving(&mut self, page: u64) {
+        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
+            chunk.leaving |= bit(page);
+        }
+    }
+
+    /// It is no more. Whether nobody was given the frame meanwhile.
+    pub(super) fn end_leaving(&mut self, page: u64) -> bool {
+        let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) else { return false };
+        let stayed = chunk.leaving & bit(page) != 0;
+        chunk.leaving &= !bit(page);
+        stayed
+    }
+
+    /// Put `place` where a frame is, which is returned.
+    pub(super) fn swap_out(&mut self, page: u64, place: SwapPlace) -> Option<Frame<PageCache, S>> {
+        self.forget_marks(page);
+        let slot = &mut self.chunks.get_mut(&(page / PAGES))?.frames[(page % PAGES) as usize];
+        let frame = frame_of(*slot)?;
+        *slot = word_of(place);
+        self.pages -= 1;
+        self.swapped += 1;
+        Some(Frame::from_raw(self.source, frame).expect("the index holds frames of the page cache"))
+    }
+
+    /// Put `frame` where `page`, which is in the swap, was; the slot's entry is the caller's.
+    pub(super) fn swap_in(&mut self, page: u64, frame: Frame<PageCache, S>) {
+        frame.record().set_home(self.cache, page);
+        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
+            chunk.frames[(page % PAGES) as usize] = frame.into_raw().0;
+            self.swapped -= 1;
+            self.pages += 1;
+        }
+    }
+
+    /// `page`, which is in the swap, will never come back; the slot's entry is the caller's.
+    pub(super) fn lose(&mut self, page: u64) {
+        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
+            chunk.frames[(page % PAGES) as usize] = word_of(SwapPlace::LOST);
+        }
+    }
+
+    /// The first page from `from` on that is in the swap.
+    pub(super) fn next_swapped(&self, from: u64) -> Option<(u64, SwapPlace)> {
+        if self.swapped == 0 {
+            return None;
+        }
+        self.chunks.range(from / PAGES..).find_map(|(&number, chunk)| {
+            let pages = (0..PAGES).filter(|i| number * PAGES + i >= from);
+            let mut places =
+                pages.filter_map(|i| Some((number * PAGES + i, place_of(chunk.frames[i as usize])?)));
+            places.next()
+        })
+    }
+
+    /// The first page in `range` that has a frame or is in the swap.
     pub(super) fn next(&self, range: Range<u64>) -> Option<u64> {
         if range.is_empty() {
             return None;
@@ -164,24 +285,24 @@ impl<S: Memory> Index<S> {
             .find(|page| range.contains(page))
     }
 
-    /// The first page from `page` on that has none.
+    /// The first page from `page` on that is neither.
     pub(super) fn next_hole(&self, mut page: u64) -> u64 {
-        while self.pfn(page).is_some() {
+        while self.has(page) {
             page += 1;
         }
         page
     }
 
-    /// Show each frame of `range`, upwards.
-    pub(super) fn visit(&self, range: Range<u64>, mut f: impl FnMut(u64, &Frame<PageCache, S>)) {
+    /// Hand out each frame of `range`, upwards.
+    pub(super) fn visit(&mut self, range: Range<u64>, mut f: impl FnMut(u64, &Frame<PageCache, S>)) {
         let mut page = range.start;
         while page < range.end {
             let chunk_end = (page / PAGES + 1) * PAGES;
-            if let Some(chunk) = self.chunks.get(&(page / PAGES)) {
+            if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
                 for page in page..chunk_end.min(range.end) {
-                    let frame = chunk.frames[(page % PAGES) as usize];
-                    if frame != NONE {
-                        self.show(Pfn(frame), |frame| f(page, frame));
+                    chunk.leaving &= !bit(page);
+                    if let Some(frame) = frame_of(chunk.frames[(page % PAGES) as usize]) {
+                        Self::show(self.source, frame, |frame| f(page, frame));
                     }
                 }
                 page = chunk_end;
@@ -224,8 +345,9 @@ impl<S: Memory> Index<S> {
     /// The clock's hand passes the first chunk from page `from` on that has a frame: what was used again counts as used once from now on.
     pub(super) fn look(&mut self, from: u64) -> Option<Look> {
         let (&number, chunk) = self.chunks.range_mut(from.div_ceil(PAGES)..).next()?;
-        let present =
-            (0..PAGES).filter(|&i| chunk.frames[i as usize] != NONE).fold(0, |present, i| present | 1 << i);
+        let present = (0..PAGES)
+            .filter(|&i| frame_of(chunk.frames[i as usize]).is_some())
+            .fold(0, |set, i| set | 1 << i);
         let used = core::mem::take(&mut chunk.again);
         Some(Look { first: number * PAGES, present, cold: present & !used })
     }
@@ -253,7 +375,10 @@ impl<S: Memory> Index<S> {
 impl<S: Memory> Drop for Index<S> {
     fn drop(&mut self) {
         while let Some(page) = self.next(0..u64::MAX) {
-            drop(self.remove(page));
+            if self.remove(page).is_none() {
+                // Who knew the swap has given the slot back, or the swap is no more.
+                self.remove_swapped(page);
+            }
         }
     }
 }

@@ -48,9 +48,11 @@ impl<S: Memory> PageCache<S> {
         Ok(done)
     }
 
-    fn readable(&self, index: u64) -> Result<Option<Frame<CacheKind, S>>, VmError> {
+    /// The frame of page `index`, brought in from where it is; `None` for a hole.
+    pub(super) fn readable(&self, index: u64) -> Result<Option<Frame<CacheKind, S>>, VmError> {
         match self.get(index) {
             None if self.store.is_some() => Ok(Some(self.get_or_fill(index, NodePolicy::Local)?.0)),
+            None => Ok(self.find(index, NodePolicy::Local)?.map(|(frame, _)| frame)),
             frame => Ok(frame),
         }
     }
@@ -129,9 +131,12 @@ impl<S: Memory> PageCache<S> {
             self.copy_part(&frame, &old, written);
         } else {
             let pfn = frame.pfn();
-            // Someone may have made the page meanwhile, and mapped it: then the bytes go there.
+            // Someone may have made the page meanwhile, and mapped it, or it is in the swap: then the bytes go there.
             let mine = frame.try_clone().map_err(|_| VmError::NoMemory)?;
-            let now = self.insert(index, frame)?;
+            let now = match self.insert(index, frame)? {
+                Some(now) => now,
+                None => self.get_or_fill(index, NodePolicy::Local)?.0,
+            };
             if now.pfn() != pfn {
                 self.copy_part(&mine, &now, written);
             }

@@ -1,7 +1,7 @@
 //! The page cache: the frames of one file, of shared anonymous memory, or of a block device.
 //!
-//! Without a [`BackingStore`] the cache is the store (tmpfs): a page that is not there is a hole of zeroes. With one, a page
-//! that is not there is read from it, and pages that changed are written back.
+//! Without a [`BackingStore`] the cache is the store (tmpfs): a page that is not there is a hole of zeroes, or in the swap (`swapped.rs`). With one,
+//! a page that is not there is read from it, and pages that changed are written back.
 //!
 //! **Locks.** One spin lock around the index and the list of mappers. Under it: no sleeping, no user bytes, no store. Frames
 //! are allocated before it is taken and come in by "insert unless someone was faster". Bytes are reached through
@@ -17,11 +17,12 @@ mod index;
 mod io;
 mod moved;
 mod resize;
+mod swapped;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::{Frame, NodePolicy, Owner, PageCache as CacheKind, Request};
 use freehold_machine::PAGE_SIZE;
@@ -57,6 +58,9 @@ pub trait BackingStore<S: Memory>: Send + Sync {
     fn write_back(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
 }
 
+/// A page's frame, and what it took to find it.
+type Found<S> = (Frame<CacheKind, S>, FaultKind);
+
 /// The longest run that a store is asked for: 128 KiB.
 pub const MAX_RUN: usize = 32;
 
@@ -68,6 +72,10 @@ pub struct PageCache<S: Memory> {
     /// In bytes. Changes under the lock only.
     size: AtomicU64,
     ahead: ReadAhead,
+    /// Where it is found by its number; its pages may go to the swap from then on.
+    listed: spin::Once<Weak<Commons<S>>>,
+    /// Its pages never go to the swap.
+    stays: AtomicBool,
     inner: spin::Mutex<Inner<S>>,
 }
 
@@ -80,8 +88,6 @@ struct Inner<S: Memory> {
     departures: u64,
     /// Where the clock that ages pages goes on ([`evict`]).
     hand: u64,
-    /// Where it is found by its number.
-    listed: Option<Weak<Commons<S>>>,
 }
 
 /// How far to read ahead: guesses, which two readers at once may spoil for each other.
@@ -121,15 +127,10 @@ impl<S: Memory> PageCache<S> {
     }
     fn build(source: S, store: Option<Arc<dyn BackingStore<S>>>) -> Arc<Self> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let inner = Inner {
-            index: Index::new(source, id),
-            mappers: BTreeMap::new(),
-            departures: 0,
-            hand: 0,
-            listed: None,
-        };
+        let inner = Inner { index: Index::new(source, id), mappers: BTreeMap::new(), departures: 0, hand: 0 };
         let (size, ahead) = (AtomicU64::new(0), ReadAhead::default());
-        Arc::new(Self { id, source, store, size, ahead, inner: spin::Mutex::new(inner) })
+        let (listed, stays) = (spin::Once::new(), AtomicBool::new(false));
+        Arc::new(Self { id, source, store, size, ahead, listed, stays, inner: spin::Mutex::new(inner) })
     }
 
     /// A number that no other cache ever has.
@@ -161,6 +162,14 @@ impl<S: Memory> PageCache<S> {
     pub fn is_memory(&self) -> bool {
         self.store.is_none()
     }
+    /// Pages of it that are in the swap.
+    pub fn swapped_pages(&self) -> u64 {
+        self.inner.lock().index.swapped()
+    }
+    /// Never let its pages go to the swap: somebody uses them who cannot wait for a device.
+    pub fn keep_in_memory(&self) {
+        self.stays.store(true, Ordering::Release);
+    }
     /// Whether page `index` has a frame.
     pub fn is_resident(&self, index: u64) -> bool {
         self.inner.lock().index.with(index, |_| ()).is_some()
@@ -169,28 +178,19 @@ impl<S: Memory> PageCache<S> {
     /// The frame of page `index`, if it has one.
     pub(crate) fn get(&self, index: u64) -> Option<Frame<CacheKind, S>> {
         let mut inner = self.inner.lock();
-        let frame = inner.index.with(index, |frame| frame.try_clone().ok()).flatten();
-        if self.store.is_some() && frame.is_some() && self.ahead.last.swap(index, Ordering::Relaxed) != index
-        {
+        let frame = inner.index.hand_out(index);
+        if frame.is_some() && self.ahead.last.swap(index, Ordering::Relaxed) != index {
             inner.index.touch(index);
         }
         frame
     }
 
-    /// The frame of page `index`: a new one for a hole, one read from the store where there is one; new frames come from `place`.
-    pub(crate) fn get_or_fill(
-        &self,
-        index: u64,
-        place: NodePolicy,
-    ) -> Result<(Frame<CacheKind, S>, FaultKind), VmError> {
+    /// The frame of page `index`: a new one for a hole, one read from the store or the swap where that has it; new frames come from `place`.
+    pub(crate) fn get_or_fill(&self, index: u64, place: NodePolicy) -> Result<Found<S>, VmError> {
         if let Some(frame) = self.get(index) {
             return Ok((frame, FaultKind::Minor));
         }
-        let Some(store) = &self.store else {
-            let frame =
-                Frame::allocate_with(self.source, Request::new(Owner::PageCache).zeroed().policy(place))?;
-            return Ok((self.insert(index, frame)?, FaultKind::Minor));
-        };
+        let Some(store) = &self.store else { return self.get_or_make(index, place) };
         loop {
             let (departures, room) = self.gap(index);
             let mut frames = self.fresh_frames(self.ahead.run_at(index).min(room), place)?;
@@ -234,13 +234,28 @@ impl<S: Memory> PageCache<S> {
         Ok(frames)
     }
 
-    /// Insert `frame` unless someone was faster; a reference to what is there now.
-    fn insert(&self, index: u64, frame: Frame<CacheKind, S>) -> Result<Frame<CacheKind, S>, VmError> {
-        let mut inner = self.inner.lock();
-        if inner.index.with(index, |_| ()).is_none() {
-            inner.index.insert(index, frame);
+    /// As [`PageCache::get_or_fill`] without a store.
+    fn get_or_make(&self, index: u64, place: NodePolicy) -> Result<Found<S>, VmError> {
+        loop {
+            if let Some(found) = self.find(index, place)? {
+                return Ok(found);
+            }
+            let request = Request::new(Owner::PageCache).zeroed().policy(place);
+            if let Some(frame) = self.insert(index, Frame::allocate_with(self.source, request)?)? {
+                return Ok((frame, FaultKind::Minor));
+            }
         }
-        inner.index.with(index, Frame::try_clone).and_then(Result::ok).ok_or(VmError::NoMemory)
+    }
+
+    /// Insert `frame` unless someone was faster; a reference to what is there now. `None` where that is in the swap by now.
+    fn insert(&self, index: u64, frame: Frame<CacheKind, S>) -> Result<Option<Frame<CacheKind, S>>, VmError> {
+        let mut inner = self.inner.lock();
+        if !inner.index.has(index) {
+            inner.index.insert(index, frame);
+        } else if inner.index.swap_place(index).is_some() {
+            return Ok(None);
+        }
+        inner.index.hand_out(index).map(Some).ok_or(VmError::NoMemory)
     }
 
     /// As [`PageCache::insert`], `None` where pages have left since `departures` was read.
@@ -257,24 +272,18 @@ impl<S: Memory> PageCache<S> {
             }
             inner.index.insert(index, frame);
         }
-        let now = inner.index.with(index, Frame::try_clone).and_then(Result::ok);
-        now.map(Some).ok_or(VmError::NoMemory)
+        inner.index.hand_out(index).map(Some).ok_or(VmError::NoMemory)
     }
 
     /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end.
-    pub(crate) fn fault(
-        &self,
-        index: u64,
-        place: NodePolicy,
-    ) -> Result<(Frame<CacheKind, S>, FaultKind), FaultError> {
+    pub(crate) fn fault(&self, index: u64, place: NodePolicy) -> Result<Found<S>, FaultError> {
         if self.is_past_end(index) {
             return Err(FaultError::Bus);
         }
         let found = self.get_or_fill(index, place)?;
         if self.is_past_end(index) {
             // Cut off meanwhile, perhaps before the page was put there: it must not wait for the file to grow again.
-            let gone = self.inner.lock().index.remove(index);
-            drop(gone);
+            self.drop_page(index);
             return Err(FaultError::Bus);
         }
         Ok(found)
@@ -290,7 +299,7 @@ impl<S: Memory> PageCache<S> {
         range: core::ops::Range<u64>,
         f: impl FnMut(u64, &Frame<CacheKind, S>),
     ) {
-        let inner = self.inner.lock();
+        let mut inner = self.inner.lock();
         inner.index.visit(range.start..range.end.min(self.size().div_ceil(PAGE)), f);
     }
 

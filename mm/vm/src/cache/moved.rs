@@ -11,6 +11,8 @@
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
+use core::ops::Bound;
+use core::sync::atomic::AtomicU64;
 
 use freehold_frame::{Frame, NodePolicy, Owner, PageCache as CacheKind, Request, State};
 use freehold_machine::{Pfn, PfnRange, PhysicalBytes};
@@ -21,19 +23,29 @@ use crate::Commons;
 use crate::migrate::{CachedPage, Outcome};
 
 /// The caches of a system by number, for those who know nothing but a frame.
-pub(crate) struct Caches<S: Memory>(spin::Mutex<BTreeMap<u64, Weak<PageCache<S>>>>);
+pub(crate) struct Caches<S: Memory> {
+    list: spin::Mutex<BTreeMap<u64, Weak<PageCache<S>>>>,
+    /// The one that reclaim looked at last.
+    pub(super) hand: AtomicU64,
+}
 
 impl<S: Memory> Caches<S> {
     pub(crate) const fn new() -> Self {
-        Self(spin::Mutex::new(BTreeMap::new()))
+        Self { list: spin::Mutex::new(BTreeMap::new()), hand: AtomicU64::new(0) }
     }
     pub(crate) fn find(&self, id: u64) -> Option<Arc<PageCache<S>>> {
-        self.0.lock().get(&id).and_then(Weak::upgrade)
+        self.list.lock().get(&id).and_then(Weak::upgrade)
+    }
+    /// The living one with the smallest number above `after`.
+    pub(super) fn next(&self, after: u64) -> Option<Arc<PageCache<S>>> {
+        let list = self.list.lock();
+        let mut above = list.range((Bound::Excluded(after), Bound::Unbounded));
+        above.find_map(|(_, cache)| cache.upgrade())
     }
     /// The cache is no more.
     pub(super) fn forget(&self, id: u64) {
         // Its last weak count frees memory: not under the lock.
-        let gone = self.0.lock().remove(&id);
+        let gone = self.list.lock().remove(&id);
         drop(gone);
     }
 }
@@ -48,10 +60,11 @@ pub struct Evacuated {
 }
 
 impl<S: Memory> Commons<S> {
-    /// Let the pages of `cache` be found by their frames, for as long as it lives.
+    /// Let the pages of `cache` be found by their frames, and go to the swap if memory is all it has, for as long as it lives.
     pub fn list(self: &Arc<Self>, cache: &Arc<PageCache<S>>) {
-        cache.inner.lock().listed = Some(Arc::downgrade(self));
-        self.caches.0.lock().insert(cache.id(), Arc::downgrade(cache));
+        cache.listed.call_once(|| Arc::downgrade(self));
+        let before = self.caches.list.lock().insert(cache.id(), Arc::downgrade(cache));
+        drop(before);
     }
 
     /// Move a file's page to `place`. The caller holds no address space.
@@ -126,8 +139,12 @@ impl<S: Memory> PageCache<S> {
 
 impl<S: Memory> Drop for PageCache<S> {
     fn drop(&mut self) {
-        if let Some(commons) = self.inner.get_mut().listed.take().and_then(|commons| commons.upgrade()) {
+        if let Some(commons) = self.listed.get().and_then(Weak::upgrade) {
             commons.caches.forget(self.id);
+            let index = &mut self.inner.get_mut().index;
+            while let Some((page, _)) = index.next_swapped(0) {
+                index.remove_swapped(page).into_iter().for_each(|place| commons.swap.leave(place));
+            }
         }
     }
 }

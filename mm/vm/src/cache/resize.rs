@@ -7,9 +7,9 @@ use core::sync::atomic::Ordering;
 
 use freehold_frame::{Frame, NodePolicy};
 use freehold_machine::PhysicalBytes;
-use freehold_paging::Memory;
+use freehold_paging::{Memory, SwapPlace};
 
-use super::{CacheKind, MAX_RUN, Mark, PAGE, PageCache};
+use super::{CacheKind, Inner, MAX_RUN, Mark, PAGE, PageCache};
 use crate::VmError;
 
 impl<S: Memory> PageCache<S> {
@@ -22,14 +22,19 @@ impl<S: Memory> PageCache<S> {
         if size > i64::MAX as u64 {
             return Err(VmError::Overflow);
         }
+        // While somebody holds its frame the last page stays where it is: nothing can fail when the size has changed.
+        let last =
+            if size.is_multiple_of(PAGE) || size >= self.size() { None } else { self.readable(size / PAGE)? };
         let inner = self.inner.lock();
         let old = self.size.swap(size, Ordering::AcqRel);
         drop(inner);
+        let mut outcome = Ok(());
         if size < old {
-            self.zero_part(size..size.next_multiple_of(PAGE))?;
+            outcome = self.zero_part(size..size.next_multiple_of(PAGE));
             self.remove(size.div_ceil(PAGE)..u64::MAX);
         }
-        Ok(())
+        drop(last);
+        outcome
     }
 
     /// Make the bytes of `range` zeroes, and give back the frames of pages that lie in it whole; the size stays.
@@ -61,10 +66,9 @@ impl<S: Memory> PageCache<S> {
             return Ok(());
         }
         let index = range.start / PAGE;
-        let frame = match self.get(index) {
+        let frame = match self.readable(index)? {
             Some(frame) => frame,
-            None if self.store.is_none() => return Ok(()),
-            None => self.get_or_fill(index, NodePolicy::Local)?.0,
+            None => return Ok(()),
         };
         let start = (range.start % PAGE) as usize;
         let end = start + (range.end - range.start) as usize;
@@ -80,17 +84,19 @@ impl<S: Memory> PageCache<S> {
         let mut next = pages.start;
         loop {
             // Frames that are still mapped must outlive their TLB entries: mappings see to that, each holds its frame.
-            let mut batch: [Option<Frame<_, S>>; 32] = [const { None }; 32];
+            let mut batch: [(Option<Frame<_, S>>, Option<SwapPlace>); 32] = [const { (None, None) }; 32];
             let first = next;
             let mut inner = self.inner.lock();
-            for slot in &mut batch {
+            for (frame, place) in &mut batch {
                 let Some(page) = inner.index.next(next..pages.end) else { break };
-                *slot = inner.index.remove(page);
+                *frame = inner.index.remove(page);
+                *place = inner.index.remove_swapped(page);
                 next = page + 1;
             }
             inner.departures += 1;
             drop(inner);
-            let is_last = batch.iter().any(Option::is_none);
+            batch.iter().filter_map(|(_, place)| *place).for_each(|place| self.leave_slot(place));
+            let is_last = batch.iter().any(|(frame, place)| frame.is_none() && place.is_none());
             // The last round covers all that is left: pages that were mapped before they left the index. Of a file that is cut it
             // covers everything, since private copies go with what is past the end and not with single pages.
             let from = if is_last && pages.end == u64::MAX { pages.start } else { first };
@@ -110,7 +116,7 @@ impl<S: Memory> PageCache<S> {
     pub fn allocate(&self, range: Range<u64>) -> Result<(), VmError> {
         let mut made = Vec::new();
         let outcome = (range.start / PAGE..range.end.div_ceil(PAGE)).try_for_each(|page| {
-            if self.is_resident(page) {
+            if self.inner.lock().index.has(page) {
                 return Ok(());
             }
             note(&mut made, page)?;
@@ -122,17 +128,29 @@ impl<S: Memory> PageCache<S> {
         outcome
     }
 
-    /// Take out the pages of `run` that nobody maps or holds.
+    /// Take out the pages of `run` that nobody maps or holds. One that has gone to the swap meanwhile may have been stored to before: it stays.
     fn forget_unused(&self, run: Range<u64>) {
         for page in run {
-            let mut inner = self.inner.lock();
-            let holders = inner.index.with(page, |frame| frame.record().counts().load());
-            if holders.is_some_and(|h| h.mappings == 0 && h.references == 1 && h.pins == 0) {
-                let frame = inner.index.remove(page);
-                drop(inner);
-                drop(frame);
+            let inner = self.inner.lock();
+            let used = inner.index.with(page, |frame| {
+                let holders = frame.record().counts().load();
+                holders.mappings > 0 || holders.references > 1 || holders.pins > 0
+            });
+            if used == Some(false) {
+                self.drop_from(inner, page);
             }
         }
+    }
+
+    /// Forget page `index`, wherever it is.
+    pub(super) fn drop_page(&self, index: u64) {
+        self.drop_from(self.inner.lock(), index);
+    }
+    fn drop_from(&self, mut inner: spin::MutexGuard<'_, Inner<S>>, index: u64) {
+        let (frame, place) = (inner.index.remove(index), inner.index.remove_swapped(index));
+        drop(inner);
+        drop(frame);
+        place.into_iter().for_each(|place| self.leave_slot(place));
     }
 
     /// The first byte from `offset` on that is not in a hole; `None` past the last.

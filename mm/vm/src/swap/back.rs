@@ -140,6 +140,21 @@ impl<S: Memory> Resident<S> {
         (found, next)
     }
 
+    /// Take the pages of `range`, which is part of `area` and of one table, back that no store has taken; they are as good as any other page then.
+    pub(super) fn take_unkept_back(&mut self, area: &Area<S>, range: Range<VirtAddr>) {
+        let mut next = range.start;
+        while next < range.end {
+            let (pages, resume) = self.swapped_pages(next..range.end, None);
+            for (addr, _, place) in pages {
+                if self.commons.swap.is_unkept(place) {
+                    // Their frames are there, and a page that cannot be had now waits for the next walk.
+                    let _ = self.fault(area, addr, Want::Read);
+                }
+            }
+            next = resume;
+        }
+    }
+
     /// Bring all pages of `range`, which is part of `area`, back.
     pub(crate) fn bring_in(&mut self, area: &Area<S>, range: Range<VirtAddr>) -> Result<(), FaultError> {
         let mut next = range.start;
@@ -232,6 +247,7 @@ impl<S: Memory> Commons<S> {
                 step?;
                 last = id;
             }
+            self.bring_back_shared(area, go_on)?;
             if go_on().is_break() {
                 return Err(VmError::Again);
             }

@@ -6,25 +6,27 @@
 //! stay. A 2 MiB page is split first: it is one page for the clock, and 512 for the swap.
 //!
 //! **How.** A batch of [`SWAP_RUN`] pages at a time: under the space's lock they lose their leaves, are forgotten by all TLBs, and get slots; then,
-//! without any lock, they are written, neighbours in one go. Who faults on one meanwhile takes it back from the swap cache.
+//! without any lock, they are written, neighbours in one go. Who faults on one meanwhile takes it back from the swap cache. What could not be written is
+//! taken back by the next walk that comes by, so that it goes to another slot.
 //!
 //! **Given up pages** (MADV_FREE) go without a slot, unless they were written since. The hardware's mark in the old leaf says so exactly: a CPU sets it in a
 //! present leaf before it stores, and a pin that writes keeps it set.
 
 use arrayvec::ArrayVec;
 use core::ops::Range;
+use core::sync::atomic::Ordering;
 
 use freehold_frame::{NodeSet, State};
 use freehold_machine::{Pfn, VirtAddr};
 use freehold_paging::{Entry, FlushBatch, Memory, PageSize, SwapPlace};
 
-use super::{SWAP_RUN, Stowed, Swap, Wrote};
+use super::{SWAP_RUN, Stowed, Wrote};
 use crate::events::Event;
 use crate::pin::detach::Detach;
 use crate::registry::{Locking, SpaceHandle, Visited};
 use crate::request::AreaFlags;
 use crate::resident::{Kind, Resident};
-use crate::{AddressSpace, Commons};
+use crate::{AddressSpace, Commons, VmError};
 
 /// Whether use protects a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,13 +79,6 @@ enum Room {
     Full,
 }
 
-impl Room {
-    /// Whether the page of `entry` finds a place, or needs none.
-    fn takes(self, entry: Entry) -> bool {
-        self == Self::Left || entry.is_lazy()
-    }
-}
-
 /// Which leaves go.
 #[derive(Clone, Copy)]
 struct Pick {
@@ -92,109 +87,159 @@ struct Pick {
     of_others: OfOthers,
 }
 
-/// Pages whose slots wait for their bytes. Each slot holds its frame until it is told how that went.
-struct Outgoing<'a, S: Memory> {
-    swap: &'a Swap<S>,
-    pages: ArrayVec<(SwapPlace, Pfn), SWAP_RUN>,
+/// A walk over pages: which go, how many may still be looked at, and what has come of it.
+struct Walk<'a, S: Memory> {
+    commons: &'a Commons<S>,
+    pick: Pick,
+    /// How many pages may still be looked at in this space.
+    looks: u64,
+    room: Room,
+    /// Whether there are pages that no store has taken.
+    retries: bool,
+    /// Pages whose slots wait for their bytes. Each slot holds its frame until it is told how that went.
+    out: ArrayVec<(SwapPlace, Pfn), SWAP_RUN>,
+    done: SwapEvicted,
 }
 
-impl<'a, S: Memory> Outgoing<'a, S> {
-    const fn new(swap: &'a Swap<S>) -> Self {
-        Self { swap, pages: ArrayVec::new_const() }
+impl<'a, S: Memory> Walk<'a, S> {
+    fn new(commons: &'a Commons<S>, pick: Pick) -> Self {
+        let (looks, done) = (u64::MAX, SwapEvicted::default());
+        Self { commons, pick, looks, room: Room::Full, retries: false, out: ArrayVec::new(), done }
     }
 
-    /// Write them, as many at a time as lie together. The caller has no lock.
-    fn write(mut self, commons: &Commons<S>, done: &mut SwapEvicted) {
-        while let Some(&(first, _)) = self.pages.first() {
-            let places = (first.slot..).map(|slot| SwapPlace { slot, ..first });
-            let count = self.pages.iter().zip(places).take_while(|(page, place)| page.0 == *place).count();
-            let frames: ArrayVec<Pfn, SWAP_RUN> =
-                self.pages[..count].iter().map(|&(_, frame)| frame).collect();
-            let stored =
-                self.swap.store_of(first).is_some_and(|store| store.write(first.slot, &frames).is_ok());
-            let how = if stored { Wrote::Stored } else { Wrote::Failed };
-            for (place, _) in self.pages.drain(..count) {
-                done.freed += u64::from(self.swap.finish(place, how));
+    /// See how things are with the swap, as a space has been locked.
+    fn begin(&mut self) {
+        self.look_for_room();
+        self.retries = self.commons.swap.unkept() > 0;
+    }
+    fn look_for_room(&mut self) {
+        self.room = if self.commons.swap.usage().free > 0 { Room::Left } else { Room::Full };
+    }
+    /// Whether the page of `entry` finds a place, or needs none.
+    fn takes(&self, entry: Entry) -> bool {
+        self.room == Room::Left || entry.is_lazy()
+    }
+    /// Whether `entry` was used lately, which protects it.
+    fn spares(&self, entry: Entry) -> bool {
+        entry.is_accessed() && self.pick.age == Age::Respect
+    }
+
+    /// Write what is to be written, as many at a time as lie together. The caller has no lock.
+    fn write(&mut self) {
+        while !self.out.is_empty() {
+            let wrote = self.commons.write_front(&self.out);
+            for ((place, _), how) in self.out.drain(..wrote.len()).zip(wrote) {
+                self.done.freed += u64::from(self.commons.swap.finish(place, how));
+                self.done.note(how);
             }
-            let pages = if stored { &mut done.written } else { &mut done.failed };
-            *pages += count as u64;
-            commons.count_many(Event::SwapOut, if stored { count as u64 } else { 0 });
         }
     }
 }
 
-impl<S: Memory> Drop for Outgoing<'_, S> {
+impl<S: Memory> Drop for Walk<'_, S> {
     fn drop(&mut self) {
-        for (place, _) in self.pages.drain(..) {
-            self.swap.finish(place, Wrote::Abandoned);
+        for (place, _) in self.out.drain(..) {
+            self.commons.swap.finish(place, Wrote::Abandoned);
         }
+    }
+}
+
+impl SwapEvicted {
+    /// A page was written, or not.
+    pub(crate) fn note(&mut self, how: Wrote) {
+        let pages = if how == Wrote::Stored { &mut self.written } else { &mut self.failed };
+        *pages += 1;
     }
 }
 
 impl<S: Memory> Commons<S> {
+    /// Write those of `pages` that lie together with the first, one by one where they cannot be written so: how that went with each.
+    pub(crate) fn write_front(&self, pages: &[(SwapPlace, Pfn)]) -> ArrayVec<Wrote, SWAP_RUN> {
+        let mut wrote = ArrayVec::new();
+        let Some(&(first, _)) = pages.first() else { return wrote };
+        let places = (first.slot..).map(|slot| SwapPlace { slot, ..first });
+        let together = pages.iter().zip(places).take_while(|(page, place)| page.0 == *place);
+        let frames: ArrayVec<Pfn, SWAP_RUN> = together.map(|(&(_, frame), _)| frame).take(SWAP_RUN).collect();
+        let write = |slot, frames: &[Pfn]| {
+            let store = self.swap.store_of(first).ok_or(VmError::Io);
+            match store.and_then(|store| store.write(slot, frames)) {
+                Ok(()) => Wrote::Stored,
+                Err(VmError::Io) => Wrote::Failed,
+                Err(_) => Wrote::Abandoned,
+            }
+        };
+        let all = write(first.slot, &frames);
+        if all == Wrote::Failed && frames.len() > 1 {
+            // No more places are bad than have to be.
+            wrote.extend((first.slot..).zip(&frames).map(|(slot, &frame)| write(slot, &[frame])));
+        } else {
+            wrote.extend(frames.iter().map(|_| all));
+        }
+        let stored = wrote.iter().filter(|&&how| how == Wrote::Stored).count();
+        self.count_many(Event::SwapOut, stored as u64);
+        wrote
+    }
+
     /// Make frames free by taking pages out of memory: first what only the swap cache holds, then those that spaces have not used lately.
     /// Several may do this at once. The caller has no space locked; spaces that others have locked are passed by,
-    /// unless use protects nothing. Pages that cannot be written end it: their frames stay, and so would the next ones'.
+    /// unless use protects nothing. Pages that cannot be written end it: the next ones would hardly fare better.
     pub fn evict(&self, wish: &EvictWish) -> SwapEvicted {
-        let mut done = SwapEvicted {
-            freed: self.swap.shrink_cache(wish.pages as usize) as u64,
-            ..SwapEvicted::default()
-        };
-        let began = self.swap.hand.load(core::sync::atomic::Ordering::Relaxed);
+        let pick = Pick { age: wish.age, nodes: wish.nodes, of_others: OfOthers::Goes };
+        let mut walk = Walk::new(self, pick);
+        walk.done.freed = self.swap.shrink_cache(wish.pages as usize) as u64;
+        let began = self.swap.hand.load(Ordering::Relaxed);
         let (mut last, mut around) = (began, Lap::First);
-        while done.freed < wish.pages && done.failed == 0 {
+        while walk.done.freed < wish.pages && walk.done.failed == 0 {
             match (self.next_space(last), around) {
                 (Some((id, _)), Lap::Second) if id > began => break,
                 (Some((id, handle)), _) => {
-                    self.evict_from(&*handle, wish, &mut done);
-                    self.swap.hand.store(id, core::sync::atomic::Ordering::Relaxed);
+                    Self::evict_from(&*handle, wish, &mut walk);
+                    self.swap.hand.store(id, Ordering::Relaxed);
                     last = id;
                 }
                 (None, Lap::First) => (last, around) = (0, Lap::Second),
                 (None, Lap::Second) => break,
             }
         }
-        done
+        walk.done
     }
 
     /// As [`Commons::evict`], from one space.
-    fn evict_from(&self, handle: &dyn SpaceHandle<S>, wish: &EvictWish, done: &mut SwapEvicted) {
-        let pick = Pick { age: wish.age, nodes: wish.nodes, of_others: OfOthers::Goes };
+    fn evict_from(handle: &dyn SpaceHandle<S>, wish: &EvictWish, walk: &mut Walk<'_, S>) {
         // Not known before the space is locked for the first time.
-        let mut looks = None;
+        let mut share = None;
         // A process that swaps all the time is locked most of the time. In the end it is waited for: its holder waits for a device at most, never for memory.
         let how = match wish.age {
             Age::Respect => Locking::Try,
             Age::Ignore => Locking::Wait,
         };
-        while done.freed < wish.pages && done.failed == 0 {
-            let mut out = Outgoing::new(&self.swap);
+        while walk.done.freed < wish.pages && walk.done.failed == 0 {
             let mut end = Sweep::Over;
             let visited = handle.with(how, &mut |space| {
-                let share = (space.resident.rss.anon >> wish.effort.min(63)) + SWAP_RUN as u64;
-                let looks = looks.get_or_insert(share);
-                end = space.sweep(pick, looks, &mut out, done);
+                if share.is_none() {
+                    walk.looks = (space.resident.rss.anon >> wish.effort.min(63)) + SWAP_RUN as u64;
+                    share = Some(walk.looks);
+                }
+                end = space.sweep(walk);
             });
-            out.write(self, done);
-            if visited == Visited::Busy || end == Sweep::Over || looks == Some(0) {
+            walk.write();
+            if visited == Visited::Busy || end == Sweep::Over || walk.looks == 0 {
                 return;
             }
         }
     }
 
-    /// Take the pages of `range` out of memory that the space maps alone (MADV_PAGEOUT). The caller has no space locked.
+    /// Take the pages of `range` out of memory that the space maps alone (MADV_PAGEOUT), those of shared memory too. The caller has no space locked.
     pub fn page_out(&self, handle: &dyn SpaceHandle<S>, range: Range<VirtAddr>) -> SwapEvicted {
         let pick = Pick { age: Age::Ignore, nodes: NodeSet::ALL, of_others: OfOthers::Stays };
-        let mut done = SwapEvicted::default();
-        let (mut next, mut looks) = (range.start, u64::MAX);
+        let mut walk = Walk::new(self, pick);
+        self.page_out_shared(handle, range.clone(), &mut walk.done);
+        let mut next = range.start;
         while next < range.end {
-            let mut out = Outgoing::new(&self.swap);
-            handle.with(Locking::Wait, &mut |space| {
-                next = space.sweep_range(next..range.end, pick, &mut looks, &mut out, &mut done);
-            });
-            out.write(self, &mut done);
+            handle.with(Locking::Wait, &mut |space| next = space.sweep_range(next..range.end, &mut walk));
+            walk.write();
         }
-        done
+        walk.done
     }
 }
 
@@ -212,32 +257,19 @@ enum Sweep {
 }
 
 impl<S: Memory> AddressSpace<S> {
-    /// Move the hand on, until `out` is full, no `looks` are left, or the space is at its end.
-    fn sweep(
-        &mut self,
-        pick: Pick,
-        looks: &mut u64,
-        out: &mut Outgoing<'_, S>,
-        done: &mut SwapEvicted,
-    ) -> Sweep {
+    /// Move the hand on, until the walk has as many pages as can be written at a time, or no looks left, or the space is at its end.
+    fn sweep(&mut self, walk: &mut Walk<'_, S>) -> Sweep {
         let end = self.layout.end;
-        let hand = self.resident.hand;
-        let next = self.sweep_range(hand..end, pick, looks, out, done);
+        let next = self.sweep_range(self.resident.hand..end, walk);
         let over = next >= end;
         self.resident.hand = if over { VirtAddr(0) } else { next };
         if over { Sweep::Over } else { Sweep::More }
     }
 
     /// As [`AddressSpace::sweep`], in `range`; where to go on.
-    fn sweep_range(
-        &mut self,
-        range: Range<VirtAddr>,
-        pick: Pick,
-        looks: &mut u64,
-        out: &mut Outgoing<'_, S>,
-        done: &mut SwapEvicted,
-    ) -> VirtAddr {
+    fn sweep_range(&mut self, range: Range<VirtAddr>, walk: &mut Walk<'_, S>) -> VirtAddr {
         let Self { areas, resident, .. } = self;
+        walk.begin();
         for area in areas.overlapping(range.clone()) {
             if area.flags.contains(AreaFlags::LOCKED) || !area.may_have_own_frames() {
                 continue;
@@ -245,11 +277,14 @@ impl<S: Memory> AddressSpace<S> {
             let mut next = area.start.max(range.start);
             let end = area.end.min(range.end);
             while let Some(at) = resident.tables.next_populated(next..end) {
-                if *looks == 0 || out.pages.is_full() {
+                if walk.looks == 0 || walk.out.is_full() {
                     return at;
                 }
                 let region = VirtAddr((at.0 | (PageSize::Large.bytes() - 1)) + 1).min(end);
-                next = resident.sweep_table(at..region, pick, looks, out, done);
+                if walk.retries {
+                    resident.take_unkept_back(area, at..region);
+                }
+                next = resident.sweep_table(at..region, walk);
             }
         }
         range.end
@@ -258,57 +293,51 @@ impl<S: Memory> AddressSpace<S> {
 
 impl<S: Memory> Resident<S> {
     /// As [`AddressSpace::sweep_range`], of addresses of one table, or one large page.
-    fn sweep_table(
-        &mut self,
-        range: Range<VirtAddr>,
-        pick: Pick,
-        looks: &mut u64,
-        out: &mut Outgoing<'_, S>,
-        done: &mut SwapEvicted,
-    ) -> VirtAddr {
-        let slots = if out.swap.usage().free > 0 { Room::Left } else { Room::Full };
+    fn sweep_table(&mut self, range: Range<VirtAddr>, walk: &mut Walk<'_, S>) -> VirtAddr {
         let mut run = Detach::new(&self.tables);
         if let Some((_, PageSize::Large)) = self.tables.find(range.start) {
-            done.scanned += 1;
-            return self.sweep_large(range, pick, slots, looks, run.batch());
+            walk.done.scanned += 1;
+            return self.sweep_large(range, walk, run.batch());
         }
         let mut next = range.end;
-        let room = out.pages.remaining_capacity();
+        let room = walk.out.remaining_capacity();
         let mut taken = 0;
         self.tables.visit(range.clone(), |addr, slot, entry, _| {
             if next < range.end {
                 return;
             }
-            if *looks == 0 || taken == room || run.is_full() {
+            if walk.looks == 0 || taken == room || run.is_full() {
                 next = addr;
                 return;
             }
-            *looks -= 1;
-            done.scanned += 1;
-            if self.kind_of(entry) != Kind::Anon || !self.may_go(entry, pick) {
+            walk.looks -= 1;
+            walk.done.scanned += 1;
+            if self.kind_of(entry) != Kind::Anon || !self.may_go(entry, walk.pick) {
                 return;
             }
-            if entry.is_accessed() && pick.age == Age::Respect {
+            if walk.spares(entry) {
                 run.batch().restricted(addr, slot.update_from(entry, Entry::marked_old));
                 return;
             }
             // A pinned page stays, and one of which the kernel holds a reference.
-            if slots.takes(entry) && run.take(self.source(), addr, slot, entry).is_ok() {
+            if walk.takes(entry) && run.take(self.source(), addr, slot, entry).is_ok() {
                 taken += 1;
             }
         });
         for page in run.settle() {
             let old = page.old();
-            let mappings = out.swap.mappings(page.frame().pfn());
+            let swap = &walk.commons.swap;
+            let mappings = swap.mappings(page.frame().pfn());
             if old.is_lazy() {
                 drop(page.replace_by(Entry::EMPTY));
                 self.rss.anon -= 1;
-                done.freed += u64::from(mappings == 0);
+                walk.done.freed += u64::from(mappings == 0);
                 self.commons.count(Event::LazyFreed);
                 continue;
             }
-            let Some((place, stowed)) = out.swap.stow(page.frame()) else {
+            let Some((place, stowed)) = swap.stow(page.frame()) else {
                 page.put_back();
+                walk.look_for_room();
                 continue;
             };
             let frame = page.frame().pfn();
@@ -320,12 +349,12 @@ impl<S: Memory> Resident<S> {
                 Stowed::ToWrite => {
                     // It is the slot's now.
                     let _: Pfn = reference.into_raw();
-                    out.pages.push((place, frame));
+                    walk.out.push((place, frame));
                 }
                 Stowed::Cached => drop(reference),
                 Stowed::Freed => {
                     drop(reference);
-                    done.freed += 1;
+                    walk.done.freed += 1;
                 }
             }
         }
@@ -336,22 +365,20 @@ impl<S: Memory> Resident<S> {
     fn sweep_large(
         &mut self,
         range: Range<VirtAddr>,
-        pick: Pick,
-        slots: Room,
-        looks: &mut u64,
+        walk: &mut Walk<'_, S>,
         batch: &mut FlushBatch<S>,
     ) -> VirtAddr {
-        *looks -= 1;
+        walk.looks -= 1;
         let Some((slot, _)) = self.tables.find(range.start) else { return range.end };
         let entry = slot.load();
-        if self.kind_of(entry) != Kind::Anon || !self.may_go(entry, pick) {
+        if self.kind_of(entry) != Kind::Anon || !self.may_go(entry, walk.pick) {
             return range.end;
         }
-        if entry.is_accessed() && pick.age == Age::Respect {
+        if walk.spares(entry) {
             batch.restricted(range.start, slot.update_from(entry, Entry::marked_old));
             return range.end;
         }
-        if !slots.takes(entry) || self.split(range.start, batch).is_err() {
+        if !walk.takes(entry) || self.split(range.start, batch).is_err() {
             return range.end;
         }
         if !entry.is_lazy() {

@@ -8,6 +8,8 @@
 //! | `back.rs` | bringing pages back: faults, read-ahead, swapoff |
 //! | `lazy.rs` | pages that were given up (MADV_FREE) |
 //!
+//! Shared memory and files in memory use the slots, too: their cache has the one entry of each (`cache/swapped.rs`).
+//!
 //! **What a page out of memory is.** Its place in the page table names a slot ([`SwapPlace`]), and the slot counts the entries that lead to
 //! it, exactly. The last one to come back has the page to itself unless a leaf of another space, from before it left, still maps the frame. So
 //! exactness survives the round trip without a mark that could disagree: a page that was exclusive is so at once when it is
@@ -27,8 +29,9 @@
 //! | redeem | the space, swap | one entry less; free after the last | mapped, exclusive if the last entry led here and nothing else maps it |
 //!
 //! A page taken back before its write is done keeps its frame; the slot stays, without entries, until the device is done with the
-//! frame's bytes, and then is free. A page that cannot be written stays in the swap cache, and its slot is never used again. A page that cannot
-//! be read is a bus error, and stays where it is.
+//! frame's bytes, and then is free. Pages that the store does not take together are written one by one. One that cannot be written stays in the swap
+//! cache for now; reclaim takes it back into its page tables when it comes by, from where it goes to another slot in its turn, and a slot that failed is
+//! never used again. A page that cannot be read is a bus error, and stays where it is.
 //!
 //! **Locks.** One spin lock for all areas, ordered after address spaces and before the page allocator; never held over I/O. Stores are called with no spin lock.
 //!
@@ -49,7 +52,8 @@ use freehold_paging::{Memory, SwapPlace};
 
 use crate::{Commons, VmError};
 pub use evict::{Age, EvictWish, SwapEvicted};
-use slots::{ReadFor, Slots, Word, Wrote};
+pub(crate) use slots::Wrote;
+use slots::{ReadFor, Slots, Word};
 
 /// The most pages that a store is asked for at a time.
 pub const SWAP_RUN: usize = 32;
@@ -71,7 +75,8 @@ pub trait SwapStore: Send + Sync {
     /// is none.
     ///
     /// # Errors
-    /// [`VmError::Io`]: no page is taken as kept, and none of these places is used again.
+    /// No page is taken as kept. [`VmError::Io`]: they are tried one by one, and the place of one that fails alone is not used
+    /// again. [`VmError::NoMemory`]: the places are as good as before.
     fn write(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError>;
 }
 
@@ -227,7 +232,7 @@ impl<S: Memory> Swap<S> {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    fn store_of(&self, place: SwapPlace) -> Option<Arc<dyn SwapStore>> {
+    pub(crate) fn store_of(&self, place: SwapPlace) -> Option<Arc<dyn SwapStore>> {
         area_of(&mut self.areas.lock(), place).map(|area| area.store.clone())
     }
     /// The reference that a slot held.
@@ -261,8 +266,10 @@ impl<S: Memory> Swap<S> {
         let number = frame.pfn();
         let mut areas = self.areas.lock();
         if let Some((place, word)) = self.slot_of(&areas, number) {
-            // Without entries, the slot waits for the device to be done with bytes that are others by now.
-            let open = |area: &&mut Area| area.state == State::On && word.entries() > 0;
+            // Without entries, the slot waits for the device to be done with bytes that are others by now. An unkept page is to have another slot, as soon
+            // as the others have taken it back.
+            let is_open = word.entries() > 0 && !word.is_unkept();
+            let open = |area: &&mut Area| area.state == State::On && is_open;
             let entered = area_of(&mut areas, place).filter(open).map(|area| area.slots.enter(place.slot));
             entered?.ok()?;
             let unmapped = self.mappings(number) == 0;
@@ -274,21 +281,18 @@ impl<S: Memory> Swap<S> {
             drop(self.held(gone));
             return Some((place, outcome));
         }
-        let roomy = |area: &Area| area.state == State::On && area.slots.free() > 0;
-        let best = (0..AREAS as u8)
-            .filter_map(|number| {
-                Some((number, areas[usize::from(number)].as_ref().filter(|area| roomy(area))?))
-            })
-            .max_by_key(|(number, area)| (area.priority, core::cmp::Reverse(*number)));
-        let area = best?.0;
-        let slot = areas[usize::from(area)].as_mut()?.slots.take(number)?;
-        let place = SwapPlace { area, slot };
+        let place = take_best(&mut areas, Some(number))?;
         frame.record().set_home(HOME, home(place));
         Some((place, Stowed::ToWrite))
     }
 
+    /// A slot with one entry for a page that its cache keeps until its bytes are written; `None` where there is none. [`Swap::finish`] is to be called.
+    pub(crate) fn reserve(&self) -> Option<SwapPlace> {
+        take_best(&mut self.areas.lock(), None)
+    }
+
     /// The write that [`Swap::stow`] asked for is over. Whether that made the frame free.
-    fn finish(&self, place: SwapPlace, how: Wrote) -> bool {
+    pub(crate) fn finish(&self, place: SwapPlace, how: Wrote) -> bool {
         let mut areas = self.areas.lock();
         let Some(area) = area_of(&mut areas, place) else { return false };
         let frame = area.slots.word(place.slot).frame();
@@ -324,6 +328,16 @@ impl<S: Memory> Swap<S> {
     /// Whether `frame` is in the swap cache.
     pub fn is_cache_frame(&self, frame: Pfn) -> bool {
         !self.is_off() && self.slot_of(&self.areas.lock(), frame).is_some()
+    }
+
+    /// Whether no store has the page's bytes, or is about to.
+    fn is_unkept(&self, place: SwapPlace) -> bool {
+        area_of(&mut self.areas.lock(), place).is_some_and(|area| area.slots.word(place.slot).is_unkept())
+    }
+
+    /// How many pages are like that.
+    fn unkept(&self) -> u64 {
+        self.areas.lock().iter().flatten().map(|area| area.slots.unkept()).sum()
     }
 
     /// How many entries lead to the page's slot.
@@ -467,6 +481,17 @@ impl<S: Memory> Swap<S> {
 
 fn area_of(areas: &mut [Option<Area>; AREAS], place: SwapPlace) -> Option<&mut Area> {
     areas.get_mut(usize::from(place.area))?.as_mut()
+}
+
+/// A slot of the best area that has one.
+fn take_best(areas: &mut [Option<Area>; AREAS], frame: Option<Pfn>) -> Option<SwapPlace> {
+    let roomy = |area: &Area| area.state == State::On && area.slots.free() > 0;
+    let best = (0..AREAS as u8)
+        .filter_map(|number| Some((number, areas[usize::from(number)].as_ref().filter(|area| roomy(area))?)))
+        .max_by_key(|(number, area)| (area.priority, core::cmp::Reverse(*number)));
+    let area = best?.0;
+    let slot = areas[usize::from(area)].as_mut()?.slots.take(frame)?;
+    Some(SwapPlace { area, slot })
 }
 
 const fn home(place: SwapPlace) -> u64 {

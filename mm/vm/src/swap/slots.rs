@@ -8,9 +8,10 @@
 //! | 0 | none | | free |
 //! | 1.. | F | writing | its bytes are on their way to the store |
 //! | 1.. | F | stored | both have them; the frame may go |
-//! | 1.. | F | | the store did not take them: only the frame has them |
+//! | 1.. | F | bad, or none | *unkept*: the store did not take them, only the frame has them; nobody new is led here, and those who are take the page back |
 //! | 1.. | none | stored | only the store has them |
 //! | 0 | F | writing | every page was taken back before the store was done; the slot is free when it is |
+//! | 1 | none | writing | a page cache's bytes on their way to the store; the cache has the frame |
 //! | 0 | none | bad | the store fails here: never handed out |
 //!
 //! Words lie in pages of 512, made when the area is added: eight bytes for each page of swap, and no allocation afterwards.
@@ -61,6 +62,10 @@ impl Word {
     /// Whether the frame was read before anybody asked for it.
     pub const fn is_ahead(self) -> bool {
         self.0 & AHEAD != 0
+    }
+    /// Whether only the frame has the bytes, and they are on their way nowhere: the store did not take them.
+    pub const fn is_unkept(self) -> bool {
+        self.frame().is_some() && self.0 & (WRITING | STORED) == 0
     }
     const fn is_bad(self) -> bool {
         self.0 & BAD != 0
@@ -116,6 +121,8 @@ pub(crate) struct Slots {
     free: u64,
     /// Slots with a frame.
     cached: u64,
+    /// Those of them whose store did not take the bytes.
+    unkept: u64,
     /// Clusters of free slots only.
     empty: usize,
     /// Where the last slot was taken: the next one is.
@@ -138,8 +145,8 @@ impl Slots {
             let words = words.into_boxed_slice().try_into().map_err(|_| OutOfMemory)?;
             clusters.push(Cluster { words, free: CLUSTER as u16 });
         }
-        let mut slots =
-            Self { clusters, usable: 0, free: count as u64 * CLUSTER, cached: 0, empty: count, hand: 0 };
+        let free = count as u64 * CLUSTER;
+        let mut slots = Self { clusters, usable: 0, free, cached: 0, unkept: 0, empty: count, hand: 0 };
         let beyond = end..count as u64 * CLUSTER;
         for slot in bad.iter().copied().filter(|&slot| slot < end).chain(beyond).chain([0]) {
             if slots.word(slot) == Word(0) {
@@ -162,6 +169,10 @@ impl Slots {
     pub const fn cached(&self) -> u64 {
         self.cached
     }
+    /// Frames whose bytes no store has.
+    pub const fn unkept(&self) -> u64 {
+        self.unkept
+    }
     /// One more than the largest slot.
     pub const fn end(&self) -> u64 {
         self.clusters.len() as u64 * CLUSTER
@@ -178,6 +189,8 @@ impl Slots {
             let before = core::mem::replace(&mut cluster.words[(slot % CLUSTER) as usize], word);
             self.cached += u64::from(word.frame().is_some());
             self.cached -= u64::from(before.frame().is_some());
+            self.unkept += u64::from(word.is_unkept());
+            self.unkept -= u64::from(before.is_unkept());
         }
     }
     fn leave_free(&mut self, slot: u64, word: Word) {
@@ -195,11 +208,12 @@ impl Slots {
         self.free += 1;
     }
 
-    /// A free slot for the bytes of `frame`, to which the slot gets a reference: with one entry, and on its way to the store. The one after the
-    /// last where possible, since what leaves together is wanted together.
-    pub fn take(&mut self, frame: Pfn) -> Option<u64> {
+    /// A free slot for the bytes of `frame`, to which the slot gets a reference, or of one that somebody else keeps: with one entry, and on its way to the
+    /// store. The one after the last where possible, since what leaves together is wanted together.
+    pub fn take(&mut self, frame: Option<Pfn>) -> Option<u64> {
         let slot = self.find_free()?;
-        self.leave_free(slot, Word(ENTRY | WRITING).with_frame(frame));
+        let word = Word(ENTRY | WRITING);
+        self.leave_free(slot, frame.map_or(word, |frame| word.with_frame(frame)));
         self.hand = slot;
         Some(slot)
     }
@@ -308,6 +322,7 @@ impl Slots {
     #[cfg(test)]
     pub fn validate(&self) -> u64 {
         let (mut free, mut cached, mut empty, mut bad, mut entries) = (0, 0, 0, 0, 0);
+        let mut unkept = 0;
         for (number, cluster) in self.clusters.iter().enumerate() {
             let unused = cluster.words.iter().filter(|&&word| word == Word(0)).count() as u64;
             assert_eq!(u64::from(cluster.free), unused, "free slots of cluster {number}");
@@ -315,11 +330,12 @@ impl Slots {
             empty += usize::from(unused == CLUSTER);
             for (slot, &word) in (number as u64 * CLUSTER..).zip(cluster.words.iter()) {
                 cached += u64::from(word.frame().is_some());
+                unkept += u64::from(word.is_unkept());
                 entries += word.entries();
                 let (used, has_frame) = (word.entries() > 0, word.frame().is_some());
                 let sound = match (used, has_frame) {
                     (true, true) => !(word.is_writing() && word.is_stored()),
-                    (true, false) => word.is_stored() && !word.is_writing() && !word.is_ahead(),
+                    (true, false) => word.is_stored() != word.is_writing() && !word.is_ahead(),
                     (false, true) => word.is_writing(),
                     (false, false) => word == Word(0) || word == Word(BAD),
                 };
@@ -327,7 +343,7 @@ impl Slots {
                 assert!(sound, "slot {slot} is {word:?}");
             }
         }
-        assert_eq!((free, cached, empty), (self.free, self.cached, self.empty));
+        assert_eq!((free, cached, unkept, empty), (self.free, self.cached, self.unkept, self.empty));
         assert_eq!(self.usable + bad, self.end(), "slots that are neither usable nor bad");
         entries
     }

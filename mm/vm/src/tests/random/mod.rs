@@ -18,7 +18,7 @@ use freehold_machine::{CpuId, Cpus, Pfn, PhysicalBytes, Tlb, VirtAddr};
 use freehold_paging::model::ModelFrames;
 use proptest::prelude::*;
 
-use super::swap::Disk;
+use super::swap::{Disk, Health};
 use super::world::*;
 use crate::*;
 
@@ -26,6 +26,8 @@ const PROCESSES: usize = 3;
 const WINDOW: u64 = 40;
 const FILES: usize = 2;
 const FILE_PAGES: u64 = 12;
+const HEALTH: [Health; 5] =
+    [Health::Sound, Health::Unreadable, Health::Unwritable, Health::Dead, Health::Starved];
 /// Swap areas.
 const AREAS: usize = 2;
 
@@ -82,7 +84,7 @@ enum Step {
     GiveUp(u8, u8, u8),
     SwapOff(u8),
     /// Whether disks fail to read, and to write, from now on.
-    Disks(bool, bool),
+    Disks(Health),
     Move(u8, u8, u8, SharedPages),
     Evacuate(u8, u8),
 }
@@ -127,7 +129,7 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
         2 => (1..40u8, any::<bool>()).prop_map(|(n, any)| Step::Evict(n, any)),
         2 => (process(), page(), 1..4u8).prop_map(|(p, a, n)| Step::GiveUp(p, a, n)),
         1 => (0..AREAS as u8).prop_map(Step::SwapOff),
-        1 => (any::<bool>(), any::<bool>()).prop_map(|(r, w)| Step::Disks(r, w)),
+        1 => prop::sample::select(HEALTH.as_slice()).prop_map(Step::Disks),
         3 => (process(), page(), count(), prop_oneof![Just(SharedPages::Stay), Just(SharedPages::Move)])
             .prop_map(|(p, a, n, shared)| Step::Move(p, a, n, shared)),
         1 => (process(), page()).prop_map(|(p, a)| Step::Evacuate(p, a)),
@@ -428,7 +430,7 @@ impl Run {
     /// Every byte, through the page tables and the files; then the end of everything.
     fn finish(mut self) -> Result<(), TestCaseError> {
         self.world.frames.fail_never();
-        self.disks.iter().for_each(|disk| disk.fail(false, false));
+        self.disks.iter().for_each(|disk| disk.set_health(Health::Sound));
         for p in 0..PROCESSES {
             for page in 0..WINDOW {
                 self.apply(&Step::Load((2 * p + page as usize % 2) as u8, page as u8))?;

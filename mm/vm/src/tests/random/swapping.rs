@@ -6,7 +6,7 @@ use freehold_frame::NodeSet;
 use freehold_machine::{CpuId, VirtAddr};
 use proptest::prelude::*;
 
-use super::{AREAS, Bytes, Disk, Run, Step, address, each, slots};
+use super::{AREAS, Bytes, Disk, Health, Run, Step, address, each, slots};
 use crate::*;
 
 impl Run {
@@ -22,7 +22,11 @@ impl Run {
 
     /// Whether an access may have failed, or shown zero, for what the model does not know.
     pub(super) fn is_excused(&mut self, p: usize, page: u64, got: Result<u8, FaultError>) -> bool {
-        let swapped = self.processes[p].space_entry(page).swap_place();
+        let swapped = self.processes[p].space_entry(page).swap_place().or_else(|| {
+            let space = self.processes[p].space();
+            let (cache, index) = space.areas.at(address(page))?.cache_page(address(page))?;
+            cache.swap_place(index)
+        });
         let lazy = self.pages[p].get_mut(&page).filter(|page| page.lazy);
         match (got, lazy) {
             (Err(FaultError::OutOfMemory), _) => true,
@@ -39,7 +43,25 @@ impl Run {
         }
     }
 
+    /// What is known of stores to shared memory goes with its leaves (Documentation/admin-guide/mm/pagemap.rst, "Exceptions for Shared Memory").
+    fn forget_stores_to_shared(&mut self) {
+        for p in 0..self.processes.len() {
+            let gone = |at| self.processes[p].space_entry(at).is_empty();
+            let pages = self.pages[p].iter().filter(|(_, page)| matches!(page.bytes, Bytes::Shared(..)));
+            let gone: std::vec::Vec<u64> = pages.map(|(&at, _)| at).filter(|&at| gone(at)).collect();
+            for at in gone {
+                self.pages[p].get_mut(&at).unwrap().written = false;
+            }
+        }
+    }
+
     pub(super) fn apply_swap(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        let outcome = self.apply_swap_step(step);
+        self.forget_stores_to_shared();
+        outcome
+    }
+
+    fn apply_swap_step(&mut self, step: &Step) -> Result<(), TestCaseError> {
         let commons = self.world.commons.clone();
         match *step {
             Step::PageOut(p, at, count) => {
@@ -51,7 +73,10 @@ impl Run {
             Step::Evict(pages, any) => {
                 let age = if any { Age::Ignore } else { Age::Respect };
                 let wish = EvictWish { pages: u64::from(pages), age, nodes: NodeSet::ALL, effort: 0 };
-                self.on_cpu_of(usize::from(pages) % 3, || commons.evict(&wish));
+                self.on_cpu_of(usize::from(pages) % 3, || {
+                    commons.evict(&wish);
+                    commons.evict_shared(&wish);
+                });
             }
             Step::GiveUp(p, at, count) => {
                 let (p, range) = (usize::from(p), u64::from(at)..u64::from(at) + u64::from(count));
@@ -73,7 +98,7 @@ impl Run {
             }
             Step::SwapOff(n) => {
                 let n = usize::from(n) % AREAS;
-                self.disks[n].fail(false, false);
+                self.disks[n].set_health(Health::Sound);
                 let area = self.swap_areas[n];
                 let mut rounds = 0;
                 let outcome = self.on_cpu_of(0, || {
@@ -91,7 +116,7 @@ impl Run {
                     Err(error) => prop_assert!(self.failing && error == VmError::NoMemory, "{error:?}"),
                 }
             }
-            Step::Disks(reads, writes) => self.disks.iter().for_each(|disk| disk.fail(reads, writes)),
+            Step::Disks(health) => self.disks.iter().for_each(|disk| disk.set_health(health)),
             _ => {}
         }
         Ok(())
@@ -115,6 +140,7 @@ impl Run {
             prop_assert_eq!(space.usage().swapped, swapped);
             entries += swapped;
         }
+        self.world.commons.for_each_cache(|cache| entries += cache.slots());
         prop_assert_eq!(self.world.commons.swap().validate(), entries);
         prop_assert_eq!(self.world.commons.count_of(Event::CowUnneeded), 0);
         Ok(())

@@ -28,14 +28,62 @@ fn pages_that_cannot_be_written_stay_and_their_slots_are_never_used_again() {
     let a = filled(&p, 4, 1);
     s.disk.bad_writes.lock().unwrap().insert(2);
     let out = s.page_out(&p, a, 4);
-    assert_eq!((out.written, out.freed, out.failed), (0, 0, 4));
+    assert_eq!((out.written, out.freed, out.failed), (3, 3, 1));
     s.check();
     let frames: Vec<_> = (0..4).map(|n| (p.load(a + n * PAGE), is_exclusive(&p, a + n * PAGE))).collect();
     assert_eq!(frames, [(Ok(1), true), (Ok(2), true), (Ok(3), true), (Ok(4), true)]);
-    assert_eq!((s.used(), s.swap().usage().slots), (0, 60));
+    assert_eq!((s.used(), s.swap().usage().slots), (0, 63));
     assert_eq!(s.page_out(&p, a, 4).written, 4);
-    assert_eq!(place(&p, a).unwrap().slot, 5);
+    let slots: BTreeSet<u64> = (0..4).map(|n| place(&p, a + n * PAGE).unwrap().slot).collect();
+    assert!(slots.len() == 4 && !slots.contains(&2), "{slots:?}");
     assert_eq!(p.load(a), Ok(1));
+    drop(p);
+    s.end();
+}
+
+/// Nobody touches it: the eviction itself tries again, whoever shares it.
+#[test]
+fn a_page_that_could_not_be_written_goes_to_another_slot_when_the_clock_comes_by() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 4, 1);
+    let child = p.fork(1);
+    s.disk.bad_writes.lock().unwrap().insert(2);
+    assert_eq!(s.evict(&p, 100, Age::Ignore).failed, 1);
+    assert_eq!(place(&p, a + PAGE).unwrap().slot, 2);
+    s.check();
+    // The child's leaf must not lead to a slot that will not be written.
+    let out = s.page_out(&child, a, 4);
+    assert_eq!((out.failed, place(&child, a + PAGE)), (0, None));
+    let out = s.evict(&p, 100, Age::Ignore);
+    assert_eq!((out.failed, out.written), (0, 1));
+    s.evict(&p, 100, Age::Ignore);
+    assert_eq!((p.usage().rss_anon, child.usage().rss_anon, s.swap().usage().cached), (0, 0, 0));
+    assert_eq!(s.swap().usage().slots, 63);
+    for n in 0..4 {
+        assert_eq!(place(&p, a + n * PAGE), place(&child, a + n * PAGE));
+        assert_ne!(place(&p, a + n * PAGE).unwrap().slot, 2);
+        assert_eq!((p.load(a + n * PAGE), child.load(a + n * PAGE)), (Ok(1 + n as u8), Ok(1 + n as u8)));
+    }
+    drop((p, child));
+    s.end();
+}
+
+/// Who cannot write for want of memory has nothing against the slots.
+#[test]
+fn a_write_that_found_no_memory_is_tried_again_and_costs_no_slot() {
+    let s = Swapping::new(64);
+    let p = s.world.process(0);
+    let a = filled(&p, 4, 1);
+    s.disk.set_health(Health::Starved);
+    let out = s.evict(&p, 4, Age::Ignore);
+    assert_eq!((out.freed, out.failed), (0, 4));
+    s.check();
+    assert_eq!(s.disk.writes.lock().unwrap().len(), 1, "it is not asked for each page");
+    s.disk.set_health(Health::Sound);
+    assert_eq!(s.evict(&p, 4, Age::Ignore).freed, 4);
+    assert_eq!((s.swap().usage().slots, s.used()), (64, 4));
+    (0..4).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
     drop(p);
     s.end();
 }
@@ -45,11 +93,22 @@ fn a_disk_that_takes_no_page_loses_no_more_slots_than_one_try_takes() {
     let s = Swapping::new(1000);
     let p = s.world.process(0);
     let a = filled(&p, 200, 1);
-    s.disk.fail(false, true);
+    s.disk.set_health(Health::Unwritable);
     let out = s.evict(&p, 200, Age::Ignore);
     assert_eq!((out.freed, out.failed), (0, SWAP_RUN as u64));
     (0..200).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
     assert_eq!(s.swap().usage().slots, 1000 - SWAP_RUN as u64);
+    // In the end there is none left of it, and another disk has them all.
+    while s.evict(&p, 200, Age::Ignore).failed > 0 {
+        s.check();
+    }
+    assert_eq!(s.swap().usage().slots, s.swap().usage().cached);
+    (0..200).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_eq!(s.swap().usage().slots, 0);
+    s.swap().add(Disk::new(s.world.model()), 201, &[], -1).unwrap();
+    // From where the clock's hand is, and from the front.
+    assert_eq!((0..2).map(|_| s.evict(&p, 200, Age::Ignore).freed).sum::<u64>(), 200);
+    (0..200).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
     drop(p);
     s.end();
 }

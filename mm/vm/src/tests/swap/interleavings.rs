@@ -101,7 +101,7 @@ impl System {
     /// Out: detached, stowed, written, finished.
     fn page_out(&self) {
         let belonged = self.counts(SHARED).vacate().unwrap();
-        let taken = self.slots.lock().unwrap().take(Pfn(SHARED as u64 + 1));
+        let taken = self.slots.lock().unwrap().take(Some(Pfn(SHARED as u64 + 1)));
         assert_eq!(taken, Some(SLOT));
         let byte = self.frames[SHARED].byte.load(Ordering::Relaxed);
         self.stored.store(byte, Ordering::Relaxed);

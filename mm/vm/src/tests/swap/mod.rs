@@ -5,11 +5,12 @@ mod interleavings;
 mod lazy;
 mod pages;
 mod rows;
+mod shared;
 mod slots;
+mod steps;
 mod storm;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
@@ -24,6 +25,18 @@ use crate::*;
 /// Runs as the disk is about to write, or to read.
 type During = std::boxed::Box<dyn FnOnce() + Send>;
 
+/// What a disk still does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Health {
+    #[default]
+    Sound,
+    Unreadable,
+    Unwritable,
+    Dead,
+    /// It has no memory for a request to write.
+    Starved,
+}
+
 /// A disk of pages.
 pub struct Disk {
     model: Model,
@@ -31,8 +44,7 @@ pub struct Disk {
     /// Pages that cannot be read, or written.
     pub bad_reads: Mutex<BTreeSet<u64>>,
     pub bad_writes: Mutex<BTreeSet<u64>>,
-    /// Whether any can be read, or written.
-    broken: [AtomicBool; 2],
+    health: Mutex<Health>,
     pub during_write: Mutex<Option<During>>,
     pub during_read: Mutex<Option<During>>,
     /// What was asked for: first page and how many.
@@ -47,19 +59,21 @@ impl Disk {
             pages: Mutex::default(),
             bad_reads: Mutex::default(),
             bad_writes: Mutex::default(),
-            broken: Default::default(),
+            health: Mutex::default(),
             during_write: Mutex::default(),
             during_read: Mutex::default(),
             reads: Mutex::default(),
             writes: Mutex::default(),
         })
     }
-    pub fn fail(&self, reads: bool, writes: bool) {
-        self.broken[0].store(reads, Ordering::Relaxed);
-        self.broken[1].store(writes, Ordering::Relaxed);
+    pub fn set_health(&self, health: Health) {
+        *self.health.lock().unwrap() = health;
     }
     pub fn fails_reads(&self) -> bool {
-        self.broken[0].load(Ordering::Relaxed)
+        matches!(*self.health.lock().unwrap(), Health::Unreadable | Health::Dead)
+    }
+    fn fails_writes(&self) -> bool {
+        matches!(*self.health.lock().unwrap(), Health::Unwritable | Health::Dead)
     }
     fn is_bad(bad: &Mutex<BTreeSet<u64>>, first: u64, count: usize) -> bool {
         bad.lock().unwrap().range(first..first + count as u64).next().is_some()
@@ -69,16 +83,21 @@ impl Disk {
 impl SwapStore for Disk {
     fn read(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
         self.reads.lock().unwrap().push((first, frames.len()));
+        // What the device reads it has read before anything else happens.
+        let fails = self.fails_reads() || Self::is_bad(&self.bad_reads, first, frames.len());
+        let bytes: Vec<Option<Vec<u8>>> = {
+            let pages = self.pages.lock().unwrap();
+            (first..first + frames.len() as u64).map(|page| pages.get(&page).cloned()).collect()
+        };
         let during = self.during_read.lock().unwrap().take();
         if let Some(during) = during {
             during();
         }
-        if self.fails_reads() || Self::is_bad(&self.bad_reads, first, frames.len()) {
+        if fails {
             return Err(VmError::Io);
         }
-        for (page, &frame) in (first..).zip(frames) {
-            let pages = self.pages.lock().unwrap();
-            let bytes = pages.get(&page).expect("nothing is read that was not written");
+        for (bytes, &frame) in bytes.iter().zip(frames) {
+            let bytes = bytes.as_ref().expect("nothing is read that was not written");
             self.model.with_bytes(frame, |to| to.copy_from_slice(bytes));
         }
         Ok(())
@@ -92,9 +111,11 @@ impl SwapStore for Disk {
         if let Some(during) = during {
             during();
         }
-        let broken = self.broken[1].load(Ordering::Relaxed);
-        if broken || Self::is_bad(&self.bad_writes, first, frames.len()) {
+        if self.fails_writes() || Self::is_bad(&self.bad_writes, first, frames.len()) {
             return Err(VmError::Io);
+        }
+        if *self.health.lock().unwrap() == Health::Starved {
+            return Err(VmError::NoMemory);
         }
         self.pages.lock().unwrap().extend((first..).zip(bytes));
         Ok(())
@@ -155,6 +176,7 @@ impl Swapping {
             });
             assert_eq!(space.usage().swapped, here);
         });
+        self.world.commons.for_each_cache(|cache| entries += cache.slots());
         assert_eq!(self.swap().validate(), entries, "entries that slots count, and entries there are");
     }
     pub fn count(&self, event: Event) -> u64 {

@@ -59,7 +59,7 @@ proptest! {
             let mut gone = None;
             let mut expected = None;
             match step {
-                Step::Take => match slots.take(Pfn(next_frame)) {
+                Step::Take => match slots.take(Some(Pfn(next_frame))) {
                     Some(slot) => {
                         prop_assert!(slot > 0 && slot < end && !bad.contains(&slot) && !naive.contains_key(&slot));
                         let frame = Some(Pfn(next_frame));

@@ -1,0 +1,422 @@
+//! Pages of shared memory and of files in memory that are in the swap.
+//!
+//! The index names a slot instead of a frame, and has the one entry that leads to it; whoever wants the page reads it into a new frame, and the slot is
+//! free again. So there is no swap cache of such pages: a page is in one place.
+//!
+//! | step | under which locks | page |
+//! |---|---|---|
+//! | unmap | each space in turn | was not used since the last look; its frame has the index' reference only |
+//! | begin | the cache | *leaving*; this call holds a reference more |
+//! | write | none | whoever looks it up meanwhile gets the frame as ever, and it is leaving no more |
+//! | end | the cache | still leaving, so nobody else holds the frame: the index names the slot, the frame is free; else it stays, and the slot is free |
+//! | in: enter | the cache, swap | in its slot, which cannot be used for others: this call has an entry more |
+//! | read | a space's, where it faulted (and the device) | |
+//! | put | the cache | if it is still in that slot: the frame is the index' |
+//!
+//! *Leaving* decides whether what was written is the page's last bytes: who stores to the page has its frame from the index, or from a mapping, which came from
+//! there too, and being given it ends the leaving, even if it was given back before the end. Pins and references of devices came that way. Truncation takes frame or slot
+//! out of the index; the end then finds neither.
+//!
+//! A page that cannot be written stays in memory and dirty, as it were: the next look gives it another slot. One that cannot be read is an error of
+//! that page (a bus error through a mapping), and stays where it is; when its area goes it is lost.
+//!
+//! **Locks.** The cache's, then the swap's. Stores are called with neither.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::ops::{ControlFlow, Range};
+use core::sync::atomic::Ordering;
+
+use arrayvec::ArrayVec;
+use freehold_frame::{Frame, NodePolicy, NodeSet, PageCache as CacheKind};
+use freehold_machine::{Pfn, VirtAddr};
+use freehold_paging::{Memory, SwapPlace};
+
+use super::attach::PageSet;
+use super::index::Look;
+use super::{Found, MAX_RUN, PAGE, PageCache};
+use crate::error::{FaultKind, VmError};
+use crate::events::Event;
+use crate::registry::{Locking, SpaceHandle};
+use crate::resident::Kind;
+use crate::swap::{Age, EvictWish, SWAP_RUN, SwapArea, SwapEvicted, Wrote};
+use crate::{AddressSpace, Commons};
+
+/// Pages of a look.
+const CHUNK: u64 = 64;
+/// Pages of one cache that are looked at in a visit, besides its share.
+const LEAST: u64 = CHUNK;
+
+/// Pages on their way out: where to, and of each its number and the reference that keeps its bytes.
+struct Outgoing<S: Memory> {
+    places: ArrayVec<(SwapPlace, Pfn), SWAP_RUN>,
+    pages: ArrayVec<(u64, Frame<CacheKind, S>), SWAP_RUN>,
+}
+
+impl<S: Memory> Default for Outgoing<S> {
+    fn default() -> Self {
+        Self { places: ArrayVec::new(), pages: ArrayVec::new() }
+    }
+}
+
+impl<S: Memory> Commons<S> {
+    /// Make frames free by writing pages of shared memory and of files in memory to the swap: as [`Commons::evict`], of which `wish` means the same with caches for
+    /// spaces.
+    pub fn evict_shared(&self, wish: &EvictWish) -> SwapEvicted {
+        let mut done = SwapEvicted::default();
+        let hand = &self.caches.hand;
+        let began = hand.load(Ordering::Relaxed);
+        let (mut last, mut wrapped) = (began, false);
+        while done.freed < wish.pages && done.failed == 0 && self.swap.usage().free > 0 {
+            match self.caches.next(last) {
+                Some(cache) if wrapped && cache.id() > began => break,
+                Some(cache) => {
+                    last = cache.id();
+                    if cache.may_be_swapped() {
+                        let most = (cache.pages() >> wish.effort.min(63)) + LEAST;
+                        cache.evict_to_swap(self, wish, most, &mut done);
+                    }
+                    hand.store(last, Ordering::Relaxed);
+                }
+                None if wrapped => break,
+                None => (last, wrapped) = (0, true),
+            }
+        }
+        done
+    }
+
+    /// Take the pages of shared memory of `range` out of memory that the space maps alone (MADV_PAGEOUT). The caller has no space locked.
+    pub(crate) fn page_out_shared(
+        &self,
+        handle: &dyn SpaceHandle<S>,
+        range: Range<VirtAddr>,
+        done: &mut SwapEvicted,
+    ) {
+        let (age, nodes) = (Age::Ignore, NodeSet::ALL);
+        let wish = EvictWish { pages: u64::MAX, age, nodes, effort: 0 };
+        let mut next = range.start;
+        while next < range.end && done.failed == 0 {
+            let mut found = None;
+            handle.with(Locking::Wait, &mut |space| found = space.shared_alone(next..range.end));
+            let Some((cache, look, end)) = found else { break };
+            if cache.may_be_swapped() {
+                done.scanned += u64::from(look.present.count_ones());
+                cache.evict_look(self, look, &wish, done);
+            }
+            next = end;
+        }
+    }
+
+    /// Show all listed caches.
+    #[cfg(test)]
+    pub(crate) fn for_each_cache(&self, mut f: impl FnMut(&PageCache<S>)) {
+        let mut last = 0;
+        while let Some(cache) = self.caches.next(last) {
+            last = cache.id();
+            f(&cache);
+        }
+    }
+
+    /// Bring all pages of files in memory and of shared memory back that are in `area`.
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`]; [`VmError::Again`] where `go_on` says no.
+    pub(crate) fn bring_back_shared(
+        &self,
+        area: SwapArea,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<(), VmError> {
+        let mut last = 0;
+        while let Some(cache) = self.caches.next(last) {
+            last = cache.id();
+            let mut next = 0;
+            while let Some((page, place)) = cache.next_swapped(next) {
+                next = page + 1;
+                if place.area != area.number() {
+                    continue;
+                }
+                match cache.find(page, NodePolicy::Local) {
+                    Err(VmError::NoMemory) => return Err(VmError::NoMemory),
+                    Err(_) => cache.lose(page, place, self),
+                    Ok(_) => {}
+                }
+                if go_on().is_break() {
+                    return Err(VmError::Again);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<S: Memory> AddressSpace<S> {
+    /// The first pages of `range` that are shared memory's and that only this space maps, as far as one look goes; and where to go on.
+    fn shared_alone(&self, range: Range<VirtAddr>) -> Option<(Arc<PageCache<S>>, Look, VirtAddr)> {
+        let area = self.areas.overlapping(range.clone()).find(|area| area.is_shared())?;
+        let last = area.end.min(range.end);
+        let tables = &self.resident.tables;
+        let start = tables.next_populated(area.start.max(range.start)..last).unwrap_or(last);
+        let (cache, page) = area.cache_page(start)?;
+        let first = page / CHUNK * CHUNK;
+        let end = last.min(VirtAddr(start.0 + (first + CHUNK - page) * PAGE));
+        let mut present = 0;
+        tables.visit(start..end, |addr, _, entry, _| {
+            let record = self.resident.source().table().get(entry.frame());
+            let alone = record.is_some_and(|record| record.counts().load().mappings == 1);
+            if addr >= start && alone && self.resident.kind_of(entry) == Kind::Cache {
+                present |= 1 << (page - first + (addr.0 - start.0) / PAGE);
+            }
+        });
+        Some((cache.clone(), Look { first, present, cold: present }, end))
+    }
+}
+
+impl<S: Memory> PageCache<S> {
+    fn may_be_swapped(&self) -> bool {
+        self.is_memory() && !self.stays.load(Ordering::Acquire)
+    }
+
+    fn next_swapped(&self, from: u64) -> Option<(u64, SwapPlace)> {
+        self.inner.lock().index.next_swapped(from)
+    }
+
+    /// How many of `pages` are in the swap and `counts`. That must not sleep or come back here.
+    pub(crate) fn count_swapped(&self, pages: Range<u64>, counts: impl Fn(u64) -> bool) -> u64 {
+        let (mut count, mut next) = (0, pages.start);
+        let inner = self.inner.lock();
+        while let Some((page, _)) = inner.index.next_swapped(next).filter(|(page, _)| *page < pages.end) {
+            count += u64::from(counts(page));
+            next = page + 1;
+        }
+        count
+    }
+
+    /// An entry of the index is gone that led to `place`.
+    pub(super) fn leave_slot(&self, place: SwapPlace) {
+        if place != SwapPlace::LOST
+            && let Some(commons) = self.listed.get().and_then(Weak::upgrade)
+        {
+            commons.swap.leave(place);
+        }
+    }
+
+    /// Have pages leave as `wish` says, looking at up to `most`, at none twice.
+    fn evict_to_swap(&self, commons: &Commons<S>, wish: &EvictWish, most: u64, done: &mut SwapEvicted) {
+        let (mut left, mut began) = (most, None);
+        while left > 0 && done.freed < wish.pages && done.failed == 0 {
+            let Some(mut look) = self.advance().filter(|look| Some(look.first) != began) else { break };
+            began = began.or(Some(look.first));
+            let present = u64::from(look.present.count_ones());
+            done.scanned += present;
+            // A chunk whose pages have all left costs something, too.
+            left = left.saturating_sub(present.max(1));
+            if wish.age == Age::Ignore {
+                look.cold = look.present;
+            }
+            self.evict_look(commons, look, wish, done);
+        }
+    }
+
+    fn evict_look(&self, commons: &Commons<S>, look: Look, wish: &EvictWish, done: &mut SwapEvicted) {
+        let (mut cold, mapped, _) = self.judge(look, wish.nodes);
+        if cold & mapped != 0 {
+            let pages = PageSet { first: look.first, mask: cold & mapped };
+            cold &= !self.unmap_idle_everywhere(pages, wish.age);
+        }
+        self.write_out(commons, look.first, cold, done);
+    }
+
+    /// Write the pages `first + n` of the bits `n` of `mask` out, as far as nobody holds them.
+    fn write_out(&self, commons: &Commons<S>, first: u64, mask: u64, done: &mut SwapEvicted) {
+        let mut out = Outgoing::<S>::default();
+        for page in (0..64).filter(|bit| mask & 1 << bit != 0).map(|bit| first + bit) {
+            let Some(place) = commons.swap.reserve() else { break };
+            let Some(frame) = self.begin_leaving(page) else {
+                commons.swap.finish(place, Wrote::Abandoned);
+                commons.swap.leave(place);
+                continue;
+            };
+            out.places.push((place, frame.pfn()));
+            out.pages.push((page, frame));
+            if out.pages.is_full() {
+                self.write_batch(commons, &mut out, done);
+            }
+        }
+        self.write_batch(commons, &mut out, done);
+    }
+
+    /// Write pages, as many at a time as lie together.
+    fn write_batch(&self, commons: &Commons<S>, out: &mut Outgoing<S>, done: &mut SwapEvicted) {
+        while !out.places.is_empty() {
+            let wrote = commons.write_front(&out.places);
+            let places = out.places.drain(..wrote.len());
+            for ((how, (place, _)), (page, frame)) in
+                wrote.iter().zip(places).zip(out.pages.drain(..wrote.len()))
+            {
+                commons.swap.finish(place, *how);
+                done.note(*how);
+                if *how == Wrote::Stored && self.end_leaving(page, place, frame) {
+                    done.freed += 1;
+                } else {
+                    commons.swap.leave(place);
+                }
+            }
+        }
+    }
+
+    /// Begin to take `page` out of memory, if nobody uses it; a reference to its frame.
+    pub(crate) fn begin_leaving(&self, page: u64) -> Option<Frame<CacheKind, S>> {
+        let mut inner = self.inner.lock();
+        let holders = inner.index.with(page, |frame| frame.record().counts().load())?;
+        if holders.mappings > 0 || holders.references > 1 || holders.pins > 0 {
+            return None;
+        }
+        let frame = inner.index.hand_out(page)?;
+        inner.index.begin_leaving(page);
+        Some(frame)
+    }
+
+    /// The bytes of `page`, which were those of `frame`, are in `place`. Whether that is where it is from now on.
+    pub(crate) fn end_leaving(&self, page: u64, place: SwapPlace, frame: Frame<CacheKind, S>) -> bool {
+        let mut inner = self.inner.lock();
+        // Another frame may be leaving as this page by now.
+        let same = inner.index.with(page, |now| now.pfn() == frame.pfn()) == Some(true);
+        if !same || !inner.index.end_leaving(page) {
+            return false;
+        }
+        // Of pins nothing can be said: who read a leaf before it was taken away may try one, and give it back unused.
+        debug_assert!(
+            inner.index.with(page, |now| now.record().counts().load()).is_some_and(|holders| {
+                // The index', and ours.
+                holders.mappings == 0 && holders.references == 2
+            }),
+            "who holds a frame was given it"
+        );
+        let old = inner.index.swap_out(page, place);
+        drop(inner);
+        drop((old, frame));
+        true
+    }
+
+    /// The frame of page `index` of a cache without a store: there, or brought in from the swap; `None` for a hole.
+    ///
+    /// # Errors
+    /// [`VmError::Io`] where it cannot be read; [`VmError::NoMemory`].
+    pub(super) fn find(&self, index: u64, place: NodePolicy) -> Result<Option<Found<S>>, VmError> {
+        loop {
+            if let Some(frame) = self.get(index) {
+                return Ok(Some((frame, FaultKind::Minor)));
+            }
+            let Some(commons) = self.listed.get().and_then(Weak::upgrade) else { return Ok(None) };
+            let run = self.enter(index, &commons)?;
+            let Some(&first) = run.first() else {
+                // A hole, unless somebody has just brought it in.
+                if self.inner.lock().index.has(index) {
+                    continue;
+                }
+                return Ok(None);
+            };
+            let read = self.read_in(index, first, run.len(), place, &commons);
+            let outcome = read.map(|frames| self.put(index, first, frames, &commons));
+            run.iter().for_each(|&place| commons.swap.leave(place));
+            outcome?;
+        }
+    }
+
+    /// Where page `index` is in the swap, and up to so many after it as shall be read with it and lie behind its place: an entry of each.
+    pub(crate) fn enter(
+        &self,
+        index: u64,
+        commons: &Arc<Commons<S>>,
+    ) -> Result<ArrayVec<SwapPlace, MAX_RUN>, VmError> {
+        let most = self.ahead.run_at(index).min(1 << commons.swap.ahead());
+        let mut run = ArrayVec::new();
+        let inner = self.inner.lock();
+        for page in index..index + most as u64 {
+            let Some(place) = inner.index.swap_place(page) else { break };
+            if place == SwapPlace::LOST && page == index {
+                return Err(VmError::Io);
+            }
+            let follows = run.first().is_none_or(|&first: &SwapPlace| {
+                place == SwapPlace { slot: first.slot + run.len() as u64, ..first }
+            });
+            if !follows || commons.swap.enter(place).is_err() {
+                break;
+            }
+            run.push(place);
+        }
+        Ok(run)
+    }
+
+    /// Frames with the bytes of `count` slots from `first` on, or of that one only.
+    pub(crate) fn read_in(
+        &self,
+        index: u64,
+        first: SwapPlace,
+        count: usize,
+        place: NodePolicy,
+        commons: &Commons<S>,
+    ) -> Result<Vec<Frame<CacheKind, S>>, VmError> {
+        let store = commons.swap.store_of(first).ok_or(VmError::Io)?;
+        let mut frames = self.fresh_frames(count, place)?;
+        let numbers: ArrayVec<Pfn, MAX_RUN> = frames.iter().map(Frame::pfn).collect();
+        if store.read(first.slot, &numbers).is_err() {
+            // What nobody asked for may be what cannot be read.
+            frames.truncate(1);
+            store.read(first.slot, &numbers[..1])?;
+        }
+        self.ahead.note(index, frames.len());
+        commons.count_many(Event::SwapIn, frames.len() as u64);
+        commons.count_many(Event::SwapAhead, frames.len() as u64 - 1);
+        Ok(frames)
+    }
+
+    /// Put `frames`, which have the bytes of the slots from `first` on, into the index as the pages from `index` on, as far as these are still there.
+    pub(crate) fn put(
+        &self,
+        index: u64,
+        first: SwapPlace,
+        frames: Vec<Frame<CacheKind, S>>,
+        commons: &Commons<S>,
+    ) {
+        for (n, frame) in (0..).zip(frames) {
+            let (page, place) = (index + n, SwapPlace { slot: first.slot + n, ..first });
+            let mut inner = self.inner.lock();
+            if inner.index.swap_place(page) != Some(place) {
+                drop(inner);
+                drop(frame);
+                continue;
+            }
+            inner.index.swap_in(page, frame);
+            drop(inner);
+            commons.swap.leave(place);
+        }
+    }
+
+    /// Where in the swap page `index` is.
+    #[cfg(test)]
+    pub(crate) fn swap_place(&self, index: u64) -> Option<SwapPlace> {
+        self.inner.lock().index.swap_place(index)
+    }
+
+    /// Slots that the index leads to.
+    #[cfg(test)]
+    pub(crate) fn slots(&self) -> u64 {
+        let (mut slots, mut next) = (0, 0);
+        while let Some((page, place)) = self.next_swapped(next) {
+            slots += u64::from(place != SwapPlace::LOST);
+            next = page + 1;
+        }
+        slots
+    }
+
+    /// `page` cannot be read from `place`, whose area goes.
+    fn lose(&self, page: u64, place: SwapPlace, commons: &Commons<S>) {
+        let mut inner = self.inner.lock();
+        if inner.index.swap_place(page) == Some(place) {
+            inner.index.lose(page);
+            drop(inner);
+            commons.swap.leave(place);
+        }
+    }
+}
