@@ -15,6 +15,7 @@ use freehold_bounce::{Original, OriginalMut};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::hw::{self, Faults};
+use crate::mem::with_memory_found;
 use crate::{Errno, Result};
 
 /// The longest path a program may pass, with its NUL (PATH_MAX).
@@ -154,8 +155,7 @@ impl<T: FromBytes + IntoBytes> UserPtr<T> {
     where
         T: Clone,
     {
-        let mut values = Vec::new();
-        values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+        let mut values = room(count)?;
         values.resize(count, T::new_zeroed());
         read_exact(self.address, values.as_mut_slice().as_mut_bytes())?;
         Ok(values)
@@ -201,6 +201,15 @@ pub fn read_exact(address: u64, bytes: &mut [u8]) -> Result<()> {
 /// `EFAULT`.
 pub fn write_exact(address: u64, bytes: &[u8]) -> Result<()> {
     if hw::write_user(address, bytes, Faults::Sleep) == bytes.len() { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+/// Room for `count` values. Whoever may touch a program's memory may also wait for memory, for the same reason: the page may be out.
+fn room<T>(count: usize) -> Result<Vec<T>> {
+    with_memory_found(|| {
+        let mut values = Vec::new();
+        values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+        Ok(values)
+    })
 }
 
 /// `length` bytes from `address` on; may sleep. The caller bounds `length`.
@@ -375,8 +384,7 @@ impl Iovecs {
             return Err(Errno::EINVAL);
         }
         let pairs = UserPtr::<[u64; 2]>::new(address).read_many(count)?;
-        let mut slices = Vec::new();
-        slices.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+        let mut slices = room(count)?;
         let mut remaining = 0;
         for [base, length] in pairs {
             if i64::try_from(length).is_err() {
@@ -395,8 +403,7 @@ impl Iovecs {
     /// `ENOMEM`.
     pub fn one(address: u64, length: usize) -> Result<Self> {
         let slice = UserSlice::new(address, length);
-        let mut slices = Vec::new();
-        slices.try_reserve_exact(1).map_err(|_| Errno::ENOMEM)?;
+        let mut slices = room(1)?;
         slices.push(slice);
         Ok(Self { slices, current: 0, remaining: slice.length })
     }

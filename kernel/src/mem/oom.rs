@@ -54,6 +54,8 @@ fn is_scarce() -> bool {
 
 /// How often somebody tries who can also fail.
 const TRIES: usize = 16;
+/// How often of these it may be for no better reason than that there is memory again: others may have been faster, but not always.
+const RACES: usize = 4;
 
 /// Make `attempt` again while it fails for want of memory and some is found. It leaves nothing behind where it fails, and holds nothing that
 /// [`find_more`] must not meet. What fails again when memory was found needs a larger piece of it, or the kernel's: then a pageblock is made whole.
@@ -61,14 +63,16 @@ const TRIES: usize = 16;
 /// # Errors
 /// The last attempt's.
 pub fn with_memory_found<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut races = 0;
     for round in 0..TRIES {
         match attempt() {
             Err(Errno::ENOMEM) => {}
             outcome => return outcome,
         }
         let found = if !is_scarce() {
-            // It may have become free since; but not twice.
-            round == 0
+            // It may have become free since.
+            races += 1;
+            races <= RACES
         } else {
             let made = round > 0 && blocks::is_none_whole() && blocks::make() == Outcome::Freed;
             made || find_more() == Growth::Grown
