@@ -211,11 +211,11 @@ static void collapsing(void)
 	unmake();
 }
 
-/* The page, and what is mapped with it, goes out; whether all of it is in swap now. */
+/* The page, and what is mapped with it, goes out; whether it is in swap now. Whoever looks at it at the moment (a CPU's list of new pages, on
+ * Linux) keeps it for once. */
 static int goes_out(const char *at)
 {
-	madvise(block, size == HUGE ? LARGE : PAGE, MADV_PAGEOUT);
-	return (entry(at) & SWAPPED) != 0;
+	return COMES_TRUE((madvise(block, size == HUGE ? LARGE : PAGE, MADV_PAGEOUT), entry(at) & SWAPPED));
 }
 
 /* What a page is after a round through swap. */

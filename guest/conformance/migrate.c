@@ -304,18 +304,18 @@ static void migrating(void)
 	FAILS_WITH("migrate_pages of nobody", migrate_pages(999999, 64, &one, &zero), ESRCH);
 	FAILS_WITH("a mask that cannot be read", migrate_pages(0, 64, (unsigned long *)8, &zero), EFAULT);
 	fflush(stdout);
-	int ends[2];
-	NEED(pipe(ends) == 0);
+	int ends[2], ready[2];
+	char c;
+	NEED(pipe(ends) == 0 && pipe(ready) == 0);
 	pid_t child = fork();
 	NEED(child >= 0);
 	if (child == 0) {
-		char c;
 		a[1] = 2;
-		if (read(ends[0], &c, 1) != 1)
+		if (write(ready[1], "", 1) != 1 || read(ends[0], &c, 1) != 1)
 			_exit(1);
 		_exit(a[1] == 2 && node_of(a) == 0 ? 0 : 2);
 	}
-	sleep_ms(50);
+	NEED(read(ready[0], &c, 1) == 1);
 	PROMISE("another process' pages move", migrate_pages(child, 64, &one, &zero) >= 0 && write(ends[1], "", 1) == 1);
 	int status;
 	NEED(waitpid(child, &status, 0) == child);

@@ -52,6 +52,22 @@ static inline int kept(const volatile void *at, uint64_t before)
 
 static char *block; /* the whole mapping */
 
+/* Lets faults have large pages or not. While they are not wanted nobody makes one of small ones either, at a moment of his own choice. Where
+ * they were never wanted it stays so. */
+static inline void want_large(const char *word)
+{
+	static int never = -1;
+	int file = open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDWR | O_CLOEXEC);
+	NEED(file >= 0);
+	if (never < 0) {
+		char text[64] = { 0 };
+		NEED(read(file, text, sizeof text - 1) > 0);
+		never = strstr(text, "[never]") != NULL;
+	}
+	NEED(never || write(file, word, strlen(word)) == (ssize_t)strlen(word));
+	close(file);
+}
+
 /* One page to test with: a page of its own, or the fourth piece of a large one. Filled with `value`. */
 static inline char *make(char value)
 {
@@ -69,7 +85,9 @@ static inline char *make(char value)
 	munmap(aligned + LARGE, block + room - aligned - LARGE);
 	block = aligned;
 	madvise(block, LARGE, MADV_HUGEPAGE);
+	want_large("madvise");
 	memset(block, value, LARGE);
+	want_large("never");
 	return block + 3 * PAGE;
 }
 

@@ -265,14 +265,14 @@ static void forced_race(void)
 	NEED(pthread_create(&thread, NULL, discard, NULL) == 0);
 	int done = 0, seen = 0;
 	char byte = 0;
-	for (int64_t until = now_ms() + 300; now_ms() < until;) {
+	for (int64_t until = now_ms() + 300; now_ms() < until || done < 100;) {
 		done += pwrite(memory, "x", 1, (uintptr_t)raced) == 1;
 		NEED(pread(source, &byte, 1, 0) == 1);
 		seen += byte != 'd';
 	}
 	racing = 0;
 	pthread_join(thread, NULL);
-	PROMISE("forced writes that race with MADV_DONTNEED stay private", done > 0 && seen == 0);
+	PROMISE("forced writes that race with MADV_DONTNEED stay private", seen == 0);
 	munmap(raced, PAGE);
 	close(memory);
 }
@@ -307,7 +307,7 @@ static void unmapped_race(void)
 	int ends[2], strange = 0, lendings = 0;
 	static char other[64 * PAGE];
 	NEED(pipe(ends) == 0);
-	for (int64_t until = now_ms() + 300; now_ms() < until;) {
+	for (int64_t until = now_ms() + 300; now_ms() < until || lendings < 10;) {
 		struct iovec run = { raced, PAGE };
 		char bytes[PAGE];
 		if (vmsplice(ends[1], &run, 1, 0) != PAGE)
@@ -322,7 +322,7 @@ static void unmapped_race(void)
 	}
 	racing = 0;
 	pthread_join(thread, NULL);
-	PROMISE("what is lent while it is unmapped is never another's", lendings > 0 && strange == 0);
+	PROMISE("what is lent while it is unmapped is never another's", strange == 0);
 	close(ends[0]);
 	close(ends[1]);
 }

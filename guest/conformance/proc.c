@@ -113,8 +113,7 @@ static void others(void)
 		for (;;)
 			pause();
 	snprintf(path, sizeof path, "/proc/%d/stat", child);
-	sleep_ms(20);
-	PROMISE("a child has its place in /proc", strstr(contents(path), ") S ") != NULL);
+	PROMISE("a child has its place in /proc", COMES_TRUE(strstr(contents(path), ") S ") != NULL));
 	DIR *list = opendir("/proc");
 	int seen = 0;
 	for (struct dirent *entry; (entry = readdir(list));)
@@ -122,7 +121,7 @@ static void others(void)
 	closedir(list);
 	PROMISE("and is listed", seen == 1);
 	kill(child, SIGKILL);
-	sleep_ms(50);
+	NEED(waitid(P_PID, child, &(siginfo_t){ 0 }, WEXITED | WNOWAIT) == 0);
 	PROMISE("a dead one is a zombie", strstr(contents(path), ") Z ") != NULL);
 	waitpid(child, &status, 0);
 	PROMISE("then nothing", access(path, F_OK) == -1 && errno == ENOENT);

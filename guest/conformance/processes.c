@@ -21,13 +21,19 @@ static void ends(void)
 	IN_CHILD(status, abort());
 	PROMISE("abort is SIGABRT", WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 	FAILS_WITH("wait without children", wait(NULL), ECHILD);
+	int gate[2];
+	NEED(pipe(gate) == 0);
 	fflush(stdout);
 	pid_t child = fork();
 	if (child == 0) {
-		sleep_ms(100);
+		char byte;
+		close(gate[1]);
+		(void)!read(gate[0], &byte, 1);
 		_exit(3);
 	}
 	PROMISE("WNOHANG does not wait", waitpid(child, &status, WNOHANG) == 0);
+	close(gate[0]);
+	close(gate[1]);
 	siginfo_t info = { 0 };
 	PROMISE("waitid with WNOWAIT leaves it", waitid(P_PID, child, &info, WEXITED | WNOWAIT) == 0 && info.si_status == 3 &&
 		info.si_code == CLD_EXITED && info.si_pid == child);
@@ -129,7 +135,7 @@ static void inheritance(void)
 	IN_CHILD(status, _exit(getppid() == self && getpid() != self ? 1 : 0));
 	PROMISE("pid and parent", WEXITSTATUS(status) == 1);
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
-	IN_CHILD(status, if (fork() == 0) { sleep_ms(100); _exit(getppid() == self ? 8 : 9); });
+	IN_CHILD(status, if (fork() == 0) _exit(COMES_TRUE(getppid() == self) ? 8 : 9));
 	PROMISE("an orphan goes to the subreaper", wait(&status) > 0 && WEXITSTATUS(status) == 8);
 	prctl(PR_SET_CHILD_SUBREAPER, 0);
 	IN_CHILD(status, alarm(100); if (fork() == 0) _exit(alarm(0)); wait(&status); _exit(WEXITSTATUS(status)));
@@ -244,25 +250,36 @@ static int after_exec(int argc, char **argv, char **envp)
 	return wrong;
 }
 
+static volatile int has_started;
+
 static void *other_thread(void *exits)
 {
 	if (exits)
 		exit(19);
+	has_started = 1;
 	for (;;)
 		pause();
+}
+
+/* Another thread, which runs when this returns. */
+static void start(pthread_t *thread)
+{
+	pthread_create(thread, NULL, other_thread, NULL);
+	while (!has_started)
+		sched_yield();
 }
 
 static void threads_and_ends(char *self)
 {
 	pthread_t thread;
-	IN_CHILD(status, pthread_create(&thread, NULL, other_thread, NULL); sleep_ms(20); _exit(6));
+	IN_CHILD(status, start(&thread); _exit(6));
 	PROMISE("exit ends all threads", WEXITSTATUS(status) == 6);
 	IN_CHILD(status, pthread_create(&thread, NULL, other_thread, &status); for (;;) pause());
 	PROMISE("whichever thread calls it", WEXITSTATUS(status) == 19);
-	IN_CHILD(status, pthread_create(&thread, NULL, other_thread, NULL); sleep_ms(20); *nowhere = 1);
+	IN_CHILD(status, start(&thread); *nowhere = 1);
 	PROMISE("a fault in one kills all", WTERMSIG(status) == SIGSEGV);
 	char *arguments[] = { self, "in-script", "x", "argument", NULL };
-	IN_CHILD(status, pthread_create(&thread, NULL, other_thread, NULL); sleep_ms(20); execv(self, arguments));
+	IN_CHILD(status, start(&thread); execv(self, arguments));
 	PROMISE("exec ends the other threads", WEXITSTATUS(status) == 23);
 	IN_CHILD(status, _exit(syscall(SYS_gettid) == getpid()));
 	PROMISE("the first thread's id is the process's", WEXITSTATUS(status) == 1);

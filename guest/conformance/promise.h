@@ -91,6 +91,49 @@ static inline int64_t now_ms(void)
 	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
 }
 
+/*
+ * No promise may depend on how fast the machine is: a host may stop it at any moment, for any time. So what has to come about is waited for, and
+ * what is judged by a clock has to hold in one of many tries.
+ */
+
+/* Whether `condition` comes to hold: looked at until it does, a minute at most. */
+#define COMES_TRUE(condition)                                                                       \
+	({                                                                                          \
+		int64_t end_ = now_ms() + 60000;                                                    \
+		int holds_ = 0;                                                                     \
+		while (!(holds_ = !!(condition)) && now_ms() < end_)                                \
+			sleep_ms(2);                                                                \
+		holds_;                                                                             \
+	})
+
+/* Whether `condition` holds in one of fifty tries. */
+#define HOLDS_ONCE(condition)                                                                       \
+	({                                                                                          \
+		int holds_ = 0;                                                                     \
+		for (int try_ = 0; try_ < 50 && !holds_; try_++)                                    \
+			holds_ = !!(condition);                                                     \
+		holds_;                                                                             \
+	})
+
+/* The state of a task as /proc has it: 'R', 'S', 'D', 'Z'; 0 if there is none. */
+static inline char task_state(pid_t process, pid_t thread)
+{
+	char path[64], line[256] = { 0 };
+	snprintf(path, sizeof path, "/proc/%d/task/%d/stat", process, thread);
+	int file = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t came = file < 0 ? 0 : read(file, line, sizeof line - 1);
+	close(file);
+	char *name = came > 0 ? strrchr(line, ')') : NULL;
+	return name && name[1] ? name[2] : 0;
+}
+
+/* Whether a task sleeps in the call that it was about to make. */
+static inline int is_asleep(pid_t process, pid_t thread)
+{
+	char state = task_state(process, thread);
+	return state == 'S' || state == 'D';
+}
+
 /* The number behind `name` in /proc/meminfo (kB), /proc/vmstat and their like; `missing` where there is none. */
 static inline long figure_or(const char *file, const char *name, long missing)
 {

@@ -601,7 +601,10 @@ static int stay(int ready, int end)
 	int kept = at != MAP_FAILED;
 	for (size_t piece = 0; kept && piece < PIECES; piece++)
 		fill(at + piece * SPREAD, piece, 5);
-	kept = kept && write(ready, &byte, 1) == 1 && read(end, &byte, 1) == 0;
+	kept = kept && write(ready, &byte, 1) == 1;
+	/* Who waits for all of us waits for nobody who is gone. */
+	close(ready);
+	kept = kept && read(end, &byte, 1) == 0;
 	for (size_t piece = 0; kept && piece < PIECES; piece++)
 		kept = is_filled(at + piece * SPREAD, piece, 5);
 	return !kept;
@@ -628,7 +631,7 @@ static void forks(int count)
 			snprintf(to, sizeof to, "%d", ready[1]);
 			snprintf(from, sizeof from, "%d", end[0]);
 			execl("/proc/self/exe", "swap", "stay", to, from, NULL);
-			_exit(2);
+			_exit(failed("exec", child));
 		}
 		_exit(stay(ready[1], end[0]));
 	}

@@ -1,6 +1,6 @@
 /*
  * stay MIB LIMIT: fill MIB of private and file memory, and a little shared memory; keep every fourth page of the first two, all over them, and
- * wait until the machine has at most LIMIT MiB, 40 seconds at most. A line with the machine's memory in MiB when all was there and at the end, and
+ * wait until the machine has at most LIMIT MiB, 100 seconds at most. A line with the machine's memory in MiB when all was there and at the end, and
  * whether every byte is what it was.
  */
 #define _GNU_SOURCE
@@ -75,7 +75,7 @@ int main(int argc, char **argv)
 	/* Half of the file's pages are nobody's mapping. */
 	munmap(memory[2] + pages / 2 * PAGE, (pages - pages / 2) * PAGE);
 	/* What is about to go is not counted for a moment, and may stay: so for a second. */
-	for (int tries = 0, below = 0; below < 10 && tries < 400; tries++) {
+	for (int tries = 0, below = 0; below < 10 && tries < 1000; tries++) {
 		usleep(100000);
 		below = total_mib() <= limit ? below + 1 : 0;
 	}

@@ -59,7 +59,7 @@ fn free_memory_is_shown_as_linux_shows_it() {
         return;
     }
     let parts = parts(
-        "cat /proc/buddyinfo; echo --; cat /proc/pagetypeinfo; echo --; cat /proc/zoneinfo; echo --; \
+        "taskset 1 true; taskset 2 true; cat /proc/buddyinfo; echo --; cat /proc/pagetypeinfo; echo --; cat /proc/zoneinfo; echo --; \
          cd /sys/kernel/debug/extfrag; cat unusable_index; echo --; cat extfrag_index; echo --; \
          cd /sys/module/page_alloc/parameters; stat -c %a shuffle; cat shuffle",
     );
