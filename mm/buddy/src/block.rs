@@ -103,14 +103,17 @@ impl BlockState {
     pub(crate) const fn plain_of(arena: u8) -> Self {
         Self::plain(Fill::Split).with_hint(PAGEBLOCK_ORDER).with_arena(arena)
     }
-    /// The state with one more free frame, if that changes nothing but the count: the block is split and stays, [of the arena](BlockState::plain_of), no larger
-    /// run than it is known to have can come of it, and it stays on its list and does not become whole.
+    /// The state with one more free frame, if no larger run can come of it than the block is known to have, and the block is split, stays, and is
+    /// [of the arena](BlockState::plain_of).
     #[inline(always)]
     const fn plainly_more(self, plain: Self) -> Option<Self> {
         const LOOK: u64 = 7 | LEAVING | 15 << HINT | 63 << ARENA;
-        let more = self.0 + (1 << FREE);
-        // Of 64 counts the last, which may be that of a whole block, and the first, which is another list's, are not plain.
-        if self.0 & LOOK == plain.0 && more & 62 << FREE != 0 { Some(Self(more)) } else { None }
+        if self.0 & LOOK == plain.0 { Some(Self(self.0 + (1 << FREE))) } else { None }
+    }
+    /// Whether a block that has just got a frame back may be whole, or on another list than before: of 64 counts two.
+    #[inline(always)]
+    const fn may_move(self) -> bool {
+        self.0 & 62 << FREE == 0
     }
     /// The class, for split blocks; one that stands for the side, for whole and moving ones.
     pub(crate) const fn class(self) -> Owner {
@@ -164,6 +167,19 @@ pub(crate) const fn whole_class(side: Side) -> Owner {
     }
 }
 
+/// Whether a frame was put back where that is simple.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PutPlain {
+    Yes,
+    /// Yes, but for the pageblock's state, which may put it on another list.
+    Moves {
+        from: BlockState,
+        to: BlockState,
+    },
+    /// It is not, and nothing has changed.
+    No,
+}
+
 /// The metadata of all pageblocks, by number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocks {
@@ -191,22 +207,30 @@ impl Blocks {
     pub(crate) fn state_hint(self, frame: Pfn) -> BlockState {
         BlockState(self.words.get(BlockId::of(frame).0 as usize).map_or(0, |words| words[STATE].get()))
     }
-    /// Put a single frame back into a pageblock of the arena whose [plain](BlockState::plain_of) blocks say `plain`, if that changes nothing but its bit and
-    /// its pageblock's count.
+    /// Put a single frame back into a pageblock of the arena whose [plain](BlockState::plain_of) blocks say `plain`, if that changes no more than its bit, its
+    /// pageblock's count, and maybe its list.
     #[inline]
     #[must_use]
-    pub(crate) fn put_plain(self, frame: Pfn, plain: BlockState) -> bool {
-        let Some(words) = self.words.get(BlockId::of(frame).0 as usize) else { return false };
+    pub(crate) fn put_plain(self, frame: Pfn, plain: BlockState) -> PutPlain {
+        let Some(words) = self.words.get(BlockId::of(frame).0 as usize) else { return PutPlain::No };
         let word = &words[(frame.0 / 64) as usize % BITMAP_WORDS];
         let (bits, bit) = (word.get(), 1 << (frame.0 % 64));
-        if let Some(more) = BlockState(words[STATE].get()).plainly_more(plain)
-            && bits & bit == 0
-        {
-            word.set(bits | bit);
-            words[STATE].set(more.0);
-            return true;
+        let old = BlockState(words[STATE].get());
+        match old.plainly_more(plain) {
+            Some(more) if bits & bit == 0 => {
+                if more.may_move() {
+                    if more.free() == PAGEBLOCK_FRAMES {
+                        return PutPlain::No;
+                    }
+                    word.set(bits | bit);
+                    return PutPlain::Moves { from: old, to: more };
+                }
+                word.set(bits | bit);
+                words[STATE].set(more.0);
+                PutPlain::Yes
+            }
+            _ => PutPlain::No,
         }
-        false
     }
     /// The next and the previous block of its list.
     pub(crate) fn links(self, block: BlockId) -> (Option<BlockId>, Option<BlockId>) {

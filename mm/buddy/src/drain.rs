@@ -8,7 +8,7 @@ use freehold_frame::Order;
 use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_ORDER, Pfn, Pinned};
 
 use crate::Buddy;
-use crate::block::{BlockId, BlockState};
+use crate::block::{BlockId, BlockState, PutPlain};
 use crate::lane::{Lane, homeward};
 use crate::misuse::Misuse;
 use crate::shape::LISTS;
@@ -101,7 +101,11 @@ impl<M: Machine> Buddy<M> {
             let (mut freed, mut left, mut refused) = (0, 0, None);
             for place in rest {
                 let (block, _) = homeward(place);
-                if may_be_plain && blocks.put_plain(block, plain) {
+                let put = if may_be_plain { blocks.put_plain(block, plain) } else { PutPlain::No };
+                if let PutPlain::Moves { from, to } = put {
+                    held.update(BlockId::of(block), from, to);
+                }
+                if !matches!(put, PutPlain::No) {
                     freed += 1;
                     continue;
                 }

@@ -40,6 +40,8 @@ pub(crate) const LANE: usize = 4096;
 /// Words in a lane's head: its scalars, then a line for each list.
 pub(crate) const HEAD: usize = 32 * LINE;
 const KEY: usize = 0;
+/// The number of this CPU's first door.
+const DOOR: usize = 1;
 const SPARSE: usize = 2;
 const NONE_SPARSE: u64 = u64::MAX;
 const NODE: usize = 3;
@@ -48,7 +50,7 @@ const PASSED_OUT: usize = 4;
 const PASSED_BACK: usize = 5;
 const REFILLS: usize = 6;
 const PASSED_FRAMES: usize = LINE;
-/// For each order that a caller may name, the list that took the last block of it.
+/// For each order that a caller may name, the door of the list that took the last block of it.
 const GUESS: usize = PASSED_FRAMES + Owner::COUNT;
 const GUESSES: usize = 32;
 /// How much a refill gets: 16 bits for each list. In the words of orders that there are not.
@@ -65,12 +67,11 @@ const COUNT: u32 = 16;
 const FIRST: usize = 1;
 const END: usize = 2;
 const LABEL: usize = 3;
-/// A linear congruential generator: its state, and what it adds. Both are 0 where the block that was put in last comes first.
+/// A multiplicative congruential generator: its state, which is odd; 0, and so for ever, where the block that was put in last comes first.
 const RANDOM: usize = 4;
-const INCREMENT: usize = 5;
 /// Blocks that came out of it on the way to an owner and are not counted above [`NEXT`]; and what makes those that owners gave back: see [`List::given`].
-const TAKEN: usize = 6;
-const PASSED: usize = 7;
+const TAKEN: usize = 5;
+const PASSED: usize = 6;
 
 /// The words of a lane, and those of a list's line.
 pub(crate) type Words = [AtomicU64; LANE];
@@ -87,27 +88,27 @@ static NO_LIST: Line = {
 #[derive(Debug)]
 pub(crate) struct Doors {
     lanes: [&'static Words; MAX_CPUS],
-    lines: [[&'static Line; DOORS]; MAX_CPUS],
+    lines: [&'static Line; MAX_CPUS * DOORS],
 }
 
-/// Lists and more.
+/// Lists and more: of each CPU so many lines.
 const DOORS: usize = 32;
 
 impl Doors {
     /// Nothing hits; `any` is never written to.
     pub(crate) const fn shut(any: &'static Words) -> Self {
-        Self { lanes: [any; MAX_CPUS], lines: [[&NO_LIST; DOORS]; MAX_CPUS] }
+        Self { lanes: [any; MAX_CPUS], lines: [&NO_LIST; MAX_CPUS * DOORS] }
     }
     /// From now on CPU number `cpu` finds its lists.
     pub(crate) fn open(&mut self, cpu: usize, words: &'static Words) {
         self.lanes[cpu] = words;
-        for (number, line) in self.lines[cpu].iter_mut().enumerate().take(NOWHERE) {
+        for (number, line) in self.lines[cpu * DOORS..].iter_mut().enumerate().take(NOWHERE) {
             *line = Lane::new(words).list(number).line;
         }
     }
     #[inline(always)]
-    fn hit(&self, cpu: usize, list: usize) -> Hit<'_> {
-        let line = self.lines[cpu][list % DOORS];
+    fn hit(&self, cpu: usize, door: usize) -> Hit<'_> {
+        let line = self.lines[door % (MAX_CPUS * DOORS)];
         let label = line[LABEL].get();
         let (tag, trace) = (Tag::of_bits(label as u32), Trace::of_bits((label >> 32) as u32));
         Hit { list: List { words: self.lanes[cpu], line }, tag, trace }
@@ -115,15 +116,16 @@ impl Doors {
     /// The list that serves this owner and order; one that is always empty, where none does.
     #[inline(always)]
     pub(crate) fn serving(&self, cpu: CpuId, owner: Owner, order: Order) -> Hit<'_> {
+        let cpu = usize::from(cpu.0) % MAX_CPUS;
         let list = SERVES[Tag::new(owner, order, NodeId(0)).key()];
-        self.hit(usize::from(cpu.0) % MAX_CPUS, list.into())
+        self.hit(cpu, cpu * DOORS + usize::from(list) % DOORS)
     }
     /// The list that took the last block of this order: likely to be the one for the next. Its tag says for which blocks it is.
     #[inline(always)]
     pub(crate) fn guess(&self, cpu: CpuId, order: Order) -> Hit<'_> {
         let cpu = usize::from(cpu.0) % MAX_CPUS;
-        let guess = self.lanes[cpu][GUESS + order.log2() as usize % GUESSES].get();
-        self.hit(cpu, guess as usize)
+        let door = self.lanes[cpu][GUESS + order.log2() as usize % GUESSES].get();
+        self.hit(cpu, door as usize)
     }
 }
 
@@ -155,7 +157,7 @@ impl<'a> List<'a> {
     /// Where its next block goes.
     #[inline(always)]
     fn next(self) -> u64 {
-        u64::from(self.get(NEXT) as u16)
+        self.get(NEXT) % LANE as u64
     }
     /// Blocks that came out of it on the way to an owner, ever.
     fn taken(self) -> u64 {
@@ -164,11 +166,11 @@ impl<'a> List<'a> {
     #[inline(always)]
     fn pop(self) -> Option<Pfn> {
         let next = self.get(NEXT);
-        let len = u64::from(next as u16) - self.get(FIRST);
+        let len = next % LANE as u64 - self.get(FIRST);
         if len == 0 {
             return None;
         }
-        let random = step(self.get(RANDOM), self.get(INCREMENT));
+        let random = step(self.get(RANDOM));
         self.word(RANDOM).set(random);
         // One place less, and one more taken.
         let top = next.wrapping_add((1 << COUNT) - 1);
@@ -182,7 +184,7 @@ impl<'a> List<'a> {
     #[inline(always)]
     fn push(self, entry: u64) -> bool {
         let next = self.get(NEXT);
-        let room = u64::from(next as u16) < self.get(END);
+        let room = next % (LANE as u64) < self.get(END);
         if room {
             self.place(next).set(entry);
             self.word(NEXT).set(next + 1);
@@ -249,11 +251,11 @@ pub(crate) struct Leavers<'a> {
     first: usize,
 }
 
-/// A linear congruential step with the multiplier of Knuth's MMIX, from a state keyed anew at every trip through the slow path; only the high bits
-/// are used, and the multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
+/// A multiplicative congruential step with a multiplier of Steele and Vigna (2021), from a state keyed anew at every trip through the slow path; only the
+/// high bits are used, and the multiply-high leaves a bias below 2^-53 for lists of at most 1,024.
 #[inline(always)]
-const fn step(random: u64, increment: u64) -> u64 {
-    random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(increment)
+const fn step(random: u64) -> u64 {
+    random.wrapping_mul(0xf135_7aea_2e62_a9c5)
 }
 
 #[inline(always)]
@@ -296,11 +298,12 @@ impl<'a> Lane<'a> {
             let label = if number < LISTS { tag.bits() } else { u32::MAX };
             list.word(LABEL).set(u64::from(label) | u64::from(tag.trace(cpu).bits()) << 32);
             if draws.any(log2) {
-                list.word(INCREMENT).set(1);
-                self.key_list(number, &mut rng);
+                list.word(RANDOM).set(rng.next() | 1);
             }
         }
-        self.words[GUESS..BATCHES].iter().for_each(|guess| guess.set(NOWHERE as u64));
+        let door = usize::from(cpu.0) % MAX_CPUS * DOORS;
+        self.words[DOOR].set(door as u64);
+        self.words[GUESS..BATCHES].iter().for_each(|guess| guess.set((door + NOWHERE) as u64));
     }
     #[inline(always)]
     fn list(&self, list: usize) -> List<'a> {
@@ -309,7 +312,7 @@ impl<'a> Lane<'a> {
     }
     /// Whether blocks of the list are drawn at random.
     pub(crate) fn is_random(&self, list: usize) -> bool {
-        self.list(list).get(INCREMENT) != 0
+        self.list(list).get(RANDOM) != 0
     }
     #[inline]
     pub(crate) fn len(&self, list: usize) -> u64 {
@@ -323,7 +326,8 @@ impl<'a> Lane<'a> {
     /// The next block of this order is likely to be for `list`.
     pub(crate) fn set_guess(&self, list: usize) {
         let (_, order) = owner_and_order(list);
-        self.words[GUESS + order as usize % GUESSES].set(list as u64);
+        let door = self.words[DOOR].get() + list as u64;
+        self.words[GUESS + order as usize % GUESSES].set(door);
     }
     /// Take a block.
     pub(crate) fn pop(&self, list: usize) -> Option<Pfn> {
@@ -369,7 +373,7 @@ impl<'a> Lane<'a> {
         let list = self.list(list);
         let places = list.places();
         let count = count.min(places.len() as u64) as usize;
-        let random = step(list.get(RANDOM), list.get(INCREMENT));
+        let random = step(list.get(RANDOM));
         list.word(RANDOM).set(random);
         let first = below(random, (places.len() - count) as u64 + 1) as usize;
         Leavers { places: &places[first..first + count], first }
@@ -441,8 +445,7 @@ impl<'a> Lane<'a> {
     /// Key the draws of a list anew.
     pub(crate) fn key_list(&self, list: usize, rng: &mut Rng) {
         if self.is_random(list) {
-            self.list(list).word(RANDOM).set(rng.next());
-            self.list(list).word(INCREMENT).set(rng.next() | 1);
+            self.list(list).word(RANDOM).set(rng.next() | 1);
         }
     }
     fn batch(&self, list: usize) -> u64 {

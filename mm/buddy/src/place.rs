@@ -165,6 +165,15 @@ impl Bins {
     }
 }
 
+/// Bins that hold at most so many frames of a class.
+struct Level<'a, 'h, C: Cpus> {
+    held: &'a HeldArena<'h, C>,
+    bins: &'a Bins,
+    /// The class, by its counts.
+    which: usize,
+    level: u64,
+}
+
 impl Zone {
     /// A free pageblock of a side in a bin where `class` has the fewest frames and which was not opened for half a lap, drawn at random among
     /// such ones: its position in the set.
@@ -234,18 +243,10 @@ impl Zone {
         let Some(which) = counted(class) else { return 0 };
         let floor = bins.totals[which].get() / (bins.blocks * PAGEBLOCK_FRAMES);
         for level in floor..floor + SLACK {
+            let at = Level { held, bins, which, level };
             let mut taken = 0;
             for block in self.shortlist(held, bins, which, class).into_iter().flatten() {
-                taken += self.take_at_level(
-                    held,
-                    bins,
-                    which,
-                    block,
-                    level,
-                    want - taken,
-                    rng.as_deref_mut(),
-                    out,
-                );
+                taken += self.take_at_level(&at, block, want - taken, rng.as_deref_mut(), out);
                 if taken * 4 >= want {
                     return taken;
                 }
@@ -254,16 +255,7 @@ impl Zone {
             while taken * 4 < want {
                 let Some(block) = self.open(held, class, rng.as_deref_mut()) else { break };
                 bins.opened[which].set(block.0 + 1);
-                let got = self.take_at_level(
-                    held,
-                    bins,
-                    which,
-                    block,
-                    level,
-                    want - taken,
-                    rng.as_deref_mut(),
-                    out,
-                );
+                let got = self.take_at_level(&at, block, want - taken, rng.as_deref_mut(), out);
                 taken += got;
                 if got == 0 {
                     break;
@@ -304,18 +296,16 @@ impl Zone {
         }
         list
     }
-    #[allow(clippy::too_many_arguments, reason = "one caller: the search above")]
+    /// Take up to `want` frames of a split pageblock whose bins are at the level or below.
     fn take_at_level<C: Cpus>(
         &self,
-        held: &HeldArena<'_, C>,
-        bins: &Bins,
-        which: usize,
+        at: &Level<'_, '_, C>,
         block: BlockId,
-        level: u64,
         want: u64,
         rng: Option<&mut Rng>,
         out: &mut Basket<'_>,
     ) -> u64 {
+        let &Level { held, bins, which, level } = at;
         let old = self.blocks().state(block);
         let bitmap = self.blocks().bitmap(block);
         let start = rng.map_or(0, |rng| rng.below(BITMAP_WORDS as u64) as usize);

@@ -108,7 +108,8 @@ mod tests {
         {
             let shapes = Shapes::of(frames, cpus, PAGEBLOCK_FRAMES);
             let places: u64 = (0..LISTS).map(|list| shapes.shape(list).room).sum();
-            assert!(HEAD as u64 + HOMEWARD + places <= LANE as u64, "{places} places");
+            // One more for the end of a full list, which a mask has to leave as it is.
+            assert!(HEAD as u64 + HOMEWARD + places < LANE as u64, "{places} places");
         }
     }
 }

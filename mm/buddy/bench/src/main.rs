@@ -5,7 +5,8 @@
 //! only. All figures are medians of the rounds of one run: compare within it, by the ratio to the stack of the first row. `valgrind
 //! --tool=callgrind` counts instructions of `pair`, `bulk` and `mixed` whatever the load.
 //!
-//! May use `unsafe`: the module `raw` gives memory to peers that keep their metadata inside it, and frees by address as they ask for.
+//! May use `unsafe`: the module `raw` gives memory to peers that keep their metadata inside it, frees by address as they ask for, and puts our tables into
+//! large pages.
 
 mod machine;
 mod peers;
@@ -19,7 +20,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use machine::become_cpu;
 use peers::{Bitmap, BuddySystem, Freehold, LockedStack, Peer, RecordedStack, Sort, Stack};
-use raw::{BuddySlab, FrameAlloc};
+use raw::{BuddySlab, FrameAlloc, Pages};
 
 fn cpu_time() -> f64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
@@ -254,7 +255,7 @@ fn contended(peer: &impl Peer, frames: usize) -> [f64; 4] {
 fn set_up(gib: u64) -> f64 {
     let rounds = (0..9).map(|_| {
         let start = cpu_time();
-        let peer = Freehold::new(gib << 18, Shuffle::On);
+        let peer = Freehold::new(gib << 18, Shuffle::On, Pages::Small);
         std::hint::black_box(peer.get(0));
         cpu_time() - start
     });
@@ -307,7 +308,7 @@ fn main() {
         row("the same with records", &RecordedStack::new(frames as u64), frames);
     }
     // One measure at a time, for a profiler.
-    let ours = || Freehold::new(frames as u64, Shuffle::On);
+    let ours = || Freehold::new(frames as u64, Shuffle::On, Pages::Large);
     match only.as_deref() {
         Some("pair") => println!("{:.2}", pair(&ours(), 0)),
         Some("bulk") => println!("{:?}", bulk(&ours(), 0, frames / 2, 20)),
@@ -315,8 +316,8 @@ fn main() {
         _ => {}
     }
     if wanted("freehold") {
-        row("freehold, shuffle on", &Freehold::new(frames as u64, Shuffle::On), frames);
-        row("freehold, shuffle off", &Freehold::new(frames as u64, Shuffle::Off), frames);
+        row("freehold, shuffle on", &Freehold::new(frames as u64, Shuffle::On, Pages::Large), frames);
+        row("freehold, shuffle off", &Freehold::new(frames as u64, Shuffle::Off, Pages::Large), frames);
     }
     if wanted("stack under") {
         row("stack under a lock", &LockedStack::new(frames as u64), frames);

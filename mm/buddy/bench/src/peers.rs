@@ -8,9 +8,9 @@ use bitmap_allocator::{BitAlloc, BitAlloc16M};
 use freehold_buddy::{Buddy, Moment, Options, Shuffle};
 use freehold_frame::{FrameRecord, FrameTable, Order, Owner, Request, Tag};
 use freehold_machine::{CpuId, NodeId, Pfn, PfnRange, Topology};
-use zerocopy::FromZeros;
 
 use crate::machine::Bare;
+use crate::raw::{Pages, zeroed};
 
 /// A page allocator: blocks by frame number.
 pub trait Peer: Sync {
@@ -41,12 +41,12 @@ pub enum Sort {
 pub struct Freehold(pub &'static Buddy<Bare>);
 
 impl Freehold {
-    pub fn new(frames: u64, shuffle: Shuffle) -> Self {
+    pub fn new(frames: u64, shuffle: Shuffle, pages: Pages) -> Self {
         let mut topology = Topology::new(1).expect("one node");
         topology.add_range(PfnRange::new(Pfn(0), Pfn(frames)), NodeId(0)).expect("one range");
         let options = Options { shuffle, ..Options::default() };
         let words = Buddy::<Bare>::metadata_words(&topology, 2, &options);
-        Self::with_memory(topology, options, zeroed(frames as usize), zeroed(words))
+        Self::with_memory(topology, options, zeroed(frames as usize, pages), zeroed(words, pages))
     }
     /// The set-up alone, over memory that is there and zero.
     pub fn with_memory(
@@ -59,11 +59,6 @@ impl Freehold {
         let buddy = Buddy::new(Bare, FrameTable::new(records), metadata, topology, &[], options);
         Self(Box::leak(Box::new(buddy.expect("memory enough"))))
     }
-}
-
-/// Zeroed memory as the kernel gets it for its tables: pages that come into being when they are touched.
-fn zeroed<T: FromZeros>(count: usize) -> &'static [T] {
-    T::new_vec_zeroed(count).expect("address space enough").leak()
 }
 
 impl Peer for Freehold {
@@ -135,7 +130,7 @@ impl RecordedStack {
     const TAG: Tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
 
     pub fn new(frames: u64) -> Self {
-        Self { stack: Stack::new(frames), table: FrameTable::new(zeroed(frames as usize)) }
+        Self { stack: Stack::new(frames), table: FrameTable::new(zeroed(frames as usize, Pages::Large)) }
     }
 }
 

@@ -1,9 +1,11 @@
-//! Peers that keep their metadata in the memory they manage, and are told which memory that is by its address: the only unsafe code here.
+//! Peers that keep their metadata in the memory they manage, and are told which memory that is by its address; and tables in large pages: the only unsafe
+//! code here.
 //!
-//! The memory is address space that becomes pages where it is touched, and they touch their metadata only.
+//! The peers' memory is address space that becomes pages where it is touched, and they touch their metadata only.
 
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
+use std::slice;
 use std::sync::Mutex;
 
 use buddy_slab_allocator::BuddyAllocator;
@@ -12,6 +14,8 @@ use frame_alloc::{
     SummaryBuddyAllocator,
 };
 use freehold_machine::Cpus;
+use rustix::mm::{Advice, madvise};
+use zerocopy::FromZeros;
 
 use crate::machine::Bare;
 use crate::peers::Peer;
@@ -20,6 +24,32 @@ const PAGE: usize = 4096;
 const BASE: PageSize = PageSize::from_log2(12);
 /// frame-alloc's orders: 0 to 10.
 const ORDERS: usize = 11;
+
+/// What the tables of the allocators without memory of their own lie in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// 4 KiB, each there once it is touched.
+    Small,
+    /// 2 MiB where the system has them, as the kernel maps its tables.
+    Large,
+}
+
+/// Zeroed memory that comes into being where it is touched.
+pub fn zeroed<T: FromZeros>(count: usize, pages: Pages) -> &'static [T] {
+    const LARGE: usize = 2 << 20;
+    let bytes = (count * size_of::<T>()).next_multiple_of(LARGE);
+    let memory = vec![0u8; bytes + LARGE].leak();
+    let skip = memory.as_ptr().align_offset(LARGE);
+    let start = memory[skip..].as_mut_ptr();
+    if pages == Pages::Large {
+        // SAFETY: the advice is for memory that is ours, and changes nothing that can be seen in it.
+        let advised = unsafe { madvise(start.cast(), bytes, Advice::LinuxHugepage) };
+        // A system that has none goes on with small ones.
+        let _ = advised;
+    }
+    // SAFETY: the memory is leaked, aligned, all zero, which is a T, and nobody else has it.
+    unsafe { slice::from_raw_parts(start.cast(), count) }
+}
 
 /// So many frames of memory, aligned to the largest block.
 fn memory(frames: u64) -> &'static mut [u8] {
