@@ -37,7 +37,7 @@ Examples:
 The VM runs emulated under a QEMU plugin that sees every instruction and every access of the guest, kernel and programs
 apart, and feeds models of caches, memory-side caches (--near-cache) and TLBs. It is a few times slower than a plain run. The
 command `phase NAME` is in the guest's PATH: from there on, counts go to a row of that name. FREEHOLD_QEMU=FILE names another QEMU;
-freehold doctor says how blocks are counted with it. What --memory-max plugs in is not watched.
+freehold doctor says how blocks are counted with it.
 
 Exit status: that of freehold run; 125 also when the kernel broke a rule of memory isolation (the oracle; freehold's own kernel).";
 

@@ -70,8 +70,12 @@ pub struct Watcher {
     pub plugin: PathBuf,
     /// The file with its settings.
     pub settings: PathBuf,
-    /// The files that hold each node's memory, in the order of nodes: it looks into them.
+    /// The files that hold each node's memory, in the order of nodes, and then each memory device's: it looks into them.
     pub memory: Vec<String>,
+    /// Guest-physical addresses of the memory devices.
+    pub growth_starts: Vec<u64>,
+    /// Bytes of addresses for them.
+    pub growth_span: u64,
 }
 
 /// A virtual machine, checked.
@@ -202,7 +206,7 @@ impl Machine {
 
     /// Bytes that can be plugged in while it runs.
     pub fn growth(&self) -> u64 {
-        self.topology.growth().sum()
+        self.topology.growth().map(|(_, bytes)| bytes).sum()
     }
 
     /// Fails when a kernel of this family cannot do what the machine asks for.
@@ -247,8 +251,9 @@ impl Machine {
         line.option("-cpu", cpu(self.clock));
         line.option("-smp", format!("{0},sockets={0},cores=1,threads=1", self.cpus));
         let growth = self.growth();
+        let span = self.watcher.as_ref().map_or(growth, |watcher| watcher.growth_span);
         let most =
-            if growth > 0 { format!(",maxmem={}", show_size(self.memory + growth)) } else { String::new() };
+            if growth > 0 { format!(",maxmem={}", show_size(self.memory + span)) } else { String::new() };
         line.option("-m", show_size(self.memory) + &most);
         self.topology.arguments(&mut line, backing);
         line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
@@ -281,7 +286,7 @@ impl Machine {
             self.port(&mut line, kernel.family, slot, name, place);
         }
         if growth > 0 {
-            self.topology.growth_arguments(&mut line);
+            self.topology.growth_arguments(&mut line, self.watcher.as_ref());
             line.option("-chardev", format!("socket,id=monitor,{}", ports.monitor));
             line.option("-mon", "chardev=monitor,mode=control");
         }

@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use freehold_scope_record::{HwAddress, Memory, Models, Results, Settings};
+use freehold_scope_record::{Growth, HwAddress, Memory, Models, Results, Settings};
 use rustix::fs::MemfdFlags;
 use serde::Serialize;
 use tempfile::TempDir;
@@ -58,9 +58,10 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     let seen = microscope.watch(&mut run)?;
     if options.run.dry_run {
         // The real file goes with this process.
-        let memory = (0..run.machine.topology.sizes().len()).map(|node| format!("MEMORY{node}")).collect();
-        run.machine.watcher =
-            Some(Watcher { plugin: microscope.plugin, settings: "SETTINGS".into(), memory });
+        if let Some(watcher) = &mut run.machine.watcher {
+            watcher.settings = "SETTINGS".into();
+            watcher.memory = (0..watcher.memory.len()).map(|number| format!("MEMORY{number}")).collect();
+        }
         return run::print_line(&options.run, &run.machine, &run.kernel);
     }
     run.ask_for_text();
@@ -137,7 +138,7 @@ struct Microscope {
     plugin: PathBuf,
     models: Models,
     folder: TempDir,
-    /// Each node's memory. QEMU inherits them.
+    /// Each node's memory, and each memory device's. QEMU inherits them.
     memory: Vec<OwnedFd>,
 }
 
@@ -170,7 +171,9 @@ impl Microscope {
         let (asked, seen) =
             (self.folder.path().join("settings.json"), self.folder.path().join("results.json"));
         let sizes = run.machine.topology.sizes();
-        let memory = Memory::q35(&sizes, hw_address()?);
+        let growth = run.machine.topology.growth().map(|(node, bytes)| Growth { node, bytes }).collect();
+        let memory = Memory::q35(&sizes, hw_address()?).with_growth(growth);
+        let (growth_starts, growth_span) = (memory.growth_starts(), memory.devices_span());
         let cpus = run.machine.topology.nodes_of_cpus(run.machine.cpus);
         let mut settings = Settings::new(seen.clone(), memory, cpus);
         settings.models = self.models.clone();
@@ -178,12 +181,13 @@ impl Microscope {
         settings.check().map_err(|e| options::refused(&e))?;
         settings.write(&asked).map_err(|e| Failure::io("write", &asked, &e))?;
         // The plugin knows nodes by the names of these files, which /proc/self/maps shows.
-        self.memory = (0..sizes.len())
-            .map(|node| rustix::fs::memfd_create(format!("freehold-m{node}"), MemfdFlags::empty()))
+        self.memory = (0..sizes.len() + growth_starts.len())
+            .map(|number| rustix::fs::memfd_create(format!("freehold-m{number}"), MemfdFlags::empty()))
             .collect::<std::result::Result<_, _>>()
             .map_err(|e| Failure::new(format!("cannot make the guest's memory: {e}"), ""))?;
         let memory = self.memory.iter().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd())).collect();
-        run.machine.watcher = Some(Watcher { plugin: self.plugin.clone(), settings: asked, memory });
+        let plugin = self.plugin.clone();
+        run.machine.watcher = Some(Watcher { plugin, settings: asked, memory, growth_starts, growth_span });
         Ok(seen)
     }
 }

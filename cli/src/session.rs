@@ -259,7 +259,7 @@ impl<'a> Session<'a> {
             decoder: Decoder::default(),
             log: Log::new(log, job.log)?,
             words: Channel::new(words)?,
-            monitor: Monitor::new(monitor, job.machine.topology.growth().collect())?,
+            monitor: Monitor::new(monitor, job.machine.topology.growth().map(|(_, bytes)| bytes).collect())?,
             signals,
             progress,
             ready: None,

@@ -24,6 +24,8 @@ pub struct Parameter<'a> {
 pub enum Plant {
     /// The kernel reads a user's frame through the direct map.
     DirectMapRead,
+    /// The same with a frame of memory that was plugged in.
+    PluggedRead,
     /// A translation is used after its frame was given back.
     StaleEntry,
     /// The kernel's text is written through another address.
@@ -83,14 +85,15 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         name: "freehold.plant",
-        values: "direct-map-read|stale-entry|text-alias",
+        values: "direct-map-read|plugged-read|stale-entry|text-alias",
         help: "break a rule of frames once, harmlessly, before the program begins: `freehold scope` has to find it",
         set: |settings, parameter| {
             settings.plant = Some(match parameter.value {
                 Some("direct-map-read") => Plant::DirectMapRead,
+                Some("plugged-read") => Plant::PluggedRead,
                 Some("stale-entry") => Plant::StaleEntry,
                 Some("text-alias") => Plant::TextAlias,
-                _ => return Err("direct-map-read, stale-entry or text-alias"),
+                _ => return Err("direct-map-read, plugged-read, stale-entry or text-alias"),
             });
             Ok(())
         },

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Line;
+use super::{Line, Watcher};
 use crate::Result;
 use crate::args::RunOptions;
 use crate::failure::Failure;
@@ -113,23 +113,37 @@ impl Topology {
         self.nodes.iter().map(|node| node.memory).sum()
     }
 
-    /// Bytes that can be plugged in, by memory device.
-    pub fn growth(&self) -> impl Iterator<Item = u64> {
-        self.nodes.iter().map(|node| node.growth).filter(|&bytes| bytes > 0)
+    /// Nodes and bytes that can be plugged in there, by memory device.
+    pub fn growth(&self) -> impl Iterator<Item = (usize, u64)> {
+        let growth = self.nodes.iter().map(|node| node.growth).enumerate();
+        growth.filter(|&(_, bytes)| bytes > 0)
     }
 
-    /// The memory devices, in the order of their slots: the guest numbers them by it.
-    pub fn growth_arguments(&self, line: &mut Line) {
-        let growing = self.nodes.iter().enumerate().filter(|(_, node)| node.growth > 0);
-        for (number, (node, Node { growth, .. })) in growing.enumerate() {
-            let size = show_size(*growth);
+    /// The memory devices, in the order of their slots: the guest numbers them by it. `watcher` looks into their memory.
+    pub fn growth_arguments(&self, line: &mut Line, watcher: Option<&Watcher>) {
+        for (number, (node, growth)) in self.growth().enumerate() {
+            let size = show_size(growth);
             // Nothing of it is taken before it is plugged in.
-            line.option("-object", format!("memory-backend-ram,id=growth{number},size={size},reserve=off"));
+            let (backend, place) = match watcher {
+                None => {
+                    (format!("memory-backend-ram,id=growth{number},size={size},reserve=off"), String::new())
+                }
+                Some(watcher) => {
+                    let path = watcher.memory.get(self.nodes.len() + number).map_or("", String::as_str);
+                    let start = watcher.growth_starts.get(number).copied().unwrap_or(0);
+                    let file = format!("mem-path={path},share=on");
+                    (
+                        format!("memory-backend-file,id=growth{number},size={size},reserve=off,{file}"),
+                        format!("memaddr={start:#x},"),
+                    )
+                }
+            };
+            line.option("-object", backend);
             let (slot, function) = (FIRST_GROWTH_SLOT + number / 8, number % 8);
             line.option(
                 "-device",
                 format!(
-                    "virtio-mem-pci,id={},memdev=growth{number},node={node},block-size=2M,requested-size=0,\
+                    "virtio-mem-pci,id={},memdev=growth{number},{place}node={node},block-size=2M,requested-size=0,\
                      addr={slot:#x}.{function},multifunction=on,disable-legacy=on",
                     growth_device(number)
                 ),

@@ -34,12 +34,16 @@ fn every_planted_breach_is_found_with_the_function_that_did_it() {
     }
     for (plant, rule, owner, function) in [
         ("direct-map-read", "direct-map", "anon", "plant::read_through_direct_map"),
+        ("plugged-read", "direct-map", "anon", "plant::read_through_direct_map"),
         ("stale-entry", "stale", "free", "plant::use_stale_translation"),
         ("text-alias", "text", "reserved", "plant::write_text_through_alias"),
     ] {
         let folder = tempfile::tempdir().expect("temporary folder");
         let parameter = format!("freehold.plant={plant}");
         let mut command = scope(&folder, &["--cpus", "2", "--append", &parameter]);
+        if plant == "plugged-read" {
+            command.args(["--numa", "2", "--memory-max", "512M"]);
+        }
         command.args(["--", "busybox", "echo", "on"]);
         let outcome = finish(command, b"").expect(125);
         assert_eq!(outcome.text(), "on\n", "the program itself runs to its end");
@@ -49,6 +53,8 @@ fn every_planted_breach_is_found_with_the_function_that_did_it() {
         let [violation] = &violations[..] else { panic!("{plant}: {violations:?}") };
         assert_eq!((&violation["rule"], &violation["owner"]), (&rule.into(), &owner.into()), "{violation}");
         assert_eq!((&oracle["total"], &violation["count"]), (&1.into(), &1.into()));
+        let is_plugged = violation["frame"].as_u64().expect("a number") >= 4 << 18;
+        assert_eq!(is_plugged, plant == "plugged-read", "memory devices begin at 4 GiB: {violation}");
     }
 }
 

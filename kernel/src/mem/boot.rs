@@ -2,9 +2,10 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64;
 
-use freehold_arch::memory::{self, FrameProvider};
+use freehold_arch::memory::{self, FrameProvider, pluggable};
 use freehold_arch::plant as breach;
 use freehold_arch::{X86, sync::Once, watch};
 use freehold_buddy::{Buddy, Options};
@@ -12,7 +13,7 @@ use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, Owner, Request
 use freehold_machine::{Pfn, Topology};
 use freehold_vm::{Commons, HugeMode, KernelRoots};
 
-use super::{Frames, reclaim};
+use super::{Frames, hotplug, reclaim};
 use crate::cmdline::Plant;
 
 /// The longest table that start-up takes from the heap: 512 KiB.
@@ -92,6 +93,18 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
     log::warn!("freehold.plant: a rule is broken on purpose: {plant:?}");
     match plant {
         Plant::DirectMapRead => breach::direct_map_read(Frame::<Anon, _>::allocate(frames())?.pfn()),
+        Plant::PluggedRead => {
+            hotplug::grow_or_wait()?;
+            let mut others = Vec::new();
+            let frame = loop {
+                let frame = Frame::<Anon, _>::allocate(frames())?;
+                if pluggable::is_plugged(frame.pfn()) {
+                    break frame;
+                }
+                others.push(frame);
+            };
+            breach::direct_map_read(frame.pfn());
+        }
         Plant::StaleEntry => breach::stale_entry()?,
         Plant::TextAlias => breach::text_alias()?,
     }

@@ -112,6 +112,20 @@ pub fn grow() -> Growth {
     if grown == Some(true) { Growth::Grown } else { Growth::None }
 }
 
+/// Get some memory from the host, however long it takes. May sleep.
+///
+/// # Errors
+/// `ENOMEM` where there is no device for it.
+pub(super) fn grow_or_wait() -> crate::Result<()> {
+    if host::memory().is_empty() {
+        return Err(crate::Errno::ENOMEM);
+    }
+    let before = frames().total_frames();
+    want();
+    GROWN.wait_uninterruptible(|| (frames().total_frames() > before).then_some(()));
+    Ok(())
+}
+
 /// The end is near: nobody gets more memory from now on, and none comes or goes while the result lives.
 pub fn stop() -> MutexGuard<'static, ()> {
     ENDED.store(true, Ordering::Release);

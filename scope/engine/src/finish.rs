@@ -164,12 +164,9 @@ fn remarks(watch: &Watch, cpus: &[&mut Cpu], phases: &[Phase]) -> Vec<String> {
                 .into(),
         );
     }
-    if watch.frames.unwatched() > 0 {
-        watch.remark(format!(
-            "Memory from {} MiB on, which is plugged in while the machine runs, is not watched: accesses to it count as to \
-             no memory.",
-            settings.memory.end() >> 20
-        ));
+    if models.cache.is_some_and(|cache| cache.near.is_some()) && !settings.memory.growth.is_empty() {
+        watch
+            .remark("Memory that is plugged in while the machine runs has no memory-side cache here.".into());
     }
     let compared: u64 = cpus.iter().map(|cpu| cpu.compared).sum();
     let differed: u64 = cpus.iter().map(|cpu| cpu.differed).sum();

@@ -207,10 +207,6 @@ impl Frames {
     pub fn is_table(&self, address: u64) -> bool {
         self.published().is_some_and(|p| address.wrapping_sub(p.frame_table) < p.frames * p.records.bytes)
     }
-    /// Frames that the kernel knows and this does not: of memory that is not there at the start.
-    pub fn unwatched(&self) -> u64 {
-        self.published().map_or(0, |p| p.frames.saturating_sub(self.marks.len() as u64))
-    }
     /// Whether a program owns a frame with this mark.
     pub fn is_users(&self, mark: Mark) -> bool {
         self.published().is_some_and(|p| p.records.user_owners >> mark.owner() & 1 != 0)

@@ -28,7 +28,7 @@ impl Nodes {
         for range in &memory.ranges {
             let (first, end) =
                 (range.start >> BLOCK_SHIFT, (range.start + range.bytes).div_ceil(1 << BLOCK_SHIFT));
-            by_block[first as usize..end as usize].fill(range.backend as u8);
+            by_block[first as usize..end as usize].fill(memory.node_of(range.backend) as u8);
         }
         Self { by_block }
     }

@@ -15,6 +15,9 @@ const PAIRS: usize = 64;
 
 struct Node {
     cache: NearCache,
+    /// The memory behind it, from the first address to one past the last. What is plugged in later is not modelled: it is far away,
+    /// and the model pays for each line between.
+    span: (u64, u64),
     size: u64,
     collisions: [[u64; CLASSES]; CLASSES],
     hits: u64,
@@ -52,7 +55,13 @@ impl NearCaches {
             let (start, end) = span(&settings.memory, number);
             let cache = NearCache::new(start, end, near.size, model.line)
                 .map_err(|error| SettingsError { setting: "near cache", problem: error.to_string() })?;
-            Ok(Mutex::new(Node { cache, size: near.size, collisions: [[0; CLASSES]; CLASSES], hits: 0 }))
+            Ok(Mutex::new(Node {
+                cache,
+                span: (start, end),
+                size: near.size,
+                collisions: [[0; CLASSES]; CLASSES],
+                hits: 0,
+            }))
         };
         let nodes = (0..settings.memory.backends.len()).map(node).collect::<Result<_, _>>()?;
         Ok(Self { nodes })
@@ -62,6 +71,9 @@ impl NearCaches {
     pub fn access(&self, node: usize, address: u64, access: Access, class: impl Fn(u64) -> usize) {
         let Some(node) = self.nodes.get(node) else { return };
         let mut node = lock(node);
+        if !(node.span.0..node.span.1).contains(&address) {
+            return;
+        }
         match node.cache.access(address, access) {
             Outcome::Hit => node.hits += 1,
             Outcome::Miss(Miss::Conflict { evicted }) => {

@@ -32,7 +32,7 @@ fn backend_of(path: &str) -> Option<usize> {
 /// # Errors
 /// What is missing or not of the size that it should be.
 fn find(maps: &str, memory: &Memory) -> Result<Vec<Mapping>, String> {
-    let mut found: Vec<Option<Mapping>> = vec![None; memory.backends.len()];
+    let mut found: Vec<Option<Mapping>> = vec![None; memory.sizes().count()];
     for line in maps.lines() {
         let mut fields = line.splitn(6, ' ');
         let (Some(range), Some(path)) = (fields.next(), fields.nth(4)) else { continue };
@@ -45,21 +45,20 @@ fn find(maps: &str, memory: &Memory) -> Result<Vec<Mapping>, String> {
         // The kernel may show one mapping in several parts, one after the other.
         match slot {
             Some(known) if known.start + known.bytes as usize == start => known.bytes += bytes,
-            Some(_) => return Err(format!("the memory of node {number} is mapped twice")),
+            Some(_) => return Err(format!("memory {number} is mapped twice")),
             None => *slot = Some(Mapping { start, bytes }),
         }
     }
-    let check = |(number, mapping): (usize, Option<Mapping>)| match mapping {
-        Some(mapping) if mapping.bytes == memory.backends[number].bytes => Ok(mapping),
-        Some(mapping) => Err(format!(
-            "the memory of node {number} has {} bytes, but {} were expected",
-            mapping.bytes, memory.backends[number].bytes
-        )),
+    let check = |((number, mapping), expected): ((usize, Option<Mapping>), u64)| match mapping {
+        Some(mapping) if mapping.bytes == expected => Ok(mapping),
+        Some(mapping) => {
+            Err(format!("memory {number} has {} bytes, but {expected} were expected", mapping.bytes))
+        }
         None => Err(format!(
-            "the memory of node {number} is not mapped: its backend's file has to be named freehold-m{number}"
+            "memory {number} is not mapped: its backend's file has to be named freehold-m{number}"
         )),
     };
-    found.into_iter().enumerate().map(check).collect()
+    found.into_iter().enumerate().zip(memory.sizes()).map(check).collect()
 }
 
 impl Mapped {
@@ -128,12 +127,12 @@ mod tests {
     #[test]
     fn what_is_missing_or_of_another_size_is_named() {
         let missing = find(MAPS, &Memory::q35(&[SIZE; 3], HwAddress::OffsetTwice)).unwrap_err();
-        assert!(missing.contains("node 2 is not mapped"), "{missing}");
+        assert!(missing.contains("memory 2 is not mapped"), "{missing}");
         let wrong = find(MAPS, &Memory::q35(&[SIZE, 2 * SIZE], HwAddress::OffsetTwice)).unwrap_err();
-        assert!(wrong.contains("node 1 has 134217728 bytes"), "{wrong}");
+        assert!(wrong.contains("memory 1 has 134217728 bytes"), "{wrong}");
         let doubled = MAPS.replace("7f0014000000-7f0018000000", "7f0024000000-7f0028000000");
         let twice = find(&doubled, &Memory::q35(&[SIZE, SIZE], HwAddress::OffsetTwice)).unwrap_err();
-        assert!(twice.contains("node 0 is mapped twice"), "{twice}");
+        assert!(twice.contains("memory 0 is mapped twice"), "{twice}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod oracle;
 mod results;
 mod settings;
 
-pub use memory::{Backend, HwAddress, Memory, Range};
+pub use memory::{Backend, Growth, HwAddress, Memory, Range};
 pub use oracle::{Checks, KernelLayout, Oracle, Rule, Stale, Violation};
 pub use results::{
     Block, Bucket, Cause, Collision, Cost, Counting, Counts, CpuPhase, Death, Emulator, Half, HeatRegion,

@@ -1,4 +1,8 @@
 //! Where the guest's memory is: which backend of QEMU holds which guest-physical addresses.
+//!
+//! Memory that can be plugged in has backends of its own, after those of the nodes. Its addresses are chosen, not found: each device
+//! is as far behind the beginning of [`DEVICES`](Memory::devices_start) as its backend's bytes are behind the first backend's. Then QEMU's answers
+//! that count an offset twice ([`HwAddress::OffsetTwice`]) still mean one address each.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,10 +11,22 @@ const GIB: u64 = 1 << 30;
 const LOW_END: u64 = 0xb000_0000;
 /// … and else below this one; the rest begins at 4 GiB.
 const LOW_END_OF_MORE: u64 = 2 * GIB;
+/// QEMU gives a backend a place among all backends' bytes at a multiple of this; memory devices want multiples of 2 MiB.
+const PLACE: u64 = 256 << 10;
+const DEVICE_PLACE: u64 = 2 << 20;
 
 /// One memory backend: one node's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Backend {
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Memory that can be plugged into a node while the machine runs: one backend, one memory device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Growth {
+    /// The node that it belongs to.
+    pub node: usize,
     /// Bytes.
     pub bytes: u64,
 }
@@ -22,7 +38,7 @@ pub struct Range {
     pub start: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Index into [`Memory::backends`]: the node.
+    /// Index into [`Memory::backends`] and then [`Memory::growth`]: [`Memory::node_of`] tells the node.
     pub backend: usize,
     /// Offset of the first address in the backend.
     pub offset: u64,
@@ -43,6 +59,9 @@ pub enum HwAddress {
 pub struct Memory {
     /// The backends in the order in which QEMU makes them: backend n is node n.
     pub backends: Vec<Backend>,
+    /// What can be plugged in, in the order in which QEMU makes its backends, after all others.
+    #[serde(default)]
+    pub growth: Vec<Growth>,
     /// Where they are, by address.
     pub ranges: Vec<Range>,
     /// How to read QEMU's physical addresses.
@@ -68,13 +87,56 @@ impl Memory {
             at += bytes;
         }
         ranges.sort_unstable_by_key(|range| range.start);
-        Self { backends: nodes.iter().map(|&bytes| Backend { bytes }).collect(), ranges, hw_address }
+        let backends = nodes.iter().map(|&bytes| Backend { bytes }).collect();
+        Self { backends, growth: Vec::new(), ranges, hw_address }
+    }
+    /// The same with memory that can be plugged in.
+    pub fn with_growth(mut self, growth: Vec<Growth>) -> Self {
+        let (first, base) = (self.backends.len(), self.devices_start());
+        self.growth = growth;
+        for (number, &Growth { bytes, .. }) in self.growth.iter().enumerate() {
+            let start = base + self.offset_of(first + number);
+            self.ranges.push(Range { start, bytes, backend: first + number, offset: 0 });
+        }
+        self
+    }
+    /// Where QEMU's machine begins to place memory devices: at the first multiple of 1 GiB behind memory, from 4 GiB on.
+    fn devices_start(&self) -> u64 {
+        let nodes = self.ranges.iter().filter(|range| range.backend < self.backends.len());
+        let end = nodes.map(|range| range.start + range.bytes).max().unwrap_or(0);
+        end.max(4 * GIB).next_multiple_of(GIB)
+    }
+    /// Guest-physical addresses of what can be plugged in, in the order of [`growth`](Self::growth).
+    pub fn growth_starts(&self) -> Vec<u64> {
+        let pluggable = self.ranges.iter().filter(|range| range.backend >= self.backends.len());
+        pluggable.map(|range| range.start).collect()
+    }
+    /// Bytes of addresses that memory devices take, from the first that they may have.
+    pub fn devices_span(&self) -> u64 {
+        if self.growth.is_empty() { 0 } else { self.end() - self.devices_start() }
+    }
+    /// Sizes of all backends, in the order in which QEMU makes them.
+    pub fn sizes(&self) -> impl Iterator<Item = u64> {
+        let nodes = self.backends.iter().map(|backend| backend.bytes);
+        nodes.chain(self.growth.iter().map(|growth| growth.bytes))
+    }
+    /// The node of a backend's memory.
+    pub fn node_of(&self, backend: usize) -> usize {
+        backend.checked_sub(self.backends.len()).map_or(backend, |number| self.growth[number].node)
+    }
+    /// Where QEMU has a backend's bytes among all backends'.
+    fn place_of(&self, backend: usize) -> u64 {
+        self.sizes().take(backend).map(|bytes| bytes.next_multiple_of(PLACE)).sum()
+    }
+    /// Where a memory device is among the addresses for them.
+    fn offset_of(&self, backend: usize) -> u64 {
+        self.place_of(backend).next_multiple_of(DEVICE_PLACE)
     }
     /// One past the highest address of memory.
     pub fn end(&self) -> u64 {
         self.ranges.iter().map(|range| range.start + range.bytes).max().unwrap_or(0)
     }
-    /// All bytes.
+    /// All bytes that are there from the start.
     pub fn bytes(&self) -> u64 {
         self.backends.iter().map(|backend| backend.bytes).sum()
     }
@@ -95,15 +157,17 @@ impl Memory {
         match self.hw_address {
             HwAddress::GuestPhysical => self.range_of(answer).map(|_| answer),
             HwAddress::OffsetTwice => {
-                let mut before = 0;
-                for (backend, Backend { bytes }) in self.backends.iter().enumerate() {
-                    let offset = answer.wrapping_sub(2 * before);
-                    if offset < *bytes {
-                        return self.address_of(backend, offset);
-                    }
-                    before += bytes;
-                }
-                None
+                // The backend's place among all backends, plus its offset inside the nodes' memory or the devices'.
+                let inside = |(backend, bytes)| {
+                    let within = if backend < self.backends.len() {
+                        self.sizes().take(backend).sum()
+                    } else {
+                        self.offset_of(backend)
+                    };
+                    let offset = answer.wrapping_sub(self.place_of(backend) + within);
+                    (offset < bytes).then(|| self.address_of(backend, offset))
+                };
+                self.sizes().enumerate().find_map(inside).flatten()
             }
         }
     }
@@ -130,6 +194,34 @@ mod tests {
         let memory = Memory::q35(&[128 * MIB, 128 * MIB], HwAddress::OffsetTwice);
         assert_eq!(memory.ranges.len(), 2);
         assert_eq!(memory.end(), 256 * MIB);
+    }
+
+    #[test]
+    fn memory_that_is_plugged_in_answers_with_addresses_of_its_own() {
+        let growth = |node, bytes| Growth { node, bytes };
+        let memory = Memory::q35(&[64 * MIB, 64 * MIB], HwAddress::OffsetTwice)
+            .with_growth(vec![growth(0, GIB), growth(1, 512 * MIB)]);
+        let starts = [4 * GIB + 128 * MIB, 5 * GIB + 128 * MIB];
+        assert_eq!(memory.growth_starts(), starts);
+        assert_eq!((memory.end(), memory.bytes()), (5 * GIB + 640 * MIB, 128 * MIB));
+        assert_eq!(memory.devices_span(), GIB + 640 * MIB);
+        assert_eq!([0, 1, 2, 3].map(|backend| memory.node_of(backend)), [0, 1, 0, 1]);
+        // Twice what lies before, as for nodes: no two backends answer alike.
+        assert_eq!(memory.from_hw_address(2 * 64 * MIB + 5), Some(64 * MIB + 5));
+        assert_eq!(memory.from_hw_address(2 * 128 * MIB + 5), Some(starts[0] + 5));
+        assert_eq!(memory.from_hw_address(2 * (GIB + 128 * MIB) + 5), Some(starts[1] + 5));
+        assert_eq!(memory.from_hw_address(64 * MIB), None);
+        assert_eq!(memory.from_hw_address(2 * 128 * MIB + GIB), None);
+    }
+
+    #[test]
+    fn sizes_that_are_not_round_are_placed_as_qemu_places_them() {
+        let memory = Memory::q35(&[64 * MIB + 4096, 64 * MIB], HwAddress::OffsetTwice)
+            .with_growth(vec![Growth { node: 0, bytes: GIB }]);
+        let second = 64 * MIB + 4096;
+        assert_eq!(memory.from_hw_address(64 * MIB + 256 * 1024 + second), Some(second));
+        assert_eq!(memory.growth_starts(), [4 * GIB + 130 * MIB]);
+        assert_eq!(memory.from_hw_address(128 * MIB + 256 * 1024 + 130 * MIB), Some(4 * GIB + 130 * MIB));
     }
 
     #[test]

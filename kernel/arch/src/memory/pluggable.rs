@@ -51,7 +51,7 @@ fn region_of(frame: Pfn) -> Option<&'static Region> {
 }
 
 /// Whether the frame is in a pageblock that is plugged in.
-pub(crate) fn is_plugged(frame: Pfn) -> bool {
+pub fn is_plugged(frame: Pfn) -> bool {
     region_of(frame).is_some_and(|region| {
         let (word, bit) = region.bit(frame);
         word.load(Ordering::Acquire) & bit != 0

@@ -68,7 +68,7 @@ impl Cpu {
             let root = if upper { Some(publication.root) } else { self.root };
             let walked = root.and_then(|root| walk(&*watch.memory, root, address));
             let leaf = walked.filter(|leaf| leaf.page == base);
-            // Devices, and memory that was plugged in, are nothing that QEMU was asked to place.
+            // Devices are nothing that QEMU was asked to place.
             let known = walked.is_some_and(|leaf| watch.nodes.of(leaf.page) != NOWHERE);
             self.compared += u64::from(known);
             self.differed += u64::from(known && leaf.is_none());
