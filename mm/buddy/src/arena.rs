@@ -262,22 +262,26 @@ mod tests {
     use std::time::Duration;
     use std::vec::Vec;
 
-    use freehold_frame::{FrameRecord, FrameTable, Order, Request};
+    use freehold_frame::{FrameRecord, FrameTable, Order, Request, Tag};
     use freehold_machine::model::{Config, Model};
     use freehold_machine::{CpuId, NodeId, Pfn};
 
     use super::*;
     use crate::{Buddy, Options};
 
-    /// Two CPUs, and a pageblock in the first one's arena: of its 512 frames one is in use.
-    fn one_in_use() -> (&'static Buddy<Model>, BlockId) {
+    /// Two CPUs and four pageblocks.
+    fn two_cpus() -> &'static Buddy<Model> {
         let machine = Model::new(Config { cpus: 2, frames: 4 * 512, ..Config::default() });
         let records: Vec<_> = (0..4 * 512).map(|_| FrameRecord::EMPTY).collect();
         let words = Buddy::<Model>::metadata_words(machine.topology(), 2, &Options::default());
         let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let (table, metadata) = (FrameTable::new(records.leak()), metadata.leak());
         let buddy = Buddy::new(machine, table, metadata, machine.topology(), &[], Options::default());
-        let buddy = Box::leak(Box::new(buddy.unwrap()));
+        Box::leak(Box::new(buddy.unwrap()))
+    }
+    /// A pageblock in the first CPU's arena: of its 512 frames one is in use.
+    fn one_in_use() -> (&'static Buddy<Model>, BlockId) {
+        let buddy = two_cpus();
         let frame = take(buddy, 0);
         buddy.drain_local();
         (buddy, BlockId::of(frame))
@@ -299,6 +303,32 @@ mod tests {
         buddy.drain_local();
         buddy.machine.on_cpu(CpuId(1), || buddy.drain_local());
         assert_eq!(buddy.blocks.state(block).free(), 511);
+    }
+
+    #[test]
+    fn a_cpu_keeps_little_of_what_another_took() {
+        let buddy = two_cpus();
+        let others: Vec<_> = (0..1500).map(|_| take(buddy, 0)).collect();
+        let mut own: Vec<_> = (0..200).map(|_| take(buddy, 1)).collect();
+        let list = buddy.shapes.serving(Tag::new(Owner::Anon, Order::FRAME, NodeId(0))).unwrap();
+        let half = buddy.shapes.shape(list).batch / 2;
+        // The most that the second CPU has at hand while it gives these back.
+        let most = |frames: &[Pfn]| {
+            let give = |frame: &Pfn| {
+                // Sparse pageblocks are another matter.
+                buddy.lane(CpuId(1)).set_sparse(None);
+                buddy.machine.on_cpu(CpuId(1), || buddy.release(*frame, Order::FRAME));
+                buddy.lane(CpuId(1)).len(list)
+            };
+            frames.iter().map(give).max().unwrap()
+        };
+        assert!(most(&own.split_off(100)) > half);
+        most(&others[..100]);
+        assert!(most(&others[100..200]) <= half);
+        // Until it needs some itself.
+        let refilled = (0..100).map(|_| (own.push(take(buddy, 1)), buddy.lane(CpuId(1)).len(list)).1).max();
+        assert!(refilled > Some(half) && most(&own) > half);
+        assert_eq!(buddy.misuses(), 0);
     }
 
     #[test]

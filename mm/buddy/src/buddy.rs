@@ -187,7 +187,13 @@ impl<M: Machine> Buddy<M> {
                 return;
             }
             lane.key_list(list, &mut Rng::new(self.machine.random_u64()));
-            self.drain_list(&pinned, lane, list, self.shapes.shape(list).batch);
+            let shape = self.shapes.shape(list);
+            let count = shape.batch.min(lane.len(list));
+            let others = self.drain_list(&pinned, lane, list, count);
+            // Who gives back what others took keeps little of it at hand: mixed with its own it would later go back one by one, and each pageblock's words
+            // from CPU to CPU with it. Until the next refill.
+            let room = if others > count / 2 { (shape.batch / 2).max(1) } else { shape.room };
+            lane.set_room(list, room);
             if order == Order::FRAME && !self.zone(node).is_balanced() {
                 // More comes in than goes out: all of it goes home by way of this list. Until the next refill or tick.
                 lane.set_sparse(None);

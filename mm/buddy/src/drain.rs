@@ -59,15 +59,18 @@ impl<M: Machine> Buddy<M> {
     pub fn request_drain(&self) {
         (0..self.cpus).for_each(|cpu| self.lane(CpuId(cpu as u16)).request_drain());
     }
-    pub(crate) fn drain_list(&self, pinned: &Pinned<M>, lane: Lane<'_>, list: usize, mut count: u64) {
+    /// Give back `count` of a list's blocks, or all. How many of them were of other CPUs' pageblocks.
+    pub(crate) fn drain_list(&self, pinned: &Pinned<M>, lane: Lane<'_>, list: usize, mut count: u64) -> u64 {
         let shape = self.shapes.shape(list);
         let zone = self.zone(lane.node());
+        let mut others = 0;
         while count > 0 && lane.len(list) > 0 {
             let leavers = lane.leavers(list, count.min(DRAIN_CHUNK));
-            self.put_all(pinned, zone, leavers.places, shape.order);
+            others += self.put_all(pinned, zone, leavers.places, shape.order);
             lane.forget(list, &leavers);
             count -= leavers.places.len() as u64;
         }
+        others
     }
     pub(crate) fn drain_lane(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
         for list in 0..LISTS {
@@ -89,10 +92,11 @@ impl<M: Machine> Buddy<M> {
         lane.clear_homeward();
     }
     /// Put blocks of one order back into their pageblocks, arena by arena: with one hold of a lock for all of them that belong to the same. Leaves their
-    /// places in disorder.
-    fn put_all(&self, pinned: &Pinned<M>, zone: &Zone, places: &[AtomicU64], order: u32) {
+    /// places in disorder. How many did not belong to this CPU's.
+    fn put_all(&self, pinned: &Pinned<M>, zone: &Zone, places: &[AtomicU64], order: u32) -> u64 {
         let may_be_plain = order == 0 && !zone.is_balanced();
-        let mut rest = places;
+        let mine = self.arena(pinned, zone).id;
+        let (mut rest, mut others) = (places, 0);
         while let Some(first) = rest.first() {
             let arena = zone.arena_of(BlockId::of(homeward(first).0));
             let held = zone.lock_arena(arena, pinned, self.machine);
@@ -128,8 +132,12 @@ impl<M: Machine> Buddy<M> {
             if let Some(block) = refused {
                 self.report(Misuse::FreedTwice(block));
             }
+            if arena.id != mine {
+                others += (rest.len() - left) as u64;
+            }
             rest = &rest[..left];
         }
+        others
     }
     /// Put a block back, of any order: the larger ones pageblock by pageblock.
     pub(crate) fn give_back_one(&self, pinned: &Pinned<M>, node: NodeId, block: Pfn, order: Order) {

@@ -69,6 +69,7 @@ impl<M: Machine> Buddy<M> {
         lane.set_key(rng.next());
         if let Some(list) = list {
             lane.key_list(list, &mut rng);
+            lane.set_room(list, self.shapes.shape(list).room);
         }
         let (home, order) = (lane.node().0, request.order.log2());
         let (first, allowed) = self.preference(request.policy, home, cpu);

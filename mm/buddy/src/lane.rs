@@ -61,7 +61,7 @@ const DRAIN: usize = GUESS + GUESSES;
 const TABLE: usize = DRAIN + 2 * LINE;
 
 /// A list's words: where its next block goes, and above that how many came out of it on the way to an owner (one step changes both), see [`TAKEN`]; its first
-/// place, one past its last; the tag of its blocks, and above it what the record of a block in it says.
+/// place, one past the last that it may use; the tag of its blocks, and above it what the record of a block in it says.
 const NEXT: usize = 0;
 const COUNT: u32 = 16;
 const FIRST: usize = 1;
@@ -338,6 +338,11 @@ impl<'a> Lane<'a> {
         let list = self.list(list);
         let (next, end) = (list.next(), list.get(END));
         &self.words[next as usize..(next + most).min(end) as usize]
+    }
+    /// From now on the list takes blocks back until it has so many: no more than its shape says.
+    pub(crate) fn set_room(&self, list: usize, room: u64) {
+        let list = self.list(list);
+        list.word(END).set(list.get(FIRST) + room);
     }
     /// So many places of [`Lane::room`] now hold blocks.
     pub(crate) fn fill(&self, list: usize, count: u64) {
