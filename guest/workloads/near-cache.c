@@ -25,7 +25,7 @@
 
 #include "../tools/doorbell.h"
 
-enum { PAGE = 4096, ROUNDS = 4, PROCESSES = 6 };
+enum { PAGE = 4096, MIB = 1024 * 1024 / PAGE, ROUNDS = 4, PROCESSES = 6, AREAS = 4096 };
 
 static void *memory(size_t pages) {
     void *at = mmap(0, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -77,54 +77,85 @@ static unsigned below(unsigned end) {
     return (unsigned)rand() % end;
 }
 
-// Takes memory bit by bit, in turn with others, gives back parts of it, and ends when it is told to.
-static void grow(size_t pages, unsigned seed, int told) {
+// What is free may not fall below a twentieth of all memory: no kernel has to look for more by then.
+static int is_room(void) {
+    struct sysinfo info;
+    sysinfo(&info);
+    return info.freeram > info.totalram / 20;
+}
+
+// Maps areas of random sizes and touches them, in turn with others, and gives one of them back now and then, until memory is full.
+// Says so, and ends when it is told to.
+static void live(unsigned seed, int full, int told) {
+    static struct {
+        char *at;
+        size_t pages;
+    } areas[AREAS];
+    size_t count = 0;
+    char end;
     srand(seed);
-    char *own = memory(pages), end;
-    madvise(own, pages * PAGE, MADV_NOHUGEPAGE);
-    for (size_t at = 0; at < pages;) {
-        for (size_t piece = 1 + below(1024); piece > 0 && at < pages; piece--) own[at++ * PAGE] = 1;
+    while (count < AREAS && is_room()) {
+        size_t pages = 1 + below(4 * MIB);
+        char *at = memory(pages);
+        madvise(at, pages * PAGE, MADV_NOHUGEPAGE);
+        for (size_t i = 0; i < pages && (i % 64 > 0 || is_room()); i++) at[i * PAGE] = 1;
+        areas[count].at = at;
+        areas[count++].pages = pages;
         if (below(4) == 0) {
-            size_t from = below(at), count = 1 + below(64);
-            madvise(own + from * PAGE, (from + count < at ? count : at - from) * PAGE, MADV_DONTNEED);
+            size_t which = below(count--);
+            munmap(areas[which].at, areas[which].pages * PAGE);
+            areas[which] = areas[count];
         }
         sched_yield();
     }
+    if (write(full, "x", 1) != 1) _exit(1);
     while (read(told, &end, 1) < 0) {}
     _exit(0);
 }
 
-// Memory as it is after a while: processes that together take most of it grow side by side and end in no order, while files
-// are written bit by bit, a twentieth of memory in each round; every other round removes one.
+// Writes a file bit by bit, in turn with others, of a fifth of all memory where there is room.
+static void fill(const char *name) {
+    struct sysinfo info;
+    char block[PAGE] = {1};
+    int file = open(name, O_CREAT | O_WRONLY, 0600);
+    sysinfo(&info);
+    size_t left = info.totalram / PAGE * info.mem_unit / 5;
+    while (left > 0 && is_room()) {
+        for (size_t piece = 1 + below(512); piece > 0 && left > 0; piece--, left--) {
+            if (write(file, block, sizeof block) != sizeof block) exit(1);
+        }
+        sched_yield();
+    }
+    close(file);
+}
+
+// Memory as it is after a while, all of it: in each round, processes live side by side while a file is written between them,
+// until memory is full, and end in no order; the file stays. Every other round removes the file of the round before.
 static void age(unsigned seed) {
     srand(seed);
     for (unsigned round = 0; round < ROUNDS; round++) {
-        struct sysinfo info;
-        sysinfo(&info);
-        size_t most = info.freeram / PAGE * info.mem_unit / 100 * 80;
-        int doors[PROCESSES][2];
+        int doors[PROCESSES][2], full[2];
         pid_t children[PROCESSES];
+        char name[32], said;
+        if (pipe(full)) exit(1);
         for (unsigned c = 0; c < PROCESSES; c++) {
-            size_t pages = most / PROCESSES / 2 + below(most / PROCESSES / 2);
             unsigned seed_of_child = (unsigned)rand();
             if (pipe(doors[c])) exit(1);
             children[c] = fork();
-            if (children[c] == 0) grow(pages, seed_of_child, doors[c][0]);
+            if (children[c] == 0) live(seed_of_child, full[1], doors[c][0]);
         }
-        char name[32], block[PAGE];
+        close(full[1]);
         snprintf(name, sizeof name, "/tmp/age-%u", round);
-        memset(block, (int)round, sizeof block);
-        int file = open(name, O_CREAT | O_WRONLY, 0600);
-        for (size_t left = most / 20, piece = 0; left > 0; left--, piece--) {
-            if (piece == 0) {
-                sched_yield();
-                piece = 1 + below(64);
+        fill(name);
+        for (unsigned c = 0; c < PROCESSES; c++) {
+            if (read(full[0], &said, 1) != 1) {
+                fprintf(stderr, "a process that fills memory has died\n");
+                exit(1);
             }
-            if (write(file, block, sizeof block) != sizeof block) break;
         }
-        close(file);
+        close(full[0]);
         if (round % 2 == 1) {
-            snprintf(name, sizeof name, "/tmp/age-%u", below(round));
+            snprintf(name, sizeof name, "/tmp/age-%u", round - 1);
             unlink(name);
         }
         for (unsigned left = PROCESSES; left > 0; left--) {
@@ -188,9 +219,8 @@ static size_t number(char **argv, int argc, int at) {
 }
 
 int main(int argc, char **argv) {
-    const size_t mib = 1024 * 1024 / PAGE;
     if (argc > 2 && !strcmp(argv[1], "frames")) {
-        size_t pages = number(argv, argc, 2) * mib;
+        size_t pages = number(argv, argc, 2) * MIB;
         char *heap = touched(pages);
         print_image();
         print_frames("fresh", heap, pages);
@@ -200,14 +230,14 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (argc > 3 && !strcmp(argv[1], "walk")) {
-        size_t pages = number(argv, argc, 2) * mib;
+        size_t pages = number(argv, argc, 2) * MIB;
         char *heap = touched(pages);
         print_frames("fresh", heap, pages);
         fflush(stdout);
         walk(heap, pages, number(argv, argc, 3));
         return 0;
     }
-    size_t pages = number(argv, argc, 1) * mib;
+    size_t pages = number(argv, argc, 1) * MIB;
     if (pages == 0) {
         fprintf(stderr, "usage: near-cache CACHE [SEED] | near-cache frames HEAP [SEED] | near-cache walk HEAP ACCESSES\n");
         return 2;

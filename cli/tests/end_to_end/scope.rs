@@ -168,7 +168,7 @@ fn placement_by_cache_bin_keeps_a_heap_that_fits_free_of_conflicts_and_the_micro
     };
     for age in ["fresh", "aged"] {
         assert!(misses("Freehold, balanced", age) <= 0.01, "balanced, {age}: at most 1%");
-        // About 37% on average; with few large pieces of memory to draw from, one boot may have much less.
+        // About 34% on average; with few large pieces of memory to draw from, one boot may have much less.
         assert!(misses("Freehold, random", age) > 0.05, "random, {age}: far more");
     }
     assert!(misses("Linux 6.1", "aged") > 0.05, "a Linux that has aged");
