@@ -1,8 +1,8 @@
 //! khugepaged: a task that makes large pages of small ones (Documentation/admin-guide/mm/transhuge.rst, by whose names its settings go).
 //!
 //! It goes through the address spaces by their numbers, a few pages at a time, and rests in between. A space that somebody has locked is
-//! left for the next time; one that is looked at is locked for one large page at a time. It is started when large pages are first wanted, so
-//! a small machine has neither the task nor its stack.
+//! waited for, so that a scan that is counted has seen all of them; one that is looked at is locked for one large page at a time. It is
+//! started when large pages are first wanted, so a small machine has neither the task nor its stack.
 //!
 //! **Room.** A fault takes a pageblock that is free and waits for none; nor does this task. Where `defrag` allows it for who wanted one, this
 //! task gives back what is only kept for speed before its next look, so that pageblocks can become whole.
@@ -188,11 +188,6 @@ impl Scan {
     fn look(&mut self) -> Knob {
         let _working = WORKING.lock();
         self.make_room();
-        let limits = CollapseLimits {
-            none: Knob::MaxPtesNone.get(),
-            shared: Knob::MaxPtesShared.get(),
-            swapped: Knob::MaxPtesSwap.get(),
-        };
         let mut budget = Knob::PagesToScan.get();
         while budget > 0 && is_wanted() {
             let Some((id, space)) = commons().next_space(self.after) else {
@@ -203,10 +198,16 @@ impl Scan {
             let from = if id == self.inside { self.addr } else { 0 };
             let mut step = None;
             let mut look = |areas: &mut AddressSpace| {
+                // Read once the space is locked: what was set before memory was mapped holds for it.
+                let limits = CollapseLimits {
+                    none: Knob::MaxPtesNone.get(),
+                    shared: Knob::MaxPtesShared.get(),
+                    swapped: Knob::MaxPtesSwap.get(),
+                };
                 step = Some(areas.collapse_step(VirtAddr(from), budget, &limits));
             };
-            // A space that is in use will be there next time.
-            let _ = space.with(Locking::Try, &mut look);
+            // Who has it locked waits for a device at most, never for memory or for us.
+            let _ = space.with(Locking::Wait, &mut look);
             drop(space);
             match step.and_then(|step| step.next) {
                 Some(next) => (self.inside, self.addr) = (id, next.0),
