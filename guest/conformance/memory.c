@@ -149,6 +149,14 @@ static void advice(void)
 	PROMISE("MADV_WIPEONFORK gives the child zeroes", status == 0 && a[4 * PAGE] == 9);
 	PROMISE("mlock and munlock", mlock(a + 5 * PAGE, PAGE) == 0 && munlock(a + 5 * PAGE, PAGE) == 0);
 	FAILS_WITH("mlock of a hole", mlock((void *)(1UL << 40), PAGE), ENOMEM);
+	char *none = map(1, PROT_NONE, MAP_PRIVATE);
+	FAILS_WITH("mlock of what nobody may touch", mlock(none, PAGE), ENOMEM);
+	int file = memfd_create("short", 0);
+	char *past = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, file, 0);
+	FAILS_WITH("mlock past the end of a file", mlock(past, PAGE), ENOMEM);
+	munmap(none, PAGE);
+	munmap(past, PAGE);
+	close(file);
 	PROMISE("msync", msync(a + PAGE, PAGE, MS_SYNC) == 0);
 	FAILS_WITH("msync of a hole", msync((void *)(1UL << 40), PAGE, MS_SYNC), ENOMEM);
 	munmap(a, 8 * PAGE);

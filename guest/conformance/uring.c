@@ -247,6 +247,12 @@ static void disks(struct ring *ring, const char *disk, const char *slow_disk)
 	PROMISE("a direct write ends", run(ring, IORING_OP_WRITE, fd, page, 2 * PAGE, 0) == 2 * PAGE);
 	PROMISE("a direct read sees it",
 		run(ring, IORING_OP_READ, fd, page + 2 * PAGE, 2 * PAGE, 0) == 2 * PAGE && !memcmp(page, page + 2 * PAGE, 2 * PAGE));
+	int cached = open(disk, O_RDWR);
+	struct iovec of_disk = { mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, cached, 0), PAGE };
+	NEED(of_disk.iov_base != MAP_FAILED);
+	FAILS_WITH("a disk's own pages are no buffer", syscall(SYS_io_uring_register, ring->fd, IORING_REGISTER_BUFFERS, &of_disk, 1), EOPNOTSUPP);
+	munmap(of_disk.iov_base, PAGE);
+	close(cached);
 	PROMISE("odd borders are EINVAL", run(ring, IORING_OP_READ, fd, page + 3, SECTOR, 0) == -EINVAL);
 	PROMISE("fsync reaches the disk", run(ring, IORING_OP_FSYNC, fd, NULL, 0, 0) == 0);
 	/* Whether a read is still in flight at the fork is the disk's to say, so the child looks first: only what changes under its eyes is a loss. */

@@ -76,8 +76,15 @@ fn proc() {
 
 // Before 6.3 Linux' O_DIRECT holds references instead of pins, so a fork parts the device from the program. An io_uring
 // request that it hands to a worker finds its memory only then.
-const LOST_BY_LINUX: [&str; 6] =
-    ["34, ", "35, ", "36, ", "41, ", "lose nothing to forks", "and their memory gone"];
+const LOST_BY_LINUX: [&str; 7] = [
+    "34, ",
+    "35, ",
+    "36, ",
+    "41, ",
+    "lose nothing to forks",
+    "and their memory gone",
+    "survives a fork, and the child",
+];
 
 /// Runs a program with a disk to write, and a slow one whose sectors are filled with their numbers, on each of `machines`.
 #[track_caller]

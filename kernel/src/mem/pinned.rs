@@ -15,7 +15,8 @@ use freehold_arch::X86;
 use freehold_bounce::{FrameBytes, Original, OriginalMut};
 use freehold_machine::{PAGE_SIZE, Pfn, Tally, VirtAddr};
 use freehold_vm::{
-    FaultError, LongTerm, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast,
+    AreaName, FaultError, LongTerm, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient,
+    pin_fast,
 };
 
 use super::hotplug::Growth;
@@ -198,13 +199,21 @@ impl<P: Purpose> PinnedRun<P> {
     /// Pin all of the bytes for as long as they are registered somewhere, in the name of the process, which is the current one.
     ///
     /// # Errors
-    /// As [`PinnedRun::new`]; `EFAULT` where not all can be pinned; `ENOMEM` above RLIMIT_MEMLOCK.
+    /// As [`PinnedRun::new`]; `EFAULT` where not all can be pinned; `ENOMEM` above RLIMIT_MEMLOCK; `EOPNOTSUPP` for a disk's pages, which
+    /// would have to be written back under the pin.
     pub fn register(process: &Process, address: u64, length: usize) -> Result<Self> {
         let pages = (address as usize % PAGE_SIZE + length).div_ceil(PAGE_SIZE);
         let locked = Locked::charge(process, pages as u64)?;
-        let mut run = Self::new::<LongTerm>(&process.space(), address, length, Rule::Asked)?;
+        let space = process.space();
+        let mut run = Self::new::<LongTerm>(&space, address, length, Rule::Asked)?;
         run._locked = Some(locked);
-        if run.length < length { Err(Errno::EFAULT) } else { Ok(run) }
+        if run.length < length {
+            return Err(Errno::EFAULT);
+        }
+        let end = VirtAddr(address).checked_add(length as u64).ok_or(Errno::EFAULT)?;
+        let is_disk = |name| matches!(name, AreaName::File(file) if !file.cache().is_memory());
+        let of_disk = space.lock().areas_in(VirtAddr(address), end).any(|area| is_disk(area.name));
+        if of_disk { Err(Errno::EOPNOTSUPP) } else { Ok(run) }
     }
 
     /// Where the bytes were when they were pinned.

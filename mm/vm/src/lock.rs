@@ -1,7 +1,6 @@
 //! mlock and its family.
 //!
-//! Nothing leaves memory yet except by the process' own wish, so a lock is a promise that is easy to keep: the flag is recorded, counted
-//! against the limit, shown, and the pages are faulted in.
+//! The flag is recorded, counted against the limit, shown, and the pages are faulted in; reclaim passes locked areas by.
 
 use bitflags::bitflags;
 use freehold_machine::{PAGE_SHIFT, VirtAddr};
@@ -83,10 +82,13 @@ impl<S: Memory> AddressSpace<S> {
             .sum();
         self.check_lock(fresh, AreaFlags::LOCKED, limits).map_err(|_| VmError::NoMemory)?;
         self.set_lock(range.start, range.end, mode.flags())?;
-        if mode == LockMode::Now {
-            self.populate(range.start, range.end)?;
+        if mode == LockMode::OnFault {
+            return Ok(());
         }
-        Ok(())
+        // As on Linux whatever cannot be had is a lack of memory.
+        self.populate(range.start, range.end).map_err(|_| VmError::NoMemory)?;
+        let all = self.areas.overlapping(range).all(|area| !area.protection.is_empty());
+        if all { Ok(()) } else { Err(VmError::NoMemory) }
     }
 
     /// Unlock the pages of `start..start + len`.
