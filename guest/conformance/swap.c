@@ -3,6 +3,7 @@
  *
  * Usage: swap areas DISK     DISK, of 1 MiB or more, becomes a swap area again and again
  *        swap lost DISK      DISK, of 64 KiB, cannot read its page 5
+ *        swap refused DISK   DISK, of 64 KiB, cannot write its page 5
  *        swap pressure N R   a machine with swap on: N programs use more memory than there is, R rounds long
  *        swap full           the same, and one of them more than memory and swap together
  *        swap shared N       the same, and N programs share more memory than there is, half of it a file in memory
@@ -155,6 +156,18 @@ static long smaps(const void *at, const char *field)
 	return value;
 }
 
+/* How many of the pages are in memory, as mincore has it. */
+static size_t in_core(void *at, size_t pages)
+{
+	unsigned char *map = malloc(pages);
+	size_t count = 0;
+	NEED(map && mincore(at, pages * PAGE, map) == 0);
+	for (size_t page = 0; page < pages; page++)
+		count += map[page] & 1;
+	free(map);
+	return count;
+}
+
 /* Shared memory, and files that are in memory only, go to the swap as programs' own pages do. */
 static void shared_areas(const char *disk)
 {
@@ -168,6 +181,8 @@ static void shared_areas(const char *disk)
 	IN_CHILD(status, NEED(all_filled(at, PAGES, 6) && madvise(at, PAGES * PAGE, 21) == 0); _exit(smaps(at, "Rss") != PAGES * 4));
 	PROMISE("shared memory that another maps, too, is not for one to send out", status == 0);
 	PROMISE("else it goes", madvise(at, PAGES * PAGE, 21) == 0 && smaps(at, "Rss") < PAGES);
+	PROMISE("it can be asked for ahead of need", madvise(at, PAGES * PAGE, MADV_WILLNEED) == 0 && in_core(at, PAGES) > PAGES * 3 / 4 && smaps(at, "Rss") < PAGES);
+	NEED(all_filled(at, PAGES, 6) && madvise(at, PAGES * PAGE, 21) == 0);
 	NEED(listed(disk, &size, &used, &priority));
 	PROMISE("the list says so", used >= PAGES * 3);
 	PROMISE("so does smaps, for whoever maps it", smaps(at, "Swap") >= PAGES * 3 && smaps(at, "SwapPss") == 0);
@@ -337,6 +352,26 @@ static void lost(const char *disk)
 	lost_from_file(disk);
 }
 
+static void refused(const char *disk)
+{
+	enum { PAGES = 8 };
+	long size, used;
+	int priority;
+	make_swap(disk, 1, 15, 0, 0, GOOD);
+	NEED(swapon(disk, 0) == 0);
+	unsigned char *at = memory(PAGES);
+	for (size_t page = 0; page < PAGES; page++)
+		fill(at + page * PAGE, page, 3);
+	NEED(madvise(at, PAGES * PAGE, 21) == 0);
+	long out = figure("/proc/vmstat", "pswpout");
+	PROMISE("a page that the disk does not take is the only one that stays", figure("/proc/meminfo", "SwapCached") == 4);
+	NEED(madvise(at, PAGES * PAGE, 21) == 0);
+	PROMISE("it goes elsewhere the next time", figure("/proc/vmstat", "pswpout") == out + 1 && figure("/proc/meminfo", "SwapCached") == 0);
+	PROMISE("the place that failed is not used again", listed(disk, &size, &used, &priority) && size == 14 * 4 && used == PAGES * 4);
+	PROMISE("every page is as it was", all_filled(at, PAGES, 3));
+	PROMISE("and swapoff finds nothing amiss", swapoff(disk) == 0 && all_filled(at, PAGES, 3));
+}
+
 static int failed(const char *what, size_t where)
 {
 	fprintf(stderr, "%s: %zu (%s)\n", what, where, strerror(errno));
@@ -457,16 +492,20 @@ static int file_in_memory(size_t pages)
 	return file;
 }
 
-/* Each worker has every so-manieth page to itself to store to, and looks at those of the next one; at some of them in the file. */
+/* Each worker has every so-manieth dozen of pages to itself to store to, and looks at those of the next one; at some of them in the file. */
 static int together(unsigned char *at, size_t pages, int file, size_t of_file, int worker, int workers)
 {
+	enum { DOZEN = 12 };
 	static unsigned char bytes[PAGE];
 	int phase = 0, next = (worker + 1) % workers;
 	for (int round = 1; round <= 2; round++) {
-		for (size_t page = worker; page < pages; page += workers)
-			fill(at + page * PAGE, page, round);
+		for (size_t page = 0; page < pages; page++)
+			if (page / DOZEN % workers == (size_t)worker)
+				fill(at + page * PAGE, page, round);
 		meet_all(workers * ++phase);
-		for (size_t page = next; page < pages; page += workers) {
+		for (size_t page = 0; page < pages; page++) {
+			if (page / DOZEN % workers != (size_t)next)
+				continue;
 			int by_call = page >= of_file && page % 3 == 0;
 			if (by_call && pread(file, bytes, PAGE, (page - of_file) * PAGE) != (ssize_t)PAGE)
 				return failed("a shared page cannot be read", page);
@@ -656,6 +695,8 @@ int main(int argc, char **argv)
 		areas(argv[2]);
 	else if (!strcmp(argv[1], "lost") && argc == 3)
 		lost(argv[2]);
+	else if (!strcmp(argv[1], "refused") && argc == 3)
+		refused(argv[2]);
 	else if (!strcmp(argv[1], "pressure") && argc == 4)
 		pressure(atoi(argv[2]), atoi(argv[3]));
 	else if (!strcmp(argv[1], "full"))

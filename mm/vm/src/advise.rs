@@ -188,9 +188,13 @@ impl<S: Memory> AddressSpace<S> {
                     resident.make_old(range, ClearRefs::All, &mut batch)
                 });
             }
-            Advice::WillNeed => {
-                self.in_areas(range, |resident, area, range| resident.read_ahead(area, range))
-            }
+            Advice::WillNeed => self.in_areas(range, |resident, area, range| {
+                if let Some((cache, first)) = area.cache_page(range.start) {
+                    let pages = first..first + (range.end.0 - range.start.0) / PAGE;
+                    cache.bring_in(pages, resident.place(area, range.start));
+                }
+                resident.read_ahead(area, range);
+            }),
             Advice::Collapse => {
                 outcome?;
                 self.collapse(range)?;

@@ -141,8 +141,9 @@ impl<S: Memory> Drop for PageCache<S> {
     fn drop(&mut self) {
         if let Some(commons) = self.listed.get().and_then(Weak::upgrade) {
             commons.caches.forget(self.id);
-            let index = &mut self.inner.get_mut().index;
-            while let Some((page, _)) = index.next_swapped(0) {
+            let (index, mut next) = (&mut self.inner.get_mut().index, 0);
+            while let Some((page, _)) = index.next_swapped(next) {
+                next = page + 1;
                 index.remove_swapped(page).into_iter().for_each(|place| commons.swap.leave(place));
             }
         }

@@ -298,6 +298,18 @@ impl<S: Memory> PageCache<S> {
         true
     }
 
+    /// Bring those of `pages` in that are in the swap, as long as there is memory. May sleep for the device.
+    pub(crate) fn bring_in(&self, pages: Range<u64>, place: NodePolicy) {
+        let mut next = pages.start;
+        while let Some((page, _)) = self.next_swapped(next).filter(|(page, _)| pages.contains(page)) {
+            next = page + 1;
+            // One that cannot be read is the trouble of who wants it.
+            if matches!(self.find(page, place), Err(VmError::NoMemory)) {
+                return;
+            }
+        }
+    }
+
     /// The frame of page `index` of a cache without a store: there, or brought in from the swap; `None` for a hole.
     ///
     /// # Errors

@@ -122,6 +122,9 @@ fn pinned_and_locked_pages_of_shared_memory_stay() {
     swapping.evict_shared(&p);
     let here: Vec<u64> = (0..8).filter(|&n| cache.is_resident(n)).collect();
     assert_eq!(here, [2, 5]);
+    // Though nothing maps it any more.
+    p.space().unmap_idle(&cache, PageSet { first: 0, mask: 4 }, Age::Ignore);
+    assert!(cache.begin_leaving(2).is_none());
     // A device's bytes are the file's.
     super::dma(&swapping.world, pin.pfn()).store(88);
     drop(pin);
@@ -140,20 +143,25 @@ fn pinned_and_locked_pages_of_shared_memory_stay() {
 /// Whatever is done to a page while it is being written, its bytes are the last ones.
 #[test]
 fn a_page_that_is_used_while_it_is_written_stays() {
-    let uses: [(&str, Use); 5] = [
-        ("a store through a mapping", |p, at, _| p.store(at, 42).unwrap()),
-        ("a store through a mapping that is gone again", |p, at, cache| {
+    let uses: [(&str, u64, Use); 6] = [
+        ("a store through a mapping", 3, |p, at, _| p.store(at, 42).unwrap()),
+        ("a store through a mapping that is gone again", 3, |p, at, cache| {
             p.store(at, 42).unwrap();
             assert_eq!(p.space().unmap_idle(cache, PageSet { first: 0, mask: 1 }, Age::Ignore), 0);
         }),
-        ("a write", |_, _, cache| write(cache, 0, &[42; PAGE_SIZE])),
-        ("a part of it", |_, _, cache| write(cache, 0, &[42])),
-        ("a pin", |p, at, _| {
+        ("a write", 3, |_, _, cache| write(cache, 0, &[42; PAGE_SIZE])),
+        ("a part of it", 3, |_, _, cache| write(cache, 0, &[42])),
+        ("a pin", 3, |p, at, _| {
             let pin = p.space().pin::<LongTerm, ReadWrite>(VirtAddr(at), Rule::Asked).unwrap();
             p.model.with_bytes(pin.pfn(), |bytes: &mut [u8; PAGE_SIZE]| bytes[0] = 42);
         }),
+        // A read fault maps what lies around its page, too.
+        ("a store through a mapping that a neighbour brought about", 0, |p, at, _| {
+            p.load(at + PAGE).unwrap();
+            p.store(at, 42).unwrap();
+        }),
     ];
-    for (name, used) in uses {
+    for (name, freed, used) in uses {
         let swapping = Swapping::new(64);
         let p = Arc::new(swapping.world.process(0));
         let cache = file(&swapping, 4, 1);
@@ -162,7 +170,7 @@ fn a_page_that_is_used_while_it_is_written_stays() {
         let (there, then) = (p.clone(), cache.clone());
         *swapping.disk.during_write.lock().unwrap() = Some(Box::new(move || used(&there, at, &then)));
         let done = swapping.evict_shared(&p);
-        assert_eq!((done.freed, done.written), (3, 4), "{name}");
+        assert_eq!((done.freed, done.written), (freed, 4), "{name}");
         assert_eq!((cache.is_resident(0), read(&cache, 0, 1)), (true, std::vec![42]), "{name}");
         swapping.check();
         swapping.evict_shared(&p);
@@ -291,9 +299,34 @@ fn what_is_used_stays_and_what_one_process_alone_maps_can_be_sent_out() {
     assert_eq!((smaps(&p, at), p.usage().swapped), ((63 * PAGE, 0), 0));
     // Who has a page of his own does not find the file's.
     p.store(private + 9 * PAGE, 1).unwrap();
-    assert_eq!((smaps(&p, private), smaps(&p, at)), ((62 * PAGE, 0), (62 * PAGE, 0)));
+    swapping.evict_shared(&p);
+    assert_eq!((smaps(&p, private), smaps(&p, at)), ((63 * PAGE, 0), (64 * PAGE, 0)));
     p.unmap(private, 64).unwrap();
     drop((p, q, cache, of));
+    swapping.end();
+}
+
+#[test]
+fn advice_that_shared_memory_will_be_needed_reads_it_and_maps_none() {
+    let swapping = Swapping::new(64);
+    let p = swapping.world.process(0);
+    let cache = file(&swapping, 40, 1);
+    let at = p.map(Place::Anywhere, 40, RW, shared(&cache)).unwrap();
+    swapping.evict_shared(&p);
+    let lost = cache.swap_place(5).unwrap().slot;
+    swapping.disk.bad_reads.lock().unwrap().insert(lost);
+    p.advise(at + PAGE, 10, Advice::WillNeed).unwrap();
+    // A few that follow were read ahead.
+    let away: Vec<u64> = (0..40).filter(|&n| !cache.is_resident(n) && !(11..=35).contains(&n)).collect();
+    assert_eq!((away, p.usage().rss()), (Vec::from([0, 5, 36, 37, 38, 39]), 0));
+    swapping.evict_shared(&p);
+    swapping.world.frames.fail_after(3);
+    p.advise(at, 4, Advice::WillNeed).unwrap();
+    swapping.world.frames.fail_never();
+    assert!((1..4).contains(&cache.pages()), "as long as there is memory");
+    swapping.disk.bad_reads.lock().unwrap().clear();
+    (0..40).for_each(|n| assert_eq!(p.load(at + n * PAGE), Ok(1 + n as u8)));
+    drop((p, cache));
     swapping.end();
 }
 

@@ -29,6 +29,12 @@ impl Page {
         write(&cache, 0, &[1; PAGE_SIZE]);
         Self { commons: s.world.commons.clone(), disk: s.disk.clone(), cache, cut: false, byte: 1 }
     }
+
+    fn cut_off(&mut self) {
+        self.cache.truncate(0).unwrap();
+        self.cache.set_size_grow(PAGE);
+        (self.cut, self.byte) = (true, 0);
+    }
 }
 
 /// Who does something with the page, and how far it has come.
@@ -39,6 +45,8 @@ enum Actor {
     Store(u8, Store),
     /// Cuts it off.
     Cut,
+    /// Cuts it off, then writes a new page with this byte.
+    Rewrite(u8, Rewrite),
 }
 
 enum Out {
@@ -46,6 +54,11 @@ enum Out {
     Write(SwapPlace, Held),
     End(SwapPlace, Held),
     Over,
+}
+
+enum Rewrite {
+    Cut,
+    Write,
 }
 
 enum Store {
@@ -64,6 +77,7 @@ impl Actor {
             Self::Out(_) => 3,
             Self::Store(..) => 5,
             Self::Cut => 1,
+            Self::Rewrite(..) => 2,
         }
     }
 
@@ -73,10 +87,14 @@ impl Actor {
             Self::Store(byte, state) => {
                 *state = core::mem::replace(state, Store::Over).next(page, *byte);
             }
-            Self::Cut => {
-                page.cache.truncate(0).unwrap();
-                page.cache.set_size_grow(PAGE);
-                (page.cut, page.byte) = (true, 0);
+            Self::Cut => page.cut_off(),
+            Self::Rewrite(_, state @ Rewrite::Cut) => {
+                page.cut_off();
+                *state = Rewrite::Write;
+            }
+            Self::Rewrite(byte, Rewrite::Write) => {
+                write(&page.cache, 0, &[*byte; PAGE_SIZE]);
+                page.byte = *byte;
             }
         }
     }
@@ -188,6 +206,13 @@ fn a_store_is_in_the_page_whoever_takes_it_out_meanwhile() {
         || Vec::from([Actor::Out(Out::Begin), Actor::Out(Out::Begin), Actor::Store(2, Store::Begin)]);
     in_every_order(At::Memory, actors);
     in_every_order(At::Swap, actors);
+}
+
+#[test]
+fn a_page_in_anothers_place_does_not_leave_with_the_bytes_of_the_first() {
+    in_every_order(At::Memory, || {
+        Vec::from([Actor::Out(Out::Begin), Actor::Out(Out::Begin), Actor::Rewrite(2, Rewrite::Cut)])
+    });
 }
 
 #[test]
