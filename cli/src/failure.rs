@@ -22,6 +22,17 @@ impl Failure {
     pub fn io(deed: &str, path: &std::path::Path, error: &std::io::Error) -> Failure {
         Failure::new(format!("cannot {deed} {}: {error}", path.display()), "")
     }
+
+    /// QEMU ended with `words`; `told` is them, and whom they are about if that is not clear.
+    pub fn qemu(words: &str, told: String) -> Failure {
+        let of_kernel = words.contains("elf kernel") || words.contains("PVH ELF Note");
+        let hint = if of_kernel {
+            "a kernel file is a whole bzImage, or an ELF file with a PVH note"
+        } else {
+            "freehold doctor checks the installation"
+        };
+        Failure::new(told, hint)
+    }
 }
 
 impl fmt::Display for Failure {
@@ -31,5 +42,20 @@ impl fmt::Display for Failure {
             write!(f, " ({})", self.hint)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_qemu_refuses_is_not_blamed_on_the_installation() {
+        let hint = |words: &str| Failure::qemu(words, words.to_owned()).to_string();
+        assert!(
+            hint("QEMU refused: Error loading uncompressed kernel without PVH ELF Note").contains("bzImage")
+        );
+        assert!(hint("QEMU refused: Error while loading elf kernel").contains("bzImage"));
+        assert!(hint("QEMU was killed by signal 9").contains("doctor"));
     }
 }

@@ -94,7 +94,7 @@ fn output_of(words: &[OsString]) -> Result<String> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     match &ended.end {
         End::Program(Ending::Exit(0)) => Ok(text(&ended.output)),
-        End::Qemu(words) => Err(Failure::new(words.clone(), "freehold doctor checks the installation")),
+        End::Qemu(words) => Err(Failure::qemu(words, words.clone())),
         end => {
             let said = text(&ended.error);
             let said = said.lines().last().unwrap_or("it said nothing");

@@ -149,7 +149,7 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
             eprintln!("freehold: {name} did not end within {within}: killed");
         }
         End::Qemu(words) => {
-            return Err(Failure::new(words.clone(), "freehold doctor checks the installation"));
+            return Err(Failure::qemu(words, words.clone()));
         }
         _ => {}
     }

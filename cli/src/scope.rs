@@ -125,7 +125,7 @@ impl Measurement {
     pub fn run_to_an_end(self) -> Result<(Result<Results>, Ended)> {
         let ended = self.run.run(Engine::Tcg)?;
         if let End::Qemu(words) = &ended.end {
-            let failure = Failure::new(words.clone(), "freehold doctor checks the installation");
+            let failure = Failure::qemu(words, words.clone());
             return Err(explain(&self.microscope.plugin, &ended.words, failure));
         }
         let results = Results::read(&self.seen).map_err(|error| lost(&ended.words, &error));

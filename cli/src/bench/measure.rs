@@ -153,10 +153,7 @@ fn judge(side: &Side, ended: &Ended, output: &Output) -> std::result::Result<Str
         End::Program(Ending::Exit(_)) => {}
         End::Interrupted(signal) => return Err(Stop::Interrupted(*signal)),
         End::Qemu(words) => {
-            return Err(Stop::Failure(Failure::new(
-                format!("{}: {words}", side.label),
-                "freehold doctor checks the installation",
-            )));
+            return Err(Stop::Failure(Failure::qemu(words, format!("{}: {words}", side.label))));
         }
         end => return Err(died(side, ended, end, output)),
     }

@@ -49,7 +49,9 @@ impl NearCaches {
         let span = |memory: &Memory, node| {
             let own = memory.ranges.iter().filter(move |range| range.backend == node);
             let start = own.clone().map(|range| range.start).min();
-            (start.unwrap_or(0), own.map(|range| range.start + range.bytes).max().unwrap_or(0))
+            // A model wants memory: of a node that begins without it, a line that nobody reaches.
+            let end = own.map(|range| range.start + range.bytes).max().unwrap_or(model.line);
+            (start.unwrap_or(0), end)
         };
         let node = |number| {
             let (start, end) = span(&settings.memory, number);
@@ -118,5 +120,29 @@ impl NearCaches {
             }
         };
         self.nodes.iter().map(result).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freehold_scope_record::{CacheModel, CacheShape, Growth, HwAddress, NearShape};
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn memory_that_is_plugged_in_is_beside_the_caches_of_its_node() {
+        let growth = vec![Growth { node: 1, bytes: 64 * MIB }];
+        let memory = Memory::q35(&[64 * MIB, 0], HwAddress::GuestPhysical).with_growth(growth);
+        let start = memory.growth_starts()[0];
+        let mut settings = Settings::new("results".into(), memory, vec![0, 1]);
+        let shape = CacheShape { size: 4096, ways: 2 };
+        let near = Some(NearShape { size: MIB });
+        settings.models.cache = Some(CacheModel { line: 64, first: shape, last: shape, near });
+        let near = NearCaches::new(&settings).expect("a power of two");
+        near.access(0, 4096, Access::Read, |_| 0);
+        near.access(1, start, Access::Read, |_| 0);
+        let accesses: Vec<u64> = near.take_counts().iter().map(|counts| counts.accesses).collect();
+        assert_eq!(accesses, [1, 0]);
     }
 }

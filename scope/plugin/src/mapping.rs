@@ -54,6 +54,8 @@ fn find(maps: &str, memory: &Memory) -> Result<Vec<Mapping>, String> {
         Some(mapping) => {
             Err(format!("memory {number} has {} bytes, but {expected} were expected", mapping.bytes))
         }
+        // A node that begins without memory has no backend.
+        None if expected == 0 => Ok(Mapping { start: 0, bytes: 0 }),
         None => Err(format!(
             "memory {number} is not mapped: its backend's file has to be named freehold-m{number}"
         )),
@@ -102,7 +104,7 @@ impl GuestMemory for Mapped {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use freehold_scope_record::HwAddress;
+    use freehold_scope_record::{Growth, HwAddress};
 
     const MAPS: &str = "\
 55d0a0000000-55d0a0100000 r-xp 00000000 08:01 42                         /usr/bin/qemu-system-x86_64
@@ -133,6 +135,16 @@ mod tests {
         let doubled = MAPS.replace("7f0014000000-7f0018000000", "7f0024000000-7f0028000000");
         let twice = find(&doubled, &Memory::q35(&[SIZE, SIZE], HwAddress::OffsetTwice)).unwrap_err();
         assert!(twice.contains("memory 0 is mapped twice"), "{twice}");
+    }
+
+    #[test]
+    fn a_node_without_memory_has_no_mapping_and_what_is_plugged_in_there_has_one() {
+        let growth = vec![Growth { node: 1, bytes: SIZE }];
+        let memory = Memory::q35(&[SIZE, 0], HwAddress::OffsetTwice).with_growth(growth);
+        let maps = MAPS.replace("freehold-m1", "freehold-m2");
+        let mapped = Mapped { mappings: find(&maps, &memory).unwrap(), memory };
+        assert_eq!(mapped.guest_address(0x7f00_0000_1000), Some((4 << 30) + SIZE + 0x1000));
+        assert_eq!(mapped.load(SIZE), None, "between what is there and the devices is nothing");
     }
 
     #[test]
