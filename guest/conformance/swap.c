@@ -637,10 +637,10 @@ static int stay(int ready, int end)
 	enum { PIECES = 32 };
 	char byte = 1;
 	unsigned char *at = mmap(NULL, PIECES * SPREAD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	int kept = at != MAP_FAILED;
+	int kept = at != MAP_FAILED || !failed("mmap", PIECES * SPREAD);
 	for (size_t piece = 0; kept && piece < PIECES; piece++)
 		fill(at + piece * SPREAD, piece, 5);
-	kept = kept && write(ready, &byte, 1) == 1;
+	kept = kept && (write(ready, &byte, 1) == 1 || !failed("write", 1));
 	/* Who waits for all of us waits for nobody who is gone. */
 	close(ready);
 	kept = kept && read(end, &byte, 1) == 0;
@@ -681,7 +681,7 @@ static void forks(int count)
 	PROMISE("nor does what the children need for themselves", came == forked);
 	close(end[1]);
 	for (int status; wait(&status) > 0;)
-		kept += status == 0;
+		kept += status == 0 || !failed("a child ended with status", status);
 	PROMISE("and they keep it", kept == count);
 	PROMISE("so does their parent", all_filled(at, pages, 1));
 	PROMISE("pageblocks were made whole for it", figure("/proc/vmstat", "compact_success") > 0);
