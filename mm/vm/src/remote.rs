@@ -73,13 +73,18 @@ impl<S: Memory> AddressSpace<S> {
     /// # Errors
     /// [`VmError::Fault`], [`VmError::NoMemory`]; `to` may have been filled in part.
     pub fn read_remote(&mut self, addr: VirtAddr, to: &mut [u8]) -> Result<(), VmError> {
-        let (len, mut done) = (to.len(), 0);
-        let got = self.access_remote(addr, len, RemoteAccess::Read, |bytes| {
-            to[done..done + bytes.len()].copy_from_slice(bytes);
-            done += bytes.len();
-            bytes.len()
-        })?;
-        if got == len { Ok(()) } else { Err(VmError::Fault) }
+        let mut done = 0;
+        // Where a page ends it, the next one says why.
+        while done < to.len() {
+            let at = addr.checked_add(done as u64).ok_or(VmError::Fault)?;
+            let mut next = done;
+            done += self.access_remote(at, to.len() - done, RemoteAccess::Read, |bytes| {
+                to[next..next + bytes.len()].copy_from_slice(bytes);
+                next += bytes.len();
+                bytes.len()
+            })?;
+        }
+        Ok(())
     }
 
     /// Write exactly `from`.
@@ -88,12 +93,17 @@ impl<S: Memory> AddressSpace<S> {
     /// [`VmError::Fault`], [`VmError::NoMemory`]; a part may have been written.
     pub fn write_remote(&mut self, addr: VirtAddr, from: &[u8]) -> Result<(), VmError> {
         let mut done = 0;
-        let got = self.access_remote(addr, from.len(), RemoteAccess::Write, |bytes| {
-            bytes.copy_from_slice(&from[done..done + bytes.len()]);
-            done += bytes.len();
-            bytes.len()
-        })?;
-        if got == from.len() { Ok(()) } else { Err(VmError::Fault) }
+        while done < from.len() {
+            let at = addr.checked_add(done as u64).ok_or(VmError::Fault)?;
+            let mut rest = &from[done..];
+            done += self.access_remote(at, rest.len(), RemoteAccess::Write, |bytes| {
+                let (now, later) = rest.split_at(bytes.len());
+                bytes.copy_from_slice(now);
+                rest = later;
+                now.len()
+            })?;
+        }
+        Ok(())
     }
 
     /// The frame of the page at `addr`, present and (for writing) this space's own. It stays so while the space is locked.
