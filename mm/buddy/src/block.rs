@@ -287,18 +287,14 @@ const fn mask(order: u32) -> u64 {
 
 /// Where to take an aligned run of 2^`order` ones out of `word`: one that is no part of a larger run, if there is such a one, and whether it is.
 fn choose(word: u64, order: usize) -> Option<(u64, Fit)> {
-    // Ones where so many ones follow each other.
-    let rows = (0..order).fold(word, |rows, step| rows & rows >> (1u32 << step));
-    let found = rows & ALIGNED[order];
-    if found == 0 {
-        return None;
-    }
-    let larger = if order < 5 { rows & rows >> (1u32 << order) & ALIGNED[order + 1] } else { 0 };
+    let found = runs(word, order);
+    let larger = if order < 5 { runs(word, order + 1) } else { 0 };
     let lonely = found & !(larger | larger << (1u32 << order));
-    Some(match lonely {
-        0 => (u64::from(found.trailing_zeros()), Fit::Loose),
-        _ => (u64::from(lonely.trailing_zeros()), Fit::Exact),
-    })
+    match (found, lonely) {
+        (0, _) => None,
+        (_, 0) => Some((u64::from(found.trailing_zeros()), Fit::Loose)),
+        _ => Some((u64::from(lonely.trailing_zeros()), Fit::Exact)),
+    }
 }
 
 /// Whether taking a run breaks a larger one.
@@ -319,7 +315,7 @@ pub(crate) fn take_run(bitmap: &[AtomicU64; BITMAP_WORDS], order: u32) -> Option
         return Some(first * 64);
     }
     let mut loose = None;
-    for (index, word) in bitmap.iter().enumerate().filter(|(_, word)| word.get() != 0) {
+    for (index, word) in bitmap.iter().enumerate() {
         match choose(word.get(), order as usize) {
             Some((at, Fit::Exact)) => {
                 loose = Some((index, at));
