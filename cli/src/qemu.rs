@@ -324,10 +324,13 @@ impl Machine {
 
     /// The kernel's command line.
     pub fn parameters(&self, family: Family) -> String {
-        let own = match family {
-            Family::Freehold => "",
+        let own = match (family, &self.watcher) {
+            (Family::Freehold, _) => "",
             // no_timer_check: on a loaded host the check of the timer interrupt fails under emulation.
-            Family::Linux => "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init",
+            (Family::Linux, None) => "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init",
+            // nokaslr: where the image lies decides whose fetches are remote and which cache sets it fills. Runs that are
+            // watched are compared: it lies where it does without, on the first node.
+            (Family::Linux, Some(_)) => "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init nokaslr",
         };
         [own, &self.append].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ")
     }

@@ -56,6 +56,13 @@ impl<'a> Digest<'a> {
         sum(self.phases().iter().flat_map(|phase| phase.cpus.iter().map(|cpu| of_half(cpu, half))))
     }
 
+    /// Of the kernel's instructions, the part that was fetched from each node while the program ran; `None` where none was.
+    pub fn kernel_code(&self) -> Option<Vec<f64>> {
+        let by_node = self.all_counts(Half::Kernel).fetches;
+        let all = by_node.iter().sum();
+        (0..self.nodes()).map(|node| share(by_node.get(node).copied().unwrap_or(0), all)).collect()
+    }
+
     /// Counts of each node's memory-side cache while the program ran.
     pub fn near(&self) -> Vec<NearCounts> {
         let mut sums = vec![NearCounts::default(); self.results.near.len()];

@@ -359,6 +359,9 @@ fn locality(page: &mut Page, digest: &Digest<'_>) {
         ]);
     }
     page.table(&table);
+    if let Some(line) = summary::kernel_code(digest) {
+        page.note(Tone::Plain, &line);
+    }
     for (title, of) in [
         ("Remote instruction fetches over time", Traffic::Fetches),
         ("Remote loads and stores over time", Traffic::Data),

@@ -149,6 +149,16 @@ fn locality(text: &mut String, digest: &Digest<'_>) {
             percent(remote(&user.data, node)),
         );
     }
+    if let Some(line) = kernel_code(digest) {
+        let _ = writeln!(text, "   {line}");
+    }
+}
+
+/// Where the kernel's code lies, which decides whose fetches are remote.
+pub fn kernel_code(digest: &Digest<'_>) -> Option<String> {
+    let node = |(node, part): (usize, &f64)| format!("{} from node {node}", percent(Some(*part)));
+    let parts: Vec<String> = digest.kernel_code()?.iter().enumerate().map(node).collect();
+    Some(format!("the kernel's code is fetched {}", parts.join(", ")))
 }
 
 fn hottest(text: &mut String, story: &Story<'_>) {
@@ -272,9 +282,15 @@ mod tests {
     #[test]
     fn a_summary_tells_of_every_part_that_was_modelled() {
         let text = with_story(|story| summary(story, Rows::All));
-        for part in
-            ["near cache 0", "near cache 1", "TLB (skylake-sp)", "remote fetches", "firmware", "violation:"]
-        {
+        for part in [
+            "near cache 0",
+            "near cache 1",
+            "TLB (skylake-sp)",
+            "remote fetches",
+            "fetched 100.0% from node 0",
+            "firmware",
+            "violation:",
+        ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= 200), "{text}");

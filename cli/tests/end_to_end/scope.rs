@@ -111,6 +111,32 @@ fn a_run_under_the_microscope_is_the_programs_and_every_report_tells_of_it() {
     assert!(!dom.contains("<div id=\"tip\""));
 }
 
+/// Its text lies on node 0 (modules may lie elsewhere: a few instructions of the console's driver).
+#[test]
+fn cpus_of_another_node_fetch_all_of_a_stock_linux_from_afar() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("r.json");
+    let script =
+        "taskset 2 busybox ash -c 'phase work; for i in 1 2 3 4 5 6 7 8; do busybox true; done; phase done'";
+    let mut command = freehold();
+    command.args(["scope", "--timeout", TIMEOUT, "--kernel", "linux", "--model", "locality", "-m", "256M"]);
+    command
+        .args(["--numa", "2", "--cpus", "2", "--json"])
+        .arg(&file)
+        .args(["--", "busybox", "ash", "-c", script]);
+    let outcome = finish(command, b"").expect(0);
+    assert!(outcome.stderr.contains("the kernel's code is fetched"), "{}", outcome.stderr);
+    let record = json(&file);
+    let fetches = |name: &str, cpu: usize, node: usize| {
+        phase(&record, name)["cpus"][cpu]["modes"]["kernel"]["fetches"][node].as_u64().expect("a count")
+    };
+    let (remote, local) = (fetches("work", 1, 0), fetches("work", 1, 1));
+    assert!(remote > 100_000, "eight programs were started on CPU 1: {remote}");
+    assert!(local * 100 < remote, "CPU 1: {remote} from node 0, {local} from its own");
+    let (local, remote) = (fetches("boot", 0, 0), fetches("boot", 0, 1));
+    assert!(remote * 100 < local, "CPU 0: {local} from its own node, {remote} from node 1");
+}
+
 #[test]
 fn the_microscope_refuses_in_one_line_and_leaves_nothing_half_written() {
     let folder = tempfile::tempdir().expect("temporary folder");
