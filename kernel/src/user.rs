@@ -245,8 +245,9 @@ pub fn bounded_string(address: u64, max: usize, too_long: Errno) -> Result<Vec<u
     Ok(bytes)
 }
 
-/// A run of a program's bytes, as a [`Sink`] and a [`Source`].
-#[derive(Clone, Copy, Debug)]
+/// A run of a program's bytes, as a [`Sink`] and a [`Source`]; laid out as the `struct iovec` that names it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes)]
+#[repr(C)]
 pub struct UserSlice {
     address: u64,
     length: usize,
@@ -383,16 +384,14 @@ impl Iovecs {
         if count > IOV_MAX {
             return Err(Errno::EINVAL);
         }
-        let pairs = UserPtr::<[u64; 2]>::new(address).read_many(count)?;
-        let mut slices = room(count)?;
+        let mut slices = UserPtr::<UserSlice>::new(address).read_many(count)?;
         let mut remaining = 0;
-        for [base, length] in pairs {
-            if i64::try_from(length).is_err() {
+        for slice in &mut slices {
+            if isize::try_from(slice.length).is_err() {
                 return Err(Errno::EINVAL);
             }
-            let length = usize::try_from(length).unwrap_or(usize::MAX).min(MAX_COUNT - remaining);
-            remaining += length;
-            slices.push(UserSlice::new(base, length));
+            slice.length = slice.length.min(MAX_COUNT - remaining);
+            remaining += slice.length;
         }
         Ok(Self { slices, current: 0, remaining })
     }

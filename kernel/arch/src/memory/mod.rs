@@ -343,17 +343,22 @@ impl Tables for X86 {
 #[inline]
 fn each_used(table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &AtomicU64)) {
     let mut start = range.start;
-    for chunk in checked_entries(table)[range].chunks(4) {
+    let mut show = |start: usize, slots: &[AtomicU64]| {
+        for (offset, slot) in slots.iter().enumerate() {
+            if slot.load(Ordering::Relaxed) != 0 {
+                f(start + offset, slot);
+            }
+        }
+    };
+    let (chunks, rest) = checked_entries(table)[range].as_chunks::<8>();
+    for chunk in chunks {
         // Most of a table is empty.
         if chunk.iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed)) != 0 {
-            for (offset, slot) in chunk.iter().enumerate() {
-                if slot.load(Ordering::Relaxed) != 0 {
-                    f(start + offset, slot);
-                }
-            }
+            show(start, chunk);
         }
         start += chunk.len();
     }
+    show(start, rest);
 }
 
 impl X86 {

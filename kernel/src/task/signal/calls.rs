@@ -21,19 +21,21 @@ pub fn sys_rt_sigaction(args: &Args) -> Result<i64> {
     let signal = Signal::new(i64::from(args.int(0))).ok_or(Errno::EINVAL)?;
     let process = current().process().clone();
     let new = UserPtr::<Action>::new(args[1]).read_optional()?;
-    let old = process.action(signal);
-    if let Some(mut new) = new {
+    let old = if let Some(mut new) = new {
         if SigSet::UNSTOPPABLE.contains(signal) {
             return Err(Errno::EINVAL);
         }
         new.mask = new.mask.minus(SigSet::UNSTOPPABLE);
-        process.set_action(signal, new);
+        let old = process.set_action(signal, new);
         let ignored = new.handler == SIG_IGN
             || (new.handler == SIG_DFL && signal.default_action() == DefaultAction::Ignore);
         if ignored {
             process.forget_pending(signal);
         }
-    }
+        old
+    } else {
+        process.action(signal)
+    };
     UserPtr::new(args[2]).write_optional(&old)?;
     Ok(0)
 }

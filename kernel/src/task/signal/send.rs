@@ -45,10 +45,13 @@ impl Process {
         let shared = self.actions.lock();
         shared.lock().get(signal)
     }
-    /// Change it.
-    pub(in crate::task) fn set_action(&self, signal: Signal, action: Action) {
+    /// Change it; returns what it was.
+    pub(in crate::task) fn set_action(&self, signal: Signal, action: Action) -> Action {
         let shared = self.actions.lock();
-        shared.lock().set(signal, action);
+        let mut actions = shared.lock();
+        let old = actions.get(signal);
+        actions.set(signal, action);
+        old
     }
     /// Whether sending `signal` would do nothing.
     pub fn ignores(&self, signal: Signal) -> bool {
