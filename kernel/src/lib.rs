@@ -34,11 +34,6 @@ pub mod mem {
     /// A process' memory.
     #[derive(Debug)]
     pub struct Space;
-
-    /// The attempt; there is nobody to find memory at.
-    pub fn with_memory_found<T>(mut attempt: impl FnMut() -> crate::Result<T>) -> crate::Result<T> {
-        attempt()
-    }
 }
 #[cfg(target_os = "none")]
 pub mod report;

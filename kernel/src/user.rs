@@ -15,7 +15,6 @@ use freehold_bounce::{Original, OriginalMut};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::hw::{self, Faults};
-use crate::mem::with_memory_found;
 use crate::{Errno, Result};
 
 /// The longest path a program may pass, with its NUL (PATH_MAX).
@@ -203,13 +202,10 @@ pub fn write_exact(address: u64, bytes: &[u8]) -> Result<()> {
     if hw::write_user(address, bytes, Faults::Sleep) == bytes.len() { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
-/// Room for `count` values. Whoever may touch a program's memory may also wait for memory, for the same reason: the page may be out.
 fn room<T>(count: usize) -> Result<Vec<T>> {
-    with_memory_found(|| {
-        let mut values = Vec::new();
-        values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
-        Ok(values)
-    })
+    let mut values = Vec::new();
+    values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+    Ok(values)
 }
 
 /// `length` bytes from `address` on; may sleep. The caller bounds `length`.

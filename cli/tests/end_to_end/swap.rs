@@ -125,6 +125,15 @@ fn a_slow_disk_takes_time_and_no_lives() {
     promises(run_command(), &options, &["pressure", "4", "0"], &LOST_BY_LINUX);
 }
 
+/// The kernel's own frames lie apart from programs' here, so those have to make room for them.
+#[test]
+fn forks_find_memory_for_the_kernel_too() {
+    for (cpus, children) in [("1", "64"), ("4", "32")] {
+        let options = ["--memory", memory(), "--cpus", cpus, "--swap", "256M"];
+        promises(run_command(), &options, &["forks", children], &["pageblocks were made whole for it"]);
+    }
+}
+
 #[test]
 fn who_wants_more_than_memory_and_swap_is_killed_alone() {
     let options = ["--memory", memory(), "--swap", "32M"];

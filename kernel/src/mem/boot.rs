@@ -13,7 +13,7 @@ use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, Owner, Request
 use freehold_machine::{Pfn, Topology};
 use freehold_vm::{Commons, HugeMode, KernelRoots};
 
-use super::{Frames, hotplug, reclaim};
+use super::{Frames, hotplug, oom, reclaim};
 use crate::cmdline::Plant;
 
 /// The longest table that start-up takes from the heap: 512 KiB.
@@ -44,7 +44,7 @@ const LEAST_FOR_HUGE: u64 = 512 << 8;
 /// Build the frame table and the page allocator over `topology`, and hand every frame that boot did not keep to it.
 /// `huge` says which anonymous memory gets 2 MiB pages, where the machine's size shall not.
 pub fn init(topology: &'static Topology, cpus: usize, options: Options, huge: Option<HugeMode>) {
-    let options = Options { on_pressure: Some(reclaim::wake), ..options };
+    let options = Options { on_pressure: Some(reclaim::wake), on_denial: Some(oom::note_denial), ..options };
     let records = memory::frame_table().expect("memory for the frame table: 1/128 of all");
     let table = FrameTable::new(records);
     let words = Buddy::<X86>::metadata_words(topology, cpus, &options);

@@ -12,7 +12,7 @@ use freehold_vm::{
 };
 
 use super::space::whole_pages;
-use super::{FileMapping, Frames, Space, commons, out_of_memory, with_memory_found};
+use super::{FileMapping, Frames, Space, commons, out_of_memory};
 use crate::fs::Mapping;
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -55,11 +55,6 @@ fn protection(bits: u64) -> Result<Protection> {
 
 fn current_space() -> Arc<Space> {
     task::with_current(|task| task.process().space())
-}
-
-/// Run a change of the space; where there is no memory for it, find some.
-fn with_memory<T>(mut change: impl FnMut() -> core::result::Result<T, freehold_vm::VmError>) -> Result<T> {
-    with_memory_found(|| Ok(change()?))
 }
 
 /// mmap(addr, length, prot, flags, fd, offset)
@@ -114,11 +109,8 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     area_flags.set(AreaFlags::POPULATE, flags.contains(Map::POPULATE) && !flags.contains(Map::NONBLOCK));
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
-    let start = with_memory(|| {
-        let request =
-            MapRequest { place, len: length, protection, backing: backing.clone(), flags: area_flags };
-        space.lock().map(request, &limits)
-    })?;
+    let request = MapRequest { place, len: length, protection, backing, flags: area_flags };
+    let start = space.lock().map(request, &limits)?;
     Ok(start.0 as i64)
 }
 
@@ -166,7 +158,7 @@ fn file_backing(
 /// munmap(addr, length)
 pub fn sys_munmap(args: &Args) -> Result<i64> {
     let space = current_space();
-    with_memory(|| space.lock().unmap(VirtAddr(args[0]), args[1]))?;
+    space.lock().unmap(VirtAddr(args[0]), args[1])?;
     Ok(0)
 }
 
@@ -185,7 +177,7 @@ pub fn sys_mprotect(args: &Args) -> Result<i64> {
     }
     let protection = protection(prot)?;
     let space = current_space();
-    with_memory(|| space.lock().protect(VirtAddr(args[0]), args[1], protection, extent))?;
+    space.lock().protect(VirtAddr(args[0]), args[1], protection, extent)?;
     Ok(0)
 }
 
@@ -207,9 +199,8 @@ pub fn sys_mremap(args: &Args) -> Result<i64> {
     let source = if flags & DONTUNMAP != 0 { RemapSource::Keep } else { RemapSource::Unmap };
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
-    let start = with_memory(|| {
-        space.lock().remap(Remap { old: VirtAddr(old), old_len, new_len, place, source }, &limits)
-    })?;
+    let request = Remap { old: VirtAddr(old), old_len, new_len, place, source };
+    let start = space.lock().remap(request, &limits)?;
     Ok(start.0 as i64)
 }
 
@@ -227,7 +218,7 @@ pub fn sys_madvise(args: &Args) -> Result<i64> {
         return super::remove::remove(&space, args[0], args[1]).map(|()| 0);
     }
     let advice = Advice::from_linux(args.int(2)).ok_or(Errno::EINVAL)?;
-    let outcome = with_memory(|| space.lock().advise(VirtAddr(args[0]), args[1], advice));
+    let outcome = space.lock().advise(VirtAddr(args[0]), args[1], advice).map_err(Errno::from);
     // A hole is reported, and does not keep what is around it.
     if advice == Advice::PageOut && matches!(outcome, Ok(()) | Err(Errno::ENOMEM)) {
         let range = whole_pages(args[0], args[1]).ok_or(Errno::EINVAL)?;
@@ -286,7 +277,7 @@ fn lock_range(start: u64, len: u64, mode: LockMode) -> Result<i64> {
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
     let len = len.checked_add(offset).ok_or(Errno::EINVAL)?;
-    with_memory(|| space.lock().lock(VirtAddr(start - offset), len, mode, &limits))?;
+    space.lock().lock(VirtAddr(start - offset), len, mode, &limits)?;
     Ok(0)
 }
 
@@ -327,7 +318,7 @@ pub fn sys_mlockall(args: &Args) -> Result<i64> {
     what.set(LockAll::ON_FAULT, flags & ONFAULT != 0);
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
-    with_memory(|| space.lock().lock_all(what, &limits))?;
+    space.lock().lock_all(what, &limits)?;
     Ok(0)
 }
 

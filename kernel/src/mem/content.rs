@@ -10,7 +10,7 @@ use core::ops::Range;
 use freehold_vm::VmError;
 
 use super::hotplug::Growth;
-use super::{Frames, PageCache, find_more, with_memory_found};
+use super::{Frames, PageCache, find_more};
 use crate::fs::{Content, ContentSource, Punch};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
@@ -77,11 +77,11 @@ impl Content for CacheContent {
     }
 
     fn resize(&self, size: u64) -> Result<()> {
-        with_memory_found(|| Ok(self.cache.truncate(size)?))
+        Ok(self.cache.truncate(size)?)
     }
 
     fn punch(&self, range: Range<u64>, how: Punch) -> Result<()> {
-        with_memory_found(|| Ok(self.cache.punch_hole(range.clone())?))?;
+        self.cache.punch_hole(range.clone())?;
         match how {
             Punch::Hole => Ok(()),
             Punch::Zeroes => self.allocate(range),

@@ -5,15 +5,18 @@
 //! it, and it comes within milliseconds; what is swapped out instead has to be read again, through a device, before each next use.
 //! Killing comes last, when nothing can be had from anybody ([`reclaim`] says when that is so).
 
+use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_frame::Request;
 use freehold_machine::NodeId;
 use freehold_machine::topology::MAX_NODES;
 
 use super::frames;
 use super::hotplug::{self, Growth};
 use super::reclaim::{self, Outcome, blocks};
-use crate::{Errno, Result, sched, task};
+use crate::task::Task;
+use crate::{Errno, Result, hw, sched, task};
 
 static KILLS: AtomicU64 = AtomicU64::new(0);
 static STALLS: AtomicU64 = AtomicU64::new(0);
@@ -46,39 +49,56 @@ pub fn find_more() -> Growth {
     if found || made { Growth::Grown } else { Growth::None }
 }
 
-/// Whether there may be no memory for somebody. Where there is for everybody, who has none has come to a limit of his own.
+/// Whether there may be no memory for somebody.
 fn is_scarce() -> bool {
     let nodes = (0..MAX_NODES).filter_map(|node| frames().level(NodeId(node as u8)));
     nodes.into_iter().any(|(free, marks)| free < marks.high) || blocks::is_none_whole()
 }
 
-/// How often somebody tries who can also fail.
-const TRIES: usize = 16;
-/// How often of these it may be for no better reason than that there is memory again: others may have been faster, but not always.
-const RACES: usize = 4;
+/// A larger piece of memory than 2^this frames may well be missing though there is much: who asks for one does without.
+/// Linux' PAGE_ALLOC_COSTLY_ORDER.
+const COSTLY: u32 = 3;
+/// How often somebody tries again who can also fail. Others may be faster each time there is memory again, but not always.
+const TRIES: usize = 64;
 
-/// Make `attempt` again while it fails for want of memory and some is found. It leaves nothing behind where it fails, and holds nothing that
-/// [`find_more`] must not meet. What fails again when memory was found needs a larger piece of it, or the kernel's: then a pageblock is made whole.
+/// The page allocator has nothing for the current task.
+pub(super) fn note_denial(request: &Request) {
+    if request.order.log2() <= COSTLY {
+        hw::thread::with_current(|task: &Arc<Task>| task.was_denied.store(true, Ordering::Relaxed));
+    }
+}
+
+/// Whether the current task was denied memory since it was asked last. What fails with `ENOMEM` else has met a limit, which no memory mends.
+fn was_denied() -> bool {
+    task::with_current(|task| task.was_denied.swap(false, Ordering::Relaxed))
+}
+
+/// Make `attempt`, again while it fails because the page allocator had nothing for it and memory is found: so no system call fails for want of
+/// memory that others could give. It leaves nothing behind where it fails, and holds nothing that [`find_more`] must not meet.
 ///
 /// # Errors
 /// The last attempt's.
+#[inline]
 pub fn with_memory_found<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    let mut races = 0;
+    match attempt() {
+        Err(Errno::ENOMEM) if was_denied() => insist(&mut attempt),
+        outcome => outcome,
+    }
+}
+
+/// What fails again when memory was found needs a larger piece of it, or the kernel's: then a pageblock is made whole.
+#[cold]
+fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
     for round in 0..TRIES {
-        match attempt() {
-            Err(Errno::ENOMEM) => {}
-            outcome => return outcome,
-        }
-        let found = if !is_scarce() {
-            // It may have become free since.
-            races += 1;
-            races <= RACES
-        } else {
-            let made = round > 0 && blocks::is_none_whole() && blocks::make() == Outcome::Freed;
-            made || find_more() == Growth::Grown
-        };
-        if !found {
+        let made = round > 0 && blocks::is_none_whole() && blocks::make() == Outcome::Freed;
+        // Where there is some for everybody, it has become free since.
+        if !made && is_scarce() && find_more() == Growth::None {
             break;
+        }
+        sched::yield_now();
+        match attempt() {
+            Err(Errno::ENOMEM) if was_denied() => {}
+            outcome => return outcome,
         }
     }
     attempt()

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 
-use super::{FileMapping, Space, with_memory_found};
+use super::{FileMapping, Space};
 use crate::fs::file::Allocate;
 use crate::{Errno, Result, sched};
 
@@ -21,7 +21,7 @@ pub(super) fn remove(space: &Arc<Space>, start: u64, len: u64) -> Result<()> {
         holes |= removal.start > from;
         from = removal.end;
         match removal.file {
-            None => with_memory_found(|| Ok(removal.cache.punch_hole(removal.bytes.clone())?))?,
+            None => removal.cache.punch_hole(removal.bytes)?,
             Some(file) => {
                 let any: &dyn core::any::Any = &*file;
                 let mapping = any.downcast_ref::<FileMapping>().ok_or(Errno::EINVAL)?;

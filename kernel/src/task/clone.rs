@@ -191,13 +191,9 @@ impl Request {
     }
 }
 
-/// Make a thread or a process that continues like the caller, with 0 as the call's result. Memory for it is looked for.
+/// Make a thread or a process that continues like the caller, with 0 as the call's result.
 fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
     request.check()?;
-    crate::mem::with_memory_found(|| try_make(context, request))
-}
-
-fn try_make(context: &mut UserContext, request: &Request) -> Result<i64> {
     let parent = current();
     let flags = request.flags;
     let mut child_context = context.try_clone().map_err(|_| Errno::ENOMEM)?;

@@ -56,6 +56,8 @@ pub struct Task {
     /// It is finding memory for others ([`crate::mem::reclaim`]): what it allocates may come from the last reserve. Only the task itself
     /// changes it.
     pub(crate) reclaims: AtomicBool,
+    /// It asked for frames and there were none, since somebody looked last. Only the task itself changes it.
+    pub(crate) was_denied: AtomicBool,
     /// The status that the thread ended itself with, and [`FINISHED`].
     exit_code: AtomicU32,
 }
@@ -89,6 +91,7 @@ impl Task {
             memory_policy: SpinLock::new(None),
             timer_slack: AtomicU64::new(50_000),
             reclaims: AtomicBool::new(false),
+            was_denied: AtomicBool::new(false),
             exit_code: AtomicU32::new(0),
         })
     }

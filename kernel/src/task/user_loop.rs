@@ -39,13 +39,13 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
         match event {
             UserEvent::Syscall => {
                 let number = context.syscall_number();
-                let outcome = match heap::ensure(RESERVE) {
+                let outcome = mem::with_memory_found(|| match heap::ensure(RESERVE) {
                     Ok(()) => syscall::dispatch(context),
                     Err(_) => {
                         mem::out_of_memory("system call");
                         Err(Errno::ERESTARTNOINTR)
                     }
-                };
+                });
                 match outcome {
                     Ok(value) => context.set_return(value as u64),
                     Err(

@@ -11,7 +11,7 @@ use super::{Ring, RingFile, work};
 use crate::fs::anonymous;
 use crate::fs::poll::mask_at;
 use crate::fs::{OpenFile, OpenFlags};
-use crate::mem::PinnedRun;
+use crate::mem::{PinnedRun, with_memory_found};
 use crate::syscall::Args;
 use crate::task;
 use crate::time::{self, TimeSpec};
@@ -128,7 +128,7 @@ impl Ring {
             *head = head.wrapping_add(1);
             self.rings.set_submission_head(*head);
             let Some(entry) = entry else { continue };
-            let started = request::start(self, &entry).and_then(|start| match start {
+            let started = with_memory_found(|| request::start(self, &entry)).and_then(|start| match start {
                 Start::Done(result) => Ok(Some(result)),
                 Start::Pending(pending) => self.wait_for(entry.user_data, pending).map(|()| None),
             });

@@ -13,6 +13,7 @@ use super::Ring;
 use super::request::{Pending, Transfer};
 use crate::fs::poll::bits;
 use crate::fs::{Blocking, OpenFile};
+use crate::mem::with_memory_found;
 use crate::sync::{MutexGuard, PollWaiter};
 use crate::task::spawn_kernel;
 use crate::{Errno, Result, time};
@@ -107,7 +108,9 @@ impl Ring {
             waiting.running.push(user_data);
             drop(waiting);
             let result = match &job {
-                Job::Transfer(transfer) => transfer.run(Blocking::Wait).map(|count| count as i64),
+                Job::Transfer(transfer) => {
+                    with_memory_found(|| transfer.run(Blocking::Wait)).map(|count| count as i64)
+                }
                 Job::Sync(file) => file.file().sync().map(|()| 0),
             };
             // Buffers and file are free before the program hears of the end.

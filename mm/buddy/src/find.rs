@@ -129,6 +129,9 @@ impl<M: Machine> Buddy<M> {
                 zones.for_each(|zone| zone.settle(pinned, self.machine));
             }
         }
+        if let Some(sink) = self.options.on_denial {
+            sink(&request);
+        }
         Err(OutOfMemory)
     }
 

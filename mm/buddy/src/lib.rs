@@ -52,7 +52,9 @@ pub use info::{LaneInfo, ORDERS, ZoneInfo};
 pub use init::InitError;
 pub use misuse::Misuse;
 pub use numa::{NumaStats, Traffic};
-pub use options::{BadParameter, Check, MisuseSink, Options, Placement, PressureSink, Shuffle, Wipe};
+pub use options::{
+    BadParameter, Check, DenialSink, MisuseSink, Options, Placement, PressureSink, Shuffle, Wipe,
+};
 pub use validate::Fault;
 pub use zone::Watermarks;
 

@@ -1,5 +1,6 @@
 //! What the administrator chooses, in Linux' words: the kernel parameters `page_alloc.*` and `init_on_*`.
 
+use freehold_frame::Request;
 use freehold_machine::topology::Indexing;
 use freehold_machine::{NodeId, Topology};
 
@@ -58,6 +59,9 @@ pub type MisuseSink = fn(&Misuse);
 /// of the allocator held, by whoever asks for memory: it must not sleep and not allocate.
 pub type PressureSink = fn(NodeId);
 
+/// Who is told that a request found nothing. Called as a [`PressureSink`] is, by whoever asked.
+pub type DenialSink = fn(&Request);
+
 /// How the allocator is to behave.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -79,6 +83,8 @@ pub struct Options {
     pub on_misuse: Option<MisuseSink>,
     /// Who is told about shortage.
     pub on_pressure: Option<PressureSink>,
+    /// Who is told about requests that found nothing.
+    pub on_denial: Option<DenialSink>,
 }
 
 impl Default for Options {
@@ -92,6 +98,7 @@ impl Default for Options {
             init_on_free: Wipe::Never,
             on_misuse: None,
             on_pressure: None,
+            on_denial: None,
         }
     }
 }

@@ -5,6 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{check, model};
 use freehold_buddy::{Buddy, Check, Misuse, Moment, Options, Shuffle, Wipe};
@@ -323,4 +324,31 @@ fn memory_is_taken_from_the_nearest_node_and_lists_hold_local_frames_only() {
     }
     let far = source.allocate(Request::new(Owner::Anon).policy(NodePolicy::Preferred(NodeId(1)))).unwrap();
     assert_eq!(node_of(far), NodeId(1));
+}
+
+/// What the sinks were told: the machine is the process' only one that has them.
+static SHORT: AtomicU64 = AtomicU64::new(0);
+static DENIED: AtomicU64 = AtomicU64::new(0);
+
+#[test]
+fn who_looks_after_memory_hears_of_shortage_before_somebody_is_denied() {
+    let options = Options {
+        on_pressure: Some(|_| _ = SHORT.fetch_add(1, Ordering::Relaxed)),
+        on_denial: Some(|request| _ = DENIED.fetch_add(request.order.frames(), Ordering::Relaxed)),
+        ..Options::default()
+    };
+    let source = model(Config { frames: 256 * 512, ..Config::default() }, &[], options);
+    let request = Request::new(Owner::Anon);
+    let mut held = vec![source.allocate(request).unwrap()];
+    assert_eq!((SHORT.load(Ordering::Relaxed), DENIED.load(Ordering::Relaxed)), (0, 0));
+    while SHORT.load(Ordering::Relaxed) == 0 {
+        held.push(source.allocate(request).expect("shortage is told while there is some left"));
+    }
+    assert_eq!(DENIED.load(Ordering::Relaxed), 0);
+    held.extend(std::iter::from_fn(|| source.allocate(request).ok()));
+    assert_eq!(DENIED.load(Ordering::Relaxed), 1, "one request found nothing");
+    assert_eq!(source.allocate(request.order(Order::PAGEBLOCK)), Err(OutOfMemory));
+    assert_eq!(DENIED.load(Ordering::Relaxed), 1 + 512, "and one more");
+    held.into_iter().for_each(|frame| source.release(frame, Order::FRAME));
+    check(source);
 }

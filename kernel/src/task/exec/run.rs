@@ -14,7 +14,7 @@ use crate::fs::mount::MountFlags;
 use crate::fs::node::NodeKind;
 use crate::fs::walk::{Final, Walk};
 use crate::fs::{OpenFile, OpenFlags, Path};
-use crate::mem::{Layout, Program, Space, with_memory_found};
+use crate::mem::{Layout, Program, Space};
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
 use crate::task::capabilities::Capabilities;
@@ -388,11 +388,9 @@ fn exec(context: &mut UserContext, request: Request, argv: u64, envp: u64) -> Re
     let task = current();
     let process = task.process();
     let limit = argument_limit(process);
-    let prepared = with_memory_found(|| {
-        let arguments = Strings::read(argv, limit)?;
-        let environment = Strings::read(envp, limit.saturating_sub(arguments.size()))?;
-        load(process, Request { arguments, environment, ..request.clone() })
-    })?;
+    let arguments = Strings::read(argv, limit)?;
+    let environment = Strings::read(envp, limit.saturating_sub(arguments.size()))?;
+    let prepared = load(process, Request { arguments, environment, ..request })?;
     prepared.replace(&task, context)?;
     Ok(0)
 }
