@@ -261,40 +261,30 @@ pub(crate) const fn unlink(bits: u64) -> Option<BlockId> {
     if bits == 0 { None } else { Some(BlockId(bits - 1)) }
 }
 
-/// Ones at the multiples of 2^order, for orders 0 to 5.
-const ALIGNED: [u64; 6] = [
+/// Ones at the multiples of 2^order, for orders 0 to 6.
+const ALIGNED: [u64; 7] = [
     u64::MAX,
     0x5555_5555_5555_5555,
     0x1111_1111_1111_1111,
     0x0101_0101_0101_0101,
     0x0001_0001_0001_0001,
     0x0000_0001_0000_0001,
+    1,
 ];
 
 /// Ones where an aligned run of 2^`order` ones starts in `word`; `order` is below 6.
 fn runs(word: u64, order: usize) -> u64 {
-    let mut found = word;
-    for step in 0..order {
-        found &= found >> (1 << step);
-    }
-    found & ALIGNED[order]
+    starts(word, order) & ALIGNED[order]
+}
+
+/// Ones where a run of 2^`order` ones starts, aligned or not; `order` is below 6.
+fn starts(word: u64, order: usize) -> u64 {
+    (0..order).fold(word, |found, step| found & found >> (1 << step))
 }
 
 /// The bits of a run of 2^`order` frames inside one word; `order` is below 6.
 const fn mask(order: u32) -> u64 {
     (1 << (1u32 << order)) - 1
-}
-
-/// Where to take an aligned run of 2^`order` ones out of `word`: one that is no part of a larger run, if there is such a one, and whether it is.
-fn choose(word: u64, order: usize) -> Option<(u64, Fit)> {
-    let found = runs(word, order);
-    let larger = if order < 5 { runs(word, order + 1) } else { 0 };
-    let lonely = found & !(larger | larger << (1u32 << order));
-    match (found, lonely) {
-        (0, _) => None,
-        (_, 0) => Some((u64::from(found.trailing_zeros()), Fit::Loose)),
-        _ => Some((u64::from(lonely.trailing_zeros()), Fit::Exact)),
-    }
 }
 
 /// Whether taking a run breaks a larger one.
@@ -304,30 +294,66 @@ enum Fit {
     Loose,
 }
 
-/// Take an aligned run of 2^`order` ones out of a bitmap, for orders up to 8: one that is no part of a larger run, if
-/// there is such a one in the bitmap. Its index in frames.
-pub(crate) fn take_run(bitmap: &[AtomicU64; BITMAP_WORDS], order: u32) -> Option<u64> {
+/// Take at most `most` aligned runs of 2^`order` ones out of `word`, only those that are no part of a larger run or all: what is left of it, and how many.
+/// Each one's place goes to `each`.
+fn take_of(word: u64, order: usize, fit: Fit, most: u64, mut each: impl FnMut(u64)) -> (u64, u64) {
+    let starts = starts(word, order);
+    let found = starts & ALIGNED[order];
+    let mut chosen = match fit {
+        Fit::Loose => found,
+        Fit::Exact => {
+            let larger = starts & starts >> (1u32 << order) & ALIGNED[order + 1];
+            found & !(larger | larger << (1u32 << order))
+        }
+    };
+    let (mut rest, mut taken) = (word, 0);
+    while chosen != 0 && taken < most {
+        let at = chosen.trailing_zeros();
+        rest &= !(mask(order as u32) << at);
+        chosen &= chosen - 1;
+        each(u64::from(at));
+        taken += 1;
+    }
+    (rest, taken)
+}
+
+/// Take at most `most` aligned runs of 2^`order` ones out of a bitmap, for orders up to 8; first those that are no part of a larger run. Fewer: there
+/// are no more. Each one's index in frames goes to `each`.
+pub(crate) fn take_runs(
+    bitmap: &[AtomicU64; BITMAP_WORDS],
+    order: u32,
+    most: u64,
+    mut each: impl FnMut(u64),
+) -> u64 {
+    let mut taken = 0;
     if order >= 6 {
         // As below, with a bit for each word.
-        let full = bitmap.iter().rev().fold(0, |full, word| full << 1 | u64::from(word.get() == u64::MAX));
-        let (first, _) = choose(full, order as usize - 6)?;
-        bitmap[first as usize..][..1 << (order - 6)].iter().for_each(|word| word.set(0));
-        return Some(first * 64);
+        let mut full =
+            bitmap.iter().rev().fold(0, |full, word| full << 1 | u64::from(word.get() == u64::MAX));
+        for fit in [Fit::Exact, Fit::Loose] {
+            let (rest, got) = take_of(full, order as usize - 6, fit, most - taken, |first| {
+                bitmap[first as usize..][..1 << (order - 6)].iter().for_each(|word| word.set(0));
+                each(first * 64);
+            });
+            (full, taken) = (rest, taken + got);
+        }
+        return taken;
     }
-    let mut loose = None;
-    for (index, word) in bitmap.iter().enumerate() {
-        match choose(word.get(), order as usize) {
-            Some((at, Fit::Exact)) => {
-                loose = Some((index, at));
-                break;
+    for fit in [Fit::Exact, Fit::Loose] {
+        for (index, word) in (0..).zip(bitmap) {
+            if taken == most {
+                return taken;
             }
-            Some((at, Fit::Loose)) => loose = loose.or(Some((index, at))),
-            None => {}
+            let bits = word.get();
+            if bits != 0 {
+                let (rest, got) =
+                    take_of(bits, order as usize, fit, most - taken, |at| each(index * 64 + at));
+                word.set(rest);
+                taken += got;
+            }
         }
     }
-    let (index, at) = loose?;
-    bitmap[index].set(bitmap[index].get() & !(mask(order) << at));
-    Some(index as u64 * 64 + at)
+    taken
 }
 
 /// Put a run back: the order of the largest aligned run that it is in now. `None`, and nothing changed, if one of its frames
@@ -437,12 +463,22 @@ mod tests {
         let mut held = std::vec::Vec::new();
         for _ in 0..100_000 {
             if rng.below(2) == 0 {
-                let order = rng.below(9) as u32;
-                let had = count_runs(&bitmap)[order as usize..].iter().any(|count| *count > 0);
-                let run = take_run(&bitmap, order);
-                assert_eq!(run.is_some(), had, "order {order}");
-                held.extend(run.map(|index| (index, order)));
-                assert!(run.is_none_or(|index| index % (1 << order) == 0));
+                let (order, most) = (rng.below(9) as u32, 1 + rng.below(3));
+                let counts = count_runs(&bitmap);
+                let larger = counts.iter().enumerate().skip(order as usize + 1);
+                let had = counts[order as usize] + larger.map(|(o, n)| n << (o as u32 - order)).sum::<u64>();
+                let before = held.len();
+                let taken = take_runs(&bitmap, order, most, |index| held.push((index, order)));
+                assert_eq!(
+                    (taken, held.len() - before),
+                    (had.min(most), had.min(most) as usize),
+                    "order {order}"
+                );
+                assert!(held[before..].iter().all(|(index, _)| index % (1 << order) == 0));
+                // No larger run is broken while there are enough of this size.
+                let broken =
+                    counts[order as usize + 1..].iter().ne(&count_runs(&bitmap)[order as usize + 1..]);
+                assert_eq!(broken, taken > counts[order as usize], "order {order}");
             } else if !held.is_empty() {
                 let (index, order) = held.swap_remove(rng.below(held.len() as u64) as usize);
                 assert_eq!(

@@ -66,7 +66,7 @@ impl<M: Machine> Buddy<M> {
         let mut others = 0;
         while count > 0 && lane.len(list) > 0 {
             let leavers = lane.leavers(list, count.min(DRAIN_CHUNK));
-            others += self.put_all(pinned, zone, leavers.places, shape.order);
+            others += self.put_all(pinned, zone, leavers.places, |_| shape.order);
             lane.forget(list, &leavers);
             count -= leavers.places.len() as u64;
         }
@@ -82,30 +82,39 @@ impl<M: Machine> Buddy<M> {
     /// Put all that waits to go home where it belongs.
     pub(crate) fn send_home(&self, pinned: &Pinned<M>, lane: Lane<'_>) {
         let waiting = lane.homeward();
-        for alike in waiting.chunk_by(|a, b| homeward(a).1.is_like(homeward(b).1)) {
-            let (_, tag) = homeward(&alike[0]);
-            self.put_all(pinned, self.zone(tag.node()), alike, tag.order().log2());
+        let order_of = |entry: &AtomicU64| homeward(entry).1.order().log2();
+        let alike = |entry: &AtomicU64| (homeward(entry).1.node(), order_of(entry) == PAGEBLOCK_ORDER);
+        for blocks in waiting.chunk_by(|a, b| alike(a) == alike(b)) {
+            let (node, _) = alike(&blocks[0]);
+            self.put_all(pinned, self.zone(node), blocks, order_of);
         }
         if !waiting.is_empty() {
             lane.set_sparse(Some(self.zone(lane.node()).sparse()));
         }
         lane.clear_homeward();
     }
-    /// Put blocks of one order back into their pageblocks, arena by arena: with one hold of a lock for all of them that belong to the same. Leaves their
-    /// places in disorder. How many did not belong to this CPU's.
-    fn put_all(&self, pinned: &Pinned<M>, zone: &Zone, places: &[AtomicU64], order: u32) -> u64 {
-        let may_be_plain = order == 0 && !zone.is_balanced();
+    /// Put blocks back into their pageblocks, arena by arena: with one hold of a lock for all of them that belong to the same. Either all are whole
+    /// pageblocks or none is. Leaves their places in disorder. How many did not belong to this CPU's.
+    fn put_all(
+        &self,
+        pinned: &Pinned<M>,
+        zone: &Zone,
+        places: &[AtomicU64],
+        order_of: impl Fn(&AtomicU64) -> u32,
+    ) -> u64 {
+        let may_be_plain = !zone.is_balanced();
         let mine = self.arena(pinned, zone).id;
         let (mut rest, mut others) = (places, 0);
         while let Some(first) = rest.first() {
             let arena = zone.arena_of(BlockId::of(homeward(first).0));
             let held = zone.lock_arena(arena, pinned, self.machine);
-            let sets = (order == PAGEBLOCK_ORDER).then(|| zone.lock_inside(&held));
+            let sets = (order_of(first) == PAGEBLOCK_ORDER).then(|| zone.lock_inside(&held));
             let (plain, blocks) = (BlockState::plain_of(held.id), self.blocks);
             let (mut freed, mut left, mut refused) = (0, 0, None);
             for place in rest {
-                let (block, _) = homeward(place);
-                let put = if may_be_plain { blocks.put_plain(block, plain) } else { PutPlain::No };
+                let ((block, _), order) = (homeward(place), order_of(place));
+                let put =
+                    if may_be_plain && order == 0 { blocks.put_plain(block, plain) } else { PutPlain::No };
                 if let PutPlain::Moves { from, to } = put {
                     held.update(BlockId::of(block), from, to);
                 }
@@ -143,7 +152,7 @@ impl<M: Machine> Buddy<M> {
     pub(crate) fn give_back_one(&self, pinned: &Pinned<M>, node: NodeId, block: Pfn, order: Order) {
         let part = order.log2().min(PAGEBLOCK_ORDER);
         for start in (0..order.frames()).step_by(1 << part) {
-            self.put_all(pinned, self.zone(node), &[AtomicU64::new(block.0 + start)], part);
+            self.put_all(pinned, self.zone(node), &[AtomicU64::new(block.0 + start)], |_| part);
         }
     }
 }

@@ -63,8 +63,8 @@ impl Shapes {
                 0 if class.side() == Side::Kernel => (singles / 4).max(8),
                 0 => singles,
                 PAGEBLOCK_ORDER => (share / PAGEBLOCK_FRAMES / 64).min(8),
-                // A few blocks each of the middling orders, 1/256 of a CPU's share at most.
-                4.. => ((share / 256) >> order).min(singles >> 5),
+                // A few blocks each of the middling orders, 1/128 of a CPU's share at most; none where that is a single one.
+                4.. => ((share / 128) >> order).saturating_sub(1).min(singles >> 5),
                 _ => singles >> (order + 2),
             };
             Shape { class, order, batch, room: 2 * batch }

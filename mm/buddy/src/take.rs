@@ -64,25 +64,20 @@ impl Zone {
             let Some(block) = held.candidate(class, order, reach) else { break };
             let old = self.blocks().state(block);
             let bitmap = self.blocks().bitmap(block);
-            let before = out.len();
+            let (before, asked) = (out.len(), want - taken);
             if order == 0 {
-                self.take_frames(block, old.free(), want - taken, rng.as_deref_mut(), out);
+                self.take_frames(block, old.free(), asked, rng.as_deref_mut(), out);
             } else {
-                while out.len() - before < want - taken
-                    && let Some(index) = block::take_run(bitmap, order)
-                {
-                    out.push(block.start().offset(index));
-                }
+                block::take_runs(bitmap, order, asked, |index| out.push(block.start().offset(index)));
             }
             if let Some(bins) = &self.bins {
                 out.since(before).for_each(|frame| bins.add(old.class(), frame, order));
             }
             let got = out.len() - before;
-            if got == 0 {
-                held.update(block, old, old.with_hint(order - 1));
-            } else {
-                held.note_taken(block, old, got << order);
-            }
+            let new = old.with_free(old.free() - (got << order));
+            // Of single frames some may be left all the same.
+            let none_left = order > 0 && got < asked;
+            held.update(block, old, if none_left { new.with_hint(order - 1) } else { new });
             taken += got;
         }
         taken

@@ -77,3 +77,22 @@ fn a_zone_tells_its_span_its_free_blocks_by_class_and_who_owns_its_frames() {
     assert_eq!(source.owned_on(NodeId(1))[Owner::PageCache as usize], 0);
     held.into_iter().for_each(|block| source.release(block, Order::FRAME));
 }
+
+#[test]
+fn blocks_of_every_size_and_of_both_nodes_go_home_together() {
+    let source =
+        model(Config { cpus: 1, nodes: 2, frames: 64 * 512, ..Config::default() }, &[], Options::default());
+    let free = check(source);
+    let order = |log2| Order::new(log2).unwrap();
+    let sizes = [9, 0, 3, 9, 9, 8, 0, 6, 9];
+    let held = [1, 0].map(|node| {
+        let local = NodePolicy::Preferred(NodeId(node));
+        sizes.map(|log2| {
+            (source.allocate(Request::new(Owner::Anon).order(order(log2)).policy(local)).unwrap(), log2)
+        })
+    });
+    // They wait in this order: the CPU's lists are for the other node's.
+    held.into_iter().flatten().for_each(|(block, log2)| source.release(block, order(log2)));
+    source.drain_local();
+    assert_eq!((check(source), source.misuses()), (free, 0));
+}

@@ -74,11 +74,6 @@ impl Tag {
     pub const fn node(self) -> NodeId {
         NodeId((self.0 >> 9 & 15) as u8)
     }
-    /// Whether two tags have their order and their node in common.
-    #[inline]
-    pub const fn is_like(self, other: Self) -> bool {
-        (self.0 ^ other.0) & 0x1ff0 == 0
-    }
     /// As a number of 13 bits, for an allocator that keeps it in its own memory.
     #[inline]
     pub const fn bits(self) -> u32 {
