@@ -109,7 +109,17 @@ impl SwapPlace {
     /// Nowhere: the page could not be read when its swap area was given up.
     pub const LOST: Self = Self { area: 31, slot: 0 };
     /// One more than the largest slot that an entry can name.
-    pub const SLOTS: u64 = 1 << 35;
+    pub const SLOTS: u64 = 1 << Self::SLOT_BITS;
+    const SLOT_BITS: u32 = 35;
+
+    /// Area and slot as one number below 2^40.
+    pub const fn number(self) -> u64 {
+        (self.area as u64) << Self::SLOT_BITS | self.slot
+    }
+    /// The place that has this [`SwapPlace::number`].
+    pub const fn from_number(number: u64) -> Self {
+        Self { area: (number >> Self::SLOT_BITS) as u8, slot: number & (Self::SLOTS - 1) }
+    }
 }
 
 /// One entry.
@@ -147,8 +157,7 @@ impl Entry {
     }
     /// The page is at `place`. To whom it belongs is the slot's to say, which counts its entries.
     pub const fn swapped(place: SwapPlace) -> Self {
-        let number = (place.area as u64) << 35 | place.slot;
-        Self(!(number << PAGE_SHIFT) & FRAME | SWAPPED)
+        Self(!(place.number() << PAGE_SHIFT) & FRAME | SWAPPED)
     }
     /// The same leaf for a 2 MiB page, whose frame is a pageblock's first.
     #[must_use]
@@ -234,8 +243,7 @@ impl Entry {
         if self.0 & (PRESENT | WITHHELD | SWAPPED) != SWAPPED {
             return None;
         }
-        let number = (!self.0 & FRAME) >> PAGE_SHIFT;
-        Some(SwapPlace { area: (number >> 35) as u8, slot: number & (SwapPlace::SLOTS - 1) })
+        Some(SwapPlace::from_number((!self.0 & FRAME) >> PAGE_SHIFT))
     }
     /// Whether the leaf's bytes may be thrown away: they were given up, and not written since.
     pub const fn is_lazy(self) -> bool {

@@ -11,7 +11,8 @@
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
-use core::ops::Bound;
+use core::ops::{Bound, ControlFlow};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_paging::Memory;
 
@@ -56,6 +57,24 @@ impl<S: Memory> Registry<S> {
         let gone = self.0.lock().remove(&id);
         // The last weak count gives memory back: not under the lock.
         drop(gone);
+    }
+}
+
+/// Show `visit` what `next` finds above each number, once around from where `hand` is, which goes along; until it breaks off.
+pub(crate) fn once_around<T>(
+    hand: &AtomicU64,
+    next: impl Fn(u64) -> Option<(u64, T)>,
+    mut visit: impl FnMut(T) -> ControlFlow<()>,
+) {
+    let began = hand.load(Ordering::Relaxed);
+    for (mut last, end) in [(began, u64::MAX), (0, began)] {
+        while let Some((id, found)) = next(last).filter(|(id, _)| *id <= end) {
+            if visit(found).is_break() {
+                return;
+            }
+            hand.store(id, Ordering::Relaxed);
+            last = id;
+        }
     }
 }
 

@@ -88,10 +88,7 @@ impl<S: Memory> PageCache<S> {
         if wish.laundry == Laundry::Leave {
             cold &= !dirty;
         }
-        if cold & mapped != 0 {
-            let pages = PageSet { first: look.first, mask: cold & mapped };
-            cold &= !self.unmap_idle_everywhere(pages, Age::Respect);
-        }
+        cold = self.unmap_cold(look.first, cold, mapped, Age::Respect);
         // A mapping may have made a page dirty that was not when it was judged: it stays this time.
         let mut unwritten = cold & dirty;
         while unwritten != 0 {
@@ -104,6 +101,12 @@ impl<S: Memory> PageCache<S> {
         }
         let pages = (0..64).filter(|page| cold & 1 << page != 0).map(|page| look.first + page);
         pages.filter_map(|page| self.take_idle(page)).count() as u64
+    }
+
+    /// Those of the pages `first + n` of the bits `n` of `cold` that nobody maps, or no more: `mapped` are tried, by their `age`.
+    pub(super) fn unmap_cold(&self, first: u64, cold: u64, mapped: u64, age: Age) -> u64 {
+        let mask = cold & mapped;
+        if mask == 0 { cold } else { cold & !self.unmap_idle_everywhere(PageSet { first, mask }, age) }
     }
 
     /// Of the cold pages of `look` those on `nodes` that nobody pins; and which are mapped, and which dirty.

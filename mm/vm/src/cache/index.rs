@@ -15,21 +15,15 @@ const PAGES: u64 = 64;
 
 /// No page. Frame numbers are physical addresses / 4096, so this is none.
 const NONE: u64 = u64::MAX;
-/// Not a frame but a slot of the swap.
+/// Not a frame's number but a [`SwapPlace`]'s.
 const SWAPPED: u64 = 1 << 63;
 
-/// What is in the index.
 fn frame_of(word: u64) -> Option<Pfn> {
     (word & SWAPPED == 0).then_some(Pfn(word))
 }
 
-const fn word_of(place: SwapPlace) -> u64 {
-    SWAPPED | (place.area as u64) << 35 | place.slot
-}
-
 fn place_of(word: u64) -> Option<SwapPlace> {
-    let place = SwapPlace { area: (word >> 35) as u8 & 31, slot: word & (SwapPlace::SLOTS - 1) };
-    (word != NONE && word & SWAPPED != 0).then_some(place)
+    (word != NONE && word & SWAPPED != 0).then(|| SwapPlace::from_number(word & !SWAPPED))
 }
 
 struct Chunk {
@@ -236,7 +230,7 @@ impl<S: Memory> Index<S> {
         self.forget_marks(page);
         let slot = &mut self.chunks.get_mut(&(page / PAGES))?.frames[(page % PAGES) as usize];
         let frame = frame_of(*slot)?;
-        *slot = word_of(place);
+        *slot = SWAPPED | place.number();
         self.pages -= 1;
         self.swapped += 1;
         Some(Frame::from_raw(self.source, frame).expect("the index holds frames of the page cache"))
@@ -255,7 +249,7 @@ impl<S: Memory> Index<S> {
     /// `page`, which is in the swap, will never come back; the slot's entry is the caller's.
     pub(super) fn lose(&mut self, page: u64) {
         if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
-            chunk.frames[(page % PAGES) as usize] = word_of(SwapPlace::LOST);
+            chunk.frames[(page % PAGES) as usize] = SWAPPED | SwapPlace::LOST.number();
         }
     }
 

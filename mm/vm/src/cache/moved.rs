@@ -36,11 +36,11 @@ impl<S: Memory> Caches<S> {
     pub(crate) fn find(&self, id: u64) -> Option<Arc<PageCache<S>>> {
         self.list.lock().get(&id).and_then(Weak::upgrade)
     }
-    /// The living one with the smallest number above `after`.
-    pub(super) fn next(&self, after: u64) -> Option<Arc<PageCache<S>>> {
+    /// The living one with the smallest number above `after`, and that number.
+    pub(super) fn next(&self, after: u64) -> Option<(u64, Arc<PageCache<S>>)> {
         let list = self.list.lock();
         let mut above = list.range((Bound::Excluded(after), Bound::Unbounded));
-        above.find_map(|(_, cache)| cache.upgrade())
+        above.find_map(|(&id, cache)| Some((id, cache.upgrade()?)))
     }
     /// The cache is no more.
     pub(super) fn forget(&self, id: u64) {

@@ -32,12 +32,11 @@ use freehold_frame::{Frame, NodePolicy, NodeSet, PageCache as CacheKind};
 use freehold_machine::{Pfn, VirtAddr};
 use freehold_paging::{Memory, SwapPlace};
 
-use super::attach::PageSet;
 use super::index::Look;
 use super::{Found, MAX_RUN, PAGE, PageCache};
 use crate::error::{FaultKind, VmError};
 use crate::events::Event;
-use crate::registry::{Locking, SpaceHandle};
+use crate::registry::{Locking, SpaceHandle, once_around};
 use crate::resident::Kind;
 use crate::swap::{Age, EvictWish, SWAP_RUN, SwapArea, SwapEvicted, Wrote};
 use crate::{AddressSpace, Commons};
@@ -64,24 +63,17 @@ impl<S: Memory> Commons<S> {
     /// spaces.
     pub fn evict_shared(&self, wish: &EvictWish) -> SwapEvicted {
         let mut done = SwapEvicted::default();
-        let hand = &self.caches.hand;
-        let began = hand.load(Ordering::Relaxed);
-        let (mut last, mut wrapped) = (began, false);
-        while done.freed < wish.pages && done.failed == 0 && self.swap.usage().free > 0 {
-            match self.caches.next(last) {
-                Some(cache) if wrapped && cache.id() > began => break,
-                Some(cache) => {
-                    last = cache.id();
-                    if cache.may_be_swapped() {
-                        let most = (cache.pages() >> wish.effort.min(63)) + LEAST;
-                        cache.evict_to_swap(self, wish, most, &mut done);
-                    }
-                    hand.store(last, Ordering::Relaxed);
-                }
-                None if wrapped => break,
-                None => (last, wrapped) = (0, true),
+        let visit = |cache: Arc<PageCache<S>>| {
+            if !done.falls_short(wish) || self.swap.usage().free == 0 {
+                return ControlFlow::Break(());
             }
-        }
+            if cache.may_be_swapped() {
+                let most = (cache.pages() >> wish.effort.min(63)) + LEAST;
+                cache.evict_to_swap(self, wish, most, &mut done);
+            }
+            ControlFlow::Continue(())
+        };
+        once_around(&self.caches.hand, |after| self.caches.next(after), visit);
         done
     }
 
@@ -111,8 +103,8 @@ impl<S: Memory> Commons<S> {
     #[cfg(test)]
     pub(crate) fn for_each_cache(&self, mut f: impl FnMut(&PageCache<S>)) {
         let mut last = 0;
-        while let Some(cache) = self.caches.next(last) {
-            last = cache.id();
+        while let Some((id, cache)) = self.caches.next(last) {
+            last = id;
             f(&cache);
         }
     }
@@ -127,8 +119,8 @@ impl<S: Memory> Commons<S> {
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<(), VmError> {
         let mut last = 0;
-        while let Some(cache) = self.caches.next(last) {
-            last = cache.id();
+        while let Some((id, cache)) = self.caches.next(last) {
+            last = id;
             let mut next = 0;
             while let Some((page, place)) = cache.next_swapped(next) {
                 next = page + 1;
@@ -203,7 +195,7 @@ impl<S: Memory> PageCache<S> {
     /// Have pages leave as `wish` says, looking at up to `most`, at none twice.
     fn evict_to_swap(&self, commons: &Commons<S>, wish: &EvictWish, most: u64, done: &mut SwapEvicted) {
         let (mut left, mut began) = (most, None);
-        while left > 0 && done.freed < wish.pages && done.failed == 0 {
+        while left > 0 && done.falls_short(wish) {
             let Some(mut look) = self.advance().filter(|look| Some(look.first) != began) else { break };
             began = began.or(Some(look.first));
             let present = u64::from(look.present.count_ones());
@@ -218,11 +210,8 @@ impl<S: Memory> PageCache<S> {
     }
 
     fn evict_look(&self, commons: &Commons<S>, look: Look, wish: &EvictWish, done: &mut SwapEvicted) {
-        let (mut cold, mapped, _) = self.judge(look, wish.nodes);
-        if cold & mapped != 0 {
-            let pages = PageSet { first: look.first, mask: cold & mapped };
-            cold &= !self.unmap_idle_everywhere(pages, wish.age);
-        }
+        let (cold, mapped, _) = self.judge(look, wish.nodes);
+        let cold = self.unmap_cold(look.first, cold, mapped, wish.age);
         self.write_out(commons, look.first, cold, done);
     }
 

@@ -141,12 +141,12 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Take the pages of `range`, which is part of `area` and of one table, back that no store has taken; they are as good as any other page then.
-    pub(super) fn take_unkept_back(&mut self, area: &Area<S>, range: Range<VirtAddr>) {
+    pub(super) fn take_dirty_back(&mut self, area: &Area<S>, range: Range<VirtAddr>) {
         let mut next = range.start;
         while next < range.end {
             let (pages, resume) = self.swapped_pages(next..range.end, None);
             for (addr, _, place) in pages {
-                if self.commons.swap.is_unkept(place) {
+                if self.commons.swap.is_dirty(place) {
                     // Their frames are there, and a page that cannot be had now waits for the next walk.
                     let _ = self.fault(area, addr, Want::Read);
                 }

@@ -13,8 +13,7 @@
 //! present leaf before it stores, and a pin that writes keeps it set.
 
 use arrayvec::ArrayVec;
-use core::ops::Range;
-use core::sync::atomic::Ordering;
+use core::ops::{ControlFlow, Range};
 
 use freehold_frame::{NodeSet, State};
 use freehold_machine::{Pfn, VirtAddr};
@@ -23,7 +22,7 @@ use freehold_paging::{Entry, FlushBatch, Memory, PageSize, SwapPlace};
 use super::{SWAP_RUN, Stowed, Wrote};
 use crate::events::Event;
 use crate::pin::detach::Detach;
-use crate::registry::{Locking, SpaceHandle, Visited};
+use crate::registry::{Locking, SpaceHandle, Visited, once_around};
 use crate::request::AreaFlags;
 use crate::resident::{Kind, Resident};
 use crate::{AddressSpace, Commons, VmError};
@@ -110,7 +109,7 @@ impl<'a, S: Memory> Walk<'a, S> {
     /// See how things are with the swap, as a space has been locked.
     fn begin(&mut self) {
         self.look_for_room();
-        self.retries = self.commons.swap.unkept() > 0;
+        self.retries = self.commons.swap.dirty_pages() > 0;
     }
     fn look_for_room(&mut self) {
         self.room = if self.commons.swap.usage().free > 0 { Room::Left } else { Room::Full };
@@ -145,6 +144,10 @@ impl<S: Memory> Drop for Walk<'_, S> {
 }
 
 impl SwapEvicted {
+    /// Whether more is wished for, and may be had: all could be written so far.
+    pub(crate) const fn falls_short(&self, wish: &EvictWish) -> bool {
+        self.freed < wish.pages && self.failed == 0
+    }
     /// A page was written, or not.
     pub(crate) fn note(&mut self, how: Wrote) {
         let pages = if how == Wrote::Stored { &mut self.written } else { &mut self.failed };
@@ -187,20 +190,17 @@ impl<S: Memory> Commons<S> {
         let pick = Pick { age: wish.age, nodes: wish.nodes, of_others: OfOthers::Goes };
         let mut walk = Walk::new(self, pick);
         walk.done.freed = self.swap.shrink_cache(wish.pages as usize) as u64;
-        let began = self.swap.hand.load(Ordering::Relaxed);
-        let (mut last, mut around) = (began, Lap::First);
-        while walk.done.freed < wish.pages && walk.done.failed == 0 {
-            match (self.next_space(last), around) {
-                (Some((id, _)), Lap::Second) if id > began => break,
-                (Some((id, handle)), _) => {
-                    Self::evict_from(&*handle, wish, &mut walk);
-                    self.swap.hand.store(id, Ordering::Relaxed);
-                    last = id;
+        once_around(
+            &self.swap.hand,
+            |after| self.next_space(after),
+            |handle| {
+                if !walk.done.falls_short(wish) {
+                    return ControlFlow::Break(());
                 }
-                (None, Lap::First) => (last, around) = (0, Lap::Second),
-                (None, Lap::Second) => break,
-            }
-        }
+                Self::evict_from(&*handle, wish, &mut walk);
+                ControlFlow::Continue(())
+            },
+        );
         walk.done
     }
 
@@ -213,7 +213,7 @@ impl<S: Memory> Commons<S> {
             Age::Respect => Locking::Try,
             Age::Ignore => Locking::Wait,
         };
-        while walk.done.freed < wish.pages && walk.done.failed == 0 {
+        while walk.done.falls_short(wish) {
             let mut end = Sweep::Over;
             let visited = handle.with(how, &mut |space| {
                 if share.is_none() {
@@ -241,12 +241,6 @@ impl<S: Memory> Commons<S> {
         }
         walk.done
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Lap {
-    First,
-    Second,
 }
 
 /// Whether the clock's hand has come to the end of the space.
@@ -282,7 +276,7 @@ impl<S: Memory> AddressSpace<S> {
                 }
                 let region = VirtAddr((at.0 | (PageSize::Large.bytes() - 1)) + 1).min(end);
                 if walk.retries {
-                    resident.take_unkept_back(area, at..region);
+                    resident.take_dirty_back(area, at..region);
                 }
                 next = resident.sweep_table(at..region, walk);
             }

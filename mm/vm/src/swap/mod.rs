@@ -246,13 +246,13 @@ impl<S: Memory> Swap<S> {
     }
     /// Let `slot`, which has none, hold `frame`.
     fn keep(area: &mut Area, place: SwapPlace, frame: Frame<Anon, S>, read_for: ReadFor) {
-        frame.record().set_home(HOME, home(place));
+        frame.record().set_home(HOME, place.number());
         area.slots.put(place.slot, frame.into_raw(), read_for);
     }
     /// The slot whose frame `frame` is.
     fn slot_of(&self, areas: &[Option<Area>; AREAS], frame: Pfn) -> Option<(SwapPlace, Word)> {
         let (object, index) = self.source.table().get(frame)?.home();
-        let place = SwapPlace { area: (index >> 35) as u8, slot: index & (SwapPlace::SLOTS - 1) };
+        let place = SwapPlace::from_number(index);
         let word = areas.get(usize::from(place.area))?.as_ref()?.slots.word(place.slot);
         (object == HOME && word.frame() == Some(frame)).then_some((place, word))
     }
@@ -266,9 +266,9 @@ impl<S: Memory> Swap<S> {
         let number = frame.pfn();
         let mut areas = self.areas.lock();
         if let Some((place, word)) = self.slot_of(&areas, number) {
-            // Without entries, the slot waits for the device to be done with bytes that are others by now. An unkept page is to have another slot, as soon
+            // Without entries, the slot waits for the device to be done with bytes that are others by now. A dirty page is to have another slot, as soon
             // as the others have taken it back.
-            let is_open = word.entries() > 0 && !word.is_unkept();
+            let is_open = word.entries() > 0 && !word.is_dirty();
             let open = |area: &&mut Area| area.state == State::On && is_open;
             let entered = area_of(&mut areas, place).filter(open).map(|area| area.slots.enter(place.slot));
             entered?.ok()?;
@@ -282,7 +282,7 @@ impl<S: Memory> Swap<S> {
             return Some((place, outcome));
         }
         let place = take_best(&mut areas, Some(number))?;
-        frame.record().set_home(HOME, home(place));
+        frame.record().set_home(HOME, place.number());
         Some((place, Stowed::ToWrite))
     }
 
@@ -331,13 +331,13 @@ impl<S: Memory> Swap<S> {
     }
 
     /// Whether no store has the page's bytes, or is about to.
-    fn is_unkept(&self, place: SwapPlace) -> bool {
-        area_of(&mut self.areas.lock(), place).is_some_and(|area| area.slots.word(place.slot).is_unkept())
+    fn is_dirty(&self, place: SwapPlace) -> bool {
+        area_of(&mut self.areas.lock(), place).is_some_and(|area| area.slots.word(place.slot).is_dirty())
     }
 
-    /// How many pages are like that.
-    fn unkept(&self) -> u64 {
-        self.areas.lock().iter().flatten().map(|area| area.slots.unkept()).sum()
+    /// How many pages are so.
+    fn dirty_pages(&self) -> u64 {
+        self.areas.lock().iter().flatten().map(|area| area.slots.dirty()).sum()
     }
 
     /// How many entries lead to the page's slot.
@@ -492,10 +492,6 @@ fn take_best(areas: &mut [Option<Area>; AREAS], frame: Option<Pfn>) -> Option<Sw
     let area = best?.0;
     let slot = areas[usize::from(area)].as_mut()?.slots.take(frame)?;
     Some(SwapPlace { area, slot })
-}
-
-const fn home(place: SwapPlace) -> u64 {
-    (place.area as u64) << 35 | place.slot
 }
 
 type Mapped<S> = Result<(Mapping<Anon, S>, Belongs), (Frame<Anon, S>, CountError)>;

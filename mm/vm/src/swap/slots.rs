@@ -8,7 +8,7 @@
 //! | 0 | none | | free |
 //! | 1.. | F | writing | its bytes are on their way to the store |
 //! | 1.. | F | stored | both have them; the frame may go |
-//! | 1.. | F | bad, or none | *unkept*: the store did not take them, only the frame has them; nobody new is led here, and those who are take the page back |
+//! | 1.. | F | bad, or none | *dirty*: the store did not take them, only the frame has them; nobody new is led here, and those who are take the page back |
 //! | 1.. | none | stored | only the store has them |
 //! | 0 | F | writing | every page was taken back before the store was done; the slot is free when it is |
 //! | 1 | none | writing | a page cache's bytes on their way to the store; the cache has the frame |
@@ -64,7 +64,7 @@ impl Word {
         self.0 & AHEAD != 0
     }
     /// Whether only the frame has the bytes, and they are on their way nowhere: the store did not take them.
-    pub const fn is_unkept(self) -> bool {
+    pub const fn is_dirty(self) -> bool {
         self.frame().is_some() && self.0 & (WRITING | STORED) == 0
     }
     const fn is_bad(self) -> bool {
@@ -122,7 +122,7 @@ pub(crate) struct Slots {
     /// Slots with a frame.
     cached: u64,
     /// Those of them whose store did not take the bytes.
-    unkept: u64,
+    dirty: u64,
     /// Clusters of free slots only.
     empty: usize,
     /// Where the last slot was taken: the next one is.
@@ -146,7 +146,7 @@ impl Slots {
             clusters.push(Cluster { words, free: CLUSTER as u16 });
         }
         let free = count as u64 * CLUSTER;
-        let mut slots = Self { clusters, usable: 0, free, cached: 0, unkept: 0, empty: count, hand: 0 };
+        let mut slots = Self { clusters, usable: 0, free, cached: 0, dirty: 0, empty: count, hand: 0 };
         let beyond = end..count as u64 * CLUSTER;
         for slot in bad.iter().copied().filter(|&slot| slot < end).chain(beyond).chain([0]) {
             if slots.word(slot) == Word(0) {
@@ -170,8 +170,8 @@ impl Slots {
         self.cached
     }
     /// Frames whose bytes no store has.
-    pub const fn unkept(&self) -> u64 {
-        self.unkept
+    pub const fn dirty(&self) -> u64 {
+        self.dirty
     }
     /// One more than the largest slot.
     pub const fn end(&self) -> u64 {
@@ -189,8 +189,8 @@ impl Slots {
             let before = core::mem::replace(&mut cluster.words[(slot % CLUSTER) as usize], word);
             self.cached += u64::from(word.frame().is_some());
             self.cached -= u64::from(before.frame().is_some());
-            self.unkept += u64::from(word.is_unkept());
-            self.unkept -= u64::from(before.is_unkept());
+            self.dirty += u64::from(word.is_dirty());
+            self.dirty -= u64::from(before.is_dirty());
         }
     }
     fn leave_free(&mut self, slot: u64, word: Word) {
@@ -322,7 +322,7 @@ impl Slots {
     #[cfg(test)]
     pub fn validate(&self) -> u64 {
         let (mut free, mut cached, mut empty, mut bad, mut entries) = (0, 0, 0, 0, 0);
-        let mut unkept = 0;
+        let mut dirty = 0;
         for (number, cluster) in self.clusters.iter().enumerate() {
             let unused = cluster.words.iter().filter(|&&word| word == Word(0)).count() as u64;
             assert_eq!(u64::from(cluster.free), unused, "free slots of cluster {number}");
@@ -330,7 +330,7 @@ impl Slots {
             empty += usize::from(unused == CLUSTER);
             for (slot, &word) in (number as u64 * CLUSTER..).zip(cluster.words.iter()) {
                 cached += u64::from(word.frame().is_some());
-                unkept += u64::from(word.is_unkept());
+                dirty += u64::from(word.is_dirty());
                 entries += word.entries();
                 let (used, has_frame) = (word.entries() > 0, word.frame().is_some());
                 let sound = match (used, has_frame) {
@@ -343,7 +343,7 @@ impl Slots {
                 assert!(sound, "slot {slot} is {word:?}");
             }
         }
-        assert_eq!((free, cached, unkept, empty), (self.free, self.cached, self.unkept, self.empty));
+        assert_eq!((free, cached, dirty, empty), (self.free, self.cached, self.dirty, self.empty));
         assert_eq!(self.usable + bad, self.end(), "slots that are neither usable nor bad");
         entries
     }
