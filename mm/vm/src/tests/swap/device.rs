@@ -4,9 +4,7 @@ use super::*;
 
 #[test]
 fn a_page_that_cannot_be_read_is_a_bus_error_and_harms_no_other() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 8, 1);
+    let (s, p, a) = with_filled(64, 8);
     s.page_out(&p, a, 8);
     let bad = place(&p, a + 3 * PAGE).unwrap().slot;
     s.disk.bad_reads.lock().unwrap().insert(bad);
@@ -23,9 +21,7 @@ fn a_page_that_cannot_be_read_is_a_bus_error_and_harms_no_other() {
 
 #[test]
 fn pages_that_cannot_be_written_stay_and_their_slots_are_never_used_again() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 4, 1);
+    let (s, p, a) = with_filled(64, 4);
     s.disk.bad_writes.lock().unwrap().insert(2);
     let out = s.page_out(&p, a, 4);
     assert_eq!((out.written, out.freed, out.failed), (3, 3, 1));
@@ -44,9 +40,7 @@ fn pages_that_cannot_be_written_stay_and_their_slots_are_never_used_again() {
 /// Nobody touches it: the eviction itself tries again, whoever shares it.
 #[test]
 fn a_page_that_could_not_be_written_goes_to_another_slot_when_the_clock_comes_by() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 4, 1);
+    let (s, p, a) = with_filled(64, 4);
     let child = p.fork(1);
     s.disk.bad_writes.lock().unwrap().insert(2);
     assert_eq!(s.evict(&p, 100, Age::Ignore).failed, 1);
@@ -72,9 +66,7 @@ fn a_page_that_could_not_be_written_goes_to_another_slot_when_the_clock_comes_by
 /// Who cannot write for want of memory has nothing against the slots.
 #[test]
 fn a_write_that_found_no_memory_is_tried_again_and_costs_no_slot() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 4, 1);
+    let (s, p, a) = with_filled(64, 4);
     s.disk.set_health(Health::Starved);
     let out = s.evict(&p, 4, Age::Ignore);
     assert_eq!((out.freed, out.failed), (0, 4));
@@ -83,45 +75,41 @@ fn a_write_that_found_no_memory_is_tried_again_and_costs_no_slot() {
     s.disk.set_health(Health::Sound);
     assert_eq!(s.evict(&p, 4, Age::Ignore).freed, 4);
     assert_eq!((s.swap().usage().slots, s.used()), (64, 4));
-    (0..4).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 4, 1);
     drop(p);
     s.end();
 }
 
 #[test]
 fn a_disk_that_takes_no_page_loses_no_more_slots_than_one_try_takes() {
-    let s = Swapping::new(1000);
-    let p = s.world.process(0);
-    let a = filled(&p, 200, 1);
+    let (s, p, a) = with_filled(1000, 200);
     s.disk.set_health(Health::Unwritable);
     let out = s.evict(&p, 200, Age::Ignore);
     assert_eq!((out.freed, out.failed), (0, SWAP_RUN as u64));
-    (0..200).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 200, 1);
     assert_eq!(s.swap().usage().slots, 1000 - SWAP_RUN as u64);
     // In the end there is none left of it, and another disk has them all.
     while s.evict(&p, 200, Age::Ignore).failed > 0 {
         s.check();
     }
     assert_eq!(s.swap().usage().slots, s.swap().usage().cached);
-    (0..200).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 200, 1);
     assert_eq!(s.swap().usage().slots, 0);
     s.swap().add(Disk::new(s.world.model()), 201, &[], -1).unwrap();
     // From where the clock's hand is, and from the front.
     assert_eq!((0..2).map(|_| s.evict(&p, 200, Age::Ignore).freed).sum::<u64>(), 200);
-    (0..200).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 200, 1);
     drop(p);
     s.end();
 }
 
 #[test]
 fn a_full_area_takes_what_it_can_and_the_rest_stays() {
-    let s = Swapping::new(6);
-    let p = s.world.process(0);
-    let a = filled(&p, 40, 1);
+    let (s, p, a) = with_filled(6, 40);
     assert_eq!(s.evict(&p, 40, Age::Ignore).freed, 6);
     assert_eq!((p.usage().swapped, p.usage().rss_anon), (6, 34));
     s.check();
-    (0..40).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 40, 1);
     drop(p);
     s.end();
 }
@@ -131,18 +119,16 @@ fn without_an_area_nothing_is_lost() {
     let world = World::new();
     let p = world.process(0);
     let a = filled(&p, 4, 1);
-    let wish = EvictWish { pages: 4, age: Age::Ignore, nodes: NodeSet::ALL, effort: 0 };
+    let wish = wish(4, Age::Ignore);
     assert_eq!(p.run(|| world.commons.evict(&wish)).freed, 0);
-    (0..4).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 4, 1);
     drop(p);
     world.end();
 }
 
 #[test]
 fn no_frame_for_a_page_that_comes_back_changes_nothing() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 8, 1);
+    let (s, p, a) = with_filled(64, 8);
     s.page_out(&p, a, 8);
     s.world.frames.fail_after(0);
     assert_eq!(p.load(a), Err(FaultError::OutOfMemory));
@@ -150,7 +136,7 @@ fn no_frame_for_a_page_that_comes_back_changes_nothing() {
     s.world.frames.fail_after(1);
     assert_eq!(p.load(a), Ok(1), "one frame is enough for one page");
     s.world.frames.fail_never();
-    (0..8).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 8, 1);
     drop(p);
     s.end();
 }
@@ -167,7 +153,7 @@ fn an_area_of_higher_priority_fills_first_and_bad_pages_are_left_out() {
     assert_eq!(*s.disk.writes.lock().unwrap(), [(1, 5)]);
     let areas: Vec<_> = s.swap().areas().map(|area| (area.slots, area.used, area.priority)).collect();
     assert_eq!(areas, [(64, 5, 0), (3, 3, 5)]);
-    (0..8).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 8, 1);
     assert_eq!(s.swap().add(fast.clone(), 1, &[], 0), Err(VmError::Invalid), "a header only");
     assert_eq!(s.swap().add(fast, 3, &[1, 2], 0), Err(VmError::Invalid), "bad pages only");
     drop(p);
@@ -180,7 +166,7 @@ fn read_ahead_grows_where_it_is_of_use_and_shrinks_where_it_is_not() {
     let p = s.world.process(0);
     let a = filled(&p, 256, 0);
     s.page_out(&p, a, 256);
-    (0..256).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(n as u8)));
+    assert_filled(&p, a, 256, 0);
     let (ahead, hits) = (s.count(Event::SwapAhead), s.count(Event::SwapAheadHit));
     assert!(ahead >= 7 * 256 / 8 && hits == ahead, "{ahead} {hits}");
     assert_eq!((s.count(Event::SwapIn), s.count(Event::SwapOut)), (256, 256));
@@ -198,31 +184,27 @@ fn read_ahead_grows_where_it_is_of_use_and_shrinks_where_it_is_not() {
 
 #[test]
 fn pages_that_were_read_ahead_in_vain_are_the_first_to_go() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 8, 1);
+    let (s, p, a) = with_filled(64, 8);
     s.page_out(&p, a, 8);
     p.load(a).unwrap();
     assert_eq!(s.swap().usage().cached, 7);
     let done = s.evict(&p, 4, Age::Ignore);
     assert_eq!((done.freed, done.written), (4, 0));
     assert_eq!(p.run(|| s.swap().shrink_cache(100)), 3);
-    (0..8).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 8, 1);
     drop(p);
     s.end();
 }
 
 #[test]
 fn advice_that_pages_will_be_needed_reads_them_and_maps_none() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 40, 1);
+    let (s, p, a) = with_filled(64, 40);
     s.page_out(&p, a, 40);
     p.advise(a, 40, Advice::WillNeed).unwrap();
     assert_eq!((p.usage().rss_anon, s.swap().usage().cached), (0, 40));
     assert_eq!(s.disk.reads.lock().unwrap().iter().map(|&(_, count)| count).sum::<usize>(), 40);
     let majors = p.usage().major_faults;
-    (0..40).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 40, 1);
     assert_eq!(p.usage().major_faults, majors);
     drop(p);
     s.end();
@@ -230,9 +212,7 @@ fn advice_that_pages_will_be_needed_reads_them_and_maps_none() {
 
 #[test]
 fn swapoff_brings_everything_back_as_it_was() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 40, 1);
+    let (s, p, a) = with_filled(64, 40);
     s.page_out(&p, a, 40);
     let child = p.fork(1);
     let alone = filled(&child, 2, 7);
@@ -244,7 +224,7 @@ fn swapoff_brings_everything_back_as_it_was() {
     assert_eq!(p.frame(a + PAGE), child.frame(a + PAGE), "what was shared is");
     assert!(is_exclusive(&child, alone) && !is_exclusive(&p, a + PAGE));
     assert_eq!((p.load(a), child.load(a), child.load(alone)), (Ok(1), Ok(9), Ok(7)));
-    (1..40).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a + PAGE, 39, 2);
     assert_eq!(s.swap_off(&p), Err(VmError::Invalid), "once");
     drop((p, child));
     s.end();
@@ -252,9 +232,7 @@ fn swapoff_brings_everything_back_as_it_was() {
 
 #[test]
 fn swapoff_with_an_unreadable_page_loses_that_page_only() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 8, 1);
+    let (s, p, a) = with_filled(64, 8);
     s.page_out(&p, a, 8);
     let child = p.fork(1);
     s.disk.bad_reads.lock().unwrap().insert(place(&p, a + 2 * PAGE).unwrap().slot);
@@ -272,11 +250,9 @@ fn swapoff_with_an_unreadable_page_loses_that_page_only() {
 
 #[test]
 fn an_area_that_is_leaving_takes_no_page() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 40, 1);
+    let (s, p, a) = with_filled(64, 40);
     s.page_out(&p, a, 40);
-    let wish = EvictWish { pages: 100, age: Age::Ignore, nodes: NodeSet::ALL, effort: 0 };
+    let wish = wish(100, Age::Ignore);
     let mut written = 0;
     let outcome = p.run(|| {
         s.world.commons.swap_off(s.area, &mut || {
@@ -289,16 +265,14 @@ fn an_area_that_is_leaving_takes_no_page() {
         })
     });
     assert_eq!((outcome, written), (Ok(()), 0));
-    (0..40).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 40, 1);
     drop(p);
     s.end();
 }
 
 #[test]
 fn swapoff_without_memory_or_stopped_leaves_the_area_in_use() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 40, 1);
+    let (s, p, a) = with_filled(64, 40);
     s.page_out(&p, a, 40);
     s.world.frames.fail_after(9);
     assert_eq!(s.swap_off(&p), Err(VmError::NoMemory));
@@ -307,7 +281,7 @@ fn swapoff_without_memory_or_stopped_leaves_the_area_in_use() {
     let stop = &mut || core::ops::ControlFlow::Break(());
     assert_eq!(p.run(|| s.world.commons.swap_off(s.area, stop)), Err(VmError::Again));
     assert!(s.evict(&p, 1, Age::Ignore).freed > 0);
-    (0..40).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 40, 1);
     drop(p);
     s.end();
 }

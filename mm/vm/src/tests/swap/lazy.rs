@@ -10,9 +10,7 @@ fn lazy_bytes(p: &Process, addr: u64) -> u64 {
 
 #[test]
 fn a_page_that_was_given_up_goes_without_a_slot_unless_it_was_written_since() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 4, 1);
+    let (s, p, a) = with_filled(64, 4);
     p.advise(a, 4, Advice::Free).unwrap();
     assert_eq!((s.count(Event::LazyFree), lazy_bytes(&p, a)), (4, 4 * PAGE));
     assert_eq!(p.load(a + PAGE), Ok(2), "until memory is short it is there");
@@ -32,7 +30,7 @@ fn given_up_pages_go_where_there_is_no_swap_area() {
     let p = world.process(0);
     let a = filled(&p, 4, 1);
     p.advise(a, 2, Advice::Free).unwrap();
-    let wish = EvictWish { pages: 4, age: Age::Ignore, nodes: NodeSet::ALL, effort: 0 };
+    let wish = wish(4, Age::Ignore);
     assert_eq!(p.run(|| world.commons.evict(&wish)).freed, 2);
     let now: Vec<_> = (0..4).map(|n| p.load(a + n * PAGE)).collect();
     assert_eq!(now, [Ok(0), Ok(0), Ok(3), Ok(4)]);
@@ -44,9 +42,7 @@ fn given_up_pages_go_where_there_is_no_swap_area() {
 fn row_39_what_a_device_writes_into_a_page_that_was_given_up_is_kept() {
     // The pin may be older than the advice, or younger.
     for pin_first in [true, false] {
-        let s = Swapping::new(64);
-        let p = s.world.process(0);
-        let a = filled(&p, 1, 1);
+        let (s, p, a) = with_filled(64, 1);
         let pinned = || p.run(|| p.space().pin::<Transient, ReadWrite>(VirtAddr(a), Rule::Asked)).unwrap();
         let early = pin_first.then(pinned);
         p.advise(a, 1, Advice::Free).unwrap();
@@ -63,9 +59,7 @@ fn row_39_what_a_device_writes_into_a_page_that_was_given_up_is_kept() {
 
 #[test]
 fn giving_up_a_page_takes_nothing_from_those_who_share_it() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 2, 1);
+    let (s, p, a) = with_filled(64, 2);
     let child = p.fork(1);
     p.advise(a, 2, Advice::Free).unwrap();
     s.evict(&p, 2, Age::Ignore);
@@ -104,9 +98,7 @@ fn a_large_page_that_was_given_up_goes_unless_a_piece_of_it_was_written() {
 
 #[test]
 fn cold_pages_go_first() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 4, 1);
+    let (s, p, a) = with_filled(64, 4);
     p.advise(a + PAGE, 2, Advice::Cold).unwrap();
     assert_eq!(s.evict(&p, 4, Age::Respect).written, 2);
     assert!(place(&p, a).is_none() && place(&p, a + PAGE).is_some() && place(&p, a + 2 * PAGE).is_some());

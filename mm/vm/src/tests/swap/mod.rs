@@ -152,7 +152,7 @@ impl Swapping {
         p.run(|| self.world.commons.page_out(&*p.locked, range))
     }
     pub fn evict(&self, p: &Process, pages: u64, age: Age) -> SwapEvicted {
-        p.run(|| self.world.commons.evict(&EvictWish { pages, age, nodes: NodeSet::ALL, effort: 0 }))
+        p.run(|| self.world.commons.evict(&wish(pages, age)))
     }
     /// No copy was made for nobody; entries in page tables and slots agree, then everything is given back.
     pub fn end(self) {
@@ -197,11 +197,32 @@ impl Swapping {
     }
 }
 
+/// So many pages of any node, wherever they are.
+pub const fn wish(pages: u64, age: Age) -> EvictWish {
+    EvictWish { pages, age, nodes: NodeSet::ALL, effort: 0 }
+}
+
 /// Pages with the bytes `first`, `first + 1` and so on.
 pub fn filled(p: &Process, pages: u64, first: u8) -> u64 {
     let addr = p.anonymous(pages);
     (0..pages).for_each(|n| p.store(addr + n * PAGE, first.wrapping_add(n as u8)).unwrap());
     addr
+}
+
+/// That they still have them.
+#[track_caller]
+pub fn assert_filled(p: &Process, addr: u64, pages: u64, first: u8) {
+    let found: Vec<_> = (0..pages).map(|n| p.load(addr + n * PAGE)).collect();
+    let expected: Vec<_> = (0..pages).map(|n| Ok(first.wrapping_add(n as u8))).collect();
+    assert_eq!(found, expected);
+}
+
+/// One area of `slots` pages, and a process with `pages` of the bytes 1, 2 and so on at the address that comes last.
+pub fn with_filled(slots: u64, pages: u64) -> (Swapping, Process, u64) {
+    let s = Swapping::new(slots);
+    let p = s.world.process(0);
+    let addr = filled(&p, pages, 1);
+    (s, p, addr)
 }
 
 pub fn place(p: &Process, addr: u64) -> Option<SwapPlace> {

@@ -4,9 +4,7 @@ use super::*;
 
 #[test]
 fn pages_go_out_together_and_come_back_with_their_bytes() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 8, 1);
+    let (s, p, a) = with_filled(64, 8);
     let free = s.world.frames.free();
     let done = s.page_out(&p, a, 8);
     assert_eq!((done.written, done.freed, done.failed), (8, 8, 0));
@@ -14,7 +12,7 @@ fn pages_go_out_together_and_come_back_with_their_bytes() {
     assert_eq!(*s.disk.writes.lock().unwrap(), [(1, 8)], "one run, after the header");
     assert_eq!((p.usage().rss_anon, p.usage().swapped, s.used()), (0, 8, 8));
     s.check();
-    (0..8).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, a, 8, 1);
     assert_eq!((p.usage().rss_anon, p.usage().swapped, s.used()), (8, 0, 0));
     assert_eq!(p.usage().major_faults, 1, "the others were read with the first");
     drop(p);
@@ -43,9 +41,7 @@ fn what_was_never_written_is_not_swapped() {
 
 #[test]
 fn unmapping_dropping_or_ending_a_space_frees_its_slots() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 8, 1);
+    let (s, p, a) = with_filled(64, 8);
     s.page_out(&p, a, 8);
     p.unmap(a, 2).unwrap();
     assert_eq!(s.used(), 6);
@@ -78,9 +74,7 @@ fn a_truncated_file_takes_private_copies_from_the_swap_too_and_a_hole_leaves_the
 
 #[test]
 fn a_moved_page_is_moved_where_it_is_and_a_protected_one_stays_there() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 4, 1);
+    let (s, p, a) = with_filled(64, 4);
     s.page_out(&p, a, 4);
     let places: Vec<_> = (0..4).map(|n| place(&p, a + n * PAGE)).collect();
     let to = 0x5000_0000;
@@ -107,9 +101,7 @@ fn a_moved_page_is_moved_where_it_is_and_a_protected_one_stays_there() {
 
 #[test]
 fn soft_dirty_marks_go_out_and_in_and_are_cleared_outside() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 3, 1);
+    let (s, p, a) = with_filled(64, 3);
     let written = |addr: u64| p.space().resident.tables.entry(VirtAddr(addr)).is_soft_dirty();
     let clear = || p.run(|| p.space().clear_references(ClearRefs::SoftDirty));
     s.page_out(&p, a, 1);
@@ -134,9 +126,7 @@ fn soft_dirty_marks_go_out_and_in_and_are_cleared_outside() {
 
 #[test]
 fn a_used_page_stays_for_one_round_of_the_clock_and_an_unused_one_goes() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 8, 1);
+    let (s, p, a) = with_filled(64, 8);
     let first = s.evict(&p, 8, Age::Respect);
     assert_eq!((first.scanned, first.written), (8, 0), "all were used");
     p.load(a + 3 * PAGE).unwrap();
@@ -183,9 +173,7 @@ fn frames_of_other_nodes_than_the_one_in_need_stay() {
 
 #[test]
 fn locked_pages_stay_in_memory() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 4, 1);
+    let (s, p, a) = with_filled(64, 4);
     s.page_out(&p, a, 4);
     p.run(|| p.space().lock(VirtAddr(a), 4 * PAGE, LockMode::Now, &Limits::NONE)).unwrap();
     assert_eq!(p.usage().rss_anon, 4, "locking brings them back");
@@ -210,23 +198,21 @@ fn a_large_page_goes_in_pieces() {
     assert_eq!((done.written, done.freed), (511, 511), "all but the pinned piece");
     assert_eq!(p.space().resident.large, 0);
     assert!(s.disk.writes.lock().unwrap().iter().all(|&(_, count)| count >= 31), "in long runs");
-    (0..512).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(n as u8)));
+    assert_filled(&p, a, 512, 0);
     assert_eq!(p.frame(a + 5 * PAGE), pin.pfn());
     drop(pin);
     s.page_out(&p, a, 512);
     p.advise(a, 512, Advice::Collapse).unwrap();
     assert_eq!(p.usage().swapped, 0, "collapsing brings them back");
     assert_eq!(p.space().resident.large, 1);
-    (0..512).for_each(|n| assert_eq!(p.load(a + n * PAGE), Ok(n as u8)));
+    assert_filled(&p, a, 512, 0);
     drop(p);
     s.end();
 }
 
 #[test]
 fn what_proc_shows_of_a_swapped_page() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 4, 1);
+    let (s, p, a) = with_filled(64, 4);
     s.page_out(&p, a, 3);
     let child = p.fork(1);
     p.unmap(a, 1).unwrap();

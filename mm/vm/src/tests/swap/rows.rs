@@ -4,9 +4,7 @@ use super::*;
 
 #[test]
 fn row_13_a_page_whose_bytes_a_pipe_holds_stays_and_is_written_in_place() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 1, 1);
+    let (s, p, a) = with_filled(64, 1);
     let pin = p.space().pin::<LongTerm, ReadOnly>(VirtAddr(a), Rule::Asked).unwrap();
     assert_eq!(s.page_out(&p, a, 1).written, 0);
     p.store(a, 2).unwrap();
@@ -18,9 +16,7 @@ fn row_13_a_page_whose_bytes_a_pipe_holds_stays_and_is_written_in_place() {
 #[test]
 fn row_14s_a_child_that_pinned_a_swapped_page_never_sees_what_its_parent_writes() {
     for read_first in [false, true] {
-        let s = Swapping::new(64);
-        let p = s.world.process(0);
-        let a = filled(&p, 1, 1);
+        let (s, p, a) = with_filled(64, 1);
         s.page_out(&p, a, 1);
         let child = p.fork(1);
         if read_first {
@@ -39,9 +35,7 @@ fn row_14s_a_child_that_pinned_a_swapped_page_never_sees_what_its_parent_writes(
 #[test]
 fn rows_32_and_33_a_page_under_a_device_stays_and_the_next_store_meets_the_device() {
     for read_first in [false, true] {
-        let s = Swapping::new(64);
-        let p = s.world.process(0);
-        let a = filled(&p, 1, 1);
+        let (s, p, a) = with_filled(64, 1);
         let pin = p.space().pin::<Transient, ReadWrite>(VirtAddr(a), Rule::Asked).unwrap();
         assert_eq!(s.page_out(&p, a, 1).written, 0);
         assert_eq!(s.evict(&p, 1, Age::Ignore).freed, 0);
@@ -58,9 +52,7 @@ fn rows_32_and_33_a_page_under_a_device_stays_and_the_next_store_meets_the_devic
 
 #[test]
 fn row_52_a_fixed_buffer_is_kept() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 4, 1);
+    let (s, p, a) = with_filled(64, 4);
     let pin = p.space().pin::<LongTerm, ReadWrite>(VirtAddr(a + PAGE), Rule::Asked).unwrap();
     assert_eq!(s.page_out(&p, a, 4).written, 3);
     p.store(a + PAGE, 7).unwrap();
@@ -73,9 +65,7 @@ fn row_52_a_fixed_buffer_is_kept() {
 
 #[test]
 fn row_60_a_page_that_was_swapped_and_read_is_written_in_place() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 64, 1);
+    let (s, p, a) = with_filled(64, 64);
     let out = s.page_out(&p, a, 64);
     assert_eq!(out.freed, 64);
     for n in 0..64 {
@@ -92,9 +82,7 @@ fn row_60_a_page_that_was_swapped_and_read_is_written_in_place() {
 #[test]
 fn row_63_after_a_fork_of_a_swapped_page_neither_sees_the_others_stores() {
     for first in 0..2 {
-        let s = Swapping::new(64);
-        let p = s.world.process(0);
-        let a = filled(&p, 1, 1);
+        let (s, p, a) = with_filled(64, 1);
         s.page_out(&p, a, 1);
         let child = p.fork(1);
         assert_eq!(s.used(), 1, "one slot for both");
@@ -110,9 +98,7 @@ fn row_63_after_a_fork_of_a_swapped_page_neither_sees_the_others_stores() {
 
 #[test]
 fn a_page_taken_back_while_it_is_written_is_written_in_place_and_its_slot_freed() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 1, 1);
+    let (s, p, a) = with_filled(64, 1);
     let frame = p.frame(a);
     let (locked, model) = (p.locked.clone(), s.world.model());
     *s.disk.during_write.lock().unwrap() = Some(std::boxed::Box::new(move || {
@@ -133,9 +119,7 @@ fn a_page_taken_back_while_it_is_written_is_written_in_place_and_its_slot_freed(
 
 #[test]
 fn a_page_taken_back_while_it_is_written_stays_until_that_is_over() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 1, 1);
+    let (s, p, a) = with_filled(64, 1);
     let (locked, commons) = (p.locked.clone(), s.world.commons.clone());
     *s.disk.during_write.lock().unwrap() = Some(std::boxed::Box::new(move || {
         locked.0.lock().unwrap().fault(VirtAddr(a), Access::Write, &Limits::NONE).unwrap();
@@ -150,9 +134,7 @@ fn a_page_taken_back_while_it_is_written_stays_until_that_is_over() {
 
 #[test]
 fn a_page_taken_back_stored_to_and_shared_while_it_is_written_does_not_go_where_its_old_bytes_go() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 1, 1);
+    let (s, p, a) = with_filled(64, 1);
     let (parent, model, commons) = (p.locked.clone(), s.world.model(), s.world.commons.clone());
     let born: Arc<Mutex<Option<AddressSpace<ModelFrames>>>> = Arc::default();
     let cradle = born.clone();
@@ -162,7 +144,7 @@ fn a_page_taken_back_stored_to_and_shared_while_it_is_written_does_not_go_where_
         model.store(VirtAddr(a), 2).unwrap();
         *cradle.lock().unwrap() = Some(space.fork().unwrap());
         drop(space);
-        let wish = EvictWish { pages: 1, age: Age::Ignore, nodes: NodeSet::ALL, effort: 0 };
+        let wish = wish(1, Age::Ignore);
         assert_eq!(commons.evict(&wish).written, 0);
     }));
     s.page_out(&p, a, 1);
@@ -175,9 +157,7 @@ fn a_page_taken_back_stored_to_and_shared_while_it_is_written_does_not_go_where_
 
 #[test]
 fn a_page_dropped_while_it_is_written_is_freed_when_that_is_over() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 1, 1);
+    let (s, p, a) = with_filled(64, 1);
     let locked = p.locked.clone();
     *s.disk.during_write.lock().unwrap() =
         Some(std::boxed::Box::new(move || locked.0.lock().unwrap().unmap(VirtAddr(a), PAGE).unwrap()));
@@ -190,9 +170,7 @@ fn a_page_dropped_while_it_is_written_is_freed_when_that_is_over() {
 
 #[test]
 fn a_page_of_two_spaces_gets_one_slot_is_written_once_and_freed_with_its_last_leaf() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 1, 1);
+    let (s, p, a) = with_filled(64, 1);
     let child = p.fork(1);
     let out = s.evict(&p, 1, Age::Ignore);
     assert_eq!((out.written, out.freed), (1, 1));
@@ -211,9 +189,7 @@ fn a_page_of_two_spaces_gets_one_slot_is_written_once_and_freed_with_its_last_le
 
 #[test]
 fn two_who_read_a_page_at_once_share_what_they_shared_before() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 1, 1);
+    let (s, p, a) = with_filled(64, 1);
     s.page_out(&p, a, 1);
     let (child, third) = (p.fork(1), p.fork(2));
     let other = child.locked.clone();
@@ -229,9 +205,7 @@ fn two_who_read_a_page_at_once_share_what_they_shared_before() {
 
 #[test]
 fn advice_to_page_out_leaves_what_others_map_too() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 1, 1);
+    let (s, p, a) = with_filled(64, 1);
     let child = p.fork(1);
     assert_eq!(s.page_out(&p, a, 1).written, 0);
     drop(child);
@@ -242,9 +216,7 @@ fn advice_to_page_out_leaves_what_others_map_too() {
 
 #[test]
 fn the_last_one_to_come_back_has_the_frame_to_itself() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 1, 1);
+    let (s, p, a) = with_filled(64, 1);
     s.page_out(&p, a, 1);
     drop(p.fork(1));
     let reused = s.count(Event::Reuse);
@@ -259,9 +231,7 @@ fn the_last_one_to_come_back_has_the_frame_to_itself() {
 
 #[test]
 fn a_store_takes_the_frame_from_the_swap_cache_where_others_have_their_bytes_in_the_store() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 1, 1);
+    let (s, p, a) = with_filled(64, 1);
     s.page_out(&p, a, 1);
     let child = p.fork(1);
     p.load(a).unwrap();
@@ -276,9 +246,7 @@ fn a_store_takes_the_frame_from_the_swap_cache_where_others_have_their_bytes_in_
 
 #[test]
 fn a_child_that_is_forked_while_the_page_is_written_has_the_bytes_of_then() {
-    let s = Swapping::new(64);
-    let p = s.world.process(0);
-    let a = filled(&p, 1, 1);
+    let (s, p, a) = with_filled(64, 1);
     let frame = p.frame(a);
     let (parent, model) = (p.locked.clone(), s.world.model());
     let born: Arc<Mutex<Option<AddressSpace<ModelFrames>>>> = Arc::default();

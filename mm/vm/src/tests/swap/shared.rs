@@ -4,11 +4,10 @@ use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 
-use freehold_frame::NodeSet;
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
 
 use super::super::world::*;
-use super::{Disk, Health, Swapping};
+use super::{Disk, Health, Swapping, assert_filled, wish};
 use crate::cache::PageSet;
 use crate::*;
 
@@ -23,13 +22,9 @@ pub fn file(swapping: &Swapping, pages: u64, first: u8) -> Arc<Cache> {
     cache
 }
 
-fn wish(age: Age) -> EvictWish {
-    EvictWish { pages: u64::MAX, age, nodes: NodeSet::ALL, effort: 0 }
-}
-
 impl Swapping {
     fn evict_shared(&self, p: &Process) -> SwapEvicted {
-        p.run(|| self.world.commons.evict_shared(&wish(Age::Ignore)))
+        p.run(|| self.world.commons.evict_shared(&wish(u64::MAX, Age::Ignore)))
     }
     /// Another area, of a disk of its own.
     fn second_area(&self, slots: u64) -> Arc<Disk> {
@@ -93,7 +88,7 @@ fn who_maps_shared_memory_finds_the_others_bytes_after_it_was_out() {
     let own = p.map(Place::Anywhere, 4, RW, Backing::SharedAnonymous).unwrap();
     (0..8).for_each(|n| p.store(at + n * PAGE, 100 + n as u8).unwrap());
     (0..4).for_each(|n| p.store(own + n * PAGE, 50 + n as u8).unwrap());
-    (0..8).for_each(|n| assert_eq!(q.load(also + n * PAGE), Ok(100 + n as u8)));
+    assert_filled(&q, also, 8, 100);
     let child = p.fork(2);
     let done = swapping.evict_shared(&p);
     assert_eq!(done.freed, 12);
@@ -224,7 +219,7 @@ fn a_page_that_changes_and_goes_again_while_it_is_read_is_not_found_as_it_was() 
     let (there, other, commons) = (p.clone(), cache.clone(), swapping.world.commons.clone());
     *swapping.disk.during_read.lock().unwrap() = Some(Box::new(move || {
         write(&other, 0, &[77; PAGE_SIZE]);
-        there.run(|| commons.evict_shared(&wish(Age::Ignore)));
+        there.run(|| commons.evict_shared(&wish(u64::MAX, Age::Ignore)));
     }));
     assert_eq!(read(&cache, 0, 1), [77]);
     drop((p, cache));
@@ -269,11 +264,8 @@ fn what_is_used_stays_and_what_one_process_alone_maps_can_be_sent_out() {
     let cache = file(&swapping, 64, 1);
     let at = p.map(Place::Anywhere, 64, RW, shared(&cache)).unwrap();
     let also = q.map(Place::Anywhere, 64, RW, shared(&cache)).unwrap();
-    let lap = || {
-        p.run(|| {
-            swapping.world.commons.evict_shared(&EvictWish { pages: 64, effort: 20, ..wish(Age::Respect) })
-        })
-    };
+    let lap =
+        || p.run(|| swapping.world.commons.evict_shared(&EvictWish { effort: 20, ..wish(64, Age::Respect) }));
     p.load(at + 3 * PAGE).unwrap();
     lap();
     lap();
@@ -283,7 +275,7 @@ fn what_is_used_stays_and_what_one_process_alone_maps_can_be_sent_out() {
     lap();
     let here: Vec<u64> = (0..64).filter(|&n| cache.is_resident(n)).collect();
     assert_eq!(here, [3]);
-    (0..8).for_each(|n| assert_eq!(p.load(at + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, at, 8, 1);
     q.advise(also, 64, Advice::Random).unwrap();
     q.load(also + 5 * PAGE).unwrap();
     let of: File = Arc::new(TestFile(cache.clone()));
@@ -325,7 +317,7 @@ fn advice_that_shared_memory_will_be_needed_reads_it_and_maps_none() {
     swapping.world.frames.fail_never();
     assert!((1..4).contains(&cache.pages()), "as long as there is memory");
     swapping.disk.bad_reads.lock().unwrap().clear();
-    (0..40).for_each(|n| assert_eq!(p.load(at + n * PAGE), Ok(1 + n as u8)));
+    assert_filled(&p, at, 40, 1);
     drop((p, cache));
     swapping.end();
 }
@@ -391,7 +383,7 @@ fn random_use_finds_the_bytes_that_a_plain_list_has() {
                 }
                 11 | 12 => {
                     let age = if byte < 128 { Age::Respect } else { Age::Ignore };
-                    let wish = EvictWish { pages: u64::from(byte), ..wish(age) };
+                    let wish = wish(byte.into(), age);
                     p.run(|| swapping.world.commons.evict_shared(&wish));
                 }
                 13 => _ = swapping.page_out(process, start, PAGES),
