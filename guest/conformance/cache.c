@@ -31,11 +31,6 @@ static int is_page(const unsigned char *at, uint64_t page, uint64_t n)
 	return 1;
 }
 
-static long figure(const char *file, const char *name)
-{
-	return figure_or(file, name, 0);
-}
-
 static int all_are(int disk, uint64_t pages, uint64_t n)
 {
 	for (uint64_t page = 0; page < pages; page += 16) {

@@ -63,6 +63,19 @@ static void exclusive(int marks)
 	unmake();
 }
 
+/* A child lends the page at `at` to the pipe and lets go of its own. */
+static void child_lends(char *at, int ends[2])
+{
+	int status;
+	IN_CHILD(status, {
+		struct iovec run = { at, PAGE };
+		int done = vmsplice(ends[1], &run, 1, 0) == PAGE;
+		munmap(block, size == HUGE ? LARGE : PAGE);
+		_exit(!done);
+	});
+	NEED(status == 0);
+}
+
 static void lending(int marks)
 {
 	int ends[2];
@@ -99,14 +112,7 @@ static void lending(int marks)
 	/* What a child lends and unmaps must not show its parent's later stores. */
 	at = make('a');
 	NEED(pipe(ends) == 0);
-	int status;
-	IN_CHILD(status, {
-		struct iovec run = { at, PAGE };
-		int done = vmsplice(ends[1], &run, 1, 0) == PAGE;
-		munmap(block, size == HUGE ? LARGE : PAGE);
-		_exit(!done);
-	});
-	NEED(status == 0);
+	child_lends(at, ends);
 	*at = 's';
 	promise(size == HUGE ? "19" : "14", "a child that lent and let go learns nothing from its parent", lent(ends) == 'a');
 	unmake();
@@ -244,16 +250,10 @@ static void swapped(void)
 	unmake();
 
 	/* As 14, of a page that was out before. */
-	int ends[2], status;
+	int ends[2];
 	at = make('a');
 	NEED(goes_out(at) && pipe(ends) == 0);
-	IN_CHILD(status, {
-		struct iovec run = { at, PAGE };
-		int done = vmsplice(ends[1], &run, 1, 0) == PAGE;
-		munmap(block, size == HUGE ? LARGE : PAGE);
-		_exit(!done);
-	});
-	NEED(status == 0);
+	child_lends(at, ends);
 	*at = 's';
 	promise("14s", "a child that lent what was out, and let go, learns nothing from its parent", lent(ends) == 'a');
 	unmake();

@@ -148,3 +148,8 @@ static inline long figure_or(const char *file, const char *name, long missing)
 	fclose(open);
 	return value;
 }
+
+static inline long figure(const char *file, const char *name)
+{
+	return figure_or(file, name, 0);
+}

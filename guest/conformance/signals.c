@@ -307,12 +307,16 @@ static void *send_to_me(void *thread)
 	return NULL;
 }
 
+static volatile int is_blocked, may_end;
+
 static void *wait_blocked(void *unused)
 {
 	(void)unused;
 	sigset_t set = set_of(SIGUSR1);
 	pthread_sigmask(SIG_BLOCK, &set, NULL);
-	sleep_ms(200);
+	is_blocked = 1;
+	while (!may_end)
+		sleep_ms(1);
 	return NULL;
 }
 
@@ -326,10 +330,11 @@ static void threads(void)
 	pthread_join(thread, NULL);
 	PROMISE("and is handled by it", count >= 1);
 	pthread_create(&thread, NULL, wait_blocked, NULL);
-	sleep_ms(50);
+	NEED(COMES_TRUE(is_blocked));
 	count = 0;
 	kill(getpid(), SIGUSR1);
 	PROMISE("a process's signal goes to a thread that lets it in", count == 1);
+	may_end = 1;
 	pthread_join(thread, NULL);
 }
 

@@ -184,7 +184,7 @@ static void advice(void)
 	FAILS_WITH("MADV_DONTNEED leaves locked memory alone", madvise(at, PAGE, MADV_DONTNEED), EINVAL);
 	FAILS_WITH("so does MADV_FREE", madvise(at, PAGE, MADV_FREE), EINVAL);
 	FAILS_WITH("and MADV_COLD", madvise(at, PAGE, 20), EINVAL);
-	FAILS_WITH("and MADV_PAGEOUT", madvise(at, PAGE, 21), EINVAL);
+	FAILS_WITH("and MADV_PAGEOUT", madvise(at, PAGE, MADV_PAGEOUT), EINVAL);
 	PROMISE("MADV_DONTNEED_LOCKED does not", madvise(at, PAGE, MADV_DONTNEED_LOCKED) == 0 && at[0] == 0 && at[PAGE] == 'a');
 	PROMISE("MADV_COLD keeps every byte", madvise(at + PAGE, PAGE, 20) == 0 && at[PAGE] == 'a');
 	munmap(at, 4 * PAGE);

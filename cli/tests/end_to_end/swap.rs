@@ -5,11 +5,11 @@ use std::process::Command;
 
 use crate::common::*;
 
-/// Runs guest/conformance/swap and checks every promise; a stock Linux may break those that `lost_by_linux` names.
+/// Runs a program of guest/conformance, which `words` begin with, and checks every promise; a stock Linux may break those that `lost_by_linux` names.
 #[track_caller]
-fn promises(mut command: Command, options: &[&str], arguments: &[&str], lost_by_linux: &[&str]) {
-    let program = guest_program("conformance/swap");
-    command.args(options).arg("--").arg(&program).args(arguments);
+fn promises(mut command: Command, options: &[&str], words: &[&str], lost_by_linux: &[&str]) {
+    let program = guest_program(&format!("conformance/{}", words[0]));
+    command.args(options).arg("--").arg(&program).args(&words[1..]);
     let outcome = finish(command, b"");
     assert!(!outcome.stderr.contains("does not balance"), "{}", outcome.stderr);
     let said = outcome.text();
@@ -43,7 +43,7 @@ fn areas_are_switched_on_and_off_and_nonsense_is_refused() {
     let options = ["--memory", memory(), "--disk", text(&disk)];
     // Linux keeps up to 64 slots of each CPU as used that were given back.
     let lost_by_linux = ["leaves nothing in the swap"];
-    promises(run_command(), &options, &["areas", "/dev/vda"], &lost_by_linux);
+    promises(run_command(), &options, &["swap", "areas", "/dev/vda"], &lost_by_linux);
 }
 
 /// A machine whose disk of 64 KiB, /dev/vda, fails every request of one type for its page 5, by QEMU's blkdebug.
@@ -78,7 +78,7 @@ fn only_the_page_is_lost_that_the_disk_has_lost() {
         "a page of a file that cannot be read",
         "the same page is a bus error",
     ];
-    promises(with_failing_disk(&folder, "read"), &[], &["lost", "/dev/vda"], &lost_by_linux);
+    promises(with_failing_disk(&folder, "read"), &[], &["swap", "lost", "/dev/vda"], &lost_by_linux);
 }
 
 /// Linux keeps all pages in its swap cache for a while, and tries the same place again.
@@ -86,7 +86,7 @@ fn only_the_page_is_lost_that_the_disk_has_lost() {
 fn a_page_that_the_disk_does_not_take_goes_elsewhere() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let lost_by_linux = ["is the only one that stays", "goes elsewhere", "is not used again"];
-    promises(with_failing_disk(&folder, "write"), &[], &["refused", "/dev/vda"], &lost_by_linux);
+    promises(with_failing_disk(&folder, "write"), &[], &["swap", "refused", "/dev/vda"], &lost_by_linux);
 }
 
 /// Linux keeps slots of pages that are in memory again, its init's among them.
@@ -98,7 +98,7 @@ fn programs_use_more_memory_than_there_is() {
     for (cpus, workers) in [("1", "1"), ("4", "4")] {
         let swap = if kernel() == "linux" { "256M" } else { "160M" };
         let options = ["--memory", memory(), "--cpus", cpus, "--swap", swap];
-        promises(run_command(), &options, &["pressure", workers, "2"], &LOST_BY_LINUX);
+        promises(run_command(), &options, &["pressure", "private", workers, "2"], &LOST_BY_LINUX);
     }
 }
 
@@ -107,14 +107,14 @@ fn programs_use_more_memory_than_there_is() {
 fn programs_share_more_memory_than_there_is() {
     let swap = if kernel() == "linux" { "256M" } else { "128M" };
     let options = ["--memory", memory(), "--cpus", "4", "--swap", swap];
-    promises(run_command(), &options, &["shared", "4"], &["in the end the swap is empty"]);
+    promises(run_command(), &options, &["pressure", "shared", "4"], &["in the end the swap is empty"]);
 }
 
 #[test]
 fn a_file_in_memory_may_be_larger_than_memory() {
     let swap = if kernel() == "linux" { "256M" } else { "128M" };
     let options = ["--memory", memory(), "--swap", swap];
-    promises(run_command(), &options, &["file"], &["what is cut off leaves the swap"]);
+    promises(run_command(), &options, &["pressure", "file"], &["what is cut off leaves the swap"]);
 }
 
 /// With few requests a second everybody waits for the disk, and nobody is killed for it.
@@ -122,7 +122,7 @@ fn a_file_in_memory_may_be_larger_than_memory() {
 fn a_slow_disk_takes_time_and_no_lives() {
     let swap = if kernel() == "linux" { "256M,iops=500" } else { "128M,iops=500" };
     let options = ["--memory", memory(), "--cpus", "4", "--swap", swap];
-    promises(run_command(), &options, &["pressure", "4", "0"], &LOST_BY_LINUX);
+    promises(run_command(), &options, &["pressure", "private", "4", "0"], &LOST_BY_LINUX);
 }
 
 /// The kernel's own frames lie apart from programs' here, so those have to make room for them.
@@ -137,7 +137,7 @@ fn forks_find_memory_for_the_kernel_too() {
 #[test]
 fn who_wants_more_than_memory_and_swap_is_killed_alone() {
     let options = ["--memory", memory(), "--swap", "32M"];
-    promises(run_command(), &options, &["full"], &[]);
+    promises(run_command(), &options, &["pressure", "full"], &[]);
 }
 
 #[test]
