@@ -60,8 +60,9 @@ impl Costs {
 /// How many frames to ask of whom.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Share {
-    pub anonymous: u64,
-    /// How many thousandths of `anonymous` to ask of shared memory and files in memory rather than of processes.
+    /// Of processes' own memory.
+    pub private: u64,
+    /// Of shared memory and files in memory.
     pub shared: u64,
     /// Of the disks' pages.
     pub files: u64,
@@ -78,27 +79,36 @@ impl Share {
         let given_up = commons().count_of(Event::LazyFree) > 0;
         if !room {
             // Memory that programs have given up can go without any swap.
-            return Self { anonymous: if given_up { want } else { 0 }, shared: 0, files: want };
+            return Self { private: if given_up { want } else { 0 }, shared: 0, files: want };
         }
         let totals =
             [commons().count_of(Event::SwapIn), block::traffic()[0] / freehold_machine::PAGE_SIZE as u64];
         let costs = COSTS.lock().update(totals, anonymous + files);
-        let share = Self::of(want, [anonymous, files], costs, swappiness());
-        Self { shared: shared * 1000 / anonymous.max(1), ..share }
+        let [of_anonymous, files] = split(want, [anonymous, files], costs, swappiness());
+        let shared = (of_anonymous * shared).div_ceil(anonymous.max(1));
+        Self { private: of_anonymous - shared, shared, files }
     }
 
-    fn of(want: u64, [anonymous, files]: [u64; 2], costs: [u64; 2], swappiness: u64) -> Self {
-        // Neither cost can make its kind safe: each counts with at least a third of both.
-        let sum = costs[0] + costs[1];
-        let weight = |pages: u64, preference: u64, cost: u64| {
-            u128::from(pages) * u128::from(preference) * u128::from(sum + 1) / u128::from(sum + cost + 1)
-        };
-        let of_anonymous = weight(anonymous, swappiness, costs[0]);
-        let of_files = weight(files, 2 * EVEN - swappiness, costs[1]);
-        let both = (of_anonymous + of_files).max(1);
-        let part = (u128::from(want) * of_anonymous).div_ceil(both) as u64;
-        // Where the disks have next to nothing left, swappiness 0 does not keep the machine from going on.
-        let anonymous = if files < super::BATCH { want } else { part };
-        Self { anonymous, shared: 0, files: if files == 0 { 0 } else { (want - part.min(want)).max(1) } }
+    /// The same of whoever has it: what is asked of one kind of anonymous memory is asked of the other too.
+    pub(super) const fn of_either_kind(self) -> Self {
+        let both = self.private + self.shared;
+        // Shared memory cannot be given up: without room in the swap nothing is asked of it.
+        if self.shared == 0 { self } else { Self { private: both, shared: both, ..self } }
     }
+}
+
+/// How many of `want` frames to ask of anonymous memory, and how many of the disks' pages.
+fn split(want: u64, [anonymous, files]: [u64; 2], costs: [u64; 2], swappiness: u64) -> [u64; 2] {
+    // Neither cost can make its kind safe: each counts with at least a third of both.
+    let sum = costs[0] + costs[1];
+    let weight = |pages: u64, preference: u64, cost: u64| {
+        u128::from(pages) * u128::from(preference) * u128::from(sum + 1) / u128::from(sum + cost + 1)
+    };
+    let of_anonymous = weight(anonymous, swappiness, costs[0]);
+    let of_files = weight(files, 2 * EVEN - swappiness, costs[1]);
+    let both = (of_anonymous + of_files).max(1);
+    let part = (u128::from(want) * of_anonymous).div_ceil(both) as u64;
+    // Where the disks have next to nothing left, swappiness 0 does not keep the machine from going on.
+    let anonymous = if files < super::BATCH { want } else { part };
+    [anonymous, if files == 0 { 0 } else { (want - part.min(want)).max(1) }]
 }

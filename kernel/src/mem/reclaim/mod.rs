@@ -202,29 +202,21 @@ fn shrink(want: u64, nodes: NodeSet, who: Who) -> Found {
     let mut found = Found::default();
     for shift in (0..=GENTLEST).rev() {
         let share = Share::now(want - found.freed);
+        let (share, age) = match shift {
+            0 => (share.of_either_kind(), Age::Ignore),
+            _ => (share, Age::Respect),
+        };
         if share.files > 0 {
             let most = (block::cached_pages() >> shift).max(BATCH);
             let wish = Eviction { want: share.files, most, nodes, laundry: Laundry::Store };
             found.freed += evict(wish, who);
         }
-        if share.anonymous > 0 {
-            let age = if shift == 0 { Age::Ignore } else { Age::Respect };
-            // What is shared, or a file in memory, is as much programs' memory, and is asked by its share.
-            let (of_shared, of_spaces) = match shift {
-                // In the end of whoever has it.
-                0 => (share.anonymous, share.anonymous),
-                _ => {
-                    let shared = share.anonymous * share.shared / 1000;
-                    (shared, share.anonymous - shared)
-                }
-            };
-            let wish = |pages| EvictWish { pages, age, nodes, effort: shift };
-            if of_spaces > 0 {
-                found += note_swapped(commons().evict(&wish(of_spaces)), who);
-            }
-            if of_shared > 0 {
-                found += note_swapped(commons().evict_shared(&wish(of_shared)), who);
-            }
+        let wish = |pages| EvictWish { pages, age, nodes, effort: shift };
+        if share.private > 0 {
+            found += note_swapped(commons().evict(&wish(share.private)), who);
+        }
+        if share.shared > 0 {
+            found += note_swapped(commons().evict_shared(&wish(share.shared)), who);
         }
         if found.freed >= want {
             break;
