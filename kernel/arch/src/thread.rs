@@ -20,6 +20,7 @@ use freehold_machine::Cpus;
 use crate::X86;
 use crate::memory::OutOfMemory;
 use crate::sync::SpinLock;
+pub use crate::vmap::STACK_PAGES;
 use crate::vmap::Stack;
 use crate::{cpu, irq, registers, traps, user};
 

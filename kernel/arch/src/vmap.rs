@@ -15,7 +15,7 @@ use crate::sync::SpinLock;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Pages of a stack; below it as many pages are left unmapped. The deepest way, a fork that reclaims memory through a disk
 /// and is interrupted, takes about 16 KiB: half as much again is room for what grows.
-const STACK_PAGES: u64 = 6;
+pub const STACK_PAGES: u64 = 6;
 const SLOT_BYTES: u64 = 2 * STACK_PAGES * PAGE;
 const KEPT_STACKS: usize = 16;
 

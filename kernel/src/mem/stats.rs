@@ -1,12 +1,14 @@
 //! What memory is used for, in numbers.
 
 use freehold_arch::heap;
+use freehold_arch::thread::STACK_PAGES;
 use freehold_buddy::ORDERS;
 use freehold_frame::Owner;
 use freehold_machine::PAGE_SIZE;
 
 use super::frames;
 use crate::block;
+use crate::task::registry;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -27,6 +29,8 @@ pub struct MemoryStats {
     pub page_tables: u64,
     /// The kernel's own: heap, stacks, tables of its own half.
     pub kernel: u64,
+    /// Stacks of tasks in the kernel, which are among these.
+    pub stacks: u64,
     /// What devices see.
     pub bounce: u64,
 }
@@ -61,6 +65,7 @@ pub fn memory() -> MemoryStats {
         disks: block::cached(),
         page_tables: owned.frames_of(Owner::PageTable),
         kernel: owned.frames_of(Owner::Kernel),
+        stacks: STACK_PAGES * registry::count() as u64,
         bounce: owned.frames_of(Owner::Bounce),
     }
 }

@@ -108,7 +108,7 @@ fn swaps(out: &mut Text) -> Result<()> {
 
 fn meminfo(out: &mut Text) -> Result<()> {
     let memory = mem::stats::memory();
-    let MemoryStats { total, free, anonymous, page_tables, kernel, bounce, disks, .. } = memory;
+    let MemoryStats { total, free, anonymous, page_tables, kernel, stacks, bounce, disks, .. } = memory;
     let shared = memory.shared();
     let swap = mem::commons().swap().usage();
     let heap = mem::stats::heap_bytes().div_ceil(4096);
@@ -126,20 +126,17 @@ fn meminfo(out: &mut Text) -> Result<()> {
     line("Inactive(anon):", 0);
     line("Active(file):", disks.active);
     line("Inactive(file):", disks.pages - disks.active);
-    line("Unevictable:", 0);
-    line("Mlocked:", 0);
     line("SwapTotal:", swap.slots);
     line("SwapFree:", swap.free);
     line("Dirty:", disks.dirty);
     line("Writeback:", disks.under_way);
     line("AnonPages:", anonymous);
-    line("Mapped:", 0);
     line("Shmem:", shared);
     line("KReclaimable:", 0);
     line("Slab:", heap);
     line("SReclaimable:", 0);
     line("SUnreclaim:", heap);
-    line("KernelStack:", 4 * registry::count() as u64);
+    line("KernelStack:", stacks);
     line("PageTables:", page_tables);
     line("Bounce:", bounce);
     line("CommitLimit:", total / 2 + swap.slots);
@@ -257,7 +254,7 @@ fn locks(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-/// A node's files of /sys say the same in another shape.
+/// A node's files of /sys say as much of the same as is known by node, in another shape.
 pub fn node_meminfo(out: &mut Text, node: NodeId) -> Result<()> {
     // A node without memory has the lines too.
     let zone = mem::frames().zone_info().find(|zone| zone.node == node).unwrap_or_default();
@@ -266,22 +263,12 @@ pub fn node_meminfo(out: &mut Text, node: NodeId) -> Result<()> {
     let mut line = |name: &str, frames: u64| {
         writeln!(out, "Node {} {:<16}{:>8} kB", node.0, name, frames * FRAME_KB);
     };
-    let (anonymous, files) = (of(Owner::Anon), of(Owner::PageCache));
     let free = of(Owner::Free);
     line("MemTotal:", zone.managed);
     line("MemFree:", free);
     line("MemUsed:", zone.managed.saturating_sub(free));
-    line("SwapCached:", 0);
-    // Nothing is taken from memory in use, so all of it is active.
-    line("Active:", anonymous + files);
-    line("Inactive:", 0);
-    line("Unevictable:", 0);
-    line("Mlocked:", 0);
-    line("Dirty:", 0);
-    line("Writeback:", 0);
-    line("FilePages:", files);
-    line("AnonPages:", anonymous);
-    line("Shmem:", files);
+    line("FilePages:", of(Owner::PageCache));
+    line("AnonPages:", of(Owner::Anon));
     line("PageTables:", of(Owner::PageTable));
     line("Bounce:", of(Owner::Bounce));
     line("Slab:", of(Owner::Kernel));

@@ -1,5 +1,5 @@
-//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: nobody waits for compaction, which
-//! looks for no free frames of its own.
+//! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: there is no list of inactive anonymous
+//! pages, and compaction looks for no free frames of its own. What is not counted is not shown.
 
 use freehold_frame::Owner;
 use freehold_machine::NodeId;
@@ -10,9 +10,6 @@ use crate::mem::reclaim::{self, Counts, Kind, Who};
 use crate::mem::{self, stats};
 use crate::task::registry;
 use crate::{Result, fs::machine};
-
-/// Kilobytes of a kernel stack.
-const STACK_KB: u64 = 24;
 
 /// What happened to pages of processes, by Linux' names; but for `cow_unneeded`, the copies that exactness would have made needless.
 const EVENTS: [(&str, Event); 26] = [
@@ -81,11 +78,9 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     line("nr_active_anon", memory.anonymous + memory.shared());
     line("nr_inactive_file", memory.disks.pages - memory.disks.active);
     line("nr_active_file", memory.disks.active);
-    line("nr_unevictable", 0);
     line("nr_slab_reclaimable", 0);
     line("nr_slab_unreclaimable", stats::heap_bytes() / 4096);
     line("nr_anon_pages", memory.anonymous);
-    line("nr_mapped", 0);
     line("nr_file_pages", memory.page_cache);
     line("nr_dirty", memory.disks.dirty);
     line("nr_writeback", memory.disks.under_way);
@@ -94,7 +89,7 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     let [acquired, released] = mem::pin_totals();
     line("nr_foll_pin_acquired", acquired);
     line("nr_foll_pin_released", released);
-    line("nr_kernel_stack", STACK_KB * registry::count() as u64);
+    line("nr_kernel_stack", memory.stacks * 4);
     line("nr_page_table_pages", memory.page_tables);
     let [read, written] = crate::block::traffic();
     line("pgpgin", read / 1024);
@@ -117,7 +112,6 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     line("pgsteal_file", sum([kswapd[1], direct[1]], |counts| counts.stolen));
     line("pageoutrun", reclaim::runs());
     line("oom_kill", stats::oom_kills());
-    line("numa_pages_migrated", 0);
     let compaction = mem::evacuate::compaction();
     line("compact_migrate_scanned", compaction.scanned);
     line("compact_isolated", compaction.moved);
@@ -152,11 +146,9 @@ pub fn node_vmstat(out: &mut Text, node: NodeId) -> Result<()> {
     line("nr_free_pages", owned[Owner::Free as usize]);
     line("nr_bounce", owned[Owner::Bounce as usize]);
     numa(node).into_iter().for_each(|(name, value)| line(name, value));
-    line("nr_active_anon", owned[Owner::Anon as usize] + owned[Owner::PageCache as usize]);
     line("nr_slab_unreclaimable", owned[Owner::Kernel as usize]);
     line("nr_anon_pages", owned[Owner::Anon as usize]);
     line("nr_file_pages", owned[Owner::PageCache as usize]);
-    line("nr_shmem", owned[Owner::PageCache as usize]);
     line("nr_page_table_pages", owned[Owner::PageTable as usize]);
     Ok(())
 }

@@ -64,11 +64,9 @@ fn zoneinfo(out: &mut Text) -> Result<()> {
         let owned = mem::frames().owned_on(zone.node);
         writeln!(out, "Node {}, zone {:>8}\n  per-node stats", zone.node.0, "Normal");
         let mut stat = |name: &str, value: u64| writeln!(out, "      {name:<12} {value}");
-        stat("nr_active_anon", owned[Owner::Anon as usize] + owned[Owner::PageCache as usize]);
         stat("nr_slab_unreclaimable", owned[Owner::Kernel as usize]);
         stat("nr_anon_pages", owned[Owner::Anon as usize]);
         stat("nr_file_pages", owned[Owner::PageCache as usize]);
-        stat("nr_shmem", owned[Owner::PageCache as usize]);
         stat("nr_page_table_pages", owned[Owner::PageTable as usize]);
         writeln!(out, "  pages free     {}\n        boost    0", zone.free);
         writeln!(out, "        min      {}\n        low      {}", marks.min, marks.low);
