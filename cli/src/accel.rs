@@ -197,7 +197,7 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
         swap: None,
     };
     let mut image = Image::new();
-    image.add_bytes(Path::new("/.freehold/spec"), 0o600, spec.encode());
+    image.add_bytes(Path::new(crate::run::SPEC), 0o600, spec.encode());
     image.add_bytes(&program, 0o755, executable(&SLEEPER));
     let mut file = tempfile::Builder::new()
         .prefix("freehold-proof-")

@@ -152,7 +152,8 @@ fn prepare() -> core::result::Result<Spec, String> {
     fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
     crate::block::init(mem::frames());
     let spec = fs::boot::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
-    let spec = spec.map_err(or("the image has no usable /.freehold/spec"))?;
+    let spec =
+        spec.map_err(|error| format!("the image has no usable {}: {error:?}", spec::PATH.escape_ascii()))?;
     connect(&spec).map_err(or("the program's streams"))?;
     host::listen(&Kernel).map_err(or("the host's messages"))?;
     mem::hotplug::start().map_err(or("memory that can be plugged in"))?;

@@ -194,6 +194,14 @@ pub fn read_exact(address: u64, bytes: &mut [u8]) -> Result<()> {
     if hw::read_user(address, bytes, Faults::Sleep) == length { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
+/// What a call says that met `error` after `done` bytes had moved: so many, if any.
+///
+/// # Errors
+/// `error`.
+pub fn so_far(done: usize, error: Errno) -> Result<usize> {
+    if done > 0 { Ok(done) } else { Err(error) }
+}
+
 /// Put all of `bytes` at the program's `address`; may sleep.
 ///
 /// # Errors

@@ -14,7 +14,7 @@ use crate::fs::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::host::frame::Output;
 use crate::sync::{Mutex, PollWaiter, SpinLock};
 use crate::tty::console;
-use crate::user::{Sink, Source};
+use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result};
 
 const CHUNK: usize = 1024;
@@ -116,6 +116,13 @@ impl StreamFile {
         self.stream.is_writable() || !self.stream.has_reader()
     }
 
+    fn wait_for_room(&self, blocking: Blocking) -> Result<()> {
+        match blocking {
+            Blocking::Never => Err(Errno::EAGAIN),
+            Blocking::Wait => self.stream.changed().wait_until(|| self.may_write().then_some(())),
+        }
+    }
+
     fn take(&self, sink: &mut dyn Sink) -> Result<usize> {
         let _turn = self.turn.lock();
         let mut chunk = [0; CHUNK];
@@ -175,38 +182,25 @@ impl File for StreamFile {
         while source.remaining() > 0 {
             if !self.stream.has_reader() {
                 pipe::signal_broken();
-                return if done > 0 { Ok(done) } else { Err(Errno::EPIPE) };
+                return so_far(done, Errno::EPIPE);
             }
             // Room first: a source gives its bytes only once.
-            if !self.stream.is_writable() {
-                let waited = match blocking {
-                    Blocking::Never => Err(Errno::EAGAIN),
-                    Blocking::Wait => self.stream.changed().wait_until(|| self.may_write().then_some(())),
-                };
-                match waited {
-                    Ok(()) => {}
-                    Err(_) if done > 0 => return Ok(done),
-                    Err(error) => return Err(error),
-                }
+            if !self.stream.is_writable()
+                && let Err(error) = self.wait_for_room(blocking)
+            {
+                return so_far(done, error);
             }
             let count = match source.take(&mut chunk) {
                 Ok(count) => count,
-                Err(_) if done > 0 => return Ok(done),
-                Err(error) => return Err(error),
+                Err(error) => return so_far(done, error),
             };
             let mut sent = 0;
             while sent < count {
                 match self.stream.try_write(&chunk[sent..count]) {
                     0 if !self.stream.has_reader() => break,
-                    0 if blocking == Blocking::Never => {
-                        return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
-                    }
                     0 => {
-                        let room = || self.may_write().then_some(());
-                        match self.stream.changed().wait_until(room) {
-                            Ok(()) => {}
-                            Err(_) if done > 0 => return Ok(done),
-                            Err(error) => return Err(error),
+                        if let Err(error) = self.wait_for_room(blocking) {
+                            return so_far(done, error);
                         }
                     }
                     taken => {

@@ -97,22 +97,8 @@ impl Node for AnonymousNode {
     }
 
     fn metadata(&self) -> Metadata {
-        Metadata {
-            device: DEVICE,
-            inode: self.inode,
-            kind: self.kind,
-            mode: if self.kind == NodeKind::Socket { 0o777 } else { 0o600 },
-            links: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            block_size: 4096,
-            blocks: 0,
-            accessed: self.made,
-            modified: self.made,
-            changed: self.made,
-        }
+        let mode = if self.kind == NodeKind::Socket { 0o777 } else { 0o600 };
+        super::pseudo::metadata(self.identity(), self.kind, mode, self.made)
     }
 
     fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {

@@ -101,6 +101,7 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
                 if pluggable::is_plugged(frame.pfn()) {
                     break frame;
                 }
+                others.try_reserve(1).map_err(|_| crate::Errno::ENOMEM)?;
                 others.push(frame);
             };
             breach::direct_map_read(frame.pfn());

@@ -12,7 +12,7 @@ use freehold_vm::VmError;
 use super::hotplug::Growth;
 use super::{Frames, PageCache, find_more};
 use crate::fs::{Content, ContentSource, Punch};
-use crate::user::{Sink, Source};
+use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result};
 
 /// A file's content whose frames are the page cache.
@@ -45,13 +45,12 @@ impl Content for CacheContent {
                 return Ok(done);
             }
             if let Err(error) = sink.fault_in() {
-                return if done > 0 { Ok(done) } else { Err(error) };
+                return so_far(done, error);
             }
             match self.cache.read_at(offset + done as u64, want, |bytes| sink.put_without_fault(bytes)) {
                 Ok(n) => done += n,
                 Err(VmError::NoMemory) if find_more() == Growth::Grown => {}
-                Err(_) if done > 0 => return Ok(done),
-                Err(error) => return Err(error.into()),
+                Err(error) => return so_far(done, error.into()),
             }
         }
     }
@@ -70,8 +69,7 @@ impl Content for CacheContent {
             match step {
                 Ok(n) => done += n,
                 Err(Errno::ENOMEM) if find_more() == Growth::Grown => {}
-                Err(_) if done > 0 => return Ok(done),
-                Err(error) => return Err(error),
+                Err(error) => return so_far(done, error),
             }
         }
     }
@@ -89,12 +87,7 @@ impl Content for CacheContent {
     }
 
     fn allocate(&self, range: Range<u64>) -> Result<()> {
-        loop {
-            match self.cache.allocate(range.clone()) {
-                Err(VmError::NoMemory) if find_more() == Growth::Grown => {}
-                outcome => return Ok(outcome?),
-            }
-        }
+        with_memory_found(|| Ok(self.cache.allocate(range.clone())?))
     }
 
     fn seek_data(&self, offset: u64) -> Option<u64> {

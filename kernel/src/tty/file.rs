@@ -6,7 +6,7 @@ use super::discipline::Read;
 use super::{Line, Tty, job};
 use crate::fs::{Blocking, File, Node, Ready};
 use crate::sync::PollWaiter;
-use crate::user::{Sink, Source};
+use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, time};
 
 /// Bytes that are moved between two looks at the terminal's lock.
@@ -113,13 +113,12 @@ impl TtyFile {
                 return Ok(0);
             }
             if blocking == Blocking::Never {
-                return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+                return so_far(done, Errno::EAGAIN);
             }
             match self.wait_for_input(deadline) {
                 Ok(true) => {}
                 Ok(false) => return Ok(done),
-                Err(_) if done > 0 => return Ok(done),
-                Err(error) => return Err(error),
+                Err(error) => return so_far(done, error),
             }
             job::check_read(&self.tty)?;
         }

@@ -13,7 +13,7 @@ use super::termios::Termios;
 use super::{Line, Tty, Wire, control};
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready, SetMetadata, Timestamp};
 use crate::sync::{PollWaiter, SpinLock};
-use crate::user::{Sink, Source, UserPtr};
+use crate::user::{Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result, time};
 
 /// Major number of the terminals.
@@ -183,6 +183,13 @@ impl Master {
     }
 }
 
+fn wait_for_room(tty: &Tty, blocking: Blocking) -> Result<()> {
+    match blocking {
+        Blocking::Never => Err(Errno::EAGAIN),
+        Blocking::Wait => tty.wire_room.wait_until(|| tty.accepts().then_some(())),
+    }
+}
+
 impl File for Master {
     fn node(&self) -> Arc<dyn Node> {
         self.node.clone()
@@ -216,37 +223,24 @@ impl File for Master {
         let mut done = 0;
         while source.remaining() > 0 {
             // Room first: what is taken from the source must not be lost.
-            if !tty.accepts() {
-                let waited = match blocking {
-                    Blocking::Never => Err(Errno::EAGAIN),
-                    Blocking::Wait => tty.wire_room.wait_until(|| tty.accepts().then_some(())),
-                };
-                match waited {
-                    Ok(()) => {}
-                    Err(_) if done > 0 => return Ok(done),
-                    Err(error) => return Err(error),
-                }
+            if !tty.accepts()
+                && let Err(error) = wait_for_room(tty, blocking)
+            {
+                return so_far(done, error);
             }
             let count = match source.take(&mut chunk) {
                 Ok(count) => count,
-                Err(_) if done > 0 => return Ok(done),
-                Err(error) => return Err(error),
+                Err(error) => return so_far(done, error),
             };
             let mut sent = 0;
             while sent < count {
                 let taken = tty.receive(&chunk[sent..count]);
                 sent += taken;
                 done += taken;
-                if sent < count {
-                    let waited = match blocking {
-                        Blocking::Never => Err(Errno::EAGAIN),
-                        Blocking::Wait => tty.wire_room.wait_until(|| tty.accepts().then_some(())),
-                    };
-                    match waited {
-                        Ok(()) => {}
-                        Err(_) if done > 0 => return Ok(done),
-                        Err(error) => return Err(error),
-                    }
+                if sent < count
+                    && let Err(error) = wait_for_room(tty, blocking)
+                {
+                    return so_far(done, error);
                 }
             }
         }

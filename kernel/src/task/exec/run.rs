@@ -65,6 +65,20 @@ pub struct Request {
     pub last: Final,
 }
 
+impl Request {
+    /// The program of this name, without arguments.
+    const fn named(name: Vec<u8>) -> Self {
+        Self {
+            file: None,
+            start: None,
+            name,
+            arguments: Strings::new(),
+            environment: Strings::new(),
+            last: Final::Follow,
+        }
+    }
+}
+
 /// A program in an address space of its own, ready to run.
 pub struct Prepared {
     space: Arc<Space>,
@@ -109,14 +123,7 @@ fn interpreted(request: Request, interpreter: Vec<u8>, argument: Option<Vec<u8>>
     for text in request.arguments.iter().skip(1) {
         arguments.push(text)?;
     }
-    Ok(Request {
-        file: None,
-        start: None,
-        name: interpreter,
-        arguments,
-        environment: request.environment,
-        last: Final::Follow,
-    })
+    Ok(Request { arguments, environment: request.environment, ..Request::named(interpreter) })
 }
 
 fn open(process: &Process, request: &Request) -> Result<Arc<OpenFile>> {
@@ -278,15 +285,7 @@ fn open_interpreter(
     if let Some(end) = name.iter().position(|&byte| byte == 0) {
         name.truncate(end);
     }
-    let request = Request {
-        file: None,
-        start: None,
-        name,
-        arguments: Strings::new(),
-        environment: Strings::new(),
-        last: Final::Follow,
-    };
-    let file = open(process, &request)?;
+    let file = open(process, &Request::named(name))?;
     let mut head = [0; script::HEAD];
     let length = file.read_kernel(0, &mut head)?;
     // A bad interpreter is the system's fault, not the program's (ELIBBAD).
@@ -398,15 +397,7 @@ fn exec(context: &mut UserContext, request: Request, argv: u64, envp: u64) -> Re
 /// execve(path, argv, envp)
 pub fn sys_execve(context: &mut UserContext, args: &Args) -> Result<i64> {
     let name = user::string(args[0])?;
-    let request = Request {
-        file: None,
-        start: None,
-        name,
-        arguments: Strings::new(),
-        environment: Strings::new(),
-        last: Final::Follow,
-    };
-    exec(context, request, args[1], args[2])
+    exec(context, Request::named(name), args[1], args[2])
 }
 
 /// execveat(dirfd, path, argv, envp, flags)
@@ -432,6 +423,5 @@ pub fn sys_execveat(context: &mut UserContext, args: &Args) -> Result<i64> {
         start = Some(files.get(args.fd(0))?.path().cloned().ok_or(Errno::ENOTDIR)?);
     }
     let last = if flags & AT_SYMLINK_NOFOLLOW != 0 { Final::Stop } else { Final::Follow };
-    let request = Request { file, start, name, arguments: Strings::new(), environment: Strings::new(), last };
-    exec(context, request, args[2], args[3])
+    exec(context, Request { file, start, last, ..Request::named(name) }, args[2], args[3])
 }
