@@ -213,17 +213,14 @@ impl<S: Memory> AddressSpace<S> {
         mut f: impl FnMut(&mut Resident<S>, &Area<S>, Range<VirtAddr>),
     ) {
         let Self { areas, resident, .. } = self;
-        for area in areas.overlapping(range.clone()) {
-            f(resident, area, area.start.max(range.start)..area.end.min(range.end));
+        for (area, part) in areas.parts(range) {
+            f(resident, area, part);
         }
     }
 
     fn discard(&mut self, range: Range<VirtAddr>) {
-        let Self { areas, resident, .. } = self;
-        let mut batch = resident.tables.batch();
-        for area in areas.overlapping(range.clone()) {
-            resident.zap(area, area.start.max(range.start)..area.end.min(range.end), &mut batch);
-        }
+        let mut batch = self.resident.tables.batch();
+        self.in_areas(range, |resident, area, part| resident.zap(area, part, &mut batch));
     }
 
     fn populate_for(
@@ -240,15 +237,11 @@ impl<S: Memory> AddressSpace<S> {
         } else {
             (Want::Read, Protection::READ)
         };
-        for area in areas.overlapping(range.clone()) {
+        for (area, part) in areas.parts(range) {
             if !area.protection.contains(needs) {
                 return Err(VmError::Invalid);
             }
-            let (mut page, end) = (area.start.max(range.start), area.end.min(range.end));
-            while page < end {
-                resident.fault(area, page, want)?;
-                page = resident.leaf_end(page);
-            }
+            resident.populate(area, part, want)?;
         }
         Ok(())
     }
@@ -267,9 +260,9 @@ impl<S: Memory> AddressSpace<S> {
         if !self.areas.covers(range.clone()) {
             return Err(VmError::NoMemory);
         }
-        for area in self.areas.overlapping(range.clone()) {
-            let (mut page, end) = (area.start.max(range.start), area.end.min(range.end));
-            while page < end {
+        for (area, part) in self.areas.parts(range.clone()) {
+            let mut page = part.start;
+            while page < part.end {
                 let cached = || area.cache_page(page).is_some_and(|(cache, index)| cache.is_resident(index));
                 let swapped = self.resident.tables.entry(page).swap_place();
                 let in_swap_cache =
@@ -291,10 +284,9 @@ impl<S: Memory> AddressSpace<S> {
     pub fn sync(&mut self, start: VirtAddr, len: u64, mode: SyncMode) -> Result<(), VmError> {
         let range = page_range(start, len)?;
         if mode == SyncMode::Wait {
-            for area in self.areas.overlapping(range.clone()).filter(|area| area.is_shared()) {
-                let (from, to) = (area.start.max(range.start), area.end.min(range.end));
-                if let Some((cache, index)) = area.cache_page(from) {
-                    cache.write_back(index * PAGE..index * PAGE + (to.0 - from.0))?;
+            for (area, part) in self.areas.parts(range.clone()).filter(|(area, _)| area.is_shared()) {
+                if let Some((cache, index)) = area.cache_page(part.start) {
+                    cache.write_back(index * PAGE..index * PAGE + (part.end.0 - part.start.0))?;
                 }
             }
         }

@@ -66,6 +66,11 @@ impl<S: Memory> Areas<S> {
         let first = self.at(range.start).map_or(range.start, |area| area.start);
         self.tree.range(first..range.end.max(first)).map(|(_, area)| area)
     }
+    /// The same, each with the part of it that is in `range`.
+    pub(crate) fn parts(&self, range: Range<VirtAddr>) -> impl Iterator<Item = (&Area<S>, Range<VirtAddr>)> {
+        let part = move |area: &Area<S>| area.start.max(range.start)..area.end.min(range.end);
+        self.overlapping(range.clone()).map(move |area| (area, part(area)))
+    }
     /// Whether nothing is mapped in `range`.
     pub(crate) fn is_free(&self, range: Range<VirtAddr>) -> bool {
         self.overlapping(range).next().is_none()

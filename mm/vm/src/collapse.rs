@@ -251,12 +251,12 @@ impl<S: Memory> AddressSpace<S> {
     pub(crate) fn collapse(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
         let Self { areas, resident, .. } = self;
         let mut outcome = Ok(());
-        for area in areas.overlapping(range.clone()) {
+        for (area, part) in areas.parts(range) {
             let has_room = blocks_in(&(area.start..area.end)).next().is_some();
             if !has_room || !resident.may_be_large(area, HugeMode::Always) {
                 return Err(VmError::Invalid);
             }
-            for start in blocks_in(&(area.start.max(range.start)..area.end.min(range.end))) {
+            for start in blocks_in(&part) {
                 match resident.collapse(area, start) {
                     Ok(()) => {}
                     Err(VmError::NoMemory) => return Err(VmError::NoMemory),
@@ -272,8 +272,8 @@ impl<S: Memory> AddressSpace<S> {
     pub fn collapse_step(&mut self, from: VirtAddr, budget: u64, limits: &CollapseLimits) -> CollapseStep {
         let Self { areas, resident, layout, .. } = self;
         let mut pages = 0;
-        for area in areas.overlapping(from..layout.end) {
-            for start in blocks_in(&(area.start.max(from)..area.end)) {
+        for (area, part) in areas.parts(from..layout.end) {
+            for start in blocks_in(&part) {
                 if resident.block_for(area, start).is_none() {
                     break;
                 }

@@ -89,7 +89,7 @@ impl<S: Memory> AddressSpace<S> {
     /// Stops at the first that cannot be had.
     pub(crate) fn populate(&mut self, start: VirtAddr, end: VirtAddr) -> Result<(), FaultError> {
         let Self { areas, resident, .. } = self;
-        for area in areas.overlapping(start..end) {
+        for (area, part) in areas.parts(start..end) {
             if area.protection.is_empty() {
                 continue;
             }
@@ -98,11 +98,7 @@ impl<S: Memory> AddressSpace<S> {
             } else {
                 Want::Read
             };
-            let (mut page, last) = (area.start.max(start), area.end.min(end));
-            while page < last {
-                resident.fault(area, page, want)?;
-                page = resident.leaf_end(page);
-            }
+            resident.populate(area, part, want)?;
         }
         Ok(())
     }

@@ -76,9 +76,9 @@ impl<S: Memory> AddressSpace<S> {
         }
         let fresh: u64 = self
             .areas
-            .overlapping(range.clone())
-            .filter(|area| !area.flags.contains(AreaFlags::LOCKED))
-            .map(|area| (area.end.min(range.end).0 - area.start.max(range.start).0) >> PAGE_SHIFT)
+            .parts(range.clone())
+            .filter(|(area, _)| !area.flags.contains(AreaFlags::LOCKED))
+            .map(|(_, part)| (part.end.0 - part.start.0) >> PAGE_SHIFT)
             .sum();
         self.check_lock(fresh, AreaFlags::LOCKED, limits).map_err(|_| VmError::NoMemory)?;
         self.set_lock(range.start, range.end, mode.flags())?;

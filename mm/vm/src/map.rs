@@ -151,8 +151,7 @@ impl<S: Memory> AddressSpace<S> {
 
     /// How many pages of `range` are in areas.
     fn mapped_pages(&self, range: Range<VirtAddr>) -> u64 {
-        let len = |area: &Area<S>| area.end.min(range.end).0 - area.start.max(range.start).0;
-        self.areas.overlapping(range.clone()).map(len).sum::<u64>() / PAGE
+        self.areas.parts(range).map(|(_, part)| part.end.0 - part.start.0).sum::<u64>() / PAGE
     }
 
     /// Unmap `start..start + len`; holes in it are fine.
@@ -232,8 +231,8 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.change(range.clone(), |area| area.protection = protection);
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
-        for area in areas.overlapping(range.clone()) {
-            resident.protect(area, area.start.max(range.start)..area.end.min(range.end), &mut batch);
+        for (area, part) in areas.parts(range) {
+            resident.protect(area, part, &mut batch);
         }
         outcome
     }

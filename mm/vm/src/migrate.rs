@@ -141,8 +141,7 @@ impl<S: Memory> AddressSpace<S> {
         mut out: impl FnMut(VirtAddr, Outcome<S>),
     ) {
         let Self { areas, resident, .. } = self;
-        for area in areas.overlapping(range.clone()) {
-            let mut part = area.start.max(range.start)..area.end.min(range.end);
+        for (area, mut part) in areas.parts(range) {
             while let Some(at) = resident.migrate_run(area, part.clone(), migration, &mut wish, &mut out) {
                 let mut batch = resident.tables.batch();
                 part.start = match resident.split(at, &mut batch) {

@@ -33,7 +33,7 @@ impl<S: Memory> AddressSpace<S> {
     /// # Errors
     /// [`VmError::Invalid`] for memory that is locked or no file's; [`VmError::Access`] where stores could never reach others.
     pub fn removal(&self, range: Range<VirtAddr>) -> Result<Option<Removal<S>>, VmError> {
-        let Some(area) = self.areas.overlapping(range.clone()).next() else { return Ok(None) };
+        let Some((area, Range { start, end })) = self.areas.parts(range).next() else { return Ok(None) };
         if area.flags.contains(AreaFlags::LOCKED) {
             return Err(VmError::Invalid);
         }
@@ -45,7 +45,6 @@ impl<S: Memory> AddressSpace<S> {
             Content::SharedFile(view, SharedWrite::Allowed, _) => Some(view.file.clone()),
             Content::SharedAnonymous(..) => None,
         };
-        let (start, end) = (area.start.max(range.start), area.end.min(range.end));
         let cache = area.attachment().ok_or(VmError::Invalid)?.cache().clone();
         let first = area.content.offset() + (start.0 - area.start.0);
         Ok(Some(Removal { cache, file, bytes: first..first + (end.0 - start.0), start, end }))

@@ -144,10 +144,10 @@ impl<S: Memory> Commons<S> {
 impl<S: Memory> AddressSpace<S> {
     /// The first pages of `range` that are shared memory's and that only this space maps, as far as one look goes; and where to go on.
     fn shared_alone(&self, range: Range<VirtAddr>) -> Option<(Arc<PageCache<S>>, Look, VirtAddr)> {
-        let area = self.areas.overlapping(range.clone()).find(|area| area.is_shared())?;
-        let last = area.end.min(range.end);
+        let (area, part) = self.areas.parts(range).find(|(area, _)| area.is_shared())?;
+        let last = part.end;
         let tables = &self.resident.tables;
-        let start = tables.next_populated(area.start.max(range.start)..last).unwrap_or(last);
+        let start = tables.next_populated(part).unwrap_or(last);
         let (cache, page) = area.cache_page(start)?;
         let first = page / CHUNK * CHUNK;
         let end = last.min(VirtAddr(start.0 + (first + CHUNK - page) * PAGE));

@@ -264,12 +264,11 @@ impl<S: Memory> AddressSpace<S> {
     fn sweep_range(&mut self, range: Range<VirtAddr>, walk: &mut Walk<'_, S>) -> VirtAddr {
         let Self { areas, resident, .. } = self;
         walk.begin();
-        for area in areas.overlapping(range.clone()) {
+        for (area, part) in areas.parts(range.clone()) {
             if area.flags.contains(AreaFlags::LOCKED) || !area.may_have_own_frames() {
                 continue;
             }
-            let mut next = area.start.max(range.start);
-            let end = area.end.min(range.end);
+            let Range { start: mut next, end } = part;
             while let Some(at) = resident.tables.next_populated(next..end) {
                 if walk.looks == 0 || walk.out.is_full() {
                     return at;

@@ -83,7 +83,7 @@ enum Step {
     Evict(u8, bool),
     GiveUp(u8, u8, u8),
     SwapOff(u8),
-    /// Whether disks fail to read, and to write, from now on.
+    /// What disks still do from now on.
     Disks(Health),
     Move(u8, u8, u8, SharedPages),
     Evacuate(u8, u8),
