@@ -244,7 +244,7 @@ int main(int argc, char **argv) {
     while (argc == 6 && row->name && strcmp(row->name, argv[1])) row++;
     struct shared *s = mmap(0, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (argc != 6 || !row->name || s == MAP_FAILED) {
-        fprintf(stderr, "usage: %s ROW SAMPLES DIVISOR tsc|monotonic WORKERS (rows: %s --list)\n", argv[0], argv[0]);
+        fprintf(stderr, "usage: %s ROW SAMPLES DIVISOR tsc|monotonic|watched WORKERS (rows: %s --list)\n", argv[0], argv[0]);
         return 2;
     }
     s->row = row->name;
