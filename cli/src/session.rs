@@ -210,7 +210,9 @@ impl<'a> Session<'a> {
             .stderr(Stdio::piped())
             // Its own group: a Ctrl-C of the terminal is ours to pass on.
             .process_group(0);
-        let mut qemu = command.spawn().map_err(|e| Failure::io("start", &program, &e))?;
+        let ends = [&stream_far, &error_far, &control_far, &log_far, &monitor_far];
+        let mut qemu =
+            channel::lend(&ends, || command.spawn().map_err(|e| Failure::io("start", &program, &e)))?;
         drop(monitor_far);
         let exited = rustix::process::pidfd_open(
             rustix::process::Pid::from_child(&qemu),

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::event::PollFlags;
 use rustix::fs::OFlags;
@@ -21,14 +22,26 @@ fn failed(error: Errno) -> Failure {
     Failure::new(format!("cannot connect to the VM: {error}"), "")
 }
 
-/// A socket pair: our end (does not block, not inherited) and QEMU's (inherited).
+/// A socket pair: our end, which does not block, and QEMU's. No process that is started gets either, until [`lend`].
 pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
     let (near, far) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
     make_non_blocking(near.as_fd())?;
-    rustix::io::fcntl_setfd(&far, FdFlags::empty()).map_err(failed)?;
     Ok((near, far))
+}
+
+/// Have `start` start a process that inherits `ends`, and no other process. Sessions of several threads take turns: a QEMU that had another's
+/// sockets would keep them open after the other's end, and its session would wait for an end of file.
+pub fn lend<T>(ends: &[&OwnedFd], start: impl FnOnce() -> Result<T>) -> Result<T> {
+    static TURN: Mutex<()> = Mutex::new(());
+    // Nothing is left half-done by a holder that panics.
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mark = |flags| ends.iter().try_for_each(|end| rustix::io::fcntl_setfd(end, flags).map_err(failed));
+    mark(FdFlags::empty())?;
+    let started = start();
+    mark(FdFlags::CLOEXEC)?;
+    started
 }
 
 /// QEMU's name for an inherited socket.

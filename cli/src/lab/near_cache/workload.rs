@@ -122,6 +122,44 @@ pub fn frames_at_random(memory_bytes: u64, pages: usize) -> Vec<u64> {
     all
 }
 
+/// What pages at random places miss where each place of the cache can hold any of so many frames: of a heap that fits, of a hot
+/// quarter, of the 90/10 mix. With all of a memory of eight times the cache to draw from there are eight.
+///
+/// Each of a place's frames is a page of the heap with the same probability, and a place misses what is not its most recent page:
+/// 1 - sum over places of (sum of p^2 / sum of p).
+pub fn by_chance(frames: u32) -> [f64; 3] {
+    let alike = |load: f64| 1.0 - (1.0 - (1.0 - load / f64::from(frames)).powi(frames as i32)) / load;
+    [alike(1.0), alike(0.25), mix_by_chance(frames)]
+}
+
+fn mix_by_chance(frames: u32) -> f64 {
+    let (hot, cold) = (0.25, 2.75);
+    let (hot_use, cold_use) = (0.9 / hot, 0.1 / cold);
+    let of = f64::from(frames);
+    let mut hits = 0.0;
+    for hots in 0..=frames {
+        for colds in 0..=frames - hots {
+            // So many of the frames, in any order: the multinomial coefficient.
+            let ways = choose(frames, hots) * choose(frames - hots, colds);
+            let rest = (frames - hots - colds) as i32;
+            let chance = ways
+                * (hot / of).powi(hots as i32)
+                * (cold / of).powi(colds as i32)
+                * (1.0 - (hot + cold) / of).powi(rest);
+            let (hots, colds) = (f64::from(hots), f64::from(colds));
+            let uses = hots * hot_use + colds * cold_use;
+            if uses > 0.0 {
+                hits += chance * (hots * hot_use * hot_use + colds * cold_use * cold_use) / uses;
+            }
+        }
+    }
+    1.0 - hits
+}
+
+fn choose(of: u32, count: u32) -> f64 {
+    (0..count).map(|n| f64::from(of - n) / f64::from(n + 1)).product()
+}
+
 /// The pages that a workload uses, one after the other.
 struct Stream {
     workload: Workload,
@@ -257,6 +295,20 @@ mod tests {
         about(Workload::Gups.run(&at_random(), CACHE).misses, 0.183);
         about(Workload::GupsScattered.run(&in_order(), CACHE).misses, 0.160);
         about(Workload::GupsScattered.run(&at_random(), CACHE).misses, 0.183);
+    }
+
+    #[test]
+    fn what_is_computed_of_chance_is_what_random_frames_miss() {
+        let workloads = [Workload::Fits, Workload::Hot, Workload::Gups];
+        for (frames, memory) in [(8, 8 * CACHE), (4, 4 * CACHE)] {
+            let placed = frames_at_random(memory, PAGES);
+            for (workload, share) in workloads.into_iter().zip(by_chance(frames)) {
+                about(workload.run(&placed, CACHE).misses, share);
+            }
+        }
+        // Of endless memory.
+        about(by_chance(1000)[0], 0.368);
+        about(by_chance(1000)[1], 0.115);
     }
 
     #[test]

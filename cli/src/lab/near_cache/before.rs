@@ -1,0 +1,87 @@
+//! What was measured of a stock Linux 6.1 before there was this lab, with a memory and a cache as large as here, on few boots: the lab
+//! shows it beside its own figures, and compares as precisely as it is written.
+
+use super::workload::Workload;
+use super::{Age, LINUX, Measured, SHUFFLED, Side};
+use crate::size::MIB;
+
+/// One of those figures: the least and the most of some boots.
+struct Before {
+    side: &'static str,
+    age: Age,
+    workload: Workload,
+    low: f64,
+    high: f64,
+    /// What the figures are rounded to.
+    unit: f64,
+}
+
+const fn before(side: &Side, age: Age, workload: Workload, low: f64, high: f64, unit: f64) -> Before {
+    Before { side: side.name, age, workload, low, high, unit }
+}
+
+const WHOLE: f64 = 0.01;
+const TENTH: f64 = 0.001;
+
+const BEFORE: [Before; 7] = [
+    before(&LINUX, Age::Fresh, Workload::Fits, 0.013, 0.016, TENTH),
+    before(&LINUX, Age::Fresh, Workload::Gups, 0.09, 0.10, WHOLE),
+    before(&LINUX, Age::Aged, Workload::Fits, 0.33, 0.38, WHOLE),
+    before(&LINUX, Age::Aged, Workload::Hot, 0.08, 0.09, WHOLE),
+    before(&LINUX, Age::Aged, Workload::Gups, 0.16, 0.17, WHOLE),
+    before(&SHUFFLED, Age::Fresh, Workload::Fits, 0.33, 0.38, WHOLE),
+    before(&SHUFFLED, Age::Fresh, Workload::Gups, 0.10, 0.31, WHOLE),
+];
+
+impl Before {
+    /// As precise as it is written.
+    fn contains(&self, share: f64) -> bool {
+        (self.low - self.unit / 2.0..self.high + self.unit / 2.0).contains(&share)
+    }
+
+    fn show(&self) -> String {
+        let digits = if self.unit < WHOLE { 1 } else { 0 };
+        format!("{:.digits$}–{:.digits$}%", self.low * 100.0, self.high * 100.0)
+    }
+}
+
+/// Whether a lab with this cache and this memory has anything to compare.
+pub fn compares(cache: u64, memory: u64) -> bool {
+    (cache, memory) == (256 * MIB, 2048 * MIB)
+}
+
+/// Rows: what, before, now, what of now lies within.
+pub fn beside(measured: &[Measured]) -> Vec<[String; 4]> {
+    let row = |before: &Before| {
+        let wanted = (before.side, before.age, before.workload.name());
+        let found = measured.iter().find(|m| (m.side, m.age, m.workload) == wanted)?;
+        let mean = if before.contains(found.misses().mean) { "mean, " } else { "" };
+        let boots = found.boots.iter().filter(|share| before.contains(share.misses)).count();
+        Some([
+            format!("{}, {}, {}", before.side, before.age.name(), before.workload.name()),
+            before.show(),
+            found.misses().show(),
+            format!("{mean}{boots} of {} boots", found.boots.len()),
+        ])
+    };
+    BEFORE.iter().filter_map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::workload::Share;
+    use super::*;
+
+    #[test]
+    fn boots_within_the_ends_are_counted_and_sides_that_were_not_run_are_left_out() {
+        let share = |misses| Share { misses, conflicts: misses };
+        let measured = Measured {
+            side: LINUX.name,
+            age: Age::Aged,
+            workload: Workload::Fits.name(),
+            boots: [0.3249, 0.3251, 0.3849, 0.39].map(share).to_vec(),
+        };
+        let [row] = &beside(&[measured])[..] else { panic!("one row") };
+        assert_eq!(row[1..], ["33–38%", "35.6% (32.5–39.0)", "mean, 2 of 4 boots"]);
+    }
+}
