@@ -87,7 +87,7 @@ impl Content for CacheContent {
     }
 
     fn allocate(&self, range: Range<u64>) -> Result<()> {
-        with_memory_found(|| Ok(self.cache.allocate(range.clone())?))
+        Ok(self.cache.allocate(range)?)
     }
 
     fn seek_data(&self, offset: u64) -> Option<u64> {
