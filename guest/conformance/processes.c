@@ -212,6 +212,15 @@ static void exec(char *self)
 	close(to);
 	IN_CHILD(status, execve(copy, copied, environment));
 	PROMISE("once it is closed it can", WIFEXITED(status) && WEXITSTATUS(status) != 0);
+	if (geteuid() == 0) {
+		char *asked[] = { copy, "who", NULL };
+		NEED(chown(copy, 5, 5) == 0 && chmod(copy, 04755) == 0);
+		IN_CHILD(status, NEED(setuid(20) == 0); execve(copy, asked, environment));
+		PROMISE("a set-user-id program runs as its owner", WEXITSTATUS(status) == 5);
+		IN_CHILD(status, NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && setuid(20) == 0);
+			 int inner; IN_CHILD(inner, execve(copy, asked, environment)); _exit(WEXITSTATUS(inner)));
+		PROMISE("but not for who has renounced new privileges, nor for a child of his", WEXITSTATUS(status) == 20);
+	}
 	to = open(copy, O_WRONLY);
 	PROMISE("and be written when the program has ended", to >= 0);
 	close(to);
@@ -334,6 +343,8 @@ int main(int argc, char **argv, char **envp)
 		return after_exec(argc, argv, envp);
 	if (argc > 1 && !strcmp(argv[1], "in-script"))
 		return argc == 4 && !strcmp(argv[3], "argument") ? 23 : 24;
+	if (argc > 1 && !strcmp(argv[1], "who"))
+		return (int)geteuid();
 	static char self[4096];
 	NEED(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
 	ends();

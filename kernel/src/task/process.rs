@@ -141,8 +141,8 @@ pub struct Process {
     pub oom_score_adj: AtomicI32,
     /// PR_SET_DUMPABLE.
     pub(super) dumpable: AtomicU32,
-    /// PR_SET_NO_NEW_PRIVS.
-    pub(super) no_new_privileges: AtomicBool,
+    /// PR_SET_NO_NEW_PRIVS: execve gives no ids that it does not have, nor its children.
+    pub no_new_privileges: AtomicBool,
     /// PR_SET_PDEATHSIG.
     pub(super) parent_death_signal: AtomicU32,
     /// Bytes read and written, calls to read and write (for /proc/PID/io).

@@ -232,7 +232,6 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
         line("VmPeak", usage.peak_total);
         line("VmSize", usage.total_pages);
         line("VmLck", usage.locked_pages);
-        line("VmPin", 0);
         line("VmHWM", usage.peak_rss.max(usage.rss()));
         line("VmRSS", usage.rss());
         line("RssAnon", usage.rss_anon);
@@ -241,7 +240,6 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
         line("VmData", usage.data_pages);
         line("VmStk", usage.stack_pages);
         line("VmExe", usage.exec_pages);
-        line("VmLib", 0);
         line("VmPTE", usage.page_table_bytes / 4096);
         line("VmSwap", usage.swapped);
         let huge = u8::from(process.space().lock().huge_use() == freehold_vm::HugeUse::ByArea);
@@ -259,9 +257,10 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
     writeln!(out, "CapEff:\t{:016x}", sets.effective);
     writeln!(
         out,
-        "CapBnd:\t{:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0",
+        "CapBnd:\t{:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t{}\nSeccomp:\t0\nSeccomp_filters:\t0",
         capabilities::ALL,
-        0
+        0,
+        u8::from(process.no_new_privileges.load(Ordering::Relaxed))
     );
     let online = sched::online();
     let cpus = task.as_ref().map_or(online.0, |task| task.schedule.affinity().0 & online.0);

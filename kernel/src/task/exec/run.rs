@@ -162,7 +162,7 @@ fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
     let metadata = program.file.node().metadata();
     let nosuid = program.file.path().is_some_and(|path| path.mount.flags().contains(MountFlags::NOSUID));
     let (uid, gid) = (metadata.mode & SET_UID != 0, metadata.mode & SET_GID == SET_GID);
-    if nosuid || !(uid || gid) {
+    if nosuid || !(uid || gid) || process.no_new_privileges.load(Ordering::Relaxed) {
         return None;
     }
     let mut credentials = Credentials::clone(&process.credentials());
