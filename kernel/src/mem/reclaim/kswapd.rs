@@ -18,19 +18,25 @@ use crate::{Result, sched, time};
 const REST: u64 = time::SECOND / 10;
 
 struct Alarm {
+    /// Whether the node has its task.
+    heard: AtomicBool,
     rings: AtomicBool,
     bell: WaitQueue,
 }
 
-static ALARMS: [Alarm; MAX_NODES] =
-    [const { Alarm { rings: AtomicBool::new(false), bell: WaitQueue::new() } }; MAX_NODES];
-static STARTED: AtomicBool = AtomicBool::new(false);
+impl Alarm {
+    const fn new() -> Self {
+        Self { heard: AtomicBool::new(false), rings: AtomicBool::new(false), bell: WaitQueue::new() }
+    }
+}
+
+static ALARMS: [Alarm; MAX_NODES] = [const { Alarm::new() }; MAX_NODES];
 static RUNS: AtomicU64 = AtomicU64::new(0);
 
 /// `node` is short of memory. Task context; takes interrupt-safe locks only.
 pub fn wake(node: NodeId) {
     let Some(alarm) = ALARMS.get(usize::from(node.0)) else { return };
-    if STARTED.load(Ordering::Relaxed) && !alarm.rings.swap(true, Ordering::AcqRel) {
+    if alarm.heard.load(Ordering::Relaxed) && !alarm.rings.swap(true, Ordering::AcqRel) {
         alarm.bell.wake_all();
     }
 }
@@ -40,21 +46,19 @@ pub fn runs() -> u64 {
     RUNS.load(Ordering::Relaxed)
 }
 
-/// Start the tasks; from the first disk on there is work for them.
+/// Start the tasks of nodes that have none; from the first disk on there is work for them.
 ///
 /// # Errors
 /// `ENOMEM`.
 pub fn start() -> Result<()> {
-    if STARTED.swap(true, Ordering::AcqRel) {
-        return Ok(());
-    }
     const NAMES: [&str; MAX_NODES] = [
         "kswapd0", "kswapd1", "kswapd2", "kswapd3", "kswapd4", "kswapd5", "kswapd6", "kswapd7", "kswapd8",
         "kswapd9", "kswapd10", "kswapd11", "kswapd12", "kswapd13", "kswapd14", "kswapd15",
     ];
-    for (name, node) in NAMES.into_iter().zip((0..).map(NodeId)) {
-        if frames().level(node).is_some() {
-            sched::spawn_kernel(name, move || run(node))?;
+    for ((name, alarm), node) in NAMES.into_iter().zip(&ALARMS).zip((0..).map(NodeId)) {
+        if frames().level(node).is_some() && !alarm.heard.swap(true, Ordering::AcqRel) {
+            sched::spawn_kernel(name, move || run(node))
+                .inspect_err(|_| alarm.heard.store(false, Ordering::Release))?;
         }
     }
     Ok(())
