@@ -1,9 +1,15 @@
 //! Which address spaces map a cache.
+//!
+//! A space is in the cache's list, under the cache's lock, as long as one of its areas is attached; areas are attached before they have pages. So
+//! who takes pages away finds every leaf, if he takes them out of the index first. A space that cannot be reached yet, between fork and the child's
+//! first run, is told when it can be that it has missed something.
+//!
+//! **Locks.** Spaces are visited one at a time with no lock of the cache held; that is taken again for the next ones.
 
 use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
 use core::ops::Range;
 
+use arrayvec::ArrayVec;
 use freehold_paging::Memory;
 
 use super::PageCache;
@@ -37,6 +43,9 @@ pub(super) struct Mapper<S: Memory> {
     /// Pages left while the handle was not known yet (between fork and the child's first run).
     missed: bool,
 }
+
+/// Mappers that are looked up in one hold of the lock.
+const AT_ONCE: usize = 32;
 
 /// What becomes of an address space that cannot be reached yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -130,13 +139,13 @@ impl<S: Memory> PageCache<S> {
 
     /// Show every address space that maps the cache, with no lock held.
     fn for_each_mapper(&self, unready: Unready, mut f: impl FnMut(&dyn SpaceHandle<S>)) {
-        let mut handles = Vec::new();
+        // In place: reclaim asks, too.
+        let mut handles = ArrayVec::<_, AT_ONCE>::new();
         let mut inner = self.inner.lock();
-        // A list that cannot be had in one piece is gone through in several: mappers are visited by number.
+        // The list may change between two holds of the lock: mappers are visited by number.
         let mut next = 0;
         loop {
-            handles.clear();
-            for (&space, mapper) in inner.mappers.range_mut(next..).take(64) {
+            for (&space, mapper) in inner.mappers.range_mut(next..).take(AT_ONCE) {
                 next = space + 1;
                 match &mapper.handle {
                     Some(handle) => handles.push(handle.clone()),
@@ -145,7 +154,7 @@ impl<S: Memory> PageCache<S> {
                 }
             }
             drop(inner);
-            handles.iter().filter_map(Weak::upgrade).for_each(|handle| f(&*handle));
+            handles.drain(..).filter_map(|handle| handle.upgrade()).for_each(|handle| f(&*handle));
             inner = self.inner.lock();
             if inner.mappers.range(next..).next().is_none() {
                 return;
