@@ -1,4 +1,6 @@
-//! The page allocator comes up.
+//! The page allocator comes up: the frame table, every frame that start-up did not keep, and what all address spaces share.
+//!
+//! On the first CPU, once, before there is a second; what start-up takes earlier comes from `freehold_arch::memory`, which is sealed here.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

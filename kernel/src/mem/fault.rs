@@ -1,4 +1,7 @@
 //! Page faults: of a program, and of the kernel on a program's address.
+//!
+//! Task context, interrupts on, nothing held that spins and no address space: the space's lock is taken here, and given back before memory is looked
+//! for, which may sleep for a disk or the host.
 
 use core::sync::atomic::Ordering;
 

@@ -1,4 +1,7 @@
 //! One area: a run of addresses with one protection and one backing.
+//!
+//! Never empty, and page-aligned. What shows a file or shared memory is attached to its cache as long as it lives, so truncation and reclaim find its
+//! leaves. [`Area::copied`] says no only while no page of a private file has a frame of its own.
 
 use alloc::sync::Arc;
 use core::cell::Cell;

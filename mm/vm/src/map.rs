@@ -1,4 +1,7 @@
 //! mmap, munmap, mprotect.
+//!
+//! Arguments and limits come first, then what may fail for want of a table, then the areas change, then the leaves. The batch of the leaves is
+//! flushed before the call returns, so no CPU does afterwards what the areas forbid.
 
 use core::cell::Cell;
 use core::ops::Range;

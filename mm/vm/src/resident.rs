@@ -1,7 +1,7 @@
 //! The pages that are there: leaves, their frames, and the counts of both.
 //!
-//! Every change of a leaf happens here, so the rules of the crate's head are kept in one place: what a leaf grants follows from its area and
-//! from whether its frame is anonymous and exclusive.
+//! Every change of a leaf is a method of [`Resident`], here or in the module of its subject (fork, huge, migrate, swap …), and the counts change with it.
+//! What a leaf grants follows from its area and from whether its frame is anonymous and exclusive, by the rules of the crate's head.
 
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;

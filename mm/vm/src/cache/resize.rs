@@ -1,4 +1,10 @@
 //! Growing, cutting, punching, writing back, and giving memory back.
+//!
+//! **Pages that go** leave in this order: the size (if it is cut) and the index, under the cache's lock; then every mapper's leaves, with no lock of the
+//! cache held; then the frames are let go of. A fault that looked too early has its leaf taken away, a later one finds the new state. What may
+//! fail (reading the page that is cut in two) comes before the size changes.
+//!
+//! **Pages that are stored** are clean from the moment they are taken for it, unless a leaf or a pin may still write them.
 
 use alloc::vec::Vec;
 use core::ops::Range;
