@@ -445,8 +445,7 @@ impl Iovecs {
             match self.use_next(|slice| step(slice, done)) {
                 Ok(count) if count < expected => return Ok(done + count),
                 Ok(count) => done += count,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
+                Err(error) => return so_far(done, error),
             }
         }
         Ok(done)

@@ -10,7 +10,7 @@ use freehold_bounce::{Original, OriginalMut};
 use freehold_virtio::SECTOR_SIZE;
 
 use super::DiskContent;
-use crate::user::{MemoryRuns, Sink, Source};
+use crate::user::{MemoryRuns, Sink, Source, so_far};
 use crate::{Errno, Result};
 
 /// The most bytes that are pinned for one request.
@@ -83,8 +83,7 @@ impl DiskContent {
             match run(at / SECTOR_SIZE as u64, left.min(MAX_RUN)) {
                 Ok(0) => return Ok(done),
                 Ok(count) => done += count,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => return Ok(done),
+                Err(error) => return so_far(done, error),
             }
         }
     }

@@ -29,7 +29,7 @@ use crate::fs::device::{make_device, register_block, register_sync, split_device
 use crate::fs::{Blocking, Content, File, Mapping, Node, NodeKind, OpenFlags, Punch, Seekable};
 use crate::host::{self, Disk};
 use crate::mem::{CacheContent, Frames, PageCache, frames, hotplug, reclaim};
-use crate::user::{Sink, Source, UserPtr};
+use crate::user::{Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result};
 
 /// The major number of virtio disks, as Linux usually gives it.
@@ -294,8 +294,7 @@ impl DiskContent {
             match self.trim().and_then(|()| step(done, count)) {
                 Ok(copied) if copied < count => return Ok(done + copied),
                 Ok(copied) => done += copied,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
+                Err(error) => return so_far(done, error),
             }
         }
         Ok(done)

@@ -9,7 +9,7 @@ use crate::fs::{Blocking, File, Node, OpenFlags, Ready};
 use crate::klog::{self, Cursor, Next, Record};
 use crate::sync::{PollWaiter, SpinLock};
 use crate::syscall::Args;
-use crate::user::{Sink, Source, UserSlice};
+use crate::user::{Sink, Source, UserSlice, so_far};
 use crate::{Errno, Result, task};
 
 /// The log, opened: every description reads from the oldest record on.
@@ -160,7 +160,7 @@ fn read_next(sink: &mut dyn Sink) -> Result<usize> {
             Next::Record(record) => {
                 let line = line_of(&record);
                 if line.len() > sink.remaining() {
-                    return if done > 0 { Ok(done) } else { Err(Errno::EINVAL) };
+                    return so_far(done, Errno::EINVAL);
                 }
                 *READ.lock() = cursor;
                 done += sink.put(line.as_bytes())?;

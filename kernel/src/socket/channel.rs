@@ -17,7 +17,7 @@ use super::options::Credentials;
 use crate::fs::OpenFile;
 use crate::fs::pipe::{Boundary, Ring};
 use crate::sync::{Mutex, WaitQueue};
-use crate::user::{Sink, Source};
+use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result};
 
 /// Pages that wait in one channel at most: Linux' default send buffer.
@@ -199,8 +199,7 @@ impl Channel {
         while source.remaining() > 0 {
             match self.send_some(source, &mut ancillary, patience) {
                 Ok(count) => done += count,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
+                Err(error) => return so_far(done, error),
             }
         }
         Ok(done)

@@ -31,7 +31,7 @@ use super::{Blocking, File, Identity, Node, NodeKind, OpenFlags, Ready};
 use crate::sync::{Mutex, PollWaiter, SpinLock, WaitQueue};
 use crate::syscall::Args;
 use crate::task::{SigInfo, Signal};
-use crate::user::{Sink, Source, UserPtr};
+use crate::user::{Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result};
 
 /// Pages a new pipe may hold: 64 KiB.
@@ -247,15 +247,11 @@ impl Pipe {
             return Ok(0);
         }
         let mut done = 0;
-        let result = self.write_all(offer, blocking, &mut done);
-        match result {
-            Err(Errno::EPIPE) => {
-                signal_broken();
-                if done > 0 { Ok(done) } else { Err(Errno::EPIPE) }
-            }
-            Err(error) if done == 0 => Err(error),
-            _ => Ok(done),
+        let Err(error) = self.write_all(offer, blocking, &mut done) else { return Ok(done) };
+        if error == Errno::EPIPE {
+            signal_broken();
         }
+        so_far(done, error)
     }
 
     fn write_all(&self, offer: &mut Offer<'_>, blocking: Blocking, done: &mut usize) -> Result<()> {

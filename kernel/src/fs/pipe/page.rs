@@ -97,7 +97,7 @@ const STEP: usize = 512;
 use core::ops::Range;
 
 use crate::Result;
-use crate::user::{Sink, Source};
+use crate::user::{Sink, Source, so_far};
 
 impl BytePage {
     /// Take `range.len()` bytes (or what the source has left) into the page at `range`; how many came.
@@ -113,8 +113,7 @@ impl BytePage {
             done += self.with_bytes(|bytes| source.take_without_fault(&mut bytes[at]));
             if done < wanted {
                 match source.fault_in() {
-                    Err(error) if done == 0 => return Err(error),
-                    Err(_) => break,
+                    Err(error) => return so_far(done, error),
                     Ok(()) => {}
                 }
             }
@@ -148,8 +147,7 @@ impl BytePage {
             };
             if done < wanted {
                 match sink.fault_in() {
-                    Err(error) if done == 0 => return Err(error),
-                    Err(_) => break,
+                    Err(error) => return so_far(done, error),
                     Ok(()) => {}
                 }
             }

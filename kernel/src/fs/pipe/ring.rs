@@ -9,7 +9,7 @@ use alloc::collections::VecDeque;
 use freehold_machine::PAGE_SIZE;
 
 use super::page::{BytePage, Holding};
-use crate::user::{Sink, Source};
+use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result};
 
 /// Whether the next write may be added to a chunk.
@@ -155,8 +155,7 @@ impl Ring {
                     front.start += count;
                     done += count;
                 }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
+                Err(error) => return so_far(done, error),
             }
             let packet = front.boundary == Boundary::Packet;
             // The rest of a packet that the buffer had no room for is lost.
@@ -181,8 +180,7 @@ impl Ring {
         for chunk in &self.chunks {
             match chunk.page.drain(chunk.start..chunk.end, sink) {
                 Ok(count) => done += count,
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
+                Err(error) => return so_far(done, error),
             }
             if sink.remaining() == 0 {
                 break;

@@ -13,7 +13,7 @@ use super::{Blocking, Pipe};
 use crate::fs::{OpenFile, Seekable};
 use crate::sync::MutexGuard;
 use crate::syscall::Args;
-use crate::user::{Iovecs, Sink, Source, UserPtr};
+use crate::user::{Iovecs, Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result};
 
 const KNOWN_FLAGS: u32 = c::SPLICE_F_MOVE | c::SPLICE_F_NONBLOCK | c::SPLICE_F_MORE | c::SPLICE_F_GIFT;
@@ -140,8 +140,7 @@ fn drain(
         match result {
             Ok(0) => break,
             Ok(count) => done += count,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
+            Err(error) => return so_far(done, error),
         }
     }
     Ok(done)
@@ -168,8 +167,7 @@ fn fill(
         match result {
             Ok(0) => break,
             Ok(count) => done += count,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
+            Err(error) => return so_far(done, error),
         }
     }
     Ok(done)
