@@ -130,7 +130,12 @@ fn a_slow_disk_takes_time_and_no_lives() {
 fn forks_find_memory_for_the_kernel_too() {
     for (cpus, children) in [("1", "64"), ("4", "32")] {
         let options = ["--memory", memory(), "--cpus", cpus, "--swap", "256M"];
-        promises(run_command(), &options, &["pressure", "forks", children], &["pageblocks were made whole for it"]);
+        promises(
+            run_command(),
+            &options,
+            &["pressure", "forks", children],
+            &["pageblocks were made whole for it"],
+        );
     }
 }
 
