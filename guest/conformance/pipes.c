@@ -183,7 +183,14 @@ static void sockets(void)
 	FAILS_WITH("connecting to nobody", connect(client, (void *)&address, sizeof address), ENOENT);
 	PROMISE("bind and listen", bind(server, (void *)&address, sizeof address) == 0 && listen(server, 4) == 0);
 	PROMISE("connect", connect(client, (void *)&address, sizeof address) == 0);
+	struct rlimit usual, full;
+	NEED(getrlimit(RLIMIT_NOFILE, &usual) == 0);
+	full = (struct rlimit) { .rlim_cur = client + 1, .rlim_max = usual.rlim_max };
+	NEED(setrlimit(RLIMIT_NOFILE, &full) == 0);
+	FAILS_WITH("accept without a free descriptor", accept(server, NULL, NULL), EMFILE);
+	NEED(setrlimit(RLIMIT_NOFILE, &usual) == 0 && fcntl(server, F_SETFL, O_NONBLOCK) == 0);
 	int peer = accept(server, NULL, NULL);
+	PROMISE("and the connection waits until there is one", peer >= 0);
 	struct ucred credentials;
 	socklen_t size = sizeof credentials;
 	PROMISE("accept and talk", peer >= 0 && write(client, "hello", 5) == 5 && read(peer, bytes, 100) == 5);

@@ -8,7 +8,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::device::make_device;
 use super::{File, Identity, Metadata, Node, NodeKind, OnExec, OpenFile, OpenFlags};
-use crate::task::Resource;
 use crate::user::UserPtr;
 use crate::{Errno, Result, time};
 
@@ -63,7 +62,7 @@ impl AnonymousNode {
 /// `EMFILE`, `ENOMEM`.
 pub fn install(file: Arc<dyn File>, flags: OpenFlags) -> Result<i32> {
     let process = crate::task::current().process().clone();
-    let limit = usize::try_from(process.limit(Resource::Files).soft).unwrap_or(usize::MAX);
+    let limit = process.descriptor_limit();
     let on_exec = if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep };
     process.files().insert(OpenFile::new(file, None, flags)?, on_exec, limit)
 }

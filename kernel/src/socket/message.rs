@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::channel::Ancillary;
 use super::options::Credentials;
 use crate::fs::{OnExec, OpenFile};
-use crate::task::{self, Resource};
+use crate::task;
 use crate::user;
 use crate::{Errno, Result};
 
@@ -173,7 +173,7 @@ pub fn write_control(header: &Header, ancillary: Ancillary, delivery: Delivery) 
 /// Descriptors for as many of `files` as `most` says, and whether that was all of them.
 fn install(files: Vec<Arc<OpenFile>>, most: usize, on_exec: OnExec) -> (Vec<i32>, bool) {
     let process = task::current().process().clone();
-    let limit = usize::try_from(process.limit(Resource::Files).soft).unwrap_or(usize::MAX);
+    let limit = process.descriptor_limit();
     let total = files.len();
     let mut numbers = Vec::new();
     for file in files.into_iter().take(most) {

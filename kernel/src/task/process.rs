@@ -273,6 +273,10 @@ impl Process {
     pub fn limit(&self, resource: Resource) -> Limit {
         self.limits.lock().get(resource)
     }
+    /// Descriptors are below this (RLIMIT_NOFILE).
+    pub fn descriptor_limit(&self) -> usize {
+        usize::try_from(self.limit(Resource::Files).soft).unwrap_or(usize::MAX)
+    }
     /// All limits.
     pub fn limits(&self) -> Limits {
         *self.limits.lock()

@@ -1,7 +1,7 @@
 //! dup, fcntl, ioctl.
 
 use super::open::on_exec;
-use super::{descriptor_limit, file, files, only, process};
+use super::{file, files, only, process};
 use crate::fs::file::Blocking;
 use crate::fs::flags::OpenFlags;
 use crate::fs::locks::Owner;
@@ -15,14 +15,14 @@ use crate::{Errno, Result};
 pub fn sys_dup(args: &Args) -> Result<i64> {
     let process = process();
     let file = process.files().get(args.fd(0))?;
-    process.files().insert(file, OnExec::Keep, descriptor_limit(&process)).map(i64::from)
+    process.files().insert(file, OnExec::Keep, process.descriptor_limit()).map(i64::from)
 }
 
 fn duplicate_to(old: i32, new: i32, on_exec: OnExec) -> Result<i64> {
     let process = process();
     let files = process.files();
     let file = files.get(old)?;
-    let replaced = files.replace(new, file, on_exec, descriptor_limit(&process))?;
+    let replaced = files.replace(new, file, on_exec, process.descriptor_limit())?;
     if let Some(replaced) = replaced {
         files.closed(&replaced);
     }
@@ -86,7 +86,7 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
     let file = files.get(fd)?;
     match command {
         F_DUPFD | F_DUPFD_CLOEXEC => {
-            let limit = descriptor_limit(&process);
+            let limit = process.descriptor_limit();
             let least = usize::try_from(argument as i32).map_err(|_| Errno::EINVAL)?;
             if least >= limit {
                 return Err(Errno::EINVAL);

@@ -38,7 +38,7 @@ use super::open_file::OpenFile;
 use super::path::Path;
 use super::table::FileTable;
 use super::walk::{Final, Walk};
-use crate::task::{self, Capability, Process, Resource};
+use crate::task::{self, Capability, Process};
 use crate::{Errno, Result, user};
 
 /// The working directory instead of a descriptor.
@@ -61,11 +61,6 @@ fn files() -> Arc<FileTable> {
 /// The open file behind a descriptor of the caller.
 fn file(fd: i32) -> Result<Arc<OpenFile>> {
     task::with_current(|task| task.process().file(fd))
-}
-
-/// Descriptors are below this (RLIMIT_NOFILE).
-fn descriptor_limit(process: &Process) -> usize {
-    usize::try_from(process.limit(Resource::Files).soft).unwrap_or(usize::MAX)
 }
 
 /// Where a relative path begins: the working directory, or the directory behind `dirfd`.

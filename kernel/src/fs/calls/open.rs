@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{AT_FDCWD, descriptor_limit, files, only, path_at, process, walk_from};
+use super::{AT_FDCWD, files, only, path_at, process, walk_from};
 use crate::fs::flags::{OpenFlags, ResolveFlags};
 use crate::fs::open_file::OpenFile;
 use crate::fs::table::OnExec;
@@ -34,14 +34,14 @@ pub(super) fn on_exec(flags: OpenFlags) -> OnExec {
 /// Give `file` the caller's lowest free descriptor.
 pub(super) fn install(file: Arc<OpenFile>, on_exec: OnExec) -> Result<i64> {
     let process = process();
-    process.files().insert(file, on_exec, descriptor_limit(&process)).map(i64::from)
+    process.files().insert(file, on_exec, process.descriptor_limit()).map(i64::from)
 }
 
 fn open(dirfd: i32, path: u64, flags: u32, mode: u32, resolve: ResolveFlags) -> Result<i64> {
     let flags = (OpenFlags::from_bits_retain(flags) & OpenFlags::KNOWN) | OpenFlags::LARGEFILE;
     // A descriptor must be free before a file is made.
     let process = process();
-    process.files().check_room(descriptor_limit(&process))?;
+    process.files().check_room(process.descriptor_limit())?;
     let text = path_at(path)?;
     let mode = mode & 0o7777 & !process.fs().umask();
     let file = walk_from(dirfd, &text, |walk| {
