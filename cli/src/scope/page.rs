@@ -359,8 +359,8 @@ fn locality(page: &mut Page, digest: &Digest<'_>) {
         ]);
     }
     page.table(&table);
-    if let Some(line) = summary::kernel_code(digest) {
-        page.note(Tone::Plain, &line);
+    if let Some(parts) = summary::kernel_code(digest) {
+        page.note(Tone::Plain, &format!("The kernel's code is fetched {parts}."));
     }
     for (title, of) in [
         ("Remote instruction fetches over time", Traffic::Fetches),

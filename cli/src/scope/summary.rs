@@ -149,16 +149,16 @@ fn locality(text: &mut String, digest: &Digest<'_>) {
             percent(remote(&user.data, node)),
         );
     }
-    if let Some(line) = kernel_code(digest) {
-        let _ = writeln!(text, "   {line}");
+    if let Some(parts) = kernel_code(digest) {
+        let _ = writeln!(text, "   the kernel's code is fetched {parts}");
     }
 }
 
-/// Where the kernel's code lies, which decides whose fetches are remote.
+/// Where the kernel's code lies, which decides whose fetches are remote: "100.0% from node 0, 0.0% from node 1".
 pub fn kernel_code(digest: &Digest<'_>) -> Option<String> {
     let node = |(node, part): (usize, &f64)| format!("{} from node {node}", percent(Some(*part)));
     let parts: Vec<String> = digest.kernel_code()?.iter().enumerate().map(node).collect();
-    Some(format!("the kernel's code is fetched {}", parts.join(", ")))
+    Some(parts.join(", "))
 }
 
 fn hottest(text: &mut String, story: &Story<'_>) {
