@@ -202,6 +202,7 @@ fn placement_by_cache_bin_keeps_a_heap_that_fits_free_of_conflicts_and_the_micro
     let walk = walk.and_then(|row| row["reckoned"].as_f64()).expect("a share");
     let most = misses("Freehold, random", "fresh").max(walk);
     assert!(most > 0.05, "random: far more than {most}");
+    // 31 to 35% in six boots.
     assert!(misses("Linux 6.1", "aged") > 0.05, "a Linux that has aged");
     for row in record["confirmed"].as_array().expect("rows") {
         let (reckoned, seen) =
