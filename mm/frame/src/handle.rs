@@ -110,6 +110,17 @@ impl<K: Kind, S: FrameSource> Frame<K, S> {
     pub fn record(&self) -> &'static FrameRecord {
         record(self.source, self.frame)
     }
+    /// Say where the first frame's page is found. Before others can find the frame.
+    ///
+    /// # Panics
+    /// Where the table has no [`Home`](crate::Home)s.
+    pub fn set_home(&self, object: u64, index: u64) {
+        self.source
+            .table()
+            .home(self.frame)
+            .expect("whoever sets homes has a table of them")
+            .set(object, index);
+    }
     /// The page allocator it came from.
     pub const fn source(&self) -> S {
         self.source

@@ -60,6 +60,7 @@
 
 mod counts;
 mod handle;
+mod home;
 mod large;
 mod order;
 mod owner;
@@ -71,6 +72,7 @@ mod whole;
 
 pub use counts::{CountError, Counts, Exclusive, Holders, Word};
 pub use handle::{Frame, Mapping, Pin, WrongOwner};
+pub use home::Home;
 pub use large::{Belongs, LargeMapping, Shattered};
 pub use order::Order;
 pub use owner::{Anon, Bounce, Kernel, Kind, Owner, PageCache, PageTable, Replica, Side, User, UserKind};

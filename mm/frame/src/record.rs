@@ -1,6 +1,6 @@
-//! The record of one frame: 32 bytes, all atomics, all zeroes for a frame that never had an owner.
+//! The record of one frame: 16 bytes, all atomics, all zeroes for a frame that never had an owner. Where its page is found is said beside it: [`Home`](crate::Home).
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_machine::{CpuId, NodeId};
 
@@ -166,11 +166,9 @@ pub struct FrameRecord {
     state: AtomicU32,
     private: AtomicU32,
     counts: Counts,
-    object: AtomicU64,
-    index: AtomicU64,
 }
 
-const _: () = assert!(size_of::<FrameRecord>() == 32);
+const _: () = assert!(size_of::<FrameRecord>() == 16);
 
 /// Where an observer outside of the kernel finds who owns a block: all in the record of its first frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -199,13 +197,8 @@ impl FrameRecord {
 
     /// The record of a frame that never had an owner.
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
-    pub const EMPTY: Self = Self {
-        state: AtomicU32::new(0),
-        private: AtomicU32::new(0),
-        counts: Counts::NONE,
-        object: AtomicU64::new(0),
-        index: AtomicU64::new(0),
-    };
+    pub const EMPTY: Self =
+        Self { state: AtomicU32::new(0), private: AtomicU32::new(0), counts: Counts::NONE };
 
     /// Who owns the block that starts here.
     #[inline]
@@ -226,7 +219,7 @@ impl FrameRecord {
     pub fn set_state(&self, state: State) {
         self.state.store(state.to_bits(), Ordering::Release);
     }
-    /// Give the unowned block that starts here a new owner. Its [`home`](Self::home) is what the last one left. For the page allocator.
+    /// Give the unowned block that starts here a new owner. For the page allocator.
     ///
     /// # Errors
     /// Who owns it already.
@@ -269,15 +262,6 @@ impl FrameRecord {
     #[inline]
     pub const fn counts(&self) -> &Counts {
         &self.counts
-    }
-    /// Where the reverse map finds the mappings of a user frame: an object's number, and the page's index in it.
-    pub fn home(&self) -> (u64, u64) {
-        (self.object.load(Ordering::Acquire), self.index.load(Ordering::Relaxed))
-    }
-    /// Set [`FrameRecord::home`]. Only the owner calls this, before others can find the frame.
-    pub fn set_home(&self, object: u64, index: u64) {
-        self.index.store(index, Ordering::Relaxed);
-        self.object.store(object, Ordering::Release);
     }
     /// Someone will write the user frame without a leaf, through a pin, until [`FrameRecord::remove_writer`].
     pub fn add_writer(&self) {

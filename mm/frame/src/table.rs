@@ -1,8 +1,8 @@
-//! The frame table: one record per frame number, and the audit that sums it up.
+//! The frame table: one record per frame number, a home beside it, and the audit that sums it up.
 
 use freehold_machine::{NodeId, Pfn, PfnRange};
 
-use crate::{FrameRecord, Holders, Order, Owner, State};
+use crate::{FrameRecord, Holders, Home, Order, Owner, State};
 
 /// The records of frames 0 to the end of memory, holes included. A handle that is copied freely.
 ///
@@ -10,12 +10,18 @@ use crate::{FrameRecord, Holders, Order, Owner, State};
 #[derive(Clone, Copy, Debug)]
 pub struct FrameTable {
     records: &'static [FrameRecord],
+    homes: &'static [Home],
 }
 
 impl FrameTable {
     /// The table whose record number n is frame n's.
     pub const fn new(records: &'static [FrameRecord]) -> Self {
-        Self { records }
+        Self { records, homes: &[] }
+    }
+    /// The same, where frames have homes: number n is frame n's.
+    #[must_use]
+    pub const fn with_homes(self, homes: &'static [Home]) -> Self {
+        Self { homes, ..self }
     }
     /// One past the highest frame number.
     pub const fn end(self) -> Pfn {
@@ -25,6 +31,11 @@ impl FrameTable {
     #[inline]
     pub fn get(self, frame: Pfn) -> Option<&'static FrameRecord> {
         self.records.get(usize::try_from(frame.0).ok()?)
+    }
+    /// The home of `frame`: what its last owner left, until this one sets it. `None` past the end, and in a table without.
+    #[inline]
+    pub fn home(self, frame: Pfn) -> Option<&'static Home> {
+        self.homes.get(usize::try_from(frame.0).ok()?)
     }
     /// Read the frames' records ahead of their use.
     #[inline]

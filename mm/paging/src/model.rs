@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::vec::Vec;
 
 use freehold_frame::{
-    Content, FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Owner, Request, Side, State,
+    Content, FrameRecord, FrameSource, FrameTable, Home, Order, OutOfMemory, Owner, Request, Side, State,
 };
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
@@ -102,6 +102,7 @@ impl ModelFrames {
         assert!(config.frames >= 2 * PAGEBLOCK_FRAMES, "too few frames for two sides");
         let model = Model::new(config);
         let records: Vec<FrameRecord> = (0..config.frames).map(|_| FrameRecord::EMPTY).collect();
+        let homes: Vec<Home> = (0..config.frames).map(|_| Home::EMPTY).collect();
         let blocks = config.frames / PAGEBLOCK_FRAMES;
         let border = Pfn((blocks / 4).max(1) * PAGEBLOCK_FRAMES);
         model.enter(PfnRange::new(Pfn(0), border));
@@ -115,7 +116,7 @@ impl ModelFrames {
         let total = free.len();
         Self(Box::leak(Box::new(Shared {
             model,
-            table: FrameTable::new(Vec::leak(records)),
+            table: FrameTable::new(Vec::leak(records)).with_homes(Vec::leak(homes)),
             free: Mutex::new(free),
             total,
             budget: AtomicU64::new(NEVER),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use freehold_buddy::{Buddy, Options, Shuffle};
-use freehold_frame::{FrameRecord, FrameSource, FrameTable, Owner};
+use freehold_frame::{FrameRecord, FrameSource, FrameTable, Home, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PfnRange, Tables, Tlb, VirtAddr};
 use freehold_paging::{KernelRoots, USER_END};
@@ -31,7 +31,8 @@ fn frames() -> Frames {
     let words = Buddy::<Model>::metadata_words(model.topology(), 2, &options);
     let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
     let reserved = [PfnRange::new(Pfn(FRAMES - 1), Pfn(FRAMES))];
-    let table = FrameTable::new(records.leak());
+    let homes: Vec<_> = (0..FRAMES).map(|_| Home::EMPTY).collect();
+    let table = FrameTable::new(records.leak()).with_homes(homes.leak());
     let buddy = Buddy::new(model, table, metadata.leak(), model.topology(), &reserved, options).unwrap();
     model.clear_table(KERNEL_ROOT);
     Box::leak(Box::new(buddy))

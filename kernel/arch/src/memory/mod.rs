@@ -53,14 +53,30 @@ static PROVIDER: Once<&'static dyn FrameProvider> = Once::new();
 static RESERVED: Once<Reserved> = Once::new();
 static FRAME_TABLE: Once<FrameTableBase> = Once::new();
 
-/// What the frame table is made of where there is no memory.
+/// What the frame table is made of.
 struct FrameTableBase {
-    /// Bytes of a record.
-    record: u64,
+    parts: [TablePart; 2],
     /// The page of records that holes share, all zero.
     zero_page: Pfn,
     /// A table of nothing but that page.
     zero_table: Option<Pfn>,
+}
+
+/// One of the frame table's two parts.
+#[derive(Clone, Copy)]
+struct TablePart {
+    base: u64,
+    /// Bytes of a record.
+    record: u64,
+}
+
+impl TablePart {
+    /// Part number `index`, of records `T`.
+    fn of<T>(index: u64) -> Self {
+        let record = size_of::<T>();
+        assert!(record >= 8 && PAGE_SIZE.is_multiple_of(record), "{record} bytes do not divide a page");
+        Self { base: layout().frame_table + index * layout::FRAME_TABLE_PART, record: record as u64 }
+    }
 }
 
 const MAX_RESERVED: usize = 64;
@@ -144,34 +160,54 @@ pub(crate) fn frame_table_end() -> Pfn {
     boot::info().memory_end().max(pluggable::end())
 }
 
-/// Map the frame table: one record per frame from 0 to the end of memory, with what may be plugged in, all zero. Records of frames that
-/// are no memory, or not yet, are read-only copies of one zero page: writing to them is a fault that is reported.
+/// Map the frame table: for each frame from 0 to the end of memory, with what may be plugged in, a record and what goes with it, each in an array of its
+/// own and all zero. Those of frames that are no memory, or not yet, are read-only copies of one zero page: writing to them is a fault that is reported.
 ///
 /// # Errors
 /// When boot memory does not suffice.
 ///
 /// # Panics
 /// When called twice, after [`seal`], or for records that do not divide a page or are shorter than 8 bytes.
-pub fn frame_table<T: FromZeros + Sync>() -> Result<&'static [T], OutOfMemory> {
-    let size = size_of::<T>();
-    assert!(size >= 8 && PAGE_SIZE.is_multiple_of(size), "a record of {size} bytes does not divide a page");
-    let boot = boot::info();
+pub fn frame_table<T: FromZeros + Sync, U: FromZeros + Sync>()
+-> Result<(&'static [T], &'static [U]), OutOfMemory> {
+    let parts = [TablePart::of::<T>(0), TablePart::of::<U>(1)];
     let count = frame_table_end().0;
-    let per_page = (PAGE_SIZE / size) as u64;
-    let per_block = per_page * PAGEBLOCK_FRAMES;
     let zero_page = zeroed(0)?;
     let mut zero_table = None;
-    let base = layout().frame_table;
+    for part in parts {
+        map_part(part, count, zero_page, &mut zero_table)?;
+    }
+    FRAME_TABLE.set(FrameTableBase { parts, zero_page, zero_table });
+    let [first, second] = parts;
+    // SAFETY: the part from `base` on was mapped for `count` records without a gap, aligned to a page, filled
+    // with zeroes (a valid T), is never unmapped, and handed out once: only shared references exist. The records of a
+    // pageblock that comes or goes change to zeroes, when nobody uses them.
+    let records = unsafe { core::slice::from_raw_parts(first.base as *const T, count as usize) };
+    // SAFETY: as above, for the other part.
+    let others = unsafe { core::slice::from_raw_parts(second.base as *const U, count as usize) };
+    Ok((records, others))
+}
+
+/// Map `count` records of a part of the frame table.
+fn map_part(
+    part: TablePart,
+    count: u64,
+    zero_page: Pfn,
+    zero_table: &mut Option<Pfn>,
+) -> Result<(), OutOfMemory> {
+    let boot = boot::info();
+    let per_page = PAGE_SIZE as u64 / part.record;
+    let per_block = per_page * PAGEBLOCK_FRAMES;
     let mut first = 0;
     while first < count {
-        let address = VirtAddr(base + first * size as u64);
+        let address = VirtAddr(part.base + first * part.record);
         let covered = PfnRange::new(Pfn(first), Pfn(first + per_block));
         let large = if !first.is_multiple_of(per_block) {
             None
         } else if boot.is_usable(covered) {
             Some(leaf(zeroed(9)?, DATA | LARGE))
         } else if !boot.is_partly_usable(covered) {
-            Some(tables::link(shared_table(&mut zero_table, zero_page)?))
+            Some(tables::link(shared_table(zero_table, zero_page)?))
         } else {
             None
         };
@@ -187,11 +223,7 @@ pub fn frame_table<T: FromZeros + Sync>() -> Result<&'static [T], OutOfMemory> {
         tables::map_page(address, value, &mut || alloc_frames(0))?;
         first += per_page;
     }
-    FRAME_TABLE.set(FrameTableBase { record: size as u64, zero_page, zero_table });
-    // SAFETY: the area from `base` on is mapped for `count` records without a gap, aligned to a page, filled
-    // with zeroes (a valid T), never unmapped, and handed out once: only shared references exist. The records of a
-    // pageblock that comes or goes change to zeroes, when nobody uses them.
-    Ok(unsafe { core::slice::from_raw_parts(base as *const T, count as usize) })
+    Ok(())
 }
 
 /// Zeroes for ever, in 2 MiB pages of their own: for tables that grow with memory and are too long for the heap of start-up. Before [`seal`].

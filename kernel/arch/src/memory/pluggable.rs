@@ -19,15 +19,15 @@ use freehold_machine::{
     CpuSet, Cpus, Flush, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Tlb, VirtAddr,
 };
 
-use super::layout::FRAME_TABLE_SPAN;
+use super::layout::FRAME_TABLE_PART;
 use super::tables::{self, DATA, READ_ONLY, leaf};
-use super::{FRAME_TABLE, MEMORY_END, OutOfMemory, layout};
+use super::{FRAME_TABLE, FrameTableBase, MEMORY_END, OutOfMemory, TablePart, layout};
 use crate::X86;
 use crate::boot;
 use crate::sync::{Once, SpinLock};
 
 /// The longest record that a region is checked for.
-const RECORD: u64 = 64;
+const RECORD: u64 = 32;
 
 struct Region {
     blocks: PfnRange,
@@ -67,7 +67,7 @@ pub(super) fn end() -> Pfn {
 /// Whether memory can be plugged in there: whole pageblocks that the kernel has addresses for and that hold none of the memory of start-up.
 pub fn is_possible(blocks: PfnRange) -> bool {
     let whole = blocks.start.is_aligned(PAGEBLOCK_ORDER) && blocks.end.is_aligned(PAGEBLOCK_ORDER);
-    let within = blocks.end.0 <= (layout().direct_span / PAGE_SIZE as u64).min(FRAME_TABLE_SPAN / RECORD);
+    let within = blocks.end.0 <= (layout().direct_span / PAGE_SIZE as u64).min(FRAME_TABLE_PART / RECORD);
     whole && !blocks.is_empty() && within && !boot::info().is_partly_usable(blocks)
 }
 
@@ -96,10 +96,10 @@ pub fn declare(runs: &[PfnRange]) -> Result<(), OutOfMemory> {
     Ok(())
 }
 
-/// The addresses of a pageblock's records: the first, and how many pages.
-fn records_of(block: Pfn, record: u64) -> (VirtAddr, u64) {
-    let address = VirtAddr(layout().frame_table + block.0 * record);
-    (address, record * PAGEBLOCK_FRAMES / PAGE_SIZE as u64)
+/// The addresses of a pageblock's records in a part of the table: the first, and how many pages.
+fn records_of(block: Pfn, part: TablePart) -> (VirtAddr, u64) {
+    let address = VirtAddr(part.base + block.0 * part.record);
+    (address, part.record * PAGEBLOCK_FRAMES / PAGE_SIZE as u64)
 }
 
 fn page_of(records: VirtAddr, page: u64) -> &'static AtomicU64 {
@@ -116,6 +116,69 @@ fn check(block: Pfn) -> &'static Region {
     region_of(block).unwrap_or_else(|| panic!("{block:?} was not declared"))
 }
 
+/// Memory for the records of a pageblock in a part of the table, all zeroes; what is not used is given back.
+struct Fresh {
+    records: VirtAddr,
+    pages: u64,
+    frames: Option<Pfn>,
+    /// Room for a table of its own, where the pageblock's neighbours all are without memory.
+    table: Option<Pfn>,
+}
+
+impl Fresh {
+    fn get(
+        base: &FrameTableBase,
+        part: TablePart,
+        block: Pfn,
+        alloc: &mut dyn FnMut(u32) -> Option<Pfn>,
+    ) -> Result<Self, OutOfMemory> {
+        let (records, pages) = records_of(block, part);
+        let mut fresh = Self { records, pages, frames: None, table: None };
+        let first = alloc(pages.trailing_zeros()).ok_or(OutOfMemory)?;
+        fresh.frames = Some(first);
+        PfnRange::new(first, first.offset(pages)).iter().for_each(tables::clear);
+        if fresh.is_shared(base) {
+            let table = alloc(0).ok_or(OutOfMemory)?;
+            fresh.table = Some(table);
+            tables::entries(table)
+                .iter()
+                .for_each(|entry| entry.store(leaf(base.zero_page, READ_ONLY), Ordering::Relaxed));
+        }
+        Ok(fresh)
+    }
+    fn slot(&self) -> &'static AtomicU64 {
+        tables::find_entry::<2>(self.records).expect("the frame table has its tables")
+    }
+    fn is_shared(&self, base: &FrameTableBase) -> bool {
+        let value = self.slot().load(Ordering::Acquire);
+        base.zero_table.is_some_and(|table| tables::frame_of(value) == table)
+    }
+    /// Put it in the place of the zeroes; with [`PLUGGING`] held.
+    fn install(&mut self, base: &FrameTableBase) {
+        if self.is_shared(base)
+            && let Some(table) = self.table.take()
+        {
+            self.slot().store(tables::link(table), Ordering::Release);
+        }
+        let first = self.frames.take().expect("it is used once");
+        for page in 0..self.pages {
+            let before = page_of(self.records, page).swap(leaf(first.offset(page), DATA), Ordering::AcqRel);
+            assert!(tables::frame_of(before) == base.zero_page, "{:?} has records", self.records);
+        }
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        if let Some(first) = self.frames {
+            super::free_frames(first, self.pages.trailing_zeros());
+        }
+        if let Some(table) = self.table {
+            super::free_frames(table, 0);
+        }
+    }
+}
+
 /// The pageblock from `block` on is there now: give its records memory, all zeroes. `alloc` gives 2^order kernel-side frames.
 ///
 /// # Errors
@@ -126,41 +189,14 @@ fn check(block: Pfn) -> &'static Region {
 pub fn plug(block: Pfn, alloc: &mut dyn FnMut(u32) -> Option<Pfn>) -> Result<(), OutOfMemory> {
     let (word, bit) = check(block).bit(block);
     let base = FRAME_TABLE.get().expect("the frame table comes first");
-    let (records, pages) = records_of(block, base.record);
-    let order = pages.trailing_zeros();
-    // Room for a table of its own, where the pageblock's neighbours all are without memory: it is used, or given back.
-    let slot = tables::find_entry::<2>(records).expect("the frame table has its tables");
-    let is_shared = |value: u64| base.zero_table.is_some_and(|table| tables::frame_of(value) == table);
-    let first = alloc(order).ok_or(OutOfMemory)?;
-    let mut table = None;
-    if is_shared(slot.load(Ordering::Acquire)) {
-        let Some(fresh) = alloc(0) else {
-            super::free_frames(first, order);
-            return Err(OutOfMemory);
-        };
-        tables::entries(fresh)
-            .iter()
-            .for_each(|entry| entry.store(leaf(base.zero_page, READ_ONLY), Ordering::Relaxed));
-        table = Some(fresh);
-    }
-    PfnRange::new(first, first.offset(pages)).iter().for_each(tables::clear);
+    let [first, second] = base.parts;
+    let mut fresh = [Fresh::get(base, first, block, alloc)?, Fresh::get(base, second, block, alloc)?];
     let held = PLUGGING.lock();
     assert!(word.load(Ordering::Relaxed) & bit == 0, "{block:?} is plugged in twice");
-    if is_shared(slot.load(Ordering::Acquire))
-        && let Some(fresh) = table.take()
-    {
-        slot.store(tables::link(fresh), Ordering::Release);
-    }
-    for page in 0..pages {
-        let before = page_of(records, page).swap(leaf(first.offset(page), DATA), Ordering::AcqRel);
-        assert!(tables::frame_of(before) == base.zero_page, "{block:?} has records");
-    }
+    fresh.iter_mut().for_each(|part| part.install(base));
     word.fetch_or(bit, Ordering::AcqRel);
     drop(held);
-    forget(records, pages);
-    if let Some(unused) = table {
-        super::free_frames(unused, 0);
-    }
+    fresh.iter().for_each(|part| forget(part.records, part.pages));
     Ok(())
 }
 
@@ -171,14 +207,19 @@ pub fn plug(block: Pfn, alloc: &mut dyn FnMut(u32) -> Option<Pfn>) -> Result<(),
 pub fn unplug(block: Pfn) {
     let (word, bit) = check(block).bit(block);
     let base = FRAME_TABLE.get().expect("the frame table comes first");
-    let (records, pages) = records_of(block, base.record);
+    let parts = base.parts.map(|part| records_of(block, part));
     let held = PLUGGING.lock();
     assert!(word.fetch_and(!bit, Ordering::AcqRel) & bit != 0, "{block:?} is not plugged in");
-    let first = tables::frame_of(page_of(records, 0).load(Ordering::Acquire));
-    for page in 0..pages {
-        page_of(records, page).store(leaf(base.zero_page, READ_ONLY), Ordering::Release);
-    }
+    let firsts = parts.map(|(records, pages)| {
+        let first = tables::frame_of(page_of(records, 0).load(Ordering::Acquire));
+        for page in 0..pages {
+            page_of(records, page).store(leaf(base.zero_page, READ_ONLY), Ordering::Release);
+        }
+        first
+    });
     drop(held);
-    forget(records, pages);
-    super::free_frames(first, pages.trailing_zeros());
+    for ((records, pages), first) in parts.into_iter().zip(firsts) {
+        forget(records, pages);
+        super::free_frames(first, pages.trailing_zeros());
+    }
 }

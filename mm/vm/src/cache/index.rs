@@ -151,7 +151,7 @@ impl<S: Memory> Index<S> {
 
     /// Put a frame where nothing is.
     pub(super) fn insert(&mut self, page: u64, frame: Frame<PageCache, S>) {
-        frame.record().set_home(self.cache, page);
+        frame.set_home(self.cache, page);
         let chunk = self.chunks.entry(page / PAGES).or_insert_with(|| Box::new(Chunk::EMPTY));
         let slot = &mut chunk.frames[(page % PAGES) as usize];
         debug_assert_eq!(*slot, NONE);
@@ -164,7 +164,7 @@ impl<S: Memory> Index<S> {
     pub(super) fn exchange(&mut self, page: u64, frame: Frame<PageCache, S>) -> Option<Frame<PageCache, S>> {
         let slot = &mut self.chunks.get_mut(&(page / PAGES))?.frames[(page % PAGES) as usize];
         debug_assert_ne!(*slot, NONE);
-        frame.record().set_home(self.cache, page);
+        frame.set_home(self.cache, page);
         let old = core::mem::replace(slot, frame.into_raw().0);
         Some(Frame::from_raw(self.source, Pfn(old)).expect("the index holds frames of the page cache"))
     }
@@ -238,7 +238,7 @@ impl<S: Memory> Index<S> {
 
     /// Put `frame` where `page`, which is in the swap, was; the slot's entry is the caller's.
     pub(super) fn swap_in(&mut self, page: u64, frame: Frame<PageCache, S>) {
-        frame.record().set_home(self.cache, page);
+        frame.set_home(self.cache, page);
         if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
             chunk.frames[(page % PAGES) as usize] = frame.into_raw().0;
             self.swapped -= 1;

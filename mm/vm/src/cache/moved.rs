@@ -6,7 +6,7 @@
 //! ([`Outcome::Busy`]). It stays as dirty as it was; who maps it again faults. A window of bytes neither sleeps nor takes a lock, so the one copy
 //! under a spin lock is safe.
 //!
-//! **Home.** The record of a frame in an index says which cache's and which page it is; a frame that left keeps what it said. So this is a hint,
+//! **Home.** The [`Home`] of a frame in an index says which cache's and which page it is; a frame that left keeps what it said. So this is a hint,
 //! which the cache's index confirms: it finds the pages of a range of frames without a walk through all files.
 
 use alloc::collections::BTreeMap;
@@ -14,7 +14,7 @@ use alloc::sync::{Arc, Weak};
 use core::ops::Bound;
 use core::sync::atomic::AtomicU64;
 
-use freehold_frame::{Frame, NodePolicy, Owner, PageCache as CacheKind, Request, State};
+use freehold_frame::{Frame, Home, NodePolicy, Owner, PageCache as CacheKind, Request, State};
 use freehold_machine::{Pfn, PfnRange, PhysicalBytes};
 use freehold_paging::Memory;
 
@@ -91,7 +91,7 @@ impl<S: Memory> Commons<S> {
                 }
                 _ => continue,
             }
-            let (id, index) = record.home();
+            let (id, index) = table.home(frame).map_or((0, 0), Home::get);
             let moved = self.caches.find(id).is_some_and(|cache| {
                 matches!(self.migrate_cached(&CachedPage { cache, index, frame }, place), Outcome::Moved)
             });

@@ -246,12 +246,12 @@ impl<S: Memory> Swap<S> {
     }
     /// Let `slot`, which has none, hold `frame`.
     fn keep(area: &mut Area, place: SwapPlace, frame: Frame<Anon, S>, read_for: ReadFor) {
-        frame.record().set_home(HOME, place.number());
+        frame.set_home(HOME, place.number());
         area.slots.put(place.slot, frame.into_raw(), read_for);
     }
     /// The slot whose frame `frame` is.
     fn slot_of(&self, areas: &[Option<Area>; AREAS], frame: Pfn) -> Option<(SwapPlace, Word)> {
-        let (object, index) = self.source.table().get(frame)?.home();
+        let (object, index) = self.source.table().home(frame)?.get();
         let place = SwapPlace::from_number(index);
         let word = areas.get(usize::from(place.area))?.as_ref()?.slots.word(place.slot);
         (object == HOME && word.frame() == Some(frame)).then_some((place, word))
@@ -282,7 +282,7 @@ impl<S: Memory> Swap<S> {
             return Some((place, outcome));
         }
         let place = take_best(&mut areas, Some(number))?;
-        frame.record().set_home(HOME, place.number());
+        frame.set_home(HOME, place.number());
         Some((place, Stowed::ToWrite))
     }
 
