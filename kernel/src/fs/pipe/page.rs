@@ -111,11 +111,10 @@ impl BytePage {
         while done < wanted {
             let at = range.start + done..range.start + wanted;
             done += self.with_bytes(|bytes| source.take_without_fault(&mut bytes[at]));
-            if done < wanted {
-                match source.fault_in() {
-                    Err(error) => return so_far(done, error),
-                    Ok(()) => {}
-                }
+            if done < wanted
+                && let Err(error) = source.fault_in()
+            {
+                return so_far(done, error);
             }
         }
         Ok(done)
@@ -145,11 +144,10 @@ impl BytePage {
                     put
                 }
             };
-            if done < wanted {
-                match sink.fault_in() {
-                    Err(error) => return so_far(done, error),
-                    Ok(()) => {}
-                }
+            if done < wanted
+                && let Err(error) = sink.fault_in()
+            {
+                return so_far(done, error);
             }
         }
         Ok(done)
