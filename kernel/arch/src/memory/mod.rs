@@ -372,25 +372,29 @@ impl Tables for X86 {
 }
 
 /// Show `f` the entries of `range` that are in use, upwards.
+///
+/// `f` is called in one place: it is the whole of what fork and exit do with a page, and in two it would be a call for each.
 #[inline]
 fn each_used(table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &AtomicU64)) {
+    let slots = &checked_entries(table)[..range.end];
     let mut start = range.start;
-    let mut show = |start: usize, slots: &[AtomicU64]| {
-        for (offset, slot) in slots.iter().enumerate() {
+    while let Some(left) = slots.get(start..).filter(|left| !left.is_empty()) {
+        let is_empty = |chunk: &[AtomicU64; 8]| {
+            chunk.iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed)) == 0
+        };
+        // Most of a table is.
+        if left.first_chunk().is_some_and(is_empty) {
+            start += 8;
+            continue;
+        }
+        let next = &left[..left.len().min(8)];
+        for (index, slot) in (start..).zip(next) {
             if slot.load(Ordering::Relaxed) != 0 {
-                f(start + offset, slot);
+                f(index, slot);
             }
         }
-    };
-    let (chunks, rest) = checked_entries(table)[range].as_chunks::<8>();
-    for chunk in chunks {
-        // Most of a table is empty.
-        if chunk.iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed)) != 0 {
-            show(start, chunk);
-        }
-        start += chunk.len();
+        start += next.len();
     }
-    show(start, rest);
 }
 
 impl X86 {
