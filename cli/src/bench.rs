@@ -42,9 +42,7 @@ pub fn bench(options: &BenchOptions) -> Result<u8> {
 /// The same with another title for the report.
 pub fn run(options: &BenchOptions, title: &str) -> Result<u8> {
     // Everything that can be wrong is found before minutes are spent.
-    for path in [&options.json, &options.html].into_iter().flatten() {
-        files::check_writable(path)?;
-    }
+    files::check_writable([&options.json, &options.html])?;
     let compared = match compare(options)? {
         Ok(compared) => compared,
         Err(status) => return Ok(status),

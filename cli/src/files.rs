@@ -1,17 +1,22 @@
-//! Files that this command writes for the user: whole, or not at all.
+//! Files that this command writes for the user: whole, or not at all. What is no file (a pipe, a device: `/dev/stdout`) is written to as it is.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use crate::Result;
 use crate::failure::Failure;
 
-/// Writes `bytes` to `path`: under another name first, so that nobody ever sees a half of it.
+/// Writes `bytes` to `path`: under another name first, so that nobody ever sees a half of it. A link stays, what it leads to is replaced.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let failed = |e: &std::io::Error| Failure::io("write", path, e);
+    if is_stream(path) {
+        let mut stream = std::fs::OpenOptions::new().write(true).open(path).map_err(|e| failed(&e))?;
+        return stream.write_all(bytes).map_err(|e| failed(&e));
+    }
+    let path = &target(path);
     let mut file = temporary_beside(path)?;
     file.write_all(bytes).map_err(|e| failed(&e))?;
     file.as_file().set_permissions(PermissionsExt::from_mode(0o644)).map_err(|e| failed(&e))?;
@@ -26,16 +31,48 @@ pub fn write_json(path: &Path, record: &impl Serialize) -> Result<()> {
     write_whole(path, &text)
 }
 
-/// Fails now if [`write_whole`] would fail for its place later: asked before a run that would be lost.
-pub fn check_writable(path: &Path) -> Result<()> {
-    if path.is_dir() {
-        return Err(Failure::new(format!("cannot write {}: it is a folder", path.display()), "name a file"));
+/// Fails now if [`write_whole`] would fail for one of these places later, or if one would be written twice: asked before a run that
+/// would be lost.
+pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a Option<PathBuf>>) -> Result<()> {
+    let mut places: Vec<PathBuf> = Vec::new();
+    for path in paths.into_iter().flatten() {
+        if path.is_dir() {
+            let message = format!("cannot write {}: it is a folder", path.display());
+            return Err(Failure::new(message, "name a file"));
+        }
+        if is_stream(path) {
+            continue;
+        }
+        let place = target(path);
+        temporary_beside(&place)?;
+        if places.contains(&place) {
+            return Err(Failure::new(
+                format!("{} is named for two outputs", path.display()),
+                "name a file for each",
+            ));
+        }
+        places.push(place);
     }
-    temporary_beside(path).map(drop)
+    Ok(())
+}
+
+/// Whether something is there that is no file, and cannot be replaced by one.
+fn is_stream(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+}
+
+/// The file that links lead to, by a name that no other name of it differs from.
+fn target(path: &Path) -> PathBuf {
+    let new = || Some(folder(path).canonicalize().ok()?.join(path.file_name()?));
+    path.canonicalize().ok().or_else(new).unwrap_or_else(|| path.to_owned())
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn temporary_beside(path: &Path) -> Result<tempfile::NamedTempFile> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder(path);
     let made = tempfile::Builder::new().prefix(".freehold-").tempfile_in(folder);
     made.map_err(|e| {
         Failure::new(
@@ -53,6 +90,9 @@ fn reason(error: &std::io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
@@ -64,9 +104,42 @@ mod tests {
         assert_eq!(std::fs::read(&path).expect("readable"), b"new");
         let nowhere = folder.path().join("none/out.json");
         assert!(write_whole(&nowhere, b"x").is_err());
-        let message = check_writable(&nowhere).expect_err("no such folder").to_string();
+        let message = check_writable([&Some(nowhere)]).expect_err("no such folder").to_string();
         assert!(message.contains("No such file") && !message.contains(".freehold-"), "{message}");
-        assert!(check_writable(folder.path()).is_err(), "a folder is no file");
+        assert!(check_writable([&Some(folder.path().to_owned())]).is_err(), "a folder is no file");
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+
+    #[test]
+    fn a_link_stays_and_a_pipe_is_written_to() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        std::fs::write(&file, "old").expect("a file");
+        std::os::unix::fs::symlink(&file, &link).expect("a link");
+        write_whole(&link, b"new").expect("written");
+        assert!(link.is_symlink());
+        assert_eq!(std::fs::read(&file).expect("readable"), b"new");
+
+        let (mut from, to) = std::io::pipe().expect("a pipe");
+        let place = PathBuf::from(format!("/proc/self/fd/{}", to.as_raw_fd()));
+        check_writable([&Some(place.clone())]).expect("it can be written to");
+        write_whole(&place, b"bytes").expect("written");
+        drop(to);
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).expect("readable");
+        assert_eq!(bytes, b"bytes");
+    }
+
+    #[test]
+    fn no_file_is_written_twice() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = |name: &str| Some(folder.path().join(name));
+        std::fs::write(folder.path().join("file"), "").expect("a file");
+        std::os::unix::fs::symlink("file", folder.path().join("link")).expect("a link");
+        check_writable([&place("file"), &place("other"), &None]).expect("two files");
+        for (one, two) in [("new", "./new"), ("file", "link")] {
+            let message = check_writable([&place(one), &place(two)]).expect_err("one file").to_string();
+            assert!(message.contains("two outputs"), "{message}");
+        }
     }
 }

@@ -77,9 +77,7 @@ pub fn lab(options: &LabOptions) -> Result<u8> {
         ),
         None => None,
     };
-    for path in [&options.json, &options.html].into_iter().flatten() {
-        files::check_writable(path)?;
-    }
+    files::check_writable([&options.json, &options.html])?;
     (experiment.run)(&Settings {
         extent: if options.quick { Extent::Quick } else { Extent::Full },
         boots,

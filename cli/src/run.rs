@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use tempfile::NamedTempFile;
 
-use crate::Result;
 use crate::accel;
 use crate::args::{Accel, RunOptions, When};
 use crate::backtrace::Symbols;
@@ -24,6 +23,7 @@ use crate::report;
 use crate::session::{self, End, Ended, Job, LogTo, Purpose};
 use crate::size::show_size;
 use crate::terminal::{self, Streams};
+use crate::{Result, files};
 
 /// Where the guest looks for its orders.
 pub const SPEC: &str = "/.freehold/spec";
@@ -31,6 +31,7 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// Runs the program that `options` describe; returns the exit status of this command.
 pub fn run(options: &RunOptions) -> Result<u8> {
+    files::check_writable([&options.json])?;
     let result = prepare_and_run(options);
     if let (Err(failure), Some(file)) = (&result, &options.json) {
         Outcome::of_failure(failure).write(file)?;

@@ -50,9 +50,7 @@ struct Record<'a> {
 
 /// Runs the program that `options` describe under the microscope; returns the exit status of this command.
 pub fn scope(options: &ScopeOptions) -> Result<u8> {
-    for path in [&options.run.json, &options.html, &options.damo].into_iter().flatten() {
-        files::check_writable(path)?;
-    }
+    files::check_writable([&options.run.json, &options.html, &options.damo])?;
     let mut microscope = Microscope::new(options)?;
     let mut run = Prepared::new(&options.run)?;
     let seen = microscope.watch(&mut run)?;

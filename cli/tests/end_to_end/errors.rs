@@ -209,3 +209,14 @@ fn an_error_is_in_the_json_file_too() {
     assert_eq!(json["status"], 125);
     assert!(json["message"].as_str().expect("text").contains("not a size"));
 }
+
+#[test]
+fn a_place_that_cannot_be_written_to_is_refused_before_the_program_runs() {
+    refused(
+        &["--json", "/nonexistent/out.json"],
+        &["/nonexistent/out.json", "/nonexistent must be a folder"],
+    );
+    refused(&["--json", "/"], &["cannot write /: it is a folder"]);
+    let line = error_line(&["scope", "--json", "out", "--html", "./out", "--", "busybox", "true"]);
+    assert!(line.contains("./out is named for two outputs"), "{line}");
+}

@@ -80,10 +80,16 @@ pub fn stats() -> HeapStats {
 ///
 /// # Errors
 /// When the page allocator cannot fill the reserve, or `bytes` is more than a reserve can promise.
+#[inline]
 pub fn ensure(bytes: usize) -> Result<(), OutOfMemory> {
-    if !LOW.load(Ordering::Relaxed) {
-        return if bytes <= RESERVE[0] / 3 * 2 * PAGE_SIZE { Ok(()) } else { Err(OutOfMemory) };
+    if LOW.load(Ordering::Relaxed) {
+        return refill();
     }
+    if bytes <= RESERVE[0] / 3 * 2 * PAGE_SIZE { Ok(()) } else { Err(OutOfMemory) }
+}
+
+#[cold]
+fn refill() -> Result<(), OutOfMemory> {
     LOW.store(false, Ordering::Relaxed);
     for (order, &wanted) in RESERVE.iter().enumerate() {
         while STOCK.lock().counts[order] < wanted {

@@ -19,7 +19,8 @@ fn check_size(size: usize) -> Result<()> {
 pub fn sys_rt_sigaction(args: &Args) -> Result<i64> {
     check_size(args.size(3))?;
     let signal = Signal::new(i64::from(args.int(0))).ok_or(Errno::EINVAL)?;
-    let process = current().process().clone();
+    let task = current();
+    let process = task.process();
     let new = UserPtr::<Action>::new(args[1]).read_optional()?;
     let old = if let Some(mut new) = new {
         if SigSet::UNSTOPPABLE.contains(signal) {
