@@ -224,11 +224,6 @@ impl Entry {
     pub const fn marked_old(self) -> Self {
         Self(self.0 & !ACCESSED)
     }
-    /// The same leaf with the dirty bit clear.
-    #[must_use]
-    pub const fn marked_clean(self) -> Self {
-        Self(self.0 & !DIRTY)
-    }
 
     /// Whether it maps nothing.
     pub const fn is_empty(self) -> bool {

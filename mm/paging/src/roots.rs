@@ -154,11 +154,6 @@ impl<S: Memory> Roots<S> {
         self.users.load()
     }
 
-    /// The CPUs that have it loaded and run only kernel code.
-    pub fn lazy_users(&self) -> CpuSet {
-        self.lazy.load()
-    }
-
     /// The root that CPUs of `node` use.
     pub fn root_of(&self, node: NodeId) -> Pfn {
         match self.roots[usize::from(node.0)].load(Ordering::Acquire) {

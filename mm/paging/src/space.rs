@@ -524,13 +524,6 @@ pub struct Cursor<'a, S: Memory> {
 }
 
 impl<S: Memory> Cursor<'_, S> {
-    /// As [`Space::make`] for 2 MiB leaves.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`].
-    pub fn make_large(&mut self, addr: VirtAddr) -> Result<Slot<S::Machine>, OutOfMemory> {
-        self.space.make(addr, PageSize::Large)
-    }
     /// As [`Space::make`] for 4 KiB leaves.
     ///
     /// # Errors
