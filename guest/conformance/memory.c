@@ -46,6 +46,16 @@ static int all_are(const char *bytes, char value, size_t size)
 	return 1;
 }
 
+/* How much more memory may be promised than there is: '0' by a heuristic, '1' any. */
+static char overcommit(void)
+{
+	char mode = '1';
+	int file = open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
+	NEED(file < 0 || read(file, &mode, 1) == 1);
+	close(file);
+	return mode;
+}
+
 static void mapping(void)
 {
 	char *a = map(16, PROT_READ | PROT_WRITE, MAP_PRIVATE);
@@ -77,6 +87,13 @@ static void mapping(void)
 	munmap(low, PAGE);
 	munmap(a, 16 * PAGE);
 	PROMISE("MAP_POPULATE", map(8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_POPULATE) != MAP_FAILED);
+	if (overcommit() == '0') {
+		size_t more = (figure("/proc/meminfo", "MemTotal") + figure("/proc/meminfo", "SwapTotal") + 1024) << 10;
+		FAILS_WITH("more than there can ever be is refused at once", mmap(NULL, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), ENOMEM);
+		char *reserved = mmap(NULL, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		PROMISE("but to who says that he will not use it", reserved != MAP_FAILED);
+		munmap(reserved, more);
+	}
 	PROMISE("a terabyte can be reserved", mmap(NULL, 1UL << 40, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED);
 }
 

@@ -59,6 +59,8 @@ static ENDED: AtomicBool = AtomicBool::new(false);
 static WANTED: AtomicU64 = AtomicU64::new(0);
 /// The most frames that there ever were.
 static PEAK: AtomicU64 = AtomicU64::new(0);
+/// Bytes of memory that there will be at most.
+static CEILING: AtomicU64 = AtomicU64::new(0);
 static WORKING: Mutex<()> = Mutex::new(());
 
 /// A device has something to say. Any context.
@@ -143,6 +145,11 @@ pub fn peak() -> Option<u64> {
     (!host::memory().is_empty()).then(|| PEAK.load(Ordering::Relaxed) << PAGE_SHIFT)
 }
 
+/// The most bytes of memory that there will be at a time.
+pub(super) fn ceiling() -> u64 {
+    CEILING.load(Ordering::Relaxed)
+}
+
 /// Start the task, if there are memory devices.
 ///
 /// # Errors
@@ -154,9 +161,11 @@ pub fn start() -> crate::Result<()> {
         devices.push(Plugged { device, resizer, asked: 0, asked_at: 0, rests_until: 0, last: None });
     }
     PEAK.store(frames().total_frames(), Ordering::Relaxed);
+    let growth: u64 = devices.iter().map(|plugged| plugged.room()).sum();
+    CEILING.store((frames().total_frames() << PAGE_SHIFT) + growth, Ordering::Relaxed);
+    super::stats::ceiling_changed();
     if !devices.is_empty() {
-        let bytes: u64 = devices.iter().map(|plugged| plugged.room()).sum();
-        log::info!("hotplug: {} MiB can be plugged in", bytes / MIB);
+        log::info!("hotplug: {} MiB can be plugged in", growth / MIB);
         sched::spawn_kernel("hotplug", move || Hotplug { devices, spare: 0 }.run())?;
     }
     Ok(())

@@ -6,7 +6,7 @@ use freehold_buddy::ORDERS;
 use freehold_frame::Owner;
 use freehold_machine::PAGE_SIZE;
 
-use super::frames;
+use super::{commons, frames, hotplug};
 use crate::block;
 use crate::task::registry;
 
@@ -52,6 +52,11 @@ impl MemoryStats {
 /// Bytes that the page allocator manages.
 pub fn total_bytes() -> u64 {
     frames().total_frames() * PAGE
+}
+
+/// There is other memory or swap to be had at most than before: what no program can ever use is refused it at once.
+pub fn ceiling_changed() {
+    commons().set_commit_limit(hotplug::ceiling() + commons().swap().usage().slots * PAGE);
 }
 
 /// What memory is used for now.

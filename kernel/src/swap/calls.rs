@@ -14,7 +14,7 @@ use super::store::DiskStore;
 use crate::block::{self, Held};
 use crate::fs::calls::open_path;
 use crate::fs::{NodeKind, OpenFile, OpenFlags};
-use crate::mem::{commons, reclaim};
+use crate::mem::{commons, reclaim, stats};
 use crate::sync::Mutex;
 use crate::syscall::Args;
 use crate::{Errno, Result, sched, task};
@@ -115,6 +115,7 @@ pub fn sys_swapoff(args: &Args) -> Result<i64> {
             Err(error) => return Err(error.into()),
         }
     }
+    stats::ceiling_changed();
     let gone = areas.remove(at);
     drop(areas);
     drop(gone);
@@ -156,6 +157,7 @@ fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> {
     held.take_over()?;
     reclaim::start()?;
     let area = commons().swap().add(Arc::new(DiskStore::new(held)?), header.end, &header.bad, priority)?;
+    stats::ceiling_changed();
     areas.push(On { area, disk: file.node().metadata().rdev, file });
     Ok(())
 }

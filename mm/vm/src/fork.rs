@@ -28,7 +28,6 @@ impl<S: Memory> AddressSpace<S> {
         let mut child = Self::new(&self.resident.commons, self.layout)?;
         child.brk_base = self.brk_base;
         child.brk = self.brk;
-        child.commit_limit = self.commit_limit;
         child.resident.huge = self.resident.huge;
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();

@@ -43,11 +43,6 @@ impl<S: Memory> AddressSpace<S> {
         self.brk = base;
     }
 
-    /// Where the break begins, and where it is.
-    pub const fn brk_range(&self) -> core::ops::Range<VirtAddr> {
-        self.brk_base..self.brk
-    }
-
     /// Move the break to `new`, if that is possible; where it is afterwards.
     pub fn brk(&mut self, new: VirtAddr, limits: &Limits) -> VirtAddr {
         // As Linux: the call cannot fail, it just does not move the break.
@@ -68,6 +63,9 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::NoMemory);
         }
         let pages = (new_end.0 - old_end.0) / PAGE;
+        if pages > self.resident.commons.commit_limit() / PAGE {
+            return Err(VmError::NoMemory);
+        }
         self.check_limits(pages, DataKind::Data, limits)?;
         if !self.areas.is_usable(old_end..new_end) || self.areas.count() >= MAX_AREAS {
             return Err(VmError::NoMemory);

@@ -64,7 +64,10 @@ impl<S: Memory> AddressSpace<S> {
         let replaced: u64 =
             if matches!(place, Place::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };
         self.check_limits(pages.saturating_sub(replaced), DataKind::of(&area), limits)?;
-        if area.is_data() && !flags.contains(AreaFlags::NORESERVE) && len > self.commit_limit {
+        if area.is_data()
+            && !flags.contains(AreaFlags::NORESERVE)
+            && len > self.resident.commons.commit_limit()
+        {
             return Err(VmError::NoMemory);
         }
         // One for the area, two for what it may cut in pieces.

@@ -38,6 +38,7 @@ pub struct Commons<S: Memory> {
     pub(crate) swap: Swap<S>,
     pub(crate) caches: Caches<S>,
     pub(crate) turns: Turns,
+    commit_limit: AtomicU64,
 }
 
 impl<S: Memory> Commons<S> {
@@ -49,7 +50,16 @@ impl<S: Memory> Commons<S> {
         let zero = Frame::allocate_zeroed(source)?;
         let (huge, events, spaces) = (HugeControl::new(), Tally::new(), Registry::new());
         let (swap, caches, turns) = (Swap::new(source), Caches::new(), Turns::new());
-        Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces, swap, caches, turns }))
+        let commit_limit = AtomicU64::new(u64::MAX);
+        Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces, swap, caches, turns, commit_limit }))
+    }
+    /// Refuse a single private writable area of more than `bytes`, as Linux' heuristic overcommit does: what could never be
+    /// backed. No limit until this is called.
+    pub fn set_commit_limit(&self, bytes: u64) {
+        self.commit_limit.store(bytes, Ordering::Relaxed);
+    }
+    pub(crate) fn commit_limit(&self) -> u64 {
+        self.commit_limit.load(Ordering::Relaxed)
     }
     pub(crate) fn zero_page(&self) -> Pfn {
         self.zero.pfn()
@@ -98,7 +108,6 @@ pub struct AddressSpace<S: Memory> {
     pub(crate) handle: Option<Weak<dyn SpaceHandle<S>>>,
     pub(crate) minor_faults: u64,
     pub(crate) major_faults: u64,
-    pub(crate) commit_limit: u64,
 }
 
 /// The next address space's number.
@@ -123,7 +132,6 @@ impl<S: Memory> AddressSpace<S> {
             handle: None,
             minor_faults: 0,
             major_faults: 0,
-            commit_limit: u64::MAX,
         })
     }
 
@@ -138,11 +146,6 @@ impl<S: Memory> AddressSpace<S> {
     /// A number that no other address space ever has.
     pub const fn id(&self) -> u64 {
         self.id
-    }
-    /// Refuse a single private writable area of more than `bytes`, as Linux' heuristic overcommit does: what could never be
-    /// backed. No limit until this is called; children inherit it.
-    pub fn set_commit_limit(&mut self, bytes: u64) {
-        self.commit_limit = bytes;
     }
 
     /// Say how truncation, reclaim and migration reach this. Called once, as soon as the lock around it exists.

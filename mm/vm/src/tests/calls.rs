@@ -89,7 +89,7 @@ fn limits_are_kept_to_the_page() {
         p.space().lock(VirtAddr(at), PAGE, LockMode::Now, &Limits { memlock: 0, ..p.limits }),
         Err(VmError::Permission)
     );
-    p.space().set_commit_limit(100 * PAGE);
+    world.commons.set_commit_limit(100 * PAGE);
     assert_eq!(p.map(Place::Anywhere, 101, RW, Backing::Anonymous), Err(VmError::NoMemory));
     drop(p);
     world.end();
