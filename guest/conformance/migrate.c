@@ -441,6 +441,8 @@ static void binding(void)
 	PROMISE("numa_maps tells that", says(a, " interleave:0-1 ") && says(a, " N0=8 N1=8"));
 	PROMISE("back to the default", mbind(a, 64 * PAGE, MPOL_DEFAULT, NULL, 0, 0) == 0 &&
 					       get_mempolicy(&mode, NULL, 0, a, MPOL_F_ADDR) == 0 && mode == MPOL_DEFAULT);
+	PROMISE("in the middle of an area, moving", mbind(a + 8 * PAGE, 16 * PAGE, MPOL_DEFAULT, NULL, 0, MPOL_MF_MOVE) == 0);
+	FAILS_WITH("a mask of no bits", mbind(a, PAGE, MPOL_PREFERRED, &one, 0, 0), EINVAL);
 	FAILS_WITH("an address inside a page", mbind(a + 1, PAGE, MPOL_BIND, &one, 64, 0), EINVAL);
 	FAILS_WITH("flags that are none", mbind(a, PAGE, MPOL_BIND, &one, 64, 64), EINVAL);
 	FAILS_WITH("a mode that is none", mbind(a, PAGE, 77, &one, 64, 0), EINVAL);

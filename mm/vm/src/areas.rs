@@ -63,7 +63,8 @@ impl<S: Memory> Areas<S> {
     }
     /// The areas with an address in `range`, upwards.
     pub(crate) fn overlapping(&self, range: Range<VirtAddr>) -> impl Iterator<Item = &Area<S>> {
-        let first = self.at(range.start).map_or(range.start, |area| area.start);
+        let within = if range.is_empty() { None } else { self.at(range.start) };
+        let first = within.map_or(range.start, |area| area.start);
         self.tree.range(first..range.end.max(first)).map(|(_, area)| area)
     }
     /// The same, each with the part of it that is in `range`.
@@ -122,6 +123,14 @@ impl<S: Memory> Areas<S> {
             }
         }
         self.join(range);
+    }
+    /// Change every area, and join those that are alike by then.
+    pub(crate) fn change_all(&mut self, mut f: impl FnMut(&mut Area<S>)) {
+        let mut next = VirtAddr(0);
+        while let Some((&start, area)) = self.tree.range(next..).next() {
+            next = area.end;
+            self.change(start..next, &mut f);
+        }
     }
     /// Join neighbours from just below `range` to just above.
     pub(crate) fn join(&mut self, range: Range<VirtAddr>) {
