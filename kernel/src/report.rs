@@ -17,7 +17,7 @@ use crate::host::json::Quoted;
 use crate::sync::WaitQueue;
 use crate::syscall::{self, Implemented};
 use crate::task::{self, SigInfo, Signal, Usage};
-use crate::{boot, fs, host, mem, sched, swap, time};
+use crate::{boot, fs, host, mem, sched, socket, swap, time};
 
 /// How long the processes that the program left behind have to end.
 const LAST_RESPECTS_NS: u64 = 2_000_000_000;
@@ -56,6 +56,7 @@ pub fn closing() {
     let _no_memory_comes_or_goes = mem::hotplug::stop();
     let _nobody_looks_through_memory = mem::khugepaged::stop();
     let left = end_the_rest();
+    socket::garbage::collect();
     let init = task::init::process();
     let mut usage = init.usage();
     usage.add(&init.children_usage());

@@ -13,10 +13,11 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use freehold_machine::PAGE_SIZE;
 
 use super::address::Address;
+use super::garbage;
 use super::options::Credentials;
 use crate::fs::OpenFile;
 use crate::fs::pipe::{Boundary, Ring};
-use crate::sync::{Mutex, WaitQueue};
+use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result};
 
@@ -75,6 +76,21 @@ pub struct Received {
     pub from: Option<Address>,
 }
 
+/// What waits in a channel, which stays as it is meanwhile.
+pub(super) struct Waiting<'a>(MutexGuard<'a, VecDeque<Message>>);
+
+impl Waiting<'_> {
+    /// The files that travel there.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Arc<OpenFile>> {
+        self.0.iter().flat_map(|message| &message.ancillary.files)
+    }
+
+    /// Take them out.
+    pub(super) fn take_files(&mut self) -> impl Iterator<Item = Arc<OpenFile>> {
+        self.0.iter_mut().flat_map(|message| core::mem::take(&mut message.ancillary.files))
+    }
+}
+
 /// See the module's head.
 pub struct Channel {
     queue: Mutex<VecDeque<Message>>,
@@ -84,6 +100,8 @@ pub struct Channel {
     /// Nobody receives any more, nobody sends any more.
     no_receiver: AtomicBool,
     no_sender: AtomicBool,
+    /// [`garbage`] knows it.
+    carries: AtomicBool,
     /// Woken when there is something to receive, or never will be.
     pub readable: Arc<WaitQueue>,
     /// Woken when there is room, or nobody to make it.
@@ -99,6 +117,7 @@ impl Channel {
             pages: AtomicUsize::new(0),
             no_receiver: AtomicBool::new(false),
             no_sender: AtomicBool::new(false),
+            carries: AtomicBool::new(false),
             readable: Arc::new(WaitQueue::new()),
             writable: Arc::new(WaitQueue::new()),
         })
@@ -107,6 +126,19 @@ impl Channel {
     fn publish(&self, queue: &VecDeque<Message>) {
         self.messages.store(queue.len(), Ordering::SeqCst);
         self.pages.store(queue.iter().map(|message| message.data.pages()).sum(), Ordering::SeqCst);
+    }
+
+    /// What waits, with the queue locked.
+    pub(super) fn waiting(&self) -> Waiting<'_> {
+        Waiting(self.queue.lock())
+    }
+
+    /// Before `ancillary` is sent into it.
+    fn carry(self: &Arc<Self>, ancillary: &Ancillary) -> Result<()> {
+        if !ancillary.files.is_empty() && !self.carries.swap(true, Ordering::Relaxed) {
+            garbage::enter(self).inspect_err(|_| self.carries.store(false, Ordering::Relaxed))?;
+        }
+        Ok(())
     }
 
     /// Nobody will receive: senders fail. What waits is forgotten.
@@ -190,11 +222,12 @@ impl Channel {
     /// # Errors
     /// `EPIPE` where nobody receives; `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM` where not one byte was sent.
     pub fn send_stream(
-        &self,
+        self: &Arc<Self>,
         source: &mut dyn Source,
         mut ancillary: Ancillary,
         patience: Patience,
     ) -> Result<usize> {
+        self.carry(&ancillary)?;
         let mut done = 0;
         while source.remaining() > 0 {
             match self.send_some(source, &mut ancillary, patience) {
@@ -249,7 +282,7 @@ impl Channel {
     /// # Errors
     /// `EMSGSIZE` where it is larger than the buffer, `ECONNREFUSED` where nobody receives.
     pub fn send_message(
-        &self,
+        self: &Arc<Self>,
         source: &mut dyn Source,
         ancillary: Ancillary,
         from: Option<Address>,
@@ -258,6 +291,7 @@ impl Channel {
         if source.remaining() > BUFFER_BYTES {
             return Err(Errno::EMSGSIZE);
         }
+        self.carry(&ancillary)?;
         let mut data = Ring::new(PAGES);
         let length = source.remaining();
         while source.remaining() > 0 {

@@ -5,6 +5,7 @@
 //! | [`unix`] | a socket: binding, connecting, accepting |
 //! | [`channel`] | what is on its way to one |
 //! | [`address`] | names, and who has which |
+//! | [`garbage`] | sockets that nobody can ever receive from |
 //! | [`options`] | setsockopt and getsockopt |
 //! | [`message`] | sendmsg's header and what travels beside the bytes |
 //! | [`calls`] | the system calls |
@@ -12,6 +13,7 @@
 pub mod address;
 pub mod calls;
 pub mod channel;
+pub mod garbage;
 pub mod message;
 pub mod options;
 pub mod unix;
@@ -20,7 +22,7 @@ use alloc::sync::Arc;
 
 use linux_raw_sys::ioctl::{FIONREAD, TIOCOUTQ};
 
-use self::channel::{Ancillary, Patience, Taking};
+use self::channel::{Ancillary, Channel, Patience, Taking};
 use self::options::{Credentials, deadline};
 use self::unix::UnixSocket;
 use crate::fs::anonymous::AnonymousNode;
@@ -39,6 +41,11 @@ impl SocketFile {
     /// An open file on `socket`.
     pub fn new(socket: Arc<UnixSocket>) -> Arc<Self> {
         Arc::new(Self { socket, node: AnonymousNode::plain(NodeKind::Socket, "socket") })
+    }
+
+    /// Where its messages come from.
+    pub fn channel(&self) -> &Arc<Channel> {
+        self.socket.channel()
     }
 
     /// How long a send may wait.

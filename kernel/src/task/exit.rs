@@ -77,10 +77,12 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     let peak = if Arc::strong_count(&space) == 1 { space.lock().usage().peak_rss * 4096 } else { 0 };
     process.past.lock().peak_resident = peak;
     drop(space);
+    crate::uring::leave(process.pid);
     let files = process.replace_files(FileTable::new());
     if let Some(files) = Arc::into_inner(files) {
         files.close_range(0..=u32::MAX);
     }
+    crate::socket::garbage::collect();
     drop(process.replace_fs(kernel.fs()));
     let leads_session = process.session().id == process.pid;
     if leads_session {

@@ -48,7 +48,7 @@ pub fn sys_io_uring_setup(args: &Args) -> Result<i64> {
     let rings = SharedRings::new(submissions, completions)?;
     parameters.describe(&rings, FEATURES);
     at.write(&parameters)?;
-    let file = Arc::new(RingFile(Arc::new(Ring::new(rings))));
+    let file = Arc::new(RingFile(Ring::make(rings)?));
     anonymous::install(file, OpenFlags::RDWR | OpenFlags::CLOEXEC).map(i64::from)
 }
 
@@ -141,13 +141,13 @@ impl Ring {
 
     /// Pin a program's buffers for as long as they are registered.
     fn register_buffers(&self, vectors: u64, count: usize) -> Result<()> {
-        if count == 0 || count > MAX_BUFFERS {
-            return Err(Errno::EINVAL);
-        }
         let process = task::current().process().clone();
         let mut buffers = self.buffers.lock();
         if !buffers.is_empty() {
             return Err(Errno::EBUSY);
+        }
+        if count == 0 || count > MAX_BUFFERS {
+            return Err(Errno::EINVAL);
         }
         let mut pinned = Vec::new();
         pinned.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;

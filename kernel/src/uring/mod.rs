@@ -15,7 +15,7 @@
 //! **Locks.** `Ring::submit` (one task consumes entries at a time) > `Ring::waiting` > files' own locks;
 //! `Ring::posted` is taken last. All are sleeping locks of task context.
 //!
-//! **The end.** When the last descriptor goes, what waits is dropped, and closing waits for what disks have in hand:
+//! **The end.** What a process waits for ends with it: it may be what keeps the ring, by a circle of files. When the last descriptor goes, what waits is dropped, and closing waits for what disks have in hand:
 //! afterwards no pin of the ring's is left.
 
 pub mod calls;
@@ -24,7 +24,7 @@ mod request;
 mod work;
 
 use alloc::collections::VecDeque;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -32,12 +32,25 @@ use crate::fs::anonymous::AnonymousNode;
 use crate::fs::{File, Mapping, Node, NodeKind, Ready};
 use crate::mem::PinnedRun;
 use crate::sync::{Mutex, PollWaiter, WaitQueue};
+use crate::task::Pid;
+use crate::{Errno, Result};
 use freehold_vm::ReadWrite;
 use memory::{Backlog, Completion, SharedRings};
 use work::Waiting;
 
 /// Completions that may wait for room, for each entry of the completion ring.
 const BACKLOG: usize = 4;
+
+/// All rings.
+static RINGS: Mutex<Vec<Weak<Ring>>> = Mutex::new(Vec::new());
+
+/// Cancel what `process`, which is ending, waits for. May sleep.
+pub fn leave(process: Pid) {
+    // No ring's end takes this lock.
+    for ring in RINGS.lock().iter().filter_map(Weak::upgrade) {
+        ring.abandon(process);
+    }
+}
 
 /// A ring.
 pub struct Ring {
@@ -63,8 +76,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    fn new(rings: SharedRings) -> Self {
-        Self {
+    fn make(rings: SharedRings) -> Result<Arc<Self>> {
+        let ring = Arc::new(Self {
             rings,
             node: AnonymousNode::plain(NodeKind::Regular, "anon_inode:[io_uring]"),
             submit: Mutex::new(0),
@@ -76,7 +89,12 @@ impl Ring {
             helpers: AtomicUsize::new(0),
             changed: Arc::new(WaitQueue::new()),
             buffers: Mutex::new(Vec::new()),
-        }
+        });
+        let mut all = RINGS.lock();
+        all.retain(|ring| ring.strong_count() > 0);
+        all.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        all.push(Arc::downgrade(&ring));
+        Ok(ring)
     }
 
     /// Give the program a completion.
@@ -146,7 +164,7 @@ impl File for RingFile {
     fn ring(&self) -> Option<&Arc<Ring>> {
         Some(&self.0)
     }
-    fn mapping(&self) -> crate::Result<Mapping> {
+    fn mapping(&self) -> Result<Mapping> {
         Ok(Mapping::Content(self.0.rings.content().clone()))
     }
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {

@@ -15,7 +15,7 @@ use crate::fs::poll::bits;
 use crate::fs::{Blocking, OpenFile};
 use crate::mem::with_memory_found;
 use crate::sync::{MutexGuard, PollWaiter};
-use crate::task::spawn_kernel;
+use crate::task::{self, Pid, spawn_kernel};
 use crate::{Errno, Result, time};
 
 /// Requests of a ring that may be with disks at once.
@@ -24,6 +24,7 @@ const WORKERS: usize = 8;
 /// A request and who asked for it.
 struct Waiter {
     user_data: u64,
+    owner: Pid,
     pending: Pending,
 }
 
@@ -63,7 +64,10 @@ impl Ring {
         match pending {
             Pending::Disk(transfer) => self.queue(user_data, Job::Transfer(transfer)),
             Pending::Sync(file) => self.queue(user_data, Job::Sync(file)),
-            pending => self.watch(Waiter { user_data, pending }),
+            pending => {
+                let owner = task::current().process().pid;
+                self.watch(Waiter { user_data, owner, pending })
+            }
         }
     }
 
@@ -214,19 +218,34 @@ impl Ring {
         Ok(())
     }
 
+    /// End what a process that is leaving asked for and does not come by itself.
+    pub(super) fn abandon(&self, owner: Pid) {
+        loop {
+            let mut waiting = self.waiting.lock();
+            let Some(at) = waiting.waiters.iter().rposition(|waiter| waiter.owner == owner) else { return };
+            let taken = waiting.waiters.swap_remove(at);
+            drop(waiting);
+            self.post(taken.user_data, Errno::ECANCELED.to_return_value() as i32);
+        }
+    }
+
     fn helper_ends(&self, waiting: MutexGuard<'_, Waiting>) {
         self.helpers.fetch_sub(1, Ordering::Release);
         drop(waiting);
         self.changed.wake_all();
     }
 
-    /// Drop what waits, and wait for what disks have.
+    /// Drop what waits, and wait for what disks have: but for a task of the kernel, which may be this ring's own and have let go of the
+    /// last file that led to it. Then the last of those tasks lets the buffers go, with the ring.
     pub(super) fn close(&self) {
         let mut waiting = self.waiting.lock();
         let dropped = (core::mem::take(&mut waiting.waiters), core::mem::take(&mut waiting.jobs));
         drop(waiting);
         drop(dropped);
         self.changed.wake_all();
+        if task::current().process().is_kernel() {
+            return;
+        }
         let none_left = || (self.helpers.load(Ordering::Acquire) == 0).then_some(());
         self.changed.wait_uninterruptible(none_left);
         let buffers = core::mem::take(&mut *self.buffers.lock());

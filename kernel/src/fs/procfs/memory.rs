@@ -3,7 +3,7 @@
 //! The space's lock is held while its areas are walked; names of mapped files are made from paths, which takes
 //! directory locks below it, and nothing here touches user addresses meanwhile.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
 use freehold_machine::VirtAddr;
@@ -13,6 +13,7 @@ use freehold_vm::{
 
 use super::processes::{FileKind, nameless};
 use super::scan;
+use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::fs::device::split_device;
 use crate::fs::file::{Blocking, File, Seekable};
 use crate::fs::generated::Text;
@@ -266,10 +267,11 @@ enum FrameNumbers {
     Hidden,
 }
 
-/// /proc/PID/mem and pagemap: the space is that of the time of opening, as on Linux.
+/// /proc/PID/mem and pagemap: the space is that of the time of opening, as on Linux. It goes with its last process, whoever has the file
+/// open: memory that can be mapped into itself through a ring would stay for ever. Then the file is empty.
 pub(super) struct SpaceFile {
     node: Arc<dyn Node>,
-    space: Arc<Space>,
+    space: Weak<Space>,
     kind: FileKind,
     frames: FrameNumbers,
 }
@@ -278,12 +280,12 @@ impl SpaceFile {
     pub fn open(node: Arc<dyn Node>, process: &Process, kind: FileKind) -> Arc<dyn File> {
         let privileged = task::current().process().credentials().is_privileged();
         let frames = if privileged { FrameNumbers::Told } else { FrameNumbers::Hidden };
-        Arc::new(Self { node, space: process.space(), kind, frames })
+        Arc::new(Self { node, space: Arc::downgrade(&process.space()), kind, frames })
     }
 
     /// One 64-bit word per page: frame number, whether nobody else maps it, whether it is a file's, present
     /// (Documentation/admin-guide/mm/pagemap.rst).
-    fn pagemap(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
+    fn pagemap(&self, space: &Space, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         const STEP: u64 = 512;
         let end = (1 << 47) / PAGE;
         let first = (offset / ENTRY).min(end);
@@ -291,7 +293,7 @@ impl SpaceFile {
         let mut words = alloc::vec![0u64; count as usize];
         // What is not mapped has no entry: it stays zero, or says only that its area is new.
         let (from, to) = (VirtAddr(first * PAGE), VirtAddr((first + count) * PAGE));
-        let space = self.space.lock();
+        let space = space.lock();
         for area in space.areas_in(from, to).filter(|area| area.flags.contains(AreaFlags::SOFTDIRTY)) {
             let index = |addr: VirtAddr| ((addr.max(from).min(to).0 - from.0) / PAGE) as usize;
             words[index(area.start)..index(area.end)].fill(PM_SOFT_DIRTY);
@@ -315,6 +317,19 @@ impl SpaceFile {
     }
 }
 
+/// Where bytes of another process' memory rest on their way.
+fn page_of_room() -> Result<Vec<u8>> {
+    let mut page = Vec::new();
+    page.try_reserve_exact(PAGE as usize).map_err(|_| Errno::ENOMEM)?;
+    page.resize(PAGE as usize, 0);
+    Ok(page)
+}
+
+/// A step that moved bytes.
+const fn some(count: usize) -> Result<usize> {
+    if count == 0 { Err(Errno::EFAULT) } else { Ok(count) }
+}
+
 impl File for SpaceFile {
     fn node(&self) -> Arc<dyn Node> {
         self.node.clone()
@@ -329,9 +344,10 @@ impl File for SpaceFile {
             if !offset.is_multiple_of(ENTRY) || !(sink.remaining() as u64).is_multiple_of(ENTRY) {
                 return Err(Errno::EINVAL);
             }
+            let Some(space) = self.space.upgrade() else { return Ok(0) };
             let mut told = 0;
             while sink.remaining() > 0 {
-                match self.pagemap(offset + told as u64, sink) {
+                match self.pagemap(&space, offset + told as u64, sink) {
                     Ok(0) => break,
                     Ok(bytes) => told += bytes,
                     Err(error) if told == 0 => return Err(error),
@@ -341,16 +357,54 @@ impl File for SpaceFile {
             }
             return Ok(told);
         }
-        let len = sink.remaining();
-        mem::read_space(&self.space, VirtAddr(offset), len, Rule::Forced, sink).map_err(|_| Errno::EIO)
+        let Some(space) = self.space.upgrade() else { return Ok(0) };
+        let mut page = page_of_room()?;
+        let mut done = 0;
+        while sink.remaining() > 0 {
+            crate::sched::cond_resched();
+            let step = page.len().min(sink.remaining());
+            let at = VirtAddr(offset.saturating_add(done as u64));
+            let mut room = SliceSink::new(&mut page[..step]);
+            let Ok(read @ 1..) = mem::read_space(&space, at, step, Rule::Forced, &mut room) else {
+                break;
+            };
+            // Who gives no room for it is told so, whatever came before.
+            let mut told = 0;
+            while told < read {
+                told += some(sink.put(&page[told..read])?)?;
+            }
+            done += read;
+        }
+        if done == 0 && sink.remaining() > 0 { Err(Errno::EIO) } else { Ok(done) }
     }
 
     fn write_at(&self, offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
         if self.kind == FileKind::Pagemap {
             return Err(Errno::EINVAL);
         }
-        let len = source.remaining();
-        mem::write_space(&self.space, VirtAddr(offset), len, Rule::Forced, source).map_err(|_| Errno::EIO)
+        let Some(space) = self.space.upgrade() else { return Ok(0) };
+        let mut page = page_of_room()?;
+        let mut done = 0;
+        while source.remaining() > 0 {
+            let step = page.len().min(source.remaining());
+            crate::sched::cond_resched();
+            // What cannot be given is said before it matters where it should go.
+            let mut given = 0;
+            while given < step {
+                given += some(source.take(&mut page[given..step])?)?;
+            }
+            let at = VirtAddr(offset.saturating_add(done as u64));
+            let mut bytes = SliceSource::new(&page[..step]);
+            let written = mem::write_space(&space, at, step, Rule::Forced, &mut bytes).unwrap_or(0);
+            done += written;
+            if done == 0 {
+                return Err(Errno::EIO);
+            }
+            if written < step {
+                break;
+            }
+        }
+        Ok(done)
     }
 
     fn end(&self) -> Result<u64> {
@@ -359,7 +413,9 @@ impl File for SpaceFile {
 
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
         match (self.kind, request) {
-            (FileKind::Pagemap, scan::PAGEMAP_SCAN) => scan::scan(&self.space, argument),
+            (FileKind::Pagemap, scan::PAGEMAP_SCAN) => {
+                scan::scan(&self.space.upgrade().ok_or(Errno::ESRCH)?, argument)
+            }
             _ => Err(Errno::ENOTTY),
         }
     }
