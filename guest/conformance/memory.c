@@ -136,6 +136,17 @@ static void moving(void)
 	map(1, PROT_NONE, MAP_PRIVATE);
 	FAILS_WITH("mremap that may not move and has no room", mremap(c, 2 * PAGE, 1UL << 44, 0), ENOMEM);
 
+	a = map(4, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	memset(a, 6, 4 * PAGE);
+	NEED(mprotect(a + 3 * PAGE, PAGE, PROT_READ) == 0);
+	FAILS_WITH("mremap of two areas", mremap(a, 4 * PAGE, 4 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, room + 4 * PAGE), EFAULT);
+	PROMISE("but what it cuts off may lie in another", mremap(a, 4 * PAGE, 2 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, room + 4 * PAGE) == room + 4 * PAGE &&
+								   all_are(room + 4 * PAGE, 6, 2 * PAGE) && touch(a + 3 * PAGE, READ) == SIGSEGV);
+	a = map(4, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	memset(a, 1, 4 * PAGE);
+	NEED(mlock(a + PAGE, PAGE) == 0 && munlockall() == 0);
+	PROMISE("what was locked in part is one area again", mremap(a, 4 * PAGE, 8 * PAGE, MREMAP_MAYMOVE) != MAP_FAILED);
+
 	char *start = sbrk(0);
 	PROMISE("brk grows", sbrk(10 * PAGE) == start && sbrk(0) == start + 10 * PAGE);
 	PROMISE("the heap is zero and can be written", all_are(start, 0, 10 * PAGE) && touch(start + 9 * PAGE, WRITE) == 0);
@@ -176,7 +187,33 @@ static void advice(void)
 	close(file);
 	PROMISE("msync", msync(a + PAGE, PAGE, MS_SYNC) == 0);
 	FAILS_WITH("msync of a hole", msync((void *)(1UL << 40), PAGE, MS_SYNC), ENOMEM);
+	NEED(mlock(a, PAGE) == 0);
+	FAILS_WITH("msync that declares locked memory out of date", msync(a, PAGE, MS_INVALIDATE), EBUSY);
 	munmap(a, 8 * PAGE);
+}
+
+/* What may be stored to and not loaded, by whoever reads for the program. */
+static void reaching(void)
+{
+	char *a = map(2, PROT_WRITE, MAP_PRIVATE), bytes[8] = { 0 };
+	struct iovec here = { bytes, 1 }, there = { a, 1 };
+	*(volatile char *)a = 7;
+	FAILS_WITH("process_vm_readv of memory that may only be written", process_vm_readv(getpid(), &here, 1, &there, 1, 0), EFAULT);
+	int file = open("/proc/self/mem", O_RDWR);
+	NEED(file >= 0);
+	PROMISE("/proc/PID/mem reads it", pread(file, bytes, 1, (off_t)(uintptr_t)a) == 1 && bytes[0] == 7);
+	munmap(a + PAGE, PAGE);
+	FAILS_WITH("/proc/PID/mem of a hole", pread(file, bytes, 1, (off_t)(uintptr_t)a + PAGE), EIO);
+	FAILS_WITH("/proc/PID/mem into a hole", pread(file, a + PAGE, 1, (off_t)(uintptr_t)a), EFAULT);
+	FAILS_WITH("/proc/PID/mem from a hole into a hole", pwrite(file, a + PAGE, 1, (off_t)(uintptr_t)a + PAGE), EFAULT);
+	munmap(a, PAGE);
+	close(file);
+	int grows = MAP_ANONYMOUS | MAP_GROWSDOWN;
+	FAILS_WITH("shared memory does not grow down", mmap(NULL, PAGE, PROT_READ, MAP_SHARED | grows, -1, 0), EINVAL);
+	FAILS_WITH("nobody validates anonymous memory", mmap(NULL, PAGE, PROT_READ, MAP_SHARED_VALIDATE | MAP_ANONYMOUS, -1, 0), EINVAL);
+	file = memfd_create("short", 0);
+	PROMISE("a hole behind a file's end", fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 5 * PAGE, PAGE) == 0);
+	close(file);
 }
 
 static void sharing(void)
@@ -273,6 +310,7 @@ int main(void)
 	protection();
 	moving();
 	advice();
+	reaching();
 	sharing();
 	stack_and_faults();
 	return conclude();

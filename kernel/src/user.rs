@@ -411,6 +411,11 @@ impl Iovecs {
         Ok(Self { slices, current: 0, remaining: slice.length })
     }
 
+    /// Whether no bytes are left.
+    pub const fn is_empty(&self) -> bool {
+        self.remaining == 0
+    }
+
     /// The runs that are left.
     pub fn slices(&self) -> &[UserSlice] {
         &self.slices[self.current.min(self.slices.len())..]

@@ -7,13 +7,13 @@ use alloc::sync::Arc;
 use bitflags::bitflags;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
-    Access, Advice, AreaFlags, Backing, FaultError, FileView, LockAll, LockMode, MapRequest, Place,
-    ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode,
+    Access, Advice, AreaFlags, Backing, FaultError, FileView, LockAll, LockMode, MapRequest, OtherCopies,
+    Place, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode,
 };
 
 use super::space::whole_pages;
 use super::{FileMapping, Frames, Space, commons, out_of_memory};
-use crate::fs::Mapping;
+use crate::fs::{Mapping, OpenFile};
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Errno, Result, task};
@@ -38,6 +38,9 @@ bitflags! {
         const FIXED_NOREPLACE = 0x10_0000;
     }
 }
+
+/// The most that one mapping can have.
+const USER_BYTES: u64 = 1 << 47;
 
 /// The low four bits of mmap's flags.
 const MAP_TYPE: u64 = 0xf;
@@ -64,24 +67,45 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     if offset % PAGE_SIZE as u64 != 0 {
         return Err(Errno::EINVAL);
     }
+    let file = if flags.contains(Map::ANONYMOUS) {
+        None
+    } else {
+        Some(task::current().process().files().get(args.fd(4))?)
+    };
+    if length == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let length = length.checked_next_multiple_of(PAGE_SIZE as u64).ok_or(Errno::ENOMEM)?;
+    if length > USER_BYTES {
+        return Err(Errno::ENOMEM);
+    }
+    if flags.contains(Map::FIXED_NOREPLACE) {
+        // Before anything is said about what is to be mapped.
+        let end = addr.checked_add(length).ok_or(Errno::ENOMEM)?;
+        match current_space().lock().areas_in(VirtAddr(addr), VirtAddr(end)).next() {
+            _ if addr % PAGE_SIZE as u64 != 0 => return Err(Errno::EINVAL),
+            Some(_) => return Err(Errno::EEXIST),
+            None => {}
+        }
+    }
+    if offset.checked_add(length).is_none() {
+        return Err(Errno::EOVERFLOW);
+    }
     let sharing = match raw_flags & MAP_TYPE {
         MAP_SHARED => Sharing::Shared,
         MAP_PRIVATE => Sharing::Private,
+        // Only a file can say which flags it knows.
+        MAP_SHARED_VALIDATE if flags.contains(Map::ANONYMOUS) => return Err(Errno::EINVAL),
         MAP_SHARED_VALIDATE
-            if raw_flags >> 32 == 0 && Map::from_bits(raw_flags as u32 & !MAP_TYPE as u32).is_some() =>
+            if raw_flags >> 32 == 0
+                && Map::from_bits(raw_flags as u32 & !MAP_TYPE as u32)
+                    .is_some_and(|flags| !flags.intersects(Map::SYNC | Map::FIXED_NOREPLACE)) =>
         {
             Sharing::Shared
         }
         MAP_SHARED_VALIDATE => return Err(Errno::EOPNOTSUPP),
         _ => return Err(Errno::EINVAL),
     };
-    if length == 0 {
-        return Err(Errno::EINVAL);
-    }
-    let length = length.checked_next_multiple_of(PAGE_SIZE as u64).ok_or(Errno::ENOMEM)?;
-    if offset.checked_add(length).is_none() {
-        return Err(Errno::EOVERFLOW);
-    }
     if flags.contains(Map::HUGETLB) {
         // There is no huge-page pool: what Linux says when its pool is empty.
         return Err(Errno::ENOMEM);
@@ -96,11 +120,13 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
         Place::Hint(VirtAddr(addr).page_start())
     };
     let protection = protection(prot)?;
-    let backing = if flags.contains(Map::ANONYMOUS) {
-        sharing.anonymous()
-    } else {
-        file_backing(args, sharing, protection, offset)?
+    let backing = match file {
+        None => sharing.anonymous(),
+        Some(file) => file_backing(file, sharing, protection, offset)?,
     };
+    if flags.contains(Map::GROWSDOWN) && !matches!(backing, Backing::Anonymous) {
+        return Err(Errno::EINVAL);
+    }
     let mut area_flags = AreaFlags::empty();
     area_flags.set(AreaFlags::GROWSDOWN, flags.contains(Map::GROWSDOWN));
     area_flags.set(AreaFlags::LOCKED, flags.contains(Map::LOCKED));
@@ -130,12 +156,11 @@ impl Sharing {
 }
 
 fn file_backing(
-    args: &Args,
+    file: Arc<OpenFile>,
     sharing: Sharing,
     protection: Protection,
     offset: u64,
 ) -> Result<Backing<Frames>> {
-    let file = task::current().process().files().get(args.fd(4))?;
     if !file.flags().reads() {
         return Err(Errno::EACCES);
     }
@@ -268,7 +293,8 @@ pub fn sys_msync(args: &Args) -> Result<i64> {
         ASYNC => SyncMode::Start,
         _ => SyncMode::Check,
     };
-    current_space().lock().sync(VirtAddr(args[0]), args[1], mode)?;
+    let others = if flags & INVALIDATE == 0 { OtherCopies::Good } else { OtherCopies::Invalid };
+    current_space().lock().sync(VirtAddr(args[0]), args[1], mode, others)?;
     Ok(0)
 }
 

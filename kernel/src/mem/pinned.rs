@@ -42,7 +42,7 @@ pub fn pin_totals() -> [u64; 2] {
 pub enum PinWay {
     /// It is.
     FastFirst,
-    /// It is not: for comparison.
+    /// It is not.
     Locked,
 }
 
@@ -161,7 +161,12 @@ impl<P: Purpose> PinnedRun<P> {
     /// # Errors
     /// `EFAULT` if not the first page can be pinned, `ENOMEM`.
     pub fn new<T: Term>(space: &Space, address: u64, length: usize, rule: Rule) -> Result<Self> {
-        Self::by::<T>(space, address, length, rule, PinWay::FastFirst)
+        let way = match rule {
+            // A leaf may grant more than its area says.
+            Rule::Stated => PinWay::Locked,
+            Rule::Asked | Rule::Forced => PinWay::FastFirst,
+        };
+        Self::by::<T>(space, address, length, rule, way)
     }
 
     /// As [`PinnedRun::new`], by the way that is said.
@@ -203,13 +208,12 @@ impl<P: Purpose> PinnedRun<P> {
     /// would have to be written back under the pin.
     pub fn register(process: &Process, address: u64, length: usize) -> Result<Self> {
         let pages = (address as usize % PAGE_SIZE + length).div_ceil(PAGE_SIZE);
-        let locked = Locked::charge(process, pages as u64)?;
         let space = process.space();
         let mut run = Self::new::<LongTerm>(&space, address, length, Rule::Asked)?;
-        run._locked = Some(locked);
         if run.length < length {
             return Err(Errno::EFAULT);
         }
+        run._locked = Some(Locked::charge(process, pages as u64)?);
         let end = VirtAddr(address).checked_add(length as u64).ok_or(Errno::EFAULT)?;
         let is_disk = |name| matches!(name, AreaName::File(file) if !file.cache().is_memory());
         let of_disk = space.lock().areas_in(VirtAddr(address), end).any(|area| is_disk(area.name));

@@ -60,7 +60,7 @@ pub(super) fn nodes_with_memory() -> NodeSet {
 /// `EINVAL` for a node that cannot be, or too long a mask; `EFAULT`.
 pub(super) fn read_nodes(mask: u64, bits: u64) -> Result<NodeSet> {
     let bits = bits.wrapping_sub(1);
-    if mask == 0 || bits == 0 || bits == u64::MAX {
+    if mask == 0 || bits == 0 {
         return Ok(NodeSet(0));
     }
     if bits > MAX_BITS {
@@ -247,15 +247,16 @@ pub fn sys_mbind(args: &Args) -> Result<i64> {
         MPOL_DEFAULT => PolicyIs::Default,
         _ => PolicyIs::Some,
     };
+    let nodes = read_nodes(mask, bits)?;
     let flags = Moving::parse(flags, mode)?;
     if start % PAGE_SIZE as u64 != 0 {
         return Err(Errno::EINVAL);
     }
     let range = whole_pages(start, length).ok_or(Errno::EINVAL)?;
-    let policy = parse(args.int(2), read_nodes(mask, bits)?)?;
     if range.is_empty() {
         return Ok(0);
     }
+    let policy = parse(args.int(2), nodes)?;
     nodes::bind(&task::current().process().space(), range, policy, flags)?;
     Ok(0)
 }

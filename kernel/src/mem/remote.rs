@@ -87,29 +87,33 @@ fn copy(source: &mut dyn Source, sink: &mut dyn Sink) -> Result<usize> {
 
 /// process_vm_readv(pid, local, count, remote, count, flags)
 pub fn sys_process_vm_readv(args: &Args) -> Result<i64> {
-    let mut local = Iovecs::read(args[1], args[2] as usize)?;
-    remote_runs(args, |space, address, length| read_space(space, address, length, Rule::Asked, &mut local))
+    remote_runs(args, |space, address, length, local| read_space(space, address, length, Rule::Stated, local))
 }
 
 /// process_vm_writev(pid, local, count, remote, count, flags)
 pub fn sys_process_vm_writev(args: &Args) -> Result<i64> {
-    let mut local = Iovecs::read(args[1], args[2] as usize)?;
-    remote_runs(args, |space, address, length| write_space(space, address, length, Rule::Asked, &mut local))
+    remote_runs(args, |space, address, length, local| {
+        write_space(space, address, length, Rule::Stated, local)
+    })
 }
 
 /// Have `transfer` deal with each run of the other process, until it does less than it was asked for.
 fn remote_runs(
     args: &Args,
-    mut transfer: impl FnMut(&Space, VirtAddr, usize) -> Result<usize>,
+    mut transfer: impl FnMut(&Space, VirtAddr, usize, &mut Iovecs) -> Result<usize>,
 ) -> Result<i64> {
     if args[5] != 0 {
         return Err(Errno::EINVAL);
+    }
+    let mut local = Iovecs::read(args[1], args[2] as usize)?;
+    if local.is_empty() {
+        return Ok(0);
     }
     let remote = Iovecs::read(args[3], args[4] as usize)?;
     let space = space_of(args.int(0))?;
     let mut done = 0;
     for (address, length) in remote.slices().iter().map(|slice| slice.place()).filter(|place| place.1 > 0) {
-        match transfer(&space, VirtAddr(address), length) {
+        match transfer(&space, VirtAddr(address), length, &mut local) {
             Ok(count) => {
                 done += count;
                 if count < length {

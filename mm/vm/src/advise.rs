@@ -134,12 +134,21 @@ pub enum Residency {
 /// How msync waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SyncMode {
-    /// Only say whether all is mapped (MS_INVALIDATE: there is nothing to invalidate).
+    /// Only say whether all is mapped.
     Check,
     /// Begin (MS_ASYNC): dirty pages are known already, so nothing is left to do.
     Start,
     /// Return when the store has everything (MS_SYNC).
     Wait,
+}
+
+/// What msync says of other mappings of the same file. They see the same frames, so there is nothing to do about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OtherCopies {
+    /// Nothing.
+    Good,
+    /// They are out of date (MS_INVALIDATE), which cannot be where memory is locked.
+    Invalid,
 }
 
 impl<S: Memory> AddressSpace<S> {
@@ -199,8 +208,8 @@ impl<S: Memory> AddressSpace<S> {
                 outcome?;
                 self.collapse(range)?;
             }
-            Advice::PopulateRead => self.populate_for(range, Access::Read, outcome)?,
-            Advice::PopulateWrite => self.populate_for(range, Access::Write, outcome)?,
+            Advice::PopulateRead => self.populate_for(range, Access::Read)?,
+            Advice::PopulateWrite => self.populate_for(range, Access::Write)?,
             _ => {}
         }
         outcome
@@ -223,13 +232,7 @@ impl<S: Memory> AddressSpace<S> {
         self.in_areas(range, |resident, area, part| resident.zap(area, part, &mut batch));
     }
 
-    fn populate_for(
-        &mut self,
-        range: Range<VirtAddr>,
-        access: Access,
-        holes: Result<(), VmError>,
-    ) -> Result<(), VmError> {
-        holes?;
+    fn populate_for(&mut self, range: Range<VirtAddr>, access: Access) -> Result<(), VmError> {
         let Self { areas, resident, .. } = self;
         // Memory that can be written can be read on this machine, but that is not what the area says.
         let (want, needs) = if access == Access::Write {
@@ -281,10 +284,19 @@ impl<S: Memory> AddressSpace<S> {
     ///
     /// # Errors
     /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole, after the rest was done; [`VmError::Io`].
-    pub fn sync(&mut self, start: VirtAddr, len: u64, mode: SyncMode) -> Result<(), VmError> {
+    pub fn sync(
+        &mut self,
+        start: VirtAddr,
+        len: u64,
+        mode: SyncMode,
+        others: OtherCopies,
+    ) -> Result<(), VmError> {
         let range = page_range(start, len)?;
-        if mode == SyncMode::Wait {
-            for (area, part) in self.areas.parts(range.clone()).filter(|(area, _)| area.is_shared()) {
+        for (area, part) in self.areas.parts(range.clone()) {
+            if others == OtherCopies::Invalid && area.flags.contains(AreaFlags::LOCKED) {
+                return Err(VmError::Busy);
+            }
+            if mode == SyncMode::Wait && area.is_shared() {
                 if let Some((cache, index)) = area.cache_page(part.start) {
                     cache.write_back(index * PAGE..index * PAGE + (part.end.0 - part.start.0))?;
                 }

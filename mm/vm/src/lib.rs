@@ -58,7 +58,7 @@ mod swap;
 mod turns;
 mod view;
 
-pub use advise::{Advice, Residency, SyncMode};
+pub use advise::{Advice, OtherCopies, Residency, SyncMode};
 pub use cache::{BackingStore, Evacuated, Evicted, Eviction, Laundry, MAX_RUN, PageCache};
 pub use collapse::{CollapseLimits, CollapseStep};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};

@@ -74,12 +74,14 @@ impl<S: Memory> AddressSpace<S> {
         if range.is_empty() {
             return Ok(());
         }
-        let fresh: u64 = self
+        // Whatever the range has counts, holes too, but for what is locked already.
+        let locked: u64 = self
             .areas
             .parts(range.clone())
-            .filter(|(area, _)| !area.flags.contains(AreaFlags::LOCKED))
-            .map(|(_, part)| (part.end.0 - part.start.0) >> PAGE_SHIFT)
+            .filter(|(area, _)| area.flags.contains(AreaFlags::LOCKED))
+            .map(|(_, part)| part.end.0 - part.start.0)
             .sum();
+        let fresh = (range.end.0 - range.start.0 - locked) >> PAGE_SHIFT;
         self.check_lock(fresh, AreaFlags::LOCKED, limits).map_err(|_| VmError::NoMemory)?;
         self.set_lock(range.start, range.end, mode.flags())?;
         if mode == LockMode::OnFault {
@@ -127,7 +129,7 @@ impl<S: Memory> AddressSpace<S> {
         let flags = if what.contains(LockAll::ON_FAULT) { LOCK_FLAGS } else { AreaFlags::LOCKED };
         self.future = if what.contains(LockAll::FUTURE) { flags } else { AreaFlags::empty() };
         if what.contains(LockAll::CURRENT) {
-            self.areas.iter_mut().for_each(|area| area.flags = area.flags.difference(LOCK_FLAGS) | flags);
+            self.areas.change_all(|area| area.flags = area.flags.difference(LOCK_FLAGS) | flags);
             if Self::is_locked_now(flags) {
                 self.populate_if_possible(self.layout.lowest, self.layout.end);
             }
@@ -138,6 +140,6 @@ impl<S: Memory> AddressSpace<S> {
     /// Unlock everything, and what will be.
     pub fn unlock_all(&mut self) {
         self.future = AreaFlags::empty();
-        self.areas.iter_mut().for_each(|area| area.flags.remove(LOCK_FLAGS));
+        self.areas.change_all(|area| area.flags.remove(LOCK_FLAGS));
     }
 }

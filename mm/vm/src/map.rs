@@ -220,13 +220,16 @@ impl<S: Memory> AddressSpace<S> {
         match extent {
             ProtectExtent::Exact => {}
             ProtectExtent::GrowsDown => {
-                let area = self.areas.at(range.start).ok_or(VmError::NoMemory)?;
+                let area = self.areas.overlapping(range.clone()).next().ok_or(VmError::NoMemory)?;
                 if !area.flags.contains(AreaFlags::GROWSDOWN) {
                     return Err(VmError::Invalid);
                 }
                 range.start = area.start;
             }
-            ProtectExtent::GrowsUp => return Err(VmError::Invalid),
+            ProtectExtent::GrowsUp => {
+                self.areas.at(range.start).ok_or(VmError::NoMemory)?;
+                return Err(VmError::Invalid);
+            }
         }
         if self.areas.count() + 2 > MAX_AREAS {
             return Err(VmError::NoMemory);

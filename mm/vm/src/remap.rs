@@ -63,26 +63,34 @@ impl<S: Memory> AddressSpace<S> {
     /// not grow in place, there is no room, or a limit; [`VmError::Again`] for too much locked memory.
     pub fn remap(&mut self, remap: Remap, limits: &Limits) -> Result<VirtAddr, VmError> {
         let Remap { old, old_len, new_len, place, source } = remap;
-        let from = page_range(old, old_len).map_err(|_| VmError::Invalid)?;
-        let new_len =
-            new_len.checked_next_multiple_of(PAGE).filter(|&len| len != 0).ok_or(VmError::Invalid)?;
-        let old_len = from.end.0 - from.start.0;
-        if new_len > self.layout.end.0 || (source == RemapSource::Keep && new_len != old_len) {
+        if old.page_offset() != 0 || (source == RemapSource::Keep && new_len != old_len) {
             return Err(VmError::Invalid);
         }
+        let new_len =
+            new_len.checked_next_multiple_of(PAGE).filter(|&len| len != 0).ok_or(VmError::Invalid)?;
+        let area = self.areas.at(old).ok_or(VmError::Fault)?;
+        let from = page_range(old, old_len).map_err(|_| VmError::Invalid)?;
+        let old_len = from.end.0 - from.start.0;
         if let RemapPlace::Fixed(to) = place {
             let to = page_range(to, new_len).map_err(|_| VmError::Invalid)?;
             let apart = to.end <= from.start || from.end <= to.start;
-            if to.end > self.layout.end || to.start < self.layout.lowest || !apart {
+            if new_len > self.layout.end.0
+                || to.end > self.layout.end
+                || to.start < self.layout.lowest
+                || !apart
+            {
                 return Err(VmError::Invalid);
             }
         }
-        let area = self.areas.at(from.start).ok_or(VmError::Fault)?;
-        let fits = from.end <= area.end;
+        // Only what stays must lie in one area.
+        let fits = from.start.0 + old_len.min(new_len) <= area.end.0;
         if old_len == 0 {
             // A second mapping of shared memory.
-            if !area.is_shared() || place == RemapPlace::InPlace {
+            if !area.is_shared() {
                 return Err(VmError::Invalid);
+            }
+            if place == RemapPlace::InPlace {
+                return Err(VmError::NoMemory);
             }
             return self.move_range(from, new_len, place, RemapSource::Keep, limits);
         }
@@ -96,6 +104,9 @@ impl<S: Memory> AddressSpace<S> {
             }
             if !fits {
                 return Err(VmError::Fault);
+            }
+            if new_len > self.layout.end.0 {
+                return Err(VmError::NoMemory);
             }
             if self.grow_in_place(&from, new_len, limits)? {
                 return Ok(from.start);

@@ -191,6 +191,8 @@ impl Regular {
         self.seals.allow_write()?;
         let size = self.content.size();
         let result = match how {
+            // Behind the end there is nothing to cut.
+            Allocate::PunchHole if range.start >= size.next_multiple_of(PAGE) => Ok(()),
             Allocate::PunchHole => {
                 self.content.punch(range.start..range.end.min(size.next_multiple_of(PAGE)), Punch::Hole)
             }

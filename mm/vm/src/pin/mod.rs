@@ -29,7 +29,7 @@ use freehold_paging::{Backing, Entry, Memory, PageSize, Roots};
 use crate::AddressSpace;
 use crate::area::Area;
 use crate::error::{FaultError, SegvCode};
-use crate::request::Access;
+use crate::request::{Access, Protection};
 use crate::resident::{Kind, Resident, Want};
 use crate::view::OfFile;
 
@@ -92,6 +92,8 @@ impl Purpose for ReadWrite {
 pub enum Rule {
     /// The process': what it may not load or store is not pinned.
     Asked,
+    /// What its area says, to the letter: memory that may only be written is not read, though the processor would let it be.
+    Stated,
     /// A debugger's (Linux: FOLL_FORCE): whatever is mapped may be read, and written what is private, or shared and writable. A private
     /// page gets a frame of its own first, and its leaf grants no more than before (CVE-2016-5195).
     Forced,
@@ -225,7 +227,8 @@ impl<S: Memory> AddressSpace<S> {
         let allowed = match (rule, P::ACCESS) {
             (Rule::Forced, Access::Write) => !area.is_shared() || area.protection.allows(Access::Write),
             (Rule::Forced, _) => true,
-            (Rule::Asked, access) => area.protection.allows(access),
+            (Rule::Stated, Access::Read) => area.protection.contains(Protection::READ),
+            (Rule::Asked | Rule::Stated, access) => area.protection.allows(access),
         };
         if !allowed {
             return Err(FaultError::Segv(SegvCode::AccErr));

@@ -242,10 +242,10 @@ fn a_failing_store_damages_only_the_page_that_is_lost() {
     *disk.broken.lock().unwrap() = Some(2);
     p.store(at + 2 * PAGE, 7).unwrap();
     p.store(at + 3 * PAGE, 8).unwrap();
-    assert_eq!(p.space().sync(VirtAddr(at), 4 * PAGE, SyncMode::Wait), Err(VmError::Io));
+    assert_eq!(p.space().sync(VirtAddr(at), 4 * PAGE, SyncMode::Wait, OtherCopies::Good), Err(VmError::Io));
     *disk.broken.lock().unwrap() = None;
     assert_eq!(disk.pages.lock().unwrap()[&3][0], 8, "the others were written");
-    p.space().sync(VirtAddr(at), 4 * PAGE, SyncMode::Wait).unwrap();
+    p.space().sync(VirtAddr(at), 4 * PAGE, SyncMode::Wait, OtherCopies::Good).unwrap();
     assert_eq!(disk.pages.lock().unwrap()[&2][0], 7, "what failed stayed dirty");
     drop((p, file, cache, disk));
     world.end();

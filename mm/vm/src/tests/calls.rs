@@ -271,8 +271,11 @@ fn mincore_tells_present_from_absent_and_holes_are_errors() {
     let present: Vec<bool> = seen.iter().map(|&r| r == Residency::Resident).collect();
     assert_eq!(present, [false, true, false, true, false], "a cached page counts before it is touched");
     assert_eq!(p.space().residency(VirtAddr(a), 6 * PAGE, |_, _| ()), Err(VmError::NoMemory));
-    assert_eq!(p.space().sync(VirtAddr(a), 5 * PAGE, SyncMode::Wait), Ok(()));
-    assert_eq!(p.space().sync(VirtAddr(a), 6 * PAGE, SyncMode::Check), Err(VmError::NoMemory));
+    assert_eq!(p.space().sync(VirtAddr(a), 5 * PAGE, SyncMode::Wait, OtherCopies::Good), Ok(()));
+    assert_eq!(
+        p.space().sync(VirtAddr(a), 6 * PAGE, SyncMode::Check, OtherCopies::Good),
+        Err(VmError::NoMemory)
+    );
     drop((p, file));
     world.end();
 }
