@@ -300,6 +300,33 @@ static void disks(struct ring *ring, const char *disk, const char *slow_disk)
 	close(fd);
 }
 
+/* Files that keep each other, and with them the pinned pages of a ring: whoever looks through all frames at the end finds none of them in use. */
+static void circles(void)
+{
+	int ends[2];
+	struct ring ring;
+	open_ring(&ring);
+	struct iovec page = { pages(PAGE), PAGE };
+	NEED(syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS, &page, 1) == 0);
+	int memory = open("/proc/self/mem", O_RDWR);
+	NEED(memory >= 0 && socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0);
+	add(&ring, IORING_OP_POLL_ADD, memory, NULL, 0, 0, 1)->poll32_events = POLLPRI;
+	add(&ring, IORING_OP_POLL_ADD, ring.fd, NULL, 0, 0, 2)->poll32_events = POLLPRI;
+	PROMISE("a ring may wait for the memory that it is mapped into, and for itself", enter(ring.fd, 2, 0, 0, NULL, 0) == 2);
+	int files[] = { ends[1], ring.fd, memory };
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(sizeof files)];
+	} beside = { { CMSG_LEN(sizeof files), SOL_SOCKET, SCM_RIGHTS } };
+	struct iovec one = { "x", 1 };
+	struct msghdr message = { .msg_iov = &one, .msg_iovlen = 1, .msg_control = &beside, .msg_controllen = sizeof beside };
+	memcpy(CMSG_DATA(&beside.head), files, sizeof files);
+	PROMISE("a socket may be sent to itself, with a ring", sendmsg(ends[0], &message, 0) == 1);
+	for (int i = 0; i < 3; i++)
+		close(files[i]);
+	close(ends[0]);
+}
+
 int main(int argc, char **argv)
 {
 	struct ring ring;
@@ -312,5 +339,6 @@ int main(int argc, char **argv)
 	if (argc == 3)
 		disks(&ring, argv[1], argv[2]);
 	close(ring.fd);
+	circles();
 	return conclude();
 }

@@ -367,7 +367,7 @@ static void ask(void)
 /*
  * What is mapped in the arena, with which rights and flags, and the bytes that can be read in it. Where one area ends and the next
  * begins is told only where they differ, for a kernel may join or part them. What counts towards a limit (ac), what Linux has no name for (??) and
- * what only a file system knows (sf) is left out.
+ * what only a file system knows (sf) is left out, and what is lost where areas are joined (sd).
  */
 static void look(void)
 {
@@ -387,7 +387,7 @@ static void look(void)
 			continue;
 		flags[0] = 0;
 		for (char *flag = strtok(line + 9, " \n"); flag; flag = strtok(NULL, " \n"))
-			if (!strstr("ac ?? sf", flag))
+			if (!strstr("ac sd ?? sf", flag))
 				strcat(strcat(flags, " "), flag);
 		snprintf(now, sizeof now, "%s%s", rights, flags);
 		if (from != last || strcmp(now, before))

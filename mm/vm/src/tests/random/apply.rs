@@ -278,7 +278,8 @@ impl Run {
                     self.separate(p, |page| (at + new..at + old).contains(&page));
                     return Ok(());
                 }
-                let source_pages: Vec<_> = (0..old).map(|n| self.pages[p][&(at + n)].clone()).collect();
+                // What is cut off first may have holes too.
+                let source_pages: Vec<_> = (0..old.min(new)).map(|n| self.pages[p][&(at + n)].clone()).collect();
                 if to != at {
                     self.separate(p, |page| (to..to + new).contains(&page) || (at..at + old).contains(&page));
                 }
