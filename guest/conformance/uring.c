@@ -300,10 +300,10 @@ static void disks(struct ring *ring, const char *disk, const char *slow_disk)
 	close(fd);
 }
 
-/* Files that keep each other, and with them the pinned pages of a ring: whoever looks through all frames at the end finds none of them in use. */
+/* Files that keep each other, and with them pinned pages: whoever looks through all frames at the end finds none of them in use. */
 static void circles(void)
 {
-	int ends[2];
+	int ends[2], full[2];
 	struct ring ring;
 	open_ring(&ring);
 	struct iovec page = { pages(PAGE), PAGE };
@@ -313,7 +313,8 @@ static void circles(void)
 	add(&ring, IORING_OP_POLL_ADD, memory, NULL, 0, 0, 1)->poll32_events = POLLPRI;
 	add(&ring, IORING_OP_POLL_ADD, ring.fd, NULL, 0, 0, 2)->poll32_events = POLLPRI;
 	PROMISE("a ring may wait for the memory that it is mapped into, and for itself", enter(ring.fd, 2, 0, 0, NULL, 0) == 2);
-	int files[] = { ends[1], ring.fd, memory };
+	NEED(pipe(full) == 0 && vmsplice(full[1], &page, 1, 0) == PAGE);
+	int files[] = { ends[1], full[0], memory };
 	union {
 		struct cmsghdr head;
 		char room[CMSG_SPACE(sizeof files)];
@@ -321,10 +322,13 @@ static void circles(void)
 	struct iovec one = { "x", 1 };
 	struct msghdr message = { .msg_iov = &one, .msg_iovlen = 1, .msg_control = &beside, .msg_controllen = sizeof beside };
 	memcpy(CMSG_DATA(&beside.head), files, sizeof files);
-	PROMISE("a socket may be sent to itself, with a ring", sendmsg(ends[0], &message, 0) == 1);
-	for (int i = 0; i < 3; i++)
-		close(files[i]);
-	close(ends[0]);
+	PROMISE("a socket may be sent to itself, with a pipe that was lent a page", sendmsg(ends[0], &message, 0) == 1);
+	files[1] = ring.fd;
+	memcpy(CMSG_DATA(&beside.head), files, sizeof files);
+	FAILS_WITH("a ring may not be sent", sendmsg(ends[0], &message, 0), EINVAL);
+	int last[] = { ends[0], ends[1], full[0], full[1], memory, ring.fd };
+	for (int i = 0; i < 6; i++)
+		close(last[i]);
 }
 
 int main(int argc, char **argv)

@@ -312,7 +312,7 @@ static void entangle(struct dice *dice)
 	struct msghdr message = { .msg_iov = &one, .msg_iovlen = 1, .msg_control = &beside, .msg_controllen = sizeof beside };
 	if (socketpair(AF_UNIX, below(dice, 2) ? SOCK_STREAM : SOCK_DGRAM, 0, ends) != 0)
 		return;
-	int some[] = { ends[1], own.ring, own.own_memory, ends[below(dice, 2)] };
+	int some[] = { ends[1], own.pipe[below(dice, 2)], own.own_memory, ends[below(dice, 2)] };
 	memcpy(CMSG_DATA(&beside.head), some, sizeof some);
 	sendmsg(ends[0], &message, MSG_DONTWAIT);
 	close(ends[0]);

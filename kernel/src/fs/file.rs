@@ -152,6 +152,10 @@ pub trait File: Send + Sync {
     fn socket(&self) -> Option<&crate::socket::SocketFile> {
         None
     }
+    /// Whether a message may carry it (SCM_RIGHTS).
+    fn may_travel(&self) -> bool {
+        true
+    }
     /// The io_uring instance, where it is one.
     #[cfg(target_os = "none")]
     fn ring(&self) -> Option<&Arc<crate::uring::Ring>> {

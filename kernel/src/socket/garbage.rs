@@ -1,5 +1,5 @@
-//! Sockets that only messages on their way to such sockets refer to: nobody can ever receive those, and what they carry (a ring with its
-//! pinned buffers, another process' memory) would stay for ever.
+//! Sockets that only messages on their way to such sockets refer to: nobody can ever receive those, and what they carry (a pipe with
+//! pinned pages) would stay for ever.
 //!
 //! A channel with files in flight is entered in [`CARRIERS`]. It is garbage where the socket that receives from it is open in no other way than by
 //! messages in garbage channels. That is judged with the queues of all carriers locked: a file whose references are all counted there

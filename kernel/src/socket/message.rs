@@ -100,6 +100,9 @@ fn read_files(data: &[u8], files: &mut Vec<Arc<OpenFile>>) -> Result<()> {
             return Err(Errno::EINVAL);
         }
         let file = table.get(i32::from_le_bytes([fd[0], fd[1], fd[2], fd[3]]))?;
+        if !file.file().may_travel() {
+            return Err(Errno::EINVAL);
+        }
         files.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         files.push(file);
     }

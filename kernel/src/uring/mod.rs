@@ -161,6 +161,10 @@ impl File for RingFile {
     fn node(&self) -> Arc<dyn Node> {
         self.0.node.clone()
     }
+    /// What waits in a ring may lead back to the socket.
+    fn may_travel(&self) -> bool {
+        false
+    }
     fn ring(&self) -> Option<&Arc<Ring>> {
         Some(&self.0)
     }
