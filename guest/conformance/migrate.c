@@ -449,6 +449,8 @@ static void binding(void)
 	PROMISE("nothing at all", mbind(a, 0, MPOL_BIND, &one, 64, 0) == 0);
 	munmap(a + 8 * PAGE, PAGE);
 	FAILS_WITH("a hole", mbind(a, 16 * PAGE, MPOL_BIND, &one, 64, 0), EFAULT);
+	PROMISE("which the default does not mind", mbind(a, 16 * PAGE, MPOL_DEFAULT, NULL, 0, 0) == 0);
+	FAILS_WITH("but where nothing is", mbind(a + 8 * PAGE, PAGE, MPOL_DEFAULT, NULL, 0, 0), EFAULT);
 	munmap(a, 64 * PAGE);
 }
 

@@ -79,13 +79,14 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     if length > USER_BYTES {
         return Err(Errno::ENOMEM);
     }
+    if flags.intersects(Map::FIXED | Map::FIXED_NOREPLACE) && addr % PAGE_SIZE as u64 != 0 {
+        return Err(Errno::EINVAL);
+    }
     if flags.contains(Map::FIXED_NOREPLACE) {
         // Before anything is said about what is to be mapped.
         let end = addr.checked_add(length).ok_or(Errno::ENOMEM)?;
-        match current_space().lock().areas_in(VirtAddr(addr), VirtAddr(end)).next() {
-            _ if addr % PAGE_SIZE as u64 != 0 => return Err(Errno::EINVAL),
-            Some(_) => return Err(Errno::EEXIST),
-            None => {}
+        if current_space().lock().areas_in(VirtAddr(addr), VirtAddr(end)).next().is_some() {
+            return Err(Errno::EEXIST);
         }
     }
     if offset.checked_add(length).is_none() {

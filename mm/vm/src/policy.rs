@@ -127,7 +127,12 @@ impl<S: Memory> AddressSpace<S> {
         if range.is_empty() {
             return Ok(());
         }
-        if !self.areas.covers(range.clone()) {
+        // To have none, as much as is there is enough.
+        let fits = match policy {
+            Some(_) => self.areas.covers(range.clone()),
+            None => !self.areas.is_free(range.clone()),
+        };
+        if !fits {
             return Err(VmError::Fault);
         }
         if self.areas.count() + 2 > MAX_AREAS {

@@ -279,7 +279,8 @@ impl Run {
                     return Ok(());
                 }
                 // What is cut off first may have holes too.
-                let source_pages: Vec<_> = (0..old.min(new)).map(|n| self.pages[p][&(at + n)].clone()).collect();
+                let source_pages: Vec<_> =
+                    (0..old.min(new)).map(|n| self.pages[p][&(at + n)].clone()).collect();
                 if to != at {
                     self.separate(p, |page| (to..to + new).contains(&page) || (at..at + old).contains(&page));
                 }
