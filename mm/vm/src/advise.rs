@@ -296,10 +296,11 @@ impl<S: Memory> AddressSpace<S> {
             if others == OtherCopies::Invalid && area.flags.contains(AreaFlags::LOCKED) {
                 return Err(VmError::Busy);
             }
-            if mode == SyncMode::Wait && area.is_shared() {
-                if let Some((cache, index)) = area.cache_page(part.start) {
-                    cache.write_back(index * PAGE..index * PAGE + (part.end.0 - part.start.0))?;
-                }
+            if mode == SyncMode::Wait
+                && area.is_shared()
+                && let Some((cache, index)) = area.cache_page(part.start)
+            {
+                cache.write_back(index * PAGE..index * PAGE + (part.end.0 - part.start.0))?;
             }
         }
         if self.areas.covers(range) { Ok(()) } else { Err(VmError::NoMemory) }
