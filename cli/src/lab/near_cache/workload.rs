@@ -113,11 +113,16 @@ impl Workload {
 
 /// Frames for so many pages, drawn at random from all of a memory: what no order is left in.
 pub fn frames_at_random(memory_bytes: u64, pages: usize) -> Vec<u64> {
+    frames_of_a_part_first(memory_bytes, memory_bytes, 0, pages)
+}
+
+/// The same, but the first `first` pages are drawn from the first `part_bytes` of it: a page allocator gives the smallest pieces first,
+/// and those lie where memory has been used in small pieces.
+pub fn frames_of_a_part_first(memory_bytes: u64, part_bytes: u64, first: usize, pages: usize) -> Vec<u64> {
     let mut random = Random(7);
     let mut all: Vec<u64> = (0..memory_bytes / PAGE).collect();
-    for last in (1..all.len()).rev() {
-        all.swap(last, random.below(last + 1));
-    }
+    random.shuffle(&mut all[..(part_bytes / PAGE) as usize]);
+    random.shuffle(&mut all[first..]);
     all.truncate(pages);
     all
 }
@@ -177,9 +182,7 @@ impl Stream {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         let mut order: Vec<u32> = (0..pages as u32).collect();
         if matches!(workload, Workload::GupsScattered | Workload::Jvm) {
-            for last in (1..pages).rev() {
-                order.swap(last, random.below(last + 1));
-            }
+            random.shuffle(&mut order);
         }
         let mut zipf = Vec::new();
         if workload == Workload::Jvm {
@@ -243,6 +246,12 @@ impl Random {
 
     fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
+    }
+
+    fn shuffle<T>(&mut self, list: &mut [T]) {
+        for last in (1..list.len()).rev() {
+            list.swap(last, self.below(last + 1));
+        }
     }
 
     fn unit(&mut self) -> f64 {
@@ -309,6 +318,16 @@ mod tests {
         // Of endless memory.
         about(by_chance(1000)[0], 0.368);
         about(by_chance(1000)[1], 0.115);
+    }
+
+    #[test]
+    fn a_part_that_is_drawn_from_first_lowers_what_its_pages_miss_and_not_the_rest() {
+        let quarter = PAGES / 12;
+        let placed = frames_of_a_part_first(8 * CACHE, 3 * CACHE, quarter, PAGES);
+        assert!(placed[..quarter].iter().all(|frame| frame * PAGE < 3 * CACHE));
+        about(Workload::Hot.run(&placed, CACHE).misses, by_chance(3)[1]);
+        about(Workload::Fits.run(&placed, CACHE).misses, by_chance(8)[0]);
+        about(Workload::Gups.run(&placed, CACHE).misses, by_chance(3)[2]);
     }
 
     #[test]
