@@ -426,7 +426,7 @@ mod tests {
         buffer
     }
 
-    fn send(channel: &Channel, bytes: &[u8]) -> Result<usize> {
+    fn send(channel: &Arc<Channel>, bytes: &[u8]) -> Result<usize> {
         channel.send_stream(&mut SliceSource::new(bytes), Ancillary::default(), Patience::Never)
     }
 
