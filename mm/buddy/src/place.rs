@@ -13,6 +13,10 @@
 //! Prior art: page colouring (Kessler and Hill 1992), zonesort, the static policy of Johnny Cache (OSDI 2023), which all work on coarser bins,
 //! in address order, or by moving pages afterwards.
 //!
+//! A frame counts for the class of its pageblock. What another class takes there when nothing else is left counts there too, so in a small machine whose
+//! memory was full the bins of some hundred frames may be passed over: 0.1 to 6.6% of a heap as large as a cache of 32 MiB before 256 MiB then
+//! meets itself; of one of 256 MiB before 2 GiB, 0.02%.
+//!
 //! A zone with bins has one [arena](crate::arena), and everything here happens under its lock.
 
 use core::sync::atomic::AtomicU64;
