@@ -1,9 +1,9 @@
 /* Pipes, FIFOs, sockets between processes, and waiting for several at once: poll, select, epoll, eventfd. */
 #include "promise.h"
+#include "sockets.h"
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/select.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 
 static volatile sig_atomic_t pipes_broken;
@@ -157,15 +157,7 @@ static void sockets(void)
 		read(ends[1], bytes, 100) == 2 && read(ends[0], bytes, 100) == 3);
 	PROMISE("shutdown ends one way", shutdown(ends[0], SHUT_WR) == 0 && read(ends[1], bytes, 1) == 0 && write(ends[1], "x", 1) == 1);
 	int file = open("/dev/null", O_RDONLY);
-	union { char room[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control = { { 0 } };
-	struct iovec part = { "f", 1 };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room };
-	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-	header->cmsg_level = SOL_SOCKET;
-	header->cmsg_type = SCM_RIGHTS;
-	header->cmsg_len = CMSG_LEN(sizeof(int));
-	memcpy(CMSG_DATA(header), &file, sizeof file);
-	PROMISE("a descriptor can be sent", sendmsg(ends[1], &message, 0) == 1);
+	PROMISE("a descriptor can be sent", send_files(ends[1], &file, 1, 0) == 1);
 	read(ends[0], bytes, 1);
 	close(ends[0]);
 	close(ends[1]);

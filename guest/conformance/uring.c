@@ -7,8 +7,8 @@
 #include "promise.h"
 
 #include "ring.h"
+#include "sockets.h"
 
-#include <sys/socket.h>
 
 #define SECTOR 512
 #define PAGE 4096
@@ -315,17 +315,9 @@ static void circles(void)
 	PROMISE("a ring may wait for the memory that it is mapped into, and for itself", enter(ring.fd, 2, 0, 0, NULL, 0) == 2);
 	NEED(pipe(full) == 0 && vmsplice(full[1], &page, 1, 0) == PAGE);
 	int files[] = { ends[1], full[0], memory };
-	union {
-		struct cmsghdr head;
-		char room[CMSG_SPACE(sizeof files)];
-	} beside = { { CMSG_LEN(sizeof files), SOL_SOCKET, SCM_RIGHTS } };
-	struct iovec one = { "x", 1 };
-	struct msghdr message = { .msg_iov = &one, .msg_iovlen = 1, .msg_control = &beside, .msg_controllen = sizeof beside };
-	memcpy(CMSG_DATA(&beside.head), files, sizeof files);
-	PROMISE("a socket may be sent to itself, with a pipe that was lent a page", sendmsg(ends[0], &message, 0) == 1);
+	PROMISE("a socket may be sent to itself, with a pipe that was lent a page", send_files(ends[0], files, 3, 0) == 1);
 	files[1] = ring.fd;
-	memcpy(CMSG_DATA(&beside.head), files, sizeof files);
-	FAILS_WITH("a ring may not be sent", sendmsg(ends[0], &message, 0), EINVAL);
+	FAILS_WITH("a ring may not be sent", send_files(ends[0], files, 3, 0), EINVAL);
 	int last[] = { ends[0], ends[1], full[0], full[1], memory, ring.fd };
 	for (int i = 0; i < 6; i++)
 		close(last[i]);

@@ -10,8 +10,8 @@
  *   diff <(freehold run -- alike 1 40) <(freehold run --kernel linux -- alike 1 40)
  */
 #include "../conformance/promise.h"
-
 #include "../conformance/ring.h"
+#include "../tools/dice.h"
 
 #include <alloca.h>
 #include <setjmp.h>
@@ -20,7 +20,7 @@
 enum { PAGE = 4096, PAGES = 40, FILE_PAGES = 12, LOOK_EVERY = 12, LOCKABLE = 12 };
 
 static char *const arena = (char *)0x100000000;
-static uint64_t state;
+static struct dice dice;
 static int first_file, second_file, pipe_ends[2], own_memory, clear_file, pagemap_file;
 static struct ring ring;
 static sigjmp_buf back;
@@ -29,22 +29,9 @@ static int write_only;
 static volatile int expected;
 static int depth, number;
 
-static uint64_t draw(void)
-{
-	state ^= state >> 12;
-	state ^= state << 25;
-	state ^= state >> 27;
-	return state * 2685821657736338717ull;
-}
-
-static unsigned below(unsigned n)
-{
-	return (unsigned)(draw() >> 33) % n;
-}
-
 static int one_in(unsigned n)
 {
-	return below(n) == 0;
+	return below(&dice, n) == 0;
 }
 
 struct range {
@@ -56,7 +43,7 @@ static struct range some_range(void)
 {
 	/* Not so long that they reach the stack, or wrap around to nothing. */
 	static const size_t odd[] = { -4096ull, 1 };
-	struct range range = { arena + (long)below(PAGES) * PAGE, (size_t)(1 + below(one_in(4) ? PAGES : 6)) * PAGE };
+	struct range range = { arena + (long)below(&dice, PAGES) * PAGE, (size_t)(1 + below(&dice, one_in(4) ? PAGES : 6)) * PAGE };
 	if (range.at + range.length > arena + PAGES * PAGE)
 		range.length = arena + PAGES * PAGE - range.at;
 	if (one_in(16))
@@ -66,14 +53,14 @@ static struct range some_range(void)
 	if (one_in(24))
 		range.length = 0;
 	if (one_in(40))
-		range.length = odd[below(sizeof odd / sizeof *odd)];
+		range.length = odd[below(&dice, sizeof odd / sizeof *odd)];
 	return range;
 }
 
 /* Bytes within the arena, not of whole pages. */
 static struct range some_bytes(void)
 {
-	size_t from = below(PAGES * PAGE - 1), length = 1 + below(one_in(3) ? 3 * PAGE : 200);
+	size_t from = below(&dice, PAGES * PAGE - 1), length = 1 + below(&dice, one_in(3) ? 3 * PAGE : 200);
 	if (from + length > PAGES * PAGE)
 		length = PAGES * PAGE - from;
 	return (struct range){ arena + from, one_in(30) ? 0 : length };
@@ -102,11 +89,11 @@ static void map(void)
 	static const int more[] = { MAP_NORESERVE, MAP_LOCKED, MAP_POPULATE, MAP_LOCKED, MAP_SHARED, MAP_GROWSDOWN, MAP_SYNC, MAP_POPULATE | MAP_NONBLOCK, 1 << 25 };
 	static const int protections[] = { PROT_READ | PROT_WRITE, PROT_READ | PROT_WRITE, PROT_READ | PROT_WRITE, PROT_READ, PROT_NONE, PROT_WRITE, 7, 8, 16 };
 	struct range range = some_range();
-	int kind = flags[below(6)] | (one_in(12) ? MAP_FIXED_NOREPLACE : MAP_FIXED) | (one_in(5) ? more[below(9)] : 0);
-	int protection = protections[below(9)], file = one_in(2) ? first_file : second_file;
+	int kind = flags[below(&dice, 6)] | (one_in(12) ? MAP_FIXED_NOREPLACE : MAP_FIXED) | (one_in(5) ? more[below(&dice, 9)] : 0);
+	int protection = protections[below(&dice, 9)], file = one_in(2) ? first_file : second_file;
 	if (!write_only && protection == PROT_WRITE)
 		protection = PROT_READ;
-	off_t offset = one_in(20) ? 100 : (off_t)below(FILE_PAGES + 2) * PAGE;
+	off_t offset = one_in(20) ? 100 : (off_t)below(&dice, FILE_PAGES + 2) * PAGE;
 	char *at = mmap(range.at, range.length, protection, kind, kind & MAP_ANONYMOUS ? -1 : one_in(30) ? 99 : file, offset);
 	say("mmap", range, (unsigned long)kind << 8 | protection, at == MAP_FAILED ? -1 : at - arena);
 }
@@ -115,7 +102,7 @@ static void move(void)
 {
 	static const int flags[] = { 0, MREMAP_MAYMOVE, MREMAP_MAYMOVE | MREMAP_FIXED, MREMAP_MAYMOVE | MREMAP_FIXED, MREMAP_FIXED, 7, 5, 8 };
 	struct range from = some_range(), to = some_range();
-	int how = flags[below(8)];
+	int how = flags[below(&dice, 8)];
 	if (one_in(3))
 		to.length = from.length;
 	/* A second mapping of what the first replaces. */
@@ -142,7 +129,7 @@ static void advise(void)
 	/* Neither poisoning, nor merging (which has a switch of its own), nor collapsing (which may fail for want of room). */
 	static const int advices[] = { 0, 1, 2, 3, 4, 4, 4, 8, 9, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21, 22, 22, 23, 23, 24, 5, 26, 99, -1 };
 	struct range range = some_range();
-	int advice = advices[below(sizeof advices / sizeof *advices)];
+	int advice = advices[below(&dice, sizeof advices / sizeof *advices)];
 	say("madvise", range, advice, madvise(range.at, range.length, advice));
 	/* When the pages go is the kernel's choice. */
 	if (advice == 8)
@@ -152,12 +139,12 @@ static void advise(void)
 static void lock(void)
 {
 	struct range range = some_range();
-	switch (below(6)) {
+	switch (below(&dice, 6)) {
 	case 0:
 		say("munlock", range, 0, munlock(range.at, range.length));
 		break;
 	case 1: {
-		int flags = below(3);
+		int flags = below(&dice, 3);
 		say("mlock2", range, flags, syscall(SYS_mlock2, range.at, range.length, flags));
 		break;
 	}
@@ -165,7 +152,7 @@ static void lock(void)
 		say("munlockall", range, 0, munlockall());
 		break;
 	case 3: {
-		int flags = below(9);
+		int flags = below(&dice, 9);
 		/* With MCL_CURRENT it would lock the program too. */
 		say("mlockall", range, flags, mlockall(flags & ~MCL_CURRENT));
 		break;
@@ -179,7 +166,7 @@ static void protect(void)
 {
 	static const int protections[] = { 0, 1, 2, 3, 3, 3, 3, 5, 7, 8, PROT_GROWSDOWN | 1, PROT_GROWSUP | 1, 3 << 24, 1 << 20 };
 	struct range range = some_range();
-	int protection = one_in(4) ? protections[below(13)] : one_in(2) ? PROT_READ : PROT_READ | PROT_WRITE;
+	int protection = one_in(4) ? protections[below(&dice, 13)] : one_in(2) ? PROT_READ : PROT_READ | PROT_WRITE;
 	if (!write_only && protection == PROT_WRITE)
 		protection = PROT_READ;
 	say("mprotect", range, protection, mprotect(range.at, range.length, protection));
@@ -187,8 +174,8 @@ static void protect(void)
 
 static void touch(void)
 {
-	volatile char *const at = arena + below(PAGES * PAGE);
-	const int store = below(3) > 0, signal = sigsetjmp(back, 1);
+	volatile char *const at = arena + below(&dice, PAGES * PAGE);
+	const int store = below(&dice, 3) > 0, signal = sigsetjmp(back, 1);
 	volatile long seen = 0;
 	if (!signal) {
 		expected = 1;
@@ -206,8 +193,8 @@ static void through_file(void)
 	char bytes[4 * PAGE];
 	memset(bytes, number, sizeof bytes);
 	int file = one_in(2) ? own_memory : one_in(2) ? first_file : second_file;
-	off_t offset = file == own_memory ? (off_t)(uintptr_t)range.at : below(FILE_PAGES * PAGE);
-	switch (below(4)) {
+	off_t offset = file == own_memory ? (off_t)(uintptr_t)range.at : below(&dice, FILE_PAGES * PAGE);
+	switch (below(&dice, 4)) {
 	case 0:
 		say("pread", range, offset, pread(own_memory, bytes, range.length, (off_t)(uintptr_t)range.at));
 		break;
@@ -227,7 +214,7 @@ static void between(void)
 	enum { MOST = 5 };
 	struct iovec here[MOST], there[MOST];
 	char bytes[4 * PAGE];
-	int local = below(MOST), remote = 1 + below(MOST - 1);
+	int local = below(&dice, MOST), remote = 1 + below(&dice, MOST - 1);
 	memset(bytes, number, sizeof bytes);
 	struct range range = { arena, 0 };
 	for (int i = 0; i < MOST; i++) {
@@ -250,9 +237,9 @@ static void through_pipe(void)
 {
 	struct range range = some_bytes();
 	char bytes[4 * PAGE];
-	struct iovec run[2] = { { range.at, range.length }, { arena + below(PAGES) * PAGE, PAGE } };
+	struct iovec run[2] = { { range.at, range.length }, { arena + below(&dice, PAGES) * PAGE, PAGE } };
 	/* What may only be written is lent or not, as it is in memory or not. */
-	int how = below(write_only ? 2 : 4), runs = 1 + below(2);
+	int how = below(&dice, write_only ? 2 : 4), runs = 1 + below(&dice, 2);
 	long came = how == 0 ? write(pipe_ends[1], range.at, range.length) :
 		    how == 1 ? writev(pipe_ends[1], run, runs) :
 			       vmsplice(pipe_ends[1], run, runs, one_in(12) ? 32 : how == 2 ? SPLICE_F_GIFT : 0);
@@ -280,7 +267,7 @@ static void through_ring(void)
 			registered = 0;
 			return;
 		}
-		int count = below(3);
+		int count = below(&dice, 3);
 		long done = syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS, one, count);
 		say("register", range, count, done);
 		registered |= done == 0;
@@ -288,7 +275,7 @@ static void through_ring(void)
 	}
 	range = some_bytes();
 	int write = one_in(2), file = one_in(2) ? first_file : second_file;
-	off_t offset = below(FILE_PAGES * PAGE);
+	off_t offset = below(&dice, FILE_PAGES * PAGE);
 	int operation = one_in(2) ? write ? IORING_OP_WRITE_FIXED : IORING_OP_READ_FIXED : write ? IORING_OP_WRITE : IORING_OP_READ;
 	add(&ring, operation, file, range.at, range.length, offset, number);
 	NEED(enter(ring.fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) == 1);
@@ -303,11 +290,11 @@ static void change_file(void)
 	struct range at = { arena, 0 };
 	int file = one_in(2) ? first_file : second_file;
 	if (one_in(3)) {
-		off_t size = one_in(3) ? below(FILE_PAGES * PAGE) : (off_t)below(FILE_PAGES + 1) * PAGE;
+		off_t size = one_in(3) ? below(&dice, FILE_PAGES * PAGE) : (off_t)below(&dice, FILE_PAGES + 1) * PAGE;
 		say("ftruncate", at, size << 4 | (file == first_file), ftruncate(file, size));
 	} else {
-		int mode = modes[below(8)];
-		off_t from = one_in(2) ? below(FILE_PAGES * PAGE) : below(FILE_PAGES) * PAGE, length = below(3 * PAGE);
+		int mode = modes[below(&dice, 8)];
+		off_t from = one_in(2) ? below(&dice, FILE_PAGES * PAGE) : below(&dice, FILE_PAGES) * PAGE, length = below(&dice, 3 * PAGE);
 		at = (struct range){ arena + from, length };
 		say("fallocate", at, mode << 4 | (file == first_file), fallocate(file, mode, from, length));
 	}
@@ -318,43 +305,43 @@ static void ask(void)
 	struct range range = some_range();
 	unsigned char resident[PAGES + 1];
 	uint64_t entries[PAGES + 1];
-	char word[3] = { (char)('0' + below(8)), one_in(9) ? 'x' : '\n', 0 };
+	char word[3] = { (char)('0' + below(&dice, 8)), one_in(9) ? 'x' : '\n', 0 };
 	int pages[4] = { 0, 0, 1, 0 }, status[4], mode = 0;
 	void *which[4] = { range.at, arena, arena + PAGE, (void *)8 };
-	unsigned long mask = below(4);
-	switch (below(8)) {
+	unsigned long mask = below(&dice, 4);
+	switch (below(&dice, 8)) {
 	case 0:
 		if (range.length <= PAGES * PAGE || (intptr_t)range.length < 0)
 			say("mincore", range, 0, mincore(range.at, range.length, one_in(9) ? (void *)8 : resident));
 		break;
 	case 1: {
-		int flags = below(8);
+		int flags = below(&dice, 8);
 		say("msync", range, flags, msync(range.at, range.length, flags));
 		break;
 	}
 	case 2: {
-		off_t from = (off_t)(uintptr_t)arena / PAGE * 8 + below(9);
-		size_t length = below(2) ? 8 * below(6) : below(40);
+		off_t from = (off_t)(uintptr_t)arena / PAGE * 8 + below(&dice, 9);
+		size_t length = below(&dice, 2) ? 8 * below(&dice, 6) : below(&dice, 40);
 		say("pagemap", range, from << 8 | length, pread(pagemap_file, entries, length, from));
 		break;
 	}
 	case 3:
-		say("clear_refs", range, word[0], write(clear_file, word, 1 + below(3)));
+		say("clear_refs", range, word[0], write(clear_file, word, 1 + below(&dice, 3)));
 		break;
 	case 4: {
-		int policy = below(5), bits = below(4), flags = below(9);
+		int policy = below(&dice, 5), bits = below(&dice, 4), flags = below(&dice, 9);
 		long done = syscall(SYS_mbind, range.at, range.length, policy, one_in(6) ? NULL : &mask, bits, flags);
 		say("mbind", range, mask << 12 | policy << 8 | bits << 4 | flags, done);
 		break;
 	}
 	case 5: {
-		int flags = below(4);
+		int flags = below(&dice, 4);
 		long done = syscall(SYS_get_mempolicy, &mode, NULL, 0, one_in(3) ? NULL : range.at, flags);
 		say("get_mempolicy", range, mode << 4 | flags, done);
 		break;
 	}
 	case 6: {
-		int flags = below(8), count = 1 + below(4), asks = one_in(2);
+		int flags = below(&dice, 8), count = 1 + below(&dice, 4), asks = one_in(2);
 		long moved = syscall(SYS_move_pages, 0, count, which, asks ? NULL : pages, status, flags);
 		say("move_pages", range, asks << 12 | count << 8 | flags, moved);
 		break;
@@ -417,8 +404,8 @@ static void work(int calls);
 static void fork_one(void)
 {
 	struct range none = { arena, 0 };
-	int calls = below(12);
-	uint64_t after = draw();
+	int calls = below(&dice, 12);
+	uint64_t after = draw(&dice);
 	if (depth >= 2)
 		return;
 	fflush(stdout);
@@ -436,7 +423,7 @@ static void fork_one(void)
 	int status;
 	NEED(waitpid(child, &status, 0) == child);
 	say("fork", none, calls, status);
-	state = after;
+	dice.state = after;
 }
 
 static void work(int calls)
@@ -446,7 +433,7 @@ static void work(int calls)
 					      change_file, fork_one, ask,	   ask };
 	for (int i = 0; i < calls; i++) {
 		number++;
-		jobs[below(sizeof jobs / sizeof *jobs)]();
+		jobs[below(&dice, sizeof jobs / sizeof *jobs)]();
 		if (i % LOOK_EVERY == LOOK_EVERY - 1)
 			look();
 	}
@@ -498,7 +485,7 @@ int main(int argc, char **argv)
 		pid_t child = fork();
 		NEED(child >= 0);
 		if (child == 0) {
-			state = (seed + 1) * 0x9e3779b97f4a7c15ull ^ (uint64_t)(i + 1) * 0xbf58476d1ce4e5b9ull;
+			dice.state = (seed + 1) * 0x9e3779b97f4a7c15ull ^ (uint64_t)(i + 1) * 0xbf58476d1ce4e5b9ull;
 			live(i, calls);
 		}
 		int status;

@@ -9,9 +9,10 @@
 #include "../conformance/promise.h"
 
 #include "../conformance/ring.h"
+#include "../conformance/sockets.h"
+#include "../tools/dice.h"
 
 #include <sys/prctl.h>
-#include <sys/socket.h>
 
 enum { PAGE = 4096, PAGES = 1024, SHARED_PAGES = 64, THREADS = 7, HOLD = 8 };
 
@@ -25,23 +26,6 @@ static struct {
 	unsigned sizes[3];
 	pid_t parent;
 } own;
-
-struct dice {
-	uint64_t state;
-};
-
-static uint64_t draw(struct dice *dice)
-{
-	dice->state ^= dice->state >> 12;
-	dice->state ^= dice->state << 25;
-	dice->state ^= dice->state >> 27;
-	return dice->state * 2685821657736338717ull;
-}
-
-static unsigned below(struct dice *dice, unsigned n)
-{
-	return (unsigned)(draw(dice) >> 33) % n;
-}
 
 static uint64_t number(struct dice *dice)
 {
@@ -303,18 +287,11 @@ static void test_pins(struct dice *dice)
 /* A socket that only a message on its way to it refers to, with all that is worth keeping. */
 static void entangle(struct dice *dice)
 {
-	int ends[2], files[4];
-	union {
-		struct cmsghdr head;
-		char room[CMSG_SPACE(sizeof files)];
-	} beside = { { CMSG_LEN(sizeof files), SOL_SOCKET, SCM_RIGHTS } };
-	struct iovec one = { "x", 1 };
-	struct msghdr message = { .msg_iov = &one, .msg_iovlen = 1, .msg_control = &beside, .msg_controllen = sizeof beside };
+	int ends[2];
 	if (socketpair(AF_UNIX, below(dice, 2) ? SOCK_STREAM : SOCK_DGRAM, 0, ends) != 0)
 		return;
 	int some[] = { ends[1], own.pipe[below(dice, 2)], own.own_memory, ends[below(dice, 2)] };
-	memcpy(CMSG_DATA(&beside.head), some, sizeof some);
-	sendmsg(ends[0], &message, MSG_DONTWAIT);
+	send_files(ends[0], some, 4, MSG_DONTWAIT);
 	close(ends[0]);
 	close(ends[1]);
 }

@@ -26,27 +26,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../tools/dice.h"
+
 #define ARENA (64 * 4096)
 #define LAST_CALL 462
 #define PATIENCE_MS 150
 
-static uint64_t state;
+static struct dice dice;
 static int show;
 static char *arena;
-
-/* xorshift64*: quick, and the same everywhere. */
-static uint64_t draw(void)
-{
-	state ^= state >> 12;
-	state ^= state << 25;
-	state ^= state >> 27;
-	return state * 2685821657736338717ull;
-}
-
-static unsigned below(unsigned n)
-{
-	return (unsigned)(draw() >> 33) % n;
-}
 
 /* Calls that would end the experiment instead of the process, or reach other processes than its own children. */
 static int is_spared(long number)
@@ -87,15 +75,15 @@ static uint64_t number(void)
 		1 << 20, 1 << 21, 1 << 30, 0x7fffffff, 0x80000000, 0xffffffff, 0x100000000, -1ull, -2ull, -22ull, -4095ull, -4096ull,
 		0x7fffffffffffffff, 0x8000000000000000, 0x7ffffffff000, 0x800000000000, 0xffff800000000000,
 	};
-	switch (below(4)) {
+	switch (below(&dice, 4)) {
 	case 0:
-		return odd[below(sizeof odd / sizeof *odd)];
+		return odd[below(&dice, sizeof odd / sizeof *odd)];
 	case 1:
-		return below(64);
+		return below(&dice, 64);
 	case 2:
-		return 1ull << below(64) | 1ull << below(64);
+		return 1ull << below(&dice, 64) | 1ull << below(&dice, 64);
 	default:
-		return draw() >> below(64);
+		return draw(&dice) >> below(&dice, 64);
 	}
 }
 
@@ -103,23 +91,23 @@ static uint64_t address(void)
 {
 	static const uint64_t wild[] = { 0, 1, 8, 4095, 4096, 0x400000, 0x7ffffffff000, 0x7fffffffffff, 0x800000000000,
 					 0xffff800000000000, 0xffff888000000000, 0xffffffff80000000, 0xffffffff81000000, -1ull, -4096ull };
-	switch (below(8)) {
+	switch (below(&dice, 8)) {
 	case 0:
-		return wild[below(sizeof wild / sizeof *wild)];
+		return wild[below(&dice, sizeof wild / sizeof *wild)];
 	case 1:
-		return (uintptr_t)arena + ARENA - below(64); /* runs over the end */
+		return (uintptr_t)arena + ARENA - below(&dice, 64); /* runs over the end */
 	case 2:
-		return (uintptr_t)arena + below(ARENA);
+		return (uintptr_t)arena + below(&dice, ARENA);
 	default:
-		return (uintptr_t)arena + (below(ARENA) & ~63ul);
+		return (uintptr_t)arena + (below(&dice, ARENA) & ~63ul);
 	}
 }
 
 static uint64_t argument(void)
 {
-	switch (below(5)) {
+	switch (below(&dice, 5)) {
 	case 0:
-		return below(24); /* a descriptor, or a small number */
+		return below(&dice, 24); /* a descriptor, or a small number */
 	case 1:
 	case 2:
 		return address();
@@ -140,11 +128,11 @@ static void prepare_arena(void)
 	munmap(arena + ARENA, 4096);
 	for (unsigned at = 0; at + 64 <= ARENA; at += 64) {
 		uint64_t *words = (uint64_t *)(arena + at);
-		if (below(3) == 0)
-			strncpy(arena + at, paths[below(sizeof paths / sizeof *paths)], 63);
+		if (below(&dice, 3) == 0)
+			strncpy(arena + at, paths[below(&dice, sizeof paths / sizeof *paths)], 63);
 		else
 			for (int i = 0; i < 8; i++)
-				words[i] = below(3) ? number() : address();
+				words[i] = below(&dice, 3) ? number() : address();
 	}
 }
 
@@ -183,7 +171,7 @@ static void live(int calls)
 	prepare_arena();
 	prepare_files();
 	for (int i = 0; i < calls; i++) {
-		long call = below(LAST_CALL);
+		long call = below(&dice, LAST_CALL);
 		uint64_t a[6];
 		for (int k = 0; k < 6; k++)
 			a[k] = argument();
@@ -217,7 +205,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < processes; i++) {
 		pid_t child = fork();
 		if (child == 0) {
-			state = (seed + 1) * 0x9e3779b97f4a7c15ull + (uint64_t)i * 0xbf58476d1ce4e5b9ull;
+			dice.state = (seed + 1) * 0x9e3779b97f4a7c15ull + (uint64_t)i * 0xbf58476d1ce4e5b9ull;
 			live(calls);
 		}
 		if (child < 0) {
