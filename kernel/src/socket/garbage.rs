@@ -6,7 +6,7 @@
 //! cannot be had by anybody meanwhile. Whatever else refers to a file (a descriptor, a call under way, a ring's request, a queue
 //! entered too late) makes it one that is in use: an error is always towards keeping.
 //!
-//! **Locks.** [`CARRIERS`], then the queues in its order. Nobody else holds two queues, or takes [`CARRIERS`] with one. What is
+//! **Locks.** [`CARRIERS`]' lock, then the queues in its order. Nobody else holds two queues, or takes [`CARRIERS`] with one. What is
 //! garbage is dropped with none held.
 
 use alloc::sync::{Arc, Weak};
@@ -14,24 +14,22 @@ use alloc::vec::Vec;
 
 use super::channel::Channel;
 use crate::fs::OpenFile;
-use crate::sync::Mutex;
+use crate::sync::Roll;
 use crate::{Errno, Result};
 
 /// Channels that files were sent into.
-static CARRIERS: Mutex<Vec<Weak<Channel>>> = Mutex::new(Vec::new());
+static CARRIERS: Roll<Channel> = Roll::new();
 
 /// Files are about to be in flight to `channel`, for the first time.
 ///
 /// # Errors
 /// `ENOMEM`.
 pub(super) fn enter(channel: &Arc<Channel>) -> Result<()> {
-    let mut carriers = CARRIERS.lock();
-    carriers.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-    carriers.push(Arc::downgrade(channel));
-    Ok(())
+    CARRIERS.enter(channel)
 }
 
-/// Close what can be received by nobody. May sleep; to be called with no lock held. Without memory for it nothing is closed this time.
+/// Close what can be received by nobody. May sleep; to be called with no lock held, after the references whose end may have left some were let
+/// go: of two who let go at once, the later finds the other's channel entered. Without memory for it nothing is closed this time.
 pub fn collect() {
     while collect_some() == Ok(Found::Garbage) {}
 }
@@ -53,8 +51,7 @@ fn gather<T>(from: impl Iterator<Item = T>) -> Result<Vec<T>> {
 }
 
 fn collect_some() -> Result<Found> {
-    let mut carriers = CARRIERS.lock();
-    carriers.retain(|carrier| carrier.strong_count() > 0);
+    let Some(carriers) = CARRIERS.entries() else { return Ok(Found::Nothing) };
     let mut channels = gather(carriers.iter().filter_map(Weak::upgrade))?;
     channels.sort_unstable_by_key(Arc::as_ptr);
     let mut queues = gather(channels.iter().map(|channel| channel.waiting()))?;

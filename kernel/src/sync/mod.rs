@@ -2,10 +2,12 @@
 
 mod completion;
 mod lock;
+mod roll;
 mod wait;
 #[cfg(test)]
 mod wait_model;
 
 pub use completion::Completion;
 pub use lock::{IrqSpinLock, Mutex, MutexGuard, ReadGuard, RwLock, SpinLock, SpinLockGuard, WriteGuard};
+pub use roll::{Roll, RollGuard};
 pub use wait::{PollWaiter, Slept, WaitQueue, Wake, Woken};

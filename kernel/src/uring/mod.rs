@@ -28,12 +28,12 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use crate::Result;
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::{File, Mapping, Node, NodeKind, Ready};
 use crate::mem::PinnedRun;
-use crate::sync::{Mutex, PollWaiter, WaitQueue};
+use crate::sync::{Mutex, PollWaiter, Roll, WaitQueue};
 use crate::task::Pid;
-use crate::{Errno, Result};
 use freehold_vm::ReadWrite;
 use memory::{Backlog, Completion, SharedRings};
 use work::Waiting;
@@ -42,12 +42,12 @@ use work::Waiting;
 const BACKLOG: usize = 4;
 
 /// All rings.
-static RINGS: Mutex<Vec<Weak<Ring>>> = Mutex::new(Vec::new());
+static RINGS: Roll<Ring> = Roll::new();
 
 /// Cancel what `process`, which is ending, waits for. May sleep.
 pub fn leave(process: Pid) {
-    // No ring's end takes this lock.
-    for ring in RINGS.lock().iter().filter_map(Weak::upgrade) {
+    let Some(rings) = RINGS.entries() else { return };
+    for ring in rings.iter().filter_map(Weak::upgrade) {
         ring.abandon(process);
     }
 }
@@ -90,10 +90,7 @@ impl Ring {
             changed: Arc::new(WaitQueue::new()),
             buffers: Mutex::new(Vec::new()),
         });
-        let mut all = RINGS.lock();
-        all.retain(|ring| ring.strong_count() > 0);
-        all.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        all.push(Arc::downgrade(&ring));
+        RINGS.enter(&ring)?;
         Ok(ring)
     }
 

@@ -1,0 +1,93 @@
+//! Rolls: lists of things that few have to do with, which everybody asks for at his end.
+//!
+//! A thing is entered once and leaves by ending: the roll refers to it weakly. Whoever asks of an empty roll loads its length and is done, without
+//! the lock, which all ends in the system would else queue for.
+//!
+//! **The length that is read is never 0 by being old**, for a thing that the asker answers for. It was entered before the asker, or who gave
+//! it to him, could refer to it, and its entry stays for as long as it lives: so the length is not 0 from then on. The entering is before the
+//! asking by what handed the thing over: the asker's own steps, a fork, a lock; or a count of references (release), to which only the fence
+//! here is missing.
+//!
+//! **Locks.** A roll's lock sleeps; it is taken before those of what is in it. No thing's end may take it: what a reader got from a weak
+//! reference may be the last.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicUsize, Ordering, fence};
+
+use super::{Mutex, MutexGuard};
+use crate::{Errno, Result};
+
+/// See the module's head.
+pub struct Roll<T> {
+    entries: Mutex<Vec<Weak<T>>>,
+    /// Of `entries`, changed with their lock held.
+    length: AtomicUsize,
+}
+
+/// What is entered, which nobody changes meanwhile.
+pub struct RollGuard<'a, T>(MutexGuard<'a, Vec<Weak<T>>>);
+
+impl<T> Deref for RollGuard<'_, T> {
+    type Target = [Weak<T>];
+    fn deref(&self) -> &[Weak<T>] {
+        &self.0
+    }
+}
+
+impl<T> Roll<T> {
+    /// Nobody is on it.
+    pub(crate) const fn new() -> Self {
+        Self { entries: Mutex::new(Vec::new()), length: AtomicUsize::new(0) }
+    }
+
+    /// Enter `thing`, before anybody can ask for it.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn enter(&self, thing: &Arc<T>) -> Result<()> {
+        let mut entries = self.lock();
+        entries.0.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        entries.0.push(Arc::downgrade(thing));
+        self.length.store(entries.0.len(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// What is entered, if anything may be. May sleep.
+    pub fn entries(&self) -> Option<RollGuard<'_, T>> {
+        fence(Ordering::Acquire);
+        (self.length.load(Ordering::Relaxed) > 0).then(|| self.lock())
+    }
+
+    /// The entries without those that have ended.
+    fn lock(&self) -> RollGuard<'_, T> {
+        let mut entries = self.entries.lock();
+        entries.retain(|entry| entry.strong_count() > 0);
+        self.length.store(entries.len(), Ordering::Relaxed);
+        RollGuard(entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_roll_shows_what_lives_and_is_empty_again_after_it() {
+        let roll = Roll::new();
+        assert!(roll.entries().is_none());
+        let (one, other) = (Arc::new(1), Arc::new(2));
+        roll.enter(&one).unwrap();
+        roll.enter(&other).unwrap();
+        let shown = |guard: RollGuard<'_, i32>| -> Vec<i32> {
+            guard.iter().filter_map(Weak::upgrade).map(|entry| *entry).collect()
+        };
+        assert_eq!(roll.entries().map(shown), Some(alloc::vec![1, 2]));
+        drop(one);
+        assert_eq!(roll.entries().map(shown), Some(alloc::vec![2]));
+        drop(other);
+        assert_eq!(roll.entries().map(shown), Some(alloc::vec![]));
+        assert!(roll.entries().is_none(), "nobody asks for the lock of an empty one");
+    }
+}
