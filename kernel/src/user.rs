@@ -154,8 +154,7 @@ impl<T: FromBytes + IntoBytes> UserPtr<T> {
     where
         T: Clone,
     {
-        let mut values = room(count)?;
-        values.resize(count, T::new_zeroed());
+        let mut values = zeroed(count)?;
         read_exact(self.address, values.as_mut_slice().as_mut_bytes())?;
         Ok(values)
     }
@@ -213,6 +212,16 @@ pub fn write_exact(address: u64, bytes: &[u8]) -> Result<()> {
 fn room<T>(count: usize) -> Result<Vec<T>> {
     let mut values = Vec::new();
     values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+    Ok(values)
+}
+
+/// Room of the kernel's own for `count` values on their way. The caller bounds `count`.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn zeroed<T: FromBytes + Clone>(count: usize) -> Result<Vec<T>> {
+    let mut values = room(count)?;
+    values.resize(count, T::new_zeroed());
     Ok(values)
 }
 

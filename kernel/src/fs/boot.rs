@@ -16,7 +16,7 @@ use super::path::{Entry, Path};
 use super::tmpfs::{TmpFs, TmpNode};
 use super::walk::{Final, Walk};
 use crate::sync::SpinLock;
-use crate::{Errno, Result};
+use crate::{Errno, Result, user};
 
 struct State {
     root: Arc<Mount>,
@@ -217,9 +217,7 @@ pub fn open_file(path: &[u8], flags: super::OpenFlags) -> Result<Arc<super::Open
 pub fn read_file(path: &[u8]) -> Result<Vec<u8>> {
     let file = open_file(path, super::OpenFlags::empty())?;
     let size = usize::try_from(file.node().metadata().size).map_err(|_| Errno::ENOMEM)?;
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(size).map_err(|_| Errno::ENOMEM)?;
-    bytes.resize(size, 0);
+    let mut bytes = user::zeroed(size)?;
     let read = file.read_kernel(0, &mut bytes)?;
     bytes.truncate(read);
     Ok(bytes)

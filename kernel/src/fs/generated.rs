@@ -10,7 +10,7 @@ use core::fmt;
 use super::file::{Blocking, File, Seekable};
 use super::node::Node;
 use crate::sync::Mutex;
-use crate::user::{Sink, Source};
+use crate::user::{self, Sink, Source};
 use crate::{Errno, Result};
 
 /// Longest text that may be written to a generated file at once.
@@ -110,9 +110,7 @@ impl<G: Generate> File for GeneratedFile<G> {
 
     fn write_at(&self, _offset: u64, source: &mut dyn Source, _blocking: Blocking) -> Result<usize> {
         let len = source.remaining().min(MAX_STORE);
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
-        bytes.resize(len, 0);
+        let mut bytes = user::zeroed(len)?;
         let taken = source.take(&mut bytes)?;
         self.source.store(&bytes[..taken])?;
         Ok(taken)

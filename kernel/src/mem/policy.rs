@@ -81,9 +81,7 @@ pub(super) fn read_nodes(mask: u64, bits: u64) -> Result<NodeSet> {
 /// Write a set of nodes as a mask of `bits - 1` bits, rounded up to words.
 fn write_nodes(mask: u64, bits: u64, nodes: NodeSet) -> Result<()> {
     let words = bits.saturating_sub(1).div_ceil(64) as usize;
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(words * 8).map_err(|_| Errno::ENOMEM)?;
-    bytes.resize(words * 8, 0u8);
+    let mut bytes = user::zeroed::<u8>(words * 8)?;
     if let Some(first) = bytes.first_chunk_mut() {
         *first = u64::from(nodes.0).to_le_bytes();
     }

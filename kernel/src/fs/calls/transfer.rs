@@ -1,14 +1,12 @@
 //! sendfile and copy_file_range: bytes from file to file through one kernel buffer.
 
-use alloc::vec::Vec;
-
 use super::file;
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::fs::file::Seekable;
 use crate::fs::node::NodeKind;
 use crate::fs::open_file::{MAX_COUNT, OpenFile};
 use crate::syscall::Args;
-use crate::user::UserPtr;
+use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
 const BUFFER: usize = 64 * 1024;
@@ -70,10 +68,8 @@ impl At {
 /// Copy up to `count` bytes; an error only if nothing was copied.
 fn copy(from: &OpenFile, source: &mut At, to: &OpenFile, target: &mut At, count: usize) -> Result<usize> {
     let count = count.min(MAX_COUNT);
-    let mut buffer = Vec::new();
     let len = count.min(BUFFER);
-    buffer.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
-    buffer.resize(len, 0);
+    let mut buffer = user::zeroed(len)?;
     let mut done = 0;
     while done < count {
         let want = (count - done).min(len);

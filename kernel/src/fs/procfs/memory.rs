@@ -21,7 +21,7 @@ use crate::fs::node::Node;
 use crate::fs::{Path, boot};
 use crate::mem::{self, FileMapping, Frames, Space};
 use crate::task::{self, Process};
-use crate::user::{Sink, Source};
+use crate::user::{self, Sink, Source};
 use crate::{Errno, Result};
 
 pub(super) type Area<'a> = AreaView<'a, Frames>;
@@ -290,7 +290,7 @@ impl SpaceFile {
         let end = (1 << 47) / PAGE;
         let first = (offset / ENTRY).min(end);
         let count = (sink.remaining() as u64 / ENTRY).min(STEP).min(end - first);
-        let mut words = alloc::vec![0u64; count as usize];
+        let mut words = user::zeroed::<u64>(count as usize)?;
         // What is not mapped has no entry: it stays zero, or says only that its area is new.
         let (from, to) = (VirtAddr(first * PAGE), VirtAddr((first + count) * PAGE));
         let space = space.lock();
@@ -315,14 +315,6 @@ impl SpaceFile {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         sink.put(&bytes)
     }
-}
-
-/// Where bytes of another process' memory rest on their way.
-fn page_of_room() -> Result<Vec<u8>> {
-    let mut page = Vec::new();
-    page.try_reserve_exact(PAGE as usize).map_err(|_| Errno::ENOMEM)?;
-    page.resize(PAGE as usize, 0);
-    Ok(page)
 }
 
 /// A step that moved bytes.
@@ -358,7 +350,7 @@ impl File for SpaceFile {
             return Ok(told);
         }
         let Some(space) = self.space.upgrade() else { return Ok(0) };
-        let mut page = page_of_room()?;
+        let mut page = user::zeroed(PAGE as usize)?;
         let mut done = 0;
         while sink.remaining() > 0 {
             crate::sched::cond_resched();
@@ -383,7 +375,7 @@ impl File for SpaceFile {
             return Err(Errno::EINVAL);
         }
         let Some(space) = self.space.upgrade() else { return Ok(0) };
-        let mut page = page_of_room()?;
+        let mut page = user::zeroed(PAGE as usize)?;
         let mut done = 0;
         while source.remaining() > 0 {
             let step = page.len().min(source.remaining());

@@ -1,7 +1,6 @@
 //! Putting an ELF file into an address space.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 use freehold_machine::{Entropy, PAGE_SIZE, VirtAddr};
 use freehold_vm::{AreaFlags, Backing, FileView, Limits, MapRequest, Place, Protection};
@@ -9,7 +8,7 @@ use freehold_vm::{AreaFlags, Backing, FileView, Limits, MapRequest, Place, Prote
 use super::elf::{self, Kind, Plan, Segment};
 use crate::fs::{Mapping, OpenFile};
 use crate::mem::{FileMapping, Frames, Space};
-use crate::{Errno, Result};
+use crate::{Errno, Result, user};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Where relocatable programs go: two thirds up, so that heap and mappings both have room (ELF_ET_DYN_BASE).
@@ -41,9 +40,7 @@ impl Executable {
     /// `ENOEXEC`, `EINVAL`, `ENOMEM`, `EIO`.
     pub fn open(file: Arc<OpenFile>, head: &[u8]) -> Result<Self> {
         let (offset, length) = elf::header_table(head)?;
-        let mut table = Vec::new();
-        table.try_reserve_exact(length).map_err(|_| Errno::ENOMEM)?;
-        table.resize(length, 0);
+        let mut table = user::zeroed(length)?;
         if file.read_kernel(offset, &mut table)? != length {
             return Err(Errno::ENOEXEC);
         }

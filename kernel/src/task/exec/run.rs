@@ -276,9 +276,7 @@ fn open_interpreter(
     offset: u64,
     length: usize,
 ) -> Result<Executable> {
-    let mut name = Vec::new();
-    name.try_reserve_exact(length).map_err(|_| Errno::ENOMEM)?;
-    name.resize(length, 0);
+    let mut name = user::zeroed(length)?;
     if program.file.read_kernel(offset, &mut name)? != length || name.pop() != Some(0) {
         return Err(Errno::ENOEXEC);
     }
