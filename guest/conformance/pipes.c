@@ -148,6 +148,22 @@ static void fifos(void)
 	unlink(name);
 }
 
+/* Also where there is no descriptor at that moment. */
+static void *accept_one(void *server)
+{
+	int peer;
+	while ((peer = accept(*(int *)server, NULL, NULL)) < 0 && errno == EMFILE)
+		sched_yield();
+	return (void *)(long)peer;
+}
+
+static int is_full(void)
+{
+	int copy = dup(0), error = errno;
+	close(copy);
+	return copy == -1 && error == EMFILE;
+}
+
 static void sockets(void)
 {
 	int ends[2];
@@ -183,6 +199,18 @@ static void sockets(void)
 	NEED(setrlimit(RLIMIT_NOFILE, &usual) == 0 && fcntl(server, F_SETFL, O_NONBLOCK) == 0);
 	int peer = accept(server, NULL, NULL);
 	PROMISE("and the connection waits until there is one", peer >= 0);
+	int later = socket(AF_UNIX, SOCK_STREAM, 0);
+	pthread_t accepting;
+	void *accepted;
+	full.rlim_cur = later + 2;
+	NEED(fcntl(server, F_SETFL, 0) == 0 && setrlimit(RLIMIT_NOFILE, &full) == 0);
+	NEED(pthread_create(&accepting, NULL, accept_one, &server) == 0);
+	PROMISE("who waits in accept has the last descriptor already", COMES_TRUE(is_full()));
+	NEED(connect(later, (void *)&address, sizeof address) == 0 && pthread_join(accepting, &accepted) == 0);
+	PROMISE("and gets the connection with it", accepted == (void *)(long)(later + 1));
+	close(later);
+	close(later + 1);
+	NEED(setrlimit(RLIMIT_NOFILE, &usual) == 0);
 	struct ucred credentials;
 	socklen_t size = sizeof credentials;
 	PROMISE("accept and talk", peer >= 0 && write(client, "hello", 5) == 5 && read(peer, bytes, 100) == 5);

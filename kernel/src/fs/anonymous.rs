@@ -63,8 +63,7 @@ impl AnonymousNode {
 pub fn install(file: Arc<dyn File>, flags: OpenFlags) -> Result<i32> {
     let process = crate::task::current().process().clone();
     let limit = process.descriptor_limit();
-    let on_exec = if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep };
-    process.files().insert(OpenFile::new(file, None, flags)?, on_exec, limit)
+    process.files().insert(OpenFile::new(file, None, flags)?, OnExec::asked_by(flags), limit)
 }
 
 /// Give the calling process descriptors for two files, and tell it which at `to`: both or none.

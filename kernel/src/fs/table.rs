@@ -2,12 +2,16 @@
 //!
 //! The table's spin lock is held for a look or a change only. Files leave the table before they are dropped,
 //! and are dropped after the lock: the last reference may flush, wake and sleep.
+//!
+//! Who does what cannot be undone before he has the file of a new descriptor (open(2) may make one, accept(2) takes a connection) has the
+//! number promised to him first: nobody else gets it, and for all others it is not open.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::flags::OpenFlags;
 use super::locks::{self, Owner};
 use super::open_file::OpenFile;
 use crate::sync::SpinLock;
@@ -22,15 +26,39 @@ pub enum OnExec {
     Close,
 }
 
+impl OnExec {
+    /// What the flags of an open file ask for.
+    pub fn asked_by(flags: OpenFlags) -> Self {
+        if flags.contains(OpenFlags::CLOEXEC) { Self::Close } else { Self::Keep }
+    }
+}
+
 #[derive(Clone)]
-struct Slot {
+struct Opened {
     file: Arc<OpenFile>,
     on_exec: OnExec,
 }
 
+enum Slot {
+    Free,
+    /// Somebody's [`Promise`].
+    Promised,
+    Open(Opened),
+}
+
+impl Slot {
+    const fn opened(&self) -> Option<&Opened> {
+        if let Self::Open(opened) = self { Some(opened) } else { None }
+    }
+
+    const fn opened_mut(&mut self) -> Option<&mut Opened> {
+        if let Self::Open(opened) = self { Some(opened) } else { None }
+    }
+}
+
 #[derive(Default)]
 struct Slots {
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Slot>,
     /// No descriptor below is free.
     first_free: usize,
 }
@@ -47,19 +75,19 @@ pub struct FileTable {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Slots {
-    fn get(&self, fd: i32) -> Result<&Slot> {
-        usize::try_from(fd).ok().and_then(|i| self.slots.get(i)?.as_ref()).ok_or(Errno::EBADF)
+    fn get(&self, fd: i32) -> Result<&Opened> {
+        usize::try_from(fd).ok().and_then(|i| self.slots.get(i)?.opened()).ok_or(Errno::EBADF)
     }
 
-    fn get_mut(&mut self, fd: i32) -> Result<&mut Slot> {
-        usize::try_from(fd).ok().and_then(|i| self.slots.get_mut(i)?.as_mut()).ok_or(Errno::EBADF)
+    fn get_mut(&mut self, fd: i32) -> Result<&mut Opened> {
+        usize::try_from(fd).ok().and_then(|i| self.slots.get_mut(i)?.opened_mut()).ok_or(Errno::EBADF)
     }
 
     /// The lowest free number from `least` on, with room made for it.
     fn reserve(&mut self, least: usize, limit: usize) -> Result<usize> {
         let from = least.max(self.first_free);
-        let index =
-            (from..self.slots.len()).find(|&i| self.slots[i].is_none()).unwrap_or(from.max(self.slots.len()));
+        let free = |&i: &usize| matches!(self.slots[i], Slot::Free);
+        let index = (from..self.slots.len()).find(free).unwrap_or(from.max(self.slots.len()));
         if index >= limit {
             return Err(Errno::EMFILE);
         }
@@ -73,15 +101,16 @@ impl Slots {
     fn make_room(&mut self, index: usize) -> Result<()> {
         if index >= self.slots.len() {
             self.slots.try_reserve(index + 1 - self.slots.len()).map_err(|_| Errno::ENOMEM)?;
-            self.slots.resize_with(index + 1, || None);
+            self.slots.resize_with(index + 1, || Slot::Free);
         }
         Ok(())
     }
 
-    fn remove(&mut self, index: usize) -> Option<Slot> {
-        let slot = self.slots.get_mut(index)?.take()?;
+    fn remove(&mut self, index: usize) -> Option<Opened> {
+        let slot = self.slots.get_mut(index).filter(|slot| slot.opened().is_some())?;
+        let Slot::Open(opened) = core::mem::replace(slot, Slot::Free) else { return None };
         self.first_free = self.first_free.min(index);
-        Some(slot)
+        Some(opened)
     }
 }
 
@@ -109,15 +138,26 @@ impl FileTable {
     pub fn duplicate(&self) -> Result<Arc<Self>> {
         // Room is found outside the lock; the table may have grown meanwhile.
         let mut copy = Vec::new();
-        let first_free = loop {
+        let mut first_free;
+        loop {
             let needed = self.inner.lock().slots.len();
             copy.try_reserve(needed).map_err(|_| Errno::ENOMEM)?;
             let inner = self.inner.lock();
             if inner.slots.len() <= copy.capacity() {
-                copy.extend(inner.slots.iter().cloned());
-                break inner.first_free;
+                first_free = inner.first_free;
+                for (index, slot) in inner.slots.iter().enumerate() {
+                    copy.push(match slot {
+                        Slot::Open(opened) => Slot::Open(opened.clone()),
+                        // What was promised was so in the other table.
+                        Slot::Promised | Slot::Free => {
+                            first_free = first_free.min(index);
+                            Slot::Free
+                        }
+                    });
+                }
+                break;
             }
-        };
+        }
         Ok(Self::with_slots(Slots { slots: copy, first_free }))
     }
 
@@ -141,11 +181,22 @@ impl FileTable {
     ) -> Result<i32> {
         let mut inner = self.inner.lock();
         let index = inner.reserve(least, limit)?;
-        inner.slots[index] = Some(Slot { file, on_exec });
+        inner.slots[index] = Slot::Open(Opened { file, on_exec });
         Ok(index as i32)
     }
 
-    /// Put `file` at exactly `fd` (dup2, dup3); what was there comes back, to be closed.
+    /// The lowest free descriptor, for a file that is still to be had. `limit` is RLIMIT_NOFILE.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENOMEM`.
+    pub fn promise(&self, limit: usize) -> Result<Promise<'_>> {
+        let mut inner = self.inner.lock();
+        let index = inner.reserve(0, limit)?;
+        inner.slots[index] = Slot::Promised;
+        Ok(Promise { table: self, index: Some(index) })
+    }
+
+    /// Put `file` at exactly `fd` (dup2, dup3); what was there comes back, to be closed. `EBUSY` where `fd` is promised.
     pub fn replace(
         &self,
         fd: i32,
@@ -156,22 +207,18 @@ impl FileTable {
         let index = usize::try_from(fd).ok().filter(|&i| i < limit).ok_or(Errno::EBADF)?;
         let mut inner = self.inner.lock();
         inner.make_room(index)?;
-        let old = inner.slots[index].replace(Slot { file, on_exec });
-        Ok(old.map(|slot| slot.file))
+        let slot = &mut inner.slots[index];
+        if matches!(slot, Slot::Promised) {
+            return Err(Errno::EBUSY);
+        }
+        let old = core::mem::replace(slot, Slot::Open(Opened { file, on_exec }));
+        Ok(if let Slot::Open(old) = old { Some(old.file) } else { None })
     }
 
     /// Take `fd` out of the table.
     pub fn take(&self, fd: i32) -> Result<Arc<OpenFile>> {
         let index = usize::try_from(fd).map_err(|_| Errno::EBADF)?;
         self.inner.lock().remove(index).map(|slot| slot.file).ok_or(Errno::EBADF)
-    }
-
-    /// `EMFILE` if no descriptor below `limit` is free now.
-    pub fn check_room(&self, limit: usize) -> Result<()> {
-        let inner = self.inner.lock();
-        let from = inner.first_free.min(inner.slots.len());
-        let free = inner.slots[from..].iter().position(|s| s.is_none()).unwrap_or(inner.slots.len() - from);
-        if from + free < limit { Ok(()) } else { Err(Errno::EMFILE) }
     }
 
     /// close(2): also lets go of the process' record locks on the file, whichever descriptor set them.
@@ -218,7 +265,7 @@ impl FileTable {
         let mut inner = self.inner.lock();
         let end = inner.slots.len().min(*fds.end() as usize + 1);
         let start = (*fds.start() as usize).min(end);
-        for slot in inner.slots[start..end].iter_mut().flatten() {
+        for slot in inner.slots[start..end].iter_mut().filter_map(Slot::opened_mut) {
             slot.on_exec = on_exec;
         }
     }
@@ -228,7 +275,7 @@ impl FileTable {
         let len = self.inner.lock().slots.len();
         for index in 0..len {
             let mut inner = self.inner.lock();
-            let slot = inner.slots.get(index).and_then(Option::as_ref);
+            let slot = inner.slots.get(index).and_then(Slot::opened);
             let marked = slot.is_some_and(|slot| slot.on_exec == OnExec::Close);
             let slot = if marked { inner.remove(index) } else { None };
             drop(inner);
@@ -242,12 +289,39 @@ impl FileTable {
     pub fn next_open(&self, from: usize) -> Option<(usize, Arc<OpenFile>)> {
         let inner = self.inner.lock();
         let slots = inner.slots.get(from..)?;
-        slots.iter().enumerate().find_map(|(i, slot)| Some((from + i, slot.as_ref()?.file.clone())))
+        slots.iter().enumerate().find_map(|(i, slot)| Some((from + i, slot.opened()?.file.clone())))
     }
 
     /// Slots there are now (FDSize in /proc/PID/status).
     pub fn size(&self) -> usize {
         self.inner.lock().slots.len()
+    }
+}
+
+/// A descriptor that is its holder's to open: free again where it is dropped.
+#[must_use]
+pub struct Promise<'a> {
+    table: &'a FileTable,
+    /// Until it is kept.
+    index: Option<usize>,
+}
+
+impl Promise<'_> {
+    /// Open it: `file` has it from now on.
+    pub fn keep(mut self, file: Arc<OpenFile>, on_exec: OnExec) -> i32 {
+        let index = self.index.take().expect("it is taken here alone, where the promise ends");
+        self.table.inner.lock().slots[index] = Slot::Open(Opened { file, on_exec });
+        index as i32
+    }
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        if let Some(index) = self.index {
+            let mut inner = self.table.inner.lock();
+            inner.slots[index] = Slot::Free;
+            inner.first_free = inner.first_free.min(index);
+        }
     }
 }
 

@@ -110,17 +110,16 @@ pub fn sys_connect(args: &Args) -> Result<i64> {
 
 fn accept(args: &Args, flags: OpenFlags) -> Result<i64> {
     with_socket(args.fd(0), |open, file| {
-        // A descriptor must be free before a connection is taken: there is no giving it back.
+        // A descriptor must be had before a connection is taken: there is no giving it back. It is lost only to who gives no room for its
+        // peer's name, as on Linux.
         let process = task::current().process().clone();
-        process.files().check_room(process.descriptor_limit())?;
+        let files = process.files();
+        let descriptor = files.promise(process.descriptor_limit())?;
         let accepted = file.socket.accept(file.receive_patience(open.blocking()))?;
         let peer = accepted.peer_address().unwrap_or_default();
-        let fd = anonymous::install(SocketFile::new(accepted), flags | OpenFlags::RDWR)?;
-        if let Err(error) = Address::write(peer.as_ref(), args[1], UserPtr::new(args[2])) {
-            drop(process.files().take(fd));
-            return Err(error);
-        }
-        Ok(i64::from(fd))
+        let accepted = OpenFile::new(SocketFile::new(accepted), None, flags | OpenFlags::RDWR)?;
+        Address::write(peer.as_ref(), args[1], UserPtr::new(args[2]))?;
+        Ok(i64::from(descriptor.keep(accepted, OnExec::asked_by(flags))))
     })
 }
 

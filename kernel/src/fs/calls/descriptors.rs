@@ -1,6 +1,5 @@
 //! dup, fcntl, ioctl.
 
-use super::open::on_exec;
 use super::{file, files, only, process};
 use crate::fs::file::Blocking;
 use crate::fs::flags::OpenFlags;
@@ -44,7 +43,7 @@ pub fn sys_dup3(args: &Args) -> Result<i64> {
     if args.fd(0) == args.fd(1) {
         return Err(Errno::EINVAL);
     }
-    duplicate_to(args.fd(0), args.fd(1), on_exec(OpenFlags::from_bits_retain(args.uint(2))))
+    duplicate_to(args.fd(0), args.fd(1), OnExec::asked_by(OpenFlags::from_bits_retain(args.uint(2))))
 }
 
 const FD_CLOEXEC: u64 = 1;

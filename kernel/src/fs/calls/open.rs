@@ -27,10 +27,6 @@ const RESOLVE_KNOWN: u64 = 0x1f;
 /// openat2's RESOLVE_CACHED: only what needs no waiting; nothing here does.
 const RESOLVE_CACHED: u64 = 0x20;
 
-pub(super) fn on_exec(flags: OpenFlags) -> OnExec {
-    if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep }
-}
-
 /// Give `file` the caller's lowest free descriptor.
 pub(super) fn install(file: Arc<OpenFile>, on_exec: OnExec) -> Result<i64> {
     let process = process();
@@ -39,9 +35,10 @@ pub(super) fn install(file: Arc<OpenFile>, on_exec: OnExec) -> Result<i64> {
 
 fn open(dirfd: i32, path: u64, flags: u32, mode: u32, resolve: ResolveFlags) -> Result<i64> {
     let flags = (OpenFlags::from_bits_retain(flags) & OpenFlags::KNOWN) | OpenFlags::LARGEFILE;
-    // A descriptor must be free before a file is made.
+    // A descriptor must be had before a file is made.
     let process = process();
-    process.files().check_room(process.descriptor_limit())?;
+    let files = process.files();
+    let descriptor = files.promise(process.descriptor_limit())?;
     let text = path_at(path)?;
     let mode = mode & 0o7777 & !process.fs().umask();
     let file = walk_from(dirfd, &text, |walk| {
@@ -49,7 +46,7 @@ fn open(dirfd: i32, path: u64, flags: u32, mode: u32, resolve: ResolveFlags) -> 
         let start = if scoped { super::start_of(&process, dirfd)? } else { walk.start.clone() };
         names::open(&Walk { resolve, start: &start, ..*walk }, &text, flags, mode)
     })?;
-    install(file, on_exec(flags))
+    Ok(i64::from(descriptor.keep(file, OnExec::asked_by(flags))))
 }
 
 /// open(path, flags, mode)

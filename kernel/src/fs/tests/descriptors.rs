@@ -43,10 +43,31 @@ fn descriptors_are_the_lowest_free() {
     assert_eq!(table.insert_from(7, file.clone(), OnExec::Keep, LIMIT), Ok(7));
     assert_eq!(table.insert_from(7, file.clone(), OnExec::Keep, LIMIT), Err(Errno::EMFILE));
     assert_eq!(table.insert(file.clone(), OnExec::Keep, LIMIT), Ok(5));
-    assert_eq!(table.check_room(LIMIT), Ok(()));
     assert_eq!(table.insert(file.clone(), OnExec::Keep, LIMIT), Ok(6));
-    assert_eq!(table.check_room(LIMIT), Err(Errno::EMFILE));
     assert_eq!(table.insert(file, OnExec::Keep, LIMIT), Err(Errno::EMFILE));
+    assert_eq!(open_descriptors(&table), [0, 1, 2, 3, 4, 5, 6, 7]);
+}
+
+/// A promised descriptor is nobody else's, here alone, and is not open before it is kept.
+#[test]
+fn a_promised_descriptor_waits_for_its_file() {
+    let world = World::new();
+    let table = table(&world, 6);
+    let file = table.get(0).unwrap();
+    table.close(1).unwrap();
+    let (low, high) = (table.promise(LIMIT).unwrap(), table.promise(LIMIT).unwrap());
+    let copy = table.duplicate().unwrap();
+    assert_eq!(copy.insert(file.clone(), OnExec::Keep, LIMIT), Ok(1));
+    assert_eq!(table.get(1).err(), Some(Errno::EBADF));
+    assert_eq!(table.close(1), Err(Errno::EBADF));
+    assert_eq!(table.replace(1, file.clone(), OnExec::Keep, LIMIT).err(), Some(Errno::EBUSY));
+    table.close_range(1..=1);
+    assert_eq!(table.insert(file.clone(), OnExec::Keep, LIMIT), Ok(7));
+    assert_eq!(table.promise(LIMIT).err(), Some(Errno::EMFILE));
+    assert_eq!(high.keep(file.clone(), OnExec::Close), 6);
+    assert_eq!(table.on_exec(6), Ok(OnExec::Close));
+    drop(low);
+    assert_eq!(table.insert(file, OnExec::Keep, LIMIT), Ok(1));
     assert_eq!(open_descriptors(&table), [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
