@@ -51,7 +51,7 @@ impl From<freehold_vm::VmError> for crate::Errno {
         use freehold_vm::VmError;
         match error {
             VmError::Invalid => Self::EINVAL,
-            VmError::NoMemory => Self::ENOMEM,
+            VmError::NoMemory | VmError::TooManyHolders => Self::ENOMEM,
             VmError::Exists => Self::EEXIST,
             VmError::Access => Self::EACCES,
             VmError::Permission => Self::EPERM,

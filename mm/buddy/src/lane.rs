@@ -61,17 +61,20 @@ const DRAIN: usize = GUESS + GUESSES;
 const TABLE: usize = DRAIN + 2 * LINE;
 
 /// A list's words: where its next block goes, and above that how many came out of it on the way to an owner (one step changes both), see [`TAKEN`]; its first
-/// place, one past the last that it may use; the tag of its blocks, and above it what the record of a block in it says.
+/// place, one past the last that it may use; the tag of its blocks, and what the record of a block in it says.
 const NEXT: usize = 0;
 const COUNT: u32 = 16;
 const FIRST: usize = 1;
 const END: usize = 2;
 const LABEL: usize = 3;
+/// No record says so.
+const NO_LABEL: u64 = u64::MAX;
 /// A multiplicative congruential generator: its state, which is odd; 0, and so for ever, where the block that was put in last comes first.
 const RANDOM: usize = 4;
 /// Blocks that came out of it on the way to an owner and are not counted above [`NEXT`]; and what makes those that owners gave back: see [`List::given`].
 const TAKEN: usize = 5;
 const PASSED: usize = 6;
+const TRACE: usize = 7;
 
 /// The words of a lane, and those of a list's line.
 pub(crate) type Words = [AtomicU64; LANE];
@@ -80,7 +83,7 @@ type Line = [AtomicU64; LINE];
 /// A list that is always empty and always full, and no record says what its label does.
 static NO_LIST: Line = {
     let mut line = [const { AtomicU64::new(0) }; LINE];
-    line[LABEL] = AtomicU64::new(u32::MAX as u64);
+    line[LABEL] = AtomicU64::new(NO_LABEL);
     line
 };
 
@@ -109,8 +112,7 @@ impl Doors {
     #[inline(always)]
     fn hit(&self, cpu: usize, door: usize) -> Hit<'_> {
         let line = self.lines[door % (MAX_CPUS * DOORS)];
-        let label = line[LABEL].get();
-        let (tag, trace) = (Tag::of_bits(label as u32), Trace::of_bits((label >> 32) as u32));
+        let (tag, trace) = (Tag::of_bits(line[LABEL].get()), Trace::of_bits(line[TRACE].get()));
         Hit { list: List { words: self.lanes[cpu], line }, tag, trace }
     }
     /// The list that serves this owner and order; one that is always empty, where none does.
@@ -267,7 +269,7 @@ fn below(random: u64, bound: u64) -> u64 {
 #[inline]
 pub(crate) fn homeward(entry: &AtomicU64) -> (Pfn, Tag) {
     let entry = entry.get();
-    (Pfn(entry & ((1 << TAG_SHIFT) - 1)), Tag::of_bits((entry >> TAG_SHIFT) as u32))
+    (Pfn(entry & ((1 << TAG_SHIFT) - 1)), Tag::of_bits(entry >> TAG_SHIFT))
 }
 
 impl<'a> Lane<'a> {
@@ -294,9 +296,8 @@ impl<'a> Lane<'a> {
             at += room;
             list.word(END).set(at);
             let tag = Tag::new(owner, Order::new(log2).unwrap_or(Order::FRAME), node);
-            // No record says what the label of the last two does.
-            let label = if number < LISTS { tag.bits() } else { u32::MAX };
-            list.word(LABEL).set(u64::from(label) | u64::from(tag.trace(cpu).bits()) << 32);
+            list.word(LABEL).set(if number < LISTS { tag.bits() } else { NO_LABEL });
+            list.word(TRACE).set(tag.trace(cpu).bits());
             if draws.any(log2) {
                 list.word(RANDOM).set(rng.next() | 1);
             }
@@ -481,7 +482,7 @@ impl<'a> Lane<'a> {
     #[inline]
     #[must_use]
     pub(crate) fn push_homeward(&self, block: Pfn, tag: Tag) -> bool {
-        self.list(HOME).push(block.0 | u64::from(tag.bits()) << TAG_SHIFT)
+        self.list(HOME).push(block.0 | tag.bits() << TAG_SHIFT)
     }
     /// Blocks that wait to go home: see [`homeward`].
     pub(crate) fn homeward(&self) -> &'a [AtomicU64] {

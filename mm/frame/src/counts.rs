@@ -1,7 +1,9 @@
-//! The one word that says how a user frame is held.
+//! How a user frame is held: the upper part of the one word that is its [record](crate::FrameRecord).
 //!
-//! Layout, from the top: exclusive (1 bit), pins (19), references (19), the two marks of blocks ([`whole`](crate::whole)), mappings (23).
-//! Each count is exact and its own; they share a word only so that a change to one can depend on the others without a lock:
+//! Layout, from the top: exclusive (1 bit), pins (14), references (16), the two marks of blocks ([`whole`](crate::whole)), mappings (19);
+//! below them the [`Tag`](crate::Tag) (12), which no change of a count touches. A word whose tag names no owner has no counts: its other bits say who gave
+//! the frame back, and whoever would take hold of it is refused. Each count is exact and its own; they share a word, with the owner, only so that a
+//! change to one can depend on the others without a lock:
 //!
 //! - *share* (fork) wants "exclusive and not pinned" to become "not exclusive, one more mapping";
 //! - *pin* wants "exclusive" to stay so with one more pin;
@@ -15,12 +17,13 @@
 //!
 //! **Orderings.** Letting go releases what the holder did; the last one acquires what all did, before the frame is
 //! reused. Taking hold of a frame acquires and releases too: callers decide about page-table entries by the outcome, and a pin may be
-//! tried without a hold, on what a leaf said a moment ago. Such a pin finds the word 0, or one that happens after all that made the
+//! tried without a hold, on what a leaf said a moment ago. Such a pin finds nobody holding the frame, or a word that happens after all that made the
 //! frame another's (so [`Counts::start`] releases): it then sees that the leaf has changed.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::whole::MARKS;
+use crate::{Owner, Tag};
 
 /// A 64-bit atomic, so that a model checker can put its own in place of the real one.
 pub trait Word {
@@ -66,13 +69,23 @@ impl Word for AtomicU64 {
     }
 }
 
-pub(crate) const MAPPING: u64 = 1;
-const REFERENCE: u64 = 1 << 25;
-const PIN: u64 = 1 << 44;
+/// The bits of the tag, and those of the owner in it.
+pub(crate) const TAG: u64 = (1 << Tag::BITS) - 1;
+const OWNER: u64 = Tag::OWNER;
+
+pub(crate) const MAPPING: u64 = 1 << Tag::BITS;
+const REFERENCE: u64 = 1 << 33;
+const PIN: u64 = 1 << 49;
 pub(crate) const EXCLUSIVE: u64 = 1 << 63;
-const MAX_MAPPINGS: u64 = (1 << 23) - 1;
-const MAX_REFERENCES: u64 = (1 << 19) - 1;
-const MAX_PINS: u64 = (1 << 19) - 1;
+const MAX_MAPPINGS: u64 = (1 << 19) - 1;
+const MAX_REFERENCES: u64 = (1 << 16) - 1;
+const MAX_PINS: u64 = (1 << 14) - 1;
+
+// Every bit is one thing's.
+const _: () = assert!(
+    TAG ^ MAX_MAPPINGS * MAPPING ^ MARKS ^ MAX_REFERENCES * REFERENCE ^ MAX_PINS * PIN ^ EXCLUSIVE
+        == u64::MAX
+);
 
 /// Why a count did not change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,7 +98,7 @@ pub enum CountError {
     Free,
     /// Others hold the frame too.
     Held,
-    /// The count is at its maximum (8,388,607 mappings, 524,287 references or pins).
+    /// The count is at its maximum (524,287 mappings, 65,535 references, 16,383 pins).
     Overflow,
 }
 
@@ -107,8 +120,11 @@ pub struct Holders {
 impl Holders {
     #[inline]
     const fn from_bits(bits: u64) -> Self {
+        if bits & OWNER == 0 {
+            return Self { mappings: 0, references: 0, pins: 0, exclusive: false, whole: false };
+        }
         Self {
-            mappings: (bits & MAX_MAPPINGS) as u32,
+            mappings: ((bits / MAPPING) & MAX_MAPPINGS) as u32,
             references: ((bits / REFERENCE) & MAX_REFERENCES) as u32,
             pins: ((bits / PIN) & MAX_PINS) as u32,
             exclusive: bits & EXCLUSIVE != 0,
@@ -158,18 +174,13 @@ impl Hold {
 pub struct Counts<W = AtomicU64>(W);
 
 impl Counts {
-    /// Held by nobody.
+    /// Those of a frame that never had an owner.
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build records from, never borrowed")]
-    pub const NONE: Self = Self(AtomicU64::new(0));
-
-    #[inline]
-    pub(crate) fn is_zero(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == 0
-    }
+    pub(crate) const NONE: Self = Self(AtomicU64::new(0));
 }
 
 impl<W: Word> Counts<W> {
-    /// Counts kept in `word`, which is 0.
+    /// Counts kept in `word`, which is 0, or the [`Tag`](crate::Tag) of a frame that nobody holds.
     pub const fn with_word(word: W) -> Self {
         Self(word)
     }
@@ -186,12 +197,17 @@ impl<W: Word> Counts<W> {
             Exclusive::Yes => EXCLUSIVE,
             Exclusive::No => 0,
         };
-        self.0.store(REFERENCE | mark, Ordering::Release);
+        self.begin(REFERENCE | mark);
     }
     /// Give a new exclusive frame its first mapping, as [`Counts::start`] its first reference.
     #[inline]
     pub fn start_mapped(&self) {
-        self.0.store(MAPPING | EXCLUSIVE, Ordering::Release);
+        self.begin(MAPPING | EXCLUSIVE);
+    }
+    /// The first counts of a frame that only its allocator knows. Nobody else changes the word meanwhile: a pin by mistake is refused.
+    #[inline]
+    pub(crate) fn begin(&self, counts: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed) | counts, Ordering::Release);
     }
     /// One more mapping, without a change to the exclusive mark: for memory that is shared by nature.
     ///
@@ -278,8 +294,7 @@ impl<W: Word> Counts<W> {
     /// [`CountError::Held`]: someone else may look at the bytes; copy them.
     pub fn reuse(&self) -> Result<(), CountError> {
         self.change(|bits| match bits {
-            bits if bits & EXCLUSIVE != 0 => Ok(bits),
-            MAPPING => Ok(MAPPING | EXCLUSIVE),
+            bits if bits & EXCLUSIVE != 0 || bits & !TAG == MAPPING => Ok(bits | EXCLUSIVE),
             _ => Err(CountError::Held),
         })
     }
@@ -292,7 +307,7 @@ impl<W: Word> Counts<W> {
             let idle = Hold::Reference.count(bits).min(references.into());
             match bits {
                 bits if bits & EXCLUSIVE != 0 => Ok(bits),
-                bits if bits - idle * REFERENCE == MAPPING => Ok(bits | EXCLUSIVE),
+                bits if (bits & !TAG) - idle * REFERENCE == MAPPING => Ok(bits | EXCLUSIVE),
                 _ => Err(CountError::Held),
             }
         })
@@ -308,9 +323,9 @@ impl<W: Word> Counts<W> {
     /// One more pin on a frame of truly shared memory, which no fork ever copies.
     ///
     /// # Errors
-    /// [`CountError::Free`]; [`CountError::Overflow`].
+    /// [`CountError::Free`] where no such frame is held; [`CountError::Overflow`].
     pub fn pin_shared(&self) -> Result<(), CountError> {
-        let held = |bits| bits != 0 && bits & MARKS == 0;
+        let held = |bits| bits & OWNER == Owner::PageCache as u64 && bits & !TAG != 0 && bits & MARKS == 0;
         self.change(|bits| if held(bits) { add(bits, Hold::Pin) } else { Err(CountError::Free) })
     }
     /// Let go of one hold. `true` if it was the last: the caller now owns the frame alone and frees it.
@@ -323,8 +338,8 @@ impl<W: Word> Counts<W> {
                 nobody_has(hold, bits);
             }
             let left = bits - hold.one();
-            let last = left & !EXCLUSIVE == 0;
-            let new = if last { 0 } else { left };
+            let last = left & !(EXCLUSIVE | TAG) == 0;
+            let new = if last { left & TAG } else { left };
             match self.0.compare_exchange_weak(bits, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return last,
                 Err(now) => bits = now,

@@ -19,8 +19,8 @@ use freehold_machine::Pfn;
 use crate::counts::{Exclusive, Hold};
 use crate::transition::CopyFrom;
 use crate::{
-    Anon, Belongs, CountError, FrameRecord, FrameSource, Kind, Order, OutOfMemory, Owner, PageCache, Request,
-    State, UserKind,
+    Anon, Belongs, CountError, FrameRecord, FrameSource, Home, Kind, Order, OutOfMemory, Owner, PageCache,
+    Request, State, UserKind,
 };
 
 /// A frame is not what the caller takes it for.
@@ -52,6 +52,10 @@ fn check<K: Kind, S: FrameSource>(source: S, frame: Pfn) -> Result<Order, WrongO
 
 fn record<S: FrameSource>(source: S, frame: Pfn) -> &'static FrameRecord {
     source.table().get(frame).expect("a handle's frame was in the table when the handle was made")
+}
+
+fn home<S: FrameSource>(source: S, frame: Pfn) -> &'static Home {
+    source.table().home(frame).expect("whoever asks for homes has a table of them")
 }
 
 #[inline]
@@ -113,13 +117,9 @@ impl<K: Kind, S: FrameSource> Frame<K, S> {
     /// Say where the first frame's page is found. Before others can find the frame.
     ///
     /// # Panics
-    /// Where the table has no [`Home`](crate::Home)s.
+    /// Where the table has no [`Home`]s.
     pub fn set_home(&self, object: u64, index: u64) {
-        self.source
-            .table()
-            .home(self.frame)
-            .expect("whoever sets homes has a table of them")
-            .set(object, index);
+        home(self.source, self.frame).set(object, index);
     }
     /// The page allocator it came from.
     pub const fn source(&self) -> S {
@@ -417,6 +417,13 @@ impl<K: UserKind, S: FrameSource> Pin<K, S> {
     pub fn record(&self) -> &'static FrameRecord {
         record(self.source, self.frame)
     }
+    /// Where the frame's page is found, and its writers are counted.
+    ///
+    /// # Panics
+    /// Where the table has no [`Home`]s.
+    pub fn home(&self) -> &'static Home {
+        home(self.source, self.frame)
+    }
 }
 
 impl<S: FrameSource> Pin<Anon, S> {
@@ -432,9 +439,7 @@ impl<S: FrameSource> Pin<Anon, S> {
 impl<S: FrameSource> Pin<PageCache, S> {
     /// As [`Pin::try_exclusive`], for a frame of truly shared memory.
     pub fn try_shared(source: S, frame: Pfn) -> Option<Self> {
-        let record = source.table().get(frame).filter(|record| record.is_owned_by(Owner::PageCache))?;
-        record.counts().pin_shared().ok()?;
-        // Held, it keeps its owner; whether it was in time shows here, or in the leaf.
+        source.table().get(frame)?.counts().pin_shared().ok()?;
         Some(Self { source, frame, order: Order::FRAME, kind: PhantomData })
     }
 }

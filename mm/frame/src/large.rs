@@ -8,7 +8,7 @@ use freehold_machine::{PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn};
 use crate::whole::{LastHold, NotWhole};
 use crate::{
     Anon, CountError, Counts, Exclusive, FrameRecord, FrameSource, Holders, Mapping, Order, OutOfMemory,
-    Owner, Request, State,
+    Owner, Request,
 };
 
 /// To whom the frames of a large leaf belong.
@@ -144,10 +144,7 @@ impl<S: FrameSource> LargeMapping<S> {
 
     /// Give every frame its own counts, so that each may be mapped, pinned and shared by itself. `true` if they did not have them before.
     pub fn shatter(&self) -> Shattered {
-        let State::Owned { node, .. } = self.record(0).state() else { return Shattered::Before };
-        let piece = State::Owned { owner: Owner::Anon, order: Order::FRAME, node };
-        let publish = || (0..PAGEBLOCK_FRAMES).for_each(|index| self.record(index).set_state(piece));
-        match self.counts(0).shatter(self.tails(), publish) {
+        match self.counts(0).shatter(self.tails()) {
             Ok(()) => Shattered::Now,
             Err(_) => Shattered::Before,
         }
@@ -158,12 +155,7 @@ impl<S: FrameSource> LargeMapping<S> {
     /// # Errors
     /// [`CountError::Held`].
     pub fn gather(&self) -> Result<(), CountError> {
-        let State::Owned { node, .. } = self.record(0).state() else { return Err(CountError::Held) };
-        let publish = || {
-            (1..PAGEBLOCK_FRAMES).for_each(|index| self.record(index).set_state(State::Unowned(None)));
-            self.record(0).set_state(State::Owned { owner: Owner::Anon, order: Order::PAGEBLOCK, node });
-        };
-        self.counts(0).gather(self.tails(), publish).map_err(|_| CountError::Held)
+        self.counts(0).gather(self.tails()).map_err(|_| CountError::Held)
     }
 
     /// The block of the 512 mappings whose leaves lie together, if one mapping of every frame is all that holds it.

@@ -1,15 +1,18 @@
-//! The record of one frame: 16 bytes, all atomics, all zeroes for a frame that never had an owner. Where its page is found is said beside it: [`Home`](crate::Home).
+//! The record of one frame: one atomic word of 64 bits that says whose it is and how it is held, all zeroes for a frame that never had an owner. Where its
+//! page is found is said beside it: [`Home`](crate::Home).
+//!
+//! Layout, lowest bits first. Owned: the [`Tag`], which is owner (3), order (5) and node (4), and above it the [`Counts`]. Free: 0 (3), then the [`Trace`],
+//! which is who had it last: owner (3), order (5), CPU (6); all zero if nobody ever did. So a block that is owned as a tag says and held by nobody
+//! has a word that is that tag, and the page allocator needs one look at one word to take it back.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
-use freehold_machine::{CpuId, NodeId};
+use freehold_machine::{CpuId, NodeId, PAGEBLOCK_ORDER};
 
+use crate::counts::TAG;
 use crate::{Counts, Order, Owner};
 
-/// What a record's first word says.
-///
-/// Word layout, lowest bits first. Owned: owner (4), order (5), node (4). Free: 0 (4), then who had it last: owner (4),
-/// order (5), CPU (6); all zero if nobody ever did.
+/// Whose a frame is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// Free, not the first frame of its block, or no memory.
@@ -36,25 +39,45 @@ pub struct Freed {
     pub cpu: CpuId,
 }
 
-/// Owner, order and node of an owned block in one word, as its record has them.
+/// Owner, order and node of an owned block, as its record has them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Tag(u32);
+pub struct Tag(u64);
+
+/// Where in a tag the order and the node are.
+const ORDER: u32 = 3;
+const NODE: u32 = 8;
+/// Where in a free frame's word the last owner, the order and the CPU are.
+const LAST: u32 = 3;
+const LAST_ORDER: u32 = 6;
+const LAST_CPU: u32 = 11;
 
 impl Tag {
+    /// How many bits of a record it has.
+    pub const BITS: u32 = 12;
+    /// The bits of the owner.
+    pub(crate) const OWNER: u64 = (1 << ORDER) - 1;
     /// The bits of owner and order.
-    const KEY: u32 = 0x1ff;
+    const KEY: u64 = (1 << NODE) - 1;
     /// How many different [`Tag::key`]s there are.
     pub const KEYS: usize = Self::KEY as usize + 1;
 
     /// The tag of a block of `order` that `owner` has on `node`.
     #[inline]
     pub const fn new(owner: Owner, order: Order, node: NodeId) -> Self {
-        Self(owner as u32 | order.log2() << 4 | (node.0 as u32 & 15) << 9)
+        Self(owner as u64 | (order.log2() as u64) << ORDER | (node.0 as u64 & 15) << NODE)
     }
-    /// Whether the owner is `owner`, who is not nobody.
+    /// The tag in an owned frame's word.
     #[inline]
-    const fn is(self, owner: Owner) -> bool {
-        self.0 & 15 == owner as u32
+    const fn of_word(word: u64) -> Self {
+        Self(word & TAG)
+    }
+    /// The word of an owned block, as a block of one frame.
+    pub(crate) const fn of_one_frame(word: u64) -> u64 {
+        word & !(Self::KEY - Self::OWNER)
+    }
+    /// The word of a block of one frame, as one of a pageblock.
+    pub(crate) const fn of_pageblock(word: u64) -> u64 {
+        word | (PAGEBLOCK_ORDER as u64) << ORDER
     }
     /// Owner and order as one small number, below [`Tag::KEYS`].
     #[inline]
@@ -63,48 +86,48 @@ impl Tag {
     }
     /// The owner.
     pub const fn owner(self) -> Owner {
-        Owner::from_bits(self.0)
+        Owner::from_bits(self.0 as u32)
     }
     /// The size.
     pub const fn order(self) -> Order {
-        Order::from_bits(self.0 >> 4)
+        Order::from_bits((self.0 >> ORDER) as u32)
     }
     /// The node.
     #[inline]
     pub const fn node(self) -> NodeId {
-        NodeId((self.0 >> 9 & 15) as u8)
+        NodeId((self.0 >> NODE & 15) as u8)
     }
-    /// As a number of 13 bits, for an allocator that keeps it in its own memory.
+    /// As a number of [`Tag::BITS`] bits, for an allocator that keeps it in its own memory.
     #[inline]
-    pub const fn bits(self) -> u32 {
+    pub const fn bits(self) -> u64 {
         self.0
     }
     /// The tag whose [`Tag::bits`] these are; more bits than those stay, and make a tag that no record has.
     #[inline]
-    pub const fn of_bits(bits: u32) -> Self {
+    pub const fn of_bits(bits: u64) -> Self {
         Self(bits)
     }
     /// What is left of the tag in the record of a block that was given back on `cpu`.
     #[inline]
     pub const fn trace(self, cpu: CpuId) -> Trace {
-        // Owner and order move up by four bits: the layout of a freed block.
-        Trace((self.0 & Self::KEY) << 4 | (cpu.0 as u32 & 63) << 13)
+        // Owner and order move up by as much: the layout of a free frame's word.
+        Trace((self.0 & Self::KEY) << LAST | (cpu.0 as u64 & 63) << LAST_CPU)
     }
 }
 
 /// Who had a free block last, in one word, as its record has it: see [`Tag::trace`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Trace(u32);
+pub struct Trace(u64);
 
 impl Trace {
-    /// As a number of 19 bits, for an allocator that keeps it in its own memory.
+    /// As a number of 17 bits, for an allocator that keeps it in its own memory.
     #[inline]
-    pub const fn bits(self) -> u32 {
+    pub const fn bits(self) -> u64 {
         self.0
     }
     /// The trace whose [`Trace::bits`] these are.
     #[inline]
-    pub const fn of_bits(bits: u32) -> Self {
+    pub const fn of_bits(bits: u64) -> Self {
         Self(bits)
     }
 }
@@ -120,27 +143,27 @@ pub enum NotGiven {
 
 impl State {
     #[inline]
-    const fn to_bits(self) -> u32 {
+    const fn to_word(self) -> u64 {
         match self {
             Self::Unowned(None) => 0,
             Self::Unowned(Some(Freed { owner, order, cpu })) => {
-                (owner as u32) << 4 | order.log2() << 8 | (cpu.0 as u32 & 63) << 13
+                Tag::new(owner, order, NodeId(0)).trace(cpu).0
             }
             Self::Owned { owner, order, node } => Tag::new(owner, order, node).0,
         }
     }
-    const fn from_bits(bits: u32) -> Self {
-        if bits == 0 {
+    const fn from_word(word: u64) -> Self {
+        let bits = word as u32;
+        if word == 0 {
             Self::Unowned(None)
-        } else if bits & 15 == 0 {
-            let owner = Owner::from_bits(bits >> 4);
+        } else if word & Tag::OWNER == 0 {
             Self::Unowned(Some(Freed {
-                owner,
-                order: Order::from_bits(bits >> 8),
-                cpu: CpuId((bits >> 13 & 63) as u16),
+                owner: Owner::from_bits(bits >> LAST),
+                order: Order::from_bits(bits >> LAST_ORDER),
+                cpu: CpuId((bits >> LAST_CPU & 63) as u16),
             }))
         } else {
-            let tag = Tag(bits);
+            let tag = Tag::of_word(word);
             Self::Owned { owner: tag.owner(), order: tag.order(), node: tag.node() }
         }
     }
@@ -158,24 +181,19 @@ impl State {
 /// All zeroes is the state of a frame that never had an owner, so a table in fresh zero memory is ready for use, and
 /// the records of address-space holes can share one read-only page of zeroes.
 ///
-/// Only a frame's owner writes its record (the page allocator, for a free frame); [`Counts`] excepted, which
-/// its holders change.
-#[derive(Debug, zerocopy::FromZeros)]
-#[repr(C)]
-pub struct FrameRecord {
-    state: AtomicU32,
-    private: AtomicU32,
-    counts: Counts,
-}
+/// Only a frame's owner writes its tag, while nobody holds it (the page allocator, for a free frame); [`Counts`] are its holders' to change.
+#[derive(Debug, Default, zerocopy::FromZeros)]
+#[repr(transparent)]
+pub struct FrameRecord(Counts);
 
-const _: () = assert!(size_of::<FrameRecord>() == 16);
+const _: () = assert!(size_of::<FrameRecord>() == 8);
 
 /// Where an observer outside of the kernel finds who owns a block: all in the record of its first frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordLayout {
     /// Bytes of a record.
     pub bytes: u64,
-    /// Where in it the state is: 32 bits.
+    /// Where in it the state is: 32 bits, the lower half of the word.
     pub state_offset: u64,
     /// The owner's number in the state.
     pub owner_mask: u64,
@@ -189,35 +207,38 @@ impl FrameRecord {
     /// Where things are in a record.
     pub const LAYOUT: RecordLayout = RecordLayout {
         bytes: size_of::<Self>() as u64,
-        state_offset: core::mem::offset_of!(Self, state) as u64,
-        owner_mask: 15,
-        order_shift: 4,
-        order_mask: 31,
+        state_offset: 0,
+        owner_mask: Tag::OWNER,
+        order_shift: ORDER as u64,
+        order_mask: Tag::KEY >> ORDER,
     };
 
     /// The record of a frame that never had an owner.
     #[allow(clippy::declare_interior_mutable_const, reason = "a value to build tables from, never borrowed")]
-    pub const EMPTY: Self =
-        Self { state: AtomicU32::new(0), private: AtomicU32::new(0), counts: Counts::NONE };
+    pub const EMPTY: Self = Self(Counts::NONE);
 
+    #[inline]
+    pub(crate) fn load(&self, order: Ordering) -> u64 {
+        self.0.word().load(order)
+    }
+    #[inline]
+    fn store(&self, word: u64) {
+        self.0.word().store(word, Ordering::Release);
+    }
     /// Who owns the block that starts here.
     #[inline]
     pub fn state(&self) -> State {
-        State::from_bits(self.state.load(Ordering::Acquire))
+        State::from_word(self.load(Ordering::Acquire))
     }
-    #[inline]
-    pub(crate) fn state_bits(&self) -> u32 {
-        self.state.load(Ordering::Relaxed)
-    }
-    /// Whether a block of `owner` starts here.
+    /// Whether a block of `owner`, who is not nobody, starts here.
     #[inline]
     pub fn is_owned_by(&self, owner: Owner) -> bool {
-        Tag(self.state.load(Ordering::Acquire)).is(owner)
+        Tag::of_word(self.load(Ordering::Acquire)).owner() == owner
     }
-    /// Say who owns the block that starts here. Only the present owner calls this.
+    /// Say who owns the block that starts here, which nobody holds. Only the present owner calls this.
     #[inline]
     pub fn set_state(&self, state: State) {
-        self.state.store(state.to_bits(), Ordering::Release);
+        self.store(state.to_word());
     }
     /// Give the unowned block that starts here a new owner. For the page allocator.
     ///
@@ -225,12 +246,11 @@ impl FrameRecord {
     /// Who owns it already.
     #[inline]
     pub fn hand_out(&self, tag: Tag) -> Result<(), Owner> {
-        let bits = self.state.load(Ordering::Acquire);
-        if bits & 15 != 0 {
-            return Err(Owner::from_bits(bits));
+        let word = self.load(Ordering::Acquire);
+        if word & Tag::OWNER != 0 {
+            return Err(Tag::of_word(word).owner());
         }
-        self.private.store(0, Ordering::Relaxed);
-        self.state.store(tag.0, Ordering::Release);
+        self.store(tag.0);
         Ok(())
     }
     /// The tag of the block that starts here, if it is an owned block of 2^`order` frames that nobody maps, references or pins.
@@ -239,45 +259,30 @@ impl FrameRecord {
     /// Why it may not be freed.
     #[inline]
     pub fn freeable(&self, order: Order) -> Result<Tag, NotGiven> {
-        let bits = self.state.load(Ordering::Acquire);
-        if (bits ^ order.log2() << 4) & 0x1f0 != 0 || bits & 15 <= Owner::Reserved as u32 {
+        let word = self.load(Ordering::Acquire);
+        let tag = Tag::of_word(word);
+        if tag.order() != order || tag.owner() <= Owner::Reserved {
             return Err(NotGiven::NotOwned);
         }
-        if !self.counts.is_zero() {
+        if word & !TAG != 0 {
             return Err(NotGiven::Held);
         }
-        Ok(Tag(bits))
+        Ok(tag)
     }
     /// Whether the block that starts here is owned just as `tag` says, and nobody maps, references or pins it: then it may be freed.
     #[inline]
     pub fn is_freeable_as(&self, tag: Tag) -> bool {
-        self.state.load(Ordering::Acquire) == tag.0 && self.counts.is_zero()
+        self.load(Ordering::Acquire) == tag.0
     }
     /// Take the block from the owner that [`FrameRecord::freeable`] named. For the page allocator.
     #[inline]
     pub fn take_back(&self, trace: Trace) {
-        self.state.store(trace.0, Ordering::Release);
+        self.store(trace.0);
     }
     /// Mappings, references, pins, exclusive mark.
     #[inline]
     pub const fn counts(&self) -> &Counts {
-        &self.counts
-    }
-    /// Someone will write the user frame without a leaf, through a pin, until [`FrameRecord::remove_writer`].
-    pub fn add_writer(&self) {
-        self.private.fetch_add(1, Ordering::AcqRel);
-    }
-    /// They are done: before the pin is let go of.
-    pub fn remove_writer(&self) {
-        self.private.fetch_sub(1, Ordering::AcqRel);
-    }
-    /// Whether someone may be writing the user frame through a pin.
-    pub fn has_writers(&self) -> bool {
-        self.private.load(Ordering::Acquire) != 0
-    }
-    /// Thirty-two bits for the owner's own use: 0 when the frame is handed out. User frames count writers here.
-    pub const fn private(&self) -> &AtomicU32 {
-        &self.private
+        &self.0
     }
 }
 
@@ -320,16 +325,16 @@ mod tests {
             for order in orders {
                 for n in [0, 1, 15] {
                     let owned = State::Owned { owner: *owner, order, node: NodeId(n) };
-                    let (bits, layout) = (u64::from(owned.to_bits()), FrameRecord::LAYOUT);
+                    let (bits, layout) = (owned.to_word(), FrameRecord::LAYOUT);
                     assert_eq!(bits & layout.owner_mask, *owner as u64);
                     assert_eq!(bits >> layout.order_shift & layout.order_mask, u64::from(order.log2()));
-                    assert_eq!(State::from_bits(owned.to_bits()), owned);
+                    assert_eq!(State::from_word(owned.to_word()), owned);
                     let freed = State::Unowned(Some(Freed { owner: *owner, order, cpu: CpuId(n.into()) }));
-                    assert_eq!(State::from_bits(freed.to_bits()), freed);
+                    assert_eq!(State::from_word(freed.to_word()), freed);
                 }
             }
         }
-        assert_eq!(State::from_bits(0), State::Unowned(None));
+        assert_eq!(State::from_word(0), State::Unowned(None));
         let empty = FrameRecord::EMPTY;
         assert_eq!(empty.state(), State::Unowned(None));
     }

@@ -37,7 +37,7 @@
 //! writing and goes the slow way; or its writer is counted in time and the mark stays.
 //!
 //! **A frame that has changed hands.** Between steps 1 and 2 of a pin the frame may be given back, and be another's. Records are never
-//! freed, a free frame's word is 0 and refuses. Another's frame may be pinned for a moment, by mistake: its holder sees a pin too many at
+//! freed, a free frame's names no owner and refuses. Another's frame may be pinned for a moment, by mistake: its holder sees a pin too many at
 //! the worst, that is a copy too many, and the word stays exact: if it lets go meanwhile, the pinner is the last holder and frees it.
 //!
 //! **Tables.** That the table is still one while a walker reads it is `freehold_paging`'s affair (`Roots::walk`).

@@ -1,8 +1,8 @@
 //! Blocks of frames that are counted as one for as long as all of them are held alike.
 //!
 //! A block of anonymous frames that one large leaf maps is **whole**: the word of its first frame, the head, speaks for all, and the
-//! other words are 0. As soon as one frame must be held otherwise (a pin, a leaf of its own, a partner that lets go of a part), the
-//! block is **shattered**: every frame has its own word, which says what the head's said. Nothing else changes: large leaves may go on
+//! other frames have no owner of their own. As soon as one frame must be held otherwise (a pin, a leaf of its own, a partner that lets go of a part), the
+//! block is **shattered**: every frame is a block of its own, whose word says what the head's said. Nothing else changes: large leaves may go on
 //! mapping a shattered block, and each then holds one mapping of every frame. So what is exact for one frame is exact for each frame
 //! of a block, and a block that nobody takes apart costs one word.
 //!
@@ -13,7 +13,7 @@
 //! | FROZEN | on its way to a whole again | who froze it, being the only holder of every frame |
 //! | neither | pieces | as any frame's word |
 //!
-//! **Shatter.** Freeze the head, write the other frames' words and states, then publish the head's word as a piece's. Whoever
+//! **Shatter.** Freeze the head, write the other frames' words, then publish the head's word as a piece's. Whoever
 //! reads the head with neither mark has acquired those words, so no count is lost or made up between the two forms: a share or
 //! an unmap by another address space comes before the freeze and is copied to all, or finds pieces and does its work on each.
 //!
@@ -26,12 +26,13 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::counts::{Counts, EXCLUSIVE, Hold, MAPPING, Word, add};
+use crate::Tag;
+use crate::counts::{Counts, EXCLUSIVE, Hold, MAPPING, TAG, Word, add};
 
 /// The word speaks for a whole block.
-const WHOLE: u64 = 1 << 24;
+const WHOLE: u64 = 1 << 32;
 /// The block changes its form.
-const FROZEN: u64 = 1 << 23;
+const FROZEN: u64 = 1 << 31;
 
 /// A word with one of these is no single frame's.
 pub(crate) const MARKS: u64 = WHOLE | FROZEN;
@@ -43,7 +44,7 @@ pub enum NotWhole {
     Pieces,
     /// Others hold it too.
     Held,
-    /// The count is at its maximum (8,388,607 mappings).
+    /// The count is at its maximum (524,287 mappings).
     Overflow,
 }
 
@@ -63,7 +64,7 @@ pub(crate) const fn is_whole(bits: u64) -> bool {
 impl<W: Word> Counts<W> {
     /// Begin as the head of a whole block with one mapping, exclusive. Only its allocator calls this, before anyone else knows the block.
     pub fn start_whole(&self) {
-        self.word().store(WHOLE | EXCLUSIVE | MAPPING, Ordering::Relaxed);
+        self.begin(WHOLE | EXCLUSIVE | MAPPING);
     }
 
     /// One more large leaf in another address space (fork): no longer exclusive.
@@ -80,9 +81,8 @@ impl<W: Word> Counts<W> {
     /// # Errors
     /// [`NotWhole::Pieces`], [`NotWhole::Held`].
     pub fn reuse_whole(&self) -> Result<(), NotWhole> {
-        self.change_whole(|bits| match bits & !EXCLUSIVE {
-            _ if bits & EXCLUSIVE != 0 => Ok(bits),
-            alone if alone == WHOLE | MAPPING => Ok(bits | EXCLUSIVE),
+        self.change_whole(|bits| match bits & !TAG {
+            counts if counts & EXCLUSIVE != 0 || counts == WHOLE | MAPPING => Ok(bits | EXCLUSIVE),
             _ => Err(NotWhole::Held),
         })
         .map(drop)
@@ -93,66 +93,53 @@ impl<W: Word> Counts<W> {
     /// # Errors
     /// [`NotWhole::Pieces`]: let go of every frame.
     pub fn unmap_whole(&self) -> Result<LastHold, NotWhole> {
-        let one_less = |bits: u64| match bits & !EXCLUSIVE {
-            alone if alone == WHOLE | MAPPING => 0,
-            _ => bits - MAPPING,
-        };
-        let before = self.change_whole(|bits| Ok(one_less(bits)))?;
-        Ok(if one_less(before) == 0 { LastHold::Gone } else { LastHold::Others })
+        let is_last = |bits: u64| bits & !(EXCLUSIVE | TAG) == WHOLE | MAPPING;
+        let before = self.change_whole(|bits| Ok(if is_last(bits) { bits & TAG } else { bits - MAPPING }))?;
+        Ok(if is_last(before) { LastHold::Gone } else { LastHold::Others })
     }
 
-    /// Give every frame of the whole block whose head this is its own word. `tails` are the other frames' words; `publish` is
-    /// called when they are written and before anyone else acts on them.
+    /// Give every frame of the whole block whose head this is its own word, as a block of one frame. `tails` are the other frames' words.
     ///
     /// # Errors
     /// [`NotWhole::Pieces`]: someone else has done it.
-    pub fn shatter<'a>(
-        &self,
-        tails: impl Iterator<Item = &'a Self>,
-        publish: impl FnOnce(),
-    ) -> Result<(), NotWhole>
+    pub fn shatter<'a>(&self, mut tails: impl Iterator<Item = &'a Self>) -> Result<(), NotWhole>
     where
         W: 'a,
     {
-        let piece = self.change_whole(|bits| Ok(bits | FROZEN))? & !WHOLE;
-        tails.for_each(|tail| tail.word().store(piece, Ordering::Relaxed));
-        publish();
+        let piece = Tag::of_one_frame(self.change_whole(|bits| Ok(bits | FROZEN))? & !WHOLE);
+        tails.by_ref().for_each(|tail| tail.word().store(piece, Ordering::Relaxed));
         self.word().store(piece, Ordering::Release);
         Ok(())
     }
 
-    /// Make the block whole again and exclusive. The caller has the one mapping of every frame. `publish` is called when all words are taken
-    /// in and before the head speaks for them.
+    /// Make the block whole again and exclusive, a block of a pageblock's frames. The caller has the one mapping of every frame.
     ///
     /// # Errors
     /// [`NotWhole::Held`]: someone else holds a frame of it, and nothing has changed, but that frames of which the caller is the only
     /// holder may have become exclusive.
-    pub fn gather<'a>(
-        &self,
-        tails: impl Iterator<Item = &'a Self> + Clone,
-        publish: impl FnOnce(),
-    ) -> Result<(), NotWhole>
+    pub fn gather<'a>(&self, tails: impl Iterator<Item = &'a Self> + Clone) -> Result<(), NotWhole>
     where
         W: 'a,
     {
-        let take = |counts: &Self, to: u64| {
-            let alone = |bits: u64| (bits & !EXCLUSIVE == MAPPING).then_some(to);
-            counts.exchange(alone).is_ok()
+        let is_mine = |bits: u64| bits & !(EXCLUSIVE | TAG) == MAPPING;
+        let take = |counts: &Self, to: fn(u64) -> u64| {
+            counts.exchange(|bits| is_mine(bits).then(|| to(bits))).is_ok()
         };
         // Most blocks that cannot be gathered show it at a glance.
-        if !tails.clone().all(|tail| tail.word().load(Ordering::Relaxed) & !EXCLUSIVE == MAPPING)
-            || !take(self, MAPPING | FROZEN)
+        if !tails.clone().all(|tail| is_mine(tail.word().load(Ordering::Relaxed)))
+            || !take(self, |bits| bits & !EXCLUSIVE | FROZEN)
         {
             return Err(NotWhole::Held);
         }
-        let taken = tails.clone().take_while(|tail| take(tail, 0)).count();
+        // Frozen, it is nobody else's to change.
+        let piece = self.word().load(Ordering::Relaxed) & TAG | MAPPING | EXCLUSIVE;
+        let taken = tails.clone().take_while(|tail| take(tail, |_| 0)).count();
         if tails.clone().nth(taken).is_some() {
-            tails.take(taken).for_each(|tail| tail.word().store(MAPPING | EXCLUSIVE, Ordering::Release));
-            self.word().store(MAPPING | EXCLUSIVE, Ordering::Release);
+            tails.take(taken).for_each(|tail| tail.word().store(piece, Ordering::Release));
+            self.word().store(piece, Ordering::Release);
             return Err(NotWhole::Held);
         }
-        publish();
-        self.word().store(WHOLE | EXCLUSIVE | MAPPING, Ordering::Release);
+        self.word().store(Tag::of_pageblock(piece) | WHOLE, Ordering::Release);
         Ok(())
     }
 

@@ -139,7 +139,7 @@ fn a_block_shattered_while_a_partner_lets_go_loses_and_frees_every_frame_once() 
             let block = block.clone();
             thread::spawn(move || let_go_of_leaf(&block))
         };
-        block[0].shatter(block[1..].iter(), || ()).unwrap();
+        block[0].shatter(block[1..].iter()).unwrap();
         let mut freed = usize::from(block[1].unmap());
         freed += usize::from(block[0].unmap());
         assert_eq!(freed + partner.join().unwrap(), 2);
@@ -161,7 +161,7 @@ fn a_block_shattered_while_a_partner_forks_counts_three_on_every_frame() {
                 }
             })
         };
-        block[0].shatter(block[1..].iter(), || ()).unwrap();
+        block[0].shatter(block[1..].iter()).unwrap();
         partner.join().unwrap();
         assert!(block.iter().all(|counts| {
             let now = counts.load();
@@ -177,13 +177,13 @@ fn two_who_shatter_a_block_at_once_do_it_once() {
         let other = {
             let block = block.clone();
             thread::spawn(move || {
-                let done = block[0].shatter(block[1..].iter(), || ()).is_ok();
+                let done = block[0].shatter(block[1..].iter()).is_ok();
                 // Whoever did it: a frame can be let go of by itself now.
                 assert!(!block[1].unmap());
                 done
             })
         };
-        let mine = block[0].shatter(block[1..].iter(), || ()).is_ok();
+        let mine = block[0].shatter(block[1..].iter()).is_ok();
         assert!(mine != other.join().unwrap());
         assert_eq!((block[0].load().mappings, block[1].load().mappings), (2, 1));
     });
@@ -193,7 +193,7 @@ fn two_who_shatter_a_block_at_once_do_it_once() {
 fn a_block_is_not_gathered_under_a_pin_and_no_pin_is_had_of_a_gathered_frame() {
     loom::model(|| {
         let block = shared_block();
-        block[0].shatter(block[1..].iter(), || ()).unwrap();
+        block[0].shatter(block[1..].iter()).unwrap();
         for counts in block.iter() {
             assert!(!counts.unmap());
             counts.reuse().unwrap();
@@ -202,7 +202,7 @@ fn a_block_is_not_gathered_under_a_pin_and_no_pin_is_had_of_a_gathered_frame() {
             let block = block.clone();
             thread::spawn(move || block[1].pin_exclusive())
         };
-        let gathered = block[0].gather(block[1..].iter(), || ());
+        let gathered = block[0].gather(block[1..].iter());
         let pinned = pinner.join().unwrap();
         let (head, tail) = (block[0].load(), block[1].load());
         match (gathered, pinned) {

@@ -221,7 +221,6 @@ impl FrameSource for ModelFrames {
         let node = self.0.model.topology().node_of(frame).unwrap_or(NodeId(0));
         debug_assert!(usize::from(node.0) < self.0.model.node_count());
         let record = self.0.table.get(frame).expect("free frames have records");
-        record.private().store(0, Ordering::Relaxed);
         record.set_state(State::Owned { owner: request.owner, order: request.order, node });
         Ok(frame)
     }

@@ -29,6 +29,8 @@ pub enum VmError {
     Invalid,
     /// EOVERFLOW: the file offset does not fit.
     Overflow,
+    /// ENOMEM: a frame has as many holders as can be counted, which no memory mends.
+    TooManyHolders,
 }
 
 impl VmError {
@@ -38,7 +40,7 @@ impl VmError {
             Self::Permission => 1,
             Self::Io => 5,
             Self::Again => 11,
-            Self::NoMemory => 12,
+            Self::NoMemory | Self::TooManyHolders => 12,
             Self::Access => 13,
             Self::Fault => 14,
             Self::Busy => 16,
@@ -87,7 +89,7 @@ pub enum SegvCode {
 pub enum FaultError {
     /// SIGSEGV.
     Segv(SegvCode),
-    /// SIGBUS with BUS_ADRERR: past the end of the file, or its store failed.
+    /// SIGBUS with BUS_ADRERR: past the end of the file, or its store failed, or the frame has as many holders as can be counted.
     Bus,
     /// No frame. Nobody's fault: free some memory and try again.
     OutOfMemory,

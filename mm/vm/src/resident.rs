@@ -9,7 +9,7 @@ use core::ops::Range;
 
 use freehold_frame::transition::CopyFrom;
 use freehold_frame::{
-    Anon, Belongs, FrameSource, LargeMapping, Mapping, NodePolicy, OutOfMemory, Owner,
+    Anon, Belongs, Frame, FrameSource, LargeMapping, Mapping, NodePolicy, OutOfMemory, Owner,
     PageCache as CacheKind, Request, User, UserKind,
 };
 use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, PhysicalBytes, VirtAddr};
@@ -211,9 +211,7 @@ impl<S: Memory> Resident<S> {
         let (frame, kind) = cache.fault(index, self.place(area, addr))?;
         if want == Want::Write && !area.is_shared() {
             // The first store to a private file page: a copy from the start.
-            let copy = self.copy_of(CopyFrom::from(&frame), self.place(area, addr))?;
-            slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
-            self.count(area, Kind::Anon);
+            self.fill_with_copy(area, addr, slot, &frame)?;
             return Ok(kind);
         }
         let (rights, marks) = if area.is_shared() {
@@ -229,13 +227,33 @@ impl<S: Memory> Resident<S> {
         } else {
             (area.shared_frame_rights(), Marks::Accessed)
         };
-        let mapping = frame.map().map_err(|_| OutOfMemory)?;
+        let Ok(mapping) = frame.map() else {
+            // As many leaves map it as can be counted. A private page does without one more; memory would not help.
+            if area.is_shared() {
+                return Err(FaultError::Bus);
+            }
+            self.fill_with_copy(area, addr, slot, &frame)?;
+            return Ok(kind);
+        };
         slot.fill(leaf(mapping, rights, marks));
         self.count(area, Kind::Cache);
         if want == Want::Read && !area.flags.contains(AreaFlags::RANDOM) {
             self.fill_around(area, addr);
         }
         Ok(kind)
+    }
+
+    fn fill_with_copy(
+        &mut self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        slot: Slot<S::Machine>,
+        frame: &Frame<CacheKind, S>,
+    ) -> Result<(), OutOfMemory> {
+        let copy = self.copy_of(CopyFrom::from(frame), self.place(area, addr))?;
+        slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
+        self.count(area, Kind::Anon);
+        Ok(())
     }
 
     fn fill_anonymous(

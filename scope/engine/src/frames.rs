@@ -7,6 +7,10 @@
 //! Marks are changed by the CPU that changes the owner, in the callback of its store: before it goes on. A correct
 //! kernel lets nobody reach a frame whose owner is about to change, so a mark that differs from what an access remembers is
 //! either a change that the kernel made the CPU forget (then it is read anew) or a broken rule.
+//!
+//! The word that says the owner also counts who holds the frame, so most stores to it change no mark. A word of zero says that no block begins
+//! there and nothing of the frame: it is inside another block, as where many small ones have become a large one, or was never anybody's. A frame that
+//! was given back says who had it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -80,6 +84,12 @@ pub struct Frames {
     published: OnceLock<(Publication, u64)>,
     changes: AtomicU64,
     log: Mutex<Log>,
+}
+
+/// The owner and log2 of the frames of a block whose record says `state`.
+fn owner_and_order(p: &Publication, state: u32) -> (u32, u8) {
+    let order = u64::from(state) >> p.records.order_shift & p.records.order_mask;
+    (state & p.records.owner_mask as u32, order as u8)
 }
 
 fn zeroes<T: Default>(count: usize) -> Vec<T> {
@@ -160,10 +170,12 @@ impl Frames {
 
     /// A frame's record says `state` now. How many frames that is about.
     fn take(&self, p: &Publication, frame: u64, state: u32, now: u64) -> u64 {
-        let owner = state & p.records.owner_mask as u32;
+        if state == 0 {
+            return 1;
+        }
+        let (owner, log2) = owner_and_order(p, state);
         let order = &self.orders[frame as usize];
         let size = if owner != 0 {
-            let log2 = (u64::from(state) >> p.records.order_shift & p.records.order_mask) as u8;
             order.store(log2, Ordering::Relaxed);
             log2
         } else {
@@ -192,10 +204,18 @@ impl Frames {
         if frame >= (self.marks.len() as u64).min(p.frames) || inside != p.records.state_offset {
             return;
         }
-        if let Some(state) = load_u32(memory, physical) {
+        // Somebody else's store may be faster than this look at it: what is marked in the end is what was read last.
+        while let Some(state) = load_u32(memory, physical).filter(|&state| !self.is_marked(p, frame, state)) {
             self.changes.fetch_add(1, Ordering::Relaxed);
             self.take(p, frame, state, now);
         }
+    }
+    /// Whether the marks say what a record does.
+    fn is_marked(&self, p: &Publication, frame: u64, state: u32) -> bool {
+        let (owner, order) = owner_and_order(p, state);
+        let marked = Mark(self.marks[frame as usize].load(Ordering::Relaxed)).owner() as u32;
+        state == 0
+            || marked == owner && (owner == 0 || self.orders[frame as usize].load(Ordering::Relaxed) == order)
     }
 
     /// Whether the address is in the direct map.

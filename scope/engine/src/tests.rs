@@ -25,6 +25,8 @@ const IMAGE: u64 = 0x20_0000;
 const RECORDS: u64 = 0x40_0000;
 const ANON: u64 = 6;
 const KERNEL_OWNER: u64 = 2;
+/// By the kernel.
+const GIVEN_BACK: u64 = KERNEL_OWNER << 4;
 const PTE_GLOBAL: u64 = 1 << 8;
 
 const EMULATOR: Emulator = Emulator { cpu_seconds: 1.0, interface: 1, counting: Counting::Calls };
@@ -257,7 +259,7 @@ fn a_direct_map_access_is_judged_by_the_owner_at_that_time() {
     let frame = 0x2000;
     let touch = |machine: &mut Machine| machine.access(0, DIRECT + (frame << 12), frame << 12, Access::Read);
     touch(&mut machine);
-    machine.set_state(frame, 0);
+    machine.set_state(frame, GIVEN_BACK);
     touch(&mut machine);
     machine.set_state(frame, ANON);
     touch(&mut machine);
@@ -282,7 +284,7 @@ fn a_translation_that_outlives_its_frames_owner_is_found_on_either_way() {
         machine.kernel(0);
         machine.publish(&[(0x3000, KERNEL_OWNER)]);
         machine.access(1, DYNAMIC, 0x3000 << 12, Access::Read);
-        machine.set_state(0x3000, 0);
+        machine.set_state(0x3000, GIVEN_BACK);
         machine.set_state(0x3000, KERNEL_OWNER);
         machine.kernel(0);
         if let Some(flush) = flush {
@@ -307,7 +309,7 @@ fn a_translation_that_was_flushed_in_time_is_no_violation() {
         machine.publish(&[(0x3000, ANON)]);
         machine.access(1, address, 0x3000 << 12, Access::Read);
         machine.cpus[1].flush(flush);
-        machine.set_state(0x3000, 0);
+        machine.set_state(0x3000, GIVEN_BACK);
         machine.set_state(0x3000, ANON);
         machine.access(1, address, 0x3000 << 12, Access::Read);
         assert_eq!(machine.results().oracle.total, 0, "{flush:?}");
@@ -326,6 +328,24 @@ fn no_store_reaches_text_or_a_replica_through_any_alias() {
     machine.access(0, 0x40_0000, 0x4000 << 12, Access::Write);
     let oracle = machine.results().oracle;
     assert_eq!((oracle.total, oracle.violations[0].rule, oracle.violations[0].count), (2, Rule::Text, 2));
+}
+
+#[test]
+fn frames_that_become_one_block_and_their_holders_change_no_hands() {
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    machine.publish(&[(0x5000, ANON), (0x5001, ANON)]);
+    machine.access(1, 0x40_0000, 0x5001 << 12, Access::Read);
+    machine.set_state(0x5001, ANON | 1 << 13);
+    machine.set_state(0x5001, 0);
+    machine.set_state(0x5000, ANON | 1 << 4 | 1 << 13);
+    machine.access(1, 0x40_0000, 0x5001 << 12, Access::Read);
+    assert_eq!(machine.watch.frames.mark(0x5001).unwrap().generation(), 0);
+    machine.set_state(0x5000, ANON << 4);
+    let mark = machine.watch.frames.mark(0x5001).unwrap();
+    assert_eq!((mark.owner(), mark.generation()), (0, 1), "it was given back with the block");
+    let oracle = machine.results().oracle;
+    assert_eq!((oracle.total, oracle.checks.changes), (0, 2));
 }
 
 #[test]

@@ -120,7 +120,7 @@ impl Peer for Stack {
     }
 }
 
-/// The floor for an allocator that always notices misuse: the thread-local stack, and a 16-byte record for each frame that says who owns it.
+/// The floor for an allocator that always notices misuse: the thread-local stack, and a record of 8 bytes for each frame that says who owns it.
 pub struct RecordedStack {
     stack: Stack,
     table: FrameTable,

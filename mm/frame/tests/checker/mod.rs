@@ -5,15 +5,17 @@ pub mod page;
 
 use std::sync::atomic::Ordering;
 
-use freehold_frame::{Counts, Word};
+use freehold_frame::{Counts, Order, Owner, Tag, Word};
+use freehold_machine::NodeId;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 
 pub struct Loom(AtomicU64);
 
-/// The word of a free frame.
+/// The word of an anonymous frame that nobody holds.
 pub fn unheld() -> Counts<Loom> {
-    Counts::with_word(Loom(AtomicU64::new(0)))
+    let tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
+    Counts::with_word(Loom(AtomicU64::new(tag.bits())))
 }
 
 impl Word for Loom {

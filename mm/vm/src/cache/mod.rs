@@ -255,7 +255,7 @@ impl<S: Memory> PageCache<S> {
         } else if inner.index.swap_place(index).is_some() {
             return Ok(None);
         }
-        inner.index.hand_out(index).map(Some).ok_or(VmError::NoMemory)
+        inner.index.hand_out(index).map(Some).ok_or(VmError::TooManyHolders)
     }
 
     /// As [`PageCache::insert`], `None` where pages have left since `departures` was read.
@@ -272,7 +272,7 @@ impl<S: Memory> PageCache<S> {
             }
             inner.index.insert(index, frame);
         }
-        inner.index.hand_out(index).map(Some).ok_or(VmError::NoMemory)
+        inner.index.hand_out(index).map(Some).ok_or(VmError::TooManyHolders)
     }
 
     /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end.

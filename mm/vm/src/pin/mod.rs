@@ -22,7 +22,7 @@ pub(crate) mod detach;
 use core::marker::PhantomData;
 
 use freehold_frame::transition::{self, Serves};
-use freehold_frame::{Anon, Frame, FrameRecord, Mapping, PageCache as CacheKind, Pin};
+use freehold_frame::{Anon, Frame, Home, Mapping, PageCache as CacheKind, Pin};
 use freehold_machine::{Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, Memory, PageSize, Roots};
 
@@ -122,9 +122,9 @@ impl<S: Memory, P: Purpose> PinnedPage<S, P> {
     fn new(hold: Hold<S>) -> Self {
         let this = Self { hold, purpose: PhantomData };
         if P::ACCESS == Access::Write
-            && let Some(record) = this.record()
+            && let Some(home) = this.home()
         {
-            record.add_writer();
+            home.add_writer();
         }
         this
     }
@@ -145,11 +145,11 @@ impl<S: Memory, P: Purpose> PinnedPage<S, P> {
             Hold::Anon(_) | Hold::Looked(_) | Hold::Zeroes(_) => OfFile::No,
         }
     }
-    /// The record of a frame that may be written.
-    fn record(&self) -> Option<&'static FrameRecord> {
+    /// Where the writers of a frame that may be written are counted.
+    fn home(&self) -> Option<&'static Home> {
         match &self.hold {
-            Hold::Anon(pin) => Some(pin.record()),
-            Hold::Shared(pin) => Some(pin.record()),
+            Hold::Anon(pin) => Some(pin.home()),
+            Hold::Shared(pin) => Some(pin.home()),
             Hold::Looked(_) | Hold::LookedFile(_) | Hold::Zeroes(_) => None,
         }
     }
@@ -158,9 +158,9 @@ impl<S: Memory, P: Purpose> PinnedPage<S, P> {
 impl<S: Memory, P: Purpose> Drop for PinnedPage<S, P> {
     fn drop(&mut self) {
         if P::ACCESS == Access::Write
-            && let Some(record) = self.record()
+            && let Some(home) = self.home()
         {
-            record.remove_writer();
+            home.remove_writer();
         }
     }
 }
@@ -260,7 +260,7 @@ impl<S: Memory> Resident<S> {
         let own = self.hold_own(area, entry);
         let hold = if looks { own.or_else(|| self.look(entry)) } else { own };
         // Only a count at its maximum refuses here.
-        hold.map(PinnedPage::new).ok_or(FaultError::OutOfMemory)
+        hold.map(PinnedPage::new).ok_or(FaultError::Bus)
     }
 
     /// Whether the page has an exclusive frame, which a pin takes as it is.

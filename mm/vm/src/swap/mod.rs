@@ -46,7 +46,7 @@ use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_frame::{Anon, Belongs, CountError, Frame, Mapping, OutOfMemory};
+use freehold_frame::{Anon, Belongs, CountError, Frame, Home, Mapping, OutOfMemory};
 use freehold_machine::Pfn;
 use freehold_paging::{Memory, SwapPlace};
 
@@ -62,7 +62,7 @@ pub const SWAP_RUN: usize = 32;
 const AREAS: usize = 29;
 
 /// The object of a frame's home that means "a slot of the swap". Page caches count from 1.
-const HOME: u64 = u64::MAX;
+const HOME: u64 = Home::LAST_OBJECT;
 
 /// Where the pages of an area are kept: a device or a file, in pages from its beginning on.
 pub trait SwapStore: Send + Sync {

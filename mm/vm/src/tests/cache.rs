@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::vec;
 use std::vec::Vec;
 
-use freehold_frame::{Frame, PageCache as CacheKind};
+use freehold_frame::{Frame, FrameSource, PageCache as CacheKind};
 use freehold_machine::{PhysicalBytes, VirtAddr};
 use freehold_paging::model::ModelFrames;
 
@@ -76,6 +76,25 @@ fn holes_read_as_zeroes_take_no_frames_and_are_found() {
     assert_eq!(cache.truncate(u64::MAX), Err(VmError::Overflow));
     assert_eq!(cache.punch_hole(5..5), Err(VmError::Invalid));
     drop(cache);
+    world.end();
+}
+
+#[test]
+fn what_a_page_of_as_many_leaves_as_can_be_counted_lacks_is_not_memory() {
+    let world = World::new();
+    let file = world.file(&[7; 4096]);
+    let p = world.process(0);
+    let map = |backing| p.map(Place::Anywhere, 1, RW, backing).unwrap();
+    let first = map(Backing::PrivateFile(view(&file, 0)));
+    assert_eq!(p.load(first), Ok(7));
+    let counts = world.frames.table().get(p.frame(first)).unwrap().counts();
+    let leaves = (0..).take_while(|_| counts.map().is_ok()).count();
+    let second = map(Backing::PrivateFile(view(&file, 0)));
+    assert_eq!(p.load(second), Ok(7), "a page of its own does as well");
+    assert_ne!(p.frame(second), p.frame(first));
+    assert_eq!(p.load(map(Backing::SharedFile(view(&file, 0), SharedWrite::Allowed))), Err(FaultError::Bus));
+    (0..leaves).for_each(|_| assert!(!counts.unmap()));
+    drop((p, file));
     world.end();
 }
 

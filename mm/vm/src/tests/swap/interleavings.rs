@@ -1,8 +1,8 @@
 //! Every interleaving of a page's way out and back with what its partner after a fork does: the steps of `swap` on one slot and its frame, with the
 //! real slots and the real counts. Spaces have no lock in common; the slots' lock is the only one here.
 
-use freehold_frame::{Counts, Exclusive, Word};
-use freehold_machine::Pfn;
+use freehold_frame::{Counts, Exclusive, Order, Owner, Tag, Word};
+use freehold_machine::{NodeId, Pfn};
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::thread;
@@ -32,6 +32,7 @@ impl Word for Loom {
 const FRAMES: usize = 3;
 const SHARED: usize = 0;
 const SLOT: u64 = 1;
+const ANON: Tag = Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
 
 struct Frame {
     counts: Counts<Loom>,
@@ -50,7 +51,7 @@ impl System {
     /// Frame 0 has byte 1 and is mapped by two spaces.
     fn after_a_fork() -> Arc<Self> {
         let frame = || Frame {
-            counts: Counts::with_word(Loom(AtomicU64::new(0))),
+            counts: Counts::with_word(Loom(AtomicU64::new(ANON.bits()))),
             byte: AtomicUsize::new(1),
             freed: AtomicUsize::new(0),
         };
