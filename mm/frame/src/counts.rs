@@ -83,7 +83,7 @@ const MAX_PINS: u64 = (1 << 14) - 1;
 
 // Every bit is one thing's.
 const _: () = assert!(
-    TAG ^ MAX_MAPPINGS * MAPPING ^ MARKS ^ MAX_REFERENCES * REFERENCE ^ MAX_PINS * PIN ^ EXCLUSIVE
+    TAG + MAX_MAPPINGS * MAPPING + MARKS + MAX_REFERENCES * REFERENCE + MAX_PINS * PIN + EXCLUSIVE
         == u64::MAX
 );
 

@@ -388,6 +388,8 @@ impl<S: FrameSource> Mapping<PageCache, S> {
 }
 
 impl<K: UserKind, S: FrameSource> Drop for Mapping<K, S> {
+    // Where leaves are taken down, for each.
+    #[inline]
     fn drop(&mut self) {
         let_go(self.source, self.frame, self.order, Hold::Mapping);
     }
