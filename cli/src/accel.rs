@@ -49,7 +49,7 @@ pub enum Kvm {
 
 /// The engine for `wish`. `Err` when KVM is demanded and does not work.
 pub fn choose(wish: Accel, clock: Clock) -> Result<Engine> {
-    if clock == Clock::Instructions {
+    if matches!(clock, Clock::Instructions { .. }) {
         return match wish {
             Accel::Kvm => Err(Failure::new("--icount needs the emulator", "leave --accel kvm out")),
             _ => Ok(Engine::Tcg),

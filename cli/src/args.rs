@@ -181,6 +181,10 @@ pub struct RunOptions {
     #[arg(long, help_heading = "Machine")]
     pub icount: bool,
 
+    /// With --icount: another boot, whose random numbers begin with N (1 if not given)
+    #[arg(long, value_name = "N", requires = "icount", help_heading = "Machine")]
+    pub seed: Option<String>,
+
     /// Add a host file or folder at the same path; a program comes with its libraries
     #[arg(short, long, value_name = "PATH", help_heading = "Files and environment")]
     pub add: Vec<PathBuf>,

@@ -27,8 +27,8 @@ const UNCOUNTED: &str = ",-x2apic";
 pub const ICOUNT: &str = "shift=0,sleep=off";
 /// Date at which a counted run begins.
 pub const RTC: &str = "base=2024-01-01,clock=vm";
-/// Seed of everything random in a counted run.
-pub const SEED: &str = "1";
+/// Seed of everything random in a counted run, if the user gives none.
+pub const SEED: u64 = 1;
 const DEFAULT_MEMORY: u64 = 256 * MIB;
 /// Where the port devices sit on the PCI bus: the guest knows stream, error and control by this order.
 const FIRST_PORT_SLOT: u32 = 4;
@@ -50,8 +50,11 @@ pub enum Engine {
 pub enum Clock {
     /// The host's.
     Real,
-    /// One nanosecond an instruction, from a fixed date.
-    Instructions,
+    /// One nanosecond an instruction, from a fixed date; everything random comes from the seed.
+    Instructions {
+        /// Runs with the same one are alike.
+        seed: u64,
+    },
 }
 
 /// Whether the CPUs wait for a debugger.
@@ -138,6 +141,12 @@ impl Machine {
         if options.icount && cpus > 1 {
             return Err(Failure::new("--icount counts the instructions of one CPU", "leave --cpus at 1"));
         }
+        let seed = match &options.seed {
+            Some(text) => text.parse().map_err(|_| {
+                Failure::new(format!("--seed {text}: not a seed"), "a number, 0 to 18446744073709551615")
+            })?,
+            None => SEED,
+        };
         let memory = match &options.memory {
             Some(text) => Some(size::parse_size("-m", text)?),
             None => None,
@@ -166,7 +175,7 @@ impl Machine {
             topology,
             disks,
             swap,
-            clock: if options.icount { Clock::Instructions } else { Clock::Real },
+            clock: if options.icount { Clock::Instructions { seed } } else { Clock::Real },
             debugger: if options.gdb { Debugger::Waited } else { Debugger::None },
             append: options.append.join(" "),
             watcher: None,
@@ -246,7 +255,7 @@ impl Machine {
         match (engine, self.clock) {
             (Engine::Kvm, _) => line.option("-accel", "kvm"),
             (Engine::Tcg, Clock::Real) => line.option("-accel", "tcg,thread=multi"),
-            (Engine::Tcg, Clock::Instructions) => line.option("-accel", "tcg"),
+            (Engine::Tcg, Clock::Instructions { .. }) => line.option("-accel", "tcg"),
         }
         line.option("-cpu", cpu(self.clock));
         line.option("-smp", format!("{0},sockets={0},cores=1,threads=1", self.cpus));
@@ -258,10 +267,10 @@ impl Machine {
         self.topology.arguments(&mut line, backing);
         line.flags(&["-nodefaults", "-no-user-config", "-no-reboot"]);
         line.option("-display", "none");
-        if self.clock == Clock::Instructions {
+        if let Clock::Instructions { seed } = self.clock {
             line.option("-icount", ICOUNT);
             line.option("-rtc", RTC);
-            line.option("-seed", SEED);
+            line.option("-seed", seed.to_string());
         }
         if let Some(watcher) = &self.watcher {
             let mut value = escape_commas(&watcher.plugin);
@@ -312,7 +321,7 @@ impl Machine {
         // device's interrupt comes. Without it the CPU that rings does the device's work itself, at that instruction.
         let bell = match self.clock {
             Clock::Real => "",
-            Clock::Instructions => ",ioeventfd=off",
+            Clock::Instructions { .. } => ",ioeventfd=off",
         };
         line.option(
             "-device",
@@ -338,7 +347,10 @@ impl Machine {
 
 /// QEMU's CPU in a machine with this clock.
 pub fn cpu(clock: Clock) -> String {
-    let lacks = if clock == Clock::Instructions { UNCOUNTED } else { "" };
+    let lacks = match clock {
+        Clock::Real => "",
+        Clock::Instructions { .. } => UNCOUNTED,
+    };
     format!("{CPU}{lacks}")
 }
 

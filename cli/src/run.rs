@@ -84,7 +84,12 @@ impl Prepared {
             None => None,
         };
         let machine = Machine::from_options(options)?;
-        let environment = environment(&options.env)?;
+        // The image of a measurement is the same on any host: its length alone decides where a stock Linux puts itself.
+        let (kind, window) = match purpose {
+            Purpose::Measurement => (None, terminal::WINDOW),
+            _ => (std::env::var_os("TERM"), terminal::window()),
+        };
+        let environment = environment(kind, &options.env)?;
         let program = find_program(options, &environment)?;
         let spec = Spec {
             exec: program.guest.clone(),
@@ -92,7 +97,7 @@ impl Prepared {
             environment,
             cwd: guest_path("--cwd", &options.cwd)?,
             streams,
-            window: terminal::window(),
+            window,
             symbols: spec::Symbols::None,
             swap: machine.swap_path(),
         };
@@ -201,15 +206,13 @@ fn parse_timeout(text: &str) -> Result<Duration> {
 }
 
 /// The program's environment: a small fixed one, the terminal's kind, and the user's.
-fn environment(additions: &[OsString]) -> Result<Vec<OsString>> {
+fn environment(kind: Option<OsString>, additions: &[OsString]) -> Result<Vec<OsString>> {
     let mut list: Vec<(OsString, OsString)> = vec![
         ("PATH".into(), DEFAULT_PATH.into()),
         ("HOME".into(), "/root".into()),
         ("USER".into(), "root".into()),
     ];
-    if let Some(kind) = std::env::var_os("TERM") {
-        list.push(("TERM".into(), kind));
-    }
+    list.extend(kind.map(|kind| ("TERM".into(), kind)));
     for addition in additions {
         let bytes = addition.as_bytes();
         let (key, value) = match bytes.iter().position(|&byte| byte == b'=') {

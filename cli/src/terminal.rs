@@ -30,7 +30,10 @@ impl Streams {
     }
 }
 
-/// Rows and columns of the terminal, 24 × 80 where there is none.
+/// Rows and columns where there is no terminal.
+pub const WINDOW: (u16, u16) = (24, 80);
+
+/// Rows and columns of the terminal, [`WINDOW`] where there is none.
 pub fn window() -> (u16, u16) {
     for stream in [rustix::stdio::stdout(), rustix::stdio::stdin(), rustix::stdio::stderr()] {
         if let Ok(size) = termios::tcgetwinsize(stream)
@@ -40,7 +43,7 @@ pub fn window() -> (u16, u16) {
             return (size.ws_row, size.ws_col);
         }
     }
-    (24, 80)
+    WINDOW
 }
 
 /// Makes stdin raw: every key goes to the guest, Ctrl-C too. Undone by [`restore`] and by a panic.

@@ -13,19 +13,20 @@
 //   near-cache walk HEAP ACCESSES         prints the frames of a heap of HEAP MiB and then reads it at random, as many times:
 //                                         for a microscope to confirm
 #include <fcntl.h>
-#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../tools/dice.h"
 #include "../tools/doorbell.h"
 
-enum { PAGE = 4096, MIB = 1024 * 1024 / PAGE, ROUNDS = 4, PROCESSES = 6, AREAS = 4096 };
+enum { PAGE = 4096, MIB = 1024 * 1024 / PAGE };
 
 static void *memory(size_t pages) {
     void *at = mmap(0, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -37,135 +38,124 @@ static void *memory(size_t pages) {
 }
 
 // The frame numbers of a heap's pages.
-static uint64_t *frames_of(const char *heap, size_t pages) {
-    uint64_t *entries = malloc(pages * sizeof *entries);
+static void read_frames(const char *heap, size_t pages, uint32_t *frames) {
+    uint64_t entries[512];
     int map = open("/proc/self/pagemap", O_RDONLY);
-    off_t start = (off_t)((uintptr_t)heap / PAGE * sizeof *entries);
-    for (size_t done = 0; done < pages * sizeof *entries;) {
-        ssize_t got = pread(map, (char *)entries + done, pages * sizeof *entries - done, start + (off_t)done);
+    for (size_t done = 0; done < pages;) {
+        size_t wanted = pages - done < 512 ? pages - done : 512;
+        ssize_t got = pread(map, entries, wanted * sizeof *entries, (off_t)(((uintptr_t)heap / PAGE + done) * sizeof *entries));
         if (got <= 0) {
             perror("/proc/self/pagemap");
             exit(1);
         }
-        done += (size_t)got;
-    }
-    close(map);
-    for (size_t i = 0; i < pages; i++) {
-        entries[i] &= (1ull << 55) - 1;
-        if (entries[i] == 0) {
-            fprintf(stderr, "page %zu has no frame number: not present, or not told\n", i);
-            exit(1);
+        for (size_t i = 0; i < (size_t)got / sizeof *entries; i++, done++) {
+            uint64_t frame = entries[i] & ((1ull << 55) - 1);
+            if (frame == 0 || frame > UINT32_MAX) {
+                fprintf(stderr, "page %zu has no frame number: not present, or not told\n", done);
+                exit(1);
+            }
+            frames[done] = (uint32_t)frame;
         }
     }
-    return entries;
+    close(map);
 }
 
 static double conflicts(const char *heap, size_t pages, size_t bins) {
-    uint64_t *frames = frames_of(heap, pages);
+    uint32_t *frames = memory(pages * sizeof *frames / PAGE);
+    read_frames(heap, pages, frames);
     unsigned char *used = calloc(bins, 1);
     size_t distinct = 0;
     for (size_t i = 0; i < pages; i++) {
         distinct += !used[frames[i] % bins];
         used[frames[i] % bins] = 1;
     }
-    free(frames);
+    munmap(frames, pages * sizeof *frames);
     free(used);
     return 1.0 - (double)distinct / (double)pages;
 }
 
-static unsigned below(unsigned end) {
-    return (unsigned)rand() % end;
-}
+// How memory ages: one round after the other, each until so many sixteenths of memory are in use. In a round processes live side by
+// side, and each, whenever it is its turn, maps an area and writes a piece of its file, of 1 to so many pages. First small ones in part
+// of memory, then larger ones in all of it.
+static const struct round {
+    unsigned in_use, area, piece;
+} rounds[] = {{5, 16, 64}, {16, 2048, 256}};
+enum { ROUNDS = sizeof rounds / sizeof *rounds, PROCESSES = 6, AREAS = 1 << 15 };
 
-// What is free may not fall below a twentieth of all memory: no kernel has to look for more by then.
-static int is_room(void) {
+// A round ends too when but a twentieth of memory is free: no kernel has to look for more by then.
+static int is_room(const struct round *round) {
     struct sysinfo info;
     sysinfo(&info);
-    return info.freeram > info.totalram / 20;
+    return info.freeram > info.totalram / 16 * (16 - round->in_use) && info.freeram > info.totalram / 20;
 }
 
-// Maps areas of random sizes and touches them, in turn with others, and gives one of them back now and then, until memory is full.
-// Says so, and ends when it is told to.
-static void live(unsigned seed, int full, int told) {
+// Maps an area of a random size and touches it, gives one back now and then, and writes a piece of a file.
+static void take_turn(const struct round *round, struct dice *dice, int file) {
     static struct {
         char *at;
         size_t pages;
     } areas[AREAS];
-    size_t count = 0;
-    char end;
-    srand(seed);
-    while (count < AREAS && is_room()) {
-        size_t pages = 1 + below(4 * MIB);
-        char *at = memory(pages);
-        madvise(at, pages * PAGE, MADV_NOHUGEPAGE);
-        for (size_t i = 0; i < pages && (i % 64 > 0 || is_room()); i++) at[i * PAGE] = 1;
-        areas[count].at = at;
-        areas[count++].pages = pages;
-        if (below(4) == 0) {
-            size_t which = below(count--);
-            munmap(areas[which].at, areas[which].pages * PAGE);
-            areas[which] = areas[count];
-        }
-        sched_yield();
+    static const char block[PAGE] = {1};
+    static unsigned count;
+    size_t pages = 1 + below(dice, round->area), piece = 1 + below(dice, round->piece);
+    char *at = memory(pages);
+    madvise(at, pages * PAGE, MADV_NOHUGEPAGE);
+    for (size_t i = 0; i < pages && (i % 64 > 0 || is_room(round)); i++) at[i * PAGE] = 1;
+    areas[count].at = at;
+    areas[count++].pages = pages;
+    if (below(dice, 4) == 0 || count == AREAS) {
+        unsigned which = below(dice, count--);
+        munmap(areas[which].at, areas[which].pages * PAGE);
+        areas[which] = areas[count];
     }
-    if (write(full, "x", 1) != 1) _exit(1);
-    while (read(told, &end, 1) < 0) {}
+    for (size_t i = 0; i < piece && (i % 64 > 0 || is_room(round)); i++) {
+        if (write(file, block, sizeof block) != sizeof block) _exit(1);
+    }
+}
+
+// Takes a turn for every byte that comes through `door`, and answers it, until there is no more to come.
+static void live(const struct round *round, struct dice dice, const char *name, int door) {
+    int file = open(name, O_CREAT | O_WRONLY, 0600);
+    for (char turn; read(door, &turn, 1) == 1;) {
+        take_turn(round, &dice, file);
+        if (write(door, &turn, 1) != 1) _exit(1);
+    }
     _exit(0);
 }
 
-// Writes a file bit by bit, in turn with others, of a fifth of all memory where there is room.
-static void fill(const char *name) {
-    struct sysinfo info;
-    char block[PAGE] = {1};
-    int file = open(name, O_CREAT | O_WRONLY, 0600);
-    sysinfo(&info);
-    size_t left = info.totalram / PAGE * info.mem_unit / 5;
-    while (left > 0 && is_room()) {
-        for (size_t piece = 1 + below(512); piece > 0 && left > 0; piece--, left--) {
-            if (write(file, block, sizeof block) != sizeof block) exit(1);
-        }
-        sched_yield();
-    }
-    close(file);
-}
-
-// Memory as it is after a while, all of it: in each round, processes live side by side while a file is written between them,
-// until memory is full, and end in no order; the file stays. Every other round removes the file of the round before.
+// Memory as it is after a while, all of it. Whose turn it is, and who ends first, is left to the dice; the files stay.
 static void age(unsigned seed) {
-    srand(seed);
+    struct dice dice = {0x9e3779b97f4a7c15u ^ seed};
     for (unsigned round = 0; round < ROUNDS; round++) {
-        int doors[PROCESSES][2], full[2];
+        int doors[PROCESSES][2];
         pid_t children[PROCESSES];
-        char name[32], said;
-        if (pipe(full)) exit(1);
         for (unsigned c = 0; c < PROCESSES; c++) {
-            unsigned seed_of_child = (unsigned)rand();
-            if (pipe(doors[c])) exit(1);
+            struct dice of_child = {draw(&dice)};
+            char name[32];
+            snprintf(name, sizeof name, "/tmp/age-%u-%u", round, c);
+            if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, doors[c])) exit(1);
             children[c] = fork();
-            if (children[c] == 0) live(seed_of_child, full[1], doors[c][0]);
+            if (children[c] == 0) {
+                // A child ends when its parent closes the door: nobody else may hold it open.
+                for (unsigned other = 0; other <= c; other++) close(doors[other][0]);
+                live(&rounds[round], of_child, name, doors[c][1]);
+            }
+            close(doors[c][1]);
         }
-        close(full[1]);
-        snprintf(name, sizeof name, "/tmp/age-%u", round);
-        fill(name);
-        for (unsigned c = 0; c < PROCESSES; c++) {
-            if (read(full[0], &said, 1) != 1) {
+        while (is_room(&rounds[round])) {
+            int door = doors[below(&dice, PROCESSES)][0];
+            char turn = 't';
+            if (write(door, &turn, 1) != 1 || read(door, &turn, 1) != 1) {
                 fprintf(stderr, "a process that fills memory has died\n");
                 exit(1);
             }
         }
-        close(full[0]);
-        if (round % 2 == 1) {
-            snprintf(name, sizeof name, "/tmp/age-%u", round - 1);
-            unlink(name);
-        }
         for (unsigned left = PROCESSES; left > 0; left--) {
-            unsigned c = below(left);
-            if (write(doors[c][1], "x", 1) != 1) exit(1);
-            waitpid(children[c], 0, 0);
+            unsigned c = below(&dice, left);
             close(doors[c][0]);
-            close(doors[c][1]);
+            waitpid(children[c], 0, 0);
             children[c] = children[left - 1];
-            memcpy(doors[c], doors[left - 1], sizeof doors[c]);
+            doors[c][0] = doors[left - 1][0];
         }
     }
 }
@@ -179,11 +169,9 @@ static char *touched(size_t pages) {
     return heap;
 }
 
-static void print_frames(const char *name, const char *heap, size_t pages) {
-    uint64_t *frames = frames_of(heap, pages);
+static void print_frames(const char *name, const uint32_t *frames, size_t pages) {
     printf("%s\n", name);
-    for (size_t i = 0; i < pages; i++) printf("%lx\n", (unsigned long)frames[i]);
-    free(frames);
+    for (size_t i = 0; i < pages; i++) printf("%x\n", frames[i]);
 }
 
 static void walk(char *heap, size_t pages, size_t accesses) {
@@ -220,19 +208,27 @@ static size_t number(char **argv, int argc, int at) {
 
 int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[1], "frames")) {
-        size_t pages = number(argv, argc, 2) * MIB;
+        size_t pages = number(argv, argc, 2) * MIB, room = pages * sizeof(uint32_t) / PAGE;
+        uint32_t *fresh = memory(room), *aged = memory(room);
+        // What stays for long is there before the heap, and not in its midst.
+        memset(fresh, 1, pages * sizeof *fresh);
         char *heap = touched(pages);
-        print_image();
-        print_frames("fresh", heap, pages);
+        read_frames(heap, pages, fresh);
         munmap(heap, pages * PAGE);
         age(argc > 3 ? (unsigned)number(argv, argc, 3) : 1);
-        print_frames("aged", touched(pages), pages);
+        read_frames(touched(pages), pages, aged);
+        // Nothing is printed before: how fast a host takes it would have a part in what follows.
+        print_image();
+        print_frames("fresh", fresh, pages);
+        print_frames("aged", aged, pages);
         return 0;
     }
     if (argc > 3 && !strcmp(argv[1], "walk")) {
         size_t pages = number(argv, argc, 2) * MIB;
         char *heap = touched(pages);
-        print_frames("fresh", heap, pages);
+        uint32_t *frames = memory(pages * sizeof *frames / PAGE);
+        read_frames(heap, pages, frames);
+        print_frames("fresh", frames, pages);
         fflush(stdout);
         walk(heap, pages, number(argv, argc, 3));
         return 0;

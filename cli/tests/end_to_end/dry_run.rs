@@ -68,6 +68,17 @@ fn machines_that_grow() {
 fn disks_instructions_and_a_debugger() {
     golden(
         "disks.txt",
-        &["--disk", "DISK,ro,iops=20", "--disk", "DISK", "--icount", "--gdb", "--append", "a=1 b"],
+        &[
+            "--disk",
+            "DISK,ro,iops=20",
+            "--disk",
+            "DISK",
+            "--icount",
+            "--seed",
+            "7",
+            "--gdb",
+            "--append",
+            "a=1 b",
+        ],
     );
 }

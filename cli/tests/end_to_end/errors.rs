@@ -105,6 +105,8 @@ fn sizes_and_numbers() {
     refused(&["--near-cache", "2G"], &["--near-cache 2G", "256M"]);
     refused(&["--icount", "--cpus", "2"], &["--icount", "--cpus"]);
     refused(&["--icount", "--accel", "kvm"], &["--accel"]);
+    refused(&["--icount", "--seed", "dice"], &["--seed dice", "not a seed"]);
+    refused(&["--seed", "2"], &["--icount"]);
 }
 
 #[test]
