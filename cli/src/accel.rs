@@ -153,6 +153,7 @@ fn prove() -> Result<Kvm> {
         timeout: Some(PROOF_DEADLINE),
         purpose: Purpose::Proof,
         log: LogTo::Nowhere,
+        recall: None,
     };
     Ok(match session::run(&job)?.end {
         End::Program(Ending::Exit(0)) => Kvm::Works,

@@ -85,6 +85,7 @@ impl Outcome {
                 outcome.signal = Some(*signal);
                 ("interrupted", 128u8.saturating_add(*signal))
             }
+            End::Recalled => ("interrupted", OWN_ERROR),
             End::Panicked(certificate) => {
                 outcome.panic = Some(certificate.clone());
                 ("panic", GUEST_DIED)

@@ -20,7 +20,7 @@ use crate::program::{self, Program};
 use crate::qemu::swap::Swap;
 use crate::qemu::{self, Debugger, Engine, Files, Machine, Ports};
 use crate::report;
-use crate::session::{self, End, Ended, Job, LogTo, Purpose};
+use crate::session::{self, End, Ended, Job, LogTo, Purpose, Recall};
 use crate::size::show_size;
 use crate::terminal::{self, Streams};
 use crate::{Result, files};
@@ -117,6 +117,11 @@ impl Prepared {
 
     /// Runs it.
     pub fn run(&self, engine: Engine) -> Result<Ended> {
+        self.run_unless(engine, None)
+    }
+
+    /// Runs it to its end, or until it is recalled.
+    pub fn run_unless(&self, engine: Engine, recall: Option<&Recall>) -> Result<Ended> {
         qemu::program()?;
         let mut initramfs =
             tempfile::Builder::new().prefix("freehold-").suffix(".cpio").tempfile().map_err(|e| {
@@ -136,6 +141,7 @@ impl Prepared {
             timeout: self.timeout,
             purpose: self.purpose,
             log: self.log,
+            recall,
         })
     }
 }

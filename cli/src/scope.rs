@@ -25,7 +25,7 @@ use crate::outcome::Outcome;
 use crate::protocol::Ending;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
-use crate::session::{End, Ended, WATCHER_NAME};
+use crate::session::{End, Ended, Recall, WATCHER_NAME};
 use crate::{Result, files, kernel};
 use digest::Digest;
 use summary::Rows;
@@ -112,16 +112,16 @@ impl Measurement {
 
     /// What was seen, and what the program printed.
     pub fn run(self) -> Result<(Results, Vec<u8>)> {
-        let (results, ended) = self.run_to_an_end()?;
+        let (results, ended) = self.run_unless(None)?;
         match &ended.end {
             End::Program(Ending::Exit(0)) => Ok((results?, ended.output)),
             end => Err(Failure::new(format!("the watched program did not end well: {end:?}"), "")),
         }
     }
 
-    /// What was seen, if QEMU came to write it, and how the run ended: for callers who judge that themselves.
-    pub fn run_to_an_end(self) -> Result<(Result<Results>, Ended)> {
-        let ended = self.run.run(Engine::Tcg)?;
+    /// What was seen, if QEMU came to write it, and how the run ended: for callers who judge that themselves, and may recall it.
+    pub fn run_unless(self, recall: Option<&Recall>) -> Result<(Result<Results>, Ended)> {
+        let ended = self.run.run_unless(Engine::Tcg, recall)?;
         if let End::Qemu(words) = &ended.end {
             let failure = Failure::qemu(words, words.clone());
             return Err(explain(&self.microscope.plugin, &ended.words, failure));

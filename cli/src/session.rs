@@ -7,6 +7,7 @@
 mod channel;
 mod monitor;
 mod pump;
+mod recall;
 mod signals;
 
 use std::fs::File;
@@ -30,6 +31,8 @@ use channel::{Channel, Log};
 use monitor::Monitor;
 use pump::{Pump, Source};
 use signals::Signals;
+
+pub use recall::Recall;
 
 /// How long a guest may take to power off after the program's end when it does not count its bytes.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
@@ -58,6 +61,8 @@ pub struct Job<'a> {
     pub purpose: Purpose,
     /// Whether the kernel log goes to stderr.
     pub log: LogTo,
+    /// Ends the run when its others have failed.
+    pub recall: Option<&'a Recall>,
 }
 
 /// What a run is for.
@@ -94,6 +99,8 @@ pub enum End {
     TimedOut,
     /// A signal told us to stop before the program could be told.
     Interrupted(u8),
+    /// Its [`Job::recall`] was called.
+    Recalled,
     /// The kernel sent its death certificate.
     Panicked(Value),
     /// The VM ended without a word.
@@ -280,6 +287,9 @@ impl<'a> Session<'a> {
             if let Some(end) = self.take_signals() {
                 break end;
             }
+            if self.job.recall.is_some_and(Recall::called) {
+                break End::Recalled;
+            }
             let gone = self.qemu.try_wait().ok().flatten();
             if gone.is_some() {
                 // Drop our copies, so that what QEMU wrote ends with an end of file.
@@ -352,6 +362,7 @@ impl<'a> Session<'a> {
     fn wait(&mut self) -> Result<()> {
         let mut interest: Vec<(BorrowedFd<'_>, PollFlags)> =
             vec![(self.exited.as_fd(), PollFlags::IN), (self.signals.as_fd(), PollFlags::IN)];
+        interest.extend(self.job.recall.map(|recall| (recall.as_fd(), PollFlags::IN)));
         self.control.interest(&mut interest);
         self.log.channel.interest(&mut interest);
         self.words.interest(&mut interest);

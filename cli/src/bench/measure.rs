@@ -1,11 +1,11 @@
 //! Runs the VMs: sides in turn, so that what happens on the host happens to all of them.
 //!
 //! By the host's clock one VM runs at a time. Counted instructions do not depend on the host, so there as many VMs run at a time
-//! as the host has CPUs.
+//! as the host has CPUs; when one of them fails, the others are recalled.
 
 use std::ffi::OsString;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::outcome::{GUEST_DIED, TIMED_OUT};
 use crate::protocol::Ending;
 use crate::report;
-use crate::session::{End, Ended};
+use crate::session::{End, Ended, Recall};
 use crate::{Result, args, scope};
 
 /// Lines of a guest's own words that are shown with its failure.
@@ -55,18 +55,18 @@ pub fn measure(plan: &Plan) -> std::result::Result<Vec<Measured>, Stop> {
         progress.set_style(style);
     }
     progress.tick();
-    let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (next, recall) = (AtomicUsize::new(0), Recall::new().map_err(Stop::Failure)?);
     let results = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..at_a_time.min(order.len()) {
             scope.spawn(|| {
-                while !stopped.load(Ordering::Relaxed)
+                while !recall.called()
                     && let Some(&(side, run)) = order.get(next.fetch_add(1, Ordering::Relaxed))
                 {
                     progress.set_message(plan.sides[side].label.clone());
-                    let result = one(plan, &plan.sides[side]);
+                    let result = one(plan, &plan.sides[side], &recall);
                     if result.is_err() {
-                        stopped.store(true, Ordering::Relaxed);
+                        recall.call();
                     }
                     progress.inc(1);
                     results.lock().expect("no holder panics").push((run, side, result));
@@ -79,7 +79,8 @@ pub fn measure(plan: &Plan) -> std::result::Result<Vec<Measured>, Stop> {
     results.sort_by_key(|(run, side, _)| (*run, *side));
     let mut measured: Vec<Measured> = plan.sides.iter().map(|_| Measured::default()).collect();
     for (_, side, result) in results {
-        let (version, output) = result?;
+        // Where one was recalled, another that has failed is among them: nothing is returned but why.
+        let Some((version, output)) = result? else { continue };
         measured[side].version = version;
         measured[side].runs.push(output);
     }
@@ -96,8 +97,8 @@ fn order(sides: usize, runs: usize) -> Vec<(usize, usize)> {
     (0..runs).flat_map(round).collect()
 }
 
-/// One run of a side: a VM for the rows of each counter.
-fn one(plan: &Plan, side: &Side) -> std::result::Result<(String, Output), Stop> {
+/// One run of a side: a VM for the rows of each counter. `None` when it was recalled.
+fn one(plan: &Plan, side: &Side, recall: &Recall) -> std::result::Result<Option<(String, Output)>, Stop> {
     let (mut version, mut output) = (String::new(), Output::default());
     for counter in [Counter::Clock, Counter::Microscope] {
         let keys = plan.keys(counter);
@@ -105,22 +106,28 @@ fn one(plan: &Plan, side: &Side) -> std::result::Result<(String, Output), Stop> 
             continue;
         }
         let (ended, phases) = match &side.watched {
-            Some(words) if counter == Counter::Microscope => watch(words),
-            _ => side.prepared.run(plan.engine).map(|ended| (ended, Phases::new())),
+            Some(words) if counter == Counter::Microscope => watch(words, recall),
+            _ => {
+                let ended = side.prepared.run_unless(plan.engine, Some(recall));
+                ended.map(|ended| (ended, Phases::new()))
+            }
         }
         .map_err(Stop::Failure)?;
+        if matches!(ended.end, End::Recalled) {
+            return Ok(None);
+        }
         let found = Output::parse(&ended.output, &ended.error, phases, &keys, plan.extent.samples);
         version = judge(side, &ended, &found)?;
         output.append(found);
     }
-    Ok((version, output))
+    Ok(Some((version, output)))
 }
 
 /// A run under the microscope, with a disk of its own.
-fn watch(words: &[OsString]) -> Result<(Ended, Phases)> {
+fn watch(words: &[OsString], recall: &Recall) -> Result<(Ended, Phases)> {
     let disk = disk()?;
     let measurement = scope::Measurement::prepare(&args::scope_options(&with_disk(words, disk.path()))?)?;
-    let (results, ended) = measurement.run_to_an_end()?;
+    let (results, ended) = measurement.run_unless(Some(recall))?;
     let results = match (results, &ended.end) {
         (Err(lost), End::Program(Ending::Exit(_))) => return Err(lost),
         (results, _) => results.ok(),

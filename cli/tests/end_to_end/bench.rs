@@ -1,5 +1,6 @@
 //! `freehold bench` and `freehold lab`: what they measure and what they refuse.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use crate::common::*;
@@ -156,6 +157,31 @@ fn bad_input_is_refused_before_anything_runs() {
     refused(&["bench", "--against", "/nonexistent/kernel"], &["/nonexistent/kernel"]);
     refused(&["lab", "cost"], &["no experiment is named cost", "costs"]);
     refused(&["lab", "--quick"], &["which experiment"]);
+}
+
+#[test]
+fn a_side_that_dies_does_not_wait_for_one_that_goes_on() {
+    // Else there is nobody beside it.
+    if std::thread::available_parallelism().map_or(1, |count| count.get()) == 1 {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let kernel = fake_kernel(&folder);
+    // One side's QEMU refuses its kernel, the other's never says a word.
+    let script = format!(
+        "#!/bin/sh\ncase $* in *' {} '*) echo qemu: no such kernel >&2; exit 1;; esac\nexec sleep 100000\n",
+        kernel.display()
+    );
+    let qemu = file_of(&folder, "qemu", script.as_bytes());
+    std::fs::set_permissions(&qemu, std::fs::Permissions::from_mode(0o755)).expect("an own file");
+    let mut command = freehold();
+    command.env("FREEHOLD_QEMU", &qemu);
+    command.args(["bench", "--quick", "--timeout", TIMEOUT, "null-call", "--against"]).arg(&kernel);
+    let _permit = Permit::take();
+    // The first side is told first where both have failed: here it was recalled, and its time was not up.
+    let outcome = finish_now(&mut command, b"").expect(125);
+    let told = format!("{} does not boot: QEMU refused: no such kernel", kernel.display());
+    assert!(outcome.stderr.contains(&told), "{}", outcome.stderr);
 }
 
 #[test]

@@ -87,6 +87,7 @@ fn ask(kernel: &Kernel) -> Result<String> {
         timeout: Some(DEADLINE),
         purpose: Purpose::Symbols,
         log: LogTo::Nowhere,
+        recall: None,
     })?;
     ended.symbols.ok_or_else(|| {
         Failure::new(
