@@ -47,7 +47,7 @@ const LEAST_FOR_HUGE: u64 = 512 << 8;
 /// `huge` says which anonymous memory gets 2 MiB pages, where the machine's size shall not.
 pub fn init(topology: &'static Topology, cpus: usize, options: Options, huge: Option<HugeMode>) {
     let options = Options { on_pressure: Some(reclaim::wake), on_denial: Some(oom::note_denial), ..options };
-    let (records, homes) = memory::frame_table().expect("memory for the frame table: 1/128 of all");
+    let (records, homes) = memory::frame_table().expect("memory for the frame table: 1/170 of all");
     let table = FrameTable::new(records).with_homes(homes);
     let words = Buddy::<X86>::metadata_words(topology, cpus, &options);
     let metadata: &'static [AtomicU64] = if words <= HEAP_WORDS {

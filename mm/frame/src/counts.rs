@@ -2,7 +2,7 @@
 //!
 //! Layout, from the top: exclusive (1 bit), pins (14), references (16), the two marks of blocks ([`whole`](crate::whole)), mappings (19);
 //! below them the [`Tag`](crate::Tag) (12), which no change of a count touches. A word whose tag names no owner has no counts: its other bits say who gave
-//! the frame back, and whoever would take hold of it is refused. Each count is exact and its own; they share a word, with the owner, only so that a
+//! the frame back, and a pin that is tried without a hold is refused. Each count is exact and its own; they share a word, with the owner, only so that a
 //! change to one can depend on the others without a lock:
 //!
 //! - *share* (fork) wants "exclusive and not pinned" to become "not exclusive, one more mapping";
@@ -334,7 +334,7 @@ impl<W: Word> Counts<W> {
     pub(crate) fn drop_hold(&self, hold: Hold) -> bool {
         let mut bits = self.0.load(Ordering::Relaxed);
         loop {
-            if hold.count(bits) == 0 {
+            if hold.count(bits) == 0 || bits & OWNER == 0 {
                 nobody_has(hold, bits);
             }
             let left = bits - hold.one();

@@ -2,7 +2,7 @@
 
 /// The owner of a frame.
 ///
-/// The number is what an outside observer reads in a record's lowest four bits.
+/// The number is what an outside observer reads in a record's lowest three bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum Owner {

@@ -120,6 +120,8 @@ impl Tag {
 pub struct Trace(u64);
 
 impl Trace {
+    /// How many bits of a record it has.
+    const BITS: u32 = 17;
     /// As a number of 17 bits, for an allocator that keeps it in its own memory.
     #[inline]
     pub const fn bits(self) -> u64 {
@@ -278,6 +280,11 @@ impl FrameRecord {
     #[inline]
     pub fn take_back(&self, trace: Trace) {
         self.store(trace.0);
+    }
+    /// Whether the word names no owner and says more than who had the frame: somebody counts what is nobody's. A few mappings do not show.
+    pub(crate) fn is_free_but_held(&self) -> bool {
+        let word = self.load(Ordering::Relaxed);
+        word & Tag::OWNER == 0 && word >> Trace::BITS != 0
     }
     /// Mappings, references, pins, exclusive mark.
     #[inline]

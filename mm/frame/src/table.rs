@@ -94,6 +94,9 @@ impl FrameTable {
                 };
                 let holders = record.counts().load();
                 let State::Owned { owner, order, .. } = record.state() else {
+                    if record.is_free_but_held() {
+                        note(&mut audit, Contradiction::FreeButHeld(next));
+                    }
                     audit.frames[Owner::Free as usize] += 1;
                     next = next.offset(1);
                     continue;
@@ -123,6 +126,9 @@ impl FrameTable {
                 }
                 let end = end.min(run.end);
                 for tail in PfnRange::new(next.offset(1), end).iter() {
+                    if self.get(tail).is_some_and(FrameRecord::is_free_but_held) {
+                        note(&mut audit, Contradiction::FreeButHeld(tail));
+                    }
                     if let State::Owned { owner: second, .. } = self.state(tail) {
                         note(&mut audit, Contradiction::OwnedTwice(tail, owner, second));
                     }
@@ -168,6 +174,8 @@ impl Audit {
 pub enum Contradiction {
     /// Memory beyond the table's end.
     NoRecord(Pfn),
+    /// A frame that starts no block, which somebody references, pins, or maps more often than shows in who had it.
+    FreeButHeld(Pfn),
     /// A block that is not aligned to its size, or reaches out of memory.
     BadBlock(Pfn, Order),
     /// A user frame that nothing holds.

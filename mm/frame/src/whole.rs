@@ -107,7 +107,8 @@ impl<W: Word> Counts<W> {
         W: 'a,
     {
         let piece = Tag::of_one_frame(self.change_whole(|bits| Ok(bits | FROZEN))? & !WHOLE);
-        tails.by_ref().for_each(|tail| tail.word().store(piece, Ordering::Relaxed));
+        // A pin that is tried without a hold may find a tail before the head: see `Counts::start`.
+        tails.by_ref().for_each(|tail| tail.word().store(piece, Ordering::Release));
         self.word().store(piece, Ordering::Release);
         Ok(())
     }

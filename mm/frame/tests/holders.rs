@@ -156,6 +156,7 @@ fn the_audit_names_every_contradiction() {
     set(4, Owner::Kernel, 2);
     set(6, Owner::PageTable, 0); // inside frame 4's block
     set(9, Owner::Kernel, 1); // not aligned
+    table.get(Pfn(20)).unwrap().counts().reference().unwrap(); // held, but free
     set(24, Owner::Kernel, 0);
     table.get(Pfn(24)).unwrap().counts().reference().unwrap();
     let mut found = Vec::new();
@@ -168,6 +169,7 @@ fn the_audit_names_every_contradiction() {
                 Contradiction::Leaked(Pfn(0), Owner::Anon),
                 Contradiction::OwnedTwice(Pfn(6), Owner::Kernel, Owner::PageTable),
                 Contradiction::BadBlock(Pfn(9), _),
+                Contradiction::FreeButHeld(Pfn(20)),
                 Contradiction::KernelButCounted(Pfn(24), _),
             ]
         ),
@@ -175,4 +177,18 @@ fn the_audit_names_every_contradiction() {
     );
     assert_eq!(audit.total(), 64);
     assert_eq!(table.block_of(Pfn(7)).unwrap().0, Pfn(4));
+}
+
+#[test]
+#[should_panic(expected = "nobody has")]
+fn a_mapping_let_go_of_twice_is_noticed_whoever_freed_the_frame() {
+    use freehold_frame::FrameRecord;
+    use freehold_machine::CpuId;
+    let record = FrameRecord::EMPTY;
+    let tag = freehold_frame::Tag::new(Owner::Anon, Order::FRAME, NodeId(0));
+    record.hand_out(tag).unwrap();
+    record.counts().start_mapped();
+    assert!(record.counts().unmap());
+    record.take_back(tag.trace(CpuId(4)));
+    let _ = record.counts().unmap();
 }

@@ -234,3 +234,27 @@ fn a_block_reused_by_its_last_leaf_is_shared_by_nobody() {
         assert_eq!((now.exclusive, now.mappings), (reused.is_ok(), 1));
     });
 }
+
+#[test]
+fn a_pin_that_meets_its_frame_as_a_piece_of_anothers_block_sees_that_its_leaf_is_gone() {
+    loom::model(|| {
+        // Frame 1 was a page of a space that has unmapped it. By now it is in another's block.
+        let block = Arc::new([unheld(), unheld()]);
+        let leaf = Arc::new(AtomicUsize::new(1));
+        let pinner = {
+            let (block, leaf) = (block.clone(), leaf.clone());
+            thread::spawn(move || {
+                if leaf.load(Ordering::Acquire) == 1 && block[1].pin_exclusive().is_ok() {
+                    loom::sync::atomic::fence(Ordering::SeqCst);
+                    let again = leaf.load(Ordering::Acquire);
+                    assert!(!block[1].unpin());
+                    assert_eq!(again, 0, "it pinned what is not its page");
+                }
+            })
+        };
+        leaf.swap(0, Ordering::AcqRel);
+        block[0].start_whole();
+        block[0].shatter(block[1..].iter()).unwrap();
+        pinner.join().unwrap();
+    });
+}

@@ -86,7 +86,7 @@ pub(crate) struct Area<S: Memory> {
     pub flags: AreaFlags,
     pub policy: Option<Policy>,
     pub content: Content<S>,
-    /// Some page here was made present for writing, so a private area of a file may have frames of its own.
+    /// Some page here was made present for writing, or got a frame of its own to be read, so a private area of a file may have such frames.
     pub copied: Cell<bool>,
 }
 

@@ -251,6 +251,7 @@ impl<S: Memory> Resident<S> {
         frame: &Frame<CacheKind, S>,
     ) -> Result<(), OutOfMemory> {
         let copy = self.copy_of(CopyFrom::from(frame), self.place(area, addr))?;
+        area.copied.set(true);
         slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
         self.count(area, Kind::Anon);
         Ok(())

@@ -93,7 +93,7 @@ pub struct Publication {
 pub struct Records {
     /// Bytes of a record.
     pub bytes: u64,
-    /// Where in a record its state is: 32 bits, zero where no block begins.
+    /// Where in a record its state is: 32 bits; zero says that no block begins there.
     pub state_offset: u64,
     /// Mask of the owner in a state; 0 is nobody.
     pub owner_mask: u64,

@@ -83,6 +83,8 @@ pub struct Frames {
     users: Vec<AtomicU8>,
     published: OnceLock<(Publication, u64)>,
     changes: AtomicU64,
+    /// Held while a store changes marks.
+    changing: Mutex<()>,
     log: Mutex<Log>,
 }
 
@@ -114,6 +116,7 @@ impl Frames {
             users: zeroes(count),
             published: OnceLock::new(),
             changes: AtomicU64::new(0),
+            changing: Mutex::new(()),
             log: Mutex::new(log),
         }
     }
@@ -204,8 +207,14 @@ impl Frames {
         if frame >= (self.marks.len() as u64).min(p.frames) || inside != p.records.state_offset {
             return;
         }
-        // Somebody else's store may be faster than this look at it: what is marked in the end is what was read last.
-        while let Some(state) = load_u32(memory, physical).filter(|&state| !self.is_marked(p, frame, state)) {
+        let differs = || load_u32(memory, physical).filter(|&state| !self.is_marked(p, frame, state));
+        if differs().is_none() {
+            return;
+        }
+        // Whoever holds a frame stores here, not only who may change its owner. By now the frames may be others', and marked so: read again where nobody
+        // changes marks, and what is marked in the end is what was read last.
+        let _held = self.changing.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        while let Some(state) = differs() {
             self.changes.fetch_add(1, Ordering::Relaxed);
             self.take(p, frame, state, now);
         }

@@ -469,3 +469,44 @@ fn take(machine: &mut Machine, cpu: usize, block: &'static crate::Block, runs: &
         }
     }
 }
+
+/// Guest memory of which one load is so slow that much happens meanwhile.
+struct Slow<'a> {
+    words: &'a Words,
+    meanwhile: std::sync::Mutex<Option<Box<dyn FnOnce() + Send + 'a>>>,
+}
+
+impl crate::guest::GuestMemory for Slow<'_> {
+    fn load(&self, address: u64) -> Option<u64> {
+        let word = self.words.load(address);
+        let meanwhile = self.meanwhile.lock().unwrap().take();
+        meanwhile.into_iter().for_each(|happens| happens());
+        word
+    }
+}
+
+#[test]
+fn a_holder_that_looks_late_marks_nothing_as_it_was() {
+    use crate::guest::GuestMemory;
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    // A block of 512 that two spaces map.
+    machine.publish(&[(0x5000, ANON | 9 << 4 | 2 << 13)]);
+    let (words, frames) = (Arc::clone(&machine.words), &machine.watch.frames);
+    let store = |frame: u64, state: u64| {
+        words.store(RECORDS + frame * 32, state);
+        frames.table_store(&*words, TABLE + frame * 32, RECORDS + frame * 32, 0);
+    };
+    // CPU 1 lets go of its mapping, and its look at the word takes long: CPU 0 lets go of the last, gives the block back, and its pieces become the kernel's.
+    words.store(RECORDS + 0x5000 * 32, ANON | 9 << 4 | 1 << 13);
+    let meanwhile = || {
+        store(0x5000, ANON | 9 << 4);
+        store(0x5000, ANON << 4 | 9 << 8);
+        (0x5000..0x5200).for_each(|frame| store(frame, KERNEL_OWNER));
+    };
+    let slow = Slow { words: &words, meanwhile: std::sync::Mutex::new(Some(Box::new(meanwhile))) };
+    frames.table_store(&slow, TABLE + 0x5000 * 32, RECORDS + 0x5000 * 32, 0);
+    assert!(slow.load(RECORDS).is_some());
+    let wrong = (0x5000..0x5200).filter(|&frame| frames.mark(frame).unwrap().owner() as u64 != KERNEL_OWNER);
+    assert_eq!(wrong.count(), 0, "frames of the kernel that the oracle takes for a program's");
+}

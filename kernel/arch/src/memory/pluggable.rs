@@ -2,8 +2,8 @@
 //!
 //! Regions are [declared](declare) at start-up, before the frame table is made, and get their places in the direct map's and the frame
 //! table's areas: tables only. The records of a pageblock that is not there are one page of zeroes, shared and read-only, as those of
-//! holes are; [`plug`] puts memory of their own in its place (16 KiB for 2 MiB) and [`unplug`] takes it away again. So a machine pays
-//! for memory that it may get with 4 KiB a GiB, and for memory that it has with 1/128 of it.
+//! holes are; [`plug`] puts memory of their own in its place (12 KiB for 2 MiB) and [`unplug`] takes it away again. So a machine pays
+//! for memory that it may get with 4 KiB a GiB, and for memory that it has with 1/170 of it.
 //!
 //! **Invariant.** A pageblock's bit is set exactly while its records have memory of their own; windows and the direct map take frames of
 //! such pageblocks only.

@@ -11,6 +11,8 @@ use freehold_frame::{Frame, PageCache};
 use freehold_machine::Pfn;
 use freehold_paging::{Memory, SwapPlace};
 
+use crate::VmError;
+
 const PAGES: u64 = 64;
 
 /// No page. Frame numbers are physical addresses / 4096, so this is none.
@@ -141,12 +143,15 @@ impl<S: Memory> Index<S> {
         result
     }
 
-    /// The frame of `page`, for somebody who may write to it.
-    pub(super) fn hand_out(&mut self, page: u64) -> Option<Frame<PageCache, S>> {
-        let chunk = self.chunks.get_mut(&(page / PAGES))?;
+    /// The frame of `page`, for somebody who may write to it; `None` where it has none.
+    ///
+    /// # Errors
+    /// [`VmError::TooManyHolders`].
+    pub(super) fn hand_out(&mut self, page: u64) -> Result<Option<Frame<PageCache, S>>, VmError> {
+        let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) else { return Ok(None) };
         chunk.leaving &= !bit(page);
-        let pfn = frame_of(chunk.frames[(page % PAGES) as usize])?;
-        Self::show(self.source, pfn, Frame::try_clone).ok()
+        let Some(pfn) = frame_of(chunk.frames[(page % PAGES) as usize]) else { return Ok(None) };
+        Self::show(self.source, pfn, Frame::try_clone).map(Some).map_err(|_| VmError::TooManyHolders)
     }
 
     /// Put a frame where nothing is.

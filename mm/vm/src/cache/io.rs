@@ -50,7 +50,7 @@ impl<S: Memory> PageCache<S> {
 
     /// The frame of page `index`, brought in from where it is; `None` for a hole.
     pub(super) fn readable(&self, index: u64) -> Result<Option<Frame<CacheKind, S>>, VmError> {
-        match self.get(index) {
+        match self.get(index)? {
             None if self.store.is_some() => Ok(Some(self.get_or_fill(index, NodePolicy::Local)?.0)),
             None => Ok(self.find(index, NodePolicy::Local)?.map(|(frame, _)| frame)),
             frame => Ok(frame),
@@ -103,7 +103,7 @@ impl<S: Memory> PageCache<S> {
     ) -> Result<usize, VmError> {
         let machine = self.source.machine();
         let whole = start == 0 && end == PAGE_SIZE;
-        let frame = match self.get(index) {
+        let frame = match self.get(index)? {
             Some(frame) => frame,
             None if whole => return self.write_new_page(index, f),
             None => self.get_or_fill(index, NodePolicy::Local)?.0,

@@ -176,18 +176,21 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// The frame of page `index`, if it has one.
-    pub(crate) fn get(&self, index: u64) -> Option<Frame<CacheKind, S>> {
+    ///
+    /// # Errors
+    /// [`VmError::TooManyHolders`].
+    pub(crate) fn get(&self, index: u64) -> Result<Option<Frame<CacheKind, S>>, VmError> {
         let mut inner = self.inner.lock();
-        let frame = inner.index.hand_out(index);
+        let frame = inner.index.hand_out(index)?;
         if frame.is_some() && self.ahead.last.swap(index, Ordering::Relaxed) != index {
             inner.index.touch(index);
         }
-        frame
+        Ok(frame)
     }
 
     /// The frame of page `index`: a new one for a hole, one read from the store or the swap where that has it; new frames come from `place`.
     pub(crate) fn get_or_fill(&self, index: u64, place: NodePolicy) -> Result<Found<S>, VmError> {
-        if let Some(frame) = self.get(index) {
+        if let Some(frame) = self.get(index)? {
             return Ok((frame, FaultKind::Minor));
         }
         let Some(store) = &self.store else { return self.get_or_make(index, place) };
@@ -255,7 +258,7 @@ impl<S: Memory> PageCache<S> {
         } else if inner.index.swap_place(index).is_some() {
             return Ok(None);
         }
-        inner.index.hand_out(index).map(Some).ok_or(VmError::TooManyHolders)
+        inner.index.hand_out(index)
     }
 
     /// As [`PageCache::insert`], `None` where pages have left since `departures` was read.
@@ -272,7 +275,7 @@ impl<S: Memory> PageCache<S> {
             }
             inner.index.insert(index, frame);
         }
-        inner.index.hand_out(index).map(Some).ok_or(VmError::TooManyHolders)
+        inner.index.hand_out(index)
     }
 
     /// For a page fault: as [`PageCache::get_or_fill`], a bus error past the end.

@@ -260,7 +260,7 @@ impl<S: Memory> PageCache<S> {
         if holders.mappings > 0 || holders.references > 1 || holders.pins > 0 {
             return None;
         }
-        let frame = inner.index.hand_out(page)?;
+        let frame = inner.index.hand_out(page).ok().flatten()?;
         inner.index.begin_leaving(page);
         Some(frame)
     }
@@ -305,7 +305,7 @@ impl<S: Memory> PageCache<S> {
     /// [`VmError::Io`] where it cannot be read; [`VmError::NoMemory`].
     pub(super) fn find(&self, index: u64, place: NodePolicy) -> Result<Option<Found<S>>, VmError> {
         loop {
-            if let Some(frame) = self.get(index) {
+            if let Some(frame) = self.get(index)? {
                 return Ok(Some((frame, FaultKind::Minor)));
             }
             let Some(commons) = self.listed.get().and_then(Weak::upgrade) else { return Ok(None) };

@@ -22,7 +22,7 @@ pub(crate) mod detach;
 use core::marker::PhantomData;
 
 use freehold_frame::transition::{self, Serves};
-use freehold_frame::{Anon, Frame, Home, Mapping, PageCache as CacheKind, Pin};
+use freehold_frame::{Anon, Frame, FrameRecord, Home, Mapping, PageCache as CacheKind, Pin};
 use freehold_machine::{Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, Memory, PageSize, Roots};
 
@@ -32,6 +32,10 @@ use crate::error::{FaultError, SegvCode};
 use crate::request::{Access, Protection};
 use crate::resident::{Kind, Resident, Want};
 use crate::view::OfFile;
+
+/// The most references to a frame beside which one more is given to who looks: half of what can be counted. Programs keep these as long as
+/// they like (a request that waits), and the page has to be read, faulted in and swapped beside them, by others too.
+const LOOKS: u32 = 1 << 15;
 
 mod sealed {
     pub trait Sealed {}
@@ -259,7 +263,7 @@ impl<S: Memory> Resident<S> {
         let entry = self.present(page).ok_or(FaultError::Bus)?;
         let own = self.hold_own(area, entry);
         let hold = if looks { own.or_else(|| self.look(entry)) } else { own };
-        // Only a count at its maximum refuses here.
+        // Only a count at its maximum refuses here, or too many who look.
         hold.map(PinnedPage::new).ok_or(FaultError::Bus)
     }
 
@@ -287,13 +291,15 @@ impl<S: Memory> Resident<S> {
     /// Hold the frame of `entry`, which nobody writes while it is held.
     fn look(&self, entry: Entry) -> Option<Hold<S>> {
         let (source, frame) = (self.source(), entry.frame());
+        let has_room = |record: &FrameRecord| record.counts().load().references < LOOKS;
         match self.kind_of(entry) {
             Kind::Anon => {
-                Mapping::<Anon, S>::borrow_leaf(source, frame).ok()?.reference().ok().map(Hold::Looked)
+                let mapping = Mapping::<Anon, S>::borrow_leaf(source, frame).ok()?;
+                if has_room(mapping.record()) { mapping.reference().ok().map(Hold::Looked) } else { None }
             }
             Kind::Cache => {
                 let mapping = Mapping::<CacheKind, S>::borrow_leaf(source, frame).ok()?;
-                mapping.reference().ok().map(Hold::LookedFile)
+                if has_room(mapping.record()) { mapping.reference().ok().map(Hold::LookedFile) } else { None }
             }
             Kind::Zero => Some(Hold::Zeroes(frame)),
         }

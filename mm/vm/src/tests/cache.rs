@@ -375,3 +375,90 @@ fn threads_that_write_cut_map_and_evict_lose_no_frame_and_no_flush() {
     drop((processes, file, memory, cache, _disk));
     world.end();
 }
+
+/// Of one page as many references as can be counted.
+fn use_up(world: &World, frame: freehold_machine::Pfn) -> impl Fn() + use<> {
+    let counts = world.frames.table().get(frame).unwrap().counts();
+    let many = (0..).take_while(|_| counts.reference().is_ok()).count();
+    move || (0..many).for_each(|_| assert!(!counts.unreference()))
+}
+
+#[test]
+fn what_is_stored_to_a_copy_made_by_a_load_is_the_childs_too() {
+    let world = World::new();
+    let file = world.file(&[7; 4096]);
+    let p = world.process(0);
+    let map = |backing| p.map(Place::Anywhere, 1, RW, backing).unwrap();
+    let first = map(Backing::PrivateFile(view(&file, 0)));
+    assert_eq!(p.load(first), Ok(7));
+    let counts = world.frames.table().get(p.frame(first)).unwrap().counts();
+    let leaves = (0..).take_while(|_| counts.map().is_ok()).count();
+    let second = map(Backing::PrivateFile(view(&file, 0)));
+    assert_eq!(p.load(second), Ok(7));
+    p.store(second, 9).unwrap();
+    (0..leaves).for_each(|_| assert!(!counts.unmap()));
+    let child = p.fork(1);
+    assert_eq!(p.load(second), Ok(9));
+    assert_eq!(child.load(second), Ok(9), "the child lost what was stored before the fork");
+    drop((p, child, file));
+    world.end();
+}
+
+#[test]
+fn a_page_of_as_many_references_as_can_be_counted_is_no_hole() {
+    let world = World::new();
+    let file = world.file(&[7; 4096]);
+    let p = world.process(0);
+    let at = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    assert_eq!(p.load(at), Ok(7));
+    let give_back = use_up(&world, p.frame(at));
+    let mut seen = Vec::new();
+    let outcome = file.cache().read_at(0, 4, |bytes| {
+        seen.extend_from_slice(bytes);
+        bytes.len()
+    });
+    give_back();
+    assert_eq!((outcome, seen), (Err(VmError::TooManyHolders), Vec::new()));
+    drop((p, file));
+    world.end();
+}
+
+#[test]
+fn a_page_of_too_many_references_is_not_waited_for_where_pages_may_be_in_the_swap() {
+    let world = World::new();
+    let file = world.file(&[7; 4096]);
+    world.commons.list(file.cache());
+    let p = world.process(0);
+    let at = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    assert_eq!(p.load(at), Ok(7));
+    let give_back = use_up(&world, p.frame(at));
+    let (tell, told) = std::sync::mpsc::channel();
+    let cache = file.cache().clone();
+    let reader = std::thread::spawn(move || {
+        let outcome = cache.read_at(0, 4, |bytes| bytes.len());
+        tell.send(outcome).unwrap();
+    });
+    let outcome = told.recv_timeout(std::time::Duration::from_secs(60));
+    give_back();
+    reader.join().unwrap();
+    assert_eq!(outcome, Ok(Err(VmError::TooManyHolders)), "it went round and round");
+    drop((p, file));
+    world.end();
+}
+
+#[test]
+fn however_many_look_at_a_files_page_the_file_is_what_it_was() {
+    let world = World::new();
+    let file = world.file(&[7; 4096]);
+    let p = world.process(0);
+    let at = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let look = || p.run(|| p.space().pin::<Transient, ReadOnly>(VirtAddr(at), Rule::Asked));
+    assert_eq!(p.load(at), Ok(7));
+    let mut looks: Vec<_> =
+        std::iter::from_fn(|| p.space().pin::<Transient, ReadOnly>(VirtAddr(at), Rule::Asked).ok()).collect();
+    assert_eq!(look().err(), Some(FaultError::Bus));
+    assert_eq!(read(file.cache(), 0, 4), [7; 4], "of {} looks", looks.len());
+    looks.clear();
+    drop((p, file));
+    world.end();
+}

@@ -109,7 +109,7 @@ impl Run {
                 Some(Told::NoMemory) => prop_assert!(self.failing),
                 // Also where it is mapped a second time and has just moved.
                 Some(Told::Busy) => {
-                    let moved = page.cache.get(page.index).is_none_or(|now| now.pfn() != page.frame);
+                    let moved = page.cache.get(page.index).unwrap().is_none_or(|now| now.pfn() != page.frame);
                     prop_assert!(pinned || moved);
                 }
                 other => prop_assert!(false, "{:?}", other),

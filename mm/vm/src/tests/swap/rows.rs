@@ -266,3 +266,21 @@ fn a_child_that_is_forked_while_the_page_is_written_has_the_bytes_of_then() {
     drop((p, child));
     s.end();
 }
+
+#[test]
+fn however_many_look_at_a_shared_page_its_partner_finds_it_again() {
+    let (s, p, a) = with_filled(64, 1);
+    let child = p.fork(1);
+    // Requests that wait. One is done: there is room for one reference more.
+    let look = || p.space().pin::<Transient, ReadOnly>(VirtAddr(a), Rule::Asked).ok();
+    let mut looks: Vec<_> = std::iter::from_fn(look).collect();
+    looks.pop();
+    s.evict(&p, 1, Age::Ignore);
+    let gone = if place(&p, a).is_some() { &p } else { &child };
+    assert!(place(gone, a).is_some());
+    // Where it lacks memory the kernel kills for it, again and again.
+    assert_eq!(gone.load(a), Ok(1), "of {} looks", looks.len());
+    looks.clear();
+    drop((p, child));
+    s.end();
+}

@@ -127,7 +127,7 @@ impl Store {
     fn next(self, page: &mut Page, byte: u8) -> Self {
         let commons = page.commons.clone();
         match self {
-            Self::Begin => match page.cache.get(0) {
+            Self::Begin => match page.cache.get(0).unwrap() {
                 Some(frame) => Self::Found(frame, page.cut),
                 None => Self::Read(page.cache.enter(0, &commons).unwrap().to_vec()),
             },
