@@ -93,6 +93,18 @@ static void mapping(void)
 		char *reserved = mmap(NULL, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 		PROMISE("but to who says that he will not use it", reserved != MAP_FAILED);
 		munmap(reserved, more);
+		FAILS_WITH("shared memory is promised whole, whoever may touch it", mmap(NULL, more, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), ENOMEM);
+		char *closed = mmap(NULL, more, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		NEED(closed != MAP_FAILED);
+		FAILS_WITH("so it is to who makes memory writable later", mprotect(closed, more, PROT_READ | PROT_WRITE), ENOMEM);
+		size_t half = more / 2 & ~(PAGE - 1UL);
+		PROMISE("in two pieces it is granted, and not asked for again", mprotect(closed, half, PROT_READ | PROT_WRITE) == 0 &&
+			mprotect(closed + half, more - half, PROT_READ | PROT_WRITE) == 0 && (closed[0] = 1) && mprotect(closed, more, PROT_READ) == 0 &&
+			mprotect(closed, more, PROT_READ | PROT_WRITE) == 0);
+		munmap(closed, more);
+		char *small = map(1, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+		FAILS_WITH("and to who has memory grow", mremap(small, PAGE, more + PAGE, MREMAP_MAYMOVE), ENOMEM);
+		munmap(small, PAGE);
 	}
 	PROMISE("a terabyte can be reserved", mmap(NULL, 1UL << 40, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED);
 }

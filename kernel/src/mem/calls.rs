@@ -15,6 +15,7 @@ use super::space::whole_pages;
 use super::{FileMapping, Frames, Space, commons, out_of_memory};
 use crate::fs::{Mapping, OpenFile};
 use crate::syscall::Args;
+use crate::task::Resource;
 use crate::user::UserPtr;
 use crate::{Errno, Result, task};
 
@@ -202,8 +203,9 @@ pub fn sys_mprotect(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let protection = protection(prot)?;
+    let data_limit = || task::with_current(|task| task.process().limit(Resource::Data).soft);
     let space = current_space();
-    space.lock().protect(VirtAddr(args[0]), args[1], protection, extent)?;
+    space.lock().protect(VirtAddr(args[0]), args[1], protection, extent, data_limit)?;
     Ok(0)
 }
 

@@ -116,9 +116,19 @@ impl<S: Memory> Area<S> {
     }
     /// Counts towards RLIMIT_DATA: private, writable, not the stack.
     pub(crate) fn is_data(&self) -> bool {
+        self.is_data_as(self.protection)
+    }
+    /// Whether it would with this protection.
+    pub(crate) fn is_data_as(&self, protection: Protection) -> bool {
         !self.is_shared()
-            && self.protection.contains(Protection::WRITE)
+            && protection.contains(Protection::WRITE)
             && !self.flags.contains(AreaFlags::GROWSDOWN)
+    }
+    /// Whether it is asked with this protection if there can ever be so much memory, and was not yet.
+    pub(crate) fn is_new_promise_as(&self, protection: Protection) -> bool {
+        !self.is_shared()
+            && protection.contains(Protection::WRITE)
+            && !self.flags.intersects(AreaFlags::NORESERVE | AreaFlags::ACCOUNT)
     }
     /// The cache behind it, and the index in it of the page at `addr`.
     pub(crate) fn cache_page(&self, addr: VirtAddr) -> Option<(&Arc<PageCache<S>>, u64)> {
@@ -168,7 +178,7 @@ impl<S: Memory> Area<S> {
     pub(crate) fn joins(&self, next: &Self) -> bool {
         self.end == next.start
             && self.protection == next.protection
-            && (self.flags ^ next.flags).difference(AreaFlags::SOFTDIRTY).is_empty()
+            && (self.flags ^ next.flags).difference(AreaFlags::SOFTDIRTY | AreaFlags::ACCOUNT).is_empty()
             && self.policy == next.policy
             && self.content.continues(&next.content, self.len())
     }

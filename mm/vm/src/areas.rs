@@ -140,8 +140,9 @@ impl<S: Memory> Areas<S> {
             {
                 area.end = gone.end;
                 area.copied.set(area.copied.get() || gone.copied.get());
-                // Rather said to be written than not.
+                // Rather said to be written than not, and rather asked again than not at all.
                 area.flags |= gone.flags & AreaFlags::SOFTDIRTY;
+                area.flags &= gone.flags | !AreaFlags::ACCOUNT;
             }
         }
     }

@@ -63,14 +63,12 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::NoMemory);
         }
         let pages = (new_end.0 - old_end.0) / PAGE;
-        if pages > self.resident.commons.commit_limit() / PAGE {
-            return Err(VmError::NoMemory);
-        }
+        self.check_promise(pages * PAGE)?;
         self.check_limits(pages, DataKind::Data, limits)?;
         if !self.areas.is_usable(old_end..new_end) || self.areas.count() >= MAX_AREAS {
             return Err(VmError::NoMemory);
         }
-        let flags = AreaFlags::HEAP | AreaFlags::SOFTDIRTY | self.future;
+        let flags = AreaFlags::HEAP | AreaFlags::SOFTDIRTY | AreaFlags::ACCOUNT | self.future;
         self.check_lock(pages, flags, limits)?;
         self.areas.insert(Area {
             start: old_end,

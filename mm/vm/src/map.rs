@@ -52,7 +52,7 @@ impl<S: Memory> AddressSpace<S> {
         let flags = flags.difference(AreaFlags::POPULATE) | AreaFlags::SOFTDIRTY | self.future;
         let pages = len / PAGE;
         self.check_lock(pages, flags, limits)?;
-        let area = Area {
+        let mut area = Area {
             start,
             end: range.end,
             protection,
@@ -64,11 +64,14 @@ impl<S: Memory> AddressSpace<S> {
         let replaced: u64 =
             if matches!(place, Place::Fixed(_)) { self.mapped_pages(range.clone()) } else { 0 };
         self.check_limits(pages.saturating_sub(replaced), DataKind::of(&area), limits)?;
-        if area.is_data()
+        if area.is_new_promise_as(protection) {
+            self.check_promise(len)?;
+            area.flags.insert(AreaFlags::ACCOUNT);
+        } else if matches!(area.content, Content::SharedAnonymous(..))
             && !flags.contains(AreaFlags::NORESERVE)
-            && len > self.resident.commons.commit_limit()
         {
-            return Err(VmError::NoMemory);
+            // New memory is promised whole when it is made, whatever may be done with it here.
+            self.check_promise(len)?;
         }
         // One for the area, two for what it may cut in pieces.
         if self.areas.count() + 3 > MAX_AREAS {
@@ -201,10 +204,11 @@ impl<S: Memory> AddressSpace<S> {
         floor..ceiling
     }
 
-    /// Change what may be done in `start..start + len`, all of which is mapped.
+    /// Change what may be done in `start..start + len`, all of which is mapped. `data_limit`
+    /// ([`Limits::data`]) is asked where something becomes private writable memory.
     ///
     /// # Errors
-    /// [`VmError::Invalid`]; [`VmError::NoMemory`] where there is a hole (what lies before it is changed) or too many areas;
+    /// [`VmError::Invalid`]; [`VmError::NoMemory`] where there is a hole or a limit (what lies before it is changed), or too many areas;
     /// [`VmError::Access`] for writing to a file that was not opened for it.
     pub fn protect(
         &mut self,
@@ -212,6 +216,7 @@ impl<S: Memory> AddressSpace<S> {
         len: u64,
         protection: Protection,
         extent: ProtectExtent,
+        data_limit: impl Fn() -> u64,
     ) -> Result<(), VmError> {
         let mut range = page_range(start, len)?;
         if range.is_empty() {
@@ -234,10 +239,24 @@ impl<S: Memory> AddressSpace<S> {
         if self.areas.count() + 2 > MAX_AREAS {
             return Err(VmError::NoMemory);
         }
-        let (end, outcome) = self.reach(range.clone(), |area| area.check_protection(protection));
+        let mut data = 0;
+        let (end, outcome) = self.reach(range.clone(), |area| {
+            area.check_protection(protection)?;
+            let bytes = area.end.min(range.end).0 - area.start.max(range.start).0;
+            if area.is_data_as(protection) && !area.is_data() {
+                data += bytes / PAGE;
+                self.check_data(data, data_limit())?;
+            }
+            if area.is_new_promise_as(protection) { self.check_promise(bytes) } else { Ok(()) }
+        });
         let range = range.start..end;
         self.split_borders(&range)?;
-        self.areas.change(range.clone(), |area| area.protection = protection);
+        self.areas.change(range.clone(), |area| {
+            if area.is_new_promise_as(protection) {
+                area.flags.insert(AreaFlags::ACCOUNT);
+            }
+            area.protection = protection;
+        });
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         for (area, part) in areas.parts(range) {
@@ -250,7 +269,7 @@ impl<S: Memory> AddressSpace<S> {
     pub(crate) fn reach(
         &self,
         range: Range<VirtAddr>,
-        check: impl Fn(&Area<S>) -> Result<(), VmError>,
+        mut check: impl FnMut(&Area<S>) -> Result<(), VmError>,
     ) -> (VirtAddr, Result<(), VmError>) {
         let mut next = range.start;
         for area in self.areas.overlapping(range.clone()) {

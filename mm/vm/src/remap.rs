@@ -152,7 +152,8 @@ impl<S: Memory> AddressSpace<S> {
             area.content.offset().checked_add(area.len() + pages * PAGE).ok_or(VmError::Invalid)?;
         }
         self.check_lock(pages, area.flags, limits)?;
-        self.check_limits(pages, DataKind::of(area), limits)
+        self.check_limits(pages, DataKind::of(area), limits)?;
+        if area.flags.contains(AreaFlags::ACCOUNT) { self.check_promise(pages * PAGE) } else { Ok(()) }
     }
 
     fn move_range(

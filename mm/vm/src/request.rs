@@ -51,7 +51,7 @@ bitflags! {
     pub struct AreaFlags: u32 {
         /// Grows downwards when the page below is touched (the stack).
         const GROWSDOWN = 1;
-        /// Not checked against the commit limit.
+        /// Never checked against the commit limit.
         const NORESERVE = 1 << 1;
         /// Pages stay in memory.
         const LOCKED = 1 << 2;
@@ -79,6 +79,8 @@ bitflags! {
         const NOHUGEPAGE = 1 << 13;
         /// All of it counts as written: it is newer than the last clearing of such marks. New areas have it.
         const SOFTDIRTY = 1 << 14;
+        /// It was checked against the commit limit when it was, or became, private and writable, which it need not be any more.
+        const ACCOUNT = 1 << 15;
     }
 }
 

@@ -53,7 +53,7 @@ impl<S: Memory> Commons<S> {
         let commit_limit = AtomicU64::new(u64::MAX);
         Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces, swap, caches, turns, commit_limit }))
     }
-    /// Refuse a single private writable area of more than `bytes`, as Linux' heuristic overcommit does: what could never be
+    /// Refuse who asks at once for more than `bytes` of memory that is his alone, or new, as Linux' heuristic overcommit does: what could never be
     /// backed. No limit until this is called.
     pub fn set_commit_limit(&self, bytes: u64) {
         self.commit_limit.store(bytes, Ordering::Relaxed);
@@ -220,14 +220,22 @@ impl<S: Memory> AddressSpace<S> {
 
     /// Whether `pages` more pages are within the limits.
     pub(crate) fn check_limits(&self, pages: u64, is_data: DataKind, limits: &Limits) -> Result<(), VmError> {
-        let over = |have: u64, limit: u64| have.saturating_add(pages) > limit >> PAGE_SHIFT;
-        if limits.address_space != u64::MAX && over(self.total, limits.address_space) {
+        let over = || self.total.saturating_add(pages) > limits.address_space >> PAGE_SHIFT;
+        if limits.address_space != u64::MAX && over() {
             return Err(VmError::NoMemory);
         }
-        if is_data == DataKind::Data && limits.data != u64::MAX && over(self.data_pages(), limits.data) {
-            return Err(VmError::NoMemory);
-        }
-        Ok(())
+        if is_data == DataKind::Data { self.check_data(pages, limits.data) } else { Ok(()) }
+    }
+
+    /// Whether `pages` more pages of private writable memory are within their limit.
+    pub(crate) fn check_data(&self, pages: u64, limit: u64) -> Result<(), VmError> {
+        let over = || self.data_pages().saturating_add(pages) > limit >> PAGE_SHIFT;
+        if limit != u64::MAX && over() { Err(VmError::NoMemory) } else { Ok(()) }
+    }
+
+    /// Whether there can ever be `bytes` more of memory. What is asked for at once counts, as in Linux' heuristic.
+    pub(crate) fn check_promise(&self, bytes: u64) -> Result<(), VmError> {
+        if bytes > self.resident.commons.commit_limit() { Err(VmError::NoMemory) } else { Ok(()) }
     }
 }
 

@@ -214,12 +214,13 @@ fn add(sum: &mut Smaps, one: &Smaps) {
 }
 
 /// What is true of an area, by Linux' two letters, in its order.
-const AREA_FLAGS: [(AreaFlags, &str); 11] = [
+const AREA_FLAGS: [(AreaFlags, &str); 12] = [
     (AreaFlags::GROWSDOWN, "gd "),
     (AreaFlags::LOCKED, "lo "),
     (AreaFlags::SEQUENTIAL, "sr "),
     (AreaFlags::RANDOM, "rr "),
     (AreaFlags::DONTFORK, "dc "),
+    (AreaFlags::ACCOUNT, "ac "),
     (AreaFlags::NORESERVE, "nr "),
     (AreaFlags::WIPEONFORK, "wf "),
     (AreaFlags::DONTDUMP, "dd "),

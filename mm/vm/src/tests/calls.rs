@@ -89,8 +89,41 @@ fn limits_are_kept_to_the_page() {
         p.space().lock(VirtAddr(at), PAGE, LockMode::Now, &Limits { memlock: 0, ..p.limits }),
         Err(VmError::Permission)
     );
+    drop(p);
+    world.end();
+}
+
+#[test]
+fn what_can_never_be_there_is_refused_to_who_asks_for_it_in_whatever_way() {
+    let world = World::new();
+    let mut p = world.process(0);
     world.commons.set_commit_limit(100 * PAGE);
-    assert_eq!(p.map(Place::Anywhere, 101, RW, Backing::Anonymous), Err(VmError::NoMemory));
+    let map = |pages, protection, backing| p.map(Place::Anywhere, pages, protection, backing);
+    assert_eq!(map(101, RW, Backing::Anonymous), Err(VmError::NoMemory));
+    assert_eq!(map(101, Protection::NONE, Backing::SharedAnonymous), Err(VmError::NoMemory));
+    let large = map(101, Protection::READ, Backing::Anonymous).unwrap();
+    assert_eq!(p.protect(large, 101, RW), Err(VmError::NoMemory));
+    p.protect(large, 100, RW).unwrap();
+    p.protect(large + 100 * PAGE, 1, RW).unwrap();
+    p.protect(large, 101, Protection::READ).unwrap();
+    assert_eq!(p.protect(large, 101, RW), Ok(()), "what was asked for once is not asked for again");
+    let small = p.anonymous(4);
+    let remap = |pages: u64, place| {
+        let (old, source) = (VirtAddr(small), RemapSource::Unmap);
+        let wish = Remap { old, old_len: 4 * PAGE, new_len: pages * PAGE, place, source };
+        p.run(|| p.space().remap(wish, &p.limits)).map(|addr| addr.0)
+    };
+    let far = VirtAddr(0x5000_0000);
+    assert_eq!(remap(105, RemapPlace::MayMove), Err(VmError::NoMemory));
+    assert_eq!(remap(105, RemapPlace::Fixed(far)), Err(VmError::NoMemory));
+    assert_eq!(remap(104, RemapPlace::Fixed(far)), Ok(far.0), "only the growth counts");
+    let break_at = VirtAddr(0x7000_0000);
+    p.space().set_brk_base(break_at);
+    assert_eq!(p.space().brk(VirtAddr(break_at.0 + 101 * PAGE), &p.limits), break_at);
+    p.limits = Limits { data: (p.usage().data_pages + 2) * PAGE, ..Limits::NONE };
+    let plain = p.map(Place::Anywhere, 3, Protection::READ, Backing::Anonymous).unwrap();
+    assert_eq!(p.protect(plain, 3, RW), Err(VmError::NoMemory), "RLIMIT_DATA is of what becomes data, too");
+    p.protect(plain, 2, RW).unwrap();
     drop(p);
     world.end();
 }

@@ -212,7 +212,10 @@ impl Process {
         self.run(|| self.space().unmap(VirtAddr(addr), pages * PAGE))
     }
     pub fn protect(&self, addr: u64, pages: u64, protection: Protection) -> Result<(), VmError> {
-        self.run(|| self.space().protect(VirtAddr(addr), pages * PAGE, protection, ProtectExtent::Exact))
+        self.run(|| {
+            self.space()
+                .protect(VirtAddr(addr), pages * PAGE, protection, ProtectExtent::Exact, || self.limits.data)
+        })
     }
     pub fn advise(&self, addr: u64, pages: u64, advice: Advice) -> Result<(), VmError> {
         self.run(|| self.space().advise(VirtAddr(addr), pages * PAGE, advice))

@@ -34,8 +34,8 @@ impl Run {
                     return Ok(());
                 }
                 let len = each() * u64::from(count);
-                let outcome = self.on(p, |space, _| {
-                    space.protect(address(range.start), len, protection, ProtectExtent::Exact)
+                let outcome = self.on(p, |space, limits| {
+                    space.protect(address(range.start), len, protection, ProtectExtent::Exact, || limits.data)
                 });
                 let mapped = range.clone().take_while(|page| self.pages[p].contains_key(page)).count();
                 if mapped == usize::from(count) && self.may_not_split(outcome) {
