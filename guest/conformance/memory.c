@@ -2,9 +2,11 @@
 #include "promise.h"
 #include <setjmp.h>
 
-enum { PAGE = 4096 };
+enum { PAGE = 4096, DONTUNMAP = 4 };
 
 static char *volatile nowhere = (char *)16;
+/* Where nothing is. */
+static char *const low_place = (char *)0x10000000;
 static sigjmp_buf back;
 static volatile sig_atomic_t fault_signal, fault_code;
 static void *volatile fault_address;
@@ -82,8 +84,8 @@ static void mapping(void)
 		mmap(a, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0), EEXIST);
 	PROMISE("MAP_FIXED replaces",
 		mmap(a, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == a && a[0] == 0);
-	char *low = mmap((void *)0x10000000, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	PROMISE("a free hint is taken", low == (void *)0x10000000);
+	char *low = mmap(low_place, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	PROMISE("a free hint is taken", low == low_place);
 	munmap(low, PAGE);
 	munmap(a, 16 * PAGE);
 	PROMISE("MAP_POPULATE", map(8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_POPULATE) != MAP_FAILED);
@@ -159,6 +161,32 @@ static void moving(void)
 	NEED(mlock(a + PAGE, PAGE) == 0 && munlockall() == 0);
 	PROMISE("what was locked in part is one area again", mremap(a, 4 * PAGE, 8 * PAGE, MREMAP_MAYMOVE) != MAP_FAILED);
 
+	a = map(2, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	char *shared = map(1, PROT_READ | PROT_WRITE, MAP_SHARED);
+	a[PAGE] = shared[0] = 8;
+	unsigned long most = -(unsigned long)PAGE;
+	FAILS_WITH("mremap to a length that wraps around to nothing", mremap(a, PAGE, -1ul, MREMAP_MAYMOVE), EINVAL);
+	FAILS_WITH("mremap of one, which is none of private memory", mremap(a, -1ul, PAGE, MREMAP_MAYMOVE), EINVAL);
+	char *twin = mremap(shared, -1ul, PAGE, MREMAP_MAYMOVE);
+	PROMISE("and of shared memory a second view", twin != MAP_FAILED && twin != shared && twin[0] == 8);
+	FAILS_WITH("mremap that cuts off more than a program can have", mremap(a, 1UL << 47, PAGE, 0), EINVAL);
+	FAILS_WITH("so where it moves", mremap(a, 1UL << 60, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, low_place), EINVAL);
+	FAILS_WITH("so where it wraps around", mremap(a, most, PAGE, 0), EINVAL);
+	FAILS_WITH("mremap of more than is mapped to yet more", mremap(a, most - PAGE, most, MREMAP_MAYMOVE), EFAULT);
+	FAILS_WITH("mremap that leaves as much behind as nobody has", mremap(a, most, most, MREMAP_MAYMOVE | DONTUNMAP), EINVAL);
+	PROMISE("all is where it was", a[PAGE] == 8);
+
+	/* The second page of the two keeps the first from growing. */
+	int status;
+	struct rlimit little = { PAGE, PAGE };
+	IN_CHILD(status, NEED(mlock(shared, PAGE) == 0 && mlock(a, PAGE) == 0 && setrlimit(RLIMIT_MEMLOCK, &little) == 0 && setuid(1000) == 0);
+		 int refused = mremap(a, PAGE, 2 * PAGE, 0) == MAP_FAILED && errno == EAGAIN;
+		 refused &= mremap(shared, 0, PAGE, 0) == MAP_FAILED && errno == EAGAIN;
+		 char *moved = mremap(shared, PAGE, PAGE, MREMAP_MAYMOVE | DONTUNMAP);
+		 _exit(!refused || moved == MAP_FAILED));
+	PROMISE("that no more can be locked is said before that there is no room, and of what does not grow not at all", status == 0);
+	munmap(a, 2 * PAGE);
+
 	char *start = sbrk(0);
 	PROMISE("brk grows", sbrk(10 * PAGE) == start && sbrk(0) == start + 10 * PAGE);
 	PROMISE("the heap is zero and can be written", all_are(start, 0, 10 * PAGE) && touch(start + 9 * PAGE, WRITE) == 0);
@@ -179,6 +207,15 @@ static void advice(void)
 	PROMISE("MADV_FREE", madvise(a + 2 * PAGE, PAGE, MADV_FREE) == 0);
 	FAILS_WITH("advice that does not exist", madvise(a, PAGE, 999), EINVAL);
 	FAILS_WITH("mincore of a hole", mincore((void *)(1UL << 40), PAGE, resident), ENOMEM);
+	FAILS_WITH("mincore of what is no program's", mincore((void *)(1UL << 63), 0, resident), ENOMEM);
+	FAILS_WITH("mincore to what is no program's", mincore(a, 0, (unsigned char *)(1UL << 63)), EFAULT);
+	char *edge = map(4, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+	munmap(edge + 2 * PAGE, PAGE);
+	memset(resident, 7, sizeof resident);
+	edge[PAGE] = 1;
+	FAILS_WITH("mincore over a hole", mincore(edge, 4 * PAGE, resident), ENOMEM);
+	PROMISE("tells of what lies before it", !(resident[0] & 1) && (resident[1] & 1) && resident[2] == 7 && resident[3] == 7);
+	FAILS_WITH("and finds a bad vector first", mincore(edge, 4 * PAGE, (unsigned char *)nowhere), EFAULT);
 	int status;
 	madvise(a, PAGE, MADV_DONTFORK);
 	IN_CHILD(status, signal(SIGSEGV, SIG_DFL); *(volatile char *)a = 1);
@@ -189,6 +226,15 @@ static void advice(void)
 	PROMISE("MADV_WIPEONFORK gives the child zeroes", status == 0 && a[4 * PAGE] == 9);
 	PROMISE("mlock and munlock", mlock(a + 5 * PAGE, PAGE) == 0 && munlock(a + 5 * PAGE, PAGE) == 0);
 	FAILS_WITH("mlock of a hole", mlock((void *)(1UL << 40), PAGE), ENOMEM);
+	PROMISE("a length that wraps around to nothing locks nothing", mlock(edge, -1ul) == 0 && munlock(edge, -1ul) == 0 && munlock(edge + 1, -2ul) == 0);
+	FAILS_WITH("one that wraps around", mlock(edge, -(unsigned long)PAGE), EINVAL);
+	FAILS_WITH("munlock of one that wraps around", munlock(edge, -(unsigned long)PAGE), EINVAL);
+	struct rlimit little = { 8 * PAGE, 8 * PAGE };
+	IN_CHILD(status, NEED(setrlimit(RLIMIT_MEMLOCK, &little) == 0 && setuid(1000) == 0);
+		_exit(mlock(edge, -(unsigned long)PAGE) == -1 ? errno : 0));
+	PROMISE("which the limit refuses before", WEXITSTATUS(status) == ENOMEM);
+	PROMISE("msync of a length that wraps around to nothing", msync(edge, -1ul, MS_SYNC) == 0);
+	munmap(edge, 4 * PAGE);
 	char *none = map(1, PROT_NONE, MAP_PRIVATE);
 	FAILS_WITH("mlock of what nobody may touch", mlock(none, PAGE), ENOMEM);
 	int file = memfd_create("short", 0);

@@ -442,13 +442,35 @@ static void binding(void)
 	PROMISE("back to the default", mbind(a, 64 * PAGE, MPOL_DEFAULT, NULL, 0, 0) == 0 &&
 					       get_mempolicy(&mode, NULL, 0, a, MPOL_F_ADDR) == 0 && mode == MPOL_DEFAULT);
 	PROMISE("in the middle of an area, moving", mbind(a + 8 * PAGE, 16 * PAGE, MPOL_DEFAULT, NULL, 0, MPOL_MF_MOVE) == 0);
+	FAILS_WITH("strictly, no page that is there is local", mbind(a, 64 * PAGE, MPOL_LOCAL, NULL, 0, MPOL_MF_STRICT), EIO);
+	PROMISE("and nothing has changed", get_mempolicy(&mode, NULL, 0, a, MPOL_F_ADDR) == 0 && mode == MPOL_DEFAULT);
+	char *fresh = map(PAGE, MAP_PRIVATE);
+	PROMISE("what is not there yet may be", mbind(fresh, PAGE, MPOL_LOCAL, NULL, 0, MPOL_MF_STRICT) == 0);
+	munmap(fresh, PAGE);
+	cpu_set_t usual, one_cpu;
+	unsigned node = 2;
+	NEED(sched_getaffinity(0, sizeof usual, &usual) == 0);
+	CPU_ZERO(&one_cpu);
+	CPU_SET(sched_getcpu(), &one_cpu);
+	NEED(sched_setaffinity(0, sizeof one_cpu, &one_cpu) == 0 && syscall(SYS_getcpu, NULL, &node, NULL) == 0);
+	unsigned long elsewhere = node ? zero : one;
+	PROMISE("with MPOL_MF_MOVE pages become local to who moves them",
+		mbind(a, 16 * PAGE, MPOL_BIND, &elsewhere, 64, MPOL_MF_MOVE) == 0 && all_on(a, 16, !node) &&
+			mbind(a, 16 * PAGE, MPOL_LOCAL, NULL, 0, MPOL_MF_STRICT | MPOL_MF_MOVE) == 0 && all_on(a, 16, node) && is_filled(a, 16));
+	NEED(sched_setaffinity(0, sizeof usual, &usual) == 0 && mbind(a, 16 * PAGE, MPOL_DEFAULT, NULL, 0, 0) == 0);
+	PROMISE("a length that wraps around to nothing", mbind(a, -1ul, MPOL_BIND, &one, 64, 0) == 0);
+	FAILS_WITH("one that wraps around", mbind(a, -PAGE, MPOL_BIND, &one, 64, 0), EINVAL);
 	FAILS_WITH("a mask of no bits", mbind(a, PAGE, MPOL_PREFERRED, &one, 0, 0), EINVAL);
 	FAILS_WITH("an address inside a page", mbind(a + 1, PAGE, MPOL_BIND, &one, 64, 0), EINVAL);
 	FAILS_WITH("flags that are none", mbind(a, PAGE, MPOL_BIND, &one, 64, 64), EINVAL);
 	FAILS_WITH("a mode that is none", mbind(a, PAGE, 77, &one, 64, 0), EINVAL);
 	PROMISE("nothing at all", mbind(a, 0, MPOL_BIND, &one, 64, 0) == 0);
+	NEED(mprotect(a, PAGE, PROT_NONE) == 0);
+	FAILS_WITH("the node of a page that nobody may read", get_mempolicy(&mode, NULL, 0, a, MPOL_F_NODE | MPOL_F_ADDR), EFAULT);
+	NEED(mprotect(a, PAGE, PROT_READ | PROT_WRITE) == 0);
 	munmap(a + 8 * PAGE, PAGE);
 	FAILS_WITH("a hole", mbind(a, 16 * PAGE, MPOL_BIND, &one, 64, 0), EFAULT);
+	FAILS_WITH("which goes before pages elsewhere", mbind(a, 16 * PAGE, MPOL_LOCAL, NULL, 0, MPOL_MF_STRICT), EFAULT);
 	PROMISE("which the default does not mind", mbind(a, 16 * PAGE, MPOL_DEFAULT, NULL, 0, 0) == 0);
 	FAILS_WITH("but where nothing is", mbind(a + 8 * PAGE, PAGE, MPOL_DEFAULT, NULL, 0, 0), EFAULT);
 	munmap(a, 64 * PAGE);

@@ -41,8 +41,8 @@ struct range {
 
 static struct range some_range(void)
 {
-	/* Not so long that they reach the stack, or wrap around to nothing. */
-	static const size_t odd[] = { -4096ull, 1 };
+	/* Not so long that they reach the stack. */
+	static const size_t odd[] = { -4096ull, -1ull, 1 };
 	struct range range = { arena + (long)below(&dice, PAGES) * PAGE, (size_t)(1 + below(&dice, one_in(4) ? PAGES : 6)) * PAGE };
 	if (range.at + range.length > arena + PAGES * PAGE)
 		range.length = arena + PAGES * PAGE - range.at;
@@ -353,8 +353,8 @@ static void ask(void)
 
 /*
  * What is mapped in the arena, with which rights and flags, and the bytes that can be read in it. Where one area ends and the next
- * begins is told only where they differ, for a kernel may join or part them. What counts towards a limit (ac), what Linux has no name for (??) and
- * what only a file system knows (sf) is left out, and what is lost where areas are joined (sd).
+ * begins is told only where they differ, for a kernel may join or part them. What Linux has no name for (??) and
+ * what only a file system knows (sf) is left out, and what is lost where areas are joined (sd, ac).
  */
 static void look(void)
 {

@@ -262,22 +262,26 @@ pub fn sys_mincore(args: &Args) -> Result<i64> {
     if args[0] % PAGE_SIZE as u64 != 0 {
         return Err(Errno::EINVAL);
     }
-    let pages = whole_pages(args[0], args[1]).ok_or(Errno::ENOMEM)?;
+    let is_user = |start: u64, len| start.checked_add(len).is_some_and(|end| end <= USER_BYTES);
+    if !is_user(args[0], args[1]) {
+        return Err(Errno::ENOMEM);
+    }
+    let pages = args[1].div_ceil(PAGE_SIZE as u64);
+    if !is_user(args[2], pages) {
+        return Err(Errno::EFAULT);
+    }
     let out = UserPtr::<u8>::new(args[2]);
     let space = current_space();
-    // In steps of what fits a kernel stack, since user memory cannot be written under the space's lock.
-    let mut answers = [0u8; 512];
-    let mut start = pages.start;
-    let mut written = 0;
-    while start < pages.end {
-        let count = ((pages.end.0 - start.0) / PAGE_SIZE as u64).min(answers.len() as u64);
-        answers.fill(0);
-        space.lock().residency(start, count * PAGE_SIZE as u64, |index, residency| {
-            answers[index] = u8::from(residency == Residency::Resident);
-        })?;
-        out.add(written).write_slice(&answers[..count as usize])?;
-        written += count as usize;
-        start = VirtAddr(start.0 + count * PAGE_SIZE as u64);
+    // Area by area, so that what lies before a hole is told, and in steps of what fits a kernel stack, since user memory cannot be
+    // written under the space's lock.
+    let mut told = [Residency::Absent; 512];
+    let mut done = 0;
+    while done < pages {
+        let step = told.len().min((pages - done) as usize);
+        let count = space.lock().residency(VirtAddr(args[0] + done * PAGE_SIZE as u64), &mut told[..step])?;
+        let answers = told.map(|residency| u8::from(residency == Residency::Resident));
+        out.add(done as usize).write_slice(&answers[..count])?;
+        done += count as u64;
     }
     Ok(0)
 }
@@ -302,11 +306,9 @@ pub fn sys_msync(args: &Args) -> Result<i64> {
 }
 
 fn lock_range(start: u64, len: u64, mode: LockMode) -> Result<i64> {
-    let offset = start % PAGE_SIZE as u64;
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
-    let len = len.checked_add(offset).ok_or(Errno::EINVAL)?;
-    space.lock().lock(VirtAddr(start - offset), len, mode, &limits)?;
+    space.lock().lock(VirtAddr(start), len, mode, &limits)?;
     Ok(0)
 }
 
@@ -326,9 +328,7 @@ pub fn sys_mlock2(args: &Args) -> Result<i64> {
 
 /// munlock(addr, length)
 pub fn sys_munlock(args: &Args) -> Result<i64> {
-    let offset = args[0] % PAGE_SIZE as u64;
-    let len = args[1].checked_add(offset).ok_or(Errno::EINVAL)?;
-    current_space().lock().unlock(VirtAddr(args[0] - offset), len)?;
+    current_space().lock().unlock(VirtAddr(args[0]), args[1])?;
     Ok(0)
 }
 

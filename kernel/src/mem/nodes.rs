@@ -16,7 +16,7 @@ use super::{Frames, Space, commons};
 use crate::syscall::Args;
 use crate::task::{self, Capability};
 use crate::user::UserPtr;
-use crate::{Errno, Result, sched};
+use crate::{Errno, Result, hw, sched};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const MPOL_MF_STRICT: u64 = 1;
@@ -295,17 +295,26 @@ pub(super) fn bind(
     policy: Option<Policy>,
     moving: Moving,
 ) -> Result<()> {
-    let misplaced = |addr: VirtAddr, frame| {
-        let policy = policy.filter(|policy| policy.mode != PolicyMode::Local)?;
-        let node = commons().node_of(frame);
-        (!policy.nodes.contains(node)).then_some((policy, addr))
+    // Local memory is on no node in particular: no page is where it would have to be, and those that move go to their mover.
+    let is_local = policy.is_some_and(|policy| policy.mode == PolicyMode::Local);
+    let wanted = match policy {
+        Some(policy) if is_local => {
+            let here = NodeSet::single(hw::node_of(hw::current_cpu()));
+            Some(Policy { mode: PolicyMode::Preferred, nodes: here, ..policy })
+        }
+        policy => policy,
     };
+    let misplaced = |frame| wanted.filter(|wanted| !wanted.nodes.contains(commons().node_of(frame)));
     let mut areas = space.lock();
-    if moving.strict == Strict::Yes && moving.moves.is_none() {
+    let end_of_areas = areas
+        .areas_in(range.start, range.end)
+        .fold(range.start, |end, area| if area.start <= end { area.end } else { end });
+    // A hole, which setting the policy finds, is the worse error.
+    if moving.strict == Strict::Yes && moving.moves.is_none() && end_of_areas >= range.end {
         let mut wrong = false;
         areas.pages(range.start, range.end, |page| {
             let PageAt::Frame(frame) = page.at else { return };
-            wrong |= page.mappings > 0 && misplaced(page.addr, frame).is_some();
+            wrong |= page.mappings > 0 && (is_local || misplaced(frame).is_some());
         });
         if wrong {
             return Err(Errno::EIO);
@@ -315,8 +324,7 @@ pub(super) fn bind(
     drop(areas);
     let Some(shared) = moving.moves else { return Ok(()) };
     let mut migration = Migration::new(shared);
-    let wish =
-        |addr: VirtAddr, frame| misplaced(addr, frame).map(|(policy, addr)| policy.place(addr.0 / PAGE));
+    let wish = |addr: VirtAddr, frame| misplaced(frame).map(|wanted| wanted.place(addr.0 / PAGE));
     let left = move_range(space, range, &mut migration, wish)?;
     let_others_follow(space, &mut migration);
     if left > 0 && moving.strict == Strict::Yes { Err(Errno::EIO) } else { Ok(()) }

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_frame::NodeSet;
 use freehold_machine::{NodeId, PAGE_SIZE, VirtAddr};
-use freehold_vm::{Access, PageNode, Policy, PolicyMode, TaskPolicy};
+use freehold_vm::{Access, PageNode, Policy, PolicyMode, Protection, TaskPolicy};
 
 use super::nodes::{self, Moving, PolicyIs};
 use super::space::whole_pages;
@@ -221,8 +221,14 @@ fn node_of_page(space: &Space, addr: VirtAddr) -> Result<u32> {
     let limits = task::with_current(|task| task.process().memory_limits());
     loop {
         let mut areas = space.lock();
-        if let PageNode::On(node) | PageNode::Zeroes(node) = areas.node_at(addr) {
-            return Ok(node.0.into());
+        let protection = areas.area_at(addr).map_or(Protection::NONE, |area| area.protection);
+        match areas.node_at(addr) {
+            PageNode::On(node) | PageNode::Zeroes(node) if !protection.is_empty() => {
+                return Ok(node.0.into());
+            }
+            // A page that is there can be read where it can be written.
+            _ if !protection.contains(Protection::READ) => return Err(Errno::EFAULT),
+            _ => {}
         }
         match areas.fault(addr, Access::Read, &limits) {
             Ok(_) => {}

@@ -124,8 +124,7 @@ impl SpaceHandle<Frames> for Space {
     }
 }
 
-/// `len` bytes from `start` as whole pages; `None` if that leaves the address space.
+/// `len` bytes from `start` as whole pages; `None` if that wraps around.
 pub(super) fn whole_pages(start: u64, len: u64) -> Option<Range<VirtAddr>> {
-    let end = start.checked_add(len)?.checked_next_multiple_of(PAGE_SIZE as u64)?;
-    Some(VirtAddr(start)..VirtAddr(end))
+    Some(VirtAddr(start)..VirtAddr(start).checked_add(freehold_vm::whole_pages(len))?)
 }

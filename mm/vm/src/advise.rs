@@ -8,7 +8,7 @@ use freehold_paging::Memory;
 use crate::AddressSpace;
 use crate::area::{Area, Content};
 use crate::error::VmError;
-use crate::map::page_range;
+use crate::map::{page_range, whole_pages};
 use crate::refs::ClearRefs;
 use crate::request::{Access, AreaFlags, Protection};
 use crate::resident::{Resident, Want};
@@ -249,35 +249,23 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// Say of every page of `start..start + len` whether it is in memory; `out` gets the page's number in the range.
+    /// Say of the pages from `start` (page-aligned) on whether they are in memory: as many of `pages` as lie in one area. How many those are.
     ///
     /// # Errors
-    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole.
-    pub fn residency(
-        &self,
-        start: VirtAddr,
-        len: u64,
-        mut out: impl FnMut(usize, Residency),
-    ) -> Result<(), VmError> {
-        let range = page_range(start, len)?;
-        if !self.areas.covers(range.clone()) {
-            return Err(VmError::NoMemory);
+    /// [`VmError::NoMemory`] where nothing is mapped at `start`.
+    pub fn residency(&self, start: VirtAddr, pages: &mut [Residency]) -> Result<usize, VmError> {
+        let area = self.areas.at(start).ok_or(VmError::NoMemory)?;
+        let count = pages.len().min(((area.end.0 - start.0) / PAGE) as usize);
+        for (number, told) in pages[..count].iter_mut().enumerate() {
+            let page = VirtAddr(start.0 + number as u64 * PAGE);
+            let cached = || area.cache_page(page).is_some_and(|(cache, index)| cache.is_resident(index));
+            let swapped = self.resident.tables.entry(page).swap_place();
+            let in_swap_cache = || swapped.is_some_and(|place| self.resident.commons.swap.is_cached(place));
+            let there = self.resident.present(page).is_some()
+                || if swapped.is_some() { in_swap_cache() } else { cached() };
+            *told = if there { Residency::Resident } else { Residency::Absent };
         }
-        for (area, part) in self.areas.parts(range.clone()) {
-            let mut page = part.start;
-            while page < part.end {
-                let cached = || area.cache_page(page).is_some_and(|(cache, index)| cache.is_resident(index));
-                let swapped = self.resident.tables.entry(page).swap_place();
-                let in_swap_cache =
-                    || swapped.is_some_and(|place| self.resident.commons.swap.is_cached(place));
-                let there = self.resident.present(page).is_some()
-                    || if swapped.is_some() { in_swap_cache() } else { cached() };
-                let index = ((page.0 - range.start.0) / PAGE) as usize;
-                out(index, if there { Residency::Resident } else { Residency::Absent });
-                page = VirtAddr(page.0 + PAGE);
-            }
-        }
-        Ok(())
+        Ok(count)
     }
 
     /// Have the stores of shared file areas take what changed in `start..start + len`. May sleep.
@@ -291,7 +279,7 @@ impl<S: Memory> AddressSpace<S> {
         mode: SyncMode,
         others: OtherCopies,
     ) -> Result<(), VmError> {
-        let range = page_range(start, len)?;
+        let range = page_range(start, whole_pages(len))?;
         for (area, part) in self.areas.parts(range.clone()) {
             if others == OtherCopies::Invalid && area.flags.contains(AreaFlags::LOCKED) {
                 return Err(VmError::Busy);

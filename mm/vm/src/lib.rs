@@ -66,6 +66,7 @@ pub use events::Event;
 pub use freehold_paging::{KernelRoots, Memory, PageSize, SwapPlace};
 pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
+pub use map::whole_pages;
 pub use migrate::{CachedPage, Migration, Outcome, PageNode, SharedPages};
 pub use pin::{LongTerm, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient, pin_fast};
 pub use policy::{Policy, PolicyMode, TaskPolicy};

@@ -2,13 +2,15 @@
 //!
 //! The flag is recorded, counted against the limit, shown, and the pages are faulted in; reclaim passes locked areas by.
 
+use core::ops::Range;
+
 use bitflags::bitflags;
 use freehold_machine::{PAGE_SHIFT, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::AddressSpace;
 use crate::error::VmError;
-use crate::map::page_range;
+use crate::map::whole_pages;
 use crate::request::{AreaFlags, Limits};
 use crate::space::MAX_AREAS;
 
@@ -45,6 +47,11 @@ impl LockMode {
     }
 }
 
+/// The first page that `start..start + len` touches, and the bytes of all of them.
+const fn touched(start: VirtAddr, len: u64) -> (VirtAddr, u64) {
+    (start.page_start(), whole_pages(len.wrapping_add(start.page_offset() as u64)))
+}
+
 impl<S: Memory> AddressSpace<S> {
     /// Whether `pages` more pages may be locked, if `flags` say so.
     pub(crate) fn check_lock(&self, pages: u64, flags: AreaFlags, limits: &Limits) -> Result<(), VmError> {
@@ -55,11 +62,11 @@ impl<S: Memory> AddressSpace<S> {
         if locked > limits.memlock >> PAGE_SHIFT { Err(VmError::Again) } else { Ok(()) }
     }
 
-    /// Lock the pages of `start..start + len`.
+    /// Lock the pages that `start..start + len` touches.
     ///
     /// # Errors
     /// [`VmError::Permission`] where the limit is 0; [`VmError::NoMemory`] above the limit, for a hole, or where a page cannot be had;
-    /// [`VmError::Invalid`].
+    /// [`VmError::Invalid`] for a range that wraps around.
     pub fn lock(
         &mut self,
         start: VirtAddr,
@@ -70,21 +77,18 @@ impl<S: Memory> AddressSpace<S> {
         if limits.memlock == 0 {
             return Err(VmError::Permission);
         }
-        let range = page_range(start, len).map_err(|_| VmError::Invalid)?;
-        if range.is_empty() {
-            return Ok(());
-        }
+        let (start, len) = touched(start, len);
         // Whatever the range has counts, holes too, but for what is locked already.
         let locked: u64 = self
             .areas
-            .parts(range.clone())
+            .parts(start..VirtAddr(start.0.saturating_add(len)))
             .filter(|(area, _)| area.flags.contains(AreaFlags::LOCKED))
             .map(|(_, part)| part.end.0 - part.start.0)
             .sum();
-        let fresh = (range.end.0 - range.start.0 - locked) >> PAGE_SHIFT;
-        self.check_lock(fresh, AreaFlags::LOCKED, limits).map_err(|_| VmError::NoMemory)?;
-        self.set_lock(range.start, range.end, mode.flags())?;
-        if mode == LockMode::OnFault {
+        self.check_lock((len - locked) >> PAGE_SHIFT, AreaFlags::LOCKED, limits)
+            .map_err(|_| VmError::NoMemory)?;
+        let range = self.set_lock(start, len, mode.flags())?;
+        if range.is_empty() || mode == LockMode::OnFault {
             return Ok(());
         }
         // As on Linux whatever cannot be had is a lack of memory.
@@ -93,23 +97,28 @@ impl<S: Memory> AddressSpace<S> {
         if all { Ok(()) } else { Err(VmError::NoMemory) }
     }
 
-    /// Unlock the pages of `start..start + len`.
+    /// Unlock the pages that `start..start + len` touches.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`] for a hole; [`VmError::Invalid`].
+    /// [`VmError::NoMemory`] for a hole; [`VmError::Invalid`] for a range that wraps around.
     pub fn unlock(&mut self, start: VirtAddr, len: u64) -> Result<(), VmError> {
-        let range = page_range(start, len).map_err(|_| VmError::Invalid)?;
-        self.set_lock(range.start, range.end, AreaFlags::empty())
+        let (start, len) = touched(start, len);
+        self.set_lock(start, len, AreaFlags::empty()).map(drop)
     }
 
-    fn set_lock(&mut self, start: VirtAddr, end: VirtAddr, flags: AreaFlags) -> Result<(), VmError> {
+    /// Which pages those were.
+    fn set_lock(&mut self, start: VirtAddr, len: u64, flags: AreaFlags) -> Result<Range<VirtAddr>, VmError> {
+        let range = start..start.checked_add(len).ok_or(VmError::Invalid)?;
+        if range.is_empty() {
+            return Ok(range);
+        }
         if self.areas.count() + 2 > MAX_AREAS {
             return Err(VmError::NoMemory);
         }
-        let (reached, outcome) = self.reach(start..end, |_| Ok(()));
+        let (reached, outcome) = self.reach(range.clone(), |_| Ok(()));
         self.split_borders(&(start..reached))?;
         self.areas.change(start..reached, |area| area.flags = area.flags.difference(LOCK_FLAGS) | flags);
-        outcome
+        outcome.map(|()| range)
     }
 
     /// Lock everything that there is, or will be.

@@ -18,6 +18,11 @@ use crate::{AddressSpace, PageCache};
 
 pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
 
+/// `len` bytes in whole pages, in Linux' arithmetic: of what is next to the largest number nothing is left.
+pub const fn whole_pages(len: u64) -> u64 {
+    len.wrapping_add(PAGE - 1) & !(PAGE - 1)
+}
+
 /// `start..start + len` in whole pages. `start` must be page-aligned.
 pub(crate) fn page_range(start: VirtAddr, len: u64) -> Result<Range<VirtAddr>, VmError> {
     if start.page_offset() != 0 {

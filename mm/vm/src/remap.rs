@@ -10,10 +10,9 @@ use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_paging::{Entry, FlushBatch, Memory, PageSize};
 
 use crate::AddressSpace;
-use crate::area::Area;
 use crate::error::VmError;
 use crate::huge::block_start;
-use crate::map::page_range;
+use crate::map::{page_range, whole_pages};
 use crate::request::{AreaFlags, Limits};
 use crate::resident::Resident;
 use crate::space::{DataKind, MAX_AREAS};
@@ -66,94 +65,85 @@ impl<S: Memory> AddressSpace<S> {
         if old.page_offset() != 0 || (source == RemapSource::Keep && new_len != old_len) {
             return Err(VmError::Invalid);
         }
-        let new_len =
-            new_len.checked_next_multiple_of(PAGE).filter(|&len| len != 0).ok_or(VmError::Invalid)?;
+        let (old_len, new_len) = (whole_pages(old_len), whole_pages(new_len));
+        if new_len == 0 {
+            return Err(VmError::Invalid);
+        }
         let area = self.areas.at(old).ok_or(VmError::Fault)?;
-        let from = page_range(old, old_len).map_err(|_| VmError::Invalid)?;
-        let old_len = from.end.0 - from.start.0;
+        // What is cut off must be where a program can have something, and only what stays must lie in one area.
+        if old_len > new_len && old_len > self.layout.end.0 - old.0 {
+            return Err(VmError::Invalid);
+        }
+        let fits = old_len.min(new_len) <= area.end.0 - old.0;
+        let from = old..VirtAddr(old.0.saturating_add(old_len));
+        if (matches!(place, RemapPlace::Fixed(_)) || source == RemapSource::Keep)
+            && new_len > self.layout.end.0
+        {
+            return Err(VmError::Invalid);
+        }
         if let RemapPlace::Fixed(to) = place {
             let to = page_range(to, new_len).map_err(|_| VmError::Invalid)?;
             let apart = to.end <= from.start || from.end <= to.start;
-            if new_len > self.layout.end.0
-                || to.end > self.layout.end
-                || to.start < self.layout.lowest
-                || !apart
-            {
+            if to.end > self.layout.end || to.start < self.layout.lowest || !apart {
                 return Err(VmError::Invalid);
             }
+        } else if new_len <= old_len && source == RemapSource::Unmap {
+            // Shrinking may span areas; growing may not.
+            if new_len < old_len {
+                self.unmap_range(VirtAddr(from.start.0 + new_len)..from.end)?;
+            }
+            return Ok(from.start);
         }
-        // Only what stays must lie in one area.
-        let fits = from.start.0 + old_len.min(new_len) <= area.end.0;
-        if old_len == 0 {
-            // A second mapping of shared memory.
-            if !area.is_shared() {
-                return Err(VmError::Invalid);
-            }
-            if place == RemapPlace::InPlace {
-                return Err(VmError::NoMemory);
-            }
-            return self.move_range(from, new_len, place, RemapSource::Keep, limits);
-        }
-        if !matches!(place, RemapPlace::Fixed(_)) && source == RemapSource::Unmap {
-            if new_len <= old_len {
-                // Shrinking may span areas; growing may not.
-                if new_len < old_len {
-                    self.unmap_range(VirtAddr(from.start.0 + new_len)..from.end)?;
-                }
-                return Ok(from.start);
-            }
-            if !fits {
-                return Err(VmError::Fault);
-            }
-            if new_len > self.layout.end.0 {
-                return Err(VmError::NoMemory);
-            }
-            if self.grow_in_place(&from, new_len, limits)? {
-                return Ok(from.start);
-            }
-            if place == RemapPlace::InPlace {
-                return Err(VmError::NoMemory);
-            }
+        // A length of 0 asks for a second mapping of shared memory.
+        if old_len == 0 && !area.is_shared() {
+            return Err(VmError::Invalid);
         }
         if !fits {
             return Err(VmError::Fault);
         }
+        let growth = new_len.saturating_sub(old_len) / PAGE;
+        if growth > 0 {
+            self.check_lock(growth, area.flags, limits)?;
+            self.check_limits(growth, DataKind::of(area), limits)?;
+        }
+        if new_len > self.layout.end.0 {
+            return Err(VmError::NoMemory);
+        }
+        let source = if old_len == 0 { RemapSource::Keep } else { source };
+        if !matches!(place, RemapPlace::Fixed(_))
+            && source == RemapSource::Unmap
+            && self.grow_in_place(&from, new_len)?
+        {
+            return Ok(from.start);
+        }
+        if place == RemapPlace::InPlace {
+            return Err(VmError::NoMemory);
+        }
         self.move_range(from, new_len, place, source, limits)
     }
 
-    /// Whether the range could be made longer where it is.
-    fn grow_in_place(
-        &mut self,
-        from: &Range<VirtAddr>,
-        new_len: u64,
-        limits: &Limits,
-    ) -> Result<bool, VmError> {
+    /// Whether the range, which may grow, could be made longer where it is.
+    fn grow_in_place(&mut self, from: &Range<VirtAddr>, new_len: u64) -> Result<bool, VmError> {
         let end = VirtAddr(from.start.0.saturating_add(new_len));
         let area = self.areas.at(from.start).ok_or(VmError::Fault)?;
         if area.end != from.end || end > self.layout.end || !self.areas.is_usable(from.end..end) {
             return Ok(false);
         }
-        let pages = (end.0 - from.end.0) / PAGE;
         let flags = area.flags;
-        self.check_growth(area, pages, limits)?;
+        self.check_growth_promise(flags, end.0 - from.end.0)?;
         if let Some(area) = self.areas.at_mut(from.start) {
             area.end = end;
         }
         self.areas.join(from.start..end);
-        self.count_in(pages);
+        self.count_in((end.0 - from.end.0) / PAGE);
         if Self::is_locked_now(flags) {
             self.populate_if_possible(from.end, end);
         }
         Ok(true)
     }
 
-    fn check_growth(&self, area: &Area<S>, pages: u64, limits: &Limits) -> Result<(), VmError> {
-        if area.attachment().is_some() {
-            area.content.offset().checked_add(area.len() + pages * PAGE).ok_or(VmError::Invalid)?;
-        }
-        self.check_lock(pages, area.flags, limits)?;
-        self.check_limits(pages, DataKind::of(area), limits)?;
-        if area.flags.contains(AreaFlags::ACCOUNT) { self.check_promise(pages * PAGE) } else { Ok(()) }
+    fn check_growth_promise(&self, flags: AreaFlags, bytes: u64) -> Result<(), VmError> {
+        if flags.contains(AreaFlags::ACCOUNT) { self.check_promise(bytes) } else { Ok(()) }
     }
 
     fn move_range(
@@ -169,8 +159,15 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::NoMemory);
         }
         let area = self.areas.at(from.start).ok_or(VmError::Fault)?;
-        let added = if source == RemapSource::Keep { new_len } else { new_len.saturating_sub(old_len) };
-        self.check_growth(area, added / PAGE, limits)?;
+        // That it can be longer was checked, but not that it can be twice.
+        let added = match source {
+            RemapSource::Keep => {
+                self.check_limits(old_len / PAGE, DataKind::of(area), limits)?;
+                new_len
+            }
+            RemapSource::Unmap => new_len.saturating_sub(old_len),
+        };
+        self.check_growth_promise(area.flags, added)?;
         let mut moved = area.clone();
         if moved.start < from.start {
             moved = moved.split_off(from.start);
