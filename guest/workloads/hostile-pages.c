@@ -11,6 +11,7 @@
 #include "../conformance/ring.h"
 #include "../conformance/sockets.h"
 #include "../tools/dice.h"
+#include "../tools/outlast.h"
 
 #include <sys/prctl.h>
 
@@ -379,7 +380,8 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	uint64_t seed = strtoull(argv[1], NULL, 0);
-	int processes = atoi(argv[2]), ended = 0, signalled = 0, killed = 0;
+	int processes = atoi(argv[2]);
+	struct ends ends = { 0 };
 	calls = argc > 3 ? atoi(argv[3]) : 150;
 	disk = argc > 4 ? argv[4] : NULL;
 	swap = argc > 5 ? argv[5] : NULL;
@@ -390,26 +392,11 @@ int main(int argc, char **argv)
 		NEED(child >= 0);
 		if (child == 0)
 			live(&dice, i % 3);
-		int status = 0;
 		/* Every fourth is killed in the middle; and nobody may take for ever. */
-		int64_t end = now_ms() + (i % 4 ? 10000 : 20 + (int)below(&dice, 100));
-		while (waitpid(child, &status, WNOHANG) == 0 && now_ms() < end)
-			sleep_ms(2);
-		kill(-child, SIGKILL);
-		if (kill(child, 0) == 0) {
-			kill(child, SIGKILL);
-			NEED(waitpid(child, &status, 0) == child);
-			killed++;
-		} else if (WIFSIGNALED(status)) {
-			signalled++;
-		} else {
-			ended++;
-		}
-		while (waitpid(-1, &status, WNOHANG) > 0)
-			;
+		outlast(child, i % 4 ? 10000 : 20 + (int)below(&dice, 100), &ends);
 	}
 	if (swap)
 		syscall(SYS_swapoff, swap);
-	printf("hostile-pages: %d processes ended, %d were signalled, %d were killed\n", ended, signalled, killed);
+	printf("hostile-pages: %d processes ended, %d were signalled, %d were killed\n", ends.ended, ends.signalled, ends.killed);
 	return 0;
 }

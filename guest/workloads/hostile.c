@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "../tools/dice.h"
+#include "../tools/outlast.h"
 
 #define ARENA (64 * 4096)
 #define LAST_CALL 462
@@ -185,13 +186,6 @@ static void live(int calls)
 	_exit(0);
 }
 
-static int64_t now_ms(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
-}
-
 int main(int argc, char **argv)
 {
 	if (argc < 3) {
@@ -200,7 +194,7 @@ int main(int argc, char **argv)
 	}
 	uint64_t seed = strtoull(argv[1], NULL, 0);
 	int processes = atoi(argv[2]), calls = argc > 3 ? atoi(argv[3]) : 300;
-	int ended = 0, signalled = 0, stuck = 0;
+	struct ends ends = { 0 };
 	show = getenv("HOSTILE_SHOW") != NULL;
 	for (int i = 0; i < processes; i++) {
 		pid_t child = fork();
@@ -212,24 +206,8 @@ int main(int argc, char **argv)
 			perror("hostile: fork");
 			return 1;
 		}
-		int status = 0;
-		int64_t deadline = now_ms() + PATIENCE_MS;
-		while (waitpid(child, &status, WNOHANG) == 0 && now_ms() < deadline)
-			nanosleep(&(struct timespec){ 0, 2000000 }, NULL);
-		/* What it left in its group goes with it. */
-		kill(-child, SIGKILL);
-		if (kill(child, 0) == 0) {
-			kill(child, SIGKILL);
-			waitpid(child, &status, 0);
-			stuck++;
-		} else if (WIFSIGNALED(status)) {
-			signalled++;
-		} else {
-			ended++;
-		}
-		while (waitpid(-1, &status, WNOHANG) > 0)
-			;
+		outlast(child, PATIENCE_MS, &ends);
 	}
-	printf("hostile: %d processes ended, %d were signalled, %d waited for too long\n", ended, signalled, stuck);
+	printf("hostile: %d processes ended, %d were signalled, %d waited for too long\n", ends.ended, ends.signalled, ends.killed);
 	return 0;
 }
