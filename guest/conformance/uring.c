@@ -193,6 +193,8 @@ static void buffers(struct ring *ring)
 	FAILS_WITH("no buffers are EINVAL", syscall(registering, ring->fd, IORING_REGISTER_BUFFERS, vectors, 0), EINVAL);
 	struct iovec wrong = { (void *)16, PAGE };
 	FAILS_WITH("unmapped buffers are EFAULT", syscall(registering, ring->fd, IORING_REGISTER_BUFFERS, &wrong, 1), EFAULT);
+	struct iovec own = { ring->sqes, PAGE };
+	FAILS_WITH("a ring's own memory is no buffer", syscall(registering, ring->fd, IORING_REGISTER_BUFFERS, &own, 1), EOPNOTSUPP);
 	FAILS_WITH("none are there to unregister", syscall(registering, ring->fd, IORING_UNREGISTER_BUFFERS, NULL, 0), ENXIO);
 	NEED(syscall(registering, ring->fd, IORING_REGISTER_BUFFERS, vectors, 2) == 0);
 	FAILS_WITH("twice is EBUSY", syscall(registering, ring->fd, IORING_REGISTER_BUFFERS, vectors, 2), EBUSY);

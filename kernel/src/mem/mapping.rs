@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use freehold_vm::MappedFile;
+use freehold_vm::{AreaName, MappedFile};
 
 use super::{CacheContent, Frames, PageCache};
 use crate::fs::{Content, OpenFile};
@@ -20,6 +20,12 @@ impl FileMapping {
         let any: &dyn core::any::Any = &**content;
         let cache = any.downcast_ref::<CacheContent>().ok_or(Errno::ENODEV)?.cache().clone();
         Ok(Arc::new(Self { file, cache }))
+    }
+    /// The mapping that an area of this name shows, if it shows a file.
+    pub fn of<'a>(name: AreaName<'a, Frames>) -> Option<&'a Self> {
+        let AreaName::File(file) = name else { return None };
+        let any: &dyn core::any::Any = &**file;
+        any.downcast_ref()
     }
     /// The open file, for names in /proc/PID/maps.
     pub fn file(&self) -> &Arc<OpenFile> {

@@ -15,12 +15,12 @@ use freehold_arch::X86;
 use freehold_bounce::{FrameBytes, Original, OriginalMut};
 use freehold_machine::{PAGE_SIZE, Pfn, Tally, VirtAddr};
 use freehold_vm::{
-    AreaName, FaultError, LongTerm, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient,
-    pin_fast,
+    FaultError, LongTerm, MappedFile, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term,
+    Transient, pin_fast,
 };
 
 use super::hotplug::Growth;
-use super::{Frames, Space, find_more};
+use super::{FileMapping, Frames, Space, find_more};
 use crate::hw;
 use crate::sync::SpinLock;
 use crate::task::Process;
@@ -205,7 +205,7 @@ impl<P: Purpose> PinnedRun<P> {
     ///
     /// # Errors
     /// As [`PinnedRun::new`]; `EFAULT` where not all can be pinned; `ENOMEM` above RLIMIT_MEMLOCK; `EOPNOTSUPP` for a disk's pages, which
-    /// would have to be written back under the pin.
+    /// would have to be written back under the pin, and for what a ring shares with its program.
     pub fn register(process: &Process, address: u64, length: usize) -> Result<Self> {
         let pages = (address as usize % PAGE_SIZE + length).div_ceil(PAGE_SIZE);
         let space = process.space();
@@ -215,9 +215,13 @@ impl<P: Purpose> PinnedRun<P> {
         }
         run._locked = Some(Locked::charge(process, pages as u64)?);
         let end = VirtAddr(address).checked_add(length as u64).ok_or(Errno::EFAULT)?;
-        let is_disk = |name| matches!(name, AreaName::File(file) if !file.cache().is_memory());
-        let of_disk = space.lock().areas_in(VirtAddr(address), end).any(|area| is_disk(area.name));
-        if of_disk { Err(Errno::EOPNOTSUPP) } else { Ok(run) }
+        let is_refused =
+            |shown: &FileMapping| !shown.cache().is_memory() || shown.file().file().ring().is_some();
+        let refused = space
+            .lock()
+            .areas_in(VirtAddr(address), end)
+            .any(|area| FileMapping::of(area.name).is_some_and(is_refused));
+        if refused { Err(Errno::EOPNOTSUPP) } else { Ok(run) }
     }
 
     /// Where the bytes were when they were pinned.

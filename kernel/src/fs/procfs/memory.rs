@@ -103,28 +103,22 @@ pub(super) fn name(area: &Area<'_>, root: &Path) -> Result<Vec<u8>> {
         AreaName::Heap => b"[heap]".to_vec(),
         AreaName::Stack => b"[stack]".to_vec(),
         AreaName::SharedAnonymous => b"/dev/zero (deleted)".to_vec(),
-        AreaName::File(file) => {
-            let any: &dyn core::any::Any = &**file;
-            match any.downcast_ref::<FileMapping>() {
-                Some(mapping) => match mapping.file().path() {
-                    Some(path) => path.display(root)?,
-                    None => nameless(mapping.file()),
-                },
-                None => Vec::new(),
-            }
-        }
+        AreaName::File(_) => match FileMapping::of(area.name) {
+            Some(mapping) => match mapping.file().path() {
+                Some(path) => path.display(root)?,
+                None => nameless(mapping.file()),
+            },
+            None => Vec::new(),
+        },
         _ => Vec::new(),
     })
 }
 
 /// Device and inode number of what is mapped.
 fn identity(area: &Area<'_>) -> (u64, u64) {
-    if let AreaName::File(file) = area.name {
-        let any: &dyn core::any::Any = &**file;
-        if let Some(mapping) = any.downcast_ref::<FileMapping>() {
-            let identity = mapping.file().node().identity();
-            return (identity.device, identity.inode);
-        }
+    if let Some(mapping) = FileMapping::of(area.name) {
+        let identity = mapping.file().node().identity();
+        return (identity.device, identity.inode);
     }
     match area.name {
         AreaName::SharedAnonymous => (boot::unnamed_mount().file_system().device(), area.object),
