@@ -14,7 +14,7 @@ use freehold_arch::boot::{BootInfo, MemoryKind};
 use freehold_arch::memory::pluggable;
 use freehold_arch::{boot, cpu, firmware, irq, panic, power, time, traps, watch};
 use freehold_firmware::Firmware;
-use freehold_machine::{CpuId, Pfn, PfnRange, VirtAddr};
+use freehold_machine::{Access, CpuId, Pfn, PfnRange, VirtAddr};
 use freehold_virtio::mem::Region;
 
 use crate::cmdline::Plant;
@@ -199,7 +199,7 @@ impl traps::Handlers for Kernel {
     fn kernel_page_fault(
         &self,
         addr: VirtAddr,
-        access: traps::Access,
+        access: Access,
     ) -> core::result::Result<(), traps::Unresolved> {
         mem::handle_kernel_fault(addr, access)
     }

@@ -92,6 +92,17 @@ impl fmt::Debug for VirtAddr {
     }
 }
 
+/// What is done at an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Load.
+    Read,
+    /// Store.
+    Write,
+    /// Instruction fetch.
+    Execute,
+}
+
 /// A run of frames, start included, end excluded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PfnRange {

@@ -13,11 +13,11 @@ use alloc::vec::Vec;
 use core::arch::asm;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_machine::{Cpus, VirtAddr};
+use freehold_machine::{Access, Cpus, VirtAddr};
 
 use crate::memory::OutOfMemory;
 use crate::registers::{self, MSR_FS_BASE, MSR_KERNEL_GS_BASE, cpuid};
-use crate::traps::{self, Access, Presence, Registers};
+use crate::traps::{self, Presence, Registers};
 use crate::{X86, cpu, irq};
 
 /// One past the highest user address.

@@ -22,13 +22,13 @@ use freehold_arch::heap::KernelHeap;
 use freehold_arch::memory::{FrameProvider, KernelPages};
 use freehold_arch::sync::SpinLock;
 use freehold_arch::thread::{self, Thread};
-use freehold_arch::traps::{Access, Handlers, Presence, Unresolved};
+use freehold_arch::traps::{Handlers, Presence, Unresolved};
 use freehold_arch::user::{UserContext, UserEvent};
 use freehold_arch::usercopy::{self, Faults};
 use freehold_arch::{X86, cpu, heap, irq, memory, power, serial, time, traps};
 use freehold_machine::{
-    CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysAddr,
-    PhysicalBytes, Tables, Tlb, Topology, VirtAddr,
+    Access, CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange,
+    PhysAddr, PhysicalBytes, Tables, Tlb, Topology, VirtAddr,
 };
 
 #[global_allocator]

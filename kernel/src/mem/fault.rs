@@ -25,16 +25,7 @@ pub enum Fault {
 ///
 /// Out of memory is not the program's fault: somebody is killed to make room, and the access is tried
 /// again (by the somebody, never: it dies on its way back to user mode).
-pub fn handle_user_fault(
-    space: &Space,
-    addr: VirtAddr,
-    access: traps::Access,
-) -> core::result::Result<(), Fault> {
-    let access = match access {
-        traps::Access::Read => Access::Read,
-        traps::Access::Write => Access::Write,
-        traps::Access::Execute => Access::Execute,
-    };
+pub fn handle_user_fault(space: &Space, addr: VirtAddr, access: Access) -> core::result::Result<(), Fault> {
     let limits = || task::with_current(|task| task.process().memory_limits());
     let outcome = space.lock().fault_within(addr, access, limits);
     match outcome {
@@ -57,10 +48,7 @@ pub fn handle_user_fault(
 ///
 /// # Errors
 /// Where the program itself would get a signal, or where it is dying for want of memory: the copy stops there.
-pub fn handle_kernel_fault(
-    addr: VirtAddr,
-    access: traps::Access,
-) -> core::result::Result<(), traps::Unresolved> {
+pub fn handle_kernel_fault(addr: VirtAddr, access: Access) -> core::result::Result<(), traps::Unresolved> {
     if task::with_current(|task| task.is_dying()) {
         return Err(traps::Unresolved);
     }

@@ -28,7 +28,7 @@ use crate::{
 };
 use memory::Memory;
 use tlb::TlbState;
-pub use walk::{Access, Fault, Stale, StaleKind};
+pub use walk::{Fault, Stale, StaleKind};
 
 /// How many windows one CPU may have open at once.
 pub const WINDOWS: usize = 8;

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use super::tlb::{Line, TlbState, Upper};
 use super::{Model, StaleEntries};
-use crate::{CpuId, CpuSet, Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, PhysAddr, VirtAddr};
+use crate::{Access, CpuId, CpuSet, Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, PhysAddr, VirtAddr};
 
 const PRESENT: u64 = 1;
 const WRITE: u64 = 1 << 1;
@@ -18,17 +18,6 @@ const NO_EXECUTE: u64 = 1 << 63;
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
 /// Bits that must be zero in an entry that points to a 2 MiB page.
 const LARGE_RESERVED: u64 = 0x001f_e000;
-
-/// What user code does at an address.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// Load.
-    Read,
-    /// Store.
-    Write,
-    /// Instruction fetch.
-    Execute,
-}
 
 /// Why an access does not complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

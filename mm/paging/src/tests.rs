@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::vec::Vec;
 
 use freehold_frame::{Anon, Frame, Mapping, User};
-use freehold_machine::model::{Access, Config, Fault, Model, Stale, StaleKind};
-use freehold_machine::{CpuId, Cpus, NodeId, PAGE_SIZE, Pfn, Tables, Tlb, VirtAddr};
+use freehold_machine::model::{Config, Fault, Model, Stale, StaleKind};
+use freehold_machine::{Access, CpuId, Cpus, NodeId, PAGE_SIZE, Pfn, Tables, Tlb, VirtAddr};
 use proptest::prelude::*;
 
 use crate::model::{KERNEL_ROOTS, ModelFrames};

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_machine::{Access, PAGE_SIZE, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::AddressSpace;
@@ -10,7 +10,7 @@ use crate::area::{Area, Content};
 use crate::error::VmError;
 use crate::map::{page_range, whole_pages};
 use crate::refs::ClearRefs;
-use crate::request::{Access, AreaFlags, Protection};
+use crate::request::{AreaFlags, Protection};
 use crate::resident::{Resident, Want};
 use crate::space::MAX_AREAS;
 

@@ -3,19 +3,19 @@
 //! The order of decisions: which area; may it do that; is the page there; whose frame is it. A fault that finds nothing to
 //! do is no error: another thread mended it, or the CPU remembered less than the tables grant.
 
-use freehold_machine::{PAGE_SHIFT, VirtAddr};
+use freehold_machine::{Access, PAGE_SHIFT, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::error::{FaultError, FaultKind, SegvCode};
-use crate::request::{Access, AreaFlags, Limits};
+use crate::request::{AreaFlags, Limits};
 use crate::resident::Want;
 use crate::{AddressSpace, VmError};
 
-impl Access {
-    pub(crate) fn want(self) -> Want {
-        match self {
-            Self::Read | Self::Execute => Want::Read,
-            Self::Write => Want::Write,
+impl From<Access> for Want {
+    fn from(access: Access) -> Self {
+        match access {
+            Access::Read | Access::Execute => Self::Read,
+            Access::Write => Self::Write,
         }
     }
 }
@@ -56,7 +56,7 @@ impl<S: Memory> AddressSpace<S> {
         if !area.protection.allows(access) {
             return Err(FaultError::Segv(SegvCode::AccErr));
         }
-        let kind = self.resident.fault(area, page, access.want())?;
+        let kind = self.resident.fault(area, page, access.into())?;
         match kind {
             FaultKind::Minor => self.minor_faults += 1,
             FaultKind::Major => self.major_faults += 1,

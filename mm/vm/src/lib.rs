@@ -63,6 +63,7 @@ pub use cache::{BackingStore, Evacuated, Evicted, Eviction, Laundry, MAX_RUN, Pa
 pub use collapse::{CollapseLimits, CollapseStep};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};
 pub use events::Event;
+pub use freehold_machine::Access;
 pub use freehold_paging::{KernelRoots, Memory, PageSize, SwapPlace};
 pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};
 pub use lock::{LockAll, LockMode};
@@ -76,8 +77,8 @@ pub use remap::{Remap, RemapPlace, RemapSource};
 pub use remote::{FutexKey, RemoteAccess};
 pub use remove::Removal;
 pub use request::{
-    Access, AreaFlags, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Place, ProtectExtent,
-    Protection, SharedWrite,
+    AreaFlags, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Place, ProtectExtent, Protection,
+    SharedWrite,
 };
 pub use space::{AddressSpace, Commons, Translation};
 pub use swap::{Age, EvictWish, SWAP_RUN, Swap, SwapArea, SwapAreaInfo, SwapEvicted, SwapStore, SwapUsage};

@@ -2,12 +2,11 @@
 
 use alloc::sync::Arc;
 
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
+use freehold_machine::{Access, PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::area::Content;
 use crate::error::VmError;
-use crate::request::Access;
 use crate::resident::Want;
 use crate::{AddressSpace, PageCache};
 

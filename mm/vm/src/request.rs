@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use core::any::Any;
 
 use bitflags::bitflags;
-use freehold_machine::VirtAddr;
+use freehold_machine::{Access, VirtAddr};
 use freehold_paging::{Memory, Rights};
 
 use crate::PageCache;
@@ -82,17 +82,6 @@ bitflags! {
         /// It was checked against the commit limit when it was, or became, private and writable, which it need not be any more.
         const ACCOUNT = 1 << 15;
     }
-}
-
-/// What was done at an address.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// Load.
-    Read,
-    /// Store.
-    Write,
-    /// Instruction fetch.
-    Execute,
 }
 
 /// Where an area goes. Addresses are page-aligned (`Hint` is rounded down).

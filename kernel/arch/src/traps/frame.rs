@@ -1,5 +1,7 @@
 //! The registers at the moment of a trap.
 
+use freehold_machine::Access;
+
 /// General registers, and what the CPU itself saves, in the order in which `entry.s` lays them out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C, align(16))]
@@ -32,17 +34,6 @@ pub struct Registers {
 }
 
 const _: () = assert!(size_of::<Registers>() == 22 * 8);
-
-/// What kind of access a page fault was.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// A load.
-    Read,
-    /// A store.
-    Write,
-    /// An instruction fetch.
-    Execute,
-}
 
 /// Whether the page that faulted was mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,7 +8,7 @@
 use core::arch::global_asm;
 use core::mem::offset_of;
 
-use freehold_machine::VirtAddr;
+use freehold_machine::{Access, VirtAddr};
 
 use crate::cpu::PerCpu;
 use crate::sync::Once;
@@ -20,7 +20,7 @@ mod frame;
 
 pub(crate) use descriptors::{Descriptors, init_cpu, write_idt};
 pub(crate) use frame::decode_page_fault;
-pub use frame::{Access, Presence, Registers};
+pub use frame::{Presence, Registers};
 
 /// The page fault of a user copy has no page to offer: the copy stops there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -23,13 +23,13 @@ use core::marker::PhantomData;
 
 use freehold_frame::transition::{self, Serves};
 use freehold_frame::{Anon, Frame, FrameRecord, Home, Mapping, PageCache as CacheKind, Pin};
-use freehold_machine::{Pfn, VirtAddr};
+use freehold_machine::{Access, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, Memory, PageSize, Roots};
 
 use crate::AddressSpace;
 use crate::area::Area;
 use crate::error::{FaultError, SegvCode};
-use crate::request::{Access, Protection};
+use crate::request::Protection;
 use crate::resident::{Kind, Resident, Want};
 use crate::view::OfFile;
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
-use freehold_machine::model::{Access as Touch, Config, Model};
+use freehold_machine::model::{Config, Model};
 use freehold_machine::{CpuId, Cpus, PAGE_SIZE, Pfn, Tlb, VirtAddr};
 use freehold_paging::model::{KERNEL_ROOTS, ModelFrames};
 use freehold_paging::{Roots, USER_END};
@@ -183,7 +183,7 @@ impl Process {
         self.touch(addr, Access::Write, |addr| self.model.store(addr, value))
     }
     pub fn execute(&self, addr: u64) -> Result<(), FaultError> {
-        self.touch(addr, Access::Execute, |addr| self.model.access(addr, Touch::Execute)).map(drop)
+        self.touch(addr, Access::Execute, |addr| self.model.access(addr, Access::Execute)).map(drop)
     }
     pub fn usage(&self) -> Usage {
         self.space().usage()
