@@ -5,29 +5,15 @@
  * ends; what the processes do to themselves is their own affair. Prints how they ended and leaves with 0. The same seed
  * makes the same calls, as far as what they hit is the same; with HOSTILE_SHOW set each call is printed before it is made.
  */
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/timerfd.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
+#include "../conformance/promise.h"
 #include "../tools/dice.h"
 #include "../tools/outlast.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
 
 #define ARENA (64 * 4096)
 #define LAST_CALL 462
