@@ -37,6 +37,11 @@ static void *memory(size_t pages) {
     return at;
 }
 
+// Room for the frame numbers of so many pages.
+static uint32_t *list(size_t pages) {
+    return memory((pages * sizeof(uint32_t) + PAGE - 1) / PAGE);
+}
+
 // The frame numbers of a heap's pages.
 static void read_frames(const char *heap, size_t pages, uint32_t *frames) {
     uint64_t entries[512];
@@ -51,7 +56,7 @@ static void read_frames(const char *heap, size_t pages, uint32_t *frames) {
         for (size_t i = 0; i < (size_t)got / sizeof *entries; i++, done++) {
             uint64_t frame = entries[i] & ((1ull << 55) - 1);
             if (frame == 0 || frame > UINT32_MAX) {
-                fprintf(stderr, "page %zu has no frame number: not present, or not told\n", done);
+                fprintf(stderr, "page %zu has no frame number below 2^32: not present, or not told\n", done);
                 exit(1);
             }
             frames[done] = (uint32_t)frame;
@@ -61,7 +66,7 @@ static void read_frames(const char *heap, size_t pages, uint32_t *frames) {
 }
 
 static double conflicts(const char *heap, size_t pages, size_t bins) {
-    uint32_t *frames = memory(pages * sizeof *frames / PAGE);
+    uint32_t *frames = list(pages);
     read_frames(heap, pages, frames);
     unsigned char *used = calloc(bins, 1);
     size_t distinct = 0;
@@ -145,7 +150,7 @@ static void age(unsigned seed) {
         while (is_room(&rounds[round])) {
             int door = doors[below(&dice, PROCESSES)][0];
             char turn = 't';
-            if (write(door, &turn, 1) != 1 || read(door, &turn, 1) != 1) {
+            if (send(door, &turn, 1, MSG_NOSIGNAL) != 1 || read(door, &turn, 1) != 1) {
                 fprintf(stderr, "a process that fills memory has died\n");
                 exit(1);
             }
@@ -208,8 +213,8 @@ static size_t number(char **argv, int argc, int at) {
 
 int main(int argc, char **argv) {
     if (argc > 2 && !strcmp(argv[1], "frames")) {
-        size_t pages = number(argv, argc, 2) * MIB, room = pages * sizeof(uint32_t) / PAGE;
-        uint32_t *fresh = memory(room), *aged = memory(room);
+        size_t pages = number(argv, argc, 2) * MIB;
+        uint32_t *fresh = list(pages), *aged = list(pages);
         // What stays for long is there before the heap, and not in its midst.
         memset(fresh, 1, pages * sizeof *fresh);
         char *heap = touched(pages);
@@ -226,7 +231,7 @@ int main(int argc, char **argv) {
     if (argc > 3 && !strcmp(argv[1], "walk")) {
         size_t pages = number(argv, argc, 2) * MIB;
         char *heap = touched(pages);
-        uint32_t *frames = memory(pages * sizeof *frames / PAGE);
+        uint32_t *frames = list(pages);
         read_frames(heap, pages, frames);
         print_frames("fresh", frames, pages);
         fflush(stdout);
