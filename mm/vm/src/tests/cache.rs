@@ -92,9 +92,16 @@ fn what_a_page_of_as_many_leaves_as_can_be_counted_lacks_is_not_memory() {
     let second = map(Backing::PrivateFile(view(&file, 0)));
     assert_eq!(p.load(second), Ok(7), "a page of its own does as well");
     assert_ne!(p.frame(second), p.frame(first));
+    p.store(second, 9).unwrap();
+    let child = p.fork(1);
+    assert_eq!(
+        (p.load(second), child.load(second)),
+        (Ok(9), Ok(9)),
+        "and is no less its own than one that was stored to"
+    );
     assert_eq!(p.load(map(Backing::SharedFile(view(&file, 0), SharedWrite::Allowed))), Err(FaultError::Bus));
     (0..leaves).for_each(|_| assert!(!counts.unmap()));
-    drop((p, file));
+    drop((p, child, file));
     world.end();
 }
 
@@ -381,27 +388,6 @@ fn use_up(world: &World, frame: freehold_machine::Pfn) -> impl Fn() + use<> {
     let counts = world.frames.table().get(frame).unwrap().counts();
     let many = (0..).take_while(|_| counts.reference().is_ok()).count();
     move || (0..many).for_each(|_| assert!(!counts.unreference()))
-}
-
-#[test]
-fn what_is_stored_to_a_copy_made_by_a_load_is_the_childs_too() {
-    let world = World::new();
-    let file = world.file(&[7; 4096]);
-    let p = world.process(0);
-    let map = |backing| p.map(Place::Anywhere, 1, RW, backing).unwrap();
-    let first = map(Backing::PrivateFile(view(&file, 0)));
-    assert_eq!(p.load(first), Ok(7));
-    let counts = world.frames.table().get(p.frame(first)).unwrap().counts();
-    let leaves = (0..).take_while(|_| counts.map().is_ok()).count();
-    let second = map(Backing::PrivateFile(view(&file, 0)));
-    assert_eq!(p.load(second), Ok(7));
-    p.store(second, 9).unwrap();
-    (0..leaves).for_each(|_| assert!(!counts.unmap()));
-    let child = p.fork(1);
-    assert_eq!(p.load(second), Ok(9));
-    assert_eq!(child.load(second), Ok(9), "the child lost what was stored before the fork");
-    drop((p, child, file));
-    world.end();
 }
 
 #[test]
