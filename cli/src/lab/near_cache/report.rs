@@ -43,11 +43,11 @@ pub fn summary(extents: &Extents, found: &Found) -> String {
     }
     if before::compares(extents.cache, extents.memory) {
         text.push_str(&format!(
-            "\n{:<44}{:>10}{:>20}{:>20}\n",
+            "\n{:<44}{:>10}{:>20}{:>22}\n",
             "a stock Linux, before and now", "before", "now", "within"
         ));
         for [what, before, now, within] in before::beside(&found.measured, &found.images) {
-            text.push_str(&format!("{what:<44}{before:>10}{now:>20}{within:>20}\n"));
+            text.push_str(&format!("{what:<44}{before:>10}{now:>20}{within:>22}\n"));
         }
     }
     text.push_str(
