@@ -30,7 +30,7 @@
 //!
 //! | rounds: memory in use, areas up to, pieces of files up to | fits | hot quarter | mix |
 //! |---|---|---|---|
-//! | 5/16, 64 KiB, 256 KiB; all, 8 MiB, 1 MiB (this lab) | 32.9–34.8% | 7.8–9.5% | 16.4–17.6% |
+//! | 5/16, 64 KiB, 256 KiB; all, 8 MiB, 1 MiB (this lab) | 33.1–34.7% | 7.6–9.0% | 16.1–17.4% |
 //! | 3/16, the same; the same | 34.0–34.4% | 8.5–8.7% | 17.0–17.1% |
 //! | 8/16, the same; the same | 34.4–34.9% | 8.6–8.8% | 17.0–17.1% |
 //! | 5/16, the same; all, 16 MiB, 2 MiB | 33.6–33.7% | 7.2–7.5% | 15.8–16.2% |
