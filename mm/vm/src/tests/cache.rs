@@ -383,6 +383,15 @@ fn threads_that_write_cut_map_and_evict_lose_no_frame_and_no_flush() {
     world.end();
 }
 
+/// A file of one page, and a process that has read it, at this address.
+fn with_a_page_of_sevens(world: &World) -> (File, Process, u64) {
+    let file = world.file(&[7; 4096]);
+    let p = world.process(0);
+    let at = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    assert_eq!(p.load(at), Ok(7));
+    (file, p, at)
+}
+
 /// Of one page as many references as can be counted.
 fn use_up(world: &World, frame: freehold_machine::Pfn) -> impl Fn() + use<> {
     let counts = world.frames.table().get(frame).unwrap().counts();
@@ -393,10 +402,7 @@ fn use_up(world: &World, frame: freehold_machine::Pfn) -> impl Fn() + use<> {
 #[test]
 fn a_page_of_as_many_references_as_can_be_counted_is_no_hole() {
     let world = World::new();
-    let file = world.file(&[7; 4096]);
-    let p = world.process(0);
-    let at = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
-    assert_eq!(p.load(at), Ok(7));
+    let (file, p, at) = with_a_page_of_sevens(&world);
     let give_back = use_up(&world, p.frame(at));
     let mut seen = Vec::new();
     let outcome = file.cache().read_at(0, 4, |bytes| {
@@ -412,11 +418,8 @@ fn a_page_of_as_many_references_as_can_be_counted_is_no_hole() {
 #[test]
 fn a_page_of_too_many_references_is_not_waited_for_where_pages_may_be_in_the_swap() {
     let world = World::new();
-    let file = world.file(&[7; 4096]);
+    let (file, p, at) = with_a_page_of_sevens(&world);
     world.commons.list(file.cache());
-    let p = world.process(0);
-    let at = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
-    assert_eq!(p.load(at), Ok(7));
     let give_back = use_up(&world, p.frame(at));
     let (tell, told) = std::sync::mpsc::channel();
     let cache = file.cache().clone();
@@ -435,13 +438,9 @@ fn a_page_of_too_many_references_is_not_waited_for_where_pages_may_be_in_the_swa
 #[test]
 fn however_many_look_at_a_files_page_the_file_is_what_it_was() {
     let world = World::new();
-    let file = world.file(&[7; 4096]);
-    let p = world.process(0);
-    let at = p.map(Place::Anywhere, 1, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    let (file, p, at) = with_a_page_of_sevens(&world);
     let look = || p.run(|| p.space().pin::<Transient, ReadOnly>(VirtAddr(at), Rule::Asked));
-    assert_eq!(p.load(at), Ok(7));
-    let mut looks: Vec<_> =
-        std::iter::from_fn(|| p.space().pin::<Transient, ReadOnly>(VirtAddr(at), Rule::Asked).ok()).collect();
+    let mut looks: Vec<_> = std::iter::from_fn(|| look().ok()).collect();
     assert_eq!(look().err(), Some(FaultError::Bus));
     assert_eq!(read(file.cache(), 0, 4), [7; 4], "of {} looks", looks.len());
     looks.clear();
