@@ -45,6 +45,7 @@ run: build
 
 test: build
 	@tools/check-house
+	@cargo run --quiet -p freehold-layers -- kernel
 	cargo test --quiet --workspace --exclude freehold
 	tools/selftest
 	cargo test --quiet -p freehold

@@ -1,0 +1,115 @@
+//! `freehold-layers KERNEL`: which file of a kernel crate uses which, and whether an arrow points up.
+//!
+//! Reads `KERNEL/src/lib.rs` and every module below it as the bare-metal target compiles them (tests and host
+//! stand-ins are left out), resolves each path to the file that defines its target (re-exports, `super`, globs,
+//! inline paths and paths in macros followed), and holds the arrows against `KERNEL/layers`. That file ranks the
+//! layers and lists the arrows that still point up or sideways, with their number: a number may shrink and may not
+//! grow. `--arrows FROM TO` lists the places behind one number; `--write` stores smaller numbers.
+//!
+//! Method calls are not resolved: they need types. The type or trait that owns the method is imported or named
+//! somewhere, and that place counts.
+#![forbid(unsafe_code)]
+
+mod crates;
+mod graph;
+mod layers;
+mod names;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use graph::Graph;
+use layers::{Layers, Verdict};
+
+const USAGE: &str = "usage: freehold-layers KERNEL [--write | --arrows FROM TO | --circle]";
+
+/// What the command line asks for.
+#[derive(PartialEq, Debug)]
+enum Request {
+    Check,
+    Write,
+    Arrows { from: String, to: String },
+    Circle,
+}
+
+fn parse(arguments: &[String]) -> Option<(PathBuf, Request)> {
+    let (folder, rest) = arguments.split_first()?;
+    let request = match rest {
+        [] => Request::Check,
+        [option] if option == "--write" => Request::Write,
+        [option] if option == "--circle" => Request::Circle,
+        [option, from, to] if option == "--arrows" => Request::Arrows { from: from.clone(), to: to.clone() },
+        _ => return None,
+    };
+    Some((folder.into(), request))
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((folder, request)) = parse(&arguments) else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    match run(&folder, &request) {
+        Ok(code) => code,
+        Err(problem) => {
+            eprintln!("freehold-layers: {problem}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(folder: &Path, request: &Request) -> Result<ExitCode, String> {
+    let graph = Graph::read(&folder.join("src/lib.rs"))?;
+    let list = folder.join("layers");
+    let text = std::fs::read_to_string(&list).map_err(|error| format!("{}: {error}", list.display()))?;
+    let layers = Layers::parse(&text).map_err(|problem| format!("{}: {problem}", list.display()))?;
+    let verdict = layers.judge(&graph)?;
+    match request {
+        Request::Circle => {
+            graph.largest_circle().iter().for_each(|&file| println!("{}", graph.files[file].name));
+            return Ok(ExitCode::SUCCESS);
+        }
+        Request::Arrows { from, to } => {
+            verdict.arrows_between(from, to).for_each(|arrow| println!("{}", graph.describe(arrow)));
+            return Ok(ExitCode::SUCCESS);
+        }
+        Request::Check => {}
+        Request::Write => {
+            let smaller = verdict.rewritten(&text)?;
+            std::fs::write(&list, smaller).map_err(|error| format!("{}: {error}", list.display()))?;
+        }
+    }
+    summarise(&graph, &verdict);
+    let complaints = if *request == Request::Write { Vec::new() } else { verdict.complaints() };
+    complaints.iter().for_each(|complaint| eprintln!("freehold-layers: {complaint}"));
+    Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn summarise(graph: &Graph, verdict: &Verdict) {
+    println!(
+        "{} files, {} arrows between them; largest circle {} files; arrows up {}, sideways {}; {} traits of a lower \
+         layer are implemented in a higher one",
+        graph.files.len(),
+        graph.arrows.len(),
+        graph.largest_circle().len(),
+        verdict.up(),
+        verdict.sideways(),
+        verdict.hooks(graph).len(),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_asks_for_one_thing() {
+        let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
+        assert_eq!(parse(&words("kernel")), Some(("kernel".into(), Request::Check)));
+        let arrows = Request::Arrows { from: "mem".into(), to: "task".into() };
+        assert_eq!(parse(&words("kernel --arrows mem task")), Some(("kernel".into(), arrows)));
+        assert_eq!(parse(&words("kernel --arrows mem")), None);
+        assert_eq!(parse(&[]), None);
+    }
+}

@@ -1,0 +1,63 @@
+//! Follows a path from the module that mentions it to the file that defines its target.
+
+use crate::crates::{Binding, Crate, ModuleId};
+
+/// What a path leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// An item in this file.
+    Item(usize),
+    /// A module as such: its name, and nothing in it.
+    Module(ModuleId),
+}
+
+/// Longer than any chain of re-exports. It ends circles of globs.
+const DEPTH: usize = 16;
+
+/// The target of `path`, mentioned in module `at`; `None` where it leads out of the crate or to no item.
+pub fn resolve(all: &Crate, at: ModuleId, path: &[String]) -> Option<Target> {
+    follow(all, at, path, DEPTH)
+}
+
+fn follow(all: &Crate, at: ModuleId, path: &[String], depth: usize) -> Option<Target> {
+    let (first, rest) = path.split_first()?;
+    let depth = depth.checked_sub(1)?;
+    match first.as_str() {
+        "crate" => inside(all, 0, rest, depth),
+        "self" => inside(all, at, rest, depth),
+        "super" => inside(all, all.modules[at].parent, rest, depth),
+        "Self" => None,
+        _ => member(all, at, first, rest, depth),
+    }
+}
+
+/// `rest` as seen from within `module`.
+fn inside(all: &Crate, module: ModuleId, rest: &[String], depth: usize) -> Option<Target> {
+    match rest.split_first() {
+        None => Some(Target::Module(module)),
+        Some((first, _)) if first == "super" => follow(all, module, rest, depth),
+        Some((first, rest)) => member(all, module, first, rest, depth),
+    }
+}
+
+fn member(all: &Crate, module: ModuleId, name: &str, rest: &[String], depth: usize) -> Option<Target> {
+    let scope = &all.modules[module];
+    match scope.names.get(name) {
+        Some(Binding::Item) => return Some(Target::Item(scope.file)),
+        Some(Binding::Module(child)) => return inside(all, *child, rest, depth),
+        Some(Binding::Use { path }) => {
+            // `use name::…` of an outside crate of that name leads nowhere in here.
+            if path.first().is_some_and(|first| first == name) && path.len() == 1 {
+                return None;
+            }
+            let full: Vec<String> = path.iter().chain(rest).cloned().collect();
+            return follow(all, module, &full, depth.checked_sub(1)?);
+        }
+        None => {}
+    }
+    let depth = depth.checked_sub(1)?;
+    scope.globs.iter().find_map(|glob| {
+        let Some(Target::Module(source)) = follow(all, module, glob, depth) else { return None };
+        (source != module).then(|| member(all, source, name, rest, depth)).flatten()
+    })
+}
