@@ -225,6 +225,14 @@ static uint64_t argument(struct dice *dice, char shape)
 		*set = draw(dice) & draw(dice);
 		return (uintptr_t)set;
 	}
+	case 'D':
+		return below(dice, 12) ? AF_UNIX : below(dice, 48);
+	case 'Y':
+		return (uint64_t[]){ SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET }[below(dice, 3)] | (below(dice, 4) ? SOCK_NONBLOCK : 0);
+	case '8':
+		return 8;
+	case '0':
+		return 0;
 	case 'F':
 		return below(dice, 5) ? below(dice, 18) : 1024 + below(dice, 16);
 	case 'T': {

@@ -6,8 +6,8 @@
  * Each process makes CALLS (300) calls, every other one from two threads, whose arguments are of the right kind three times in four
  * (../tools/shapes.h): descriptors of every kind, addresses that are mapped, read-only, unmapped, the kernel's or at a border, paths,
  * structures. Processes are killed after PATIENCE milliseconds (150); no more are started after SECONDS. With -u they are that user's.
- * The same seed makes the same calls, as far as what they hit is the same. WEIGHTS is a file of lines "NUMBER WEIGHT" (1 where
- * nothing is said, 0 for never), by which a reader of coverage steers. -c prints a line for each number: calls, and calls
+ * The same seed makes the same calls, as far as what they hit is the same. WEIGHTS is a file of lines "NUMBER WEIGHT", by which a reader
+ * of coverage steers: 0 is never; where nothing is said it is 8 for calls that there are, 1 for others and for those that end the process. -c prints a line for each number: calls, and calls
  * without an error. With HOSTILE_SHOW set each call is printed before it is made.
  *
  * The kernel has to refuse or do what is asked, and to take everything back when a process ends; what processes do to themselves is their
@@ -412,12 +412,19 @@ static void run(int index, int count)
 	nftw(FOLDER, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 
+/* After these there is little left of a process. */
+static int ends_soon(long call)
+{
+	return call == SYS_exit || call == SYS_exit_group || call == SYS_execve || call == SYS_execveat || call == SYS_rt_sigreturn ||
+	       call == SYS_rt_sigaction;
+}
+
 static void weigh(const char *file)
 {
 	uint64_t weights[CALLS], weight;
 	int number;
 	for (int i = 0; i < CALLS; i++)
-		weights[i] = 1;
+		weights[i] = shapes[i] && !ends_soon(i) ? 8 : 1;
 	if (file) {
 		FILE *list = fopen(file, "r");
 		NEED(list);
