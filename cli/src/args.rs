@@ -19,8 +19,8 @@ Examples:
   freehold run --kernel linux -- busybox echo hello     the same VM on a stock Linux kernel
   freehold run --node mem=256M,cpus=0 --node mem=256M,cpus=1 --distance 0,1,21 --cpus 2 -- PROGRAM
 
-Exit status: the program's own; 128+N when signal N ended it; 124 time-out; 125 an error of freehold's own;
-255 the guest died (the cause and a backtrace are printed).
+Exit status: the program's own; 128+N when signal N ended it; 124 time-out; 125 an error of freehold's own, or
+of its kernel, where the audit of all frames at the program's end does not balance; 255 the guest died (the cause and a backtrace are printed).
 
 Files: the program and the libraries that it names are packed by themselves. What it opens by name at run time
 (data files, plug-ins) is added with -a or -v; the closing report names the files that were sought and not found.";
@@ -53,7 +53,7 @@ Guest instructions (--icount, the default) do not depend on how busy the host is
 host's time (--wall) is shown with its spread. A ratio's 95% interval that holds 1 is called not distinguishable.
 
 Exit status: 0; 1 a row failed on a side (named on stderr, with what the guest printed); 124 a guest did not end in time;
-125 an error of freehold's own, a kernel that does not boot among them; 255 a guest died.";
+125 an error of freehold's own, a kernel that does not boot or whose frames do not balance among them; 255 a guest died.";
 
 const LAB_HELP: &str = "\
 Examples:

@@ -17,7 +17,7 @@ use crate::protocol::Ending;
 use crate::qemu::Engine;
 use crate::run::Prepared;
 use crate::session::End;
-use crate::{Result, files};
+use crate::{Result, files, report};
 
 /// All of them, in the order in which they are listed.
 const EXPERIMENTS: &[Experiment] =
@@ -93,6 +93,7 @@ fn output_of(words: &[OsString]) -> Result<String> {
     match &ended.end {
         End::Program(Ending::Exit(0)) => Ok(text(&ended.output)),
         End::Qemu(words) => Err(Failure::qemu(words, words.clone())),
+        End::Unbalanced(_, finding) => Err(Failure::new(report::unbalanced(finding), "")),
         end => {
             let said = text(&ended.error);
             let said = said.lines().last().unwrap_or("it said nothing");

@@ -5,11 +5,11 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::Result;
 use crate::failure::{Failure, OWN_ERROR};
 use crate::files;
 use crate::protocol::Ending;
 use crate::session::{End, Ended};
+use crate::{Result, report};
 
 /// Exit status of a time-out.
 pub const TIMED_OUT: u8 = 124;
@@ -19,7 +19,8 @@ pub const GUEST_DIED: u8 = 255;
 /// What `--json FILE` holds. Fields that do not apply are null.
 #[derive(Serialize, Debug, Default)]
 pub struct Outcome {
-    /// exit, signal, panic, died, timeout, interrupted or error.
+    /// exit, signal, audit, panic, died, timeout, interrupted or error. `audit`: the program ended as `exit` or `signal` says, but the kernel's
+    /// closing audit found that frames were lost or counted twice.
     outcome: &'static str,
     /// This command's exit status.
     status: u8,
@@ -29,7 +30,7 @@ pub struct Outcome {
     signal: Option<u8>,
     /// The death certificate.
     panic: Option<Value>,
-    /// What was wrong, for `error` and `died`.
+    /// What was wrong, for `error` and `audit`.
     message: Option<String>,
     /// Kernel name, from the guest.
     kernel: Option<Value>,
@@ -70,14 +71,18 @@ impl Outcome {
         outcome.audit = field(&ended.report, "audit");
         outcome.syscalls = field(&ended.report, "syscalls");
         outcome.missing = field(&ended.report, "missing");
-        (outcome.outcome, outcome.status) = match &ended.end {
-            End::Program(Ending::Exit(status)) => {
-                outcome.exit = Some(*status);
-                ("exit", *status)
+        if let End::Program(ending) | End::Unbalanced(ending, _) = &ended.end {
+            match ending {
+                Ending::Exit(status) => outcome.exit = Some(*status),
+                Ending::Signal(signal) => outcome.signal = Some(*signal),
             }
-            End::Program(Ending::Signal(signal)) => {
-                outcome.signal = Some(*signal);
-                ("signal", 128u8.saturating_add(*signal))
+        }
+        (outcome.outcome, outcome.status) = match &ended.end {
+            End::Program(Ending::Exit(status)) => ("exit", *status),
+            End::Program(Ending::Signal(signal)) => ("signal", 128u8.saturating_add(*signal)),
+            End::Unbalanced(_, finding) => {
+                outcome.message = Some(report::unbalanced(finding));
+                ("audit", OWN_ERROR)
             }
             End::Ready => ("exit", 0),
             End::TimedOut => ("timeout", TIMED_OUT),

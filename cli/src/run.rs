@@ -172,8 +172,8 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     if let Some(text) = report::death(ended, &Symbols::of(&kernel.path)) {
         eprint!("freehold: {text}");
     }
-    if let Some(finding) = report::audit_failure(ended) {
-        eprintln!("freehold: the kernel's frame table does not balance: {finding}");
+    if let End::Unbalanced(_, finding) = &ended.end {
+        eprintln!("freehold: {}", report::unbalanced(finding));
     }
     let show = match options.report {
         When::Always => true,

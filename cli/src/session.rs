@@ -91,8 +91,10 @@ pub enum LogTo {
 /// How a run ended.
 #[derive(Debug)]
 pub enum End {
-    /// The program ended.
+    /// The program ended, and the kernel's closing audit found every frame where it belongs; a stock Linux has no audit.
     Program(Ending),
+    /// The program ended, and the kernel's closing audit found this.
+    Unbalanced(Ending, String),
     /// It came to READY, and nothing else was wanted.
     Ready,
     /// Time was up.
@@ -159,6 +161,18 @@ struct ProgramEnd {
     /// Bytes of stdout and stderr in all, where the guest counts them.
     totals: Option<(u64, u64)>,
     at: Instant,
+}
+
+/// How a program's end counts: whatever it returned, the run has failed where the kernel has lost count of a frame.
+fn end_of(ending: Ending, report: Option<&Value>) -> End {
+    match report.and_then(|report| report.get("audit")) {
+        None => End::Program(ending),
+        Some(audit) if audit.as_str() == Some("ok") => End::Program(ending),
+        Some(audit) => {
+            let finding = audit.as_str().map_or_else(|| audit.to_string(), str::to_owned);
+            End::Unbalanced(ending, finding)
+        }
+    }
 }
 
 struct Session<'a> {
@@ -517,7 +531,7 @@ impl<'a> Session<'a> {
             // A reader that is slow is waited for; a guest that is slow to power off is not.
             let late = at.elapsed() >= POWER_OFF_GRACE && self.output.is_empty() && self.error.is_empty();
             if complete || drained || late {
-                return Some(End::Program(*ending));
+                return Some(end_of(*ending, self.report.as_ref()));
             }
         } else if let Some(status) = gone
             && self.output.is_done()

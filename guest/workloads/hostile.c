@@ -1,145 +1,256 @@
 /*
- * A hostile program: random system calls with random arguments, from many short-lived processes.
+ * Hostile programs: random system calls, of all numbers, from many short-lived processes that run beside each other.
  *
- * Usage: hostile SEED PROCESSES [CALLS]. The kernel has to refuse or do what is asked, and to take everything back when a process
- * ends; what the processes do to themselves is their own affair. Prints how they ended and leaves with 0. The same seed
- * makes the same calls, as far as what they hit is the same; with HOSTILE_SHOW set each call is printed before it is made.
+ * Usage: hostile [-u UID] [-j PROCESSES AT ONCE] [-s SECONDS] [-p PATIENCE] [-w WEIGHTS] [-c] SEED PROCESSES [CALLS]
+ *
+ * Each process makes CALLS (300) calls, every other one from two threads, whose arguments are of the right kind three times in four
+ * (../tools/shapes.h): descriptors of every kind, addresses that are mapped, read-only, unmapped, the kernel's or at a border, paths,
+ * structures. Processes are killed after PATIENCE milliseconds (150); no more are started after SECONDS. With -u they are that user's.
+ * The same seed makes the same calls, as far as what they hit is the same. WEIGHTS is a file of lines "NUMBER WEIGHT", by which a reader
+ * of coverage steers: 0 is never; where nothing is said it is 8 for calls that there are, 1 for others and for those that end the process. -c prints a line for each number: calls, and calls
+ * without an error. With HOSTILE_SHOW set each call is printed before it is made.
+ *
+ * The kernel has to refuse or do what is asked, and to take everything back when a process ends; what processes do to themselves is their
+ * own affair. A process that still lives DEADLINE_MS after SIGKILL is a failure: it is told with its last calls, and the status is 1.
  */
 #include "../conformance/promise.h"
 #include "../tools/dice.h"
-#include "../tools/outlast.h"
+#include "../tools/shapes.h"
+#include "../tools/arguments.h"
 
-#include <sys/epoll.h>
+#include <dirent.h>
+#include <ftw.h>
+#include <grp.h>
 #include <sys/eventfd.h>
+#include <sys/inotify.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
+#include <sys/signalfd.h>
 #include <sys/timerfd.h>
 
-#define ARENA (64 * 4096)
-#define LAST_CALL 462
-#define PATIENCE_MS 150
+#define DEADLINE_MS 30000
+enum { MOST_JOBS = 16, THREADS = 2 };
 
-static struct dice dice;
-static int show;
-static char *arena;
+/* What a process does, where the parent can see it after its death. */
+struct record {
+	volatile long call[THREADS];
+	volatile uint64_t arguments[THREADS][6];
+};
+static struct shared {
+	struct record records[MOST_JOBS];
+	uint64_t calls[CALLS], successes[CALLS];
+} *shared;
 
-/* Calls that would end the experiment instead of the process, or reach other processes than its own children. */
+struct thread {
+	struct dice dice;
+	int number, calls;
+	struct record *record;
+};
+
+static int show, user = -1, calls_each = 300, patience_ms = 150, jobs = 1;
+static uint64_t seed, ladder[CALLS];
+
+/* Calls that would end the experiment instead of the process. Signals go to processes of its own only: see process(). */
 static int is_spared(long number)
 {
 	switch (number) {
 	case SYS_reboot:
-	case SYS_kill:
-	case SYS_tkill:
-	case SYS_tgkill:
-	case SYS_rt_sigqueueinfo:
-	case SYS_rt_tgsigqueueinfo:
-	case SYS_pidfd_send_signal:
-	case SYS_prlimit64:
-	case SYS_vhangup:
+	case SYS_mount:
 	case SYS_umount2:
 	case SYS_pivot_root:
-	case SYS_chroot:
+	case SYS_swapoff:
 	case SYS_kexec_load:
 	case SYS_kexec_file_load:
-	case SYS_init_module:
-	case SYS_finit_module:
-	case SYS_delete_module:
-	case SYS_syslog:
-	case SYS_swapoff:
-	case SYS_settimeofday:
-	case SYS_clock_settime:
-	case SYS_adjtimex:
-	case SYS_clock_adjtime:
 		return 1;
 	}
 	return 0;
 }
 
-static uint64_t number(void)
+static void prepare_arena(struct dice *dice, int file)
 {
-	static const uint64_t odd[] = {
-		0, 1, 2, 3, 7, 8, 15, 16, 31, 63, 64, 255, 256, 511, 512, 1000, 1024, 4095, 4096, 4097, 8192, 65535, 65536,
-		1 << 20, 1 << 21, 1 << 30, 0x7fffffff, 0x80000000, 0xffffffff, 0x100000000, -1ull, -2ull, -22ull, -4095ull, -4096ull,
-		0x7fffffffffffffff, 0x8000000000000000, 0x7ffffffff000, 0x800000000000, 0xffff800000000000,
-	};
-	switch (below(&dice, 4)) {
-	case 0:
-		return odd[below(&dice, sizeof odd / sizeof *odd)];
-	case 1:
-		return below(&dice, 64);
-	case 2:
-		return 1ull << below(&dice, 64) | 1ull << below(&dice, 64);
-	default:
-		return draw(&dice) >> below(&dice, 64);
-	}
-}
-
-static uint64_t address(void)
-{
-	static const uint64_t wild[] = { 0, 1, 8, 4095, 4096, 0x400000, 0x7ffffffff000, 0x7fffffffffff, 0x800000000000,
-					 0xffff800000000000, 0xffff888000000000, 0xffffffff80000000, 0xffffffff81000000, -1ull, -4096ull };
-	switch (below(&dice, 8)) {
-	case 0:
-		return wild[below(&dice, sizeof wild / sizeof *wild)];
-	case 1:
-		return (uintptr_t)arena + ARENA - below(&dice, 64); /* runs over the end */
-	case 2:
-		return (uintptr_t)arena + below(&dice, ARENA);
-	default:
-		return (uintptr_t)arena + (below(&dice, ARENA) & ~63ul);
-	}
-}
-
-static uint64_t argument(void)
-{
-	switch (below(&dice, 5)) {
-	case 0:
-		return below(&dice, 24); /* a descriptor, or a small number */
-	case 1:
-	case 2:
-		return address();
-	default:
-		return number();
-	}
-}
-
-/* Memory in which paths, structures and numbers can be found. */
-static void prepare_arena(void)
-{
-	static const char *const paths[] = { "/tmp/h", "/proc/self/maps", "/proc/self/mem", "/dev/null", "/dev/zero", "/proc/self/fd/3",
-					     "/tmp", "/", "..", "", "/proc/self/exe", "/dev/ptmx", "/sys/devices/system/node/node0/meminfo",
-					     "/proc/self/clear_refs", "/proc/self/pagemap", "/tmp/h/h", "/dev/full", "/dev/tty" };
-	arena = mmap(NULL, ARENA + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	/* Far from all else: what runs over its end does not run into what the parent reads. */
+	void *place = (void *)0x200000000;
+	arena = mmap(place, ARENA + AROUND, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 	if (arena == MAP_FAILED)
 		_exit(100);
-	munmap(arena + ARENA, 4096);
-	for (unsigned at = 0; at + 64 <= ARENA; at += 64) {
-		uint64_t *words = (uint64_t *)(arena + at);
-		if (below(&dice, 3) == 0)
-			strncpy(arena + at, paths[below(&dice, sizeof paths / sizeof *paths)], 63);
-		else
-			for (int i = 0; i < 8; i++)
-				words[i] = below(&dice, 3) ? number() : address();
+	char *around = arena + ARENA;
+	munmap(around, 4096);
+	mprotect(around + 4096, 4096, PROT_READ);
+	mprotect(around + 2 * 4096, 4096, PROT_NONE);
+	mmap(around + 4 * 4096, AROUND - 4 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+	for (unsigned at = 0; at + 64 <= ARENA; at += 64)
+		for (int i = 0; i < 8; i++)
+			((uint64_t *)(arena + at))[i] = below(dice, 3) ? any_number(dice) : address(dice);
+}
+
+static void add(int file)
+{
+	if (file >= 0 && file_count < 64)
+		files[file_count++] = file;
+}
+
+static void add_pair(int result, const int *pair)
+{
+	if (result == 0) {
+		add(pair[0]);
+		add(pair[1]);
 	}
 }
 
-static void prepare_files(void)
+/* A descriptor of every kind. */
+static void prepare_files(int index)
 {
+	static const int sockets[] = { SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET };
+	struct sockaddr_un name = { .sun_family = AF_UNIX };
+	char text[64];
 	int null = open("/dev/null", O_RDWR), pair[2];
 	for (int fd = 0; fd < 3; fd++)
 		if (!show || fd == 0)
 			dup2(null, fd);
-	(void)!pipe(pair);
-	(void)!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair);
-	open("/tmp/h", O_RDWR | O_CREAT, 0600);
-	open("/tmp", O_RDONLY | O_DIRECTORY);
-	open("/dev/ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK);
-	open("/proc/self/mem", O_RDWR);
-	open("/dev/zero", O_RDWR);
-	(void)!eventfd(0, EFD_NONBLOCK);
-	(void)!epoll_create1(0);
-	(void)!timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
-	(void)!memfd_create("h", MFD_ALLOW_SEALING);
+	add(open("a", O_RDWR | O_CREAT, 0600));
+	(void)!ftruncate(files[0], 10 * 4096);
+	add_pair(pipe2(pair, O_NONBLOCK), pair);
+	add_pair(pipe(pair), pair);
+	for (int i = 0; i < 3; i++)
+		add_pair(socketpair(AF_UNIX, sockets[i] | (i ? 0 : SOCK_NONBLOCK), 0, pair), pair);
+	int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "h%d", index);
+	bind(listener, (struct sockaddr *)&name, sizeof name);
+	listen(listener, 4);
+	add(listener);
+	add(open(".", O_RDONLY | O_DIRECTORY));
+	add(open("/proc/self", O_RDONLY | O_DIRECTORY));
+	int terminal = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_NONBLOCK), unlock = 0;
+	add(terminal);
+	ioctl(terminal, TIOCSPTLCK, &unlock);
+	if (ioctl(terminal, TIOCGPTN, &unlock) == 0) {
+		snprintf(text, sizeof text, "/dev/pts/%d", unlock);
+		add(open(text, O_RDWR | O_NOCTTY | O_NONBLOCK));
+	}
+	add(open("/proc/self/mem", O_RDWR));
+	add(open("/proc/self/maps", O_RDONLY));
+	snprintf(text, sizeof text, "/proc/%d/stat", getppid());
+	add(open(text, O_RDONLY));
+	add(open("/dev/zero", O_RDWR));
+	add(open("/dev/vda", O_RDWR));
+	add(eventfd(0, EFD_NONBLOCK));
+	int events = epoll_create1(0);
+	struct epoll_event event = { EPOLLIN | EPOLLET, { .fd = files[1] } };
+	epoll_ctl(events, EPOLL_CTL_ADD, files[1], &event);
+	add(events);
+	add(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK));
+	sigset_t set;
+	sigfillset(&set);
+	add(signalfd(-1, &set, SFD_NONBLOCK));
+	add(memfd_create("h", MFD_ALLOW_SEALING));
+	add(inotify_init1(IN_NONBLOCK));
+	add((int)syscall(SYS_pidfd_open, getpid(), 0));
+	/* io_uring_params, of which nothing is asked but that the rings are there. */
+	uint64_t parameters[15] = { 0 };
+	int ring = (int)syscall(SYS_io_uring_setup, 8, parameters);
+	if (ring >= 0) {
+		add(ring);
+		for (int area = 0; area < 3; area++)
+			mmap(arena + ARENA + (16 + area) * 4096, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, ring,
+			     (off_t[]){ 0, 0x8000000, 0x10000000 }[area]);
+	}
+}
+
+static long some_call(struct dice *dice)
+{
+	uint64_t total = ladder[CALLS - 1], step = draw(dice) % (total ? total : 1);
+	int low = 0, high = CALLS - 1;
+	while (low < high) {
+		int middle = (low + high) / 2;
+		if (ladder[middle] > step)
+			high = middle;
+		else
+			low = middle + 1;
+	}
+	return low;
+}
+
+/* What would reach any process by its number reaches those of process(), which are not the parent. */
+static void keep_to_own(struct dice *dice, long call, uint64_t *a)
+{
+	switch (call) {
+	case SYS_tgkill:
+	case SYS_rt_tgsigqueueinfo:
+		a[1] = process(dice);
+		/* fallthrough */
+	case SYS_kill:
+	case SYS_tkill:
+	case SYS_rt_sigqueueinfo:
+	case SYS_setpgid:
+	case SYS_prlimit64:
+	case SYS_pidfd_open:
+	case SYS_process_vm_writev:
+	case SYS_sched_setaffinity:
+	case SYS_sched_setscheduler:
+	case SYS_sched_setparam:
+	case SYS_migrate_pages:
+	case SYS_move_pages:
+		a[0] = process(dice);
+		break;
+	case SYS_setpriority:
+	case SYS_ioprio_set:
+	case SYS_ptrace:
+		a[1] = process(dice);
+		break;
+	}
+}
+
+static int is_fork(long call)
+{
+	return call == SYS_fork || call == SYS_vfork || call == SYS_clone || call == SYS_clone3;
+}
+
+static void nothing(int signal)
+{
+	(void)signal;
+}
+
+/* A call that waits ends with EINTR after a few milliseconds: unless it is the waiting that was broken. */
+static void stay_interruptible(void)
+{
+	struct sigaction action = { .sa_handler = nothing };
+	struct itimerval often = { { 0, 4000 }, { 0, 4000 } };
+	sigset_t alarm;
+	sigemptyset(&alarm);
+	sigaddset(&alarm, SIGALRM);
+	sigaction(SIGALRM, &action, NULL);
+	sigprocmask(SIG_UNBLOCK, &alarm, NULL);
+	setitimer(ITIMER_REAL, &often, NULL);
+}
+
+static void *make_calls(void *given)
+{
+	struct thread *self = given;
+	struct dice *dice = &self->dice;
+	for (int i = 0; i < self->calls; i++) {
+		long call = some_call(dice);
+		const char *shape = shapes[call] ? shapes[call] : "";
+		uint64_t a[6];
+		if (i % 4 == 0)
+			stay_interruptible();
+		for (int k = 0; k < 6; k++) {
+			a[k] = argument(dice, *shape ? *shape : 'n');
+			self->record->arguments[self->number][k] = a[k];
+			shape += *shape != 0;
+		}
+		if (is_spared(call))
+			continue;
+		keep_to_own(dice, call, a);
+		self->record->call[self->number] = call;
+		if (show)
+			dprintf(2, "%d: %ld(%#lx, %#lx, %#lx, %#lx, %#lx, %#lx)\n", getpid(), call, a[0], a[1], a[2], a[3], a[4], a[5]);
+		long result = syscall(call, a[0], a[1], a[2], a[3], a[4], a[5]);
+		/* A new process goes on where this one is; not for long, or there are ever more. */
+		if (result == 0 && is_fork(call))
+			i += (self->calls - i) * 3 / 4;
+		__atomic_fetch_add(&shared->calls[call], 1, __ATOMIC_RELAXED);
+		__atomic_fetch_add(&shared->successes[call], result != -1, __ATOMIC_RELAXED);
+	}
+	return NULL;
 }
 
 static void limit(int resource, rlim_t most)
@@ -148,52 +259,246 @@ static void limit(int resource, rlim_t most)
 	setrlimit(resource, &limit);
 }
 
-static void live(int calls)
+static void live(int index, struct record *record)
 {
-	setpgid(0, 0);
+	struct thread threads[THREADS];
+	char folder[32], most[] = "0";
+	int fd = open("/proc/self/oom_score_adj", O_WRONLY);
+	(void)!write(fd, most, 1);
+	close(fd);
+	sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){ 0 });
+	setsid();
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	limit(RLIMIT_AS, 96 << 20);
 	limit(RLIMIT_FSIZE, 1 << 20);
 	limit(RLIMIT_CORE, 0);
-	prepare_arena();
-	prepare_files();
-	for (int i = 0; i < calls; i++) {
-		long call = below(&dice, LAST_CALL);
-		uint64_t a[6];
-		for (int k = 0; k < 6; k++)
-			a[k] = argument();
-		if (is_spared(call))
-			continue;
-		if (show) {
-			dprintf(2, "%d: %ld(%#lx, %#lx, %#lx, %#lx, %#lx, %#lx)\n", getpid(), call, a[0], a[1], a[2], a[3], a[4], a[5]);
-		}
-		syscall(call, a[0], a[1], a[2], a[3], a[4], a[5]);
+	limit(RLIMIT_NOFILE, 256);
+	limit(RLIMIT_NPROC, 64);
+	snprintf(folder, sizeof folder, FOLDER "/%d", index);
+	mkdir(folder, 0777);
+	if (user >= 0) {
+		(void)!chown(folder, user, user);
+		if (setgroups(0, NULL) || setgid(user) || setuid(user))
+			_exit(100);
+	}
+	(void)!chdir(folder);
+	for (int i = 0; i < THREADS; i++) {
+		uint64_t state = (seed + 1) * 0x9e3779b97f4a7c15ull + ((uint64_t)index * THREADS + i) * 0xbf58476d1ce4e5b9ull;
+		threads[i] = (struct thread){ { state ? state : 1 }, i, calls_each / (index % 2 ? THREADS : 1), record };
+	}
+	int file = open("m", O_RDWR | O_CREAT, 0600);
+	(void)!ftruncate(file, AROUND);
+	prepare_arena(&threads[0].dice, file);
+	prepare_files(index);
+	pthread_t second;
+	if (index % 2 && pthread_create(&second, NULL, make_calls, &threads[1]) == 0) {
+		make_calls(&threads[0]);
+		pthread_join(second, NULL);
+	} else {
+		make_calls(&threads[0]);
 	}
 	_exit(0);
 }
 
+/* SIGKILL for all whose parent's parent ... is this process. How many were there. */
+static int kill_descendants(void)
+{
+	static struct {
+		int pid, parent, ours;
+	} all[4096];
+	int count = 0, found = 0, more = 1;
+	DIR *folder = opendir("/proc");
+	NEED(folder);
+	for (struct dirent *entry; count < 4096 && (entry = readdir(folder));) {
+		char text[512];
+		snprintf(text, sizeof text, "/proc/%.20s/stat", entry->d_name);
+		int fd = atoi(entry->d_name) > 0 ? open(text, O_RDONLY) : -1;
+		if (fd < 0)
+			continue;
+		ssize_t length = read(fd, text, sizeof text - 1);
+		close(fd);
+		text[length > 0 ? length : 0] = 0;
+		char *after = strrchr(text, ')');
+		if (after && sscanf(after + 1, " %*c %d", &all[count].parent) == 1) {
+			all[count].pid = atoi(text);
+			all[count++].ours = 0;
+		}
+	}
+	closedir(folder);
+	while (more) {
+		more = 0;
+		for (int i = 0; i < count; i++) {
+			int is_child = all[i].parent == getpid();
+			for (int k = 0; k < count && !is_child; k++)
+				is_child = all[k].ours && all[k].pid == all[i].parent;
+			more |= is_child && !all[i].ours;
+			all[i].ours |= is_child;
+		}
+	}
+	for (int i = 0; i < count; i++)
+		found += all[i].ours && kill(all[i].pid, SIGKILL) == 0;
+	return found;
+}
+
+static struct {
+	int ended, signalled, killed;
+	int64_t slowest;
+} ends;
+
+static void tell_stuck(int index, int count)
+{
+	for (int i = 0; i < count; i++)
+		for (int k = 0; k < THREADS; k++) {
+			volatile uint64_t *a = shared->records[i].arguments[k];
+			printf("hostile: process %d, last call %ld(%#lx, %#lx, %#lx, %#lx, %#lx, %#lx)\n", index + i, shared->records[i].call[k],
+			       a[0], a[1], a[2], a[3], a[4], a[5]);
+		}
+	printf("hostile: a process still lives %d ms after SIGKILL\n", DEADLINE_MS);
+	exit(1);
+}
+
+/* Takes along all that is left of `count` processes, the first of which is `index`. */
+static void clear(int index, int count)
+{
+	int64_t begun = now_ms();
+	for (;;) {
+		int left = kill_descendants();
+		while (waitpid(-1, NULL, WNOHANG | __WALL) > 0)
+			;
+		if (left == 0)
+			break;
+		if (now_ms() > begun + DEADLINE_MS)
+			tell_stuck(index, count);
+		sleep_ms(1);
+	}
+	if (now_ms() - begun > ends.slowest)
+		ends.slowest = now_ms() - begun;
+}
+
+static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *place)
+{
+	(void)status, (void)kind;
+	if (place->level > 0)
+		remove(path);
+	return 0;
+}
+
+static void run(int index, int count)
+{
+	pid_t children[MOST_JOBS];
+	int left = count, status;
+	memset((void *)shared->records, 0, sizeof shared->records);
+	for (int i = 0; i < count; i++) {
+		fflush(stdout);
+		children[i] = fork();
+		if (children[i] == 0)
+			live(index + i, &shared->records[i]);
+		left -= children[i] < 0;
+	}
+	int64_t end = now_ms() + patience_ms;
+	while (left > 0 && now_ms() < end) {
+		for (int i = 0; i < count; i++) {
+			if (children[i] > 0 && waitpid(children[i], &status, WNOHANG | __WALL) == children[i]) {
+				children[i] = 0;
+				left--;
+				*(WIFSIGNALED(status) ? &ends.signalled : &ends.ended) += 1;
+			}
+		}
+		if (left > 0)
+			sleep_ms(2);
+	}
+	ends.killed += left;
+	clear(index, count);
+	nftw(FOLDER, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+}
+
+/* After these there is little left of a process. */
+static int ends_soon(long call)
+{
+	return call == SYS_exit || call == SYS_exit_group || call == SYS_execve || call == SYS_execveat || call == SYS_rt_sigreturn ||
+	       call == SYS_rt_sigaction;
+}
+
+static void weigh(const char *file)
+{
+	uint64_t weights[CALLS], weight;
+	int number;
+	for (int i = 0; i < CALLS; i++)
+		weights[i] = shapes[i] && !ends_soon(i) ? 8 : 1;
+	if (file) {
+		FILE *list = fopen(file, "r");
+		NEED(list);
+		while (fscanf(list, "%d %lu%*[^\n]", &number, &weight) == 2)
+			if (number >= 0 && number < CALLS)
+				weights[number] = weight;
+		fclose(list);
+	}
+	for (int i = 0; i < CALLS; i++)
+		ladder[i] = weights[i] + (i ? ladder[i - 1] : 0);
+}
+
 int main(int argc, char **argv)
 {
-	if (argc < 3) {
-		fprintf(stderr, "usage: hostile SEED PROCESSES [CALLS]\n");
+	const char *weights = NULL;
+	int option, seconds = 0, tell_counts = 0;
+	struct rlimit inherited;
+	/* One of the processes has executed this file: one such parent is enough. */
+	if (getrlimit(RLIMIT_FSIZE, &inherited) || inherited.rlim_cur != RLIM_INFINITY)
+		return 0;
+	while ((option = getopt(argc, argv, "u:j:s:p:w:c")) != -1) {
+		switch (option) {
+		case 'u':
+			user = atoi(optarg);
+			break;
+		case 'j':
+			jobs = atoi(optarg);
+			break;
+		case 's':
+			seconds = atoi(optarg);
+			break;
+		case 'p':
+			patience_ms = atoi(optarg);
+			break;
+		case 'w':
+			weights = optarg;
+			break;
+		case 'c':
+			tell_counts = 1;
+			break;
+		default:
+			optind = argc;
+		}
+	}
+	if (argc - optind < 2 || jobs < 1 || jobs > MOST_JOBS) {
+		fprintf(stderr, "usage: hostile [-u UID] [-j AT ONCE] [-s SECONDS] [-p PATIENCE] [-w WEIGHTS] [-c] SEED PROCESSES [CALLS]\n");
 		return 2;
 	}
-	uint64_t seed = strtoull(argv[1], NULL, 0);
-	int processes = atoi(argv[2]), calls = argc > 3 ? atoi(argv[3]) : 300;
-	struct ends ends = { 0 };
+	seed = strtoull(argv[optind], NULL, 0);
+	int processes = atoi(argv[optind + 1]), index = 0;
+	if (argc - optind > 2)
+		calls_each = atoi(argv[optind + 2]);
 	show = getenv("HOSTILE_SHOW") != NULL;
-	for (int i = 0; i < processes; i++) {
-		pid_t child = fork();
-		if (child == 0) {
-			dice.state = (seed + 1) * 0x9e3779b97f4a7c15ull + (uint64_t)i * 0xbf58476d1ce4e5b9ull;
-			live(calls);
-		}
-		if (child < 0) {
-			perror("hostile: fork");
-			return 1;
-		}
-		outlast(child, PATIENCE_MS, &ends);
+	weigh(weights);
+	shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	NEED(shared != MAP_FAILED);
+	/* This process sees to the others: it outlives them when memory is short, and their orphans come to it. */
+	int fd = open("/proc/self/oom_score_adj", O_WRONLY);
+	(void)!write(fd, "-1000", 5);
+	close(fd);
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){ 99 });
+	umask(0);
+	mkdir(FOLDER, 0777);
+	int64_t end = now_ms() + seconds * 1000ll;
+	for (; index < processes && (!seconds || now_ms() < end); index += jobs)
+		run(index, processes - index < jobs ? processes - index : jobs);
+	uint64_t calls = 0;
+	for (int i = 0; i < CALLS; i++) {
+		calls += shared->calls[i];
+		if (tell_counts)
+			printf("%d %lu %lu\n", i, shared->calls[i], shared->successes[i]);
 	}
-	printf("hostile: %d processes ended, %d were signalled, %d waited for too long\n", ends.ended, ends.signalled, ends.killed);
+	printf("hostile: %d processes ended, %d were signalled, %d waited for too long; %lu calls; the slowest end took %ld ms\n", ends.ended,
+	       ends.signalled, ends.killed, calls, ends.slowest);
 	return 0;
 }

@@ -30,6 +30,8 @@ pub enum Plant {
     StaleEntry,
     /// The kernel's text is written through another address.
     TextAlias,
+    /// A frame is handed out for a program and never given back.
+    LostFrame,
 }
 
 /// What the parameters set.
@@ -85,15 +87,16 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         name: "freehold.plant",
-        values: "direct-map-read|plugged-read|stale-entry|text-alias",
-        help: "break a rule of frames once, harmlessly, before the program begins: `freehold scope` has to find it",
+        values: "direct-map-read|plugged-read|stale-entry|text-alias|lost-frame",
+        help: "break a rule of frames once, harmlessly, before the program begins: `freehold scope` has to find it, and the closing audit a lost frame",
         set: |settings, parameter| {
             settings.plant = Some(match parameter.value {
                 Some("direct-map-read") => Plant::DirectMapRead,
                 Some("plugged-read") => Plant::PluggedRead,
                 Some("stale-entry") => Plant::StaleEntry,
                 Some("text-alias") => Plant::TextAlias,
-                _ => return Err("direct-map-read, plugged-read, stale-entry or text-alias"),
+                Some("lost-frame") => Plant::LostFrame,
+                _ => return Err("direct-map-read, plugged-read, stale-entry, text-alias or lost-frame"),
             });
             Ok(())
         },

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::parse::{Key, Output, Phases};
 use super::plan::{Counter, Measure, Plan, Side, disk, with_disk};
 use crate::backtrace::Symbols;
-use crate::failure::Failure;
+use crate::failure::{Failure, OWN_ERROR};
 use crate::outcome::{GUEST_DIED, TIMED_OUT};
 use crate::protocol::Ending;
 use crate::report;
@@ -158,16 +158,15 @@ fn judge(side: &Side, ended: &Ended, output: &Output) -> std::result::Result<Str
     }
     match &ended.end {
         End::Program(Ending::Exit(_)) => {}
+        End::Unbalanced(_, finding) => {
+            let text = format!("freehold: {}: {}\n", side.label, report::unbalanced(finding));
+            return Err(Stop::Guest(text, OWN_ERROR));
+        }
         End::Interrupted(signal) => return Err(Stop::Interrupted(*signal)),
         End::Qemu(words) => {
             return Err(Stop::Failure(Failure::qemu(words, format!("{}: {words}", side.label))));
         }
         end => return Err(died(side, ended, end, output)),
-    }
-    if let Some(finding) = report::audit_failure(ended) {
-        let text =
-            format!("freehold: {}: the kernel's frame table does not balance: {finding}\n", side.label);
-        return Err(Stop::Guest(text, GUEST_DIED));
     }
     let field =
         |name| ended.ready.as_ref().and_then(|ready| ready.get(name)).and_then(Value::as_str).unwrap_or("?");

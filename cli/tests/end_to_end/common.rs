@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Condvar, Mutex};
@@ -190,4 +191,52 @@ pub fn file_of(folder: &tempfile::TempDir, name: &str, bytes: &[u8]) -> PathBuf 
 /// `text` as an argument.
 pub fn text(path: &impl AsRef<OsStr>) -> &str {
     path.as_ref().to_str().expect("temporary paths are UTF-8")
+}
+
+/// Runs a program of guest/conformance, which `words` begin with, and checks every promise; a stock Linux may break those that `lost_by_linux` names.
+#[track_caller]
+pub fn promises(mut command: Command, options: &[&str], words: &[&str], lost_by_linux: &[&str]) {
+    let program = guest_program(&format!("conformance/{}", words[0]));
+    command.args(options).arg("--").arg(&program).args(&words[1..]);
+    let outcome = finish(command, b"");
+    assert!(!outcome.stderr.contains("does not balance"), "{}", outcome.stderr);
+    let said = outcome.text();
+    let lost = |line: &str| kernel() == "linux" && lost_by_linux.iter().any(|promise| line.contains(promise));
+    let broken: Vec<&str> = said.lines().filter(|line| line.starts_with("not ok") && !lost(line)).collect();
+    assert!(broken.is_empty(), "{}\n{}", broken.join("\n"), outcome.stderr);
+    let count = said.lines().filter(|line| line.starts_with("ok ") || lost(line)).count();
+    assert_eq!(
+        said.lines().last(),
+        Some(&*format!("1..{count}")),
+        "it stopped half-way: {said}\n{}",
+        outcome.stderr
+    );
+}
+
+/// An empty disk in a temporary folder.
+pub fn empty_disk(folder: &tempfile::TempDir, bytes: u64) -> PathBuf {
+    let file = folder.path().join("disk");
+    std::fs::File::create(&file).and_then(|file| file.set_len(bytes)).expect("an empty disk");
+    file
+}
+
+/// `freehold run` with a QEMU that puts its blkdebug filter with these `rules` before an empty disk; and that disk, which is to be the machine's first.
+pub fn run_with_failing_disk(folder: &tempfile::TempDir, bytes: u64, rules: &str) -> (Command, PathBuf) {
+    let disk = empty_disk(folder, bytes);
+    let wrapper = folder.path().join("qemu");
+    let plain = format!("if=none,id=disk0,format=raw,file={}", text(&disk));
+    let failing = format!(
+        "if=none,id=disk0,driver=raw,file.driver=blkdebug,file.image.driver=file,file.image.filename={},file.{rules}",
+        text(&disk)
+    );
+    let qemu = std::env::var("FREEHOLD_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".into());
+    let script = format!(
+        "#!/bin/sh\nn=$#\nwhile [ $n -gt 0 ]; do a=$1; shift; n=$((n - 1)); \
+         [ \"$a\" != '{plain}' ] || a='{failing}'; set -- \"$@\" \"$a\"; done\nexec {qemu} \"$@\"\n"
+    );
+    std::fs::write(&wrapper, script).expect("a script");
+    std::fs::set_permissions(&wrapper, std::fs::Permissions::from_mode(0o755)).expect("made executable");
+    let mut command = run_command();
+    command.env("FREEHOLD_QEMU", &wrapper);
+    (command, disk)
 }

@@ -2,15 +2,46 @@
 
 use crate::common::*;
 
+/// `tools/fuzz` does the same for half an hour.
 #[test]
 fn random_system_calls_leave_the_kernel_as_it_was() {
     let program = guest_program("workloads/hostile");
-    for (cpus, seed) in [("1", "10"), ("2", "3")] {
-        let options = ["--cpus", cpus, "-m", "512M"];
-        // Whatever is left of the processes, a frame without its owner for example, fails the run.
-        let outcome = run(&options, &[text(&program), seed, "40"], b"").expect(0);
+    for (options, words) in [
+        (["--cpus", "1", "-m", "512M", "--swap", "16M"], ["-j", "1", "-u", "0", "10", "24"]),
+        (["--cpus", "4", "-m", "64M", "--swap", "32M"], ["-j", "4", "-u", "1000", "3", "24"]),
+        (["--cpus", "2", "-m", "64M", "--memory-max", "256M"], ["-j", "2", "-u", "0", "7", "16"]),
+    ] {
+        let arguments: Vec<&str> = [text(&program), "-p", "2000"].into_iter().chain(words).collect();
+        // Whatever is left of the processes, a frame without its owner for example, fails the run; so does one that outlives SIGKILL.
+        let outcome = run(&options, &arguments, b"").expect(0);
         assert!(outcome.text().starts_with("hostile: "), "{}", outcome.text());
     }
+}
+
+/// Weights say which calls are made: by them a reader of coverage steers.
+#[test]
+fn random_calls_are_drawn_by_the_weights_that_they_are_given() {
+    let program = guest_program("workloads/hostile");
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let lines: String = (0..470).map(|number| format!("{number} {}\n", u8::from(number == 39) * 3)).collect();
+    let weights = file_of(&folder, "weights", lines.as_bytes());
+    let volume = format!("{}:/weights", text(&weights));
+    let words = [text(&program), "-w", "/weights", "-c", "5", "2", "50"];
+    let counts = run(&["-v", &volume], &words, b"").expect(0).text();
+    let called: Vec<&str> =
+        counts.lines().filter(|line| !line.starts_with("hostile") && !line.ends_with(" 0 0")).collect();
+    assert_eq!(called, ["39 100 100"]);
+}
+
+#[test]
+fn programs_with_random_headers_are_refused_or_run_or_killed() {
+    let program = guest_program("workloads/mutated-elf");
+    let outcome = run(&["-m", "64M"], &[text(&program), "1", "250"], b"").expect(0);
+    let said = outcome.text();
+    let numbers: Vec<u32> =
+        said.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect();
+    let [refused, ran, _, signalled, _] = numbers[..] else { panic!("{said}") };
+    assert!(refused > 50 && ran > 20 && signalled > 10, "too few of a kind to mean anything: {said}");
 }
 
 #[test]

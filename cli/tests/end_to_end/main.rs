@@ -5,9 +5,11 @@
 #![forbid(unsafe_code)]
 
 mod allocator;
+mod audit;
 mod bench;
 mod common;
 mod conformance;
+mod disks;
 mod dry_run;
 mod errors;
 mod exactness;

@@ -1,35 +1,8 @@
 //! Swap: areas, what is lost with a failing disk, more memory than there is, and what --swap makes of it.
 
-use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use crate::common::*;
-
-/// Runs a program of guest/conformance, which `words` begin with, and checks every promise; a stock Linux may break those that `lost_by_linux` names.
-#[track_caller]
-fn promises(mut command: Command, options: &[&str], words: &[&str], lost_by_linux: &[&str]) {
-    let program = guest_program(&format!("conformance/{}", words[0]));
-    command.args(options).arg("--").arg(&program).args(&words[1..]);
-    let outcome = finish(command, b"");
-    assert!(!outcome.stderr.contains("does not balance"), "{}", outcome.stderr);
-    let said = outcome.text();
-    let lost = |line: &str| kernel() == "linux" && lost_by_linux.iter().any(|promise| line.contains(promise));
-    let broken: Vec<&str> = said.lines().filter(|line| line.starts_with("not ok") && !lost(line)).collect();
-    assert!(broken.is_empty(), "{}\n{}", broken.join("\n"), outcome.stderr);
-    let count = said.lines().filter(|line| line.starts_with("ok ") || lost(line)).count();
-    assert_eq!(
-        said.lines().last(),
-        Some(&*format!("1..{count}")),
-        "it stopped half-way: {said}\n{}",
-        outcome.stderr
-    );
-}
-
-fn disk(folder: &tempfile::TempDir, bytes: u64) -> std::path::PathBuf {
-    let file = folder.path().join("disk");
-    std::fs::File::create(&file).and_then(|file| file.set_len(bytes)).expect("an empty disk");
-    file
-}
 
 /// A stock Linux needs 76 MiB to boot.
 fn memory() -> &'static str {
@@ -39,32 +12,20 @@ fn memory() -> &'static str {
 #[test]
 fn areas_are_switched_on_and_off_and_nonsense_is_refused() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    let disk = disk(&folder, 1 << 20);
+    let disk = empty_disk(&folder, 1 << 20);
     let options = ["--memory", memory(), "--disk", text(&disk)];
     // Linux keeps up to 64 slots of each CPU as used that were given back.
     let lost_by_linux = ["leaves nothing in the swap"];
     promises(run_command(), &options, &["swap", "areas", "/dev/vda"], &lost_by_linux);
 }
 
-/// A machine whose disk of 64 KiB, /dev/vda, fails every request of one type for its page 5, by QEMU's blkdebug.
+/// A machine whose disk of 64 KiB, /dev/vda, fails every request of one type for its page 5.
 fn with_failing_disk(folder: &tempfile::TempDir, requests: &str) -> Command {
-    let disk = disk(folder, 64 << 10);
-    let wrapper = folder.path().join("qemu");
-    let plain = format!("if=none,id=disk0,format=raw,file={}", text(&disk));
-    let failing = format!(
-        "if=none,id=disk0,driver=raw,file.driver=blkdebug,file.image.driver=file,file.image.filename={},\
-         file.inject-error.0.event=none,file.inject-error.0.iotype={requests},file.inject-error.0.sector=40",
-        text(&disk)
+    let rules = format!(
+        "inject-error.0.event=none,file.inject-error.0.iotype={requests},file.inject-error.0.sector=40"
     );
-    let qemu = std::env::var("FREEHOLD_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".into());
-    let script = format!(
-        "#!/bin/sh\nn=$#\nwhile [ $n -gt 0 ]; do a=$1; shift; n=$((n - 1)); \
-         [ \"$a\" != '{plain}' ] || a='{failing}'; set -- \"$@\" \"$a\"; done\nexec {qemu} \"$@\"\n"
-    );
-    std::fs::write(&wrapper, script).expect("a script");
-    std::fs::set_permissions(&wrapper, std::fs::Permissions::from_mode(0o755)).expect("made executable");
-    let mut command = run_command();
-    command.env("FREEHOLD_QEMU", &wrapper).args(["--memory", memory(), "--disk", text(&disk)]);
+    let (mut command, disk) = run_with_failing_disk(folder, 64 << 10, &rules);
+    command.args(["--memory", memory(), "--disk", text(&disk)]);
     command
 }
 
@@ -149,7 +110,7 @@ fn who_wants_more_than_memory_and_swap_is_killed_alone() {
 fn the_closing_table_says_what_was_swapped() {
     let script = "cat /proc/swaps; swapoff /dev/vdb; cat /proc/swaps";
     let folder = tempfile::tempdir().expect("temporary folder");
-    let disk = disk(&folder, 1 << 20);
+    let disk = empty_disk(&folder, 1 << 20);
     let options = ["--report", "always", "--disk", text(&disk), "--swap", "8M"];
     let outcome = run(&options, &["busybox", "ash", "-c", script], b"").expect(0);
     let said = outcome.text();

@@ -5,7 +5,8 @@
 //! the memory that could hold them is dirty; a writer that finds a fifth dirty stores its disk's itself before it goes on. What is
 //! dirtied through mappings is not counted against the writer: when memory is short, reclaim stores it.
 //!
-//! A disk that fails keeps its pages dirty; whoever writes or syncs is told, and the flusher tries again.
+//! A page that a disk refuses is clean afterwards and its bytes are lost, as on Linux; each open file is told once, by fsync(2). No writer is held up for
+//! it. Where the request could not be made (no memory), the page stays dirty and the flusher tries again.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

@@ -20,7 +20,7 @@ use freehold_bounce::FrameBytes;
 use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 use freehold_virtio::{BlockError, SECTOR_SIZE};
-use freehold_vm::{BackingStore, Evicted, Eviction, Laundry, MAX_RUN, VmError};
+use freehold_vm::{BackingStore, ErrorsTold, Evicted, Eviction, Laundry, MAX_RUN, VmError};
 pub use held::{Held, was_ever_held};
 use spin::Once;
 
@@ -161,7 +161,9 @@ fn open(node: Arc<dyn Node>, minor: u32, flags: OpenFlags) -> Result<Arc<dyn Fil
     content.openers.fetch_add(1, Ordering::Relaxed);
     flush::wake();
     let direct = AtomicBool::new(flags.contains(OpenFlags::DIRECT));
-    Ok(Arc::new(DiskFile { node, content, direct }))
+    let writes = if flags.contains(OpenFlags::DSYNC) { Writes::Stored } else { Writes::Cached };
+    let told = content.cached.cache().errors_told();
+    Ok(Arc::new(DiskFile { node, content, direct, writes, told }))
 }
 
 impl From<BlockError> for Errno {
@@ -271,18 +273,21 @@ impl DiskContent {
     }
 
     /// Keep writers from filling memory with what no disk has yet, and the cache from making the machine grow.
-    fn trim(&self) -> Result<()> {
+    fn trim(&self) {
         match flush::excess() {
             flush::Excess::None => {}
             flush::Excess::Some => flush::wake(),
-            flush::Excess::Much => self.cached.sync()?,
+            flush::Excess::Much => {
+                // The flusher sees to the other disks. A page that this one does not take is no error of this write: fsync tells of it.
+                flush::wake();
+                let _ = self.cached.cache().launder();
+            }
         }
         let frames = frames();
         if hotplug::may_grow() && frames.free_frames() < frames.total_frames() / RESERVE {
             let nodes = NodeSet::ALL;
             evict(Eviction { want: RELIEF, most: cached_pages(), nodes, laundry: Laundry::Leave });
         }
-        Ok(())
     }
 
     /// Call `step` with how many of `left` bytes to copy, until it copies less or there are none left; trims in
@@ -291,7 +296,8 @@ impl DiskContent {
         let mut done = 0;
         while done < left {
             let count = STEP.min(left - done);
-            match self.trim().and_then(|()| step(done, count)) {
+            self.trim();
+            match step(done, count) {
                 Ok(copied) if copied < count => return Ok(done + copied),
                 Ok(copied) => done += copied,
                 Err(error) => return so_far(done, error),
@@ -423,11 +429,46 @@ struct DiskFile {
     content: Arc<DiskContent>,
     /// O_DIRECT, which fcntl may change.
     direct: AtomicBool,
+    writes: Writes,
+    /// Pages that the disk has refused and that this file was told of.
+    told: ErrorsTold,
+}
+
+/// When a write has done its work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Writes {
+    /// Its bytes are in the page cache.
+    Cached,
+    /// The device keeps them (O_SYNC, O_DSYNC).
+    Stored,
 }
 
 impl DiskFile {
     fn is_direct(&self) -> bool {
         self.direct.load(Ordering::Relaxed)
+    }
+
+    /// Have the device keep what changed in a range of bytes. Of pages that it refuses, now or since this file was last told, the file is told once
+    /// (Linux: `file_check_and_advance_wb_err`).
+    ///
+    /// # Errors
+    /// `EIO`, `ENOMEM`.
+    fn store(&self, range: Range<u64>) -> Result<()> {
+        let cache = self.content.cached.cache();
+        match cache.write_back(range) {
+            Ok(()) | Err(VmError::Io) => cache.tell_errors(&self.told)?,
+            Err(error) => return Err(error.into()),
+        }
+        Ok(self.content.disk.flush()?)
+    }
+
+    /// Write through the cache; where it has to be, to the device as well.
+    fn write_cached(&self, offset: u64, source: &mut dyn Source, writes: Writes) -> Result<usize> {
+        let count = self.content.write_at(offset, source)?;
+        if writes == Writes::Stored && count > 0 {
+            self.store(offset..offset + count as u64)?;
+        }
+        Ok(count)
     }
 }
 
@@ -454,14 +495,16 @@ impl File for DiskFile {
             return Err(Errno::ETXTBSY);
         }
         if !self.is_direct() {
-            return self.content.write_at(offset, source);
+            return self.write_cached(offset, source, self.writes);
         }
-        if let Some(result) = self.content.write_direct(offset, source) {
-            return result;
+        match self.content.write_direct(offset, source) {
+            Some(Ok(count)) if self.writes == Writes::Stored && count > 0 => {
+                self.content.disk.flush()?;
+                Ok(count)
+            }
+            Some(result) => result,
+            None => self.write_cached(offset, source, Writes::Stored),
         }
-        let count = self.content.write_at(offset, source)?;
-        self.content.cached.cache().write_back(offset..offset + count as u64)?;
-        Ok(count)
     }
     fn append(&self, source: &mut dyn Source, _blocking: Blocking) -> Result<(usize, u64)> {
         self.content.write_at(self.content.size, source).map(|written| (written, self.content.size))
@@ -476,7 +519,7 @@ impl File for DiskFile {
         Ok(Mapping::Content(self.content.cached.clone()))
     }
     fn sync(&self) -> Result<()> {
-        self.content.sync()
+        self.store(0..u64::MAX)
     }
     fn ioctl(&self, request: u32, argument: u64) -> Result<i64> {
         let size = self.content.size;

@@ -110,6 +110,7 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
         }
         Plant::StaleEntry => breach::stale_entry()?,
         Plant::TextAlias => breach::text_alias()?,
+        Plant::LostFrame => core::mem::forget(Frame::<Anon, _>::allocate(frames())?),
     }
     Ok(())
 }

@@ -236,9 +236,7 @@ impl<M: Machine> Buddy<M> {
     ) -> (Next, u64) {
         let Wish { class, order, want, .. } = wish;
         let side = class.side();
-        // Programs leave frames free here and there; the kernel cannot use them, so it is left a pageblock.
-        let may_open =
-            side == Side::Kernel || wish.pressure == Pressure::Reserve || zone.leaves_kernel_enough();
+        let may_open = zone.may_open(&wish);
         if order < PAGEBLOCK_ORDER {
             // A block that is opened is taken from before anyone else sees it: split blocks with nothing in use do not exist outside of the lock.
             loop {

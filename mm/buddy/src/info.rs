@@ -74,7 +74,28 @@ pub struct LaneInfo {
     pub given: u64,
 }
 
+/// What the allocator has done since boot. It differs between two moments if a block was handed out or given back, or went between a per-CPU
+/// list and its pageblock, in between.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Activity {
+    /// Blocks handed out and given back, ever. Both only grow, so nothing that happens in between cancels out: lists are refilled only for a block
+    /// that is handed out.
+    taken: u64,
+    given: u64,
+    /// Frames in per-CPU lists and in zones.
+    listed: u64,
+    free: u64,
+}
+
 impl<M: Machine> Buddy<M> {
+    /// What the allocator has done. Two equal answers enclose a time of rest; a CPU that is stopped in the middle of a step all the while is not noticed.
+    pub fn activity(&self) -> Activity {
+        let lanes = || (0..self.cpus).map(|cpu| self.lane(CpuId(cpu as u16)));
+        let sum = |(taken, given): (u64, u64), (t, g)| (taken.wrapping_add(t), given.wrapping_add(g));
+        let (taken, given) = lanes().map(|lane| lane.traffic()).fold((0, 0), sum);
+        let free = self.zones.iter().flatten().map(Zone::free).sum();
+        Activity { taken, given, listed: self.cached_frames(), free }
+    }
     /// Frames that are free, in zones and in per-CPU lists. A hint while others work.
     pub fn free_frames(&self) -> u64 {
         let zones: u64 = self.zones.iter().flatten().map(|zone| zone.free()).sum();

@@ -48,14 +48,14 @@ mod zone;
 pub use buddy::Buddy;
 pub use drain::Moment;
 pub use hotplug::PlugError;
-pub use info::{LaneInfo, ORDERS, ZoneInfo};
+pub use info::{Activity, LaneInfo, ORDERS, ZoneInfo};
 pub use init::InitError;
 pub use misuse::Misuse;
 pub use numa::{NumaStats, Traffic};
 pub use options::{
     BadParameter, Check, DenialSink, MisuseSink, Options, Placement, PressureSink, Shuffle, Wipe,
 };
-pub use validate::Fault;
+pub use validate::{Disagreement, Fault};
 pub use zone::Watermarks;
 
 #[cfg(doctest)]

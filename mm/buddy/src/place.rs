@@ -130,7 +130,8 @@ impl Bins {
         }
     }
     /// A pageblock is opened for a class.
-    fn note_opened(&self, which: usize, block: BlockId) {
+    pub(crate) fn note_opened(&self, class: Owner, block: BlockId) {
+        let Some(which) = counted(class) else { return };
         self.openings[which].add(1);
         self.dates[which][self.bin(block)].set(self.openings[which].get());
     }
@@ -154,6 +155,10 @@ impl Bins {
     }
     pub(crate) fn sub(&self, class: Owner, frame: Pfn, order: u32) {
         self.change(class, frame, order, Plain::sub);
+    }
+    /// Whether a pageblock that is wholly free has a frame whose bin holds at most `level` frames of the class.
+    fn has_room(&self, which: usize, block: BlockId, level: u64) -> bool {
+        (0..BITMAP_WORDS).any(|word| self.eligible(which, block, word, level.min(127)) != 0)
     }
     /// Of 64 frames from `word` * 64 on, those whose bins hold at most `level` frames of the class; `level` is below 128.
     fn eligible(&self, which: usize, block: BlockId, word: usize, level: u64) -> u64 {
@@ -180,14 +185,14 @@ struct Level<'a, 'h, C: Cpus> {
 
 impl Zone {
     /// A free pageblock of a side in a bin where `class` has the fewest frames and which was not opened for half a lap, drawn at random among
-    /// such ones: its position in the set.
+    /// such ones.
     pub(crate) fn draw_balanced(
         &self,
         bins: &Bins,
         side: Side,
         class: Owner,
         mut rng: Option<&mut Rng>,
-    ) -> Option<u64> {
+    ) -> Option<BlockId> {
         let which = counted(class)?;
         if self.set(side).len() == 0 {
             return None;
@@ -229,9 +234,7 @@ impl Zone {
                 break;
             }
         }
-        let block = drawn.or(oldest.map(|(_, block)| block))?;
-        bins.note_opened(which, block);
-        Some(self.position_of(side, block))
+        drawn.or(oldest.map(|(_, block)| block))
     }
 
     /// Take single frames whose bins hold the fewest of the class. 0 where balance has nothing to offer: then any frame will do.
@@ -256,14 +259,12 @@ impl Zone {
                 }
             }
             // A fresh pageblock in the emptiest bin, if that bin has room at this level.
-            while taken * 4 < want {
-                let Some(block) = self.open(held, class, rng.as_deref_mut()) else { break };
+            while taken * 4 < want
+                && self.may_open(&wish)
+                && let Some(block) = self.open_at_level(&at, class, rng.as_deref_mut())
+            {
                 bins.opened[which].set(block.0 + 1);
-                let got = self.take_at_level(&at, block, want - taken, rng.as_deref_mut(), out);
-                taken += got;
-                if got == 0 {
-                    break;
-                }
+                taken += self.take_at_level(&at, block, want - taken, rng.as_deref_mut(), out);
             }
             if taken > 0 {
                 return taken;
@@ -271,7 +272,25 @@ impl Zone {
         }
         0
     }
-    /// The pageblock opened last, then the fullest ones.
+    /// Open a pageblock that has a frame at the level. `None`, and nothing changed, where the drawn one has none: nobody would take a frame out of it,
+    /// and it would stay split with nothing in use.
+    fn open_at_level<C: Cpus>(
+        &self,
+        at: &Level<'_, '_, C>,
+        class: Owner,
+        rng: Option<&mut Rng>,
+    ) -> Option<BlockId> {
+        let sets = self.lock_inside(at.held);
+        let block = self.draw_balanced(at.bins, class.side(), class, rng)?;
+        if !at.bins.has_room(at.which, block, at.level) {
+            return None;
+        }
+        at.bins.note_opened(class, block);
+        self.take_drawn(&sets, class.side(), block);
+        self.begin_split(at.held, sets, block, class);
+        Some(block)
+    }
+    /// The pageblock opened last, then the fullest ones. None that is leaving, whose frames are not handed out any more.
     fn shortlist<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -282,7 +301,7 @@ impl Zone {
         let mut list = [None; SHORTLIST];
         let opened = bins.opened[which].get().checked_sub(1).map(BlockId).filter(|block| {
             let state = self.blocks().state(*block);
-            state.is_split() && state.class() == class && state.free() > 0
+            state.is_split() && !state.is_leaving() && state.class() == class && state.free() > 0
         });
         list[0] = opened;
         let mut len = 1;

@@ -16,8 +16,8 @@ use crate::zone::Zone;
 pub enum Fault {
     /// The frame table contradicts itself.
     Table(Contradiction),
-    /// A pageblock's free count, or its place in a set or a list, does not agree with its state.
-    Pageblock(Pfn),
+    /// A pageblock, by its first frame, does not agree with its state.
+    Pageblock(Pfn, Disagreement),
     /// A zone's total of free frames: what it says, and what was counted.
     ZoneTotal(u64, u64),
     /// A frame in a per-CPU list that has an owner, or is free in its pageblock too.
@@ -26,10 +26,24 @@ pub enum Fault {
     Leak(u64, u64),
 }
 
+/// What is wrong with a pageblock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Disagreement {
+    /// It is free, and in no free set.
+    NotInItsSet,
+    /// It is split, and its bitmap has another number of free frames than its state.
+    FreeCount,
+    /// It is split, and all of its frames are free: it should be in a free set.
+    SplitButFree,
+    /// It is split with something free, and not on its arena's list.
+    NotOnItsList,
+}
+
 impl<M: Machine> Buddy<M> {
     /// Check everything; `found` is told each fault. Memory by owner, and how many faults there were.
     ///
-    /// Exact only while nobody allocates or frees; takes time in proportion to memory.
+    /// Exact only while nobody allocates or frees: a fault counts where [`Buddy::activity`] is the same before and after. Takes time in
+    /// proportion to memory.
     pub fn validate(&self, mut found: impl FnMut(Fault)) -> (Audit, u64) {
         let mut faults = 0;
         let mut tell = |fault| {
@@ -103,16 +117,17 @@ impl<M: Machine> Buddy<M> {
             let state = self.blocks.state(block);
             match state.fill() {
                 Fill::Free(_) if zone.is_free(block) => free += PAGEBLOCK_FRAMES,
-                Fill::Free(_) => tell(Fault::Pageblock(block.start())),
+                Fill::Free(_) => tell(Fault::Pageblock(block.start(), Disagreement::NotInItsSet)),
                 Fill::Split => {
                     let ones: u64 =
                         self.blocks.bitmap(block).iter().map(|word| u64::from(word.get().count_ones())).sum();
-                    if ones != state.free()
-                        || ones == PAGEBLOCK_FRAMES
-                        || !zone.arena_of(block).is_listed(block)
-                    {
-                        tell(Fault::Pageblock(block.start()));
-                    }
+                    let wrong = match ones {
+                        _ if ones != state.free() => Some(Disagreement::FreeCount),
+                        PAGEBLOCK_FRAMES => Some(Disagreement::SplitButFree),
+                        _ if !zone.arena_of(block).is_listed(block) => Some(Disagreement::NotOnItsList),
+                        _ => None,
+                    };
+                    wrong.into_iter().for_each(|wrong| tell(Fault::Pageblock(block.start(), wrong)));
                     free += if state.is_leaving() { 0 } else { ones };
                 }
                 Fill::Whole | Fill::Moving | Fill::Offline => {}

@@ -14,7 +14,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_frame::{Owner, Side};
+use freehold_frame::{Owner, Pressure, Side};
 use freehold_machine::{Cpus, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Pinned};
 
 use crate::arena::{ARENA_WORDS, Arena, HeldArena};
@@ -25,7 +25,7 @@ use crate::place::Bins;
 use crate::rng::Rng;
 use crate::runs::Runs;
 use crate::set::FreeSet;
-use crate::take::Reach;
+use crate::take::{Reach, Wish};
 use crate::word::{Held, LINE, Lock, Plain};
 
 /// Words of a zone's own: a line for its lock, and one for the count of free frames.
@@ -297,7 +297,8 @@ impl Zone {
         self.set(side).position_of(block, self.blocks, &self.runs)
     }
 
-    /// Give a free block of the class's side to `class`.
+    /// Give a free block of the class's side to `class`. The caller takes a frame out of it under the same hold of the arena's lock: a split
+    /// block with nothing in use would never become free again, since only a frame that comes back makes it so.
     pub(crate) fn open<C: Cpus>(
         &self,
         held: &HeldArena<'_, C>,
@@ -306,13 +307,27 @@ impl Zone {
     ) -> Option<BlockId> {
         let sets = self.lock_inside(held);
         let block = self.take_block(&sets, class.side(), class, rng)?;
+        self.begin_split(held, sets, block, class);
+        Some(block)
+    }
+    /// A block that was just taken out of its free set is `class`'s to be split.
+    pub(crate) fn begin_split<C: Cpus>(
+        &self,
+        held: &HeldArena<'_, C>,
+        sets: Held<'_>,
+        block: BlockId,
+        class: Owner,
+    ) {
         let state = BlockState::split(class, PAGEBLOCK_FRAMES).with_arena(held.id);
         self.blocks.set_state(block, state);
         drop(sets);
         block::fill(self.blocks.bitmap(block));
         held.list(block, state);
         held.begin_split();
-        Some(block)
+    }
+    /// Whether a wish may open another pageblock: programs leave frames free here and there that the kernel cannot use, so it is left one.
+    pub(crate) fn may_open(&self, wish: &Wish) -> bool {
+        wish.class.side() == Side::Kernel || wish.pressure == Pressure::Reserve || self.leaves_kernel_enough()
     }
     /// Hand out whole free blocks of a side, as many as `most`. One of the user's side counts as split with nothing free: its owner may give it back
     /// as a whole or, once its records say so, frame by frame.
@@ -344,21 +359,28 @@ impl Zone {
     }
     fn take_block(
         &self,
-        _held: &Held,
+        held: &Held,
         side: Side,
         class: Owner,
         mut rng: Option<&mut Rng>,
     ) -> Option<BlockId> {
+        let drawn = self.bins.as_ref().and_then(|bins| {
+            let block = self.draw_balanced(bins, side, class, rng.as_deref_mut())?;
+            bins.note_opened(class, block);
+            Some(block)
+        });
         let set = self.set(side);
-        let position = self
-            .bins
-            .as_ref()
-            .and_then(|bins| self.draw_balanced(bins, side, class, rng.as_deref_mut()))
-            .or_else(|| self.partner(side))
-            .or_else(|| set.draw(rng))?;
-        let block = set.take_at(position, self.blocks, &self.runs);
-        self.last.set(link(Some(block)));
+        let block = match drawn {
+            Some(block) => block,
+            None => set.at(self.partner(side).or_else(|| set.draw(rng))?, &self.runs),
+        };
+        self.take_drawn(held, side, block);
         Some(block)
+    }
+    /// Take a block, a member, out of its free set.
+    pub(crate) fn take_drawn(&self, _held: &Held, side: Side, block: BlockId) {
+        self.set(side).take_at(self.position_of(side, block), self.blocks, &self.runs);
+        self.last.set(link(Some(block)));
     }
     /// The other half of the 4 MiB block that was begun last, if halves go together and it is free on this side.
     fn partner(&self, side: Side) -> Option<u64> {

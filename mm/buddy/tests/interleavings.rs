@@ -11,9 +11,9 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{buddy, check};
-use freehold_buddy::{Buddy, Moment, Options, Shuffle};
-use freehold_frame::{Order, Owner, Request};
+use common::{behind_caches, buddy, check};
+use freehold_buddy::{Buddy, Fault, Moment, Options, Placement, Shuffle};
+use freehold_frame::{Contradiction, Order, Owner, Request};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{
     CpuId, CpuSet, Cpus, DirectMap, Entropy, Flush, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes,
@@ -138,6 +138,14 @@ fn machine(cpus: usize, blocks: u64, starts: Starts) -> Source {
     let model = Model::new(Config { cpus, frames: blocks * 512, ..Config::default() });
     let options = Options { shuffle: Shuffle::On, ..Options::default() };
     buddy(Switching(model, starts), model.topology(), &[], options)
+}
+
+/// A machine whose memory of `blocks` pageblocks is behind a direct-mapped cache of `cache` pageblocks.
+fn machine_behind_cache(cpus: usize, blocks: u64, cache: u64, seed: u64) -> Source {
+    let topology = behind_caches(1, blocks * 512, cache * 512, cpus as u64);
+    let model = Model::with_topology(topology, cpus, seed);
+    let options = Options { placement: Placement::Balanced, ..Options::default() };
+    buddy(Switching(model, Starts::Switch), model.topology(), &[], options)
 }
 
 type Work = Box<dyn Fn(Source) + Send + Sync>;
@@ -429,4 +437,81 @@ fn a_pageblock_that_leaves_and_comes_back_under_frames_that_come_and_go_keeps_th
         );
     });
     assert!(count > 10, "{count} interleavings: too few to mean anything");
+}
+
+/// Frames and small runs of programs' memory, more than bins can offer evenly, from three CPUs into one zone's bins; now and then pageblocks leave and
+/// come back. Both books, the lists' and the bins', have to agree at the end whatever the order was.
+#[test]
+fn three_cpus_at_random_behind_a_cache_keep_the_books_while_pageblocks_leave_and_come() {
+    let mut config = ShuttleConfig::new();
+    config.stack_size = 0x40000;
+    let runner = Runner::new(RandomScheduler::new_from_seed(2, 60), config);
+    runner.run(|| {
+        let source = machine_behind_cache(3, 8, 2, 5);
+        let work = |seed: u64| {
+            on(move |source| {
+                let mut held = Vec::new();
+                let mut random = seed;
+                for step in 0..60 {
+                    random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                    let owner = [Owner::Anon, Owner::Anon, Owner::PageCache][(random >> 60) as usize % 3];
+                    if step % 20 == 19 {
+                        let first = Pfn((random >> 40) % 8 * 512);
+                        let leaving = PfnRange::new(first, first.offset(512));
+                        if source.unplug(leaving).is_ok() {
+                            let frame = take(source, owner, Order::FRAME);
+                            assert!(frame.is_none_or(|frame| !leaving.contains(frame)), "{frame:?} leaves");
+                            held.extend(frame.map(|frame| (frame, Order::FRAME)));
+                            source.plug(leaving).unwrap();
+                        }
+                    } else if random >> 40 & 3 != 0 {
+                        let count = 1 + (random >> 50) % 64;
+                        held.extend(
+                            (0..count)
+                                .map_while(|_| take(source, owner, Order::FRAME))
+                                .map(|f| (f, Order::FRAME)),
+                        );
+                    } else {
+                        let at = (random >> 20) as usize % (held.len() + 1);
+                        held.split_off(at)
+                            .into_iter()
+                            .for_each(|(block, order)| source.release(block, order));
+                    }
+                }
+                held.into_iter().for_each(|(block, order)| source.release(block, order));
+            })
+        };
+        together(source, 0, vec![work(1), work(2), work(3)]);
+    });
+}
+
+/// The walk reads the frame table first and the zones and lists afterwards. What is handed out or given back in between makes it find a leak that is none;
+/// that the allocator was active in between is how its reader knows.
+#[test]
+fn a_walk_that_finds_a_fault_which_is_none_was_not_at_rest() {
+    static WRONG: AtomicU64 = AtomicU64::new(0);
+    let count = interleavings(400, || {
+        let source = machine(2, 4, Starts::Switch);
+        let frames = [(); 3].map(|()| take(source, Owner::Anon, Order::FRAME).unwrap());
+        let busy = on(move |source| {
+            source.release(frames[0], Order::FRAME);
+            let frame = take(source, Owner::PageCache, Order::FRAME).unwrap();
+            source.release(frames[1], Order::FRAME);
+            source.release(frame, Order::FRAME);
+            source.drain_local();
+            source.release(frames[2], Order::FRAME);
+        });
+        let look = on(|source| {
+            let before = source.activity();
+            let mut faults = Vec::new();
+            let real = |fault: &Fault| !matches!(fault, Fault::Table(Contradiction::Leaked(..)));
+            source.validate(|fault| faults.extend(Some(fault).filter(real)));
+            if !faults.is_empty() {
+                WRONG.fetch_add(1, Ordering::Relaxed);
+                assert_ne!(before, source.activity(), "{faults:?}");
+            }
+        });
+        together(source, 0, vec![busy, look]);
+    });
+    assert!(count > 20 && WRONG.load(Ordering::Relaxed) > 5, "{count}: no walk was ever wrong");
 }

@@ -1,6 +1,6 @@
 //! A long random life against a model that knows one thing: who has which frame.
 //!
-//! Ten million operations; `FREEHOLD_OPERATIONS` says otherwise. And a short one of threads that really run at once.
+//! Ten million operations, a third of them in front of a memory-side cache; `FREEHOLD_OPERATIONS` says otherwise. And a short one of threads that really run at once.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +8,7 @@ mod common;
 use std::sync::Mutex;
 use std::thread;
 
-use common::{check, model};
+use common::{behind_caches, buddy, check, model};
 use freehold_buddy::{Buddy, Moment, Options, Shuffle};
 use freehold_frame::{FrameSource, NodePolicy, NodeSet, Order, Owner, Request};
 use freehold_machine::model::{Config, Model};
@@ -96,10 +96,16 @@ impl Life {
 #[test]
 fn a_long_life_never_diverges_from_a_list_of_owners() {
     let operations: u64 = std::env::var("FREEHOLD_OPERATIONS").map_or(10_000_000, |n| n.parse().unwrap());
-    for shuffle in [Shuffle::On, Shuffle::Off] {
+    for (shuffle, cache) in [(Shuffle::On, None), (Shuffle::Off, None), (Shuffle::On, Some(4096))] {
         let reserved = [PfnRange::new(Pfn(0), Pfn(700)), PfnRange::new(Pfn(30_000), Pfn(30_001))];
         let options = Options { shuffle, ..Options::default() };
-        let source = model(Config { cpus: 3, nodes: 2, frames: FRAMES, seed: 3 }, &reserved, options);
+        let source = match cache {
+            None => model(Config { cpus: 3, nodes: 2, frames: FRAMES, seed: 3 }, &reserved, options),
+            Some(cache) => {
+                let machine = Model::with_topology(behind_caches(2, FRAMES / 2, cache, 3), 3, 3);
+                buddy(machine, machine.topology(), &reserved, options)
+            }
+        };
         let mut owners = vec![Owner::Free; FRAMES as usize];
         // The zones' seam is not pageblock-aligned: what the second node has of the shared pageblock stays unused.
         owners[20_000..20_480].fill(Owner::Reserved);
@@ -117,7 +123,7 @@ fn a_long_life_never_diverges_from_a_list_of_owners() {
         };
         life.all = life.free();
         life.audit();
-        for step in 0..operations / 2 {
+        for step in 0..operations / 3 {
             let cpu = CpuId(life.below(64) as u16 % 3);
             source.machine().on_cpu(cpu, || match life.below(1000) {
                 0..=3 => life.misuse(),

@@ -3,12 +3,11 @@
 
 mod common;
 
-use common::{buddy, check};
+use common::{behind_caches, buddy, check};
 use freehold_buddy::{Buddy, Options, Placement, Shuffle};
 use freehold_frame::{FrameSource, NodePolicy, Order, Owner, Request};
 use freehold_machine::model::Model;
-use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
-use freehold_machine::{CpuId, Entropy, NodeId, Pfn, PfnRange, Topology};
+use freehold_machine::{CpuId, Entropy, NodeId, Pfn, PfnRange};
 
 /// 16 MiB of cache in front of 128 MiB: eight aliases per bin, as 256 MiB in front of 2 GiB.
 const CACHE: u64 = 4096;
@@ -17,21 +16,7 @@ const MEMORY: u64 = 8 * CACHE;
 type Source = &'static Buddy<Model>;
 
 fn machine(nodes: u8, placement: Placement, seed: u64) -> Source {
-    let mut topology = Topology::new(nodes.into()).unwrap();
-    for node in 0..nodes {
-        let start = u64::from(node) * MEMORY;
-        topology.add_range(PfnRange::new(Pfn(start), Pfn(start + MEMORY)), NodeId(node)).unwrap();
-        topology.set_cpu_node(CpuId(node.into()), NodeId(node)).unwrap();
-        let cache = NearCache {
-            size: CACHE * 4096,
-            line_size: 64,
-            level: 1,
-            indexing: Indexing::Direct,
-            write_policy: WritePolicy::Back,
-            address_mode: AddressMode::Transparent,
-        };
-        topology.add_near_cache(NodeId(node), cache).unwrap();
-    }
+    let topology = behind_caches(nodes.into(), MEMORY, CACHE, nodes.into());
     let machine = Model::with_topology(topology, nodes.into(), seed);
     let options = Options { placement, ..Options::default() };
     buddy(machine, machine.topology(), &[PfnRange::new(Pfn(0), Pfn(1000))], options)

@@ -59,7 +59,7 @@ mod turns;
 mod view;
 
 pub use advise::{Advice, OtherCopies, Residency, SyncMode};
-pub use cache::{BackingStore, Evacuated, Evicted, Eviction, Laundry, MAX_RUN, PageCache};
+pub use cache::{BackingStore, ErrorsTold, Evacuated, Evicted, Eviction, Laundry, MAX_RUN, PageCache};
 pub use collapse::{CollapseLimits, CollapseStep};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};
 pub use events::Event;

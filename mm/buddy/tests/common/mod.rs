@@ -6,7 +6,30 @@ use std::sync::atomic::AtomicU64;
 use freehold_buddy::{Buddy, Fault, Options};
 use freehold_frame::{Contradiction, FrameRecord, FrameTable, Owner};
 use freehold_machine::model::{Config, Model};
-use freehold_machine::{Machine, PfnRange, Topology};
+use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
+use freehold_machine::{CpuId, Machine, NodeId, PAGE_SIZE, Pfn, PfnRange, Topology};
+
+/// `nodes` nodes of `frames` frames each, one after the other, each behind a direct-mapped cache of `cache` frames; CPUs are dealt out in turn.
+pub fn behind_caches(nodes: u64, frames: u64, cache: u64, cpus: u64) -> Topology {
+    let mut topology = Topology::new(nodes as usize).unwrap();
+    for node in 0..nodes {
+        let range = PfnRange::new(Pfn(node * frames), Pfn((node + 1) * frames));
+        topology.add_range(range, NodeId(node as u8)).unwrap();
+        let cache = NearCache {
+            size: cache * PAGE_SIZE as u64,
+            line_size: 64,
+            level: 1,
+            indexing: Indexing::Direct,
+            write_policy: WritePolicy::Back,
+            address_mode: AddressMode::Transparent,
+        };
+        topology.add_near_cache(NodeId(node as u8), cache).unwrap();
+    }
+    for cpu in 0..cpus {
+        topology.set_cpu_node(CpuId(cpu as u16), NodeId((cpu % nodes) as u8)).unwrap();
+    }
+    topology
+}
 
 /// The allocator of `machine`, whose topology is `topology`, in fresh zero memory.
 pub fn buddy<M: Machine>(

@@ -95,7 +95,7 @@ impl<S: Memory> PageCache<S> {
             let from = unwritten.trailing_zeros();
             let count = (unwritten >> from).trailing_ones();
             let start = (look.first + u64::from(from)) * PAGE;
-            // What cannot be stored stays dirty, and so it stays.
+            // What cannot be stored now stays dirty, and so it stays; what never can be is lost, and the file's holders are told.
             let _ = self.write_back(start..start + u64::from(count) * PAGE);
             unwritten &= u64::MAX.checked_shl(from + count).unwrap_or(0);
         }

@@ -12,6 +12,7 @@
 //! fault that looked too early is undone and a later one finds the new state; then it lets go of the frames.
 
 mod attach;
+mod errors;
 mod evict;
 mod index;
 mod io;
@@ -33,6 +34,8 @@ use crate::error::{FaultError, FaultKind, VmError};
 pub(crate) use attach::Attachment;
 use attach::Mapper;
 pub(crate) use attach::PageSet;
+pub use errors::ErrorsTold;
+use errors::WriteErrors;
 pub use evict::{Evicted, Eviction, Laundry};
 use index::{Index, Mark};
 pub(crate) use moved::Caches;
@@ -54,7 +57,8 @@ pub trait BackingStore<S: Memory>: Send + Sync {
     /// Store the frames as the pages from `first` on.
     ///
     /// # Errors
-    /// As [`BackingStore::fill`]; the pages stay dirty.
+    /// As [`BackingStore::fill`]. After [`VmError::Io`] the pages count as clean, and the cache [remembers](PageCache::tell_errors) the loss; after
+    /// any other error they stay dirty.
     fn write_back(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
 }
 
@@ -76,6 +80,7 @@ pub struct PageCache<S: Memory> {
     listed: spin::Once<Weak<Commons<S>>>,
     /// Its pages never go to the swap.
     stays: AtomicBool,
+    errors: WriteErrors,
     inner: spin::Mutex<Inner<S>>,
 }
 
@@ -130,7 +135,18 @@ impl<S: Memory> PageCache<S> {
         let inner = Inner { index: Index::new(source, id), mappers: BTreeMap::new(), departures: 0, hand: 0 };
         let (size, ahead) = (AtomicU64::new(0), ReadAhead::default());
         let (listed, stays) = (spin::Once::new(), AtomicBool::new(false));
-        Arc::new(Self { id, source, store, size, ahead, listed, stays, inner: spin::Mutex::new(inner) })
+        let errors = WriteErrors::default();
+        Arc::new(Self {
+            id,
+            source,
+            store,
+            size,
+            ahead,
+            listed,
+            stays,
+            errors,
+            inner: spin::Mutex::new(inner),
+        })
     }
 
     /// A number that no other cache ever has.

@@ -185,7 +185,8 @@ impl<S: Memory> PageCache<S> {
     /// Store the pages of `range` (bytes) that changed. Nothing to do without a store.
     ///
     /// # Errors
-    /// The first error of the store; the others are tried all the same, and what failed stays dirty.
+    /// The first error of the store; the others are tried all the same. What was refused for good ([`VmError::Io`]) is clean from now on and
+    /// [remembered](PageCache::tell_errors); what failed for another reason stays dirty.
     pub fn write_back(&self, range: Range<u64>) -> Result<(), VmError> {
         let Some(store) = &self.store else { return Ok(()) };
         let mut outcome = Ok(());
@@ -196,14 +197,20 @@ impl<S: Memory> PageCache<S> {
         while let Some(first) = self.take_dirty(next..end, &mut run) {
             // At least one further: a page that cannot be referenced once more is left dirty.
             next = first + (run.len() as u64).max(1);
-            if store.write_back(first, &run).is_err() {
-                // Page by page, to lose no more than is lost.
-                for (page, frame) in (first..next).zip(&run) {
-                    if let Err(error) = store.write_back(page, slice::from_ref(frame)) {
-                        self.inner.lock().index.mark(page, Mark::Dirty);
-                        outcome = outcome.and(Err(error));
-                    }
+            let Err(error) = store.write_back(first, &run) else {
+                run.clear();
+                continue;
+            };
+            for (page, frame) in (first..next).zip(&run) {
+                // Page by page, to lose no more than is lost; what was alone has had its try.
+                let alone =
+                    if run.len() == 1 { Err(error) } else { store.write_back(page, slice::from_ref(frame)) };
+                match alone {
+                    Ok(()) => continue,
+                    Err(VmError::Io) => self.errors.note(),
+                    Err(_) => self.inner.lock().index.mark(page, Mark::Dirty),
                 }
+                outcome = outcome.and(alone);
             }
             run.clear();
         }

@@ -155,6 +155,8 @@ pub struct Disk {
     pub pages: Mutex<BTreeMap<u64, Vec<u8>>>,
     log: Mutex<Vec<(char, u64)>>,
     broken: Mutex<Option<u64>>,
+    /// No request finds memory.
+    starved: Mutex<bool>,
     /// What happens between a read's bytes and its end.
     pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -162,11 +164,21 @@ pub struct Disk {
 impl Disk {
     fn new(frames: ModelFrames) -> Arc<Self> {
         let (pages, log) = Default::default();
-        Arc::new(Self { frames, pages, log, broken: Mutex::default(), meanwhile: Mutex::default() })
+        Arc::new(Self {
+            frames,
+            pages,
+            log,
+            broken: Mutex::default(),
+            starved: Mutex::default(),
+            meanwhile: Mutex::default(),
+        })
     }
     fn check(&self, what: char, index: u64) -> Result<(), VmError> {
         self.frames.model().assert_may_sleep();
         self.log.lock().unwrap().push((what, index));
+        if *self.starved.lock().unwrap() {
+            return Err(VmError::NoMemory);
+        }
         if *self.broken.lock().unwrap() == Some(index) { Err(VmError::Io) } else { Ok(()) }
     }
     pub fn log(&self) -> Vec<(char, u64)> {
@@ -272,8 +284,54 @@ fn a_failing_store_damages_only_the_page_that_is_lost() {
     *disk.broken.lock().unwrap() = None;
     assert_eq!(disk.pages.lock().unwrap()[&3][0], 8, "the others were written");
     p.space().sync(VirtAddr(at), 4 * PAGE, SyncMode::Wait, OtherCopies::Good).unwrap();
-    assert_eq!(disk.pages.lock().unwrap()[&2][0], 7, "what failed stayed dirty");
+    assert_eq!(disk.pages.lock().unwrap()[&2][0], 7, "what a mapping may change is tried again");
     drop((p, file, cache, disk));
+    world.end();
+}
+
+#[test]
+fn a_page_that_its_store_refuses_is_clean_and_each_open_file_is_told_once() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 4);
+    let [first, second] = [cache.errors_told(), cache.errors_told()];
+    *disk.broken.lock().unwrap() = Some(1);
+    for page in 0..3 {
+        write(&cache, page * PAGE, &[9; 4096]);
+    }
+    assert_eq!(cache.write_back(0..u64::MAX), Err(VmError::Io));
+    assert_eq!(cache.dirty_pages(), 0, "nobody is held up for a page that cannot be stored");
+    assert_eq!(
+        disk.pages.lock().unwrap().keys().copied().collect::<Vec<_>>(),
+        [0, 2],
+        "the others are stored"
+    );
+    assert_eq!((cache.write_back(0..u64::MAX), read(&cache, PAGE, 1)), (Ok(()), vec![9]));
+    assert_eq!([cache.tell_errors(&first), cache.tell_errors(&first)], [Err(VmError::Io), Ok(())]);
+    // Opened after somebody was told: it is none of its concern.
+    let late = cache.errors_told();
+    assert_eq!(cache.tell_errors(&late), Ok(()));
+    assert_eq!([cache.tell_errors(&second), cache.tell_errors(&second)], [Err(VmError::Io), Ok(())]);
+    // Two more, of which nobody is told before the next is opened: all are told of both at once.
+    for _ in 0..2 {
+        write(&cache, PAGE, &[8; 4096]);
+        assert_eq!(cache.launder(), Err(VmError::Io));
+    }
+    let next = cache.errors_told();
+    for told in [&first, &second, &late, &next] {
+        assert_eq!([cache.tell_errors(told), cache.tell_errors(told)], [Err(VmError::Io), Ok(())]);
+    }
+    // No memory for the request is no loss.
+    *disk.broken.lock().unwrap() = None;
+    *disk.starved.lock().unwrap() = true;
+    write(&cache, PAGE, &[7; 4096]);
+    assert_eq!((cache.write_back(0..u64::MAX), cache.dirty_pages()), (Err(VmError::NoMemory), 1));
+    *disk.starved.lock().unwrap() = false;
+    assert_eq!(
+        (cache.write_back(0..u64::MAX), cache.dirty_pages(), cache.tell_errors(&next)),
+        (Ok(()), 0, Ok(()))
+    );
+    assert_eq!(disk.pages.lock().unwrap()[&1][0], 7);
+    drop((cache, disk));
     world.end();
 }
 
