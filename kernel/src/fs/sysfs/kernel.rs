@@ -48,14 +48,16 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     }
 }
 
-/// What devices hold of memory: Linux' names in its debugfs, and a line for each device, with its quota in bytes.
+/// What devices hold of memory: Linux' names in its debugfs, and a line for each device: its name, bytes held, its quota,
+/// and bytes lost to it for ever because it did not confirm a reset.
 fn bounce(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
-    let figures: [(&str, fn(Statistics) -> usize); 5] = [
+    let figures: [(&str, fn(Statistics) -> usize); 6] = [
         ("io_tlb_nslabs", |all| all.nslabs),
         ("io_tlb_used", |all| all.used),
         ("io_tlb_used_hiwater", |all| all.used_hiwater),
         ("coherent_frames", |all| all.coherent_frames),
         ("failed_mappings", |all| all.failed),
+        ("lost_bytes", |all| all.lost),
     ];
     for (name, figure) in figures {
         dir.file(name, move |out| {
@@ -64,8 +66,8 @@ fn bounce(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
         });
     }
     dir.file("devices", move |out| {
-        for Usage { name, held, quota } in dma.usage() {
-            write!(out, "{name} {held} {quota}\n");
+        for Usage { name, held, quota, lost } in dma.usage() {
+            write!(out, "{name} {held} {quota} {lost}\n");
         }
         Ok(())
     });

@@ -10,13 +10,13 @@ use std::vec::Vec;
 
 use freehold_machine::{Pfn, PfnRange};
 use freehold_virtqueue::DeviceStatus;
-use freehold_virtqueue::model::{self, HostMemory};
+use freehold_virtqueue::model::{self, Fake, HostMemory};
 use proptest::prelude::*;
 
 use super::region::CONFIG_BYTES;
 use super::resize::Device;
 use super::*;
-use crate::driver_tests::{Fake, Step};
+use crate::driver_tests::Step;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -135,7 +135,7 @@ fn driver(
     config: Config,
     respond: impl Fn(&[u8]) -> Option<(Vec<u8>, u32)> + Send + Sync + 'static,
 ) -> (Fake, Result<Mem<HostMemory, Fake>, SetupError>) {
-    let fake = Fake::new(FEATURES);
+    let fake = Fake::new(FEATURES.bits());
     fake.set_config(&config.bytes());
     let device = fake.clone();
     let step = Step(Box::new(move || {
@@ -201,7 +201,7 @@ fn a_device_that_is_not_what_it_was_at_start_up_is_refused() {
     assert_eq!(driver(moved, |_| None).1.err(), Some(SetupError::Nonsense("region")));
     let broken = Config { block: 0, ..PLAIN };
     assert_eq!(driver(broken, |_| None).1.err(), Some(SetupError::Nonsense("block size")));
-    let fake = Fake::new(FEATURES);
+    let fake = Fake::new(FEATURES.bits());
     fake.set_config(&[0; 40]);
     let nobody = Box::leak(Box::new(Step(Box::new(|| {}))));
     let short = Mem::new(fake, model::device(), nobody, PLAIN.check().unwrap());

@@ -3,6 +3,9 @@
 
 extern crate std;
 
+mod fake;
+
+use core::cell::RefCell;
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed};
 use std::boxed::Box;
@@ -12,6 +15,8 @@ use std::vec::Vec;
 use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr};
 use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+
+pub use fake::Fake;
 
 /// Frames of the model: 8 MiB.
 const FRAMES: usize = 2048;
@@ -38,7 +43,26 @@ fn shared() -> &'static Shared {
     })
 }
 
+std::thread_local! {
+    static MEDDLER: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
+}
+
+/// Calls `meddler` from now on before this thread's kernel side reaches for bytes that a device may share: a device that
+/// changes them between any two looks. `None` ends it. What it does itself to memory is not seen by it.
+pub fn meddle(meddler: Option<Box<dyn FnMut()>>) {
+    MEDDLER.with(|place| *place.borrow_mut() = meddler);
+}
+
+fn called() {
+    // Taken out while it runs: it reads and writes memory too.
+    if let Some(mut meddler) = MEDDLER.with(|place| place.borrow_mut().take()) {
+        meddler();
+        MEDDLER.with(|place| *place.borrow_mut() = Some(meddler));
+    }
+}
+
 pub(crate) fn pointer(frame: Pfn) -> NonNull<u8> {
+    called();
     let index = frame.0.checked_sub(FIRST).filter(|&index| index < FRAMES as u64);
     let index = index.unwrap_or_else(|| panic!("{frame:?} is not memory")) as usize;
     NonNull::new((shared().base + index * PAGE_SIZE) as *mut u8).expect("inside an allocation")
