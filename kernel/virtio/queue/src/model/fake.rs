@@ -131,6 +131,10 @@ impl Fake {
     pub fn take(&self, queue: usize) -> Option<(u16, Vec<Descriptor>)> {
         self.state().rings[queue].as_mut().and_then(DeviceRing::take)
     }
+    /// See [`DeviceRing::take_checked`].
+    pub fn take_checked(&self, queue: usize) -> Option<(u16, Vec<Descriptor>)> {
+        self.state().rings[queue].as_mut().and_then(DeviceRing::take_checked)
+    }
     /// See [`DeviceRing::give`]. Nothing happens after a reset: the device has no queue then.
     pub fn give(&self, queue: usize, head: u32, written: u32) {
         if let Some(ring) = &mut self.state().rings[queue] {
