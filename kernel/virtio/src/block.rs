@@ -93,10 +93,10 @@ struct Rings<S: DmaSource> {
 }
 
 impl<S: DmaSource> Lent for Rings<S> {
-    fn reclaim(self, proof: &DeviceReset) {
+    fn reclaim(&mut self, proof: &DeviceReset) {
         self.queue.reclaim(proof);
     }
-    fn lose(self) -> usize {
+    fn lose(&mut self) -> usize {
         // The headers are part of what is in flight.
         self.queue.lose()
     }

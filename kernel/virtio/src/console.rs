@@ -63,11 +63,11 @@ struct Rings<S: DmaSource> {
 }
 
 impl<S: DmaSource> Lent for Rings<S> {
-    fn reclaim(self, proof: &DeviceReset) {
+    fn reclaim(&mut self, proof: &DeviceReset) {
         self.receive.reclaim(proof);
         self.transmit.reclaim(proof);
     }
-    fn lose(self) -> usize {
+    fn lose(&mut self) -> usize {
         self.receive.lose() + self.transmit.lose()
     }
 }

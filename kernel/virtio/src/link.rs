@@ -17,29 +17,29 @@ use crate::Failed;
 
 /// What a driver lends to its device: its queues, with what is in flight in them.
 pub(crate) trait Lent {
-    /// Takes everything back: the device has confirmed a reset.
-    fn reclaim(self, proof: &DeviceReset);
+    /// Lets everything be freed when it is dropped next: the device has confirmed a reset.
+    fn reclaim(&mut self, proof: &DeviceReset);
     /// Takes everything that the device may still write to out of use for ever. Returns how many bytes that is.
-    fn lose(self) -> usize;
+    fn lose(&mut self) -> usize;
 }
 
 impl<S: DmaSource, const SIZE: usize> Lent for Queue<S, SIZE> {
-    fn reclaim(self, proof: &DeviceReset) {
+    fn reclaim(&mut self, proof: &DeviceReset) {
         Queue::reclaim(self, proof);
     }
-    fn lose(self) -> usize {
+    fn lose(&mut self) -> usize {
         Queue::lose(self)
     }
 }
 
 impl<L: Lent> Lent for Option<L> {
-    fn reclaim(self, proof: &DeviceReset) {
+    fn reclaim(&mut self, proof: &DeviceReset) {
         if let Some(lent) = self {
             lent.reclaim(proof);
         }
     }
-    fn lose(self) -> usize {
-        self.map_or(0, Lent::lose)
+    fn lose(&mut self) -> usize {
+        self.as_mut().map_or(0, Lent::lose)
     }
 }
 
@@ -88,7 +88,8 @@ impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
 
     /// Gives the device up. Later calls do nothing.
     pub fn fail(&mut self, why: Why) {
-        let Some(lent) = self.lent.take() else { return };
+        // In place: what is lent is larger than a kernel stack has room for.
+        let Some(lent) = &mut self.lent else { return };
         let name = self.device.rules().name;
         let what = match why {
             Why::BrokeTheProtocol => "broke the protocol",
@@ -109,6 +110,7 @@ impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
                 );
             }
         }
+        self.lent = None;
         if why != Why::Detached {
             self.transport.set_status(DeviceStatus::FAILED);
         }

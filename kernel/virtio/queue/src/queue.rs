@@ -160,14 +160,16 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         })
     }
 
-    /// Takes back the ring and all that is in flight, from a device that has confirmed a reset.
-    pub fn reclaim(mut self, _: &DeviceReset) {
-        self.is_reset = true;
+    /// Lets the ring and all that is in flight go with the queue: the device has confirmed a reset. Drop the queue next; it
+    /// is [`Broken`]. (It is large: moving it would take much of a kernel stack.)
+    pub fn reclaim(&mut self, _: &DeviceReset) {
+        (self.broken, self.is_reset) = (true, true);
     }
 
     /// Takes the ring and all that is in flight out of use for ever: the device may still write to it. Returns how many
-    /// bytes that is. Dropping the queue does the same.
-    pub fn lose(mut self) -> usize {
+    /// bytes that is; the queue is [`Broken`]. Dropping it does the same.
+    pub fn lose(&mut self) -> usize {
+        self.broken = true;
         self.lose_all()
     }
 

@@ -352,6 +352,32 @@ fn memory_that_the_kernel_cannot_manage_goes_back_and_a_failed_device_ends_it() 
 }
 
 #[test]
+fn a_device_that_wants_something_else_at_each_look_does_not_keep_the_task() {
+    /// Wants 8 MiB and 16 MiB by turns.
+    struct Fickle(World);
+    impl Device for Fickle {
+        fn region(&self) -> Region {
+            self.0.region
+        }
+        fn sizes(&self) -> Result<Sizes, Failed> {
+            self.0.requested.set(24 * MIB - self.0.requested.get());
+            self.0.sizes()
+        }
+        fn plug(&self, frames: PfnRange) -> Result<Answer, Failed> {
+            self.0.plug(frames)
+        }
+        fn unplug(&self, frames: PfnRange) -> Result<Answer, Failed> {
+            self.0.unplug(frames)
+        }
+    }
+    let (world, mut kernel) = (World::new(), Kernel::default());
+    world.requested.set(8 * MIB);
+    let mut resizer = Resizer::new(world.region).unwrap();
+    assert_eq!(resizer.follow(&Fickle(world), &mut kernel, || {}), Ok(Outcome::Later));
+    assert!(kernel.online.len() <= 8, "and what it does is never more than was wanted");
+}
+
+#[test]
 fn nothing_is_plugged_in_beyond_what_is_usable() {
     let (world, mut kernel) = (World::new(), Kernel::default());
     let mut resizer = Resizer::new(world.region).unwrap();
