@@ -67,7 +67,8 @@ static DISKS: Once<Vec<Arc<DiskContent>>> = Once::new();
 pub fn init(frames: Frames) {
     let disks = host::disks().iter().map(|disk| Arc::new(DiskContent::new(frames, disk.clone())));
     DISKS.call_once(|| disks.collect());
-    register_block(MAJOR, 0..=0xff, "virtblk", open);
+    // vda to vdz.
+    register_block(MAJOR, 0..=26 * MINORS - 1, "virtblk", open);
     // sync(2) tells of no error; fsync(2) does.
     register_sync(|| _ = sync_all());
     for (name, number, size) in list() {
@@ -76,6 +77,7 @@ pub fn init(frames: Frames) {
             log::error!("/dev/{}: {error:?}", name.escape_ascii());
         }
     }
+    crate::fs::sysfs::fill_disks();
     if !all().is_empty()
         && let Err(error) = reclaim::start().and_then(|()| flush::start())
     {

@@ -70,6 +70,12 @@ impl ByteStream for Port {
 /// A disk of the host, by the order of its slots: 0 is /dev/vda.
 pub type Disk = Arc<dyn BlockDevice>;
 
+/// Names of disks, for the log and for the accounts of the DMA API.
+const DISKS: [&str; 26] = [
+    "vda", "vdb", "vdc", "vdd", "vde", "vdf", "vdg", "vdh", "vdi", "vdj", "vdk", "vdl", "vdm", "vdn", "vdo",
+    "vdp", "vdq", "vdr", "vds", "vdt", "vdu", "vdv", "vdw", "vdx", "vdy", "vdz",
+];
+
 /// What the host has given.
 pub struct Host {
     ports: Vec<Arc<Port>>,
@@ -184,7 +190,8 @@ impl Host {
     }
 
     fn start_disk(&mut self, dma: &'static Dma<Frames>, function: Function) -> Result<(), SetupError> {
-        let device = dma.attach(rules("disk", 8 << 20))?;
+        let name = DISKS.get(self.disks.len()).copied().unwrap_or("disk");
+        let device = dma.attach(rules(name, 8 << 20))?;
         let line: &'static Line = Box::leak(Box::new(Line(Arc::new(WaitQueue::new()))));
         let transport = PciTransport::new(&Pci, function, DeviceType::Block, line)?;
         self.disks.push(Arc::new(Block::new(transport, device, line)?));

@@ -109,9 +109,9 @@ impl resize::Device for MemoryDevice {
         self.device.sizes()
     }
     fn plug(&self, frames: PfnRange) -> Result<Answer, Failed> {
-        self.device.plug(frames)
+        if hotplug::has_ended() { Ok(Answer::Busy) } else { self.device.plug(frames) }
     }
     fn unplug(&self, frames: PfnRange) -> Result<Answer, Failed> {
-        self.device.unplug(frames)
+        if hotplug::has_ended() { Ok(Answer::Busy) } else { self.device.unplug(frames) }
     }
 }

@@ -135,6 +135,11 @@ pub fn stop() -> MutexGuard<'static, ()> {
     WORKING.lock()
 }
 
+/// Whether the end is near: a device that takes its time must not delay it.
+pub fn has_ended() -> bool {
+    ENDED.load(Ordering::Acquire)
+}
+
 /// No memory comes or goes, and no pageblock is isolated by anyone else, while the result lives. May sleep.
 pub(super) fn changing() -> MutexGuard<'static, ()> {
     WORKING.lock()

@@ -9,9 +9,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use freehold_bounce::{Device, Direction, DmaError, DmaSource, Mapping};
-use freehold_virtqueue::{Chain, DeviceStatus, Part, Queue, Transport};
+use freehold_virtqueue::{Chain, DeviceReset, Part, Queue, Transport};
 use spin::Mutex;
 
+use crate::link::{Lent, Link, Why};
 use crate::platform::Registers;
 use crate::transport::{Features, negotiate};
 use crate::{ByteStream, Failed, SetupError};
@@ -45,15 +46,30 @@ pub struct Console<S: DmaSource, T: Transport, R: Registers> {
 }
 
 struct Inner<S: DmaSource, T: Transport> {
-    transport: T,
-    receive: Option<Queue<S, RING>>,
-    transmit: Queue<S, RING>,
-    buffers: Vec<Arc<Mapping<S>>>,
+    link: Link<S, T, Rings<S>>,
     /// Filled receive buffers: which, bytes, bytes already read.
     filled: VecDeque<(usize, usize, usize)>,
+    /// Receive buffers that came back empty.
+    empty: Vec<usize>,
     /// Numbers of the transmit buffers that the host does not have.
     free: Vec<usize>,
-    failed: bool,
+}
+
+struct Rings<S: DmaSource> {
+    receive: Option<Queue<S, RING>>,
+    transmit: Queue<S, RING>,
+    /// All buffers, also those that the host does not have.
+    buffers: Vec<Arc<Mapping<S>>>,
+}
+
+impl<S: DmaSource> Lent for Rings<S> {
+    fn reclaim(&mut self, proof: &DeviceReset) {
+        self.receive.reclaim(proof);
+        self.transmit.reclaim(proof);
+    }
+    fn lose(&mut self) -> usize {
+        self.receive.lose() + self.transmit.lose()
+    }
 }
 
 impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
@@ -71,13 +87,13 @@ impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
         let features = negotiate(&mut transport, Features::CONSOLE_EMERGENCY_WRITE)?;
         let emergency = emergency.filter(|_| features.contains(Features::CONSOLE_EMERGENCY_WRITE));
         let (receive, transmit) = (buffers.receive.min(RING), buffers.transmit.clamp(1, RING));
-        let rx_queue = if receive > 0 { Some(Queue::new(&mut transport, RECEIVE)?) } else { None };
-        let tx_queue = Queue::new(&mut transport, TRANSMIT)?;
+        // Before the device knows of any memory.
         let mut memory = Vec::new();
         let mut filled = VecDeque::new();
-        let mut free = Vec::new();
+        let (mut free, mut empty) = (Vec::new(), Vec::new());
         let room = memory.try_reserve_exact(receive + transmit).is_ok()
             && filled.try_reserve_exact(RING).is_ok()
+            && empty.try_reserve_exact(RING).is_ok()
             && free.try_reserve_exact(RING).is_ok();
         if !room {
             return Err(SetupError::Memory(DmaError::OutOfMemory));
@@ -87,17 +103,19 @@ impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
             memory.push(Arc::new(device.buffer(buffers.size, direction)?));
         }
         free.extend(receive..receive + transmit);
-        let mut inner = Inner {
-            transport,
-            receive: rx_queue,
-            transmit: tx_queue,
-            buffers: memory,
-            filled,
-            free,
-            failed: false,
+        let rx_queue = if receive > 0 { Some(Queue::new(&mut transport, RECEIVE)?) } else { None };
+        let tx_queue = match Queue::new(&mut transport, TRANSMIT) {
+            Ok(queue) => queue,
+            Err(error) => {
+                // The device knows one queue: this resets it.
+                drop(Link::new(transport, device, rx_queue));
+                return Err(error.into());
+            }
         };
-        inner.transmit.disable_interrupts();
-        inner.transport.finish_init();
+        let rings = Rings { receive: rx_queue, transmit: tx_queue, buffers: memory };
+        let mut inner = Inner { link: Link::new(transport, device, rings), filled, empty, free };
+        inner.set_interrupts(Queue::disable_interrupts);
+        inner.link.transport.finish_init();
         for number in 0..receive {
             inner.lend(number);
         }
@@ -109,64 +127,68 @@ impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
 impl<S: DmaSource, T: Transport> Inner<S, T> {
     /// Let the host fill receive buffer `number`.
     fn lend(&mut self, number: usize) {
-        let memory = self.buffers[number].clone();
+        let Ok((rings, _)) = self.link.lent() else { return };
+        let memory = rings.buffers[number].clone();
         let length = memory.len();
         let chain = Part::writable(memory, 0..length).and_then(|part| Chain::new(number, [part]));
-        let lent = chain.zip(self.receive.as_mut()).is_some_and(|(chain, queue)| queue.submit(chain).is_ok());
+        let lent =
+            chain.zip(rings.receive.as_mut()).is_some_and(|(chain, queue)| queue.submit(chain).is_ok());
         if !lent {
-            self.fail();
+            self.link.fail(Why::BrokeTheProtocol);
         }
     }
 
     fn notify_if_wanted(&mut self, queue: u16) {
+        let Ok((rings, transport)) = self.link.lent() else { return };
         let wanted = match queue {
-            RECEIVE => self.receive.as_ref().is_some_and(Queue::wants_notice),
-            _ => self.transmit.wants_notice(),
+            RECEIVE => rings.receive.as_ref().is_some_and(Queue::wants_notice),
+            _ => rings.transmit.wants_notice(),
         };
         if wanted {
-            self.transport.notify(queue);
+            transport.notify(queue);
         }
     }
 
-    /// Give the device up, and tell it.
-    fn fail(&mut self) {
-        self.failed = true;
-        self.transport.set_status(DeviceStatus::FAILED);
+    /// Asks for interrupts on room to write, or does without.
+    fn set_interrupts(&mut self, set: fn(&mut Queue<S, RING>)) {
+        if let Ok((rings, _)) = self.link.lent() {
+            set(&mut rings.transmit);
+        }
     }
 
-    /// Gather what the host has given back.
+    /// Chains that the host has still to empty.
+    fn unsent(&self) -> usize {
+        self.link.look().map_or(0, |rings| rings.transmit.in_flight())
+    }
+
+    /// Gather what the host has given back. Gives up a device that lies.
     fn reap(&mut self) -> Result<(), Failed> {
-        if self.failed {
-            return Err(Failed);
-        }
-        let result = self.reap_receive().and_then(|()| self.reap_transmit());
+        let result = self.gather();
         if result.is_err() {
-            self.fail();
+            self.link.fail(Why::BrokeTheProtocol);
         }
-        result
+        while let Some(number) = self.empty.pop() {
+            self.lend(number);
+            if self.empty.is_empty() {
+                self.notify_if_wanted(RECEIVE);
+            }
+        }
+        if self.link.is_failed() { Err(Failed) } else { result }
     }
 
-    fn reap_receive(&mut self) -> Result<(), Failed> {
-        let mut empty = false;
-        while let Some(queue) = self.receive.as_mut()
+    /// Gather what the host has given back. Lends nothing again meanwhile, so that a host that gives buffers back as fast
+    /// as it gets them does not keep a task here; frees nothing, takes no lock.
+    fn gather(&mut self) -> Result<(), Failed> {
+        let (rings, _) = self.link.lent()?;
+        while let Some(queue) = rings.receive.as_mut()
             && let Some(done) = queue.complete()?
         {
             match done.written {
-                0 => {
-                    self.lend(done.chain.tag());
-                    empty = true;
-                }
+                0 => self.empty.push(done.chain.tag()),
                 written => self.filled.push_back((done.chain.tag(), written, 0)),
             }
         }
-        if empty {
-            self.notify_if_wanted(RECEIVE);
-        }
-        Ok(())
-    }
-
-    fn reap_transmit(&mut self) -> Result<(), Failed> {
-        while let Some(done) = self.transmit.complete()? {
+        while let Some(done) = rings.transmit.complete()? {
             self.free.push(done.chain.tag());
         }
         Ok(())
@@ -174,7 +196,7 @@ impl<S: DmaSource, T: Transport> Inner<S, T> {
 
     /// Make sure that an interrupt comes when there is room, and look once more.
     fn await_room(&mut self) -> Result<(), Failed> {
-        self.transmit.enable_interrupts();
+        self.set_interrupts(Queue::enable_interrupts);
         self.reap()
     }
 
@@ -184,8 +206,9 @@ impl<S: DmaSource, T: Transport> Inner<S, T> {
         while done < bytes.len()
             && let Some((number, length, read)) = self.filled.front_mut()
         {
+            let (rings, _) = self.link.lent()?;
             let count = (*length - *read).min(bytes.len() - done);
-            self.buffers[*number].read(*read, &mut bytes[done..done + count]);
+            rings.buffers[*number].read(*read, &mut bytes[done..done + count]);
             done += count;
             *read += count;
             if read == length {
@@ -198,7 +221,7 @@ impl<S: DmaSource, T: Transport> Inner<S, T> {
         if lent {
             self.notify_if_wanted(RECEIVE);
         }
-        if self.failed { Err(Failed) } else { Ok(done) }
+        if self.link.is_failed() { Err(Failed) } else { Ok(done) }
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<usize, Failed> {
@@ -206,11 +229,12 @@ impl<S: DmaSource, T: Transport> Inner<S, T> {
         while done < bytes.len()
             && let Some(number) = self.free.pop()
         {
-            let memory = self.buffers[number].clone();
+            let (rings, _) = self.link.lent()?;
+            let memory = rings.buffers[number].clone();
             let count = memory.write(0, &bytes[done..]);
             let chain = Part::readable(memory, 0..count).and_then(|part| Chain::new(number, [part]));
-            if chain.is_none_or(|chain| self.transmit.submit(chain).is_err()) {
-                self.fail();
+            if chain.is_none_or(|chain| rings.transmit.submit(chain).is_err()) {
+                self.link.fail(Why::BrokeTheProtocol);
                 return Err(Failed);
             }
             done += count;
@@ -243,7 +267,7 @@ where
             done += inner.write(&bytes[done..])?;
         }
         if done == bytes.len() {
-            inner.transmit.disable_interrupts();
+            inner.set_interrupts(Queue::disable_interrupts);
         }
         Ok(done)
     }
@@ -263,10 +287,10 @@ where
 
     fn is_drained(&self) -> bool {
         let mut inner = self.inner.lock();
-        if inner.reap().is_err() || inner.transmit.in_flight() == 0 {
+        if inner.reap().is_err() || inner.unsent() == 0 {
             return true;
         }
-        inner.await_room().is_err() || inner.transmit.in_flight() == 0
+        inner.await_room().is_err() || inner.unsent() == 0
     }
 
     fn emergency_write(&self, byte: u8) -> bool {
@@ -280,9 +304,8 @@ where
     fn settle(&self, looks: usize) -> bool {
         (0..looks).any(|_| {
             core::hint::spin_loop();
-            self.inner
-                .try_lock()
-                .is_some_and(|mut inner| inner.reap().is_err() || inner.transmit.in_flight() == 0)
+            // Without a reset, which frees memory: the allocator's locks may be held by a CPU that stands still.
+            self.inner.try_lock().is_some_and(|mut inner| inner.gather().is_err() || inner.unsent() == 0)
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Devices that tests play: a transport whose other side is in the test's hands, and drivers against it.
+//! Drivers against devices that tests play. The table of what a device may lie about is in `tests/lies/`.
 
 extern crate std;
 
@@ -7,11 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
 use freehold_bounce::Original;
-use freehold_virtqueue::model::{self, Descriptor, DeviceRing, HostMemory};
-use freehold_virtqueue::{DeviceStatus, DeviceType, InterruptStatus, RingAddr, Transport};
-use freehold_virtqueue::{TransportError, TransportResult};
+use freehold_virtqueue::DeviceStatus;
+use freehold_virtqueue::model::{self, Fake, HostMemory};
 use proptest::prelude::*;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::block::{Block, DEPTH};
 use crate::console::{Buffers, Console};
@@ -19,127 +17,10 @@ use crate::platform::{Notify, Registers, Wait};
 use crate::transport::Features;
 use crate::{BlockDevice, BlockError, ByteStream, Failed, SECTOR_SIZE, SetupError};
 
-/// What both sides see.
-#[derive(Default)]
-struct State {
-    features: u64,
-    accepted: u64,
-    status: DeviceStatus,
-    config: Vec<u8>,
-    rings: [Option<DeviceRing>; 2],
-    notices: [usize; 2],
-}
-
-/// The driver's side; the test keeps a clone.
-#[derive(Clone, Default)]
-pub(crate) struct Fake(Arc<Mutex<State>>);
-
-impl Fake {
-    pub(crate) fn new(features: Features) -> Self {
-        let fake = Self::default();
-        fake.0.lock().unwrap().features = (features | Features::VERSION_1).bits();
-        fake
-    }
-    fn disk(sectors: u64, features: Features) -> Self {
-        let fake = Self::new(features);
-        fake.set_config(&sectors.to_le_bytes());
-        fake
-    }
-    pub(crate) fn set_config(&self, bytes: &[u8]) {
-        self.0.lock().unwrap().config = bytes.to_vec();
-    }
-    pub(crate) fn status(&self) -> DeviceStatus {
-        self.0.lock().unwrap().status
-    }
-    fn with_ring<R>(&self, queue: usize, f: impl FnOnce(&mut DeviceRing) -> R) -> R {
-        f(self.0.lock().unwrap().rings[queue].as_mut().unwrap())
-    }
-    pub(crate) fn take(&self, queue: usize) -> Option<(u16, Vec<Descriptor>)> {
-        self.with_ring(queue, DeviceRing::take)
-    }
-    pub(crate) fn give(&self, queue: usize, head: u32, written: u32) {
-        self.with_ring(queue, |ring| ring.give(head, written));
-    }
-    /// Fill the next receive buffer.
-    fn send(&self, bytes: &[u8]) {
-        let (head, parts) = self.take(0).expect("the driver lent no buffer");
-        assert!(parts[0].writable && parts[0].length as usize >= bytes.len());
-        model::write(parts[0].address, bytes);
-        self.give(0, head.into(), bytes.len() as u32);
-    }
-    /// Empty all transmit buffers that are there.
-    fn receive(&self) -> Vec<u8> {
-        let mut all = Vec::new();
-        while let Some((head, parts)) = self.take(1) {
-            for part in parts {
-                assert!(!part.writable);
-                let mut bytes = std::vec![0; part.length as usize];
-                model::read(part.address, &mut bytes);
-                all.extend(bytes);
-            }
-            self.give(1, head.into(), 0);
-        }
-        all
-    }
-}
-
-impl Transport for Fake {
-    fn device_type(&self) -> DeviceType {
-        DeviceType::Console
-    }
-    fn read_device_features(&mut self) -> u64 {
-        self.0.lock().unwrap().features
-    }
-    fn write_driver_features(&mut self, features: u64) {
-        self.0.lock().unwrap().accepted = features;
-    }
-    fn max_queue_size(&mut self, _: u16) -> u32 {
-        128
-    }
-    fn notify(&mut self, queue: u16) {
-        self.0.lock().unwrap().notices[usize::from(queue)] += 1;
-    }
-    fn get_status(&self) -> DeviceStatus {
-        self.status()
-    }
-    fn set_status(&mut self, status: DeviceStatus) {
-        self.0.lock().unwrap().status = status;
-    }
-    fn set_guest_page_size(&mut self, _: u32) {}
-    fn requires_legacy_layout(&self) -> bool {
-        false
-    }
-    fn queue_set(
-        &mut self,
-        queue: u16,
-        size: u32,
-        descriptors: RingAddr,
-        driver: RingAddr,
-        device: RingAddr,
-    ) {
-        let size = size as u16;
-        let ring = DeviceRing { size, descriptors, available: driver, used: device, seen: 0, given: 0 };
-        self.0.lock().unwrap().rings[usize::from(queue)] = Some(ring);
-    }
-    fn queue_unset(&mut self, _: u16) {}
-    fn queue_used(&mut self, queue: u16) -> bool {
-        self.0.lock().unwrap().rings[usize::from(queue)].is_some()
-    }
-    fn ack_interrupt(&mut self) -> InterruptStatus {
-        InterruptStatus::empty()
-    }
-    fn read_config_generation(&self) -> u32 {
-        0
-    }
-    fn read_config_space<T: FromBytes + IntoBytes>(&self, offset: usize) -> TransportResult<T> {
-        let state = self.0.lock().unwrap();
-        let bytes = state.config.get(offset..offset + size_of::<T>());
-        T::read_from_bytes(bytes.ok_or(TransportError::ConfigSpaceTooSmall)?)
-            .map_err(|_| TransportError::InvalidParam)
-    }
-    fn write_config_space<T: IntoBytes + Immutable>(&mut self, _: usize, _: T) -> TransportResult<()> {
-        Err(TransportError::Unsupported)
-    }
+fn fake_disk(sectors: u64, features: Features) -> Fake {
+    let fake = Fake::new(features.bits());
+    fake.set_config(&sectors.to_le_bytes());
+    fake
 }
 
 /// A register that remembers what was written.
@@ -177,7 +58,7 @@ fn console(fake: &Fake) -> TestConsole {
 
 #[test]
 fn bytes_arrive_in_order_whatever_the_pieces() {
-    let fake = Fake::new(Features::empty());
+    let fake = Fake::new(0);
     let console = console(&fake);
     assert_eq!(console.try_read(&mut [0; 10]), Ok(0));
     fake.send(b"hello ");
@@ -197,7 +78,7 @@ fn bytes_arrive_in_order_whatever_the_pieces() {
 
 #[test]
 fn writes_take_what_there_is_room_for_and_ask_for_an_interrupt_only_when_full() {
-    let fake = Fake::new(Features::empty());
+    let fake = Fake::new(0);
     let console = console(&fake);
     let bytes: Vec<u8> = (0..500).map(|i| i as u8).collect();
     assert!(!fake.with_ring(1, |ring| ring.wants_interrupt()));
@@ -215,7 +96,7 @@ fn writes_take_what_there_is_room_for_and_ask_for_an_interrupt_only_when_full() 
 #[test]
 fn a_console_that_gives_back_what_it_did_not_have_fails_and_corrupts_nothing() {
     for nonsense in [(5u32, 0u32), (15, 10), (1000, 1), (u32::MAX, u32::MAX)] {
-        let fake = Fake::new(Features::empty());
+        let fake = Fake::new(0);
         let console = console(&fake);
         fake.give(0, nonsense.0, nonsense.1);
         assert_eq!(console.try_read(&mut [0; 10]), Err(Failed));
@@ -230,7 +111,7 @@ fn a_console_that_gives_back_what_it_did_not_have_fails_and_corrupts_nothing() {
 
 #[test]
 fn a_console_cannot_claim_more_bytes_than_it_was_lent() {
-    let fake = Fake::new(Features::empty());
+    let fake = Fake::new(0);
     let console = console(&fake);
     let (head, parts) = fake.take(0).unwrap();
     model::write(parts[0].address, &[7; 100]);
@@ -242,7 +123,7 @@ fn a_console_cannot_claim_more_bytes_than_it_was_lent() {
 
 #[test]
 fn a_buffer_cannot_be_given_back_twice() {
-    let fake = Fake::new(Features::empty());
+    let fake = Fake::new(0);
     let console = console(&fake);
     let (head, _) = fake.take(0).unwrap();
     fake.give(0, head.into(), 1);
@@ -256,7 +137,8 @@ fn emergency_bytes_need_the_device_to_offer_them() {
     let register = Written::default();
     for (features, able) in [(Features::empty(), false), (Features::CONSOLE_EMERGENCY_WRITE, true)] {
         let (device, emergency) = (model::device(), Some(register.clone()));
-        let console: TestConsole = Console::new(Fake::new(features), device, SMALL, emergency).unwrap();
+        let console: TestConsole =
+            Console::new(Fake::new(features.bits()), device, SMALL, emergency).unwrap();
         assert_eq!(console.emergency_write(b'!'), able);
     }
     assert_eq!(*register.0.lock().unwrap(), b"!");
@@ -264,7 +146,7 @@ fn emergency_bytes_need_the_device_to_offer_them() {
 
 #[test]
 fn a_legacy_device_is_refused() {
-    let fake = Fake::default();
+    let fake = Fake::legacy();
     let console: Result<TestConsole, _> = Console::new(fake, model::device(), SMALL, None);
     assert!(matches!(console, Err(SetupError::Legacy)));
 }
@@ -322,7 +204,7 @@ fn disk(fake: &Fake, device: impl Fn() + Send + Sync + 'static) -> Block<HostMem
 #[test]
 fn what_is_written_to_a_disk_is_read_back_also_in_many_requests() {
     let sectors = 1024;
-    let fake = Fake::disk(sectors as u64, Features::BLOCK_FLUSH);
+    let fake = fake_disk(sectors as u64, Features::BLOCK_FLUSH);
     let contents = Arc::new(Mutex::new(std::vec![0u8; sectors * SECTOR_SIZE]));
     let disk = disk(&fake, {
         let (fake, contents) = (fake.clone(), contents.clone());
@@ -363,7 +245,7 @@ fn sector() -> Whole {
 
 #[test]
 fn transfers_outside_the_disk_or_to_a_read_only_one_never_reach_the_device() {
-    let fake = Fake::disk(8, Features::BLOCK_READ_ONLY);
+    let fake = fake_disk(8, Features::BLOCK_READ_ONLY);
     let disk = disk(&fake, || panic!("nothing should be sent"));
     assert!(disk.is_read_only());
     for start in [8, 9, u64::MAX, u64::MAX / 512] {
@@ -386,7 +268,7 @@ fn a_status_that_is_an_error_and_a_short_answer_are_errors() {
         (None, 513, Err(BlockError::Io)),
     ];
     for (status, written, expected) in cases {
-        let fake = Fake::disk(8, Features::empty());
+        let fake = fake_disk(8, Features::empty());
         let disk = disk(&fake, {
             let fake = fake.clone();
             move || {
@@ -402,29 +284,158 @@ fn a_status_that_is_an_error_and_a_short_answer_are_errors() {
     }
 }
 
+/// Answers the next read with zeroes.
+fn answer_one(fake: &Fake) -> bool {
+    let Some((head, parts)) = fake.take(0) else { return false };
+    model::write(parts[2].address, &[0]);
+    fake.give(0, head.into(), parts[1].length + 1);
+    true
+}
+
 #[test]
-fn a_silent_disk_times_out_keeps_its_memory_and_its_late_answer_is_harmless() {
-    let fake = Fake::disk(8, Features::empty());
-    let disk = disk(&fake, || {});
+fn requests_that_time_out_keep_their_memory_until_their_late_answers() {
+    static DISK: std::sync::OnceLock<Block<HostMemory, Fake>> = std::sync::OnceLock::new();
+    static ANSWERS: Mutex<bool> = Mutex::new(false);
+    let fake = fake_disk(8, Features::empty());
+    let device = fake.clone();
+    let disk = disk(&fake, move || {
+        if *ANSWERS.lock().unwrap() {
+            answer_one(&device);
+        } else {
+            // No time runs out before all requests are with the device.
+            while DISK.get().unwrap().free_places() > 0 {
+                std::thread::yield_now();
+            }
+        }
+    });
+    let disk = DISK.get_or_init(|| disk);
+    std::thread::scope(|scope| {
+        for _ in 0..DEPTH {
+            scope.spawn(|| assert_eq!(disk.read(0, &mut sector()), Err(BlockError::TimedOut)));
+        }
+    });
+    assert_eq!(disk.free_places(), 0);
+    let kept: Vec<_> = core::iter::from_fn(|| fake.take(0)).collect();
+    assert_eq!(kept.len(), DEPTH);
+    for (number, (_, parts)) in kept.iter().enumerate() {
+        for (_, others) in &kept[..number] {
+            assert!((0..3).all(|part| parts[part].address != others[part].address));
+        }
+    }
+    for (head, _) in kept {
+        fake.give(0, head.into(), 513);
+    }
+    *ANSWERS.lock().unwrap() = true;
+    assert_eq!(disk.read(2, &mut sector()), Ok(()));
+    assert_eq!(disk.free_places(), DEPTH);
+}
+
+#[test]
+fn a_silent_disk_costs_one_time_out_and_works_again_when_it_answers() {
+    let fake = fake_disk(8, Features::empty());
+    let waits = Arc::new(Mutex::new(0));
+    let disk = disk(&fake, {
+        let waits = waits.clone();
+        move || *waits.lock().unwrap() += 1
+    });
     assert_eq!(disk.read(0, &mut sector()), Err(BlockError::TimedOut));
-    let (head, parts) = fake.take(0).unwrap();
-    // Another request must get neither the same slots nor the same header: the device may still use them.
-    assert_eq!(disk.read(1, &mut sector()), Err(BlockError::TimedOut));
-    let (other, others) = fake.take(0).unwrap();
-    for part in 0..3 {
-        assert_ne!(parts[part].address, others[part].address);
+    let (waited, notices) = (*waits.lock().unwrap(), fake.notices(0));
+    for _ in 0..3 * DEPTH {
+        assert_eq!(disk.read(0, &mut sector()), Err(BlockError::TimedOut));
     }
-    fake.give(0, head.into(), 513);
-    fake.give(0, other.into(), 513);
-    for _ in 0..DEPTH {
-        assert_eq!(disk.read(2, &mut sector()), Err(BlockError::TimedOut));
+    assert_eq!(*waits.lock().unwrap(), waited, "later requests fail at once");
+    assert!(fake.notices(0) > notices, "the device is reminded");
+    assert!(answer_one(&fake) && fake.take(0).is_none(), "it was sent one request");
+    assert_eq!(
+        disk.read(0, &mut sector()),
+        Err(BlockError::TimedOut),
+        "it is asked again, and not silent now"
+    );
+    assert_eq!(*waits.lock().unwrap(), 2 * waited);
+}
+
+/// A wait in which `during` happens once, after the first look, and that ends too early.
+struct Late<F>(Mutex<Option<F>>);
+
+impl<F: FnOnce() + Send> Notify for Late<F> {
+    fn notify(&self) {}
+}
+
+impl<F: FnOnce() + Send> Wait for Late<F> {
+    fn wait_until(&self, _: u64, condition: &mut dyn FnMut() -> bool) -> bool {
+        let held = condition();
+        if !held && let Some(during) = self.0.lock().unwrap().take() {
+            during();
+            return false;
+        }
+        held
     }
-    assert_eq!(disk.read(3, &mut sector()), Err(BlockError::TimedOut), "no place is left, and no panic");
+}
+
+#[test]
+fn a_request_that_is_done_as_its_time_runs_out_is_done_and_frees_its_place() {
+    static DISK: std::sync::OnceLock<Block<HostMemory, Fake>> = std::sync::OnceLock::new();
+    let fake = fake_disk(8, Features::empty());
+    // While the first request's time runs out, another task looks, and finds the answer.
+    let device = fake.clone();
+    let late = Late(Mutex::new(Some(move || {
+        assert!(answer_one(&device));
+        DISK.get().unwrap().inner_looks();
+    })));
+    let disk = Block::new(fake.clone(), model::device(), Box::leak(Box::new(late))).unwrap();
+    let disk = DISK.get_or_init(|| disk);
+    assert_eq!(disk.read(0, &mut sector()), Ok(()));
+    assert_eq!(disk.free_places(), DEPTH);
+}
+
+#[test]
+fn a_disk_that_fails_wakes_every_task_that_waits_for_it() {
+    /// Sleeps as the kernel does: until it is notified.
+    #[derive(Default)]
+    struct Sleep(Mutex<u64>, std::sync::Condvar);
+    impl Notify for Sleep {
+        fn notify(&self) {
+            *self.0.lock().unwrap() += 1;
+            self.1.notify_all();
+        }
+    }
+    impl Wait for Sleep {
+        fn wait_until(&self, _: u64, condition: &mut dyn FnMut() -> bool) -> bool {
+            let limit = std::time::Duration::from_secs(60);
+            let mut notices = self.0.lock().unwrap();
+            loop {
+                let before = *notices;
+                drop(notices);
+                if condition() {
+                    return true;
+                }
+                let (guard, timeout) =
+                    self.1.wait_timeout_while(self.0.lock().unwrap(), limit, |now| *now == before).unwrap();
+                notices = guard;
+                if timeout.timed_out() {
+                    return false;
+                }
+            }
+        }
+    }
+    let fake = fake_disk(8, Features::empty());
+    let disk = Block::new(fake.clone(), model::device(), Box::leak(Box::<Sleep>::default())).unwrap();
+    let errors: Vec<_> = std::thread::scope(|scope| {
+        let waiting: Vec<_> = (0..DEPTH + 4).map(|_| scope.spawn(|| disk.read(0, &mut sector()))).collect();
+        while disk.free_places() > 0 {
+            std::thread::yield_now();
+        }
+        fake.give(0, 63, 1);
+        // No interrupt: the next request finds the lie.
+        assert_eq!(disk.read(0, &mut sector()), Err(BlockError::Failed));
+        waiting.into_iter().map(|task| task.join().unwrap()).collect()
+    });
+    assert!(errors.iter().all(|error| *error == Err(BlockError::Failed)), "{errors:?}");
 }
 
 #[test]
 fn a_disk_that_lies_fails_for_good() {
-    let fake = Fake::disk(8, Features::empty());
+    let fake = fake_disk(8, Features::empty());
     let disk = disk(&fake, {
         let fake = fake.clone();
         move || fake.give(0, 40, 1)
@@ -440,7 +451,7 @@ proptest! {
     /// Whatever a hostile console does to the used ring, reads give at most what was lent and nothing panics.
     #[test]
     fn a_hostile_used_ring_never_panics(ops in proptest::collection::vec((any::<u32>(), any::<u32>(), 0usize..4), 1..60)) {
-        let fake = Fake::new(Features::empty());
+        let fake = Fake::new(0);
         let console = console(&fake);
         for (head, written, action) in ops {
             match action {

@@ -12,7 +12,9 @@
 //! **Protocol.** Interrupt handlers only wake ([`platform::Notify`]); rings are looked at by tasks, under one spin
 //! lock a device that orders with nothing. All memory a device sees comes from its
 //! [`Device`](freehold_bounce::Device) of the DMA API, most of it once, at start-up. **Hostile devices** get errors: what they
-//! give back is checked against what they were lent, and a device that lies is [`Failed`] from then on.
+//! give back is checked against what they were lent, and a device that lies is reset and [`Failed`] from then on
+//! (`link.rs`: when it lets go of its memory). A disk that does not answer costs each program one time-out at most
+//! ([`block`]). The table of lies and what each leads to is a test: `lies/` beside this file.
 //!
 //! The rings and buffers are `virtio-drivers`' (through `freehold-virtqueue`). Its PCI transport and its
 //! drivers are not used: the transport knows no MSI-X and trusts the notify offset, the console spins until
@@ -27,6 +29,7 @@ pub mod block;
 pub mod console;
 #[cfg(test)]
 mod driver_tests;
+mod link;
 pub mod mem;
 pub mod pci;
 #[cfg(test)]
@@ -46,6 +49,8 @@ pub enum SetupError {
     NoRegisters(&'static str),
     /// The device speaks the legacy interface only.
     Legacy,
+    /// The device does not confirm a reset.
+    NoReset,
     /// The device does not accept the features.
     Features,
     /// The ring could not be set up.
@@ -63,6 +68,7 @@ impl fmt::Display for SetupError {
         match self {
             Self::NoRegisters(what) => write!(f, "no {what}"),
             Self::Legacy => f.write_str("a legacy device"),
+            Self::NoReset => f.write_str("the device does not confirm a reset"),
             Self::Features => f.write_str("the device refuses our features"),
             Self::Ring(error) => write!(f, "ring: {error}"),
             Self::Memory(error) => write!(f, "buffers: {error}"),
@@ -163,11 +169,21 @@ impl From<DmaError> for BlockError {
     }
 }
 
+impl From<Failed> for BlockError {
+    fn from(_: Failed) -> Self {
+        Self::Failed
+    }
+}
+
 /// Bytes in a sector.
 pub const SECTOR_SIZE: usize = 512;
 
-/// A disk. Methods sleep; any number of tasks may be in them.
+/// A disk. Methods sleep, each for at most two time-outs per 128 KiB; any number of tasks may be in them.
 pub trait BlockDevice: Send + Sync {
+    /// How long the device may take for one request, in milliseconds.
+    fn timeout_ms(&self) -> u32;
+    /// Changes that, for requests to come.
+    fn set_timeout_ms(&self, limit: u32);
     /// Its size in sectors of 512 bytes.
     fn sectors(&self) -> u64;
     /// Whether writes are refused.

@@ -4,7 +4,7 @@
 //! up; afterwards a notice is one write to a place that is known.
 
 use freehold_virtqueue::{DeviceStatus, DeviceType, InterruptStatus, RingAddr, Transport};
-use freehold_virtqueue::{TransportError, TransportResult};
+use freehold_virtqueue::{TransportError, TransportResult, reset};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::SetupError;
@@ -19,8 +19,6 @@ const VENDOR_SPECIFIC: u8 = 0x09;
 const MAX_QUEUES: usize = 4;
 /// The most bytes of notify registers that are mapped.
 const MAX_NOTIFY: u32 = 1 << 16;
-/// How often to look whether a reset is done.
-const RESET_LOOKS: usize = 1_000_000;
 /// How often to read a configuration that changes under the reader.
 const CONSISTENT_LOOKS: usize = 100;
 /// "No vector".
@@ -249,19 +247,11 @@ impl<R: Registers> Transport for PciTransport<R> {
         }
     }
     fn get_status(&self) -> DeviceStatus {
-        DeviceStatus::from_bits_truncate(self.common.read8(common::DEVICE_STATUS).into())
+        // Bits that mean nothing stay: a status that has them is not 0, and a reset not confirmed.
+        DeviceStatus::from_bits_retain(self.common.read8(common::DEVICE_STATUS).into())
     }
     fn set_status(&mut self, status: DeviceStatus) {
         self.common.write8(common::DEVICE_STATUS, status.bits() as u8);
-        // A reset is done when the status reads 0; a device that never gets there fails later, at FEATURES_OK.
-        if status.is_empty() {
-            for _ in 0..RESET_LOOKS {
-                if self.get_status().is_empty() {
-                    break;
-                }
-                core::hint::spin_loop();
-            }
-        }
     }
     fn set_guest_page_size(&mut self, _: u32) {
         // Legacy devices only.
@@ -338,16 +328,6 @@ impl<R: Registers> Transport for PciTransport<R> {
         }
         Ok(())
     }
-    fn read_consistent<T>(&self, f: impl Fn() -> TransportResult<T>) -> TransportResult<T> {
-        for _ in 0..CONSISTENT_LOOKS {
-            let before = self.read_config_generation();
-            let result = f();
-            if before == self.read_config_generation() {
-                return result;
-            }
-        }
-        Err(TransportError::NotReady)
-    }
 }
 
 impl<R: Registers> Drop for PciTransport<R> {
@@ -356,16 +336,45 @@ impl<R: Registers> Drop for PciTransport<R> {
     }
 }
 
-/// Begin to initialise a device: reset, features, checked.
+/// Begins to initialise a device: reset, features, checked (virtio 1.2, 3.1.1). The device is lent nothing before it has
+/// confirmed the reset: an earlier kernel may have left it at work.
 pub(crate) fn negotiate<T: Transport>(transport: &mut T, wanted: Features) -> Result<Features, SetupError> {
-    let features = transport.begin_init(wanted | Features::VERSION_1 | Features::ACCESS_PLATFORM);
-    if !features.contains(Features::VERSION_1) {
+    reset(transport).ok_or(SetupError::NoReset)?;
+    let started = DeviceStatus::ACKNOWLEDGE | DeviceStatus::DRIVER;
+    transport.set_status(DeviceStatus::ACKNOWLEDGE);
+    transport.set_status(started);
+    let offered = Features::from_bits_truncate(transport.read_device_features());
+    if !offered.contains(Features::VERSION_1) {
         return Err(SetupError::Legacy);
     }
+    let features = offered & (wanted | Features::VERSION_1 | Features::ACCESS_PLATFORM);
+    transport.write_driver_features(features.bits());
+    transport.set_status(started | DeviceStatus::FEATURES_OK);
     if !transport.get_status().contains(DeviceStatus::FEATURES_OK) {
         return Err(SetupError::Features);
     }
     Ok(features)
+}
+
+/// Calls `read` until the configuration stood still meanwhile (virtio 1.2, 2.5.1).
+///
+/// # Errors
+/// `NotReady` from a device whose configuration never does, and what `read` fails with.
+pub(crate) fn read_consistent<T, V>(
+    transport: &T,
+    read: impl Fn(&T) -> TransportResult<V>,
+) -> TransportResult<V>
+where
+    T: Transport,
+{
+    for _ in 0..CONSISTENT_LOOKS {
+        let before = transport.read_config_generation();
+        let result = read(transport);
+        if before == transport.read_config_generation() {
+            return result;
+        }
+    }
+    Err(TransportError::NotReady)
 }
 
 bitflags::bitflags! {

@@ -1,7 +1,7 @@
 //! Devices, their rights, and the pools they share.
 
 use core::fmt;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use freehold_frame::{Bounce, Frame, Order, Owner, Request};
 use freehold_machine::{PAGE_SIZE, Pfn};
@@ -33,6 +33,8 @@ struct Seat {
     rules: DeviceRules,
     /// Bytes it holds.
     held: AtomicUsize,
+    /// Bytes of those that never come back.
+    lost: AtomicUsize,
 }
 
 /// What a device holds.
@@ -44,6 +46,8 @@ pub struct Usage {
     pub held: usize,
     /// The most that it may hold.
     pub quota: usize,
+    /// Bytes of `held` that stay out of use for ever: the device may still write to them.
+    pub lost: usize,
 }
 
 /// Counts over all devices, with Linux' names where it has one (debugfs swiotlb/).
@@ -59,6 +63,8 @@ pub struct Statistics {
     pub coherent_frames: usize,
     /// Mappings that failed.
     pub failed: usize,
+    /// Bytes that all devices together have lost: see [`Mapping::lose`].
+    pub lost: usize,
 }
 
 /// The pools, under their lock.
@@ -100,7 +106,7 @@ impl<S: DmaSource> Dma<S> {
             let mut mine = false;
             seat.call_once(|| {
                 mine = true;
-                Seat { rules, held: AtomicUsize::new(0) }
+                Seat { rules, held: AtomicUsize::new(0), lost: AtomicUsize::new(0) }
             });
             if mine {
                 return Ok(Device { dma: self, number });
@@ -118,6 +124,7 @@ impl<S: DmaSource> Dma<S> {
             used_hiwater: pools.used_hiwater,
             coherent_frames: self.coherent_frames.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),
+            lost: self.usage().map(|usage| usage.lost).sum(),
         }
     }
 
@@ -127,6 +134,7 @@ impl<S: DmaSource> Dma<S> {
             name: seat.rules.name,
             held: seat.held.load(Ordering::Relaxed),
             quota: seat.rules.quota,
+            lost: seat.lost.load(Ordering::Relaxed),
         })
     }
 
@@ -176,7 +184,8 @@ impl<S: DmaSource> Device<S> {
         let (pool, first, run) = taken?;
         let byte = run.first as usize * SLOT_SIZE;
         let frame = first.offset((byte / PAGE_SIZE) as u64);
-        Ok(Mapping { device: self, pool, run, frame, offset: byte % PAGE_SIZE, length, direction })
+        let (offset, is_lost) = (byte % PAGE_SIZE, AtomicBool::new(false));
+        Ok(Mapping { device: self, pool, run, frame, offset, length, direction, is_lost })
     }
 
     /// Whole zeroed frames that device and driver use at the same time: rings.
@@ -209,6 +218,10 @@ impl<S: DmaSource> Device<S> {
     pub fn held(self) -> usize {
         self.seat().held.load(Ordering::Relaxed)
     }
+    /// Bytes of those that never come back: see [`Mapping::lose`].
+    pub fn lost(self) -> usize {
+        self.seat().lost.load(Ordering::Relaxed)
+    }
     /// The DMA it is part of.
     pub const fn dma(self) -> &'static Dma<S> {
         self.dma
@@ -219,11 +232,15 @@ impl<S: DmaSource> Device<S> {
     }
 
     fn charge(self, bytes: usize) -> Result<(), DmaError> {
-        let Seat { rules, held } = self.seat();
+        let Seat { rules, held, .. } = self.seat();
         held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
             held.checked_add(bytes).filter(|&sum| sum <= rules.quota)
         })
         .map_or(Err(DmaError::Quota), |_| Ok(()))
+    }
+
+    pub(crate) fn count_lost(self, bytes: usize) {
+        self.seat().lost.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn refund(self, bytes: usize) {
@@ -345,6 +362,13 @@ impl<S: DmaSource> Coherent<S> {
     /// How many frames: 2^order.
     pub const fn order(&self) -> Order {
         self.order
+    }
+    /// Takes the frames out of use for ever, as [`Mapping::lose`] does. Returns the bytes lost.
+    pub fn lose(self) -> usize {
+        let bytes = self.order.bytes();
+        self.device.count_lost(bytes);
+        core::mem::forget(self);
+        bytes
     }
 }
 

@@ -15,6 +15,10 @@
 //! or encrypted memory changes that here and nowhere else. Each device has a name, a reach (the highest address it can
 //! use) and a quota, and what it holds is counted, so that a driver's leak has an owner.
 //!
+//! **Lost memory.** A driver gives memory back once the device has returned the buffer or has confirmed a reset. If
+//! the device confirms neither, the driver calls [`Mapping::lose`] or [`Coherent::lose`]: the memory leaks on purpose,
+//! and [`Usage::lost`] and [`Statistics::lost`] count it.
+//!
 //! **Context.** Tasks and start-up only, interrupts on; no interrupt handler calls this. **Lock.** One spin
 //! lock over the pools; frames are asked from and given back to the page allocator outside it. **Failure.**
 //! Every function that takes memory returns [`DmaError`]; letting go cannot fail.

@@ -1,6 +1,7 @@
 //! A run of slots that a device holds.
 
 use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 
@@ -24,6 +25,8 @@ pub struct Mapping<S: DmaSource> {
     pub(crate) offset: usize,
     pub(crate) length: usize,
     pub(crate) direction: Direction,
+    /// Set once and never cleared.
+    pub(crate) is_lost: AtomicBool,
 }
 
 impl<S: DmaSource> Mapping<S> {
@@ -83,6 +86,18 @@ impl<S: DmaSource> Mapping<S> {
         self.sync_for_cpu(original, 0, self.length);
     }
 
+    /// Takes the memory out of use for ever: the device does not confirm that it lets go of it, and may write to it at
+    /// any time. Dropping the mapping then frees nothing. The bytes stay counted as held, and count as lost.
+    /// Returns how many bytes this call lost: 0 if they were lost before.
+    pub fn lose(&self) -> usize {
+        if self.is_lost.swap(true, Ordering::AcqRel) {
+            return 0;
+        }
+        let bytes = self.run.count as usize * SLOT_SIZE;
+        self.device.count_lost(bytes);
+        bytes
+    }
+
     /// The original's bytes, whatever the direction: a device that writes less than it may must not leave
     /// anything but the original behind.
     pub(crate) fn copy_in<O: Original + ?Sized>(&self, original: &O, offset: usize, length: usize) {
@@ -120,6 +135,9 @@ impl<S: DmaSource> Mapping<S> {
 
 impl<S: DmaSource> Drop for Mapping<S> {
     fn drop(&mut self) {
+        if *self.is_lost.get_mut() {
+            return;
+        }
         self.scrub();
         self.device.give_back(self.pool, self.run);
     }

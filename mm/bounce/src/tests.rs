@@ -248,6 +248,33 @@ fn coherent_frames_are_zero_counted_and_given_back() {
     assert_eq!((source.taken(), device.held()), (0, 0));
 }
 
+#[test]
+fn lost_memory_is_never_used_again_and_is_counted_once() {
+    let source = source(256);
+    let dma = dma(source);
+    let device = dma.attach(ANY).unwrap();
+    let rings = device.coherent(4096).unwrap();
+    let mapping = device.buffer(3 * SLOT_SIZE, Direction::FromDevice).unwrap();
+    let lost = mapping.address().0..mapping.address().0 + 3 * SLOT_SIZE as u64;
+    assert_eq!((mapping.lose(), mapping.lose()), (3 * SLOT_SIZE, 0));
+    device_writes(source, mapping.address(), &[9; 10]);
+    drop(mapping);
+    assert_eq!(
+        as_device(source, DmaAddr(lost.start), 1),
+        [9],
+        "the device may still use it: nothing clears it"
+    );
+    // All that is left of the pool goes to others, and more.
+    let others: Vec<_> = (0..200).map(|_| device.buffer(SLOT_SIZE, Direction::ToDevice).unwrap()).collect();
+    assert!(others.iter().all(|other| !lost.contains(&other.address().0)));
+    drop(others);
+    assert_eq!(rings.lose(), 4096);
+    let bytes = 3 * SLOT_SIZE + 4096;
+    assert_eq!((device.held(), device.lost(), dma.statistics().lost), (bytes, bytes, bytes));
+    assert_eq!(dma.usage().map(|usage| usage.lost).collect::<Vec<_>>(), [bytes]);
+    assert_eq!(dma.statistics().used, 3);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 

@@ -6,10 +6,11 @@ use alloc::sync::Arc;
 use freehold_bounce::{Dma, Statistics, Usage};
 
 use crate::fs::device::split_device;
-use crate::fs::generated::Text;
+use crate::fs::generated::{Generate, Text};
 use crate::fs::procfs::zones::fill_extfrag;
 use crate::fs::pseudo::PseudoDir;
-use crate::{host, mem};
+use crate::host::Disk;
+use crate::{Errno, Result, host, mem};
 
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let shuffles = if mem::frames().shuffles() { "Y" } else { "N" };
@@ -31,8 +32,11 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     if let Some(dma) = host::dma() {
         bounce(&root.dirs("kernel/debug/swiotlb"), dma);
     }
+}
 
-    for (name, number, size) in crate::block::list() {
+/// The disks, once they are known.
+pub(super) fn fill_disks(root: &Arc<PseudoDir>) {
+    for (place, (name, number, size)) in crate::block::list().enumerate() {
         let name = format!("{}", name.escape_ascii());
         let (major, minor) = split_device(number);
         let disk = root.dirs(&format!("block/{name}"));
@@ -43,19 +47,41 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         queue.constant("logical_block_size", "512");
         queue.constant("physical_block_size", "512");
         queue.constant("rotational", "0");
+        if let Some(disk) = host::disks().get(place) {
+            queue.generated("io_timeout", 0o644, IoTimeout(disk.clone()));
+        }
         root.dirs("class/block").link(&name, &format!("../../block/{name}"));
         root.dirs("dev/block").link(&format!("{major}:{minor}"), &format!("../../block/{name}"));
     }
 }
 
-/// What devices hold of memory: Linux' names in its debugfs, and a line for each device, with its quota in bytes.
+/// Milliseconds that a disk may take for one request. Linux' attribute of the name refuses 0 and what is no number too
+/// (`queue_io_timeout_store` in block/blk-sysfs.c); its virtio disks wait on after that time, ours fail with EIO.
+struct IoTimeout(Disk);
+
+impl Generate for IoTimeout {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        write!(out, "{}\n", self.0.timeout_ms());
+        Ok(())
+    }
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let text = core::str::from_utf8(bytes.trim_ascii()).ok();
+        let limit = text.and_then(|text| text.parse().ok()).filter(|&limit| limit > 0);
+        self.0.set_timeout_ms(limit.ok_or(Errno::EINVAL)?);
+        Ok(())
+    }
+}
+
+/// What devices hold of memory: Linux' names in its debugfs, and a line for each device: its name, bytes held, its quota,
+/// and bytes lost to it for ever because it did not confirm a reset.
 fn bounce(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
-    let figures: [(&str, fn(Statistics) -> usize); 5] = [
+    let figures: [(&str, fn(Statistics) -> usize); 6] = [
         ("io_tlb_nslabs", |all| all.nslabs),
         ("io_tlb_used", |all| all.used),
         ("io_tlb_used_hiwater", |all| all.used_hiwater),
         ("coherent_frames", |all| all.coherent_frames),
         ("failed_mappings", |all| all.failed),
+        ("lost_bytes", |all| all.lost),
     ];
     for (name, figure) in figures {
         dir.file(name, move |out| {
@@ -64,8 +90,8 @@ fn bounce(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
         });
     }
     dir.file("devices", move |out| {
-        for Usage { name, held, quota } in dma.usage() {
-            write!(out, "{name} {held} {quota}\n");
+        for Usage { name, held, quota, lost } in dma.usage() {
+            write!(out, "{name} {held} {quota} {lost}\n");
         }
         Ok(())
     });

@@ -40,7 +40,7 @@ pub fn root() -> Arc<PseudoDir> {
     get().root.clone()
 }
 
-/// Put in what boot found: once, when the CPUs run and the disks are known.
+/// Put in what boot found: once, when the CPUs run.
 #[cfg(target_os = "none")]
 pub fn fill() {
     let root = root();
@@ -52,6 +52,12 @@ pub fn fill() {
     huge::fill(&root);
     gup_test::fill(&root.dirs("kernel/debug"));
     kernel::fill(&root);
+}
+
+/// Put in the disks: once, when they are known, which is after [`fill`].
+#[cfg(target_os = "none")]
+pub fn fill_disks() {
+    kernel::fill_disks(&root());
 }
 
 /// debugfs: what /sys/kernel/debug shows already, for those who mount it there first.

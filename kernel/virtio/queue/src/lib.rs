@@ -2,8 +2,13 @@
 //!
 //! **Invariant.** From [`Queue::submit`] until [`Queue::complete`] returns it, a [`Chain`] and its memory
 //! belong to the queue; a device that answers nonsense gets nothing freed under its writes: the queue is then
-//! [`Broken`] and keeps its chains for ever. Chains are made of [`Mapping`](freehold_bounce::Mapping)s, so a
-//! device is told no address but those of the DMA API.
+//! [`Broken`] and keeps its chains. It frees them, and the ring, once the device has confirmed a reset
+//! ([`Queue::reclaim`]). A queue that is dropped without that proof loses its memory: nothing else uses it again, and the
+//! DMA API counts it. Chains are made of [`Mapping`](freehold_bounce::Mapping)s, so a device is told no address but
+//! those of the DMA API.
+//!
+//! **Checks.** Before the crate `virtio-drivers` looks at an entry of the used ring, this crate checks all 32 bits of its
+//! id, that the chain is in flight, and that the index is not further ahead than chains are in flight.
 //!
 //! May use `unsafe`: the crate `virtio-drivers` wants raw memory for rings and promises about the life of
 //! buffers. This crate gives both, and is safe to use; drivers are built on it in safe code.
@@ -19,9 +24,12 @@ extern crate alloc;
 mod memory;
 #[cfg(feature = "model")]
 pub mod model;
+mod placement;
 mod queue;
+mod reset;
 
 pub use memory::{NoRings, install};
 pub use queue::{Broken, Chain, Completion, Full, MAX_PARTS, Part, Queue};
+pub use reset::{DeviceReset, reset};
 pub use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
 pub use virtio_drivers::{Error as TransportError, PhysAddr as RingAddr, Result as TransportResult};

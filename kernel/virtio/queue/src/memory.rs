@@ -22,6 +22,8 @@ trait Lender: Send + Sync {
     fn lend(&self, pages: usize) -> Option<(DmaAddr, Pfn)>;
     /// Take back what starts at `address`. Returns whether it was lent.
     fn take_back(&self, address: DmaAddr) -> bool;
+    /// Keep what starts at `address` from all further use. Returns how many bytes were lost.
+    fn lose(&self, address: DmaAddr) -> usize;
 }
 
 /// Holds what is lent. The lock is taken while queues are made and dropped, orders with nothing.
@@ -40,12 +42,25 @@ impl<S: DmaSource> Lender for Lent<S> {
         Some(result)
     }
     fn take_back(&self, address: DmaAddr) -> bool {
+        self.remove(address).is_some()
+    }
+    fn lose(&self, address: DmaAddr) -> usize {
+        self.remove(address).map_or(0, Coherent::lose)
+    }
+}
+
+impl<S: DmaSource> Lent<S> {
+    fn remove(&self, address: DmaAddr) -> Option<Coherent<S>> {
         let mut lent = self.frames.lock();
         let place = lent.iter().position(|frames| frames.address() == address);
-        let frames = place.map(|place| lent.swap_remove(place));
-        drop(lent);
-        frames.is_some()
+        place.map(|place| lent.swap_remove(place))
     }
+}
+
+/// Keeps the frames of a ring that start at `address` from all further use: the device may still write to them.
+/// Returns how many bytes were lost.
+pub(crate) fn lose(address: DmaAddr) -> usize {
+    LENDER.get().map_or(0, |(lender, _)| lender.lose(address))
 }
 
 static LENDER: Once<(Box<dyn Lender>, usize)> = Once::new();

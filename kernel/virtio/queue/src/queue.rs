@@ -2,14 +2,20 @@
 
 use alloc::sync::Arc;
 use core::fmt;
+use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::slice;
+use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-use freehold_bounce::{DmaSource, Mapping};
+use freehold_bounce::{DmaAddr, DmaSource, Mapping};
+use freehold_machine::PAGE_SHIFT;
+use freehold_machine::Pfn;
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::Transport;
 
-use crate::memory::{Memory, pointer};
+use crate::memory::{Memory, lose, pointer};
+use crate::placement::{Noting, RingPlace};
+use crate::reset::DeviceReset;
 
 /// The most parts of a chain.
 pub const MAX_PARTS: usize = 4;
@@ -123,11 +129,16 @@ pub struct Broken;
 
 /// A split virtqueue of `SIZE` descriptors, a power of two.
 pub struct Queue<S: DmaSource, const SIZE: usize> {
-    ring: VirtQueue<Memory, SIZE>,
+    ring: ManuallyDrop<VirtQueue<Memory, SIZE>>,
+    place: RingPlace,
     /// By the chain's first descriptor.
     in_flight: [Option<Chain<S>>; SIZE],
     flying: usize,
+    /// Used entries taken so far, as the device counts them.
+    taken: u16,
     broken: bool,
+    /// The device has confirmed that it uses this queue no more.
+    is_reset: bool,
 }
 
 impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
@@ -136,8 +147,58 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
     /// # Errors
     /// The device's queue is too small or in use, or there is no memory for the ring.
     pub fn new<T: Transport>(transport: &mut T, index: u16) -> virtio_drivers::Result<Self> {
-        let ring = VirtQueue::new(transport, index, false, false)?;
-        Ok(Self { ring, in_flight: [const { None }; SIZE], flying: 0, broken: false })
+        let mut noting = Noting { transport, place: RingPlace::default() };
+        let ring = ManuallyDrop::new(VirtQueue::new(&mut noting, index, false, false)?);
+        Ok(Self {
+            ring,
+            place: noting.place,
+            in_flight: [const { None }; SIZE],
+            flying: 0,
+            taken: 0,
+            broken: false,
+            is_reset: false,
+        })
+    }
+
+    /// Lets the ring and all that is in flight go with the queue: the device has confirmed a reset. Drop the queue next; it
+    /// is [`Broken`]. (It is large: moving it would take much of a kernel stack.)
+    pub fn reclaim(&mut self, _: &DeviceReset) {
+        (self.broken, self.is_reset) = (true, true);
+    }
+
+    /// Takes the ring and all that is in flight out of use for ever: the device may still write to it. Returns how many
+    /// bytes that is; the queue is [`Broken`]. Dropping it does the same.
+    pub fn lose(&mut self) -> usize {
+        self.broken = true;
+        self.lose_all()
+    }
+
+    fn lose_all(&mut self) -> usize {
+        let parts = self.in_flight.iter().flatten().flat_map(|chain| chain.parts.iter().flatten());
+        let lent: usize = parts.map(|part| part.memory.lose()).sum();
+        // Once only: what starts at 0 is nobody's.
+        let RingPlace { driver, device } = core::mem::take(&mut self.place);
+        lent + lose(DmaAddr(driver)) + lose(DmaAddr(device))
+    }
+
+    /// Where the used ring's bytes from `offset` on are.
+    fn used(&self, offset: usize) -> *mut u8 {
+        let first = pointer(Pfn(self.place.device >> PAGE_SHIFT));
+        first.as_ptr().wrapping_add(offset)
+    }
+
+    /// How many entries the device has added to the used ring, modulo 2^16 (virtio 1.2, 2.7.8).
+    fn used_index(&self) -> u16 {
+        // SAFETY: the used ring is a block of whole frames in the direct map that the queue holds; its bytes 2 and 3 are
+        // the index, aligned. The device may write it at any moment, and all reads of it in the kernel are atomic.
+        unsafe { AtomicU16::from_ptr(self.used(2).cast()) }.load(Ordering::Acquire)
+    }
+
+    /// The id in the next entry to be taken.
+    fn next_used_id(&self) -> u32 {
+        let offset = 4 + 8 * (usize::from(self.taken) % SIZE);
+        // SAFETY: as above; entries of 8 bytes begin at byte 4, and `SIZE` of them are in the block.
+        unsafe { AtomicU32::from_ptr(self.used(offset).cast()) }.load(Ordering::Relaxed)
     }
 
     /// Lend a chain to the device. The device may have to be notified: see [`Queue::wants_notice`].
@@ -167,12 +228,19 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         if self.broken {
             return Err(Broken);
         }
-        let Some(token) = self.ring.peek_used() else { return Ok(None) };
-        let place = self.in_flight.get_mut(usize::from(token));
+        let ahead = self.used_index().wrapping_sub(self.taken);
+        if ahead == 0 {
+            return Ok(None);
+        }
+        // An index that went back looks like one that is far ahead.
+        let id = self.next_used_id() as usize;
+        let place = self.in_flight.get_mut(id).filter(|_| usize::from(ahead) <= self.flying);
         let Some((place, chain)) = place.and_then(|place| place.take().map(|chain| (place, chain))) else {
             self.broken = true;
             return Err(Broken);
         };
+        // All indices of `in_flight` fit.
+        let token = id as u16;
         let popped = chain.with_slices(|inputs, outputs| {
             // SAFETY: `in_flight[token]` is the chain for which `add` returned this token.
             unsafe { self.ring.pop_used(token, inputs, outputs) }
@@ -184,6 +252,7 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
             return Err(Broken);
         };
         self.flying -= 1;
+        self.taken = self.taken.wrapping_add(1);
         let written = (written as usize).min(chain.writable_bytes());
         Ok(Some(Completion { chain, written }))
     }
@@ -203,6 +272,18 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
     /// Chains that the device has.
     pub const fn in_flight(&self) -> usize {
         self.flying
+    }
+}
+
+impl<S: DmaSource, const SIZE: usize> Drop for Queue<S, SIZE> {
+    fn drop(&mut self) {
+        if !self.is_reset {
+            self.lose_all();
+            return;
+        }
+        // SAFETY: the ring is dropped here and nowhere else, and the queue is not used again. No device reads or writes
+        // its frames: it has confirmed a reset.
+        unsafe { ManuallyDrop::drop(&mut self.ring) };
     }
 }
 

@@ -10,7 +10,8 @@
 //! | [`resize`] | [`Resizer`]: from what is plugged in to what is requested |
 //!
 //! **Hostile devices.** The region and its block size are checked once and fixed from then on; sizes are limited to the region each time they are
-//! read. A device that answers what is no answer is [`Failed`] from then on. What is plugged in is what the driver remembers, not what the
+//! read. A device that answers what is no answer, or none in time, is reset and [`Failed`] from then on; a reset unplugs nothing (QEMU, and Linux'
+//! `virtio_mem_remove`, which resets with memory still plugged in), so what is plugged in stays in use. What is plugged in is what the driver remembers, not what the
 //! device says: a device can refuse, but cannot make the kernel use memory that it did not acknowledge.
 
 pub mod region;
@@ -23,13 +24,14 @@ use alloc::sync::Arc;
 
 use freehold_bounce::{Device, Direction, DmaSource, Mapping};
 use freehold_machine::PfnRange;
-use freehold_virtqueue::{Chain, DeviceStatus, Part, Queue, Transport};
+use freehold_virtqueue::{Chain, Part, Queue, Transport};
 use spin::Mutex;
 
 pub use region::{BadRegion, Domain, Region, Sizes};
 pub use request::{Answer, Request};
 pub use resize::{Memory, Outcome, Resizer};
 
+use crate::link::{Link, Why};
 use crate::platform::Wait;
 use crate::transport::{Features, negotiate};
 use crate::{Failed, SetupError};
@@ -52,11 +54,9 @@ pub struct Mem<S: DmaSource, T: Transport> {
 }
 
 struct Inner<S: DmaSource, T: Transport> {
-    transport: T,
-    queue: Queue<S, RING>,
+    link: Link<S, T, Queue<S, RING>>,
     buffer: Arc<Mapping<S>>,
     busy: bool,
-    failed: bool,
 }
 
 impl<S: DmaSource, T: Transport> Mem<S, T> {
@@ -77,10 +77,11 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
         if region != found {
             return Err(SetupError::Nonsense("region"));
         }
-        let queue = Queue::new(&mut transport, 0)?;
+        // Before the device knows of any memory: from here to the end nothing fails.
         let buffer = Arc::new(device.buffer(RESPONSE + RESPONSE_BYTES, Direction::Bidirectional)?);
+        let queue = Queue::new(&mut transport, 0)?;
         transport.finish_init();
-        let inner = Inner { transport, queue, buffer, busy: false, failed: false };
+        let inner = Inner { link: Link::new(transport, device, queue), buffer, busy: false };
         Ok(Self { inner: Mutex::new(inner), wait, region })
     }
 
@@ -94,7 +95,16 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
     /// # Errors
     /// [`Failed`].
     pub fn sizes(&self) -> Result<Sizes, Failed> {
-        let config = region::read(&self.inner.lock().transport).map_err(|_| Failed)?;
+        let mut inner = self.inner.lock();
+        let config = {
+            let (_, transport) = inner.link.lent()?;
+            region::read(transport)
+        };
+        // A configuration that never stands still, or that is too short by now.
+        let config = config.map_err(|_| {
+            inner.link.fail(Why::BrokeTheProtocol);
+            Failed
+        })?;
         Ok(self.region.sizes(&config))
     }
 
@@ -138,19 +148,14 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
         });
         // Whoever waits for the buffer may go on.
         self.wait.notify();
-        answer.unwrap_or_else(|| {
-            self.inner.lock().fail();
-            Err(Failed)
-        })
+        answer.unwrap_or_else(|| self.inner.lock().give_up())
     }
 }
 
 impl<S: DmaSource, T: Transport> Inner<S, T> {
     /// Give a request to the device; `false` where it has one.
     fn send(&mut self, request: &[u8; REQUEST_BYTES]) -> Result<bool, Failed> {
-        if self.failed {
-            return Err(Failed);
-        }
+        let (queue, transport) = self.link.lent()?;
         if self.busy {
             return Ok(false);
         }
@@ -159,23 +164,24 @@ impl<S: DmaSource, T: Transport> Inner<S, T> {
         let parts = Part::readable(self.buffer.clone(), 0..REQUEST_BYTES)
             .zip(Part::writable(self.buffer.clone(), RESPONSE..RESPONSE + RESPONSE_BYTES));
         let chain = parts.and_then(|(request, response)| Chain::new(0, [request, response]));
-        if chain.is_none_or(|chain| self.queue.submit(chain).is_err()) {
-            self.fail();
+        if chain.is_none_or(|chain| queue.submit(chain).is_err()) {
+            self.link.fail(Why::BrokeTheProtocol);
             return Err(Failed);
         }
         self.busy = true;
-        if self.queue.wants_notice() {
-            self.transport.notify(0);
+        if queue.wants_notice() {
+            transport.notify(0);
         }
         Ok(true)
     }
 
     /// The answer to what was sent; `None` while the device has it.
     fn answer(&mut self) -> Option<Result<Answer, Failed>> {
-        if self.failed {
-            return Some(Err(Failed));
-        }
-        let answer = match self.queue.complete() {
+        let queue = match self.link.lent() {
+            Ok((queue, _)) => queue,
+            Err(failed) => return Some(Err(failed)),
+        };
+        let answer = match queue.complete() {
             Ok(None) => return None,
             Ok(Some(done)) => {
                 let mut response = [0; RESPONSE_BYTES];
@@ -186,14 +192,16 @@ impl<S: DmaSource, T: Transport> Inner<S, T> {
         };
         self.busy = false;
         if answer.is_none() {
-            self.fail();
+            self.link.fail(Why::BrokeTheProtocol);
         }
         Some(answer.ok_or(Failed))
     }
 
-    /// Give the device up, and tell it.
-    fn fail(&mut self) {
-        self.failed = true;
-        self.transport.set_status(DeviceStatus::FAILED);
+    /// The answer that came at the last moment, or the end of the device.
+    fn give_up(&mut self) -> Result<Answer, Failed> {
+        self.answer().unwrap_or_else(|| {
+            self.link.fail(Why::Silent);
+            Err(Failed)
+        })
     }
 }

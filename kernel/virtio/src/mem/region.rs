@@ -7,14 +7,14 @@ use freehold_virtqueue::{DeviceType, Transport, TransportResult};
 
 use crate::SetupError;
 use crate::platform::{Function, Platform};
-use crate::transport::{Features, PciTransport};
+use crate::transport::{Features, PciTransport, read_consistent};
 
 /// Bytes of `struct virtio_mem_config`.
 pub const CONFIG_BYTES: usize = 56;
 
 /// Read `struct virtio_mem_config`, all of it at one moment.
 pub(super) fn read<T: Transport>(transport: &T) -> TransportResult<[u8; CONFIG_BYTES]> {
-    transport.read_consistent(|| {
+    read_consistent(transport, |transport| {
         let words = transport.read_config_space::<[u32; CONFIG_BYTES / 4]>(0)?;
         let mut bytes = [0; CONFIG_BYTES];
         for (to, word) in bytes.chunks_exact_mut(4).zip(words) {

@@ -12,6 +12,10 @@ use freehold_machine::{PAGE_SHIFT, PfnRange};
 use super::{Answer, Region, Sizes};
 use crate::Failed;
 
+/// The most passes over all units in one go. A host that changes its mind more often than that, or a device that says something
+/// else at each look, is followed again later: the caller holds a lock meanwhile.
+const PASSES: usize = 8;
+
 /// What the kernel does with units.
 pub trait Memory {
     /// These frames are memory now. `false`: the kernel has no room to manage them, and has not touched them.
@@ -127,7 +131,7 @@ impl Resizer {
         mut pause: impl FnMut(),
     ) -> Result<Outcome, Failed> {
         // Each pass goes over every unit once; a host that changes its mind meanwhile starts another.
-        loop {
+        for _ in 0..PASSES {
             let sizes = device.sizes()?;
             let target = sizes.requested / self.unit_bytes();
             let outcome = if self.count < target {
@@ -139,6 +143,7 @@ impl Resizer {
                 return Ok(outcome);
             }
         }
+        Ok(Outcome::Later)
     }
 
     fn grow(

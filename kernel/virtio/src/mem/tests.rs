@@ -10,13 +10,13 @@ use std::vec::Vec;
 
 use freehold_machine::{Pfn, PfnRange};
 use freehold_virtqueue::DeviceStatus;
-use freehold_virtqueue::model::{self, HostMemory};
+use freehold_virtqueue::model::{self, Fake, HostMemory};
 use proptest::prelude::*;
 
 use super::region::CONFIG_BYTES;
 use super::resize::Device;
 use super::*;
-use crate::driver_tests::{Fake, Step};
+use crate::driver_tests::Step;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -135,7 +135,7 @@ fn driver(
     config: Config,
     respond: impl Fn(&[u8]) -> Option<(Vec<u8>, u32)> + Send + Sync + 'static,
 ) -> (Fake, Result<Mem<HostMemory, Fake>, SetupError>) {
-    let fake = Fake::new(FEATURES);
+    let fake = Fake::new(FEATURES.bits());
     fake.set_config(&config.bytes());
     let device = fake.clone();
     let step = Step(Box::new(move || {
@@ -201,7 +201,7 @@ fn a_device_that_is_not_what_it_was_at_start_up_is_refused() {
     assert_eq!(driver(moved, |_| None).1.err(), Some(SetupError::Nonsense("region")));
     let broken = Config { block: 0, ..PLAIN };
     assert_eq!(driver(broken, |_| None).1.err(), Some(SetupError::Nonsense("block size")));
-    let fake = Fake::new(FEATURES);
+    let fake = Fake::new(FEATURES.bits());
     fake.set_config(&[0; 40]);
     let nobody = Box::leak(Box::new(Step(Box::new(|| {}))));
     let short = Mem::new(fake, model::device(), nobody, PLAIN.check().unwrap());
@@ -349,6 +349,32 @@ fn memory_that_the_kernel_cannot_manage_goes_back_and_a_failed_device_ends_it() 
     world.fails.set(true);
     assert_eq!(resizer.follow(&world, &mut kernel, || {}), Err(Failed));
     assert_eq!(kernel.online.len(), 1, "what is plugged in stays in use");
+}
+
+#[test]
+fn a_device_that_wants_something_else_at_each_look_does_not_keep_the_task() {
+    /// Wants 8 MiB and 16 MiB by turns.
+    struct Fickle(World);
+    impl Device for Fickle {
+        fn region(&self) -> Region {
+            self.0.region
+        }
+        fn sizes(&self) -> Result<Sizes, Failed> {
+            self.0.requested.set(24 * MIB - self.0.requested.get());
+            self.0.sizes()
+        }
+        fn plug(&self, frames: PfnRange) -> Result<Answer, Failed> {
+            self.0.plug(frames)
+        }
+        fn unplug(&self, frames: PfnRange) -> Result<Answer, Failed> {
+            self.0.unplug(frames)
+        }
+    }
+    let (world, mut kernel) = (World::new(), Kernel::default());
+    world.requested.set(8 * MIB);
+    let mut resizer = Resizer::new(world.region).unwrap();
+    assert_eq!(resizer.follow(&Fickle(world), &mut kernel, || {}), Ok(Outcome::Later));
+    assert!(kernel.online.len() <= 8, "and what it does is never more than was wanted");
 }
 
 #[test]

@@ -3,6 +3,9 @@
 
 extern crate std;
 
+mod fake;
+
+use core::cell::RefCell;
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed};
 use std::boxed::Box;
@@ -12,6 +15,8 @@ use std::vec::Vec;
 use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr};
 use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+
+pub use fake::Fake;
 
 /// Frames of the model: 8 MiB.
 const FRAMES: usize = 2048;
@@ -38,7 +43,31 @@ fn shared() -> &'static Shared {
     })
 }
 
+std::thread_local! {
+    static MEDDLER: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
+}
+
+/// Calls `meddler` from now on before this thread's kernel side reaches for bytes that a device may share: a device that
+/// changes them between any two looks. `None` ends it. Calls of [`read`] and [`write`] are the device's side.
+pub fn meddle(meddler: Option<Box<dyn FnMut()>>) {
+    MEDDLER.with(|place| *place.borrow_mut() = meddler);
+}
+
+fn called() {
+    // Taken out while it runs: it reads and writes memory too.
+    if let Some(mut meddler) = MEDDLER.with(|place| place.borrow_mut().take()) {
+        meddler();
+        MEDDLER.with(|place| *place.borrow_mut() = Some(meddler));
+    }
+}
+
+/// Where the kernel's side reaches a frame.
 pub(crate) fn pointer(frame: Pfn) -> NonNull<u8> {
+    called();
+    place(frame)
+}
+
+fn place(frame: Pfn) -> NonNull<u8> {
     let index = frame.0.checked_sub(FIRST).filter(|&index| index < FRAMES as u64);
     let index = index.unwrap_or_else(|| panic!("{frame:?} is not memory")) as usize;
     NonNull::new((shared().base + index * PAGE_SIZE) as *mut u8).expect("inside an allocation")
@@ -95,11 +124,18 @@ pub fn device() -> Device<HostMemory> {
     })
 }
 
+/// A page as a device reaches it.
+fn with_page<R>(frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
+    // SAFETY: `place` is the start of a page of the model's memory, which is never freed; tests play the device only
+    // between a driver's looks, so no other reference to the page lives.
+    f(unsafe { place(frame).cast().as_mut() })
+}
+
 /// Read physical memory as a device does.
 pub fn read(address: u64, bytes: &mut [u8]) {
     for (i, byte) in bytes.iter_mut().enumerate() {
         let at = address + i as u64;
-        *byte = HostMemory.with_bytes(Pfn(at >> 12), |page| page[at as usize % PAGE_SIZE]);
+        *byte = with_page(Pfn(at >> 12), |page| page[at as usize % PAGE_SIZE]);
     }
 }
 
@@ -107,7 +143,7 @@ pub fn read(address: u64, bytes: &mut [u8]) {
 pub fn write(address: u64, bytes: &[u8]) {
     for (i, &byte) in bytes.iter().enumerate() {
         let at = address + i as u64;
-        HostMemory.with_bytes(Pfn(at >> 12), |page| page[at as usize % PAGE_SIZE] = byte);
+        with_page(Pfn(at >> 12), |page| page[at as usize % PAGE_SIZE] = byte);
     }
 }
 
@@ -161,6 +197,35 @@ impl DeviceRing {
             let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
             let address = u64::from_le_bytes(bytes[..8].try_into().expect("8 of 16 bytes"));
             let length = u32::from_le_bytes(bytes[8..12].try_into().expect("4 of 16 bytes"));
+            parts.push(Descriptor { address, length, writable: word(12) & 2 != 0 });
+            next = (word(12) & 1 != 0).then(|| word(14));
+        }
+        Some((head, parts))
+    }
+    /// As [`DeviceRing::take`], but over a ring whose bytes may be anything: `None` also for a chain that is none, or that
+    /// is not in memory.
+    pub fn take_checked(&mut self) -> Option<(u16, Vec<Descriptor>)> {
+        let available = read_u16(self.available + 2);
+        if available == self.seen {
+            return None;
+        }
+        let head = read_u16(self.available + 4 + 2 * u64::from(self.seen % self.size));
+        self.seen = self.seen.wrapping_add(1);
+        let mut parts = Vec::new();
+        let mut next = Some(head);
+        while let Some(index) = next {
+            if index >= self.size || parts.len() >= crate::MAX_PARTS {
+                return None;
+            }
+            let mut bytes = [0; 16];
+            read(self.descriptors + 16 * u64::from(index), &mut bytes);
+            let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+            let address = u64::from_le_bytes(bytes[..8].try_into().expect("8 of 16 bytes"));
+            let length = u32::from_le_bytes(bytes[8..12].try_into().expect("4 of 16 bytes"));
+            let frames = FIRST..FIRST + FRAMES as u64;
+            if !frames.contains(&(address >> 12)) {
+                return None;
+            }
             parts.push(Descriptor { address, length, writable: word(12) & 2 != 0 });
             next = (word(12) & 1 != 0).then(|| word(14));
         }

@@ -1,0 +1,124 @@
+//! A driver's hold on its device: the registers, and what the device was lent.
+//!
+//! **Invariant.** What a device was lent is freed only after the device has confirmed a reset. A [`Link`] ends in one of
+//! three ways, each of which resets the device first: [`Link::fail`] when it broke the protocol, dropping a link that is
+//! being set up or detached, and never. If the device does not confirm, what it has is lost on purpose: the DMA API
+//! counts it, and the log says how much. A device that failed stays out of use until the next boot, also after a
+//! confirmed reset: it has shown that its answers cannot be trusted. (Linux does the same for a broken virtqueue:
+//! `virtio_break_device`.)
+//!
+//! **Context.** Tasks and start-up, under the driver's lock. A reset that is not confirmed spins for up to a second, once
+//! in a device's life.
+
+use freehold_bounce::{Device, DmaSource};
+use freehold_virtqueue::{DeviceReset, DeviceStatus, Queue, Transport, reset};
+
+use crate::Failed;
+
+/// What a driver lends to its device: its queues, with what is in flight in them.
+pub(crate) trait Lent {
+    /// Lets everything be freed when it is dropped next: the device has confirmed a reset.
+    fn reclaim(&mut self, proof: &DeviceReset);
+    /// Takes everything that the device may still write to out of use for ever. Returns how many bytes that is.
+    fn lose(&mut self) -> usize;
+}
+
+impl<S: DmaSource, const SIZE: usize> Lent for Queue<S, SIZE> {
+    fn reclaim(&mut self, proof: &DeviceReset) {
+        Queue::reclaim(self, proof);
+    }
+    fn lose(&mut self) -> usize {
+        Queue::lose(self)
+    }
+}
+
+impl<L: Lent> Lent for Option<L> {
+    fn reclaim(&mut self, proof: &DeviceReset) {
+        if let Some(lent) = self {
+            lent.reclaim(proof);
+        }
+    }
+    fn lose(&mut self) -> usize {
+        self.as_mut().map_or(0, Lent::lose)
+    }
+}
+
+/// See the module's head.
+pub(crate) struct Link<S: DmaSource, T: Transport, L: Lent> {
+    pub transport: T,
+    /// `None` once the device was given up.
+    lent: Option<L>,
+    device: Device<S>,
+}
+
+/// Why a driver gives its device up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Why {
+    /// It said what it cannot.
+    BrokeTheProtocol,
+    /// It did not answer in time, and the driver cannot go on without.
+    Silent,
+    /// The driver ends, or does not begin.
+    Detached,
+}
+
+impl<S: DmaSource, T: Transport, L: Lent> Link<S, T, L> {
+    /// A device that knows of `lent`.
+    pub fn new(transport: T, device: Device<S>, lent: L) -> Self {
+        Self { transport, lent: Some(lent), device }
+    }
+
+    /// What the device was lent, and its registers.
+    ///
+    /// # Errors
+    /// [`Failed`]: it was given up.
+    pub fn lent(&mut self) -> Result<(&mut L, &mut T), Failed> {
+        self.lent.as_mut().map(|lent| (lent, &mut self.transport)).ok_or(Failed)
+    }
+
+    /// The same, to look only.
+    pub fn look(&self) -> Option<&L> {
+        self.lent.as_ref()
+    }
+
+    /// Whether the device was given up.
+    pub fn is_failed(&self) -> bool {
+        self.lent.is_none()
+    }
+
+    /// Gives the device up. Later calls do nothing.
+    pub fn fail(&mut self, why: Why) {
+        // In place: what is lent is larger than a kernel stack has room for.
+        let Some(lent) = &mut self.lent else { return };
+        let name = self.device.rules().name;
+        let what = match why {
+            Why::BrokeTheProtocol => "broke the protocol",
+            Why::Silent => "does not answer",
+            Why::Detached => "was detached",
+        };
+        match reset(&mut self.transport) {
+            Some(proof) => {
+                lent.reclaim(&proof);
+                if why != Why::Detached {
+                    log::error!("{name}: the device {what}: it was reset and is not used again");
+                }
+            }
+            None => {
+                let lost = lent.lose();
+                log::error!(
+                    "{name}: the device {what} and does not confirm a reset: {lost} bytes that it may write to stay out of use"
+                );
+            }
+        }
+        self.lent = None;
+        if why != Why::Detached {
+            self.transport.set_status(DeviceStatus::FAILED);
+        }
+    }
+}
+
+impl<S: DmaSource, T: Transport, L: Lent> Drop for Link<S, T, L> {
+    fn drop(&mut self) {
+        self.fail(Why::Detached);
+    }
+}
