@@ -30,6 +30,8 @@ pub enum Plant {
     StaleEntry,
     /// The kernel's text is written through another address.
     TextAlias,
+    /// The kernel runs with SMAP off.
+    SmapOpen,
 }
 
 /// What the parameters set.
@@ -43,7 +45,7 @@ pub struct Settings {
     pub log_level: log::LevelFilter,
     /// Which anonymous memory gets 2 MiB pages; `None` is what suits the machine.
     pub huge_pages: Option<HugeMode>,
-    /// A rule of frames that is broken on purpose before the program begins.
+    /// A rule of memory isolation that is broken on purpose before the program begins.
     pub plant: Option<Plant>,
 }
 
@@ -85,15 +87,16 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         name: "freehold.plant",
-        values: "direct-map-read|plugged-read|stale-entry|text-alias",
-        help: "break a rule of frames once, harmlessly, before the program begins: `freehold scope` has to find it",
+        values: "direct-map-read|plugged-read|smap-open|stale-entry|text-alias",
+        help: "break a rule of memory isolation once, harmlessly, before the program begins: `freehold scope` has to find it",
         set: |settings, parameter| {
             settings.plant = Some(match parameter.value {
                 Some("direct-map-read") => Plant::DirectMapRead,
                 Some("plugged-read") => Plant::PluggedRead,
+                Some("smap-open") => Plant::SmapOpen,
                 Some("stale-entry") => Plant::StaleEntry,
                 Some("text-alias") => Plant::TextAlias,
-                _ => return Err("direct-map-read, plugged-read, stale-entry or text-alias"),
+                _ => return Err("direct-map-read, plugged-read, smap-open, stale-entry or text-alias"),
             });
             Ok(())
         },

@@ -1,5 +1,5 @@
-//! The oracle: each rule of frames that our kernel breaks on request is found, with the function that did it; programs that
-//! map, fork, and run threads on several CPUs break none.
+//! The oracle: each rule of memory isolation that our kernel breaks on request is found, with the function that did it; programs
+//! that map, fork, run threads on several CPUs, and enter the kernel with RFLAGS.AC set break none.
 //!
 //! Only our kernel publishes who owns its frames: on another one there is nothing to judge.
 
@@ -37,6 +37,7 @@ fn every_planted_breach_is_found_with_the_function_that_did_it() {
         ("plugged-read", "direct-map", "anon", "plant::read_through_direct_map"),
         ("stale-entry", "stale", "free", "plant::use_stale_translation"),
         ("text-alias", "text", "reserved", "plant::write_text_through_alias"),
+        ("smap-open", "smap", "reserved", "plant::leave_smap_open"),
     ] {
         let folder = tempfile::tempdir().expect("temporary folder");
         let parameter = format!("freehold.plant={plant}");

@@ -11,7 +11,7 @@ use freehold_scope_record::{
 };
 
 use crate::guest::tests::Words;
-use crate::{Board, Choice, Cpu, Due, Flush, Place, Ring, Step, Watch, board_words, finish};
+use crate::{Board, Choice, Cpu, Due, Flags, Flush, Place, Ring, Step, Watch, board_words, finish};
 
 const MIB: u64 = 1 << 20;
 const NODE: u64 = 64 * MIB;
@@ -22,6 +22,11 @@ const DYNAMIC: u64 = 0xffff_f000_0000_0000;
 const ROOT: u64 = 0x10_0000;
 /// Physical addresses of the image and of the frame table.
 const IMAGE: u64 = 0x20_0000;
+/// Physical address of the interrupt table, which is in the page behind the text.
+const GATES: u64 = 0x21_0000;
+/// Handlers of 16 bytes by vector.
+const HANDLERS: u64 = TEXT + 0x200;
+const USER_COPIES: u64 = TEXT + 0x700;
 const RECORDS: u64 = 0x40_0000;
 const ANON: u64 = 6;
 const KERNEL_OWNER: u64 = 2;
@@ -89,6 +94,13 @@ impl Machine {
             self.words.map(ROOT, DIRECT + block, block, PageSize::Large, PTE_GLOBAL);
         }
         self.words.map(ROOT, TEXT, IMAGE, PageSize::Small, PTE_GLOBAL);
+        self.words.map(ROOT, TEXT + 0x1000, GATES, PageSize::Small, PTE_GLOBAL);
+        for vector in 0..16 {
+            let handler = HANDLERS + 16 * vector;
+            self.words
+                .store(GATES + 16 * vector, handler & 0xffff | 0x8e << 40 | (handler >> 16 & 0xffff) << 48);
+            self.words.store(GATES + 16 * vector + 8, handler >> 32);
+        }
         let frames = (2 * NODE) >> 12;
         for page in (0..frames * 32).step_by(4096) {
             self.words.map(ROOT, TABLE + page, RECORDS + page, PageSize::Small, PTE_GLOBAL);
@@ -125,6 +137,9 @@ impl Machine {
             rodata: TEXT + 0x800,
             rodata_end: TEXT + 0x1000,
             slide: 0,
+            interrupts: TEXT + 0x1000,
+            user_copies: USER_COPIES,
+            user_copies_end: USER_COPIES + 0x40,
             owners: names,
         };
         let words = publication.words();
@@ -323,7 +338,11 @@ fn no_store_reaches_text_or_a_replica_through_any_alias() {
     machine.publish(&[(0x4000, 5)]);
     machine.access(0, DYNAMIC, IMAGE, Access::Read);
     machine.access(0, 0x40_0000, 0x4000 << 12, Access::Read);
-    assert_eq!(machine.watch.frames.results(Default::default()).total, 0, "loads are allowed");
+    assert_eq!(
+        machine.watch.frames.results(Default::default(), Default::default()).total,
+        0,
+        "loads are allowed"
+    );
     machine.access(0, DYNAMIC, IMAGE, Access::Write);
     machine.access(0, 0x40_0000, 0x4000 << 12, Access::Write);
     let oracle = machine.results().oracle;
@@ -392,10 +411,135 @@ fn physical_addresses_that_the_tables_contradict_are_called_doubtful() {
     }
 }
 
+/// The frame that a trap pushes at `FRAME` on the stack, and the push of the handler below it.
+const STACK: u64 = DYNAMIC + 0x8000;
+const STACK_FRAME: u64 = 0x7000 << 12;
+const USER_CODE: u64 = 0x33;
+const KERNEL_CODE: u64 = 0x10;
+const AC: u64 = 1 << 18;
+
+impl Machine {
+    /// A trap by `vector` (without an error code) finds these flags and this code selector; its handler's first block runs.
+    fn trap(&mut self, vector: u64, flags: u64, code: u64) {
+        let handler = HANDLERS + 16 * vector;
+        self.words.store(STACK_FRAME + 0x108, code);
+        self.words.store(STACK_FRAME + 0x110, flags);
+        self.run(0, handler, IMAGE + (handler - TEXT), 3);
+        self.cpus[0].handler_pushed(handler, STACK + 0xf8, || Some(STACK_FRAME + 0xf8));
+    }
+    /// IRETQ from that frame.
+    fn return_from_trap(&mut self) {
+        self.cpus[0].flags(Flags::Return);
+        for word in 0..5 {
+            let at = 0x100 + 8 * word;
+            self.cpus[0].flags_at(Flags::Return, STACK + at, || Some(STACK_FRAME + at));
+        }
+    }
+    fn user_copy(&mut self) {
+        self.run(0, USER_COPIES + 8, IMAGE + 0x708, 4);
+    }
+    fn smap(&self) -> (u64, u64, u64) {
+        let checks = self.cpus[0].smap.checks;
+        (checks.user_copies, checks.entries, checks.outside)
+    }
+}
+
+#[test]
+fn a_user_copy_and_a_handler_up_to_its_clac_may_run_with_smap_off() {
+    let mut machine = Machine::new();
+    machine.publish(&[]);
+    machine.cpus[0].flags(Flags::Set);
+    machine.user_copy();
+    // The copy faults, the handler clears AC and runs long.
+    machine.trap(3, AC, KERNEL_CODE);
+    machine.run(0, TEXT + 0x400, IMAGE + 0x400, 4);
+    machine.cpus[0].flags(Flags::Clear);
+    machine.kernel(0);
+    machine.return_from_trap();
+    machine.user_copy();
+    machine.cpus[0].flags(Flags::Clear);
+    machine.kernel(0);
+    // A program with AC set, in which nothing is judged.
+    machine.trap(5, AC, USER_CODE);
+    machine.cpus[0].flags(Flags::Clear);
+    machine.kernel(0);
+    machine.return_from_trap();
+    machine.run(0, 0x40_0000, NODE, 100);
+    assert_eq!(machine.smap(), (8, 3 + 4, 0));
+    let oracle = machine.results().oracle;
+    assert_eq!((oracle.total, oracle.smap.frames, oracle.smap.program_frames), (0, 2, 1));
+}
+
+#[test]
+fn a_handler_without_clac_is_found_where_it_has_run_too_long() {
+    let mut machine = Machine::new();
+    machine.publish(&[]);
+    machine.trap(3, AC, USER_CODE);
+    machine.run(0, TEXT + 0x400, IMAGE + 0x400, 4);
+    machine.run(0, TEXT + 0x410, IMAGE + 0x410, 13);
+    machine.kernel(0);
+    // A call in its course changes nothing.
+    machine.user_copy();
+    machine.kernel(0);
+    assert_eq!(machine.smap(), (4, 4, 33));
+    machine.return_from_trap();
+    machine.trap(3, AC, USER_CODE);
+    machine.kernel(0);
+    machine.run(0, TEXT + 0x410, IMAGE + 0x410, 13);
+    let oracle = machine.results().oracle;
+    let [violation] = &oracle.violations[..] else { panic!("{:?}", oracle.violations) };
+    assert_eq!((violation.rule, violation.pc, violation.count), (Rule::Smap, TEXT + 0x410, 2));
+    assert_eq!((violation.frame, oracle.smap.outside), (IMAGE >> 12, 33 + 13));
+}
+
+#[test]
+fn what_a_handler_left_of_its_allowance_is_for_nobody_else() {
+    let mut machine = Machine::new();
+    machine.publish(&[]);
+    machine.trap(3, AC, USER_CODE);
+    machine.cpus[0].flags(Flags::Clear);
+    machine.cpus[0].flags(Flags::Set);
+    machine.kernel(0);
+    assert_eq!(machine.smap(), (0, 0, 10));
+    assert_eq!(machine.results().oracle.total, 1);
+}
+
+#[test]
+fn what_stac_popf_and_a_mask_without_ac_leave_set_is_found() {
+    let shown = |machine: &mut Machine, flags: Flags, value: u64| {
+        machine.words.store(STACK_FRAME, value);
+        machine.cpus[0].flags_at(flags, STACK, || Some(STACK_FRAME));
+    };
+    type Open<'a> = &'a dyn Fn(&mut Machine);
+    let ways: [(Open<'_>, u64); 4] = [
+        (&|machine| machine.cpus[0].flags(Flags::Set), 1),
+        (&|machine| shown(machine, Flags::Pop, AC | 2), 1),
+        // PUSHF after a SYSCALL.
+        (&|machine| shown(machine, Flags::Push, AC | 2), 1),
+        (&|machine| shown(machine, Flags::Pop, 2), 0),
+    ];
+    for (number, (open, violations)) in ways.into_iter().enumerate() {
+        let mut machine = Machine::new();
+        machine.publish(&[]);
+        machine.cpus[0].flags(Flags::Clear);
+        machine.kernel(0);
+        open(&mut machine);
+        machine.kernel(0);
+        machine.kernel(0);
+        machine.cpus[0].flags(Flags::Leave);
+        machine.kernel(0);
+        let oracle = machine.results().oracle;
+        assert_eq!((oracle.total, oracle.smap.outside), (violations, 20 * violations), "way {number}");
+    }
+}
+
 #[test]
 fn steps_that_are_taken_without_a_call_count_what_calls_count() {
     // Two machines run the same at random, one by calls and one by steps, as an emulator's own code takes them.
     let (mut calls, mut steps) = (Machine::new(), Machine::new());
+    for machine in [&mut calls, &mut steps] {
+        assert_eq!(machine.publish(&[]), Ring::Published);
+    }
     let mut runs = Vec::new();
     let mut state = 7u64;
     for _ in 0..20_000 {
@@ -414,6 +558,9 @@ fn steps_that_are_taken_without_a_call_count_what_calls_count() {
             machine.access(cpu, DYNAMIC + (page << 12), 0x40_0000 + (page << 12), Access::Write);
             if draw(6, 55) == 0 {
                 machine.cpus[cpu].flush(Flush::Space(None));
+            }
+            if draw(3, 56) == 0 {
+                machine.cpus[cpu].flags(if draw(1, 59) == 0 { Flags::Set } else { Flags::Clear });
             }
             if draw(9, 54) == 0 {
                 let message: [u64; 2] = doorbell::phase("next");
@@ -439,6 +586,7 @@ fn steps_that_are_taken_without_a_call_count_what_calls_count() {
     for (phase, other) in calls.phases.iter().zip(&steps.phases) {
         assert!(phase == other, "{} from {}", phase.name, phase.start);
     }
+    assert!(calls.oracle.smap.outside > 1000 && calls.oracle == steps.oracle);
     assert!(calls.slices == steps.slices && calls.near == steps.near && calls.tlb == steps.tlb);
 }
 
@@ -465,6 +613,7 @@ fn take(machine: &mut Machine, cpu: usize, block: &'static crate::Block, runs: &
             Some(Due::Page) => cpu.page::<Everything>(block),
             Some(Due::Look) => cpu.look(),
             Some(Due::Line { line, mode }) => cpu.line(line, mode),
+            Some(Due::Smap) => cpu.smap(block),
             None => {}
         }
     }
