@@ -28,6 +28,9 @@
 //! The marker and its messages are described in `scope/doorbell`. The marker may be the last instruction of a block when
 //! QEMU cuts blocks short (`-icount`): then the next block that begins behind it is waited for.
 //!
+//! # Which code ran
+//! Where that is all that is asked for ([`Subject::Code`]), a block adds to a word when it runs, and nothing else is called ([`coverage`]).
+//!
 //! # Threads
 //! Each CPU has a thread, and its [`Cpu`] is used by that thread alone. At the exit another thread collects them: it
 //! says [`stopping`](Slot), makes every running thread see that (membarrier, or a pause where the host has none), waits
@@ -36,6 +39,7 @@
 #![allow(unsafe_code, reason = "QEMU calls through C and hands out pointers")]
 
 mod counting;
+mod coverage;
 mod flags;
 mod later;
 mod mapping;
@@ -51,7 +55,7 @@ use std::time::{Duration, Instant};
 use counting::{Calls, Counter};
 use freehold_scope_engine::{Choice, Cpu, Flags, Flush, Place, Ring, Special, Watch, finish, special, tells};
 use freehold_scope_model::Access;
-use freehold_scope_record::{Emulator, Settings};
+use freehold_scope_record::{Emulator, Results, Settings, Subject};
 use mapping::Mapped;
 use qemu::{Block, ExecCallback, Instruction, MemCallback};
 
@@ -358,7 +362,11 @@ extern "C" fn on_untold_space_flush(number: c_uint, _: *mut c_void) {
 extern "C" fn on_translation(_: u64, raw: *mut c_void) {
     // SAFETY: the callback's own argument, used until it returns.
     let block = unsafe { Block::new(raw) };
-    translate(running(), &block);
+    let running = running();
+    match running.watch.settings().subject {
+        Subject::Everything => translate(running, &block),
+        Subject::Code => coverage::translate(running, &block),
+    }
 }
 
 fn translate(running: &Running, block: &Block<'_>) {
@@ -460,6 +468,18 @@ extern "C" fn on_exit(_: u64, _: *mut c_void) {
         say("a CPU did not stop; there are no results");
         return;
     }
+    let path = &running.watch.settings().result;
+    let written = match running.watch.settings().subject {
+        Subject::Everything => everything(running).write(path),
+        Subject::Code => coverage::executed(running).write(path),
+    };
+    if let Err(error) = written {
+        say(&format!("cannot write {}: {error}", path.display()));
+    }
+}
+
+/// What all CPUs saw. They are outside, and stay there.
+fn everything(running: &Running) -> Results {
     let mut cpus: Vec<&mut Cpu> = Vec::new();
     for (number, slot) in SLOTS.iter().enumerate() {
         // SAFETY: QEMU is ending and no callback is inside, nor will one be: see "Threads" above.
@@ -474,11 +494,7 @@ extern "C" fn on_exit(_: u64, _: *mut c_void) {
         interface: running.interface,
         counting: running.counter.name(),
     };
-    let results = finish(&running.watch, &mut cpus, emulator);
-    let path = &running.watch.settings().result;
-    if let Err(error) = results.write(path) {
-        say(&format!("cannot write {}: {error}", path.display()));
-    }
+    finish(&running.watch, &mut cpus, emulator)
 }
 
 /// Wait until no CPU's thread is inside a callback, and none can be from now on.

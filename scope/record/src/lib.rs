@@ -9,11 +9,13 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod coverage;
 mod memory;
 mod oracle;
 mod results;
 mod settings;
 
+pub use coverage::{Executed, Ranges};
 pub use memory::{Backend, Growth, HwAddress, Memory, Range};
 pub use oracle::{Checks, KernelLayout, Oracle, Rule, SmapChecks, Stale, Violation};
 pub use results::{
@@ -22,7 +24,7 @@ pub use results::{
     log2_bucket,
 };
 pub use settings::{
-    CacheModel, CacheShape, Heat, Models, NearShape, Settings, SettingsError, TlbShape,
+    CacheModel, CacheShape, Heat, Models, NearShape, Settings, SettingsError, Subject, TlbShape,
 };
 
 /// The version of these types. The plugin refuses settings of another.
