@@ -80,6 +80,29 @@ fn programs_that_map_and_fork_and_run_threads_break_no_rule() {
 }
 
 #[test]
+fn threads_with_ac_set_enter_the_kernel_in_every_way_and_smap_stays_on() {
+    if !is_ours() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let mut command = scope(&folder, &["--cpus", "2"]);
+    command.arg("--").arg(guest_program("workloads/alignment-flag")).args(["4", "8"]);
+    let outcome = finish(command, b"").expect(0);
+    assert!(outcome.text().contains("AC lost 0 times"), "{}", outcome.text());
+    let line = "SMAP off (RFLAGS.AC) outside user copies: 0 kernel instructions;";
+    assert!(outcome.stderr.contains(line), "{}", outcome.stderr);
+    let oracle = oracle(&folder);
+    let smap = |what: &str| oracle["smap"][what].as_u64().expect("a count");
+    assert_eq!((smap("outside"), &oracle["total"]), (0, &0.into()), "{oracle}");
+    // It did look: each fault, breakpoint and bad address came with AC set, and the calls' buffers were copied.
+    assert!(
+        smap("program_frames") >= 4 * 8 * (8 + 1 + 2) && smap("frames") > smap("program_frames"),
+        "{oracle}"
+    );
+    assert!(smap("user_copies") > 1000 && smap("entries") > smap("program_frames"), "{oracle}");
+}
+
+#[test]
 fn a_plant_that_is_none_is_told_and_breaks_nothing() {
     if !is_ours() {
         return;
