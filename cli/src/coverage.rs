@@ -8,6 +8,7 @@ mod code;
 mod record;
 mod report;
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use freehold_scope_record::Executed;
@@ -126,7 +127,9 @@ pub fn coverage(options: &CoverageOptions) -> Result<u8> {
     if let Some(path) = &options.json {
         files::write_json(path, &whole)?;
     }
-    print!("{}", report::text(&whole, if options.all { usize::MAX } else { report::NAMED }));
+    let text = report::text(&whole, if options.all { usize::MAX } else { report::NAMED });
+    // A reader that closes early (`| head`) has what it wanted.
+    let _ = std::io::stdout().write_all(text.as_bytes());
     match options.least {
         Some(least) if whole.percent() < f64::from(least) => {
             eprintln!(
