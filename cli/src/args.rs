@@ -33,6 +33,7 @@ Examples:
   freehold scope --tlb zen4 --model tlb --json tlb.json -- ./program
   freehold scope --damo heat.damo -- ./program && damo report heatmap --input heat.damo
   freehold scope -- busybox ash -c 'prepare; phase load; work; phase done'          a row for each phase
+  freehold scope --coverage code.json -- ./program                                  which of the kernel's code runs at all
 
 The VM runs emulated under a QEMU plugin that sees every instruction and every access of the guest, kernel and programs
 apart, and feeds models of caches, memory-side caches (--near-cache) and TLBs. It is a few times slower than a plain run. The
@@ -40,6 +41,19 @@ command `phase NAME` is in the guest's PATH: from there on, counts go to a row o
 freehold doctor says how blocks are counted with it.
 
 Exit status: that of freehold run; 125 also when the kernel broke a rule of memory isolation (the oracle; freehold's own kernel).";
+
+const COVERAGE_HELP: &str = "\
+Examples:
+  freehold scope --coverage code.json -- busybox ls     adds a run to code.json
+  freehold coverage code.json                           by module, and the largest functions that never ran
+  freehold coverage code.json --html code.html          every function that did not run whole
+  freehold coverage a.json b.json --least 60            both together: do they reach 60%?
+  FREEHOLD_COVERAGE=code.json sh tests.sh               every freehold run on our own kernel adds itself
+
+A byte counts once a block of code that holds it was executed, on any CPU. All are bytes of functions in the kernel's executable
+sections: padding between functions is none's. A record is of one kernel file; runs may be added at the same time.
+
+Exit status: 0; 1 less ran than --least asks for; 125 an error of freehold's own.";
 
 const BENCH_HELP: &str = "\
 Examples:
@@ -90,6 +104,9 @@ pub enum Command {
         mut_arg("json", |arg| arg.help("Write everything that was seen, for machines, to FILE"))
     )]
     Scope(Box<ScopeOptions>),
+    /// Tell which of the kernel's code ran, from the records of freehold scope --coverage
+    #[command(after_help = COVERAGE_HELP)]
+    Coverage(CoverageOptions),
     /// Compare what operations cost on two kernels, or on one kernel with two command lines
     #[command(after_help = BENCH_HELP)]
     Bench(Box<BenchOptions>),
@@ -280,6 +297,40 @@ pub struct ScopeOptions {
     /// Write page heat as a record that `damo report` reads
     #[arg(long, value_name = "FILE", help_heading = "Outcome")]
     pub damo: Option<PathBuf>,
+
+    /// Add the kernel's code that ran to the record FILE, and watch nothing else: nearly as fast as a plain run
+    #[arg(
+        long,
+        value_name = "FILE",
+        help_heading = "Outcome",
+        conflicts_with_all = ["model", "llc", "tlb", "phase_rows", "symbols", "no_oracle", "html", "damo", "json"]
+    )]
+    pub coverage: Option<PathBuf>,
+}
+
+/// Options of `freehold coverage`.
+#[derive(Args, Clone, Debug)]
+#[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
+pub struct CoverageOptions {
+    /// Records of one kernel, which are joined
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+
+    /// Name every function that never ran
+    #[arg(long)]
+    pub all: bool,
+
+    /// Fail where less than PERCENT of the code ran
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
+    pub least: Option<u8>,
+
+    /// Write a report to look at: one file, no network
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+
+    /// Write the records, joined, to FILE
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 /// Options of `freehold bench`.
@@ -453,7 +504,7 @@ pub fn print_man() -> Result<()> {
         let top = clap_mangen::Man::new(command.clone());
         top.render_title(&mut page)?;
         top.render_name_section(&mut page)?;
-        for name in ["run", "scope", "bench", "lab", "doctor"] {
+        for name in ["run", "scope", "coverage", "bench", "lab", "doctor"] {
             let sub = command.find_subcommand(name).cloned().unwrap_or_default();
             let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
             page.extend_from_slice(format!(".SH \"FREEHOLD {}\"\n{about}\n", name.to_uppercase()).as_bytes());
@@ -462,8 +513,9 @@ pub fn print_man() -> Result<()> {
             man.render_options_section(&mut page)?;
         }
         page.extend_from_slice(b".SH EXAMPLES AND CONVENTIONS\n.nf\n");
-        for line in
-            [RUN_HELP, "", SCOPE_HELP, "", BENCH_HELP, "", LAB_HELP].iter().flat_map(|help| help.lines())
+        for line in [RUN_HELP, "", SCOPE_HELP, "", COVERAGE_HELP, "", BENCH_HELP, "", LAB_HELP]
+            .iter()
+            .flat_map(|help| help.lines())
         {
             let escaped = line.replace('\\', "\\e").replace('-', "\\-");
             // A line that starts with a dot would be a request to roff.

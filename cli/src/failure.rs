@@ -23,6 +23,12 @@ impl Failure {
         Failure::new(format!("cannot {deed} {}: {error}", path.display()), "")
     }
 
+    /// The same about a file.
+    #[must_use]
+    pub fn at(self, path: &std::path::Path) -> Failure {
+        Failure { message: format!("{}: {}", path.display(), self.message), ..self }
+    }
+
     /// QEMU ended with `words`; `told` is them, and whom they are about if that is not clear.
     pub fn qemu(words: &str, told: String) -> Failure {
         let of_kernel = words.contains("elf kernel") || words.contains("PVH ELF Note");

@@ -9,6 +9,7 @@ mod accel;
 mod args;
 mod backtrace;
 mod bench;
+mod coverage;
 mod doctor;
 mod failure;
 mod files;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Run(options) => run::run(&options),
         Command::Scope(options) => scope::scope(&options),
+        Command::Coverage(options) => coverage::coverage(&options),
         Command::Bench(options) => bench::bench(&options),
         Command::Lab(options) => lab::lab(&options),
         Command::Doctor => doctor::doctor(),

@@ -11,6 +11,7 @@ use tempfile::NamedTempFile;
 use crate::accel;
 use crate::args::{Accel, RunOptions, When};
 use crate::backtrace::Symbols;
+use crate::coverage::Watched;
 use crate::failure::Failure;
 use crate::image::Image;
 use crate::image::spec::{self, Spec, Stream};
@@ -40,12 +41,19 @@ pub fn run(options: &RunOptions) -> Result<u8> {
 }
 
 fn prepare_and_run(options: &RunOptions) -> Result<u8> {
-    let prepared = Prepared::new(options)?;
+    let mut prepared = Prepared::new(options)?;
     if options.dry_run {
         return print_line(options, &prepared.machine, &prepared.kernel);
     }
-    let engine = accel::choose(options.accel, prepared.machine.clock)?;
+    let watched = Watched::by_environment(&mut prepared, options)?;
+    let engine = match watched {
+        Some(_) => Engine::Tcg,
+        None => accel::choose(options.accel, prepared.machine.clock)?,
+    };
     let ended = prepared.run(engine)?;
+    if let Some(watched) = watched {
+        watched.add(&ended.words)?;
+    }
     let outcome = conclude(options, &prepared, engine, &ended)?;
     if let Some(file) = &options.json {
         outcome.write(file)?;

@@ -14,12 +14,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use freehold_scope_record::{Growth, HwAddress, Memory, Models, Results, Settings};
+use freehold_scope_record::{Growth, HwAddress, Memory, Models, Results, Settings, Subject};
 use rustix::fs::MemfdFlags;
 use serde::Serialize;
 use tempfile::TempDir;
 
 use crate::args::{Accel, ScopeOptions};
+use crate::coverage::{self, Watched};
 use crate::failure::{Failure, OWN_ERROR};
 use crate::outcome::Outcome;
 use crate::protocol::Ending;
@@ -29,6 +30,7 @@ use crate::session::{End, Ended, Recall, WATCHER_NAME};
 use crate::{Result, files, kernel};
 use digest::Digest;
 use summary::Rows;
+pub use summary::plural;
 use symbols::{Hot, Names};
 
 const PLUGIN: &str = "libfreehold_scope.so";
@@ -50,16 +52,15 @@ struct Record<'a> {
 
 /// Runs the program that `options` describe under the microscope; returns the exit status of this command.
 pub fn scope(options: &ScopeOptions) -> Result<u8> {
-    files::check_writable([&options.run.json, &options.html, &options.damo])?;
+    files::check_writable([&options.run.json, &options.html, &options.damo, &options.coverage])?;
+    if let Some(into) = &options.coverage {
+        return only_code(options, into);
+    }
     let mut microscope = Microscope::new(options)?;
     let mut run = Prepared::new(&options.run)?;
     let seen = microscope.watch(&mut run)?;
     if options.run.dry_run {
-        // The real file goes with this process.
-        if let Some(watcher) = &mut run.machine.watcher {
-            watcher.settings = "SETTINGS".into();
-            watcher.memory = (0..watcher.memory.len()).map(|number| format!("MEMORY{number}")).collect();
-        }
+        name_files(&mut run);
         return run::print_line(&options.run, &run.machine, &run.kernel);
     }
     run.ask_for_text();
@@ -92,6 +93,36 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
         return Ok(OWN_ERROR);
     }
     Ok(outcome.status())
+}
+
+/// Adds the code that runs to the record `into`.
+fn only_code(options: &ScopeOptions, into: &Path) -> Result<u8> {
+    if options.run.accel == Accel::Kvm {
+        return Err(no_kvm());
+    }
+    let mut run = Prepared::new(&options.run)?;
+    let watched = Watched::new(&mut run, into.to_owned())?;
+    if options.run.dry_run {
+        name_files(&mut run);
+        return run::print_line(&options.run, &run.machine, &run.kernel);
+    }
+    let ended = run.run(Engine::Tcg)?;
+    let (own, whole) = watched.add(&ended.words)?;
+    let outcome = run::conclude(&options.run, &run, Engine::Tcg, &ended)?;
+    eprintln!("{}", coverage::line(&own, &whole));
+    Ok(outcome.status())
+}
+
+/// The real files go with this process: a command line that is printed has names for them.
+fn name_files(run: &mut Prepared) {
+    if let Some(watcher) = &mut run.machine.watcher {
+        watcher.settings = "SETTINGS".into();
+        watcher.memory = (0..watcher.memory.len()).map(|number| format!("MEMORY{number}")).collect();
+    }
+}
+
+fn no_kvm() -> Failure {
+    Failure::new("the microscope watches an emulated CPU: it cannot watch KVM", "leave --accel kvm out")
 }
 
 /// For experiments: a measurement that is watched.
@@ -132,8 +163,9 @@ impl Measurement {
 }
 
 /// The plugin and the folder where it and this command exchange files.
-struct Microscope {
+pub struct Microscope {
     plugin: PathBuf,
+    subject: Subject,
     models: Models,
     folder: TempDir,
     /// Each node's memory, and each memory device's. QEMU inherits them.
@@ -144,26 +176,40 @@ impl Microscope {
     /// Checks the options that need no machine.
     fn new(options: &ScopeOptions) -> Result<Microscope> {
         if options.run.accel == Accel::Kvm {
-            return Err(Failure::new(
-                "the microscope watches an emulated CPU: it cannot watch KVM",
-                "leave --accel kvm out",
-            ));
+            return Err(no_kvm());
         }
         let models = options::models(options)?;
         if let Some(path) = &options.symbols {
             symbols::check(path)?;
         }
+        Microscope::with(Subject::Everything, models)
+    }
+
+    /// A microscope that sees which code runs, and nothing else.
+    ///
+    /// # Errors
+    /// Where the plugin is missing.
+    pub fn of_code() -> Result<Microscope> {
+        Microscope::with(Subject::Code, Models::default())
+    }
+
+    fn with(subject: Subject, models: Models) -> Result<Microscope> {
         let plugin = plugin()?;
         let folder = tempfile::Builder::new()
             .prefix("freehold-scope-")
             .tempdir()
             .map_err(|e| Failure::new(format!("cannot make a temporary folder: {e}"), ""))?;
-        Ok(Microscope { plugin, models, folder, memory: Vec::new() })
+        Ok(Microscope { plugin, subject, models, folder, memory: Vec::new() })
     }
 
     /// Points the microscope at `run`; returns where its results will be. They go with `self`.
-    fn watch(&mut self, run: &mut Prepared) -> Result<PathBuf> {
-        if let Some(phase) = kernel::installed(PHASE.0) {
+    ///
+    /// # Errors
+    /// What the machine's shape and the models do not fit.
+    pub fn watch(&mut self, run: &mut Prepared) -> Result<PathBuf> {
+        if self.subject == Subject::Everything
+            && let Some(phase) = kernel::installed(PHASE.0)
+        {
             run.image.add_host_at(&phase, Path::new(PHASE.1))?;
         }
         let (asked, seen) =
@@ -174,6 +220,7 @@ impl Microscope {
         let (growth_starts, growth_span) = (memory.growth_starts(), memory.devices_span());
         let cpus = run.machine.topology.nodes_of_cpus(run.machine.cpus);
         let mut settings = Settings::new(seen.clone(), memory, cpus);
+        settings.subject = self.subject;
         settings.models = self.models.clone();
         options::near_cache(&mut settings.models, run.machine.topology.near_cache);
         settings.check().map_err(|e| options::refused(&e))?;

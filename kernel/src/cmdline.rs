@@ -32,6 +32,8 @@ pub enum Plant {
     TextAlias,
     /// A frame is handed out for a program and never given back.
     LostFrame,
+    /// The kernel runs with SMAP off.
+    SmapOpen,
 }
 
 /// What the parameters set.
@@ -45,7 +47,7 @@ pub struct Settings {
     pub log_level: log::LevelFilter,
     /// Which anonymous memory gets 2 MiB pages; `None` is what suits the machine.
     pub huge_pages: Option<HugeMode>,
-    /// A rule of frames that is broken on purpose before the program begins.
+    /// A rule of memory isolation that is broken on purpose before the program begins.
     pub plant: Option<Plant>,
 }
 
@@ -87,16 +89,19 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         name: "freehold.plant",
-        values: "direct-map-read|plugged-read|stale-entry|text-alias|lost-frame",
-        help: "break a rule of frames once, harmlessly, before the program begins: `freehold scope` has to find it, and the closing audit a lost frame",
+        values: "direct-map-read|lost-frame|plugged-read|smap-open|stale-entry|text-alias",
+        help: "break a rule of frames or of memory isolation once, harmlessly, before the program begins: `freehold scope` has to find it, and the closing audit a lost frame",
         set: |settings, parameter| {
             settings.plant = Some(match parameter.value {
                 Some("direct-map-read") => Plant::DirectMapRead,
                 Some("plugged-read") => Plant::PluggedRead,
+                Some("smap-open") => Plant::SmapOpen,
                 Some("stale-entry") => Plant::StaleEntry,
                 Some("text-alias") => Plant::TextAlias,
                 Some("lost-frame") => Plant::LostFrame,
-                _ => return Err("direct-map-read, plugged-read, stale-entry, text-alias or lost-frame"),
+                _ => {
+                    return Err("direct-map-read, lost-frame, plugged-read, smap-open, stale-entry or text-alias");
+                }
             });
             Ok(())
         },

@@ -469,6 +469,17 @@ fn isolation(page: &mut Page, story: &Story<'_>) {
         show(checks.changes),
     );
     page.text(&text);
+    let smap = &oracle.smap;
+    let text = format!(
+        "The kernel ran {} instructions with RFLAGS.AC set, which switches SMAP off, outside user copies; {} in them, and {} of trap \
+         handlers before their CLAC. {} trap frames were read; {} interrupted a program that had AC set.",
+        show(smap.outside),
+        show(smap.user_copies),
+        show(smap.entries),
+        show(smap.frames),
+        show(smap.program_frames),
+    );
+    page.text(&text);
     if oracle.total == 0 {
         page.note(Tone::Good, "No rule of memory isolation was broken.");
         return;

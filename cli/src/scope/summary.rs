@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use freehold_scope_record::{Counts, CpuPhase, Half, NearCounts, Phase, Rule};
+use freehold_scope_record::{Counts, CpuPhase, Half, NearCounts, Phase, Rule, Violation};
 
 use super::Story;
 use super::digest::{self, Digest, remote, share};
@@ -37,6 +37,7 @@ pub fn summary(story: &Story<'_>, rows: Rows) -> String {
         Rows::Marked if digest.phases().len() > 1 => phases(&mut text, digest, digest.phases()),
         Rows::Marked => {}
     }
+    smap(&mut text, story);
     violations(&mut text, story);
     for remark in &digest.results.remarks {
         let _ = writeln!(text, "   note: {remark}");
@@ -252,19 +253,45 @@ fn printable(name: &str) -> String {
     name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
+/// The kernel's instructions with RFLAGS.AC set, for kernels that tell where those may be.
+fn smap(text: &mut String, story: &Story<'_>) {
+    let oracle = &story.digest.results.oracle;
+    if oracle.layout.is_none() {
+        return;
+    }
+    let smap = &oracle.smap;
+    let _ = writeln!(
+        text,
+        "   SMAP off (RFLAGS.AC) outside user copies: {}; in them {}, in handlers before CLAC {}; {}, {} of programs with AC",
+        plural(smap.outside, "kernel instruction"),
+        count(smap.user_copies),
+        count(smap.entries),
+        plural(smap.frames, "trap frame"),
+        count(smap.program_frames),
+    );
+}
+
+/// What a violation reached.
+fn reached(violation: &Violation) -> String {
+    match violation.rule {
+        Rule::Smap => String::new(),
+        _ => {
+            format!("frame {:#x} ({}), address {:#x}, ", violation.frame, violation.owner, violation.address)
+        }
+    }
+}
+
 fn violations(text: &mut String, story: &Story<'_>) {
     let oracle = &story.digest.results.oracle;
     for violation in oracle.violations.iter().take(VIOLATIONS) {
         let _ = writeln!(
             text,
-            "   violation: {}: CPU {} in {} at instruction {}, frame {:#x} ({}), address {:#x}, {}",
+            "   violation: {}: CPU {} in {} at instruction {}, {}{}",
             violation.rule.description(),
             violation.cpu,
             story.names.function(violation.pc),
             violation.time,
-            violation.frame,
-            violation.owner,
-            violation.address,
+            reached(violation),
             plural(violation.count, "time"),
         );
     }
@@ -289,6 +316,7 @@ mod tests {
             "remote fetches",
             "fetched 100.0% from node 0",
             "firmware",
+            "SMAP off (RFLAGS.AC) outside user copies: 0 kernel instructions",
             "violation:",
         ] {
             assert!(text.contains(part), "{part}\n{text}");

@@ -70,6 +70,11 @@ fn times() {
 }
 
 #[test]
+fn many() {
+    conforms("many");
+}
+
+#[test]
 fn proc() {
     conforms("proc");
 }

@@ -10,6 +10,7 @@ mod bench;
 mod common;
 mod conformance;
 mod disks;
+mod coverage;
 mod dry_run;
 mod errors;
 mod exactness;

@@ -1,5 +1,5 @@
-//! The oracle: each rule of frames that our kernel breaks on request is found, with the function that did it; programs that
-//! map, fork, and run threads on several CPUs break none.
+//! The oracle: each rule of memory isolation that our kernel breaks on request is found, with the function that did it; programs
+//! that map, fork, run threads on several CPUs, and enter the kernel with RFLAGS.AC set break none.
 //!
 //! Only our kernel publishes who owns its frames: on another one there is nothing to judge.
 
@@ -37,6 +37,7 @@ fn every_planted_breach_is_found_with_the_function_that_did_it() {
         ("plugged-read", "direct-map", "anon", "plant::read_through_direct_map"),
         ("stale-entry", "stale", "free", "plant::use_stale_translation"),
         ("text-alias", "text", "reserved", "plant::write_text_through_alias"),
+        ("smap-open", "smap", "reserved", "plant::leave_smap_open"),
     ] {
         let folder = tempfile::tempdir().expect("temporary folder");
         let parameter = format!("freehold.plant={plant}");
@@ -76,6 +77,29 @@ fn programs_that_map_and_fork_and_run_threads_break_no_rule() {
         assert!(checks("translations") > 1_000_000 && checks("direct_map") > 100_000, "{oracle}");
         assert!(checks("changes") > 100, "{oracle}");
     }
+}
+
+#[test]
+fn threads_with_ac_set_enter_the_kernel_in_every_way_and_smap_stays_on() {
+    if !is_ours() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let mut command = scope(&folder, &["--cpus", "2"]);
+    command.arg("--").arg(guest_program("workloads/alignment-flag")).args(["4", "8"]);
+    let outcome = finish(command, b"").expect(0);
+    assert!(outcome.text().contains("AC lost 0 times"), "{}", outcome.text());
+    let line = "SMAP off (RFLAGS.AC) outside user copies: 0 kernel instructions;";
+    assert!(outcome.stderr.contains(line), "{}", outcome.stderr);
+    let oracle = oracle(&folder);
+    let smap = |what: &str| oracle["smap"][what].as_u64().expect("a count");
+    assert_eq!((smap("outside"), &oracle["total"]), (0, &0.into()), "{oracle}");
+    // It did look: each fault, breakpoint and bad address came with AC set, and the calls' buffers were copied.
+    assert!(
+        smap("program_frames") >= 4 * 8 * (8 + 1 + 2) && smap("frames") > smap("program_frames"),
+        "{oracle}"
+    );
+    assert!(smap("user_copies") > 1000 && smap("entries") > smap("program_frames"), "{oracle}");
 }
 
 #[test]

@@ -1,13 +1,14 @@
-//! Breaches of the rules of frames, committed on purpose: what checks them from outside (`freehold scope`) has to find
+//! Breaches of the rules of frames and of SMAP, committed on purpose: what checks them from outside (`freehold scope`) has to find
 //! each. The kernel parameter `freehold.plant` asks for one; nothing else calls this. What is broken is mended before
 //! the function returns, and nobody's bytes are changed.
 
+use core::arch::asm;
 use core::sync::atomic::Ordering;
 
 use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, Pfn, PfnRange, VirtAddr};
 
 use crate::memory::{self, OutOfMemory, tables};
-use crate::{X86, boot, vmap};
+use crate::{X86, boot, irq, vmap};
 
 /// The kernel reads a user's frame through the direct map. `user` is a frame that a program owns and nobody uses.
 pub fn direct_map_read(user: Pfn) {
@@ -48,6 +49,15 @@ pub fn text_alias() -> Result<(), OutOfMemory> {
     Ok(())
 }
 
+/// A user copy is left without its CLAC: the kernel goes on with SMAP off. Interrupts stay off until it is mended, so that
+/// each breach is this function's.
+pub fn smap_open() {
+    let _off = irq::disable();
+    leave_smap_open();
+    // SAFETY: clears RFLAGS.AC, as the kernel runs.
+    unsafe { asm!("clac", options(nomem, nostack)) };
+}
+
 fn read(address: VirtAddr) -> u8 {
     // SAFETY: the caller mapped a frame there, and any byte is valid.
     unsafe { (address.0 as *const u8).read_volatile() }
@@ -69,4 +79,10 @@ fn write_text_through_alias(address: VirtAddr) {
     let byte = read(address);
     // SAFETY: the caller mapped the frame writable there; the byte written is the one that is there.
     unsafe { (address.0 as *mut u8).write_volatile(byte) };
+}
+
+#[inline(never)]
+fn leave_smap_open() {
+    // SAFETY: sets RFLAGS.AC, which only lets accesses through that nothing here makes.
+    unsafe { asm!("stac", "nop", options(nomem, nostack)) };
 }

@@ -45,6 +45,8 @@ unsafe extern "C" {
     fn user_store64_never(to: u64, value: u64) -> u64;
     fn user_exchange_serve(at: u64, expected: u32, new: u32) -> Loaded;
     fn user_exchange_never(at: u64, expected: u32, new: u32) -> Loaded;
+    static user_copies_start: u8;
+    static user_copies_end: u8;
     static __ex_table_start: [Entry; 0];
     static __ex_table_end: [Entry; 0];
 }
@@ -113,6 +115,18 @@ pub(crate) fn fixup(rip: u64) -> Option<Fixup> {
         resume: target(&entry.to),
         faults: if entry.serve == 1 { Faults::Sleep } else { Faults::Never },
     })
+}
+
+/// The addresses of the code that runs with RFLAGS.AC set.
+#[cfg(target_os = "none")]
+pub(crate) fn code() -> core::ops::Range<u64> {
+    &raw const user_copies_start as u64..&raw const user_copies_end as u64
+}
+
+/// A host has no such code.
+#[cfg(not(target_os = "none"))]
+pub(crate) fn code() -> core::ops::Range<u64> {
+    0..0
 }
 
 /// On a host no instruction of the kernel may fault.

@@ -111,6 +111,9 @@
 .endm
 
 .text
+# Outside of these two, no instruction of the kernel runs with AC set: `freehold scope` judges it.
+.global user_copies_start
+user_copies_start:
 copy user_copy_serve, 1
 copy user_copy_never, 0
 zero user_zero_serve, 1
@@ -125,3 +128,5 @@ store user_store64_serve, rsi, 1
 store user_store64_never, rsi, 0
 exchange user_exchange_serve, 1
 exchange user_exchange_never, 0
+.global user_copies_end
+user_copies_end:

@@ -8,10 +8,10 @@ use core::arch::asm;
 pub use freehold_scope_doorbell::Records;
 use freehold_scope_doorbell::{self as doorbell, KERNEL, MARKER, MAX_OWNERS, NAME_BYTES, Publication, WORDS};
 
-use crate::boot;
 use crate::memory::layout::WINDOWS_SPAN;
 use crate::memory::{frame_table_end, layout, tables};
 use crate::sync::Once;
+use crate::{boot, traps, usercopy};
 
 /// Aligned to a power of two that holds it: it crosses no page.
 #[repr(C, align(512))]
@@ -44,6 +44,7 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
     names.iter_mut().zip(owners).for_each(|(to, name)| *to = Publication::name(name));
     let areas = layout();
     let (text, rodata) = boot::read_only_parts();
+    let user_copies = usercopy::code();
     let publication = Publication {
         root: tables::root().start().0,
         direct_map: areas.direct_map,
@@ -58,6 +59,9 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
         rodata: rodata.start,
         rodata_end: rodata.end,
         slide: boot::slide(),
+        interrupts: traps::interrupt_table().0,
+        user_copies: user_copies.start,
+        user_copies_end: user_copies.end,
         owners: names,
     };
     let mut words = [0; 1 + WORDS];

@@ -87,7 +87,7 @@ fn publish() {
     watch::publish(records, Owner::ALL.iter().map(|owner| owner.name()));
 }
 
-/// Break a rule of frames on purpose, for those who check them from outside.
+/// Break a rule of memory isolation on purpose, for those who check them from outside.
 ///
 /// # Errors
 /// When there is no memory for it.
@@ -111,6 +111,7 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
         Plant::StaleEntry => breach::stale_entry()?,
         Plant::TextAlias => breach::text_alias()?,
         Plant::LostFrame => core::mem::forget(Frame::<Anon, _>::allocate(frames())?),
+        Plant::SmapOpen => breach::smap_open(),
     }
     Ok(())
 }

@@ -49,11 +49,11 @@ pub const fn phase<const N: usize>(name: &str) -> [u64; N] {
 pub const NAME_BYTES: usize = 16;
 /// The most owners.
 pub const MAX_OWNERS: usize = 16;
-const FIGURES: usize = 20;
+const FIGURES: usize = 23;
 /// Words of a [`Publication`].
 pub const WORDS: usize = FIGURES + MAX_OWNERS * NAME_BYTES / 8;
 /// The layout of [`Publication::words`].
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// What our kernel tells of itself, once, when its frame table is in use. Addresses are virtual where nothing else is said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,6 +84,12 @@ pub struct Publication {
     pub rodata_end: u64,
     /// How far the image was moved from where it was linked.
     pub slide: u64,
+    /// The interrupt descriptor table that all CPUs load: 256 gates of 16 bytes.
+    pub interrupts: u64,
+    /// The code that may run with RFLAGS.AC set, which switches SMAP off: first address.
+    pub user_copies: u64,
+    /// The same: one past the last.
+    pub user_copies_end: u64,
     /// The owners' names by number.
     pub owners: [[u8; NAME_BYTES]; MAX_OWNERS],
 }
@@ -138,6 +144,9 @@ impl Publication {
             self.rodata,
             self.rodata_end,
             self.slide,
+            self.interrupts,
+            self.user_copies,
+            self.user_copies_end,
         ];
         let mut words = [0; WORDS];
         words[..FIGURES].copy_from_slice(&figures);
@@ -178,6 +187,9 @@ impl Publication {
             rodata: words[17],
             rodata_end: words[18],
             slide: words[19],
+            interrupts: words[20],
+            user_copies: words[21],
+            user_copies_end: words[22],
             owners,
         })
     }
@@ -190,8 +202,8 @@ mod tests {
     #[test]
     fn a_publication_survives_its_words() {
         let mut publication =
-            Publication::from_words(&core::array::from_fn(|n| if n == 0 { 1 } else { n as u64 }));
-        let known = publication.as_mut().expect("version 1");
+            Publication::from_words(&core::array::from_fn(|n| if n == 0 { VERSION } else { n as u64 }));
+        let known = publication.as_mut().expect("this version");
         known.owners[3] = Publication::name("a name that is far too long");
         assert_eq!(Publication::from_words(&known.words()), Some(*known));
         assert_eq!(&known.owners[3], b"a name that is f");

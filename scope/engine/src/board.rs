@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use freehold_scope_record::Settings;
 
 use crate::guest::{MAX_NODES, NOWHERE};
+use crate::tally::KERNEL;
 use crate::watch::Block;
 
 /// The words of one CPU. They are anybody's memory, and stay where they are.
@@ -31,8 +32,10 @@ const NONE: u64 = 0;
 const RECENT: usize = 0;
 /// The page number of the code that runs.
 const PAGE: usize = 1;
+/// Not 0 while the kernel runs with RFLAGS.AC set; what programs do with it is not followed.
+const AC: usize = 2;
 /// Instructions by mode and node, since they were settled.
-const FETCHES: usize = 2;
+const FETCHES: usize = 3;
 /// The first level of instruction caches, direct-mapped: the line in each place.
 const LINES: usize = FETCHES + 2 * (MAX_NODES + 1);
 
@@ -80,6 +83,8 @@ pub enum Due {
         /// The block's mode.
         mode: usize,
     },
+    /// [`Cpu::smap`](crate::Cpu::smap) with the block: the kernel runs it with SMAP off.
+    Smap,
 }
 
 /// How many words a board needs: a power of two, which the emulator multiplies by.
@@ -106,7 +111,8 @@ pub(crate) fn steps(block: &Block, lines: usize) -> impl Iterator<Item = Step> +
     let line =
         move |line| Step::Unless { word: place(line), equals: line + 1, due: Due::Line { line, mode } };
     let [own, further] = block.lines.map(|(first, end)| first..end);
-    before.into_iter().chain(own.chain(further).map(line))
+    let smap = (block.mode == KERNEL).then_some(Step::Unless { word: AC, equals: 0, due: Due::Smap });
+    before.into_iter().chain(smap).chain(own.chain(further).map(line))
 }
 
 const fn fetches(mode: usize, node: usize) -> usize {
@@ -161,6 +167,14 @@ impl Own {
     }
     pub(crate) fn take_fetches(&self, mode: usize, node: usize) -> u64 {
         self.take(fetches(mode, node))
+    }
+    /// Whether the kernel runs with RFLAGS.AC set.
+    #[inline]
+    pub(crate) fn has_ac(&self) -> bool {
+        self.get(AC) != 0
+    }
+    pub(crate) fn set_ac(&self, value: bool) {
+        self.set(AC, u64::from(value));
     }
     /// Whether the code that runs is in this page.
     #[inline]

@@ -11,6 +11,7 @@
 
 mod access;
 mod code;
+mod flags;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +25,7 @@ use freehold_scope_record::{Checks, CpuPhase, SettingsError};
 use crate::board::{self, Board, Own};
 use crate::frames::{Mark, Suspect};
 use crate::guest::NOWHERE;
+use crate::smap::Smap;
 use crate::tally::{KERNEL, SliceTally, Tally};
 use crate::watch::{FIRMWARE, Ring, Watch};
 
@@ -122,6 +124,7 @@ pub struct Cpu {
     slice_time: u64,
     slice_end: u64,
     checks: Checks,
+    pub(crate) smap: Smap,
     /// Runs of each block.
     pub(crate) runs: Vec<u64>,
     pub(crate) fills: u64,
@@ -188,6 +191,7 @@ impl Cpu {
             heat: vec![0; watch.region_count()],
             slice_time: 0,
             checks: Checks::default(),
+            smap: Smap::default(),
             runs: Vec::new(),
             fills: 0,
             unknown_flushes: 0,

@@ -15,6 +15,27 @@ pub enum Special {
     Marker,
     /// A 64-bit store of this register to memory, which may tell the next instruction's operand.
     Store(u8),
+    /// An instruction that changes or shows RFLAGS.AC, or may be a trap handler's first.
+    Flags(Flags),
+}
+
+/// What an instruction has to do with RFLAGS.AC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flags {
+    /// STAC sets it.
+    Set,
+    /// CLAC clears it. So does SYSCALL: its mask is checked by what PUSHF and trap frames show later.
+    Clear,
+    /// SYSRET leaves kernel mode, where it is not judged.
+    Leave,
+    /// POPF takes it from the stack.
+    Pop,
+    /// PUSHF shows it on the stack.
+    Push,
+    /// IRET takes it from the trap frame.
+    Return,
+    /// `push` of a constant: a trap handler may begin so.
+    Constant,
 }
 
 /// What these bytes, one instruction, are.
@@ -37,6 +58,15 @@ pub fn special(bytes: &[u8]) -> Option<Special> {
             _ => None,
         },
         [0x0f, 0x01, 0xfe, ..] => Some(Special::Everything),
+        [0x0f, 0x01, 0xca, ..] => Some(Special::Flags(Flags::Clear)),
+        [0x0f, 0x01, 0xcb, ..] => Some(Special::Flags(Flags::Set)),
+        [0x0f, 0x05, ..] => Some(Special::Flags(Flags::Clear)),
+        [0x0f, 0x07, ..] => Some(Special::Flags(Flags::Leave)),
+        // 16 bits of flags hold no AC; in 64-bit mode the operand has 16 or 64 bits.
+        [0x9c, ..] if !operand_size => Some(Special::Flags(Flags::Push)),
+        [0x9d, ..] if !operand_size => Some(Special::Flags(Flags::Pop)),
+        [0xcf, ..] if rex & 8 != 0 => Some(Special::Flags(Flags::Return)),
+        [0x68 | 0x6a, ..] => Some(Special::Flags(Flags::Constant)),
         [0x0f, 0x01, modrm, ref rest @ ..] if modrm >> 3 & 7 == 7 && modrm < 0xc0 => {
             let plain = match (modrm >> 6, modrm & 7) {
                 (_, 4) | (0, 5) => false,
@@ -66,7 +96,7 @@ mod tests {
 
     #[test]
     fn translation_instructions_are_known_by_their_bytes() {
-        let cases: [(&[u8], Option<Special>); 17] = [
+        let cases: [(&[u8], Option<Special>); 29] = [
             (&[0x0f, 0x22, 0xd8], Some(Special::Root(0))), // mov cr3, rax
             (&[0x41, 0x0f, 0x22, 0xdc], Some(Special::Root(12))), // mov cr3, r12
             (&[0x0f, 0x22, 0xe7], Some(Special::Everything)), // mov cr4, rdi
@@ -84,6 +114,18 @@ mod tests {
             (&[0x48, 0x89, 0x01], Some(Special::Store(0))), // mov [rcx], rax
             (&[0x4c, 0x89, 0x64, 0x24, 0x08], Some(Special::Store(12))), // mov [rsp + 8], r12
             (&[0x48, 0x89, 0xc1], None),                   // mov rcx, rax
+            (&[0x0f, 0x01, 0xcb], Some(Special::Flags(Flags::Set))), // stac
+            (&[0x0f, 0x01, 0xca], Some(Special::Flags(Flags::Clear))), // clac
+            (&[0x0f, 0x05], Some(Special::Flags(Flags::Clear))), // syscall
+            (&[0x48, 0x0f, 0x07], Some(Special::Flags(Flags::Leave))), // sysretq
+            (&[0x9c], Some(Special::Flags(Flags::Push))),  // pushfq
+            (&[0x9d], Some(Special::Flags(Flags::Pop))),   // popfq
+            (&[0x66, 0x9d], None),                         // popfw
+            (&[0x48, 0xcf], Some(Special::Flags(Flags::Return))), // iretq
+            (&[0xcf], None),                               // iretd: no frame of a 64-bit kernel
+            (&[0x6a, 0x00], Some(Special::Flags(Flags::Constant))), // push 0
+            (&[0x68, 14, 0, 0, 0], Some(Special::Flags(Flags::Constant))), // push 14
+            (&[0x0f, 0x01, 0xf9], None),                   // rdtscp
         ];
         for (bytes, expected) in cases {
             assert_eq!(special(bytes), expected, "{bytes:02x?}");

@@ -3,7 +3,7 @@
 use freehold_scope_model::{Death as Cause_, PageSize, Slices};
 use freehold_scope_record::{
     Block as BlockResult, Cause, Checks, Cost, CpuPhase, Death, Emulator, Half, LifetimeGroup, Page, Phase,
-    Results, Slice, TlbResult, VERSION, log2_bucket,
+    Results, Slice, SmapChecks, TlbResult, VERSION, log2_bucket,
 };
 
 use crate::cpu::{Cpu, Finished};
@@ -35,6 +35,7 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Resul
         stores: sum.stores + cpu.checks.stores,
         changes: 0,
     });
+    let smap = cpus.iter().fold(SmapChecks::default(), |sum, cpu| sum.plus(cpu.smap.checks));
     let clocks: Vec<(usize, u64)> = finished.iter().map(|cpu| (cpu.number, cpu.clock)).collect();
     let accesses = |phase: &Phase| -> u64 {
         let modes = phase.cpus.iter().flat_map(|cpu| [&cpu.modes.user, &cpu.modes.kernel]);
@@ -58,7 +59,7 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Resul
         slices: slices(watch, finished.into_iter().map(|cpu| cpu.slices), at),
         regions: if settings.models.heat.is_some() { watch.regions() } else { Vec::new() },
         blocks: blocks(watch, cpus),
-        oracle: watch.frames.results(checks),
+        oracle: watch.frames.results(checks, smap),
         cost,
         remarks: remarks(watch, cpus, &phases),
         phases,

@@ -17,9 +17,12 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use freehold_scope_doorbell::{Publication, Records};
-use freehold_scope_record::{Checks, KernelLayout, Memory, Oracle, Rule, Stale, Violation, log2_bucket};
+use freehold_scope_record::{
+    Checks, KernelLayout, Memory, Oracle, Rule, SmapChecks, Stale, Violation, log2_bucket,
+};
 
 use crate::guest::{GuestMemory, walk};
+use crate::smap::Rules;
 
 /// What is known of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +85,8 @@ pub struct Frames {
     /// What kind of code last touched the page of a frame, for kernels that publish nothing.
     users: Vec<AtomicU8>,
     published: OnceLock<(Publication, u64)>,
+    /// Where the kernel may run with RFLAGS.AC set.
+    rules: OnceLock<Rules>,
     changes: AtomicU64,
     /// Held while a store changes marks.
     changing: Mutex<()>,
@@ -115,6 +120,7 @@ impl Frames {
             changed: zeroes(count),
             users: zeroes(count),
             published: OnceLock::new(),
+            rules: OnceLock::new(),
             changes: AtomicU64::new(0),
             changing: Mutex::new(()),
             log: Mutex::new(log),
@@ -130,6 +136,12 @@ impl Frames {
     #[inline]
     pub fn published(&self) -> Option<&Publication> {
         self.published.get().map(|(publication, _)| publication)
+    }
+
+    /// What RFLAGS.AC is judged by, once our kernel has published itself.
+    #[inline]
+    pub fn rules(&self) -> Option<&Rules> {
+        self.rules.get()
     }
 
     /// Our kernel has published its layout: take its frame table over. Only the first publication counts.
@@ -155,13 +167,15 @@ impl Frames {
                 }
             }
         }
+        let rules = Rules::read(memory, p)?;
         let frames = p.frames.min(self.marks.len() as u64);
         let mut frame = 0;
         while frame < frames {
             let state = self.read_state(memory, p, frame).ok_or("the frame table is not mapped")?;
             frame += self.take(p, frame, state, now);
         }
-        self.published.set((publication, now)).map_err(|_| "it was published before")
+        self.published.set((publication, now)).map_err(|_| "it was published before")?;
+        self.rules.set(rules).map_err(|_| "it was published before")
     }
 
     /// The state word of a frame's record, as the guest's memory has it.
@@ -301,7 +315,7 @@ impl Frames {
     }
 
     /// Everything the oracle saw; `checks` as the CPUs counted them.
-    pub fn results(&self, checks: Checks) -> Oracle {
+    pub fn results(&self, checks: Checks, smap: SmapChecks) -> Oracle {
         let layout = self.published().map(|p| KernelLayout {
             direct_map: (p.direct_map, p.direct_map + p.direct_span),
             windows: (p.windows, p.windows + p.windows_span),
@@ -315,6 +329,7 @@ impl Frames {
             layout,
             since: self.published.get().map_or(0, |(_, since)| *since),
             checks: Checks { changes: self.changes.load(Ordering::Relaxed), ..checks },
+            smap,
             violations: log.violations.clone(),
             total: log.total,
             stale_windows: log.stale_windows.clone(),

@@ -6,6 +6,7 @@
 //! - [`Watch::block`] for each block of code that is translated, [`special`] for its instructions;
 //! - [`Cpu::block`] when a block runs, or takes its [`steps`](Watch::steps) itself; [`Cpu::access`] for each load and store;
 //! - [`Cpu::flush`] before an instruction that lets translations be forgotten, [`Cpu::ring`] when the doorbell rings;
+//! - [`Cpu::flags`] before an instruction that has to do with RFLAGS.AC, [`Cpu::flags_at`] after its access;
 //! - [`finish`] when all CPUs have stopped.
 //!
 //! What is shared between CPUs, and how: the machine's clock and the phase are atomic; each near cache has a lock (`near`);
@@ -20,6 +21,7 @@ mod finish;
 mod frames;
 mod guest;
 mod near;
+mod smap;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -27,7 +29,7 @@ mod watch;
 
 pub use board::{Board, Due, Step, board_words};
 pub use cpu::{Choice, Cpu, Flush};
-pub use decode::{Special, special, tells};
+pub use decode::{Flags, Special, special, tells};
 pub use finish::finish;
 pub use guest::GuestMemory;
 pub use watch::{Block, Place, Ring, Watch};

@@ -1,5 +1,7 @@
 //! A small machine made by hand: what runs on it is known to the instruction, so what is counted has to be.
 
+mod smap;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +13,7 @@ use freehold_scope_record::{
 };
 
 use crate::guest::tests::Words;
-use crate::{Board, Choice, Cpu, Due, Flush, Place, Ring, Step, Watch, board_words, finish};
+use crate::{Board, Choice, Cpu, Due, Flags, Flush, Place, Ring, Step, Watch, board_words, finish};
 
 const MIB: u64 = 1 << 20;
 const NODE: u64 = 64 * MIB;
@@ -22,6 +24,11 @@ const DYNAMIC: u64 = 0xffff_f000_0000_0000;
 const ROOT: u64 = 0x10_0000;
 /// Physical addresses of the image and of the frame table.
 const IMAGE: u64 = 0x20_0000;
+/// Physical address of the interrupt table, which is in the page behind the text.
+const GATES: u64 = 0x21_0000;
+/// Handlers of 16 bytes by vector.
+const HANDLERS: u64 = TEXT + 0x200;
+const USER_COPIES: u64 = TEXT + 0x700;
 const RECORDS: u64 = 0x40_0000;
 const ANON: u64 = 6;
 const KERNEL_OWNER: u64 = 2;
@@ -89,6 +96,13 @@ impl Machine {
             self.words.map(ROOT, DIRECT + block, block, PageSize::Large, PTE_GLOBAL);
         }
         self.words.map(ROOT, TEXT, IMAGE, PageSize::Small, PTE_GLOBAL);
+        self.words.map(ROOT, TEXT + 0x1000, GATES, PageSize::Small, PTE_GLOBAL);
+        for vector in 0..16 {
+            let handler = HANDLERS + 16 * vector;
+            self.words
+                .store(GATES + 16 * vector, handler & 0xffff | 0x8e << 40 | (handler >> 16 & 0xffff) << 48);
+            self.words.store(GATES + 16 * vector + 8, handler >> 32);
+        }
         let frames = (2 * NODE) >> 12;
         for page in (0..frames * 32).step_by(4096) {
             self.words.map(ROOT, TABLE + page, RECORDS + page, PageSize::Small, PTE_GLOBAL);
@@ -125,6 +139,9 @@ impl Machine {
             rodata: TEXT + 0x800,
             rodata_end: TEXT + 0x1000,
             slide: 0,
+            interrupts: TEXT + 0x1000,
+            user_copies: USER_COPIES,
+            user_copies_end: USER_COPIES + 0x40,
             owners: names,
         };
         let words = publication.words();
@@ -323,7 +340,11 @@ fn no_store_reaches_text_or_a_replica_through_any_alias() {
     machine.publish(&[(0x4000, 5)]);
     machine.access(0, DYNAMIC, IMAGE, Access::Read);
     machine.access(0, 0x40_0000, 0x4000 << 12, Access::Read);
-    assert_eq!(machine.watch.frames.results(Default::default()).total, 0, "loads are allowed");
+    assert_eq!(
+        machine.watch.frames.results(Default::default(), Default::default()).total,
+        0,
+        "loads are allowed"
+    );
     machine.access(0, DYNAMIC, IMAGE, Access::Write);
     machine.access(0, 0x40_0000, 0x4000 << 12, Access::Write);
     let oracle = machine.results().oracle;
@@ -396,6 +417,9 @@ fn physical_addresses_that_the_tables_contradict_are_called_doubtful() {
 fn steps_that_are_taken_without_a_call_count_what_calls_count() {
     // Two machines run the same at random, one by calls and one by steps, as an emulator's own code takes them.
     let (mut calls, mut steps) = (Machine::new(), Machine::new());
+    for machine in [&mut calls, &mut steps] {
+        assert_eq!(machine.publish(&[]), Ring::Published);
+    }
     let mut runs = Vec::new();
     let mut state = 7u64;
     for _ in 0..20_000 {
@@ -414,6 +438,9 @@ fn steps_that_are_taken_without_a_call_count_what_calls_count() {
             machine.access(cpu, DYNAMIC + (page << 12), 0x40_0000 + (page << 12), Access::Write);
             if draw(6, 55) == 0 {
                 machine.cpus[cpu].flush(Flush::Space(None));
+            }
+            if draw(3, 56) == 0 {
+                machine.cpus[cpu].flags(if draw(1, 59) == 0 { Flags::Set } else { Flags::Clear });
             }
             if draw(9, 54) == 0 {
                 let message: [u64; 2] = doorbell::phase("next");
@@ -439,6 +466,7 @@ fn steps_that_are_taken_without_a_call_count_what_calls_count() {
     for (phase, other) in calls.phases.iter().zip(&steps.phases) {
         assert!(phase == other, "{} from {}", phase.name, phase.start);
     }
+    assert!(calls.oracle.smap.outside > 1000 && calls.oracle == steps.oracle);
     assert!(calls.slices == steps.slices && calls.near == steps.near && calls.tlb == steps.tlb);
 }
 
@@ -465,6 +493,7 @@ fn take(machine: &mut Machine, cpu: usize, block: &'static crate::Block, runs: &
             Some(Due::Page) => cpu.page::<Everything>(block),
             Some(Due::Look) => cpu.look(),
             Some(Due::Line { line, mode }) => cpu.line(line, mode),
+            Some(Due::Smap) => cpu.smap(block),
             None => {}
         }
     }

@@ -133,6 +133,11 @@ impl Watch {
         &self.settings
     }
 
+    /// How far our kernel's image was moved, once it has published itself.
+    pub fn slide(&self) -> Option<u64> {
+        self.frames.published().map(|publication| publication.slide)
+    }
+
     /// A block of code was translated. The same place is the same block, however often it is translated.
     pub fn block(&self, place: Place) -> &'static Block {
         self.translated.fetch_add(1, Ordering::Relaxed);

@@ -24,6 +24,8 @@ pub struct Calls {
     pub look: ExecCallback,
     /// With [`pack`]ed data: [`Due::Line`].
     pub line: ExecCallback,
+    /// With the block: [`Due::Smap`].
+    pub smap: ExecCallback,
 }
 
 /// How blocks are counted.
@@ -88,6 +90,7 @@ impl Counter {
             Due::Page => (calls.page, data),
             Due::Look => (calls.look, core::ptr::null_mut()),
             Due::Line { line, mode } => (calls.line, pack(line, mode)),
+            Due::Smap => (calls.smap, data),
         };
         for step in watch.steps(known) {
             match step {

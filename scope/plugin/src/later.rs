@@ -46,7 +46,8 @@ pub struct Later {
     copy: Copy_,
 }
 
-fn symbol(name: &CStr) -> Option<*mut c_void> {
+/// What QEMU exports under a name.
+pub fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a name, and the handle that stands for everything that is loaded.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!found.is_null()).then_some(found)

@@ -28,6 +28,9 @@
 //! The marker and its messages are described in `scope/doorbell`. The marker may be the last instruction of a block when
 //! QEMU cuts blocks short (`-icount`): then the next block that begins behind it is waited for.
 //!
+//! # Which code ran
+//! Where that is all that is asked for ([`Subject::Code`]), a block adds to a word when it runs, and nothing else is called ([`coverage`]).
+//!
 //! # Threads
 //! Each CPU has a thread, and its [`Cpu`] is used by that thread alone. At the exit another thread collects them: it
 //! says [`stopping`](Slot), makes every running thread see that (membarrier, or a pause where the host has none), waits
@@ -36,6 +39,8 @@
 #![allow(unsafe_code, reason = "QEMU calls through C and hands out pointers")]
 
 mod counting;
+mod coverage;
+mod flags;
 mod later;
 mod mapping;
 mod qemu;
@@ -48,9 +53,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use counting::{Calls, Counter};
-use freehold_scope_engine::{Choice, Cpu, Flush, Place, Ring, Special, Watch, finish, special, tells};
+use freehold_scope_engine::{Choice, Cpu, Flags, Flush, Place, Ring, Special, Watch, finish, special, tells};
 use freehold_scope_model::Access;
-use freehold_scope_record::{Emulator, Settings};
+use freehold_scope_record::{Emulator, Results, Settings, Subject};
 use mapping::Mapped;
 use qemu::{Block, ExecCallback, Instruction, MemCallback};
 
@@ -140,7 +145,8 @@ impl<const C: bool, const T: bool> Choice for Chosen<C, T> {
 
 impl Callbacks {
     fn of<C: Choice>() -> Self {
-        let blocks = Calls { block: on_block::<C>, page: on_page::<C>, look: on_look, line: on_line };
+        let blocks =
+            Calls { block: on_block::<C>, page: on_page::<C>, look: on_look, line: on_line, smap: on_smap };
         Self { blocks, access: on_access::<C> }
     }
     fn choose(settings: &Settings) -> Self {
@@ -289,6 +295,12 @@ extern "C" fn on_line(number: c_uint, data: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.line(line, mode));
 }
 
+extern "C" fn on_smap(number: c_uint, data: *mut c_void) {
+    // SAFETY: as above.
+    let block = unsafe { &*data.cast::<freehold_scope_engine::Block>() };
+    with_cpu(number, |cpu, _| cpu.smap(block));
+}
+
 extern "C" fn on_access<C: Choice>(number: c_uint, info: u32, address: u64, data: *mut c_void) {
     let store = info & STORE_BIT.load(Ordering::Relaxed) != 0;
     let access = if store { Access::Write } else { Access::Read };
@@ -325,6 +337,20 @@ extern "C" fn on_full_flush(number: c_uint, _: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.flush(Flush::All));
 }
 
+/// Before an instruction that has to do with RFLAGS.AC.
+extern "C" fn on_flags(number: c_uint, data: *mut c_void) {
+    with_cpu(number, |cpu, _| cpu.flags(flags::of(data)));
+}
+
+/// After its access; for the first instruction of a handler, with its address.
+extern "C" fn on_flags_access(number: c_uint, info: u32, address: u64, data: *mut c_void) {
+    with_cpu(number, |cpu, _| cpu.flags_at(flags::of(data), address, || physical(info, address)));
+}
+
+extern "C" fn on_handler_push(number: c_uint, info: u32, address: u64, data: *mut c_void) {
+    with_cpu(number, |cpu, _| cpu.handler_pushed(data as u64, address, || physical(info, address)));
+}
+
 extern "C" fn on_untold_page_flush(number: c_uint, _: *mut c_void) {
     with_cpu(number, |cpu, _| cpu.flush(Flush::Page(None)));
 }
@@ -336,7 +362,11 @@ extern "C" fn on_untold_space_flush(number: c_uint, _: *mut c_void) {
 extern "C" fn on_translation(_: u64, raw: *mut c_void) {
     // SAFETY: the callback's own argument, used until it returns.
     let block = unsafe { Block::new(raw) };
-    translate(running(), &block);
+    let running = running();
+    match running.watch.settings().subject {
+        Subject::Everything => translate(running, &block),
+        Subject::Code => coverage::translate(running, &block),
+    }
 }
 
 fn translate(running: &Running, block: &Block<'_>) {
@@ -367,10 +397,13 @@ fn translate(running: &Running, block: &Block<'_>) {
                 (Special::Root(_), true) => Some(on_space_flush),
                 (Special::Root(_), false) => Some(on_untold_space_flush),
                 (Special::Everything, _) => Some(on_full_flush),
-                (Special::Marker | Special::Store(_), _) => None,
+                (Special::Marker | Special::Store(_) | Special::Flags(_), _) => None,
             };
             if let Some(callback) = callback {
                 instruction.before(callback, core::ptr::null_mut());
+            }
+            if let Special::Flags(kind) = kind {
+                watch_flags(&instruction, kind, index);
             }
         }
         before = kind.map(|kind| (kind, instruction));
@@ -382,6 +415,26 @@ fn translate(running: &Running, block: &Block<'_>) {
     if let Some(place) = place {
         let known = running.watch.block(place);
         running.counter.count(&running.watch, running.callbacks.blocks, block, known);
+    }
+}
+
+/// Have the CPU see an instruction that has to do with RFLAGS.AC: the kernel's, and the programs' SYSCALL.
+fn watch_flags(instruction: &Instruction<'_>, kind: Flags, index: usize) {
+    let pc = instruction.address();
+    let data = flags::data(kind);
+    let in_kernel = pc >> 63 != 0;
+    match kind {
+        Flags::Clear => instruction.before(on_flags, data),
+        Flags::Set | Flags::Leave if in_kernel => instruction.before(on_flags, data),
+        Flags::Push | Flags::Pop if in_kernel => instruction.on_access(on_flags_access, data),
+        Flags::Return if in_kernel => {
+            instruction.before(on_flags, data);
+            instruction.on_access(on_flags_access, data);
+        }
+        Flags::Constant if in_kernel && index == 0 => {
+            instruction.on_access(on_handler_push, pc as *mut c_void)
+        }
+        _ => {}
     }
 }
 
@@ -415,6 +468,18 @@ extern "C" fn on_exit(_: u64, _: *mut c_void) {
         say("a CPU did not stop; there are no results");
         return;
     }
+    let path = &running.watch.settings().result;
+    let written = match running.watch.settings().subject {
+        Subject::Everything => everything(running).write(path),
+        Subject::Code => coverage::executed(running).write(path),
+    };
+    if let Err(error) = written {
+        say(&format!("cannot write {}: {error}", path.display()));
+    }
+}
+
+/// What all CPUs saw. They are outside, and stay there.
+fn everything(running: &Running) -> Results {
     let mut cpus: Vec<&mut Cpu> = Vec::new();
     for (number, slot) in SLOTS.iter().enumerate() {
         // SAFETY: QEMU is ending and no callback is inside, nor will one be: see "Threads" above.
@@ -429,11 +494,7 @@ extern "C" fn on_exit(_: u64, _: *mut c_void) {
         interface: running.interface,
         counting: running.counter.name(),
     };
-    let results = finish(&running.watch, &mut cpus, emulator);
-    let path = &running.watch.settings().result;
-    if let Err(error) = results.write(path) {
-        say(&format!("cannot write {}: {error}", path.display()));
-    }
+    finish(&running.watch, &mut cpus, emulator)
 }
 
 /// Wait until no CPU's thread is inside a callback, and none can be from now on.

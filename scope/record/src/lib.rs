@@ -9,22 +9,26 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod coverage;
 mod memory;
 mod oracle;
 mod results;
 mod settings;
 
+pub use coverage::{Executed, Ranges};
 pub use memory::{Backend, Growth, HwAddress, Memory, Range};
-pub use oracle::{Checks, KernelLayout, Oracle, Rule, Stale, Violation};
+pub use oracle::{Checks, KernelLayout, Oracle, Rule, SmapChecks, Stale, Violation};
 pub use results::{
     Block, Bucket, Cause, Collision, Cost, Counting, Counts, CpuPhase, Death, Emulator, Half, HeatRegion,
     LifetimeGroup, Locality, Modes, NearCounts, NearResult, Page, Phase, Results, Slice, TlbResult,
     log2_bucket,
 };
-pub use settings::{CacheModel, CacheShape, Heat, Models, NearShape, Settings, SettingsError, TlbShape};
+pub use settings::{
+    CacheModel, CacheShape, Heat, Models, NearShape, Settings, SettingsError, Subject, TlbShape,
+};
 
 /// The version of these types. The plugin refuses settings of another.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Why a file is no record.
 #[derive(Debug)]

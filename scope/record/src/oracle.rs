@@ -12,6 +12,8 @@ pub enum Rule {
     Stale,
     /// A store reached kernel text, read-only data or a node's replica of them.
     Text,
+    /// The kernel ran with RFLAGS.AC set, which switches SMAP off, where it does not copy to or from a program.
+    Smap,
 }
 
 impl Rule {
@@ -21,6 +23,7 @@ impl Rule {
             Self::DirectMap => "the kernel reached a user's frame through the direct map",
             Self::Stale => "a translation was used after its frame had changed hands",
             Self::Text => "a store reached kernel text, read-only data or a replica",
+            Self::Smap => "the kernel ran with SMAP off (RFLAGS.AC) outside a user copy",
         }
     }
 }
@@ -47,9 +50,9 @@ pub struct Violation {
     pub cpu: usize,
     /// The instruction's address.
     pub pc: u64,
-    /// The address that it used.
+    /// The address that it used. For [`Rule::Smap`]: the instruction's own.
     pub address: u64,
-    /// The frame that it reached, or that a stale translation leads to.
+    /// The frame that it reached, or that a stale translation leads to. For [`Rule::Smap`]: the frame of the code.
     pub frame: u64,
     /// Who owned the frame.
     pub owner: String,
@@ -70,6 +73,35 @@ pub struct Checks {
     pub stores: u64,
     /// Changes of ownership that were seen.
     pub changes: u64,
+}
+
+/// RFLAGS.AC in kernel mode, which switches SMAP off. All but the trap frames are kernel instructions that ran with AC set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct SmapChecks {
+    /// Trap frames that were read.
+    pub frames: u64,
+    /// Those of them that interrupted a program that had AC set.
+    pub program_frames: u64,
+    /// In the code that copies to and from programs.
+    pub user_copies: u64,
+    /// Between a trap and the handler's CLAC, as far as that is in time.
+    pub entries: u64,
+    /// Elsewhere: each is a breach of [`Rule::Smap`].
+    pub outside: u64,
+}
+
+impl SmapChecks {
+    /// The sums of both.
+    #[must_use]
+    pub const fn plus(self, more: Self) -> Self {
+        Self {
+            frames: self.frames + more.frames,
+            program_frames: self.program_frames + more.program_frames,
+            user_copies: self.user_copies + more.user_copies,
+            entries: self.entries + more.entries,
+            outside: self.outside + more.outside,
+        }
+    }
 }
 
 /// What our kernel published of itself: half-open ranges of virtual addresses, as they run (slide included).
@@ -98,6 +130,8 @@ pub struct Oracle {
     pub since: u64,
     /// How often it looked.
     pub checks: Checks,
+    /// What it saw of RFLAGS.AC.
+    pub smap: SmapChecks,
     /// What was broken, in order of time; no more than were asked for.
     pub violations: Vec<Violation>,
     /// How many there were in all, repetitions included.

@@ -72,6 +72,17 @@ pub struct Models {
     pub heat: Option<Heat>,
 }
 
+/// What the plugin looks at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Subject {
+    /// Every instruction and every access: the result is a [`Results`](crate::Results).
+    #[default]
+    Everything,
+    /// Which code ran: the result is an [`Executed`](crate::Executed). The guest's memory is not looked into.
+    Code,
+}
+
 /// What the command tells the plugin.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Settings {
@@ -79,6 +90,8 @@ pub struct Settings {
     pub version: u32,
     /// Where the results go.
     pub result: PathBuf,
+    /// What is looked at.
+    pub subject: Subject,
     /// The guest's memory.
     pub memory: Memory,
     /// The node of each CPU.
@@ -160,6 +173,7 @@ impl Settings {
         Self {
             version: VERSION,
             result,
+            subject: Subject::Everything,
             memory,
             cpus,
             models: Models::default(),

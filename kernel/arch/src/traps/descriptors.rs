@@ -7,6 +7,8 @@ use core::arch::asm;
 use core::cell::UnsafeCell;
 use core::mem::offset_of;
 
+use freehold_machine::VirtAddr;
+
 use crate::cpu::PerCpu;
 use crate::memory::{self, OutOfMemory, tables};
 use crate::registers::{self, MSR_CSTAR, MSR_EFER, MSR_FMASK, MSR_LSTAR, MSR_STAR};
@@ -169,6 +171,11 @@ mod symbols {
 mod symbols {
     pub fn trap_vectors() {}
     pub fn syscall_entry() {}
+}
+
+/// The address of the table that all CPUs load.
+pub(crate) fn interrupt_table() -> VirtAddr {
+    VirtAddr(IDT.0.get() as u64)
 }
 
 /// Fill the table: interrupt gates, so that handlers start with interrupts off. On the first CPU only.

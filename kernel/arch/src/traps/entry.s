@@ -94,6 +94,7 @@ trap_common:
     iretq
 
 trap_from_user:
+    clac
     push_registers
     swapgs
 leave_user:

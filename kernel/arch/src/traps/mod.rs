@@ -18,7 +18,7 @@ use crate::{apic, cpu, irq, panic, registers};
 mod descriptors;
 mod frame;
 
-pub(crate) use descriptors::{Descriptors, init_cpu, write_idt};
+pub(crate) use descriptors::{Descriptors, init_cpu, interrupt_table, write_idt};
 pub(crate) use frame::decode_page_fault;
 pub use frame::{Presence, Registers};
 

@@ -24,6 +24,9 @@ impl Cpu {
             self.look();
         }
         self.board.add_fetches(block.mode, block.node, block.instructions);
+        if block.mode == KERNEL && self.board.has_ac() {
+            self.smap(block);
+        }
         if C::CACHE && block.only_line != self.last_line {
             for (first, end) in block.lines {
                 for line in first..end {

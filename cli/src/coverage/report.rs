@@ -1,0 +1,199 @@
+//! What a record holds: as text, and as a page.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::record::{Function, Record};
+use crate::html::{Cell, Column, Page, Table, Tile, Tone, Unit};
+use crate::scope::plural;
+
+/// Functions that are named where not all are asked for.
+pub const NAMED: usize = 40;
+
+/// `61.2% of 1.83 MB`.
+pub fn ran(record: &Record) -> String {
+    format!("{:.1}% of {}", record.percent(), Unit::Bytes.show(record.bytes as f64))
+}
+
+/// Bytes, and bytes that ran.
+type Sums<'a> = BTreeMap<&'a str, (u64, u64)>;
+
+/// By a part of the functions' modules.
+fn sums<'a>(record: &'a Record, part: impl Fn(&'a str) -> &'a str) -> Sums<'a> {
+    let mut sums = Sums::new();
+    for function in &record.functions {
+        let sum = sums.entry(part(&function.module)).or_default();
+        sum.0 += function.bytes;
+        sum.1 += function.ran;
+    }
+    sums
+}
+
+fn crate_of(module: &str) -> &str {
+    module.split("::").next().unwrap_or(module)
+}
+
+fn share((bytes, ran): (u64, u64)) -> f64 {
+    100.0 * ran as f64 / bytes.max(1) as f64
+}
+
+/// Crates, each with its modules; what has most bytes that never ran stands first.
+fn modules(record: &Record) -> Vec<(&str, (u64, u64))> {
+    let missing = |sum: &(u64, u64)| core::cmp::Reverse(sum.0 - sum.1);
+    let mut crates: Vec<_> = sums(record, crate_of).into_iter().collect();
+    crates.sort_by_key(|(_, sum)| missing(sum));
+    let all = sums(record, |module| module);
+    let mut rows = Vec::new();
+    for (name, sum) in crates {
+        rows.push((name, sum));
+        let mut own: Vec<_> =
+            all.iter().filter(|(module, _)| crate_of(module) == name && **module != name).collect();
+        own.sort_by_key(|(_, sum)| missing(sum));
+        rows.extend(own.into_iter().map(|(module, sum)| (*module, *sum)));
+    }
+    rows
+}
+
+/// Functions of which no byte ran, largest first.
+fn never(record: &Record) -> Vec<&Function> {
+    let mut never: Vec<&Function> = record.functions.iter().filter(|function| function.ran == 0).collect();
+    never.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.name.cmp(&b.name)));
+    never
+}
+
+/// Everything, with at most `named` functions.
+pub fn text(record: &Record, named: usize) -> String {
+    let never = never(record);
+    let mut text = format!(
+        "{:.2}% of {} bytes of the kernel's code ran in {}; {} of {} functions never did\n\n",
+        record.percent(),
+        record.bytes,
+        plural(record.runs, "run"),
+        never.len(),
+        record.functions.len(),
+    );
+    if record.lost > 0 {
+        let _ =
+            writeln!(text, "{} left nothing behind: QEMU did not end in order\n", plural(record.lost, "run"));
+    }
+    let _ = writeln!(text, "{:>9}  {:>9}  {:>6}  module", "bytes", "never ran", "ran");
+    for (name, sum) in modules(record) {
+        let inner = if name.contains("::") { "  " } else { "" };
+        let _ = writeln!(text, "{:>9}  {:>9}  {:>5.1}%  {inner}{name}", sum.0, sum.0 - sum.1, share(sum));
+    }
+    let _ = writeln!(text, "\n{:>9}  functions that never ran", "bytes");
+    for function in never.iter().take(named) {
+        let _ = writeln!(text, "{:>9}  {}", function.bytes, function.name);
+    }
+    if never.len() > named {
+        let bytes: u64 = never[named..].iter().map(|function| function.bytes).sum();
+        let _ = writeln!(
+            text,
+            "{bytes:>9}  in {} more (--all names them)",
+            plural((never.len() - named) as u64, "function")
+        );
+    }
+    text
+}
+
+/// The same to look at, with all functions that did not run whole.
+pub fn page(record: &Record) -> Page {
+    let mut page =
+        Page::new("Which of the kernel's code ran", &format!("{} in all", plural(record.runs, "run")));
+    let never = never(record);
+    let tile = |label: &str, value: String, detail: String| Tile {
+        label: label.into(),
+        value,
+        detail,
+        tone: Tone::Plain,
+    };
+    page.tiles(&[
+        tile("bytes that ran", format!("{:.1}%", record.percent()), format!("of {}", record.bytes)),
+        tile("functions never reached", never.len().to_string(), format!("of {}", record.functions.len())),
+        tile("runs that left nothing behind", record.lost.to_string(), "QEMU did not end in order".into()),
+    ]);
+    page.section("Modules");
+    page.text(
+        "Code that the compiler put into its caller counts there. Padding between functions is not counted.",
+    );
+    let columns =
+        [Column::code("module"), Column::number("bytes"), Column::number("never ran"), Column::number("ran")];
+    let mut table = Table::new("", &columns);
+    for (name, sum) in modules(record) {
+        table.row([
+            Cell::text(name),
+            Cell::text(sum.0.to_string()),
+            Cell::text((sum.0 - sum.1).to_string()),
+            Cell::text(format!("{:.1}%", share(sum))).share(share(sum) / 100.0),
+        ]);
+    }
+    page.table(&table);
+    page.section("Functions");
+    let mut parts: Vec<&Function> =
+        record.functions.iter().filter(|function| function.ran < function.bytes).collect();
+    parts.sort_by_key(|function| core::cmp::Reverse(function.bytes - function.ran));
+    let columns = [
+        Column::code("function"),
+        Column::number("bytes"),
+        Column::number("never ran"),
+        Column::number("ran"),
+    ];
+    let mut table = Table::new("Functions that did not run whole", &columns);
+    for function in parts {
+        let sum = (function.bytes, function.ran);
+        table.row([
+            Cell::text(&function.name),
+            Cell::text(sum.0.to_string()),
+            Cell::text((sum.0 - sum.1).to_string()),
+            Cell::text(format!("{:.1}%", share(sum))).share(share(sum) / 100.0),
+        ]);
+    }
+    page.table(&table);
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coverage::record::Code;
+
+    fn record() -> Record {
+        let function = |name: &str, module: &str, address, bytes| Function {
+            name: name.into(),
+            module: module.into(),
+            address,
+            bytes,
+            ran: 0,
+        };
+        let functions = vec![
+            function("k::fs::open", "k::fs", 0x1000, 100),
+            function("k::fs::close", "k::fs", 0x1100, 50),
+            function("k::net::send", "k::net", 0x1200, 200),
+            function("entry", "assembly", 0x1300, 10),
+        ];
+        let mut record = Record::new(Code { sum: String::new(), base: 0, functions });
+        record.ran(&[(0x1000, 0x1064), (0x1300, 0x130a)].into_iter().collect(), &Default::default(), 0);
+        record
+    }
+
+    #[test]
+    fn what_never_ran_stands_first() {
+        let text = text(&record(), 1);
+        assert!(text.starts_with(
+            "30.56% of 360 bytes of the kernel's code ran in 1 run; 2 of 4 functions never did"
+        ));
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} in {text}"));
+        assert!(
+            at("  k\n") < at("  k::net") && at("  k::net") < at("  k::fs") && at("k::fs") < at("assembly")
+        );
+        assert!(text.contains("      200  k::net::send") && text.contains("       50  in 1 function more"));
+    }
+
+    #[test]
+    fn the_page_names_every_function_that_did_not_run_whole() {
+        let page = page(&record()).render();
+        assert!(
+            page.contains("k::net::send") && page.contains("k::fs::close") && !page.contains("k::fs::open")
+        );
+    }
+}

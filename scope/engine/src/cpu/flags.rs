@@ -1,0 +1,104 @@
+//! RFLAGS.AC of a CPU: instructions that change or show it, and blocks that run with it set. The rule is in `smap`.
+
+use freehold_scope_record::Rule;
+
+use super::{Cpu, NO_TAG, PAGES};
+use crate::decode::Flags;
+use crate::smap::{AC, ENTRY, read_frame};
+use crate::watch::Block;
+
+impl Cpu {
+    /// An instruction is about to run that has to do with RFLAGS.AC.
+    pub fn flags(&mut self, flags: Flags) {
+        match flags {
+            Flags::Set => self.set_ac(true),
+            Flags::Clear | Flags::Leave => self.set_ac(false),
+            Flags::Return => self.smap.returning = true,
+            // Their accesses tell.
+            Flags::Pop | Flags::Push | Flags::Constant => {}
+        }
+    }
+
+    /// The same instruction has accessed `address`; `physical` asks the emulator where that is.
+    pub fn flags_at(&mut self, flags: Flags, address: u64, physical: impl FnOnce() -> Option<u64>) {
+        match flags {
+            Flags::Pop | Flags::Push => {
+                let physical = self.physical_of(address).or_else(physical);
+                if let Some(shown) = self.told(physical) {
+                    self.set_ac(shown & AC != 0);
+                }
+            }
+            // IRET reads its frame upwards.
+            Flags::Return if core::mem::take(&mut self.smap.returning) => {
+                let Some((flags, code)) = self.frame_at(address, address, physical) else { return };
+                self.set_ac(code & 3 == 0 && flags & AC != 0);
+            }
+            _ => {}
+        }
+    }
+
+    /// The instruction at `pc`, the first of its block, has pushed at `address`: if it is a trap handler's first, the frame
+    /// is above.
+    pub fn handler_pushed(&mut self, pc: u64, address: u64, physical: impl FnOnce() -> Option<u64>) {
+        let Some(frame) = self.watch.frames.rules().and_then(|rules| rules.frame(pc, address)) else {
+            return;
+        };
+        let Some((flags, code)) = self.frame_at(frame, address, physical) else { return };
+        let is_set = flags & AC != 0;
+        self.smap.checks.frames += 1;
+        self.smap.checks.program_frames += u64::from(is_set && code & 3 != 0);
+        self.set_ac(is_set);
+        self.smap.entry_left = ENTRY;
+    }
+
+    /// The kernel runs a block with AC set.
+    #[inline(never)]
+    pub fn smap(&mut self, block: &Block) {
+        let Some(rules) = self.watch.frames.rules() else { return };
+        let instructions = block.instructions;
+        let smap = &mut self.smap;
+        if rules.is_user_copy(block.pc) {
+            smap.checks.user_copies += instructions;
+            return;
+        }
+        if rules.is_handler(block.pc) {
+            smap.entry_left = ENTRY;
+        }
+        if let Some(left) = smap.entry_left.checked_sub(instructions) {
+            smap.entry_left = left;
+            smap.checks.entries += instructions;
+            return;
+        }
+        smap.entry_left = 0;
+        smap.checks.outside += instructions;
+        if !core::mem::replace(&mut smap.reported, true) {
+            let frame = block.frame.unwrap_or(NO_TAG) >> 12;
+            let suspect = self.suspect(block.pc, block.pc, frame);
+            self.watch.frames.report(Rule::Smap, suspect, None);
+        }
+    }
+
+    fn set_ac(&mut self, value: bool) {
+        if self.board.has_ac() != value {
+            self.board.set_ac(value);
+            self.smap.reported = false;
+            // What the last handler did not need of its allowance is nobody else's.
+            self.smap.entry_left = 0;
+        }
+    }
+
+    fn frame_at(&self, frame: u64, near: u64, physical: impl FnOnce() -> Option<u64>) -> Option<(u64, u64)> {
+        let watch = &*self.watch;
+        let root = watch.frames.published().map(|publication| publication.root);
+        let physical = self.physical_of(near).or_else(physical);
+        read_frame(&*watch.memory, root, (near, physical), frame)
+    }
+
+    /// Where an address is that an access has just used; `None` where its page is not kept.
+    fn physical_of(&self, address: u64) -> Option<u64> {
+        let number = address >> 12;
+        let page = &self.pages[number as usize & (PAGES - 1)];
+        let is_kept = page.tag == number | self.generation && page.base != NO_TAG;
+        is_kept.then_some(page.base | address & 0xfff)
+    }
+}

@@ -1,0 +1,181 @@
+//! Judges RFLAGS.AC. The flag switches SMAP off: a kernel sets it around its user copies and nowhere else, and an interrupt
+//! gate does not clear it, so that a trap from a program that set it enters the kernel with SMAP off.
+//!
+//! Version 1 of QEMU's plugin interface shows no registers. Each CPU's AC is therefore derived from
+//! - STAC, CLAC, SYSCALL (whose mask clears it), SYSRET, POPF and IRET as they run;
+//! - the RFLAGS in each trap frame. The CPU's own pushes are not seen, but the handler's first instruction is a push right
+//!   below the frame: its address tells where the frame is, and guest memory what is in it;
+//! - PUSHF, which shows the flag. A SYSCALL mask without AC is found by it, or by the next trap frame.
+//!
+//! AC is constant inside a block, because each instruction that changes it ends a block (QEMU keys its translations by AC). So
+//! a block is judged as a whole, when it begins. AC is allowed in the code that the kernel published for user copies, and for
+//! [`ENTRY`] instructions after a trap, in which the handler runs CLAC. In programs AC is theirs and is not followed.
+//!
+//! AC is a word of the CPU's board; everything else here is used by the CPU's own thread.
+
+use std::collections::HashMap;
+
+use freehold_scope_doorbell::Publication;
+use freehold_scope_record::SmapChecks;
+
+use crate::guest::{GuestMemory, walk};
+
+/// RFLAGS.AC (Intel SDM, volume 1, 3.4.3).
+pub const AC: u64 = 1 << 18;
+/// Instructions in which a trap handler has to run CLAC.
+pub const ENTRY: u64 = 16;
+/// The most bytes of a kernel's user copies: a publication of more would make the rule void.
+const MOST_USER_COPIES: u64 = 4096;
+
+const GATES: u64 = 256;
+const GATE_BYTES: u64 = 16;
+const GATE_PRESENT: u64 = 1 << 47;
+
+/// Vectors for which the CPU pushes an error code (Intel SDM, volume 3, 6.13; #VC and #HV: AMD APM, volume 2, 8.2).
+const fn has_error_code(vector: u64) -> bool {
+    matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
+}
+
+/// What the kernel published that AC is judged by.
+#[derive(Debug)]
+pub struct Rules {
+    /// Bytes between a handler's first push and the frame, by the handler's address.
+    handlers: HashMap<u64, u64>,
+    user_copies: core::ops::Range<u64>,
+}
+
+impl Rules {
+    /// Reads the interrupt descriptor table that a kernel published.
+    ///
+    /// # Errors
+    /// What it describes and is not there.
+    pub fn read(memory: &dyn GuestMemory, p: &Publication) -> Result<Self, &'static str> {
+        let user_copies = p.user_copies..p.user_copies_end;
+        let bytes = user_copies.end.wrapping_sub(user_copies.start);
+        if bytes > MOST_USER_COPIES || user_copies.start < p.text || user_copies.end > p.text_end {
+            return Err("code of that size copies to no program");
+        }
+        let mut handlers = HashMap::new();
+        for vector in 0..GATES {
+            let gate = p.interrupts + GATE_BYTES * vector;
+            let leaf = walk(memory, p.root, gate).ok_or("its interrupt table is not mapped")?;
+            let word = |offset| memory.load(leaf.page | (gate + offset) & 0xfff);
+            let (low, high) = word(0).zip(word(8)).ok_or("its interrupt table is not in memory")?;
+            if low & GATE_PRESENT == 0 {
+                continue;
+            }
+            let handler = high << 32 | low >> 32 & 0xffff_0000 | low & 0xffff;
+            handlers.insert(handler, if has_error_code(vector) { 16 } else { 8 });
+        }
+        Ok(Self { handlers, user_copies })
+    }
+
+    /// Where the frame is, when a handler's first instruction pushes at `pushed`; `None` for an instruction that is none.
+    pub fn frame(&self, pc: u64, pushed: u64) -> Option<u64> {
+        self.handlers.get(&pc).map(|bytes| pushed.wrapping_add(*bytes))
+    }
+    /// Whether a trap handler begins there.
+    pub fn is_handler(&self, pc: u64) -> bool {
+        self.handlers.contains_key(&pc)
+    }
+    /// Whether the instruction there may run with AC set.
+    pub fn is_user_copy(&self, pc: u64) -> bool {
+        self.user_copies.contains(&pc)
+    }
+}
+
+/// What a CPU keeps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Smap {
+    /// Instructions that the trap handler may still run before its CLAC.
+    pub entry_left: u64,
+    /// The present breach was reported: one for each time that AC is left set.
+    pub reported: bool,
+    /// An IRET is about to read its frame.
+    pub returning: bool,
+    pub checks: SmapChecks,
+}
+
+/// The interrupted program's or kernel's flags and code selector, from a frame at `frame`; `None` where it is not mapped.
+/// `here` is a virtual address near it and its physical address: tables are walked only where the frame is in another page.
+pub fn read_frame(
+    memory: &dyn GuestMemory,
+    root: Option<u64>,
+    here: (u64, Option<u64>),
+    frame: u64,
+) -> Option<(u64, u64)> {
+    let word = |address: u64| {
+        let page = match here {
+            (near, Some(physical)) if near >> 12 == address >> 12 => physical & !0xfff,
+            _ => walk(memory, root?, address)?.page,
+        };
+        memory.load(page | address & 0xfff)
+    };
+    Some((word(frame.wrapping_add(16))?, word(frame.wrapping_add(8))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::tests::Words;
+    use freehold_scope_doorbell::WORDS;
+    use freehold_scope_model::PageSize;
+
+    const ROOT: u64 = 0x10_0000;
+    const TABLE: u64 = 0xffff_ffff_8030_0000;
+    const HANDLERS: u64 = 0xffff_ffff_8020_0220;
+
+    fn publication(change: impl FnOnce(&mut Publication)) -> Publication {
+        let words = core::array::from_fn::<u64, WORDS, _>(|n| if n == 0 { 2 } else { 0 });
+        let mut p = Publication::from_words(&words).unwrap();
+        p.root = ROOT;
+        p.interrupts = TABLE;
+        (p.text, p.text_end) = (0xffff_ffff_8020_0000, 0xffff_ffff_8020_8000);
+        (p.user_copies, p.user_copies_end) = (p.text + 0x1000, p.text + 0x1200);
+        change(&mut p);
+        p
+    }
+
+    #[test]
+    fn a_frame_is_found_above_the_first_push_of_a_handler() {
+        let words = Words::default();
+        words.map(ROOT, TABLE, 0x5000, PageSize::Small, 0);
+        for vector in 0..256 {
+            let handler = HANDLERS + 16 * vector;
+            let low = handler & 0xffff | 0x10 << 16 | 0x8e << 40 | (handler >> 16 & 0xffff) << 48;
+            words.store(0x5000 + 16 * vector, if vector == 200 { 0 } else { low });
+            words.store(0x5008 + 16 * vector, handler >> 32);
+        }
+        let rules = Rules::read(&words, &publication(|_| ())).unwrap();
+        assert_eq!(rules.frame(HANDLERS + 16 * 3, 0x7ff0), Some(0x7ff8), "#BP has no error code");
+        assert_eq!(rules.frame(HANDLERS + 16 * 14, 0x7ff0), Some(0x8000), "#PF has one");
+        assert_eq!(rules.frame(HANDLERS + 16 * 200, 0x7ff0), None, "a gate that is not present");
+        assert!(rules.is_handler(HANDLERS) && !rules.is_handler(HANDLERS + 4));
+        assert!(rules.is_user_copy(0xffff_ffff_8020_1000) && !rules.is_user_copy(0xffff_ffff_8020_1200));
+    }
+
+    #[test]
+    fn a_publication_that_would_allow_ac_everywhere_is_refused() {
+        let words = Words::default();
+        words.map(ROOT, TABLE, 0x5000, PageSize::Small, 0);
+        let refused = |change: fn(&mut Publication)| Rules::read(&words, &publication(change)).err();
+        assert_eq!(refused(|_| ()), None);
+        assert!(refused(|p| p.user_copies_end = p.text_end).is_some());
+        assert!(refused(|p| (p.user_copies, p.user_copies_end) = (0, 16)).is_some(), "outside text");
+        assert!(refused(|p| p.interrupts = 0x1000).is_some(), "not mapped");
+    }
+
+    #[test]
+    fn a_frame_that_begins_in_another_page_than_the_push_is_read_all_the_same() {
+        let words = Words::default();
+        words.map(ROOT, TABLE, 0x5000, PageSize::Small, 0);
+        words.map(ROOT, TABLE + 0x1000, 0x9000, PageSize::Small, 0);
+        words.store(0x9008, 0x33);
+        words.store(0x9010, AC);
+        let push = (TABLE + 0xff8, Some(0x5ff8));
+        assert_eq!(read_frame(&words, Some(ROOT), push, TABLE + 0x1000), Some((AC, 0x33)));
+        assert_eq!(read_frame(&words, None, push, TABLE + 0x1000), None);
+        let near = (TABLE + 0x1000, Some(0x9000));
+        assert_eq!(read_frame(&words, None, near, TABLE + 0x1000), Some((AC, 0x33)));
+    }
+}
