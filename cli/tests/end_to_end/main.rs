@@ -18,6 +18,7 @@ mod growth;
 mod hostile;
 mod machine;
 mod oracle;
+mod registers;
 mod scope;
 mod script;
 mod streams;

@@ -15,12 +15,13 @@ use crate::irq;
 use crate::memory::tables;
 use crate::memory::windows::{self, Windows};
 use crate::registers::{
-    self, CR4_OSFXSR, CR4_OSXMMEXCPT, CR4_OSXSAVE, CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_UMIP, cpuid,
-    enable_interrupts_and_halt, invlpg, read_cr0, read_cr3, read_cr4, write_cr0, write_cr3, write_cr4,
+    self, CR0_ALIGNMENT, CR0_WRITE_PROTECT, CR4_FSGSBASE, CR4_MCE, CR4_OSFXSR, CR4_OSXMMEXCPT, CR4_OSXSAVE,
+    CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_UMIP, cpuid, enable_interrupts_and_halt, invlpg, read_cr0, read_cr3,
+    read_cr4, write_cr0, write_cr3, write_cr4,
 };
 use crate::thread::Threads;
-use crate::traps::{self, Descriptors};
-use crate::user::{self, UserArea};
+use crate::traps::{self, Descriptors, OWN_STACKS};
+use crate::user::{self, Resident};
 
 mod start;
 
@@ -29,7 +30,6 @@ pub use start::start_secondary;
 const CR0_MONITOR: u64 = 1 << 1;
 const CR0_EMULATION: u64 = 1 << 2;
 const CR0_NATIVE_ERRORS: u64 = 1 << 5;
-const CR0_WRITE_PROTECT: u64 = 1 << 16;
 
 /// The machine: a zero-sized handle to this CPU and its memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,8 +49,10 @@ pub(crate) struct PerCpu {
     pub(crate) context_end: AtomicU64,
     /// `entry.s`: the program's stack pointer during SYSCALL.
     pub(crate) user_stack: AtomicU64,
-    /// The program whose floating-point registers this CPU holds.
-    pub(crate) user_live: AtomicPtr<UserArea>,
+    /// The program whose floating-point registers, segment bases and selectors this CPU holds.
+    pub(crate) user_live: AtomicPtr<Resident>,
+    /// The lowest addresses of the stacks of NMI, double fault and machine check.
+    pub(crate) own_stacks: [AtomicU64; OWN_STACKS],
     pub(crate) threads: Threads,
     pub(crate) descriptors: Descriptors,
     pub(crate) windows: Windows,
@@ -68,6 +70,7 @@ impl PerCpu {
             context_end: AtomicU64::new(0),
             user_stack: AtomicU64::new(0),
             user_live: AtomicPtr::new(core::ptr::null_mut()),
+            own_stacks: [const { AtomicU64::new(0) }; OWN_STACKS],
             threads: Threads::new(),
             descriptors: Descriptors::new(),
             windows: Windows::new(),
@@ -106,6 +109,15 @@ pub(crate) fn this() -> &'static PerCpu {
     unsafe { &*this }
 }
 
+/// Whether `base` is the address of the private data of the CPU that runs this, as the interrupt controller knows it.
+#[cfg(feature = "entry-checks")]
+pub(crate) fn is_this(base: u64) -> bool {
+    let known = ALL.iter().map(|slot| slot.load(Ordering::Acquire)).find(|&slot| slot as u64 == base);
+    // SAFETY: an entry that is not null points to a PerCpu that lives for ever.
+    let per_cpu = known.and_then(|slot| unsafe { slot.as_ref() });
+    per_cpu.is_some_and(|per_cpu| per_cpu.apic_id.load(Ordering::Relaxed) == apic::id())
+}
+
 /// How many nested reasons there are for not giving up this CPU; 0 means that the caller may block.
 pub fn preemption_count() -> u32 {
     this().preemption.load(Ordering::Relaxed)
@@ -137,13 +149,22 @@ pub(crate) fn enable_features() {
     if leaf7.ecx & 1 << 2 != 0 {
         features |= CR4_UMIP;
     }
-    if cpuid(1, 0).ecx & 1 << 26 != 0 {
+    if leaf7.ebx & 1 != 0 {
+        features |= CR4_FSGSBASE;
+    }
+    let leaf1 = cpuid(1, 0);
+    if leaf1.ecx & 1 << 26 != 0 {
         features |= CR4_OSXSAVE;
     }
-    // SAFETY: global pages, protections against user memory, and floating point for programs: no mapping changes.
+    if leaf1.edx & 1 << 7 != 0 {
+        features |= CR4_MCE;
+    }
+    // SAFETY: global pages, protections against user memory, floating point and base registers for programs, machine checks:
+    // no mapping changes.
     unsafe { write_cr4(features) };
-    // SAFETY: write protection, native x87 errors, no emulation: no mapping changes.
-    unsafe { write_cr0(read_cr0() & !CR0_EMULATION | CR0_MONITOR | CR0_NATIVE_ERRORS | CR0_WRITE_PROTECT) };
+    let cr0 = read_cr0() & !CR0_EMULATION | CR0_MONITOR | CR0_NATIVE_ERRORS;
+    // SAFETY: write protection, native x87 errors, no emulation, alignment checks (in user mode only): no mapping changes.
+    unsafe { write_cr0(cr0 | CR0_WRITE_PROTECT | CR0_ALIGNMENT) };
 }
 
 /// Whether programs' states are saved with XSAVE.
@@ -162,6 +183,7 @@ pub(crate) fn init_this(number: usize) {
     apic::enable();
     per_cpu.apic_id.store(apic::id(), Ordering::Relaxed);
     user::init_cpu();
+    traps::machine_check::init_cpu();
 }
 
 /// Interrupt `cpu` so that it looks at its run queue ([`crate::traps::Handlers::reschedule`]).
@@ -169,6 +191,15 @@ pub fn send_reschedule(cpu: CpuId) {
     if let Some(apic_id) = apic_id(cpu) {
         let _off = irq::disable();
         apic::send(apic_id, Ipi::Vector(irq::VECTOR_RESCHEDULE));
+    }
+}
+
+/// Send an NMI to `cpu`.
+#[cfg(feature = "entry-checks")]
+pub fn send_nmi(cpu: CpuId) {
+    if let Some(apic_id) = apic_id(cpu) {
+        let _off = irq::disable();
+        apic::send(apic_id, Ipi::Nmi);
     }
 }
 

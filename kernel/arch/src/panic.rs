@@ -14,6 +14,7 @@ use crate::apic::{self, Ipi};
 use crate::memory::tables;
 use crate::sync::Once;
 use crate::traps::Registers;
+use crate::traps::machine_check::Banks;
 use crate::{X86, boot, cpu, power, registers, serial};
 
 /// Return addresses that are noted per CPU.
@@ -244,9 +245,15 @@ pub(crate) fn exception(frame: &Registers, address: u64) -> ! {
     )
 }
 
-/// A push below the end of a kernel stack.
-pub(crate) fn stack_overflow(frame: &Registers, address: u64) -> ! {
-    fail(format_args!("kernel stack overflow: address {address:#x}, rip {:#x}", frame.rip), frame)
+/// A push below the end of a stack of the kernel: `stack` says which.
+pub(crate) fn stack_overflow(frame: &Registers, address: u64, stack: &str) -> ! {
+    fail(format_args!("{stack} stack overflow: address {address:#x}, rip {:#x}", frame.rip), frame)
+}
+
+/// A machine check that the machine does not survive.
+pub(crate) fn machine_check(frame: &Registers, banks: &Banks) -> ! {
+    let mode = if frame.cs & 3 == 0 { "kernel" } else { "user" };
+    fail(format_args!("machine check in {mode} mode at rip {:#x}: {banks}", frame.rip), frame)
 }
 
 fn fail(message: fmt::Arguments, at: &Registers) -> ! {

@@ -8,6 +8,10 @@ use core::arch::x86_64::{__cpuid_count, CpuidResult};
 use core::mem::MaybeUninit;
 
 pub(crate) const MSR_APIC_BASE: u32 = 0x1b;
+pub(crate) const MSR_MCG_CAP: u32 = 0x179;
+pub(crate) const MSR_MCG_STATUS: u32 = 0x17a;
+pub(crate) const MSR_MCG_CTL: u32 = 0x17b;
+pub(crate) const MSR_MC0_CTL: u32 = 0x400;
 pub(crate) const MSR_TSC_DEADLINE: u32 = 0x6e0;
 pub(crate) const MSR_EFER: u32 = 0xc000_0080;
 pub(crate) const MSR_STAR: u32 = 0xc000_0081;
@@ -18,10 +22,17 @@ pub(crate) const MSR_FS_BASE: u32 = 0xc000_0100;
 pub(crate) const MSR_GS_BASE: u32 = 0xc000_0101;
 pub(crate) const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
 
+pub(crate) const CR0_WRITE_PROTECT: u64 = 1 << 16;
+/// Alignment checks, in user mode with AC set; ring 0 never raises one (Intel SDM volume 3, 6.15, interrupt 17).
+pub(crate) const CR0_ALIGNMENT: u64 = 1 << 18;
+
+pub(crate) const CR4_MCE: u64 = 1 << 6;
 pub(crate) const CR4_PGE: u64 = 1 << 7;
 pub(crate) const CR4_OSFXSR: u64 = 1 << 9;
 pub(crate) const CR4_OSXMMEXCPT: u64 = 1 << 10;
 pub(crate) const CR4_UMIP: u64 = 1 << 11;
+/// RDFSBASE, RDGSBASE, WRFSBASE and WRGSBASE for programs.
+pub(crate) const CR4_FSGSBASE: u64 = 1 << 16;
 pub(crate) const CR4_OSXSAVE: u64 = 1 << 18;
 pub(crate) const CR4_SMEP: u64 = 1 << 20;
 pub(crate) const CR4_SMAP: u64 = 1 << 21;
@@ -163,6 +174,44 @@ pub(crate) fn read_flags() -> u64 {
     // SAFETY: reads the flags through this function's own stack.
     unsafe { asm!("pushfq", "pop {}", out(reg) flags, options(preserves_flags)) };
     flags
+}
+
+/// Read and reset the debug status register. Its bits say why a debug exception came (Intel SDM volume 3, 17.2.3).
+pub(crate) fn take_debug_status() -> u64 {
+    const AT_RESET: u64 = 0xffff_0ff0;
+    let status: u64;
+    // SAFETY: debug registers describe exceptions and reach no memory.
+    unsafe { asm!("mov {}, dr6", out(reg) status, options(nomem, nostack, preserves_flags)) };
+    // SAFETY: as above.
+    unsafe { asm!("mov dr6, {}", in(reg) AT_RESET, options(nomem, nostack, preserves_flags)) };
+    status
+}
+
+/// DS, ES, FS and GS, 16 bits each from bit 0 on.
+pub(crate) fn data_selectors() -> u64 {
+    let (ds, es, fs, gs): (u64, u64, u64, u64);
+    // SAFETY: copies four registers.
+    unsafe {
+        asm!("mov {ds:e}, ds", "mov {es:e}, es", "mov {fs:e}, fs", "mov {gs:e}, gs",
+            ds = out(reg) ds, es = out(reg) es, fs = out(reg) fs, gs = out(reg) gs,
+            options(nomem, nostack, preserves_flags))
+    };
+    ds | es << 16 | fs << 32 | gs << 48
+}
+
+/// Load DS, ES, FS and the GS of user mode from `packed`, as [`data_selectors`] gives them. The bases of FS and of
+/// user mode's GS are then anything.
+///
+/// # Safety
+/// Each selector is null or names a data or readable segment of privilege level 3. Interrupts are off.
+pub(crate) unsafe fn load_data_selectors(packed: u64) {
+    let [ds, es, fs, gs] = [0, 16, 32, 48].map(|shift| (packed >> shift) as u16);
+    // SAFETY: the caller's promise. Between the two SWAPGS only NMI and machine check can come, which take any GS base.
+    unsafe {
+        asm!("mov ds, {ds:e}", "mov es, {es:e}", "mov fs, {fs:e}", "swapgs", "mov gs, {gs:e}", "swapgs",
+            ds = in(reg) u32::from(ds), es = in(reg) u32::from(es), fs = in(reg) u32::from(fs),
+            gs = in(reg) u32::from(gs), options(nostack, preserves_flags))
+    };
 }
 
 /// Interrupts off (CLI).

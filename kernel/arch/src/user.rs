@@ -1,45 +1,55 @@
 //! User mode: a program's registers, and running it until it traps.
 //!
 //! A [`UserContext`] is run by one thread at a time. Its general registers are in memory whenever the kernel
-//! runs; its floating-point registers and segment bases stay in the CPU until the thread is switched away
-//! from, or somebody asks for them ([`leave_fpu`]): the kernel itself uses neither.
+//! runs; its floating-point registers, its data segments' selectors and the bases of FS and GS stay in the CPU until
+//! the thread is switched away from, or the kernel asks for them ([`leave_fpu`]): the kernel itself uses none. The program
+//! changes them without the kernel (MOV to a segment register, WRFSBASE, WRGSBASE), so all of them are read back.
+//! While no program is resident, the selectors in the CPU are null.
 //!
 //! SYSRET is used where it gives the program exactly what IRET would: after a system call whose frame
-//! nobody but [`UserContext::set_return`] touched, with a canonical address and without TF or RF.
+//! nobody but [`UserContext::set_return`] touched, with a canonical address and without TF or RF. What IRET would refuse
+//! (an address that is not canonical, a selector that is not a program's) is refused here with the same exception.
 //! Manual: Intel SDM volume 1, 13 (XSAVE); volume 2, SYSRET; volume 3, 6.14.3.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::arch::asm;
+use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_machine::{Access, Cpus, VirtAddr};
 
 use crate::memory::OutOfMemory;
 use crate::registers::{self, MSR_FS_BASE, MSR_KERNEL_GS_BASE, cpuid};
-use crate::traps::{self, Presence, Registers};
+use crate::traps::{self, Place, Registers};
 use crate::{X86, cpu, irq};
+
+mod fpu;
+
+use fpu::{
+    AVX, DEFAULT_CONTROL, DEFAULT_MXCSR, FEATURES, HEADER_BYTES, LEGACY_BYTES, SSE, X87, check_fpu,
+    components, mxcsr_mask, valid_features,
+};
+pub use fpu::{BadFpuState, FpuImage};
 
 /// One past the highest user address.
 pub const USER_END: u64 = 0x7fff_ffff_f000;
 
-const USER_CODE: u64 = 0x33;
-const USER_DATA: u64 = 0x2b;
+/// The selector of 64-bit code of programs.
+pub const USER_CODE: u64 = 0x33;
+/// The selector of 32-bit code of programs: a far jump leads there.
+pub const USER_CODE_32: u64 = 0x23;
+/// The selector of programs' stack and data.
+pub const USER_DATA: u64 = 0x2b;
 const VECTOR_SYSCALL: u64 = 0x100;
+const VECTOR_DEBUG: u64 = 1;
 const GENERAL_PROTECTION: u8 = 13;
 const FLAG_ALWAYS: u64 = 1 << 1;
 const FLAG_TRAP: u64 = 1 << 8;
 const FLAG_INTERRUPT: u64 = 1 << 9;
 const FLAG_RESUME: u64 = 1 << 16;
-/// What a program may set: CF PF AF ZF SF TF DF OF RF AC ID.
-const FLAGS_USER: u64 = 0x25_0dd5;
-
-const LEGACY_BYTES: usize = 512;
-const HEADER_BYTES: usize = 64;
-const DEFAULT_CONTROL: u16 = 0x37f;
-const DEFAULT_MXCSR: u32 = 0x1f80;
-/// x87, SSE, AVX, AVX-512: what programs get where the CPU has it.
-const FEATURES: u64 = 0b1110_0111;
+/// What a program may set: CF PF AF ZF SF TF DF OF NT RF AC ID.
+const FLAGS_USER: u64 = 0x25_4dd5;
 
 /// Bytes of a saved floating-point state, a multiple of 64; 512 where only FXSAVE exists.
 static AREA_BYTES: AtomicUsize = AtomicUsize::new(LEGACY_BYTES);
@@ -72,11 +82,6 @@ pub(crate) fn init_cpu() {
     ENABLED.store(valid_features(features), Ordering::Relaxed);
 }
 
-/// AVX-512 needs all its parts, and AVX.
-const fn valid_features(features: u64) -> u64 {
-    if features & 0b1110_0100 == 0b1110_0100 { features } else { features & 0b111 }
-}
-
 /// 64 bytes of floating-point state, aligned as XSAVE wants it.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -84,9 +89,22 @@ struct Line([u8; 64]);
 
 struct State {
     registers: Registers,
-    fs_base: u64,
-    gs_base: u64,
+    resident: Resident,
 }
+
+/// The part of a program's state that stays in the CPU while other code runs; the values here are those of the last
+/// time it left. Only the CPU that holds it, or the thread that runs the program, writes it.
+pub(crate) struct Resident {
+    /// The floating-point area of the same context.
+    area: AtomicPtr<Line>,
+    fs_base: AtomicU64,
+    gs_base: AtomicU64,
+    /// DS, ES, FS and GS as in [`registers::data_selectors`]. Null, or read from the CPU when they were the program's.
+    selectors: AtomicU64,
+}
+
+const FS_SELECTOR: u64 = 0xffff << 32;
+const GS_SELECTOR: u64 = 0xffff << 48;
 
 /// Why a program stopped running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,23 +117,20 @@ pub enum UserEvent {
         addr: VirtAddr,
         /// What it wanted.
         access: Access,
-        /// Whether the page is mapped.
-        present: Presence,
+        /// The error code (Intel SDM volume 3, 4.7).
+        code: u64,
     },
     /// Another exception.
     Exception {
         /// Which (Intel SDM volume 3, table 6-1).
         vector: u8,
-        /// Its error code; 0 where it has none.
+        /// Its error code; of a debug exception (1), the debug status register, of a machine check (18), the status of the
+        /// bank that reported it; 0 where there is none.
         code: u64,
     },
     /// An interrupt came and was handled.
     Interrupt,
 }
-
-/// A floating-point state that the CPU would refuse.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BadFpuState;
 
 /// A base address outside the user half.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,8 +166,14 @@ impl UserContext {
     pub fn new() -> Result<Self, OutOfMemory> {
         let mut state = Vec::new();
         state.try_reserve_exact(1).map_err(|_| OutOfMemory)?;
-        state.push(State { registers: Registers::default(), fs_base: 0, gs_base: 0 });
-        let fpu = try_boxed(Line([0; 64]), xsave_size() / 64)?;
+        let mut fpu = try_boxed(Line([0; 64]), xsave_size() / 64)?;
+        let resident = Resident {
+            area: AtomicPtr::new(fpu.as_mut_ptr()),
+            fs_base: AtomicU64::new(0),
+            gs_base: AtomicU64::new(0),
+            selectors: AtomicU64::new(0),
+        };
+        state.push(State { registers: Registers::default(), resident });
         let mut context = Self { state: state.into_boxed_slice(), fpu, fast: false };
         context.start(0, 0);
         Ok(context)
@@ -164,8 +185,14 @@ impl UserContext {
             Registers { rip: entry, rsp: stack, cs: USER_CODE, ss: USER_DATA, ..Registers::default() };
         *self.regs_mut() = fresh;
         self.reset_fpu();
-        self.state[0].fs_base = 0;
-        self.state[0].gs_base = 0;
+        let resident = self.resident();
+        for value in [&resident.fs_base, &resident.gs_base, &resident.selectors] {
+            value.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn resident(&self) -> &Resident {
+        &self.state[0].resident
     }
 
     /// A copy, floating-point state included.
@@ -176,10 +203,11 @@ impl UserContext {
         self.save_if_live();
         let mut copy = Self::new()?;
         copy.fpu.copy_from_slice(&self.fpu);
-        let (from, to) = (&self.state[0], &mut copy.state[0]);
-        to.registers = from.registers;
-        to.fs_base = from.fs_base;
-        to.gs_base = from.gs_base;
+        copy.state[0].registers = self.state[0].registers;
+        let (from, to) = (self.resident(), copy.resident());
+        to.fs_base.store(from.fs_base.load(Ordering::Relaxed), Ordering::Relaxed);
+        to.gs_base.store(from.gs_base.load(Ordering::Relaxed), Ordering::Relaxed);
+        to.selectors.store(from.selectors.load(Ordering::Relaxed), Ordering::Relaxed);
         Ok(copy)
     }
 
@@ -206,15 +234,17 @@ impl UserContext {
     pub fn set_return(&mut self, value: u64) {
         self.state[0].registers.rax = value;
     }
-    /// Where FS points.
+    /// Where FS points: any canonical address.
     pub fn fs_base(&self) -> u64 {
-        self.state[0].fs_base
+        self.save_if_live();
+        self.resident().fs_base.load(Ordering::Relaxed)
     }
-    /// Where GS points.
+    /// Where GS points: any canonical address.
     pub fn gs_base(&self) -> u64 {
-        self.state[0].gs_base
+        self.save_if_live();
+        self.resident().gs_base.load(Ordering::Relaxed)
     }
-    /// Point FS elsewhere.
+    /// Point FS elsewhere; its selector becomes null.
     ///
     /// # Errors
     /// When that is not a user address.
@@ -223,10 +253,11 @@ impl UserContext {
             return Err(NotUserAddress);
         }
         self.save_if_live();
-        self.state[0].fs_base = base;
+        self.resident().fs_base.store(base, Ordering::Relaxed);
+        self.resident().selectors.fetch_and(!FS_SELECTOR, Ordering::Relaxed);
         Ok(())
     }
-    /// Point GS elsewhere.
+    /// Point GS elsewhere; its selector becomes null.
     ///
     /// # Errors
     /// When that is not a user address.
@@ -235,7 +266,8 @@ impl UserContext {
             return Err(NotUserAddress);
         }
         self.save_if_live();
-        self.state[0].gs_base = base;
+        self.resident().gs_base.store(base, Ordering::Relaxed);
+        self.resident().selectors.fetch_and(!GS_SELECTOR, Ordering::Relaxed);
         Ok(())
     }
 
@@ -254,23 +286,29 @@ impl UserContext {
         // SAFETY: as above; any byte is valid in a line.
         unsafe { core::slice::from_raw_parts_mut(self.fpu.as_mut_ptr().cast(), bytes) }
     }
-    /// Replace the floating-point state by what `give` puts there and says the length of: 512 bytes (the rest is then reset) or
-    /// more. It may sleep.
+    /// Replace the floating-point state by what `give` puts there. It may sleep.
     ///
     /// # Errors
     /// When it is shorter than 512 bytes, or the CPU would refuse it; the state is then a new program's.
-    pub fn load_fpu(&mut self, give: impl FnOnce(&mut [u8]) -> usize) -> Result<(), BadFpuState> {
+    pub fn load_fpu(&mut self, give: impl FnOnce(&mut [u8]) -> FpuImage) -> Result<(), BadFpuState> {
         self.save_if_live();
+        let features = xfeatures();
         let mask = mxcsr_mask(self.fpu_bytes());
         let area = self.fpu_bytes_mut();
-        let len = give(area).min(area.len());
-        if let Err(refused) = check_fpu(&area[..len], xfeatures(), mask) {
+        let image = give(area);
+        let len = image.bytes.min(area.len());
+        if let Err(refused) = check_fpu(&area[..len], image.components, features, mask) {
             self.reset_fpu();
             return Err(refused);
         }
         area[len..].fill(0);
-        if len < LEGACY_BYTES + HEADER_BYTES && area.len() > LEGACY_BYTES {
-            area[LEGACY_BYTES] = 3;
+        if let Some(header) = area.get_mut(LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES) {
+            let saved = if len == LEGACY_BYTES { X87 | SSE } else { components(header) };
+            header.fill(0);
+            header[..8].copy_from_slice(&(saved & image.components).to_le_bytes());
+        }
+        if image.components & (SSE | AVX) == 0 {
+            area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
         }
         Ok(())
     }
@@ -303,26 +341,26 @@ impl UserContext {
     /// With interrupts off; they are on when this returns.
     fn run_now(&mut self) -> UserEvent {
         let frame = &mut self.state[0].registers;
-        if frame.rip >= USER_END {
-            registers::enable_interrupts();
-            return UserEvent::Exception { vector: GENERAL_PROTECTION, code: 0 };
-        }
         if !self.fast {
             frame.rflags = frame.rflags & FLAGS_USER | FLAG_ALWAYS | FLAG_INTERRUPT;
-            frame.cs = USER_CODE;
-            frame.ss = USER_DATA;
+            if let Err(code) = make_acceptable(frame) {
+                registers::enable_interrupts();
+                return UserEvent::Exception { vector: GENERAL_PROTECTION, code };
+            }
         }
         let fast = u64::from(self.fast && frame.rflags & (FLAG_TRAP | FLAG_RESUME) == 0);
         let frame = &raw mut *frame;
         self.load_if_away();
         // SAFETY: interrupts are off; the frame stays where it is until the CPU has come back (its context is borrowed
-        // mutably); rip is canonical and flags and selectors are a program's, so the way down cannot fault.
+        // mutably); rip is canonical and flags and selectors are a program's (after a system call by the CPU, else by
+        // `make_acceptable`), so the way down cannot fault.
         unsafe { enter(frame, fast) };
         self.came_back()
     }
 
     /// With interrupts off, right after the trap.
     fn came_back(&mut self) -> UserEvent {
+        traps::entry_state(Place::UserTrap);
         let frame = &self.state[0].registers;
         let event = match frame.vector {
             VECTOR_SYSCALL => {
@@ -330,10 +368,12 @@ impl UserContext {
                 registers::enable_interrupts();
                 return UserEvent::Syscall;
             }
-            traps::VECTOR_PAGE_FAULT => {
-                let (access, present) = traps::decode_page_fault(frame.error);
-                UserEvent::PageFault { addr: VirtAddr(registers::read_cr2()), access, present }
-            }
+            traps::VECTOR_PAGE_FAULT => UserEvent::PageFault {
+                addr: VirtAddr(registers::read_cr2()),
+                access: traps::decode_page_fault(frame.error),
+                code: frame.error,
+            },
+            VECTOR_DEBUG => UserEvent::Exception { vector: 1, code: registers::take_debug_status() },
             vector @ 0..32 => UserEvent::Exception { vector: vector as u8, code: frame.error },
             vector => {
                 traps::interrupt(vector as u8);
@@ -345,11 +385,11 @@ impl UserContext {
         event
     }
 
-    fn live_marker(&self) -> *mut UserArea {
-        self.fpu.as_ptr().cast_mut().cast()
+    fn live_marker(&self) -> *mut Resident {
+        ptr::from_ref(self.resident()).cast_mut()
     }
 
-    /// With interrupts off: make the CPU's floating-point registers and bases this program's.
+    /// With interrupts off: make the CPU's floating-point registers, selectors and bases this program's.
     fn load_if_away(&mut self) {
         let live = &cpu::this().user_live;
         if live.load(Ordering::Relaxed) == self.live_marker() {
@@ -367,15 +407,20 @@ impl UserContext {
                 asm!("xrstor64 [{}]", in(reg) area, in("eax") features as u32, in("edx") 0, options(nostack, readonly))
             };
         }
-        // SAFETY: FS is the program's alone, and the base is a user address.
-        unsafe { registers::wrmsr(MSR_FS_BASE, self.state[0].fs_base) };
-        // SAFETY: loaded by SWAPGS on the way to the program only; a user address.
-        unsafe { registers::wrmsr(MSR_KERNEL_GS_BASE, self.state[0].gs_base) };
+        let resident = self.resident();
+        let selectors = resident.selectors.load(Ordering::Relaxed);
+        if selectors != 0 {
+            load_selectors(selectors);
+        }
+        // SAFETY: FS is the program's alone, and the base is canonical: a user address, or what the CPU had.
+        unsafe { registers::wrmsr(MSR_FS_BASE, resident.fs_base.load(Ordering::Relaxed)) };
+        // SAFETY: loaded by SWAPGS on the way to the program only; canonical, as above.
+        unsafe { registers::wrmsr(MSR_KERNEL_GS_BASE, resident.gs_base.load(Ordering::Relaxed)) };
         live.store(self.live_marker(), Ordering::Relaxed);
     }
 
     /// If the CPU holds this program's floating-point registers, save them.
-    fn save_if_live(&mut self) {
+    fn save_if_live(&self) {
         let pinned = X86.pin();
         let _off = irq::disable();
         if cpu::this().user_live.load(Ordering::Relaxed) == self.live_marker() {
@@ -392,49 +437,64 @@ impl Drop for UserContext {
     }
 }
 
-/// The floating-point area of a context: what a CPU remembers of the program whose registers it holds.
-pub(crate) struct UserArea;
-
-/// Save the floating-point registers of the program that this CPU last ran, if they are not saved yet.
-/// Interrupts are off. The bases need no saving: programs cannot change them (CR4.FSGSBASE is off).
+/// Save floating-point registers, selectors and bases of the program that this CPU last ran, if they are not saved yet.
+/// Interrupts are off.
 pub(crate) fn leave_fpu() {
-    let live: &AtomicPtr<UserArea> = &cpu::this().user_live;
-    let area = live.load(Ordering::Relaxed);
-    if area.is_null() {
-        return;
-    }
-    live.store(core::ptr::null_mut(), Ordering::Relaxed);
+    let live: &AtomicPtr<Resident> = &cpu::this().user_live;
+    let resident = live.load(Ordering::Relaxed);
+    // SAFETY: null, or part of a context that lives: dropping one saves it first.
+    let Some(resident) = (unsafe { resident.as_ref() }) else { return };
+    live.store(ptr::null_mut(), Ordering::Relaxed);
+    let area = resident.area.load(Ordering::Relaxed);
     let features = xfeatures() as u32;
     if features == 0 {
-        // SAFETY: the area is 512 aligned bytes of a context that lives: dropping one saves it first.
+        // SAFETY: the area is 512 aligned bytes of the same context.
         unsafe { asm!("fxsave64 [{}]", in(reg) area, options(nostack)) };
     } else {
         // SAFETY: as above, with the length that CPUID says.
         unsafe { asm!("xsave64 [{}]", in(reg) area, in("eax") features, in("edx") 0, options(nostack)) };
     }
-}
-
-/// The MXCSR bits that this CPU has, from a saved area; before the first save, those that all have.
-fn mxcsr_mask(area: &[u8]) -> u32 {
-    let mask = u32::from_le_bytes([area[28], area[29], area[30], area[31]]);
-    if mask == 0 { 0xffbf } else { mask }
-}
-
-/// Whether the CPU would take the state: no unknown MXCSR bit, component, or header bit.
-fn check_fpu(bytes: &[u8], features: u64, mask: u32) -> Result<(), BadFpuState> {
-    let word = |at: usize| bytes.get(at..at + 4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    if bytes.len() < LEGACY_BYTES || word(24).ok_or(BadFpuState)? & !mask != 0 {
-        return Err(BadFpuState);
+    // SAFETY: every 64-bit CPU has the register.
+    let fs_base = unsafe { registers::rdmsr(MSR_FS_BASE) };
+    // SAFETY: as above; in kernel mode it holds the program's base.
+    let gs_base = unsafe { registers::rdmsr(MSR_KERNEL_GS_BASE) };
+    resident.fs_base.store(fs_base, Ordering::Relaxed);
+    resident.gs_base.store(gs_base, Ordering::Relaxed);
+    let selectors = registers::data_selectors();
+    resident.selectors.store(selectors, Ordering::Relaxed);
+    if selectors != 0 {
+        load_selectors(0);
     }
-    if let Some(header) = bytes.get(LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES) {
-        let (components, rest) = header.split_at(8);
-        let present = components.iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte));
-        // Components beyond the bytes that were given would be read from what was there before: reset them.
-        if present & !features != 0 || rest.iter().any(|&byte| byte != 0) {
-            return Err(BadFpuState);
+}
+
+/// Load a program's selectors, or 0 for none, as [`registers::load_data_selectors`].
+#[cold]
+fn load_selectors(selectors: u64) {
+    // SAFETY: null, or read from the CPU when they were a program's; the descriptors never change. Interrupts are off.
+    unsafe { registers::load_data_selectors(selectors) };
+}
+
+/// Does what IRET does to the program's instruction pointer and selectors, so that it cannot fault: refuses with the error
+/// code of its exception, or cuts what 32-bit code cannot have (Intel SDM volume 2, IRET). An instruction pointer in the
+/// kernel half faults as a fetch, in user mode.
+fn make_acceptable(frame: &mut Registers) -> Result<(), u64> {
+    let canonical = (frame.rip as i64) << 16 >> 16 == frame.rip as i64;
+    match (frame.cs, frame.ss) {
+        (USER_CODE, USER_DATA) if canonical => Ok(()),
+        (USER_CODE, USER_DATA) => Err(0),
+        (USER_CODE_32, USER_DATA) => {
+            frame.rip &= u64::from(u32::MAX);
+            frame.rsp &= u64::from(u32::MAX);
+            Ok(())
         }
+        (USER_CODE | USER_CODE_32, ss) => Err(ss & 0xfffc),
+        (cs, _) => Err(cs & 0xfffc),
     }
-    Ok(())
+}
+
+/// Whether programs have RDFSBASE, WRFSBASE, RDGSBASE and WRGSBASE (HWCAP2_FSGSBASE).
+pub fn has_fsgsbase() -> bool {
+    registers::read_cr4() & registers::CR4_FSGSBASE != 0
 }
 
 #[cfg(target_os = "none")]
@@ -455,24 +515,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_with_unknown_bits_is_refused() {
-        let mut area = [0u8; 832];
-        assert_eq!(check_fpu(&area, 7, 0xffff), Ok(()));
-        assert_eq!(check_fpu(&area[..511], 7, 0xffff), Err(BadFpuState));
-        area[26] = 1;
-        assert_eq!(check_fpu(&area, 7, 0xffff), Err(BadFpuState), "MXCSR bit 16");
-        area[26] = 0;
-        area[512] = 8;
-        assert_eq!(check_fpu(&area, 7, 0xffff), Err(BadFpuState), "a component that is not enabled");
-        area[512] = 7;
-        area[520] = 1;
-        assert_eq!(check_fpu(&area, 7, 0xffff), Err(BadFpuState), "compacted form");
-    }
-
-    #[test]
-    fn avx512_is_all_parts_or_none() {
-        assert_eq!(valid_features(0b1110_0111), 0b1110_0111);
-        assert_eq!(valid_features(0b0110_0111), 0b111);
-        assert_eq!(valid_features(0b11), 0b11);
+    fn what_iret_would_refuse_is_refused_with_its_error_code() {
+        let frame = Registers { rip: 0x40_0000, cs: USER_CODE, ss: USER_DATA, ..Registers::default() };
+        let takes = |change: fn(&mut Registers)| {
+            let mut frame = frame;
+            change(&mut frame);
+            make_acceptable(&mut frame).map(|()| frame)
+        };
+        assert_eq!(takes(|_| ()), Ok(frame));
+        assert!(takes(|f| f.rip = USER_END).is_ok(), "a page fault in user mode");
+        assert!(takes(|f| f.rip = 0xffff_8000_0000_0000).is_ok(), "a page fault in user mode");
+        assert_eq!(takes(|f| f.rip = 1 << 47), Err(0));
+        let cut = takes(|f| (f.cs, f.rip, f.rsp) = (USER_CODE_32, 0xffff_ffff_8000_0000, 1 << 32));
+        assert_eq!(cut.map(|f| (f.rip, f.rsp)), Ok((0x8000_0000, 0)));
+        assert_eq!(takes(|f| f.cs = 0x10), Err(0x10));
+        assert_eq!(takes(|f| f.cs = 0x13), Err(0x10));
+        assert_eq!(takes(|f| f.cs = 3), Err(0));
+        assert_eq!(takes(|f| f.ss = 0x1b), Err(0x18));
     }
 }

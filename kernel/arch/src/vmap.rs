@@ -3,6 +3,7 @@
 //! Addresses are handed out upwards. Mappings of devices and firmware stay for ever; stacks are kept for
 //! reuse, and those beyond [`KEPT_STACKS`] are unmapped, their place remembered in their guard page's entry.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::{CpuSet, Cpus, Flush, PAGE_SIZE, Pfn, PhysAddr, Tlb, VirtAddr};
@@ -56,6 +57,20 @@ pub(crate) fn unmap(start: VirtAddr, pages: u64) {
         tables::find_entry::<1>(address).expect("what was mapped has its table").store(0, Ordering::Release);
     }
     X86.flush_on(CpuSet::first(X86.cpu_count()), Flush::Range { start, pages });
+}
+
+/// Map a stack of `pages` pages for ever, above a page that is never mapped. Returns its addresses.
+///
+/// # Errors
+/// When there is no memory for it.
+pub(crate) fn fixed_stack(pages: u64) -> Result<Range<VirtAddr>, OutOfMemory> {
+    let bottom = VirtAddr(take_addresses((pages + 1) * PAGE, PAGE)?.0 + PAGE);
+    for page in 0..pages {
+        let frame = memory::alloc_frames(0).ok_or(OutOfMemory)?;
+        let address = VirtAddr(bottom.0 + page * PAGE);
+        tables::map_page(address, tables::leaf(frame, tables::DATA), &mut alloc_table)?;
+    }
+    Ok(bottom..VirtAddr(bottom.0 + pages * PAGE))
 }
 
 /// A kernel stack of 24 KiB above an unmapped guard, so that running over its end is a fault.

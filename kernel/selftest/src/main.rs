@@ -22,8 +22,8 @@ use freehold_arch::heap::KernelHeap;
 use freehold_arch::memory::{FrameProvider, KernelPages};
 use freehold_arch::sync::SpinLock;
 use freehold_arch::thread::{self, Thread};
-use freehold_arch::traps::{Handlers, Presence, Unresolved};
-use freehold_arch::user::{UserContext, UserEvent};
+use freehold_arch::traps::{Handlers, Unresolved};
+use freehold_arch::user::{FpuImage, UserContext, UserEvent};
 use freehold_arch::usercopy::{self, Faults};
 use freehold_arch::{X86, cpu, heap, irq, memory, power, serial, time, traps};
 use freehold_machine::{
@@ -44,6 +44,8 @@ fn panicked(info: &PanicInfo) -> ! {
 macro_rules! say {
     ($($argument:tt)*) => { serial::print(format_args!("selftest: {}\n", format_args!($($argument)*))) };
 }
+
+mod entry;
 
 /// Hands out frames upwards from the first free block on, and takes none back but the last.
 struct Upwards {
@@ -172,9 +174,12 @@ fn main(boot: &'static BootInfo) -> ! {
     windows_show_frames_that_the_direct_map_does_not();
     user_copies_stop_where_memory_ends();
     user_programs_run_and_trap();
+    entry::tests();
     threads_switch_and_finish();
     timers_fire();
-    all_cpus_answer(boot);
+    if all_cpus_answer(boot) > 1 {
+        entry::nmis_find_this_cpus_data_at_any_moment();
+    }
     assert_eq!(
         boot::initrd().expect("tables for the initial RAM disk").len() as u64,
         boot.initrd().map_or(0, |i| i.1)
@@ -198,6 +203,8 @@ fn die(death: &str, boot: &BootInfo) -> ! {
     match death {
         "panic" => panic!("asked for"),
         "overflow" => say!("{}", overflow(boot.slide())),
+        "overflow-nmi" => entry::overflow_the_nmi_stack(),
+        "machine-checks" => entry::wait_for_machine_checks(),
         // SAFETY: text is read-only, so this faults; that it does is the test.
         "write-text" => unsafe { text.write_volatile(0) },
         "run-data" => {
@@ -377,11 +384,8 @@ fn user_programs_run_and_trap() {
     assert_eq!(&program.fpu()[160..164], &0x3f80_0000u32.to_le_bytes(), "xmm0");
     assert_eq!(program.run(), UserEvent::Exception { vector: 6, code: 0 });
     twin.regs_mut().rip = entry + 9 * 4096;
-    let expected = UserEvent::PageFault {
-        addr: VirtAddr(entry + 9 * 4096),
-        access: Access::Execute,
-        present: Presence::Absent,
-    };
+    let expected =
+        UserEvent::PageFault { addr: VirtAddr(entry + 9 * 4096), access: Access::Execute, code: 0x14 };
     assert_eq!(twin.run(), expected);
     twin.regs_mut().rip = 1 << 47;
     assert_eq!(twin.run(), UserEvent::Exception { vector: 13, code: 0 });
@@ -395,7 +399,7 @@ fn user_programs_run_and_trap() {
     area[27] = 0xff;
     let refused = program.load_fpu(|place| {
         place[..area.len()].copy_from_slice(&area);
-        area.len()
+        FpuImage { bytes: area.len(), components: u64::MAX }
     });
     assert!(refused.is_err());
     // A program that never stops is interrupted.
@@ -490,6 +494,10 @@ fn secondary(cpu: CpuId) -> ! {
     RUNNING.fetch_add(1, Ordering::AcqRel);
     irq::enable();
     loop {
+        while cpu == CpuId(1) && entry::STORM.load(Ordering::Acquire) {
+            cpu::send_nmi(CpuId(0));
+            (0..2000).for_each(|_| core::hint::spin_loop());
+        }
         let _ = irq::disable();
         cpu::idle();
     }
@@ -501,7 +509,7 @@ fn boot_cpus(boot: &BootInfo) -> u32 {
     words.filter_map(|word| word.strip_prefix("selftest.cpus=")?.parse().ok()).next().unwrap_or(1)
 }
 
-fn all_cpus_answer(boot: &BootInfo) {
+fn all_cpus_answer(boot: &BootInfo) -> usize {
     let cpus = boot_cpus(boot);
     let ids: Vec<u32> = (0..cpus).collect();
     cpu::set_topology(&Topology::new(1).expect("one node"), cpus as usize);
@@ -524,4 +532,5 @@ fn all_cpus_answer(boot: &BootInfo) {
         assert!(time::now() < start + 5_000_000_000, "a CPU does not answer");
     }
     say!("{cpus} CPUs answer");
+    cpus
 }

@@ -2,13 +2,14 @@
 
 use alloc::sync::Arc;
 
-use freehold_arch::user::{UserContext, UserEvent};
+use freehold_arch::user::{USER_END, UserContext, UserEvent};
 use freehold_arch::{heap, time};
 
 use super::Task;
 use super::signal::{
     SigInfo, Signal, code,
     deliver::{Interrupted, Trap},
+    exception,
 };
 use crate::mem::{self, Fault};
 use crate::syscall;
@@ -57,20 +58,33 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
                     Err(error) => context.set_return(error.to_return_value() as u64),
                 }
             }
-            UserEvent::PageFault { addr, access, present: _ } => {
+            UserEvent::PageFault { addr, access, code } => {
                 let space = task.process().space();
                 let result = mem::handle_user_fault(&space, addr, access);
                 if let Err(fault) = result {
-                    trap = Trap { vector: 14, error: 4, address: addr.0 };
+                    let error = exception::shown_page_fault_code(code, addr.0, USER_END);
+                    trap = Trap { vector: u64::from(exception::PAGE_FAULT), error, address: addr.0 };
                     task.force_signal(match fault {
                         Fault::Segv(code) => SigInfo::fault(Signal::SEGV, code, addr.0),
                         Fault::Bus => SigInfo::fault(Signal::BUS, code::BUS_ADRERR, addr.0),
                     });
                 }
             }
+            UserEvent::Exception { vector: exception::MACHINE_CHECK, code } => {
+                // What the program did is not the reason: the description of its last exception stays.
+                log::error!(
+                    "machine check in user mode, bank status {code:#x}, process {}",
+                    task.process().pid
+                );
+                task.force_signal(SigInfo::kernel(Signal::BUS));
+            }
             UserEvent::Exception { vector, code } => {
-                trap = Trap { vector: u64::from(vector), error: u64::from(code), address: 0 };
-                task.force_signal(exception_signal(vector, context.regs().rip));
+                let error = if vector == exception::DEBUG { 0 } else { code };
+                trap = Trap { vector: u64::from(vector), error, address: trap.address };
+                let rip = context.regs().rip;
+                if let Some(info) = exception::signal(vector, code, rip, || context.fpu()) {
+                    task.force_signal(info);
+                }
             }
             // A program that makes no system calls still gives up free frames that another CPU asks for.
             UserEvent::Interrupt => {
@@ -78,21 +92,5 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
                 crate::mem::hotplug::tick();
             }
         }
-    }
-}
-
-/// The signal for an exception in user mode (Intel SDM volume 3, table 6-1; signal(7)).
-fn exception_signal(vector: u8, rip: u64) -> SigInfo {
-    match vector {
-        0 => SigInfo::fault(Signal::FPE, code::FPE_INTDIV, rip),
-        1 => SigInfo::fault(Signal::TRAP, code::TRAP_TRACE, rip),
-        3 => SigInfo::kernel(Signal::TRAP),
-        4 => SigInfo::kernel(Signal::SEGV),
-        5 => SigInfo::kernel(Signal::SEGV),
-        6 => SigInfo::fault(Signal::ILL, code::ILL_ILLOPN, rip),
-        11 | 12 => SigInfo::kernel(Signal::BUS),
-        16 | 19 => SigInfo::fault(Signal::FPE, code::FPE_FLTINV, rip),
-        17 => SigInfo::fault(Signal::BUS, code::BUS_ADRALN, 0),
-        _ => SigInfo::kernel(Signal::SEGV),
     }
 }

@@ -125,6 +125,8 @@ pvh_start:
     jmp     rax
 9:  lea     rsp, [rip + {stack}]
     add     rsp, {stack_size}
+    push    2                       # no flag of the loader stays
+    popfq
     xor     ebp, ebp
     mov     rdi, rsi
     mov     rsi, r12

@@ -6,20 +6,27 @@
 use core::arch::asm;
 use core::cell::UnsafeCell;
 use core::mem::offset_of;
+use core::sync::atomic::Ordering;
 
 use freehold_machine::VirtAddr;
 
 use crate::cpu::PerCpu;
-use crate::memory::{self, OutOfMemory, tables};
+use crate::memory::OutOfMemory;
 use crate::registers::{self, MSR_CSTAR, MSR_EFER, MSR_FMASK, MSR_LSTAR, MSR_STAR};
+use crate::vmap;
 
 const KERNEL_CODE: u16 = 0x10;
 const TASK: u16 = 0x40;
 /// SYSCALL loads CS = 0x10 and SS = 0x18; SYSRET CS = 0x23 + 16 and SS = 0x23 + 8.
 const STAR: u64 = 0x23 << 48 | 0x10 << 32;
-/// Cleared by SYSCALL: TF, IF, DF, IOPL, NT, AC.
-const FLAGS_CLEARED: u64 = 1 << 8 | 1 << 9 | 1 << 10 | 3 << 12 | 1 << 14 | 1 << 18;
+/// Cleared by SYSCALL: every flag that a program can set (CF PF AF ZF SF TF IF DF OF IOPL NT RF AC ID), as in Linux'
+/// `syscall_init`.
+const FLAGS_CLEARED: u64 = 0x25_7fd5;
 const EFER_SYSCALL: u64 = 1;
+/// NMI, double fault and machine check have a stack of their own, in this order (entries 1 to 3 of the IST).
+pub(crate) const OWN_STACKS: usize = 3;
+/// Pages of each; a guard page lies below.
+const OWN_STACK_PAGES: u64 = 2;
 
 const SEGMENTS: [u64; 8] = [
     0,
@@ -80,15 +87,20 @@ impl Descriptors {
 /// Load this CPU's descriptors and set up SYSCALL. `per_cpu` is this CPU's; once per CPU.
 ///
 /// # Errors
-/// When there is no memory for the stacks of NMI and double fault.
+/// When there is no memory for the stacks of NMI, double fault and machine check.
 pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
-    let own_stack = || {
-        let first = memory::alloc_frames(1).ok_or(OutOfMemory)?;
-        Ok(tables::frame_ptr(first) as u64 + 2 * 4096)
-    };
-    let stacks = [own_stack()?, own_stack()?, own_stack()?];
+    let mut stacks = [0; OWN_STACKS];
+    for (stack, bottom) in stacks.iter_mut().zip(&per_cpu.own_stacks) {
+        let guarded = vmap::fixed_stack(OWN_STACK_PAGES)?;
+        bottom.store(guarded.start.0, Ordering::Relaxed);
+        // `entry.s` reads the PerCpu's address here; a frame on the stack begins right below it.
+        *stack = guarded.end.0 - 16;
+        let slot = *stack as *mut u64;
+        // SAFETY: the topmost 16 bytes of a new stack: mapped, writable, aligned, and not in use yet.
+        unsafe { slot.write(core::ptr::from_ref(per_cpu) as u64) };
+    }
     let task = per_cpu.descriptors.task.get();
-    let own_stacks = task.wrapping_byte_add(offset_of!(TaskState, ist)).cast::<[u64; 3]>();
+    let own_stacks = task.wrapping_byte_add(offset_of!(TaskState, ist)).cast::<[u64; OWN_STACKS]>();
     // SAFETY: inside this CPU's own task state, not loaded yet: nothing else reads or writes it.
     unsafe { own_stacks.write_unaligned(stacks) };
 
@@ -115,12 +127,13 @@ pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
             "retfq",
             "2:",
             "mov ss, {data:e}",
-            "mov ds, {data:e}",
-            "mov es, {data:e}",
+            "mov ds, {null:e}",
+            "mov es, {null:e}",
             "ltr {task:x}",
             pointer = in(reg) &raw const pointer,
             code = const KERNEL_CODE,
             data = in(reg) 0x18,
+            null = in(reg) 0,
             task = in(reg) TASK,
             scratch = out(reg) _,
         )
@@ -135,8 +148,10 @@ pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
     // SAFETY: SYSCALL enters `syscall_entry`, set up next, from user mode only.
     unsafe { registers::wrmsr(MSR_EFER, features | EFER_SYSCALL) };
     let entry = symbols::syscall_entry as *const () as u64;
+    // AMD's CPUs take SYSCALL in a 32-bit code segment too.
+    let entry_32 = symbols::syscall_entry_32 as *const () as u64;
     for (register, value) in
-        [(MSR_STAR, STAR), (MSR_LSTAR, entry), (MSR_CSTAR, 0), (MSR_FMASK, FLAGS_CLEARED)]
+        [(MSR_STAR, STAR), (MSR_LSTAR, entry), (MSR_CSTAR, entry_32), (MSR_FMASK, FLAGS_CLEARED)]
     {
         // SAFETY: user mode does not run yet; the values send it to `entry.s` with its selectors.
         unsafe { registers::wrmsr(register, value) };
@@ -165,12 +180,14 @@ mod symbols {
     unsafe extern "C" {
         pub fn trap_vectors();
         pub fn syscall_entry();
+        pub fn syscall_entry_32();
     }
 }
 #[cfg(not(target_os = "none"))]
 mod symbols {
     pub fn trap_vectors() {}
     pub fn syscall_entry() {}
+    pub fn syscall_entry_32() {}
 }
 
 /// The address of the table that all CPUs load.

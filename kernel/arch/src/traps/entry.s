@@ -5,8 +5,11 @@
 # and gs:[CONTEXT_END] point behind it), and the kernel goes on where `user_enter` left off, as if that
 # had returned. From kernel mode it is built on the current stack, or on the vector's own (IST).
 #
-# GS: in user mode the base is the user's, in kernel mode this CPU's PerCpu; swapped at every crossing.
-# NMI, double fault and machine check may come in the gap between, so they look at which one is loaded.
+# GS: in user mode the base is the program's, any value (WRGSBASE), in kernel mode this CPU's PerCpu; swapped at every
+# crossing. NMI, double fault and machine check may come in the gap between: their stacks hold the address of the PerCpu.
+#
+# AC: no gate clears it, and with it SMAP is off. CLAC is the first instruction of every vector; SYSCALL clears the flag
+# (MSR_FMASK). NT, TF, RF and IF are cleared by the gates and by SYSCALL, DF by CLD and by SYSCALL.
 
 .set KERNEL_STACK, {kernel_stack}
 .set CONTEXT_END, {context_end}
@@ -57,6 +60,7 @@ trap_vectors:
 .set vector, 0
 .rept 256
     .balign 16
+    clac
     .if vector == 2 || vector == 8 || vector == 18
         .if vector != 8
         push 0
@@ -81,7 +85,6 @@ trap_common:
     cld
     test byte ptr [rsp + 24], 3
     jnz trap_from_user
-    clac
     push_registers
     mov rdi, rsp
     # Interrupted code may hold any alignment.
@@ -107,29 +110,34 @@ leave_user:
     pop rbp
     ret
 
-# On the vector's own stack, with either GS base.
+# On the vector's own stack, with either GS base: the one found is kept in r13:r12 and put back.
 trap_own_stack:
     cld
-    clac
     push_registers
-    mov ecx, 0xc0000101
+    mov ecx, 0xc0000101         # GS base
     rdmsr
-    xor r12d, r12d
-    test edx, edx
-    js 1f
-    swapgs
-    mov r12d, 1
-1:  mov rdi, rsp
+    mov r12d, eax
+    mov r13d, edx
+    mov eax, [rsp + 22 * 8]     # the PerCpu's address, at the top of the stack
+    mov edx, [rsp + 22 * 8 + 4]
+    wrmsr
+    mov rdi, rsp
     mov rbx, rsp
     and rsp, -16
     call {own_stack_trap}
     mov rsp, rbx
-    test r12d, r12d
-    jz 2f
-    swapgs
-2:  pop_registers
+    mov r14d, eax
+    mov ecx, 0xc0000101
+    mov eax, r12d
+    mov edx, r13d
+    wrmsr
+    test r14d, r14d
+    jnz 1f
+    pop_registers
     add rsp, 16
     iretq
+1:  swapgs                      # from user mode, and the program's affair: its registers are in the user context
+    jmp leave_user
 
 .balign 16
 .global syscall_entry
@@ -146,6 +154,13 @@ syscall_entry:
     push 0x100                  # a system call
     push_registers
     jmp leave_user
+
+# SYSCALL from a 32-bit code segment, on the program's stack: no 32-bit call exists (ENOSYS).
+.balign 16
+.global syscall_entry_32
+syscall_entry_32:
+    mov eax, -38
+    .byte 0x0f, 0x07            # sysretl
 
 # user_enter: rdi = frame, esi = 1 where SYSRET may be used. Interrupts are off. Returns with interrupts
 # off when the CPU is back from user mode, the frame filled anew.

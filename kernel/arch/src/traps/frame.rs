@@ -35,21 +35,11 @@ pub struct Registers {
 
 const _: () = assert!(size_of::<Registers>() == 22 * 8);
 
-/// Whether the page that faulted was mapped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Presence {
-    /// No entry.
-    Absent,
-    /// An entry that does not allow the access.
-    Present,
-}
-
-/// A page fault's error code (Intel SDM volume 3, 4.7): bit 0 present, 1 write, 4 fetch.
-pub(crate) fn decode_page_fault(error: u64) -> (Access, Presence) {
-    let access = match error {
+/// What a page fault's error code (Intel SDM volume 3, 4.7) asks for: bit 1 write, bit 4 fetch.
+pub(crate) fn decode_page_fault(error: u64) -> Access {
+    match error {
         e if e & 1 << 4 != 0 => Access::Execute,
         e if e & 1 << 1 != 0 => Access::Write,
         _ => Access::Read,
-    };
-    (access, if error & 1 != 0 { Presence::Present } else { Presence::Absent })
+    }
 }

@@ -7,6 +7,7 @@
 
 use core::arch::global_asm;
 use core::mem::offset_of;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::{Access, VirtAddr};
 
@@ -15,12 +16,18 @@ use crate::sync::Once;
 use crate::usercopy::{self, Faults};
 use crate::{apic, cpu, irq, panic, registers};
 
+mod checks;
 mod descriptors;
 mod frame;
+pub(crate) mod machine_check;
 
-pub(crate) use descriptors::{Descriptors, init_cpu, interrupt_table, write_idt};
+#[cfg(feature = "entry-checks")]
+pub use checks::{NmiHook, checked_entries, set_nmi_hook};
+pub(crate) use checks::{Place, entry_state};
+pub(crate) use descriptors::{Descriptors, OWN_STACKS, init_cpu, interrupt_table, write_idt};
+pub use frame::Registers;
 pub(crate) use frame::decode_page_fault;
-pub use frame::{Presence, Registers};
+use machine_check::Verdict;
 
 /// The page fault of a user copy has no page to offer: the copy stops there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,13 +75,16 @@ global_asm!(
 
 pub(crate) const VECTOR_PAGE_FAULT: u64 = 14;
 const VECTOR_NMI: u64 = 2;
-const VECTOR_DOUBLE_FAULT: u64 = 8;
+const VECTOR_MACHINE_CHECK: u64 = 18;
+/// The names of the stacks of their own, in the order of [`OWN_STACKS`].
+const OWN_STACK_NAMES: [&str; OWN_STACKS] = ["NMI", "double fault", "machine check"];
 /// How far below the stack pointer a push of the CPU or of a function's first lines lands.
 const GUARD_REACH: u64 = 4096;
 const INTERRUPT_FLAG: u64 = 1 << 9;
 
 /// Interrupts and exceptions in kernel mode. Interrupts are off.
 extern "C" fn kernel_trap(frame: &mut Registers) {
+    entry_state(Place::KernelTrap);
     match frame.vector {
         32.. => interrupt(frame.vector as u8),
         VECTOR_PAGE_FAULT => page_fault(frame),
@@ -89,7 +99,7 @@ fn page_fault(frame: &mut Registers) {
     let Some(fixup) = allowed else { panic::exception(frame, address) };
     let may_sleep = cpu::preemption_count() == 0 && frame.rflags & INTERRUPT_FLAG != 0;
     if fixup.faults == Faults::Sleep && may_sleep {
-        let (access, _) = decode_page_fault(frame.error);
+        let access = decode_page_fault(frame.error);
         registers::enable_interrupts();
         let served = handlers().kernel_page_fault(VirtAddr(address), access);
         registers::disable_interrupts();
@@ -115,15 +125,54 @@ pub(crate) fn interrupt(vector: u8) {
     }
 }
 
+/// Where `entry.s` goes on after [`own_stack_trap`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+enum Return {
+    /// Where the CPU was.
+    Back = 0,
+    /// From user mode to the kernel, as after any exception of the program.
+    Exception = 1,
+}
+
 /// NMI, double fault, machine check: on their own stacks, from any state.
-extern "C" fn own_stack_trap(frame: &mut Registers) {
-    if frame.vector == VECTOR_NMI {
-        return panic::stop_if_asked(frame);
+extern "C" fn own_stack_trap(frame: &mut Registers) -> Return {
+    entry_state(Place::OwnStack);
+    match frame.vector {
+        VECTOR_NMI => {
+            checks::nmi(frame);
+            panic::stop_if_asked(frame);
+            Return::Back
+        }
+        VECTOR_MACHINE_CHECK => machine_check(frame),
+        _ => double_fault(frame),
     }
+}
+
+fn machine_check(frame: &mut Registers) -> Return {
+    match machine_check::judge_and_clear(frame) {
+        Verdict::Continue => Return::Back,
+        Verdict::EndMachine => panic::machine_check(frame, &machine_check::banks_as_text()),
+        Verdict::EndProgram(status) => {
+            frame.error = status;
+            let context = cpu::this().context_end.load(Ordering::Relaxed) as *mut Registers;
+            // SAFETY: the CPU was in user mode, so the registers that end there are those of the running program's context,
+            // which `user_enter` was given and `entry.s` fills at every other trap.
+            unsafe { context.wrapping_sub(1).write(*frame) };
+            Return::Exception
+        }
+    }
+}
+
+fn double_fault(frame: &Registers) -> ! {
     let address = registers::read_cr2();
     // What could not be pushed below the stack pointer was meant for the guard page.
-    if frame.vector == VECTOR_DOUBLE_FAULT && frame.rsp.wrapping_sub(address) <= GUARD_REACH {
-        panic::stack_overflow(frame, address)
+    if frame.rsp.wrapping_sub(address) > GUARD_REACH {
+        panic::exception(frame, address)
     }
-    panic::exception(frame, address)
+    let below = |bottom: &AtomicU64| {
+        bottom.load(Ordering::Relaxed).wrapping_sub(address).wrapping_sub(1) < GUARD_REACH
+    };
+    let own = cpu::this().own_stacks.iter().position(below);
+    panic::stack_overflow(frame, address, own.map_or("kernel", |index| OWN_STACK_NAMES[index]))
 }

@@ -43,8 +43,8 @@ const STACK_RESERVE: u64 = 128 << 10;
 const STACK_GAP: core::ops::RangeInclusive<u64> = 128 << 20..=USER_END / 6 * 5;
 /// How many scripts may interpret scripts.
 const MAX_SCRIPTS: usize = 5;
-/// AT_HWCAP2: no FSGSBASE instructions for programs.
-const HWCAP2: u64 = 0;
+/// AT_HWCAP2: programs have RDFSBASE, WRFSBASE, RDGSBASE and WRGSBASE (HWCAP2_FSGSBASE).
+const HWCAP2_FSGSBASE: u64 = 1 << 1;
 /// AT_HWCAP: what every x86-64 CPU has of CPUID 1 EDX (FPU, TSC, CX8, CMOV, MMX, FXSR, SSE, SSE2).
 const HWCAP: u64 = 0x0780_8111;
 
@@ -226,7 +226,7 @@ fn assemble(
         (aux::GID, u64::from(credentials.gid)),
         (aux::EGID, u64::from(credentials.egid)),
         (aux::SECURE, u64::from(secure)),
-        (aux::HWCAP2, HWCAP2),
+        (aux::HWCAP2, if freehold_arch::user::has_fsgsbase() { HWCAP2_FSGSBASE } else { 0 }),
     ];
     let mut arguments = request.arguments.clone();
     if arguments.is_empty() {

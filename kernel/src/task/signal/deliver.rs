@@ -1,16 +1,15 @@
 //! What a thread does about its signals before it goes back to user mode.
 
 use alloc::sync::Arc;
+use core::mem::offset_of;
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
 use freehold_arch::traps::Registers;
-use freehold_arch::user::{self, UserContext};
+use freehold_arch::user::{self, FpuImage, USER_CODE, USER_DATA, UserContext};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::frame::{
-    self, DESCRIPTION, Description, FRAME_SIZE, Frame, LEGACY, MAGIC2, SigContext, UC_FLAGS, Wants,
-};
+use super::frame::{self, DESCRIPTION, Description, FRAME_SIZE, Frame, LEGACY, MAGIC2, SigContext, Wants};
 use super::{
     Action, AlternateStack, DefaultAction, SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER,
     SIG_DFL, SIG_IGN, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SigInfo, SigSet, Signal, code, end_group,
@@ -27,8 +26,8 @@ use crate::{Errno, Result};
 const RESTART_SYSCALL: u64 = 219;
 /// The length of the SYSCALL instruction.
 const SYSCALL_LENGTH: u64 = 2;
-const USER_CS: u16 = 0x33;
-const USER_SS: u16 = 0x2b;
+/// The privilege level of programs, as selectors have it.
+const USER_LEVEL: u16 = 3;
 /// Flags a handler begins without: direction, trap, resume.
 const CLEARED_FLAGS: u64 = 1 << 10 | 1 << 8 | 1 << 16;
 
@@ -90,9 +89,7 @@ impl Task {
                         }
                     }
                     if self.enter_handler(context, &info, signal, &action, trap).is_err() {
-                        // No room for the frame: the program cannot go on, and cannot be told.
-                        let mut group = self.process().signals.lock();
-                        end_group(&mut group, ExitStatus::Signaled(Signal::SEGV));
+                        self.fail_delivery(signal);
                     }
                 }
             }
@@ -181,7 +178,17 @@ impl Task {
         self.process().signals.lock().parked -= 1;
     }
 
-    /// Make the registers and the stack such that the handler runs next.
+    /// The frame for `signal` does not fit: SIGSEGV instead, whose handler may run on another stack. Where it is
+    /// SIGSEGV that does not fit, the program ends (Linux' `force_sigsegv`).
+    fn fail_delivery(&self, signal: Signal) {
+        if signal == Signal::SEGV {
+            self.process().set_action(signal, Action::default());
+        }
+        self.force_signal(SigInfo::kernel(Signal::SEGV));
+    }
+
+    /// Make the registers and the stack such that the handler runs next. After an error neither has changed, nor has
+    /// the mask.
     fn enter_handler(
         &self,
         context: &mut UserContext,
@@ -190,27 +197,28 @@ impl Task {
         action: &Action,
         trap: Trap,
     ) -> Result<()> {
-        let mask = self.saved_mask.lock().take().unwrap_or_else(|| self.blocked());
-        let mut alternate = self.alternate_stack.lock();
+        // Linux asks the same of 64-bit programs.
+        if action.flags & SA_RESTORER == 0 {
+            return Err(Errno::EFAULT);
+        }
+        let saved_mask = *self.saved_mask.lock();
+        let mask = saved_mask.unwrap_or_else(|| self.blocked());
+        let alternate = *self.alternate_stack.lock();
         let wants = if action.flags & SA_ONSTACK != 0 { Wants::AlternateStack } else { Wants::AnyStack };
         let image = context.fpu().len();
         let size = frame::fpstate_size(image);
         let at = frame::place(context.regs().rsp, wants, &alternate, size).ok_or(Errno::EFAULT)?;
         let old_stack = reported(&alternate, context.regs().rsp);
-        if alternate.flags & SS_AUTODISARM != 0 {
-            *alternate = AlternateStack::NONE;
-        }
-        drop(alternate);
         bytes::write_exact(at.fpstate, context.fpu())?;
         if image > LEGACY {
             let description = Description::new(image, user::xfeatures());
             bytes::write_exact(at.fpstate + DESCRIPTION as u64, description.as_bytes())?;
             bytes::UserPtr::new(at.fpstate + image as u64).write(&MAGIC2)?;
         }
-        let return_address = if action.flags & SA_RESTORER != 0 { action.restorer } else { 0 };
+        let strict = if context.regs().cs == USER_CODE { frame::UC_STRICT_RESTORE_SS } else { 0 };
         let frame = Frame {
-            return_address,
-            flags: UC_FLAGS,
+            return_address: action.restorer,
+            flags: frame::context_flags(image) | strict,
             link: 0,
             stack: old_stack,
             context: save(context.regs(), at.fpstate, mask, trap),
@@ -221,13 +229,19 @@ impl Task {
         bytes::write_exact(at.frame, frame.as_bytes())?;
         let registers = context.regs_mut();
         registers.rdi = u64::from(signal.number());
-        registers.rsi = at.frame + core::mem::offset_of!(Frame, info) as u64;
-        registers.rdx = at.frame + core::mem::offset_of!(Frame, flags) as u64;
+        registers.rsi = at.frame + offset_of!(Frame, info) as u64;
+        registers.rdx = at.frame + offset_of!(Frame, flags) as u64;
         registers.rax = 0;
         registers.rip = action.handler;
         registers.rsp = at.frame;
+        registers.cs = USER_CODE;
+        registers.ss = USER_DATA;
         registers.rflags &= !CLEARED_FLAGS;
         context.reset_fpu();
+        self.saved_mask.lock().take();
+        if alternate.flags & SS_AUTODISARM != 0 {
+            *self.alternate_stack.lock() = AlternateStack::NONE;
+        }
         let mut blocked = self.blocked().union(action.mask);
         if action.flags & SA_NODEFER == 0 {
             blocked = blocked.with(signal);
@@ -236,19 +250,28 @@ impl Task {
         Ok(())
     }
 
-    /// Take registers, mask and stack back from the frame that `context`'s stack pointer points behind.
+    /// Take registers, mask and stack back from the frame that `context`'s stack pointer points behind. An error means
+    /// SIGSEGV for the program, which goes on from what could be taken: where the vector state is damaged, that is the mask
+    /// and all other registers (Linux' `rt_sigreturn` and `restore_sigcontext`).
     fn leave_handler(&self, context: &mut UserContext) -> Result<i64> {
         let at = context.regs().rsp.wrapping_sub(8);
-        let frame = bytes::UserPtr::<Frame>::new(at).read()?;
-        if frame.context.fpstate == 0 {
+        let part = |offset: usize| at.wrapping_add(offset as u64);
+        let mask = bytes::UserPtr::<u64>::new(part(offset_of!(Frame, mask))).read()?;
+        let flags = bytes::UserPtr::<u64>::new(part(offset_of!(Frame, flags))).read()?;
+        self.set_blocked(SigSet(mask));
+        let saved = bytes::UserPtr::<SigContext>::new(part(offset_of!(Frame, context))).read()?;
+        restore(context.regs_mut(), &saved);
+        if flags & frame::UC_STRICT_RESTORE_SS == 0 && context.regs().cs == USER_CODE {
+            context.regs_mut().ss = USER_DATA;
+        }
+        if saved.fpstate == 0 {
             context.reset_fpu();
         } else {
-            restore_vectors(context, frame.context.fpstate)?;
+            restore_vectors(context, saved.fpstate)?;
         }
-        restore(context.regs_mut(), &frame.context);
-        self.set_blocked(SigSet(frame.mask));
+        let stack = bytes::UserPtr::<AlternateStack>::new(part(offset_of!(Frame, stack))).read()?;
         // A stack that the program no longer has is its own affair; a wrong one is refused and the old one stays.
-        let _ = self.set_alternate_stack(frame.stack, frame.context.rsp);
+        let _ = self.set_alternate_stack(stack, saved.rsp);
         Ok(context.regs().rax as i64)
     }
 
@@ -305,10 +328,10 @@ fn save(registers: &Registers, fpstate: u64, mask: SigSet, trap: Trap) -> SigCon
         rsp: registers.rsp,
         rip: registers.rip,
         rflags: registers.rflags,
-        cs: USER_CS,
+        cs: registers.cs as u16,
         gs: 0,
         fs: 0,
-        ss: USER_SS,
+        ss: registers.ss as u16,
         error: trap.error,
         trap: trap.vector,
         old_mask: mask.0,
@@ -318,8 +341,8 @@ fn save(registers: &Registers, fpstate: u64, mask: SigSet, trap: Trap) -> SigCon
     }
 }
 
-/// Flags that a program may set: carry to overflow, direction, trap, alignment check, identification.
-const FLAGS_OF_USERS: u64 = 0x0025_4dd5;
+/// Flags that a frame gives back: CF PF AF ZF SF TF DF OF RF AC, Linux' FIX_EFLAGS. NT and ID stay as they are.
+const FLAGS_OF_FRAMES: u64 = 0x0005_0dd5;
 
 fn restore(registers: &mut Registers, saved: &SigContext) {
     registers.r8 = saved.r8;
@@ -339,23 +362,34 @@ fn restore(registers: &mut Registers, saved: &SigContext) {
     registers.rcx = saved.rcx;
     registers.rsp = saved.rsp;
     registers.rip = saved.rip;
-    registers.rflags = registers.rflags & !FLAGS_OF_USERS | saved.rflags & FLAGS_OF_USERS;
+    // What these select is checked on the way to user mode.
+    registers.cs = u64::from(saved.cs | USER_LEVEL);
+    registers.ss = u64::from(saved.ss | USER_LEVEL);
+    registers.rflags = registers.rflags & !FLAGS_OF_FRAMES | saved.rflags & FLAGS_OF_FRAMES;
 }
 
-/// Load the vector state at `address`; one without valid magic numbers is taken as the legacy area alone.
+/// Load the vector state at `address`; one without valid magic numbers is taken as the legacy area alone. XRSTOR and FXRSTOR,
+/// which Linux lets loose on it, want it aligned.
 fn restore_vectors(context: &mut UserContext, address: u64) -> Result<()> {
     let loaded = context.load_fpu(|area| {
         let whole = area.len();
         let had = hw::read_user(address, area, Faults::Sleep);
         if had < LEGACY {
-            return 0;
+            return FpuImage::UNREADABLE;
         }
-        let described = Description::read_from_prefix(&area[DESCRIPTION..])
-            .is_ok_and(|(description, _)| description.fits(whole) && whole > LEGACY && had == whole);
+        let description = Description::read_from_prefix(&area[DESCRIPTION..]).map(|(it, _)| it).ok();
         // The description's bytes are software's; the hardware wants them zero in what it loads.
         area[DESCRIPTION..LEGACY].fill(0);
-        let end = bytes::UserPtr::<u32>::new(address.wrapping_add(whole as u64));
-        if described && end.read() == Ok(MAGIC2) { whole } else { LEGACY }
+        let legacy = if address.is_multiple_of(16) { FpuImage::LEGACY } else { FpuImage::UNREADABLE };
+        let Some(description) = description.filter(|it| it.is_extended(whole)) else { return legacy };
+        let end = bytes::UserPtr::<u32>::new(address.wrapping_add(u64::from(description.size)));
+        match end.read() {
+            Ok(MAGIC2) if had == whole && address.is_multiple_of(64) => {
+                FpuImage { bytes: whole, components: description.features }
+            }
+            Ok(MAGIC2) | Err(_) => FpuImage::UNREADABLE,
+            Ok(_) => legacy,
+        }
     });
     loaded.map_err(|_| Errno::EFAULT)
 }

@@ -17,8 +17,14 @@ pub const MAGIC2: u32 = 0x4650_5845;
 pub const DESCRIPTION: usize = 464;
 /// Bytes of the legacy area, the least that a vector state has.
 pub const LEGACY: usize = 512;
-/// UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS.
-pub const UC_FLAGS: u64 = 7;
+/// Bytes of the header behind the legacy area.
+const HEADER: usize = 64;
+/// An extended state follows the legacy area.
+const UC_FP_XSTATE: u64 = 1;
+/// The context has the stack segment's selector.
+const UC_SIGCONTEXT_SS: u64 = 2;
+/// rt_sigreturn takes the selector as it is, instead of the usual one: set where 64-bit code was interrupted.
+pub const UC_STRICT_RESTORE_SS: u64 = 4;
 
 /// `struct sigcontext`.
 #[allow(missing_docs)]
@@ -97,10 +103,9 @@ pub fn place(
     alternate: &AlternateStack,
     fpstate_size: usize,
 ) -> Option<Place> {
-    let on_it = alternate.contains(sp);
-    let enters = wants_alternate == Wants::AlternateStack
-        && alternate.flags & super::SS_DISABLE == 0
-        && (!on_it || alternate.flags & super::SS_AUTODISARM != 0);
+    let on_it = alternate.contains(sp) && alternate.flags & super::SS_AUTODISARM == 0;
+    let enters =
+        wants_alternate == Wants::AlternateStack && alternate.flags & super::SS_DISABLE == 0 && !on_it;
     let top = if enters { alternate.base.wrapping_add(alternate.size) } else { sp.wrapping_sub(RED_ZONE) };
     let fpstate = top.wrapping_sub(fpstate_size as u64) & !63;
     let frame = (fpstate.wrapping_sub(FRAME_SIZE) & !15).wrapping_sub(8);
@@ -122,6 +127,12 @@ pub const fn fpstate_size(image: usize) -> usize {
     if image > LEGACY { image + 4 } else { image }
 }
 
+/// uc_flags of a frame with a vector state of `image` bytes.
+pub const fn context_flags(image: usize) -> u64 {
+    let extended = if image > LEGACY { UC_FP_XSTATE } else { 0 };
+    extended | UC_SIGCONTEXT_SS
+}
+
 /// What tells a program that something follows the legacy area: `struct _fpx_sw_bytes`, at [`DESCRIPTION`] of the vector state.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -130,6 +141,7 @@ pub struct Description {
     pub magic: u32,
     /// With the second magic number.
     pub extended_size: u32,
+    /// As in XCR0.
     pub features: u64,
     pub size: u32,
 }
@@ -140,9 +152,11 @@ impl Description {
         let size = image as u32;
         Self { magic: MAGIC1, extended_size: size + 4, features, size }
     }
-    /// Whether it is that of `image` bytes; which components it names does not matter.
-    pub const fn fits(self, image: usize) -> bool {
-        self.magic == MAGIC1 && self.size as usize == image
+    /// Whether it describes an extended state, where the CPU's has `image` bytes. A shorter one is taken too (Linux'
+    /// `check_xstate_in_sigframe`).
+    pub const fn is_extended(self, image: usize) -> bool {
+        let size = self.size as usize;
+        self.magic == MAGIC1 && LEGACY + HEADER <= size && size <= image && self.size <= self.extended_size
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod calls;
 #[cfg(target_os = "none")]
 pub mod deliver;
+pub mod exception;
 pub mod frame;
 mod pending;
 mod send;

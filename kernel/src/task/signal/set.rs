@@ -215,6 +215,12 @@ pub mod code {
     pub const FPE_INTOVF: i32 = 2;
     /// SIGFPE: floating-point division by zero.
     pub const FPE_FLTDIV: i32 = 3;
+    /// SIGFPE: floating-point overflow.
+    pub const FPE_FLTOVF: i32 = 4;
+    /// SIGFPE: floating-point underflow, or a denormal operand.
+    pub const FPE_FLTUND: i32 = 5;
+    /// SIGFPE: inexact floating-point result.
+    pub const FPE_FLTRES: i32 = 6;
     /// SIGFPE: invalid floating-point operation.
     pub const FPE_FLTINV: i32 = 7;
     /// SIGTRAP: breakpoint.

@@ -1,0 +1,28 @@
+//! What programs can have in their registers, and what traps, signals and switches make of it.
+
+use crate::common::*;
+use crate::conformance::conforms_with;
+
+#[test]
+fn registers() {
+    // QEMU's XRSTOR takes any MXCSR, so a stock Linux has nothing to refuse; ours looks at it itself.
+    conforms_with("registers", &[], &[], &["a reserved MXCSR bit"]);
+}
+
+/// What guest/workloads/hostile-registers prints was the same on Linux 6.1 when this was written; `FREEHOLD_TEST_KERNEL=linux`
+/// shows that it still is.
+#[test]
+fn hostile_register_states_end_as_under_linux() {
+    let program = guest_program("workloads/hostile-registers");
+    for cpus in ["1", "2"] {
+        let outcome = run(&["--cpus", cpus], &[text(&program), "1", "400"], b"").expect(0);
+        let said = outcome.text();
+        assert_eq!(said.lines().last(), Some("hostile-registers: all states ended"), "{said}");
+        let fold = |sum: u64, &byte: &u8| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        let sum = outcome.stdout.iter().fold(0xcbf2_9ce4_8422_2325, fold);
+        assert_eq!(sum, LIKE_LINUX, "{cpus} CPUs: {sum:#x}\n{said}");
+    }
+}
+
+/// FNV-1a of the lines.
+const LIKE_LINUX: u64 = 0x419a_2a5d_aff1_748a;
