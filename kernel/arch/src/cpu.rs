@@ -11,6 +11,7 @@ use freehold_machine::{
 };
 
 use crate::apic::{self, Ipi};
+use crate::entropy::CpuRandom;
 use crate::irq;
 use crate::memory::tables;
 use crate::memory::windows::{self, Windows};
@@ -55,6 +56,7 @@ pub(crate) struct PerCpu {
     pub(crate) descriptors: Descriptors,
     pub(crate) windows: Windows,
     pub(crate) flush: FlushRequest,
+    pub(crate) random: CpuRandom,
 }
 
 impl PerCpu {
@@ -72,6 +74,7 @@ impl PerCpu {
             descriptors: Descriptors::new(),
             windows: Windows::new(),
             flush: FlushRequest::new(),
+            random: CpuRandom::new(),
         }
     }
 }
