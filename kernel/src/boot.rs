@@ -31,7 +31,8 @@ pub fn main(info: &'static BootInfo) -> ! {
     panic::set_sink(&host::LastWords);
     let settings = cmdline::parse(info.command_line(), |problem| log::warn!("{problem}"));
     log::set_max_level(settings.log_level);
-    log::info!("Freehold {VERSION}, image slide {:#x}", info.slide());
+    log::info!("Freehold {VERSION}");
+    klog::tell_host(format_args!("image slide {:#x}", info.slide()));
     let (firmware, pluggable) = read_firmware(info);
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
     fs::machine::describe(fs::machine::Machine { command_line: info.command_line(), firmware });

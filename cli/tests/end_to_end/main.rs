@@ -17,6 +17,7 @@ mod machine;
 mod oracle;
 mod scope;
 mod script;
+mod secrets;
 mod streams;
 mod swap;
 mod terminal;
