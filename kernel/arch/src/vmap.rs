@@ -11,11 +11,12 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_machine::{CpuSet, Cpus, Entropy, Flush, PAGE_SIZE, Pfn, PhysAddr, Tlb, VirtAddr};
+use freehold_machine::{CpuSet, Cpus, Flush, PAGE_SIZE, Pfn, PhysAddr, Tlb, VirtAddr};
 
 use crate::X86;
 use crate::memory::layout::DYNAMIC_SPAN;
 use crate::memory::{self, OutOfMemory, layout, tables};
+use crate::registers::rdtsc;
 use crate::sync::SpinLock;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -32,9 +33,14 @@ const RANDOM_PAGES: u64 = 1 << 18;
 /// Bytes of the area that are taken.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// Begins the area at a random page; before the first address is taken.
-pub(crate) fn shift(random: u64) {
-    TAKEN.store(random % RANDOM_PAGES * PAGE, Ordering::Relaxed);
+/// What where threads start is drawn with.
+static START_KEY: AtomicU64 = AtomicU64::new(0);
+
+/// Begins the area at a random page and draws the key for the threads' starts; before the first
+/// address is taken.
+pub(crate) fn shift(mut random: impl FnMut() -> u64) {
+    TAKEN.store(random() % RANDOM_PAGES * PAGE, Ordering::Relaxed);
+    START_KEY.store(random(), Ordering::Relaxed);
 }
 
 /// Take addresses for `bytes` bytes, aligned to `align` bytes.
@@ -133,9 +139,11 @@ impl Stack {
     }
 
     /// Draws where a thread that begins on this stack has its first bytes: below this address, a
-    /// multiple of 16.
+    /// multiple of 16. The time stamp under a secret key takes a few instructions; a generator would
+    /// be a fiftieth of what a thread costs.
     pub fn start(&self) -> u64 {
-        self.bottom.0 + STACK_PAGES * PAGE - X86.random_u64() % STARTS * 16
+        let mixed = (rdtsc() ^ START_KEY.load(Ordering::Relaxed)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.bottom.0 + STACK_PAGES * PAGE - mixed.rotate_left(STARTS.trailing_zeros()) % STARTS * 16
     }
 
     /// Take the pages away and remember the place, where it has its table.

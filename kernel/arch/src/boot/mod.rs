@@ -65,14 +65,15 @@ pub struct BootInfo {
     command_line_len: usize,
     regions: [MemoryRegion; MAX_REGIONS],
     region_count: usize,
-    /// Usable memory from 1 MiB on without the image, the longest run first.
+    /// Usable memory from 1 MiB on, the longest run first. The image lies in one of them, anywhere: it
+    /// is looked at apart, so that two runs do not become three on the way of each window.
     plain: [PfnRange; MAX_PLAIN],
     memory_end: Pfn,
     initrd: Option<(PhysAddr, u64)>,
     rsdp: Option<PhysAddr>,
     slide: u64,
-    /// The first frame of the image's place.
-    image_start: Pfn,
+    /// The image's place.
+    image: PfnRange,
     entry_tsc: u64,
 }
 
@@ -116,7 +117,7 @@ impl BootInfo {
     }
     /// The frames of the kernel image, stack of start-up and zero-initialised data included.
     pub fn image(&self) -> PfnRange {
-        ImageMap::of(self).frames()
+        self.image
     }
     /// The pageblocks that hold a part of the image.
     pub(crate) fn image_blocks(&self) -> PfnRange {
@@ -157,26 +158,27 @@ impl BootInfo {
     }
     /// Whether the frame is usable memory from 1 MiB on, outside the image.
     pub(crate) fn is_plain_memory(&self, frame: Pfn) -> bool {
-        self.plain.iter().take_while(|range| !range.is_empty()).any(|range| range.contains(frame))
+        let mut runs = self.plain.iter().take_while(|range| !range.is_empty());
+        runs.any(|range| range.contains(frame)) && !self.image.contains(frame)
     }
     /// Whether all of the frames are, in one stretch.
     pub(crate) fn is_plain_run(&self, frames: PfnRange) -> bool {
         let holds = |range: &PfnRange| range.intersection(frames).len() == frames.len();
-        self.plain.iter().take_while(|range| !range.is_empty()).any(holds)
+        let beside_image = frames.end <= self.image.start || frames.start >= self.image.end;
+        beside_image && self.plain.iter().take_while(|range| !range.is_empty()).any(holds)
     }
     /// Draws the image's place. The memory map and the initial RAM disk are known.
     fn place_image(&mut self) {
         let loaded = self.loaded_image();
         let is_usable = |run| self.is_usable(run);
         let random = crate::entropy::early()();
-        self.image_start = slide::place(loaded, self.slide, is_usable, self.initrd_frames(), random);
+        let start = slide::place(loaded, self.slide, is_usable, self.initrd_frames(), random);
+        self.image = PfnRange::new(start, start.offset(loaded.len()));
     }
     fn find_plain_memory(&mut self) {
-        let image = self.image();
-        let everything = Pfn(u64::MAX);
-        let around = [PfnRange::new(Pfn(0x100), image.start), PfnRange::new(image.end, everything)];
+        let from_1_mib = PfnRange::new(Pfn(0x100), Pfn(u64::MAX));
         let mut plain = [PfnRange::default(); MAX_PLAIN];
-        let runs = self.usable_ranges().flat_map(|usable| around.map(|part| part.intersection(usable)));
+        let runs = self.usable_ranges().map(|usable| from_1_mib.intersection(usable));
         for (slot, run) in plain.iter_mut().zip(runs.filter(|run| !run.is_empty())) {
             *slot = run;
         }
@@ -203,7 +205,7 @@ pub(crate) struct ImageMap {
 impl ImageMap {
     /// As it will be once the final tables are loaded.
     pub(crate) const fn of(boot: &BootInfo) -> Self {
-        Self { first: boot.image_start }
+        Self { first: boot.image.start }
     }
     /// As the loader put it.
     fn loaded(slide: u64) -> Self {

@@ -48,7 +48,7 @@ pub(super) fn read(start_info: PhysAddr, slide: u64, entry_tsc: u64) -> BootInfo
         initrd: None,
         rsdp: Some(PhysAddr(info.u64(32))).filter(|address| address.0 != 0),
         slide,
-        image_start: Pfn(0),
+        image: PfnRange::default(),
         entry_tsc,
     };
 
