@@ -77,6 +77,10 @@ mod real {
     pub fn fill_random(bytes: &mut [u8]) {
         freehold_arch::entropy::fill(bytes);
     }
+    /// Weaknesses of the CPU's speculation, as /proc/cpuinfo names them.
+    pub fn bugs() -> impl Iterator<Item = &'static str> {
+        freehold_arch::speculation::bugs()
+    }
     /// The length of a NUL-terminated string of at most `max` bytes.
     pub fn user_string_length(at: u64, max: usize) -> Option<usize> {
         usercopy::strnlen(VirtAddr(at), max, Faults::Sleep)
@@ -134,6 +138,10 @@ mod real {
     /// There is no user memory.
     pub fn user_string_length(_at: u64, _max: usize) -> Option<usize> {
         None
+    }
+    /// The host's CPU is not looked at.
+    pub fn bugs() -> impl Iterator<Item = &'static str> {
+        core::iter::empty()
     }
     /// Time.
     pub mod time {

@@ -86,3 +86,37 @@ fn where_the_kernel_lies_follows_from_the_seed() {
     assert_ne!(first, place("6"));
     assert!(first.ends_with("000"), "a slide of whole pages: {first}");
 }
+
+/// What Linux 6.1 says on QEMU's emulated CPU, but for spectre_v2.
+const WEAKNESSES: &str = "\
+gather_data_sampling:Not affected
+indirect_target_selection:Not affected
+itlb_multihit:Not affected
+l1tf:Not affected
+mds:Not affected
+meltdown:Not affected
+mmio_stale_data:Not affected
+reg_file_data_sampling:Not affected
+retbleed:Not affected
+spec_rstack_overflow:Not affected
+spec_store_bypass:Not affected
+spectre_v1:Mitigation: usercopy/swapgs barriers and __user pointer sanitization
+srbds:Not affected
+tsa:Not affected
+tsx_async_abort:Not affected
+vmscape:Not affected
+";
+
+#[test]
+fn vulnerabilities_are_told_in_linux_words() {
+    let command = "cd /sys/devices/system/cpu/vulnerabilities; grep . * | grep -v spectre_v2; cat spectre_v2; \
+        grep -c 'bugs.* spectre_v1 spectre_v2' /proc/cpuinfo";
+    let said = run(&[], &["busybox", "ash", "-c", command], b"").expect(0).text();
+    // This kernel is compiled without retpolines.
+    let second = match kernel().as_str() {
+        "freehold" => "Vulnerable; STIBP: disabled\n",
+        _ => "Mitigation: Retpolines; STIBP: disabled",
+    };
+    assert!(said.starts_with(&format!("{WEAKNESSES}{second}")), "{said}");
+    assert!(said.ends_with("\n1\n"), "{said}");
+}

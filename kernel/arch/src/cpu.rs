@@ -19,6 +19,7 @@ use crate::registers::{
     self, CR4_OSFXSR, CR4_OSXMMEXCPT, CR4_OSXSAVE, CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_UMIP, cpuid,
     enable_interrupts_and_halt, invlpg, read_cr0, read_cr3, read_cr4, write_cr0, write_cr3, write_cr4,
 };
+use crate::speculation;
 use crate::thread::Threads;
 use crate::traps::{self, Descriptors};
 use crate::user::{self, UserArea};
@@ -165,6 +166,7 @@ pub(crate) fn init_this(number: usize) {
     apic::enable();
     per_cpu.apic_id.store(apic::id(), Ordering::Relaxed);
     user::init_cpu();
+    speculation::init_this();
 }
 
 /// Interrupt `cpu` so that it looks at its run queue ([`crate::traps::Handlers::reschedule`]).

@@ -5,8 +5,10 @@
 # and gs:[CONTEXT_END] point behind it), and the kernel goes on where `user_enter` left off, as if that
 # had returned. From kernel mode it is built on the current stack, or on the vector's own (IST).
 #
-# GS: in user mode the base is the user's, in kernel mode this CPU's PerCpu; swapped at every crossing.
-# NMI, double fault and machine check may come in the gap between, so they look at which one is loaded.
+# GS: in user mode the base is the user's, in kernel mode this CPU's PerCpu; swapped at every
+# crossing. NMI, double fault and machine check may come in the gap between, so they look at which
+# one is loaded. A fence follows each branch on where a trap came from: without it the CPU may go on
+# for a while with the wrong base.
 
 .set KERNEL_STACK, {kernel_stack}
 .set CONTEXT_END, {context_end}
@@ -49,6 +51,29 @@
     pop rdi
 .endm
 
+# To user mode, rsp = frame. `clear`: the last instruction that may read what is not the program's.
+.macro sysret_to_user clear
+    pop_registers
+    mov rcx, [rsp + 16]
+    mov r11, [rsp + 32]
+    mov rsp, [rsp + 40]
+    \clear
+    swapgs
+    sysretq
+.endm
+
+.macro iret_to_user clear
+    pop_registers
+    add rsp, 16
+    \clear
+    swapgs
+    iretq
+.endm
+
+.section .rodata
+kernel_data:
+    .word 0x18                  # VERW's operand
+
 .text
 # One 16-byte entry per vector.
 .balign 16
@@ -82,6 +107,7 @@ trap_common:
     test byte ptr [rsp + 24], 3
     jnz trap_from_user
     clac
+    lfence
     push_registers
     mov rdi, rsp
     # Interrupted code may hold any alignment.
@@ -96,6 +122,7 @@ trap_common:
 trap_from_user:
     push_registers
     swapgs
+    lfence
 leave_user:
     mov rsp, gs:[KERNEL_STACK]
     pop r15
@@ -118,7 +145,8 @@ trap_own_stack:
     js 1f
     swapgs
     mov r12d, 1
-1:  mov rdi, rsp
+1:  lfence
+    mov rdi, rsp
     mov rbx, rsp
     and rsp, -16
     call {own_stack_trap}
@@ -162,15 +190,13 @@ user_enter:
     mov gs:[CONTEXT_END], rax
     mov gs:[TASK_RSP0], rax
     mov rsp, rdi
-    test esi, esi
+    cmp esi, [rip + {plain_exit}]
+    jne 3f
+    sysret_to_user
+3:  cmp dword ptr [rip + {plain_exit}], 1
+    jne 2f
+    iret_to_user
+2:  test esi, esi
     jz 3f
-    pop_registers
-    mov rcx, [rsp + 16]
-    mov r11, [rsp + 32]
-    mov rsp, [rsp + 40]
-    swapgs
-    sysretq
-3:  pop_registers
-    add rsp, 16
-    swapgs
-    iretq
+    sysret_to_user "verw [rip + kernel_data]"
+3:  iret_to_user "verw [rip + kernel_data]"
