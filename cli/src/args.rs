@@ -254,7 +254,7 @@ pub struct RunOptions {
     #[arg(long, help_heading = "Outcome")]
     pub dry_run: bool,
 
-    /// Print the kernel log (to stderr)
+    /// Print the kernel log (to stderr), and name kernel addresses where a panic is reported
     #[arg(long, help_heading = "Outcome")]
     pub verbose: bool,
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::backtrace::Symbols;
 use crate::failure::{Failure, OWN_ERROR};
-use crate::files;
 use crate::protocol::Ending;
 use crate::session::{End, Ended};
 use crate::{Result, report};
@@ -55,8 +55,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Of a run that took place.
-    pub fn of(ended: &Ended, accel: &'static str) -> Outcome {
+    /// Of a run that took place; `symbols` say whether a certificate names addresses.
+    pub fn of(ended: &Ended, accel: &'static str, symbols: &Symbols) -> Outcome {
         let mut outcome = Outcome {
             accel: Some(accel),
             wall_ms: u64::try_from(ended.wall.as_millis()).ok(),
@@ -92,7 +92,7 @@ impl Outcome {
             }
             End::Recalled => ("interrupted", OWN_ERROR),
             End::Panicked(certificate) => {
-                outcome.panic = Some(certificate.clone());
+                outcome.panic = Some(report::public_certificate(certificate, symbols));
                 ("panic", GUEST_DIED)
             }
             End::Died => ("died", GUEST_DIED),

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use crate::backtrace::Symbols;
+use crate::backtrace::{Addresses, Symbols};
 use crate::session::{End, Ended};
 
 /// Lines of the kernel log that a death is shown with.
@@ -19,7 +19,7 @@ pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
         End::Panicked(certificate) => certificate_text(&mut text, certificate, symbols),
         End::Died => {
             let when = if ended.ready.is_none() { " before it could start the program" } else { "" };
-            let _ = writeln!(text, "the guest died{when}: {}", cause_of_death(ended));
+            let _ = writeln!(text, "the guest died{when}: {}", cause_of_death(ended, symbols));
         }
         _ => return None,
     }
@@ -40,12 +40,48 @@ pub fn death(ended: &Ended, symbols: &Symbols) -> Option<String> {
 }
 
 /// Why the guest died, in one line: its certificate's message, else the last line of its log that speaks of a panic.
-pub fn cause_of_death(ended: &Ended) -> String {
+pub fn cause_of_death(ended: &Ended, symbols: &Symbols) -> String {
     if let End::Panicked(certificate) = &ended.end {
-        return message(certificate).to_owned();
+        return symbols.without_addresses(message(certificate), slide_of(certificate));
     }
     let cause = ended.log.lines().rev().find(|line| line.to_ascii_lowercase().contains("panic"));
-    cause.map_or("it ended without a word", without_time).to_owned()
+    let cause = cause.map_or("it ended without a word", without_time);
+    symbols.without_addresses(cause, slide_in(&ended.log))
+}
+
+/// The certificate as it may be published: with symbols and offsets in the place of addresses,
+/// where those are hidden.
+pub fn public_certificate(certificate: &Value, symbols: &Symbols) -> Value {
+    let mut public = certificate.clone();
+    if symbols.addresses() == Addresses::Shown {
+        return public;
+    }
+    let slide = slide_of(certificate);
+    if let Some(fields) = public.as_object_mut() {
+        fields.remove("slide");
+    }
+    hide(&mut public, symbols, slide);
+    public
+}
+
+fn hide(value: &mut Value, symbols: &Symbols, slide: u64) {
+    match value {
+        Value::String(text) => *text = symbols.without_addresses(text, slide),
+        Value::Number(number) => {
+            let text = number.to_string();
+            let public = symbols.without_addresses(&text, slide);
+            if public != text {
+                *value = Value::String(public);
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(|value| hide(value, symbols, slide)),
+        Value::Object(fields) => fields.values_mut().for_each(|value| hide(value, symbols, slide)),
+        Value::Null | Value::Bool(_) => {}
+    }
+}
+
+fn slide_of(certificate: &Value) -> u64 {
+    certificate.get("slide").and_then(number).unwrap_or(0)
 }
 
 fn message(certificate: &Value) -> &str {
@@ -76,8 +112,9 @@ fn number(value: &Value) -> Option<u64> {
 }
 
 fn certificate_text(text: &mut String, certificate: &Value, symbols: &Symbols) {
-    let _ = writeln!(text, "the guest kernel panicked: {}", message(certificate));
-    let slide = certificate.get("slide").and_then(number).unwrap_or(0);
+    let slide = slide_of(certificate);
+    let message = symbols.without_addresses(message(certificate), slide);
+    let _ = writeln!(text, "the guest kernel panicked: {message}");
     for cpu in certificate.get("cpus").and_then(Value::as_array).into_iter().flatten() {
         let name = cpu.get("cpu").and_then(number).unwrap_or(0);
         let _ = writeln!(text, "CPU {name}:");
@@ -88,6 +125,7 @@ fn certificate_text(text: &mut String, certificate: &Value, symbols: &Symbols) {
                     Some(number) => format!("{name:>6} {number:016x}"),
                     None => format!("{name:>6} {value}"),
                 })
+                .map(|register| symbols.without_addresses(&register, slide))
                 .collect();
             for line in shown.chunks(REGISTERS_A_LINE) {
                 let _ = writeln!(text, "  {}", line.join(" "));

@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 
 use crate::accel;
 use crate::args::{Accel, RunOptions, When};
-use crate::backtrace::Symbols;
+use crate::backtrace::{Addresses, Symbols};
 use crate::coverage::Watched;
 use crate::failure::Failure;
 use crate::image::Image;
@@ -121,6 +121,12 @@ impl Prepared {
         Ok(Prepared { machine, kernel, image, spec, timeout, purpose, log })
     }
 
+    /// The kernel's symbols, for reports about this run.
+    pub fn symbols(&self) -> Symbols {
+        let addresses = if self.log == LogTo::Stderr { Addresses::Shown } else { Addresses::Hidden };
+        Symbols::of(&self.kernel.path, addresses)
+    }
+
     /// Lets a stock Linux tell where its text begins (`text` of its READY message).
     pub fn ask_for_text(&mut self) {
         self.spec.symbols = spec::Symbols::Base;
@@ -160,12 +166,13 @@ impl Prepared {
 
 /// Prints what is to be printed at the end and gives the outcome.
 pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &Ended) -> Result<Outcome> {
-    let (machine, kernel) = (&run.machine, &run.kernel);
+    let machine = &run.machine;
     let accel = match engine {
         Engine::Tcg => "tcg",
         Engine::Kvm => "kvm",
     };
-    let outcome = Outcome::of(ended, accel);
+    let symbols = run.symbols();
+    let outcome = Outcome::of(ended, accel, &symbols);
     let name = options.program[0].to_string_lossy();
     match &ended.end {
         End::TimedOut => {
@@ -177,7 +184,7 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
         }
         _ => {}
     }
-    if let Some(text) = report::death(ended, &Symbols::of(&kernel.path)) {
+    if let Some(text) = report::death(ended, &symbols) {
         eprint!("freehold: {text}");
     }
     if let End::Unbalanced(_, finding) = &ended.end {

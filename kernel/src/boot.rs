@@ -12,12 +12,13 @@ use alloc::vec::Vec;
 
 use freehold_arch::boot::{BootInfo, MemoryKind};
 use freehold_arch::memory::pluggable;
-use freehold_arch::{boot, cpu, firmware, irq, panic, power, time, traps, watch};
+use freehold_arch::speculation::choice::Wanted;
+use freehold_arch::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
 use freehold_firmware::Firmware;
 use freehold_machine::{Access, CpuId, Pfn, PfnRange, VirtAddr};
 use freehold_virtio::mem::Region;
 
-use crate::cmdline::Plant;
+use crate::cmdline::{Mitigations, Plant};
 use crate::fs::initramfs;
 use crate::host::spec::{self, Spec};
 use crate::{Errno, Result, cmdline, dev, fs, host, klog, mem, report, sched, swap, task, tty};
@@ -31,7 +32,12 @@ pub fn main(info: &'static BootInfo) -> ! {
     panic::set_sink(&host::LastWords);
     let settings = cmdline::parse(info.command_line(), |problem| log::warn!("{problem}"));
     log::set_max_level(settings.log_level);
-    log::info!("Freehold {VERSION}, image slide {:#x}", info.slide());
+    log::info!("Freehold {VERSION}");
+    klog::tell_host(format_args!("image slide {:#x}", info.slide()));
+    speculation::start(match settings.mitigations {
+        Mitigations::Auto => Wanted::Auto,
+        Mitigations::Off => Wanted::Off,
+    });
     let (firmware, pluggable) = read_firmware(info);
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
     fs::machine::describe(fs::machine::Machine { command_line: info.command_line(), firmware });

@@ -36,6 +36,16 @@ pub enum Plant {
     SmapOpen,
 }
 
+/// What is done about speculative execution.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mitigations {
+    /// What the CPU needs.
+    #[default]
+    Auto,
+    /// Nothing.
+    Off,
+}
+
 /// What the parameters set.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -47,7 +57,9 @@ pub struct Settings {
     pub log_level: log::LevelFilter,
     /// Which anonymous memory gets 2 MiB pages; `None` is what suits the machine.
     pub huge_pages: Option<HugeMode>,
-    /// A rule of memory isolation that is broken on purpose before the program begins.
+    /// What is done about speculative execution.
+    pub mitigations: Mitigations,
+    /// A rule of frames or of memory isolation that is broken on purpose before the program begins.
     pub plant: Option<Plant>,
 }
 
@@ -58,6 +70,7 @@ impl Default for Settings {
             max_cpus: freehold_machine::MAX_CPUS,
             log_level: log::LevelFilter::Info,
             huge_pages: None,
+            mitigations: Mitigations::default(),
             plant: None,
         }
     }
@@ -141,6 +154,19 @@ pub const KNOWN: &[Known] = &[
         set: |settings, parameter| {
             let count = parameter.value.and_then(|value| value.parse().ok()).filter(|&count| count > 0);
             settings.max_cpus = count.ok_or("1 or more")?;
+            Ok(())
+        },
+    },
+    Known {
+        name: "mitigations",
+        values: "auto|off",
+        help: "what is done about speculative execution: what the CPU needs, or nothing",
+        set: |settings, parameter| {
+            settings.mitigations = match parameter.value {
+                Some("auto") => Mitigations::Auto,
+                Some("off") => Mitigations::Off,
+                _ => return Err("auto or off"),
+            };
             Ok(())
         },
     },

@@ -26,11 +26,6 @@ mod real {
     pub fn node_of(cpu: CpuId) -> freehold_machine::NodeId {
         Hardware.node_of_cpu(cpu)
     }
-    /// 64 random bits.
-    pub fn random() -> u64 {
-        use freehold_machine::Entropy;
-        Hardware.random_u64()
-    }
     /// Make every CPU that is in a program pass through the kernel; returns when all have.
     pub fn interrupt_all() {
         use freehold_machine::{CpuSet, Flush, Tlb};
@@ -80,10 +75,11 @@ mod real {
     }
     /// Fill `bytes` from the machine's random generator.
     pub fn fill_random(bytes: &mut [u8]) {
-        use freehold_machine::Entropy;
-        for word in bytes.chunks_mut(8) {
-            word.copy_from_slice(&Hardware.random_u64().to_ne_bytes()[..word.len()]);
-        }
+        freehold_arch::entropy::fill(bytes);
+    }
+    /// Weaknesses of the CPU's speculation, as /proc/cpuinfo names them.
+    pub fn bugs() -> impl Iterator<Item = &'static str> {
+        freehold_arch::speculation::bugs()
     }
     /// The length of a NUL-terminated string of at most `max` bytes.
     pub fn user_string_length(at: u64, max: usize) -> Option<usize> {
@@ -142,6 +138,10 @@ mod real {
     /// There is no user memory.
     pub fn user_string_length(_at: u64, _max: usize) -> Option<usize> {
         None
+    }
+    /// The host's CPU is not looked at.
+    pub fn bugs() -> impl Iterator<Item = &'static str> {
+        core::iter::empty()
     }
     /// Time.
     pub mod time {

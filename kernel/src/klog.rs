@@ -3,6 +3,12 @@
 //! Any context may log, interrupt handlers too: a record is formatted on the stack, then copied into a static ring
 //! under an interrupt-safe lock. The oldest records make room. Readers keep a [`Cursor`] and learn how many they
 //! missed. Serial output happens outside the lock, so that a slow line holds nobody up.
+//!
+//! **No kernel address is in the ring.** Programs read it, and an address of the kernel half tells
+//! where the image or the direct map lies. [`redact`] covers each one with asterisks before a
+//! record enters the ring, for root as well. The host's line has the text as it was logged. Linux'
+//! nearest relative is the hashing of `%p` (lib/vsprintf.c), which leaves out numbers that are
+//! printed as such.
 
 use core::fmt::{self, Write};
 
@@ -195,18 +201,78 @@ impl Write for Line {
     }
 }
 
-/// Add a record, and show it on the serial line.
+/// The first address of the kernel half.
+const KERNEL_HALF: u64 = 0xffff_8000_0000_0000;
+/// The digits that begin each address of the kernel half; one of them with bit 3 follows.
+const KERNEL_PREFIX: &[u8] = b"ffff";
+
+/// Covers each number of `text` that is an address of the kernel half, hexadecimal with 16 digits
+/// or decimal, with asterisks. `text` may be cut at its end: what may be the beginning of such an
+/// address is covered there, too.
+fn redact(text: &mut [u8], cut: Cut) {
+    let end = text.len();
+    let mut at = 0;
+    while at < end {
+        let run = text[at..].iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+        let word = &mut text[at..at + run];
+        if is_kernel_address(word) || cut == Cut::Perhaps && at + run == end && may_begin_address(word) {
+            word.fill(b'*');
+        }
+        at += run.max(1);
+    }
+}
+
+/// Whether text may go on behind its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Cut {
+    Never,
+    Perhaps,
+}
+
+fn is_kernel_address(digits: &[u8]) -> bool {
+    let Ok(text) = core::str::from_utf8(digits) else { return false };
+    let is_high = |number: u64| number >= KERNEL_HALF;
+    let decimal = text.parse().is_ok_and(is_high);
+    decimal || u64::from_str_radix(text, 16).is_ok_and(is_high)
+}
+
+fn may_begin_address(digits: &[u8]) -> bool {
+    let common = digits.len().min(KERNEL_PREFIX.len());
+    // From three digits on nothing else is likely: a slide needs more of them than that.
+    digits.len() > 2 && digits[..common].eq_ignore_ascii_case(&KERNEL_PREFIX[..common])
+        || digits.len() > 4 && digits.starts_with(b"1844")
+}
+
+/// Show a line on the serial line alone: the host reads it, programs do not. For what tells where
+/// the kernel lies.
+pub fn tell_host(text: fmt::Arguments<'_>) {
+    hw::print_serial(format_args!("{}{text}\n", Stamp(time::now())));
+}
+
+/// The time of a record as the serial line shows it.
+struct Stamp(u64);
+
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{:5}.{:06}] ", self.0 / 1_000_000_000, self.0 / 1000 % 1_000_000)
+    }
+}
+
+/// Add a record, without addresses, and show it as it is on the serial line.
 pub fn add(severity: Severity, text: fmt::Arguments<'_>) {
     let mut line = Line { text: [0; TEXT_BYTES], length: 0 };
     // Writing to a line cannot fail; a Display that does leaves what it wrote.
     let _ = line.write_fmt(text);
     let bytes = line.text[..line.length].trim_ascii_end();
     let time = time::now();
-    RING.lock().add(severity, time, bytes);
-    let (seconds, micros) = (time / 1_000_000_000, time / 1000 % 1_000_000);
+    let mut public = [0; TEXT_BYTES];
+    let public = &mut public[..bytes.len()];
+    public.copy_from_slice(bytes);
+    redact(public, if line.length == TEXT_BYTES { Cut::Perhaps } else { Cut::Never });
+    RING.lock().add(severity, time, public);
     let shown = core::str::from_utf8(bytes)
         .unwrap_or_else(|error| core::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default());
-    hw::print_serial(format_args!("[{seconds:5}.{micros:06}] {shown}\n"));
+    hw::print_serial(format_args!("{}{shown}\n", Stamp(time)));
     if let Some(arrived) = ARRIVED.get() {
         arrived.wake_all();
     }
@@ -243,6 +309,55 @@ mod tests {
     use super::*;
     use alloc::boxed::Box;
     use alloc::vec::Vec;
+
+    fn redacted(text: &str, cut: Cut) -> alloc::string::String {
+        let mut bytes = text.as_bytes().to_vec();
+        redact(&mut bytes, cut);
+        alloc::string::String::from_utf8(bytes).expect("text")
+    }
+
+    #[test]
+    fn addresses_of_the_kernel_half_are_covered_however_they_are_written() {
+        for address in [KERNEL_HALF, 0xffff_ffff_8123_4567, 0xffff_c900_0000_0008, u64::MAX] {
+            for text in [
+                alloc::format!("{address:#x}"),
+                alloc::format!("at {address:x}."),
+                alloc::format!("{address:X}"),
+                alloc::format!("={address}"),
+                alloc::format!("virt 0x00{address:x}, next"),
+                alloc::format!("\"{address:#x}\"{address:#x}"),
+            ] {
+                let public = redacted(&text, Cut::Never);
+                assert!(public.contains('*'), "{text}");
+                assert!(!public.contains(|c: char| c.is_ascii_digit() && c != '0'), "{text}: {public}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_numbers_stay_as_they_are() {
+        for text in [
+            "0x7fffffffe000",
+            "pfn 0x81234",
+            "18446603336221196287",
+            "ffff",
+            "ffffffff",
+            "cafe d00d 1234567890123456",
+            "0123456789abcdef0123456789abcdef01234567",
+            "sequence 99999999999999999999999",
+        ] {
+            assert_eq!(redacted(text, Cut::Never), text);
+        }
+    }
+
+    #[test]
+    fn the_beginning_of_an_address_at_the_cut_is_covered() {
+        assert_eq!(redacted("rip 0xffffffff812", Cut::Perhaps), "rip 0x***********");
+        assert_eq!(redacted("rip 0xfff", Cut::Perhaps), "rip 0x***");
+        assert_eq!(redacted("at 184467440", Cut::Perhaps), "at *********");
+        assert_eq!(redacted("0xffffffff812 more", Cut::Perhaps), "0xffffffff812 more");
+        assert_eq!(redacted("pid 1234", Cut::Perhaps), "pid 1234");
+    }
 
     #[test]
     fn records_come_out_as_they_went_in() {

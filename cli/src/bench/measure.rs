@@ -12,7 +12,6 @@ use serde_json::Value;
 
 use super::parse::{Key, Output, Phases};
 use super::plan::{Counter, Measure, Plan, Side, disk, with_disk};
-use crate::backtrace::Symbols;
 use crate::failure::{Failure, OWN_ERROR};
 use crate::outcome::{GUEST_DIED, TIMED_OUT};
 use crate::protocol::Ending;
@@ -148,7 +147,7 @@ fn judge(side: &Side, ended: &Ended, output: &Output) -> std::result::Result<Str
         let cause = match &ended.end {
             End::TimedOut => "nothing came before its time was up".to_owned(),
             End::Qemu(words) => words.clone(),
-            _ => report::cause_of_death(ended),
+            _ => report::cause_of_death(ended, &side.prepared.symbols()),
         };
         let hint = format!("freehold run --verbose --kernel {kernel} -- PROGRAM shows its log");
         return Err(Stop::Failure(Failure::new(
@@ -183,7 +182,7 @@ fn died(side: &Side, ended: &Ended, end: &End, output: &Output) -> Stop {
         _ => ("died", GUEST_DIED),
     };
     let mut text = format!("freehold: {} {what} {row}\n", side.label);
-    if let Some(death) = report::death(ended, &Symbols::of(&side.prepared.kernel.path)) {
+    if let Some(death) = report::death(ended, &side.prepared.symbols()) {
         text.push_str(&death);
     }
     text.push_str(&printed(output));

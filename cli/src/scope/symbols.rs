@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::Result;
-use crate::backtrace;
+use crate::backtrace::{self, Addresses};
 use crate::failure::Failure;
 use crate::kernel::{Family, Kernel};
 
@@ -73,11 +73,15 @@ impl Names {
     /// Names from the ELF file that the user gives, else from the kernel itself: a stock Linux is booted for them, once.
     pub fn prepare(given: Option<&Path>, kernel: &Kernel) -> Result<Names> {
         let (source, linked) = match (given, kernel.family) {
-            (Some(path), Family::Freehold) => (Source::Elf(Box::new(backtrace::Symbols::of(path))), None),
-            (Some(path), Family::Linux) => {
-                (Source::Elf(Box::new(backtrace::Symbols::of(path))), Some(LINUX_TEXT))
+            (Some(path), Family::Freehold) => {
+                (Source::Elf(Box::new(backtrace::Symbols::of(path, Addresses::Shown))), None)
             }
-            (None, Family::Freehold) => (Source::Elf(Box::new(backtrace::Symbols::of(&kernel.path))), None),
+            (Some(path), Family::Linux) => {
+                (Source::Elf(Box::new(backtrace::Symbols::of(path, Addresses::Shown))), Some(LINUX_TEXT))
+            }
+            (None, Family::Freehold) => {
+                (Source::Elf(Box::new(backtrace::Symbols::of(&kernel.path, Addresses::Shown))), None)
+            }
             (None, Family::Linux) => {
                 let table = linux::functions(kernel)?;
                 let linked = table.iter().find(|(_, name)| *name == "_text").map(|(&address, _)| address);

@@ -21,6 +21,7 @@ mod oracle;
 mod registers;
 mod scope;
 mod script;
+mod secrets;
 mod streams;
 mod swap;
 mod terminal;

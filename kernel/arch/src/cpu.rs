@@ -11,6 +11,7 @@ use freehold_machine::{
 };
 
 use crate::apic::{self, Ipi};
+use crate::entropy::CpuRandom;
 use crate::irq;
 use crate::memory::tables;
 use crate::memory::windows::{self, Windows};
@@ -19,6 +20,7 @@ use crate::registers::{
     CR4_PGE, CR4_SMAP, CR4_SMEP, CR4_UMIP, cpuid, enable_interrupts_and_halt, invlpg, read_cr0, read_cr3,
     read_cr4, write_cr0, write_cr3, write_cr4,
 };
+use crate::speculation;
 use crate::thread::Threads;
 use crate::traps::{self, Descriptors, OWN_STACKS};
 use crate::user::{self, Resident};
@@ -57,6 +59,7 @@ pub(crate) struct PerCpu {
     pub(crate) descriptors: Descriptors,
     pub(crate) windows: Windows,
     pub(crate) flush: FlushRequest,
+    pub(crate) random: CpuRandom,
 }
 
 impl PerCpu {
@@ -75,6 +78,7 @@ impl PerCpu {
             descriptors: Descriptors::new(),
             windows: Windows::new(),
             flush: FlushRequest::new(),
+            random: CpuRandom::new(),
         }
     }
 }
@@ -184,6 +188,7 @@ pub(crate) fn init_this(number: usize) {
     per_cpu.apic_id.store(apic::id(), Ordering::Relaxed);
     user::init_cpu();
     traps::machine_check::init_cpu();
+    speculation::init_this();
 }
 
 /// Interrupt `cpu` so that it looks at its run queue ([`crate::traps::Handlers::reschedule`]).

@@ -4,9 +4,10 @@
 //! mode cannot be reached without. What is exported is safe to call: a misuse ends in a report (a panic
 //! or a page fault that names the address), not in corruption.
 //!
-//! Folders: [`boot`] from the loader to the kernel's main; [`memory`] the kernel half of every address
-//! space; [`traps`] exceptions and interrupts; [`user`] and [`usercopy`] the way to user mode and its
-//! bytes; [`thread`], [`cpu`], [`irq`], [`time`] execution; [`panic`] the death certificate.
+//! Folders: [`boot`] from the loader to the kernel's main; [`memory`] the kernel half of every
+//! address space; [`traps`] exceptions and interrupts; [`user`] and [`usercopy`] the way to user
+//! mode and its bytes; [`thread`], [`cpu`], [`irq`], [`time`] execution; [`speculation`] what CPUs
+//! do too early; [`panic`] the death certificate.
 //!
 //! The kernel is soft-float: vector and x87 registers belong to user programs at all times.
 #![no_std]
@@ -24,7 +25,7 @@ extern crate alloc;
 mod apic;
 pub mod boot;
 pub mod cpu;
-mod entropy;
+pub mod entropy;
 pub mod firmware;
 pub mod heap;
 pub mod irq;
@@ -35,6 +36,7 @@ pub mod plant;
 pub mod power;
 mod registers;
 pub mod serial;
+pub mod speculation;
 pub mod sync;
 pub mod thread;
 pub mod time;

@@ -150,6 +150,21 @@ pub(crate) unsafe fn write_cr3(value: u64) {
     };
 }
 
+/// Copies `words` words of 8 bytes upwards from address `from` to `to`, then writes CR3 as
+/// [`write_cr3`], with no store to anything else in between: what is copied may be the code that
+/// runs and its stack.
+///
+/// # Safety `from` is readable and `to` writable for as many words, nothing of Rust's is in the
+/// second run, and what the value changes keeps every Rust reference valid.
+pub(crate) unsafe fn copy_and_write_cr3(from: u64, to: u64, words: u64, value: u64) {
+    let mut told = MaybeUninit::<u64>::uninit();
+    // SAFETY: the caller's promise; the store goes to `told`.
+    unsafe {
+        asm!("rep movsq", "mov [{told}], rax", "mov cr3, rax", in("rax") value, told = in(reg) told.as_mut_ptr(),
+            inout("rsi") from => _, inout("rdi") to => _, inout("rcx") words => _, options(nostack, preserves_flags))
+    };
+}
+
 /// Forget this CPU's translations of one page, global ones too. The address is stored first, as in [`write_cr3`].
 #[inline]
 pub(crate) fn invlpg(address: u64) {

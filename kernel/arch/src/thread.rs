@@ -95,8 +95,9 @@ impl Thread {
         let stack = Stack::new()?;
         // What `thread_switch` pops: six registers and a return address.
         let frame = [0, 0, 0, 0, 0, 0, thread_begin as *const () as u64];
-        let saved = stack.top() - size_of_val(&frame) as u64;
-        // SAFETY: the stack is new, its topmost bytes are mapped, writable, aligned and nobody else's.
+        let saved = stack.start() - size_of_val(&frame) as u64;
+        // SAFETY: the stack is new, the bytes below its start are mapped, writable, aligned and
+        // nobody else's.
         unsafe { (saved as *mut [u64; 7]).write(frame) };
         let inner = Inner {
             running: AtomicBool::new(false),

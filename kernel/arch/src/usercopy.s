@@ -1,6 +1,9 @@
-# Accesses to user memory. Each instruction that may fault has an entry in .ex_table: where it is, where to go on,
-# and whether the fault may be served (1) or ends the access at once (0). All fields are relative to themselves.
-# Between stac and clac nothing but the access happens; trap entry clears AC for handlers, iret restores it.
+# Accesses to user memory. Each instruction that may fault has an entry in .ex_table: where it is,
+# where to go on, and whether the fault may be served (1) or ends the access at once (0). All fields
+# are relative to themselves. Between stac and clac nothing but the access happens; trap entry
+# clears AC for handlers, iret restores it. Where user memory is read a fence comes first: the
+# caller's check of the address is done before the access begins, so that no prediction of it reads
+# the kernel's memory.
 
 .macro may_fault from, to, serve
     .pushsection .ex_table, "a"
@@ -18,6 +21,7 @@
     .global \name
 \name:
     stac
+    lfence
     mov rcx, rdx
     shr rcx, 3
 10: rep movsq
@@ -69,6 +73,7 @@
 \name:
     xor edx, edx
     stac
+    lfence
 10: mov \register, [rdi]
     clac
     ret
@@ -99,6 +104,7 @@
 \name:
     mov eax, esi
     stac
+    lfence
 10: lock cmpxchg [rdi], edx
     clac
     xor edx, edx

@@ -1,7 +1,13 @@
 //! The dynamic area: addresses for kernel stacks, device registers, firmware tables, the initial RAM disk.
 //!
-//! Addresses are handed out upwards. Mappings of devices and firmware stay for ever; stacks are kept for
-//! reuse, and those beyond [`KEPT_STACKS`] are unmapped, their place remembered in their guard page's entry.
+//! Addresses are handed out upwards from a random page on. Mappings of devices and firmware stay
+//! for ever; stacks are kept for reuse, and those beyond [`KEPT_STACKS`] are unmapped, their place
+//! remembered in their guard page's entry.
+//!
+//! A thread starts at a random place in the upper half of its stack's top page ([`Stack::start`]),
+//! so that where its frames and buffers lie differs between threads that share a stack one after
+//! the other. Linux draws an offset per system call (`randomize_kstack_offset`), which here would
+//! cost more than a hundredth of the shortest one.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +17,7 @@ use freehold_machine::{CpuSet, Cpus, Flush, PAGE_SIZE, Pfn, PhysAddr, Tlb, VirtA
 use crate::X86;
 use crate::memory::layout::DYNAMIC_SPAN;
 use crate::memory::{self, OutOfMemory, layout, tables};
+use crate::registers::rdtsc;
 use crate::sync::SpinLock;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -19,9 +26,23 @@ const PAGE: u64 = PAGE_SIZE as u64;
 pub const STACK_PAGES: u64 = 6;
 const SLOT_BYTES: u64 = 2 * STACK_PAGES * PAGE;
 const KEPT_STACKS: usize = 16;
+/// Places in the upper half of a page where a thread's stack may start, 16 bytes apart.
+const STARTS: u64 = PAGE / 2 / 16;
+/// Pages that may stay unused at the area's beginning: 1 GiB, in a dynamic area of 64.
+const RANDOM_PAGES: u64 = 1 << 18;
 
 /// Bytes of the area that are taken.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// What where threads start is drawn with.
+static START_KEY: AtomicU64 = AtomicU64::new(0);
+
+/// Begins the area at a random page and draws the key for the threads' starts; before the first
+/// address is taken.
+pub(crate) fn shift(mut random: impl FnMut() -> u64) {
+    TAKEN.store(random() % RANDOM_PAGES * PAGE, Ordering::Relaxed);
+    START_KEY.store(random(), Ordering::Relaxed);
+}
 
 /// Take addresses for `bytes` bytes, aligned to `align` bytes.
 pub(crate) fn take_addresses(bytes: u64, align: u64) -> Result<VirtAddr, OutOfMemory> {
@@ -132,9 +153,12 @@ impl Stack {
         Ok(stack)
     }
 
-    /// The first address above the stack, a multiple of 16.
-    pub fn top(&self) -> u64 {
-        self.bottom.0 + STACK_PAGES * PAGE
+    /// Draws where a thread that begins on this stack has its first bytes: below this address, a
+    /// multiple of 16. The time stamp under a secret key takes a few instructions; a generator would
+    /// be a fiftieth of what a thread costs.
+    pub fn start(&self) -> u64 {
+        let mixed = (rdtsc() ^ START_KEY.load(Ordering::Relaxed)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.bottom.0 + STACK_PAGES * PAGE - mixed.rotate_left(STARTS.trailing_zeros()) % STARTS * 16
     }
 
     /// Take the pages away and remember the place, where it has its table.

@@ -1,8 +1,9 @@
 //! An image that tests freehold-arch itself and says `selftest: passed`: `tools/build-kernel selftest`.
 //! May use `unsafe`: to name the entry point, and to do what must not work.
 //!
-//! Each test is named after the promise that it checks. What must fault in kernel mode is asked for with `selftest.die=` on
-//! the command line and looked for in the certificate, by `tools/selftest`.
+//! Each test is named after the promise that it checks. What must fault in kernel mode is asked for
+//! with `selftest.die=` on the command line and looked for in the certificate, by `tools/selftest`.
+//! With `selftest.place` it only tells where the image lies, for `tools/slide-entropy`.
 
 #![no_std]
 #![no_main]
@@ -154,15 +155,27 @@ impl Handlers for Kernel {
 
 fn main(boot: &'static BootInfo) -> ! {
     say!("memory ends at {:?}, image {:?}, slide {:#x}", boot.memory_end(), boot.image(), boot.slide());
+    if boot.command_line() == "selftest.place" {
+        power::exit(0)
+    }
     let reserved = memory::seal();
     let largest = boot.usable_ranges().max_by_key(|range| range.len()).expect("memory");
-    let disk = boot.initrd_frames();
-    let taken = reserved.iter().filter(|range| range.intersection(disk).is_empty()).map(|range| range.end);
-    let start = Pfn(taken.max().expect("the image").0.next_multiple_of(PAGEBLOCK_FRAMES));
-    let end = Pfn((start.0 + 8 * PAGEBLOCK_FRAMES).min(largest.end.0));
+    // Whole pageblocks that nobody has, since the image lies anywhere. The last is for frames of
+    // user memory.
+    let mut at = largest.start;
+    let gaps = reserved.iter().map(|range| (range.start, range.end)).chain([(largest.end, largest.end)]).map(
+        |(start, end)| {
+            let gap = (at.0.next_multiple_of(PAGEBLOCK_FRAMES), start.pageblock_start().0);
+            at = at.max(end);
+            gap
+        },
+    );
+    let (start, end) = gaps.max_by_key(|gap| gap.1.saturating_sub(gap.0)).expect("memory");
+    let (start, end) = (Pfn(start), Pfn((end - PAGEBLOCK_FRAMES).min(start + 8 * PAGEBLOCK_FRAMES)));
     *FRAMES.state.lock() = (start, end);
     memory::set_frame_provider(&FRAMES);
 
+    the_direct_map_shows_no_frame_of_the_image(boot);
     runs_of_bytes_are_moved_and_compared();
     heap_keeps_objects_apart();
     traps::register(&Kernel);
@@ -240,6 +253,24 @@ fn overflow(depth: u64) -> u64 {
     black_box(&here);
     overflow(black_box(depth + 1)) + here[(depth % 64) as usize]
 }
+
+/// Text and constants have no writable alias, even after their pageblocks were entered as the page
+/// allocator does with each block that start-up keeps.
+fn the_direct_map_shows_no_frame_of_the_image(boot: &BootInfo) {
+    black_box(&FILLER);
+    let image = boot.image();
+    assert!(image.len() > 2 * PAGEBLOCK_FRAMES);
+    let last = Pfn(image.end.0.next_multiple_of(PAGEBLOCK_FRAMES));
+    X86.enter(PfnRange::new(image.start.pageblock_start(), last));
+    for frame in image.iter() {
+        assert!(!memory::is_in_direct_map(frame), "{frame:?} of the image has an alias");
+    }
+    say!("the direct map shows no frame of the image");
+}
+
+/// Makes the image longer than a pageblock anywhere, so that some block holds nothing else.
+static FILLER: [AtomicU64; 2 * (PAGEBLOCK_FRAMES as usize) * 512] =
+    [const { AtomicU64::new(0) }; 2 * (PAGEBLOCK_FRAMES as usize) * 512];
 
 /// What the compiler calls for slices, against the same byte by byte: short and long, overlapping both ways, at any alignment.
 fn runs_of_bytes_are_moved_and_compared() {

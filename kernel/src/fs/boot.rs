@@ -132,7 +132,7 @@ const STANDARD: &[DeviceNode] = &[
     char_device(b"full", 0o666, 1, 7),
     char_device(b"random", 0o666, 1, 8),
     char_device(b"urandom", 0o666, 1, 9),
-    char_device(b"kmsg", 0o644, 1, 11),
+    char_device(b"kmsg", 0o600, 1, 11),
     char_device(b"tty", 0o666, 5, 0),
     char_device(b"console", 0o600, 5, 1),
     char_device(b"ptmx", 0o666, 5, 2),

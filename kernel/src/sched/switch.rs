@@ -1,8 +1,9 @@
 //! The switch itself, sleeping with a deadline, idling, and the first task of every CPU.
 
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_arch::speculation;
 use freehold_machine::{CpuId, Cpus, MAX_CPUS, Tlb};
 
 use super::runqueue::SLICE;
@@ -100,6 +101,28 @@ impl Task {
     }
 }
 
+/// Real and effective user of the program that each CPU ran last, where it has to forget what
+/// another user's taught it. Apart from [`cpu`]'s data, whose size is on every switch's way.
+static LAST_USERS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
+
+/// Forget what the last program taught this CPU's predictors, if it was another user's than the
+/// current task's. Kernel tasks run no program. Interrupts are on: the credentials may be dropped
+/// here.
+#[cold]
+#[inline(never)]
+fn separate_users() {
+    let task = task::current();
+    if task.process().is_kernel() {
+        return;
+    }
+    let credentials = task.process().credentials();
+    let user = u64::from(credentials.uid) << 32 | u64::from(credentials.euid);
+    let last = &LAST_USERS[usize::from(hw::current_cpu().0)];
+    if last.swap(user, Ordering::Relaxed) != user {
+        speculation::forget_predictions();
+    }
+}
+
 /// The current task has got another address space: load it.
 pub fn activate_current() {
     let interrupts = irq::disable();
@@ -130,6 +153,9 @@ pub fn finish_switch() {
     }
     let retired = cpu(here).retired.lock().take();
     drop(retired);
+    if speculation::separates_users() {
+        separate_users();
+    }
     // A dead task's last reference may be this one: its stack is freed here, with interrupts on.
     drop(previous);
 }

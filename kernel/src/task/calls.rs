@@ -373,11 +373,9 @@ pub fn sys_getrandom(args: &Args) -> Result<i64> {
     let length = args.size(1).min(user::MAX_COUNT);
     let mut done = 0;
     while done < length {
-        let mut bytes = [0; 256];
+        let mut bytes = [0; 1024];
         let count = bytes.len().min(length - done);
-        for chunk in bytes[..count].chunks_mut(8) {
-            chunk.copy_from_slice(&hw::random().to_le_bytes()[..chunk.len()]);
-        }
+        hw::fill_random(&mut bytes[..count]);
         if let Err(error) = user::write_exact(args[0].wrapping_add(done as u64), &bytes[..count]) {
             return if done == 0 { Err(error) } else { Ok(done as i64) };
         }

@@ -33,6 +33,8 @@ pub enum Capability {
     SysResource = 24,
     /// The clock set.
     SysTime = 25,
+    /// The kernel's log read.
+    Syslog = 34,
 }
 
 /// Every capability that there is (CAP_LAST_CAP is 40).

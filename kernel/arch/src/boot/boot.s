@@ -4,10 +4,12 @@
 # info (Xen's public/arch-x86/hvm/start_info.h). Uses conventional memory away from the loader's data (0..0x10000, 0x20000 under QEMU):
 #   0x51000 top-level table   0x52000 identity PDPT   0x53000 identity PD (first GiB)
 #   0x54000 image PDPT        0x55000, 0x56000 image PDs (two GiB)      0x57000..0x58000 stack
+#   0x58000 trampoline        0x59000..0x62000 image tables (9: 16 MiB from any page on)
 # The tables also serve the application processors' trampoline; nothing maps them after start-up.
 
 .set BASE, 0xffffffff80000000
-.set SLIDE_STEPS, 1008              # 2 GiB in steps of 2 MiB, less the image itself
+.set IMAGE_TABLES, {image_tables}
+.set IMAGE_PAGES, 4096              # 16 MiB
 
 .section .boot.text, "ax"
 .code32
@@ -27,6 +29,9 @@ pvh_start:
     xor     eax, eax
     mov     edi, 0x51000
     mov     ecx, 0x6000 / 4
+    rep     stosd
+    mov     edi, IMAGE_TABLES
+    mov     ecx, 9 * 0x1000 / 4
     rep     stosd
     mov     dword ptr [0x51000], 0x52003
     mov     dword ptr [0x51000 + 511 * 8], 0x54003
@@ -70,38 +75,49 @@ pvh_start:
     xor     eax, eax
     mov     fs, eax
     mov     gs, eax
-    pop     rsi                     # start info
+    pop     r14                     # start info
     pop     r15                     # time stamp
 
-    # The slide: hardware random bits where there are any, stirred with the time stamp.
+    # The slide: hardware random bits where there are any, and the time stamp. RDRAND may have none
+    # at the moment: it then clears the carry flag, and is asked up to ten times (Intel SDM volume
+    # 1, 7.3.17.1).
     mov     eax, 1
     cpuid
-    xor     r8d, r8d
+    xor     edi, edi
     bt      ecx, 30
     jnc     4f
-    rdrand  r8
+    mov     ecx, 10
+2:  rdrand  rdi
+    jc      4f
+    loop    2b
+    xor     edi, edi
 4:  rdtsc
     shl     rdx, 32
-    or      rax, rdx
-    xor     rax, r8
-    mov     rcx, 0x9e3779b97f4a7c15
-    mul     rcx
-    xor     rax, rdx
-    xor     edx, edx
-    mov     ecx, SLIDE_STEPS
-    div     rcx
-    mov     r12, rdx                # steps
+    lea     rsi, [rax + rdx]
+    call    {virtual_slide}
+    mov     r12, rax                # slide in bytes
 
-    # The image, 16 MiB from 2 MiB on, at its slid place in the two image PDs.
-    lea     rdi, [0x55000 + r12 * 8 + 8]
-    mov     eax, 0x200083
-    mov     ecx, 8
+    # The image, 16 MiB from 2 MiB on, at its slid place: its pages, then their tables in the two
+    # image PDs.
+    shr     eax, 12
+    and     eax, 511
+    lea     rdi, [IMAGE_TABLES + rax * 8]
+    mov     eax, 0x200003
+    mov     ecx, IMAGE_PAGES
 5:  mov     [rdi], rax
-    add     rax, 0x200000
+    add     rax, 0x1000
+    add     rdi, 8
+    loop    5b
+    mov     rdi, r12
+    shr     rdi, 21
+    lea     rdi, [0x55000 + rdi * 8 + 8]
+    mov     eax, IMAGE_TABLES + 3
+    mov     ecx, 9
+5:  mov     [rdi], rax
+    add     rax, 0x1000
     add     rdi, 8
     loop    5b
 
-    shl     r12, 21                 # slide in bytes
     mov     r13, BASE
     lea     rbx, [rip + __rela_start]
     lea     rcx, [rip + __rela_end]
@@ -128,7 +144,7 @@ pvh_start:
     push    2                       # no flag of the loader stays
     popfq
     xor     ebp, ebp
-    mov     rdi, rsi
+    mov     rdi, r14
     mov     rsi, r12
     mov     rdx, r15
     call    {early}

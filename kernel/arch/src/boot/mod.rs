@@ -1,24 +1,29 @@
 //! From the PVH loader to the kernel's main, and what the loader said.
 //!
-//! `boot.s` turns on long mode, draws the image's slide, applies the relocations and enters [`early`] in the
-//! high half with the first GiB identity-mapped. [`early`] copies what the loader said, builds the final
-//! tables and calls `kernel_main`, which the image crate provides with [`crate::kernel_entry`].
+//! `boot.s` turns on long mode, draws the image's slide, applies the relocations and enters
+//! [`early`] in the high half with the first GiB identity-mapped. [`early`] copies what the loader
+//! said, builds the final tables, moves the image to the frames that [`slide`] drew for it, and
+//! calls `kernel_main`, which the image crate provides with [`crate::kernel_entry`].
 
 use core::arch::global_asm;
 use core::ops::Range;
+use core::sync::atomic::Ordering;
 
-use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, PhysAddr, VirtAddr};
+use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysAddr, VirtAddr};
 
 use crate::memory::{self, OutOfMemory, tables};
 use crate::sync::{Once, SpinLock};
 use crate::vmap;
-use crate::{apic, cpu, irq, serial, time, traps};
+use crate::{apic, cpu, irq, registers, serial, time, traps};
 
 mod pvh;
+mod slide;
 
 /// The page allocator and what firmware says are built on it, by value, before there is a heap to build them in.
 const STACK_SIZE: usize = 128 << 10;
 const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
+/// The loader's tables that map the image (`boot.s`): this many frames from this one on.
+const IMAGE_TABLES: PfnRange = PfnRange { start: Pfn(0x59), end: Pfn(0x62) };
 const MAX_REGIONS: usize = 64;
 const MAX_PLAIN: usize = 16;
 const MAX_COMMAND_LINE: usize = 2048;
@@ -60,12 +65,15 @@ pub struct BootInfo {
     command_line_len: usize,
     regions: [MemoryRegion; MAX_REGIONS],
     region_count: usize,
-    /// Usable memory from 1 MiB on without the image, the longest run first.
+    /// Usable memory from 1 MiB on, the longest run first. The image lies in one of them, anywhere: it
+    /// is looked at apart, so that two runs do not become three on the way of each window.
     plain: [PfnRange; MAX_PLAIN],
     memory_end: Pfn,
     initrd: Option<(PhysAddr, u64)>,
     rsdp: Option<PhysAddr>,
     slide: u64,
+    /// The image's place.
+    image: PfnRange,
     entry_tsc: u64,
 }
 
@@ -109,9 +117,18 @@ impl BootInfo {
     }
     /// The frames of the kernel image, stack of start-up and zero-initialised data included.
     pub fn image(&self) -> PfnRange {
-        ImageMap::new(self.slide).frames()
+        self.image
     }
-    /// How far from where it was linked the image runs: a multiple of 2 MiB.
+    /// The pageblocks that hold a part of the image.
+    pub(crate) fn image_blocks(&self) -> PfnRange {
+        let image = self.image();
+        PfnRange::new(image.start.pageblock_start(), Pfn(image.end.0.next_multiple_of(PAGEBLOCK_FRAMES)))
+    }
+    /// The frames where the loader put the image: it runs there until the final tables are loaded.
+    pub(crate) fn loaded_image(&self) -> PfnRange {
+        ImageMap::loaded(self.slide).frames()
+    }
+    /// How far from where it was linked the image runs, in bytes: a multiple of 4 KiB.
     pub fn slide(&self) -> u64 {
         self.slide
     }
@@ -141,19 +158,27 @@ impl BootInfo {
     }
     /// Whether the frame is usable memory from 1 MiB on, outside the image.
     pub(crate) fn is_plain_memory(&self, frame: Pfn) -> bool {
-        self.plain.iter().take_while(|range| !range.is_empty()).any(|range| range.contains(frame))
+        let mut runs = self.plain.iter().take_while(|range| !range.is_empty());
+        runs.any(|range| range.contains(frame)) && !self.image.contains(frame)
     }
     /// Whether all of the frames are, in one stretch.
     pub(crate) fn is_plain_run(&self, frames: PfnRange) -> bool {
         let holds = |range: &PfnRange| range.intersection(frames).len() == frames.len();
-        self.plain.iter().take_while(|range| !range.is_empty()).any(holds)
+        let beside_image = frames.end <= self.image.start || frames.start >= self.image.end;
+        beside_image && self.plain.iter().take_while(|range| !range.is_empty()).any(holds)
+    }
+    /// Draws the image's place. The memory map and the initial RAM disk are known.
+    fn place_image(&mut self) {
+        let loaded = self.loaded_image();
+        let is_usable = |run| self.is_usable(run);
+        let random = crate::entropy::early()();
+        let start = slide::place(loaded, self.slide, is_usable, self.initrd_frames(), random);
+        self.image = PfnRange::new(start, start.offset(loaded.len()));
     }
     fn find_plain_memory(&mut self) {
-        let image = self.image();
-        let everything = Pfn(u64::MAX);
-        let around = [PfnRange::new(Pfn(0x100), image.start), PfnRange::new(image.end, everything)];
+        let from_1_mib = PfnRange::new(Pfn(0x100), Pfn(u64::MAX));
         let mut plain = [PfnRange::default(); MAX_PLAIN];
-        let runs = self.usable_ranges().flat_map(|usable| around.map(|part| part.intersection(usable)));
+        let runs = self.usable_ranges().map(|usable| from_1_mib.intersection(usable));
         for (slot, run) in plain.iter_mut().zip(runs.filter(|run| !run.is_empty())) {
             *slot = run;
         }
@@ -173,18 +198,24 @@ unsafe extern "C" {
 
 /// Where the image's parts are.
 pub(crate) struct ImageMap {
-    slide: u64,
+    /// The frame of text's first page.
+    first: Pfn,
 }
 
 impl ImageMap {
-    fn new(slide: u64) -> Self {
-        Self { slide }
+    /// As it will be once the final tables are loaded.
+    pub(crate) const fn of(boot: &BootInfo) -> Self {
+        Self { first: boot.image.start }
+    }
+    /// As the loader put it.
+    fn loaded(slide: u64) -> Self {
+        Self { first: Pfn::containing(PhysAddr(&raw const __text_start as u64 - IMAGE_BASE - slide)) }
     }
     fn phys(&self, address: u64) -> Pfn {
-        Pfn::containing(PhysAddr(address - IMAGE_BASE - self.slide))
+        self.first.offset((address - &raw const __text_start as u64) / PAGE_SIZE as u64)
     }
     fn frames(&self) -> PfnRange {
-        PfnRange::new(self.phys(&raw const __text_start as u64), self.phys(&raw const __image_end as u64))
+        PfnRange::new(self.first, self.phys(&raw const __image_end as u64))
     }
     /// Call `f` with each page of the image, its frame and its protection; the guard page below the
     /// stack of start-up is left out.
@@ -206,6 +237,36 @@ impl ImageMap {
             }
         }
         Ok(())
+    }
+}
+
+/// Loads the final tables with the root `root` and goes on in the frames that were drawn for the
+/// image, which gets there as it is at this moment: text, data, and the stack that this runs on.
+///
+/// # Safety
+/// The loader's tables are loaded, with the first GiB identity-mapped, and interrupts are off. The
+/// tables below `root` map the image's pages to the frames that were drawn, and all else that Rust
+/// code uses from now on.
+pub(crate) unsafe fn enter_final_place(root: Pfn) {
+    let boot = info();
+    let (from, to) = (boot.loaded_image(), boot.image());
+    let words = if from.start == to.start { 0 } else { from.len() * PAGE_SIZE as u64 / 8 };
+    // SAFETY: the caller's promise. Both runs are memory below 1 GiB that do not overlap, the
+    // second is nobody's; between the copy and the new root no instruction writes to the image.
+    unsafe { registers::copy_and_write_cr3(from.start.start().0, to.start.start().0, words, root.start().0) };
+}
+
+/// Lets the loader's tables, on which the other CPUs start, map the image where it is now. The
+/// direct map is there.
+pub(crate) fn move_loader_mappings() {
+    let boot = info();
+    let (from, to) = (boot.loaded_image().start, boot.image().start);
+    for entry in IMAGE_TABLES.iter().flat_map(tables::entries) {
+        let value = entry.load(Ordering::Relaxed);
+        if value & tables::PRESENT != 0 {
+            let page = tables::frame_of(value).0 - from.0;
+            entry.store(tables::leaf(to.offset(page), tables::PRESENT | tables::WRITABLE), Ordering::Relaxed);
+        }
     }
 }
 
@@ -266,7 +327,14 @@ struct BootStack([u8; STACK_SIZE]);
 static mut STACK: BootStack = BootStack([0; STACK_SIZE]);
 
 #[cfg(target_os = "none")]
-global_asm!(include_str!("boot.s"), stack = sym STACK, stack_size = const STACK_SIZE, early = sym early);
+global_asm!(
+    include_str!("boot.s"),
+    stack = sym STACK,
+    stack_size = const STACK_SIZE,
+    early = sym early,
+    virtual_slide = sym slide::virtual_slide,
+    image_tables = const IMAGE_TABLES.start.0 << 12,
+);
 
 unsafe extern "Rust" {
     /// Provided by the image crate through [`crate::kernel_entry`].
@@ -291,7 +359,7 @@ extern "C" fn early(start_info: u64, slide: u64, entry_tsc: u64) -> ! {
     serial::init();
     let boot = INFO.set(pvh::read(PhysAddr(start_info), slide, entry_tsc));
     cpu::enable_features();
-    memory::build(boot, &ImageMap::new(slide));
+    memory::build(boot, &ImageMap::of(boot));
     traps::write_idt();
     apic::init();
     cpu::init_this(0);

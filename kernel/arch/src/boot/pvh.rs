@@ -48,6 +48,7 @@ pub(super) fn read(start_info: PhysAddr, slide: u64, entry_tsc: u64) -> BootInfo
         initrd: None,
         rsdp: Some(PhysAddr(info.u64(32))).filter(|address| address.0 != 0),
         slide,
+        image: PfnRange::default(),
         entry_tsc,
     };
 
@@ -84,6 +85,7 @@ pub(super) fn read(start_info: PhysAddr, slide: u64, entry_tsc: u64) -> BootInfo
     }
     boot.regions[..boot.region_count].sort_unstable_by_key(|region| region.start);
     assert!(boot.memory_end > Pfn(0), "the loader's memory map has no usable memory");
+    boot.place_image();
     boot.find_plain_memory();
     boot
 }

@@ -16,7 +16,7 @@ use crate::sync::Once;
 use crate::vmap::Stack;
 use crate::{irq, time};
 
-/// Where the trampoline runs: the page behind the loader's tables and stack (`boot.s`).
+/// Where the trampoline runs: the page behind the loader's stack (`boot.s`).
 const TRAMPOLINE: Pfn = Pfn(0x58);
 const INIT_WAIT_NS: u64 = 100_000;
 const ONLINE_WAIT_NS: u64 = 2_000_000_000;
@@ -31,7 +31,7 @@ core::arch::global_asm!(
     main = sym main,
 );
 
-/// Stack tops, one for each ticket.
+/// Where stacks start, one for each ticket.
 static STACKS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 static TICKET: AtomicU32 = AtomicU32::new(0);
 static ROOT: AtomicU64 = AtomicU64::new(0);
@@ -101,7 +101,7 @@ fn prepare(apic_ids: &[u32]) -> usize {
     let mut wanted = 1;
     for (number, &id) in apic_ids.iter().enumerate().take(MAX_CPUS).skip(1) {
         let Ok(stack) = Stack::new() else { break };
-        STACKS[number - 1].store(stack.top(), Ordering::Relaxed);
+        STACKS[number - 1].store(stack.start(), Ordering::Relaxed);
         // The stack is the CPU's for ever.
         core::mem::forget(stack);
         WAITING[number].store(Box::into_raw(Box::new(PerCpu::new())), Ordering::Relaxed);

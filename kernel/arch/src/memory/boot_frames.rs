@@ -1,8 +1,10 @@
 //! Frames for start-up, before the page allocator exists.
 //!
-//! A bump allocator over whole pageblocks: the second half of the first one, the image's last one, then
-//! the lowest that are memory throughout and free. Each block that it opens enters the direct map. What it
-//! took is reserved for ever. [`seal`] ends it, all but [`RESERVE`] frames that the heap may still take.
+//! A bump allocator over whole pageblocks: the second half of the first one, the image's last one,
+//! then the lowest that are memory throughout and free, without those where the loader put the
+//! image: until the final tables are loaded it runs there. Each block that it opens enters the
+//! direct map. What it took is reserved for ever. [`seal`] ends it, all but [`RESERVE`] frames that
+//! the heap may still take.
 
 use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
@@ -53,11 +55,16 @@ impl BootFrames {
             0 => PfnRange::new(LOW_END, Pfn(PAGEBLOCK_FRAMES)),
             1 => PfnRange::new(boot.image().end, Pfn(boot.image().end.0.next_multiple_of(PAGEBLOCK_FRAMES))),
             n if n < MAX_RUNS => {
-                let above = self.runs[n - 1].start.pageblock_start().offset(PAGEBLOCK_FRAMES);
-                let mut start = above.max(Pfn(boot.image().end.0.next_multiple_of(PAGEBLOCK_FRAMES)));
+                let in_use = [boot.image_blocks(), boot.loaded_image(), boot.initrd_frames()];
+                // The image's last block is one of the first two, wherever it lies.
+                let mut start = Pfn(PAGEBLOCK_FRAMES);
+                if n > 2 {
+                    start = self.runs[n - 1].start.pageblock_start().offset(PAGEBLOCK_FRAMES);
+                }
                 loop {
                     let block = PfnRange::new(start, start.offset(PAGEBLOCK_FRAMES));
-                    if boot.is_usable(block) && boot.initrd_frames().intersection(block).is_empty() {
+                    if boot.is_usable(block) && in_use.iter().all(|used| used.intersection(block).is_empty())
+                    {
                         break block;
                     }
                     start = block.end;
@@ -108,6 +115,12 @@ pub(crate) fn for_each_run(mut f: impl FnMut(PfnRange)) {
         let end = if frames.sealed && index + 1 == frames.count { frames.limit } else { run.end };
         f(PfnRange::new(run.start, end));
     }
+}
+
+/// The run number `index`, counted from 0 in the order in which they were opened.
+pub(crate) fn run(index: usize) -> Option<PfnRange> {
+    let frames = FRAMES.lock();
+    frames.runs[..frames.count].get(index).copied()
 }
 
 /// Whether start-up took this frame.

@@ -58,26 +58,21 @@ pub(crate) fn prepare(boot: &BootInfo, base: u64) -> Result<(), OutOfMemory> {
         }
         gib = next;
     }
-    let image_blocks = PfnRange::new(
-        boot.image().start.pageblock_start(),
-        Pfn(boot.image().end.0.next_multiple_of(PAGEBLOCK_FRAMES)),
-    );
+    let image_blocks = boot.image_blocks();
     let first = PfnRange::new(Pfn(0), Pfn(PAGEBLOCK_FRAMES));
     for frame in first.iter().chain(image_blocks.iter()) {
+        // The table itself keeps a block of nothing but the image from entering as a large page
+        // later.
+        tables::table_at(at(frame), 1, &mut alloc)?;
         let usable = boot.is_usable(PfnRange::new(frame, frame.offset(1)));
         if usable && !boot.image().contains(frame) {
             tables::map_page(at(frame), tables::leaf(frame, DATA), &mut alloc)?;
         }
     }
-    let mut opened = [Pfn(0); 8];
-    let mut count = 0;
-    boot_frames::for_each_run(|run| {
-        if run.start >= image_blocks.end && count < opened.len() {
-            opened[count] = run.start.pageblock_start();
-            count += 1;
-        }
-    });
-    for &block in &opened[..count] {
+    // The first two runs lie in the blocks above. Making a table may open another block: the others
+    // are looked at one by one until there is none more.
+    for run in (2..).map_while(boot_frames::run) {
+        let block = run.start.pageblock_start();
         let table = tables::table_at(at(block), 2, &mut alloc)?;
         let value = tables::leaf(block, DATA | LARGE);
         tables::entry(table, tables::index_at(at(block), 2)).store(value, Ordering::Release);

@@ -90,6 +90,11 @@ pub(crate) fn layout() -> &'static Layout {
     LAYOUT.get().expect("set before the first use of the direct map")
 }
 
+/// Whether the kernel reaches this frame's bytes through the direct map.
+pub fn is_in_direct_map(frame: Pfn) -> bool {
+    is_within_memory(frame) && direct::contains(frame)
+}
+
 /// One past the highest frame of memory, where the checks of hot paths find it.
 static MEMORY_END: AtomicU64 = AtomicU64::new(0);
 
@@ -133,6 +138,7 @@ pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
     let mut random = crate::entropy::early();
     let layout = layout::choose(&mut random, boot.memory_end().start().0 + layout::PLUGGABLE_SPAN);
     LAYOUT.set(layout);
+    vmap::shift(random);
     MEMORY_END.store(boot.memory_end().0, Ordering::Relaxed);
     let mut alloc = || boot_frames::take(0);
     let built = (|| {
@@ -149,10 +155,12 @@ pub(crate) fn build(boot: &'static BootInfo, image: &boot::ImageMap) {
         direct::prepare(boot, layout.direct_map)
     })();
     assert!(built.is_ok(), "too little memory for the kernel's page tables");
-    // SAFETY: the new root maps the image, this stack and all boot memory at the addresses in use, but for
-    // the identity map, which `set_direct_base` replaces before the next access to a frame.
-    unsafe { crate::registers::write_cr3(tables::root().start().0) };
+    // SAFETY: the loader's tables are loaded. The new root maps the image, this stack and all boot
+    // memory at the addresses in use, but for the identity map, which `set_direct_base` replaces
+    // before the next access to a frame.
+    unsafe { boot::enter_final_place(tables::root()) };
     tables::set_direct_base(layout.direct_map);
+    boot::move_loader_mappings();
 }
 
 /// One past the last frame that has a record.

@@ -7,6 +7,7 @@
 #
 # GS: in user mode the base is the program's, any value (WRGSBASE), in kernel mode this CPU's PerCpu; swapped at every
 # crossing. NMI, double fault and machine check may come in the gap between: their stacks hold the address of the PerCpu.
+# A fence follows each branch on where a trap came from: without it the CPU may go on for a while with the wrong base.
 #
 # AC: no gate clears it, and with it SMAP is off. CLAC is the first instruction of every vector; SYSCALL clears the flag
 # (MSR_FMASK). NT, TF, RF and IF are cleared by the gates and by SYSCALL, DF by CLD and by SYSCALL.
@@ -52,6 +53,29 @@
     pop rdi
 .endm
 
+# To user mode, rsp = frame. `clear`: the last instruction that may read what is not the program's.
+.macro sysret_to_user clear
+    pop_registers
+    mov rcx, [rsp + 16]
+    mov r11, [rsp + 32]
+    mov rsp, [rsp + 40]
+    \clear
+    swapgs
+    sysretq
+.endm
+
+.macro iret_to_user clear
+    pop_registers
+    add rsp, 16
+    \clear
+    swapgs
+    iretq
+.endm
+
+.section .rodata
+kernel_data:
+    .word 0x18                  # VERW's operand
+
 .text
 # One 16-byte entry per vector.
 .balign 16
@@ -85,6 +109,7 @@ trap_common:
     cld
     test byte ptr [rsp + 24], 3
     jnz trap_from_user
+    lfence
     push_registers
     mov rdi, rsp
     # Interrupted code may hold any alignment.
@@ -100,6 +125,7 @@ trap_from_user:
     clac
     push_registers
     swapgs
+    lfence
 leave_user:
     mov rsp, gs:[KERNEL_STACK]
     pop r15
@@ -178,15 +204,13 @@ user_enter:
     mov gs:[CONTEXT_END], rax
     mov gs:[TASK_RSP0], rax
     mov rsp, rdi
-    test esi, esi
+    cmp esi, [rip + {plain_exit}]
+    jne 3f
+    sysret_to_user
+3:  cmp dword ptr [rip + {plain_exit}], 1
+    jne 2f
+    iret_to_user
+2:  test esi, esi
     jz 3f
-    pop_registers
-    mov rcx, [rsp + 16]
-    mov r11, [rsp + 32]
-    mov rsp, [rsp + 40]
-    swapgs
-    sysretq
-3:  pop_registers
-    add rsp, 16
-    swapgs
-    iretq
+    sysret_to_user "verw [rip + kernel_data]"
+3:  iret_to_user "verw [rip + kernel_data]"

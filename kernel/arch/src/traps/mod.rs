@@ -71,6 +71,7 @@ global_asm!(
     task_rsp0 = const offset_of!(PerCpu, descriptors) + Descriptors::RSP0,
     kernel_trap = sym kernel_trap,
     own_stack_trap = sym own_stack_trap,
+    plain_exit = sym crate::speculation::PLAIN_EXIT,
 );
 
 pub(crate) const VECTOR_PAGE_FAULT: u64 = 14;

@@ -124,7 +124,11 @@ pub fn show(out: &mut Text, index: usize, count: usize, frequency: u64) {
         }
     }
     let bogo = frequency / 5000;
-    writeln!(out, "\nbugs\t\t:\nbogomips\t: {}.{:02}\nclflush size\t: 64", bogo / 100, bogo % 100);
+    write!(out, "\nbugs\t\t:");
+    for name in crate::hw::bugs() {
+        write!(out, " {name}");
+    }
+    writeln!(out, "\nbogomips\t: {}.{:02}\nclflush size\t: 64", bogo / 100, bogo % 100);
     writeln!(out, "cache_alignment\t: 64");
     let (physical, linear) = (addresses & 0xff, addresses >> 8 & 0xff);
     writeln!(out, "address sizes\t: {physical} bits physical, {linear} bits virtual\npower management:\n");

@@ -125,7 +125,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.constant("core_pattern", "core");
     kernel.constant("tainted", "0");
     kernel.constant("printk", "4\t4\t1\t7");
-    kernel.constant("dmesg_restrict", "0");
+    kernel.constant("dmesg_restrict", "1");
     kernel.constant("kptr_restrict", "1");
     kernel.constant("perf_event_paranoid", "3");
     kernel.constant("numa_balancing", "0");

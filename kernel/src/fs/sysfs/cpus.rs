@@ -26,6 +26,10 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &Topology) {
     cpus.constant("offline", "");
     cpus.constant("isolated", "");
     cpus.constant("kernel_max", format!("{KERNEL_MAX}"));
+    let weaknesses = cpus.dirs("vulnerabilities");
+    for (name, text) in freehold_arch::speculation::files() {
+        weaknesses.constant(name, format!("{text}"));
+    }
     for cpu in online.iter() {
         let number = usize::from(cpu.0);
         let own = 1 << number;

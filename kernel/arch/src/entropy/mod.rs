@@ -1,0 +1,135 @@
+//! Random bits: a generator per CPU, keyed from one that all share, which is keyed from RDSEED,
+//! RDRAND and the time-stamp counter.
+//!
+//! **Protocol.** Each CPU has a [`Stream`] (fast key erasure: `stream.rs`) behind a lock of its
+//! own, which others take only when a caller moves to another CPU between finding it and locking
+//! it. A stream takes another key from the [`Base`] at its first draw, and at its next refill after
+//! the base was reseeded; it has the base reseeded after [`RESEED_AFTER`] refills. Lock order:
+//! stream, then base; interrupts are off in both. The base erases its key with each one that it
+//! gives.
+//!
+//! Linux' nearest relative is drivers/char/random.c (`crngs` and `base_crng`).
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_machine::Entropy;
+
+use crate::registers::{rdrand, rdseed, rdtsc};
+use crate::sync::IrqSpinLock;
+use crate::{X86, cpu};
+
+mod stream;
+
+use stream::{KEY, Key, Stream};
+
+/// Refills of one CPU's stream until the base is reseeded: half a MiB.
+const RESEED_AFTER: u32 = 2048;
+/// Up to this many bytes come from the stream's own block.
+const SHORT: usize = 64;
+
+/// A CPU's generator.
+pub(crate) struct CpuRandom(IrqSpinLock<Local>);
+
+struct Local {
+    stream: Stream,
+    /// The [`GENERATION`] of the base that gave its key; 0 before there is one.
+    generation: u64,
+    refills: u32,
+}
+
+/// The source of the CPUs' keys.
+struct Base {
+    key: Key,
+    /// Whether all of a seed's words came from hardware.
+    is_seeded: bool,
+}
+
+static BASE: IrqSpinLock<Base> = IrqSpinLock::new(Base { key: Key::ZERO, is_seeded: false });
+/// How often the base was seeded. Changed with [`BASE`] locked.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+impl Base {
+    /// Stirs hardware bits and the time stamp into the key; what was in it stays in it.
+    fn reseed(&mut self) {
+        let mut material = [0; KEY];
+        let mut hardware = 0;
+        for word in material.chunks_exact_mut(8) {
+            let drawn = rdseed().or_else(rdrand);
+            hardware += u32::from(drawn.is_some());
+            let again = rdrand().unwrap_or(0).rotate_left(17);
+            let stamp = rdtsc().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            word.copy_from_slice(&(drawn.unwrap_or(0) ^ again ^ stamp).to_le_bytes());
+        }
+        self.key.stir(&material);
+        self.is_seeded |= hardware == 4;
+        GENERATION.fetch_add(1, Ordering::Release);
+    }
+
+    /// A key for a CPU.
+    fn draw_key(&mut self) -> Key {
+        let mut stream = Stream::empty();
+        stream.restart(self.key.clone());
+        let given = stream.draw_key();
+        self.key = stream.draw_key();
+        given
+    }
+}
+
+impl CpuRandom {
+    pub(crate) const fn new() -> Self {
+        Self(IrqSpinLock::new(Local { stream: Stream::empty(), generation: 0, refills: 0 }))
+    }
+}
+
+impl Local {
+    fn draw<const N: usize>(&mut self) -> [u8; N] {
+        if self.stream.is_spent(N) {
+            self.before_refill();
+        }
+        self.stream.draw()
+    }
+
+    /// Takes another key where it is time.
+    #[cold]
+    fn before_refill(&mut self) {
+        self.refills += 1;
+        let is_old = self.refills > RESEED_AFTER;
+        if !is_old && self.generation != 0 && self.generation == GENERATION.load(Ordering::Acquire) {
+            return;
+        }
+        let mut base = BASE.lock();
+        if is_old || GENERATION.load(Ordering::Relaxed) == 0 {
+            base.reseed();
+        }
+        self.stream.restart(base.draw_key());
+        self.generation = GENERATION.load(Ordering::Relaxed);
+        self.refills = 0;
+    }
+}
+
+/// Fills `bytes`. Long requests get a key of their own, whose output is not buffered; no lock is
+/// held while they are filled.
+pub fn fill(bytes: &mut [u8]) {
+    if bytes.len() > SHORT {
+        let key = Key::from(cpu::this().random.0.lock().draw());
+        return stream::expand(key, bytes);
+    }
+    let mut local = cpu::this().random.0.lock();
+    for word in bytes.chunks_mut(8) {
+        word.copy_from_slice(&local.draw::<8>()[..word.len()]);
+    }
+}
+
+impl Entropy for X86 {
+    fn random_u64(self) -> u64 {
+        u64::from_le_bytes(cpu::this().random.0.lock().draw())
+    }
+    fn is_seeded(self) -> bool {
+        BASE.lock().is_seeded
+    }
+}
+
+/// Random bits for laying out memory, before memory exists.
+pub(crate) fn early() -> impl FnMut() -> u64 {
+    || X86.random_u64()
+}
