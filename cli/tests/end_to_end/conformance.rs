@@ -4,13 +4,13 @@ use crate::common::*;
 
 /// Runs one program in the VM and checks every line.
 #[track_caller]
-fn conforms(name: &str) {
+pub fn conforms(name: &str) {
     conforms_with(name, &[], &[], &[]);
 }
 
 /// The same with more options, and arguments for the program. A stock Linux may break the promises `lost_by_linux`.
 #[track_caller]
-fn conforms_with(name: &str, options: &[&str], arguments: &[&str], lost_by_linux: &[&str]) {
+pub fn conforms_with(name: &str, options: &[&str], arguments: &[&str], lost_by_linux: &[&str]) {
     let program = guest_program(&format!("conformance/{name}"));
     let cpus: &[&str] = if options.contains(&"--cpus") { &[] } else { &["--cpus", "2"] };
     let options = [cpus, options].concat();

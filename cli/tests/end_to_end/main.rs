@@ -15,6 +15,7 @@ mod growth;
 mod hostile;
 mod machine;
 mod oracle;
+mod rights;
 mod scope;
 mod script;
 mod streams;
