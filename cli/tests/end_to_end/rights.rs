@@ -1,7 +1,13 @@
-//! What programs may do to the kernel by closing what they own.
+//! What one user's programs may do to another's, and to the kernel by closing what they own.
 
 
-use crate::conformance::conforms_with;
+use crate::conformance::{conforms, conforms_with};
+
+/// Who may look into whom: a table of calls, files of /proc, inspectors and targets.
+#[test]
+fn rights() {
+    conforms("rights");
+}
 
 /// What owns another to any depth goes without recursion.
 #[test]
