@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -51,6 +52,7 @@ static struct {
 	char *exec, *cwd;
 	char *argv[RECORDS], *envp[RECORDS];
 	int argc, envc;
+	unsigned uid, gid;
 	int tty[3];
 	unsigned short rows, cols;
 	int report;
@@ -179,6 +181,8 @@ static void read_spec(void)
 			spec.cols = atoi(v);
 		else if ((v = value_of(at, "report")))
 			spec.report = atoi(v);
+		else if ((v = value_of(at, "user")))
+			sscanf(v, "%u:%u", &spec.uid, &spec.gid);
 		else if ((v = value_of(at, "swap")))
 			spec.swap = (char *)v;
 		else if ((v = value_of(at, "symbols")))
@@ -297,10 +301,16 @@ static void be_the_program(int input, int output, int error)
 	dup2(error, 2);
 	if (spec.tty[0])
 		ioctl(0, TIOCSCTTY, 0);
+	/* As root: the streams are the user's to open again by their names, and the working directory may be in a place of root's. */
+	for (int fd = 0; spec.uid && fd < 3; fd++)
+		if (fchown(fd, spec.uid, spec.gid) || (isatty(fd) && fchmod(fd, 0620)))
+			die("the user's streams");
 	if (chdir(spec.cwd)) {
 		fprintf(stderr, "freehold: %s: %s\n", spec.cwd, strerror(errno));
 		_exit(126);
 	}
+	if ((spec.uid || spec.gid) && (setgroups(0, NULL) || setgid(spec.gid) || setuid(spec.uid)))
+		die("the program's user");
 	doorbell_phase("program");
 	execve(spec.exec, spec.argv, spec.envp);
 	fprintf(stderr, "freehold: %s: %s\n", spec.exec, strerror(errno));

@@ -16,6 +16,7 @@ use crate::protocol::Ending;
 use crate::qemu::{self, Clock, Engine, Files, Machine};
 use crate::session::{self, End, Job, LogTo, Purpose};
 use crate::size::MIB;
+use crate::user::User;
 
 /// A guest that has not come up by then under KVM never will.
 const PROOF_DEADLINE: Duration = Duration::from_secs(4);
@@ -192,12 +193,13 @@ fn proof_image() -> Result<tempfile::NamedTempFile> {
         arguments: vec!["proof".into()],
         environment: Vec::new(),
         cwd: "/".into(),
+        user: User::ROOT,
         streams: [Stream::Pipe; 3],
         window: (24, 80),
         symbols: Symbols::None,
         swap: None,
     };
-    let mut image = Image::new();
+    let mut image = Image::new(User::ROOT);
     image.add_bytes(Path::new(crate::run::SPEC), 0o600, spec.encode());
     image.add_bytes(&program, 0o755, executable(&SLEEPER));
     let mut file = tempfile::Builder::new()

@@ -16,6 +16,7 @@ Examples:
   freehold run --disk disk.img -- busybox dd if=/dev/vda bs=1M count=1
   freehold run -m 128M --memory-max 2G -- PROGRAM       starts small, grows when PROGRAM needs it
   freehold run -m 128M --swap 1G -- PROGRAM             what PROGRAM does not use goes to a disk that the VM swaps to
+  freehold run --user 1000 -- busybox id                as a user without root's rights
   freehold run --kernel linux -- busybox echo hello     the same VM on a stock Linux kernel
   freehold run --node mem=256M,cpus=0 --node mem=256M,cpus=1 --distance 0,1,21 --cpus 2 -- PROGRAM
 
@@ -221,6 +222,15 @@ pub struct RunOptions {
     /// The program's working directory in the guest
     #[arg(long, value_name = "DIR", default_value = "/", help_heading = "Files and environment")]
     pub cwd: PathBuf,
+
+    /// Run the program as this user, by number, without supplementary groups [default: 0:0, which is root]
+    #[arg(
+        long,
+        value_name = "UID[:GID]",
+        allow_hyphen_values = true,
+        help_heading = "Files and environment"
+    )]
+    pub user: Option<String>,
 
     /// freehold, linux (Debian's cloud kernel, fetched once) or a kernel file
     #[arg(long, value_name = "KERNEL", default_value = "freehold", help_heading = "Kernel")]

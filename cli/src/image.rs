@@ -14,6 +14,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::Result;
 use crate::failure::Failure;
+use crate::user::{self, User};
 
 const GUEST_PAGE: u64 = 4096;
 /// What a kernel keeps of a file besides its bytes, at most.
@@ -94,15 +95,19 @@ pub struct Image {
 }
 
 impl Image {
-    /// The folders and files that every program may expect.
-    pub fn new() -> Image {
+    /// The folders and files that every program may expect, one that runs as `user` among them. All
+    /// of them are root's.
+    pub fn new(user: User) -> Image {
+        // Programs and files below the home directory of the host's root come at the same path:
+        // `user` must be able to pass.
+        let root_home = if user.uid == 0 { 0o700 } else { 0o711 };
         let mut image = Image { entries: BTreeMap::new() };
         for (path, permissions) in [
             ("/dev", 0o755),
             ("/proc", 0o555),
             ("/sys", 0o555),
             ("/tmp", 0o1777),
-            ("/root", 0o700),
+            ("/root", root_home),
             ("/etc", 0o755),
             ("/run", 0o755),
             ("/var", 0o755),
@@ -110,9 +115,19 @@ impl Image {
         ] {
             image.put(Path::new(path), Node::Folder, permissions, 0);
         }
+        let mut users =
+            String::from("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n");
+        let mut groups = String::from("root:x:0:\ntty:x:5:\nnogroup:x:65534:\n");
+        let User { uid, gid } = user;
+        if ![0, user::NOBODY].contains(&uid) {
+            users.push_str(&format!("{}:x:{uid}:{gid}:{0}:{1}:/bin/sh\n", user::NAME, user::HOME));
+        }
+        if ![0, 5, user::NOBODY].contains(&gid) {
+            groups.push_str(&format!("{}:x:{gid}:\n", user::NAME));
+        }
         for (path, text) in [
-            ("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"),
-            ("/etc/group", "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n"),
+            ("/etc/passwd", &users[..]),
+            ("/etc/group", &groups),
             ("/etc/hostname", "freehold\n"),
             ("/etc/hosts", "127.0.0.1 localhost freehold\n"),
         ] {
@@ -192,6 +207,35 @@ impl Image {
         })
     }
 
+    /// Checks that `user` may pass all folders on the way to `program` and run it. Everything in
+    /// the image is root's.
+    pub fn check_runs(&self, program: &Path, user: User) -> Result<()> {
+        if user.uid == 0 {
+            return Ok(());
+        }
+        let real = walk(program, |at, _| {
+            Ok(match self.entries.get(at).map(|entry| &entry.node) {
+                Some(Node::Symlink(target)) => Some(target.clone()),
+                _ => None,
+            })
+        })?;
+        let bit = if user.gid == 0 { 0o010 } else { 0o001 };
+        let closed = |at: &&Path| self.entries.get(*at).is_some_and(|entry| entry.permissions & bit == 0);
+        match real.ancestors().find(closed) {
+            None => Ok(()),
+            Some(at) => Err(Failure::new(
+                format!(
+                    "user {} may not run {}: {} has mode {:04o} and is root's in the VM",
+                    user.uid,
+                    program.display(),
+                    at.display(),
+                    self.entries[at].permissions
+                ),
+                format!("chmod go+rx {}", at.display()),
+            )),
+        }
+    }
+
     fn add_tree(&mut self, host: &Path, guest: &Path) -> Result<()> {
         let failed = |error: &std::io::Error| Failure::io("add", host, error);
         let meta = fs::symlink_metadata(host).map_err(|e| failed(&e))?;
@@ -257,7 +301,7 @@ mod tests {
         let written = |seconds: u64, forget: bool| {
             let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
             fs::File::options().write(true).open(&file).and_then(|f| f.set_modified(time)).expect("set");
-            let mut image = Image::new();
+            let mut image = Image::new(User::ROOT);
             image.add_host_at(&file, Path::new("/file")).expect("added");
             if forget {
                 image.forget_times();

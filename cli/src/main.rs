@@ -28,6 +28,7 @@ mod scope;
 mod session;
 mod size;
 mod terminal;
+mod user;
 
 use std::process::ExitCode;
 

@@ -24,6 +24,7 @@ use crate::report;
 use crate::session::{self, End, Ended, Job, LogTo, Purpose, Recall};
 use crate::size::show_size;
 use crate::terminal::{self, Streams};
+use crate::user::User;
 use crate::{Result, files};
 
 /// Where the guest looks for its orders.
@@ -98,13 +99,15 @@ impl Prepared {
             Purpose::Measurement => (None, terminal::WINDOW),
             _ => (std::env::var_os("TERM"), terminal::window()),
         };
-        let environment = environment(kind, &options.env)?;
+        let user = options.user.as_deref().map_or(Ok(User::ROOT), User::parse)?;
+        let environment = environment(user, kind, &options.env)?;
         let program = find_program(options, &environment)?;
         let spec = Spec {
             exec: program.guest.clone(),
             arguments: options.program.clone(),
             environment,
             cwd: guest_path("--cwd", &options.cwd)?,
+            user,
             streams,
             window,
             symbols: spec::Symbols::None,
@@ -112,6 +115,7 @@ impl Prepared {
         };
         let kernel = kernel::select(&options.kernel)?;
         let mut image = build_image(options, &program, &spec, &kernel)?;
+        image.check_runs(&program.guest, user)?;
         if purpose == Purpose::Measurement {
             image.forget_times();
         }
@@ -231,11 +235,11 @@ fn parse_timeout(text: &str) -> Result<Duration> {
 }
 
 /// The program's environment: a small fixed one, the terminal's kind, and the user's.
-fn environment(kind: Option<OsString>, additions: &[OsString]) -> Result<Vec<OsString>> {
+fn environment(user: User, kind: Option<OsString>, additions: &[OsString]) -> Result<Vec<OsString>> {
     let mut list: Vec<(OsString, OsString)> = vec![
         ("PATH".into(), DEFAULT_PATH.into()),
-        ("HOME".into(), "/root".into()),
-        ("USER".into(), "root".into()),
+        ("HOME".into(), user.home().into()),
+        ("USER".into(), user.name().into()),
     ];
     list.extend(kind.map(|kind| ("TERM".into(), kind)));
     for addition in additions {
@@ -330,7 +334,7 @@ fn build_image(options: &RunOptions, program: &Program, spec: &Spec, kernel: &Ke
             image.add_host_at(root, Path::new("/"))?;
             image
         }
-        None => Image::new(),
+        None => Image::new(spec.user),
     };
     for file in &program.files {
         image.add_host(file)?;

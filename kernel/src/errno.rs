@@ -77,6 +77,7 @@ errnos! {
     EISCONN = 106 "Transport endpoint is already connected",
     ENOTCONN = 107 "Transport endpoint is not connected",
     ESHUTDOWN = 108 "Cannot send after transport endpoint shutdown",
+    ETOOMANYREFS = 109 "Too many references: cannot splice",
     ETIMEDOUT = 110 "Connection timed out",
     ECONNREFUSED = 111 "Connection refused",
     EALREADY = 114 "Operation already in progress",

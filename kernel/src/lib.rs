@@ -31,9 +31,20 @@ pub mod mem;
 /// Memory as processes see it; on the host there are no processes.
 #[cfg(not(target_os = "none"))]
 pub mod mem {
+    use crate::task::inspect::Dumpable;
+
     /// A process' memory.
     #[derive(Debug)]
     pub struct Space;
+
+    impl Space {
+        /// Nobody inspects on the host.
+        pub fn dumpable(&self) -> Dumpable {
+            Dumpable::Yes
+        }
+        /// Nobody inspects on the host.
+        pub fn set_dumpable(&self, _dumpable: Dumpable) {}
+    }
 }
 #[cfg(target_os = "none")]
 pub mod report;

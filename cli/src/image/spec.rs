@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use crate::user::User;
+
 /// What a stream of the program is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
@@ -35,6 +37,8 @@ pub struct Spec {
     pub environment: Vec<OsString>,
     /// Working directory.
     pub cwd: PathBuf,
+    /// As whom it runs.
+    pub user: User,
     /// stdin, stdout, stderr.
     pub streams: [Stream; 3],
     /// Terminal size: rows, columns.
@@ -63,6 +67,9 @@ impl Spec {
             record("env", variable);
         }
         record("cwd", self.cwd.as_os_str());
+        if self.user != User::ROOT {
+            record("user", OsStr::new(&self.user.record()));
+        }
         for (key, stream) in ["stdin", "stdout", "stderr"].iter().zip(self.streams) {
             let value = match stream {
                 Stream::Terminal => "tty",

@@ -4,7 +4,7 @@ use crate::common::*;
 
 /// Runs one program in the VM and checks every line.
 #[track_caller]
-fn conforms(name: &str) {
+pub fn conforms(name: &str) {
     conforms_with(name, &[], &[], &[]);
 }
 

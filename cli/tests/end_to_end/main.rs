@@ -19,6 +19,7 @@ mod hostile;
 mod machine;
 mod oracle;
 mod registers;
+mod rights;
 mod scope;
 mod script;
 mod secrets;

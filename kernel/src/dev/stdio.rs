@@ -99,14 +99,15 @@ struct StreamFile {
     turn: Mutex<()>,
 }
 
-/// The open file for one of the standard streams.
+/// The open file for one of the standard streams, whose node belongs to this user and group.
 ///
 /// # Errors
 /// `ENXIO` where the host gave no streams.
-pub fn open(standard: Standard) -> Result<Arc<dyn File>> {
+pub fn open(standard: Standard, owner: (u32, u32)) -> Result<Arc<dyn File>> {
     let streams = streams().ok_or(Errno::ENXIO)?;
     let stream = if standard == Standard::Error { streams.error } else { streams.standard };
-    let node = AnonymousNode::with_open(NodeKind::Fifo, "pipe", move |_, _: OpenFlags| open(standard));
+    let node =
+        AnonymousNode::owned(NodeKind::Fifo, "pipe", owner, move |_, _: OpenFlags| open(standard, owner));
     Ok(Arc::new(StreamFile { stream, standard, node, turn: Mutex::new(()) }))
 }
 

@@ -37,8 +37,8 @@ fn open_console(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> 
     match console::tty() {
         Some(tty) => Ok(tty.open(node, flags | OpenFlags::NOCTTY)?),
         None => Ok(Arc::new(PlainConsole {
-            input: stdio::open(Standard::Input)?,
-            output: stdio::open(Standard::Error)?,
+            input: stdio::open(Standard::Input, (0, 0))?,
+            output: stdio::open(Standard::Error, (0, 0))?,
             node,
         })),
     }

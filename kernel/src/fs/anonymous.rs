@@ -19,6 +19,8 @@ pub struct AnonymousNode {
     inode: u64,
     kind: NodeKind,
     label: &'static str,
+    /// The user and the group whose it is.
+    owner: (u32, u32),
     made: super::Timestamp,
     reopen: Option<Box<Reopen>>,
 }
@@ -32,7 +34,7 @@ impl AnonymousNode {
     /// A node that cannot be opened again. `label` is what /proc/PID/fd shows before the inode number
     /// ("pipe", "socket") or instead of it ("anon_inode:\[eventpoll\]").
     pub fn plain(kind: NodeKind, label: &'static str) -> Arc<dyn Node> {
-        Arc::new(Self::make(kind, label, None))
+        Arc::new(Self::make(kind, label, Self::maker(), None))
     }
 
     /// A node that `reopen` opens again.
@@ -41,12 +43,30 @@ impl AnonymousNode {
         label: &'static str,
         reopen: impl Fn(Arc<dyn Node>, OpenFlags) -> Result<Arc<dyn File>> + Send + Sync + 'static,
     ) -> Arc<dyn Node> {
-        Arc::new(Self::make(kind, label, Some(Box::new(reopen))))
+        Self::owned(kind, label, Self::maker(), reopen)
     }
 
-    fn make(kind: NodeKind, label: &'static str, reopen: Option<Box<Reopen>>) -> Self {
+    /// As [`with_open`](Self::with_open), for a user and a group that are not the caller's.
+    pub fn owned(
+        kind: NodeKind,
+        label: &'static str,
+        owner: (u32, u32),
+        reopen: impl Fn(Arc<dyn Node>, OpenFlags) -> Result<Arc<dyn File>> + Send + Sync + 'static,
+    ) -> Arc<dyn Node> {
+        Arc::new(Self::make(kind, label, owner, Some(Box::new(reopen))))
+    }
+
+    /// The file system user and group of the running process.
+    fn maker() -> (u32, u32) {
+        crate::task::try_current().map_or((0, 0), |task| {
+            let own = task.process().credentials();
+            (own.fsuid, own.fsgid)
+        })
+    }
+
+    fn make(kind: NodeKind, label: &'static str, owner: (u32, u32), reopen: Option<Box<Reopen>>) -> Self {
         let inode = NEXT_INODE.fetch_add(1, Ordering::Relaxed);
-        Self { inode, kind, label, made: time::wall(), reopen }
+        Self { inode, kind, label, owner, made: time::wall(), reopen }
     }
 
     /// What it is called; see [`AnonymousNode::plain`].
@@ -96,7 +116,8 @@ impl Node for AnonymousNode {
 
     fn metadata(&self) -> Metadata {
         let mode = if self.kind == NodeKind::Socket { 0o777 } else { 0o600 };
-        super::pseudo::metadata(self.identity(), self.kind, mode, self.made)
+        let (uid, gid) = self.owner;
+        Metadata { uid, gid, ..super::pseudo::metadata(self.identity(), self.kind, mode, self.made) }
     }
 
     fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {

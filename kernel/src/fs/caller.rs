@@ -1,6 +1,6 @@
 //! Who asks, as far as files care.
 
-use super::node::Metadata;
+use super::node::{Metadata, Node};
 use crate::{Errno, Result};
 
 /// Whether file permissions bind the caller.
@@ -86,6 +86,15 @@ impl Caller<'_> {
             meta.mode
         };
         if class & want.0 == want.0 { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    /// The same for `node`, which may be one that is always the running process' to use.
+    pub fn may_use(&self, node: &dyn Node, want: Access) -> Result<()> {
+        self.may(&node.metadata(), want).or_else(
+            |refused| {
+                if node.is_callers_own() { Ok(()) } else { Err(refused) }
+            },
+        )
     }
 
     /// Whether a name of `victim` may be removed from `dir`: write and search there, and with the sticky bit

@@ -158,6 +158,16 @@ impl Mount {
         self.covers.lock().clone()
     }
 
+    /// Whether it hangs in the tree that begins with `root`: what was taken away from there does
+    /// not.
+    pub fn hangs_in(self: &Arc<Self>, root: &Arc<Mount>) -> bool {
+        let mut here = self.clone();
+        while let Some(below) = here.mountpoint() {
+            here = below.mount;
+        }
+        Arc::ptr_eq(&here, root)
+    }
+
     /// Hang `child` over `place`, which is seen through this mount.
     pub fn attach(&self, child: &Arc<Mount>, place: Path) -> Result<()> {
         let mut children = self.children.lock();

@@ -140,7 +140,7 @@ fn open_place(walk: &Walk<'_>, place: Path, flags: OpenFlags, origin: Origin) ->
         }
         if walk.caller.power == Power::Ordinary {
             let meta = place.node.metadata();
-            walk.caller.may(&meta, want)?;
+            walk.caller.may_use(&*place.node, want)?;
             if flags.contains(OpenFlags::NOATIME) && !walk.caller.owns(meta.uid) {
                 return Err(Errno::EPERM);
             }

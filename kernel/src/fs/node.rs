@@ -164,6 +164,10 @@ pub trait Node: Any + Send + Sync {
     }
     /// Open it (creation flags have been dealt with; TRUNC arrives as a size of 0 before this).
     fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>>;
+    /// Whether it is about the running process, so that its mode does not bind that one.
+    fn is_callers_own(&self) -> bool {
+        false
+    }
     /// Where a directory is; `None` for the root of a file system and for anything but directories.
     fn parent(&self) -> Option<Place> {
         None

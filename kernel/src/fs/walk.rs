@@ -220,7 +220,7 @@ impl<'a> Walk<'a> {
         if self.caller.power == Power::Override {
             return Ok(());
         }
-        self.caller.may(&dir.node.metadata(), Access::EXECUTE)
+        self.caller.may_use(&*dir.node, Access::EXECUTE)
     }
 
     /// The place of `node`, just looked up in `dir` as `name`, or of what is mounted over it.

@@ -38,6 +38,8 @@ pub struct Spec {
     pub environment: Vec<Vec<u8>>,
     /// Working directory.
     pub cwd: Vec<u8>,
+    /// User and group that the program runs as.
+    pub user: (u32, u32),
     /// stdin, stdout, stderr.
     pub streams: [Stream; 3],
     /// Rows of the terminal.
@@ -61,6 +63,7 @@ impl Spec {
             arguments: Vec::new(),
             environment: Vec::new(),
             cwd: copy(b"/")?,
+            user: (0, 0),
             streams: [Stream::default(); 3],
             rows: 24,
             columns: 80,
@@ -75,6 +78,7 @@ impl Spec {
                 b"arg" => push(&mut spec.arguments, value)?,
                 b"env" => push(&mut spec.environment, value)?,
                 b"cwd" => spec.cwd = copy(value)?,
+                b"user" => spec.user = user(value)?,
                 b"stdin" => spec.streams[0] = stream(value)?,
                 b"stdout" => spec.streams[1] = stream(value)?,
                 b"stderr" => spec.streams[2] = stream(value)?,
@@ -110,7 +114,13 @@ fn stream(value: &[u8]) -> Result<Stream> {
     }
 }
 
-fn number(value: &[u8]) -> Result<u16> {
+/// `UID:GID`.
+fn user(value: &[u8]) -> Result<(u32, u32)> {
+    let colon = value.iter().position(|&byte| byte == b':').ok_or(Errno::EINVAL)?;
+    Ok((number(&value[..colon])?, number(&value[colon + 1..])?))
+}
+
+fn number<T: core::str::FromStr>(value: &[u8]) -> Result<T> {
     core::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).ok_or(Errno::EINVAL)
 }
 
@@ -122,7 +132,7 @@ mod tests {
     fn every_record_arrives_and_order_is_kept() {
         let bytes =
             b"exec=/bin/busybox\0arg=sh\0arg=-c\0arg=echo a=b\0env=A=1\0env=B=\0cwd=/tmp\0stdin=tty\0\
-            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0later=7\0";
+            stdout=tty\0stderr=pipe\0rows=50\0cols=132\0report=1\0swap=/dev/vdb\0user=7:8\0later=7\0";
         let spec = Spec::parse(bytes).unwrap();
         assert_eq!(spec.exec, b"/bin/busybox");
         assert_eq!(spec.arguments, [&b"sh"[..], b"-c", b"echo a=b"]);
@@ -131,6 +141,7 @@ mod tests {
         assert_eq!(spec.streams, [Stream::Terminal, Stream::Terminal, Stream::Pipe]);
         assert_eq!((spec.rows, spec.columns, spec.report), (50, 132, Report::Wanted));
         assert_eq!(spec.swap.as_deref(), Some(&b"/dev/vdb"[..]));
+        assert_eq!(spec.user, (7, 8));
     }
 
     #[test]
@@ -140,9 +151,14 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        for bytes in
-            [&b"arg=x\0"[..], b"exec=/x\0nonsense\0", b"exec=/x\0rows=many\0", b"exec=/x\0stdin=disk\0"]
-        {
+        for bytes in [
+            &b"arg=x\0"[..],
+            b"exec=/x\0nonsense\0",
+            b"exec=/x\0rows=many\0",
+            b"exec=/x\0stdin=disk\0",
+            b"exec=/x\0user=7\0",
+            b"exec=/x\0user=root:0\0",
+        ] {
             assert_eq!(Spec::parse(bytes), Err(Errno::EINVAL));
         }
     }

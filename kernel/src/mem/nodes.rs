@@ -14,7 +14,7 @@ use super::policy::{nodes_with_memory, read_nodes};
 use super::remote::space_of;
 use super::{Frames, Space, commons};
 use crate::syscall::Args;
-use crate::task::{self, Capability};
+use crate::task::{self, Capability, inspect::Mode};
 use crate::user::UserPtr;
 use crate::{Errno, Result, hw, sched};
 
@@ -105,7 +105,7 @@ pub fn sys_move_pages(args: &Args) -> Result<i64> {
     let shared = moves(flags)?.unwrap_or(SharedPages::Stay);
     let space = match args.int(0) {
         0 => task::current().process().space(),
-        pid => space_of(pid)?,
+        pid => space_of(pid, Mode::READ_REAL, Errno::EINVAL)?,
     };
     let pages = UserPtr::<u64>::new(pages);
     let nodes = (nodes != 0).then(|| UserPtr::<i32>::new(nodes));
@@ -225,7 +225,7 @@ pub fn sys_migrate_pages(args: &Args) -> Result<i64> {
     let (bits, old, new) = (args[1], read_nodes(args[2], args[1])?, read_nodes(args[3], args[1])?);
     let space = match args.int(0) {
         0 => task::current().process().space(),
-        pid => space_of(pid)?,
+        pid => space_of(pid, Mode::READ_REAL, Errno::EINVAL)?,
     };
     let privileged = task::with_current(|task| task.process().credentials().may(Capability::SysNice));
     let there = nodes_with_memory();

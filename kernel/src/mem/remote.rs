@@ -7,7 +7,8 @@ use freehold_vm::{Purpose, ReadOnly, ReadWrite, Rule, Transient};
 
 use super::{PinnedBytes, PinnedRun, Space};
 use crate::syscall::Args;
-use crate::task::{self, Capability, registry};
+use crate::task::inspect::{self, Mode};
+use crate::task::registry;
 use crate::user::{Iovecs, Sink, Source};
 use crate::{Errno, Result};
 
@@ -110,7 +111,7 @@ fn remote_runs(
         return Ok(0);
     }
     let remote = Iovecs::read(args[3], args[4] as usize)?;
-    let space = space_of(args.int(0))?;
+    let space = space_of(args.int(0), Mode::ATTACH_REAL, Errno::ESRCH)?;
     let mut done = 0;
     for (address, length) in remote.slices().iter().map(|slice| slice.place()).filter(|place| place.1 > 0) {
         match transfer(&space, VirtAddr(address), length, &mut local) {
@@ -127,19 +128,15 @@ fn remote_runs(
     Ok(done as i64)
 }
 
-/// The memory of the process with a thread of this number, for one who may look into it.
-pub(super) fn space_of(pid: i32) -> Result<Arc<Space>> {
+/// The memory of the process with a thread of this number, for a caller that may inspect it in this
+/// way.
+///
+/// # Errors
+/// `ESRCH` where there is none, `EPERM`, and `ended` for a process that has no memory any more.
+pub(super) fn space_of(pid: i32, mode: Mode, ended: Errno) -> Result<Arc<Space>> {
     let pid = u32::try_from(pid).map_err(|_| Errno::ESRCH)?;
     let process = registry::find(pid)
         .or_else(|| registry::find_task(pid).map(|task| task.process().clone()))
-        .filter(|process| process.exit_status().is_none())
         .ok_or(Errno::ESRCH)?;
-    let own = task::current().process().clone();
-    let (mine, theirs) = (own.credentials(), process.credentials());
-    let same = [theirs.uid, theirs.euid, theirs.suid].iter().all(|&uid| uid == mine.uid);
-    if own.pid == process.pid || mine.may(Capability::SysPtrace) || same {
-        Ok(process.space())
-    } else {
-        Err(Errno::EPERM)
-    }
+    inspect::space_of(&process, mode).map_err(|error| if error == Errno::ESRCH { ended } else { error })
 }

@@ -7,6 +7,7 @@
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{Locking, SpaceHandle, Visited};
@@ -15,6 +16,7 @@ use super::{AddressSpace, Frames, commons};
 use crate::Result;
 use crate::fs::OpenFile;
 use crate::sync::{Mutex, MutexGuard, SpinLock};
+use crate::task::inspect::Dumpable;
 
 /// The roots of one address space, as a context switch loads them.
 pub type Translation = freehold_vm::Translation<Frames>;
@@ -49,12 +51,14 @@ pub struct Space {
     translation: Arc<Translation>,
     areas: Mutex<AddressSpace>,
     program: SpinLock<Program>,
+    /// See [`Dumpable`].
+    hidden: AtomicBool,
 }
 
 impl Space {
     /// An empty space.
     pub fn new(layout: Layout) -> Result<Arc<Self>> {
-        Ok(Self::around(AddressSpace::new(commons(), layout)?, Program::default()))
+        Ok(Self::around(AddressSpace::new(commons(), layout)?, Program::default(), Dumpable::Yes))
     }
 
     /// A space without a single address, for the kernel's own tasks.
@@ -67,14 +71,15 @@ impl Space {
     pub fn fork(&self) -> Result<Arc<Self>> {
         let areas = self.lock().fork()?;
         let program = self.program.lock().clone();
-        Ok(Self::around(areas, program))
+        Ok(Self::around(areas, program, self.dumpable()))
     }
 
-    fn around(areas: AddressSpace, program: Program) -> Arc<Self> {
+    fn around(areas: AddressSpace, program: Program, dumpable: Dumpable) -> Arc<Self> {
         let translation = areas.translation().clone();
         let id = areas.id();
-        let space =
-            Arc::new(Self { id, translation, areas: Mutex::new(areas), program: SpinLock::new(program) });
+        let (areas, program) = (Mutex::new(areas), SpinLock::new(program));
+        let hidden = AtomicBool::new(dumpable == Dumpable::No);
+        let space = Arc::new(Self { id, translation, areas, program, hidden });
         let handle: Weak<dyn SpaceHandle<Frames>> =
             Arc::downgrade(&(space.clone() as Arc<dyn SpaceHandle<Frames>>));
         space.areas.lock().set_handle(handle);
@@ -100,6 +105,14 @@ impl Space {
     /// What a context switch loads.
     pub fn translation(&self) -> &Arc<Translation> {
         &self.translation
+    }
+    /// Whether processes with its ids may inspect it.
+    pub fn dumpable(&self) -> Dumpable {
+        if self.hidden.load(Ordering::Acquire) { Dumpable::No } else { Dumpable::Yes }
+    }
+    /// Let processes with its ids inspect it, or not.
+    pub fn set_dumpable(&self, dumpable: Dumpable) {
+        self.hidden.store(dumpable == Dumpable::No, Ordering::Release);
     }
     /// What /proc and prctl want to know of the program.
     pub fn program(&self) -> Program {

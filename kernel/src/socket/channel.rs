@@ -7,19 +7,19 @@
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use freehold_machine::PAGE_SIZE;
 
 use super::address::Address;
+use super::flight::Files;
 use super::garbage;
 use super::options::Credentials;
 use crate::fs::OpenFile;
 use crate::fs::pipe::{Boundary, Ring};
 use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use crate::user::{Sink, Source, so_far};
-use crate::{Errno, Result};
+use crate::{Errno, Result, task};
 
 /// Pages that wait in one channel at most: Linux' default send buffer.
 const PAGES: usize = BUFFER_BYTES / PAGE_SIZE;
@@ -41,7 +41,7 @@ pub enum Patience {
 #[derive(Clone, Default)]
 pub struct Ancillary {
     /// SCM_RIGHTS.
-    pub files: Vec<Arc<OpenFile>>,
+    pub files: Files,
     /// Who sent it.
     pub credentials: Credentials,
 }
@@ -82,12 +82,12 @@ pub(super) struct Waiting<'a>(MutexGuard<'a, VecDeque<Message>>);
 impl Waiting<'_> {
     /// The files that travel there.
     pub(super) fn files(&self) -> impl Iterator<Item = &Arc<OpenFile>> {
-        self.0.iter().flat_map(|message| &message.ancillary.files)
+        self.0.iter().flat_map(|message| message.ancillary.files.iter())
     }
 
     /// Take them out.
-    pub(super) fn take_files(&mut self) -> impl Iterator<Item = Arc<OpenFile>> {
-        self.0.iter_mut().flat_map(|message| core::mem::take(&mut message.ancillary.files))
+    pub(super) fn take_files(&mut self) -> impl Iterator<Item = Files> {
+        self.0.iter_mut().map(|message| core::mem::take(&mut message.ancillary.files))
     }
 }
 
@@ -133,9 +133,15 @@ impl Channel {
         Waiting(self.queue.lock())
     }
 
-    /// Before `ancillary` is sent into it.
-    fn carry(self: &Arc<Self>, ancillary: &Ancillary) -> Result<()> {
-        if !ancillary.files.is_empty() && !self.carries.swap(true, Ordering::Relaxed) {
+    /// Before `ancillary` is sent into it. The caller holds no lock: garbage may be collected
+    /// first.
+    fn carry(self: &Arc<Self>, ancillary: &mut Ancillary) -> Result<()> {
+        if ancillary.files.is_empty() {
+            return Ok(());
+        }
+        garbage::collect_if_much();
+        ancillary.files.depart(task::try_current().as_ref().map(|task| &**task.process()))?;
+        if !self.carries.swap(true, Ordering::Relaxed) {
             garbage::enter(self).inspect_err(|_| self.carries.store(false, Ordering::Relaxed))?;
         }
         Ok(())
@@ -150,9 +156,9 @@ impl Channel {
             self.publish(&queue);
             all
         };
+        self.wake_all();
         // Files in flight are closed with no lock held.
         drop(forgotten);
-        self.wake_all();
     }
 
     /// Nobody will send: receivers come to the end.
@@ -227,7 +233,7 @@ impl Channel {
         mut ancillary: Ancillary,
         patience: Patience,
     ) -> Result<usize> {
-        self.carry(&ancillary)?;
+        self.carry(&mut ancillary)?;
         let mut done = 0;
         while source.remaining() > 0 {
             match self.send_some(source, &mut ancillary, patience) {
@@ -245,10 +251,11 @@ impl Channel {
         patience: Patience,
     ) -> Result<usize> {
         self.wait_for_room(patience)?;
+        let mut queue = self.queue.lock();
+        // Looked at under the lock: what comes after the last receiver's end would stay.
         if !self.has_receiver() {
             return Err(Errno::EPIPE);
         }
-        let mut queue = self.queue.lock();
         let joins = queue.back().is_some_and(|last| {
             ancillary.files.is_empty()
                 && last.ancillary.files.is_empty()
@@ -257,7 +264,7 @@ impl Channel {
         if !joins {
             queue.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
             let credentials = ancillary.credentials;
-            let ancillary = core::mem::replace(ancillary, Ancillary { files: Vec::new(), credentials });
+            let ancillary = core::mem::replace(ancillary, Ancillary { files: Files::default(), credentials });
             queue.push_back(Message { data: Ring::new(PAGES), length: 0, ancillary, from: None });
         }
         let last = queue.back_mut().expect("a message was pushed if there was none");
@@ -284,14 +291,14 @@ impl Channel {
     pub fn send_message(
         self: &Arc<Self>,
         source: &mut dyn Source,
-        ancillary: Ancillary,
+        mut ancillary: Ancillary,
         from: Option<Address>,
         patience: Patience,
     ) -> Result<usize> {
         if source.remaining() > BUFFER_BYTES {
             return Err(Errno::EMSGSIZE);
         }
-        self.carry(&ancillary)?;
+        self.carry(&mut ancillary)?;
         let mut data = Ring::new(PAGES);
         let length = source.remaining();
         while source.remaining() > 0 {
@@ -299,10 +306,10 @@ impl Channel {
         }
         loop {
             self.wait_for_room(patience)?;
+            let mut queue = self.queue.lock();
             if !self.has_receiver() {
                 return Err(Errno::ECONNREFUSED);
             }
-            let mut queue = self.queue.lock();
             if !self.has_room() {
                 continue;
             }
@@ -349,7 +356,8 @@ impl Channel {
                 }
                 received.ancillary.credentials = message.ancillary.credentials;
                 match taking {
-                    Taking::Take => received.ancillary.files.append(&mut message.ancillary.files),
+                    Taking::Take if separate => received.ancillary.files = message.ancillary.files.arrive(),
+                    Taking::Take => {}
                     Taking::Peek => received.ancillary.files.clone_from(&message.ancillary.files),
                 }
                 match taking {
@@ -417,6 +425,7 @@ mod tests {
     use super::*;
     use crate::fs::bytes::{SliceSink, SliceSource};
     use alloc::vec;
+    use alloc::vec::Vec;
 
     fn receive(channel: &Channel, most: usize, taking: Taking) -> Vec<u8> {
         let mut buffer = vec![0; most];

@@ -1,24 +1,41 @@
-//! Sockets that only messages on their way to such sockets refer to: nobody can ever receive those, and what they carry (a pipe with
-//! pinned pages) would stay for ever.
+//! Garbage collection of sockets that only messages in flight to such sockets refer to.
 //!
-//! A channel with files in flight is entered in [`CARRIERS`]. It is garbage where the socket that receives from it is open in no other way than by
-//! messages in garbage channels. That is judged with the queues of all carriers locked: a file whose references are all counted there
-//! cannot be had by anybody meanwhile. Whatever else refers to a file (a descriptor, a call under way, a ring's request, a queue
-//! entered too late) makes it one that is in use: an error is always towards keeping.
+//! Such a message can never be received, and what it carries (a pipe with pinned pages) would stay
+//! for ever.
 //!
-//! **Locks.** [`CARRIERS`]' lock, then the queues in its order. Nobody else holds two queues, or takes [`CARRIERS`] with one. What is
-//! garbage is dropped with none held.
+//! A channel with files in flight is entered in [`CARRIERS`]. The socket file that leads to a
+//! channel is the one that receives from it, or the listener in whose backlog the receiving socket
+//! waits. A channel is garbage where that file is referred to by messages in garbage channels
+//! alone. That is judged with the queues of all carriers locked: a file whose references are all
+//! counted there cannot be had by anybody meanwhile. Whatever else refers to a file (a descriptor,
+//! a call under way, a ring's request, a queue entered too late) makes it one that is in use: an
+//! error is always towards keeping.
+//!
+//! **Cost.** One collection visits each reference in flight and each channel once, and sorts them:
+//! O(n log n), with no recursion. It runs before a send once twice as many files are in flight as
+//! the last one left ([`collect_if_much`]), so that its cost is a constant number of visits per
+//! file sent; and when a process ends, if few are in flight or the same holds
+//! ([`collect_at_exit`]): else each end in the system would pay for all.
+//!
+//! **Locks.** [`CARRIERS`]' lock, then the queues in its order, then a socket's state. Nobody else
+//! holds two queues, or takes [`CARRIERS`] with one. What is garbage is dropped with none held.
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::channel::Channel;
+use super::flight;
 use crate::fs::OpenFile;
 use crate::sync::Roll;
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
 
 /// Channels that files were sent into.
 static CARRIERS: Roll<Channel> = Roll::new();
+/// Files in flight that the last collection left.
+static LEFT: AtomicUsize = AtomicUsize::new(0);
+/// So many files in flight are no reason to collect.
+const FEW: usize = 1024;
 
 /// Files are about to be in flight to `channel`, for the first time.
 ///
@@ -28,10 +45,28 @@ pub(super) fn enter(channel: &Arc<Channel>) -> Result<()> {
     CARRIERS.enter(channel)
 }
 
+/// Collects for a process that has closed its files, if that is cheap or due. May sleep; the caller
+/// holds no lock.
+pub fn collect_at_exit() {
+    let (total, left) = (flight::total(), LEFT.load(Ordering::Relaxed));
+    if total <= FEW || total > 2 * left {
+        collect();
+    }
+}
+
+/// Collects if the number of files in flight has doubled since the last time. May sleep; the caller
+/// holds no lock.
+pub(super) fn collect_if_much() {
+    if flight::total() > FEW + 2 * LEFT.load(Ordering::Relaxed) {
+        collect();
+    }
+}
+
 /// Close what can be received by nobody. May sleep; to be called with no lock held, after the references whose end may have left some were let
 /// go: of two who let go at once, the later finds the other's channel entered. Without memory for it nothing is closed this time.
 pub fn collect() {
     while collect_some() == Ok(Found::Garbage) {}
+    LEFT.store(flight::total(), Ordering::Relaxed);
 }
 
 #[derive(PartialEq, Eq)]
@@ -44,10 +79,48 @@ enum Found {
 fn gather<T>(from: impl Iterator<Item = T>) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for one in from {
+        // Sleeping locks are all that is held.
+        sched::cond_resched();
         all.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         all.push(one);
     }
     Ok(all)
+}
+
+/// The references in flight, sorted by the file that they refer to.
+struct Flying {
+    files: Vec<*const OpenFile>,
+    /// The first reference to a file stands for the file: whether it was visited.
+    visited: Vec<bool>,
+}
+
+impl Flying {
+    fn new(mut files: Vec<*const OpenFile>) -> Result<Self> {
+        files.sort_unstable();
+        let visited = gather(files.iter().map(|_| false))?;
+        Ok(Self { files, visited })
+    }
+
+    /// Where the references to `file` begin.
+    fn first(&self, file: &Arc<OpenFile>) -> usize {
+        self.files.partition_point(|&other| other < Arc::as_ptr(file))
+    }
+
+    /// Whether nothing else refers to `file`.
+    fn are_all_of(&self, file: &Arc<OpenFile>) -> bool {
+        let end = self.files.partition_point(|&other| other <= Arc::as_ptr(file));
+        Arc::strong_count(file) == end - self.first(file)
+    }
+
+    /// Whether `file` is seen for the first time since the last [`forget`](Self::forget).
+    fn visit(&mut self, file: &Arc<OpenFile>) -> bool {
+        let first = self.first(file);
+        !core::mem::replace(&mut self.visited[first], true)
+    }
+
+    fn forget(&mut self) {
+        self.visited.fill(false);
+    }
 }
 
 fn collect_some() -> Result<Found> {
@@ -55,37 +128,44 @@ fn collect_some() -> Result<Found> {
     let mut channels = gather(carriers.iter().filter_map(Weak::upgrade))?;
     channels.sort_unstable_by_key(Arc::as_ptr);
     let mut queues = gather(channels.iter().map(|channel| channel.waiting()))?;
-    let mut flying = gather(queues.iter().flat_map(|queue| queue.files()).map(Arc::as_ptr))?;
-    flying.sort_unstable();
-    let is_only_flying = |file: &Arc<OpenFile>| {
-        let at = Arc::as_ptr(file);
-        let flights =
-            flying.partition_point(|&other| other <= at) - flying.partition_point(|&other| other < at);
-        Arc::strong_count(file) == flights
-    };
-    // Which queue is received from by a file.
-    let queue_of = |file: &Arc<OpenFile>| {
-        let channel = Arc::as_ptr(file.file().socket()?.channel());
-        channels.binary_search_by_key(&channel, Arc::as_ptr).ok()
+    let mut flying = Flying::new(gather(queues.iter().flat_map(|queue| queue.files()).map(Arc::as_ptr))?)?;
+    // The carriers that `file` leads to.
+    let for_each_carrier = |file: &Arc<OpenFile>, f: &mut dyn FnMut(usize)| {
+        if let Some(socket) = file.file().socket() {
+            socket.unix().for_each_channel(|channel| {
+                let at = channels.binary_search_by_key(&Arc::as_ptr(channel), Arc::as_ptr);
+                at.into_iter().for_each(&mut *f);
+            });
+        }
     };
     let mut is_garbage = gather(channels.iter().map(|_| false))?;
     for file in queues.iter().flat_map(|queue| queue.files()) {
-        if let Some(at) = queue_of(file) {
-            is_garbage[at] = is_only_flying(file);
+        sched::cond_resched();
+        if flying.visit(file) {
+            let only_flying = flying.are_all_of(file);
+            for_each_carrier(file, &mut |at| is_garbage[at] = only_flying);
         }
     }
-    // Not so what can be received by those who are in use, or by what can be received so.
+    // Not so what can be received by those who are in use, or by what can be received so. Each
+    // channel is pushed once.
     let mut reached = gather((0..channels.len()).filter(|&at| !is_garbage[at]))?;
-    reached.try_reserve(channels.len()).map_err(|_| Errno::ENOMEM)?;
+    reached.try_reserve(channels.len() - reached.len()).map_err(|_| Errno::ENOMEM)?;
+    flying.forget();
     while let Some(at) = reached.pop() {
-        for next in queues[at].files().filter_map(queue_of) {
-            if core::mem::replace(&mut is_garbage[next], false) {
-                reached.push(next);
+        for file in queues[at].files() {
+            sched::cond_resched();
+            if flying.visit(file) {
+                for_each_carrier(file, &mut |next| {
+                    if core::mem::replace(&mut is_garbage[next], false) {
+                        reached.push(next);
+                    }
+                });
             }
         }
     }
     let garbage = queues.iter_mut().zip(&is_garbage).filter(|&(_, &garbage)| garbage);
-    let garbage = gather(garbage.flat_map(|(queue, _)| queue.take_files()))?;
+    let garbage =
+        gather(garbage.flat_map(|(queue, _)| queue.take_files()).filter(|files| !files.is_empty()))?;
     drop(queues);
     drop(carriers);
     Ok(if garbage.is_empty() { Found::Nothing } else { Found::Garbage })
@@ -107,7 +187,9 @@ mod tests {
         OpenFile::new(SocketFile::new(socket.clone()), None, OpenFlags::RDWR).unwrap()
     }
 
-    fn send(from: &UnixSocket, files: Vec<Arc<OpenFile>>) {
+    fn send(from: &UnixSocket, carried: Vec<Arc<OpenFile>>) {
+        let mut files = flight::Files::default();
+        carried.into_iter().for_each(|file| files.push(file).unwrap());
         let ancillary = Ancillary { files, credentials: Credentials::NOBODY };
         from.send(&mut SliceSource::new(b"x"), ancillary, None, Patience::Never).unwrap();
     }

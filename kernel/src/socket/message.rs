@@ -1,20 +1,18 @@
 //! sendmsg's and recvmsg's `struct msghdr`, and what travels beside the bytes.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::channel::Ancillary;
+use super::flight::Files;
 use super::options::Credentials;
-use crate::fs::{OnExec, OpenFile};
+use crate::fs::OnExec;
 use crate::task;
 use crate::user;
 use crate::{Errno, Result};
 
-/// The most files in one message (SCM_MAX_FD).
-const MOST_FILES: usize = 253;
 /// The most bytes of control data that are read.
 const MOST_CONTROL: usize = 4096;
 /// Control messages begin at multiples of this.
@@ -63,7 +61,7 @@ const SCM_CREDENTIALS: u32 = 2;
 /// # Errors
 /// `EINVAL`, `EBADF`, `EPERM` for credentials that are not the sender's, `EFAULT`.
 pub fn read_control(header: &Header) -> Result<Ancillary> {
-    let mut ancillary = Ancillary { files: Vec::new(), credentials: Credentials::current() };
+    let mut ancillary = Ancillary { files: Files::default(), credentials: Credentials::current() };
     let length = usize::try_from(header.control_length).unwrap_or(usize::MAX);
     if header.control == 0 || length < CONTROL_BYTES {
         return Ok(ancillary);
@@ -80,8 +78,7 @@ pub fn read_control(header: &Header) -> Result<Ancillary> {
             (c::SOL_SOCKET, c::SCM_RIGHTS) => read_files(data, &mut ancillary.files)?,
             (c::SOL_SOCKET, SCM_CREDENTIALS) => {
                 let claimed = Credentials::read_from_bytes(data).map_err(|_| Errno::EINVAL)?;
-                let own = ancillary.credentials;
-                if claimed != own && own.uid != 0 {
+                if !claimed.may_be_claimed() {
                     return Err(Errno::EPERM);
                 }
                 ancillary.credentials = claimed;
@@ -93,18 +90,14 @@ pub fn read_control(header: &Header) -> Result<Ancillary> {
     Ok(ancillary)
 }
 
-fn read_files(data: &[u8], files: &mut Vec<Arc<OpenFile>>) -> Result<()> {
+fn read_files(data: &[u8], files: &mut Files) -> Result<()> {
     let table = task::current().process().files();
     for fd in data.chunks_exact(size_of::<i32>()) {
-        if files.len() == MOST_FILES {
-            return Err(Errno::EINVAL);
-        }
         let file = table.get(i32::from_le_bytes([fd[0], fd[1], fd[2], fd[3]]))?;
         if !file.file().may_travel() {
             return Err(Errno::EINVAL);
         }
-        files.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        files.push(file);
+        files.push(file)?;
     }
     Ok(())
 }
@@ -174,12 +167,12 @@ pub fn write_control(header: &Header, ancillary: Ancillary, delivery: Delivery) 
 }
 
 /// Descriptors for as many of `files` as `most` says, and whether that was all of them.
-fn install(files: Vec<Arc<OpenFile>>, most: usize, on_exec: OnExec) -> (Vec<i32>, bool) {
+fn install(files: Files, most: usize, on_exec: OnExec) -> (Vec<i32>, bool) {
     let process = task::current().process().clone();
     let limit = process.descriptor_limit();
     let total = files.len();
     let mut numbers = Vec::new();
-    for file in files.into_iter().take(most) {
+    for file in files.into_vec().into_iter().take(most) {
         match process.files().insert(file, on_exec, limit) {
             Ok(fd) => numbers.push(fd),
             Err(_) => break,

@@ -5,6 +5,7 @@
 //! | [`unix`] | a socket: binding, connecting, accepting |
 //! | [`channel`] | what is on its way to one |
 //! | [`address`] | names, and who has which |
+//! | [`flight`] | the files that a message carries |
 //! | [`garbage`] | sockets that nobody can ever receive from |
 //! | [`options`] | setsockopt and getsockopt |
 //! | [`message`] | sendmsg's header and what travels beside the bytes |
@@ -13,6 +14,7 @@
 pub mod address;
 pub mod calls;
 pub mod channel;
+pub mod flight;
 pub mod garbage;
 pub mod message;
 pub mod options;
@@ -22,7 +24,7 @@ use alloc::sync::Arc;
 
 use linux_raw_sys::ioctl::{FIONREAD, TIOCOUTQ};
 
-use self::channel::{Ancillary, Channel, Patience, Taking};
+use self::channel::{Ancillary, Patience, Taking};
 use self::options::{Credentials, deadline};
 use self::unix::UnixSocket;
 use crate::fs::anonymous::AnonymousNode;
@@ -43,9 +45,9 @@ impl SocketFile {
         Arc::new(Self { socket, node: AnonymousNode::plain(NodeKind::Socket, "socket") })
     }
 
-    /// Where its messages come from.
-    pub fn channel(&self) -> &Arc<Channel> {
-        self.socket.channel()
+    /// What it is the open file of.
+    fn unix(&self) -> &UnixSocket {
+        &self.socket
     }
 
     /// How long a send may wait.

@@ -5,6 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::channel::BUFFER_BYTES;
 use super::unix::{Kind, UnixSocket};
+use crate::task::Capability;
 use crate::time::TimeVal;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result, task, time};
@@ -30,6 +31,17 @@ impl Credentials {
         let Some(task) = task::try_current() else { return Self::default() };
         let credentials = task.process().credentials();
         Self { pid: task.process().pid, uid: credentials.euid, gid: credentials.egid }
+    }
+
+    /// Whether the caller may send them as its own: each is one of its own, or it has the
+    /// capability to take it (Linux: `scm_check_creds`).
+    pub fn may_be_claimed(&self) -> bool {
+        task::with_current(|task| {
+            let (process, own) = (task.process(), task.process().credentials());
+            (self.pid == process.pid || own.may(Capability::SysAdmin))
+                && ([own.uid, own.euid, own.suid].contains(&self.uid) || own.may(Capability::SetUid))
+                && ([own.gid, own.egid, own.sgid].contains(&self.gid) || own.may(Capability::SetGid))
+        })
     }
 }
 

@@ -122,6 +122,15 @@ impl UnixSocket {
         &self.channel
     }
 
+    /// Runs `f` on each channel that only a holder of this socket's file can come to receive from:
+    /// its own, and those of connections that wait to be accepted. `f` runs under a spin lock.
+    pub(super) fn for_each_channel(&self, mut f: impl FnMut(&Arc<Channel>)) {
+        f(&self.channel);
+        if let Some(listener) = &self.state.lock().listener {
+            listener.waiting.iter().for_each(|socket| f(&socket.channel));
+        }
+    }
+
     /// What it is bound to.
     pub fn address(&self) -> Option<Address> {
         self.state.lock().address.clone()

@@ -7,6 +7,7 @@ use freehold_machine::CpuSet;
 use freehold_vm::HugeUse;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::inspect::Dumpable;
 use super::{Capability, Limit, Pid, Process, Resource, Signal, Task, current, find, find_task, registry};
 use crate::syscall::Args;
 use crate::time::{self, TimeSpec};
@@ -33,10 +34,25 @@ fn named_task(tid: i32) -> Result<Arc<Task>> {
     }
 }
 
-/// Whether the caller may look into or change `process`.
+/// Whether the caller may change how the tasks of `process` are scheduled (Linux:
+/// `check_same_owner`, kernel/sched/core.c).
 fn check_same_user(process: &Process) -> Result<()> {
     let (own, other) = (current().process().credentials(), process.credentials());
     if own.may(Capability::SysNice) || own.euid == other.euid || own.euid == other.uid {
+        Ok(())
+    } else {
+        Err(Errno::EPERM)
+    }
+}
+
+/// Whether the caller may see and change the limits of `process` (Linux:
+/// `check_prlimit_permission`, kernel/sys.c).
+fn check_limits_of(process: &Arc<Process>) -> Result<()> {
+    let caller = current().process().clone();
+    let (own, other) = (caller.credentials(), process.credentials());
+    let same_user = [other.uid, other.euid, other.suid].iter().all(|&uid| uid == own.uid);
+    let same_group = [other.gid, other.egid, other.sgid].iter().all(|&gid| gid == own.gid);
+    if Arc::ptr_eq(&caller, process) || (same_user && same_group) || own.may(Capability::SysResource) {
         Ok(())
     } else {
         Err(Errno::EPERM)
@@ -62,7 +78,7 @@ fn change_limit(process: &Arc<Process>, resource: Resource, new: Limit) -> Resul
 pub fn sys_prlimit64(args: &Args) -> Result<i64> {
     let resource = Resource::new(u64::from(args.uint(1))).ok_or(Errno::EINVAL)?;
     let process = named_process(args.int(0))?;
-    check_same_user(&process)?;
+    check_limits_of(&process)?;
     let new = UserPtr::<Limit>::new(args[2]).read_optional()?;
     let old = process.limit(resource);
     if let Some(new) = new {
@@ -149,8 +165,10 @@ pub fn sys_sched_getparam(args: &Args) -> Result<i64> {
 
 /// sched_setparam(tid, parameters)
 pub fn sys_sched_setparam(args: &Args) -> Result<i64> {
-    named_task(args.int(0))?;
-    if UserPtr::<i32>::new(args[1]).read()? == 0 { Ok(0) } else { Err(Errno::EINVAL) }
+    let task = named_task(args.int(0))?;
+    let priority = UserPtr::<i32>::new(args[1]).read()?;
+    check_same_user(task.process())?;
+    if priority == 0 { Ok(0) } else { Err(Errno::EINVAL) }
 }
 
 /// sched_get_priority_max(policy)
@@ -211,14 +229,18 @@ pub fn sys_getpriority(args: &Args) -> Result<i64> {
 pub fn sys_setpriority(args: &Args) -> Result<i64> {
     let nice = args.int(2).clamp(-20, 19);
     let privileged = current().process().credentials().may(Capability::SysNice);
+    let mut outcome = Ok(0);
+    // One that may not be changed does not keep the others from it.
     for task in priority_targets(args.int(0), args.uint(1))? {
-        check_same_user(task.process())?;
-        if nice < task.schedule.nice() && !privileged {
-            return Err(Errno::EACCES);
+        if let Err(error) = check_same_user(task.process()) {
+            outcome = Err(error);
+        } else if nice < task.schedule.nice() && !privileged {
+            outcome = Err(Errno::EACCES);
+        } else {
+            task.schedule.set_nice(nice);
         }
-        task.schedule.set_nice(nice);
     }
-    Ok(0)
+    outcome
 }
 
 /// getcpu(cpu, node)
@@ -420,8 +442,9 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
             process.parent_death_signal.store(args.uint(1), Ordering::Relaxed);
         }
         GET_PDEATHSIG => UserPtr::new(args[1]).write(&process.parent_death_signal.load(Ordering::Relaxed))?,
-        GET_DUMPABLE => return Ok(i64::from(process.dumpable.load(Ordering::Relaxed))),
-        SET_DUMPABLE if args[1] <= 1 => process.dumpable.store(args.uint(1), Ordering::Relaxed),
+        GET_DUMPABLE => return Ok(i64::from(process.space().dumpable() == Dumpable::Yes)),
+        SET_DUMPABLE if args[1] == 0 => process.space().set_dumpable(Dumpable::No),
+        SET_DUMPABLE if args[1] == 1 => process.space().set_dumpable(Dumpable::Yes),
         SET_NAME => {
             let mut name = [0; 16];
             let mut length = 0;

@@ -163,7 +163,7 @@ pub fn sys_capset(args: &Args) -> Result<i64> {
     }
     let mut credentials = Credentials::clone(&process.credentials());
     credentials.capabilities = credentials.capabilities.ask(new)?;
-    process.set_credentials(credentials);
+    process.change_credentials(credentials);
     Ok(0)
 }
 

@@ -305,7 +305,7 @@ fn new_process(parent: &Arc<Task>, pid: Pid, request: &Request) -> Result<Arc<Pr
     };
     process.exit_signal.store(exit_signal, Ordering::Relaxed);
     process.oom_score_adj.store(old.oom_score_adj.load(Ordering::Relaxed), Ordering::Relaxed);
-    process.dumpable.store(old.dumpable.load(Ordering::Relaxed), Ordering::Relaxed);
+    process.oom_score_adj_least.store(old.oom_score_adj_least.load(Ordering::Relaxed), Ordering::Relaxed);
     let bound = old.no_new_privileges.load(Ordering::Relaxed);
     process.no_new_privileges.store(bound, Ordering::Relaxed);
     let process = Arc::new(process);

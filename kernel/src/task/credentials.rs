@@ -31,6 +31,24 @@ pub struct Credentials {
 }
 
 impl Credentials {
+    /// Those of a user and a group alone, without supplementary groups; capabilities are root's
+    /// only.
+    pub fn of_user(uid: u32, gid: u32) -> Self {
+        let none = Capabilities { effective: 0, permitted: 0, inheritable: 0 };
+        let capabilities = if uid == 0 { Capabilities::default() } else { none };
+        Self {
+            uid,
+            euid: uid,
+            suid: uid,
+            fsuid: uid,
+            gid,
+            egid: gid,
+            sgid: gid,
+            fsgid: gid,
+            groups: Vec::new(),
+            capabilities,
+        }
+    }
     /// Whether a capability is effective.
     pub const fn may(&self, what: Capability) -> bool {
         self.capabilities.has(what)

@@ -82,7 +82,7 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     if let Some(files) = Arc::into_inner(files) {
         files.close_range(0..=u32::MAX);
     }
-    crate::socket::garbage::collect();
+    crate::socket::garbage::collect_at_exit();
     drop(process.replace_fs(kernel.fs()));
     let leads_session = process.session().id == process.pid;
     if leads_session {

@@ -14,6 +14,7 @@ use freehold_machine::VirtAddr;
 use freehold_vm::FutexKey;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::inspect::{self, Mode};
 use super::{Pid, Task, current};
 use crate::sched::{self, Sleep};
 use crate::sync::{SpinLock, SpinLockGuard};
@@ -437,8 +438,9 @@ pub fn sys_set_robust_list(args: &Args) -> Result<i64> {
 pub fn sys_get_robust_list(args: &Args) -> Result<i64> {
     let task = match args.int(0) {
         0 => current(),
-        tid => super::find_task(tid.unsigned_abs()).ok_or(Errno::ESRCH)?,
+        tid => u32::try_from(tid).ok().and_then(super::find_task).ok_or(Errno::ESRCH)?,
     };
+    inspect::may_inspect(task.process(), Mode::READ_REAL)?;
     UserPtr::<u64>::new(args[2]).write(&(size_of::<RobustHead>() as u64))?;
     UserPtr::<u64>::new(args[1]).write(&task.robust_list.load(Ordering::Relaxed))?;
     Ok(0)

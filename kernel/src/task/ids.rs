@@ -148,7 +148,7 @@ fn replace(change: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<i64> {
     let old = new.clone();
     change(&mut new)?;
     new.capabilities = Capabilities::after_ids(&old, &new);
-    process.set_credentials(new);
+    process.change_credentials(new);
     Ok(0)
 }
 

@@ -62,19 +62,33 @@ pub fn run(spec: Spec) -> Ending {
     ending
 }
 
+/// The names of the host's terminal belong to the program's user, as after a login: a shell opens
+/// them again.
+fn give_consoles(walk: &Walk<'_>, (uid, gid): (u32, u32)) -> Result<()> {
+    if uid == 0 {
+        return Ok(());
+    }
+    for name in [&b"/dev/console"[..], b"/dev/tty0", b"/dev/tty1"] {
+        let place = walk.find(name, Final::Follow)?;
+        names::change_owner(walk, &place, Some(uid), Some(gid))?;
+    }
+    Ok(())
+}
+
 fn first_program(spec: &Spec) -> Result<FirstProgram> {
     let root = crate::fs::boot::root();
     let caller = Caller::ROOT;
     let walk = Walk::new(&root, &root, &caller);
     let fs = FsContext::new(root.clone());
     fs.set_cwd(walk.find(&spec.cwd, Final::Follow)?);
+    give_consoles(&walk, spec.user)?;
     let files = FileTable::new();
     let limit = Limits::initial().get(super::Resource::Files).soft as usize;
     let mut terminal = None;
     for (stream, standard) in spec.streams.iter().zip([Standard::Input, Standard::Output, Standard::Error]) {
         let flags = if standard == Standard::Input { OpenFlags::empty() } else { OpenFlags::WRONLY };
         let file = match stream {
-            Stream::Pipe => OpenFile::new(stdio::open(standard)?, None, flags)?,
+            Stream::Pipe => OpenFile::new(stdio::open(standard, spec.user)?, None, flags)?,
             Stream::Terminal => match &terminal {
                 Some(file) => Arc::clone(file),
                 None => {
@@ -96,7 +110,8 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
         environment,
         last: Final::Follow,
     };
-    Ok(FirstProgram { files, fs, program })
+    let credentials = Arc::new(Credentials::of_user(spec.user.0, spec.user.1));
+    Ok(FirstProgram { files, fs, program, credentials })
 }
 
 fn start(spec: Spec) -> Result<ExitStatus> {

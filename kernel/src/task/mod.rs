@@ -20,6 +20,7 @@ pub mod futex;
 pub mod ids;
 #[cfg(target_os = "none")]
 pub mod init;
+pub mod inspect;
 pub mod limits;
 mod mask;
 #[cfg(target_os = "none")]

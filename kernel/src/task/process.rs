@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use super::capabilities::Capability;
 use super::credentials::Credentials;
+use super::inspect::{self, Dumpable};
 use super::limits::{Limit, Limits, Resource};
 use super::session::Session;
 use super::signal::{Actions, Pending, Signal};
@@ -139,8 +140,8 @@ pub struct Process {
     pub(super) name: SpinLock<[u8; 16]>,
     /// Preference of the OOM killer, -1000..=1000.
     pub oom_score_adj: AtomicI32,
-    /// PR_SET_DUMPABLE.
-    pub(super) dumpable: AtomicU32,
+    /// The least that it may be set to without CAP_SYS_RESOURCE: what was last set with it.
+    pub oom_score_adj_least: AtomicI32,
     /// PR_SET_NO_NEW_PRIVS: execve gives no ids that it does not have, nor its children.
     pub no_new_privileges: AtomicBool,
     /// PR_SET_PDEATHSIG.
@@ -208,7 +209,7 @@ impl Process {
             timers: super::timers::Timers::new(),
             name: SpinLock::new([0; 16]),
             oom_score_adj: AtomicI32::new(0),
-            dumpable: AtomicU32::new(1),
+            oom_score_adj_least: AtomicI32::new(0),
             no_new_privileges: AtomicBool::new(false),
             parent_death_signal: AtomicU32::new(0),
             io: [const { AtomicU64::new(0) }; 4],
@@ -262,6 +263,15 @@ impl Process {
     /// Who it acts as.
     pub fn credentials(&self) -> Arc<Credentials> {
         self.credentials.lock().clone()
+    }
+    /// Act as somebody else, by a call of its own: inspectors with the new ids do not see what the
+    /// old ones left in memory.
+    pub(super) fn change_credentials(&self, credentials: Credentials) {
+        if inspect::changes(&self.credentials(), &credentials) {
+            self.space().set_dumpable(Dumpable::No);
+            self.parent_death_signal.store(0, Ordering::Relaxed);
+        }
+        self.set_credentials(credentials);
     }
     /// Act as somebody else.
     pub(super) fn set_credentials(&self, credentials: Credentials) {

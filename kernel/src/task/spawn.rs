@@ -138,6 +138,8 @@ pub struct FirstProgram {
     pub files: Arc<FileTable>,
     /// Its root and working directory.
     pub fs: Arc<FsContext>,
+    /// As whom it runs.
+    pub credentials: Arc<Credentials>,
     /// The executable's path, arguments and environment.
     pub program: super::exec::Request,
 }
@@ -156,7 +158,7 @@ pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Pr
             space: kernel.space(),
             files: first.files,
             fs: first.fs,
-            credentials: Arc::new(Credentials::default()),
+            credentials: first.credentials,
             limits: Limits::initial(),
             actions: Arc::new(IrqSpinLock::new(Actions::new())),
             session: Arc::new(Session::new(pid)),

@@ -10,7 +10,7 @@ use super::Pid;
 use super::process::{Process, Usage};
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
 use crate::sched::{self, Schedule, Sleep};
-use crate::sync::{IrqSpinLock, SpinLock, Wake, Woken};
+use crate::sync::{IrqSpinLock, ReleaseList, SpinLock, Wake, Woken};
 use crate::time::{Expire, TimerSlot};
 use crate::{Errno, Result, hw};
 
@@ -58,6 +58,8 @@ pub struct Task {
     pub(crate) reclaims: AtomicBool,
     /// It asked for frames and there were none, since somebody looked last. Only the task itself changes it.
     pub(crate) was_denied: AtomicBool,
+    /// What it is still to let go of ([`crate::sync::deferred`]). Only the task itself looks at it.
+    pub(crate) releases: ReleaseList,
     /// The status that the thread ended itself with, and [`FINISHED`].
     exit_code: AtomicU32,
 }
@@ -92,6 +94,7 @@ impl Task {
             timer_slack: AtomicU64::new(50_000),
             reclaims: AtomicBool::new(false),
             was_denied: AtomicBool::new(false),
+            releases: ReleaseList::new(),
             exit_code: AtomicU32::new(0),
         })
     }

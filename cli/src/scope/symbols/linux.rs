@@ -15,6 +15,7 @@ use crate::kernel::Kernel;
 use crate::qemu::{Engine, Files, Machine};
 use crate::session::{self, Job, LogTo, Purpose};
 use crate::size::MIB;
+use crate::user::User;
 use crate::{Result, files, linux, run};
 
 /// A kernel that has not told by then never will: it boots in seconds.
@@ -60,12 +61,13 @@ fn parse(text: &str) -> Option<BTreeMap<u64, String>> {
 }
 
 fn ask(kernel: &Kernel) -> Result<String> {
-    let mut image = Image::new();
+    let mut image = Image::new(User::ROOT);
     let spec = Spec {
         exec: "/none".into(),
         arguments: vec!["none".into()],
         environment: Vec::new(),
         cwd: "/".into(),
+        user: User::ROOT,
         streams: [Stream::Pipe; 3],
         window: (24, 80),
         symbols: Symbols::All,

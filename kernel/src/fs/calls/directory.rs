@@ -71,7 +71,7 @@ fn searchable(place: Path) -> Result<Path> {
     if place.node.kind() != NodeKind::Directory {
         return Err(Errno::ENOTDIR);
     }
-    as_caller(|walk| walk.caller.may(&place.node.metadata(), Access::EXECUTE))?;
+    as_caller(|walk| walk.caller.may_use(&*place.node, Access::EXECUTE))?;
     Ok(place)
 }
 

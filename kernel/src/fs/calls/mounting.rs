@@ -29,6 +29,10 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
         flags &= 0xffff;
     }
     let place = place_at(AT_FDCWD, args[1], 0, Final::Follow)?;
+    // A mount in one that was taken away would keep both for ever: nobody could take it away again.
+    if !place.mount.hangs_in(&boot::root_mount()) {
+        return Err(Errno::EINVAL);
+    }
     let restrictions = MountFlags::from_bits_truncate(flags as u32);
     let options = if args[4] == 0 {
         alloc::vec::Vec::new()

@@ -5,12 +5,16 @@
 //! list and asks each file whether it is ready indeed; a level-triggered item that is goes back to the end of the
 //! list, so that it is asked again, and everybody gets a turn.
 //!
+//! Instances may watch each other: nesting is bounded upwards and downwards together ([`nesting`]),
+//! since polls and wake-ups go through a chain of instances by recursion.
+//!
 //! Lock order: `items` (sleeping) > what polling a file takes > `ready` (interrupt-safe). Nothing is allocated under
 //! `ready`: adding an item makes the room that its slot may need there.
 //!
 //! Semantics: epoll(7).
 
 mod calls;
+mod nesting;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +29,7 @@ pub use calls::{
     sys_epoll_create, sys_epoll_create1, sys_epoll_ctl, sys_epoll_pwait, sys_epoll_pwait2, sys_epoll_wait,
 };
 
+use self::nesting::Nest;
 use super::anonymous::AnonymousNode;
 use super::{File, Node, NodeKind, OpenFile, Ready, poll};
 use crate::sync::{IrqSpinLock, Mutex, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
@@ -45,8 +50,6 @@ bitflags! {
 const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 /// The bits of an event mask that name events.
 const EVENTS: u32 = 0x0fff_ffff;
-/// How deep epoll instances may watch each other.
-const MOST_NESTED: usize = 5;
 
 /// What one call asks about one file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,10 +119,8 @@ pub struct Epoll {
     items: Mutex<Vec<Option<Arc<Item>>>>,
     shared: Arc<Shared>,
     node: Arc<dyn Node>,
+    nest: Nest,
 }
-
-/// Held while instances are made to watch each other, so that two calls cannot close a circle together.
-static NESTING: Mutex<()> = Mutex::new(());
 
 impl Epoll {
     fn new() -> Arc<Self> {
@@ -128,21 +129,14 @@ impl Epoll {
             items: Mutex::new(Vec::new()),
             shared: Arc::new(shared),
             node: AnonymousNode::plain(NodeKind::Regular, "anon_inode:[eventpoll]"),
+            nest: Nest::default(),
         })
     }
 
     /// Watch `file`, known to the program as `fd`.
     fn add(self: &Arc<Self>, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
-        let _nesting = match file.file().epoll() {
-            Some(other) => {
-                let guard = NESTING.lock();
-                if other.reaches(self, MOST_NESTED) {
-                    return Err(Errno::ELOOP);
-                }
-                Some(guard)
-            }
-            None => None,
-        };
+        // Held until the item is there, so that two calls cannot close a circle together.
+        let mut nesting = file.file().epoll().map(|inner| nesting::enter(self, inner)).transpose()?;
         let mut items = self.items.lock();
         if items.iter().flatten().any(|item| item.is_for(fd, file)) {
             return Err(Errno::EEXIST);
@@ -163,6 +157,10 @@ impl Epoll {
         let ready = item.ready(file) != 0;
         items[slot] = Some(item.clone());
         drop(items);
+        if let Some(nesting) = &mut nesting {
+            nesting.keep();
+        }
+        drop(nesting);
         if ready {
             item.wake();
         }
@@ -204,10 +202,14 @@ impl Epoll {
     }
 
     /// Watch `file` no more.
-    fn remove(&self, fd: i32, file: &Arc<OpenFile>) -> Result<()> {
+    fn remove(self: &Arc<Self>, fd: i32, file: &Arc<OpenFile>) -> Result<()> {
         let mut items = self.items.lock();
         let item = Self::find(&items, fd, file)?;
         self.retire(&mut items, &item);
+        drop(items);
+        if let Some(inner) = file.file().epoll() {
+            nesting::leave(self, inner);
+        }
         Ok(())
     }
 
@@ -281,16 +283,6 @@ impl Epoll {
 
     fn may_have_ready(&self) -> bool {
         !self.shared.ready.lock().is_empty()
-    }
-
-    /// Whether it watches `other`, directly or through others, or is it, or watches deeper than `depth`.
-    fn reaches(&self, other: &Arc<Epoll>, depth: usize) -> bool {
-        if core::ptr::eq(self, Arc::as_ptr(other)) || depth == 0 {
-            return true;
-        }
-        let watched: Vec<Arc<OpenFile>> =
-            self.items.lock().iter().flatten().filter_map(|item| item.file.upgrade()).collect();
-        watched.iter().filter_map(|file| file.file().epoll()).any(|inner| inner.reaches(other, depth - 1))
     }
 }
 

@@ -116,6 +116,59 @@ fn instances_may_watch_each_other_but_not_in_a_circle() {
     assert_eq!(outer.add(10, &outer_file, interest), Err(Errno::ELOOP));
 }
 
+fn opened(epoll: &Arc<Epoll>) -> Arc<OpenFile> {
+    OpenFile::new(Arc::new(EpollFile(epoll.clone())), None, OpenFlags::RDWR).unwrap()
+}
+
+const QUIET: Interest = Interest { events: IN, data: 0 };
+
+#[test]
+fn a_chain_of_instances_is_bounded_whichever_end_it_is_built_from() {
+    for upwards in [true, false] {
+        let chain: Vec<_> = (0..8).map(|_| Epoll::new()).collect();
+        let files: Vec<_> = chain.iter().map(opened).collect();
+        let watch = |inner: usize| chain[inner + 1].add(3, &files[inner], QUIET);
+        let outcomes: Vec<_> =
+            if upwards { (0..7).map(watch).collect() } else { (0..7).rev().map(watch).collect() };
+        assert_eq!(outcomes[..4], [Ok(()); 4]);
+        assert_eq!(outcomes[4], Err(Errno::ELOOP), "built upwards: {upwards}");
+    }
+}
+
+#[test]
+fn a_chain_that_is_let_go_leaves_room_for_another() {
+    let chain: Vec<_> = (0..6).map(|_| Epoll::new()).collect();
+    let files: Vec<_> = chain.iter().map(opened).collect();
+    for inner in 0..4 {
+        chain[inner + 1].add(3, &files[inner], QUIET).unwrap();
+    }
+    assert_eq!(chain[5].add(3, &files[4], QUIET), Err(Errno::ELOOP));
+    assert_eq!(chain[0].add(3, &files[4], QUIET), Err(Errno::ELOOP), "a circle");
+    chain[1].remove(3, &files[0]).unwrap();
+    assert_eq!(chain[5].add(3, &files[4], QUIET), Ok(()));
+}
+
+#[test]
+fn the_paths_that_a_wake_up_takes_are_bounded() {
+    let bottom = Epoll::new();
+    let file = opened(&bottom);
+    let watchers: Vec<_> = (0..501).map(|_| Epoll::new()).collect();
+    let outcomes: Vec<_> = watchers.iter().map(|watcher| watcher.add(3, &file, QUIET)).collect();
+    assert_eq!(outcomes[499], Ok(()));
+    assert_eq!(outcomes[500], Err(Errno::EINVAL));
+    // Instances that watch each other crosswise have few edges and many paths: each is visited
+    // once.
+    let levels: Vec<Vec<_>> = (0..3).map(|_| (0..8).map(|_| Epoll::new()).collect()).collect();
+    let mut outcome = Ok(());
+    let files: Vec<Vec<_>> = levels.iter().map(|level| level.iter().map(opened).collect()).collect();
+    for (below, level) in files.iter().zip(&levels[1..]) {
+        for (inner, outer) in below.iter().flat_map(|inner| level.iter().map(move |outer| (inner, outer))) {
+            outcome = outcome.and(outer.add(3, inner, QUIET));
+        }
+    }
+    assert_eq!(outcome, Ok(()));
+}
+
 #[test]
 fn the_list_is_shared_fairly() {
     let epoll = Epoll::new();

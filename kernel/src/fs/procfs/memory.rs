@@ -30,17 +30,17 @@ pub(super) type Area<'a> = AreaView<'a, Frames>;
 const MAX_STRINGS: u64 = 1 << 20;
 pub(super) const PAGE: u64 = 4096;
 
-/// Write the content of a file about the memory of `process`; nothing for one that has ended.
-pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<()> {
+/// Write the content of a file about `space`, which is or was the memory of `process`; nothing for
+/// one that has ended.
+pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileKind) -> Result<()> {
     if process.exit_status().is_some() {
         return Ok(());
     }
-    let space = process.space();
     let program = space.program();
     let root = process.fs().root();
     match kind {
-        FileKind::Cmdline => strings(out, &space, program.arguments),
-        FileKind::Environ => strings(out, &space, program.environment),
+        FileKind::Cmdline => strings(out, space, program.arguments),
+        FileKind::Environ => strings(out, space, program.environment),
         FileKind::Auxv => {
             for (key, value) in program.auxiliary {
                 out.push(&key.to_ne_bytes());
@@ -272,10 +272,10 @@ pub(super) struct SpaceFile {
 }
 
 impl SpaceFile {
-    pub fn open(node: Arc<dyn Node>, process: &Process, kind: FileKind) -> Arc<dyn File> {
+    pub fn open(node: Arc<dyn Node>, space: Weak<Space>, kind: FileKind) -> Arc<dyn File> {
         let privileged = task::current().process().credentials().is_privileged();
         let frames = if privileged { FrameNumbers::Told } else { FrameNumbers::Hidden };
-        Arc::new(Self { node, space: Arc::downgrade(&process.space()), kind, frames })
+        Arc::new(Self { node, space, kind, frames })
     }
 
     /// One 64-bit word per page: frame number, whether nobody else maps it, whether it is a file's, present

@@ -15,6 +15,8 @@ mod mounts;
 #[cfg(target_os = "none")]
 mod numa_maps;
 #[cfg(target_os = "none")]
+mod oom;
+#[cfg(target_os = "none")]
 mod processes;
 #[cfg(any(test, target_os = "none"))]
 mod scan;

@@ -8,10 +8,11 @@ use core::sync::atomic::Ordering;
 use super::processes::{FileKind, Subject};
 use super::settings::parse_number;
 use super::system::TICK;
-use super::{memory, mounts};
+use super::{memory, mounts, oom};
 use crate::fs::generated::Text;
 use crate::fs::masks::{list, mask};
 use crate::task::capabilities;
+use crate::task::inspect::{self, Mode};
 use crate::task::signal::SIG_IGN;
 use crate::task::{Process, Resource, SigSet, Signal, Task, Usage};
 use crate::{Errno, Result, mem, sched};
@@ -55,6 +56,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
             writeln!(out, "{}", score.clamp(0, 2000));
         }
         FileKind::OomScoreAdj => writeln!(out, "{}", process.oom_score_adj.load(Ordering::Relaxed)),
+        FileKind::OomAdj => writeln!(out, "{}", oom::shown(process)),
         FileKind::Mounts => mounts::mounts(out, &process.fs().root())?,
         FileKind::Mountinfo => mounts::mountinfo(out, &process.fs().root())?,
         FileKind::Personality => out.push(b"00000000\n"),
@@ -66,14 +68,17 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
             let switches = usage.voluntary_switches + usage.involuntary_switches;
             writeln!(out, "{} 0 {switches}", usage.user + usage.system);
         }
-        FileKind::Cmdline
-        | FileKind::Environ
+        FileKind::Cmdline => memory::show(out, process, &process.space(), kind)?,
+        // These are made elsewhere.
+        FileKind::Environ
         | FileKind::Maps
         | FileKind::Smaps
         | FileKind::SmapsRollup
         | FileKind::NumaMaps
-        | FileKind::Auxv => memory::show(out, process, kind)?,
-        FileKind::Memory | FileKind::Pagemap | FileKind::DescriptorInfo(_) => return Err(Errno::EINVAL),
+        | FileKind::Auxv
+        | FileKind::Memory
+        | FileKind::Pagemap
+        | FileKind::DescriptorInfo(_) => return Err(Errno::EINVAL),
     }
     Ok(())
 }
@@ -89,14 +94,8 @@ pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()
             let line = bytes.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or_default();
             subject.task()?.ok_or(Errno::ESRCH)?.set_name(line);
         }
-        FileKind::OomScoreAdj => {
-            let text = core::str::from_utf8(bytes).map_err(|_| Errno::EINVAL)?.trim();
-            let value: i32 = text.parse().map_err(|_| Errno::EINVAL)?;
-            if !(-1000..=1000).contains(&value) {
-                return Err(Errno::EINVAL);
-            }
-            process.oom_score_adj.store(value, Ordering::Relaxed);
-        }
+        FileKind::OomScoreAdj => oom::set(&process, bytes)?,
+        FileKind::OomAdj => oom::set_by_old_scale(&process, bytes)?,
         // There are no core files to filter.
         FileKind::CoredumpFilter => {}
         FileKind::ClearRefs => {
@@ -196,12 +195,16 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     write!(out, " {} {nice} {} 0 {}", 20 + nice, process.threads().len(), process.started / TICK);
     let rss_limit = process.limit(Resource::Rss).soft;
     write!(out, " {} {} {rss_limit}", space.total_pages * 4096, space.rss());
-    write!(out, " {} {} {} 0 0", program.code.start, program.code.end, program.stack_start);
+    // Where things are in memory is told to those who may inspect it.
+    let told = inspect::may_inspect(process, Mode::READ_FS).is_ok();
+    let place = |address: u64| if told { address } else { 0 };
+    let code = if told || program.code.end == 0 { program.code } else { 1..1 };
+    write!(out, " {} {} {} 0 0", code.start, code.end, place(program.stack_start));
     write!(out, " {} {} {ignored} {caught}", pending.0, blocked.0);
     write!(out, " 0 0 0 17 {cpu} 0 0 0 0 0");
-    write!(out, " {} {} {}", program.data.start, program.data.end, program.break_start);
-    write!(out, " {} {}", program.arguments.start, program.arguments.end);
-    writeln!(out, " {} {} 0", program.environment.start, program.environment.end);
+    write!(out, " {} {} {}", place(program.data.start), place(program.data.end), place(program.break_start));
+    write!(out, " {} {}", place(program.arguments.start), place(program.arguments.end));
+    writeln!(out, " {} {} 0", place(program.environment.start), place(program.environment.end));
     Ok(())
 }
 

@@ -3,11 +3,13 @@
 //! Each entry has a position that no other entry of the directory ever had, and listing goes by
 //! position: what stays while a program lists is seen exactly once, whatever comes and goes meanwhile.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 
 use super::node::TmpNode;
-use crate::{Errno, Result};
+use crate::sync::{Deferred, LetGo, release};
+use crate::{Errno, Result, sched};
 
 /// Positions of "." and ".." come first.
 const FIRST_POSITION: u64 = 2;
@@ -19,37 +21,65 @@ struct Entry {
 
 /// The names in a directory.
 pub(super) struct Directory {
-    by_name: BTreeMap<Arc<[u8]>, Entry>,
-    by_position: BTreeMap<u64, Arc<[u8]>>,
+    /// A directory owns its subdirectories, as deep as a program makes them: the end of one does
+    /// not recurse.
+    names: Option<Box<Deferred<Names>>>,
     next_position: u64,
     /// It was removed: nothing can be made in it any more.
     removed: bool,
 }
 
+#[derive(Default)]
+struct Names {
+    by_name: BTreeMap<Arc<[u8]>, Entry>,
+    by_position: BTreeMap<u64, Arc<[u8]>>,
+}
+
+impl LetGo for Names {
+    fn let_go(&mut self) {
+        self.by_position = BTreeMap::new();
+        while let Some(entry) = self.by_name.pop_first() {
+            drop(entry);
+            sched::cond_resched();
+        }
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Some(names) = self.names.take().filter(|names| !names.by_name.is_empty()) {
+            release(names);
+        }
+    }
+}
+
 impl Directory {
     pub fn new() -> Self {
-        Self {
-            by_name: BTreeMap::new(),
-            by_position: BTreeMap::new(),
-            next_position: FIRST_POSITION,
-            removed: false,
-        }
+        Self { names: None, next_position: FIRST_POSITION, removed: false }
+    }
+
+    fn entry(&self, name: &[u8]) -> Option<&Entry> {
+        self.names.as_deref()?.by_name.get(name)
+    }
+
+    fn names(&mut self) -> &mut Names {
+        self.names.get_or_insert_with(|| Deferred::new(Names::default()))
     }
 
     pub fn get(&self, name: &[u8]) -> Result<&Arc<TmpNode>> {
-        self.by_name.get(name).map(|entry| &entry.node).ok_or(Errno::ENOENT)
+        self.entry(name).map(|entry| &entry.node).ok_or(Errno::ENOENT)
     }
 
     pub fn contains(&self, name: &[u8]) -> bool {
-        self.by_name.contains_key(name)
+        self.entry(name).is_some()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.by_name.is_empty()
+        self.len() == 0
     }
 
     pub fn len(&self) -> usize {
-        self.by_name.len()
+        self.names.as_deref().map_or(0, |names| names.by_name.len())
     }
 
     pub fn is_removed(&self) -> bool {
@@ -73,27 +103,61 @@ impl Directory {
         let name: Arc<[u8]> = Arc::from(name);
         let position = self.next_position;
         self.next_position += 1;
-        self.by_position.insert(position, name.clone());
-        self.by_name.insert(name, Entry { node, position });
+        let names = self.names();
+        names.by_position.insert(position, name.clone());
+        names.by_name.insert(name, Entry { node, position });
     }
 
     /// Take a name away.
     pub fn remove(&mut self, name: &[u8]) -> Result<Arc<TmpNode>> {
-        let entry = self.by_name.remove(name).ok_or(Errno::ENOENT)?;
-        self.by_position.remove(&entry.position);
+        let names = self.names();
+        let entry = names.by_name.remove(name).ok_or(Errno::ENOENT)?;
+        names.by_position.remove(&entry.position);
         Ok(entry.node)
     }
 
     /// Let a name lead to another node, at the same position.
     pub fn replace(&mut self, name: &[u8], node: Arc<TmpNode>) -> Result<Arc<TmpNode>> {
-        let entry = self.by_name.get_mut(name).ok_or(Errno::ENOENT)?;
+        let entry = self.names().by_name.get_mut(name).ok_or(Errno::ENOENT)?;
         Ok(core::mem::replace(&mut entry.node, node))
     }
 
     /// The first entry at `position` or later: its position, name and node.
     pub fn next(&self, position: u64) -> Option<(u64, Arc<[u8]>, Arc<TmpNode>)> {
-        let (&at, name) = self.by_position.range(position..).next()?;
-        let entry = self.by_name.get(name)?;
+        let names = self.names.as_deref()?;
+        let (&at, name) = names.by_position.range(position..).next()?;
+        let entry = names.by_name.get(name)?;
         Some((at, name.clone(), entry.node.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::sync::Arc;
+
+    use crate::fs::mount::FileSystem;
+    use crate::fs::node::{NewNode, NodeKind};
+    use crate::fs::tests::PlainSource;
+    use crate::fs::tmpfs::TmpFs;
+
+    #[test]
+    fn a_tree_of_any_depth_goes_with_its_file_system() {
+        const DEPTH: u64 = 50_000;
+        let fs = TmpFs::new("tmpfs", PlainSource::new(1 << 40), 0o755).unwrap();
+        fs.unlimited();
+        let before = fs.stats().free_inodes;
+        let mut dir = fs.root();
+        let deepest = {
+            for _ in 0..DEPTH {
+                let new = NewNode { kind: NodeKind::Directory, mode: 0o755, uid: 0, gid: 0, rdev: 0 };
+                dir = dir.create(b"d", &new).unwrap();
+            }
+            Arc::downgrade(&dir)
+        };
+        assert!(before >= fs.stats().free_inodes);
+        drop(dir);
+        assert_eq!(deepest.strong_count(), 1, "its parent holds it");
+        drop(fs);
+        assert_eq!(deepest.strong_count(), 0);
     }
 }

@@ -18,6 +18,7 @@ use crate::mem::{Layout, Program, Space};
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
 use crate::task::capabilities::Capabilities;
+use crate::task::inspect::{self, Dumpable};
 use crate::task::process::Process;
 use crate::task::signal::{Actions, AlternateStack};
 use crate::task::{Credentials, Resource, Task, current};
@@ -86,6 +87,9 @@ pub struct Prepared {
     sp: u64,
     name: Vec<u8>,
     credentials: Option<Credentials>,
+    /// Whether its user may read all of its files: what one may only run, one may not read from its
+    /// memory either.
+    readable: bool,
 }
 
 /// Load a program for `process` into a new address space.
@@ -197,10 +201,12 @@ fn assemble(
     space.lock().set_huge_use(huge);
     let loaded = program.map(&space, Role::Program, &limits)?;
     let program_entry = program.plan.entry.wrapping_add(loaded.bias);
+    let mut readable = is_readable(process, &program.file);
     let (entry, base) = match program.plan.interpreter {
         None => (program_entry, 0),
         Some((offset, length)) => {
             let interpreter = open_interpreter(process, program, offset, length)?;
+            readable &= is_readable(process, &interpreter.file);
             let linker = interpreter.map(&space, Role::Interpreter, &limits)?;
             (interpreter.plan.entry.wrapping_add(linker.bias), linker.bias)
         }
@@ -267,7 +273,11 @@ fn assemble(
         };
     });
     let name = shown.rsplit(|&byte| byte == b'/').next().unwrap_or(shown).to_vec();
-    Ok(Prepared { space, entry, sp: image.sp, name, credentials: set_ids })
+    Ok(Prepared { space, entry, sp: image.sp, name, credentials: set_ids, readable })
+}
+
+fn is_readable(process: &Process, file: &OpenFile) -> bool {
+    process.credentials().caller().may(&file.node().metadata(), Access::READ).is_ok()
 }
 
 fn open_interpreter(
@@ -315,6 +325,14 @@ impl Prepared {
         credentials.fsuid = credentials.euid;
         credentials.fsgid = credentials.egid;
         credentials.capabilities = Capabilities::after_exec(&credentials);
+        let set_id = credentials.uid != credentials.euid || credentials.gid != credentials.egid;
+        let changes = set_id || inspect::changes(&process.credentials(), &credentials);
+        if changes {
+            process.parent_death_signal.store(0, Ordering::Relaxed);
+        }
+        let dumpable = if changes || !self.readable { Dumpable::No } else { Dumpable::Yes };
+        self.space.set_dumpable(dumpable);
+        // Before the space: see the order in `inspect`.
         if credentials != *process.credentials() {
             process.set_credentials(credentials);
         }
@@ -345,7 +363,6 @@ impl Prepared {
         drop(old);
         *task.alternate_stack.lock() = AlternateStack::NONE;
         process.timers.delete_posix();
-        process.dumpable.store(1, Ordering::Relaxed);
         self.begin(task, context);
         sched::activate_current();
         Ok(())

@@ -147,7 +147,7 @@ fn write_info(address: u64, info: &SigInfo) -> Result<()> {
 
 fn may_signal(sender: &Process, target: &Process, signal: Option<Signal>) -> Result<()> {
     let continues = signal == Some(Signal::CONT) && sender.session().id == target.session().id;
-    if continues || sender.credentials().may_signal(&target.credentials()) {
+    if continues || sender.pid == target.pid || sender.credentials().may_signal(&target.credentials()) {
         Ok(())
     } else {
         Err(Errno::EPERM)

@@ -10,7 +10,8 @@ use crate::fs::file::{Blocking, DirEntry, File, Seekable};
 use crate::fs::flags::OpenFlags;
 use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence};
 use crate::fs::pseudo;
-use crate::task::{Pid, registry};
+use crate::task::inspect::Mode;
+use crate::task::{self, Pid, registry};
 use crate::user::Sink;
 use crate::{Errno, Result};
 
@@ -50,6 +51,7 @@ const ENTRIES: &[(&str, What)] = &[
     ("mountinfo", What::File(FileKind::Mountinfo, 0o444)),
     ("mounts", What::File(FileKind::Mounts, 0o444)),
     ("numa_maps", What::File(FileKind::NumaMaps, 0o444)),
+    ("oom_adj", What::File(FileKind::OomAdj, 0o644)),
     ("oom_score", What::File(FileKind::OomScore, 0o444)),
     ("oom_score_adj", What::File(FileKind::OomScoreAdj, 0o644)),
     ("pagemap", What::File(FileKind::Pagemap, 0o400)),
@@ -120,7 +122,7 @@ impl Dir {
     }
 
     fn descriptor(&self, fd: i32) -> Result<Arc<dyn Node>> {
-        let process = check_inspection(self.subject)?;
+        let process = self.subject.process()?;
         process.files().get(fd).map_err(|_| Errno::ENOENT)?;
         let subject = self.subject;
         let of = |base| Identity { device: self.device, inode: subject.inode(base + fd as u64) };
@@ -198,10 +200,16 @@ impl Node for Dir {
     }
 
     fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
-        if self.kind == DirKind::Descriptors {
-            check_inspection(self.subject)?;
+        if self.kind == DirKind::DescriptorInfos {
+            check_inspection(self.subject, Mode::READ_FS)?;
         }
         Ok(self)
+    }
+
+    /// A process may list its own descriptors even where the directory belongs to root (Linux:
+    /// `proc_fd_permission`).
+    fn is_callers_own(&self) -> bool {
+        self.kind == DirKind::Descriptors && task::with_current(|task| task.process().pid == self.subject.pid)
     }
 
     fn parent(&self) -> Option<Place> {

@@ -1,16 +1,18 @@
 //! The files of a process or a thread: which there are, and who may open them.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 
 use super::super::{memory, status};
-use super::{Subject, check_inspection, metadata};
+use super::{Subject, check_inspection, metadata, space_of};
 use crate::fs::boot;
 use crate::fs::file::{File, Seekable};
 use crate::fs::flags::OpenFlags;
 use crate::fs::generated::{Generate, GeneratedFile, Text};
 use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata};
 use crate::fs::pseudo;
+use crate::mem::Space;
 use crate::task::Process;
+use crate::task::inspect::{self, Mode};
 use crate::{Errno, Result};
 
 /// The files.
@@ -27,6 +29,7 @@ pub(in crate::fs::procfs) enum FileKind {
     Wchan,
     Cgroup,
     OomScore,
+    OomAdj,
     OomScoreAdj,
     Maps,
     Smaps,
@@ -72,24 +75,47 @@ impl Node for Item {
         }
         let (subject, kind) = (self.subject, self.kind);
         match kind {
-            FileKind::Memory | FileKind::Pagemap => {
-                let process = check_inspection(subject)?;
-                return Ok(memory::SpaceFile::open(self, &process, kind));
+            FileKind::Memory => {
+                let space = space_of(subject, Mode::ATTACH_FS)?;
+                return Ok(memory::SpaceFile::open(self, space, kind));
+            }
+            FileKind::Pagemap => {
+                let space = space_of(subject, Mode::READ_FS)?;
+                return Ok(memory::SpaceFile::open(self, space, kind));
             }
             FileKind::Auxv
             | FileKind::Environ
             | FileKind::Maps
             | FileKind::Smaps
             | FileKind::SmapsRollup
-            | FileKind::NumaMaps
-            | FileKind::Io
-            | FileKind::Personality
-            | FileKind::ClearRefs => {
-                check_inspection(subject)?;
+            | FileKind::NumaMaps => {
+                let space = space_of(subject, Mode::READ_FS)?;
+                return Ok(GeneratedFile::new(self, MemoryContent { subject, kind, space }));
+            }
+            FileKind::DescriptorInfo(_) => {
+                check_inspection(subject, Mode::READ_FS)?;
             }
             _ => {}
         }
         Ok(GeneratedFile::new(self, Content { subject, kind }))
+    }
+}
+
+/// What a file about memory says.
+struct MemoryContent {
+    subject: Subject,
+    kind: FileKind,
+    /// What the opener was allowed to inspect; the process may have another by now.
+    space: Weak<Space>,
+}
+
+impl Generate for MemoryContent {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        let process = self.subject.process()?;
+        match self.space.upgrade() {
+            Some(space) => memory::show(out, &process, &space, self.kind),
+            None => Ok(()),
+        }
     }
 }
 
@@ -103,6 +129,12 @@ impl Generate for Content {
     fn show(&self, out: &mut Text) -> Result<()> {
         let Self { subject, kind } = *self;
         let process = subject.process()?;
+        // These two are judged when they are read.
+        match kind {
+            FileKind::Io => drop(check_inspection(subject, Mode::READ_FS)?),
+            FileKind::Personality => inspect::may_inspect(&process, Mode::ATTACH_FS)?,
+            _ => {}
+        }
         match kind {
             FileKind::DescriptorInfo(fd) => descriptor_info(out, &process, fd),
             kind => status::show(out, subject, &process, kind),

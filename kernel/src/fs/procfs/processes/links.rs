@@ -10,7 +10,7 @@ use crate::fs::node::{Identity, LinkTarget, Metadata, Node, NodeKind};
 use crate::fs::open_file::OpenFile;
 use crate::fs::path::Path;
 use crate::fs::{anonymous::AnonymousNode, boot};
-use crate::task;
+use crate::task::{self, inspect::Mode};
 use crate::{Errno, Result};
 
 /// Which link.
@@ -37,7 +37,7 @@ enum Target {
 
 impl Link {
     fn target(&self) -> Result<Target> {
-        let process = check_inspection(self.subject)?;
+        let process = check_inspection(self.subject, Mode::READ_FS)?;
         Ok(match self.kind {
             LinkKind::WorkingDirectory => Target::Place(process.fs().cwd()),
             LinkKind::Root => Target::Place(process.fs().root()),

@@ -1,14 +1,15 @@
 //! The directories of processes and threads.
 //!
-//! A node holds IDs only and looks its process up each time: `ESRCH` or `ENOENT` once that is gone. What belongs
-//! to one user is checked by owner and mode like any file; links to what a process has open, runs or stands
-//! in are followed by itself and the privileged only.
+//! A node holds IDs only and looks its process up each time: `ESRCH` or `ENOENT` once that is gone.
+//! Opening or following it is judged twice: by owner and mode like any file, and for what shows or
+//! changes a process' insides by [`inspect`](crate::task::inspect). A file about memory keeps
+//! (weakly) the space that it was opened for: after an execve it does not show the new program's.
 
 mod dir;
 mod files;
 mod links;
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
 use self::dir::{Dir, DirKind};
@@ -19,7 +20,9 @@ use crate::fs::file::File;
 use crate::fs::flags::OpenFlags;
 use crate::fs::node::{Identity, Metadata, Node, NodeKind};
 use crate::fs::pseudo::{self, Dynamic, PseudoDir};
-use crate::task::{self, Capability, Pid, Process, Task, registry};
+use crate::mem::Space;
+use crate::task::inspect::{self, Dumpable, Mode};
+use crate::task::{self, Pid, Process, Task, registry};
 use crate::{Errno, Result};
 
 /// Whom a directory is about: a process, or one of its threads.
@@ -69,7 +72,7 @@ impl Dynamic for Processes {
             .or_else(|| registry::find_task(pid).map(|task| task.process().clone()))
             .ok_or(Errno::ENOENT)?;
         let subject = Subject { pid: process.pid, tid: None };
-        Ok(Dir::new(device, subject, DirKind::Whole, 0o555, dir.clone(), name))
+        Ok(Dir::new(device, subject, DirKind::Whole, LISTED, dir.clone(), name))
     }
 
     fn entry_from(&self, from: u64) -> Option<(u64, Vec<u8>, u64, u8)> {
@@ -130,24 +133,39 @@ impl Node for SelfLink {
     }
 }
 
-/// Metadata of a subject's node: it belongs to whom the process acts as.
+/// Mode of the directories that everybody may list.
+const LISTED: u32 = 0o555;
+
+/// Metadata of a subject's node: it belongs to whom the process acts as, or to root where those
+/// with its ids may not inspect it. Directories that everybody may list show the user in any case
+/// (Linux: `task_dump_owner`).
 fn metadata(subject: Subject, identity: Identity, kind: NodeKind, mode: u32) -> Metadata {
     let mut meta = pseudo::metadata(identity, kind, mode, clock::now());
     if let Ok(process) = subject.process() {
-        let credentials = process.credentials();
-        (meta.uid, meta.gid) = (credentials.euid, credentials.egid);
+        let inspectable = || process.exit_status().is_none() && process.space().dumpable() == Dumpable::Yes;
+        if (kind == NodeKind::Directory && mode == LISTED) || inspectable() {
+            let credentials = process.credentials();
+            (meta.uid, meta.gid) = (credentials.euid, credentials.egid);
+        }
     }
     meta
 }
 
-/// `EACCES` unless the caller is the subject's process or one that may look into it.
-fn check_inspection(subject: Subject) -> Result<Arc<Process>> {
+/// `EACCES` unless the caller may inspect the subject's process in this way.
+fn check_inspection(subject: Subject, mode: Mode) -> Result<Arc<Process>> {
     let process = subject.process()?;
-    let own = task::current().process().clone();
-    if own.pid == process.pid {
-        return Ok(process);
+    match inspect::may_inspect(&process, mode) {
+        Ok(()) => Ok(process),
+        Err(_) => Err(Errno::EACCES),
     }
-    let (mine, theirs) = (own.credentials(), process.credentials());
-    let same = [theirs.uid, theirs.euid, theirs.suid].iter().all(|&uid| uid == mine.fsuid);
-    if mine.may(Capability::SysPtrace) || same { Ok(process) } else { Err(Errno::EACCES) }
+}
+
+/// The memory of the subject's process, weakly, if the caller may inspect it in this way: nothing
+/// where it has ended.
+fn space_of(subject: Subject, mode: Mode) -> Result<Weak<Space>> {
+    match inspect::space_of(&*subject.process()?, mode) {
+        Ok(space) => Ok(Arc::downgrade(&space)),
+        Err(Errno::ESRCH) => Ok(Weak::new()),
+        Err(_) => Err(Errno::EACCES),
+    }
 }

@@ -1,0 +1,69 @@
+//! /proc/PID/oom_score_adj, and oom_adj, its older scale: how ready the OOM killer is to choose a
+//! process.
+//!
+//! A process may always become a better victim. A worse victim than CAP_SYS_RESOURCE last made of
+//! it needs that capability, on the old scale a worse one than now: else a program could have
+//! others die for its hunger (Linux: `__set_oom_adj` in fs/proc/base.c).
+
+use core::sync::atomic::Ordering;
+
+use crate::task::{Capability, Process, with_current};
+use crate::{Errno, Result};
+
+/// The end of oom_score_adj's scale.
+const MOST: i32 = 1000;
+/// oom_adj: from never, over -16 to 15.
+const OLD_NEVER: i32 = -17;
+const OLD_MOST: i32 = 15;
+
+/// What oom_adj shows.
+pub(super) fn shown(process: &Process) -> i32 {
+    match process.oom_score_adj.load(Ordering::Relaxed) {
+        MOST => OLD_MOST,
+        now => now * -OLD_NEVER / MOST,
+    }
+}
+
+fn number(bytes: &[u8]) -> Result<i32> {
+    let text = core::str::from_utf8(bytes).map_err(|_| Errno::EINVAL)?;
+    text.trim().parse().map_err(|_| Errno::EINVAL)
+}
+
+fn is_privileged() -> bool {
+    with_current(|task| task.process().credentials().may(Capability::SysResource))
+}
+
+/// What writing to oom_score_adj does.
+///
+/// # Errors
+/// `EINVAL` for what is no number of the scale, `EACCES` without the capability.
+pub(super) fn set(process: &Process, bytes: &[u8]) -> Result<()> {
+    let value = number(bytes)?;
+    if !(-MOST..=MOST).contains(&value) {
+        return Err(Errno::EINVAL);
+    }
+    if is_privileged() {
+        process.oom_score_adj_least.store(value, Ordering::Relaxed);
+    } else if value < process.oom_score_adj_least.load(Ordering::Relaxed) {
+        return Err(Errno::EACCES);
+    }
+    process.oom_score_adj.store(value, Ordering::Relaxed);
+    Ok(())
+}
+
+/// What writing to oom_adj does.
+///
+/// # Errors
+/// As [`set`].
+pub(super) fn set_by_old_scale(process: &Process, bytes: &[u8]) -> Result<()> {
+    let value = match number(bytes)? {
+        OLD_MOST => MOST,
+        value @ OLD_NEVER..OLD_MOST => value * MOST / -OLD_NEVER,
+        _ => return Err(Errno::EINVAL),
+    };
+    if value < process.oom_score_adj.load(Ordering::Relaxed) && !is_privileged() {
+        return Err(Errno::EACCES);
+    }
+    process.oom_score_adj.store(value, Ordering::Relaxed);
+    Ok(())
+}
