@@ -55,6 +55,8 @@ pub(crate) struct PerCpu {
     pub(crate) descriptors: Descriptors,
     pub(crate) windows: Windows,
     pub(crate) flush: FlushRequest,
+    /// What the heap does for this CPU at this moment; see [`crate::heap`].
+    pub(crate) heap_use: AtomicU8,
 }
 
 impl PerCpu {
@@ -72,6 +74,7 @@ impl PerCpu {
             descriptors: Descriptors::new(),
             windows: Windows::new(),
             flush: FlushRequest::new(),
+            heap_use: AtomicU8::new(0),
         }
     }
 }

@@ -9,6 +9,7 @@ use freehold_vm::TaskPolicy;
 use super::Pid;
 use super::process::{Process, Usage};
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
+use crate::fault_inject::TaskFaults;
 use crate::sched::{self, Schedule, Sleep};
 use crate::sync::{IrqSpinLock, SpinLock, Wake, Woken};
 use crate::time::{Expire, TimerSlot};
@@ -58,6 +59,8 @@ pub struct Task {
     pub(crate) reclaims: AtomicBool,
     /// It asked for frames and there were none, since somebody looked last. Only the task itself changes it.
     pub(crate) was_denied: AtomicBool,
+    /// Which of its allocations are to fail.
+    pub(crate) injection: TaskFaults,
     /// The status that the thread ended itself with, and [`FINISHED`].
     exit_code: AtomicU32,
 }
@@ -92,6 +95,7 @@ impl Task {
             timer_slack: AtomicU64::new(50_000),
             reclaims: AtomicBool::new(false),
             was_denied: AtomicBool::new(false),
+            injection: TaskFaults::default(),
             exit_code: AtomicU32::new(0),
         })
     }
