@@ -28,8 +28,8 @@
 
 // KiB that caches, slabs and per-CPU lists may keep after a series.
 enum { KEPT = 1024 };
-// Seconds after which a run is ended.
-enum { PATIENCE = 20 };
+// Waits of 20 ms after which a run is ended: 20 s.
+enum { PATIENCE = 1000 };
 
 static void die(const char *what) {
     printf("fail-nth: %s: %s\n", what, strerror(errno));
@@ -219,7 +219,7 @@ static int run(long nth, char **command, void (*scenario)(void)) {
         sigset_t ended;
         sigemptyset(&ended);
         sigaddset(&ended, SIGCHLD);
-        if (sigtimedwait(&ended, 0, &(struct timespec){1, 0}) < 0 && waited >= PATIENCE && kill(child, SIGKILL) == 0) stuck++;
+        if (sigtimedwait(&ended, 0, &(struct timespec){0, 20000000}) < 0 && waited >= PATIENCE && kill(child, SIGKILL) == 0) stuck++;
     }
     char path[64], left[32] = "0";
     snprintf(path, sizeof path, "/proc/%d/fail-nth", child);
