@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -188,6 +189,12 @@ static void tasks(void) {
     if (at != MAP_FAILED) munmap(at, size);
 }
 
+static int removed(const char *path, const struct stat *status, int kind, struct FTW *at) {
+    (void)status, (void)kind;
+    if (at->level > 0) remove(path);
+    return 0;
+}
+
 static int stuck, ends[4]; // exited 0, exited otherwise, killed by SIGKILL, ended by another signal
 
 // Returns whether an allocation failed.
@@ -234,6 +241,8 @@ static int run(long nth, char **command, void (*scenario)(void)) {
         printf("n = %ld: ended by signal %d\n", nth, WTERMSIG(status));
     ends[WIFEXITED(status) ? WEXITSTATUS(status) != 0 : WTERMSIG(status) == SIGKILL ? 2 : 3]++;
     while (waitpid(-1, 0, WNOHANG) > 0) {}
+    // A program that failed leaves its files behind.
+    nftw("/tmp", removed, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
     return atol(left) == 0;
 }
 
