@@ -21,7 +21,7 @@ use freehold_virtio::mem::Region;
 use crate::cmdline::{Mitigations, Plant};
 use crate::fs::initramfs;
 use crate::host::spec::{self, Spec};
-use crate::{Errno, Result, cmdline, dev, fs, host, klog, mem, report, sched, swap, task, tty};
+use crate::{Errno, Result, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, swap, task, tty};
 
 /// The kernel's version, as uname and the host see it.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -43,6 +43,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     fs::machine::describe(fs::machine::Machine { command_line: info.command_line(), firmware });
     cpu::set_topology(&firmware.topology, cpus);
     mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages);
+    fault_inject::configure(settings.failslab, settings.fail_page_alloc);
     traps::register(&Kernel);
     time::start(firmware.platform.hpet);
     crate::time::set_wall((time::wall_clock_at_boot() + time::now()) as i64);

@@ -10,6 +10,8 @@ use core::fmt;
 use freehold_buddy::{BadParameter, Options};
 use freehold_vm::HugeMode;
 
+use crate::fault_inject::FaultNumbers;
+
 /// One parameter as it was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parameter<'a> {
@@ -61,6 +63,10 @@ pub struct Settings {
     pub mitigations: Mitigations,
     /// A rule of frames or of memory isolation that is broken on purpose before the program begins.
     pub plant: Option<Plant>,
+    /// Which allocations of the kernel heap fail.
+    pub failslab: Option<FaultNumbers>,
+    /// Which requests of the page allocator fail.
+    pub fail_page_alloc: Option<FaultNumbers>,
 }
 
 impl Default for Settings {
@@ -72,6 +78,8 @@ impl Default for Settings {
             huge_pages: None,
             mitigations: Mitigations::default(),
             plant: None,
+            failslab: None,
+            fail_page_alloc: None,
         }
     }
 }
@@ -97,6 +105,24 @@ pub const KNOWN: &[Known] = &[
         help: "log everything",
         set: |settings, _| {
             settings.log_level = log::LevelFilter::Trace;
+            Ok(())
+        },
+    },
+    Known {
+        name: "fail_page_alloc",
+        values: FAULT_NUMBERS,
+        help: "let requests of the page allocator fail (Linux' fault injection; /sys/kernel/debug/fail_page_alloc)",
+        set: |settings, parameter| {
+            settings.fail_page_alloc = Some(fault_numbers(parameter)?);
+            Ok(())
+        },
+    },
+    Known {
+        name: "failslab",
+        values: FAULT_NUMBERS,
+        help: "let allocations of the kernel heap fail (Linux' fault injection; /sys/kernel/debug/failslab)",
+        set: |settings, parameter| {
+            settings.failslab = Some(fault_numbers(parameter)?);
             Ok(())
         },
     },
@@ -218,6 +244,13 @@ pub const KNOWN: &[Known] = &[
         },
     },
 ];
+
+/// What `failslab` and `fail_page_alloc` take.
+const FAULT_NUMBERS: &str = "<interval>,<probability>,<space>,<times>";
+
+fn fault_numbers(parameter: Parameter) -> Result<FaultNumbers, &'static str> {
+    parameter.value.and_then(FaultNumbers::parse).ok_or(FAULT_NUMBERS)
+}
 
 fn page_allocator(settings: &mut Settings, parameter: Parameter) -> Result<(), &'static str> {
     // Linux takes a boolean parameter without a value as "on".
@@ -387,6 +420,7 @@ mod tests {
             // A choice between words, or a range of numbers.
             let between = if known.values.contains('|') { '|' } else { '-' };
             let value = known.values.split(between).next().filter(|value| !value.is_empty());
+            let value = if known.values == FAULT_NUMBERS { Some("1,0,0,-1") } else { value };
             let parameter = Parameter { name: known.name, value };
             assert_eq!((known.set)(&mut Settings::default(), parameter), Ok(()), "{}", known.name);
             assert!(!known.help.is_empty());

@@ -22,6 +22,8 @@ pub mod boot;
 pub mod cmdline;
 pub mod dev;
 pub mod errno;
+pub mod fallible;
+pub mod fault_inject;
 pub mod fs;
 pub mod host;
 pub mod hw;

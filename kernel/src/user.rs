@@ -14,6 +14,7 @@ use core::marker::PhantomData;
 use freehold_bounce::{Original, OriginalMut};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::fallible::Grow as _;
 use crate::hw::{self, Faults};
 use crate::{Errno, Result};
 
@@ -211,7 +212,7 @@ pub fn write_exact(address: u64, bytes: &[u8]) -> Result<()> {
 
 fn room<T>(count: usize) -> Result<Vec<T>> {
     let mut values = Vec::new();
-    values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+    values.make_exact_room(count)?;
     Ok(values)
 }
 

@@ -4,6 +4,7 @@
 //! the same tests on a stock Linux: what both kernels pass is a fact about the program, not about one kernel.
 #![forbid(unsafe_code)]
 
+mod allocation;
 mod allocator;
 mod audit;
 mod bench;

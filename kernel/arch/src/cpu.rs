@@ -60,6 +60,8 @@ pub(crate) struct PerCpu {
     pub(crate) windows: Windows,
     pub(crate) flush: FlushRequest,
     pub(crate) random: CpuRandom,
+    /// What the heap does for this CPU at this moment; see [`crate::heap`].
+    pub(crate) heap_use: AtomicU8,
 }
 
 impl PerCpu {
@@ -79,6 +81,7 @@ impl PerCpu {
             windows: Windows::new(),
             flush: FlushRequest::new(),
             random: CpuRandom::new(),
+            heap_use: AtomicU8::new(0),
         }
     }
 }

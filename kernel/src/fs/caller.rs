@@ -19,7 +19,7 @@ pub struct Caller<'a> {
     pub uid: u32,
     /// File system group.
     pub gid: u32,
-    /// Supplementary groups.
+    /// Supplementary groups, in ascending order.
     pub groups: &'a [u32],
     /// Whether permissions bind.
     pub power: Power,
@@ -61,7 +61,7 @@ impl Caller<'_> {
 
     /// Whether the caller is a member of `group`.
     pub fn in_group(&self, group: u32) -> bool {
-        self.gid == group || self.groups.contains(&group)
+        self.gid == group || self.groups.binary_search(&group).is_ok()
     }
 
     /// Whether the caller may act as the owner of a node of `uid`.

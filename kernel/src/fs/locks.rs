@@ -1,18 +1,20 @@
 //! Advisory locks: flock(2), and the record locks of fcntl(2) and lockf(3).
 //!
-//! All locks of all files are in one table by inode, behind one spin lock: few programs lock, and none
-//! often. A conflict waits on one queue for all; whoever releases wakes everybody, who look again.
+//! All locks of all files are in one table by inode, owner and first byte, behind one sleeping
+//! lock: few programs lock, and none often. Setting and releasing a range takes time in the
+//! logarithm of the locks, but for the locks that it replaces; a conflict is looked for owner by
+//! owner. A conflict waits on one queue for all; a release wakes all sleepers, which look again.
 //! flock's and fcntl's locks do not see each other (two spaces), as on Linux.
 
 use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
+use core::ops::Bound;
 
 use super::node::Identity;
-use crate::sync::{SpinLock, WaitQueue};
+use crate::sync::{Mutex, WaitQueue};
 use crate::{Errno, Result};
 
 /// Who holds a lock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Owner {
     /// The processes that share a descriptor table (POSIX record locks).
     Process(u64),
@@ -30,7 +32,7 @@ pub enum Sharing {
 }
 
 /// Which of the two kinds of locks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Space {
     /// flock: always the whole file.
     Flock,
@@ -65,25 +67,52 @@ impl Lock {
     }
 }
 
-static LOCKS: SpinLock<BTreeMap<Identity, Vec<Lock>>> = SpinLock::new(BTreeMap::new());
+/// Where a lock is in the table.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Key {
+    file: Identity,
+    space: Space,
+    owner: Owner,
+    start: u64,
+}
+
+/// The rest of a held lock.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    end: u64,
+    sharing: Sharing,
+    pid: u32,
+}
+
+impl Key {
+    /// The lock that `held` is here.
+    fn lock(self, held: Held) -> Lock {
+        let Self { space, owner, start, .. } = self;
+        Lock { space, start, end: held.end, sharing: held.sharing, owner, pid: held.pid }
+    }
+}
+
+/// All locks. Those of one owner on one file, in one space, do not overlap, and do not touch where
+/// they are alike.
+struct Table(BTreeMap<Key, Held>);
+
+static LOCKS: Mutex<Table> = Mutex::new(Table(BTreeMap::new()));
 static RELEASED: WaitQueue = WaitQueue::new();
 
-/// The first lock that stands in the way of `wanted`.
+/// A lock of another owner that stands in the way of `wanted`: of the first such owner, the first
+/// one.
 pub fn conflict(file: Identity, wanted: &Lock) -> Option<Lock> {
-    LOCKS.lock().get(&file)?.iter().find(|held| held.conflicts(wanted)).copied()
+    LOCKS.lock().conflicts(file, wanted)
 }
 
 /// Set `wanted`, replacing what its owner holds of that range: `EAGAIN` if others stand in the way.
 pub fn try_set(file: Identity, wanted: &Lock) -> Result<()> {
     let mut table = LOCKS.lock();
-    let held = table.entry(file).or_default();
-    if held.iter().any(|lock| lock.conflicts(wanted)) {
+    if table.conflicts(file, wanted).is_some() {
         return Err(Errno::EAGAIN);
     }
-    // Cutting a range out of one lock can make two of it.
-    held.try_reserve(2).map_err(|_| Errno::ENOMEM)?;
-    cut(held, wanted.space, wanted.owner, wanted.start, wanted.end);
-    join(held, *wanted);
+    table.cut(file, wanted.space, wanted.owner, wanted.start, wanted.end);
+    table.join(file, *wanted);
     drop(table);
     // What became shared lets others in.
     RELEASED.wake_all();
@@ -99,91 +128,129 @@ pub fn set(file: Identity, wanted: &Lock) -> Result<()> {
 }
 
 /// Let go of `[start, end)` of what `owner` holds in `space`.
-pub fn unset(file: Identity, space: Space, owner: Owner, start: u64, end: u64) -> Result<()> {
-    let mut table = LOCKS.lock();
-    if let Some(held) = table.get_mut(&file) {
-        held.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        cut(held, space, owner, start, end);
-        if held.is_empty() {
-            table.remove(&file);
-        }
-    }
-    drop(table);
+pub fn unset(file: Identity, space: Space, owner: Owner, start: u64, end: u64) {
+    LOCKS.lock().cut(file, space, owner, start, end);
     RELEASED.wake_all();
-    Ok(())
 }
 
-/// Let go of everything that `owner` holds on `file`.
+/// Let go of everything that `owner` holds on `file`. Allocates nothing.
 pub fn release(file: Identity, owner: Owner) {
-    let mut table = LOCKS.lock();
-    let Some(held) = table.get_mut(&file) else { return };
-    held.retain(|lock| lock.owner != owner);
-    if held.is_empty() {
-        table.remove(&file);
-    }
-    drop(table);
+    LOCKS.lock().release(file, owner);
     RELEASED.wake_all();
 }
 
-/// Let go of everything that `owner` holds.
+/// Let go of everything that `owner` holds. Allocates nothing.
 pub fn release_all(owner: Owner) {
-    LOCKS.lock().retain(|_, held| {
-        held.retain(|lock| lock.owner != owner);
-        !held.is_empty()
-    });
+    let mut last = None;
+    // One file after the other, each under the lock anew.
+    loop {
+        let mut table = LOCKS.lock();
+        let Some(file) = table.file_after(last) else { break };
+        table.release(file, owner);
+        last = Some(file);
+    }
     RELEASED.wake_all();
 }
 
-/// All locks, for /proc/locks.
-pub fn list() -> Vec<(Identity, Lock)> {
-    let table = LOCKS.lock();
-    table.iter().flat_map(|(file, held)| held.iter().map(|lock| (*file, *lock))).collect()
-}
+/// The place of a reader in the list of all locks; starts at the beginning.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cursor(Option<Key>);
 
-/// Take `[start, end)` out of the locks of `owner`.
-fn cut(held: &mut Vec<Lock>, space: Space, owner: Owner, start: u64, end: u64) {
-    let mut at = 0;
-    while let Some(lock) = held.get(at).copied() {
-        let mine = lock.space == space && lock.owner == owner;
-        if !mine || lock.end <= start || end <= lock.start {
-            at += 1;
-            continue;
-        }
-        let before = Lock { end: start, ..lock };
-        let after = Lock { start: end, ..lock };
-        match (lock.start < start, end < lock.end) {
-            (false, false) => {
-                held.swap_remove(at);
-                continue;
-            }
-            (true, false) => held[at] = before,
-            (false, true) => held[at] = after,
-            (true, true) => {
-                held[at] = before;
-                held.push(after);
-            }
-        }
-        at += 1;
+impl Cursor {
+    /// The next lock, if there is one, for /proc/locks. The reader sees each lock that is held all
+    /// the while.
+    pub fn advance(&mut self) -> Option<(Identity, Lock)> {
+        let table = LOCKS.lock();
+        let from = self.0.map_or(Bound::Unbounded, Bound::Excluded);
+        let (&key, &held) = table.0.range((from, Bound::Unbounded)).next()?;
+        self.0 = Some(key);
+        Some((key.file, key.lock(held)))
     }
 }
 
-/// Add `new`, melting it with neighbours of the same owner and kind.
-fn join(held: &mut Vec<Lock>, mut new: Lock) {
-    held.retain(|lock| {
-        let alike = lock.space == new.space && lock.owner == new.owner && lock.sharing == new.sharing;
-        let touches = alike && lock.start <= new.end && new.start <= lock.end;
-        if touches {
-            new.start = new.start.min(lock.start);
-            new.end = new.end.max(lock.end);
+impl Table {
+    /// The locks of `owner` that overlap `[start, end)`, from the last to the first.
+    fn overlapping(&self, first: Key, end: u64) -> impl Iterator<Item = (Key, Held)> {
+        let all = self.0.range(Key { start: 0, ..first }..Key { start: end, ..first }).rev();
+        all.map(|(&key, &held)| (key, held)).take_while(move |(_, held)| first.start < held.end)
+    }
+
+    fn conflicts(&self, file: Identity, wanted: &Lock) -> Option<Lock> {
+        let mut from = Bound::Included(Key { file, space: wanted.space, owner: Owner::Process(0), start: 0 });
+        // Owner by owner.
+        while let Some((&key, _)) = self.0.range((from, Bound::Unbounded)).next() {
+            if (key.file, key.space) != (file, wanted.space) {
+                break;
+            }
+            if key.owner != wanted.owner {
+                let overlapping = self.overlapping(Key { start: wanted.start, ..key }, wanted.end);
+                let locks = overlapping.map(|(key, held)| key.lock(held));
+                if let Some(lock) = locks.filter(|lock| lock.conflicts(wanted)).last() {
+                    return Some(lock);
+                }
+            }
+            // No lock starts at the last byte of all.
+            from = Bound::Excluded(Key { start: u64::MAX, ..key });
         }
-        !touches
-    });
-    held.push(new);
+        None
+    }
+
+    /// Take `[start, end)` out of the locks of `owner`. Allocates only where that makes two locks
+    /// of one.
+    fn cut(&mut self, file: Identity, space: Space, owner: Owner, start: u64, end: u64) {
+        let first = Key { file, space, owner, start };
+        loop {
+            // A statement of its own: the search borrows the table.
+            let next = self.overlapping(first, end).next();
+            let Some((key, held)) = next else { return };
+            if key.start >= start {
+                self.0.remove(&key);
+            } else if let Some(held) = self.0.get_mut(&key) {
+                held.end = start;
+            }
+            if end < held.end {
+                self.0.insert(Key { start: end, ..key }, held);
+            }
+        }
+    }
+
+    /// Add `new`, whose range its owner does not hold, and melt it with neighbours of the same
+    /// kind.
+    fn join(&mut self, file: Identity, new: Lock) {
+        let Lock { space, mut start, mut end, sharing, owner, pid } = new;
+        let key = |start| Key { file, space, owner, start };
+        if let Some((&before, held)) = self.0.range(key(0)..key(start)).next_back()
+            && (held.end, held.sharing) == (start, sharing)
+        {
+            start = before.start;
+        }
+        if let Some(after) = self.0.get(&key(end)).filter(|after| after.sharing == sharing).copied() {
+            self.0.remove(&key(end));
+            end = after.end;
+        }
+        self.0.insert(key(start), Held { end, sharing, pid });
+    }
+
+    fn release(&mut self, file: Identity, owner: Owner) {
+        for space in [Space::Flock, Space::Record] {
+            self.cut(file, space, owner, 0, u64::MAX);
+        }
+    }
+
+    /// The first file with locks behind `last`.
+    fn file_after(&self, last: Option<Identity>) -> Option<Identity> {
+        let from = last.map_or(Bound::Unbounded, |file| {
+            let (space, owner) = (Space::Record, Owner::Description(u64::MAX));
+            Bound::Excluded(Key { file, space, owner, start: u64::MAX })
+        });
+        self.0.range((from, Bound::Unbounded)).next().map(|(key, _)| key.file)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     fn lock(owner: u64, start: u64, end: u64, sharing: Sharing) -> Lock {
         Lock { space: Space::Record, start, end, sharing, owner: Owner::Process(owner), pid: 0 }
@@ -193,6 +260,13 @@ mod tests {
         Identity { device: 0xf11e, inode }
     }
 
+    /// The locks of a file as /proc/locks lists them.
+    fn listed(file: Identity) -> Vec<Lock> {
+        let mut cursor = Cursor::default();
+        let all = core::iter::from_fn(|| cursor.advance());
+        all.filter(|(identity, _)| *identity == file).map(|(_, lock)| lock).collect()
+    }
+
     /// A record lock keeps others out of its range only, until its owner lets go.
     #[test]
     fn record_locks_exclude_by_range() {
@@ -200,7 +274,7 @@ mod tests {
         try_set(file, &lock(1, 0, 100, Sharing::Exclusive)).unwrap();
         assert_eq!(try_set(file, &lock(2, 50, 60, Sharing::Shared)), Err(Errno::EAGAIN));
         assert_eq!(try_set(file, &lock(2, 100, 110, Sharing::Exclusive)), Ok(()));
-        unset(file, Space::Record, Owner::Process(1), 40, 60).unwrap();
+        unset(file, Space::Record, Owner::Process(1), 40, 60);
         assert_eq!(try_set(file, &lock(2, 50, 60, Sharing::Shared)), Ok(()));
         assert_eq!(try_set(file, &lock(2, 30, 41, Sharing::Shared)), Err(Errno::EAGAIN));
         assert_eq!(try_set(file, &lock(2, 60, 61, Sharing::Shared)), Err(Errno::EAGAIN));
@@ -227,6 +301,55 @@ mod tests {
             Some(Sharing::Exclusive)
         );
         release_all(Owner::Process(1));
-        assert!(list().iter().all(|(identity, _)| *identity != file));
+        assert!(listed(file).is_empty());
+    }
+
+    /// Ranges of two owners, set and unset at random, are what a list of single bytes says.
+    #[test]
+    fn ranges_are_the_bytes_that_were_set() {
+        const BYTES: u64 = 24;
+        let file = file(3);
+        let mut held = [[None; BYTES as usize]; 2];
+        let mut seed = 1u64;
+        let mut draw = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        for _ in 0..20_000 {
+            let me = draw(2) as usize;
+            let start = draw(BYTES - 1);
+            let end = start + 1 + draw(BYTES - start);
+            let sharing = [None, Some(Sharing::Shared), Some(Sharing::Exclusive)][draw(3) as usize];
+            let range = start as usize..(end as usize).min(BYTES as usize);
+            match sharing {
+                None => unset(file, Space::Record, Owner::Process(me as u64), start, end),
+                Some(sharing) => {
+                    let bars = |other: &Option<Sharing>| {
+                        other.is_some_and(|other| [other, sharing].contains(&Sharing::Exclusive))
+                    };
+                    let refused = held[1 - me][range.clone()].iter().any(bars);
+                    let outcome = try_set(file, &lock(me as u64, start, end, sharing));
+                    assert_eq!(outcome.is_err(), refused);
+                    if refused {
+                        continue;
+                    }
+                }
+            }
+            held[me][range].fill(sharing);
+            let mut shown = [[None; BYTES as usize]; 2];
+            let mut last: Option<Lock> = None;
+            for lock in listed(file) {
+                let Owner::Process(owner) = lock.owner else { unreachable!() };
+                let end = lock.end.min(BYTES);
+                shown[owner as usize][lock.start as usize..end as usize].fill(Some(lock.sharing));
+                let alike = |last: &Lock| last.owner == lock.owner && last.sharing == lock.sharing;
+                assert!(last.filter(alike).is_none_or(|last| last.end < lock.start), "neighbours are melted");
+                last = Some(lock);
+            }
+            assert_eq!(shown, held);
+        }
+        release(file, Owner::Process(0));
+        release_all(Owner::Process(1));
+        assert!(listed(file).is_empty());
     }
 }

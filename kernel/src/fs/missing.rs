@@ -5,6 +5,7 @@
 
 use alloc::vec::Vec;
 
+use crate::fallible::Grow as _;
 use crate::sync::SpinLock;
 
 /// Names that are kept.
@@ -24,7 +25,7 @@ pub fn note(name: &[u8]) {
     let mut copy = Vec::new();
     let mut names = NAMES.lock();
     let known = names.len() >= MOST || names.iter().any(|other| other == name);
-    if known || copy.try_reserve_exact(name.len()).is_err() || names.try_reserve(1).is_err() {
+    if known || copy.make_exact_room(name.len()).is_err() || names.make_room(1).is_err() {
         return;
     }
     copy.extend_from_slice(name);

@@ -12,8 +12,9 @@ use bitflags::bitflags;
 
 use super::node::{Identity, Node};
 use super::path::Path;
+use crate::fallible::Grow as _;
 use crate::sync::SpinLock;
-use crate::{Errno, Result};
+use crate::{Errno, Result, fallible};
 
 bitflags! {
     /// Per-mount restrictions, with mount(2)'s MS_* values.
@@ -105,7 +106,7 @@ impl Mount {
         flags: MountFlags,
     ) -> Result<Arc<Self>> {
         let mut name = Vec::new();
-        name.try_reserve_exact(source.len()).map_err(|_| Errno::ENOMEM)?;
+        name.make_exact_room(source.len())?;
         name.extend_from_slice(source);
         Ok(Arc::new(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -171,7 +172,7 @@ impl Mount {
     /// Hang `child` over `place`, which is seen through this mount.
     pub fn attach(&self, child: &Arc<Mount>, place: Path) -> Result<()> {
         let mut children = self.children.lock();
-        children.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        children.make_room(1)?;
         let identity = place.node.identity();
         *child.covers.lock() = Some(place);
         children.push((identity, child.clone()));
@@ -212,13 +213,18 @@ impl Mount {
     }
 
     /// This mount and all that hang in it, parents first.
-    pub fn tree(self: &Arc<Self>) -> Vec<Arc<Mount>> {
-        let mut all = alloc::vec![self.clone()];
+    ///
+    /// # Errors
+    /// `ENOMEM`: there may be any number.
+    pub fn tree(self: &Arc<Self>) -> Result<Vec<Arc<Mount>>> {
+        let mut all = fallible::collect([self.clone()])?;
         let mut next = 0;
         while let Some(mount) = all.get(next).cloned() {
-            all.extend(mount.children.lock().iter().map(|(_, m)| m.clone()));
+            let children = mount.children.lock();
+            all.make_room(children.len())?;
+            all.extend(children.iter().map(|(_, m)| m.clone()));
             next += 1;
         }
-        all
+        Ok(all)
     }
 }

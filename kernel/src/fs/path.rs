@@ -10,7 +10,8 @@ use alloc::vec::Vec;
 use super::flags::OpenFlags;
 use super::mount::Mount;
 use super::node::{Node, NodeKind, Presence};
-use crate::{Errno, Result};
+use crate::Result;
+use crate::fallible::Grow as _;
 
 /// The name by which a file that is not a directory was found.
 pub struct Entry {
@@ -153,7 +154,7 @@ fn current_name(entry: &Entry, node: &Arc<dyn Node>) -> (Vec<u8>, Presence) {
 }
 
 fn push_reversed(text: &mut Vec<u8>, name: &[u8]) -> Result<()> {
-    text.try_reserve(name.len() + 16).map_err(|_| Errno::ENOMEM)?;
+    text.make_room(name.len() + 16)?;
     text.extend(name.iter().rev());
     text.push(b'/');
     Ok(())

@@ -10,6 +10,7 @@ use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{OpenFile, Ready};
+use crate::fallible::Grow as _;
 use crate::sync::{PollWaiter, Slept};
 use crate::syscall::Args;
 use crate::task::{self, Resource, SigSet};
@@ -95,7 +96,7 @@ fn poll(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i
     let mut entries = list.read_many(length)?;
     let files = process.files();
     let mut watches = Vec::new();
-    watches.try_reserve_exact(length).map_err(|_| Errno::ENOMEM)?;
+    watches.make_exact_room(length)?;
     let mut invalid = 0;
     for (index, entry) in entries.iter_mut().enumerate() {
         entry.revents = 0;
@@ -200,7 +201,7 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
     for (at, &address) in sets.iter().enumerate() {
         let empty = || {
             let mut words_of = Vec::new();
-            words_of.try_reserve_exact(words).map_err(|_| Errno::ENOMEM)?;
+            words_of.make_exact_room(words)?;
             words_of.resize(words, 0u64);
             Ok::<_, crate::Errno>(words_of)
         };
@@ -215,7 +216,7 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
             (0..3).filter(|&at| all.asked[at][word] & bit != 0).fold(0, |bits, at| bits | SET_BITS[at]);
         if wanted != 0 {
             let file = files.get(fd as i32)?;
-            watches.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+            watches.make_room(1)?;
             watches.push(Watch { file, index: fd, wanted });
         }
     }

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::clock;
 use super::file::{DirEntry, File, Seekable};
 use super::flags::OpenFlags;
-use super::generated::{Generate, GeneratedFile, Text};
+use super::generated::{Generate, GeneratedFile, Parts, Text};
 use super::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence, SetMetadata, Timestamp};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
@@ -290,6 +290,9 @@ pub struct PseudoFile {
 impl Generate for Arc<dyn Generate> {
     fn show(&self, text: &mut Text) -> Result<()> {
         (**self).show(text)
+    }
+    fn parts(&self) -> Option<Box<dyn Parts>> {
+        (**self).parts()
     }
     fn store(&self, bytes: &[u8]) -> Result<()> {
         (**self).store(bytes)

@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::flags::OpenFlags;
 use super::locks::{self, Owner};
 use super::open_file::OpenFile;
+use crate::fallible::Grow as _;
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
@@ -100,7 +101,7 @@ impl Slots {
 
     fn make_room(&mut self, index: usize) -> Result<()> {
         if index >= self.slots.len() {
-            self.slots.try_reserve(index + 1 - self.slots.len()).map_err(|_| Errno::ENOMEM)?;
+            self.slots.make_room(index + 1 - self.slots.len())?;
             self.slots.resize_with(index + 1, || Slot::Free);
         }
         Ok(())
@@ -141,7 +142,7 @@ impl FileTable {
         let mut first_free;
         loop {
             let needed = self.inner.lock().slots.len();
-            copy.try_reserve(needed).map_err(|_| Errno::ENOMEM)?;
+            copy.make_room(needed)?;
             let inner = self.inner.lock();
             if inner.slots.len() <= copy.capacity() {
                 first_free = inner.first_free;

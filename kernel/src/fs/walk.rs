@@ -12,6 +12,7 @@ use super::caller::{Access, Caller, Power};
 use super::flags::ResolveFlags;
 use super::node::{LinkTarget, Node, NodeKind};
 use super::path::{Entry, Path};
+use crate::fallible::Grow as _;
 use crate::{Errno, Result};
 
 /// Longest name of one component.
@@ -173,7 +174,7 @@ impl<'a> Walk<'a> {
                                 if target[0] == b'/' {
                                     here = self.root_start()?;
                                 }
-                                target.try_reserve(rest.len() - end).map_err(|_| Errno::ENOMEM)?;
+                                target.make_room(rest.len() - end)?;
                                 target.extend_from_slice(&rest[end..]);
                                 rest = Cow::Owned(target);
                                 at = 0;

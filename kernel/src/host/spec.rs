@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use crate::fallible::Grow as _;
 use crate::{Errno, Result};
 
 /// Where the file is in the image.
@@ -95,13 +96,13 @@ impl Spec {
 
 fn copy(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut copy = Vec::new();
-    copy.try_reserve_exact(bytes.len()).map_err(|_| Errno::ENOMEM)?;
+    copy.make_exact_room(bytes.len())?;
     copy.extend_from_slice(bytes);
     Ok(copy)
 }
 
 fn push(list: &mut Vec<Vec<u8>>, bytes: &[u8]) -> Result<()> {
-    list.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+    list.make_room(1)?;
     list.push(copy(bytes)?);
     Ok(())
 }

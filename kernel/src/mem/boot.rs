@@ -9,17 +9,22 @@ use core::sync::atomic::AtomicU64;
 
 use freehold_arch::memory::{self, FrameProvider, pluggable};
 use freehold_arch::plant as breach;
-use freehold_arch::{X86, sync::Once, watch};
+use freehold_arch::{X86, heap, sync::Once, watch};
 use freehold_buddy::{Buddy, Options};
-use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, Owner, Request};
+use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, OutOfMemory, Owner, Request};
 use freehold_machine::{Pfn, Topology};
 use freehold_vm::{Commons, HugeMode, KernelRoots};
 
 use super::{Frames, hotplug, oom, reclaim};
 use crate::cmdline::Plant;
+use crate::fallible::Grow as _;
+use crate::fault_inject;
 
 /// The longest table that start-up takes from the heap: 512 KiB.
 const HEAP_WORDS: usize = 1 << 16;
+
+/// What the mm crates allocate at most for one thing, an area or a page that moves (bytes).
+const OBJECTS: usize = 8 << 10;
 
 static BUDDY: Once<Buddy<X86>> = Once::new();
 static COMMONS: Once<Arc<Commons<Frames>>> = Once::new();
@@ -46,7 +51,13 @@ const LEAST_FOR_HUGE: u64 = 512 << 8;
 /// Build the frame table and the page allocator over `topology`, and hand every frame that boot did not keep to it.
 /// `huge` says which anonymous memory gets 2 MiB pages, where the machine's size shall not.
 pub fn init(topology: &'static Topology, cpus: usize, options: Options, huge: Option<HugeMode>) {
-    let options = Options { on_pressure: Some(reclaim::wake), on_denial: Some(oom::note_denial), ..options };
+    let options = Options {
+        on_pressure: Some(reclaim::wake),
+        on_denial: Some(oom::note_denial),
+        fault_hook: Some(fault_inject::page),
+        object_reserve: Some(|| heap::ensure(OBJECTS).map_err(|_| OutOfMemory)),
+        ..options
+    };
     let (records, homes) = memory::frame_table().expect("memory for the frame table: 1/170 of all");
     let table = FrameTable::new(records).with_homes(homes);
     let words = Buddy::<X86>::metadata_words(topology, cpus, &options);
@@ -103,7 +114,7 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
                 if pluggable::is_plugged(frame.pfn()) {
                     break frame;
                 }
-                others.try_reserve(1).map_err(|_| crate::Errno::ENOMEM)?;
+                others.make_room(1)?;
                 others.push(frame);
             };
             breach::direct_map_read(frame.pfn());

@@ -365,7 +365,10 @@ pub fn fault_in(start: u64, len: usize, access: Access) -> Result<()> {
     loop {
         let outcome = space.lock().fault_in(VirtAddr(start), len as u64, access, &limits);
         match outcome {
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                task::with_current(|task| task.injection.fault_served());
+                return Ok(());
+            }
             Err(FaultError::OutOfMemory) if !task::current().is_dying() => {
                 out_of_memory("copy to or from user memory")
             }

@@ -20,6 +20,7 @@ use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange,
 use freehold_vm::{Locking, Migration, SharedPages};
 
 use super::{commons, frames, hotplug};
+use crate::fallible::Grow as _;
 use crate::sync::WaitQueue;
 use crate::{Errno, Result, fs, sched, time};
 
@@ -194,7 +195,7 @@ fn in_use(topology: &Topology, node: NodeId, most: u64) -> Vec<(u64, PfnRange)> 
                 continue;
             }
             let used = frames().still_used(block);
-            if used <= most && parts.try_reserve(1).is_ok() {
+            if used <= most && parts.make_room(1).is_ok() {
                 parts.push((used, block));
             }
         }

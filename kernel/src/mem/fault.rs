@@ -31,7 +31,10 @@ pub fn handle_user_fault(space: &Space, addr: VirtAddr, access: Access) -> core:
     match outcome {
         Ok(kind) => {
             let sort = usize::from(kind == FaultKind::Major);
-            task::with_current(|task| task.faults[sort].fetch_add(1, Ordering::Relaxed));
+            task::with_current(|task| {
+                task.faults[sort].fetch_add(1, Ordering::Relaxed);
+                task.injection.fault_served();
+            });
             Ok(())
         }
         Err(FaultError::Segv(SegvCode::MapErr)) => Err(Fault::Segv(1)),

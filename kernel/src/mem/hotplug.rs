@@ -22,6 +22,7 @@ use freehold_virtio::mem::resize::Device as _;
 use freehold_virtio::mem::{Memory, Outcome, Resizer};
 
 use super::{evacuate, frames};
+use crate::fallible::Grow as _;
 use crate::host::{self, MemoryDevice};
 use crate::sync::{Mutex, MutexGuard, WaitQueue};
 use crate::{hw, sched, time};
@@ -334,7 +335,7 @@ impl Kernel {
     /// Empty `unit`, which is isolated, and with it those below that are to go too.
     fn empty(&mut self, unit: PfnRange) {
         let more = (self.goes / unit.len()).saturating_sub(1).min(AHEAD as u64);
-        if self.ahead.try_reserve(more as usize + 1).is_ok() {
+        if self.ahead.make_room(more as usize + 1).is_ok() {
             let below = (1..)
                 .map(|step| step * unit.len())
                 .take_while(|&down| unit.start.0 >= down && self.region.contains(Pfn(unit.start.0 - down)));

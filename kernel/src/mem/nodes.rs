@@ -13,10 +13,11 @@ use freehold_vm::{CachedPage, Migration, Outcome, PageAt, PageNode, Policy, Poli
 use super::policy::{nodes_with_memory, read_nodes};
 use super::remote::space_of;
 use super::{Frames, Space, commons};
+use crate::fallible::Grow as _;
 use crate::syscall::Args;
 use crate::task::{self, Capability, inspect::Mode};
 use crate::user::UserPtr;
-use crate::{Errno, Result, hw, sched};
+use crate::{Errno, Result, fallible, hw, sched};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const MPOL_MF_STRICT: u64 = 1;
@@ -116,7 +117,7 @@ pub fn sys_move_pages(args: &Args) -> Result<i64> {
     while done < count as usize && outcome.is_ok() {
         let n = CHUNK.min(count as usize - done);
         let step = pages.add(done).read_many(n).and_then(|addresses| match nodes {
-            None => Ok((locate(&space, &addresses), 0)),
+            None => locate(&space, &addresses).map(|told| (told, 0)),
             Some(nodes) => move_chunk(&space, &addresses, &nodes.add(done).read_many(n)?, &mut migration),
         });
         outcome = step.and_then(|(told, left)| {
@@ -131,14 +132,16 @@ pub fn sys_move_pages(args: &Args) -> Result<i64> {
 }
 
 /// The nodes of the pages at `addresses`, or why there is none.
-fn locate(space: &Space, addresses: &[u64]) -> Vec<i32> {
+fn locate(space: &Space, addresses: &[u64]) -> Result<Vec<i32>> {
+    let mut all = fallible::with_room(addresses.len())?;
     let areas = space.lock();
     let told = |&addr: &u64| match areas.node_at(VirtAddr(addr)) {
         PageNode::On(node) => i32::from(node.0),
         PageNode::Absent => status_of(Errno::ENOENT),
         PageNode::Zeroes(_) | PageNode::Unmapped => status_of(Errno::EFAULT),
     };
-    addresses.iter().map(told).collect()
+    all.extend(addresses.iter().map(told));
+    Ok(all)
 }
 
 /// Move the pages at `addresses` to `nodes`: what becomes of each, and how many have not moved that could have.
@@ -156,8 +159,9 @@ fn move_chunk(
     let mut failed: Vec<(VirtAddr, Errno)> = Vec::new();
     let mut cached: Vec<(VirtAddr, CachedPage<Frames>, NodePolicy)> = Vec::new();
     // At most one entry a page: nothing is allocated with the space locked.
-    failed.try_reserve_exact(2 * addresses.len()).map_err(|_| Errno::ENOMEM)?;
-    cached.try_reserve_exact(addresses.len()).map_err(|_| Errno::ENOMEM)?;
+    failed.make_exact_room(2 * addresses.len())?;
+    cached.make_exact_room(addresses.len())?;
+    let mut all = fallible::with_room(addresses.len())?;
     let mut areas = space.lock();
     let mut at = 0;
     while at < addresses.len() {
@@ -209,8 +213,8 @@ fn move_chunk(
             PageNode::Zeroes(_) | PageNode::Unmapped => status_of(Errno::EFAULT),
         }
     });
-    let told = told.collect();
-    Ok((told, left))
+    all.extend(told);
+    Ok((all, left))
 }
 
 /// Map a file's page again that was unmapped to be moved: who looks for it finds it.
@@ -269,7 +273,7 @@ fn move_range(
         let start = next.max(area.start);
         let end = VirtAddr(start.0 + STRETCH).min(area.end).min(range.end);
         let pages = ((end.0 - start.0) / PAGE) as usize;
-        cached.try_reserve(pages).map_err(|_| Errno::ENOMEM)?;
+        cached.make_room(pages)?;
         space.lock().migrate(start..end, migration, &wish, |addr, outcome| match outcome {
             Outcome::Moved => {}
             Outcome::Cached(page) => cached.push((addr, page)),

@@ -15,7 +15,8 @@ use freehold_machine::topology::MAX_NODES;
 use super::frames;
 use super::hotplug::{self, Growth};
 use super::reclaim::{self, Outcome, blocks};
-use crate::task::Task;
+use crate::fault_inject::FAULTS_IN_A_ROW;
+use crate::task::{ExitStatus, Signal, Task};
 use crate::{Errno, Result, hw, sched, task};
 
 static KILLS: AtomicU64 = AtomicU64::new(0);
@@ -36,6 +37,10 @@ const IDLE: u64 = 1024;
 
 /// Find memory without hurting anybody. May sleep, for the host and for disks; the caller holds no address space and nothing that spins.
 pub fn find_more() -> Growth {
+    if task::with_current(|task| task.injection.take_injected()) {
+        // Nothing is missing: the failure is the caller's to tell.
+        return Growth::None;
+    }
     STALLS.fetch_add(1, Ordering::Relaxed);
     if task::current().is_dying() {
         // It needs no more memory than it takes to end, and others wait for what it has.
@@ -64,7 +69,10 @@ const TRIES: usize = 64;
 /// The page allocator has nothing for the current task.
 pub(super) fn note_denial(request: &Request) {
     if request.order.log2() <= COSTLY {
-        hw::thread::with_current(|task: &Arc<Task>| task.was_denied.store(true, Ordering::Relaxed));
+        hw::thread::with_current(|task: &Arc<Task>| {
+            task.was_denied.store(true, Ordering::Relaxed);
+            task.injection.note_denial();
+        });
     }
 }
 
@@ -108,8 +116,28 @@ fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
 ///
 /// Returns to a caller that tries again. The victim may be the current task; it dies before it is back in user mode.
 pub fn out_of_memory(doing: &'static str) {
+    if task::with_current(|task| task.injection.take_injected()) {
+        return try_injected_again(doing);
+    }
     if find_more() == Growth::None && task::oom_kill(doing) == task::OomKill::Killed {
         KILLS.fetch_add(1, Ordering::Relaxed);
+    }
+    sched::yield_now();
+}
+
+/// The current task failed by injection where nobody can be told: it tries again, but not for ever.
+#[cold]
+fn try_injected_again(doing: &'static str) {
+    let task = task::current();
+    if task.injection.fault_failed() {
+        let (pid, name) = (task.process().pid, task.name());
+        let name = core::str::from_utf8(&name).unwrap_or("?").trim_end_matches('\0');
+        let report = format_args!(
+            "fault injection: killed process {pid} ({name}): {doing} failed {FAULTS_IN_A_ROW} times in a row"
+        );
+        log::error!("{report}");
+        crate::host::notice(report);
+        task.process().end(ExitStatus::Signaled(Signal::KILL));
     }
     sched::yield_now();
 }

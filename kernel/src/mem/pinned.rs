@@ -21,6 +21,7 @@ use freehold_vm::{
 
 use super::hotplug::Growth;
 use super::{FileMapping, Frames, Space, find_more};
+use crate::fallible::Grow as _;
 use crate::hw;
 use crate::sync::SpinLock;
 use crate::task::Process;
@@ -113,7 +114,7 @@ impl Locked {
             return Ok(Self { user, pages: 0 });
         }
         let mut users = LOCKED.lock();
-        users.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        users.make_room(1)?;
         let at = users.iter().position(|&(other, _)| other == user).unwrap_or_else(|| {
             users.push((user, 0));
             users.len() - 1
@@ -177,8 +178,8 @@ impl<P: Purpose> PinnedRun<P> {
         let start = address as usize % PAGE_SIZE;
         let count = (start + length).div_ceil(PAGE_SIZE);
         let (mut pages, mut places) = (Vec::new(), Vec::new());
-        pages.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
-        places.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+        pages.make_exact_room(count)?;
+        places.make_exact_room(count)?;
         let first = VirtAddr(address).page_start();
         let outcome = with_memory(|| {
             let mut areas = None;
@@ -319,7 +320,7 @@ impl<P: Purpose> PinnedBytes<P> {
         }
         if !range.is_empty() {
             self.left += range.len();
-            self.parts.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+            self.parts.make_room(1)?;
             self.parts.push((run, range));
         }
         Ok(())

@@ -21,6 +21,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize
 
 use freehold_machine::{CpuId, CpuSet, MAX_CPUS};
 
+use crate::fallible::Grow as _;
 use crate::sync::{IrqSpinLock, Woken};
 use crate::task::Task;
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
@@ -339,7 +340,7 @@ pub fn make_room(tasks: usize) -> crate::Result<()> {
                 break;
             }
             let mut buffer = alloc::vec::Vec::new();
-            buffer.try_reserve_exact((tasks + 1).max(2 * room).max(16)).map_err(|_| crate::Errno::ENOMEM)?;
+            buffer.make_exact_room((tasks + 1).max(2 * room).max(16))?;
             let old = cpu(id).queue.lock().give_room(buffer);
             drop(old);
         }

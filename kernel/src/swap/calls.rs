@@ -12,6 +12,7 @@ use freehold_vm::{SwapArea, VmError};
 use super::header;
 use super::store::DiskStore;
 use crate::block::{self, Held};
+use crate::fallible::Grow as _;
 use crate::fs::calls::open_path;
 use crate::fs::{NodeKind, OpenFile, OpenFlags};
 use crate::mem::{commons, reclaim, stats};
@@ -75,7 +76,7 @@ pub struct Listed {
 pub fn list(root: &crate::fs::Path) -> Result<Vec<Listed>> {
     let areas = AREAS.lock();
     let mut lines = Vec::new();
-    lines.try_reserve_exact(areas.len()).map_err(|_| Errno::ENOMEM)?;
+    lines.make_exact_room(areas.len())?;
     for on in areas.iter() {
         let Some(info) = commons().swap().areas().find(|info| info.area == on.area) else { continue };
         let name = on.file.path().map_or(Ok(Vec::new()), |path| path.display(root))?;
@@ -140,7 +141,7 @@ fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> {
         return Err(Errno::EINVAL);
     }
     let mut areas = AREAS.lock();
-    areas.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+    areas.make_room(1)?;
     let held = Held::new(&*file)?;
     let size = held.disk().sectors() * freehold_virtio::SECTOR_SIZE as u64;
     let mut page = [0; PAGE_SIZE];

@@ -3,6 +3,7 @@
 //! Bytes 0 to 1023 belong to boot loaders; from 1024 on: version, number of the last page, number of bad pages, UUID, label; from
 //! 1536 on the bad pages' numbers; the signature in the page's last 10 bytes. Numbers are the writer's, of either byte order.
 
+use crate::fallible::Grow as _;
 use alloc::vec::Vec;
 
 use freehold_machine::PAGE_SIZE;
@@ -84,7 +85,7 @@ pub fn parse(page: &[u8; PAGE_SIZE], pages: u64) -> Result<Header, NotSwap> {
         return Err(NotSwap::BadPages);
     }
     let mut bad = Vec::new();
-    bad.try_reserve_exact(count).map_err(|_| NotSwap::Memory)?;
+    bad.make_exact_room(count).map_err(|_| NotSwap::Memory)?;
     bad.extend((0..count).map(|index| u64::from(number(BAD + 4 * index))));
     if bad.iter().any(|page| !(1..=last).contains(page)) {
         return Err(NotSwap::BadPages);

@@ -17,7 +17,8 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use super::{Mutex, MutexGuard};
-use crate::{Errno, Result};
+use crate::Result;
+use crate::fallible::Grow as _;
 
 /// See the module's head.
 pub struct Roll<T> {
@@ -48,7 +49,7 @@ impl<T> Roll<T> {
     /// `ENOMEM`.
     pub fn enter(&self, thing: &Arc<T>) -> Result<()> {
         let mut entries = self.lock();
-        entries.0.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        entries.0.make_room(1)?;
         entries.0.push(Arc::downgrade(thing));
         self.length.store(entries.0.len(), Ordering::Relaxed);
         Ok(())

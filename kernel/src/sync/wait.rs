@@ -14,6 +14,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::lock::IrqSpinLock;
+use crate::fallible::Grow as _;
 use crate::sched::{self, Sleep};
 use crate::{Errno, Result};
 
@@ -207,7 +208,7 @@ impl WaitQueue {
                 (entries.capacity() * 2).max(4)
             };
             spare = Vec::new();
-            spare.try_reserve_exact(wanted).map_err(|_| Errno::ENOMEM)?;
+            spare.make_exact_room(wanted)?;
         }
     }
 
@@ -270,7 +271,7 @@ impl PollWaiter {
 
     /// Be told when `queue` is woken.
     pub fn register(&mut self, queue: &Arc<WaitQueue>) {
-        if self.registered.try_reserve(1).is_err() {
+        if self.registered.make_room(1).is_err() {
             self.incomplete = true;
             return;
         }

@@ -200,28 +200,39 @@ const PRIO_PROCESS: i32 = 0;
 const PRIO_PGRP: i32 = 1;
 const PRIO_USER: i32 = 2;
 
-/// The processes that getpriority and setpriority mean.
-fn priority_targets(which: i32, who: Pid) -> Result<alloc::vec::Vec<Arc<Task>>> {
+/// Calls `f` for each thread that getpriority and setpriority mean, until it fails. There may be
+/// many: no list is made.
+fn for_each_priority(which: i32, who: Pid, mut f: impl FnMut(&Arc<Task>) -> Result<()>) -> Result<()> {
     let caller = current();
-    let processes = match which {
-        PRIO_PROCESS => return Ok(alloc::vec![named_task(who as i32)?]),
-        PRIO_PGRP => registry::group_members(if who == 0 { caller.process().group() } else { who }),
+    let (processes, uid) = match which {
+        PRIO_PROCESS => return f(&named_task(who as i32)?),
+        PRIO_PGRP => {
+            let group = if who == 0 { caller.process().group() } else { who };
+            (registry::group_members(group), None)
+        }
         PRIO_USER => {
             let uid = if who == 0 { caller.process().credentials().uid } else { who };
-            let mut all = registry::processes();
-            all.retain(|process| process.credentials().uid == uid);
-            all
+            (registry::processes(), Some(uid))
         }
         _ => return Err(Errno::EINVAL),
     };
-    let tasks: alloc::vec::Vec<_> = processes.iter().flat_map(|process| process.threads()).collect();
-    if tasks.is_empty() { Err(Errno::ESRCH) } else { Ok(tasks) }
+    let mut any = false;
+    for process in processes.filter(|process| uid.is_none_or(|uid| process.credentials().uid == uid)) {
+        for task in process.threads() {
+            any = true;
+            f(&task)?;
+        }
+    }
+    if any { Ok(()) } else { Err(Errno::ESRCH) }
 }
 
 /// getpriority(which, who): 20 minus the lowest nice value.
 pub fn sys_getpriority(args: &Args) -> Result<i64> {
-    let tasks = priority_targets(args.int(0), args.uint(1))?;
-    let nice = tasks.iter().map(|task| task.schedule.nice()).min().unwrap_or(0);
+    let mut nice = i32::MAX;
+    for_each_priority(args.int(0), args.uint(1), |task| {
+        nice = nice.min(task.schedule.nice());
+        Ok(())
+    })?;
     Ok(i64::from(20 - nice))
 }
 
@@ -231,7 +242,7 @@ pub fn sys_setpriority(args: &Args) -> Result<i64> {
     let privileged = current().process().credentials().may(Capability::SysNice);
     let mut outcome = Ok(0);
     // One that may not be changed does not keep the others from it.
-    for task in priority_targets(args.int(0), args.uint(1))? {
+    for_each_priority(args.int(0), args.uint(1), |task| {
         if let Err(error) = check_same_user(task.process()) {
             outcome = Err(error);
         } else if nice < task.schedule.nice() && !privileged {
@@ -239,7 +250,8 @@ pub fn sys_setpriority(args: &Args) -> Result<i64> {
         } else {
             task.schedule.set_nice(nice);
         }
-    }
+        Ok(())
+    })?;
     outcome
 }
 

@@ -218,6 +218,7 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
         // The same policy, but its own turn.
         let policy = parent.memory_policy().map(|policy| Arc::new(TaskPolicy::new(policy.policy())));
         task.set_memory_policy(policy);
+        task.injection.inherit(&parent.injection);
         task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);
         if !flags.contains(CloneFlags::VM) || flags.contains(CloneFlags::VFORK) {
             *task.alternate_stack.lock() = *parent.alternate_stack.lock();
@@ -236,6 +237,16 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
         })?;
         Ok(task)
     });
+    let made = made.and_then(|task| {
+        if flags.contains(CloneFlags::THREAD) {
+            spawn::add_thread(task.process(), &task)?;
+            registry::lock().add_task(&task);
+        } else {
+            task.set_name(&parent.name());
+            spawn::enter(task.process(), &task)?;
+        }
+        Ok(task)
+    });
     let task = match made {
         Ok(task) => task,
         Err(error) => {
@@ -243,18 +254,12 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
             return Err(error);
         }
     };
+    // Nothing fails from here on. It does not run yet.
     if flags.contains(CloneFlags::PARENT_SETTID) {
         let _ = UserPtr::<u32>::new(request.parent_tid).write(&tid);
     }
     let released = flags.contains(CloneFlags::VFORK).then(|| Arc::new(Completion::new()));
     *task.vfork.lock() = released.clone();
-    if flags.contains(CloneFlags::THREAD) {
-        spawn::add_thread(task.process(), &task);
-        registry::lock().add_task(&task);
-    } else {
-        task.set_name(&parent.name());
-        spawn::enter(task.process(), &task);
-    }
     task.start();
     drop(task);
     if let Some(released) = released {

@@ -1,9 +1,34 @@
 //! Who a process acts as.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Deref;
 
 use super::capabilities::{Capabilities, Capability};
 use crate::fs::{Caller, Power};
+
+/// Supplementary groups in ascending order. A copy refers to the same list: there can be 65,536
+/// groups, and each fork and each change of credentials copies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Groups(Option<Arc<Vec<u32>>>);
+
+impl Groups {
+    /// The groups of a list in any order.
+    pub fn new(mut list: Vec<u32>) -> Self {
+        list.sort_unstable();
+        Self((!list.is_empty()).then(|| Arc::new(list)))
+    }
+}
+
+impl Deref for Groups {
+    type Target = [u32];
+    fn deref(&self) -> &[u32] {
+        match &self.0 {
+            Some(list) => list,
+            None => &[],
+        }
+    }
+}
 
 /// User and group identities, and what they are allowed. Replaced as a whole, never changed in place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,7 +50,7 @@ pub struct Credentials {
     /// Group for file access.
     pub fsgid: u32,
     /// Supplementary groups.
-    pub groups: Vec<u32>,
+    pub groups: Groups,
     /// What is allowed beside what the user may.
     pub capabilities: Capabilities,
 }

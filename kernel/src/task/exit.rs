@@ -4,15 +4,13 @@
 //! a zombie for its parent, unless the parent said that it does not care.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use super::process::{ExitStatus, Process};
+use super::process::{ExitStatus, Process, is_any_stopped};
 use super::signal::{SA_NOCLDWAIT, SIG_IGN, SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
 use super::{Task, current, futex, registry, wait};
 use crate::Result;
-use crate::fs::FileTable;
 use crate::syscall::Args;
 use crate::user::UserPtr;
 
@@ -40,11 +38,14 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     process.past_runtime.fetch_add(usage.user + usage.system, Ordering::Relaxed);
     let (last, removed) = {
         let mut group = process.signals.lock();
-        let at = group.threads.iter().position(|thread| Arc::ptr_eq(thread, task));
-        let removed = at.map(|at| group.threads.remove(at));
+        let at = group.threads.binary_search_by_key(&task.tid, |thread| thread.tid);
+        let removed = at.ok().map(|at| group.threads.remove(at));
         (group.threads.is_empty(), removed)
     };
     drop(removed);
+    if task.tid == process.pid {
+        process.fail_nth.store(task.injection.nth(), Ordering::Relaxed);
+    }
     // Until its process is waited for, the registry keeps the ID through the process' own entry.
     registry::lock().remove_task(task.tid);
     process.thread_ended.wake_all();
@@ -78,7 +79,8 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     process.past.lock().peak_resident = peak;
     drop(space);
     crate::uring::leave(process.pid);
-    let files = process.replace_files(FileTable::new());
+    // The kernel's own table has no files: an end needs no memory.
+    let files = process.replace_files(kernel.files());
     if let Some(files) = Arc::into_inner(files) {
         files.close_range(0..=u32::MAX);
     }
@@ -88,67 +90,47 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     if leads_session {
         crate::tty::leave_session(&process.session());
     }
-    let orphaned = hand_over_children(process);
-    for group in orphaned {
-        hang_up_if_stopped(group);
-    }
+    hand_over_children(process);
+    // Its own group, if the tie to its parent was what kept it from being orphaned.
+    hang_up_if_stopped(process.group());
     *process.zombie.lock() = Some(status);
     process.ended.wake_all();
     tell_parent(process, status);
 }
 
-/// Give the children to the next reaper. Returns the groups that this end may have orphaned.
-fn hand_over_children(process: &Arc<Process>) -> Vec<super::Pid> {
-    let mut groups = Vec::new();
-    let reaper = reaper_of(process);
-    let children = {
-        let registry = registry::lock();
-        // Its own group, if the parent's tie was what kept it from being orphaned.
-        groups.push(process.group());
-        let children = core::mem::take(&mut *process.children.lock());
-        for child in &children {
-            *child.parent.lock() = Arc::downgrade(&reaper);
-            // What it was to tell its parent with is nothing that a stranger expects.
-            child.exit_signal.store(u32::from(Signal::CHLD.number()), Ordering::Relaxed);
-            if child.group() != process.group() && !groups.contains(&child.group()) {
-                groups.push(child.group());
-            }
-        }
-        reaper.children.lock().extend(children.iter().cloned());
-        drop(registry);
-        children
-    };
-    for child in &children {
+/// Give the children to the next reaper, one by one: there may be many, and no memory.
+fn hand_over_children(process: &Arc<Process>) {
+    // Children of one group mostly come together.
+    let mut settled = process.group();
+    loop {
+        // A statement of its own: what follows runs without the registry's lock.
+        let next = registry::lock().hand_over_child(process);
+        let Some(child) = next else { return };
+        // What it was to tell its parent with is nothing that a stranger expects.
+        child.exit_signal.store(u32::from(Signal::CHLD.number()), Ordering::Relaxed);
         let signal = child.parent_death_signal.load(Ordering::Relaxed);
         if let Some(signal) = Signal::new(i64::from(signal)) {
             child.signal(SigInfo::user(signal, code::USER, process.pid, 0));
         }
         if let Some(status) = child.exit_status() {
-            tell_parent(child, status);
+            tell_parent(&child, status);
+        }
+        if child.group() != settled {
+            settled = child.group();
+            hang_up_if_stopped(settled);
         }
     }
-    groups
-}
-
-/// The nearest ancestor that asked for orphans, or the kernel's init.
-fn reaper_of(process: &Arc<Process>) -> Arc<Process> {
-    let mut ancestor = process.parent();
-    while let Some(candidate) = ancestor {
-        if candidate.is_subreaper.load(Ordering::Relaxed) && candidate.exit_status().is_none() {
-            return candidate;
-        }
-        ancestor = candidate.parent();
-    }
-    super::init::process()
 }
 
 /// A stopped group that nobody can continue any more is told so (POSIX, _exit).
 fn hang_up_if_stopped(group: super::Pid) {
-    let members = registry::group_members(group);
-    let living = |member: &&Arc<Process>| member.exit_status().is_none();
-    let stopped = members.iter().filter(living).any(|member| member.signals.lock().stop.is_some());
+    if !is_any_stopped() {
+        return;
+    }
+    let living = || registry::group_members(group).filter(|member| member.exit_status().is_none());
+    let stopped = living().any(|member| member.signals.lock().stop().is_some());
     if stopped && registry::group_is_orphaned(group) {
-        for member in members.iter().filter(living) {
+        for member in living() {
             member.signal(SigInfo::kernel(Signal::HUP));
             member.signal(SigInfo::kernel(Signal::CONT));
         }

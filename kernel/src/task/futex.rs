@@ -16,6 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inspect::{self, Mode};
 use super::{Pid, Task, current};
+use crate::fallible::Grow as _;
 use crate::sched::{self, Sleep};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::syscall::Args;
@@ -168,7 +169,7 @@ fn wait(address: u64, scope: Scope, expected: u32, bitset: u32, deadline: Option
         match load(address) {
             Ok(value) if value != expected => return Err(Errno::EAGAIN),
             Ok(_) => {
-                bucket.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+                bucket.make_room(1)?;
                 bucket.push(waiter.clone());
                 break;
             }
@@ -289,7 +290,7 @@ fn requeue(
             }
         }
         if let Some(other) = &mut other {
-            other.try_reserve(source.len().min(moves)).map_err(|_| Errno::ENOMEM)?;
+            other.make_room(source.len().min(moves))?;
         }
         let woken = wake_in(&mut source, from, wakes, MATCH_ANY);
         let mut moved = 0;

@@ -1,9 +1,9 @@
 //! System calls about identities: processes, groups, sessions, users.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 use super::capabilities::{Capabilities, Capability};
+use super::credentials::Groups;
 use super::{Credentials, Pid, Process, Session, current, find, registry, with_current};
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -319,7 +319,7 @@ pub fn sys_setgroups(args: &Args) -> Result<i64> {
     if size > MAX_GROUPS {
         return Err(Errno::EINVAL);
     }
-    let groups: Vec<u32> = UserPtr::new(args[1]).read_many(size)?;
+    let groups = Groups::new(UserPtr::new(args[1]).read_many(size)?);
     replace(|own| {
         own.groups = groups;
         Ok(())

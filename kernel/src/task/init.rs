@@ -146,11 +146,11 @@ fn start(spec: Spec) -> Result<ExitStatus> {
             if wait::reap_one().is_none() {
                 process()
                     .child_changed
-                    .wait_uninterruptible(|| (!process().children().is_empty()).then_some(()));
+                    .wait_uninterruptible(|| registry::has_children(&process()).then_some(()));
             }
         }
     })?;
-    spawn::enter(&init, &task);
+    spawn::enter(&init, &task)?;
     task.start();
     done.wait_killable()?;
     let outcome = *outcome.lock();

@@ -45,16 +45,16 @@ static TURN: Mutex<()> = Mutex::new(());
 pub fn oom_kill(doing: &'static str) -> OomKill {
     let turn = TURN.lock();
     let total = crate::mem::frames().managed_frames();
-    let processes = registry::processes();
-    let living = processes.iter().filter(|process| process.pid > 1 && process.exit_status().is_none());
-    let mut worst: Option<(i64, &Arc<Process>)> = None;
+    // There is no memory for a list: the walk needs none.
+    let living = registry::processes().filter(|process| process.pid > 1 && process.exit_status().is_none());
+    let mut worst: Option<(i64, Arc<Process>)> = None;
     for process in living {
         if process.signals.lock().exit == Some(ExitStatus::Signaled(Signal::KILL)) {
             // It gives its memory back as soon as it runs.
             return OomKill::Ending;
         }
-        let score = badness(process, total);
-        if score != i64::MIN && worst.is_none_or(|(most, _)| score > most) {
+        let score = badness(&process, total);
+        if score != i64::MIN && worst.as_ref().is_none_or(|(most, _)| score > *most) {
             worst = Some((score, process));
         }
     }

@@ -2,12 +2,13 @@
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::capabilities::Capability;
 use super::credentials::Credentials;
 use super::inspect::{self, Dumpable};
 use super::limits::{Limit, Limits, Resource};
+use super::registry::Family;
 use super::session::Session;
 use super::signal::{Actions, Pending, Signal};
 use super::{Pid, Task};
@@ -47,7 +48,7 @@ pub enum Report {
 /// timers send signals.
 #[derive(Debug, Default)]
 pub struct Group {
-    /// The threads that have not ended.
+    /// The threads that have not ended, by ID.
     pub threads: Vec<Arc<Task>>,
     /// Signals to the process as a whole.
     pub pending: Pending,
@@ -56,11 +57,33 @@ pub struct Group {
     /// The thread that replaces the program: all others end.
     pub exec: Option<Pid>,
     /// Job control stopped the process: threads park on their way to user mode.
-    pub stop: Option<Signal>,
+    stop: Option<Signal>,
     /// Threads that are parked.
     pub parked: usize,
     /// What the parent has not been told.
     pub report: Option<Report>,
+}
+
+/// Processes whose `stop` is set.
+static STOPPED: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether job control has any process stopped: most ends of processes need not look for one then.
+pub(super) fn is_any_stopped() -> bool {
+    STOPPED.load(Ordering::Relaxed) != 0
+}
+
+impl Group {
+    /// The signal that job control stopped the process by.
+    pub fn stop(&self) -> Option<Signal> {
+        self.stop
+    }
+    /// Stop the process by a signal, or let it go on. Returns what was so before.
+    pub fn set_stop(&mut self, stop: Option<Signal>) -> Option<Signal> {
+        let old = core::mem::replace(&mut self.stop, stop);
+        STOPPED.fetch_add(usize::from(stop.is_some()), Ordering::Relaxed);
+        STOPPED.fetch_sub(usize::from(old.is_some()), Ordering::Relaxed);
+        old
+    }
 }
 
 /// CPU time and events, summed up.
@@ -103,7 +126,7 @@ pub struct Process {
     /// When it was made (nanoseconds of [`crate::time::now`]).
     pub started: u64,
     pub(super) parent: SpinLock<Weak<Process>>,
-    pub(super) children: SpinLock<Vec<Arc<Process>>>,
+    pub(super) family: Family,
     pub(super) group_id: AtomicU32,
     pub(super) session: SpinLock<Arc<Session>>,
     /// The signal its end sends to the parent; 0 for none.
@@ -142,6 +165,8 @@ pub struct Process {
     pub oom_score_adj: AtomicI32,
     /// The least that it may be set to without CAP_SYS_RESOURCE: what was last set with it.
     pub oom_score_adj_least: AtomicI32,
+    /// /proc/PID/fail-nth as its first thread left it.
+    pub(super) fail_nth: AtomicU32,
     /// PR_SET_NO_NEW_PRIVS: execve gives no ids that it does not have, nor its children.
     pub no_new_privileges: AtomicBool,
     /// PR_SET_PDEATHSIG.
@@ -177,7 +202,7 @@ impl Process {
             pid,
             started: crate::time::now(),
             parent: SpinLock::new(parent),
-            children: SpinLock::new(Vec::new()),
+            family: Family::default(),
             group_id: AtomicU32::new(with.group_id),
             session: SpinLock::new(with.session),
             exit_signal: AtomicU32::new(u32::from(Signal::CHLD.number())),
@@ -210,6 +235,7 @@ impl Process {
             name: SpinLock::new([0; 16]),
             oom_score_adj: AtomicI32::new(0),
             oom_score_adj_least: AtomicI32::new(0),
+            fail_nth: AtomicU32::new(0),
             no_new_privileges: AtomicBool::new(false),
             parent_death_signal: AtomicU32::new(0),
             io: [const { AtomicU64::new(0) }; 4],
@@ -314,10 +340,6 @@ impl Process {
     pub fn parent_pid(&self) -> Pid {
         self.parent().map_or(0, |parent| parent.pid)
     }
-    /// The children, ended ones that were not waited for included.
-    pub fn children(&self) -> Vec<Arc<Self>> {
-        self.children.lock().clone()
-    }
     /// The process group.
     pub fn group(&self) -> Pid {
         self.group_id.load(Ordering::Acquire)
@@ -330,25 +352,35 @@ impl Process {
     pub fn exit_status(&self) -> Option<ExitStatus> {
         *self.zombie.lock()
     }
-    /// The threads that have not ended.
-    pub fn threads(&self) -> Vec<Arc<Task>> {
-        // Nothing may be allocated under the lock.
-        let mut threads = Vec::new();
-        loop {
-            let wanted = {
-                let group = self.signals.lock();
-                if threads.capacity() >= group.threads.len() {
-                    threads.extend(group.threads.iter().cloned());
-                    return threads;
-                }
-                group.threads.len()
-            };
-            threads.reserve(wanted + 1);
-        }
+    /// Visits the threads that have not ended, by ID. Allocates nothing, and holds no lock between
+    /// two of them.
+    pub fn threads(&self) -> impl Iterator<Item = Arc<Task>> {
+        self.threads_from(0)
     }
-    /// Its first thread, or the first that is left.
+    /// As [`threads`](Self::threads), those with an ID of `least` or more.
+    pub fn threads_from(&self, mut least: Pid) -> impl Iterator<Item = Arc<Task>> {
+        core::iter::from_fn(move || {
+            let group = self.signals.lock();
+            let at = group.threads.partition_point(|thread| thread.tid < least);
+            let thread = group.threads.get(at)?.clone();
+            least = thread.tid + 1;
+            Some(thread)
+        })
+    }
+    /// The number of threads that have not ended.
+    pub fn thread_count(&self) -> usize {
+        self.signals.lock().threads.len()
+    }
+    /// Its first thread, or one that is left.
     pub fn leader(&self) -> Option<Arc<Task>> {
-        self.signals.lock().threads.first().cloned()
+        let group = self.signals.lock();
+        let first = group.threads.binary_search_by_key(&self.pid, |thread| thread.tid).unwrap_or(0);
+        group.threads.get(first).cloned()
+    }
+    /// Its first thread's [count](crate::fault_inject::TaskFaults::nth) of allocations until one
+    /// fails; stays readable until the process is waited for.
+    pub fn fail_nth(&self) -> u32 {
+        self.leader().map_or_else(|| self.fail_nth.load(Ordering::Relaxed), |task| task.injection.nth())
     }
     /// The name of its program, at most 15 bytes.
     pub fn name(&self) -> [u8; 16] {

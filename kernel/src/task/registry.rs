@@ -2,11 +2,16 @@
 //!
 //! One plain spin lock orders every change of the family tree, of groups and of sessions. It may be taken before
 //! a process' own spin locks, never after.
+//!
+//! **No lists.** A program chooses how many processes there are, so nothing here makes a list of
+//! them. Children are linked by ID; a [`Walk`] visits processes one by one, by ID, and holds the
+//! lock for a bounded number of slots at a time. Both work where there is no memory: at the end of
+//! a process, and in the OOM killer. A walk sees every process that exists from its beginning to
+//! its end, and may miss those that come or go meanwhile.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use super::process::Process;
 use super::session::Session;
@@ -21,6 +26,29 @@ const RESERVED: Pid = 300;
 
 /// The most threads at one time.
 pub const TASKS_MAX: usize = 16_384;
+
+/// The most slots that a [`Walk`] looks at while it holds the lock once.
+const WALK_STEP: usize = 64;
+
+/// A process' place in the family tree: links by ID, where 0 ends a chain (no process of a program
+/// has it). They change under the registry's lock only.
+#[derive(Default)]
+pub(super) struct Family {
+    first_child: AtomicU32,
+    last_child: AtomicU32,
+    next_sibling: AtomicU32,
+    previous_sibling: AtomicU32,
+    /// The process has ended and hands its children over: it gets no more.
+    disowns: AtomicBool,
+}
+
+fn get(link: &AtomicU32) -> Pid {
+    link.load(Ordering::Relaxed)
+}
+
+fn set(link: &AtomicU32, pid: Pid) {
+    link.store(pid, Ordering::Relaxed);
+}
 
 /// Who uses an ID.
 #[derive(Default)]
@@ -95,21 +123,81 @@ pub fn find_task(tid: Pid) -> Option<Arc<Task>> {
     REGISTRY.lock().slots.get(&tid)?.task.upgrade()
 }
 
-/// All processes, by ID.
-pub fn processes() -> Vec<Arc<Process>> {
-    let registry = REGISTRY.lock();
-    registry.slots.values().filter_map(|slot| slot.process.clone()).collect()
+/// Visits all processes by ID, ended ones that were not waited for included. Allocates nothing.
+pub fn processes() -> Walk {
+    processes_from(0)
 }
 
-/// Call `f` for all processes, by ID.
-pub fn for_each(f: impl FnMut(&Arc<Process>)) {
-    processes().iter().for_each(f);
+/// Visits the processes with an ID of `least` or more, by ID. Allocates nothing.
+pub fn processes_from(least: Pid) -> Walk {
+    Walk { at: least, end: PID_MAX, again: 0, group: None, left: usize::MAX }
+}
+
+/// Visits the processes in a group. Allocates nothing.
+pub fn group_members(group: Pid) -> Walk {
+    let members = REGISTRY.lock().slots.get(&group).map_or(0, |slot| slot.members);
+    // A group's members come after its leader, but for IDs that wrapped.
+    Walk { at: group, end: PID_MAX, again: group, group: Some(group), left: members }
+}
+
+/// Calls `f` for all processes, by ID.
+pub fn for_each(mut f: impl FnMut(&Arc<Process>)) {
+    processes().for_each(|process| f(&process));
+}
+
+/// A walk over processes that holds no lock between two of them; see the module's head.
+pub struct Walk {
+    /// The next ID to look at.
+    at: Pid,
+    /// IDs before this one belong to the current lap.
+    end: Pid,
+    /// A second lap goes from 0 to this ID; 0 for none.
+    again: Pid,
+    /// Only members of this group.
+    group: Option<Pid>,
+    /// The number of processes left to find.
+    left: usize,
+}
+
+impl Walk {
+    /// Looks at up to [`WALK_STEP`] slots under the lock.
+    fn step(&mut self, registry: &Registry) -> Option<Arc<Process>> {
+        for (looked, (&pid, slot)) in registry.slots.range(self.at..self.end.max(self.at)).enumerate() {
+            if looked == WALK_STEP {
+                self.at = pid;
+                return None;
+            }
+            let wanted = |process: &&Arc<Process>| self.group.is_none_or(|group| process.group() == group);
+            if let Some(process) = slot.process.as_ref().filter(wanted) {
+                self.at = pid + 1;
+                return Some(process.clone());
+            }
+        }
+        (self.at, self.end, self.again) = (0, self.again, 0);
+        None
+    }
+}
+
+impl Iterator for Walk {
+    type Item = Arc<Process>;
+
+    fn next(&mut self) -> Option<Arc<Process>> {
+        while self.left > 0 && self.at < self.end {
+            let found = self.step(&REGISTRY.lock());
+            if found.is_some() {
+                self.left -= 1;
+                return found;
+            }
+        }
+        None
+    }
 }
 
 impl Registry {
     /// An ID that nobody uses; `EAGAIN` where there is none.
     pub fn allocate(&mut self) -> Result<Pid> {
-        if TASKS.load(Ordering::Relaxed) >= TASKS_MAX {
+        // Processes that nobody waited for count too, as on Linux.
+        if TASKS.load(Ordering::Relaxed).max(self.slots.len()) >= TASKS_MAX {
             return Err(Errno::EAGAIN);
         }
         for _ in 0..PID_MAX {
@@ -153,16 +241,14 @@ impl Registry {
         self.change(process.group(), |slot| slot.members += 1);
         self.change(process.session().id, |slot| slot.session_members += 1);
         if let Some(parent) = process.parent() {
-            parent.children.lock().push(process.clone());
+            self.adopt(process, &parent);
         }
     }
     /// Forget a process that was waited for. The caller drops what comes back without the lock.
     #[must_use]
     pub fn remove_process(&mut self, process: &Arc<Process>) -> Option<Arc<Process>> {
         let mut removed = None;
-        if let Some(parent) = process.parent() {
-            parent.children.lock().retain(|child| !Arc::ptr_eq(child, process));
-        }
+        self.unlink(process);
         self.change(process.group(), |slot| slot.members -= 1);
         self.change(process.session().id, |slot| slot.session_members -= 1);
         self.change(process.pid, |slot| removed = slot.process.take());
@@ -174,9 +260,73 @@ impl Registry {
     }
     /// The processes in a group.
     pub fn members(&self, group: Pid) -> impl Iterator<Item = &Arc<Process>> {
-        let any = self.slots.get(&group).is_some_and(|slot| slot.members > 0);
-        let all = any.then(|| self.slots.values().filter_map(|slot| slot.process.as_ref()));
-        all.into_iter().flatten().filter(move |process| process.group() == group)
+        let count = self.slots.get(&group).map_or(0, |slot| slot.members);
+        // A group's members come after its leader, but for IDs that wrapped.
+        let all = self.slots.range(group..).chain(self.slots.range(..group));
+        let all = all.filter_map(|(_, slot)| slot.process.as_ref());
+        all.filter(move |process| process.group() == group).take(count)
+    }
+    /// The children of a process, the oldest first, ended ones that were not waited for included.
+    pub fn children(&self, parent: &Process) -> impl Iterator<Item = &Arc<Process>> {
+        let mut next = get(&parent.family.first_child);
+        core::iter::from_fn(move || {
+            let child = self.process(next)?;
+            next = get(&child.family.next_sibling);
+            Some(child)
+        })
+    }
+    /// Take one child from `process`, which has ended, and give it to the next reaper. `None` when
+    /// none is left: from the first call on it gets no more.
+    pub fn hand_over_child(&mut self, process: &Process) -> Option<Arc<Process>> {
+        process.family.disowns.store(true, Ordering::Relaxed);
+        let child = self.children(process).next()?.clone();
+        let reaper = self.reaper_of(process)?;
+        self.unlink(&child);
+        self.adopt(&child, &reaper);
+        Some(child)
+    }
+    /// The nearest ancestor that asked for orphans, or the kernel's init.
+    fn reaper_of(&self, process: &Process) -> Option<Arc<Process>> {
+        let mut ancestor = process.parent();
+        while let Some(candidate) = ancestor {
+            let lives = !candidate.family.disowns.load(Ordering::Relaxed);
+            if candidate.is_subreaper.load(Ordering::Relaxed) && lives {
+                return Some(candidate);
+            }
+            ancestor = candidate.parent();
+        }
+        self.process(super::INIT).cloned()
+    }
+    /// Make `child` the youngest child of `parent`, or of its reaper where `parent` has ended.
+    fn adopt(&self, child: &Process, parent: &Arc<Process>) {
+        let disowns = parent.family.disowns.load(Ordering::Relaxed);
+        let reaper = if disowns { self.reaper_of(parent) } else { None };
+        let parent = reaper.as_ref().unwrap_or(parent);
+        *child.parent.lock() = Arc::downgrade(parent);
+        let last = get(&parent.family.last_child);
+        match self.process(last) {
+            Some(last) => set(&last.family.next_sibling, child.pid),
+            None => set(&parent.family.first_child, child.pid),
+        }
+        set(&parent.family.last_child, child.pid);
+        set(&child.family.previous_sibling, last);
+        set(&child.family.next_sibling, 0);
+    }
+    /// Take a process out of its parent's children.
+    fn unlink(&self, child: &Process) {
+        let Some(parent) = child.parent() else { return };
+        let previous = get(&child.family.previous_sibling);
+        let next = get(&child.family.next_sibling);
+        match self.process(previous) {
+            Some(previous) => set(&previous.family.next_sibling, next),
+            None => set(&parent.family.first_child, next),
+        }
+        match self.process(next) {
+            Some(next) => set(&next.family.previous_sibling, previous),
+            None => set(&parent.family.last_child, previous),
+        }
+        set(&child.family.previous_sibling, 0);
+        set(&child.family.next_sibling, 0);
     }
     /// Move a process to another group.
     pub fn set_group(&mut self, process: &Process, group: Pid) {
@@ -223,15 +373,7 @@ pub fn group_is_orphaned(group: Pid) -> bool {
     REGISTRY.lock().is_orphaned(group)
 }
 
-/// The processes in a group.
-pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
-    let registry = REGISTRY.lock();
-    registry.members(group).cloned().collect()
-}
-
-/// The processes in a session.
-pub fn session_members(session: Pid) -> Vec<Arc<Process>> {
-    let registry = REGISTRY.lock();
-    let all = registry.slots.values().filter_map(|slot| slot.process.as_ref());
-    all.filter(|process| process.session().id == session).cloned().collect()
+/// Whether a process has children.
+pub fn has_children(parent: &Process) -> bool {
+    get(&parent.family.first_child) != 0
 }

@@ -10,6 +10,7 @@ use freehold_machine::CpuId;
 
 use super::process::{Beginnings, Process};
 use super::{Credentials, Limits, Session, Task, registry, user_loop};
+use crate::fallible::Grow as _;
 use crate::fs::{FileTable, FsContext};
 use crate::mem::Space;
 use crate::sched::{self, Idle, Schedule, Sleep};
@@ -170,20 +171,27 @@ pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Pr
     let loaded = super::exec::load(&process, first.program)?;
     loaded.begin(&task, &mut context);
     task.make_user_thread(context, |_| {})?;
-    enter(&process, &task);
+    enter(&process, &task)?;
     Ok((process, task))
 }
 
 /// Make a new process and its first task known.
-pub(super) fn enter(process: &Arc<Process>, task: &Arc<Task>) {
-    add_thread(process, task);
+///
+/// # Errors
+/// `ENOMEM`; nothing is known of them then.
+pub(super) fn enter(process: &Arc<Process>, task: &Arc<Task>) -> Result<()> {
+    add_thread(process, task)?;
     let mut registry = registry::lock();
     registry.add_task(task);
     registry.add_process(process);
+    Ok(())
 }
 
 /// Add a thread to its process; the room is made outside the lock.
-pub(super) fn add_thread(process: &Process, task: &Arc<Task>) {
+///
+/// # Errors
+/// `ENOMEM`.
+pub(super) fn add_thread(process: &Process, task: &Arc<Task>) -> Result<()> {
     let mut buffer = alloc::vec::Vec::new();
     loop {
         let wanted = {
@@ -193,14 +201,17 @@ pub(super) fn add_thread(process: &Process, task: &Arc<Task>) {
                 core::mem::swap(&mut group.threads, &mut buffer);
             }
             if group.threads.len() < group.threads.capacity() {
-                group.threads.push(task.clone());
-                if group.exit.is_some() || group.stop.is_some() {
+                let at = group.threads.partition_point(|thread| thread.tid < task.tid);
+                group.threads.insert(at, task.clone());
+                if group.exit.is_some() || group.stop().is_some() {
                     task.attention.store(true, Ordering::SeqCst);
                 }
-                return;
+                return Ok(());
             }
             (2 * group.threads.len()).max(1)
         };
-        buffer.reserve_exact(wanted);
+        // The old buffer, if this is one, is freed without the lock.
+        buffer = alloc::vec::Vec::new();
+        buffer.make_exact_room(wanted)?;
     }
 }

@@ -9,6 +9,7 @@ use freehold_vm::TaskPolicy;
 use super::Pid;
 use super::process::{Process, Usage};
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
+use crate::fault_inject::TaskFaults;
 use crate::sched::{self, Schedule, Sleep};
 use crate::sync::{IrqSpinLock, ReleaseList, SpinLock, Wake, Woken};
 use crate::time::{Expire, TimerSlot};
@@ -60,6 +61,8 @@ pub struct Task {
     pub(crate) was_denied: AtomicBool,
     /// What it is still to let go of ([`crate::sync::deferred`]). Only the task itself looks at it.
     pub(crate) releases: ReleaseList,
+    /// Which of its allocations are to fail.
+    pub(crate) injection: TaskFaults,
     /// The status that the thread ended itself with, and [`FINISHED`].
     exit_code: AtomicU32,
 }
@@ -95,6 +98,7 @@ impl Task {
             reclaims: AtomicBool::new(false),
             was_denied: AtomicBool::new(false),
             releases: ReleaseList::new(),
+            injection: TaskFaults::default(),
             exit_code: AtomicU32::new(0),
         })
     }

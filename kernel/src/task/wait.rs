@@ -75,10 +75,14 @@ fn is_eligible(child: &Process, flags: WaitFlags) -> bool {
 /// What one of the children did, or `None` if none did anything yet.
 fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<Option<Outcome>> {
     let mut registry = registry::lock();
-    let children = parent.children.lock();
     let mut any = false;
     let mut zombie = None;
-    for child in children.iter() {
+    let one = match selector {
+        Selector::One(pid) => registry.process(pid).filter(|child| child.parent_pid() == parent.pid),
+        _ => None,
+    };
+    let all = matches!(selector, Selector::Any | Selector::Group(_)).then(|| registry.children(parent));
+    for child in one.into_iter().chain(all.into_iter().flatten()) {
         if !selector.chooses(child) || !is_eligible(child, flags) {
             continue;
         }
@@ -115,7 +119,6 @@ fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<O
             usage,
         }));
     }
-    drop(children);
     let Some((child, status)) = zombie else {
         return if any { Ok(None) } else { Err(Errno::ECHILD) };
     };

@@ -11,10 +11,11 @@ use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_machine::{CpuId, MAX_CPUS};
 
+use crate::Result;
+use crate::fallible::Grow as _;
 use crate::hw;
 use crate::sched::heap::{IndexedHeap, Positioned};
 use crate::sync::IrqSpinLock;
-use crate::{Errno, Result};
 
 /// Something that happens at a deadline.
 pub trait Expire: Send + Sync {
@@ -136,8 +137,8 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
         };
         // What the queue had before is freed here, without its lock.
         drop((leftover, core::mem::take(&mut spare_armed), core::mem::take(&mut spare_spent)));
-        spare_armed.try_reserve_exact(wanted).map_err(|_| Errno::ENOMEM)?;
-        spare_spent.try_reserve_exact(wanted).map_err(|_| Errno::ENOMEM)?;
+        spare_armed.make_exact_room(wanted)?;
+        spare_spent.make_exact_room(wanted)?;
     }
 }
 

@@ -11,6 +11,7 @@ use linux_raw_sys::ioctl as io;
 
 use super::termios::Termios;
 use super::{Line, Tty, Wire, control};
+use crate::fallible::Grow as _;
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready, SetMetadata, Timestamp};
 use crate::sync::{PollWaiter, SpinLock};
 use crate::user::{Sink, Source, UserPtr, so_far};
@@ -68,7 +69,7 @@ fn make() -> Result<Arc<Pair>> {
         let state =
             PairState { lock: Lock::Locked, packets: false, mode: 0o620, uid: 0, gid: 5, made: time::wall() };
         let pair = Arc::new(Pair { tty, state: SpinLock::new(state) });
-        fresh.try_reserve(number + 1).map_err(|_| Errno::ENOMEM)?;
+        fresh.make_room(number + 1)?;
         let mut pairs = PAIRS.lock();
         if pairs.len() == number {
             if pairs.capacity() == number {

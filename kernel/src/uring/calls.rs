@@ -8,6 +8,7 @@ use linux_raw_sys::io_uring as c;
 use super::memory::{Parameters, SharedRings};
 use super::request::{self, Start, operation};
 use super::{Ring, RingFile, work};
+use crate::fallible::Grow as _;
 use crate::fs::anonymous;
 use crate::fs::poll::mask_at;
 use crate::fs::{OpenFile, OpenFlags};
@@ -150,7 +151,7 @@ impl Ring {
             return Err(Errno::EINVAL);
         }
         let mut pinned = Vec::new();
-        pinned.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+        pinned.make_exact_room(count)?;
         for [address, length] in UserPtr::<[u64; 2]>::new(vectors).read_many(count)? {
             if length == 0 || length > MAX_BUFFER {
                 return Err(Errno::EFAULT);

@@ -29,6 +29,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::Result;
+use crate::fallible::Grow as _;
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::{File, Mapping, Node, NodeKind, Ready};
 use crate::mem::PinnedRun;
@@ -100,7 +101,7 @@ impl Ring {
         let mut backlog = self.posted.lock();
         if !backlog.is_empty() || !self.put(&completion) {
             let room = backlog.len() < BACKLOG * self.rings.completions() as usize;
-            if room && backlog.try_reserve(1).is_ok() {
+            if room && backlog.make_room(1).is_ok() {
                 backlog.push_back(completion);
                 self.rings.show_backlog(Backlog::Waits);
             } else {

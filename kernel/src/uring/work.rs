@@ -11,6 +11,7 @@ use core::sync::atomic::Ordering;
 
 use super::Ring;
 use super::request::{Pending, Transfer};
+use crate::fallible::Grow as _;
 use crate::fs::poll::bits;
 use crate::fs::{Blocking, OpenFile};
 use crate::mem::with_memory_found;
@@ -73,7 +74,7 @@ impl Ring {
 
     fn watch(self: &Arc<Self>, waiter: Waiter) -> Result<()> {
         let mut waiting = self.waiting.lock();
-        waiting.waiters.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        waiting.waiters.make_room(1)?;
         if !waiting.watched {
             let ring = self.clone();
             spawn_kernel("uring-watch", move || ring.watch_all())?;
@@ -88,9 +89,9 @@ impl Ring {
 
     fn queue(self: &Arc<Self>, user_data: u64, job: Job) -> Result<()> {
         let mut waiting = self.waiting.lock();
-        waiting.jobs.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        waiting.jobs.make_room(1)?;
         let most = WORKERS - waiting.running.len();
-        waiting.running.try_reserve(most).map_err(|_| Errno::ENOMEM)?;
+        waiting.running.make_room(most)?;
         if waiting.workers < WORKERS {
             let ring = self.clone();
             spawn_kernel("uring-work", move || ring.work())?;
@@ -188,7 +189,7 @@ impl Ring {
                 Pending::Disk(_) | Pending::Sync(_) => unreachable!("these go to workers"),
             };
             match result {
-                Some(result) if ended.try_reserve(1).is_ok() => {
+                Some(result) if ended.make_room(1).is_ok() => {
                     ended.push((waiting.waiters.remove(at), result));
                 }
                 _ => at += 1,

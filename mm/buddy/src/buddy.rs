@@ -1,6 +1,6 @@
 //! The allocator: requests in, blocks out, and back again.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_frame::{
     Content, FrameSource, FrameTable, Freed, NodePolicy, NotGiven, Order, OutOfMemory, Owner, Pressure,
@@ -43,6 +43,8 @@ pub struct Buddy<M: Machine> {
     pub(crate) cpus: usize,
     pub(crate) topology: &'static Topology,
     pub(crate) misuses: AtomicU64,
+    /// Whether the options' fault hook is asked.
+    pub(crate) injecting: AtomicBool,
 }
 
 /// Whether the allocator has to do with the bytes of what it hands out and gets back (`page_alloc.check=fill`, `init_on_alloc`, `init_on_free`).
@@ -62,6 +64,9 @@ impl<M: Machine> Buddy<M> {
     /// [`OutOfMemory`]; never waits for memory.
     #[inline(always)]
     pub fn allocate(&self, request: Request) -> Result<Pfn, OutOfMemory> {
+        if self.injecting.load(Ordering::Relaxed) && self.is_injected(request.owner, request.order) {
+            return Err(OutOfMemory);
+        }
         // Taken apart here, so that it never has to be in memory for a hit.
         let Request { owner, order, content, policy, pressure } = request;
         match policy {
@@ -71,6 +76,16 @@ impl<M: Machine> Buddy<M> {
             },
             _ => self.take_by_policy(request),
         }
+    }
+    #[cold]
+    #[inline(never)]
+    fn is_injected(&self, owner: Owner, order: Order) -> bool {
+        self.options.fault_hook.is_some_and(|hook| hook(owner, order))
+    }
+    /// Ask the options' fault hook about each request from now on. Before, a request pays one
+    /// branch for it.
+    pub fn inject_faults(&self) {
+        self.injecting.store(true, Ordering::Relaxed);
     }
     /// A block of this CPU's list.
     #[inline(always)]
@@ -277,6 +292,9 @@ impl<M: Machine> FrameSource for &'static Buddy<M> {
     #[inline]
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory> {
         Buddy::allocate(self, request)
+    }
+    fn ensure_objects(self) -> Result<(), OutOfMemory> {
+        self.options.object_reserve.map_or(Ok(()), |fill| fill())
     }
     #[inline]
     fn release(self, block: Pfn, order: Order) {

@@ -4,7 +4,7 @@
 //! free set that starts full computes its members; so there is no pass over memory to defer, on this CPU or others.
 //! What costs is proportional to the reserved frames, and to the pageblocks that they and the edges of memory cut.
 
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicBool, AtomicU64};
 
 use freehold_frame::{FrameTable, Order, Owner, State};
 use freehold_machine::topology::{MAX_NODES, Presence};
@@ -133,6 +133,7 @@ impl<M: Machine> Buddy<M> {
             cpus,
             topology,
             misuses: AtomicU64::new(0),
+            injecting: AtomicBool::new(false),
         };
         for (cpu, lane) in lanes.iter().enumerate().take(cpus) {
             let node = machine.node_of_cpu(CpuId(cpu as u16));

@@ -53,7 +53,8 @@ pub use init::InitError;
 pub use misuse::Misuse;
 pub use numa::{NumaStats, Traffic};
 pub use options::{
-    BadParameter, Check, DenialSink, MisuseSink, Options, Placement, PressureSink, Shuffle, Wipe,
+    BadParameter, Check, DenialSink, FaultHook, MisuseSink, ObjectReserve, Options, Placement, PressureSink,
+    Shuffle, Wipe,
 };
 pub use validate::{Disagreement, Fault};
 pub use zone::Watermarks;

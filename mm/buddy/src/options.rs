@@ -1,6 +1,6 @@
 //! What the administrator chooses, in Linux' words: the kernel parameters `page_alloc.*` and `init_on_*`.
 
-use freehold_frame::Request;
+use freehold_frame::{Order, OutOfMemory, Owner, Request};
 use freehold_machine::topology::Indexing;
 use freehold_machine::{NodeId, Topology};
 
@@ -62,6 +62,14 @@ pub type PressureSink = fn(NodeId);
 /// Who is told that a request found nothing. Called as a [`PressureSink`] is, by whoever asked.
 pub type DenialSink = fn(&Request);
 
+/// Says whether a request is to fail though there may be memory (fault injection). Called before
+/// anything else is done for it, in the asker's context: it must not sleep and not allocate.
+pub type FaultHook = fn(Owner, Order) -> bool;
+
+/// Fills the reserve that small objects come from where there is no memory; see
+/// [`FrameSource::ensure_objects`](freehold_frame::FrameSource::ensure_objects).
+pub type ObjectReserve = fn() -> Result<(), OutOfMemory>;
+
 /// How the allocator is to behave.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -85,6 +93,11 @@ pub struct Options {
     pub on_pressure: Option<PressureSink>,
     /// Who is told about requests that found nothing.
     pub on_denial: Option<DenialSink>,
+    /// Which requests are to fail, once [`Buddy::inject_faults`](crate::Buddy::inject_faults) was
+    /// called.
+    pub fault_hook: Option<FaultHook>,
+    /// Where small objects come from in the worst case.
+    pub object_reserve: Option<ObjectReserve>,
 }
 
 impl Default for Options {
@@ -99,6 +112,8 @@ impl Default for Options {
             on_misuse: None,
             on_pressure: None,
             on_denial: None,
+            fault_hook: None,
+            object_reserve: None,
         }
     }
 }

@@ -131,6 +131,15 @@ pub trait FrameSource: Copy + Send + Sync + 'static {
     /// # Errors
     /// [`OutOfMemory`]; never waits.
     fn allocate(self, request: Request) -> Result<Pfn, OutOfMemory>;
+    /// Makes sure that a few small objects can be allocated next. A loop over a number of things
+    /// that a program chooses asks before each, where it makes an object for each. Costs a load
+    /// where there is memory.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; never waits.
+    fn ensure_objects(self) -> Result<(), OutOfMemory> {
+        Ok(())
+    }
     /// Take back a block that [`FrameSource::allocate`] handed out. A block that is not the caller's is reported and left alone.
     fn release(self, block: Pfn, order: Order);
 }

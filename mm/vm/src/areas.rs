@@ -1,7 +1,6 @@
 //! The areas of one address space: disjoint, sorted by start, neighbours that can be one are one.
 
 use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
 use core::cell::Cell;
 use core::ops::{Bound, Range};
 
@@ -101,15 +100,11 @@ impl<S: Memory> Areas<S> {
             self.tree.insert(at, upper);
         }
     }
-    /// Cut out what is in `range`.
-    pub(crate) fn remove(&mut self, range: Range<VirtAddr>) -> Vec<Area<S>> {
-        self.split_at(range.start);
-        self.split_at(range.end);
-        let mut removed = Vec::new();
-        while let Some((&start, _)) = self.tree.range(range.clone()).next() {
-            removed.extend(self.tree.remove(&start));
-        }
-        removed
+    /// Take the first area out that starts in `range`, whose ends are borders. There may be any
+    /// number: no list is made.
+    pub(crate) fn take_first(&mut self, range: &Range<VirtAddr>) -> Option<Area<S>> {
+        let (&start, _) = self.tree.range(range.clone()).next()?;
+        self.tree.remove(&start)
     }
     /// Change the areas in `range`, which are cut to fit, then join what can be one.
     pub(crate) fn change(&mut self, range: Range<VirtAddr>, mut f: impl FnMut(&mut Area<S>)) {

@@ -32,6 +32,8 @@ impl<S: Memory> AddressSpace<S> {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         for area in areas.iter().filter(|area| !area.flags.contains(AreaFlags::DONTFORK)) {
+            // One area's objects are few; there may be 65,530 areas.
+            resident.source().ensure_objects()?;
             let (content, copied) = (area.content.attached_to(child.id), area.copied.clone());
             let mut twin = Area { content, copied, ..*area };
             twin.flags.remove(AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT);

@@ -6,6 +6,7 @@
 use core::cell::Cell;
 use core::ops::Range;
 
+use arrayvec::ArrayVec;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_paging::Memory;
 
@@ -17,6 +18,9 @@ use crate::space::{DataKind, MAX_AREAS};
 use crate::{AddressSpace, PageCache};
 
 pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
+
+/// How many areas are unmapped with one batch of flushes.
+const REMOVED_AT_ONCE: usize = 8;
 
 /// `len` bytes in whole pages, in Linux' arithmetic: of what is next to the largest number nothing is left.
 pub const fn whole_pages(len: u64) -> u64 {
@@ -188,18 +192,35 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::NoMemory);
         }
         self.split_borders(&range)?;
-        let removed = self.areas.remove(range.clone());
-        if removed.is_empty() {
-            return Ok(());
+        self.areas.split_at(range.start);
+        self.areas.split_at(range.end);
+        loop {
+            // A few at a time, without a list: unmapping needs no memory. They outlive the batch
+            // with their pages.
+            let mut removed = ArrayVec::<_, REMOVED_AT_ONCE>::new();
+            let mut reached = range.start;
+            while !removed.is_full()
+                && reached < range.end
+                && let Some(area) = self.areas.take_first(&range)
+            {
+                reached = area.end;
+                removed.push(area);
+            }
+            if removed.is_empty() {
+                return Ok(());
+            }
+            let mut batch = self.resident.tables.batch();
+            for area in &removed {
+                self.resident.zap(area, area.start..area.end, &mut batch);
+                self.total -= area.pages();
+            }
+            let is_last = reached == range.end || !removed.is_full();
+            if is_last || self.areas.overlapping(range.clone()).next().is_none() {
+                let span = self.room_around(range.clone());
+                self.resident.tables.free_tables(range, span, &mut batch);
+                return Ok(());
+            }
         }
-        let mut batch = self.resident.tables.batch();
-        for area in &removed {
-            self.resident.zap(area, area.start..area.end, &mut batch);
-            self.total -= area.pages();
-        }
-        let span = self.room_around(range.clone());
-        self.resident.tables.free_tables(range, span, &mut batch);
-        Ok(())
     }
 
     /// What lies between the neighbours of `range`, which is unmapped.

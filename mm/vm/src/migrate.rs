@@ -308,6 +308,10 @@ impl<S: Memory> Resident<S> {
             run.new.push(new);
             return None;
         }
+        // There may be any number of forwards.
+        if self.source().ensure_objects().is_err() {
+            return Some(Outcome::NoMemory);
+        }
         let Ok(old) = mapping.reference() else { return Some(Outcome::Busy) };
         self.source().machine().copy(entry.frame(), new.pfn());
         let forward = Forward { _old: old, new };

@@ -6,15 +6,22 @@
 //!
 //! A [reserve](ensure) of frames is touched only when there are no others: whoever ensured it before can
 //! make small infallible allocations.
+//!
+//! **Injected failures.** Where a [hook](inject_faults) is set, it is asked before each allocation,
+//! and an allocation that it fails finds nothing but the reserve. Inside of [`fallibly`] it does
+//! not find the reserve either: there the caller takes a failure as a value. Outside, the caller
+//! may be one that cannot, and the reserve is what it is entitled to: so it gets a small object
+//! from there, and nothing larger. [`ensure`] is exempt: it fills the reserve.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use freehold_machine::{PAGE_SIZE, Pfn};
 
+use crate::cpu;
 use crate::memory::{self, OutOfMemory, boot_frames, tables};
-use crate::sync::SpinLock;
+use crate::sync::{Once, SpinLock};
 
 mod slab;
 
@@ -27,6 +34,9 @@ static SLABS: SpinLock<Slabs> = SpinLock::new(Slabs::new());
 static STOCK: SpinLock<Stock> = SpinLock::new(Stock { blocks: [[Pfn(0); 12]; 3], counts: [0; 3] });
 /// Whether the reserve misses something; read without a lock by [`ensure`].
 static LOW: AtomicBool = AtomicBool::new(true);
+/// Whether [`HOOK`] is set: all that an allocation costs more where it is not.
+static INJECTING: AtomicBool = AtomicBool::new(false);
+static HOOK: Once<FaultHook> = Once::new();
 static FRAMES: AtomicUsize = AtomicUsize::new(0);
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
@@ -52,6 +62,55 @@ impl Stock {
         *count += 1;
         Ok(())
     }
+}
+
+/// Says whether an allocation of so many bytes is to fail. Called in task context, perhaps under
+/// spin locks: it neither allocates nor sleeps.
+pub type FaultHook = fn(usize) -> bool;
+
+/// Ask `hook` before each allocation from now on. The first hook stays.
+pub fn inject_faults(hook: FaultHook) {
+    if !INJECTING.swap(true, Ordering::Relaxed) {
+        HOOK.set(hook);
+    }
+}
+
+/// What this CPU's allocations are for, 0 where nobody said; [`cpu::PerCpu::heap_use`]. It is set
+/// for a stretch that does not sleep, so the CPU stays the task's.
+mod heap_use {
+    /// The caller takes a failure as a value.
+    pub const FALLIBLE: u8 = 1;
+    /// The reserve is filled.
+    pub const REFILL: u8 = 2;
+}
+
+fn this_use() -> &'static AtomicU8 {
+    &cpu::this().heap_use
+}
+
+fn with_use<R>(is: u8, body: impl FnOnce() -> R) -> R {
+    let was = this_use().swap(is, Ordering::Relaxed);
+    let result = body();
+    this_use().store(was, Ordering::Relaxed);
+    result
+}
+
+/// Allocate inside of `body`, which takes a failure as a value and does not sleep: an injected
+/// failure is seen there.
+#[inline]
+pub fn fallibly<R>(body: impl FnOnce() -> R) -> R {
+    with_use(heap_use::FALLIBLE, body)
+}
+
+/// Whether the frames that are asked for now are the reserve's: they must not fail by injection.
+pub fn is_refilling() -> bool {
+    this_use().load(Ordering::Relaxed) == heap_use::REFILL
+}
+
+#[cold]
+#[inline(never)]
+fn is_injected(bytes: usize) -> bool {
+    HOOK.get().is_some_and(|hook| hook(bytes))
 }
 
 /// What the heap holds.
@@ -93,7 +152,8 @@ fn refill() -> Result<(), OutOfMemory> {
     LOW.store(false, Ordering::Relaxed);
     for (order, &wanted) in RESERVE.iter().enumerate() {
         while STOCK.lock().counts[order] < wanted {
-            let Some(block) = memory::alloc_frames(order as u32) else {
+            let block = with_use(heap_use::REFILL, || memory::alloc_frames(order as u32));
+            let Some(block) = block else {
                 LOW.store(true, Ordering::Relaxed);
                 return Err(OutOfMemory);
             };
@@ -107,10 +167,15 @@ fn refill() -> Result<(), OutOfMemory> {
 }
 
 fn take_frames(order: u32) -> Option<Pfn> {
-    let block = memory::alloc_frames(order).or_else(|| boot_frames::take(order)).or_else(|| {
-        let small = order < RESERVE.len() as u32;
-        if small { STOCK.lock().take(order) } else { None }
-    })?;
+    let block = memory::alloc_frames(order).or_else(|| boot_frames::take(order));
+    let Some(block) = block else { return take_reserved(order) };
+    FRAMES.fetch_add(1 << order, Ordering::Relaxed);
+    Some(block)
+}
+
+/// Frames of the reserve, for blocks as small as it has.
+fn take_reserved(order: u32) -> Option<Pfn> {
+    let block = if order < RESERVE.len() as u32 { STOCK.lock().take(order) } else { None }?;
     FRAMES.fetch_add(1 << order, Ordering::Relaxed);
     Some(block)
 }
@@ -129,20 +194,20 @@ fn order_for(layout: Layout) -> u32 {
     layout.size().max(layout.align()).div_ceil(PAGE_SIZE).next_power_of_two().ilog2()
 }
 
-/// Whole frames; null where there are none.
+/// Whole frames from `source`; null where there are none.
 #[cold]
-fn alloc_large(layout: Layout) -> *mut u8 {
+fn alloc_large(layout: Layout, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
     let order = order_for(layout);
-    let Some(first) = take_frames(order) else { return ptr::null_mut() };
+    let Some(first) = source(order) else { return ptr::null_mut() };
     ALLOCATED.fetch_add(PAGE_SIZE << order, Ordering::Relaxed);
     tables::frame_ptr(first)
 }
 
-/// An object of a class whose slabs were full; null where there are no frames for another.
+/// An object of a class whose slabs were full; null where `source` has no frames for another.
 #[cold]
-fn alloc_from_new_block(class: usize) -> *mut u8 {
+fn alloc_from_new_block(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
     loop {
-        let Some(first) = take_frames(CLASSES[class].order) else { return ptr::null_mut() };
+        let Some(first) = source(CLASSES[class].order) else { return ptr::null_mut() };
         // SAFETY: the block is fresh from the page allocator, in the direct map, of the class's order.
         unsafe { SLABS.lock().add(class, tables::frame_ptr(first)) };
         // Others may have been faster.
@@ -150,6 +215,27 @@ fn alloc_from_new_block(class: usize) -> *mut u8 {
             return object;
         }
     }
+}
+
+/// An allocation that an injected failure met: see the module's head. Null where it fails.
+#[cold]
+#[inline(never)]
+fn alloc_denied(layout: Layout) -> *mut u8 {
+    if this_use().load(Ordering::Relaxed) == heap_use::FALLIBLE {
+        return ptr::null_mut();
+    }
+    let Some(class) = slab::class_for(layout) else { return alloc_large(layout, take_reserved) };
+    take_object(class, take_reserved)
+}
+
+#[inline]
+fn take_object(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
+    let object = SLABS.lock().take(class);
+    let object = object.unwrap_or_else(|| alloc_from_new_block(class, source));
+    if !object.is_null() {
+        ALLOCATED.fetch_add(CLASSES[class].size, Ordering::Relaxed);
+    }
+    object
 }
 
 /// The allocator behind `alloc`: the image crate makes one the global allocator.
@@ -160,13 +246,11 @@ pub struct KernelHeap;
 // large and as aligned as the layout asks, and stay in the direct map until they are given back.
 unsafe impl GlobalAlloc for KernelHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let Some(class) = slab::class_for(layout) else { return alloc_large(layout) };
-        let object = SLABS.lock().take(class);
-        let object = object.unwrap_or_else(|| alloc_from_new_block(class));
-        if !object.is_null() {
-            ALLOCATED.fetch_add(CLASSES[class].size, Ordering::Relaxed);
+        if INJECTING.load(Ordering::Relaxed) && is_injected(layout.size()) {
+            return alloc_denied(layout);
         }
-        object
+        let Some(class) = slab::class_for(layout) else { return alloc_large(layout, take_frames) };
+        take_object(class, take_frames)
     }
 
     unsafe fn dealloc(&self, object: *mut u8, layout: Layout) {

@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use super::{AT_FDCWD, as_caller, file, place_at, process};
+use crate::fallible::Grow as _;
 use crate::fs::caller::{Access, Power};
 use crate::fs::node::{NodeKind, Presence};
 use crate::fs::path::{Path, Reach};
@@ -25,7 +26,7 @@ fn list(fd: i32, buffer: u64, size: usize, layout: Layout) -> Result<i64> {
     let file = file(fd)?;
     let size = size.min(MAX_BUFFER);
     let mut bytes: Vec<u8> = Vec::new();
-    bytes.try_reserve(size).map_err(|_| Errno::ENOMEM)?;
+    bytes.make_room(size)?;
     let mut no_room = false;
     let result = file.read_dir(&mut |entry| {
         // inode, next position, record length, and type and name with its NUL in either order.

@@ -67,7 +67,7 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     if flags & MS_MOVE != 0 {
         let source = place_at(AT_FDCWD, args[0], 0, Final::Follow)?;
         let from = source.mount.mountpoint().filter(|_| source.is_mount_root()).ok_or(Errno::EINVAL)?;
-        if source.mount.tree().iter().any(|mount| alloc::sync::Arc::ptr_eq(mount, &place.mount)) {
+        if source.mount.tree()?.iter().any(|mount| alloc::sync::Arc::ptr_eq(mount, &place.mount)) {
             return Err(Errno::ELOOP);
         }
         from.mount.hand_over(&source.mount, place)?;
@@ -110,7 +110,7 @@ pub fn sys_umount2(args: &Args) -> Result<i64> {
 
 /// sync()
 pub fn sys_sync(_args: &Args) -> Result<i64> {
-    for mount in boot::root_mount().tree() {
+    for mount in boot::root_mount().tree()? {
         // sync(2) has no way to tell of errors; fsync has.
         let _ = mount.file_system().sync();
     }

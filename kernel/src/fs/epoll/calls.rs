@@ -7,6 +7,7 @@ use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Epoll, EpollFile, Event, Interest};
+use crate::fallible::Grow as _;
 use crate::fs::{NodeKind, OpenFile, OpenFlags, anonymous, poll};
 use crate::syscall::Args;
 use crate::task::{self, SigSet};
@@ -98,7 +99,7 @@ fn wait(args: &Args, deadline: Option<u64>) -> Result<i64> {
     let epoll = epoll_of(&file)?;
     let target = UserPtr::<EpollEvent>::new(args[1]);
     let mut batch: Vec<EpollEvent> = Vec::new();
-    batch.try_reserve_exact(BATCH.min(most as usize)).map_err(|_| Errno::ENOMEM)?;
+    batch.make_exact_room(BATCH.min(most as usize))?;
     loop {
         let count = epoll.harvest(batch.capacity().min(most as usize), |Event { events, data }| {
             batch.push(EpollEvent { events, data });

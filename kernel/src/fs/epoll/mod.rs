@@ -32,6 +32,7 @@ pub use calls::{
 use self::nesting::Nest;
 use super::anonymous::AnonymousNode;
 use super::{File, Node, NodeKind, OpenFile, Ready, poll};
+use crate::fallible::Grow as _;
 use crate::sync::{IrqSpinLock, Mutex, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
 use crate::{Errno, Result};
 
@@ -172,11 +173,11 @@ impl Epoll {
         if let Some(slot) = items.iter().position(Option::is_none) {
             return Ok(slot);
         }
-        items.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        items.make_room(1)?;
         let wanted = items.capacity();
         if self.shared.ready.lock().capacity() < wanted {
             let mut roomier = VecDeque::new();
-            roomier.try_reserve_exact(wanted).map_err(|_| Errno::ENOMEM)?;
+            roomier.make_exact_room(wanted)?;
             let mut ready = self.shared.ready.lock();
             roomier.append(&mut ready);
             core::mem::swap(&mut *ready, &mut roomier);

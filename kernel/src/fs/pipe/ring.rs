@@ -9,6 +9,7 @@ use alloc::collections::VecDeque;
 use freehold_machine::PAGE_SIZE;
 
 use super::page::{BytePage, Holding};
+use crate::fallible::Grow as _;
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result};
 
@@ -114,7 +115,7 @@ impl Ring {
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
     pub fn push(&mut self, source: &mut dyn Source, boundary: Boundary) -> Result<usize> {
-        self.chunks.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        self.chunks.make_room(1)?;
         let page = match self.spare.take() {
             Some(page) => page,
             None => BytePage::allocate()?,
@@ -137,7 +138,7 @@ impl Ring {
     /// `ENOMEM`.
     #[cfg(target_os = "none")]
     pub fn push_page(&mut self, page: BytePage, range: core::ops::Range<usize>) -> Result<()> {
-        self.chunks.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        self.chunks.make_room(1)?;
         self.chunks.push_back(Chunk { page, start: range.start, end: range.end, boundary: Boundary::Stream });
         Ok(())
     }
@@ -222,7 +223,7 @@ impl Ring {
     /// # Errors
     /// `ENOMEM`.
     pub fn give(&mut self, other: &mut Ring, limit: usize) -> Result<usize> {
-        other.chunks.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        other.chunks.make_room(1)?;
         match self.chunks.front() {
             Some(front) if front.len() <= limit => {
                 let count = front.len();
@@ -252,7 +253,7 @@ impl Ring {
         limit: usize,
         give: &mut dyn FnMut(&mut dyn Sink) -> Result<usize>,
     ) -> Result<usize> {
-        self.chunks.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        self.chunks.make_room(1)?;
         let page = match self.spare.take() {
             Some(page) => page,
             None => BytePage::allocate()?,

@@ -2,23 +2,21 @@
 
 use alloc::vec::Vec;
 
-use crate::Result;
 use crate::fs::boot;
 use crate::fs::device::split_device;
 use crate::fs::generated::Text;
 use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::path::{Path, Reach};
+use crate::{Result, fallible};
 
-/// Blank, tab, line feed and backslash as octal escapes, which getmntent(3) undoes.
-fn escaped(text: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(text.len());
+/// Writes blank, tab, line feed and backslash as octal escapes, which getmntent(3) undoes.
+fn escape(out: &mut Text, text: &[u8]) {
     for &byte in text {
         match byte {
-            b' ' | b'\t' | b'\n' | b'\\' => out.extend_from_slice(alloc::format!("\\{byte:03o}").as_bytes()),
-            byte => out.push(byte),
+            b' ' | b'\t' | b'\n' | b'\\' => write!(out, "\\{byte:03o}"),
+            byte => out.push(&[byte]),
         }
     }
-    out
 }
 
 fn options(out: &mut Text, flags: MountFlags) {
@@ -42,10 +40,10 @@ fn options(out: &mut Text, flags: MountFlags) {
 /// Every mount that can be reached from `root`, with the path of its mount point there.
 fn visible(root: &Path) -> Result<Vec<(alloc::sync::Arc<Mount>, Vec<u8>)>> {
     let mut found = Vec::new();
-    for mount in boot::root_mount().tree() {
+    for mount in boot::root_mount().tree()? {
         let place = Path::root_of(mount.clone()).describe(root)?;
         if place.reach == Reach::Inside {
-            found.push((mount, place.text));
+            fallible::push(&mut found, (mount, place.text))?;
         }
     }
     Ok(found)
@@ -55,9 +53,9 @@ fn visible(root: &Path) -> Result<Vec<(alloc::sync::Arc<Mount>, Vec<u8>)>> {
 pub fn mounts(out: &mut Text, root: &Path) -> Result<()> {
     for (mount, place) in visible(root)? {
         let fs = mount.file_system();
-        out.push(&escaped(mount.source()));
+        escape(out, mount.source());
         out.push(b" ");
-        out.push(&escaped(&place));
+        escape(out, &place);
         write!(out, " {} ", fs.name());
         options(out, mount.flags());
         writeln!(out, "{} 0 0", fs.options());
@@ -76,13 +74,13 @@ pub fn mountinfo(out: &mut Text, root: &Path) -> Result<()> {
         let part = Path::root_of(mount.clone()).describe(&whole)?;
         let part = if part.reach == Reach::Inside { part.text } else { Vec::from(b"/") };
         write!(out, "{} {parent} {major}:{minor} ", mount.id());
-        out.push(&escaped(&part));
+        escape(out, &part);
         out.push(b" ");
-        out.push(&escaped(&place));
+        escape(out, &place);
         out.push(b" ");
         options(out, mount.flags());
         write!(out, " - {} ", fs.name());
-        out.push(&escaped(mount.source()));
+        escape(out, mount.source());
         let access = if mount.flags().contains(MountFlags::RDONLY) { "ro" } else { "rw" };
         writeln!(out, " {access}{}", fs.options());
     }

@@ -11,9 +11,9 @@ use super::system::TICK;
 use super::{memory, mounts, oom};
 use crate::fs::generated::Text;
 use crate::fs::masks::{list, mask};
-use crate::task::capabilities;
 use crate::task::inspect::{self, Mode};
 use crate::task::signal::SIG_IGN;
+use crate::task::{Capability, capabilities};
 use crate::task::{Process, Resource, SigSet, Signal, Task, Usage};
 use crate::{Errno, Result, mem, sched};
 
@@ -54,6 +54,17 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
             let share = usage_of(process).rss() * 1000 / total;
             let score = share as i64 + i64::from(process.oom_score_adj.load(Ordering::Relaxed));
             writeln!(out, "{}", score.clamp(0, 2000));
+        }
+        FileKind::FailNth => {
+            let nth = match subject.tid {
+                None => process.fail_nth(),
+                Some(_) => subject.task()?.ok_or(Errno::ESRCH)?.injection.nth(),
+            };
+            writeln!(out, "{nth}");
+        }
+        FileKind::MakeItFail => {
+            let task = subject.task()?.ok_or(Errno::ESRCH)?;
+            writeln!(out, "{}", u8::from(task.injection.is_filtered()));
         }
         FileKind::OomScoreAdj => writeln!(out, "{}", process.oom_score_adj.load(Ordering::Relaxed)),
         FileKind::OomAdj => writeln!(out, "{}", oom::shown(process)),
@@ -96,6 +107,19 @@ pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()
         }
         FileKind::OomScoreAdj => oom::set(&process, bytes)?,
         FileKind::OomAdj => oom::set_by_old_scale(&process, bytes)?,
+        FileKind::FailNth => {
+            let nth = u32::try_from(parse_number(bytes)?).map_err(|_| Errno::ERANGE)?;
+            let task = subject.task()?.ok_or(Errno::ESRCH)?;
+            crate::fault_inject::arm();
+            task.injection.set_nth(nth);
+        }
+        FileKind::MakeItFail => {
+            if !crate::task::current().process().credentials().may(Capability::SysResource) {
+                return Err(Errno::EPERM);
+            }
+            let filtered = i64::try_from(parse_number(bytes)?).map_err(|_| Errno::EINVAL)?;
+            subject.task()?.ok_or(Errno::ESRCH)?.injection.set_filtered(filtered)?;
+        }
         // There are no core files to filter.
         FileKind::CoredumpFilter => {}
         FileKind::ClearRefs => {
@@ -192,7 +216,7 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     write!(out, " {} {}", usage.major_faults, children.major_faults);
     write!(out, " {} {}", usage.user / TICK, usage.system / TICK);
     write!(out, " {} {}", children.user / TICK, children.system / TICK);
-    write!(out, " {} {nice} {} 0 {}", 20 + nice, process.threads().len(), process.started / TICK);
+    write!(out, " {} {nice} {} 0 {}", 20 + nice, process.thread_count(), process.started / TICK);
     let rss_limit = process.limit(Resource::Rss).soft;
     write!(out, " {} {} {rss_limit}", space.total_pages * 4096, space.rss());
     // Where things are in memory is told to those who may inspect it.
@@ -224,7 +248,7 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
     writeln!(out, "Uid:\t{}\t{}\t{}\t{}", c.uid, c.euid, c.suid, c.fsuid);
     writeln!(out, "Gid:\t{}\t{}\t{}\t{}", c.gid, c.egid, c.sgid, c.fsgid);
     write!(out, "FDSize:\t{}\nGroups:\t", process.files().size());
-    for group in &c.groups {
+    for group in c.groups.iter() {
         write!(out, "{group} ");
     }
     writeln!(out, "\nNStgid:\t{}\nNSpid:\t{id}", process.pid);
@@ -252,7 +276,7 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
     let blocked = task.as_ref().map_or(SigSet::EMPTY, |task| task.blocked());
     let [ignored, caught] = dispositions(process);
     let queue = process.limit(Resource::SigPending).soft;
-    writeln!(out, "Threads:\t{}\nSigQ:\t0/{queue}", process.threads().len());
+    writeln!(out, "Threads:\t{}\nSigQ:\t0/{queue}", process.thread_count());
     writeln!(out, "SigPnd:\t{:016x}\nShdPnd:\t{:016x}\nSigBlk:\t{:016x}", 0, pending.0, blocked.0);
     writeln!(out, "SigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}");
     let sets = c.capabilities;

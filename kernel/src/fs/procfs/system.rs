@@ -1,5 +1,6 @@
 //! The files of /proc that are about the whole system.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use freehold_frame::Owner;
@@ -7,9 +8,10 @@ use freehold_machine::{CpuId, NodeId};
 
 use super::{cpuinfo, loads};
 use crate::fs::device::{self, split_device};
-use crate::fs::generated::{Generate, Text};
+use crate::fs::generated::{Generate, More, PART, Parts, Text};
+use crate::fs::locks::{Cursor, Lock, Owner as LockOwner, Sharing, Space};
 use crate::fs::machine;
-use crate::fs::node::NodeKind;
+use crate::fs::node::{Identity, NodeKind};
 use crate::fs::pseudo::PseudoDir;
 use crate::mem::{self, stats::MemoryStats};
 use crate::task::registry;
@@ -63,7 +65,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         Ok(())
     });
     root.file("slabinfo", slabinfo);
-    root.file("locks", locks);
+    root.generated("locks", 0o444, Locks);
     root.constant("cgroups", "#subsys_name\thierarchy\tnum_cgroups\tenabled");
     root.file("modules", |_| Ok(()));
     root.generated("sysrq-trigger", 0o200, SysRq);
@@ -227,31 +229,53 @@ fn slabinfo(out: &mut Text) -> Result<()> {
     Ok(())
 }
 
-fn locks(out: &mut Text) -> Result<()> {
-    use crate::fs::locks::{self, Owner, Sharing, Space};
-    for (index, (file, lock)) in locks::list().into_iter().enumerate() {
-        let (major, minor) = split_device(file.device);
-        let kind = match (lock.space, lock.owner) {
-            (Space::Flock, _) => "FLOCK ",
-            (Space::Record, Owner::Process(_)) => "POSIX ",
-            (Space::Record, Owner::Description(_)) => "OFDLCK",
-        };
-        let sharing = if lock.sharing == Sharing::Shared { "READ " } else { "WRITE" };
-        let pid = if lock.pid == 0 { -1 } else { i64::from(lock.pid) };
-        write!(
-            out,
-            "{}: {kind} ADVISORY  {sharing} {pid} {major:02x}:{minor:02x}:{} {} ",
-            index + 1,
-            file.inode,
-            lock.start
-        );
-        if lock.end == u64::MAX {
-            out.push(b"EOF\n");
-        } else {
-            writeln!(out, "{}", lock.end - 1);
-        }
+/// /proc/locks: there may be any number, so it is written in parts.
+struct Locks;
+
+impl Generate for Locks {
+    fn show(&self, _text: &mut Text) -> Result<()> {
+        Ok(())
     }
-    Ok(())
+    fn parts(&self) -> Option<Box<dyn Parts>> {
+        Some(Box::new(LockLines { cursor: Cursor::default(), shown: 0 }))
+    }
+}
+
+struct LockLines {
+    cursor: Cursor,
+    shown: usize,
+}
+
+impl Parts for LockLines {
+    fn next(&mut self, out: &mut Text) -> Result<More> {
+        while out.length() < PART {
+            let Some((file, lock)) = self.cursor.advance() else { return Ok(More::No) };
+            self.shown += 1;
+            show_lock(out, self.shown, file, &lock);
+        }
+        Ok(More::Yes)
+    }
+}
+
+fn show_lock(out: &mut Text, number: usize, file: Identity, lock: &Lock) {
+    let (major, minor) = split_device(file.device);
+    let kind = match (lock.space, lock.owner) {
+        (Space::Flock, _) => "FLOCK ",
+        (Space::Record, LockOwner::Process(_)) => "POSIX ",
+        (Space::Record, LockOwner::Description(_)) => "OFDLCK",
+    };
+    let sharing = if lock.sharing == Sharing::Shared { "READ " } else { "WRITE" };
+    let pid = if lock.pid == 0 { -1 } else { i64::from(lock.pid) };
+    write!(
+        out,
+        "{number}: {kind} ADVISORY  {sharing} {pid} {major:02x}:{minor:02x}:{} {} ",
+        file.inode, lock.start
+    );
+    if lock.end == u64::MAX {
+        out.push(b"EOF\n");
+    } else {
+        writeln!(out, "{}", lock.end - 1);
+    }
 }
 
 /// A node's files of /sys say as much of the same as is known by node, in another shape.

@@ -12,6 +12,7 @@ use freehold_machine::PAGE_SIZE;
 use freehold_vm::{LongTerm, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::fallible::Grow as _;
 use crate::fs::clock;
 use crate::fs::file::File;
 use crate::fs::flags::OpenFlags;
@@ -122,7 +123,7 @@ fn measure<T: Term, P: Purpose>(wish: &mut Measurement, way: PinWay) -> Result<(
     let per_call = per_call.ok_or(Errno::EINVAL)? as u64;
     let end = wish.address.checked_add(wish.size).ok_or(Errno::EINVAL)?;
     let mut runs: Vec<PinnedRun<P>> = Vec::new();
-    runs.try_reserve_exact(wish.size.div_ceil(per_call) as usize).map_err(|_| Errno::ENOMEM)?;
+    runs.make_exact_room(wish.size.div_ceil(per_call) as usize)?;
     let begun = time::now();
     let mut at = wish.address;
     while at < end {

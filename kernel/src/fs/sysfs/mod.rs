@@ -3,6 +3,8 @@
 #[cfg(target_os = "none")]
 mod cpus;
 #[cfg(target_os = "none")]
+mod fault_inject;
+#[cfg(target_os = "none")]
 mod gup_test;
 #[cfg(target_os = "none")]
 mod huge;
@@ -50,6 +52,7 @@ pub fn fill() {
     nodes::fill(&root, topology);
     memory::fill(&root, topology);
     huge::fill(&root);
+    fault_inject::fill(&root.dirs("kernel/debug"));
     gup_test::fill(&root.dirs("kernel/debug"));
     kernel::fill(&root);
 }

@@ -3,6 +3,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
+use crate::fallible::Grow as _;
 use crate::fs::clock::now;
 use crate::fs::node::{NewNode, SetMetadata, Timestamp, XattrSet};
 use crate::{Errno, Result};
@@ -84,7 +85,7 @@ impl Attributes {
             return Err(Errno::ENOSPC);
         }
         let mut copy = Vec::new();
-        copy.try_reserve_exact(value.len()).map_err(|_| Errno::ENOMEM)?;
+        copy.make_exact_room(value.len())?;
         copy.extend_from_slice(value);
         self.xattrs.insert(name.to_vec(), copy);
         self.changed = now();

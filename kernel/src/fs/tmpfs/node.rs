@@ -16,7 +16,7 @@ use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presen
 use crate::fs::text::TextUse;
 use crate::sync::SpinLock;
 use crate::user::{Sink, Source};
-use crate::{Errno, Result};
+use crate::{Errno, Result, fallible};
 
 /// What an entry counts in a directory's size (Linux' BOGO_DIRENT_SIZE).
 const ENTRY_SIZE: u64 = 20;
@@ -285,7 +285,7 @@ impl Node for TmpNode {
 
     fn symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
         let new = NewNode { kind: NodeKind::Symlink, ..*new };
-        self.add(name, TmpNode::with_body(&self.shared, &new, Body::Symlink(target.to_vec()))?)
+        self.add(name, TmpNode::with_body(&self.shared, &new, Body::Symlink(fallible::to_vec(target)?))?)
     }
 
     fn link(&self, name: &[u8], node: &Arc<dyn Node>) -> Result<()> {

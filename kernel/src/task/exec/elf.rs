@@ -9,6 +9,7 @@ use object::LittleEndian as LE;
 use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader};
 
+use crate::fallible::Grow as _;
 use crate::{Errno, Result};
 
 const PAGE: u64 = 4096;
@@ -112,7 +113,7 @@ pub fn plan(first: &[u8], table: &[u8]) -> Result<Plan> {
         stack: StackRights::Data,
         alignment: PAGE,
     };
-    plan.segments.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
+    plan.segments.make_exact_room(count)?;
     let table_offset = header.e_phoff.get(LE);
     for program in headers {
         match program.p_type(LE) {

@@ -22,7 +22,7 @@ use crate::task::inspect::{self, Dumpable};
 use crate::task::process::Process;
 use crate::task::signal::{Actions, AlternateStack};
 use crate::task::{Credentials, Resource, Task, current};
-use crate::{Errno, Result, sched, user};
+use crate::{Errno, Result, fallible, sched, user};
 
 use super::elf::{self, StackRights};
 use super::load::{Executable, Role};
@@ -97,7 +97,7 @@ pub struct Prepared {
 /// # Errors
 /// What execve(2) gives.
 pub fn load(process: &Process, mut request: Request) -> Result<Prepared> {
-    let shown = request.name.clone();
+    let shown = fallible::to_vec(&request.name)?;
     let mut credentials = None;
     let mut head = [0; script::HEAD];
     for _ in 0..MAX_SCRIPTS {
@@ -105,7 +105,8 @@ pub fn load(process: &Process, mut request: Request) -> Result<Prepared> {
         let length = file.read_kernel(0, &mut head)?;
         let head = &head[..length];
         if let Some((interpreter, argument)) = script::interpreter(head) {
-            let (interpreter, argument) = (interpreter.to_vec(), argument.map(<[u8]>::to_vec));
+            let (interpreter, argument) =
+                (fallible::to_vec(interpreter)?, argument.map(fallible::to_vec).transpose()?);
             request = interpreted(request, interpreter, argument)?;
             continue;
         }
@@ -234,21 +235,19 @@ fn assemble(
         (aux::SECURE, u64::from(secure)),
         (aux::HWCAP2, if freehold_arch::user::has_fsgsbase() { HWCAP2_FSGSBASE } else { 0 }),
     ];
-    let mut arguments = request.arguments.clone();
-    if arguments.is_empty() {
-        // As Linux: a program always has an argv[0].
-        arguments.push(b"")?;
-    }
+    // As Linux: a program always has an argv[0].
+    let mut nameless = Strings::new();
+    let arguments = if request.arguments.is_empty() {
+        nameless.push(b"")?;
+        &nameless
+    } else {
+        &request.arguments
+    };
     let mut random = [0; 16];
     random[..8].copy_from_slice(&X86.random_u64().to_le_bytes());
     random[8..].copy_from_slice(&X86.random_u64().to_le_bytes());
-    let contents = Contents {
-        arguments: &arguments,
-        environment: &request.environment,
-        name: shown,
-        random,
-        auxiliary: &auxiliary,
-    };
+    let contents =
+        Contents { arguments, environment: &request.environment, name: shown, random, auxiliary: &auxiliary };
     let image = stack::build(stack_top - (X86.random_u64() % 512 * 16), &contents)?;
     map_stack(&space, image.sp, stack_top, program.plan.stack, &limits)?;
     space.lock().write_remote(VirtAddr(image.sp), &image.bytes)?;
@@ -269,10 +268,10 @@ fn assemble(
             stack_start: image.sp,
             arguments: image.arguments.clone(),
             environment: image.environment.clone(),
-            auxiliary: image.auxiliary.clone(),
+            auxiliary: image.auxiliary,
         };
     });
-    let name = shown.rsplit(|&byte| byte == b'/').next().unwrap_or(shown).to_vec();
+    let name = fallible::to_vec(shown.rsplit(|&byte| byte == b'/').next().unwrap_or(shown))?;
     Ok(Prepared { space, entry, sp: image.sp, name, credentials: set_ids, readable })
 }
 

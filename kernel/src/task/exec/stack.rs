@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::strings::Strings;
+use crate::fallible::Grow as _;
 use crate::{Errno, Result};
 
 /// Auxiliary vector types.
@@ -75,14 +76,14 @@ pub fn build(top: u64, contents: &Contents<'_>) -> Result<Image> {
     let platform = arguments_start - PLATFORM.len() as u64;
     let random = (platform - 16) & !15;
     let mut auxiliary = Vec::new();
-    auxiliary.try_reserve_exact(contents.auxiliary.len() + 4).map_err(|_| Errno::ENOMEM)?;
+    auxiliary.make_exact_room(contents.auxiliary.len() + 4)?;
     auxiliary.extend_from_slice(contents.auxiliary);
     auxiliary.extend([(aux::RANDOM, random), (aux::EXECFN, name), (aux::PLATFORM, platform), (aux::NULL, 0)]);
     let words = 1 + arguments.len() + 1 + environment.len() + 1 + 2 * auxiliary.len();
     let sp = random.checked_sub(8 * words as u64).ok_or(Errno::E2BIG)? & !15;
     let length = usize::try_from(top - sp).map_err(|_| Errno::E2BIG)?;
     let mut bytes = Vec::new();
-    bytes.try_reserve_exact(length).map_err(|_| Errno::ENOMEM)?;
+    bytes.make_exact_room(length)?;
     let mut word = |value: u64| bytes.extend_from_slice(&value.to_le_bytes());
     word(arguments.len() as u64);
     arguments.offsets().for_each(|offset| word(arguments_start + offset as u64));

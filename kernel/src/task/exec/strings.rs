@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use crate::fallible::Grow as _;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
@@ -30,7 +31,7 @@ impl Strings {
         if text.len() >= MAX_STRING {
             return Err(Errno::E2BIG);
         }
-        self.bytes.try_reserve(text.len() + 1).map_err(|_| Errno::ENOMEM)?;
+        self.bytes.make_room(text.len() + 1)?;
         self.bytes.extend_from_slice(text);
         self.bytes.push(0);
         self.count += 1;

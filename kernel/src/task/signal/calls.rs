@@ -170,23 +170,22 @@ pub fn sys_kill(args: &Args) -> Result<i64> {
         }
         Ok(())
     };
-    let targets = match args.int(0) {
+    let (targets, everybody) = match args.int(0) {
         i32::MIN => return Err(Errno::ESRCH),
         pid if pid > 0 => {
             send(&find(pid.unsigned_abs()).ok_or(Errno::ESRCH)?)?;
             return Ok(0);
         }
-        0 => registry::group_members(sender.group()),
-        -1 => {
-            let mut all = registry::processes();
-            all.retain(|process| process.pid > 1 && process.pid != sender.pid);
-            all
-        }
-        group => registry::group_members(group.unsigned_abs()),
+        0 => (registry::group_members(sender.group()), false),
+        -1 => (registry::processes(), true),
+        group => (registry::group_members(group.unsigned_abs()), false),
     };
     let mut outcome = Err(Errno::ESRCH);
-    for target in &targets {
-        match send(target) {
+    for target in targets {
+        if everybody && (target.pid <= 1 || target.pid == sender.pid) {
+            continue;
+        }
+        match send(&target) {
             Ok(()) => outcome = Ok(0),
             Err(error) if outcome != Ok(0) => outcome = Err(error),
             Err(_) => {}

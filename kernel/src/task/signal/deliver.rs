@@ -109,7 +109,7 @@ impl Task {
         if group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid) || self.has_finished() {
             return Next::End;
         }
-        if group.stop.is_some() {
+        if group.stop().is_some() {
             return Next::Park;
         }
         let deliverable = SigSet(!self.blocked().0);
@@ -142,7 +142,7 @@ impl Task {
         }
         let mut group = self.process().signals.lock();
         if group.exit.is_none() {
-            group.stop = Some(signal);
+            group.set_stop(Some(signal));
             for thread in &group.threads {
                 thread.interrupt();
             }
@@ -153,7 +153,7 @@ impl Task {
     fn park(self: &Arc<Self>) {
         let stopped_by = {
             let mut group = self.process().signals.lock();
-            let Some(signal) = group.stop else { return };
+            let Some(signal) = group.stop() else { return };
             group.parked += 1;
             let all = group.parked == group.threads.len();
             if all {
@@ -168,7 +168,7 @@ impl Task {
             self.prepare_to_sleep(Sleep::Stopped);
             {
                 let group = self.process().signals.lock();
-                if group.stop.is_none() || group.exit.is_some() {
+                if group.stop().is_none() || group.exit.is_some() {
                     break;
                 }
             }

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 
 use super::pending::Action;
 use super::set::{SigInfo, SigSet, Signal};
+use crate::fallible::Grow as _;
 use crate::sched::{self, Sleep};
 use crate::task::process::{ExitStatus, Group, Process, Report};
 use crate::task::{INIT, Pid, Task, registry};
@@ -84,7 +85,7 @@ impl Process {
             if signal == Signal::CONT {
                 forget(group, SigSet::STOPPING);
             }
-            if group.stop.take().is_some() && signal == Signal::CONT {
+            if group.set_stop(None).is_some() && signal == Signal::CONT {
                 group.report = Some(Report::Continued);
                 parent = Parent::Tell;
             }
@@ -136,7 +137,7 @@ enum Parent {
 /// Let all threads end with `status`, unless they already do with another.
 pub(crate) fn end_group(group: &mut Group, status: ExitStatus) {
     group.exit.get_or_insert(status);
-    group.stop = None;
+    group.set_stop(None);
     for thread in &group.threads {
         thread.interrupt();
         sched::wake(thread, &[Sleep::Stopped, Sleep::Killable]);
@@ -161,7 +162,7 @@ impl Process {
 /// Memory for so many queued signals; `None` where there is none, and they are known by number only.
 fn buffer_for(signals: usize) -> Option<Vec<SigInfo>> {
     let mut buffer = Vec::new();
-    buffer.try_reserve_exact(signals).ok()?;
+    buffer.make_exact_room(signals).ok()?;
     Some(buffer)
 }
 
@@ -230,11 +231,8 @@ pub fn signal_kernel(process: &Arc<Process>, signal: Signal) {
 /// # Errors
 /// `ESRCH` where the group has no process.
 pub fn signal_group(group: Pid, signal: Signal) -> Result<usize> {
-    let members = registry::group_members(group);
-    for member in &members {
-        member.signal(SigInfo::kernel(signal));
-    }
-    if members.is_empty() { Err(Errno::ESRCH) } else { Ok(members.len()) }
+    let told = registry::group_members(group).map(|member| member.signal(SigInfo::kernel(signal))).count();
+    if told == 0 { Err(Errno::ESRCH) } else { Ok(told) }
 }
 
 /// Send a signal from the kernel to the leader of a session, if it is still there.

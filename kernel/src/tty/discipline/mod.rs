@@ -16,7 +16,8 @@ use alloc::collections::VecDeque;
 use linux_raw_sys::general as c;
 
 use super::termios::Termios;
-use crate::{Errno, Result};
+use crate::Result;
+use crate::fallible::Grow as _;
 
 /// Units of input a terminal holds; a canonical line is at most one less than this, and its end.
 pub const INPUT_LIMIT: usize = 4096;
@@ -120,9 +121,9 @@ impl Discipline {
     /// `ENOMEM`.
     pub fn new(termios: Termios) -> Result<Self> {
         let mut input = VecDeque::new();
-        input.try_reserve_exact(INPUT_LIMIT).map_err(|_| Errno::ENOMEM)?;
+        input.make_exact_room(INPUT_LIMIT)?;
         let mut output = VecDeque::new();
-        output.try_reserve_exact(OUTPUT_LIMIT + ECHO_RESERVE).map_err(|_| Errno::ENOMEM)?;
+        output.make_exact_room(OUTPUT_LIMIT + ECHO_RESERVE)?;
         Ok(Self {
             termios,
             input,

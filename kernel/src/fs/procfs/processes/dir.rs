@@ -41,11 +41,13 @@ const ENTRIES: &[(&str, What)] = &[
     ("cwd", What::Link(LinkKind::WorkingDirectory)),
     ("environ", What::File(FileKind::Environ, 0o400)),
     ("exe", What::Link(LinkKind::Executable)),
+    ("fail-nth", What::File(FileKind::FailNth, 0o644)),
     ("fd", What::Dir(DirKind::Descriptors, 0o500)),
     ("fdinfo", What::Dir(DirKind::DescriptorInfos, 0o555)),
     ("io", What::File(FileKind::Io, 0o400)),
     ("limits", What::File(FileKind::Limits, 0o444)),
     ("loginuid", What::File(FileKind::Loginuid, 0o444)),
+    ("make-it-fail", What::File(FileKind::MakeItFail, 0o644)),
     ("maps", What::File(FileKind::Maps, 0o444)),
     ("mem", What::File(FileKind::Memory, 0o600)),
     ("mountinfo", What::File(FileKind::Mountinfo, 0o444)),
@@ -151,8 +153,7 @@ impl Dir {
             }
             DirKind::Tasks => {
                 let least = Pid::try_from(from).ok()?;
-                let threads = self.subject.process().ok()?.threads();
-                let tid = threads.iter().map(|task| task.tid).filter(|&tid| tid >= least).min()?;
+                let tid = self.subject.process().ok()?.threads_from(least).next()?.tid;
                 let inode = Subject { pid: self.subject.pid, tid: Some(tid) }.inode(0);
                 let name = alloc::format!("{tid}").into_bytes();
                 Some((u64::from(tid), name, inode, NodeKind::Directory.dirent_kind()))
@@ -193,7 +194,7 @@ impl Node for Dir {
         let mut meta = metadata(self.subject, self.identity(), NodeKind::Directory, self.mode);
         if self.kind == DirKind::Tasks {
             // Programs count threads by the links of this directory.
-            let threads = self.subject.process().map_or(0, |process| process.threads().len());
+            let threads = self.subject.process().map_or(0, |process| process.thread_count());
             meta.links = 2 + threads as u32;
         }
         meta

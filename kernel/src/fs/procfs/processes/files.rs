@@ -46,6 +46,8 @@ pub(in crate::fs::procfs) enum FileKind {
     Memory,
     Pagemap,
     DescriptorInfo(i32),
+    MakeItFail,
+    FailNth,
 }
 
 /// A file about a subject.

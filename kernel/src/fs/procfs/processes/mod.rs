@@ -83,7 +83,7 @@ impl Dynamic for Processes {
             _ => {}
         }
         let least = Pid::try_from(from - 2).ok()?;
-        let pid = registry::processes().iter().map(|process| process.pid).find(|&pid| pid >= least)?;
+        let pid = registry::processes_from(least).next()?.pid;
         let inode = Subject { pid, tid: None }.inode(0);
         let kind = NodeKind::Directory.dirent_kind();
         Some((u64::from(pid) + 2, alloc::format!("{pid}").into_bytes(), inode, kind))

@@ -1,0 +1,300 @@
+// A command whose n-th allocation in the kernel fails, for n from FROM to TO: through /proc/self/fail-nth, which the child
+// writes before it executes the command, or around a scenario of this program's own. The command may fail as it likes, or
+// be killed; the kernel lives, and at the end its memory is what it was at the beginning.
+//
+//   freehold run -- fail-nth [-s STEP] FROM TO -- COMMAND [ARGUMENT...]
+//   freehold run -- fail-nth [-s STEP] FROM TO SCENARIO
+//
+// Five runs in a row without a failure end the series: the command allocates less often. Prints one line: how many runs, how many
+// of them saw a failure, how they ended, and the change of MemFree and of the kernel's heap in KiB.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/timerfd.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+// KiB that caches, slabs and per-CPU lists may keep after a series.
+enum { KEPT = 1024 };
+// Waits of 20 ms after which a run is ended: 20 s.
+enum { PATIENCE = 1000 };
+
+static void die(const char *what) {
+    printf("fail-nth: %s: %s\n", what, strerror(errno));
+    exit(2);
+}
+
+static int put(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY);
+    if (fd < 0) return -1;
+    int kept = write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+    close(fd);
+    return kept ? 0 : -1;
+}
+
+static long meminfo(const char *name) {
+    FILE *file = fopen("/proc/meminfo", "r");
+    if (!file) die("/proc/meminfo");
+    char line[128];
+    long value = -1;
+    while (fgets(line, sizeof line, file))
+        if (!strncmp(line, name, strlen(name))) value = atol(line + strlen(name) + 1);
+    fclose(file);
+    return value;
+}
+
+// Everything that has a list, a queue or a table of its own in the kernel.
+static void calls(void) {
+    int pair[2], ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0) {
+        char control[CMSG_SPACE(sizeof(int))] = {0};
+        struct iovec bytes = {"x", 1};
+        struct msghdr message = {
+            .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(header), &pair[1], sizeof(int));
+        (void)!sendmsg(pair[0], &message, MSG_DONTWAIT);
+        (void)!send(pair[0], control, sizeof control, MSG_DONTWAIT);
+        char sink[256];
+        (void)!recv(pair[1], sink, sizeof sink, MSG_DONTWAIT);
+        close(pair[0]);
+        close(pair[1]);
+    }
+    int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    struct sockaddr_un name = {.sun_family = AF_UNIX, .sun_path = "/tmp/fail-nth.socket"};
+    unlink(name.sun_path);
+    if (listener >= 0 && bind(listener, (void *)&name, sizeof name) == 0 && listen(listener, 4) == 0) {
+        int client = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        if (client >= 0 && connect(client, (void *)&name, sizeof name) == 0) {
+            int server = accept4(listener, 0, 0, SOCK_NONBLOCK);
+            if (server >= 0) close(server);
+        }
+        if (client >= 0) close(client);
+    }
+    if (listener >= 0) close(listener);
+    unlink(name.sun_path);
+    if (pipe(ends) == 0) {
+        (void)!fcntl(ends[1], F_SETPIPE_SZ, 1 << 18);
+        static char block[65536];
+        (void)!fcntl(ends[1], F_SETFL, O_NONBLOCK);
+        (void)!write(ends[1], block, sizeof block);
+        struct iovec page = {block, 4096};
+        (void)!vmsplice(ends[1], &page, 1, SPLICE_F_NONBLOCK);
+        (void)!read(ends[0], block, sizeof block);
+        close(ends[0]);
+        close(ends[1]);
+    }
+    int poller = epoll_create1(0), event = eventfd(0, EFD_NONBLOCK);
+    struct epoll_event wanted = {.events = EPOLLIN};
+    if (poller >= 0 && event >= 0 && epoll_ctl(poller, EPOLL_CTL_ADD, event, &wanted) == 0) {
+        (void)!write(event, &(uint64_t){1}, 8);
+        (void)!epoll_wait(poller, &wanted, 1, 0);
+    }
+    struct pollfd polls[64];
+    for (int i = 0; i < 64; i++) polls[i] = (struct pollfd){.fd = event, .events = POLLIN};
+    (void)!poll(polls, 64, 0);
+    if (poller >= 0) close(poller);
+    if (event >= 0) close(event);
+    int timer = timerfd_create(CLOCK_MONOTONIC, 0);
+    if (timer >= 0) {
+        (void)!timerfd_settime(timer, 0, &(struct itimerspec){.it_value = {100, 0}}, 0);
+        close(timer);
+    }
+    mkdir("/tmp/fail-nth", 0700);
+    int file = open("/tmp/fail-nth/file", O_CREAT | O_RDWR, 0600);
+    if (file >= 0) {
+        static char text[20000];
+        (void)!write(file, text, sizeof text);
+        (void)!fsync(file);
+        struct flock lock = {.l_type = F_WRLCK, .l_len = 10};
+        (void)!fcntl(file, F_SETLK, &lock);
+        lock.l_type = F_UNLCK;
+        lock.l_start = 4;
+        lock.l_len = 2;
+        (void)!fcntl(file, F_SETLK, &lock);
+        char *at = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (at != MAP_FAILED) {
+            at[0] = 1;
+            munmap(at, 8192);
+        }
+        (void)!ftruncate(file, 100);
+        close(file);
+    }
+    (void)!rename("/tmp/fail-nth/file", "/tmp/fail-nth/other");
+    (void)!link("/tmp/fail-nth/other", "/tmp/fail-nth/link");
+    (void)!symlink("other", "/tmp/fail-nth/symlink");
+    unlink("/tmp/fail-nth/symlink");
+    unlink("/tmp/fail-nth/link");
+    unlink("/tmp/fail-nth/other");
+    unlink("/tmp/fail-nth/file");
+    rmdir("/tmp/fail-nth");
+    static const char *const shown[] = {"/proc/self/maps", "/proc/self/status", "/proc/self/mountinfo", "/proc/locks",
+                                        "/proc/self/stat", "/proc/vmstat"};
+    for (unsigned i = 0; i < sizeof shown / sizeof *shown; i++) {
+        int fd = open(shown[i], O_RDONLY);
+        static char text[65536];
+        if (fd >= 0) {
+            (void)!read(fd, text, sizeof text);
+            close(fd);
+        }
+    }
+}
+
+static void *nothing(void *unused) { return unused; }
+
+// Memory, processes, threads, signals.
+static void tasks(void) {
+    size_t size = 3 << 20;
+    char *at = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at != MAP_FAILED) {
+        for (size_t i = 0; i < size; i += 65536) at[i] = 1;
+        (void)!mprotect(at + 8192, 4096, PROT_READ);
+        (void)!mprotect(at + 16384, 4096, PROT_NONE);
+        (void)!madvise(at + 65536, 65536, MADV_DONTNEED);
+        char *moved = mremap(at, size, size + 4096, MREMAP_MAYMOVE);
+        if (moved != MAP_FAILED) at = moved;
+    }
+    sigset_t block;
+    sigfillset(&block);
+    sigprocmask(SIG_BLOCK, &block, 0);
+    for (int i = 0; i < 20; i++) sigqueue(getpid(), SIGRTMIN + i % 3, (union sigval){.sival_int = i});
+    pthread_t thread;
+    if (pthread_create(&thread, 0, nothing, 0) == 0) pthread_join(thread, 0);
+    pid_t child = fork();
+    if (child == 0) {
+        if (at != MAP_FAILED) at[0] = 2;
+        setsid();
+        pid_t orphan = fork();
+        if (orphan == 0) _exit(0);
+        _exit(0);
+    }
+    if (child > 0) waitpid(child, 0, 0);
+    while (waitpid(-1, 0, 0) > 0) {}
+    if (at != MAP_FAILED) munmap(at, size);
+}
+
+static int removed(const char *path, const struct stat *status, int kind, struct FTW *at) {
+    (void)status, (void)kind;
+    if (at->level > 0) remove(path);
+    return 0;
+}
+
+static int stuck, ends[4]; // exited 0, exited otherwise, killed by SIGKILL, ended by another signal
+
+// Returns whether an allocation failed.
+static int run(long nth, char **command, void (*scenario)(void)) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child < 0) die("fork");
+    if (child == 0) {
+        char number[32];
+        snprintf(number, sizeof number, "%ld", nth);
+        sigset_t none;
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, 0);
+        int null = open("/dev/null", O_RDWR);
+        for (int fd = 0; fd < 3 && !getenv("FAIL_NTH_SHOW"); fd++) dup2(null, fd);
+        if (put("/proc/self/fail-nth", number) != 0) _exit(99);
+        if (command) {
+            execvp(command[0], command);
+            _exit(98);
+        }
+        scenario();
+        _exit(0);
+    }
+    // The task's own word on whether it was hit stays readable until it is waited for; a leader that has ended has none.
+    siginfo_t info = {0};
+    int status;
+    // A program may wait for ever for what failed.
+    for (int waited = 0; waitid(P_PID, child, &info, WEXITED | WNOWAIT | WNOHANG) == 0 && info.si_pid == 0; waited++) {
+        sigset_t ended;
+        sigemptyset(&ended);
+        sigaddset(&ended, SIGCHLD);
+        if (sigtimedwait(&ended, 0, &(struct timespec){0, 20000000}) < 0 && waited >= PATIENCE && kill(child, SIGKILL) == 0) stuck++;
+    }
+    char path[64], left[32] = "0";
+    snprintf(path, sizeof path, "/proc/%d/fail-nth", child);
+    int fd = open(path, O_RDONLY);
+    if (fd >= 0) {
+        (void)!read(fd, left, sizeof left - 1);
+        close(fd);
+    }
+    if (waitpid(child, &status, 0) != child) die("waitpid");
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 99) die("/proc/self/fail-nth");
+    if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
+        printf("n = %ld: ended by signal %d\n", nth, WTERMSIG(status));
+    ends[WIFEXITED(status) ? WEXITSTATUS(status) != 0 : WTERMSIG(status) == SIGKILL ? 2 : 3]++;
+    while (waitpid(-1, 0, WNOHANG) > 0) {}
+    // A program that failed leaves its files behind.
+    nftw("/tmp", removed, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    return atol(left) == 0;
+}
+
+int main(int count, char **arguments) {
+    long step = 1;
+    if (count > 2 && !strcmp(arguments[1], "-s")) {
+        step = atol(arguments[2]);
+        arguments += 2;
+        count -= 2;
+    }
+    if (count < 4 || step < 1) {
+        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks\n");
+        return 2;
+    }
+    long from = atol(arguments[1]), to = atol(arguments[2]);
+    char **command = strcmp(arguments[3], "--") ? 0 : arguments + 4;
+    void (*scenario)(void) = strcmp(arguments[3], "calls") ? tasks : calls;
+    // Linux' defaults leave out single pages and those of programs; here each allocation counts.
+    (void)!put("/sys/kernel/debug/failslab/ignore-gfp-wait", "N");
+    (void)!put("/sys/kernel/debug/fail_page_alloc/ignore-gfp-wait", "N");
+    if (put("/sys/kernel/debug/fail_page_alloc/ignore-gfp-highmem", "N") != 0
+        || put("/sys/kernel/debug/fail_page_alloc/min-order", "0") != 0
+        || put("/sys/kernel/debug/fail_page_alloc/verbose", getenv("FAIL_NTH_SHOW") ? "1" : "0") != 0
+        || put("/sys/kernel/debug/failslab/verbose", getenv("FAIL_NTH_SHOW") ? "1" : "0") != 0)
+        die("/sys/kernel/debug");
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child, 0);
+    // Twice without failures: caches and lists are filled.
+    run(0, command, scenario);
+    run(0, command, scenario);
+    memset(ends, 0, sizeof ends);
+    sleep(1);
+    long free = meminfo("MemFree:"), slab = meminfo("Slab:");
+    long runs = 0, hit = 0, unhit = 0;
+    for (long nth = from; nth <= to; nth += step) {
+        runs++;
+        int failed = run(nth, command, scenario);
+        hit += failed;
+        // The command allocates less often than that; a count that differs a little between runs is not the end.
+        unhit = failed ? 0 : unhit + 1;
+        if (unhit == 5) break;
+    }
+    sleep(1);
+    long lost = free - meminfo("MemFree:"), grown = meminfo("Slab:") - slab;
+    printf("fail-nth: %ld to %ld of %s: %ld runs, %ld with a failure; ended %d well, %d with an error, %d killed, %d by "
+           "another signal, %d stuck; MemFree -%ld KiB, Slab +%ld KiB\n",
+           from, to, command ? command[0] : arguments[3], runs, hit, ends[0], ends[1], ends[2] - stuck, ends[3], stuck, lost, grown);
+    if (hit == 0 || lost > KEPT || grown > KEPT) {
+        printf("fail-nth: memory is lost, or nothing failed\n");
+        return 1;
+    }
+    return 0;
+}

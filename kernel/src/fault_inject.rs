@@ -1,0 +1,314 @@
+//! Fault injection: allocations that fail on request, to test what comes after.
+//!
+//! The names and the rules are Linux' (Documentation/fault-injection, lib/fault-inject.c): the
+//! capabilities `failslab` (the kernel heap) and `fail_page_alloc` (the page allocator) as kernel
+//! parameters and below /sys/kernel/debug, and /proc/PID/fail-nth and make-it-fail for one task.
+//! There is one place that asks in the heap ([`freehold_arch::heap`]) and one in the page allocator
+//! ([`freehold_buddy`]); both ask here, once anything was requested since boot.
+//!
+//! **What a failure means.** An injected failure is the program's at once: nobody looks for memory,
+//! nobody else is killed, and [`with_memory_found`](crate::mem::with_memory_found) does not try
+//! again, because no memory was missing. Two places have nobody to tell, and absorb it: a page
+//! fault is tried again, as on Linux, and ends the process after [`FAULTS_IN_A_ROW`] failures in a
+//! row; a small object that the kernel cannot do without comes from the heap's reserve.
+//!
+//! **What never fails** (Linux: `__GFP_NOFAIL`, PF_MEMALLOC):
+//! - allocations of the kernel's own tasks, which have no program to tell;
+//! - those of a task that reclaims memory for others: writing out must not wait for memory;
+//! - the heap's reserve while a system call fills it: nothing has happened yet that could fail.
+
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use crate::{Errno, Result};
+
+/// Injected failures of page faults, one after the other without a served one, that end a process.
+pub const FAULTS_IN_A_ROW: u8 = 16;
+
+/// What one task is to see of injected failures.
+#[derive(Debug, Default)]
+pub struct TaskFaults {
+    /// The allocation from here that fails, from 1; 0 for none (/proc/PID/fail-nth).
+    nth: AtomicU32,
+    /// Capabilities with a task filter see the task (/proc/PID/make-it-fail).
+    filtered: AtomicBool,
+    /// An allocation failed by injection since this was asked last.
+    injected: AtomicBool,
+    /// Page faults that failed by injection since one was served.
+    in_a_row: AtomicU8,
+}
+
+impl TaskFaults {
+    /// What a new task begins with that `parent` made.
+    pub fn inherit(&self, parent: &Self) {
+        self.filtered.store(parent.filtered.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    /// The number of allocations until one fails, 0 for none.
+    pub fn nth(&self) -> u32 {
+        self.nth.load(Ordering::Relaxed)
+    }
+    /// Let the `nth` allocation from now on fail; 0 lets none.
+    pub fn set_nth(&self, nth: u32) {
+        self.nth.store(nth, Ordering::Relaxed);
+    }
+    /// Whether capabilities with a task filter see the task.
+    pub fn is_filtered(&self) -> bool {
+        self.filtered.load(Ordering::Relaxed)
+    }
+    /// Let capabilities with a task filter see the task where `value` is 1.
+    ///
+    /// # Errors
+    /// `EINVAL` for other values than 0 and 1.
+    pub fn set_filtered(&self, value: i64) -> Result<()> {
+        let filtered = match value {
+            0 => false,
+            1 => true,
+            _ => return Err(Errno::EINVAL),
+        };
+        self.filtered.store(filtered, Ordering::Relaxed);
+        Ok(())
+    }
+    /// The page allocator had nothing: what fails next is not the injected failure's doing.
+    pub fn note_denial(&self) {
+        self.injected.store(false, Ordering::Relaxed);
+    }
+    /// Whether an allocation failed by injection since this was asked last.
+    pub fn take_injected(&self) -> bool {
+        self.injected.load(Ordering::Relaxed) && self.injected.swap(false, Ordering::Relaxed)
+    }
+    /// A page fault was served.
+    #[inline]
+    pub fn fault_served(&self) {
+        self.in_a_row.store(0, Ordering::Relaxed);
+    }
+    /// A page fault failed by injection. Returns whether it was one too many.
+    pub fn fault_failed(&self) -> bool {
+        let before = self.in_a_row.load(Ordering::Relaxed);
+        self.in_a_row.store(before.saturating_add(1), Ordering::Relaxed);
+        before + 1 >= FAULTS_IN_A_ROW
+    }
+}
+
+/// Which allocations of one kind fail: Linux' `struct fault_attr`.
+#[derive(Debug)]
+pub struct FaultAttr {
+    /// "failslab" or "fail_page_alloc".
+    pub name: &'static str,
+    /// Of the allocations that pass all else, each `interval`-th may fail; 0 and 1: each.
+    pub interval: AtomicU64,
+    /// In percent; 0 turns the capability off but for fail-nth.
+    pub probability: AtomicU64,
+    /// Bytes that are allocated before the first failure.
+    pub space: AtomicI64,
+    /// The most failures; -1 for any number.
+    pub times: AtomicI64,
+    /// Above 0, each failure is in the log.
+    pub verbose: AtomicU64,
+    /// Whether only tasks with make-it-fail are concerned.
+    pub task_filter: AtomicBool,
+    count: AtomicU64,
+}
+
+/// The kernel heap's.
+pub static FAILSLAB: FaultAttr = FaultAttr::new("failslab");
+/// The page allocator's.
+pub static FAIL_PAGE_ALLOC: FaultAttr = FaultAttr::new("fail_page_alloc");
+/// Blocks of a lower order do not fail (fail_page_alloc/min-order).
+pub static MIN_ORDER: AtomicU64 = AtomicU64::new(1);
+/// Frames of programs do not fail (fail_page_alloc/ignore-gfp-highmem): those that are not in the
+/// direct map, which is what Linux calls highmem.
+pub static IGNORE_HIGHMEM: AtomicBool = AtomicBool::new(true);
+
+impl FaultAttr {
+    const fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            interval: AtomicU64::new(1),
+            probability: AtomicU64::new(0),
+            space: AtomicI64::new(0),
+            times: AtomicI64::new(1),
+            verbose: AtomicU64::new(2),
+            task_filter: AtomicBool::new(false),
+            count: AtomicU64::new(0),
+        }
+    }
+
+    /// Take the four numbers of a kernel parameter.
+    pub fn set(&self, numbers: FaultNumbers) {
+        let FaultNumbers { interval, probability, space, times } = numbers;
+        self.interval.store(interval, Ordering::Relaxed);
+        self.probability.store(probability, Ordering::Relaxed);
+        self.space.store(space, Ordering::Relaxed);
+        self.times.store(times, Ordering::Relaxed);
+    }
+
+    /// Whether an allocation of `bytes` by a task is to fail; `draw` gives a number below 100.
+    /// Linux' `should_fail`, in its order.
+    pub fn should_fail(&self, bytes: u64, task: &TaskFaults, draw: impl FnOnce() -> u64) -> bool {
+        let load = |number: &AtomicI64| number.load(Ordering::Relaxed);
+        let nth = task.nth();
+        if nth > 0 {
+            task.set_nth(nth - 1);
+            if nth > 1 {
+                return false;
+            }
+        } else {
+            let probability = self.probability.load(Ordering::Relaxed);
+            let unfiltered = !self.task_filter.load(Ordering::Relaxed) || task.is_filtered();
+            if probability == 0 || !unfiltered || load(&self.times) == 0 {
+                return false;
+            }
+            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+            if load(&self.space) > bytes {
+                self.space.fetch_sub(bytes, Ordering::Relaxed);
+                return false;
+            }
+            let interval = self.interval.load(Ordering::Relaxed);
+            let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+            if (interval > 1 && !count.is_multiple_of(interval)) || probability <= draw() {
+                return false;
+            }
+        }
+        let less = |times| if times > 0 { Some(times - 1) } else { None };
+        let _ = self.times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        task.injected.store(true, Ordering::Relaxed);
+        true
+    }
+}
+
+/// The four numbers of a kernel parameter; see [`FaultAttr`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FaultNumbers {
+    interval: u64,
+    probability: u64,
+    space: i64,
+    times: i64,
+}
+
+impl FaultNumbers {
+    /// Reads `interval,probability,space,times`; `None` for anything else.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split(',').map(str::trim);
+        let numbers = Self {
+            interval: parts.next()?.parse().ok()?,
+            probability: parts.next()?.parse().ok()?,
+            space: parts.next()?.parse().ok()?,
+            times: parts.next()?.parse().ok()?,
+        };
+        parts.next().is_none().then_some(numbers)
+    }
+}
+
+#[cfg(target_os = "none")]
+mod hooks {
+    use alloc::sync::Arc;
+
+    use freehold_frame::{Order, Owner};
+
+    use super::*;
+    use crate::hw;
+    use crate::task::Task;
+
+    /// Have the heap and the page allocator ask from now on; called before anything is requested of
+    /// them.
+    pub fn arm() {
+        freehold_arch::heap::inject_faults(slab);
+        crate::mem::frames().inject_faults();
+    }
+
+    /// Take what the kernel's command line says of either capability.
+    pub fn configure(slab: Option<FaultNumbers>, page: Option<FaultNumbers>) {
+        for (attr, numbers) in [(&FAILSLAB, slab), (&FAIL_PAGE_ALLOC, page)] {
+            if let Some(numbers) = numbers {
+                attr.set(numbers);
+                arm();
+            }
+        }
+    }
+
+    fn should_fail(attr: &FaultAttr, bytes: u64) -> bool {
+        let fails = |task: &Arc<Task>| {
+            let exempt = task.process().is_kernel() || task.reclaims.load(Ordering::Relaxed);
+            let fails = !exempt && attr.should_fail(bytes, &task.injection, || hw::random() % 100);
+            if fails && attr.verbose.load(Ordering::Relaxed) > 0 {
+                report(attr, bytes, task);
+            }
+            fails
+        };
+        hw::thread::with_current(fails).unwrap_or(false)
+    }
+
+    fn report(attr: &FaultAttr, bytes: u64, task: &Task) {
+        let name = task.name();
+        let name = core::str::from_utf8(&name).unwrap_or("?").trim_end_matches('\0');
+        log::warn!(
+            "FAULT_INJECTION: forcing a failure. name {}, interval {}, probability {}, space {}, times {}: {bytes} bytes, {name}[{}]",
+            attr.name,
+            attr.interval.load(Ordering::Relaxed),
+            attr.probability.load(Ordering::Relaxed),
+            attr.space.load(Ordering::Relaxed),
+            attr.times.load(Ordering::Relaxed),
+            task.tid
+        );
+    }
+
+    fn slab(bytes: usize) -> bool {
+        should_fail(&FAILSLAB, bytes as u64)
+    }
+
+    /// The page allocator's hook.
+    pub fn page(owner: Owner, order: Order) -> bool {
+        let passes = u64::from(order.log2()) < MIN_ORDER.load(Ordering::Relaxed)
+            || (owner.is_user() && IGNORE_HIGHMEM.load(Ordering::Relaxed))
+            || freehold_arch::heap::is_refilling();
+        !passes && should_fail(&FAIL_PAGE_ALLOC, order.frames() << 12)
+    }
+}
+
+#[cfg(target_os = "none")]
+pub use hooks::{arm, configure, page};
+
+/// On the host nothing fails by request.
+#[cfg(not(target_os = "none"))]
+pub fn arm() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEVER: fn() -> u64 = || 99;
+
+    /// fail-nth fails the n-th allocation from then on, that one alone, whatever the capability
+    /// says.
+    #[test]
+    fn the_nth_allocation_fails_once() {
+        let (attr, task) = (FaultAttr::new("x"), TaskFaults::default());
+        attr.times.store(0, Ordering::Relaxed);
+        task.set_nth(3);
+        let failed: [bool; 6] = core::array::from_fn(|_| attr.should_fail(16, &task, NEVER));
+        assert_eq!(failed, [false, false, true, false, false, false]);
+        assert_eq!(task.nth(), 0);
+        assert!(task.take_injected() && !task.take_injected());
+    }
+
+    /// interval, probability, space and times have Linux' meanings.
+    #[test]
+    fn a_capability_fails_what_its_numbers_say() {
+        let (attr, task) = (FaultAttr::new("x"), TaskFaults::default());
+        assert!(!attr.should_fail(16, &task, || 0), "off at first");
+        attr.set(FaultNumbers::parse("2,50,40,3").unwrap());
+        let failed: [bool; 12] = core::array::from_fn(|_| attr.should_fail(16, &task, || 49));
+        // 32 bytes are free; of the rest each second, three times.
+        let expected = [0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 0, 0].map(|fails| fails == 1);
+        assert_eq!(failed, expected);
+        attr.set(FaultNumbers::parse("1,50,0,-1").unwrap());
+        assert!(!attr.should_fail(16, &task, || 50) && attr.should_fail(16, &task, || 49));
+        attr.task_filter.store(true, Ordering::Relaxed);
+        assert!(!attr.should_fail(16, &task, || 0));
+        task.set_filtered(1).unwrap();
+        assert!(attr.should_fail(16, &task, || 0));
+        assert_eq!(task.set_filtered(2), Err(Errno::EINVAL));
+        for bad in ["", "1,2,3", "1,2,3,4,5", "-1,2,3,4", "a,b,c,d"] {
+            assert_eq!(FaultNumbers::parse(bad), None, "{bad}");
+        }
+    }
+}
