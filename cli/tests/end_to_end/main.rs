@@ -13,6 +13,7 @@ mod errors;
 mod exactness;
 mod growth;
 mod hostile;
+mod kill;
 mod machine;
 mod oracle;
 mod scope;

@@ -25,7 +25,7 @@ use crate::hw;
 use crate::sync::SpinLock;
 use crate::task::Process;
 use crate::user::{Iovecs, MemoryRuns, Sink, Source, SourceRuns, TargetRuns};
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
 
 /// Pages pinned and unpinned, in this order.
 static TOTALS: Tally<2> = Tally::new();
@@ -86,6 +86,9 @@ impl Drop for PinnedOne {
         TOTALS.add(hw::current_cpu(), RELEASED, 1);
     }
 }
+
+/// Pages that are pinned with the space locked, before others may run and a task that is to end stops.
+const PIN_STEP: usize = 512;
 
 /// Do `attempt` until it does not fail for want of memory, or no more can be found.
 fn with_memory<R>(mut attempt: impl FnMut() -> core::result::Result<R, FaultError>) -> Result<R> {
@@ -183,6 +186,12 @@ impl<P: Purpose> PinnedRun<P> {
         let outcome = with_memory(|| {
             let mut areas = None;
             while pages.len() < count {
+                if !pages.is_empty() && pages.len().is_multiple_of(PIN_STEP) {
+                    areas = None;
+                    if sched::checkpoint().is_err() {
+                        return Ok(());
+                    }
+                }
                 let outside = FaultError::Segv(freehold_vm::SegvCode::MapErr);
                 let at = first.checked_add((pages.len() * PAGE_SIZE) as u64).ok_or(outside)?;
                 let pinned: PinnedPage<Frames, P> = match way.try_fast(space, at) {

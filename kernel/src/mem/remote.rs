@@ -8,8 +8,8 @@ use freehold_vm::{Purpose, ReadOnly, ReadWrite, Rule, Transient};
 use super::{PinnedBytes, PinnedRun, Space};
 use crate::syscall::Args;
 use crate::task::{self, Capability, registry};
-use crate::user::{Iovecs, Sink, Source};
-use crate::{Errno, Result};
+use crate::user::{Iovecs, Sink, Source, so_far};
+use crate::{Errno, Result, sched};
 
 /// Copied per step: small enough for a kernel stack.
 const STEP: usize = 1024;
@@ -51,6 +51,9 @@ fn in_batches<P: Purpose>(
 ) -> Result<usize> {
     let mut done = 0;
     while done < len {
+        if let Err(error) = sched::checkpoint() {
+            return so_far(done, error);
+        }
         let at = address.0.checked_add(done as u64).ok_or(Errno::EFAULT);
         let run = at.and_then(|at| PinnedRun::new::<Transient>(space, at, BATCH.min(len - done), rule));
         let moved = run.and_then(|run| {

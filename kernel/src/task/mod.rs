@@ -83,6 +83,16 @@ pub fn with_current<R>(look: impl FnOnce(&Arc<Task>) -> R) -> R {
     crate::hw::thread::with_current(look).expect("a task runs")
 }
 
+/// Whether the running task ends before it sees user mode again. Cheap: the word that every signal sets is looked at first.
+#[inline]
+pub fn is_current_dying() -> bool {
+    #[cfg(target_os = "none")]
+    return crate::hw::thread::with_current(|task: &Arc<Task>| task.signal_pending() && task.is_dying())
+        .unwrap_or(false);
+    #[cfg(not(target_os = "none"))]
+    false
+}
+
 /// On the host no task runs.
 #[cfg(not(target_os = "none"))]
 pub fn with_current<R>(_look: impl FnOnce(&Arc<Task>) -> R) -> R {

@@ -58,6 +58,8 @@ pub struct Task {
     pub(crate) reclaims: AtomicBool,
     /// It asked for frames and there were none, since somebody looked last. Only the task itself changes it.
     pub(crate) was_denied: AtomicBool,
+    /// See [`Task::cancel`].
+    cancelled: AtomicBool,
     /// The status that the thread ended itself with, and [`FINISHED`].
     exit_code: AtomicU32,
 }
@@ -92,6 +94,7 @@ impl Task {
             timer_slack: AtomicU64::new(50_000),
             reclaims: AtomicBool::new(false),
             was_denied: AtomicBool::new(false),
+            cancelled: AtomicBool::new(false),
             exit_code: AtomicU32::new(0),
         })
     }
@@ -136,8 +139,17 @@ impl Task {
     pub fn signal_pending(&self) -> bool {
         self.attention.load(Ordering::Acquire)
     }
-    /// Whether the thread ends before it sees user mode again.
+    /// Let a task of the kernel's stop what it does for a program at its next checkpoint: that program has ended.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.attention.store(true, Ordering::SeqCst);
+        sched::wake(self, &[Sleep::Killable]);
+    }
+    /// Whether the thread ends before it sees user mode again, or was cancelled.
     pub fn is_dying(&self) -> bool {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return true;
+        }
         let group = self.process.signals.lock();
         group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid)
     }

@@ -134,7 +134,11 @@ impl<S: Memory> Areas<S> {
     }
     /// Join neighbours from just below `range` to just above.
     pub(crate) fn join(&mut self, range: Range<VirtAddr>) {
-        while let Some((key, next)) = self.joinable(&range) {
+        // From the top down, and on from where two became one: what lies above was looked at and joins no less for it. So a range of many
+        // areas is walked once.
+        let mut top = range.end;
+        while let Some((key, next)) = self.joinable(range.start, top) {
+            top = key;
             if let Some(gone) = self.tree.remove(&next)
                 && let Some(area) = self.tree.get_mut(&key)
             {
@@ -146,14 +150,14 @@ impl<S: Memory> Areas<S> {
             }
         }
     }
-    /// The starts of two neighbours that can be one, from just below `range` to just above.
-    fn joinable(&self, range: &Range<VirtAddr>) -> Option<(VirtAddr, VirtAddr)> {
+    /// The starts of two neighbours that can be one: the highest from just below `bottom` to what begins at `top`.
+    fn joinable(&self, bottom: VirtAddr, top: VirtAddr) -> Option<(VirtAddr, VirtAddr)> {
         let mut above: Option<&Area<S>> = None;
-        for (&start, area) in self.tree.range(..=range.end).rev() {
+        for (&start, area) in self.tree.range(..=top).rev() {
             if let Some(next) = above.filter(|next| area.joins(next)) {
                 return Some((start, next.start));
             }
-            if start < range.start {
+            if start < bottom {
                 return None;
             }
             above = Some(area);

@@ -340,7 +340,9 @@ impl File for SpaceFile {
                     Err(error) if told == 0 => return Err(error),
                     Err(_) => break,
                 }
-                crate::sched::cond_resched();
+                if crate::sched::checkpoint().is_err() {
+                    break;
+                }
             }
             return Ok(told);
         }
@@ -348,7 +350,9 @@ impl File for SpaceFile {
         let mut page = user::zeroed(PAGE as usize)?;
         let mut done = 0;
         while sink.remaining() > 0 {
-            crate::sched::cond_resched();
+            if let Err(error) = crate::sched::checkpoint() {
+                return user::so_far(done, error);
+            }
             let step = page.len().min(sink.remaining());
             let at = VirtAddr(offset.saturating_add(done as u64));
             let mut room = SliceSink::new(&mut page[..step]);
@@ -374,7 +378,9 @@ impl File for SpaceFile {
         let mut done = 0;
         while source.remaining() > 0 {
             let step = page.len().min(source.remaining());
-            crate::sched::cond_resched();
+            if let Err(error) = crate::sched::checkpoint() {
+                return user::so_far(done, error);
+            }
             // What cannot be given is said before it matters where it should go.
             let mut given = 0;
             while given < step {
