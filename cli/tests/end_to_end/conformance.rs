@@ -10,7 +10,7 @@ fn conforms(name: &str) {
 
 /// The same with more options, and arguments for the program. A stock Linux may break the promises `lost_by_linux`.
 #[track_caller]
-fn conforms_with(name: &str, options: &[&str], arguments: &[&str], lost_by_linux: &[&str]) {
+pub fn conforms_with(name: &str, options: &[&str], arguments: &[&str], lost_by_linux: &[&str]) {
     let program = guest_program(&format!("conformance/{name}"));
     let cpus: &[&str] = if options.contains(&"--cpus") { &[] } else { &["--cpus", "2"] };
     let options = [cpus, options].concat();

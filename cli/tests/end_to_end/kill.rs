@@ -1,6 +1,7 @@
-//! SIGKILL ends a process soon whatever call it makes.
+//! SIGKILL ends a process soon whatever call it makes, and limits and seals hold.
 
 use crate::common::*;
+use crate::conformance::conforms_with;
 
 /// With --icount a nanosecond is an instruction, and guest/workloads/kill-any fails above a hundred million of them.
 #[test]
@@ -18,4 +19,9 @@ fn each_system_call_that_is_answered_has_a_row_in_the_table_of_kills() {
         let outcome = run(&[], &[text(&guest_program("workloads/kill-any")), "-t"], b"");
         assert!(outcome.status == 0, "{}{}", outcome.text(), outcome.stderr);
     }
+}
+
+#[test]
+fn sealing() {
+    conforms_with("sealing", &[], &[], &[]);
 }

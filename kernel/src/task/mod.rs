@@ -43,7 +43,7 @@ use alloc::sync::Arc;
 
 pub use capabilities::Capability;
 pub use credentials::Credentials;
-pub use limits::{Limit, Limits, Resource};
+pub use limits::{Limit, Limits, Resource, check_file_size, file_size_left};
 #[cfg(target_os = "none")]
 pub use oom::{OomKill, badness, oom_kill};
 pub use process::{ExitStatus, Process, Report, Usage};
