@@ -25,3 +25,10 @@ fn each_system_call_that_is_answered_has_a_row_in_the_table_of_kills() {
 fn sealing() {
     conforms_with("sealing", &[], &[], &[]);
 }
+
+#[test]
+fn limits() {
+    // Linux' rootfs has no limit.
+    let arguments: &[&str] = if kernel() == "freehold" { &["root"] } else { &[] };
+    conforms_with("limits", &[], arguments, &[]);
+}

@@ -43,10 +43,16 @@ fn check_same_user(process: &Process) -> Result<()> {
     }
 }
 
+/// What RLIMIT_NOFILE may be at most, of whomever (fs.nr_open).
+const NR_OPEN: u64 = 1_048_576;
+
 fn change_limit(process: &Arc<Process>, resource: Resource, new: Limit) -> Result<()> {
     let old = process.limit(resource);
     if new.soft > new.hard {
         return Err(Errno::EINVAL);
+    }
+    if resource == Resource::Files && new.hard > NR_OPEN {
+        return Err(Errno::EPERM);
     }
     if new.hard > old.hard && !current().process().credentials().may(Capability::SysResource) {
         return Err(Errno::EPERM);
@@ -207,13 +213,19 @@ pub fn sys_getpriority(args: &Args) -> Result<i64> {
     Ok(i64::from(20 - nice))
 }
 
+fn nice_limit(process: &Process) -> i64 {
+    i64::try_from(process.limit(Resource::Nice).soft).unwrap_or(i64::MAX)
+}
+
 /// setpriority(which, who, nice)
 pub fn sys_setpriority(args: &Args) -> Result<i64> {
     let nice = args.int(2).clamp(-20, 19);
     let privileged = current().process().credentials().may(Capability::SysNice);
     for task in priority_targets(args.int(0), args.uint(1))? {
         check_same_user(task.process())?;
-        if nice < task.schedule.nice() && !privileged {
+        // RLIMIT_NICE counts from nice value 20 down, so that 0 lets none become nicer to itself.
+        let allowed = 20 - i64::from(nice) <= nice_limit(task.process());
+        if nice < task.schedule.nice() && !allowed && !privileged {
             return Err(Errno::EACCES);
         }
         task.schedule.set_nice(nice);

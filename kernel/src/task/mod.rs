@@ -37,6 +37,7 @@ pub mod timers;
 pub mod usage;
 #[cfg(target_os = "none")]
 mod user_loop;
+pub mod users;
 pub mod wait;
 
 use alloc::sync::Arc;

@@ -223,6 +223,14 @@ pub fn group_is_orphaned(group: Pid) -> bool {
     REGISTRY.lock().is_orphaned(group)
 }
 
+/// Threads of a (real) user's processes; one that has ended and was not waited for counts as one.
+pub fn threads_of(user: u32) -> u64 {
+    let registry = REGISTRY.lock();
+    let all = registry.slots.values().filter_map(|slot| slot.process.as_ref());
+    let own = all.filter(|process| process.credentials().uid == user);
+    own.map(|process| process.signals.lock().threads.len().max(1) as u64).sum()
+}
+
 /// The processes in a group.
 pub fn group_members(group: Pid) -> Vec<Arc<Process>> {
     let registry = REGISTRY.lock();
