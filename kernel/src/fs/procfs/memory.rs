@@ -50,6 +50,7 @@ pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<
         }
         FileKind::Maps => {
             for area in space.lock().areas() {
+                crate::sched::checkpoint()?;
                 line(out, &area, &root)?;
             }
             Ok(())
@@ -57,6 +58,7 @@ pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<
         FileKind::Smaps => {
             let areas = space.lock();
             for area in areas.areas() {
+                crate::sched::checkpoint()?;
                 line(out, &area, &root)?;
                 writeln!(out, "{:<16}{:>8} kB", "Size:", (area.end.0 - area.start.0) / 1024);
                 writeln!(out, "{:<16}{:>8} kB\n{:<16}{:>8} kB", "KernelPageSize:", 4, "MMUPageSize:", 4);
@@ -70,6 +72,7 @@ pub(super) fn show(out: &mut Text, process: &Process, kind: FileKind) -> Result<
             let areas = space.lock();
             let mut sum = Smaps::default();
             for area in areas.areas() {
+                crate::sched::checkpoint()?;
                 add(&mut sum, &areas.smaps(&area));
             }
             let first = areas.areas().next().map_or(0, |area| area.start.0);
