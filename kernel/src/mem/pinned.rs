@@ -303,10 +303,11 @@ impl<P: Purpose> PinnedBytes<P> {
     /// Pin all runs of a program for one request. Where a page cannot be pinned the bytes end.
     ///
     /// # Errors
-    /// As [`PinnedRun::new`].
+    /// As [`PinnedRun::new`]; `EINTR` where the task is to end.
     pub fn pin(space: &Space, runs: &Iovecs) -> Result<Self> {
         let mut bytes = Self::EMPTY;
         for (address, length) in runs.slices().iter().map(|slice| slice.place()).filter(|place| place.1 > 0) {
+            sched::checkpoint()?;
             match PinnedRun::new::<Transient>(space, address, length, Rule::Asked) {
                 Ok(run) => {
                     let count = run.len();
