@@ -126,11 +126,8 @@ impl<S: Memory> Areas<S> {
     }
     /// Change every area, and join those that are alike by then.
     pub(crate) fn change_all(&mut self, mut f: impl FnMut(&mut Area<S>)) {
-        let mut next = VirtAddr(0);
-        while let Some((&start, area)) = self.tree.range(next..).next() {
-            next = area.end;
-            self.change(start..next, &mut f);
-        }
+        self.tree.values_mut().for_each(&mut f);
+        self.join(VirtAddr(0)..VirtAddr(u64::MAX));
     }
     /// Join neighbours from just below `range` to just above.
     pub(crate) fn join(&mut self, range: Range<VirtAddr>) {
