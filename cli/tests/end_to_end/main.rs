@@ -17,6 +17,7 @@ mod errors;
 mod exactness;
 mod growth;
 mod hostile;
+mod kill;
 mod machine;
 mod oracle;
 mod registers;

@@ -11,7 +11,7 @@ use freehold_virtio::SECTOR_SIZE;
 
 use super::DiskContent;
 use crate::user::{MemoryRuns, Sink, Source, so_far};
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
 
 /// The most bytes that are pinned for one request.
 const MAX_RUN: usize = 128 << 10;
@@ -78,6 +78,11 @@ impl DiskContent {
     fn transfer(&self, offset: u64, mut run: impl FnMut(u64, usize) -> Result<usize>) -> Result<usize> {
         let mut done = 0;
         loop {
+            if done > 0
+                && let Err(error) = sched::checkpoint()
+            {
+                return so_far(done, error);
+            }
             let at = offset + done as u64;
             let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);
             match run(at / SECTOR_SIZE as u64, left.min(MAX_RUN)) {

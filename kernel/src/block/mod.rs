@@ -30,7 +30,7 @@ use crate::fs::{Blocking, Content, File, Mapping, Node, NodeKind, OpenFlags, Pun
 use crate::host::{self, Disk};
 use crate::mem::{CacheContent, Frames, PageCache, frames, hotplug, reclaim};
 use crate::user::{Sink, Source, UserPtr, so_far};
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
 
 /// The major number of virtio disks, as Linux usually gives it.
 pub const MAJOR: u32 = 254;
@@ -297,6 +297,11 @@ impl DiskContent {
     fn in_steps(&self, left: usize, mut step: impl FnMut(usize, usize) -> Result<usize>) -> Result<usize> {
         let mut done = 0;
         while done < left {
+            if done > 0
+                && let Err(error) = sched::checkpoint()
+            {
+                return so_far(done, error);
+            }
             let count = STEP.min(left - done);
             self.trim();
             match step(done, count) {

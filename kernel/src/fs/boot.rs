@@ -1,7 +1,7 @@
 //! The first file systems, and the few that every part of the kernel may ask for.
 //!
-//! [`init`] runs once at boot, before the first process. The root is a tmpfs without limit but memory; /dev and
-//! /dev/shm are tmpfs too, /proc and /sys are generated.
+//! [`init`] runs once at boot, before the first process. The root is a tmpfs; what programs write there may take half of memory, what the
+//! machine came with does not count. /dev and /dev/shm are tmpfs too, /proc and /sys are generated.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -20,6 +20,7 @@ use crate::{Errno, Result, user};
 
 struct State {
     root: Arc<Mount>,
+    rootfs: Arc<TmpFs>,
     /// Where files without a name live (memfd, pipes' inodes are their own).
     unnamed: Arc<TmpFs>,
     unnamed_mount: Arc<Mount>,
@@ -76,13 +77,13 @@ pub fn new_file_system(kind: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem
 /// Make the root file system, empty, and give a context at its root. `contents` makes the files' contents.
 pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
     let rootfs = TmpFs::new("tmpfs", contents.clone(), 0o755)?;
-    rootfs.unlimited();
-    let root = Mount::new(rootfs, b"tmpfs", MountFlags::empty())?;
+    rootfs.begin_boot();
+    let root = Mount::new(rootfs.clone(), b"tmpfs", MountFlags::empty())?;
     let unnamed = TmpFs::new("tmpfs", contents.clone(), 0o777)?;
     unnamed.unlimited();
     let unnamed_mount = Mount::new(unnamed.clone(), b"none", MountFlags::empty())?;
     let place = Path::root_of(root.clone());
-    *STATE.lock() = Some(State { root, unnamed, unnamed_mount, contents, devpts: None });
+    *STATE.lock() = Some(State { root, rootfs, unnamed, unnamed_mount, contents, devpts: None });
     Ok(FsContext::new(place))
 }
 
@@ -185,7 +186,9 @@ pub fn mount_standard(devpts: Option<Arc<dyn FileSystem>>) -> Result<()> {
     mount_at(super::procfs::ProcFs::new()?, b"proc", b"/proc", generated)?;
     #[cfg(target_os = "none")]
     super::sysfs::fill();
-    mount_at(super::sysfs::instance()?, b"sysfs", b"/sys", generated)
+    mount_at(super::sysfs::instance()?, b"sysfs", b"/sys", generated)?;
+    with_state(|state| state.rootfs.end_boot());
+    Ok(())
 }
 
 /// The place of a node without a name.

@@ -10,8 +10,8 @@ use alloc::sync::Arc;
 use core::any::Any;
 use core::ops::Range;
 
-use crate::Result;
 use crate::user::{Sink, Source};
+use crate::{Errno, Result};
 
 /// What fallocate(2) may do to a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +42,11 @@ pub trait Content: Any + Send + Sync {
     fn seek_hole(&self, offset: u64) -> u64;
     /// Bytes of memory held.
     fn held(&self) -> u64;
+    /// Deny shared mappings that may store, for good (F_SEAL_WRITE). `EBUSY` while there is one, and where a page stays pinned: a device may
+    /// write it. May sleep.
+    fn deny_writers(&self) -> Result<()> {
+        Ok(())
+    }
     /// Wait until changes are on the device; memory needs nothing.
     fn sync(&self) -> Result<()> {
         Ok(())
@@ -54,4 +59,8 @@ pub trait ContentSource: Send + Sync {
     fn empty(&self) -> Result<Arc<dyn Content>>;
     /// Bytes that all contents may hold together (the default limit of a tmpfs).
     fn capacity(&self) -> u64;
+    /// Have the capacity grow, where it can; may sleep. `ENOSPC` where it cannot.
+    fn grow(&self) -> Result<()> {
+        Err(Errno::ENOSPC)
+    }
 }

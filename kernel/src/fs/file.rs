@@ -165,6 +165,10 @@ pub trait File: Send + Sync {
     fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
         Err(Errno::ENODEV)
     }
+    /// F_ADD_SEALS; `EINVAL` for what has none.
+    fn add_seals(&self, _bits: u32) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
     /// The seals of a file in memory.
     fn seals(&self) -> Option<&super::tmpfs::Seals> {
         None

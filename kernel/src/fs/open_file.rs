@@ -1,7 +1,7 @@
 //! Open file descriptions: what dup and fork share.
 //!
 //! The offset of a seekable file is behind a sleeping mutex that read, write and lseek hold for their whole
-//! course, as POSIX wants them atomic towards each other; streams never take it.
+//! course, as POSIX wants them atomic towards each other; streams never take it. A task that is to end does not wait for it.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -191,7 +191,7 @@ impl OpenFile {
         if self.file.seekable() == Seekable::Stream {
             return self.file.read_at(0, sink, self.blocking());
         }
-        let mut offset = self.offset.lock();
+        let mut offset = self.offset.lock_killable()?;
         let n = self.file.read_at(*offset, sink, self.blocking())?;
         *offset += n as u64;
         Ok(n)
@@ -203,7 +203,7 @@ impl OpenFile {
         if self.file.seekable() == Seekable::Stream {
             return self.file.write_at(0, source, self.blocking());
         }
-        let mut offset = self.offset.lock();
+        let mut offset = self.offset.lock_killable()?;
         if self.flags().contains(OpenFlags::APPEND) {
             let (n, at) = self.file.append(source, self.blocking())?;
             *offset = at + n as u64;
@@ -256,7 +256,7 @@ impl OpenFile {
     pub fn seek(&self, offset: i64, whence: Whence) -> Result<u64> {
         self.check_not_path()?;
         self.check_seekable()?;
-        let mut current = self.offset.lock();
+        let mut current = self.offset.lock_killable()?;
         let base = match whence {
             Whence::Set => 0,
             Whence::Current => *current,
@@ -297,7 +297,7 @@ impl OpenFile {
     /// behind the last entry that was taken.
     pub fn read_dir(&self, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         self.check_not_path()?;
-        let mut offset = self.offset.lock();
+        let mut offset = self.offset.lock_killable()?;
         let mut reached = *offset;
         let result = self.file.read_dir(*offset, &mut |entry| {
             let next = entry.next;

@@ -26,6 +26,8 @@ const POLLWRNORM: u32 = 0x100;
 const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 /// Bits in one word of an fd_set.
 const WORD: usize = 64;
+/// Files that are looked at before others may run.
+const FILES_PER_STEP: usize = 1024;
 
 /// Readiness with poll(2)'s synonyms filled in.
 pub fn bits(ready: Ready) -> u32 {
@@ -100,6 +102,9 @@ fn poll(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i
     let mut invalid = 0;
     for (index, entry) in entries.iter_mut().enumerate() {
         entry.revents = 0;
+        if index % FILES_PER_STEP == 0 {
+            crate::sched::checkpoint()?;
+        }
         if entry.fd < 0 {
             continue;
         }

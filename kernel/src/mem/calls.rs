@@ -8,16 +8,18 @@ use bitflags::bitflags;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
     Access, Advice, AreaFlags, Backing, FaultError, FileView, LockAll, LockMode, MapRequest, OtherCopies,
-    Place, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode,
+    Place, Populate, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite,
+    SyncMode,
 };
 
+use super::populate::{and_populate, and_populate_if_possible};
 use super::space::whole_pages;
 use super::{FileMapping, Frames, Space, commons, out_of_memory};
 use crate::fs::{Mapping, OpenFile};
 use crate::syscall::Args;
 use crate::task::Resource;
 use crate::user::UserPtr;
-use crate::{Errno, Result, task};
+use crate::{Errno, Result, sched, task};
 
 bitflags! {
     /// mmap's flags (include/uapi/asm-generic/mman-common.h, mman.h, linux/mman.h).
@@ -122,6 +124,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
         Place::Hint(VirtAddr(addr).page_start())
     };
     let protection = protection(prot)?;
+    let is_read_only = file.as_ref().is_some_and(|file| !file.flags().writes());
     let backing = match file {
         None => sharing.anonymous(),
         Some(file) => file_backing(file, sharing, protection, offset)?,
@@ -130,6 +133,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let mut area_flags = AreaFlags::empty();
+    area_flags.set(AreaFlags::NEVERWRITE, sharing == Sharing::Shared && is_read_only);
     area_flags.set(AreaFlags::GROWSDOWN, flags.contains(Map::GROWSDOWN));
     area_flags.set(AreaFlags::LOCKED, flags.contains(Map::LOCKED));
     area_flags.set(AreaFlags::NORESERVE, flags.contains(Map::NORESERVE));
@@ -138,7 +142,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
     let request = MapRequest { place, len: length, protection, backing, flags: area_flags };
-    let start = space.lock().map(request, &limits)?;
+    let start = and_populate_if_possible(&space, |areas| Ok(areas.map(request, &limits)?))?;
     Ok(start.0 as i64)
 }
 
@@ -166,14 +170,23 @@ fn file_backing(
     if !file.flags().reads() {
         return Err(Errno::EACCES);
     }
+    let writable = file.flags().writes();
+    let stores = sharing == Sharing::Shared && protection.contains(Protection::WRITE);
+    if stores && !writable {
+        return Err(Errno::EACCES);
+    }
     let content = match file.file().mapping()? {
+        // What can never be written need not be shared.
+        Mapping::Zeroes if !writable => return Ok(Backing::Anonymous),
         Mapping::Zeroes => return Ok(sharing.anonymous()),
         Mapping::Content(content) => content,
     };
-    let writable = file.flags().writes();
-    if sharing == Sharing::Shared && protection.contains(Protection::WRITE) && !writable {
-        return Err(Errno::EACCES);
+    let sealed = file.file().seals().is_some_and(|seals| seals.allow_write().is_err());
+    if stores && sealed {
+        return Err(Errno::EPERM);
     }
+    // A sealed file can be shared for reading, and stays so (Linux since 6.7; before, where it is sealed by F_SEAL_FUTURE_WRITE).
+    let writable = writable && !sealed;
     let view = FileView { file: FileMapping::new(file, &content)?, offset };
     Ok(match sharing {
         Sharing::Private => Backing::PrivateFile(view),
@@ -228,14 +241,15 @@ pub fn sys_mremap(args: &Args) -> Result<i64> {
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
     let request = Remap { old: VirtAddr(old), old_len, new_len, place, source };
-    let start = space.lock().remap(request, &limits)?;
+    let start = and_populate_if_possible(&space, |areas| Ok(areas.remap(request, &limits)?))?;
     Ok(start.0 as i64)
 }
 
 /// brk(addr): the break after the call, the old one where it could not move.
 pub fn sys_brk(args: &Args) -> Result<i64> {
     let limits = task::with_current(|task| task.process().memory_limits());
-    Ok(current_space().lock().brk(VirtAddr(args[0]), &limits).0 as i64)
+    let space = current_space();
+    and_populate_if_possible(&space, |areas| Ok(areas.brk(VirtAddr(args[0]), &limits).0 as i64))
 }
 
 /// madvise(addr, length, advice)
@@ -246,15 +260,63 @@ pub fn sys_madvise(args: &Args) -> Result<i64> {
         return super::remove::remove(&space, args[0], args[1]).map(|()| 0);
     }
     let advice = Advice::from_linux(args.int(2)).ok_or(Errno::EINVAL)?;
-    let outcome = space.lock().advise(VirtAddr(args[0]), args[1], advice).map_err(Errno::from);
+    in_steps(advice, args[0], args[1], |start, len| advise(&space, start, len, advice)).map(|()| 0)
+}
+
+/// Addresses that advice is taken about at a time where its work grows with them: whole 2 MiB pages.
+const ADVICE_STEP: u64 = 16 << 20;
+
+/// Take `advice` about `start..start + len`, in steps where that may take long. A hole is told in the end, and so is the last large page that
+/// could not be made (madvise(2)); other errors end it.
+fn in_steps(
+    advice: Advice,
+    start: u64,
+    len: u64,
+    mut step: impl FnMut(u64, u64) -> Result<()>,
+) -> Result<()> {
+    let is_long = matches!(
+        advice,
+        Advice::WillNeed
+            | Advice::DontNeed
+            | Advice::DontNeedLocked
+            | Advice::Free
+            | Advice::Cold
+            | Advice::PageOut
+            | Advice::Collapse
+    );
+    let end = whole_pages(start, len).map(|range| range.end.0);
+    let Some(end) = end.filter(|&end| {
+        is_long && len > ADVICE_STEP && end <= USER_BYTES - PAGE_SIZE as u64 && start % PAGE_SIZE as u64 == 0
+    }) else {
+        return step(start, len);
+    };
+    let (mut from, mut outcome) = (start, Ok(()));
+    while from < end {
+        let to = ((from / ADVICE_STEP + 1) * ADVICE_STEP).min(end);
+        match step(from, to - from) {
+            Ok(()) => {}
+            Err(error @ Errno::ENOMEM) if advice != Advice::Collapse => outcome = Err(error),
+            Err(error @ (Errno::EINVAL | Errno::EAGAIN)) if advice == Advice::Collapse => {
+                outcome = Err(error)
+            }
+            Err(error) => return Err(error),
+        }
+        sched::checkpoint()?;
+        from = to;
+    }
+    outcome
+}
+
+fn advise(space: &Arc<Space>, start: u64, len: u64, advice: Advice) -> Result<()> {
+    let how = if advice == Advice::PopulateWrite { Populate::Write } else { Populate::Read };
+    let outcome = and_populate(space, how, |areas| Ok(areas.advise(VirtAddr(start), len, advice)?));
     // A hole is reported, and does not keep what is around it.
     if advice == Advice::PageOut && matches!(outcome, Ok(()) | Err(Errno::ENOMEM)) {
-        let range = whole_pages(args[0], args[1]).ok_or(Errno::EINVAL)?;
-        commons().page_out(&*space, range);
+        let range = whole_pages(start, len).ok_or(Errno::EINVAL)?;
+        commons().page_out(&**space, range);
         crate::swap::note_use();
     }
-    outcome?;
-    Ok(0)
+    outcome
 }
 
 /// mincore(addr, length, vec)
@@ -282,6 +344,7 @@ pub fn sys_mincore(args: &Args) -> Result<i64> {
         let answers = told.map(|residency| u8::from(residency == Residency::Resident));
         out.add(done as usize).write_slice(&answers[..count])?;
         done += count as u64;
+        sched::checkpoint()?;
     }
     Ok(0)
 }
@@ -308,7 +371,11 @@ pub fn sys_msync(args: &Args) -> Result<i64> {
 fn lock_range(start: u64, len: u64, mode: LockMode) -> Result<i64> {
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
-    space.lock().lock(VirtAddr(start), len, mode, &limits)?;
+    // As on Linux whatever cannot be had is a lack of memory; what the areas say comes after it.
+    let locked = and_populate(&space, Populate::AsAllowed, |areas| {
+        Ok(areas.lock(VirtAddr(start), len, mode, &limits))
+    });
+    locked.map_err(|_| Errno::ENOMEM)??;
     Ok(0)
 }
 
@@ -347,7 +414,7 @@ pub fn sys_mlockall(args: &Args) -> Result<i64> {
     what.set(LockAll::ON_FAULT, flags & ONFAULT != 0);
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
-    space.lock().lock_all(what, &limits)?;
+    and_populate_if_possible(&space, |areas| Ok(areas.lock_all(what, &limits)?))?;
     Ok(0)
 }
 

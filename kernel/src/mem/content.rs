@@ -3,17 +3,31 @@
 //! The frames are user-side: their bytes exist for the kernel only inside a window, where nothing may fault. So
 //! each copy first faults in the program's page, then copies inside the window without faults, and goes on
 //! where that fell short (the page may have been taken away again in between).
+//!
+//! **Long work.** A program chooses how many bytes a call moves, and pages that are there do not stop a copy. So everything goes
+//! in steps of [`STEP`] bytes. Between two, others run, and a task that is to end stops.
 
 use alloc::sync::Arc;
 use core::ops::Range;
 
-use freehold_vm::VmError;
+use freehold_machine::PAGE_SIZE;
+use freehold_vm::{Allocation, Batch, VmError};
 
-use super::hotplug::Growth;
-use super::{Frames, PageCache, find_more};
+use super::hotplug::{self, Growth};
+use super::{Frames, PageCache, find_more, oom};
 use crate::fs::{Content, ContentSource, Punch};
+use crate::sync::WaitQueue;
 use crate::user::{Sink, Source, so_far};
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched, time};
+
+/// Bytes that are moved, or given frames, between two looks at what else there is to do.
+const STEP: usize = 256 << 10;
+
+/// The same in pages.
+const STEP_PAGES: u64 = (STEP / PAGE_SIZE) as u64;
+/// How long to wait after each look for pins (nanoseconds): as Linux' memfd_wait_for_pins.
+const PIN_WAITS: [u64; 4] = [10 * MILLISECOND, 20 * MILLISECOND, 40 * MILLISECOND, 80 * MILLISECOND];
+const MILLISECOND: u64 = time::SECOND / 1000;
 
 /// A file's content whose frames are the page cache.
 pub struct CacheContent {
@@ -25,6 +39,38 @@ impl CacheContent {
     pub fn new(cache: Arc<PageCache>) -> Self {
         super::commons().list(&cache);
         Self { cache }
+    }
+    /// Wait a short while until no page is pinned. A pin that was taken through a mapping may outlive it; it ends soon or never. `EBUSY` where
+    /// one stays.
+    fn wait_for_pins(&self) -> Result<()> {
+        for wait in PIN_WAITS {
+            match self.check_unpinned() {
+                Err(Errno::EBUSY) => {}
+                outcome => return outcome,
+            }
+            WaitQueue::new().wait_killable_until(time::now() + wait, || None::<()>)?;
+        }
+        self.check_unpinned()
+    }
+    /// `EBUSY` where a page is pinned.
+    fn check_unpinned(&self) -> Result<()> {
+        let mut from = 0;
+        while let Some(next) = self.cache.check_unpinned(from, STEP_PAGES as usize)? {
+            sched::checkpoint()?;
+            from = next;
+        }
+        Ok(())
+    }
+    fn allocate_in_steps(&self, allocation: &mut Allocation) -> Result<()> {
+        loop {
+            match self.cache.allocate_some(allocation, STEP_PAGES) {
+                Ok(Batch::Last) => return Ok(()),
+                Ok(Batch::More) => {}
+                Err(VmError::NoMemory) if find_more() == Growth::Grown => {}
+                Err(error) => return Err(error.into()),
+            }
+            sched::checkpoint()?;
+        }
     }
     /// The frames.
     pub fn cache(&self) -> &Arc<PageCache> {
@@ -47,10 +93,16 @@ impl Content for CacheContent {
             if let Err(error) = sink.fault_in() {
                 return so_far(done, error);
             }
-            match self.cache.read_at(offset + done as u64, want, |bytes| sink.put_without_fault(bytes)) {
+            let step = want.min(STEP);
+            match self.cache.read_at(offset + done as u64, step, |bytes| sink.put_without_fault(bytes)) {
                 Ok(n) => done += n,
                 Err(VmError::NoMemory) if find_more() == Growth::Grown => {}
                 Err(error) => return so_far(done, error.into()),
+            }
+            if want > STEP
+                && let Err(error) = sched::checkpoint()
+            {
+                return so_far(done, error);
             }
         }
     }
@@ -64,22 +116,27 @@ impl Content for CacheContent {
             }
             let at = offset.checked_add(done as u64).ok_or(Errno::EFBIG)?;
             let step = source.fault_in().and_then(|()| {
-                Ok(self.cache.write_at(at, want, |bytes| source.take_without_fault(bytes))?)
+                Ok(self.cache.write_at(at, want.min(STEP), |bytes| source.take_without_fault(bytes))?)
             });
             match step {
                 Ok(n) => done += n,
                 Err(Errno::ENOMEM) if find_more() == Growth::Grown => {}
                 Err(error) => return so_far(done, error),
             }
+            if want > STEP
+                && let Err(error) = sched::checkpoint()
+            {
+                return so_far(done, error);
+            }
         }
     }
 
     fn resize(&self, size: u64) -> Result<()> {
-        Ok(self.cache.truncate(size)?)
+        Ok(self.cache.truncate_with(size, &mut sched::cond_resched)?)
     }
 
     fn punch(&self, range: Range<u64>, how: Punch) -> Result<()> {
-        self.cache.punch_hole(range.clone())?;
+        self.cache.punch_hole_with(range.clone(), &mut sched::cond_resched)?;
         match how {
             Punch::Hole => Ok(()),
             Punch::Zeroes => self.allocate(range),
@@ -87,7 +144,23 @@ impl Content for CacheContent {
     }
 
     fn allocate(&self, range: Range<u64>) -> Result<()> {
-        Ok(self.cache.allocate(range)?)
+        let pages = range.end.div_ceil(PAGE_SIZE as u64) - range.start / PAGE_SIZE as u64;
+        let missing = pages.saturating_sub(self.cache.pages() + self.cache.swapped_pages());
+        if missing > super::stats::all_there_can_be() {
+            // No search would ever find so much.
+            return Err(Errno::ENOMEM);
+        }
+        let mut allocation = Allocation::new(range);
+        let outcome = self.allocate_in_steps(&mut allocation);
+        if outcome.is_err() {
+            while self.cache.take_back_some(&mut allocation, STEP_PAGES) == Batch::More {
+                sched::cond_resched();
+            }
+            // Memory was searched for between the steps. With what was taken back there is some again, which is no reason to try
+            // all of it once more.
+            oom::forget_denial();
+        }
+        outcome
     }
 
     fn seek_data(&self, offset: u64) -> Option<u64> {
@@ -96,6 +169,15 @@ impl Content for CacheContent {
 
     fn seek_hole(&self, offset: u64) -> u64 {
         self.cache.seek_hole(offset)
+    }
+
+    fn deny_writers(&self) -> Result<()> {
+        self.cache.deny_writers()?;
+        let outcome = self.wait_for_pins();
+        if outcome.is_err() {
+            self.cache.admit_writers();
+        }
+        outcome
     }
 
     fn held(&self) -> u64 {
@@ -126,5 +208,10 @@ impl ContentSource for CacheSource {
 
     fn capacity(&self) -> u64 {
         super::stats::total_bytes() / 2
+    }
+
+    fn grow(&self) -> Result<()> {
+        // Memory that the host would give is there for programs' files, too.
+        if hotplug::grow() == Growth::Grown { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 }

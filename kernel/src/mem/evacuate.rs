@@ -39,7 +39,8 @@ pub(super) fn drain_lists() {
     WaitQueue::new().wait_uninterruptible_until(time::now() + DRAIN, || None::<()>);
 }
 
-/// Move what can be moved out of `ranges`, which are isolated and sorted, to memory near to `node`.
+/// Move what can be moved out of `ranges`, which are isolated and sorted, to memory near to `node`. Less, where the current
+/// task is to end.
 pub(super) fn empty(ranges: &[PfnRange], node: NodeId) {
     let place = NodePolicy::Preferred(node);
     let inside = |frame: Pfn| {
@@ -58,13 +59,17 @@ pub(super) fn empty(ranges: &[PfnRange], node: NodeId) {
                 space.migrate(ALL, &mut migration, wish, |_, _| {});
             });
             last = id;
-            sched::cond_resched();
+            if sched::checkpoint().is_err() {
+                return;
+            }
         }
         // With it go the references to old frames.
         drop(migration);
         for &range in ranges {
             commons().evacuate_caches(range, place);
-            sched::cond_resched();
+            if sched::checkpoint().is_err() {
+                return;
+            }
         }
         drain_lists();
     }
@@ -155,7 +160,8 @@ pub fn compact(runs: usize) -> u64 {
     let Some(topology) = topology() else { return 0 };
     let mut made = 0;
     for node in (0..topology.node_count()).map(|node| NodeId(node as u8)) {
-        made += (0..runs).map(|_| compact_node(topology, node)).take_while(|&made| made > 0).sum::<u64>();
+        let runs = (0..runs).take_while(|_| sched::checkpoint().is_ok());
+        made += runs.map(|_| compact_node(topology, node)).take_while(|&made| made > 0).sum::<u64>();
     }
     made
 }

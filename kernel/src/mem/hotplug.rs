@@ -104,10 +104,12 @@ pub fn grow() -> Growth {
     }
     let before = frames().total_frames();
     want();
-    let grown = GROWN.wait_uninterruptible_until(time::now() + PATIENCE, || {
+    let grown = GROWN.wait_killable_until(time::now() + PATIENCE, || {
         let has_grown = frames().total_frames() > before;
         (has_grown || !may_grow()).then_some(has_grown)
     });
+    // A task that is to end has not waited in vain.
+    let Ok(grown) = grown else { return Growth::None };
     if grown.is_none() && !SILENT.swap(true, Ordering::AcqRel) {
         HOPEFUL.store(false, Ordering::Release);
         log::warn!("hotplug: the host gives no more memory");
@@ -144,6 +146,14 @@ pub fn has_ended() -> bool {
 /// No memory comes or goes, and no pageblock is isolated by anyone else, while the result lives. May sleep.
 pub(super) fn changing() -> MutexGuard<'static, ()> {
     WORKING.lock()
+}
+
+/// As [`changing`].
+///
+/// # Errors
+/// `EINTR` where the current task is to end.
+pub(super) fn changing_killable() -> crate::Result<MutexGuard<'static, ()>> {
+    WORKING.lock_killable()
 }
 
 /// The most bytes of memory that there were at a time; `None` where memory does not change.

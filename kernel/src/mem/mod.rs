@@ -19,6 +19,7 @@ mod nodes;
 mod oom;
 mod pinned;
 mod policy;
+mod populate;
 pub mod reclaim;
 mod remote;
 mod remove;

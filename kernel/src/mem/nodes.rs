@@ -125,7 +125,7 @@ pub fn sys_move_pages(args: &Args) -> Result<i64> {
             outcome.map(|before| before + left)
         });
         done += n;
-        sched::cond_resched();
+        outcome = outcome.and_then(|left| sched::checkpoint().map(|()| left));
     }
     let_others_follow(&space, &mut migration);
     outcome

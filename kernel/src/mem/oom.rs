@@ -42,7 +42,7 @@ pub fn find_more() -> Growth {
         return Growth::None;
     }
     STALLS.fetch_add(1, Ordering::Relaxed);
-    if task::current().is_dying() {
+    if task::is_current_dying() {
         // It needs no more memory than it takes to end, and others wait for what it has.
         return Growth::None;
     }
@@ -81,6 +81,12 @@ fn was_denied() -> bool {
     task::with_current(|task| task.was_denied.swap(false, Ordering::Relaxed))
 }
 
+/// The current task's search is over and came to nothing: what fails with `ENOMEM` now is told to its program. For calls
+/// that look for memory between their steps, so that they are not made again from their beginning.
+pub(super) fn forget_denial() {
+    was_denied();
+}
+
 /// Make `attempt`, again while it fails because the page allocator had nothing for it and memory is found: so no system call fails for want of
 /// memory that others could give. It leaves nothing behind where it fails, and holds nothing that [`find_more`] must not meet.
 ///
@@ -99,6 +105,9 @@ pub fn with_memory_found<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T>
 fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
     for round in 0..TRIES {
         let made = round > 0 && blocks::is_none_whole() && blocks::make() == Outcome::Freed;
+        if task::is_current_dying() {
+            break;
+        }
         // Where there is some for everybody, it has become free since.
         if !made && is_scarce() && find_more() == Growth::None {
             break;
@@ -109,17 +118,21 @@ fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
             outcome => return outcome,
         }
     }
-    attempt()
+    if task::is_current_dying() { Err(Errno::ENOMEM) } else { attempt() }
 }
 
 /// There is no frame left for the current task, whatever it was `doing`: find some, else kill, then let others run.
 ///
-/// Returns to a caller that tries again. The victim may be the current task; it dies before it is back in user mode.
+/// Returns to a caller that tries again. The victim may be the current task; it dies before it is back in user mode. A task
+/// that is to end already finds nothing and kills none: its own end gives memory back.
 pub fn out_of_memory(doing: &'static str) {
     if task::with_current(|task| task.injection.take_injected()) {
         return try_injected_again(doing);
     }
-    if find_more() == Growth::None && task::oom_kill(doing) == task::OomKill::Killed {
+    if find_more() == Growth::None
+        && !task::is_current_dying()
+        && task::oom_kill(doing) == task::OomKill::Killed
+    {
         KILLS.fetch_add(1, Ordering::Relaxed);
     }
     sched::yield_now();

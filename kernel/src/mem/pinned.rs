@@ -26,7 +26,7 @@ use crate::hw;
 use crate::sync::SpinLock;
 use crate::task::Process;
 use crate::user::{Iovecs, MemoryRuns, Sink, Source, SourceRuns, TargetRuns};
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
 
 /// Pages pinned and unpinned, in this order.
 static TOTALS: Tally<2> = Tally::new();
@@ -87,6 +87,9 @@ impl Drop for PinnedOne {
         TOTALS.add(hw::current_cpu(), RELEASED, 1);
     }
 }
+
+/// Pages that are pinned with the space locked, before others may run and a task that is to end stops.
+const PIN_STEP: usize = 512;
 
 /// Do `attempt` until it does not fail for want of memory, or no more can be found.
 fn with_memory<R>(mut attempt: impl FnMut() -> core::result::Result<R, FaultError>) -> Result<R> {
@@ -184,6 +187,12 @@ impl<P: Purpose> PinnedRun<P> {
         let outcome = with_memory(|| {
             let mut areas = None;
             while pages.len() < count {
+                if !pages.is_empty() && pages.len().is_multiple_of(PIN_STEP) {
+                    areas = None;
+                    if sched::checkpoint().is_err() {
+                        return Ok(());
+                    }
+                }
                 let outside = FaultError::Segv(freehold_vm::SegvCode::MapErr);
                 let at = first.checked_add((pages.len() * PAGE_SIZE) as u64).ok_or(outside)?;
                 let pinned: PinnedPage<Frames, P> = match way.try_fast(space, at) {
@@ -295,10 +304,11 @@ impl<P: Purpose> PinnedBytes<P> {
     /// Pin all runs of a program for one request. Where a page cannot be pinned the bytes end.
     ///
     /// # Errors
-    /// As [`PinnedRun::new`].
+    /// As [`PinnedRun::new`]; `EINTR` where the task is to end.
     pub fn pin(space: &Space, runs: &Iovecs) -> Result<Self> {
         let mut bytes = Self::EMPTY;
         for (address, length) in runs.slices().iter().map(|slice| slice.place()).filter(|place| place.1 > 0) {
+            sched::checkpoint()?;
             match PinnedRun::new::<Transient>(space, address, length, Rule::Asked) {
                 Ok(run) => {
                     let count = run.len();

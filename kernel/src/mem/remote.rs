@@ -9,8 +9,8 @@ use super::{PinnedBytes, PinnedRun, Space};
 use crate::syscall::Args;
 use crate::task::inspect::{self, Mode};
 use crate::task::registry;
-use crate::user::{Iovecs, Sink, Source};
-use crate::{Errno, Result};
+use crate::user::{Iovecs, Sink, Source, so_far};
+use crate::{Errno, Result, sched};
 
 /// Copied per step: small enough for a kernel stack.
 const STEP: usize = 1024;
@@ -52,6 +52,9 @@ fn in_batches<P: Purpose>(
 ) -> Result<usize> {
     let mut done = 0;
     while done < len {
+        if let Err(error) = sched::checkpoint() {
+            return so_far(done, error);
+        }
         let at = address.0.checked_add(done as u64).ok_or(Errno::EFAULT);
         let run = at.and_then(|at| PinnedRun::new::<Transient>(space, at, BATCH.min(len - done), rule));
         let moved = run.and_then(|run| {

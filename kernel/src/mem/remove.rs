@@ -28,7 +28,7 @@ pub(super) fn remove(space: &Arc<Space>, start: u64, len: u64) -> Result<()> {
                 mapping.file().file().allocate(removal.bytes, Allocate::PunchHole)?;
             }
         }
-        sched::cond_resched();
+        sched::checkpoint()?;
     }
     if holes { Err(Errno::ENOMEM) } else { Ok(()) }
 }

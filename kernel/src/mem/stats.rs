@@ -59,6 +59,11 @@ pub fn ceiling_changed() {
     commons().set_commit_limit(hotplug::ceiling() + commons().swap().usage().slots * PAGE);
 }
 
+/// Pages that there will be at most at a time, in memory and in swap areas.
+pub fn all_there_can_be() -> u64 {
+    hotplug::ceiling() / PAGE + commons().swap().usage().slots
+}
+
 /// What memory is used for now.
 pub fn memory() -> MemoryStats {
     let owned = frames();

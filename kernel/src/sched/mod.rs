@@ -301,6 +301,17 @@ pub fn cond_resched() {
     }
 }
 
+/// Lets others run where one waits, and says whether the current task may go on. Called between two steps of work whose
+/// length a program chose, with nothing held that spins.
+///
+/// # Errors
+/// `EINTR` where the task is to end. Its program does not see this: what the call has done so far stays done.
+#[inline]
+pub fn checkpoint() -> crate::Result<()> {
+    cond_resched();
+    if crate::task::is_current_dying() { Err(crate::Errno::EINTR) } else { Ok(()) }
+}
+
 /// Let others run first (sched_yield).
 pub fn yield_now() {
     #[cfg(target_os = "none")]

@@ -45,6 +45,24 @@ impl<T> Mutex<T> {
         };
         MutexGuard { data: Some(data), waiters: &self.waiters }
     }
+    /// Take the lock; sleeps while another task holds it.
+    ///
+    /// # Errors
+    /// `EINTR` where the current task is to end before it has the lock.
+    pub fn lock_killable(&self) -> crate::Result<MutexGuard<'_, T>> {
+        let data = match self.data.try_lock().or_else(|| self.spin()) {
+            Some(data) => data,
+            None => match self.waiters.wait_killable(|| self.data.try_lock()) {
+                Ok(data) => data,
+                Err(error) => {
+                    // A wake-up that was meant for one waiter may have come to this one.
+                    self.waiters.wake_one();
+                    return Err(error);
+                }
+            },
+        };
+        Ok(MutexGuard { data: Some(data), waiters: &self.waiters })
+    }
     /// Try for as long as a short holder on another CPU may take: sleeping and waking cost far more than that.
     fn spin(&self) -> Option<SpinLockGuard<'_, T>> {
         if crate::sched::online().len() < 2 {

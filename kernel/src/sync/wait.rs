@@ -108,6 +108,19 @@ impl WaitQueue {
         self.wait(Sleep::Killable, None, condition)?.ok_or(Errno::EINTR)
     }
 
+    /// As [`wait_killable`](Self::wait_killable), or until the clock of [`crate::time::now`] shows `deadline`
+    /// nanoseconds: then `None`.
+    ///
+    /// # Errors
+    /// `EINTR` where the thread is to end.
+    pub fn wait_killable_until<T>(
+        &self,
+        deadline: u64,
+        condition: impl FnMut() -> Option<T>,
+    ) -> Result<Option<T>> {
+        self.wait(Sleep::Killable, Some(deadline), condition)
+    }
+
     fn wait<T>(
         &self,
         sleep: Sleep,

@@ -45,6 +45,9 @@ fn check_same_user(process: &Process) -> Result<()> {
     }
 }
 
+/// What RLIMIT_NOFILE may be at most, of whomever (fs.nr_open).
+const NR_OPEN: u64 = 1_048_576;
+
 /// Whether the caller may see and change the limits of `process` (Linux:
 /// `check_prlimit_permission`, kernel/sys.c).
 fn check_limits_of(process: &Arc<Process>) -> Result<()> {
@@ -63,6 +66,9 @@ fn change_limit(process: &Arc<Process>, resource: Resource, new: Limit) -> Resul
     let old = process.limit(resource);
     if new.soft > new.hard {
         return Err(Errno::EINVAL);
+    }
+    if resource == Resource::Files && new.hard > NR_OPEN {
+        return Err(Errno::EPERM);
     }
     if new.hard > old.hard && !current().process().credentials().may(Capability::SysResource) {
         return Err(Errno::EPERM);
@@ -236,6 +242,10 @@ pub fn sys_getpriority(args: &Args) -> Result<i64> {
     Ok(i64::from(20 - nice))
 }
 
+fn nice_limit(process: &Process) -> i64 {
+    i64::try_from(process.limit(Resource::Nice).soft).unwrap_or(i64::MAX)
+}
+
 /// setpriority(which, who, nice)
 pub fn sys_setpriority(args: &Args) -> Result<i64> {
     let nice = args.int(2).clamp(-20, 19);
@@ -243,9 +253,11 @@ pub fn sys_setpriority(args: &Args) -> Result<i64> {
     let mut outcome = Ok(0);
     // One that may not be changed does not keep the others from it.
     for_each_priority(args.int(0), args.uint(1), |task| {
+        // RLIMIT_NICE counts from nice value 20 down, so that 0 lets none become nicer to itself.
+        let allowed = 20 - i64::from(nice) <= nice_limit(task.process());
         if let Err(error) = check_same_user(task.process()) {
             outcome = Err(error);
-        } else if nice < task.schedule.nice() && !privileged {
+        } else if nice < task.schedule.nice() && !allowed && !privileged {
             outcome = Err(Errno::EACCES);
         } else {
             task.schedule.set_nice(nice);

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::process::{Beginnings, Process};
 use super::signal::{AlternateStack, Signal};
-use super::{Pid, Resource, Task, current, registry, spawn};
+use super::{Pid, Resource, Task, current, registry, spawn, users};
 use crate::sched::{Idle, Schedule};
 use crate::sync::{Completion, IrqSpinLock};
 use crate::syscall::Args;
@@ -195,6 +195,7 @@ impl Request {
 fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
     request.check()?;
     let parent = current();
+    users::check_threads(parent.process())?;
     let flags = request.flags;
     let mut child_context = context.try_clone().map_err(|_| Errno::ENOMEM)?;
     child_context.set_return(0);

@@ -6,6 +6,8 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
+use freehold_vm::Batch;
+
 use super::process::{ExitStatus, Process, is_any_stopped};
 use super::signal::{SA_NOCLDWAIT, SIG_IGN, SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
@@ -13,6 +15,9 @@ use super::{Task, current, futex, registry, wait};
 use crate::Result;
 use crate::syscall::Args;
 use crate::user::UserPtr;
+
+/// A process with more pages in memory lets others run while it gives them back.
+const MUCH: u64 = 16384;
 
 /// exit(status): the thread ends.
 pub fn sys_exit(args: &Args) -> Result<i64> {
@@ -75,7 +80,16 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     let kernel = kernel_process();
     let space = process.replace_space(kernel.space());
     crate::sched::activate_current();
-    let peak = if Arc::strong_count(&space) == 1 { space.lock().usage().peak_rss * 4096 } else { 0 };
+    let mut peak = 0;
+    if Arc::strong_count(&space) == 1 {
+        let usage = space.lock().usage();
+        peak = usage.peak_rss * 4096;
+        if usage.rss() > MUCH {
+            while space.lock().unmap_lowest() == Batch::More {
+                crate::sched::cond_resched();
+            }
+        }
+    }
     process.past.lock().peak_resident = peak;
     drop(space);
     crate::uring::leave(process.pid);

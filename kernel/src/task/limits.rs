@@ -96,3 +96,41 @@ impl Limits {
         self.0[resource as usize] = limit;
     }
 }
+
+/// The most bytes that the current task may write from offset `at` on into a regular file (RLIMIT_FSIZE); no limit on the kernel's own tasks.
+///
+/// # Errors
+/// `EFBIG`, and SIGXFSZ, where that is none.
+pub fn file_size_left(at: u64) -> crate::Result<u64> {
+    match file_size_limit() {
+        INFINITY => Ok(INFINITY),
+        limit if at >= limit => Err(too_large()),
+        limit => Ok(limit - at),
+    }
+}
+
+/// Whether the current task may make a regular file `size` bytes long (RLIMIT_FSIZE).
+///
+/// # Errors
+/// `EFBIG`, and SIGXFSZ, where it may not.
+pub fn check_file_size(size: u64) -> crate::Result<()> {
+    if size > file_size_limit() { Err(too_large()) } else { Ok(()) }
+}
+
+#[cfg(target_os = "none")]
+fn file_size_limit() -> u64 {
+    super::with_current(|task| task.process().limit(Resource::FileSize).soft)
+}
+
+/// On the host no task runs.
+#[cfg(not(target_os = "none"))]
+fn file_size_limit() -> u64 {
+    INFINITY
+}
+
+fn too_large() -> crate::Errno {
+    if let Some(task) = super::try_current() {
+        task.signal(super::SigInfo::kernel(super::Signal::XFSZ));
+    }
+    crate::Errno::EFBIG
+}

@@ -38,13 +38,14 @@ pub mod timers;
 pub mod usage;
 #[cfg(target_os = "none")]
 mod user_loop;
+pub mod users;
 pub mod wait;
 
 use alloc::sync::Arc;
 
 pub use capabilities::Capability;
 pub use credentials::Credentials;
-pub use limits::{Limit, Limits, Resource};
+pub use limits::{Limit, Limits, Resource, check_file_size, file_size_left};
 #[cfg(target_os = "none")]
 pub use oom::{OomKill, badness, oom_kill};
 pub use process::{ExitStatus, Process, Report, Usage};
@@ -82,6 +83,16 @@ pub fn try_current() -> Option<Arc<Task>> {
 #[inline]
 pub fn with_current<R>(look: impl FnOnce(&Arc<Task>) -> R) -> R {
     crate::hw::thread::with_current(look).expect("a task runs")
+}
+
+/// Whether the running task ends before it sees user mode again. Cheap: the word that every signal sets is looked at first.
+#[inline]
+pub fn is_current_dying() -> bool {
+    #[cfg(target_os = "none")]
+    return crate::hw::thread::with_current(|task: &Arc<Task>| task.signal_pending() && task.is_dying())
+        .unwrap_or(false);
+    #[cfg(not(target_os = "none"))]
+    false
 }
 
 /// On the host no task runs.

@@ -63,6 +63,8 @@ pub struct Task {
     pub(crate) releases: ReleaseList,
     /// Which of its allocations are to fail.
     pub(crate) injection: TaskFaults,
+    /// See [`Task::cancel`].
+    cancelled: AtomicBool,
     /// The status that the thread ended itself with, and [`FINISHED`].
     exit_code: AtomicU32,
 }
@@ -99,6 +101,7 @@ impl Task {
             was_denied: AtomicBool::new(false),
             releases: ReleaseList::new(),
             injection: TaskFaults::default(),
+            cancelled: AtomicBool::new(false),
             exit_code: AtomicU32::new(0),
         })
     }
@@ -143,8 +146,17 @@ impl Task {
     pub fn signal_pending(&self) -> bool {
         self.attention.load(Ordering::Acquire)
     }
-    /// Whether the thread ends before it sees user mode again.
+    /// Let a task of the kernel's stop what it does for a program at its next checkpoint: that program has ended.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.attention.store(true, Ordering::SeqCst);
+        sched::wake(self, &[Sleep::Killable]);
+    }
+    /// Whether the thread ends before it sees user mode again, or was cancelled.
     pub fn is_dying(&self) -> bool {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return true;
+        }
         let group = self.process.signals.lock();
         group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid)
     }

@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::limits::{INFINITY, Limit};
 use super::process::Process;
 use super::signal::{SigInfo, Signal, code};
+use super::users::{Payer, QueuedSignal};
 use super::{Task, current, find_task};
 use crate::sync::SpinLock;
 use crate::syscall::Args;
@@ -222,7 +223,8 @@ pub struct Timers {
     real: SpinLock<Option<Arc<Timer>>>,
     /// ITIMER_VIRTUAL and ITIMER_PROF.
     cpu: SpinLock<[Option<Arc<Timer>>; 2]>,
-    posix: SpinLock<BTreeMap<i32, Arc<Timer>>>,
+    /// With the place that the signal of each takes in its user's account (RLIMIT_SIGPENDING), as long as it lives.
+    posix: SpinLock<BTreeMap<i32, (Arc<Timer>, QueuedSignal)>>,
     limit: SpinLock<Option<Arc<CpuLimit>>>,
 }
 
@@ -250,7 +252,7 @@ impl Timers {
     /// At execve: the new program has no POSIX timers.
     pub(super) fn delete_posix(&self) {
         let posix = core::mem::take(&mut *self.posix.lock());
-        posix.values().for_each(|timer| timer.cancel());
+        posix.values().for_each(|(timer, _)| timer.cancel());
     }
 }
 
@@ -380,13 +382,16 @@ pub fn sys_timer_create(args: &Args) -> Result<i64> {
             _ => return Err(Errno::EINVAL),
         },
     };
+    let place = QueuedSignal::charge(Payer::of(&process)).ok_or(Errno::EAGAIN)?;
     UserPtr::<i32>::new(args[2]).write(&id)?;
-    process.timers.posix.lock().insert(id, Timer::new(notify, clock));
+    process.timers.posix.lock().insert(id, (Timer::new(notify, clock), place));
     Ok(0)
 }
 
 fn posix_timer(id: i32) -> Result<Arc<Timer>> {
-    current().process().timers.posix.lock().get(&id).cloned().ok_or(Errno::EINVAL)
+    let process = current().process().clone();
+    let timers = process.timers.posix.lock();
+    timers.get(&id).map(|(timer, _)| timer.clone()).ok_or(Errno::EINVAL)
 }
 
 fn show(left: u64, interval: u64) -> IntervalSpec {
@@ -424,7 +429,8 @@ pub fn sys_timer_getoverrun(args: &Args) -> Result<i64> {
 
 /// timer_delete(id)
 pub fn sys_timer_delete(args: &Args) -> Result<i64> {
-    let timer = current().process().timers.posix.lock().remove(&args.int(0)).ok_or(Errno::EINVAL)?;
+    let removed = current().process().timers.posix.lock().remove(&args.int(0));
+    let (timer, _place) = removed.ok_or(Errno::EINVAL)?;
     timer.cancel();
     Ok(0)
 }

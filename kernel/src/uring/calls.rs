@@ -17,7 +17,7 @@ use crate::syscall::Args;
 use crate::task;
 use crate::time::{self, TimeSpec};
 use crate::user::UserPtr;
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched};
 
 /// What this io_uring can, beyond its first version: completions are not lost for want of room, entries and vectors
 /// may change after submission, reads and writes at the current position, poll of 32 bits, waiting with a time-out.
@@ -124,7 +124,11 @@ impl Ring {
         let mut head = self.submit.lock();
         let filled = self.rings.submission_tail().wrapping_sub(*head);
         let count = count.min(filled).min(self.rings.submissions());
-        for _ in 0..count {
+        for begun in 0..count {
+            // Entries that are left are not begun for a task that is to end.
+            if sched::checkpoint().is_err() {
+                return begun;
+            }
             let entry = self.rings.submission(*head);
             *head = head.wrapping_add(1);
             self.rings.set_submission_head(*head);

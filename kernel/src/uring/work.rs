@@ -16,7 +16,7 @@ use crate::fs::poll::bits;
 use crate::fs::{Blocking, OpenFile};
 use crate::mem::with_memory_found;
 use crate::sync::{MutexGuard, PollWaiter};
-use crate::task::{self, Pid, spawn_kernel};
+use crate::task::{self, Pid, Task, spawn_kernel};
 use crate::{Errno, Result, time};
 
 /// Requests of a ring that may be with disks at once.
@@ -44,7 +44,7 @@ pub struct Waiting {
     /// For disks, not begun.
     jobs: VecDeque<(u64, Job)>,
     /// Workers at work.
-    workers: usize,
+    workers: Vec<Arc<Task>>,
     /// With workers, by their user data.
     running: Vec<u64>,
 }
@@ -52,7 +52,13 @@ pub struct Waiting {
 impl Waiting {
     /// Nothing.
     pub const fn new() -> Self {
-        Self { waiters: Vec::new(), watched: false, jobs: VecDeque::new(), workers: 0, running: Vec::new() }
+        Self {
+            waiters: Vec::new(),
+            watched: false,
+            jobs: VecDeque::new(),
+            workers: Vec::new(),
+            running: Vec::new(),
+        }
     }
 }
 
@@ -92,10 +98,11 @@ impl Ring {
         waiting.jobs.make_room(1)?;
         let most = WORKERS - waiting.running.len();
         waiting.running.make_room(most)?;
-        if waiting.workers < WORKERS {
+        if waiting.workers.len() < WORKERS {
+            waiting.workers.make_room(1)?;
             let ring = self.clone();
-            spawn_kernel("uring-work", move || ring.work())?;
-            waiting.workers += 1;
+            let worker = spawn_kernel("uring-work", move || ring.work())?;
+            waiting.workers.push(worker);
             self.helpers.fetch_add(1, Ordering::Relaxed);
         }
         waiting.jobs.push_back((user_data, job));
@@ -107,7 +114,9 @@ impl Ring {
         loop {
             let mut waiting = self.waiting.lock();
             let Some((user_data, job)) = waiting.jobs.pop_front() else {
-                waiting.workers -= 1;
+                let me = task::current();
+                let at = waiting.workers.iter().position(|worker| Arc::ptr_eq(worker, &me));
+                let _own = at.map(|at| waiting.workers.swap_remove(at));
                 return self.helper_ends(waiting);
             };
             waiting.running.push(user_data);
@@ -241,6 +250,8 @@ impl Ring {
     pub(super) fn close(&self) {
         let mut waiting = self.waiting.lock();
         let dropped = (core::mem::take(&mut waiting.waiters), core::mem::take(&mut waiting.jobs));
+        // A transfer may be long: only what a disk has now is waited for.
+        waiting.workers.iter().for_each(|worker| worker.cancel());
         drop(waiting);
         drop(dropped);
         self.changed.wake_all();

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use freehold_machine::{Access, PAGE_SIZE, VirtAddr};
+use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::AddressSpace;
@@ -10,8 +10,8 @@ use crate::area::{Area, Content};
 use crate::error::VmError;
 use crate::map::{page_range, whole_pages};
 use crate::refs::ClearRefs;
-use crate::request::{AreaFlags, Protection};
-use crate::resident::{Resident, Want};
+use crate::request::AreaFlags;
+use crate::resident::Resident;
 use crate::space::MAX_AREAS;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -49,9 +49,9 @@ pub enum Advice {
     Cold,
     /// Not soon at all: [`Commons::page_out`](crate::Commons::page_out) does what this only allows.
     PageOut,
-    /// Fault all pages in for reading; fail where one cannot be.
+    /// All pages are [due](AddressSpace::take_due) for reading.
     PopulateRead,
-    /// Fault all pages in for writing; fail where one cannot be.
+    /// All pages are due for writing.
     PopulateWrite,
     /// Larger pages would be welcome.
     HugePage,
@@ -155,7 +155,7 @@ impl<S: Memory> AddressSpace<S> {
     /// Take advice about `start..start + len`. What can be done is done before an error is returned.
     ///
     /// # Errors
-    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole; [`VmError::Fault`] where a page cannot be populated.
+    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole, or where memory that was to be collapsed finds none.
     pub fn advise(&mut self, start: VirtAddr, len: u64, advice: Advice) -> Result<(), VmError> {
         let range = page_range(start, len).map_err(|_| VmError::Invalid)?;
         if range.is_empty() {
@@ -208,8 +208,7 @@ impl<S: Memory> AddressSpace<S> {
                 outcome?;
                 self.collapse(range)?;
             }
-            Advice::PopulateRead => self.populate_for(range, Access::Read)?,
-            Advice::PopulateWrite => self.populate_for(range, Access::Write)?,
+            Advice::PopulateRead | Advice::PopulateWrite => self.owe(range.start, range.end),
             _ => {}
         }
         outcome
@@ -230,23 +229,6 @@ impl<S: Memory> AddressSpace<S> {
     fn discard(&mut self, range: Range<VirtAddr>) {
         let mut batch = self.resident.tables.batch();
         self.in_areas(range, |resident, area, part| resident.zap(area, part, &mut batch));
-    }
-
-    fn populate_for(&mut self, range: Range<VirtAddr>, access: Access) -> Result<(), VmError> {
-        let Self { areas, resident, .. } = self;
-        // Memory that can be written can be read on this machine, but that is not what the area says.
-        let (want, needs) = if access == Access::Write {
-            (Want::Write, Protection::WRITE)
-        } else {
-            (Want::Read, Protection::READ)
-        };
-        for (area, part) in areas.parts(range) {
-            if !area.protection.contains(needs) {
-                return Err(VmError::Invalid);
-            }
-            resident.populate(area, part, want)?;
-        }
-        Ok(())
     }
 
     /// Say of the pages from `start` (page-aligned) on whether they are in memory: as many of `pages` as lie in one area. How many those are.

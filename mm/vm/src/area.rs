@@ -158,12 +158,9 @@ impl<S: Memory> Area<S> {
     }
     /// Whether `protection` may be had here.
     pub(crate) fn check_protection(&self, protection: Protection) -> Result<(), VmError> {
-        match &self.content {
-            Content::SharedFile(_, SharedWrite::Denied, _) if protection.contains(Protection::WRITE) => {
-                Err(VmError::Access)
-            }
-            _ => Ok(()),
-        }
+        let denied = self.flags.contains(AreaFlags::NEVERWRITE)
+            || matches!(self.content, Content::SharedFile(_, SharedWrite::Denied, _));
+        if denied && protection.contains(Protection::WRITE) { Err(VmError::Access) } else { Ok(()) }
     }
     /// Cut at `at`, which is inside: this keeps the lower part, the upper is returned.
     pub(crate) fn split_off(&mut self, at: VirtAddr) -> Self {

@@ -121,15 +121,16 @@ impl<S: Memory> Areas<S> {
     }
     /// Change every area, and join those that are alike by then.
     pub(crate) fn change_all(&mut self, mut f: impl FnMut(&mut Area<S>)) {
-        let mut next = VirtAddr(0);
-        while let Some((&start, area)) = self.tree.range(next..).next() {
-            next = area.end;
-            self.change(start..next, &mut f);
-        }
+        self.tree.values_mut().for_each(&mut f);
+        self.join(VirtAddr(0)..VirtAddr(u64::MAX));
     }
     /// Join neighbours from just below `range` to just above.
     pub(crate) fn join(&mut self, range: Range<VirtAddr>) {
-        while let Some((key, next)) = self.joinable(&range) {
+        // From the top down, and on from where two became one: what lies above was looked at and joins no less for it. So a range of many
+        // areas is walked once.
+        let mut top = range.end;
+        while let Some((key, next)) = self.joinable(range.start, top) {
+            top = key;
             if let Some(gone) = self.tree.remove(&next)
                 && let Some(area) = self.tree.get_mut(&key)
             {
@@ -141,14 +142,14 @@ impl<S: Memory> Areas<S> {
             }
         }
     }
-    /// The starts of two neighbours that can be one, from just below `range` to just above.
-    fn joinable(&self, range: &Range<VirtAddr>) -> Option<(VirtAddr, VirtAddr)> {
+    /// The starts of two neighbours that can be one: the highest from just below `bottom` to what begins at `top`.
+    fn joinable(&self, bottom: VirtAddr, top: VirtAddr) -> Option<(VirtAddr, VirtAddr)> {
         let mut above: Option<&Area<S>> = None;
-        for (&start, area) in self.tree.range(..=range.end).rev() {
+        for (&start, area) in self.tree.range(..=top).rev() {
             if let Some(next) = above.filter(|next| area.joins(next)) {
                 return Some((start, next.start));
             }
-            if start < range.start {
+            if start < bottom {
                 return None;
             }
             above = Some(area);

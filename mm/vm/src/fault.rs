@@ -3,11 +3,14 @@
 //! The order of decisions: which area; may it do that; is the page there; whose frame is it. A fault that finds nothing to
 //! do is no error: another thread mended it, or the CPU remembered less than the tables grant.
 
+use core::ops::Range;
+
 use freehold_machine::{Access, PAGE_SHIFT, VirtAddr};
 use freehold_paging::Memory;
 
+use crate::area::Area;
 use crate::error::{FaultError, FaultKind, SegvCode};
-use crate::request::{AreaFlags, Limits};
+use crate::request::{AreaFlags, Limits, Protection};
 use crate::resident::Want;
 use crate::{AddressSpace, VmError};
 
@@ -17,6 +20,35 @@ impl From<Access> for Want {
             Access::Read | Access::Execute => Self::Read,
             Access::Write => Self::Write,
         }
+    }
+}
+
+/// For what pages are made present before they are touched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Populate {
+    /// As their areas allow: for writing where they are private and writable. Areas that allow nothing are passed over
+    /// (MAP_POPULATE, mlock).
+    AsAllowed,
+    /// For reading (MADV_POPULATE_READ).
+    Read,
+    /// For writing (MADV_POPULATE_WRITE).
+    Write,
+}
+
+impl Populate {
+    /// What a page of `area` is made present for; `None` to pass it over.
+    fn want<S: Memory>(self, area: &Area<S>) -> Result<Option<Want>, VmError> {
+        // Memory that can be written can be read on this machine, but that is not what the area says.
+        let (want, needs) = match self {
+            Self::AsAllowed if area.protection.is_empty() => return Ok(None),
+            Self::AsAllowed if !area.is_shared() && area.protection.allows(Access::Write) => {
+                return Ok(Some(Want::Write));
+            }
+            Self::AsAllowed => return Ok(Some(Want::Read)),
+            Self::Read => (Want::Read, Protection::READ),
+            Self::Write => (Want::Write, Protection::WRITE),
+        };
+        if area.protection.contains(needs) { Ok(Some(want)) } else { Err(VmError::Invalid) }
     }
 }
 
@@ -85,28 +117,46 @@ impl<S: Memory> AddressSpace<S> {
         Ok(())
     }
 
-    /// Make the pages of `start..end` present as their areas allow: for writing where they are private and writable.
-    /// Stops at the first that cannot be had.
-    pub(crate) fn populate(&mut self, start: VirtAddr, end: VirtAddr) -> Result<(), FaultError> {
+    /// Make up to `most` pages of `range` present; returns where to go on, the end of `range` when all is done. Holes are passed over.
+    ///
+    /// The caller gives the space's lock back between two such steps, since a program chooses how long a range is.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] for an area that does not allow what `populate` says; else as [`AddressSpace::fault`], for the first
+    /// page that cannot be had.
+    pub fn populate_some(
+        &mut self,
+        range: Range<VirtAddr>,
+        populate: Populate,
+        most: u64,
+    ) -> Result<VirtAddr, VmError> {
         let Self { areas, resident, .. } = self;
-        for (area, part) in areas.parts(start..end) {
-            if area.protection.is_empty() {
-                continue;
+        let mut left = most;
+        for (area, part) in areas.parts(range.clone()) {
+            let Some(want) = populate.want(area)? else { continue };
+            let mut page = part.start;
+            while page < part.end {
+                if left == 0 {
+                    return Ok(page);
+                }
+                left -= 1;
+                resident.fault(area, page, want)?;
+                page = resident.leaf_end(page);
             }
-            let want = if !area.is_shared() && area.protection.allows(Access::Write) {
-                Want::Write
-            } else {
-                Want::Read
-            };
-            resident.populate(area, part, want)?;
         }
-        Ok(())
+        Ok(range.end)
     }
 
-    /// As [`AddressSpace::populate`] for a call that succeeds where that does not.
-    pub(crate) fn populate_if_possible(&mut self, start: VirtAddr, end: VirtAddr) {
-        // Linux' mmap likewise: what is missing is faulted in later, or fails then.
-        let _: Result<(), VmError> = self.populate(start, end).map_err(VmError::from);
+    /// The addresses whose pages the last call promised to make present, if it did: for [`AddressSpace::populate_some`], since that
+    /// may take long. Once.
+    #[must_use]
+    pub fn take_due(&mut self) -> Option<Range<VirtAddr>> {
+        self.due.take()
+    }
+
+    /// The pages of `start..end` are to be made present after the call.
+    pub(crate) fn owe(&mut self, start: VirtAddr, end: VirtAddr) {
+        self.due = Some(start..end);
     }
 
     pub(crate) fn is_locked_now(flags: AreaFlags) -> bool {

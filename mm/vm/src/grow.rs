@@ -82,7 +82,7 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.join(old_end..new_end);
         self.count_in(pages);
         if Self::is_locked_now(flags) {
-            self.populate_if_possible(old_end, new_end);
+            self.owe(old_end, new_end);
         }
         Ok(())
     }

@@ -59,10 +59,13 @@ mod turns;
 mod view;
 
 pub use advise::{Advice, OtherCopies, Residency, SyncMode};
-pub use cache::{BackingStore, ErrorsTold, Evacuated, Evicted, Eviction, Laundry, MAX_RUN, PageCache};
+pub use cache::{
+    Allocation, BackingStore, Batch, ErrorsTold, Evacuated, Evicted, Eviction, Laundry, MAX_RUN, PageCache,
+};
 pub use collapse::{CollapseLimits, CollapseStep};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};
 pub use events::Event;
+pub use fault::Populate;
 pub use freehold_machine::Access;
 pub use freehold_paging::{KernelRoots, Memory, PageSize, SwapPlace};
 pub use huge::{BlockWish, HugeMode, HugeUse, HugeZero};

@@ -1,6 +1,6 @@
 //! mlock and its family.
 //!
-//! The flag is recorded, counted against the limit, shown, and the pages are faulted in; reclaim passes locked areas by.
+//! The flag is recorded, counted against the limit, shown, and the pages are due to be faulted in; reclaim passes locked areas by.
 
 use core::ops::Range;
 
@@ -62,11 +62,12 @@ impl<S: Memory> AddressSpace<S> {
         if locked > limits.memlock >> PAGE_SHIFT { Err(VmError::Again) } else { Ok(()) }
     }
 
-    /// Lock the pages that `start..start + len` touches.
+    /// Lock the pages that `start..start + len` touches. They are [due](AddressSpace::take_due) after that, even where the call fails
+    /// because an area allows no access.
     ///
     /// # Errors
-    /// [`VmError::Permission`] where the limit is 0; [`VmError::NoMemory`] above the limit, for a hole, or where a page cannot be had;
-    /// [`VmError::Invalid`] for a range that wraps around.
+    /// [`VmError::Permission`] where the limit is 0; [`VmError::NoMemory`] above the limit, for a hole, or for an area that allows no
+    /// access; [`VmError::Invalid`] for a range that wraps around.
     pub fn lock(
         &mut self,
         start: VirtAddr,
@@ -91,9 +92,8 @@ impl<S: Memory> AddressSpace<S> {
         if range.is_empty() || mode == LockMode::OnFault {
             return Ok(());
         }
-        // As on Linux whatever cannot be had is a lack of memory.
-        self.populate(range.start, range.end).map_err(|_| VmError::NoMemory)?;
-        let all = self.areas.overlapping(range).all(|area| !area.protection.is_empty());
+        let all = self.areas.overlapping(range.clone()).all(|area| !area.protection.is_empty());
+        self.owe(range.start, range.end);
         if all { Ok(()) } else { Err(VmError::NoMemory) }
     }
 
@@ -140,7 +140,7 @@ impl<S: Memory> AddressSpace<S> {
         if what.contains(LockAll::CURRENT) {
             self.areas.change_all(|area| area.flags = area.flags.difference(LOCK_FLAGS) | flags);
             if Self::is_locked_now(flags) {
-                self.populate_if_possible(self.layout.lowest, self.layout.end);
+                self.owe(self.layout.lowest, self.layout.end);
             }
         }
         Ok(())

@@ -15,7 +15,7 @@ use crate::error::VmError;
 use crate::huge::{HugeMode, LARGE};
 use crate::request::{AreaFlags, Backing, Limits, MapRequest, Place, ProtectExtent, Protection, SharedWrite};
 use crate::space::{DataKind, MAX_AREAS};
-use crate::{AddressSpace, PageCache};
+use crate::{AddressSpace, Batch, PageCache};
 
 pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -41,7 +41,8 @@ impl<S: Memory> AddressSpace<S> {
     ///
     /// # Errors
     /// [`VmError::Invalid`] for a length of 0 or an address that is not page-aligned; [`VmError::NoMemory`] where there is no room, no
-    /// frame, or a limit; [`VmError::Exists`]; [`VmError::Access`]; [`VmError::Again`] for too much locked memory;
+    /// frame, or a limit; [`VmError::Exists`]; [`VmError::Access`]; [`VmError::Permission`] where the file denies stores through
+    /// mappings; [`VmError::Again`] for too much locked memory;
     /// [`VmError::Overflow`] for a file offset past the largest.
     pub fn map(&mut self, request: MapRequest<S>, limits: &Limits) -> Result<VirtAddr, VmError> {
         let MapRequest { place, len, protection, backing, flags, .. } = request;
@@ -93,7 +94,7 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.join(range.clone());
         self.count_in(pages);
         if populate || Self::is_locked_now(flags) {
-            self.populate_if_possible(range.start, range.end);
+            self.owe(range.start, range.end);
         }
         Ok(start)
     }
@@ -149,11 +150,12 @@ impl<S: Memory> AddressSpace<S> {
                 let cache = PageCache::new(self.resident.source());
                 cache.set_size_grow(len);
                 self.resident.commons.list(&cache);
-                Content::SharedAnonymous(0, self.attach(&cache))
+                // Nobody else knows this cache, so nobody has it sealed.
+                Content::SharedAnonymous(0, self.attach(&cache, SharedWrite::Denied)?)
             }
             Backing::PrivateFile(view) => {
                 check(view.offset)?;
-                let attachment = self.attach(view.file.cache());
+                let attachment = self.attach(view.file.cache(), SharedWrite::Denied)?;
                 Content::PrivateFile(view, attachment)
             }
             Backing::SharedFile(view, write) => {
@@ -161,7 +163,7 @@ impl<S: Memory> AddressSpace<S> {
                 if write == SharedWrite::Denied && protection.contains(Protection::WRITE) {
                     return Err(VmError::Access);
                 }
-                let attachment = self.attach(view.file.cache());
+                let attachment = self.attach(view.file.cache(), write)?;
                 Content::SharedFile(view, write, attachment)
             }
         })
@@ -220,6 +222,19 @@ impl<S: Memory> AddressSpace<S> {
                 self.resident.tables.free_tables(range, span, &mut batch);
                 return Ok(());
             }
+        }
+    }
+
+    /// Unmap the lowest area: for the end of a space that holds much, so that others can run between two areas. [`Batch::Last`] where
+    /// there is none left.
+    pub fn unmap_lowest(&mut self) -> Batch {
+        let Some(range) = self.areas.iter().next().map(|area| area.start..area.end) else {
+            return Batch::Last;
+        };
+        match self.unmap_range(range) {
+            Ok(()) => Batch::More,
+            // Nothing is cut in two, so nothing can fail; what is left goes with the space.
+            Err(_) => Batch::Last,
         }
     }
 

@@ -137,7 +137,7 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.join(from.start..end);
         self.count_in((end.0 - from.end.0) / PAGE);
         if Self::is_locked_now(flags) {
-            self.populate_if_possible(from.end, end);
+            self.owe(from.end, end);
         }
         Ok(true)
     }
@@ -209,7 +209,7 @@ impl<S: Memory> AddressSpace<S> {
             }),
         }
         if Self::is_locked_now(flags) {
-            self.populate_if_possible(to, VirtAddr(to.0 + new_len));
+            self.owe(to, VirtAddr(to.0 + new_len));
         }
         Ok(to)
     }

@@ -81,6 +81,8 @@ bitflags! {
         const SOFTDIRTY = 1 << 14;
         /// It was checked against the commit limit when it was, or became, private and writable, which it need not be any more.
         const ACCOUNT = 1 << 15;
+        /// It may never become writable: a shared mapping of zeroes that was not opened for writing (Linux: no VM_MAYWRITE).
+        const NEVERWRITE = 1 << 16;
     }
 }
 

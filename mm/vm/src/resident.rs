@@ -171,21 +171,6 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Make the pages of `range`, which is part of `area`, present for `want`. Stops at the first that cannot be had.
-    pub(crate) fn populate(
-        &mut self,
-        area: &Area<S>,
-        range: Range<VirtAddr>,
-        want: Want,
-    ) -> Result<(), FaultError> {
-        let mut page = range.start;
-        while page < range.end {
-            self.fault(area, page, want)?;
-            page = self.leaf_end(page);
-        }
-        Ok(())
-    }
-
     /// The leaf of the page at `addr`, which may be a piece of a large one.
     pub(crate) fn present(&self, addr: VirtAddr) -> Option<Entry> {
         Some(self.tables.entry(addr)).filter(|entry| entry.is_leaf())

@@ -14,7 +14,7 @@ use crate::cache::Caches;
 use crate::events::{EVENTS, Event};
 use crate::huge::HugeControl;
 use crate::registry::{Registry, SpaceHandle};
-use crate::request::{AreaFlags, Layout, Limits};
+use crate::request::{AreaFlags, Layout, Limits, SharedWrite};
 use crate::resident::Resident;
 use crate::swap::Swap;
 use crate::turns::Turns;
@@ -106,6 +106,8 @@ pub struct AddressSpace<S: Memory> {
     /// What new areas get besides what is asked (mlockall's MCL_FUTURE).
     pub(crate) future: AreaFlags,
     pub(crate) handle: Option<Weak<dyn SpaceHandle<S>>>,
+    /// What the last call promised to make present.
+    pub(crate) due: Option<Range<VirtAddr>>,
     pub(crate) minor_faults: u64,
     pub(crate) major_faults: u64,
 }
@@ -130,6 +132,7 @@ impl<S: Memory> AddressSpace<S> {
             peak_total: 0,
             future: AreaFlags::empty(),
             handle: None,
+            due: None,
             minor_faults: 0,
             major_faults: 0,
         })
@@ -197,13 +200,19 @@ impl<S: Memory> AddressSpace<S> {
         }
     }
 
-    pub(crate) fn attach(&self, cache: &Arc<PageCache<S>>) -> crate::cache::Attachment<S> {
-        let attachment = crate::cache::Attachment::new(cache, self.id);
+    /// # Errors
+    /// [`VmError::Permission`] where the cache denies `stores`.
+    pub(crate) fn attach(
+        &self,
+        cache: &Arc<PageCache<S>>,
+        stores: SharedWrite,
+    ) -> Result<crate::cache::Attachment<S>, VmError> {
+        let attachment = crate::cache::Attachment::new(cache, self.id, stores)?;
         if let Some(handle) = &self.handle {
             // Nothing of this area is mapped yet, so nothing was missed.
             let _ = attachment.set_handle(handle);
         }
-        attachment
+        Ok(attachment)
     }
 
     pub(crate) fn count_in(&mut self, pages: u64) {

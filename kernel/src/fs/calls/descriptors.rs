@@ -148,11 +148,11 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
         }
         F_GETPIPE_SZ => Ok(file.file().pipe().ok_or(Errno::EBADF)?.capacity() as i64),
         F_ADD_SEALS => {
-            let seals = file.file().seals().ok_or(Errno::EINVAL)?;
+            let seals = u32::try_from(argument).map_err(|_| Errno::EINVAL)?;
             if !file.flags().writes() {
                 return Err(Errno::EPERM);
             }
-            seals.add(argument as u32).map(|()| 0)
+            file.file().add_seals(seals).map(|()| 0)
         }
         F_GET_SEALS => file.file().seals().map(|seals| i64::from(seals.bits())).ok_or(Errno::EINVAL),
         _ => Err(Errno::EINVAL),

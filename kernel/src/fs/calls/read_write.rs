@@ -4,11 +4,10 @@ use alloc::sync::Arc;
 use core::ops::Deref;
 use core::sync::atomic::Ordering;
 
-use crate::fs::file::Seekable;
 use crate::fs::node::NodeKind;
 use crate::fs::open_file::{OpenFile, Whence};
 use crate::syscall::Args;
-use crate::task::{self, Resource, SigInfo, Signal, Task};
+use crate::task::{self, Task};
 use crate::user::{Iovecs, Sink, Source, UserSlice};
 use crate::{Errno, Result};
 
@@ -53,29 +52,12 @@ impl Open {
     }
 }
 
-/// Where RLIMIT_FSIZE cuts a write off: `EFBIG` and SIGXFSZ if that is before its beginning.
-fn check_file_size(file: &Open, offset: Option<u64>, source: &dyn Source) -> Result<()> {
-    let limit = file.task.process().limit(Resource::FileSize).soft;
-    if limit == u64::MAX || file.node().kind() != NodeKind::Regular || source.remaining() == 0 {
-        return Ok(());
-    }
-    let begin = offset.unwrap_or_else(|| file.position());
-    if begin >= limit {
-        file.task.signal(SigInfo::kernel(Signal::XFSZ));
-        return Err(Errno::EFBIG);
-    }
-    Ok(())
-}
-
 fn read(file: &Open, sink: &mut dyn Sink) -> Result<i64> {
     file.counted(Direction::Read, file.read(sink))
 }
 
 fn write(file: &Open, source: &mut dyn Source) -> Result<i64> {
     file.check_writable()?;
-    if file.file.file().seekable() == Seekable::Offset {
-        check_file_size(file, None, source)?;
-    }
     file.counted(Direction::Write, file.write(source))
 }
 
@@ -87,7 +69,6 @@ fn read_from(file: &Open, offset: i64, sink: &mut dyn Sink) -> Result<i64> {
 fn write_to(file: &Open, offset: i64, source: &mut dyn Source) -> Result<i64> {
     let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
     file.check_writable()?;
-    check_file_size(file, Some(offset), source)?;
     file.counted(Direction::Write, file.write_at(offset, source))
 }
 

@@ -6,18 +6,11 @@ use crate::fs::names;
 use crate::fs::node::{NodeKind, SetMetadata};
 use crate::fs::walk::Final;
 use crate::syscall::Args;
-use crate::task::{self, Resource, SigInfo, Signal};
 use crate::{Errno, Result};
 
-/// A length as truncate takes it: not negative, and within RLIMIT_FSIZE.
+/// A length as truncate takes it: not negative.
 fn length(value: i64) -> Result<u64> {
-    let length = u64::try_from(value).map_err(|_| Errno::EINVAL)?;
-    let task = task::current();
-    if length > task.process().limit(Resource::FileSize).soft {
-        task.signal(SigInfo::kernel(Signal::XFSZ));
-        return Err(Errno::EFBIG);
-    }
-    Ok(length)
+    u64::try_from(value).map_err(|_| Errno::EINVAL)
 }
 
 /// truncate(path, length)
@@ -59,10 +52,7 @@ pub fn sys_fallocate(args: &Args) -> Result<i64> {
     }
     let range = offset..end;
     match args.uint(1) {
-        0 => {
-            length(end as i64)?;
-            file.file().allocate(range, Allocate::Extend)
-        }
+        0 => file.file().allocate(range, Allocate::Extend),
         FALLOC_FL_KEEP_SIZE => file.file().allocate(range, Allocate::KeepSize),
         PUNCH => file.file().allocate(range, Allocate::PunchHole),
         ZERO_KEEP => file.file().allocate(range, Allocate::ZeroKeepSize),

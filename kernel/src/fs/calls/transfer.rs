@@ -91,7 +91,9 @@ fn copy(from: &OpenFile, source: &mut At, to: &OpenFile, target: &mut At, count:
             Err(_) if done > 0 => break,
             Err(error) => return Err(error),
         }
-        crate::sched::cond_resched();
+        if crate::sched::checkpoint().is_err() {
+            break;
+        }
     }
     Ok(done)
 }

@@ -140,7 +140,9 @@ impl File for OpenFrameFile {
                 Err(error) if told == 0 => return Err(error),
                 Err(_) => break,
             }
-            crate::sched::cond_resched();
+            if crate::sched::checkpoint().is_err() {
+                break;
+            }
         }
         Ok(told)
     }

@@ -50,6 +50,7 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileK
         }
         FileKind::Maps => {
             for area in space.lock().areas() {
+                crate::sched::checkpoint()?;
                 line(out, &area, &root)?;
             }
             Ok(())
@@ -57,6 +58,7 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileK
         FileKind::Smaps => {
             let areas = space.lock();
             for area in areas.areas() {
+                crate::sched::checkpoint()?;
                 line(out, &area, &root)?;
                 writeln!(out, "{:<16}{:>8} kB", "Size:", (area.end.0 - area.start.0) / 1024);
                 writeln!(out, "{:<16}{:>8} kB\n{:<16}{:>8} kB", "KernelPageSize:", 4, "MMUPageSize:", 4);
@@ -70,6 +72,7 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileK
             let areas = space.lock();
             let mut sum = Smaps::default();
             for area in areas.areas() {
+                crate::sched::checkpoint()?;
                 add(&mut sum, &areas.smaps(&area));
             }
             let first = areas.areas().next().map_or(0, |area| area.start.0);
@@ -340,7 +343,9 @@ impl File for SpaceFile {
                     Err(error) if told == 0 => return Err(error),
                     Err(_) => break,
                 }
-                crate::sched::cond_resched();
+                if crate::sched::checkpoint().is_err() {
+                    break;
+                }
             }
             return Ok(told);
         }
@@ -348,7 +353,9 @@ impl File for SpaceFile {
         let mut page = user::zeroed(PAGE as usize)?;
         let mut done = 0;
         while sink.remaining() > 0 {
-            crate::sched::cond_resched();
+            if let Err(error) = crate::sched::checkpoint() {
+                return user::so_far(done, error);
+            }
             let step = page.len().min(sink.remaining());
             let at = VirtAddr(offset.saturating_add(done as u64));
             let mut room = SliceSink::new(&mut page[..step]);
@@ -374,7 +381,9 @@ impl File for SpaceFile {
         let mut done = 0;
         while source.remaining() > 0 {
             let step = page.len().min(source.remaining());
-            crate::sched::cond_resched();
+            if let Err(error) = crate::sched::checkpoint() {
+                return user::so_far(done, error);
+            }
             // What cannot be given is said before it matters where it should go.
             let mut given = 0;
             while given < step {

@@ -276,7 +276,8 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
     let blocked = task.as_ref().map_or(SigSet::EMPTY, |task| task.blocked());
     let [ignored, caught] = dispositions(process);
     let queue = process.limit(Resource::SigPending).soft;
-    writeln!(out, "Threads:\t{}\nSigQ:\t0/{queue}", process.thread_count());
+    let queued = crate::task::users::queued_signals(c.uid);
+    writeln!(out, "Threads:\t{}\nSigQ:\t{queued}/{queue}", process.thread_count());
     writeln!(out, "SigPnd:\t{:016x}\nShdPnd:\t{:016x}\nSigBlk:\t{:016x}", 0, pending.0, blocked.0);
     writeln!(out, "SigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}");
     let sets = c.capabilities;

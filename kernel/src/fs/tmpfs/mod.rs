@@ -2,7 +2,8 @@
 //!
 //! A tmpfs keeps its names in B-trees and its bytes in [`Content`]s: in the kernel these are page caches, so
 //! a file's page is the frame that programs map. What its files hold together is counted in bytes against
-//! the size limit (`ENOSPC` beyond it), each growth being reserved before it happens.
+//! the size limit (`ENOSPC` beyond it), each growth being reserved before it happens. The first root file system's limit is half of the memory that
+//! there is at any time, and what the machine came with does not count.
 //!
 //! Locks: `Shared::renames` (only renames between directories, so that the tree keeps its shape while
 //! ancestors are compared) > one or two directories, lower inode number first > attributes. All are spin
@@ -16,7 +17,7 @@ mod regular;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 pub use node::TmpNode;
 pub use regular::Seals;
@@ -47,19 +48,60 @@ struct Shared {
     max_inodes: AtomicU64,
     held: AtomicU64,
     max_held: AtomicU64,
+    /// A [`Stage`].
+    stage: AtomicU8,
     renames: SpinLock<()>,
+}
+
+/// What the limits of a tmpfs are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Stage {
+    /// As they were set.
+    Fixed,
+    /// None: what is written now comes with the machine and never counts.
+    Boot,
+    /// As for a new one, with the memory that there is at any time.
+    Following,
 }
 
 impl Shared {
     /// Count `bytes` more as held: `ENOSPC` beyond the limit.
     fn charge(&self, bytes: u64) -> Result<()> {
-        let limit = self.max_held.load(Ordering::Relaxed);
-        self.held
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+        let charge = |limit: u64| {
+            self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
                 held.checked_add(bytes).filter(|&sum| sum <= limit || bytes == 0)
             })
-            .map(|_| ())
-            .map_err(|_| Errno::ENOSPC)
+        };
+        let outcome = charge(self.max_held.load(Ordering::Relaxed));
+        // Memory may have come since the limit was reckoned.
+        let outcome = outcome.or_else(|held| {
+            if self.follow() { charge(self.max_held.load(Ordering::Relaxed)) } else { Err(held) }
+        });
+        outcome.map(|_| ()).map_err(|_| Errno::ENOSPC)
+    }
+
+    /// As [`Shared::charge`]; where the limit follows memory, and memory can grow, it does so before `ENOSPC`. May sleep.
+    fn charge_growing(&self, bytes: u64) -> Result<()> {
+        loop {
+            match self.charge(bytes) {
+                Err(Errno::ENOSPC) if self.is(Stage::Following) => self.contents.grow()?,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn is(&self, stage: Stage) -> bool {
+        self.stage.load(Ordering::Relaxed) == stage as u8
+    }
+
+    /// Reckon the limits again by the memory that there is, if they follow it. Whether they do.
+    fn follow(&self) -> bool {
+        let follows = self.is(Stage::Following);
+        if follows {
+            self.max_held.store(self.contents.capacity(), Ordering::Relaxed);
+        }
+        follows
     }
 
     fn uncharge(&self, bytes: u64) {
@@ -99,6 +141,7 @@ impl TmpFs {
             max_inodes: AtomicU64::new((limit / PAGE).max(1024)),
             held: AtomicU64::new(0),
             max_held: AtomicU64::new(limit),
+            stage: AtomicU8::new(Stage::Fixed as u8),
             renames: SpinLock::new(()),
         });
         let new = NewNode { kind: NodeKind::Directory, mode, uid: 0, gid: 0, rdev: 0 };
@@ -107,7 +150,22 @@ impl TmpFs {
         Ok(Arc::new(Self { name, shared, root }))
     }
 
-    /// Lift the limits (the first root file system, and memory without names).
+    /// What is written until [`end_boot`](Self::end_boot) never counts: for the first root file system.
+    pub fn begin_boot(&self) {
+        self.unlimited();
+        self.shared.stage.store(Stage::Boot as u8, Ordering::Relaxed);
+    }
+
+    /// From now on what is written counts, up to half of the memory that there is at any time.
+    pub fn end_boot(&self) {
+        let shared = &self.shared;
+        let inodes = shared.inodes.load(Ordering::Relaxed) + (shared.contents.capacity() / PAGE).max(1024);
+        shared.max_inodes.store(inodes, Ordering::Relaxed);
+        shared.stage.store(Stage::Following as u8, Ordering::Relaxed);
+        shared.follow();
+    }
+
+    /// Lift the limits (memory without names).
     pub fn unlimited(&self) {
         self.shared.max_held.store(u64::MAX / 2, Ordering::Relaxed);
         self.shared.max_inodes.store(u64::MAX / 2, Ordering::Relaxed);
@@ -116,6 +174,13 @@ impl TmpFs {
     /// A regular file without a name (memfd, shared memory).
     pub fn unnamed_file(&self, mode: u32, uid: u32, gid: u32) -> Result<Arc<TmpNode>> {
         TmpNode::new(&self.shared, &NewNode { kind: NodeKind::Regular, mode, uid, gid, rdev: 0 })
+    }
+}
+
+impl TmpFs {
+    fn set_limit(&self, bytes: u64) {
+        self.shared.stage.store(Stage::Fixed as u8, Ordering::Relaxed);
+        self.shared.max_held.store(bytes, Ordering::Relaxed);
     }
 }
 
@@ -134,9 +199,13 @@ impl FileSystem for TmpFs {
 
     fn stats(&self) -> FsStats {
         let shared = &self.shared;
+        shared.follow();
         let capacity = shared.contents.capacity();
         let limit = shared.max_held.load(Ordering::Relaxed).min(capacity);
-        let inodes = shared.max_inodes.load(Ordering::Relaxed).min(capacity / PAGE);
+        let inodes = match shared.is(Stage::Following) {
+            true => shared.max_inodes.load(Ordering::Relaxed),
+            false => shared.max_inodes.load(Ordering::Relaxed).min(capacity / PAGE),
+        };
         FsStats {
             magic: MAGIC,
             block_size: PAGE,
@@ -161,11 +230,11 @@ impl FileSystem for TmpFs {
             match (key, value) {
                 (b"size", Some(value)) => {
                     let limit = parse_size(value, 2 * self.shared.contents.capacity())?;
-                    self.shared.max_held.store(limit, Ordering::Relaxed);
+                    self.set_limit(limit);
                 }
                 (b"nr_blocks", Some(value)) => {
                     let limit = parse_size(value, 0)?.saturating_mul(PAGE);
-                    self.shared.max_held.store(limit, Ordering::Relaxed);
+                    self.set_limit(limit);
                 }
                 (b"nr_inodes", Some(value)) => {
                     self.shared.max_inodes.store(parse_size(value, 0)?, Ordering::Relaxed);

@@ -556,6 +556,10 @@ impl File for TmpNode {
         Ok(())
     }
 
+    fn add_seals(&self, bits: u32) -> Result<()> {
+        self.regular().ok_or(Errno::EINVAL)?.add_seals(bits)
+    }
+
     fn seals(&self) -> Option<&crate::fs::tmpfs::Seals> {
         self.regular().map(Regular::seals)
     }

@@ -1,5 +1,7 @@
 //! Regular files of a tmpfs: bytes, their account, and seals.
 //!
+//! Limits and seals are looked at under the write lock, once the end of a file that is appended to is known.
+//!
 //! The write lock makes a write whole towards other writes, truncations and fallocate. What a write may need is charged to
 //! the file system before, and what it did not need is given back after it.
 
@@ -7,13 +9,13 @@ use alloc::sync::Arc;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::{PAGE, Shared};
+use super::{PAGE, Shared, Stage};
 use crate::fs::content::{Content, Punch};
 use crate::fs::file::Allocate;
 use crate::fs::text::TextUse;
 use crate::sync::Mutex;
 use crate::user::Source;
-use crate::{Errno, Result};
+use crate::{Errno, Result, sched, task};
 
 /// No further seals.
 const F_SEAL_SEAL: u32 = 0x1;
@@ -44,20 +46,7 @@ impl Seals {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// F_ADD_SEALS: `EINVAL` for unknown bits, `EPERM` where the seals are sealed.
-    pub fn add(&self, bits: u32) -> Result<()> {
-        if bits & !Self::KNOWN != 0 {
-            return Err(Errno::EINVAL);
-        }
-        self.0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
-                (old & F_SEAL_SEAL == 0).then_some(old | bits)
-            })
-            .map(|_| ())
-            .map_err(|_| Errno::EPERM)
-    }
-
-    /// Whether the content may still be written, by write or through a new writable shared mapping.
+    /// Whether the content may still be written, by write or through a new writable shared mapping: `EPERM` if not.
     pub fn allow_write(&self) -> Result<()> {
         self.refuse(F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)
     }
@@ -73,6 +62,8 @@ pub(super) struct Regular {
     write: Mutex<()>,
     /// Bytes charged to the file system for it.
     charged: AtomicU64,
+    /// Bytes that came with the machine, which are not charged.
+    exempt: AtomicU64,
     seals: Seals,
     text: TextUse,
     /// To give the charge back.
@@ -85,6 +76,7 @@ impl Regular {
             content: shared.content()?,
             write: Mutex::new(()),
             charged: AtomicU64::new(0),
+            exempt: AtomicU64::new(0),
             seals: Seals::closed(),
             text: TextUse::new(),
             shared: shared.clone(),
@@ -99,6 +91,24 @@ impl Regular {
         &self.seals
     }
 
+    /// F_ADD_SEALS: `EINVAL` for unknown bits, `EPERM` where the seals are sealed, `EBUSY` where the content could still be written in spite of
+    /// F_SEAL_WRITE. Neither a write nor a truncation is under way meanwhile.
+    pub fn add_seals(&self, bits: u32) -> Result<()> {
+        if bits & !Seals::KNOWN != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let _write = self.write.lock_killable()?;
+        let old = self.seals.bits();
+        if old & F_SEAL_SEAL != 0 {
+            return Err(Errno::EPERM);
+        }
+        if bits & !old & F_SEAL_WRITE != 0 {
+            self.content.deny_writers()?;
+        }
+        self.seals.0.store(old | bits, Ordering::Relaxed);
+        Ok(())
+    }
+
     pub fn text_use(&self) -> &TextUse {
         &self.text
     }
@@ -106,6 +116,10 @@ impl Regular {
     /// Make the charge what the content holds; `reserved` was charged beyond `self.charged` for a change.
     fn settle(&self, shared: &Shared, reserved: u64) {
         let held = self.content.held();
+        if shared.is(Stage::Boot) {
+            self.exempt.store(held, Ordering::Relaxed);
+        }
+        let held = held.saturating_sub(self.exempt.load(Ordering::Relaxed));
         let charged = self.charged.swap(held, Ordering::Relaxed) + reserved;
         if held >= charged {
             // Pages came through a mapping meanwhile: they count even beyond the limit.
@@ -122,18 +136,35 @@ impl Regular {
         offset: Option<u64>,
         source: &mut dyn Source,
     ) -> Result<(usize, u64)> {
-        let _write = self.write.lock();
-        self.seals.allow_write()?;
+        let _write = self.write.lock_killable()?;
         let size = self.content.size();
         let at = offset.unwrap_or(size);
         let len = source.remaining() as u64;
         if len == 0 {
             return Ok((0, at));
         }
+        let len = len.min(task::file_size_left(at)?);
+        self.seals.allow_write()?;
         let end = at.checked_add(len).filter(|&end| i64::try_from(end).is_ok()).ok_or(Errno::EFBIG)?;
-        if end > size {
-            self.seals.refuse(F_SEAL_GROW)?;
+        let end = self.end_within_seals(at, end, size)?;
+        if end - at < source.remaining() as u64 {
+            let mut part = Part { source, left: (end - at) as usize };
+            return self.write_to(shared, at, end, &mut part);
         }
+        self.write_to(shared, at, end, source)
+    }
+
+    /// Where a write of `at..end` ends: a file that may not grow takes the pages that lie in it whole, as Linux writes page by page.
+    fn end_within_seals(&self, at: u64, end: u64, size: u64) -> Result<u64> {
+        let whole = size / PAGE * PAGE;
+        match self.seals.refuse(F_SEAL_GROW) {
+            Err(_) if end > size && at < whole => Ok(whole),
+            Err(error) if end > size => Err(error),
+            _ => Ok(end),
+        }
+    }
+
+    fn write_to(&self, shared: &Shared, at: u64, end: u64, source: &mut dyn Source) -> Result<(usize, u64)> {
         let reserve = end.next_multiple_of(PAGE) - at / PAGE * PAGE;
         if shared.charge(reserve).is_ok() {
             let result = self.content.write_at(at, source);
@@ -146,12 +177,12 @@ impl Regular {
     /// Write as far as the limit lets: page by page, only pages that are missing count.
     fn write_near_limit(&self, shared: &Shared, at: u64, source: &mut dyn Source) -> Result<usize> {
         let mut done = 0;
-        while source.remaining() > 0 {
+        while source.remaining() > 0 && (done == 0 || sched::checkpoint().is_ok()) {
             let here = at + done as u64;
             let page = here / PAGE * PAGE;
             let missing = self.content.seek_data(page).is_none_or(|data| data >= page + PAGE);
             let need = if missing { PAGE } else { 0 };
-            let step = shared.charge(need).and_then(|()| {
+            let step = shared.charge_growing(need).and_then(|()| {
                 let mut part = Part { source, left: (page + PAGE - here) as usize };
                 let result = self.content.write_at(here, &mut part);
                 self.settle(shared, need);
@@ -171,8 +202,11 @@ impl Regular {
         if i64::try_from(size).is_err() {
             return Err(Errno::EFBIG);
         }
-        let _write = self.write.lock();
+        let _write = self.write.lock_killable()?;
         let old = self.content.size();
+        if size > old {
+            task::check_file_size(size)?;
+        }
         if size < old {
             self.seals.refuse(F_SEAL_SHRINK)?;
         } else if size > old {
@@ -187,9 +221,16 @@ impl Regular {
 
     /// fallocate(2).
     pub fn allocate(&self, shared: &Shared, range: Range<u64>, how: Allocate) -> Result<()> {
-        let _write = self.write.lock();
-        self.seals.allow_write()?;
+        let _write = self.write.lock_killable()?;
         let size = self.content.size();
+        if matches!(how, Allocate::PunchHole | Allocate::ZeroKeepSize) {
+            self.seals.allow_write()?;
+        }
+        if how != Allocate::PunchHole && range.end > size {
+            // With KEEP_SIZE too, as on Linux.
+            task::check_file_size(range.end)?;
+            self.seals.refuse(F_SEAL_GROW)?;
+        }
         let result = match how {
             // Behind the end there is nothing to cut.
             Allocate::PunchHole if range.start >= size.next_multiple_of(PAGE) => Ok(()),
@@ -199,11 +240,8 @@ impl Regular {
             Allocate::ZeroKeepSize => self.content.punch(range, Punch::Zeroes),
             Allocate::Extend | Allocate::KeepSize => {
                 let grows = how == Allocate::Extend && range.end > size;
-                if grows {
-                    self.seals.refuse(F_SEAL_GROW)?;
-                }
                 let reserve = range.end.next_multiple_of(PAGE) - range.start / PAGE * PAGE;
-                shared.charge(reserve)?;
+                shared.charge_growing(reserve)?;
                 let result = self
                     .content
                     .allocate(range.clone())

@@ -54,7 +54,7 @@ pub(in crate::mem) fn make() -> Outcome {
         return Outcome::Nothing;
     }
     STALLS.fetch_add(1, Ordering::Relaxed);
-    let _changing = hotplug::changing();
+    let Ok(_changing) = hotplug::changing_killable() else { return Outcome::Nothing };
     if !is_none_whole() {
         return Outcome::Freed;
     }
@@ -102,7 +102,9 @@ fn make_room(node: NodeId, want: u64, who: Who) -> Outcome {
             return Outcome::Nothing;
         }
         frames().drain_local();
-        sched::cond_resched();
+        if sched::checkpoint().is_err() {
+            return Outcome::Nothing;
+        }
     }
     Outcome::Freed
 }

@@ -16,7 +16,7 @@
 //!
 //! **No race to the bottom.** One task reclaims directly at a time; the others wait for it, and look whether their request can be served now
 //! before they reclaim themselves. "There is nothing left" is said only by one who found nothing while nobody else was under way:
-//! what another one has on its way to a disk is memory to be waited for and no reason to kill.
+//! what another one has on its way to a disk is memory to be waited for and no reason to kill. A task that is to end waits for nothing of this.
 
 mod balance;
 pub(super) mod blocks;
@@ -34,7 +34,7 @@ pub use kswapd::{runs, start, wake};
 
 use super::{commons, frames};
 use crate::sync::{Mutex, WaitQueue};
-use crate::{block, hw, swap, task};
+use crate::{block, hw, sched, swap, task};
 use balance::Share;
 
 /// Frames that are looked for at a time: Linux' SWAP_CLUSTER_MAX.
@@ -174,7 +174,7 @@ pub enum Outcome {
 /// Find frames for somebody who has none, by waiting for devices if need be. See the module's head.
 pub fn free_some() -> Outcome {
     let before = stolen_by_all();
-    let _turn = TURN.lock();
+    let Ok(_turn) = TURN.lock_killable() else { return Outcome::Nothing };
     if stolen_by_all() > before {
         return Outcome::Freed;
     }
@@ -191,10 +191,11 @@ pub fn free_some() -> Outcome {
         return Outcome::Freed;
     }
     // Frames on their way to a disk are nobody's to take, and will be free.
-    ENDED.wait_uninterruptible(|| match stolen_by_all() > before {
+    let outcome = ENDED.wait_killable(|| match stolen_by_all() > before {
         true => Some(Outcome::Freed),
         false => (ACTIVE.load(Ordering::SeqCst) == 0).then_some(Outcome::Nothing),
-    })
+    });
+    outcome.unwrap_or(Outcome::Nothing)
 }
 
 /// Free `want` frames of `nodes`, or what can be had; at first from what was not used for long, in the end from all.
@@ -218,7 +219,8 @@ fn shrink(want: u64, nodes: NodeSet, who: Who) -> Found {
         if share.shared > 0 {
             found += note_swapped(commons().evict_shared(&wish(share.shared)), who);
         }
-        if found.freed >= want {
+        // A task that is to end needs no memory; kswapd never ends.
+        if found.freed >= want || sched::checkpoint().is_err() {
             break;
         }
     }

@@ -40,7 +40,7 @@ impl Strings {
     /// The program's NULL-terminated array at `address`; NULL is an empty one.
     ///
     /// # Errors
-    /// `E2BIG` where the bytes and pointers are more than `limit`; `EFAULT`, `ENOMEM`.
+    /// `E2BIG` where the bytes and pointers are more than `limit`; `EFAULT`, `ENOMEM`; `EINTR` where the task is to end.
     pub fn read(address: u64, limit: usize) -> Result<Self> {
         let mut strings = Self::new();
         if address == 0 {
@@ -48,6 +48,7 @@ impl Strings {
         }
         let array = UserPtr::<u64>::new(address);
         while strings.count < MAX_COUNT {
+            crate::sched::checkpoint()?;
             let pointer = array.add(strings.count).read()?;
             if pointer == 0 {
                 return Ok(strings);

@@ -166,7 +166,7 @@ pub fn sys_kill(args: &Args) -> Result<i64> {
     let send = |target: &Arc<Process>| -> Result<()> {
         may_signal(&sender, target, signal)?;
         if let Some(signal) = signal {
-            target.signal(SigInfo::user(signal, code::USER, sender.pid, uid));
+            target.queue_signal(SigInfo::user(signal, code::USER, sender.pid, uid))?;
         }
         Ok(())
     };
@@ -206,7 +206,7 @@ fn signal_thread(process: Option<Pid>, tid: i32, number: i32) -> Result<i64> {
     let sender = current().process().clone();
     may_signal(&sender, task.process(), signal)?;
     if let Some(signal) = signal {
-        task.signal(SigInfo::user(signal, code::TKILL, sender.pid, sender.credentials().uid));
+        task.queue_signal(SigInfo::user(signal, code::TKILL, sender.pid, sender.credentials().uid))?;
     }
     Ok(0)
 }
@@ -241,7 +241,7 @@ pub fn sys_rt_sigqueueinfo(args: &Args) -> Result<i64> {
     let (info, signal) = queued_info(args[2], args.int(1), args.uint(0))?;
     let target = find(args.uint(0)).ok_or(Errno::ESRCH)?;
     may_signal(current().process(), &target, Some(signal))?;
-    target.signal(info);
+    target.queue_signal(info)?;
     Ok(0)
 }
 
@@ -253,6 +253,6 @@ pub fn sys_rt_tgsigqueueinfo(args: &Args) -> Result<i64> {
         return Err(Errno::ESRCH);
     }
     may_signal(current().process(), task.process(), Some(signal))?;
-    task.signal(info);
+    task.queue_signal(info)?;
     Ok(0)
 }

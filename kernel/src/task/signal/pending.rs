@@ -1,13 +1,12 @@
 //! Signals that were sent and not delivered, and what a process does about each.
 
-use alloc::vec::Vec;
+use alloc::collections::VecDeque;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::set::{DefaultAction, SigInfo, SigSet, Signal};
-
-/// The most signals queued for a process or thread.
-const MAX_QUEUED: usize = 1024;
+use super::set::{DefaultAction, SigInfo, SigSet, Signal, code};
+use crate::task::users::{Payer, QueuedSignal};
+use crate::{Errno, Result};
 
 /// Pending signals of a process or of one of its threads.
 #[derive(Debug, Default)]
@@ -15,13 +14,23 @@ pub struct Pending {
     set: SigSet,
     /// What is known of them, in order of arrival. A member of `set` without entry here is known by number only:
     /// there was no room, or it came in an interrupt.
-    queue: Vec<SigInfo>,
+    queue: VecDeque<Queued>,
+}
+
+/// Signals that take no place in an account are known by number only where so many signals are queued: a timer may send one at each expiry.
+const MAX_FREE: usize = 1024;
+
+/// What is known of a signal, and its place in its user's account where it takes one.
+#[derive(Debug)]
+pub struct Queued {
+    info: SigInfo,
+    _place: Option<QueuedSignal>,
 }
 
 impl Pending {
     /// None.
     pub const fn new() -> Self {
-        Self { set: SigSet::EMPTY, queue: Vec::new() }
+        Self { set: SigSet::EMPTY, queue: VecDeque::new() }
     }
     /// Which are pending.
     pub const fn set(&self) -> SigSet {
@@ -31,14 +40,13 @@ impl Pending {
     fn has_room(&self) -> bool {
         self.queue.len() < self.queue.capacity()
     }
-    /// For how many a buffer should have room that takes the place of a full one; `None` while it is not full, or where no more are queued.
+    /// For how many a buffer should have room that takes the place of a full one; `None` while it is not full.
     pub fn room_wanted(&self) -> Option<usize> {
-        let is_due = !self.has_room() && self.queue.len() < MAX_QUEUED;
-        is_due.then(|| (2 * self.queue.len()).max(4))
+        (!self.has_room()).then(|| (2 * self.queue.len()).max(4))
     }
     /// Exchange the queue's buffer for a larger one; the old one comes back, to be freed without the lock.
     #[must_use]
-    pub fn give_room(&mut self, mut buffer: Vec<SigInfo>) -> Vec<SigInfo> {
+    pub fn give_room(&mut self, mut buffer: VecDeque<Queued>) -> VecDeque<Queued> {
         if buffer.capacity() > self.queue.capacity() {
             buffer.append(&mut self.queue);
             core::mem::swap(&mut self.queue, &mut buffer);
@@ -46,31 +54,48 @@ impl Pending {
         buffer
     }
     /// Add one; allocates nothing. A standard signal that is pending already is not added again.
-    pub fn add(&mut self, signal: Signal, info: SigInfo) {
+    ///
+    /// `payer` has what a program sends along queued in their name; without one the signal takes no place (the kernel's own signals, and those of
+    /// timers, which took theirs when they were made). Where their limit is reached the signal is known by its number only, as Linux' are.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is no place for a real-time signal that is more than its number.
+    pub fn add(&mut self, signal: Signal, info: SigInfo, payer: Option<Payer>) -> Result<()> {
         if !signal.is_real_time() && self.set.contains(signal) {
-            return;
+            return Ok(());
+        }
+        let charged = payer.filter(|_| signal.is_real_time() || info.code < 0);
+        let place = charged.map(QueuedSignal::charge);
+        let has_place = match &place {
+            Some(place) => place.is_some() && self.has_room(),
+            None => self.queue.len() < MAX_FREE && self.has_room(),
+        };
+        if !has_place && charged.is_some() && signal.is_real_time() && info.code != code::USER {
+            return Err(Errno::EAGAIN);
         }
         self.set = self.set.with(signal);
-        if self.has_room() {
-            self.queue.push(info);
+        if has_place {
+            self.queue.push_back(Queued { info, _place: place.flatten() });
         }
+        Ok(())
     }
     /// Forget all of `signals`.
     pub fn remove(&mut self, signals: SigSet) {
         if !self.set.intersection(signals).is_empty() {
             self.set = self.set.minus(signals);
-            self.queue.retain(|info| info.signal().is_some_and(|signal| !signals.contains(signal)));
+            self.queue.retain(|queued| queued.info.signal().is_some_and(|signal| !signals.contains(signal)));
         }
     }
     /// Take the first that is in `wanted`.
     pub fn take(&mut self, wanted: SigSet) -> Option<SigInfo> {
         let signal = self.set.intersection(wanted).first()?;
         let number = i32::from(signal.number());
-        let info = match self.queue.iter().position(|info| info.number == number) {
-            Some(at) => self.queue.remove(at),
+        let at = self.queue.iter().position(|queued| queued.info.number == number);
+        let info = match at.and_then(|at| self.queue.remove(at)) {
+            Some(queued) => queued.info,
             None => SigInfo::user(signal, super::set::code::USER, 0, 0),
         };
-        if !self.queue.iter().any(|info| info.number == number) {
+        if !self.queue.iter().any(|queued| queued.info.number == number) {
             self.set = self.set.without(signal);
         }
         Some(info)
@@ -174,7 +199,7 @@ mod tests {
 
     fn with_room() -> Pending {
         let mut pending = Pending::new();
-        drop(pending.give_room(Vec::with_capacity(3)));
+        drop(pending.give_room(VecDeque::with_capacity(4)));
         pending
     }
 
@@ -182,11 +207,11 @@ mod tests {
     fn a_standard_signal_is_pending_once_and_a_real_time_one_as_often_as_sent() {
         let mut pending = with_room();
         for pid in [5, 6] {
-            pending.add(Signal::USR1, SigInfo::user(Signal::USR1, code::USER, pid, 0));
-            pending.add(Signal::RT_MIN, SigInfo::user(Signal::RT_MIN, code::QUEUE, pid, 0));
+            pending.add(Signal::USR1, SigInfo::user(Signal::USR1, code::USER, pid, 0), None).unwrap();
+            pending.add(Signal::RT_MIN, SigInfo::user(Signal::RT_MIN, code::QUEUE, pid, 0), None).unwrap();
         }
         let all = SigSet(u64::MAX);
-        let order: Vec<_> =
+        let order: alloc::vec::Vec<_> =
             core::iter::from_fn(|| pending.take(all)).map(|i| (i.number, i.sender())).collect();
         assert_eq!(order, [(10, 5), (32, 5), (32, 6)]);
         assert!(pending.set().is_empty());
@@ -195,7 +220,7 @@ mod tests {
     #[test]
     fn a_signal_that_finds_no_room_is_still_delivered() {
         let mut pending = Pending::new();
-        pending.add(Signal::TERM, SigInfo::kernel(Signal::TERM));
+        pending.add(Signal::TERM, SigInfo::kernel(Signal::TERM), None).unwrap();
         assert_eq!(pending.take(SigSet::of(&[Signal::HUP])), None);
         assert_eq!(pending.take(SigSet(u64::MAX)).and_then(|info| info.signal()), Some(Signal::TERM));
         assert!(pending.set().is_empty());

@@ -4,14 +4,15 @@
 //! interrupt context, where a signal that finds no room is known by its number only. Others make room first.
 //! Under that lock come, in this order: a thread's `pending`, the `actions`, run queues.
 
+use alloc::collections::VecDeque;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
-use super::pending::Action;
+use super::pending::{Action, Queued};
 use super::set::{SigInfo, SigSet, Signal};
 use crate::fallible::Grow as _;
 use crate::sched::{self, Sleep};
 use crate::task::process::{ExitStatus, Group, Process, Report};
+use crate::task::users::Payer;
 use crate::task::{INIT, Pid, Task, registry};
 use crate::{Errno, Result};
 
@@ -22,17 +23,31 @@ enum Target<'a> {
 }
 
 impl Process {
-    /// Send a signal to the process: any thread that does not block it takes it. Task context.
+    /// Send a signal of the kernel's to the process: any thread that does not block it takes it. Task context.
     pub fn signal(self: &Arc<Self>, info: SigInfo) {
+        // Without one who pays for it none is refused.
+        let _: Result<()> = self.send(info, None);
+    }
+
+    /// Send a program's signal to the process, queued in the name of the receiver's user.
+    ///
+    /// # Errors
+    /// `EAGAIN` where that user has as many real-time signals queued as RLIMIT_SIGPENDING says.
+    pub fn queue_signal(self: &Arc<Self>, info: SigInfo) -> Result<()> {
+        self.send(info, Some(Payer::of(self)))
+    }
+
+    fn send(self: &Arc<Self>, info: SigInfo, payer: Option<Payer>) -> Result<()> {
         self.make_signal_room();
-        if self.post(Target::Process, info) == Parent::Tell {
+        if self.post(Target::Process, info, payer)? == Parent::Tell {
             crate::task::wait::tell_parent_of_continue(self);
         }
+        Ok(())
     }
 
     /// As [`signal`](Self::signal), for interrupt context; SIGCONT is not sent from there.
     pub fn signal_from_interrupt(&self, info: SigInfo) {
-        self.post(Target::Process, info);
+        let _: Result<Parent> = self.post(Target::Process, info, None);
     }
 
     /// End the process with `status` whatever its threads do; the first call decides.
@@ -69,17 +84,17 @@ impl Process {
         }
     }
 
-    fn post(&self, target: Target<'_>, info: SigInfo) -> Parent {
-        let Some(signal) = info.signal() else { return Parent::Leave };
+    fn post(&self, target: Target<'_>, info: SigInfo, payer: Option<Payer>) -> Result<Parent> {
+        let Some(signal) = info.signal() else { return Ok(Parent::Leave) };
         if self.pid == INIT {
             // It handles none, and nothing a program does may end or stop it.
-            return Parent::Leave;
+            return Ok(Parent::Leave);
         }
         let mut parent = Parent::Leave;
         let mut group = self.signals.lock();
         let group = &mut *group;
         if group.threads.is_empty() || group.exit.is_some() {
-            return Parent::Leave;
+            return Ok(Parent::Leave);
         }
         if signal == Signal::CONT || signal == Signal::KILL {
             if signal == Signal::CONT {
@@ -97,7 +112,7 @@ impl Process {
         }
         if signal == Signal::KILL {
             end_group(group, ExitStatus::Signaled(Signal::KILL));
-            return Parent::Leave;
+            return Ok(Parent::Leave);
         }
         let blocks = |thread: &Task| thread.blocked().contains(signal);
         let blocked = match target {
@@ -106,24 +121,24 @@ impl Process {
         };
         // A blocked signal is kept even where it is ignored now: that may change before it is unblocked.
         if !blocked && self.ignores(signal) {
-            return parent;
+            return Ok(parent);
         }
         match target {
             Target::Thread(thread) => {
-                thread.pending.lock().add(signal, info);
+                thread.pending.lock().add(signal, info, payer)?;
                 if !blocked {
                     thread.interrupt();
                 }
             }
             Target::Process => {
-                group.pending.add(signal, info);
+                group.pending.add(signal, info, payer)?;
                 if let Some(thread) = group.threads.iter().find(|thread| !blocks(thread)) {
                     thread.interrupt();
                 }
             }
         }
         self.signal_arrival.wake_all();
-        parent
+        Ok(parent)
     }
 }
 
@@ -160,28 +175,41 @@ impl Process {
 }
 
 /// Memory for so many queued signals; `None` where there is none, and they are known by number only.
-fn buffer_for(signals: usize) -> Option<Vec<SigInfo>> {
-    let mut buffer = Vec::new();
+fn buffer_for(signals: usize) -> Option<VecDeque<Queued>> {
+    let mut buffer = VecDeque::new();
     buffer.make_exact_room(signals).ok()?;
     Some(buffer)
 }
 
 impl Task {
-    /// Send a signal to this thread alone. Task context.
+    /// Send a signal of the kernel's to this thread alone. Task context.
     pub fn signal(&self, info: SigInfo) {
+        let _: Result<()> = self.send(info, None);
+    }
+
+    /// Send a program's signal to this thread alone; see [`Process::queue_signal`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn queue_signal(&self, info: SigInfo) -> Result<()> {
+        self.send(info, Some(Payer::of(self.process())))
+    }
+
+    fn send(&self, info: SigInfo, payer: Option<Payer>) -> Result<()> {
         let wanted = self.pending.lock().room_wanted();
         if let Some(buffer) = wanted.and_then(buffer_for) {
             let old = self.pending.lock().give_room(buffer);
             drop(old);
         }
-        if self.process().post(Target::Thread(self), info) == Parent::Tell {
+        if self.process().post(Target::Thread(self), info, payer)? == Parent::Tell {
             crate::task::wait::tell_parent_of_continue(self.process());
         }
+        Ok(())
     }
 
     /// As [`signal`](Self::signal), for interrupt context.
     pub fn signal_from_interrupt(&self, info: SigInfo) {
-        self.process().post(Target::Thread(self), info);
+        let _: Result<Parent> = self.process().post(Target::Thread(self), info, None);
     }
 
     /// Send a signal that an instruction of this, the current, thread caused. It cannot be blocked or ignored:

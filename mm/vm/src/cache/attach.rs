@@ -4,6 +4,9 @@
 //! who takes pages away finds every leaf, if he takes them out of the index first. A space that cannot be reached yet, between fork and the child's
 //! first run, is told when it can be that it has missed something.
 //!
+//! **Stores through mappings.** Areas of a shared mapping that may store are counted, as by Linux' i_mmap_writable: while there are none they can be
+//! denied for good (F_SEAL_WRITE), and while there are some, or they are denied, the other way round is refused.
+//!
 //! **Locks.** Spaces are visited one at a time with no lock of the cache held; that is taken again for the next ones.
 
 use alloc::sync::{Arc, Weak};
@@ -13,7 +16,9 @@ use arrayvec::ArrayVec;
 use freehold_paging::Memory;
 
 use super::PageCache;
+use crate::VmError;
 use crate::registry::{Locking, SpaceHandle};
+use crate::request::SharedWrite;
 use crate::swap::Age;
 
 /// Up to 64 pages of a cache: bit `n` of `mask` is the page `first + n`.
@@ -56,21 +61,42 @@ enum Unready {
     Waits,
 }
 
+/// Who may store to a cache through shared mappings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Writers {
+    /// So many areas.
+    Areas(u64),
+    /// None, and no area may come to.
+    Denied,
+}
+
 /// One area's entry in its cache's list of mappers.
 pub(crate) struct Attachment<S: Memory> {
     cache: Arc<PageCache<S>>,
     space: u64,
+    stores: SharedWrite,
 }
 
 impl<S: Memory> Attachment<S> {
-    pub(crate) fn new(cache: &Arc<PageCache<S>>, space: u64) -> Self {
+    /// The attachment of an area of `space`; `stores` is for a shared mapping that may store, or become able to.
+    ///
+    /// # Errors
+    /// [`VmError::Permission`] where such mappings are denied.
+    pub(crate) fn new(cache: &Arc<PageCache<S>>, space: u64, stores: SharedWrite) -> Result<Self, VmError> {
         let mut inner = cache.inner.lock();
+        if stores == SharedWrite::Allowed {
+            match &mut inner.writers {
+                Writers::Areas(areas) => *areas += 1,
+                Writers::Denied => return Err(VmError::Permission),
+            }
+        }
         inner.mappers.entry(space).or_insert(Mapper { areas: 0, handle: None, missed: false }).areas += 1;
         drop(inner);
-        Self { cache: cache.clone(), space }
+        Ok(Self { cache: cache.clone(), space, stores })
     }
     pub(crate) fn for_space(&self, space: u64) -> Self {
-        Self::new(&self.cache, space)
+        Self::new(&self.cache, space, self.stores)
+            .expect("while one area may store, no second one is denied it")
     }
     pub(crate) const fn cache(&self) -> &Arc<PageCache<S>> {
         &self.cache
@@ -96,6 +122,11 @@ impl<S: Memory> Clone for Attachment<S> {
 impl<S: Memory> Drop for Attachment<S> {
     fn drop(&mut self) {
         let mut inner = self.cache.inner.lock();
+        if self.stores == SharedWrite::Allowed
+            && let Writers::Areas(areas) = &mut inner.writers
+        {
+            *areas -= 1;
+        }
         if let Some(mapper) = inner.mappers.get_mut(&self.space) {
             mapper.areas -= 1;
             if mapper.areas == 0 {
@@ -109,6 +140,47 @@ impl<S: Memory> Drop for Attachment<S> {
 }
 
 impl<S: Memory> PageCache<S> {
+    /// Deny shared mappings that may store, from now on.
+    ///
+    /// # Errors
+    /// [`VmError::Busy`] while there is one.
+    pub fn deny_writers(&self) -> Result<(), VmError> {
+        let mut inner = self.inner.lock();
+        match inner.writers {
+            Writers::Areas(1..) => Err(VmError::Busy),
+            _ => {
+                inner.writers = Writers::Denied;
+                Ok(())
+            }
+        }
+    }
+
+    /// Take [`PageCache::deny_writers`] back.
+    pub fn admit_writers(&self) {
+        let mut inner = self.inner.lock();
+        if inner.writers == Writers::Denied {
+            inner.writers = Writers::Areas(0);
+        }
+    }
+
+    /// Whether a page from number `from` on is pinned: looks at up to `most` pages that are there. Returns where to go on, `None` at the end.
+    ///
+    /// # Errors
+    /// [`VmError::Busy`] where one is pinned.
+    pub fn check_unpinned(&self, from: u64, most: usize) -> Result<Option<u64>, VmError> {
+        let inner = self.inner.lock();
+        let mut next = from;
+        for _ in 0..most {
+            let Some(page) = inner.index.next(next..u64::MAX) else { return Ok(None) };
+            let pins = inner.index.with(page, |frame| frame.record().counts().load().pins);
+            if pins.is_some_and(|pins| pins > 0) {
+                return Err(VmError::Busy);
+            }
+            next = page + 1;
+        }
+        Ok(Some(next))
+    }
+
     /// Have every address space unmap `pages`. The caller holds no address space's lock.
     pub(super) fn zap_everywhere(&self, pages: &Range<u64>) {
         self.for_each_mapper(Unready::Misses, |space| {

@@ -32,14 +32,15 @@ use freehold_paging::Memory;
 use crate::Commons;
 use crate::error::{FaultError, FaultKind, VmError};
 pub(crate) use attach::Attachment;
-use attach::Mapper;
 pub(crate) use attach::PageSet;
+use attach::{Mapper, Writers};
 pub use errors::ErrorsTold;
 use errors::WriteErrors;
 pub use evict::{Evicted, Eviction, Laundry};
 use index::{Index, Mark};
 pub(crate) use moved::Caches;
 pub use moved::Evacuated;
+pub use resize::{Allocation, Batch};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -88,6 +89,7 @@ struct Inner<S: Memory> {
     index: Index<S>,
     /// By address space.
     mappers: BTreeMap<u64, Mapper<S>>,
+    writers: Writers,
     /// Raised whenever pages leave that may differ from what the store had when they came: a page read from the store before that may be
     /// older than the store.
     departures: u64,
@@ -132,7 +134,13 @@ impl<S: Memory> PageCache<S> {
     }
     fn build(source: S, store: Option<Arc<dyn BackingStore<S>>>) -> Arc<Self> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let inner = Inner { index: Index::new(source, id), mappers: BTreeMap::new(), departures: 0, hand: 0 };
+        let inner = Inner {
+            index: Index::new(source, id),
+            mappers: BTreeMap::new(),
+            writers: Writers::Areas(0),
+            departures: 0,
+            hand: 0,
+        };
         let (size, ahead) = (AtomicU64::new(0), ReadAhead::default());
         let (listed, stays) = (spin::Once::new(), AtomicBool::new(false));
         let errors = WriteErrors::default();

@@ -18,6 +18,34 @@ use freehold_paging::{Memory, SwapPlace};
 use super::{CacheKind, Inner, MAX_RUN, Mark, PAGE, PageCache};
 use crate::VmError;
 
+/// Batches of pages that leave before those who map them are visited.
+const UNMAPPED_AT_ONCE: usize = 64;
+
+/// Whether a step of long work was the last one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Batch {
+    /// There is more to do.
+    More,
+    /// All is done.
+    Last,
+}
+
+/// Pages that are to get frames, as far as they have: see [`PageCache::allocate_some`].
+#[derive(Debug)]
+pub struct Allocation {
+    next: u64,
+    end: u64,
+    /// Runs of pages that were not there before, in order.
+    made: Vec<Range<u64>>,
+}
+
+impl Allocation {
+    /// Nothing yet of the pages that `range` (bytes) touches.
+    pub const fn new(range: Range<u64>) -> Self {
+        Self { next: range.start / PAGE, end: range.end.div_ceil(PAGE), made: Vec::new() }
+    }
+}
+
 impl<S: Memory> PageCache<S> {
     /// Set the size. What is cut off is unmapped everywhere and gone; what is added is a hole.
     /// The caller holds no address space's lock.
@@ -25,6 +53,14 @@ impl<S: Memory> PageCache<S> {
     /// # Errors
     /// [`VmError::Overflow`] past the largest offset; what the store says, where the last page must be read.
     pub fn truncate(&self, size: u64) -> Result<(), VmError> {
+        self.truncate_with(size, &mut || {})
+    }
+
+    /// As [`PageCache::truncate`]; `pause` is called after every few pages, with no lock of the cache held, and may sleep.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn truncate_with(&self, size: u64, pause: &mut dyn FnMut()) -> Result<(), VmError> {
         if size > i64::MAX as u64 {
             return Err(VmError::Overflow);
         }
@@ -37,7 +73,7 @@ impl<S: Memory> PageCache<S> {
         let mut outcome = Ok(());
         if size < old {
             outcome = self.zero_part(size..size.next_multiple_of(PAGE));
-            self.remove(size.div_ceil(PAGE)..u64::MAX);
+            self.remove(size.div_ceil(PAGE)..u64::MAX, pause);
         }
         drop(last);
         outcome
@@ -49,6 +85,14 @@ impl<S: Memory> PageCache<S> {
     /// # Errors
     /// [`VmError::Invalid`] for an empty range; what the store says.
     pub fn punch_hole(&self, range: Range<u64>) -> Result<(), VmError> {
+        self.punch_hole_with(range, &mut || {})
+    }
+
+    /// As [`PageCache::punch_hole`]; `pause` is called after every few pages, with no lock of the cache held, and may sleep.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn punch_hole_with(&self, range: Range<u64>, pause: &mut dyn FnMut()) -> Result<(), VmError> {
         if range.is_empty() {
             return Err(VmError::Invalid);
         }
@@ -59,11 +103,13 @@ impl<S: Memory> PageCache<S> {
         self.zero_part(range.start..first * PAGE)?;
         self.zero_part(last * PAGE..range.end)?;
         if self.store.is_none() {
-            self.remove(first..last);
+            self.remove(first..last, pause);
             return Ok(());
         }
-        (first..last.min(self.size().div_ceil(PAGE)))
-            .try_for_each(|page| self.zero_part(page * PAGE..(page + 1) * PAGE))
+        (first..last.min(self.size().div_ceil(PAGE))).try_for_each(|page| {
+            pause();
+            self.zero_part(page * PAGE..(page + 1) * PAGE)
+        })
     }
 
     /// Zero a part of one page, if it is there (without a store) or at all (with one).
@@ -86,65 +132,116 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Take pages out of the index, have them unmapped, let go of them: in batches, since there may be many.
-    fn remove(&self, pages: Range<u64>) {
+    ///
+    /// Mappers are visited once for [`UNMAPPED_AT_ONCE`] batches and not for each: a program chooses how many areas they have.
+    fn remove(&self, pages: Range<u64>, pause: &mut dyn FnMut()) {
         let mut next = pages.start;
         loop {
-            // Frames that are still mapped must outlive their TLB entries: mappings see to that, each holds its frame.
-            let mut batch: [(Option<Frame<_, S>>, Option<SwapPlace>); 32] = [const { (None, None) }; 32];
             let first = next;
-            let mut inner = self.inner.lock();
-            for (frame, place) in &mut batch {
-                let Some(page) = inner.index.next(next..pages.end) else { break };
-                *frame = inner.index.remove(page);
-                *place = inner.index.remove_swapped(page);
-                next = page + 1;
-            }
-            inner.departures += 1;
-            drop(inner);
-            batch.iter().filter_map(|(_, place)| *place).for_each(|place| self.leave_slot(place));
-            let is_last = batch.iter().any(|(frame, place)| frame.is_none() && place.is_none());
+            let is_last = (0..UNMAPPED_AT_ONCE).any(|_| {
+                let is_last = self.remove_batch(&mut next, pages.end) == Batch::Last;
+                pause();
+                is_last
+            });
             // The last round covers all that is left: pages that were mapped before they left the index. Of a file that is cut it
             // covers everything, since private copies go with what is past the end and not with single pages.
             let from = if is_last && pages.end == u64::MAX { pages.start } else { first };
             self.zap_everywhere(&(from..if is_last { pages.end } else { next }));
-            drop(batch);
             if is_last {
                 return;
             }
         }
     }
 
+    /// Take the next pages of `next..end` out of the index; moves `next` behind them. Frames that are still mapped must outlive
+    /// their TLB entries: mappings see to that, each holds its frame.
+    fn remove_batch(&self, next: &mut u64, end: u64) -> Batch {
+        let mut batch: [(Option<Frame<_, S>>, Option<SwapPlace>); 32] = [const { (None, None) }; 32];
+        let mut inner = self.inner.lock();
+        for (frame, place) in &mut batch {
+            let Some(page) = inner.index.next(*next..end) else { break };
+            *frame = inner.index.remove(page);
+            *place = inner.index.remove_swapped(page);
+            *next = page + 1;
+        }
+        inner.departures += 1;
+        drop(inner);
+        batch.iter().filter_map(|(_, place)| *place).for_each(|place| self.leave_slot(place));
+        let is_last = batch.iter().any(|(frame, place)| frame.is_none() && place.is_none());
+        if is_last { Batch::Last } else { Batch::More }
+    }
+
     /// Give the pages of `range` (bytes) frames now; the size stays. All or nothing: what an attempt that fails has made goes
-    /// again, so that a wish for more than there is does not take all there is.
+    /// again, so that a request for more than there is does not take all there is.
     ///
     /// # Errors
     /// [`VmError::NoMemory`]; what the store says.
     pub fn allocate(&self, range: Range<u64>) -> Result<(), VmError> {
-        let mut made = Vec::new();
-        let outcome = (range.start / PAGE..range.end.div_ceil(PAGE)).try_for_each(|page| {
-            if self.inner.lock().index.has(page) {
-                return Ok(());
+        let mut allocation = Allocation::new(range);
+        let outcome = loop {
+            match self.allocate_some(&mut allocation, u64::MAX) {
+                Ok(Batch::More) => {}
+                Ok(Batch::Last) => break Ok(()),
+                Err(error) => break Err(error),
             }
-            note(&mut made, page)?;
-            self.get_or_fill(page, NodePolicy::Local).map(drop)
-        });
+        };
         if outcome.is_err() {
-            made.into_iter().for_each(|run| self.forget_unused(run));
+            while self.take_back_some(&mut allocation, u64::MAX) == Batch::More {}
         }
         outcome
     }
 
-    /// Take out the pages of `run` that nobody maps or holds. One that has gone to the swap meanwhile may have been stored to before: it stays.
-    fn forget_unused(&self, run: Range<u64>) {
-        for page in run {
-            let inner = self.inner.lock();
-            let used = inner.index.with(page, |frame| {
-                let holders = frame.record().counts().load();
-                holders.mappings > 0 || holders.references > 1 || holders.pins > 0
-            });
-            if used == Some(false) {
-                self.drop_from(inner, page);
+    /// Go on with `allocation`: give the next `most` of its pages frames. After an error it can be gone on with from the page
+    /// that failed, or be [taken back](PageCache::take_back_some).
+    ///
+    /// # Errors
+    /// As [`PageCache::allocate`].
+    pub fn allocate_some(&self, allocation: &mut Allocation, most: u64) -> Result<Batch, VmError> {
+        let stop = allocation.end.min(allocation.next.saturating_add(most));
+        while allocation.next < stop {
+            let page = allocation.next;
+            if !self.inner.lock().index.has(page) {
+                let is_new_run = allocation.made.last().is_none_or(|run| run.end != page);
+                if is_new_run {
+                    allocation.made.try_reserve(1).map_err(|_| VmError::NoMemory)?;
+                }
+                drop(self.get_or_fill(page, NodePolicy::Local)?);
+                match allocation.made.last_mut() {
+                    Some(run) if !is_new_run => run.end += 1,
+                    _ => allocation.made.push(page..page + 1),
+                }
             }
+            allocation.next += 1;
+        }
+        Ok(if stop == allocation.end { Batch::Last } else { Batch::More })
+    }
+
+    /// Take out up to `most` of the pages that `allocation` has made and that nobody maps or holds. One that has gone to the
+    /// swap meanwhile may have been stored to before: it stays.
+    pub fn take_back_some(&self, allocation: &mut Allocation, most: u64) -> Batch {
+        let mut left = most;
+        while let Some(run) = allocation.made.last_mut() {
+            while run.start < run.end {
+                if left == 0 {
+                    return Batch::More;
+                }
+                left -= 1;
+                run.end -= 1;
+                self.forget_unused(run.end);
+            }
+            allocation.made.pop();
+        }
+        Batch::Last
+    }
+
+    fn forget_unused(&self, page: u64) {
+        let inner = self.inner.lock();
+        let used = inner.index.with(page, |frame| {
+            let holders = frame.record().counts().load();
+            holders.mappings > 0 || holders.references > 1 || holders.pins > 0
+        });
+        if used == Some(false) {
+            self.drop_from(inner, page);
         }
     }
 
@@ -313,16 +410,4 @@ impl<S: Memory> PageCache<S> {
         inner.departures += u64::from(inner.index.has_changed(page));
         inner.index.remove(page)
     }
-}
-
-/// Add `page`, which is above all before, to the runs of pages that an allocation makes.
-fn note(runs: &mut Vec<Range<u64>>, page: u64) -> Result<(), VmError> {
-    match runs.last_mut() {
-        Some(last) if last.end == page => last.end += 1,
-        _ => {
-            runs.try_reserve(1).map_err(|_| VmError::NoMemory)?;
-            runs.push(page..page + 1);
-        }
-    }
-    Ok(())
 }

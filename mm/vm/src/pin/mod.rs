@@ -29,7 +29,7 @@ use freehold_paging::{Backing, Entry, Memory, PageSize, Roots};
 use crate::AddressSpace;
 use crate::area::Area;
 use crate::error::{FaultError, SegvCode};
-use crate::request::Protection;
+use crate::request::{AreaFlags, Protection};
 use crate::resident::{Kind, Resident, Want};
 use crate::view::OfFile;
 
@@ -229,7 +229,10 @@ impl<S: Memory> AddressSpace<S> {
         let Self { areas, resident, .. } = self;
         let area = areas.at(addr).ok_or(FaultError::Segv(SegvCode::MapErr))?;
         let allowed = match (rule, P::ACCESS) {
-            (Rule::Forced, Access::Write) => !area.is_shared() || area.protection.allows(Access::Write),
+            (Rule::Forced, Access::Write) => {
+                let is_copied = !area.is_shared() && !area.flags.contains(AreaFlags::NEVERWRITE);
+                is_copied || area.protection.allows(Access::Write)
+            }
             (Rule::Forced, _) => true,
             (Rule::Stated, Access::Read) => area.protection.contains(Protection::READ),
             (Rule::Asked | Rule::Stated, access) => area.protection.allows(access),

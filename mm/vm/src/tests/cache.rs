@@ -505,3 +505,51 @@ fn however_many_look_at_a_files_page_the_file_is_what_it_was() {
     drop((p, file));
     world.end();
 }
+
+#[test]
+fn stores_through_mappings_are_denied_only_where_no_mapping_may_store() {
+    let world = World::new();
+    let p = world.process(0);
+    let file = world.file(&[1; 3 * PAGE as usize]);
+    let map =
+        |protection, write| p.map(Place::Anywhere, 3, protection, Backing::SharedFile(view(&file, 0), write));
+    let at = map(Protection::READ, SharedWrite::Allowed).unwrap();
+    assert_eq!(file.cache().deny_writers(), Err(VmError::Busy), "it may become writable");
+    // Two pieces of one area count as two, and a child's count too.
+    p.protect(at + PAGE, 1, RW).unwrap();
+    let child = p.fork(1);
+    p.unmap(at, 3).unwrap();
+    assert_eq!(file.cache().deny_writers(), Err(VmError::Busy), "a child has it");
+    drop(child);
+    let other = map(Protection::READ, SharedWrite::Denied).unwrap();
+    p.map(Place::Anywhere, 3, RW, Backing::PrivateFile(view(&file, 0))).unwrap();
+    assert_eq!(file.cache().deny_writers(), Ok(()));
+    assert_eq!(map(RW, SharedWrite::Allowed), Err(VmError::Permission));
+    assert_eq!(map(Protection::READ, SharedWrite::Denied).map(|_| ()), Ok(()));
+    assert_eq!(p.protect(other, 1, RW), Err(VmError::Access));
+    assert_eq!(file.cache().deny_writers(), Ok(()), "twice is once");
+    file.cache().admit_writers();
+    map(RW, SharedWrite::Allowed).unwrap();
+    drop(p);
+    drop(file);
+    world.end();
+}
+
+#[test]
+fn an_allocation_goes_on_where_it_stopped_and_can_be_taken_back() {
+    let world = World::new();
+    let file = world.file(b"");
+    let cache = file.cache();
+    cache.allocate(3 * PAGE..4 * PAGE).unwrap();
+    let mut allocation = Allocation::new(PAGE..7 * PAGE - 5);
+    assert_eq!(cache.allocate_some(&mut allocation, 4), Ok(Batch::More));
+    assert_eq!((cache.pages(), cache.size()), (4, 0));
+    assert_eq!(cache.allocate_some(&mut allocation, 4), Ok(Batch::Last));
+    assert_eq!(cache.pages(), 6);
+    assert_eq!(cache.take_back_some(&mut allocation, 2), Batch::More);
+    assert_eq!(cache.pages(), 4);
+    assert_eq!(cache.take_back_some(&mut allocation, 9), Batch::Last);
+    assert_eq!(cache.pages(), 1, "what was there before stays");
+    drop(file);
+    world.end();
+}

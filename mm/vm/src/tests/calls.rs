@@ -69,7 +69,7 @@ fn limits_are_kept_to_the_page() {
     p.map(Place::Anywhere, 9, Protection::READ, Backing::Anonymous).unwrap();
     p.map(Place::Anywhere, 9, RW, Backing::SharedAnonymous).unwrap();
     p.limits = Limits { memlock: 2 * PAGE, ..Limits::NONE };
-    let lock = |at: u64, pages: u64| p.space().lock(VirtAddr(at), pages * PAGE, LockMode::Now, &p.limits);
+    let lock = |at: u64, pages: u64| p.lock(at, pages, &p.limits);
     assert_eq!(lock(at, 3), Err(VmError::NoMemory));
     assert_eq!(lock(at, 2), Ok(()));
     assert_eq!(lock(at, 2), Ok(()), "locked already");
@@ -134,6 +134,7 @@ fn mlockall_locks_what_there_is_and_what_comes_and_a_child_inherits_neither() {
     let p = world.process(0);
     let a = p.anonymous(2);
     p.space().lock_all(LockAll::CURRENT | LockAll::FUTURE, &p.limits).unwrap();
+    populate_due(&mut p.space(), Populate::AsAllowed).unwrap();
     p.anonymous(3);
     assert_eq!((p.usage().locked_pages, p.usage().rss_anon), (5, 5));
     assert_eq!(p.advise(a, 1, Advice::DontNeed), Err(VmError::Invalid), "locked pages stay");

@@ -65,7 +65,7 @@ fn mapped_pages_stay_while_they_are_used_and_are_stored_before_they_go() {
     assert_eq!((disk.log(), disk.pages.lock().unwrap()[&1][0]), (std::vec![('w', 1)], 41));
     assert_eq!((p.load(at + PAGE), q.load(also + PAGE)), (Ok(41), Ok(41)), "read anew");
     // Neither a locked page nor a pinned one goes, however long nobody uses it.
-    p.space().lock(VirtAddr(at + PAGE), PAGE, LockMode::Now, &p.limits).unwrap();
+    p.lock(at + PAGE, 1, &p.limits).unwrap();
     let pin = q.space().pin::<LongTerm, ReadOnly>(VirtAddr(also + 5 * PAGE), Rule::Asked).unwrap();
     (0..4).for_each(|_| _ = lap());
     assert_eq!(resident(&cache, 8), [1, 5]);

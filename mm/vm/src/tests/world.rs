@@ -199,7 +199,10 @@ impl Process {
         backing: Backing<ModelFrames>,
     ) -> Result<u64, VmError> {
         let request = MapRequest { place, len: pages * PAGE, protection, backing, flags: AreaFlags::empty() };
-        self.space().map(request, &self.limits).map(|addr| addr.0)
+        let mut space = self.space();
+        let start = space.map(request, &self.limits)?;
+        let _: Result<(), VmError> = populate_due(&mut space, Populate::AsAllowed);
+        Ok(start.0)
     }
     pub fn anonymous(&self, pages: u64) -> u64 {
         self.map(Place::Anywhere, pages, RW, Backing::Anonymous).unwrap()
@@ -218,8 +221,38 @@ impl Process {
         })
     }
     pub fn advise(&self, addr: u64, pages: u64, advice: Advice) -> Result<(), VmError> {
-        self.run(|| self.space().advise(VirtAddr(addr), pages * PAGE, advice))
+        self.run(|| self::advise(&mut self.space(), VirtAddr(addr), pages * PAGE, advice))
     }
+    /// Lock pages and make them present.
+    pub fn lock(&self, addr: u64, pages: u64, limits: &Limits) -> Result<(), VmError> {
+        self.run(|| {
+            let mut space = self.space();
+            let outcome = space.lock(VirtAddr(addr), pages * PAGE, LockMode::Now, limits);
+            populate_due(&mut space, Populate::AsAllowed).and(outcome)
+        })
+    }
+}
+
+/// Make present what the last call promised, a few pages at a time.
+pub fn populate_due(space: &mut AddressSpace<ModelFrames>, how: Populate) -> Result<(), VmError> {
+    let Some(due) = space.take_due() else { return Ok(()) };
+    let mut next = due.start;
+    while next < due.end {
+        next = space.populate_some(next..due.end, how, 3)?;
+    }
+    Ok(())
+}
+
+/// Give advice, and make present what it promises.
+pub fn advise(
+    space: &mut AddressSpace<ModelFrames>,
+    addr: VirtAddr,
+    len: u64,
+    advice: Advice,
+) -> Result<(), VmError> {
+    let how = if advice == Advice::PopulateWrite { Populate::Write } else { Populate::Read };
+    let outcome = space.advise(addr, len, advice);
+    populate_due(space, how).and(outcome)
 }
 
 pub fn view(file: &File, offset: u64) -> FileView<ModelFrames> {

@@ -317,7 +317,8 @@ impl Run {
         if self.is_ambiguous(p, at..at + count) {
             return Ok(());
         }
-        let outcome = self.on(p, |space, _| space.advise(address(at), count * each(), advice));
+        let outcome =
+            self.on(p, |space, _| super::super::world::advise(space, address(at), count * each(), advice));
         let range = at..at + count;
         let whole = range.clone().all(|page| self.pages[p].contains_key(&page));
         if whole && self.may_not_split(outcome) {

@@ -175,7 +175,7 @@ fn frames_of_other_nodes_than_the_one_in_need_stay() {
 fn locked_pages_stay_in_memory() {
     let (s, p, a) = with_filled(64, 4);
     s.page_out(&p, a, 4);
-    p.run(|| p.space().lock(VirtAddr(a), 4 * PAGE, LockMode::Now, &Limits::NONE)).unwrap();
+    p.lock(a, 4, &Limits::NONE).unwrap();
     assert_eq!(p.usage().rss_anon, 4, "locking brings them back");
     assert_eq!(s.evict(&p, 4, Age::Ignore), SwapEvicted::default());
     assert_eq!(p.advise(a, 4, Advice::PageOut), Err(VmError::Invalid));

@@ -113,7 +113,7 @@ fn pinned_and_locked_pages_of_shared_memory_stay() {
     let at = p.map(Place::Anywhere, 8, RW, shared(&cache)).unwrap();
     (0..8).for_each(|n| p.store(at + n * PAGE, n as u8).unwrap());
     let pin = p.space().pin::<LongTerm, ReadWrite>(VirtAddr(at + 2 * PAGE), Rule::Asked).unwrap();
-    p.space().lock(VirtAddr(at + 5 * PAGE), PAGE, LockMode::Now, &p.limits).unwrap();
+    p.lock(at + 5 * PAGE, 1, &p.limits).unwrap();
     swapping.evict_shared(&p);
     let here: Vec<u64> = (0..8).filter(|&n| cache.is_resident(n)).collect();
     assert_eq!(here, [2, 5]);

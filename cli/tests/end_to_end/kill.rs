@@ -1,0 +1,34 @@
+//! SIGKILL ends a process soon whatever call it makes, and limits and seals hold.
+
+use crate::common::*;
+use crate::conformance::conforms_with;
+
+/// With --icount a nanosecond is an instruction, and guest/workloads/kill-any fails above a hundred million of them.
+#[test]
+fn sigkill_ends_a_process_within_a_hundred_million_instructions_whatever_call_it_makes() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let program = guest_program("workloads/kill-any");
+    run(&["--icount", "-m", "256M"], &[text(&program), "-q"], b"").expect(0);
+}
+
+#[test]
+fn each_system_call_that_is_answered_has_a_row_in_the_table_of_kills() {
+    if kernel() == "freehold" {
+        let outcome = run(&[], &[text(&guest_program("workloads/kill-any")), "-t"], b"");
+        assert!(outcome.status == 0, "{}{}", outcome.text(), outcome.stderr);
+    }
+}
+
+#[test]
+fn sealing() {
+    conforms_with("sealing", &[], &[], &[]);
+}
+
+#[test]
+fn limits() {
+    // Linux' rootfs has no limit.
+    let arguments: &[&str] = if kernel() == "freehold" { &["root"] } else { &[] };
+    conforms_with("limits", &[], arguments, &[]);
+}

@@ -1,0 +1,70 @@
+//! Making pages present before they are touched: MAP_POPULATE, mlock and its family, MADV_POPULATE_READ and _WRITE.
+//!
+//! A call first changes its areas, and says in the end which addresses are [due](AddressSpace::take_due). They are then made present in
+//! steps, as by Linux' mm_populate: the space's lock is free between two, so that neither other threads nor those who look into the
+//! process wait for a range whose length a program chose, and a task that is to end stops. A step that finds no memory
+//! waits for it without the lock, and only this step is made again.
+
+use core::ops::Range;
+
+use freehold_machine::VirtAddr;
+use freehold_vm::{Populate, VmError};
+
+use super::hotplug::Growth;
+use super::{AddressSpace, Space, find_more, oom};
+use crate::{Result, sched};
+
+/// Pages that are made present with the space locked.
+const STEP: u64 = 256;
+
+/// Run `call` with the space locked, then make present what it promised.
+///
+/// # Errors
+/// What cannot be made present comes before what `call` says.
+pub(super) fn and_populate<T>(
+    space: &Space,
+    how: Populate,
+    call: impl FnOnce(&mut AddressSpace) -> Result<T>,
+) -> Result<T> {
+    let mut areas = space.lock();
+    let outcome = call(&mut areas);
+    let due = areas.take_due();
+    drop(areas);
+    if let Some(due) = due {
+        populate(space, due, how)?;
+    }
+    outcome
+}
+
+/// As [`and_populate`], for a call that succeeds where its pages cannot be had: they are faulted in later, or fail then.
+pub(super) fn and_populate_if_possible<T>(
+    space: &Space,
+    call: impl FnOnce(&mut AddressSpace) -> Result<T>,
+) -> Result<T> {
+    let mut areas = space.lock();
+    let outcome = call(&mut areas);
+    let due = areas.take_due();
+    drop(areas);
+    if let Some(due) = due {
+        let _: Result<()> = populate(space, due, Populate::AsAllowed);
+    }
+    outcome
+}
+
+fn populate(space: &Space, range: Range<VirtAddr>, how: Populate) -> Result<()> {
+    let mut next = range.start;
+    while next < range.end {
+        sched::checkpoint()?;
+        let step = space.lock().populate_some(next..range.end, how, STEP);
+        match step {
+            Ok(reached) => next = reached,
+            Err(VmError::NoMemory) if find_more() == Growth::Grown => {}
+            Err(error) => {
+                // All there was to find is found: the call is not made again for it.
+                oom::forget_denial();
+                return Err(error.into());
+            }
+        }
+    }
+    Ok(())
+}

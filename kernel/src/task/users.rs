@@ -1,0 +1,128 @@
+//! What a user's processes have together: queued signals (RLIMIT_SIGPENDING) and threads (RLIMIT_NPROC), as Linux' ucounts of the real user.
+//!
+//! **Locks.** The table is an interrupt-safe lock of its own, last in the order: signals are forgotten under locks of that kind. Room for a user is
+//! made in task context, before.
+
+use alloc::vec::Vec;
+
+use super::limits::{Limit, Resource};
+use super::process::Process;
+use super::{Capability, registry};
+use crate::sync::IrqSpinLock;
+use crate::{Errno, Result};
+
+/// Queued signals by user; users without any are not in it.
+static QUEUED: IrqSpinLock<Vec<(u32, u64)>> = IrqSpinLock::new(Vec::new());
+
+/// The user that a signal is queued for, and how many they may have queued.
+#[derive(Clone, Copy, Debug)]
+pub struct Payer {
+    uid: u32,
+    limit: u64,
+}
+
+impl Payer {
+    /// Who pays for a signal to `process`: its real user, within its limit. Task context; makes room for the user.
+    pub fn of(process: &Process) -> Self {
+        let Limit { soft: limit, .. } = process.limit(Resource::SigPending);
+        let uid = process.credentials().uid;
+        make_room();
+        Self { uid, limit }
+    }
+}
+
+/// A place in a user's account of queued signals, which is given back when this is dropped. Any context.
+#[derive(PartialEq, Eq, Debug)]
+pub struct QueuedSignal(u32);
+
+impl QueuedSignal {
+    /// A place in the name of `payer`; `None` where their limit is reached.
+    pub fn charge(payer: Payer) -> Option<Self> {
+        let mut users = QUEUED.lock();
+        match users.iter().position(|(uid, _)| *uid == payer.uid) {
+            Some(at) if users[at].1 >= payer.limit => return None,
+            Some(at) => users[at].1 += 1,
+            None if payer.limit == 0 || users.len() == users.capacity() => return None,
+            None => users.push((payer.uid, 1)),
+        }
+        Some(Self(payer.uid))
+    }
+}
+
+impl Drop for QueuedSignal {
+    fn drop(&mut self) {
+        let mut users = QUEUED.lock();
+        if let Some(at) = users.iter().position(|(uid, _)| *uid == self.0) {
+            users[at].1 -= 1;
+            if users[at].1 == 0 {
+                users.swap_remove(at);
+            }
+        }
+    }
+}
+
+/// How many signals are queued for the processes of a user.
+pub fn queued_signals(user: u32) -> u64 {
+    QUEUED.lock().iter().find(|(uid, _)| *uid == user).map_or(0, |(_, count)| *count)
+}
+
+/// See that one more user fits. Where there is no memory for it their signals are known by number only.
+fn make_room() {
+    let mut spare = Vec::new();
+    loop {
+        let wanted = {
+            let mut users = QUEUED.lock();
+            if users.len() < users.capacity() {
+                return;
+            }
+            if spare.capacity() > users.len() {
+                spare.append(&mut users);
+                core::mem::swap(&mut *users, &mut spare);
+                return;
+            }
+            (2 * users.len()).max(8)
+        };
+        spare = Vec::new();
+        if spare.try_reserve_exact(wanted).is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether `process` may have one more thread or child (RLIMIT_NPROC). Neither the first user nor who may exceed limits is counted.
+///
+/// # Errors
+/// `EAGAIN` where its user has as many threads as the limit says.
+pub fn check_threads(process: &Process) -> Result<()> {
+    let limit = process.limit(Resource::Processes).soft;
+    // While there are fewer of all users none need be counted.
+    if (registry::count() as u64) < limit {
+        return Ok(());
+    }
+    let credentials = process.credentials();
+    let is_exempt = credentials.uid == 0
+        || credentials.may(Capability::SysResource)
+        || credentials.may(Capability::SysAdmin);
+    if is_exempt || registry::threads_of(credentials.uid) < limit { Ok(()) } else { Err(Errno::EAGAIN) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_queues_as_many_signals_as_the_limit_says_and_gets_the_places_back() {
+        make_room();
+        let payer = |uid, limit| Payer { uid, limit };
+        let first = QueuedSignal::charge(payer(70_001, 2));
+        let second = QueuedSignal::charge(payer(70_001, 2));
+        assert!(first.is_some() && second.is_some());
+        assert_eq!(QueuedSignal::charge(payer(70_001, 2)), None);
+        assert!(QueuedSignal::charge(payer(70_001, 3)).is_some(), "the limit is the receiver's");
+        assert!(QueuedSignal::charge(payer(70_002, 1)).is_some(), "another user has an account of its own");
+        drop(first);
+        assert!(QueuedSignal::charge(payer(70_001, 2)).is_some());
+        drop(second);
+        assert_eq!(queued_signals(70_001), 0);
+    }
+}
