@@ -377,3 +377,10 @@ pub fn group_is_orphaned(group: Pid) -> bool {
 pub fn has_children(parent: &Process) -> bool {
     get(&parent.family.first_child) != 0
 }
+
+/// Returns the number of threads of a (real) user's processes. A process that has ended and was
+/// not waited for counts as one.
+pub fn threads_of(user: u32) -> u64 {
+    let own = processes().filter(|process| process.credentials().uid == user);
+    own.map(|process| process.thread_count().max(1) as u64).sum()
+}

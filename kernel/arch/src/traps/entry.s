@@ -122,7 +122,6 @@ trap_common:
     iretq
 
 trap_from_user:
-    clac
     push_registers
     swapgs
     lfence
