@@ -214,6 +214,46 @@ pub(crate) fn data_selectors() -> u64 {
     ds | es << 16 | fs << 32 | gs << 48
 }
 
+/// Whether one of DS, ES, FS and GS is not null.
+#[inline]
+pub(crate) fn has_data_selectors() -> bool {
+    let any: u32;
+    // SAFETY: copies four registers.
+    unsafe {
+        asm!("mov {any:e}, ds", "mov {one:e}, es", "or {any:e}, {one:e}", "mov {one:e}, fs", "or {any:e}, {one:e}",
+            "mov {one:e}, gs", "or {any:e}, {one:e}", any = out(reg) any, one = out(reg) _, options(nomem, nostack))
+    };
+    any != 0
+}
+
+/// The bases of FS and of user mode's GS.
+///
+/// # Safety
+/// CR4.FSGSBASE is on and interrupts are off.
+#[inline]
+pub(crate) unsafe fn read_bases() -> (u64, u64) {
+    let (fs, gs): (u64, u64);
+    // SAFETY: the caller's promise. Between the two SWAPGS only NMI and machine check can come, which take any GS base.
+    unsafe {
+        asm!("rdfsbase {fs}", "swapgs", "rdgsbase {gs}", "swapgs", fs = out(reg) fs, gs = out(reg) gs,
+            options(nostack, preserves_flags))
+    };
+    (fs, gs)
+}
+
+/// Set the bases of FS and of user mode's GS.
+///
+/// # Safety
+/// CR4.FSGSBASE is on, interrupts are off, and the bases are canonical.
+#[inline]
+pub(crate) unsafe fn write_bases(fs: u64, gs: u64) {
+    // SAFETY: the caller's promise; as in `read_bases`. The kernel uses neither.
+    unsafe {
+        asm!("wrfsbase {fs}", "swapgs", "wrgsbase {gs}", "swapgs", fs = in(reg) fs, gs = in(reg) gs,
+            options(nostack, preserves_flags))
+    };
+}
+
 /// Load DS, ES, FS and the GS of user mode from `packed`, as [`data_selectors`] gives them. The bases of FS and of
 /// user mode's GS are then anything.
 ///

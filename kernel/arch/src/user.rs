@@ -15,7 +15,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::arch::asm;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_machine::{Access, Cpus, VirtAddr};
 
@@ -56,6 +56,9 @@ static AREA_BYTES: AtomicUsize = AtomicUsize::new(LEGACY_BYTES);
 /// The features in XCR0; 0 where there is no XSAVE.
 static ENABLED: AtomicU64 = AtomicU64::new(0);
 
+/// Whether the CPU has XSAVE and FSGSBASE.
+static MODERN: AtomicBool = AtomicBool::new(false);
+
 /// Bytes of a floating-point state as [`UserContext::fpu`] gives it.
 pub fn xsave_size() -> usize {
     AREA_BYTES.load(Ordering::Relaxed)
@@ -80,6 +83,7 @@ pub(crate) fn init_cpu() {
     let bytes = (cpuid(0xd, 0).ebx as usize).next_multiple_of(64);
     AREA_BYTES.store(bytes, Ordering::Relaxed);
     ENABLED.store(valid_features(features), Ordering::Relaxed);
+    MODERN.store(has_fsgsbase(), Ordering::Relaxed);
 }
 
 /// 64 bytes of floating-point state, aligned as XSAVE wants it.
@@ -99,7 +103,8 @@ pub(crate) struct Resident {
     area: AtomicPtr<Line>,
     fs_base: AtomicU64,
     gs_base: AtomicU64,
-    /// DS, ES, FS and GS as in [`registers::data_selectors`]. Null, or read from the CPU when they were the program's.
+    /// DS, ES, FS and GS as in [`registers::data_selectors`]. Null, or read from the CPU when they were the program's; null
+    /// while they are in the CPU.
     selectors: AtomicU64,
 }
 
@@ -141,8 +146,18 @@ pub struct UserContext {
     /// One element: the registers, at an address that stays (the CPU saves them there).
     state: Box<[State]>,
     fpu: Box<[Line]>,
-    /// Whether SYSRET may lead back.
-    fast: bool,
+    way_back: WayBack,
+}
+
+/// How the program goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum WayBack {
+    /// After a system call: SYSRET may lead back.
+    Sysret,
+    /// After another trap, its frame as the CPU made it.
+    Untouched,
+    /// The kernel may have changed any register.
+    Changed,
 }
 
 impl core::fmt::Debug for UserContext {
@@ -174,7 +189,7 @@ impl UserContext {
             selectors: AtomicU64::new(0),
         };
         state.push(State { registers: Registers::default(), resident });
-        let mut context = Self { state: state.into_boxed_slice(), fpu, fast: false };
+        let mut context = Self { state: state.into_boxed_slice(), fpu, way_back: WayBack::Changed };
         context.start(0, 0);
         Ok(context)
     }
@@ -218,7 +233,7 @@ impl UserContext {
     /// The registers, to change any; the way back is then the slow one. Flags and segments that a program may not have are
     /// corrected when it runs.
     pub fn regs_mut(&mut self) -> &mut Registers {
-        self.fast = false;
+        self.way_back = WayBack::Changed;
         &mut self.state[0].registers
     }
     /// The number of the system call that was made.
@@ -341,19 +356,23 @@ impl UserContext {
     /// With interrupts off; they are on when this returns.
     fn run_now(&mut self) -> UserEvent {
         let frame = &mut self.state[0].registers;
-        if !self.fast {
+        let way_back = self.way_back;
+        if way_back == WayBack::Changed {
             frame.rflags = frame.rflags & FLAGS_USER | FLAG_ALWAYS | FLAG_INTERRUPT;
+        }
+        // A trap may leave an address that is not canonical, SYSCALL and its flags may not.
+        if way_back == WayBack::Changed || way_back == WayBack::Untouched && frame.rip >= USER_END {
             if let Err(code) = make_acceptable(frame) {
                 registers::enable_interrupts();
                 return UserEvent::Exception { vector: GENERAL_PROTECTION, code };
             }
         }
-        let fast = u64::from(self.fast && frame.rflags & (FLAG_TRAP | FLAG_RESUME) == 0);
+        let fast = u64::from(way_back == WayBack::Sysret && frame.rflags & (FLAG_TRAP | FLAG_RESUME) == 0);
         let frame = &raw mut *frame;
         self.load_if_away();
         // SAFETY: interrupts are off; the frame stays where it is until the CPU has come back (its context is borrowed
-        // mutably); rip is canonical and flags and selectors are a program's (after a system call by the CPU, else by
-        // `make_acceptable`), so the way down cannot fault.
+        // mutably); rip is canonical and flags and selectors are a program's (by the CPU, or by `make_acceptable` where the kernel
+        // changed them), so the way down cannot fault.
         unsafe { enter(frame, fast) };
         self.came_back()
     }
@@ -364,7 +383,7 @@ impl UserContext {
         let frame = &self.state[0].registers;
         let event = match frame.vector {
             VECTOR_SYSCALL => {
-                self.fast = true;
+                self.way_back = WayBack::Sysret;
                 registers::enable_interrupts();
                 return UserEvent::Syscall;
             }
@@ -380,7 +399,7 @@ impl UserContext {
                 UserEvent::Interrupt
             }
         };
-        self.fast = false;
+        self.way_back = WayBack::Untouched;
         registers::enable_interrupts();
         event
     }
@@ -392,30 +411,33 @@ impl UserContext {
     /// With interrupts off: make the CPU's floating-point registers, selectors and bases this program's.
     fn load_if_away(&mut self) {
         let live = &cpu::this().user_live;
-        if live.load(Ordering::Relaxed) == self.live_marker() {
+        let before = live.load(Ordering::Relaxed);
+        if before == self.live_marker() {
             return;
         }
-        leave_fpu();
+        if !before.is_null() {
+            leave_fpu();
+        }
         let area = self.fpu.as_mut_ptr().cast::<u8>();
-        let features = xfeatures();
-        if features == 0 {
-            // SAFETY: the area is 512 bytes, aligned, and checked by `check_fpu` or written by FXSAVE.
-            unsafe { asm!("fxrstor64 [{}]", in(reg) area, options(nostack, readonly)) };
+        let resident = self.resident();
+        let (fs_base, gs_base) =
+            (resident.fs_base.load(Ordering::Relaxed), resident.gs_base.load(Ordering::Relaxed));
+        // Before the bases: a selector brings its own.
+        if resident.selectors.load(Ordering::Relaxed) != 0 {
+            // While they are in the CPU, the place for them is zero: to leave with null selectors takes no store.
+            load_selectors(resident.selectors.swap(0, Ordering::Relaxed));
+        }
+        if !MODERN.load(Ordering::Relaxed) {
+            load_slowly(area, fs_base, gs_base);
         } else {
+            let features = xfeatures() as u32;
             // SAFETY: the area is as long as CPUID says, aligned, and checked by `check_fpu` or written by XSAVE.
             unsafe {
-                asm!("xrstor64 [{}]", in(reg) area, in("eax") features as u32, in("edx") 0, options(nostack, readonly))
+                asm!("xrstor64 [{}]", in(reg) area, in("eax") features, in("edx") 0, options(nostack, readonly))
             };
+            // SAFETY: the bases are canonical: user addresses, or what the CPU had; CR4.FSGSBASE is on; interrupts are off.
+            unsafe { registers::write_bases(fs_base, gs_base) };
         }
-        let resident = self.resident();
-        let selectors = resident.selectors.load(Ordering::Relaxed);
-        if selectors != 0 {
-            load_selectors(selectors);
-        }
-        // SAFETY: FS is the program's alone, and the base is canonical: a user address, or what the CPU had.
-        unsafe { registers::wrmsr(MSR_FS_BASE, resident.fs_base.load(Ordering::Relaxed)) };
-        // SAFETY: loaded by SWAPGS on the way to the program only; canonical, as above.
-        unsafe { registers::wrmsr(MSR_KERNEL_GS_BASE, resident.gs_base.load(Ordering::Relaxed)) };
         live.store(self.live_marker(), Ordering::Relaxed);
     }
 
@@ -445,26 +467,61 @@ pub(crate) fn leave_fpu() {
     // SAFETY: null, or part of a context that lives: dropping one saves it first.
     let Some(resident) = (unsafe { resident.as_ref() }) else { return };
     live.store(ptr::null_mut(), Ordering::Relaxed);
-    let area = resident.area.load(Ordering::Relaxed);
-    let features = xfeatures() as u32;
+    let area = resident.area.load(Ordering::Relaxed).cast::<u8>();
+    let (fs_base, gs_base) = if !MODERN.load(Ordering::Relaxed) {
+        save_slowly(area)
+    } else {
+        let features = xfeatures() as u32;
+        // SAFETY: the area belongs to the same context, is aligned, and as long as CPUID says.
+        unsafe { asm!("xsave64 [{}]", in(reg) area, in("eax") features, in("edx") 0, options(nostack)) };
+        // SAFETY: CR4.FSGSBASE is on; interrupts are off.
+        unsafe { registers::read_bases() }
+    };
+    resident.fs_base.store(fs_base, Ordering::Relaxed);
+    resident.gs_base.store(gs_base, Ordering::Relaxed);
+    if registers::has_data_selectors() {
+        resident.selectors.store(registers::data_selectors(), Ordering::Relaxed);
+        load_selectors(0);
+    }
+}
+
+/// As in [`UserContext::load_if_away`], on a CPU without XSAVE or without FSGSBASE.
+#[cold]
+fn load_slowly(area: *mut u8, fs_base: u64, gs_base: u64) {
+    let features = xfeatures();
     if features == 0 {
-        // SAFETY: the area is 512 aligned bytes of the same context.
+        // SAFETY: the area is 512 bytes, aligned, and checked by `check_fpu` or written by FXSAVE.
+        unsafe { asm!("fxrstor64 [{}]", in(reg) area, options(nostack, readonly)) };
+    } else {
+        // SAFETY: the area is as long as CPUID says, aligned, and checked by `check_fpu` or written by XSAVE.
+        unsafe {
+            asm!("xrstor64 [{}]", in(reg) area, in("eax") features as u32, in("edx") 0, options(nostack, readonly))
+        };
+    }
+    // SAFETY: FS is the program's alone, and the base is a user address or what the CPU had.
+    unsafe { registers::wrmsr(MSR_FS_BASE, fs_base) };
+    // SAFETY: loaded by SWAPGS on the way to the program only; canonical, as above.
+    unsafe { registers::wrmsr(MSR_KERNEL_GS_BASE, gs_base) };
+}
+
+/// As in [`leave_fpu`], on a CPU without XSAVE or without FSGSBASE. Returns the bases of FS and GS.
+#[cold]
+fn save_slowly(area: *mut u8) -> (u64, u64) {
+    let features = xfeatures();
+    if features == 0 {
+        // SAFETY: the area is 512 aligned bytes of the context that the CPU holds.
         unsafe { asm!("fxsave64 [{}]", in(reg) area, options(nostack)) };
     } else {
         // SAFETY: as above, with the length that CPUID says.
-        unsafe { asm!("xsave64 [{}]", in(reg) area, in("eax") features, in("edx") 0, options(nostack)) };
+        unsafe {
+            asm!("xsave64 [{}]", in(reg) area, in("eax") features as u32, in("edx") 0, options(nostack))
+        };
     }
     // SAFETY: every 64-bit CPU has the register.
     let fs_base = unsafe { registers::rdmsr(MSR_FS_BASE) };
     // SAFETY: as above; in kernel mode it holds the program's base.
     let gs_base = unsafe { registers::rdmsr(MSR_KERNEL_GS_BASE) };
-    resident.fs_base.store(fs_base, Ordering::Relaxed);
-    resident.gs_base.store(gs_base, Ordering::Relaxed);
-    let selectors = registers::data_selectors();
-    resident.selectors.store(selectors, Ordering::Relaxed);
-    if selectors != 0 {
-        load_selectors(0);
-    }
+    (fs_base, gs_base)
 }
 
 /// Load a program's selectors, or 0 for none, as [`registers::load_data_selectors`].

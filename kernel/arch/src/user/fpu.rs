@@ -45,7 +45,7 @@ pub(super) fn mxcsr_mask(area: &[u8]) -> u32 {
 
 /// The state components that the header of an area names.
 pub(super) fn components(header: &[u8]) -> u64 {
-    header[..8].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+    header.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 /// Whether the CPU would take the state: no unknown MXCSR bit, component, or header bit (Intel SDM volume 1, 13.8.1).
@@ -57,7 +57,8 @@ pub(super) fn check_fpu(bytes: &[u8], wanted: u64, features: u64, mask: u32) -> 
     }
     if let Some(header) = bytes.get(LEGACY_BYTES..LEGACY_BYTES + HEADER_BYTES) {
         // Bytes 8 to 23 say that the form is compacted; those behind them are ignored.
-        if components(header) & !features != 0 || header[8..24].iter().any(|&byte| byte != 0) {
+        let form = components(&header[8..]) | components(&header[16..]);
+        if components(header) & !features != 0 || form != 0 {
             return Err(BadFpuState);
         }
     }

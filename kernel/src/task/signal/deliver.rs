@@ -9,7 +9,9 @@ use freehold_arch::traps::Registers;
 use freehold_arch::user::{self, FpuImage, USER_CODE, USER_DATA, UserContext};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::frame::{self, DESCRIPTION, Description, FRAME_SIZE, Frame, LEGACY, MAGIC2, SigContext, Wants};
+use super::frame::{
+    self, DESCRIPTION, Description, FRAME_SIZE, Frame, FrameContext, LEGACY, MAGIC2, SigContext, Wants,
+};
 use super::{
     Action, AlternateStack, DefaultAction, SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART, SA_RESTORER,
     SIG_DFL, SIG_IGN, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SigInfo, SigSet, Signal, code, end_group,
@@ -205,7 +207,7 @@ impl Task {
         let mask = saved_mask.unwrap_or_else(|| self.blocked());
         let alternate = *self.alternate_stack.lock();
         let wants = if action.flags & SA_ONSTACK != 0 { Wants::AlternateStack } else { Wants::AnyStack };
-        let image = context.fpu().len();
+        let image = user::xsave_size();
         let size = frame::fpstate_size(image);
         let at = frame::place(context.regs().rsp, wants, &alternate, size).ok_or(Errno::EFAULT)?;
         let old_stack = reported(&alternate, context.regs().rsp);
@@ -218,11 +220,13 @@ impl Task {
         let strict = if context.regs().cs == USER_CODE { frame::UC_STRICT_RESTORE_SS } else { 0 };
         let frame = Frame {
             return_address: action.restorer,
-            flags: frame::context_flags(image) | strict,
-            link: 0,
-            stack: old_stack,
-            context: save(context.regs(), at.fpstate, mask, trap),
-            mask: mask.0,
+            context: FrameContext {
+                flags: frame::context_flags(image) | strict,
+                link: 0,
+                stack: old_stack,
+                registers: save(context.regs(), at.fpstate, mask, trap),
+                mask: mask.0,
+            },
             info: *info,
             padding: [0; 10],
         };
@@ -230,7 +234,7 @@ impl Task {
         let registers = context.regs_mut();
         registers.rdi = u64::from(signal.number());
         registers.rsi = at.frame + offset_of!(Frame, info) as u64;
-        registers.rdx = at.frame + offset_of!(Frame, flags) as u64;
+        registers.rdx = at.frame + offset_of!(Frame, context) as u64;
         registers.rax = 0;
         registers.rip = action.handler;
         registers.rsp = at.frame;
@@ -238,7 +242,9 @@ impl Task {
         registers.ss = USER_DATA;
         registers.rflags &= !CLEARED_FLAGS;
         context.reset_fpu();
-        self.saved_mask.lock().take();
+        if saved_mask.is_some() {
+            *self.saved_mask.lock() = None;
+        }
         if alternate.flags & SS_AUTODISARM != 0 {
             *self.alternate_stack.lock() = AlternateStack::NONE;
         }
@@ -254,14 +260,12 @@ impl Task {
     /// SIGSEGV for the program, which goes on from what could be taken: where the vector state is damaged, that is the mask
     /// and all other registers (Linux' `rt_sigreturn` and `restore_sigcontext`).
     fn leave_handler(&self, context: &mut UserContext) -> Result<i64> {
-        let at = context.regs().rsp.wrapping_sub(8);
-        let part = |offset: usize| at.wrapping_add(offset as u64);
-        let mask = bytes::UserPtr::<u64>::new(part(offset_of!(Frame, mask))).read()?;
-        let flags = bytes::UserPtr::<u64>::new(part(offset_of!(Frame, flags))).read()?;
-        self.set_blocked(SigSet(mask));
-        let saved = bytes::UserPtr::<SigContext>::new(part(offset_of!(Frame, context))).read()?;
-        restore(context.regs_mut(), &saved);
-        if flags & frame::UC_STRICT_RESTORE_SS == 0 && context.regs().cs == USER_CODE {
+        // The stack pointer is behind the return address.
+        let frame = bytes::UserPtr::<FrameContext>::new(context.regs().rsp).read()?;
+        let saved = &frame.registers;
+        self.set_blocked(SigSet(frame.mask));
+        restore(context.regs_mut(), saved);
+        if frame.flags & frame::UC_STRICT_RESTORE_SS == 0 && context.regs().cs == USER_CODE {
             context.regs_mut().ss = USER_DATA;
         }
         if saved.fpstate == 0 {
@@ -269,9 +273,8 @@ impl Task {
         } else {
             restore_vectors(context, saved.fpstate)?;
         }
-        let stack = bytes::UserPtr::<AlternateStack>::new(part(offset_of!(Frame, stack))).read()?;
         // A stack that the program no longer has is its own affair; a wrong one is refused and the old one stays.
-        let _ = self.set_alternate_stack(stack, saved.rsp);
+        let _ = self.set_alternate_stack(frame.stack, saved.rsp);
         Ok(context.regs().rax as i64)
     }
 

@@ -61,12 +61,10 @@ pub struct SigContext {
     pub reserved: [u64; 8],
 }
 
-/// `struct rt_sigframe`.
+/// `struct ucontext`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Frame {
-    /// The handler returns to the restorer.
-    pub return_address: u64,
+pub struct FrameContext {
     /// uc_flags.
     pub flags: u64,
     /// uc_link: nothing.
@@ -74,9 +72,19 @@ pub struct Frame {
     /// uc_stack.
     pub stack: AlternateStack,
     /// uc_mcontext.
-    pub context: SigContext,
+    pub registers: SigContext,
     /// uc_sigmask.
     pub mask: u64,
+}
+
+/// `struct rt_sigframe`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Frame {
+    /// The handler returns to the restorer.
+    pub return_address: u64,
+    /// What rt_sigreturn takes back.
+    pub context: FrameContext,
     /// The siginfo's part that carries anything.
     pub info: SigInfo,
     /// The rest of siginfo_t.
@@ -171,11 +179,12 @@ mod tests {
     #[test]
     fn offsets_are_those_that_programs_were_compiled_with() {
         assert_eq!(FRAME_SIZE, 440);
-        assert_eq!(offset_of!(Frame, context), 8 + 40);
-        assert_eq!(offset_of!(Frame, context) + offset_of!(SigContext, rip), 8 + 40 + 16 * 8);
+        assert_eq!(offset_of!(Frame, context), 8);
+        assert_eq!(offset_of!(FrameContext, registers), 40);
+        assert_eq!(offset_of!(SigContext, rip), 16 * 8);
         assert_eq!(offset_of!(SigContext, fpstate), 184);
         assert_eq!(size_of::<SigContext>(), 256);
-        assert_eq!(offset_of!(Frame, mask), 8 + 296);
+        assert_eq!(offset_of!(FrameContext, mask), 296);
         assert_eq!(offset_of!(Frame, info), 312);
         assert_eq!(size_of::<Description>(), 20);
         assert_eq!(Description::new(832, 7).as_bytes()[16..], 832u32.to_le_bytes());
