@@ -8,6 +8,7 @@ mod allocator;
 mod bench;
 mod common;
 mod conformance;
+mod devices;
 mod dry_run;
 mod errors;
 mod exactness;
