@@ -183,7 +183,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "SIZE[,line=64]", help_heading = "Machine")]
     pub near_cache: Option<String>,
 
-    /// A raw disk: /dev/vda, /dev/vdb…; ro = read-only, iops=N = slow on purpose
+    /// A raw disk: /dev/vda, /dev/vdb…; ro = read-only, iops=N = slow on purpose; vhost-user=SOCKET = served by another process
     #[arg(long, value_name = "FILE[,ro][,iops=N]", help_heading = "Machine")]
     pub disk: Vec<OsString>,
 

@@ -245,7 +245,9 @@ impl Machine {
         let mut line = Line::default();
         let hmat = if self.topology.near_cache.is_some() { ",hmat=on" } else { "" };
         let (backing, memory) = match &self.watcher {
-            None => (Backing::Anonymous, ""),
+            None if !self.disks.iter().any(Disk::shares_memory) => (Backing::Anonymous, ""),
+            None if self.topology.is_plain() => (Backing::Shared, ",memory-backend=m0"),
+            None => (Backing::Shared, ""),
             Some(watcher) if self.topology.is_plain() => {
                 (Backing::Files(&watcher.memory), ",memory-backend=m0")
             }
@@ -295,7 +297,7 @@ impl Machine {
             self.port(&mut line, kernel.family, slot, name, place);
         }
         if growth > 0 {
-            self.topology.growth_arguments(&mut line, self.watcher.as_ref());
+            self.topology.growth_arguments(&mut line, self.watcher.as_ref(), backing);
             line.option("-chardev", format!("socket,id=monitor,{}", ports.monitor));
             line.option("-mon", "chardev=monitor,mode=control");
         }

@@ -1,11 +1,12 @@
-//! `--disk FILE[,ro][,iops=N]`: a raw disk of the guest.
+//! `--disk FILE[,ro][,iops=N]`: a raw disk of the guest. `--disk vhost-user=SOCKET`: a disk that another process serves, by
+//! QEMU's protocol vhost-user-blk; it reaches all of the guest's memory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{Line, escape_commas};
 use crate::Result;
@@ -33,17 +34,27 @@ pub struct Disk {
     keep: Keep,
 }
 
+/// What a `--disk` that names a socket begins with.
+const VHOST_USER: &[u8] = b"vhost-user=";
+
 /// Whether anybody wants the bytes after the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keep {
     Yes,
     /// QEMU need not see to it that they reach the host's disk.
     No,
+    /// Another process has them.
+    Elsewhere,
 }
 
 impl Disk {
     /// Parses and checks: the file exists, can be used as asked, and is a whole number of sectors.
     pub fn parse(text: &OsStr) -> Result<Disk> {
+        if let Some(socket) = text.as_bytes().strip_prefix(VHOST_USER) {
+            let file = PathBuf::from(OsString::from_vec(socket.to_vec()));
+            check_socket(&file)?;
+            return Ok(Disk { file, access: Access::Write, iops: None, keep: Keep::Elsewhere });
+        }
         let mut disk = Disk { file: PathBuf::new(), access: Access::Write, iops: None, keep: Keep::Yes };
         // Options stand at the end, so a file name may hold commas.
         let mut rest = text.as_bytes();
@@ -95,8 +106,22 @@ impl Disk {
         Ok(())
     }
 
+    /// Whether another process serves it, and so has to reach the guest's memory.
+    pub fn shares_memory(&self) -> bool {
+        self.keep == Keep::Elsewhere
+    }
+
     /// The disk as QEMU's arguments.
     pub fn arguments(&self, line: &mut Line, number: usize, slot: u32) {
+        if self.keep == Keep::Elsewhere {
+            let mut socket = OsString::from(format!("socket,id=disk{number},path="));
+            socket.push(escape_commas(&self.file));
+            line.option("-chardev", socket);
+            // Our servers have one queue.
+            let device = format!("vhost-user-blk-pci,chardev=disk{number},num-queues=1");
+            line.option("-device", format!("{device},addr={slot:#x},disable-legacy=on"));
+            return;
+        }
         let mut drive = OsString::from(format!("if=none,id=disk{number},format=raw,file="));
         drive.push(escape_commas(&self.file));
         if self.access == Access::Read {
@@ -111,6 +136,25 @@ impl Disk {
         line.option("-drive", drive);
         line.option("-device", format!("virtio-blk-pci,drive=disk{number},addr={slot:#x},disable-legacy=on"));
     }
+}
+
+/// Fails unless `socket` is one. Whether something listens there, QEMU finds out: a server serves one connection.
+fn check_socket(socket: &Path) -> Result<()> {
+    let shown = socket.display();
+    let fails = |why: &str| {
+        Failure::new(
+            format!("--disk vhost-user={shown}: {why}"),
+            "start the disk's server first; it makes the socket",
+        )
+    };
+    let meta = fs::metadata(socket).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => fails("no such socket"),
+        _ => fails(&error.to_string()),
+    })?;
+    if !meta.file_type().is_socket() {
+        return Err(fails("not a socket"));
+    }
+    Ok(())
 }
 
 /// The number of `iops=`, more than 0.

@@ -67,6 +67,8 @@ impl NearCache {
 pub enum Backing<'a> {
     /// QEMU's own memory.
     Anonymous,
+    /// Memory that QEMU shares with the processes that serve its disks.
+    Shared,
     /// A file for each node, in order, which others may look into.
     Files(&'a [String]),
 }
@@ -120,13 +122,15 @@ impl Topology {
     }
 
     /// The memory devices, in the order of their slots: the guest numbers them by it. `watcher` looks into their memory.
-    pub fn growth_arguments(&self, line: &mut Line, watcher: Option<&Watcher>) {
+    pub fn growth_arguments(&self, line: &mut Line, watcher: Option<&Watcher>, backing: Backing<'_>) {
         for (number, (node, growth)) in self.growth().enumerate() {
             let size = show_size(growth);
             // Nothing of it is taken before it is plugged in.
             let (backend, place) = match watcher {
                 None => {
-                    (format!("memory-backend-ram,id=growth{number},size={size},reserve=off"), String::new())
+                    let kind = if matches!(backing, Backing::Shared) { "memfd,share=on" } else { "ram" };
+                    let backend = format!("memory-backend-{kind},id=growth{number},size={size},reserve=off");
+                    (backend, String::new())
                 }
                 Some(watcher) => {
                     let path = watcher.memory.get(self.nodes.len() + number).map_or("", String::as_str);
@@ -186,6 +190,7 @@ impl Topology {
             let size = show_size(node.memory);
             let value = match backing {
                 Backing::Anonymous => format!("memory-backend-ram,size={size},id=m{number}"),
+                Backing::Shared => format!("memory-backend-memfd,size={size},id=m{number},share=on"),
                 Backing::Files(paths) => {
                     let path = paths.get(number).map_or("", String::as_str);
                     format!("memory-backend-file,size={size},id=m{number},mem-path={path},share=on")

@@ -12,6 +12,7 @@ mod common;
 mod conformance;
 mod disks;
 mod coverage;
+mod devices;
 mod dry_run;
 mod errors;
 mod exactness;
