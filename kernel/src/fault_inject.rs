@@ -225,10 +225,17 @@ mod hooks {
         }
     }
 
+    /// Draws a number below 100.
+    fn percentile() -> u64 {
+        let mut bytes = [0; 8];
+        hw::fill_random(&mut bytes);
+        u64::from_ne_bytes(bytes) % 100
+    }
+
     fn should_fail(attr: &FaultAttr, bytes: u64) -> bool {
         let fails = |task: &Arc<Task>| {
             let exempt = task.process().is_kernel() || task.reclaims.load(Ordering::Relaxed);
-            let fails = !exempt && attr.should_fail(bytes, &task.injection, || hw::random() % 100);
+            let fails = !exempt && attr.should_fail(bytes, &task.injection, percentile);
             if fails && attr.verbose.load(Ordering::Relaxed) > 0 {
                 report(attr, bytes, task);
             }

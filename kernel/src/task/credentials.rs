@@ -70,7 +70,7 @@ impl Credentials {
             egid: gid,
             sgid: gid,
             fsgid: gid,
-            groups: Vec::new(),
+            groups: Groups::default(),
             capabilities,
         }
     }
