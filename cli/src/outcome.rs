@@ -9,7 +9,7 @@ use crate::backtrace::Symbols;
 use crate::failure::{Failure, OWN_ERROR};
 use crate::protocol::Ending;
 use crate::session::{End, Ended};
-use crate::{Result, report};
+use crate::{Result, files, report};
 
 /// Exit status of a time-out.
 pub const TIMED_OUT: u8 = 124;

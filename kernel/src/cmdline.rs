@@ -139,7 +139,9 @@ pub const KNOWN: &[Known] = &[
                 Some("text-alias") => Plant::TextAlias,
                 Some("lost-frame") => Plant::LostFrame,
                 _ => {
-                    return Err("direct-map-read, lost-frame, plugged-read, smap-open, stale-entry or text-alias");
+                    return Err(
+                        "direct-map-read, lost-frame, plugged-read, smap-open, stale-entry or text-alias",
+                    );
                 }
             });
             Ok(())
