@@ -3,6 +3,7 @@
 #   make build      the command as target/freehold, its plugin for QEMU, the kernel as target/freehold-kernel, guest programs in target/guest
 #   make run        build, then run a real program in the VM
 #   make test       build, then every test: host crates, the rules of the house, end to end in QEMU
+#   make test-long  what takes hours: fuzzers, failing allocations, SIGKILL in every call, where the image lies, which code runs at all
 #   make lint       format and clippy, no warning let through; not part of make test, whose answer does not depend on the newest clippy
 #   make bench      time the page allocator beside its peers, over 1 and 8 GiB
 #   make install    into PREFIX (default /usr/local): command, kernel, guest programs, manual page, shell completion
@@ -18,7 +19,7 @@ GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 # What the command itself puts into guests.
 GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
-.PHONY: build run test lint bench install setup command kernel guest
+.PHONY: build run test test-long lint bench install setup command kernel guest
 .DEFAULT_GOAL := build
 
 build: command kernel guest
@@ -49,6 +50,18 @@ test: build
 	cargo test --quiet --workspace --exclude freehold
 	tools/selftest
 	cargo test --quiet -p freehold
+
+test-long: build
+	tools/kill-any
+	tools/fail-nth
+	$(TARGET)/freehold run -m 64M --timeout 20m -- target/guest/workloads/sizes locks
+	for cpus in 1 4; do \
+		$(TARGET)/freehold run --cpus $$cpus -m 1G --timeout 20m -- target/guest/conformance/drops 30000 || exit 1; done
+	for seed in 1 2 3 4; do \
+		$(TARGET)/freehold run --cpus 2 --timeout 20m -- target/guest/workloads/hostile-registers $$seed 5000 > $(TARGET)/registers.txt || exit 1; done
+	tools/fuzz 30
+	QUIET=1 tools/build-kernel selftest && tools/slide-entropy
+	tools/coverage
 
 lint: setup
 	cargo fmt --all --check
