@@ -99,7 +99,8 @@ fn threads_with_ac_set_enter_the_kernel_in_every_way_and_smap_stays_on() {
         smap("program_frames") >= 4 * 8 * (8 + 1 + 2) && smap("frames") > smap("program_frames"),
         "{oracle}"
     );
-    assert!(smap("user_copies") > 1000 && smap("entries") > smap("program_frames"), "{oracle}");
+    // Each of them ran the handler's CLAC with AC set.
+    assert!(smap("user_copies") > 1000 && smap("entries") >= smap("program_frames"), "{oracle}");
 }
 
 #[test]

@@ -251,6 +251,18 @@ impl FileTable {
         }
     }
 
+    /// Whether a socket is among the open files.
+    pub fn has_socket(&self) -> bool {
+        let mut from = 0;
+        while let Some((index, file)) = self.next_open(from) {
+            if file.file().socket().is_some() {
+                return true;
+            }
+            from = index + 1;
+        }
+        false
+    }
+
     /// What execve will do to `fd`.
     pub fn on_exec(&self, fd: i32) -> Result<OnExec> {
         self.inner.lock().get(fd).map(|slot| slot.on_exec)

@@ -14,8 +14,8 @@
 //! **Cost.** One collection visits each reference in flight and each channel once, and sorts them:
 //! O(n log n), with no recursion. It runs before a send once twice as many files are in flight as
 //! the last one left ([`collect_if_much`]), so that its cost is a constant number of visits per
-//! file sent; and when a process ends, if few are in flight or the same holds
-//! ([`collect_at_exit`]): else each end in the system would pay for all.
+//! file sent; and when a process ends, if few are in flight or the process had a socket
+//! ([`is_due_at_exit`]): else each end in the system would pay for all.
 //!
 //! **Locks.** [`CARRIERS`]' lock, then the queues in its order, then a socket's state. Nobody else
 //! holds two queues, or takes [`CARRIERS`] with one. What is garbage is dropped with none held.
@@ -26,7 +26,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::channel::Channel;
 use super::flight;
-use crate::fs::OpenFile;
+use crate::fs::{FileTable, OpenFile};
 use crate::sync::Roll;
 use crate::{Errno, Result, sched};
 
@@ -45,12 +45,13 @@ pub(super) fn enter(channel: &Arc<Channel>) -> Result<()> {
     CARRIERS.enter(channel)
 }
 
-/// Collects for a process that has closed its files, if that is cheap or due. May sleep; the caller
-/// holds no lock.
-pub fn collect_at_exit() {
-    let (total, left) = (flight::total(), LEFT.load(Ordering::Relaxed));
-    if total <= FEW || total > 2 * left {
-        collect();
+/// Whether the end of the process with these files, still open, calls for a collection. It may leave
+/// garbage if one of them is a socket; where few files are in flight, looking for more is cheap.
+pub fn is_due_at_exit(files: &FileTable) -> bool {
+    match flight::total() {
+        0 => false,
+        1..=FEW => true,
+        _ => files.has_socket(),
     }
 }
 

@@ -96,9 +96,12 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     // The kernel's own table has no files: an end needs no memory.
     let files = process.replace_files(kernel.files());
     if let Some(files) = Arc::into_inner(files) {
+        let is_due = crate::socket::garbage::is_due_at_exit(&files);
         files.close_range(0..=u32::MAX);
+        if is_due {
+            crate::socket::garbage::collect();
+        }
     }
-    crate::socket::garbage::collect_at_exit();
     drop(process.replace_fs(kernel.fs()));
     let leads_session = process.session().id == process.pid;
     if leads_session {

@@ -4,7 +4,8 @@
 //! Version 1 of QEMU's plugin interface shows no registers. Each CPU's AC is therefore derived from
 //! - STAC, CLAC, SYSCALL (whose mask clears it), SYSRET, POPF and IRET as they run;
 //! - the RFLAGS in each trap frame. The CPU's own pushes are not seen, but the handler's first instruction is a push right
-//!   below the frame: its address tells where the frame is, and guest memory what is in it;
+//!   below the frame: its address tells where the frame is, and guest memory what is in it. A CLAC may come before the push:
+//!   the frame then tells what was interrupted, and AC is clear already;
 //! - PUSHF, which shows the flag. A SYSCALL mask without AC is found by it, or by the next trap frame.
 //!
 //! AC is constant inside a block, because each instruction that changes it ends a block (QEMU keys its translations by AC). So
@@ -13,7 +14,7 @@
 //!
 //! AC is a word of the CPU's board; everything else here is used by the CPU's own thread.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use freehold_scope_doorbell::Publication;
 use freehold_scope_record::SmapChecks;
@@ -27,6 +28,10 @@ pub const ENTRY: u64 = 16;
 /// The most bytes of a kernel's user copies: a publication of more would make the rule void.
 const MOST_USER_COPIES: u64 = 4096;
 
+/// CLAC's bytes, the first in the lowest bits (Intel SDM, volume 2).
+const CLAC: u64 = 0xca_010f;
+const CLAC_BYTES: u64 = 3;
+
 const GATES: u64 = 256;
 const GATE_BYTES: u64 = 16;
 const GATE_PRESENT: u64 = 1 << 47;
@@ -36,11 +41,22 @@ const fn has_error_code(vector: u64) -> bool {
     matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
 }
 
+/// What a trap handler does before its first push.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Opening {
+    /// Nothing: AC is what it was where the trap came from.
+    Push,
+    /// It runs CLAC.
+    Clac,
+}
+
 /// What the kernel published that AC is judged by.
 #[derive(Debug)]
 pub struct Rules {
-    /// Bytes between a handler's first push and the frame, by the handler's address.
-    handlers: HashMap<u64, u64>,
+    /// Bytes between a handler's first push and the frame, and what comes before it, by the push's address.
+    pushes: HashMap<u64, (u64, Opening)>,
+    /// Where handlers begin.
+    handlers: HashSet<u64>,
     user_copies: core::ops::Range<u64>,
 }
 
@@ -55,7 +71,7 @@ impl Rules {
         if bytes > MOST_USER_COPIES || user_copies.start < p.text || user_copies.end > p.text_end {
             return Err("code of that size copies to no program");
         }
-        let mut handlers = HashMap::new();
+        let (mut pushes, mut handlers) = (HashMap::new(), HashSet::new());
         for vector in 0..GATES {
             let gate = p.interrupts + GATE_BYTES * vector;
             let leaf = walk(memory, p.root, gate).ok_or("its interrupt table is not mapped")?;
@@ -65,23 +81,39 @@ impl Rules {
                 continue;
             }
             let handler = high << 32 | low >> 32 & 0xffff_0000 | low & 0xffff;
-            handlers.insert(handler, if has_error_code(vector) { 16 } else { 8 });
+            let frame = if has_error_code(vector) { 16 } else { 8 };
+            handlers.insert(handler);
+            if begins_with_clac(memory, p.root, handler) {
+                pushes.insert(handler + CLAC_BYTES, (frame, Opening::Clac));
+            } else {
+                pushes.insert(handler, (frame, Opening::Push));
+            }
         }
-        Ok(Self { handlers, user_copies })
+        Ok(Self { pushes, handlers, user_copies })
     }
 
-    /// Where the frame is, when a handler's first instruction pushes at `pushed`; `None` for an instruction that is none.
-    pub fn frame(&self, pc: u64, pushed: u64) -> Option<u64> {
-        self.handlers.get(&pc).map(|bytes| pushed.wrapping_add(*bytes))
+    /// Where the frame is, when a handler's first push goes to `pushed`; `None` for an instruction that is none.
+    pub fn frame(&self, pc: u64, pushed: u64) -> Option<(u64, Opening)> {
+        self.pushes.get(&pc).map(|&(bytes, opening)| (pushed.wrapping_add(bytes), opening))
     }
     /// Whether a trap handler begins there.
     pub fn is_handler(&self, pc: u64) -> bool {
-        self.handlers.contains_key(&pc)
+        self.handlers.contains(&pc)
     }
     /// Whether the instruction there may run with AC set.
     pub fn is_user_copy(&self, pc: u64) -> bool {
         self.user_copies.contains(&pc)
     }
+}
+
+fn begins_with_clac(memory: &dyn GuestMemory, root: u64, handler: u64) -> bool {
+    let byte = |at: u64| {
+        let leaf = walk(memory, root, at)?;
+        let word = memory.load(leaf.page | at & 0xff8)?;
+        Some(word >> (at % 8 * 8) & 0xff)
+    };
+    let bytes = (0..CLAC_BYTES).rev().try_fold(0, |all, at| Some(all << 8 | byte(handler + at)?));
+    bytes == Some(CLAC)
 }
 
 /// What a CPU keeps.
@@ -147,11 +179,37 @@ mod tests {
             words.store(0x5008 + 16 * vector, handler >> 32);
         }
         let rules = Rules::read(&words, &publication(|_| ())).unwrap();
-        assert_eq!(rules.frame(HANDLERS + 16 * 3, 0x7ff0), Some(0x7ff8), "#BP has no error code");
-        assert_eq!(rules.frame(HANDLERS + 16 * 14, 0x7ff0), Some(0x8000), "#PF has one");
+        assert_eq!(
+            rules.frame(HANDLERS + 16 * 3, 0x7ff0),
+            Some((0x7ff8, Opening::Push)),
+            "#BP has no error code"
+        );
+        assert_eq!(rules.frame(HANDLERS + 16 * 14, 0x7ff0), Some((0x8000, Opening::Push)), "#PF has one");
         assert_eq!(rules.frame(HANDLERS + 16 * 200, 0x7ff0), None, "a gate that is not present");
         assert!(rules.is_handler(HANDLERS) && !rules.is_handler(HANDLERS + 4));
         assert!(rules.is_user_copy(0xffff_ffff_8020_1000) && !rules.is_user_copy(0xffff_ffff_8020_1200));
+    }
+
+    #[test]
+    fn a_handler_that_begins_with_clac_pushes_next_and_only_that_one() {
+        let words = Words::default();
+        words.map(ROOT, TABLE, 0x5000, PageSize::Small, 0);
+        words.map(ROOT, HANDLERS, 0x7000, PageSize::Small, 0);
+        let gate = |vector: u64, handler: u64| {
+            words.store(0x5000 + 16 * vector, handler & 0xffff | 0x8e << 40 | (handler >> 16 & 0xffff) << 48);
+            words.store(0x5008 + 16 * vector, handler >> 32);
+        };
+        // The CLAC goes on in the next word.
+        let (clears, pushes) = (HANDLERS + 6, HANDLERS + 16);
+        gate(3, clears);
+        gate(14, pushes);
+        words.store(0x7000 + (HANDLERS & 0xfff), 0x010f << 48);
+        words.store(0x7008 + (HANDLERS & 0xfff), 0x006a_ca);
+        let rules = Rules::read(&words, &publication(|_| ())).unwrap();
+        assert_eq!(rules.frame(clears + 3, 0x7ff0), Some((0x7ff8, Opening::Clac)));
+        assert_eq!(rules.frame(clears, 0x7ff0), None, "that is no push");
+        assert_eq!(rules.frame(pushes, 0x7ff0), Some((0x8000, Opening::Push)));
+        assert!(rules.is_handler(clears) && rules.is_handler(pushes) && !rules.is_handler(clears + 3));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use freehold_scope_record::Rule;
 
 use super::{Cpu, NO_TAG, PAGES};
 use crate::decode::Flags;
-use crate::smap::{AC, ENTRY, read_frame};
+use crate::smap::{AC, ENTRY, Opening, read_frame};
 use crate::watch::Block;
 
 impl Cpu {
@@ -37,18 +37,24 @@ impl Cpu {
         }
     }
 
-    /// The instruction at `pc`, the first of its block, has pushed at `address`: if it is a trap handler's first, the frame
-    /// is above.
+    /// The instruction at `pc`, the first of its block, has pushed at `address`: if it is a trap handler's first push, the
+    /// frame is above.
     pub fn handler_pushed(&mut self, pc: u64, address: u64, physical: impl FnOnce() -> Option<u64>) {
-        let Some(frame) = self.watch.frames.rules().and_then(|rules| rules.frame(pc, address)) else {
-            return;
-        };
+        let found = self.watch.frames.rules().and_then(|rules| rules.frame(pc, address));
+        let Some((frame, opening)) = found else { return };
         let Some((flags, code)) = self.frame_at(frame, address, physical) else { return };
         let is_set = flags & AC != 0;
         self.smap.checks.frames += 1;
-        self.smap.checks.program_frames += u64::from(is_set && code & 3 != 0);
-        self.set_ac(is_set);
-        self.smap.entry_left = ENTRY;
+        let from_program = u64::from(is_set && code & 3 != 0);
+        self.smap.checks.program_frames += from_program;
+        match opening {
+            Opening::Push => {
+                self.set_ac(is_set);
+                self.smap.entry_left = ENTRY;
+            }
+            // It ran with the program's AC, which is not followed.
+            Opening::Clac => self.smap.checks.entries += from_program,
+        }
     }
 
     /// The kernel runs a block with AC set.
