@@ -138,6 +138,9 @@ pub fn memory() -> &'static [MemoryDevice] {
 
 /// Find and start the host's devices; `memory` are those that were found before there was a page allocator. On the boot CPU, once, with interrupts
 /// available and before tasks run; `warn` is told of each device that cannot be used.
+// Its frame holds 40 KiB. Inlined into the start-up code it would be there, too, while the page
+// allocator is made, and together they are more than the start-up stack has.
+#[inline(never)]
 pub fn init(frames: Frames, memory: &[FoundMemory], warn: &mut dyn FnMut(Function, SetupError)) {
     let dma = DMA.call_once(|| Dma::new(frames));
     // The rings have a device of their own in the accounts; they are taken once and stay.

@@ -49,8 +49,16 @@ impl<T> Mutex<T> {
     ///
     /// # Errors
     /// `EINTR` where the current task is to end before it has the lock.
+    #[inline]
     pub fn lock_killable(&self) -> crate::Result<MutexGuard<'_, T>> {
-        let data = match self.data.try_lock().or_else(|| self.spin()) {
+        match self.data.try_lock() {
+            Some(data) => Ok(MutexGuard { data: Some(data), waiters: &self.waiters }),
+            None => self.wait_killable(),
+        }
+    }
+    #[cold]
+    fn wait_killable(&self) -> crate::Result<MutexGuard<'_, T>> {
+        let data = match self.spin() {
             Some(data) => data,
             None => match self.waiters.wait_killable(|| self.data.try_lock()) {
                 Ok(data) => data,

@@ -139,18 +139,21 @@ impl Regular {
         let _write = self.write.lock_killable()?;
         let size = self.content.size();
         let at = offset.unwrap_or(size);
-        let len = source.remaining() as u64;
-        if len == 0 {
+        let left = source.remaining() as u64;
+        if left == 0 {
             return Ok((0, at));
         }
-        let len = len.min(task::file_size_left(at)?);
+        let len = left.min(task::file_size_left(at)?);
         self.seals.allow_write()?;
         let end = at.checked_add(len).filter(|&end| i64::try_from(end).is_ok()).ok_or(Errno::EFBIG)?;
         let end = self.end_within_seals(at, end, size)?;
-        if end - at < source.remaining() as u64 {
-            let mut part = Part { source, left: (end - at) as usize };
-            return self.write_to(shared, at, end, &mut part);
-        }
+        let mut part;
+        let source: &mut dyn Source = if end - at < left {
+            part = Part { source, left: (end - at) as usize };
+            &mut part
+        } else {
+            source
+        };
         self.write_to(shared, at, end, source)
     }
 
