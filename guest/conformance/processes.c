@@ -67,6 +67,11 @@ static void stops(void)
 	if (child == 0)
 		for (;;)
 			pause();
+	if (child < 0) {
+		/* A signal to it would go to everybody. */
+		PROMISE("a child to stop", 0);
+		return;
+	}
 	kill(child, SIGSTOP);
 	PROMISE("a stopped child is told with WUNTRACED",
 		waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP);
