@@ -215,21 +215,25 @@ impl Verdict<'_> {
         all
     }
 
-    /// The list `text` with today's numbers.
+    /// The list `text` with today's numbers. A list without numbers gets its first ones.
     ///
     /// # Errors
-    /// A sentence, where a number would grow.
+    /// A sentence, where a number would grow or a pair of layers is new.
     pub fn rewritten(&self, text: &str) -> Result<String, String> {
-        let grown = |now: usize, most: usize| now > most && most > 0;
-        let worse = self.wrong.iter().find(|(pair, arrows)| {
-            self.layers.allowed.get(pair).is_some_and(|&most| grown(arrows.len(), most))
-        });
-        if let Some((&(from, to), _)) = worse {
+        let is_first = self.layers.circle == 0;
+        let most = |pair| self.layers.allowed.get(pair).copied().unwrap_or(0);
+        let worse = self.wrong.iter().find(|(pair, arrows)| arrows.len() > most(pair));
+        if let Some((&(from, to), _)) = worse
+            && !is_first
+        {
             return Err(format!(
                 "the number of arrows from {} to {} would grow",
                 self.name(from),
                 self.name(to)
             ));
+        }
+        if self.circle > self.layers.circle && !is_first {
+            return Err("the largest circle would grow".into());
         }
         let mut kept: Vec<&str> = text
             .lines()
@@ -293,7 +297,12 @@ mod tests {
         assert_eq!(verdict.complaints().len(), 1, "a smaller number is to be stored");
         assert!(!verdict.rewritten(&text).expect("nothing grows").contains("allow"));
         let graph_more = graph(&[(1, 0), (4, 0)]);
-        assert_eq!(layers.judge(&graph_more).expect("all have layers").complaints().len(), 1);
+        let verdict = layers.judge(&graph_more).expect("all have layers");
+        assert_eq!(verdict.complaints().len(), 1);
+        assert!(verdict.rewritten(&text).is_err(), "a pair of layers is new");
+        let graph_circle = graph(&[(0, 1), (1, 0)]);
+        let verdict = layers.judge(&graph_circle).expect("all have layers");
+        assert!(verdict.rewritten(&text).is_err_and(|why| why.contains("circle")));
     }
 
     #[test]
