@@ -5,8 +5,10 @@
 
 use core::arch::asm;
 
-pub use freehold_scope_doorbell::Records;
-use freehold_scope_doorbell::{self as doorbell, KERNEL, MARKER, MAX_OWNERS, NAME_BYTES, Publication, WORDS};
+pub use freehold_scope_doorbell::{Policy, Records};
+use freehold_scope_doorbell::{
+    self as doorbell, KERNEL, MARKER, MAX_NODES, MAX_OWNERS, NAME_BYTES, Publication, WORDS,
+};
 
 use crate::memory::layout::WINDOWS_SPAN;
 use crate::memory::{frame_table_end, layout, tables};
@@ -14,9 +16,9 @@ use crate::sync::Once;
 use crate::{boot, traps, usercopy};
 
 /// Aligned to a power of two that holds it: it crosses no page.
-#[repr(C, align(512))]
+#[repr(C, align(1024))]
 struct Message([u64; 1 + WORDS]);
-const _: () = assert!(size_of::<Message>() == 512);
+const _: () = assert!(size_of::<Message>() == 1024);
 
 #[repr(C, align(16))]
 struct Phase([u64; 2]);
@@ -35,18 +37,22 @@ fn ring(message: &'static [u64]) {
     };
 }
 
-/// Tell where everything is. The frame table is in use; `owners` are the owners' names by number.
+/// Tell where everything is. The frame table is in use; `owners` are the owners' names by number, and
+/// `policy` is the exclusion of programs' frames from the kernel's map.
 ///
 /// # Panics
 /// When called twice.
-pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
+pub fn publish(policy: Policy, records: Records, owners: impl Iterator<Item = &'static str>) {
     let mut names = [[0; NAME_BYTES]; MAX_OWNERS];
     names.iter_mut().zip(owners).for_each(|(to, name)| *to = Publication::name(name));
     let areas = layout();
     let (text, rodata) = boot::read_only_parts();
     let user_copies = usercopy::code();
+    let mut roots = [0; MAX_NODES];
+    roots[0] = tables::root().start().0;
     let publication = Publication {
-        root: tables::root().start().0,
+        roots,
+        policy,
         direct_map: areas.direct_map,
         direct_span: areas.direct_span,
         windows: areas.windows,
@@ -62,6 +68,8 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
         interrupts: traps::interrupt_table().0,
         user_copies: user_copies.start,
         user_copies_end: user_copies.end,
+        wiping: 0,
+        wiping_end: 0,
         owners: names,
     };
     let mut words = [0; 1 + WORDS];

@@ -49,17 +49,55 @@ pub const fn phase<const N: usize>(name: &str) -> [u64; N] {
 pub const NAME_BYTES: usize = 16;
 /// The most owners.
 pub const MAX_OWNERS: usize = 16;
-const FIGURES: usize = 23;
+/// The most nodes.
+pub const MAX_NODES: usize = 16;
+const FIGURES: usize = 26;
+const NAMES: usize = FIGURES + MAX_NODES;
 /// Words of a [`Publication`].
-pub const WORDS: usize = FIGURES + MAX_OWNERS * NAME_BYTES / 8;
+pub const WORDS: usize = NAMES + MAX_OWNERS * NAME_BYTES / 8;
 /// The layout of [`Publication::words`].
-const VERSION: u64 = 2;
+pub const VERSION: u64 = 3;
+
+/// The exclusion of programs' frames from the kernel's map, as the kernel parameter `xpfo` names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Policy {
+    /// No exclusion: the kernel's map holds every frame.
+    Off = 0,
+    /// Closed windows stay cached until their CPU has used all its slots once.
+    Lap = 1,
+    /// As [`Policy::Lap`], with a deadline.
+    On = 2,
+    /// Each window is flushed when it closes.
+    Strict = 3,
+}
+
+impl Policy {
+    /// All policies, by number.
+    pub const ALL: [Self; 4] = [Self::Off, Self::Lap, Self::On, Self::Strict];
+
+    /// The policy's name on a command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Lap => "lap",
+            Self::On => "on",
+            Self::Strict => "strict",
+        }
+    }
+
+    fn from_word(word: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|&policy| policy as u64 == word)
+    }
+}
 
 /// What our kernel tells of itself, once, when its frame table is in use. Addresses are virtual where nothing else is said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Publication {
-    /// Physical address of a top-level table that maps the whole kernel half, for ever.
-    pub root: u64,
+    /// Per node, the physical address of a top-level table that maps the whole kernel half, as the CPUs of that node
+    /// see it. Each stays for ever. 0: the node's CPUs use the first.
+    pub roots: [u64; MAX_NODES],
+    /// Which frames the kernel's map leaves out, and how long closed windows stay cached.
+    pub policy: Policy,
     /// The direct map: first address.
     pub direct_map: u64,
     /// The direct map: bytes.
@@ -90,6 +128,10 @@ pub struct Publication {
     pub user_copies: u64,
     /// The same: one past the last.
     pub user_copies_end: u64,
+    /// The code that may store to free frames, to wipe them: first address. Equal to the end: there is none.
+    pub wiping: u64,
+    /// The same: one past the last.
+    pub wiping_end: u64,
     /// The owners' names by number.
     pub owners: [[u8; NAME_BYTES]; MAX_OWNERS],
 }
@@ -111,6 +153,8 @@ pub struct Records {
     pub user_owners: u64,
     /// Bit n is set when owner n holds copies of kernel text.
     pub replica_owners: u64,
+    /// Bit n is set when no frame of owner n may be in the kernel half, except in a window. 0 under [`Policy::Off`].
+    pub outside_owners: u64,
 }
 
 impl Publication {
@@ -121,11 +165,16 @@ impl Publication {
         bytes
     }
 
+    /// The root that the CPUs of `node` use for the kernel half.
+    pub fn root(&self, node: usize) -> u64 {
+        self.roots.get(node).copied().filter(|&root| root != 0).unwrap_or(self.roots[0])
+    }
+
     /// As the payload of a message.
     pub fn words(&self) -> [u64; WORDS] {
         let figures: [u64; FIGURES] = [
             VERSION,
-            self.root,
+            self.policy as u64,
             self.direct_map,
             self.direct_span,
             self.windows,
@@ -139,6 +188,7 @@ impl Publication {
             self.records.order_mask,
             self.records.user_owners,
             self.records.replica_owners,
+            self.records.outside_owners,
             self.text,
             self.text_end,
             self.rodata,
@@ -147,11 +197,14 @@ impl Publication {
             self.interrupts,
             self.user_copies,
             self.user_copies_end,
+            self.wiping,
+            self.wiping_end,
         ];
         let mut words = [0; WORDS];
         words[..FIGURES].copy_from_slice(&figures);
+        words[FIGURES..NAMES].copy_from_slice(&self.roots);
         for (index, byte) in self.owners.iter().flatten().enumerate() {
-            words[FIGURES + index / 8] |= u64::from(*byte) << (8 * (index % 8));
+            words[NAMES + index / 8] |= u64::from(*byte) << (8 * (index % 8));
         }
         words
     }
@@ -161,12 +214,15 @@ impl Publication {
         if words[0] != VERSION {
             return None;
         }
+        let mut roots = [0; MAX_NODES];
+        roots.copy_from_slice(&words[FIGURES..NAMES]);
         let mut owners = [[0; NAME_BYTES]; MAX_OWNERS];
         for (index, byte) in owners.iter_mut().flatten().enumerate() {
-            *byte = (words[FIGURES + index / 8] >> (8 * (index % 8))) as u8;
+            *byte = (words[NAMES + index / 8] >> (8 * (index % 8))) as u8;
         }
         Some(Self {
-            root: words[1],
+            roots,
+            policy: Policy::from_word(words[1])?,
             direct_map: words[2],
             direct_span: words[3],
             windows: words[4],
@@ -181,15 +237,18 @@ impl Publication {
                 order_mask: words[12],
                 user_owners: words[13],
                 replica_owners: words[14],
+                outside_owners: words[15],
             },
-            text: words[15],
-            text_end: words[16],
-            rodata: words[17],
-            rodata_end: words[18],
-            slide: words[19],
-            interrupts: words[20],
-            user_copies: words[21],
-            user_copies_end: words[22],
+            text: words[16],
+            text_end: words[17],
+            rodata: words[18],
+            rodata_end: words[19],
+            slide: words[20],
+            interrupts: words[21],
+            user_copies: words[22],
+            user_copies_end: words[23],
+            wiping: words[24],
+            wiping_end: words[25],
             owners,
         })
     }
@@ -203,11 +262,22 @@ mod tests {
     fn a_publication_survives_its_words() {
         let mut publication =
             Publication::from_words(&core::array::from_fn(|n| if n == 0 { VERSION } else { n as u64 }));
+        assert_eq!(publication.map(|known| known.policy), Some(Policy::Lap));
         let known = publication.as_mut().expect("this version");
         known.owners[3] = Publication::name("a name that is far too long");
         assert_eq!(Publication::from_words(&known.words()), Some(*known));
         assert_eq!(&known.owners[3], b"a name that is f");
         assert_eq!(Publication::from_words(&[9; WORDS]), None);
+        let unknown_policy = |n| if n == 0 { VERSION } else { 9 };
+        assert_eq!(Publication::from_words(&core::array::from_fn(unknown_policy)), None);
+    }
+
+    #[test]
+    fn a_node_without_a_root_of_its_own_uses_the_first() {
+        let mut words = [0; WORDS];
+        (words[0], words[FIGURES], words[FIGURES + 2]) = (VERSION, 0x1000, 0x3000);
+        let publication = Publication::from_words(&words).expect("this version");
+        assert_eq!([0, 1, 2, 99].map(|node| publication.root(node)), [0x1000, 0x1000, 0x3000, 0x1000]);
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl Frames {
         }
         for (start, end) in [(p.text, p.text_end), (p.rodata, p.rodata_end)] {
             for address in (start & !0xfff..end).step_by(4096) {
-                let leaf = walk(memory, p.root, address).ok_or("a page that it names is not mapped")?;
+                let leaf = walk(memory, p.root(0), address).ok_or("a page that it names is not mapped")?;
                 if let Some(mark) = self.marks.get((leaf.page >> 12) as usize) {
                     mark.fetch_or(TEXT, Ordering::Relaxed);
                 }
@@ -181,7 +181,7 @@ impl Frames {
     /// The state word of a frame's record, as the guest's memory has it.
     fn read_state(&self, memory: &dyn GuestMemory, p: &Publication, frame: u64) -> Option<u32> {
         let address = p.frame_table + frame * p.records.bytes + p.records.state_offset;
-        let leaf = walk(memory, p.root, address)?;
+        let leaf = walk(memory, p.root(0), address)?;
         load_u32(memory, leaf.page | address & 0xfff)
     }
 
@@ -250,9 +250,9 @@ impl Frames {
     pub fn is_table(&self, address: u64) -> bool {
         self.published().is_some_and(|p| address.wrapping_sub(p.frame_table) < p.frames * p.records.bytes)
     }
-    /// Whether a program owns a frame with this mark.
-    pub fn is_users(&self, mark: Mark) -> bool {
-        self.published().is_some_and(|p| p.records.user_owners >> mark.owner() & 1 != 0)
+    /// Whether a frame with this mark has to stay out of the kernel half.
+    pub fn is_outside(&self, mark: Mark) -> bool {
+        self.published().is_some_and(|p| p.records.outside_owners >> mark.owner() & 1 != 0)
     }
     /// Whether no store may reach a frame with this mark.
     pub fn is_read_only(&self, mark: Mark) -> bool {

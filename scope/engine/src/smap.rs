@@ -74,7 +74,7 @@ impl Rules {
         let (mut pushes, mut handlers) = (HashMap::new(), HashSet::new());
         for vector in 0..GATES {
             let gate = p.interrupts + GATE_BYTES * vector;
-            let leaf = walk(memory, p.root, gate).ok_or("its interrupt table is not mapped")?;
+            let leaf = walk(memory, p.root(0), gate).ok_or("its interrupt table is not mapped")?;
             let word = |offset| memory.load(leaf.page | (gate + offset) & 0xfff);
             let (low, high) = word(0).zip(word(8)).ok_or("its interrupt table is not in memory")?;
             if low & GATE_PRESENT == 0 {
@@ -83,7 +83,7 @@ impl Rules {
             let handler = high << 32 | low >> 32 & 0xffff_0000 | low & 0xffff;
             let frame = if has_error_code(vector) { 16 } else { 8 };
             handlers.insert(handler);
-            if begins_with_clac(memory, p.root, handler) {
+            if begins_with_clac(memory, p.root(0), handler) {
                 pushes.insert(handler + CLAC_BYTES, (frame, Opening::Clac));
             } else {
                 pushes.insert(handler, (frame, Opening::Push));
@@ -150,7 +150,7 @@ pub fn read_frame(
 mod tests {
     use super::*;
     use crate::guest::tests::Words;
-    use freehold_scope_doorbell::WORDS;
+    use freehold_scope_doorbell::{VERSION, WORDS};
     use freehold_scope_model::PageSize;
 
     const ROOT: u64 = 0x10_0000;
@@ -158,9 +158,9 @@ mod tests {
     const HANDLERS: u64 = 0xffff_ffff_8020_0220;
 
     fn publication(change: impl FnOnce(&mut Publication)) -> Publication {
-        let words = core::array::from_fn::<u64, WORDS, _>(|n| if n == 0 { 2 } else { 0 });
+        let words = core::array::from_fn::<u64, WORDS, _>(|n| if n == 0 { VERSION } else { 0 });
         let mut p = Publication::from_words(&words).unwrap();
-        p.root = ROOT;
+        p.roots[0] = ROOT;
         p.interrupts = TABLE;
         (p.text, p.text_end) = (0xffff_ffff_8020_0000, 0xffff_ffff_8020_8000);
         (p.user_copies, p.user_copies_end) = (p.text + 0x1000, p.text + 0x1200);

@@ -5,7 +5,9 @@ mod smap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_scope_doorbell::{self as doorbell, MAX_OWNERS, NAME_BYTES, Publication, Records};
+use freehold_scope_doorbell::{
+    self as doorbell, MAX_NODES, MAX_OWNERS, NAME_BYTES, Policy, Publication, Records,
+};
 use freehold_scope_model::{Access, PageSize};
 use freehold_scope_record::{
     CacheModel, CacheShape, Counting, Emulator, Heat, HwAddress, Memory, Models, NearShape, Results, Rule,
@@ -117,8 +119,11 @@ impl Machine {
         {
             *name = Publication::name(text);
         }
+        let mut roots = [0; MAX_NODES];
+        roots[0] = ROOT;
         let publication = Publication {
-            root: ROOT,
+            roots,
+            policy: Policy::Lap,
             direct_map: DIRECT,
             direct_span: 2 * NODE,
             windows: 0xffff_d000_0000_0000,
@@ -133,6 +138,7 @@ impl Machine {
                 order_mask: 31,
                 user_owners: 0b1100_0000,
                 replica_owners: 0b10_0000,
+                outside_owners: 0b1100_0000,
             },
             text: TEXT,
             text_end: TEXT + 0x800,
@@ -142,6 +148,8 @@ impl Machine {
             interrupts: TEXT + 0x1000,
             user_copies: USER_COPIES,
             user_copies_end: USER_COPIES + 0x40,
+            wiping: 0,
+            wiping_end: 0,
             owners: names,
         };
         let words = publication.words();

@@ -65,7 +65,7 @@ impl Cpu {
         let upper = address >> 63 != 0;
         let watch = Arc::clone(&self.watch);
         if let Some(publication) = watch.frames.published() {
-            let root = if upper { Some(publication.root) } else { self.root };
+            let root = if upper { Some(publication.root(self.home)) } else { self.root };
             let walked = root.and_then(|root| walk(&*watch.memory, root, address));
             let leaf = walked.filter(|leaf| leaf.page == base);
             // Devices are nothing that QEMU was asked to place.
@@ -110,7 +110,7 @@ impl Cpu {
         self.pages[slot] = Page { tag, base, key, mark, flags, node: node as u8, ..NO_PAGE };
         if !direct {
             self.check_cached::<C>(key, base, pc, address);
-        } else if watch.frames.is_users(mark) {
+        } else if watch.frames.is_outside(mark) {
             // A mark that equals none: every access is looked at.
             self.pages[slot].mark = Mark(!mark.0);
         }
@@ -151,11 +151,11 @@ impl Cpu {
         let suspect = self.suspect(pc, address, base >> 12);
         let now = frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
         if flags & DIRECT != 0 {
-            let users = frames.is_users(now);
-            if users && pc >> 63 != 0 {
+            let outside = frames.is_outside(now);
+            if outside && pc >> 63 != 0 {
                 frames.report(Rule::DirectMap, suspect, None);
             }
-            self.pages[slot].mark = if users { Mark(!now.0) } else { now };
+            self.pages[slot].mark = if outside { Mark(!now.0) } else { now };
         } else if now != mark {
             if now.generation() != mark.generation() {
                 let filled = self.tlb.peek(key).map_or(suspect.time, |cached| cached.moment);

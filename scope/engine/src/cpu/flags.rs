@@ -95,7 +95,7 @@ impl Cpu {
 
     fn frame_at(&self, frame: u64, near: u64, physical: impl FnOnce() -> Option<u64>) -> Option<(u64, u64)> {
         let watch = &*self.watch;
-        let root = watch.frames.published().map(|publication| publication.root);
+        let root = watch.frames.published().map(|publication| publication.root(self.home));
         let physical = self.physical_of(near).or_else(physical);
         read_frame(&*watch.memory, root, (near, physical), frame)
     }
