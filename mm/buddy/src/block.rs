@@ -117,7 +117,7 @@ impl BlockState {
     }
     /// The class, for split blocks; one that stands for the side, for whole and moving ones.
     pub(crate) const fn class(self) -> Owner {
-        Owner::ALL[(self.0 >> CLASS) as usize & 7]
+        Owner::from_bits((self.0 >> CLASS) as u32)
     }
     /// Free frames, for split blocks.
     pub(crate) const fn free(self) -> u64 {

@@ -51,7 +51,7 @@ const PASSED_BACK: usize = 5;
 const REFILLS: usize = 6;
 const PASSED_FRAMES: usize = LINE;
 /// For each order that a caller may name, the door of the list that took the last block of it.
-const GUESS: usize = PASSED_FRAMES + Owner::COUNT;
+const GUESS: usize = (PASSED_FRAMES + Owner::COUNT).next_multiple_of(LINE);
 const GUESSES: usize = 32;
 /// How much a refill gets: 16 bits for each list. In the words of orders that there are not.
 const BATCHES: usize = GUESS + Order::MAX.log2() as usize + 1;

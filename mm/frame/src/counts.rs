@@ -1,7 +1,7 @@
 //! How a user frame is held: the upper part of the one word that is its [record](crate::FrameRecord).
 //!
-//! Layout, from the top: exclusive (1 bit), pins (14), references (16), the two marks of blocks ([`whole`](crate::whole)), mappings (19);
-//! below them the [`Tag`](crate::Tag) (12), which no change of a count touches. A word whose tag names no owner has no counts: its other bits say who gave
+//! Layout, from the top: exclusive (1 bit), pins (14), references (16), the two marks of blocks ([`whole`](crate::whole)), mappings (18);
+//! below them the [`Tag`](crate::Tag) (13), which no change of a count touches. A word whose tag names no owner has no counts: its other bits say who gave
 //! the frame back, and a pin that is tried without a hold is refused. Each count is exact and its own; they share a word, with the owner, only so that a
 //! change to one can depend on the others without a lock:
 //!
@@ -77,7 +77,7 @@ pub(crate) const MAPPING: u64 = 1 << Tag::BITS;
 const REFERENCE: u64 = 1 << 33;
 const PIN: u64 = 1 << 49;
 pub(crate) const EXCLUSIVE: u64 = 1 << 63;
-const MAX_MAPPINGS: u64 = (1 << 19) - 1;
+const MAX_MAPPINGS: u64 = (1 << 18) - 1;
 const MAX_REFERENCES: u64 = (1 << 16) - 1;
 const MAX_PINS: u64 = (1 << 14) - 1;
 
@@ -98,7 +98,7 @@ pub enum CountError {
     Free,
     /// Others hold the frame too.
     Held,
-    /// The count is at its maximum (524,287 mappings, 65,535 references, 16,383 pins).
+    /// The count is at its maximum (262,143 mappings, 65,535 references, 16,383 pins).
     Overflow,
 }
 

@@ -1,8 +1,12 @@
-//! Who may own a frame, and on which side of the direct map that puts it.
+//! Who may own a frame, and what follows from that.
+//!
+//! Three questions about an owner have independent answers: is the frame a program's ([`Owner::is_user`]), is it in
+//! the kernel's map ([`Owner::side`]), may a device see it ([`Owner::is_seen_by_devices`]).
 
 /// The owner of a frame.
 ///
-/// The number is what an outside observer reads in a record's lowest three bits.
+/// The number is what an outside observer reads in a record's lowest four bits. Numbers from
+/// [`Owner::COUNT`] to 15 are not in use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum Owner {
@@ -49,7 +53,7 @@ impl Owner {
         Self::PageCache,
     ];
 
-    /// The side this owner's pageblocks are on. Free frames are asked by pageblock, not here:
+    /// Whether the frame is in the kernel's map: the side that this owner's pageblocks are on. Free frames are asked by pageblock, not here:
     /// they count as user's, since nobody may reach their bytes.
     pub const fn side(self) -> Side {
         match self {
@@ -57,9 +61,14 @@ impl Owner {
             Self::Reserved | Self::Kernel | Self::PageTable | Self::Bounce | Self::Replica => Side::Kernel,
         }
     }
-    /// Whether frames of this owner carry counts.
+    /// Whether the frame is a program's: then its record carries counts.
     pub const fn is_user(self) -> bool {
         matches!(self, Self::Anon | Self::PageCache)
+    }
+    /// Whether a device may see the bytes for longer than a program asked for (a pinned frame of a
+    /// program may be seen while its request is in flight).
+    pub const fn is_seen_by_devices(self) -> bool {
+        matches!(self, Self::Bounce)
     }
     /// A short lower-case name for reports.
     pub const fn name(self) -> &'static str {
@@ -74,8 +83,19 @@ impl Owner {
             Self::PageCache => "pagecache",
         }
     }
-    pub(crate) const fn from_bits(bits: u32) -> Self {
-        Self::ALL[(bits & 7) as usize]
+    /// The owner whose number the lowest four bits are. A number that is not in use reads as
+    /// [`Owner::Reserved`], whose frames nobody can give back.
+    pub const fn from_bits(bits: u32) -> Self {
+        const BY_NUMBER: [Owner; 16] = {
+            let mut owners = [Owner::Reserved; 16];
+            let mut number = 0;
+            while number < Owner::COUNT {
+                owners[number] = Owner::ALL[number];
+                number += 1;
+            }
+            owners
+        };
+        BY_NUMBER[(bits & 15) as usize]
     }
 }
 
@@ -148,7 +168,26 @@ mod tests {
         for (bits, owner) in Owner::ALL.into_iter().enumerate() {
             assert_eq!(owner as usize, bits);
             assert_eq!(Owner::from_bits(bits as u32), owner);
-            assert_eq!(owner.is_user(), owner.side() == Side::User && owner != Owner::Free);
         }
+        (Owner::COUNT as u32..16).for_each(|bits| assert_eq!(Owner::from_bits(bits), Owner::Reserved));
+    }
+
+    #[test]
+    fn three_questions_are_answered_for_each_owner() {
+        let answers = Owner::ALL.map(|owner| {
+            (owner.name(), owner.is_user(), owner.side() == Side::Kernel, owner.is_seen_by_devices())
+        });
+        let expected = [
+            ("free", false, false, false),
+            ("reserved", false, true, false),
+            ("kernel", false, true, false),
+            ("pagetable", false, true, false),
+            ("bounce", false, true, true),
+            ("replica", false, true, false),
+            ("anon", true, false, false),
+            ("pagecache", true, false, false),
+        ];
+        assert_eq!(answers, expected);
+        assert!(answers.iter().all(|&(_, is_program, in_map, _)| !(is_program && in_map)));
     }
 }

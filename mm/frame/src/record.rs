@@ -1,8 +1,8 @@
 //! The record of one frame: one atomic word of 64 bits that says whose it is and how it is held, all zeroes for a frame that never had an owner. Where its
 //! page is found is said beside it: [`Home`](crate::Home).
 //!
-//! Layout, lowest bits first. Owned: the [`Tag`], which is owner (3), order (5) and node (4), and above it the [`Counts`]. Free: 0 (3), then the [`Trace`],
-//! which is who had it last: owner (3), order (5), CPU (6); all zero if nobody ever did. So a block that is owned as a tag says and held by nobody
+//! Layout, lowest bits first. Owned: the [`Tag`], which is owner (4), order (5) and node (4), and above it the [`Counts`]. Free: 0 (4), then the [`Trace`],
+//! which is who had it last: owner (4), order (5), CPU (6); all zero if nobody ever did. So a block that is owned as a tag says and held by nobody
 //! has a word that is that tag, and the page allocator needs one look at one word to take it back.
 
 use core::sync::atomic::Ordering;
@@ -44,16 +44,16 @@ pub struct Freed {
 pub struct Tag(u64);
 
 /// Where in a tag the order and the node are.
-const ORDER: u32 = 3;
-const NODE: u32 = 8;
+const ORDER: u32 = 4;
+const NODE: u32 = 9;
 /// Where in a free frame's word the last owner, the order and the CPU are.
-const LAST: u32 = 3;
-const LAST_ORDER: u32 = 6;
-const LAST_CPU: u32 = 11;
+const LAST: u32 = 4;
+const LAST_ORDER: u32 = 8;
+const LAST_CPU: u32 = 13;
 
 impl Tag {
     /// How many bits of a record it has.
-    pub const BITS: u32 = 12;
+    pub const BITS: u32 = 13;
     /// The bits of the owner.
     pub(crate) const OWNER: u64 = (1 << ORDER) - 1;
     /// The bits of owner and order.
@@ -121,8 +121,8 @@ pub struct Trace(u64);
 
 impl Trace {
     /// How many bits of a record it has.
-    const BITS: u32 = 17;
-    /// As a number of 17 bits, for an allocator that keeps it in its own memory.
+    const BITS: u32 = 19;
+    /// As a number of 19 bits, for an allocator that keeps it in its own memory.
     #[inline]
     pub const fn bits(self) -> u64 {
         self.0

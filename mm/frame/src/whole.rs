@@ -44,7 +44,7 @@ pub enum NotWhole {
     Pieces,
     /// Others hold it too.
     Held,
-    /// The count is at its maximum (524,287 mappings).
+    /// The count is at its maximum (262,143 mappings).
     Overflow,
 }
 
