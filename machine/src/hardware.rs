@@ -58,6 +58,14 @@ pub enum Flush {
         /// Pages of 4 KiB.
         pages: u64,
     },
+    /// Translations of `blocks` leaves of 2 MiB from `start` on, each of which was one entry: cheaper than
+    /// their pages one by one.
+    Blocks {
+        /// First address, aligned to 2 MiB.
+        start: VirtAddr,
+        /// Leaves of 2 MiB.
+        blocks: u64,
+    },
     /// All translations but global ones.
     NonGlobal,
     /// All translations.

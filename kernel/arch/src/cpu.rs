@@ -7,7 +7,8 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_machine::{
-    CpuId, CpuSet, Cpus, Flush, MAX_CPUS, Machine, NodeId, PAGE_SIZE, Pfn, Tlb, Topology, VirtAddr,
+    CpuId, CpuSet, Cpus, Flush, MAX_CPUS, Machine, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, Tlb, Topology,
+    VirtAddr,
 };
 
 use crate::apic::{self, Ipi};
@@ -268,9 +269,15 @@ impl Tlb for X86 {
                     invlpg(start.0 + page * PAGE_SIZE as u64);
                 }
             }
+            // The entry is gone: one INVLPG forgets all that was cached of a leaf (SDM 4.10.4.1), in pieces too.
+            Flush::Blocks { start, blocks } if blocks <= FLUSH_CEILING => {
+                for block in 0..blocks {
+                    invlpg(start.0 + block * (PAGE_SIZE as u64 * PAGEBLOCK_FRAMES));
+                }
+            }
             // SAFETY: loading the root that is loaded already only forgets.
             Flush::NonGlobal => unsafe { write_cr3(read_cr3()) },
-            Flush::Range { .. } | Flush::All => {
+            Flush::Range { .. } | Flush::Blocks { .. } | Flush::All => {
                 let features = read_cr4();
                 // SAFETY: PGE off and on again forgets every translation and changes no mapping.
                 unsafe { write_cr4(features & !CR4_PGE) };
@@ -323,12 +330,14 @@ pub(crate) struct FlushRequest {
     /// Who has not done it yet; each clears its own bit.
     pending: AtomicU64,
     start: AtomicU64,
-    /// Pages, or one of the two values below.
+    /// Pages, or what the values below say.
     pages: AtomicU64,
 }
 
 const NON_GLOBAL: u64 = u64::MAX;
 const EVERYTHING: u64 = u64::MAX - 1;
+/// The number is one of leaves of 2 MiB.
+const BLOCKS: u64 = 1 << 32;
 
 impl FlushRequest {
     const fn new() -> Self {
@@ -337,8 +346,9 @@ impl FlushRequest {
     fn send(&self, cpus: CpuSet, what: Flush) {
         let (start, pages) = match what {
             Flush::Range { start, pages } if pages <= FLUSH_CEILING => (start.0, pages),
+            Flush::Blocks { start, blocks } if blocks <= FLUSH_CEILING => (start.0, blocks | BLOCKS),
             Flush::NonGlobal => (0, NON_GLOBAL),
-            Flush::Range { .. } | Flush::All => (0, EVERYTHING),
+            Flush::Range { .. } | Flush::Blocks { .. } | Flush::All => (0, EVERYTHING),
         };
         self.start.store(start, Ordering::Relaxed);
         self.pages.store(pages, Ordering::Relaxed);
@@ -358,6 +368,7 @@ impl FlushRequest {
         X86.flush_local(match self.pages.load(Ordering::Relaxed) {
             NON_GLOBAL => Flush::NonGlobal,
             EVERYTHING => Flush::All,
+            blocks if blocks & BLOCKS != 0 => Flush::Blocks { start, blocks: blocks & !BLOCKS },
             pages => Flush::Range { start, pages },
         });
         self.pending.fetch_and(!bit, Ordering::Release);

@@ -218,7 +218,7 @@ impl Model {
 
     fn flush_one(self, cpu: CpuId, what: Flush) {
         let counter = match what {
-            Flush::Range { .. } => &self.0.counters.range_flushes,
+            Flush::Range { .. } | Flush::Blocks { .. } => &self.0.counters.range_flushes,
             Flush::NonGlobal | Flush::All => &self.0.counters.full_flushes,
         };
         counter.fetch_add(1, Ordering::Relaxed);

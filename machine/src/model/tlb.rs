@@ -106,6 +106,13 @@ impl TlbState {
                 let first = start.0 >> PAGE_SHIFT;
                 line.page + line.pages <= first || first + pages <= line.page
             }
+            // One INVLPG each: it drops what translates the first address of the leaf, whatever the size, and
+            // nothing else. A small page that lies further inside stays.
+            Flush::Blocks { start, blocks } => {
+                let first = start.0 >> PAGE_SHIFT;
+                let covers = |page| line.page <= page && page < line.page + line.pages;
+                !(0..blocks).any(|block| covers(first + block * LARGE_PAGES))
+            }
             Flush::NonGlobal => line.global,
             Flush::All => false,
         };

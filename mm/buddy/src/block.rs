@@ -53,14 +53,15 @@ pub(crate) enum Fill {
     Offline,
 }
 
-/// A pageblock's word of state, lowest bits first: fill (3), class (5), hint (4), leaving (1), from bit 16 on the arena (6), and from bit 32 on the
-/// free frames, so that words compare as the free frames do.
+/// A pageblock's word of state, lowest bits first: fill (3), class (5), hint (4), leaving (1), residue (1), from bit 16 on the arena (6), and from
+/// bit 32 on the free frames, so that words compare as the free frames do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockState(pub(crate) u64);
 
 const CLASS: u32 = 3;
 const HINT: u32 = 8;
 const LEAVING: u64 = 1 << 12;
+const RESIDUE: u64 = 1 << 13;
 const ARENA: u32 = 16;
 const FREE: u32 = 32;
 
@@ -152,6 +153,24 @@ impl BlockState {
     }
     pub(crate) const fn staying(self) -> Self {
         Self(self.0 & !LEAVING)
+    }
+    /// Whether a free or moving block may hold bytes of programs, which the kernel's map must not show.
+    pub(crate) const fn has_residue(self) -> bool {
+        self.0 & RESIDUE != 0
+    }
+    pub(crate) const fn with_residue(self) -> Self {
+        Self(self.0 | RESIDUE)
+    }
+    /// As `other` says about residue.
+    pub(crate) const fn with_residue_of(self, other: Self) -> Self {
+        Self(self.0 | other.0 & RESIDUE)
+    }
+    /// A free block whose last frames were of `side`.
+    pub(crate) const fn freed(side: Side) -> Self {
+        match side {
+            Side::Kernel => Self::plain(Fill::Free(side)),
+            Side::User => Self::plain(Fill::Free(side)).with_residue(),
+        }
     }
     /// The list a split block with free frames is on.
     pub(crate) const fn bucket(self) -> usize {

@@ -43,6 +43,8 @@ pub struct Buddy<M: Machine> {
     pub(crate) cpus: usize,
     pub(crate) topology: &'static Topology,
     pub(crate) misuses: AtomicU64,
+    /// Pageblocks that were wiped on their way into the direct map.
+    pub(crate) wiped: AtomicU64,
     /// Whether the options' fault hook is asked.
     pub(crate) injecting: AtomicBool,
 }

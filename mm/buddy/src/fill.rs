@@ -1,9 +1,12 @@
 //! The bytes of free frames: zeroed (`init_on_free=1`) or filled with a pattern that is checked (`page_alloc.check=fill`).
 
+use core::sync::atomic::Ordering;
 use freehold_frame::{Freed, Order, State};
-use freehold_machine::{Machine, Pfn, PfnRange};
+
+use freehold_machine::{Machine, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 
 use crate::Buddy;
+use crate::block::{BlockId, BlockState};
 use crate::misuse::Misuse;
 use crate::options::{Check, Wipe};
 
@@ -26,6 +29,20 @@ impl<M: Machine> Buddy<M> {
                 record.set_state(State::Unowned(Some(freed)));
             }
         }
+    }
+    /// Write over what programs left in a free pageblock that is about to enter the direct map. It is moving: nobody
+    /// else has it. A block whose frames were written over as they were freed has nothing left.
+    pub(crate) fn wipe_residue(&self, block: BlockId) {
+        let state: BlockState = self.blocks.state(block);
+        let scrubbed = self.options.init_on_free == Wipe::Always || self.options.check == Check::Fill;
+        if self.options.wipe_on_enter == Wipe::Always && state.has_residue() && !scrubbed {
+            self.machine.zero_run(block.start(), PAGEBLOCK_FRAMES);
+            self.wiped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    /// Pageblocks that were wiped before they entered the direct map.
+    pub fn wiped_pageblocks(&self) -> u64 {
+        self.wiped.load(Ordering::Relaxed)
     }
     /// Check that nobody wrote into a free block.
     #[cold]

@@ -321,13 +321,17 @@ impl<M: Machine> Buddy<M> {
             }
         }
     }
-    /// Take pageblocks into or out of the direct map, neighbours in one step.
+    /// Take pageblocks into or out of the direct map, neighbours in one step. Bytes of programs are wiped before the
+    /// kernel's map shows them. No lock is held, and interrupts are on.
     pub(crate) fn change_side(&self, moved: &mut [BlockId], to: Side) {
         moved.sort_unstable();
         for run in moved.chunk_by(|a, b| a.0 + 1 == b.0) {
             let range = PfnRange::new(run[0].start(), BlockId(run[0].0 + run.len() as u64).start());
             match to {
-                Side::Kernel => self.machine.enter(range),
+                Side::Kernel => {
+                    run.iter().for_each(|&block| self.wipe_residue(block));
+                    self.machine.enter(range);
+                }
                 Side::User => self.machine.leave(range),
             }
         }

@@ -138,7 +138,8 @@ impl Zone {
     fn stay(&self, held: &HeldAll<'_>, block: BlockId) {
         let state = self.blocks().state(block);
         if state.fill() == Fill::Offline {
-            self.insert(&held.sets, block, Side::User);
+            // What it holds is not known: memory that was taken offline by hand kept its bytes.
+            self.insert(&held.sets, block, BlockState::freed(Side::User));
             self.gain(PAGEBLOCK_FRAMES);
         } else if state.is_leaving() {
             self.blocks().set_state(block, state.staying());

@@ -133,6 +133,7 @@ impl<M: Machine> Buddy<M> {
             cpus,
             topology,
             misuses: AtomicU64::new(0),
+            wiped: AtomicU64::new(0),
             injecting: AtomicBool::new(false),
         };
         for (cpu, lane) in lanes.iter().enumerate().take(cpus) {

@@ -87,6 +87,9 @@ pub struct Options {
     pub init_on_alloc: Wipe,
     /// `init_on_free=1`
     pub init_on_free: Wipe,
+    /// Whether a pageblock that programs used is zeroed before it enters the direct map. [`Wipe::Never`] is for a
+    /// machine whose direct map holds programs' frames anyway.
+    pub wipe_on_enter: Wipe,
     /// Who is told about misuse.
     pub on_misuse: Option<MisuseSink>,
     /// Who is told about shortage.
@@ -109,6 +112,7 @@ impl Default for Options {
             check: Check::Owners,
             init_on_alloc: Wipe::Never,
             init_on_free: Wipe::Never,
+            wipe_on_enter: Wipe::Always,
             on_misuse: None,
             on_pressure: None,
             on_denial: None,

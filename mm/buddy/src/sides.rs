@@ -36,7 +36,8 @@ impl Zone {
         {
             let position = self.one_that_stays(from, drawn);
             moved[count] = set.take_at(position, self.blocks(), self.runs());
-            self.blocks().set_state(moved[count], BlockState::plain(Fill::Moving));
+            let before = self.blocks().state(moved[count]);
+            self.blocks().set_state(moved[count], BlockState::plain(Fill::Moving).with_residue_of(before));
             count += 1;
         }
         self.moving.add(count as u64);
@@ -57,7 +58,8 @@ impl Zone {
     }
     /// Put blocks that changed sides where they belong now.
     pub(crate) fn finish_move(&self, held: &Held, to: Side, moved: &[BlockId]) {
-        moved.iter().for_each(|&block| self.insert(held, block, to));
+        let free = BlockState::plain(Fill::Free(to));
+        moved.iter().for_each(|&block| self.insert(held, block, free));
         self.moving.sub(moved.len() as u64);
     }
 
@@ -87,12 +89,14 @@ impl Zone {
     pub(crate) fn begin_gather(&self, _held: &Held, first: BlockId, count: u64) {
         for id in first.0..first.0 + count {
             let block = BlockId(id);
-            let Fill::Free(side) = self.blocks().state(block).fill() else {
+            let before = self.blocks().state(block);
+            let Fill::Free(side) = before.fill() else {
                 unreachable!("the run was found free under this lock")
             };
             let set = self.set(side);
             set.take_at(set.position_of(block, self.blocks(), self.runs()), self.blocks(), self.runs());
-            self.blocks().set_state(block, BlockState::plain(Fill::Moving).with_class(whole_class(side)));
+            let moving = BlockState::plain(Fill::Moving).with_class(whole_class(side));
+            self.blocks().set_state(block, moving.with_residue_of(before));
         }
     }
     /// The side a block that is being gathered comes from. Its gatherer alone asks, with or without the lock.

@@ -487,7 +487,7 @@ impl Zone {
         if old.is_leaving() {
             self.blocks.set_state(block, BlockState::plain(Fill::Offline));
         } else {
-            self.insert(sets, block, old.class().side());
+            self.insert(sets, block, BlockState::freed(old.class().side()));
         }
     }
     pub(crate) fn count_whole(&self, block: BlockId, side: Side, change: fn(&Bins, Owner, Pfn, u32)) {
@@ -495,8 +495,10 @@ impl Zone {
             change(bins, whole_class(side), block.start(), PAGEBLOCK_ORDER);
         }
     }
-    pub(crate) fn insert(&self, _held: &Held, block: BlockId, side: Side) {
-        self.blocks.set_state(block, BlockState::plain(Fill::Free(side)));
+    /// Put a block into the free set that `free`, its new state, names.
+    pub(crate) fn insert(&self, _held: &Held, block: BlockId, free: BlockState) {
+        let Fill::Free(side) = free.fill() else { unreachable!("{free:?} is not free") };
+        self.blocks.set_state(block, free);
         self.set(side).insert(block, self.blocks);
     }
     /// Begin to manage a block of which `free` says which frames are free; the others never come back, or one by one.
@@ -518,7 +520,7 @@ impl Zone {
     }
     /// Begin to manage a block that is wholly free, on the user's side.
     pub(crate) fn adopt_whole<C: Cpus>(&self, held: &HeldArena<'_, C>, block: BlockId) {
-        self.insert(&self.lock_inside(held), block, Side::User);
+        self.insert(&self.lock_inside(held), block, BlockState::plain(Fill::Free(Side::User)));
         held.gain(PAGEBLOCK_FRAMES);
         self.managed.add(PAGEBLOCK_FRAMES);
     }

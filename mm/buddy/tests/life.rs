@@ -127,6 +127,62 @@ proptest! {
     }
 }
 
+/// Frames in the direct map with a byte that a program stored.
+fn residue_in_the_direct_map(machine: Model) -> usize {
+    let frames = PfnRange::new(Pfn(0), machine.topology().end());
+    let shown = frames.iter().filter(|&frame| machine.is_in_direct_map(frame));
+    shown.filter(|&frame| machine.with_bytes(frame, |bytes| bytes.contains(&0xee))).count()
+}
+
+#[test]
+fn no_byte_of_a_program_enters_the_direct_map_with_a_pageblock() {
+    for (options, expected_wipes) in [
+        (shuffled(), true),
+        (Options { init_on_free: Wipe::Always, ..shuffled() }, false),
+        (Options { check: Check::Fill, ..shuffled() }, false),
+    ] {
+        let source = model(Config { frames: 16384, ..Config::default() }, &[run(0, 300)], options);
+        let machine = source.machine();
+        // Frames one by one, whole pageblocks, and a block that is taken offline with its bytes.
+        for log2 in [0, 9] {
+            let taken: Vec<_> =
+                std::iter::from_fn(|| source.allocate(Request::new(Owner::Anon).order(order(log2))).ok())
+                    .collect();
+            for &block in &taken {
+                let frames = PfnRange::new(block, block.offset(1 << log2));
+                frames.iter().for_each(|frame| machine.with_bytes(frame, |bytes| bytes.fill(0xee)));
+            }
+            taken.into_iter().for_each(|block| source.release(block, order(log2)));
+            source.drain_local();
+        }
+        assert_eq!(source.unplug(run(8192, 9216)), Ok(0));
+        assert_eq!(source.plug(run(8192, 9216)), Ok(()));
+        for log2 in [0, 3, 9, 10] {
+            let request = Request::new(Owner::Kernel).order(order(log2));
+            let taken: Vec<_> = std::iter::from_fn(|| source.allocate(request).ok()).collect();
+            assert!(!taken.is_empty());
+            assert_eq!(residue_in_the_direct_map(machine), 0, "order {log2}");
+            taken.into_iter().for_each(|block| source.release(block, order(log2)));
+            source.drain_local();
+        }
+        assert_eq!(source.wiped_pageblocks() > 0, expected_wipes);
+        assert_eq!(source.misuses(), 0);
+        check(source);
+    }
+}
+
+#[test]
+fn a_pageblock_that_programs_did_not_use_is_not_wiped() {
+    let source = model(Config { frames: 16384, ..Config::default() }, &[run(0, 300)], shuffled());
+    for _ in 0..3 {
+        let request = Request::new(Owner::Kernel).order(order(9));
+        let taken: Vec<_> = std::iter::from_fn(|| source.allocate(request).ok()).collect();
+        taken.into_iter().for_each(|block| source.release(block, order(9)));
+        source.drain_local();
+    }
+    assert_eq!(source.wiped_pageblocks(), 0);
+}
+
 #[test]
 fn thirty_two_mebibytes_serve_every_owner_and_fail_with_a_value() {
     for (shuffle, cpus) in [(Shuffle::On, 1), (Shuffle::Off, 1), (Shuffle::On, 2)] {

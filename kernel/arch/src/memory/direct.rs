@@ -114,6 +114,8 @@ impl DirectMap for X86 {
             block = block.offset(PAGEBLOCK_FRAMES);
         }
         let everyone = CpuSet::first(self.cpu_count());
-        self.flush_on(everyone, Flush::Range { start: address_of(blocks.start), pages: blocks.len() });
+        let blocks =
+            Flush::Blocks { start: address_of(blocks.start), blocks: blocks.len() / PAGEBLOCK_FRAMES };
+        self.flush_on(everyone, blocks);
     }
 }
