@@ -39,3 +39,39 @@ fn what_cannot_be_read_is_an_error_each_time_and_can_be_written() {
 fn a_disk_that_cannot_promise_to_keep_what_it_has_fails_each_fsync() {
     broken("flushes", "inject-error.0.event=none,file.inject-error.0.iotype=flush");
 }
+
+/// Runs guest/workloads/many-io on `disks` slow disks of 4 MiB, and returns what it said.
+#[track_caller]
+fn many_io(disks: usize, iops: u32, options: &[&str], words: &[&str]) -> String {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let program = guest_program("workloads/many-io");
+    let mut command = run_command();
+    command.args(["--memory", "256M", "--cpus", "2"]).args(options);
+    for number in 0..disks {
+        let disk = file_of(&folder, &format!("disk{number}"), &vec![7; 4 << 20]);
+        command.arg("--disk").arg(format!("{},iops={iops}", text(&disk)));
+    }
+    command.arg("--").arg(program).args(words);
+    command.args((0..disks).map(|number| format!("/dev/vd{}", (b'a' + number as u8) as char)));
+    finish(command, b"").expect(0).text()
+}
+
+#[test]
+fn a_hundred_threads_on_one_slow_disk_wait_and_none_fails() {
+    for way in ["read", "write"] {
+        let said = many_io(1, 100, &[], &["100", "128", "2", way]);
+        assert!(said.contains("200 transfers, 0 failed"), "{way}: {said}");
+    }
+}
+
+#[test]
+fn nearly_five_hundred_threads_on_four_slow_disks_wait_and_none_fails() {
+    let said = many_io(4, 20, &[], &["480", "128", "1", "read"]);
+    assert!(said.contains("480 transfers, 0 failed"), "{said}");
+}
+
+#[test]
+fn a_task_that_waits_for_a_slow_disk_ends_when_it_is_killed_and_the_disk_goes_on() {
+    let said = many_io(1, 5, &[], &["64", "128", "4", "kill"]);
+    assert!(said.contains("killed at once") && said.contains("2 transfers, 0 failed"), "{said}");
+}

@@ -7,7 +7,7 @@
 //! again and again through a mapping), the write goes through the cache and is stored at once.
 
 use freehold_bounce::{Original, OriginalMut};
-use freehold_virtio::SECTOR_SIZE;
+use freehold_virtio::{SECTOR_SIZE, Sleep};
 
 use super::DiskContent;
 use crate::user::{MemoryRuns, Sink, Source, so_far};
@@ -26,7 +26,8 @@ impl DiskContent {
             }
             self.cached.cache().write_back(offset..self.end_of(offset, memory))?;
             self.transfer(offset, |sector, most| {
-                let read = &mut |bytes: &mut dyn OriginalMut| Ok(self.disk.read(sector, bytes)?);
+                let read =
+                    &mut |bytes: &mut dyn OriginalMut| Ok(self.disk.read(sector, bytes, Sleep::Killable)?);
                 memory.with_target(most, SECTOR_SIZE, read)
             })
         }))
@@ -54,7 +55,7 @@ impl DiskContent {
             Err(error) => return Some(Err(error.into())),
         }
         let result = self.transfer(offset, |sector, most| {
-            let write = &mut |bytes: &dyn Original| Ok(self.disk.write(sector, bytes)?);
+            let write = &mut |bytes: &dyn Original| Ok(self.disk.write(sector, bytes, Sleep::Killable)?);
             memory.with_source(most, SECTOR_SIZE, write)
         });
         // A page that was read in between has old bytes. One that cannot be taken out now is pinned or was changed

@@ -19,7 +19,7 @@ use freehold_arch::X86;
 use freehold_bounce::FrameBytes;
 use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
-use freehold_virtio::{BlockError, SECTOR_SIZE};
+use freehold_virtio::{BlockError, SECTOR_SIZE, Sleep};
 use freehold_vm::{BackingStore, ErrorsTold, Evicted, Eviction, Laundry, MAX_RUN, VmError};
 pub use held::{Held, was_ever_held};
 use spin::Once;
@@ -172,7 +172,7 @@ impl From<BlockError> for Errno {
     fn from(error: BlockError) -> Self {
         match error {
             BlockError::ReadOnly => Self::EPERM,
-            BlockError::Memory(_) => Self::ENOMEM,
+            BlockError::Killed => Self::EINTR,
             BlockError::Unsupported => Self::EOPNOTSUPP,
             BlockError::OutOfRange => Self::ENOSPC,
             BlockError::Io | BlockError::TimedOut | BlockError::Failed => Self::EIO,
@@ -193,13 +193,6 @@ impl Store {
     }
 }
 
-fn failed(error: BlockError) -> VmError {
-    match error {
-        BlockError::Memory(_) => VmError::NoMemory,
-        _ => VmError::Io,
-    }
-}
-
 /// Where the frames of a run are.
 fn places(frames: &[Frame<CacheKind, Frames>]) -> [Pfn; MAX_RUN] {
     let mut places = [Pfn(0); MAX_RUN];
@@ -215,7 +208,7 @@ impl BackingStore<Frames> for Store {
         if length > 0 {
             let places = places(frames);
             let mut bytes = FrameBytes::new(X86, &places[..frames.len()]).truncated(length);
-            self.0.read(first * PAGE_SECTORS, &mut bytes).map_err(failed)?;
+            self.0.read(first * PAGE_SECTORS, &mut bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)?;
             TRAFFIC[0].fetch_add(length as u64, Ordering::Relaxed);
         }
         for (page, frame) in frames.iter().enumerate() {
@@ -239,7 +232,8 @@ impl BackingStore<Frames> for Store {
         let places = places(frames);
         let bytes = FrameBytes::new(X86, &places[..frames.len()]).truncated(length);
         UNDER_WAY.fetch_add(frames.len() as u64, Ordering::Relaxed);
-        let written = self.0.write(first * PAGE_SECTORS, &bytes).map_err(failed);
+        let written =
+            self.0.write(first * PAGE_SECTORS, &bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io);
         UNDER_WAY.fetch_sub(frames.len() as u64, Ordering::Relaxed);
         TRAFFIC[1].fetch_add(length as u64, Ordering::Relaxed);
         written
@@ -426,7 +420,7 @@ impl Content for DiskContent {
     }
     fn sync(&self) -> Result<()> {
         self.cached.sync()?;
-        Ok(self.disk.flush()?)
+        Ok(self.disk.flush(Sleep::Killable)?)
     }
 }
 
@@ -466,7 +460,7 @@ impl DiskFile {
             Ok(()) | Err(VmError::Io) => cache.tell_errors(&self.told)?,
             Err(error) => return Err(error.into()),
         }
-        Ok(self.content.disk.flush()?)
+        Ok(self.content.disk.flush(Sleep::Killable)?)
     }
 
     /// Write through the cache; where it has to be, to the device as well.
@@ -506,7 +500,7 @@ impl File for DiskFile {
         }
         match self.content.write_direct(offset, source) {
             Some(Ok(count)) if self.writes == Writes::Stored && count > 0 => {
-                self.content.disk.flush()?;
+                self.content.disk.flush(Sleep::Killable)?;
                 Ok(count)
             }
             Some(result) => result,

@@ -6,9 +6,9 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr};
-use freehold_virtio::block::Block;
+use freehold_virtio::block::{Block, Lines};
 use freehold_virtio::console::{Buffers, Console, EMERGENCY_OFFSET};
-use freehold_virtio::platform::{Function, Notify, Wait};
+use freehold_virtio::platform::{Function, Notify, Sleep, Wait, Waited};
 use freehold_virtio::transport::{PciTransport, device_type};
 use freehold_virtio::{BlockDevice, ByteStream, Failed, SetupError, pci};
 use freehold_virtqueue::DeviceType;
@@ -96,9 +96,38 @@ impl Notify for Line {
 }
 
 impl Wait for Line {
-    fn wait_until(&self, limit_ns: u64, condition: &mut dyn FnMut() -> bool) -> bool {
+    fn wait_until(&self, limit_ns: u64, sleep: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited {
         let deadline = crate::time::now().saturating_add(limit_ns);
-        self.0.wait_uninterruptible_until(deadline, || condition().then_some(())).is_some()
+        let condition = || condition().then_some(());
+        let held = match sleep {
+            Sleep::Uninterruptible => Ok(self.0.wait_uninterruptible_until(deadline, condition)),
+            Sleep::Killable => self.0.wait_killable_until(deadline, condition),
+        };
+        match held {
+            Ok(Some(())) => Waited::Held,
+            Ok(None) => Waited::TimedOut,
+            Err(_) => Waited::Killed,
+        }
+    }
+    fn notify_one(&self) {
+        self.0.wake_one();
+    }
+}
+
+/// The lines of a disk, for its interrupt.
+struct DiskLines {
+    answers: Line,
+    turns: Line,
+}
+
+impl Notify for DiskLines {
+    fn notify(&self) {
+        if self.answers.0.is_empty() {
+            // A late answer, for which no task waits: a task that waits for a place has to look.
+            self.turns.notify_one();
+        } else {
+            self.answers.notify();
+        }
     }
 }
 
@@ -195,9 +224,11 @@ impl Host {
     fn start_disk(&mut self, dma: &'static Dma<Frames>, function: Function) -> Result<(), SetupError> {
         let name = DISKS.get(self.disks.len()).copied().unwrap_or("disk");
         let device = dma.attach(rules(name, 8 << 20))?;
-        let line: &'static Line = Box::leak(Box::new(Line(Arc::new(WaitQueue::new()))));
-        let transport = PciTransport::new(&Pci, function, DeviceType::Block, line)?;
-        self.disks.push(Arc::new(Block::new(transport, device, line)?));
+        let line = || Line(Arc::new(WaitQueue::new()));
+        let lines: &'static DiskLines = Box::leak(Box::new(DiskLines { answers: line(), turns: line() }));
+        let transport = PciTransport::new(&Pci, function, DeviceType::Block, lines)?;
+        let lines = Lines { answers: &lines.answers, turns: &lines.turns };
+        self.disks.push(Arc::new(Block::new(transport, device, lines)?));
         Ok(())
     }
 }

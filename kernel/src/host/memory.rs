@@ -8,7 +8,7 @@ use freehold_bounce::Device;
 use freehold_machine::{NodeId, PfnRange};
 use freehold_virtio::mem::resize::Device as _;
 use freehold_virtio::mem::{Answer, Mem, Region, Sizes, resize};
-use freehold_virtio::platform::{Function, Notify, Wait};
+use freehold_virtio::platform::{Function, Notify, Sleep, Wait, Waited};
 use freehold_virtio::transport::{PciTransport, device_type};
 use freehold_virtio::{Failed, SetupError, pci};
 use freehold_virtqueue::DeviceType;
@@ -72,16 +72,19 @@ impl Notify for MemoryLine {
 }
 
 impl Wait for MemoryLine {
-    fn wait_until(&self, limit_ns: u64, condition: &mut dyn FnMut() -> bool) -> bool {
+    fn wait_until(&self, limit_ns: u64, sleep: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited {
         let deadline = time::now().saturating_add(limit_ns);
         let mut nap = NAPS.0;
-        while !self.0.wait_until(nap, condition) {
-            if time::now() >= deadline {
-                return false;
+        loop {
+            let waited = self.0.wait_until(nap, sleep, condition);
+            if waited != Waited::TimedOut || time::now() >= deadline {
+                return waited;
             }
             nap = (2 * nap).min(NAPS.1);
         }
-        true
+    }
+    fn notify_one(&self) {
+        self.0.notify_one();
     }
 }
 

@@ -157,7 +157,7 @@ fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> {
     let priority = wanted.unwrap_or(least - 1);
     held.take_over()?;
     reclaim::start()?;
-    let area = commons().swap().add(Arc::new(DiskStore::new(held)?), header.end, &header.bad, priority)?;
+    let area = commons().swap().add(Arc::new(DiskStore::new(held)), header.end, &header.bad, priority)?;
     stats::ceiling_changed();
     areas.push(On { area, disk: file.node().metadata().rdev, file });
     Ok(())

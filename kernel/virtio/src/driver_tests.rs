@@ -11,9 +11,9 @@ use freehold_virtqueue::DeviceStatus;
 use freehold_virtqueue::model::{self, Fake, HostMemory};
 use proptest::prelude::*;
 
-use crate::block::{Block, DEPTH};
+use crate::block::{Block, DEPTH, Lines};
 use crate::console::{Buffers, Console};
-use crate::platform::{Notify, Registers, Wait};
+use crate::platform::{Notify, Registers, Sleep, Wait, Waited};
 use crate::transport::Features;
 use crate::{BlockDevice, BlockError, ByteStream, Failed, SECTOR_SIZE, SetupError};
 
@@ -159,15 +159,17 @@ impl Notify for Step {
 }
 
 impl Wait for Step {
-    fn wait_until(&self, _: u64, condition: &mut dyn FnMut() -> bool) -> bool {
-        (0..100).any(|_| {
+    fn wait_until(&self, _: u64, _: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited {
+        let held = (0..100).any(|_| {
             let held = condition();
             if !held {
                 (self.0)();
             }
             held
-        })
+        });
+        if held { Waited::Held } else { Waited::TimedOut }
     }
+    fn notify_one(&self) {}
 }
 
 /// A disk that works: serves every request from `contents`.
@@ -198,7 +200,8 @@ fn serve(fake: &Fake, contents: &Mutex<Vec<u8>>) {
 }
 
 fn disk(fake: &Fake, device: impl Fn() + Send + Sync + 'static) -> Block<HostMemory, Fake> {
-    Block::new(fake.clone(), model::device(), Box::leak(Box::new(Step(Box::new(device))))).unwrap()
+    let line = Box::leak(Box::new(Step(Box::new(device))));
+    Block::new(fake.clone(), model::device(), Lines { answers: line, turns: line }).unwrap()
 }
 
 #[test]
@@ -213,11 +216,11 @@ fn what_is_written_to_a_disk_is_read_back_also_in_many_requests() {
     assert_eq!((disk.sectors(), disk.is_read_only()), (1024, false));
     let data: Vec<u8> = (0..600 * SECTOR_SIZE).map(|i| (i / 7) as u8).collect();
     let original: &dyn Original = &Whole(data.clone());
-    disk.write(100, original).unwrap();
-    disk.flush().unwrap();
+    disk.write(100, original, Sleep::Uninterruptible).unwrap();
+    disk.flush(Sleep::Uninterruptible).unwrap();
     assert_eq!(contents.lock().unwrap()[100 * SECTOR_SIZE..][..data.len()], data);
     let mut back = Whole(std::vec![0; data.len()]);
-    disk.read(100, &mut back).unwrap();
+    disk.read(100, &mut back, Sleep::Uninterruptible).unwrap();
     assert!(back.0 == data);
 }
 
@@ -249,11 +252,14 @@ fn transfers_outside_the_disk_or_to_a_read_only_one_never_reach_the_device() {
     let disk = disk(&fake, || panic!("nothing should be sent"));
     assert!(disk.is_read_only());
     for start in [8, 9, u64::MAX, u64::MAX / 512] {
-        assert_eq!(disk.read(start, &mut sector()), Err(BlockError::OutOfRange));
+        assert_eq!(disk.read(start, &mut sector(), Sleep::Uninterruptible), Err(BlockError::OutOfRange));
     }
-    assert_eq!(disk.read(0, &mut Whole(std::vec![0; 100])), Err(BlockError::OutOfRange));
-    assert_eq!(disk.write(0, &sector()), Err(BlockError::ReadOnly));
-    assert_eq!(disk.flush(), Ok(()), "nothing to flush without a cache");
+    assert_eq!(
+        disk.read(0, &mut Whole(std::vec![0; 100]), Sleep::Uninterruptible),
+        Err(BlockError::OutOfRange)
+    );
+    assert_eq!(disk.write(0, &sector(), Sleep::Uninterruptible), Err(BlockError::ReadOnly));
+    assert_eq!(disk.flush(Sleep::Uninterruptible), Ok(()), "nothing to flush without a cache");
 }
 
 #[test]
@@ -280,7 +286,11 @@ fn a_status_that_is_an_error_and_a_short_answer_are_errors() {
                 }
             }
         });
-        assert_eq!(disk.read(0, &mut sector()), expected, "status {status:?}, {written} bytes");
+        assert_eq!(
+            disk.read(0, &mut sector(), Sleep::Uninterruptible),
+            expected,
+            "status {status:?}, {written} bytes"
+        );
     }
 }
 
@@ -303,7 +313,7 @@ fn requests_that_time_out_keep_their_memory_until_their_late_answers() {
             answer_one(&device);
         } else {
             // No time runs out before all requests are with the device.
-            while DISK.get().unwrap().free_places() > 0 {
+            while DISK.get().unwrap().places().0 > 0 {
                 std::thread::yield_now();
             }
         }
@@ -311,10 +321,12 @@ fn requests_that_time_out_keep_their_memory_until_their_late_answers() {
     let disk = DISK.get_or_init(|| disk);
     std::thread::scope(|scope| {
         for _ in 0..DEPTH {
-            scope.spawn(|| assert_eq!(disk.read(0, &mut sector()), Err(BlockError::TimedOut)));
+            scope.spawn(|| {
+                assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Err(BlockError::TimedOut))
+            });
         }
     });
-    assert_eq!(disk.free_places(), 0);
+    assert_eq!(disk.places().0, 0);
     let kept: Vec<_> = core::iter::from_fn(|| fake.take(0)).collect();
     assert_eq!(kept.len(), DEPTH);
     for (number, (_, parts)) in kept.iter().enumerate() {
@@ -326,8 +338,8 @@ fn requests_that_time_out_keep_their_memory_until_their_late_answers() {
         fake.give(0, head.into(), 513);
     }
     *ANSWERS.lock().unwrap() = true;
-    assert_eq!(disk.read(2, &mut sector()), Ok(()));
-    assert_eq!(disk.free_places(), DEPTH);
+    assert_eq!(disk.read(2, &mut sector(), Sleep::Uninterruptible), Ok(()));
+    assert_eq!(disk.places().0, DEPTH);
 }
 
 #[test]
@@ -338,16 +350,16 @@ fn a_silent_disk_costs_one_time_out_and_works_again_when_it_answers() {
         let waits = waits.clone();
         move || *waits.lock().unwrap() += 1
     });
-    assert_eq!(disk.read(0, &mut sector()), Err(BlockError::TimedOut));
+    assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Err(BlockError::TimedOut));
     let (waited, notices) = (*waits.lock().unwrap(), fake.notices(0));
     for _ in 0..3 * DEPTH {
-        assert_eq!(disk.read(0, &mut sector()), Err(BlockError::TimedOut));
+        assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Err(BlockError::TimedOut));
     }
     assert_eq!(*waits.lock().unwrap(), waited, "later requests fail at once");
     assert!(fake.notices(0) > notices, "the device is reminded");
     assert!(answer_one(&fake) && fake.take(0).is_none(), "it was sent one request");
     assert_eq!(
-        disk.read(0, &mut sector()),
+        disk.read(0, &mut sector(), Sleep::Uninterruptible),
         Err(BlockError::TimedOut),
         "it is asked again, and not silent now"
     );
@@ -362,14 +374,16 @@ impl<F: FnOnce() + Send> Notify for Late<F> {
 }
 
 impl<F: FnOnce() + Send> Wait for Late<F> {
-    fn wait_until(&self, _: u64, condition: &mut dyn FnMut() -> bool) -> bool {
-        let held = condition();
-        if !held && let Some(during) = self.0.lock().unwrap().take() {
-            during();
-            return false;
+    fn wait_until(&self, _: u64, _: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited {
+        if condition() {
+            return Waited::Held;
         }
-        held
+        if let Some(during) = self.0.lock().unwrap().take() {
+            during();
+        }
+        Waited::TimedOut
     }
+    fn notify_one(&self) {}
 }
 
 #[test]
@@ -380,54 +394,208 @@ fn a_request_that_is_done_as_its_time_runs_out_is_done_and_frees_its_place() {
     let device = fake.clone();
     let late = Late(Mutex::new(Some(move || {
         assert!(answer_one(&device));
-        DISK.get().unwrap().inner_looks();
+        DISK.get().unwrap().look();
     })));
-    let disk = Block::new(fake.clone(), model::device(), Box::leak(Box::new(late))).unwrap();
+    let late = Box::leak(Box::new(late));
+    let disk = Block::new(fake.clone(), model::device(), Lines { answers: late, turns: late }).unwrap();
     let disk = DISK.get_or_init(|| disk);
-    assert_eq!(disk.read(0, &mut sector()), Ok(()));
-    assert_eq!(disk.free_places(), DEPTH);
+    assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Ok(()));
+    assert_eq!(disk.places().0, DEPTH);
+}
+
+/// Sleeps as the kernel does: until it is notified, in the order of the queue.
+#[derive(Default)]
+struct Sleeper {
+    /// Notices so far; those for one task each that no task has had; tasks that are to end.
+    state: Mutex<(u64, Vec<u64>)>,
+    changed: std::sync::Condvar,
+    /// What a wait returns when the time runs out.
+    kills: std::sync::atomic::AtomicBool,
+}
+
+impl Notify for Sleeper {
+    fn notify(&self) {
+        self.state.lock().unwrap().0 += 1;
+        self.changed.notify_all();
+    }
+}
+
+impl Sleeper {
+    /// Ends the wait of every task that sleeps and may be killed.
+    fn kill(&self) {
+        self.kills.store(true, std::sync::atomic::Ordering::SeqCst);
+        self.notify();
+    }
+    /// Tasks that sleep.
+    fn sleeping(&self) -> usize {
+        self.state.lock().unwrap().1.len()
+    }
+}
+
+impl Wait for Sleeper {
+    fn wait_until(&self, _: u64, sleep: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited {
+        let limit = std::time::Duration::from_secs(60);
+        let mut state = self.state.lock().unwrap();
+        loop {
+            let before = state.0;
+            drop(state);
+            if condition() {
+                return Waited::Held;
+            }
+            if sleep == Sleep::Killable && self.kills.load(std::sync::atomic::Ordering::SeqCst) {
+                return Waited::Killed;
+            }
+            state = self.state.lock().unwrap();
+            if state.0 != before {
+                continue;
+            }
+            static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+            let me = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            state.1.push(me);
+            let asleep = |state: &mut (u64, Vec<u64>)| state.0 == before && state.1.contains(&me);
+            let (guard, timeout) = self.changed.wait_timeout_while(state, limit, asleep).unwrap();
+            state = guard;
+            state.1.retain(|&other| other != me);
+            if timeout.timed_out() {
+                return Waited::TimedOut;
+            }
+        }
+    }
+    fn notify_one(&self) {
+        let mut state = self.state.lock().unwrap();
+        if state.1.is_empty() {
+            // A task that is about to sleep looks again first.
+            state.0 += 1;
+        } else {
+            state.1.remove(0);
+        }
+        self.changed.notify_all();
+    }
+}
+
+fn sleeper() -> &'static Sleeper {
+    Box::leak(Box::<Sleeper>::default())
+}
+
+fn sleepers() -> Lines {
+    Lines { answers: sleeper(), turns: sleeper() }
+}
+
+/// Serves `fake` from `contents` until the result is dropped; `lines` is told as an interrupt would.
+fn serve_in_background(fake: &Fake, contents: Vec<u8>, line: &'static Sleeper) -> impl Drop + use<> {
+    struct Server(Arc<std::sync::atomic::AtomicBool>, Option<std::thread::JoinHandle<()>>);
+    impl Drop for Server {
+        fn drop(&mut self) {
+            self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+            self.1.take().unwrap().join().unwrap();
+        }
+    }
+    let (fake, contents, ends) = (fake.clone(), Mutex::new(contents), Arc::default());
+    let over: Arc<std::sync::atomic::AtomicBool> = Arc::clone(&ends);
+    let task = std::thread::spawn(move || {
+        while !over.load(std::sync::atomic::Ordering::SeqCst) {
+            serve(&fake, &contents);
+            line.notify();
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+    });
+    Server(ends, Some(task))
+}
+
+#[test]
+fn many_tasks_on_a_disk_that_may_hold_little_wait_and_none_fails() {
+    let sectors = 512;
+    // Headers, the spare buffer, and 12 KiB more: a transfer of 128 KiB goes in parts, and often the spare is all there is.
+    let device = model::limited_device(20 << 10);
+    let fake = fake_disk(sectors as u64, Features::empty());
+    let (answers, turns) = (sleeper(), sleeper());
+    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let contents: Vec<u8> = (0..sectors * SECTOR_SIZE).map(|at| (at / SECTOR_SIZE) as u8).collect();
+    let server = serve_in_background(&fake, contents, answers);
+    std::thread::scope(|scope| {
+        for task in 0..48u64 {
+            let disk = &disk;
+            scope.spawn(move || {
+                let mut bytes = Whole(std::vec![0; 256 * SECTOR_SIZE]);
+                disk.read(task, &mut bytes, Sleep::Killable).unwrap();
+                let right = |(at, &byte): (usize, &u8)| byte == (task as usize + at / SECTOR_SIZE) as u8;
+                assert!(bytes.0.iter().enumerate().all(right));
+            });
+        }
+    });
+    drop(server);
+    assert_eq!(disk.places(), (DEPTH, 0));
+    assert!(device.held() <= 20 << 10);
+}
+
+#[test]
+fn a_task_that_waits_holds_no_memory_and_one_that_is_killed_hands_its_turn_on() {
+    let fake = fake_disk(8, Features::empty());
+    let (answers, turns) = (sleeper(), sleeper());
+    let device = model::limited_device(1 << 20);
+    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let empty = device.held();
+    std::thread::scope(|scope| {
+        let busy: Vec<_> =
+            (0..DEPTH).map(|_| scope.spawn(|| disk.read(0, &mut sector(), Sleep::Killable))).collect();
+        while disk.places() != (0, 0) || answers.sleeping() < DEPTH {
+            std::thread::yield_now();
+        }
+        let full = device.held();
+        assert!(full > empty);
+        let waiting: Vec<_> =
+            (0..30).map(|_| scope.spawn(|| disk.read(0, &mut sector(), Sleep::Killable))).collect();
+        let patient = scope.spawn(|| disk.read(0, &mut sector(), Sleep::Uninterruptible));
+        while turns.sleeping() < 31 {
+            std::thread::yield_now();
+        }
+        assert_eq!((disk.places(), device.held()), ((0, 31), full));
+        turns.kill();
+        assert!(waiting.into_iter().all(|task| task.join().unwrap() == Err(BlockError::Killed)));
+        assert_eq!(disk.places(), (0, 1));
+        let server = serve_in_background(&fake, std::vec![0; 8 * SECTOR_SIZE], answers);
+        assert_eq!(patient.join().unwrap(), Ok(()));
+        assert!(busy.into_iter().all(|task| task.join().unwrap() == Ok(())));
+        drop(server);
+    });
+    assert_eq!((disk.places(), device.held()), ((DEPTH, 0), empty));
+}
+
+#[test]
+fn a_killed_task_leaves_its_request_to_the_device_which_keeps_place_and_memory_until_it_answers() {
+    let fake = fake_disk(8, Features::empty());
+    let (answers, turns) = (sleeper(), sleeper());
+    let device = model::limited_device(1 << 20);
+    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let empty = device.held();
+    std::thread::scope(|scope| {
+        let task = scope.spawn(|| disk.read(0, &mut sector(), Sleep::Killable));
+        while answers.sleeping() == 0 {
+            std::thread::yield_now();
+        }
+        answers.kill();
+        assert_eq!(task.join().unwrap(), Err(BlockError::Killed));
+    });
+    assert!(disk.places() == (DEPTH - 1, 0) && device.held() > empty);
+    assert!(answer_one(&fake));
+    disk.look();
+    assert!(disk.places() == (DEPTH, 0) && device.held() == empty);
 }
 
 #[test]
 fn a_disk_that_fails_wakes_every_task_that_waits_for_it() {
-    /// Sleeps as the kernel does: until it is notified.
-    #[derive(Default)]
-    struct Sleep(Mutex<u64>, std::sync::Condvar);
-    impl Notify for Sleep {
-        fn notify(&self) {
-            *self.0.lock().unwrap() += 1;
-            self.1.notify_all();
-        }
-    }
-    impl Wait for Sleep {
-        fn wait_until(&self, _: u64, condition: &mut dyn FnMut() -> bool) -> bool {
-            let limit = std::time::Duration::from_secs(60);
-            let mut notices = self.0.lock().unwrap();
-            loop {
-                let before = *notices;
-                drop(notices);
-                if condition() {
-                    return true;
-                }
-                let (guard, timeout) =
-                    self.1.wait_timeout_while(self.0.lock().unwrap(), limit, |now| *now == before).unwrap();
-                notices = guard;
-                if timeout.timed_out() {
-                    return false;
-                }
-            }
-        }
-    }
     let fake = fake_disk(8, Features::empty());
-    let disk = Block::new(fake.clone(), model::device(), Box::leak(Box::<Sleep>::default())).unwrap();
+    let disk = Block::new(fake.clone(), model::device(), sleepers()).unwrap();
     let errors: Vec<_> = std::thread::scope(|scope| {
-        let waiting: Vec<_> = (0..DEPTH + 4).map(|_| scope.spawn(|| disk.read(0, &mut sector()))).collect();
-        while disk.free_places() > 0 {
+        let waiting: Vec<_> = (0..DEPTH + 4)
+            .map(|_| scope.spawn(|| disk.read(0, &mut sector(), Sleep::Uninterruptible)))
+            .collect();
+        while disk.places().0 > 0 {
             std::thread::yield_now();
         }
         fake.give(0, 63, 1);
         // No interrupt: the next request finds the lie.
-        assert_eq!(disk.read(0, &mut sector()), Err(BlockError::Failed));
+        assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Err(BlockError::Failed));
         waiting.into_iter().map(|task| task.join().unwrap()).collect()
     });
     assert!(errors.iter().all(|error| *error == Err(BlockError::Failed)), "{errors:?}");
@@ -440,8 +608,8 @@ fn a_disk_that_lies_fails_for_good() {
         let fake = fake.clone();
         move || fake.give(0, 40, 1)
     });
-    assert_eq!(disk.read(0, &mut sector()), Err(BlockError::Failed));
-    assert_eq!(disk.read(0, &mut sector()), Err(BlockError::Failed));
+    assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Err(BlockError::Failed));
+    assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Err(BlockError::Failed));
     assert!(fake.status().contains(DeviceStatus::FAILED));
 }
 

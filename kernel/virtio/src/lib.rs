@@ -41,6 +41,7 @@ use core::fmt;
 
 use freehold_bounce::{DmaError, Original, OriginalMut};
 use freehold_virtqueue::{Broken, TransportError};
+pub use platform::Sleep;
 
 /// Why a device cannot be used at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,10 +140,10 @@ pub enum BlockError {
     ReadOnly,
     /// Sectors beyond the end, or not whole sectors.
     OutOfRange,
-    /// No memory for the transfer.
-    Memory(DmaError),
     /// The device did not answer in time.
     TimedOut,
+    /// The task is to end, and the caller said that this may end the transfer.
+    Killed,
     /// The device broke the protocol.
     Failed,
 }
@@ -154,7 +155,7 @@ impl fmt::Display for BlockError {
             Self::Unsupported => f.write_str("not supported by the device"),
             Self::ReadOnly => f.write_str("the device is read-only"),
             Self::OutOfRange => f.write_str("beyond the end of the device"),
-            Self::Memory(error) => write!(f, "{error}"),
+            Self::Killed => f.write_str("the task is to end"),
             Self::TimedOut => f.write_str("the device does not answer"),
             Self::Failed => f.write_str("the device broke the protocol"),
         }
@@ -162,12 +163,6 @@ impl fmt::Display for BlockError {
 }
 
 impl core::error::Error for BlockError {}
-
-impl From<DmaError> for BlockError {
-    fn from(error: DmaError) -> Self {
-        Self::Memory(error)
-    }
-}
 
 impl From<Failed> for BlockError {
     fn from(_: Failed) -> Self {
@@ -178,7 +173,8 @@ impl From<Failed> for BlockError {
 /// Bytes in a sector.
 pub const SECTOR_SIZE: usize = 512;
 
-/// A disk. Methods sleep, each for at most two time-outs per 128 KiB; any number of tasks may be in them.
+/// A disk. Methods sleep for as long as the device answers requests, this one or those before it; any number of tasks may
+/// be in them. None fails for want of memory.
 pub trait BlockDevice: Send + Sync {
     /// How long the device may take for one request, in milliseconds.
     fn timeout_ms(&self) -> u32;
@@ -192,15 +188,15 @@ pub trait BlockDevice: Send + Sync {
     ///
     /// # Errors
     /// [`BlockError`]; `to` then holds nothing of use.
-    fn read(&self, sector: u64, to: &mut dyn OriginalMut) -> Result<(), BlockError>;
+    fn read(&self, sector: u64, to: &mut dyn OriginalMut, sleep: Sleep) -> Result<(), BlockError>;
     /// Write `from`, whole sectors, from `sector` on.
     ///
     /// # Errors
     /// [`BlockError`]; any part may be written.
-    fn write(&self, sector: u64, from: &dyn Original) -> Result<(), BlockError>;
+    fn write(&self, sector: u64, from: &dyn Original, sleep: Sleep) -> Result<(), BlockError>;
     /// Make what was written last.
     ///
     /// # Errors
     /// [`BlockError`].
-    fn flush(&self) -> Result<(), BlockError>;
+    fn flush(&self, sleep: Sleep) -> Result<(), BlockError>;
 }

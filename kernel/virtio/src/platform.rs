@@ -55,11 +55,32 @@ pub trait Notify: Send + Sync {
     fn notify(&self);
 }
 
-/// A [`Notify`] that tasks can wait on.
+/// What may end a wait early.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sleep {
+    /// Nothing: an unfinished transfer would lose bytes that are nowhere else.
+    Uninterruptible,
+    /// That the task is to end.
+    Killable,
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waited {
+    /// The condition held.
+    Held,
+    /// The time ran out first.
+    TimedOut,
+    /// The task is to end.
+    Killed,
+}
+
+/// A [`Notify`] that tasks can wait on. [`Notify::notify`] wakes all of them.
 pub trait Wait: Notify {
-    /// Sleep until `condition` holds, looking after each notice; at most `limit_ns` nanoseconds. Not
-    /// interruptible by signals. Returns whether it held.
-    fn wait_until(&self, limit_ns: u64, condition: &mut dyn FnMut() -> bool) -> bool;
+    /// Sleep until `condition` holds, looking after each notice; at most `limit_ns` nanoseconds.
+    fn wait_until(&self, limit_ns: u64, sleep: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited;
+    /// Wakes the task that has waited longest. For tasks.
+    fn notify_one(&self);
 }
 
 /// The machine around the devices. Start-up only, one CPU.

@@ -1,5 +1,8 @@
 //! The DMA API: the only road by which a device gets an address.
 //!
+//! **The rule.** A device reaches what the DMA API put into its domain, and nothing else. Without an IOMMU that is bounce
+//! frames only.
+//!
 //! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) frames, and of those only
 //! slots that were zero when it got them, or that a driver filled for it. Nobody's residue is in them: slots
 //! are scrubbed when they are given back, padding included. So a hostile device learns and damages nothing

@@ -32,7 +32,7 @@ pub use request::{Answer, Request};
 pub use resize::{Memory, Outcome, Resizer};
 
 use crate::link::{Link, Why};
-use crate::platform::Wait;
+use crate::platform::{Sleep, Wait};
 use crate::transport::{Features, negotiate};
 use crate::{Failed, SetupError};
 use request::{REQUEST_BYTES, RESPONSE_BYTES};
@@ -134,7 +134,7 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
     fn request(&self, request: Request) -> Result<Answer, Failed> {
         let bytes = request.encode(&self.region);
         let mut sent = Ok(false);
-        self.wait.wait_until(PATIENCE_NS, &mut || {
+        self.wait.wait_until(PATIENCE_NS, Sleep::Uninterruptible, &mut || {
             sent = self.inner.lock().send(&bytes);
             !matches!(sent, Ok(false))
         });
@@ -142,7 +142,7 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
             return Err(Failed);
         }
         let mut answer = None;
-        self.wait.wait_until(PATIENCE_NS, &mut || {
+        self.wait.wait_until(PATIENCE_NS, Sleep::Uninterruptible, &mut || {
             answer = self.inner.lock().answer();
             answer.is_some()
         });

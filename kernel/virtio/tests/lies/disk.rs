@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use freehold_bounce::{Original, OriginalMut};
-use freehold_virtio::block::Block;
+use freehold_virtio::block::{Block, Lines};
 use freehold_virtio::platform::Notify;
-use freehold_virtio::{BlockDevice, BlockError, SECTOR_SIZE};
+use freehold_virtio::{BlockDevice, BlockError, SECTOR_SIZE, SetupError, Sleep};
 use freehold_virtqueue::DeviceStatus;
 use freehold_virtqueue::model::{self, Fake, HostMemory};
 
@@ -35,6 +35,11 @@ impl OriginalMut for Bytes {
     fn copy_from(&mut self, offset: usize, from: &[u8]) {
         self.0.as_mut_slice().copy_from(offset, from);
     }
+}
+
+/// A disk whose tasks all sleep on `step`.
+pub fn start(fake: &Fake, step: &'static Step) -> Result<Disk, SetupError> {
+    Disk::new(fake.clone(), model::device(), Lines { answers: step, turns: step })
 }
 
 /// What sector `sector` holds.
@@ -69,7 +74,7 @@ pub fn serve(fake: &Fake) -> Option<(u32, u32)> {
 
 fn read(disk: &Disk, sector: u64) -> Result<(), BlockError> {
     let mut bytes = Bytes(vec![0; SECTOR_SIZE]);
-    let result = disk.read(sector, &mut bytes);
+    let result = disk.read(sector, &mut bytes, Sleep::Uninterruptible);
     assert!(result.is_err() || bytes.0 == content(sector), "wrong bytes and no error");
     result
 }
@@ -127,7 +132,7 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
             _ = tell(ring, early, 0, 513) || early == Lie::DoubleAnswer && tell(ring, Lie::IdTwice, 0, 513)
         });
     }
-    let disk = match Disk::new(fake.clone(), model::device(), step) {
+    let disk = match start(&fake, step) {
         Ok(disk) => disk,
         Err(_) => return End::Refused,
     };
@@ -169,7 +174,7 @@ pub fn cell(lie: Lie, moment: Moment) -> End {
         }
         (Err(BlockError::Failed), Err(BlockError::Failed)) => {
             assert!(fake.status().contains(DeviceStatus::FAILED));
-            assert_eq!(disk.flush(), Err(BlockError::Failed));
+            assert_eq!(disk.flush(Sleep::Uninterruptible), Err(BlockError::Failed));
             if fake.has_queue(0) {
                 return End::Lost;
             }

@@ -1,12 +1,12 @@
 //! Devices that change any shared byte between any two looks of a driver.
 
 use freehold_virtio::mem::{Domain, Region};
-use freehold_virtio::{BlockDevice, ByteStream, SECTOR_SIZE};
+use freehold_virtio::{BlockDevice, ByteStream, SECTOR_SIZE, Sleep};
 use freehold_virtqueue::model::{self, Fake};
 use proptest::prelude::*;
 
 use super::console::{BUFFERS, Port};
-use super::disk::{self, Bytes, Disk};
+use super::disk::{self, Bytes};
 use super::memory::{self, Memory};
 use super::{Canary, Step, turn};
 
@@ -88,12 +88,12 @@ proptest! {
                     device.give(0, head.into(), parts.iter().fold(0u32, |sum, part| sum.wrapping_add(part.length)));
                 }
             });
-            let disk = Disk::new(fake.clone(), model::device(), step).unwrap();
+            let disk = disk::start(&fake, step).unwrap();
             let meddling = Meddling::begin(&fake, choices);
             for sector in sectors {
-                let _ = disk.read(sector, &mut Bytes(vec![0; SECTOR_SIZE]));
-                let _ = disk.write(sector, &Bytes(vec![1; SECTOR_SIZE]));
-                let _ = disk.flush();
+                let _ = disk.read(sector, &mut Bytes(vec![0; SECTOR_SIZE]), Sleep::Uninterruptible);
+                let _ = disk.write(sector, &Bytes(vec![1; SECTOR_SIZE]), Sleep::Uninterruptible);
+                let _ = disk.flush(Sleep::Uninterruptible);
             }
             drop(meddling);
         });

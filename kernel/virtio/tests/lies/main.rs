@@ -15,7 +15,7 @@ mod table;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use freehold_bounce::{Direction, Mapping};
-use freehold_virtio::platform::{Notify, Wait};
+use freehold_virtio::platform::{Notify, Sleep, Wait, Waited};
 use freehold_virtqueue::model::{self, DeviceRing, Fake, HostMemory};
 use table::{End, Lie, Moment, ROWS};
 
@@ -40,15 +40,17 @@ impl Notify for Step {
 }
 
 impl Wait for Step {
-    fn wait_until(&self, _: u64, condition: &mut dyn FnMut() -> bool) -> bool {
-        (0..4).any(|_| {
+    fn wait_until(&self, _: u64, _: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited {
+        let held = (0..4).any(|_| {
             let held = condition();
             if !held {
                 (self.0)();
             }
             held
-        })
+        });
+        if held { Waited::Held } else { Waited::TimedOut }
     }
+    fn notify_one(&self) {}
 }
 
 /// Tells a lie that is told in a used ring, about the chain that starts at `head` and for which `written` is the truth.

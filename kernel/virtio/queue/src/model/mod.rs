@@ -111,9 +111,17 @@ impl FrameSource for HostMemory {
     }
 }
 
+static DMA: OnceLock<Dma<HostMemory>> = OnceLock::new();
+
+/// A device of its own that may hold `quota` bytes.
+pub fn limited_device(quota: usize) -> Device<HostMemory> {
+    device();
+    let rules = DeviceRules { name: "limited", reach: DmaAddr(u64::MAX), quota };
+    DMA.get().and_then(|dma| dma.attach(rules).ok()).expect("few such devices")
+}
+
 /// The device of the DMA API that all tests of a process share, with rings installed.
 pub fn device() -> Device<HostMemory> {
-    static DMA: OnceLock<Dma<HostMemory>> = OnceLock::new();
     static DEVICE: OnceLock<Device<HostMemory>> = OnceLock::new();
     let rules = DeviceRules { name: "model", reach: DmaAddr(u64::MAX), quota: usize::MAX };
     *DEVICE.get_or_init(|| {

@@ -1,0 +1,357 @@
+//! A virtio disk, as a [`BlockDevice`] (virtio 1.2, 5.2).
+//!
+//! Up to [`DEPTH`] requests are with the device at once, from as many tasks; each sleeps until an interrupt
+//! wakes it and the ring says that its request is done. Every transfer goes through slots of the DMA API.
+//!
+//! **Waiting.** No request fails for want of room or of memory. A task takes a place among the [`DEPTH`] first
+//! (`requests.rs`: the queue), memory second. Where there is less memory than the transfer wants, it goes in parts; where
+//! there is none, the task waits for the disk's own spare buffer, which was taken at start-up. So a disk waits for itself
+//! only, never for another device and never for memory: swap and write-back can rely on it. A task that is to end leaves
+//! at once where it said so ([`Sleep::Killable`]); the device then keeps the request's memory until it answers.
+//!
+//! **Time-outs.** A request that the device does not answer in time ends in an error but stays the device's, memory and
+//! all, until the device answers or confirms a reset. If the device answered nothing at all in that time, it is *silent*:
+//! until it answers something, further requests fail at once instead of waiting too, so that a program that makes many
+//! does not wait many times. A task that waits for a place waits for as long as the device answers others. A late answer
+//! ends the silence, since hosts stall and recover. (Linux' virtio-blk has no time-out: its requests wait for ever.)
+//!
+//! **Lies.** A device that gives back what it does not have is reset and stays out of use: see `link.rs`.
+
+mod requests;
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use freehold_bounce::{Device, Direction, DmaError, DmaSource, Original, OriginalMut};
+use freehold_virtqueue::Transport;
+use requests::{Buffer, Requests, SPARE, Wakes};
+use spin::Mutex;
+
+use crate::platform::{Sleep, Wait, Waited};
+use crate::transport::{Features, negotiate, read_consistent};
+use crate::{BlockDevice, BlockError, SECTOR_SIZE, SetupError};
+
+/// Requests that may be with the device at once.
+pub const DEPTH: usize = 16;
+/// Descriptors in the ring: three for each request, and a power of two.
+const RING: usize = 64;
+/// The longest transfer in one request.
+const MAX_TRANSFER: usize = 128 << 10;
+/// How long a device may take for one request unless told otherwise: 2 minutes, since hosts slow disks down on purpose.
+const TIMEOUT_MS: u32 = 120_000;
+const NS_PER_MS: u64 = 1_000_000;
+/// The most sectors: positions in files are signed numbers of bytes in 64 bits.
+const MAX_SECTORS: u64 = i64::MAX as u64 / SECTOR_SIZE as u64;
+
+/// A request's place in the table of headers: 16 bytes for the device to read, 1 for it to write.
+const HEADER: usize = 32;
+const STATUS: usize = 16;
+/// The status before the device has written one.
+const NO_STATUS: u8 = 0xff;
+
+/// What a request does, with virtio's numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+enum Kind {
+    In = 0,
+    Out = 1,
+    Flush = 4,
+}
+
+/// What tasks sleep on.
+#[derive(Clone, Copy)]
+pub struct Lines {
+    /// Tasks whose request is with the device, and those that wait for its memory.
+    pub answers: &'static dyn Wait,
+    /// Tasks that wait for a place. An interrupt that finds no task on `answers` has to notify one of these: the answer
+    /// belongs to a request that was abandoned.
+    pub turns: &'static dyn Wait,
+}
+
+/// A disk.
+pub struct Block<S: DmaSource, T: Transport> {
+    /// Taken by tasks only, for as long as the ring is changed. Orders with no other lock.
+    requests: Mutex<Requests<S, T>>,
+    lines: Lines,
+    device: Device<S>,
+    sectors: u64,
+    read_only: bool,
+    has_cache: bool,
+    timeout_ms: AtomicU32,
+}
+
+/// A task's place in the table of requests.
+struct Place<'a, S: DmaSource, T: Transport> {
+    disk: &'a Block<S, T>,
+    number: usize,
+}
+
+impl<S: DmaSource, T: Transport> Drop for Place<'_, S, T> {
+    fn drop(&mut self) {
+        self.disk.with(|requests| requests.release(self.number));
+    }
+}
+
+impl<S: DmaSource, T: Transport> Block<S, T> {
+    /// Start the disk, whose transport's interrupt notifies `lines`.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn new(mut transport: T, device: Device<S>, lines: Lines) -> Result<Self, SetupError> {
+        let features = negotiate(&mut transport, Features::BLOCK_READ_ONLY | Features::BLOCK_FLUSH)?;
+        let sectors = read_consistent(&transport, |transport| {
+            let low: u32 = transport.read_config_space(0)?;
+            let high: u32 = transport.read_config_space(4)?;
+            Ok(u64::from(high) << 32 | u64::from(low))
+        })?;
+        if sectors > MAX_SECTORS {
+            return Err(SetupError::Nonsense("size"));
+        }
+        Ok(Self {
+            requests: Mutex::new(Requests::new(transport, device)?),
+            lines,
+            device,
+            sectors,
+            read_only: features.contains(Features::BLOCK_READ_ONLY),
+            has_cache: features.contains(Features::BLOCK_FLUSH),
+            timeout_ms: AtomicU32::new(TIMEOUT_MS),
+        })
+    }
+
+    /// Calls `f` with the lock held; wakes the tasks that `f` says after it is released.
+    fn with<R>(&self, f: impl FnOnce(&mut Requests<S, T>) -> R) -> R {
+        let (result, wakes) = {
+            let mut requests = self.requests.lock();
+            (f(&mut requests), requests.take_wakes())
+        };
+        let Wakes { turns, memory, all } = wakes;
+        if all {
+            self.lines.turns.notify();
+        } else {
+            (0..turns).for_each(|_| self.lines.turns.notify_one());
+        }
+        if all || memory {
+            self.lines.answers.notify();
+        }
+        result
+    }
+
+    fn limit_ns(&self) -> u64 {
+        u64::from(self.timeout_ms.load(Ordering::Relaxed)) * NS_PER_MS
+    }
+
+    /// Waits on `line` until `condition` gives a value, for as long as the device answers requests at all.
+    fn wait<R>(
+        &self,
+        line: &'static dyn Wait,
+        sleep: Sleep,
+        mut condition: impl FnMut(&mut Requests<S, T>) -> Result<Option<R>, BlockError>,
+    ) -> Result<R, BlockError> {
+        if let Some(value) = self.with(&mut condition)? {
+            return Ok(value);
+        }
+        loop {
+            let before = self.with(|requests| requests.answers());
+            let mut result = Ok(None);
+            let waited = line.wait_until(self.limit_ns(), sleep, &mut || {
+                result = self.with(&mut condition);
+                !matches!(result, Ok(None))
+            });
+            if let Some(value) = result? {
+                return Ok(value);
+            }
+            match waited {
+                Waited::Killed => return Err(BlockError::Killed),
+                _ if self.with(|requests| requests.late(before)) => {}
+                _ => return Err(BlockError::TimedOut),
+            }
+        }
+    }
+
+    /// A place, after those that came earlier.
+    fn place(&self, sleep: Sleep) -> Result<Place<'_, S, T>, BlockError> {
+        let mut is_queued = false;
+        let taken = self.wait(self.lines.turns, sleep, |requests| requests.take_place(&mut is_queued));
+        if taken.is_err() {
+            self.with(|requests| requests.leave(&mut is_queued));
+        }
+        Ok(Place { disk: self, number: taken? })
+    }
+
+    /// Memory for at most `length` bytes: as much as can be had now, or the spare buffer once it is free.
+    fn buffer(&self, length: usize, direction: Direction, sleep: Sleep) -> Result<Buffer<S>, BlockError> {
+        let mut length = length.min(MAX_TRANSFER);
+        loop {
+            if let Some(buffer) = self.allocate(length, direction) {
+                return Ok(buffer);
+            }
+            if length <= SPARE {
+                break;
+            }
+            length = (length / 2).next_multiple_of(SECTOR_SIZE).max(SPARE);
+        }
+        self.with(|requests| requests.starve(true));
+        let found = self.wait(self.lines.answers, sleep, |requests| {
+            Ok(requests.spare(length)?.or_else(|| self.allocate(length, direction)))
+        });
+        self.with(|requests| requests.starve(false));
+        found
+    }
+
+    fn allocate(&self, length: usize, direction: Direction) -> Option<Buffer<S>> {
+        match self.device.buffer(length, direction) {
+            Ok(mapping) => Some(Buffer { mapping: Arc::new(mapping), length }),
+            Err(DmaError::Empty) => unreachable!("a transfer has a sector at least"),
+            Err(_) => None,
+        }
+    }
+
+    /// Send the request of a place and sleep until it is done. Returns how many bytes the device wrote into the data.
+    fn request(
+        &self,
+        place: &Place<'_, S, T>,
+        (kind, sector): (Kind, u64),
+        data: Option<&Buffer<S>>,
+        sleep: Sleep,
+    ) -> Result<usize, BlockError> {
+        let number = place.number;
+        let before = self.with(|requests| {
+            requests.send(number, kind, sector, data)?;
+            Ok::<_, BlockError>(requests.answers())
+        })?;
+        let mut done = None;
+        let waited = self.lines.answers.wait_until(self.limit_ns(), sleep, &mut || {
+            done = self.with(|requests| requests.finished(number));
+            done.is_some()
+        });
+        let (written, status) = match (done, waited) {
+            (Some(done), _) => done,
+            (None, Waited::Killed) => self.with(|requests| requests.abandon(number, BlockError::Killed)),
+            (None, _) => self.with(|requests| {
+                requests.abandon(number, BlockError::TimedOut).inspect_err(|_| _ = requests.late(before))
+            }),
+        }?;
+        match status {
+            0 => Ok(written.saturating_sub(1)), // the status byte counts
+            2 => Err(BlockError::Unsupported),
+            _ => Err(BlockError::Io),
+        }
+    }
+
+    fn check(&self, sector: u64, length: usize) -> Result<(), BlockError> {
+        let sectors = (length / SECTOR_SIZE) as u64;
+        let end = sector.checked_add(sectors).ok_or(BlockError::OutOfRange)?;
+        if length.is_multiple_of(SECTOR_SIZE) && end <= self.sectors {
+            Ok(())
+        } else {
+            Err(BlockError::OutOfRange)
+        }
+    }
+}
+
+#[cfg(test)]
+impl<S: DmaSource, T: Transport> Block<S, T> {
+    /// Places for requests that are free, and tasks that wait for one.
+    pub(crate) fn places(&self) -> (usize, usize) {
+        let requests = self.requests.lock();
+        requests.validate();
+        (requests.free_places(), requests.waiting())
+    }
+    /// What another task does that comes by.
+    pub(crate) fn look(&self) {
+        let _ = self.with(Requests::reap);
+    }
+}
+
+/// An original's bytes from `start` on.
+struct Tail<O> {
+    whole: O,
+    start: usize,
+}
+
+impl Original for Tail<&dyn Original> {
+    fn length(&self) -> usize {
+        self.whole.length() - self.start
+    }
+    fn copy_to(&self, offset: usize, to: &mut [u8]) {
+        self.whole.copy_to(self.start + offset, to);
+    }
+}
+
+impl<'a> Original for Tail<&mut (dyn OriginalMut + 'a)> {
+    fn length(&self) -> usize {
+        self.whole.length() - self.start
+    }
+    fn copy_to(&self, offset: usize, to: &mut [u8]) {
+        self.whole.copy_to(self.start + offset, to);
+    }
+}
+
+impl<'a> OriginalMut for Tail<&mut (dyn OriginalMut + 'a)> {
+    fn copy_from(&mut self, offset: usize, from: &[u8]) {
+        self.whole.copy_from(self.start + offset, from);
+    }
+}
+
+impl<S, T> BlockDevice for Block<S, T>
+where
+    S: DmaSource,
+    T: Transport + Send,
+{
+    fn timeout_ms(&self) -> u32 {
+        self.timeout_ms.load(Ordering::Relaxed)
+    }
+    fn set_timeout_ms(&self, limit: u32) {
+        self.timeout_ms.store(limit, Ordering::Relaxed);
+    }
+    fn sectors(&self) -> u64 {
+        self.sectors
+    }
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn read(&self, sector: u64, to: &mut dyn OriginalMut, sleep: Sleep) -> Result<(), BlockError> {
+        let total = to.length();
+        self.check(sector, total)?;
+        let mut start = 0;
+        while start < total {
+            let place = self.place(sleep)?;
+            // The slots start as zeroes and the device has to fill them all: the old bytes are not copied in.
+            let data = self.buffer(total - start, Direction::FromDevice, sleep)?;
+            let at = sector + (start / SECTOR_SIZE) as u64;
+            if self.request(&place, (Kind::In, at), Some(&data), sleep)? < data.length {
+                return Err(BlockError::Io);
+            }
+            data.mapping.sync_for_cpu(&mut Tail { whole: &mut *to, start }, 0, data.length);
+            start += data.length;
+        }
+        Ok(())
+    }
+
+    fn write(&self, sector: u64, from: &dyn Original, sleep: Sleep) -> Result<(), BlockError> {
+        let total = from.length();
+        self.check(sector, total)?;
+        if self.read_only {
+            return Err(BlockError::ReadOnly);
+        }
+        let mut start = 0;
+        while start < total {
+            let place = self.place(sleep)?;
+            let data = self.buffer(total - start, Direction::ToDevice, sleep)?;
+            data.mapping.sync_for_device(&Tail { whole: from, start }, 0, data.length);
+            let at = sector + (start / SECTOR_SIZE) as u64;
+            self.request(&place, (Kind::Out, at), Some(&data), sleep)?;
+            start += data.length;
+        }
+        Ok(())
+    }
+
+    fn flush(&self, sleep: Sleep) -> Result<(), BlockError> {
+        if !self.has_cache {
+            return Ok(());
+        }
+        let place = self.place(sleep)?;
+        self.request(&place, (Kind::Flush, 0), None, sleep).map(|_| ())
+    }
+}

@@ -1,0 +1,345 @@
+//! The requests of one disk: which task may send one, and how far each is.
+//!
+//! **Protocol.** A task takes a *place* first and memory second, so tasks that wait hold no memory. There are [`DEPTH`]
+//! places. A task that finds none free, or finds others waiting, joins the queue. A place that becomes free is *granted*
+//! to the queue, and one waiting task is woken for it; a newcomer cannot take a granted place without queueing. A task
+//! that leaves the queue without a place hands the grant on. All of it happens under the disk's lock; tasks are woken
+//! after it is released ([`Requests::take_wakes`]). The sleeping tasks are woken in the order in which they came.
+//! Linux' nearest relative is the tag allocation of blk-mq (`blk_mq_get_tag`).
+//!
+//! **Invariant** ([`Requests::validate`]). granted ≤ waiting, granted ≤ free places.
+
+use alloc::sync::Arc;
+
+use freehold_bounce::{Device, Direction, DmaSource, Mapping};
+use freehold_virtqueue::{Chain, DeviceReset, Part, Queue, Transport};
+
+use super::{DEPTH, HEADER, Kind, NO_STATUS, RING, STATUS};
+use crate::link::{Lent, Link, Why};
+use crate::{BlockError, SetupError};
+
+/// Bytes of the spare buffer: what every disk can transfer at once however little memory there is.
+pub(super) const SPARE: usize = 4096;
+
+/// How far the request of a place is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum RequestState {
+    /// The place is free.
+    Free,
+    /// A task has the place; the device has no request of it.
+    Held,
+    /// With the device; a task waits for it.
+    Pending,
+    /// With the device; no task waits any more.
+    Abandoned,
+    /// Back from the device; bytes that it wrote, and its status.
+    Done(usize, u8),
+}
+
+/// Bytes for one request: a mapping, and how much of it the request uses.
+pub(super) struct Buffer<S: DmaSource> {
+    pub mapping: Arc<Mapping<S>>,
+    pub length: usize,
+}
+
+/// Tasks to wake once the lock is released.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Wakes {
+    /// Grants: one waiting task each.
+    pub turns: usize,
+    /// Memory came back that some task waits for.
+    pub memory: bool,
+    /// The device failed or is silent: every task has to know.
+    pub all: bool,
+}
+
+/// What the device has.
+struct Rings<S: DmaSource> {
+    queue: Queue<S, RING>,
+    headers: Arc<Mapping<S>>,
+}
+
+impl<S: DmaSource> Lent for Rings<S> {
+    fn reclaim(&mut self, proof: &DeviceReset) {
+        self.queue.reclaim(proof);
+    }
+    fn lose(&mut self) -> usize {
+        // The headers are part of what is in flight.
+        self.queue.lose()
+    }
+}
+
+/// See the module's head.
+pub(super) struct Requests<S: DmaSource, T: Transport> {
+    link: Link<S, T, Rings<S>>,
+    name: &'static str,
+    states: [RequestState; DEPTH],
+    waiting: usize,
+    granted: usize,
+    /// Requests that the device has answered, late ones too.
+    answers: u64,
+    /// It has answered nothing for the length of a time-out.
+    is_silent: bool,
+    /// Taken at start-up and kept, so that a request needs no memory that others have.
+    spare: Arc<Mapping<S>>,
+    /// Tasks that have a place and wait for memory.
+    starving: usize,
+    wakes: Wakes,
+}
+
+impl<S: DmaSource, T: Transport> Requests<S, T> {
+    /// Takes all that the disk needs to make progress, then tells the device. Nothing fails after the device knows of
+    /// memory.
+    pub fn new(mut transport: T, device: Device<S>) -> Result<Self, SetupError> {
+        let headers = Arc::new(device.buffer(DEPTH * HEADER, Direction::Bidirectional)?);
+        let spare = Arc::new(device.buffer(SPARE, Direction::Bidirectional)?);
+        let queue = Queue::new(&mut transport, 0)?;
+        transport.finish_init();
+        Ok(Self {
+            link: Link::new(transport, device, Rings { queue, headers }),
+            name: device.rules().name,
+            states: [RequestState::Free; DEPTH],
+            waiting: 0,
+            granted: 0,
+            answers: 0,
+            is_silent: false,
+            spare,
+            starving: 0,
+            wakes: Wakes::default(),
+        })
+    }
+
+    /// Requests that the device has answered.
+    pub fn answers(&self) -> u64 {
+        self.answers
+    }
+
+    /// Tasks to wake: the caller does it after it has released the lock.
+    pub fn take_wakes(&mut self) -> Wakes {
+        core::mem::take(&mut self.wakes)
+    }
+
+    /// A place, or `None` where the task has to wait for one. `is_queued` is the task's own note, false at first; a task
+    /// that has it set calls this again, or [`Self::leave`].
+    ///
+    /// # Errors
+    /// The device failed or is silent; the task is then in no queue.
+    pub fn take_place(&mut self, is_queued: &mut bool) -> Result<Option<usize>, BlockError> {
+        if let Err(error) = self.check() {
+            self.leave(is_queued);
+            return Err(error);
+        }
+        if !*is_queued {
+            if self.waiting > 0 || self.free() == 0 {
+                *is_queued = true;
+                self.waiting += 1;
+                self.grant();
+                return Ok(None);
+            }
+        } else if self.granted == 0 {
+            return Ok(None);
+        } else {
+            (self.waiting, self.granted, *is_queued) = (self.waiting - 1, self.granted - 1, false);
+        }
+        let number = self.states.iter().position(|&state| state == RequestState::Free);
+        if let Some(number) = number {
+            self.states[number] = RequestState::Held;
+        }
+        Ok(number)
+    }
+
+    /// The task waits for a place no longer.
+    pub fn leave(&mut self, is_queued: &mut bool) {
+        if core::mem::take(is_queued) {
+            self.waiting -= 1;
+            self.granted = self.granted.min(self.waiting);
+            // The task that was woken for a grant may be the one that left.
+            self.wakes.turns += usize::from(self.granted > 0);
+        }
+    }
+
+    /// The task is done with its place, unless the device still has its request.
+    pub fn release(&mut self, number: usize) {
+        if matches!(self.states[number], RequestState::Held | RequestState::Done(..)) {
+            self.states[number] = RequestState::Free;
+            self.grant();
+        }
+        self.wakes.memory |= self.starving > 0;
+    }
+
+    fn free(&self) -> usize {
+        self.states.iter().filter(|&&state| state == RequestState::Free).count()
+    }
+
+    /// Gives free places to tasks that wait.
+    fn grant(&mut self) {
+        let grants = self.free().min(self.waiting).saturating_sub(self.granted);
+        self.granted += grants;
+        self.wakes.turns += grants;
+    }
+
+    /// A task with a place begins or ends to wait for memory.
+    pub fn starve(&mut self, begins: bool) {
+        self.starving = if begins { self.starving + 1 } else { self.starving - 1 };
+    }
+
+    /// The spare buffer, empty; `None` while a request uses it.
+    ///
+    /// # Errors
+    /// The device failed or is silent.
+    pub fn spare(&mut self, length: usize) -> Result<Option<Buffer<S>>, BlockError> {
+        self.check()?;
+        // Clones are made here only, and let go of without a lock: one that is seen is being used or was just used.
+        if Arc::strong_count(&self.spare) > 1 {
+            return Ok(None);
+        }
+        let zeroes = [0; 256];
+        (0..SPARE).step_by(zeroes.len()).for_each(|at| _ = self.spare.write(at, &zeroes));
+        Ok(Some(Buffer { mapping: self.spare.clone(), length: length.min(SPARE) }))
+    }
+
+    /// Whether the device can be sent requests.
+    fn check(&mut self) -> Result<(), BlockError> {
+        self.reap()?;
+        if self.is_silent {
+            // It may have missed a notice.
+            self.link.transport.notify(0);
+            return Err(BlockError::TimedOut);
+        }
+        Ok(())
+    }
+
+    /// Give the request of a place to the device.
+    pub fn send(
+        &mut self,
+        number: usize,
+        kind: Kind,
+        sector: u64,
+        data: Option<&Buffer<S>>,
+    ) -> Result<(), BlockError> {
+        self.check()?;
+        let (rings, transport) = self.link.lent()?;
+        let at = number * HEADER;
+        let mut header = [0; STATUS + 1];
+        header[..4].copy_from_slice(&(kind as u32).to_le_bytes());
+        header[8..16].copy_from_slice(&sector.to_le_bytes());
+        header[STATUS] = NO_STATUS;
+        rings.headers.write(at, &header);
+        let chain = rings.chain(kind, number, data).ok_or(BlockError::OutOfRange)?;
+        if rings.queue.submit(chain).is_err() {
+            // Three descriptors for each of DEPTH requests fit in the ring.
+            self.fail();
+            return Err(BlockError::Failed);
+        }
+        if rings.queue.wants_notice() {
+            transport.notify(0);
+        }
+        self.states[number] = RequestState::Pending;
+        Ok(())
+    }
+
+    /// Gather what the device has given back.
+    pub fn reap(&mut self) -> Result<(), BlockError> {
+        loop {
+            let (rings, _) = self.link.lent()?;
+            match rings.queue.complete() {
+                Ok(None) => return Ok(()),
+                Ok(Some(done)) => {
+                    let number = done.chain.tag();
+                    let mut status = [NO_STATUS];
+                    rings.headers.read(number * HEADER + STATUS, &mut status);
+                    self.answered(number, done.written, status[0]);
+                }
+                Err(_) => {
+                    self.fail();
+                    return Err(BlockError::Failed);
+                }
+            }
+        }
+    }
+
+    fn answered(&mut self, number: usize, written: usize, status: u8) {
+        if self.states[number] == RequestState::Pending {
+            self.states[number] = RequestState::Done(written, status);
+        } else {
+            self.states[number] = RequestState::Free;
+            self.wakes.memory |= self.starving > 0;
+            self.grant();
+        }
+        self.answers += 1;
+        if self.is_silent {
+            self.is_silent = false;
+            log::warn!("{}: the device answers again", self.name);
+        }
+    }
+
+    /// The outcome of a request that a task waits for; `None` while it is with the device.
+    pub fn finished(&mut self, number: usize) -> Option<Result<(usize, u8), BlockError>> {
+        let reaped = self.reap();
+        match (self.states[number], reaped) {
+            (RequestState::Done(written, status), _) => Some(Ok((written, status))),
+            (_, Err(error)) => Some(Err(error)),
+            _ => None,
+        }
+    }
+
+    /// The outcome of a request that the task does not wait for any more, which `error` says why. It may be done at the
+    /// last moment; otherwise its place and its memory stay the device's until it answers.
+    pub fn abandon(&mut self, number: usize, error: BlockError) -> Result<(usize, u8), BlockError> {
+        if let Some(done) = self.finished(number) {
+            return done;
+        }
+        self.states[number] = RequestState::Abandoned;
+        Err(error)
+    }
+
+    /// Notes that a task waited in vain. `before`: answers when it began to wait. Returns whether the device answered
+    /// other requests meanwhile.
+    pub fn late(&mut self, before: u64) -> bool {
+        if before != self.answers {
+            return true;
+        }
+        if !self.is_silent {
+            self.is_silent = true;
+            self.wakes.all = true;
+            log::error!("{}: the device does not answer: requests fail until it does", self.name);
+        }
+        false
+    }
+
+    fn fail(&mut self) {
+        self.link.fail(Why::BrokeTheProtocol);
+        self.wakes.all = true;
+    }
+
+    /// Checks the invariant.
+    #[cfg(test)]
+    pub fn validate(&self) {
+        assert!(self.granted <= self.waiting && self.granted <= self.free());
+    }
+    /// Places that are free.
+    #[cfg(test)]
+    pub fn free_places(&self) -> usize {
+        self.free()
+    }
+    /// Tasks that wait for a place.
+    #[cfg(test)]
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+}
+
+impl<S: DmaSource> Rings<S> {
+    fn chain(&self, kind: Kind, number: usize, data: Option<&Buffer<S>>) -> Option<Chain<S>> {
+        let at = number * HEADER;
+        let header = Part::readable(self.headers.clone(), at..at + STATUS)?;
+        let status = Part::writable(self.headers.clone(), at + STATUS..at + STATUS + 1)?;
+        let Some(data) = data else { return Chain::new(number, [header, status]) };
+        let (mapping, range) = (data.mapping.clone(), 0..data.length);
+        let data = match kind {
+            Kind::In => Part::writable(mapping, range)?,
+            _ => Part::readable(mapping, range)?,
+        };
+        Chain::new(number, [header, data, status])
+    }
+}
