@@ -14,12 +14,14 @@ use crate::image::spec::{Spec, Stream, Symbols};
 use crate::kernel::{self, Family, Kernel};
 use crate::protocol::Ending;
 use crate::qemu::{self, Clock, Engine, Files, Machine};
-use crate::session::{self, End, Job, LogTo, Purpose};
+use crate::session::{self, End, Ended, Job, LogTo, OutputTo, Purpose};
 use crate::size::MIB;
 use crate::user::User;
 
 /// A guest that has not come up by then under KVM never will.
 const PROOF_DEADLINE: Duration = Duration::from_secs(4);
+/// Emulation on a busy host takes a while: longer than anybody waits.
+const BOOT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A program without libraries: it sleeps fifty times for a millisecond, so that the clock must come back each time, and exits with 0.
 #[rustfmt::skip]
@@ -141,22 +143,41 @@ fn keep(file: &Path, key: &str, answer: &Kvm) {
     let _ = fs::write(file, format!("{key}\n{text}\n"));
 }
 
-/// Boots our kernel under KVM and runs [`SLEEPER`] to its end. `Err` when it could not even be tried.
-fn prove() -> Result<Kvm> {
-    let kernel = Kernel { family: Family::Freehold, path: kernel::own_kernel()?, modules: Vec::new() };
+/// Boots our kernel `path` under emulation and returns its version.
+///
+/// # Errors
+/// Where it does not run a program to its end.
+pub fn boot(path: &Path) -> Result<String> {
+    let ended = sleep(path.to_owned(), Engine::Tcg, BOOT_DEADLINE)?;
+    let version = ended.ready.as_ref().and_then(|ready| ready.get("version")).and_then(|text| text.as_str());
+    match (&ended.end, version) {
+        (End::Program(Ending::Exit(0)), Some(version)) => Ok(version.to_owned()),
+        (End::Qemu(words), _) => Err(Failure::new(words.clone(), "")),
+        (end, _) => Err(Failure::new(format!("its first program ended as {end:?}"), "")),
+    }
+}
+
+/// Boots our kernel and runs [`SLEEPER`] to its end.
+fn sleep(kernel: PathBuf, engine: Engine, deadline: Duration) -> Result<Ended> {
+    let kernel = Kernel { family: Family::Freehold, path: kernel, modules: Vec::new() };
     let initramfs = proof_image()?;
-    let job = Job {
+    session::run(&Job {
         machine: &Machine::small(64 * MIB),
         kernel: &kernel,
         files: Files { initramfs: initramfs.path(), swap: None },
-        engine: Engine::Kvm,
+        engine,
         streams: [Stream::Pipe; 3],
-        timeout: Some(PROOF_DEADLINE),
+        output: OutputTo::Stdout,
+        timeout: Some(deadline),
         purpose: Purpose::Proof,
         log: LogTo::Nowhere,
         recall: None,
-    };
-    Ok(match session::run(&job)?.end {
+    })
+}
+
+/// Runs [`SLEEPER`] under KVM. `Err` when it could not even be tried.
+fn prove() -> Result<Kvm> {
+    Ok(match sleep(kernel::own_kernel()?, Engine::Kvm, PROOF_DEADLINE)?.end {
         End::Program(Ending::Exit(0)) => Kvm::Works,
         End::TimedOut => {
             Kvm::Unusable(format!("a guest hangs (nothing within {} s)", PROOF_DEADLINE.as_secs()))

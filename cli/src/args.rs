@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
-use crate::Result;
 use crate::failure::{Failure, OWN_ERROR};
+use crate::{Result, print};
 
 const RUN_HELP: &str = "\
 Examples:
@@ -20,8 +21,13 @@ Examples:
   freehold run --kernel linux -- busybox echo hello     the same VM on a stock Linux kernel
   freehold run --node mem=256M,cpus=0 --node mem=256M,cpus=1 --distance 0,1,21 --cpus 2 -- PROGRAM
 
-Exit status: the program's own; 128+N when signal N ended it; 124 time-out; 125 an error of freehold's own, or
-of its kernel, where the audit of all frames at the program's end does not balance; 255 the guest died (the cause and a backtrace are printed).
+Exit status: the program's own; 128+N when signal N ended it; 124 time-out; 125 an error of freehold's own (output that could not be
+written among them), or of its kernel, where the audit of all frames at the program's end does not balance; 126 PROGRAM cannot be executed;
+127 there is no such PROGRAM; 255 the guest died (the cause and a backtrace are printed). The JSON's `reason` tells 125 to 127 of freehold's
+own from the program's.
+
+Signals that reach freehold reach the program. A program that ignores them is ended by a second SIGINT, SIGQUIT or SIGTERM 2 s after the first
+or later, or by the third; on a terminal, where every key is the program's, by Ctrl-] three times within a second.
 
 Files: the program and the libraries that it names are packed by themselves. What it opens by name at run time
 (data files, plug-ins) is added with -a or -v; the closing report names the files that were sought and not found.";
@@ -79,18 +85,39 @@ Examples:
   freehold lab slowdown                                 what freehold scope costs, with this QEMU
   FREEHOLD_QEMU=FILE freehold lab slowdown              … and with another";
 
+const DOCTOR_HELP: &str = "\
+Exit status: 0 freehold run can work; 125 it cannot, and a line marked BAD says why.";
+
 #[derive(Parser)]
 #[command(
     name = "freehold",
     version,
     about = "Run an unmodified Linux program in a microVM on the Freehold kernel",
-    after_help = "Start with:  freehold run -- busybox echo hello\nThen:        freehold doctor      what is installed and what will be used",
-    disable_help_subcommand = true
+    after_help = "Start with:  freehold run -- busybox echo hello\nThen:        freehold doctor      what is installed and what will be used"
 )]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+/// Options of container tools that users type by habit, with what to use here.
+const HABITS: [(&[&str], &str); 9] = [
+    (
+        &["-i", "-t", "-it", "--interactive", "--tty"],
+        "leave it out: stdin always reaches the program, and a terminal is used where there is one",
+    ),
+    (&["--rm"], "leave it out: nothing of a VM is kept"),
+    (&["--name"], "leave it out: a VM has no name; it ends with this command"),
+    (&["-d", "--detach"], "let the shell do it: freehold run -- PROGRAM &"),
+    (&["-w", "--workdir"], "use --cwd DIR"),
+    (&["-u"], "use --user UID[:GID]"),
+    (&["-p", "--publish", "--network", "--net"], "a VM has no network"),
+    (&["--entrypoint", "--image"], "name the program after --; --root DIR uses a tree of files as its root"),
+    (
+        &["--privileged", "--cap-add"],
+        "leave it out: the program is root in its VM unless --user says otherwise",
+    ),
+];
 
 /// What the user asked for.
 #[derive(Subcommand)]
@@ -114,8 +141,9 @@ pub enum Command {
     /// Repeat an experiment: one question, one command, one report
     #[command(after_help = LAB_HELP)]
     Lab(LabOptions),
-    /// Say what is installed, whether KVM really works, and how to mend what is missing
-    Doctor,
+    /// Say what is installed, whether KVM really works, and how to fix problems
+    #[command(after_help = DOCTOR_HELP)]
+    Doctor(DoctorOptions),
     /// Print a completion script for a shell
     Completion {
         /// The shell to complete in
@@ -123,6 +151,8 @@ pub enum Command {
     },
     /// Print the manual page (roff)
     Man,
+    /// Print the version
+    Version,
 }
 
 /// How the virtual CPUs run.
@@ -343,6 +373,15 @@ pub struct CoverageOptions {
     pub json: Option<PathBuf>,
 }
 
+/// Options of `freehold doctor`.
+#[derive(Args, Clone, Debug)]
+#[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
+pub struct DoctorOptions {
+    /// Write the findings, for machines, to FILE (- is stdout)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
 /// Options of `freehold bench`.
 #[derive(Args, Clone, Debug, Default)]
 #[allow(missing_docs)] // The help text that clap makes of each line below is the documentation.
@@ -420,6 +459,10 @@ pub struct LabOptions {
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
 
+    /// Name the experiments and stop
+    #[arg(long, conflicts_with = "name")]
+    pub list: bool,
+
     /// A short run that shows that it works
     #[arg(long)]
     pub quick: bool,
@@ -443,17 +486,14 @@ pub fn parse() -> std::result::Result<Command, u8> {
     match Cli::try_parse() {
         Ok(cli) => Ok(cli.command),
         Err(error) if !error.use_stderr() => {
-            // A reader that closed the pipe early (`--help | head`) is no failure.
-            let _ = error.print();
-            Err(0)
+            Err(error.print().map_or_else(|error| print::refused(&error).exit(), |()| 0))
         }
         Err(error) => {
             let text = error.render().to_string();
-            if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-                eprint!("{text}");
-            } else {
-                eprintln!("freehold: {}", one_line(&text));
+            if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+                return Err(print::stdout(text).map_or_else(|failure| failure.exit(), |()| 0));
             }
+            print::stderr(format!("freehold: {}\n", told(&error)));
             Err(OWN_ERROR)
         }
     }
@@ -477,9 +517,42 @@ pub fn scope_options(words: &[OsString]) -> Result<ScopeOptions> {
 
 fn parse_words(command: &str, words: &[OsString]) -> Result<Command> {
     let line = ["freehold".into(), command.into()].into_iter().chain(words.iter().cloned());
-    let cli =
-        Cli::try_parse_from(line).map_err(|error| Failure::new(one_line(&error.render().to_string()), ""))?;
+    let cli = Cli::try_parse_from(line).map_err(|error| Failure::new(told(&error), ""))?;
     Ok(cli.command)
+}
+
+/// What is said of a wrong command line: clap's words in one line, or what to use instead of a habit.
+fn told(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    if error.kind() == ErrorKind::InvalidSubcommand
+        && let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidSubcommand)
+    {
+        return unknown_command(wrong);
+    }
+    let wrong = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(wrong)) if error.kind() == ErrorKind::UnknownArgument => wrong,
+        _ => return one_line(&text),
+    };
+    let name = wrong.split(['=', ' ']).next().unwrap_or(wrong);
+    match HABITS.iter().find(|(names, _)| names.contains(&name)) {
+        Some((_, instead)) => format!("there is no option {name} ({instead})"),
+        None => one_line(&text),
+    }
+}
+
+/// A command that does not exist: the one that was meant, or how to run a program of that name.
+fn unknown_command(wrong: &str) -> String {
+    let command = Cli::command();
+    let distance = |name: &str| strsim::damerau_levenshtein(wrong, name);
+    let names = command.get_subcommands().map(clap::Command::get_name);
+    let hint = match names.min_by_key(|name| distance(name)).filter(|name| distance(name) <= 2) {
+        Some(name) => format!("did you mean freehold {name}?"),
+        None if crate::program::find(wrong.as_ref(), None).is_ok() => {
+            format!("freehold run -- {wrong} runs the program of that name")
+        }
+        None => "freehold --help names all".into(),
+    };
+    format!("there is no command {wrong} ({hint})")
 }
 
 /// Clap's message without its paragraphs: the first line, its continuation and the tip.
@@ -501,8 +574,10 @@ fn one_line(text: &str) -> String {
 }
 
 /// Prints the completion script of `shell` to stdout.
-pub fn print_completion(shell: clap_complete::Shell) {
-    clap_complete::generate(shell, &mut Cli::command(), "freehold", &mut std::io::stdout());
+pub fn print_completion(shell: clap_complete::Shell) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "freehold", &mut script);
+    print::stdout(script)
 }
 
 /// Prints the manual page to stdout: the command, then every option of its subcommands.
@@ -532,9 +607,10 @@ pub fn print_man() -> Result<()> {
             page.extend_from_slice(format!("\\&{escaped}\n").as_bytes());
         }
         page.extend_from_slice(b".fi\n");
-        std::io::Write::write_all(&mut std::io::stdout(), &page)
+        Ok(())
     };
-    render().map_err(|e| Failure::new(format!("cannot print the manual page: {e}"), ""))
+    render().map_err(|e| Failure::new(format!("cannot make the manual page: {e}"), ""))?;
+    print::stdout(page)
 }
 
 /// The options of `freehold bench WORDS`, for tests of what follows from them.
@@ -559,13 +635,31 @@ mod tests {
     #[test]
     fn a_wrong_option_is_told_in_one_line() {
         let error = Cli::try_parse_from(["freehold", "run", "--nonsense", "--", "x"]);
-        let text = error.err().expect("an error").render().to_string();
-        let line = one_line(&text);
+        let line = told(&error.err().expect("an error"));
         assert!(line.contains("--nonsense"), "{line}");
         assert_eq!(line.lines().count(), 1);
         assert!(line.ends_with("(see freehold run --help)"), "{line}");
         let error = Cli::try_parse_from(["freehold", "bench", "--icount", "--wall"]);
-        let line = one_line(&error.err().expect("an error").render().to_string());
+        let line = told(&error.err().expect("an error"));
         assert!(line.contains("--wall") && line.ends_with("(see freehold bench --help)"), "{line}");
+    }
+
+    #[test]
+    fn habits_of_container_tools_are_answered_with_what_to_use() {
+        for words in [
+            &["-it"][..],
+            &["-d"],
+            &["--rm"],
+            &["--name", "x"],
+            &["--name=x"],
+            &["-w", "/"],
+            &["-u", "1000"],
+            &["-p", "80:80"],
+            &["--entrypoint", "x"],
+        ] {
+            let line = ["freehold", "run"].iter().chain(words).chain(&["--", "true"]);
+            let line = told(&Cli::try_parse_from(line).err().expect("an error"));
+            assert!(line.starts_with("there is no option -") && line.ends_with(')'), "{line}");
+        }
     }
 }

@@ -15,13 +15,11 @@ mod rows;
 pub mod statistics;
 mod table;
 
-use std::io::Write;
-
 use serde_json::Value;
 
 use crate::args::BenchOptions;
 use crate::html::{Page, Tile};
-use crate::{Result, files};
+use crate::{Result, files, print};
 use compare::Comparison;
 pub use plan::LEAN;
 use plan::Plan;
@@ -34,7 +32,7 @@ const ROW_FAILED: u8 = 1;
 /// Measures what `options` describe; returns the exit status of this command.
 pub fn bench(options: &BenchOptions) -> Result<u8> {
     if options.list {
-        return Ok(list());
+        return list();
     }
     run(options, "Costs of operations, side by side")
 }
@@ -48,13 +46,13 @@ pub fn run(options: &BenchOptions, title: &str) -> Result<u8> {
         Err(status) => return Ok(status),
     };
     let report = compared.report();
-    print(&table::render(&report));
     if let Some(path) = &options.json {
         files::write_json(path, &json::value(&report))?;
     }
     if let Some(path) = &options.html {
         page::page(&report, title).write(path)?;
     }
+    files::print_beside(&table::render(&report), [&options.json, &options.html])?;
     Ok(compared.tell_failures())
 }
 
@@ -105,21 +103,19 @@ impl Compared {
     pub fn tell_failures(&self) -> u8 {
         let failures = &self.comparison.failures;
         for failure in failures {
-            eprintln!("freehold: row {} failed on {}: {}", failure.row, failure.side, failure.message);
-            eprint!("{}", failure.printed);
+            print::stderr(format!(
+                "freehold: row {} failed on {}: {}\n",
+                failure.row, failure.side, failure.message
+            ));
+            print::stderr(&failure.printed);
         }
         if failures.is_empty() { 0 } else { ROW_FAILED }
     }
 }
 
-fn list() -> u8 {
+fn list() -> Result<u8> {
     let width = rows::ROWS.iter().map(|row| row.name.len()).max().unwrap_or(0);
     let line = |row: &rows::Row| format!("{:width$}  {}\n", row.name, row.what);
-    print(&rows::ROWS.iter().map(line).collect::<String>());
-    0
-}
-
-fn print(text: &str) {
-    // A reader that closes early (`| head`) has what it wanted.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    print::stdout(rows::ROWS.iter().map(line).collect::<String>())?;
+    Ok(0)
 }

@@ -8,7 +8,6 @@ mod code;
 mod record;
 mod report;
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use freehold_scope_record::Executed;
@@ -18,7 +17,7 @@ use crate::failure::Failure;
 use crate::kernel::{Family, Kernel};
 use crate::run::Prepared;
 use crate::scope::Microscope;
-use crate::{Result, files};
+use crate::{Result, files, print};
 pub use record::Record;
 
 /// Names the record that each `freehold run` is added to.
@@ -77,7 +76,7 @@ impl Watched {
             Ok(_) | Err(_) => own.lost += 1,
         }
         if own.lost > 0 && words.contains(crate::session::WATCHER_NAME) {
-            eprintln!("freehold: the code that ran is not known: {}", words.trim());
+            print::stderr(format!("freehold: the code that ran is not known: {}\n", words.trim()));
         }
         drop(self.microscope);
         let whole = record::add(&self.into, &own)?;
@@ -128,14 +127,13 @@ pub fn coverage(options: &CoverageOptions) -> Result<u8> {
         files::write_json(path, &whole)?;
     }
     let text = report::text(&whole, if options.all { usize::MAX } else { report::NAMED });
-    // A reader that closes early (`| head`) has what it wanted.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    files::print_beside(&text, [&options.html, &options.json])?;
     match options.least {
         Some(least) if whole.percent() < f64::from(least) => {
-            eprintln!(
-                "freehold: {:.2}% of the kernel's code ran, and at least {least}% is asked for",
+            print::stderr(format!(
+                "freehold: {:.2}% of the kernel's code ran, and at least {least}% is asked for\n",
                 whole.percent()
-            );
+            ));
             Ok(TOO_LITTLE)
         }
         _ => Ok(0),

@@ -1,94 +1,215 @@
-//! `freehold doctor`: what is here, what works, what will be used, how to mend the rest.
+//! `freehold doctor`: what is here, what works, what will be used, how to fix the rest.
 
-use std::process::Command;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use crate::Result;
+use serde::Serialize;
+
 use crate::accel::{self, Kvm};
-use crate::failure::OWN_ERROR;
-use crate::{kernel, linux, qemu, scope};
+use crate::args::DoctorOptions;
+use crate::failure::{Failure, OWN_ERROR};
+use crate::size::MIB;
+use crate::{Result, files, kernel, linux, program, qemu, scope};
+
+/// Free space below which a note is worth printing: the default VM's files and memory fit well into it.
+const PLENTY: u64 = 512 * MIB;
 
 /// How a finding bears on `freehold run`.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
 enum Verdict {
-    Good,
+    Ok,
     /// Works without, less well.
     Note,
     /// Does not work without.
     Bad,
 }
 
+/// One thing that was looked at.
+#[derive(Serialize)]
+struct Finding {
+    /// Its name, the same in every version.
+    about: &'static str,
+    verdict: Verdict,
+    text: String,
+    /// How to fix it; empty where nothing is to be done.
+    cure: String,
+}
+
+/// What `--json FILE` holds.
+#[derive(Serialize)]
+struct Record<'a> {
+    schema: &'static str,
+    /// The version of this command.
+    version: &'static str,
+    /// This command's exit status.
+    status: u8,
+    findings: &'a [Finding],
+}
+
 /// Prints the findings; the status is 0 when `freehold run` can work.
-pub fn doctor() -> Result<u8> {
-    let mut worst = Verdict::Good;
-    let mut say = |verdict: Verdict, text: String, mend: &str| {
-        let mark = match verdict {
-            Verdict::Good => "ok  ",
+///
+/// # Errors
+/// Where the findings cannot be printed or written.
+pub fn doctor(options: &DoctorOptions) -> Result<u8> {
+    files::check_writable([&options.json])?;
+    let findings = examine();
+    let bad = findings.iter().any(|finding| finding.verdict == Verdict::Bad);
+    let status = if bad { OWN_ERROR } else { 0 };
+    if let Some(path) = &options.json {
+        let version = env!("CARGO_PKG_VERSION");
+        let record = Record { schema: "freehold-doctor/1", version, status, findings: &findings };
+        files::write_json(path, &record)?;
+    }
+    let text: String = findings.iter().map(Finding::lines).collect();
+    files::print_beside(&text, [&options.json])?;
+    Ok(status)
+}
+
+impl Finding {
+    fn of(
+        about: &'static str,
+        verdict: Verdict,
+        text: impl Into<String>,
+        cure: impl Into<String>,
+    ) -> Finding {
+        Finding { about, verdict, text: text.into(), cure: cure.into() }
+    }
+
+    fn lines(&self) -> String {
+        let mark = match self.verdict {
+            Verdict::Ok => "ok  ",
             Verdict::Note => "note",
             Verdict::Bad => "BAD ",
         };
-        println!("{mark}  {text}");
-        if !mend.is_empty() {
-            println!("      {mend}");
+        let mut lines = format!("{mark}  {}: {}\n", self.about, self.text);
+        if !self.cure.is_empty() {
+            lines.push_str(&format!("      {}\n", self.cure));
         }
-        if verdict == Verdict::Bad {
-            worst = Verdict::Bad;
-        }
-    };
-    match qemu::program() {
-        Ok(path) => {
-            let version = first_line(&path.to_string_lossy(), "--version");
-            say(Verdict::Good, format!("QEMU: {} ({})", path.display(), version.unwrap_or_default()), "");
-        }
-        Err(failure) => say(Verdict::Bad, format!("QEMU: {failure}"), ""),
+        lines
     }
-    let own = kernel::own_kernel();
-    match &own {
-        Ok(path) => say(Verdict::Good, format!("kernel: {}", path.display()), ""),
-        Err(failure) => say(Verdict::Bad, format!("kernel: {failure}"), "make build"),
-    }
-    if own.is_ok() && qemu::program().is_ok() {
-        match accel::proved() {
-            Kvm::Works => say(Verdict::Good, "KVM: a 64-bit guest ran; it will be used".into(), ""),
-            Kvm::Unusable(why) => say(
-                Verdict::Note,
-                format!("KVM: {why}"),
-                "the emulator (TCG) will be used: everything works, computation is slower",
-            ),
-        }
-    }
-    if qemu::program().is_ok() {
-        match scope::probe() {
-            Ok(words) => say(Verdict::Good, format!("microscope: QEMU's plugin {words}"), ""),
-            Err(failure) => {
-                say(Verdict::Note, format!("microscope: {failure}"), "freehold scope will not work")
-            }
-        }
-    }
-    match kernel::installed("guest/init") {
-        Some(path) => say(Verdict::Good, format!("guest/init for --kernel linux: {}", path.display()), ""),
-        None => {
-            say(Verdict::Note, "guest/init is missing: --kernel linux will not work".into(), "make build")
-        }
-    }
-    match linux::cached_version() {
-        Some(version) => say(Verdict::Good, format!("Linux for --kernel linux: {version}"), ""),
-        None => say(
-            Verdict::Note,
-            "Linux for --kernel linux: not fetched yet; the first use fetches it".into(),
-            "",
-        ),
-    }
-    if crate::program::find(std::ffi::OsStr::new("busybox"), None).is_err() {
-        say(
-            Verdict::Note,
-            "busybox: not found; the examples use it".into(),
-            "apt-get install busybox-static",
-        );
-    }
-    Ok(if worst == Verdict::Bad { OWN_ERROR } else { 0 })
 }
 
-fn first_line(program: &str, argument: &str) -> Option<String> {
-    let output = Command::new(program).arg(argument).output().ok()?;
-    Some(String::from_utf8_lossy(&output.stdout).lines().next()?.to_owned())
+fn examine() -> Vec<Finding> {
+    let mut findings = vec![Finding::of("command", Verdict::Ok, env!("CARGO_PKG_VERSION"), "")];
+    let qemu = qemu::program().and_then(|path| Ok((version_of(&path)?, path)));
+    let works = match &qemu {
+        Ok((version, path)) => {
+            findings.push(Finding::of("QEMU", Verdict::Ok, format!("{} ({version})", path.display()), ""));
+            findings.push(own_kernel());
+            findings.iter().all(|finding| finding.verdict != Verdict::Bad)
+        }
+        Err(failure) => {
+            findings.push(Finding::of("QEMU", Verdict::Bad, failure.to_string(), ""));
+            false
+        }
+    };
+    if works {
+        findings.push(kvm());
+        findings.push(microscope());
+    }
+    findings.push(match kernel::installed("guest/init") {
+        Some(path) => Finding::of("guest/init", Verdict::Ok, path.display().to_string(), ""),
+        None => Finding::of("guest/init", Verdict::Note, "missing: no --kernel linux", "make build"),
+    });
+    findings.push(match linux::cached_version() {
+        Some(version) => Finding::of("Linux", Verdict::Ok, format!("{version}, for --kernel linux"), ""),
+        None => Finding::of("Linux", Verdict::Note, "not fetched yet; the first --kernel linux does", ""),
+    });
+    findings.push(temporary());
+    findings.extend(memory());
+    if program::find(OsStr::new("busybox"), None).is_err() {
+        let cure = "apt-get install busybox-static";
+        findings.push(Finding::of("busybox", Verdict::Note, "not found; the examples use it", cure));
+    }
+    findings
+}
+
+/// What a QEMU says of itself. Another program that happens to have its name is refused.
+fn version_of(path: &Path) -> Result<String> {
+    let output = Command::new(path).arg("--version").stdin(Stdio::null()).output();
+    let output = output.map_err(|error| Failure::io("start", path, &error))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().next().unwrap_or_default();
+    if output.status.success() && line.starts_with("QEMU emulator version ") {
+        return Ok(line.to_owned());
+    }
+    let message = format!("{} is not QEMU: it says {line:?} when asked for its version", path.display());
+    Err(Failure::new(message, "FREEHOLD_QEMU=FILE names a qemu-system-x86_64"))
+}
+
+/// The kernel is booted, as `freehold run` boots it: a file that is only there proves nothing.
+fn own_kernel() -> Finding {
+    let path = match kernel::own_kernel() {
+        Ok(path) => path,
+        Err(failure) => return Finding::of("kernel", Verdict::Bad, failure.to_string(), ""),
+    };
+    match accel::boot(&path) {
+        Ok(version) if version == env!("CARGO_PKG_VERSION") => {
+            Finding::of("kernel", Verdict::Ok, format!("{} ({version}) boots", path.display()), "")
+        }
+        Ok(version) => Finding::of(
+            "kernel",
+            Verdict::Note,
+            format!(
+                "{} boots, but it is {version} and this command {}",
+                path.display(),
+                env!("CARGO_PKG_VERSION")
+            ),
+            "make build makes both",
+        ),
+        Err(failure) => {
+            let text = format!("{} does not boot: {failure}", path.display());
+            Finding::of("kernel", Verdict::Bad, text, "make build makes it")
+        }
+    }
+}
+
+fn kvm() -> Finding {
+    match accel::proved() {
+        Kvm::Works => Finding::of("KVM", Verdict::Ok, "a 64-bit guest ran; it will be used", ""),
+        Kvm::Unusable(why) => {
+            let cure = "the emulator (TCG) will be used: everything works, computation is slower";
+            Finding::of("KVM", Verdict::Note, why, cure)
+        }
+    }
+}
+
+fn microscope() -> Finding {
+    match scope::probe() {
+        Ok(words) => Finding::of("microscope", Verdict::Ok, format!("QEMU's plugin {words}"), ""),
+        Err(failure) => {
+            Finding::of("microscope", Verdict::Note, failure.to_string(), "freehold scope will not work")
+        }
+    }
+}
+
+/// Images and swap files are made there.
+fn temporary() -> Finding {
+    let folder = std::env::temp_dir();
+    if let Err(error) = tempfile::tempfile_in(&folder) {
+        let text = format!("cannot make a file in {}: {error}", folder.display());
+        return Finding::of("TMPDIR", Verdict::Bad, text, "TMPDIR=FOLDER names another folder");
+    }
+    let Ok(found) = rustix::fs::statvfs(&folder) else {
+        return Finding::of("TMPDIR", Verdict::Ok, folder.display().to_string(), "");
+    };
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    let text = format!("{}, {} MiB free", folder.display(), free / MIB);
+    if free < PLENTY {
+        return Finding::of("TMPDIR", Verdict::Note, text, "TMPDIR=FOLDER names a folder with more room");
+    }
+    Finding::of("TMPDIR", Verdict::Ok, text, "")
+}
+
+fn memory() -> Option<Finding> {
+    let text = std::fs::read_to_string(PathBuf::from("/proc/meminfo")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    let free = kib << 10;
+    let text = format!("{} MiB free for VMs", free / MIB);
+    let few = free < PLENTY;
+    let cure = if few { "a VM takes 256 MiB unless -m says otherwise" } else { "" };
+    Some(Finding::of("memory", if few { Verdict::Note } else { Verdict::Ok }, text, cure))
 }

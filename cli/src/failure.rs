@@ -1,26 +1,59 @@
-//! Errors of the command itself: one line that says what is wrong, and how to mend it.
+//! Errors of the command itself: one line that says what is wrong, and how to fix it.
 
 use std::fmt;
 
-/// The exit status of every [`Failure`]: an error of ours, not of the program.
+use crate::print;
+
+/// The exit status of every [`Failure`] that has no other: an error of ours, not of the program.
 pub const OWN_ERROR: u8 = 125;
+/// The exit status of a program that was found and cannot be executed, as in a shell.
+const NOT_EXECUTABLE: u8 = 126;
+/// The exit status of a program that was not found, as in a shell.
+const NOT_FOUND: u8 = 127;
+/// The exit status of a command whose reader went away: 128 and SIGPIPE.
+pub const READER_GONE: u8 = 128 + 13;
+
+/// What kind of failure it is, where that decides the exit status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Own,
+    NotExecutable,
+    NotFound,
+    ReaderGone,
+}
 
 /// What went wrong and what the user can do about it. Shown as one line.
 #[derive(Debug)]
 pub struct Failure {
+    kind: Kind,
     message: String,
     hint: String,
 }
 
 impl Failure {
-    /// `message` says what is wrong; `hint` how to mend it (may be empty).
+    /// `message` says what is wrong; `hint` how to fix it (may be empty).
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Failure {
-        Failure { message: message.into(), hint: hint.into() }
+        Failure { kind: Kind::Own, message: message.into(), hint: hint.into() }
+    }
+
+    /// There is no such program.
+    pub fn not_found(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        Failure { kind: Kind::NotFound, ..Failure::new(message, hint) }
+    }
+
+    /// The program is there and cannot be executed.
+    pub fn not_executable(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        Failure { kind: Kind::NotExecutable, ..Failure::new(message, hint) }
+    }
+
+    /// The reader of stdout went away: nothing is printed.
+    pub fn reader_gone() -> Failure {
+        Failure { kind: Kind::ReaderGone, ..Failure::new("the reader of stdout went away", "") }
     }
 
     /// A file operation that failed: names the deed, the file and the system's reason.
     pub fn io(deed: &str, path: &std::path::Path, error: &std::io::Error) -> Failure {
-        Failure::new(format!("cannot {deed} {}: {error}", path.display()), "")
+        Failure::new(format!("cannot {deed} {}: {}", path.display(), words(error)), "")
     }
 
     /// The same about a file.
@@ -39,6 +72,40 @@ impl Failure {
         };
         Failure::new(told, hint)
     }
+
+    /// The exit status of this command.
+    pub fn status(&self) -> u8 {
+        match self.kind {
+            Kind::Own => OWN_ERROR,
+            Kind::NotExecutable => NOT_EXECUTABLE,
+            Kind::NotFound => NOT_FOUND,
+            Kind::ReaderGone => READER_GONE,
+        }
+    }
+
+    /// Says what went wrong, if that is to be said; the exit status.
+    pub fn exit(&self) -> u8 {
+        if self.kind != Kind::ReaderGone {
+            print::stderr(format!("freehold: {self}\n"));
+        }
+        self.status()
+    }
+
+    /// Its name in JSON: what tells a status of ours from the same status of the program.
+    pub fn reason(&self) -> &'static str {
+        match self.kind {
+            Kind::Own => "error",
+            Kind::NotExecutable => "not-executable",
+            Kind::NotFound => "not-found",
+            Kind::ReaderGone => "reader-gone",
+        }
+    }
+}
+
+/// What the system says of an error, without its number.
+pub fn words(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error ").next().unwrap_or(&text).to_owned()
 }
 
 impl fmt::Display for Failure {

@@ -6,11 +6,27 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::Result;
 use crate::failure::Failure;
+use crate::{Result, print};
 
-/// Writes `bytes` to `path`: under another name first, so that nobody ever sees a half of it. A link stays, what it leads to is replaced.
+/// Whether a file that the user named stands for stdout.
+pub fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Prints the text for people that belongs to `files`, unless one of them takes stdout.
+pub fn print_beside<'a>(text: &str, files: impl IntoIterator<Item = &'a Option<PathBuf>>) -> Result<()> {
+    if files.into_iter().flatten().any(|path| is_stdout(path)) {
+        return Ok(());
+    }
+    print::stdout(text)
+}
+
+/// Writes `bytes` to `path`, or to stdout where it is `-`: under another name first, so that nobody ever sees a half of it. A link stays, what it leads to is replaced.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    if is_stdout(path) {
+        return print::stdout(bytes);
+    }
     let failed = |e: &std::io::Error| Failure::io("write", path, e);
     if is_stream(path) {
         let mut stream = std::fs::OpenOptions::new().write(true).open(path).map_err(|e| failed(&e))?;
@@ -36,6 +52,10 @@ pub fn write_json(path: &Path, record: &impl Serialize) -> Result<()> {
 pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a Option<PathBuf>>) -> Result<()> {
     let mut places: Vec<PathBuf> = Vec::new();
     for path in paths.into_iter().flatten() {
+        if is_stdout(path) {
+            take(&mut places, path.clone(), path)?;
+            continue;
+        }
         if path.is_dir() {
             let message = format!("cannot write {}: it is a folder", path.display());
             return Err(Failure::new(message, "name a file"));
@@ -45,14 +65,18 @@ pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a Option<PathBuf>>) 
         }
         let place = target(path);
         temporary_beside(&place)?;
-        if places.contains(&place) {
-            return Err(Failure::new(
-                format!("{} is named for two outputs", path.display()),
-                "name a file for each",
-            ));
-        }
-        places.push(place);
+        take(&mut places, place, path)?;
     }
+    Ok(())
+}
+
+/// Notes a place that is written to, which the user called `name`; fails where it was noted before.
+fn take(places: &mut Vec<PathBuf>, place: PathBuf, name: &Path) -> Result<()> {
+    if places.contains(&place) {
+        let message = format!("{} is named for two outputs", name.display());
+        return Err(Failure::new(message, "name a file for each"));
+    }
+    places.push(place);
     Ok(())
 }
 

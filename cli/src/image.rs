@@ -223,7 +223,7 @@ impl Image {
         let closed = |at: &&Path| self.entries.get(*at).is_some_and(|entry| entry.permissions & bit == 0);
         match real.ancestors().find(closed) {
             None => Ok(()),
-            Some(at) => Err(Failure::new(
+            Some(at) => Err(Failure::not_executable(
                 format!(
                     "user {} may not run {}: {} has mode {:04o} and is root's in the VM",
                     user.uid,

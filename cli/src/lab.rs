@@ -8,7 +8,6 @@ mod near_cache;
 mod slowdown;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::PathBuf;
 
 use crate::args::{self, LabOptions};
@@ -17,7 +16,7 @@ use crate::protocol::Ending;
 use crate::qemu::Engine;
 use crate::run::Prepared;
 use crate::session::End;
-use crate::{Result, files, report};
+use crate::{Result, files, print, report};
 
 /// All of them, in the order in which they are listed.
 const EXPERIMENTS: &[Experiment] =
@@ -55,14 +54,20 @@ pub struct Settings {
     pub json: Option<PathBuf>,
 }
 
+impl Settings {
+    /// Prints the summary, after the files are written.
+    fn print(&self, text: &str) -> Result<()> {
+        files::print_beside(text, [&self.json, &self.html])
+    }
+}
+
 /// Lists the experiments, or carries one out; returns the exit status of this command.
 pub fn lab(options: &LabOptions) -> Result<u8> {
     let Some(name) = &options.name else {
         if options.html.is_some() || options.json.is_some() || options.quick || options.boots.is_some() {
             return Err(Failure::new("which experiment?", format!("one of: {}", names())));
         }
-        // A reader that closes early (`| head`) has what it wanted.
-        let _ = std::io::stdout().write_all(list().as_bytes());
+        print::stdout(list())?;
         return Ok(0);
     };
     let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| {

@@ -9,9 +9,9 @@ use std::process::{Command, Stdio};
 
 use object::{Object, ObjectSection};
 
-use crate::Result;
 use crate::failure::Failure;
 use crate::kernel::{Family, Kernel};
+use crate::{Result, print};
 
 /// The package that depends on the current cloud kernel.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
@@ -77,7 +77,7 @@ fn fetch(folder: &Path) -> Result<PathBuf> {
         .find(|name| name.starts_with("linux-image-"))
         .ok_or_else(|| offline("apt knows no such package; apt-get update may help"))?
         .to_owned();
-    eprintln!("freehold: fetching {package} (once)");
+    print::stderr(format!("freehold: fetching {package} (once)\n"));
     output("apt-get", &["download", "-q", &package], work.path()).map_err(|e| offline(&e))?;
     let archive = fs::read_dir(work.path())
         .ok()

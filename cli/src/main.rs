@@ -2,7 +2,8 @@
 //! Linux, for comparison), connects its streams and ends with its status.
 //!
 //! Exit statuses: the program's own 0–255; 128+N when signal N ended it; 124 time-out; 125 an error of ours
-//! (one line, with a hint), or of the kernel's where `scope` watches it; 255 the guest died (the cause is always printed).
+//! (one line, with a hint), or of the kernel's where `scope` watches it; 126 the program cannot be executed;
+//! 127 there is no such program; 255 the guest died (the cause is always printed).
 #![forbid(unsafe_code)]
 
 mod accel;
@@ -19,6 +20,7 @@ mod kernel;
 mod lab;
 mod linux;
 mod outcome;
+mod print;
 mod program;
 mod protocol;
 mod qemu;
@@ -33,7 +35,7 @@ mod user;
 use std::process::ExitCode;
 
 use args::Command;
-use failure::{Failure, OWN_ERROR};
+use failure::Failure;
 
 fn main() -> ExitCode {
     let command = match args::parse() {
@@ -46,19 +48,16 @@ fn main() -> ExitCode {
         Command::Coverage(options) => coverage::coverage(&options),
         Command::Bench(options) => bench::bench(&options),
         Command::Lab(options) => lab::lab(&options),
-        Command::Doctor => doctor::doctor(),
-        Command::Completion { shell } => {
-            args::print_completion(shell);
-            Ok(0)
-        }
+        Command::Doctor(options) => doctor::doctor(&options),
+        Command::Completion { shell } => args::print_completion(shell).map(|()| 0),
         Command::Man => args::print_man().map(|()| 0),
+        Command::Version => print::stdout(format!("freehold {}\n", env!("CARGO_PKG_VERSION"))).map(|()| 0),
     };
     match result {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
             terminal::restore();
-            eprintln!("freehold: {failure}");
-            ExitCode::from(OWN_ERROR)
+            ExitCode::from(failure.exit())
         }
     }
 }

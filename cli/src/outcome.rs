@@ -6,11 +6,13 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::backtrace::Symbols;
-use crate::failure::{Failure, OWN_ERROR};
+use crate::failure::{Failure, OWN_ERROR, READER_GONE};
 use crate::protocol::Ending;
 use crate::session::{End, Ended};
 use crate::{Result, files, report};
 
+/// The signal that a terminal's user sends to end a program.
+const SIGINT: u8 = 2;
 /// Exit status of a time-out.
 pub const TIMED_OUT: u8 = 124;
 /// Exit status of a guest that died.
@@ -32,6 +34,9 @@ pub struct Outcome {
     panic: Option<Value>,
     /// What was wrong, for `error` and `audit`.
     message: Option<String>,
+    /// Why there was no run: not-found (status 127), not-executable (126) or error (125). These statuses are the
+    /// program's own where this is null.
+    reason: Option<&'static str>,
     /// Kernel name, from the guest.
     kernel: Option<Value>,
     /// Its version.
@@ -71,7 +76,7 @@ impl Outcome {
         outcome.audit = field(&ended.report, "audit");
         outcome.syscalls = field(&ended.report, "syscalls");
         outcome.missing = field(&ended.report, "missing");
-        if let End::Program(ending) | End::Unbalanced(ending, _) = &ended.end {
+        if let End::Program(ending) | End::Unbalanced(ending, _) | End::OutputLost(ending, _) = &ended.end {
             match ending {
                 Ending::Exit(status) => outcome.exit = Some(*status),
                 Ending::Signal(signal) => outcome.signal = Some(*signal),
@@ -84,11 +89,19 @@ impl Outcome {
                 outcome.message = Some(report::unbalanced(finding));
                 ("audit", OWN_ERROR)
             }
+            End::OutputLost(_, loss) => {
+                outcome.message = Some(report::output_lost(*loss));
+                ("error", if loss.reader_gone() { READER_GONE } else { OWN_ERROR })
+            }
             End::Ready => ("exit", 0),
             End::TimedOut => ("timeout", TIMED_OUT),
             End::Interrupted(signal) => {
                 outcome.signal = Some(*signal);
                 ("interrupted", 128u8.saturating_add(*signal))
+            }
+            End::Escaped => {
+                outcome.signal = Some(SIGINT);
+                ("interrupted", 128u8.saturating_add(SIGINT))
             }
             End::Recalled => ("interrupted", OWN_ERROR),
             End::Panicked(certificate) => {
@@ -108,8 +121,9 @@ impl Outcome {
     pub fn of_failure(failure: &Failure) -> Outcome {
         Outcome {
             outcome: "error",
-            status: OWN_ERROR,
+            status: failure.status(),
             message: Some(failure.to_string()),
+            reason: Some(failure.reason()),
             ..Outcome::default()
         }
     }

@@ -79,7 +79,7 @@ pub fn find_in_tree(name: &OsStr, root: &Path) -> Result<Program> {
             return Ok(Program { guest, files: BTreeSet::new() });
         }
     }
-    Err(Failure::new(
+    Err(Failure::not_found(
         format!("no such program in {}: {}", root.display(), name.display()),
         "with --root the program is looked for inside the tree",
     ))
@@ -90,7 +90,7 @@ fn locate(name: &OsStr) -> Result<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         let path = absolute(Path::new(name))?;
         if !path.exists() {
-            return Err(Failure::new(
+            return Err(Failure::not_found(
                 format!("no such program: {}", name.display()),
                 "the path is a path on the host; use -v HOST:GUEST to place files elsewhere",
             ));
@@ -111,7 +111,7 @@ fn locate(name: &OsStr) -> Result<PathBuf> {
     } else {
         "looked in every folder of PATH".into()
     };
-    Err(Failure::new(format!("no such program: {}", name.display()), hint))
+    Err(Failure::not_found(format!("no such program: {}", name.display()), hint))
 }
 
 /// `path` made absolute, with `.` and `..` taken out by name.
@@ -140,10 +140,13 @@ impl Closure {
     fn add_program(&mut self, path: &Path, depth: usize) -> Result<()> {
         let meta = fs::metadata(path).map_err(|e| Failure::io("read", path, &e))?;
         if meta.is_dir() {
-            return Err(Failure::new(format!("{} is a folder, not a program", path.display()), ""));
+            return Err(Failure::not_executable(
+                format!("{} is a folder, not a program", path.display()),
+                "",
+            ));
         }
         if meta.permissions().mode() & 0o111 == 0 {
-            return Err(Failure::new(
+            return Err(Failure::not_executable(
                 format!("{} is not executable", path.display()),
                 format!("chmod +x {}", path.display()),
             ));
@@ -160,7 +163,7 @@ impl Closure {
 
     fn add_script(&mut self, path: &Path, line: &[u8], depth: usize) -> Result<()> {
         if depth == MAX_INTERPRETERS {
-            return Err(Failure::new(
+            return Err(Failure::not_executable(
                 format!("{}: too many interpreters in a row", path.display()),
                 "a script's #! line names a script, and so on",
             ));
@@ -172,11 +175,14 @@ impl Closure {
             .filter(|word| !word.is_empty())
             .map(|word| OsString::from_vec(word.to_vec()));
         let Some(interpreter) = words.next() else {
-            return Err(Failure::new(format!("{}: its #! line names no interpreter", path.display()), ""));
+            return Err(Failure::not_executable(
+                format!("{}: its #! line names no interpreter", path.display()),
+                "",
+            ));
         };
         let interpreter_path = Path::new(&interpreter);
         if !interpreter_path.exists() {
-            return Err(Failure::new(
+            return Err(Failure::not_executable(
                 format!("{}: its interpreter {} does not exist", path.display(), interpreter.display()),
                 "",
             ));

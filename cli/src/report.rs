@@ -5,7 +5,8 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use crate::backtrace::{Addresses, Symbols};
-use crate::session::{End, Ended};
+use crate::failure::words;
+use crate::session::{End, Ended, Loss};
 
 /// Lines of the kernel log that a death is shown with.
 const LOG_LINES: usize = 40;
@@ -176,13 +177,12 @@ pub fn closing(ended: &Ended, program: &str, machine: &str) -> String {
 fn ending(end: &End) -> String {
     use crate::protocol::Ending;
     match end {
-        End::Program(Ending::Exit(status)) | End::Unbalanced(Ending::Exit(status), _) => {
-            format!("exit {status}")
-        }
-        End::Program(Ending::Signal(signal)) | End::Unbalanced(Ending::Signal(signal), _) => {
-            format!("ended by signal {signal}")
-        }
+        End::Program(ending) | End::Unbalanced(ending, _) | End::OutputLost(ending, _) => match ending {
+            Ending::Exit(status) => format!("exit {status}"),
+            Ending::Signal(signal) => format!("ended by signal {signal}"),
+        },
         End::TimedOut => "timed out".into(),
+        End::Escaped => "ended from the terminal".into(),
         End::Interrupted(signal) => format!("interrupted by signal {signal}"),
         _ => "died".into(),
     }
@@ -242,6 +242,12 @@ pub fn unbalanced(finding: &str) -> String {
         "the kernel's frame table does not balance: {finding} (a defect of the kernel: do not rely on this run; run it again with --verbose and \
          report what it prints)"
     )
+}
+
+/// What is said of a run whose output did not arrive.
+pub fn output_lost(loss: Loss) -> String {
+    let Loss { stream, error } = loss;
+    format!("cannot write the program's output to {stream}: {}", words(&error.into()))
 }
 
 /// The summary of `--syscalls`: most frequent first, those that are not implemented marked.

@@ -1,7 +1,7 @@
 //! `freehold run`: from the command line to the exit status.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{BufWriter, Write};
+use std::io::BufWriter;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,11 +21,11 @@ use crate::program::{self, Program};
 use crate::qemu::swap::Swap;
 use crate::qemu::{self, Debugger, Engine, Files, Machine, Ports};
 use crate::report;
-use crate::session::{self, End, Ended, Job, LogTo, Purpose, Recall};
+use crate::session::{self, End, Ended, Job, LogTo, OutputTo, Purpose, Recall};
 use crate::size::show_size;
 use crate::terminal::{self, Streams};
 use crate::user::User;
-use crate::{Result, files};
+use crate::{Result, files, print};
 
 /// Where the guest looks for its orders.
 pub const SPEC: &str = "/.freehold/spec";
@@ -33,6 +33,10 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// Runs the program that `options` describe; returns the exit status of this command.
 pub fn run(options: &RunOptions) -> Result<u8> {
+    if options.json.as_deref().is_some_and(files::is_stdout) {
+        let hint = "name a file; bench, lab, doctor and scope take -";
+        return Err(Failure::new("--json -: the program's output goes to stdout", hint));
+    }
     files::check_writable([&options.json])?;
     let result = prepare_and_run(options);
     if let (Err(failure), Some(file)) = (&result, &options.json) {
@@ -70,6 +74,8 @@ pub struct Prepared {
     pub kernel: Kernel,
     /// Its files.
     pub image: Image,
+    /// Where the program's stdout goes.
+    pub output: OutputTo,
     spec: Spec,
     timeout: Option<Duration>,
     purpose: Purpose,
@@ -122,7 +128,7 @@ impl Prepared {
         machine.check_family(kernel.family)?;
         machine.check_memory(kernel.family, image.unpacking_bytes())?;
         let log = if options.verbose { LogTo::Stderr } else { LogTo::Nowhere };
-        Ok(Prepared { machine, kernel, image, spec, timeout, purpose, log })
+        Ok(Prepared { machine, kernel, image, output: OutputTo::Stdout, spec, timeout, purpose, log })
     }
 
     /// The kernel's symbols, for reports about this run.
@@ -152,7 +158,10 @@ impl Prepared {
         self.image.write(&mut BufWriter::with_capacity(1 << 20, initramfs.as_file_mut()))?;
         let swap = self.machine.swap.map(Swap::make).transpose()?;
         if self.machine.debugger == Debugger::Waited {
-            eprintln!("freehold: waiting for: gdb {} -ex 'target remote :1234'", self.kernel.path.display());
+            print::stderr(format!(
+                "freehold: waiting for: gdb {} -ex 'target remote :1234'\n",
+                self.kernel.path.display()
+            ));
         }
         session::run(&Job {
             machine: &self.machine,
@@ -160,6 +169,7 @@ impl Prepared {
             files: Files { initramfs: initramfs.path(), swap: swap.as_ref().map(NamedTempFile::path) },
             engine,
             streams: self.spec.streams,
+            output: self.output,
             timeout: self.timeout,
             purpose: self.purpose,
             log: self.log,
@@ -181,18 +191,24 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     match &ended.end {
         End::TimedOut => {
             let within = humantime::format_duration(run.timeout.unwrap_or_default());
-            eprintln!("freehold: {name} did not end within {within}: killed");
+            print::stderr(format!("freehold: {name} did not end within {within}: killed\n"));
         }
+        End::Escaped => print::stderr("freehold: ended from the terminal (Ctrl-] three times)\n"),
         End::Qemu(words) => {
             return Err(Failure::qemu(words, words.clone()));
         }
         _ => {}
     }
     if let Some(text) = report::death(ended, &symbols) {
-        eprint!("freehold: {text}");
+        print::stderr(format!("freehold: {text}"));
     }
     if let End::Unbalanced(_, finding) = &ended.end {
-        eprintln!("freehold: {}", report::unbalanced(finding));
+        print::stderr(format!("freehold: {}\n", report::unbalanced(finding)));
+    }
+    if let End::OutputLost(_, loss) = &ended.end
+        && !loss.reader_gone()
+    {
+        print::stderr(format!("freehold: {}\n", report::output_lost(*loss)));
     }
     let show = match options.report {
         When::Always => true,
@@ -205,14 +221,17 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     if show && ended.report.is_some() {
         let cpus = if machine.cpus == 1 { "1 CPU".to_owned() } else { format!("{} CPUs", machine.cpus) };
         let shape = format!("{}, {cpus}, {}", show_size(machine.memory), accel.to_uppercase());
-        eprint!("{}", report::closing(ended, &name, &shape));
+        print::stderr(report::closing(ended, &name, &shape));
     }
     let missing = report::missing_files(ended);
     if show && !missing.is_empty() {
-        eprintln!("   sought and not in the image (-a PATH adds a file): {}", missing.join(" "));
+        print::stderr(format!(
+            "   sought and not in the image (-a PATH adds a file): {}\n",
+            missing.join(" ")
+        ));
     }
     if options.syscalls {
-        eprint!("{}", report::syscalls(ended));
+        print::stderr(report::syscalls(ended));
     }
     Ok(outcome)
 }
@@ -244,6 +263,9 @@ fn environment(user: User, kind: Option<OsString>, additions: &[OsString]) -> Re
     list.extend(kind.map(|kind| ("TERM".into(), kind)));
     for addition in additions {
         let bytes = addition.as_bytes();
+        if bytes.contains(&0) {
+            return Err(Failure::new("-e: a variable cannot hold a zero byte", ""));
+        }
         let (key, value) = match bytes.iter().position(|&byte| byte == b'=') {
             Some(at) => (&bytes[..at], Some(OsString::from_vec(bytes[at + 1..].to_vec()))),
             None => (bytes, std::env::var_os(addition)),
@@ -406,8 +428,8 @@ pub fn print_line(options: &RunOptions, machine: &Machine, kernel: &Kernel) -> R
         text.push_str(if argument.as_bytes().starts_with(b"-") { " \\\n  " } else { " " });
         text.push_str(&quote(&argument));
     }
-    // A reader that closes early (`| head`) has what it wanted.
-    let _ = writeln!(std::io::stdout(), "{text}");
+    text.push('\n');
+    print::stdout(text)?;
     Ok(0)
 }
 

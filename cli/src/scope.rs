@@ -26,8 +26,8 @@ use crate::outcome::Outcome;
 use crate::protocol::Ending;
 use crate::qemu::{self, Engine, Watcher};
 use crate::run::{self, Prepared};
-use crate::session::{End, Ended, Recall, WATCHER_NAME};
-use crate::{Result, files, kernel};
+use crate::session::{End, Ended, OutputTo, Recall, WATCHER_NAME};
+use crate::{Result, files, kernel, print};
 use digest::Digest;
 use summary::Rows;
 pub use summary::plural;
@@ -58,6 +58,13 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     }
     let mut microscope = Microscope::new(options)?;
     let mut run = Prepared::new(&options.run)?;
+    if [&options.run.json, &options.html, &options.damo]
+        .into_iter()
+        .flatten()
+        .any(|path| files::is_stdout(path))
+    {
+        run.output = OutputTo::Stderr;
+    }
     let seen = microscope.watch(&mut run)?;
     if options.run.dry_run {
         name_files(&mut run);
@@ -87,9 +94,9 @@ pub fn scope(options: &ScopeOptions) -> Result<u8> {
     };
     write_files(options, &story)?;
     let rows = if options.phase_rows { Rows::All } else { Rows::Marked };
-    eprint!("{}", summary::summary(&story, rows));
+    print::stderr(summary::summary(&story, rows));
     if results.oracle.total > 0 {
-        eprintln!("freehold: {}", summary::verdict(&story));
+        print::stderr(format!("freehold: {}\n", summary::verdict(&story)));
         return Ok(OWN_ERROR);
     }
     Ok(outcome.status())
@@ -109,7 +116,7 @@ fn only_code(options: &ScopeOptions, into: &Path) -> Result<u8> {
     let ended = run.run(Engine::Tcg)?;
     let (own, whole) = watched.add(&ended.words)?;
     let outcome = run::conclude(&options.run, &run, Engine::Tcg, &ended)?;
-    eprintln!("{}", coverage::line(&own, &whole));
+    print::stderr(format!("{}\n", coverage::line(&own, &whole)));
     Ok(outcome.status())
 }
 

@@ -5,6 +5,7 @@
 //! once it runs: its console ports throw bytes away when a non-blocking socket is full, so a full one must stop it.
 
 mod channel;
+mod escape;
 mod monitor;
 mod pump;
 mod recall;
@@ -19,13 +20,14 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use serde_json::Value;
 
-use crate::Result;
 use crate::failure::Failure;
 use crate::image::spec::Stream;
 use crate::protocol::{Decoder, Ending, FromGuest, ToGuest};
 use crate::qemu::{Engine, Files, Machine, Ports};
+use crate::{Result, print};
 use crate::{kernel, qemu, terminal};
 use channel::{Channel, Log};
 use monitor::Monitor;
@@ -55,6 +57,8 @@ pub struct Job<'a> {
     pub engine: Engine,
     /// What the program's streams are.
     pub streams: [Stream; 3],
+    /// Where the program's stdout goes.
+    pub output: OutputTo,
     /// Kill it after this long.
     pub timeout: Option<Duration>,
     /// What the run is for.
@@ -79,6 +83,15 @@ pub enum Purpose {
     Symbols,
 }
 
+/// Where the program's stdout goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputTo {
+    /// Ours.
+    Stdout,
+    /// Our stderr: stdout takes a file that the user named `-`.
+    Stderr,
+}
+
 /// Where the kernel log goes besides the place that is kept for a death certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogTo {
@@ -95,12 +108,16 @@ pub enum End {
     Program(Ending),
     /// The program ended, and the kernel's closing audit found this.
     Unbalanced(Ending, String),
+    /// The program ended, and some of its output could not be written where it was to go.
+    OutputLost(Ending, Loss),
     /// It came to READY, and nothing else was wanted.
     Ready,
     /// Time was up.
     TimedOut,
     /// A signal told us to stop before the program could be told.
     Interrupted(u8),
+    /// The user typed the escape key.
+    Escaped,
     /// Its [`Job::recall`] was called.
     Recalled,
     /// The kernel sent its death certificate.
@@ -109,6 +126,22 @@ pub enum End {
     Died,
     /// QEMU did not do what it was asked: its own words, or the signal that killed it.
     Qemu(String),
+}
+
+/// Output of the program that did not arrive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Loss {
+    /// stdout or stderr.
+    pub stream: &'static str,
+    /// What the host said of a write there.
+    pub error: Errno,
+}
+
+impl Loss {
+    /// The reader went away, which is its right: a program that writes on would be ended by SIGPIPE.
+    pub fn reader_gone(self) -> bool {
+        self.error == Errno::PIPE
+    }
 }
 
 /// Everything that is known after a run.
@@ -163,15 +196,18 @@ struct ProgramEnd {
     at: Instant,
 }
 
-/// How a program's end counts: whatever it returned, the run has failed where the kernel has lost count of a frame.
-fn end_of(ending: Ending, report: Option<&Value>) -> End {
-    match report.and_then(|report| report.get("audit")) {
-        None => End::Program(ending),
-        Some(audit) if audit.as_str() == Some("ok") => End::Program(ending),
-        Some(audit) => {
-            let finding = audit.as_str().map_or_else(|| audit.to_string(), str::to_owned);
-            End::Unbalanced(ending, finding)
-        }
+/// How a program's end counts: whatever it returned, the run has failed where the kernel has lost count of a frame, or
+/// where output is missing.
+fn end_of(ending: Ending, report: Option<&Value>, loss: Option<Loss>) -> End {
+    let audit = report.and_then(|report| report.get("audit")).filter(|audit| audit.as_str() != Some("ok"));
+    if let Some(audit) = audit {
+        let finding = audit.as_str().map_or_else(|| audit.to_string(), str::to_owned);
+        return End::Unbalanced(ending, finding);
+    }
+    match loss {
+        // A program that heard of the closed stream ended as it saw fit.
+        Some(loss) if !loss.reader_gone() || ending == Ending::Exit(0) => End::OutputLost(ending, loss),
+        _ => End::Program(ending),
     }
 }
 
@@ -248,7 +284,10 @@ impl<'a> Session<'a> {
         let (input, output, error) = match job.purpose {
             Purpose::Program => (
                 Pump::from_host(rustix::stdio::stdin(), &stream)?,
-                Pump::to_host(&stream, rustix::stdio::stdout())?,
+                match job.output {
+                    OutputTo::Stdout => Pump::to_host(&stream, rustix::stdio::stdout())?,
+                    OutputTo::Stderr => Pump::to_host(&stream, rustix::stdio::stderr())?,
+                },
                 Pump::to_host(&error, rustix::stdio::stderr())?,
             ),
             Purpose::Proof | Purpose::Symbols => (Pump::idle(), Pump::idle(), Pump::idle()),
@@ -315,6 +354,9 @@ impl<'a> Session<'a> {
             self.tell_closed();
             if self.ended.is_none() && self.job.purpose == Purpose::Program {
                 self.input.run();
+                if self.input.escaped() {
+                    break End::Escaped;
+                }
                 self.tell_end_of_input();
             }
             if heard {
@@ -405,7 +447,7 @@ impl<'a> Session<'a> {
             tv_nsec: i64::from(limit.subsec_nanos().saturating_add(1_000_000).min(999_999_999)),
         });
         match poll(&mut set, limit.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(Failure::new(format!("cannot wait for the VM: {error}"), "")),
         }
         if self.ready.is_none() {
@@ -442,8 +484,10 @@ impl<'a> Session<'a> {
             FromGuest::Ready(message) => {
                 self.ready = Some(message);
                 self.progress.finish_and_clear();
+                self.unlink_files();
                 if self.job.purpose == Purpose::Program && self.job.streams[0] == Stream::Terminal {
                     terminal::make_raw();
+                    self.input.watch_keys();
                     // It may have changed while the guest booted.
                     let (rows, columns) = terminal::window();
                     self.tell(ToGuest::WindowSize(rows, columns));
@@ -461,10 +505,18 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// QEMU has the files open or has read them by now: if this process is killed, none stays behind.
+    fn unlink_files(&self) {
+        for file in [Some(self.job.files.initramfs), self.job.files.swap].into_iter().flatten() {
+            // The file's owner removes it at the end, if it is there.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+
     fn notice(&mut self, text: String) {
         if self.job.purpose != Purpose::Measurement {
             let end = if terminal::is_raw() { "\r\n" } else { "\n" };
-            eprint!("freehold: {}{end}", text.trim_end());
+            print::stderr(format!("freehold: {}{end}", text.trim_end()));
         }
         self.notices.push(text);
     }
@@ -486,6 +538,12 @@ impl<'a> Session<'a> {
         if self.error.newly_refused() {
             self.tell(ToGuest::Closed(1));
         }
+    }
+
+    /// Output that could not be written; stdout first, since stderr tells.
+    fn loss(&self) -> Option<Loss> {
+        let of = |pump: &Pump, stream| pump.refusal().map(|error| Loss { stream, error });
+        of(&self.output, "stdout").or_else(|| of(&self.error, "stderr"))
     }
 
     /// From the guest's first word on QEMU runs, so what it set up at its start stays as we make it now.
@@ -531,7 +589,7 @@ impl<'a> Session<'a> {
             // A reader that is slow is waited for; a guest that is slow to power off is not.
             let late = at.elapsed() >= POWER_OFF_GRACE && self.output.is_empty() && self.error.is_empty();
             if complete || drained || late {
-                return Some(end_of(*ending, self.report.as_ref()));
+                return Some(end_of(*ending, self.report.as_ref(), self.loss()));
             }
         } else if let Some(status) = gone
             && self.output.is_done()

@@ -8,25 +8,43 @@ use crate::failure::Failure;
 /// Bytes in a mebibyte.
 pub const MIB: u64 = 1 << 20;
 
-/// `512M`, `1G`, `65536K`; a bare number is MiB, as in QEMU. Returns bytes, always more than 0.
+/// `512M`, `1.5G`, `65536K`; a bare number is MiB, as in QEMU. Returns bytes, always more than 0.
+///
+/// # Errors
+/// Anything else, sizes of more than 64 bits, and fractions that are no whole number of bytes.
 pub fn parse_size(option: &str, text: &str) -> Result<u64> {
     let wrong = || {
-        Failure::new(format!("{option} {text}: not a size"), "write a number and K, M or G, for example 512M")
+        Failure::new(
+            format!("{option} {text}: not a size"),
+            "write a number and K, M or G, for example 512M or 1.5G",
+        )
     };
     let text_trimmed = text.trim();
     let digits = text_trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    let unit = match &text_trimmed[digits.len()..].to_ascii_uppercase()[..] {
+    let unit: u64 = match &text_trimmed[digits.len()..].to_ascii_uppercase()[..] {
         "K" | "KB" | "KIB" => 1 << 10,
         "" | "M" | "MB" | "MIB" => MIB,
         "G" | "GB" | "GIB" => 1 << 30,
         "T" | "TB" | "TIB" => 1 << 40,
         _ => return Err(wrong()),
     };
-    match number.checked_mul(unit) {
+    match times(digits, unit) {
         Some(bytes) if bytes > 0 => Ok(bytes),
         _ => Err(wrong()),
     }
+}
+
+/// A decimal number times `unit`, exactly; `None` where it is no number, too large or not whole.
+fn times(number: &str, unit: u64) -> Option<u64> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number(whole) || !is_number(fraction) {
+        return None;
+    }
+    let scale = 10u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+    let parts = whole.parse::<u128>().ok()?.checked_mul(scale)?.checked_add(fraction.parse().ok()?)?;
+    let scaled = parts.checked_mul(u128::from(unit))?;
+    scaled.is_multiple_of(scale).then(|| u64::try_from(scaled / scale).ok())?
 }
 
 /// A size in the largest unit that divides it: the form QEMU's options take.
@@ -68,7 +86,24 @@ mod tests {
         assert_eq!(parse_size("-m", "512").expect("size"), 512 * MIB);
         assert_eq!(parse_size("-m", "1g").expect("size"), 1 << 30);
         assert_eq!(parse_size("-m", "64KiB").expect("size"), 65536);
-        for bad in ["", "M", "0", "12Q", "-3M", "1.5G", "99999999999999999T"] {
+        assert_eq!(parse_size("-m", "1.5G").expect("size"), 1536 * MIB);
+        assert_eq!(parse_size("-m", "0.25M").expect("size"), 256 << 10);
+        let long = format!("1.{}G", "0".repeat(60));
+        for bad in [
+            "",
+            "M",
+            "0",
+            "12Q",
+            "-3M",
+            "+3M",
+            "1.G",
+            ".5G",
+            "1.2.3G",
+            "0.3K",
+            "0.0M",
+            "99999999999999999T",
+            &long,
+        ] {
             assert!(parse_size("-m", bad).is_err(), "{bad} is no size");
         }
     }

@@ -17,7 +17,7 @@ use crate::outcome::{GUEST_DIED, TIMED_OUT};
 use crate::protocol::Ending;
 use crate::report;
 use crate::session::{End, Ended, Recall};
-use crate::{Result, args, scope};
+use crate::{Result, args, print, scope};
 
 /// Lines of a guest's own words that are shown with its failure.
 const LINES_SHOWN: usize = 12;
@@ -216,7 +216,7 @@ pub fn tell(stop: Stop) -> Result<u8> {
     match stop {
         Stop::Failure(failure) => Err(failure),
         Stop::Guest(text, status) => {
-            eprint!("{text}");
+            print::stderr(text);
             Ok(status)
         }
         Stop::Interrupted(signal) => Ok(128u8.saturating_add(signal)),

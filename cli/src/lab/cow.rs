@@ -14,7 +14,7 @@ use crate::args::BenchOptions;
 use crate::bench::{self, Compared};
 use crate::failure::Failure;
 use crate::html::{Axis, Bar, Bars, Cell, Column, Page, Table, Tile, Tone, Unit};
-use crate::{Result, files, kernel};
+use crate::{Result, files, kernel, print};
 
 /// In the registry.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -137,12 +137,12 @@ fn run(settings: &Settings) -> Result<u8> {
     let mut patterns = Vec::new();
     for side in &SIDES {
         for boot in 1..=extents.boots {
-            eprintln!("freehold: {}, boot {boot} of {}", side.name, extents.boots);
+            print::stderr(format!("freehold: {}, boot {boot} of {}\n", side.name, extents.boots));
             let output = output_of(&words(side, &extents, program.as_os_str().to_owned()))?;
             add(&mut patterns, side.name, &output)?;
         }
     }
-    eprintln!("freehold: what it costs");
+    print::stderr("freehold: what it costs\n");
     let options = BenchOptions {
         quick: settings.extent == Extent::Quick,
         names: extents.rows.iter().map(|&name| name.to_owned()).collect(),
@@ -154,7 +154,6 @@ fn run(settings: &Settings) -> Result<u8> {
         Ok(costs) => costs,
         Err(status) => return Ok(status),
     };
-    print!("{}\n{}", summary(&extents, &patterns), costs.text());
     if let Some(path) = &settings.json {
         let record = Record {
             experiment: EXPERIMENT.name,
@@ -167,6 +166,7 @@ fn run(settings: &Settings) -> Result<u8> {
     if let Some(path) = &settings.html {
         page(&extents, &patterns, &costs).write(path)?;
     }
+    settings.print(&format!("{}\n{}", summary(&extents, &patterns), costs.text()))?;
     Ok(costs.tell_failures())
 }
 

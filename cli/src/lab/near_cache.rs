@@ -52,7 +52,7 @@ use serde::Serialize;
 use super::{Experiment, Extent, Settings, output_of};
 use crate::failure::Failure;
 use crate::size::{MIB, show_size};
-use crate::{Result, args, files, kernel, scope};
+use crate::{Result, args, files, kernel, print, scope};
 use workload::{Share, Workload, by_chance, frames_at_random, frames_of_a_part_first};
 
 /// In the registry.
@@ -311,7 +311,6 @@ fn run(settings: &Settings) -> Result<u8> {
     for side in extents.watched {
         found.confirmed.push(confirm(side, &extents, &volume)?);
     }
-    print!("{}", report::summary(&extents, &found));
     if let Some(path) = &settings.json {
         let record = Record {
             experiment: EXPERIMENT.name,
@@ -327,6 +326,7 @@ fn run(settings: &Settings) -> Result<u8> {
     if let Some(path) = &settings.html {
         report::page(&extents, &found).write(path)?;
     }
+    settings.print(&report::summary(&extents, &found))?;
     Ok(0)
 }
 
@@ -383,7 +383,7 @@ fn measure(side: &Side, extents: &Extents, volume: &OsString, found: &mut Found)
 
 /// One boot of a side, by its number.
 fn boot(side: &Side, extents: &Extents, volume: &OsString, number: u32) -> Result<Boot> {
-    eprintln!("freehold: {}, boot {number} of {}", side.name, extents.boots);
+    print::stderr(format!("freehold: {}, boot {number} of {}\n", side.name, extents.boots));
     let (heap, seed) = ((3 * extents.cache / MIB).to_string(), number.to_string());
     let mut words: Vec<OsString> = ["--icount", "--seed", &seed].iter().map(OsString::from).collect();
     let arguments = ["frames", &heap, &seed];
@@ -415,7 +415,7 @@ fn frames(output: &str, age: Age, pages: usize) -> Result<Vec<u64>> {
 /// Watches a program that reads a heap as large as its cache at random.
 fn confirm(side: &Side, extents: &Extents, volume: &OsString) -> Result<Confirmed> {
     let (cache, accesses) = extents.confirmed;
-    eprintln!("freehold: {}, under the microscope", side.name);
+    print::stderr(format!("freehold: {}, under the microscope\n", side.name));
     let arguments = ["walk", &(cache / MIB).to_string(), &accesses.to_string()];
     // A small last-level cache: the walk misses it, as a large heap misses a large one.
     let mut watched: Vec<OsString> =

@@ -16,7 +16,7 @@ use crate::protocol::Ending;
 use crate::qemu::Engine;
 use crate::run::Prepared;
 use crate::session::End;
-use crate::{Result, args, bench, files, scope};
+use crate::{Result, args, bench, files, print, scope};
 
 /// In the registry.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -83,7 +83,7 @@ fn run(settings: &Settings) -> Result<u8> {
     let mut emulator = None;
     for run in 1..=runs {
         for (way, seconds) in ways.iter().zip(&mut seconds) {
-            eprintln!("freehold: {}, run {run} of {runs}", way.name);
+            print::stderr(format!("freehold: {}, run {run} of {runs}\n", way.name));
             let (spent, watched_by) = once(way, folder.path())?;
             seconds.push(spent);
             emulator = emulator.or(watched_by);
@@ -94,7 +94,6 @@ fn run(settings: &Settings) -> Result<u8> {
     let measured: Vec<Measured> =
         ways.iter().zip(seconds).map(|(way, seconds)| Measured::new(way, seconds, &plain)).collect();
     let report = Report { measured: &measured, qemu: bench::emulator(), emulator };
-    print!("{}", report.summary());
     if let Some(path) = &settings.json {
         let record = Record {
             experiment: EXPERIMENT.name,
@@ -108,6 +107,7 @@ fn run(settings: &Settings) -> Result<u8> {
     if let Some(path) = &settings.html {
         report.page().write(path)?;
     }
+    settings.print(&report.summary())?;
     Ok(0)
 }
 

@@ -32,7 +32,7 @@ impl Object {
         let data = std::fs::read(path).map_err(|e| Failure::io("read", path, &e))?;
         check_kind(path, &data)?;
         parse(path, &data)
-            .map_err(|error| Failure::new(format!("{}: damaged ELF file: {error}", path.display()), ""))
+            .map_err(|e| Failure::not_executable(format!("{}: damaged ELF file: {e}", path.display()), ""))
     }
 
     /// True when `path` is an x86-64 object: the loader passes over others in its search.
@@ -47,7 +47,7 @@ impl Object {
 fn check_kind(path: &Path, data: &[u8]) -> Result<()> {
     let wrong = |what: &str, hint: &str| {
         let message = format!("{} is {what}, not an x86-64 Linux program", path.display());
-        Err(Failure::new(message, hint))
+        Err(Failure::not_executable(message, hint))
     };
     match data {
         [0x7f, b'E', b'L', b'F', 2, 1, ..] if data.len() >= 64 => {

@@ -1,10 +1,12 @@
 //! One direction of one stream: bytes from a source to a sink, in order, none lost, none invented.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::escape::Escape;
 use crate::Result;
 use crate::failure::Failure;
 
@@ -34,7 +36,12 @@ pub struct Pump {
     start: usize,
     end: usize,
     moved: u64,
+    /// Where the source is the user's terminal.
+    escape: Option<Escape>,
+    escaped: bool,
     refused: Told,
+    /// Why the sink takes no more.
+    refusal: Option<Errno>,
     ended: Told,
 }
 
@@ -92,7 +99,10 @@ impl Pump {
             start: 0,
             end: 0,
             moved: 0,
+            escape: None,
+            escaped: false,
             refused: Told::No,
+            refusal: None,
         }
     }
 
@@ -120,6 +130,9 @@ impl Pump {
             Ok(size) if size > 0 => {
                 self.start = 0;
                 self.end = size;
+                if let Some(escape) = &mut self.escape {
+                    self.escaped |= escape.typed(&self.buffer[..size], Instant::now());
+                }
                 true
             }
             Err(Errno::AGAIN | Errno::INTR) => false,
@@ -154,8 +167,9 @@ impl Pump {
                 Ok(size) => self.pass(size),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return false,
-                Err(_) => {
+                Err(error) => {
                     self.to = None;
+                    self.refusal = Some(error);
                     self.refused.arise();
                 }
             }
@@ -168,14 +182,29 @@ impl Pump {
         self.moved += size as u64;
     }
 
+    /// From now on looks for the escape key.
+    pub fn watch_keys(&mut self) {
+        self.escape = Some(Escape::default());
+    }
+
+    /// Whether the user typed the escape key.
+    pub fn escaped(&self) -> bool {
+        self.escaped
+    }
+
     /// Once: the source has ended and everything has been passed on; how many bytes there were.
     pub fn newly_ended(&mut self) -> Option<u64> {
         (self.is_empty() && self.ended.take()).then_some(self.moved)
     }
 
-    /// Once: the sink has refused (a closed pipe).
+    /// Once: the sink has refused (a closed pipe, a full disk).
     pub fn newly_refused(&mut self) -> bool {
         self.refused.take()
+    }
+
+    /// Why bytes did not reach the sink; `None` where all did.
+    pub fn refusal(&self) -> Option<Errno> {
+        self.refusal
     }
 
     /// True when nothing is held.

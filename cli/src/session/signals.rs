@@ -16,17 +16,35 @@ use crate::failure::Failure;
 pub const WINDOW_CHANGED: u8 = SIGWINCH as u8;
 
 const WATCHED: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
-/// The third of these in a row ends the VM: a program that ignores them must not hold the user.
-const INSISTENT: [i32; 3] = [SIGINT, SIGQUIT, SIGTERM];
-const TIMES: usize = 3;
-const IN_A_ROW: Duration = Duration::from_secs(2);
+/// These ask the program to end. One that ignores them must not hold the user: see [`Insistence`].
+const ENDING: [i32; 3] = [SIGINT, SIGQUIT, SIGTERM];
+/// So long a program may take to end after the first.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// So many end the VM at once.
+const TIMES: u32 = 3;
 
 /// Signals noted since the last look.
 pub struct Signals {
     wake: UnixStream,
     noted: Vec<(i32, Arc<AtomicBool>)>,
     actions: Vec<SigId>,
-    insistence: Vec<Instant>,
+    insistence: Insistence,
+}
+
+/// How often the user has asked for the end.
+#[derive(Default)]
+struct Insistence {
+    first: Option<Instant>,
+    count: u32,
+}
+
+impl Insistence {
+    /// Notes one more at `now`. True when the VM is to end: the first is long ago, or there were many.
+    fn note(&mut self, now: Instant) -> bool {
+        let first = *self.first.get_or_insert(now);
+        self.count += 1;
+        self.count >= TIMES || now.duration_since(first) >= PATIENCE
+    }
 }
 
 impl Signals {
@@ -44,7 +62,7 @@ impl Signals {
             actions.push(signal_hook::low_level::pipe::register(signal, write).map_err(failed)?);
             noted.push((signal, flag));
         }
-        Ok(Signals { wake, noted, actions, insistence: Vec::new() })
+        Ok(Signals { wake, noted, actions, insistence: Insistence::default() })
     }
 
     /// Readable when a signal came.
@@ -62,14 +80,10 @@ impl Signals {
         self.noted.iter().filter_map(came).collect()
     }
 
-    /// Notes a signal; true when the user has asked so often that the VM is to end.
+    /// Notes a signal. True when the VM is to end: it is the second that asks for that, 2 s after the first or later,
+    /// or the third.
     pub fn insisted(&mut self, signal: u8) -> bool {
-        if !INSISTENT.contains(&i32::from(signal)) {
-            return false;
-        }
-        self.insistence.retain(|at| at.elapsed() < IN_A_ROW);
-        self.insistence.push(Instant::now());
-        self.insistence.len() >= TIMES
+        ENDING.contains(&i32::from(signal)) && self.insistence.note(Instant::now())
     }
 }
 
@@ -79,5 +93,23 @@ impl Drop for Signals {
         for action in self.actions.drain(..) {
             signal_hook::low_level::unregister(action);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_after_two_seconds_ends_the_vm_and_so_does_the_third() {
+        let (start, after) = (Instant::now(), |ms| Duration::from_millis(ms));
+        let mut patient = Insistence::default();
+        assert!(!patient.note(start));
+        assert!(!patient.note(start + after(1999)));
+        let mut late = Insistence::default();
+        assert!(!late.note(start));
+        assert!(late.note(start + after(2000)));
+        let mut hammering = Insistence::default();
+        assert_eq!([0, 10, 20].map(|ms| hammering.note(start + after(ms))), [false, false, true]);
     }
 }

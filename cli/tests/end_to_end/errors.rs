@@ -1,15 +1,21 @@
-//! Bad input gets one line that says what is wrong and how to mend it, and status 125.
+//! Bad input gets one line that says what is wrong and how to fix it, and status 125 (126 and 127 for programs).
 
 use crate::common::*;
 
-/// Runs the command and returns its one line.
+/// Runs the command, which fails with status 125, and returns its one line.
 #[track_caller]
 fn error_line(arguments: &[&str]) -> String {
+    failure_line(arguments, 125)
+}
+
+/// Runs the command, which fails with `status`, and returns its one line.
+#[track_caller]
+fn failure_line(arguments: &[&str], status: i32) -> String {
     let folder = tempfile::tempdir().expect("temporary folder");
     let mut command = freehold();
     // Errors come before the boot: that the kernel cannot boot is not noticed.
     command.env("FREEHOLD_KERNEL", fake_kernel(&folder));
-    let outcome = finish_now(command.args(arguments), b"").expect(125);
+    let outcome = finish_now(command.args(arguments), b"").expect(status);
     assert_eq!(outcome.text(), "", "errors go to stderr");
     assert_eq!(outcome.stderr.lines().count(), 1, "one line: {}", outcome.stderr);
     assert!(outcome.stderr.starts_with("freehold: "), "{}", outcome.stderr);
@@ -30,9 +36,9 @@ fn refused(options: &[&str], parts: &[&str]) {
 
 #[test]
 fn no_such_program() {
-    let line = error_line(&["run", "--", "no-such-program"]);
+    let line = failure_line(&["run", "--", "no-such-program"], 127);
     assert!(line.contains("no such program: no-such-program") && line.contains("PATH"), "{line}");
-    let line = error_line(&["run", "--", "./no/such/program"]);
+    let line = failure_line(&["run", "--", "./no/such/program"], 127);
     assert!(line.contains("no such program: ./no/such/program"), "{line}");
 }
 
@@ -59,7 +65,7 @@ fn not_an_x86_64_program() {
         (file_of(&folder, "plain", b"#!/bin/sh\n"), "chmod +x"),
         (folder.path().to_path_buf(), "folder"),
     ] {
-        let line = error_line(&["run", "--", text(&path)]);
+        let line = failure_line(&["run", "--", text(&path)], 126);
         assert!(line.contains(part), "{part:?} is not in {line}");
     }
 }

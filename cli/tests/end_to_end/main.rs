@@ -8,6 +8,7 @@ mod allocation;
 mod allocator;
 mod audit;
 mod bench;
+mod command_line;
 mod common;
 mod conformance;
 mod coverage;

@@ -120,12 +120,32 @@ fn the_terminal_is_given_back_when_the_command_is_told_to_end() {
         Terminal::start(&["busybox", "ash", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"]);
     terminal.hear("up");
     let pid = rustix::process::Pid::from_child(&terminal.child);
-    // The program ignores it, so the third one in a row ends the VM. Two that come at once are one.
+    // The program ignores it, so the third one ends the VM. Two that come at once are one.
     while terminal.child.try_wait().expect("waiting works").is_none() {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
         std::thread::sleep(Duration::from_millis(150));
     }
     assert_eq!(code(wait(&mut terminal.child)), 143);
+    let after = termios::tcgetattr(&terminal.slave).expect("settings");
+    assert_eq!(after.local_modes, terminal.before.local_modes);
+}
+
+#[test]
+fn the_escape_key_leaves_a_program_that_takes_every_key() {
+    let line = "stty raw -echo; trap '' INT TERM QUIT HUP; echo up; while :; do sleep 1; done";
+    let mut terminal = Terminal::start(&["busybox", "ash", "-c", line]);
+    terminal.hear("up");
+    terminal.key("\x03\x1c");
+    // Two are the program's.
+    terminal.key("\x1d\x1d");
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(
+        terminal.child.try_wait().expect("waiting works").is_none(),
+        "it takes two more than a second ago"
+    );
+    terminal.key("\x1d\x1d\x1d");
+    terminal.hear("ended from the terminal");
+    assert_eq!(code(wait(&mut terminal.child)), 130);
     let after = termios::tcgetattr(&terminal.slave).expect("settings");
     assert_eq!(after.local_modes, terminal.before.local_modes);
 }

@@ -13,7 +13,7 @@ use crate::image::Image;
 use crate::image::spec::{Spec, Stream, Symbols};
 use crate::kernel::Kernel;
 use crate::qemu::{Engine, Files, Machine};
-use crate::session::{self, Job, LogTo, Purpose};
+use crate::session::{self, Job, LogTo, OutputTo, Purpose};
 use crate::size::MIB;
 use crate::user::User;
 use crate::{Result, files, linux, run};
@@ -86,6 +86,7 @@ fn ask(kernel: &Kernel) -> Result<String> {
         files: Files { initramfs: file.path(), swap: None },
         engine: Engine::Tcg,
         streams: [Stream::Pipe; 3],
+        output: OutputTo::Stdout,
         timeout: Some(DEADLINE),
         purpose: Purpose::Symbols,
         log: LogTo::Nowhere,
