@@ -1,5 +1,7 @@
 //! The command line. One source for parsing, `--help`, shell completion and the man page.
 
+mod help;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -8,85 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::failure::{Failure, OWN_ERROR};
 use crate::{Result, print};
-
-const RUN_HELP: &str = "\
-Examples:
-  freehold run -- busybox echo hello
-  freehold run -m 512M --cpus 2 -- busybox ash          an interactive shell in the VM
-  freehold run -v ./script.sh:/script.sh -- busybox ash /script.sh
-  freehold run --disk disk.img -- busybox dd if=/dev/vda bs=1M count=1
-  freehold run -m 128M --memory-max 2G -- PROGRAM       starts small, grows when PROGRAM needs it
-  freehold run -m 128M --swap 1G -- PROGRAM             what PROGRAM does not use goes to a disk that the VM swaps to
-  freehold run --user 1000 -- busybox id                as a user without root's rights
-  freehold run --kernel linux -- busybox echo hello     the same VM on a stock Linux kernel
-  freehold run --node mem=256M,cpus=0 --node mem=256M,cpus=1 --distance 0,1,21 --cpus 2 -- PROGRAM
-
-Exit status: the program's own; 128+N when signal N ended it; 124 time-out; 125 an error of freehold's own (output that could not be
-written among them), or of its kernel, where the audit of all frames at the program's end does not balance; 126 PROGRAM cannot be executed;
-127 there is no such PROGRAM; 255 the guest died (the cause and a backtrace are printed). The JSON's `reason` tells 125 to 127 of freehold's
-own from the program's.
-
-Signals that reach freehold reach the program. A program that ignores them is ended by a second SIGINT, SIGQUIT or SIGTERM 2 s after the first
-or later, or by the third; on a terminal, where every key is the program's, by Ctrl-] three times within a second.
-
-Files: the program and the libraries that it names are packed by themselves. What it opens by name at run time
-(data files, plug-ins) is added with -a or -v; the closing report names the files that were sought and not found.";
-
-const SCOPE_HELP: &str = "\
-Examples:
-  freehold scope --html report.html -- busybox ash -c 'ls -R / | wc -l'
-  freehold scope --near-cache 32M -m 256M --html report.html -- ./program
-  freehold scope --kernel linux --numa 2 --cpus 2 --model locality -- ./program     who reads whose memory
-  freehold scope --tlb zen4 --model tlb --json tlb.json -- ./program
-  freehold scope --damo heat.damo -- ./program && damo report heatmap --input heat.damo
-  freehold scope -- busybox ash -c 'prepare; phase load; work; phase done'          a row for each phase
-  freehold scope --coverage code.json -- ./program                                  which of the kernel's code runs at all
-
-The VM runs emulated under a QEMU plugin that sees every instruction and every access of the guest, kernel and programs
-apart, and feeds models of caches, memory-side caches (--near-cache) and TLBs. It is a few times slower than a plain run. The
-command `phase NAME` is in the guest's PATH: from there on, counts go to a row of that name. FREEHOLD_QEMU=FILE names another QEMU;
-freehold doctor says how blocks are counted with it.
-
-Exit status: that of freehold run; 125 also when the kernel broke a rule of memory isolation (the oracle; freehold's own kernel).";
-
-const COVERAGE_HELP: &str = "\
-Examples:
-  freehold scope --coverage code.json -- busybox ls     adds a run to code.json
-  freehold coverage code.json                           by module, and the largest functions that never ran
-  freehold coverage code.json --html code.html          every function that did not run whole
-  freehold coverage a.json b.json --least 60            both together: do they reach 60%?
-  FREEHOLD_COVERAGE=code.json sh tests.sh               every freehold run on our own kernel adds itself
-
-A byte counts once a block of code that holds it was executed, on any CPU. All are bytes of functions in the kernel's executable
-sections: padding between functions is none's. A record is of one kernel file; runs may be added at the same time.
-
-Exit status: 0; 1 less ran than --least asks for; 125 an error of freehold's own.";
-
-const BENCH_HELP: &str = "\
-Examples:
-  freehold bench                                        every row: Freehold, a lean Linux, Linux as Debian boots it
-  freehold bench 'cow*' fork-exec                       some rows; freehold bench --list names all
-  freehold bench --against-append page_alloc.shuffle=0  one kernel with two command lines
-  freehold bench --against ./other-kernel --html out.html
-  freehold bench --wall --cpus 2 --runs 10              the host's time, by 1 worker and by 2
-
-Guest instructions (--icount, the default) do not depend on how busy the host is, and two runs agree to the instruction. The
-host's time (--wall) is shown with its spread. A ratio's 95% interval that holds 1 is called not distinguishable.
-
-Exit status: 0; 1 a row failed on a side (named on stderr, with what the guest printed); 124 a guest did not end in time;
-125 an error of freehold's own, a kernel that does not boot or whose frames do not balance among them; 255 a guest died.";
-
-const LAB_HELP: &str = "\
-Examples:
-  freehold lab                                          names the experiments and their questions
-  freehold lab costs --html costs.html                  the answer, as a page to look at
-  freehold lab costs --quick                            a short run: does it work here?
-  freehold lab near-cache --boots 10 --html near.html   more boots: how far are they from each other?
-  freehold lab slowdown                                 what freehold scope costs, with this QEMU
-  FREEHOLD_QEMU=FILE freehold lab slowdown              … and with another";
-
-const DOCTOR_HELP: &str = "\
-Exit status: 0 freehold run can work; 125 it cannot, and a line marked BAD says why.";
+use help::{BENCH_HELP, COVERAGE_HELP, DOCTOR_HELP, LAB_HELP, RUN_HELP, SCOPE_HELP};
 
 #[derive(Parser)]
 #[command(
