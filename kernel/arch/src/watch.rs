@@ -5,10 +5,10 @@
 
 use core::arch::asm;
 
-pub use freehold_scope_doorbell::{Policy, Records};
 use freehold_scope_doorbell::{
     self as doorbell, KERNEL, MARKER, MAX_NODES, MAX_OWNERS, NAME_BYTES, Publication, WORDS,
 };
+pub use freehold_scope_doorbell::{Policy, Records};
 
 use crate::memory::layout::WINDOWS_SPAN;
 use crate::memory::{frame_table_end, layout, tables};

@@ -1,18 +1,17 @@
 //! swapon(2), swapoff(2), and the list of areas.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use bitflags::bitflags;
+use freehold_collections::Vec;
 use freehold_machine::PAGE_SIZE;
 use freehold_vm::{SwapArea, VmError};
 
 use super::header;
 use super::store::DiskStore;
 use crate::block::{self, Held};
-use crate::fallible::Grow as _;
 use crate::fs::calls::open_path;
 use crate::fs::{NodeKind, OpenFile, OpenFlags};
 use crate::mem::{commons, reclaim, stats};
@@ -60,7 +59,7 @@ pub fn peak() -> Option<u64> {
 /// A line of /proc/swaps.
 pub struct Listed {
     /// The file's name.
-    pub name: Vec<u8>,
+    pub name: alloc::vec::Vec<u8>,
     /// Pages it can hold.
     pub pages: u64,
     /// Pages it holds.
@@ -75,12 +74,11 @@ pub struct Listed {
 /// `ENOMEM`.
 pub fn list(root: &crate::fs::Path) -> Result<Vec<Listed>> {
     let areas = AREAS.lock();
-    let mut lines = Vec::new();
-    lines.make_exact_room(areas.len())?;
+    let mut lines = Vec::try_with_capacity(areas.len())?;
     for on in areas.iter() {
         let Some(info) = commons().swap().areas().find(|info| info.area == on.area) else { continue };
-        let name = on.file.path().map_or(Ok(Vec::new()), |path| path.display(root))?;
-        lines.push(Listed { name, pages: info.slots, used: info.used, priority: info.priority });
+        let name = on.file.path().map_or(Ok(Default::default()), |path| path.display(root))?;
+        lines.push_reserved(Listed { name, pages: info.slots, used: info.used, priority: info.priority });
     }
     Ok(lines)
 }
@@ -141,7 +139,7 @@ fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> {
         return Err(Errno::EINVAL);
     }
     let mut areas = AREAS.lock();
-    areas.make_room(1)?;
+    areas.try_reserve(1)?;
     let held = Held::new(&*file)?;
     let size = held.disk().sectors() * freehold_virtio::SECTOR_SIZE as u64;
     let mut page = [0; PAGE_SIZE];
@@ -159,6 +157,6 @@ fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> {
     reclaim::start()?;
     let area = commons().swap().add(Arc::new(DiskStore::new(held)), header.end, &header.bad, priority)?;
     stats::ceiling_changed();
-    areas.push(On { area, disk: file.node().metadata().rdev, file });
+    areas.push_reserved(On { area, disk: file.node().metadata().rdev, file });
     Ok(())
 }

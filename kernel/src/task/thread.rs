@@ -4,10 +4,14 @@ use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+#[cfg(target_os = "none")]
+use freehold_arch::heap::Watch;
 use freehold_vm::TaskPolicy;
 
 use super::Pid;
 use super::process::{Process, Usage};
+#[cfg(target_os = "none")]
+use super::reserve::Drawn;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
 use crate::fault_inject::TaskFaults;
 use crate::sched::{self, Schedule, Sleep};
@@ -63,6 +67,9 @@ pub struct Task {
     pub(crate) releases: ReleaseList,
     /// Which of its allocations are to fail.
     pub(crate) injection: TaskFaults,
+    /// What the system call that it is in drew from the heap's reserve.
+    #[cfg(target_os = "none")]
+    pub(super) drawn: Drawn,
     /// See [`Task::cancel`].
     cancelled: AtomicBool,
     /// The status that the thread ended itself with, and [`FINISHED`].
@@ -101,9 +108,25 @@ impl Task {
             was_denied: AtomicBool::new(false),
             releases: ReleaseList::new(),
             injection: TaskFaults::default(),
+            #[cfg(target_os = "none")]
+            drawn: Drawn::default(),
             cancelled: AtomicBool::new(false),
             exit_code: AtomicU32::new(0),
         })
+    }
+
+    /// Have the heap count what programs' tasks draw from its reserve, where it is checked.
+    #[cfg(target_os = "none")]
+    pub(crate) fn watch_reserve() {
+        fn with_sum(f: impl FnOnce(&Drawn)) {
+            hw::thread::with_current(|task: &Arc<Task>| {
+                if !task.process().is_kernel() {
+                    f(&task.drawn);
+                }
+            });
+        }
+        let drawn = |bytes| with_sum(|sum| sum.add(bytes));
+        freehold_arch::heap::watch(Watch { drawn, ensured: || with_sum(Drawn::settle) });
     }
 
     /// A reference to be kept.

@@ -2,21 +2,18 @@
 
 use alloc::sync::Arc;
 
+use freehold_arch::time;
 use freehold_arch::user::{USER_END, UserContext, UserEvent};
-use freehold_arch::{heap, time};
 
-use super::Task;
 use super::signal::{
     SigInfo, Signal, code,
     deliver::{Interrupted, Trap},
     exception,
 };
+use super::{Task, reserve};
 use crate::mem::{self, Fault};
 use crate::syscall;
 use crate::{Errno, sched};
-
-/// Heap that is set aside before each system call, so that small allocations in it cannot fail (bytes).
-const RESERVE: usize = 16 << 10;
 
 /// Run `task`'s program from `context` until the thread ends.
 pub fn run(task: &Arc<Task>, context: &mut UserContext) {
@@ -40,11 +37,13 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
         match event {
             UserEvent::Syscall => {
                 let number = context.syscall_number();
-                let outcome = mem::with_memory_found(|| match heap::ensure(RESERVE) {
-                    Ok(()) => syscall::dispatch(context),
-                    Err(_) => {
-                        mem::out_of_memory("system call");
-                        Err(Errno::ERESTARTNOINTR)
+                let outcome = mem::with_memory_found(|| {
+                    match reserve::with(&task.drawn, || syscall::dispatch(context)) {
+                        Ok(outcome) => outcome,
+                        Err(_) => {
+                            mem::out_of_memory("system call");
+                            Err(Errno::ERESTARTNOINTR)
+                        }
                     }
                 });
                 match outcome {

@@ -1,14 +1,13 @@
 //! io_uring_setup, io_uring_enter, io_uring_register.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
+use freehold_collections::Vec;
 use linux_raw_sys::io_uring as c;
 
 use super::memory::{Parameters, SharedRings};
 use super::request::{self, Start, operation};
 use super::{Ring, RingFile, work};
-use crate::fallible::Grow as _;
 use crate::fs::anonymous;
 use crate::fs::poll::mask_at;
 use crate::fs::{OpenFile, OpenFlags};
@@ -154,13 +153,12 @@ impl Ring {
         if count == 0 || count > MAX_BUFFERS {
             return Err(Errno::EINVAL);
         }
-        let mut pinned = Vec::new();
-        pinned.make_exact_room(count)?;
+        let mut pinned = Vec::try_with_capacity(count)?;
         for [address, length] in UserPtr::<[u64; 2]>::new(vectors).read_many(count)? {
             if length == 0 || length > MAX_BUFFER {
                 return Err(Errno::EFAULT);
             }
-            pinned.push(Arc::new(PinnedRun::register(&process, address, length as usize)?));
+            pinned.push_reserved(Arc::new(PinnedRun::register(&process, address, length as usize)?));
         }
         *buffers = pinned;
         Ok(())
