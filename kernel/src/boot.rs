@@ -54,7 +54,9 @@ pub fn main(info: &'static BootInfo) -> ! {
     start_scheduling(CpuId(0));
     irq::enable();
     start_cpus(firmware, cpus);
-    host::init(mem::frames(), &pluggable, &mut |function, error| log::error!("{function:?}: {error}"));
+    host::init((mem::frames(), settings.slots), &pluggable, &mut |function, error| {
+        log::error!("{function:?}: {error}")
+    });
     sched::spawn_kernel("start", move || start(info, settings.plant)).expect("memory for the first task");
     sched::idle_forever()
 }

@@ -7,6 +7,7 @@
 
 use core::fmt;
 
+use freehold_bounce::{Limits, Scrub};
 use freehold_buddy::{BadParameter, Options};
 use freehold_vm::HugeMode;
 
@@ -63,6 +64,8 @@ pub struct Settings {
     pub mitigations: Mitigations,
     /// A rule of frames or of memory isolation that is broken on purpose before the program begins.
     pub plant: Option<Plant>,
+    /// How much memory devices may see.
+    pub slots: Limits,
     /// Which allocations of the kernel heap fail.
     pub failslab: Option<FaultNumbers>,
     /// Which requests of the page allocator fail.
@@ -78,6 +81,7 @@ impl Default for Settings {
             huge_pages: None,
             mitigations: Mitigations::default(),
             plant: None,
+            slots: Limits::default(),
             failslab: None,
             fail_page_alloc: None,
         }
@@ -232,6 +236,34 @@ pub const KNOWN: &[Known] = &[
         },
     },
     Known {
+        name: "swiotlb",
+        values: SLABS,
+        help: "slots of 2 KiB that devices' bounce buffers have from the start, and in how many areas CPUs look for free ones (128 slots, one area per CPU); noforce is refused: every device is bounced",
+        set: |settings, parameter| swiotlb(&mut settings.slots, parameter.value.unwrap_or("")),
+    },
+    Known {
+        name: "swiotlb.max",
+        values: "BYTES[KMG]",
+        help: "the most memory of bounce buffers (1 GiB, or an eighth of memory if that is less)",
+        set: |settings, parameter| {
+            settings.slots.cap = parameter.value.and_then(bytes).ok_or("bytes, for example 2M")?;
+            Ok(())
+        },
+    },
+    Known {
+        name: "swiotlb.scrub",
+        values: "owner|always",
+        help: "when bounce buffers are zeroed: when another device gets them, or after each use, too",
+        set: |settings, parameter| {
+            settings.slots.scrub = match parameter.value {
+                Some("owner") => Scrub::OwnerChange,
+                Some("always") => Scrub::Always,
+                _ => return Err("owner or always"),
+            };
+            Ok(())
+        },
+    },
+    Known {
         name: "transparent_hugepage",
         values: "always|madvise|never",
         help: "which anonymous memory gets 2 MiB pages (always, with 512 MiB of memory or more; else never)",
@@ -246,6 +278,41 @@ pub const KNOWN: &[Known] = &[
         },
     },
 ];
+
+/// What `swiotlb` takes.
+const SLABS: &str = "SLABS[,AREAS][,force]";
+
+/// Linux' rule, but for `noforce`: there is no device without bouncing.
+fn swiotlb(limits: &mut Limits, value: &str) -> Result<(), &'static str> {
+    let mut words = value.split(',').peekable();
+    let mut number = |most: usize| {
+        let number = words.peek()?.parse().ok().filter(|number| (1..=most).contains(number))?;
+        words.next();
+        Some(number)
+    };
+    let slabs = number(1 << 19);
+    let areas = if slabs.is_some() { number(64) } else { None };
+    let rest = (words.next(), words.next());
+    if value.is_empty() || !matches!(rest, (None | Some("force"), None)) {
+        return Err("SLABS[,AREAS][,force], with up to 524288 slots and 64 areas");
+    }
+    limits.slabs = slabs.unwrap_or(limits.slabs);
+    limits.areas = areas.unwrap_or(limits.areas);
+    Ok(())
+}
+
+/// Bytes, with Linux' suffixes.
+fn bytes(text: &str) -> Option<usize> {
+    let digits = text.trim_end_matches(['K', 'k', 'M', 'm', 'G', 'g']);
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        _ => return None,
+    };
+    digits.parse::<usize>().ok()?.checked_mul(1 << shift).filter(|&bytes| bytes > 0)
+}
 
 /// What `failslab` and `fail_page_alloc` take.
 const FAULT_NUMBERS: &str = "<interval>,<probability>,<space>,<times>";

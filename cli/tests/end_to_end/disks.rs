@@ -75,3 +75,42 @@ fn a_task_that_waits_for_a_slow_disk_ends_when_it_is_killed_and_the_disk_goes_on
     let said = many_io(1, 5, &[], &["64", "128", "4", "kill"]);
     assert!(said.contains("killed at once") && said.contains("2 transfers, 0 failed"), "{said}");
 }
+
+/// With a cap of 2 MiB on all devices together, where stock Linux hangs on the second load.
+#[test]
+fn slow_disks_under_a_small_cap_of_bounce_buffers_wait_and_none_fails() {
+    let cap = ["--append", "swiotlb.max=2M"];
+    let said = many_io(1, 100, &cap, &["100", "128", "2", "write"]);
+    assert!(said.contains("200 transfers, 0 failed"), "{said}");
+    let said = many_io(4, 20, &cap, &["480", "128", "1", "write"]);
+    assert!(said.contains("480 transfers, 0 failed"), "{said}");
+}
+
+#[test]
+fn bounce_buffers_grow_with_a_load_and_are_what_they_were_ten_seconds_after_it() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = file_of(&folder, "disk", &vec![7; 4 << 20]);
+    let line = "cd /sys/kernel/debug/swiotlb; cat io_tlb_nslabs
+        dd if=/dev/vda of=/dev/null bs=1M count=4 iflag=direct 2>/dev/null
+        grow=$(cat io_tlb_nslabs); [ $grow -ge 640 ] && echo grown; cat io_tlb_used_hiwater
+        echo 1 > io_tlb_used_hiwater 2>/dev/null || echo refused; echo 0 > io_tlb_used_hiwater
+        sleep 10; cat io_tlb_nslabs";
+    let mut command = run_command();
+    command.args([
+        "--append",
+        "swiotlb=128,2,force",
+        "--disk",
+        text(&disk),
+        "--",
+        "busybox",
+        "sh",
+        "-c",
+        line,
+    ]);
+    let said = finish(command, b"").expect(0).text();
+    let words: Vec<_> = said.split_whitespace().collect();
+    assert!(
+        matches!(words[..], ["128", "grown", most, "refused", "128"] if most.parse::<u32>().unwrap() > 512),
+        "{said}"
+    );
+}

@@ -14,7 +14,7 @@ use crate::user::{MemoryRuns, Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
 /// The most bytes that are pinned for one request.
-const MAX_RUN: usize = 128 << 10;
+const MAX_RUN: usize = 1 << 20;
 
 impl DiskContent {
     /// Read into the program's frames. `None` where the sink is not the program's memory.

@@ -79,7 +79,7 @@ pub fn init(frames: Frames) {
     }
     crate::fs::sysfs::fill_disks();
     if !all().is_empty()
-        && let Err(error) = reclaim::start().and_then(|()| flush::start())
+        && let Err(error) = reclaim::start().and_then(|()| flush::start()).and_then(|()| host::start_worker())
     {
         log::error!("no memory for the tasks that look after disks' pages: {error:?}");
     }

@@ -3,9 +3,10 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr};
+use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, Limits, Worker};
+use freehold_machine::PAGE_SIZE;
 use freehold_virtio::block::{Block, Lines};
 use freehold_virtio::console::{Buffers, Console, EMERGENCY_OFFSET};
 use freehold_virtio::platform::{Function, Notify, Sleep, Wait, Waited};
@@ -16,8 +17,9 @@ use spin::Once;
 
 use super::memory::{FoundMemory, MemoryDevice};
 use super::pci::{Bar, Pci};
-use crate::mem::Frames;
+use crate::mem::{Frames, reclaim};
 use crate::sync::WaitQueue;
+use crate::{sched, time};
 
 /// A byte stream to the host, with the queue that is woken when bytes may have come or room may have been made.
 pub struct Port {
@@ -70,6 +72,9 @@ impl ByteStream for Port {
 /// A disk of the host, by the order of its slots: 0 is /dev/vda.
 pub type Disk = Arc<dyn BlockDevice>;
 
+/// The most bytes of slots unless told otherwise, and never more than an eighth of memory.
+const MOST_SLOTS: usize = 1 << 30;
+
 /// Names of disks, for the log and for the accounts of the DMA API.
 const DISKS: [&str; 26] = [
     "vda", "vdb", "vdc", "vdd", "vde", "vdf", "vdg", "vdh", "vdi", "vdj", "vdk", "vdl", "vdm", "vdn", "vdo",
@@ -84,7 +89,7 @@ pub struct Host {
 }
 
 static HOST: Once<Host> = Once::new();
-static DMA: Once<Dma<Frames>> = Once::new();
+static DMA: Dma<Frames> = Dma::new();
 
 /// A wait queue that interrupts wake.
 pub(super) struct Line(pub(super) Arc<WaitQueue>);
@@ -97,7 +102,7 @@ impl Notify for Line {
 
 impl Wait for Line {
     fn wait_until(&self, limit_ns: u64, sleep: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited {
-        let deadline = crate::time::now().saturating_add(limit_ns);
+        let deadline = time::now().saturating_add(limit_ns);
         let condition = || condition().then_some(());
         let held = match sleep {
             Sleep::Uninterruptible => Ok(self.0.wait_uninterruptible_until(deadline, condition)),
@@ -131,9 +136,9 @@ impl Notify for DiskLines {
     }
 }
 
-/// The DMA API's state. [`init`] makes it.
-pub fn dma() -> Option<&'static Dma<Frames>> {
-    DMA.get()
+/// The DMA API's state; without memory before [`init`].
+pub const fn dma() -> &'static Dma<Frames> {
+    &DMA
 }
 
 /// The port of the program's stdin and stdout, or of its terminal.
@@ -170,8 +175,15 @@ pub fn memory() -> &'static [MemoryDevice] {
 // Its frame holds 40 KiB. Inlined into the start-up code it would be there, too, while the page
 // allocator is made, and together they are more than the start-up stack has.
 #[inline(never)]
-pub fn init(frames: Frames, memory: &[FoundMemory], warn: &mut dyn FnMut(Function, SetupError)) {
-    let dma = DMA.call_once(|| Dma::new(frames));
+pub fn init(
+    (frames, limits): (Frames, Limits),
+    memory: &[FoundMemory],
+    warn: &mut dyn FnMut(Function, SetupError),
+) {
+    let dma = &DMA;
+    let all = frames.total_frames() as usize * PAGE_SIZE;
+    let cap = limits.cap.min((all / 8).min(MOST_SLOTS));
+    dma.start(frames, Limits { cap, ..limits });
     // The rings have a device of their own in the accounts; they are taken once and stay.
     let rings = dma.attach(rules("virtqueues", 4 << 20));
     if rings.map(freehold_virtqueue::install).is_err() {
@@ -223,12 +235,46 @@ impl Host {
 
     fn start_disk(&mut self, dma: &'static Dma<Frames>, function: Function) -> Result<(), SetupError> {
         let name = DISKS.get(self.disks.len()).copied().unwrap_or("disk");
-        let device = dma.attach(rules(name, 8 << 20))?;
+        let device = dma.attach(rules(name, usize::MAX))?;
         let line = || Line(Arc::new(WaitQueue::new()));
         let lines: &'static DiskLines = Box::leak(Box::new(DiskLines { answers: line(), turns: line() }));
         let transport = PciTransport::new(&Pci, function, DeviceType::Block, lines)?;
         let lines = Lines { answers: &lines.answers, turns: &lines.turns };
         self.disks.push(Arc::new(Block::new(transport, device, lines)?));
         Ok(())
+    }
+}
+
+static WORK_QUEUE: WaitQueue = WaitQueue::new();
+static WORK_PENDING: AtomicBool = AtomicBool::new(false);
+
+struct Waker;
+
+impl Worker for Waker {
+    fn wake(&self) {
+        WORK_PENDING.store(true, Ordering::Release);
+        WORK_QUEUE.wake_all();
+    }
+}
+
+/// Starts the task that gives devices' memory back where it is not used, and adds some where little is free. It sleeps while the
+/// DMA API has no more than at start-up, and looks once a second otherwise. (Linux' `swiotlb_dyn_alloc` only adds.)
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn start_worker() -> crate::Result<()> {
+    static WAKER: Waker = Waker;
+    dma().set_worker(&WAKER);
+    reclaim::register_idle(|| (dma().shrink() / PAGE_SIZE) as u64);
+    sched::spawn_kernel("swiotlb", work).map(drop)
+}
+
+fn work() {
+    loop {
+        WORK_QUEUE.wait_uninterruptible(|| WORK_PENDING.swap(false, Ordering::Acquire).then_some(()));
+        while dma().wants_ticks() {
+            dma().tick();
+            let _ = WORK_QUEUE.wait_uninterruptible_until(time::now() + time::SECOND, || None::<()>);
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::platform::{Notify, Registers, Sleep, Wait, Waited};
 use crate::transport::Features;
 use crate::{BlockDevice, BlockError, ByteStream, Failed, SECTOR_SIZE, SetupError};
 
-fn fake_disk(sectors: u64, features: Features) -> Fake {
+pub(crate) fn fake_disk(sectors: u64, features: Features) -> Fake {
     let fake = Fake::new(features.bits());
     fake.set_config(&sectors.to_le_bytes());
     fake
@@ -173,25 +173,25 @@ impl Wait for Step {
 }
 
 /// A disk that works: serves every request from `contents`.
-fn serve(fake: &Fake, contents: &Mutex<Vec<u8>>) {
+pub(crate) fn serve(fake: &Fake, contents: &Mutex<Vec<u8>>) {
     while let Some((head, parts)) = fake.take(0) {
         let mut header = [0; 16];
         model::read(parts[0].address, &mut header);
         let kind = u32::from_le_bytes(header[..4].try_into().unwrap());
         let sector = u64::from_le_bytes(header[8..].try_into().unwrap()) as usize;
-        let at = sector * SECTOR_SIZE;
-        let (data, status) = if parts.len() == 3 { (Some(parts[1]), parts[2]) } else { (None, parts[1]) };
+        let mut at = sector * SECTOR_SIZE;
+        let (status, data) = parts[1..].split_last().unwrap();
         let mut contents = contents.lock().unwrap();
         let mut written = 1;
-        if let Some(data) = data {
-            let range = &mut contents[at..at + data.length as usize];
+        for part in data {
+            let range = &mut contents[at..at + part.length as usize];
+            at += range.len();
+            assert_eq!(part.writable, kind == 0);
             if kind == 0 {
-                assert!(data.writable);
-                model::write(data.address, range);
-                written += data.length;
+                model::write(part.address, range);
+                written += part.length;
             } else {
-                assert!(!data.writable);
-                model::read(data.address, range);
+                model::read(part.address, range);
             }
         }
         model::write(status.address, &[0]);
@@ -224,8 +224,49 @@ fn what_is_written_to_a_disk_is_read_back_also_in_many_requests() {
     assert!(back.0 == data);
 }
 
+#[test]
+fn a_megabyte_is_one_request_and_the_device_s_limits_of_descriptors_are_kept() {
+    let limits = (Features::BLOCK_SIZE_MAX | Features::BLOCK_SEG_MAX).bits();
+    // (features, size_max, seg_max, requests for 1 MiB)
+    let cases = [
+        (0, 1, 1, 1),
+        (limits, 1 << 20, 8, 1),
+        (limits, 8192, 4, 32),
+        (limits, 0, 0, 2048),
+        (limits, 6000, 126, 12),
+    ];
+    for (features, size_max, seg_max, expected) in cases {
+        let fake = Fake::new(features);
+        let mut config = 4096u64.to_le_bytes().to_vec();
+        config.extend(u32::to_le_bytes(size_max));
+        config.extend(u32::to_le_bytes(seg_max));
+        fake.set_config(&config);
+        let requests = Arc::new(Mutex::new(0));
+        let disk = disk(&fake, {
+            let (fake, requests) = (fake.clone(), requests.clone());
+            move || {
+                while let Some((head, parts)) = fake.take(0) {
+                    let data = &parts[1..parts.len() - 1];
+                    let limited = features != 0;
+                    assert!(!limited || data.len() <= seg_max.max(1) as usize);
+                    assert!(!limited || data.iter().all(|part| part.length <= size_max.max(512)));
+                    *requests.lock().unwrap() += 1;
+                    model::write(parts.last().unwrap().address, &[0]);
+                    fake.give(0, head.into(), data.iter().map(|part| part.length).sum::<u32>() + 1);
+                }
+            }
+        });
+        disk.read(0, &mut Whole(std::vec![0; 1 << 20]), Sleep::Uninterruptible).unwrap();
+        let sent = *requests.lock().unwrap();
+        assert!(
+            if expected == 12 { (12..=13).contains(&sent) } else { sent == expected },
+            "{size_max} {seg_max}: {sent}"
+        );
+    }
+}
+
 /// Bytes as an original that can be a trait object.
-struct Whole(Vec<u8>);
+pub(crate) struct Whole(pub(crate) Vec<u8>);
 
 impl Original for Whole {
     fn length(&self) -> usize {
@@ -242,7 +283,7 @@ impl freehold_bounce::OriginalMut for Whole {
     }
 }
 
-fn sector() -> Whole {
+pub(crate) fn sector() -> Whole {
     Whole(std::vec![0; SECTOR_SIZE])
 }
 
@@ -295,7 +336,7 @@ fn a_status_that_is_an_error_and_a_short_answer_are_errors() {
 }
 
 /// Answers the next read with zeroes.
-fn answer_one(fake: &Fake) -> bool {
+pub(crate) fn answer_one(fake: &Fake) -> bool {
     let Some((head, parts)) = fake.take(0) else { return false };
     model::write(parts[2].address, &[0]);
     fake.give(0, head.into(), parts[1].length + 1);
@@ -401,204 +442,6 @@ fn a_request_that_is_done_as_its_time_runs_out_is_done_and_frees_its_place() {
     let disk = DISK.get_or_init(|| disk);
     assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Ok(()));
     assert_eq!(disk.places().0, DEPTH);
-}
-
-/// Sleeps as the kernel does: until it is notified, in the order of the queue.
-#[derive(Default)]
-struct Sleeper {
-    /// Notices so far; those for one task each that no task has had; tasks that are to end.
-    state: Mutex<(u64, Vec<u64>)>,
-    changed: std::sync::Condvar,
-    /// What a wait returns when the time runs out.
-    kills: std::sync::atomic::AtomicBool,
-}
-
-impl Notify for Sleeper {
-    fn notify(&self) {
-        self.state.lock().unwrap().0 += 1;
-        self.changed.notify_all();
-    }
-}
-
-impl Sleeper {
-    /// Ends the wait of every task that sleeps and may be killed.
-    fn kill(&self) {
-        self.kills.store(true, std::sync::atomic::Ordering::SeqCst);
-        self.notify();
-    }
-    /// Tasks that sleep.
-    fn sleeping(&self) -> usize {
-        self.state.lock().unwrap().1.len()
-    }
-}
-
-impl Wait for Sleeper {
-    fn wait_until(&self, _: u64, sleep: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited {
-        let limit = std::time::Duration::from_secs(60);
-        let mut state = self.state.lock().unwrap();
-        loop {
-            let before = state.0;
-            drop(state);
-            if condition() {
-                return Waited::Held;
-            }
-            if sleep == Sleep::Killable && self.kills.load(std::sync::atomic::Ordering::SeqCst) {
-                return Waited::Killed;
-            }
-            state = self.state.lock().unwrap();
-            if state.0 != before {
-                continue;
-            }
-            static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-            let me = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            state.1.push(me);
-            let asleep = |state: &mut (u64, Vec<u64>)| state.0 == before && state.1.contains(&me);
-            let (guard, timeout) = self.changed.wait_timeout_while(state, limit, asleep).unwrap();
-            state = guard;
-            state.1.retain(|&other| other != me);
-            if timeout.timed_out() {
-                return Waited::TimedOut;
-            }
-        }
-    }
-    fn notify_one(&self) {
-        let mut state = self.state.lock().unwrap();
-        if state.1.is_empty() {
-            // A task that is about to sleep looks again first.
-            state.0 += 1;
-        } else {
-            state.1.remove(0);
-        }
-        self.changed.notify_all();
-    }
-}
-
-fn sleeper() -> &'static Sleeper {
-    Box::leak(Box::<Sleeper>::default())
-}
-
-fn sleepers() -> Lines {
-    Lines { answers: sleeper(), turns: sleeper() }
-}
-
-/// Serves `fake` from `contents` until the result is dropped; `lines` is told as an interrupt would.
-fn serve_in_background(fake: &Fake, contents: Vec<u8>, line: &'static Sleeper) -> impl Drop + use<> {
-    struct Server(Arc<std::sync::atomic::AtomicBool>, Option<std::thread::JoinHandle<()>>);
-    impl Drop for Server {
-        fn drop(&mut self) {
-            self.0.store(true, std::sync::atomic::Ordering::SeqCst);
-            self.1.take().unwrap().join().unwrap();
-        }
-    }
-    let (fake, contents, ends) = (fake.clone(), Mutex::new(contents), Arc::default());
-    let over: Arc<std::sync::atomic::AtomicBool> = Arc::clone(&ends);
-    let task = std::thread::spawn(move || {
-        while !over.load(std::sync::atomic::Ordering::SeqCst) {
-            serve(&fake, &contents);
-            line.notify();
-            std::thread::sleep(std::time::Duration::from_micros(200));
-        }
-    });
-    Server(ends, Some(task))
-}
-
-#[test]
-fn many_tasks_on_a_disk_that_may_hold_little_wait_and_none_fails() {
-    let sectors = 512;
-    // Headers, the spare buffer, and 12 KiB more: a transfer of 128 KiB goes in parts, and often the spare is all there is.
-    let device = model::limited_device(20 << 10);
-    let fake = fake_disk(sectors as u64, Features::empty());
-    let (answers, turns) = (sleeper(), sleeper());
-    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
-    let contents: Vec<u8> = (0..sectors * SECTOR_SIZE).map(|at| (at / SECTOR_SIZE) as u8).collect();
-    let server = serve_in_background(&fake, contents, answers);
-    std::thread::scope(|scope| {
-        for task in 0..48u64 {
-            let disk = &disk;
-            scope.spawn(move || {
-                let mut bytes = Whole(std::vec![0; 256 * SECTOR_SIZE]);
-                disk.read(task, &mut bytes, Sleep::Killable).unwrap();
-                let right = |(at, &byte): (usize, &u8)| byte == (task as usize + at / SECTOR_SIZE) as u8;
-                assert!(bytes.0.iter().enumerate().all(right));
-            });
-        }
-    });
-    drop(server);
-    assert_eq!(disk.places(), (DEPTH, 0));
-    assert!(device.held() <= 20 << 10);
-}
-
-#[test]
-fn a_task_that_waits_holds_no_memory_and_one_that_is_killed_hands_its_turn_on() {
-    let fake = fake_disk(8, Features::empty());
-    let (answers, turns) = (sleeper(), sleeper());
-    let device = model::limited_device(1 << 20);
-    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
-    let empty = device.held();
-    std::thread::scope(|scope| {
-        let busy: Vec<_> =
-            (0..DEPTH).map(|_| scope.spawn(|| disk.read(0, &mut sector(), Sleep::Killable))).collect();
-        while disk.places() != (0, 0) || answers.sleeping() < DEPTH {
-            std::thread::yield_now();
-        }
-        let full = device.held();
-        assert!(full > empty);
-        let waiting: Vec<_> =
-            (0..30).map(|_| scope.spawn(|| disk.read(0, &mut sector(), Sleep::Killable))).collect();
-        let patient = scope.spawn(|| disk.read(0, &mut sector(), Sleep::Uninterruptible));
-        while turns.sleeping() < 31 {
-            std::thread::yield_now();
-        }
-        assert_eq!((disk.places(), device.held()), ((0, 31), full));
-        turns.kill();
-        assert!(waiting.into_iter().all(|task| task.join().unwrap() == Err(BlockError::Killed)));
-        assert_eq!(disk.places(), (0, 1));
-        let server = serve_in_background(&fake, std::vec![0; 8 * SECTOR_SIZE], answers);
-        assert_eq!(patient.join().unwrap(), Ok(()));
-        assert!(busy.into_iter().all(|task| task.join().unwrap() == Ok(())));
-        drop(server);
-    });
-    assert_eq!((disk.places(), device.held()), ((DEPTH, 0), empty));
-}
-
-#[test]
-fn a_killed_task_leaves_its_request_to_the_device_which_keeps_place_and_memory_until_it_answers() {
-    let fake = fake_disk(8, Features::empty());
-    let (answers, turns) = (sleeper(), sleeper());
-    let device = model::limited_device(1 << 20);
-    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
-    let empty = device.held();
-    std::thread::scope(|scope| {
-        let task = scope.spawn(|| disk.read(0, &mut sector(), Sleep::Killable));
-        while answers.sleeping() == 0 {
-            std::thread::yield_now();
-        }
-        answers.kill();
-        assert_eq!(task.join().unwrap(), Err(BlockError::Killed));
-    });
-    assert!(disk.places() == (DEPTH - 1, 0) && device.held() > empty);
-    assert!(answer_one(&fake));
-    disk.look();
-    assert!(disk.places() == (DEPTH, 0) && device.held() == empty);
-}
-
-#[test]
-fn a_disk_that_fails_wakes_every_task_that_waits_for_it() {
-    let fake = fake_disk(8, Features::empty());
-    let disk = Block::new(fake.clone(), model::device(), sleepers()).unwrap();
-    let errors: Vec<_> = std::thread::scope(|scope| {
-        let waiting: Vec<_> = (0..DEPTH + 4)
-            .map(|_| scope.spawn(|| disk.read(0, &mut sector(), Sleep::Uninterruptible)))
-            .collect();
-        while disk.places().0 > 0 {
-            std::thread::yield_now();
-        }
-        fake.give(0, 63, 1);
-        // No interrupt: the next request finds the lie.
-        assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Err(BlockError::Failed));
-        waiting.into_iter().map(|task| task.join().unwrap()).collect()
-    });
-    assert!(errors.iter().all(|error| *error == Err(BlockError::Failed)), "{errors:?}");
 }
 
 #[test]

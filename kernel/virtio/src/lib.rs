@@ -36,6 +36,8 @@ pub mod pci;
 mod pci_tests;
 pub mod platform;
 pub mod transport;
+#[cfg(test)]
+mod waiting_tests;
 
 use core::fmt;
 

@@ -383,6 +383,10 @@ bitflags::bitflags! {
     pub struct Features: u64 {
         /// Console: a byte can be written without a ring.
         const CONSOLE_EMERGENCY_WRITE = 1 << 2;
+        /// Block: the device says how many bytes a descriptor may have.
+        const BLOCK_SIZE_MAX = 1 << 1;
+        /// Block: the device says how many descriptors the data of a request may have.
+        const BLOCK_SEG_MAX = 1 << 2;
         /// Block: read-only.
         const BLOCK_READ_ONLY = 1 << 5;
         /// Block: the device has a volatile cache and a command to flush it.

@@ -3,35 +3,46 @@
 //! **The rule.** A device reaches what the DMA API put into its domain, and nothing else. Without an IOMMU that is bounce
 //! frames only.
 //!
-//! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) frames, and of those only
-//! slots that were zero when it got them, or that a driver filled for it. Nobody's residue is in them: slots
-//! are scrubbed when they are given back, padding included. So a hostile device learns and damages nothing
-//! but what drivers exchange with it.
+//! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) frames. A page belongs to one device at a
+//! time, because an IOMMU separates pages; small things live in cells of 64, 512 and 2,048 bytes inside a device's own
+//! pages.
+//!
+//! **Residue.** What a device may have left in memory is its own: a page that goes from one device to another is zeroed
+//! before the other knows of it, and so is memory that comes from the page allocator. So a hostile device learns nothing
+//! but what drivers exchanged with it. Programs that share a device are separated by what the driver copies out: never
+//! more than the device says it wrote, so an honest device shows a program only its own transfer, and one that lies can
+//! hand over only what it was given before. [`Scrub::Always`] zeroes at the end of each mapping, too: then it cannot even
+//! do that.
 //!
 //! | what | for | memory |
 //! |---|---|---|
-//! | [`Device::map`] → [`Mapping`] | one transfer of existing bytes | slots of 2 KiB, at most 256 KiB, copied |
-//! | [`Device::buffer`] → [`Mapping`] | a buffer that a driver keeps and refills | the same, starting as zeroes |
+//! | [`Device::map`] → [`Mapping`] | one transfer of existing bytes | pages in up to 16 runs, or a cell; copied |
+//! | [`Device::buffer`] → [`Mapping`] | a buffer that a driver fills itself | the same, not copied |
+//! | [`Device::buffer_up_to`] → [`Mapping`] | a transfer that can go in parts | what can be had now, a page at least |
 //! | [`Device::coherent`] → [`Coherent`] | rings that both sides use at any time | whole frames |
 //!
 //! An address a device sees ([`DmaAddr`]) never mixes with a physical one; today they are equal, and an IOMMU
 //! or encrypted memory changes that here and nowhere else. Each device has a name, a reach (the highest address it can
 //! use) and a quota, and what it holds is counted, so that a driver's leak has an owner.
 //!
+//! **Memory.** Segments of 64 pages come from the page allocator and go back to it (`pool.rs`). Taking and giving change one
+//! word by compare-exchange, in a segment that other CPUs leave alone where they can, and counts of this CPU: no lock is
+//! taken and no line stored that all share (`word.rs`: the protocol).
+//!
 //! **Lost memory.** A driver gives memory back once the device has returned the buffer or has confirmed a reset. If
 //! the device confirms neither, the driver calls [`Mapping::lose`] or [`Coherent::lose`]: the memory leaks on purpose,
 //! and [`Usage::lost`] and [`Statistics::lost`] count it.
 //!
-//! **Context.** Tasks and start-up only, interrupts on; no interrupt handler calls this. **Lock.** One spin
-//! lock over the pools; frames are asked from and given back to the page allocator outside it. **Failure.**
-//! Every function that takes memory returns [`DmaError`]; letting go cannot fail.
+//! **Context.** Tasks and start-up only, interrupts on; no interrupt handler calls this. **Locks.** Spin locks are held
+//! while a segment or a page of cells comes or goes, for a few instructions; frames are asked from and given back to the page
+//! allocator outside them. **Failure.** Every function that takes memory returns [`DmaError`]; letting go cannot fail.
 //!
-//! Slots and segments follow Linux' SWIOTLB (Documentation/core-api/swiotlb.rst): a mapping lies inside one segment
-//! of 128 slots and shares no slot.
+//! Words, parameters and counts are those of Linux' SWIOTLB (Documentation/core-api/swiotlb.rst): a slot is 2 KiB.
+//! Unlike there, a mapping need not be contiguous, pools have no owner of their own, and memory goes back.
 //!
 //! ```
 //! use core::sync::atomic::AtomicU64;
-//! use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr};
+//! use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr, Limits};
 //! use freehold_buddy::{Buddy, Options};
 //! use freehold_frame::{FrameRecord, FrameTable};
 //! use freehold_machine::model::{Config, Model};
@@ -47,7 +58,8 @@
 //! let frames: &'static Buddy<Model> = Box::leak(Box::new(buddy));
 //!
 //! // A device that may hold 64 KiB.
-//! let dma: &'static Dma<_> = Box::leak(Box::new(Dma::new(frames)));
+//! let dma: &'static Dma<_> = Box::leak(Box::new(Dma::new()));
+//! assert_eq!(dma.start(frames, Limits::default()), 128);
 //! let rules = DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: 64 << 10 };
 //! let disk = dma.attach(rules)?;
 //! let mut sector = [0u8; 512];
@@ -63,34 +75,43 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+extern crate alloc;
+
+mod cells;
 mod device;
 mod mapping;
 mod original;
 mod pool;
+mod runs;
 #[cfg(test)]
 mod tests;
+mod word;
+
+/// Atomics, which `tests/loom.rs` replaces for `word.rs`.
+mod atomic {
+    pub use core::sync::atomic::{AtomicU64, Ordering};
+}
 
 use core::fmt;
 
 use freehold_frame::FrameSource;
-use freehold_machine::PhysicalBytes;
+use freehold_machine::{Cpus, PAGE_SIZE, PhysicalBytes};
 
-pub use device::{Coherent, Device, DeviceRules, Dma, Statistics, Usage};
+pub use device::{Coherent, Device, DeviceRules, Dma, Limits, Scrub, Statistics, Usage, Worker};
 pub use mapping::Mapping;
 pub use original::{FrameBytes, Original, OriginalMut};
+pub use runs::{MAX_RUNS, Piece};
 
-/// Bytes in a slot.
+/// Bytes in a slot: what counts and parameters are in.
 pub const SLOT_SIZE: usize = 2048;
-/// Slots in a segment, the most that one mapping can have.
-pub const SEGMENT_SLOTS: usize = 128;
-/// Bytes of the longest mapping: 256 KiB.
-pub const MAX_MAPPING: usize = SLOT_SIZE * SEGMENT_SLOTS;
+/// Bytes of the longest mapping, in the fewest runs: 4 MiB.
+pub const MAX_MAPPING: usize = MAX_RUNS * word::SEGMENT_PAGES as usize * PAGE_SIZE;
 /// The most devices.
 pub const MAX_DEVICES: usize = 32;
 
 /// A page allocator whose frames' bytes can be reached: what DMA memory is made of.
-pub trait DmaSource: FrameSource<Machine: PhysicalBytes> {}
-impl<S: FrameSource<Machine: PhysicalBytes>> DmaSource for S {}
+pub trait DmaSource: FrameSource<Machine: PhysicalBytes + Cpus> {}
+impl<S: FrameSource<Machine: PhysicalBytes + Cpus>> DmaSource for S {}
 
 /// An address as a device uses it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -134,6 +155,8 @@ pub enum DmaError {
     TooLong,
     /// The device's quota is used up.
     Quota,
+    /// All devices together have as much as they may.
+    Cap,
     /// What memory there is lies beyond the device's reach.
     OutOfReach,
     /// No memory.
@@ -146,7 +169,8 @@ impl fmt::Display for DmaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Empty => "a mapping of no bytes",
-            Self::TooLong => "a mapping of more than 256 KiB",
+            Self::TooLong => "a mapping of more than 4 MiB",
+            Self::Cap => "the cap of all devices is reached",
             Self::Quota => "the device's quota is used up",
             Self::OutOfReach => "no memory within the device's reach",
             Self::OutOfMemory => "out of memory",

@@ -1,38 +1,46 @@
-//! A run of slots that a device holds.
+//! Memory that a device holds.
 
 use core::fmt;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{PAGE_SIZE, PhysicalBytes};
 
+use crate::cells::Cell;
 use crate::original::each_page;
-use crate::pool::Run;
-use crate::{Device, Direction, DmaAddr, DmaSource, Original, OriginalMut, SLOT_SIZE};
+use crate::runs::Runs;
+use crate::{Device, Direction, DmaAddr, DmaSource, Original, OriginalMut, Piece, Scrub};
 
-/// Bytes that a device may reach until this is dropped; dropping scrubs them and copies nothing back
-/// ([`Mapping::unmap`] does).
+/// Bytes that a device may reach until this is dropped; dropping copies nothing back ([`Mapping::unmap`] does).
 ///
 /// Whoever hands the address to a device keeps the mapping until the device has given the buffer back or
 /// was reset: a driver moves it into its table of requests in flight.
 #[must_use = "dropping it takes the memory from the device"]
 pub struct Mapping<S: DmaSource> {
-    pub(crate) device: Device<S>,
-    /// Which pool the slots are of.
-    pub(crate) pool: usize,
-    pub(crate) run: Run,
-    /// The first slot's frame, and the offset of the first byte in it.
-    pub(crate) frame: Pfn,
-    pub(crate) offset: usize,
-    pub(crate) length: usize,
-    pub(crate) direction: Direction,
+    device: Device<S>,
+    runs: Runs,
+    /// Where the bytes are a part of the first page only.
+    cell: Option<Cell>,
+    length: usize,
+    direction: Direction,
     /// Set once and never cleared.
-    pub(crate) is_lost: AtomicBool,
+    is_lost: AtomicBool,
 }
 
 impl<S: DmaSource> Mapping<S> {
-    /// What to tell the device.
+    pub(crate) const fn new(
+        device: Device<S>,
+        (runs, cell): (Runs, Option<Cell>),
+        length: usize,
+        direction: Direction,
+    ) -> Self {
+        Self { device, runs, cell, length, direction, is_lost: AtomicBool::new(false) }
+    }
+
+    /// Where the first byte is for the device. The others follow in [`Mapping::pieces`].
     pub fn address(&self) -> DmaAddr {
-        DmaAddr(self.frame.start().0 + self.offset as u64)
+        let first = self.pieces(0..1).next().expect("a mapping has a byte at least");
+        DmaAddr(first.frame.start().0 + first.offset as u64)
     }
     /// Bytes; at least 1.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
@@ -47,9 +55,19 @@ impl<S: DmaSource> Mapping<S> {
     pub const fn device(&self) -> Device<S> {
         self.device
     }
-    /// The frame of the first byte, and the byte's offset in it. The following bytes are physically contiguous.
-    pub const fn place(&self) -> (Pfn, usize) {
-        (self.frame, self.offset)
+    /// The bytes of `range`, in pieces of which each is in one place of physical memory. At most [`MAX_RUNS`] pieces.
+    ///
+    /// [`MAX_RUNS`]: crate::MAX_RUNS
+    pub fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = Piece> {
+        let range = range.start..range.end.min(self.length);
+        self.runs.pieces(self.offset(), range)
+    }
+    /// Bytes of memory that it has, padding included.
+    fn bytes(&self) -> usize {
+        self.cell.map_or(self.runs.pages() * PAGE_SIZE, Cell::bytes)
+    }
+    fn offset(&self) -> usize {
+        self.cell.map_or(0, Cell::offset)
     }
 
     /// Put `bytes` at `offset` for the device to read; what does not fit is left out. Returns how many bytes fit.
@@ -93,7 +111,7 @@ impl<S: DmaSource> Mapping<S> {
         if self.is_lost.swap(true, Ordering::AcqRel) {
             return 0;
         }
-        let bytes = self.run.count as usize * SLOT_SIZE;
+        let bytes = self.bytes();
         self.device.count_lost(bytes);
         bytes
     }
@@ -105,31 +123,17 @@ impl<S: DmaSource> Mapping<S> {
         self.each_page(offset, length, |page, range| original.copy_to(offset + range.start, page));
     }
 
-    /// The slots' bytes from `offset` on, page by page, with the range of the whole that each piece is.
-    fn each_page(
-        &self,
-        offset: usize,
-        length: usize,
-        mut piece: impl FnMut(&mut [u8], core::ops::Range<usize>),
-    ) {
+    /// The bytes from `offset` on, page by page, with the range of the whole that each part is.
+    fn each_page(&self, offset: usize, length: usize, mut part: impl FnMut(&mut [u8], Range<usize>)) {
         let bytes = self.device.dma().bytes();
-        each_page(self.offset + offset, length, |page, at, range| {
-            let count = range.len();
-            bytes.with_bytes(self.frame.offset(page as u64), |b| piece(&mut b[at..at + count], range));
-        });
-    }
-
-    /// Zero all slots, padding included.
-    fn scrub(&self) {
-        let bytes = self.device.dma().bytes();
-        each_page(self.offset, self.run.count as usize * SLOT_SIZE, |page, at, range| {
-            let frame = self.frame.offset(page as u64);
-            if range.len() == PAGE_SIZE {
-                bytes.zero(frame);
-            } else {
-                bytes.with_bytes(frame, |b| b[at..at + range.len()].fill(0));
-            }
-        });
+        let mut done = 0;
+        for piece in self.runs.pieces(self.offset(), offset..offset + length) {
+            each_page(piece.offset, piece.length, |page, at, range| {
+                let (count, range) = (range.len(), done + range.start..done + range.end);
+                bytes.with_bytes(piece.frame.offset(page as u64), |b| part(&mut b[at..at + count], range));
+            });
+            done += piece.length;
+        }
     }
 }
 
@@ -138,8 +142,10 @@ impl<S: DmaSource> Drop for Mapping<S> {
         if *self.is_lost.get_mut() {
             return;
         }
-        self.scrub();
-        self.device.give_back(self.pool, self.run);
+        if self.device.dma().scrub() == Scrub::Always {
+            self.each_page(0, self.bytes(), |page, _| page.fill(0));
+        }
+        self.device.give_back(&self.runs, self.cell);
     }
 }
 

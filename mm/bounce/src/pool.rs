@@ -1,130 +1,419 @@
-//! One segment's slots.
+//! The segments that all devices of a [`Dma`](crate::Dma) share, and how many there are.
+//!
+//! A take looks at the segment that its CPU used last, then at others that the index names; it may be made of several
+//! runs. A page remembers the device that had it last: the next one, if it is another, zeroes it first.
+//!
+//! **Growth.** A caller that finds too little adds a segment itself, of 256 KiB or less where memory is fragmented, and tells the
+//! worker, which adds more while less than a quarter of what is used is free. What callers added is *transient* until the worker
+//! has looked. **Shrinking.** The worker looks every second ([`Pool::tick`]): a segment that was idle for [`IDLE_TICKS`]
+//! looks goes back to the page allocator, and all idle ones do where memory is short ([`Pool::shrink`]).
 
-use freehold_frame::{Bounce, Frame, FrameSource};
-use freehold_machine::{PAGE_SIZE, Pfn};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::{SEGMENT_SLOTS, SLOT_SIZE};
+use freehold_frame::{Bounce, Frame, Order, Owner, Request};
+use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PhysicalBytes};
+use spin::{Mutex, Once};
 
-/// Slots in a frame.
-const FRAME_SLOTS: usize = PAGE_SIZE / SLOT_SIZE;
+use crate::runs::{Run, Runs};
+use crate::word::{Fit, FreePages, Index, MAX_SEGMENTS, SEGMENT_PAGES, Span};
+use crate::{DmaAddr, DmaError, DmaSource};
 
-/// Slots in a row: the first, and how many.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Run {
-    pub first: u32,
-    pub count: u32,
+/// Segments whose records are allocated together.
+const CHUNK: usize = 64;
+/// The most areas: hints.
+pub(crate) const MAX_AREAS: usize = 64;
+/// log2 of the pages in a whole segment.
+const SEGMENT_ORDER: u32 = 6;
+/// Segments that a search for one whole run looks at before it takes pieces.
+const LOOKS: usize = 8;
+/// Looks after which an idle segment goes.
+const IDLE_TICKS: u8 = 5;
+/// The owner of a page that no device had: its bytes are zero.
+const NOBODY: u8 = u8::MAX;
+
+/// 256 KiB of memory, or less where memory is short.
+#[repr(align(128))]
+struct Segment<S: DmaSource> {
+    free: FreePages,
+    /// The first page and how many there are. Written while all pages are the writer's.
+    first: AtomicU64,
+    pages: AtomicU32,
+    /// Used since the worker's last look.
+    is_used: AtomicBool,
+    /// Added by a caller; the worker has not looked yet.
+    is_transient: AtomicBool,
+    /// The worker's looks since the last use.
+    idle: AtomicU8,
+    /// The device that had each page last.
+    owners: [AtomicU8; SEGMENT_PAGES as usize],
+    /// Taken by those who add or remove memory.
+    block: Mutex<Option<Frame<Bounce, S>>>,
 }
 
-impl Run {
-    fn mask(self) -> u128 {
-        let ones = if self.count as usize >= SEGMENT_SLOTS { u128::MAX } else { (1 << self.count) - 1 };
-        ones << self.first
-    }
-}
-
-/// A block of frames for bouncing and which of its slots are taken: a segment, or less where memory is short.
-pub(crate) struct Pool<S: FrameSource> {
-    block: Frame<Bounce, S>,
-    /// One bit a slot; those beyond the block are never free.
-    busy: u128,
-}
-
-impl<S: FrameSource> Pool<S> {
-    /// A pool without mappings on a block of at most [`SEGMENT_SLOTS`] slots.
-    pub fn new(block: Frame<Bounce, S>) -> Self {
-        let count = (block.order().frames() as usize * FRAME_SLOTS).min(SEGMENT_SLOTS) as u32;
-        Self { block, busy: !Run { first: 0, count }.mask() }
-    }
-    /// Slots in all.
-    pub fn slots(&self) -> usize {
-        (self.block.order().frames() as usize * FRAME_SLOTS).min(SEGMENT_SLOTS)
-    }
-    /// The first frame.
-    pub fn pfn(&self) -> Pfn {
-        self.block.pfn()
-    }
-    /// Whether no slot is taken.
-    pub fn is_idle(&self) -> bool {
-        let count = self.slots() as u32;
-        self.busy == !Run { first: 0, count }.mask()
-    }
-    /// Take `count` free slots in a row, page-aligned where they fill a page.
-    pub fn take(&mut self, count: u32) -> Option<Run> {
-        // Bit i of `starts`: slots i..i+have are free. Zeroes shifted in from the top keep runs inside.
-        let mut starts = !self.busy;
-        let mut have = 1;
-        while have < count {
-            let step = have.min(count - have);
-            starts &= starts >> step;
-            have += step;
+impl<S: DmaSource> Segment<S> {
+    fn new() -> Self {
+        Self {
+            free: FreePages::new(),
+            first: AtomicU64::new(0),
+            pages: AtomicU32::new(0),
+            is_used: AtomicBool::new(false),
+            is_transient: AtomicBool::new(false),
+            idle: AtomicU8::new(0),
+            owners: core::array::from_fn(|_| AtomicU8::new(NOBODY)),
+            block: Mutex::new(None),
         }
-        if count as usize >= FRAME_SLOTS {
-            starts &= u128::MAX / 3; // even slots: 0b…0101
-        }
-        if starts == 0 {
-            return None;
-        }
-        let run = Run { first: starts.trailing_zeros(), count };
-        self.busy |= run.mask();
-        Some(run)
-    }
-    /// Give slots back that [`Pool::take`] gave out.
-    pub fn give_back(&mut self, run: Run) {
-        debug_assert_eq!(self.busy & run.mask(), run.mask(), "slots are given back once");
-        self.busy &= !run.mask();
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tests::source;
-    use freehold_frame::{Order, Owner, Request};
+/// What the CPUs of one area used last, in a line of its own.
+#[repr(align(128))]
+struct Area {
+    /// The segment.
+    hint: AtomicU32,
+    /// Pages taken less those given back since the high-water mark was looked at; not below 0.
+    net: AtomicI32,
+}
 
-    fn pool(order: u32) -> Pool<crate::tests::Source> {
-        let request = Request::new(Owner::Bounce).order(Order::new(order).unwrap());
-        Pool::new(Frame::allocate_with(source(1 << order), request).unwrap())
+/// Who takes pages, and which they may be.
+#[derive(Clone, Copy)]
+pub(crate) struct Taker {
+    /// The device's number.
+    pub device: u8,
+    /// The highest address that it can use.
+    pub reach: DmaAddr,
+}
+
+/// See the module's head.
+pub(crate) struct Pool<S: DmaSource> {
+    chunks: [Once<Box<[Segment<S>]>>; MAX_SEGMENTS / CHUNK],
+    index: Once<Index>,
+    areas: [Area; MAX_AREAS],
+    area_count: AtomicUsize,
+    /// Pages of all segments, and of those that are about to be added.
+    pages: AtomicUsize,
+    /// Of those, the pages that never go: what start-up asked for.
+    base: AtomicUsize,
+    /// The most that there may be.
+    cap: AtomicUsize,
+    /// Held while a segment's memory comes or goes, not while frames are allocated or freed.
+    change: Mutex<()>,
+    grows: AtomicUsize,
+    shrinks: AtomicUsize,
+}
+
+impl<S: DmaSource> Pool<S> {
+    pub const fn new() -> Self {
+        Self {
+            chunks: [const { Once::new() }; MAX_SEGMENTS / CHUNK],
+            index: Once::new(),
+            areas: [const { Area { hint: AtomicU32::new(0), net: AtomicI32::new(0) } }; MAX_AREAS],
+            area_count: AtomicUsize::new(1),
+            pages: AtomicUsize::new(0),
+            base: AtomicUsize::new(0),
+            cap: AtomicUsize::new(0),
+            change: Mutex::new(()),
+            grows: AtomicUsize::new(0),
+            shrinks: AtomicUsize::new(0),
+        }
     }
 
-    #[test]
-    fn runs_never_share_a_slot_and_fill_the_segment() {
-        let mut pool = pool(6);
-        let mut seen = 0u128;
-        let mut taken = 0;
-        for count in [1, 2, 5, 64, 3, 1, 7, 16, 8, 4, 4, 2, 2, 2, 1, 1] {
-            if let Some(run) = pool.take(count) {
-                assert_eq!(seen & run.mask(), 0);
-                seen |= run.mask();
-                taken += count;
+    /// Sets how many `areas` there are and the most pages, and adds `base` pages that stay. Returns how many of those there
+    /// was memory for.
+    pub fn start(&self, source: S, areas: usize, base: usize, cap: usize) -> usize {
+        self.index.call_once(Index::new);
+        self.area_count.store(areas.clamp(1, MAX_AREAS), Ordering::Relaxed);
+        self.cap.store(cap.max(base).min(MAX_SEGMENTS * SEGMENT_PAGES as usize), Ordering::Relaxed);
+        let everywhere = DmaAddr(u64::MAX);
+        while self.pages() < base && self.grow(source, everywhere, Growth::Lasting).is_ok() {}
+        self.base.store(self.pages(), Ordering::Relaxed);
+        self.pages()
+    }
+
+    /// Pages of all segments.
+    pub fn pages(&self) -> usize {
+        self.pages.load(Ordering::Relaxed)
+    }
+    /// The most there may be.
+    pub fn cap(&self) -> usize {
+        self.cap.load(Ordering::Relaxed)
+    }
+    /// Pages of segments that callers added and that the worker has not looked at.
+    pub fn transient(&self) -> usize {
+        let new = self.segments().filter(|(_, segment)| segment.is_transient.load(Ordering::Relaxed));
+        new.map(|(_, segment)| segment.pages.load(Ordering::Relaxed) as usize).sum()
+    }
+    /// Segments added and removed so far.
+    pub fn changes(&self) -> (usize, usize) {
+        (self.grows.load(Ordering::Relaxed), self.shrinks.load(Ordering::Relaxed))
+    }
+
+    fn index(&self) -> &Index {
+        self.index.call_once(Index::new)
+    }
+    fn segment(&self, number: usize) -> Option<&Segment<S>> {
+        self.chunks.get(number / CHUNK)?.get()?.get(number % CHUNK)
+    }
+    fn segments(&self) -> impl Iterator<Item = (usize, &Segment<S>)> {
+        let chunks = self.chunks.iter().map_while(Once::get);
+        chunks.flat_map(|chunk| chunk.iter()).enumerate()
+    }
+    fn area(&self, cpus: impl Cpus) -> &Area {
+        &self.areas[usize::from(cpus.current_cpu().0) % self.area_count.load(Ordering::Relaxed)]
+    }
+
+    /// Takes `wanted` pages, or fewer where there are not so many or they lie in too many pieces. Returns whether the area's
+    /// net use has grown by a segment since the last time this was said.
+    pub fn take(&self, source: S, taker: Taker, wanted: usize, runs: &mut Runs) -> bool {
+        let area = self.area(source.machine());
+        let hint = area.hint.load(Ordering::Relaxed) as usize;
+        let mut take = Take { pool: self, source, taker, left: wanted, runs };
+        if let Some(segment) = self.segment(hint) {
+            take.from(hint, segment, Fit::Whole);
+        }
+        if take.left > 0 {
+            take.search(hint, Fit::Whole);
+            take.search(hint, Fit::Longest);
+        }
+        let taken = wanted - take.left;
+        if let Some(last) = runs.last()
+            && last.segment as usize != hint
+        {
+            area.hint.store(last.segment.into(), Ordering::Relaxed);
+        }
+        let net = area.net.load(Ordering::Relaxed) + taken as i32;
+        let report = net >= SEGMENT_PAGES as i32;
+        area.net.store(if report { 0 } else { net }, Ordering::Relaxed);
+        report
+    }
+
+    /// Gives pages back; the CPU's next take begins with them.
+    pub fn give(&self, source: S, runs: &Runs) {
+        let area = self.area(source.machine());
+        let mut pages = 0;
+        for run in runs.iter() {
+            let Some(segment) = self.segment(run.segment.into()) else { continue };
+            segment.free.give(Span { first: run.first.into(), count: run.count.into() });
+            self.index().note_free(run.segment.into());
+            pages += i32::from(run.count);
+        }
+        if let Some(first) = runs.iter().next()
+            && area.hint.load(Ordering::Relaxed) != u32::from(first.segment)
+        {
+            area.hint.store(first.segment.into(), Ordering::Relaxed);
+        }
+        let net = area.net.load(Ordering::Relaxed);
+        area.net.store((net - pages).max(0), Ordering::Relaxed);
+    }
+
+    /// Adds a segment of 64 pages, or of fewer where memory is short or the cap is near.
+    pub fn grow(&self, source: S, reach: DmaAddr, how: Growth) -> Result<(), DmaError> {
+        let mut error = DmaError::OutOfMemory;
+        for order in (0..=SEGMENT_ORDER).rev().filter_map(Order::new) {
+            let pages = order.frames() as usize;
+            let room = self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+                now.checked_add(pages).filter(|&sum| sum <= self.cap())
+            });
+            if room.is_err() {
+                error = DmaError::Cap;
+                continue;
+            }
+            match self.add(source, order, reach, how) {
+                Ok(()) => return Ok(()),
+                Err(why) => error = why,
+            }
+            self.pages.fetch_sub(pages, Ordering::Relaxed);
+        }
+        Err(error)
+    }
+
+    fn add(&self, source: S, order: Order, reach: DmaAddr, how: Growth) -> Result<(), DmaError> {
+        let request = Request::new(Owner::Bounce).order(order).zeroed();
+        let block = Frame::allocate_with(source, request)?;
+        if block.pfn().start().0 + order.bytes() as u64 - 1 > reach.0 {
+            return Err(DmaError::OutOfReach);
+        }
+        self.install(block, how)
+    }
+
+    /// Puts memory in a place that has none.
+    fn install(&self, block: Frame<Bounce, S>, how: Growth) -> Result<(), DmaError> {
+        let pages = block.order().frames() as u32;
+        let first = block.pfn();
+        let change = self.change.lock();
+        let number = self.vacant().ok_or(DmaError::OutOfMemory)?;
+        let Some(segment) = self.segment(number) else { return Err(DmaError::OutOfMemory) };
+        *segment.block.lock() = Some(block);
+        segment.first.store(first.0, Ordering::Relaxed);
+        segment.pages.store(pages, Ordering::Relaxed);
+        segment.owners.iter().for_each(|owner| owner.store(NOBODY, Ordering::Relaxed));
+        segment.is_used.store(true, Ordering::Relaxed);
+        segment.idle.store(0, Ordering::Relaxed);
+        segment.is_transient.store(how == Growth::Transient, Ordering::Relaxed);
+        segment.free.install(pages);
+        self.index().note_free(number);
+        drop(change);
+        self.grows.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A place without memory; the records of more are made where all have some.
+    fn vacant(&self) -> Option<usize> {
+        let found = self.segments().find(|(_, segment)| segment.pages.load(Ordering::Relaxed) == 0);
+        if let Some((number, _)) = found {
+            return Some(number);
+        }
+        let (number, chunk) = self.chunks.iter().enumerate().find(|(_, chunk)| chunk.get().is_none())?;
+        let mut records = Vec::new();
+        records.try_reserve_exact(CHUNK).ok()?;
+        records.extend((0..CHUNK).map(|_| Segment::new()));
+        chunk.call_once(|| records.into_boxed_slice());
+        Some(number * CHUNK)
+    }
+
+    /// The worker's look: see the module's head. Returns how many pages went.
+    pub fn tick(&self, used: usize, source: S) -> usize {
+        let mut gone = 0;
+        for (_, segment) in self.segments() {
+            segment.is_transient.store(false, Ordering::Relaxed);
+            let pages = segment.pages.load(Ordering::Relaxed);
+            let is_idle = pages > 0 && segment.free.bits() == Span { first: 0, count: pages }.mask();
+            if segment.is_used.swap(false, Ordering::Relaxed) || !is_idle {
+                segment.idle.store(0, Ordering::Relaxed);
+                continue;
+            }
+            let idle = segment.idle.load(Ordering::Relaxed).saturating_add(1);
+            segment.idle.store(idle, Ordering::Relaxed);
+            if idle >= IDLE_TICKS {
+                gone += self.retire(segment);
             }
         }
-        while let Some(run) = pool.take(1) {
-            assert_eq!(seen & run.mask(), 0);
-            seen |= run.mask();
-            taken += 1;
+        // Below the watermark, and used now: there will be more.
+        if gone == 0 && used > 0 && self.pages() - used.min(self.pages()) < used / 4 {
+            let _ = self.grow(source, DmaAddr(u64::MAX), Growth::Lasting);
         }
-        assert_eq!((seen, taken), (u128::MAX, 128));
+        gone
     }
 
-    #[test]
-    fn a_whole_segment_can_be_one_run_and_a_small_pool_ends_where_its_block_ends() {
-        let mut whole = pool(6);
-        let run = whole.take(128).unwrap();
-        assert!(whole.take(1).is_none());
-        whole.give_back(run);
-        assert!(whole.is_idle());
-        let mut small = pool(1);
-        assert_eq!(small.slots(), 4);
-        assert!(small.take(5).is_none());
-        assert_eq!(small.take(4), Some(Run { first: 0, count: 4 }));
-        assert!(small.take(1).is_none());
+    /// Gives all idle segments back but what start-up asked for. Returns how many pages went.
+    pub fn shrink(&self) -> usize {
+        self.segments().map(|(_, segment)| self.retire(segment)).sum()
     }
 
-    #[test]
-    fn runs_of_a_page_or_more_start_on_a_page() {
-        let mut pool = pool(6);
-        assert_eq!(pool.take(1).unwrap().first, 0);
-        assert_eq!(pool.take(3).unwrap().first, 2);
-        assert_eq!(pool.take(1).unwrap().first, 1);
+    /// Whether there is more than at start-up.
+    pub fn has_grown(&self) -> bool {
+        self.pages() > self.base.load(Ordering::Relaxed)
+    }
+
+    /// Gives a segment's memory back if it is idle and not needed for the base. Returns its pages.
+    fn retire(&self, segment: &Segment<S>) -> usize {
+        let change = self.change.lock();
+        let pages = segment.pages.load(Ordering::Relaxed);
+        let spare = self.pages().saturating_sub(self.base.load(Ordering::Relaxed));
+        if pages == 0 || pages as usize > spare || !segment.free.retire(pages) {
+            return 0;
+        }
+        let block = segment.block.lock().take();
+        segment.pages.store(0, Ordering::Relaxed);
+        drop(change);
+        drop(block);
+        self.pages.fetch_sub(pages as usize, Ordering::Relaxed);
+        self.shrinks.fetch_add(1, Ordering::Relaxed);
+        pages as usize
+    }
+
+    /// The device that has, or had last, the page of `address`; `None` where it is none of ours.
+    pub fn owner(&self, address: DmaAddr) -> Option<u8> {
+        let page = address.0 / PAGE_SIZE as u64;
+        self.segments().find_map(|(_, segment)| {
+            let offset = page.checked_sub(segment.first.load(Ordering::Relaxed))?;
+            let is_here = offset < u64::from(segment.pages.load(Ordering::Relaxed));
+            let owner = segment.owners.get(offset as usize).filter(|_| is_here)?;
+            Some(owner.load(Ordering::Relaxed)).filter(|&owner| owner != NOBODY)
+        })
+    }
+}
+
+/// Who adds memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Growth {
+    /// A caller that found too little.
+    Transient,
+    /// Start-up, or the worker.
+    Lasting,
+}
+
+/// A take under way.
+struct Take<'a, S: DmaSource> {
+    pool: &'a Pool<S>,
+    source: S,
+    taker: Taker,
+    /// Pages still wanted.
+    left: usize,
+    runs: &'a mut Runs,
+}
+
+impl<S: DmaSource> Take<'_, S> {
+    /// Takes pages of the segments that the index names, from `start` on and around.
+    fn search(&mut self, start: usize, fit: Fit) {
+        let (pool, mut at, mut wraps, mut looks) = (self.pool, start, false, 0);
+        while self.left > 0 && !self.runs.is_full() {
+            let Some(number) = pool.index().next(at).filter(|&number| !wraps || number < start) else {
+                if wraps {
+                    return;
+                }
+                (at, wraps) = (0, true);
+                continue;
+            };
+            at = number + 1;
+            let Some(segment) = pool.segment(number) else { return };
+            let before = self.left;
+            self.from(number, segment, fit);
+            if self.left == before {
+                if segment.free.bits() == 0 {
+                    pool.index().note_full(number, &segment.free);
+                } else if fit == Fit::Whole {
+                    looks += 1;
+                    if looks == LOOKS {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes what a segment has, in runs as long as a segment or as what is left.
+    fn from(&mut self, number: usize, segment: &Segment<S>, fit: Fit) {
+        while self.left > 0 && !self.runs.is_full() {
+            let wanted = self.left.min(SEGMENT_PAGES as usize) as u32;
+            let Some(span) = segment.free.take(wanted, fit) else { return };
+            let first = Pfn(segment.first.load(Ordering::Relaxed) + u64::from(span.first));
+            if first.offset(span.count.into()).start().0 - 1 > self.taker.reach.0 {
+                segment.free.give(span);
+                return;
+            }
+            if !segment.is_used.load(Ordering::Relaxed) {
+                segment.is_used.store(true, Ordering::Relaxed);
+            }
+            self.own(segment, span, first);
+            let (start, count) = (span.first as u8, span.count as u8);
+            self.runs.push(Run { pfn: first, segment: number as u16, first: start, count });
+            self.left -= span.count as usize;
+        }
+    }
+
+    /// Makes the pages the device's: those that another had before are zeroed.
+    fn own(&self, segment: &Segment<S>, span: Span, first: Pfn) {
+        let owners = &segment.owners[span.first as usize..(span.first + span.count) as usize];
+        for (owner, page) in owners.iter().zip(0..) {
+            let before = owner.load(Ordering::Relaxed);
+            if before != self.taker.device {
+                if before != NOBODY {
+                    self.source.machine().zero(first.offset(page));
+                }
+                owner.store(self.taker.device, Ordering::Relaxed);
+            }
+        }
     }
 }

@@ -70,28 +70,51 @@ pub(crate) fn source(frames: u64) -> Source {
     Source(Box::leak(Box::new(State { machine, table, taken, first: 512 })))
 }
 
+/// Without a segment at first.
+const LIMITS: Limits = Limits { slabs: 0, areas: 0, cap: usize::MAX, scrub: Scrub::OwnerChange };
+
 fn dma(source: Source) -> &'static Dma<Source> {
-    Box::leak(Box::new(Dma::new(source)))
+    limited(source, LIMITS)
 }
+
+fn limited(source: Source, limits: Limits) -> &'static Dma<Source> {
+    let dma: &'static Dma<Source> = Box::leak(Box::new(Dma::new()));
+    dma.start(source, limits);
+    dma
+}
+
+const SEGMENT: usize = 256 << 10;
 
 const ANY: DeviceRules = DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: usize::MAX };
 
+/// The parts of `length` bytes at `address` that lie in one page each: page, offset, bytes.
+fn parts(address: DmaAddr, length: usize) -> impl Iterator<Item = (Pfn, usize, usize)> {
+    let (mut at, end) = (address.0 as usize, address.0 as usize + length);
+    core::iter::from_fn(move || {
+        let (page, offset, count) =
+            (at / PAGE_SIZE, at % PAGE_SIZE, (PAGE_SIZE - at % PAGE_SIZE).min(end - at));
+        at += count;
+        (count > 0).then_some((Pfn(page as u64), offset, count))
+    })
+}
+
 /// What the device sees of `length` bytes at `address`.
 fn as_device(source: Source, address: DmaAddr, length: usize) -> Vec<u8> {
-    (0..length as u64)
-        .map(|i| {
-            let address = address.0 + i;
-            let frame = Pfn(address / PAGE_SIZE as u64);
-            source.0.machine.with_bytes(frame, |bytes| bytes[address as usize % PAGE_SIZE])
-        })
-        .collect()
+    let mut seen = Vec::new();
+    for (page, offset, count) in parts(address, length) {
+        source.0.machine.with_bytes(page, |bytes| seen.extend_from_slice(&bytes[offset..offset + count]));
+    }
+    seen
 }
 
 fn device_writes(source: Source, address: DmaAddr, bytes: &[u8]) {
-    for (i, &byte) in bytes.iter().enumerate() {
-        let address = address.0 as usize + i;
-        let frame = Pfn((address / PAGE_SIZE) as u64);
-        source.0.machine.with_bytes(frame, |page| page[address % PAGE_SIZE] = byte);
+    let mut left = bytes;
+    for (page, offset, count) in parts(address, bytes.len()) {
+        source
+            .0
+            .machine
+            .with_bytes(page, |page| page[offset..offset + count].copy_from_slice(&left[..count]));
+        left = &left[count..];
     }
 }
 
@@ -200,7 +223,7 @@ fn limits_are_errors_and_change_nothing() {
     assert_eq!(device.buffer(MAX_MAPPING + 1, Direction::ToDevice).unwrap_err(), DmaError::TooLong);
     let held = device.buffer(6000, Direction::ToDevice).unwrap();
     assert_eq!(device.buffer(2049, Direction::ToDevice).unwrap_err(), DmaError::Quota);
-    assert_eq!(device.held(), 3 * SLOT_SIZE);
+    assert_eq!(device.held(), 8192);
     drop(held);
     assert_eq!(device.held(), 0);
     let near = dma.attach(DeviceRules { reach: DmaAddr(0xfff), ..ANY }).unwrap();
@@ -214,17 +237,26 @@ fn limits_are_errors_and_change_nothing() {
 }
 
 #[test]
-fn pools_grow_under_load_and_shrink_to_one_segment_after_it() {
+fn segments_come_under_load_stay_for_the_next_burst_and_go_after_five_seconds_without_use() {
     let source = source(256);
     let dma = dma(source);
     let device = dma.attach(ANY).unwrap();
-    let held: Vec<_> = (0..4).map(|_| device.buffer(MAX_MAPPING, Direction::ToDevice).unwrap()).collect();
+    let held: Vec<_> = (0..4).map(|_| device.buffer(SEGMENT, Direction::ToDevice).unwrap()).collect();
     assert_eq!(device.buffer(1, Direction::ToDevice).unwrap_err(), DmaError::OutOfMemory);
-    assert_eq!(dma.statistics().nslabs, 4 * SEGMENT_SLOTS);
+    let full = dma.statistics();
+    assert_eq!((full.nslabs, full.used, full.grows, full.transient), (512, 512, 4, 512));
     drop(held);
+    for _ in 0..20 {
+        assert_eq!(dma.tick(), 0, "bursts keep what they need");
+        let burst: Vec<_> = (0..4).map(|_| device.buffer(SEGMENT, Direction::ToDevice).unwrap()).collect();
+        drop(burst);
+    }
+    assert_eq!(dma.statistics().grows, 4, "and nothing comes and goes");
+    let gone: Vec<_> = (0..7).map(|_| dma.tick()).collect();
+    assert_eq!(gone, [0, 0, 0, 0, 0, 4 * SEGMENT, 0]);
     let after = dma.statistics();
-    assert_eq!((after.nslabs, after.used, after.used_hiwater), (SEGMENT_SLOTS, 0, 4 * SEGMENT_SLOTS));
-    assert_eq!(source.taken(), 64);
+    assert_eq!((after.nslabs, after.used, after.used_hiwater, after.transient), (0, 0, 512, 0));
+    assert_eq!((source.taken(), dma.wants_ticks()), (0, false));
 }
 
 #[test]
@@ -254,9 +286,9 @@ fn lost_memory_is_never_used_again_and_is_counted_once() {
     let dma = dma(source);
     let device = dma.attach(ANY).unwrap();
     let rings = device.coherent(4096).unwrap();
-    let mapping = device.buffer(3 * SLOT_SIZE, Direction::FromDevice).unwrap();
-    let lost = mapping.address().0..mapping.address().0 + 3 * SLOT_SIZE as u64;
-    assert_eq!((mapping.lose(), mapping.lose()), (3 * SLOT_SIZE, 0));
+    let mapping = device.buffer(6000, Direction::FromDevice).unwrap();
+    let lost = mapping.address().0..mapping.address().0 + 8192;
+    assert_eq!((mapping.lose(), mapping.lose()), (8192, 0));
     device_writes(source, mapping.address(), &[9; 10]);
     drop(mapping);
     assert_eq!(
@@ -264,32 +296,34 @@ fn lost_memory_is_never_used_again_and_is_counted_once() {
         [9],
         "the device may still use it: nothing clears it"
     );
-    // All that is left of the pool goes to others, and more.
-    let others: Vec<_> = (0..200).map(|_| device.buffer(SLOT_SIZE, Direction::ToDevice).unwrap()).collect();
+    // All that is left of the segment goes to others, and more.
+    let others: Vec<_> = (0..100).map(|_| device.buffer(4096, Direction::ToDevice).unwrap()).collect();
     assert!(others.iter().all(|other| !lost.contains(&other.address().0)));
     drop(others);
     assert_eq!(rings.lose(), 4096);
-    let bytes = 3 * SLOT_SIZE + 4096;
+    let bytes = 8192 + 4096;
     assert_eq!((device.held(), device.lost(), dma.statistics().lost), (bytes, bytes, bytes));
     assert_eq!(dma.usage().map(|usage| usage.lost).collect::<Vec<_>>(), [bytes]);
-    assert_eq!(dma.statistics().used, 3);
+    assert_eq!(dma.statistics().used, 4);
+    assert_eq!(dma.shrink(), SEGMENT, "the segment that has lost pages stays");
+    assert_eq!(dma.statistics().nslabs, 128);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Whatever is mapped and let go in whatever order: no two mappings share a slot, each keeps its own
-    /// bytes, and in the end at most one segment is left.
+    /// Whatever is mapped and let go in whatever order: no two mappings share a byte, no two devices a page, each mapping
+    /// keeps its own bytes, and in the end a page of cells of each size is left.
     #[test]
-    fn mappings_never_overlap(ops in proptest::collection::vec((1usize..MAX_MAPPING, any::<prop::sample::Index>(), any::<bool>()), 1..60)) {
+    fn mappings_never_overlap(ops in proptest::collection::vec((prop_oneof![1usize..3000, 1usize..SEGMENT, 1usize..1 << 20], any::<prop::sample::Index>(), any::<bool>()), 1..60)) {
         let source = source(512);
         let dma = dma(source);
-        let device = dma.attach(ANY).unwrap();
+        let devices = [dma.attach(ANY).unwrap(), dma.attach(ANY).unwrap()];
         let mut live: Vec<(Mapping<Source>, u8)> = Vec::new();
         for (stamp, (length, index, drop_one)) in (1u8..).zip(ops) {
             if drop_one && !live.is_empty() {
                 drop(live.swap_remove(index.index(live.len())));
-            } else if let Ok(mapping) = device.buffer(length, Direction::Bidirectional) {
+            } else if let Ok(mapping) = devices[usize::from(stamp % 2)].buffer(length, Direction::Bidirectional) {
                 prop_assert_eq!(mapping.write(0, &std::vec![stamp; length]), length);
                 live.push((mapping, stamp));
             }
@@ -300,8 +334,148 @@ proptest! {
                 prop_assert_eq!(ends, [*stamp; 2]);
             }
         }
+        for (mapping, _) in &live {
+            let owner = dma.owner(mapping.address());
+            prop_assert_eq!(owner, Some(mapping.device().rules().name));
+        }
+        let mut pages: Vec<(Pfn, Device<Source>)> = Vec::new();
+        for (mapping, _) in &live {
+            for piece in mapping.pieces(0..mapping.len()) {
+                let last = (piece.offset + piece.length - 1) / PAGE_SIZE;
+                pages.extend((0..=last as u64).map(|page| (piece.frame.offset(page), mapping.device())));
+            }
+        }
+        for (page, device) in &pages {
+            let same = |other: &Device<Source>| core::ptr::eq(device.dma(), other.dma()) && device.number() == other.number();
+            prop_assert!(pages.iter().all(|(other, owner)| other != page || same(owner)), "two devices share a page");
+        }
         live.clear();
+        dma.shrink();
         let end = dma.statistics();
-        prop_assert!(end.used == 0 && end.nslabs <= SEGMENT_SLOTS && device.held() == 0);
+        prop_assert!(end.used <= 2 * 3 * 2 && end.nslabs <= 6 * 128);
+        prop_assert!(devices.iter().all(|device| device.held() == 0));
+    }
+}
+
+#[test]
+fn a_megabyte_is_one_mapping_also_where_memory_is_in_pieces() {
+    let source = source(512);
+    let dma = dma(source);
+    let device = dma.attach(ANY).unwrap();
+    let whole = device.buffer(1 << 20, Direction::ToDevice).unwrap();
+    assert_eq!(whole.len(), 1 << 20);
+    assert!(whole.pieces(0..1 << 20).count() <= 4);
+    drop(whole);
+    // Every eighth page is used: what is left is in runs of seven.
+    let mut pages: Vec<_> = (0..512).map(|_| device.buffer(4096, Direction::ToDevice).unwrap()).collect();
+    let mut number = 0;
+    pages.retain(|_| {
+        number += 1;
+        number % 8 == 0
+    });
+    let pieces = device.buffer_up_to(1 << 20, Direction::Bidirectional).unwrap();
+    assert!(pieces.len() >= MAX_RUNS * 4096 && pieces.len() < 1 << 20);
+    let bytes: Vec<u8> = (0..pieces.len()).map(|at| (at / 1000) as u8).collect();
+    pieces.write(0, &bytes);
+    let mut seen = Vec::new();
+    for piece in pieces.pieces(0..pieces.len()) {
+        seen.extend(as_device(source, DmaAddr(piece.frame.start().0 + piece.offset as u64), piece.length));
+    }
+    assert!(seen == bytes, "the device's list of pieces is the driver's bytes");
+}
+
+#[test]
+fn small_things_of_a_device_share_its_page_and_no_other_device_s() {
+    let source = source(256);
+    let dma = dma(source);
+    let (one, other) = (dma.attach(ANY).unwrap(), dma.attach(ANY).unwrap());
+    let page_of = |mapping: &Mapping<Source>| mapping.address().0 / PAGE_SIZE as u64;
+    for (length, in_page) in [(17, 64), (64, 64), (65, 8), (512, 8), (513, 2), (2048, 2)] {
+        let mine: Vec<_> = (0..in_page).map(|_| one.buffer(length, Direction::ToDevice).unwrap()).collect();
+        let theirs = other.buffer(length, Direction::ToDevice).unwrap();
+        assert!(mine.iter().all(|mapping| page_of(mapping) == page_of(&mine[0])), "{length}");
+        assert_ne!(page_of(&theirs), page_of(&mine[0]));
+        assert!(one.held() >= in_page * length && one.held() <= 4096);
+    }
+    assert_eq!((one.held(), other.held()), (0, 0));
+    // More than four pages of cells: pages of their own, and no failure.
+    let many: Vec<_> = (0..40).map(|_| one.buffer(600, Direction::ToDevice).unwrap()).collect();
+    let mut addresses: Vec<_> = many.iter().map(|mapping| mapping.address().0).collect();
+    addresses.sort_unstable();
+    assert!(addresses.windows(2).all(|pair| pair[1] - pair[0] >= 600));
+}
+
+#[test]
+fn the_cap_is_kept_and_a_device_leaves_half_of_what_is_left_to_others() {
+    let source = source(512);
+    let dma = limited(source, Limits { cap: SEGMENT, ..LIMITS });
+    let (greedy, late) = (dma.attach(ANY).unwrap(), dma.attach(ANY).unwrap());
+    let mut held = Vec::new();
+    while let Ok(mapping) = greedy.buffer_up_to(64 << 10, Direction::ToDevice) {
+        held.push(mapping);
+        if held.len() > 200 {
+            break;
+        }
+    }
+    assert!(dma.statistics().nslabs * SLOT_SIZE <= SEGMENT && source.taken() <= 64);
+    drop(held.split_off(held.len() / 2));
+    assert!(late.buffer_up_to(4096, Direction::ToDevice).is_ok());
+    drop(held);
+    assert_eq!(greedy.buffer(2 * SEGMENT, Direction::ToDevice).unwrap_err(), DmaError::Cap);
+}
+
+#[test]
+fn bytes_of_a_device_stay_its_own_and_scrubbing_always_leaves_none() {
+    for (scrub, left) in [(Scrub::OwnerChange, 0x5e), (Scrub::Always, 0)] {
+        let source = source(256);
+        let dma = limited(source, Limits { scrub, ..LIMITS });
+        let (one, other) = (dma.attach(ANY).unwrap(), dma.attach(ANY).unwrap());
+        let mapping = one.buffer(5000, Direction::FromDevice).unwrap();
+        let address = mapping.address();
+        device_writes(source, address, &[0x5e; 8192]);
+        drop(mapping);
+        let again = one.buffer(5000, Direction::FromDevice).unwrap();
+        assert_eq!(again.address(), address);
+        assert!(as_device(source, address, 8192).iter().all(|&byte| byte == left), "{scrub:?}");
+        drop(again);
+        let theirs = other.buffer(5000, Direction::FromDevice).unwrap();
+        assert_eq!(theirs.address(), address);
+        assert!(as_device(source, address, 8192).iter().all(|&byte| byte == 0), "{scrub:?}");
+    }
+}
+
+#[test]
+fn the_high_water_mark_is_right_to_a_segment_and_can_begin_anew() {
+    let source = source(512);
+    let dma = dma(source);
+    let device = dma.attach(ANY).unwrap();
+    let held: Vec<_> = (0..90).map(|_| device.buffer(4096, Direction::ToDevice).unwrap()).collect();
+    drop(held);
+    let most = dma.statistics().used_hiwater;
+    assert!((180 - 128..=180).contains(&most), "{most}");
+    dma.reset_hiwater();
+    assert_eq!(dma.statistics().used_hiwater, 0);
+}
+
+#[test]
+fn every_failed_allocation_is_an_error_that_leaves_the_accounts_as_they_were() {
+    for frames in 0..70 {
+        let source = source(frames);
+        let dma = dma(source);
+        let device = dma.attach(ANY).unwrap();
+        for length in [1, 600, 5000, SEGMENT, 1 << 20] {
+            let before = (device.held(), dma.statistics().used);
+            match device.buffer(length, Direction::ToDevice) {
+                Ok(mapping) => assert_eq!(mapping.len(), length),
+                Err(error) => {
+                    assert_eq!(error, DmaError::OutOfMemory);
+                    assert_eq!((device.held(), dma.statistics().used), before);
+                }
+            }
+            let free = frames - dma.statistics().used as u64 / 2;
+            let some = device.buffer_up_to(1 << 20, Direction::ToDevice);
+            assert_eq!(some.is_ok(), free > 0, "{frames} frames, {free} free");
+        }
+        assert_eq!(device.held(), 0);
     }
 }

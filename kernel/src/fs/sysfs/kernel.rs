@@ -29,9 +29,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     clock.constant("current_clocksource", "tsc");
     clock.constant("available_clocksource", "tsc");
 
-    if let Some(dma) = host::dma() {
-        bounce(&root.dirs("kernel/debug/swiotlb"), dma);
-    }
+    bounce(&root.dirs("kernel/debug/swiotlb"), host::dma());
 }
 
 /// The disks, once they are known.
@@ -72,26 +70,48 @@ impl Generate for IoTimeout {
     }
 }
 
+/// The most slots that were in use; a written 0 begins anew, as on Linux.
+struct HighWater(&'static Dma<mem::Frames>);
+
+impl Generate for HighWater {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        write!(out, "{}\n", self.0.statistics().used_hiwater);
+        Ok(())
+    }
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        if bytes.trim_ascii() != b"0" {
+            return Err(Errno::EINVAL);
+        }
+        self.0.reset_hiwater();
+        Ok(())
+    }
+}
+
 /// What devices hold of memory: Linux' names in its debugfs, and a line for each device: its name, bytes held, its quota,
-/// and bytes lost to it for ever because it did not confirm a reset.
+/// bytes lost to it for ever because it did not confirm a reset; how often it waited for memory and made it grow, the bytes
+/// that it was given one time after the other, and mappings that failed.
 fn bounce(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
-    let figures: [(&str, fn(Statistics) -> usize); 6] = [
+    let figures: [(&str, fn(Statistics) -> usize); 8] = [
         ("io_tlb_nslabs", |all| all.nslabs),
         ("io_tlb_used", |all| all.used),
-        ("io_tlb_used_hiwater", |all| all.used_hiwater),
+        ("io_tlb_transient_nslabs", |all| all.transient),
+        ("grows", |all| all.grows),
+        ("shrinks", |all| all.shrinks),
         ("coherent_frames", |all| all.coherent_frames),
         ("failed_mappings", |all| all.failed),
         ("lost_bytes", |all| all.lost),
     ];
     for (name, figure) in figures {
-        dir.file(name, move |out| {
+        // As on Linux: for root's eyes only.
+        dir.generated(name, 0o400, move |out: &mut Text| {
             write!(out, "{}\n", figure(dma.statistics()));
             Ok(())
         });
     }
+    dir.generated("io_tlb_used_hiwater", 0o600, HighWater(dma));
     dir.file("devices", move |out| {
-        for Usage { name, held, quota, lost } in dma.usage() {
-            write!(out, "{name} {held} {quota} {lost}\n");
+        for Usage { name, held, quota, lost, waits, grows, bytes, failed } in dma.usage() {
+            write!(out, "{name} {held} {quota} {lost} {waits} {grows} {bytes} {failed}\n");
         }
         Ok(())
     });

@@ -27,6 +27,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::NodeSet;
 use freehold_vm::{Age, EvictWish, Eviction, Laundry, SwapEvicted};
+use spin::Once;
 
 pub use balance::{set_swappiness, swappiness};
 pub use blocks::stalls as compact_stalls;
@@ -150,12 +151,24 @@ impl Drop for UnderWay {
     }
 }
 
-/// Free what costs least: frames in CPUs' lists, and pages of disks that nobody uses and that the disk has. How many it were.
+/// Gives back memory that its owner keeps for the next use. Returns the frames freed. May take spin locks; does not sleep.
+pub type Idle = fn() -> u64;
+
+static KEPT: Once<Idle> = Once::new();
+
+/// Has `idle` called where memory is short. Once.
+pub fn register_idle(idle: Idle) {
+    KEPT.call_once(|| idle);
+}
+
+/// Free what costs least: frames in CPUs' lists, idle slots of devices, and pages of disks that nobody uses and that the disk
+/// has. Returns how many frames that is.
 pub fn free_idle(most: u64) -> u64 {
     let before = frames().cached_frames();
     frames().drain_local();
     frames().request_drain();
-    let listed = before.saturating_sub(frames().cached_frames());
+    let kept = KEPT.get().map_or(0, |idle| idle());
+    let listed = before.saturating_sub(frames().cached_frames()) + kept;
     let Some(_under_way) = UnderWay::begin() else { return listed };
     let all = block::cached_pages();
     let wish = Eviction { want: most, most: all, nodes: NodeSet::ALL, laundry: Laundry::Leave };

@@ -4,7 +4,8 @@
 //! belong to the queue; a device that answers nonsense gets nothing freed under its writes: the queue is then
 //! [`Broken`] and keeps its chains. It frees them, and the ring, once the device has confirmed a reset
 //! ([`Queue::reclaim`]). A queue that is dropped without that proof loses its memory: nothing else uses it again, and the
-//! DMA API counts it. Chains are made of [`Mapping`](freehold_bounce::Mapping)s, so a device is told no address but
+//! DMA API counts it. A part is one descriptor or several, as its mapping is one run of pages or several. There are no indirect
+//! descriptors: the crate's tables of them are on the kernel heap, which no device may reach. Chains are made of [`Mapping`](freehold_bounce::Mapping)s, so a device is told no address but
 //! those of the DMA API.
 //!
 //! **Checks.** Before the crate `virtio-drivers` looks at an entry of the used ring, this crate checks all 32 bits of its
@@ -29,7 +30,7 @@ mod queue;
 mod reset;
 
 pub use memory::{NoRings, install};
-pub use queue::{Broken, Chain, Completion, Full, MAX_PARTS, Part, Queue};
+pub use queue::{Broken, Chain, Completion, Full, MAX_DESCRIPTORS, MAX_PARTS, Part, Queue};
 pub use reset::{DeviceReset, reset};
 pub use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
 pub use virtio_drivers::{Error as TransportError, PhysAddr as RingAddr, Result as TransportResult};

@@ -7,7 +7,7 @@ use core::ops::Range;
 use core::slice;
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-use freehold_bounce::{DmaAddr, DmaSource, Mapping};
+use freehold_bounce::{DmaAddr, DmaSource, MAX_RUNS, Mapping};
 use freehold_machine::PAGE_SHIFT;
 use freehold_machine::Pfn;
 use virtio_drivers::queue::VirtQueue;
@@ -19,6 +19,8 @@ use crate::reset::DeviceReset;
 
 /// The most parts of a chain.
 pub const MAX_PARTS: usize = 4;
+/// The most descriptors of a chain. A chain whose parts lie in more pieces is refused as too long for the queue.
+pub const MAX_DESCRIPTORS: usize = MAX_RUNS + MAX_PARTS;
 
 /// What a device is allowed to do with a part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +34,8 @@ pub struct Part<S: DmaSource> {
     memory: Arc<Mapping<S>>,
     range: Range<usize>,
     access: Use,
+    /// The most bytes of a descriptor.
+    segment: usize,
 }
 
 impl<S: DmaSource> Part<S> {
@@ -45,15 +49,23 @@ impl<S: DmaSource> Part<S> {
     }
     fn new(memory: Arc<Mapping<S>>, range: Range<usize>, access: Use) -> Option<Self> {
         let fits = range.start < range.end && range.end <= memory.len();
-        fits.then_some(Self { memory, range, access })
+        fits.then_some(Self { memory, range, access, segment: usize::MAX })
     }
     /// The mapping it is of.
     pub const fn memory(&self) -> &Arc<Mapping<S>> {
         &self.memory
     }
-    fn start(&self) -> *mut u8 {
-        let (frame, offset) = self.memory.place();
-        pointer(frame).as_ptr().wrapping_add(offset + self.range.start)
+    /// The same in descriptors of at most `most` bytes, 1 at least.
+    pub fn in_segments(self, most: usize) -> Self {
+        Self { segment: most.max(1), ..self }
+    }
+    /// Its bytes, in pieces that each are in one place: where, and how many.
+    fn pieces(&self) -> impl Iterator<Item = (*mut u8, usize)> {
+        self.memory.pieces(self.range.clone()).flat_map(move |piece| {
+            let start = pointer(piece.frame).as_ptr().wrapping_add(piece.offset);
+            let cuts = (0..piece.length).step_by(self.segment.min(piece.length));
+            cuts.map(move |at| (start.wrapping_add(at), self.segment.min(piece.length - at)))
+        })
     }
 }
 
@@ -89,21 +101,26 @@ impl<S: DmaSource> Chain<S> {
         self.of(Use::Write).map(|part| part.range.len()).sum()
     }
 
-    /// Call `f` with the parts as the crate wants them.
+    /// How many descriptors it takes.
+    pub fn descriptors(&self) -> usize {
+        self.parts.iter().flatten().map(|part| part.pieces().count()).sum()
+    }
+
+    /// Call `f` with the parts as the crate wants them; no more than [`MAX_DESCRIPTORS`] pieces.
     fn with_slices<R>(&self, f: impl for<'a> FnOnce(&'a [&'a [u8]], &'a mut [&'a mut [u8]]) -> R) -> R {
-        let mut inputs: [&[u8]; MAX_PARTS] = [&[]; MAX_PARTS];
-        let mut outputs: [&mut [u8]; MAX_PARTS] = Default::default();
+        let mut inputs: [&[u8]; MAX_DESCRIPTORS] = [&[]; MAX_DESCRIPTORS];
+        let mut outputs: [&mut [u8]; MAX_DESCRIPTORS] = core::array::from_fn(|_| Default::default());
         let (mut reads, mut writes) = (0, 0);
-        for part in self.of(Use::Read) {
-            // SAFETY: the range lies in the mapping, whose bytes are in the direct map, valid and initialised while
+        for (place, (start, length)) in inputs.iter_mut().zip(self.of(Use::Read).flat_map(Part::pieces)) {
+            // SAFETY: the piece lies in the mapping, whose bytes are in the direct map, valid and initialised while
             // the chain holds it; the driver writes a mapping only before it submits it.
-            inputs[reads] = unsafe { slice::from_raw_parts(part.start(), part.range.len()) };
+            *place = unsafe { slice::from_raw_parts(start, length) };
             reads += 1;
         }
-        for part in self.of(Use::Write) {
+        for (place, (start, length)) in outputs.iter_mut().zip(self.of(Use::Write).flat_map(Part::pieces)) {
             // SAFETY: as above; the only reference of ours that lives now, since `Mapping` copies bytes through
             // short-lived windows and the driver waits for the chain to complete before it looks.
-            outputs[writes] = unsafe { slice::from_raw_parts_mut(part.start(), part.range.len()) };
+            *place = unsafe { slice::from_raw_parts_mut(start, length) };
             writes += 1;
         }
         f(&inputs[..reads], &mut outputs[..writes])
@@ -134,6 +151,8 @@ pub struct Queue<S: DmaSource, const SIZE: usize> {
     /// By the chain's first descriptor.
     in_flight: [Option<Chain<S>>; SIZE],
     flying: usize,
+    /// Descriptors that the device does not have.
+    room: usize,
     /// Used entries taken so far, as the device counts them.
     taken: u16,
     broken: bool,
@@ -154,6 +173,7 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
             place: noting.place,
             in_flight: [const { None }; SIZE],
             flying: 0,
+            room: SIZE,
             taken: 0,
             broken: false,
             is_reset: false,
@@ -206,7 +226,8 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
     /// # Errors
     /// [`Full`].
     pub fn submit(&mut self, chain: Chain<S>) -> Result<(), Full> {
-        if self.broken {
+        let descriptors = chain.descriptors();
+        if self.broken || descriptors > self.room.min(MAX_DESCRIPTORS) {
             return Err(Full);
         }
         let token = chain.with_slices(|inputs, outputs| {
@@ -217,6 +238,7 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         let token = token.map_err(|_| Full)?;
         self.in_flight[usize::from(token)] = Some(chain);
         self.flying += 1;
+        self.room -= descriptors;
         Ok(())
     }
 
@@ -252,6 +274,7 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
             return Err(Broken);
         };
         self.flying -= 1;
+        self.room += chain.descriptors();
         self.taken = self.taken.wrapping_add(1);
         let written = (written as usize).min(chain.writable_bytes());
         Ok(Some(Completion { chain, written }))
@@ -268,6 +291,10 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
     /// Do without interrupts; a few may still come.
     pub fn disable_interrupts(&mut self) {
         self.ring.set_dev_notify(false);
+    }
+    /// Descriptors that a chain can have now.
+    pub const fn room(&self) -> usize {
+        self.room
     }
     /// Chains that the device has.
     pub const fn in_flight(&self) -> usize {

@@ -22,9 +22,9 @@ mod requests;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use freehold_bounce::{Device, Direction, DmaError, DmaSource, Original, OriginalMut};
+use freehold_bounce::{Device, Direction, DmaSource, MAX_RUNS, Original, OriginalMut};
 use freehold_virtqueue::Transport;
-use requests::{Buffer, Requests, SPARE, Wakes};
+use requests::{Buffer, Requests, Segments, Wakes};
 use spin::Mutex;
 
 use crate::platform::{Sleep, Wait, Waited};
@@ -33,10 +33,13 @@ use crate::{BlockDevice, BlockError, SECTOR_SIZE, SetupError};
 
 /// Requests that may be with the device at once.
 pub const DEPTH: usize = 16;
-/// Descriptors in the ring: three for each request, and a power of two.
+/// Descriptors in the ring, a power of two: a request of 1 MiB takes six, and 18 where its memory is in pieces.
 const RING: usize = 64;
 /// The longest transfer in one request.
-const MAX_TRANSFER: usize = 128 << 10;
+const MAX_TRANSFER: usize = 1 << 20;
+/// Where a device says the most bytes of a descriptor, and the most descriptors of a request (virtio 1.2, 5.2.4).
+const SIZE_MAX_OFFSET: usize = 8;
+const SEG_MAX_OFFSET: usize = 12;
 /// How long a device may take for one request unless told otherwise: 2 minutes, since hosts slow disks down on purpose.
 const TIMEOUT_MS: u32 = 120_000;
 const NS_PER_MS: u64 = 1_000_000;
@@ -74,10 +77,26 @@ pub struct Block<S: DmaSource, T: Transport> {
     requests: Mutex<Requests<S, T>>,
     lines: Lines,
     device: Device<S>,
+    segments: Segments,
     sectors: u64,
     read_only: bool,
     has_cache: bool,
     timeout_ms: AtomicU32,
+}
+
+/// What the device says about descriptors. One that does not say can take any; one that says less than a descriptor of a
+/// sector is taken to mean that, as Linux does.
+fn segments<T: Transport>(transport: &T, features: Features) -> Result<Segments, SetupError> {
+    let limit = |feature, offset| {
+        if !features.contains(feature) {
+            return Ok(usize::MAX);
+        }
+        let limit = read_consistent(transport, |transport| transport.read_config_space::<u32>(offset))?;
+        Ok::<_, SetupError>(limit as usize)
+    };
+    let most = limit(Features::BLOCK_SEG_MAX, SEG_MAX_OFFSET)?.clamp(1, MAX_RUNS);
+    let length = limit(Features::BLOCK_SIZE_MAX, SIZE_MAX_OFFSET)?.max(SECTOR_SIZE);
+    Ok(Segments { most, length: length / SECTOR_SIZE * SECTOR_SIZE })
 }
 
 /// A task's place in the table of requests.
@@ -98,7 +117,8 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
     /// # Errors
     /// [`SetupError`].
     pub fn new(mut transport: T, device: Device<S>, lines: Lines) -> Result<Self, SetupError> {
-        let features = negotiate(&mut transport, Features::BLOCK_READ_ONLY | Features::BLOCK_FLUSH)?;
+        let limits = Features::BLOCK_SIZE_MAX | Features::BLOCK_SEG_MAX;
+        let features = negotiate(&mut transport, Features::BLOCK_READ_ONLY | Features::BLOCK_FLUSH | limits)?;
         let sectors = read_consistent(&transport, |transport| {
             let low: u32 = transport.read_config_space(0)?;
             let high: u32 = transport.read_config_space(4)?;
@@ -107,10 +127,12 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
         if sectors > MAX_SECTORS {
             return Err(SetupError::Nonsense("size"));
         }
+        let segments = segments(&transport, features)?;
         Ok(Self {
-            requests: Mutex::new(Requests::new(transport, device)?),
+            requests: Mutex::new(Requests::new(transport, device, segments)?),
             lines,
             device,
+            segments,
             sectors,
             read_only: features.contains(Features::BLOCK_READ_ONLY),
             has_cache: features.contains(Features::BLOCK_FLUSH),
@@ -180,16 +202,11 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
 
     /// Memory for at most `length` bytes: as much as can be had now, or the spare buffer once it is free.
     fn buffer(&self, length: usize, direction: Direction, sleep: Sleep) -> Result<Buffer<S>, BlockError> {
-        let mut length = length.min(MAX_TRANSFER);
-        loop {
-            if let Some(buffer) = self.allocate(length, direction) {
-                return Ok(buffer);
-            }
-            if length <= SPARE {
-                break;
-            }
-            length = (length / 2).next_multiple_of(SECTOR_SIZE).max(SPARE);
+        let length = length.min(MAX_TRANSFER);
+        if let Some(buffer) = self.allocate(length, direction) {
+            return Ok(buffer);
         }
+        self.device.count_wait();
         self.with(|requests| requests.starve(true));
         let found = self.wait(self.lines.answers, sleep, |requests| {
             Ok(requests.spare(length)?.or_else(|| self.allocate(length, direction)))
@@ -199,11 +216,9 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
     }
 
     fn allocate(&self, length: usize, direction: Direction) -> Option<Buffer<S>> {
-        match self.device.buffer(length, direction) {
-            Ok(mapping) => Some(Buffer { mapping: Arc::new(mapping), length }),
-            Err(DmaError::Empty) => unreachable!("a transfer has a sector at least"),
-            Err(_) => None,
-        }
+        let mapping = self.device.buffer_up_to(length, direction).ok()?;
+        let length = self.segments.fit(&mapping);
+        Some(Buffer { mapping: Arc::new(mapping), length })
     }
 
     /// Send the request of a place and sleep until it is done. Returns how many bytes the device wrote into the data.
@@ -215,9 +230,9 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
         sleep: Sleep,
     ) -> Result<usize, BlockError> {
         let number = place.number;
-        let before = self.with(|requests| {
-            requests.send(number, kind, sector, data)?;
-            Ok::<_, BlockError>(requests.answers())
+        let before = self.wait(self.lines.answers, sleep, |requests| {
+            let sent = requests.send(number, kind, sector, data)?;
+            Ok(sent.then_some(requests.answers()))
         })?;
         let mut done = None;
         let waited = self.lines.answers.wait_until(self.limit_ns(), sleep, &mut || {
@@ -317,7 +332,7 @@ where
         let mut start = 0;
         while start < total {
             let place = self.place(sleep)?;
-            // The slots start as zeroes and the device has to fill them all: the old bytes are not copied in.
+            // The device has to say that it filled all of them: the old bytes are not copied in.
             let data = self.buffer(total - start, Direction::FromDevice, sleep)?;
             let at = sector + (start / SECTOR_SIZE) as u64;
             if self.request(&place, (Kind::In, at), Some(&data), sleep)? < data.length {

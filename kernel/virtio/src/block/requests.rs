@@ -16,7 +16,7 @@ use freehold_virtqueue::{Chain, DeviceReset, Part, Queue, Transport};
 
 use super::{DEPTH, HEADER, Kind, NO_STATUS, RING, STATUS};
 use crate::link::{Lent, Link, Why};
-use crate::{BlockError, SetupError};
+use crate::{BlockError, SECTOR_SIZE, SetupError};
 
 /// Bytes of the spare buffer: what every disk can transfer at once however little memory there is.
 pub(super) const SPARE: usize = 4096;
@@ -42,6 +42,31 @@ pub(super) struct Buffer<S: DmaSource> {
     pub length: usize,
 }
 
+/// What the device says about the descriptors of a request's data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Segments {
+    /// The most descriptors (seg_max).
+    pub most: usize,
+    /// The most bytes of one (size_max).
+    pub length: usize,
+}
+
+impl Segments {
+    /// How many of a mapping's bytes fit in one request: whole sectors.
+    pub fn fit<S: DmaSource>(self, mapping: &Mapping<S>) -> usize {
+        let (mut left, mut bytes) = (self.most, 0);
+        for piece in mapping.pieces(0..mapping.len()) {
+            let length = piece.length.min(left.saturating_mul(self.length));
+            left -= length.div_ceil(self.length);
+            bytes += length;
+            if length < piece.length || left == 0 {
+                break;
+            }
+        }
+        bytes / SECTOR_SIZE * SECTOR_SIZE
+    }
+}
+
 /// Tasks to wake once the lock is released.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Wakes {
@@ -57,6 +82,7 @@ pub(super) struct Wakes {
 struct Rings<S: DmaSource> {
     queue: Queue<S, RING>,
     headers: Arc<Mapping<S>>,
+    segments: Segments,
 }
 
 impl<S: DmaSource> Lent for Rings<S> {
@@ -90,13 +116,13 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
 impl<S: DmaSource, T: Transport> Requests<S, T> {
     /// Takes all that the disk needs to make progress, then tells the device. Nothing fails after the device knows of
     /// memory.
-    pub fn new(mut transport: T, device: Device<S>) -> Result<Self, SetupError> {
+    pub fn new(mut transport: T, device: Device<S>, segments: Segments) -> Result<Self, SetupError> {
         let headers = Arc::new(device.buffer(DEPTH * HEADER, Direction::Bidirectional)?);
         let spare = Arc::new(device.buffer(SPARE, Direction::Bidirectional)?);
         let queue = Queue::new(&mut transport, 0)?;
         transport.finish_init();
         Ok(Self {
-            link: Link::new(transport, device, Rings { queue, headers }),
+            link: Link::new(transport, device, Rings { queue, headers, segments }),
             name: device.rules().name,
             states: [RequestState::Free; DEPTH],
             waiting: 0,
@@ -209,25 +235,28 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Ok(())
     }
 
-    /// Give the request of a place to the device.
+    /// Give the request of a place to the device; `false` where the ring has no room for it now.
     pub fn send(
         &mut self,
         number: usize,
         kind: Kind,
         sector: u64,
         data: Option<&Buffer<S>>,
-    ) -> Result<(), BlockError> {
+    ) -> Result<bool, BlockError> {
         self.check()?;
         let (rings, transport) = self.link.lent()?;
+        let chain = rings.chain(kind, number, data).ok_or(BlockError::OutOfRange)?;
+        if chain.descriptors() > rings.queue.room() {
+            return Ok(false);
+        }
         let at = number * HEADER;
         let mut header = [0; STATUS + 1];
         header[..4].copy_from_slice(&(kind as u32).to_le_bytes());
         header[8..16].copy_from_slice(&sector.to_le_bytes());
         header[STATUS] = NO_STATUS;
         rings.headers.write(at, &header);
-        let chain = rings.chain(kind, number, data).ok_or(BlockError::OutOfRange)?;
         if rings.queue.submit(chain).is_err() {
-            // Three descriptors for each of DEPTH requests fit in the ring.
+            // There was room.
             self.fail();
             return Err(BlockError::Failed);
         }
@@ -235,7 +264,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             transport.notify(0);
         }
         self.states[number] = RequestState::Pending;
-        Ok(())
+        Ok(true)
     }
 
     /// Gather what the device has given back.
@@ -340,6 +369,7 @@ impl<S: DmaSource> Rings<S> {
             Kind::In => Part::writable(mapping, range)?,
             _ => Part::readable(mapping, range)?,
         };
+        let data = data.in_segments(self.segments.length);
         Chain::new(number, [header, data, status])
     }
 }

@@ -12,9 +12,9 @@ use std::boxed::Box;
 use std::sync::{Mutex, OnceLock};
 use std::vec::Vec;
 
-use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr};
+use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, Limits};
 use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request};
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{CpuId, Cpus, NodeId, PAGE_SIZE, Pfn, PhysicalBytes};
 
 pub use fake::Fake;
 
@@ -85,6 +85,20 @@ impl PhysicalBytes for HostMemory {
     }
 }
 
+impl Cpus for HostMemory {
+    fn current_cpu(self) -> CpuId {
+        CpuId(0)
+    }
+    fn cpu_count(self) -> usize {
+        1
+    }
+    fn node_of_cpu(self, _: CpuId) -> NodeId {
+        NodeId(0)
+    }
+    fn disable_preemption(self) {}
+    fn enable_preemption(self) {}
+}
+
 impl FrameSource for HostMemory {
     type Machine = Self;
     fn machine(self) -> Self {
@@ -111,13 +125,13 @@ impl FrameSource for HostMemory {
     }
 }
 
-static DMA: OnceLock<Dma<HostMemory>> = OnceLock::new();
+static DMA: Dma<HostMemory> = Dma::new();
 
 /// A device of its own that may hold `quota` bytes.
 pub fn limited_device(quota: usize) -> Device<HostMemory> {
     device();
     let rules = DeviceRules { name: "limited", reach: DmaAddr(u64::MAX), quota };
-    DMA.get().and_then(|dma| dma.attach(rules).ok()).expect("few such devices")
+    DMA.attach(rules).expect("few such devices")
 }
 
 /// The device of the DMA API that all tests of a process share, with rings installed.
@@ -125,8 +139,8 @@ pub fn device() -> Device<HostMemory> {
     static DEVICE: OnceLock<Device<HostMemory>> = OnceLock::new();
     let rules = DeviceRules { name: "model", reach: DmaAddr(u64::MAX), quota: usize::MAX };
     *DEVICE.get_or_init(|| {
-        let dma = DMA.get_or_init(|| Dma::new(HostMemory));
-        let device = dma.attach(rules).expect("the first device");
+        DMA.start(HostMemory, Limits::default());
+        let device = DMA.attach(rules).expect("the first device");
         crate::install(device).expect("the model has memory");
         device
     })
@@ -222,7 +236,7 @@ impl DeviceRing {
         let mut parts = Vec::new();
         let mut next = Some(head);
         while let Some(index) = next {
-            if index >= self.size || parts.len() >= crate::MAX_PARTS {
+            if index >= self.size || parts.len() >= crate::MAX_DESCRIPTORS {
                 return None;
             }
             let mut bytes = [0; 16];

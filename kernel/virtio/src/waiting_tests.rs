@@ -1,0 +1,213 @@
+//! Tasks that wait for a disk: for a place, for memory, for an answer.
+
+extern crate std;
+
+use std::boxed::Box;
+use std::sync::{Arc, Mutex};
+use std::vec::Vec;
+
+use freehold_virtqueue::model::{self, Fake};
+
+use crate::block::{Block, DEPTH, Lines};
+use crate::driver_tests::{Whole, answer_one, fake_disk, sector, serve};
+use crate::platform::{Notify, Sleep, Wait, Waited};
+use crate::transport::Features;
+use crate::{BlockDevice, BlockError, SECTOR_SIZE};
+
+/// Sleeps as the kernel does: until it is notified, in the order of the queue.
+#[derive(Default)]
+struct Sleeper {
+    /// Notices so far; those for one task each that no task has had; tasks that are to end.
+    state: Mutex<(u64, Vec<u64>)>,
+    changed: std::sync::Condvar,
+    /// What a wait returns when the time runs out.
+    kills: std::sync::atomic::AtomicBool,
+}
+
+impl Notify for Sleeper {
+    fn notify(&self) {
+        self.state.lock().unwrap().0 += 1;
+        self.changed.notify_all();
+    }
+}
+
+impl Sleeper {
+    /// Ends the wait of every task that sleeps and may be killed.
+    fn kill(&self) {
+        self.kills.store(true, std::sync::atomic::Ordering::SeqCst);
+        self.notify();
+    }
+    /// Tasks that sleep.
+    fn sleeping(&self) -> usize {
+        self.state.lock().unwrap().1.len()
+    }
+}
+
+impl Wait for Sleeper {
+    fn wait_until(&self, _: u64, sleep: Sleep, condition: &mut dyn FnMut() -> bool) -> Waited {
+        let limit = std::time::Duration::from_secs(60);
+        let mut state = self.state.lock().unwrap();
+        loop {
+            let before = state.0;
+            drop(state);
+            if condition() {
+                return Waited::Held;
+            }
+            if sleep == Sleep::Killable && self.kills.load(std::sync::atomic::Ordering::SeqCst) {
+                return Waited::Killed;
+            }
+            state = self.state.lock().unwrap();
+            if state.0 != before {
+                continue;
+            }
+            static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+            let me = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            state.1.push(me);
+            let asleep = |state: &mut (u64, Vec<u64>)| state.0 == before && state.1.contains(&me);
+            let (guard, timeout) = self.changed.wait_timeout_while(state, limit, asleep).unwrap();
+            state = guard;
+            state.1.retain(|&other| other != me);
+            if timeout.timed_out() {
+                return Waited::TimedOut;
+            }
+        }
+    }
+    fn notify_one(&self) {
+        let mut state = self.state.lock().unwrap();
+        if state.1.is_empty() {
+            // A task that is about to sleep looks again first.
+            state.0 += 1;
+        } else {
+            state.1.remove(0);
+        }
+        self.changed.notify_all();
+    }
+}
+
+fn sleeper() -> &'static Sleeper {
+    Box::leak(Box::<Sleeper>::default())
+}
+
+fn sleepers() -> Lines {
+    Lines { answers: sleeper(), turns: sleeper() }
+}
+
+/// Serves `fake` from `contents` until the result is dropped; `lines` is told as an interrupt would.
+fn serve_in_background(fake: &Fake, contents: Vec<u8>, line: &'static Sleeper) -> impl Drop + use<> {
+    struct Server(Arc<std::sync::atomic::AtomicBool>, Option<std::thread::JoinHandle<()>>);
+    impl Drop for Server {
+        fn drop(&mut self) {
+            self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+            self.1.take().unwrap().join().unwrap();
+        }
+    }
+    let (fake, contents, ends) = (fake.clone(), Mutex::new(contents), Arc::default());
+    let over: Arc<std::sync::atomic::AtomicBool> = Arc::clone(&ends);
+    let task = std::thread::spawn(move || {
+        while !over.load(std::sync::atomic::Ordering::SeqCst) {
+            serve(&fake, &contents);
+            line.notify();
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+    });
+    Server(ends, Some(task))
+}
+
+#[test]
+fn many_tasks_on_a_disk_that_may_hold_little_wait_and_none_fails() {
+    let sectors = 512;
+    // Headers, the spare buffer, and 12 KiB more: a transfer of 128 KiB goes in parts, and often the spare is all there is.
+    let device = model::limited_device(20 << 10);
+    let fake = fake_disk(sectors as u64, Features::empty());
+    let (answers, turns) = (sleeper(), sleeper());
+    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let contents: Vec<u8> = (0..sectors * SECTOR_SIZE).map(|at| (at / SECTOR_SIZE) as u8).collect();
+    let server = serve_in_background(&fake, contents, answers);
+    std::thread::scope(|scope| {
+        for task in 0..48u64 {
+            let disk = &disk;
+            scope.spawn(move || {
+                let mut bytes = Whole(std::vec![0; 256 * SECTOR_SIZE]);
+                disk.read(task, &mut bytes, Sleep::Killable).unwrap();
+                let right = |(at, &byte): (usize, &u8)| byte == (task as usize + at / SECTOR_SIZE) as u8;
+                assert!(bytes.0.iter().enumerate().all(right));
+            });
+        }
+    });
+    drop(server);
+    assert_eq!(disk.places(), (DEPTH, 0));
+    assert!(device.held() <= 20 << 10);
+}
+
+#[test]
+fn a_task_that_waits_holds_no_memory_and_one_that_is_killed_hands_its_turn_on() {
+    let fake = fake_disk(8, Features::empty());
+    let (answers, turns) = (sleeper(), sleeper());
+    let device = model::limited_device(1 << 20);
+    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let empty = device.held();
+    std::thread::scope(|scope| {
+        let busy: Vec<_> =
+            (0..DEPTH).map(|_| scope.spawn(|| disk.read(0, &mut sector(), Sleep::Killable))).collect();
+        while disk.places() != (0, 0) || answers.sleeping() < DEPTH {
+            std::thread::yield_now();
+        }
+        let full = device.held();
+        assert!(full > empty);
+        let waiting: Vec<_> =
+            (0..30).map(|_| scope.spawn(|| disk.read(0, &mut sector(), Sleep::Killable))).collect();
+        let patient = scope.spawn(|| disk.read(0, &mut sector(), Sleep::Uninterruptible));
+        while turns.sleeping() < 31 {
+            std::thread::yield_now();
+        }
+        assert_eq!((disk.places(), device.held()), ((0, 31), full));
+        turns.kill();
+        assert!(waiting.into_iter().all(|task| task.join().unwrap() == Err(BlockError::Killed)));
+        assert_eq!(disk.places(), (0, 1));
+        let server = serve_in_background(&fake, std::vec![0; 8 * SECTOR_SIZE], answers);
+        assert_eq!(patient.join().unwrap(), Ok(()));
+        assert!(busy.into_iter().all(|task| task.join().unwrap() == Ok(())));
+        drop(server);
+    });
+    assert_eq!((disk.places(), device.held()), ((DEPTH, 0), empty));
+}
+
+#[test]
+fn a_killed_task_leaves_its_request_to_the_device_which_keeps_place_and_memory_until_it_answers() {
+    let fake = fake_disk(8, Features::empty());
+    let (answers, turns) = (sleeper(), sleeper());
+    let device = model::limited_device(1 << 20);
+    let disk = Block::new(fake.clone(), device, Lines { answers, turns }).unwrap();
+    let empty = device.held();
+    std::thread::scope(|scope| {
+        let task = scope.spawn(|| disk.read(0, &mut sector(), Sleep::Killable));
+        while answers.sleeping() == 0 {
+            std::thread::yield_now();
+        }
+        answers.kill();
+        assert_eq!(task.join().unwrap(), Err(BlockError::Killed));
+    });
+    assert!(disk.places() == (DEPTH - 1, 0) && device.held() > empty);
+    assert!(answer_one(&fake));
+    disk.look();
+    assert!(disk.places() == (DEPTH, 0) && device.held() == empty);
+}
+
+#[test]
+fn a_disk_that_fails_wakes_every_task_that_waits_for_it() {
+    let fake = fake_disk(8, Features::empty());
+    let disk = Block::new(fake.clone(), model::device(), sleepers()).unwrap();
+    let errors: Vec<_> = std::thread::scope(|scope| {
+        let waiting: Vec<_> = (0..DEPTH + 4)
+            .map(|_| scope.spawn(|| disk.read(0, &mut sector(), Sleep::Uninterruptible)))
+            .collect();
+        while disk.places().0 > 0 {
+            std::thread::yield_now();
+        }
+        fake.give(0, 63, 1);
+        // No interrupt: the next request finds the lie.
+        assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Err(BlockError::Failed));
+        waiting.into_iter().map(|task| task.join().unwrap()).collect()
+    });
+    assert!(errors.iter().all(|error| *error == Err(BlockError::Failed)), "{errors:?}");
+}

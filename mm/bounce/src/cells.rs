@@ -1,0 +1,116 @@
+//! Small pieces of a device's own pages: headers, status bytes, short messages.
+//!
+//! A page of cells has cells of one size and one word, as a segment has pages ([`FreePages`]); pages of cells belong to one
+//! device each, so no two devices share a page. The first page of a size stays; others go when all their cells are free.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_machine::{PAGE_SIZE, Pfn};
+use spin::Mutex;
+
+use crate::runs::Run;
+use crate::word::{Fit, FreePages, Span};
+
+/// Bytes in a cell.
+const SIZES: [usize; 3] = [64, 512, 2048];
+/// Pages of cells of each size that a device can have. What does not fit gets a page of its own.
+const PAGES: usize = 4;
+
+/// A cell that is taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cell {
+    size: u8,
+    page: u8,
+    number: u8,
+}
+
+impl Cell {
+    /// Its bytes.
+    pub const fn bytes(self) -> usize {
+        SIZES[self.size as usize]
+    }
+    /// Where it begins in its page.
+    pub const fn offset(self) -> usize {
+        self.number as usize * self.bytes()
+    }
+}
+
+/// A page of cells. `frame` and `place` are written while all cells are the writer's.
+struct CellPage {
+    free: FreePages,
+    frame: AtomicU64,
+    /// The page's segment and its number there, plus one each bit field; 0: there is none.
+    place: AtomicU64,
+}
+
+/// The cells of a device.
+pub(crate) struct Cells {
+    pages: [[CellPage; PAGES]; SIZES.len()],
+    /// Held while a page comes or goes.
+    change: Mutex<()>,
+}
+
+impl Cells {
+    pub fn new() -> Self {
+        let page = || CellPage { free: FreePages::new(), frame: AtomicU64::new(0), place: AtomicU64::new(0) };
+        Self { pages: core::array::from_fn(|_| core::array::from_fn(|_| page())), change: Mutex::new(()) }
+    }
+
+    /// Whether `length` bytes fit in a cell.
+    pub fn fits(length: usize) -> bool {
+        length <= SIZES[SIZES.len() - 1]
+    }
+
+    fn size_for(length: usize) -> usize {
+        SIZES.iter().position(|&size| length <= size).unwrap_or(SIZES.len() - 1)
+    }
+
+    /// A free cell for `length` bytes, and its page.
+    pub fn take(&self, length: usize) -> Option<(Cell, Run)> {
+        let size = Self::size_for(length);
+        self.pages[size].iter().enumerate().find_map(|(number, page)| {
+            let span = page.free.take(1, Fit::Whole)?;
+            let cell = Cell { size: size as u8, page: number as u8, number: span.first as u8 };
+            Some((cell, page.run()))
+        })
+    }
+
+    /// Makes cells for `length` bytes of a page. Returns the page where the device has as many as it can.
+    pub fn add(&self, length: usize, run: Run) -> Result<(), Run> {
+        let size = Self::size_for(length);
+        let _change = self.change.lock();
+        let vacant = self.pages[size].iter().find(|page| page.place.load(Ordering::Relaxed) == 0);
+        let Some(page) = vacant else { return Err(run) };
+        page.frame.store(run.pfn.0, Ordering::Relaxed);
+        page.place.store(u64::from(run.segment) << 16 | u64::from(run.first) << 8 | 1, Ordering::Relaxed);
+        page.free.install((PAGE_SIZE / SIZES[size]) as u32);
+        Ok(())
+    }
+
+    /// Gives a cell back. Returns a page that has no cells in use any more and is not needed.
+    pub fn give(&self, cell: Cell) -> Option<Run> {
+        let page = &self.pages[usize::from(cell.size)][usize::from(cell.page)];
+        page.free.give(Span { first: cell.number.into(), count: 1 });
+        if cell.page == 0 {
+            return None;
+        }
+        let _change = self.change.lock();
+        page.free.retire((PAGE_SIZE / cell.bytes()) as u32).then(|| {
+            let run = page.run();
+            page.place.store(0, Ordering::Relaxed);
+            run
+        })
+    }
+}
+
+impl CellPage {
+    fn run(&self) -> Run {
+        let place = self.place.load(Ordering::Relaxed);
+        Run {
+            pfn: Pfn(self.frame.load(Ordering::Relaxed)),
+            segment: (place >> 16) as u16,
+            first: (place >> 8) as u8,
+            count: 1,
+        }
+    }
+}

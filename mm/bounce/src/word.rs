@@ -1,0 +1,176 @@
+//! Which pages of a segment are free, and which segments may have a free page: words that change by compare-exchange.
+//!
+//! **Pages.** A segment has up to 64 pages and one word: a set bit is a free page. A page belongs to the thread that
+//! cleared its bit until that thread sets it again. Taking acquires and giving releases, so a holder sees all that
+//! earlier holders wrote. [`FreePages::retire`] takes all pages of an idle segment at once: then its memory has no other
+//! holder and can leave; [`FreePages::install`] puts new memory in the same place. A stale look at the word does no
+//! harm: the compare-exchange decides, and what belongs to the pages is read after it.
+//!
+//! **Index.** One bit per segment, set where the segment may have a free page, and one bit per word of those. A search
+//! follows set bits only, so it does not get longer with the number of full segments. Bits are cleared late, by a search
+//! that finds the segment full, so that a segment that fills and empties again and again costs nobody a store. Clearing
+//! looks at the segment again afterwards, and giving looks at the bit after it has set the page's: both in the single
+//! order of sequentially consistent accesses, so at least one of them sees the other, and no free page is forgotten.
+//!
+//! `tests/loom.rs` tries the interleavings of this file, and broken variants of it.
+
+use crate::atomic::{AtomicU64, Ordering};
+
+/// Pages in a segment.
+pub const SEGMENT_PAGES: u32 = u64::BITS;
+/// Words of the index.
+const WORDS: usize = 64;
+/// The most segments.
+pub const MAX_SEGMENTS: usize = WORDS * 64;
+
+/// Pages in a row of one segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// The first.
+    pub first: u32,
+    /// How many; 1..=64.
+    pub count: u32,
+}
+
+impl Span {
+    /// Its bits.
+    pub const fn mask(self) -> u64 {
+        (u64::MAX >> (u64::BITS - self.count)) << self.first
+    }
+}
+
+/// Which run of pages a search wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fit {
+    /// All in one run.
+    Whole,
+    /// The longest run there is, rounded down to a power of two; at most what was asked for.
+    Longest,
+}
+
+/// The free pages of a segment.
+pub struct FreePages(AtomicU64);
+
+impl FreePages {
+    /// A segment without memory.
+    pub fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+    /// `count` pages come, all free. The caller is the only one who installs or retires.
+    pub fn install(&self, count: u32) {
+        self.0.store(Span { first: 0, count }.mask(), Ordering::SeqCst);
+    }
+    /// Takes all pages where all `count` are free.
+    pub fn retire(&self, count: u32) -> bool {
+        let all = Span { first: 0, count }.mask();
+        self.0.compare_exchange(all, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+    /// The bits, as they were at some moment.
+    pub fn bits(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+    /// Takes up to `wanted` pages in a row, at least 1.
+    pub fn take(&self, wanted: u32, fit: Fit) -> Option<Span> {
+        let mut free = self.0.load(Ordering::Relaxed);
+        loop {
+            let span = find(free, wanted, fit)?;
+            let left = free & !span.mask();
+            match self.0.compare_exchange_weak(free, left, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(span),
+                Err(now) => free = now,
+            }
+        }
+    }
+    /// Gives back pages that [`FreePages::take`] or a part of it gave out.
+    pub fn give(&self, span: Span) {
+        let before = self.0.fetch_or(span.mask(), Ordering::SeqCst);
+        debug_assert_eq!(before & span.mask(), 0, "pages are given back once");
+    }
+}
+
+/// Pages in a row among the set bits of `free`.
+fn find(free: u64, wanted: u32, fit: Fit) -> Option<Span> {
+    let run_of = |count: u32| {
+        // Bit i of `starts`: pages i..i+have are free. Zeroes shifted in from the top keep runs inside.
+        let (mut starts, mut have) = (free, 1);
+        while have < count && starts != 0 {
+            let step = have.min(count - have);
+            starts &= starts >> step;
+            have += step;
+        }
+        (starts != 0).then(|| Span { first: starts.trailing_zeros(), count })
+    };
+    let mut count = wanted.min(SEGMENT_PAGES);
+    loop {
+        let span = run_of(count);
+        if span.is_some() || fit == Fit::Whole || count == 1 {
+            return span;
+        }
+        count = if count.is_power_of_two() { count / 2 } else { 1 << count.ilog2() };
+    }
+}
+
+/// Which segments may have a free page. See the module's head.
+pub struct Index {
+    words: [AtomicU64; WORDS],
+    top: AtomicU64,
+}
+
+impl Index {
+    /// No segment has one.
+    pub fn new() -> Self {
+        Self { words: core::array::from_fn(|_| AtomicU64::new(0)), top: AtomicU64::new(0) }
+    }
+
+    /// A page of `segment` has become free: its bit in the segment's word is set.
+    #[inline]
+    pub fn note_free(&self, segment: usize) {
+        let (word, bit) = (segment / 64, 1 << (segment % 64));
+        if self.words[word].load(Ordering::SeqCst) & bit == 0 {
+            self.words[word].fetch_or(bit, Ordering::SeqCst);
+            self.note_word(word);
+        }
+    }
+
+    fn note_word(&self, word: usize) {
+        if self.top.load(Ordering::SeqCst) & 1 << word == 0 {
+            self.top.fetch_or(1 << word, Ordering::SeqCst);
+        }
+    }
+
+    /// A search found no free page in `segment`, whose word is `pages`.
+    pub fn note_full(&self, segment: usize, pages: &FreePages) {
+        let (word, bit) = (segment / 64, 1 << (segment % 64));
+        let before = self.words[word].fetch_and(!bit, Ordering::SeqCst);
+        if pages.bits() != 0 {
+            self.note_free(segment);
+        } else if before & !bit == 0 {
+            self.top.fetch_and(!(1 << word), Ordering::SeqCst);
+            if self.words[word].load(Ordering::SeqCst) != 0 {
+                self.note_word(word);
+            }
+        }
+    }
+
+    /// The first segment from `start` on that may have a free page; none after the last.
+    pub fn next(&self, start: usize) -> Option<usize> {
+        let word = start / 64;
+        if word >= WORDS {
+            return None;
+        }
+        let here = self.words[word].load(Ordering::SeqCst) & (u64::MAX << (start % 64));
+        if here != 0 {
+            return Some(word * 64 + here.trailing_zeros() as usize);
+        }
+        let mut later = self.top.load(Ordering::SeqCst) & (u64::MAX << word) & !(1 << word);
+        while later != 0 {
+            let word = later.trailing_zeros() as usize;
+            let bits = self.words[word].load(Ordering::SeqCst);
+            if bits != 0 {
+                return Some(word * 64 + bits.trailing_zeros() as usize);
+            }
+            later &= later - 1;
+        }
+        None
+    }
+}

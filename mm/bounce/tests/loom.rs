@@ -1,0 +1,231 @@
+//! Every interleaving of the words of `src/word.rs`: pages that are taken, given back, added and removed, and the index.
+//!
+//! Each promise has a broken variant beside it that the model catches, so the model is known to look.
+#![forbid(unsafe_code)]
+#![allow(missing_docs, dead_code, unreachable_pub, reason = "a test that includes a module of the crate")]
+
+/// loom treats sequentially consistent accesses as acquiring and releasing ones, but knows fences: an access has one
+/// on the side where the order with others of its kind matters.
+mod atomic {
+    pub use loom::sync::atomic::Ordering;
+    use loom::sync::atomic::fence;
+
+    pub struct AtomicU64(loom::sync::atomic::AtomicU64);
+
+    fn ordered(order: Ordering) {
+        if order == Ordering::SeqCst {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    impl AtomicU64 {
+        pub fn new(value: u64) -> Self {
+            Self(loom::sync::atomic::AtomicU64::new(value))
+        }
+        pub fn load(&self, order: Ordering) -> u64 {
+            ordered(order);
+            self.0.load(order)
+        }
+        pub fn store(&self, value: u64, order: Ordering) {
+            self.0.store(value, order);
+            ordered(order);
+        }
+        pub fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+            let before = self.0.fetch_or(value, order);
+            ordered(order);
+            before
+        }
+        pub fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+            let before = self.0.fetch_and(value, order);
+            ordered(order);
+            before
+        }
+        pub fn compare_exchange(
+            &self,
+            old: u64,
+            new: u64,
+            done: Ordering,
+            not: Ordering,
+        ) -> Result<u64, u64> {
+            self.0.compare_exchange(old, new, done, not)
+        }
+        pub fn compare_exchange_weak(
+            &self,
+            old: u64,
+            new: u64,
+            done: Ordering,
+            not: Ordering,
+        ) -> Result<u64, u64> {
+            self.0.compare_exchange_weak(old, new, done, not)
+        }
+    }
+}
+#[path = "../src/word.rs"]
+mod word;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+use word::{Fit, FreePages, Index, Span};
+
+/// Two pages, and their bytes: a race is an error of the model.
+struct Pages {
+    free: FreePages,
+    bytes: [UnsafeCell<()>; 2],
+}
+
+impl Pages {
+    fn new(count: u32) -> Self {
+        let pages = Self { free: FreePages::new(), bytes: [UnsafeCell::new(()), UnsafeCell::new(())] };
+        pages.free.install(count);
+        pages
+    }
+    /// Uses the pages: the model fails where another thread does at the same time.
+    fn touch(&self, span: Span) {
+        let pages = &self.bytes[span.first as usize..(span.first + span.count) as usize];
+        pages.iter().for_each(|page| page.with_mut(|_| ()));
+    }
+}
+
+#[test]
+fn a_page_has_one_holder_whatever_is_taken_and_given_back_at_the_same_time() {
+    loom::model(|| {
+        let pages = Arc::new(Pages::new(2));
+        let other = pages.clone();
+        let thread = thread::spawn(move || {
+            if let Some(span) = other.free.take(2, Fit::Longest) {
+                other.touch(span);
+                other.free.give(span);
+            }
+        });
+        if let Some(span) = pages.free.take(1, Fit::Whole) {
+            pages.touch(span);
+            pages.free.give(span);
+        }
+        thread.join().unwrap();
+        assert_eq!(pages.free.bits(), 0b11);
+    });
+}
+
+/// The variant: who gives back says so without releasing what it stored.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn giving_back_without_release_is_caught() {
+    loom::model(|| {
+        let (free, bytes) = (AtomicU64::new(1), UnsafeCell::new(()));
+        let pages = Arc::new((free, bytes));
+        let other = pages.clone();
+        let thread = thread::spawn(move || {
+            if other.0.compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                other.1.with_mut(|_| ());
+                other.0.fetch_or(1, Ordering::Relaxed);
+            }
+        });
+        if pages.0.compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            pages.1.with_mut(|_| ());
+            pages.0.fetch_or(1, Ordering::Release);
+        }
+        thread.join().unwrap();
+    });
+}
+
+/// Memory leaves and other memory comes in its place, while a taker has an old look at the word: the taker finds the
+/// frame of the memory that its pages are of.
+#[test]
+fn a_segment_that_is_removed_and_added_again_never_shows_its_old_frame() {
+    loom::model(|| {
+        let place = Arc::new((FreePages::new(), AtomicU64::new(100)));
+        place.0.install(2);
+        let taker = {
+            let place = place.clone();
+            thread::spawn(move || {
+                let span = place.0.take(1, Fit::Whole)?;
+                let frame = place.1.load(Ordering::Relaxed);
+                place.0.give(span);
+                Some(frame)
+            })
+        };
+        let removed = place.0.retire(2);
+        if removed {
+            place.1.store(200, Ordering::Relaxed);
+            place.0.install(2);
+        }
+        let first = place.0.take(2, Fit::Whole).is_some();
+        if let Some(frame) = taker.join().unwrap() {
+            assert!(frame == 100 || removed && frame == 200);
+            assert!(!first || !removed || place.1.load(Ordering::Relaxed) == 200);
+        }
+    });
+}
+
+/// The variant: memory leaves when the word looks idle, not by taking all pages.
+#[test]
+#[should_panic(expected = "held and gone")]
+fn removing_a_segment_that_only_looked_idle_is_caught() {
+    loom::model(|| {
+        let place = Arc::new((FreePages::new(), AtomicU64::new(1)));
+        place.0.install(1);
+        let taker = {
+            let place = place.clone();
+            thread::spawn(move || {
+                if let Some(span) = place.0.take(1, Fit::Whole) {
+                    assert_eq!(place.1.load(Ordering::SeqCst), 1, "held and gone");
+                    place.0.give(span);
+                }
+            })
+        };
+        if place.0.bits() == 1 {
+            place.1.store(0, Ordering::SeqCst);
+        }
+        taker.join().unwrap();
+    });
+}
+
+/// A search marks a segment as full while its pages are given back: afterwards the index leads to the free page.
+#[test]
+fn no_free_page_is_forgotten_when_a_search_marks_its_segment_full() {
+    loom::model(|| {
+        let all = Arc::new((FreePages::new(), Index::new()));
+        all.0.install(1);
+        all.1.note_free(0);
+        let span = all.0.take(1, Fit::Whole).unwrap();
+        let giver = {
+            let all = all.clone();
+            thread::spawn(move || {
+                all.0.give(span);
+                all.1.note_free(0);
+            })
+        };
+        if all.0.bits() == 0 {
+            all.1.note_full(0, &all.0);
+        }
+        giver.join().unwrap();
+        assert_eq!(all.1.next(0), Some(0), "the page is free and found");
+    });
+}
+
+/// The variant: the search does not look again.
+#[test]
+#[should_panic(expected = "the page is free and found")]
+fn a_search_that_does_not_look_again_is_caught() {
+    loom::model(|| {
+        let all = Arc::new((FreePages::new(), Index::new(), FreePages::new()));
+        all.0.install(1);
+        all.1.note_free(0);
+        let span = all.0.take(1, Fit::Whole).unwrap();
+        let giver = {
+            let all = all.clone();
+            thread::spawn(move || {
+                all.0.give(span);
+                all.1.note_free(0);
+            })
+        };
+        if all.0.bits() == 0 {
+            // A word that is always 0 stands for the look that is left out.
+            all.1.note_full(0, &all.2);
+        }
+        giver.join().unwrap();
+        assert_eq!(all.1.next(0), Some(0), "the page is free and found");
+    });
+}
