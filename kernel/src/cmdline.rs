@@ -33,6 +33,10 @@ pub enum Plant {
     StaleEntry,
     /// The kernel's text is written through another address.
     TextAlias,
+    /// The kernel half maps a user's frame, and nobody uses the mapping.
+    UnusedMapping,
+    /// The kernel's text is mapped writable, and nobody stores to it.
+    WritableText,
     /// A frame is handed out for a program and never given back.
     LostFrame,
     /// The kernel runs with SMAP off.
@@ -132,7 +136,7 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         name: "freehold.plant",
-        values: "direct-map-read|lost-frame|plugged-read|smap-open|stale-entry|text-alias",
+        values: "direct-map-read|lost-frame|plugged-read|smap-open|stale-entry|text-alias|unused-mapping|writable-text",
         help: "break a rule of frames or of memory isolation once, harmlessly, before the program begins: `freehold scope` has to find it, and the closing audit a lost frame",
         set: |settings, parameter| {
             settings.plant = Some(match parameter.value {
@@ -141,10 +145,12 @@ pub const KNOWN: &[Known] = &[
                 Some("smap-open") => Plant::SmapOpen,
                 Some("stale-entry") => Plant::StaleEntry,
                 Some("text-alias") => Plant::TextAlias,
+                Some("unused-mapping") => Plant::UnusedMapping,
+                Some("writable-text") => Plant::WritableText,
                 Some("lost-frame") => Plant::LostFrame,
                 _ => {
                     return Err(
-                        "direct-map-read, lost-frame, plugged-read, smap-open, stale-entry or text-alias",
+                        "direct-map-read, lost-frame, plugged-read, smap-open, stale-entry, text-alias, unused-mapping or writable-text",
                     );
                 }
             });

@@ -37,6 +37,7 @@ pub fn summary(story: &Story<'_>, rows: Rows) -> String {
         Rows::Marked if digest.phases().len() > 1 => phases(&mut text, digest, digest.phases()),
         Rows::Marked => {}
     }
+    mapping(&mut text, story);
     smap(&mut text, story);
     violations(&mut text, story);
     for remark in &digest.results.remarks {
@@ -251,6 +252,20 @@ fn phases(text: &mut String, digest: &Digest<'_>, phases: &[Phase]) {
 /// A name from the guest, without what would move a terminal's cursor.
 fn printable(name: &str) -> String {
     name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+/// What the kernel half mapped, for kernels that publish their policy.
+fn mapping(text: &mut String, story: &Story<'_>) {
+    let oracle = &story.digest.results.oracle;
+    let Some(layout) = &oracle.layout else { return };
+    let _ = writeln!(
+        text,
+        "   kernel half (xpfo={}): {} judged in {}, {}",
+        layout.policy,
+        plural(oracle.checks.leaves, "stored leaf").replace("leafs", "leaves"),
+        plural(oracle.checks.tables, "table"),
+        plural(oracle.checks.changes, "change").replace("changes", "changes of owner"),
+    );
 }
 
 /// The kernel's instructions with RFLAGS.AC set, for kernels that tell where those may be.

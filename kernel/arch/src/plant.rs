@@ -19,6 +19,26 @@ pub fn direct_map_read(user: Pfn) {
     X86.leave(block);
 }
 
+/// The kernel half maps a user's frame, and nobody uses the mapping. `user` is a frame that a program owns.
+///
+/// # Errors
+/// When there is no memory for it.
+pub fn unused_mapping(user: Pfn) -> Result<(), OutOfMemory> {
+    let address = vmap::map_range(user.start(), 1, tables::READ_ONLY)?;
+    vmap::unmap(address, 1);
+    Ok(())
+}
+
+/// The kernel's text is mapped writable, and nobody stores to it.
+///
+/// # Errors
+/// When there is no memory for it.
+pub fn writable_text() -> Result<(), OutOfMemory> {
+    let address = vmap::map_range(text_frame().start(), 1, tables::DATA)?;
+    vmap::unmap(address, 1);
+    Ok(())
+}
+
 /// A translation is used after its frame was given back.
 ///
 /// # Errors
@@ -40,10 +60,7 @@ pub fn stale_entry() -> Result<(), OutOfMemory> {
 /// # Errors
 /// When there is no memory for it.
 pub fn text_alias() -> Result<(), OutOfMemory> {
-    let (text, _) = boot::read_only_parts();
-    let entry = tables::find_entry::<1>(VirtAddr(text.start)).expect("text is mapped in small pages");
-    let frame = tables::frame_of(entry.load(Ordering::Acquire));
-    let address = vmap::map_range(frame.start(), 1, tables::DATA)?;
+    let address = vmap::map_range(text_frame().start(), 1, tables::DATA)?;
     write_text_through_alias(address);
     vmap::unmap(address, 1);
     Ok(())
@@ -56,6 +73,13 @@ pub fn smap_open() {
     leave_smap_open();
     // SAFETY: clears RFLAGS.AC, as the kernel runs.
     unsafe { asm!("clac", options(nomem, nostack)) };
+}
+
+/// The first frame of the kernel's text.
+fn text_frame() -> Pfn {
+    let (text, _) = boot::read_only_parts();
+    let entry = tables::find_entry::<1>(VirtAddr(text.start)).expect("text is mapped in small pages");
+    tables::frame_of(entry.load(Ordering::Acquire))
 }
 
 fn read(address: VirtAddr) -> u8 {

@@ -122,6 +122,8 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
         }
         Plant::StaleEntry => breach::stale_entry()?,
         Plant::TextAlias => breach::text_alias()?,
+        Plant::UnusedMapping => breach::unused_mapping(Frame::<Anon, _>::allocate(frames())?.pfn())?,
+        Plant::WritableText => breach::writable_text()?,
         Plant::LostFrame => core::mem::forget(Frame::<Anon, _>::allocate(frames())?),
         Plant::SmapOpen => breach::smap_open(),
     }

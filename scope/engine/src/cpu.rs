@@ -283,9 +283,8 @@ impl Cpu {
     pub fn ring(&mut self, pc: u64, physical: Option<u64>) -> Ring {
         // What this CPU did before belongs to the old phase.
         self.look();
-        let now = self.watch.total.load(Ordering::Relaxed);
         let ring = match physical {
-            Some(physical) => self.watch.read_message(pc, physical, now),
+            Some(physical) => self.watch.read_message(self.suspect(pc, 0, physical >> 12), physical),
             None => Ring::Refused("a message is not in memory"),
         };
         if ring == Ring::Published {

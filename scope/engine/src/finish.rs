@@ -33,7 +33,7 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Resul
         direct_map: sum.direct_map + cpu.checks.direct_map,
         translations: sum.translations + cpu.checks.translations,
         stores: sum.stores + cpu.checks.stores,
-        changes: 0,
+        ..sum
     });
     let smap = cpus.iter().fold(SmapChecks::default(), |sum, cpu| sum.plus(cpu.smap.checks));
     let clocks: Vec<(usize, u64)> = finished.iter().map(|cpu| (cpu.number, cpu.clock)).collect();

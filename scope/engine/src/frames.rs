@@ -13,8 +13,9 @@
 //! was given back says who had it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use freehold_scope_doorbell::{Publication, Records};
 use freehold_scope_record::{
@@ -22,6 +23,7 @@ use freehold_scope_record::{
 };
 
 use crate::guest::{GuestMemory, walk};
+use crate::kernel_half::{Change, KernelHalf, Mapped};
 use crate::smap::Rules;
 
 /// What is known of a frame.
@@ -33,6 +35,8 @@ const GENERATION_SHIFT: u32 = 4;
 const GENERATION: u32 = 0x00ff_ffff;
 /// The frame holds kernel text or read-only data.
 const TEXT: u32 = 1 << 28;
+/// The frame is a translation table of the kernel half.
+const TABLE: u32 = 1 << 29;
 
 impl Mark {
     /// Of what is no memory.
@@ -47,9 +51,12 @@ impl Mark {
     pub const fn is_text(self) -> bool {
         self.0 & TEXT != 0
     }
+    pub const fn is_table(self) -> bool {
+        self.0 & TABLE != 0
+    }
     fn with_owner(self, owner: u32) -> Self {
         let next = (self.generation() + u32::from(owner == 0)) & GENERATION;
-        Self(self.0 & TEXT | next << GENERATION_SHIFT | owner & OWNER)
+        Self(self.0 & (TEXT | TABLE) | next << GENERATION_SHIFT | owner & OWNER)
     }
 }
 
@@ -87,9 +94,12 @@ pub struct Frames {
     published: OnceLock<(Publication, u64)>,
     /// Where the kernel may run with RFLAGS.AC set.
     rules: OnceLock<Rules>,
+    /// Leaves of the kernel half, windows left out, that map the frame.
+    mapped: Vec<AtomicU16>,
     changes: AtomicU64,
-    /// Held while a store changes marks.
-    changing: Mutex<()>,
+    leaves: AtomicU64,
+    /// Held while a store changes marks or the kernel half.
+    changing: Mutex<KernelHalf>,
     log: Mutex<Log>,
 }
 
@@ -121,8 +131,10 @@ impl Frames {
             users: zeroes(count),
             published: OnceLock::new(),
             rules: OnceLock::new(),
+            mapped: zeroes(count),
             changes: AtomicU64::new(0),
-            changing: Mutex::new(()),
+            leaves: AtomicU64::new(0),
+            changing: Mutex::default(),
             log: Mutex::new(log),
         }
     }
@@ -152,7 +164,7 @@ impl Frames {
         &self,
         memory: &dyn GuestMemory,
         publication: Publication,
-        now: u64,
+        by: Suspect,
     ) -> Result<(), &'static str> {
         let p = &publication;
         let Records { bytes, state_offset, .. } = p.records;
@@ -172,10 +184,83 @@ impl Frames {
         let mut frame = 0;
         while frame < frames {
             let state = self.read_state(memory, p, frame).ok_or("the frame table is not mapped")?;
-            frame += self.take(p, frame, state, now);
+            frame += self.take(p, frame, state, by.time);
         }
-        self.published.set((publication, now)).map_err(|_| "it was published before")?;
-        self.rules.set(rules).map_err(|_| "it was published before")
+        self.published.set((publication, by.time)).map_err(|_| "it was published before")?;
+        self.rules.set(rules).map_err(|_| "it was published before")?;
+        let mut half = self.changing();
+        for root in publication.roots.into_iter().filter(|&root| root != 0) {
+            half.adopt(memory, root, &mut |change| self.judge(&publication, change, by));
+        }
+        Ok(())
+    }
+
+    fn changing(&self) -> MutexGuard<'_, KernelHalf> {
+        self.changing.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// A store has reached a translation table of the kernel half, at this guest-physical address.
+    pub fn half_store(&self, memory: &dyn GuestMemory, physical: u64, by: Suspect) {
+        let Some(p) = self.published() else { return };
+        self.changing().stored(memory, physical, &mut |change| self.judge(p, change, by));
+    }
+
+    /// Takes note of a change of the kernel half, and reports what it must not be. Called with the lock held.
+    fn judge(&self, p: &Publication, change: Change, by: Suspect) {
+        match change {
+            Change::Linked(frame) => {
+                if let Some(mark) = self.marks.get(frame as usize) {
+                    mark.fetch_or(TABLE, Ordering::Relaxed);
+                }
+                if self.mark(frame).is_some_and(|mark| self.is_outside(mark)) {
+                    self.report(Rule::Mapped, Suspect { frame, ..by }, None);
+                }
+            }
+            Change::Unlinked(frame) => {
+                if let Some(mark) = self.marks.get(frame as usize) {
+                    mark.fetch_and(!TABLE, Ordering::Relaxed);
+                }
+            }
+            Change::Twice(frame, address) => {
+                self.report(Rule::SharedTable, Suspect { address, frame, ..by }, None);
+            }
+            Change::Came(leaf) => self.came(p, leaf, by),
+            Change::Went(leaf) if !in_windows(p, leaf.address) => {
+                for mapped in self.mapped.iter().skip(leaf.frame as usize).take(leaf.frames as usize) {
+                    mapped.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+            Change::Went(_) => {}
+        }
+    }
+
+    fn came(&self, p: &Publication, leaf: Mapped, by: Suspect) {
+        self.leaves.fetch_add(1, Ordering::Relaxed);
+        let is_window = in_windows(p, leaf.address);
+        for frame in leaf.frame..leaf.frame + leaf.frames {
+            let Some(mark) = self.mark(frame) else { return };
+            let suspect = Suspect { address: leaf.address + ((frame - leaf.frame) << 12), frame, ..by };
+            if !is_window {
+                self.mapped[frame as usize].fetch_add(1, Ordering::Relaxed);
+                if self.is_outside(mark) {
+                    self.report(Rule::Mapped, suspect, None);
+                }
+            }
+            if leaf.writable && self.is_read_only(mark) {
+                self.report(Rule::WritableImage, suspect, None);
+            }
+        }
+    }
+
+    /// A frame has got an owner that has to stay outside: is it mapped? Called with the lock held.
+    fn stays_outside(&self, half: &KernelHalf, p: &Publication, frames: Range<u64>, by: Suspect) {
+        for frame in frames {
+            let is_mapped = self.mapped.get(frame as usize).is_some_and(|n| n.load(Ordering::Relaxed) > 0);
+            if is_mapped && self.mark(frame).is_some_and(|mark| self.is_outside(mark)) {
+                let address = half.find(frame, p.windows..p.windows + p.windows_span).unwrap_or(0);
+                self.report(Rule::Mapped, Suspect { address, frame, ..by }, None);
+            }
+        }
     }
 
     /// The state word of a frame's record, as the guest's memory has it.
@@ -214,7 +299,8 @@ impl Frames {
     }
 
     /// A store has reached the frame table, at `address` (physical: `physical`).
-    pub fn table_store(&self, memory: &dyn GuestMemory, address: u64, physical: u64, now: u64) {
+    pub fn table_store(&self, memory: &dyn GuestMemory, physical: u64, by: Suspect) {
+        let Suspect { address, time, .. } = by;
         let Some(p) = self.published() else { return };
         let offset = address.wrapping_sub(p.frame_table);
         let (frame, inside) = (offset / p.records.bytes, offset % p.records.bytes);
@@ -227,10 +313,11 @@ impl Frames {
         }
         // Whoever holds a frame stores here, not only who may change its owner. By now the frames may be others', and marked so: read again where nobody
         // changes marks, and what is marked in the end is what was read last.
-        let _held = self.changing.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let half = self.changing();
         while let Some(state) = differs() {
             self.changes.fetch_add(1, Ordering::Relaxed);
-            self.take(p, frame, state, now);
+            let frames = self.take(p, frame, state, time);
+            self.stays_outside(&half, p, frame..frame + frames, by);
         }
     }
     /// Whether the marks say what a record does.
@@ -317,6 +404,7 @@ impl Frames {
     /// Everything the oracle saw; `checks` as the CPUs counted them.
     pub fn results(&self, checks: Checks, smap: SmapChecks) -> Oracle {
         let layout = self.published().map(|p| KernelLayout {
+            policy: p.policy.name().into(),
             direct_map: (p.direct_map, p.direct_map + p.direct_span),
             windows: (p.windows, p.windows + p.windows_span),
             frame_table: (p.frame_table, p.frame_table + p.frames * p.records.bytes),
@@ -328,7 +416,12 @@ impl Frames {
         Oracle {
             layout,
             since: self.published.get().map_or(0, |(_, since)| *since),
-            checks: Checks { changes: self.changes.load(Ordering::Relaxed), ..checks },
+            checks: Checks {
+                changes: self.changes.load(Ordering::Relaxed),
+                leaves: self.leaves.load(Ordering::Relaxed),
+                tables: self.changing().tables(),
+                ..checks
+            },
             smap,
             violations: log.violations.clone(),
             total: log.total,
@@ -350,6 +443,10 @@ pub enum User {
 
 impl User {
     const NAMES: [&'static str; 4] = ["untouched", "program", "kernel", "code"];
+}
+
+fn in_windows(p: &Publication, address: u64) -> bool {
+    address.wrapping_sub(p.windows) < p.windows_span
 }
 
 fn name_of(p: &Publication, owner: usize) -> String {

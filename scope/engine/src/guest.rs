@@ -50,10 +50,11 @@ pub struct Leaf {
     pub global: bool,
 }
 
-const PRESENT: u64 = 1;
-const LARGE: u64 = 1 << 7;
+pub const PRESENT: u64 = 1;
+pub const WRITABLE: u64 = 1 << 1;
+pub const LARGE: u64 = 1 << 7;
 const GLOBAL: u64 = 1 << 8;
-const FRAME: u64 = 0x000f_ffff_ffff_f000;
+pub const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
 /// Walk four levels of tables from `root` (Intel SDM, volume 3, 4.5); `None` where nothing is mapped.
 pub fn walk(memory: &dyn GuestMemory, root: u64, address: u64) -> Option<Leaf> {

@@ -20,6 +20,7 @@ mod decode;
 mod finish;
 mod frames;
 mod guest;
+mod kernel_half;
 mod near;
 mod smap;
 mod tally;

@@ -1,5 +1,6 @@
 //! A small machine made by hand: what runs on it is known to the instruction, so what is counted has to be.
 
+mod half;
 mod smap;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use freehold_scope_record::{
     Settings, TlbShape,
 };
 
+use crate::frames::Suspect;
 use crate::guest::tests::Words;
 use crate::{Board, Choice, Cpu, Due, Flags, Flush, Place, Ring, Step, Watch, board_words, finish};
 
@@ -22,6 +24,7 @@ const NODE: u64 = 64 * MIB;
 const TEXT: u64 = 0xffff_ffff_8020_0000;
 const DIRECT: u64 = 0xffff_c000_0000_0000;
 const TABLE: u64 = 0xffff_e000_0000_0000;
+const WINDOWS: u64 = 0xffff_d000_0000_0000;
 const DYNAMIC: u64 = 0xffff_f000_0000_0000;
 const ROOT: u64 = 0x10_0000;
 /// Physical addresses of the image and of the frame table.
@@ -54,6 +57,8 @@ struct Machine {
     words: Arc<Words>,
     watch: Arc<Watch>,
     cpus: Vec<Cpu>,
+    /// Owners that stay outside, as a mask.
+    outside: u64,
 }
 
 impl Machine {
@@ -75,7 +80,7 @@ impl Machine {
         let watch = Arc::new(Watch::new(settings, Box::new(Arc::clone(&words))).unwrap());
         let cpus =
             (0..2).map(|number| Cpu::new(Arc::clone(&watch), number, board(&watch)).unwrap()).collect();
-        Self { words, watch, cpus }
+        Self { words, watch, cpus, outside: 0b1100_0000 }
     }
 
     /// Run a block of `instructions` instructions at `pc`, whose bytes are at `physical`.
@@ -94,7 +99,8 @@ impl Machine {
 
     /// Publish a kernel whose direct map and frame table are mapped, with frame `n` owned as `owners` says.
     fn publish(&mut self, owners: &[(u64, u64)]) -> Ring {
-        for block in (0..2 * NODE).step_by(2 * MIB as usize) {
+        // Those above are the blocks of programs.
+        for block in (0..32 * MIB).step_by(2 * MIB as usize) {
             self.words.map(ROOT, DIRECT + block, block, PageSize::Large, PTE_GLOBAL);
         }
         self.words.map(ROOT, TEXT, IMAGE, PageSize::Small, PTE_GLOBAL);
@@ -126,7 +132,7 @@ impl Machine {
             policy: Policy::Lap,
             direct_map: DIRECT,
             direct_span: 2 * NODE,
-            windows: 0xffff_d000_0000_0000,
+            windows: WINDOWS,
             windows_span: 16 * MIB,
             frame_table: TABLE,
             frames,
@@ -138,7 +144,7 @@ impl Machine {
                 order_mask: 31,
                 user_owners: 0b1100_0000,
                 replica_owners: 0b10_0000,
-                outside_owners: 0b1100_0000,
+                outside_owners: self.outside,
             },
             text: TEXT,
             text_end: TEXT + 0x800,
@@ -522,6 +528,11 @@ impl crate::guest::GuestMemory for Slow<'_> {
     }
 }
 
+/// The store of CPU 0 that has reached an address.
+fn by(address: u64) -> Suspect {
+    Suspect { time: 0, cpu: 0, pc: TEXT, address, frame: 0 }
+}
+
 #[test]
 fn a_holder_that_looks_late_marks_nothing_as_it_was() {
     use crate::guest::GuestMemory;
@@ -532,7 +543,7 @@ fn a_holder_that_looks_late_marks_nothing_as_it_was() {
     let (words, frames) = (Arc::clone(&machine.words), &machine.watch.frames);
     let store = |frame: u64, state: u64| {
         words.store(RECORDS + frame * 32, state);
-        frames.table_store(&*words, TABLE + frame * 32, RECORDS + frame * 32, 0);
+        frames.table_store(&*words, RECORDS + frame * 32, by(TABLE + frame * 32));
     };
     // CPU 1 lets go of its mapping, and its look at the word takes long: CPU 0 lets go of the last, gives the block back, and its pieces become the kernel's.
     words.store(RECORDS + 0x5000 * 32, ANON | 9 << 4 | 1 << 13);
@@ -542,7 +553,7 @@ fn a_holder_that_looks_late_marks_nothing_as_it_was() {
         (0x5000..0x5200).for_each(|frame| store(frame, KERNEL_OWNER));
     };
     let slow = Slow { words: &words, meanwhile: std::sync::Mutex::new(Some(Box::new(meanwhile))) };
-    frames.table_store(&slow, TABLE + 0x5000 * 32, RECORDS + 0x5000 * 32, 0);
+    frames.table_store(&slow, RECORDS + 0x5000 * 32, by(TABLE + 0x5000 * 32));
     assert!(slow.load(RECORDS).is_some());
     let wrong = (0x5000..0x5200).filter(|&frame| frames.mark(frame).unwrap().owner() as u64 != KERNEL_OWNER);
     assert_eq!(wrong.count(), 0, "frames of the kernel that the oracle takes for a program's");

@@ -8,7 +8,7 @@ use freehold_scope_doorbell::{self as doorbell, Publication};
 use freehold_scope_record::{HeatRegion, NearCounts, Settings, SettingsError};
 
 use crate::board::{self, Board, Step};
-use crate::frames::{Frames, User};
+use crate::frames::{Frames, Suspect, User};
 use crate::guest::{GuestMemory, MAX_NODES, NOWHERE, Nodes};
 use crate::near::NearCaches;
 
@@ -206,8 +206,8 @@ impl Watch {
         phases.drain(..).map(|phase| (phase.name, phase.near)).collect()
     }
 
-    /// The message at a guest-physical address, rung by code at `pc`.
-    pub(crate) fn read_message(&self, pc: u64, address: u64, now: u64) -> Ring {
+    /// The message at a guest-physical address, rung by this.
+    pub(crate) fn read_message(&self, by: Suspect, address: u64) -> Ring {
         let word = |index: u64| {
             let at = address + 8 * index;
             if at >> 12 == address >> 12 { self.memory.load(at) } else { None }
@@ -229,7 +229,7 @@ impl Watch {
                     None => Ring::Refused("a phase's name crosses a page"),
                 }
             }
-            doorbell::KERNEL if pc >> 63 == 0 => Ring::Refused("a program claims to be the kernel"),
+            doorbell::KERNEL if by.pc >> 63 == 0 => Ring::Refused("a program claims to be the kernel"),
             doorbell::KERNEL => {
                 let mut words = [0; doorbell::WORDS];
                 for (index, to) in words.iter_mut().enumerate() {
@@ -241,7 +241,7 @@ impl Watch {
                 let Some(publication) = Publication::from_words(&words) else {
                     return Ring::Refused("the kernel's publication is of another version");
                 };
-                match self.frames.publish(&*self.memory, publication, now) {
+                match self.frames.publish(&*self.memory, publication, by) {
                     Ok(()) => Ring::Published,
                     Err(why) => Ring::Refused(why),
                 }

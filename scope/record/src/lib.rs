@@ -28,7 +28,7 @@ pub use settings::{
 };
 
 /// The version of these types. The plugin refuses settings of another.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Why a file is no record.
 #[derive(Debug)]

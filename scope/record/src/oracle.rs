@@ -12,6 +12,12 @@ pub enum Rule {
     Stale,
     /// A store reached kernel text, read-only data or a node's replica of them.
     Text,
+    /// The kernel half mapped a frame, outside the windows, whose owner has to stay outside. Whether it was used does not matter.
+    Mapped,
+    /// The kernel half mapped text, read-only data or a replica with a leaf that allows stores.
+    WritableImage,
+    /// A translation table of the kernel half was linked a second time.
+    SharedTable,
     /// The kernel ran with RFLAGS.AC set, which switches SMAP off, where it does not copy to or from a program.
     Smap,
 }
@@ -23,6 +29,9 @@ impl Rule {
             Self::DirectMap => "the kernel reached a user's frame through the direct map",
             Self::Stale => "a translation was used after its frame had changed hands",
             Self::Text => "a store reached kernel text, read-only data or a replica",
+            Self::Mapped => "the kernel half mapped a user's frame outside a window",
+            Self::WritableImage => "a writable leaf mapped kernel text, read-only data or a replica",
+            Self::SharedTable => "a translation table of the kernel half was linked twice",
             Self::Smap => "the kernel ran with SMAP off (RFLAGS.AC) outside a user copy",
         }
     }
@@ -73,6 +82,10 @@ pub struct Checks {
     pub stores: u64,
     /// Changes of ownership that were seen.
     pub changes: u64,
+    /// Leaves of the kernel half that were judged, windows included.
+    pub leaves: u64,
+    /// Translation tables of the kernel half at the end.
+    pub tables: u64,
 }
 
 /// RFLAGS.AC in kernel mode, which switches SMAP off. All but the trap frames are kernel instructions that ran with AC set.
@@ -107,6 +120,8 @@ impl SmapChecks {
 /// What our kernel published of itself: half-open ranges of virtual addresses, as they run (slide included).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct KernelLayout {
+    /// The exclusion policy, as the kernel parameter `xpfo` names it.
+    pub policy: String,
     /// The direct map.
     pub direct_map: (u64, u64),
     /// All CPUs' windows.

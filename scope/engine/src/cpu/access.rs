@@ -6,7 +6,7 @@ use freehold_scope_model::{Access, Key, PageSize, Scope, Side};
 use freehold_scope_record::Rule;
 
 use super::{Choice, Cpu, DIRECT, NO_PAGE, NO_TAG, PAGES, Page, WATCHED};
-use crate::frames::{Mark, User};
+use crate::frames::{Frames, Mark, User};
 use crate::guest::{NOWHERE, walk};
 
 impl Cpu {
@@ -103,8 +103,7 @@ impl Cpu {
         watch.frames.used(base >> 12, user);
         let mark = watch.frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
         let direct = watch.frames.is_direct(address);
-        let watched = watch.frames.is_table(address) || watch.frames.is_read_only(mark);
-        let flags = if direct { DIRECT } else { 0 } | if watched { WATCHED } else { 0 };
+        let flags = if direct { DIRECT } else { 0 } | watched(&watch.frames, address, mark);
         let node = if base == NO_TAG { NOWHERE } else { watch.nodes.of(base) };
         let tag = address >> 12 | self.generation;
         self.pages[slot] = Page { tag, base, key, mark, flags, node: node as u8, ..NO_PAGE };
@@ -156,26 +155,35 @@ impl Cpu {
                 frames.report(Rule::DirectMap, suspect, None);
             }
             self.pages[slot].mark = if outside { Mark(!now.0) } else { now };
+            self.pages[slot].flags = DIRECT | watched(frames, address, now);
         } else if now != mark {
             if now.generation() != mark.generation() {
                 let filled = self.tlb.peek(key).map_or(suspect.time, |cached| cached.moment);
                 frames.report(Rule::Stale, suspect, Some((filled, mark)));
             }
             self.pages[slot].mark = now;
-            self.pages[slot].flags =
-                if frames.is_table(address) || frames.is_read_only(now) { WATCHED } else { 0 };
+            self.pages[slot].flags = watched(frames, address, now);
             self.tlb.note(key, now.0);
         }
         if access == Access::Write {
+            let physical = base | address & 0xfff;
             if frames.is_table(address) {
-                let physical = base | address & 0xfff;
-                frames.table_store(&*watch.memory, address, physical, suspect.time);
+                frames.table_store(&*watch.memory, physical, suspect);
+            }
+            if now.is_table() {
+                frames.half_store(&*watch.memory, physical, suspect);
             }
             if frames.is_read_only(now) && frames.published().is_some() {
                 frames.report(Rule::Text, suspect, None);
             }
         }
     }
+}
+
+/// Whether stores to a page are looked at closely, as a flag.
+fn watched(frames: &Frames, address: u64, mark: Mark) -> u8 {
+    let is_watched = frames.is_table(address) || frames.is_read_only(mark) || mark.is_table();
+    if is_watched { WATCHED } else { 0 }
 }
 
 /// The frame that a cached translation says for `address`.

@@ -1,0 +1,102 @@
+//! The oracle by mapping: what the kernel half maps is judged whether it is used or not.
+
+use super::*;
+use crate::guest::{FRAME, WRITABLE, walk};
+
+/// A frame of a block that the direct map holds.
+const INSIDE: u64 = 0x1000;
+const OUTSIDE: u64 = 0x3000;
+
+impl Machine {
+    /// The kernel on CPU 0 stores an entry of a 4 KiB page, in a table that is there.
+    fn map(&mut self, address: u64, entry: u64) {
+        let place = (1..=3).rev().fold(ROOT, |table, level| {
+            let slot = table + (address >> (12 + 9 * level) & 511) * 8;
+            self.words.0.lock().unwrap().get(&slot).copied().unwrap() & FRAME
+        }) + (address >> 12 & 511) * 8;
+        self.words.store(place, entry);
+        self.access(0, DIRECT + place, place, Access::Write);
+    }
+    /// A machine with a table for small pages at `address`.
+    fn with_table(address: u64, owners: &[(u64, u64)]) -> Self {
+        let mut machine = Self::new();
+        machine.kernel(0);
+        machine.words.map(ROOT, address, 0x7000, PageSize::Small, 0);
+        assert_eq!(machine.publish(owners), Ring::Published);
+        machine
+    }
+    fn broken(self) -> Vec<(Rule, u64, u64)> {
+        let oracle = self.results().oracle;
+        oracle.violations.iter().map(|one| (one.rule, one.address, one.count)).collect()
+    }
+}
+
+#[test]
+fn a_programs_frame_that_is_mapped_is_found_though_nobody_uses_it() {
+    let mut machine = Machine::with_table(DYNAMIC, &[(OUTSIDE, ANON)]);
+    machine.map(DYNAMIC + 0x1000, INSIDE << 12 | 1);
+    machine.map(DYNAMIC + 0x2000, OUTSIDE << 12 | 1);
+    machine.map(DYNAMIC + 0x2000, 0);
+    assert_eq!(machine.broken(), [(Rule::Mapped, DYNAMIC + 0x2000, 1)]);
+}
+
+#[test]
+fn a_frame_that_becomes_a_programs_while_it_is_mapped_is_found() {
+    let mut machine = Machine::with_table(DYNAMIC, &[(INSIDE, KERNEL_OWNER)]);
+    machine.set_state(INSIDE, GIVEN_BACK);
+    machine.set_state(INSIDE, ANON);
+    assert_eq!(machine.broken(), [(Rule::Mapped, DIRECT + (INSIDE << 12), 1)]);
+}
+
+#[test]
+fn windows_map_programs_frames_and_nothing_that_must_not_be_written() {
+    let mut machine = Machine::with_table(WINDOWS, &[(OUTSIDE, ANON)]);
+    machine.map(WINDOWS, OUTSIDE << 12 | WRITABLE | 1);
+    machine.map(WINDOWS, 0);
+    machine.set_state(OUTSIDE, ANON << 4);
+    machine.set_state(OUTSIDE, ANON);
+    machine.map(WINDOWS + 0x1000, IMAGE | 1);
+    machine.map(WINDOWS + 0x1000, IMAGE | WRITABLE | 1);
+    assert_eq!(machine.broken(), [(Rule::WritableImage, WINDOWS + 0x1000, 1)]);
+}
+
+#[test]
+fn what_is_mapped_at_the_publication_is_judged_too() {
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    machine.words.map(ROOT, DYNAMIC, IMAGE, PageSize::Small, WRITABLE);
+    machine.publish(&[(INSIDE, ANON)]);
+    assert_eq!(
+        machine.broken(),
+        [(Rule::Mapped, DIRECT + (INSIDE << 12), 1), (Rule::WritableImage, DYNAMIC, 1)]
+    );
+}
+
+#[test]
+fn a_page_becomes_a_table_after_it_was_used_as_memory_and_its_stores_are_seen() {
+    let mut machine = Machine::with_table(DYNAMIC, &[(OUTSIDE, ANON)]);
+    // A fresh table is cleared through the direct map, then linked.
+    let (fresh, far) = (INSIDE << 12, DYNAMIC + (2 << 20));
+    machine.access(0, DIRECT + fresh, fresh, Access::Write);
+    let link = walk(&machine.words, ROOT, DYNAMIC).unwrap();
+    assert_eq!(link.page, 0x7000);
+    let second = [39, 30].into_iter().fold(ROOT, |table, shift| {
+        machine.words.0.lock().unwrap().get(&(table + (DYNAMIC >> shift & 511) * 8)).copied().unwrap() & FRAME
+    }) + (far >> 21 & 511) * 8;
+    machine.words.store(second, fresh | WRITABLE | 1);
+    machine.access(0, DIRECT + second, second, Access::Write);
+    machine.words.store(fresh, OUTSIDE << 12 | 1);
+    machine.access(0, DIRECT + fresh, fresh, Access::Write);
+    assert_eq!(machine.broken(), [(Rule::Mapped, far, 1)]);
+}
+
+#[test]
+fn under_a_policy_that_leaves_everything_inside_only_the_image_is_judged() {
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    machine.words.map(ROOT, DYNAMIC, IMAGE, PageSize::Small, WRITABLE);
+    machine.outside = 0;
+    machine.publish(&[(INSIDE, ANON)]);
+    machine.access(0, DIRECT + (INSIDE << 12), INSIDE << 12, Access::Read);
+    assert_eq!(machine.broken(), [(Rule::WritableImage, DYNAMIC, 1)]);
+}
