@@ -230,7 +230,8 @@ pub struct ScopeOptions {
     #[command(flatten)]
     pub run: RunOptions,
 
-    /// What to model besides counts and locality: cache, tlb, heat (with commas between), all or locality
+    /// What to model besides counts and locality: cache, tlb, heat (with commas between), all or locality; residue, which all leaves
+    /// out, follows programs' bytes until something is stored over them
     #[arg(long, value_name = "MODELS", default_value = "all", help_heading = "Microscope")]
     pub model: String,
 
@@ -238,7 +239,8 @@ pub struct ScopeOptions {
     #[arg(long, value_name = "SIZE,WAYS", default_value = "2M,16", help_heading = "Microscope")]
     pub llc: String,
 
-    /// Each CPU's TLBs: skylake-sp, zen4, or ENTRIES/WAYS of data, instructions, second level: 64/4,128/8,1536/12
+    /// Each CPU's TLBs: skylake-sp, ice-lake, zen4, zen5, or ENTRIES/WAYS of data, instructions, second level: 64/4,128/8,1536/12;
+    /// behind it :plru for pseudo-LRU in the second level
     #[arg(long, value_name = "TLB", default_value = "skylake-sp", help_heading = "Microscope")]
     pub tlb: String,
 

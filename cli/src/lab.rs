@@ -6,6 +6,7 @@ mod costs;
 mod cow;
 mod near_cache;
 mod slowdown;
+mod xpfo;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use crate::{Result, files, print, report};
 
 /// All of them, in the order in which they are listed.
 const EXPERIMENTS: &[Experiment] =
-    &[costs::EXPERIMENT, cow::EXPERIMENT, near_cache::EXPERIMENT, slowdown::EXPERIMENT];
+    &[costs::EXPERIMENT, cow::EXPERIMENT, near_cache::EXPERIMENT, slowdown::EXPERIMENT, xpfo::EXPERIMENT];
 
 /// One experiment.
 pub struct Experiment {

@@ -367,6 +367,9 @@ fn lost(words: &str, error: &freehold_scope_record::ReadError) -> Failure {
 }
 
 #[cfg(test)]
+pub use tests::sample;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

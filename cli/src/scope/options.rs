@@ -18,10 +18,10 @@ pub fn models(options: &ScopeOptions) -> Result<Models> {
     let tlb = tlb(&options.tlb)?;
     for name in options.model.split(',') {
         let all = name == "all";
-        if !all && !["cache", "tlb", "heat", "locality"].contains(&name) {
+        if !all && !["cache", "tlb", "heat", "residue", "locality"].contains(&name) {
             return Err(Failure::new(
                 format!("--model {name}: no such model"),
-                "cache, tlb, heat, locality or all",
+                "cache, tlb, heat, residue, locality or all",
             ));
         }
         if all || name == "cache" {
@@ -29,6 +29,10 @@ pub fn models(options: &ScopeOptions) -> Result<Models> {
         }
         if all || name == "tlb" {
             models.tlb = Some(tlb.clone());
+        }
+        // It watches bytes: all models without it are slow enough.
+        if name == "residue" {
+            models.residue = true;
         }
         if all || name == "heat" {
             models.heat = Some(Heat { regions: REGIONS });
@@ -71,6 +75,9 @@ fn last_level(text: &str) -> Result<CacheShape> {
 }
 
 fn tlb(text: &str) -> Result<TlbShape> {
+    if let Some(shape) = text.strip_suffix(":plru") {
+        return tlb(shape).map(TlbShape::with_pseudo_lru);
+    }
     if let Some(shape) = TlbShape::preset(text) {
         return Ok(shape);
     }
@@ -96,6 +103,7 @@ mod tests {
     fn a_tlb_is_a_preset_or_three_levels() {
         assert_eq!(tlb("zen4").expect("a preset").second_entries, 3072);
         let own = tlb("32/4,64/8,512/8").expect("three levels");
+        assert!(tlb("zen5:plru").expect("a preset").pseudo_lru && !own.pseudo_lru);
         assert_eq!((own.data_ways, own.fetch_entries, own.second_ways), (4, 64, 8));
         for bad in ["z80", "32/4", "32/4,64/8,512", "a/b,c/d,e/f"] {
             assert!(tlb(bad).is_err(), "{bad}");

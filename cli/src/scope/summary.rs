@@ -38,6 +38,8 @@ pub fn summary(story: &Story<'_>, rows: Rows) -> String {
         Rows::Marked => {}
     }
     mapping(&mut text, story);
+    exposure(&mut text, story);
+    residue(&mut text, story);
     smap(&mut text, story);
     violations(&mut text, story);
     for remark in &digest.results.remarks {
@@ -268,6 +270,46 @@ fn mapping(text: &mut String, story: &Story<'_>) {
     );
 }
 
+/// Translations of programs' frames that the kernel could use, for kernels with windows.
+fn exposure(text: &mut String, story: &Story<'_>) {
+    let Some(exposure) = story.digest.results.exposure.as_ref().filter(|exposure| exposure.windows > 0)
+    else {
+        return;
+    };
+    let all = exposure.lives.ended.iter().zip(&exposure.lives.alive).map(|(ended, alive)| ended + alive);
+    let longest =
+        all.enumerate().filter(|&(_, count)| count > 0).map(|(n, _)| 2f64.powi(n as i32 + 1)).last();
+    let _ = writeln!(
+        text,
+        "   windows: {} opened, {} cached when closed{}; frames × instructions cached: open {}, closed {}",
+        count(exposure.windows),
+        count(exposure.closed_cached),
+        longest.map_or_else(String::new, |most| format!(
+            ", the longest for under {} instructions",
+            Unit::Count.show(most)
+        )),
+        count(exposure.open),
+        count(exposure.closed),
+    );
+}
+
+/// Programs' bytes where they stayed behind.
+fn residue(text: &mut String, story: &Story<'_>) {
+    let looks = &story.digest.results.residue;
+    let Some(last) = looks.last() else { return };
+    let most = looks.iter().max_by_key(|look| look.residue_frames).unwrap_or(last);
+    let _ = writeln!(
+        text,
+        "   programs' bytes: {} in {} at the end, {} of them in the kernel's map; residue there at most {} ({} of them free, {})",
+        Unit::Bytes.show(last.bytes as f64),
+        plural(last.frames, "frame"),
+        Unit::Bytes.show(last.reachable_bytes as f64),
+        plural(most.residue_frames, "frame"),
+        count(most.free_frames),
+        Unit::Bytes.show(most.residue_bytes as f64),
+    );
+}
+
 /// The kernel's instructions with RFLAGS.AC set, for kernels that tell where those may be.
 fn smap(text: &mut String, story: &Story<'_>) {
     let oracle = &story.digest.results.oracle;
@@ -331,6 +373,9 @@ mod tests {
             "remote fetches",
             "fetched 100.0% from node 0",
             "firmware",
+            "kernel half (xpfo=lap): 900 stored leaves judged in 40 tables",
+            "windows: 900 opened, 850 cached when closed",
+            "residue there at most 2 frames (1 of them free",
             "SMAP off (RFLAGS.AC) outside user copies: 0 kernel instructions",
             "violation:",
         ] {

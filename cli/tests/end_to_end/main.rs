@@ -30,3 +30,4 @@ mod secrets;
 mod streams;
 mod swap;
 mod terminal;
+mod xpfo;

@@ -11,17 +11,21 @@
 
 mod access;
 mod code;
+mod exposure;
 mod flags;
+mod residue;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use freehold_scope_model::{
-    Access, Geometry, Hint, Key, LevelShape, Lookup, Missed, PageSize, Scope, SetAssociative, Side, Slices,
-    Tlb, TlbShape, Walked,
+    Access, Geometry, Hint, Key, LevelShape, Lookup, Missed, PageSize, Replacement, Scope, SetAssociative,
+    Side, Slices, TOLD, Tlb, TlbShape, Walked,
 };
 use freehold_scope_record::{Checks, CpuPhase, SettingsError};
 
+use self::exposure::Exposed;
+pub(crate) use self::exposure::sum;
 use crate::board::{self, Board, Own};
 use crate::frames::{Mark, Suspect};
 use crate::guest::NOWHERE;
@@ -93,6 +97,8 @@ pub trait Choice {
     const CACHE: bool;
     /// Translation caches are modelled.
     const TLB: bool;
+    /// Programs' bytes are followed.
+    const RESIDUE: bool;
 }
 
 /// One CPU.
@@ -115,6 +121,7 @@ pub struct Cpu {
     first_data: Vec<u64>,
     last: SetAssociative,
     pub(crate) tlb: Tlb,
+    pub(crate) exposed: Exposed,
     /// The value of CR3, where the kernel tells it.
     root: Option<u64>,
     tally: Tally,
@@ -160,8 +167,14 @@ impl Cpu {
             SetAssociative::new(geometry).map_err(|error| bad("last-level cache", error.to_string()))?;
         let level = |entries, ways| LevelShape { entries, ways };
         let shape = settings.models.tlb.as_ref().map_or(
-            TlbShape { data: level(1, 1), fetch: level(1, 1), second: level(1, 1) },
+            TlbShape {
+                data: level(1, 1),
+                fetch: level(1, 1),
+                second: level(1, 1),
+                replacement: Replacement::Lru,
+            },
             |tlb| TlbShape {
+                replacement: if tlb.pseudo_lru { Replacement::PseudoLru } else { Replacement::Lru },
                 data: level(tlb.data_entries, tlb.data_ways),
                 fetch: level(tlb.fetch_entries, tlb.fetch_ways),
                 second: level(tlb.second_entries, tlb.second_ways),
@@ -183,6 +196,7 @@ impl Cpu {
             first_data: vec![NO_LINE; first],
             last,
             tlb: Tlb::new(shape),
+            exposed: Exposed::default(),
             root: None,
             tally: Tally::default(),
             phases: Vec::new(),
@@ -233,12 +247,14 @@ impl Cpu {
     #[inline(never)]
     fn look_up(&mut self, side: Side, key: Key, hint: &mut Hint, base: u64, mode: usize) -> u64 {
         let mark = self.watch.frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
-        let walked = Walked { frame: base >> 12, note: mark.0, moment: self.now() };
+        let told = if self.watch.frames.is_exposing(key.address()) { TOLD } else { 0 };
+        let walked = Walked { frame: base >> 12, note: mark.0 | told, moment: self.now() };
         match self.tlb.look_up(side, key, hint, self.clock(), || walked) {
             None => 0,
             Some(Missed::First(_)) => 1,
             Some(Missed::Both) => {
                 self.tally.tlb_walks[mode] += 1;
+                self.settle_exposure();
                 1
             }
         }
@@ -259,12 +275,14 @@ impl Cpu {
                 self.tally.space_flushes += 1;
                 self.root = root;
                 self.tlb.flush_non_global(self.clock());
+                self.exposed.switched(self.clock());
             }
             Flush::All => {
                 self.tally.full_flushes += 1;
                 self.tlb.flush_all(self.clock());
             }
         }
+        self.settle_exposure();
         self.forget_pages();
     }
 
@@ -291,6 +309,8 @@ impl Cpu {
             // What is remembered says nothing of direct maps and owners.
             self.forget_pages();
             self.tlb.flush_all(self.clock());
+            self.exposed = Exposed::default();
+            self.tlb.take_told();
         }
         self.look();
         ring
@@ -307,6 +327,7 @@ impl Cpu {
         let more = self.board.take_recent();
         self.told += more;
         let total = self.watch.total.fetch_add(more, Ordering::Relaxed) + more;
+        self.watch.sample(total);
         let phase = self.watch.phase();
         if total >= self.slice_end || phase != self.phase || self.told >= self.settle_at {
             self.settle();

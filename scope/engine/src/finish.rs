@@ -6,7 +6,7 @@ use freehold_scope_record::{
     Results, Slice, SmapChecks, TlbResult, VERSION, log2_bucket,
 };
 
-use crate::cpu::{Cpu, Finished};
+use crate::cpu::{Cpu, Finished, sum};
 use crate::tally::SliceTally;
 use crate::watch::Watch;
 
@@ -56,6 +56,8 @@ pub fn finish(watch: &Watch, cpus: &mut [&mut Cpu], emulator: Emulator) -> Resul
         near: watch.near.results(classes.len()),
         classes,
         tlb: settings.models.tlb.as_ref().map(|_| lifetimes(watch, cpus, &clocks)),
+        exposure: settings.models.tlb.as_ref().map(|_| sum(cpus.iter_mut().map(|cpu| cpu.exposure()))),
+        residue: watch.end_samples(),
         slices: slices(watch, finished.into_iter().map(|cpu| cpu.slices), at),
         regions: if settings.models.heat.is_some() { watch.regions() } else { Vec::new() },
         blocks: blocks(watch, cpus),

@@ -91,6 +91,8 @@ pub struct Frames {
     changed: Vec<AtomicU64>,
     /// What kind of code last touched the page of a frame, for kernels that publish nothing.
     users: Vec<AtomicU8>,
+    /// Who last used the frame through an address of his own: the kernel's direct map or a program's.
+    touched: Vec<AtomicU8>,
     published: OnceLock<(Publication, u64)>,
     /// Where the kernel may run with RFLAGS.AC set.
     rules: OnceLock<Rules>,
@@ -108,6 +110,9 @@ fn owner_and_order(p: &Publication, state: u32) -> (u32, u8) {
     let order = u64::from(state) >> p.records.order_shift & p.records.order_mask;
     (state & p.records.owner_mask as u32, order as u8)
 }
+
+/// Where a stock Linux that was not randomised has its direct map (Documentation/arch/x86/x86_64/mm.rst; 4 levels).
+const LINUX_DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 
 fn zeroes<T: Default>(count: usize) -> Vec<T> {
     (0..count).map(|_| T::default()).collect()
@@ -129,6 +134,7 @@ impl Frames {
             orders: zeroes(count),
             changed: zeroes(count),
             users: zeroes(count),
+            touched: zeroes(count),
             published: OnceLock::new(),
             rules: OnceLock::new(),
             mapped: zeroes(count),
@@ -200,9 +206,19 @@ impl Frames {
     }
 
     /// A store has reached a translation table of the kernel half, at this guest-physical address.
-    pub fn half_store(&self, memory: &dyn GuestMemory, physical: u64, by: Suspect) {
-        let Some(p) = self.published() else { return };
-        self.changing().stored(memory, physical, &mut |change| self.judge(p, change, by));
+    /// How many windows it has opened, and the addresses of those that it closed.
+    pub fn half_store(&self, memory: &dyn GuestMemory, physical: u64, by: Suspect) -> (u64, Vec<u64>) {
+        let (mut opened, mut closed) = (0, Vec::new());
+        let Some(p) = self.published() else { return (opened, closed) };
+        self.changing().stored(memory, physical, &mut |change| {
+            match change {
+                Change::Came(leaf) if in_windows(p, leaf.address) => opened += 1,
+                Change::Went(leaf) if in_windows(p, leaf.address) => closed.push(leaf.address),
+                _ => {}
+            }
+            self.judge(p, change, by);
+        });
+        (opened, closed)
     }
 
     /// Takes note of a change of the kernel half, and reports what it must not be. Called with the lock held.
@@ -340,6 +356,49 @@ impl Frames {
     /// Whether a frame with this mark has to stay out of the kernel half.
     pub fn is_outside(&self, mark: Mark) -> bool {
         self.published().is_some_and(|p| p.records.outside_owners >> mark.owner() & 1 != 0)
+    }
+    /// Whether the address is in a CPU's windows.
+    pub fn is_window(&self, address: u64) -> bool {
+        self.published().is_some_and(|p| in_windows(p, address))
+    }
+    /// Where the direct map has, or would have, a guest-physical address.
+    pub fn direct_address(&self, physical: u64) -> u64 {
+        self.published().map_or(LINUX_DIRECT_MAP, |p| p.direct_map) + physical
+    }
+    /// Whether a translation of this address may lead the kernel to programs' frames: a window, or the direct map.
+    pub fn is_exposing(&self, address: u64) -> bool {
+        match self.published() {
+            Some(p) => address.wrapping_sub(p.direct_map) < p.direct_span || in_windows(p, address),
+            None => address.wrapping_sub(LINUX_DIRECT_MAP) < (self.marks.len() as u64) << 12,
+        }
+    }
+    /// Whether a frame is a program's: its owner says so or, where the kernel does not tell, a program last used its page.
+    pub fn is_programs(&self, frame: u64) -> bool {
+        match self.published() {
+            Some(p) => self.mark(frame).is_some_and(|mark| p.records.user_owners >> mark.owner() & 1 != 0),
+            None => self
+                .users
+                .get(frame as usize)
+                .is_some_and(|user| user.load(Ordering::Relaxed) == User::Program as u8),
+        }
+    }
+    /// Whether the kernel half maps a frame outside windows. Where the kernel does not tell: it does, as a stock Linux maps all memory.
+    pub fn is_reachable(&self, frame: u64) -> bool {
+        self.published().is_none()
+            || self.mapped.get(frame as usize).is_some_and(|mapped| mapped.load(Ordering::Relaxed) > 0)
+    }
+    /// Whether a frame was somebody's and is nobody's now, as far as the kernel tells.
+    pub fn was_given_back(&self, frame: u64) -> bool {
+        let is_free = |mark: Mark| mark.owner() == 0 && mark.generation() > 0;
+        self.published().is_some() && self.mark(frame).is_some_and(is_free)
+    }
+    /// Whether the instruction is one that wipes free frames.
+    pub fn is_wiping(&self, pc: u64) -> bool {
+        self.published().is_some_and(|p| (p.wiping..p.wiping_end).contains(&pc))
+    }
+    /// Who used a frame last; it is `by` now.
+    pub fn touched(&self, frame: u64, by: User) -> u8 {
+        self.touched.get(frame as usize).map_or(0, |user| user.swap(by as u8, Ordering::Relaxed))
     }
     /// Whether no store may reach a frame with this mark.
     pub fn is_read_only(&self, mark: Mark) -> bool {

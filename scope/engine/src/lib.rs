@@ -22,6 +22,7 @@ mod frames;
 mod guest;
 mod kernel_half;
 mod near;
+mod residue;
 mod smap;
 mod tally;
 #[cfg(test)]

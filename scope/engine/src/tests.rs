@@ -1,5 +1,6 @@
 //! A small machine made by hand: what runs on it is known to the instruction, so what is counted has to be.
 
+mod exposure;
 mod half;
 mod smap;
 
@@ -47,6 +48,7 @@ struct Everything;
 impl Choice for Everything {
     const CACHE: bool = true;
     const TLB: bool = true;
+    const RESIDUE: bool = true;
 }
 
 fn board(watch: &Watch) -> Board {
@@ -64,6 +66,9 @@ struct Machine {
 impl Machine {
     /// Two nodes with a CPU each; small caches.
     fn new() -> Self {
+        Self::with(false)
+    }
+    fn with(residue: bool) -> Self {
         let memory = Memory::q35(&[NODE, NODE], HwAddress::GuestPhysical);
         let mut settings = Settings::new("unused".into(), memory, vec![0, 1]);
         settings.models = Models {
@@ -75,6 +80,7 @@ impl Machine {
             }),
             tlb: TlbShape::preset("skylake-sp"),
             heat: Some(Heat { regions: 128 }),
+            residue,
         };
         let words = Arc::new(Words::default());
         let watch = Arc::new(Watch::new(settings, Box::new(Arc::clone(&words))).unwrap());
@@ -94,7 +100,7 @@ impl Machine {
         self.run(cpu, TEXT, IMAGE, 10);
     }
     fn access(&mut self, cpu: usize, address: u64, physical: u64, access: Access) {
-        self.cpus[cpu].access::<Everything>(TEXT + 4, address, access, || Some(physical));
+        self.cpus[cpu].access::<Everything>(TEXT + 4, address, (access, 8), || Some(physical));
     }
 
     /// Publish a kernel whose direct map and frame table are mapped, with frame `n` owned as `owners` says.
@@ -186,7 +192,7 @@ fn instructions_and_accesses_are_counted_by_mode_and_node() {
     machine.access(1, 0x7000, 0x7000, Access::Read);
     machine.access(1, 0x7008, 0x7008, Access::Write);
     machine.access(1, 0x9000, NODE, Access::Read);
-    machine.cpus[1].access::<Everything>(0x40_0000, 0xfee0_0000, Access::Write, || None);
+    machine.cpus[1].access::<Everything>(0x40_0000, 0xfee0_0000, (Access::Write, 4), || None);
     let results = machine.results();
     let [firmware, boot] = &results.phases[..] else { panic!("{:?}", results.phases) };
     assert_eq!((firmware.name.as_str(), boot.name.as_str()), ("firmware", "boot"));
@@ -239,7 +245,7 @@ fn a_translation_is_asked_for_once_until_a_flush() {
     machine.kernel(0);
     let asked = core::cell::Cell::new(0);
     let load = |machine: &mut Machine| {
-        machine.cpus[0].access::<Everything>(TEXT, 0x7000, Access::Read, || {
+        machine.cpus[0].access::<Everything>(TEXT, 0x7000, (Access::Read, 8), || {
             asked.set(asked.get() + 1);
             Some(0x7000)
         });

@@ -5,12 +5,16 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use freehold_scope_doorbell::{self as doorbell, Publication};
-use freehold_scope_record::{HeatRegion, NearCounts, Settings, SettingsError};
+use freehold_scope_record::{HeatRegion, NearCounts, Residue as Sample, Settings, SettingsError};
 
 use crate::board::{self, Board, Step};
 use crate::frames::{Frames, Suspect, User};
 use crate::guest::{GuestMemory, MAX_NODES, NOWHERE, Nodes};
 use crate::near::NearCaches;
+use crate::residue::Residue;
+
+/// Instructions from one look at programs' bytes to the next.
+const SAMPLE: u64 = 1 << 26;
 
 /// The phase before the first kernel instruction.
 pub const FIRMWARE: usize = 0;
@@ -81,6 +85,10 @@ pub struct Watch {
     pub(crate) nodes: Nodes,
     pub(crate) frames: Frames,
     pub(crate) near: NearCaches,
+    /// Programs' bytes, where they are followed.
+    pub(crate) residue: Option<Residue>,
+    samples: Mutex<Vec<Sample>>,
+    next_sample: AtomicU64,
     /// Instructions of all CPUs, as far as they have told.
     pub(crate) total: AtomicU64,
     /// The phase: its number, which never goes back.
@@ -115,6 +123,9 @@ impl Watch {
             nodes: Nodes::new(&settings.memory),
             frames: Frames::new(&settings.memory, settings.violations),
             near,
+            residue: settings.models.residue.then(|| Residue::new((settings.memory.end() >> 12) as usize)),
+            samples: Mutex::default(),
+            next_sample: AtomicU64::new(SAMPLE),
             total: AtomicU64::new(0),
             phase: AtomicUsize::new(FIRMWARE),
             phases: Mutex::new(vec![PhaseMark { name: "firmware".into(), near: Vec::new() }]),
@@ -176,8 +187,36 @@ impl Watch {
         }
     }
 
+    /// Looks at programs' bytes where it is time to; `total` is the machine's clock.
+    pub(crate) fn sample(&self, total: u64) {
+        let next = self.next_sample.load(Ordering::Relaxed);
+        let due = self.residue.is_some() && total >= next;
+        if due
+            && self
+                .next_sample
+                .compare_exchange(next, total + SAMPLE, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        {
+            self.sample_now(total);
+        }
+    }
+    fn sample_now(&self, time: u64) {
+        if let Some(residue) = &self.residue {
+            let sample = residue.sample(&self.frames, time, self.phase());
+            locked(&self.samples).push(sample);
+        }
+    }
+    /// All looks at programs' bytes, with a last one.
+    pub(crate) fn end_samples(&self) -> Vec<Sample> {
+        self.sample_now(self.total.load(Ordering::Relaxed));
+        let mut samples = core::mem::take(&mut *locked(&self.samples));
+        samples.sort_by_key(|sample| sample.time);
+        samples
+    }
+
     /// Begin a phase.
     pub(crate) fn begin(&self, name: String) {
+        self.sample_now(self.total.load(Ordering::Relaxed));
         let mut phases = locked(&self.phases);
         if let Some(ended) = phases.last_mut() {
             ended.near = self.near.take_counts();

@@ -24,7 +24,8 @@ pub use near::{Miss, NearCache, NearStatistics, Outcome};
 pub use shadow::LruShadow;
 pub use slices::{Join, Slices};
 pub use tlb::{
-    Cached, Death, Hint, Key, LevelShape, Lifetimes, Missed, PageSize, Scope, Side, Tlb, TlbShape, Walked,
+    Cached, Death, Ended, Hint, Key, LevelShape, Lifetimes, Missed, PageSize, Replacement, Scope, Side, TOLD,
+    Tlb, TlbShape, Walked,
 };
 
 /// What an access does.

@@ -71,6 +71,11 @@ impl Key {
     const fn number(self) -> u64 {
         self.0 & NUMBER
     }
+    /// The page's first address.
+    pub const fn address(self) -> u64 {
+        let upper = if self.is_upper() { !0 << 57 } else { 0 };
+        upper | self.number() << self.size().shift()
+    }
     /// The page's size.
     pub const fn size(self) -> PageSize {
         PageSize::ALL[(self.0 >> SIZE_SHIFT & 3) as usize]
@@ -132,6 +137,8 @@ pub struct TlbShape {
     pub fetch: LevelShape,
     /// Second level.
     pub second: LevelShape,
+    /// Of the second level; the first levels replace the least recently used entry.
+    pub replacement: Replacement,
 }
 
 impl LevelShape {
@@ -186,8 +193,33 @@ pub struct Walked {
     pub moment: u64,
 }
 
+/// Which entry of a set makes room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Replacement {
+    /// The least recently used one.
+    #[default]
+    Lru,
+    /// Pseudo-LRU by one bit for each way: the first that was not used since all others were.
+    PseudoLru,
+}
+
+/// A bit of an entry's note: its end is [told](Tlb::take_told).
+pub const TOLD: u32 = 1 << 31;
+
+/// The end of an entry of which it was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// Which.
+    pub key: Key,
+    /// What it said.
+    pub cached: Cached,
+    /// When it ended, on the clock of [`Cached::born`].
+    pub now: u64,
+}
+
 #[derive(Debug)]
 struct Level {
+    replacement: Replacement,
     ways: usize,
     set_mask: usize,
     /// By set; 0 is an empty place.
@@ -196,9 +228,10 @@ struct Level {
 }
 
 impl Level {
-    fn new(shape: LevelShape) -> Self {
+    fn new(shape: LevelShape, replacement: Replacement) -> Self {
         assert!(shape.is_valid(), "{shape:?}");
         Self {
+            replacement,
             ways: shape.ways,
             set_mask: shape.entries / shape.ways - 1,
             keys: vec![0; shape.entries],
@@ -216,6 +249,19 @@ impl Level {
     /// The place that a new entry for `key` takes: an empty one or the least recently used.
     fn victim(&self, key: u64) -> usize {
         self.set(key).min_by_key(|&at| if self.keys[at] == 0 { 0 } else { self.stamps[at] }).unwrap_or(0)
+    }
+    /// The entry at a place was used.
+    fn used(&mut self, key: u64, at: usize, clock: u64) {
+        if self.replacement == Replacement::Lru {
+            self.stamps[at] = clock;
+            return;
+        }
+        self.stamps[at] = 1;
+        let set = self.set(key);
+        if self.stamps[set.clone()].iter().all(|&stamp| stamp == 1) {
+            self.stamps[set].fill(0);
+            self.stamps[at] = 1;
+        }
     }
     fn forget(&mut self, key: u64) {
         if let Some(at) = self.find(key) {
@@ -266,6 +312,7 @@ pub struct Tlb {
     cached: Vec<Cached>,
     clock: u64,
     lifetimes: [Lifetimes; 6],
+    told: Vec<Ended>,
 }
 
 const NOTHING: Cached = Cached { frame: 0, note: 0, born: 0, moment: 0 };
@@ -276,13 +323,29 @@ impl Tlb {
     /// # Panics
     /// Where a level is not [valid](LevelShape::is_valid).
     pub fn new(shape: TlbShape) -> Self {
+        let first = [shape.data, shape.fetch].map(|level| Level::new(level, Replacement::Lru));
         Self {
-            first: [Level::new(shape.data), Level::new(shape.fetch)],
-            second: Level::new(shape.second),
+            first,
+            second: Level::new(shape.second, shape.replacement),
             cached: vec![NOTHING; shape.second.entries],
             clock: 0,
             lifetimes: [Lifetimes::NONE; 6],
+            told: Vec::new(),
         }
+    }
+
+    /// The ends, since the last call, of entries whose note had [`TOLD`].
+    pub fn take_told(&mut self) -> Vec<Ended> {
+        core::mem::take(&mut self.told)
+    }
+    /// Whether there are any.
+    pub fn has_told(&self) -> bool {
+        !self.told.is_empty()
+    }
+    /// What is cached now and has [`TOLD`].
+    pub fn to_tell(&self) -> impl Iterator<Item = (Key, Cached)> {
+        let present = self.second.keys.iter().zip(&self.cached).filter(|(key, _)| **key != 0);
+        present.filter(|(_, cached)| cached.note & TOLD != 0).map(|(key, cached)| (Key(*key), *cached))
     }
 
     /// Whether the first level of `side` has `key` where `hint` says; it is the most recently used then.
@@ -319,7 +382,7 @@ impl Tlb {
         first.stamps[at] = self.clock;
         *hint = Hint(at as u32);
         if let Some(at) = self.second.find(key.0) {
-            self.second.stamps[at] = self.clock;
+            self.second.used(key.0, at, self.clock);
             return Some(Missed::First(self.cached[at]));
         }
         let at = self.second.victim(key.0);
@@ -328,11 +391,12 @@ impl Tlb {
             for first in &mut self.first {
                 first.forget(old);
             }
-            bury(&mut self.lifetimes, old, &self.cached[at], now, Death::Capacity);
+            let mut graves = Graves { lifetimes: &mut self.lifetimes, told: &mut self.told };
+            graves.bury(old, &self.cached[at], now, Death::Capacity);
         }
         let Walked { frame, note, moment } = walk();
         self.second.keys[at] = key.0;
-        self.second.stamps[at] = self.clock;
+        self.second.used(key.0, at, self.clock);
         self.cached[at] = Cached { frame, note, born: now, moment };
         self.lifetimes[key.group()].fills += 1;
         Some(Missed::Both)
@@ -346,7 +410,7 @@ impl Tlb {
     /// Change the caller's note of what is cached for `key`.
     pub fn note(&mut self, key: Key, note: u32) {
         if let Some(at) = self.second.find(key.0) {
-            self.cached[at].note = note;
+            self.cached[at].note = note & !TOLD | self.cached[at].note & TOLD;
         }
     }
 
@@ -365,7 +429,8 @@ impl Tlb {
         }
         if let Some(at) = self.second.find(key.0) {
             self.second.keys[at] = 0;
-            bury(&mut self.lifetimes, key.0, &self.cached[at], now, Death::Page);
+            let mut graves = Graves { lifetimes: &mut self.lifetimes, told: &mut self.told };
+            graves.bury(key.0, &self.cached[at], now, Death::Page);
         }
     }
     /// All of `space` that is not global.
@@ -385,9 +450,10 @@ impl Tlb {
         for first in &mut self.first {
             first.retain(|key| keeps(Key(key)));
         }
+        let mut graves = Graves { lifetimes: &mut self.lifetimes, told: &mut self.told };
         for (key, cached) in self.second.keys.iter_mut().zip(&self.cached) {
             if *key != 0 && !keeps(Key(*key)) {
-                bury(&mut self.lifetimes, *key, cached, now, death);
+                graves.bury(*key, cached, now, death);
                 *key = 0;
             }
         }
@@ -404,170 +470,22 @@ impl Tlb {
     }
 }
 
-fn bury(lifetimes: &mut [Lifetimes; 6], key: u64, cached: &Cached, now: u64, death: Death) {
-    let lived = now.saturating_sub(cached.born);
-    lifetimes[Key(key).group()].dead[death as usize][(63 - (lived | 1).leading_zeros()) as usize] += 1;
+/// Where entries end.
+struct Graves<'a> {
+    lifetimes: &'a mut [Lifetimes; 6],
+    told: &'a mut Vec<Ended>,
+}
+
+impl Graves<'_> {
+    fn bury(&mut self, key: u64, cached: &Cached, now: u64, death: Death) {
+        let lived = now.saturating_sub(cached.born);
+        let bucket = (63 - (lived | 1).leading_zeros()) as usize;
+        self.lifetimes[Key(key).group()].dead[death as usize][bucket] += 1;
+        if cached.note & TOLD != 0 {
+            self.told.push(Ended { key: Key(key), cached: *cached, now });
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const fn level(entries: usize, ways: usize) -> LevelShape {
-        LevelShape { entries, ways }
-    }
-    const TINY: TlbShape = TlbShape { data: level(2, 2), fetch: level(2, 1), second: level(4, 4) };
-    const SPACE: Scope = Scope::Space(0);
-
-    fn walked(frame: u64, note: u32) -> Walked {
-        Walked { frame, note, moment: 9 }
-    }
-    /// Use an address as the engine does; what the look-up met.
-    fn access(tlb: &mut Tlb, address: u64, scope: Scope, now: u64) -> Option<Missed> {
-        let key = Key::new(address, PageSize::Small, scope);
-        let mut hint = Hint::default();
-        if tlb.touch(Side::Data, key, hint) {
-            return None;
-        }
-        tlb.look_up(Side::Data, key, &mut hint, now, || walked(address >> 12, 0))
-    }
-    fn deaths(tlb: &Tlb, death: Death) -> u64 {
-        tlb.lifetimes().map(|(_, _, lifetimes)| lifetimes.deaths(death)).sum()
-    }
-    fn holds(tlb: &Tlb, address: u64, scope: Scope) -> bool {
-        tlb.peek(Key::new(address, PageSize::Small, scope)).is_some()
-    }
-
-    #[test]
-    fn a_change_of_space_keeps_global_entries_only() {
-        let mut tlb = Tlb::new(TINY);
-        access(&mut tlb, 0x1000, SPACE, 0);
-        access(&mut tlb, 0x2000, Scope::Global, 0);
-        tlb.flush_non_global(10);
-        assert_eq!((holds(&tlb, 0x1000, SPACE), holds(&tlb, 0x2000, Scope::Global)), (false, true));
-        assert_eq!(deaths(&tlb, Death::Space), 1);
-        tlb.flush_all(11);
-        assert_eq!((tlb.entries().count(), deaths(&tlb, Death::All)), (0, 1));
-    }
-
-    #[test]
-    fn spaces_do_not_see_each_others_entries() {
-        let mut tlb = Tlb::new(TINY);
-        access(&mut tlb, 0x1000, Scope::Space(1), 0);
-        assert_eq!(access(&mut tlb, 0x1000, Scope::Space(2), 1), Some(Missed::Both));
-        tlb.flush_page(0x1000, 2, 2);
-        assert!(holds(&tlb, 0x1000, Scope::Space(1)), "a flush in another space leaves it");
-        tlb.flush_space(1, 3);
-        assert_eq!(tlb.entries().count(), 0);
-    }
-
-    #[test]
-    fn a_large_page_is_flushed_by_any_of_its_addresses() {
-        let mut tlb = Tlb::new(TINY);
-        let key = |address| Key::new(address, PageSize::Large, SPACE);
-        assert_eq!(key(0x20_1234), key(0x3f_ffff));
-        assert_ne!(key(0x20_0000), Key::new(0x20_0000, PageSize::Small, SPACE));
-        tlb.look_up(Side::Data, key(0x20_1234), &mut Hint::default(), 5, || walked(0x200, 7));
-        assert_eq!(tlb.peek(key(0x3f_ffff)), Some(&Cached { frame: 0x200, note: 7, born: 5, moment: 9 }));
-        tlb.flush_page(0x3f_f000, 0, 7);
-        assert_eq!(tlb.peek(key(0x20_0000)), None);
-    }
-
-    #[test]
-    fn halves_and_sizes_are_told_apart() {
-        let mut tlb = Tlb::new(TINY);
-        let upper = 0xffff_ffff_8020_0000;
-        let mut fill = |address, size| {
-            tlb.look_up(Side::Fetch, Key::new(address, size, Scope::Global), &mut Hint::default(), 0, || {
-                walked(0, 0)
-            });
-        };
-        fill(upper, PageSize::Large);
-        fill(upper, PageSize::Giant);
-        fill(0x7fff_ffff_f000, PageSize::Small);
-        let mut kinds: Vec<_> = tlb.entries().map(|(upper, size, _)| (upper, size)).collect();
-        kinds.sort_unstable();
-        assert_eq!(kinds, [(false, PageSize::Small), (true, PageSize::Large), (true, PageSize::Giant)]);
-    }
-
-    #[test]
-    fn lifetimes_fall_into_powers_of_two_by_cause() {
-        let mut tlb = Tlb::new(TINY);
-        for (page, death) in [(0x1000, 1), (0x2000, 4), (0x3000, 7), (0x4000, 1000)] {
-            access(&mut tlb, page, SPACE, 0);
-            tlb.flush_page(page, 0, death);
-        }
-        let (_, _, lifetimes) = tlb.lifetimes().next().unwrap();
-        let lived = &lifetimes.dead[Death::Page as usize];
-        assert_eq!((lived[0], lived[2], lived[9], lifetimes.fills), (1, 2, 1, 4));
-    }
-
-    #[test]
-    fn the_first_level_is_smaller_and_costs_no_walk() {
-        let mut tlb = Tlb::new(TINY);
-        let touch = |tlb: &mut Tlb| (1..=3).map(|page| access(tlb, page << 12, SPACE, 0)).collect::<Vec<_>>();
-        assert_eq!(touch(&mut tlb), [Some(Missed::Both); 3]);
-        assert!(touch(&mut tlb).iter().all(|met| matches!(met, Some(Missed::First(_)))));
-    }
-
-    #[test]
-    fn what_leaves_the_second_level_leaves_the_first_too() {
-        let mut tlb = Tlb::new(TINY);
-        let kept = Key::new(0x1000, PageSize::Small, SPACE);
-        let mut hint = Hint::NONE;
-        tlb.look_up(Side::Data, kept, &mut hint, 0, || walked(1, 0));
-        for page in 2..=5 {
-            assert!(tlb.touch(Side::Data, kept, hint), "hits in the first level do not reach the second");
-            access(&mut tlb, page << 12, SPACE, 0);
-        }
-        assert!(!tlb.touch(Side::Data, kept, hint) && !holds(&tlb, 0x1000, SPACE));
-        assert_eq!(deaths(&tlb, Death::Capacity), 1);
-    }
-
-    #[test]
-    fn a_hint_is_never_believed_blindly() {
-        let mut tlb = Tlb::new(TINY);
-        let (one, two) = (Key::new(0x1000, PageSize::Small, SPACE), Key::new(0x2000, PageSize::Small, SPACE));
-        let mut hint = Hint::default();
-        tlb.look_up(Side::Data, one, &mut hint, 0, || walked(1, 0));
-        assert!(tlb.touch(Side::Data, one, hint));
-        assert!(!tlb.touch(Side::Data, two, hint));
-        assert!(!tlb.touch(Side::Data, one, Hint(999)));
-        tlb.flush_page(0x1000, 0, 1);
-        assert!(!tlb.touch(Side::Data, one, hint));
-    }
-
-    proptest! {
-        /// A fully associative second level against a list by use.
-        #[test]
-        fn it_behaves_as_a_list_by_use(steps in prop::collection::vec((0u64..8, 0u8..10), 1..200)) {
-            let shape = TlbShape { data: level(1, 1), fetch: level(1, 1), second: level(4, 4) };
-            let mut tlb = Tlb::new(shape);
-            let mut list: Vec<u64> = Vec::new();
-            let mut last = None;
-            for (now, (page, what)) in steps.into_iter().enumerate() {
-                let address = page << 12;
-                if what == 0 {
-                    tlb.flush_page(address, 0, now as u64);
-                    list.retain(|&other| other != page);
-                    last = last.filter(|&other| other != page);
-                } else {
-                    let met = access(&mut tlb, address, SPACE, now as u64);
-                    prop_assert_eq!(met.is_none(), last == Some(page));
-                    prop_assert_eq!(met == Some(Missed::Both), !list.contains(&page));
-                    // The second level sees what the first misses.
-                    if met.is_some() {
-                        list.retain(|&other| other != page);
-                        list.insert(0, page);
-                        list.truncate(4);
-                    }
-                    last = Some(page);
-                }
-                for page in 0..8 {
-                    prop_assert_eq!(holds(&tlb, page << 12, SPACE), list.contains(&page));
-                }
-            }
-        }
-    }
-}
+mod tests;

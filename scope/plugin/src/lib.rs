@@ -136,11 +136,12 @@ struct Callbacks {
     access: MemCallback,
 }
 
-struct Chosen<const CACHE: bool, const TLB: bool>;
+struct Chosen<const CACHE: bool, const TLB: bool, const RESIDUE: bool>;
 
-impl<const C: bool, const T: bool> Choice for Chosen<C, T> {
+impl<const C: bool, const T: bool, const R: bool> Choice for Chosen<C, T, R> {
     const CACHE: bool = C;
     const TLB: bool = T;
+    const RESIDUE: bool = R;
 }
 
 impl Callbacks {
@@ -150,11 +151,14 @@ impl Callbacks {
         Self { blocks, access: on_access::<C> }
     }
     fn choose(settings: &Settings) -> Self {
+        if settings.models.residue { Self::with::<true>(settings) } else { Self::with::<false>(settings) }
+    }
+    fn with<const R: bool>(settings: &Settings) -> Self {
         match (&settings.models.cache, &settings.models.tlb) {
-            (None, None) => Self::of::<Chosen<false, false>>(),
-            (None, Some(_)) => Self::of::<Chosen<false, true>>(),
-            (Some(_), None) => Self::of::<Chosen<true, false>>(),
-            (Some(_), Some(_)) => Self::of::<Chosen<true, true>>(),
+            (None, None) => Self::of::<Chosen<false, false, R>>(),
+            (None, Some(_)) => Self::of::<Chosen<false, true, R>>(),
+            (Some(_), None) => Self::of::<Chosen<true, false, R>>(),
+            (Some(_), Some(_)) => Self::of::<Chosen<true, true, R>>(),
         }
     }
 }
@@ -304,7 +308,10 @@ extern "C" fn on_smap(number: c_uint, data: *mut c_void) {
 extern "C" fn on_access<C: Choice>(number: c_uint, info: u32, address: u64, data: *mut c_void) {
     let store = info & STORE_BIT.load(Ordering::Relaxed) != 0;
     let access = if store { Access::Write } else { Access::Read };
-    with_cpu(number, |cpu, _| cpu.access::<C>(data as u64, address, access, || physical(info, address)));
+    let bytes = if C::RESIDUE { qemu::access_bytes(info) } else { 0 };
+    with_cpu(number, |cpu, _| {
+        cpu.access::<C>(data as u64, address, (access, bytes), || physical(info, address))
+    });
 }
 
 #[inline(never)]

@@ -72,6 +72,7 @@ unsafe extern "C" {
     fn qemu_plugin_insn_vaddr(instruction: *const RawInstruction) -> u64;
     fn qemu_plugin_insn_haddr(instruction: *const RawInstruction) -> *const c_void;
     safe fn qemu_plugin_mem_is_store(info: u32) -> bool;
+    safe fn qemu_plugin_mem_size_shift(info: u32) -> c_uint;
     fn qemu_plugin_get_hwaddr(info: u32, address: u64) -> *mut RawHwAddress;
     fn qemu_plugin_hwaddr_is_io(address: *const RawHwAddress) -> bool;
     fn qemu_plugin_hwaddr_phys_addr(address: *const RawHwAddress) -> u64;
@@ -247,6 +248,11 @@ pub unsafe fn register(
     unsafe { qemu_plugin_register_vcpu_tb_trans_cb(id, translated) };
     // SAFETY: the caller's promise.
     unsafe { qemu_plugin_register_atexit_cb(id, exit, core::ptr::null_mut()) };
+}
+
+/// How many bytes an access has.
+pub fn access_bytes(info: u32) -> u64 {
+    1 << qemu_plugin_mem_size_shift(info)
 }
 
 /// The bit of an access's kind that says it is a store. QEMU is asked once: a call for each access costs more than all the

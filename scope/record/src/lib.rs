@@ -10,12 +10,14 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod coverage;
+mod exposure;
 mod memory;
 mod oracle;
 mod results;
 mod settings;
 
 pub use coverage::{Executed, Ranges};
+pub use exposure::{Exposure, Lives, Residue};
 pub use memory::{Backend, Growth, HwAddress, Memory, Range};
 pub use oracle::{Checks, KernelLayout, Oracle, Rule, SmapChecks, Stale, Violation};
 pub use results::{

@@ -18,6 +18,9 @@ pub enum Rule {
     WritableImage,
     /// A translation table of the kernel half was linked a second time.
     SharedTable,
+    /// The kernel reached a frame that was given back and is nobody's, other than by a store of zeroes through a window. Judged with the
+    /// residue model.
+    FreeFrame,
     /// The kernel ran with RFLAGS.AC set, which switches SMAP off, where it does not copy to or from a program.
     Smap,
 }
@@ -32,6 +35,7 @@ impl Rule {
             Self::Mapped => "the kernel half mapped a user's frame outside a window",
             Self::WritableImage => "a writable leaf mapped kernel text, read-only data or a replica",
             Self::SharedTable => "a translation table of the kernel half was linked twice",
+            Self::FreeFrame => "the kernel reached a free frame other than to wipe it",
             Self::Smap => "the kernel ran with SMAP off (RFLAGS.AC) outside a user copy",
         }
     }

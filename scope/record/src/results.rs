@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Oracle, ReadError, Settings};
+use crate::{Exposure, Oracle, ReadError, Residue, Settings};
 
 /// Something for the kernel and for programs apart. What ran before the first kernel instruction (firmware, loader) is
 /// counted with programs, in the phase "firmware".
@@ -310,6 +310,10 @@ pub struct Results {
     pub classes: Vec<String>,
     /// Lifetimes of translations.
     pub tlb: Option<TlbResult>,
+    /// Translations of programs' frames; with the TLB model.
+    pub exposure: Option<Exposure>,
+    /// Programs' bytes at moments in order of time; with the residue model, else empty.
+    pub residue: Vec<Residue>,
     /// Slices of time, of equal length but for the last.
     pub slices: Vec<Slice>,
     /// The heat map's regions.

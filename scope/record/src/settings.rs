@@ -52,6 +52,8 @@ pub struct TlbShape {
     pub second_entries: usize,
     /// Second level, for both: ways.
     pub second_ways: usize,
+    /// Whether the second level replaces by pseudo-LRU (one bit for each way) instead of the least recently used entry.
+    pub pseudo_lru: bool,
 }
 
 /// How fine page heat is kept. Slices of time are joined two by two when there would be more.
@@ -70,6 +72,8 @@ pub struct Models {
     pub tlb: Option<TlbShape>,
     /// Page heat.
     pub heat: Option<Heat>,
+    /// Programs' bytes, by byte: what was stored, and what has not been stored over.
+    pub residue: bool,
 }
 
 /// What the plugin looks at.
@@ -125,15 +129,18 @@ impl std::error::Error for SettingsError {}
 
 impl TlbShape {
     /// Shapes by name, with the figures of the makers' optimisation manuals.
-    pub const PRESETS: [&str; 2] = ["skylake-sp", "zen4"];
+    pub const PRESETS: [&str; 4] = ["skylake-sp", "ice-lake", "zen4", "zen5"];
 
     /// A preset.
     pub fn preset(name: &str) -> Option<Self> {
         // Data, instructions, second level: (entries, ways). Skylake-SP has a second level of 12 ways for both sizes of
         // page and 8 ways of 128 entries for 4 KiB instructions; Zen 4 has fully associative first levels. Zen 4's
-        // separate second level for instructions (512 entries) is left out: its larger one serves both here.
+        // separate second level for instructions (512 entries) is left out: its larger one serves both here. Ice Lake's second
+        // level has 2048 entries in 16 ways, Zen 5's for data 4096 in 16 ways; Zen 5's for instructions is left out too.
         let (data, fetch, second) = match name {
             "skylake-sp" => ((64, 4), (128, 8), (1536, 12)),
+            "ice-lake" => ((64, 4), (128, 8), (2048, 16)),
+            "zen5" => ((96, 96), (64, 64), (4096, 16)),
             "zen4" => ((72, 72), (64, 64), (3072, 24)),
             _ => return None,
         };
@@ -150,7 +157,14 @@ impl TlbShape {
             fetch_ways: fetch.1,
             second_entries: second.0,
             second_ways: second.1,
+            pseudo_lru: false,
         }
+    }
+
+    /// The same with another replacement in the second level.
+    #[must_use]
+    pub fn with_pseudo_lru(self) -> Self {
+        Self { name: format!("{}:plru", self.name), pseudo_lru: true, ..self }
     }
 }
 
@@ -260,6 +274,7 @@ mod tests {
             cache: Some(CacheModel::server(Some(NearShape { size: 32 << 20 }))),
             tlb: TlbShape::preset("skylake-sp"),
             heat: Some(Heat { regions: 1024 }),
+            residue: true,
         };
         settings
     }

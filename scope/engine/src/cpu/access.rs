@@ -10,13 +10,13 @@ use crate::frames::{Frames, Mark, User};
 use crate::guest::{NOWHERE, walk};
 
 impl Cpu {
-    /// The instruction at `pc` has accessed `address`; `physical` asks the emulator where that is.
+    /// The instruction at `pc` has accessed `address`, and so many bytes; `physical` asks the emulator where that is.
     #[inline]
     pub fn access<C: Choice>(
         &mut self,
         pc: u64,
         address: u64,
-        access: Access,
+        (access, bytes): (Access, u64),
         physical: impl FnOnce() -> Option<u64>,
     ) {
         let mode = (pc >> 63) as usize;
@@ -37,6 +37,9 @@ impl Cpu {
         let Some(now) = self.watch.frames.mark(base >> 12) else { return };
         if now != mark || (store && flags & WATCHED != 0) {
             self.look_closely(slot, pc, address, access);
+        }
+        if C::RESIDUE {
+            self.follow_bytes(pc, address, base, (access, bytes));
         }
         if C::CACHE {
             let line = (base | address & 0xfff) >> self.line_shift;
@@ -113,6 +116,9 @@ impl Cpu {
             // A mark that equals none: every access is looked at.
             self.pages[slot].mark = Mark(!mark.0);
         }
+        if C::TLB && base != NO_TAG {
+            self.watch_alias(address, base);
+        }
     }
 
     /// The tables say that `key` is at `base`: does the modelled TLB hold something else, or from before the frame
@@ -171,7 +177,8 @@ impl Cpu {
                 frames.table_store(&*watch.memory, physical, suspect);
             }
             if now.is_table() {
-                frames.half_store(&*watch.memory, physical, suspect);
+                let (opened, closed) = frames.half_store(&*watch.memory, physical, suspect);
+                self.windows_changed(opened, &closed);
             }
             if frames.is_read_only(now) && frames.published().is_some() {
                 frames.report(Rule::Text, suspect, None);

@@ -9,7 +9,7 @@ const OUTSIDE: u64 = 0x3000;
 
 impl Machine {
     /// The kernel on CPU 0 stores an entry of a 4 KiB page, in a table that is there.
-    fn map(&mut self, address: u64, entry: u64) {
+    pub fn map(&mut self, address: u64, entry: u64) {
         let place = (1..=3).rev().fold(ROOT, |table, level| {
             let slot = table + (address >> (12 + 9 * level) & 511) * 8;
             self.words.0.lock().unwrap().get(&slot).copied().unwrap() & FRAME
@@ -17,23 +17,24 @@ impl Machine {
         self.words.store(place, entry);
         self.access(0, DIRECT + place, place, Access::Write);
     }
-    /// A machine with a table for small pages at `address`.
-    fn with_table(address: u64, owners: &[(u64, u64)]) -> Self {
-        let mut machine = Self::new();
-        machine.kernel(0);
-        machine.words.map(ROOT, address, 0x7000, PageSize::Small, 0);
-        assert_eq!(machine.publish(owners), Ring::Published);
-        machine
-    }
     fn broken(self) -> Vec<(Rule, u64, u64)> {
         let oracle = self.results().oracle;
         oracle.violations.iter().map(|one| (one.rule, one.address, one.count)).collect()
     }
 }
 
+/// A machine with a table for small pages at `address`.
+pub fn with_table(address: u64, owners: &[(u64, u64)]) -> Machine {
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    machine.words.map(ROOT, address, 0x7000, PageSize::Small, 0);
+    assert_eq!(machine.publish(owners), Ring::Published);
+    machine
+}
+
 #[test]
 fn a_programs_frame_that_is_mapped_is_found_though_nobody_uses_it() {
-    let mut machine = Machine::with_table(DYNAMIC, &[(OUTSIDE, ANON)]);
+    let mut machine = with_table(DYNAMIC, &[(OUTSIDE, ANON)]);
     machine.map(DYNAMIC + 0x1000, INSIDE << 12 | 1);
     machine.map(DYNAMIC + 0x2000, OUTSIDE << 12 | 1);
     machine.map(DYNAMIC + 0x2000, 0);
@@ -42,7 +43,7 @@ fn a_programs_frame_that_is_mapped_is_found_though_nobody_uses_it() {
 
 #[test]
 fn a_frame_that_becomes_a_programs_while_it_is_mapped_is_found() {
-    let mut machine = Machine::with_table(DYNAMIC, &[(INSIDE, KERNEL_OWNER)]);
+    let mut machine = with_table(DYNAMIC, &[(INSIDE, KERNEL_OWNER)]);
     machine.set_state(INSIDE, GIVEN_BACK);
     machine.set_state(INSIDE, ANON);
     assert_eq!(machine.broken(), [(Rule::Mapped, DIRECT + (INSIDE << 12), 1)]);
@@ -50,7 +51,7 @@ fn a_frame_that_becomes_a_programs_while_it_is_mapped_is_found() {
 
 #[test]
 fn windows_map_programs_frames_and_nothing_that_must_not_be_written() {
-    let mut machine = Machine::with_table(WINDOWS, &[(OUTSIDE, ANON)]);
+    let mut machine = with_table(WINDOWS, &[(OUTSIDE, ANON)]);
     machine.map(WINDOWS, OUTSIDE << 12 | WRITABLE | 1);
     machine.map(WINDOWS, 0);
     machine.set_state(OUTSIDE, ANON << 4);
@@ -74,7 +75,7 @@ fn what_is_mapped_at_the_publication_is_judged_too() {
 
 #[test]
 fn a_page_becomes_a_table_after_it_was_used_as_memory_and_its_stores_are_seen() {
-    let mut machine = Machine::with_table(DYNAMIC, &[(OUTSIDE, ANON)]);
+    let mut machine = with_table(DYNAMIC, &[(OUTSIDE, ANON)]);
     // A fresh table is cleared through the direct map, then linked.
     let (fresh, far) = (INSIDE << 12, DYNAMIC + (2 << 20));
     machine.access(0, DIRECT + fresh, fresh, Access::Write);

@@ -1,0 +1,171 @@
+//! How long this CPU holds translations of programs' frames that the kernel could use: windows, open and closed, and the direct map's.
+//!
+//! The modelled TLB tells when such a translation ends. A window closes with the store that empties its entry, which its own CPU
+//! makes. In the direct map a translation becomes an *alias* of a program's frame when the program first uses the frame after the
+//! kernel did: from then on nothing of the kernel needs it.
+
+use std::collections::HashMap;
+
+use freehold_scope_model::{Ended, Key, PageSize, Scope};
+use freehold_scope_record::{Exposure, Lives, log2_bucket};
+
+use super::Cpu;
+use crate::frames::User;
+
+/// What one CPU has seen of them.
+#[derive(Default)]
+pub struct Exposed {
+    seen: Exposure,
+    /// When the windows closed whose translations are cached.
+    closed: HashMap<Key, u64>,
+    /// When frames became aliases, by the cached translation that leads to them.
+    aliases: HashMap<Key, Vec<u64>>,
+    /// Aliases since the last write to CR3.
+    fresh: Vec<(Key, u64)>,
+}
+
+fn count(lives: &mut Vec<u64>, lived: u64) {
+    lives.resize(64, 0);
+    lives[log2_bucket(lived)] += 1;
+}
+
+impl Exposed {
+    /// CR3 was written.
+    pub fn switched(&mut self, now: u64) {
+        for (_, since) in self.fresh.drain(..) {
+            count(&mut self.seen.alias_until_switch, now - since);
+        }
+    }
+
+    /// A translation of a window has ended.
+    fn window_ended(&mut self, ended: Ended) {
+        let Ended { key, cached, now } = ended;
+        let closed = self.closed.remove(&key);
+        let open_until = closed.unwrap_or(now).max(cached.born);
+        self.seen.open += open_until - cached.born;
+        self.seen.closed += now - open_until;
+        if let Some(closed) = closed {
+            count(&mut self.seen.lives.ended, now - closed);
+        }
+    }
+
+    /// A translation of the direct map has ended, of which `frames` are programs'.
+    fn direct_ended(&mut self, ended: Ended, frames: u64) {
+        let Ended { key, cached, now } = ended;
+        self.seen.direct += frames * (now - cached.born);
+        for since in self.aliases.remove(&key).unwrap_or_default() {
+            count(&mut self.seen.alias_lives.ended, now - since);
+        }
+        let seen = &mut self.seen.alias_until_switch;
+        self.fresh.retain(|&(other, since)| {
+            if other == key {
+                count(seen, now - since);
+            }
+            other != key
+        });
+    }
+}
+
+/// The sum of what CPUs have seen.
+pub fn sum(all: impl Iterator<Item = Exposure>) -> Exposure {
+    fn join(sum: &mut Vec<u64>, more: &[u64]) {
+        sum.resize(64, 0);
+        sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+    }
+    fn join_lives(sum: &mut Lives, more: &Lives) {
+        join(&mut sum.ended, &more.ended);
+        join(&mut sum.alive, &more.alive);
+    }
+    all.fold(Exposure::default(), |mut sum, more| {
+        sum.windows += more.windows;
+        sum.closed_cached += more.closed_cached;
+        sum.open += more.open;
+        sum.closed += more.closed;
+        sum.direct += more.direct;
+        sum.aliases += more.aliases;
+        join_lives(&mut sum.lives, &more.lives);
+        join_lives(&mut sum.alias_lives, &more.alias_lives);
+        join(&mut sum.alias_until_switch, &more.alias_until_switch);
+        sum
+    })
+}
+
+impl Cpu {
+    /// Takes note of the translations that have ended.
+    pub(super) fn settle_exposure(&mut self) {
+        if !self.tlb.has_told() {
+            return;
+        }
+        for ended in self.tlb.take_told() {
+            self.translation_ended(ended);
+        }
+    }
+
+    fn translation_ended(&mut self, ended: Ended) {
+        let frames = &self.watch.frames;
+        if frames.is_window(ended.key.address()) {
+            self.exposed.window_ended(ended);
+        } else {
+            let size = 1u64 << (ended.key.size().shift() - 12);
+            let first = ended.cached.frame & !(size - 1);
+            let programs = (first..first + size).filter(|&frame| frames.is_programs(frame)).count();
+            self.exposed.direct_ended(ended, programs as u64);
+        }
+    }
+
+    /// Windows opened or closed by a store of this CPU.
+    pub(super) fn windows_changed(&mut self, opened: u64, closed: &[u64]) {
+        self.exposed.seen.windows += opened;
+        let now = self.clock();
+        for &address in closed {
+            let cached = Key::all_of(address).find(|&key| self.tlb.peek(key).is_some());
+            if let Some(key) = cached {
+                self.exposed.seen.closed_cached += 1;
+                self.exposed.closed.insert(key, now);
+            }
+        }
+    }
+
+    /// A page of memory is used at `address`: is it now a program's, and does this CPU hold the kernel's translation of it?
+    pub(super) fn watch_alias(&mut self, address: u64, base: u64) {
+        let user = if address >> 63 != 0 { User::Kernel } else { User::Program };
+        let direct = self.watch.frames.direct_address(base);
+        if user == User::Kernel && address != direct {
+            return;
+        }
+        if self.watch.frames.touched(base >> 12, user) != User::Kernel as u8 || user == User::Kernel {
+            return;
+        }
+        self.exposed.seen.aliases += 1;
+        let now = self.clock();
+        let keys = PageSize::ALL.map(|size| Key::new(direct, size, Scope::Global));
+        if let Some(key) = keys.into_iter().find(|&key| self.tlb.peek(key).is_some()) {
+            self.exposed.aliases.entry(key).or_default().push(now);
+            self.exposed.fresh.push((key, now));
+        }
+    }
+
+    /// The end: what this CPU has seen, with what it still holds.
+    pub(crate) fn exposure(&mut self) -> Exposure {
+        self.settle_exposure();
+        let now = self.clock();
+        for (key, closed) in std::mem::take(&mut self.exposed.closed) {
+            count(&mut self.exposed.seen.lives.alive, now - closed);
+            if let Some(cached) = self.tlb.peek(key) {
+                self.exposed.seen.open += closed.saturating_sub(cached.born);
+            }
+            self.exposed.seen.closed += now - closed;
+        }
+        for since in std::mem::take(&mut self.exposed.aliases).into_values().flatten() {
+            count(&mut self.exposed.seen.alias_lives.alive, now - since);
+        }
+        // What is cached still counts until now, without an end.
+        let rest: Vec<Ended> = self.tlb.to_tell().map(|(key, cached)| Ended { key, cached, now }).collect();
+        for ended in rest {
+            if !self.watch.frames.is_window(ended.key.address()) {
+                self.translation_ended(ended);
+            }
+        }
+        std::mem::take(&mut self.exposed.seen)
+    }
+}

@@ -1,0 +1,121 @@
+//! Programs' bytes in memory: one bit for each byte that was stored while a program owned the frame and not stored over since.
+//!
+//! A byte that is zero is nobody's: it cannot be told from one that was wiped. Bits are set and cleared by the CPU that stores, in the
+//! callback of its store; the value is read from the guest's memory there, so two CPUs that store to one byte at once may
+//! leave the bit of either. A frame has bits once a program's byte came to it. What devices store is not seen: our kernel's
+//! devices reach bounce frames only, whose bytes go on to programs by the CPU's stores.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_scope_record::Residue as Sample;
+
+use crate::frames::Frames;
+use crate::guest::GuestMemory;
+
+type Bits = [AtomicU64; 64];
+
+/// The bits of all frames.
+pub struct Residue {
+    frames: Vec<OnceLock<Box<Bits>>>,
+}
+
+impl Residue {
+    /// Of memory in which nothing is a program's.
+    pub fn new(frames: usize) -> Self {
+        Self { frames: (0..frames).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// `bytes` bytes were stored at a guest-physical address. What is beyond the page is left out.
+    pub fn stored(&self, memory: &dyn GuestMemory, physical: u64, bytes: u64, by_program: bool) {
+        let Some(slot) = self.frames.get((physical >> 12) as usize) else { return };
+        let bits = match slot.get() {
+            Some(bits) => bits,
+            None if by_program => slot.get_or_init(|| Box::new([const { AtomicU64::new(0) }; 64])),
+            None => return,
+        };
+        for (word, stored) in words(physical, bytes) {
+            let value = if by_program { memory.load(word).unwrap_or(0) } else { 0 };
+            let set = (0..8).filter(|n| value >> (8 * n) & 0xff != 0).fold(0, |set, n| set | 1 << n) & stored;
+            let (index, shift) = ((word & 0xfff) as usize / 64, word % 64);
+            bits[index].fetch_or(set << shift, Ordering::Relaxed);
+            bits[index].fetch_and(!((stored & !set) << shift), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the bytes at a guest-physical address are zero.
+    pub fn is_zero(&self, memory: &dyn GuestMemory, physical: u64, bytes: u64) -> bool {
+        words(physical, bytes).all(|(word, stored)| {
+            let value = memory.load(word).unwrap_or(0);
+            (0..8).all(|n| stored >> n & 1 == 0 || value >> (8 * n) & 0xff == 0)
+        })
+    }
+
+    /// What there is now.
+    pub fn sample(&self, frames: &Frames, time: u64, phase: usize) -> Sample {
+        let mut sample = Sample { time, phase, ..Sample::default() };
+        for (frame, bits) in self.frames.iter().enumerate() {
+            let Some(bits) = bits.get() else { continue };
+            let bytes: u64 =
+                bits.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum();
+            if bytes == 0 {
+                continue;
+            }
+            let frame = frame as u64;
+            sample.frames += 1;
+            sample.bytes += bytes;
+            if !frames.is_reachable(frame) {
+                continue;
+            }
+            sample.reachable_frames += 1;
+            sample.reachable_bytes += bytes;
+            if !frames.is_programs(frame) {
+                sample.residue_frames += 1;
+                sample.residue_bytes += bytes;
+                sample.free_frames += u64::from(frames.was_given_back(frame));
+            }
+        }
+        sample
+    }
+}
+
+/// The words of 8 bytes that a store touches, and which of their bytes, as bits.
+fn words(physical: u64, bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    let end = (physical + bytes.max(1)).min((physical | 0xfff) + 1);
+    (physical & !7..end).step_by(8).map(move |word| {
+        let first = physical.saturating_sub(word);
+        let last = (end - word).min(8);
+        (word, ((1u64 << last) - 1) & !((1u64 << first) - 1))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::tests::Words;
+    use freehold_scope_record::{HwAddress, Memory};
+
+    #[test]
+    fn a_store_touches_its_bytes_and_stays_in_its_page() {
+        let all = |physical, bytes| words(physical, bytes).collect::<Vec<_>>();
+        assert_eq!(all(0x1000, 8), [(0x1000, 0xff)]);
+        assert_eq!(all(0x1006, 4), [(0x1000, 0xc0), (0x1008, 0x03)]);
+        assert_eq!(all(0x1ffe, 8), [(0x1ff8, 0xc0)]);
+    }
+
+    #[test]
+    fn bytes_are_a_programs_until_they_are_stored_over_or_zero() {
+        let (words, residue) = (Words::default(), Residue::new(4));
+        let frames = Frames::new(&Memory::q35(&[1 << 20], HwAddress::GuestPhysical), 4);
+        let bytes = || residue.sample(&frames, 0, 0).bytes;
+        words.store(0x2000, 0x11_00_33_44);
+        residue.stored(&words, 0x2000, 8, true);
+        assert_eq!(bytes(), 3, "a zero is nobody's");
+        residue.stored(&words, 0x2001, 1, false);
+        assert_eq!(bytes(), 2, "the kernel's own byte");
+        words.store(0x2000, 0);
+        assert!(residue.is_zero(&words, 0x2000, 8));
+        residue.stored(&words, 0x2000, 8, true);
+        assert_eq!(bytes(), 0, "wiped by the program itself");
+    }
+}

@@ -1,0 +1,88 @@
+//! Translations of programs' frames, from the window that closes to the translation's end; programs' bytes that stay behind.
+
+use super::half::with_table;
+use super::*;
+
+const FRAME: u64 = 0x3000;
+
+/// A window on [`FRAME`] that CPU 0 opens, uses and closes.
+fn use_window(machine: &mut Machine) {
+    machine.map(WINDOWS, FRAME << 12 | 3);
+    machine.access(0, WINDOWS, FRAME << 12, Access::Write);
+    machine.kernel(0);
+    machine.map(WINDOWS, 0);
+}
+
+#[test]
+fn a_closed_window_lives_until_its_translation_is_flushed() {
+    let mut machine = with_table(WINDOWS, &[(FRAME, ANON)]);
+    use_window(&mut machine);
+    (0..10).for_each(|_| machine.kernel(0));
+    machine.cpus[0].flush(Flush::Space(None));
+    // One that nobody used is not cached.
+    machine.map(WINDOWS, FRAME << 12 | 3);
+    machine.map(WINDOWS, 0);
+    let results = machine.results();
+    let exposure = results.exposure.unwrap();
+    assert_eq!((exposure.windows, exposure.closed_cached, exposure.open, exposure.closed), (2, 1, 10, 100));
+    assert_eq!((exposure.lives.ended[6], exposure.lives.alive.iter().sum::<u64>()), (1, 0));
+    assert_eq!(results.oracle.total, 0);
+}
+
+#[test]
+fn a_window_that_stays_cached_is_alive_at_the_end() {
+    let mut machine = with_table(WINDOWS, &[(FRAME, ANON)]);
+    use_window(&mut machine);
+    machine.kernel(0);
+    let exposure = machine.results().exposure.unwrap();
+    assert_eq!((exposure.lives.alive[3], exposure.open, exposure.closed), (1, 10, 10));
+}
+
+#[test]
+fn a_frame_that_becomes_a_programs_has_an_alias_until_the_direct_maps_translation_ends() {
+    let mut machine = with_table(DYNAMIC, &[]);
+    let frame = 0x1000u64;
+    machine.access(0, DIRECT + (frame << 12), frame << 12, Access::Write);
+    machine.cpus[0].access::<Everything>(0x40_0000, 0x7000, (Access::Write, 8), || Some(frame << 12));
+    (0..10).for_each(|_| machine.kernel(0));
+    machine.cpus[0].flush(Flush::Space(None));
+    (0..10).for_each(|_| machine.kernel(0));
+    machine.cpus[0].flush(Flush::All);
+    let exposure = machine.results().exposure.unwrap();
+    assert_eq!((exposure.aliases, exposure.alias_lives.ended[7]), (1, 1));
+    assert_eq!(exposure.alias_until_switch[6], 1, "a deferred flush ends it earlier");
+}
+
+#[test]
+fn a_programs_bytes_are_residue_where_the_kernels_map_has_them_after_the_program() {
+    let mut machine = Machine::with(true);
+    machine.kernel(0);
+    // Inside the direct map, with the policy that allows it.
+    machine.outside = 0;
+    machine.publish(&[(0x1000, ANON), (FRAME, ANON)]);
+    for frame in [0x1000u64, FRAME] {
+        machine.words.store(frame << 12, 0x0102_0304);
+        machine.access(0, 0x7000 + frame, frame << 12, Access::Write);
+    }
+    machine.set_state(0x1000, ANON << 4);
+    machine.set_state(FRAME, ANON << 4);
+    let last = *machine.results().residue.last().unwrap();
+    assert_eq!((last.frames, last.bytes), (2, 8));
+    assert_eq!((last.residue_frames, last.residue_bytes, last.free_frames), (1, 4, 1));
+}
+
+#[test]
+fn a_free_frame_may_be_wiped_through_a_window_and_nothing_else() {
+    let mut machine = Machine::with(true);
+    machine.kernel(0);
+    machine.words.map(ROOT, WINDOWS, 0x7000, PageSize::Small, 0);
+    machine.publish(&[(FRAME, ANON)]);
+    machine.set_state(FRAME, ANON << 4);
+    machine.access(0, WINDOWS, FRAME << 12, Access::Write);
+    assert_eq!(machine.watch.frames.results(Default::default(), Default::default()).total, 0);
+    machine.access(0, WINDOWS, FRAME << 12, Access::Read);
+    machine.words.store(FRAME << 12, 9);
+    machine.access(0, WINDOWS, FRAME << 12, Access::Write);
+    let oracle = machine.results().oracle;
+    assert_eq!((oracle.violations[0].rule, oracle.total), (Rule::FreeFrame, 2));
+}
