@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use freehold_arch::boot::{BootInfo, MemoryKind};
 use freehold_arch::memory::pluggable;
 use freehold_arch::speculation::choice::Wanted;
+use freehold_arch::user::UserContext;
 use freehold_arch::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
 use freehold_firmware::Firmware;
 use freehold_machine::{Access, CpuId, Pfn, PfnRange, VirtAddr};
@@ -21,7 +22,10 @@ use freehold_virtio::mem::Region;
 use crate::cmdline::{Mitigations, Plant};
 use crate::fs::initramfs;
 use crate::host::spec::{self, Spec};
-use crate::{Errno, Result, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, swap, task, tty};
+use crate::{
+    Errno, Result, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, socket, swap, syscall,
+    task, tty, uring,
+};
 
 /// The kernel's version, as uname and the host see it.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -44,8 +48,8 @@ pub fn main(info: &'static BootInfo) -> ! {
     cpu::set_topology(&firmware.topology, cpus);
     mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages);
     fault_inject::configure(settings.failslab, settings.fail_page_alloc);
-    task::Task::watch_reserve();
     traps::register(&Kernel);
+    task::set_above(&Kernel);
     time::start(firmware.platform.hpet);
     crate::time::set_wall((time::wall_clock_at_boot() + time::now()) as i64);
     let files =
@@ -62,7 +66,7 @@ pub fn main(info: &'static BootInfo) -> ! {
 }
 
 fn start_scheduling(cpu: CpuId) {
-    sched::start(cpu).expect("memory for a CPU's idle task");
+    task::spawn::start_cpu(cpu).expect("memory for a CPU's idle task");
 }
 
 /// Read ACPI's tables, which are believed as far as they make sense, and find the devices that plug memory in.
@@ -159,14 +163,16 @@ fn prepare() -> core::result::Result<Spec, String> {
     let or = |what: &'static str| move |error: Errno| format!("{what}: {error:?}");
     unpack()?;
     dev::init();
+    fs::device::register_fifos(fs::pipe::open_named);
     fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
     crate::block::init(mem::frames());
-    let spec = fs::boot::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
+    fs::sysfs::fill_disks();
+    let spec = fs::root::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
     let spec =
         spec.map_err(|error| format!("the image has no usable {}: {error:?}", spec::PATH.escape_ascii()))?;
     connect(&spec).map_err(or("the program's streams"))?;
     host::listen(&Kernel).map_err(or("the host's messages"))?;
-    mem::hotplug::start().map_err(or("memory that can be plugged in"))?;
+    host::hotplug::start().map_err(or("memory that can be plugged in"))?;
     mem::khugepaged::mode_changed().map_err(or("khugepaged"))?;
     if let Some(device) = &spec.swap {
         swap::on_at_boot(device);
@@ -176,7 +182,7 @@ fn prepare() -> core::result::Result<Spec, String> {
 
 fn unpack() -> core::result::Result<(), String> {
     let archive = boot::initrd().map_err(|error| format!("there is no image: {error:?}"))?;
-    let summary = initramfs::unpack(archive, &fs::boot::root()).map_err(|error| match error {
+    let summary = initramfs::unpack(archive, &fs::root::root()).map_err(|error| match error {
         initramfs::Error::Make { error: Errno::ENOSPC | Errno::ENOMEM, .. } => {
             format!("the image does not fit into memory when unpacked ({error}); more memory: -m")
         }
@@ -211,7 +217,7 @@ impl traps::Handlers for Kernel {
         addr: VirtAddr,
         access: Access,
     ) -> core::result::Result<(), traps::Unresolved> {
-        mem::handle_kernel_fault(addr, access)
+        task::handle_kernel_fault(addr, access)
     }
     fn timer(&self) {
         crate::time::interrupt();
@@ -219,6 +225,28 @@ impl traps::Handlers for Kernel {
     fn reschedule(&self) {}
     fn thread_finished(&self) -> ! {
         sched::exit_current()
+    }
+}
+
+impl task::Above for Kernel {
+    fn run_program(&self, task: &Arc<task::Task>, context: &mut UserContext) {
+        syscall::user_loop::run(task, context);
+    }
+    fn cancel_operations(&self, process: task::Pid) {
+        uring::leave(process);
+    }
+    fn close_files(&self, files: &fs::FileTable) {
+        let is_due = socket::garbage::is_due_at_exit(files);
+        files.close_range(0..=u32::MAX);
+        if is_due {
+            socket::garbage::collect();
+        }
+    }
+    fn leave_terminal(&self, session: &Arc<task::Session>) {
+        tty::leave_session(session);
+    }
+    fn notice(&self, text: core::fmt::Arguments<'_>) {
+        host::notice(text);
     }
 }
 

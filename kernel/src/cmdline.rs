@@ -11,7 +11,32 @@ use freehold_bounce::{Limits, Scrub};
 use freehold_buddy::{BadParameter, Options};
 use freehold_vm::HugeMode;
 
-use crate::fault_inject::FaultNumbers;
+/// The four numbers of a kernel parameter `failslab` or `fail_page_alloc`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FaultNumbers {
+    /// Of the allocations that pass all else, each `interval`-th may fail.
+    pub interval: u64,
+    /// In percent.
+    pub probability: u64,
+    /// Bytes that are allocated before the first failure.
+    pub space: i64,
+    /// The most failures; -1 for any number.
+    pub times: i64,
+}
+
+impl FaultNumbers {
+    /// Reads `interval,probability,space,times`; `None` for anything else.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split(',').map(str::trim);
+        let numbers = Self {
+            interval: parts.next()?.parse().ok()?,
+            probability: parts.next()?.parse().ok()?,
+            space: parts.next()?.parse().ok()?,
+            times: parts.next()?.parse().ok()?,
+        };
+        parts.next().is_none().then_some(numbers)
+    }
+}
 
 /// One parameter as it was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

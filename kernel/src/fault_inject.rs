@@ -19,6 +19,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use crate::cmdline::FaultNumbers;
 use crate::{Errno, Result};
 
 /// Injected failures of page faults, one after the other without a served one, that end a process.
@@ -175,44 +176,19 @@ impl FaultAttr {
     }
 }
 
-/// The four numbers of a kernel parameter; see [`FaultAttr`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FaultNumbers {
-    interval: u64,
-    probability: u64,
-    space: i64,
-    times: i64,
-}
-
-impl FaultNumbers {
-    /// Reads `interval,probability,space,times`; `None` for anything else.
-    pub fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.split(',').map(str::trim);
-        let numbers = Self {
-            interval: parts.next()?.parse().ok()?,
-            probability: parts.next()?.parse().ok()?,
-            space: parts.next()?.parse().ok()?,
-            times: parts.next()?.parse().ok()?,
-        };
-        parts.next().is_none().then_some(numbers)
-    }
-}
-
 #[cfg(target_os = "none")]
 mod hooks {
-    use alloc::sync::Arc;
-
     use freehold_frame::{Order, Owner};
 
     use super::*;
     use crate::hw;
-    use crate::task::Task;
+    use crate::sched::thread::{self, Thread};
 
     /// Have the heap and the page allocator ask from now on; called before anything is requested of
     /// them.
     pub fn arm() {
         freehold_arch::heap::inject_faults(slab);
-        crate::mem::frames().inject_faults();
+        hw::frames().inject_faults();
     }
 
     /// Take what the kernel's command line says of either capability.
@@ -233,19 +209,19 @@ mod hooks {
     }
 
     fn should_fail(attr: &FaultAttr, bytes: u64) -> bool {
-        let fails = |task: &Arc<Task>| {
-            let exempt = task.process().is_kernel() || task.reclaims.load(Ordering::Relaxed);
+        let fails = |task: &Thread| {
+            let exempt = task.is_kernel() || task.reclaims.load(Ordering::Relaxed);
             let fails = !exempt && attr.should_fail(bytes, &task.injection, percentile);
             if fails && attr.verbose.load(Ordering::Relaxed) > 0 {
                 report(attr, bytes, task);
             }
             fails
         };
-        hw::thread::with_current(fails).unwrap_or(false)
+        thread::with_current(|thread| fails(thread)).unwrap_or(false)
     }
 
-    fn report(attr: &FaultAttr, bytes: u64, task: &Task) {
-        let name = task.name();
+    fn report(attr: &FaultAttr, bytes: u64, thread: &Thread) {
+        let (name, tid) = thread.owner().map_or(([0; 16], 0), |owner| owner.label());
         let name = core::str::from_utf8(&name).unwrap_or("?").trim_end_matches('\0');
         log::warn!(
             "FAULT_INJECTION: forcing a failure. name {}, interval {}, probability {}, space {}, times {}: {bytes} bytes, {name}[{}]",
@@ -254,7 +230,7 @@ mod hooks {
             attr.probability.load(Ordering::Relaxed),
             attr.space.load(Ordering::Relaxed),
             attr.times.load(Ordering::Relaxed),
-            task.tid
+            tid
         );
     }
 

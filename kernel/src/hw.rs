@@ -3,21 +3,36 @@
 //! In the kernel each of these is `freehold-arch`'s. On the host there is one CPU, no user memory and nobody to
 //! switch to; tests there stay on this side of that line.
 
+/// Bytes in a page.
+pub const PAGE: u64 = freehold_machine::PAGE_SIZE as u64;
+
 #[cfg(target_os = "none")]
 mod real {
-    use alloc::sync::Arc;
-
-    use freehold_bounce::{Original, OriginalMut};
+    use freehold_arch::sync::Once;
+    use freehold_buddy::Buddy;
     use freehold_machine::{CpuId, Cpus, VirtAddr};
-    use freehold_vm::{ReadOnly, ReadWrite, Rule, Transient};
-
-    use crate::Result;
-    use crate::mem::{PinnedRun, Space};
 
     pub use freehold_arch::X86 as Hardware;
     pub use freehold_arch::usercopy::Faults;
     pub use freehold_arch::{cpu, irq, thread, time, usercopy};
 
+    /// The page allocator's handle: every frame comes from it and goes back to it.
+    pub type Frames = &'static Buddy<Hardware>;
+
+    static BUDDY: Once<Buddy<Hardware>> = Once::new();
+
+    /// The page allocator.
+    ///
+    /// # Panics
+    /// Before [`set_frames`].
+    #[inline]
+    pub fn frames() -> Frames {
+        BUDDY.get().expect("the page allocator is up before its first user")
+    }
+    /// Hands the page allocator over; once.
+    pub fn set_frames(buddy: Buddy<Hardware>) {
+        BUDDY.set(buddy);
+    }
     /// The CPU this runs on; a hint unless it cannot move.
     pub fn current_cpu() -> CpuId {
         Hardware.current_cpu()
@@ -39,35 +54,6 @@ mod real {
     /// Copy to a user address; the bytes copied.
     pub fn write_user(to: u64, from: &[u8], faults: Faults) -> usize {
         usercopy::write(VirtAddr(to), from, faults)
-    }
-    /// Have `transfer` fill up to `length` bytes at a user address of the current program while they are pinned; see
-    /// [`TargetRuns::with_target`](crate::user::TargetRuns::with_target).
-    pub fn with_user_target(
-        address: u64,
-        length: usize,
-        unit: usize,
-        transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
-    ) -> Result<usize> {
-        let pinned =
-            PinnedRun::<ReadWrite>::new::<Transient>(&current_space(), address, length, Rule::Asked)?;
-        let count = pinned.len() / unit * unit;
-        transfer(&mut pinned.bytes_mut(0, count))?;
-        Ok(count)
-    }
-    /// As [`with_user_target`], for a `transfer` that takes the bytes.
-    pub fn with_user_source(
-        address: u64,
-        length: usize,
-        unit: usize,
-        transfer: &mut dyn FnMut(&dyn Original) -> Result<()>,
-    ) -> Result<usize> {
-        let pinned = PinnedRun::<ReadOnly>::new::<Transient>(&current_space(), address, length, Rule::Asked)?;
-        let count = pinned.len() / unit * unit;
-        transfer(&pinned.bytes(0, count))?;
-        Ok(count)
-    }
-    fn current_space() -> Arc<Space> {
-        crate::task::with_current(|task| task.process().space())
     }
     /// Show text on the serial line.
     pub fn print_serial(text: core::fmt::Arguments<'_>) {
@@ -110,24 +96,6 @@ mod real {
     /// There is no user memory.
     pub fn write_user(_to: u64, _from: &[u8], _faults: Faults) -> usize {
         0
-    }
-    /// There is no user memory.
-    pub fn with_user_target(
-        _address: u64,
-        _length: usize,
-        _unit: usize,
-        _transfer: &mut dyn FnMut(&mut dyn freehold_bounce::OriginalMut) -> crate::Result<()>,
-    ) -> crate::Result<usize> {
-        Err(crate::Errno::EFAULT)
-    }
-    /// There is no user memory.
-    pub fn with_user_source(
-        _address: u64,
-        _length: usize,
-        _unit: usize,
-        _transfer: &mut dyn FnMut(&dyn freehold_bounce::Original) -> crate::Result<()>,
-    ) -> crate::Result<usize> {
-        Err(crate::Errno::EFAULT)
     }
     /// No serial line in tests.
     pub fn print_serial(_text: core::fmt::Arguments<'_>) {}

@@ -1,8 +1,9 @@
 //! The Freehold kernel.
 //!
-//! One folder is one concept: [`mem`] joins the mm crates to processes, [`task`] is processes, threads and
-//! signals, [`sched`] decides who runs, [`fs`] is files and names, [`tty`] terminals, [`syscall`] the door that
-//! user programs knock at. Assembly and registers are in `freehold-arch`; there is no `unsafe` here.
+//! `kernel/layers` lists the layers, and docs/book/changing.md explains them. One folder is one concept: [`mem`]
+//! joins the mm crates to processes, [`task`] is processes, threads and signals, [`sched`] decides who runs, [`fs`] is
+//! files and names, [`tty`] terminals, [`syscall`] the door that user programs knock at. Assembly and registers are in
+//! `freehold-arch`; there is no `unsafe` here.
 //!
 //! Ground rules: the kernel is not preemptible (a task gives up its CPU where it blocks); interrupt
 //! handlers never allocate, and take only interrupt-safe locks; user frames are touched through user
@@ -33,7 +34,7 @@ pub mod mem;
 /// Memory as processes see it; on the host there are no processes.
 #[cfg(not(target_os = "none"))]
 pub mod mem {
-    use crate::task::inspect::Dumpable;
+    use crate::task::credentials::Dumpable;
 
     /// A process' memory.
     #[derive(Debug)]

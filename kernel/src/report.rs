@@ -144,7 +144,7 @@ impl Display for Report {
             ("bounce_kib", kib(self.before.bounce)),
             ("faults_minor", self.usage.minor_faults),
             ("faults_major", self.usage.major_faults),
-            ("oom_kills", mem::stats::oom_kills()),
+            ("oom_kills", crate::task::oom_kills()),
         ];
         f.write_str("{\"memory\":{")?;
         let peak = mem::hotplug::peak().map(|bytes| ("most_kib", bytes / 1024));

@@ -7,15 +7,16 @@
 //!
 //! A [`UserPtr`] is an address that a program gave: nothing is known about it, every access may fail.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
-use freehold_bounce::{Original, OriginalMut};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::fallible::Grow as _;
 use crate::hw::{self, Faults};
+use crate::sched::thread::{self, Drain, Fill, Part, ThreadOwner};
 use crate::{Errno, Result};
 
 /// The longest path a program may pass, with its NUL (PATH_MAX).
@@ -37,23 +38,13 @@ pub trait MemoryRuns {
 pub trait TargetRuns: MemoryRuns {
     /// Have `transfer` fill the first bytes of the next run, while its pages are pinned: at most `most`, and whole multiples
     /// of `unit` where the pinned pages end early. They count as moved unless it fails. Returns how many.
-    fn with_target(
-        &mut self,
-        most: usize,
-        unit: usize,
-        transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
-    ) -> Result<usize>;
+    fn with_target(&mut self, most: usize, unit: usize, transfer: Fill<'_>) -> Result<usize>;
 }
 
 /// Runs that a device may read.
 pub trait SourceRuns: MemoryRuns {
     /// Have `transfer` take the first bytes of the next run, as [`TargetRuns::with_target`] has them filled.
-    fn with_source(
-        &mut self,
-        most: usize,
-        unit: usize,
-        transfer: &mut dyn FnMut(&dyn Original) -> Result<()>,
-    ) -> Result<usize>;
+    fn with_source(&mut self, most: usize, unit: usize, transfer: Drain<'_>) -> Result<usize>;
 }
 
 /// Where a read puts its bytes.
@@ -307,27 +298,28 @@ impl MemoryRuns for UserSlice {
     }
 }
 
+/// The task whose memory this is.
+fn owner() -> Result<Arc<dyn ThreadOwner>> {
+    thread::with_current(|thread| thread.owner()).flatten().ok_or(Errno::EFAULT)
+}
+
+impl UserSlice {
+    fn part(&self, most: usize, unit: usize) -> Part {
+        Part { address: self.address, length: self.length.min(most), unit }
+    }
+}
+
 impl TargetRuns for UserSlice {
-    fn with_target(
-        &mut self,
-        most: usize,
-        unit: usize,
-        transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
-    ) -> Result<usize> {
-        let count = hw::with_user_target(self.address, self.length.min(most), unit, transfer)?;
+    fn with_target(&mut self, most: usize, unit: usize, transfer: Fill<'_>) -> Result<usize> {
+        let count = owner()?.fill_pinned(self.part(most, unit), transfer)?;
         self.advance(count);
         Ok(count)
     }
 }
 
 impl SourceRuns for UserSlice {
-    fn with_source(
-        &mut self,
-        most: usize,
-        unit: usize,
-        transfer: &mut dyn FnMut(&dyn Original) -> Result<()>,
-    ) -> Result<usize> {
-        let count = hw::with_user_source(self.address, self.length.min(most), unit, transfer)?;
+    fn with_source(&mut self, most: usize, unit: usize, transfer: Drain<'_>) -> Result<usize> {
+        let count = owner()?.take_pinned(self.part(most, unit), transfer)?;
         self.advance(count);
         Ok(count)
     }
@@ -477,23 +469,13 @@ impl MemoryRuns for Iovecs {
 }
 
 impl TargetRuns for Iovecs {
-    fn with_target(
-        &mut self,
-        most: usize,
-        unit: usize,
-        transfer: &mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>,
-    ) -> Result<usize> {
+    fn with_target(&mut self, most: usize, unit: usize, transfer: Fill<'_>) -> Result<usize> {
         self.use_next(|slice| slice.with_target(most, unit, transfer))
     }
 }
 
 impl SourceRuns for Iovecs {
-    fn with_source(
-        &mut self,
-        most: usize,
-        unit: usize,
-        transfer: &mut dyn FnMut(&dyn Original) -> Result<()>,
-    ) -> Result<usize> {
+    fn with_source(&mut self, most: usize, unit: usize, transfer: Drain<'_>) -> Result<usize> {
         self.use_next(|slice| slice.with_source(most, unit, transfer))
     }
 }

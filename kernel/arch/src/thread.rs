@@ -6,7 +6,8 @@
 //! reference to its current thread; it is given back before `running` turns false, and a [`Thread`] is not dropped while
 //! `running`, so the last reference is never given back in the middle of a switch.
 //!
-//! What runs on a thread may [show] an object that it has: [`with_current`] finds it from anywhere below, for the price of some loads.
+//! What runs on a thread may [show] an object that it has: [`with_current`] finds it from anywhere below, for the price of some loads. Shows
+//! nest: of each type the innermost is found, and the innermost of all soonest.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -52,6 +53,8 @@ pub struct Thread {
 struct Shown {
     kind: TypeId,
     object: *const (),
+    /// What the thread showed before, or null.
+    outer: *const Shown,
 }
 
 /// A CPU's current thread, with a reference held; and the one it is leaving. Only their CPU writes them, interrupts off.
@@ -153,34 +156,42 @@ fn current<'a>() -> Option<&'a Inner> {
 
 /// Let [`with_current`] show `object` to whatever runs on this thread inside `body`.
 pub fn show<T: Sync + 'static, R>(object: &T, body: impl FnOnce() -> R) -> R {
-    let shown = Shown { kind: TypeId::of::<T>(), object: ptr::from_ref(object).cast() };
     let slot = current().map(|thread| &thread.shown);
-    let before = slot.map(|slot| slot.swap((&raw const shown).cast_mut(), Ordering::Relaxed));
+    let outer = slot.map_or(ptr::null_mut(), |slot| slot.load(Ordering::Relaxed));
+    let shown = Shown { kind: TypeId::of::<T>(), object: ptr::from_ref(object).cast(), outer };
+    if let Some(slot) = slot {
+        slot.store((&raw const shown).cast_mut(), Ordering::Relaxed);
+    }
     let result = body();
     // There is no unwinding: `shown` is never left behind.
-    if let (Some(slot), Some(before)) = (slot, before) {
-        slot.store(before, Ordering::Relaxed);
+    if let Some(slot) = slot {
+        slot.store(outer, Ordering::Relaxed);
     }
     result
 }
 
 /// As [`show`], until the thread's end.
 pub fn show_for_ever<T: Sync>(object: &'static T) {
-    let shown = Box::leak(Box::new(Shown { kind: TypeId::of::<T>(), object: ptr::from_ref(object).cast() }));
     if let Some(thread) = current() {
-        thread.shown.store(shown, Ordering::Relaxed);
+        let outer = thread.shown.load(Ordering::Relaxed);
+        let shown = Shown { kind: TypeId::of::<T>(), object: ptr::from_ref(object).cast(), outer };
+        thread.shown.store(Box::leak(Box::new(shown)), Ordering::Relaxed);
     }
 }
 
-/// Look at the object that the current thread [shows](show). `None` where that is nothing, or no `T`.
+/// Looks at the innermost `T` that the current thread [shows](show). `None` where there is none.
 #[inline]
 pub fn with_current<T: Sync + 'static, R>(look: impl FnOnce(&T) -> R) -> Option<R> {
-    let shown = current()?.shown.load(Ordering::Relaxed);
-    // SAFETY: null, or lent by a call of `show` that this very thread is inside of, or leaked.
-    let shown = unsafe { shown.as_ref() }?;
-    if shown.kind != TypeId::of::<T>() {
-        return None;
-    }
+    let mut next = current()?.shown.load(Ordering::Relaxed).cast_const();
+    let shown = loop {
+        // SAFETY: null, or lent by a call of `show` that this very thread is inside of, or leaked; what it shows as
+        // `outer` was shown before by the same rule, and lives at least as long.
+        let shown = unsafe { next.as_ref() }?;
+        if shown.kind == TypeId::of::<T>() {
+            break shown;
+        }
+        next = shown.outer;
+    };
     // SAFETY: the type is right, and the object is borrowed by that same call, or static.
     Some(look(unsafe { &*shown.object.cast::<T>() }))
 }

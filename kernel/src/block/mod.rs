@@ -24,10 +24,11 @@ use freehold_vm::{BackingStore, ErrorsTold, Evicted, Eviction, Laundry, MAX_RUN,
 pub use held::{Held, was_ever_held};
 use spin::Once;
 
-use crate::fs::boot::add_device;
 use crate::fs::device::{make_device, register_block, register_sync, split_device};
+use crate::fs::root::add_device;
 use crate::fs::{Blocking, Content, File, Mapping, Node, NodeKind, OpenFlags, Punch, Seekable};
 use crate::host::{self, Disk};
+use crate::mem::reclaim::caches::{self, Cached, Caches};
 use crate::mem::{CacheContent, Frames, PageCache, frames, hotplug, reclaim};
 use crate::user::{Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result, sched};
@@ -67,6 +68,7 @@ static DISKS: Once<Vec<Arc<DiskContent>>> = Once::new();
 pub fn init(frames: Frames) {
     let disks = host::disks().iter().map(|disk| Arc::new(DiskContent::new(frames, disk.clone())));
     DISKS.call_once(|| disks.collect());
+    caches::register(&DiskCaches);
     // vda to vdz.
     register_block(MAJOR, 0..=26 * MINORS - 1, "virtblk", open);
     // sync(2) tells of no error; fsync(2) does.
@@ -77,7 +79,6 @@ pub fn init(frames: Frames) {
             log::error!("/dev/{}: {error:?}", name.escape_ascii());
         }
     }
-    crate::fs::sysfs::fill_disks();
     if !all().is_empty()
         && let Err(error) = reclaim::start().and_then(|()| flush::start()).and_then(|()| host::start_worker())
     {
@@ -119,30 +120,25 @@ pub fn drop_clean() {
     all().iter().for_each(|disk| _ = disk.cached.cache().shrink(u64::MAX));
 }
 
-/// Pages of disks in memory.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Cached {
-    /// All of them.
-    pub pages: u64,
-    /// Those that a disk does not have yet.
-    pub dirty: u64,
-    /// Those that are on their way to one.
-    pub under_way: u64,
-    /// Those that were used again and again.
-    pub active: u64,
-}
+/// The disks' caches, as reclaim sees them.
+struct DiskCaches;
 
-/// What there is now.
-pub fn cached() -> Cached {
-    let sum = |of: fn(&PageCache) -> u64| all().iter().map(|disk| of(disk.cached.cache())).sum();
-    let under_way = UNDER_WAY.load(Ordering::Relaxed);
-    let (pages, dirty) = (sum(PageCache::pages), sum(PageCache::dirty_pages));
-    Cached { pages, dirty, under_way, active: sum(PageCache::active_pages) }
-}
-
-/// Pages of disks in memory: [`Cached::pages`] alone.
-pub fn cached_pages() -> u64 {
-    all().iter().map(|disk| disk.cached.cache().pages()).sum()
+impl Caches for DiskCaches {
+    fn pages(&self) -> u64 {
+        all().iter().map(|disk| disk.cached.cache().pages()).sum()
+    }
+    fn counts(&self) -> Cached {
+        let sum = |of: fn(&PageCache) -> u64| all().iter().map(|disk| of(disk.cached.cache())).sum();
+        let under_way = UNDER_WAY.load(Ordering::Relaxed);
+        let (pages, dirty) = (sum(PageCache::pages), sum(PageCache::dirty_pages));
+        Cached { pages, dirty, under_way, active: sum(PageCache::active_pages) }
+    }
+    fn evict(&self, request: Eviction) -> Evicted {
+        evict(request)
+    }
+    fn bytes_read(&self) -> u64 {
+        traffic()[0]
+    }
 }
 
 /// Bytes that were read from disks for their caches and written from them, since boot.
@@ -282,7 +278,7 @@ impl DiskContent {
         let frames = frames();
         if hotplug::may_grow() && frames.free_frames() < frames.total_frames() / RESERVE {
             let nodes = NodeSet::ALL;
-            evict(Eviction { want: RELIEF, most: cached_pages(), nodes, laundry: Laundry::Leave });
+            evict(Eviction { want: RELIEF, most: DiskCaches.pages(), nodes, laundry: Laundry::Leave });
         }
     }
 

@@ -8,7 +8,7 @@ mod terminal;
 
 pub use kmsg::sys_syslog;
 
-use crate::fs::device::{register_char, register_fifos};
+use crate::fs::device::register_char;
 use crate::tty::pty;
 
 /// Serve the character devices' numbers. Called once, before the first program runs.
@@ -18,5 +18,4 @@ pub fn init() {
     register_char(4, 0..=1, "tty", terminal::open_virtual);
     register_char(5, 0..=2, "/dev/tty", terminal::open_alternate);
     register_char(pty::SLAVE_MAJOR, 0..=pty::MOST as u32 - 1, "pts", pty::open_slave);
-    register_fifos(crate::fs::pipe::open_named);
 }

@@ -9,7 +9,6 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::stream::HostStream;
 use crate::fs::anonymous::AnonymousNode;
-use crate::fs::pipe;
 use crate::fs::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::host::frame::Output;
 use crate::sync::{Mutex, PollWaiter, SpinLock};
@@ -182,7 +181,7 @@ impl File for StreamFile {
         let mut done = 0;
         while source.remaining() > 0 {
             if !self.stream.has_reader() {
-                pipe::signal_broken();
+                crate::task::signal_broken_pipe();
                 return so_far(done, Errno::EPIPE);
             }
             // Room first: a source gives its bytes only once.

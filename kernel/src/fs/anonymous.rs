@@ -7,8 +7,8 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::device::make_device;
-use super::{File, Identity, Metadata, Node, NodeKind, OnExec, OpenFile, OpenFlags};
-use crate::user::UserPtr;
+use super::{File, Identity, Metadata, Node, NodeKind, OpenFlags};
+use crate::sched::thread;
 use crate::{Errno, Result, time};
 
 /// Opens the object again (a pipe through /proc/self/fd).
@@ -58,8 +58,9 @@ impl AnonymousNode {
 
     /// The file system user and group of the running process.
     fn maker() -> (u32, u32) {
-        crate::task::try_current().map_or((0, 0), |task| {
-            let own = task.process().credentials();
+        let owner = thread::with_current(|thread| thread.owner()).flatten();
+        owner.map_or((0, 0), |owner| {
+            let own = owner.credentials();
             (own.fsuid, own.fsgid)
         })
     }
@@ -75,36 +76,6 @@ impl AnonymousNode {
     }
 }
 
-/// Give the calling process a descriptor for a file without a name; `flags` become the description's, CLOEXEC the
-/// descriptor's.
-///
-/// # Errors
-/// `EMFILE`, `ENOMEM`.
-pub fn install(file: Arc<dyn File>, flags: OpenFlags) -> Result<i32> {
-    let process = crate::task::current().process().clone();
-    let limit = process.descriptor_limit();
-    process.files().insert(OpenFile::new(file, None, flags)?, OnExec::asked_by(flags), limit)
-}
-
-/// Give the calling process descriptors for two files, and tell it which at `to`: both or none.
-///
-/// # Errors
-/// `EMFILE`, `ENOMEM`, `EFAULT`.
-pub fn install_pair(
-    to: UserPtr<[i32; 2]>,
-    first: (Arc<dyn File>, OpenFlags),
-    second: (Arc<dyn File>, OpenFlags),
-) -> Result<i64> {
-    let files = crate::task::current().process().files();
-    let first = install(first.0, first.1)?;
-    let result = install(second.0, second.1)
-        .and_then(|second| to.write(&[first, second]).inspect_err(|_| drop(files.take(second))));
-    if result.is_err() {
-        drop(files.take(first));
-    }
-    result.map(|()| 0)
-}
-
 impl Node for AnonymousNode {
     fn identity(&self) -> Identity {
         Identity { device: DEVICE, inode: self.inode }
@@ -117,7 +88,7 @@ impl Node for AnonymousNode {
     fn metadata(&self) -> Metadata {
         let mode = if self.kind == NodeKind::Socket { 0o777 } else { 0o600 };
         let (uid, gid) = self.owner;
-        Metadata { uid, gid, ..super::pseudo::metadata(self.identity(), self.kind, mode, self.made) }
+        Metadata { uid, gid, ..super::node::made_by_kernel(self.identity(), self.kind, mode, self.made) }
     }
 
     fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {

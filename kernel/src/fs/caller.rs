@@ -1,6 +1,8 @@
 //! Who asks, as far as files care.
 
 use super::node::{Metadata, Node};
+use crate::task::capabilities::Capability;
+use crate::task::credentials::Credentials;
 use crate::{Errno, Result};
 
 /// Whether file permissions bind the caller.
@@ -52,6 +54,14 @@ impl Access {
     /// Whether all of `other` is in it.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+}
+
+impl Credentials {
+    /// Who asks, as far as files care.
+    pub fn caller(&self) -> Caller<'_> {
+        let power = if self.may(Capability::DacOverride) { Power::Override } else { Power::Ordinary };
+        Caller { uid: self.fsuid, gid: self.fsgid, groups: &self.groups, power }
     }
 }
 

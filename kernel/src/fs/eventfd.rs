@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 
 use linux_raw_sys::general as c;
 
-use super::anonymous::{self, AnonymousNode};
+use super::anonymous::AnonymousNode;
 use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::sync::{PollWaiter, SpinLock, WaitQueue};
 use crate::syscall::Args;
@@ -124,7 +124,7 @@ pub fn sys_eventfd2(args: &Args) -> Result<i64> {
     let take = if flags & c::EFD_SEMAPHORE != 0 { Take::One } else { Take::All };
     let file = Arc::new(EventFile::new(u64::from(args.uint(0)), take));
     let flags = OpenFlags::from_bits_retain(flags & !c::EFD_SEMAPHORE) | OpenFlags::RDWR;
-    anonymous::install(file, flags).map(i64::from)
+    crate::task::install(file, flags).map(i64::from)
 }
 
 /// eventfd(initial)
@@ -133,7 +133,7 @@ pub fn sys_eventfd2(args: &Args) -> Result<i64> {
 /// As in the manual.
 pub fn sys_eventfd(args: &Args) -> Result<i64> {
     let file = Arc::new(EventFile::new(u64::from(args.uint(0)), Take::All));
-    anonymous::install(file, OpenFlags::RDWR).map(i64::from)
+    crate::task::install(file, OpenFlags::RDWR).map(i64::from)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What an open file does.
 
 use alloc::sync::Arc;
+use core::any::Any;
 use core::ops::Range;
 
 use bitflags::bitflags;
@@ -35,6 +36,25 @@ bitflags! {
         const HUP = 0x010;
         /// Stream peer closed its writing half.
         const RDHUP = 0x2000;
+    }
+}
+
+/// Normal data may be read, written: what Linux reports beside POLLIN and POLLOUT.
+pub const POLLRDNORM: u32 = 0x40;
+/// See [`POLLRDNORM`].
+pub const POLLWRNORM: u32 = 0x100;
+
+impl Ready {
+    /// Returns the bits with poll(2)'s synonyms filled in.
+    pub fn poll_bits(self) -> u32 {
+        let mut bits = self.bits();
+        if self.contains(Self::IN) {
+            bits |= POLLRDNORM;
+        }
+        if self.contains(Self::OUT) {
+            bits |= POLLWRNORM;
+        }
+        bits
     }
 }
 
@@ -83,7 +103,7 @@ pub enum Allocate {
 
 /// What an open file description does; the default of each operation is Linux' answer for a file that
 /// lacks it. Methods may sleep.
-pub trait File: Send + Sync {
+pub trait File: Any + Send + Sync {
     /// The identity behind it.
     fn node(&self) -> Arc<dyn Node>;
     /// Whether an offset means anything.
@@ -132,34 +152,17 @@ pub trait File: Send + Sync {
     fn content(&self) -> Option<Arc<dyn Content>> {
         None
     }
-    /// The pipe, where it is one.
-    fn pipe(&self) -> Option<&Arc<super::pipe::Pipe>> {
-        None
-    }
-    /// The epoll instance, where it is one.
-    fn epoll(&self) -> Option<&Arc<super::epoll::Epoll>> {
-        None
-    }
-    /// The timer, where it is one.
-    fn timer(&self) -> Option<&super::timerfd::TimerFile> {
-        None
-    }
-    /// The set of signals, where it is one.
-    fn signals(&self) -> Option<&super::signalfd::SignalFile> {
-        None
-    }
-    /// The socket, where it is one.
-    fn socket(&self) -> Option<&crate::socket::SocketFile> {
-        None
-    }
     /// Whether a message may carry it (SCM_RIGHTS).
     fn may_travel(&self) -> bool {
         true
     }
-    /// The io_uring instance, where it is one.
-    #[cfg(target_os = "none")]
-    fn ring(&self) -> Option<&Arc<crate::uring::Ring>> {
-        None
+    /// Whether messages that it receives can carry open files (SCM_RIGHTS).
+    fn receives_files(&self) -> bool {
+        false
+    }
+    /// Whether the kernel itself reads and writes its mapped pages at any time.
+    fn shares_pages_with_kernel(&self) -> bool {
+        false
     }
     /// fallocate(2).
     fn allocate(&self, _range: Range<u64>, _how: Allocate) -> Result<()> {
@@ -169,8 +172,8 @@ pub trait File: Send + Sync {
     fn add_seals(&self, _bits: u32) -> Result<()> {
         Err(Errno::EINVAL)
     }
-    /// The seals of a file in memory.
-    fn seals(&self) -> Option<&super::tmpfs::Seals> {
+    /// F_GET_SEALS; `None` for what has none.
+    fn seals(&self) -> Option<u32> {
         None
     }
     /// What O_APPEND, O_NONBLOCK and the like became after F_SETFL.
@@ -181,4 +184,12 @@ pub trait File: Send + Sync {
     }
     /// The last descriptor of this description was closed (flush, hang up).
     fn release(&self) {}
+}
+
+impl dyn File {
+    /// Returns the file as a `T`, where it is one: a pipe's end, a socket, an epoll instance.
+    #[inline]
+    pub fn downcast<T: File>(&self) -> Option<&T> {
+        (self as &dyn Any).downcast_ref()
+    }
 }

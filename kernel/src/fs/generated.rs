@@ -155,7 +155,7 @@ impl<G: Generate> GeneratedFile<G> {
     }
 }
 
-impl<G: Generate> File for GeneratedFile<G> {
+impl<G: Generate + 'static> File for GeneratedFile<G> {
     fn node(&self) -> Arc<dyn Node> {
         self.node.clone()
     }

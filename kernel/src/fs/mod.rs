@@ -17,6 +17,7 @@
 //! | [`tmpfs`] | files in memory: the root, /dev, /tmp, memfd |
 //! | [`generated`], [`pseudo`] | files whose content is written when they are read, and trees of them |
 //! | [`procfs`], [`sysfs`] | /proc and /sys |
+//! | [`root`] | the root of the tree of names |
 //! | [`initramfs`], [`boot`] | the image unpacked, the first mounts |
 //! | [`calls`] | the system calls on all of this |
 //!
@@ -53,6 +54,7 @@ pub mod pipe;
 pub mod poll;
 pub mod procfs;
 pub mod pseudo;
+pub mod root;
 pub mod signalfd;
 pub mod sysfs;
 pub mod table;

@@ -7,6 +7,7 @@ use core::any::Any;
 use super::file::File;
 use super::flags::{OpenFlags, RenameFlags};
 use super::path::Path;
+pub use crate::time::Timestamp;
 use crate::{Errno, Result};
 
 /// What makes a node one and the same: two nodes with equal identities are the same inode.
@@ -57,15 +58,6 @@ impl NodeKind {
     pub fn dirent_kind(self) -> u8 {
         (self as u32 >> 12) as u8
     }
-}
-
-/// Seconds and nanoseconds since 1970.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub struct Timestamp {
-    /// Seconds.
-    pub seconds: i64,
-    /// 0..1_000_000_000.
-    pub nanoseconds: u32,
 }
 
 /// What stat(2) tells of a node.
@@ -260,4 +252,24 @@ pub enum XattrSet {
     Create,
     /// `ENODATA` if it does not.
     Replace,
+}
+
+/// What stat(2) tells of a node that only the kernel makes: no bytes, times of `made`.
+pub fn made_by_kernel(identity: Identity, kind: NodeKind, mode: u32, made: Timestamp) -> Metadata {
+    Metadata {
+        device: identity.device,
+        inode: identity.inode,
+        kind,
+        mode,
+        links: if kind == NodeKind::Directory { 2 } else { 1 },
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        block_size: 4096,
+        blocks: 0,
+        accessed: made,
+        modified: made,
+        changed: made,
+    }
 }

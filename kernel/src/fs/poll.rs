@@ -9,37 +9,23 @@ use alloc::vec::Vec;
 use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{OpenFile, Ready};
+use super::OpenFile;
+use super::file::{POLLRDNORM, POLLWRNORM, Ready};
 use crate::fallible::Grow as _;
 use crate::sync::{PollWaiter, Slept};
 use crate::syscall::Args;
-use crate::task::{self, Resource, SigSet};
+use crate::task::{self, Resource};
 use crate::time::{self, TimeSpec, TimeVal};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 
 const POLLNVAL: u32 = 0x20;
-/// Normal data may be read, written: what Linux reports beside POLLIN and POLLOUT.
-const POLLRDNORM: u32 = 0x40;
-const POLLWRNORM: u32 = 0x100;
 /// Always reported.
 const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 /// Bits in one word of an fd_set.
 const WORD: usize = 64;
 /// Files that are looked at before others may run.
 const FILES_PER_STEP: usize = 1024;
-
-/// Readiness with poll(2)'s synonyms filled in.
-pub fn bits(ready: Ready) -> u32 {
-    let mut bits = ready.bits();
-    if ready.contains(Ready::IN) {
-        bits |= POLLRDNORM;
-    }
-    if ready.contains(Ready::OUT) {
-        bits |= POLLWRNORM;
-    }
-    bits
-}
 
 /// One file that is waited for.
 struct Watch {
@@ -58,7 +44,7 @@ fn wait(watches: &[Watch], deadline: Option<u64>, mut found: impl FnMut(&Watch, 
         for watch in watches {
             // Once something is ready nobody is going to sleep.
             let waiter = if count == 0 { waiter.as_deref_mut() } else { None };
-            let ready = bits(watch.file.poll(waiter)) & watch.wanted;
+            let ready = watch.file.poll(waiter).poll_bits() & watch.wanted;
             if ready != 0 {
                 found(watch, ready);
                 count += 1;
@@ -151,17 +137,6 @@ fn no_handler<R>(result: Result<R>) -> Result<R> {
     result.map_err(|error| if error == Errno::ERESTARTSYS { Errno::ERESTARTNOHAND } else { error })
 }
 
-/// The mask that a call wants, and its size's check.
-pub fn mask_at(mask: u64, size: usize) -> Result<Option<SigSet>> {
-    if mask == 0 {
-        return Ok(None);
-    }
-    if size != size_of::<u64>() {
-        return Err(Errno::EINVAL);
-    }
-    UserPtr::<u64>::new(mask).read().map(|bits| Some(SigSet(bits)))
-}
-
 /// ppoll(fds, count, timeout, mask, size): the timeout becomes what was left of it.
 ///
 /// # Errors
@@ -169,15 +144,19 @@ pub fn mask_at(mask: u64, size: usize) -> Result<Option<SigSet>> {
 pub fn sys_ppoll(args: &Args) -> Result<i64> {
     let timeout = UserPtr::<TimeSpec>::new(args[2]);
     let deadline = deadline_of(timeout.read_optional()?.map(TimeSpec::nanoseconds).transpose()?);
-    let mask = mask_at(args[3], args.size(4))?;
+    let mask = task::mask_at(args[3], args.size(4))?;
     let result = task::current().with_signals_blocked(mask, || {
         no_handler(poll(UserPtr::new(args[0]), args.uint(1) as usize, deadline))
     });
+    tell_left(timeout, deadline);
+    result
+}
+
+/// Writes what is left of a time-out. A program that passed read-only memory does not want to know.
+fn tell_left(timeout: UserPtr<TimeSpec>, deadline: Option<u64>) {
     if let Some(deadline) = deadline {
-        // A program that passed read-only memory does not want to know.
         let _ = timeout.write(&TimeSpec::from_nanoseconds(deadline.saturating_sub(time::now())));
     }
-    result
 }
 
 fn deadline_of(timeout: Option<u64>) -> Option<u64> {
@@ -266,13 +245,11 @@ pub fn sys_pselect6(args: &Args) -> Result<i64> {
     let timeout = UserPtr::<TimeSpec>::new(args[4]);
     let deadline = deadline_of(timeout.read_optional()?.map(TimeSpec::nanoseconds).transpose()?);
     let [mask, size] = UserPtr::<[u64; 2]>::new(args[5]).read_optional()?.unwrap_or_default();
-    let mask = mask_at(mask, size as usize)?;
+    let mask = task::mask_at(mask, size as usize)?;
     let result = task::current().with_signals_blocked(mask, || {
         no_handler(select(args.int(0), [args[1], args[2], args[3]], deadline))
     });
-    if let Some(deadline) = deadline {
-        let _ = timeout.write(&TimeSpec::from_nanoseconds(deadline.saturating_sub(time::now())));
-    }
+    tell_left(timeout, deadline);
     result
 }
 

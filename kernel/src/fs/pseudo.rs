@@ -3,11 +3,10 @@
 //! The tree is made at boot and by drivers; programs can write to files that take it, and change nothing else.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
-
-use freehold_collections::Map;
 
 use super::clock;
 use super::file::{DirEntry, File, Seekable};
@@ -25,25 +24,7 @@ pub fn new_inode() -> u64 {
     NEXT_INODE.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What stat(2) tells of a node that only the kernel makes: no bytes, times of `made`.
-pub fn metadata(identity: Identity, kind: NodeKind, mode: u32, made: Timestamp) -> Metadata {
-    Metadata {
-        device: identity.device,
-        inode: identity.inode,
-        kind,
-        mode,
-        links: if kind == NodeKind::Directory { 2 } else { 1 },
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        block_size: 4096,
-        blocks: 0,
-        accessed: made,
-        modified: made,
-        changed: made,
-    }
-}
+pub use super::node::made_by_kernel as metadata;
 
 /// Programs may truncate such files (a shell's ">") without effect, and change nothing.
 pub fn set_metadata(change: &SetMetadata) -> Result<()> {
@@ -59,9 +40,6 @@ pub trait Dynamic: Send + Sync {
     fn entry_from(&self, from: u64) -> Option<(u64, Vec<u8>, u64, u8)>;
 }
 
-/// Fixed entries are made while the machine starts, when there is memory.
-const MADE_AT_BOOT: &str = "memory at boot";
-
 /// Listing positions of dynamic entries begin here.
 const DYNAMIC: u64 = 1 << 20;
 
@@ -72,7 +50,7 @@ pub struct PseudoDir {
     me: Weak<PseudoDir>,
     parent: Option<(Weak<PseudoDir>, Vec<u8>)>,
     /// By name, with the position in listings.
-    entries: SpinLock<Map<Vec<u8>, Arc<dyn Node>>>,
+    entries: SpinLock<BTreeMap<Vec<u8>, Arc<dyn Node>>>,
     dynamic: SpinLock<Option<Arc<dyn Dynamic>>>,
     refusal: Refusal,
 }
@@ -108,7 +86,7 @@ impl PseudoDir {
             made: clock::now(),
             me: me.clone(),
             parent,
-            entries: SpinLock::new(Map::new()),
+            entries: SpinLock::new(BTreeMap::new()),
             dynamic: SpinLock::new(None),
             refusal,
         })
@@ -124,7 +102,7 @@ impl PseudoDir {
                 return there;
             }
         }
-        entries.try_insert(name.to_vec(), new.clone()).expect(MADE_AT_BOOT);
+        entries.insert(name.to_vec(), new.clone());
         new
     }
 
@@ -137,7 +115,7 @@ impl PseudoDir {
 
     /// Put any node here.
     pub fn add(&self, name: &[u8], node: Arc<dyn Node>) {
-        self.entries.lock().try_insert(name.to_vec(), node).expect(MADE_AT_BOOT);
+        self.entries.lock().insert(name.to_vec(), node);
     }
 
     /// Put a file here that can only be read.

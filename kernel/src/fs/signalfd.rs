@@ -7,7 +7,7 @@ use alloc::sync::Arc;
 use linux_raw_sys::general as c;
 use zerocopy::{Immutable, IntoBytes};
 
-use super::anonymous::{self, AnonymousNode};
+use super::anonymous::AnonymousNode;
 use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::sync::{PollWaiter, SpinLock};
 use crate::syscall::Args;
@@ -126,10 +126,6 @@ impl File for SignalFile {
         ready.set(Ready::IN, waiting.0 & wanted.0 != 0);
         ready
     }
-
-    fn signals(&self) -> Option<&SignalFile> {
-        Some(self)
-    }
 }
 
 fn signalfd(args: &Args, flags: OpenFlags) -> Result<i64> {
@@ -141,10 +137,10 @@ fn signalfd(args: &Args, flags: OpenFlags) -> Result<i64> {
     if fd == -1 {
         let node = AnonymousNode::plain(NodeKind::Regular, "anon_inode:[signalfd]");
         let file = Arc::new(SignalFile { signals: SpinLock::new(signals), node });
-        return anonymous::install(file, flags | OpenFlags::RDWR).map(i64::from);
+        return task::install(file, flags | OpenFlags::RDWR).map(i64::from);
     }
     let file = task::current().process().files().get(fd)?;
-    *file.file().signals().ok_or(Errno::EINVAL)?.signals.lock() = signals;
+    *file.file().downcast::<SignalFile>().ok_or(Errno::EINVAL)?.signals.lock() = signals;
     task::current().process().signal_arrival.wake_all();
     Ok(i64::from(fd))
 }

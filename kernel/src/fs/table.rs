@@ -251,11 +251,11 @@ impl FileTable {
         }
     }
 
-    /// Whether a socket is among the open files.
-    pub fn has_socket(&self) -> bool {
+    /// Whether messages to one of the open files can carry files.
+    pub fn receives_files(&self) -> bool {
         let mut from = 0;
         while let Some((index, file)) = self.next_open(from) {
-            if file.file().socket().is_some() {
+            if file.file().receives_files() {
                 return true;
             }
             from = index + 1;

@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::anonymous::{self, AnonymousNode};
+use super::anonymous::AnonymousNode;
 use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::sync::{IrqSpinLock, PollWaiter, WaitQueue};
 use crate::syscall::Args;
@@ -149,10 +149,6 @@ impl File for TimerFile {
         ready.set(Ready::IN, self.timer.state.lock().expiries > 0);
         ready
     }
-
-    fn timer(&self) -> Option<&TimerFile> {
-        Some(self)
-    }
 }
 
 impl Drop for TimerFile {
@@ -183,7 +179,7 @@ pub fn sys_timerfd_create(args: &Args) -> Result<i64> {
     };
     let node = AnonymousNode::plain(NodeKind::Regular, "anon_inode:[timerfd]");
     let file = Arc::new(TimerFile { timer: Arc::new(timer), clock, node });
-    anonymous::install(file, OpenFlags::from_bits_retain(flags) | OpenFlags::RDWR).map(i64::from)
+    task::install(file, OpenFlags::from_bits_retain(flags) | OpenFlags::RDWR).map(i64::from)
 }
 
 /// timerfd_settime(fd, flags, new, old)
@@ -197,7 +193,7 @@ pub fn sys_timerfd_settime(args: &Args) -> Result<i64> {
     }
     let new = UserPtr::new(args[2]).read()?;
     let file = task::current().process().files().get(args.fd(0))?;
-    let old = file.file().timer().ok_or(Errno::EINVAL)?.set(new, flags)?;
+    let old = file.file().downcast::<TimerFile>().ok_or(Errno::EINVAL)?.set(new, flags)?;
     UserPtr::new(args[3]).write_optional(&old)?;
     Ok(0)
 }
@@ -209,7 +205,7 @@ pub fn sys_timerfd_settime(args: &Args) -> Result<i64> {
 pub fn sys_timerfd_gettime(args: &Args) -> Result<i64> {
     let file = task::current().process().files().get(args.fd(0))?;
     let remaining = {
-        let timer = &file.file().timer().ok_or(Errno::EINVAL)?.timer;
+        let timer = &file.file().downcast::<TimerFile>().ok_or(Errno::EINVAL)?.timer;
         let state = *timer.state.lock();
         state.remaining(time::now())
     };

@@ -17,8 +17,7 @@ use crate::{Errno, Result};
 
 /// Longest name of one component.
 pub const NAME_MAX: usize = 255;
-/// Longest path with its NUL.
-pub const PATH_MAX: usize = 4096;
+pub use crate::user::PATH_MAX;
 const MAX_LINKS: u32 = 40;
 
 /// What to do with a symbolic link as the last component.

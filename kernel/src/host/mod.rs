@@ -17,6 +17,8 @@ mod control;
 #[cfg(target_os = "none")]
 mod devices;
 #[cfg(target_os = "none")]
+pub mod hotplug;
+#[cfg(target_os = "none")]
 mod last_words;
 #[cfg(target_os = "none")]
 mod memory;

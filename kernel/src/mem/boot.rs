@@ -15,10 +15,10 @@ use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, OutOfMemory, O
 use freehold_machine::{Pfn, Topology};
 use freehold_vm::{Commons, HugeMode, KernelRoots};
 
-use super::{Frames, hotplug, oom, reclaim};
+use super::{Frames, frames, hotplug, oom, reclaim};
 use crate::cmdline::Plant;
 use crate::fallible::Grow as _;
-use crate::fault_inject;
+use crate::{fault_inject, hw};
 
 /// The longest table that start-up takes from the heap: 512 KiB.
 const HEAP_WORDS: usize = 1 << 16;
@@ -26,16 +26,7 @@ const HEAP_WORDS: usize = 1 << 16;
 /// What the mm crates allocate at most for one thing, an area or a page that moves (bytes).
 const OBJECTS: usize = 8 << 10;
 
-static BUDDY: Once<Buddy<X86>> = Once::new();
 static COMMONS: Once<Arc<Commons<Frames>>> = Once::new();
-
-/// The page allocator.
-///
-/// # Panics
-/// Before [`init`].
-pub fn frames() -> Frames {
-    BUDDY.get().expect("the page allocator is up before its first user")
-}
 
 /// What all address spaces share.
 ///
@@ -69,7 +60,7 @@ pub fn init(topology: &'static Topology, cpus: usize, options: Options, huge: Op
     let reserved = memory::seal();
     let buddy = Buddy::new(X86, table, metadata, topology, reserved, options)
         .expect("firmware's memory was checked when it was read");
-    BUDDY.set(buddy);
+    hw::set_frames(buddy);
     publish();
     memory::set_frame_provider(&KernelFrames);
     let roots = KernelRoots::new(|node| X86.kernel_root(node));

@@ -32,7 +32,7 @@ const PASSES: usize = 2;
 const ALL: Range<VirtAddr> = VirtAddr(0)..VirtAddr(u64::MAX);
 
 /// Have all CPUs give back the frames in their lists: each of those keeps its pageblock.
-pub(super) fn drain_lists() {
+pub(crate) fn drain_lists() {
     frames().drain_local();
     frames().request_drain();
     sched::wake_idle();
@@ -41,7 +41,7 @@ pub(super) fn drain_lists() {
 
 /// Move what can be moved out of `ranges`, which are isolated and sorted, to memory near to `node`. Less, where the current
 /// task is to end.
-pub(super) fn empty(ranges: &[PfnRange], node: NodeId) {
+pub(crate) fn empty(ranges: &[PfnRange], node: NodeId) {
     let place = NodePolicy::Preferred(node);
     let inside = |frame: Pfn| {
         let at = ranges.partition_point(|range| range.end <= frame);
@@ -80,7 +80,7 @@ fn topology() -> Option<&'static Topology> {
 }
 
 /// The node of a range of memory.
-pub(super) fn node_of(range: PfnRange) -> NodeId {
+pub(crate) fn node_of(range: PfnRange) -> NodeId {
     topology().and_then(|topology| topology.node_of(range.start)).unwrap_or(NodeId(0))
 }
 

@@ -8,14 +8,12 @@
 //! before or after).
 
 mod boot;
-mod calls;
+pub mod calls;
 mod content;
 pub mod evacuate;
-mod fault;
 pub mod hotplug;
 pub mod khugepaged;
 mod mapping;
-mod nodes;
 mod oom;
 mod pinned;
 mod policy;
@@ -26,22 +24,17 @@ mod remove;
 mod space;
 pub mod stats;
 
-use freehold_arch::X86;
-
-pub use boot::{commons, frames, init, plant};
+pub use crate::hw::{Frames, frames};
+pub use boot::{commons, init, plant};
 pub use calls::*;
 pub use content::{CacheContent, CacheSource};
-pub use fault::{Fault, handle_kernel_fault, handle_user_fault};
 pub use mapping::FileMapping;
-pub use nodes::{sys_migrate_pages, sys_move_pages};
-pub use oom::{find_more, out_of_memory, with_memory_found};
+pub use oom::{find_more, with_memory_found};
 pub use pinned::{PinWay, PinnedBytes, PinnedOne, PinnedRun, pin_totals};
-pub use policy::{name_of as policy_name, sys_get_mempolicy, sys_mbind, sys_set_mempolicy};
+pub use policy::name_of as policy_name;
 pub use remote::*;
 pub use space::{Layout, Program, Space};
 
-/// The page allocator's handle: every frame comes from it and goes back to it.
-pub type Frames = &'static freehold_buddy::Buddy<X86>;
 /// Areas and page tables of one process.
 pub type AddressSpace = freehold_vm::AddressSpace<Frames>;
 /// A file's frames.

@@ -1,11 +1,10 @@
 //! Out of memory: first give back what costs nothing, then get more from the host, then take from those who use theirs least, then make
-//! room for the kernel, then kill the largest.
+//! room for the kernel, then kill the largest (`task::oom`).
 //!
 //! Memory of the host comes before a disk: where the machine may grow ([`hotplug`]) its user has said that the memory is there for
 //! it, and it comes within milliseconds; what is swapped out instead has to be read again, through a device, before each next use.
 //! Killing comes last, when nothing can be had from anybody ([`reclaim`] says when that is so).
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_frame::Request;
@@ -15,17 +14,10 @@ use freehold_machine::topology::MAX_NODES;
 use super::frames;
 use super::hotplug::{self, Growth};
 use super::reclaim::{self, Outcome, blocks};
-use crate::fault_inject::FAULTS_IN_A_ROW;
-use crate::task::{ExitStatus, Signal, Task};
-use crate::{Errno, Result, hw, sched, task};
+use crate::sched::thread;
+use crate::{Errno, Result, sched};
 
-static KILLS: AtomicU64 = AtomicU64::new(0);
 static STALLS: AtomicU64 = AtomicU64::new(0);
-
-/// How many processes were killed for want of memory.
-pub fn kills() -> u64 {
-    KILLS.load(Ordering::Relaxed)
-}
 
 /// How often somebody had to find memory before going on.
 pub fn stalls() -> u64 {
@@ -37,12 +29,12 @@ const IDLE: u64 = 1024;
 
 /// Find memory without hurting anybody. May sleep, for the host and for disks; the caller holds no address space and nothing that spins.
 pub fn find_more() -> Growth {
-    if task::with_current(|task| task.injection.take_injected()) {
+    if thread::current_was_injected() {
         // Nothing is missing: the failure is the caller's to tell.
         return Growth::None;
     }
     STALLS.fetch_add(1, Ordering::Relaxed);
-    if task::is_current_dying() {
+    if thread::is_current_dying() {
         // It needs no more memory than it takes to end, and others wait for what it has.
         return Growth::None;
     }
@@ -69,7 +61,7 @@ const TRIES: usize = 64;
 /// The page allocator has nothing for the current task.
 pub(super) fn note_denial(request: &Request) {
     if request.order.log2() <= COSTLY {
-        hw::thread::with_current(|task: &Arc<Task>| {
+        thread::with_current(|task| {
             task.was_denied.store(true, Ordering::Relaxed);
             task.injection.note_denial();
         });
@@ -78,7 +70,7 @@ pub(super) fn note_denial(request: &Request) {
 
 /// Whether the current task was denied memory since it was asked last. What fails with `ENOMEM` else has met a limit, which no memory mends.
 fn was_denied() -> bool {
-    task::with_current(|task| task.was_denied.swap(false, Ordering::Relaxed))
+    thread::with_current(|task| task.was_denied.swap(false, Ordering::Relaxed)).unwrap_or(false)
 }
 
 /// The current task's search is over and came to nothing: what fails with `ENOMEM` now is told to its program. For calls
@@ -105,7 +97,7 @@ pub fn with_memory_found<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T>
 fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
     for round in 0..TRIES {
         let made = round > 0 && blocks::is_none_whole() && blocks::make() == Outcome::Freed;
-        if task::is_current_dying() {
+        if thread::is_current_dying() {
             break;
         }
         // Where there is some for everybody, it has become free since.
@@ -118,39 +110,5 @@ fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
             outcome => return outcome,
         }
     }
-    if task::is_current_dying() { Err(Errno::ENOMEM) } else { attempt() }
-}
-
-/// There is no frame left for the current task, whatever it was `doing`: find some, else kill, then let others run.
-///
-/// Returns to a caller that tries again. The victim may be the current task; it dies before it is back in user mode. A task
-/// that is to end already finds nothing and kills none: its own end gives memory back.
-pub fn out_of_memory(doing: &'static str) {
-    if task::with_current(|task| task.injection.take_injected()) {
-        return try_injected_again(doing);
-    }
-    if find_more() == Growth::None
-        && !task::is_current_dying()
-        && task::oom_kill(doing) == task::OomKill::Killed
-    {
-        KILLS.fetch_add(1, Ordering::Relaxed);
-    }
-    sched::yield_now();
-}
-
-/// The current task failed by injection where nobody can be told: it tries again, but not for ever.
-#[cold]
-fn try_injected_again(doing: &'static str) {
-    let task = task::current();
-    if task.injection.fault_failed() {
-        let (pid, name) = (task.process().pid, task.name());
-        let name = core::str::from_utf8(&name).unwrap_or("?").trim_end_matches('\0');
-        let report = format_args!(
-            "fault injection: killed process {pid} ({name}): {doing} failed {FAULTS_IN_A_ROW} times in a row"
-        );
-        log::error!("{report}");
-        crate::host::notice(report);
-        task.process().end(ExitStatus::Signaled(Signal::KILL));
-    }
-    sched::yield_now();
+    if thread::is_current_dying() { Err(Errno::ENOMEM) } else { attempt() }
 }

@@ -24,7 +24,6 @@ use super::{FileMapping, Frames, Space, find_more};
 use crate::fallible::Grow as _;
 use crate::hw;
 use crate::sync::SpinLock;
-use crate::task::Process;
 use crate::user::{Iovecs, MemoryRuns, Sink, Source, SourceRuns, TargetRuns};
 use crate::{Errno, Result, sched};
 
@@ -111,8 +110,7 @@ struct Locked {
 }
 
 impl Locked {
-    fn charge(process: &Process, pages: u64) -> Result<Self> {
-        let (user, limit) = (process.credentials().uid, process.memory_limits().memlock);
+    fn charge((user, limit): (u32, u64), pages: u64) -> Result<Self> {
         if limit == u64::MAX {
             return Ok(Self { user, pages: 0 });
         }
@@ -216,17 +214,17 @@ impl<P: Purpose> PinnedRun<P> {
     /// # Errors
     /// As [`PinnedRun::new`]; `EFAULT` where not all can be pinned; `ENOMEM` above RLIMIT_MEMLOCK; `EOPNOTSUPP` for a disk's pages, which
     /// would have to be written back under the pin, and for what a ring shares with its program.
-    pub fn register(process: &Process, address: u64, length: usize) -> Result<Self> {
+    pub fn register(space: &Space, owner: (u32, u64), address: u64, length: usize) -> Result<Self> {
         let pages = (address as usize % PAGE_SIZE + length).div_ceil(PAGE_SIZE);
-        let space = process.space();
-        let mut run = Self::new::<LongTerm>(&space, address, length, Rule::Asked)?;
+        let mut run = Self::new::<LongTerm>(space, address, length, Rule::Asked)?;
         if run.length < length {
             return Err(Errno::EFAULT);
         }
-        run._locked = Some(Locked::charge(process, pages as u64)?);
+        run._locked = Some(Locked::charge(owner, pages as u64)?);
         let end = VirtAddr(address).checked_add(length as u64).ok_or(Errno::EFAULT)?;
-        let is_refused =
-            |shown: &FileMapping| !shown.cache().is_memory() || shown.file().file().ring().is_some();
+        let is_refused = |shown: &FileMapping| {
+            !shown.cache().is_memory() || shown.file().file().shares_pages_with_kernel()
+        };
         let refused = space
             .lock()
             .areas_in(VirtAddr(address), end)

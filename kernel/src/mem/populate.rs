@@ -26,10 +26,7 @@ pub(super) fn and_populate<T>(
     how: Populate,
     call: impl FnOnce(&mut AddressSpace) -> Result<T>,
 ) -> Result<T> {
-    let mut areas = space.lock();
-    let outcome = call(&mut areas);
-    let due = areas.take_due();
-    drop(areas);
+    let (outcome, due) = with_due(space, call);
     if let Some(due) = due {
         populate(space, due, how)?;
     }
@@ -41,14 +38,22 @@ pub(super) fn and_populate_if_possible<T>(
     space: &Space,
     call: impl FnOnce(&mut AddressSpace) -> Result<T>,
 ) -> Result<T> {
-    let mut areas = space.lock();
-    let outcome = call(&mut areas);
-    let due = areas.take_due();
-    drop(areas);
+    let (outcome, due) = with_due(space, call);
     if let Some(due) = due {
         let _: Result<()> = populate(space, due, Populate::AsAllowed);
     }
     outcome
+}
+
+/// Runs `call` with the space locked. Returns what it gave, and the addresses that it promised.
+fn with_due<T>(
+    space: &Space,
+    call: impl FnOnce(&mut AddressSpace) -> Result<T>,
+) -> (Result<T>, Option<Range<VirtAddr>>) {
+    let mut areas = space.lock();
+    let outcome = call(&mut areas);
+    let due = areas.take_due();
+    (outcome, due)
 }
 
 fn populate(space: &Space, range: Range<VirtAddr>, how: Populate) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Another process' memory, through pins: process_vm_readv, process_vm_writev, /proc/PID/mem.
+//! Another process' memory, through pins: for process_vm_readv, process_vm_writev and /proc/PID/mem.
 
 use alloc::sync::Arc;
 
@@ -6,10 +6,7 @@ use freehold_machine::VirtAddr;
 use freehold_vm::{Purpose, ReadOnly, ReadWrite, Rule, Transient};
 
 use super::{PinnedBytes, PinnedRun, Space};
-use crate::syscall::Args;
-use crate::task::inspect::{self, Mode};
-use crate::task::registry;
-use crate::user::{Iovecs, Sink, Source, so_far};
+use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
 /// Copied per step: small enough for a kernel stack.
@@ -87,59 +84,4 @@ fn copy(source: &mut dyn Source, sink: &mut dyn Sink) -> Result<usize> {
             Err(_) => return Ok(done),
         }
     }
-}
-
-/// process_vm_readv(pid, local, count, remote, count, flags)
-pub fn sys_process_vm_readv(args: &Args) -> Result<i64> {
-    remote_runs(args, |space, address, length, local| read_space(space, address, length, Rule::Stated, local))
-}
-
-/// process_vm_writev(pid, local, count, remote, count, flags)
-pub fn sys_process_vm_writev(args: &Args) -> Result<i64> {
-    remote_runs(args, |space, address, length, local| {
-        write_space(space, address, length, Rule::Stated, local)
-    })
-}
-
-/// Have `transfer` deal with each run of the other process, until it does less than it was asked for.
-fn remote_runs(
-    args: &Args,
-    mut transfer: impl FnMut(&Space, VirtAddr, usize, &mut Iovecs) -> Result<usize>,
-) -> Result<i64> {
-    if args[5] != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let mut local = Iovecs::read(args[1], args[2] as usize)?;
-    if local.is_empty() {
-        return Ok(0);
-    }
-    let remote = Iovecs::read(args[3], args[4] as usize)?;
-    let space = space_of(args.int(0), Mode::ATTACH_REAL, Errno::ESRCH)?;
-    let mut done = 0;
-    for (address, length) in remote.slices().iter().map(|slice| slice.place()).filter(|place| place.1 > 0) {
-        match transfer(&space, VirtAddr(address), length, &mut local) {
-            Ok(count) => {
-                done += count;
-                if count < length {
-                    break;
-                }
-            }
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
-        }
-    }
-    Ok(done as i64)
-}
-
-/// The memory of the process with a thread of this number, for a caller that may inspect it in this
-/// way.
-///
-/// # Errors
-/// `ESRCH` where there is none, `EPERM`, and `ended` for a process that has no memory any more.
-pub(super) fn space_of(pid: i32, mode: Mode, ended: Errno) -> Result<Arc<Space>> {
-    let pid = u32::try_from(pid).map_err(|_| Errno::ESRCH)?;
-    let process = registry::find(pid)
-        .or_else(|| registry::find_task(pid).map(|task| task.process().clone()))
-        .ok_or(Errno::ESRCH)?;
-    inspect::space_of(&process, mode).map_err(|error| if error == Errno::ESRCH { ended } else { error })
 }

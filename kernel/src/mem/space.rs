@@ -16,7 +16,7 @@ use super::{AddressSpace, Frames, commons};
 use crate::Result;
 use crate::fs::OpenFile;
 use crate::sync::{Mutex, MutexGuard, SpinLock};
-use crate::task::inspect::Dumpable;
+use crate::task::credentials::Dumpable;
 
 /// The roots of one address space, as a context switch loads them.
 pub type Translation = freehold_vm::Translation<Frames>;

@@ -4,13 +4,11 @@ use freehold_arch::heap;
 use freehold_arch::thread::STACK_PAGES;
 use freehold_buddy::ORDERS;
 use freehold_frame::Owner;
-use freehold_machine::PAGE_SIZE;
 
+use super::reclaim::caches;
 use super::{commons, frames, hotplug};
-use crate::block;
-use crate::task::registry;
-
-const PAGE: u64 = PAGE_SIZE as u64;
+use crate::hw::PAGE;
+use crate::sched::thread;
 
 /// Frames by use, at one moment (each figure exact, their sum only when nothing moves).
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,7 +22,7 @@ pub struct MemoryStats {
     /// Files and shared memory.
     pub page_cache: u64,
     /// Those of disks among them.
-    pub disks: block::Cached,
+    pub disks: caches::Cached,
     /// Translation tables.
     pub page_tables: u64,
     /// The kernel's own: heap, stacks, tables of its own half.
@@ -72,17 +70,12 @@ pub fn memory() -> MemoryStats {
         free: frames().free_frames(),
         anonymous: owned.frames_of(Owner::Anon),
         page_cache: owned.frames_of(Owner::PageCache),
-        disks: block::cached(),
+        disks: caches::counts(),
         page_tables: owned.frames_of(Owner::PageTable),
         kernel: owned.frames_of(Owner::Kernel),
-        stacks: STACK_PAGES * registry::count() as u64,
+        stacks: STACK_PAGES * thread::stacks() as u64,
         bounce: owned.frames_of(Owner::Bounce),
     }
-}
-
-/// Processes killed for want of memory.
-pub fn oom_kills() -> u64 {
-    super::oom::kills()
 }
 
 /// How often somebody had to find memory before going on.

@@ -15,24 +15,25 @@ pub mod heap;
 pub mod runqueue;
 #[cfg(target_os = "none")]
 mod switch;
+pub mod thread;
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_collections::Vec;
 use freehold_machine::{CpuId, CpuSet, MAX_CPUS};
 
+use crate::fallible::Grow as _;
 use crate::sync::{IrqSpinLock, Woken};
-use crate::task::Task;
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
 
-#[cfg(target_os = "none")]
-pub use crate::task::spawn_kernel;
 #[cfg(target_os = "none")]
 pub use switch::{
     activate_current, block, exit_current, finish_switch, idle_forever, reschedule, start, timer_interrupt,
     wake_idle,
 };
+pub use thread::{Runs, Thread, ThreadOwner, is_current_dying};
+#[cfg(target_os = "none")]
+pub use thread::{Translation, spawn_kernel};
 
 /// How a task sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,7 +144,7 @@ pub enum Idle {
     No,
 }
 
-impl heap::Positioned for Arc<Task> {
+impl heap::Positioned for Arc<Thread> {
     fn set_position(&self, position: Option<usize>) {
         self.schedule.position.store(position.map_or(0, |at| at + 1), Ordering::Relaxed);
     }
@@ -158,10 +159,10 @@ struct PerCpu {
     queue: IrqSpinLock<RunQueue>,
     /// The translation this CPU has loaded, which must live as long.
     #[cfg(target_os = "none")]
-    loaded: IrqSpinLock<Option<Arc<switch::Translation>>>,
+    loaded: IrqSpinLock<Option<Arc<Translation>>>,
     /// One it had loaded before; dropped where interrupts are on.
     #[cfg(target_os = "none")]
-    retired: IrqSpinLock<Option<Arc<switch::Translation>>>,
+    retired: IrqSpinLock<Option<Arc<Translation>>>,
     /// Somebody with a better claim waits here: call `reschedule` at the next chance.
     wanted: AtomicBool,
     /// The idle task runs (a hint for placement).
@@ -197,7 +198,7 @@ pub fn is_wanted() -> bool {
     cpu(crate::hw::current_cpu()).wanted.load(Ordering::Relaxed)
 }
 
-impl Task {
+impl Thread {
     /// Announce that this, the current task, is going to sleep: a wake-up from now on is not lost.
     pub fn prepare_to_sleep(&self, sleep: Sleep) {
         self.schedule.state.store(sleep as u8, Ordering::SeqCst);
@@ -209,7 +210,7 @@ impl Task {
 }
 
 /// Wake `task` if it sleeps in one of the `kinds`. Any context; takes a run queue's lock.
-pub fn wake(task: &Task, kinds: &[Sleep]) -> Woken {
+pub fn wake(task: &Thread, kinds: &[Sleep]) -> Woken {
     let schedule = &task.schedule;
     // The sleeper stores its state before it looks at its condition, and our caller changed the condition
     // before this load: one of the two sees the other.
@@ -250,7 +251,7 @@ pub fn wake(task: &Task, kinds: &[Sleep]) -> Woken {
 }
 
 /// Put a task whose `cpu` is `target` and that is on no queue in line there.
-fn enqueue_on(task: Arc<Task>, target: CpuId) {
+fn enqueue_on(task: Arc<Thread>, target: CpuId) {
     let preempt = {
         let mut queue = cpu(target).queue.lock();
         queue.enqueue_woken(task);
@@ -263,7 +264,7 @@ fn enqueue_on(task: Arc<Task>, target: CpuId) {
 }
 
 /// Choose a CPU for a task that wakes: where it was, if that is idle; else an idle one; else where it was.
-fn place(task: &Task, home: CpuId) -> CpuId {
+fn place(task: &Thread, home: CpuId) -> CpuId {
     let allowed = CpuSet(task.schedule.affinity().0 & online().0);
     let is_idle = |id: CpuId| cpu(id).idle.load(Ordering::Relaxed);
     if allowed.contains(home) {
@@ -285,7 +286,7 @@ fn want(target: CpuId) {
 }
 
 /// Make the CPU that `task` may be running on look at it before it returns to user mode.
-pub fn kick(task: &Task) {
+pub fn kick(task: &Thread) {
     let home = CpuId(task.schedule.cpu.load(Ordering::Relaxed));
     if task.schedule.on_cpu.load(Ordering::Relaxed) && home != crate::hw::current_cpu() {
         #[cfg(target_os = "none")]
@@ -309,24 +310,24 @@ pub fn cond_resched() {
 #[inline]
 pub fn checkpoint() -> crate::Result<()> {
     cond_resched();
-    if crate::task::is_current_dying() { Err(crate::Errno::EINTR) } else { Ok(()) }
+    if is_current_dying() { Err(crate::Errno::EINTR) } else { Ok(()) }
 }
 
 /// Let others run first (sched_yield).
 pub fn yield_now() {
     #[cfg(target_os = "none")]
     {
-        if let Some(task) = crate::task::try_current() {
-            // Behind everyone who waits now: a slice's worth.
-            task.schedule.virtual_runtime.fetch_add(runqueue::SLICE, Ordering::Relaxed);
-        }
+        // Behind everyone who waits now: a slice's worth.
+        thread::with_current(|thread| {
+            thread.schedule.virtual_runtime.fetch_add(runqueue::SLICE, Ordering::Relaxed)
+        });
         reschedule();
     }
 }
 
 /// On the host nobody else runs: a test that would sleep here has lost a wake-up.
 #[cfg(not(target_os = "none"))]
-pub fn block(_task: &Arc<Task>, _until: Option<u64>) {
+pub fn block(_thread: &Arc<Thread>, _until: Option<u64>) {
     panic!("a host test went to sleep");
 }
 
@@ -335,7 +336,10 @@ pub fn block(_task: &Arc<Task>, _until: Option<u64>) {
 /// # Errors
 /// `ENOMEM`, always.
 #[cfg(not(target_os = "none"))]
-pub fn spawn_kernel(_name: &'static str, _body: impl FnOnce() + Send + 'static) -> crate::Result<Arc<Task>> {
+pub fn spawn_kernel(
+    _name: &'static str,
+    _body: impl FnOnce() + Send + 'static,
+) -> crate::Result<Arc<Thread>> {
     Err(crate::Errno::ENOMEM)
 }
 
@@ -350,7 +354,8 @@ pub fn make_room(tasks: usize) -> crate::Result<()> {
             if room >= tasks {
                 break;
             }
-            let buffer = Vec::try_with_capacity((tasks + 1).max(2 * room).max(16))?;
+            let mut buffer = alloc::vec::Vec::new();
+            buffer.make_exact_room((tasks + 1).max(2 * room).max(16))?;
             let old = cpu(id).queue.lock().give_room(buffer);
             drop(old);
         }
@@ -364,7 +369,7 @@ pub fn account_running() {
 }
 
 /// Charge `task`, should it run now, with its time so far. Any context.
-pub fn account(task: &Task) {
+pub fn account(task: &Thread) {
     if task.schedule.on_cpu.load(Ordering::Acquire) {
         account_on(CpuId(task.schedule.cpu.load(Ordering::Relaxed)));
     }

@@ -5,12 +5,11 @@
 //! further behind than [`WAKE_BONUS`], so that it runs soon but cannot claim the time it slept.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use freehold_collections::Vec;
-
+use super::Thread;
 use super::heap::IndexedHeap;
-use crate::task::Task;
 
 /// How long a task runs before another with the same claim does (nanoseconds).
 pub const SLICE: u64 = 4_000_000;
@@ -47,11 +46,11 @@ const fn weights() -> [u64; 40] {
 /// The state behind a CPU's run-queue lock.
 #[derive(Default)]
 pub struct RunQueue {
-    waiting: IndexedHeap<Arc<Task>>,
+    waiting: IndexedHeap<Arc<Thread>>,
     /// Who runs; `None` before this CPU takes part.
-    pub current: Option<Arc<Task>>,
+    pub current: Option<Arc<Thread>>,
     /// Who ran before `current` and has not been released by it yet.
-    pub previous: Option<Arc<Task>>,
+    pub previous: Option<Arc<Thread>>,
     /// No task here has less virtual runtime; never falls.
     floor: u64,
     /// When `current` got the CPU, or when its time was last accounted.
@@ -85,11 +84,11 @@ impl RunQueue {
     }
     /// See [`IndexedHeap::give_room`].
     #[must_use]
-    pub fn give_room(&mut self, buffer: Vec<(u64, u64, Arc<Task>)>) -> Vec<(u64, u64, Arc<Task>)> {
+    pub fn give_room(&mut self, buffer: Vec<(u64, u64, Arc<Thread>)>) -> Vec<(u64, u64, Arc<Thread>)> {
         self.waiting.give_room(buffer)
     }
     /// Put a task that slept, or comes from another CPU, in line.
-    pub fn enqueue_woken(&mut self, task: Arc<Task>) {
+    pub fn enqueue_woken(&mut self, task: Arc<Thread>) {
         let runtime = &task.schedule.virtual_runtime;
         let least = self.floor.saturating_sub(WAKE_BONUS);
         // A runtime far ahead of this queue's is from another, older queue: it starts level here.
@@ -99,20 +98,20 @@ impl RunQueue {
         self.enqueue(task);
     }
     /// Put a task that could go on running in line.
-    pub fn enqueue(&mut self, task: Arc<Task>) {
+    pub fn enqueue(&mut self, task: Arc<Thread>) {
         let key = task.schedule.virtual_runtime.load(Ordering::Relaxed);
         // Room is made for every task when it is created, before it can be here.
         assert!(self.waiting.insert(key, task).is_ok(), "a run queue has room for every task");
     }
     /// Take the next one out.
-    pub fn dequeue(&mut self) -> Option<Arc<Task>> {
+    pub fn dequeue(&mut self) -> Option<Arc<Thread>> {
         let (key, task) = self.waiting.pop()?;
         self.floor = self.floor.max(key);
         Some(task)
     }
     /// Take out one that may run on `cpu` and is not in the middle of leaving this one.
-    pub fn steal(&mut self, cpu: freehold_machine::CpuId) -> Option<Arc<Task>> {
-        let stealable = |task: &&Arc<Task>| {
+    pub fn steal(&mut self, cpu: freehold_machine::CpuId) -> Option<Arc<Thread>> {
+        let stealable = |task: &&Arc<Thread>| {
             task.schedule.affinity().contains(cpu) && !task.schedule.on_cpu.load(Ordering::Acquire)
         };
         let at = super::heap::Positioned::position(self.waiting.iter().find(stealable)?)?;

@@ -7,24 +7,21 @@ use freehold_arch::speculation;
 use freehold_machine::{CpuId, Cpus, MAX_CPUS, Tlb};
 
 use super::runqueue::SLICE;
+use super::thread::{self, Thread};
 use super::{DEAD, ONLINE, RUNNABLE, cpu, heap::Positioned};
-use crate::hw::{self, irq, thread};
-use crate::task::{self, Task};
+use crate::hw::{self, irq, thread as machine};
 use crate::{Result, time};
 
-/// The roots of one address space, as CPUs load them.
-pub type Translation = freehold_vm::Translation<crate::mem::Frames>;
-
 /// The idle tasks; they never end, so a dying task can switch to its CPU's without holding a reference.
-static IDLE: [spin::Once<Arc<Task>>; MAX_CPUS] = [const { spin::Once::new() }; MAX_CPUS];
+static IDLE: [spin::Once<Arc<Thread>>; MAX_CPUS] = [const { spin::Once::new() }; MAX_CPUS];
 
-/// Sleep, having [announced](Task::prepare_to_sleep) it, until woken or until `deadline` (nanoseconds of
+/// Sleep, having [announced](Thread::prepare_to_sleep) it, until woken or until `deadline` (nanoseconds of
 /// [`time::now`]). Returns at once if a wake-up came after the announcement.
-pub fn block(task: &Arc<Task>, deadline: Option<u64>) {
+pub fn block(thread: &Arc<Thread>, deadline: Option<u64>) {
     match deadline {
         None => reschedule(),
         Some(deadline) => {
-            let timer: Arc<dyn time::Expire> = task.clone();
+            let timer: Arc<dyn time::Expire> = thread.clone();
             time::arm(&timer, deadline);
             reschedule();
             time::cancel(&timer);
@@ -68,35 +65,32 @@ pub fn reschedule() {
         queue.previous = Some(current);
         next
     };
-    next.activate();
-    thread::switch(next.thread());
+    activate(&next);
+    machine::switch(next.stack());
     drop(interrupts);
     finish_switch();
     // Not before: this may be the last reference, and nothing is freed while interrupts are off.
     drop(next);
 }
 
-impl Task {
-    /// Translate through this task's address space from now on; a kernel task keeps whatever is loaded. Interrupts
-    /// are off.
-    fn activate(&self) {
-        let this = cpu(hw::current_cpu());
-        let pinned = hw::Hardware.pin();
-        let mut loaded = this.loaded.lock();
-        if self.process().is_kernel() {
-            if let Some(loaded) = &*loaded {
-                loaded.lazy(&pinned);
-            }
-            return;
+/// Translates through `thread`'s address space from now on; a thread of the kernel keeps whatever is loaded. Interrupts
+/// are off.
+fn activate(thread: &Thread) {
+    let this = cpu(hw::current_cpu());
+    let pinned = hw::Hardware.pin();
+    let mut loaded = this.loaded.lock();
+    let translation = thread.translation();
+    let Some(new) = &*translation else {
+        if let Some(loaded) = &*loaded {
+            loaded.lazy(&pinned);
         }
-        let space = self.process().space();
-        let new = space.translation();
-        new.load(&pinned);
-        if loaded.as_ref().is_none_or(|old| !Arc::ptr_eq(old, new)) {
-            if let Some(old) = loaded.replace(new.clone()) {
-                old.unload(&pinned);
-                *this.retired.lock() = Some(old);
-            }
+        return;
+    };
+    new.load(&pinned);
+    if loaded.as_ref().is_none_or(|old| !Arc::ptr_eq(old, new)) {
+        if let Some(old) = loaded.replace(new.clone()) {
+            old.unload(&pinned);
+            *this.retired.lock() = Some(old);
         }
     }
 }
@@ -111,11 +105,9 @@ static LAST_USERS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPU
 #[cold]
 #[inline(never)]
 fn separate_users() {
-    let task = task::current();
-    if task.process().is_kernel() {
-        return;
-    }
-    let credentials = task.process().credentials();
+    let owner = thread::with_current(|thread| if thread.is_kernel() { None } else { thread.owner() });
+    let Some(owner) = owner.flatten() else { return };
+    let credentials = owner.credentials();
     let user = u64::from(credentials.uid) << 32 | u64::from(credentials.euid);
     let last = &LAST_USERS[usize::from(hw::current_cpu().0)];
     if last.swap(user, Ordering::Relaxed) != user {
@@ -126,7 +118,7 @@ fn separate_users() {
 /// The current task has got another address space: load it.
 pub fn activate_current() {
     let interrupts = irq::disable();
-    task::current().activate();
+    thread::with_current(|thread| activate(thread));
     let retired = cpu(hw::current_cpu()).retired.lock().take();
     drop(interrupts);
     drop(retired);
@@ -178,21 +170,21 @@ pub fn exit_current() -> ! {
         idle.schedule.on_cpu.store(true, Ordering::Relaxed);
         this.wanted.store(true, Ordering::Relaxed);
     }
-    idle.activate();
+    activate(idle);
     core::mem::forget(interrupts);
-    thread::switch(idle.thread());
+    machine::switch(idle.stack());
     unreachable!("a dead task was switched to");
 }
 
-/// Take part in scheduling on this CPU: what runs now becomes its idle task.
+/// Take part in scheduling on this CPU: what runs now becomes `idle`, the CPU's idle thread.
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn start(id: CpuId) -> Result<()> {
-    let idle = Task::adopt_idle(id)?;
+pub fn start(id: CpuId, idle: Arc<Thread>) -> Result<()> {
+    idle.adopt();
     idle.schedule.state.store(RUNNABLE, Ordering::Relaxed);
     idle.schedule.on_cpu.store(true, Ordering::Relaxed);
-    thread::show_for_ever(IDLE[usize::from(id.0)].call_once(|| idle.clone()));
+    machine::show_for_ever(IDLE[usize::from(id.0)].call_once(|| idle.clone()));
     let this = cpu(id);
     {
         let mut queue = this.queue.lock();
@@ -201,7 +193,7 @@ pub fn start(id: CpuId) -> Result<()> {
     }
     this.idle.store(true, Ordering::Relaxed);
     ONLINE.fetch_or(1 << id.0, Ordering::AcqRel);
-    super::make_room(task::count() + 16)
+    super::make_room(thread::stacks() + 16)
 }
 
 /// The idle task's life: run what there is, take work from busier CPUs, else halt.
@@ -214,7 +206,7 @@ pub fn idle_forever() -> ! {
         }
         leave_dead_space();
         // What this CPU's lists hold and nobody here needs may be what another CPU looks for.
-        crate::mem::frames().poll(freehold_buddy::Moment::Idle);
+        hw::frames().poll(freehold_buddy::Moment::Idle);
         let interrupts = irq::disable();
         if this.wanted.load(Ordering::Acquire) || this.queue.lock().waiting() > 0 {
             this.wanted.store(false, Ordering::Relaxed);

@@ -3,9 +3,10 @@
 //! A socket is found by the inode that it was bound to, or by its abstract name. The maps hold sockets weakly: a name
 //! ends with its socket, a path stays behind and refuses.
 
+use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 
-use freehold_collections::{Map, Vec, reserve, try_format};
 use linux_raw_sys::net::AF_UNIX;
 
 use super::unix::UnixSocket;
@@ -20,18 +21,16 @@ const PATH_BYTES: usize = 108;
 const FAMILY_BYTES: usize = 2;
 
 /// What a socket can be bound to.
-///
-/// Its at most 108 bytes are shared: they are copied once, when the address comes from a program.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Address {
     /// A path, as the program gave it.
-    Path(Arc<[u8]>),
+    Path(Vec<u8>),
     /// A name without file, as many bytes as given; NULs count.
-    Abstract(Arc<[u8]>),
+    Abstract(Vec<u8>),
 }
 
-static BY_NAME: SpinLock<Map<Arc<[u8]>, Weak<UnixSocket>>> = SpinLock::new(Map::new());
-static BY_INODE: SpinLock<Map<Identity, Weak<UnixSocket>>> = SpinLock::new(Map::new());
+static BY_NAME: SpinLock<BTreeMap<Vec<u8>, Weak<UnixSocket>>> = SpinLock::new(BTreeMap::new());
+static BY_INODE: SpinLock<BTreeMap<Identity, Weak<UnixSocket>>> = SpinLock::new(BTreeMap::new());
 
 impl Address {
     /// Read a sockaddr; `None` for one that holds the family only.
@@ -49,42 +48,41 @@ impl Address {
         let path = &bytes[FAMILY_BYTES..];
         Ok(match path.first() {
             None => None,
-            Some(0) => Some(Self::Abstract(reserve::slice(&path[1..]))),
+            Some(0) => Some(Self::Abstract(path[1..].to_vec())),
             Some(_) => {
                 let end = path.iter().position(|&byte| byte == 0).unwrap_or(path.len());
-                Some(Self::Path(reserve::slice(&path[..end])))
+                Some(Self::Path(path[..end].to_vec()))
             }
         })
     }
 
     /// The sockaddr's bytes of a socket's address; the family alone for one without.
-    fn encode(address: Option<&Self>) -> Result<Vec<u8>> {
-        let mut bytes = Vec::try_with_capacity(FAMILY_BYTES + PATH_BYTES + 1)?;
-        bytes.try_extend_from_slice(&(AF_UNIX as u16).to_le_bytes())?;
+    fn encode(address: Option<&Self>) -> Vec<u8> {
+        let mut bytes = (AF_UNIX as u16).to_le_bytes().to_vec();
         match address {
             None => {}
             Some(Self::Path(path)) => {
-                bytes.try_extend_from_slice(path)?;
-                bytes.try_push(0)?;
+                bytes.extend_from_slice(path);
+                bytes.push(0);
             }
             Some(Self::Abstract(name)) => {
-                bytes.try_push(0)?;
-                bytes.try_extend_from_slice(name)?;
+                bytes.push(0);
+                bytes.extend_from_slice(name);
             }
         }
-        Ok(bytes)
+        bytes
     }
 
     /// Write a sockaddr to `to`, cut to the length that is at `length`, and put its whole length there.
     ///
     /// # Errors
-    /// `EINVAL` for a negative length, `EFAULT`, `ENOMEM`.
+    /// `EINVAL` for a negative length, `EFAULT`.
     pub fn write(address: Option<&Self>, to: u64, length: UserPtr<i32>) -> Result<()> {
         if to == 0 {
             return Ok(());
         }
         let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
-        let bytes = Self::encode(address)?;
+        let bytes = Self::encode(address);
         user::write_exact(to, &bytes[..room.min(bytes.len())])?;
         length.write(&(bytes.len() as i32))
     }
@@ -92,9 +90,9 @@ impl Address {
     /// Write a sockaddr to `to`, cut to `room` bytes; its whole length.
     ///
     /// # Errors
-    /// `EFAULT`, `ENOMEM`.
+    /// `EFAULT`.
     pub fn write_bounded(address: Option<&Self>, to: u64, room: usize) -> Result<u32> {
-        let bytes = Self::encode(address)?;
+        let bytes = Self::encode(address);
         user::write_exact(to, &bytes[..room.min(bytes.len())])?;
         Ok(bytes.len() as u32)
     }
@@ -110,7 +108,7 @@ impl Address {
                 if names.get(name).is_some_and(|other| other.strong_count() > 0) {
                     return Err(Errno::EADDRINUSE);
                 }
-                names.try_insert(name.clone(), Arc::downgrade(socket))?;
+                names.insert(name.clone(), Arc::downgrade(socket));
             }
             Self::Path(path) => {
                 let identity = with_walk(|walk, umask| {
@@ -122,13 +120,7 @@ impl Address {
                 .identity();
                 let mut inodes = BY_INODE.lock();
                 inodes.retain(|_, other| other.strong_count() > 0);
-                let inserted = inodes.try_insert(identity, Arc::downgrade(socket));
-                drop(inodes);
-                if inserted.is_err() {
-                    // Nobody could connect to the file.
-                    with_walk(|walk, _| fs::names::unlink(walk, path))?;
-                    return Err(Errno::ENOMEM);
-                }
+                inodes.insert(identity, Arc::downgrade(socket));
             }
         }
         Ok(())
@@ -167,14 +159,12 @@ impl Address {
     /// Bind `socket` to a free abstract name (a bind without one).
     ///
     /// # Errors
-    /// `EADDRINUSE` where all are taken, `ENOMEM`.
+    /// `EADDRINUSE` where all are taken.
     pub fn bind_to_any(socket: &Arc<UnixSocket>) -> Result<Self> {
         for number in 0..0x10_0000u32 {
-            let text = try_format!("{number:05x}")?;
-            let name = Self::Abstract(reserve::slice(text.as_bytes()));
-            match name.bind(socket) {
-                Err(Errno::EADDRINUSE) => {}
-                bound => return bound.map(|()| name),
+            let name = Self::Abstract(alloc::format!("{number:05x}").into_bytes());
+            if name.bind(socket).is_ok() {
+                return Ok(name);
             }
         }
         Err(Errno::EADDRINUSE)

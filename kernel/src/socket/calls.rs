@@ -8,7 +8,7 @@ use super::channel::{Ancillary, Received, Taking};
 use super::message::{self, Delivery, Header, Wanted};
 use super::options::Credentials;
 use super::unix::{Kind, Shutdown, UnixSocket};
-use crate::fs::{Blocking, OnExec, OpenFile, OpenFlags, anonymous, pipe};
+use crate::fs::{Blocking, OnExec, OpenFile, OpenFlags};
 use crate::syscall::Args;
 use crate::task;
 use crate::time::{self, TimeSpec};
@@ -46,7 +46,7 @@ fn kind_of(family: u32, kind: u32, protocol: i32) -> Result<(Kind, OpenFlags)> {
 /// Run `f` on the socket behind a descriptor.
 fn with_socket<R>(fd: i32, f: impl FnOnce(&OpenFile, &SocketFile) -> Result<R>) -> Result<R> {
     let file = task::current().process().files().get(fd)?;
-    let socket = file.file().socket().ok_or(Errno::ENOTSOCK)?;
+    let socket = file.file().downcast::<SocketFile>().ok_or(Errno::ENOTSOCK)?;
     f(&file, socket)
 }
 
@@ -56,7 +56,7 @@ fn with_socket<R>(fd: i32, f: impl FnOnce(&OpenFile, &SocketFile) -> Result<R>) 
 /// As in the manual.
 pub fn sys_socket(args: &Args) -> Result<i64> {
     let (kind, flags) = kind_of(args.uint(0), args.uint(1), args.int(2))?;
-    anonymous::install(SocketFile::new(UnixSocket::new(kind)), flags).map(i64::from)
+    task::install(SocketFile::new(UnixSocket::new(kind)), flags).map(i64::from)
 }
 
 /// socketpair(family, type, protocol, fds)
@@ -66,11 +66,7 @@ pub fn sys_socket(args: &Args) -> Result<i64> {
 pub fn sys_socketpair(args: &Args) -> Result<i64> {
     let (kind, flags) = kind_of(args.uint(0), args.uint(1), args.int(2))?;
     let (one, other) = UnixSocket::pair(kind);
-    anonymous::install_pair(
-        UserPtr::new(args[3]),
-        (SocketFile::new(one), flags),
-        (SocketFile::new(other), flags),
-    )
+    task::install_pair(UserPtr::new(args[3]), (SocketFile::new(one), flags), (SocketFile::new(other), flags))
 }
 
 fn length_at(args: &Args, index: usize) -> Result<usize> {
@@ -219,7 +215,7 @@ fn send(
         let patience = file.send_patience(blocking(open, flags));
         let sent = file.socket.send(source, ancillary()?, to, patience);
         if sent == Err(Errno::EPIPE) && flags & c::MSG_NOSIGNAL == 0 {
-            pipe::signal_broken();
+            task::signal_broken_pipe();
         }
         sent
     })

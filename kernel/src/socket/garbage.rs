@@ -21,15 +21,14 @@
 //! holds two queues, or takes [`CARRIERS`] with one. What is garbage is dropped with none held.
 
 use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use freehold_collections::Vec;
-
 use super::channel::Channel;
-use super::flight;
+use super::{SocketFile, flight};
 use crate::fs::{FileTable, OpenFile};
 use crate::sync::Roll;
-use crate::{Result, sched};
+use crate::{Errno, Result, sched};
 
 /// Channels that files were sent into.
 static CARRIERS: Roll<Channel> = Roll::new();
@@ -52,7 +51,7 @@ pub fn is_due_at_exit(files: &FileTable) -> bool {
     match flight::total() {
         0 => false,
         1..=FEW => true,
-        _ => files.has_socket(),
+        _ => files.receives_files(),
     }
 }
 
@@ -83,7 +82,8 @@ fn gather<T>(from: impl Iterator<Item = T>) -> Result<Vec<T>> {
     for one in from {
         // Sleeping locks are all that is held.
         sched::cond_resched();
-        all.try_push(one)?;
+        all.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        all.push(one);
     }
     Ok(all)
 }
@@ -132,7 +132,7 @@ fn collect_some() -> Result<Found> {
     let mut flying = Flying::new(gather(queues.iter().flat_map(|queue| queue.files()).map(Arc::as_ptr))?)?;
     // The carriers that `file` leads to.
     let for_each_carrier = |file: &Arc<OpenFile>, f: &mut dyn FnMut(usize)| {
-        if let Some(socket) = file.file().socket() {
+        if let Some(socket) = file.file().downcast::<SocketFile>() {
             socket.unix().for_each_channel(|channel| {
                 let at = channels.binary_search_by_key(&Arc::as_ptr(channel), Arc::as_ptr);
                 at.into_iter().for_each(&mut *f);
@@ -150,7 +150,7 @@ fn collect_some() -> Result<Found> {
     // Not so what can be received by those who are in use, or by what can be received so. Each
     // channel is pushed once.
     let mut reached = gather((0..channels.len()).filter(|&at| !is_garbage[at]))?;
-    reached.try_reserve(channels.len() - reached.len())?;
+    reached.try_reserve(channels.len() - reached.len()).map_err(|_| Errno::ENOMEM)?;
     flying.forget();
     while let Some(at) = reached.pop() {
         for file in queues[at].files() {
@@ -158,7 +158,7 @@ fn collect_some() -> Result<Found> {
             if flying.visit(file) {
                 for_each_carrier(file, &mut |next| {
                     if core::mem::replace(&mut is_garbage[next], false) {
-                        reached.push_reserved(next);
+                        reached.push(next);
                     }
                 });
             }
@@ -175,7 +175,6 @@ fn collect_some() -> Result<Found> {
 #[cfg(test)]
 mod tests {
     use alloc::vec;
-    use alloc::vec::Vec;
 
     use super::super::SocketFile;
     use super::super::channel::{Ancillary, Patience};

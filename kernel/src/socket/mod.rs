@@ -28,7 +28,7 @@ use self::channel::{Ancillary, Patience, Taking};
 use self::options::{Credentials, deadline};
 use self::unix::UnixSocket;
 use crate::fs::anonymous::AnonymousNode;
-use crate::fs::{Blocking, File, Node, NodeKind, Ready, pipe};
+use crate::fs::{Blocking, File, Node, NodeKind, Ready};
 use crate::sync::PollWaiter;
 use crate::user::{Sink, Source, UserPtr};
 use crate::{Errno, Result};
@@ -81,7 +81,7 @@ impl File for SocketFile {
         let ancillary = Ancillary { credentials: Credentials::current(), ..Ancillary::default() };
         let sent = self.socket.send(source, ancillary, None, self.send_patience(blocking));
         if sent == Err(Errno::EPIPE) {
-            pipe::signal_broken();
+            crate::task::signal_broken_pipe();
         }
         sent
     }
@@ -101,7 +101,7 @@ impl File for SocketFile {
         Ok(0)
     }
 
-    fn socket(&self) -> Option<&SocketFile> {
-        Some(self)
+    fn receives_files(&self) -> bool {
+        true
     }
 }

@@ -3,9 +3,11 @@
 //! An area is a disk; files are in memory here, and swapping to memory makes no sense (`EINVAL`, as on Linux' tmpfs). While it is in use the
 //! disk is [held](crate::block::Held): nobody else writes it or opens it for himself alone.
 //!
-//! **Locks.** [`AREAS`] is a sleeping lock, ordered before everything of memory: swapon and swapoff hold it for their whole time, which for
+//! **Locks.** `AREAS` is a sleeping lock, ordered before everything of memory: swapon and swapoff hold it for their whole time, which for
 //! swapoff means reading all that is there. Reclaim and faults do not take it.
 
+#[cfg(target_os = "none")]
+mod areas;
 #[cfg(target_os = "none")]
 mod calls;
 pub mod header;
@@ -13,4 +15,6 @@ pub mod header;
 mod store;
 
 #[cfg(target_os = "none")]
-pub use calls::{Listed, list, note_use, on_at_boot, peak, sys_swapoff, sys_swapon};
+pub use areas::{Listed, list, on_at_boot, peak};
+#[cfg(target_os = "none")]
+pub use calls::{sys_swapoff, sys_swapon};

@@ -25,6 +25,8 @@ use core::ops::{Deref, DerefMut};
 
 use super::SpinLock;
 use crate::sched;
+#[cfg(not(test))]
+use crate::sched::thread;
 
 /// What a [`Deferred`] box can hold.
 pub trait LetGo: Send {
@@ -116,8 +118,8 @@ pub fn release<T: LetGo + 'static>(node: Box<Deferred<T>>) {
 /// Before the first task runs there is nothing deep, and nothing to defer to.
 #[cfg(not(test))]
 fn with_list(mut node: Box<Deferred<dyn LetGo>>, f: impl FnOnce(&ReleaseList, Box<Deferred<dyn LetGo>>)) {
-    match crate::task::try_current() {
-        Some(task) => f(&task.releases, node),
+    match thread::try_current() {
+        Some(thread) => f(&thread.releases, node),
         None => node.value.let_go(),
     }
 }

@@ -9,13 +9,13 @@
 //! [`Wake::wake`] takes (a run queue's).
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use freehold_collections::Vec;
-
 use super::lock::IrqSpinLock;
-use crate::sched::{self, Sleep};
+use crate::fallible::Grow as _;
+use crate::sched::{self, Sleep, thread};
 use crate::{Errno, Result};
 
 /// What became of a wake-up.
@@ -130,7 +130,7 @@ impl WaitQueue {
         if let Some(value) = condition() {
             return Ok(Some(value));
         }
-        let task = crate::task::current();
+        let task = thread::current();
         let target: Arc<dyn Wake> = task.clone();
         let queued = self.insert(&target).ok();
         let outcome = loop {
@@ -204,22 +204,24 @@ impl WaitQueue {
         let mut entry = Some(Entry { id, target: target.clone() });
         let mut spare = Vec::new();
         loop {
-            let old;
             let wanted = {
                 let mut entries = self.entries.lock();
-                // The old buffer is freed outside.
-                old = entries.move_to(spare);
+                if spare.capacity() > entries.capacity() {
+                    // The old buffer leaves with its entries moved over, and is freed outside.
+                    spare.append(&mut entries);
+                    core::mem::swap(&mut *entries, &mut spare);
+                }
                 if entries.len() < entries.capacity() {
                     if let Some(entry) = entry.take() {
-                        entries.push_reserved(entry);
+                        entries.push(entry);
                         self.count.store(entries.len(), Ordering::SeqCst);
                     }
                     return Ok(id);
                 }
                 (entries.capacity() * 2).max(4)
             };
-            drop(old);
-            spare = Vec::try_with_capacity(wanted)?;
+            spare = Vec::new();
+            spare.make_exact_room(wanted)?;
         }
     }
 
@@ -270,7 +272,7 @@ impl PollWaiter {
     /// A waiter that wakes the current task. Register with every queue first, then look at the files, then
     /// [`sleep`](Self::sleep).
     pub fn new() -> Self {
-        let task = crate::task::current();
+        let task = thread::current();
         task.prepare_to_sleep(Sleep::Interruptible);
         Self { target: task, registered: Vec::new(), incomplete: false }
     }
@@ -282,12 +284,12 @@ impl PollWaiter {
 
     /// Be told when `queue` is woken.
     pub fn register(&mut self, queue: &Arc<WaitQueue>) {
-        if self.registered.try_reserve(1).is_err() {
+        if self.registered.make_room(1).is_err() {
             self.incomplete = true;
             return;
         }
         match queue.insert(&self.target) {
-            Ok(id) => self.registered.push_reserved((queue.clone(), id)),
+            Ok(id) => self.registered.push((queue.clone(), id)),
             Err(_) => self.incomplete = true,
         }
     }
@@ -298,7 +300,7 @@ impl PollWaiter {
     /// # Errors
     /// `ERESTARTSYS` where a signal is pending.
     pub fn sleep(&mut self, deadline: Option<u64>) -> Result<Slept> {
-        let task = crate::task::current();
+        let task = thread::current();
         if task.signal_pending() {
             return Err(Errno::ERESTARTSYS);
         }
@@ -330,9 +332,7 @@ impl Drop for PollWaiter {
         }
         // An observer's owner may be asleep for another reason; only a waiting task's own state is reset, and
         // that is harmless where it was not preparing to sleep.
-        if let Some(task) = crate::task::try_current() {
-            task.finish_sleep();
-        }
+        thread::with_current(|thread| thread.finish_sleep());
     }
 }
 

@@ -8,6 +8,8 @@ mod args;
 mod names;
 #[cfg(target_os = "none")]
 mod table;
+#[cfg(target_os = "none")]
+pub mod user_loop;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 use core::ops::Deref;
 
 use super::capabilities::{Capabilities, Capability};
-use crate::fs::{Caller, Power};
 
 /// Supplementary groups in ascending order. A copy refers to the same list: there can be 65,536
 /// groups, and each fork and each change of credentials copies.
@@ -28,6 +27,15 @@ impl Deref for Groups {
             None => &[],
         }
     }
+}
+
+/// Whether an address space may be inspected by processes with its ids (PR_SET_DUMPABLE).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Dumpable {
+    /// It may (SUID_DUMP_USER).
+    Yes,
+    /// Only with CAP_SYS_PTRACE (SUID_DUMP_DISABLE).
+    No,
 }
 
 /// User and group identities, and what they are allowed. Replaced as a whole, never changed in place.
@@ -81,11 +89,6 @@ impl Credentials {
     /// Whether they are an administrator's (CAP_SYS_ADMIN).
     pub const fn is_privileged(&self) -> bool {
         self.may(Capability::SysAdmin)
-    }
-    /// Who asks, as far as files care.
-    pub fn caller(&self) -> Caller<'_> {
-        let power = if self.may(Capability::DacOverride) { Power::Override } else { Power::Ordinary };
-        Caller { uid: self.fsuid, gid: self.fsgid, groups: &self.groups, power }
     }
     /// Whether a process with these credentials may send signals to one with `target`'s (kill(2)).
     pub const fn may_signal(&self, target: &Self) -> bool {

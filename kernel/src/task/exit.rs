@@ -11,7 +11,7 @@ use freehold_vm::Batch;
 use super::process::{ExitStatus, Process, is_any_stopped};
 use super::signal::{SA_NOCLDWAIT, SIG_IGN, SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
-use super::{Task, current, futex, registry, wait};
+use super::{Task, above, current, futex, registry, wait};
 use crate::Result;
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -39,6 +39,8 @@ pub fn sys_exit_group(args: &Args) -> Result<i64> {
 pub(super) fn end_thread(task: &Arc<Task>) {
     let process = task.process();
     leave_program(task);
+    // Before the process can be seen to have ended: nothing of its memory is left then.
+    task.leave_translation();
     let usage = task.usage();
     process.past.lock().add(&usage);
     process.past_runtime.fetch_add(usage.user + usage.system, Ordering::Relaxed);
@@ -57,7 +59,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
     process.thread_ended.wake_all();
     if last {
         let status = process.signals.lock().exit;
-        end_process(process, status.unwrap_or(ExitStatus::Exited(task.exit_code())));
+        end_process(task, status.unwrap_or(ExitStatus::Exited(task.exit_code())));
     }
 }
 
@@ -76,10 +78,12 @@ pub(super) fn leave_program(task: &Task) {
     }
 }
 
-fn end_process(process: &Arc<Process>, status: ExitStatus) {
+fn end_process(task: &Task, status: ExitStatus) {
+    let process = task.process();
     process.timers.cancel_all();
     let kernel = kernel_process();
     let space = process.replace_space(kernel.space());
+    task.set_translation(kernel.space().translation().clone());
     crate::sched::activate_current();
     let mut peak = 0;
     if Arc::strong_count(&space) == 1 {
@@ -93,20 +97,16 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     }
     process.past.lock().peak_resident = peak;
     drop(space);
-    crate::uring::leave(process.pid);
+    above().cancel_operations(process.pid);
     // The kernel's own table has no files: an end needs no memory.
     let files = process.replace_files(kernel.files());
     if let Some(files) = Arc::into_inner(files) {
-        let is_due = crate::socket::garbage::is_due_at_exit(&files);
-        files.close_range(0..=u32::MAX);
-        if is_due {
-            crate::socket::garbage::collect();
-        }
+        above().close_files(&files);
     }
     drop(process.replace_fs(kernel.fs()));
     let leads_session = process.session().id == process.pid;
     if leads_session {
-        crate::tty::leave_session(&process.session());
+        above().leave_terminal(&process.session());
     }
     hand_over_children(process);
     // Its own group, if the tie to its parent was what kept it from being orphaned.

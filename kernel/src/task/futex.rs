@@ -189,7 +189,7 @@ fn wait(address: u64, scope: Scope, expected: u32, bitset: u32, deadline: Option
         if deadline.is_some_and(|deadline| time::now() >= deadline) {
             break Err(Errno::ETIMEDOUT);
         }
-        sched::block(&task, deadline);
+        sched::block(task.thread(), deadline);
     };
     task.finish_sleep();
     if outcome.is_ok() || !leave(&waiter) {

@@ -5,7 +5,7 @@ use alloc::sync::{Arc, Weak};
 use super::exec::{Request, Strings};
 use super::process::{Beginnings, ExitStatus, Process};
 use super::spawn::{self, FirstProgram, kernel_process};
-use super::{Credentials, Limits, Session, SigInfo, Signal, Task, registry, wait};
+use super::{Credentials, Limits, SigInfo, Signal, Task, registry, wait};
 use crate::dev::stdio::{self, Standard};
 use crate::fs::table::OnExec;
 use crate::fs::walk::{Final, Walk};
@@ -13,8 +13,8 @@ use crate::fs::{Caller, FileTable, FsContext, OpenFile, OpenFlags, names};
 use crate::host::spec::{Spec, Stream};
 use crate::host::{self, Ending};
 use crate::sched::{Idle, Schedule};
-use crate::sync::{Completion, IrqSpinLock, SpinLock};
-use crate::task::signal::{Actions, code};
+use crate::sync::{Completion, SpinLock};
+use crate::task::signal::code;
 use crate::tty::{console, job};
 use crate::{Errno, Result, hw};
 
@@ -76,7 +76,7 @@ fn give_consoles(walk: &Walk<'_>, (uid, gid): (u32, u32)) -> Result<()> {
 }
 
 fn first_program(spec: &Spec) -> Result<FirstProgram> {
-    let root = crate::fs::boot::root();
+    let root = crate::fs::root::root();
     let caller = Caller::ROOT;
     let walk = Walk::new(&root, &root, &caller);
     let fs = FsContext::new(root.clone());
@@ -117,21 +117,9 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
 fn start(spec: Spec) -> Result<ExitStatus> {
     let pid = registry::lock().allocate()?;
     debug_assert_eq!(pid, super::INIT);
-    let kernel = kernel_process();
-    let init = Arc::new(Process::new(
-        pid,
-        Weak::new(),
-        Beginnings {
-            space: kernel.space(),
-            files: FileTable::new(),
-            fs: kernel.fs(),
-            credentials: Arc::new(Credentials::default()),
-            limits: Limits::initial(),
-            actions: Arc::new(IrqSpinLock::new(Actions::new())),
-            session: Arc::new(Session::new(pid)),
-            group_id: pid,
-        },
-    ));
+    let with =
+        Beginnings::of_leader(pid, FileTable::new(), kernel_process().fs(), Arc::new(Credentials::default()));
+    let init = Arc::new(Process::new(pid, Weak::new(), with));
     INIT.call_once(|| init.clone());
     let done = Arc::new(Completion::new());
     let outcome = Arc::new(SpinLock::new(Ok(ExitStatus::Exited(0))));

@@ -23,18 +23,10 @@
 
 use alloc::sync::Arc;
 
+pub use super::credentials::Dumpable;
 use super::{Capability, Credentials, Process, current};
 use crate::mem::Space;
 use crate::{Errno, Result};
-
-/// Whether an address space may be inspected by processes with its ids (PR_SET_DUMPABLE).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Dumpable {
-    /// It may (SUID_DUMP_USER).
-    Yes,
-    /// Only with CAP_SYS_PTRACE (SUID_DUMP_DISABLE).
-    No,
-}
 
 /// Which of the caller's ids count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,7 @@
 //! Signal masks for the length of one call: ppoll, pselect6, epoll_pwait.
 
 use super::{SigSet, Task};
+use crate::user::UserPtr;
 use crate::{Errno, Result};
 
 impl Task {
@@ -29,4 +30,18 @@ impl Task {
         }
         result
     }
+}
+
+/// Reads the mask that a call wants from user memory; `None` where `mask` is 0.
+///
+/// # Errors
+/// `EINVAL` for a wrong size, `EFAULT`.
+pub fn mask_at(mask: u64, size: usize) -> Result<Option<SigSet>> {
+    if mask == 0 {
+        return Ok(None);
+    }
+    if size != size_of::<u64>() {
+        return Err(Errno::EINVAL);
+    }
+    UserPtr::<u64>::new(mask).read().map(|bits| Some(SigSet(bits)))
 }

@@ -9,6 +9,8 @@
 #[cfg(target_os = "none")]
 pub mod calls;
 pub mod capabilities;
+pub mod capability_calls;
+pub mod clock;
 #[cfg(target_os = "none")]
 pub mod clone;
 pub mod credentials;
@@ -16,11 +18,15 @@ pub mod exec;
 #[cfg(target_os = "none")]
 pub mod exit;
 #[cfg(target_os = "none")]
+mod fault;
+pub mod file_size;
+#[cfg(target_os = "none")]
 pub mod futex;
 pub mod ids;
 #[cfg(target_os = "none")]
 pub mod init;
 pub mod inspect;
+mod install;
 pub mod limits;
 mod mask;
 #[cfg(target_os = "none")]
@@ -29,37 +35,47 @@ mod process;
 #[cfg(target_os = "none")]
 pub mod registers;
 pub mod registry;
-#[cfg(target_os = "none")]
-pub mod reserve;
 mod session;
 pub mod signal;
 #[cfg(target_os = "none")]
 pub mod spawn;
 mod thread;
 pub mod timers;
-pub mod usage;
 #[cfg(target_os = "none")]
-mod user_loop;
+mod upper;
+pub mod usage;
 pub mod users;
+pub mod uts;
 pub mod wait;
 
 use alloc::sync::Arc;
 
+pub use crate::sched::is_current_dying;
 pub use capabilities::Capability;
 pub use credentials::Credentials;
-pub use limits::{Limit, Limits, Resource, check_file_size, file_size_left};
 #[cfg(target_os = "none")]
-pub use oom::{OomKill, badness, oom_kill};
+pub use fault::{Fault, handle_kernel_fault, handle_user_fault};
+pub use file_size::{check_file_size, file_size_left};
+pub use install::{install, install_pair};
+pub use limits::{Limit, Limits, Resource};
+pub use mask::mask_at;
+#[cfg(target_os = "none")]
+pub use oom::{OomKill, badness, oom_kill, oom_kills, out_of_memory};
 pub use process::{ExitStatus, Process, Report, Usage};
 pub use registry::{count, find, find_task, for_each, group_is_orphaned, group_session};
 pub use session::Session;
-pub use signal::{SigInfo, SigSet, Signal, signal_group, signal_kernel, signal_session_leader};
+pub use signal::{
+    SigInfo, SigSet, Signal, signal_broken_pipe, signal_group, signal_kernel, signal_session_leader,
+};
 #[cfg(target_os = "none")]
-pub use spawn::{FirstProgram, spawn_kernel};
+pub use spawn::FirstProgram;
 pub use thread::Task;
+#[cfg(target_os = "none")]
+use upper::above;
+#[cfg(target_os = "none")]
+pub use upper::{Above, set_above};
 
-/// A process or thread ID; 0 is no process'.
-pub type Pid = u32;
+pub use signal::Pid;
 /// Process 1: the first that there is.
 pub const INIT: Pid = 1;
 
@@ -85,16 +101,6 @@ pub fn try_current() -> Option<Arc<Task>> {
 #[inline]
 pub fn with_current<R>(look: impl FnOnce(&Arc<Task>) -> R) -> R {
     crate::hw::thread::with_current(look).expect("a task runs")
-}
-
-/// Whether the running task ends before it sees user mode again. Cheap: the word that every signal sets is looked at first.
-#[inline]
-pub fn is_current_dying() -> bool {
-    #[cfg(target_os = "none")]
-    return crate::hw::thread::with_current(|task: &Arc<Task>| task.signal_pending() && task.is_dying())
-        .unwrap_or(false);
-    #[cfg(not(target_os = "none"))]
-    false
 }
 
 /// On the host no task runs.

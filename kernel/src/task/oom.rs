@@ -1,11 +1,22 @@
 //! Whom to kill when no memory is left.
 
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::process::{ExitStatus, Process};
-use super::{Signal, current, registry};
+use super::{Signal, above, current, registry};
+use crate::fault_inject::FAULTS_IN_A_ROW;
+use crate::mem::find_more;
+use crate::mem::hotplug::Growth;
+use crate::sched::{self, thread};
 use crate::sync::Mutex;
+
+static KILLS: AtomicU64 = AtomicU64::new(0);
+
+/// How many processes were killed for want of memory.
+pub fn oom_kills() -> u64 {
+    KILLS.load(Ordering::Relaxed)
+}
 
 /// What [`oom_kill`] did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,6 +83,37 @@ pub fn oom_kill(doing: &'static str) -> OomKill {
     victim.end(ExitStatus::Signaled(Signal::KILL));
     drop(turn);
     // Whoever watches from the host is told without asking for the log: this is why a program is gone.
-    crate::host::notice(report);
+    above().notice(report);
     OomKill::Killed
+}
+
+/// There is no frame left for the current task, whatever it was `doing`: find some, else kill, then let others run.
+///
+/// Returns to a caller that tries again. The victim may be the current task; it dies before it is back in user mode. A task
+/// that is to end already finds nothing and kills none: its own end gives memory back.
+pub fn out_of_memory(doing: &'static str) {
+    if thread::current_was_injected() {
+        return try_injected_again(doing);
+    }
+    if find_more() == Growth::None && !thread::is_current_dying() && oom_kill(doing) == OomKill::Killed {
+        KILLS.fetch_add(1, Ordering::Relaxed);
+    }
+    sched::yield_now();
+}
+
+/// The current task failed by injection where nobody can be told: it tries again, but not for ever.
+#[cold]
+fn try_injected_again(doing: &'static str) {
+    let task = current();
+    if task.injection.fault_failed() {
+        let (pid, name) = (task.process().pid, task.name());
+        let name = core::str::from_utf8(&name).unwrap_or("?").trim_end_matches('\0');
+        let report = format_args!(
+            "fault injection: killed process {pid} ({name}): {doing} failed {FAULTS_IN_A_ROW} times in a row"
+        );
+        log::error!("{report}");
+        above().notice(report);
+        task.process().end(ExitStatus::Signaled(Signal::KILL));
+    }
+    sched::yield_now();
 }

@@ -195,6 +195,28 @@ pub struct Beginnings {
     pub group_id: Pid,
 }
 
+impl Beginnings {
+    /// Those of a process that leads a session and a group of its own, `pid`, and has no program yet.
+    #[cfg(target_os = "none")]
+    pub(super) fn of_leader(
+        pid: Pid,
+        files: Arc<FileTable>,
+        fs: Arc<FsContext>,
+        credentials: Arc<Credentials>,
+    ) -> Self {
+        Self {
+            space: super::spawn::kernel_process().space(),
+            files,
+            fs,
+            credentials,
+            limits: Limits::initial(),
+            actions: Arc::new(IrqSpinLock::new(Actions::new())),
+            session: Arc::new(Session::new(pid)),
+            group_id: pid,
+        }
+    }
+}
+
 impl Process {
     /// A process without thread that the registry does not know yet.
     pub(super) fn new(pid: Pid, parent: Weak<Process>, with: Beginnings) -> Self {

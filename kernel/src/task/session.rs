@@ -1,6 +1,7 @@
 //! Sessions: process groups that share a controlling terminal.
 
 use alloc::sync::Arc;
+use core::any::Any;
 
 use super::Pid;
 use crate::sync::SpinLock;
@@ -9,8 +10,8 @@ use crate::sync::SpinLock;
 pub struct Session {
     /// The process that made it by setsid, whether or not that is still there.
     pub id: Pid,
-    /// The controlling terminal; set and taken by the terminal's code.
-    pub controlling: SpinLock<Option<Arc<crate::tty::Tty>>>,
+    /// The controlling terminal, which only the terminals' code knows; it sets and takes it.
+    pub controlling: SpinLock<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Session {

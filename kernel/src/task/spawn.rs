@@ -4,16 +4,16 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use freehold_arch::thread::{self, Thread};
+use freehold_arch::thread;
 use freehold_arch::user::UserContext;
 use freehold_machine::CpuId;
 
 use super::process::{Beginnings, Process};
-use super::{Credentials, Limits, Session, Task, registry, user_loop};
+use super::{Credentials, Limits, Session, Task, above, registry};
 use crate::fallible::Grow as _;
 use crate::fs::{FileTable, FsContext};
 use crate::mem::Space;
-use crate::sched::{self, Idle, Schedule, Sleep};
+use crate::sched::{self, Idle, Schedule, Thread};
 use crate::sync::IrqSpinLock;
 use crate::task::signal::Actions;
 use crate::{Errno, Result, hw};
@@ -58,49 +58,32 @@ pub(super) fn short(name: &[u8]) -> [u8; 16] {
     bytes
 }
 
+/// Take part in scheduling on `cpu`: what runs now becomes its idle task.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn start_cpu(cpu: CpuId) -> Result<()> {
+    let idle = Task::new(0, kernel_process().clone(), Schedule::new(Idle::Yes, cpu), short(b"idle"));
+    sched::start(cpu, idle.thread().clone())?;
+    // It never ends.
+    thread::show_for_ever(Box::leak(Box::new(idle)));
+    Ok(())
+}
+
 impl Task {
-    /// What runs now becomes the idle task of `cpu`.
-    pub(crate) fn adopt_idle(cpu: CpuId) -> Result<Arc<Self>> {
-        let task = Self::new(0, kernel_process().clone(), Schedule::new(Idle::Yes, cpu), short(b"idle"));
-        task.set_thread(Thread::adopt());
-        Ok(task)
-    }
-
-    /// A task of the kernel that runs `body`; not started.
-    pub(crate) fn new_kernel(
-        name: &'static str,
-        cpu: CpuId,
-        body: Box<dyn FnOnce() + Send>,
-    ) -> Result<Arc<Self>> {
-        let schedule = Schedule::new(Idle::No, cpu);
-        let task = Self::new(0, kernel_process().clone(), schedule, short(name.as_bytes()));
-        registry::count_kernel_task();
-        let body = move || {
-            body();
-            registry::forget_kernel_task();
-        };
-        task.run_in_kernel(body).inspect_err(|_| registry::forget_kernel_task())?;
-        Ok(task)
-    }
-
     /// Give a new task its kernel thread, which will run `body`.
     pub(super) fn run_in_kernel(self: &Arc<Self>, body: impl FnOnce() + Send + 'static) -> Result<()> {
         self.make_thread(|_| body())
     }
 
     fn make_thread(self: &Arc<Self>, body: impl FnOnce(&Arc<Task>) + Send + 'static) -> Result<()> {
-        sched::make_room(registry::count() + 2)?;
         // Not a reference of its own: the task owns the thread.
         let owner = Arc::downgrade(self);
-        let life = move || {
-            sched::finish_switch();
+        self.thread().prepare(move || {
             if let Some(task) = owner.upgrade() {
                 thread::show(&task, || body(&task));
             }
-        };
-        let thread = Thread::new(Box::new(life)).map_err(|_| Errno::ENOMEM)?;
-        self.set_thread(thread);
-        Ok(())
+        })
     }
 
     /// Give a new user task its kernel thread, which will run the program from `context`; `first` runs before,
@@ -112,14 +95,14 @@ impl Task {
     ) -> Result<()> {
         self.make_thread(move |task| {
             first(task);
-            user_loop::run(task, &mut context);
+            above().run_program(task, &mut context);
             super::exit::end_thread(task);
         })
     }
 
     /// Start a new task.
     pub(super) fn start(self: &Arc<Self>) {
-        sched::wake(self, &[Sleep::Uninterruptible]);
+        self.thread().start(self.clone());
     }
 }
 
@@ -127,10 +110,17 @@ impl Task {
 ///
 /// # Errors
 /// `ENOMEM`, `EAGAIN`.
-pub fn spawn_kernel(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<Arc<Task>> {
-    let task = Task::new_kernel(name, hw::current_cpu(), Box::new(body))?;
+pub(super) fn spawn_kernel(name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
+    let schedule = Schedule::new(Idle::No, hw::current_cpu());
+    let task = Task::new(0, kernel_process().clone(), schedule, short(name.as_bytes()));
+    registry::count_kernel_task();
+    let body = move || {
+        body();
+        registry::forget_kernel_task();
+    };
+    task.run_in_kernel(body).inspect_err(|_| registry::forget_kernel_task())?;
     task.start();
-    Ok(task)
+    Ok(task.thread().clone())
 }
 
 /// What a first program is started with.
@@ -151,21 +141,8 @@ pub struct FirstProgram {
 /// What execve gives, `ENOMEM`.
 pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Process>, Arc<Task>)> {
     let pid = registry::lock().allocate()?;
-    let kernel = kernel_process();
-    let process = Arc::new(Process::new(
-        pid,
-        Arc::downgrade(parent),
-        Beginnings {
-            space: kernel.space(),
-            files: first.files,
-            fs: first.fs,
-            credentials: first.credentials,
-            limits: Limits::initial(),
-            actions: Arc::new(IrqSpinLock::new(Actions::new())),
-            session: Arc::new(Session::new(pid)),
-            group_id: pid,
-        },
-    ));
+    let with = Beginnings::of_leader(pid, first.files, first.fs, first.credentials);
+    let process = Arc::new(Process::new(pid, Arc::downgrade(parent), with));
     let task = Task::new(pid, process.clone(), Schedule::new(Idle::No, hw::current_cpu()), short(b"init"));
     let mut context = UserContext::new().map_err(|_| Errno::ENOMEM)?;
     let loaded = super::exec::load(&process, first.program)?;

@@ -1,22 +1,24 @@
 //! Tasks: threads of processes, and the kernel's own.
+//!
+//! A task owns a [`Thread`], which the scheduler runs, and dereferences to it.
 
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::ops::Deref;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 #[cfg(target_os = "none")]
-use freehold_arch::heap::Watch;
-use freehold_vm::TaskPolicy;
+use freehold_vm::{ReadOnly, ReadWrite, Rule, Transient};
 
 use super::Pid;
+use super::credentials::Credentials;
 use super::process::{Process, Usage};
-#[cfg(target_os = "none")]
-use super::reserve::Drawn;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
-use crate::fault_inject::TaskFaults;
-use crate::sched::{self, Schedule, Sleep};
-use crate::sync::{IrqSpinLock, ReleaseList, SpinLock, Wake, Woken};
-use crate::time::{Expire, TimerSlot};
+#[cfg(target_os = "none")]
+use crate::mem::PinnedRun;
+use crate::sched::thread::{Drain, Fill, Part};
+use crate::sched::{self, Runs, Schedule, Sleep, Thread, ThreadOwner};
+use crate::sync::{IrqSpinLock, SpinLock, Woken};
 use crate::{Errno, Result, hw};
 
 /// What restart_syscall does for a call that a stop or an ignored signal interrupted.
@@ -28,12 +30,7 @@ pub struct Task {
     pub tid: Pid,
     me: Weak<Task>,
     process: Arc<Process>,
-    /// Its share in scheduling.
-    pub schedule: Schedule,
-    #[cfg(target_os = "none")]
-    thread: spin::Once<freehold_arch::thread::Thread>,
-    /// Something is to be looked at before the return to user mode; interruptible sleeps end.
-    pub(super) attention: AtomicBool,
+    thread: Arc<Thread>,
     /// Blocked signals.
     pub(super) blocked: AtomicU64,
     /// The mask to return to after the next handler (sigsuspend, ppoll…).
@@ -46,32 +43,13 @@ pub struct Task {
     /// The robust futex list's head; 0 for none.
     pub(super) robust_list: AtomicU64,
     pub(super) restart: SpinLock<Option<Restart>>,
-    sleep_timer: TimerSlot,
     name: SpinLock<[u8; 16]>,
     /// Ticks of the time-stamp counter in user mode; the rest of the CPU time is the kernel's. Only the task itself adds to it.
     user_ticks: AtomicU64,
-    /// Page faults: without and with I/O.
-    pub faults: [AtomicU64; 2],
     /// Releases the parent of a vfork child, at the child's execve or end.
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
-    /// From which nodes the pages come that it touches first; the process' areas may say otherwise.
-    memory_policy: SpinLock<Option<Arc<TaskPolicy>>>,
     /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
     pub(super) timer_slack: AtomicU64,
-    /// It is finding memory for others ([`crate::mem::reclaim`]): what it allocates may come from the last reserve. Only the task itself
-    /// changes it.
-    pub(crate) reclaims: AtomicBool,
-    /// It asked for frames and there were none, since somebody looked last. Only the task itself changes it.
-    pub(crate) was_denied: AtomicBool,
-    /// What it is still to let go of ([`crate::sync::deferred`]). Only the task itself looks at it.
-    pub(crate) releases: ReleaseList,
-    /// Which of its allocations are to fail.
-    pub(crate) injection: TaskFaults,
-    /// What the system call that it is in drew from the heap's reserve.
-    #[cfg(target_os = "none")]
-    pub(super) drawn: Drawn,
-    /// See [`Task::cancel`].
-    cancelled: AtomicBool,
     /// The status that the thread ended itself with, and [`FINISHED`].
     exit_code: AtomicU32,
 }
@@ -82,51 +60,32 @@ const FINISHED: u32 = 1 << 31;
 impl Task {
     /// A task of `process` that nothing runs yet.
     pub(super) fn new(tid: Pid, process: Arc<Process>, schedule: Schedule, name: [u8; 16]) -> Arc<Self> {
-        Arc::new_cyclic(|me| Self {
-            tid,
-            me: me.clone(),
-            process,
-            schedule,
+        let runs = if process.is_kernel() { Runs::Kernel } else { Runs::Programs };
+        Arc::new_cyclic(|me: &Weak<Self>| {
+            let thread = Thread::new(me.clone(), runs, schedule);
             #[cfg(target_os = "none")]
-            thread: spin::Once::new(),
-            attention: AtomicBool::new(false),
-            blocked: AtomicU64::new(0),
-            saved_mask: SpinLock::new(None),
-            pending: IrqSpinLock::new(Pending::new()),
-            alternate_stack: SpinLock::new(AlternateStack::NONE),
-            clear_child_tid: AtomicU64::new(0),
-            robust_list: AtomicU64::new(0),
-            restart: SpinLock::new(None),
-            sleep_timer: TimerSlot::new(),
-            name: SpinLock::new(name),
-            user_ticks: AtomicU64::new(0),
-            faults: [const { AtomicU64::new(0) }; 2],
-            vfork: SpinLock::new(None),
-            memory_policy: SpinLock::new(None),
-            timer_slack: AtomicU64::new(50_000),
-            reclaims: AtomicBool::new(false),
-            was_denied: AtomicBool::new(false),
-            releases: ReleaseList::new(),
-            injection: TaskFaults::default(),
-            #[cfg(target_os = "none")]
-            drawn: Drawn::default(),
-            cancelled: AtomicBool::new(false),
-            exit_code: AtomicU32::new(0),
+            if runs == Runs::Programs {
+                thread.set_translation(process.space().translation().clone());
+            }
+            Self {
+                tid,
+                me: me.clone(),
+                process,
+                thread,
+                blocked: AtomicU64::new(0),
+                saved_mask: SpinLock::new(None),
+                pending: IrqSpinLock::new(Pending::new()),
+                alternate_stack: SpinLock::new(AlternateStack::NONE),
+                clear_child_tid: AtomicU64::new(0),
+                robust_list: AtomicU64::new(0),
+                restart: SpinLock::new(None),
+                name: SpinLock::new(name),
+                user_ticks: AtomicU64::new(0),
+                vfork: SpinLock::new(None),
+                timer_slack: AtomicU64::new(50_000),
+                exit_code: AtomicU32::new(0),
+            }
         })
-    }
-
-    /// Have the heap count what programs' tasks draw from its reserve, where it is checked.
-    #[cfg(target_os = "none")]
-    pub(crate) fn watch_reserve() {
-        fn with_sum(f: impl FnOnce(&Drawn)) {
-            hw::thread::with_current(|task: &Arc<Task>| {
-                if !task.process().is_kernel() {
-                    f(&task.drawn);
-                }
-            });
-        }
-        let drawn = |bytes| with_sum(|sum| sum.add(bytes));
-        freehold_arch::heap::watch(Watch { drawn, ensured: || with_sum(Drawn::settle) });
     }
 
     /// A reference to be kept.
@@ -152,36 +111,13 @@ impl Task {
             *self.process.name.lock() = bytes;
         }
     }
-    /// Its memory policy, if it has one.
-    pub fn memory_policy(&self) -> Option<Arc<TaskPolicy>> {
-        self.memory_policy.lock().clone()
-    }
-    /// Give it a memory policy, or none.
-    pub fn set_memory_policy(&self, policy: Option<Arc<TaskPolicy>>) {
-        let old = core::mem::replace(&mut *self.memory_policy.lock(), policy);
-        drop(old);
-    }
     /// The blocked signals.
     pub fn blocked(&self) -> SigSet {
         SigSet(self.blocked.load(Ordering::Relaxed))
     }
-    /// Whether a signal waits to be delivered, or the thread is to stop or end: interruptible sleeps return.
-    pub fn signal_pending(&self) -> bool {
-        self.attention.load(Ordering::Acquire)
-    }
-    /// Let a task of the kernel's stop what it does for a program at its next checkpoint: that program has ended.
-    pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Relaxed);
-        self.attention.store(true, Ordering::SeqCst);
-        sched::wake(self, &[Sleep::Killable]);
-    }
     /// Whether the thread ends before it sees user mode again, or was cancelled.
     pub fn is_dying(&self) -> bool {
-        if self.cancelled.load(Ordering::Relaxed) {
-            return true;
-        }
-        let group = self.process.signals.lock();
-        group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid)
+        self.is_cancelled() || self.is_ending()
     }
     /// Whether sending `signal` to this thread would do nothing now (for SIGTTIN and SIGTTOU).
     pub fn is_blocked_or_ignored(&self, signal: Signal) -> bool {
@@ -216,18 +152,13 @@ impl Task {
     pub(super) fn exit_code(&self) -> u8 {
         self.exit_code.load(Ordering::Relaxed) as u8
     }
-    /// The kernel thread that runs it.
-    #[cfg(target_os = "none")]
-    pub(crate) fn thread(&self) -> &freehold_arch::thread::Thread {
-        self.thread.get().expect("a task is started after it got its thread")
-    }
-    #[cfg(target_os = "none")]
-    pub(super) fn set_thread(&self, thread: freehold_arch::thread::Thread) {
-        self.thread.call_once(|| thread);
+    /// The thread that the scheduler runs.
+    pub fn thread(&self) -> &Arc<Thread> {
+        &self.thread
     }
     /// This, the current, task was in user mode for `ticks` of the time-stamp counter.
     #[inline]
-    pub(super) fn add_user_ticks(&self, ticks: u64) {
+    pub(crate) fn add_user_ticks(&self, ticks: u64) {
         self.user_ticks.store(self.user_ticks.load(Ordering::Relaxed).wrapping_add(ticks), Ordering::Relaxed);
     }
     /// CPU time, up to now, and events.
@@ -247,20 +178,56 @@ impl Task {
     }
 }
 
-impl Wake for Task {
-    fn wake(&self) -> Woken {
-        sched::wake(self, &[Sleep::Interruptible, Sleep::Uninterruptible, Sleep::Killable])
+impl Deref for Task {
+    type Target = Thread;
+    #[inline]
+    fn deref(&self) -> &Thread {
+        &self.thread
     }
 }
 
-/// The deadline of a sleep.
-impl Expire for Task {
-    fn slot(&self) -> &TimerSlot {
-        &self.sleep_timer
+impl ThreadOwner for Task {
+    fn is_ending(&self) -> bool {
+        let group = self.process.signals.lock();
+        group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid)
     }
-    fn expire(&self, _now: u64) -> Option<u64> {
-        sched::wake(self, &[Sleep::Interruptible, Sleep::Uninterruptible, Sleep::Killable]);
-        None
+    fn credentials(&self) -> Arc<Credentials> {
+        self.process.credentials()
+    }
+    fn label(&self) -> ([u8; 16], u32) {
+        (self.name(), self.tid)
+    }
+    #[cfg(target_os = "none")]
+    fn spawn_kernel(&self, name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
+        super::spawn::spawn_kernel(name, body)
+    }
+    #[cfg(target_os = "none")]
+    fn fill_pinned(&self, part: Part, transfer: Fill<'_>) -> Result<usize> {
+        let (Part { address, length, unit }, space) = (part, self.process.space());
+        let pinned = PinnedRun::<ReadWrite>::new::<Transient>(&space, address, length, Rule::Asked)?;
+        let count = pinned.len() / unit * unit;
+        transfer(&mut pinned.bytes_mut(0, count))?;
+        Ok(count)
+    }
+    #[cfg(target_os = "none")]
+    fn take_pinned(&self, part: Part, transfer: Drain<'_>) -> Result<usize> {
+        let (Part { address, length, unit }, space) = (part, self.process.space());
+        let pinned = PinnedRun::<ReadOnly>::new::<Transient>(&space, address, length, Rule::Asked)?;
+        let count = pinned.len() / unit * unit;
+        transfer(&pinned.bytes(0, count))?;
+        Ok(count)
+    }
+    #[cfg(not(target_os = "none"))]
+    fn spawn_kernel(&self, _name: &'static str, _body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
+        Err(Errno::ENOMEM)
+    }
+    #[cfg(not(target_os = "none"))]
+    fn fill_pinned(&self, _part: Part, _transfer: Fill<'_>) -> Result<usize> {
+        Err(Errno::EFAULT)
+    }
+    #[cfg(not(target_os = "none"))]
+    fn take_pinned(&self, _part: Part, _transfer: Drain<'_>) -> Result<usize> {
+        Err(Errno::EFAULT)
     }
 }
 

@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::clock::Clock;
 use super::limits::{INFINITY, Limit};
 use super::process::Process;
 use super::signal::{SigInfo, Signal, code};
@@ -19,7 +20,7 @@ use super::users::{Payer, QueuedSignal};
 use super::{Task, current, find_task};
 use crate::sync::SpinLock;
 use crate::syscall::Args;
-use crate::time::{self, Clock, Expire, TimeSpec, TimeVal, TimerSlot};
+use crate::time::{self, Expire, TimeSpec, TimeVal, TimerSlot};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
 

@@ -2,87 +2,13 @@
 
 use alloc::boxed::Box;
 
-use super::{SECOND, TimeSpec, TimeVal, now, set_wall, wall_nanoseconds};
+use super::{SECOND, TimeSpec, TimeVal, now, set_wall};
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
-use crate::task::{Capability, Pid, current, find, find_task};
+use crate::task::clock::{Clock, REALTIME};
+use crate::task::{Capability, current};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
-
-const REALTIME: i32 = 0;
-const MONOTONIC: i32 = 1;
-const PROCESS_CPU: i32 = 2;
-const THREAD_CPU: i32 = 3;
-const TAI: i32 = 11;
-
-/// A clock, by what it shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Clock {
-    /// Nanoseconds since 1970.
-    Wall,
-    /// Nanoseconds since boot; there is no suspend, so CLOCK_BOOTTIME is the same.
-    Monotonic,
-    /// CPU time of a process.
-    Process(Pid),
-    /// CPU time of a thread.
-    Thread(Pid),
-}
-
-impl Clock {
-    /// The clock that a program means by `id`.
-    ///
-    /// # Errors
-    /// `EINVAL`.
-    pub fn new(id: i32) -> Result<Self> {
-        Ok(match id {
-            REALTIME | 5 | 8 | TAI => Self::Wall,
-            MONOTONIC | 4 | 6 | 7 | 9 => Self::Monotonic,
-            PROCESS_CPU => Self::Process(current().process().pid),
-            THREAD_CPU => Self::Thread(current().tid),
-            id if id < 0 => {
-                // A process' or thread's clock: the inverted ID, a thread bit and a kind.
-                let of = !(id >> 3);
-                let of = u32::try_from(of).map_err(|_| Errno::EINVAL)?;
-                match (id & 4 != 0, of) {
-                    (true, 0) => Self::Thread(current().tid),
-                    (true, tid) => Self::Thread(tid),
-                    (false, 0) => Self::Process(current().process().pid),
-                    (false, pid) => Self::Process(pid),
-                }
-            }
-            _ => return Err(Errno::EINVAL),
-        })
-    }
-    /// What it shows, in nanoseconds.
-    ///
-    /// # Errors
-    /// `EINVAL` for a process or thread that is not there.
-    pub fn read(self) -> Result<u64> {
-        Ok(match self {
-            Self::Wall => wall_nanoseconds().max(0) as u64,
-            Self::Monotonic => now(),
-            Self::Process(pid) => {
-                let usage = find(pid).ok_or(Errno::EINVAL)?.usage();
-                usage.user + usage.system
-            }
-            Self::Thread(tid) => {
-                let usage = find_task(tid).ok_or(Errno::EINVAL)?.usage();
-                usage.user + usage.system
-            }
-        })
-    }
-    /// The monotonic time at which it shows `time`.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` for CPU clocks, which nobody can foresee.
-    pub fn deadline(self, time: u64) -> Result<u64> {
-        match self {
-            Self::Wall => Ok(super::from_wall(time)),
-            Self::Monotonic => Ok(time),
-            Self::Process(_) | Self::Thread(_) => Err(Errno::EOPNOTSUPP),
-        }
-    }
-}
 
 /// clock_gettime(clock, time)
 pub fn sys_clock_gettime(args: &Args) -> Result<i64> {

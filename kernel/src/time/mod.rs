@@ -4,16 +4,10 @@ pub mod calls;
 mod queue;
 mod spec;
 
-pub use calls::Clock;
 pub use queue::{Expire, TimerSlot, arm, cancel, interrupt, is_quiet, set_slice_end, try_arm};
-pub use spec::{TimeSpec, TimeVal};
+pub use spec::{SECOND, TimeSpec, TimeVal, Timestamp};
 
 use core::sync::atomic::{AtomicI64, Ordering};
-
-use crate::fs::node::Timestamp;
-
-/// Nanoseconds in a second.
-pub const SECOND: u64 = 1_000_000_000;
 
 /// Nanoseconds since boot; the same on all CPUs, never back.
 pub fn now() -> u64 {

@@ -2,7 +2,17 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::SECOND;
+/// Nanoseconds in a second.
+pub const SECOND: u64 = 1_000_000_000;
+
+/// Seconds and nanoseconds since 1970.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Timestamp {
+    /// Seconds.
+    pub seconds: i64,
+    /// 0..1_000_000_000.
+    pub nanoseconds: u32,
+}
 use crate::{Errno, Result};
 
 /// `struct timespec`: 16 bytes.

@@ -25,11 +25,20 @@ pub(super) fn is_privileged() -> bool {
 
 /// The caller's controlling terminal.
 pub fn controlling() -> Option<Arc<Tty>> {
-    caller()?.session().controlling.lock().clone()
+    terminal_of(&caller()?.session())
+}
+
+/// The controlling terminal of `session`.
+pub fn terminal_of(session: &Session) -> Option<Arc<Tty>> {
+    session.controlling.lock().clone()?.downcast().ok()
 }
 
 fn controls(session: &Session, tty: &Arc<Tty>) -> bool {
-    session.controlling.lock().as_ref().is_some_and(|other| Arc::ptr_eq(other, tty))
+    session
+        .controlling
+        .lock()
+        .as_ref()
+        .is_some_and(|other| core::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(tty)))
 }
 
 /// The caller's session and group, if `tty` controls it and another group is in the foreground.
@@ -126,7 +135,8 @@ pub fn attach(tty: &Arc<Tty>, session: &Arc<Session>, group: Pid) {
 /// The session gives up its terminal: its leader has ended, or asked for it (TIOCNOTTY). The foreground group gets
 /// SIGHUP and SIGCONT.
 pub fn leave_session(session: &Arc<Session>) {
-    let Some(tty) = session.controlling.lock().take() else { return };
+    let taken = session.controlling.lock().take();
+    let Some(Ok(tty)) = taken.map(Arc::downcast::<Tty>) else { return };
     let foreground = {
         let mut state = tty.state.lock();
         state.session = Weak::new();

@@ -23,7 +23,7 @@ use alloc::sync::{Arc, Weak};
 use core::fmt;
 
 pub use file::TtyFile;
-pub use job::leave_session;
+pub use job::{leave_session, terminal_of};
 
 use self::discipline::{Discipline, KeySignal};
 use self::termios::{Termios, WindowSize};

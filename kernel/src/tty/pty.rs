@@ -180,7 +180,7 @@ impl Master {
         let node: Arc<dyn Node> = super::devpts::slave_node(number);
         let file = self.pair.tty.open(node, flags)?;
         let file: Arc<dyn File> = Arc::new(Slave { file, _pair: self.pair.clone() });
-        crate::fs::anonymous::install(file, flags).map(i64::from)
+        crate::task::install(file, flags).map(i64::from)
     }
 }
 

@@ -1,15 +1,14 @@
 //! io_uring_setup, io_uring_enter, io_uring_register.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
-use freehold_collections::Vec;
 use linux_raw_sys::io_uring as c;
 
 use super::memory::{Parameters, SharedRings};
 use super::request::{self, Start, operation};
 use super::{Ring, RingFile, work};
-use crate::fs::anonymous;
-use crate::fs::poll::mask_at;
+use crate::fallible::Grow as _;
 use crate::fs::{OpenFile, OpenFlags};
 use crate::mem::{PinnedRun, with_memory_found};
 use crate::syscall::Args;
@@ -49,13 +48,13 @@ pub fn sys_io_uring_setup(args: &Args) -> Result<i64> {
     parameters.describe(&rings, FEATURES);
     at.write(&parameters)?;
     let file = Arc::new(RingFile(Ring::make(rings)?));
-    anonymous::install(file, OpenFlags::RDWR | OpenFlags::CLOEXEC).map(i64::from)
+    task::install(file, OpenFlags::RDWR | OpenFlags::CLOEXEC).map(i64::from)
 }
 
 /// The ring behind a descriptor, and what keeps it open.
 fn ring_of(fd: i32) -> Result<(Arc<OpenFile>, Arc<Ring>)> {
     let file = task::current().process().files().get(fd)?;
-    let ring = file.file().ring().cloned().ok_or(Errno::EOPNOTSUPP)?;
+    let ring = RingFile::ring_of(&file).cloned().ok_or(Errno::EOPNOTSUPP)?;
     Ok((file, ring))
 }
 
@@ -106,7 +105,7 @@ fn wait(ring: &Ring, wanted: u32, flags: u32, args: &Args) -> Result<()> {
         (argument.mask, argument.mask_size as usize, time.map(|time| time::now().saturating_add(time)))
     };
     let wanted = wanted.min(ring.rings.completions());
-    let mask = mask_at(mask, size)?;
+    let mask = task::mask_at(mask, size)?;
     let arrived = task::current().with_signals_blocked(mask, || {
         let enough = || (ring.available() >= wanted).then_some(());
         ring.arrived.wait_until_deadline(deadline, enough).map_err(|error| match error {
@@ -153,12 +152,15 @@ impl Ring {
         if count == 0 || count > MAX_BUFFERS {
             return Err(Errno::EINVAL);
         }
-        let mut pinned = Vec::try_with_capacity(count)?;
+        let space = process.space();
+        let owner = (process.credentials().uid, process.memory_limits().memlock);
+        let mut pinned = Vec::new();
+        pinned.make_exact_room(count)?;
         for [address, length] in UserPtr::<[u64; 2]>::new(vectors).read_many(count)? {
             if length == 0 || length > MAX_BUFFER {
                 return Err(Errno::EFAULT);
             }
-            pinned.push_reserved(Arc::new(PinnedRun::register(&process, address, length as usize)?));
+            pinned.push(Arc::new(PinnedRun::register(&space, owner, address, length as usize)?));
         }
         *buffers = pinned;
         Ok(())

@@ -23,18 +23,19 @@ mod memory;
 mod request;
 mod work;
 
+use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_collections::{Vec, VecDeque};
-use freehold_vm::ReadWrite;
-
 use crate::Result;
+use crate::fallible::Grow as _;
 use crate::fs::anonymous::AnonymousNode;
-use crate::fs::{File, Mapping, Node, NodeKind, Ready};
+use crate::fs::{File, Mapping, Node, NodeKind, OpenFile, Ready};
 use crate::mem::PinnedRun;
 use crate::sync::{Mutex, PollWaiter, Roll, WaitQueue};
 use crate::task::Pid;
+use freehold_vm::ReadWrite;
 use memory::{Backlog, Completion, SharedRings};
 use work::Waiting;
 
@@ -100,7 +101,8 @@ impl Ring {
         let mut backlog = self.posted.lock();
         if !backlog.is_empty() || !self.put(&completion) {
             let room = backlog.len() < BACKLOG * self.rings.completions() as usize;
-            if room && backlog.try_push_back(completion).is_ok() {
+            if room && backlog.make_room(1).is_ok() {
+                backlog.push_back(completion);
                 self.rings.show_backlog(Backlog::Waits);
             } else {
                 self.rings.count_overflow();
@@ -153,6 +155,13 @@ impl Ring {
 /// A ring's open file.
 struct RingFile(Arc<Ring>);
 
+impl RingFile {
+    /// Returns the ring behind `file`, where it is one.
+    fn ring_of(file: &OpenFile) -> Option<&Arc<Ring>> {
+        file.file().downcast::<Self>().map(|file| &file.0)
+    }
+}
+
 impl File for RingFile {
     fn node(&self) -> Arc<dyn Node> {
         self.0.node.clone()
@@ -161,8 +170,8 @@ impl File for RingFile {
     fn may_travel(&self) -> bool {
         false
     }
-    fn ring(&self) -> Option<&Arc<Ring>> {
-        Some(&self.0)
+    fn shares_pages_with_kernel(&self) -> bool {
+        true
     }
     fn mapping(&self) -> Result<Mapping> {
         Ok(Mapping::Content(self.0.rings.content().clone()))

@@ -8,8 +8,8 @@ use alloc::sync::Arc;
 use freehold_vm::{ReadOnly, ReadWrite};
 use linux_raw_sys::io_uring as c;
 
-use super::Ring;
 use super::memory::Submission;
+use super::{Ring, RingFile};
 use crate::fs::{Blocking, NodeKind, OpenFile, Ready, Seekable};
 use crate::mem::PinnedBytes;
 use crate::task;
@@ -188,7 +188,7 @@ pub fn start(ring: &Arc<Ring>, entry: &Submission) -> Result<Start> {
 /// The file of `entry`, which must not be a ring: one that waits for itself would never end.
 fn file_of(entry: &Submission) -> Result<Arc<OpenFile>> {
     let file = task::current().process().files().get(entry.fd)?;
-    if file.file().ring().is_some() { Err(Errno::EOPNOTSUPP) } else { Ok(file) }
+    if RingFile::ring_of(&file).is_some() { Err(Errno::EOPNOTSUPP) } else { Ok(file) }
 }
 
 fn program_buffers(entry: &Submission) -> Result<Buffers> {

@@ -4,18 +4,19 @@
 //! until any file that is waited for is ready, a timeout has passed, or the list has changed. *Workers* (up to [`WORKERS`])
 //! take requests that block in a disk from a queue, one at a time, until it is empty.
 
+use alloc::collections::VecDeque;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-
-use freehold_collections::{Vec, VecDeque};
 
 use super::Ring;
 use super::request::{Pending, Transfer};
-use crate::fs::poll::bits;
+use crate::fallible::Grow as _;
 use crate::fs::{Blocking, OpenFile};
 use crate::mem::with_memory_found;
+use crate::sched::thread::{self, Thread, spawn_kernel};
 use crate::sync::{MutexGuard, PollWaiter};
-use crate::task::{self, Pid, Task, spawn_kernel};
+use crate::task::{self, Pid};
 use crate::{Errno, Result, time};
 
 /// Requests of a ring that may be with disks at once.
@@ -43,7 +44,7 @@ pub struct Waiting {
     /// For disks, not begun.
     jobs: VecDeque<(u64, Job)>,
     /// Workers at work.
-    workers: Vec<Arc<Task>>,
+    workers: Vec<Arc<Thread>>,
     /// With workers, by their user data.
     running: Vec<u64>,
 }
@@ -79,14 +80,14 @@ impl Ring {
 
     fn watch(self: &Arc<Self>, waiter: Waiter) -> Result<()> {
         let mut waiting = self.waiting.lock();
-        waiting.waiters.try_reserve(1)?;
+        waiting.waiters.make_room(1)?;
         if !waiting.watched {
             let ring = self.clone();
             spawn_kernel("uring-watch", move || ring.watch_all())?;
             waiting.watched = true;
             self.helpers.fetch_add(1, Ordering::Relaxed);
         }
-        waiting.waiters.push_reserved(waiter);
+        waiting.waiters.push(waiter);
         drop(waiting);
         self.changed.wake_all();
         Ok(())
@@ -94,17 +95,17 @@ impl Ring {
 
     fn queue(self: &Arc<Self>, user_data: u64, job: Job) -> Result<()> {
         let mut waiting = self.waiting.lock();
-        waiting.jobs.try_reserve(1)?;
+        waiting.jobs.make_room(1)?;
         let most = WORKERS - waiting.running.len();
-        waiting.running.try_reserve(most)?;
+        waiting.running.make_room(most)?;
         if waiting.workers.len() < WORKERS {
-            waiting.workers.try_reserve(1)?;
+            waiting.workers.make_room(1)?;
             let ring = self.clone();
             let worker = spawn_kernel("uring-work", move || ring.work())?;
-            waiting.workers.push_reserved(worker);
+            waiting.workers.push(worker);
             self.helpers.fetch_add(1, Ordering::Relaxed);
         }
-        waiting.jobs.push_back_reserved((user_data, job));
+        waiting.jobs.push_back((user_data, job));
         Ok(())
     }
 
@@ -113,12 +114,12 @@ impl Ring {
         loop {
             let mut waiting = self.waiting.lock();
             let Some((user_data, job)) = waiting.jobs.pop_front() else {
-                let me = task::current();
+                let me = thread::current();
                 let at = waiting.workers.iter().position(|worker| Arc::ptr_eq(worker, &me));
                 let _own = at.map(|at| waiting.workers.swap_remove(at));
                 return self.helper_ends(waiting);
             };
-            waiting.running.push_reserved(user_data);
+            waiting.running.push(user_data);
             drop(waiting);
             let result = match &job {
                 Job::Transfer(transfer) => {
@@ -176,14 +177,14 @@ impl Ring {
         while let Some(candidate) = waiting.waiters.get(at) {
             let result = match &candidate.pending {
                 Pending::Stream(transfer) => {
-                    let ready = bits(transfer.file().file().poll(Some(waiter))) & transfer.readiness();
+                    let ready = transfer.file().file().poll(Some(waiter)).poll_bits() & transfer.readiness();
                     match (ready != 0).then(|| transfer.run(Blocking::Never)) {
                         None | Some(Err(Errno::EAGAIN)) => None,
                         Some(result) => Some(result_word(result.map(|count| count as i64))),
                     }
                 }
                 Pending::Poll(file, wanted) => {
-                    let ready = bits(file.file().poll(Some(waiter))) & wanted;
+                    let ready = file.file().poll(Some(waiter)).poll_bits() & wanted;
                     (ready != 0).then_some(ready as i32)
                 }
                 Pending::Timeout { completions: Some(count), .. } if completed >= *count => Some(0),
@@ -197,8 +198,8 @@ impl Ring {
                 Pending::Disk(_) | Pending::Sync(_) => unreachable!("these go to workers"),
             };
             match result {
-                Some(result) if ended.try_reserve(1).is_ok() => {
-                    ended.push_reserved((waiting.waiters.remove(at), result));
+                Some(result) if ended.make_room(1).is_ok() => {
+                    ended.push((waiting.waiters.remove(at), result));
                 }
                 _ => at += 1,
             }

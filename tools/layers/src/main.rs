@@ -4,7 +4,11 @@
 //! stand-ins are left out), resolves each path to the file that defines its target (re-exports, `super`, globs,
 //! inline paths and paths in macros followed), and holds the arrows against `KERNEL/layers`. That file ranks the
 //! layers and lists the arrows that still point up or sideways, with their number: a number may shrink and may not
-//! grow. `--arrows FROM TO` lists the places behind one number; `--write` stores smaller numbers.
+//! grow. `--arrows FROM TO` lists the places behind one number, `--hooks` the traits of a lower layer
+//! that a higher one implements; `--write` stores smaller numbers.
+//!
+//! `--shape LONG WIDE DUPLICATES FOLDER…` counts functions that are too long or take too much, and duplicates, and
+//! fails where there are more than the numbers that are given ([`shape`]).
 //!
 //! Method calls are not resolved: they need types. The type or trait that owns the method is imported or named
 //! somewhere, and that place counts.
@@ -14,6 +18,7 @@ mod crates;
 mod graph;
 mod layers;
 mod names;
+mod shape;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,7 +26,8 @@ use std::process::ExitCode;
 use graph::Graph;
 use layers::{Layers, Verdict};
 
-const USAGE: &str = "usage: freehold-layers KERNEL [--write | --arrows FROM TO | --circle]";
+const USAGE: &str = "usage: freehold-layers KERNEL [--write | --arrows FROM TO | --circle | --hooks]\n       \
+                     freehold-layers --shape LONG WIDE DUPLICATES FOLDER…";
 
 /// What the command line asks for.
 #[derive(PartialEq, Debug)]
@@ -30,6 +36,7 @@ enum Request {
     Write,
     Arrows { from: String, to: String },
     Circle,
+    Hooks,
 }
 
 fn parse(arguments: &[String]) -> Option<(PathBuf, Request)> {
@@ -38,14 +45,32 @@ fn parse(arguments: &[String]) -> Option<(PathBuf, Request)> {
         [] => Request::Check,
         [option] if option == "--write" => Request::Write,
         [option] if option == "--circle" => Request::Circle,
+        [option] if option == "--hooks" => Request::Hooks,
         [option, from, to] if option == "--arrows" => Request::Arrows { from: from.clone(), to: to.clone() },
         _ => return None,
     };
     Some((folder.into(), request))
 }
 
+/// `--shape`: prints what there is more of than allowed.
+fn check_shape(arguments: &[String]) -> Result<ExitCode, String> {
+    let [long, wide, duplicates, folders @ ..] = arguments else { return Err(USAGE.into()) };
+    let number = |text: &String| text.parse().map_err(|_| format!("{text} is no number"));
+    let most = [number(long)?, number(wide)?, number(duplicates)?];
+    let folders: Vec<PathBuf> = folders.iter().map(PathBuf::from).collect();
+    let complaints = shape::Shape::read(&folders)?.complaints(most);
+    print!("{complaints}");
+    Ok(if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == "--shape") {
+        return check_shape(&arguments[1..]).unwrap_or_else(|problem| {
+            eprintln!("freehold-layers: {problem}");
+            ExitCode::from(2)
+        });
+    }
     let Some((folder, request)) = parse(&arguments) else {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
@@ -68,6 +93,10 @@ fn run(folder: &Path, request: &Request) -> Result<ExitCode, String> {
     match request {
         Request::Circle => {
             graph.largest_circle().iter().for_each(|&file| println!("{}", graph.files[file].name));
+            return Ok(ExitCode::SUCCESS);
+        }
+        Request::Hooks => {
+            verdict.hooks(&graph).iter().for_each(|hook| println!("{hook}"));
             return Ok(ExitCode::SUCCESS);
         }
         Request::Arrows { from, to } => {

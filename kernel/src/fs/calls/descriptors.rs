@@ -5,6 +5,7 @@ use crate::fs::file::Blocking;
 use crate::fs::flags::OpenFlags;
 use crate::fs::locks::Owner;
 use crate::fs::node::NodeKind;
+use crate::fs::pipe::PipeEnd;
 use crate::fs::table::OnExec;
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -144,9 +145,9 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
         F_GETSIG => Ok(i64::from(file.signal())),
         F_GETLEASE => Ok(F_UNLCK),
         F_SETPIPE_SZ => {
-            file.file().pipe().ok_or(Errno::EBADF)?.set_capacity(argument as usize).map(|n| n as i64)
+            PipeEnd::pipe_of(&file).ok_or(Errno::EBADF)?.set_capacity(argument as usize).map(|n| n as i64)
         }
-        F_GETPIPE_SZ => Ok(file.file().pipe().ok_or(Errno::EBADF)?.capacity() as i64),
+        F_GETPIPE_SZ => Ok(PipeEnd::pipe_of(&file).ok_or(Errno::EBADF)?.capacity() as i64),
         F_ADD_SEALS => {
             let seals = u32::try_from(argument).map_err(|_| Errno::EINVAL)?;
             if !file.flags().writes() {
@@ -154,7 +155,7 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
             }
             file.file().add_seals(seals).map(|()| 0)
         }
-        F_GET_SEALS => file.file().seals().map(|seals| i64::from(seals.bits())).ok_or(Errno::EINVAL),
+        F_GET_SEALS => file.file().seals().map(i64::from).ok_or(Errno::EINVAL),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -30,12 +30,12 @@ pub use xattr::*;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::boot;
 use super::caller::Caller;
 use super::flags::ResolveFlags;
 use super::node::{Node, NodeKind};
 use super::open_file::OpenFile;
 use super::path::Path;
+use super::root;
 use super::table::FileTable;
 use super::walk::{Final, Walk};
 use crate::task::{self, Capability, Process};
@@ -118,7 +118,7 @@ pub fn open_path(address: u64, flags: super::OpenFlags) -> Result<Arc<OpenFile>>
 
 /// The place of an open file; one without a name is in the mount of those.
 fn place_of(file: &OpenFile) -> Path {
-    file.path().cloned().unwrap_or_else(|| boot::unnamed_place(file.node()))
+    file.path().cloned().unwrap_or_else(|| root::unnamed_place(file.node()))
 }
 
 /// The place that `dirfd` and the path at `address` mean; with AT_EMPTY_PATH in `flags` and an empty path it is

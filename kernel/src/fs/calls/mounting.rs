@@ -1,12 +1,14 @@
 //! mount, umount2, sync and syncfs.
 
 use super::{AT_FDCWD, as_caller, file, place_at, place_of};
-use crate::fs::boot;
 use crate::fs::caller::Power;
 use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::node::NodeKind;
+use crate::fs::root::root_mount;
 use crate::fs::walk::Final;
+use crate::fs::{FileSystem, procfs, sysfs, tmpfs};
 use crate::syscall::Args;
+use crate::tty::devpts::DevPts;
 use crate::user;
 use crate::{Errno, Result};
 
@@ -30,7 +32,7 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     }
     let place = place_at(AT_FDCWD, args[1], 0, Final::Follow)?;
     // A mount in one that was taken away would keep both for ever: nobody could take it away again.
-    if !place.mount.hangs_in(&boot::root_mount()) {
+    if !place.mount.hangs_in(&root_mount()) {
         return Err(Errno::EINVAL);
     }
     let restrictions = MountFlags::from_bits_truncate(flags as u32);
@@ -77,7 +79,7 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
         return Err(Errno::ENOTDIR);
     }
     let kind = user::bounded_string(args[2], 4096, Errno::EINVAL)?;
-    let fs = boot::new_file_system(&kind, &options)?;
+    let fs = new_file_system(&kind, &options)?;
     let source = if args[0] == 0 {
         alloc::vec::Vec::from(b"none")
     } else {
@@ -86,6 +88,18 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     let mount = Mount::new(fs, &source, restrictions)?;
     place.mount.clone().attach(&mount, place)?;
     Ok(0)
+}
+
+/// A file system to mount: `ENODEV` for types that there are none of.
+fn new_file_system(kind: &[u8], options: &[u8]) -> Result<alloc::sync::Arc<dyn FileSystem>> {
+    match kind {
+        b"tmpfs" | b"ramfs" | b"devtmpfs" => tmpfs::mount("tmpfs", options),
+        b"proc" => Ok(procfs::ProcFs::new()?),
+        b"sysfs" => sysfs::instance(),
+        b"debugfs" => Ok(sysfs::debugfs()),
+        b"devpts" => Ok(DevPts::file_system()),
+        _ => Err(Errno::ENODEV),
+    }
 }
 
 const MNT_FORCE: u32 = 1;
@@ -110,7 +124,7 @@ pub fn sys_umount2(args: &Args) -> Result<i64> {
 
 /// sync()
 pub fn sys_sync(_args: &Args) -> Result<i64> {
-    for mount in boot::root_mount().tree()? {
+    for mount in root_mount().tree()? {
         // sync(2) has no way to tell of errors; fsync has.
         let _ = mount.file_system().sync();
     }

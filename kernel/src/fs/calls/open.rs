@@ -9,7 +9,7 @@ use crate::fs::flags::{OpenFlags, ResolveFlags};
 use crate::fs::open_file::OpenFile;
 use crate::fs::table::OnExec;
 use crate::fs::walk::Walk;
-use crate::fs::{boot, names};
+use crate::fs::{names, root, tmpfs};
 use crate::syscall::Args;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
@@ -139,11 +139,11 @@ pub fn sys_memfd_create(args: &Args) -> Result<i64> {
     let process = process();
     let credentials = process.credentials();
     let mode = if flags & MFD_NOEXEC_SEAL != 0 { 0o666 } else { 0o777 };
-    let node = boot::unnamed_file(mode, credentials.fsuid, credentials.fsgid)?;
+    let node = tmpfs::unnamed_file(mode, credentials.fsuid, credentials.fsgid)?;
     if flags & (MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL) != 0 {
         node.allow_sealing();
     }
-    let place = boot::unnamed_place_named(node.clone(), b"memfd:", &name);
+    let place = root::unnamed_place_named(node.clone(), b"memfd:", &name);
     let open_flags = OpenFlags::RDWR | OpenFlags::LARGEFILE;
     let file = OpenFile::new(node, Some(place), open_flags)?;
     install(file, if flags & MFD_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep })

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Epoll, EpollFile, Event, Interest};
 use crate::fallible::Grow as _;
-use crate::fs::{NodeKind, OpenFile, OpenFlags, anonymous, poll};
+use crate::fs::{NodeKind, OpenFile, OpenFlags};
 use crate::syscall::Args;
 use crate::task::{self, SigSet};
 use crate::time::{self, TimeSpec};
@@ -49,11 +49,11 @@ pub fn sys_epoll_create(args: &Args) -> Result<i64> {
 }
 
 fn create(flags: OpenFlags) -> Result<i64> {
-    anonymous::install(Arc::new(EpollFile(Epoll::new())), flags | OpenFlags::RDWR).map(i64::from)
+    task::install(Arc::new(EpollFile(Epoll::new())), flags | OpenFlags::RDWR).map(i64::from)
 }
 
 fn epoll_of(file: &OpenFile) -> Result<&Arc<Epoll>> {
-    file.file().epoll().ok_or(Errno::EINVAL)
+    Epoll::of(file).ok_or(Errno::EINVAL)
 }
 
 /// epoll_ctl(epfd, operation, fd, event)
@@ -71,7 +71,7 @@ pub fn sys_epoll_ctl(args: &Args) -> Result<i64> {
     let files = task::current().process().files();
     let (instance, file) = (files.get(args.fd(0))?, files.get(fd)?);
     // Regular files and directories are always ready: there is nothing to watch.
-    let always_ready = file.file().epoll().is_none()
+    let always_ready = Epoll::of(&file).is_none()
         && file.path().is_some()
         && matches!(file.node().kind(), NodeKind::Regular | NodeKind::Directory);
     if always_ready {
@@ -142,7 +142,7 @@ pub fn sys_epoll_wait(args: &Args) -> Result<i64> {
 /// # Errors
 /// As in the manual.
 pub fn sys_epoll_pwait(args: &Args) -> Result<i64> {
-    wait_masked(args, milliseconds(args.int(3)), poll::mask_at(args[4], args.size(5))?)
+    wait_masked(args, milliseconds(args.int(3)), task::mask_at(args[4], args.size(5))?)
 }
 
 /// epoll_pwait2(epfd, events, most, timeout, mask, size)
@@ -153,5 +153,5 @@ pub fn sys_epoll_pwait2(args: &Args) -> Result<i64> {
     let timeout =
         UserPtr::<TimeSpec>::new(args[3]).read_optional()?.map(TimeSpec::nanoseconds).transpose()?;
     let deadline = timeout.map(|timeout| time::now().saturating_add(timeout));
-    wait_masked(args, deadline, poll::mask_at(args[4], args.size(5))?)
+    wait_masked(args, deadline, task::mask_at(args[4], args.size(5))?)
 }

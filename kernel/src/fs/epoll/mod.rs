@@ -18,12 +18,12 @@ mod nesting;
 #[cfg(test)]
 mod tests;
 
+use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use bitflags::bitflags;
-use freehold_collections::VecDeque;
 
 pub use calls::{
     sys_epoll_create, sys_epoll_create1, sys_epoll_ctl, sys_epoll_pwait, sys_epoll_pwait2, sys_epoll_wait,
@@ -31,7 +31,7 @@ pub use calls::{
 
 use self::nesting::Nest;
 use super::anonymous::AnonymousNode;
-use super::{File, Node, NodeKind, OpenFile, Ready, poll};
+use super::{File, Node, NodeKind, OpenFile, Ready};
 use crate::fallible::Grow as _;
 use crate::sync::{IrqSpinLock, Mutex, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
 use crate::{Errno, Result};
@@ -91,7 +91,7 @@ struct Item {
 impl Item {
     fn list(&self) {
         if !self.listed.swap(true, Ordering::SeqCst) {
-            self.shared.ready.lock().push_back_reserved(self.slot);
+            self.shared.ready.lock().push_back(self.slot);
         }
     }
 
@@ -102,7 +102,7 @@ impl Item {
     /// What of its interest is there now.
     fn ready(&self, file: &OpenFile) -> u32 {
         let wanted = self.interest.lock().events & EVENTS;
-        if wanted == 0 { 0 } else { poll::bits(file.poll(None)) & (wanted | ALWAYS) }
+        if wanted == 0 { 0 } else { file.poll(None).poll_bits() & (wanted | ALWAYS) }
     }
 }
 
@@ -134,10 +134,15 @@ impl Epoll {
         })
     }
 
+    /// Returns the instance behind `file`, where it is one.
+    fn of(file: &OpenFile) -> Option<&Arc<Self>> {
+        file.file().downcast::<EpollFile>().map(|file| &file.0)
+    }
+
     /// Watch `file`, known to the program as `fd`.
     fn add(self: &Arc<Self>, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
         // Held until the item is there, so that two calls cannot close a circle together.
-        let mut nesting = file.file().epoll().map(|inner| nesting::enter(self, inner)).transpose()?;
+        let mut nesting = Epoll::of(file).map(|inner| nesting::enter(self, inner)).transpose()?;
         let mut items = self.items.lock();
         if items.iter().flatten().any(|item| item.is_for(fd, file)) {
             return Err(Errno::EEXIST);
@@ -176,9 +181,13 @@ impl Epoll {
         items.make_room(1)?;
         let wanted = items.capacity();
         if self.shared.ready.lock().capacity() < wanted {
-            let roomier = VecDeque::try_with_capacity(wanted)?;
+            let mut roomier = VecDeque::new();
+            roomier.make_exact_room(wanted)?;
+            let mut ready = self.shared.ready.lock();
+            roomier.append(&mut ready);
+            core::mem::swap(&mut *ready, &mut roomier);
             // The old list is freed when the lock is open.
-            let _old = self.shared.ready.lock().move_to(roomier);
+            drop(ready);
         }
         items.push(None);
         Ok(items.len() - 1)
@@ -204,7 +213,7 @@ impl Epoll {
         let item = Self::find(&items, fd, file)?;
         self.retire(&mut items, &item);
         drop(items);
-        if let Some(inner) = file.file().epoll() {
+        if let Some(inner) = Epoll::of(file) {
             nesting::leave(self, inner);
         }
         Ok(())
@@ -307,9 +316,5 @@ impl File for EpollFile {
         let mut ready = Ready::empty();
         ready.set(Ready::IN, self.0.has_ready());
         ready
-    }
-
-    fn epoll(&self) -> Option<&Arc<Epoll>> {
-        Some(&self.0)
     }
 }

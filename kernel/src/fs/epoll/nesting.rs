@@ -113,7 +113,7 @@ fn depth_below(from: &Arc<Epoll>, forbidden: &Arc<Epoll>, visit: u64, most: usiz
     // Down the graph only, so that the order in which instances are locked is everybody's.
     for item in from.items.lock().iter().flatten() {
         let file = item.file.upgrade();
-        if let Some(inner) = file.as_ref().and_then(|file| file.file().epoll()) {
+        if let Some(inner) = file.as_ref().and_then(|file| Epoll::of(file)) {
             depth = depth.max(1 + depth_below(inner, forbidden, visit, most - 1)?);
         }
     }

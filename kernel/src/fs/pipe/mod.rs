@@ -15,10 +15,10 @@ mod splice;
 #[cfg(test)]
 mod tests;
 
+use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use freehold_collections::Map;
 use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::ioctl::FIONREAD;
 
@@ -26,11 +26,10 @@ pub use page::BytePage;
 pub use ring::{Boundary, Ring};
 pub use splice::{sys_splice, sys_tee, sys_vmsplice};
 
-use super::anonymous::{self, AnonymousNode};
-use super::{Blocking, File, Identity, Node, NodeKind, OpenFlags, Ready};
+use super::anonymous::AnonymousNode;
+use super::{Blocking, File, Identity, Node, NodeKind, OpenFile, OpenFlags, Ready};
 use crate::sync::{Mutex, PollWaiter, SpinLock, WaitQueue};
 use crate::syscall::Args;
-use crate::task::{SigInfo, Signal};
 use crate::user::{Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result};
 
@@ -249,7 +248,7 @@ impl Pipe {
         let mut done = 0;
         let Err(error) = self.write_all(offer, blocking, &mut done) else { return Ok(done) };
         if error == Errno::EPIPE {
-            signal_broken();
+            crate::task::signal_broken_pipe();
         }
         so_far(done, error)
     }
@@ -334,6 +333,10 @@ impl Offer<'_> {
 }
 
 impl PipeEnd {
+    /// Returns the pipe behind `file`, where it is one.
+    pub fn pipe_of(file: &OpenFile) -> Option<&Arc<Pipe>> {
+        file.file().downcast::<Self>().map(|end| &end.pipe)
+    }
     /// The pipe behind it.
     pub fn pipe(&self) -> &Arc<Pipe> {
         &self.pipe
@@ -390,10 +393,6 @@ impl File for PipeEnd {
     fn flags_changed(&self, flags: OpenFlags) {
         self.packets.store(u32::from(flags.contains(OpenFlags::DIRECT)), Ordering::Relaxed);
     }
-
-    fn pipe(&self) -> Option<&Arc<Pipe>> {
-        Some(&self.pipe)
-    }
 }
 
 impl Drop for PipeEnd {
@@ -417,15 +416,8 @@ impl Drop for PipeEnd {
     }
 }
 
-/// SIGPIPE for the thread that wrote in vain.
-pub fn signal_broken() {
-    if let Some(task) = crate::task::try_current() {
-        task.signal(SigInfo::kernel(Signal::PIPE));
-    }
-}
-
 /// FIFOs that somebody has open, by their inodes.
-static FIFOS: SpinLock<Map<Identity, Weak<Pipe>>> = SpinLock::new(Map::new());
+static FIFOS: SpinLock<BTreeMap<Identity, Weak<Pipe>>> = SpinLock::new(BTreeMap::new());
 
 /// Open the FIFO that has a name, `node`.
 ///
@@ -440,7 +432,7 @@ pub fn open_named(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>
             Some(pipe) => pipe,
             None => {
                 fifos.retain(|_, pipe| pipe.strong_count() > 0);
-                fifos.try_insert(identity, Arc::downgrade(&fresh))?;
+                fifos.insert(identity, Arc::downgrade(&fresh));
                 fresh
             }
         }
@@ -500,5 +492,5 @@ pub fn sys_pipe(args: &Args) -> Result<i64> {
 
 fn install_pair(to: UserPtr<[i32; 2]>, flags: OpenFlags) -> Result<i64> {
     let (reader, writer) = Pipe::pair(flags)?;
-    anonymous::install_pair(to, (reader, flags), (writer, flags | OpenFlags::WRONLY))
+    crate::task::install_pair(to, (reader, flags), (writer, flags | OpenFlags::WRONLY))
 }

@@ -4,10 +4,12 @@
 //! chunk, whole or not at all; that is what makes it atomic. Held by the pipe's sleeping lock: user bytes may
 //! fault while they are moved.
 
-use freehold_collections::VecDeque;
+use alloc::collections::VecDeque;
+
 use freehold_machine::PAGE_SIZE;
 
 use super::page::{BytePage, Holding};
+use crate::fallible::Grow as _;
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result};
 
@@ -113,14 +115,14 @@ impl Ring {
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
     pub fn push(&mut self, source: &mut dyn Source, boundary: Boundary) -> Result<usize> {
-        self.chunks.try_reserve(1)?;
+        self.chunks.make_room(1)?;
         let page = match self.spare.take() {
             Some(page) => page,
             None => BytePage::allocate()?,
         };
         match page.fill(0..PAGE_SIZE, source) {
             Ok(count) if count > 0 => {
-                self.chunks.push_back_reserved(Chunk { page, start: 0, end: count, boundary });
+                self.chunks.push_back(Chunk { page, start: 0, end: count, boundary });
                 Ok(count)
             }
             result => {
@@ -136,8 +138,9 @@ impl Ring {
     /// `ENOMEM`.
     #[cfg(target_os = "none")]
     pub fn push_page(&mut self, page: BytePage, range: core::ops::Range<usize>) -> Result<()> {
-        let chunk = Chunk { page, start: range.start, end: range.end, boundary: Boundary::Stream };
-        Ok(self.chunks.try_push_back(chunk)?)
+        self.chunks.make_room(1)?;
+        self.chunks.push_back(Chunk { page, start: range.start, end: range.end, boundary: Boundary::Stream });
+        Ok(())
     }
 
     /// Move bytes from the front to the sink: all that fit, or the rest of one packet.
@@ -220,11 +223,11 @@ impl Ring {
     /// # Errors
     /// `ENOMEM`.
     pub fn give(&mut self, other: &mut Ring, limit: usize) -> Result<usize> {
-        other.chunks.try_reserve(1)?;
+        other.chunks.make_room(1)?;
         match self.chunks.front() {
             Some(front) if front.len() <= limit => {
                 let count = front.len();
-                self.chunks.pop_front().into_iter().for_each(|front| other.chunks.push_back_reserved(front));
+                other.chunks.extend(self.chunks.pop_front());
                 Ok(count)
             }
             _ => self.pop_with(limit, &mut |source| other.push(source, Boundary::Stream)),
@@ -250,7 +253,7 @@ impl Ring {
         limit: usize,
         give: &mut dyn FnMut(&mut dyn Sink) -> Result<usize>,
     ) -> Result<usize> {
-        self.chunks.try_reserve(1)?;
+        self.chunks.make_room(1)?;
         let page = match self.spare.take() {
             Some(page) => page,
             None => BytePage::allocate()?,
@@ -261,7 +264,7 @@ impl Ring {
         if end == 0 {
             self.spare = Some(page);
         } else {
-            self.chunks.push_back_reserved(Chunk { page, start: 0, end, boundary: Boundary::Stream });
+            self.chunks.push_back(Chunk { page, start: 0, end, boundary: Boundary::Stream });
         }
         result
     }

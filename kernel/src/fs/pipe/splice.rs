@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 use linux_raw_sys::general as c;
 
 use super::ring::Ring;
-use super::{Blocking, Pipe};
+use super::{Blocking, Pipe, PipeEnd};
 use crate::fs::{OpenFile, Seekable};
 use crate::sync::MutexGuard;
 use crate::syscall::Args;
@@ -42,7 +42,7 @@ fn wait_for_bytes(pipe: &Pipe, blocking: Blocking) -> Result<bool> {
 fn wait_for_room(pipe: &Pipe, blocking: Blocking) -> Result<()> {
     loop {
         if !pipe.has_readers() {
-            super::signal_broken();
+            crate::task::signal_broken_pipe();
             return Err(Errno::EPIPE);
         }
         if pipe.has_room() {
@@ -216,7 +216,7 @@ pub fn sys_splice(args: &Args) -> Result<i64> {
         return Ok(0);
     }
     let length = length.min(crate::user::MAX_COUNT);
-    let count = match (from.file().pipe(), to.file().pipe()) {
+    let count = match (PipeEnd::pipe_of(&from), PipeEnd::pipe_of(&to)) {
         (Some(source), Some(sink)) => {
             if !from_offset.is_null() || !to_offset.is_null() {
                 return Err(Errno::ESPIPE);
@@ -276,7 +276,7 @@ pub fn sys_tee(args: &Args) -> Result<i64> {
     let (from, to) = (files.get(args.fd(0))?, files.get(args.fd(1))?);
     from.check_readable()?;
     to.check_writable()?;
-    let (Some(source), Some(sink)) = (from.file().pipe(), to.file().pipe()) else {
+    let (Some(source), Some(sink)) = (PipeEnd::pipe_of(&from), PipeEnd::pipe_of(&to)) else {
         return Err(Errno::EINVAL);
     };
     if length == 0 {
@@ -299,7 +299,7 @@ pub fn sys_vmsplice(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let file = crate::task::current().process().files().get(args.fd(0))?;
-    let pipe = file.file().pipe().ok_or(Errno::EBADF)?;
+    let pipe = PipeEnd::pipe_of(&file).ok_or(Errno::EBADF)?;
     let mut memory = Iovecs::read(args[1], args[2] as usize)?;
     let wait = blocking(&file, flags);
     let count =

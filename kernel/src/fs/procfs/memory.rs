@@ -18,7 +18,8 @@ use crate::fs::device::split_device;
 use crate::fs::file::{Blocking, File, Seekable};
 use crate::fs::generated::Text;
 use crate::fs::node::Node;
-use crate::fs::{Path, boot};
+use crate::fs::{Path, root};
+pub(super) use crate::hw::PAGE;
 use crate::mem::{self, FileMapping, Frames, Space};
 use crate::task::{self, Process};
 use crate::user::{self, Sink, Source};
@@ -28,7 +29,6 @@ pub(super) type Area<'a> = AreaView<'a, Frames>;
 
 /// Most bytes of arguments or environment that are shown.
 const MAX_STRINGS: u64 = 1 << 20;
-pub(super) const PAGE: u64 = 4096;
 
 /// Write the content of a file about `space`, which is or was the memory of `process`; nothing for
 /// one that has ended.
@@ -124,7 +124,7 @@ fn identity(area: &Area<'_>) -> (u64, u64) {
         return (identity.device, identity.inode);
     }
     match area.name {
-        AreaName::SharedAnonymous => (boot::unnamed_mount().file_system().device(), area.object),
+        AreaName::SharedAnonymous => (root::unnamed_mount().file_system().device(), area.object),
         _ => (0, 0),
     }
 }

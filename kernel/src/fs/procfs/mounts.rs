@@ -2,11 +2,11 @@
 
 use alloc::vec::Vec;
 
-use crate::fs::boot;
 use crate::fs::device::split_device;
 use crate::fs::generated::Text;
 use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::path::{Path, Reach};
+use crate::fs::root;
 use crate::{Result, fallible};
 
 /// Writes blank, tab, line feed and backslash as octal escapes, which getmntent(3) undoes.
@@ -40,7 +40,7 @@ fn options(out: &mut Text, flags: MountFlags) {
 /// Every mount that can be reached from `root`, with the path of its mount point there.
 fn visible(root: &Path) -> Result<Vec<(alloc::sync::Arc<Mount>, Vec<u8>)>> {
     let mut found = Vec::new();
-    for mount in boot::root_mount().tree()? {
+    for mount in root::root_mount().tree()? {
         let place = Path::root_of(mount.clone()).describe(root)?;
         if place.reach == Reach::Inside {
             fallible::push(&mut found, (mount, place.text))?;

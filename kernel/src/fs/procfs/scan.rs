@@ -124,11 +124,11 @@ mod call {
     use freehold_vm::{AreaFlags, OfFile, PageAt, PageSize, PageView, Written};
 
     use super::{Filter, Regions, Room, category};
+    use crate::hw::PAGE;
     use crate::mem::Space;
     use crate::user::UserPtr;
     use crate::{Errno, Result, sched, task};
 
-    const PAGE: u64 = 4096;
     const LARGE: u64 = 2 << 20;
     /// One past the last address that a program can name.
     const END: u64 = (1 << 47) - PAGE;
@@ -248,8 +248,8 @@ mod call {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hw::PAGE;
 
-    const PAGE: u64 = 4096;
     const ALL: Filter = Filter { inverted: 0, all_of: 0, any_of: category::ALL, told: category::ALL };
 
     fn regions(filter: Filter, room: u64, pages: u64) -> Regions {

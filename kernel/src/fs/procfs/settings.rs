@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 
 use crate::fs::generated::{Generate, Text};
 use crate::fs::pseudo::PseudoDir;
-use crate::system::{self, Name};
 use crate::task::registry;
+use crate::task::uts::{self, Name};
 use crate::{Errno, Result};
 
 /// The number in a text that a program wrote, with blanks around it.
@@ -20,14 +20,14 @@ struct Named(Name);
 
 impl Generate for Named {
     fn show(&self, text: &mut Text) -> Result<()> {
-        text.push(&system::name(self.0));
+        text.push(&uts::name(self.0));
         text.push(b"\n");
         Ok(())
     }
 
     fn store(&self, bytes: &[u8]) -> Result<()> {
         let line = bytes.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or_default();
-        system::set_name(self.0, line)
+        uts::set_name(self.0, line)
     }
 }
 
@@ -111,9 +111,9 @@ fn random_pair() -> [u64; 2] {
 /// Put /proc/sys into `root`.
 pub(super) fn fill(root: &Arc<PseudoDir>) {
     let kernel = root.dirs("sys/kernel");
-    kernel.constant("ostype", system::SYSTEM);
-    kernel.constant("osrelease", system::RELEASE);
-    kernel.constant("version", system::VERSION);
+    kernel.constant("ostype", uts::SYSTEM);
+    kernel.constant("osrelease", uts::RELEASE);
+    kernel.constant("version", uts::VERSION);
     kernel.generated("hostname", 0o644, Named(Name::Host));
     kernel.generated("domainname", 0o644, Named(Name::Domain));
     kernel.constant("pid_max", alloc::format!("{}", registry::PID_MAX));

@@ -184,7 +184,7 @@ fn dispositions(process: &Process) -> [u64; 2] {
 /// The terminal's device number as /proc shows it and the foreground group, or 0 and -1.
 fn terminal(process: &Process) -> (u64, i64) {
     let session = process.session();
-    let terminal = session.controlling.lock().clone();
+    let terminal = crate::tty::terminal_of(&session);
     match terminal {
         None => (0, -1),
         Some(tty) => (tty.device(), i64::from(tty.control().1)),

@@ -14,8 +14,8 @@ use crate::fs::machine;
 use crate::fs::node::{Identity, NodeKind};
 use crate::fs::pseudo::PseudoDir;
 use crate::mem::{self, stats::MemoryStats};
-use crate::task::registry;
-use crate::{Errno, Result, hw, sched, swap, system, task, time};
+use crate::task::{registry, uts};
+use crate::{Errno, Result, hw, sched, swap, task, time};
 
 /// Kilobytes in a frame.
 const FRAME_KB: u64 = 4;
@@ -34,10 +34,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         }
         Ok(())
     });
-    root.constant(
-        "version",
-        alloc::format!("{} version {} {}", system::SYSTEM, system::RELEASE, system::VERSION),
-    );
+    root.constant("version", alloc::format!("{} version {} {}", uts::SYSTEM, uts::RELEASE, uts::VERSION));
     root.file("cmdline", |out| {
         writeln!(out, "{}", machine::get().map_or("", |machine| machine.command_line));
         Ok(())

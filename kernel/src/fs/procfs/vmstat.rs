@@ -111,7 +111,7 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     line("pgsteal_anon", sum([kswapd[0], direct[0]], |counts| counts.stolen));
     line("pgsteal_file", sum([kswapd[1], direct[1]], |counts| counts.stolen));
     line("pageoutrun", reclaim::runs());
-    line("oom_kill", stats::oom_kills());
+    line("oom_kill", crate::task::oom_kills());
     let compaction = mem::evacuate::compaction();
     line("compact_migrate_scanned", compaction.scanned);
     line("compact_isolated", compaction.moved);

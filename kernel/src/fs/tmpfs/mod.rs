@@ -25,11 +25,11 @@ pub use regular::Seals;
 use super::content::{Content, ContentSource};
 use super::mount::{FileSystem, FsStats};
 use super::node::{NewNode, Node, NodeKind};
+use crate::hw::PAGE;
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
 const MAGIC: u64 = 0x0102_1994;
-const PAGE: u64 = 4096;
 
 /// Minors below are taken by files without a name and the like.
 static NEXT_DEVICE: AtomicU64 = AtomicU64::new(20);
@@ -37,6 +37,39 @@ static NEXT_DEVICE: AtomicU64 = AtomicU64::new(20);
 /// A device number for a file system without a device (major 0).
 pub fn unnamed_device() -> u64 {
     super::device::make_device(0, NEXT_DEVICE.fetch_add(1, Ordering::Relaxed) as u32)
+}
+
+/// What the kernel's own tmpfs instances are made of.
+struct Common {
+    /// Holds files without a name.
+    unnamed: Arc<TmpFs>,
+    contents: Arc<dyn ContentSource>,
+}
+
+static COMMON: SpinLock<Option<Common>> = SpinLock::new(None);
+
+/// Makes the file system of files without a name; `contents` makes the files' contents from now on. Once, at boot.
+pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<TmpFs>> {
+    let unnamed = TmpFs::new("tmpfs", contents.clone(), 0o777)?;
+    unnamed.unlimited();
+    *COMMON.lock() = Some(Common { unnamed: unnamed.clone(), contents });
+    Ok(unnamed)
+}
+
+fn with_common<R>(f: impl FnOnce(&Common) -> R) -> R {
+    f(COMMON.lock().as_ref().expect("tmpfs::init ran at boot"))
+}
+
+/// A regular file without a name.
+pub fn unnamed_file(mode: u32, uid: u32, gid: u32) -> Result<Arc<TmpNode>> {
+    with_common(|common| common.unnamed.clone()).unnamed_file(mode, uid, gid)
+}
+
+/// A new, empty tmpfs of the type `name`, with mount(2)'s `options`.
+pub fn mount(name: &'static str, options: &[u8]) -> Result<Arc<dyn FileSystem>> {
+    let fs = TmpFs::new(name, with_common(|common| common.contents.clone()), 0o1777)?;
+    fs.configure(options)?;
+    Ok(fs)
 }
 
 /// What all nodes of one tmpfs share.

@@ -46,9 +46,9 @@ impl Seals {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Whether the content may still be written, by write or through a new writable shared mapping: `EPERM` if not.
-    pub fn allow_write(&self) -> Result<()> {
-        self.refuse(F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)
+    /// Whether a file with the seals `bits` may still be written, by write or through a new writable shared mapping.
+    pub const fn allow_write(bits: u32) -> bool {
+        bits & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE) == 0
     }
 
     fn refuse(&self, bits: u32) -> Result<()> {
@@ -144,7 +144,7 @@ impl Regular {
             return Ok((0, at));
         }
         let len = left.min(task::file_size_left(at)?);
-        self.seals.allow_write()?;
+        self.seals.refuse(F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)?;
         let end = at.checked_add(len).filter(|&end| i64::try_from(end).is_ok()).ok_or(Errno::EFBIG)?;
         let end = self.end_within_seals(at, end, size)?;
         let mut part;
@@ -227,7 +227,7 @@ impl Regular {
         let _write = self.write.lock_killable()?;
         let size = self.content.size();
         if matches!(how, Allocate::PunchHole | Allocate::ZeroKeepSize) {
-            self.seals.allow_write()?;
+            self.seals.refuse(F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)?;
         }
         if how != Allocate::PunchHole && range.end > size {
             // With KEEP_SIZE too, as on Linux.

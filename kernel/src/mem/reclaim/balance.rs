@@ -9,9 +9,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_frame::Owner;
 use freehold_vm::Event;
 
+use super::caches;
 use crate::mem::{commons, frames, hotplug};
 use crate::sync::SpinLock;
-use crate::{Errno, Result, block};
+use crate::{Errno, Result};
 
 /// As on Linux.
 static SWAPPINESS: AtomicU64 = AtomicU64::new(60);
@@ -71,7 +72,7 @@ pub(super) struct Share {
 impl Share {
     /// The shares of `want` frames as things are.
     pub(super) fn now(want: u64) -> Self {
-        let files = block::cached_pages();
+        let files = caches::pages();
         let shared = frames().frames_of(Owner::PageCache).saturating_sub(files);
         let anonymous = frames().frames_of(Owner::Anon) + shared;
         // While the host has memory to give, no program waits for a disk.
@@ -82,7 +83,7 @@ impl Share {
             return Self { private: if given_up { want } else { 0 }, shared: 0, files: want };
         }
         let totals =
-            [commons().count_of(Event::SwapIn), block::traffic()[0] / freehold_machine::PAGE_SIZE as u64];
+            [commons().count_of(Event::SwapIn), caches::bytes_read() / freehold_machine::PAGE_SIZE as u64];
         let costs = COSTS.lock().update(totals, anonymous + files);
         let [of_anonymous, files] = split(want, [anonymous, files], costs, swappiness());
         let shared = (of_anonymous * shared).div_ceil(anonymous.max(1));

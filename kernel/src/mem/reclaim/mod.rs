@@ -20,6 +20,7 @@
 
 mod balance;
 pub(super) mod blocks;
+pub mod caches;
 mod kswapd;
 
 use core::ops::AddAssign;
@@ -34,8 +35,8 @@ pub use blocks::stalls as compact_stalls;
 pub use kswapd::{runs, start, wake};
 
 use super::{commons, frames};
+use crate::sched::{self, thread};
 use crate::sync::{Mutex, WaitQueue};
-use crate::{block, hw, sched, swap, task};
 use balance::Share;
 
 /// Frames that are looked for at a time: Linux' SWAP_CLUSTER_MAX.
@@ -98,6 +99,20 @@ fn count(who: Who, kind: Kind, scanned: u64, freed: u64) {
     STOLEN[who as usize][kind as usize].fetch_add(freed, Ordering::SeqCst);
 }
 
+/// The most pages that were in swap at a time.
+static PEAK_SWAPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Takes note of how much is swapped out.
+pub fn note_swapped_pages() {
+    let usage = commons().swap().usage();
+    PEAK_SWAPPED.fetch_max(usage.slots - usage.free, Ordering::Relaxed);
+}
+
+/// The most pages that were in swap at a time.
+pub fn peak_swapped() -> u64 {
+    PEAK_SWAPPED.load(Ordering::Relaxed)
+}
+
 fn stolen_by_all() -> u64 {
     STOLEN.iter().flatten().chain([&OTHERS]).map(|count| count.load(Ordering::SeqCst)).sum()
 }
@@ -125,8 +140,7 @@ impl AddAssign for Found {
 
 /// Whether the current task is reclaiming.
 pub fn is_under_way() -> bool {
-    hw::thread::with_current(|task: &alloc::sync::Arc<task::Task>| task.reclaims.load(Ordering::Relaxed))
-        .unwrap_or(false)
+    thread::with_current(|task| task.reclaims.load(Ordering::Relaxed)).unwrap_or(false)
 }
 
 /// The current task reclaims while this lives.
@@ -135,7 +149,7 @@ struct UnderWay(());
 impl UnderWay {
     /// `None` where it does already: what reclaim needs is not reclaimed.
     fn begin() -> Option<Self> {
-        let was = task::with_current(|task| task.reclaims.swap(true, Ordering::Relaxed));
+        let was = thread::with_current(|task| task.reclaims.swap(true, Ordering::Relaxed)).unwrap_or(false);
         (!was).then(|| {
             ACTIVE.fetch_add(1, Ordering::SeqCst);
             Self(())
@@ -145,7 +159,7 @@ impl UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        task::with_current(|task| task.reclaims.store(false, Ordering::Relaxed));
+        thread::with_current(|task| task.reclaims.store(false, Ordering::Relaxed));
         ACTIVE.fetch_sub(1, Ordering::SeqCst);
         ENDED.wake_all();
     }
@@ -170,7 +184,7 @@ pub fn free_idle(most: u64) -> u64 {
     let kept = KEPT.get().map_or(0, |idle| idle());
     let listed = before.saturating_sub(frames().cached_frames()) + kept;
     let Some(_under_way) = UnderWay::begin() else { return listed };
-    let all = block::cached_pages();
+    let all = caches::pages();
     let wish = Eviction { want: most, most: all, nodes: NodeSet::ALL, laundry: Laundry::Leave };
     listed + evict(wish, Who::Direct)
 }
@@ -221,7 +235,7 @@ fn shrink(want: u64, nodes: NodeSet, who: Who) -> Found {
             _ => (share, Age::Respect),
         };
         if share.files > 0 {
-            let most = (block::cached_pages() >> shift).max(BATCH);
+            let most = (caches::pages() >> shift).max(BATCH);
             let wish = Eviction { want: share.files, most, nodes, laundry: Laundry::Store };
             found.freed += evict(wish, who);
         }
@@ -241,13 +255,13 @@ fn shrink(want: u64, nodes: NodeSet, who: Who) -> Found {
 }
 
 fn evict(wish: Eviction, who: Who) -> u64 {
-    let done = block::evict(wish);
+    let done = caches::evict(wish);
     count(who, Kind::File, done.scanned, done.freed);
     done.freed
 }
 
 fn note_swapped(done: SwapEvicted, who: Who) -> Found {
-    swap::note_use();
+    note_swapped_pages();
     count(who, Kind::Anonymous, done.scanned, done.freed);
     Found { freed: done.freed, written: done.written }
 }

@@ -10,9 +10,9 @@ use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader};
 
 use crate::fallible::Grow as _;
+use crate::hw::PAGE;
 use crate::{Errno, Result};
 
-const PAGE: u64 = 4096;
 /// The most program headers (as Linux: a table of at most 64 KiB).
 const MAX_HEADERS: usize = 65_536 / size_of::<elf::ProgramHeader64<LE>>();
 /// One past the last address that a program may use.

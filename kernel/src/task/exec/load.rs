@@ -7,10 +7,10 @@ use freehold_vm::{AreaFlags, Backing, FileView, Limits, MapRequest, Place, Prote
 
 use super::elf::{self, Kind, Plan, Segment};
 use crate::fs::{Mapping, OpenFile};
+use crate::hw::PAGE;
 use crate::mem::{FileMapping, Frames, Space};
 use crate::{Errno, Result, user};
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// Where relocatable programs go: two thirds up, so that heap and mappings both have room (ELF_ET_DYN_BASE).
 const RELOCATABLE_BASE: u64 = 0x5555_5555_4000;
 /// Pages of randomness in a relocatable program's place: 2^28.

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 
 use freehold_arch::X86;
 use freehold_arch::user::{USER_END, UserContext};
-use freehold_machine::{Entropy, PAGE_SIZE, VirtAddr};
+use freehold_machine::{Entropy, VirtAddr};
 use freehold_vm::{AreaFlags, Backing, Limits as MemoryLimits, MapRequest, Place, Protection};
 
 use crate::fs::caller::Access;
@@ -14,6 +14,7 @@ use crate::fs::mount::MountFlags;
 use crate::fs::node::NodeKind;
 use crate::fs::walk::{Final, Walk};
 use crate::fs::{OpenFile, OpenFlags, Path};
+use crate::hw::PAGE;
 use crate::mem::{Layout, Program, Space};
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
@@ -29,7 +30,6 @@ use super::load::{Executable, Role};
 use super::stack::{self, Contents, aux};
 use super::{Strings, script};
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// The lowest address that a program may map (mmap_min_addr).
 const LOWEST: u64 = 0x1_0000;
 /// Pages of randomness in the stack's place: 2^22.
@@ -336,6 +336,7 @@ impl Prepared {
             process.set_credentials(credentials);
         }
         task.set_name(&self.name);
+        task.set_translation(self.space.translation().clone());
         drop(process.replace_space(self.space));
         process.has_executed.store(true, Ordering::Relaxed);
         context.start(self.entry, self.sp);

@@ -174,7 +174,7 @@ impl Task {
                     break;
                 }
             }
-            sched::block(self, None);
+            sched::block(self.thread(), None);
         }
         self.finish_sleep();
         self.process().signals.lock().parked -= 1;

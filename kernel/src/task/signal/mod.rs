@@ -14,8 +14,8 @@ pub use pending::{
     SA_RESTORER, SA_SIGINFO, SIG_DFL, SIG_IGN,
 };
 pub(crate) use send::end_group;
-pub use send::{signal_group, signal_kernel, signal_session_leader};
-pub use set::{DefaultAction, SigInfo, SigSet, Signal, code};
+pub use send::{signal_broken_pipe, signal_group, signal_kernel, signal_session_leader};
+pub use set::{DefaultAction, Pid, SigInfo, SigSet, Signal, code};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

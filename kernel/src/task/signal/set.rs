@@ -4,7 +4,8 @@ use core::fmt;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::task::Pid;
+/// A process or thread ID; 0 is no process'.
+pub type Pid = u32;
 
 /// A signal number, 1..=64.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

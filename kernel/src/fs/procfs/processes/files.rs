@@ -4,12 +4,12 @@ use alloc::sync::{Arc, Weak};
 
 use super::super::{memory, status};
 use super::{Subject, check_inspection, metadata, space_of};
-use crate::fs::boot;
 use crate::fs::file::{File, Seekable};
 use crate::fs::flags::OpenFlags;
 use crate::fs::generated::{Generate, GeneratedFile, Text};
 use crate::fs::node::{Identity, Metadata, Node, NodeKind, SetMetadata};
 use crate::fs::pseudo;
+use crate::fs::root;
 use crate::mem::Space;
 use crate::task::Process;
 use crate::task::inspect::{self, Mode};
@@ -153,7 +153,7 @@ fn descriptor_info(out: &mut Text, process: &Process, fd: i32) -> Result<()> {
     let file = files.get(fd).map_err(|_| Errno::ENOENT)?;
     let mut flags = file.flags();
     flags.set(OpenFlags::CLOEXEC, files.on_exec(fd) == Ok(crate::fs::OnExec::Close));
-    let mount = file.path().map_or_else(boot::unnamed_mount, |path| path.mount.clone());
+    let mount = file.path().map_or_else(root::unnamed_mount, |path| path.mount.clone());
     // A stream has no offset, and its lock may be held for long: it is not taken.
     let position = if file.file().seekable() == Seekable::Offset { file.position() } else { 0 };
     writeln!(out, "pos:\t{position}\nflags:\t0{:o}\nmnt_id:\t{}", flags.bits(), mount.id());

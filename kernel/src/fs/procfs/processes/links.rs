@@ -9,7 +9,7 @@ use crate::fs::flags::OpenFlags;
 use crate::fs::node::{Identity, LinkTarget, Metadata, Node, NodeKind};
 use crate::fs::open_file::OpenFile;
 use crate::fs::path::Path;
-use crate::fs::{anonymous::AnonymousNode, boot};
+use crate::fs::{anonymous::AnonymousNode, root};
 use crate::task::{self, inspect::Mode};
 use crate::{Errno, Result};
 
@@ -98,7 +98,7 @@ impl Node for Link {
     fn follow(&self) -> Result<LinkTarget> {
         Ok(LinkTarget::Jump(match self.target()? {
             Target::Place(path) => path,
-            Target::Nameless(file) => boot::unnamed_place(file.node()),
+            Target::Nameless(file) => root::unnamed_place(file.node()),
         }))
     }
 }

@@ -7,19 +7,20 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use freehold_frame::{NodePolicy, NodeSet};
-use freehold_machine::{NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
+use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_vm::{CachedPage, Migration, Outcome, PageAt, PageNode, Policy, PolicyMode, SharedPages};
 
-use super::policy::{nodes_with_memory, read_nodes};
+use super::super::policy::nodes_with_memory;
+use super::super::{Frames, Space, commons};
+use super::policy::read_nodes;
 use super::remote::space_of;
-use super::{Frames, Space, commons};
 use crate::fallible::Grow as _;
+use crate::hw::PAGE;
 use crate::syscall::Args;
 use crate::task::{self, Capability, inspect::Mode};
 use crate::user::UserPtr;
 use crate::{Errno, Result, fallible, hw, sched};
 
-const PAGE: u64 = PAGE_SIZE as u64;
 const MPOL_MF_STRICT: u64 = 1;
 const MPOL_MF_MOVE: u64 = 2;
 const MPOL_MF_MOVE_ALL: u64 = 4;

@@ -9,7 +9,8 @@ use freehold_arch::traps;
 use freehold_machine::VirtAddr;
 use freehold_vm::{Access, FaultError, FaultKind, SegvCode};
 
-use super::{Space, out_of_memory};
+use super::out_of_memory;
+use crate::mem::Space;
 use crate::task;
 
 /// What a fault that cannot be mended means for the program.

@@ -2,31 +2,37 @@
 
 use alloc::sync::Arc;
 
-use freehold_arch::time;
 use freehold_arch::user::{USER_END, UserContext, UserEvent};
+use freehold_arch::{heap, time};
 
-use super::signal::{
+use super::dispatch;
+use crate::mem;
+use crate::sched::Thread;
+use crate::task::signal::{
     SigInfo, Signal, code,
     deliver::{Interrupted, Trap},
     exception,
 };
-use super::{Task, reserve};
-use crate::mem::{self, Fault};
-use crate::syscall;
+use crate::task::{Fault, Task, handle_user_fault, out_of_memory};
 use crate::{Errno, sched};
+
+/// Heap that is set aside before each system call, so that small allocations in it cannot fail (bytes).
+const RESERVE: usize = 16 << 10;
 
 /// Run `task`'s program from `context` until the thread ends.
 pub fn run(task: &Arc<Task>, context: &mut UserContext) {
+    // Kept at hand: the way from the task to its thread is a load more for each look.
+    let thread: &Thread = task.thread();
     let mut interrupted: Option<Interrupted> = None;
     let mut trap = Trap::default();
     loop {
         let left = time::ticks();
-        let urgent = || task.signal_pending() || interrupted.is_some() || sched::is_wanted();
+        let urgent = || thread.signal_pending() || interrupted.is_some() || sched::is_wanted();
         let Some(event) = context.run_unless(urgent) else {
             if sched::is_wanted() {
                 sched::reschedule();
             }
-            if (task.signal_pending() || interrupted.is_some())
+            if (thread.signal_pending() || interrupted.is_some())
                 && task.attend(context, interrupted.take(), trap).is_break()
             {
                 return;
@@ -37,13 +43,11 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
         match event {
             UserEvent::Syscall => {
                 let number = context.syscall_number();
-                let outcome = mem::with_memory_found(|| {
-                    match reserve::with(&task.drawn, || syscall::dispatch(context)) {
-                        Ok(outcome) => outcome,
-                        Err(_) => {
-                            mem::out_of_memory("system call");
-                            Err(Errno::ERESTARTNOINTR)
-                        }
+                let outcome = mem::with_memory_found(|| match heap::ensure(RESERVE) {
+                    Ok(()) => dispatch(context),
+                    Err(_) => {
+                        out_of_memory("system call");
+                        Err(Errno::ERESTARTNOINTR)
                     }
                 });
                 match outcome {
@@ -59,7 +63,7 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
             }
             UserEvent::PageFault { addr, access, code } => {
                 let space = task.process().space();
-                let result = mem::handle_user_fault(&space, addr, access);
+                let result = handle_user_fault(&space, addr, access);
                 if let Err(fault) = result {
                     let error = exception::shown_page_fault_code(code, addr.0, USER_END);
                     trap = Trap { vector: u64::from(exception::PAGE_FAULT), error, address: addr.0 };

@@ -2,19 +2,27 @@
 //!
 //! Arguments are checked in Linux' order, so that a program that probes gets the errno it expects.
 
+mod nodes;
+mod policy;
+mod remote;
+
+pub use nodes::{sys_migrate_pages, sys_move_pages};
+pub use policy::{sys_get_mempolicy, sys_mbind, sys_set_mempolicy};
+pub use remote::{sys_process_vm_readv, sys_process_vm_writev};
+
 use alloc::sync::Arc;
 
 use bitflags::bitflags;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
-    Access, Advice, AreaFlags, Backing, FaultError, FileView, LockAll, LockMode, MapRequest, OtherCopies,
-    Place, Populate, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite,
-    SyncMode,
+    Advice, AreaFlags, Backing, FileView, LockAll, LockMode, MapRequest, OtherCopies, Place, Populate,
+    ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode,
 };
 
 use super::populate::{and_populate, and_populate_if_possible};
 use super::space::whole_pages;
-use super::{FileMapping, Frames, Space, commons, out_of_memory};
+use super::{FileMapping, Frames, Space, commons};
+use crate::fs::tmpfs::Seals;
 use crate::fs::{Mapping, OpenFile};
 use crate::syscall::Args;
 use crate::task::Resource;
@@ -181,7 +189,7 @@ fn file_backing(
         Mapping::Zeroes => return Ok(sharing.anonymous()),
         Mapping::Content(content) => content,
     };
-    let sealed = file.file().seals().is_some_and(|seals| seals.allow_write().is_err());
+    let sealed = file.file().seals().is_some_and(|seals| !Seals::allow_write(seals));
     if stores && sealed {
         return Err(Errno::EPERM);
     }
@@ -314,7 +322,7 @@ fn advise(space: &Arc<Space>, start: u64, len: u64, advice: Advice) -> Result<()
     if advice == Advice::PageOut && matches!(outcome, Ok(()) | Err(Errno::ENOMEM)) {
         let range = whole_pages(start, len).ok_or(Errno::EINVAL)?;
         commons().page_out(&**space, range);
-        crate::swap::note_use();
+        super::reclaim::note_swapped_pages();
     }
     outcome
 }
@@ -422,24 +430,4 @@ pub fn sys_mlockall(args: &Args) -> Result<i64> {
 pub fn sys_munlockall(_args: &Args) -> Result<i64> {
     current_space().lock().unlock_all();
     Ok(0)
-}
-
-/// Make the pages of `start..start + len` present for `access`, as a program's access would; used where the
-/// kernel must know before it copies. `EFAULT` where one cannot be.
-pub fn fault_in(start: u64, len: usize, access: Access) -> Result<()> {
-    let limits = task::with_current(|task| task.process().memory_limits());
-    let space = current_space();
-    loop {
-        let outcome = space.lock().fault_in(VirtAddr(start), len as u64, access, &limits);
-        match outcome {
-            Ok(()) => {
-                task::with_current(|task| task.injection.fault_served());
-                return Ok(());
-            }
-            Err(FaultError::OutOfMemory) if !task::current().is_dying() => {
-                out_of_memory("copy to or from user memory")
-            }
-            Err(_) => return Err(Errno::EFAULT),
-        }
-    }
 }

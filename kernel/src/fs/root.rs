@@ -1,0 +1,115 @@
+//! The root of the tree of names, and the kernel's own way into it.
+//!
+//! [`set`] runs once at boot, before the first process.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::caller::Caller;
+use super::mount::{FileSystem, Mount, MountFlags};
+use super::node::{Node, NodeKind};
+use super::path::{Entry, Path};
+use super::walk::{Final, Walk};
+use super::{OpenFile, OpenFlags, names};
+use crate::sync::SpinLock;
+use crate::{Errno, Result, user};
+
+struct Roots {
+    root: Arc<Mount>,
+    /// Where files without a name live (memfd; the inodes of pipes are their own).
+    unnamed: Arc<Mount>,
+}
+
+static ROOTS: SpinLock<Option<Roots>> = SpinLock::new(None);
+
+fn with_roots<R>(f: impl FnOnce(&Roots) -> R) -> R {
+    f(ROOTS.lock().as_ref().expect("the root is mounted at boot"))
+}
+
+/// Sets the mount that everything hangs in, and the one of files without a name.
+pub fn set(root: Arc<Mount>, unnamed: Arc<Mount>) {
+    *ROOTS.lock() = Some(Roots { root, unnamed });
+}
+
+/// The mount that everything hangs in.
+pub fn root_mount() -> Arc<Mount> {
+    with_roots(|roots| roots.root.clone())
+}
+
+/// The root directory.
+pub fn root() -> Path {
+    Path::root_of(root_mount())
+}
+
+/// The mount of files without a name.
+pub fn unnamed_mount() -> Arc<Mount> {
+    with_roots(|roots| roots.unnamed.clone())
+}
+
+/// Make the directory `path` and those above it where they are not there yet, as root.
+pub fn make_dirs(path: &[u8]) -> Result<()> {
+    let root = root();
+    let walk = Walk::new(&root, &root, &Caller::ROOT);
+    let ends = path.iter().enumerate().filter(|&(at, &byte)| byte == b'/' && at > 0).map(|(at, _)| at);
+    for end in ends.chain([path.len()]) {
+        match names::make_dir(&walk, &path[..end], 0o755) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Mount `fs` at `path`, making the directory.
+pub fn mount_at(fs: Arc<dyn FileSystem>, source: &[u8], path: &[u8], flags: MountFlags) -> Result<()> {
+    make_dirs(path)?;
+    let root = root();
+    let place = Walk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
+    let mount = Mount::new(fs, source, flags)?;
+    place.mount.clone().attach(&mount, place)
+}
+
+/// Make a node in /dev.
+pub fn add_device(name: &[u8], kind: NodeKind, mode: u32, number: (u32, u32)) -> Result<()> {
+    let root = root();
+    let walk = Walk::new(&root, &root, &Caller::ROOT);
+    let mut path = Vec::from(b"/dev/".as_slice());
+    path.extend_from_slice(name);
+    let rdev = super::device::make_device(number.0, number.1);
+    names::make_node(&walk, &path, kind, mode, rdev).map(|_| ())
+}
+
+/// The place of a node without a name.
+pub fn unnamed_place(node: Arc<dyn Node>) -> Path {
+    Path { mount: unnamed_mount(), node, entry: None }
+}
+
+/// The place of a node without a name that /proc shows as "/", `prefix`, `name` and " (deleted)".
+pub fn unnamed_place_named(node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Path {
+    let mount = unnamed_mount();
+    let entry = Entry { dir: mount.root().clone(), name: [prefix, name].concat() };
+    Path { mount, node, entry: Some(Arc::new(entry)) }
+}
+
+/// Open a file by its path, as root.
+///
+/// # Errors
+/// As open(2).
+pub fn open_file(path: &[u8], flags: OpenFlags) -> Result<Arc<OpenFile>> {
+    let root = root();
+    let place = Walk::new(&root, &root, &Caller::ROOT).find(path, Final::Follow)?;
+    OpenFile::new(place.node.clone().open(flags)?, Some(place), flags)
+}
+
+/// The bytes of the file at `path`, read by the kernel itself.
+///
+/// # Errors
+/// What opening and reading give; `ENOMEM`.
+pub fn read_file(path: &[u8]) -> Result<Vec<u8>> {
+    let file = open_file(path, OpenFlags::empty())?;
+    let size = usize::try_from(file.node().metadata().size).map_err(|_| Errno::ENOMEM)?;
+    let mut bytes = user::zeroed(size)?;
+    let read = file.read_kernel(0, &mut bytes)?;
+    bytes.truncate(read);
+    Ok(bytes)
+}

@@ -1,0 +1,289 @@
+//! The task that plugs memory in and unplugs it, as the host's memory devices want ([`Resizer`]).
+//!
+//! It also asks the host for what the machine needs:
+//!
+//! - **More**, when [`crate::mem::hotplug`] says so: half of what there is, 64 MiB or more, on the node that is short of it.
+//! - **Less**, when a quarter of memory, and at least 64 MiB, has been free for two looks a second apart: what is beyond that.
+//!
+//! What programs and files have there is moved out first ([`evacuate`]); the kernel takes its own frames from other memory as
+//! long as it can. What is in the way of a unit (a pinned frame, the kernel's) is tried again later, and another unit goes for it.
+
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use freehold_arch::memory::pluggable;
+use freehold_frame::{Order, Owner, Request};
+use freehold_machine::{PAGE_SHIFT, PAGEBLOCK_FRAMES, Pfn, PfnRange};
+use freehold_virtio::mem::resize::Device as _;
+use freehold_virtio::mem::{Memory, Outcome, Resizer};
+
+use super::{MemoryDevice, memory, want_memory};
+use crate::fallible::Grow as _;
+use crate::mem::hotplug::{
+    CEILING, EVENT, EVENTS, GROWN, HAS_DEVICES, HOPEFUL, PATIENCE, PEAK, SILENT, WANTED, WORKING,
+};
+use crate::mem::{evacuate, frames, stats};
+use crate::{sched, time};
+
+const MIB: u64 = 1 << 20;
+/// The least that is asked for at a time, and that stays free.
+const LEAST: u64 = 64 * MIB;
+/// The most that is asked for at a time.
+const MOST: u64 = 1024 * MIB;
+/// The least that is given back at a time.
+const WORTH: u64 = 8 * MIB;
+/// How often to see whether memory is to spare.
+const LOOK: u64 = time::SECOND;
+/// How often to see whether the host has answered: its devices send no interrupts.
+const GLANCE: u64 = time::SECOND / 1000;
+/// How long after a failure to unplug to leave a device alone.
+const REST: u64 = 10 * time::SECOND;
+/// Units that are emptied at a time, since that takes a walk through all address spaces.
+const AHEAD: usize = 32;
+
+/// Start the task, if there are memory devices.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn start() -> crate::Result<()> {
+    let mut devices = Vec::new();
+    for device in memory() {
+        let resizer = Resizer::new(device.region()).ok_or(crate::Errno::ENOMEM)?;
+        devices.push(Plugged { device, resizer, asked: 0, asked_at: 0, rests_until: 0, last: None });
+    }
+    PEAK.store(frames().total_frames(), Ordering::Relaxed);
+    let growth: u64 = devices.iter().map(|plugged| plugged.room()).sum();
+    CEILING.store((frames().total_frames() << PAGE_SHIFT) + growth, Ordering::Relaxed);
+    stats::ceiling_changed();
+    if !devices.is_empty() {
+        HAS_DEVICES.store(true, Ordering::Relaxed);
+        log::info!("hotplug: {} MiB can be plugged in", growth / MIB);
+        sched::spawn_kernel("hotplug", move || Hotplug { devices, spare: 0 }.run())?;
+    }
+    Ok(())
+}
+
+/// A device and what is plugged in of it.
+struct Plugged {
+    device: &'static MemoryDevice,
+    resizer: Resizer,
+    /// Bytes that the host was asked for last.
+    asked: u64,
+    asked_at: u64,
+    /// Not to be asked to unplug before.
+    rests_until: u64,
+    last: Option<Outcome>,
+}
+
+impl Plugged {
+    /// Bytes that can still come.
+    fn room(&self) -> u64 {
+        (self.resizer.region().frames().len() << PAGE_SHIFT) - self.resizer.plugged()
+    }
+    fn ask(&mut self, bytes: u64) {
+        (self.asked, self.asked_at) = (bytes, time::now());
+        want_memory(self.device.number, bytes);
+    }
+    /// Do what the device wants. `None`: it has failed.
+    fn follow(&mut self) -> Option<()> {
+        let before = self.resizer.plugged();
+        let mut kernel = Kernel::new(self);
+        let outcome = self.resizer.follow(self.device, &mut kernel, || {
+            GROWN.wake_all();
+            sched::cond_resched();
+        });
+        drop(kernel);
+        let now = self.resizer.plugged();
+        if now != before {
+            SILENT.store(false, Ordering::Release);
+            PEAK.fetch_max(frames().total_frames(), Ordering::Relaxed);
+            log::info!(
+                "hotplug: node {} has {} MiB plugged in, {} before",
+                self.device.node.0,
+                now / MIB,
+                before / MIB
+            );
+        }
+        if self.last != outcome.ok() && outcome == Ok(Outcome::Refused) {
+            log::warn!("hotplug: the device refuses what it asked for");
+        }
+        self.last = outcome.ok();
+        if outcome.is_err() {
+            log::error!("hotplug: the memory device of node {} broke the protocol", self.device.node.0);
+        }
+        outcome.ok().map(|_| ())
+    }
+}
+
+struct Hotplug {
+    devices: Vec<Plugged>,
+    /// Bytes to spare at the last look.
+    spare: u64,
+}
+
+impl Hotplug {
+    fn run(mut self) {
+        self.devices.retain(|plugged| plugged.device.forget_the_past().is_ok());
+        HOPEFUL.store(!self.devices.is_empty(), Ordering::Release);
+        let mut looked = time::now();
+        loop {
+            let event = || EVENT.swap(false, Ordering::AcqRel).then_some(());
+            let next = if self.is_on_its_way() { time::now() + GLANCE } else { looked + LOOK };
+            EVENTS.wait_uninterruptible_until(next, event);
+            let working = WORKING.lock();
+            self.drain_before_unplugging();
+            self.devices.retain_mut(|plugged| plugged.follow().is_some());
+            drop(working);
+            // What was given back can come again.
+            let has_room = self.devices.iter().any(|plugged| plugged.room() > 0);
+            HOPEFUL.store(has_room && !SILENT.load(Ordering::Acquire), Ordering::Release);
+            self.ask_for_more();
+            if time::now() >= looked + LOOK {
+                looked = time::now();
+                self.offer_what_is_to_spare(looked);
+            }
+            GROWN.wake_all();
+        }
+    }
+
+    /// Whether the host has been asked for what is not there yet, a short while ago.
+    fn is_on_its_way(&self) -> bool {
+        let now = time::now();
+        self.devices
+            .iter()
+            .any(|plugged| plugged.asked > plugged.resizer.plugged() && now < plugged.asked_at + PATIENCE)
+    }
+
+    /// A frame in a CPU's list keeps its pageblock: have the lists emptied where memory is to go.
+    fn drain_before_unplugging(&self) {
+        let goes = |plugged: &Plugged| {
+            plugged.device.sizes().is_ok_and(|sizes| sizes.requested < plugged.resizer.plugged())
+        };
+        if self.devices.iter().any(goes) {
+            evacuate::drain_lists();
+        }
+    }
+
+    fn ask_for_more(&mut self) {
+        let Some(node) = WANTED.swap(0, Ordering::AcqRel).checked_sub(1) else { return };
+        let topology = crate::fs::machine::get().map(|machine| &machine.firmware.topology);
+        let node = freehold_machine::NodeId(node as u8);
+        let distance =
+            |plugged: &&mut Plugged| topology.map_or(0, |all| all.distance(node, plugged.device.node));
+        let able = self.devices.iter_mut().filter(|plugged| plugged.room() > 0);
+        let Some(plugged) = able.min_by_key(distance) else { return };
+        let (now, unit) = (plugged.resizer.plugged(), plugged.resizer.unit_bytes());
+        if plugged.asked > now && time::now() < plugged.asked_at + PATIENCE {
+            // It is on its way.
+            return;
+        }
+        let step = (frames().total_frames() << PAGE_SHIFT >> 1).clamp(LEAST, MOST).min(plugged.room());
+        plugged.ask(now + step.next_multiple_of(unit).min(plugged.room()));
+    }
+
+    fn offer_what_is_to_spare(&mut self, now: u64) {
+        let keep = (frames().total_frames() << PAGE_SHIFT >> 2).max(LEAST);
+        let spare = (frames().free_frames() << PAGE_SHIFT).saturating_sub(keep);
+        // What a program is about to take again is not to spare.
+        let mut give = spare.min(core::mem::replace(&mut self.spare, spare));
+        for plugged in &mut self.devices {
+            let (has, unit) = (plugged.resizer.plugged(), plugged.resizer.unit_bytes());
+            if plugged.asked < has && plugged.last == Some(Outcome::Later) {
+                // It cannot go as things are. The host is told, so that what is free here tomorrow does not vanish then.
+                plugged.ask(has);
+                plugged.rests_until = now + REST;
+            }
+            let part = give.min(has) / unit * unit;
+            if part >= WORTH.min(has) && part > 0 && plugged.asked == has && now >= plugged.rests_until {
+                plugged.ask(has - part);
+                give -= part;
+            }
+        }
+    }
+}
+
+/// What the kernel does with what comes and goes.
+struct Kernel {
+    region: PfnRange,
+    /// Frames that are to go.
+    goes: u64,
+    /// Units whose turn comes, which were isolated and emptied with another. What is left of them is used again in the end.
+    ahead: Vec<PfnRange>,
+}
+
+impl Kernel {
+    fn new(plugged: &Plugged) -> Self {
+        let requested = plugged.device.sizes().map_or(u64::MAX, |sizes| sizes.requested);
+        let goes = plugged.resizer.plugged().saturating_sub(requested) >> PAGE_SHIFT;
+        Self { region: plugged.resizer.region().frames(), goes, ahead: Vec::new() }
+    }
+
+    /// Empty `unit`, which is isolated, and with it those below that are to go too.
+    fn empty(&mut self, unit: PfnRange) {
+        let more = (self.goes / unit.len()).saturating_sub(1).min(AHEAD as u64);
+        if self.ahead.make_room(more as usize + 1).is_ok() {
+            let below = (1..)
+                .map(|step| step * unit.len())
+                .take_while(|&down| unit.start.0 >= down && self.region.contains(Pfn(unit.start.0 - down)));
+            for down in below.take(more as usize) {
+                let start = Pfn(unit.start.0 - down);
+                let next = PfnRange::new(start, start.offset(unit.len()));
+                if !frames().is_out(next) && !self.ahead.contains(&next) && frames().unplug(next).is_ok() {
+                    self.ahead.push(next);
+                }
+            }
+            self.ahead.push(unit);
+            self.ahead.sort_unstable_by_key(|unit| unit.start);
+            evacuate::empty(&self.ahead, evacuate::node_of(unit));
+            self.ahead.retain(|other| *other != unit);
+        }
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        for unit in &self.ahead {
+            frames().plug(*unit).expect("the region is in the topology");
+        }
+    }
+}
+
+fn pageblocks(range: PfnRange) -> impl Iterator<Item = Pfn> {
+    (0..range.len() / PAGEBLOCK_FRAMES).map(move |block| range.start.offset(block * PAGEBLOCK_FRAMES))
+}
+
+/// Frames for the records of frames. What is left for emergencies serves: this is how they end.
+fn records(order: u32) -> Option<Pfn> {
+    frames().allocate(Request::new(Owner::Kernel).order(Order::new(order)?).from_reserve()).ok()
+}
+
+impl Memory for Kernel {
+    fn online(&mut self, range: PfnRange) -> bool {
+        for block in pageblocks(range) {
+            if pluggable::plug(block, &mut records).is_err() {
+                pageblocks(range).take_while(|done| *done < block).for_each(pluggable::unplug);
+                return false;
+            }
+        }
+        frames().plug(range).expect("the region is in the topology");
+        true
+    }
+    fn offline(&mut self, range: PfnRange) -> bool {
+        let was_ahead = self.ahead.contains(&range);
+        self.ahead.retain(|unit| *unit != range);
+        if !was_ahead {
+            match frames().unplug(range) {
+                Ok(0) => {}
+                Ok(_) => self.empty(range),
+                Err(_) => return false,
+            }
+        }
+        if frames().still_used(range) > 0 {
+            frames().plug(range).expect("the region is in the topology");
+            return false;
+        }
+        pageblocks(range).for_each(pluggable::unplug);
+        self.goes = self.goes.saturating_sub(range.len());
+        true
+    }
+}

@@ -1,0 +1,323 @@
+//! Threads: what the scheduler, and all below the tasks of POSIX, know of a thread of execution.
+//!
+//! A [`Thread`] has a share in scheduling, a kernel stack, the address space that its CPU loads, and the little state
+//! that sleeping, the page allocator and reclaim keep per thread. A task ([`crate::task`]) owns one and adds what POSIX
+//! wants. The run queues hold threads; a thread that was started holds its task until it has ended. What a lower layer
+//! asks of the task goes through [`ThreadOwner`].
+
+use alloc::boxed::Box;
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use freehold_bounce::{Original, OriginalMut};
+use freehold_vm::TaskPolicy;
+
+use super::{Schedule, Sleep, wake};
+use crate::Result;
+use crate::fault_inject::TaskFaults;
+use crate::sync::{IrqSpinLock, ReleaseList, SpinLock, Wake, Woken};
+use crate::task::credentials::Credentials;
+use crate::time::{Expire, TimerSlot};
+
+/// The roots of an address space, as CPUs load them.
+#[cfg(target_os = "none")]
+pub type Translation = freehold_vm::Translation<crate::hw::Frames>;
+
+/// What fills pinned bytes of a program.
+pub type Fill<'a> = &'a mut dyn FnMut(&mut dyn OriginalMut) -> Result<()>;
+/// What takes pinned bytes of a program.
+pub type Drain<'a> = &'a mut dyn FnMut(&dyn Original) -> Result<()>;
+
+/// A part of a program's memory that is pinned for a transfer.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Its first address.
+    pub address: u64,
+    /// The most bytes.
+    pub length: usize,
+    /// Bytes come in whole units of so many.
+    pub unit: usize,
+}
+
+/// What lower layers ask of the task that a thread belongs to.
+pub trait ThreadOwner: Send + Sync {
+    /// Whether the thread ends before it sees user mode again.
+    fn is_ending(&self) -> bool;
+    /// Who the process acts as.
+    fn credentials(&self) -> Arc<Credentials>;
+    /// Describes the thread for the log: its name and its number.
+    fn label(&self) -> ([u8; 16], u32);
+    /// Makes and starts a thread of the kernel that runs `body`.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EAGAIN`.
+    fn spawn_kernel(&self, name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>>;
+    /// Has `transfer` fill `part` of the program's memory while it is pinned. Returns how many bytes.
+    ///
+    /// # Errors
+    /// `EFAULT`, `ENOMEM`, those of `transfer`.
+    fn fill_pinned(&self, part: Part, transfer: Fill<'_>) -> Result<usize>;
+    /// As [`fill_pinned`](Self::fill_pinned), for a `transfer` that takes the bytes.
+    ///
+    /// # Errors
+    /// The same.
+    fn take_pinned(&self, part: Part, transfer: Drain<'_>) -> Result<usize>;
+}
+
+/// Whether a thread runs programs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Runs {
+    /// It does.
+    Programs,
+    /// It runs in the kernel only, and so in any address space.
+    Kernel,
+}
+
+/// One thread of execution.
+pub struct Thread {
+    me: Weak<Thread>,
+    owner: Weak<dyn ThreadOwner>,
+    runs: Runs,
+    /// Its share in scheduling.
+    pub schedule: Schedule,
+    #[cfg(target_os = "none")]
+    stack: spin::Once<freehold_arch::thread::Thread>,
+    /// What its CPU translates through; `None`: whatever is loaded. Changed before it runs, or by itself.
+    #[cfg(target_os = "none")]
+    translation: SpinLock<Option<Arc<Translation>>>,
+    /// Held from its start to its end.
+    kept: IrqSpinLock<Option<Arc<dyn ThreadOwner>>>,
+    /// Something is to be looked at before the return to user mode; interruptible sleeps end.
+    pub(crate) attention: AtomicBool,
+    /// See [`Thread::cancel`].
+    cancelled: AtomicBool,
+    sleep_timer: TimerSlot,
+    /// Page faults: without and with I/O.
+    pub faults: [AtomicU64; 2],
+    /// From which nodes the pages come that it touches first; the process' areas may say otherwise.
+    memory_policy: SpinLock<Option<Arc<TaskPolicy>>>,
+    /// It is finding memory for others ([`crate::mem::reclaim`]): what it allocates may come from the last reserve.
+    /// Only the thread itself changes it.
+    pub(crate) reclaims: AtomicBool,
+    /// It asked for frames and there were none, since somebody looked last. Only the thread itself changes it.
+    pub(crate) was_denied: AtomicBool,
+    /// What it is still to let go of ([`crate::sync::deferred`]). Only the thread itself looks at it.
+    pub(crate) releases: ReleaseList,
+    /// Which of its allocations are to fail.
+    pub(crate) injection: TaskFaults,
+}
+
+/// Threads with a stack of their own.
+static STACKS: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns the number of threads that have a stack of their own.
+pub fn stacks() -> usize {
+    STACKS.load(Ordering::Relaxed)
+}
+
+impl Thread {
+    /// Makes a thread of `owner`, without a stack.
+    #[inline]
+    pub fn new(owner: Weak<dyn ThreadOwner>, runs: Runs, schedule: Schedule) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            owner,
+            runs,
+            schedule,
+            #[cfg(target_os = "none")]
+            stack: spin::Once::new(),
+            #[cfg(target_os = "none")]
+            translation: SpinLock::new(None),
+            kept: IrqSpinLock::new(None),
+            attention: AtomicBool::new(false),
+            cancelled: AtomicBool::new(false),
+            sleep_timer: TimerSlot::new(),
+            faults: [const { AtomicU64::new(0) }; 2],
+            memory_policy: SpinLock::new(None),
+            reclaims: AtomicBool::new(false),
+            was_denied: AtomicBool::new(false),
+            releases: ReleaseList::new(),
+            injection: TaskFaults::default(),
+        })
+    }
+
+    /// A reference to be kept.
+    pub fn arc(&self) -> Arc<Self> {
+        self.me.upgrade().expect("whoever calls a method of a thread holds a reference to it")
+    }
+    /// The task that it belongs to; `None` once that is gone.
+    pub fn owner(&self) -> Option<Arc<dyn ThreadOwner>> {
+        self.owner.upgrade()
+    }
+    /// Whether it runs in the kernel only.
+    pub fn is_kernel(&self) -> bool {
+        self.runs == Runs::Kernel
+    }
+    /// Whether a signal waits to be delivered, or the thread is to stop or end: interruptible sleeps return.
+    pub fn signal_pending(&self) -> bool {
+        self.attention.load(Ordering::Acquire)
+    }
+    /// Lets a thread of the kernel stop what it does for a program at its next checkpoint: that program has ended.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.attention.store(true, Ordering::SeqCst);
+        wake(self, &[Sleep::Killable]);
+    }
+    /// Whether [`cancel`](Self::cancel) was called.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+    /// Whether the thread ends before it sees user mode again, or was cancelled.
+    pub fn is_dying(&self) -> bool {
+        self.is_cancelled() || self.owner().is_none_or(|owner| owner.is_ending())
+    }
+    /// Its memory policy, if it has one.
+    pub fn memory_policy(&self) -> Option<Arc<TaskPolicy>> {
+        self.memory_policy.lock().clone()
+    }
+    /// Gives it a memory policy, or none.
+    pub fn set_memory_policy(&self, policy: Option<Arc<TaskPolicy>>) {
+        let old = core::mem::replace(&mut *self.memory_policy.lock(), policy);
+        drop(old);
+    }
+}
+
+#[cfg(target_os = "none")]
+mod running {
+    use freehold_arch::thread as machine;
+
+    use super::*;
+    use crate::Errno;
+    use crate::sched::{finish_switch, make_room};
+
+    impl Thread {
+        /// The stack and the registers that the CPU switches to.
+        pub(in crate::sched) fn stack(&self) -> &machine::Thread {
+            self.stack.get().expect("a thread is started after it got its stack")
+        }
+        /// What its CPU translates through, locked.
+        pub(in crate::sched) fn translation(
+            &self,
+        ) -> impl core::ops::Deref<Target = Option<Arc<Translation>>> + '_ {
+            self.translation.lock()
+        }
+        /// Sets what its CPU translates through from the next switch on; see [`crate::sched::activate_current`].
+        pub fn set_translation(&self, new: Arc<Translation>) {
+            let old = self.translation.lock().replace(new);
+            drop(old);
+        }
+        /// Lets go of its address space: it runs nothing of a program any more, whoever keeps a reference to it.
+        pub fn leave_translation(&self) {
+            let old = self.translation.lock().take();
+            drop(old);
+        }
+        /// Gives it a stack, on which it will run `body`.
+        ///
+        /// # Errors
+        /// `ENOMEM`.
+        pub fn prepare(&self, body: impl FnOnce() + Send + 'static) -> Result<()> {
+            make_room(stacks() + 2)?;
+            let me = self.me.clone();
+            let life = move || {
+                finish_switch();
+                let Some(thread) = me.upgrade() else { return };
+                let kept = thread.kept.lock().take();
+                machine::show(&thread, || {
+                    body();
+                    drop(kept);
+                });
+            };
+            let stack = machine::Thread::new(Box::new(life)).map_err(|_| Errno::ENOMEM)?;
+            self.stack.call_once(|| stack);
+            STACKS.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+        /// What runs now is the thread, for ever: a CPU's idle thread.
+        pub(in crate::sched) fn adopt(&self) {
+            self.stack.call_once(machine::Thread::adopt);
+        }
+        /// Lets a thread run that was [prepared](Self::prepare); it holds `owner`, its task, until it has ended.
+        pub fn start(&self, owner: Arc<dyn ThreadOwner>) {
+            *self.kept.lock() = Some(owner);
+            wake(self, &[Sleep::Uninterruptible]);
+        }
+    }
+
+    impl Drop for Thread {
+        fn drop(&mut self) {
+            if self.stack.is_completed() {
+                STACKS.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Looks at the running thread without keeping it. `None` before this CPU takes part in scheduling.
+    #[inline]
+    pub fn with_current<R>(look: impl FnOnce(&Arc<Thread>) -> R) -> Option<R> {
+        machine::with_current(look)
+    }
+
+    /// Makes and starts a thread that runs `body` in the kernel and then ends.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EAGAIN`.
+    ///
+    /// # Panics
+    /// Before this CPU takes part in scheduling.
+    pub fn spawn_kernel(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<Arc<Thread>> {
+        let owner = current().owner().ok_or(Errno::EAGAIN)?;
+        owner.spawn_kernel(name, Box::new(body))
+    }
+}
+
+#[cfg(target_os = "none")]
+pub use running::{spawn_kernel, with_current};
+
+/// On the host no thread runs.
+#[cfg(not(target_os = "none"))]
+pub fn with_current<R>(_look: impl FnOnce(&Arc<Thread>) -> R) -> Option<R> {
+    None
+}
+
+/// The running thread, if this CPU takes part in scheduling.
+#[inline]
+pub fn try_current() -> Option<Arc<Thread>> {
+    with_current(Arc::clone)
+}
+
+/// The running thread.
+///
+/// # Panics
+/// Before this CPU takes part in scheduling.
+pub fn current() -> Arc<Thread> {
+    try_current().expect("a thread runs")
+}
+
+/// Whether the running thread ends before it sees user mode again. Cheap: the word that every signal sets is looked at
+/// first.
+#[inline]
+pub fn is_current_dying() -> bool {
+    with_current(|thread| thread.signal_pending() && thread.is_dying()).unwrap_or(false)
+}
+
+/// Whether an allocation of the running thread failed by injection since this was asked last.
+pub fn current_was_injected() -> bool {
+    with_current(|thread| thread.injection.take_injected()).unwrap_or(false)
+}
+
+impl Wake for Thread {
+    fn wake(&self) -> Woken {
+        wake(self, &[Sleep::Interruptible, Sleep::Uninterruptible, Sleep::Killable])
+    }
+}
+
+/// The deadline of a sleep.
+impl Expire for Thread {
+    fn slot(&self) -> &TimerSlot {
+        &self.sleep_timer
+    }
+    fn expire(&self, _now: u64) -> Option<u64> {
+        wake(self, &[Sleep::Interruptible, Sleep::Uninterruptible, Sleep::Killable]);
+        None
+    }
+}

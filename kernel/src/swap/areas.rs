@@ -1,0 +1,95 @@
+//! The areas that are switched on.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use freehold_machine::PAGE_SIZE;
+use freehold_vm::SwapArea;
+
+use super::header;
+use super::store::DiskStore;
+use crate::block::{self, Held};
+use crate::fallible::Grow as _;
+use crate::fs::{NodeKind, OpenFile, OpenFlags};
+use crate::mem::{commons, reclaim, stats};
+use crate::sync::Mutex;
+use crate::{Errno, Result};
+
+/// One area.
+pub(super) struct On {
+    pub area: SwapArea,
+    /// The disk's number.
+    pub disk: u64,
+    /// The file that it was switched on by, for its name.
+    pub file: Arc<OpenFile>,
+}
+
+/// See the module's head.
+pub(super) static AREAS: Mutex<Vec<On>> = Mutex::new(Vec::new());
+/// The most pages that were in swap at a time; `None` where there never was any swap.
+pub fn peak() -> Option<u64> {
+    block::was_ever_held().then(reclaim::peak_swapped)
+}
+
+/// A line of /proc/swaps.
+pub struct Listed {
+    /// The file's name.
+    pub name: Vec<u8>,
+    /// Pages it can hold.
+    pub pages: u64,
+    /// Pages it holds.
+    pub used: u64,
+    /// The higher, the sooner it is used.
+    pub priority: i32,
+}
+
+/// The areas, in the order in which they were switched on.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn list(root: &crate::fs::Path) -> Result<Vec<Listed>> {
+    let areas = AREAS.lock();
+    let mut lines = Vec::new();
+    lines.make_exact_room(areas.len())?;
+    for on in areas.iter() {
+        let Some(info) = commons().swap().areas().find(|info| info.area == on.area) else { continue };
+        let name = on.file.path().map_or(Ok(Vec::new()), |path| path.display(root))?;
+        lines.push(Listed { name, pages: info.slots, used: info.used, priority: info.priority });
+    }
+    Ok(lines)
+}
+
+/// Switch the area on that the host has prepared.
+pub fn on_at_boot(path: &[u8]) {
+    let outcome = crate::fs::root::open_file(path, OpenFlags::RDWR).and_then(|file| switch_on(file, None));
+    if let Err(error) = outcome {
+        crate::host::notice(format_args!("no swap on {}: {error:?}", path.escape_ascii()));
+    }
+}
+
+pub(super) fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> {
+    if file.node().kind() != NodeKind::BlockDevice {
+        return Err(Errno::EINVAL);
+    }
+    let mut areas = AREAS.lock();
+    areas.make_room(1)?;
+    let held = Held::new(&*file)?;
+    let size = held.disk().sectors() * freehold_virtio::SECTOR_SIZE as u64;
+    let mut page = [0; PAGE_SIZE];
+    if file.read_kernel(0, &mut page)? < PAGE_SIZE {
+        return Err(Errno::EINVAL);
+    }
+    let header = header::parse(&page, size / PAGE_SIZE as u64).map_err(|why| {
+        log::error!("swapon: {why}");
+        if why == header::NotSwap::Memory { Errno::ENOMEM } else { Errno::EINVAL }
+    })?;
+    // One that nobody wished for comes after all others (Linux: from -2 downwards).
+    let least = commons().swap().areas().map(|info| info.priority).fold(-1, i32::min);
+    let priority = wanted.unwrap_or(least - 1);
+    held.take_over()?;
+    reclaim::start()?;
+    let area = commons().swap().add(Arc::new(DiskStore::new(held)), header.end, &header.bad, priority)?;
+    stats::ceiling_changed();
+    areas.push(On { area, disk: file.node().metadata().rdev, file });
+    Ok(())
+}

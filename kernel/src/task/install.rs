@@ -1,0 +1,38 @@
+//! Descriptors of the calling process for files without a name.
+
+use alloc::sync::Arc;
+
+use super::current;
+use crate::Result;
+use crate::fs::{File, OnExec, OpenFile, OpenFlags};
+use crate::user::UserPtr;
+
+/// Give the calling process a descriptor for a file without a name; `flags` become the description's, CLOEXEC the
+/// descriptor's.
+///
+/// # Errors
+/// `EMFILE`, `ENOMEM`.
+pub fn install(file: Arc<dyn File>, flags: OpenFlags) -> Result<i32> {
+    let process = current().process().clone();
+    let limit = process.descriptor_limit();
+    process.files().insert(OpenFile::new(file, None, flags)?, OnExec::asked_by(flags), limit)
+}
+
+/// Give the calling process descriptors for two files, and tell it which at `to`: both or none.
+///
+/// # Errors
+/// `EMFILE`, `ENOMEM`, `EFAULT`.
+pub fn install_pair(
+    to: UserPtr<[i32; 2]>,
+    first: (Arc<dyn File>, OpenFlags),
+    second: (Arc<dyn File>, OpenFlags),
+) -> Result<i64> {
+    let files = current().process().files();
+    let first = install(first.0, first.1)?;
+    let result = install(second.0, second.1)
+        .and_then(|second| to.write(&[first, second]).inspect_err(|_| drop(files.take(second))));
+    if result.is_err() {
+        drop(files.take(first));
+    }
+    result.map(|()| 0)
+}

@@ -1,0 +1,38 @@
+//! What a task asks of the layers above it.
+
+use alloc::sync::Arc;
+use core::fmt;
+
+use freehold_arch::user::UserContext;
+
+use super::{Pid, Session, Task};
+use crate::fs::FileTable;
+
+/// What a task asks of the layers above it, once in its life or where it is slow anyway.
+pub trait Above: Sync {
+    /// Runs the task's program from `context` until the thread ends: its system calls, faults and signals.
+    fn run_program(&self, task: &Arc<Task>, context: &mut UserContext);
+    /// Cancels the operations that an ending process has under way in rings.
+    fn cancel_operations(&self, process: Pid);
+    /// Closes all files of a table that nobody has any more.
+    fn close_files(&self, files: &FileTable);
+    /// Takes the terminal from a session whose leader ends.
+    fn leave_terminal(&self, session: &Arc<Session>);
+    /// Tells the user of the machine why a program is gone.
+    fn notice(&self, text: fmt::Arguments<'_>);
+}
+
+static ABOVE: spin::Once<&'static dyn Above> = spin::Once::new();
+
+/// Sets what tasks ask; once at boot, before the first task.
+pub fn set_above(above: &'static dyn Above) {
+    ABOVE.call_once(|| above);
+}
+
+/// What was [set](set_above).
+///
+/// # Panics
+/// Before that.
+pub(super) fn above() -> &'static dyn Above {
+    *ABOVE.get().expect("the layers above are known before the first task")
+}

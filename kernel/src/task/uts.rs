@@ -1,0 +1,76 @@
+//! What the system calls itself: its release, the host name.
+
+use alloc::vec::Vec;
+
+use crate::sync::SpinLock;
+use crate::{Errno, Result};
+
+/// The name that programs know this system-call interface by.
+pub const SYSTEM: &str = "Linux";
+/// The Linux release whose interface this is, and who provides it.
+pub const RELEASE: &str = "6.1.0-freehold";
+/// The build.
+pub const VERSION: &str = concat!("#1 SMP Freehold ", env!("CARGO_PKG_VERSION"));
+/// The instruction set.
+pub const MACHINE: &str = "x86_64";
+
+/// Longest host or domain name.
+pub const NAME_MAX: usize = 64;
+
+/// The names that can be set.
+#[derive(Clone, Copy)]
+pub struct Names {
+    /// The host's, NUL-terminated.
+    pub host: [u8; NAME_MAX + 1],
+    /// The NIS domain's, NUL-terminated.
+    pub domain: [u8; NAME_MAX + 1],
+}
+
+/// A field of `struct new_utsname`.
+pub const fn field(text: &str) -> [u8; NAME_MAX + 1] {
+    let mut field = [0; NAME_MAX + 1];
+    let mut at = 0;
+    while at < text.len() {
+        field[at] = text.as_bytes()[at];
+        at += 1;
+    }
+    field
+}
+
+static NAMES: SpinLock<Names> = SpinLock::new(Names { host: field("freehold"), domain: field("(none)") });
+
+/// One of the names that can be set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Name {
+    /// The host's.
+    Host,
+    /// The NIS domain's.
+    Domain,
+}
+
+/// A name's bytes.
+pub fn name(which: Name) -> Vec<u8> {
+    let names = NAMES.lock();
+    let field = if which == Name::Host { &names.host } else { &names.domain };
+    field.iter().copied().take_while(|&byte| byte != 0).collect()
+}
+
+/// Set a name: `EINVAL` for one of more than 64 bytes.
+pub fn set_name(which: Name, name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(Errno::EINVAL);
+    }
+    let mut new = [0; NAME_MAX + 1];
+    new[..name.len()].copy_from_slice(name);
+    let mut names = NAMES.lock();
+    match which {
+        Name::Host => names.host = new,
+        Name::Domain => names.domain = new,
+    }
+    Ok(())
+}
+
+/// The host's and the domain's name at one moment.
+pub fn names() -> Names {
+    *NAMES.lock()
+}
