@@ -48,6 +48,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     cpu::set_topology(&firmware.topology, cpus);
     mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages);
     fault_inject::configure(settings.failslab, settings.fail_page_alloc);
+    task::Task::watch_reserve();
     traps::register(&Kernel);
     task::set_above(&Kernel);
     time::start(firmware.platform.hpet);

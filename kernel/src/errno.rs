@@ -1,5 +1,11 @@
 //! Error numbers, as Linux' x86-64 system calls return them.
 
+impl From<freehold_collections::AllocError> for Errno {
+    fn from(_: freehold_collections::AllocError) -> Self {
+        Self::ENOMEM
+    }
+}
+
 /// The kernel's result: an error is a number that a program will see.
 pub type Result<T> = core::result::Result<T, Errno>;
 

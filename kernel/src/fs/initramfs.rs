@@ -5,10 +5,11 @@
 //! members replace earlier ones of the same name, as on Linux; several archives may follow one another, with
 //! zeroes between.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+
+use freehold_collections::Map;
 
 use super::bytes::SliceSource;
 use super::caller::Caller;
@@ -202,7 +203,7 @@ fn without_lead(mut name: &[u8]) -> &[u8] {
 /// # Errors
 /// The first thing that is wrong; see [`Error`].
 pub fn unpack(archive: &[u8], root: &Path) -> Result<Summary, Error> {
-    let mut unpacker = Unpacker { root, links: BTreeMap::new(), summary: Summary::default() };
+    let mut unpacker = Unpacker { root, links: Map::new(), summary: Summary::default() };
     for member in Members::new(archive) {
         let member = member?;
         unpacker.member(&member).map_err(|error| Error::Make { at: member.at, error })?;
@@ -213,7 +214,7 @@ pub fn unpack(archive: &[u8], root: &Path) -> Result<Summary, Error> {
 struct Unpacker<'a> {
     root: &'a Path,
     /// Files with several names, by their number in the archive.
-    links: BTreeMap<(u32, u32, u32), Arc<dyn Node>>,
+    links: Map<(u32, u32, u32), Arc<dyn Node>>,
     summary: Summary,
 }
 
@@ -316,7 +317,7 @@ impl Unpacker<'_> {
             dir.create(name, new)?
         };
         if several {
-            self.links.insert(member.inode, node.clone());
+            self.links.try_insert(member.inode, node.clone())?;
         }
         Ok(Some(node))
     }

@@ -6,8 +6,9 @@
 //! owner. A conflict waits on one queue for all; a release wakes all sleepers, which look again.
 //! flock's and fcntl's locks do not see each other (two spaces), as on Linux.
 
-use alloc::collections::BTreeMap;
 use core::ops::Bound;
+
+use freehold_collections::Map;
 
 use super::node::Identity;
 use crate::sync::{Mutex, WaitQueue};
@@ -94,9 +95,11 @@ impl Key {
 
 /// All locks. Those of one owner on one file, in one space, do not overlap, and do not touch where
 /// they are alike.
-struct Table(BTreeMap<Key, Held>);
+struct Table(Map<Key, Held>);
 
-static LOCKS: Mutex<Table> = Mutex::new(Table(BTreeMap::new()));
+static LOCKS: Mutex<Table> = Mutex::new(Table(Map::new()));
+/// Entries that one change adds at most: the new lock, and the end of the one that it lies in.
+const MOST_ADDED: usize = 2;
 static RELEASED: WaitQueue = WaitQueue::new();
 
 /// A lock of another owner that stands in the way of `wanted`: of the first such owner, the first
@@ -105,12 +108,16 @@ pub fn conflict(file: Identity, wanted: &Lock) -> Option<Lock> {
     LOCKS.lock().conflicts(file, wanted)
 }
 
-/// Set `wanted`, replacing what its owner holds of that range: `EAGAIN` if others stand in the way.
+/// Set `wanted`, replacing what its owner holds of that range.
+///
+/// # Errors
+/// `EAGAIN` if others stand in the way, `ENOMEM`; no lock is changed.
 pub fn try_set(file: Identity, wanted: &Lock) -> Result<()> {
     let mut table = LOCKS.lock();
     if table.conflicts(file, wanted).is_some() {
         return Err(Errno::EAGAIN);
     }
+    table.0.try_reserve(MOST_ADDED)?;
     table.cut(file, wanted.space, wanted.owner, wanted.start, wanted.end);
     table.join(file, *wanted);
     drop(table);
@@ -128,9 +135,18 @@ pub fn set(file: Identity, wanted: &Lock) -> Result<()> {
 }
 
 /// Let go of `[start, end)` of what `owner` holds in `space`.
-pub fn unset(file: Identity, space: Space, owner: Owner, start: u64, end: u64) {
-    LOCKS.lock().cut(file, space, owner, start, end);
+///
+/// # Errors
+/// `ENOMEM`, where that makes two locks of one; no lock is changed. Never for the whole range.
+pub fn unset(file: Identity, space: Space, owner: Owner, start: u64, end: u64) -> Result<()> {
+    let mut table = LOCKS.lock();
+    if (start, end) != (0, u64::MAX) {
+        table.0.try_reserve(MOST_ADDED)?;
+    }
+    table.cut(file, space, owner, start, end);
+    drop(table);
     RELEASED.wake_all();
+    Ok(())
 }
 
 /// Let go of everything that `owner` holds on `file`. Allocates nothing.
@@ -161,8 +177,8 @@ impl Cursor {
     /// the while.
     pub fn advance(&mut self) -> Option<(Identity, Lock)> {
         let table = LOCKS.lock();
-        let from = self.0.map_or(Bound::Unbounded, Bound::Excluded);
-        let (&key, &held) = table.0.range((from, Bound::Unbounded)).next()?;
+        let from = self.0.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let (&key, &held) = table.0.first_from(from)?;
         self.0 = Some(key);
         Some((key.file, key.lock(held)))
     }
@@ -171,14 +187,19 @@ impl Cursor {
 impl Table {
     /// The locks of `owner` that overlap `[start, end)`, from the last to the first.
     fn overlapping(&self, first: Key, end: u64) -> impl Iterator<Item = (Key, Held)> {
-        let all = self.0.range(Key { start: 0, ..first }..Key { start: end, ..first }).rev();
-        all.map(|(&key, &held)| (key, held)).take_while(move |(_, held)| first.start < held.end)
+        let mut until = Key { start: end, ..first };
+        core::iter::from_fn(move || {
+            let (&key, &held) = self.0.last_until(Bound::Excluded(&until))?;
+            until = key;
+            let is_his = Key { start: first.start, ..key } == first;
+            (is_his && first.start < held.end).then_some((key, held))
+        })
     }
 
     fn conflicts(&self, file: Identity, wanted: &Lock) -> Option<Lock> {
         let mut from = Bound::Included(Key { file, space: wanted.space, owner: Owner::Process(0), start: 0 });
         // Owner by owner.
-        while let Some((&key, _)) = self.0.range((from, Bound::Unbounded)).next() {
+        while let Some((&key, _)) = self.0.first_from(from.as_ref()) {
             if (key.file, key.space) != (file, wanted.space) {
                 break;
             }
@@ -195,8 +216,8 @@ impl Table {
         None
     }
 
-    /// Take `[start, end)` out of the locks of `owner`. Allocates only where that makes two locks
-    /// of one.
+    /// Take `[start, end)` out of the locks of `owner`. Where that makes two locks of one, room was
+    /// reserved.
     fn cut(&mut self, file: Identity, space: Space, owner: Owner, start: u64, end: u64) {
         let first = Key { file, space, owner, start };
         loop {
@@ -209,7 +230,7 @@ impl Table {
                 held.end = start;
             }
             if end < held.end {
-                self.0.insert(Key { start: end, ..key }, held);
+                self.0.insert_reserved(Key { start: end, ..key }, held);
             }
         }
     }
@@ -219,7 +240,8 @@ impl Table {
     fn join(&mut self, file: Identity, new: Lock) {
         let Lock { space, mut start, mut end, sharing, owner, pid } = new;
         let key = |start| Key { file, space, owner, start };
-        if let Some((&before, held)) = self.0.range(key(0)..key(start)).next_back()
+        if let Some((&before, held)) = self.0.last_until(Bound::Excluded(&key(start)))
+            && (Key { start, ..before }) == key(start)
             && (held.end, held.sharing) == (start, sharing)
         {
             start = before.start;
@@ -228,7 +250,7 @@ impl Table {
             self.0.remove(&key(end));
             end = after.end;
         }
-        self.0.insert(key(start), Held { end, sharing, pid });
+        self.0.insert_reserved(key(start), Held { end, sharing, pid });
     }
 
     fn release(&mut self, file: Identity, owner: Owner) {
@@ -243,7 +265,7 @@ impl Table {
             let (space, owner) = (Space::Record, Owner::Description(u64::MAX));
             Bound::Excluded(Key { file, space, owner, start: u64::MAX })
         });
-        self.0.range((from, Bound::Unbounded)).next().map(|(key, _)| key.file)
+        self.0.first_from(from.as_ref()).map(|(key, _)| key.file)
     }
 }
 
@@ -251,6 +273,7 @@ impl Table {
 mod tests {
     use super::*;
     use alloc::vec::Vec;
+    use freehold_collections::inject::{each_fails, fail_nth};
 
     fn lock(owner: u64, start: u64, end: u64, sharing: Sharing) -> Lock {
         Lock { space: Space::Record, start, end, sharing, owner: Owner::Process(owner), pid: 0 }
@@ -274,7 +297,7 @@ mod tests {
         try_set(file, &lock(1, 0, 100, Sharing::Exclusive)).unwrap();
         assert_eq!(try_set(file, &lock(2, 50, 60, Sharing::Shared)), Err(Errno::EAGAIN));
         assert_eq!(try_set(file, &lock(2, 100, 110, Sharing::Exclusive)), Ok(()));
-        unset(file, Space::Record, Owner::Process(1), 40, 60);
+        unset(file, Space::Record, Owner::Process(1), 40, 60).unwrap();
         assert_eq!(try_set(file, &lock(2, 50, 60, Sharing::Shared)), Ok(()));
         assert_eq!(try_set(file, &lock(2, 30, 41, Sharing::Shared)), Err(Errno::EAGAIN));
         assert_eq!(try_set(file, &lock(2, 60, 61, Sharing::Shared)), Err(Errno::EAGAIN));
@@ -304,6 +327,40 @@ mod tests {
         assert!(listed(file).is_empty());
     }
 
+    /// A change that finds no memory, at whichever allocation, changes no lock; then it works.
+    #[test]
+    fn a_change_without_memory_changes_nothing() {
+        // Tests run side by side: nobody else has this owner.
+        const ME: u64 = 77;
+        let file = file(77);
+        let mut failures = 0;
+        for n in 0..200u64 {
+            // Each splits the one before, so the table grows.
+            let (start, end) = (n, 1000 - n);
+            let before = listed(file);
+            let sharing = if n % 2 == 0 { Sharing::Shared } else { Sharing::Exclusive };
+            let set = each_fails(|| {
+                let result = try_set(file, &lock(ME, start, end, sharing));
+                assert!(result.is_ok() || listed(file) == before);
+                result
+            });
+            assert_eq!(set.0, Ok(()));
+            let before = listed(file);
+            let unset = each_fails(|| {
+                let result = unset(file, Space::Record, Owner::Process(ME), start + 400, start + 401);
+                assert!(result.is_ok() || listed(file) == before);
+                result
+            });
+            assert_eq!(unset.0, Ok(()));
+            failures += set.1 + unset.1;
+        }
+        assert!(failures > 20, "{failures}");
+        fail_nth(1);
+        release_all(Owner::Process(ME));
+        fail_nth(0);
+        assert!(listed(file).is_empty());
+    }
+
     /// Ranges of two owners, set and unset at random, are what a list of single bytes says.
     #[test]
     fn ranges_are_the_bytes_that_were_set() {
@@ -324,7 +381,7 @@ mod tests {
             let sharing = [None, Some(Sharing::Shared), Some(Sharing::Exclusive)][draw(3) as usize];
             let range = start as usize..(end as usize).min(BYTES as usize);
             match sharing {
-                None => unset(file, Space::Record, Owner::Process(FIRST + me as u64), start, end),
+                None => unset(file, Space::Record, Owner::Process(FIRST + me as u64), start, end).unwrap(),
                 Some(sharing) => {
                     let bars = |other: &Option<Sharing>| {
                         other.is_some_and(|other| [other, sharing].contains(&Sharing::Exclusive))

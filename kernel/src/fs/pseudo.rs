@@ -3,10 +3,11 @@
 //! The tree is made at boot and by drivers; programs can write to files that take it, and change nothing else.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_collections::Map;
 
 use super::clock;
 use super::file::{DirEntry, File, Seekable};
@@ -40,6 +41,9 @@ pub trait Dynamic: Send + Sync {
     fn entry_from(&self, from: u64) -> Option<(u64, Vec<u8>, u64, u8)>;
 }
 
+/// Fixed entries are made while the machine starts, when there is memory.
+const MADE_AT_BOOT: &str = "memory at boot";
+
 /// Listing positions of dynamic entries begin here.
 const DYNAMIC: u64 = 1 << 20;
 
@@ -50,7 +54,7 @@ pub struct PseudoDir {
     me: Weak<PseudoDir>,
     parent: Option<(Weak<PseudoDir>, Vec<u8>)>,
     /// By name, with the position in listings.
-    entries: SpinLock<BTreeMap<Vec<u8>, Arc<dyn Node>>>,
+    entries: SpinLock<Map<Vec<u8>, Arc<dyn Node>>>,
     dynamic: SpinLock<Option<Arc<dyn Dynamic>>>,
     refusal: Refusal,
 }
@@ -86,7 +90,7 @@ impl PseudoDir {
             made: clock::now(),
             me: me.clone(),
             parent,
-            entries: SpinLock::new(BTreeMap::new()),
+            entries: SpinLock::new(Map::new()),
             dynamic: SpinLock::new(None),
             refusal,
         })
@@ -102,7 +106,7 @@ impl PseudoDir {
                 return there;
             }
         }
-        entries.insert(name.to_vec(), new.clone());
+        entries.try_insert(name.to_vec(), new.clone()).expect(MADE_AT_BOOT);
         new
     }
 
@@ -115,7 +119,7 @@ impl PseudoDir {
 
     /// Put any node here.
     pub fn add(&self, name: &[u8], node: Arc<dyn Node>) {
-        self.entries.lock().insert(name.to_vec(), node);
+        self.entries.lock().try_insert(name.to_vec(), node).expect(MADE_AT_BOOT);
     }
 
     /// Put a file here that can only be read.

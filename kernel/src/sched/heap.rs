@@ -4,7 +4,7 @@
 //! interrupt-safe locks, where nothing may be allocated: the room is made beforehand, in a buffer that is
 //! [given](IndexedHeap::give_room) to the heap, and the elements' positions live in the elements.
 
-use alloc::vec::Vec;
+use freehold_collections::Vec;
 
 /// An element that remembers its position.
 pub trait Positioned {
@@ -41,12 +41,8 @@ impl<V: Positioned> IndexedHeap<V> {
     }
     /// Exchange the buffer for `buffer`, if that is larger; the smaller one comes back, to be freed elsewhere.
     #[must_use]
-    pub fn give_room(&mut self, mut buffer: Vec<(u64, u64, V)>) -> Vec<(u64, u64, V)> {
-        if buffer.capacity() > self.entries.capacity() {
-            buffer.append(&mut self.entries);
-            core::mem::swap(&mut self.entries, &mut buffer);
-        }
-        buffer
+    pub fn give_room(&mut self, buffer: Vec<(u64, u64, V)>) -> Vec<(u64, u64, V)> {
+        self.entries.move_to(buffer)
     }
     /// Insert `value` under `key`; gives it back where there is no room.
     pub fn insert(&mut self, key: u64, value: V) -> Result<(), V> {
@@ -55,7 +51,7 @@ impl<V: Positioned> IndexedHeap<V> {
         }
         self.arrivals += 1;
         let at = self.entries.len();
-        self.entries.push((key, self.arrivals, value));
+        self.entries.push_reserved((key, self.arrivals, value));
         self.rise(at);
         Ok(())
     }
@@ -133,6 +129,7 @@ impl<V: Positioned> Default for IndexedHeap<V> {
 #[cfg(test)]
 mod tests {
     use alloc::rc::Rc;
+    use alloc::vec::Vec as List;
     use core::cell::Cell;
 
     use proptest::prelude::*;
@@ -161,13 +158,13 @@ mod tests {
         ) {
             let mut heap = IndexedHeap::new();
             assert!(heap.insert(0, Rc::new(Item { at: Cell::new(None), id: 0 })).is_err());
-            let spare = heap.give_room(Vec::with_capacity(64));
+            let spare = heap.give_room(Vec::try_with_capacity(64).unwrap());
             assert_eq!(spare.capacity(), 0);
-            let items: Vec<_> = (0..keys.len()).map(|id| Rc::new(Item { at: Cell::new(None), id })).collect();
+            let items: List<_> = (0..keys.len()).map(|id| Rc::new(Item { at: Cell::new(None), id })).collect();
             for (key, item) in keys.iter().zip(&items) {
                 assert!(heap.insert(*key, item.clone()).is_ok());
             }
-            let mut left: Vec<usize> = (0..keys.len()).collect();
+            let mut left: List<usize> = (0..keys.len()).collect();
             for index in removals {
                 let item = index.get(&items);
                 if let Some(at) = item.position() {
@@ -177,7 +174,7 @@ mod tests {
                 }
             }
             left.sort_by_key(|&id| (keys[id], id));
-            let out: Vec<usize> = core::iter::from_fn(|| heap.pop()).map(|(_, item)| item.id).collect();
+            let out: List<usize> = core::iter::from_fn(|| heap.pop()).map(|(_, item)| item.id).collect();
             assert_eq!(out, left);
             assert!(items.iter().all(|item| item.position().is_none()));
         }

@@ -20,9 +20,9 @@ pub mod thread;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 
+use freehold_collections::Vec;
 use freehold_machine::{CpuId, CpuSet, MAX_CPUS};
 
-use crate::fallible::Grow as _;
 use crate::sync::{IrqSpinLock, Woken};
 use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
 
@@ -354,8 +354,7 @@ pub fn make_room(tasks: usize) -> crate::Result<()> {
             if room >= tasks {
                 break;
             }
-            let mut buffer = alloc::vec::Vec::new();
-            buffer.make_exact_room((tasks + 1).max(2 * room).max(16))?;
+            let buffer = Vec::try_with_capacity((tasks + 1).max(2 * room).max(16))?;
             let old = cpu(id).queue.lock().give_room(buffer);
             drop(old);
         }

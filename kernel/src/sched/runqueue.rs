@@ -5,8 +5,9 @@
 //! further behind than [`WAKE_BONUS`], so that it runs soon but cannot claim the time it slept.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
+
+use freehold_collections::Vec;
 
 use super::Thread;
 use super::heap::IndexedHeap;

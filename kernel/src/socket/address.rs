@@ -3,10 +3,9 @@
 //! A socket is found by the inode that it was bound to, or by its abstract name. The maps hold sockets weakly: a name
 //! ends with its socket, a path stays behind and refuses.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
 
+use freehold_collections::{Map, Vec, reserve, try_format};
 use linux_raw_sys::net::AF_UNIX;
 
 use super::unix::UnixSocket;
@@ -21,16 +20,18 @@ const PATH_BYTES: usize = 108;
 const FAMILY_BYTES: usize = 2;
 
 /// What a socket can be bound to.
+///
+/// Its at most 108 bytes are shared: they are copied once, when the address comes from a program.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Address {
     /// A path, as the program gave it.
-    Path(Vec<u8>),
+    Path(Arc<[u8]>),
     /// A name without file, as many bytes as given; NULs count.
-    Abstract(Vec<u8>),
+    Abstract(Arc<[u8]>),
 }
 
-static BY_NAME: SpinLock<BTreeMap<Vec<u8>, Weak<UnixSocket>>> = SpinLock::new(BTreeMap::new());
-static BY_INODE: SpinLock<BTreeMap<Identity, Weak<UnixSocket>>> = SpinLock::new(BTreeMap::new());
+static BY_NAME: SpinLock<Map<Arc<[u8]>, Weak<UnixSocket>>> = SpinLock::new(Map::new());
+static BY_INODE: SpinLock<Map<Identity, Weak<UnixSocket>>> = SpinLock::new(Map::new());
 
 impl Address {
     /// Read a sockaddr; `None` for one that holds the family only.
@@ -48,41 +49,42 @@ impl Address {
         let path = &bytes[FAMILY_BYTES..];
         Ok(match path.first() {
             None => None,
-            Some(0) => Some(Self::Abstract(path[1..].to_vec())),
+            Some(0) => Some(Self::Abstract(reserve::slice(&path[1..]))),
             Some(_) => {
                 let end = path.iter().position(|&byte| byte == 0).unwrap_or(path.len());
-                Some(Self::Path(path[..end].to_vec()))
+                Some(Self::Path(reserve::slice(&path[..end])))
             }
         })
     }
 
     /// The sockaddr's bytes of a socket's address; the family alone for one without.
-    fn encode(address: Option<&Self>) -> Vec<u8> {
-        let mut bytes = (AF_UNIX as u16).to_le_bytes().to_vec();
+    fn encode(address: Option<&Self>) -> Result<Vec<u8>> {
+        let mut bytes = Vec::try_with_capacity(FAMILY_BYTES + PATH_BYTES + 1)?;
+        bytes.try_extend_from_slice(&(AF_UNIX as u16).to_le_bytes())?;
         match address {
             None => {}
             Some(Self::Path(path)) => {
-                bytes.extend_from_slice(path);
-                bytes.push(0);
+                bytes.try_extend_from_slice(path)?;
+                bytes.try_push(0)?;
             }
             Some(Self::Abstract(name)) => {
-                bytes.push(0);
-                bytes.extend_from_slice(name);
+                bytes.try_push(0)?;
+                bytes.try_extend_from_slice(name)?;
             }
         }
-        bytes
+        Ok(bytes)
     }
 
     /// Write a sockaddr to `to`, cut to the length that is at `length`, and put its whole length there.
     ///
     /// # Errors
-    /// `EINVAL` for a negative length, `EFAULT`.
+    /// `EINVAL` for a negative length, `EFAULT`, `ENOMEM`.
     pub fn write(address: Option<&Self>, to: u64, length: UserPtr<i32>) -> Result<()> {
         if to == 0 {
             return Ok(());
         }
         let room = usize::try_from(length.read()?).map_err(|_| Errno::EINVAL)?;
-        let bytes = Self::encode(address);
+        let bytes = Self::encode(address)?;
         user::write_exact(to, &bytes[..room.min(bytes.len())])?;
         length.write(&(bytes.len() as i32))
     }
@@ -90,9 +92,9 @@ impl Address {
     /// Write a sockaddr to `to`, cut to `room` bytes; its whole length.
     ///
     /// # Errors
-    /// `EFAULT`.
+    /// `EFAULT`, `ENOMEM`.
     pub fn write_bounded(address: Option<&Self>, to: u64, room: usize) -> Result<u32> {
-        let bytes = Self::encode(address);
+        let bytes = Self::encode(address)?;
         user::write_exact(to, &bytes[..room.min(bytes.len())])?;
         Ok(bytes.len() as u32)
     }
@@ -108,7 +110,7 @@ impl Address {
                 if names.get(name).is_some_and(|other| other.strong_count() > 0) {
                     return Err(Errno::EADDRINUSE);
                 }
-                names.insert(name.clone(), Arc::downgrade(socket));
+                names.try_insert(name.clone(), Arc::downgrade(socket))?;
             }
             Self::Path(path) => {
                 let identity = with_walk(|walk, umask| {
@@ -120,7 +122,13 @@ impl Address {
                 .identity();
                 let mut inodes = BY_INODE.lock();
                 inodes.retain(|_, other| other.strong_count() > 0);
-                inodes.insert(identity, Arc::downgrade(socket));
+                let inserted = inodes.try_insert(identity, Arc::downgrade(socket));
+                drop(inodes);
+                if inserted.is_err() {
+                    // Nobody could connect to the file.
+                    with_walk(|walk, _| fs::names::unlink(walk, path))?;
+                    return Err(Errno::ENOMEM);
+                }
             }
         }
         Ok(())
@@ -159,12 +167,14 @@ impl Address {
     /// Bind `socket` to a free abstract name (a bind without one).
     ///
     /// # Errors
-    /// `EADDRINUSE` where all are taken.
+    /// `EADDRINUSE` where all are taken, `ENOMEM`.
     pub fn bind_to_any(socket: &Arc<UnixSocket>) -> Result<Self> {
         for number in 0..0x10_0000u32 {
-            let name = Self::Abstract(alloc::format!("{number:05x}").into_bytes());
-            if name.bind(socket).is_ok() {
-                return Ok(name);
+            let text = try_format!("{number:05x}")?;
+            let name = Self::Abstract(reserve::slice(text.as_bytes()));
+            match name.bind(socket) {
+                Err(Errno::EADDRINUSE) => {}
+                bound => return bound.map(|()| name),
             }
         }
         Err(Errno::EADDRINUSE)

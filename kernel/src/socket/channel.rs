@@ -5,10 +5,10 @@
 //! lock, since user memory may fault while they move; what waiters look at is mirrored in atomics, changed before
 //! they are woken.
 
-use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use freehold_collections::VecDeque;
 use freehold_machine::PAGE_SIZE;
 
 use super::address::Address;
@@ -38,7 +38,7 @@ pub enum Patience {
 }
 
 /// What travels beside the bytes.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub struct Ancillary {
     /// SCM_RIGHTS.
     pub files: Files,
@@ -262,10 +262,10 @@ impl Channel {
                 && last.ancillary.credentials == ancillary.credentials
         });
         if !joins {
-            queue.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+            queue.try_reserve(1)?;
             let credentials = ancillary.credentials;
             let ancillary = core::mem::replace(ancillary, Ancillary { files: Files::default(), credentials });
-            queue.push_back(Message { data: Ring::new(PAGES), length: 0, ancillary, from: None });
+            queue.push_back_reserved(Message { data: Ring::new(PAGES), length: 0, ancillary, from: None });
         }
         let last = queue.back_mut().expect("a message was pushed if there was none");
         let merged = last.data.merge(source);
@@ -313,8 +313,8 @@ impl Channel {
             if !self.has_room() {
                 continue;
             }
-            queue.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-            queue.push_back(Message { data, length, ancillary, from });
+            queue.try_reserve(1)?;
+            queue.push_back_reserved(Message { data, length, ancillary, from });
             self.publish(&queue);
             drop(queue);
             self.readable.wake_all();
@@ -358,7 +358,7 @@ impl Channel {
                 match taking {
                     Taking::Take if separate => received.ancillary.files = message.ancillary.files.arrive(),
                     Taking::Take => {}
-                    Taking::Peek => received.ancillary.files.clone_from(&message.ancillary.files),
+                    Taking::Peek => received.ancillary.files = message.ancillary.files.try_clone()?,
                 }
                 match taking {
                     Taking::Take if message.data.pages() == 0 => drop(queue.pop_front()),
@@ -385,7 +385,7 @@ impl Channel {
     /// Receive one message; what does not fit is lost (unless it is only looked at).
     ///
     /// # Errors
-    /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`.
+    /// `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM`; the message stays with the last one.
     pub fn receive_message(
         &self,
         sink: &mut dyn Sink,
@@ -402,10 +402,11 @@ impl Channel {
                 }
                 continue;
             };
+            let files = message.ancillary.files.try_clone()?;
             let mut received = Received {
                 count: 0,
                 length: message.length,
-                ancillary: message.ancillary.clone(),
+                ancillary: Ancillary { files, ..message.ancillary },
                 from: message.from.clone(),
             };
             let result = message.data.peek(sink);

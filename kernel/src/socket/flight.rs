@@ -11,9 +11,10 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering};
+
+use freehold_collections::Vec;
 
 use crate::fs::OpenFile;
 use crate::sync::{Deferred, LetGo, SpinLock, release};
@@ -51,9 +52,7 @@ impl Files {
         if files.len() == MOST_FILES {
             return Err(Errno::EINVAL);
         }
-        files.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        files.push(file);
-        Ok(())
+        Ok(files.try_push(file)?)
     }
 
     /// Charges the files to the real user of `sender`, since they are about to enter a queue.
@@ -75,6 +74,15 @@ impl Files {
         arrived
     }
 
+    /// Copies the references for a receiver that only looks; they are charged to nobody.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn try_clone(&self) -> Result<Self> {
+        let Some(parcel) = self.0.as_deref() else { return Ok(Self::default()) };
+        Ok(Self(Some(Deferred::new(Parcel { files: parcel.files.try_clone()?, charge: None }))))
+    }
+
     /// Takes the files out, for descriptors.
     pub(super) fn into_vec(mut self) -> Vec<Arc<OpenFile>> {
         self.0.as_deref_mut().map(|parcel| core::mem::take(&mut parcel.files)).unwrap_or_default()
@@ -85,14 +93,6 @@ impl Deref for Files {
     type Target = [Arc<OpenFile>];
     fn deref(&self) -> &[Arc<OpenFile>] {
         self.0.as_deref().map_or(&[], |parcel| &parcel.files)
-    }
-}
-
-/// A receiver that only looks gets references of its own; they are charged to nobody.
-impl Clone for Files {
-    fn clone(&self) -> Self {
-        let copy = |parcel: &Deferred<Parcel>| Parcel { files: parcel.files.clone(), charge: None };
-        Self(self.0.as_deref().map(|parcel| Deferred::new(copy(parcel))))
     }
 }
 
@@ -129,9 +129,9 @@ impl Charge {
             (own.uid, if unlimited { usize::MAX } else { sender.descriptor_limit() })
         });
         let mut users = USERS.lock();
-        users.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        users.try_reserve(1)?;
         let at = users.iter().position(|&(other, _)| other == user).unwrap_or_else(|| {
-            users.push((user, 0));
+            users.push_reserved((user, 0));
             users.len() - 1
         });
         if users[at].1 > limit {

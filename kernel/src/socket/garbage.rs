@@ -21,14 +21,15 @@
 //! holds two queues, or takes [`CARRIERS`] with one. What is garbage is dropped with none held.
 
 use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
+
+use freehold_collections::Vec;
 
 use super::channel::Channel;
 use super::{SocketFile, flight};
 use crate::fs::{FileTable, OpenFile};
 use crate::sync::Roll;
-use crate::{Errno, Result, sched};
+use crate::{Result, sched};
 
 /// Channels that files were sent into.
 static CARRIERS: Roll<Channel> = Roll::new();
@@ -82,8 +83,7 @@ fn gather<T>(from: impl Iterator<Item = T>) -> Result<Vec<T>> {
     for one in from {
         // Sleeping locks are all that is held.
         sched::cond_resched();
-        all.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        all.push(one);
+        all.try_push(one)?;
     }
     Ok(all)
 }
@@ -150,7 +150,7 @@ fn collect_some() -> Result<Found> {
     // Not so what can be received by those who are in use, or by what can be received so. Each
     // channel is pushed once.
     let mut reached = gather((0..channels.len()).filter(|&at| !is_garbage[at]))?;
-    reached.try_reserve(channels.len() - reached.len()).map_err(|_| Errno::ENOMEM)?;
+    reached.try_reserve(channels.len() - reached.len())?;
     flying.forget();
     while let Some(at) = reached.pop() {
         for file in queues[at].files() {
@@ -158,7 +158,7 @@ fn collect_some() -> Result<Found> {
             if flying.visit(file) {
                 for_each_carrier(file, &mut |next| {
                     if core::mem::replace(&mut is_garbage[next], false) {
-                        reached.push(next);
+                        reached.push_reserved(next);
                     }
                 });
             }
@@ -175,6 +175,7 @@ fn collect_some() -> Result<Found> {
 #[cfg(test)]
 mod tests {
     use alloc::vec;
+    use alloc::vec::Vec;
 
     use super::super::SocketFile;
     use super::super::channel::{Ancillary, Patience};

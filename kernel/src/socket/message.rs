@@ -1,7 +1,6 @@
 //! sendmsg's and recvmsg's `struct msghdr`, and what travels beside the bytes.
 
-use alloc::vec::Vec;
-
+use freehold_collections::Vec;
 use linux_raw_sys::net as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -166,15 +165,16 @@ pub fn write_control(header: &Header, ancillary: Ancillary, delivery: Delivery) 
     Ok((written.min(room) as u64, flags))
 }
 
-/// Descriptors for as many of `files` as `most` says, and whether that was all of them.
+/// Descriptors for as many of `files` as `most` says and as there is memory for, and whether that was all of them.
 fn install(files: Files, most: usize, on_exec: OnExec) -> (Vec<i32>, bool) {
     let process = task::current().process().clone();
     let limit = process.descriptor_limit();
     let total = files.len();
     let mut numbers = Vec::new();
+    let most = if numbers.try_reserve_exact(most.min(total)).is_ok() { most } else { 0 };
     for file in files.into_vec().into_iter().take(most) {
         match process.files().insert(file, on_exec, limit) {
-            Ok(fd) => numbers.push(fd),
+            Ok(fd) => numbers.push_reserved(fd),
             Err(_) => break,
         }
     }

@@ -4,9 +4,10 @@
 //! share nothing else, so that there is no circle to take apart. A listening one keeps connections that are complete
 //! but not accepted. A datagram socket sends into whichever channel an address leads to.
 
-use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_collections::VecDeque;
 
 use super::address::Address;
 use super::channel::{Ancillary, Channel, Patience, Received, Taking};
@@ -240,8 +241,7 @@ impl UnixSocket {
                 if listener.waiting.len() >= listener.most {
                     continue;
                 }
-                listener.waiting.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-                listener.waiting.push_back(served.clone());
+                listener.waiting.try_push_back(served.clone())?;
                 credentials
             };
             let peer = Peer { channel: served.channel.clone(), address: target.address(), credentials };
@@ -435,7 +435,7 @@ mod tests {
     }
 
     fn name(text: &[u8]) -> Address {
-        Address::Abstract(text.to_vec())
+        Address::Abstract(freehold_collections::reserve::slice(text))
     }
 
     #[test]

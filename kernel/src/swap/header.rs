@@ -3,9 +3,7 @@
 //! Bytes 0 to 1023 belong to boot loaders; from 1024 on: version, number of the last page, number of bad pages, UUID, label; from
 //! 1536 on the bad pages' numbers; the signature in the page's last 10 bytes. Numbers are the writer's, of either byte order.
 
-use crate::fallible::Grow as _;
-use alloc::vec::Vec;
-
+use freehold_collections::Vec;
 use freehold_machine::PAGE_SIZE;
 
 const SIGNATURE: &[u8; 10] = b"SWAPSPACE2";
@@ -17,7 +15,7 @@ const BAD: usize = 1536;
 const MOST_BAD: usize = (PAGE_SIZE - SIGNATURE.len() - BAD) / 4;
 
 /// What an area is made of.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub struct Header {
     /// Pages, the header's among them: 1 to `end` - 1 can be used,
     pub end: u64,
@@ -85,8 +83,8 @@ pub fn parse(page: &[u8; PAGE_SIZE], pages: u64) -> Result<Header, NotSwap> {
         return Err(NotSwap::BadPages);
     }
     let mut bad = Vec::new();
-    bad.make_exact_room(count).map_err(|_| NotSwap::Memory)?;
-    bad.extend((0..count).map(|index| u64::from(number(BAD + 4 * index))));
+    let pages = (0..count).map(|index| u64::from(number(BAD + 4 * index)));
+    bad.try_extend(pages).map_err(|_| NotSwap::Memory)?;
     if bad.iter().any(|page| !(1..=last).contains(page)) {
         return Err(NotSwap::BadPages);
     }
@@ -114,8 +112,8 @@ mod tests {
     #[test]
     fn what_mkswap_writes_is_read_in_either_byte_order() {
         let page = header(9, &[7, 3, 7]);
-        let read = Header { end: 10, bad: alloc::vec![3, 7] };
-        assert_eq!(parse(&page, 10), Ok(read.clone()));
+        let read = Header { end: 10, bad: Vec::try_from_slice(&[3, 7]).unwrap() };
+        assert_eq!(parse(&page, 10).as_ref(), Ok(&read));
         let mut foreign = page;
         foreign[VERSION..4084].chunks_exact_mut(4).for_each(<[u8]>::reverse);
         assert_eq!(parse(&foreign, 1 << 40), Ok(read));

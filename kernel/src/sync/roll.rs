@@ -12,13 +12,13 @@
 //! reference may be the last.
 
 use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 
+use freehold_collections::Vec;
+
 use super::{Mutex, MutexGuard};
 use crate::Result;
-use crate::fallible::Grow as _;
 
 /// See the module's head.
 pub struct Roll<T> {
@@ -49,8 +49,7 @@ impl<T> Roll<T> {
     /// `ENOMEM`.
     pub fn enter(&self, thing: &Arc<T>) -> Result<()> {
         let mut entries = self.lock();
-        entries.0.make_room(1)?;
-        entries.0.push(Arc::downgrade(thing));
+        entries.0.try_push(Arc::downgrade(thing))?;
         self.length.store(entries.0.len(), Ordering::Relaxed);
         Ok(())
     }
@@ -72,6 +71,8 @@ impl<T> Roll<T> {
 
 #[cfg(test)]
 mod tests {
+    use freehold_collections::TryCollect as _;
+
     use super::*;
 
     #[test]
@@ -81,14 +82,15 @@ mod tests {
         let (one, other) = (Arc::new(1), Arc::new(2));
         roll.enter(&one).unwrap();
         roll.enter(&other).unwrap();
+        let list = |entries| Vec::try_from_slice(entries).unwrap();
         let shown = |guard: RollGuard<'_, i32>| -> Vec<i32> {
-            guard.iter().filter_map(Weak::upgrade).map(|entry| *entry).collect()
+            guard.iter().filter_map(Weak::upgrade).map(|entry| *entry).try_collect_vec().unwrap()
         };
-        assert_eq!(roll.entries().map(shown), Some(alloc::vec![1, 2]));
+        assert_eq!(roll.entries().map(shown), Some(list(&[1, 2])));
         drop(one);
-        assert_eq!(roll.entries().map(shown), Some(alloc::vec![2]));
+        assert_eq!(roll.entries().map(shown), Some(list(&[2])));
         drop(other);
-        assert_eq!(roll.entries().map(shown), Some(alloc::vec![]));
+        assert_eq!(roll.entries().map(shown), Some(list(&[])));
         assert!(roll.entries().is_none(), "nobody asks for the lock of an empty one");
     }
 }

@@ -9,12 +9,12 @@
 //! [`Wake::wake`] takes (a run queue's).
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use freehold_collections::Vec;
+
 use super::lock::IrqSpinLock;
-use crate::fallible::Grow as _;
 use crate::sched::{self, Sleep, thread};
 use crate::{Errno, Result};
 
@@ -204,24 +204,22 @@ impl WaitQueue {
         let mut entry = Some(Entry { id, target: target.clone() });
         let mut spare = Vec::new();
         loop {
+            let old;
             let wanted = {
                 let mut entries = self.entries.lock();
-                if spare.capacity() > entries.capacity() {
-                    // The old buffer leaves with its entries moved over, and is freed outside.
-                    spare.append(&mut entries);
-                    core::mem::swap(&mut *entries, &mut spare);
-                }
+                // The old buffer is freed outside.
+                old = entries.move_to(spare);
                 if entries.len() < entries.capacity() {
                     if let Some(entry) = entry.take() {
-                        entries.push(entry);
+                        entries.push_reserved(entry);
                         self.count.store(entries.len(), Ordering::SeqCst);
                     }
                     return Ok(id);
                 }
                 (entries.capacity() * 2).max(4)
             };
-            spare = Vec::new();
-            spare.make_exact_room(wanted)?;
+            drop(old);
+            spare = Vec::try_with_capacity(wanted)?;
         }
     }
 
@@ -284,12 +282,12 @@ impl PollWaiter {
 
     /// Be told when `queue` is woken.
     pub fn register(&mut self, queue: &Arc<WaitQueue>) {
-        if self.registered.make_room(1).is_err() {
+        if self.registered.try_reserve(1).is_err() {
             self.incomplete = true;
             return;
         }
         match queue.insert(&self.target) {
-            Ok(id) => self.registered.push((queue.clone(), id)),
+            Ok(id) => self.registered.push_reserved((queue.clone(), id)),
             Err(_) => self.incomplete = true,
         }
     }

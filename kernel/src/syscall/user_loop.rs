@@ -2,8 +2,8 @@
 
 use alloc::sync::Arc;
 
+use freehold_arch::time;
 use freehold_arch::user::{USER_END, UserContext, UserEvent};
-use freehold_arch::{heap, time};
 
 use super::dispatch;
 use crate::mem;
@@ -13,11 +13,8 @@ use crate::task::signal::{
     deliver::{Interrupted, Trap},
     exception,
 };
-use crate::task::{Fault, Task, handle_user_fault, out_of_memory};
+use crate::task::{Fault, Task, handle_user_fault, out_of_memory, reserve};
 use crate::{Errno, sched};
-
-/// Heap that is set aside before each system call, so that small allocations in it cannot fail (bytes).
-const RESERVE: usize = 16 << 10;
 
 /// Run `task`'s program from `context` until the thread ends.
 pub fn run(task: &Arc<Task>, context: &mut UserContext) {
@@ -43,13 +40,14 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
         match event {
             UserEvent::Syscall => {
                 let number = context.syscall_number();
-                let outcome = mem::with_memory_found(|| match heap::ensure(RESERVE) {
-                    Ok(()) => dispatch(context),
-                    Err(_) => {
-                        out_of_memory("system call");
-                        Err(Errno::ERESTARTNOINTR)
-                    }
-                });
+                let outcome =
+                    mem::with_memory_found(|| match reserve::with(&task.drawn, || dispatch(context)) {
+                        Ok(outcome) => outcome,
+                        Err(_) => {
+                            out_of_memory("system call");
+                            Err(Errno::ERESTARTNOINTR)
+                        }
+                    });
                 match outcome {
                     Ok(value) => context.set_return(value as u64),
                     Err(

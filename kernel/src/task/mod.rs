@@ -35,6 +35,8 @@ mod process;
 #[cfg(target_os = "none")]
 pub mod registers;
 pub mod registry;
+#[cfg(target_os = "none")]
+pub mod reserve;
 mod session;
 pub mod signal;
 #[cfg(target_os = "none")]

@@ -9,9 +9,11 @@
 //! a process, and in the OOM killer. A walk sees every process that exists from its beginning to
 //! its end, and may miss those that come or go meanwhile.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
+use core::ops::Bound;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use freehold_collections::Map;
 
 use super::process::Process;
 use super::session::Session;
@@ -75,11 +77,12 @@ impl Slot {
 
 /// What the registry's lock protects.
 pub struct Registry {
-    slots: BTreeMap<Pid, Slot>,
+    /// The IDs in use. A slot is made when its ID is allocated, the only step that needs memory.
+    slots: Map<Pid, Slot>,
     last: Pid,
 }
 
-static REGISTRY: SpinLock<Registry> = SpinLock::new(Registry { slots: BTreeMap::new(), last: 0 });
+static REGISTRY: SpinLock<Registry> = SpinLock::new(Registry { slots: Map::new(), last: 0 });
 static TASKS: AtomicUsize = AtomicUsize::new(0);
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -162,7 +165,8 @@ pub struct Walk {
 impl Walk {
     /// Looks at up to [`WALK_STEP`] slots under the lock.
     fn step(&mut self, registry: &Registry) -> Option<Arc<Process>> {
-        for (looked, (&pid, slot)) in registry.slots.range(self.at..self.end.max(self.at)).enumerate() {
+        let slots = registry.slots.iter_from(Bound::Included(&self.at));
+        for (looked, (&pid, slot)) in slots.take_while(|&(&pid, _)| pid < self.end).enumerate() {
             if looked == WALK_STEP {
                 self.at = pid;
                 return None;
@@ -194,7 +198,10 @@ impl Iterator for Walk {
 }
 
 impl Registry {
-    /// An ID that nobody uses; `EAGAIN` where there is none.
+    /// An ID that nobody uses.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is none, `ENOMEM`.
     pub fn allocate(&mut self) -> Result<Pid> {
         // Processes that nobody waited for count too, as on Linux.
         if TASKS.load(Ordering::Relaxed).max(self.slots.len()) >= TASKS_MAX {
@@ -205,9 +212,8 @@ impl Registry {
             if self.last >= PID_MAX {
                 self.last = RESERVED;
             }
-            let slot = self.slots.entry(self.last).or_default();
-            if slot.is_free() {
-                slot.reserved = true;
+            if !self.slots.contains_key(&self.last) {
+                self.slots.try_insert(self.last, Slot { reserved: true, ..Slot::default() })?;
                 return Ok(self.last);
             }
         }
@@ -262,7 +268,8 @@ impl Registry {
     pub fn members(&self, group: Pid) -> impl Iterator<Item = &Arc<Process>> {
         let count = self.slots.get(&group).map_or(0, |slot| slot.members);
         // A group's members come after its leader, but for IDs that wrapped.
-        let all = self.slots.range(group..).chain(self.slots.range(..group));
+        let lap = self.slots.iter().take_while(move |&(&pid, _)| pid < group);
+        let all = self.slots.iter_from(Bound::Included(&group)).chain(lap);
         let all = all.filter_map(|(_, slot)| slot.process.as_ref());
         all.filter(move |process| process.group() == group).take(count)
     }
@@ -353,8 +360,9 @@ impl Registry {
         })
     }
 
+    /// Changes the slot of an ID in use, and forgets it where nobody uses the ID any more.
     fn change(&mut self, pid: Pid, f: impl FnOnce(&mut Slot)) {
-        let slot = self.slots.entry(pid).or_default();
+        let slot = self.slots.get_mut(&pid).expect("an ID in use has a slot");
         f(slot);
         if slot.is_free() {
             self.slots.remove(&pid);

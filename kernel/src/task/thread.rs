@@ -8,11 +8,15 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 #[cfg(target_os = "none")]
+use freehold_arch::heap::Watch;
+#[cfg(target_os = "none")]
 use freehold_vm::{ReadOnly, ReadWrite, Rule, Transient};
 
 use super::Pid;
 use super::credentials::Credentials;
 use super::process::{Process, Usage};
+#[cfg(target_os = "none")]
+use super::reserve::Drawn;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
 #[cfg(target_os = "none")]
 use crate::mem::PinnedRun;
@@ -50,6 +54,9 @@ pub struct Task {
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
     /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
     pub(super) timer_slack: AtomicU64,
+    /// What the system call that it is in drew from the heap's reserve.
+    #[cfg(target_os = "none")]
+    pub(crate) drawn: Drawn,
     /// The status that the thread ended itself with, and [`FINISHED`].
     exit_code: AtomicU32,
 }
@@ -83,9 +90,25 @@ impl Task {
                 user_ticks: AtomicU64::new(0),
                 vfork: SpinLock::new(None),
                 timer_slack: AtomicU64::new(50_000),
+                #[cfg(target_os = "none")]
+                drawn: Drawn::default(),
                 exit_code: AtomicU32::new(0),
             }
         })
+    }
+
+    /// Have the heap count what programs' tasks draw from its reserve, where it is checked.
+    #[cfg(target_os = "none")]
+    pub(crate) fn watch_reserve() {
+        fn with_sum(f: impl FnOnce(&Drawn)) {
+            hw::thread::with_current(|task: &Arc<Task>| {
+                if !task.process().is_kernel() {
+                    f(&task.drawn);
+                }
+            });
+        }
+        let drawn = |bytes| with_sum(|sum| sum.add(bytes));
+        freehold_arch::heap::watch(Watch { drawn, ensured: || with_sum(Drawn::settle) });
     }
 
     /// A reference to be kept.

@@ -6,13 +6,12 @@
 //! arms a timer empties.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
 
+use freehold_collections::Vec;
 use freehold_machine::{CpuId, MAX_CPUS};
 
 use crate::Result;
-use crate::fallible::Grow as _;
 use crate::hw;
 use crate::sched::heap::{IndexedHeap, Positioned};
 use crate::sync::IrqSpinLock;
@@ -119,10 +118,7 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
                 *slot = queue.spent.pop();
             }
             spare_armed = queue.armed.give_room(core::mem::take(&mut spare_armed));
-            if spare_spent.capacity() > queue.spent.capacity() {
-                spare_spent.append(&mut queue.spent);
-                core::mem::swap(&mut queue.spent, &mut spare_spent);
-            }
+            spare_spent = queue.spent.move_to(core::mem::take(&mut spare_spent));
             let total = queue.armed.len() + queue.spent.len() + 1;
             if total <= queue.armed.room() && total <= queue.spent.capacity() {
                 let slot = timer.slot();
@@ -137,8 +133,8 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
         };
         // What the queue had before is freed here, without its lock.
         drop((leftover, core::mem::take(&mut spare_armed), core::mem::take(&mut spare_spent)));
-        spare_armed.make_exact_room(wanted)?;
-        spare_spent.make_exact_room(wanted)?;
+        spare_armed.try_reserve_exact(wanted)?;
+        spare_spent.try_reserve_exact(wanted)?;
     }
 }
 
@@ -206,7 +202,7 @@ pub fn interrupt() {
                 // It just left a place.
                 let _ = queue.armed.insert(next, timer);
             }
-            _ => queue.spent.push(timer),
+            _ => queue.spent.push_reserved(timer),
         }
     }
     #[cfg(target_os = "none")]

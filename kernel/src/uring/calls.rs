@@ -1,14 +1,13 @@
 //! io_uring_setup, io_uring_enter, io_uring_register.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
+use freehold_collections::Vec;
 use linux_raw_sys::io_uring as c;
 
 use super::memory::{Parameters, SharedRings};
 use super::request::{self, Start, operation};
 use super::{Ring, RingFile, work};
-use crate::fallible::Grow as _;
 use crate::fs::{OpenFile, OpenFlags};
 use crate::mem::{PinnedRun, with_memory_found};
 use crate::syscall::Args;
@@ -154,13 +153,12 @@ impl Ring {
         }
         let space = process.space();
         let owner = (process.credentials().uid, process.memory_limits().memlock);
-        let mut pinned = Vec::new();
-        pinned.make_exact_room(count)?;
+        let mut pinned = Vec::try_with_capacity(count)?;
         for [address, length] in UserPtr::<[u64; 2]>::new(vectors).read_many(count)? {
             if length == 0 || length > MAX_BUFFER {
                 return Err(Errno::EFAULT);
             }
-            pinned.push(Arc::new(PinnedRun::register(&space, owner, address, length as usize)?));
+            pinned.push_reserved(Arc::new(PinnedRun::register(&space, owner, address, length as usize)?));
         }
         *buffers = pinned;
         Ok(())

@@ -23,19 +23,18 @@ mod memory;
 mod request;
 mod work;
 
-use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use freehold_collections::{Vec, VecDeque};
+use freehold_vm::ReadWrite;
+
 use crate::Result;
-use crate::fallible::Grow as _;
 use crate::fs::anonymous::AnonymousNode;
 use crate::fs::{File, Mapping, Node, NodeKind, OpenFile, Ready};
 use crate::mem::PinnedRun;
 use crate::sync::{Mutex, PollWaiter, Roll, WaitQueue};
 use crate::task::Pid;
-use freehold_vm::ReadWrite;
 use memory::{Backlog, Completion, SharedRings};
 use work::Waiting;
 
@@ -101,8 +100,7 @@ impl Ring {
         let mut backlog = self.posted.lock();
         if !backlog.is_empty() || !self.put(&completion) {
             let room = backlog.len() < BACKLOG * self.rings.completions() as usize;
-            if room && backlog.make_room(1).is_ok() {
-                backlog.push_back(completion);
+            if room && backlog.try_push_back(completion).is_ok() {
                 self.rings.show_backlog(Backlog::Waits);
             } else {
                 self.rings.count_overflow();

@@ -4,14 +4,13 @@
 //! until any file that is waited for is ready, a timeout has passed, or the list has changed. *Workers* (up to [`WORKERS`])
 //! take requests that block in a disk from a queue, one at a time, until it is empty.
 
-use alloc::collections::VecDeque;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
+
+use freehold_collections::{Vec, VecDeque};
 
 use super::Ring;
 use super::request::{Pending, Transfer};
-use crate::fallible::Grow as _;
 use crate::fs::{Blocking, OpenFile};
 use crate::mem::with_memory_found;
 use crate::sched::thread::{self, Thread, spawn_kernel};
@@ -80,14 +79,14 @@ impl Ring {
 
     fn watch(self: &Arc<Self>, waiter: Waiter) -> Result<()> {
         let mut waiting = self.waiting.lock();
-        waiting.waiters.make_room(1)?;
+        waiting.waiters.try_reserve(1)?;
         if !waiting.watched {
             let ring = self.clone();
             spawn_kernel("uring-watch", move || ring.watch_all())?;
             waiting.watched = true;
             self.helpers.fetch_add(1, Ordering::Relaxed);
         }
-        waiting.waiters.push(waiter);
+        waiting.waiters.push_reserved(waiter);
         drop(waiting);
         self.changed.wake_all();
         Ok(())
@@ -95,17 +94,17 @@ impl Ring {
 
     fn queue(self: &Arc<Self>, user_data: u64, job: Job) -> Result<()> {
         let mut waiting = self.waiting.lock();
-        waiting.jobs.make_room(1)?;
+        waiting.jobs.try_reserve(1)?;
         let most = WORKERS - waiting.running.len();
-        waiting.running.make_room(most)?;
+        waiting.running.try_reserve(most)?;
         if waiting.workers.len() < WORKERS {
-            waiting.workers.make_room(1)?;
+            waiting.workers.try_reserve(1)?;
             let ring = self.clone();
             let worker = spawn_kernel("uring-work", move || ring.work())?;
-            waiting.workers.push(worker);
+            waiting.workers.push_reserved(worker);
             self.helpers.fetch_add(1, Ordering::Relaxed);
         }
-        waiting.jobs.push_back((user_data, job));
+        waiting.jobs.push_back_reserved((user_data, job));
         Ok(())
     }
 
@@ -119,7 +118,7 @@ impl Ring {
                 let _own = at.map(|at| waiting.workers.swap_remove(at));
                 return self.helper_ends(waiting);
             };
-            waiting.running.push(user_data);
+            waiting.running.push_reserved(user_data);
             drop(waiting);
             let result = match &job {
                 Job::Transfer(transfer) => {
@@ -198,8 +197,8 @@ impl Ring {
                 Pending::Disk(_) | Pending::Sync(_) => unreachable!("these go to workers"),
             };
             match result {
-                Some(result) if ended.make_room(1).is_ok() => {
-                    ended.push((waiting.waiters.remove(at), result));
+                Some(result) if ended.try_reserve(1).is_ok() => {
+                    ended.push_reserved((waiting.waiters.remove(at), result));
                 }
                 _ => at += 1,
             }

@@ -75,6 +75,36 @@ pub fn inject_faults(hook: FaultHook) {
     }
 }
 
+/// Whether allocations that do not take a failure as a value are counted.
+pub const CHECKED: bool = cfg!(feature = "entry-checks");
+static WATCH: Once<Watch> = Once::new();
+
+/// Who is told where the heap is [checked](CHECKED). Neither function allocates or sleeps.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch {
+    /// A small object, up to 2048 bytes, whose maker did not say that it takes a failure as a value takes so many
+    /// bytes. Larger ones are lists of the mm crates, which do.
+    pub drawn: fn(usize),
+    /// The reserve is full.
+    pub ensured: fn(),
+}
+
+/// Have `watch` told of every allocation from now on.
+pub fn watch(watch: Watch) {
+    WATCH.set(watch);
+}
+
+fn note_drawn(layout: Layout) {
+    if this_use().load(Ordering::Relaxed) == heap_use::FALLIBLE {
+        return;
+    }
+    if let Some(watch) = WATCH.get()
+        && let Some(class) = slab::class_for(layout)
+    {
+        (watch.drawn)(CLASSES[class].size);
+    }
+}
+
 /// What this CPU's allocations are for, 0 where nobody said; [`cpu::PerCpu::heap_use`]. It is set
 /// for a stretch that does not sleep, so the CPU stays the task's.
 mod heap_use {
@@ -100,6 +130,14 @@ fn with_use<R>(is: u8, body: impl FnOnce() -> R) -> R {
 #[inline]
 pub fn fallibly<R>(body: impl FnOnce() -> R) -> R {
     with_use(heap_use::FALLIBLE, body)
+}
+
+/// Says what this CPU's allocations are for from now on, one of [`heap_use`]. Returns what they
+/// were for before. `freehold-collections` declares it; it is below this crate.
+// SAFETY: no other symbol of the image has this name.
+#[unsafe(no_mangle)]
+extern "Rust" fn freehold_heap_use(purpose: u8) -> u8 {
+    this_use().swap(purpose, Ordering::Relaxed)
 }
 
 /// Whether the frames that are asked for now are the reserve's: they must not fail by injection.
@@ -142,7 +180,10 @@ pub fn stats() -> HeapStats {
 #[inline]
 pub fn ensure(bytes: usize) -> Result<(), OutOfMemory> {
     if LOW.load(Ordering::Relaxed) {
-        return refill();
+        refill()?;
+    }
+    if CHECKED && let Some(watch) = WATCH.get() {
+        (watch.ensured)();
     }
     if bytes <= RESERVE[0] / 3 * 2 * PAGE_SIZE { Ok(()) } else { Err(OutOfMemory) }
 }
@@ -246,6 +287,9 @@ pub struct KernelHeap;
 // large and as aligned as the layout asks, and stay in the direct map until they are given back.
 unsafe impl GlobalAlloc for KernelHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if CHECKED {
+            note_drawn(layout);
+        }
         if INJECTING.load(Ordering::Relaxed) && is_injected(layout.size()) {
             return alloc_denied(layout);
         }

@@ -81,8 +81,7 @@ pub(super) fn set_lock(
     let (start, end) = range(file, &flock)?;
     let identity = file.node().identity();
     if flock.kind == F_UNLCK {
-        locks::unset(identity, Space::Record, owner, start, end);
-        return Ok(0);
+        return locks::unset(identity, Space::Record, owner, start, end).map(|()| 0);
     }
     let sharing = sharing(flock.kind)?;
     match sharing {
@@ -112,8 +111,7 @@ pub fn sys_flock(args: &Args) -> Result<i64> {
         LOCK_SH => Sharing::Shared,
         LOCK_EX => Sharing::Exclusive,
         LOCK_UN => {
-            locks::unset(identity, Space::Flock, owner, 0, u64::MAX);
-            return Ok(0);
+            return locks::unset(identity, Space::Flock, owner, 0, u64::MAX).map(|()| 0);
         }
         _ => return Err(Errno::EINVAL),
     };
@@ -123,7 +121,7 @@ pub fn sys_flock(args: &Args) -> Result<i64> {
     }
     // A change from shared to exclusive lets go first: two that wait for each other would wait for ever.
     if locks::try_set(identity, &wanted) == Err(Errno::EAGAIN) {
-        locks::unset(identity, Space::Flock, owner, 0, u64::MAX);
+        locks::unset(identity, Space::Flock, owner, 0, u64::MAX)?;
         locks::set(identity, &wanted)?;
     }
     Ok(0)

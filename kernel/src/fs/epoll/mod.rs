@@ -18,12 +18,12 @@ mod nesting;
 #[cfg(test)]
 mod tests;
 
-use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use bitflags::bitflags;
+use freehold_collections::VecDeque;
 
 pub use calls::{
     sys_epoll_create, sys_epoll_create1, sys_epoll_ctl, sys_epoll_pwait, sys_epoll_pwait2, sys_epoll_wait,
@@ -91,7 +91,7 @@ struct Item {
 impl Item {
     fn list(&self) {
         if !self.listed.swap(true, Ordering::SeqCst) {
-            self.shared.ready.lock().push_back(self.slot);
+            self.shared.ready.lock().push_back_reserved(self.slot);
         }
     }
 
@@ -181,13 +181,9 @@ impl Epoll {
         items.make_room(1)?;
         let wanted = items.capacity();
         if self.shared.ready.lock().capacity() < wanted {
-            let mut roomier = VecDeque::new();
-            roomier.make_exact_room(wanted)?;
-            let mut ready = self.shared.ready.lock();
-            roomier.append(&mut ready);
-            core::mem::swap(&mut *ready, &mut roomier);
+            let roomier = VecDeque::try_with_capacity(wanted)?;
             // The old list is freed when the lock is open.
-            drop(ready);
+            let _old = self.shared.ready.lock().move_to(roomier);
         }
         items.push(None);
         Ok(items.len() - 1)

@@ -15,10 +15,10 @@ mod splice;
 #[cfg(test)]
 mod tests;
 
-use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use freehold_collections::Map;
 use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::ioctl::FIONREAD;
 
@@ -417,7 +417,7 @@ impl Drop for PipeEnd {
 }
 
 /// FIFOs that somebody has open, by their inodes.
-static FIFOS: SpinLock<BTreeMap<Identity, Weak<Pipe>>> = SpinLock::new(BTreeMap::new());
+static FIFOS: SpinLock<Map<Identity, Weak<Pipe>>> = SpinLock::new(Map::new());
 
 /// Open the FIFO that has a name, `node`.
 ///
@@ -432,7 +432,7 @@ pub fn open_named(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>
             Some(pipe) => pipe,
             None => {
                 fifos.retain(|_, pipe| pipe.strong_count() > 0);
-                fifos.insert(identity, Arc::downgrade(&fresh));
+                fifos.try_insert(identity, Arc::downgrade(&fresh))?;
                 fresh
             }
         }

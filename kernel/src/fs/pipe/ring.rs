@@ -4,12 +4,10 @@
 //! chunk, whole or not at all; that is what makes it atomic. Held by the pipe's sleeping lock: user bytes may
 //! fault while they are moved.
 
-use alloc::collections::VecDeque;
-
+use freehold_collections::VecDeque;
 use freehold_machine::PAGE_SIZE;
 
 use super::page::{BytePage, Holding};
-use crate::fallible::Grow as _;
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result};
 
@@ -115,14 +113,14 @@ impl Ring {
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
     pub fn push(&mut self, source: &mut dyn Source, boundary: Boundary) -> Result<usize> {
-        self.chunks.make_room(1)?;
+        self.chunks.try_reserve(1)?;
         let page = match self.spare.take() {
             Some(page) => page,
             None => BytePage::allocate()?,
         };
         match page.fill(0..PAGE_SIZE, source) {
             Ok(count) if count > 0 => {
-                self.chunks.push_back(Chunk { page, start: 0, end: count, boundary });
+                self.chunks.push_back_reserved(Chunk { page, start: 0, end: count, boundary });
                 Ok(count)
             }
             result => {
@@ -138,9 +136,8 @@ impl Ring {
     /// `ENOMEM`.
     #[cfg(target_os = "none")]
     pub fn push_page(&mut self, page: BytePage, range: core::ops::Range<usize>) -> Result<()> {
-        self.chunks.make_room(1)?;
-        self.chunks.push_back(Chunk { page, start: range.start, end: range.end, boundary: Boundary::Stream });
-        Ok(())
+        let chunk = Chunk { page, start: range.start, end: range.end, boundary: Boundary::Stream };
+        Ok(self.chunks.try_push_back(chunk)?)
     }
 
     /// Move bytes from the front to the sink: all that fit, or the rest of one packet.
@@ -223,11 +220,11 @@ impl Ring {
     /// # Errors
     /// `ENOMEM`.
     pub fn give(&mut self, other: &mut Ring, limit: usize) -> Result<usize> {
-        other.chunks.make_room(1)?;
+        other.chunks.try_reserve(1)?;
         match self.chunks.front() {
             Some(front) if front.len() <= limit => {
                 let count = front.len();
-                other.chunks.extend(self.chunks.pop_front());
+                self.chunks.pop_front().into_iter().for_each(|front| other.chunks.push_back_reserved(front));
                 Ok(count)
             }
             _ => self.pop_with(limit, &mut |source| other.push(source, Boundary::Stream)),
@@ -253,7 +250,7 @@ impl Ring {
         limit: usize,
         give: &mut dyn FnMut(&mut dyn Sink) -> Result<usize>,
     ) -> Result<usize> {
-        self.chunks.make_room(1)?;
+        self.chunks.try_reserve(1)?;
         let page = match self.spare.take() {
             Some(page) => page,
             None => BytePage::allocate()?,
@@ -264,7 +261,7 @@ impl Ring {
         if end == 0 {
             self.spare = Some(page);
         } else {
-            self.chunks.push_back(Chunk { page, start: 0, end, boundary: Boundary::Stream });
+            self.chunks.push_back_reserved(Chunk { page, start: 0, end, boundary: Boundary::Stream });
         }
         result
     }

@@ -60,6 +60,15 @@ pub(super) fn fill(debug: &Arc<PseudoDir>) {
     capability(&pages, &FAIL_PAGE_ALLOC);
     pages.generated("min-order", 0o600, Knob::Unsigned(&MIN_ORDER));
     pages.generated("ignore-gfp-highmem", 0o600, Knob::Flag(&IGNORE_HIGHMEM));
+    debug.file("heap_reserve", reserve);
+}
+
+/// What a system call has set aside and what one drew at most, where the heap is checked (the QUICK
+/// kernel; zeroes elsewhere). Linux has no such file.
+fn reserve(out: &mut Text) -> Result<()> {
+    let drawn = crate::task::reserve::largest();
+    writeln!(out, "set_aside {}\nlargest {drawn}", crate::task::reserve::BYTES);
+    Ok(())
 }
 
 fn capability(dir: &PseudoDir, attr: &'static FaultAttr) {

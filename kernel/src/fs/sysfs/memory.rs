@@ -6,7 +6,6 @@
 //! A block of memory that is there for ever can be taken offline by hand (`state`), if it is whole pageblocks of one node and all that is
 //! in it can be moved elsewhere; and online again.
 
-use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::sync::Arc;
 
@@ -21,11 +20,18 @@ use crate::{Errno, Result, mem};
 const BLOCK: u64 = 128 << 20;
 const BLOCK_FRAMES: u64 = BLOCK / 4096;
 
-/// The numbers of the blocks that hold memory, of one node or of all.
-pub(super) fn blocks_of(topology: &Topology, node: Option<NodeId>) -> BTreeSet<u64> {
-    let mine = topology.ranges().iter().filter(|range| node.is_none_or(|node| range.node == node));
-    mine.flat_map(|range| range.frames.start.0 / BLOCK_FRAMES..range.frames.end.0.div_ceil(BLOCK_FRAMES))
-        .collect()
+/// The numbers of the blocks that hold memory, of one node or of all, in order.
+pub(super) fn blocks_of(topology: &Topology, node: Option<NodeId>) -> impl Iterator<Item = u64> {
+    let mine = topology.ranges().iter().filter(move |range| node.is_none_or(|node| range.node == node));
+    let blocks =
+        mine.flat_map(|range| range.frames.start.0 / BLOCK_FRAMES..range.frames.end.0.div_ceil(BLOCK_FRAMES));
+    // Ranges are sorted, and several may share a block.
+    let mut next = 0;
+    blocks.filter(move |&block| {
+        let is_new = block >= next;
+        next = next.max(block + 1);
+        is_new
+    })
 }
 
 /// Whether anything of a block is there.

@@ -1,12 +1,12 @@
 //! What a node of a tmpfs has besides its bytes or names.
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use crate::fallible::Grow as _;
+use freehold_collections::Map;
+
 use crate::fs::clock::now;
 use crate::fs::node::{NewNode, SetMetadata, Timestamp, XattrSet};
-use crate::{Errno, Result};
+use crate::{Errno, Result, fallible};
 
 /// Largest value of one extended attribute (linux/limits.h XATTR_SIZE_MAX).
 const XATTR_SIZE_MAX: usize = 65536;
@@ -24,7 +24,7 @@ pub(super) struct Attributes {
     pub accessed: Timestamp,
     pub modified: Timestamp,
     pub changed: Timestamp,
-    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    pub xattrs: Map<Vec<u8>, Vec<u8>>,
 }
 
 impl Attributes {
@@ -38,7 +38,7 @@ impl Attributes {
             accessed: now,
             modified: now,
             changed: now,
-            xattrs: BTreeMap::new(),
+            xattrs: Map::new(),
         }
     }
 
@@ -68,7 +68,7 @@ impl Attributes {
     }
 
     pub fn xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
-        self.xattrs.get(name).cloned().ok_or(Errno::ENODATA)
+        fallible::to_vec(self.xattrs.get(name).ok_or(Errno::ENODATA)?)
     }
 
     pub fn set_xattr(&mut self, name: &[u8], value: &[u8], how: XattrSet) -> Result<()> {
@@ -84,10 +84,7 @@ impl Attributes {
         if total + name.len() + value.len() > XATTR_TOTAL_MAX {
             return Err(Errno::ENOSPC);
         }
-        let mut copy = Vec::new();
-        copy.make_exact_room(value.len())?;
-        copy.extend_from_slice(value);
-        self.xattrs.insert(name.to_vec(), copy);
+        self.xattrs.try_insert(fallible::to_vec(name)?, fallible::to_vec(value)?)?;
         self.changed = now();
         Ok(())
     }
@@ -98,12 +95,12 @@ impl Attributes {
         Ok(())
     }
 
-    pub fn xattr_names(&self) -> Vec<u8> {
+    pub fn xattr_names(&self) -> Result<Vec<u8>> {
         let mut names = Vec::new();
         for name in self.xattrs.keys() {
-            names.extend_from_slice(name);
-            names.push(0);
+            fallible::extend(&mut names, name)?;
+            fallible::push(&mut names, 0)?;
         }
-        names
+        Ok(names)
     }
 }

@@ -4,8 +4,11 @@
 //! position: what stays while a program lists is seen exactly once, whatever comes and goes meanwhile.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
+
+use core::ops::Bound;
+
+use freehold_collections::{Map, reserve};
 
 use super::node::TmpNode;
 use crate::sync::{Deferred, LetGo, release};
@@ -31,13 +34,13 @@ pub(super) struct Directory {
 
 #[derive(Default)]
 struct Names {
-    by_name: BTreeMap<Arc<[u8]>, Entry>,
-    by_position: BTreeMap<u64, Arc<[u8]>>,
+    by_name: Map<Arc<[u8]>, Entry>,
+    by_position: Map<u64, Arc<[u8]>>,
 }
 
 impl LetGo for Names {
     fn let_go(&mut self) {
-        self.by_position = BTreeMap::new();
+        self.by_position = Map::new();
         while let Some(entry) = self.by_name.pop_first() {
             drop(entry);
             sched::cond_resched();
@@ -99,13 +102,20 @@ impl Directory {
     }
 
     /// Add a name that is free.
-    pub fn insert(&mut self, name: &[u8], node: Arc<TmpNode>) {
-        let name: Arc<[u8]> = Arc::from(name);
+    ///
+    /// # Errors
+    /// `ENOMEM`; the directory is as it was.
+    pub fn insert(&mut self, name: &[u8], node: Arc<TmpNode>) -> Result<()> {
+        let name: Arc<[u8]> = reserve::slice(name);
         let position = self.next_position;
         self.next_position += 1;
         let names = self.names();
-        names.by_position.insert(position, name.clone());
-        names.by_name.insert(name, Entry { node, position });
+        names.by_position.try_insert(position, name.clone())?;
+        if names.by_name.try_insert(name, Entry { node, position }).is_err() {
+            names.by_position.remove(&position);
+            return Err(Errno::ENOMEM);
+        }
+        Ok(())
     }
 
     /// Take a name away.
@@ -125,7 +135,7 @@ impl Directory {
     /// The first entry at `position` or later: its position, name and node.
     pub fn next(&self, position: u64) -> Option<(u64, Arc<[u8]>, Arc<TmpNode>)> {
         let names = self.names.as_deref()?;
-        let (&at, name) = names.by_position.range(position..).next()?;
+        let (&at, name) = names.by_position.first_from(Bound::Included(&position))?;
         let entry = names.by_name.get(name)?;
         Some((at, name.clone(), entry.node.clone()))
     }
@@ -135,10 +145,38 @@ impl Directory {
 mod tests {
     use alloc::sync::Arc;
 
+    use freehold_collections::inject::each_fails;
+
+    use crate::Errno;
     use crate::fs::mount::FileSystem;
     use crate::fs::node::{NewNode, NodeKind};
     use crate::fs::tests::PlainSource;
     use crate::fs::tmpfs::TmpFs;
+
+    /// A name that finds no memory, at whichever allocation, is not there, in either index.
+    #[test]
+    fn a_name_without_memory_is_not_there() {
+        let fs = TmpFs::new("tmpfs", PlainSource::new(1 << 40), 0o755).unwrap();
+        fs.unlimited();
+        let dir = fs.root();
+        let mut failures = 0;
+        for number in 0..500u16 {
+            let name = [number >> 7, number & 0x7f].map(|bits| bits as u8 | 0x80);
+            let new = NewNode { kind: NodeKind::Regular, mode: 0o644, uid: 0, gid: 0, rdev: 0 };
+            let (free, links) = (fs.stats().free_inodes, dir.metadata().links);
+            let (made, failed) = each_fails(|| {
+                let result = dir.create(&name, &new);
+                if result.is_err() {
+                    assert_eq!(dir.lookup(&name).err(), Some(Errno::ENOENT));
+                    assert_eq!((fs.stats().free_inodes, dir.metadata().links), (free, links));
+                }
+                result
+            });
+            assert!(made.is_ok() && dir.lookup(&name).is_ok());
+            failures += failed;
+        }
+        assert!(failures > 50, "{failures}");
+    }
 
     #[test]
     fn a_tree_of_any_depth_goes_with_its_file_system() {

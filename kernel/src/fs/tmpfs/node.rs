@@ -129,7 +129,7 @@ impl TmpNode {
     fn add(&self, name: &[u8], child: Arc<TmpNode>) -> Result<Arc<dyn Node>> {
         let mut names = self.names()?.lock();
         names.check_free(name)?;
-        names.insert(name, child.clone());
+        names.insert(name, child.clone())?;
         self.adopt(&child, name);
         child.attributes.lock().links += if child.is_directory() { 2 } else { 1 };
         self.entries_changed(if child.is_directory() { 1 } else { 0 });
@@ -295,7 +295,7 @@ impl Node for TmpNode {
         }
         let mut names = self.names()?.lock();
         names.check_free(name)?;
-        names.insert(name, node.clone());
+        names.insert(name, node.clone())?;
         {
             let mut attributes = node.attributes.lock();
             attributes.links += 1;
@@ -403,7 +403,7 @@ impl Node for TmpNode {
             victim.lose_name();
             replaced = i32::from(victim.is_directory());
         } else {
-            to.insert(new_name, moving.clone());
+            to.insert(new_name, moving.clone())?;
         }
         from.remove(name)?;
         other.adopt(&moving, new_name);
@@ -439,7 +439,7 @@ impl Node for TmpNode {
     }
 
     fn list_xattrs(&self) -> Result<Vec<u8>> {
-        Ok(self.attributes.lock().xattr_names())
+        self.attributes.lock().xattr_names()
     }
 }
 
@@ -468,7 +468,7 @@ impl TmpNode {
                 victim.lose_name();
                 self.entries_changed(-i32::from(victim.is_directory()));
             }
-            None => names.insert(new_name, moving.clone()),
+            None => names.insert(new_name, moving.clone())?,
         }
         names.remove(name)?;
         self.adopt(&moving, new_name);

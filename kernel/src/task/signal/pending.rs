@@ -1,7 +1,6 @@
 //! Signals that were sent and not delivered, and what a process does about each.
 
-use alloc::collections::VecDeque;
-
+use freehold_collections::VecDeque;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::set::{DefaultAction, SigInfo, SigSet, Signal, code};
@@ -46,12 +45,8 @@ impl Pending {
     }
     /// Exchange the queue's buffer for a larger one; the old one comes back, to be freed without the lock.
     #[must_use]
-    pub fn give_room(&mut self, mut buffer: VecDeque<Queued>) -> VecDeque<Queued> {
-        if buffer.capacity() > self.queue.capacity() {
-            buffer.append(&mut self.queue);
-            core::mem::swap(&mut self.queue, &mut buffer);
-        }
-        buffer
+    pub fn give_room(&mut self, buffer: VecDeque<Queued>) -> VecDeque<Queued> {
+        self.queue.move_to(buffer)
     }
     /// Add one; allocates nothing. A standard signal that is pending already is not added again.
     ///
@@ -75,7 +70,7 @@ impl Pending {
         }
         self.set = self.set.with(signal);
         if has_place {
-            self.queue.push_back(Queued { info, _place: place.flatten() });
+            self.queue.push_back_reserved(Queued { info, _place: place.flatten() });
         }
         Ok(())
     }
@@ -199,7 +194,7 @@ mod tests {
 
     fn with_room() -> Pending {
         let mut pending = Pending::new();
-        drop(pending.give_room(VecDeque::with_capacity(4)));
+        drop(pending.give_room(VecDeque::try_with_capacity(4).unwrap()));
         pending
     }
 

@@ -4,12 +4,12 @@
 //! interrupt context, where a signal that finds no room is known by its number only. Others make room first.
 //! Under that lock come, in this order: a thread's `pending`, the `actions`, run queues.
 
-use alloc::collections::VecDeque;
 use alloc::sync::Arc;
+
+use freehold_collections::VecDeque;
 
 use super::pending::{Action, Queued};
 use super::set::{SigInfo, SigSet, Signal};
-use crate::fallible::Grow as _;
 use crate::sched::{self, Sleep};
 use crate::task::process::{ExitStatus, Group, Process, Report};
 use crate::task::users::Payer;
@@ -176,9 +176,7 @@ impl Process {
 
 /// Memory for so many queued signals; `None` where there is none, and they are known by number only.
 fn buffer_for(signals: usize) -> Option<VecDeque<Queued>> {
-    let mut buffer = VecDeque::new();
-    buffer.make_exact_room(signals).ok()?;
-    Some(buffer)
+    VecDeque::try_with_capacity(signals).ok()
 }
 
 impl Task {

@@ -11,13 +11,11 @@
 mod edit;
 mod output;
 
-use alloc::collections::VecDeque;
-
+use freehold_collections::VecDeque;
 use linux_raw_sys::general as c;
 
 use super::termios::Termios;
 use crate::Result;
-use crate::fallible::Grow as _;
 
 /// Units of input a terminal holds; a canonical line is at most one less than this, and its end.
 pub const INPUT_LIMIT: usize = 4096;
@@ -120,10 +118,8 @@ impl Discipline {
     /// # Errors
     /// `ENOMEM`.
     pub fn new(termios: Termios) -> Result<Self> {
-        let mut input = VecDeque::new();
-        input.make_exact_room(INPUT_LIMIT)?;
-        let mut output = VecDeque::new();
-        output.make_exact_room(OUTPUT_LIMIT + ECHO_RESERVE)?;
+        let input = VecDeque::try_with_capacity(INPUT_LIMIT)?;
+        let output = VecDeque::try_with_capacity(OUTPUT_LIMIT + ECHO_RESERVE)?;
         Ok(Self {
             termios,
             input,
@@ -276,7 +272,7 @@ impl Discipline {
             }
             return;
         }
-        self.input.push_back(Unit { byte, kind });
+        self.input.push_back_reserved(Unit { byte, kind });
         if ends_line {
             self.complete = self.input.len();
         }

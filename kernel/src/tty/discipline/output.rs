@@ -89,7 +89,7 @@ impl Discipline {
 
     pub(super) fn emit(&mut self, bytes: &[u8], reserve: usize) {
         if self.output.len() + bytes.len() <= OUTPUT_LIMIT + reserve {
-            self.output.extend(bytes);
+            bytes.iter().for_each(|&byte| self.output.push_back_reserved(byte));
         }
     }
 

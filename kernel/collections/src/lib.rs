@@ -1,0 +1,73 @@
+//! The kernel's collections: an operation that may need memory says so in its name and can fail.
+//!
+//! Code in `kernel/` that uses these types instead of `alloc`'s cannot grow anything infallibly:
+//! [`Vec`], [`VecDeque`], [`String`] and [`Map`] have no `push`, `insert`, `extend`, `collect`,
+//! `clone` or `from` that allocates. The compiler rejects such a call. What may allocate begins
+//! with `try_` and returns [`AllocError`], which the kernel turns into `ENOMEM`. After a failure
+//! the collection is as it was.
+//!
+//! **Fixed-size objects** ([`Arc`], [`Box`]) come from [`reserve`]: a system call has the heap set
+//! bytes aside at its door, and its small objects are served from there in the worst case. Both
+//! types are `alloc`'s, because only those can become a `dyn` type and be a method's receiver in
+//! stable Rust. They are named through a projection ([`Shared::Arc`]), so that `Arc::new(value)`
+//! does not compile: the compiler knows no type to look `new` up in.
+//!
+//! **What the compiler cannot reject.** As long as any crate of the program links `alloc`, slices
+//! and strings have its methods (`to_vec`, `sort`, `join` and others), and `alloc`'s `Arc<T>`
+//! implements `From<T>`. `tools/check-house` looks for those.
+//!
+//! **Injected failures** are seen inside of this crate's operations, whatever their size: each
+//! tells the heap that it takes a failure as a value (`freehold_heap_use`). On the host nothing
+//! fails by request, but in tests each allocation does once: in this crate's, and with the feature
+//! `inject` in those of the kernel.
+//!
+//! May use `unsafe`: for the declaration of the one function that the heap defines. The crate has
+//! no other `unsafe`.
+
+#![no_std]
+#![deny(unsafe_code)]
+
+extern crate alloc;
+#[cfg(any(test, feature = "inject"))]
+extern crate std;
+
+use core::fmt;
+
+mod heap_use;
+#[cfg(feature = "inject")]
+pub mod inject;
+mod map;
+mod queue;
+pub mod reserve;
+mod shared;
+mod string;
+#[cfg(test)]
+mod tests;
+mod vec;
+
+pub use map::{Iter, Keys, Map, Range, Values};
+pub use queue::VecDeque;
+pub use shared::{Arc, Box, Receiver, Shared, Weak};
+pub use string::{String, try_format};
+pub use vec::{TryCollect, Vec};
+
+/// There was no memory. The collection that was to grow is as it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AllocError;
+
+impl fmt::Display for AllocError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("out of memory")
+    }
+}
+
+impl core::error::Error for AllocError {}
+
+/// Formats into a new [`String`], as `format!` does.
+///
+/// # Errors
+/// [`AllocError`].
+#[macro_export]
+macro_rules! try_format {
+    ($($part:tt)*) => { $crate::try_format(::core::format_args!($($part)*)) };
+}

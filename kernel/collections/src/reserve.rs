@@ -1,0 +1,83 @@
+//! Objects of a fixed size that cannot fail, because the reserve has them in the worst case.
+//!
+//! Only for what is made while a system call or a kernel task has a reserve set aside
+//! (`heap::ensure`), and at boot. What is larger than the reserve promises is an
+//! error of the kernel's: [`SLICE_MOST`] bounds what has no fixed size. With `entry-checks` the
+//! kernel sums the bytes for each system call and asserts that they are no more than it set aside.
+
+use alloc::{boxed, sync};
+
+use crate::Receiver;
+
+/// The largest slice, in bytes: a name in a directory has 255.
+pub const SLICE_MOST: usize = 256;
+
+/// A shared object.
+#[inline]
+pub fn arc<T>(value: T) -> sync::Arc<T> {
+    sync::Arc::new(value)
+}
+
+/// A shared object that knows itself, as `alloc::sync::Arc::new_cyclic`.
+#[inline]
+pub fn cyclic<T>(make: impl FnOnce(&sync::Weak<T>) -> T) -> sync::Arc<T> {
+    sync::Arc::new_cyclic(make)
+}
+
+/// A shared copy of a short slice.
+///
+/// # Panics
+/// For more than [`SLICE_MOST`] bytes.
+#[inline]
+pub fn slice<T: Copy>(entries: &[T]) -> sync::Arc<[T]> {
+    assert!(size_of_val(entries) <= SLICE_MOST, "a slice from the reserve is short");
+    sync::Arc::from(entries)
+}
+
+/// An object of its own.
+#[inline]
+pub fn boxed<T>(value: T) -> boxed::Box<T> {
+    boxed::Box::new(value)
+}
+
+/// An object that lives as long as the kernel.
+pub fn leaked<T>(value: T) -> &'static T {
+    boxed::Box::leak(boxed::Box::new(value))
+}
+
+/// A reference to no object. Allocates nothing.
+pub const fn no_weak<T>() -> sync::Weak<T> {
+    sync::Weak::new()
+}
+
+/// What `alloc::sync::Arc` has as functions and [`Receiver`] as methods, since a path through
+/// [`crate::Arc`] does not compile. None allocates.
+pub trait ArcMethods<T: ?Sized> {
+    /// A reference that does not keep the object.
+    fn downgrade(&self) -> sync::Weak<T>;
+    /// Whether both are the same object.
+    fn is_same(&self, other: &Receiver<T>) -> bool;
+    /// Where the object is.
+    fn address(&self) -> *const T;
+    /// References that keep the object.
+    fn references(&self) -> usize;
+}
+
+impl<T: ?Sized> ArcMethods<T> for Receiver<T> {
+    #[inline]
+    fn downgrade(&self) -> sync::Weak<T> {
+        sync::Arc::downgrade(self)
+    }
+    #[inline]
+    fn is_same(&self, other: &Receiver<T>) -> bool {
+        sync::Arc::ptr_eq(self, other)
+    }
+    #[inline]
+    fn address(&self) -> *const T {
+        sync::Arc::as_ptr(self)
+    }
+    #[inline]
+    fn references(&self) -> usize {
+        sync::Arc::strong_count(self)
+    }
+}

@@ -1,0 +1,279 @@
+//! The collections against the standard library's, with each allocation failing once.
+//!
+//! The tests' allocator is the system's, but the n-th allocation from [`fail_at`] on that is made
+//! [`fallibly`](crate::heap_use::fallibly) gives nothing.
+
+#![allow(unsafe_code)]
+
+use core::cell::Cell;
+use core::ops::Bound;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::boxed::Box;
+use std::collections::{BTreeMap, VecDeque as Deque};
+use std::vec::Vec as List;
+use std::{ptr, thread_local};
+
+use proptest::prelude::*;
+
+use crate::*;
+
+thread_local! {
+    static USE: Cell<u8> = const { Cell::new(0) };
+    static FAIL_IN: Cell<u64> = const { Cell::new(0) };
+    static MADE: Cell<u64> = const { Cell::new(0) };
+}
+
+pub fn freehold_heap_use(purpose: u8) -> u8 {
+    USE.replace(purpose)
+}
+
+/// Lets the `nth` fallible allocation of this thread from now on fail; 0 lets none.
+fn fail_at(nth: u64) {
+    FAIL_IN.set(nth);
+}
+
+fn fails() -> bool {
+    if USE.get() == 0 {
+        return false;
+    }
+    MADE.set(MADE.get() + 1);
+    let left = FAIL_IN.get();
+    FAIL_IN.set(left.saturating_sub(1));
+    left == 1
+}
+
+struct Failing;
+
+// SAFETY: what it gives is the system allocator's, or nothing.
+unsafe impl GlobalAlloc for Failing {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise is the system allocator's.
+        if fails() { ptr::null_mut() } else { unsafe { System.alloc(layout) } }
+    }
+    unsafe fn dealloc(&self, object: *mut u8, layout: Layout) {
+        // SAFETY: the object is the system allocator's.
+        unsafe { System.dealloc(object, layout) }
+    }
+    unsafe fn realloc(&self, object: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the object is the system allocator's.
+        if fails() { ptr::null_mut() } else { unsafe { System.realloc(object, layout, size) } }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Failing = Failing;
+
+/// A key or value whose loss or doubling shows: an allocation of its own.
+fn owned(number: u16) -> Box<u16> {
+    Box::new(number)
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Insert(u16, u16),
+    Remove(u16),
+    PopFirst,
+    PopLast,
+    Fail(u8),
+    Range(u16, u16),
+}
+
+fn steps() -> impl Strategy<Value = List<Step>> {
+    let key = || 0..600u16;
+    let step = prop_oneof![
+        8 => (key(), any::<u16>()).prop_map(|(key, value)| Step::Insert(key, value)),
+        5 => key().prop_map(Step::Remove),
+        1 => Just(Step::PopFirst),
+        1 => Just(Step::PopLast),
+        2 => (1..4u8).prop_map(Step::Fail),
+        1 => (key(), key()).prop_map(|(first, end)| Step::Range(first, end)),
+    ];
+    proptest::collection::vec(step, 1..800)
+}
+
+fn same(map: &Map<Box<u16>, Box<u16>>, naive: &BTreeMap<Box<u16>, Box<u16>>) {
+    map.validate();
+    assert!(map.iter().eq(naive.iter()) && map.len() == naive.len());
+    assert!(map.keys().eq(naive.keys()) && map.values().eq(naive.values()));
+}
+
+fn same_range(map: &Map<Box<u16>, Box<u16>>, naive: &BTreeMap<Box<u16>, Box<u16>>, from: u16, to: u16) {
+    let (first, end) = (from.min(to), from.max(to));
+    for low in [Bound::Included(&first), Bound::Excluded(&first), Bound::Unbounded] {
+        for high in [Bound::Included(&end), Bound::Excluded(&end), Bound::Unbounded] {
+            if first == end && matches!((low, high), (Bound::Excluded(_), Bound::Excluded(_))) {
+                continue;
+            }
+            let range = || naive.range::<u16, _>((low, high));
+            assert!(map.range(low, high).eq(range()));
+            assert!(map.range(low, high).rev().eq(range().rev()));
+            assert!(map.iter_from(low).eq(naive.range::<u16, _>((low, Bound::Unbounded))));
+            assert_eq!(map.first_from(low), naive.range::<u16, _>((low, Bound::Unbounded)).next());
+            assert_eq!(map.last_until(high), naive.range::<u16, _>((Bound::Unbounded, high)).next_back());
+            let (mut mine, mut theirs) = (map.range(low, high), range());
+            while let Some(next) = theirs.next() {
+                assert_eq!(mine.next(), Some(next));
+                assert_eq!(mine.next_back(), theirs.next_back());
+            }
+            assert_eq!((mine.next(), mine.next_back()), (None, None));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// The map is the standard library's in all that it does, and as it was where memory lacks.
+    #[test]
+    fn a_map_is_an_ordered_map_also_when_allocations_fail(steps in steps()) {
+        let mut map = Map::new();
+        let mut naive = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Insert(key, value) => match map.try_insert(owned(key), owned(value)) {
+                    Ok(old) => prop_assert_eq!(old, naive.insert(owned(key), owned(value))),
+                    Err(AllocError) => same(&map, &naive),
+                },
+                Step::Remove(key) => prop_assert_eq!(map.remove(&key), naive.remove(&key)),
+                Step::PopFirst => prop_assert_eq!(map.pop_first(), naive.pop_first()),
+                Step::PopLast => prop_assert_eq!(map.pop_last(), naive.pop_last()),
+                Step::Fail(nth) => fail_at(nth.into()),
+                Step::Range(from, to) => same_range(&map, &naive, from, to),
+            }
+            if let Some(key) = naive.keys().next().cloned() {
+                prop_assert_eq!(map.get(&*key), naive.get(&key));
+                prop_assert_eq!(map.get_mut(&*key), naive.get_mut(&key));
+            }
+        }
+        fail_at(0);
+        same(&map, &naive);
+    }
+
+    /// The queue moves to a larger piece of memory with its entries in order.
+    #[test]
+    fn a_queue_keeps_its_order(pushes in proptest::collection::vec(any::<Option<u8>>(), 0..100)) {
+        let (mut queue, mut naive) = (VecDeque::new(), Deque::new());
+        for push in pushes {
+            match push {
+                Some(value) if value % 16 == 0 => {
+                    let room = VecDeque::try_with_capacity(usize::from(value)).unwrap();
+                    let larger = room.capacity().max(queue.capacity());
+                    prop_assert!(queue.move_to(room).is_empty());
+                    prop_assert_eq!(queue.capacity(), larger);
+                }
+                Some(value) => {
+                    queue.try_push_back(value).unwrap();
+                    naive.push_back(value);
+                }
+                None => prop_assert_eq!(queue.pop_front(), naive.pop_front()),
+            }
+            prop_assert!(queue.iter().eq(naive.iter()));
+        }
+    }
+}
+
+/// Runs `attempt` with each of its allocations failing in turn, until none fails. Returns how many
+/// did.
+fn each_fails(mut attempt: impl FnMut() -> Result<(), AllocError>) -> u64 {
+    (1..)
+        .find(|&nth| {
+            fail_at(nth);
+            let result = attempt();
+            let all_done = FAIL_IN.get() > 0;
+            fail_at(0);
+            assert_eq!(result.is_ok(), all_done, "a failed allocation is an error");
+            all_done
+        })
+        .unwrap()
+        - 1
+}
+
+/// Each allocation of an insertion into full nodes can fail; the next attempt finds the map whole.
+#[test]
+fn an_insertion_changes_nothing_where_any_of_its_allocations_fails() {
+    let mut failures = 0;
+    let mut map = Map::new();
+    for key in 0..5000u32 {
+        failures += each_fails(|| {
+            let before = map.len();
+            let result = map.try_insert(key, key).map(drop);
+            assert_eq!(map.len(), before + usize::from(result.is_ok()));
+            map.validate();
+            result
+        });
+    }
+    assert!(map.keys().copied().eq(0..5000));
+    assert!(failures > 1000, "{failures}");
+}
+
+/// What was reserved is there, for any keys, with removals in between, and not a node less.
+#[test]
+fn insertions_with_room_reserved_do_not_allocate() {
+    let mut map = Map::new();
+    let mut draw = 1u32;
+    for round in 0..2000u32 {
+        each_fails(|| map.try_reserve(3));
+        fail_at(1);
+        let made = MADE.get();
+        for number in 0..3 {
+            draw = draw.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let key = if round % 2 == 0 { round * 3 + number } else { draw >> 8 };
+            map.insert_reserved(key, ());
+            if round % 5 == 0 {
+                map.pop_first();
+            }
+        }
+        assert_eq!(MADE.get(), made, "nothing was allocated");
+        fail_at(0);
+        map.validate();
+    }
+    let before: List<u32> = map.keys().copied().collect();
+    map.retain(|key, ()| key % 3 == 0);
+    map.validate();
+    assert!(map.keys().copied().eq(before.into_iter().filter(|key| key % 3 == 0)));
+}
+
+/// Lists, queues and texts are as they were where memory lacks.
+#[test]
+fn what_cannot_grow_is_as_it_was() {
+    let (mut list, mut queue, mut text) = (Vec::new(), VecDeque::new(), String::new());
+    for number in 0..200u32 {
+        each_fails(|| {
+            let before = list.len();
+            list.try_push(number).inspect_err(|_| assert_eq!(list.len(), before))
+        });
+        each_fails(|| {
+            let before = queue.len();
+            queue.try_push_back(number).inspect_err(|_| assert_eq!(queue.len(), before))
+        });
+        each_fails(|| {
+            let before = text.len();
+            text.try_push_str("ab").inspect_err(|_| assert_eq!(text.len(), before))
+        });
+    }
+    assert!(list.iter().copied().eq(0..200) && queue.iter().copied().eq(0..200));
+    assert_eq!(text, "ab".repeat(200).as_str());
+    let mut copies = 0;
+    copies += each_fails(|| list.try_clone().map(|copy| assert_eq!(copy, list)));
+    copies += each_fails(|| list.iter().try_collect_vec().map(|copy| assert_eq!(copy.len(), 200)));
+    copies += each_fails(|| Vec::try_filled(1u8, 9).map(|copy| assert_eq!(copy, [1; 9])));
+    copies += each_fails(|| try_format!("{}-{:02}", 1, 2).map(|text| assert_eq!(text, "1-02")));
+    copies +=
+        each_fails(|| String::try_from_utf8_lossy(b"a\xffb").map(|text| assert_eq!(text, "a\u{fffd}b")));
+    assert!(copies >= 5);
+    assert_eq!(Vec::<u64>::try_with_capacity(usize::MAX / 2).err(), Some(AllocError));
+    assert!(list.try_reserve(usize::MAX / 8).is_err() && list.len() == 200);
+}
+
+/// What is from the reserve is not among the fallible allocations.
+#[test]
+fn objects_of_the_reserve_do_not_fail_by_request() {
+    fail_at(1);
+    let made = MADE.get();
+    let object: Arc<dyn fmt::Debug> = reserve::arc(1);
+    let name = reserve::slice(b"name");
+    let own: crate::Box<dyn fmt::Debug> = reserve::boxed(2);
+    assert_eq!((std::format!("{object:?}{own:?}").as_str(), &*name), ("12", &b"name"[..]));
+    assert_eq!(MADE.get(), made);
+    fail_at(0);
+}
