@@ -520,7 +520,12 @@ mod tests {
             // A choice between words, or a range of numbers.
             let between = if known.values.contains('|') { '|' } else { '-' };
             let value = known.values.split(between).next().filter(|value| !value.is_empty());
-            let value = if known.values == FAULT_NUMBERS { Some("1,0,0,-1") } else { value };
+            let value = match known.values {
+                FAULT_NUMBERS => Some("1,0,0,-1"),
+                SLABS => Some("128,2,force"),
+                values if values.starts_with("BYTES") => Some("2M"),
+                _ => value,
+            };
             let parameter = Parameter { name: known.name, value };
             assert_eq!((known.set)(&mut Settings::default(), parameter), Ok(()), "{}", known.name);
             assert!(!known.help.is_empty());
