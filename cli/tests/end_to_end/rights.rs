@@ -53,7 +53,7 @@ fn a_program_that_the_user_may_not_run_is_refused() {
     let program = folder.path().join("program");
     std::fs::copy(guest_program("conformance/drops"), &program).expect("copied");
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).expect("chmod");
-    let outcome = run(&USER, &[text(&program)], b"").expect(125);
+    let outcome = run(&USER, &[text(&program)], b"").expect(126);
     assert!(outcome.stderr.contains("user 1000") && outcome.stderr.contains("chmod"), "{}", outcome.stderr);
 }
 
