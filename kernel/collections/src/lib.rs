@@ -33,6 +33,7 @@ extern crate std;
 
 use core::fmt;
 
+mod grow;
 mod heap_use;
 #[cfg(feature = "inject")]
 pub mod inject;

@@ -5,51 +5,18 @@ use core::fmt;
 use core::ops::{Index, IndexMut, RangeBounds};
 
 use crate::AllocError;
-use crate::heap_use::fallibly;
+use crate::grow::grows_fallibly;
 
 /// A queue with two ends.
 #[derive(PartialEq, Eq)]
 pub struct VecDeque<T>(vec_deque::VecDeque<T>);
 
+grows_fallibly!(VecDeque);
+
 impl<T> VecDeque<T> {
     /// Creates an empty queue, which needs no memory.
     pub const fn new() -> Self {
         Self(vec_deque::VecDeque::new())
-    }
-    /// Creates an empty queue with room for `count` entries.
-    ///
-    /// # Errors
-    /// [`AllocError`].
-    pub fn try_with_capacity(count: usize) -> Result<Self, AllocError> {
-        let mut queue = Self::new();
-        queue.try_reserve_exact(count)?;
-        Ok(queue)
-    }
-    /// Makes room for `more` entries, and for about as many again as there are.
-    ///
-    /// # Errors
-    /// [`AllocError`].
-    #[inline]
-    pub fn try_reserve(&mut self, more: usize) -> Result<(), AllocError> {
-        if self.0.capacity() - self.0.len() >= more {
-            return Ok(());
-        }
-        fallibly(|| self.0.try_reserve(more))
-    }
-    /// Makes room for `more` entries in a queue that will not grow further.
-    ///
-    /// # Errors
-    /// [`AllocError`].
-    #[inline]
-    pub fn try_reserve_exact(&mut self, more: usize) -> Result<(), AllocError> {
-        if self.0.capacity() - self.0.len() >= more {
-            return Ok(());
-        }
-        fallibly(|| self.0.try_reserve_exact(more))
-    }
-    /// The number of entries that there is room for.
-    pub fn capacity(&self) -> usize {
-        self.0.capacity()
     }
     /// The number of entries.
     pub fn len(&self) -> usize {
@@ -148,18 +115,6 @@ impl<T> VecDeque<T> {
     /// Removes the entry with this number from the front.
     pub fn remove(&mut self, at: usize) -> Option<T> {
         self.0.remove(at)
-    }
-    /// Removes all entries from `count` on.
-    pub fn truncate(&mut self, count: usize) {
-        self.0.truncate(count);
-    }
-    /// Removes all entries.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-    /// Removes the entries for which `stays` is false.
-    pub fn retain(&mut self, stays: impl FnMut(&T) -> bool) {
-        self.0.retain(stays);
     }
     /// Removes a range and gives its entries.
     ///

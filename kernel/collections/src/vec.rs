@@ -6,51 +6,18 @@ use core::ops::{Deref, DerefMut, RangeBounds};
 use core::{fmt, slice};
 
 use crate::AllocError;
-use crate::heap_use::fallibly;
+use crate::grow::grows_fallibly;
 
 /// A list in one piece of memory. It is a slice in all that does not grow it.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Vec<T>(vec::Vec<T>);
 
+grows_fallibly!(Vec);
+
 impl<T> Vec<T> {
     /// Creates an empty list, which needs no memory.
     pub const fn new() -> Self {
         Self(vec::Vec::new())
-    }
-    /// Creates an empty list with room for `count` entries.
-    ///
-    /// # Errors
-    /// [`AllocError`].
-    pub fn try_with_capacity(count: usize) -> Result<Self, AllocError> {
-        let mut list = Self::new();
-        list.try_reserve_exact(count)?;
-        Ok(list)
-    }
-    /// Makes room for `more` entries, and for about as many again as there are.
-    ///
-    /// # Errors
-    /// [`AllocError`].
-    #[inline]
-    pub fn try_reserve(&mut self, more: usize) -> Result<(), AllocError> {
-        if self.0.capacity() - self.0.len() >= more {
-            return Ok(());
-        }
-        fallibly(|| self.0.try_reserve(more))
-    }
-    /// Makes room for `more` entries in a list that will not grow further.
-    ///
-    /// # Errors
-    /// [`AllocError`].
-    #[inline]
-    pub fn try_reserve_exact(&mut self, more: usize) -> Result<(), AllocError> {
-        if self.0.capacity() - self.0.len() >= more {
-            return Ok(());
-        }
-        fallibly(|| self.0.try_reserve_exact(more))
-    }
-    /// The number of entries that there is room for.
-    pub fn capacity(&self) -> usize {
-        self.0.capacity()
     }
     /// Adds `entry` at the end.
     ///
@@ -180,18 +147,6 @@ impl<T> Vec<T> {
     /// When there is none.
     pub fn swap_remove(&mut self, at: usize) -> T {
         self.0.swap_remove(at)
-    }
-    /// Removes all entries from `count` on.
-    pub fn truncate(&mut self, count: usize) {
-        self.0.truncate(count);
-    }
-    /// Removes all entries.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-    /// Removes the entries for which `stays` is false.
-    pub fn retain(&mut self, stays: impl FnMut(&T) -> bool) {
-        self.0.retain(stays);
     }
     /// Removes entries that are like the one before.
     pub fn dedup(&mut self)

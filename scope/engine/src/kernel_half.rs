@@ -71,6 +71,15 @@ pub struct KernelHalf {
     tables: HashMap<u64, Table>,
 }
 
+/// An entry, or a table whose entries are of this level.
+#[derive(Clone, Copy)]
+struct Place {
+    /// 1 to 4; 1 holds or is an entry of 4 KiB.
+    level: u32,
+    /// The first address that it translates.
+    address: u64,
+}
+
 fn leaf(level: u32, address: u64, entry: u64) -> Mapped {
     let frames = 1 << (9 * (level - 1));
     let frame = ((entry & FRAME) >> 12) & !(frames - 1);
@@ -86,7 +95,7 @@ impl KernelHalf {
     pub fn adopt(&mut self, memory: &dyn GuestMemory, root: u64, tell: &mut dyn FnMut(Change)) {
         let frame = root >> 12;
         if !self.tables.contains_key(&frame) {
-            self.link(memory, frame, 4, CANONICAL, tell);
+            self.link(memory, frame, Place { level: 4, address: CANONICAL }, tell);
         }
     }
 
@@ -107,7 +116,7 @@ impl KernelHalf {
         if (before ^ now) & (PRESENT | WRITABLE | LARGE | FRAME) != 0 {
             let address = base | (index as u64) << (12 + 9 * (level - 1));
             self.remove(level, address, before, tell);
-            self.add(memory, level, address, now, tell);
+            self.add(memory, Place { level, address }, now, tell);
         }
     }
 
@@ -133,14 +142,8 @@ impl KernelHalf {
         self.tables.len() as u64
     }
 
-    fn add(
-        &mut self,
-        memory: &dyn GuestMemory,
-        level: u32,
-        address: u64,
-        entry: u64,
-        tell: &mut dyn FnMut(Change),
-    ) {
+    fn add(&mut self, memory: &dyn GuestMemory, at: Place, entry: u64, tell: &mut dyn FnMut(Change)) {
+        let Place { level, address } = at;
         if entry & PRESENT == 0 {
             return;
         }
@@ -155,25 +158,20 @@ impl KernelHalf {
                 known.links += 1;
                 tell(Change::Twice(frame, address));
             }
-            None => self.link(memory, frame, level - 1, address, tell),
+            None => self.link(memory, frame, Place { level: level - 1, address }, tell),
         }
     }
 
-    fn link(
-        &mut self,
-        memory: &dyn GuestMemory,
-        frame: u64,
-        level: u32,
-        base: u64,
-        tell: &mut dyn FnMut(Change),
-    ) {
+    fn link(&mut self, memory: &dyn GuestMemory, frame: u64, at: Place, tell: &mut dyn FnMut(Change)) {
+        let Place { level, address: base } = at;
         let load = |index: usize| memory.load((frame << 12) + 8 * index as u64).unwrap_or(0);
         let entries: Box<[u64; ENTRIES]> = Box::new(core::array::from_fn(load));
         let first = if level == 4 { UPPER } else { 0 };
         self.tables.insert(frame, Table { level, base, links: 1, entries: entries.clone() });
         tell(Change::Linked(frame));
         for (index, &entry) in entries.iter().enumerate().skip(first) {
-            self.add(memory, level, base | (index as u64) << (12 + 9 * (level - 1)), entry, tell);
+            let address = base | (index as u64) << (12 + 9 * (level - 1));
+            self.add(memory, Place { level, address }, entry, tell);
         }
     }
 
