@@ -55,6 +55,7 @@ impl From<freehold_vm::VmError> for crate::Errno {
             VmError::Busy => Self::EBUSY,
             VmError::NoDevice => Self::ENODEV,
             VmError::Overflow => Self::EOVERFLOW,
+            VmError::Interrupted => Self::EINTR,
         }
     }
 }

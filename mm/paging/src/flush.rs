@@ -18,12 +18,14 @@
 //! | a page goes (unmap, truncation) | load and store in a frame that nobody else has yet | the batch is full, or the call returns: the batch holds the frames |
 //! | a page leaves with its bytes (swap-out, migration) | store to bytes that are being copied | the run is complete: before the first byte is copied |
 //! | a shared page is copied for a store | load what was there before the store, after it | the fault returns; the copy itself needs none, no entry grants writing |
+//! | a table moves to other addresses | load and store in the frames that were there, through what is still this space's table | the call returns, once for all of it, lazy CPUs too |
 //! | the mark of use cleared | hide that the page is used | the batch ends: "no mark, no entry" is relied upon above |
 //!
 //! Ends of a batch, and of a fault that gave a page another frame ([`Space::forget`](crate::Space::forget)), are the only places where other
 //! CPUs are interrupted.
 
 use alloc::sync::Arc;
+use core::ops::Range;
 
 use arrayvec::ArrayVec;
 use freehold_frame::{Frame, LargeMapping, Mapping, PageTable, User, UserKind};
@@ -111,6 +113,12 @@ impl<S: Memory> FlushBatch<S> {
     pub fn range(&mut self, start: VirtAddr, pages: u64) {
         self.start = self.start.min(start);
         self.end = self.end.max(VirtAddr(start.0 + pages * PAGE_SIZE as u64));
+    }
+
+    /// The table that translated `range` translates other addresses now.
+    pub(crate) fn moved_table(&mut self, range: &Range<VirtAddr>) {
+        self.range(range.start, (range.end.0 - range.start.0) / PAGE_SIZE as u64);
+        self.reach = Reach::All;
     }
 
     /// `table`, which translated addresses from `addr` on, is no longer linked.

@@ -27,6 +27,7 @@ mod flush;
 #[cfg(feature = "model")]
 pub mod model;
 mod roots;
+mod shift;
 mod space;
 
 use freehold_frame::FrameSource;
@@ -35,6 +36,7 @@ use freehold_machine::{Machine, NodeId, Pfn, VirtAddr};
 pub use entry::{Backing, Entry, Marks, Rights, SwapPlace};
 pub use flush::{FULL_FLUSH_PAGES, FlushBatch};
 pub use roots::{Roots, Walk};
+pub use shift::Prepared;
 pub use space::{Cursor, Leaves, PageSize, Reached, Slot, Space};
 
 /// One past the last user address: the page below the non-canonical hole is never mapped, so that no

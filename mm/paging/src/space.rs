@@ -18,7 +18,7 @@ const INDEX_BITS: u32 = 9;
 const ROOT_LEVEL: u32 = 4;
 
 /// log2 of the bytes under one entry of a table of `level`.
-const fn shift(level: u32) -> u32 {
+pub(crate) const fn shift(level: u32) -> u32 {
     PAGE_SHIFT + INDEX_BITS * (level - 1)
 }
 
@@ -68,6 +68,12 @@ impl<M: Tables> Slot<M> {
         debug_assert!(self.load().is_empty());
         self.machine.store_entry(self.table, self.index, entry.bits());
     }
+    /// The slot that is `count` entries behind this one, in the same table.
+    #[inline]
+    pub(crate) fn beyond(self, count: usize) -> Self {
+        debug_assert!(self.index + count < TABLE_ENTRIES);
+        Self { index: self.index + count, ..self }
+    }
     /// Replace the entry; what it was, with the marks that the walker set until now.
     #[inline]
     pub fn replace(self, entry: Entry) -> Entry {
@@ -103,6 +109,20 @@ pub(crate) fn find<M: Tables>(machine: M, root: Pfn, addr: VirtAddr) -> Option<(
         table = entry.frame();
     }
     Some((Slot { machine, table, index: index(addr, 1) }, PageSize::Small))
+}
+
+/// Where the entry of `level`, below the root's, for `addr` is under the table `root`; `None` where the tables above are missing.
+#[inline]
+pub(crate) fn find_at<M: Tables>(machine: M, root: Pfn, addr: VirtAddr, level: u32) -> Option<Slot<M>> {
+    let mut table = root;
+    for above in (level + 1..=ROOT_LEVEL).rev() {
+        let entry = Slot { machine, table, index: index(addr, above) }.load();
+        if !entry.is_table() {
+            return None;
+        }
+        table = entry.frame();
+    }
+    Some(Slot { machine, table, index: index(addr, level) })
 }
 
 impl<M: Tables> Leaf for Slot<M> {
@@ -216,16 +236,12 @@ impl<S: Memory> Space<S> {
     /// Where the leaf of the 2 MiB page around `addr` is or could be: its entry may be empty, large, or lead to a table. `None` where
     /// the tables above are missing.
     pub fn find_large(&self, addr: VirtAddr) -> Option<Slot<S::Machine>> {
-        let machine = self.source.machine();
-        let mut table = self.roots.first();
-        for level in (3..=ROOT_LEVEL).rev() {
-            let entry = Slot { machine, table, index: index(addr, level) }.load();
-            if !entry.is_table() {
-                return None;
-            }
-            table = entry.frame();
-        }
-        Some(Slot { machine, table, index: index(addr, 2) })
+        find_at(self.source.machine(), self.roots.first(), addr, 2)
+    }
+
+    /// The table of the 4 KiB leaves around `addr`, if there is one.
+    pub(crate) fn leaves(&self, addr: VirtAddr) -> Option<Pfn> {
+        find_at(self.source.machine(), self.roots.first(), addr, 1).map(|slot| slot.table)
     }
 
     /// Where the leaf of `size` for `addr` goes; missing tables are made. `addr` is below [`USER_END`].
@@ -235,11 +251,17 @@ impl<S: Memory> Space<S> {
     ///
     /// # Panics
     /// Where a 2 MiB page is in the way: the caller splits it first.
+    #[inline]
     pub fn make(&mut self, addr: VirtAddr, size: PageSize) -> Result<Slot<S::Machine>, OutOfMemory> {
+        self.make_at(addr, size.level())
+    }
+
+    /// As [`Space::make`], for the entry of `bottom`, below the root's level.
+    pub(crate) fn make_at(&mut self, addr: VirtAddr, bottom: u32) -> Result<Slot<S::Machine>, OutOfMemory> {
         assert!(addr < USER_END, "{addr:?} is not a user address");
         let machine = self.source.machine();
         let mut table = self.roots.first();
-        for level in (size.level() + 1..=ROOT_LEVEL).rev() {
+        for level in (bottom + 1..=ROOT_LEVEL).rev() {
             let slot = Slot { machine, table, index: index(addr, level) };
             let entry = slot.load();
             table = if entry.is_table() {
@@ -252,7 +274,7 @@ impl<S: Memory> Space<S> {
                 new
             };
         }
-        Ok(Slot { machine, table, index: index(addr, size.level()) })
+        Ok(Slot { machine, table, index: index(addr, bottom) })
     }
 
     fn link(&self, slot: Slot<S::Machine>, level: u32, entry: Entry) {

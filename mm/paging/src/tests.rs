@@ -1,5 +1,6 @@
 //! Walks against a naive map, roots against each other, and flushes before the software machine's judge.
 
+use core::ops::Range;
 use std::collections::BTreeMap;
 use std::vec::Vec;
 
@@ -9,7 +10,7 @@ use freehold_machine::{Access, CpuId, Cpus, NodeId, PAGE_SIZE, Pfn, Tables, Tlb,
 use proptest::prelude::*;
 
 use crate::model::{KERNEL_ROOTS, ModelFrames};
-use crate::{Backing, Entry, Marks, PageSize, Rights, Roots, Space};
+use crate::{Backing, Entry, Marks, PageSize, Prepared, Rights, Roots, Space};
 
 const RW: Rights = Rights::READ.union(Rights::WRITE);
 
@@ -229,6 +230,8 @@ enum Step {
     Protect(u8, u8, bool),
     Touch(u8, u8, bool),
     FreeTables(u8, u8),
+    /// Move what is around a page to what is around another: 3 pages, 4 MiB or 2 GiB, and so many pages beside it.
+    Shift(u8, u8, u8, u8),
     Lazy(u8),
     Load(u8),
 }
@@ -241,6 +244,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (any::<u8>(), 1..40u8, any::<bool>()).prop_map(|(page, n, w)| Step::Protect(page, n, w)),
         8 => (any::<u8>(), 0..3u8, any::<bool>()).prop_map(|(page, cpu, w)| Step::Touch(page, cpu, w)),
         1 => (any::<u8>(), any::<u8>()).prop_map(|(page, n)| Step::FreeTables(page, n)),
+        3 => (any::<u8>(), any::<u8>(), 0..3u8, prop_oneof![3 => Just(0), 1 => 0..3u8])
+            .prop_map(|(page, to, size, beside)| Step::Shift(page, to, size, beside)),
         1 => (0..3u8).prop_map(Step::Lazy),
         1 => (0..3u8).prop_map(Step::Load),
     ]
@@ -250,6 +255,67 @@ fn step() -> impl Strategy<Value = Step> {
 fn page(number: u8) -> VirtAddr {
     let n = u64::from(number);
     VirtAddr((n / 64) * (1 << 39) + (n / 16 % 4) * (1 << 30) + (n / 4 % 4) * (1 << 21) + (n % 4 + 1) * 4096)
+}
+
+/// Move `from` to `to`, in as many steps as it takes. How many.
+fn move_to(space: &mut Space<ModelFrames>, from: &Range<VirtAddr>, to: VirtAddr) -> usize {
+    let distance = to.0.wrapping_sub(from.start.0);
+    let mut next = from.start;
+    while let Prepared::UpTo(reached) = space.prepare_shift(&(next..from.end), distance).unwrap() {
+        next = reached;
+    }
+    let mut batch = space.batch();
+    let (mut next, mut steps) = (from.start, 0);
+    while let Some(reached) = space.shift(&(next..from.end), distance, &mut batch) {
+        (next, steps) = (reached, steps + 1);
+    }
+    steps
+}
+
+#[test]
+fn what_lies_alike_moves_with_its_tables_and_the_rest_leaf_by_leaf() {
+    const MIB: u64 = 1 << 20;
+    let frames = frames(2, 2);
+    let model = frames.model();
+    let mut space = Space::new(frames, KERNEL_ROOTS).unwrap();
+    (0..2).for_each(|cpu| load(model, cpu, space.roots()));
+    let start = VirtAddr(1 << 30);
+    let pages: Vec<_> = (0..64).map(|n| n * (32 * MIB) + (n % 3) * 4096).collect();
+    for &page in &pages {
+        map(&mut space, VirtAddr(start.0 + page), RW);
+        model.store(VirtAddr(start.0 + page), (page >> 25) as u8).unwrap();
+    }
+    let all = |at: VirtAddr| at..VirtAddr(at.0 + 2048 * MIB);
+    let tables = space.table_bytes();
+    let mut at = start;
+    // By GiB, by 2 MiB, leaf by leaf, and back.
+    for (to, steps) in [((5 << 39) + (7 << 30), 2), ((6 << 39) + 2 * MIB, 64), ((9 << 39) + 4096, 64), (1 << 30, 64)] {
+        let to = VirtAddr(to);
+        assert_eq!(move_to(&mut space, &all(at), to), steps, "{at:?} to {to:?}");
+        model.assert_coherent();
+        let mut batch = space.batch();
+        let span = at.0 & !((1 << 39) - 1);
+        space.free_tables(all(at), VirtAddr(span)..VirtAddr(span + (1 << 39)), &mut batch);
+        drop(batch);
+        for &page in &pages {
+            for cpu in 0..2 {
+                let there = model.on_cpu(CpuId(cpu), || model.load(VirtAddr(to.0 + page)));
+                assert_eq!(there, Ok((page >> 25) as u8), "{page:#x} at {to:?}");
+                let gone = model.on_cpu(CpuId(cpu), || model.access(VirtAddr(at.0 + page), Access::Read));
+                assert_eq!(gone, Err(Fault::NotPresent));
+            }
+        }
+        at = to;
+    }
+    assert_eq!(space.table_bytes(), tables, "a move leaves no tables behind");
+    let mut batch = space.batch();
+    for &page in &pages {
+        unmap(&space, VirtAddr(at.0 + page), &mut batch);
+    }
+    drop(batch);
+    (0..2).for_each(|cpu| unload(model, cpu, space.roots()));
+    drop(space);
+    frames.assert_all_free();
 }
 
 proptest! {
@@ -306,6 +372,23 @@ proptest! {
                     let span = range(n, count);
                     if naive.range(span.clone()).next().is_none() {
                         space.free_tables(span.clone(), span, &mut batch);
+                    }
+                }
+                Step::Shift(n, to, size, beside) => {
+                    let unit = [4096, 2 << 20, 1 << 30][usize::from(size)];
+                    let count = [3, 2, 2][usize::from(size)];
+                    let around = |n: u8| page(n).0 & !(unit - 1);
+                    let from = VirtAddr(around(n))..VirtAddr(around(n) + count * unit);
+                    let to = VirtAddr(around(to) + u64::from(beside) * 4096);
+                    let place = to..VirtAddr(to.0 + count * unit);
+                    let apart = place.end <= from.start || from.end <= place.start;
+                    if apart && naive.range(place.clone()).next().is_none() {
+                        move_to(&mut space, &from, to);
+                        let moved: Vec<_> = naive.range(from.clone()).map(|(&addr, &v)| (addr, v)).collect();
+                        for (addr, is) in moved {
+                            naive.remove(&addr);
+                            naive.insert(VirtAddr(addr.0 - from.start.0 + to.0), is);
+                        }
                     }
                 }
                 Step::Lazy(cpu) => {

@@ -29,6 +29,8 @@ pub enum VmError {
     Invalid,
     /// EOVERFLOW: the file offset does not fit.
     Overflow,
+    /// EINTR: who asked for it is to end.
+    Interrupted,
     /// ENOMEM: a frame has as many holders as can be counted, which no memory mends.
     TooManyHolders,
 }
@@ -38,6 +40,7 @@ impl VmError {
     pub const fn errno(self) -> i32 {
         match self {
             Self::Permission => 1,
+            Self::Interrupted => 4,
             Self::Io => 5,
             Self::Again => 11,
             Self::NoMemory | Self::TooManyHolders => 12,

@@ -353,17 +353,6 @@ impl<S: Memory> Resident<S> {
         let mut batch = self.tables.batch();
         self.split(at, &mut batch)
     }
-
-    /// Split all large pages of `range`.
-    pub(crate) fn split_all(&mut self, range: Range<VirtAddr>) -> Result<(), OutOfMemory> {
-        if self.large == 0 {
-            return Ok(());
-        }
-        let mut batch = self.tables.batch();
-        self.split_at(range.start)?;
-        self.split_at(range.end)?;
-        blocks_in(&range).try_for_each(|at| self.split(at, &mut batch))
-    }
 }
 
 impl<S: Memory> AddressSpace<S> {

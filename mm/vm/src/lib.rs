@@ -76,7 +76,7 @@ pub use pin::{LongTerm, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term, Tr
 pub use policy::{Policy, PolicyMode, TaskPolicy};
 pub use refs::ClearRefs;
 pub use registry::{Locking, SpaceHandle, Visited};
-pub use remap::{Remap, RemapPlace, RemapSource};
+pub use remap::{Pause, Remap, RemapPlace, RemapSource};
 pub use remote::{FutexKey, RemoteAccess};
 pub use remove::Removal;
 pub use request::{

@@ -1,17 +1,18 @@
 //! mremap: shrink, grow in place, move.
 //!
-//! A move carries the leaves over with their frames, so nothing is copied and pins stay what they are. Tables at the
-//! destination are made before anything moves: a move that runs out of memory has not begun.
+//! A move carries the leaves over with their frames, so nothing is copied and pins stay what they are; where both places have the same
+//! offset in 2 MiB or 1 GiB, whole tables. Tables at the destination are made before anything moves: a move that runs out of memory has
+//! not begun. It goes in steps of at most 512 leaves, and one whose task is to end stops between two of them: then what was
+//! reached has moved, and the rest is where it was.
 
 use core::ops::Range;
 
-use freehold_frame::OutOfMemory;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
-use freehold_paging::{Entry, FlushBatch, Memory, PageSize};
+use freehold_paging::{Memory, Prepared};
 
 use crate::AddressSpace;
+use crate::area::Area;
 use crate::error::VmError;
-use crate::huge::block_start;
 use crate::map::{page_range, whole_pages};
 use crate::request::{AreaFlags, Limits};
 use crate::resident::Resident;
@@ -39,6 +40,9 @@ pub enum RemapSource {
     Keep,
 }
 
+/// Asked between the steps of long work: others may run, and an error ends it.
+pub type Pause<'a> = dyn FnMut() -> Result<(), VmError> + 'a;
+
 /// A wish for mremap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remap {
@@ -59,8 +63,14 @@ impl<S: Memory> AddressSpace<S> {
     ///
     /// # Errors
     /// [`VmError::Invalid`]; [`VmError::Fault`] where the range is not mapped or not one area; [`VmError::NoMemory`] where it can
-    /// not grow in place, there is no room, or a limit; [`VmError::Again`] for too much locked memory.
-    pub fn remap(&mut self, remap: Remap, limits: &Limits) -> Result<VirtAddr, VmError> {
+    /// not grow in place, there is no room, or a limit; [`VmError::Again`] for too much locked memory; what `pause` says, asked between
+    /// the steps of a move, which then stops where it is: what was reached has moved.
+    pub fn remap(
+        &mut self,
+        remap: Remap,
+        limits: &Limits,
+        pause: &mut Pause<'_>,
+    ) -> Result<VirtAddr, VmError> {
         let Remap { old, old_len, new_len, place, source } = remap;
         if old.page_offset() != 0 || (source == RemapSource::Keep && new_len != old_len) {
             return Err(VmError::Invalid);
@@ -119,7 +129,8 @@ impl<S: Memory> AddressSpace<S> {
         if place == RemapPlace::InPlace {
             return Err(VmError::NoMemory);
         }
-        self.move_range(from, new_len, place, source, limits)
+        let moved = Remap { old_len, new_len, source, ..remap };
+        self.move_range(&from, moved, limits, pause)
     }
 
     /// Whether the range, which may grow, could be made longer where it is.
@@ -146,15 +157,15 @@ impl<S: Memory> AddressSpace<S> {
         if flags.contains(AreaFlags::ACCOUNT) { self.check_promise(bytes) } else { Ok(()) }
     }
 
+    /// Move `from`, which `remap` names and which was checked.
     fn move_range(
         &mut self,
-        from: Range<VirtAddr>,
-        new_len: u64,
-        place: RemapPlace,
-        source: RemapSource,
+        from: &Range<VirtAddr>,
+        remap: Remap,
         limits: &Limits,
+        pause: &mut Pause<'_>,
     ) -> Result<VirtAddr, VmError> {
-        let old_len = from.end.0 - from.start.0;
+        let Remap { old_len, new_len, place, source, .. } = remap;
         if self.areas.count() + 4 > MAX_AREAS {
             return Err(VmError::NoMemory);
         }
@@ -179,110 +190,95 @@ impl<S: Memory> AddressSpace<S> {
             }
             _ => self.find_hole(new_len)?,
         };
+        let to = to..VirtAddr(to.0 + new_len);
         let kept = from.start..VirtAddr(from.start.0 + old_len.min(new_len));
         self.split_borders(&kept)?;
-        if let Err(error) = self.resident.make_tables(kept.clone(), to) {
+        if let Err(error) = self.resident.prepare_move(&kept, to.start, pause) {
             // No table stays where there is no area: nobody would find it again.
-            let range = to..VirtAddr(to.0 + new_len);
-            let span = self.room_around(range.clone());
+            let span = self.room_around(to.clone());
             let mut batch = self.resident.tables.batch();
-            self.resident.tables.free_tables(range, span, &mut batch);
-            return Err(error.into());
+            self.resident.tables.free_tables(to, span, &mut batch);
+            return Err(error);
         }
-        moved.start = to;
-        moved.end = VirtAddr(to.0 + new_len);
-        // The room of the old break or stack is not a break or stack elsewhere.
-        moved.flags.remove(AreaFlags::HEAP | AreaFlags::STACK | AreaFlags::GROWSDOWN);
-        // Who tracks stores has not seen these bytes here.
-        moved.flags.insert(AreaFlags::SOFTDIRTY);
-        let flags = moved.flags;
-        self.areas.insert(moved);
-        self.areas.join(to..VirtAddr(to.0 + new_len));
-        self.count_in(new_len / PAGE);
-        let mut batch = self.resident.tables.batch();
-        self.resident.move_leaves(kept, to, &mut batch);
-        drop(batch);
+        let flags = self.insert_moved(moved, &to);
+        let reached = self.resident.move_pages(&kept, to.start, pause);
+        if reached < kept.end {
+            return self.end_move_at(reached, from, to, source);
+        }
         match source {
-            RemapSource::Unmap => self.unmap_range(from)?,
-            RemapSource::Keep => self.areas.change(from, |area| {
+            RemapSource::Unmap => self.unmap_range(from.clone())?,
+            RemapSource::Keep => self.areas.change(from.clone(), |area| {
                 area.flags.remove(AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT);
             }),
         }
         if Self::is_locked_now(flags) {
-            self.owe(to, VirtAddr(to.0 + new_len));
+            self.owe(to.start, to.end);
         }
-        Ok(to)
+        Ok(to.start)
+    }
+
+    /// Let `area` lie at `to`. Its flags there.
+    fn insert_moved(&mut self, mut area: Area<S>, to: &Range<VirtAddr>) -> AreaFlags {
+        (area.start, area.end) = (to.start, to.end);
+        // The room of the old break or stack is not a break or stack elsewhere.
+        area.flags.remove(AreaFlags::HEAP | AreaFlags::STACK | AreaFlags::GROWSDOWN);
+        // Who tracks stores has not seen these bytes here.
+        area.flags.insert(AreaFlags::SOFTDIRTY);
+        let flags = area.flags;
+        self.areas.insert(area);
+        self.areas.join(to.clone());
+        self.count_in((to.end.0 - to.start.0) / PAGE);
+        flags
+    }
+
+    /// A move was interrupted at `reached`: what lies before it has moved, the rest is where it was.
+    fn end_move_at(
+        &mut self,
+        reached: VirtAddr,
+        from: &Range<VirtAddr>,
+        to: Range<VirtAddr>,
+        source: RemapSource,
+    ) -> Result<VirtAddr, VmError> {
+        self.unmap_range(VirtAddr(to.start.0 + (reached.0 - from.start.0))..to.end)?;
+        if source == RemapSource::Unmap {
+            self.unmap_range(from.start..reached)?;
+        }
+        Err(VmError::Interrupted)
     }
 }
 
 impl<S: Memory> Resident<S> {
-    /// Make the tables that the leaves of `from` need at `to`.
-    fn make_tables(&mut self, from: Range<VirtAddr>, to: VirtAddr) -> Result<(), OutOfMemory> {
-        self.split_what_cannot_move(&from, to)?;
-        let mut outcome = Ok(());
-        let mut last = u64::MAX;
-        let mut wanted = [None; 64];
+    /// Make the tables that what is mapped in `from` needs at `to`, and split large pages that cannot move as they are.
+    fn prepare_move(
+        &mut self,
+        from: &Range<VirtAddr>,
+        to: VirtAddr,
+        pause: &mut Pause<'_>,
+    ) -> Result<(), VmError> {
+        let distance = to.0.wrapping_sub(from.start.0);
+        let mut batch = self.tables.batch();
         let mut next = from.start;
-        // Leaves are visited with the tables borrowed, so a round gathers regions and then makes them.
-        while next < from.end && outcome.is_ok() {
-            let mut count = 0;
-            let mut resume = from.end;
-            self.tables.visit_all(next..from.end, |addr, _, _, size| {
-                let dest = to.0 + (addr.0 - from.start.0);
-                let region = dest / PageSize::Large.bytes();
-                if region == last || addr >= resume {
-                    return;
-                }
-                if count == wanted.len() {
-                    resume = addr;
-                    return;
-                }
-                wanted[count] = Some((VirtAddr(dest), size));
-                count += 1;
-                last = region;
-            });
-            for (addr, size) in wanted[..count].iter_mut().filter_map(Option::take) {
-                outcome = outcome.and(self.tables.make(addr, size).map(drop));
+        loop {
+            match self.tables.prepare_shift(&(next..from.end), distance)? {
+                Prepared::UpTo(reached) if reached < from.end => next = reached,
+                Prepared::Cut(at) => self.split(at, &mut batch)?,
+                Prepared::UpTo(_) | Prepared::Empty => return Ok(()),
             }
-            next = resume;
+            pause()?;
         }
-        outcome
     }
 
-    /// A large page moves as one between places that are alike, where no table is in its way.
-    fn split_what_cannot_move(&mut self, from: &Range<VirtAddr>, to: VirtAddr) -> Result<(), OutOfMemory> {
-        if self.large == 0 {
-            return Ok(());
-        }
-        if !to.0.wrapping_sub(from.start.0).is_multiple_of(PageSize::Large.bytes()) {
-            return self.split_all(from.clone());
-        }
+    /// Move what is mapped in `from` to `to`; how far it came, which is to the end if there was no pause that ended it.
+    fn move_pages(&mut self, from: &Range<VirtAddr>, to: VirtAddr, pause: &mut Pause<'_>) -> VirtAddr {
+        let distance = to.0.wrapping_sub(from.start.0);
+        let mut batch = self.tables.batch();
         let mut next = from.start;
-        while next < from.end {
-            let dest = self.tables.find_large(VirtAddr(to.0 + (next.0 - from.start.0)));
-            if dest.is_some_and(|dest| !dest.load().is_empty()) {
-                let mut batch = self.tables.batch();
-                self.split(next, &mut batch)?;
+        while let Some(reached) = self.tables.shift(&(next..from.end), distance, &mut batch) {
+            next = reached;
+            if next < from.end && pause().is_err() {
+                return next;
             }
-            next = VirtAddr(block_start(next).0 + PageSize::Large.bytes());
         }
-        Ok(())
-    }
-
-    fn move_leaves(&mut self, from: Range<VirtAddr>, to: VirtAddr, batch: &mut FlushBatch<S>) {
-        self.tables.visit_all(from.clone(), |addr, slot, _, size| {
-            let dest = VirtAddr(to.0 + (addr.0 - from.start.0));
-            let dest = match size {
-                PageSize::Small => self.tables.find(dest).map(|(slot, _)| slot),
-                PageSize::Large => self.tables.find_large(dest),
-            };
-            let dest = dest.expect("the tables were made before");
-            let old = slot.replace(Entry::EMPTY);
-            match size {
-                PageSize::Small => batch.restricted(addr, old),
-                PageSize::Large => batch.unmapped_large(addr, old, None),
-            }
-            dest.fill(old);
-        });
+        from.end
     }
 }

@@ -16,7 +16,7 @@ use bitflags::bitflags;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
     Advice, AreaFlags, Backing, FileView, LockAll, LockMode, MapRequest, OtherCopies, Place, Populate,
-    ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode,
+    ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode, VmError,
 };
 
 use super::populate::{and_populate, and_populate_if_possible};
@@ -249,7 +249,9 @@ pub fn sys_mremap(args: &Args) -> Result<i64> {
     let limits = task::with_current(|task| task.process().memory_limits());
     let space = current_space();
     let request = Remap { old: VirtAddr(old), old_len, new_len, place, source };
-    let start = and_populate_if_possible(&space, |areas| Ok(areas.remap(request, &limits)?))?;
+    let mut pause = || sched::checkpoint().map_err(|_| VmError::Interrupted);
+    let start =
+        and_populate_if_possible(&space, |areas| Ok(areas.remap(request, &limits, &mut pause)?))?;
     Ok(start.0 as i64)
 }
 

@@ -111,7 +111,7 @@ fn what_can_never_be_there_is_refused_to_who_asks_for_it_in_whatever_way() {
     let remap = |pages: u64, place| {
         let (old, source) = (VirtAddr(small), RemapSource::Unmap);
         let wish = Remap { old, old_len: 4 * PAGE, new_len: pages * PAGE, place, source };
-        p.run(|| p.space().remap(wish, &p.limits)).map(|addr| addr.0)
+        p.run(|| p.space().remap(wish, &p.limits, &mut || Ok(()))).map(|addr| addr.0)
     };
     let far = VirtAddr(0x5000_0000);
     assert_eq!(remap(105, RemapPlace::MayMove), Err(VmError::NoMemory));
@@ -194,6 +194,51 @@ fn a_file_opened_for_reading_never_becomes_writable_through_shared_memory() {
 }
 
 #[test]
+fn a_move_that_is_interrupted_has_moved_what_it_reached_and_left_the_rest() {
+    const BLOCK: u64 = 512 * PAGE;
+    let world = World::new();
+    for (to, source) in [
+        (0x80_0000_0000, RemapSource::Unmap),
+        (0x80_0000_3000, RemapSource::Unmap),
+        (0x80_0000_0000, RemapSource::Keep),
+    ] {
+        let p = world.process(0);
+        let at = p.map(Place::Fixed(VirtAddr(0x1000_0000)), 4 * 512, RW, Backing::Anonymous).unwrap();
+        (0..4).for_each(|n| p.store(at + n * BLOCK + 5 * PAGE, n as u8 + 1).unwrap());
+        let frames: Vec<_> = (0..4).map(|n| p.frame(at + n * BLOCK + 5 * PAGE)).collect();
+        let place = RemapPlace::Fixed(VirtAddr(to));
+        let wish = Remap { old: VirtAddr(at), old_len: 4 * BLOCK, new_len: 4 * BLOCK, place, source };
+        let mut pauses = 0;
+        let mut until = |last: u32| {
+            pauses = 0;
+            p.run(|| {
+                p.space().remap(wish, &p.limits, &mut || {
+                    pauses += 1;
+                    if pauses > last { Err(VmError::Interrupted) } else { Ok(()) }
+                })
+            })
+        };
+        // While the tables are made nothing has moved; then there are three pauses between four steps.
+        assert_eq!(until(2), Err(VmError::Interrupted));
+        assert!((0..4).all(|n| p.load(to + n * BLOCK + 5 * PAGE) == Err(MAPERR)));
+        assert!((0..4).all(|n| p.frame(at + n * BLOCK + 5 * PAGE) == frames[n as usize]));
+        assert_eq!(until(4), Err(VmError::Interrupted));
+        for n in 0..4 {
+            let (here, there) = (at + n * BLOCK + 5 * PAGE, to + n * BLOCK + 5 * PAGE);
+            if n < 2 {
+                let left = if source == RemapSource::Keep { Ok(0) } else { Err(MAPERR) };
+                assert_eq!((p.load(here), p.load(there)), (left, Ok(n as u8 + 1)));
+                assert_eq!(p.frame(there), frames[n as usize]);
+            } else {
+                assert_eq!((p.load(here), p.load(there)), (Ok(n as u8 + 1), Err(MAPERR)));
+            }
+        }
+        drop(p);
+    }
+    world.end();
+}
+
+#[test]
 fn mremap_moves_frames_without_copying_and_grows_in_place_where_it_can() {
     let world = World::new();
     let p = world.process(0);
@@ -203,7 +248,7 @@ fn mremap_moves_frames_without_copying_and_grows_in_place_where_it_can() {
     let remap = |old: u64, old_len: u64, new_len: u64, place, source| {
         let wish =
             Remap { old: VirtAddr(old), old_len: old_len * PAGE, new_len: new_len * PAGE, place, source };
-        p.run(|| p.space().remap(wish, &p.limits)).map(|addr| addr.0)
+        p.run(|| p.space().remap(wish, &p.limits, &mut || Ok(()))).map(|addr| addr.0)
     };
     let to = 0x5000_0000;
     let moved = remap(a, 4, 6, RemapPlace::Fixed(VirtAddr(to)), RemapSource::Unmap);
@@ -251,7 +296,7 @@ fn a_move_that_finds_no_memory_has_not_begun() {
             place: RemapPlace::Fixed(VirtAddr((budget + 1) << 39)),
             source: RemapSource::Unmap,
         };
-        assert_eq!(p.run(|| p.space().remap(wish, &p.limits)), Err(VmError::NoMemory));
+        assert_eq!(p.run(|| p.space().remap(wish, &p.limits, &mut || Ok(()))), Err(VmError::NoMemory));
         world.frames.fail_never();
         assert_eq!(p.load(a), Ok(1));
     }

@@ -211,7 +211,7 @@ fn a_move_that_runs_out_of_tables_leaves_none_behind() {
             place: to,
             source: RemapSource::Unmap,
         };
-        outcomes.push(p.run(|| p.space().remap(wish, &Limits::NONE)).is_ok());
+        outcomes.push(p.run(|| p.space().remap(wish, &Limits::NONE, &mut || Ok(()))).is_ok());
         world.frames.fail_after(u64::MAX);
         let at = if outcomes[budget as usize] { AT + 2 * BLOCK - 100 * PAGE } else { AT };
         assert_eq!(p.load(at + 199 * PAGE), Ok(200));

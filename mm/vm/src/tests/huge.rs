@@ -189,10 +189,10 @@ fn a_large_page_moves_as_one_between_places_that_are_alike_and_in_pieces_elsewhe
         source: RemapSource::Unmap,
     };
     let pin = p.space().pin::<LongTerm, ReadOnly>(VirtAddr(AT + 3 * PAGE), Rule::Asked).unwrap();
-    p.run(|| p.space().remap(to(AT + 8 * BLOCK), &p.limits)).unwrap();
+    p.run(|| p.space().remap(to(AT + 8 * BLOCK), &p.limits, &mut || Ok(()))).unwrap();
     assert!(is_large(&p, AT + 8 * BLOCK) && p.load(AT) == Err(MAPERR));
     let back = Remap { old: VirtAddr(AT + 8 * BLOCK), ..to(AT + PAGE) };
-    p.run(|| p.space().remap(back, &p.limits)).unwrap();
+    p.run(|| p.space().remap(back, &p.limits, &mut || Ok(()))).unwrap();
     assert!(!is_large(&p, AT + PAGE));
     assert_eq!((p.load(AT + 4 * PAGE), p.frame(AT + 4 * PAGE)), (Ok(4), frame), "row 43");
     drop((p, pin));

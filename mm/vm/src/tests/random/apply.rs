@@ -83,8 +83,9 @@ impl Run {
                 self.exit(p.into(), if self.lazy[0] { Exit::DropFirst } else { Exit::SwitchFirst });
                 Ok(())
             }
-            Step::Remap(p, at, old, new, to, keep) => {
-                self.remap(p.into(), at.into(), old.into(), new.into(), to.map(u64::from), keep)
+            Step::Remap(p, at, old, new, to, keep, patience) => {
+                let count = (old.into(), new.into());
+                self.remap(p.into(), at.into(), count, to.map(u64::from), keep, patience)
             }
             Step::Advise(p, at, count, advice) => self.advise(p.into(), at.into(), count.into(), advice),
             Step::Pin(p, page, write) => {
@@ -254,63 +255,84 @@ impl Run {
         &mut self,
         p: usize,
         at: u64,
-        old: u64,
-        new: u64,
+        (old, new): (u64, u64),
         to: Option<u64>,
         source: RemapSource,
+        mut patience: u8,
     ) -> Result<(), TestCaseError> {
         let place = to.map_or(RemapPlace::InPlace, |to| RemapPlace::Fixed(address(to)));
         let source = if to.is_some() { source } else { RemapSource::Unmap };
         let wish = Remap { old: address(at), old_len: old * each(), new_len: new * each(), place, source };
-        match self.on(p, |space, limits| space.remap(wish, limits)) {
+        let mut pause = || {
+            patience = patience.checked_sub(1).ok_or(VmError::Interrupted)?;
+            Ok(())
+        };
+        match self.on(p, |space, limits| space.remap(wish, limits, &mut pause)) {
             Ok(start) => {
                 let to = to.unwrap_or(at);
                 prop_assert_eq!(start, address(to));
-                // Areas that are not private say at which byte of what they go on.
-                let grown = |last: &Page, by: u64| match last.bytes {
-                    Bytes::Private(_) => Bytes::Private(0),
-                    Bytes::Copy(f, index, _) => Bytes::Copy(f, index + by, None),
-                    Bytes::Shared(object, index) => Bytes::Shared(object, index + by),
-                };
                 if to == at && new <= old {
                     // A range that only shrinks may have holes.
                     self.pages[p].retain(|page, _| !(at + new..at + old).contains(page));
                     self.separate(p, |page| (at + new..at + old).contains(&page));
                     return Ok(());
                 }
-                // What is cut off first may have holes too.
-                let source_pages: Vec<_> =
-                    (0..old.min(new)).map(|n| self.pages[p][&(at + n)].clone()).collect();
-                if to != at {
-                    self.separate(p, |page| (to..to + new).contains(&page) || (at..at + old).contains(&page));
+                self.carry(p, at, to, (old, new), source);
+            }
+            Err(VmError::Interrupted) => {
+                let to = to.unwrap();
+                let mut moved = 0;
+                while moved < old.min(new) && self.processes[p].space().area_at(address(to + moved)).is_some() {
+                    moved += 1;
                 }
-                for n in 0..new {
-                    let page = source_pages.get(n as usize).cloned().unwrap_or_else(|| {
-                        let last = &source_pages[old as usize - 1];
-                        Page { bytes: grown(last, n + 1 - old), written: false, lazy: false, ..last.clone() }
-                    });
-                    self.pages[p].insert(to + n, page);
-                }
-                if to != at {
-                    for n in 0..old {
-                        if source == RemapSource::Keep {
-                            let page = self.pages[p].get_mut(&(at + n)).unwrap();
-                            (page.written, page.lazy) = (false, false);
-                            match &mut page.bytes {
-                                Bytes::Private(value) => *value = 0,
-                                Bytes::Copy(_, _, copy) => *copy = None,
-                                Bytes::Shared(..) => {}
-                            }
-                        } else {
-                            self.pages[p].remove(&(at + n));
-                        }
-                    }
+                self.pages[p].retain(|page, _| !(to..to + new).contains(page));
+                self.separate(p, |page| (to..to + new).contains(&page));
+                if moved > 0 {
+                    self.carry(p, at, to, (moved, moved), source);
                 }
             }
             // Whether a range is one area is not the model's to know; but then nothing but the destination changed.
             Err(_) => self.after_failure(p),
         }
         Ok(())
+    }
+
+    /// So many pages have moved from `at` to `to`, where they are so many now.
+    fn carry(&mut self, p: usize, at: u64, to: u64, (old, new): (u64, u64), source: RemapSource) {
+        // Areas that are not private say at which byte of what they go on.
+        let grown = |last: &Page, by: u64| match last.bytes {
+            Bytes::Private(_) => Bytes::Private(0),
+            Bytes::Copy(f, index, _) => Bytes::Copy(f, index + by, None),
+            Bytes::Shared(object, index) => Bytes::Shared(object, index + by),
+        };
+        // What is cut off first may have holes too.
+        let source_pages: Vec<_> =
+            (0..old.min(new)).map(|n| self.pages[p][&(at + n)].clone()).collect();
+        if to != at {
+            self.separate(p, |page| (to..to + new).contains(&page) || (at..at + old).contains(&page));
+        }
+        for n in 0..new {
+            let page = source_pages.get(n as usize).cloned().unwrap_or_else(|| {
+                let last = &source_pages[old as usize - 1];
+                Page { bytes: grown(last, n + 1 - old), written: false, lazy: false, ..last.clone() }
+            });
+            self.pages[p].insert(to + n, page);
+        }
+        if to != at {
+            for n in 0..old {
+                if source == RemapSource::Keep {
+                    let page = self.pages[p].get_mut(&(at + n)).unwrap();
+                    (page.written, page.lazy) = (false, false);
+                    match &mut page.bytes {
+                        Bytes::Private(value) => *value = 0,
+                        Bytes::Copy(_, _, copy) => *copy = None,
+                        Bytes::Shared(..) => {}
+                    }
+                } else {
+                    self.pages[p].remove(&(at + n));
+                }
+            }
+        }
     }
 
     fn advise(&mut self, p: usize, at: u64, count: u64, advice: Advice) -> Result<(), TestCaseError> {

@@ -68,7 +68,8 @@ enum Step {
     Store(u8, u8, u8),
     Fork(u8, u8),
     Exit(u8),
-    Remap(u8, u8, u8, u8, Option<u8>, RemapSource),
+    /// The last is how many pauses it lasts.
+    Remap(u8, u8, u8, u8, Option<u8>, RemapSource, u8),
     Advise(u8, u8, u8, Advice),
     Pin(u8, u8, bool),
     Unpin(u8),
@@ -101,6 +102,7 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
         2 => (0..FILES as u8, 0..FILE_PAGES as u8).prop_map(|(f, at)| What::Private(f, at)),
         2 => (0..FILES as u8, 0..FILE_PAGES as u8).prop_map(|(f, at)| What::Shared(f, at)),
     ];
+    let patience = prop_oneof![3 => Just(255u8), 1 => 0..6u8];
     let source = prop_oneof![Just(RemapSource::Unmap), Just(RemapSource::Keep)];
     let advice = prop_oneof![
         6 => Just(Advice::DontNeed), 1 => Just(Advice::DontFork), 2 => Just(Advice::DoFork), 1 => Just(Advice::WipeOnFork),
@@ -115,8 +117,8 @@ fn step(most: u8) -> impl Strategy<Value = Step> {
         10 => (0..2 * PROCESSES as u8, page(), 1..=255u8).prop_map(|(c, a, v)| Step::Store(c, a, v)),
         3 => (process(), process()).prop_map(|(p, q)| Step::Fork(p, q)),
         1 => process().prop_map(Step::Exit),
-        3 => (process(), page(), count(), count(), prop::option::of(page()), source)
-            .prop_map(|(p, a, n, m, to, keep)| Step::Remap(p, a, n, m, to, keep)),
+        3 => (process(), page(), count(), count(), prop::option::of(page()), source, patience)
+            .prop_map(|(p, a, n, m, to, keep, last)| Step::Remap(p, a, n, m, to, keep, last)),
         3 => (process(), page(), count(), advice).prop_map(|(p, a, n, v)| Step::Advise(p, a, n, v)),
         2 => (process(), page(), any::<bool>()).prop_map(|(p, a, w)| Step::Pin(p, a, w)),
         1 => any::<u8>().prop_map(Step::Unpin),

@@ -85,7 +85,7 @@ fn a_moved_page_is_moved_where_it_is_and_a_protected_one_stays_there() {
         place: RemapPlace::Fixed(VirtAddr(to)),
         source: RemapSource::Unmap,
     };
-    p.run(|| p.space().remap(wish, &Limits::NONE)).unwrap();
+    p.run(|| p.space().remap(wish, &Limits::NONE, &mut || Ok(()))).unwrap();
     p.protect(to, 4, Protection::READ).unwrap();
     let now: Vec<_> = (0..4).map(|n| place(&p, to + n * PAGE)).collect();
     assert_eq!(now, places);
