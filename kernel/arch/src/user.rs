@@ -15,7 +15,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::arch::asm;
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_machine::{Access, Cpus, VirtAddr};
 
@@ -56,8 +56,8 @@ static AREA_BYTES: AtomicUsize = AtomicUsize::new(LEGACY_BYTES);
 /// The features in XCR0; 0 where there is no XSAVE.
 static ENABLED: AtomicU64 = AtomicU64::new(0);
 
-/// Whether the CPU has XSAVE and FSGSBASE.
-static MODERN: AtomicBool = AtomicBool::new(false);
+/// [`ENABLED`] where the CPU has XSAVE and FSGSBASE; else 0.
+static MODERN: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes of a floating-point state as [`UserContext::fpu`] gives it.
 pub fn xsave_size() -> usize {
@@ -83,7 +83,9 @@ pub(crate) fn init_cpu() {
     let bytes = (cpuid(0xd, 0).ebx as usize).next_multiple_of(64);
     AREA_BYTES.store(bytes, Ordering::Relaxed);
     ENABLED.store(valid_features(features), Ordering::Relaxed);
-    MODERN.store(has_fsgsbase(), Ordering::Relaxed);
+    if has_fsgsbase() {
+        MODERN.store(valid_features(features), Ordering::Relaxed);
+    }
 }
 
 /// 64 bytes of floating-point state, aligned as XSAVE wants it.
@@ -156,6 +158,8 @@ enum WayBack {
     Sysret,
     /// After another trap, its frame as the CPU made it.
     Untouched,
+    /// After a page fault, its frame as the CPU made it: at an address that it had translated, so a canonical one.
+    Faulted,
     /// The kernel may have changed any register.
     Changed,
 }
@@ -381,17 +385,18 @@ impl UserContext {
     fn came_back(&mut self) -> UserEvent {
         traps::entry_state(Place::UserTrap);
         let frame = &self.state[0].registers;
+        if frame.vector == VECTOR_SYSCALL {
+            self.way_back = WayBack::Sysret;
+            registers::enable_interrupts();
+            return UserEvent::Syscall;
+        }
+        if frame.vector == traps::VECTOR_PAGE_FAULT {
+            let (addr, code) = (VirtAddr(registers::read_cr2()), frame.error);
+            self.way_back = WayBack::Faulted;
+            registers::enable_interrupts();
+            return UserEvent::PageFault { addr, access: traps::decode_page_fault(code), code };
+        }
         let event = match frame.vector {
-            VECTOR_SYSCALL => {
-                self.way_back = WayBack::Sysret;
-                registers::enable_interrupts();
-                return UserEvent::Syscall;
-            }
-            traps::VECTOR_PAGE_FAULT => UserEvent::PageFault {
-                addr: VirtAddr(registers::read_cr2()),
-                access: traps::decode_page_fault(frame.error),
-                code: frame.error,
-            },
             VECTOR_DEBUG => UserEvent::Exception { vector: 1, code: registers::take_debug_status() },
             vector @ 0..32 => UserEvent::Exception { vector: vector as u8, code: frame.error },
             vector => {
@@ -427,10 +432,10 @@ impl UserContext {
             // While they are in the CPU, the place for them is zero: to leave with null selectors takes no store.
             load_selectors(resident.selectors.swap(0, Ordering::Relaxed));
         }
-        if !MODERN.load(Ordering::Relaxed) {
+        let features = MODERN.load(Ordering::Relaxed) as u32;
+        if features == 0 {
             load_slowly(area, fs_base, gs_base);
         } else {
-            let features = xfeatures() as u32;
             // SAFETY: the area is as long as CPUID says, aligned, and checked by `check_fpu` or written by XSAVE.
             unsafe {
                 asm!("xrstor64 [{}]", in(reg) area, in("eax") features, in("edx") 0, options(nostack, readonly))
@@ -442,13 +447,20 @@ impl UserContext {
     }
 
     /// If the CPU holds this program's floating-point registers, save them.
+    #[inline]
     fn save_if_live(&self) {
-        let pinned = X86.pin();
+        // Where the thread was moved between the two looks, it was saved then: no CPU takes it up but by running its program.
+        if cpu::this().user_live.load(Ordering::Relaxed) == self.live_marker() {
+            self.save_live();
+        }
+    }
+
+    #[inline(never)]
+    fn save_live(&self) {
         let _off = irq::disable();
         if cpu::this().user_live.load(Ordering::Relaxed) == self.live_marker() {
             leave_fpu();
         }
-        drop(pinned);
     }
 }
 
@@ -468,10 +480,10 @@ pub(crate) fn leave_fpu() {
     let Some(resident) = (unsafe { resident.as_ref() }) else { return };
     live.store(ptr::null_mut(), Ordering::Relaxed);
     let area = resident.area.load(Ordering::Relaxed).cast::<u8>();
-    let (fs_base, gs_base) = if !MODERN.load(Ordering::Relaxed) {
+    let features = MODERN.load(Ordering::Relaxed) as u32;
+    let (fs_base, gs_base) = if features == 0 {
         save_slowly(area)
     } else {
-        let features = xfeatures() as u32;
         // SAFETY: the area belongs to the same context, is aligned, and as long as CPUID says.
         unsafe { asm!("xsave64 [{}]", in(reg) area, in("eax") features, in("edx") 0, options(nostack)) };
         // SAFETY: CR4.FSGSBASE is on; interrupts are off.

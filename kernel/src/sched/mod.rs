@@ -157,12 +157,11 @@ impl heap::Positioned for Arc<Thread> {
 #[repr(align(128))]
 struct PerCpu {
     queue: IrqSpinLock<RunQueue>,
-    /// The translation this CPU has loaded, which must live as long.
     #[cfg(target_os = "none")]
-    loaded: IrqSpinLock<Option<Arc<Translation>>>,
-    /// One it had loaded before; dropped where interrupts are on.
+    loaded: IrqSpinLock<switch::Loaded>,
+    /// Whether there is a retired translation: asked at each switch, without the lock.
     #[cfg(target_os = "none")]
-    retired: IrqSpinLock<Option<Arc<Translation>>>,
+    has_retired: AtomicBool,
     /// Somebody with a better claim waits here: call `reschedule` at the next chance.
     wanted: AtomicBool,
     /// The idle task runs (a hint for placement).
@@ -173,9 +172,9 @@ static CPUS: [PerCpu; MAX_CPUS] = [const {
     PerCpu {
         queue: IrqSpinLock::new(RunQueue::new()),
         #[cfg(target_os = "none")]
-        loaded: IrqSpinLock::new(None),
+        loaded: IrqSpinLock::new(switch::Loaded::NONE),
         #[cfg(target_os = "none")]
-        retired: IrqSpinLock::new(None),
+        has_retired: AtomicBool::new(false),
         wanted: AtomicBool::new(false),
         idle: AtomicBool::new(false),
     }

@@ -7,7 +7,7 @@ use freehold_arch::speculation;
 use freehold_machine::{CpuId, Cpus, MAX_CPUS, Tlb};
 
 use super::runqueue::SLICE;
-use super::thread::{self, Thread};
+use super::thread::{self, Thread, Translation};
 use super::{DEAD, ONLINE, RUNNABLE, cpu, heap::Positioned};
 use crate::hw::{self, irq, thread as machine};
 use crate::{Result, time};
@@ -81,16 +81,17 @@ fn activate(thread: &Thread) {
     let mut loaded = this.loaded.lock();
     let translation = thread.translation();
     let Some(new) = &*translation else {
-        if let Some(loaded) = &*loaded {
+        if let Some(loaded) = &loaded.now {
             loaded.lazy(&pinned);
         }
         return;
     };
     new.load(&pinned);
-    if loaded.as_ref().is_none_or(|old| !Arc::ptr_eq(old, new)) {
-        if let Some(old) = loaded.replace(new.clone()) {
+    if loaded.now.as_ref().is_none_or(|old| !Arc::ptr_eq(old, new)) {
+        if let Some(old) = loaded.now.replace(new.clone()) {
             old.unload(&pinned);
-            *this.retired.lock() = Some(old);
+            loaded.retired = Some(old);
+            this.has_retired.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -115,11 +116,34 @@ fn separate_users() {
     }
 }
 
+/// The translations that a CPU holds on to.
+pub(super) struct Loaded {
+    /// The one it has loaded, which must live as long.
+    now: Option<Arc<Translation>>,
+    /// One it had loaded before; dropped where interrupts are on.
+    retired: Option<Arc<Translation>>,
+}
+
+impl Loaded {
+    /// None yet.
+    pub(super) const NONE: Self = Self { now: None, retired: None };
+}
+
+#[inline]
+fn take_retired(this: &super::PerCpu) -> Option<Arc<Translation>> {
+    if !this.has_retired.load(Ordering::Relaxed) {
+        return None;
+    }
+    let mut loaded = this.loaded.lock();
+    this.has_retired.store(false, Ordering::Relaxed);
+    loaded.retired.take()
+}
+
 /// The current task has got another address space: load it.
 pub fn activate_current() {
     let interrupts = irq::disable();
     thread::with_current(|thread| activate(thread));
-    let retired = cpu(hw::current_cpu()).retired.lock().take();
+    let retired = take_retired(cpu(hw::current_cpu()));
     drop(interrupts);
     drop(retired);
 }
@@ -143,8 +167,7 @@ pub fn finish_switch() {
             super::enqueue_on(task.clone(), target);
         }
     }
-    let retired = cpu(here).retired.lock().take();
-    drop(retired);
+    drop(take_retired(cpu(here)));
     if speculation::separates_users() {
         separate_users();
     }
@@ -224,7 +247,7 @@ fn leave_dead_space() {
     let interrupts = irq::disable();
     let pinned = hw::Hardware.pin();
     let mut loaded = cpu(pinned.cpu()).loaded.lock();
-    let dead = loaded.take_if(|roots| Arc::strong_count(roots) <= roots.users().len());
+    let dead = loaded.now.take_if(|roots| Arc::strong_count(roots) <= roots.users().len());
     if let Some(roots) = &dead {
         let node = hw::Hardware.node_of_cpu(pinned.cpu());
         hw::Hardware.load_root(hw::Hardware.kernel_root(node));

@@ -24,7 +24,7 @@ pub fn check_file_size(size: u64) -> crate::Result<()> {
 
 #[cfg(target_os = "none")]
 fn file_size_limit() -> u64 {
-    super::with_current(|task| task.process().limit(Resource::FileSize).soft)
+    super::with_current(|task| task.process().soft_limit(Resource::FileSize))
 }
 
 /// On the host no task runs.

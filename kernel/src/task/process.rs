@@ -118,6 +118,35 @@ impl Usage {
     }
 }
 
+/// A process' limits as its threads see them. What is enforced is read without the lock.
+struct SharedLimits {
+    all: SpinLock<Limits>,
+    /// The soft limits of `all`, stored under its lock.
+    soft: [AtomicU64; 16],
+}
+
+impl SharedLimits {
+    /// These.
+    fn new(limits: Limits) -> Self {
+        Self { all: SpinLock::new(limits), soft: Resource::ALL.map(|resource| AtomicU64::new(limits.get(resource).soft)) }
+    }
+    /// What is enforced for `resource`.
+    #[inline]
+    fn soft(&self, resource: Resource) -> u64 {
+        self.soft[resource as usize].load(Ordering::Relaxed)
+    }
+    /// All.
+    fn all(&self) -> Limits {
+        *self.all.lock()
+    }
+    /// Change the limit of `resource`.
+    fn set(&self, resource: Resource, limit: Limit) {
+        let mut all = self.all.lock();
+        all.set(resource, limit);
+        self.soft[resource as usize].store(limit.soft, Ordering::Relaxed);
+    }
+}
+
 /// A process. Its family (parent, children) and its place in groups and sessions change under the registry's
 /// lock only.
 pub struct Process {
@@ -139,7 +168,7 @@ pub struct Process {
     files: SpinLock<Arc<FileTable>>,
     fs: SpinLock<Arc<FsContext>>,
     credentials: SpinLock<Arc<Credentials>>,
-    limits: SpinLock<Limits>,
+    limits: SharedLimits,
     pub(super) actions: IrqSpinLock<Arc<IrqSpinLock<Actions>>>,
     pub(super) signals: IrqSpinLock<Group>,
     /// Woken when a signal comes, for signalfd and sigtimedwait.
@@ -234,7 +263,7 @@ impl Process {
             files: SpinLock::new(with.files),
             fs: SpinLock::new(with.fs),
             credentials: SpinLock::new(with.credentials),
-            limits: SpinLock::new(with.limits),
+            limits: SharedLimits::new(with.limits),
             actions: IrqSpinLock::new(with.actions),
             signals: IrqSpinLock::new(Group {
                 threads: Vec::new(),
@@ -309,8 +338,14 @@ impl Process {
         core::mem::replace(&mut *self.fs.lock(), fs)
     }
     /// Who it acts as.
+    #[inline]
     pub fn credentials(&self) -> Arc<Credentials> {
         self.credentials.lock().clone()
+    }
+    /// Its real user.
+    #[inline]
+    pub fn uid(&self) -> u32 {
+        self.credentials.lock().uid
     }
     /// Act as somebody else, by a call of its own: inspectors with the new ids do not see what the
     /// old ones left in memory.
@@ -329,29 +364,33 @@ impl Process {
     }
     /// The limit of `resource`.
     pub fn limit(&self, resource: Resource) -> Limit {
-        self.limits.lock().get(resource)
+        self.limits.all().get(resource)
+    }
+    /// What is enforced for `resource`.
+    #[inline]
+    pub fn soft_limit(&self, resource: Resource) -> u64 {
+        self.limits.soft(resource)
     }
     /// Descriptors are below this (RLIMIT_NOFILE).
     pub fn descriptor_limit(&self) -> usize {
-        usize::try_from(self.limit(Resource::Files).soft).unwrap_or(usize::MAX)
+        usize::try_from(self.soft_limit(Resource::Files)).unwrap_or(usize::MAX)
     }
     /// All limits.
     pub fn limits(&self) -> Limits {
-        *self.limits.lock()
+        self.limits.all()
     }
     /// Change the limit of `resource`; the caller has checked that it may.
     pub(super) fn set_limit(&self, resource: Resource, limit: Limit) {
-        self.limits.lock().set(resource, limit);
+        self.limits.set(resource, limit);
     }
     /// The limits that memory calls check.
     pub fn memory_limits(&self) -> freehold_vm::Limits {
-        let limits = self.limits.lock();
         let privileged = self.credentials.lock().may(Capability::IpcLock);
         freehold_vm::Limits {
-            address_space: limits.get(Resource::AddressSpace).soft,
-            data: limits.get(Resource::Data).soft,
-            stack: limits.get(Resource::Stack).soft,
-            memlock: if privileged { u64::MAX } else { limits.get(Resource::Memlock).soft },
+            address_space: self.soft_limit(Resource::AddressSpace),
+            data: self.soft_limit(Resource::Data),
+            stack: self.soft_limit(Resource::Stack),
+            memlock: if privileged { u64::MAX } else { self.soft_limit(Resource::Memlock) },
         }
     }
     /// The parent, unless that is the kernel.

@@ -4,15 +4,18 @@
 //! made in task context, before.
 
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::limits::{Limit, Resource};
+use super::limits::Resource;
 use super::process::Process;
 use super::{Capability, registry};
 use crate::sync::IrqSpinLock;
 use crate::{Errno, Result};
 
-/// Queued signals by user; users without any are not in it.
+/// Queued signals by user. Who has none any more stays until another takes the place.
 static QUEUED: IrqSpinLock<Vec<(u32, u64)>> = IrqSpinLock::new(Vec::new());
+/// Whether [`QUEUED`] had no room for a user more when it was last looked at.
+static FULL: AtomicBool = AtomicBool::new(true);
 
 /// The user that a signal is queued for, and how many they may have queued.
 #[derive(Clone, Copy, Debug)]
@@ -24,10 +27,10 @@ pub struct Payer {
 impl Payer {
     /// Who pays for a signal to `process`: its real user, within its limit. Task context; makes room for the user.
     pub fn of(process: &Process) -> Self {
-        let Limit { soft: limit, .. } = process.limit(Resource::SigPending);
-        let uid = process.credentials().uid;
-        make_room();
-        Self { uid, limit }
+        if FULL.load(Ordering::Relaxed) {
+            make_room();
+        }
+        Self { uid: process.uid(), limit: process.soft_limit(Resource::SigPending) }
     }
 }
 
@@ -39,11 +42,13 @@ impl QueuedSignal {
     /// A place in the name of `payer`; `None` where their limit is reached.
     pub fn charge(payer: Payer) -> Option<Self> {
         let mut users = QUEUED.lock();
-        match users.iter().position(|(uid, _)| *uid == payer.uid) {
-            Some(at) if users[at].1 >= payer.limit => return None,
-            Some(at) => users[at].1 += 1,
-            None if payer.limit == 0 || users.len() == users.capacity() => return None,
-            None => users.push((payer.uid, 1)),
+        if let Some((_, count)) = users.iter_mut().find(|(uid, _)| *uid == payer.uid) {
+            if *count >= payer.limit {
+                return None;
+            }
+            *count += 1;
+        } else if payer.limit == 0 || !enter(&mut users, payer.uid) {
+            return None;
         }
         Some(Self(payer.uid))
     }
@@ -52,13 +57,26 @@ impl QueuedSignal {
 impl Drop for QueuedSignal {
     fn drop(&mut self) {
         let mut users = QUEUED.lock();
-        if let Some(at) = users.iter().position(|(uid, _)| *uid == self.0) {
-            users[at].1 -= 1;
-            if users[at].1 == 0 {
-                users.swap_remove(at);
-            }
+        if let Some((_, count)) = users.iter_mut().find(|(uid, _)| *uid == self.0) {
+            *count -= 1;
         }
     }
+}
+
+/// Count the first signal of a user. Whether there was room.
+#[cold]
+fn enter(users: &mut Vec<(u32, u64)>, uid: u32) -> bool {
+    if let Some(left) = users.iter_mut().find(|(_, count)| *count == 0) {
+        *left = (uid, 1);
+        return true;
+    }
+    if users.len() == users.capacity() {
+        FULL.store(true, Ordering::Relaxed);
+        return false;
+    }
+    users.push((uid, 1));
+    FULL.store(users.len() == users.capacity(), Ordering::Relaxed);
+    true
 }
 
 /// How many signals are queued for the processes of a user.
@@ -73,11 +91,13 @@ fn make_room() {
         let wanted = {
             let mut users = QUEUED.lock();
             if users.len() < users.capacity() {
+                FULL.store(false, Ordering::Relaxed);
                 return;
             }
             if spare.capacity() > users.len() {
                 spare.append(&mut users);
                 core::mem::swap(&mut *users, &mut spare);
+                FULL.store(false, Ordering::Relaxed);
                 return;
             }
             (2 * users.len()).max(8)
@@ -94,7 +114,7 @@ fn make_room() {
 /// # Errors
 /// `EAGAIN` where its user has as many threads as the limit says.
 pub fn check_threads(process: &Process) -> Result<()> {
-    let limit = process.limit(Resource::Processes).soft;
+    let limit = process.soft_limit(Resource::Processes);
     // While there are fewer of all users none need be counted.
     if (registry::count() as u64) < limit {
         return Ok(());

@@ -14,7 +14,7 @@
 //! from there, and nothing larger. [`ensure`] is exempt: it fills the reserve.
 
 use core::alloc::{GlobalAlloc, Layout};
-use core::ptr;
+use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use freehold_machine::{PAGE_SIZE, Pfn};
@@ -34,10 +34,11 @@ static SLABS: SpinLock<Slabs> = SpinLock::new(Slabs::new());
 static STOCK: SpinLock<Stock> = SpinLock::new(Stock { blocks: [[Pfn(0); 12]; 3], counts: [0; 3] });
 /// Whether the reserve misses something; read without a lock by [`ensure`].
 static LOW: AtomicBool = AtomicBool::new(true);
-/// Whether [`HOOK`] is set: all that an allocation costs more where it is not.
+/// Whether [`HOOK`] is set. [`Slabs::take`] then finds nothing, so that only who asks further has to ask this.
 static INJECTING: AtomicBool = AtomicBool::new(false);
 static HOOK: Once<FaultHook> = Once::new();
 static FRAMES: AtomicUsize = AtomicUsize::new(0);
+/// Bytes in objects that are whole frames.
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
 struct Stock {
@@ -72,6 +73,7 @@ pub type FaultHook = fn(usize) -> bool;
 pub fn inject_faults(hook: FaultHook) {
     if !INJECTING.swap(true, Ordering::Relaxed) {
         HOOK.set(hook);
+        SLABS.lock().hide();
     }
 }
 
@@ -145,10 +147,8 @@ pub fn is_refilling() -> bool {
     this_use().load(Ordering::Relaxed) == heap_use::REFILL
 }
 
-#[cold]
-#[inline(never)]
 fn is_injected(bytes: usize) -> bool {
-    HOOK.get().is_some_and(|hook| hook(bytes))
+    INJECTING.load(Ordering::Relaxed) && HOOK.get().is_some_and(|hook| hook(bytes))
 }
 
 /// What the heap holds.
@@ -167,7 +167,7 @@ pub fn stats() -> HeapStats {
     let counts = STOCK.lock().counts;
     HeapStats {
         frames: FRAMES.load(Ordering::Relaxed),
-        allocated_bytes: ALLOCATED.load(Ordering::Relaxed),
+        allocated_bytes: ALLOCATED.load(Ordering::Relaxed) + SLABS.lock().allocated_bytes(),
         reserve_frames: counts.iter().enumerate().map(|(order, count)| count << order).sum(),
     }
 }
@@ -252,8 +252,8 @@ fn alloc_from_new_block(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8
         // SAFETY: the block is fresh from the page allocator, in the direct map, of the class's order.
         unsafe { SLABS.lock().add(class, tables::frame_ptr(first)) };
         // Others may have been faster.
-        if let Some(object) = SLABS.lock().take(class) {
-            return object;
+        if let Some(object) = SLABS.lock().take_hidden(class) {
+            return object.as_ptr();
         }
     }
 }
@@ -269,14 +269,22 @@ fn alloc_denied(layout: Layout) -> *mut u8 {
     take_object(class, take_reserved)
 }
 
-#[inline]
 fn take_object(class: usize, source: fn(u32) -> Option<Pfn>) -> *mut u8 {
-    let object = SLABS.lock().take(class);
-    let object = object.unwrap_or_else(|| alloc_from_new_block(class, source));
-    if !object.is_null() {
-        ALLOCATED.fetch_add(CLASSES[class].size, Ordering::Relaxed);
+    let object = SLABS.lock().take_hidden(class);
+    object.map_or_else(|| alloc_from_new_block(class, source), NonNull::as_ptr)
+}
+
+/// What no free object of a slab in view serves: large layouts, classes whose slabs are full, and all while failures are injected.
+#[cold]
+#[inline(never)]
+fn alloc_further(layout: Layout) -> *mut u8 {
+    if is_injected(layout.size()) {
+        return alloc_denied(layout);
     }
-    object
+    match slab::class_for(layout) {
+        Some(class) => take_object(class, take_frames),
+        None => alloc_large(layout, take_frames),
+    }
 }
 
 /// The allocator behind `alloc`: the image crate makes one the global allocator.
@@ -286,15 +294,13 @@ pub struct KernelHeap;
 // SAFETY: blocks are disjoint (a slab hands out each object once, the page allocator each frame once), as
 // large and as aligned as the layout asks, and stay in the direct map until they are given back.
 unsafe impl GlobalAlloc for KernelHeap {
+    #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if CHECKED {
             note_drawn(layout);
         }
-        if INJECTING.load(Ordering::Relaxed) && is_injected(layout.size()) {
-            return alloc_denied(layout);
-        }
-        let Some(class) = slab::class_for(layout) else { return alloc_large(layout, take_frames) };
-        take_object(class, take_frames)
+        let found = slab::class_for(layout).and_then(|class| SLABS.lock().take(class));
+        found.map_or_else(|| alloc_further(layout), NonNull::as_ptr)
     }
 
     unsafe fn dealloc(&self, object: *mut u8, layout: Layout) {
@@ -303,7 +309,6 @@ unsafe impl GlobalAlloc for KernelHeap {
             ALLOCATED.fetch_sub(PAGE_SIZE << order, Ordering::Relaxed);
             return give_frames(frame_at(object), order);
         };
-        ALLOCATED.fetch_sub(CLASSES[class].size, Ordering::Relaxed);
         // SAFETY: the caller gives back an object that `alloc` gave for this layout, so of this class.
         let empty = unsafe { SLABS.lock().give(class, object) };
         if let Some(block) = empty {

@@ -5,7 +5,7 @@
 //! caller, so that the whole lives under one lock without calling out.
 
 use core::alloc::Layout;
-use core::ptr;
+use core::ptr::{self, NonNull};
 
 use freehold_machine::PAGE_SIZE;
 
@@ -82,7 +82,13 @@ struct Header {
 
 /// The blocks of all classes.
 pub(super) struct Slabs {
+    /// The blocks with a free object; none while they are [hidden](Slabs::hide).
     partial: [*mut Header; CLASSES.len()],
+    /// The blocks with a free object while they are hidden.
+    hidden: [*mut Header; CLASSES.len()],
+    is_hiding: bool,
+    /// Objects that are not free.
+    used: [usize; CLASSES.len()],
 }
 
 // SAFETY: the pointers lead to blocks that only this structure uses, whichever CPU holds it.
@@ -97,22 +103,50 @@ const fn first_offset(size: usize) -> usize {
 
 impl Slabs {
     pub(super) const fn new() -> Self {
-        Self { partial: [ptr::null_mut(); CLASSES.len()] }
+        let none = [ptr::null_mut(); CLASSES.len()];
+        Self { partial: none, hidden: none, is_hiding: false, used: [0; CLASSES.len()] }
     }
 
-    /// An object, where a block of the class has a free one.
-    pub(super) fn take(&mut self, class: usize) -> Option<*mut u8> {
-        let block = self.partial[class];
-        if block.is_null() {
-            return None;
-        }
+    /// From now on only [`Slabs::take_hidden`] finds objects: so who takes one in a hurry need not ask whether it may.
+    pub(super) fn hide(&mut self) {
+        self.is_hiding = true;
+        self.hidden = core::mem::replace(&mut self.partial, [ptr::null_mut(); CLASSES.len()]);
+    }
+
+    /// Bytes of the objects that are not free.
+    pub(super) fn allocated_bytes(&self) -> usize {
+        self.used.iter().zip(&CLASSES).map(|(used, class)| used * class.size).sum()
+    }
+
+    /// The first of the blocks of a class with a free object.
+    fn first(&mut self, class: usize) -> &mut *mut Header {
+        if self.is_hiding { &mut self.hidden[class] } else { &mut self.partial[class] }
+    }
+
+    /// An object, where a block of the class has a free one in view.
+    #[inline]
+    pub(super) fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
+        self.take_from(class, self.partial[class])
+    }
+
+    /// An object, where a block of the class has a free one, hidden or not.
+    pub(super) fn take_hidden(&mut self, class: usize) -> Option<NonNull<u8>> {
+        let block = *self.first(class);
+        self.take_from(class, block)
+    }
+
+    #[inline]
+    fn take_from(&mut self, class: usize, block: *mut Header) -> Option<NonNull<u8>> {
         // SAFETY: blocks on the list are valid and only reached through `self`, which is borrowed mutably.
-        let header = unsafe { &mut *block };
-        let object = header.free;
-        // SAFETY: a block on the list has a free object, which holds the next one's address.
-        header.free = unsafe { (*object).next };
+        let header = unsafe { block.as_mut() }?;
+        // SAFETY: a block on the list has a free object.
+        let object = unsafe { NonNull::new_unchecked(header.free) };
+        // SAFETY: a free object holds the next one's address.
+        let next = unsafe { object.as_ref() }.next;
+        header.free = next;
         header.used += 1;
-        if header.free.is_null() {
+        self.used[class] += 1;
+        if next.is_null() {
             self.unlink(class, block);
         }
         Some(object.cast())
@@ -156,12 +190,12 @@ impl Slabs {
         unsafe { free.write(Free { next: header.free }) };
         header.free = free;
         header.used -= 1;
+        self.used[class] -= 1;
         let empty = header.used == 0;
-        let alone = self.partial[class] == block && header.next.is_null();
         if was_full {
             self.link(class, block);
         }
-        if empty && !alone && !(was_full && self.only(class, block)) {
+        if empty && !self.only(class, block) {
             self.unlink(class, block);
             return Some(block.cast());
         }
@@ -169,13 +203,14 @@ impl Slabs {
     }
 
     /// Whether `block` is the only one on the class's list.
-    fn only(&self, class: usize, block: *mut Header) -> bool {
+    fn only(&mut self, class: usize, block: *mut Header) -> bool {
         // SAFETY: `block` is on the list, so it is valid.
-        self.partial[class] == block && unsafe { (*block).next.is_null() }
+        *self.first(class) == block && unsafe { (*block).next.is_null() }
     }
 
     fn link(&mut self, class: usize, block: *mut Header) {
-        let old = self.partial[class];
+        let first = self.first(class);
+        let old = core::mem::replace(first, block);
         // SAFETY: `block` is a valid block that is on no list; nothing else refers to its header now.
         let header = unsafe { &mut *block };
         header.next = old;
@@ -184,14 +219,13 @@ impl Slabs {
             // SAFETY: the head of the list is a valid block.
             unsafe { (*old).prev = block };
         }
-        self.partial[class] = block;
     }
 
     fn unlink(&mut self, class: usize, block: *mut Header) {
         // SAFETY: `block` is on the list, so it is valid.
         let &Header { next, prev, .. } = unsafe { &*block };
         if prev.is_null() {
-            self.partial[class] = next;
+            *self.first(class) = next;
         } else {
             // SAFETY: neighbours on the list are valid blocks.
             unsafe { (*prev).next = next };
@@ -231,14 +265,25 @@ mod tests {
 
     #[test]
     fn objects_never_overlap_and_empty_blocks_come_back() {
+        exercise(Slabs::new());
+    }
+
+    #[test]
+    fn hidden_blocks_serve_who_asks_for_them_and_nobody_else() {
         let mut slabs = Slabs::new();
+        slabs.hide();
+        exercise(slabs);
+    }
+
+    fn exercise(mut slabs: Slabs) {
         let mut blocks = 0;
         for (class, kind) in CLASSES.iter().enumerate() {
             let mut live = BTreeMap::new();
             for _ in 0..1000 {
                 let object = loop {
-                    if let Some(object) = slabs.take(class) {
-                        break object;
+                    let seen = if slabs.is_hiding { None } else { slabs.take(class) };
+                    if let Some(object) = seen.or_else(|| slabs.take_hidden(class)) {
+                        break object.as_ptr();
                     }
                     // SAFETY: the layout is not empty.
                     let block = unsafe { std::alloc::alloc(block_layout(kind)) };
@@ -254,6 +299,8 @@ mod tests {
                 // SAFETY: an object has its class's size.
                 unsafe { object.write_bytes(0xa5, kind.size) };
             }
+            assert_eq!(slabs.allocated_bytes(), 1000 * kind.size);
+            assert!(!slabs.is_hiding || slabs.take(class).is_none());
             let mut objects: Vec<_> = live.into_values().collect();
             objects.rotate_left(313);
             for object in objects {
@@ -268,7 +315,7 @@ mod tests {
         assert_eq!(blocks, CLASSES.len(), "one empty block per class is kept");
         for (class, kind) in CLASSES.iter().enumerate() {
             // SAFETY: allocated above with this layout, and all its objects are back.
-            unsafe { std::alloc::dealloc(slabs.partial[class].cast(), block_layout(kind)) };
+            unsafe { std::alloc::dealloc((*slabs.first(class)).cast(), block_layout(kind)) };
         }
     }
 }

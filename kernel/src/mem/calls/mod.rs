@@ -319,7 +319,12 @@ fn in_steps(
 
 fn advise(space: &Arc<Space>, start: u64, len: u64, advice: Advice) -> Result<()> {
     let how = if advice == Advice::PopulateWrite { Populate::Write } else { Populate::Read };
-    let outcome = and_populate(space, how, |areas| Ok(areas.advise(VirtAddr(start), len, advice)?));
+    let outcome = match advice {
+        Advice::PopulateRead | Advice::PopulateWrite => {
+            and_populate(space, how, |areas| Ok(areas.advise(VirtAddr(start), len, advice)?))
+        }
+        _ => space.lock().advise(VirtAddr(start), len, advice).map_err(Errno::from),
+    };
     // A hole is reported, and does not keep what is around it.
     if advice == Advice::PageOut && matches!(outcome, Ok(()) | Err(Errno::ENOMEM)) {
         let range = whole_pages(start, len).ok_or(Errno::EINVAL)?;

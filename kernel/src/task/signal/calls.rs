@@ -203,10 +203,11 @@ fn signal_thread(process: Option<Pid>, tid: i32, number: i32) -> Result<i64> {
     if process.is_some_and(|pid| task.process().pid != pid) {
         return Err(Errno::ESRCH);
     }
-    let sender = current().process().clone();
-    may_signal(&sender, task.process(), signal)?;
+    let sender = current();
+    let sender = sender.process();
+    may_signal(sender, task.process(), signal)?;
     if let Some(signal) = signal {
-        task.queue_signal(SigInfo::user(signal, code::TKILL, sender.pid, sender.credentials().uid))?;
+        task.queue_signal(SigInfo::user(signal, code::TKILL, sender.pid, sender.uid()))?;
     }
     Ok(0)
 }

@@ -56,21 +56,24 @@ impl Pending {
     /// # Errors
     /// `EAGAIN` where there is no place for a real-time signal that is more than its number.
     pub fn add(&mut self, signal: Signal, info: SigInfo, payer: Option<Payer>) -> Result<()> {
-        if !signal.is_real_time() && self.set.contains(signal) {
+        let real_time = signal.is_real_time();
+        if !real_time && self.set.contains(signal) {
             return Ok(());
         }
-        let charged = payer.filter(|_| signal.is_real_time() || info.code < 0);
-        let place = charged.map(QueuedSignal::charge);
-        let has_place = match &place {
-            Some(place) => place.is_some() && self.has_room(),
-            None => self.queue.len() < MAX_FREE && self.has_room(),
+        let has_room = self.has_room();
+        let place = match payer {
+            Some(payer) if real_time || info.code < 0 => {
+                let place = if has_room { QueuedSignal::charge(payer) } else { None };
+                if place.is_none() && real_time && info.code != code::USER {
+                    return Err(Errno::EAGAIN);
+                }
+                place.map(Some)
+            }
+            _ => (has_room && self.queue.len() < MAX_FREE).then_some(None),
         };
-        if !has_place && charged.is_some() && signal.is_real_time() && info.code != code::USER {
-            return Err(Errno::EAGAIN);
-        }
         self.set = self.set.with(signal);
-        if has_place {
-            self.queue.push_back_reserved(Queued { info, _place: place.flatten() });
+        if let Some(place) = place {
+            self.queue.push_back_reserved(Queued { info, _place: place });
         }
         Ok(())
     }
@@ -85,15 +88,21 @@ impl Pending {
     pub fn take(&mut self, wanted: SigSet) -> Option<SigInfo> {
         let signal = self.set.intersection(wanted).first()?;
         let number = i32::from(signal.number());
-        let at = self.queue.iter().position(|queued| queued.info.number == number);
-        let info = match at.and_then(|at| self.queue.remove(at)) {
-            Some(queued) => queued.info,
-            None => SigInfo::user(signal, super::set::code::USER, 0, 0),
+        let is_it = |queued: &Queued| queued.info.number == number;
+        // Most often there is but one.
+        let queued = if self.queue.front().is_some_and(is_it) {
+            self.queue.pop_front()
+        } else {
+            self.queue.iter().position(is_it).and_then(|at| self.queue.remove(at))
         };
-        if !self.queue.iter().any(|queued| queued.info.number == number) {
+        // A standard signal is there once.
+        if !signal.is_real_time() || !self.queue.iter().any(is_it) {
             self.set = self.set.without(signal);
         }
-        Some(info)
+        Some(match queued {
+            Some(queued) => queued.info,
+            None => SigInfo::user(signal, code::USER, 0, 0),
+        })
     }
 }
 
