@@ -95,6 +95,18 @@ static void masks(void)
 	PROMISE("sigwaitinfo takes it without a handler", sigwaitinfo(&set, &info) == SIGUSR1 && info.si_pid == getpid() && count == 1);
 	struct timespec brief = { 0, 20000000 };
 	FAILS_WITH("sigtimedwait ends when time is up", sigtimedwait(&set, NULL, &brief), EAGAIN);
+	sigset_t urgent = set_of(SIGURG);
+	sigprocmask(SIG_BLOCK, &urgent, NULL);
+	pid_t sender = fork();
+	if (sender == 0) {
+		usleep(50000);
+		kill(getppid(), SIGURG);
+		_exit(0);
+	}
+	struct timespec long_enough = { 5, 0 };
+	PROMISE("a signal that is ignored by default ends sigtimedwait for it", sigtimedwait(&urgent, NULL, &long_enough) == SIGURG);
+	waitpid(sender, NULL, 0);
+	sigprocmask(SIG_UNBLOCK, &urgent, NULL);
 	int fd = signalfd(-1, &set, SFD_NONBLOCK);
 	struct signalfd_siginfo read_info;
 	FAILS_WITH("a signalfd without a signal", read(fd, &read_info, sizeof read_info), EAGAIN);

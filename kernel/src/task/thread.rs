@@ -37,6 +37,8 @@ pub struct Task {
     thread: Arc<Thread>,
     /// Blocked signals.
     pub(super) blocked: AtomicU64,
+    /// Signals that are kept where they are sent though they are ignored (sigtimedwait).
+    pub(super) kept: AtomicU64,
     /// The mask to return to after the next handler (sigsuspend, ppoll…).
     pub(super) saved_mask: SpinLock<Option<SigSet>>,
     /// Signals to this thread alone; locked after the process' signals.
@@ -80,6 +82,7 @@ impl Task {
                 process,
                 thread,
                 blocked: AtomicU64::new(0),
+                kept: AtomicU64::new(0),
                 saved_mask: SpinLock::new(None),
                 pending: IrqSpinLock::new(Pending::new()),
                 alternate_stack: SpinLock::new(AlternateStack::NONE),

@@ -118,9 +118,11 @@ pub fn sys_rt_sigtimedwait(args: &Args) -> Result<i64> {
     let info = match task.take_signal(wanted) {
         Some(info) => Some(info),
         None => {
+            task.keep_even_ignored(blocked);
             task.set_blocked(blocked.minus(wanted));
             let waited = arrival.wait_until_deadline(deadline, || task.take_signal(wanted));
             task.set_blocked(blocked);
+            task.keep_even_ignored(SigSet::EMPTY);
             match waited {
                 Ok(info) => info,
                 Err(_) => match task.take_signal(wanted) {

@@ -5,6 +5,7 @@
 //! Under that lock come, in this order: a thread's `pending`, the `actions`, run queues.
 
 use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
 
 use freehold_collections::VecDeque;
 
@@ -121,7 +122,13 @@ impl Process {
         };
         // A blocked signal is kept even where it is ignored now: that may change before it is unblocked.
         if !blocked && self.ignores(signal) {
-            return Ok(parent);
+            let keeps = match target {
+                Target::Thread(thread) => thread.keeps_ignored(signal),
+                Target::Process => group.threads.iter().any(|thread| thread.keeps_ignored(signal)),
+            };
+            if !keeps {
+                return Ok(parent);
+            }
         }
         match target {
             Target::Thread(thread) => {
@@ -235,6 +242,15 @@ impl Task {
         let group = self.process().signals.lock();
         let own = self.pending.lock().set();
         own.union(group.pending.set())
+    }
+
+    /// Keep `signals` where they are sent though they are ignored: sigtimedwait waits for them, and they are blocked but for that (Linux:
+    /// real_blocked).
+    pub(super) fn keep_even_ignored(&self, signals: SigSet) {
+        self.kept.store(signals.0, Ordering::SeqCst);
+    }
+    fn keeps_ignored(&self, signal: Signal) -> bool {
+        SigSet(self.kept.load(Ordering::SeqCst)).contains(signal)
     }
 
     /// Block exactly `signals` (SIGKILL and SIGSTOP excepted); what became deliverable is looked at.
