@@ -17,12 +17,12 @@ use core::arch::asm;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_machine::{Access, Cpus, VirtAddr};
+use freehold_machine::{Access, VirtAddr};
 
 use crate::memory::OutOfMemory;
 use crate::registers::{self, MSR_FS_BASE, MSR_KERNEL_GS_BASE, cpuid};
 use crate::traps::{self, Place, Registers};
-use crate::{X86, cpu, irq};
+use crate::{cpu, irq};
 
 mod fpu;
 

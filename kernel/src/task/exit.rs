@@ -19,6 +19,8 @@ use crate::user::UserPtr;
 /// A process with more pages in memory lets others run while it gives them back: so many leaves take
 /// some twenty million instructions.
 const MUCH: u64 = 131_072;
+/// So does one with so many bytes of translation tables, whatever they lead to: pages of zeroes are in memory once.
+const MANY_TABLES: u64 = MUCH / 512 * 4096;
 
 /// exit(status): the thread ends.
 pub fn sys_exit(args: &Args) -> Result<i64> {
@@ -89,7 +91,7 @@ fn end_process(task: &Task, status: ExitStatus) {
     if Arc::strong_count(&space) == 1 {
         let usage = space.lock().usage();
         peak = usage.peak_rss * 4096;
-        if usage.rss() > MUCH {
+        if usage.rss() > MUCH || usage.page_table_bytes > MANY_TABLES {
             while space.lock().unmap_lowest() == Batch::More {
                 crate::sched::cond_resched();
             }

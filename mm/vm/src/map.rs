@@ -21,6 +21,8 @@ pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
 
 /// How many areas are unmapped with one batch of flushes.
 const REMOVED_AT_ONCE: usize = 8;
+/// How many blocks of 2 MiB with something in them are unmapped in one step of a space's end.
+const BLOCKS_AT_ONCE: usize = 16;
 
 /// `len` bytes in whole pages, in Linux' arithmetic: of what is next to the largest number nothing is left.
 pub const fn whole_pages(len: u64) -> u64 {
@@ -225,12 +227,27 @@ impl<S: Memory> AddressSpace<S> {
         }
     }
 
-    /// Unmap the lowest area: for the end of a space that holds much, so that others can run between two areas. [`Batch::Last`] where
-    /// there is none left.
+    /// Unmap the lowest area, or as much of it as is done at once: for the end of a space that holds much, so that others can run
+    /// between two steps. [`Batch::Last`] where there is none left.
     pub fn unmap_lowest(&mut self) -> Batch {
-        let Some(range) = self.areas.iter().next().map(|area| area.start..area.end) else {
-            return Batch::Last;
-        };
+        let Some(area) = self.areas.iter().next() else { return Batch::Last };
+        let mut reached = area.start;
+        for _ in 0..BLOCKS_AT_ONCE {
+            let Some(at) = self.resident.tables.next_populated(reached..area.end) else {
+                reached = area.end;
+                break;
+            };
+            reached = VirtAddr((at.0 | (LARGE - 1)) + 1).min(area.end);
+        }
+        if reached < area.end {
+            // The area is not cut, which would take memory.
+            let part = area.start..reached;
+            let mut batch = self.resident.tables.batch();
+            self.resident.zap(area, part.clone(), &mut batch);
+            self.resident.tables.free_tables(part, VirtAddr(0)..reached, &mut batch);
+            return Batch::More;
+        }
+        let range = area.start..area.end;
         match self.unmap_range(range) {
             Ok(()) => Batch::More,
             // Nothing is cut in two, so nothing can fail; what is left goes with the space.

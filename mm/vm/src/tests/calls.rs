@@ -1,5 +1,6 @@
 //! What each memory call promises beyond the random steps: limits, places, errors, figures.
 
+use std::vec;
 use std::vec::Vec;
 
 use freehold_machine::VirtAddr;
@@ -190,6 +191,28 @@ fn a_file_opened_for_reading_never_becomes_writable_through_shared_memory() {
     let far = i64::MAX as u64 & !(PAGE - 1);
     assert_eq!(p.map(Place::Anywhere, 2, RW, Backing::PrivateFile(view(&file, far))), Err(VmError::Overflow));
     drop((p, file));
+    world.end();
+}
+
+#[test]
+fn a_space_that_holds_much_ends_in_steps_of_a_bounded_size() {
+    const BLOCK: u64 = 512 * PAGE;
+    let world = World::new();
+    let p = world.process(0);
+    let at = p.map(Place::Fixed(VirtAddr(0x1000_3000)), 70 * 512, RW, Backing::Anonymous).unwrap();
+    for n in 0..70 {
+        p.store(at + n * BLOCK, 1).unwrap();
+        p.store(at + n * BLOCK + 7 * PAGE, 1).unwrap();
+    }
+    p.anonymous(3);
+    let mut left = vec![p.usage().rss()];
+    while p.run(|| p.space().unmap_lowest()) == Batch::More {
+        left.push(p.usage().rss());
+        assert!(left[left.len() - 2] - left[left.len() - 1] <= 32, "{left:?}");
+    }
+    // 70 blocks are five steps; the other area is one.
+    assert_eq!((left.len(), left[left.len() - 1]), (7, 0), "{left:?}");
+    drop(p);
     world.end();
 }
 
