@@ -50,6 +50,7 @@ test: build
 	@cargo run --quiet -p freehold-layers -- --shape 30 51 15 kernel mm machine cli scope tools # may shrink, not grow
 	cargo test --quiet --workspace --exclude freehold
 	tools/selftest
+	tools/stack-frames
 	cargo test --quiet -p freehold
 
 test-long: build
