@@ -194,9 +194,20 @@ pub struct RunOptions {
     #[arg(long, value_name = "PARAMETERS", allow_hyphen_values = true, help_heading = "Kernel")]
     pub append: Vec<String>,
 
-    /// Wait for a debugger on TCP port 1234 before the first instruction
-    #[arg(long, help_heading = "Kernel")]
-    pub gdb: bool,
+    /// Keep frames of programs out of the kernel's map: off, lap, on (the default) or strict
+    #[arg(long, value_name = "POLICY", value_parser = ["off", "lap", "on", "strict"], help_heading = "Kernel")]
+    pub xpfo: Option<String>,
+
+    /// Wait for a debugger on this machine's TCP port PORT (1234) before the first instruction; the kernel is not slid
+    #[arg(
+        long,
+        value_name = "PORT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1234",
+        help_heading = "Kernel"
+    )]
+    pub gdb: Option<u16>,
 
     /// Kill the VM after TIME, in seconds or as 90s, 2m (exit status 124)
     #[arg(long, value_name = "TIME", help_heading = "Outcome")]

@@ -62,8 +62,11 @@ pub enum Clock {
 pub enum Debugger {
     /// They run.
     None,
-    /// They wait for one on TCP port 1234.
-    Waited,
+    /// They wait for one on this TCP port of the loopback interface.
+    Waited {
+        /// The port.
+        port: u16,
+    },
 }
 
 /// A plugin that watches the guest.
@@ -98,6 +101,8 @@ pub struct Machine {
     pub clock: Clock,
     /// Debugger.
     pub debugger: Debugger,
+    /// Freehold's policy for frames of programs, where it is not the default.
+    pub xpfo: Option<String>,
     /// The user's kernel parameters.
     pub append: String,
     /// Who watches. A watched machine is asked to end, not killed: the watcher writes down what it saw.
@@ -176,7 +181,8 @@ impl Machine {
             disks,
             swap,
             clock: if options.icount { Clock::Instructions { seed } } else { Clock::Real },
-            debugger: if options.gdb { Debugger::Waited } else { Debugger::None },
+            debugger: options.gdb.map_or(Debugger::None, |port| Debugger::Waited { port }),
+            xpfo: options.xpfo.clone(),
             append: options.append.join(" "),
             watcher: None,
         })
@@ -192,6 +198,7 @@ impl Machine {
             swap: None,
             clock: Clock::Real,
             debugger: Debugger::None,
+            xpfo: None,
             append: String::new(),
             watcher: None,
         }
@@ -224,6 +231,12 @@ impl Machine {
             return Err(Failure::new(
                 "--memory-max needs the Freehold kernel: a stock Linux does not ask for memory",
                 "give it all at the start with -m",
+            ));
+        }
+        if family == Family::Linux && self.xpfo.is_some() {
+            return Err(Failure::new(
+                "--xpfo needs the Freehold kernel: a stock Linux has all frames in its map",
+                "leave it out",
             ));
         }
         Ok(())
@@ -280,8 +293,9 @@ impl Machine {
             value.push(escape_commas(&watcher.settings));
             line.option("-plugin", value);
         }
-        if self.debugger == Debugger::Waited {
-            line.flags(&["-s", "-S"]);
+        if let Debugger::Waited { port } = self.debugger {
+            line.flags(&["-S"]);
+            line.option("-gdb", format!("tcp:127.0.0.1:{port}"));
         }
         line.option("-kernel", kernel.path.as_os_str());
         line.option("-initrd", files.initramfs.as_os_str());
@@ -343,7 +357,15 @@ impl Machine {
             // watched are compared: it lies where it does without, on the first node.
             (Family::Linux, Some(_)) => "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init nokaslr",
         };
-        [own, &self.append].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ")
+        let xpfo = self.xpfo.as_ref().map(|policy| format!("xpfo={policy}")).unwrap_or_default();
+        // A debugger knows the kernel where it is linked.
+        let unslid = if self.debugger == Debugger::None { "" } else { "nokaslr" };
+        [own, &xpfo, unslid, &self.append]
+            .iter()
+            .filter(|part| !part.is_empty())
+            .copied()
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 }
 

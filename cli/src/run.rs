@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::BufWriter;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -157,9 +158,16 @@ impl Prepared {
             })?;
         self.image.write(&mut BufWriter::with_capacity(1 << 20, initramfs.as_file_mut()))?;
         let swap = self.machine.swap.map(Swap::make).transpose()?;
-        if self.machine.debugger == Debugger::Waited {
+        if let Debugger::Waited { port } = self.machine.debugger {
+            // QEMU would say so too, but only after it was started, and in other words.
+            TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(|error| {
+                Failure::new(
+                    format!("cannot wait for a debugger on port {port}: {error}"),
+                    "choose another one with --gdb=PORT",
+                )
+            })?;
             print::stderr(format!(
-                "freehold: waiting for: gdb {} -ex 'target remote :1234'\n",
+                "freehold: waiting for: gdb {} -ex 'target remote :{port}'\n",
                 self.kernel.path.display()
             ));
         }

@@ -46,7 +46,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
     fs::machine::describe(fs::machine::Machine { command_line: info.command_line(), firmware });
     cpu::set_topology(&firmware.topology, cpus);
-    mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages);
+    mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages, settings.xpfo);
     fault_inject::configure(settings.failslab, settings.fail_page_alloc);
     task::Task::watch_reserve();
     traps::register(&Kernel);

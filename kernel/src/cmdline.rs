@@ -10,6 +10,7 @@ use core::fmt;
 use freehold_bounce::{Limits, Scrub};
 use freehold_buddy::{BadParameter, Options};
 use freehold_vm::HugeMode;
+use freehold_xpfo::Policy;
 
 /// The four numbers of a kernel parameter `failslab` or `fail_page_alloc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,6 +92,8 @@ pub struct Settings {
     pub huge_pages: Option<HugeMode>,
     /// What is done about speculative execution.
     pub mitigations: Mitigations,
+    /// How strictly frames of programs are kept out of the kernel's map.
+    pub xpfo: Policy,
     /// A rule of frames or of memory isolation that is broken on purpose before the program begins.
     pub plant: Option<Plant>,
     /// How much memory devices may see.
@@ -109,6 +112,7 @@ impl Default for Settings {
             log_level: log::LevelFilter::Info,
             huge_pages: None,
             mitigations: Mitigations::default(),
+            xpfo: Policy::default(),
             plant: None,
             slots: Limits::default(),
             failslab: None,
@@ -234,6 +238,13 @@ pub const KNOWN: &[Known] = &[
         },
     },
     Known {
+        name: "nokaslr",
+        values: "",
+        help: "leave the kernel where it is linked, for a debugger",
+        // Start-up reads it for itself, before this list exists.
+        set: |_, _| Ok(()),
+    },
+    Known {
         name: "page_alloc.check",
         values: "owners|fill",
         help: "fill: free frames hold a pattern that must still be there when they are handed out",
@@ -305,6 +316,16 @@ pub const KNOWN: &[Known] = &[
                 Some("never") => HugeMode::Never,
                 _ => return Err("always, madvise or never"),
             });
+            Ok(())
+        },
+    },
+    Known {
+        name: "xpfo",
+        values: "off|lap|on|strict",
+        help: "keep frames of programs out of the kernel's map: not at all; but for windows that stay cached for a lap; for 4 ms at most; or not at all",
+        set: |settings, parameter| {
+            let policy = parameter.value.and_then(Policy::parse);
+            settings.xpfo = policy.ok_or("off, lap, on or strict")?;
             Ok(())
         },
     },
@@ -500,15 +521,17 @@ mod tests {
     #[test]
     fn unknown_parameters_and_values_are_reported_and_change_nothing() {
         let mut problems = Vec::new();
-        let line = "page_aloc.shuffle=on page_alloc.shuffle=perhaps maxcpus=0 maxcpus";
+        let line = "page_aloc.shuffle=on page_alloc.shuffle=perhaps maxcpus=0 maxcpus xpfo=eager";
         let settings = parse(line, |problem| problems.push(problem.to_string()));
         assert_eq!(settings.page_allocator.shuffle, Shuffle::Auto);
         assert_eq!(settings.max_cpus, freehold_machine::MAX_CPUS);
+        assert_eq!(settings.xpfo, Policy::On);
         let expected = [
             "unknown kernel parameter \"page_aloc.shuffle\", ignored",
             "kernel parameter page_alloc.shuffle=perhaps ignored: it can be auto, on or off",
             "kernel parameter maxcpus=0 ignored: it can be 1 or more",
             "kernel parameter maxcpus= ignored: it can be 1 or more",
+            "kernel parameter xpfo=eager ignored: it can be off, lap, on or strict",
         ];
         assert_eq!(problems, expected);
     }

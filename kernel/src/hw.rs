@@ -15,6 +15,10 @@ mod real {
     pub use freehold_arch::X86 as Hardware;
     pub use freehold_arch::usercopy::Faults;
     pub use freehold_arch::{cpu, irq, thread, time, usercopy};
+    /// Windows on frames of programs.
+    pub mod windows {
+        pub use freehold_arch::memory::{forget_closed, lend, take_back};
+    }
 
     /// The page allocator's handle: every frame comes from it and goes back to it.
     pub type Frames = &'static Buddy<Hardware>;

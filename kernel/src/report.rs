@@ -2,7 +2,8 @@
 //!
 //! **The audit.** When the program and all it left behind have ended, every user frame has a known holder: no
 //! anonymous frame is left, no page-table leaf maps anything, nobody pins, each page-cache frame is held once, by
-//! its file. What does not balance is named, and the host makes it an error.
+//! its file. The kernel's map is compared with the frame table as well ([`mem::check_map`]). What does not balance is
+//! named, and the host makes it an error.
 //!
 //! The audit reads all frame records and then the allocator's lists. What another CPU frees in between is in neither or in both, and looks like a leak.
 //! So a finding counts only if the allocator was at rest meanwhile: [`freehold_buddy::Buddy::activity`] is the same before and after. A CPU that still puts
@@ -13,7 +14,7 @@ use core::fmt::{self, Display, Formatter};
 
 use freehold_arch::boot::BootInfo;
 use freehold_buddy::Fault;
-use freehold_frame::{Audit, Owner};
+use freehold_frame::{Audit, FrameSource as _, Owner};
 use freehold_machine::{Cpus, Machine, PAGE_SIZE};
 use freehold_vm::Event;
 
@@ -192,6 +193,8 @@ struct Verdict {
     left: usize,
     /// Tables of the address space that the kernel's own tasks run in.
     own_tables: u64,
+    /// Rules of the kernel's map that are broken; 0 where there was no memory to look.
+    map_violations: u64,
 }
 
 impl Verdict {
@@ -207,17 +210,21 @@ impl Verdict {
             }
         });
         let at_rest = mem::frames().activity() == before;
-        Self { audit, faults, count, at_rest, left, own_tables }
+        let map_violations =
+            mem::check_map(mem::frames().table(), &mut |violation| log::error!("kernel map: {violation}"))
+                .map_or(0, |report| report.violations);
+        Self { audit, faults, count, at_rest, left, own_tables, map_violations }
     }
 
     fn is_clean(&self) -> bool {
         self.count == 0 && self.must_be_none().iter().all(|&(_, number)| number == 0)
     }
 
-    fn must_be_none(&self) -> [(&'static str, u64); 6] {
+    fn must_be_none(&self) -> [(&'static str, u64); 7] {
         let audit = &self.audit;
         [
             ("processes would not end", self.left as u64),
+            ("violations of the kernel's map", self.map_violations),
             ("anonymous frames without a process", audit.frames(Owner::Anon)),
             ("page tables without a process", audit.frames(Owner::PageTable).abs_diff(self.own_tables)),
             ("mappings without a process", audit.mappings),

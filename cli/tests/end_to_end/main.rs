@@ -17,6 +17,7 @@ mod disks;
 mod dry_run;
 mod errors;
 mod exactness;
+mod exclusion;
 mod growth;
 mod hostile;
 mod kill;

@@ -4,6 +4,7 @@
 //! swapped in on the way out). Its fields are atomics that only their CPU writes, unless said otherwise.
 
 use core::arch::asm;
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_machine::{
@@ -59,6 +60,8 @@ pub(crate) struct PerCpu {
     pub(crate) threads: Threads,
     pub(crate) descriptors: Descriptors,
     pub(crate) windows: Windows,
+    /// When the kernel wants its timer interrupt, as [`crate::time::now`] counts; `u64::MAX` for never.
+    pub(crate) timer: AtomicU64,
     pub(crate) flush: FlushRequest,
     pub(crate) random: CpuRandom,
     /// What the heap does for this CPU at this moment; see [`crate::heap`].
@@ -80,6 +83,7 @@ impl PerCpu {
             threads: Threads::new(),
             descriptors: Descriptors::new(),
             windows: Windows::new(),
+            timer: AtomicU64::new(u64::MAX),
             flush: FlushRequest::new(),
             random: CpuRandom::new(),
             heap_use: AtomicU8::new(0),
@@ -126,13 +130,31 @@ pub(crate) fn is_this(base: u64) -> bool {
     per_cpu.is_some_and(|per_cpu| per_cpu.apic_id.load(Ordering::Relaxed) == apic::id())
 }
 
+/// Raise this CPU's preemption count by `N`, in one instruction.
+#[inline(always)]
+pub(crate) fn count_up<const N: u32>() {
+    // SAFETY: GS points to this CPU's PerCpu, whose count is changed by this CPU only.
+    unsafe {
+        asm!("add dword ptr gs:[{}], {}", const offset_of!(PerCpu, preemption), const N as i32, options(nostack))
+    };
+}
+
+/// Lower it by what [`count_up`] raised it.
+#[inline(always)]
+pub(crate) fn count_down<const N: u32>() {
+    // SAFETY: as in `count_up`.
+    unsafe {
+        asm!("sub dword ptr gs:[{}], {}", const offset_of!(PerCpu, preemption), const N as i32, options(nostack))
+    };
+}
+
 /// How many nested reasons there are for not giving up this CPU; 0 means that the caller may block.
 pub fn preemption_count() -> u32 {
     this().preemption.load(Ordering::Relaxed)
 }
 
 /// The private data of `cpu`, where it has started.
-fn of(cpu: CpuId) -> Option<&'static PerCpu> {
+pub(crate) fn of(cpu: CpuId) -> Option<&'static PerCpu> {
     let per_cpu = ALL.get(usize::from(cpu.0))?.load(Ordering::Acquire);
     // SAFETY: an entry is null or points to a PerCpu that lives for ever.
     unsafe { per_cpu.as_ref() }
@@ -215,6 +237,8 @@ pub fn send_nmi(cpu: CpuId) {
 /// Wait for an interrupt. Called with interrupts off, after the last look at what there is to do; they are
 /// on when this returns, and none that came in between was missed.
 pub fn idle() {
+    // What is closed must not outlive its deadline while the CPU sleeps, nor wake it for that.
+    windows::forget_closed();
     enable_interrupts_and_halt();
 }
 
@@ -275,14 +299,18 @@ impl Tlb for X86 {
                     invlpg(start.0 + block * (PAGE_SIZE as u64 * PAGEBLOCK_FRAMES));
                 }
             }
-            // SAFETY: loading the root that is loaded already only forgets.
-            Flush::NonGlobal => unsafe { write_cr3(read_cr3()) },
+            Flush::NonGlobal => {
+                // SAFETY: loading the root that is loaded already only forgets.
+                unsafe { write_cr3(read_cr3()) };
+                windows::forgotten();
+            }
             Flush::Range { .. } | Flush::Blocks { .. } | Flush::All => {
                 let features = read_cr4();
                 // SAFETY: PGE off and on again forgets every translation and changes no mapping.
                 unsafe { write_cr4(features & !CR4_PGE) };
                 // SAFETY: as above.
                 unsafe { write_cr4(features) };
+                windows::forgotten();
             }
         }
     }
@@ -313,6 +341,7 @@ impl Tlb for X86 {
         // SAFETY: every root copies the kernel half from the kernel's root, so all that Rust code uses stays
         // mapped; the lower half holds no Rust object.
         unsafe { write_cr3(root.start().0) };
+        windows::forgotten();
     }
     fn current_root(self) -> Pfn {
         tables::frame_of(read_cr3())

@@ -34,6 +34,7 @@ pub mod mmio;
 pub mod panic;
 pub mod plant;
 pub mod power;
+pub mod provoke;
 mod registers;
 pub mod serial;
 pub mod speculation;

@@ -4,13 +4,14 @@
 //! CPU (CPUID 0x15), or from a short comparison with the HPET or the PIT. It is taken to be the same on all CPUs, as it is
 //! under QEMU. The timer is the local APIC's, in TSC-deadline mode where there is one.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_machine::PhysAddr;
 
 use crate::apic::{self, TimerMode};
+use crate::memory::windows;
 use crate::registers::{self, MSR_TSC_DEADLINE, in_u8, out_u8, rdtsc};
-use crate::{irq, mmio};
+use crate::{cpu, irq, mmio};
 
 const NANOSECONDS: u64 = 1_000_000_000;
 /// How long a comparison of two clocks takes. Long enough for one part in a thousand at 1 GHz; short, since
@@ -26,6 +27,8 @@ static TICKS_PER_NS: AtomicU64 = AtomicU64::new(1 << SHIFT);
 /// Ticks of the timer per nanosecond, << 32; 0 in deadline mode.
 static TIMER_PER_NS: AtomicU64 = AtomicU64::new(0);
 static START: AtomicU64 = AtomicU64::new(0);
+/// Whether the clock's frequency is known.
+static IS_RUNNING: AtomicBool = AtomicBool::new(false);
 static WALL_AT_START: AtomicU64 = AtomicU64::new(0);
 
 fn scale(value: u64, factor: u64) -> u64 {
@@ -80,6 +83,7 @@ pub fn start(hpet: Option<PhysAddr>) {
         set_frequency(frequency, NANOSECONDS);
     }
     WALL_AT_START.store(read_wall_clock().saturating_sub(now()), Ordering::Relaxed);
+    IS_RUNNING.store(true, Ordering::Relaxed);
     init_secondary();
 }
 
@@ -98,8 +102,49 @@ fn set_frequency(ticks: u64, nanoseconds: u64) {
 }
 
 /// Interrupt this CPU at `deadline` (as [`now`] counts); at once if that is past; never for `u64::MAX`. Replaces what
-/// was armed. Deadlines further away than the timer counts fire early: look at the clock, and arm again.
+/// was armed. Interrupts are off, or the caller stays on this CPU.
 pub fn arm(deadline: u64) {
+    let this = cpu::this();
+    this.timer.store(deadline, Ordering::Relaxed);
+    program(deadline.min(this.windows.deadline.load(Ordering::Relaxed)));
+}
+
+/// Interrupt this CPU at `deadline` to forget closed windows, besides what [`arm`] asked for. Interrupts are off. Nothing
+/// before the clock runs.
+pub(crate) fn arm_for_windows(deadline: u64) {
+    if IS_RUNNING.load(Ordering::Relaxed) {
+        let this = cpu::this();
+        this.windows.deadline.store(deadline, Ordering::Relaxed);
+        if deadline < this.timer.load(Ordering::Relaxed) {
+            program(deadline);
+        }
+    }
+}
+
+/// This CPU's timer fired: forget windows, call `due` if what [`arm`] asked for has come, and set the timer for what comes
+/// next. Interrupts are off.
+pub(crate) fn fired(due: impl FnOnce()) {
+    let this = cpu::this();
+    let now = now();
+    if this.windows.deadline.load(Ordering::Relaxed) <= now {
+        this.windows.deadline.store(windows::expire(), Ordering::Relaxed);
+    }
+    if this.timer.load(Ordering::Relaxed) <= now {
+        this.timer.store(u64::MAX, Ordering::Relaxed);
+        due();
+        if this.timer.load(Ordering::Relaxed) != u64::MAX {
+            // It called `arm`, which has set the timer.
+            return;
+        }
+    }
+    let next = this.timer.load(Ordering::Relaxed).min(this.windows.deadline.load(Ordering::Relaxed));
+    if next != u64::MAX {
+        program(next);
+    }
+}
+
+/// Set the timer. Deadlines further away than it counts fire early, and [`fired`] sets it again.
+fn program(deadline: u64) {
     let per_ns = TIMER_PER_NS.load(Ordering::Relaxed);
     if per_ns == 0 {
         let counter = match deadline {

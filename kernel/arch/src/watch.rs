@@ -5,13 +5,13 @@
 
 use core::arch::asm;
 
+pub use freehold_scope_doorbell::Records;
 use freehold_scope_doorbell::{
-    self as doorbell, KERNEL, MARKER, MAX_NODES, MAX_OWNERS, NAME_BYTES, Publication, WORDS,
+    self as doorbell, KERNEL, MARKER, MAX_NODES, MAX_OWNERS, NAME_BYTES, Policy, Publication, WORDS,
 };
-pub use freehold_scope_doorbell::{Policy, Records};
 
 use crate::memory::layout::WINDOWS_SPAN;
-use crate::memory::{frame_table_end, layout, tables};
+use crate::memory::{frame_table_end, layout, tables, windows};
 use crate::sync::Once;
 use crate::{boot, traps, usercopy};
 
@@ -37,22 +37,22 @@ fn ring(message: &'static [u64]) {
     };
 }
 
-/// Tell where everything is. The frame table is in use; `owners` are the owners' names by number, and
-/// `policy` is the exclusion of programs' frames from the kernel's map.
+/// Tell where everything is. The frame table is in use and the policy set; `owners` are the owners' names by number.
 ///
 /// # Panics
 /// When called twice.
-pub fn publish(policy: Policy, records: Records, owners: impl Iterator<Item = &'static str>) {
+pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
     let mut names = [[0; NAME_BYTES]; MAX_OWNERS];
     names.iter_mut().zip(owners).for_each(|(to, name)| *to = Publication::name(name));
     let areas = layout();
     let (text, rodata) = boot::read_only_parts();
     let user_copies = usercopy::code();
+    let wiping = windows::wiping_code();
     let mut roots = [0; MAX_NODES];
     roots[0] = tables::root().start().0;
     let publication = Publication {
         roots,
-        policy,
+        policy: Policy::ALL[windows::policy().number() as usize],
         direct_map: areas.direct_map,
         direct_span: areas.direct_span,
         windows: areas.windows,
@@ -68,8 +68,8 @@ pub fn publish(policy: Policy, records: Records, owners: impl Iterator<Item = &'
         interrupts: traps::interrupt_table().0,
         user_copies: user_copies.start,
         user_copies_end: user_copies.end,
-        wiping: 0,
-        wiping_end: 0,
+        wiping: wiping.start,
+        wiping_end: wiping.end,
         owners: names,
     };
     let mut words = [0; 1 + WORDS];

@@ -10,10 +10,11 @@ use core::sync::atomic::AtomicU64;
 use freehold_arch::memory::{self, FrameProvider, pluggable};
 use freehold_arch::plant as breach;
 use freehold_arch::{X86, heap, sync::Once, watch};
-use freehold_buddy::{Buddy, Options};
+use freehold_buddy::{Buddy, Options, Wipe};
 use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, OutOfMemory, Owner, Request};
 use freehold_machine::{Pfn, Topology};
 use freehold_vm::{Commons, HugeMode, KernelRoots};
+use freehold_xpfo::Policy;
 
 use super::{Frames, frames, hotplug, oom, reclaim};
 use crate::cmdline::Plant;
@@ -41,8 +42,16 @@ const LEAST_FOR_HUGE: u64 = 512 << 8;
 
 /// Build the frame table and the page allocator over `topology`, and hand every frame that boot did not keep to it.
 /// `huge` says which anonymous memory gets 2 MiB pages, where the machine's size shall not.
-pub fn init(topology: &'static Topology, cpus: usize, options: Options, huge: Option<HugeMode>) {
+pub fn init(
+    topology: &'static Topology,
+    cpus: usize,
+    options: Options,
+    huge: Option<HugeMode>,
+    policy: Policy,
+) {
+    memory::set_policy(policy);
     let options = Options {
+        wipe_on_enter: if policy.is_exclusive() { Wipe::Always } else { Wipe::Never },
         on_pressure: Some(reclaim::wake),
         on_denial: Some(oom::note_denial),
         fault_hook: Some(fault_inject::page),
@@ -61,7 +70,7 @@ pub fn init(topology: &'static Topology, cpus: usize, options: Options, huge: Op
     let buddy = Buddy::new(X86, table, metadata, topology, reserved, options)
         .expect("firmware's memory was checked when it was read");
     hw::set_frames(buddy);
-    publish();
+    publish(policy);
     memory::set_frame_provider(&KernelFrames);
     let roots = KernelRoots::new(|node| X86.kernel_root(node));
     let commons = Commons::new(frames(), roots).expect("a machine that boots has a frame for zeroes");
@@ -71,23 +80,30 @@ pub fn init(topology: &'static Topology, cpus: usize, options: Options, huge: Op
     COMMONS.set(commons);
 }
 
+/// How strictly frames of programs are kept out of the kernel's map.
+pub fn xpfo_policy() -> Policy {
+    memory::policy()
+}
+
 /// Tell an observer of the machine how to read the frame table.
-fn publish() {
+fn publish(policy: Policy) {
     let layout = FrameRecord::LAYOUT;
     let bits = |holds: fn(&Owner) -> bool| {
         Owner::ALL.iter().filter(|owner| holds(owner)).map(|&owner| 1 << owner as u64).sum()
     };
+    let programs = bits(|owner| owner.is_user());
     let records = watch::Records {
         bytes: layout.bytes,
         state_offset: layout.state_offset,
         owner_mask: layout.owner_mask,
         order_shift: layout.order_shift,
         order_mask: layout.order_mask,
-        user_owners: bits(|owner| owner.is_user()),
+        user_owners: programs,
         replica_owners: bits(|owner| *owner == Owner::Replica),
-        outside_owners: bits(|owner| owner.is_user()),
+        outside_owners: if policy.is_exclusive() { programs } else { 0 },
     };
-    watch::publish(watch::Policy::Lap, records, Owner::ALL.iter().map(|owner| owner.name()));
+    memory::tell_owners(programs);
+    watch::publish(records, Owner::ALL.iter().map(|owner| owner.name()));
 }
 
 /// Break a rule of memory isolation on purpose, for those who check them from outside.

@@ -84,9 +84,11 @@ fn activate(thread: &Thread) {
         if let Some(loaded) = &loaded.now {
             loaded.lazy(&pinned);
         }
+        hw::windows::lend();
         return;
     };
     new.load(&pinned);
+    hw::windows::take_back();
     if loaded.now.as_ref().is_none_or(|old| !Arc::ptr_eq(old, new)) {
         if let Some(old) = loaded.now.replace(new.clone()) {
             old.unload(&pinned);

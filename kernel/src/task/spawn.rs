@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 
 use freehold_arch::thread;
 use freehold_arch::user::UserContext;
-use freehold_machine::CpuId;
+use freehold_machine::{CpuId, CpuSet};
 
 use super::process::{Beginnings, Process};
 use super::{Credentials, Limits, Session, Task, above, registry};
@@ -111,7 +111,20 @@ impl Task {
 /// # Errors
 /// `ENOMEM`, `EAGAIN`.
 pub(super) fn spawn_kernel(name: &'static str, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
-    let schedule = Schedule::new(Idle::No, hw::current_cpu());
+    spawn(name, Schedule::new(Idle::No, hw::current_cpu()), body)
+}
+
+/// As [`spawn_kernel`], for a task that stays on `cpu`.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn spawn_kernel_on(cpu: CpuId, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
+    let schedule = Schedule::new(Idle::No, cpu);
+    schedule.set_affinity(CpuSet::single(cpu));
+    spawn("on-one-cpu", schedule, body)
+}
+
+fn spawn(name: &'static str, schedule: Schedule, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
     let task = Task::new(0, kernel_process().clone(), schedule, short(name.as_bytes()));
     registry::count_kernel_task();
     let body = move || {

@@ -94,6 +94,7 @@ pvh_start:
 4:  rdtsc
     shl     rdx, 32
     lea     rsi, [rax + rdx]
+    mov     rdx, r14
     call    {virtual_slide}
     mov     r12, rax                # slide in bytes
 

@@ -170,6 +170,10 @@ impl BootInfo {
     /// Draws the image's place. The memory map and the initial RAM disk are known.
     fn place_image(&mut self) {
         let loaded = self.loaded_image();
+        if self.command_line().split(' ').any(|parameter| parameter == "nokaslr") {
+            self.image = loaded;
+            return;
+        }
         let is_usable = |run| self.is_usable(run);
         let random = crate::entropy::early()();
         let start = slide::place(loaded, self.slide, is_usable, self.initrd_frames(), random);
@@ -276,6 +280,13 @@ pub(crate) fn read_only_parts() -> (Range<u64>, Range<u64>) {
         &raw const __text_start as u64..&raw const __text_end as u64,
         &raw const __rodata_start as u64..&raw const __rodata_end as u64,
     )
+}
+
+/// The frames of the image's text and read-only data.
+pub(crate) fn read_only_frames() -> PfnRange {
+    let (text, rodata) = read_only_parts();
+    let first = info().image().start;
+    PfnRange::new(first, first.offset((rodata.end - text.start).div_ceil(PAGE_SIZE as u64)))
 }
 
 /// The bytes of the initial RAM disk, read-only. Mapped by the first call, which must come before

@@ -30,6 +30,36 @@ impl Low {
     }
 }
 
+/// Whether the command line has the parameter `nokaslr`. Called before the relocations are applied: it uses no
+/// memory but the loader's. `start_info` is 0 where there is none.
+pub(super) fn has_nokaslr(start_info: u64) -> bool {
+    // "nokaslr" as a number: constants in memory are not in reach yet.
+    const WORD: u64 = 0x0072_6c73_616b_6f6e;
+    if start_info == 0 {
+        return false;
+    }
+    let text = Low(Low(start_info).u64(24));
+    let (mut word, mut length) = (0u64, 0u64);
+    let mut at = 0;
+    while text.0 != 0 && at < MAX_COMMAND_LINE as u64 {
+        let byte = text.byte(at);
+        if byte == 0 || byte == b' ' {
+            if length == 7 && word == WORD {
+                return true;
+            }
+            if byte == 0 {
+                return false;
+            }
+            (word, length) = (0, 0);
+        } else {
+            word |= if length < 8 { u64::from(byte) << (8 * length) } else { 0 };
+            length += 1;
+        }
+        at += 1;
+    }
+    false
+}
+
 /// Copy what the loader said.
 ///
 /// # Panics

@@ -21,7 +21,9 @@
 //! drawn apart ([`crate::memory`]). Today the image is mapped in 4 KiB leaves, so the offset costs
 //! nothing.
 //!
-//! Everything comes from RDRAND and the time stamp: with `--icount --seed N` the emulator gives the
+//! The kernel parameter `nokaslr` leaves the image where it is linked and loaded, for a debugger.
+//!
+//! Everything else comes from RDRAND and the time stamp: with `--icount --seed N` the emulator gives the
 //! same bits each time.
 
 use freehold_machine::{PAGEBLOCK_FRAMES, Pfn, PfnRange};
@@ -35,8 +37,12 @@ const WINDOW_END: Pfn = Pfn(64 * PAGEBLOCK_FRAMES);
 
 /// Returns the virtual slide in bytes, a multiple of 4 KiB below [`STEPS`] pages. `drawn` are
 /// hardware random bits, or 0 where the CPU has none; `stamp` is the time-stamp counter. Called by
-/// `boot.s` at the image's physical address.
-pub(super) extern "C" fn virtual_slide(drawn: u64, stamp: u64) -> u64 {
+/// `boot.s` at the image's physical address. `start_info` is the loader's: with `nokaslr` on its
+/// command line the slide is 0.
+pub(super) extern "C" fn virtual_slide(drawn: u64, stamp: u64, start_info: u64) -> u64 {
+    if super::pvh::has_nokaslr(start_info) {
+        return 0;
+    }
     let mixed = mix(drawn ^ mix(stamp));
     let step = (u128::from(mixed) * u128::from(STEPS)) >> 64;
     (step as u64) << PAGE_SHIFT
@@ -112,7 +118,7 @@ mod tests {
     #[test]
     fn virtual_slides_are_pages_in_the_top_2_gib_and_use_all_of_them() {
         let mut random = random();
-        let mut slides: Vec<u64> = (0..100_000).map(|stamp| virtual_slide(random(), stamp)).collect();
+        let mut slides: Vec<u64> = (0..100_000).map(|stamp| virtual_slide(random(), stamp, 0)).collect();
         assert!(slides.iter().all(|slide| slide % 4096 == 0 && *slide < STEPS << PAGE_SHIFT));
         assert!(collision_bits(&mut slides) > 18.9);
         let offsets: BTreeSet<u64> = slides.iter().map(|slide| slide >> 12 & 511).collect();
@@ -121,7 +127,7 @@ mod tests {
 
     #[test]
     fn without_hardware_bits_neighbouring_time_stamps_give_slides_far_apart() {
-        let mut slides: Vec<u64> = (0..100_000).map(|stamp| virtual_slide(0, 1 << 40 | stamp)).collect();
+        let mut slides: Vec<u64> = (0..100_000).map(|stamp| virtual_slide(0, 1 << 40 | stamp, 0)).collect();
         assert!(collision_bits(&mut slides) > 18.9);
     }
 
@@ -131,7 +137,7 @@ mod tests {
         for memory_end in [10_000, 16_384, 65_536] {
             let mut places = Vec::new();
             for stamp in 0..20_000 {
-                let slide = virtual_slide(random(), stamp);
+                let slide = virtual_slide(random(), stamp, 0);
                 let first = draw(slide, memory_end, random());
                 let run = PfnRange::new(first, first.offset(LOADED.len()));
                 assert_eq!(first.0 % 512, slide >> 12 & 511);

@@ -4,17 +4,20 @@
 //! and makes it leave before its first user frame is. Two kinds of block are mapped in 4 KiB pages and stay
 //! for ever: the first (memory below 1 MiB is full of holes) and those that hold the image, whose own pages
 //! are left out, since text must have no writable alias.
+//!
+//! Under `xpfo=off` every block of memory is in the map for ever ([`enter_all`]), the image's own frames left out as always.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::{
     CpuSet, Cpus, DirectMap, Flush, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Tlb, VirtAddr,
 };
 
 use super::tables::{self, DATA, LARGE, PRESENT};
-use super::{OutOfMemory, boot_frames, pluggable};
+use super::{OutOfMemory, boot_frames, pluggable, windows};
 use crate::X86;
 use crate::boot::{self, BootInfo};
+use crate::cpu;
 
 fn address_of(frame: Pfn) -> VirtAddr {
     VirtAddr(super::layout().direct_map + frame.start().0)
@@ -67,6 +70,7 @@ pub(crate) fn prepare(boot: &BootInfo, base: u64) -> Result<(), OutOfMemory> {
         let usable = boot.is_usable(PfnRange::new(frame, frame.offset(1)));
         if usable && !boot.image().contains(frame) {
             tables::map_page(at(frame), tables::leaf(frame, DATA), &mut alloc)?;
+            FIGURES.small.fetch_add(1, Ordering::Relaxed);
         }
     }
     // The first two runs lie in the blocks above. Making a table may open another block: the others
@@ -76,8 +80,67 @@ pub(crate) fn prepare(boot: &BootInfo, base: u64) -> Result<(), OutOfMemory> {
         let table = tables::table_at(at(block), 2, &mut alloc)?;
         let value = tables::leaf(block, DATA | LARGE);
         tables::entry(table, tables::index_at(at(block), 2)).store(value, Ordering::Release);
+        FIGURES.large.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())
+}
+
+/// What the map is made of and how it changed.
+struct Figures {
+    /// Pages of 4 KiB, and of 2 MiB, in the map.
+    small: AtomicU64,
+    large: AtomicU64,
+    /// Pageblocks that entered, and that left; and CPUs that were interrupted for those.
+    entered: AtomicU64,
+    left: AtomicU64,
+    interrupted: AtomicU64,
+}
+
+static FIGURES: Figures = Figures {
+    small: AtomicU64::new(0),
+    large: AtomicU64::new(0),
+    entered: AtomicU64::new(0),
+    left: AtomicU64::new(0),
+    interrupted: AtomicU64::new(0),
+};
+
+/// [`Figures`] as they are now.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MapFigures {
+    /// Pages of 4 KiB in the map.
+    pub small: u64,
+    /// Pages of 2 MiB in the map.
+    pub large: u64,
+    /// Pageblocks that entered since start-up.
+    pub entered: u64,
+    /// Pageblocks that left since start-up.
+    pub left: u64,
+    /// CPUs that were interrupted because pageblocks left.
+    pub interrupted: u64,
+}
+
+/// What the map is made of and how it changed.
+pub fn figures() -> MapFigures {
+    let load = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+    MapFigures {
+        small: load(&FIGURES.small),
+        large: load(&FIGURES.large),
+        entered: load(&FIGURES.entered),
+        left: load(&FIGURES.left),
+        interrupted: load(&FIGURES.interrupted),
+    }
+}
+
+/// Map every block of start-up's memory that is not in the map, for `xpfo=off`.
+pub(crate) fn enter_all() {
+    let boot = boot::info();
+    for usable in boot.usable_ranges() {
+        let mut block = usable.start.pageblock_start();
+        while block < usable.end {
+            X86.enter(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
+            block = block.offset(PAGEBLOCK_FRAMES);
+        }
+    }
 }
 
 fn check(blocks: PfnRange) {
@@ -97,25 +160,39 @@ impl DirectMap for X86 {
                 tables::find_entry::<2>(address_of(block)).expect("every GiB of memory has its table");
             let value = tables::leaf(block, DATA | LARGE);
             // A block that is in already, whole or in small pages, stays as it is.
-            let _ = entry.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed);
+            if entry.compare_exchange(0, value, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                FIGURES.large.fetch_add(1, Ordering::Relaxed);
+                FIGURES.entered.fetch_add(1, Ordering::Relaxed);
+            }
             block = block.offset(PAGEBLOCK_FRAMES);
         }
     }
 
     fn leave(self, blocks: PfnRange) {
         check(blocks);
-        let mut block = blocks.start;
-        while block < blocks.end {
-            let entry =
-                tables::find_entry::<2>(address_of(block)).expect("every GiB of memory has its table");
-            let before = entry.load(Ordering::Acquire);
-            assert!(before == 0 || before & LARGE != 0, "{block:?} holds the image or start-up's memory");
-            entry.store(0, Ordering::Release);
-            block = block.offset(PAGEBLOCK_FRAMES);
+        if windows::policy().is_exclusive() {
+            take_out(blocks);
         }
-        let everyone = CpuSet::first(self.cpu_count());
-        let blocks =
-            Flush::Blocks { start: address_of(blocks.start), blocks: blocks.len() / PAGEBLOCK_FRAMES };
-        self.flush_on(everyone, blocks);
     }
+}
+
+/// Unmap `blocks`, whatever the policy; no CPU can reach them through the map when this returns.
+pub(super) fn take_out(blocks: PfnRange) {
+    let mut block = blocks.start;
+    while block < blocks.end {
+        let entry = tables::find_entry::<2>(address_of(block)).expect("every GiB of memory has its table");
+        let before = entry.load(Ordering::Acquire);
+        assert!(before == 0 || before & LARGE != 0, "{block:?} holds the image or start-up's memory");
+        entry.store(0, Ordering::Release);
+        if before != 0 {
+            FIGURES.large.fetch_sub(1, Ordering::Relaxed);
+            FIGURES.left.fetch_add(1, Ordering::Relaxed);
+        }
+        block = block.offset(PAGEBLOCK_FRAMES);
+    }
+    let everyone = CpuSet::first(X86.cpu_count());
+    let others = u64::from(cpu::online().0.count_ones()).saturating_sub(1);
+    FIGURES.interrupted.fetch_add(others, Ordering::Relaxed);
+    let blocks = Flush::Blocks { start: address_of(blocks.start), blocks: blocks.len() / PAGEBLOCK_FRAMES };
+    X86.flush_on(everyone, blocks);
 }

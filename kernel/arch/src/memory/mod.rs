@@ -23,9 +23,14 @@ pub mod pluggable;
 pub(crate) mod tables;
 pub(crate) mod windows;
 
+pub use direct::{MapFigures, figures as map_figures};
 pub use kernel_pages::KernelPages;
 use layout::Layout;
 use tables::{DATA, LARGE, READ_ONLY, leaf};
+pub use windows::{
+    forget_closed, lend, map_rules, policy, refused as refused_windows, set_policy, take_back, tell_owners,
+    totals as window_totals,
+};
 
 /// There is no memory for this.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

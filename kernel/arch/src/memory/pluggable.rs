@@ -16,12 +16,13 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_machine::{
-    CpuSet, Cpus, Flush, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Tlb, VirtAddr,
+    CpuSet, Cpus, DirectMap, Flush, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Tlb,
+    VirtAddr,
 };
 
 use super::layout::FRAME_TABLE_PART;
 use super::tables::{self, DATA, READ_ONLY, leaf};
-use super::{FRAME_TABLE, FrameTableBase, MEMORY_END, OutOfMemory, TablePart, layout};
+use super::{FRAME_TABLE, FrameTableBase, MEMORY_END, OutOfMemory, TablePart, direct, layout, windows};
 use crate::X86;
 use crate::boot;
 use crate::sync::{Once, SpinLock};
@@ -197,6 +198,9 @@ pub fn plug(block: Pfn, alloc: &mut dyn FnMut(u32) -> Option<Pfn>) -> Result<(),
     word.fetch_or(bit, Ordering::AcqRel);
     drop(held);
     fresh.iter().for_each(|part| forget(part.records, part.pages));
+    if !windows::policy().is_exclusive() {
+        X86.enter(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
+    }
     Ok(())
 }
 
@@ -208,6 +212,9 @@ pub fn unplug(block: Pfn) {
     let (word, bit) = check(block).bit(block);
     let base = FRAME_TABLE.get().expect("the frame table comes first");
     let parts = base.parts.map(|part| records_of(block, part));
+    if !windows::policy().is_exclusive() {
+        direct::take_out(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
+    }
     let held = PLUGGING.lock();
     assert!(word.fetch_and(!bit, Ordering::AcqRel) & bit != 0, "{block:?} is not plugged in");
     let firsts = parts.map(|(records, pages)| {

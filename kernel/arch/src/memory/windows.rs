@@ -1,111 +1,159 @@
 //! Windows: short-lived mappings of one frame, private to a CPU.
 //!
-//! Each CPU has [`SLOTS`] pages of its own. A slot is used once per lap: taken upwards, cleared after use,
-//! and used again only after the CPU forgot all non-global translations at the end of the lap. So a window
-//! costs one entry store on each side and 1/64 of a local flush, and no other CPU ever caches one.
+//! Each CPU has [`SLOTS`] pages of its own, taken in laps: the protocol, with its model, is `mm/xpfo`'s
+//! [`Lap`]. So a window costs one entry store on each side and 1/64 of a local flush, and no other CPU ever caches
+//! one. A whole pageblock is zeroed in one window of 2 MiB, which the CPU forgets as it closes.
 //!
-//! The holder is pinned; nesting takes further slots, which a lap steps over. Interrupt handlers never use
-//! windows. A window that is open while its CPU forgets translations can be cached again after that: its slot is
-//! left out for the whole new lap. Frames that the direct map holds are reached through it: they are the kernel's own.
+//! **Proof.** A window opens on a frame whose record says that a program owns it: one load. Everything else is
+//! checked slowly: the page allocator's blocks while they change hands, and start-up. Frames that the direct map holds
+//! are reached through it: they are the kernel's own.
+//!
+//! **Time.** What is closed may be cached until the CPU forgets. [`Policy`] says how long: under `on` the CPU forgets
+//! at a deadline, before it idles, and before a program runs after a kernel task had the CPU.
+//!
+//! **Context.** The holder keeps its CPU: an open window counts 1 in the upper half of the CPU's preemption count. An
+//! interrupt counts there too ([`enter_interrupt`]), so a window that is opened in one is seen and refused.
 
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use freehold_machine::{
-    Cpus, Flush, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes, Pinned, TABLE_ENTRIES, Tlb, VirtAddr,
+    Cpus, Flush, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES,
+    Tlb, VirtAddr,
 };
+use freehold_xpfo::{DEADLINE_NS, Lap, Policy, Renewal, Rules};
 
-use super::tables::{self, ACCESSED, DIRTY, NO_EXECUTE, PRESENT, WRITABLE};
+use super::tables::{self, ACCESSED, DIRTY, LARGE, NO_EXECUTE, PRESENT, WRITABLE};
 use super::{OutOfMemory, direct, layout, pluggable};
-use crate::X86;
-use crate::boot;
 use crate::cpu::{self, PerCpu};
+use crate::sync::Once;
+use crate::{X86, boot, irq, registers, time};
 
 /// Windows of one CPU.
 pub(crate) const SLOTS: usize = 64;
 const WINDOW: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | NO_EXECUTE;
+const BLOCK_BYTES: u64 = PAGEBLOCK_FRAMES * PAGE_SIZE as u64;
 
-/// A CPU's windows. Only its own CPU uses it, pinned.
+/// An open window in a CPU's preemption count; the lower half counts other reasons to stay.
+pub(crate) const OPEN: u32 = 1 << 16;
+/// An interrupt is being served.
+const INTERRUPT: u32 = 1 << 31;
+
+const NOT_LENT: u64 = u64::MAX;
+
+/// A CPU's windows. Only its own CPU uses it, pinned; others read the counts.
 pub(crate) struct Windows {
     /// The [`SLOTS`] translation entries, in the direct map; null until [`attach`].
     entries: AtomicPtr<AtomicU64>,
-    lap: Lap,
+    /// The entry of the window of 2 MiB.
+    large: AtomicPtr<AtomicU64>,
+    /// Address of the first slot.
+    base: AtomicU64,
+    lap: Lap<SLOTS>,
+    /// How many windows there were when a kernel task got this CPU from a program's; [`NOT_LENT`] while none has it.
+    lent: AtomicU64,
+    /// Not 0: a window is forgotten as it closes.
+    forgets_at_close: AtomicU32,
+    /// When what is closed must be forgotten, as [`time::now`] counts; `u64::MAX` while nothing is cached.
+    pub(crate) deadline: AtomicU64,
 }
 
 impl Windows {
     pub(crate) const fn new() -> Self {
-        Self { entries: AtomicPtr::new(core::ptr::null_mut()), lap: Lap::new() }
-    }
-}
-
-/// Which slot is next, and which are in use. All accesses are by the owning CPU; the atomics are never
-/// contended and only make the type shareable.
-pub(crate) struct Lap {
-    next: AtomicU64,
-    in_use: AtomicU64,
-    /// Slots that were in use when this lap began.
-    held_over: AtomicU64,
-}
-
-/// Whether a flush is due before the slot may be used.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Turn {
-    SameLap,
-    NewLap,
-}
-
-impl Lap {
-    pub(crate) const fn new() -> Self {
-        Self { next: AtomicU64::new(0), in_use: AtomicU64::new(0), held_over: AtomicU64::new(0) }
-    }
-    /// The next free slot of this lap or, behind its end, of a new one.
-    ///
-    /// # Panics
-    /// When all slots are in use at once.
-    pub(crate) fn take(&self) -> (usize, Turn) {
-        let in_use = self.in_use.load(Ordering::Relaxed);
-        assert!(in_use != u64::MAX, "all windows of this CPU are in use");
-        let mut turn = Turn::SameLap;
-        let mut slot = self.next.load(Ordering::Relaxed);
-        loop {
-            if slot >= SLOTS as u64 {
-                slot = 0;
-                turn = Turn::NewLap;
-                self.held_over.store(in_use, Ordering::Relaxed);
-            }
-            if (in_use | self.held_over.load(Ordering::Relaxed)) >> slot & 1 == 0 {
-                break;
-            }
-            slot += 1;
+        Self {
+            entries: AtomicPtr::new(core::ptr::null_mut()),
+            large: AtomicPtr::new(core::ptr::null_mut()),
+            base: AtomicU64::new(0),
+            lap: Lap::new(),
+            lent: AtomicU64::new(NOT_LENT),
+            forgets_at_close: AtomicU32::new(0),
+            deadline: AtomicU64::new(u64::MAX),
         }
-        self.in_use.store(in_use | 1 << slot, Ordering::Relaxed);
-        self.next.store(slot + 1, Ordering::Relaxed);
-        (slot as usize, turn)
     }
-    /// All slots at once, at the beginning of a lap of their own; `false`, and none, where one is in use.
-    pub(crate) fn take_all(&self) -> bool {
-        let free = self.in_use.load(Ordering::Relaxed) == 0;
-        if free {
-            self.in_use.store(u64::MAX, Ordering::Relaxed);
-        }
-        free
+    fn entry(&self, slot: usize) -> &'static AtomicU64 {
+        assert!(slot < SLOTS);
+        // SAFETY: `attach` made `entries` point to SLOTS entries in a table that is never freed, and `slot` is below that.
+        unsafe { &*self.entries.load(Ordering::Relaxed).wrapping_add(slot) }
     }
-    /// Give all back: the next one begins a new lap.
-    pub(crate) fn give_all_back(&self) {
-        self.in_use.store(0, Ordering::Relaxed);
-        self.held_over.store(0, Ordering::Relaxed);
-        self.next.store(SLOTS as u64, Ordering::Relaxed);
+    /// Slots that are in use.
+    fn open(&self) -> u64 {
+        (0..SLOTS)
+            .filter(|&slot| self.entry(slot).load(Ordering::Relaxed) != 0)
+            .fold(0, |mask, slot| mask | 1 << slot)
     }
-    pub(crate) fn give_back(&self, slot: usize) {
-        let in_use = self.in_use.load(Ordering::Relaxed);
-        self.in_use.store(in_use & !(1 << slot), Ordering::Relaxed);
+    /// Windows opened, and laps begun, so far.
+    pub(crate) fn counts(&self) -> [u64; 2] {
+        [self.lap.taken(), self.lap.laps()]
     }
-    fn used(&self) -> u64 {
-        self.in_use.load(Ordering::Relaxed)
+}
+
+static POLICY: Once<Policy> = Once::new();
+/// Windows that were refused in interrupts.
+static REFUSED: AtomicU64 = AtomicU64::new(0);
+/// Whether it is [`Policy::Off`], where each access looks.
+static IS_OFF: AtomicBool = AtomicBool::new(false);
+
+/// The policy: `lap` until [`set_policy`], since nothing could be bounded before there is a clock.
+pub fn policy() -> Policy {
+    POLICY.get().copied().unwrap_or(Policy::Lap)
+}
+
+/// Set the policy for ever: before the page allocator exists and before a second CPU runs.
+///
+/// # Panics
+/// When called twice.
+pub fn set_policy(policy: Policy) {
+    POLICY.set(policy);
+    if policy == Policy::Off {
+        direct::enter_all();
+        IS_OFF.store(true, Ordering::Relaxed);
     }
+    adopt_policy(cpu::this());
+}
+
+fn adopt_policy(per_cpu: &PerCpu) {
+    per_cpu.windows.forgets_at_close.store(policy().forgets_at_close().into(), Ordering::Relaxed);
+}
+
+/// Where the owners of frames are: what [`is_programs`] reads.
+struct Owners {
+    /// The first record's address, and how many there are: 0 until [`tell_owners`].
+    records: AtomicU64,
+    end: AtomicU64,
+    /// A bit for each owner whose frames are programs'.
+    programs: AtomicU64,
+}
+
+static OWNERS: Owners =
+    Owners { records: AtomicU64::new(0), end: AtomicU64::new(0), programs: AtomicU64::new(0) };
+
+/// Say which owners' frames are programs': a bit for each number. A record is 8 bytes, the owner its lowest 4 bits; the
+/// frame table is in use.
+pub fn tell_owners(programs: u64) {
+    OWNERS.programs.store(programs, Ordering::Relaxed);
+    OWNERS.records.store(layout().frame_table, Ordering::Relaxed);
+    OWNERS.end.store(super::frame_table_end().0, Ordering::Release);
+}
+
+/// Whether a program owns the block that starts with this frame.
+#[inline(always)]
+fn is_programs(frame: Pfn) -> bool {
+    if frame.0 >= OWNERS.end.load(Ordering::Relaxed) {
+        return false;
+    }
+    let record = (OWNERS.records.load(Ordering::Relaxed) + frame.0 * 8) as *const AtomicU64;
+    // SAFETY: the table is mapped without a gap for every frame below its end, for ever, and its records are atomic words.
+    let word = unsafe { &*record }.load(Ordering::Relaxed);
+    OWNERS.programs.load(Ordering::Relaxed) >> (word & 15) & 1 != 0
 }
 
 fn cpu_base(cpu: usize) -> VirtAddr {
     VirtAddr(layout().windows + (cpu * SLOTS * PAGE_SIZE) as u64)
+}
+
+/// The window of 2 MiB of a CPU: in the upper half of the area.
+fn large_base(cpu: usize) -> VirtAddr {
+    VirtAddr(layout().windows + super::layout::WINDOWS_SPAN / 2 + cpu as u64 * BLOCK_BYTES)
 }
 
 /// Make the tables above the windows of all CPUs, at start-up.
@@ -115,172 +163,295 @@ pub(crate) fn prepare(alloc: &mut dyn FnMut() -> Option<Pfn>) -> Result<(), OutO
 
 /// Give `cpu` its windows before it runs.
 pub(crate) fn attach(per_cpu: &PerCpu, cpu: usize) -> Result<(), OutOfMemory> {
+    let pointer = |entry: &'static AtomicU64| core::ptr::from_ref(entry).cast_mut();
+    let windows = &per_cpu.windows;
+    let table = tables::table_at(large_base(cpu), 2, &mut || super::alloc_frames(0))?;
+    windows
+        .large
+        .store(pointer(tables::entry(table, tables::index_at(large_base(cpu), 2))), Ordering::Release);
     let table = tables::table_at(cpu_base(cpu), 1, &mut || super::alloc_frames(0))?;
-    let first = tables::entry(table, cpu * SLOTS % TABLE_ENTRIES);
-    per_cpu.windows.entries.store(core::ptr::from_ref(first).cast_mut(), Ordering::Release);
+    windows.base.store(cpu_base(cpu).0, Ordering::Relaxed);
+    windows.entries.store(pointer(tables::entry(table, cpu * SLOTS % TABLE_ENTRIES)), Ordering::Release);
+    adopt_policy(per_cpu);
     Ok(())
 }
 
 /// A frame's bytes within reach of this CPU, which is held; a window is given back when this is dropped.
 struct Reached {
     bytes: *mut [u8; PAGE_SIZE],
-    /// The slot and its entry; `None` for what the direct map holds.
-    window: Option<(usize, &'static AtomicU64)>,
-    _pinned: Pinned<X86>,
+    /// The slot's entry; one that nobody looks at for what the direct map holds.
+    entry: *const AtomicU64,
+    per_cpu: &'static PerCpu,
 }
 
+/// The entry of frames that need no window.
+static NO_ENTRY: AtomicU64 = AtomicU64::new(0);
+
 impl Drop for Reached {
+    #[inline(always)]
     fn drop(&mut self) {
-        if let Some((slot, entry)) = self.window {
-            entry.store(0, Ordering::Relaxed);
-            cpu::this().windows.lap.give_back(slot);
+        // SAFETY: an entry of this CPU's windows, or `NO_ENTRY`: both live for ever.
+        unsafe { &*self.entry }.store(0, Ordering::Relaxed);
+        if self.per_cpu.windows.forgets_at_close.load(Ordering::Relaxed) != 0 {
+            registers::invlpg(self.bytes as u64);
         }
+        cpu::count_down::<OPEN>();
     }
 }
 
 /// Bring a frame's bytes within reach.
 ///
 /// # Panics
-/// When it is no memory, the kernel's image, or in a window of this CPU already.
+/// When it is no memory, the kernel's image, or in a window of this CPU already; in an interrupt.
+#[inline(always)]
 fn reach(frame: Pfn) -> Reached {
-    let is_memory = boot::info().is_plain_memory(frame) || pluggable::is_plugged(frame);
-    assert!(is_memory, "{frame:?} is not memory that may be touched");
-    let pinned = X86.pin();
-    if direct::contains(frame) {
-        return Reached { bytes: tables::frame_ptr(frame).cast(), window: None, _pinned: pinned };
+    cpu::count_up::<OPEN>();
+    let per_cpu = cpu::this();
+    let windows = &per_cpu.windows;
+    if is_programs(frame)
+        && per_cpu.preemption.load(Ordering::Relaxed) < 2 * OPEN
+        && let Some(slot) = windows.lap.take()
+    {
+        let entry = windows.entries.load(Ordering::Relaxed).wrapping_add(slot);
+        let bytes = windows.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64;
+        // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is one of them.
+        unsafe { &*entry }.store(tables::leaf(frame, WINDOW), Ordering::Release);
+        return Reached { bytes: bytes as *mut _, entry, per_cpu };
     }
-    let windows = &cpu::this().windows;
-    let entries = windows.entries.load(Ordering::Relaxed);
-    assert!(!entries.is_null(), "no windows on this CPU yet");
-    let mut used = windows.lap.used();
-    while used != 0 {
-        let slot = used.trailing_zeros() as usize;
-        // SAFETY: `entries` points to the SLOTS entries of this CPU and `slot` is below that.
-        let other = unsafe { &*entries.wrapping_add(slot) };
-        assert!(tables::frame_of(other.load(Ordering::Relaxed)) != frame, "{frame:?} is in a window already");
-        used &= used - 1;
-    }
-    let (slot, turn) = windows.lap.take();
-    if turn == Turn::NewLap {
-        X86.flush_local(Flush::NonGlobal);
-    }
-    // SAFETY: as above.
-    let entry: &'static AtomicU64 = unsafe { &*entries.wrapping_add(slot) };
-    entry.store(tables::leaf(frame, WINDOW), Ordering::Release);
-    let address = cpu_base(usize::from(pinned.cpu().0)).0 + (slot * PAGE_SIZE) as u64;
-    Reached { bytes: address as *mut _, window: Some((slot, entry)), _pinned: pinned }
+    reach_slowly(frame, per_cpu)
 }
 
-/// Zero up to [`SLOTS`] frames through windows that lie side by side, as one stretch of memory. `false`, and nothing done, where a
-/// window of this CPU is in use, or a frame is the kernel's or no memory.
-fn zero_side_by_side(frames: PfnRange) -> bool {
-    if !boot::info().is_plain_run(frames) || direct::touches(frames) {
+/// What [`reach`] does not: another run of slots, a second window, a frame that is no program's, or no windows at all.
+#[cold]
+#[inline(never)]
+fn reach_slowly(frame: Pfn, per_cpu: &'static PerCpu) -> Reached {
+    let is_memory = boot::info().is_plain_memory(frame) || pluggable::is_plugged(frame);
+    assert!(is_memory, "{frame:?} is not memory that may be touched");
+    if direct::contains(frame) {
+        return Reached { bytes: tables::frame_ptr(frame).cast(), entry: &raw const NO_ENTRY, per_cpu };
+    }
+    let windows = &per_cpu.windows;
+    assert!(!windows.entries.load(Ordering::Relaxed).is_null(), "no windows on this CPU yet");
+    let count = per_cpu.preemption.load(Ordering::Relaxed);
+    assert!(may_open(), "a window in an interrupt");
+    if count >= 2 * OPEN {
+        let mut slots = (0..SLOTS).map(|slot| windows.entry(slot).load(Ordering::Relaxed));
+        assert!(
+            !slots.any(|entry| entry != 0 && tables::frame_of(entry) == frame),
+            "{frame:?} is in a window already"
+        );
+    }
+    let slot = match windows.lap.take() {
+        Some(slot) => slot,
+        None => renew(windows),
+    };
+    let entry = windows.entry(slot);
+    entry.store(tables::leaf(frame, WINDOW), Ordering::Release);
+    let bytes = windows.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64;
+    Reached { bytes: bytes as *mut _, entry, per_cpu }
+}
+
+/// Whether a window may be opened here: not in an interrupt's handler. A refusal is counted.
+pub(crate) fn may_open() -> bool {
+    let opens = cpu::this().preemption.load(Ordering::Relaxed) < INTERRUPT;
+    if !opens {
+        REFUSED.fetch_add(1, Ordering::Relaxed);
+    }
+    opens
+}
+
+/// Windows that were refused in interrupts so far.
+pub fn refused() -> u64 {
+    REFUSED.load(Ordering::Relaxed)
+}
+
+/// The first slot of the next run.
+fn renew(windows: &Windows) -> usize {
+    match windows.lap.renew(windows.open()) {
+        Renewal::SameLap => {}
+        Renewal::NewLap => X86.flush_local(Flush::NonGlobal),
+        Renewal::Fresh => {
+            if policy().bounds_time() && windows.deadline.load(Ordering::Relaxed) == u64::MAX {
+                let _off = irq::disable();
+                time::arm_for_windows(time::now() + DEADLINE_NS);
+            }
+        }
+    }
+    windows.lap.take().expect("the lap was just renewed")
+}
+
+/// Whether this CPU has a window open, or serves an interrupt.
+fn is_open(per_cpu: &PerCpu) -> bool {
+    per_cpu.preemption.load(Ordering::Relaxed) >= OPEN
+}
+
+/// This CPU has just forgotten all non-global translations.
+#[inline]
+pub(crate) fn forgotten() {
+    let per_cpu = cpu::this();
+    if !is_open(per_cpu) {
+        per_cpu.windows.lap.forget();
+    }
+}
+
+/// Forget the windows that were closed on this CPU, where the policy bounds their time. No window is open.
+pub fn forget_closed() {
+    if policy().bounds_time() {
+        let _off = irq::disable();
+        if cpu::this().windows.lap.may_be_cached() {
+            X86.flush_local(Flush::NonGlobal);
+        }
+    }
+}
+
+/// A kernel task gets this CPU while a program's address space stays loaded. Interrupts are off.
+pub fn lend() {
+    let windows = &cpu::this().windows;
+    if windows.lent.load(Ordering::Relaxed) == NOT_LENT {
+        windows.lent.store(windows.lap.taken(), Ordering::Relaxed);
+    }
+}
+
+/// A program's task gets this CPU, its address space is loaded: what kernel tasks opened meanwhile must not be cached in its
+/// time. Interrupts are off.
+pub fn take_back() {
+    let windows = &cpu::this().windows;
+    let before = windows.lent.swap(NOT_LENT, Ordering::Relaxed);
+    if before != NOT_LENT && before != windows.lap.taken() {
+        forget_closed();
+    }
+}
+
+/// What the kernel half has to look like.
+pub fn map_rules() -> Rules {
+    let start = layout().windows;
+    Rules {
+        root: tables::root(),
+        windows: start..start + super::layout::WINDOWS_SPAN,
+        read_only: boot::read_only_frames(),
+        exclusive: policy().is_exclusive(),
+    }
+}
+
+/// The deadline of this CPU's closed windows has come. Interrupts are off. When the next one is, if a window is open.
+pub(crate) fn expire() -> u64 {
+    let per_cpu = cpu::this();
+    if !per_cpu.windows.lap.may_be_cached() {
+        return u64::MAX;
+    }
+    X86.flush_local(Flush::NonGlobal);
+    // The interrupt itself counts: what lies below it may be an open window, which is forgotten later.
+    if per_cpu.preemption.load(Ordering::Relaxed) & !INTERRUPT < OPEN {
+        per_cpu.windows.lap.forget();
+        return u64::MAX;
+    }
+    time::now() + DEADLINE_NS
+}
+
+/// An interrupt's handler begins on this CPU: no windows until [`leave_interrupt`].
+#[inline]
+pub(crate) fn enter_interrupt() {
+    cpu::count_up::<INTERRUPT>();
+}
+
+/// The end of what [`enter_interrupt`] began.
+#[inline]
+pub(crate) fn leave_interrupt() {
+    cpu::count_down::<INTERRUPT>();
+}
+
+/// Windows opened, and laps begun, on all CPUs.
+pub fn totals() -> [u64; 2] {
+    let each = cpu::online().iter().filter_map(cpu::of).map(|per_cpu| per_cpu.windows.counts());
+    each.fold([0; 2], |[windows, laps], [more, others]| [windows + more, laps + others])
+}
+
+// The one piece of code that stores to free frames: it wipes them, and an observer is told where it is.
+#[cfg(target_os = "none")]
+core::arch::global_asm!(
+    ".section .text.freehold_wipe_block, \"ax\"",
+    ".globl freehold_wipe_block",
+    "freehold_wipe_block:",
+    "mov ecx, {words}",
+    "xor eax, eax",
+    "rep stosq",
+    "ret",
+    ".globl freehold_wipe_block_end",
+    "freehold_wipe_block_end:",
+    ".text",
+    words = const BLOCK_BYTES / 8,
+);
+
+#[cfg(target_os = "none")]
+unsafe extern "C" {
+    /// Zero 2 MiB from `start` on.
+    fn freehold_wipe_block(start: *mut u8);
+    static freehold_wipe_block_end: u8;
+}
+
+#[cfg(not(target_os = "none"))]
+unsafe fn freehold_wipe_block(_start: *mut u8) {
+    unreachable!("frames are wiped on the machine only")
+}
+
+/// The addresses of the code that wipes free frames.
+#[cfg(target_os = "none")]
+pub(crate) fn wiping_code() -> Range<u64> {
+    freehold_wipe_block as *const () as u64..&raw const freehold_wipe_block_end as u64
+}
+#[cfg(not(target_os = "none"))]
+pub(crate) fn wiping_code() -> Range<u64> {
+    0..0
+}
+
+/// Zero a whole pageblock that is outside the direct map, in a window of 2 MiB. `false`, and nothing done, where it is
+/// not wholly memory that may be touched, or this CPU has no windows yet.
+fn zero_block(block: PfnRange) -> bool {
+    let is_memory = boot::info().is_plain_run(block) || pluggable::is_plugged(block.start);
+    if is_memory && IS_OFF.load(Ordering::Relaxed) {
+        // SAFETY: all memory is in the direct map, and the caller owns the block.
+        unsafe { freehold_wipe_block(tables::frame_ptr(block.start)) };
+        return true;
+    }
+    if !is_memory || direct::touches(block) {
         return false;
     }
     let pinned = X86.pin();
-    let windows = &cpu::this().windows;
-    let entries = windows.entries.load(Ordering::Relaxed);
-    if entries.is_null() || !windows.lap.take_all() {
-        return false;
-    }
-    X86.flush_local(Flush::NonGlobal);
-    let entry = |slot: usize| -> &'static AtomicU64 {
-        // SAFETY: `entries` points to the SLOTS entries of this CPU and `slot` is below that: there are at most SLOTS frames.
-        unsafe { &*entries.wrapping_add(slot) }
-    };
-    for (slot, frame) in frames.iter().take(SLOTS).enumerate() {
-        entry(slot).store(tables::leaf(frame, WINDOW), Ordering::Release);
-    }
-    let bytes = cpu_base(usize::from(pinned.cpu().0)).0 as *mut u8;
-    let count = frames.iter().len().min(SLOTS);
-    // SAFETY: the CPU's first `count` windows were just opened on frames that the caller owns, with nothing stale: no other
-    // window of this CPU was in use.
-    unsafe { core::ptr::write_bytes(bytes, 0, count * PAGE_SIZE) };
-    (0..count).for_each(|slot| entry(slot).store(0, Ordering::Relaxed));
-    windows.lap.give_all_back();
+    let per_cpu = cpu::this();
+    let entry = per_cpu.windows.large.load(Ordering::Relaxed);
+    assert!(may_open(), "a window in an interrupt");
+    // SAFETY: null, or the entry of this CPU in a table that is never freed.
+    let Some(entry) = (unsafe { entry.as_ref() }) else { return false };
+    entry.store(tables::leaf(block.start, WINDOW | LARGE), Ordering::Release);
+    let address = large_base(pinned.cpu().0.into()).0;
+    // SAFETY: the CPU's large window was just opened on a block that the caller owns; it was forgotten when it last closed, and
+    // nothing here is interrupted by another user of it, since interrupts open no windows.
+    unsafe { freehold_wipe_block(address as *mut u8) };
+    entry.store(0, Ordering::Relaxed);
+    registers::invlpg(address);
     drop(pinned);
     true
 }
 
 impl PhysicalBytes for X86 {
     fn zero_run(self, first: Pfn, count: u64) {
-        for start in (0..count).step_by(SLOTS) {
-            let frames = PfnRange::new(first.offset(start), first.offset(count.min(start + SLOTS as u64)));
-            if frames.iter().len() == 1 || !zero_side_by_side(frames) {
-                frames.iter().for_each(|frame| self.zero(frame));
-            }
+        let block = PfnRange::new(first, first.offset(count));
+        let is_block = count == PAGEBLOCK_FRAMES && first.is_aligned(PAGEBLOCK_ORDER);
+        if !is_block || !zero_block(block) {
+            block.iter().for_each(|frame| self.zero(frame));
         }
     }
+    #[inline(always)]
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
+        if IS_OFF.load(Ordering::Relaxed) && is_programs(frame) {
+            let bytes = tables::frame_ptr(frame).cast::<[u8; PAGE_SIZE]>();
+            // SAFETY: all memory is in the direct map; the callers of this trait own the frames that they name.
+            return f(unsafe { &mut *bytes });
+        }
         let reached = reach(frame);
         // SAFETY: while `reached` lives, its pointer leads to the frame on this CPU, with no stale translation of the
         // slot's last lap and no other window of this CPU on it. What the direct map holds is the kernel's: the
         // callers of this trait own the frames that they name.
         f(unsafe { &mut *reached.bytes })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_slot_is_never_used_twice_in_one_lap() {
-        let lap = Lap::new();
-        let mut seen = 0u64;
-        for _ in 0..1000 {
-            let (slot, turn) = lap.take();
-            if turn == Turn::NewLap {
-                seen = 0;
-            }
-            assert_eq!(seen >> slot & 1, 0);
-            seen |= 1 << slot;
-            lap.give_back(slot);
-        }
-    }
-
-    #[test]
-    fn a_slot_open_over_a_flush_rests_until_the_next() {
-        let lap = Lap::new();
-        for _ in 0..SLOTS - 1 {
-            lap.give_back(lap.take().0);
-        }
-        let (outer, _) = lap.take();
-        let (inner, turn) = lap.take();
-        assert_eq!((outer, turn), (SLOTS - 1, Turn::NewLap));
-        lap.give_back(inner);
-        // Its translation may have been cached since the flush.
-        lap.give_back(outer);
-        loop {
-            let (slot, turn) = lap.take();
-            if turn == Turn::NewLap {
-                break;
-            }
-            assert_ne!(slot, outer);
-            lap.give_back(slot);
-        }
-    }
-
-    #[test]
-    fn all_slots_are_had_together_only_while_none_is_open_and_a_new_lap_follows() {
-        let lap = Lap::new();
-        let (slot, _) = lap.take();
-        assert!(!lap.take_all());
-        lap.give_back(slot);
-        assert!(lap.take_all() && !lap.take_all());
-        lap.give_all_back();
-        assert_eq!(lap.take().1, Turn::NewLap);
-    }
-
-    #[test]
-    fn a_lap_steps_over_slots_that_are_still_in_use() {
-        let lap = Lap::new();
-        let (outer, _) = lap.take();
-        for _ in 0..1000 {
-            let (slot, _) = lap.take();
-            assert_ne!(slot, outer);
-            lap.give_back(slot);
-        }
-        lap.give_back(outer);
     }
 }

@@ -12,9 +12,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use freehold_machine::{Access, VirtAddr};
 
 use crate::cpu::PerCpu;
+use crate::memory::windows;
 use crate::sync::Once;
 use crate::usercopy::{self, Faults};
-use crate::{apic, cpu, irq, panic, registers};
+use crate::{apic, cpu, irq, panic, provoke, registers, time};
 
 mod checks;
 mod descriptors;
@@ -97,7 +98,13 @@ extern "C" fn kernel_trap(frame: &mut Registers) {
 fn page_fault(frame: &mut Registers) {
     let address = registers::read_cr2();
     let allowed = if address < crate::user::USER_END { usercopy::fixup(frame.rip) } else { None };
-    let Some(fixup) = allowed else { panic::exception(frame, address) };
+    let Some(fixup) = allowed else {
+        match provoke::resume(frame.rip, address) {
+            Some(resume) => frame.rip = resume,
+            None => panic::exception(frame, address),
+        }
+        return;
+    };
     let may_sleep = cpu::preemption_count() == 0 && frame.rflags & INTERRUPT_FLAG != 0;
     if fixup.faults == Faults::Sleep && may_sleep {
         let access = decode_page_fault(frame.error);
@@ -118,12 +125,14 @@ pub(crate) fn interrupt(vector: u8) {
     }
     // Before the handler: it may arm the timer anew, and nothing can arrive before interrupts are on.
     apic::end_of_interrupt();
+    windows::enter_interrupt();
     match vector {
-        irq::VECTOR_TIMER => handlers().timer(),
+        irq::VECTOR_TIMER => time::fired(|| handlers().timer()),
         irq::VECTOR_RESCHEDULE => handlers().reschedule(),
         irq::VECTOR_SHOOTDOWN => cpu::serve_flushes(),
         _ => irq::dispatch(vector),
     }
+    windows::leave_interrupt();
 }
 
 /// Where `entry.s` goes on after [`own_stack_trap`].

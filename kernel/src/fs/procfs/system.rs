@@ -149,6 +149,9 @@ fn meminfo(out: &mut Text) -> Result<()> {
         "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0\nHugePages_Surp:        0"
     );
     writeln!(out, "Hugepagesize:       2048 kB");
+    let map = freehold_arch::memory::map_figures();
+    writeln!(out, "{:<16}{:>8} kB", "DirectMap4k:", map.small * FRAME_KB);
+    writeln!(out, "{:<16}{:>8} kB", "DirectMap2M:", map.large * 2048);
     Ok(())
 }
 

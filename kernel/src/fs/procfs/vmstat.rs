@@ -1,6 +1,7 @@
 //! /proc/vmstat and the nodes' part of it, by Linux' names (mm/vmstat.c). Zeroes are what there is nothing of: there is no list of inactive anonymous
 //! pages, and compaction looks for no free frames of its own. What is not counted is not shown.
 
+use freehold_arch::memory as arch_memory;
 use freehold_frame::Owner;
 use freehold_machine::NodeId;
 use freehold_vm::Event;
@@ -122,6 +123,14 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     for (name, event) in EVENTS {
         line(name, mem::commons().count_of(event));
     }
+    let ([windows, laps], map) = (arch_memory::window_totals(), arch_memory::map_figures());
+    line("xpfo_windows", windows);
+    line("xpfo_laps", laps);
+    line("xpfo_refused", arch_memory::refused_windows());
+    line("xpfo_enter", map.entered);
+    line("xpfo_leave", map.left);
+    line("xpfo_leave_ipi", map.interrupted);
+    line("xpfo_wiped", mem::frames().wiped_pageblocks());
     NOTHING_OF.into_iter().for_each(|name| line(name, 0));
     Ok(())
 }

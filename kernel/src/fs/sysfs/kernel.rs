@@ -29,6 +29,9 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     clock.constant("current_clocksource", "tsc");
     clock.constant("available_clocksource", "tsc");
 
+    let debug = root.dirs("kernel/debug");
+    super::xpfo::fill(&debug);
+    super::provoke::fill(&debug);
     bounce(&root.dirs("kernel/debug/swiotlb"), host::dma());
 }
 

@@ -14,6 +14,10 @@ mod kernel;
 mod memory;
 #[cfg(target_os = "none")]
 mod nodes;
+#[cfg(target_os = "none")]
+mod provoke;
+#[cfg(target_os = "none")]
+mod xpfo;
 
 use alloc::sync::Arc;
 

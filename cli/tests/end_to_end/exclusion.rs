@@ -1,0 +1,173 @@
+//! Exclusive page-frame ownership: policies, counters, the check of the kernel's map, and what provokes it.
+
+use crate::common::*;
+
+const CHECK: &str = "/sys/kernel/debug/xpfo/check";
+
+/// A load that moves memory between programs and the kernel: many small programs, files, and a process that fills 60 MiB.
+const LOAD: &str = "i=0; while [ $i -lt 40 ]; do busybox echo $i > /tmp/$i; i=$((i+1)); done; \
+    busybox seq 400000 | busybox sort -r | busybox md5sum >/dev/null; cat /tmp/* >/dev/null; rm /tmp/*";
+
+/// The number behind `name` in a text of lines `name number`.
+fn figure(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix([' ', ':']));
+    let number = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+    number.unwrap_or_else(|| panic!("no {name} in {text}"))
+}
+
+fn said(options: &[&str], command: &str) -> Outcome {
+    run(options, &["busybox", "ash", "-c", command], b"")
+}
+
+#[test]
+fn under_every_policy_the_map_is_clean_and_counts_itself() {
+    if kernel() != "freehold" {
+        return;
+    }
+    for (policy, cpus) in [("off", "2"), ("lap", "2"), ("on", "1"), ("on", "4"), ("strict", "2")] {
+        let command = format!(
+            "{LOAD}; cat /sys/kernel/debug/xpfo/policy; tail -n 1 {CHECK}; grep xpfo_ /proc/vmstat; grep DirectMap /proc/meminfo"
+        );
+        let text = said(&["--xpfo", policy, "--cpus", cpus], &command).expect(0).text();
+        let mut lines = text.lines();
+        assert_eq!((lines.next(), lines.next()), (Some(policy), Some("clean")), "{text}");
+        let (windows, laps) = (figure(&text, "xpfo_windows"), figure(&text, "xpfo_laps"));
+        if policy == "off" {
+            assert_eq!(windows, 0, "{text}");
+            // All memory is in the map: 256 MiB.
+            assert!(figure(&text, "DirectMap2M") > 200 << 10, "{text}");
+        } else {
+            assert!(windows > 500 && laps > windows / 64, "{text}");
+            assert!(figure(&text, "DirectMap2M") < 100 << 10, "{text}");
+        }
+        assert!(figure(&text, "DirectMap4k") > 0, "{text}");
+    }
+}
+
+#[test]
+fn blocks_that_programs_used_are_wiped_on_their_way_to_the_kernel() {
+    if kernel() != "freehold" {
+        return;
+    }
+    // A process fills most of memory and ends; then page tables and file names make the kernel grow.
+    let command = format!(
+        "busybox dd if=/dev/zero of=/dev/null bs=30M count=1 2>/dev/null; mkdir /tmp/d; i=0; \
+         while [ $i -lt 7000 ]; do echo > /tmp/d/a-name-that-takes-a-while-to-write-$i; i=$((i+1)); done; \
+         grep xpfo_ /proc/vmstat; tail -n 1 {CHECK}"
+    );
+    let text = said(&["-m", "64M"], &command).expect(0).text();
+    assert!(figure(&text, "xpfo_wiped") > 0 && text.ends_with("clean\n"), "{text}");
+    assert!(figure(&text, "xpfo_enter") >= figure(&text, "xpfo_wiped"), "{text}");
+}
+
+#[test]
+fn an_unknown_policy_is_refused_in_one_sentence_and_changes_nothing() {
+    let refused = said(&["--xpfo", "eager"], "true").expect(125);
+    assert!(refused.stderr.contains("invalid value 'eager' for '--xpfo <POLICY>'"), "{}", refused.stderr);
+    if kernel() != "freehold" {
+        return;
+    }
+    let told = said(&["--append", "xpfo=eager", "--verbose"], "cat /sys/kernel/debug/xpfo/policy").expect(0);
+    assert_eq!(told.text(), "on\n");
+    let sentence = "kernel parameter xpfo=eager ignored: it can be off, lap, on or strict";
+    assert!(told.stderr.contains(sentence), "{}", told.stderr);
+}
+
+#[test]
+fn the_check_is_roots_alone() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let told = said(&["--user", "1000"], &format!("cat {CHECK}"));
+    assert!(told.stderr.contains("Permission denied"), "{}", told.stderr);
+}
+
+#[test]
+fn a_port_that_is_taken_is_said_before_the_machine_starts() {
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let port = taken.local_addr().expect("bound").port();
+    let told = said(&[&format!("--gdb={port}")], "true");
+    assert_ne!(told.status, 0);
+    assert!(told.stderr.contains(&format!("cannot wait for a debugger on port {port}")), "{}", told.stderr);
+}
+
+/// What the writer of each name ends with, and what the log says.
+fn provoke(options: &[&str], name: &str) -> (i32, String) {
+    let command = format!("echo {name} > /sys/kernel/debug/provoke-crash/DIRECT");
+    let mut all = vec!["--verbose"];
+    all.extend(options);
+    let ended = said(&all, &command);
+    (ended.status, ended.stderr)
+}
+
+const READS: [&str; 5] =
+    ["XPFO_READ_USER", "XPFO_READ_USER_HUGE", "READ_PAGECACHE", "READ_FREED", "READ_REALLOCATED"];
+const KILLED: i32 = 137;
+
+#[test]
+fn provoked_accesses_are_stopped_and_their_process_is_killed() {
+    if kernel() != "freehold" {
+        return;
+    }
+    for cpus in ["1", "2", "4"] {
+        let others = ["EXEC_PHYSMAP", "WRITE_TEXT_ALIAS", "WINDOW_IN_IRQ"];
+        let on_others = if cpus == "1" { &[][..] } else { &["XPFO_SMP"][..] };
+        // Each in a shell of its own, which dies; the machine lives on, and its map is clean.
+        let names = READS.iter().chain(&others).chain(on_others);
+        let each: String = names
+            .clone()
+            .map(|name| {
+                format!(
+                    "busybox ash -c 'echo {name} > /sys/kernel/debug/provoke-crash/DIRECT'; echo {name} $?; "
+                )
+            })
+            .collect();
+        let command = format!("{each} tail -n 1 {CHECK}; grep xpfo_refused /proc/vmstat");
+        let text = said(&["--cpus", cpus], &command).expect(0).text();
+        for name in names {
+            assert!(text.contains(&format!("{name} {KILLED}\n")), "{cpus} CPUs, {name}: {text}");
+        }
+        assert!(text.ends_with("clean\nxpfo_refused 1\n"), "{text}");
+    }
+}
+
+#[test]
+fn with_xpfo_off_every_read_succeeds_and_code_is_still_not_executed() {
+    if kernel() != "freehold" {
+        return;
+    }
+    for name in READS.iter().chain(&["XPFO_SMP", "STALE_WINDOW"]) {
+        let (status, log) = provoke(&["--xpfo", "off", "--cpus", "2"], name);
+        assert_eq!(status, 0, "{name}: {log}");
+        assert!(log.contains(&format!("provoke-crash: {name}: the access succeeded")), "{log}");
+    }
+    for name in ["EXEC_PHYSMAP", "WRITE_TEXT_ALIAS"] {
+        assert_eq!(provoke(&["--xpfo", "off"], name).0, KILLED, "{name}");
+    }
+}
+
+#[test]
+fn a_closed_window_is_gone_under_on_and_strict_and_may_be_there_under_lap() {
+    if kernel() != "freehold" {
+        return;
+    }
+    assert_eq!(provoke(&["--xpfo", "strict", "--cpus", "2"], "STALE_WINDOW").0, KILLED);
+    // Counted time: a busy host may deliver the interrupt at the deadline late.
+    assert_eq!(provoke(&["--xpfo", "on", "--icount"], "STALE_WINDOW").0, KILLED);
+    // The negative control: nothing forgets it in that time.
+    let (status, log) = provoke(&["--xpfo", "lap", "--icount"], "STALE_WINDOW");
+    assert_eq!(status, 0, "{log}");
+}
+
+#[test]
+fn provoking_is_roots_alone_and_names_are_checked() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let file = "/sys/kernel/debug/provoke-crash/DIRECT";
+    let refused = said(&["--user", "1000"], &format!("echo XPFO_READ_USER > {file}"));
+    assert!(refused.stderr.contains("Permission denied"), "{}", refused.stderr);
+    let listed = said(&[], &format!("cat {file}; echo NOTHING > {file}"));
+    assert!(listed.text().starts_with("Available crash types:\n") && listed.text().contains("\nXPFO_SMP\n"));
+    assert!(listed.stderr.contains("Invalid argument"), "{}", listed.stderr);
+}

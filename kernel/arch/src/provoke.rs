@@ -1,0 +1,143 @@
+//! Accesses that frame exclusion and W^X have to stop, made on purpose: /sys/kernel/debug/provoke-crash/DIRECT.
+//!
+//! Each access is one instruction of this file. Where it faults, and only there, the kernel goes on behind it; the same
+//! fault anywhere else is a panic. The nearest relative in Linux is `drivers/misc/lkdtm`.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PhysicalBytes};
+
+use crate::memory::{tables, windows};
+use crate::{X86, boot, irq, time};
+
+#[cfg(target_os = "none")]
+core::arch::global_asm!(
+    ".section .text.freehold_provoke, \"ax\"",
+    // rdi: address. rax: what was read; rdx: 1 if it was.
+    ".globl freehold_provoke_read, freehold_provoke_read_at",
+    "freehold_provoke_read:",
+    "mov edx, 1",
+    "freehold_provoke_read_at:",
+    "mov rax, [rdi]",
+    "ret",
+    // rdi: address of a byte that stays as it is.
+    ".globl freehold_provoke_write, freehold_provoke_write_at",
+    "freehold_provoke_write:",
+    "mov edx, 1",
+    "freehold_provoke_write_at:",
+    "lock or byte ptr [rdi], 0",
+    "ret",
+    // rdi: address of a function that returns.
+    ".globl freehold_provoke_jump",
+    "freehold_provoke_jump:",
+    "mov edx, 1",
+    "jmp rdi",
+    // Where a fault of any of them goes on.
+    ".globl freehold_provoke_refused",
+    "freehold_provoke_refused:",
+    "xor edx, edx",
+    "ret",
+    ".text",
+);
+
+/// RAX and RDX.
+#[repr(C)]
+struct Tried {
+    value: u64,
+    done: u64,
+}
+
+#[cfg(target_os = "none")]
+unsafe extern "C" {
+    fn freehold_provoke_read(address: u64) -> Tried;
+    fn freehold_provoke_write(address: u64) -> Tried;
+    fn freehold_provoke_jump(address: u64) -> Tried;
+    static freehold_provoke_read_at: u8;
+    static freehold_provoke_write_at: u8;
+    static freehold_provoke_refused: u8;
+}
+
+/// Where [`execute`] jumps to at this moment; 0 for nowhere. One caller at a time.
+static TARGET: AtomicU64 = AtomicU64::new(0);
+
+/// Where the kernel goes on after a fault at `rip` on `address`; `None` where it is none of this file's.
+#[cfg(target_os = "none")]
+pub(crate) fn resume(rip: u64, address: u64) -> Option<u64> {
+    let accesses = [&raw const freehold_provoke_read_at as u64, &raw const freehold_provoke_write_at as u64];
+    let jumped = rip == address && rip == TARGET.load(Ordering::Relaxed);
+    (jumped || accesses.contains(&rip)).then_some(&raw const freehold_provoke_refused as u64)
+}
+#[cfg(not(target_os = "none"))]
+pub(crate) fn resume(_rip: u64, _address: u64) -> Option<u64> {
+    None
+}
+
+#[cfg(not(target_os = "none"))]
+unsafe fn freehold_provoke_read(_address: u64) -> Tried {
+    unreachable!("on the machine only")
+}
+#[cfg(not(target_os = "none"))]
+unsafe fn freehold_provoke_write(_address: u64) -> Tried {
+    unreachable!("on the machine only")
+}
+#[cfg(not(target_os = "none"))]
+unsafe fn freehold_provoke_jump(_address: u64) -> Tried {
+    unreachable!("on the machine only")
+}
+
+fn read_at(address: u64) -> Option<u64> {
+    // SAFETY: one load of any eight bytes; a fault goes on behind it.
+    let tried = unsafe { freehold_provoke_read(address) };
+    (tried.done != 0).then_some(tried.value)
+}
+
+/// Read the first word of `frame` through the direct map. `None`: it is not there.
+pub fn read(frame: Pfn) -> Option<u64> {
+    read_at(tables::frame_ptr(frame) as u64)
+}
+
+/// Jump to the first byte of `frame`, which is a RET, through the direct map. Whether it was executed. One caller at a time.
+pub fn execute(frame: Pfn) -> bool {
+    let pinned = X86.pin();
+    let target = tables::frame_ptr(frame) as u64;
+    TARGET.store(target, Ordering::Relaxed);
+    // SAFETY: where it is executed, it returns to the caller; a fault does too.
+    let tried = unsafe { freehold_provoke_jump(target) };
+    TARGET.store(0, Ordering::Relaxed);
+    drop(pinned);
+    tried.done != 0
+}
+
+/// Write a byte of the kernel's text through the direct map, with what is there. Whether that worked.
+pub fn write_text_alias() -> bool {
+    let first = boot::read_only_frames().start;
+    // SAFETY: the byte stays as it is; a fault goes on behind the instruction.
+    let tried = unsafe { freehold_provoke_write(tables::frame_ptr(first) as u64) };
+    tried.done != 0
+}
+
+/// Read a word of `frame` where its window was, `wait_ns` nanoseconds after it closed, on the same CPU. `None`: nothing is
+/// there any more.
+pub fn read_closed_window(frame: Pfn, wait_ns: u64) -> Option<u64> {
+    let pinned = X86.pin();
+    let address = X86.with_bytes(frame, |bytes| {
+        core::hint::black_box(bytes[PAGE_SIZE - 1]);
+        bytes.as_ptr() as u64
+    });
+    let until = time::now() + wait_ns;
+    while time::now() < until {
+        core::hint::spin_loop();
+    }
+    let read = read_at(address);
+    drop(pinned);
+    read
+}
+
+/// Ask for a window as an interrupt's handler would. Whether there would be one.
+pub fn window_in_interrupt() -> bool {
+    let _off = irq::disable();
+    windows::enter_interrupt();
+    let opens = windows::may_open();
+    windows::leave_interrupt();
+    opens
+}

@@ -1,0 +1,168 @@
+//! /sys/kernel/debug/provoke-crash/DIRECT: accesses that frame exclusion has to stop, made on request.
+//!
+//! Reading the file lists the names; writing one makes the access. Where the access is stopped, the log says so and the
+//! writer is killed with SIGKILL, as an oops kills it on Linux (`drivers/misc/lkdtm`; the names that begin with XPFO_ are those of
+//! the XPFO series). Where it succeeds, the write succeeds and the log says what was exposed.
+
+use core::sync::atomic::{AtomicU8, Ordering};
+
+use freehold_arch::{X86, provoke};
+use freehold_collections::{Arc, reserve};
+use freehold_frame::{Anon, Frame, Order, Owner, PageCache, Request};
+use freehold_machine::{Pfn, PhysicalBytes};
+use freehold_xpfo::DEADLINE_NS;
+
+use crate::fs::generated::{Generate, Text};
+use crate::fs::pseudo::PseudoDir;
+use crate::sync::{Mutex, WaitQueue};
+use crate::task::spawn::spawn_kernel_on;
+use crate::task::{self, SigInfo, Signal};
+use crate::{Errno, Result, hw, mem, sched};
+
+/// The first word of each frame that is read.
+const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
+
+/// Whether the kernel got what it must not get.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Stopped,
+    Exposed,
+}
+
+/// Names, and what makes the access.
+const ACTIONS: [(&str, fn() -> Result<Outcome>); 10] = [
+    ("EXEC_PHYSMAP", exec_physmap),
+    ("READ_FREED", read_freed),
+    ("READ_PAGECACHE", read_page_cache),
+    ("READ_REALLOCATED", read_reallocated),
+    ("STALE_WINDOW", stale_window),
+    ("WINDOW_IN_IRQ", window_in_interrupt),
+    ("WRITE_TEXT_ALIAS", write_text_alias),
+    ("XPFO_READ_USER", read_user),
+    ("XPFO_READ_USER_HUGE", read_user_huge),
+    ("XPFO_SMP", read_on_another_cpu),
+];
+
+/// Put the directory into debugfs.
+pub(super) fn fill(debug: &Arc<PseudoDir>) {
+    debug.dir(b"provoke-crash").generated("DIRECT", 0o600, Direct(Mutex::new(())));
+}
+
+/// The file; its lock lets one access be made at a time.
+struct Direct(Mutex<()>);
+
+impl Generate for Direct {
+    fn show(&self, out: &mut Text) -> Result<()> {
+        writeln!(out, "Available crash types:");
+        ACTIONS.iter().for_each(|(name, _)| writeln!(out, "{name}"));
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let name = bytes.trim_ascii();
+        let action = ACTIONS.iter().find(|(known, _)| known.as_bytes() == name);
+        let (name, action) = action.ok_or(Errno::EINVAL)?;
+        let one_at_a_time = self.0.lock();
+        let outcome = action();
+        drop(one_at_a_time);
+        match outcome? {
+            Outcome::Exposed => log::error!("provoke-crash: {name}: the access succeeded"),
+            Outcome::Stopped => {
+                log::error!("provoke-crash: {name}: the access was stopped, its process is killed");
+                task::current().force_signal(SigInfo::kernel(Signal::KILL));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn outcome(read: Option<u64>) -> Outcome {
+    if read == Some(SECRET) { Outcome::Exposed } else { Outcome::Stopped }
+}
+
+/// Store [`SECRET`] in the frame's first word.
+fn mark(frame: Pfn) {
+    X86.with_bytes(frame, |bytes| bytes[..8].copy_from_slice(&SECRET.to_le_bytes()));
+}
+
+fn user_frame() -> Result<Frame<Anon, mem::Frames>> {
+    let frame = Frame::<Anon, _>::allocate(mem::frames())?;
+    mark(frame.pfn());
+    Ok(frame)
+}
+
+fn read_user() -> Result<Outcome> {
+    let frame = user_frame()?;
+    Ok(outcome(provoke::read(frame.pfn())))
+}
+
+fn read_user_huge() -> Result<Outcome> {
+    let request = Request::new(Owner::Anon).order(Order::PAGEBLOCK);
+    let block = Frame::<Anon, _>::allocate_with(mem::frames(), request)?;
+    mark(block.pfn());
+    Ok(outcome(provoke::read(block.pfn())))
+}
+
+fn read_page_cache() -> Result<Outcome> {
+    let frame = Frame::<PageCache, _>::allocate(mem::frames())?;
+    mark(frame.pfn());
+    Ok(outcome(provoke::read(frame.pfn())))
+}
+
+fn read_freed() -> Result<Outcome> {
+    let frame = user_frame()?.pfn();
+    Ok(outcome(provoke::read(frame)))
+}
+
+fn read_reallocated() -> Result<Outcome> {
+    drop(user_frame()?);
+    read_user()
+}
+
+/// ret2dir (Kemerlis and others, 2014): a program's page is filled with code, and the kernel jumps to its alias.
+fn exec_physmap() -> Result<Outcome> {
+    const RET: u8 = 0xc3;
+    let frame = user_frame()?;
+    X86.with_bytes(frame.pfn(), |bytes| bytes.fill(RET));
+    Ok(if provoke::execute(frame.pfn()) { Outcome::Exposed } else { Outcome::Stopped })
+}
+
+fn write_text_alias() -> Result<Outcome> {
+    Ok(if provoke::write_text_alias() { Outcome::Exposed } else { Outcome::Stopped })
+}
+
+fn stale_window() -> Result<Outcome> {
+    let frame = user_frame()?;
+    Ok(outcome(provoke::read_closed_window(frame.pfn(), DEADLINE_NS + DEADLINE_NS / 4)))
+}
+
+fn window_in_interrupt() -> Result<Outcome> {
+    Ok(if provoke::window_in_interrupt() { Outcome::Exposed } else { Outcome::Stopped })
+}
+
+/// What the task on the other CPU has found: not yet anything.
+const WAITING: u8 = 0;
+const STOPPED: u8 = 1;
+const EXPOSED: u8 = 2;
+
+/// Read from a CPU that never had the frame in a window. `ENODEV` on a machine with one CPU.
+fn read_on_another_cpu() -> Result<Outcome> {
+    static FOUND: AtomicU8 = AtomicU8::new(WAITING);
+    static DONE: WaitQueue = WaitQueue::new();
+    let here = hw::current_cpu();
+    let other = sched::online().without(here).iter().next().ok_or(Errno::ENODEV)?;
+    let frame = user_frame()?;
+    let pfn = frame.pfn();
+    FOUND.store(WAITING, Ordering::Relaxed);
+    spawn_kernel_on(
+        other,
+        reserve::boxed(move || {
+            let exposed = provoke::read(pfn) == Some(SECRET);
+            FOUND.store(if exposed { EXPOSED } else { STOPPED }, Ordering::Release);
+            DONE.wake_all();
+        }),
+    )?;
+    let found = || Some(FOUND.load(Ordering::Acquire)).filter(|&found| found != WAITING);
+    let found = DONE.wait_uninterruptible(found);
+    Ok(if found == EXPOSED { Outcome::Exposed } else { Outcome::Stopped })
+}

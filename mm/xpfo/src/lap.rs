@@ -1,0 +1,134 @@
+//! Which slot a CPU's next window takes.
+//!
+//! **Protocol.** A CPU has [`Lap`] slots, each of which maps one frame while its window is open. A slot is taken once per
+//! lap, upwards, and its entry is cleared when the window closes. The CPU forgets all non-global translations before
+//! the next lap begins, so no slot is used while a translation of its last use is cached. A window that is open while the
+//! CPU forgets can be cached again after that: its slot is *held over*, which means left out, for the whole new lap.
+//!
+//! Windows are opened and closed by their own CPU, which the holder keeps; they nest, and close in the reverse order.
+//! Opening one takes no more than a comparison and a store while a run of free slots lasts ([`Lap::take`]); at
+//! its end [`Lap::renew`] finds the next, or begins a lap. A CPU that forgot everything for another reason, with no window
+//! open, says so ([`Lap::forget`]): it begins a lap at its next window without forgetting again.
+//!
+//! The model in this file's tests explores every interleaving of two CPUs, three frames and an attacker who has each
+//! CPU cache what its tables show at any moment.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The slots of one CPU. Only that CPU changes it; other CPUs may read its counts.
+///
+/// `SLOTS` is at most 64.
+#[derive(Debug)]
+pub struct Lap<const SLOTS: usize> {
+    /// The next slot, and one past the last of the run that it is in.
+    next: AtomicU32,
+    limit: AtomicU32,
+    /// 1 if nothing is cached: no window was opened since the CPU forgot everything.
+    fresh: AtomicU32,
+    /// Slots that were in use when this lap began: a bit each.
+    held: AtomicU64,
+    /// Windows taken so far, less `next`: so counting a window costs nothing.
+    base: AtomicU64,
+    laps: AtomicU64,
+}
+
+/// What [`Lap::renew`] found, and what the CPU has to do before it takes a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Renewal {
+    /// More slots of this lap. Nothing to do.
+    SameLap,
+    /// A new lap: the CPU forgets all non-global translations first.
+    NewLap,
+    /// The first lap since the CPU forgot everything. Nothing to do, but from now on there is something to forget.
+    Fresh,
+}
+
+impl<const SLOTS: usize> Lap<SLOTS> {
+    /// No slot in use and nothing cached.
+    pub const fn new() -> Self {
+        assert!(SLOTS > 0 && SLOTS <= 64);
+        Self {
+            next: AtomicU32::new(0),
+            limit: AtomicU32::new(0),
+            fresh: AtomicU32::new(1),
+            held: AtomicU64::new(0),
+            base: AtomicU64::new(0),
+            laps: AtomicU64::new(0),
+        }
+    }
+
+    /// The next slot. `None` at the end of a run of slots: [`Lap::renew`] comes first.
+    #[inline(always)]
+    pub fn take(&self) -> Option<usize> {
+        let slot = self.next.load(Ordering::Relaxed);
+        if slot == self.limit.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.next.store(slot + 1, Ordering::Relaxed);
+        Some(slot as usize)
+    }
+
+    /// Find the next run of slots; [`Lap::take`] then has one. `open` has a bit for each slot that is in use.
+    ///
+    /// # Panics
+    /// When all slots are in use.
+    pub fn renew(&self, open: u64) -> Renewal {
+        let taken = self.taken();
+        let (mut held, mut from) =
+            (self.held.load(Ordering::Relaxed), self.limit.load(Ordering::Relaxed) as usize);
+        let mut found = Renewal::SameLap;
+        if self.fresh.swap(0, Ordering::Relaxed) != 0 {
+            (held, from, found) = (open, 0, Renewal::Fresh);
+        } else if Self::first_free(held, from).is_none() {
+            (held, from, found) = (open, 0, Renewal::NewLap);
+        }
+        let first = Self::first_free(held, from).expect("all windows of this CPU are in use");
+        let end = (first..SLOTS).find(|slot| held >> slot & 1 != 0).unwrap_or(SLOTS);
+        self.held.store(held, Ordering::Relaxed);
+        self.next.store(first as u32, Ordering::Relaxed);
+        self.limit.store(end as u32, Ordering::Relaxed);
+        self.base.store(taken.wrapping_sub(first as u64), Ordering::Relaxed);
+        if found != Renewal::SameLap {
+            self.laps.store(self.laps.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        found
+    }
+
+    fn first_free(held: u64, from: usize) -> Option<usize> {
+        (from..SLOTS).find(|slot| held >> slot & 1 == 0)
+    }
+
+    /// The CPU has forgotten all non-global translations while no window was open.
+    #[inline]
+    pub fn forget(&self) {
+        self.fresh.store(1, Ordering::Relaxed);
+        // Ends the run: the next window looks for a new one.
+        self.limit.store(self.next.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Whether a window that is closed may still be cached.
+    #[inline]
+    pub fn may_be_cached(&self) -> bool {
+        self.fresh.load(Ordering::Relaxed) == 0
+    }
+
+    /// Windows opened so far.
+    #[inline]
+    pub fn taken(&self) -> u64 {
+        self.base.load(Ordering::Relaxed).wrapping_add(u64::from(self.next.load(Ordering::Relaxed)))
+    }
+
+    /// Laps begun so far.
+    pub fn laps(&self) -> u64 {
+        self.laps.load(Ordering::Relaxed)
+    }
+}
+
+impl<const SLOTS: usize> Default for Lap<SLOTS> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests;

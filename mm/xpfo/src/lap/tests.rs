@@ -1,0 +1,277 @@
+//! Runs of one CPU, and the exhaustive model: two CPUs, three frames, and an attacker who caches at any moment.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeSet, VecDeque};
+use std::vec::Vec;
+
+use super::*;
+
+fn take<const N: usize>(lap: &Lap<N>, open: u64) -> (usize, Renewal) {
+    match lap.take() {
+        Some(slot) => (slot, Renewal::SameLap),
+        None => {
+            let renewal = lap.renew(open);
+            (lap.take().unwrap(), renewal)
+        }
+    }
+}
+
+#[test]
+fn a_slot_is_never_used_twice_in_one_lap_and_every_window_is_counted() {
+    let lap = Lap::<64>::new();
+    let mut seen = 0u64;
+    for count in 0..1000 {
+        let (slot, renewal) = take(&lap, 0);
+        if renewal != Renewal::SameLap {
+            seen = 0;
+        }
+        assert_eq!(seen >> slot & 1, 0);
+        seen |= 1 << slot;
+        assert_eq!(lap.taken(), count + 1);
+    }
+    assert_eq!(lap.laps(), 1000_u64.div_ceil(64));
+}
+
+#[test]
+fn a_slot_open_over_a_flush_rests_until_the_next() {
+    let lap = Lap::<8>::new();
+    for _ in 0..3 {
+        take(&lap, 0);
+    }
+    let (outer, _) = take(&lap, 0);
+    let mut laps = Vec::new();
+    for _ in 0..40 {
+        let (slot, renewal) = take(&lap, 1 << outer);
+        assert_ne!(slot, outer, "it is still open");
+        laps.extend((renewal == Renewal::NewLap).then_some(slot));
+    }
+    assert!(laps.len() > 3);
+    // Closed in the middle of a lap: its translation may be cached since the flush.
+    loop {
+        let (slot, renewal) = take(&lap, 0);
+        if renewal == Renewal::NewLap {
+            break;
+        }
+        assert_ne!(slot, outer);
+    }
+    assert!((0..8).any(|_| take(&lap, 0).0 == outer));
+}
+
+#[test]
+fn a_cpu_that_forgot_begins_a_lap_without_forgetting_again() {
+    let lap = Lap::<8>::new();
+    assert!(!lap.may_be_cached());
+    assert_eq!(take(&lap, 0).1, Renewal::Fresh);
+    take(&lap, 0);
+    assert!(lap.may_be_cached());
+    lap.forget();
+    assert!(!lap.may_be_cached());
+    assert_eq!((take(&lap, 0), lap.taken()), ((0, Renewal::Fresh), 3));
+}
+
+#[test]
+#[should_panic(expected = "all windows of this CPU are in use")]
+fn more_windows_than_slots_are_refused() {
+    let lap = Lap::<3>::new();
+    let mut open = 0;
+    for _ in 0..4 {
+        open |= 1 << take(&lap, open).0;
+    }
+}
+
+/// What a broken kernel leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mutant {
+    None,
+    /// The flush between two laps.
+    NoFlush,
+    /// Slots that were open over a flush are used again at once.
+    NoHeldOver,
+    /// The entry stays when the window closes.
+    NoClear,
+    /// The CPU says that it forgot while a window is open.
+    ForgetsWhileOpen,
+}
+
+const SLOTS: usize = 3;
+const FRAMES: u8 = 3;
+const NONE: u8 = 0xff;
+
+/// A CPU of the model: the real [`Lap`]'s numbers, its entries, what its TLB holds, and the windows that are open.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Cpu {
+    next: u32,
+    limit: u32,
+    fresh: u32,
+    held: u64,
+    entries: [u8; SLOTS],
+    cached: [u8; SLOTS],
+    open: Vec<u8>,
+}
+
+impl Cpu {
+    fn new() -> Self {
+        Self {
+            next: 0,
+            limit: 0,
+            fresh: 1,
+            held: 0,
+            entries: [NONE; SLOTS],
+            cached: [NONE; SLOTS],
+            open: Vec::new(),
+        }
+    }
+    fn lap(&self) -> Lap<SLOTS> {
+        let lap = Lap::new();
+        lap.next.store(self.next, Ordering::Relaxed);
+        lap.limit.store(self.limit, Ordering::Relaxed);
+        lap.fresh.store(self.fresh, Ordering::Relaxed);
+        lap.held.store(self.held, Ordering::Relaxed);
+        lap
+    }
+    fn keep(&mut self, lap: &Lap<SLOTS>) {
+        self.next = lap.next.load(Ordering::Relaxed);
+        self.limit = lap.limit.load(Ordering::Relaxed);
+        self.fresh = lap.fresh.load(Ordering::Relaxed);
+        self.held = lap.held.load(Ordering::Relaxed);
+    }
+    fn open_mask(&self) -> u64 {
+        self.open.iter().fold(0, |mask, slot| mask | 1 << slot)
+    }
+    /// The kernel opens a window; the slot and what its TLB says of it.
+    fn open(&mut self, frame: u8, mutant: Mutant) -> Result<(), &'static str> {
+        let lap = self.lap();
+        let slot = match lap.take() {
+            Some(slot) => slot,
+            None => {
+                let open = if mutant == Mutant::NoHeldOver { 0 } else { self.open_mask() };
+                if lap.renew(open) == Renewal::NewLap && mutant != Mutant::NoFlush {
+                    self.cached = [NONE; SLOTS];
+                }
+                lap.take().unwrap()
+            }
+        };
+        self.keep(&lap);
+        if self.open.contains(&(slot as u8)) {
+            return Err("a slot is used while its window is open");
+        }
+        self.entries[slot] = frame;
+        self.open.push(slot as u8);
+        // The kernel's own accesses use what is cached.
+        if ![NONE, frame].contains(&self.cached[slot]) {
+            return Err("a window shows another frame");
+        }
+        Ok(())
+    }
+    fn close(&mut self, mutant: Mutant) {
+        if let Some(slot) = self.open.pop()
+            && mutant != Mutant::NoClear
+        {
+            self.entries[usize::from(slot)] = NONE;
+        }
+    }
+    fn forget(&mut self) {
+        self.cached = [NONE; SLOTS];
+        let lap = self.lap();
+        lap.forget();
+        self.keep(&lap);
+    }
+    /// Whether the attacker can have this frame's bytes on this CPU beyond what is open.
+    fn peek(&self, frame: u8) -> bool {
+        self.cached.contains(&frame)
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct World {
+    cpus: [Cpu; 2],
+}
+
+impl World {
+    /// The stated stale set under `lap`: frames whose window closed since the CPU last forgot. A CPU that has nothing to
+    /// forget shows what is open and nothing else.
+    fn check(&self) -> Result<(), &'static str> {
+        for cpu in &self.cpus {
+            let open: Vec<u8> = cpu.open.iter().map(|slot| cpu.entries[usize::from(*slot)]).collect();
+            for frame in 0..FRAMES {
+                if cpu.fresh != 0 && cpu.peek(frame) && !open.contains(&frame) {
+                    return Err("a CPU that has forgotten everything shows a closed window");
+                }
+            }
+            for slot in 0..SLOTS {
+                let is_open = cpu.open.contains(&(slot as u8));
+                if !is_open && cpu.entries[slot] != NONE {
+                    return Err("a closed window is in the tables");
+                }
+            }
+        }
+        Ok(())
+    }
+    /// Every next state; `Err` names what broke.
+    fn steps(&self, mutant: Mutant) -> Result<Vec<Self>, &'static str> {
+        let mut next = Vec::new();
+        for number in 0..2 {
+            let cpu = &self.cpus[number];
+            for frame in 0..FRAMES {
+                let shows = |slot: &u8| cpu.entries[usize::from(*slot)] == frame;
+                // Windows nest twice, never on the same frame.
+                if cpu.open.len() < 2 && !cpu.open.iter().any(shows) {
+                    let mut world = self.clone();
+                    world.cpus[number].open(frame, mutant)?;
+                    next.push(world);
+                }
+            }
+            if !cpu.open.is_empty() {
+                let mut world = self.clone();
+                world.cpus[number].close(mutant);
+                next.push(world);
+            }
+            if cpu.open.is_empty() || mutant == Mutant::ForgetsWhileOpen {
+                let mut world = self.clone();
+                world.cpus[number].forget();
+                next.push(world);
+            }
+            // The attacker has the CPU cache any entry, as speculation may.
+            for slot in 0..SLOTS {
+                if cpu.entries[slot] != NONE && cpu.cached[slot] == NONE {
+                    let mut world = self.clone();
+                    world.cpus[number].cached[slot] = cpu.entries[slot];
+                    next.push(world);
+                }
+            }
+        }
+        next.iter().try_for_each(Self::check)?;
+        Ok(next)
+    }
+}
+
+/// Every state that can be reached; how many, or what broke.
+fn explore(mutant: Mutant) -> Result<usize, &'static str> {
+    // The CPUs share nothing, so the second one adds no state of its own beyond what three steps of it show.
+    let first = World { cpus: [Cpu::new(), Cpu::new()] };
+    let mut seen = BTreeSet::from([first.cpus[0].clone()]);
+    let mut queue = VecDeque::from([first]);
+    while let Some(world) = queue.pop_front() {
+        for next in world.steps(mutant)? {
+            let [one, two] = &next.cpus;
+            let fresh = seen.insert(one.clone()) | seen.insert(two.clone());
+            if fresh {
+                queue.push_back(next);
+            }
+        }
+    }
+    Ok(seen.len())
+}
+
+#[test]
+fn no_window_ever_shows_another_frame_and_what_was_forgotten_stays_so() {
+    let states = explore(Mutant::None).unwrap();
+    assert!(states > 1000, "{states} states");
+}
+
+#[test]
+fn what_a_broken_kernel_leaves_out_is_found() {
+    for mutant in [Mutant::NoFlush, Mutant::NoHeldOver, Mutant::NoClear, Mutant::ForgetsWhileOpen] {
+        assert!(explore(mutant).is_err(), "{mutant:?}");
+    }
+}
