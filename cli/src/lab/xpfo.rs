@@ -14,8 +14,8 @@ use freehold_scope_record::{Cause, Half, Lives, Results};
 use serde::Serialize;
 
 use super::{Experiment, Extent, Settings};
-use crate::failure::{Failure, OWN_ERROR};
-use crate::{Result, args, files, scope};
+use crate::failure::Failure;
+use crate::{Result, args, files, print, scope};
 
 /// In the registry.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -25,6 +25,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const POLICIES: [&str; 4] = ["off", "lap", "on", "strict"];
+/// What the kernel does where nothing is said.
+const DEFAULT: &str = "on";
 const LINUX: &str = "linux";
 const SHAPES: [&str; 6] = ["skylake-sp", "skylake-sp:plru", "ice-lake", "ice-lake:plru", "zen5", "zen5:plru"];
 
@@ -121,65 +123,83 @@ struct Record {
     shapes: Vec<Row>,
 }
 
+impl Record {
+    fn new(experiment: &'static str) -> Record {
+        Record {
+            experiment,
+            how: HOW,
+            missing: Vec::new(),
+            skipped: Vec::new(),
+            rows: Vec::new(),
+            shapes: Vec::new(),
+        }
+    }
+}
+
 const HOW: &str = "Instructions, flushes and windows are counted by the microscope with --icount (1 instruction is 1 ns of the guest's \
                    time); walks, misses, replaced entries and lives are those of the modelled TLB; reachable bytes are the non-zero bytes that \
                    were stored while a program owned the frame, looked at at each phase and every 2^26 instructions.";
 
 fn run(settings: &Settings) -> Result<u8> {
-    let quick = settings.extent == Extent::Quick;
-    let (mut missing, mut have) = (Vec::new(), Vec::new());
+    let mut record = Record::new(EXPERIMENT.name);
+    let mut have = Vec::new();
     for policy in POLICIES {
-        eprintln!("freehold: xpfo={policy}: does the kernel have it?");
-        if published(policy)? == policy { have.push(policy) } else { missing.push(policy) }
+        print::stderr(format!("freehold: xpfo={policy}: does the kernel have it?\n"));
+        if published(policy)? == policy { have.push(policy) } else { record.missing.push(policy) }
     }
-    let mut record = Record {
-        experiment: EXPERIMENT.name,
-        how: HOW,
-        missing,
-        skipped: Vec::new(),
-        rows: Vec::new(),
-        shapes: Vec::new(),
-    };
-    let workloads: &[Workload] = if quick { &[SHELL] } else { &WORKLOADS };
-    for workload in workloads {
-        if let Some(absent) = workload.needs.iter().find(|path| !PathBuf::from(path).exists()) {
-            record
-                .skipped
-                .push(Skipped { workload: workload.name, why: format!("this host has no {absent}") });
-            continue;
-        }
-        for policy in have.iter().copied().chain((!quick).then_some(LINUX)) {
-            eprintln!("freehold: {}, {policy}", workload.name);
-            let models = if quick { "tlb" } else { "tlb,residue" };
-            record.rows.push(measure(workload, policy, (models, SHAPES[0]))?);
+    match settings.extent {
+        Extent::Quick => measure_all(&mut record, &[SHELL], &have, "tlb")?,
+        Extent::Full => {
+            let with_linux: Vec<_> = have.iter().copied().chain([LINUX]).collect();
+            measure_all(&mut record, &WORKLOADS, &with_linux, "tlb,residue")?;
+            measure_shapes(&mut record, &have)?;
         }
     }
-    if !quick {
-        for shape in SHAPES {
-            eprintln!("freehold: {}, {shape}", SHELL.name);
-            for policy in [have.last().copied(), Some(LINUX)].into_iter().flatten() {
-                record.shapes.push(measure(&SHELL, policy, ("tlb", shape))?);
-            }
-        }
-    }
-    print!("{}", report::summary(&record));
     if let Some(path) = &settings.json {
         files::write_json(path, &record)?;
     }
     if let Some(path) = &settings.html {
         report::page(&record).write(path)?;
     }
-    match record.missing.is_empty() {
-        true => Ok(0),
-        false => {
-            let names = record.missing.join(", ");
-            eprintln!(
-                "{}",
-                Failure::new(format!("this kernel has no policy xpfo={names}: not measured"), "")
-            );
-            Ok(OWN_ERROR)
+    settings.print(&report::summary(&record))?;
+    if record.missing.is_empty() {
+        return Ok(0);
+    }
+    let names = record.missing.join(", ");
+    Err(Failure::new(format!("this kernel has no policy xpfo={names}: not measured"), ""))
+}
+
+/// Adds a row for each workload and policy, where the host has what the workload needs.
+fn measure_all(
+    record: &mut Record,
+    workloads: &[Workload],
+    policies: &[&'static str],
+    models: &str,
+) -> Result<()> {
+    for workload in workloads {
+        if let Some(absent) = workload.needs.iter().find(|path| !PathBuf::from(path).exists()) {
+            let why = format!("this host has no {absent}");
+            record.skipped.push(Skipped { workload: workload.name, why });
+            continue;
+        }
+        for &policy in policies {
+            print::stderr(format!("freehold: {}, {policy}\n", workload.name));
+            record.rows.push(measure(workload, policy, (models, SHAPES[0]))?);
         }
     }
+    Ok(())
+}
+
+/// Adds the shell workload with each TLB, under the default policy and on Linux.
+fn measure_shapes(record: &mut Record, have: &[&'static str]) -> Result<()> {
+    let default = have.iter().copied().find(|&policy| policy == DEFAULT);
+    for shape in SHAPES {
+        print::stderr(format!("freehold: {}, {shape}\n", SHELL.name));
+        for policy in default.into_iter().chain([LINUX]) {
+            record.shapes.push(measure(&SHELL, policy, ("tlb", shape))?);
+        }
+    }
+    Ok(())
 }
 
 /// The policy that the kernel publishes when it is asked for this one.
