@@ -128,7 +128,10 @@ struct SharedLimits {
 impl SharedLimits {
     /// These.
     fn new(limits: Limits) -> Self {
-        Self { all: SpinLock::new(limits), soft: Resource::ALL.map(|resource| AtomicU64::new(limits.get(resource).soft)) }
+        Self {
+            all: SpinLock::new(limits),
+            soft: Resource::ALL.map(|resource| AtomicU64::new(limits.get(resource).soft)),
+        }
     }
     /// What is enforced for `resource`.
     #[inline]

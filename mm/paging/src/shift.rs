@@ -58,11 +58,7 @@ impl<S: Memory> Space<S> {
     ///
     /// # Errors
     /// [`OutOfMemory`]; tables that were made stay.
-    pub fn prepare_shift(
-        &mut self,
-        from: &Range<VirtAddr>,
-        distance: u64,
-    ) -> Result<Prepared, OutOfMemory> {
+    pub fn prepare_shift(&mut self, from: &Range<VirtAddr>, distance: u64) -> Result<Prepared, OutOfMemory> {
         let Some(Step { range, level }) = self.next_step(from, distance) else { return Ok(Prepared::Empty) };
         let machine = self.source().machine();
         if level > 1 {

@@ -289,7 +289,9 @@ fn what_lies_alike_moves_with_its_tables_and_the_rest_leaf_by_leaf() {
     let tables = space.table_bytes();
     let mut at = start;
     // By GiB, by 2 MiB, leaf by leaf, and back.
-    for (to, steps) in [((5 << 39) + (7 << 30), 2), ((6 << 39) + 2 * MIB, 64), ((9 << 39) + 4096, 64), (1 << 30, 64)] {
+    for (to, steps) in
+        [((5 << 39) + (7 << 30), 2), ((6 << 39) + 2 * MIB, 64), ((9 << 39) + 4096, 64), (1 << 30, 64)]
+    {
         let to = VirtAddr(to);
         assert_eq!(move_to(&mut space, &all(at), to), steps, "{at:?} to {to:?}");
         model.assert_coherent();

@@ -250,8 +250,7 @@ pub fn sys_mremap(args: &Args) -> Result<i64> {
     let space = current_space();
     let request = Remap { old: VirtAddr(old), old_len, new_len, place, source };
     let mut pause = || sched::checkpoint().map_err(|_| VmError::Interrupted);
-    let start =
-        and_populate_if_possible(&space, |areas| Ok(areas.remap(request, &limits, &mut pause)?))?;
+    let start = and_populate_if_possible(&space, |areas| Ok(areas.remap(request, &limits, &mut pause)?))?;
     Ok(start.0 as i64)
 }
 

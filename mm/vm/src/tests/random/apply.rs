@@ -282,7 +282,8 @@ impl Run {
             Err(VmError::Interrupted) => {
                 let to = to.unwrap();
                 let mut moved = 0;
-                while moved < old.min(new) && self.processes[p].space().area_at(address(to + moved)).is_some() {
+                while moved < old.min(new) && self.processes[p].space().area_at(address(to + moved)).is_some()
+                {
                     moved += 1;
                 }
                 self.pages[p].retain(|page, _| !(to..to + new).contains(page));
@@ -306,8 +307,7 @@ impl Run {
             Bytes::Shared(object, index) => Bytes::Shared(object, index + by),
         };
         // What is cut off first may have holes too.
-        let source_pages: Vec<_> =
-            (0..old.min(new)).map(|n| self.pages[p][&(at + n)].clone()).collect();
+        let source_pages: Vec<_> = (0..old.min(new)).map(|n| self.pages[p][&(at + n)].clone()).collect();
         if to != at {
             self.separate(p, |page| (to..to + new).contains(&page) || (at..at + old).contains(&page));
         }
