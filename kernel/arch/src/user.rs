@@ -27,8 +27,8 @@ use crate::{cpu, irq};
 mod fpu;
 
 use fpu::{
-    AVX, DEFAULT_CONTROL, DEFAULT_MXCSR, FEATURES, HEADER_BYTES, LEGACY_BYTES, SSE, X87, check_fpu,
-    components, mxcsr_mask, valid_features,
+    AVX, DEFAULT_CONTROL, DEFAULT_MXCSR, FEATURES, HEADER_BYTES, LEGACY_BYTES, SOFTWARE_BYTES, SSE, X87,
+    check_fpu, components, mxcsr_mask, valid_features,
 };
 pub use fpu::{BadFpuState, FpuImage};
 
@@ -145,8 +145,8 @@ pub struct NotUserAddress;
 
 /// A program's registers.
 pub struct UserContext {
-    /// One element: the registers, at an address that stays (the CPU saves them there).
-    state: Box<[State]>,
+    /// The registers, at an address that stays (the CPU saves them there).
+    state: Box<[State; 1]>,
     fpu: Box<[Line]>,
     way_back: WayBack,
 }
@@ -193,7 +193,8 @@ impl UserContext {
             selectors: AtomicU64::new(0),
         };
         state.push(State { registers: Registers::default(), resident });
-        let mut context = Self { state: state.into_boxed_slice(), fpu, way_back: WayBack::Changed };
+        let state = state.into_boxed_slice().try_into().map_err(|_| OutOfMemory)?;
+        let mut context = Self { state, fpu, way_back: WayBack::Changed };
         context.start(0, 0);
         Ok(context)
     }
@@ -295,6 +296,16 @@ impl UserContext {
         self.save_if_live();
         self.fpu_bytes()
     }
+    /// The same with `note` in the bytes that are software's: 464 to 511, which the CPU neither loads nor saves (Intel SDM volume 1, 10.5.1
+    /// and 13.4.1). At most 48 bytes.
+    ///
+    /// # Panics
+    /// For a longer note.
+    pub fn noted_fpu(&mut self, note: &[u8]) -> &[u8] {
+        self.save_if_live();
+        self.fpu_bytes_mut()[SOFTWARE_BYTES..LEGACY_BYTES][..note.len()].copy_from_slice(note);
+        self.fpu_bytes()
+    }
     fn fpu_bytes(&self) -> &[u8] {
         let bytes = size_of_val(&*self.fpu);
         // SAFETY: lines are bytes without padding, and borrowed for as long as the slice.
@@ -335,7 +346,9 @@ impl UserContext {
     pub fn reset_fpu(&mut self) {
         self.save_if_live();
         let area = self.fpu_bytes_mut();
-        area.fill(0);
+        // The CPU does not look at components whose bit in the header is clear.
+        let (head, _) = area.split_at_mut(area.len().min(LEGACY_BYTES + HEADER_BYTES));
+        head.fill(0);
         area[0..2].copy_from_slice(&DEFAULT_CONTROL.to_le_bytes());
         area[24..28].copy_from_slice(&DEFAULT_MXCSR.to_le_bytes());
     }

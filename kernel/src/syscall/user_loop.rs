@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 
 use freehold_arch::time;
 use freehold_arch::user::{USER_END, UserContext, UserEvent};
+use freehold_machine::VirtAddr;
 
 use super::dispatch;
 use crate::mem;
@@ -14,24 +15,23 @@ use crate::task::signal::{
     exception,
 };
 use crate::task::{Fault, Task, handle_user_fault, out_of_memory, reserve};
-use crate::{Errno, sched};
+use crate::{Errno, Result, sched};
 
 /// Run `task`'s program from `context` until the thread ends.
+///
+/// What is rare is a function of its own: the way of a system call and of a page fault stays short.
 pub fn run(task: &Arc<Task>, context: &mut UserContext) {
     // Kept at hand: the way from the task to its thread is a load more for each look.
     let thread: &Thread = task.thread();
-    let mut interrupted: Option<Interrupted> = None;
     let mut trap = Trap::default();
     loop {
         let left = time::ticks();
-        let urgent = || thread.signal_pending() || interrupted.is_some() || sched::is_wanted();
+        let urgent = || thread.signal_pending() || sched::is_wanted();
         let Some(event) = context.run_unless(urgent) else {
             if sched::is_wanted() {
                 sched::reschedule();
             }
-            if (thread.signal_pending() || interrupted.is_some())
-                && task.attend(context, interrupted.take(), trap).is_break()
-            {
+            if thread.signal_pending() && task.attend(context, None, trap).is_break() {
                 return;
             }
             continue;
@@ -40,58 +40,81 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
         match event {
             UserEvent::Syscall => {
                 let number = context.syscall_number();
-                let outcome =
-                    mem::with_memory_found(|| match reserve::with(&task.drawn, || dispatch(context)) {
-                        Ok(outcome) => outcome,
-                        Err(_) => {
-                            out_of_memory("system call");
-                            Err(Errno::ERESTARTNOINTR)
-                        }
-                    });
-                match outcome {
-                    Ok(value) => context.set_return(value as u64),
-                    Err(
-                        error @ (Errno::ERESTARTSYS
-                        | Errno::ERESTARTNOINTR
-                        | Errno::ERESTARTNOHAND
-                        | Errno::ERESTARTBLOCK),
-                    ) => interrupted = Some((number, error)),
-                    Err(error) => context.set_return(error.to_return_value() as u64),
+                let Err(error) = system_call(task, context) else { continue };
+                if sched::is_wanted() {
+                    sched::reschedule();
+                }
+                if task.attend(context, Some((number, error)), trap).is_break() {
+                    return;
                 }
             }
             UserEvent::PageFault { addr, access, code } => {
                 let space = task.process().space();
-                let result = handle_user_fault(&space, addr, access);
-                if let Err(fault) = result {
-                    let error = exception::shown_page_fault_code(code, addr.0, USER_END);
-                    trap = Trap { vector: u64::from(exception::PAGE_FAULT), error, address: addr.0 };
-                    task.force_signal(match fault {
-                        Fault::Segv(code) => SigInfo::fault(Signal::SEGV, code, addr.0),
-                        Fault::Bus => SigInfo::fault(Signal::BUS, code::BUS_ADRERR, addr.0),
-                    });
+                if let Err(fault) = handle_user_fault(&space, addr, access) {
+                    trap = page_fault_trap(addr, code);
+                    force_fault(task, fault, addr);
                 }
             }
-            UserEvent::Exception { vector: exception::MACHINE_CHECK, code } => {
-                // What the program did is not the reason: the description of its last exception stays.
-                log::error!(
-                    "machine check in user mode, bank status {code:#x}, process {}",
-                    task.process().pid
-                );
-                task.force_signal(SigInfo::kernel(Signal::BUS));
-            }
-            UserEvent::Exception { vector, code } => {
-                let error = if vector == exception::DEBUG { 0 } else { code };
-                trap = Trap { vector: u64::from(vector), error, address: trap.address };
-                let rip = context.regs().rip;
-                if let Some(info) = exception::signal(vector, code, rip, || context.fpu()) {
-                    task.force_signal(info);
-                }
-            }
+            UserEvent::Exception { vector, code } => trap = exception(task, context, (vector, code), trap),
             // A program that makes no system calls still gives up free frames that another CPU asks for.
             UserEvent::Interrupt => {
-                crate::mem::frames().poll(freehold_buddy::Moment::Tick);
-                crate::mem::hotplug::tick();
+                mem::frames().poll(freehold_buddy::Moment::Tick);
+                mem::hotplug::tick();
             }
         }
     }
+}
+
+/// Make the system call that `context` asks for, and answer it; or why it must be made again.
+#[inline]
+fn system_call(task: &Task, context: &mut UserContext) -> Result<()> {
+    let outcome = mem::with_memory_found(|| match reserve::with(&task.drawn, || dispatch(context)) {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            out_of_memory("system call");
+            Err(Errno::ERESTARTNOINTR)
+        }
+    });
+    match outcome {
+        Ok(value) => context.set_return(value as u64),
+        Err(
+            error @ (Errno::ERESTARTSYS
+            | Errno::ERESTARTNOINTR
+            | Errno::ERESTARTNOHAND
+            | Errno::ERESTARTBLOCK),
+        ) => return Err(error),
+        Err(error) => context.set_return(error.to_return_value() as u64),
+    }
+    Ok(())
+}
+
+#[cold]
+fn page_fault_trap(addr: VirtAddr, code: u64) -> Trap {
+    let error = exception::shown_page_fault_code(code, addr.0, USER_END);
+    Trap { vector: u64::from(exception::PAGE_FAULT), error, address: addr.0 }
+}
+
+#[cold]
+fn force_fault(task: &Task, fault: Fault, addr: VirtAddr) {
+    task.force_signal(match fault {
+        Fault::Segv(code) => SigInfo::fault(Signal::SEGV, code, addr.0),
+        Fault::Bus => SigInfo::fault(Signal::BUS, code::BUS_ADRERR, addr.0),
+    });
+}
+
+/// Send the signal for an exception. The description of the program's last exception afterwards; `last` is that of the one before.
+#[cold]
+fn exception(task: &Task, context: &mut UserContext, (vector, code): (u8, u64), last: Trap) -> Trap {
+    if vector == exception::MACHINE_CHECK {
+        // What the program did is not the reason: the description of its last exception stays.
+        log::error!("machine check in user mode, bank status {code:#x}, process {}", task.process().pid);
+        task.force_signal(SigInfo::kernel(Signal::BUS));
+        return last;
+    }
+    let rip = context.regs().rip;
+    if let Some(info) = exception::signal(vector, code, rip, || context.fpu()) {
+        task.force_signal(info);
+    }
+    let error = if vector == exception::DEBUG { 0 } else { code };
+    Trap { vector: u64::from(vector), error, address: last.address }
 }

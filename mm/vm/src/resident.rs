@@ -484,18 +484,24 @@ impl<S: Memory> Resident<S> {
                 self.count_leaves(-1);
             }
             batch.unmapped_large(addr, old, self.held_block(old));
-        } else if old.backing() == Backing::Uncounted {
-            batch.unmapped(addr, old, None);
         } else {
-            let taken = Mapping::<User, S>::from_leaf_of(self.source(), old.frame());
-            let (mapping, owner) = taken.expect("counted leaves lead to user frames");
-            if owner == Owner::Anon {
-                gone.anon += 1;
-            } else {
-                gone.cached += 1;
-            }
-            batch.unmapped(addr, old, Some(mapping));
+            // One call: the batch's part stays in line.
+            let held = (old.backing() == Backing::Counted).then(|| self.take_held(old, gone));
+            batch.unmapped(addr, old, held);
         }
+    }
+
+    /// What the counted leaf `old` of a 4 KiB page held.
+    #[inline]
+    fn take_held(&self, old: Entry, gone: &mut Gone) -> Mapping<User, S> {
+        let taken = Mapping::<User, S>::from_leaf_of(self.source(), old.frame());
+        let (mapping, owner) = taken.expect("counted leaves lead to user frames");
+        if owner == Owner::Anon {
+            gone.anon += 1;
+        } else {
+            gone.cached += 1;
+        }
+        mapping
     }
 
     fn count_gone(&mut self, area: &Area<S>, gone: &Gone) {

@@ -3,6 +3,8 @@
 //! Manual: Intel SDM volume 1, 13.4 (the area), 13.8.1 (what XRSTOR refuses).
 
 pub(super) const LEGACY_BYTES: usize = 512;
+/// Where those of its bytes begin that are software's (Intel SDM volume 1, 10.5.1).
+pub(super) const SOFTWARE_BYTES: usize = 464;
 pub(super) const HEADER_BYTES: usize = 64;
 pub(super) const X87: u64 = 1;
 pub(super) const SSE: u64 = 1 << 1;

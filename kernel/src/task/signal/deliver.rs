@@ -59,6 +59,8 @@ enum Next {
 impl Task {
     /// Act on everything that came: stop, end, or enter a handler. `interrupted` is the system call that this
     /// return would otherwise answer. Breaks where the thread ends.
+    // In line it would spill the registers of every system call.
+    #[inline(never)]
     pub fn attend(
         self: &Arc<Self>,
         context: &mut UserContext,
@@ -211,11 +213,12 @@ impl Task {
         let size = frame::fpstate_size(image);
         let at = frame::place(context.regs().rsp, wants, &alternate, size).ok_or(Errno::EFAULT)?;
         let old_stack = reported(&alternate, context.regs().rsp);
-        bytes::write_exact(at.fpstate, context.fpu())?;
         if image > LEGACY {
             let description = Description::new(image, user::xfeatures());
-            bytes::write_exact(at.fpstate + DESCRIPTION as u64, description.as_bytes())?;
+            bytes::write_exact(at.fpstate, context.noted_fpu(description.as_bytes()))?;
             bytes::UserPtr::new(at.fpstate + image as u64).write(&MAGIC2)?;
+        } else {
+            bytes::write_exact(at.fpstate, context.fpu())?;
         }
         let strict = if context.regs().cs == USER_CODE { frame::UC_STRICT_RESTORE_SS } else { 0 };
         let frame = Frame {

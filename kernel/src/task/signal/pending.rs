@@ -85,6 +85,7 @@ impl Pending {
         }
     }
     /// Take the first that is in `wanted`.
+    #[inline]
     pub fn take(&mut self, wanted: SigSet) -> Option<SigInfo> {
         let signal = self.set.intersection(wanted).first()?;
         let number = i32::from(signal.number());

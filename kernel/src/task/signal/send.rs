@@ -63,6 +63,7 @@ impl Process {
         shared.lock().get(signal)
     }
     /// Change it; returns what it was.
+    #[inline]
     pub(in crate::task) fn set_action(&self, signal: Signal, action: Action) -> Action {
         let shared = self.actions.lock();
         let mut actions = shared.lock();
@@ -200,6 +201,7 @@ impl Task {
         self.send(info, Some(Payer::of(self.process())))
     }
 
+    #[inline]
     fn send(&self, info: SigInfo, payer: Option<Payer>) -> Result<()> {
         let wanted = self.pending.lock().room_wanted();
         if let Some(buffer) = wanted.and_then(buffer_for) {
