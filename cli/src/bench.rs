@@ -25,6 +25,7 @@ pub use plan::LEAN;
 use plan::Plan;
 use report::Report;
 pub use report::emulator;
+pub use rows::{COUNTS, GROWTH, Growth, Row};
 
 /// Exit status when a guest failed to perform a row.
 const ROW_FAILED: u8 = 1;
@@ -77,6 +78,15 @@ pub fn compare(options: &BenchOptions) -> Result<std::result::Result<Compared, u
 impl Compared {
     fn report(&self) -> Report<'_> {
         Report::new(&self.plan, &self.measured, &self.comparison)
+    }
+
+    /// What the row of this name costs one worker on the `side`th side; `None` where it failed.
+    pub fn cost(&self, name: &str, side: usize) -> Option<f64> {
+        let line = self.comparison.lines.iter().find(|line| line.row.name == name && line.workers == 1)?;
+        match line.cells.get(side)? {
+            compare::Cell::Cost(cost) => Some(cost.estimate.value),
+            compare::Cell::Failed(_) => None,
+        }
     }
 
     /// As a table in a terminal.

@@ -4,6 +4,7 @@
 
 mod costs;
 mod cow;
+mod growth;
 mod near_cache;
 mod slowdown;
 mod xpfo;
@@ -20,8 +21,14 @@ use crate::session::End;
 use crate::{Result, files, print, report};
 
 /// All of them, in the order in which they are listed.
-const EXPERIMENTS: &[Experiment] =
-    &[costs::EXPERIMENT, cow::EXPERIMENT, near_cache::EXPERIMENT, slowdown::EXPERIMENT, xpfo::EXPERIMENT];
+const EXPERIMENTS: &[Experiment] = &[
+    costs::EXPERIMENT,
+    cow::EXPERIMENT,
+    growth::EXPERIMENT,
+    near_cache::EXPERIMENT,
+    slowdown::EXPERIMENT,
+    xpfo::EXPERIMENT,
+];
 
 /// One experiment.
 pub struct Experiment {

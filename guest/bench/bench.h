@@ -1,7 +1,9 @@
 // The harness of the benchmark programs: one program holds several rows, one process runs one row.
 //
-//   PROGRAM ROW SAMPLES DIVISOR tsc|monotonic|watched WORKERS
+//   PROGRAM ROW[@THINGS] SAMPLES DIVISOR tsc|monotonic|watched WORKERS
 //   PROGRAM --list
+//
+// THINGS says how many things the operation has around it: areas, descriptors, processes. It is 1 where the name says nothing.
 //
 // A row function takes WARM_UPS samples that are thrown away and then SAMPLES that count; each sample performs the row's
 // number of operations (divided by DIVISOR, at least one) between begin() and end(). The work is the same on every kernel:
@@ -45,6 +47,7 @@ struct shared {
     int samples, workers;
     enum clock clock;
     uint64_t clock_cost;
+    long operations;  // in one sample, as the first worker performed them
     pthread_barrier_t together;
     char note[160];
     struct times times[MOST_WORKERS];
@@ -55,7 +58,8 @@ struct worker {
     struct shared *shared;
     int number;
     int sample;       // negative while warming up
-    long operations;  // in one sample
+    long operations;  // in one sample; a row that finds out by itself sets it
+    long things;
 };
 
 enum kind { THREADS, PROCESSES };
@@ -135,6 +139,7 @@ static void end_without(struct worker *w, uint64_t overhead) {
     s->times[w->number].end = now(s);
     meet(w);
     phase(w, "between");
+    if (w->number == 0) s->operations = w->operations;
     if (w->number == 0 && w->sample >= 0) {
         uint64_t first = s->times[0].begin, last = s->times[0].end;
         for (int i = 1; i < s->workers; i++) {
@@ -201,12 +206,12 @@ static void *be_worker(void *argument) {
     return 0;
 }
 
-static void run_workers(const struct row *row, struct shared *s, long operations) {
+static void run_workers(const struct row *row, struct shared *s, long operations, long things) {
     struct start starts[MOST_WORKERS];
     pthread_t threads[MOST_WORKERS];
     pid_t children[MOST_WORKERS];
     for (int i = s->workers - 1; i >= 0; i--) {
-        starts[i] = (struct start){row, {s, i, 0, operations}};
+        starts[i] = (struct start){row, {s, i, 0, operations, things}};
         if (i == 0) {
             be_worker(&starts[0]);
         } else if (row->kind == THREADS) {
@@ -226,7 +231,8 @@ static void run_workers(const struct row *row, struct shared *s, long operations
     }
 }
 
-static void report(const struct shared *s, long operations) {
+static void report(const struct shared *s) {
+    long operations = s->operations;
     if (s->note[0]) say(s, "note", s->note);
     for (int i = 0; i < s->samples; i++) {
         char text[64];
@@ -241,18 +247,20 @@ int main(int argc, char **argv) {
         return 0;
     }
     const struct row *row = rows;
-    while (argc == 6 && row->name && strcmp(row->name, argv[1])) row++;
+    size_t length = argc == 6 ? strcspn(argv[1], "@") : 0;
+    while (argc == 6 && row->name && (strlen(row->name) != length || memcmp(row->name, argv[1], length))) row++;
     struct shared *s = mmap(0, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (argc != 6 || !row->name || s == MAP_FAILED) {
-        fprintf(stderr, "usage: %s ROW SAMPLES DIVISOR tsc|monotonic|watched WORKERS (rows: %s --list)\n", argv[0], argv[0]);
+        fprintf(stderr, "usage: %s ROW[@THINGS] SAMPLES DIVISOR tsc|monotonic|watched WORKERS (rows: %s --list)\n", argv[0], argv[0]);
         return 2;
     }
-    s->row = row->name;
+    s->row = argv[1];
+    long things = argv[1][length] == '@' ? atol(argv[1] + length + 1) : 1;
     s->samples = atoi(argv[2]);
     long divisor = atol(argv[3]);
     s->clock = !strcmp(argv[4], "tsc") ? TSC : !strcmp(argv[4], "watched") ? WATCHED : MONOTONIC;
     s->workers = atoi(argv[5]);
-    if (s->samples < 1 || s->samples > MOST_SAMPLES || divisor < 1 || s->workers < 1 || s->workers > MOST_WORKERS) {
+    if (things < 1 || s->samples < 1 || s->samples > MOST_SAMPLES || divisor < 1 || s->workers < 1 || s->workers > MOST_WORKERS) {
         fprintf(stderr, "%s: 1 to %d samples, 1 to %d workers\n", argv[0], MOST_SAMPLES, MOST_WORKERS);
         return 2;
     }
@@ -263,7 +271,7 @@ int main(int argc, char **argv) {
     pthread_barrier_init(&s->together, &attributes, (unsigned)s->workers);
     find_clock_cost(s);
     long operations = row->operations / divisor > 0 ? row->operations / divisor : 1;
-    run_workers(row, s, operations);
-    report(s, operations);
+    run_workers(row, s, operations, things);
+    report(s);
     return 0;
 }

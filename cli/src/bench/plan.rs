@@ -22,10 +22,10 @@ const MOST_RUNS: usize = 1000;
 pub const LEAN: &str = "init_on_alloc=0";
 /// More CPUs than this are taken by default only when asked for: they would compete with the host's own work.
 const DEFAULT_CPUS_AT_MOST: usize = 4;
-const PROGRAMS: [&str; 8] =
-    ["sequence", "leave", "syscalls", "files", "processes", "memory", "pins", "switches"];
+const PROGRAMS: [&str; 10] =
+    ["sequence", "leave", "syscalls", "files", "processes", "memory", "pins", "switches", "calls", "crowds"];
 /// The disk of the rows that wait for one.
-const DISK_BYTES: u64 = 1 << 20;
+const DISK_BYTES: u64 = 64 << 20;
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -75,9 +75,103 @@ pub const ROWS: &[Row] = &[
     row("switches", "pipe", EQUAL, "a byte to another process and back, by pipes"),
     row("switches", "unix", EQUAL, "the same by an AF_UNIX socket pair"),
     row("switches", "futex-round-trip", EQUAL, "wake another thread by futex and be woken by it"),
+    row("calls", "clock", EQUAL, "clock_gettime"),
+    row("calls", "time", EQUAL, "time"),
+    row("calls", "getcpu", EQUAL, "sched_getcpu"),
+    row("calls", "getrusage", EQUAL, "getrusage of the process"),
+    row("calls", "sigprocmask", EQUAL, "block no signal more"),
+    row("calls", "getrandom-4k", EQUAL, "getrandom, 4 KiB"),
+    row("calls", "process-vm-64k", EQUAL, "process_vm_readv, 64 KiB"),
+    row("calls", "stat", EQUAL, "stat of a tmpfs file by its name"),
+    row("calls", "fstat", EQUAL, "fstat of the same, open"),
+    row("calls", "lseek", EQUAL, "lseek to the start"),
+    row("calls", "access", EQUAL, "access to a tmpfs file by its name"),
+    row("calls", "readlink", EQUAL, "readlink on tmpfs"),
+    row("calls", "rename", EQUAL, "rename of a tmpfs file"),
+    row("calls", "mkdir-rmdir", EQUAL, "mkdir, rmdir on tmpfs"),
+    row("calls", "getcwd", EQUAL, "getcwd"),
+    row("calls", "dup-close", EQUAL, "dup, close"),
+    row("calls", "fcntl", EQUAL, "fcntl F_GETFL"),
+    row("calls", "pipe-close", HALF, "make a pipe, close both ends"),
+    row("calls", "socketpair-close", HALF, "make an AF_UNIX socket pair, close both ends"),
+    row("calls", "eventfd", EQUAL, "write and read an eventfd"),
+    row("calls", "writev", EQUAL, "writev of two pieces to /dev/null"),
+    row("calls", "poll-16", EQUAL, "poll of 16 pipes, none ready"),
+    row("calls", "select-16", EQUAL, "select of the same"),
+    row("calls", "epoll-wait", EQUAL, "epoll_wait with one eventfd ready"),
+    row("calls", "msync", EQUAL, "msync of an anonymous page, MS_ASYNC"),
+    row("calls", "dontneed", EQUAL, "store to a page and MADV_DONTNEED"),
+    row("calls", "meminfo", EQUAL, "open, read, close /proc/meminfo"),
+    row("calls", "self-status", EQUAL, "the same with /proc/self/status"),
+    row("calls", "self-stat", EQUAL, "the same with /proc/self/stat"),
+    row("calls", "uring-nop", EQUAL, "an io_uring NOP, in batches of 32"),
+    row("calls", "uring-readv", EQUAL, "an io_uring READV of 4 KiB of tmpfs"),
+    row("crowds", "map-areas@30000", HALF, "map and unmap two pages among 30,000 areas with holes of a page"),
+    row("crowds", "smaps@2000", EQUAL, "read /proc/self/smaps with 2,000 areas, an area"),
+    row("crowds", "maps@2000", EQUAL, "read /proc/self/maps with 2,000 areas, an area"),
+    row("crowds", "mincore@10000", EQUAL, "mincore of 10,000 pages, a page"),
+    row("crowds", "mprotect-pages@10000", EQUAL, "change the protection of 10,000 pages, a page"),
+    row("crowds", "epoll-mod@10000", EQUAL, "EPOLL_CTL_MOD among 10,000 eventfds"),
+    row("crowds", "epoll-del-add@10000", EQUAL, "EPOLL_CTL_DEL and ADD among 10,000 eventfds"),
+    row("crowds", "epoll-close@10000", EQUAL, "make, watch and close an eventfd among 10,000"),
+    row("crowds", "epoll-ready@10000", EQUAL, "one of 10,000 eventfds is written, found, read"),
+    row("crowds", "open-among@100000", EQUAL, "open and close /dev/null with 100,000 descriptors"),
+    row("crowds", "lock-among@1000", EQUAL, "set and remove one more of 1,000 locks of a file"),
+    row("crowds", "sigtimedwait@3000", EQUAL, "sigtimedwait with 3,000 signals queued"),
+    row("crowds", "timer@1000", EQUAL, "make, arm and delete one more of 1,000 timers"),
+    row("crowds", "list-proc@2000", EQUAL, "list /proc with 2,000 processes, an entry"),
+    row("crowds", "list-files@2000", EQUAL, "list a tmpfs folder of 2,000 files, an entry"),
+    row("crowds", "make-file@2000", EQUAL, "create and remove one more of 2,000 files of a folder"),
+    row("crowds", "children-end@1000", HALF, "1,000 children end and are waited for, a child"),
+    row("crowds", "fork-among@2000", HALF, "fork, exit, wait with 2,000 other children"),
+    row("crowds", "vfork-chain@1000", HALF, "a chain of 1,000 vforks, a process"),
+    disk_row("crowds", "fsync-clean@10000", EQUAL, "fsync of a disk with 10,000 clean pages cached"),
+    disk_row("crowds", "fsync-page@10000", EQUAL, "write 4 KiB and fsync, 10,000 pages of the disk cached"),
 ];
 
-/// The rows of these names; all rows for none. A name may end with `*`.
+/// How often the thing of a growth row is there.
+pub const COUNTS: [u32; 4] = [1, 100, 1_000, 10_000];
+
+/// The same operation with one, 100, 1,000 and 10,000 things around.
+pub type Growth = [Row; COUNTS.len()];
+
+macro_rules! growth {
+    ($make:ident, $program:literal, $name:literal, $what:literal) => {
+        [
+            $make($program, concat!($name, "@1"), EQUAL, $what),
+            $make($program, concat!($name, "@100"), EQUAL, $what),
+            $make($program, concat!($name, "@1000"), EQUAL, $what),
+            $make($program, concat!($name, "@10000"), EQUAL, $what),
+        ]
+    };
+}
+
+/// What `freehold lab growth` measures: costs that should not depend on how many things there are.
+pub const GROWTH: &[Growth] = &[
+    growth!(row, "crowds", "map-areas", "map and unmap, by areas"),
+    growth!(row, "crowds", "smaps", "read smaps, an area"),
+    growth!(row, "crowds", "maps", "read maps, an area"),
+    growth!(row, "crowds", "mincore", "mincore, a page"),
+    growth!(row, "crowds", "mprotect-pages", "mprotect, a page"),
+    growth!(row, "crowds", "epoll-mod", "EPOLL_CTL_MOD, by watched files"),
+    growth!(row, "crowds", "epoll-del-add", "EPOLL_CTL_DEL and ADD, by watched files"),
+    growth!(row, "crowds", "epoll-close", "watch and close an eventfd, by watched files"),
+    growth!(row, "crowds", "epoll-ready", "find the ready one, by watched files"),
+    growth!(row, "crowds", "open-among", "open and close, by open descriptors"),
+    growth!(row, "crowds", "lock-among", "set and remove a lock, by locks of the file"),
+    growth!(row, "crowds", "sigtimedwait", "take a signal, by queued signals"),
+    growth!(row, "crowds", "timer", "make, arm and delete a timer, by timers"),
+    growth!(row, "crowds", "list-proc", "an entry of /proc, by processes"),
+    growth!(row, "crowds", "list-files", "an entry of a folder, by files"),
+    growth!(row, "crowds", "make-file", "create and remove a file, by files of the folder"),
+    growth!(row, "crowds", "children-end", "the end of a child, by children"),
+    growth!(row, "crowds", "fork-among", "fork, exit, wait, by other children"),
+    growth!(row, "crowds", "vfork-chain", "vfork in a vfork, by depth"),
+    growth!(disk_row, "crowds", "fsync-clean", "fsync of a clean disk, by cached pages"),
+    growth!(disk_row, "crowds", "fsync-page", "write a page and fsync, by cached pages"),
+];
+
+/// The rows of these names; all of [`ROWS`] for none. A name may end with `*`. [`GROWTH`] is found by whole names only.
 pub fn select(names: &[String]) -> Result<Vec<&'static Row>> {
     if names.is_empty() {
         return Ok(ROWS.iter().collect());
@@ -86,10 +180,16 @@ pub fn select(names: &[String]) -> Result<Vec<&'static Row>> {
         Some(start) => row.name.starts_with(start),
         None => row.name == name,
     };
-    if let Some(unknown) = names.iter().find(|name| !ROWS.iter().any(|row| matches(name, row))) {
+    let growth = || GROWTH.iter().flatten();
+    let known =
+        |name: &String| ROWS.iter().any(|row| matches(name, row)) || growth().any(|row| row.name == name);
+    if let Some(unknown) = names.iter().find(|name| !known(name)) {
         return Err(Failure::new(format!("no operation is named {unknown}"), suggestion(unknown)));
     }
-    Ok(ROWS.iter().filter(|row| names.iter().any(|name| matches(name, row))).collect())
+    let chosen = ROWS.iter().filter(|row| names.iter().any(|name| matches(name, row)));
+    let in_both = |row: &&Row| ROWS.iter().any(|other| other.name == row.name);
+    let grown = growth().filter(|row| names.iter().any(|name| row.name == name) && !in_both(row));
+    Ok(chosen.chain(grown).collect())
 }
 
 /// Names that the user may have meant.

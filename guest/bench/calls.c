@@ -1,0 +1,290 @@
+// Calls that programs make often, alone: files, descriptors, time, waiting, what /proc tells.
+#include "bench.h"
+#include <dirent.h>
+#include <linux/io_uring.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+// A row whose operation is one expression that has to be true.
+#define CALL(name, set_up, condition)             \
+    static void name(struct worker *w) {          \
+        set_up;                                   \
+        SAMPLES(w) {                              \
+            begin(w);                             \
+            OPERATIONS(w, i) NEED(w, condition);  \
+            end(w);                               \
+        }                                         \
+    }
+
+static char buffer[64 << 10];
+
+static int some_file(struct worker *w) {
+    char name[64];
+    int fd = file(w, PAGE, name);
+    unlink(name);
+    return fd;
+}
+
+static void make_name(struct worker *w, const char *name) {
+    int fd = open(name, O_CREAT | O_RDWR, 0600);
+    NEED(w, fd >= 0 && close(fd) == 0);
+}
+
+static int read_whole(const char *path) {
+    int fd = open(path, O_RDONLY), all = 0, got;
+    while ((got = (int)read(fd, buffer, sizeof buffer)) > 0) all += got;
+    return close(fd) == 0 && all > 0;
+}
+
+CALL(get_time, struct timespec t, clock_gettime(CLOCK_MONOTONIC, &t) == 0)
+CALL(get_seconds, (void)0, time(0) != (time_t)-1)
+CALL(get_cpu, (void)0, sched_getcpu() >= 0)
+CALL(use, struct rusage u, getrusage(RUSAGE_SELF, &u) == 0)
+CALL(mask, sigset_t s; sigemptyset(&s), sigprocmask(SIG_BLOCK, &s, 0) == 0)
+CALL(random_page, (void)0, getrandom(buffer, PAGE, 0) == PAGE)
+static void own_memory(struct worker *w) {
+    static char from[sizeof buffer];
+    struct iovec to = {buffer, sizeof buffer}, source = {from, sizeof from};
+    memset(from, 1, sizeof from);
+    memset(buffer, 2, sizeof buffer);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, process_vm_readv(getpid(), &to, 1, &source, 1, 0) == sizeof buffer);
+        end(w);
+    }
+}
+
+CALL(status_of_name, struct stat s; make_name(w, "/tmp/stat"), stat("/tmp/stat", &s) == 0)
+CALL(status_of_file, struct stat s; int fd = some_file(w), fstat(fd, &s) == 0)
+CALL(seek, int fd = some_file(w), lseek(fd, 0, SEEK_SET) == 0)
+CALL(may_access, make_name(w, "/tmp/access"), access("/tmp/access", R_OK) == 0)
+CALL(link_target, unlink("/tmp/link"); NEED(w, symlink("/tmp/target", "/tmp/link") == 0),
+     readlink("/tmp/link", buffer, 100) == 11)
+CALL(rename_file, make_name(w, "/tmp/one"), rename(i % 2 ? "/tmp/two" : "/tmp/one", i % 2 ? "/tmp/one" : "/tmp/two") == 0)
+CALL(make_folder, (void)0, mkdir("/tmp/folder", 0700) == 0 && rmdir("/tmp/folder") == 0)
+CALL(working_folder, (void)0, getcwd(buffer, 100) != 0)
+CALL(duplicate, int fd = some_file(w), close(dup(fd)) == 0)
+CALL(get_flags, int fd = some_file(w), fcntl(fd, F_GETFL) >= 0)
+CALL(pipe_alone, int ends[2], pipe(ends) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0)
+CALL(pair_alone, int ends[2], socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0)
+CALL(event, int fd = eventfd(0, 0); uint64_t one = 1,
+     write(fd, &one, sizeof one) == sizeof one && read(fd, &one, sizeof one) == sizeof one)
+
+static void write_pieces(struct worker *w) {
+    int fd = open("/dev/null", O_WRONLY);
+    struct iovec pieces[2] = {{buffer, 10}, {buffer, 20}};
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, writev(fd, pieces, 2) == 30);
+        end(w);
+    }
+    close(fd);
+}
+
+enum { WATCHED_PIPES = 16 };
+
+static void pipes(struct worker *w, int ends[WATCHED_PIPES][2]) {
+    for (int i = 0; i < WATCHED_PIPES; i++) NEED(w, pipe(ends[i]) == 0);
+}
+
+static void poll_pipes(struct worker *w) {
+    int ends[WATCHED_PIPES][2];
+    struct pollfd waits[WATCHED_PIPES];
+    pipes(w, ends);
+    for (int i = 0; i < WATCHED_PIPES; i++) waits[i] = (struct pollfd){ends[i][0], POLLIN, 0};
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, poll(waits, WATCHED_PIPES, 0) == 0);
+        end(w);
+    }
+}
+
+static void select_pipes(struct worker *w) {
+    int ends[WATCHED_PIPES][2], most = 0;
+    fd_set all;
+    FD_ZERO(&all);
+    pipes(w, ends);
+    for (int i = 0; i < WATCHED_PIPES; i++) {
+        FD_SET(ends[i][0], &all);
+        if (ends[i][0] > most) most = ends[i][0];
+    }
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            fd_set set = all;
+            struct timeval none = {0, 0};
+            NEED(w, select(most + 1, &set, 0, 0, &none) == 0);
+        }
+        end(w);
+    }
+}
+
+static void wait_ready(struct worker *w) {
+    int epoll = epoll_create1(0), fd = eventfd(1, 0);
+    struct epoll_event event = {.events = EPOLLIN};
+    NEED(w, epoll >= 0 && fd >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, epoll_wait(epoll, &event, 1, 0) == 1);
+        end(w);
+    }
+}
+
+static void sync_page(struct worker *w) {
+    char *page = memory(w, PAGE, SMALL);
+    page[0] = 1;
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, msync(page, PAGE, MS_ASYNC) == 0);
+        end(w);
+    }
+}
+
+static void forget_page(struct worker *w) {
+    char *page = memory(w, PAGE, SMALL);
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            *(volatile char *)page = 1;
+            NEED(w, madvise(page, PAGE, MADV_DONTNEED) == 0);
+        }
+        end(w);
+    }
+}
+
+static void meminfo(struct worker *w) {
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, read_whole("/proc/meminfo"));
+        end(w);
+    }
+}
+
+static void self_status(struct worker *w) {
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, read_whole("/proc/self/status"));
+        end(w);
+    }
+}
+
+static void self_stat(struct worker *w) {
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) NEED(w, read_whole("/proc/self/stat"));
+        end(w);
+    }
+}
+
+enum { BATCH = 32 };
+
+struct ring {
+    int fd;
+    unsigned *tail, *mask, *array, *done_head, *done_tail;
+    struct io_uring_sqe *entries;
+};
+
+static struct ring open_ring(struct worker *w) {
+    struct io_uring_params p = {0};
+    struct ring ring = {.fd = (int)syscall(SYS_io_uring_setup, BATCH, &p)};
+    NEED(w, ring.fd >= 0);
+    size_t done_size = p.cq_off.cqes + p.cq_entries * sizeof(struct io_uring_cqe);
+    size_t size = p.sq_off.array + p.sq_entries * sizeof(unsigned);
+    int shared = MAP_SHARED | MAP_POPULATE, both = PROT_READ | PROT_WRITE;
+    char *at = mmap(0, size, both, shared, ring.fd, IORING_OFF_SQ_RING);
+    char *done = mmap(0, done_size, both, shared, ring.fd, IORING_OFF_CQ_RING);
+    ring.entries = mmap(0, p.sq_entries * sizeof *ring.entries, both, shared, ring.fd, IORING_OFF_SQES);
+    NEED(w, at != MAP_FAILED && done != MAP_FAILED && ring.entries != MAP_FAILED);
+    ring.tail = (unsigned *)(at + p.sq_off.tail);
+    ring.mask = (unsigned *)(at + p.sq_off.ring_mask);
+    ring.array = (unsigned *)(at + p.sq_off.array);
+    ring.done_head = (unsigned *)(done + p.cq_off.head);
+    ring.done_tail = (unsigned *)(done + p.cq_off.tail);
+    return ring;
+}
+
+static void submit_one(struct ring *ring, struct io_uring_sqe entry) {
+    unsigned tail = *ring->tail, slot = tail & *ring->mask;
+    ring->entries[slot] = entry;
+    ring->array[slot] = slot;
+    __atomic_store_n(ring->tail, tail + 1, __ATOMIC_RELEASE);
+}
+
+static void enter(struct worker *w, struct ring *ring, unsigned count) {
+    NEED(w, syscall(SYS_io_uring_enter, ring->fd, count, count, IORING_ENTER_GETEVENTS, 0, 0) == count);
+    unsigned done = __atomic_load_n(ring->done_tail, __ATOMIC_ACQUIRE);
+    NEED(w, done - *ring->done_head == count);
+    __atomic_store_n(ring->done_head, done, __ATOMIC_RELEASE);
+}
+
+static void uring_nop(struct worker *w) {
+    struct ring ring = open_ring(w);
+    w->operations = (w->operations + BATCH - 1) / BATCH * BATCH;
+    SAMPLES(w) {
+        begin(w);
+        for (long done = 0; done < w->operations; done += BATCH) {
+            for (int i = 0; i < BATCH; i++) submit_one(&ring, (struct io_uring_sqe){.opcode = IORING_OP_NOP});
+            enter(w, &ring, BATCH);
+        }
+        end(w);
+    }
+}
+
+static void uring_readv(struct worker *w) {
+    struct ring ring = open_ring(w);
+    int fd = some_file(w);
+    struct iovec piece = {buffer, PAGE};
+    SAMPLES(w) {
+        begin(w);
+        OPERATIONS(w, i) {
+            submit_one(&ring, (struct io_uring_sqe){
+                                  .opcode = IORING_OP_READV, .fd = fd, .addr = (uintptr_t)&piece, .len = 1});
+            enter(w, &ring, 1);
+        }
+        end(w);
+    }
+}
+
+const struct row rows[] = {
+    {"clock", THREADS, 500, get_time},
+    {"time", THREADS, 500, get_seconds},
+    {"getcpu", THREADS, 500, get_cpu},
+    {"getrusage", THREADS, 500, use},
+    {"sigprocmask", THREADS, 500, mask},
+    {"getrandom-4k", THREADS, 20, random_page},
+    {"process-vm-64k", PROCESSES, 20, own_memory},
+    {"stat", THREADS, 200, status_of_name},
+    {"fstat", THREADS, 500, status_of_file},
+    {"lseek", THREADS, 500, seek},
+    {"access", THREADS, 200, may_access},
+    {"readlink", PROCESSES, 200, link_target},
+    {"rename", PROCESSES, 100, rename_file},
+    {"mkdir-rmdir", PROCESSES, 100, make_folder},
+    {"getcwd", THREADS, 200, working_folder},
+    {"dup-close", THREADS, 200, duplicate},
+    {"fcntl", THREADS, 500, get_flags},
+    {"pipe-close", THREADS, 50, pipe_alone},
+    {"socketpair-close", THREADS, 50, pair_alone},
+    {"eventfd", THREADS, 200, event},
+    {"writev", THREADS, 200, write_pieces},
+    {"poll-16", THREADS, 100, poll_pipes},
+    {"select-16", THREADS, 100, select_pipes},
+    {"epoll-wait", THREADS, 200, wait_ready},
+    {"msync", THREADS, 200, sync_page},
+    {"dontneed", THREADS, 100, forget_page},
+    {"meminfo", THREADS, 10, meminfo},
+    {"self-status", THREADS, 10, self_status},
+    {"self-stat", THREADS, 10, self_stat},
+    {"uring-nop", PROCESSES, 320, uring_nop},
+    {"uring-readv", PROCESSES, 50, uring_readv},
+    {0},
+};
