@@ -12,7 +12,6 @@ use crate::map::{page_range, whole_pages};
 use crate::refs::ClearRefs;
 use crate::request::AreaFlags;
 use crate::resident::Resident;
-use crate::space::MAX_AREAS;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -164,8 +163,8 @@ impl<S: Memory> AddressSpace<S> {
         if range.end > self.layout.end {
             return Err(VmError::NoMemory);
         }
-        if self.areas.count() + 2 > MAX_AREAS && advice.flags().is_some() {
-            return Err(VmError::NoMemory);
+        if advice.flags().is_some() {
+            self.areas.make_room(2)?;
         }
         // Holes do not stop the advice, they are only reported (madvise(2)); a refused area does.
         let holes = if self.areas.covers(range.clone()) { Ok(()) } else { Err(VmError::NoMemory) };
@@ -238,15 +237,24 @@ impl<S: Memory> AddressSpace<S> {
     pub fn residency(&self, start: VirtAddr, pages: &mut [Residency]) -> Result<usize, VmError> {
         let area = self.areas.at(start).ok_or(VmError::NoMemory)?;
         let count = pages.len().min(((area.end.0 - start.0) / PAGE) as usize);
-        for (number, told) in pages[..count].iter_mut().enumerate() {
-            let page = VirtAddr(start.0 + number as u64 * PAGE);
-            let cached = || area.cache_page(page).is_some_and(|(cache, index)| cache.is_resident(index));
-            let swapped = self.resident.tables.entry(page).swap_place();
-            let in_swap_cache = || swapped.is_some_and(|place| self.resident.commons.swap.is_cached(place));
-            let there = self.resident.present(page).is_some()
-                || if swapped.is_some() { in_swap_cache() } else { cached() };
-            *told = if there { Residency::Resident } else { Residency::Absent };
+        let pages = &mut pages[..count];
+        pages.fill(Residency::Absent);
+        if let Some((cache, first)) = area.cache_page(start) {
+            cache.residency(first, pages);
         }
+        // What a table says stands above what the cache says.
+        let range = start..VirtAddr(start.0 + count as u64 * PAGE);
+        self.resident.tables.visit_all(range.clone(), |addr, _, entry, size| {
+            let swapped = entry.swap_place();
+            let in_swap_cache = swapped.is_some_and(|place| self.resident.commons.swap.is_cached(place));
+            if !entry.is_leaf() && swapped.is_none() {
+                return;
+            }
+            let told = if entry.is_leaf() || in_swap_cache { Residency::Resident } else { Residency::Absent };
+            let (from, to) = (addr.max(range.start), VirtAddr(addr.0 + size.bytes()).min(range.end));
+            let index = |addr: VirtAddr| ((addr.0 - start.0) / PAGE) as usize;
+            pages[index(from)..index(to)].fill(told);
+        });
         Ok(count)
     }
 

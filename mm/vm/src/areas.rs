@@ -1,64 +1,111 @@
 //! The areas of one address space: disjoint, sorted by start, neighbours that can be one are one.
+//!
+//! Each subtree knows the widest gap between its areas ([`Ground`]), so a hole is found in O(log n)
+//! steps. Whoever adds or cuts areas makes room for them first ([`Areas::make_room`]): then nothing
+//! fails half way.
 
-use alloc::collections::BTreeMap;
 use core::cell::Cell;
-use core::ops::{Bound, Range};
+use core::ops::Range;
 
 use freehold_machine::VirtAddr;
 use freehold_paging::Memory;
+use freehold_tree::{Slot, Summary, Tree};
 
+use crate::VmError;
 use crate::area::Area;
 use crate::request::{AreaFlags, Layout};
+use crate::space::MAX_AREAS;
 
 /// The room that stays free below an area that grows downwards, so that a stack runs into nothing unseen
 /// (Linux: `stack_guard_gap`, 256 pages).
 pub(crate) const STACK_GAP: u64 = 256 << 12;
 
+/// What a subtree of areas covers.
+#[derive(Clone, PartialEq, Debug)]
+struct Ground {
+    /// Where its first area begins, with the gap that it must keep.
+    start: VirtAddr,
+    /// Where its last area ends.
+    end: VirtAddr,
+    /// The bytes of the widest gap between two of its areas.
+    widest: u64,
+}
+
+impl<S: Memory> Summary<VirtAddr, Area<S>> for Ground {
+    fn of(_start: &VirtAddr, area: &Area<S>) -> Self {
+        Self { start: reserved_start(area), end: area.end, widest: 0 }
+    }
+    fn join(&self, next: &Self) -> Self {
+        let between = next.start.0.saturating_sub(self.end.0);
+        Self { start: self.start, end: next.end, widest: between.max(self.widest).max(next.widest) }
+    }
+}
+
 pub(crate) struct Areas<S: Memory> {
-    tree: BTreeMap<VirtAddr, Area<S>>,
-    /// Where the area starts that was found last, if it is still there: faults come in runs, and one key is found in half the time that a
-    /// range takes.
-    last: Cell<VirtAddr>,
+    tree: Tree<VirtAddr, Area<S>, Ground>,
+    /// The area that was found last, if it is still there: faults come in runs.
+    last: Cell<Slot>,
 }
 
 impl<S: Memory> Areas<S> {
     pub(crate) const fn new() -> Self {
-        Self { tree: BTreeMap::new(), last: Cell::new(VirtAddr(0)) }
+        Self { tree: Tree::new(), last: Cell::new(Slot::NONE) }
     }
     pub(crate) fn count(&self) -> usize {
         self.tree.len()
     }
+    /// Make room for `more` areas: adding and cutting as many does not fail. Twice as many places
+    /// are there, since what is cut to be taken out needs some for a moment.
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`], also where there would be more than [`MAX_AREAS`].
+    pub(crate) fn make_room(&mut self, more: usize) -> Result<(), VmError> {
+        if self.count() + more > MAX_AREAS {
+            return Err(VmError::NoMemory);
+        }
+        self.tree.reserve(2 * more).map_err(|_| VmError::NoMemory)
+    }
+    /// Make room for what cutting `range` out needs: nothing, where its ends are borders already.
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`].
+    pub(crate) fn make_room_to_cut(&mut self, range: &Range<VirtAddr>) -> Result<(), VmError> {
+        let is_inside = |at| usize::from(self.at(at).is_some_and(|area| area.start < at));
+        let pieces = is_inside(range.start) + is_inside(range.end);
+        self.tree.reserve(pieces).map_err(|_| VmError::NoMemory)
+    }
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Area<S>> {
         self.tree.values()
     }
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Area<S>> {
-        self.tree.values_mut()
+    /// Change all areas where they are: neither starts nor ends.
+    pub(crate) fn for_each_mut(&mut self, mut f: impl FnMut(&mut Area<S>)) {
+        self.tree.update_range(.., |_, area| f(area));
     }
     /// The area that `addr` is in. Every page fault asks.
     #[inline(always)]
     pub(crate) fn at(&self, addr: VirtAddr) -> Option<&Area<S>> {
         let contains = |area: &&Area<S>| area.start <= addr && addr < area.end;
-        match self.tree.get(&self.last.get()).filter(contains) {
+        match self.tree.at_slot(self.last.get()).filter(contains) {
             Some(area) => Some(area),
             None => self.find(addr),
         }
     }
     fn find(&self, addr: VirtAddr) -> Option<&Area<S>> {
-        let (&start, area) = self.tree.range(..=addr).next_back()?;
-        self.last.set(start);
+        let (slot, _, area) = self.tree.floor(&addr)?;
+        self.last.set(slot);
         (addr < area.end).then_some(area)
     }
-    pub(crate) fn at_mut(&mut self, addr: VirtAddr) -> Option<&mut Area<S>> {
-        let (_, area) = self.tree.range_mut(..=addr).next_back()?;
-        (addr < area.end).then_some(area)
+    /// Make the area that starts at `start` end at `end`.
+    pub(crate) fn set_end(&mut self, start: VirtAddr, end: VirtAddr) {
+        self.tree.update(&start, |area| area.end = end);
     }
     /// The first area that starts above `addr`.
     pub(crate) fn above(&self, addr: VirtAddr) -> Option<&Area<S>> {
-        self.tree.range((Bound::Excluded(addr), Bound::Unbounded)).next().map(|(_, area)| area)
+        self.tree.after(&addr).map(|(_, _, area)| area)
     }
     /// The last area that starts below `addr`.
     pub(crate) fn below(&self, addr: VirtAddr) -> Option<&Area<S>> {
-        self.tree.range(..addr).next_back().map(|(_, area)| area)
+        self.tree.floor(&VirtAddr(addr.0.checked_sub(1)?)).map(|(_, _, area)| area)
     }
     /// The areas with an address in `range`, upwards.
     pub(crate) fn overlapping(&self, range: Range<VirtAddr>) -> impl Iterator<Item = &Area<S>> {
@@ -86,42 +133,43 @@ impl<S: Memory> Areas<S> {
         }
         next >= range.end
     }
-    /// Add an area where nothing is.
+    /// Add an area where nothing is, in room that was made.
     pub(crate) fn insert(&mut self, area: Area<S>) {
         debug_assert!(area.start < area.end && self.is_free(area.start..area.end));
-        self.tree.insert(area.start, area);
+        self.put(area);
+    }
+    fn put(&mut self, area: Area<S>) {
+        self.tree.insert(area.start, area).expect("the caller made room");
     }
     /// Make `at` a border between areas, if it is inside one.
     pub(crate) fn split_at(&mut self, at: VirtAddr) {
-        if let Some(area) = self.at_mut(at)
-            && area.start < at
-        {
-            let upper = area.split_off(at);
-            self.tree.insert(at, upper);
+        let Some(start) = self.at(at).map(|area| area.start).filter(|&start| start < at) else { return };
+        if let Some(upper) = self.tree.update(&start, |area| area.split_off(at)) {
+            self.put(upper);
         }
     }
     /// Take the first area out that starts in `range`, whose ends are borders. There may be any
     /// number: no list is made.
     pub(crate) fn take_first(&mut self, range: &Range<VirtAddr>) -> Option<Area<S>> {
-        let (&start, _) = self.tree.range(range.clone()).next()?;
-        self.tree.remove(&start)
+        let (_, &start, _) = self.tree.ceiling(&range.start)?;
+        if start < range.end { self.tree.remove(&start) } else { None }
     }
-    /// Change the areas in `range`, which are cut to fit, then join what can be one.
+    /// Change the areas in `range`, which are cut to fit, then join what can be one. There is room
+    /// for two more.
     pub(crate) fn change(&mut self, range: Range<VirtAddr>, mut f: impl FnMut(&mut Area<S>)) {
-        match self.tree.get_mut(&range.start) {
-            // Most often it is just one.
-            Some(area) if area.end == range.end => f(area),
-            _ => {
-                self.split_at(range.start);
-                self.split_at(range.end);
-                self.tree.range_mut(range.clone()).for_each(|(_, area)| f(area));
-            }
+        // Most often it is just one.
+        if self.at(range.start).is_some_and(|area| area.start == range.start && area.end == range.end) {
+            self.tree.update(&range.start, f);
+        } else {
+            self.split_at(range.start);
+            self.split_at(range.end);
+            self.tree.update_range(range.clone(), |_, area| f(area));
         }
         self.join(range);
     }
     /// Change every area, and join those that are alike by then.
     pub(crate) fn change_all(&mut self, mut f: impl FnMut(&mut Area<S>)) {
-        self.tree.values_mut().for_each(&mut f);
+        self.for_each_mut(&mut f);
         self.join(VirtAddr(0)..VirtAddr(u64::MAX));
     }
     /// Join neighbours from just below `range` to just above.
@@ -131,15 +179,14 @@ impl<S: Memory> Areas<S> {
         let mut top = range.end;
         while let Some((key, next)) = self.joinable(range.start, top) {
             top = key;
-            if let Some(gone) = self.tree.remove(&next)
-                && let Some(area) = self.tree.get_mut(&key)
-            {
+            let Some(gone) = self.tree.remove(&next) else { return };
+            self.tree.update(&key, |area| {
                 area.end = gone.end;
                 area.copied.set(area.copied.get() || gone.copied.get());
                 // Rather said to be written than not, and rather asked again than not at all.
                 area.flags |= gone.flags & AreaFlags::SOFTDIRTY;
                 area.flags &= gone.flags | !AreaFlags::ACCOUNT;
-            }
+            });
         }
     }
     /// The starts of two neighbours that can be one: the highest from just below `bottom` to what begins at `top`.
@@ -160,26 +207,80 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn move_start(&mut self, from: VirtAddr, to: VirtAddr) {
         if let Some(mut area) = self.tree.remove(&from) {
             area.start = to;
-            self.tree.insert(to, area);
+            self.put(area);
         }
     }
 
     /// A hole of `len` bytes: the highest below `mmap_base`, else the lowest above.
     pub(crate) fn find_hole(&self, len: u64, layout: &Layout) -> Option<VirtAddr> {
-        let mut ceiling = layout.mmap_base;
-        let mut floor_of_rest = layout.mmap_base;
-        for (_, area) in self.tree.range(..layout.mmap_base).rev() {
+        self.highest_hole(len, layout).or_else(|| self.lowest_hole_above(len, layout))
+    }
+
+    fn highest_hole(&self, len: u64, layout: &Layout) -> Option<VirtAddr> {
+        // Where what was passed so far begins.
+        let ceiling = Cell::new(layout.mmap_base);
+        let fits = |end: VirtAddr| end.0.saturating_add(len) <= ceiling.get().0;
+        let lower = |start: VirtAddr| ceiling.set(ceiling.get().min(start));
+        let passes = |ground: &Ground| {
+            let passes = ground.widest < len && !fits(ground.end);
+            if passes {
+                lower(ground.start);
+            }
+            passes
+        };
+        let found = self.tree.find_down(&layout.mmap_base, passes, |_, area| {
+            let found = fits(area.end).then(|| VirtAddr(ceiling.get().0 - len));
+            lower(reserved_start(area));
+            found
+        });
+        found.or_else(|| fits(layout.lowest).then(|| VirtAddr(ceiling.get().0 - len)))
+    }
+
+    fn lowest_hole_above(&self, len: u64, layout: &Layout) -> Option<VirtAddr> {
+        let below = self.below(layout.mmap_base).map_or(layout.mmap_base, |area| area.end);
+        let floor = Cell::new(layout.mmap_base.max(below));
+        let fits = |start: VirtAddr| floor.get().0.saturating_add(len) <= start.0;
+        let raise = |end: VirtAddr| floor.set(floor.get().max(end));
+        let passes = |ground: &Ground| {
+            let passes = ground.widest < len && !fits(ground.start);
+            if passes {
+                raise(ground.end);
+            }
+            passes
+        };
+        let found = self.tree.find_up(&layout.mmap_base, passes, |_, area| {
+            let found = fits(reserved_start(area)).then(|| floor.get());
+            raise(area.end);
+            found
+        });
+        found.or_else(|| fits(layout.end).then(|| floor.get()))
+    }
+
+    /// Check the tree, and that holes of some sizes are found where a walk over all areas finds
+    /// them.
+    #[cfg(test)]
+    pub(crate) fn validate(&self, layout: &Layout) {
+        self.tree.validate();
+        for pages in [1, 2, 3, 16, 512, 1 << 20, 1 << 34] {
+            let len = pages << 12;
+            assert_eq!(self.find_hole(len, layout), self.walk_to_hole(len, layout), "{pages} pages");
+        }
+    }
+
+    #[cfg(test)]
+    fn walk_to_hole(&self, len: u64, layout: &Layout) -> Option<VirtAddr> {
+        let (mut ceiling, mut floor) = (layout.mmap_base, layout.mmap_base);
+        for area in self.iter().rev().skip_while(|area| area.start >= layout.mmap_base) {
             if area.end.0.saturating_add(len) <= ceiling.0 {
                 return Some(VirtAddr(ceiling.0 - len));
             }
-            floor_of_rest = floor_of_rest.max(area.end);
+            floor = floor.max(area.end);
             ceiling = ceiling.min(reserved_start(area));
         }
         if layout.lowest.0.saturating_add(len) <= ceiling.0 {
             return Some(VirtAddr(ceiling.0 - len));
         }
-        let mut floor = floor_of_rest;
-        for (_, area) in self.tree.range(layout.mmap_base..) {
+        for area in self.iter().skip_while(|area| area.start < layout.mmap_base) {
             if floor.0.saturating_add(len) <= reserved_start(area).0 {
                 return Some(floor);
             }

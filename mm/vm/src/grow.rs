@@ -9,7 +9,7 @@ use crate::area::{Area, Content};
 use crate::areas::STACK_GAP;
 use crate::error::{FaultError, SegvCode, VmError};
 use crate::request::{AreaFlags, Limits, Protection};
-use crate::space::{DataKind, MAX_AREAS};
+use crate::space::DataKind;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -65,9 +65,10 @@ impl<S: Memory> AddressSpace<S> {
         let pages = (new_end.0 - old_end.0) / PAGE;
         self.check_promise(pages * PAGE)?;
         self.check_limits(pages, DataKind::Data, limits)?;
-        if !self.areas.is_usable(old_end..new_end) || self.areas.count() >= MAX_AREAS {
+        if !self.areas.is_usable(old_end..new_end) {
             return Err(VmError::NoMemory);
         }
+        self.areas.make_room(1)?;
         let flags = AreaFlags::HEAP | AreaFlags::SOFTDIRTY | AreaFlags::ACCOUNT | self.future;
         self.check_lock(pages, flags, limits)?;
         self.areas.insert(Area {

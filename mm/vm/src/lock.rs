@@ -12,7 +12,6 @@ use crate::AddressSpace;
 use crate::error::VmError;
 use crate::map::whole_pages;
 use crate::request::{AreaFlags, Limits};
-use crate::space::MAX_AREAS;
 
 /// Whether locking faults pages in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,9 +111,7 @@ impl<S: Memory> AddressSpace<S> {
         if range.is_empty() {
             return Ok(range);
         }
-        if self.areas.count() + 2 > MAX_AREAS {
-            return Err(VmError::NoMemory);
-        }
+        self.areas.make_room(2)?;
         let (reached, outcome) = self.reach(range.clone(), |_| Ok(()));
         self.split_borders(&(start..reached))?;
         self.areas.change(start..reached, |area| area.flags = area.flags.difference(LOCK_FLAGS) | flags);

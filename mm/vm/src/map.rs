@@ -86,9 +86,7 @@ impl<S: Memory> AddressSpace<S> {
             self.check_promise(len)?;
         }
         // One for the area, two for what it may cut in pieces.
-        if self.areas.count() + 3 > MAX_AREAS {
-            return Err(VmError::NoMemory);
-        }
+        self.areas.make_room(3)?;
         if matches!(place, Place::Fixed(_)) {
             self.unmap_range(range.clone())?;
         }
@@ -190,14 +188,10 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     pub(crate) fn unmap_range(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
-        let cuts =
-            self.areas.at(range.start).is_some_and(|area| area.start < range.start && range.end < area.end);
-        if cuts && self.areas.count() >= MAX_AREAS {
-            return Err(VmError::NoMemory);
+        // Most often it is just one area.
+        if !self.areas.at(range.start).is_some_and(|area| area.start == range.start && area.end == range.end) {
+            self.cut_out(&range)?;
         }
-        self.split_borders(&range)?;
-        self.areas.split_at(range.start);
-        self.areas.split_at(range.end);
         loop {
             // A few at a time, without a list: unmapping needs no memory. They outlive the batch
             // with their pages.
@@ -225,6 +219,20 @@ impl<S: Memory> AddressSpace<S> {
                 return Ok(());
             }
         }
+    }
+
+    /// Make the ends of `range` borders between areas.
+    fn cut_out(&mut self, range: &Range<VirtAddr>) -> Result<(), VmError> {
+        let cuts =
+            self.areas.at(range.start).is_some_and(|area| area.start < range.start && range.end < area.end);
+        if cuts && self.areas.count() >= MAX_AREAS {
+            return Err(VmError::NoMemory);
+        }
+        self.areas.make_room_to_cut(range)?;
+        self.split_borders(range)?;
+        self.areas.split_at(range.start);
+        self.areas.split_at(range.end);
+        Ok(())
     }
 
     /// Unmap the lowest area, or as much of it as is done at once: for the end of a space that holds much, so that others can run
@@ -294,9 +302,7 @@ impl<S: Memory> AddressSpace<S> {
                 return Err(VmError::Invalid);
             }
         }
-        if self.areas.count() + 2 > MAX_AREAS {
-            return Err(VmError::NoMemory);
-        }
+        self.areas.make_room(2)?;
         let mut data = 0;
         let (end, outcome) = self.reach(range.clone(), |area| {
             area.check_protection(protection)?;

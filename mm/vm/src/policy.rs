@@ -16,7 +16,6 @@ use freehold_paging::{Memory, PageSize};
 use crate::area::Area;
 use crate::error::VmError;
 use crate::resident::Resident;
-use crate::space::MAX_AREAS;
 use crate::{AddressSpace, map};
 
 /// How nodes are chosen.
@@ -135,9 +134,7 @@ impl<S: Memory> AddressSpace<S> {
         if !fits {
             return Err(VmError::Fault);
         }
-        if self.areas.count() + 2 > MAX_AREAS {
-            return Err(VmError::NoMemory);
-        }
+        self.areas.make_room(2)?;
         self.split_borders(&range)?;
         self.areas.change(range, |area| area.policy = policy);
         Ok(())

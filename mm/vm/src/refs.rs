@@ -61,7 +61,7 @@ impl<S: Memory> AddressSpace<S> {
         match what {
             ClearRefs::Peak => resident.peak = resident.rss.total(),
             ClearRefs::SoftDirty => {
-                areas.iter_mut().for_each(|area| area.flags.remove(AreaFlags::SOFTDIRTY));
+                areas.for_each_mut(|area| area.flags.remove(AreaFlags::SOFTDIRTY));
                 areas.iter().for_each(|area| resident.clear_soft_dirty(area, &mut batch));
             }
             ClearRefs::All | ClearRefs::Anonymous | ClearRefs::File => {

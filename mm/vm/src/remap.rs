@@ -16,7 +16,7 @@ use crate::error::VmError;
 use crate::map::{page_range, whole_pages};
 use crate::request::{AreaFlags, Limits};
 use crate::resident::Resident;
-use crate::space::{DataKind, MAX_AREAS};
+use crate::space::DataKind;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -142,9 +142,8 @@ impl<S: Memory> AddressSpace<S> {
         }
         let flags = area.flags;
         self.check_growth_promise(flags, end.0 - from.end.0)?;
-        if let Some(area) = self.areas.at_mut(from.start) {
-            area.end = end;
-        }
+        let start = area.start;
+        self.areas.set_end(start, end);
         self.areas.join(from.start..end);
         self.count_in((end.0 - from.end.0) / PAGE);
         if Self::is_locked_now(flags) {
@@ -166,9 +165,7 @@ impl<S: Memory> AddressSpace<S> {
         pause: &mut Pause<'_>,
     ) -> Result<VirtAddr, VmError> {
         let Remap { old_len, new_len, place, source, .. } = remap;
-        if self.areas.count() + 4 > MAX_AREAS {
-            return Err(VmError::NoMemory);
-        }
+        self.areas.make_room(4)?;
         let area = self.areas.at(from.start).ok_or(VmError::Fault)?;
         // That it can be longer was checked, but not that it can be twice.
         let added = match source {

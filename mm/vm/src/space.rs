@@ -180,10 +180,10 @@ impl<S: Memory> AddressSpace<S> {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         let cut = pages.end == u64::MAX;
-        for area in areas.iter_mut() {
-            let Some(attachment) = area.attachment() else { continue };
+        areas.for_each_mut(|area| {
+            let Some(attachment) = area.attachment() else { return };
             if !core::ptr::eq(Arc::as_ptr(attachment.cache()), cache) {
-                continue;
+                return;
             }
             if let Some(range) = area.addresses_of(pages.start, pages.end) {
                 // A cut file takes private copies with it (POSIX: SIGBUS past the end); a hole leaves them.
@@ -197,7 +197,7 @@ impl<S: Memory> AddressSpace<S> {
                     resident.zap_cached(area, range, &mut batch);
                 }
             }
-        }
+        });
     }
 
     /// # Errors

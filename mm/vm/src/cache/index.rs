@@ -2,14 +2,18 @@
 //!
 //! Pages come in chunks of 64, so that a file of a few pages costs half a KiB and a sparse one only what it holds. The
 //! index is the holder of one reference to each frame, and of one entry of each slot.
+//!
+//! Each subtree of chunks knows whether it has a page that the store has not seen ([`Unsaved`];
+//! Linux: the tag PAGECACHE_TAG_DIRTY). Writing back costs as much as there is to write, however
+//! many pages are cached, and marking a page needs no memory.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use core::ops::Range;
 
 use freehold_frame::{Frame, PageCache};
 use freehold_machine::Pfn;
 use freehold_paging::{Memory, SwapPlace};
+use freehold_tree::{Summary, Tree};
 
 use crate::VmError;
 
@@ -62,11 +66,27 @@ impl Chunk {
     const fn is_dirty(&self, page: u64) -> u64 {
         (self.dirty | self.writable) >> (page % PAGES) & 1
     }
+    const fn has_dirty(&self) -> bool {
+        self.dirty | self.writable != 0
+    }
     const fn marks(&mut self, mark: Mark) -> &mut u64 {
         match mark {
             Mark::Dirty => &mut self.dirty,
             Mark::Writable => &mut self.writable,
         }
+    }
+}
+
+/// Whether a subtree of chunks has a page that is dirty or writable.
+#[derive(Clone, PartialEq, Debug)]
+struct Unsaved(bool);
+
+impl Summary<u64, Box<Chunk>> for Unsaved {
+    fn of(_number: &u64, chunk: &Box<Chunk>) -> Self {
+        Self(chunk.has_dirty())
+    }
+    fn join(&self, next: &Self) -> Self {
+        Self(self.0 || next.0)
     }
 }
 
@@ -91,12 +111,14 @@ pub(super) struct Index<S: Memory> {
     source: S,
     /// The cache's number.
     cache: u64,
-    chunks: BTreeMap<u64, Box<Chunk>>,
+    chunks: Tree<u64, Box<Chunk>, Unsaved>,
     pages: u64,
     /// Pages that are in the swap.
     swapped: u64,
     /// Pages that are dirty or writable.
     dirty: u64,
+    /// Pages that were used again since the clock's hand passed.
+    active: u64,
 }
 
 const fn bit(page: u64) -> u64 {
@@ -105,7 +127,7 @@ const fn bit(page: u64) -> u64 {
 
 impl<S: Memory> Index<S> {
     pub(super) const fn new(source: S, cache: u64) -> Self {
-        Self { source, cache, chunks: BTreeMap::new(), pages: 0, swapped: 0, dirty: 0 }
+        Self { source, cache, chunks: Tree::new(), pages: 0, swapped: 0, dirty: 0, active: 0 }
     }
     /// Pages that have a frame.
     pub(super) const fn pages(&self) -> u64 {
@@ -131,6 +153,25 @@ impl<S: Memory> Index<S> {
         if self.swapped == 0 { None } else { place_of(self.word(page)) }
     }
 
+    /// The chunk of `page`, to be changed; whether it has dirty pages only by [`Index::remark`].
+    fn chunk_mut(&mut self, page: u64) -> Option<&mut Chunk> {
+        self.chunks.get_mut_unsummed(&(page / PAGES)).map(|chunk| &mut **chunk)
+    }
+
+    /// Changes the marks of `page` and the counts that depend on them.
+    fn remark(&mut self, page: u64, change: impl FnOnce(&mut Chunk)) {
+        let Some(chunk) = self.chunks.get_mut_unsummed(&(page / PAGES)) else { return };
+        let counts = |chunk: &Chunk| (chunk.is_dirty(page), chunk.again >> (page % PAGES) & 1);
+        let ((dirty, again), had) = (counts(chunk), chunk.has_dirty());
+        change(chunk);
+        let (now, has) = (counts(chunk), chunk.has_dirty());
+        self.dirty = self.dirty + now.0 - dirty;
+        self.active = self.active + now.1 - again;
+        if had != has {
+            self.chunks.update(&(page / PAGES), |_| ());
+        }
+    }
+
     /// Look at the frame of `page` in place.
     pub(super) fn with<R>(&self, page: u64, f: impl FnOnce(&Frame<PageCache, S>) -> R) -> Option<R> {
         self.pfn(page).map(|pfn| Self::show(self.source, pfn, f))
@@ -148,35 +189,45 @@ impl<S: Memory> Index<S> {
     /// # Errors
     /// [`VmError::TooManyHolders`].
     pub(super) fn hand_out(&mut self, page: u64) -> Result<Option<Frame<PageCache, S>>, VmError> {
-        let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) else { return Ok(None) };
+        let Some(chunk) = self.chunk_mut(page) else { return Ok(None) };
         chunk.leaving &= !bit(page);
         let Some(pfn) = frame_of(chunk.frames[(page % PAGES) as usize]) else { return Ok(None) };
         Self::show(self.source, pfn, Frame::try_clone).map(Some).map_err(|_| VmError::TooManyHolders)
     }
 
     /// Put a frame where nothing is.
-    pub(super) fn insert(&mut self, page: u64, frame: Frame<PageCache, S>) {
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`]; the frame is dropped.
+    pub(super) fn insert(&mut self, page: u64, frame: Frame<PageCache, S>) -> Result<(), VmError> {
+        if self.chunk_mut(page).is_none() {
+            self.chunks.reserve(1).map_err(|_| VmError::NoMemory)?;
+            let chunk = Box::new(Chunk::EMPTY);
+            self.chunks.insert(page / PAGES, chunk).map_err(|_| VmError::NoMemory)?;
+        }
         frame.set_home(self.cache, page);
-        let chunk = self.chunks.entry(page / PAGES).or_insert_with(|| Box::new(Chunk::EMPTY));
+        let chunk = self.chunk_mut(page).ok_or(VmError::NoMemory)?;
         let slot = &mut chunk.frames[(page % PAGES) as usize];
         debug_assert_eq!(*slot, NONE);
         *slot = frame.into_raw().0;
         chunk.count += 1;
         self.pages += 1;
+        Ok(())
     }
 
     /// Put another frame where one is, which is returned; the page's marks stay.
     pub(super) fn exchange(&mut self, page: u64, frame: Frame<PageCache, S>) -> Option<Frame<PageCache, S>> {
-        let slot = &mut self.chunks.get_mut(&(page / PAGES))?.frames[(page % PAGES) as usize];
+        let cache = self.cache;
+        let slot = &mut self.chunk_mut(page)?.frames[(page % PAGES) as usize];
         debug_assert_ne!(*slot, NONE);
-        frame.set_home(self.cache, page);
+        frame.set_home(cache, page);
         let old = core::mem::replace(slot, frame.into_raw().0);
         Some(Frame::from_raw(self.source, Pfn(old)).expect("the index holds frames of the page cache"))
     }
 
     /// Forget the frame of `page`, if it has one.
     pub(super) fn remove(&mut self, page: u64) -> Option<Frame<PageCache, S>> {
-        let chunk = self.chunks.get_mut(&(page / PAGES))?;
+        let chunk = self.chunk_mut(page)?;
         let slot = &mut chunk.frames[(page % PAGES) as usize];
         let frame = frame_of(*slot)?;
         *slot = NONE;
@@ -187,17 +238,17 @@ impl<S: Memory> Index<S> {
     }
 
     fn forget_marks(&mut self, page: u64) {
-        let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) else { return };
-        self.dirty -= chunk.is_dirty(page);
-        let marks = [&mut chunk.dirty, &mut chunk.writable, &mut chunk.changed, &mut chunk.once];
-        marks
-            .into_iter()
-            .chain([&mut chunk.again, &mut chunk.leaving])
-            .for_each(|marks| *marks &= !bit(page));
+        self.remark(page, |chunk| {
+            let marks = [&mut chunk.dirty, &mut chunk.writable, &mut chunk.changed, &mut chunk.once];
+            marks
+                .into_iter()
+                .chain([&mut chunk.again, &mut chunk.leaving])
+                .for_each(|marks| *marks &= !bit(page));
+        });
     }
 
     fn drop_count(&mut self, page: u64) {
-        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
+        if let Some(chunk) = self.chunk_mut(page) {
             chunk.count -= 1;
             if chunk.count == 0 {
                 self.chunks.remove(&(page / PAGES));
@@ -208,7 +259,7 @@ impl<S: Memory> Index<S> {
     /// Forget where in the swap `page` is, if it is there; the slot's entry is the caller's.
     pub(super) fn remove_swapped(&mut self, page: u64) -> Option<SwapPlace> {
         let place = self.swap_place(page)?;
-        let slot = &mut self.chunks.get_mut(&(page / PAGES))?.frames[(page % PAGES) as usize];
+        let slot = &mut self.chunk_mut(page)?.frames[(page % PAGES) as usize];
         *slot = NONE;
         self.drop_count(page);
         self.swapped -= 1;
@@ -217,14 +268,14 @@ impl<S: Memory> Index<S> {
 
     /// The frame of `page` is on its way to the swap.
     pub(super) fn begin_leaving(&mut self, page: u64) {
-        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
+        if let Some(chunk) = self.chunk_mut(page) {
             chunk.leaving |= bit(page);
         }
     }
 
     /// It is no more. Whether nobody was given the frame meanwhile.
     pub(super) fn end_leaving(&mut self, page: u64) -> bool {
-        let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) else { return false };
+        let Some(chunk) = self.chunk_mut(page) else { return false };
         let stayed = chunk.leaving & bit(page) != 0;
         chunk.leaving &= !bit(page);
         stayed
@@ -233,7 +284,7 @@ impl<S: Memory> Index<S> {
     /// Put `place` where a frame is, which is returned.
     pub(super) fn swap_out(&mut self, page: u64, place: SwapPlace) -> Option<Frame<PageCache, S>> {
         self.forget_marks(page);
-        let slot = &mut self.chunks.get_mut(&(page / PAGES))?.frames[(page % PAGES) as usize];
+        let slot = &mut self.chunk_mut(page)?.frames[(page % PAGES) as usize];
         let frame = frame_of(*slot)?;
         *slot = SWAPPED | place.number();
         self.pages -= 1;
@@ -244,7 +295,7 @@ impl<S: Memory> Index<S> {
     /// Put `frame` where `page`, which is in the swap, was; the slot's entry is the caller's.
     pub(super) fn swap_in(&mut self, page: u64, frame: Frame<PageCache, S>) {
         frame.set_home(self.cache, page);
-        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
+        if let Some(chunk) = self.chunk_mut(page) {
             chunk.frames[(page % PAGES) as usize] = frame.into_raw().0;
             self.swapped -= 1;
             self.pages += 1;
@@ -253,7 +304,7 @@ impl<S: Memory> Index<S> {
 
     /// `page`, which is in the swap, will never come back; the slot's entry is the caller's.
     pub(super) fn lose(&mut self, page: u64) {
-        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
+        if let Some(chunk) = self.chunk_mut(page) {
             chunk.frames[(page % PAGES) as usize] = SWAPPED | SwapPlace::LOST.number();
         }
     }
@@ -284,6 +335,16 @@ impl<S: Memory> Index<S> {
             .find(|page| range.contains(page))
     }
 
+    /// The pages of `range` that have a frame, upwards.
+    pub(super) fn present(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
+        let chunks = self.chunks.range(range.start / PAGES..range.end.div_ceil(PAGES));
+        let pages = chunks.flat_map(|(&number, chunk)| {
+            let present = (0..PAGES).filter(|&i| frame_of(chunk.frames[i as usize]).is_some());
+            present.map(move |i| number * PAGES + i)
+        });
+        pages.filter(move |page| range.contains(page))
+    }
+
     /// The first page from `page` on that is neither.
     pub(super) fn next_hole(&self, mut page: u64) -> u64 {
         while self.has(page) {
@@ -294,14 +355,14 @@ impl<S: Memory> Index<S> {
 
     /// Hand out each frame of `range`, upwards.
     pub(super) fn visit(&mut self, range: Range<u64>, mut f: impl FnMut(u64, &Frame<PageCache, S>)) {
-        let mut page = range.start;
+        let (source, mut page) = (self.source, range.start);
         while page < range.end {
             let chunk_end = (page / PAGES + 1) * PAGES;
-            if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
+            if let Some(chunk) = self.chunk_mut(page) {
                 for page in page..chunk_end.min(range.end) {
                     chunk.leaving &= !bit(page);
                     if let Some(frame) = frame_of(chunk.frames[(page % PAGES) as usize]) {
-                        Self::show(self.source, frame, |frame| f(page, frame));
+                        Self::show(source, frame, |frame| f(page, frame));
                     }
                 }
                 page = chunk_end;
@@ -313,18 +374,13 @@ impl<S: Memory> Index<S> {
     }
 
     pub(super) fn mark(&mut self, page: u64, mark: Mark) {
-        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
-            self.dirty += 1 - chunk.is_dirty(page);
+        self.remark(page, |chunk| {
             chunk.changed |= bit(page);
             *chunk.marks(mark) |= bit(page);
-        }
+        });
     }
     pub(super) fn unmark(&mut self, page: u64, mark: Mark) {
-        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
-            let was = chunk.is_dirty(page);
-            *chunk.marks(mark) &= !bit(page);
-            self.dirty -= was - chunk.is_dirty(page);
-        }
+        self.remark(page, |chunk| *chunk.marks(mark) &= !bit(page));
     }
     /// Whether the page is (or may be) newer than the store's.
     pub(super) fn is_dirty(&self, page: u64) -> bool {
@@ -336,38 +392,64 @@ impl<S: Memory> Index<S> {
     }
     /// The page, which is there, is read or written.
     pub(super) fn touch(&mut self, page: u64) {
-        if let Some(chunk) = self.chunks.get_mut(&(page / PAGES)) {
-            chunk.again |= chunk.once & bit(page);
+        if let Some(chunk) = self.chunk_mut(page) {
+            let again = chunk.once & !chunk.again & bit(page);
+            chunk.again |= again;
             chunk.once |= bit(page);
+            self.active += again >> (page % PAGES);
         }
     }
-    /// The clock's hand passes the first chunk from page `from` on that has a frame: what was used again counts as used once from now on.
+    /// The clock's hand passes the first chunk from page `from` on that has a frame: what was used
+    /// again counts as used once from now on.
     pub(super) fn look(&mut self, from: u64) -> Option<Look> {
-        let (&number, chunk) = self.chunks.range_mut(from.div_ceil(PAGES)..).next()?;
+        let (_, &number, _) = self.chunks.ceiling(&from.div_ceil(PAGES))?;
+        let chunk = self.chunk_mut(number * PAGES)?;
         let present = (0..PAGES)
             .filter(|&i| frame_of(chunk.frames[i as usize]).is_some())
             .fold(0, |set, i| set | 1 << i);
         let used = core::mem::take(&mut chunk.again);
+        self.active -= u64::from(used.count_ones());
         Some(Look { first: number * PAGES, present, cold: present & !used })
     }
     /// The first pages from `from` on, in one chunk and side by side, that some leaf may have granted writing.
     pub(super) fn next_writable(&self, from: u64) -> Option<Range<u64>> {
-        self.chunks.range(from / PAGES..).find_map(|(&number, chunk)| {
+        self.next_marked(from, |chunk| chunk.writable)
+    }
+    /// The first pages from `from` on, in one chunk and side by side, that are (or may be) newer than
+    /// the store's.
+    pub(super) fn next_dirty(&self, from: u64) -> Option<Range<u64>> {
+        self.next_marked(from, |chunk| chunk.dirty | chunk.writable)
+    }
+    fn next_marked(&self, from: u64, marks_of: impl Fn(&Chunk) -> u64) -> Option<Range<u64>> {
+        let in_chunk = |&number: &u64, chunk: &Box<Chunk>| {
             let first = number * PAGES;
             let below = from.saturating_sub(first).min(PAGES) as u32;
-            let marks = chunk.writable & u64::MAX.checked_shl(below).unwrap_or(0);
+            let marks = marks_of(chunk) & u64::MAX.checked_shl(below).unwrap_or(0);
             let start = marks.trailing_zeros();
             let count = marks.checked_shr(start)?.trailing_ones();
             Some(first + u64::from(start)..first + u64::from(start + count))
-        })
+        };
+        self.chunks.find_up(&(from / PAGES), |unsaved| !unsaved.0, in_chunk)
     }
     /// Pages that are (or may be) newer than the store's.
     pub(super) const fn dirty_pages(&self) -> u64 {
         self.dirty
     }
     /// Pages that were used again since the clock's hand passed.
-    pub(super) fn active_pages(&self) -> u64 {
-        self.chunks.values().map(|chunk| u64::from(chunk.again.count_ones())).sum()
+    pub(super) const fn active_pages(&self) -> u64 {
+        self.active
+    }
+
+    /// Count everything again.
+    ///
+    /// # Panics
+    /// Where something does not agree.
+    #[cfg(test)]
+    pub(super) fn validate(&self) {
+        self.chunks.validate();
+        let sum = |count: fn(&Chunk) -> u32| self.chunks.values().map(|chunk| u64::from(count(chunk))).sum();
+        assert_eq!(self.dirty, sum(|chunk| (chunk.dirty | chunk.writable).count_ones()), "dirty pages");
+        assert_eq!(self.active, sum(|chunk| chunk.again.count_ones()), "pages used again");
     }
 }
 

@@ -29,8 +29,8 @@ use freehold_frame::{Frame, NodePolicy, Owner, PageCache as CacheKind, Request};
 use freehold_machine::PAGE_SIZE;
 use freehold_paging::Memory;
 
-use crate::Commons;
 use crate::error::{FaultError, FaultKind, VmError};
+use crate::{Commons, Residency};
 pub(crate) use attach::Attachment;
 pub(crate) use attach::PageSet;
 use attach::{Mapper, Writers};
@@ -199,6 +199,20 @@ impl<S: Memory> PageCache<S> {
         self.inner.lock().index.with(index, |_| ()).is_some()
     }
 
+    /// Check the sets and counts of its pages.
+    #[cfg(test)]
+    pub(crate) fn validate(&self) {
+        self.inner.lock().index.validate();
+    }
+
+    /// Say of the pages from `first` on which have a frame; the others stay as they are told.
+    pub(crate) fn residency(&self, first: u64, told: &mut [Residency]) {
+        let inner = self.inner.lock();
+        for page in inner.index.present(first..first + told.len() as u64) {
+            told[(page - first) as usize] = Residency::Resident;
+        }
+    }
+
     /// The frame of page `index`, if it has one.
     ///
     /// # Errors
@@ -278,7 +292,7 @@ impl<S: Memory> PageCache<S> {
     fn insert(&self, index: u64, frame: Frame<CacheKind, S>) -> Result<Option<Frame<CacheKind, S>>, VmError> {
         let mut inner = self.inner.lock();
         if !inner.index.has(index) {
-            inner.index.insert(index, frame);
+            inner.index.insert(index, frame)?;
         } else if inner.index.swap_place(index).is_some() {
             return Ok(None);
         }
@@ -297,7 +311,7 @@ impl<S: Memory> PageCache<S> {
             if inner.departures != departures {
                 return Ok(None);
             }
-            inner.index.insert(index, frame);
+            inner.index.insert(index, frame)?;
         }
         inner.index.hand_out(index)
     }

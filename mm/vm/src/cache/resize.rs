@@ -318,14 +318,8 @@ impl<S: Memory> PageCache<S> {
     /// from now on, unless they are mapped or pinned.
     fn take_dirty(&self, range: Range<u64>, run: &mut Vec<Frame<CacheKind, S>>) -> Option<u64> {
         let mut inner = self.inner.lock();
-        let mut next = range.start;
-        let first = loop {
-            let page = inner.index.next(next..range.end)?;
-            if inner.index.is_dirty(page) {
-                break page;
-            }
-            next = page + 1;
-        };
+        let first =
+            inner.index.next_dirty(range.start).map(|run| run.start).filter(|&page| page < range.end)?;
         for page in (first..range.end).take(MAX_RUN) {
             if !inner.index.is_dirty(page) {
                 break;

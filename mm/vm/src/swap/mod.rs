@@ -35,7 +35,7 @@
 //!
 //! **Locks.** One spin lock for all areas, ordered after address spaces and before the page allocator; never held over I/O. Stores are called with no spin lock.
 //!
-//! **Memory.** Eight bytes a slot, taken when the area is added; nothing on the way out allocates, but for the table under a large leaf that is split.
+//! **Memory.** Eight bytes and a bit a slot, taken when the area is added; nothing on the way out allocates, but for the table under a large leaf that is split.
 
 mod back;
 mod evict;
@@ -438,34 +438,32 @@ impl<S: Memory> Swap<S> {
     /// Free up to `want` frames that nothing but the swap cache holds and whose bytes are stored; how many.
     pub fn shrink_cache(&self, want: usize) -> usize {
         let mut freed = 0;
-        let all = self.areas.lock().iter().flatten().map(|area| area.slots.end()).sum::<u64>();
-        let mut left = if self.usage().cached == 0 { 0 } else { all };
+        // Each frame of the cache is looked at once at most.
+        let mut left = self.usage().cached;
         while freed < want && left > 0 {
-            let step = slots::CLUSTER.min(left);
-            left -= step;
-            let hand = self.cache_hand.fetch_add(step, Ordering::Relaxed) % all;
-            freed += self.shrink_some(hand, step, want - freed);
+            let looked = left.min(SWAP_RUN as u64);
+            left -= looked;
+            freed += self.shrink_some(looked, want - freed);
         }
         freed
     }
 
-    /// As [`Swap::shrink_cache`], of `count` slots from the `from`th of all areas on.
-    fn shrink_some(&self, from: u64, count: u64, want: usize) -> usize {
+    /// As [`Swap::shrink_cache`], of the next `count` frames from the hand on.
+    fn shrink_some(&self, count: u64, want: usize) -> usize {
         let mut gone = arrayvec::ArrayVec::<Pfn, SWAP_RUN>::new();
         let mut areas = self.areas.lock();
-        let mut first = 0;
-        for area in areas.iter_mut().flatten() {
-            let (start, end) =
-                (from.max(first) - first, (from + count).clamp(first, first + area.slots.end()) - first);
-            first += area.slots.end();
-            for slot in start..end {
-                if gone.len() >= want.min(SWAP_RUN) {
-                    break;
-                }
-                let idle = area.slots.word(slot).frame().is_some_and(|frame| self.mappings(frame) == 0);
-                gone.extend(if idle { area.slots.forget_frame(slot) } else { None });
+        let mut hand = SwapPlace::from_number(self.cache_hand.load(Ordering::Relaxed));
+        for _ in 0..count {
+            let Some(place) = next_cached(&areas, hand) else { break };
+            if gone.len() >= want {
+                break;
             }
+            hand = SwapPlace::from_number(place.number() + 1);
+            let Some(area) = area_of(&mut areas, place) else { break };
+            let idle = area.slots.word(place.slot).frame().is_some_and(|frame| self.mappings(frame) == 0);
+            gone.extend(if idle { area.slots.forget_frame(place.slot) } else { None });
         }
+        self.cache_hand.store(hand.number(), Ordering::Relaxed);
         drop(areas);
         gone.iter().for_each(|&frame| drop(self.held(Some(frame))));
         gone.len()
@@ -481,6 +479,17 @@ impl<S: Memory> Swap<S> {
 
 fn area_of(areas: &mut [Option<Area>; AREAS], place: SwapPlace) -> Option<&mut Area> {
     areas.get_mut(usize::from(place.area))?.as_mut()
+}
+
+/// The first slot with a frame from `hand` on, from the first area's beginning where there is none.
+fn next_cached(areas: &[Option<Area>; AREAS], hand: SwapPlace) -> Option<SwapPlace> {
+    let in_area = |number: u8, from: u64| {
+        let slot = areas[usize::from(number)].as_ref()?.slots.next_cached(from)?;
+        Some(SwapPlace { area: number, slot })
+    };
+    in_area(hand.area, hand.slot)
+        .or_else(|| (hand.area + 1..AREAS as u8).find_map(|number| in_area(number, 0)))
+        .or_else(|| (0..=hand.area).find_map(|number| in_area(number, 0)))
 }
 
 /// A slot of the best area that has one.

@@ -14,7 +14,8 @@
 //! | 1 | none | writing | a page cache's bytes on their way to the store; the cache has the frame |
 //! | 0 | none | bad | the store fails here: never handed out |
 //!
-//! Words lie in pages of 512, made when the area is added: eight bytes for each page of swap, and no allocation afterwards.
+//! Words lie in pages of 512, made when the area is added: eight bytes for each page of swap, and no allocation afterwards. Sets of bits beside
+//! them ([`Bits`]) say which clusters have room, are empty, or have frames, and which of their slots: none is looked for by visiting all.
 //!
 //! **Locks.** `&mut` for all changes; the lock is the swap's.
 
@@ -111,6 +112,54 @@ pub(crate) enum Wrote {
 struct Cluster {
     words: Box<[Word; CLUSTER as usize]>,
     free: u16,
+    /// Slots with a frame: one bit each.
+    cached: [u64; CLUSTER as usize / 64],
+}
+
+/// A set of numbers below a bound: a bit each, and above them a bit for each word that is not 0.
+struct Bits {
+    words: Vec<u64>,
+    used: Vec<u64>,
+}
+
+impl Bits {
+    fn new(bound: usize) -> Result<Self, OutOfMemory> {
+        let zeroes = |count: usize| {
+            let mut words = Vec::new();
+            words.try_reserve_exact(count).map_err(|_| OutOfMemory)?;
+            words.resize(count, 0u64);
+            Ok(words)
+        };
+        let count = bound.div_ceil(64);
+        Ok(Self { words: zeroes(count)?, used: zeroes(count.div_ceil(64))? })
+    }
+    fn set(&mut self, number: usize, is: bool) {
+        let word = &mut self.words[number / 64];
+        *word = *word & !(1 << (number % 64)) | u64::from(is) << (number % 64);
+        let (at, used) = (number / 64, *word != 0);
+        self.used[at / 64] = self.used[at / 64] & !(1 << (at % 64)) | u64::from(used) << (at % 64);
+    }
+    /// The first number of the set from `from` on.
+    fn next(&self, from: usize) -> Option<usize> {
+        let from_bit = |words: &[u64], from: usize| {
+            let word = words.get(from / 64)? & u64::MAX << (from % 64);
+            (word != 0).then(|| from / 64 * 64 + word.trailing_zeros() as usize)
+        };
+        let here = from_bit(&self.words, from);
+        here.or_else(|| {
+            let from = from / 64 + 1;
+            let at = from_bit(&self.used, from).or_else(|| {
+                let later = self.used.iter().enumerate().skip(from / 64 + 1);
+                let (at, word) = later.into_iter().find(|(_, word)| **word != 0)?;
+                Some(at * 64 + word.trailing_zeros() as usize)
+            })?;
+            from_bit(&self.words, at * 64)
+        })
+    }
+    /// The same, and from the beginning where there is none.
+    fn next_around(&self, from: usize) -> Option<usize> {
+        self.next(from).or_else(|| self.next(0))
+    }
 }
 
 /// The slots of one area.
@@ -123,8 +172,10 @@ pub(crate) struct Slots {
     cached: u64,
     /// Those of them whose store did not take the bytes.
     dirty: u64,
-    /// Clusters of free slots only.
-    empty: usize,
+    /// Clusters of free slots only, with a free slot, with a frame.
+    empty: Bits,
+    roomy: Bits,
+    caching: Bits,
     /// Where the last slot was taken: the next one is.
     hand: u64,
 }
@@ -143,10 +194,14 @@ impl Slots {
             words.try_reserve_exact(CLUSTER as usize).map_err(|_| OutOfMemory)?;
             words.resize(CLUSTER as usize, Word(0));
             let words = words.into_boxed_slice().try_into().map_err(|_| OutOfMemory)?;
-            clusters.push(Cluster { words, free: CLUSTER as u16 });
+            clusters.push(Cluster { words, free: CLUSTER as u16, cached: [0; CLUSTER as usize / 64] });
         }
+        let (mut empty, mut roomy, caching) = (Bits::new(count)?, Bits::new(count)?, Bits::new(count)?);
+        (0..count)
+            .for_each(|number| [&mut empty, &mut roomy].into_iter().for_each(|bits| bits.set(number, true)));
         let free = count as u64 * CLUSTER;
-        let mut slots = Self { clusters, usable: 0, free, cached: 0, dirty: 0, empty: count, hand: 0 };
+        let mut slots =
+            Self { clusters, usable: 0, free, cached: 0, dirty: 0, empty, roomy, caching, hand: 0 };
         let beyond = end..count as u64 * CLUSTER;
         for slot in bad.iter().copied().filter(|&slot| slot < end).chain(beyond).chain([0]) {
             if slots.word(slot) == Word(0) {
@@ -174,6 +229,7 @@ impl Slots {
         self.dirty
     }
     /// One more than the largest slot.
+    #[cfg(test)]
     pub const fn end(&self) -> u64 {
         self.clusters.len() as u64 * CLUSTER
     }
@@ -191,12 +247,19 @@ impl Slots {
             self.cached -= u64::from(before.frame().is_some());
             self.dirty += u64::from(word.is_dirty());
             self.dirty -= u64::from(before.is_dirty());
+            if word.frame().is_some() != before.frame().is_some() {
+                cluster.cached[(slot % CLUSTER) as usize / 64] ^= 1 << (slot % 64);
+                let caches = cluster.cached.iter().any(|&bits| bits != 0);
+                self.caching.set((slot / CLUSTER) as usize, caches);
+            }
         }
     }
     fn leave_free(&mut self, slot: u64, word: Word) {
         let cluster = &mut self.clusters[(slot / CLUSTER) as usize];
-        self.empty -= usize::from(u64::from(cluster.free) == CLUSTER);
         cluster.free -= 1;
+        let is_roomy = cluster.free > 0;
+        self.empty.set((slot / CLUSTER) as usize, false);
+        self.roomy.set((slot / CLUSTER) as usize, is_roomy);
         self.free -= 1;
         self.set(slot, word);
     }
@@ -204,7 +267,9 @@ impl Slots {
         self.set(slot, Word(0));
         let cluster = &mut self.clusters[(slot / CLUSTER) as usize];
         cluster.free += 1;
-        self.empty += usize::from(u64::from(cluster.free) == CLUSTER);
+        let is_empty = u64::from(cluster.free) == CLUSTER;
+        self.empty.set((slot / CLUSTER) as usize, is_empty);
+        self.roomy.set((slot / CLUSTER) as usize, true);
         self.free += 1;
     }
 
@@ -227,15 +292,30 @@ impl Slots {
             let found = words[from as usize..].iter().position(|&word| word == Word(0))?;
             Some(number as u64 * CLUSTER + from + found as u64)
         };
-        let (here, count) = ((self.hand / CLUSTER) as usize, self.clusters.len());
+        let here = (self.hand / CLUSTER) as usize;
         if self.clusters[here].free > 0
             && let Some(slot) = in_cluster(here, self.hand % CLUSTER)
         {
             return Some(slot);
         }
-        let wanted = if self.empty > 0 { CLUSTER as u16 } else { 1 };
-        let mut others = (1..=count).map(|step| (here + step) % count);
-        others.find(|&number| self.clusters[number].free >= wanted).and_then(|number| in_cluster(number, 0))
+        let other = self.empty.next_around(here + 1).or_else(|| self.roomy.next_around(here + 1))?;
+        in_cluster(other, 0)
+    }
+
+    /// The first slot from `from` on that has a frame.
+    pub fn next_cached(&self, from: u64) -> Option<u64> {
+        let in_cluster = |number: usize, from: u64| {
+            let words = self.clusters.get(number)?.cached.iter().enumerate().skip((from / 64) as usize);
+            let found = words.into_iter().find_map(|(at, &bits)| {
+                let below = if at as u64 == from / 64 { from % 64 } else { 0 };
+                let bits = bits & u64::MAX << below;
+                (bits != 0).then(|| at as u64 * 64 + u64::from(bits.trailing_zeros()))
+            })?;
+            Some(number as u64 * CLUSTER + found)
+        };
+        let here = (from / CLUSTER) as usize;
+        in_cluster(here, from % CLUSTER)
+            .or_else(|| self.caching.next(here + 1).and_then(|number| in_cluster(number, 0)))
     }
 
     /// One more entry leads to `slot`, which has some or a frame.
@@ -321,15 +401,20 @@ impl Slots {
     /// Where something does not agree.
     #[cfg(test)]
     pub fn validate(&self) -> u64 {
-        let (mut free, mut cached, mut empty, mut bad, mut entries) = (0, 0, 0, 0, 0);
+        let (mut free, mut cached, mut bad, mut entries) = (0, 0, 0, 0);
         let mut dirty = 0;
         for (number, cluster) in self.clusters.iter().enumerate() {
             let unused = cluster.words.iter().filter(|&&word| word == Word(0)).count() as u64;
             assert_eq!(u64::from(cluster.free), unused, "free slots of cluster {number}");
             free += unused;
-            empty += usize::from(unused == CLUSTER);
+            let is_in = |bits: &Bits| bits.next(number) == Some(number);
+            assert_eq!(is_in(&self.empty), unused == CLUSTER, "whether cluster {number} is empty");
+            assert_eq!(is_in(&self.roomy), unused > 0, "whether cluster {number} has room");
+            let has_frame = cluster.words.iter().any(|word| word.frame().is_some());
+            assert_eq!(is_in(&self.caching), has_frame, "whether cluster {number} has a frame");
             for (slot, &word) in (number as u64 * CLUSTER..).zip(cluster.words.iter()) {
                 cached += u64::from(word.frame().is_some());
+                assert_eq!(self.next_cached(slot) == Some(slot), word.frame().is_some(), "slot {slot}");
                 dirty += u64::from(word.is_dirty());
                 entries += word.entries();
                 let (used, has_frame) = (word.entries() > 0, word.frame().is_some());
@@ -343,7 +428,7 @@ impl Slots {
                 assert!(sound, "slot {slot} is {word:?}");
             }
         }
-        assert_eq!((free, cached, dirty, empty), (self.free, self.cached, self.dirty, self.empty));
+        assert_eq!((free, cached, dirty), (self.free, self.cached, self.dirty));
         assert_eq!(self.usable + bad, self.end(), "slots that are neither usable nor bad");
         entries
     }

@@ -215,6 +215,27 @@ pub fn disk(world: &World, pages: u64) -> (Arc<Disk>, Arc<Cache>) {
 }
 
 #[test]
+fn what_changed_is_found_among_many_pages_in_order_and_within_the_range() {
+    let world = World::new();
+    let (disk, cache) = disk(&world, 400);
+    (0..400).for_each(|page| drop(read(&cache, page * PAGE, 1)));
+    for page in [300, 0, 63, 64, 190] {
+        write(&cache, page * PAGE, &[1; 10]);
+    }
+    cache.validate();
+    disk.log();
+    cache.write_back(64 * PAGE..300 * PAGE).unwrap();
+    assert_eq!(disk.log(), [('w', 64), ('w', 190)]);
+    cache.validate();
+    cache.write_back(0..u64::MAX).unwrap();
+    assert_eq!((disk.log(), cache.dirty_pages()), (vec![('w', 0), ('w', 63), ('w', 300)], 0));
+    cache.validate();
+    assert_eq!(cache.shrink(u64::MAX), 400);
+    drop((cache, disk));
+    world.end();
+}
+
+#[test]
 fn a_store_is_read_once_written_when_asked_and_not_for_whole_pages() {
     let world = World::new();
     let (disk, cache) = disk(&world, 8);
@@ -437,6 +458,7 @@ fn threads_that_write_cut_map_and_evict_lose_no_frame_and_no_flush() {
         });
     });
     world.model().assert_coherent();
+    cache.validate();
     drop((processes, file, memory, cache, _disk));
     world.end();
 }

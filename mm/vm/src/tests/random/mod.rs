@@ -385,6 +385,7 @@ impl Run {
             let expected: BTreeMap<_, _> =
                 self.pages[p].iter().map(|(&at, page)| (at, page.protection)).collect();
             prop_assert_eq!(seen, expected);
+            space.areas.validate(&space.layout);
             let areas: Vec<_> = space.areas.iter().collect();
             prop_assert!(areas.windows(2).all(|two| two[0].end <= two[1].start && !two[0].joins(two[1])));
             let usage = space.usage();

@@ -140,7 +140,10 @@ impl Run {
             prop_assert_eq!(space.usage().swapped, swapped);
             entries += swapped;
         }
-        self.world.commons.for_each_cache(|cache| entries += cache.slots());
+        self.world.commons.for_each_cache(|cache| {
+            cache.validate();
+            entries += cache.slots();
+        });
         prop_assert_eq!(self.world.commons.swap().validate(), entries);
         prop_assert_eq!(self.world.commons.count_of(Event::CowUnneeded), 0);
         Ok(())

@@ -1,0 +1,161 @@
+//! Slots for nodes: a block for a small tree, a list of more for a large one, unused slots linked.
+
+use alloc::vec::Vec;
+
+/// No slot.
+pub(crate) const NONE: u32 = u32::MAX;
+/// The most slots that are allocated at a time.
+pub const BLOCK: usize = 64;
+
+/// There was no memory for an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoMemory;
+
+pub(crate) struct Node<K, V, S> {
+    pub key: K,
+    /// `None` in an unused slot.
+    pub value: Option<V>,
+    /// Of the subtree.
+    pub summary: S,
+    pub left: u32,
+    pub right: u32,
+    pub prev: u32,
+    /// The next entry in order; of an unused slot the next unused one.
+    pub next: u32,
+    pub height: u8,
+}
+
+impl<K, V, S> Node<K, V, S> {
+    pub(crate) const fn new(key: K, value: V, summary: S) -> Self {
+        let value = Some(value);
+        Self { key, value, summary, left: NONE, right: NONE, prev: NONE, next: NONE, height: 1 }
+    }
+}
+
+pub(crate) struct Arena<K, V, S> {
+    /// Room for up to [`BLOCK`] slots: most trees need no more.
+    first: Vec<Node<K, V, S>>,
+    /// Blocks with room for [`BLOCK`] slots each, filled in order after the first one.
+    more: Vec<Vec<Node<K, V, S>>>,
+    /// The first unused slot.
+    unused: u32,
+    /// Slots with an entry, slots at all, slots that there is room for.
+    used: usize,
+    slots: usize,
+    room: usize,
+}
+
+impl<K, V, S> Arena<K, V, S> {
+    pub(crate) const fn new() -> Self {
+        Self { first: Vec::new(), more: Vec::new(), unused: NONE, used: 0, slots: 0, room: 0 }
+    }
+
+    pub(crate) const fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Whether three quarters of a large arena are unused.
+    pub(crate) const fn is_sparse(&self) -> bool {
+        self.slots > 2 * BLOCK && self.used < self.slots / 4
+    }
+
+    #[inline]
+    pub(crate) fn reserve(&mut self, more: usize) -> Result<(), NoMemory> {
+        if self.room - self.used >= more { Ok(()) } else { self.grow(self.used + more) }
+    }
+
+    #[cold]
+    fn grow(&mut self, wanted: usize) -> Result<(), NoMemory> {
+        while self.room < wanted {
+            let (in_first, missing) = (self.room, wanted - self.room);
+            if in_first < BLOCK {
+                let room = (in_first * 2).max(4).max(in_first + missing).min(BLOCK);
+                let more = room - self.first.len();
+                self.first.try_reserve_exact(more).map_err(|_| NoMemory)?;
+                self.room = room;
+            } else {
+                let mut block = Vec::new();
+                block.try_reserve_exact(BLOCK).map_err(|_| NoMemory)?;
+                self.more.try_reserve(1).map_err(|_| NoMemory)?;
+                self.more.push(block);
+                self.room += BLOCK;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a node into a slot.
+    pub(crate) fn put(&mut self, node: Node<K, V, S>) -> Result<u32, NoMemory> {
+        self.reserve(1)?;
+        let slot = if self.unused == NONE {
+            match (self.slots / BLOCK).checked_sub(1) {
+                None => self.first.push(node),
+                Some(block) => self.more[block].push(node),
+            }
+            self.slots += 1;
+            self.slots - 1
+        } else {
+            let slot = self.unused as usize;
+            self.unused = self.node(self.unused).next;
+            *self.node_mut(slot as u32) = node;
+            slot
+        };
+        self.used += 1;
+        Ok(slot as u32)
+    }
+
+    /// Takes the entry of `slot` out; its links are kept until the slot is used again.
+    pub(crate) fn take(&mut self, slot: u32) -> Option<V> {
+        let unused = self.unused;
+        let node = self.node_mut(slot);
+        let value = node.value.take();
+        node.next = unused;
+        self.unused = slot;
+        self.used -= 1;
+        value
+    }
+
+    #[inline(always)]
+    pub(crate) fn node(&self, slot: u32) -> &Node<K, V, S> {
+        self.get(slot).expect("links lead to nodes")
+    }
+
+    #[inline(always)]
+    pub(crate) fn node_mut(&mut self, slot: u32) -> &mut Node<K, V, S> {
+        self.get_mut(slot).expect("links lead to nodes")
+    }
+
+    /// The node of `slot`, if that is one.
+    #[inline(always)]
+    pub(crate) fn get(&self, slot: u32) -> Option<&Node<K, V, S>> {
+        let slot = slot as usize;
+        if slot < BLOCK {
+            return self.first.get(slot);
+        }
+        self.more.get(slot / BLOCK - 1)?.get(slot % BLOCK)
+    }
+
+    #[inline(always)]
+    fn get_mut(&mut self, slot: u32) -> Option<&mut Node<K, V, S>> {
+        let slot = slot as usize;
+        if slot < BLOCK {
+            return self.first.get_mut(slot);
+        }
+        self.more.get_mut(slot / BLOCK - 1)?.get_mut(slot % BLOCK)
+    }
+
+    #[inline(always)]
+    pub(crate) fn value(&self, slot: u32) -> Option<&V> {
+        self.get(slot)?.value.as_ref()
+    }
+
+    #[inline(always)]
+    pub(crate) fn value_mut(&mut self, slot: u32) -> Option<&mut V> {
+        self.get_mut(slot)?.value.as_mut()
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn room(&self) -> usize {
+        self.room
+    }
+}

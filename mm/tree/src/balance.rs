@@ -1,0 +1,273 @@
+//! AVL: the heights of two siblings differ by one at most. Georgy Adelson-Velsky and Evgenii
+//! Landis, 1962.
+
+use arrayvec::ArrayVec;
+
+use crate::arena::{NONE, Node};
+use crate::{Summary, Tree};
+
+/// More than the height of any tree of 2^32 entries: 1.44 × 32.
+const MOST_HEIGHT: usize = 48;
+
+/// The slots from the root down to a place.
+#[derive(Default)]
+pub(crate) struct Path(ArrayVec<u32, MOST_HEIGHT>);
+
+impl Path {
+    fn push(&mut self, slot: u32) {
+        self.0.push(slot);
+    }
+    fn pop(&mut self) -> Option<u32> {
+        self.0.pop()
+    }
+    fn last(&self) -> u32 {
+        self.0.last().map_or(NONE, |&slot| slot)
+    }
+    fn depth(&self) -> usize {
+        self.0.len()
+    }
+    /// From the lowest up.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().rev().copied()
+    }
+}
+
+/// A node was summed up.
+pub(crate) struct Summed {
+    /// Whether its height or summary changed.
+    changed: bool,
+    /// The heights of its children.
+    left: u8,
+    right: u8,
+}
+
+impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
+    /// The slot of `key`, with those above it in `path`; [`NONE`] where it would hang below the
+    /// last of them.
+    pub(crate) fn path_to(&self, key: &K, path: &mut Path) -> u32 {
+        let mut at = self.root;
+        while at != NONE {
+            let node = self.arena.node(at);
+            let next = match key.cmp(&node.key) {
+                core::cmp::Ordering::Less => node.left,
+                core::cmp::Ordering::Greater => node.right,
+                core::cmp::Ordering::Equal => return at,
+            };
+            path.push(at);
+            at = next;
+        }
+        NONE
+    }
+
+    fn height(&self, slot: u32) -> u8 {
+        if slot == NONE { 0 } else { self.arena.node(slot).height }
+    }
+
+    /// Sums up `slot`, whose value changed, and what is above it in `path`, as far as it matters.
+    pub(crate) fn sum_up(&mut self, slot: u32, path: &Path) {
+        for at in core::iter::once(slot).chain(path.iter()) {
+            if !self.sum(at).changed {
+                break;
+            }
+        }
+    }
+
+    /// Height and summary of `slot` from those of its children.
+    #[inline]
+    pub(crate) fn sum(&mut self, slot: u32) -> Summed {
+        let mut summed = Summed { changed: false, left: 0, right: 0 };
+        let node = self.arena.node(slot);
+        let Some(value) = node.value.as_ref() else { return summed };
+        let mut summary = S::of(&node.key, value);
+        if node.left != NONE {
+            let left = self.arena.node(node.left);
+            summary = left.summary.join(&summary);
+            summed.left = left.height;
+        }
+        if node.right != NONE {
+            let right = self.arena.node(node.right);
+            summary = summary.join(&right.summary);
+            summed.right = right.height;
+        }
+        let height = 1 + summed.left.max(summed.right);
+        let node = self.arena.node_mut(slot);
+        summed.changed = node.height != height || node.summary != summary;
+        if summed.changed {
+            (node.summary, node.height) = (summary, height);
+        }
+        summed
+    }
+
+    /// Hangs the new node `slot` below the end of `path`.
+    pub(crate) fn hang(&mut self, slot: u32, path: &mut Path) {
+        let parent = path.last();
+        let key = self.arena.node(slot).key;
+        let (prev, next) = if parent == NONE {
+            (NONE, NONE)
+        } else if key < self.arena.node(parent).key {
+            (self.arena.node(parent).prev, parent)
+        } else {
+            (parent, self.arena.node(parent).next)
+        };
+        self.link(prev, slot);
+        self.link(slot, next);
+        if parent == NONE {
+            self.root = slot;
+        } else if prev == parent {
+            self.arena.node_mut(parent).right = slot;
+        } else {
+            self.arena.node_mut(parent).left = slot;
+        }
+        self.rebalance(path, usize::MAX);
+    }
+
+    /// Makes `next` the entry after `prev`; either may be none.
+    fn link(&mut self, prev: u32, next: u32) {
+        if prev == NONE {
+            self.first = next;
+        } else {
+            self.arena.node_mut(prev).next = next;
+        }
+        if next == NONE {
+            self.last = prev;
+        } else {
+            self.arena.node_mut(next).prev = prev;
+        }
+    }
+
+    /// Takes `slot`, which hangs below `path`, out of the tree and the order.
+    pub(crate) fn unhang(&mut self, slot: u32, path: &mut Path) {
+        let &Node { left, right, prev, next, .. } = self.arena.node(slot);
+        self.link(prev, next);
+        if left == NONE || right == NONE {
+            let child = if left == NONE { right } else { left };
+            self.replace_child(path.last(), slot, child);
+            self.rebalance(path, usize::MAX);
+            return;
+        }
+        // The entry after it, which has no left child, takes its place.
+        let place = path.depth();
+        path.push(slot);
+        let mut at = right;
+        while self.arena.node(at).left != NONE {
+            path.push(at);
+            at = self.arena.node(at).left;
+        }
+        let rest = self.arena.node(at).right;
+        self.replace_child(path.last(), at, rest);
+        let right = self.arena.node(slot).right;
+        let node = self.arena.node_mut(at);
+        (node.left, node.right) = (left, right);
+        let above = place.checked_sub(1).map_or(NONE, |above| path.0[above]);
+        self.replace_child(above, slot, at);
+        path.0[place] = at;
+        self.rebalance(path, place);
+    }
+
+    fn replace_child(&mut self, parent: u32, old: u32, new: u32) {
+        if parent == NONE {
+            self.root = new;
+            return;
+        }
+        let node = self.arena.node_mut(parent);
+        if node.left == old {
+            node.left = new;
+        } else {
+            node.right = new;
+        }
+    }
+
+    /// Balances and sums up `path`, from its end up: at least to the depth `least`, and on as long
+    /// as something changes.
+    fn rebalance(&mut self, path: &mut Path, least: usize) {
+        while let Some(slot) = path.pop() {
+            let Summed { changed, left: low, right: high } = self.sum(slot);
+            let top = if low > high + 1 {
+                let left = self.arena.node(slot).left;
+                let &Node { left: outer, right: inner, .. } = self.arena.node(left);
+                if self.height(inner) > self.height(outer) {
+                    let lifted = self.rotate_left(left);
+                    self.arena.node_mut(slot).left = lifted;
+                }
+                self.rotate_right(slot)
+            } else if high > low + 1 {
+                let right = self.arena.node(slot).right;
+                let &Node { left: inner, right: outer, .. } = self.arena.node(right);
+                if self.height(inner) > self.height(outer) {
+                    let lifted = self.rotate_right(right);
+                    self.arena.node_mut(slot).right = lifted;
+                }
+                self.rotate_left(slot)
+            } else if changed || (least != usize::MAX && path.depth() >= least) {
+                continue;
+            } else {
+                return;
+            };
+            self.replace_child(path.last(), slot, top);
+        }
+    }
+
+    /// Lifts the right child of `slot` above it; returns it.
+    fn rotate_left(&mut self, slot: u32) -> u32 {
+        let top = self.arena.node(slot).right;
+        self.arena.node_mut(slot).right = self.arena.node(top).left;
+        self.arena.node_mut(top).left = slot;
+        let _ = (self.sum(slot), self.sum(top));
+        top
+    }
+
+    /// Lifts the left child of `slot` above it; returns it.
+    fn rotate_right(&mut self, slot: u32) -> u32 {
+        let top = self.arena.node(slot).left;
+        self.arena.node_mut(slot).left = self.arena.node(top).right;
+        self.arena.node_mut(top).right = slot;
+        let _ = (self.sum(slot), self.sum(top));
+        top
+    }
+}
+
+pub(crate) fn validate<K, V, S>(tree: &Tree<K, V, S>)
+where
+    K: Ord + Copy,
+    S: Summary<K, V> + core::fmt::Debug,
+{
+    let mut before = NONE;
+    let count = validate_below(tree, tree.root, &mut before);
+    assert_eq!(count, tree.len(), "every used slot is in the tree");
+    assert_eq!(before, tree.last, "the last entry is the last of the order");
+    assert_eq!(tree.arena.get(before).map_or(NONE, |node| node.next), NONE, "nothing follows it");
+}
+
+/// The number of entries at and below `slot`; `before` is the one before the first of them, and
+/// becomes the last of them.
+fn validate_below<K, V, S>(tree: &Tree<K, V, S>, slot: u32, before: &mut u32) -> usize
+where
+    K: Ord + Copy,
+    S: Summary<K, V> + core::fmt::Debug,
+{
+    let Some(node) = tree.arena.get(slot) else { return 0 };
+    let left = validate_below(tree, node.left, before);
+    assert_eq!(node.prev, *before, "each entry is linked to the one before it");
+    match tree.arena.get(*before) {
+        None => assert_eq!(tree.first, slot, "the first entry is the first of the order"),
+        Some(prev) => {
+            assert!(prev.key < node.key, "keys rise");
+            assert_eq!(prev.next, slot, "each entry is linked to the one after it");
+        }
+    }
+    *before = slot;
+    let right = validate_below(tree, node.right, before);
+    let (low, high) = (tree.height(node.left), tree.height(node.right));
+    assert!(low.abs_diff(high) <= 1, "siblings differ by one level at most");
+    assert_eq!(node.height, 1 + low.max(high));
+    let value = node.value.as_ref().expect("a slot of the tree is used");
+    let mut summary = S::of(&node.key, value);
+    if let Some(child) = tree.arena.get(node.left) {
+        summary = child.summary.join(&summary);
+    }
+    if let Some(child) = tree.arena.get(node.right) {
+        summary = summary.join(&child.summary);
+    }
+    assert_eq!(node.summary, summary, "the summary is that of the subtree");
+    left + 1 + right
+}

@@ -1,0 +1,293 @@
+//! An ordered map that knows a [`Summary`] of each subtree, so that the next entry of a kind is
+//! found without visiting the others: the next gap that is wide enough, the next dirty chunk.
+//! Linux' nearest relatives are the maple tree's gaps and the tags of its xarray.
+//!
+//! An AVL tree in an arena of slots. Finding, inserting and removing take O(log n) steps; the
+//! entries are also linked in their order, so that neighbours and ranges cost a step per entry.
+//! Inserting is fallible and changes nothing when it fails: [`Tree::reserve`] makes room first,
+//! where a caller cannot take an error later. The arena grows by blocks of at most
+//! [`BLOCK`] slots, so a large tree needs no large allocation, and shrinks when three quarters of
+//! it are unused.
+//!
+//! ```
+//! use freehold_tree::{Summary, Tree};
+//!
+//! /// Whether one of them is odd.
+//! #[derive(Clone, PartialEq)]
+//! struct Odd(bool);
+//! impl Summary<u32, u32> for Odd {
+//!     fn of(_key: &u32, value: &u32) -> Self {
+//!         Self(value % 2 == 1)
+//!     }
+//!     fn join(&self, next: &Self) -> Self {
+//!         Self(self.0 || next.0)
+//!     }
+//! }
+//!
+//! let mut tree = Tree::<u32, u32, Odd>::new();
+//! for key in 0..1000 {
+//!     tree.insert(key, if key == 700 { 1 } else { 2 }).unwrap();
+//! }
+//! let odd = tree.find_up(&10, |all| !all.0, |key, value| (value % 2 == 1).then_some(*key));
+//! assert_eq!(odd, Some(700));
+//! ```
+//!
+//! Not synchronised; the owner's lock covers it. Nothing here calls back into the owner except
+//! [`Summary`] and the closures of searches, which must not panic.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod arena;
+mod balance;
+mod iter;
+mod search;
+#[cfg(test)]
+mod tests;
+
+use core::ops::Bound;
+
+use arena::{Arena, NONE, Node};
+pub use arena::{BLOCK, NoMemory};
+pub use iter::Range;
+
+/// What a tree knows of each of its subtrees.
+///
+/// Sums are made anew from a change up to where they are equal to what they were.
+pub trait Summary<K, V>: Clone + PartialEq {
+    /// Of one entry.
+    fn of(key: &K, value: &V) -> Self;
+    /// Of the entries of `self` and those of `next`, which follow them.
+    fn join(&self, next: &Self) -> Self;
+}
+
+/// Nothing: for a map that is never searched by a summary.
+impl<K, V> Summary<K, V> for () {
+    fn of(_key: &K, _value: &V) -> Self {}
+    fn join(&self, _next: &Self) -> Self {}
+}
+
+/// An entry's place, valid until that entry is removed or the tree [shrinks](Tree::remove).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slot(u32);
+
+impl Slot {
+    /// No entry's place.
+    pub const NONE: Self = Self(NONE);
+}
+
+/// An ordered map with summaries. See the [crate's description](crate).
+pub struct Tree<K, V, S = ()> {
+    arena: Arena<K, V, S>,
+    root: u32,
+    first: u32,
+    last: u32,
+}
+
+impl<K: Ord + Copy, V, S: Summary<K, V>> Default for Tree<K, V, S> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
+    /// An empty tree; allocates nothing.
+    pub const fn new() -> Self {
+        Self { arena: Arena::new(), root: NONE, first: NONE, last: NONE }
+    }
+
+    /// The number of entries.
+    pub const fn len(&self) -> usize {
+        self.arena.used()
+    }
+
+    /// Whether there is no entry.
+    pub const fn is_empty(&self) -> bool {
+        self.root == NONE
+    }
+
+    /// Makes room for `more` entries: that many insertions do not fail. Removals in between leave
+    /// the room for up to [`BLOCK`] of them.
+    ///
+    /// # Errors
+    /// [`NoMemory`]; the tree is as it was.
+    #[inline]
+    pub fn reserve(&mut self, more: usize) -> Result<(), NoMemory> {
+        self.arena.reserve(more)
+    }
+
+    fn slot_of(&self, key: &K) -> u32 {
+        let mut at = self.root;
+        while at != NONE {
+            let node = self.arena.node(at);
+            at = match key.cmp(&node.key) {
+                core::cmp::Ordering::Less => node.left,
+                core::cmp::Ordering::Greater => node.right,
+                core::cmp::Ordering::Equal => return at,
+            };
+        }
+        NONE
+    }
+
+    /// The last entry at or before `key`.
+    fn floor_slot(&self, key: &K) -> u32 {
+        let (mut at, mut best) = (self.root, NONE);
+        while at != NONE {
+            let node = self.arena.node(at);
+            if node.key <= *key {
+                best = at;
+                at = node.right;
+            } else {
+                at = node.left;
+            }
+        }
+        best
+    }
+
+    /// The first entry at or after `key` (after it, where `key` itself is excluded).
+    fn ceiling_slot(&self, key: Bound<&K>) -> u32 {
+        let passes = |other: &K| match key {
+            Bound::Included(key) => other >= key,
+            Bound::Excluded(key) => other > key,
+            Bound::Unbounded => true,
+        };
+        let (mut at, mut best) = (self.root, NONE);
+        while at != NONE {
+            let node = self.arena.node(at);
+            if passes(&node.key) {
+                best = at;
+                at = node.left;
+            } else {
+                at = node.right;
+            }
+        }
+        best
+    }
+
+    /// The value at `key`.
+    pub fn get(&self, key: &K) -> Option<&V> {
+        self.arena.value(self.slot_of(key))
+    }
+
+    /// The entry in `slot`, if one is there. It may be another than the one that was there once.
+    #[inline(always)]
+    pub fn at_slot(&self, slot: Slot) -> Option<&V> {
+        self.arena.value(slot.0)
+    }
+
+    /// The value at `key`, to be changed in a way that its [`Summary`] does not depend on.
+    pub fn get_mut_unsummed(&mut self, key: &K) -> Option<&mut V> {
+        let slot = self.slot_of(key);
+        self.arena.value_mut(slot)
+    }
+
+    /// Changes the value at `key` and sums up anew what depends on it.
+    pub fn update<R>(&mut self, key: &K, f: impl FnOnce(&mut V) -> R) -> Option<R> {
+        let mut path = balance::Path::default();
+        let slot = self.path_to(key, &mut path);
+        let result = f(self.arena.value_mut(slot)?);
+        self.sum_up(slot, &path);
+        Some(result)
+    }
+
+    /// The last entry at or before `key`.
+    pub fn floor(&self, key: &K) -> Option<(Slot, &K, &V)> {
+        self.entry(self.floor_slot(key))
+    }
+
+    /// The first entry at or after `key`.
+    pub fn ceiling(&self, key: &K) -> Option<(Slot, &K, &V)> {
+        self.entry(self.ceiling_slot(Bound::Included(key)))
+    }
+
+    /// The first entry after `key`.
+    pub fn after(&self, key: &K) -> Option<(Slot, &K, &V)> {
+        self.entry(self.ceiling_slot(Bound::Excluded(key)))
+    }
+
+    fn entry(&self, slot: u32) -> Option<(Slot, &K, &V)> {
+        let node = self.arena.get(slot)?;
+        Some((Slot(slot), &node.key, node.value.as_ref()?))
+    }
+
+    /// The first entry.
+    pub fn first(&self) -> Option<(Slot, &K, &V)> {
+        self.entry(self.first)
+    }
+
+    /// The last entry.
+    pub fn last(&self) -> Option<(Slot, &K, &V)> {
+        self.entry(self.last)
+    }
+
+    /// Puts `value` at `key`, and returns the one that was there.
+    ///
+    /// # Errors
+    /// [`NoMemory`]; the tree is as it was, and `value` is dropped. Never after [`Tree::reserve`].
+    pub fn insert(&mut self, key: K, value: V) -> Result<Option<V>, NoMemory> {
+        let mut path = balance::Path::default();
+        let slot = self.path_to(&key, &mut path);
+        if let Some(old) = self.arena.value_mut(slot) {
+            let old = core::mem::replace(old, value);
+            self.sum_up(slot, &path);
+            return Ok(Some(old));
+        }
+        let summary = S::of(&key, &value);
+        let new = self.arena.put(Node::new(key, value, summary))?;
+        self.hang(new, &mut path);
+        Ok(None)
+    }
+
+    /// Takes the entry at `key` out. Other entries' slots may change where the tree shrinks.
+    pub fn remove(&mut self, key: &K) -> Option<V> {
+        let mut path = balance::Path::default();
+        let slot = self.path_to(key, &mut path);
+        if slot == NONE {
+            return None;
+        }
+        self.unhang(slot, &mut path);
+        let value = self.arena.take(slot);
+        if self.arena.is_sparse() {
+            self.shrink();
+        }
+        value
+    }
+
+    /// Takes the first entry out.
+    pub fn pop_first(&mut self) -> Option<(K, V)> {
+        let key = self.arena.get(self.first)?.key;
+        self.remove(&key).map(|value| (key, value))
+    }
+
+    /// Builds the tree anew in an arena that fits, with the room that [`Tree::reserve`] promised, if
+    /// there is memory for one.
+    fn shrink(&mut self) {
+        let mut smaller = Self::new();
+        if smaller.reserve(self.len() + BLOCK).is_err() {
+            return;
+        }
+        let mut at = self.first;
+        while at != NONE {
+            let (key, next) = (self.arena.node(at).key, self.arena.node(at).next);
+            if let Some(value) = self.arena.take(at) {
+                // Room was made for all of them.
+                let _ = smaller.insert(key, value);
+            }
+            at = next;
+        }
+        *self = smaller;
+    }
+
+    /// Checks order, links, balance and summaries.
+    ///
+    /// # Panics
+    /// Where one of them is wrong.
+    pub fn validate(&self)
+    where
+        S: core::fmt::Debug,
+    {
+        balance::validate(self);
+    }
+}

@@ -1,0 +1,141 @@
+extern crate std;
+
+use std::collections::BTreeMap;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use crate::{BLOCK, Summary, Tree};
+
+/// The least and the most key, and the largest value.
+#[derive(Clone, PartialEq, Debug)]
+struct Largest {
+    keys: (u16, u16),
+    value: u32,
+}
+
+impl Summary<u16, u32> for Largest {
+    fn of(key: &u16, value: &u32) -> Self {
+        Self { keys: (*key, *key), value: *value }
+    }
+    fn join(&self, next: &Self) -> Self {
+        assert!(self.keys.1 < next.keys.0, "summaries are joined in order");
+        Self { keys: (self.keys.0, next.keys.1), value: self.value.max(next.value) }
+    }
+}
+
+type Summed = Tree<u16, u32, Largest>;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Insert(u16, u32),
+    Remove(u16),
+    Update(u16, u32),
+    UpdateRange(u16, u16, u32),
+    PopFirst,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let key = 0..400u16;
+    let step = prop_oneof![
+        4 => (key.clone(), 0..1000u32).prop_map(|(key, value)| Step::Insert(key, value)),
+        3 => key.clone().prop_map(Step::Remove),
+        1 => (key.clone(), 0..1000u32).prop_map(|(key, value)| Step::Update(key, value)),
+        1 => (key.clone(), key, 0..1000u32).prop_map(|(a, b, value)| Step::UpdateRange(a, b, value)),
+        1 => Just(Step::PopFirst),
+    ];
+    proptest::collection::vec(step, 0..600)
+}
+
+fn check(tree: &Summed, model: &BTreeMap<u16, u32>) {
+    tree.validate();
+    assert!(tree.iter().eq(model.iter()));
+    assert!(tree.iter().rev().eq(model.iter().rev()));
+}
+
+proptest! {
+    #[test]
+    fn it_does_what_an_ordered_map_does(steps in steps(), from in 0..400u16, to in 0..400u16, limit in 0..1000u32) {
+        let (mut tree, mut model) = (Summed::new(), BTreeMap::new());
+        for step in steps {
+            match step {
+                Step::Insert(key, value) => assert_eq!(tree.insert(key, value), Ok(model.insert(key, value))),
+                Step::Remove(key) => assert_eq!(tree.remove(&key), model.remove(&key)),
+                Step::Update(key, value) => {
+                    let old = tree.update(&key, |at| core::mem::replace(at, value));
+                    assert_eq!(old, model.get_mut(&key).map(|at| core::mem::replace(at, value)));
+                }
+                Step::UpdateRange(a, b, value) if a <= b => {
+                    tree.update_range(a..b, |_, at| *at = value);
+                    model.range_mut(a..b).for_each(|(_, at)| *at = value);
+                }
+                Step::UpdateRange(..) => {}
+                Step::PopFirst => assert_eq!(tree.pop_first(), model.pop_first()),
+            }
+        }
+        check(&tree, &model);
+        let pair = |(_, key, value): (crate::Slot, &u16, &u32)| (*key, *value);
+        let two = |(key, value): (&u16, &u32)| (*key, *value);
+        assert_eq!(tree.floor(&from).map(pair), model.range(..=from).next_back().map(two));
+        assert_eq!(tree.ceiling(&from).map(pair), model.range(from..).next().map(two));
+        assert_eq!(tree.after(&from).map(pair), model.range(from + 1..).next().map(two));
+        if from <= to {
+            assert!(tree.range(from..to).eq(model.range(from..to)));
+            assert!(tree.range(from..=to).rev().eq(model.range(from..=to).rev()));
+        }
+        let above = |key: &u16, value: &u32| (*value > limit).then_some(*key);
+        let up = tree.find_up(&from, |all| all.value <= limit, above);
+        assert_eq!(up, model.range(from..).find(|(_, value)| **value > limit).map(|(key, _)| *key));
+        let down = tree.find_down(&from, |all| all.value <= limit, above);
+        assert_eq!(down, model.range(..from).rev().find(|(_, value)| **value > limit).map(|(key, _)| *key));
+    }
+}
+
+#[test]
+fn a_search_visits_the_height_of_the_tree_and_not_its_entries() {
+    let mut tree = Summed::new();
+    for key in 0..60_000 {
+        tree.insert(key, u32::from(key == 59_999)).unwrap();
+    }
+    tree.validate();
+    let mut asked = 0;
+    let found = tree.find_up(
+        &1,
+        |all| {
+            asked += 1;
+            all.value == 0
+        },
+        |key, value| (*value == 1).then_some(*key),
+    );
+    assert_eq!(found, Some(59_999));
+    assert!(asked < 64, "{asked} subtrees were looked at");
+}
+
+#[test]
+fn what_was_reserved_is_there_and_what_is_gone_is_given_back() {
+    let mut tree = Summed::new();
+    tree.reserve(1000).unwrap();
+    for key in 0..1000 {
+        tree.insert(key, 1).unwrap();
+    }
+    for key in 0..990 {
+        assert_eq!(tree.remove(&key), Some(1));
+        tree.validate();
+    }
+    assert_eq!(tree.len(), 10);
+    for key in 990..1000 {
+        assert_eq!(tree.remove(&key), Some(1));
+    }
+    assert!(tree.is_empty() && tree.iter().next().is_none());
+    assert!(tree.arena.room() <= 2 * BLOCK, "{} slots of an empty tree", tree.arena.room());
+}
+
+#[test]
+fn what_was_reserved_survives_removals() {
+    let mut tree = Summed::new();
+    (0..1000).for_each(|key| assert_eq!(tree.insert(key, 1), Ok(None)));
+    tree.reserve(BLOCK).unwrap();
+    (0..1000).for_each(|key| assert_eq!(tree.remove(&key), Some(1)));
+    let room = tree.arena.room() - tree.len();
+    assert!(room >= BLOCK, "room for {room}");
+}
