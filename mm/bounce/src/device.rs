@@ -439,17 +439,15 @@ impl<S: DmaSource> Device<S> {
         {
             return Ok(mapping);
         }
-        let mut pages = length.div_ceil(PAGE_SIZE);
-        let room = (self.room() / PAGE_SIZE).min(self.share());
-        match amount {
-            Amount::All if self.room() / PAGE_SIZE < pages => return Err(DmaError::Quota),
-            Amount::Some => pages = pages.min(room),
-            Amount::All => {}
-        }
-        let runs = self.pages(pages, amount)?;
-        let length = length.min(runs.pages() * PAGE_SIZE);
-        self.dma.count(2 * usize::from(self.number) + TAKEN, runs.pages() * PAGE_SIZE);
-        Ok(Mapping::new(self, (runs, None), length, direction))
+        let (wanted, room) = (length.div_ceil(PAGE_SIZE), self.room() / PAGE_SIZE);
+        let runs = match amount {
+            Amount::All if room < wanted => return Err(DmaError::Quota),
+            Amount::All => self.pages(wanted, amount)?,
+            Amount::Some => self.pages(wanted.min(room).min(self.share()), amount)?,
+        };
+        let bytes = runs.pages() * PAGE_SIZE;
+        self.dma.count(2 * usize::from(self.number) + TAKEN, bytes);
+        Ok(Mapping::new(self, (runs, None), length.min(bytes), direction))
     }
 
     /// A cell, or `None` where the device has as many pages of them as it can.
@@ -460,14 +458,11 @@ impl<S: DmaSource> Device<S> {
         let cells = &self.account().cells;
         loop {
             if let Some((cell, run)) = cells.take(length) {
-                let mut runs = Runs::new();
-                runs.push(run);
                 self.dma.count(2 * usize::from(self.number) + TAKEN, cell.bytes());
-                return Ok(Some(Mapping::new(self, (runs, Some(cell)), length, direction)));
+                return Ok(Some(Mapping::new(self, (Runs::one(run), Some(cell)), length, direction)));
             }
             let page = self.pages(1, Amount::All)?;
-            let run = page.last().copied().ok_or(DmaError::OutOfMemory)?;
-            if cells.add(length, run).is_err() {
+            if cells.add(length, *page.first()).is_err() {
                 self.give_pages(&page);
                 return Ok(None);
             }
@@ -493,7 +488,7 @@ impl<S: DmaSource> Device<S> {
         let mut runs = Runs::new();
         let mut report = dma.pool.take(dma.source(), taker, pages, &mut runs);
         let mut outcome = Ok(());
-        while runs.pages() < pages && !runs.is_full() && outcome.is_ok() {
+        while runs.pages() < pages && outcome.is_ok() && runs.make_room() {
             outcome = dma.pool.grow(dma.source(), reach, Growth::Transient);
             if outcome.is_ok() {
                 self.account().grows.fetch_add(1, Ordering::Relaxed);
@@ -529,9 +524,7 @@ impl<S: DmaSource> Device<S> {
         };
         self.dma.count(which, cell.bytes());
         if let Some(run) = self.account().cells.give(cell) {
-            let mut page = Runs::new();
-            page.push(run);
-            self.give_pages(&page);
+            self.give_pages(&Runs::one(run));
         }
     }
 }

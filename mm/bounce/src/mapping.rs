@@ -28,7 +28,7 @@ pub struct Mapping<S: DmaSource> {
 }
 
 impl<S: DmaSource> Mapping<S> {
-    pub(crate) const fn new(
+    pub(crate) fn new(
         device: Device<S>,
         (runs, cell): (Runs, Option<Cell>),
         length: usize,

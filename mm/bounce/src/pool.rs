@@ -177,10 +177,8 @@ impl<S: DmaSource> Pool<S> {
             take.search(hint, Fit::Longest);
         }
         let taken = wanted - take.left;
-        if let Some(last) = runs.last()
-            && last.segment as usize != hint
-        {
-            area.hint.store(last.segment.into(), Ordering::Relaxed);
+        if taken > 0 && runs.last().segment as usize != hint {
+            area.hint.store(runs.last().segment.into(), Ordering::Relaxed);
         }
         let net = area.net.load(Ordering::Relaxed) + taken as i32;
         let report = net >= SEGMENT_PAGES as i32;
@@ -198,10 +196,9 @@ impl<S: DmaSource> Pool<S> {
             self.index().note_free(run.segment.into());
             pages += i32::from(run.count);
         }
-        if let Some(first) = runs.iter().next()
-            && area.hint.load(Ordering::Relaxed) != u32::from(first.segment)
-        {
-            area.hint.store(first.segment.into(), Ordering::Relaxed);
+        let first = u32::from(runs.first().segment);
+        if pages > 0 && area.hint.load(Ordering::Relaxed) != first {
+            area.hint.store(first, Ordering::Relaxed);
         }
         let net = area.net.load(Ordering::Relaxed);
         area.net.store((net - pages).max(0), Ordering::Relaxed);
@@ -358,7 +355,7 @@ impl<S: DmaSource> Take<'_, S> {
     /// Takes pages of the segments that the index names, from `start` on and around.
     fn search(&mut self, start: usize, fit: Fit) {
         let (pool, mut at, mut wraps, mut looks) = (self.pool, start, false, 0);
-        while self.left > 0 && !self.runs.is_full() {
+        while self.left > 0 && self.runs.make_room() {
             let Some(number) = pool.index().next(at).filter(|&number| !wraps || number < start) else {
                 if wraps {
                     return;
@@ -385,7 +382,7 @@ impl<S: DmaSource> Take<'_, S> {
 
     /// Takes what a segment has, in runs as long as a segment or as what is left.
     fn from(&mut self, number: usize, segment: &Segment<S>, fit: Fit) {
-        while self.left > 0 && !self.runs.is_full() {
+        while self.left > 0 && self.runs.make_room() {
             let wanted = self.left.min(SEGMENT_PAGES as usize) as u32;
             let Some(span) = segment.free.take(wanted, fit) else { return };
             let first = Pfn(segment.first.load(Ordering::Relaxed) + u64::from(span.first));

@@ -1,6 +1,8 @@
 //! The pages of a mapping: runs of pages in a row.
 
+use alloc::vec::Vec;
 use core::ops::Range;
+use core::slice;
 
 use freehold_machine::{PAGE_SIZE, Pfn};
 
@@ -27,59 +29,97 @@ pub struct Piece {
     pub length: usize,
 }
 
-/// A list of runs, in the order of the mapping's bytes.
-#[derive(Clone, Debug)]
+/// A list of runs, in the order of the mapping's bytes. The first lies in the list, since most mappings have only one, and the
+/// list is moved often; the others are on the heap.
+#[derive(Debug)]
 pub(crate) struct Runs {
-    list: [Run; MAX_RUNS],
-    count: u8,
+    /// Of no pages where the list is empty.
+    first: Run,
+    others: Vec<Run>,
 }
 
 impl Runs {
     pub const fn new() -> Self {
-        Self { list: [Run { pfn: Pfn(0), segment: 0, first: 0, count: 0 }; MAX_RUNS], count: 0 }
+        Self { first: Run { pfn: Pfn(0), segment: 0, first: 0, count: 0 }, others: Vec::new() }
     }
-    pub const fn is_full(&self) -> bool {
-        self.count as usize == MAX_RUNS
+    /// A list of one.
+    pub const fn one(run: Run) -> Self {
+        Self { first: run, others: Vec::new() }
     }
-    /// Adds a run; there is room.
+    /// Whether there is room for one more: fewer than [`MAX_RUNS`], and memory to note it.
+    pub fn make_room(&mut self) -> bool {
+        let others = self.others.len();
+        self.first.count == 0
+            || others < self.others.capacity()
+            || others < MAX_RUNS - 1 && self.others.try_reserve_exact(MAX_RUNS - 1 - others).is_ok()
+    }
+    /// Adds a run. The caller has made room.
     pub fn push(&mut self, run: Run) {
-        self.list[self.count as usize] = run;
-        self.count += 1;
+        if self.first.count == 0 {
+            self.first = run;
+        } else {
+            self.others.push(run);
+        }
+    }
+    /// The first, of no pages where the list is empty.
+    pub const fn first(&self) -> &Run {
+        &self.first
+    }
+    pub fn last(&self) -> &Run {
+        self.others.last().unwrap_or(&self.first)
     }
     pub fn iter(&self) -> impl Iterator<Item = &Run> {
-        self.list[..self.count as usize].iter()
-    }
-    pub fn last(&self) -> Option<&Run> {
-        self.list[..self.count as usize].last()
+        let first = (self.first.count > 0).then_some(&self.first);
+        first.into_iter().chain(&self.others)
     }
     pub fn pages(&self) -> usize {
-        self.iter().map(|run| usize::from(run.count)).sum()
+        let others = self.others.iter().map(|run| usize::from(run.count)).sum::<usize>();
+        usize::from(self.first.count) + others
     }
 
     /// The bytes of `range`, counted from `start` bytes into the first page, as pieces; runs that touch are one.
-    pub fn pieces(&self, start: usize, range: Range<usize>) -> impl Iterator<Item = Piece> {
-        let (mut at, end) = (start + range.start, start + range.end);
-        let mut runs = self.iter().peekable();
-        let mut base = 0;
-        core::iter::from_fn(move || {
-            while at < end {
-                let run = runs.next()?;
-                let mut pages = usize::from(run.count);
-                while runs.peek().is_some_and(|next| next.pfn.0 == run.pfn.0 + pages as u64) {
-                    pages += runs.next().map_or(0, |next| usize::from(next.count));
-                }
-                let (first, bytes) = (base, pages * PAGE_SIZE);
-                base += bytes;
-                if at >= base {
-                    continue;
-                }
-                let offset = at - first;
-                let length = (bytes - offset).min(end - at);
-                at += length;
-                let frame = run.pfn.offset((offset / PAGE_SIZE) as u64);
-                return Some(Piece { frame, offset: offset % PAGE_SIZE, length });
+    pub fn pieces(&self, start: usize, range: Range<usize>) -> Pieces<'_> {
+        let left = range.end.saturating_sub(range.start);
+        Pieces { next: Some(&self.first), others: self.others.iter(), skip: start + range.start, left }
+    }
+}
+
+/// Walks over some bytes of a list of runs.
+pub(crate) struct Pieces<'a> {
+    next: Option<&'a Run>,
+    /// Those after `next`.
+    others: slice::Iter<'a, Run>,
+    /// Bytes of `next` and those after it that are not wanted.
+    skip: usize,
+    /// Bytes that are wanted after them.
+    left: usize,
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        while self.left > 0 {
+            let run = self.next?;
+            let mut pages = u64::from(run.count);
+            self.next = self.others.next();
+            while let Some(next) = self.next
+                && next.pfn == run.pfn.offset(pages)
+            {
+                pages += u64::from(next.count);
+                self.next = self.others.next();
             }
-            None
-        })
+            let bytes = pages as usize * PAGE_SIZE;
+            if self.skip >= bytes {
+                self.skip -= bytes;
+                continue;
+            }
+            let offset = core::mem::take(&mut self.skip);
+            let length = (bytes - offset).min(self.left);
+            self.left -= length;
+            let frame = run.pfn.offset((offset / PAGE_SIZE) as u64);
+            return Some(Piece { frame, offset: offset % PAGE_SIZE, length });
+        }
+        None
     }
 }

@@ -73,15 +73,32 @@ pub fn install<S: DmaSource>(device: Device<S>) -> Result<(), NoRings> {
     let lender = Lent { device, frames: Mutex::new(Vec::new()) };
     // One frame shows where the direct map is.
     let (address, frame) = lender.lend(1).ok_or(NoRings)?;
-    let base = (pointer(frame).as_ptr() as usize).wrapping_sub(address.0 as usize);
+    let base = (ask(frame).as_ptr() as usize).wrapping_sub(address.0 as usize);
     lender.take_back(address);
     LENDER.call_once(|| (Box::new(lender), base));
     Ok(())
 }
 
+/// How far the direct map's addresses are from physical ones.
+fn base() -> usize {
+    LENDER.get().expect("a queue exists only after install").1
+}
+
 /// Where the kernel reaches the first byte of a frame of the bounce kind; bytes of the following frames of its
-/// block follow.
+/// block follow. Such a frame is in the direct map for as long as it is of that kind, so that nobody has to look.
+#[inline]
 pub(crate) fn pointer(frame: Pfn) -> NonNull<u8> {
+    #[cfg(feature = "model")]
+    return crate::model::pointer(frame);
+    #[cfg(not(feature = "model"))]
+    {
+        let pointer = base().wrapping_add(frame.start().0 as usize) as *mut u8;
+        NonNull::new(pointer).expect("the direct map is not at 0")
+    }
+}
+
+/// The same, from those who made the direct map: it panics where the frame is not in it.
+fn ask(frame: Pfn) -> NonNull<u8> {
     #[cfg(feature = "model")]
     return crate::model::pointer(frame);
     #[cfg(all(target_os = "none", not(feature = "model")))]
@@ -119,8 +136,7 @@ unsafe impl Hal for Memory {
     }
 
     unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
-        let (_, base) = LENDER.get().expect("a queue exists only after install");
-        (buffer.as_ptr().cast::<u8>() as usize).wrapping_sub(*base) as PhysAddr
+        (buffer.as_ptr().cast::<u8>() as usize).wrapping_sub(base()) as PhysAddr
     }
 
     unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {

@@ -59,13 +59,22 @@ impl<S: DmaSource> Part<S> {
     pub fn in_segments(self, most: usize) -> Self {
         Self { segment: most.max(1), ..self }
     }
-    /// Its bytes, in pieces that each are in one place: where, and how many.
-    fn pieces(&self) -> impl Iterator<Item = (*mut u8, usize)> {
-        self.memory.pieces(self.range.clone()).flat_map(move |piece| {
+    /// Calls `f` with each of the pieces that its bytes are in: where it begins, and how many bytes it has.
+    fn each_piece(&self, mut f: impl FnMut(*mut u8, usize)) {
+        for piece in self.memory.pieces(self.range.clone()) {
             let start = pointer(piece.frame).as_ptr().wrapping_add(piece.offset);
-            let cuts = (0..piece.length).step_by(self.segment.min(piece.length));
-            cuts.map(move |at| (start.wrapping_add(at), self.segment.min(piece.length - at)))
-        })
+            let mut at = 0;
+            while at < piece.length {
+                let length = self.segment.min(piece.length - at);
+                f(start.wrapping_add(at), length);
+                at += length;
+            }
+        }
+    }
+    /// How many pieces those are.
+    fn descriptors(&self) -> usize {
+        let pieces = self.memory.pieces(self.range.clone());
+        pieces.map(|piece| if piece.length <= self.segment { 1 } else { piece.length.div_ceil(self.segment) }).sum()
     }
 }
 
@@ -73,6 +82,8 @@ impl<S: DmaSource> Part<S> {
 pub struct Chain<S: DmaSource> {
     parts: [Option<Part<S>>; MAX_PARTS],
     tag: usize,
+    /// Of all parts. A mapping's pieces never change.
+    descriptors: usize,
 }
 
 impl<S: DmaSource> Chain<S> {
@@ -83,7 +94,8 @@ impl<S: DmaSource> Chain<S> {
         if N == 0 || !parts.is_sorted_by_key(|part| part.access == Use::Write) {
             return None;
         }
-        let mut chain = Self { parts: [const { None }; MAX_PARTS], tag };
+        let descriptors = parts.iter().map(Part::descriptors).sum();
+        let mut chain = Self { parts: [const { None }; MAX_PARTS], tag, descriptors };
         for (place, part) in chain.parts.iter_mut().zip(parts) {
             *place = Some(part);
         }
@@ -93,35 +105,50 @@ impl<S: DmaSource> Chain<S> {
     pub const fn tag(&self) -> usize {
         self.tag
     }
-    fn of(&self, access: Use) -> impl Iterator<Item = &Part<S>> {
-        self.parts.iter().flatten().filter(move |part| part.access == access)
-    }
     /// Bytes that the device may write.
     fn writable_bytes(&self) -> usize {
-        self.of(Use::Write).map(|part| part.range.len()).sum()
+        let writable = self.parts.iter().flatten().filter(|part| part.access == Use::Write);
+        writable.map(|part| part.range.len()).sum()
     }
 
     /// How many descriptors it takes.
-    pub fn descriptors(&self) -> usize {
-        self.parts.iter().flatten().map(|part| part.pieces().count()).sum()
+    pub const fn descriptors(&self) -> usize {
+        self.descriptors
     }
 
-    /// Call `f` with the parts as the crate wants them; no more than [`MAX_DESCRIPTORS`] pieces.
+    /// Calls `f` with the parts as the crate wants them. The chain has at most [`MAX_DESCRIPTORS`] pieces.
     fn with_slices<R>(&self, f: impl for<'a> FnOnce(&'a [&'a [u8]], &'a mut [&'a mut [u8]]) -> R) -> R {
-        let mut inputs: [&[u8]; MAX_DESCRIPTORS] = [&[]; MAX_DESCRIPTORS];
-        let mut outputs: [&mut [u8]; MAX_DESCRIPTORS] = core::array::from_fn(|_| Default::default());
-        let (mut reads, mut writes) = (0, 0);
-        for (place, (start, length)) in inputs.iter_mut().zip(self.of(Use::Read).flat_map(Part::pieces)) {
-            // SAFETY: the piece lies in the mapping, whose bytes are in the direct map, valid and initialised while
-            // the chain holds it; the driver writes a mapping only before it submits it.
-            *place = unsafe { slice::from_raw_parts(start, length) };
-            reads += 1;
+        // Most chains are short, and arrays for long ones take long to fill.
+        if self.descriptors <= MAX_PARTS {
+            self.with_slices_in::<MAX_PARTS, R>(f)
+        } else {
+            self.with_slices_in::<MAX_DESCRIPTORS, R>(f)
         }
-        for (place, (start, length)) in outputs.iter_mut().zip(self.of(Use::Write).flat_map(Part::pieces)) {
-            // SAFETY: as above; the only reference of ours that lives now, since `Mapping` copies bytes through
-            // short-lived windows and the driver waits for the chain to complete before it looks.
-            *place = unsafe { slice::from_raw_parts_mut(start, length) };
-            writes += 1;
+    }
+
+    /// The same, for at most `N` pieces.
+    fn with_slices_in<const N: usize, R>(
+        &self,
+        f: impl for<'a> FnOnce(&'a [&'a [u8]], &'a mut [&'a mut [u8]]) -> R,
+    ) -> R {
+        let mut inputs: [&[u8]; N] = [&[]; N];
+        let mut outputs: [&mut [u8]; N] = core::array::from_fn(|_| Default::default());
+        let (mut reads, mut writes) = (0, 0);
+        for part in self.parts.iter().flatten() {
+            match part.access {
+                Use::Read => part.each_piece(|start, length| {
+                    // SAFETY: the piece lies in the mapping, whose bytes are in the direct map, valid and initialised
+                    // while the chain holds it; the driver writes a mapping only before it submits it.
+                    inputs[reads] = unsafe { slice::from_raw_parts(start, length) };
+                    reads += 1;
+                }),
+                Use::Write => part.each_piece(|start, length| {
+                    // SAFETY: as above; the only reference of ours that lives now, since `Mapping` copies bytes through
+                    // short-lived windows and the driver waits for the chain to complete before it looks.
+                    outputs[writes] = unsafe { slice::from_raw_parts_mut(start, length) };
+                    writes += 1;
+                }),
+            }
         }
         f(&inputs[..reads], &mut outputs[..writes])
     }
@@ -226,7 +253,7 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
     /// # Errors
     /// [`Full`].
     pub fn submit(&mut self, chain: Chain<S>) -> Result<(), Full> {
-        let descriptors = chain.descriptors();
+        let descriptors = chain.descriptors;
         if self.broken || descriptors > self.room.min(MAX_DESCRIPTORS) {
             return Err(Full);
         }
@@ -274,7 +301,7 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
             return Err(Broken);
         };
         self.flying -= 1;
-        self.room += chain.descriptors();
+        self.room += chain.descriptors;
         self.taken = self.taken.wrapping_add(1);
         let written = (written as usize).min(chain.writable_bytes());
         Ok(Some(Completion { chain, written }))

@@ -151,27 +151,40 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     /// # Errors
     /// The device failed or is silent; the task is then in no queue.
     pub fn take_place(&mut self, is_queued: &mut bool) -> Result<Option<usize>, BlockError> {
-        if let Err(error) = self.check() {
+        let mut checked = self.check();
+        if checked.is_ok() && !self.has_place(*is_queued) {
+            // An answer to an abandoned request frees a place.
+            checked = self.reap();
+        }
+        if let Err(error) = checked {
             self.leave(is_queued);
             return Err(error);
         }
-        if !*is_queued {
-            if self.waiting > 0 || self.free() == 0 {
+        if !self.has_place(*is_queued) {
+            if !*is_queued {
                 *is_queued = true;
                 self.waiting += 1;
                 self.grant();
-                return Ok(None);
             }
-        } else if self.granted == 0 {
             return Ok(None);
-        } else {
+        }
+        if *is_queued {
             (self.waiting, self.granted, *is_queued) = (self.waiting - 1, self.granted - 1, false);
         }
-        let number = self.states.iter().position(|&state| state == RequestState::Free);
+        let number = self.first_free();
         if let Some(number) = number {
             self.states[number] = RequestState::Held;
         }
         Ok(number)
+    }
+
+    /// Whether a task gets a place now.
+    fn has_place(&self, is_queued: bool) -> bool {
+        if is_queued { self.granted > 0 } else { self.waiting == 0 && self.first_free().is_some() }
+    }
+
+    fn first_free(&self) -> Option<usize> {
+        self.states.iter().position(|&state| state == RequestState::Free)
     }
 
     /// The task waits for a place no longer.
@@ -199,6 +212,9 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
 
     /// Gives free places to tasks that wait.
     fn grant(&mut self) {
+        if self.waiting == self.granted {
+            return;
+        }
         let grants = self.free().min(self.waiting).saturating_sub(self.granted);
         self.granted += grants;
         self.wakes.turns += grants;
@@ -214,6 +230,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     /// # Errors
     /// The device failed or is silent.
     pub fn spare(&mut self, length: usize) -> Result<Option<Buffer<S>>, BlockError> {
+        // An answer to an abandoned request frees memory.
+        self.reap()?;
         self.check()?;
         // Clones are made here only, and let go of without a lock: one that is seen is being used or was just used.
         if Arc::strong_count(&self.spare) > 1 {
@@ -224,9 +242,14 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Ok(Some(Buffer { mapping: self.spare.clone(), length: length.min(SPARE) }))
     }
 
-    /// Whether the device can be sent requests.
+    /// Whether the device can be sent requests. It gathers answers only where they could change that.
     fn check(&mut self) -> Result<(), BlockError> {
-        self.reap()?;
+        if self.link.is_failed() {
+            return Err(BlockError::Failed);
+        }
+        if self.is_silent {
+            self.reap()?;
+        }
         if self.is_silent {
             // It may have missed a notice.
             self.link.transport.notify(0);
@@ -244,8 +267,12 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         data: Option<&Buffer<S>>,
     ) -> Result<bool, BlockError> {
         self.check()?;
-        let (rings, transport) = self.link.lent()?;
+        let (rings, _) = self.link.lent()?;
         let chain = rings.chain(kind, number, data).ok_or(BlockError::OutOfRange)?;
+        if chain.descriptors() > rings.queue.room() {
+            self.reap()?;
+        }
+        let (rings, transport) = self.link.lent()?;
         if chain.descriptors() > rings.queue.room() {
             return Ok(false);
         }
@@ -304,12 +331,14 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
 
     /// The outcome of a request that a task waits for; `None` while it is with the device.
     pub fn finished(&mut self, number: usize) -> Option<Result<(usize, u8), BlockError>> {
-        let reaped = self.reap();
-        match (self.states[number], reaped) {
-            (RequestState::Done(written, status), _) => Some(Ok((written, status))),
-            (_, Err(error)) => Some(Err(error)),
+        let done = |state| match state {
+            RequestState::Done(written, status) => Some(Ok((written, status))),
             _ => None,
-        }
+        };
+        done(self.states[number]).or_else(|| {
+            let reaped = self.reap();
+            done(self.states[number]).or(reaped.err().map(Err))
+        })
     }
 
     /// The outcome of a request that the task does not wait for any more, which `error` says why. It may be done at the
