@@ -93,6 +93,11 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     /// Run `f` on the frame's bytes. Does not sleep; `f` must not sleep, fault or take long.
     /// Others (user space, devices) may change the bytes meanwhile if they can reach the frame.
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R;
+    /// Run `f` on the bytes `range` of frames that follow each other, counted from the first byte of `first`: on all of them,
+    /// or part by part where they do not lie side by side within reach. `f` is told how many bytes came before the part.
+    fn with_run(self, first: Pfn, range: Range<usize>, f: impl FnMut(usize, &mut [u8])) {
+        page_by_page(self, first, range, f);
+    }
     /// Fill the frame with zeroes.
     fn zero(self, frame: Pfn) {
         self.with_bytes(frame, |bytes| bytes.fill(0));
@@ -104,6 +109,24 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     /// Copy one frame's bytes to another.
     fn copy(self, from: Pfn, to: Pfn) {
         self.with_bytes(to, |to| self.with_bytes(from, |from| to.copy_from_slice(from)));
+    }
+}
+
+/// [`PhysicalBytes::with_run`] for frames that are reached one by one.
+pub fn page_by_page<B: PhysicalBytes>(
+    bytes: B,
+    first: Pfn,
+    range: Range<usize>,
+    mut f: impl FnMut(usize, &mut [u8]),
+) {
+    let mut at = range.start;
+    while at < range.end {
+        let offset = at % PAGE_SIZE;
+        let end = PAGE_SIZE.min(offset + (range.end - at));
+        bytes.with_bytes(first.offset((at / PAGE_SIZE) as u64), |page| {
+            f(at - range.start, &mut page[offset..end])
+        });
+        at += end - offset;
     }
 }
 

@@ -22,6 +22,8 @@ pub use address::{
     Access, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, PhysAddr, VirtAddr,
 };
 pub use cpu::{AtomicCpuSet, CpuId, CpuSet, Cpus, MAX_CPUS, NodeId, Pinned};
-pub use hardware::{DirectMap, Entropy, Flush, Machine, PhysicalBytes, TABLE_ENTRIES, Tables, Tlb};
+pub use hardware::{
+    DirectMap, Entropy, Flush, Machine, PhysicalBytes, TABLE_ENTRIES, Tables, Tlb, page_by_page,
+};
 pub use tally::Tally;
 pub use topology::Topology;

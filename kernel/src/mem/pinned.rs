@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use freehold_arch::X86;
-use freehold_bounce::{FrameBytes, Original, OriginalMut};
+use freehold_bounce::{FrameBytes, FrameList, Original, OriginalMut};
 use freehold_machine::{PAGE_SIZE, Pfn, Tally, VirtAddr};
 use freehold_vm::{
     FaultError, LongTerm, MappedFile, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term,
@@ -145,9 +145,7 @@ impl Drop for Locked {
 
 /// Pinned bytes of a program.
 pub struct PinnedRun<P: Purpose> {
-    /// Held for the pins in them.
-    _pages: Vec<PinnedPage<Frames, P>>,
-    places: Vec<Pfn>,
+    pages: Vec<PinnedPage<Frames, P>>,
     address: u64,
     /// The first byte's place in the first frame.
     start: usize,
@@ -178,9 +176,8 @@ impl<P: Purpose> PinnedRun<P> {
     pub fn by<T: Term>(space: &Space, address: u64, length: usize, rule: Rule, way: PinWay) -> Result<Self> {
         let start = address as usize % PAGE_SIZE;
         let count = (start + length).div_ceil(PAGE_SIZE);
-        let (mut pages, mut places) = (Vec::new(), Vec::new());
+        let mut pages = Vec::new();
         pages.make_exact_room(count)?;
-        places.make_exact_room(count)?;
         let first = VirtAddr(address).page_start();
         let outcome = with_memory(|| {
             let mut areas = None;
@@ -193,20 +190,18 @@ impl<P: Purpose> PinnedRun<P> {
                 }
                 let outside = FaultError::Segv(freehold_vm::SegvCode::MapErr);
                 let at = first.checked_add((pages.len() * PAGE_SIZE) as u64).ok_or(outside)?;
-                let pinned: PinnedPage<Frames, P> = match way.try_fast(space, at) {
+                pages.push(match way.try_fast(space, at) {
                     Some(pinned) => pinned,
                     None => areas.get_or_insert_with(|| space.lock()).pin::<T, P>(at, rule)?,
-                };
-                places.push(pinned.pfn());
-                pages.push(pinned);
+                });
             }
             Ok(())
         });
         TOTALS.add(hw::current_cpu(), ACQUIRED, pages.len() as u64);
         let length = length.min((pages.len() * PAGE_SIZE).saturating_sub(start));
-        let run = Self { _pages: pages, places, address, start, length, _locked: None };
+        let run = Self { pages, address, start, length, _locked: None };
         // What was pinned before something ended is good.
-        if run.places.is_empty() { outcome.map(|()| run) } else { Ok(run) }
+        if run.pages.is_empty() { outcome.map(|()| run) } else { Ok(run) }
     }
 
     /// Pin all of the bytes for as long as they are registered somewhere, in the name of the process, which is the current one.
@@ -243,17 +238,26 @@ impl<P: Purpose> PinnedRun<P> {
     }
 
     /// The frames.
-    pub fn places(&self) -> &[Pfn] {
-        &self.places
+    pub fn places(&self) -> impl Iterator<Item = Pfn> {
+        self.pages.iter().map(PinnedPage::pfn)
     }
 
     /// `length` of the bytes from `offset` on, for a device to read.
     pub fn bytes(&self, offset: usize, length: usize) -> impl Original + '_ {
         self.frames(offset, length)
     }
-    fn frames(&self, offset: usize, length: usize) -> FrameBytes<'_, X86> {
+    fn frames(&self, offset: usize, length: usize) -> FrameBytes<'_, X86, Self> {
         let first = self.start + offset;
-        FrameBytes::new(X86, &self.places).starting_at(first).truncated(length.min(self.length - offset))
+        FrameBytes::new(X86, self).starting_at(first).truncated(length.min(self.length - offset))
+    }
+}
+
+impl<P: Purpose> FrameList for PinnedRun<P> {
+    fn count(&self) -> usize {
+        self.pages.len()
+    }
+    fn frame(&self, index: usize) -> Pfn {
+        self.pages[index].pfn()
     }
 }
 
@@ -266,7 +270,7 @@ impl PinnedRun<ReadWrite> {
 
 impl<P: Purpose> Drop for PinnedRun<P> {
     fn drop(&mut self) {
-        TOTALS.add(hw::current_cpu(), RELEASED, self.places.len() as u64);
+        TOTALS.add(hw::current_cpu(), RELEASED, self.pages.len() as u64);
     }
 }
 

@@ -99,7 +99,7 @@ use freehold_machine::{Cpus, PAGE_SIZE, PhysicalBytes};
 
 pub use device::{Coherent, Device, DeviceRules, Dma, Limits, Scrub, Statistics, Usage, Worker};
 pub use mapping::Mapping;
-pub use original::{FrameBytes, Original, OriginalMut};
+pub use original::{FrameBytes, FrameList, Original, OriginalMut};
 pub use runs::{MAX_RUNS, Piece};
 
 /// Bytes in a slot: what counts and parameters are in.

@@ -7,7 +7,6 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use freehold_machine::{PAGE_SIZE, PhysicalBytes};
 
 use crate::cells::Cell;
-use crate::original::each_page;
 use crate::runs::Runs;
 use crate::{Device, Direction, DmaAddr, DmaSource, Original, OriginalMut, Piece, Scrub};
 
@@ -73,14 +72,14 @@ impl<S: DmaSource> Mapping<S> {
     /// Put `bytes` at `offset` for the device to read; what does not fit is left out. Returns how many bytes fit.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.length.saturating_sub(offset));
-        self.each_page(offset, count, |page, range| page.copy_from_slice(&bytes[range]));
+        self.each_part(offset, count, |part, range| part.copy_from_slice(&bytes[range]));
         count
     }
     /// Fetch the bytes at `offset` that the device wrote. Returns how many there were.
     /// The device may change them at any moment: read a value once, then check it.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> usize {
         let count = bytes.len().min(self.length.saturating_sub(offset));
-        self.each_page(offset, count, |page, range| bytes[range].copy_from_slice(page));
+        self.each_part(offset, count, |part, range| bytes[range].copy_from_slice(part));
         count
     }
 
@@ -96,7 +95,7 @@ impl<S: DmaSource> Mapping<S> {
     pub fn sync_for_cpu<O: OriginalMut + ?Sized>(&self, original: &mut O, offset: usize, length: usize) {
         if self.direction.is_from_device() {
             let length = length.min(self.length.min(original.length()).saturating_sub(offset));
-            self.each_page(offset, length, |page, range| original.copy_from(offset + range.start, page));
+            self.each_part(offset, length, |part, range| original.copy_from(offset + range.start, part));
         }
     }
     /// Take the memory from the device, after copying to the original what the device wrote.
@@ -120,17 +119,17 @@ impl<S: DmaSource> Mapping<S> {
     /// anything but the original behind.
     pub(crate) fn copy_in<O: Original + ?Sized>(&self, original: &O, offset: usize, length: usize) {
         let length = length.min(self.length.min(original.length()).saturating_sub(offset));
-        self.each_page(offset, length, |page, range| original.copy_to(offset + range.start, page));
+        self.each_part(offset, length, |part, range| original.copy_to(offset + range.start, part));
     }
 
-    /// The bytes from `offset` on, page by page, with the range of the whole that each part is.
-    fn each_page(&self, offset: usize, length: usize, mut part: impl FnMut(&mut [u8], Range<usize>)) {
+    /// The bytes from `offset` on, part by part, with the range of the whole that each is.
+    fn each_part(&self, offset: usize, length: usize, mut part: impl FnMut(&mut [u8], Range<usize>)) {
         let bytes = self.device.dma().bytes();
         let mut done = 0;
         for piece in self.runs.pieces(self.offset(), offset..offset + length) {
-            each_page(piece.offset, piece.length, |page, at, range| {
-                let (count, range) = (range.len(), done + range.start..done + range.end);
-                bytes.with_bytes(piece.frame.offset(page as u64), |b| part(&mut b[at..at + count], range));
+            bytes.with_run(piece.frame, piece.offset..piece.offset + piece.length, |before, bytes| {
+                let start = done + before;
+                part(bytes, start..start + bytes.len());
             });
             done += piece.length;
         }
@@ -143,7 +142,7 @@ impl<S: DmaSource> Drop for Mapping<S> {
             return;
         }
         if self.device.dma().scrub() == Scrub::Always {
-            self.each_page(0, self.bytes(), |page, _| page.fill(0));
+            self.each_part(0, self.bytes(), |part, _| part.fill(0));
         }
         self.device.give_back(&self.runs, self.cell);
     }

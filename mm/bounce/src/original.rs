@@ -31,21 +31,38 @@ impl OriginalMut for [u8] {
     }
 }
 
+/// Frames in an order.
+pub trait FrameList {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// Number `index` of them; the caller stays below [`FrameList::count`].
+    fn frame(&self, index: usize) -> Pfn;
+}
+
+impl FrameList for [Pfn] {
+    fn count(&self) -> usize {
+        self.len()
+    }
+    fn frame(&self, index: usize) -> Pfn {
+        self[index]
+    }
+}
+
 /// The bytes of whole frames, one after the other, wherever the frames are: page-cache pages, for instance.
 /// Whoever makes one keeps the frames held.
 #[derive(Debug)]
-pub struct FrameBytes<'a, B> {
+pub struct FrameBytes<'a, B, F: ?Sized = [Pfn]> {
     bytes: B,
-    frames: &'a [Pfn],
+    frames: &'a F,
     /// Bytes of the first frame that do not belong to it.
     start: usize,
     length: usize,
 }
 
-impl<'a, B: PhysicalBytes> FrameBytes<'a, B> {
+impl<'a, B: PhysicalBytes, F: FrameList + ?Sized> FrameBytes<'a, B, F> {
     /// The bytes of `frames`, reached through `bytes`.
-    pub const fn new(bytes: B, frames: &'a [Pfn]) -> Self {
-        Self { bytes, frames, start: 0, length: frames.len() * PAGE_SIZE }
+    pub fn new(bytes: B, frames: &'a F) -> Self {
+        Self { bytes, frames, start: 0, length: frames.count() * PAGE_SIZE }
     }
     /// Without the first `start` of them.
     pub fn starting_at(self, start: usize) -> Self {
@@ -57,39 +74,33 @@ impl<'a, B: PhysicalBytes> FrameBytes<'a, B> {
     }
 }
 
-impl<B: PhysicalBytes> Original for FrameBytes<'_, B> {
+impl<B: PhysicalBytes, F: FrameList + ?Sized> Original for FrameBytes<'_, B, F> {
     fn length(&self) -> usize {
         self.length
     }
-    fn copy_to(&self, offset: usize, to: &mut [u8]) {
-        let frame = |page: usize| self.frames[page];
-        each_page(self.start + offset, to.len(), |page, at, range| {
-            self.bytes
-                .with_bytes(frame(page), |b| to[range.clone()].copy_from_slice(&b[at..at + range.len()]));
-        });
+    fn copy_to(&self, offset: usize, mut to: &mut [u8]) {
+        let mut at = self.start + offset;
+        while !to.is_empty() {
+            let first = at % PAGE_SIZE;
+            let (part, rest) = to.split_at_mut(to.len().min(PAGE_SIZE - first));
+            let frame = self.frames.frame(at / PAGE_SIZE);
+            self.bytes.with_bytes(frame, |page| part.copy_from_slice(&page[first..first + part.len()]));
+            at += part.len();
+            to = rest;
+        }
     }
 }
 
-impl<B: PhysicalBytes> OriginalMut for FrameBytes<'_, B> {
-    fn copy_from(&mut self, offset: usize, from: &[u8]) {
-        each_page(self.start + offset, from.len(), |page, at, range| {
-            let part = &from[range];
-            self.bytes.with_bytes(self.frames[page], |b| b[at..at + part.len()].copy_from_slice(part));
-        });
-    }
-}
-
-/// Cut `length` bytes from `offset` on at page borders: page, offset in it, range of the whole.
-pub(crate) fn each_page(
-    offset: usize,
-    length: usize,
-    mut piece: impl FnMut(usize, usize, core::ops::Range<usize>),
-) {
-    let mut done = 0;
-    while done < length {
-        let at = (offset + done) % PAGE_SIZE;
-        let count = (PAGE_SIZE - at).min(length - done);
-        piece((offset + done) / PAGE_SIZE, at, done..done + count);
-        done += count;
+impl<B: PhysicalBytes, F: FrameList + ?Sized> OriginalMut for FrameBytes<'_, B, F> {
+    fn copy_from(&mut self, offset: usize, mut from: &[u8]) {
+        let mut at = self.start + offset;
+        while !from.is_empty() {
+            let first = at % PAGE_SIZE;
+            let (part, rest) = from.split_at(from.len().min(PAGE_SIZE - first));
+            let frame = self.frames.frame(at / PAGE_SIZE);
+            self.bytes.with_bytes(frame, |page| page[first..first + part.len()].copy_from_slice(part));
+            at += part.len();
+            from = rest;
+        }
     }
 }

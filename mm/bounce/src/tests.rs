@@ -188,7 +188,7 @@ fn page_cache_frames_are_mapped_without_a_copy_in_between() {
     let frames = [Pfn(20), Pfn(7)];
     source.0.machine.with_bytes(Pfn(20), |b| b.fill(20));
     source.0.machine.with_bytes(Pfn(7), |b| b.fill(7));
-    let mut original = FrameBytes::new(source.0.machine, &frames);
+    let mut original = FrameBytes::new(source.0.machine, frames.as_slice());
     let mapping = device.map(&original, Direction::Bidirectional).unwrap();
     let seen = as_device(source, mapping.address(), 8192);
     assert!(seen[..4096].iter().all(|&b| b == 20) && seen[4096..].iter().all(|&b| b == 7));
@@ -204,7 +204,7 @@ fn a_part_of_frames_is_mapped_without_its_neighbours() {
     let frames = [Pfn(20), Pfn(7)];
     source.0.machine.with_bytes(Pfn(20), |b| b.fill(20));
     source.0.machine.with_bytes(Pfn(7), |b| b.fill(7));
-    let mut part = FrameBytes::new(source.0.machine, &frames).starting_at(3584).truncated(1024);
+    let mut part = FrameBytes::new(source.0.machine, frames.as_slice()).starting_at(3584).truncated(1024);
     let mapping = device.map(&part, Direction::Bidirectional).unwrap();
     let seen = as_device(source, mapping.address(), 1024);
     assert!(seen[..512].iter().all(|&b| b == 20) && seen[512..].iter().all(|&b| b == 7));

@@ -36,13 +36,23 @@ pub(crate) fn contains(frame: Pfn) -> bool {
 /// Whether the kernel reaches any of these frames' bytes through the direct map. One look, where they lie in a pageblock that is
 /// of one side as a whole.
 pub(crate) fn touches(frames: PfnRange) -> bool {
-    let in_one_block = frames.end <= frames.start.pageblock_start().offset(PAGEBLOCK_FRAMES);
-    let whole =
-        tables::find_entry::<2>(address_of(frames.start)).map_or(0, |entry| entry.load(Ordering::Acquire));
-    match whole {
-        0 if in_one_block => false,
-        large if in_one_block && large & LARGE != 0 => true,
-        _ => frames.iter().any(contains),
+    whole_block(frames).unwrap_or_else(|| frames.iter().any(contains))
+}
+
+/// Whether the kernel reaches all of these frames' bytes through the direct map. One look, as above.
+pub(crate) fn holds(frames: PfnRange) -> bool {
+    whole_block(frames).unwrap_or_else(|| frames.iter().all(contains))
+}
+
+/// Whether the frames are in the direct map; `None` where each has to be asked for.
+fn whole_block(frames: PfnRange) -> Option<bool> {
+    if frames.end > frames.start.pageblock_start().offset(PAGEBLOCK_FRAMES) {
+        return None;
+    }
+    match tables::find_entry::<2>(address_of(frames.start)).map(|entry| entry.load(Ordering::Acquire)) {
+        None | Some(0) => Some(false),
+        Some(large) if large & LARGE != 0 => Some(true),
+        Some(_) => None,
     }
 }
 

@@ -19,7 +19,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use freehold_machine::{
     Cpus, Flush, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES,
-    Tlb, VirtAddr,
+    Tlb, VirtAddr, page_by_page,
 };
 use freehold_xpfo::{DEADLINE_NS, Lap, Policy, Renewal, Rules};
 
@@ -440,6 +440,17 @@ impl PhysicalBytes for X86 {
         if !is_block || !zero_block(block) {
             block.iter().for_each(|frame| self.zero(frame));
         }
+    }
+    fn with_run(self, first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &mut [u8])) {
+        let pages = |bytes: usize| first.offset(bytes as u64 / PAGE_SIZE as u64);
+        let frames = PfnRange::new(pages(range.start), pages(range.end + PAGE_SIZE - 1));
+        if !boot::info().is_plain_run(frames) || !direct::holds(frames) {
+            return page_by_page(self, first, range, f);
+        }
+        let start = tables::frame_ptr(first).wrapping_add(range.start);
+        // SAFETY: the direct map holds all of the frames side by side, and keeps them as long as they are the kernel's: the
+        // callers of this trait own the frames that they name.
+        f(0, unsafe { core::slice::from_raw_parts_mut(start, range.len()) });
     }
     #[inline(always)]
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {

@@ -151,7 +151,7 @@ fn tell<P: Purpose>(wish: &Measurement, runs: &[PinnedRun<P>]) {
         let index = *number as usize - 1;
         match runs.iter().flat_map(PinnedRun::places).nth(index) {
             Some(frame) => {
-                let record = freehold_frame::FrameSource::table(crate::mem::frames()).get(*frame);
+                let record = freehold_frame::FrameSource::table(crate::mem::frames()).get(frame);
                 let holders = record.map(|record| record.counts().load());
                 log::info!("gup_test: page {index} is {frame:?}, held by {holders:?}");
             }
