@@ -44,7 +44,9 @@ impl<M: Machine> Buddy<M> {
         } else if lane.refills() == 0 {
             for list in 0..LISTS {
                 let surplus = lane.len(list).saturating_sub(self.shapes.shape(list).batch);
-                self.drain_list(&pinned, lane, list, surplus / 2);
+                if surplus > 1 {
+                    self.drain_list(&pinned, lane, list, surplus / 2);
+                }
                 lane.shrink(list);
             }
         }
