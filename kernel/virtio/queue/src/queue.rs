@@ -7,7 +7,7 @@ use core::ops::Range;
 use core::slice;
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-use freehold_bounce::{DmaAddr, DmaSource, MAX_RUNS, Mapping};
+use freehold_bounce::{DmaAddr, DmaSource, MAX_MAPPING, MAX_RUNS, Mapping};
 use freehold_machine::PAGE_SHIFT;
 use freehold_machine::Pfn;
 use virtio_drivers::queue::VirtQueue;
@@ -32,10 +32,12 @@ enum Use {
 /// Some bytes of a mapping, not none, that a device reads or writes.
 pub struct Part<S: DmaSource> {
     memory: Arc<Mapping<S>>,
-    range: Range<usize>,
+    /// Bytes before it, and its own: at most [`MAX_MAPPING`].
+    start: u32,
+    length: u32,
     access: Use,
     /// The most bytes of a descriptor.
-    segment: usize,
+    segment: u32,
 }
 
 impl<S: DmaSource> Part<S> {
@@ -48,8 +50,10 @@ impl<S: DmaSource> Part<S> {
         Self::new(memory, range, Use::Write)
     }
     fn new(memory: Arc<Mapping<S>>, range: Range<usize>, access: Use) -> Option<Self> {
+        const { assert!(MAX_MAPPING < u32::MAX as usize) };
         let fits = range.start < range.end && range.end <= memory.len();
-        fits.then_some(Self { memory, range, access, segment: usize::MAX })
+        let (start, length) = (range.start as u32, range.len() as u32);
+        fits.then_some(Self { memory, start, length, access, segment: u32::MAX })
     }
     /// The mapping it is of.
     pub const fn memory(&self) -> &Arc<Mapping<S>> {
@@ -57,15 +61,19 @@ impl<S: DmaSource> Part<S> {
     }
     /// The same in descriptors of at most `most` bytes, 1 at least.
     pub fn in_segments(self, most: usize) -> Self {
-        Self { segment: most.max(1), ..self }
+        Self { segment: u32::try_from(most).unwrap_or(u32::MAX).max(1), ..self }
+    }
+    /// What of the mapping it is.
+    const fn range(&self) -> Range<usize> {
+        self.start as usize..self.start as usize + self.length as usize
     }
     /// Calls `f` with each of the pieces that its bytes are in: where it begins, and how many bytes it has.
     fn each_piece(&self, mut f: impl FnMut(*mut u8, usize)) {
-        for piece in self.memory.pieces(self.range.clone()) {
+        for piece in self.memory.pieces(self.range()) {
             let start = pointer(piece.frame).as_ptr().wrapping_add(piece.offset);
             let mut at = 0;
             while at < piece.length {
-                let length = self.segment.min(piece.length - at);
+                let length = (self.segment as usize).min(piece.length - at);
                 f(start.wrapping_add(at), length);
                 at += length;
             }
@@ -73,8 +81,11 @@ impl<S: DmaSource> Part<S> {
     }
     /// How many pieces those are.
     fn descriptors(&self) -> usize {
-        let pieces = self.memory.pieces(self.range.clone());
-        pieces.map(|piece| if piece.length <= self.segment { 1 } else { piece.length.div_ceil(self.segment) }).sum()
+        let (mut count, most) = (0, self.segment as usize);
+        for piece in self.memory.pieces(self.range()) {
+            count += if piece.length <= most { 1 } else { piece.length.div_ceil(most) };
+        }
+        count
     }
 }
 
@@ -108,7 +119,7 @@ impl<S: DmaSource> Chain<S> {
     /// Bytes that the device may write.
     fn writable_bytes(&self) -> usize {
         let writable = self.parts.iter().flatten().filter(|part| part.access == Use::Write);
-        writable.map(|part| part.range.len()).sum()
+        writable.map(|part| part.length as usize).sum()
     }
 
     /// How many descriptors it takes.

@@ -207,11 +207,11 @@ impl<S: DmaSource, T: Transport> Block<S, T> {
             return Ok(buffer);
         }
         self.device.count_wait();
-        self.with(|requests| requests.starve(true));
+        self.with(|requests| requests.begin_starving());
         let found = self.wait(self.lines.answers, sleep, |requests| {
             Ok(requests.spare(length)?.or_else(|| self.allocate(length, direction)))
         });
-        self.with(|requests| requests.starve(false));
+        self.with(|requests| requests.end_starving());
         found
     }
 

@@ -151,24 +151,20 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     /// # Errors
     /// The device failed or is silent; the task is then in no queue.
     pub fn take_place(&mut self, is_queued: &mut bool) -> Result<Option<usize>, BlockError> {
-        let mut checked = self.check();
-        if checked.is_ok() && !self.has_place(*is_queued) {
-            // An answer to an abandoned request frees a place.
-            checked = self.reap();
-        }
-        if let Err(error) = checked {
+        if let Err(error) = self.check() {
             self.leave(is_queued);
             return Err(error);
         }
-        if !self.has_place(*is_queued) {
-            if !*is_queued {
+        if !*is_queued {
+            if self.waiting > 0 || self.first_free().is_none() {
                 *is_queued = true;
                 self.waiting += 1;
                 self.grant();
+                return Ok(None);
             }
+        } else if self.granted == 0 {
             return Ok(None);
-        }
-        if *is_queued {
+        } else {
             (self.waiting, self.granted, *is_queued) = (self.waiting - 1, self.granted - 1, false);
         }
         let number = self.first_free();
@@ -176,15 +172,6 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             self.states[number] = RequestState::Held;
         }
         Ok(number)
-    }
-
-    /// Whether a task gets a place now.
-    fn has_place(&self, is_queued: bool) -> bool {
-        if is_queued { self.granted > 0 } else { self.waiting == 0 && self.first_free().is_some() }
-    }
-
-    fn first_free(&self) -> Option<usize> {
-        self.states.iter().position(|&state| state == RequestState::Free)
     }
 
     /// The task waits for a place no longer.
@@ -206,6 +193,9 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         self.wakes.memory |= self.starving > 0;
     }
 
+    fn first_free(&self) -> Option<usize> {
+        self.states.iter().position(|&state| state == RequestState::Free)
+    }
     fn free(&self) -> usize {
         self.states.iter().filter(|&&state| state == RequestState::Free).count()
     }
@@ -220,9 +210,13 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         self.wakes.turns += grants;
     }
 
-    /// A task with a place begins or ends to wait for memory.
-    pub fn starve(&mut self, begins: bool) {
-        self.starving = if begins { self.starving + 1 } else { self.starving - 1 };
+    /// A task with a place begins to wait for memory.
+    pub fn begin_starving(&mut self) {
+        self.starving += 1;
+    }
+    /// It waits no longer.
+    pub fn end_starving(&mut self) {
+        self.starving -= 1;
     }
 
     /// The spare buffer, empty; `None` while a request uses it.
@@ -230,8 +224,6 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     /// # Errors
     /// The device failed or is silent.
     pub fn spare(&mut self, length: usize) -> Result<Option<Buffer<S>>, BlockError> {
-        // An answer to an abandoned request frees memory.
-        self.reap()?;
         self.check()?;
         // Clones are made here only, and let go of without a lock: one that is seen is being used or was just used.
         if Arc::strong_count(&self.spare) > 1 {
@@ -242,14 +234,9 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         Ok(Some(Buffer { mapping: self.spare.clone(), length: length.min(SPARE) }))
     }
 
-    /// Whether the device can be sent requests. It gathers answers only where they could change that.
+    /// Whether the device can be sent requests.
     fn check(&mut self) -> Result<(), BlockError> {
-        if self.link.is_failed() {
-            return Err(BlockError::Failed);
-        }
-        if self.is_silent {
-            self.reap()?;
-        }
+        self.reap()?;
         if self.is_silent {
             // It may have missed a notice.
             self.link.transport.notify(0);
@@ -267,12 +254,8 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         data: Option<&Buffer<S>>,
     ) -> Result<bool, BlockError> {
         self.check()?;
-        let (rings, _) = self.link.lent()?;
-        let chain = rings.chain(kind, number, data).ok_or(BlockError::OutOfRange)?;
-        if chain.descriptors() > rings.queue.room() {
-            self.reap()?;
-        }
         let (rings, transport) = self.link.lent()?;
+        let chain = rings.chain(kind, number, data).ok_or(BlockError::OutOfRange)?;
         if chain.descriptors() > rings.queue.room() {
             return Ok(false);
         }
