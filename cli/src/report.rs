@@ -198,6 +198,8 @@ fn label(key: &str) -> String {
         "kernel_kib" => "kernel",
         "page_tables_kib" => "page tables",
         "page_cache_kib" => "files in memory",
+        "bounced_kib" => "passed through bounce",
+        "bounce_peak_kib" => "bounce at its most",
         "faults_minor" => "faults",
         "faults_major" => "faults that waited",
         "zero_page_hits" => "reads of the zero page",

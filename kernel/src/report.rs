@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 use core::fmt::{self, Display, Formatter};
 
 use freehold_arch::boot::BootInfo;
+use freehold_bounce::SLOT_SIZE;
 use freehold_buddy::Fault;
 use freehold_frame::{Audit, FrameSource as _, Owner};
 use freehold_machine::{Cpus, Machine, PAGE_SIZE};
@@ -154,7 +155,13 @@ impl Display for Report {
             let (out, back) = (happened(Event::SwapOut), happened(Event::SwapIn));
             [("swap_peak_kib", kib(most)), ("swapped_out_kib", out), ("swapped_in_kib", back)]
         });
-        let all = memory.into_iter().chain(peak).chain(swap.into_iter().flatten());
+        // What consoles have of it is the same in every run: only disks make it worth a line.
+        let bounced = (!host::disks().is_empty()).then(|| {
+            let all = host::dma().statistics();
+            [("bounced_kib", all.bytes / 1024), ("bounce_peak_kib", all.used_hiwater * SLOT_SIZE / 1024)]
+        });
+        let bounced = bounced.into_iter().flatten().map(|(name, value)| (name, value as u64));
+        let all = memory.into_iter().chain(peak).chain(swap.into_iter().flatten()).chain(bounced);
         for (at, (name, value)) in all.enumerate() {
             write!(f, "{}\"{name}\":{value}", comma(at))?;
         }

@@ -114,3 +114,20 @@ fn bounce_buffers_grow_with_a_load_and_are_what_they_were_ten_seconds_after_it()
         "{said}"
     );
 }
+
+#[test]
+fn the_closing_table_says_what_was_bounced() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = file_of(&folder, "disk", &vec![7; 4 << 20]);
+    let line = "dd if=/dev/vda of=/dev/null bs=1M iflag=direct 2>/dev/null";
+    let options = ["--report", "always", "--disk", text(&disk)];
+    let outcome = run(&options, &["busybox", "sh", "-c", line], b"").expect(0);
+    let kib = |label: &str| {
+        let (number, unit) = outcome.stderr.split_once(label)?.1.trim_start().split_once(' ')?;
+        let (number, unit): (f64, _) = (number.parse().ok()?, unit.split_whitespace().next()?);
+        Some(if unit == "MiB" { number * 1024.0 } else { number })
+    };
+    let (bounced, most) = (kib("passed through bounce"), kib("bounce at its most"));
+    assert!(bounced.is_some_and(|kib| (4096.0..5120.0).contains(&kib)), "{}", outcome.stderr);
+    assert!(most.is_some_and(|kib| (768.0..2048.0).contains(&kib)), "{}", outcome.stderr);
+}
