@@ -1,14 +1,12 @@
 //! `freehold doctor`: what is here, what works, what will be used, how to fix the rest.
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use serde::Serialize;
 
 use crate::accel::{self, Kvm};
 use crate::args::DoctorOptions;
-use crate::failure::{Failure, OWN_ERROR};
+use crate::failure::OWN_ERROR;
 use crate::size::MIB;
 use crate::{Result, files, kernel, linux, program, qemu, scope};
 
@@ -93,7 +91,7 @@ impl Finding {
 
 fn examine() -> Vec<Finding> {
     let mut findings = vec![Finding::of("command", Verdict::Ok, env!("CARGO_PKG_VERSION"), "")];
-    let qemu = qemu::program().and_then(|path| Ok((version_of(&path)?, path)));
+    let qemu = qemu::program().and_then(|path| Ok((qemu::version::line(&path)?, path)));
     let works = match &qemu {
         Ok((version, path)) => {
             findings.push(Finding::of("QEMU", Verdict::Ok, format!("{} ({version})", path.display()), ""));
@@ -124,19 +122,6 @@ fn examine() -> Vec<Finding> {
         findings.push(Finding::of("busybox", Verdict::Note, "not found; the examples use it", cure));
     }
     findings
-}
-
-/// What a QEMU says of itself. Another program that happens to have its name is refused.
-fn version_of(path: &Path) -> Result<String> {
-    let output = Command::new(path).arg("--version").stdin(Stdio::null()).output();
-    let output = output.map_err(|error| Failure::io("start", path, &error))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().next().unwrap_or_default();
-    if output.status.success() && line.starts_with("QEMU emulator version ") {
-        return Ok(line.to_owned());
-    }
-    let message = format!("{} is not QEMU: it says {line:?} when asked for its version", path.display());
-    Err(Failure::new(message, "FREEHOLD_QEMU=FILE names a qemu-system-x86_64"))
 }
 
 /// The kernel is booted, as `freehold run` boots it: a file that is only there proves nothing.
@@ -204,7 +189,7 @@ fn temporary() -> Finding {
 }
 
 fn memory() -> Option<Finding> {
-    let text = std::fs::read_to_string(PathBuf::from("/proc/meminfo")).ok()?;
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     let free = kib << 10;

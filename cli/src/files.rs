@@ -54,18 +54,14 @@ pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a Option<PathBuf>>) 
     for path in paths.into_iter().flatten() {
         if is_stdout(path) {
             take(&mut places, path.clone(), path)?;
-            continue;
-        }
-        if path.is_dir() {
+        } else if path.is_dir() {
             let message = format!("cannot write {}: it is a folder", path.display());
             return Err(Failure::new(message, "name a file"));
+        } else if !is_stream(path) {
+            let place = target(path);
+            temporary_beside(&place)?;
+            take(&mut places, place, path)?;
         }
-        if is_stream(path) {
-            continue;
-        }
-        let place = target(path);
-        temporary_beside(&place)?;
-        take(&mut places, place, path)?;
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 pub mod disk;
 pub mod numa;
 pub mod swap;
+pub mod version;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

@@ -311,25 +311,9 @@ pub fn probe() -> Result<String> {
 /// How this QEMU tells a plugin physical addresses: it changed with 8.2.
 fn hw_address() -> Result<HwAddress> {
     let program = qemu::program()?;
-    let output = Command::new(&program)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|e| Failure::io("start", &program, &e))?;
-    let version = version(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
-        Failure::new(
-            format!("{} --version tells no version of QEMU", program.display()),
-            "FREEHOLD_QEMU=FILE names a qemu-system-x86_64",
-        )
-    })?;
+    let line = qemu::version::line(&program)?;
+    let version = qemu::version::numbers(&line).ok_or_else(|| qemu::version::unknown(&program, &line))?;
     Ok(if version < (8, 2) { HwAddress::OffsetTwice } else { HwAddress::GuestPhysical })
-}
-
-/// The first two numbers of the version that QEMU tells of itself.
-fn version(text: &str) -> Option<(u32, u32)> {
-    let (_, version) = text.split_once("QEMU emulator version ")?;
-    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map_while(|part| part.parse().ok());
-    Some((numbers.next()?, numbers.next()?))
 }
 
 /// A failure of QEMU that is the plugin's, in words that help.
@@ -393,16 +377,6 @@ mod tests {
             digest: Digest::of(&results),
             kernel: "Freehold 0.1.0".into(),
         })
-    }
-
-    #[test]
-    fn only_qemu_tells_a_version_of_qemu() {
-        assert_eq!(
-            version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright"),
-            Some((7, 2))
-        );
-        assert_eq!(version("QEMU emulator version 10.0.2\n"), Some((10, 0)));
-        assert_eq!((version(""), version("true (GNU coreutils) 9.1\n")), (None, None));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! once it runs: its console ports throw bytes away when a non-blocking socket is full, so a full one must stop it.
 
 mod channel;
+mod end;
 mod escape;
 mod monitor;
 mod pump;
@@ -34,6 +35,7 @@ use monitor::Monitor;
 use pump::{Pump, Source};
 use signals::Signals;
 
+pub use end::{End, Ended, Loss};
 pub use recall::Recall;
 
 /// How long a guest may take to power off after the program's end when it does not count its bytes.
@@ -101,74 +103,6 @@ pub enum LogTo {
     Nowhere,
 }
 
-/// How a run ended.
-#[derive(Debug)]
-pub enum End {
-    /// The program ended, and the kernel's closing audit found every frame where it belongs; a stock Linux has no audit.
-    Program(Ending),
-    /// The program ended, and the kernel's closing audit found this.
-    Unbalanced(Ending, String),
-    /// The program ended, and some of its output could not be written where it was to go.
-    OutputLost(Ending, Loss),
-    /// It came to READY, and nothing else was wanted.
-    Ready,
-    /// Time was up.
-    TimedOut,
-    /// A signal told us to stop before the program could be told.
-    Interrupted(u8),
-    /// The user typed the escape key.
-    Escaped,
-    /// Its [`Job::recall`] was called.
-    Recalled,
-    /// The kernel sent its death certificate.
-    Panicked(Value),
-    /// The VM ended without a word.
-    Died,
-    /// QEMU did not do what it was asked: its own words, or the signal that killed it.
-    Qemu(String),
-}
-
-/// Output of the program that did not arrive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Loss {
-    /// stdout or stderr.
-    pub stream: &'static str,
-    /// What the host said of a write there.
-    pub error: Errno,
-}
-
-impl Loss {
-    /// The reader went away, which is its right: a program that writes on would be ended by SIGPIPE.
-    pub fn reader_gone(self) -> bool {
-        self.error == Errno::PIPE
-    }
-}
-
-/// Everything that is known after a run.
-#[derive(Debug)]
-pub struct Ended {
-    /// How.
-    pub end: End,
-    /// The kernel's READY message.
-    pub ready: Option<Value>,
-    /// Its report.
-    pub report: Option<Value>,
-    /// Notices for the user; already printed, but for a measurement's.
-    pub notices: Vec<String>,
-    /// The last part of the kernel log.
-    pub log: String,
-    /// A stock Linux' functions, if it was asked for them.
-    pub symbols: Option<String>,
-    /// stdout of a measurement.
-    pub output: Vec<u8>,
-    /// stderr of a measurement.
-    pub error: Vec<u8>,
-    /// What QEMU and its plugin said.
-    pub words: String,
-    /// From QEMU's start to its end.
-    pub wall: Duration,
-}
-
 /// Runs a VM to its end. `Err` only when QEMU cannot be started.
 pub fn run(job: &Job<'_>) -> Result<Ended> {
     Session::start(job)?.serve()
@@ -194,21 +128,6 @@ struct ProgramEnd {
     /// Bytes of stdout and stderr in all, where the guest counts them.
     totals: Option<(u64, u64)>,
     at: Instant,
-}
-
-/// How a program's end counts: whatever it returned, the run has failed where the kernel has lost count of a frame, or
-/// where output is missing.
-fn end_of(ending: Ending, report: Option<&Value>, loss: Option<Loss>) -> End {
-    let audit = report.and_then(|report| report.get("audit")).filter(|audit| audit.as_str() != Some("ok"));
-    if let Some(audit) = audit {
-        let finding = audit.as_str().map_or_else(|| audit.to_string(), str::to_owned);
-        return End::Unbalanced(ending, finding);
-    }
-    match loss {
-        // A program that heard of the closed stream ended as it saw fit.
-        Some(loss) if !loss.reader_gone() || ending == Ending::Exit(0) => End::OutputLost(ending, loss),
-        _ => End::Program(ending),
-    }
 }
 
 struct Session<'a> {
@@ -589,7 +508,7 @@ impl<'a> Session<'a> {
             // A reader that is slow is waited for; a guest that is slow to power off is not.
             let late = at.elapsed() >= POWER_OFF_GRACE && self.output.is_empty() && self.error.is_empty();
             if complete || drained || late {
-                return Some(end_of(*ending, self.report.as_ref(), self.loss()));
+                return Some(end::of(*ending, self.report.as_ref(), self.loss()));
             }
         } else if let Some(status) = gone
             && self.output.is_done()

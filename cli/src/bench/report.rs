@@ -1,7 +1,5 @@
 //! A comparison with its surroundings: what was compared, under which settings, and what follows.
 
-use std::process::Command;
-
 use super::compare::{Comparison, Difference, Line, Verdict};
 use super::measure::Measured;
 use super::plan::{Counter, Measure, Plan};
@@ -160,11 +158,11 @@ fn settings(plan: &Plan, versions: &[String], comparison: &Comparison) -> Vec<(S
     list
 }
 
-/// The emulator's own first line about itself.
-/// QEMU and its version.
+/// QEMU and its version, as a report names it.
 pub fn emulator() -> String {
-    let told = qemu::program().ok().and_then(|program| Command::new(program).arg("--version").output().ok());
-    let text = told.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    let line = text.lines().next().unwrap_or("QEMU of an unknown version");
-    line.replace("emulator version ", "")
+    let line = qemu::program().and_then(|program| qemu::version::line(&program));
+    line.map_or_else(
+        |_| "QEMU of an unknown version".to_owned(),
+        |line| line.replace("emulator version ", ""),
+    )
 }
