@@ -15,6 +15,12 @@ pub const PAGEBLOCK_ORDER: u32 = 9;
 /// Frames in a pageblock: 512 of 4 KiB, 2 MiB.
 pub const PAGEBLOCK_FRAMES: u64 = 1 << PAGEBLOCK_ORDER;
 
+/// Where a frame's record is an owner's whose frames are programs', its bits under this mask are [`PROGRAM_OWNER`]: so one load says
+/// whether a frame is outside the kernel's map.
+pub const PROGRAM_OWNER_MASK: u64 = 0b1110;
+/// See [`PROGRAM_OWNER_MASK`].
+pub const PROGRAM_OWNER: u64 = 0b0110;
+
 /// A physical page frame number: physical address / 4096.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]

@@ -98,6 +98,10 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     fn with_run(self, first: Pfn, range: Range<usize>, f: impl FnMut(usize, &mut [u8])) {
         page_by_page(self, first, range, f);
     }
+    /// As [`PhysicalBytes::with_bytes`], for bytes that are only read: the window cannot be written through.
+    fn read_bytes<R>(self, frame: Pfn, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
+        self.with_bytes(frame, |bytes| f(bytes))
+    }
     /// Fill the frame with zeroes.
     fn zero(self, frame: Pfn) {
         self.with_bytes(frame, |bytes| bytes.fill(0));
@@ -106,9 +110,18 @@ pub trait PhysicalBytes: Copy + Send + Sync + 'static {
     fn zero_run(self, first: Pfn, count: u64) {
         (0..count).for_each(|index| self.zero(first.offset(index)));
     }
+    /// Run `f` on the bytes of two frames, the first of which is written. As [`PhysicalBytes::with_bytes`].
+    fn with_two<R>(
+        self,
+        to: Pfn,
+        from: Pfn,
+        f: impl FnOnce(&mut [u8; PAGE_SIZE], &[u8; PAGE_SIZE]) -> R,
+    ) -> R {
+        self.with_bytes(to, |to| self.read_bytes(from, |from| f(to, from)))
+    }
     /// Copy one frame's bytes to another.
     fn copy(self, from: Pfn, to: Pfn) {
-        self.with_bytes(to, |to| self.with_bytes(from, |from| to.copy_from_slice(from)));
+        self.with_two(to, from, |to, from| to.copy_from_slice(from));
     }
 }
 

@@ -116,21 +116,44 @@ pub fn write_text_alias() -> bool {
     tried.done != 0
 }
 
-/// Read a word of `frame` where its window was, `wait_ns` nanoseconds after it closed, on the same CPU. `None`: nothing is
-/// there any more.
-pub fn read_closed_window(frame: Pfn, wait_ns: u64) -> Option<u64> {
+/// What came of [`read_closed_window`].
+#[derive(Clone, Copy, Debug)]
+pub struct ClosedWindow {
+    /// The word; `None`: nothing is there any more.
+    pub word: Option<u64>,
+    /// How long it was waited for an interrupt that should have come before.
+    pub late_ns: u64,
+}
+
+/// The longest wait for an interrupt that is due.
+const PATIENCE_NS: u64 = 2_000_000_000;
+
+/// Read a word of `frame` where its window was, `wait_ns` nanoseconds after it closed, on the same CPU. Where the interrupt that ends
+/// its time is due and has not come, since the host runs this CPU but not its timer, wait for that first.
+pub fn read_closed_window(frame: Pfn, wait_ns: u64) -> ClosedWindow {
     let pinned = X86.pin();
     let address = X86.with_bytes(frame, |bytes| {
         core::hint::black_box(bytes[PAGE_SIZE - 1]);
         bytes.as_ptr() as u64
     });
     let until = time::now() + wait_ns;
-    while time::now() < until {
+    let mut now = time::now();
+    while now < until || (windows::is_overdue() && now < until + PATIENCE_NS) {
         core::hint::spin_loop();
+        now = time::now();
     }
-    let read = read_at(address);
+    let word = read_at(address);
     drop(pinned);
-    read
+    ClosedWindow { word, late_ns: now - until }
+}
+
+/// Write a byte of `frame`, with what is there, through a window for reading. Whether that worked.
+pub fn write_reading_window(frame: Pfn) -> bool {
+    X86.read_bytes(frame, |bytes| {
+        // SAFETY: the byte stays as it is; a fault goes on behind the instruction.
+        let tried = unsafe { freehold_provoke_write(bytes.as_ptr() as u64) };
+        tried.done != 0
+    })
 }
 
 /// Ask for a window as an interrupt's handler would. Whether there would be one.

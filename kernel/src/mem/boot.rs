@@ -102,7 +102,7 @@ fn publish(policy: Policy) {
         replica_owners: bits(|owner| *owner == Owner::Replica),
         outside_owners: if policy.is_exclusive() { programs } else { 0 },
     };
-    memory::tell_owners(programs);
+    memory::use_frame_table();
     watch::publish(records, Owner::ALL.iter().map(|owner| owner.name()));
 }
 

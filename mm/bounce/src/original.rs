@@ -84,7 +84,7 @@ impl<B: PhysicalBytes, F: FrameList + ?Sized> Original for FrameBytes<'_, B, F> 
             let first = at % PAGE_SIZE;
             let (part, rest) = to.split_at_mut(to.len().min(PAGE_SIZE - first));
             let frame = self.frames.frame(at / PAGE_SIZE);
-            self.bytes.with_bytes(frame, |page| part.copy_from_slice(&page[first..first + part.len()]));
+            self.bytes.read_bytes(frame, |page| part.copy_from_slice(&page[first..first + part.len()]));
             at += part.len();
             to = rest;
         }

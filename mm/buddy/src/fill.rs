@@ -56,7 +56,7 @@ impl<M: Machine> Buddy<M> {
             if before.owner == freehold_frame::Owner::Reserved {
                 continue;
             }
-            let changed = self.machine.with_bytes(frame, |bytes| {
+            let changed = self.machine.read_bytes(frame, |bytes| {
                 bytes.iter().position(|found| *found != byte).map(|offset| (offset, bytes[offset]))
             });
             if let Some((offset, found)) = changed {

@@ -3,6 +3,8 @@
 //! Three questions about an owner have independent answers: is the frame a program's ([`Owner::is_user`]), is it in
 //! the kernel's map ([`Owner::side`]), may a device see it ([`Owner::is_seen_by_devices`]).
 
+use freehold_machine::{PROGRAM_OWNER, PROGRAM_OWNER_MASK};
+
 /// The owner of a frame.
 ///
 /// The number is what an outside observer reads in a record's lowest four bits. Numbers from
@@ -98,6 +100,16 @@ impl Owner {
         BY_NUMBER[(bits & 15) as usize]
     }
 }
+
+// The numbers are those by which the lowest layer knows a program's frame.
+const _: () = {
+    let mut number = 0;
+    while number < Owner::COUNT {
+        let is_programs = number as u64 & PROGRAM_OWNER_MASK == PROGRAM_OWNER;
+        assert!(Owner::ALL[number].is_user() == is_programs);
+        number += 1;
+    }
+};
 
 mod sealed {
     pub trait Sealed {}

@@ -14,12 +14,14 @@
 //! **Context.** The holder keeps its CPU: an open window counts 1 in the upper half of the CPU's preemption count. An
 //! interrupt counts there too ([`enter_interrupt`]), so a window that is opened in one is seen and refused.
 
+use core::arch::asm;
+use core::mem::offset_of;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use freehold_machine::{
-    Cpus, Flush, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES,
-    Tlb, VirtAddr, page_by_page,
+    Cpus, Flush, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER, PROGRAM_OWNER_MASK, Pfn,
+    PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr, page_by_page,
 };
 use freehold_xpfo::{DEADLINE_NS, Lap, Policy, Renewal, Rules};
 
@@ -31,7 +33,9 @@ use crate::{X86, boot, irq, registers, time};
 
 /// Windows of one CPU.
 pub(crate) const SLOTS: usize = 64;
-const WINDOW: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | NO_EXECUTE;
+const WINDOW: u64 = READING | WRITABLE | DIRTY;
+/// A window for bytes that are only read.
+const READING: u64 = PRESENT | ACCESSED | NO_EXECUTE;
 const BLOCK_BYTES: u64 = PAGEBLOCK_FRAMES * PAGE_SIZE as u64;
 
 /// An open window in a CPU's preemption count; the lower half counts other reasons to stay.
@@ -40,6 +44,9 @@ pub(crate) const OPEN: u32 = 1 << 16;
 const INTERRUPT: u32 = 1 << 31;
 
 const NOT_LENT: u64 = u64::MAX;
+
+/// When the interrupt comes that forgets closed windows: a sixteenth of the time is left for its way.
+const INTERRUPT_AFTER_NS: u64 = DEADLINE_NS - DEADLINE_NS / 16;
 
 /// A CPU's windows. Only its own CPU uses it, pinned; others read the counts.
 pub(crate) struct Windows {
@@ -115,36 +122,70 @@ fn adopt_policy(per_cpu: &PerCpu) {
     per_cpu.windows.forgets_at_close.store(policy().forgets_at_close().into(), Ordering::Relaxed);
 }
 
-/// Where the owners of frames are: what [`is_programs`] reads.
-struct Owners {
-    /// The first record's address, and how many there are: 0 until [`tell_owners`].
-    records: AtomicU64,
-    end: AtomicU64,
-    /// A bit for each owner whose frames are programs'.
-    programs: AtomicU64,
-}
+/// The first frame record's address, and one past the last frame that has one: 0 until [`use_frame_table`].
+static RECORDS: AtomicU64 = AtomicU64::new(0);
+static RECORDS_END: AtomicU64 = AtomicU64::new(0);
 
-static OWNERS: Owners =
-    Owners { records: AtomicU64::new(0), end: AtomicU64::new(0), programs: AtomicU64::new(0) };
-
-/// Say which owners' frames are programs': a bit for each number. A record is 8 bytes, the owner its lowest 4 bits; the
-/// frame table is in use.
-pub fn tell_owners(programs: u64) {
-    OWNERS.programs.store(programs, Ordering::Relaxed);
-    OWNERS.records.store(layout().frame_table, Ordering::Relaxed);
-    OWNERS.end.store(super::frame_table_end().0, Ordering::Release);
+/// The frame table is in use: from now on it says which frames are programs'. A record is 8 bytes.
+pub fn use_frame_table() {
+    RECORDS.store(layout().frame_table, Ordering::Relaxed);
+    RECORDS_END.store(super::frame_table_end().0, Ordering::Release);
 }
 
 /// Whether a program owns the block that starts with this frame.
 #[inline(always)]
 fn is_programs(frame: Pfn) -> bool {
-    if frame.0 >= OWNERS.end.load(Ordering::Relaxed) {
+    if is_past_records(frame) {
         return false;
     }
-    let record = (OWNERS.records.load(Ordering::Relaxed) + frame.0 * 8) as *const AtomicU64;
+    let record = (RECORDS.load(Ordering::Relaxed) + frame.0 * 8) as *const AtomicU64;
     // SAFETY: the table is mapped without a gap for every frame below its end, for ever, and its records are atomic words.
     let word = unsafe { &*record }.load(Ordering::Relaxed);
-    OWNERS.programs.load(Ordering::Relaxed) >> (word & 15) & 1 != 0
+    word & PROGRAM_OWNER_MASK == PROGRAM_OWNER
+}
+
+// Comparisons with memory, in two instructions each: the compiler loads an atomic into a register first.
+
+#[inline(always)]
+fn is_past_records(frame: Pfn) -> bool {
+    // SAFETY: compares with a word that is always there.
+    unsafe {
+        asm!("cmp {}, qword ptr [rip + {}]", "jae {}", in(reg) frame.0, sym RECORDS_END, label { return true },
+            options(nostack, readonly));
+    }
+    false
+}
+
+/// Whether it is [`Policy::Off`].
+#[inline(always)]
+fn is_off() -> bool {
+    // SAFETY: compares a byte that is always there.
+    unsafe {
+        asm!("cmp byte ptr [rip + {}], 0", "jne {}", sym IS_OFF, label { return true }, options(nostack, readonly));
+    }
+    false
+}
+
+/// Whether more than `N` windows are open on this CPU, or it serves an interrupt.
+#[inline(always)]
+fn has_more_than<const N: u32>() -> bool {
+    // SAFETY: GS points to this CPU's PerCpu.
+    unsafe {
+        asm!("cmp dword ptr gs:[{}], {}", "jae {}", const offset_of!(PerCpu, preemption), const (N + 1) * OPEN,
+            label { return true }, options(nostack, readonly));
+    }
+    false
+}
+
+/// Whether windows of this CPU are forgotten as they close.
+#[inline(always)]
+fn forgets_at_close() -> bool {
+    const FIELD: usize = offset_of!(PerCpu, windows) + offset_of!(Windows, forgets_at_close);
+    // SAFETY: GS points to this CPU's PerCpu.
+    unsafe {
+        asm!("cmp dword ptr gs:[{}], 0", "jne {}", const FIELD, label { return true }, options(nostack, readonly));
+    }
+    false
 }
 
 fn cpu_base(cpu: usize) -> VirtAddr {
@@ -181,7 +222,6 @@ struct Reached {
     bytes: *mut [u8; PAGE_SIZE],
     /// The slot's entry; one that nobody looks at for what the direct map holds.
     entry: *const AtomicU64,
-    per_cpu: &'static PerCpu,
 }
 
 /// The entry of frames that need no window.
@@ -192,63 +232,65 @@ impl Drop for Reached {
     fn drop(&mut self) {
         // SAFETY: an entry of this CPU's windows, or `NO_ENTRY`: both live for ever.
         unsafe { &*self.entry }.store(0, Ordering::Relaxed);
-        if self.per_cpu.windows.forgets_at_close.load(Ordering::Relaxed) != 0 {
+        if forgets_at_close() {
             registers::invlpg(self.bytes as u64);
         }
         cpu::count_down::<OPEN>();
     }
 }
 
-/// Bring a frame's bytes within reach.
+/// Bring a frame's bytes within reach, for what `BITS` ([`WINDOW`] or [`READING`]) allows. `NTH` is 1, or 2 where the caller has one
+/// window open, on another frame.
+///
+/// **Cost.** 34 instructions with the question for the policy before it and [`Reached`]'s drop: the policy 2, the context 4,
+/// the owner 7, the slot 12, the entry 5, giving back 4. Counting costs none, a 64th of a lap's begin one more. The floor is 25:
+/// what is left without the checks of owner and context.
 ///
 /// # Panics
 /// When it is no memory, the kernel's image, or in a window of this CPU already; in an interrupt.
 #[inline(always)]
-fn reach(frame: Pfn) -> Reached {
+fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
     cpu::count_up::<OPEN>();
-    let per_cpu = cpu::this();
-    let windows = &per_cpu.windows;
+    let windows = &cpu::this().windows;
     if is_programs(frame)
-        && per_cpu.preemption.load(Ordering::Relaxed) < 2 * OPEN
+        && !has_more_than::<NTH>()
         && let Some(slot) = windows.lap.take()
     {
         let entry = windows.entries.load(Ordering::Relaxed).wrapping_add(slot);
         let bytes = windows.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64;
         // SAFETY: the lap has slots once `attach` gave this CPU its entries, and `slot` is one of them.
-        unsafe { &*entry }.store(tables::leaf(frame, WINDOW), Ordering::Release);
-        return Reached { bytes: bytes as *mut _, entry, per_cpu };
+        unsafe { &*entry }.store(tables::leaf(frame, BITS), Ordering::Release);
+        return Reached { bytes: bytes as *mut _, entry };
     }
-    reach_slowly(frame, per_cpu)
+    reach_slowly(frame, BITS)
 }
 
-/// What [`reach`] does not: another run of slots, a second window, a frame that is no program's, or no windows at all.
+/// What [`reach`] does not: another run of slots, a further window, a frame that is no program's, or no windows at all.
 #[cold]
 #[inline(never)]
-fn reach_slowly(frame: Pfn, per_cpu: &'static PerCpu) -> Reached {
+fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
     let is_memory = boot::info().is_plain_memory(frame) || pluggable::is_plugged(frame);
     assert!(is_memory, "{frame:?} is not memory that may be touched");
     if direct::contains(frame) {
-        return Reached { bytes: tables::frame_ptr(frame).cast(), entry: &raw const NO_ENTRY, per_cpu };
+        return Reached { bytes: tables::frame_ptr(frame).cast(), entry: &raw const NO_ENTRY };
     }
-    let windows = &per_cpu.windows;
+    let windows = &cpu::this().windows;
     assert!(!windows.entries.load(Ordering::Relaxed).is_null(), "no windows on this CPU yet");
-    let count = per_cpu.preemption.load(Ordering::Relaxed);
     assert!(may_open(), "a window in an interrupt");
-    if count >= 2 * OPEN {
-        let mut slots = (0..SLOTS).map(|slot| windows.entry(slot).load(Ordering::Relaxed));
-        assert!(
-            !slots.any(|entry| entry != 0 && tables::frame_of(entry) == frame),
-            "{frame:?} is in a window already"
-        );
-    }
+    let open = if has_more_than::<1>() { windows.open() } else { 0 };
+    let mut others = (0..SLOTS).filter(|slot| open >> slot & 1 != 0);
+    assert!(
+        !others.any(|slot| tables::frame_of(windows.entry(slot).load(Ordering::Relaxed)) == frame),
+        "{frame:?} is in a window already"
+    );
     let slot = match windows.lap.take() {
         Some(slot) => slot,
-        None => renew(windows),
+        None => renew(windows, open),
     };
     let entry = windows.entry(slot);
-    entry.store(tables::leaf(frame, WINDOW), Ordering::Release);
+    entry.store(tables::leaf(frame, bits), Ordering::Release);
     let bytes = windows.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64;
-    Reached { bytes: bytes as *mut _, entry, per_cpu }
+    Reached { bytes: bytes as *mut _, entry }
 }
 
 /// Whether a window may be opened here: not in an interrupt's handler. A refusal is counted.
@@ -265,15 +307,15 @@ pub fn refused() -> u64 {
     REFUSED.load(Ordering::Relaxed)
 }
 
-/// The first slot of the next run.
-fn renew(windows: &Windows) -> usize {
-    match windows.lap.renew(windows.open()) {
+/// The first slot of the next run. `open` has a bit for each slot that is in use.
+fn renew(windows: &Windows, open: u64) -> usize {
+    match windows.lap.renew(open) {
         Renewal::SameLap => {}
         Renewal::NewLap => X86.flush_local(Flush::NonGlobal),
         Renewal::Fresh => {
             if policy().bounds_time() && windows.deadline.load(Ordering::Relaxed) == u64::MAX {
                 let _off = irq::disable();
-                time::arm_for_windows(time::now() + DEADLINE_NS);
+                time::arm_for_windows(time::now() + INTERRUPT_AFTER_NS);
             }
         }
     }
@@ -345,7 +387,13 @@ pub(crate) fn expire() -> u64 {
         per_cpu.windows.lap.forget();
         return u64::MAX;
     }
-    time::now() + DEADLINE_NS
+    time::now() + INTERRUPT_AFTER_NS
+}
+
+/// Whether this CPU's closed windows are past their deadline and its interrupt has not come yet: interrupts are off, or a host
+/// delivers it late.
+pub(crate) fn is_overdue() -> bool {
+    cpu::this().windows.deadline.load(Ordering::Relaxed) <= time::now()
 }
 
 /// An interrupt's handler begins on this CPU: no windows until [`leave_interrupt`].
@@ -454,15 +502,47 @@ impl PhysicalBytes for X86 {
     }
     #[inline(always)]
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-        if IS_OFF.load(Ordering::Relaxed) && is_programs(frame) {
+        if is_off() && is_programs(frame) {
             let bytes = tables::frame_ptr(frame).cast::<[u8; PAGE_SIZE]>();
             // SAFETY: all memory is in the direct map; the callers of this trait own the frames that they name.
             return f(unsafe { &mut *bytes });
         }
-        let reached = reach(frame);
+        let reached = reach::<1, WINDOW>(frame);
         // SAFETY: while `reached` lives, its pointer leads to the frame on this CPU, with no stale translation of the
         // slot's last lap and no other window of this CPU on it. What the direct map holds is the kernel's: the
         // callers of this trait own the frames that they name.
         f(unsafe { &mut *reached.bytes })
+    }
+    #[inline(always)]
+    fn read_bytes<R>(self, frame: Pfn, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
+        if is_off() && is_programs(frame) {
+            // SAFETY: as in `with_bytes`.
+            return f(unsafe { &*tables::frame_ptr(frame).cast() });
+        }
+        let reached = reach::<1, READING>(frame);
+        // SAFETY: as in `with_bytes`.
+        f(unsafe { &*reached.bytes })
+    }
+    #[inline(always)]
+    fn with_two<R>(
+        self,
+        to: Pfn,
+        from: Pfn,
+        f: impl FnOnce(&mut [u8; PAGE_SIZE], &[u8; PAGE_SIZE]) -> R,
+    ) -> R {
+        assert!(to != from, "one frame cannot be copied to itself");
+        if is_off() && is_programs(to) && is_programs(from) {
+            let [to, from] = [to, from].map(|frame| tables::frame_ptr(frame).cast::<[u8; PAGE_SIZE]>());
+            // SAFETY: as in `with_bytes`; the frames differ.
+            let from = unsafe { &*from };
+            // SAFETY: as above.
+            return f(unsafe { &mut *to }, from);
+        }
+        let to = reach::<1, WINDOW>(to);
+        let from = reach::<2, READING>(from);
+        // SAFETY: as in `with_bytes`; the frames differ.
+        let source = unsafe { &*from.bytes };
+        // SAFETY: as above.
+        f(unsafe { &mut *to.bytes }, source)
     }
 }

@@ -58,7 +58,7 @@ impl<'a> Lender<'a> {
             OfFile::No => BytePage::lent(pinned),
             OfFile::Yes => {
                 let copy = BytePage::allocate()?;
-                copy.with_bytes(|to| X86.with_bytes(pinned.pfn(), |from| to.copy_from_slice(from)));
+                X86.copy(pinned.pfn(), copy.pfn());
                 copy
             }
         };

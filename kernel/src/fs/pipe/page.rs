@@ -4,7 +4,7 @@
 mod real {
     use freehold_arch::X86;
     use freehold_frame::{Frame, PageCache};
-    use freehold_machine::{PAGE_SIZE, PhysicalBytes};
+    use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 
     use super::Holding;
     use crate::Result;
@@ -37,13 +37,20 @@ mod real {
                 Self::Lent(_) => Holding::Lent,
             }
         }
-        /// Run `f` on the bytes, in a window: it must not sleep or fault.
-        pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-            let frame = match self {
+        /// Its frame.
+        pub fn pfn(&self) -> Pfn {
+            match self {
                 Self::Own(frame) => frame.pfn(),
                 Self::Lent(page) => page.pfn(),
-            };
-            X86.with_bytes(frame, f)
+            }
+        }
+        /// Run `f` on the bytes, in a window: it must not sleep or fault.
+        pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
+            X86.with_bytes(self.pfn(), f)
+        }
+        /// As [`BytePage::with_bytes`], for bytes that are only read.
+        pub fn read_bytes<R>(&self, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
+            X86.read_bytes(self.pfn(), f)
         }
     }
 }
@@ -76,6 +83,10 @@ mod real {
         /// Run `f` on the bytes.
         pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
             f(&mut self.0.lock())
+        }
+        /// As [`BytePage::with_bytes`], for bytes that are only read.
+        pub fn read_bytes<R>(&self, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
+            f(&self.0.lock())
         }
     }
 }
@@ -130,12 +141,12 @@ impl BytePage {
         while done < wanted {
             let at = range.start + done..range.start + wanted;
             done += match self.holding() {
-                Holding::Own => self.with_bytes(|bytes| sink.put_without_fault(&bytes[at])),
+                Holding::Own => self.read_bytes(|bytes| sink.put_without_fault(&bytes[at])),
                 // The sink may be this very page, which is in one window at a time.
                 Holding::Lent => {
                     let mut step = [0; STEP];
                     let step = &mut step[..at.len().min(STEP)];
-                    self.with_bytes(|bytes| step.copy_from_slice(&bytes[at.start..at.start + step.len()]));
+                    self.read_bytes(|bytes| step.copy_from_slice(&bytes[at.start..at.start + step.len()]));
                     let put = sink.put_without_fault(step);
                     if put == step.len() {
                         done += put;

@@ -284,7 +284,7 @@ impl Source for PageSource<'_> {
     fn take_without_fault(&mut self, bytes: &mut [u8]) -> usize {
         let count = bytes.len().min(self.remaining());
         let from = self.at..self.at + count;
-        self.page.with_bytes(|page| bytes[..count].copy_from_slice(&page[from]));
+        self.page.read_bytes(|page| bytes[..count].copy_from_slice(&page[from]));
         self.at += count;
         count
     }

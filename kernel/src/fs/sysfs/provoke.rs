@@ -19,6 +19,9 @@ use crate::task::spawn::spawn_kernel_on;
 use crate::task::{self, SigInfo, Signal};
 use crate::{Errno, Result, hw, mem, sched};
 
+/// An interrupt that comes later than this after its time is told of.
+const LATE_NS: u64 = 10_000;
+
 /// The first word of each frame that is read.
 const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 
@@ -30,13 +33,14 @@ enum Outcome {
 }
 
 /// Names, and what makes the access.
-const ACTIONS: [(&str, fn() -> Result<Outcome>); 10] = [
+const ACTIONS: [(&str, fn() -> Result<Outcome>); 11] = [
     ("EXEC_PHYSMAP", exec_physmap),
     ("READ_FREED", read_freed),
     ("READ_PAGECACHE", read_page_cache),
     ("READ_REALLOCATED", read_reallocated),
     ("STALE_WINDOW", stale_window),
     ("WINDOW_IN_IRQ", window_in_interrupt),
+    ("WRITE_READING_WINDOW", write_reading_window),
     ("WRITE_TEXT_ALIAS", write_text_alias),
     ("XPFO_READ_USER", read_user),
     ("XPFO_READ_USER_HUGE", read_user_huge),
@@ -131,9 +135,18 @@ fn write_text_alias() -> Result<Outcome> {
     Ok(if provoke::write_text_alias() { Outcome::Exposed } else { Outcome::Stopped })
 }
 
+fn write_reading_window() -> Result<Outcome> {
+    let frame = user_frame()?;
+    Ok(if provoke::write_reading_window(frame.pfn()) { Outcome::Exposed } else { Outcome::Stopped })
+}
+
 fn stale_window() -> Result<Outcome> {
     let frame = user_frame()?;
-    Ok(outcome(provoke::read_closed_window(frame.pfn(), DEADLINE_NS + DEADLINE_NS / 4)))
+    let read = provoke::read_closed_window(frame.pfn(), DEADLINE_NS);
+    if read.late_ns >= LATE_NS {
+        log::warn!("provoke-crash: the timer's interrupt came {} us late", read.late_ns / 1000);
+    }
+    Ok(outcome(read.word))
 }
 
 fn window_in_interrupt() -> Result<Outcome> {

@@ -29,11 +29,7 @@ fn check(out: &mut Text) -> Result<()> {
         }
         named += 1;
     })?;
-    writeln!(
-        out,
-        "{} leaves of 4 KiB, {} of 2 MiB, {} tables",
-        report.small, report.large, report.tables
-    );
+    writeln!(out, "{} leaves of 4 KiB, {} of 2 MiB, {} tables", report.small, report.large, report.tables);
     match report.violations {
         0 => writeln!(out, "clean"),
         count => writeln!(out, "{count} violations"),

@@ -37,7 +37,7 @@ impl<S: Memory> PageCache<S> {
                 Err(error) => return Err(error),
                 Ok(None) => f(&ZEROES[start..end]),
                 Ok(Some(frame)) => {
-                    self.source.machine().with_bytes(frame.pfn(), |bytes| f(&bytes[start..end]))
+                    self.source.machine().read_bytes(frame.pfn(), |bytes| f(&bytes[start..end]))
                 }
             };
             done += shown.min(end - start);
@@ -146,10 +146,8 @@ impl<S: Memory> PageCache<S> {
     }
 
     fn copy_part(&self, from: &Frame<CacheKind, S>, to: &Frame<CacheKind, S>, len: usize) {
-        let machine = self.source.machine();
-        machine.with_bytes(to.pfn(), |to| {
-            machine.with_bytes(from.pfn(), |from| to[..len].copy_from_slice(&from[..len]));
-        });
+        let copy = |to: &mut [u8; PAGE_SIZE], from: &[u8; PAGE_SIZE]| to[..len].copy_from_slice(&from[..len]);
+        self.source.machine().with_two(to.pfn(), from.pfn(), copy);
     }
 
     fn mark_dirty(&self, index: u64, written: usize) {
