@@ -19,8 +19,8 @@ mod tally;
 pub mod topology;
 
 pub use address::{
-    Access, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER, PROGRAM_OWNER_MASK, Pfn,
-    PfnRange, PhysAddr, VirtAddr,
+    Access, KERNEL_OWNERS, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
+    PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysAddr, VirtAddr,
 };
 pub use cpu::{AtomicCpuSet, CpuId, CpuSet, Cpus, MAX_CPUS, NodeId, Pinned};
 pub use hardware::{

@@ -3,7 +3,7 @@
 //! Three questions about an owner have independent answers: is the frame a program's ([`Owner::is_user`]), is it in
 //! the kernel's map ([`Owner::side`]), may a device see it ([`Owner::is_seen_by_devices`]).
 
-use freehold_machine::{PROGRAM_OWNER, PROGRAM_OWNER_MASK};
+use freehold_machine::{KERNEL_OWNERS, PROGRAM_OWNER, PROGRAM_OWNER_MASK};
 
 /// The owner of a frame.
 ///
@@ -101,12 +101,15 @@ impl Owner {
     }
 }
 
-// The numbers are those by which the lowest layer knows a program's frame.
+// The numbers are those by which the lowest layer knows a program's frame, and the kernel's.
 const _: () = {
     let mut number = 0;
     while number < Owner::COUNT {
         let is_programs = number as u64 & PROGRAM_OWNER_MASK == PROGRAM_OWNER;
         assert!(Owner::ALL[number].is_user() == is_programs);
+        let is_kernels = number as u64 >= *KERNEL_OWNERS.start() && number as u64 <= *KERNEL_OWNERS.end();
+        let is_reserved = matches!(Owner::ALL[number], Owner::Reserved);
+        assert!(is_kernels == (matches!(Owner::ALL[number].side(), Side::Kernel) && !is_reserved));
         number += 1;
     }
 };

@@ -8,7 +8,9 @@
 //! Windows are opened and closed by their own CPU, which the holder keeps; they nest, and close in the reverse order.
 //! Opening one takes no more than a comparison and a store while a run of free slots lasts ([`Lap::take`]); at
 //! its end [`Lap::renew`] finds the next, or begins a lap. A CPU that forgot everything for another reason, with no window
-//! open, says so ([`Lap::forget`]): it begins a lap at its next window without forgetting again.
+//! open, says so. [`Lap::restart`] begins a lap at once: switches of address spaces come often, and the next window then costs
+//! no more than any. It does not remember that nothing is cached. [`Lap::forget`] does: a lap begins at the next window, and
+//! its [`Lap::renew`] tells that there is something to forget from then on.
 //!
 //! The model in this file's tests explores every interleaving of two CPUs, three frames and an attacker who has each
 //! CPU cache what its tables show at any moment.
@@ -98,7 +100,20 @@ impl<const SLOTS: usize> Lap<SLOTS> {
         (from..SLOTS).find(|slot| held >> slot & 1 == 0)
     }
 
-    /// The CPU has forgotten all non-global translations while no window was open.
+    /// The CPU has forgotten all non-global translations while no window was open: a lap begins, if windows were opened since
+    /// [`Lap::forget`]. [`Lap::may_be_cached`] stays as it is.
+    #[inline]
+    pub fn restart(&self) {
+        if self.may_be_cached() {
+            self.base.store(self.taken(), Ordering::Relaxed);
+            self.next.store(0, Ordering::Relaxed);
+            self.limit.store(SLOTS as u32, Ordering::Relaxed);
+            self.held.store(0, Ordering::Relaxed);
+            self.laps.store(self.laps.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// The CPU has forgotten all non-global translations while no window was open: nothing is cached.
     #[inline]
     pub fn forget(&self) {
         self.fresh.store(1, Ordering::Relaxed);

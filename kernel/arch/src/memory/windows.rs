@@ -20,8 +20,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use freehold_machine::{
-    Cpus, Flush, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER, PROGRAM_OWNER_MASK, Pfn,
-    PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr, page_by_page,
+    Cpus, Flush, KERNEL_OWNERS, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
+    PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr, page_by_page,
 };
 use freehold_xpfo::{DEADLINE_NS, Lap, Policy, Renewal, Rules};
 
@@ -88,6 +88,13 @@ impl Windows {
             .filter(|&slot| self.entry(slot).load(Ordering::Relaxed) != 0)
             .fold(0, |mask, slot| mask | 1 << slot)
     }
+    /// Open the window of `slot`.
+    fn show(&self, slot: usize, frame: Pfn, bits: u64) -> Reached {
+        let entry = self.entry(slot);
+        entry.store(tables::leaf(frame, bits), Ordering::Release);
+        let bytes = self.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64;
+        Reached { bytes: bytes as *mut _, entry }
+    }
     /// Windows opened, and laps begun, so far.
     pub(crate) fn counts(&self) -> [u64; 2] {
         [self.lap.taken(), self.lap.laps()]
@@ -132,16 +139,27 @@ pub fn use_frame_table() {
     RECORDS_END.store(super::frame_table_end().0, Ordering::Release);
 }
 
-/// Whether a program owns the block that starts with this frame.
+/// The record of the block that starts with this frame; 0 where there is none.
 #[inline(always)]
-fn is_programs(frame: Pfn) -> bool {
+fn record(frame: Pfn) -> u64 {
     if is_past_records(frame) {
-        return false;
+        return 0;
     }
     let record = (RECORDS.load(Ordering::Relaxed) + frame.0 * 8) as *const AtomicU64;
     // SAFETY: the table is mapped without a gap for every frame below its end, for ever, and its records are atomic words.
-    let word = unsafe { &*record }.load(Ordering::Relaxed);
-    word & PROGRAM_OWNER_MASK == PROGRAM_OWNER
+    unsafe { &*record }.load(Ordering::Relaxed)
+}
+
+/// Whether a program owns the block that starts with this frame.
+#[inline(always)]
+fn is_programs(frame: Pfn) -> bool {
+    record(frame) & PROGRAM_OWNER_MASK == PROGRAM_OWNER
+}
+
+/// Whether the kernel owns the block that starts with this frame. The page allocator hands such blocks out from pageblocks that
+/// are in the direct map.
+fn is_kernels(frame: Pfn) -> bool {
+    KERNEL_OWNERS.contains(&(record(frame) & 15))
 }
 
 // Comparisons with memory, in two instructions each: the compiler loads an atomic into a register first.
@@ -227,6 +245,13 @@ struct Reached {
 /// The entry of frames that need no window.
 static NO_ENTRY: AtomicU64 = AtomicU64::new(0);
 
+impl Reached {
+    /// A frame that is in the direct map.
+    fn direct(frame: Pfn) -> Self {
+        Self { bytes: tables::frame_ptr(frame).cast(), entry: &raw const NO_ENTRY }
+    }
+}
+
 impl Drop for Reached {
     #[inline(always)]
     fn drop(&mut self) {
@@ -269,13 +294,21 @@ fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
 #[cold]
 #[inline(never)]
 fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
+    if is_kernels(frame) {
+        return Reached::direct(frame);
+    }
+    let windows = &cpu::this().windows;
+    let has_windows = !windows.entries.load(Ordering::Relaxed).is_null();
+    if is_programs(frame) && !has_more_than::<1>() && has_windows {
+        let slot = windows.lap.take().unwrap_or_else(|| renew(windows, 0));
+        return windows.show(slot, frame, bits);
+    }
     let is_memory = boot::info().is_plain_memory(frame) || pluggable::is_plugged(frame);
     assert!(is_memory, "{frame:?} is not memory that may be touched");
     if direct::contains(frame) {
-        return Reached { bytes: tables::frame_ptr(frame).cast(), entry: &raw const NO_ENTRY };
+        return Reached::direct(frame);
     }
-    let windows = &cpu::this().windows;
-    assert!(!windows.entries.load(Ordering::Relaxed).is_null(), "no windows on this CPU yet");
+    assert!(has_windows, "no windows on this CPU yet");
     assert!(may_open(), "a window in an interrupt");
     let open = if has_more_than::<1>() { windows.open() } else { 0 };
     let mut others = (0..SLOTS).filter(|slot| open >> slot & 1 != 0);
@@ -283,14 +316,8 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
         !others.any(|slot| tables::frame_of(windows.entry(slot).load(Ordering::Relaxed)) == frame),
         "{frame:?} is in a window already"
     );
-    let slot = match windows.lap.take() {
-        Some(slot) => slot,
-        None => renew(windows, open),
-    };
-    let entry = windows.entry(slot);
-    entry.store(tables::leaf(frame, bits), Ordering::Release);
-    let bytes = windows.base.load(Ordering::Relaxed) + (slot * PAGE_SIZE) as u64;
-    Reached { bytes: bytes as *mut _, entry }
+    let slot = windows.lap.take().unwrap_or_else(|| renew(windows, open));
+    windows.show(slot, frame, bits)
 }
 
 /// Whether a window may be opened here: not in an interrupt's handler. A refusal is counted.
@@ -327,12 +354,12 @@ fn is_open(per_cpu: &PerCpu) -> bool {
     per_cpu.preemption.load(Ordering::Relaxed) >= OPEN
 }
 
-/// This CPU has just forgotten all non-global translations.
+/// This CPU has just forgotten all non-global translations. Where windows were opened before, their deadline stays.
 #[inline]
 pub(crate) fn forgotten() {
     let per_cpu = cpu::this();
     if !is_open(per_cpu) {
-        per_cpu.windows.lap.forget();
+        per_cpu.windows.lap.restart();
     }
 }
 
@@ -340,8 +367,10 @@ pub(crate) fn forgotten() {
 pub fn forget_closed() {
     if policy().bounds_time() {
         let _off = irq::disable();
-        if cpu::this().windows.lap.may_be_cached() {
+        let lap = &cpu::this().windows.lap;
+        if lap.may_be_cached() {
             X86.flush_local(Flush::NonGlobal);
+            lap.forget();
         }
     }
 }

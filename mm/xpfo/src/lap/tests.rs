@@ -70,6 +70,23 @@ fn a_cpu_that_forgot_begins_a_lap_without_forgetting_again() {
 }
 
 #[test]
+fn a_lap_that_is_begun_again_has_all_slots_and_counts_on() {
+    let lap = Lap::<8>::new();
+    lap.restart();
+    assert_eq!(
+        (take(&lap, 0).1, lap.laps()),
+        (Renewal::Fresh, 1),
+        "nothing was cached: nothing to begin again"
+    );
+    take(&lap, 0);
+    lap.restart();
+    assert!(lap.may_be_cached());
+    assert_eq!((lap.taken(), lap.laps()), (2, 2));
+    assert_eq!((0..8).map(|_| lap.take()).collect::<Vec<_>>(), (0..8).map(Some).collect::<Vec<_>>());
+    assert_eq!((lap.take(), lap.taken()), (None, 10));
+}
+
+#[test]
 #[should_panic(expected = "all windows of this CPU are in use")]
 fn more_windows_than_slots_are_refused() {
     let lap = Lap::<3>::new();
@@ -170,10 +187,10 @@ impl Cpu {
             self.entries[usize::from(slot)] = NONE;
         }
     }
-    fn forget(&mut self) {
+    fn forget(&mut self, tell: fn(&Lap<SLOTS>)) {
         self.cached = [NONE; SLOTS];
         let lap = self.lap();
-        lap.forget();
+        tell(&lap);
         self.keep(&lap);
     }
     /// Whether the attacker can have this frame's bytes on this CPU beyond what is open.
@@ -227,9 +244,11 @@ impl World {
                 next.push(world);
             }
             if cpu.open.is_empty() || mutant == Mutant::ForgetsWhileOpen {
-                let mut world = self.clone();
-                world.cpus[number].forget();
-                next.push(world);
+                for tell in [Lap::forget, Lap::restart] {
+                    let mut world = self.clone();
+                    world.cpus[number].forget(tell);
+                    next.push(world);
+                }
             }
             // The attacker has the CPU cache any entry, as speculation may.
             for slot in 0..SLOTS {
