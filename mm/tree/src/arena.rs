@@ -4,8 +4,10 @@ use alloc::vec::Vec;
 
 /// No slot.
 pub(crate) const NONE: u32 = u32::MAX;
-/// The most slots that are allocated at a time.
-pub const BLOCK: usize = 64;
+/// The most bytes of slots that are allocated at a time: a frame.
+const BLOCK_BYTES: usize = 4096;
+/// The room, in entries, that removals leave.
+pub const SPARE: usize = 16;
 
 /// There was no memory for an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,9 +35,9 @@ impl<K, V, S> Node<K, V, S> {
 }
 
 pub(crate) struct Arena<K, V, S> {
-    /// Room for up to [`BLOCK`] slots: most trees need no more.
+    /// Room for up to [`Arena::BLOCK`] slots.
     first: Vec<Node<K, V, S>>,
-    /// Blocks with room for [`BLOCK`] slots each, filled in order after the first one.
+    /// Blocks with room for [`Arena::BLOCK`] slots each, filled in order after the first one.
     more: Vec<Vec<Node<K, V, S>>>,
     /// The first unused slot.
     unused: u32,
@@ -46,6 +48,12 @@ pub(crate) struct Arena<K, V, S> {
 }
 
 impl<K, V, S> Arena<K, V, S> {
+    /// The slots of a block: a power of two.
+    const BLOCK: usize = {
+        let fit = BLOCK_BYTES / size_of::<Node<K, V, S>>();
+        if fit < 4 { 4 } else { 1 << fit.ilog2() }
+    };
+
     pub(crate) const fn new() -> Self {
         Self { first: Vec::new(), more: Vec::new(), unused: NONE, used: 0, slots: 0, room: 0 }
     }
@@ -56,7 +64,7 @@ impl<K, V, S> Arena<K, V, S> {
 
     /// Whether three quarters of a large arena are unused.
     pub(crate) const fn is_sparse(&self) -> bool {
-        self.slots > 2 * BLOCK && self.used < self.slots / 4
+        self.slots > 8 * SPARE && self.used < self.slots / 4
     }
 
     #[inline]
@@ -68,17 +76,17 @@ impl<K, V, S> Arena<K, V, S> {
     fn grow(&mut self, wanted: usize) -> Result<(), NoMemory> {
         while self.room < wanted {
             let (in_first, missing) = (self.room, wanted - self.room);
-            if in_first < BLOCK {
-                let room = (in_first * 2).max(4).max(in_first + missing).min(BLOCK);
+            if in_first < Self::BLOCK {
+                let room = (in_first * 2).max(4).max(in_first + missing).min(Self::BLOCK);
                 let more = room - self.first.len();
                 self.first.try_reserve_exact(more).map_err(|_| NoMemory)?;
                 self.room = room;
             } else {
                 let mut block = Vec::new();
-                block.try_reserve_exact(BLOCK).map_err(|_| NoMemory)?;
+                block.try_reserve_exact(Self::BLOCK).map_err(|_| NoMemory)?;
                 self.more.try_reserve(1).map_err(|_| NoMemory)?;
                 self.more.push(block);
-                self.room += BLOCK;
+                self.room += Self::BLOCK;
             }
         }
         Ok(())
@@ -88,7 +96,7 @@ impl<K, V, S> Arena<K, V, S> {
     pub(crate) fn put(&mut self, node: Node<K, V, S>) -> Result<u32, NoMemory> {
         self.reserve(1)?;
         let slot = if self.unused == NONE {
-            match (self.slots / BLOCK).checked_sub(1) {
+            match (self.slots / Self::BLOCK).checked_sub(1) {
                 None => self.first.push(node),
                 Some(block) => self.more[block].push(node),
             }
@@ -129,19 +137,19 @@ impl<K, V, S> Arena<K, V, S> {
     #[inline(always)]
     pub(crate) fn get(&self, slot: u32) -> Option<&Node<K, V, S>> {
         let slot = slot as usize;
-        if slot < BLOCK {
+        if slot < Self::BLOCK {
             return self.first.get(slot);
         }
-        self.more.get(slot / BLOCK - 1)?.get(slot % BLOCK)
+        self.more.get(slot / Self::BLOCK - 1)?.get(slot % Self::BLOCK)
     }
 
     #[inline(always)]
     fn get_mut(&mut self, slot: u32) -> Option<&mut Node<K, V, S>> {
         let slot = slot as usize;
-        if slot < BLOCK {
+        if slot < Self::BLOCK {
             return self.first.get_mut(slot);
         }
-        self.more.get_mut(slot / BLOCK - 1)?.get_mut(slot % BLOCK)
+        self.more.get_mut(slot / Self::BLOCK - 1)?.get_mut(slot % Self::BLOCK)
     }
 
     #[inline(always)]

@@ -6,8 +6,8 @@
 //! entries are also linked in their order, so that neighbours and ranges cost a step per entry.
 //! Inserting is fallible and changes nothing when it fails: [`Tree::reserve`] makes room first,
 //! where a caller cannot take an error later. The arena grows by blocks of at most
-//! [`BLOCK`] slots, so a large tree needs no large allocation, and shrinks when three quarters of
-//! it are unused.
+//! 4 KiB, so a large tree needs no large allocation, and shrinks when three quarters of it are
+//! unused.
 //!
 //! ```
 //! use freehold_tree::{Summary, Tree};
@@ -50,7 +50,7 @@ mod tests;
 use core::ops::Bound;
 
 use arena::{Arena, NONE, Node};
-pub use arena::{BLOCK, NoMemory};
+pub use arena::{NoMemory, SPARE};
 pub use iter::Range;
 
 /// What a tree knows of each of its subtrees.
@@ -109,7 +109,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     }
 
     /// Makes room for `more` entries: that many insertions do not fail. Removals in between leave
-    /// the room for up to [`BLOCK`] of them.
+    /// the room for up to [`SPARE`] of them.
     ///
     /// # Errors
     /// [`NoMemory`]; the tree is as it was.
@@ -171,16 +171,45 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.arena.value(self.slot_of(key))
     }
 
-    /// The entry in `slot`, if one is there. It may be another than the one that was there once.
+    /// The place of `key`.
+    pub fn find(&self, key: &K) -> Slot {
+        Slot(self.slot_of(key))
+    }
+
+    /// The value in `slot`, if one is there. It may be another than the one that was there once.
     #[inline(always)]
     pub fn at_slot(&self, slot: Slot) -> Option<&V> {
         self.arena.value(slot.0)
     }
 
-    /// The value at `key`, to be changed in a way that its [`Summary`] does not depend on.
-    pub fn get_mut_unsummed(&mut self, key: &K) -> Option<&mut V> {
-        let slot = self.slot_of(key);
-        self.arena.value_mut(slot)
+    /// Whether `slot` is the place of `key`.
+    #[inline(always)]
+    pub fn is_at(&self, slot: Slot, key: &K) -> bool {
+        self.arena.get(slot.0).is_some_and(|node| node.value.is_some() && node.key == *key)
+    }
+
+    /// The value in `slot`, to be changed in a way that its [`Summary`] does not depend on.
+    #[inline(always)]
+    pub fn at_slot_mut_unsummed(&mut self, slot: Slot) -> Option<&mut V> {
+        self.arena.value_mut(slot.0)
+    }
+
+    /// The entries before and after `key`, which has none.
+    pub fn around(&self, key: &K) -> (Option<&V>, Option<&V>) {
+        let before = self.floor_slot(key);
+        let after = self.arena.get(before).map_or(self.first, |node| node.next);
+        (self.arena.value(before), self.arena.value(after))
+    }
+
+    /// Gives the entry at `key` the key `new`, which lies between the same neighbours, and changes its
+    /// value.
+    pub fn rekey(&mut self, key: &K, new: K, f: impl FnOnce(&mut V)) {
+        let mut path = balance::Path::default();
+        let slot = self.path_to(key, &mut path);
+        let Some(value) = self.arena.value_mut(slot) else { return };
+        f(value);
+        self.arena.node_mut(slot).key = new;
+        self.sum_up(slot, &path);
     }
 
     /// Changes the value at `key` and sums up anew what depends on it.
@@ -265,7 +294,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     /// there is memory for one.
     fn shrink(&mut self) {
         let mut smaller = Self::new();
-        if smaller.reserve(self.len() + BLOCK).is_err() {
+        if smaller.reserve(self.len() + SPARE).is_err() {
             return;
         }
         let mut at = self.first;

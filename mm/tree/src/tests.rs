@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use crate::{BLOCK, Summary, Tree};
+use crate::{SPARE, Summary, Tree};
 
 /// The least and the most key, and the largest value.
 #[derive(Clone, PartialEq, Debug)]
@@ -33,6 +33,7 @@ enum Step {
     Update(u16, u32),
     UpdateRange(u16, u16, u32),
     PopFirst,
+    Rekey(u16, u16),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -41,8 +42,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (key.clone(), 0..1000u32).prop_map(|(key, value)| Step::Insert(key, value)),
         3 => key.clone().prop_map(Step::Remove),
         1 => (key.clone(), 0..1000u32).prop_map(|(key, value)| Step::Update(key, value)),
-        1 => (key.clone(), key, 0..1000u32).prop_map(|(a, b, value)| Step::UpdateRange(a, b, value)),
+        1 => (key.clone(), key.clone(), 0..1000u32).prop_map(|(a, b, value)| Step::UpdateRange(a, b, value)),
         1 => Just(Step::PopFirst),
+        1 => (key.clone(), key.clone()).prop_map(|(key, new)| Step::Rekey(key, new)),
     ];
     proptest::collection::vec(step, 0..600)
 }
@@ -71,6 +73,16 @@ proptest! {
                 }
                 Step::UpdateRange(..) => {}
                 Step::PopFirst => assert_eq!(tree.pop_first(), model.pop_first()),
+                Step::Rekey(key, new) => {
+                    let (low, high) = (key.min(new), key.max(new));
+                    let is_alone = model.range(low..=high).all(|(&there, _)| there == key);
+                    if let Some(value) = model.remove(&key).filter(|_| is_alone) {
+                        tree.rekey(&key, new, |value| *value += 1);
+                        model.insert(new, value + 1);
+                    } else {
+                        tree.remove(&key);
+                    }
+                }
             }
         }
         check(&tree, &model);
@@ -79,6 +91,12 @@ proptest! {
         assert_eq!(tree.floor(&from).map(pair), model.range(..=from).next_back().map(two));
         assert_eq!(tree.ceiling(&from).map(pair), model.range(from..).next().map(two));
         assert_eq!(tree.after(&from).map(pair), model.range(from + 1..).next().map(two));
+        if !model.contains_key(&from) {
+            let around = (model.range(..from).next_back(), model.range(from..).next());
+            assert_eq!(tree.around(&from), (around.0.map(|two| two.1), around.1.map(|two| two.1)));
+        }
+        let slot = tree.find(&from);
+        assert_eq!(tree.is_at(slot, &from), model.contains_key(&from));
         if from <= to {
             assert!(tree.range(from..to).eq(model.range(from..to)));
             assert!(tree.range(from..=to).rev().eq(model.range(from..=to).rev()));
@@ -127,15 +145,15 @@ fn what_was_reserved_is_there_and_what_is_gone_is_given_back() {
         assert_eq!(tree.remove(&key), Some(1));
     }
     assert!(tree.is_empty() && tree.iter().next().is_none());
-    assert!(tree.arena.room() <= 2 * BLOCK, "{} slots of an empty tree", tree.arena.room());
+    assert!(tree.arena.room() <= 8 * SPARE, "{} slots of an empty tree", tree.arena.room());
 }
 
 #[test]
 fn what_was_reserved_survives_removals() {
     let mut tree = Summed::new();
     (0..1000).for_each(|key| assert_eq!(tree.insert(key, 1), Ok(None)));
-    tree.reserve(BLOCK).unwrap();
+    tree.reserve(SPARE).unwrap();
     (0..1000).for_each(|key| assert_eq!(tree.remove(&key), Some(1)));
     let room = tree.arena.room() - tree.len();
-    assert!(room >= BLOCK, "room for {room}");
+    assert!(room >= SPARE, "room for {room}");
 }

@@ -179,4 +179,12 @@ impl<S: Memory> Area<S> {
             && self.policy == next.policy
             && self.content.continues(&next.content, self.len())
     }
+    /// Be one area with `next`, which it joins.
+    pub(crate) fn absorb(&mut self, next: &Self) {
+        self.end = next.end;
+        self.copied.set(self.copied.get() || next.copied.get());
+        // Rather said to be written than not, and rather asked again than not at all.
+        self.flags |= next.flags & AreaFlags::SOFTDIRTY;
+        self.flags &= next.flags | !AreaFlags::ACCOUNT;
+    }
 }

@@ -65,6 +65,13 @@ impl<S: Memory> Areas<S> {
         }
         self.tree.reserve(2 * more).map_err(|_| VmError::NoMemory)
     }
+    /// Make room for as many areas as `others` has.
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`].
+    pub(crate) fn make_room_for(&mut self, others: &Self) -> Result<(), VmError> {
+        self.tree.reserve(others.count()).map_err(|_| VmError::NoMemory)
+    }
     /// Make room for what cutting `range` out needs: nothing, where its ends are borders already.
     ///
     /// # Errors
@@ -138,6 +145,29 @@ impl<S: Memory> Areas<S> {
         debug_assert!(area.start < area.end && self.is_free(area.start..area.end));
         self.put(area);
     }
+    /// Add an area where nothing is, in room that was made, and join it with its neighbours.
+    pub(crate) fn add(&mut self, area: Area<S>) {
+        debug_assert!(area.start < area.end && self.is_free(area.start..area.end));
+        let (below, above) = self.tree.around(&area.start);
+        let below = below.filter(|below| below.joins(&area)).map(|below| below.start);
+        let above = above.filter(|above| area.joins(above)).map(|above| above.start);
+        match (below, above) {
+            (None, None) => self.put(area),
+            (Some(below), None) => drop(self.tree.update(&below, |below| below.absorb(&area))),
+            (below, Some(above)) => {
+                let start = area.start;
+                self.tree.rekey(&above, start, |above| {
+                    let gone = core::mem::replace(above, area);
+                    above.absorb(&gone);
+                });
+                if let Some(below) = below
+                    && let Some(gone) = self.tree.remove(&start)
+                {
+                    self.tree.update(&below, |below| below.absorb(&gone));
+                }
+            }
+        }
+    }
     fn put(&mut self, area: Area<S>) {
         self.tree.insert(area.start, area).expect("the caller made room");
     }
@@ -180,13 +210,7 @@ impl<S: Memory> Areas<S> {
         while let Some((key, next)) = self.joinable(range.start, top) {
             top = key;
             let Some(gone) = self.tree.remove(&next) else { return };
-            self.tree.update(&key, |area| {
-                area.end = gone.end;
-                area.copied.set(area.copied.get() || gone.copied.get());
-                // Rather said to be written than not, and rather asked again than not at all.
-                area.flags |= gone.flags & AreaFlags::SOFTDIRTY;
-                area.flags &= gone.flags | !AreaFlags::ACCOUNT;
-            });
+            self.tree.update(&key, |area| area.absorb(&gone));
         }
     }
     /// The starts of two neighbours that can be one: the highest from just below `bottom` to what begins at `top`.
@@ -205,10 +229,7 @@ impl<S: Memory> Areas<S> {
     }
     /// Move an area's start (growth of a stack, and nothing else). `from` is its present start.
     pub(crate) fn move_start(&mut self, from: VirtAddr, to: VirtAddr) {
-        if let Some(mut area) = self.tree.remove(&from) {
-            area.start = to;
-            self.put(area);
-        }
+        self.tree.rekey(&from, to, |area| area.start = to);
     }
 
     /// A hole of `len` bytes: the highest below `mmap_base`, else the lowest above.

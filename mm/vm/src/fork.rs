@@ -30,7 +30,7 @@ impl<S: Memory> AddressSpace<S> {
         child.brk = self.brk;
         child.resident.huge = self.resident.huge;
         let Self { areas, resident, .. } = self;
-        child.areas.make_room(areas.count())?;
+        child.areas.make_room_for(areas)?;
         let mut batch = resident.tables.batch();
         for area in areas.iter().filter(|area| !area.flags.contains(AreaFlags::DONTFORK)) {
             // One area's objects are few; there may be 65,530 areas.

@@ -71,7 +71,7 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.make_room(1)?;
         let flags = AreaFlags::HEAP | AreaFlags::SOFTDIRTY | AreaFlags::ACCOUNT | self.future;
         self.check_lock(pages, flags, limits)?;
-        self.areas.insert(Area {
+        self.areas.add(Area {
             start: old_end,
             end: new_end,
             protection: Protection::READ | Protection::WRITE,
@@ -80,7 +80,6 @@ impl<S: Memory> AddressSpace<S> {
             content: Content::Anonymous,
             copied: Cell::new(false),
         });
-        self.areas.join(old_end..new_end);
         self.count_in(pages);
         if Self::is_locked_now(flags) {
             self.owe(old_end, new_end);

@@ -90,8 +90,7 @@ impl<S: Memory> AddressSpace<S> {
         if matches!(place, Place::Fixed(_)) {
             self.unmap_range(range.clone())?;
         }
-        self.areas.insert(area);
-        self.areas.join(range.clone());
+        self.areas.add(area);
         self.count_in(pages);
         if populate || Self::is_locked_now(flags) {
             self.owe(range.start, range.end);

@@ -222,8 +222,7 @@ impl<S: Memory> AddressSpace<S> {
         // Who tracks stores has not seen these bytes here.
         area.flags.insert(AreaFlags::SOFTDIRTY);
         let flags = area.flags;
-        self.areas.insert(area);
-        self.areas.join(to.clone());
+        self.areas.add(area);
         self.count_in((to.end.0 - to.start.0) / PAGE);
         flags
     }

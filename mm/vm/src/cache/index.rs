@@ -8,12 +8,13 @@
 //! many pages are cached, and marking a page needs no memory.
 
 use alloc::boxed::Box;
+use core::cell::Cell;
 use core::ops::Range;
 
 use freehold_frame::{Frame, PageCache};
 use freehold_machine::Pfn;
 use freehold_paging::{Memory, SwapPlace};
-use freehold_tree::{Summary, Tree};
+use freehold_tree::{Slot, Summary, Tree};
 
 use crate::VmError;
 
@@ -112,6 +113,8 @@ pub(super) struct Index<S: Memory> {
     /// The cache's number.
     cache: u64,
     chunks: Tree<u64, Box<Chunk>, Unsaved>,
+    /// The place of the chunk that was found last: what looks for one mostly wants the same.
+    last: Cell<Slot>,
     pages: u64,
     /// Pages that are in the swap.
     swapped: u64,
@@ -127,7 +130,7 @@ const fn bit(page: u64) -> u64 {
 
 impl<S: Memory> Index<S> {
     pub(super) const fn new(source: S, cache: u64) -> Self {
-        Self { source, cache, chunks: Tree::new(), pages: 0, swapped: 0, dirty: 0, active: 0 }
+        Self { source, cache, chunks: Tree::new(), last: Cell::new(Slot::NONE), pages: 0, swapped: 0, dirty: 0, active: 0 }
     }
     /// Pages that have a frame.
     pub(super) const fn pages(&self) -> u64 {
@@ -138,8 +141,23 @@ impl<S: Memory> Index<S> {
         self.swapped
     }
 
+    /// The place of the chunk of `page`.
+    #[inline]
+    fn slot(&self, page: u64) -> Slot {
+        let (number, last) = (page / PAGES, self.last.get());
+        if self.chunks.is_at(last, &number) {
+            return last;
+        }
+        let slot = self.chunks.find(&number);
+        self.last.set(slot);
+        slot
+    }
+    fn chunk(&self, page: u64) -> Option<&Chunk> {
+        self.chunks.at_slot(self.slot(page)).map(|chunk| &**chunk)
+    }
+
     fn word(&self, page: u64) -> u64 {
-        self.chunks.get(&(page / PAGES)).map_or(NONE, |chunk| chunk.frames[(page % PAGES) as usize])
+        self.chunk(page).map_or(NONE, |chunk| chunk.frames[(page % PAGES) as usize])
     }
     fn pfn(&self, page: u64) -> Option<Pfn> {
         frame_of(self.word(page))
@@ -155,12 +173,14 @@ impl<S: Memory> Index<S> {
 
     /// The chunk of `page`, to be changed; whether it has dirty pages only by [`Index::remark`].
     fn chunk_mut(&mut self, page: u64) -> Option<&mut Chunk> {
-        self.chunks.get_mut_unsummed(&(page / PAGES)).map(|chunk| &mut **chunk)
+        let slot = self.slot(page);
+        self.chunks.at_slot_mut_unsummed(slot).map(|chunk| &mut **chunk)
     }
 
     /// Changes the marks of `page` and the counts that depend on them.
     fn remark(&mut self, page: u64, change: impl FnOnce(&mut Chunk)) {
-        let Some(chunk) = self.chunks.get_mut_unsummed(&(page / PAGES)) else { return };
+        let slot = self.slot(page);
+        let Some(chunk) = self.chunks.at_slot_mut_unsummed(slot) else { return };
         let counts = |chunk: &Chunk| (chunk.is_dirty(page), chunk.again >> (page % PAGES) & 1);
         let ((dirty, again), had) = (counts(chunk), chunk.has_dirty());
         change(chunk);
@@ -384,11 +404,11 @@ impl<S: Memory> Index<S> {
     }
     /// Whether the page is (or may be) newer than the store's.
     pub(super) fn is_dirty(&self, page: u64) -> bool {
-        self.chunks.get(&(page / PAGES)).is_some_and(|chunk| chunk.is_dirty(page) == 1)
+        self.chunk(page).is_some_and(|chunk| chunk.is_dirty(page) == 1)
     }
     /// Whether the store may have been written for the page since its frame came in.
     pub(super) fn has_changed(&self, page: u64) -> bool {
-        self.chunks.get(&(page / PAGES)).is_some_and(|chunk| chunk.changed & bit(page) != 0)
+        self.chunk(page).is_some_and(|chunk| chunk.changed & bit(page) != 0)
     }
     /// The page, which is there, is read or written.
     pub(super) fn touch(&mut self, page: u64) {
