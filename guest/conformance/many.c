@@ -4,6 +4,7 @@
  */
 #include "promise.h"
 
+#include <dirent.h>
 #include <stddef.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -291,6 +292,103 @@ static int devices(void)
 	return 1;
 }
 
+/* Lines of a file that is longer than one read gives. */
+static int lines(const char *path)
+{
+	int count = 0;
+	FILE *file = fopen(path, "re");
+	NEED(file);
+	for (int c; (c = getc(file)) != EOF;)
+		count += c == '\n';
+	fclose(file);
+	return count;
+}
+
+/* What is told of one thing must not be taken from what the kernel set aside for one call. */
+static int listings(void)
+{
+	enum { AREAS = 2000, FILES = 3000 };
+	int before = lines("/proc/self/maps"), file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	char *all = mmap(NULL, AREAS * PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (file < 0 || all == MAP_FAILED)
+		return 0;
+	/* The same page of the file each time: neighbours do not join. */
+	for (int i = 0; i < AREAS; i++)
+		if (mmap(all + i * PAGE, PAGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED)
+			return 0;
+	int told = lines("/proc/self/maps") - before;
+	int many = lines("/proc/self/smaps") > AREAS * 20 && lines("/proc/self/numa_maps") >= AREAS;
+	if (told < AREAS || !many || munmap(all, AREAS * PAGE))
+		return 0;
+	for (int i = 0; i < FILES; i++)
+		if (dup(file) < 0)
+			return 0;
+	DIR *folder = opendir("/proc/self/fd");
+	NEED(folder);
+	int found = 0;
+	while (readdir(folder))
+		found++;
+	closedir(folder);
+	return found > FILES && close_range(file, ~0u, 0) == 0;
+}
+
+static int epoll;
+
+static int watched_and_closed(void)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	int one = eventfd(0, 0);
+	return one >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, one, &event) == 0 && close(one) == 0;
+}
+
+static int armed_and_deleted(void)
+{
+	timer_t timer;
+	struct sigevent silent = { .sigev_notify = SIGEV_NONE };
+	struct itimerspec hour = { .it_value = { 3600, 0 } };
+	return !timer_create(CLOCK_MONOTONIC, &silent, &timer) && !timer_settime(timer, 0, &hour, NULL) && !timer_delete(timer);
+}
+
+static int stored_and_unmapped(void)
+{
+	char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (page == MAP_FAILED)
+		return 0;
+	*page = 1;
+	return munmap(page, PAGE) == 0;
+}
+
+static int written_and_unlinked(void)
+{
+	int file = open("/tmp/many/short-lived", O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+	struct flock lock = { .l_type = F_WRLCK, .l_len = 1 };
+	return file >= 0 && write(file, "x", 1) == 1 && fcntl(file, F_SETLK, &lock) == 0 && unlink("/tmp/many/short-lived") == 0 &&
+		close(file) == 0;
+}
+
+static int connected_and_closed(void)
+{
+	int ends[4];
+	if (pipe2(ends, O_CLOEXEC) || socketpair(AF_UNIX, SOCK_STREAM, 0, ends + 2) || write(ends[1], "x", 1) != 1 || write(ends[3], "x", 1) != 1)
+		return 0;
+	for (int i = 0; i < 4; i++)
+		close(ends[i]);
+	return 1;
+}
+
+/* Whether there is as much free memory after 10,000 rounds as there was before: less than 64 bytes of each may be gone. */
+static int leaves_nothing(int (*round)(void))
+{
+	for (int i = 0; i < 500; i++)
+		if (!round())
+			return 0;
+	long before = figure("/proc/meminfo", "MemFree");
+	for (int i = 0; i < 10000; i++)
+		if (!round())
+			return 0;
+	return COMES_TRUE(figure("/proc/meminfo", "MemFree") > before - 600);
+}
+
 int main(void)
 {
 	struct rlimit limit = { 4096, 4096 };
@@ -308,5 +406,12 @@ int main(void)
 	PROMISE("200 areas of one file are mapped and unmapped in any order", areas());
 	PROMISE("100 children end and are waited for in any order", processes());
 	PROMISE("200 devices have names, and each its own number", devices());
+	PROMISE("2,000 areas and 3,000 descriptors are listed", listings());
+	epoll = epoll_create1(EPOLL_CLOEXEC);
+	PROMISE("10,000 watched and closed descriptors leave nothing behind", leaves_nothing(watched_and_closed));
+	PROMISE("nor do 10,000 timers", leaves_nothing(armed_and_deleted));
+	PROMISE("nor 10,000 areas", leaves_nothing(stored_and_unmapped));
+	PROMISE("nor 10,000 files with a lock", leaves_nothing(written_and_unlinked));
+	PROMISE("nor 10,000 pipes and pairs of sockets", leaves_nothing(connected_and_closed));
 	return conclude();
 }

@@ -86,6 +86,23 @@ fn the_experiment_of_costs_compares_three_kernels() {
 }
 
 #[test]
+fn costs_do_not_grow_with_the_things_that_are_there() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("growth.json");
+    let mut command = freehold();
+    command.args(["lab", "growth", "--quick", "--json"]).arg(&file);
+    let text = finish(command, b"").expect(0).text();
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(file).expect("a file")).expect("JSON");
+    let courses = report["courses"].as_array().expect("courses");
+    assert_eq!(courses.len(), 14, "seven on each kernel: {text}");
+    for course in courses.iter().filter(|course| course["side"] == "Freehold") {
+        let exponent = course["exponent"].as_f64().expect("an exponent");
+        assert!(exponent <= 0.2, "{course}");
+    }
+}
+
+#[test]
 fn the_experiment_of_copies_counts_them_on_both_kernels_and_tells_what_they_cost() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let (json, html) = (folder.path().join("cow.json"), folder.path().join("cow.html"));

@@ -127,7 +127,8 @@ pub trait File: Any + Send + Sync {
     fn ioctl(&self, _request: u32, _argument: u64) -> Result<i64> {
         Err(Errno::ENOTTY)
     }
-    /// Directory entries from position `from` on, until `emit` returns `false`.
+    /// Directory entries from position `from` on, until `emit` returns `false`. It may be called with
+    /// the directory locked: it does not sleep.
     fn read_dir(&self, _from: u64, _emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         Err(Errno::ENOTDIR)
     }

@@ -48,6 +48,18 @@ impl Text {
         let _ = fmt::Write::write_fmt(self, arguments);
     }
 
+    /// Adds `name`, padded to 16 columns, and `kib` as " kB", as /proc/meminfo and smaps have it. Such
+    /// lines are most of what is read of /proc: they do without the formatter of `core`.
+    pub fn kib(&mut self, name: &str, kib: u64) {
+        const NAME: usize = 16;
+        let mut line = Line::new();
+        line.push(name.as_bytes());
+        line.pad(NAME);
+        line.decimal(kib, 8);
+        line.push(b" kB\n");
+        self.push(line.bytes());
+    }
+
     /// Its length in bytes.
     pub fn length(&self) -> usize {
         self.bytes.len()
@@ -63,6 +75,86 @@ impl fmt::Write for Text {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.push(text.as_bytes());
         Ok(())
+    }
+}
+
+/// A short line in the making. What is past its end is left out.
+pub struct Line {
+    bytes: [u8; Self::MOST],
+    length: usize,
+}
+
+impl Line {
+    /// The most bytes of a line.
+    pub const MOST: usize = 128;
+
+    /// An empty line.
+    pub const fn new() -> Self {
+        Self { bytes: [b' '; Self::MOST], length: 0 }
+    }
+
+    /// A line with these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        let mut line = Self::new();
+        line.push(bytes);
+        line
+    }
+
+    /// A line with this number.
+    pub fn of_number(value: u64) -> Self {
+        let mut line = Self::new();
+        line.decimal(value, 0);
+        line
+    }
+
+    /// What it has so far.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// Adds bytes as they are.
+    #[inline]
+    pub fn push(&mut self, bytes: &[u8]) {
+        let end = (self.length + bytes.len()).min(Self::MOST);
+        let count = end - self.length;
+        self.bytes[self.length..end].copy_from_slice(&bytes[..count]);
+        self.length = end;
+    }
+
+    /// Adds blanks up to `column`.
+    pub fn pad(&mut self, column: usize) {
+        self.length = self.length.max(column.min(Self::MOST));
+    }
+
+    /// Adds a number, with blanks before it in at least `width` columns.
+    pub fn decimal(&mut self, value: u64, width: usize) {
+        self.number(value, 10, width, b' ');
+    }
+
+    /// Adds a hexadecimal number, with zeroes before it in at least `width` columns.
+    pub fn hex(&mut self, value: u64, width: usize) {
+        self.number(value, 16, width, b'0');
+    }
+
+    #[inline(always)]
+    fn number(&mut self, mut value: u64, base: u64, width: usize, fill: u8) {
+        let mut digits = [fill; 20];
+        let mut at = digits.len();
+        loop {
+            at -= 1;
+            digits[at] = b"0123456789abcdef"[(value % base) as usize];
+            value /= base;
+            if value == 0 {
+                break;
+            }
+        }
+        self.push(&digits[at.min(digits.len() - width.min(digits.len()))..]);
+    }
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -191,5 +283,31 @@ impl<G: Generate + 'static> File for GeneratedFile<G> {
 
     fn end(&self) -> Result<u64> {
         Err(Errno::EINVAL)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_what_the_formatter_would_make_of_them() {
+        for value in [0, 7, 10, 4095, 4096, 99_999_999, 123_456_789, u64::MAX] {
+            let mut text = Text::new();
+            text.kib("Rss:", value);
+            let wanted = alloc::format!("{:<16}{value:>8} kB\n", "Rss:");
+            assert_eq!(text.finish().unwrap(), wanted.as_bytes());
+            let mut line = Line::new();
+            line.hex(value, 8);
+            line.push(b"-");
+            line.decimal(value, 0);
+            line.pad(50);
+            line.push(b"|");
+            let wanted = alloc::format!("{:<50}|", alloc::format!("{value:08x}-{value}"));
+            assert_eq!(line.bytes(), wanted.as_bytes());
+        }
+        let mut line = Line::new();
+        (0..3).for_each(|_| line.push(&[b'x'; 100]));
+        assert_eq!(line.bytes().len(), Line::MOST);
     }
 }

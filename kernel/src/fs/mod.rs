@@ -70,7 +70,7 @@ pub use file::{Blocking, DirEntry, File, Mapping, Ready, Seekable};
 pub use flags::{OpenFlags, RenameFlags, ResolveFlags};
 pub use mount::{FileSystem, FsStats, Mount};
 pub use node::{Identity, LinkTarget, Metadata, Node, NodeKind, SetMetadata, Timestamp};
-pub use open_file::OpenFile;
+pub use open_file::{OpenFile, Watcher};
 pub use path::Path;
 pub use table::{FileTable, OnExec};
 pub use walk::{Final, Last, Walk};

@@ -3,8 +3,10 @@
 //! The offset of a seekable file is behind a sleeping mutex that read, write and lseek hold for their whole
 //! course, as POSIX wants them atomic towards each other; streams never take it. A task that is to end does not wait for it.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use freehold_collections::{Box, Map, reserve};
 
 use super::file::{Blocking, DirEntry, File, Ready, Seekable};
 use super::flags::OpenFlags;
@@ -12,7 +14,7 @@ use super::locks::{self, Owner};
 use super::node::Node;
 use super::path::Path;
 use super::text::{Permit, Purpose};
-use crate::sync::{Mutex, PollWaiter};
+use crate::sync::{Mutex, PollWaiter, SpinLock};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
@@ -49,6 +51,8 @@ pub struct OpenFile {
     id: u64,
     /// A lock was asked for through this description.
     locked: AtomicBool,
+    /// Those who watch it until it is closed; `None` where nobody ever did.
+    watchers: SpinLock<Option<Box<Watchers>>>,
     /// Held for as long as it may be written, or a program runs from it.
     _permit: Option<Permit>,
 }
@@ -89,6 +93,7 @@ impl OpenFile {
             signal: AtomicI32::new(0),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             locked: AtomicBool::new(false),
+            watchers: SpinLock::new(None),
             _permit: permit,
         })
     }
@@ -317,8 +322,44 @@ impl OpenFile {
     }
 }
 
+/// Who wants to know when a description is closed for good.
+pub trait Watcher: Send + Sync {
+    /// The description is closed: no descriptor leads to it any more. May not sleep.
+    fn closed(&self);
+}
+
+/// Watchers by their address.
+type Watchers = Map<usize, Weak<dyn Watcher>>;
+
+fn address_of(watcher: &Weak<dyn Watcher>) -> usize {
+    watcher.as_ptr().cast::<()>().addr()
+}
+
+impl OpenFile {
+    /// Has `watcher` told when this description is closed for good.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn add_watcher(&self, watcher: Weak<dyn Watcher>) -> Result<()> {
+        let mut watchers = self.watchers.lock();
+        let watchers = watchers.get_or_insert_with(|| reserve::boxed(Map::new()));
+        watchers.try_insert(address_of(&watcher), watcher)?;
+        Ok(())
+    }
+
+    /// The opposite of [`OpenFile::add_watcher`].
+    pub fn remove_watcher(&self, watcher: &Weak<dyn Watcher>) {
+        let removed =
+            self.watchers.lock().as_mut().and_then(|watchers| watchers.remove(&address_of(watcher)));
+        drop(removed);
+    }
+}
+
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        if let Some(watchers) = self.watchers.get_mut().take() {
+            watchers.values().filter_map(Weak::upgrade).for_each(|watcher| watcher.closed());
+        }
         if *self.locked.get_mut() {
             locks::release(self.node().identity(), Owner::Description(self.id));
         }

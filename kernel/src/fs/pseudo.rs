@@ -12,7 +12,7 @@ use freehold_collections::Map;
 use super::clock;
 use super::file::{DirEntry, File, Seekable};
 use super::flags::OpenFlags;
-use super::generated::{Generate, GeneratedFile, Parts, Text};
+use super::generated::{Generate, GeneratedFile, Line, Parts, Text};
 use super::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence, SetMetadata, Timestamp};
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
@@ -38,7 +38,7 @@ pub trait Dynamic: Send + Sync {
     /// The node that `name` leads to in `dir`.
     fn lookup(&self, dir: &Arc<PseudoDir>, name: &[u8]) -> Result<Arc<dyn Node>>;
     /// The first entry with a number of `from` or more: number, name, inode number, DT_* value.
-    fn entry_from(&self, from: u64) -> Option<(u64, Vec<u8>, u64, u8)>;
+    fn entry_from(&self, from: u64) -> Option<(u64, Line, u64, u8)>;
 }
 
 /// Fixed entries are made while the machine starts, when there is memory.
@@ -242,7 +242,7 @@ impl File for PseudoDir {
         at = at.max(DYNAMIC);
         while let Some((number, name, inode, kind)) = dynamic.entry_from(at - DYNAMIC) {
             at = DYNAMIC + number + 1;
-            if !emit(DirEntry { name: &name, inode, kind, next: at }) {
+            if !emit(DirEntry { name: name.bytes(), inode, kind, next: at }) {
                 break;
             }
         }

@@ -40,6 +40,14 @@ impl Drawn {
     }
 }
 
+/// Sets the reserve aside anew, between two steps of a long call that each draw objects.
+///
+/// # Errors
+/// `ENOMEM`; never waits.
+pub fn renew() -> crate::Result<()> {
+    heap::ensure(BYTES).map_err(|_| crate::Errno::ENOMEM)
+}
+
 /// Runs a system call with its reserve set aside; `drawn` is its task's.
 ///
 /// # Errors

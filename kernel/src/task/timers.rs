@@ -6,10 +6,10 @@
 //! A timer that counts CPU time, and the limit of CPU time, are armed for the least wall time in which they could
 //! expire (what is left, over the number of threads), and look again then.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_collections::Map;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::clock::Clock;
@@ -23,9 +23,6 @@ use crate::syscall::Args;
 use crate::time::{self, Expire, TimeSpec, TimeVal, TimerSlot};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
-
-/// The most POSIX timers of a process.
-const MAX_TIMERS: usize = 1024;
 
 /// Whom an expiry tells.
 enum Notify {
@@ -218,6 +215,32 @@ fn with_overrun(mut info: SigInfo, missed: u64) -> SigInfo {
     info
 }
 
+/// The POSIX timers of a process. How many there may be is the matter of RLIMIT_SIGPENDING.
+struct Posix {
+    timers: Map<i32, (Arc<Timer>, QueuedSignal)>,
+    /// Where the search for an ID goes on: IDs rise, as on Linux.
+    next: i32,
+}
+
+impl Posix {
+    const fn new() -> Self {
+        Self { timers: Map::new(), next: 0 }
+    }
+    /// An ID that no timer has, and that is not given out again soon.
+    fn fresh_id(&mut self) -> Result<i32> {
+        let mut id = self.next;
+        // At most one step more than there are timers.
+        for _ in 0..=self.timers.len() {
+            self.next = id.checked_add(1).unwrap_or(0);
+            if self.timers.get(&id).is_none() {
+                return Ok(id);
+            }
+            id = self.next;
+        }
+        Err(Errno::EAGAIN)
+    }
+}
+
 /// All timers of a process.
 pub struct Timers {
     /// ITIMER_REAL, made at first use.
@@ -225,7 +248,7 @@ pub struct Timers {
     /// ITIMER_VIRTUAL and ITIMER_PROF.
     cpu: SpinLock<[Option<Arc<Timer>>; 2]>,
     /// With the place that the signal of each takes in its user's account (RLIMIT_SIGPENDING), as long as it lives.
-    posix: SpinLock<BTreeMap<i32, (Arc<Timer>, QueuedSignal)>>,
+    posix: SpinLock<Posix>,
     limit: SpinLock<Option<Arc<CpuLimit>>>,
 }
 
@@ -235,7 +258,7 @@ impl Timers {
         Self {
             real: SpinLock::new(None),
             cpu: SpinLock::new([const { None }; 2]),
-            posix: SpinLock::new(BTreeMap::new()),
+            posix: SpinLock::new(Posix::new()),
             limit: SpinLock::new(None),
         }
     }
@@ -252,7 +275,7 @@ impl Timers {
     }
     /// At execve: the new program has no POSIX timers.
     pub(super) fn delete_posix(&self) {
-        let posix = core::mem::take(&mut *self.posix.lock());
+        let posix = core::mem::take(&mut self.posix.lock().timers);
         posix.values().for_each(|(timer, _)| timer.cancel());
     }
 }
@@ -356,13 +379,7 @@ pub fn sys_timer_create(args: &Args) -> Result<i64> {
     let clock = Clock::new(args.int(0))?;
     let event = UserPtr::<SigEvent>::new(args[1]).read_optional()?;
     let process = current().process().clone();
-    let id = {
-        let timers = process.timers.posix.lock();
-        if timers.len() >= MAX_TIMERS {
-            return Err(Errno::EAGAIN);
-        }
-        (0..).find(|id| !timers.contains_key(id)).ok_or(Errno::EAGAIN)?
-    };
+    let id = process.timers.posix.lock().fresh_id()?;
     let info = |signal: i32, value: u64| {
         let signal = Signal::new(i64::from(signal)).ok_or(Errno::EINVAL)?;
         Ok::<_, Errno>(SigInfo::timer(signal, id, 0, value))
@@ -385,14 +402,16 @@ pub fn sys_timer_create(args: &Args) -> Result<i64> {
     };
     let place = QueuedSignal::charge(Payer::of(&process)).ok_or(Errno::EAGAIN)?;
     UserPtr::<i32>::new(args[2]).write(&id)?;
-    process.timers.posix.lock().insert(id, (Timer::new(notify, clock), place));
+    let timer = Timer::new(notify, clock);
+    // Without memory for it: the ID was told, but nothing has it.
+    process.timers.posix.lock().timers.try_insert(id, (timer, place)).map_err(|_| Errno::EAGAIN)?;
     Ok(0)
 }
 
 fn posix_timer(id: i32) -> Result<Arc<Timer>> {
     let process = current().process().clone();
-    let timers = process.timers.posix.lock();
-    timers.get(&id).map(|(timer, _)| timer.clone()).ok_or(Errno::EINVAL)
+    let posix = process.timers.posix.lock();
+    posix.timers.get(&id).map(|(timer, _)| timer.clone()).ok_or(Errno::EINVAL)
 }
 
 fn show(left: u64, interval: u64) -> IntervalSpec {
@@ -430,7 +449,7 @@ pub fn sys_timer_getoverrun(args: &Args) -> Result<i64> {
 
 /// timer_delete(id)
 pub fn sys_timer_delete(args: &Args) -> Result<i64> {
-    let removed = current().process().timers.posix.lock().remove(&args.int(0));
+    let removed = current().process().timers.posix.lock().timers.remove(&args.int(0));
     let (timer, _place) = removed.ok_or(Errno::EINVAL)?;
     timer.cancel();
     Ok(0)

@@ -27,6 +27,8 @@ struct EpollEvent {
 const MOST_EVENTS: i32 = i32::MAX / size_of::<EpollEvent>() as i32;
 /// Events fetched between two looks.
 const BATCH: usize = 64;
+/// So many are fetched without a list on the heap.
+const FEW: usize = 16;
 
 /// epoll_create1(flags)
 ///
@@ -98,14 +100,24 @@ fn wait(args: &Args, deadline: Option<u64>) -> Result<i64> {
     let file = task::current().process().files().get(args.fd(0))?;
     let epoll = epoll_of(&file)?;
     let target = UserPtr::<EpollEvent>::new(args[1]);
-    let mut batch: Vec<EpollEvent> = Vec::new();
-    batch.make_exact_room(BATCH.min(most as usize))?;
+    let mut few = [EpollEvent { events: 0, data: 0 }; FEW];
+    let mut many: Vec<EpollEvent> = Vec::new();
+    let batch: &mut [EpollEvent] = if most as usize <= FEW {
+        &mut few[..most as usize]
+    } else {
+        many.make_exact_room(BATCH.min(most as usize))?;
+        many.resize(many.capacity(), EpollEvent { events: 0, data: 0 });
+        &mut many
+    };
     loop {
-        let count = epoll.harvest(batch.capacity().min(most as usize), |Event { events, data }| {
-            batch.push(EpollEvent { events, data });
+        let mut places = batch.iter_mut();
+        let count = epoll.harvest(places.len().min(most as usize), |Event { events, data }| {
+            if let Some(place) = places.next() {
+                *place = EpollEvent { events, data };
+            }
         });
         if count > 0 {
-            target.write_slice(&batch)?;
+            target.write_slice(&batch[..count])?;
             return Ok(count as i64);
         }
         if deadline.is_some_and(|deadline| deadline <= time::now()) {

@@ -8,33 +8,35 @@
 //! Instances may watch each other: nesting is bounded upwards and downwards together ([`nesting`]),
 //! since polls and wake-ups go through a chain of instances by recursion.
 //!
+//! A watch ends at once when its file is closed for good: the description tells its items
+//! ([`Watcher`]).
+//!
 //! Lock order: `items` (sleeping) > what polling a file takes > `ready` (interrupt-safe). Nothing is allocated under
 //! `ready`: adding an item makes the room that its slot may need there.
 //!
 //! Semantics: epoll(7).
 
 mod calls;
+mod items;
 mod nesting;
 #[cfg(test)]
 mod tests;
 
 use alloc::sync::{Arc, Weak};
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use bitflags::bitflags;
-use freehold_collections::VecDeque;
 
 pub use calls::{
     sys_epoll_create, sys_epoll_create1, sys_epoll_ctl, sys_epoll_pwait, sys_epoll_pwait2, sys_epoll_wait,
 };
 
+use self::items::{Items, Key, ReadyList};
 use self::nesting::Nest;
 use super::anonymous::AnonymousNode;
-use super::{File, Node, NodeKind, OpenFile, Ready};
-use crate::fallible::Grow as _;
+use super::{File, Node, NodeKind, OpenFile, Ready, Watcher};
 use crate::sync::{IrqSpinLock, Mutex, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
-use crate::{Errno, Result};
+use crate::Result;
 
 bitflags! {
     /// What a program asks of a watched file beside its events.
@@ -70,14 +72,15 @@ struct Event {
 
 /// What wakes of watched files touch; outlives every observer.
 struct Shared {
-    /// Slots of items that may be ready, each at most once. Its room is that of all slots.
-    ready: IrqSpinLock<VecDeque<usize>>,
+    /// Slots of items that may be ready. Its room is that of all slots.
+    ready: IrqSpinLock<ReadyList>,
     waiters: Arc<WaitQueue>,
 }
 
 /// One watched file.
 struct Item {
     shared: Arc<Shared>,
+    epoll: Weak<Epoll>,
     slot: usize,
     /// Its slot is on the ready list.
     listed: AtomicBool,
@@ -88,15 +91,19 @@ struct Item {
     observing: SpinLock<Option<PollWaiter>>,
 }
 
+fn key(fd: i32, file: *const OpenFile) -> Key {
+    (fd, file.addr())
+}
+
 impl Item {
-    fn list(&self) {
-        if !self.listed.swap(true, Ordering::SeqCst) {
-            self.shared.ready.lock().push_back_reserved(self.slot);
-        }
+    fn key(&self) -> Key {
+        key(self.fd, self.file.as_ptr())
     }
 
-    fn is_for(&self, fd: i32, file: &Arc<OpenFile>) -> bool {
-        self.fd == fd && core::ptr::eq(self.file.as_ptr(), Arc::as_ptr(file))
+    fn list(&self) {
+        if !self.listed.swap(true, Ordering::SeqCst) {
+            self.shared.ready.lock().push(self.slot);
+        }
     }
 
     /// What of its interest is there now.
@@ -115,9 +122,21 @@ impl Wake for Item {
     }
 }
 
+impl Watcher for Item {
+    /// Ends the watch at once. Where the items are locked, perhaps by the task that closes the
+    /// file, the next wait finds the item on the ready list and ends it.
+    fn closed(&self) {
+        let Some(epoll) = self.epoll.upgrade() else { return };
+        match epoll.items.try_lock() {
+            Some(mut items) => epoll.retire(&mut items, self),
+            None => drop(self.wake()),
+        };
+    }
+}
+
 /// An epoll instance.
 pub struct Epoll {
-    items: Mutex<Vec<Option<Arc<Item>>>>,
+    items: Mutex<Items<Item>>,
     shared: Arc<Shared>,
     node: Arc<dyn Node>,
     nest: Nest,
@@ -125,9 +144,10 @@ pub struct Epoll {
 
 impl Epoll {
     fn new() -> Arc<Self> {
-        let shared = Shared { ready: IrqSpinLock::new(VecDeque::new()), waiters: Arc::new(WaitQueue::new()) };
+        let shared =
+            Shared { ready: IrqSpinLock::new(ReadyList::new()), waiters: Arc::new(WaitQueue::new()) };
         Arc::new(Self {
-            items: Mutex::new(Vec::new()),
+            items: Mutex::new(Items::new()),
             shared: Arc::new(shared),
             node: AnonymousNode::plain(NodeKind::Regular, "anon_inode:[eventpoll]"),
             nest: Nest::default(),
@@ -144,12 +164,11 @@ impl Epoll {
         // Held until the item is there, so that two calls cannot close a circle together.
         let mut nesting = Epoll::of(file).map(|inner| nesting::enter(self, inner)).transpose()?;
         let mut items = self.items.lock();
-        if items.iter().flatten().any(|item| item.is_for(fd, file)) {
-            return Err(Errno::EEXIST);
-        }
-        let slot = self.free_slot(&mut items)?;
+        let key = key(fd, Arc::as_ptr(file));
+        let slot = self.claim(&mut items, key)?;
         let item = Arc::new(Item {
             shared: self.shared.clone(),
+            epoll: Arc::downgrade(self),
             slot,
             listed: AtomicBool::new(false),
             fd,
@@ -157,11 +176,15 @@ impl Epoll {
             interest: SpinLock::new(interest),
             observing: SpinLock::new(None),
         });
+        if let Err(error) = file.add_watcher(watcher_of(&item)) {
+            items.give_back(slot, key);
+            return Err(error);
+        }
         let mut observer = PollWaiter::observer(item.clone());
         file.poll(Some(&mut observer));
         *item.observing.lock() = Some(observer);
         let ready = item.ready(file) != 0;
-        items[slot] = Some(item.clone());
+        items.put(slot, item.clone());
         drop(items);
         if let Some(nesting) = &mut nesting {
             nesting.keep();
@@ -173,29 +196,21 @@ impl Epoll {
         Ok(())
     }
 
-    /// A slot that no item has, with room for it on the ready list.
-    fn free_slot(&self, items: &mut Vec<Option<Arc<Item>>>) -> Result<usize> {
-        if let Some(slot) = items.iter().position(Option::is_none) {
-            return Ok(slot);
-        }
-        items.make_room(1)?;
-        let wanted = items.capacity();
-        if self.shared.ready.lock().capacity() < wanted {
-            let roomier = VecDeque::try_with_capacity(wanted)?;
+    /// A slot for the file of `key`, with room for it on the ready list.
+    fn claim(&self, items: &mut Items<Item>, key: Key) -> Result<usize> {
+        let slot = items.claim(key)?;
+        if slot >= self.shared.ready.lock().room() {
+            let roomier = ReadyList::with_room((items.slots() * 2).max(4));
+            let mut roomier = roomier.inspect_err(|_| items.give_back(slot, key))?;
             // The old list is freed when the lock is open.
-            let _old = self.shared.ready.lock().move_to(roomier);
+            self.shared.ready.lock().move_to(&mut roomier);
         }
-        items.push(None);
-        Ok(items.len() - 1)
-    }
-
-    fn find(items: &[Option<Arc<Item>>], fd: i32, file: &Arc<OpenFile>) -> Result<Arc<Item>> {
-        items.iter().flatten().find(|item| item.is_for(fd, file)).cloned().ok_or(Errno::ENOENT)
+        Ok(slot)
     }
 
     /// Change what is asked about a watched file.
     fn modify(&self, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
-        let item = Self::find(&self.items.lock(), fd, file)?;
+        let item = self.items.lock().find(key(fd, Arc::as_ptr(file)))?.clone();
         *item.interest.lock() = interest;
         if item.ready(file) != 0 {
             item.wake();
@@ -206,7 +221,8 @@ impl Epoll {
     /// Watch `file` no more.
     fn remove(self: &Arc<Self>, fd: i32, file: &Arc<OpenFile>) -> Result<()> {
         let mut items = self.items.lock();
-        let item = Self::find(&items, fd, file)?;
+        let item = items.find(key(fd, Arc::as_ptr(file)))?.clone();
+        file.remove_watcher(&watcher_of(&item));
         self.retire(&mut items, &item);
         drop(items);
         if let Some(inner) = Epoll::of(file) {
@@ -215,12 +231,12 @@ impl Epoll {
         Ok(())
     }
 
-    fn retire(&self, items: &mut [Option<Arc<Item>>], item: &Arc<Item>) {
+    fn retire(&self, items: &mut Items<Item>, item: &Item) {
         // No wake-up comes after this, so nobody lists the slot again before it is somebody else's.
         let observing = item.observing.lock().take();
         drop(observing);
-        self.shared.ready.lock().retain(|&slot| slot != item.slot);
-        items[item.slot] = None;
+        let Some(_item) = items.take(item.slot, item.key(), item) else { return };
+        self.shared.ready.lock().remove(item.slot);
     }
 
     /// Take up to `most` events off the ready list.
@@ -233,8 +249,8 @@ impl Epoll {
             if count == most {
                 break;
             }
-            let Some(slot) = self.shared.ready.lock().pop_front() else { break };
-            let Some(item) = items[slot].clone() else { continue };
+            let Some(slot) = self.shared.ready.lock().pop() else { break };
+            let Some(item) = items.at(slot).cloned() else { continue };
             // Before looking: a change after the look lists it again.
             item.listed.store(false, Ordering::SeqCst);
             let Some(file) = item.file.upgrade() else {
@@ -268,8 +284,8 @@ impl Epoll {
         let mut items = self.items.lock();
         let listed = self.shared.ready.lock().len();
         for _ in 0..listed {
-            let Some(slot) = self.shared.ready.lock().pop_front() else { break };
-            let Some(item) = items[slot].clone() else { continue };
+            let Some(slot) = self.shared.ready.lock().pop() else { break };
+            let Some(item) = items.at(slot).cloned() else { continue };
             item.listed.store(false, Ordering::SeqCst);
             match item.file.upgrade() {
                 None => self.retire(&mut items, &item),
@@ -284,17 +300,25 @@ impl Epoll {
     }
 
     fn may_have_ready(&self) -> bool {
-        !self.shared.ready.lock().is_empty()
+        self.shared.ready.lock().len() > 0
     }
 }
 
 impl Drop for Epoll {
     fn drop(&mut self) {
-        for item in self.items.get_mut().drain(..).flatten() {
+        for item in self.items.get_mut().drain() {
             let observing = item.observing.lock().take();
             drop(observing);
+            if let Some(file) = item.file.upgrade() {
+                file.remove_watcher(&watcher_of(&item));
+            }
         }
     }
+}
+
+fn watcher_of(item: &Arc<Item>) -> Weak<dyn Watcher> {
+    let weak: Weak<Item> = Arc::downgrade(item);
+    weak
 }
 
 /// An epoll instance, opened.

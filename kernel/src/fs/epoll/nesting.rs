@@ -111,7 +111,7 @@ fn depth_below(from: &Arc<Epoll>, forbidden: &Arc<Epoll>, visit: u64, most: usiz
     }
     let mut depth = 1;
     // Down the graph only, so that the order in which instances are locked is everybody's.
-    for item in from.items.lock().iter().flatten() {
+    for item in from.items.lock().iter() {
         let file = item.file.upgrade();
         if let Some(inner) = file.as_ref().and_then(|file| Epoll::of(file)) {
             depth = depth.max(1 + depth_below(inner, forbidden, visit, most - 1)?);

@@ -1,6 +1,8 @@
 use alloc::vec;
+use alloc::vec::Vec;
 
 use super::*;
+use crate::Errno;
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::fs::pipe::{Pipe, PipeEnd};
 use crate::fs::{Blocking, OpenFlags};
@@ -97,8 +99,35 @@ fn closing_the_file_ends_the_watch() {
     let f = fixture(IN);
     write(&f.writer);
     drop(f.reader);
+    assert_eq!(f.epoll.items.lock().iter().count(), 0, "at once, and not when somebody waits");
     assert_eq!(events(&f.epoll), []);
-    assert!(f.epoll.items.lock().iter().all(Option::is_none));
+}
+
+#[test]
+fn a_watch_whose_file_is_closed_while_the_items_are_locked_ends_with_the_next_wait() {
+    let f = fixture(IN);
+    let items = f.epoll.items.lock();
+    drop(f.reader);
+    assert_eq!(items.iter().count(), 1);
+    drop(items);
+    assert_eq!(events(&f.epoll), []);
+    assert_eq!(f.epoll.items.lock().iter().count(), 0);
+}
+
+#[test]
+fn ten_thousand_files_are_watched_changed_and_forgotten_and_none_is_left() {
+    let epoll = Epoll::new();
+    let pairs: Vec<_> = (0..10_000).map(|_| fixture(IN)).collect();
+    let (all, quiet) = (Interest { events: IN, data: 1 }, Interest { events: 0, data: 1 });
+    pairs.iter().for_each(|pair| epoll.add(5, &pair.reader, all).unwrap());
+    pairs.iter().rev().for_each(|pair| epoll.modify(5, &pair.reader, quiet).unwrap());
+    pairs.iter().step_by(2).for_each(|pair| epoll.remove(5, &pair.reader).unwrap());
+    pairs.iter().skip(1).step_by(2).for_each(|pair| epoll.modify(5, &pair.reader, all).unwrap());
+    pairs.iter().for_each(|pair| write(&pair.writer));
+    let mut count = 0;
+    assert_eq!(epoll.harvest(usize::MAX, |_| count += 1), 5_000);
+    drop(pairs);
+    assert_eq!((count, epoll.items.lock().iter().count()), (5_000, 0));
 }
 
 #[test]

@@ -16,12 +16,12 @@ use super::scan;
 use crate::fs::bytes::{SliceSink, SliceSource};
 use crate::fs::device::split_device;
 use crate::fs::file::{Blocking, File, Seekable};
-use crate::fs::generated::Text;
+use crate::fs::generated::{Line, Text};
 use crate::fs::node::Node;
 use crate::fs::{Path, root};
 pub(super) use crate::hw::PAGE;
 use crate::mem::{self, FileMapping, Frames, Space};
-use crate::task::{self, Process};
+use crate::task::{self, Process, reserve};
 use crate::user::{self, Sink, Source};
 use crate::{Errno, Result};
 
@@ -51,6 +51,7 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileK
         FileKind::Maps => {
             for area in space.lock().areas() {
                 crate::sched::checkpoint()?;
+                reserve::renew()?;
                 line(out, &area, &root)?;
             }
             Ok(())
@@ -59,9 +60,11 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileK
             let areas = space.lock();
             for area in areas.areas() {
                 crate::sched::checkpoint()?;
+                reserve::renew()?;
                 line(out, &area, &root)?;
-                writeln!(out, "{:<16}{:>8} kB", "Size:", (area.end.0 - area.start.0) / 1024);
-                writeln!(out, "{:<16}{:>8} kB\n{:<16}{:>8} kB", "KernelPageSize:", 4, "MMUPageSize:", 4);
+                out.kib("Size:", (area.end.0 - area.start.0) / 1024);
+                out.kib("KernelPageSize:", 4);
+                out.kib("MMUPageSize:", 4);
                 counts(out, &areas.smaps(&area), Rows::OfOne);
                 let eligible = u8::from(areas.is_huge_eligible(&area));
                 writeln!(out, "THPeligible:{eligible:>12}\nVmFlags: {}", vm_flags(&area));
@@ -130,24 +133,33 @@ fn identity(area: &Area<'_>) -> (u64, u64) {
 }
 
 fn line(out: &mut Text, area: &Area<'_>, root: &Path) -> Result<()> {
-    let may = |what, letter| if area.protection.contains(what) { letter } else { '-' };
-    let (r, w) = (may(Protection::READ, 'r'), may(Protection::WRITE, 'w'));
-    let x = may(Protection::EXEC, 'x');
-    let sharing = if area.sharing == Sharing::Shared { 's' } else { 'p' };
+    let may = |what, letter| if area.protection.contains(what) { letter } else { b'-' };
+    let (r, w) = (may(Protection::READ, b'r'), may(Protection::WRITE, b'w'));
+    let x = may(Protection::EXEC, b'x');
+    let sharing = if area.sharing == Sharing::Shared { b's' } else { b'p' };
     let (device, inode) = identity(area);
     let (major, minor) = split_device(device);
-    let head = alloc::format!(
-        "{:08x}-{:08x} {r}{w}{x}{sharing} {:08x} {major:02x}:{minor:02x} {inode}",
-        area.start.0,
-        area.end.0,
-        area.offset
-    );
+    let mut head = Line::new();
+    head.hex(area.start.0, 8);
+    head.push(b"-");
+    head.hex(area.end.0, 8);
+    head.push(&[b' ', r, w, x, sharing, b' ']);
+    head.hex(area.offset, 8);
+    head.push(b" ");
+    head.hex(u64::from(major), 2);
+    head.push(b":");
+    head.hex(u64::from(minor), 2);
+    head.push(b" ");
+    head.decimal(inode, 0);
     let name = name(area, root)?;
     if name.is_empty() {
-        writeln!(out, "{head} ");
+        head.push(b" \n");
+        out.push(head.bytes());
         return Ok(());
     }
-    write!(out, "{head:<72} ");
+    head.pad(72);
+    head.push(b" ");
+    out.push(head.bytes());
     for &byte in &name {
         if byte == b'\n' { out.push(b"\\012") } else { out.push(&[byte]) }
     }
@@ -163,7 +175,7 @@ enum Rows {
 }
 
 fn counts(out: &mut Text, smaps: &Smaps, rows: Rows) {
-    let mut row = |name: &str, bytes: u64| writeln!(out, "{name:<16}{:>8} kB", bytes / 1024);
+    let mut row = |name: &str, bytes: u64| out.kib(name, bytes / 1024);
     row("Rss:", smaps.rss);
     row("Pss:", smaps.pss);
     row("Pss_Dirty:", smaps.pss_dirty);

@@ -9,7 +9,7 @@ use super::processes::{FileKind, Subject};
 use super::settings::parse_number;
 use super::system::TICK;
 use super::{memory, mounts, oom};
-use crate::fs::generated::Text;
+use crate::fs::generated::{Line, Text};
 use crate::fs::masks::{list, mask};
 use crate::task::inspect::{self, Mode};
 use crate::task::signal::SIG_IGN;
@@ -255,7 +255,14 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
     writeln!(out, "NSpgid:\t{}\nNSsid:\t{}", process.group(), process.session().id);
     if is_alive {
         let usage = process.space().lock().usage();
-        let mut line = |name: &str, pages: u64| writeln!(out, "{name}:\t{:>8} kB", pages * 4);
+        let mut line = |name: &str, pages: u64| {
+            let mut line = Line::new();
+            line.push(name.as_bytes());
+            line.push(b":\t");
+            line.decimal(pages * 4, 8);
+            line.push(b" kB\n");
+            out.push(line.bytes());
+        };
         line("VmPeak", usage.peak_total);
         line("VmSize", usage.total_pages);
         line("VmLck", usage.locked_pages);

@@ -111,7 +111,7 @@ fn meminfo(out: &mut Text) -> Result<()> {
     let shared = memory.shared();
     let swap = mem::commons().swap().usage();
     let heap = mem::stats::heap_bytes().div_ceil(4096);
-    let mut line = |name: &str, frames: u64| writeln!(out, "{:<16}{:>8} kB", name, frames * FRAME_KB);
+    let mut line = |name: &str, frames: u64| out.kib(name, frames * FRAME_KB);
     line("MemTotal:", total);
     line("MemFree:", free);
     line("MemAvailable:", memory.available());

@@ -11,6 +11,7 @@ use core::ops::Bound;
 use freehold_collections::{Map, reserve};
 
 use super::node::TmpNode;
+use crate::fs::node::NodeKind;
 use crate::sync::{Deferred, LetGo, release};
 use crate::{Errno, Result, sched};
 
@@ -20,6 +21,13 @@ const FIRST_POSITION: u64 = 2;
 struct Entry {
     node: Arc<TmpNode>,
     position: u64,
+}
+
+/// An entry as a listing tells it.
+pub(super) struct Listed {
+    pub name: Arc<[u8]>,
+    pub inode: u64,
+    pub kind: NodeKind,
 }
 
 /// The names in a directory.
@@ -35,7 +43,7 @@ pub(super) struct Directory {
 #[derive(Default)]
 struct Names {
     by_name: Map<Arc<[u8]>, Entry>,
-    by_position: Map<u64, Arc<[u8]>>,
+    by_position: Map<u64, Listed>,
 }
 
 impl LetGo for Names {
@@ -110,7 +118,8 @@ impl Directory {
         let position = self.next_position;
         self.next_position += 1;
         let names = self.names();
-        names.by_position.try_insert(position, name.clone())?;
+        let listed = Listed { name: name.clone(), inode: node.inode, kind: node.kind };
+        names.by_position.try_insert(position, listed)?;
         if names.by_name.try_insert(name, Entry { node, position }).is_err() {
             names.by_position.remove(&position);
             return Err(Errno::ENOMEM);
@@ -128,16 +137,32 @@ impl Directory {
 
     /// Let a name lead to another node, at the same position.
     pub fn replace(&mut self, name: &[u8], node: Arc<TmpNode>) -> Result<Arc<TmpNode>> {
-        let entry = self.names().by_name.get_mut(name).ok_or(Errno::ENOENT)?;
+        let names = self.names();
+        let entry = names.by_name.get_mut(name).ok_or(Errno::ENOENT)?;
+        if let Some(listed) = names.by_position.get_mut(&entry.position) {
+            (listed.inode, listed.kind) = (node.inode, node.kind);
+        }
         Ok(core::mem::replace(&mut entry.node, node))
     }
 
-    /// The first entry at `position` or later: its position, name and node.
-    pub fn next(&self, position: u64) -> Option<(u64, Arc<[u8]>, Arc<TmpNode>)> {
-        let names = self.names.as_deref()?;
-        let (&at, name) = names.by_position.first_from(Bound::Included(&position))?;
-        let entry = names.by_name.get(name)?;
-        Some((at, name.clone(), entry.node.clone()))
+    /// Shows `emit` up to `most` entries from `position` on, each with its position, until it says no. The position behind the last
+    /// that it took; `None` where there are no more, or it said no.
+    pub fn list(
+        &self,
+        position: u64,
+        most: usize,
+        mut emit: impl FnMut(u64, &Listed) -> bool,
+    ) -> Option<u64> {
+        let mut entries = self.names.as_deref()?.by_position.iter_from(Bound::Included(&position));
+        let mut next = None;
+        for _ in 0..most {
+            let (&at, listed) = entries.next()?;
+            if !emit(at, listed) {
+                return None;
+            }
+            next = Some(at + 1);
+        }
+        next
     }
 }
 

@@ -20,6 +20,8 @@ use crate::{Errno, Result, fallible};
 
 /// What an entry counts in a directory's size (Linux' BOGO_DIRENT_SIZE).
 const ENTRY_SIZE: u64 = 20;
+/// Entries that are listed while the names are locked once.
+const LISTED_AT_ONCE: usize = 64;
 
 /// Where a directory is. Weak: the parent holds the child.
 struct Whereabouts {
@@ -39,8 +41,8 @@ enum Body {
 pub struct TmpNode {
     shared: Arc<Shared>,
     me: Weak<TmpNode>,
-    inode: u64,
-    kind: NodeKind,
+    pub(super) inode: u64,
+    pub(super) kind: NodeKind,
     attributes: SpinLock<Attributes>,
     body: Body,
 }
@@ -522,16 +524,13 @@ impl File for TmpNode {
                 return Ok(());
             }
         }
-        let mut position = from.max(2);
-        // The lock is not held while the entry is taken: that may fault.
-        loop {
-            let next = names.lock().next(position);
-            let Some((at, name, node)) = next else { break };
-            position = at + 1;
-            let kind = node.kind.dirent_kind();
-            if !emit(DirEntry { name: &name, inode: node.inode, kind, next: position }) {
-                break;
-            }
+        // The taker gathers entries in kernel memory and does not sleep; the lock is held for a few at a time.
+        let mut next = Some(from.max(2));
+        while let Some(position) = next {
+            next = names.lock().list(position, LISTED_AT_ONCE, |at, entry| {
+                let kind = entry.kind.dirent_kind();
+                emit(DirEntry { name: &entry.name, inode: entry.inode, kind, next: at + 1 })
+            });
         }
         self.attributes.lock().was_read();
         Ok(())

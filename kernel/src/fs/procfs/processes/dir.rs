@@ -8,6 +8,7 @@ use super::links::{Link, LinkKind};
 use super::{Subject, check_inspection, metadata, number};
 use crate::fs::file::{Blocking, DirEntry, File, Seekable};
 use crate::fs::flags::OpenFlags;
+use crate::fs::generated::Line;
 use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence};
 use crate::fs::pseudo;
 use crate::task::inspect::Mode;
@@ -137,7 +138,7 @@ impl Dir {
     }
 
     /// The first entry with a number of `from` or more: number, name, inode, DT_* value.
-    fn next(&self, from: u64) -> Option<(u64, Vec<u8>, u64, u8)> {
+    fn next(&self, from: u64) -> Option<(u64, Line, u64, u8)> {
         match self.kind {
             DirKind::Whole => {
                 let start = usize::try_from(from).ok()?;
@@ -149,14 +150,13 @@ impl Dir {
                     What::Dir(..) => NodeKind::Directory,
                 };
                 let inode = self.subject.inode(index as u64 + 1);
-                Some((index as u64, name.as_bytes().to_vec(), inode, kind.dirent_kind()))
+                Some((index as u64, Line::of(name.as_bytes()), inode, kind.dirent_kind()))
             }
             DirKind::Tasks => {
                 let least = Pid::try_from(from).ok()?;
                 let tid = self.subject.process().ok()?.threads_from(least).next()?.tid;
                 let inode = Subject { pid: self.subject.pid, tid: Some(tid) }.inode(0);
-                let name = alloc::format!("{tid}").into_bytes();
-                Some((u64::from(tid), name, inode, NodeKind::Directory.dirent_kind()))
+                Some((u64::from(tid), Line::of_number(tid.into()), inode, NodeKind::Directory.dirent_kind()))
             }
             DirKind::Descriptors | DirKind::DescriptorInfos => {
                 let files = self.subject.process().ok()?.files();
@@ -167,7 +167,7 @@ impl Dir {
                     (DESCRIPTOR_INFO_NODES, NodeKind::Regular)
                 };
                 let inode = self.subject.inode(base + fd as u64);
-                Some((fd as u64, alloc::format!("{fd}").into_bytes(), inode, kind.dirent_kind()))
+                Some((fd as u64, Line::of_number(fd as u64), inode, kind.dirent_kind()))
             }
         }
     }
@@ -266,7 +266,7 @@ impl File for Dir {
         }
         while let Some((number, name, inode, kind)) = self.next(at - 2) {
             at = number + 3;
-            if !emit(DirEntry { name: &name, inode, kind, next: at }) {
+            if !emit(DirEntry { name: name.bytes(), inode, kind, next: at }) {
                 break;
             }
         }

@@ -18,6 +18,7 @@ pub(super) use self::links::nameless;
 use crate::fs::clock;
 use crate::fs::file::File;
 use crate::fs::flags::OpenFlags;
+use crate::fs::generated::Line;
 use crate::fs::node::{Identity, Metadata, Node, NodeKind};
 use crate::fs::pseudo::{self, Dynamic, PseudoDir};
 use crate::mem::Space;
@@ -75,18 +76,17 @@ impl Dynamic for Processes {
         Ok(Dir::new(device, subject, DirKind::Whole, LISTED, dir.clone(), name))
     }
 
-    fn entry_from(&self, from: u64) -> Option<(u64, Vec<u8>, u64, u8)> {
+    fn entry_from(&self, from: u64) -> Option<(u64, Line, u64, u8)> {
         let link = NodeKind::Symlink.dirent_kind();
         match from {
-            0 => return Some((0, b"self".to_vec(), Of::Process as u64, link)),
-            1 => return Some((1, b"thread-self".to_vec(), Of::Thread as u64, link)),
+            0 => return Some((0, Line::of(b"self"), Of::Process as u64, link)),
+            1 => return Some((1, Line::of(b"thread-self"), Of::Thread as u64, link)),
             _ => {}
         }
         let least = Pid::try_from(from - 2).ok()?;
         let pid = registry::processes_from(least).next()?.pid;
         let inode = Subject { pid, tid: None }.inode(0);
-        let kind = NodeKind::Directory.dirent_kind();
-        Some((u64::from(pid) + 2, alloc::format!("{pid}").into_bytes(), inode, kind))
+        Some((u64::from(pid) + 2, Line::of_number(pid.into()), inode, NodeKind::Directory.dirent_kind()))
     }
 }
 

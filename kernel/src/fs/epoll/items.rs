@@ -1,0 +1,186 @@
+//! What an epoll instance watches, by slot and by file, and which of it may be ready.
+//!
+//! Adding, finding and removing an item takes O(log n) steps, and listing one takes one step,
+//! however many are watched (Linux: `eventpoll.rbr` and `rdllist`). [`ReadyList`] links the
+//! slots of items that may be ready. It changes in interrupt context, so it never grows on its own.
+
+use freehold_collections::reserve::ArcMethods as _;
+use freehold_collections::{Arc, Map, Vec};
+
+use crate::{Errno, Result};
+
+/// A descriptor, and the address of its description. An item keeps the address from being used
+/// again.
+pub(super) type Key = (i32, usize);
+
+/// The items of an instance.
+pub(super) struct Items<T> {
+    /// By slot.
+    slots: Vec<Option<Arc<T>>>,
+    /// Slots without an item; with room for all of them.
+    free: Vec<usize>,
+    /// The slot of each descriptor and description.
+    by_file: Map<Key, usize>,
+}
+
+impl<T> Items<T> {
+    pub(super) const fn new() -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), by_file: Map::new() }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<T>> {
+        self.slots.iter().flatten()
+    }
+
+    /// The item in `slot`.
+    pub(super) fn at(&self, slot: usize) -> Option<&Arc<T>> {
+        self.slots.get(slot)?.as_ref()
+    }
+
+    /// The item that watches the file of `key`.
+    pub(super) fn find(&self, key: Key) -> Result<&Arc<T>> {
+        let slot = self.by_file.get(&key).ok_or(Errno::ENOENT)?;
+        self.at(*slot).ok_or(Errno::ENOENT)
+    }
+
+    /// A slot that no item has, for the file of `key` from now on.
+    ///
+    /// # Errors
+    /// `EEXIST` where an item watches that file, `ENOMEM`.
+    pub(super) fn claim(&mut self, key: Key) -> Result<usize> {
+        if self.by_file.contains_key(&key) {
+            return Err(Errno::EEXIST);
+        }
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                let all = self.slots.len() + 1;
+                self.free.try_reserve(all - self.free.len())?;
+                self.slots.try_push(None)?;
+                all - 1
+            }
+        };
+        if self.by_file.try_insert(key, slot).is_err() {
+            self.free.push_reserved(slot);
+            return Err(Errno::ENOMEM);
+        }
+        Ok(slot)
+    }
+
+    /// Slots that there are.
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Gives up a slot that was claimed for `key`.
+    pub(super) fn give_back(&mut self, slot: usize, key: Key) {
+        self.by_file.remove(&key);
+        self.free.push_reserved(slot);
+    }
+
+    /// Puts `item` into a slot that was claimed.
+    pub(super) fn put(&mut self, slot: usize, item: Arc<T>) {
+        self.slots[slot] = Some(item);
+    }
+
+    /// Takes `item` out of the slot that was claimed for `key`, if it is still there.
+    pub(super) fn take(&mut self, slot: usize, key: Key, item: &T) -> Option<Arc<T>> {
+        if !core::ptr::eq(self.at(slot)?.address(), item) {
+            return None;
+        }
+        self.give_back(slot, key);
+        self.slots[slot].take()
+    }
+
+    /// Takes all items out.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Arc<T>> {
+        self.slots.drain(..).flatten()
+    }
+}
+
+/// No slot.
+const NONE: usize = usize::MAX;
+
+#[derive(Clone, Copy)]
+struct Link {
+    previous: usize,
+    next: usize,
+    is_listed: bool,
+}
+
+/// Slots in the order in which they were listed, each at most once.
+pub(super) struct ReadyList {
+    /// By slot.
+    links: Vec<Link>,
+    first: usize,
+    last: usize,
+    count: usize,
+}
+
+impl ReadyList {
+    pub(super) const fn new() -> Self {
+        Self { links: Vec::new(), first: NONE, last: NONE, count: 0 }
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Slots that there is room for.
+    pub(super) fn room(&self) -> usize {
+        self.links.len()
+    }
+
+    /// An empty list with room for `slots` slots, for [`ReadyList::move_to`].
+    pub(super) fn with_room(slots: usize) -> Result<Self> {
+        let mut list = Self::new();
+        list.links.try_resize(slots, Link { previous: NONE, next: NONE, is_listed: false })?;
+        Ok(list)
+    }
+
+    /// Moves what is listed to `roomier`, and takes its place; what is left there is to be dropped.
+    pub(super) fn move_to(&mut self, roomier: &mut Self) {
+        if roomier.links.len() > self.links.len() {
+            roomier.links[..self.links.len()].copy_from_slice(&self.links);
+            (roomier.first, roomier.last, roomier.count) = (self.first, self.last, self.count);
+            core::mem::swap(self, roomier);
+        }
+    }
+
+    /// Lists `slot` last, unless it is listed.
+    pub(super) fn push(&mut self, slot: usize) {
+        let last = self.last;
+        let Some(link) = self.links.get_mut(slot).filter(|link| !link.is_listed) else { return };
+        *link = Link { previous: last, next: NONE, is_listed: true };
+        match self.links.get_mut(last) {
+            Some(before) => before.next = slot,
+            None => self.first = slot,
+        }
+        self.last = slot;
+        self.count += 1;
+    }
+
+    /// Unlists `slot`, if it is listed.
+    pub(super) fn remove(&mut self, slot: usize) {
+        let Some(link) = self.links.get_mut(slot).filter(|link| link.is_listed) else { return };
+        let Link { previous, next, .. } = *link;
+        link.is_listed = false;
+        match self.links.get_mut(previous) {
+            Some(before) => before.next = next,
+            None => self.first = next,
+        }
+        match self.links.get_mut(next) {
+            Some(after) => after.previous = previous,
+            None => self.last = previous,
+        }
+        self.count -= 1;
+    }
+
+    /// Unlists the first slot.
+    pub(super) fn pop(&mut self) -> Option<usize> {
+        let first = self.first;
+        self.links.get(first)?;
+        self.remove(first);
+        Some(first)
+    }
+}
