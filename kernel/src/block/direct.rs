@@ -9,7 +9,7 @@
 use freehold_bounce::{Original, OriginalMut};
 use freehold_virtio::{SECTOR_SIZE, Sleep};
 
-use super::DiskContent;
+use super::{DiskContent, Shortage, ensure_objects};
 use crate::user::{MemoryRuns, Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
@@ -79,10 +79,11 @@ impl DiskContent {
     fn transfer(&self, offset: u64, mut run: impl FnMut(u64, usize) -> Result<usize>) -> Result<usize> {
         let mut done = 0;
         loop {
-            if done > 0
-                && let Err(error) = sched::checkpoint()
-            {
-                return so_far(done, error);
+            if done > 0 {
+                let ready = sched::checkpoint().and_then(|()| Ok(ensure_objects(Shortage::Fail)?));
+                if let Err(error) = ready {
+                    return so_far(done, error);
+                }
             }
             let at = offset + done as u64;
             let left = usize::try_from(self.size.saturating_sub(at)).unwrap_or(usize::MAX);

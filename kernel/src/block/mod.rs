@@ -9,6 +9,7 @@
 mod direct;
 mod flush;
 mod held;
+mod objects;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -22,6 +23,7 @@ use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 use freehold_virtio::{BlockError, SECTOR_SIZE, Sleep};
 use freehold_vm::{BackingStore, ErrorsTold, Evicted, Eviction, Laundry, MAX_RUN, VmError};
 pub use held::{Held, was_ever_held};
+pub use objects::{Shortage, ensure_objects};
 use spin::Once;
 
 use crate::fs::device::{make_device, register_block, register_sync, split_device};
@@ -204,6 +206,7 @@ impl BackingStore<Frames> for Store {
         if length > 0 {
             let places = places(frames);
             let mut bytes = FrameBytes::new(X86, &places[..frames.len()]).truncated(length);
+            ensure_objects(Shortage::Fail)?;
             self.0.read(first * PAGE_SECTORS, &mut bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)?;
             TRAFFIC[0].fetch_add(length as u64, Ordering::Relaxed);
         }
@@ -227,6 +230,7 @@ impl BackingStore<Frames> for Store {
         }
         let places = places(frames);
         let bytes = FrameBytes::new(X86, &places[..frames.len()]).truncated(length);
+        ensure_objects(Shortage::Wait)?;
         UNDER_WAY.fetch_add(frames.len() as u64, Ordering::Relaxed);
         let written =
             self.0.write(first * PAGE_SECTORS, &bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io);

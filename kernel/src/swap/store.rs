@@ -5,29 +5,16 @@
 //! reserve. Where even that is empty, a write waits for others to be done. Reading, under a faulting
 //! space's lock, does not wait for memory: the fault gives the lock back and reclaims.
 
-use freehold_arch::{X86, heap};
+use freehold_arch::X86;
 use freehold_bounce::FrameBytes;
 use freehold_machine::{PAGE_SIZE, Pfn};
 use freehold_virtio::{SECTOR_SIZE, Sleep};
 use freehold_vm::{SwapStore, VmError};
 
-use crate::block::Held;
-use crate::sync::WaitQueue;
-use crate::time;
-
-/// How often a write that finds no small object is tried again, a millisecond apart.
-const TRIES: u32 = 1000;
-/// Small objects of the driver for one request, and more.
-const OBJECTS: usize = 4096;
+use crate::block::{Held, Shortage, ensure_objects};
 
 pub(super) struct DiskStore {
     held: Held,
-}
-
-/// What to do where there is no memory for a request.
-enum Shortage {
-    Wait,
-    Fail,
 }
 
 impl DiskStore {
@@ -36,33 +23,19 @@ impl DiskStore {
     }
 }
 
-/// Makes sure that the driver has its small objects.
-fn ensure_objects(shortage: &Shortage) -> Result<(), VmError> {
-    let mut tries = 0;
-    while heap::ensure(OBJECTS).is_err() {
-        if matches!(shortage, Shortage::Fail) || tries == TRIES {
-            return Err(VmError::NoMemory);
-        }
-        tries += 1;
-        let soon = time::now() + time::SECOND / 1000;
-        let _ = WaitQueue::new().wait_uninterruptible_until(soon, || None::<()>);
-    }
-    Ok(())
-}
-
 const fn sector(page: u64) -> u64 {
     page * (PAGE_SIZE / SECTOR_SIZE) as u64
 }
 
 impl SwapStore for DiskStore {
     fn read(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
-        ensure_objects(&Shortage::Fail)?;
+        ensure_objects(Shortage::Fail)?;
         let mut bytes = FrameBytes::new(X86, frames);
         self.held.disk().read(sector(first), &mut bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)
     }
 
     fn write(&self, first: u64, frames: &[Pfn]) -> Result<(), VmError> {
-        ensure_objects(&Shortage::Wait)?;
+        ensure_objects(Shortage::Wait)?;
         let bytes = FrameBytes::new(X86, frames);
         self.held.disk().write(sector(first), &bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)
     }
