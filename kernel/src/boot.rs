@@ -21,6 +21,7 @@ use freehold_virtio::mem::Region;
 
 use crate::cmdline::{Mitigations, Plant};
 use crate::fs::initramfs;
+use crate::host::BounceSettings;
 use crate::host::spec::{self, Spec};
 use crate::{
     Errno, Result, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, socket, swap, syscall,
@@ -59,7 +60,8 @@ pub fn main(info: &'static BootInfo) -> ! {
     start_scheduling(CpuId(0));
     irq::enable();
     start_cpus(firmware, cpus);
-    host::init((mem::frames(), settings.slots), &pluggable, &mut |function, error| {
+    let bounce = BounceSettings { limits: settings.slots, restricted: settings.restricted };
+    host::init((mem::frames(), bounce), &pluggable, &mut |function, error| {
         log::error!("{function:?}: {error}")
     });
     sched::spawn_kernel("start", move || start(info, settings.plant)).expect("memory for the first task");

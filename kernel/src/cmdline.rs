@@ -98,6 +98,8 @@ pub struct Settings {
     pub plant: Option<Plant>,
     /// How much memory devices may see.
     pub slots: Limits,
+    /// The disk that has bounce memory of its own, and no other: its number, and bytes.
+    pub restricted: Option<(usize, usize)>,
     /// Which allocations of the kernel heap fail.
     pub failslab: Option<FaultNumbers>,
     /// Which requests of the page allocator fail.
@@ -115,6 +117,7 @@ impl Default for Settings {
             xpfo: Policy::default(),
             plant: None,
             slots: Limits::default(),
+            restricted: None,
             failslab: None,
             fail_page_alloc: None,
         }
@@ -293,6 +296,16 @@ pub const KNOWN: &[Known] = &[
         },
     },
     Known {
+        name: "swiotlb.restricted",
+        values: "DISK:BYTES[KMG]",
+        help: "a disk that has so much bounce memory, rings included, and none beside it",
+        set: |settings, parameter| {
+            settings.restricted =
+                Some(parameter.value.and_then(restricted).ok_or("vda:BYTES, 64K at least")?);
+            Ok(())
+        },
+    },
+    Known {
         name: "swiotlb.scrub",
         values: "owner|always",
         help: "when bounce buffers are zeroed: when another device gets them, or after each use, too",
@@ -354,6 +367,14 @@ fn swiotlb(limits: &mut Limits, value: &str) -> Result<(), &'static str> {
 }
 
 /// Bytes, with Linux' suffixes.
+/// `vdb:1M` is disk number 1 and 1 MiB.
+fn restricted(text: &str) -> Option<(usize, usize)> {
+    const LEAST: usize = 64 << 10;
+    let (disk, size) = text.strip_prefix("vd")?.split_once(':')?;
+    let [letter @ b'a'..=b'z'] = disk.as_bytes() else { return None };
+    Some((usize::from(letter - b'a'), bytes(size).filter(|&bytes| bytes >= LEAST)?))
+}
+
 fn bytes(text: &str) -> Option<usize> {
     let digits = text.trim_end_matches(['K', 'k', 'M', 'm', 'G', 'g']);
     let shift = match &text[digits.len()..] {
@@ -547,6 +568,7 @@ mod tests {
                 FAULT_NUMBERS => Some("1,0,0,-1"),
                 SLABS => Some("128,2,force"),
                 values if values.starts_with("BYTES") => Some("2M"),
+                values if values.starts_with("DISK") => Some("vda:1M"),
                 _ => value,
             };
             let parameter = Parameter { name: known.name, value };

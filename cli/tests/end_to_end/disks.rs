@@ -86,6 +86,22 @@ fn slow_disks_under_a_small_cap_of_bounce_buffers_wait_and_none_fails() {
     assert!(said.contains("480 transfers, 0 failed"), "{said}");
 }
 
+/// 256 KiB for the rings and all transfers of 100 threads, and memory of its own: it neither grows nor lends.
+#[test]
+fn a_restricted_disk_works_with_the_memory_that_it_has() {
+    let own = ["--append", "swiotlb.restricted=vda:256K"];
+    let said = many_io(1, 1000, &own, &["100", "128", "1", "write"]);
+    assert!(said.contains("100 transfers, 0 failed"), "{said}");
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = file_of(&folder, "disk", &vec![7; 4 << 20]);
+    let line = "cd /sys/kernel/debug/swiotlb; dd if=/dev/vda of=/dev/null bs=1M iflag=direct 2>/dev/null
+        cat io_tlb_nslabs vda/io_tlb_nslabs; [ $(cat vda/io_tlb_used) -le 16 ] && echo few; ls -F | grep /";
+    let mut command = run_command();
+    command.args(own).args(["--disk", text(&disk), "--", "busybox", "sh", "-c", line]);
+    let said = finish(command, b"").expect(0).text();
+    assert_eq!(said.split_whitespace().collect::<Vec<_>>(), ["128", "128", "few", "vda/"]);
+}
+
 #[test]
 fn bounce_buffers_grow_with_a_load_and_are_what_they_were_ten_seconds_after_it() {
     let folder = tempfile::tempdir().expect("temporary folder");

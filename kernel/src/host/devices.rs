@@ -170,13 +170,22 @@ pub fn memory() -> &'static [MemoryDevice] {
     HOST.get().map_or(&[], |host| &host.memory)
 }
 
+/// What devices may see of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct BounceSettings {
+    /// All together.
+    pub limits: Limits,
+    /// The disk that has memory of its own, and none beside it: its number, and bytes.
+    pub restricted: Option<(usize, usize)>,
+}
+
 /// Find and start the host's devices; `memory` are those that were found before there was a page allocator. On the boot CPU, once, with interrupts
 /// available and before tasks run; `warn` is told of each device that cannot be used.
 // Its frame holds 40 KiB. Inlined into the start-up code it would be there, too, while the page
 // allocator is made, and together they are more than the start-up stack has.
 #[inline(never)]
 pub fn init(
-    (frames, limits): (Frames, Limits),
+    (frames, BounceSettings { limits, restricted }): (Frames, BounceSettings),
     memory: &[FoundMemory],
     warn: &mut dyn FnMut(Function, SetupError),
 ) {
@@ -184,8 +193,8 @@ pub fn init(
     let all = frames.total_frames() as usize * PAGE_SIZE;
     let cap = limits.cap.min((all / 8).min(MOST_SLOTS));
     dma.start(frames, Limits { cap, ..limits });
-    // The rings have a device of their own in the accounts; they are taken once and stay.
-    let rings = dma.attach(rules("virtqueues", 4 << 20));
+    // Its only frame shows where the direct map is.
+    let rings = dma.attach(rules("virtqueues", PAGE_SIZE));
     if rings.map(freehold_virtqueue::install).is_err() {
         return;
     }
@@ -200,7 +209,7 @@ pub fn init(
     for (function, vendor, device) in pci::functions(&Pci) {
         let started = match device_type(vendor, device) {
             Some(DeviceType::Console) => host.start_console(dma, function),
-            Some(DeviceType::Block) => host.start_disk(dma, function),
+            Some(DeviceType::Block) => host.start_disk((dma, restricted), function),
             _ => Ok(()),
         };
         if let Err(error) = started {
@@ -233,9 +242,17 @@ impl Host {
         Ok(())
     }
 
-    fn start_disk(&mut self, dma: &'static Dma<Frames>, function: Function) -> Result<(), SetupError> {
-        let name = DISKS.get(self.disks.len()).copied().unwrap_or("disk");
-        let device = dma.attach(rules(name, usize::MAX))?;
+    fn start_disk(
+        &mut self,
+        (dma, restricted): (&'static Dma<Frames>, Option<(usize, usize)>),
+        function: Function,
+    ) -> Result<(), SetupError> {
+        let number = self.disks.len();
+        let rules = rules(DISKS.get(number).copied().unwrap_or("disk"), usize::MAX);
+        let device = match restricted.filter(|&(disk, _)| disk == number) {
+            Some((_, bytes)) => dma.attach_restricted(rules, bytes)?,
+            None => dma.attach(rules)?,
+        };
         let line = || Line(Arc::new(WaitQueue::new()));
         let lines: &'static DiskLines = Box::leak(Box::new(DiskLines { answers: line(), turns: line() }));
         let transport = PciTransport::new(&Pci, function, DeviceType::Block, lines)?;

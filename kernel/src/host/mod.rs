@@ -28,7 +28,9 @@ mod pci;
 #[cfg(target_os = "none")]
 pub use control::{Ending, Events, end, listen, notice, ready, report, want_memory};
 #[cfg(target_os = "none")]
-pub use devices::{Disk, Host, Port, control, disks, dma, error, init, memory, start_worker, stream};
+pub use devices::{
+    BounceSettings, Disk, Host, Port, control, disks, dma, error, init, memory, start_worker, stream,
+};
 #[cfg(target_os = "none")]
 pub use last_words::LastWords;
 #[cfg(target_os = "none")]

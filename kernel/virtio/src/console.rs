@@ -103,8 +103,8 @@ impl<S: DmaSource, T: Transport, R: Registers> Console<S, T, R> {
             memory.push(Arc::new(device.buffer(buffers.size, direction)?));
         }
         free.extend(receive..receive + transmit);
-        let rx_queue = if receive > 0 { Some(Queue::new(&mut transport, RECEIVE)?) } else { None };
-        let tx_queue = match Queue::new(&mut transport, TRANSMIT) {
+        let rx_queue = if receive > 0 { Some(Queue::new(&mut transport, RECEIVE, device)?) } else { None };
+        let tx_queue = match Queue::new(&mut transport, TRANSMIT, device) {
             Ok(queue) => queue,
             Err(error) => {
                 // The device knows one queue: this resets it.

@@ -69,7 +69,7 @@ impl Cells {
     pub fn take(&self, length: usize) -> Option<(Cell, Run)> {
         let size = Self::size_for(length);
         self.pages[size].iter().enumerate().find_map(|(number, page)| {
-            let span = page.free.take(1, Fit::Whole)?;
+            let span = page.free.take(1, 1, Fit::Whole)?;
             let cell = Cell { size: size as u8, page: number as u8, number: span.first as u8 };
             Some((cell, page.run()))
         })

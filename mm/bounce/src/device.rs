@@ -1,17 +1,19 @@
 //! Devices and their accounts.
 
+use alloc::boxed::Box;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use freehold_frame::{Bounce, Frame, Order, Owner, Request};
-use freehold_machine::{Cpus, PAGE_SIZE, Pfn, Tally};
+use freehold_machine::{Cpus, PAGE_SIZE, Tally};
 use spin::Once;
 
 use crate::cells::{Cell, Cells};
+use crate::mapping::Memory;
 use crate::pool::{Growth, Pool, Taker};
-use crate::runs::Runs;
+use crate::runs::{Run, Runs};
 use crate::{
-    Direction, DmaAddr, DmaError, DmaSource, MAX_DEVICES, MAX_MAPPING, Mapping, Original, SLOT_SIZE,
+    Constraint, Direction, DmaAddr, DmaError, DmaSource, MAX_DEVICES, MAX_MAPPING, Mapping, Original,
+    SLOT_SIZE, Transfer,
 };
 
 /// Slots in a page.
@@ -72,10 +74,12 @@ pub trait Worker: Sync {
 }
 
 /// A device's account.
-struct Account {
+pub(crate) struct Account<S: DmaSource> {
     rules: DeviceRules,
+    /// The memory that is all it has; `None`: it has a part of what all share.
+    pub restricted: Option<Box<Pool<S>>>,
     /// Bytes of coherent frames.
-    coherent: AtomicUsize,
+    pub coherent: AtomicUsize,
     /// Bytes that never come back.
     lost: AtomicUsize,
     failed: AtomicUsize,
@@ -134,11 +138,11 @@ pub struct Statistics {
 pub struct Dma<S: DmaSource> {
     started: Once<(S, Scrub)>,
     pool: Pool<S>,
-    accounts: [Once<Account>; MAX_DEVICES],
+    accounts: [Once<Account<S>>; MAX_DEVICES],
     counts: Tally<{ POOL_GIVEN + 1 }>,
     /// Pages.
     hiwater: AtomicUsize,
-    coherent_frames: AtomicUsize,
+    pub(crate) coherent_frames: AtomicUsize,
     /// A caller found too little memory since the worker's last look.
     is_tight: AtomicBool,
     worker: Once<&'static dyn Worker>,
@@ -166,7 +170,7 @@ impl<S: DmaSource> Dma<S> {
         self.started.call_once(|| (source, limits.scrub));
         let areas = if limits.areas == 0 { source.machine().cpu_count() } else { limits.areas };
         let base = limits.slabs.div_ceil(PAGE_SLOTS);
-        self.pool.start(source, areas, base, limits.cap / PAGE_SIZE) * PAGE_SLOTS
+        self.pool.start(source, Taker::ANYONE, areas, (base, limits.cap / PAGE_SIZE)) * PAGE_SLOTS
     }
 
     /// Sets who is woken for [`Dma::tick`]. Once.
@@ -179,6 +183,31 @@ impl<S: DmaSource> Dma<S> {
     /// # Errors
     /// [`DmaError::TooManyDevices`]; [`DmaError::OutOfMemory`] before [`Dma::start`].
     pub fn attach(&'static self, rules: DeviceRules) -> Result<Device<S>, DmaError> {
+        self.admit(rules, None)
+    }
+
+    /// Admit a device with `bytes` of memory of its own, rounded up to pages, which are all that it ever has: for mappings,
+    /// cells and coherent frames. The memory does not grow, and no other device gets any of it. (Linux: restricted DMA, a
+    /// `restricted-dma-pool` in the device tree.)
+    ///
+    /// # Errors
+    /// As [`Dma::attach`]; [`DmaError::OutOfMemory`] or [`DmaError::OutOfReach`] where not all of the memory can be had.
+    pub fn attach_restricted(&'static self, rules: DeviceRules, bytes: usize) -> Result<Device<S>, DmaError> {
+        let &(source, _) = self.started.get().ok_or(DmaError::OutOfMemory)?;
+        let (pool, pages) = (Box::new(Pool::new()), bytes.div_ceil(PAGE_SIZE));
+        let taker = Taker { reach: rules.reach, ..Taker::ANYONE };
+        let found = pool.start(source, taker, 1, (pages, pages));
+        if found < pages {
+            return Err(DmaError::OutOfMemory);
+        }
+        self.admit(rules, Some(pool))
+    }
+
+    fn admit(
+        &'static self,
+        rules: DeviceRules,
+        mut restricted: Option<Box<Pool<S>>>,
+    ) -> Result<Device<S>, DmaError> {
         self.started.get().ok_or(DmaError::OutOfMemory)?;
         for (number, account) in self.accounts.iter().enumerate() {
             let mut mine = false;
@@ -186,6 +215,7 @@ impl<S: DmaSource> Dma<S> {
                 mine = true;
                 Account {
                     rules,
+                    restricted: restricted.take(),
                     coherent: AtomicUsize::new(0),
                     lost: AtomicUsize::new(0),
                     failed: AtomicUsize::new(0),
@@ -199,6 +229,12 @@ impl<S: DmaSource> Dma<S> {
             }
         }
         Err(DmaError::TooManyDevices)
+    }
+
+    /// Device number `number`: see [`Device::number`].
+    pub fn device(&'static self, number: u8) -> Option<Device<S>> {
+        let is_attached = self.accounts.get(usize::from(number))?.get().is_some();
+        is_attached.then_some(Device { dma: self, number })
     }
 
     /// Whether [`Dma::tick`] has something to do.
@@ -257,14 +293,24 @@ impl<S: DmaSource> Dma<S> {
         })
     }
 
+    /// Devices with memory of their own: their names, and the slots that they have and that are in use.
+    pub fn restricted(&self) -> impl Iterator<Item = (&'static str, [usize; 2])> {
+        self.accounts.iter().filter_map(Once::get).filter_map(|account| {
+            let pool = account.restricted.as_ref()?;
+            Some((account.rules.name, [pool.pages() * PAGE_SLOTS, pool.used() * PAGE_SLOTS]))
+        })
+    }
+
     /// The name of the device that has, or had last, the page of `address`; `None` where no device had it.
     pub fn owner(&self, address: DmaAddr) -> Option<&'static str> {
-        let number = self.pool.owner(address)?;
+        let pools =
+            self.accounts.iter().filter_map(Once::get).filter_map(|account| account.restricted.as_deref());
+        let number = core::iter::once(&self.pool).chain(pools).find_map(|pool| pool.owner(address))?;
         Some(self.accounts.get(usize::from(number))?.get()?.rules.name)
     }
 
     /// Bytes that device `number` holds. Counts of other CPUs may come a moment late, the ones of taking too.
-    fn held(&self, account: &Account, number: u8) -> usize {
+    fn held(&self, account: &Account<S>, number: u8) -> usize {
         let at = 2 * usize::from(number);
         let given = self.counts.sum(at + GIVEN);
         let slots = self.counts.sum(at + TAKEN).saturating_sub(given);
@@ -283,7 +329,7 @@ impl<S: DmaSource> Dma<S> {
         used
     }
 
-    fn source(&self) -> S {
+    pub(crate) fn source(&self) -> S {
         self.started.get().expect("a device is attached after the start").0
     }
     pub(crate) fn bytes(&self) -> S::Machine {
@@ -304,7 +350,7 @@ impl<S: DmaSource> Dma<S> {
 
 /// How much of what is asked for a caller can do with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Amount {
+pub(crate) enum Amount {
     All,
     /// As much as can be had now: a page, or more.
     Some,
@@ -345,7 +391,24 @@ impl<S: DmaSource> Device<S> {
     /// # Errors
     /// [`DmaError`].
     pub fn buffer(self, length: usize, direction: Direction) -> Result<Mapping<S>, DmaError> {
-        self.counted(self.take(length, direction, Amount::All))
+        self.counted(self.take(Transfer::of(length), direction, Amount::All))
+    }
+
+    /// As [`Device::buffer`], with addresses that meet the transfer's constraint.
+    ///
+    /// # Errors
+    /// [`DmaError`].
+    pub fn bounce(self, transfer: Transfer, direction: Direction) -> Result<Mapping<S>, DmaError> {
+        self.counted(self.take(transfer, direction, Amount::All))
+    }
+
+    /// The longest transfer under `constraint` that could be had now, wherever its original lies: what quota, cap and the
+    /// share of a device leave. Memory may run out before.
+    pub fn longest(self, constraint: Constraint) -> usize {
+        let step = constraint.step().max(PAGE_SIZE);
+        let free = self.free().min(self.share());
+        let most = MAX_MAPPING.min(self.room()).min(free * PAGE_SIZE);
+        (most / step * step).saturating_sub(constraint.keeps.mask() as usize)
     }
 
     /// As [`Device::buffer`], but shorter where less can be had now: whole pages, one at least.
@@ -353,7 +416,7 @@ impl<S: DmaSource> Device<S> {
     /// # Errors
     /// [`DmaError`]: not even one page.
     pub fn buffer_up_to(self, length: usize, direction: Direction) -> Result<Mapping<S>, DmaError> {
-        self.counted(self.take(length.min(MAX_MAPPING), direction, Amount::Some))
+        self.counted(self.take(Transfer::of(length.min(MAX_MAPPING)), direction, Amount::Some))
     }
 
     fn counted(self, taken: Result<Mapping<S>, DmaError>) -> Result<Mapping<S>, DmaError> {
@@ -361,28 +424,6 @@ impl<S: DmaSource> Device<S> {
             self.account().failed.fetch_add(1, Ordering::Relaxed);
         }
         taken
-    }
-
-    /// Whole zeroed frames that device and driver use at the same time: rings.
-    ///
-    /// # Errors
-    /// [`DmaError`].
-    pub fn coherent(self, bytes: usize) -> Result<Coherent<S>, DmaError> {
-        if bytes == 0 {
-            return Err(DmaError::Empty);
-        }
-        let order = Order::holding(bytes.div_ceil(PAGE_SIZE) as u64).ok_or(DmaError::TooLong)?;
-        if order.bytes() > self.room() {
-            return Err(DmaError::Quota);
-        }
-        let request = Request::new(Owner::Bounce).order(order).zeroed();
-        let frame = Frame::allocate_with(self.dma.source(), request)?;
-        if frame.pfn().start().0 + order.bytes() as u64 - 1 > self.rules().reach.0 {
-            return Err(DmaError::OutOfReach);
-        }
-        self.account().coherent.fetch_add(order.bytes(), Ordering::Relaxed);
-        self.dma.coherent_frames.fetch_add(order.frames() as usize, Ordering::Relaxed);
-        Ok(Coherent { device: self, frame: Some(frame), order })
     }
 
     /// What the device may do.
@@ -410,7 +451,7 @@ impl<S: DmaSource> Device<S> {
         self.dma
     }
 
-    fn account(self) -> &'static Account {
+    pub(crate) fn account(self) -> &'static Account<S> {
         let account = self.dma.accounts[usize::from(self.number)].get();
         account.expect("a device is made after its account")
     }
@@ -420,38 +461,45 @@ impl<S: DmaSource> Device<S> {
     }
 
     /// Bytes that the quota leaves.
-    fn room(self) -> usize {
+    pub(crate) fn room(self) -> usize {
         match self.rules().quota {
             usize::MAX => usize::MAX,
             quota => quota.saturating_sub(self.held()),
         }
     }
 
-    fn take(self, length: usize, direction: Direction, amount: Amount) -> Result<Mapping<S>, DmaError> {
+    fn take(self, transfer: Transfer, direction: Direction, amount: Amount) -> Result<Mapping<S>, DmaError> {
+        let Transfer { length, constraint, .. } = transfer;
         if length == 0 {
             return Err(DmaError::Empty);
         }
-        if length > MAX_MAPPING {
-            return Err(DmaError::TooLong);
-        }
-        if Cells::fits(length)
-            && let Some(mapping) = self.take_cell(length, direction)?
+        let (start, span) = (transfer.start(), transfer.span().ok_or(DmaError::TooLong)?);
+        let reach = constraint.reach.min(self.rules().reach);
+        // Cells are aligned to their sizes. Their pages were taken with the device's own reach.
+        let small = span.max(constraint.step());
+        if Cells::fits(small)
+            && reach == self.rules().reach
+            && let Some((run, cell)) = self.take_cell(small)?
         {
-            return Ok(mapping);
+            let memory = Memory { runs: Runs::one(run), cell: Some(cell), start };
+            return Ok(Mapping::new(self, memory, (length, constraint.boundary), direction));
         }
-        let (wanted, room) = (length.div_ceil(PAGE_SIZE), self.room() / PAGE_SIZE);
+        let step = constraint.step().div_ceil(PAGE_SIZE);
+        let taker = Taker { device: self.number, reach, step: step as u32 };
+        let (wanted, room) = (span.div_ceil(PAGE_SIZE).next_multiple_of(step), self.room() / PAGE_SIZE);
         let runs = match amount {
             Amount::All if room < wanted => return Err(DmaError::Quota),
-            Amount::All => self.pages(wanted, amount)?,
-            Amount::Some => self.pages(wanted.min(room).min(self.share()), amount)?,
+            Amount::All => self.pages(taker, wanted, amount)?,
+            Amount::Some => self.pages(taker, wanted.min(room).min(self.share()), amount)?,
         };
         let bytes = runs.pages() * PAGE_SIZE;
         self.dma.count(2 * usize::from(self.number) + TAKEN, bytes);
-        Ok(Mapping::new(self, (runs, None), length.min(bytes), direction))
+        let memory = Memory { runs, cell: None, start };
+        Ok(Mapping::new(self, memory, (length.min(bytes - start), constraint.boundary), direction))
     }
 
-    /// A cell, or `None` where the device has as many pages of them as it can.
-    fn take_cell(self, length: usize, direction: Direction) -> Result<Option<Mapping<S>>, DmaError> {
+    /// A cell and its page, or `None` where the device has as many pages of them as it can.
+    fn take_cell(self, length: usize) -> Result<Option<(Run, Cell)>, DmaError> {
         if self.room() < length {
             return Err(DmaError::Quota);
         }
@@ -459,9 +507,10 @@ impl<S: DmaSource> Device<S> {
         loop {
             if let Some((cell, run)) = cells.take(length) {
                 self.dma.count(2 * usize::from(self.number) + TAKEN, cell.bytes());
-                return Ok(Some(Mapping::new(self, (Runs::one(run), Some(cell)), length, direction)));
+                return Ok(Some((run, cell)));
             }
-            let page = self.pages(1, Amount::All)?;
+            let taker = Taker { device: self.number, reach: self.rules().reach, step: 1 };
+            let page = self.pages(taker, 1, Amount::All)?;
             if cells.add(length, *page.first()).is_err() {
                 self.give_pages(&page);
                 return Ok(None);
@@ -469,38 +518,52 @@ impl<S: DmaSource> Device<S> {
         }
     }
 
+    /// The memory that it gets its pages from.
+    fn pool(self) -> &'static Pool<S> {
+        self.account().restricted.as_deref().unwrap_or(&self.dma.pool)
+    }
+
+    /// Pages of the pool that no device has.
+    fn free(self) -> usize {
+        match &self.account().restricted {
+            Some(pool) => pool.pages() - pool.used(),
+            None => self.dma.pool.cap().saturating_sub(self.dma.used_pages()),
+        }
+    }
+
     /// Pages that the device may take while memory is tight: it holds no more than what is left for others.
     fn share(self) -> usize {
-        if !self.dma.is_tight.load(Ordering::Relaxed) {
+        if !self.dma.is_tight.load(Ordering::Relaxed) || self.account().restricted.is_some() {
             return usize::MAX;
         }
-        let free = self.dma.pool.cap().saturating_sub(self.dma.used_pages());
-        (free.saturating_sub(self.held() / PAGE_SIZE) / 2).max(1)
+        (self.free().saturating_sub(self.held() / PAGE_SIZE) / 2).max(1)
     }
 
     /// Takes pages; adds memory where there is too little.
-    fn pages(self, pages: usize, amount: Amount) -> Result<Runs, DmaError> {
+    pub(crate) fn pages(self, taker: Taker, pages: usize, amount: Amount) -> Result<Runs, DmaError> {
         if pages == 0 {
             return Err(DmaError::Quota);
         }
-        let (dma, reach) = (self.dma, self.rules().reach);
-        let taker = Taker { device: self.number, reach };
+        let (dma, pool) = (self.dma, self.pool());
         let mut runs = Runs::new();
-        let mut report = dma.pool.take(dma.source(), taker, pages, &mut runs);
-        let mut outcome = Ok(());
+        let mut report = pool.take(dma.source(), taker, pages, &mut runs);
+        let is_restricted = !core::ptr::eq(pool, &raw const dma.pool);
+        let mut outcome = if is_restricted { Err(DmaError::Cap) } else { Ok(()) };
         while runs.pages() < pages && outcome.is_ok() && runs.make_room() {
-            outcome = dma.pool.grow(dma.source(), reach, Growth::Transient);
+            outcome = pool.grow(dma.source(), taker, Growth::Transient);
             if outcome.is_ok() {
                 self.account().grows.fetch_add(1, Ordering::Relaxed);
             } else {
                 dma.is_tight.store(true, Ordering::Relaxed);
             }
-            report |= dma.pool.take(dma.source(), taker, pages - runs.pages(), &mut runs);
+            report |= pool.take(dma.source(), taker, pages - runs.pages(), &mut runs);
             dma.wake_worker();
         }
-        dma.count(POOL_TAKEN, runs.pages());
-        if report {
-            dma.note_use();
+        if !is_restricted {
+            dma.count(POOL_TAKEN, runs.pages());
+            if report {
+                dma.note_use();
+            }
         }
         let enough = runs.pages() == pages || amount == Amount::Some && runs.pages() > 0;
         if !enough {
@@ -510,66 +573,25 @@ impl<S: DmaSource> Device<S> {
         Ok(runs)
     }
 
-    fn give_pages(self, runs: &Runs) {
-        self.dma.pool.give(self.dma.source(), runs);
-        self.dma.count(POOL_GIVEN, runs.pages());
+    pub(crate) fn give_pages(self, runs: &Runs) {
+        let pool = self.pool();
+        pool.give(self.dma.source(), runs);
+        if core::ptr::eq(pool, &raw const self.dma.pool) {
+            self.dma.count(POOL_GIVEN, runs.pages());
+        }
     }
 
     /// Takes the memory of a mapping back.
-    pub(crate) fn give_back(self, runs: &Runs, cell: Option<Cell>) {
+    pub(crate) fn give_back(self, memory: &Memory) {
         let which = 2 * usize::from(self.number) + GIVEN;
-        let Some(cell) = cell else {
-            self.dma.count(which, runs.pages() * PAGE_SIZE);
-            return self.give_pages(runs);
+        let Some(cell) = memory.cell else {
+            self.dma.count(which, memory.runs.pages() * PAGE_SIZE);
+            return self.give_pages(&memory.runs);
         };
         self.dma.count(which, cell.bytes());
         if let Some(run) = self.account().cells.give(cell) {
             self.give_pages(&Runs::one(run));
         }
-    }
-}
-
-/// Frames that a device and its driver share until this is dropped.
-#[must_use = "dropping it takes the memory from the device"]
-pub struct Coherent<S: DmaSource> {
-    device: Device<S>,
-    /// `None` only while it is dropped.
-    frame: Option<Frame<Bounce, S>>,
-    order: Order,
-}
-
-impl<S: DmaSource> Coherent<S> {
-    /// What to tell the device.
-    pub fn address(&self) -> DmaAddr {
-        DmaAddr(self.pfn().start().0)
-    }
-    /// The first of the frames, which follow each other.
-    pub fn pfn(&self) -> Pfn {
-        self.frame.as_ref().expect("held until dropped").pfn()
-    }
-    /// How many frames: 2^order.
-    pub const fn order(&self) -> Order {
-        self.order
-    }
-    /// Takes the frames out of use for ever, as [`Mapping::lose`] does. Returns the bytes lost.
-    pub fn lose(self) -> usize {
-        let bytes = self.order.bytes();
-        self.device.count_lost(bytes);
-        core::mem::forget(self);
-        bytes
-    }
-}
-
-impl<S: DmaSource> Drop for Coherent<S> {
-    fn drop(&mut self) {
-        self.device.account().coherent.fetch_sub(self.order.bytes(), Ordering::Relaxed);
-        self.device.dma.coherent_frames.fetch_sub(self.order.frames() as usize, Ordering::Relaxed);
-    }
-}
-
-impl<S: DmaSource> fmt::Debug for Coherent<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Coherent({:?}, order {})", self.address(), self.order.log2())
     }
 }
 

@@ -19,6 +19,7 @@
 //! | [`Device::map`] → [`Mapping`] | one transfer of existing bytes | pages in up to 16 runs, or a cell; copied |
 //! | [`Device::buffer`] → [`Mapping`] | a buffer that a driver fills itself | the same, not copied |
 //! | [`Device::buffer_up_to`] → [`Mapping`] | a transfer that can go in parts | what can be had now, a page at least |
+//! | [`Device::bounce`] → [`Mapping`] | one transfer whose addresses have to be aligned, or near | the same, aligned |
 //! | [`Device::coherent`] → [`Coherent`] | rings that both sides use at any time | whole frames |
 //!
 //! An address a device sees ([`DmaAddr`]) never mixes with a physical one; today they are equal, and an IOMMU
@@ -28,6 +29,8 @@
 //! **Memory.** Segments of 64 pages come from the page allocator and go back to it (`pool.rs`). Taking and giving change one
 //! word by compare-exchange, in a segment that other CPUs leave alone where they can, and counts of this CPU: no lock is
 //! taken and no line stored that all share (`word.rs`: the protocol).
+//!
+//! A restricted device ([`Dma::attach_restricted`]) has a pool that no other device uses and that never grows.
 //!
 //! **Lost memory.** A driver gives memory back once the device has returned the buffer or has confirmed a reset. If
 //! the device confirms neither, the driver calls [`Mapping::lose`] or [`Coherent::lose`]: the memory leaks on purpose,
@@ -78,6 +81,8 @@
 extern crate alloc;
 
 mod cells;
+mod coherent;
+mod constraint;
 mod device;
 mod mapping;
 mod original;
@@ -85,6 +90,8 @@ mod pool;
 mod runs;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod upstream;
 mod word;
 
 /// Atomics, which `tests/loom.rs` replaces for `word.rs`.
@@ -97,7 +104,9 @@ use core::fmt;
 use freehold_frame::FrameSource;
 use freehold_machine::{Cpus, PAGE_SIZE, PhysicalBytes};
 
-pub use device::{Coherent, Device, DeviceRules, Dma, Limits, Scrub, Statistics, Usage, Worker};
+pub use coherent::Coherent;
+pub use constraint::{Alignment, Boundary, Constraint, Transfer};
+pub use device::{Device, DeviceRules, Dma, Limits, Scrub, Statistics, Usage, Worker};
 pub use mapping::Mapping;
 pub use original::{FrameBytes, FrameList, Original, OriginalMut};
 pub use runs::{MAX_RUNS, Piece};

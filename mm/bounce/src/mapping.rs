@@ -7,8 +7,18 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use freehold_machine::{PAGE_SIZE, PhysicalBytes};
 
 use crate::cells::Cell;
+use crate::constraint::Boundary;
 use crate::runs::Runs;
 use crate::{Device, Direction, DmaAddr, DmaSource, Original, OriginalMut, Piece, Scrub};
+
+/// Where the bytes of a mapping are.
+pub(crate) struct Memory {
+    pub runs: Runs,
+    /// Where they are a part of the first page only.
+    pub cell: Option<Cell>,
+    /// Bytes of the runs, or of the cell, before them.
+    pub start: usize,
+}
 
 /// Bytes that a device may reach until this is dropped; dropping copies nothing back ([`Mapping::unmap`] does).
 ///
@@ -17,10 +27,9 @@ use crate::{Device, Direction, DmaAddr, DmaSource, Original, OriginalMut, Piece,
 #[must_use = "dropping it takes the memory from the device"]
 pub struct Mapping<S: DmaSource> {
     device: Device<S>,
-    runs: Runs,
-    /// Where the bytes are a part of the first page only.
-    cell: Option<Cell>,
+    memory: Memory,
     length: usize,
+    boundary: Option<Boundary>,
     direction: Direction,
     /// Set once and never cleared.
     is_lost: AtomicBool,
@@ -29,11 +38,11 @@ pub struct Mapping<S: DmaSource> {
 impl<S: DmaSource> Mapping<S> {
     pub(crate) fn new(
         device: Device<S>,
-        (runs, cell): (Runs, Option<Cell>),
-        length: usize,
+        memory: Memory,
+        (length, boundary): (usize, Option<Boundary>),
         direction: Direction,
     ) -> Self {
-        Self { device, runs, cell, length, direction, is_lost: AtomicBool::new(false) }
+        Self { device, memory, length, boundary, direction, is_lost: AtomicBool::new(false) }
     }
 
     /// Where the first byte is for the device. The others follow in [`Mapping::pieces`].
@@ -54,19 +63,21 @@ impl<S: DmaSource> Mapping<S> {
     pub const fn device(&self) -> Device<S> {
         self.device
     }
-    /// The bytes of `range`, in pieces of which each is in one place of physical memory. At most [`MAX_RUNS`] pieces.
+    /// The bytes of `range`, in pieces of which each is in one place of physical memory. At most [`MAX_RUNS`] pieces, or more
+    /// where a [`Boundary`] cuts them.
     ///
     /// [`MAX_RUNS`]: crate::MAX_RUNS
     pub fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = Piece> {
         let range = range.start..range.end.min(self.length);
-        self.runs.pieces(self.offset(), range)
+        self.memory.runs.pieces(self.offset(), range, self.boundary)
     }
     /// Bytes of memory that it has, padding included.
     fn bytes(&self) -> usize {
-        self.cell.map_or(self.runs.pages() * PAGE_SIZE, Cell::bytes)
+        self.memory.cell.map_or(self.memory.runs.pages() * PAGE_SIZE, Cell::bytes)
     }
+    /// The first byte's place in the first page, or after it.
     fn offset(&self) -> usize {
-        self.cell.map_or(0, Cell::offset)
+        self.memory.cell.map_or(0, Cell::offset) + self.memory.start
     }
 
     /// Put `bytes` at `offset` for the device to read; what does not fit is left out. Returns how many bytes fit.
@@ -123,10 +134,15 @@ impl<S: DmaSource> Mapping<S> {
     }
 
     /// The bytes from `offset` on, part by part, with the range of the whole that each is.
-    fn each_part(&self, offset: usize, length: usize, mut part: impl FnMut(&mut [u8], Range<usize>)) {
+    fn each_part(&self, offset: usize, length: usize, part: impl FnMut(&mut [u8], Range<usize>)) {
+        self.each_from(self.offset() + offset, length, part);
+    }
+
+    /// The same, from byte `first` of the first page on.
+    fn each_from(&self, first: usize, length: usize, mut part: impl FnMut(&mut [u8], Range<usize>)) {
         let bytes = self.device.dma().bytes();
         let mut done = 0;
-        for piece in self.runs.pieces(self.offset(), offset..offset + length) {
+        for piece in self.memory.runs.pieces(first, 0..length, None) {
             bytes.with_run(piece.frame, piece.offset..piece.offset + piece.length, |before, bytes| {
                 let start = done + before;
                 part(bytes, start..start + bytes.len());
@@ -142,9 +158,10 @@ impl<S: DmaSource> Drop for Mapping<S> {
             return;
         }
         if self.device.dma().scrub() == Scrub::Always {
-            self.each_part(0, self.bytes(), |part, _| part.fill(0));
+            let first = self.memory.cell.map_or(0, Cell::offset);
+            self.each_from(first, self.bytes(), |part, _| part.fill(0));
         }
-        self.device.give_back(&self.runs, self.cell);
+        self.device.give_back(&self.memory);
     }
 }
 

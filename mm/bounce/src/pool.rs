@@ -83,6 +83,13 @@ pub(crate) struct Taker {
     pub device: u8,
     /// The highest address that it can use.
     pub reach: DmaAddr,
+    /// What runs begin at multiples of and are multiples of: pages, a power of two up to 64.
+    pub step: u32,
+}
+
+impl Taker {
+    /// Who can do with any page.
+    pub const ANYONE: Self = Self { device: NOBODY, reach: DmaAddr(u64::MAX), step: 1 };
 }
 
 /// See the module's head.
@@ -119,14 +126,13 @@ impl<S: DmaSource> Pool<S> {
         }
     }
 
-    /// Sets how many `areas` there are and the most pages, and adds `base` pages that stay. Returns how many of those there
-    /// was memory for.
-    pub fn start(&self, source: S, areas: usize, base: usize, cap: usize) -> usize {
+    /// Sets how many `areas` there are and the most pages, `cap`, and adds `base` pages that stay, within the taker's reach.
+    /// Returns how many of those there was memory for.
+    pub fn start(&self, source: S, taker: Taker, areas: usize, (base, cap): (usize, usize)) -> usize {
         self.index.call_once(Index::new);
         self.area_count.store(areas.clamp(1, MAX_AREAS), Ordering::Relaxed);
         self.cap.store(cap.max(base).min(MAX_SEGMENTS * SEGMENT_PAGES as usize), Ordering::Relaxed);
-        let everywhere = DmaAddr(u64::MAX);
-        while self.pages() < base && self.grow(source, everywhere, Growth::Lasting).is_ok() {}
+        while self.pages() < base && self.grow(source, taker, Growth::Lasting).is_ok() {}
         self.base.store(self.pages(), Ordering::Relaxed);
         self.pages()
     }
@@ -143,6 +149,14 @@ impl<S: DmaSource> Pool<S> {
     pub fn transient(&self) -> usize {
         let new = self.segments().filter(|(_, segment)| segment.is_transient.load(Ordering::Relaxed));
         new.map(|(_, segment)| segment.pages.load(Ordering::Relaxed) as usize).sum()
+    }
+    /// Pages that devices have, counted one segment after the other.
+    pub fn used(&self) -> usize {
+        let used = |segment: &Segment<S>| {
+            let pages = segment.pages.load(Ordering::Relaxed) as usize;
+            pages.saturating_sub(segment.free.bits().count_ones() as usize)
+        };
+        self.segments().map(|(_, segment)| used(segment)).sum()
     }
     /// Segments added and removed so far.
     pub fn changes(&self) -> (usize, usize) {
@@ -163,7 +177,7 @@ impl<S: DmaSource> Pool<S> {
         &self.areas[usize::from(cpus.current_cpu().0) % self.area_count.load(Ordering::Relaxed)]
     }
 
-    /// Takes `wanted` pages, or fewer where there are not so many or they lie in too many pieces. Returns whether the area's
+    /// Takes `wanted` pages, a multiple of the taker's step, or fewer where there are not so many or they lie in too many pieces. Returns whether the area's
     /// net use has grown by a segment since the last time this was said.
     pub fn take(&self, source: S, taker: Taker, wanted: usize, runs: &mut Runs) -> bool {
         let area = self.area(source.machine());
@@ -204,10 +218,10 @@ impl<S: DmaSource> Pool<S> {
         area.net.store((net - pages).max(0), Ordering::Relaxed);
     }
 
-    /// Adds a segment of 64 pages, or of fewer where memory is short or the cap is near.
-    pub fn grow(&self, source: S, reach: DmaAddr, how: Growth) -> Result<(), DmaError> {
+    /// Adds a segment of 64 pages, or of fewer where memory is short or the cap is near; not of fewer than the taker's step.
+    pub fn grow(&self, source: S, taker: Taker, how: Growth) -> Result<(), DmaError> {
         let mut error = DmaError::OutOfMemory;
-        for order in (0..=SEGMENT_ORDER).rev().filter_map(Order::new) {
+        for order in (taker.step.ilog2()..=SEGMENT_ORDER).rev().filter_map(Order::new) {
             let pages = order.frames() as usize;
             let room = self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
                 now.checked_add(pages).filter(|&sum| sum <= self.cap())
@@ -216,7 +230,7 @@ impl<S: DmaSource> Pool<S> {
                 error = DmaError::Cap;
                 continue;
             }
-            match self.add(source, order, reach, how) {
+            match self.add(source, order, taker.reach, how) {
                 Ok(()) => return Ok(()),
                 Err(why) => error = why,
             }
@@ -288,7 +302,7 @@ impl<S: DmaSource> Pool<S> {
         }
         // Below the watermark, and used now: there will be more.
         if gone == 0 && used > 0 && self.pages() - used.min(self.pages()) < used / 4 {
-            let _ = self.grow(source, DmaAddr(u64::MAX), Growth::Lasting);
+            let _ = self.grow(source, Taker::ANYONE, Growth::Lasting);
         }
         gone
     }
@@ -384,7 +398,7 @@ impl<S: DmaSource> Take<'_, S> {
     fn from(&mut self, number: usize, segment: &Segment<S>, fit: Fit) {
         while self.left > 0 && self.runs.make_room() {
             let wanted = self.left.min(SEGMENT_PAGES as usize) as u32;
-            let Some(span) = segment.free.take(wanted, fit) else { return };
+            let Some(span) = segment.free.take(wanted, self.taker.step, fit) else { return };
             let first = Pfn(segment.first.load(Ordering::Relaxed) + u64::from(span.first));
             if first.offset(span.count.into()).start().0 - 1 > self.taker.reach.0 {
                 segment.free.give(span);

@@ -6,6 +6,8 @@ use core::slice;
 
 use freehold_machine::{PAGE_SIZE, Pfn};
 
+use crate::constraint::Boundary;
+
 /// The most runs of a mapping. Where memory lies in more pieces a mapping is shorter.
 pub const MAX_RUNS: usize = 16;
 
@@ -77,10 +79,12 @@ impl Runs {
         usize::from(self.first.count) + others
     }
 
-    /// The bytes of `range`, counted from `start` bytes into the first page, as pieces; runs that touch are one.
-    pub fn pieces(&self, start: usize, range: Range<usize>) -> Pieces<'_> {
+    /// The bytes of `range`, counted from `start` bytes into the first page, as pieces that cross no multiple of `boundary`. Runs
+    /// that touch are one.
+    pub fn pieces(&self, start: usize, range: Range<usize>, boundary: Option<Boundary>) -> Pieces<'_> {
         let left = range.end.saturating_sub(range.start);
-        Pieces { next: Some(&self.first), others: self.others.iter(), skip: start + range.start, left }
+        let (next, others) = (Some(&self.first), self.others.iter());
+        Pieces { next, others, skip: start + range.start, left, boundary, rest: None }
     }
 }
 
@@ -93,12 +97,14 @@ pub(crate) struct Pieces<'a> {
     skip: usize,
     /// Bytes that are wanted after them.
     left: usize,
+    boundary: Option<Boundary>,
+    /// What follows the last piece behind a boundary.
+    rest: Option<Piece>,
 }
 
-impl Iterator for Pieces<'_> {
-    type Item = Piece;
-
-    fn next(&mut self) -> Option<Piece> {
+impl Pieces<'_> {
+    /// The next bytes that are in one place, whatever they cross.
+    fn stretch(&mut self) -> Option<Piece> {
         while self.left > 0 {
             let run = self.next?;
             let mut pages = u64::from(run.count);
@@ -121,5 +127,31 @@ impl Iterator for Pieces<'_> {
             return Some(Piece { frame, offset: offset % PAGE_SIZE, length });
         }
         None
+    }
+
+    /// The part of `piece` before the boundary; the rest comes next.
+    fn cut(&mut self, piece: Piece, boundary: Boundary) -> Piece {
+        let room = boundary.room(piece.frame.start().0 + piece.offset as u64);
+        if piece.length as u64 <= room {
+            return piece;
+        }
+        let end = piece.offset + room as usize;
+        let frame = piece.frame.offset((end / PAGE_SIZE) as u64);
+        self.rest = Some(Piece { frame, offset: end % PAGE_SIZE, length: piece.length - room as usize });
+        Piece { length: room as usize, ..piece }
+    }
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        match self.boundary {
+            None => self.stretch(),
+            Some(boundary) => {
+                let piece = self.rest.take().or_else(|| self.stretch())?;
+                Some(self.cut(piece, boundary))
+            }
+        }
     }
 }

@@ -71,21 +71,21 @@ pub(crate) fn source(frames: u64) -> Source {
 }
 
 /// Without a segment at first.
-const LIMITS: Limits = Limits { slabs: 0, areas: 0, cap: usize::MAX, scrub: Scrub::OwnerChange };
+pub(crate) const LIMITS: Limits = Limits { slabs: 0, areas: 0, cap: usize::MAX, scrub: Scrub::OwnerChange };
 
-fn dma(source: Source) -> &'static Dma<Source> {
+pub(crate) fn dma(source: Source) -> &'static Dma<Source> {
     limited(source, LIMITS)
 }
 
-fn limited(source: Source, limits: Limits) -> &'static Dma<Source> {
+pub(crate) fn limited(source: Source, limits: Limits) -> &'static Dma<Source> {
     let dma: &'static Dma<Source> = Box::leak(Box::new(Dma::new()));
     dma.start(source, limits);
     dma
 }
 
-const SEGMENT: usize = 256 << 10;
+pub(crate) const SEGMENT: usize = 256 << 10;
 
-const ANY: DeviceRules = DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: usize::MAX };
+pub(crate) const ANY: DeviceRules = DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: usize::MAX };
 
 /// The parts of `length` bytes at `address` that lie in one page each: page, offset, bytes.
 fn parts(address: DmaAddr, length: usize) -> impl Iterator<Item = (Pfn, usize, usize)> {
@@ -99,7 +99,7 @@ fn parts(address: DmaAddr, length: usize) -> impl Iterator<Item = (Pfn, usize, u
 }
 
 /// What the device sees of `length` bytes at `address`.
-fn as_device(source: Source, address: DmaAddr, length: usize) -> Vec<u8> {
+pub(crate) fn as_device(source: Source, address: DmaAddr, length: usize) -> Vec<u8> {
     let mut seen = Vec::new();
     for (page, offset, count) in parts(address, length) {
         source.0.machine.with_bytes(page, |bytes| seen.extend_from_slice(&bytes[offset..offset + count]));
@@ -107,7 +107,7 @@ fn as_device(source: Source, address: DmaAddr, length: usize) -> Vec<u8> {
     seen
 }
 
-fn device_writes(source: Source, address: DmaAddr, bytes: &[u8]) {
+pub(crate) fn device_writes(source: Source, address: DmaAddr, bytes: &[u8]) {
     let mut left = bytes;
     for (page, offset, count) in parts(address, bytes.len()) {
         source
@@ -478,4 +478,41 @@ fn every_failed_allocation_is_an_error_that_leaves_the_accounts_as_they_were() {
         }
         assert_eq!(device.held(), 0);
     }
+}
+
+#[test]
+fn a_restricted_device_has_its_own_memory_for_everything_and_never_more() {
+    let source = source(512);
+    let dma = limited(source, Limits { slabs: 128, ..LIMITS });
+    let own = dma.attach_restricted(ANY, 16 * PAGE_SIZE).unwrap();
+    let (other, taken) = (dma.attach(ANY).unwrap(), source.taken());
+    let rings = own.coherent(2 * PAGE_SIZE).unwrap();
+    device_writes(source, rings.address(), &[9; 2 * PAGE_SIZE]);
+    let mut held = Vec::new();
+    let error = loop {
+        match own.buffer_up_to(5 * PAGE_SIZE, Direction::ToDevice) {
+            Ok(mapping) => held.push(mapping),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((error, held.iter().map(Mapping::len).sum()), (DmaError::Cap, 14 * PAGE_SIZE));
+    assert_eq!(own.buffer(1, Direction::ToDevice).unwrap_err(), DmaError::Cap);
+    assert_eq!((own.longest(Constraint::NONE), dma.restricted().next()), (0, Some(("disk", [32, 32]))));
+    // Others neither wait for it nor take from it.
+    let theirs: Vec<_> = (0..64).map(|_| other.buffer(PAGE_SIZE, Direction::ToDevice).unwrap()).collect();
+    assert_eq!((source.taken(), dma.statistics().used, dma.wants_ticks()), (taken, 128, false));
+    drop((held, theirs, rings));
+    assert_eq!((own.held(), other.held(), dma.restricted().next()), (0, 0, Some(("disk", [32, 0]))));
+    (0..10).for_each(|_| _ = dma.tick());
+    assert_eq!((dma.shrink(), source.taken()), (0, taken));
+    let again = own.coherent(16 * PAGE_SIZE).unwrap();
+    assert!(as_device(source, again.address(), 16 * PAGE_SIZE).iter().all(|&byte| byte == 0));
+    assert_eq!(again.lose(), 16 * PAGE_SIZE);
+    assert_eq!(
+        (own.buffer(1, Direction::ToDevice).unwrap_err(), own.lost()),
+        (DmaError::Cap, 16 * PAGE_SIZE)
+    );
+    let all = dma.attach_restricted(ANY, 1 << 20);
+    assert!(all.is_ok(), "{all:?}");
+    assert_eq!(dma.attach_restricted(ANY, 2 << 20).unwrap_err(), DmaError::OutOfMemory);
 }

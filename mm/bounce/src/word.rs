@@ -69,11 +69,12 @@ impl FreePages {
     pub fn bits(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
-    /// Takes up to `wanted` pages in a row, at least 1.
-    pub fn take(&self, wanted: u32, fit: Fit) -> Option<Span> {
+    /// Takes up to `wanted` pages in a row, whose first is a multiple of `step` and which are a multiple of `step`, a power of
+    /// two up to 64; so is `wanted`.
+    pub fn take(&self, wanted: u32, step: u32, fit: Fit) -> Option<Span> {
         let mut free = self.0.load(Ordering::Relaxed);
         loop {
-            let span = find(free, wanted, fit)?;
+            let span = find(free, wanted, step, fit)?;
             let left = free & !span.mask();
             match self.0.compare_exchange_weak(free, left, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(span),
@@ -88,8 +89,13 @@ impl FreePages {
     }
 }
 
-/// Pages in a row among the set bits of `free`.
-fn find(free: u64, wanted: u32, fit: Fit) -> Option<Span> {
+/// The bits of multiples of `step`.
+const fn multiples(step: u32) -> u64 {
+    if step == u64::BITS { 1 } else { u64::MAX / ((1 << step) - 1) }
+}
+
+/// Pages in a row among the set bits of `free`; see [`FreePages::take`].
+fn find(free: u64, wanted: u32, step: u32, fit: Fit) -> Option<Span> {
     let run_of = |count: u32| {
         // Bit i of `starts`: pages i..i+have are free. Zeroes shifted in from the top keep runs inside.
         let (mut starts, mut have) = (free, 1);
@@ -98,12 +104,13 @@ fn find(free: u64, wanted: u32, fit: Fit) -> Option<Span> {
             starts &= starts >> step;
             have += step;
         }
+        starts &= multiples(step);
         (starts != 0).then(|| Span { first: starts.trailing_zeros(), count })
     };
     let mut count = wanted.min(SEGMENT_PAGES);
     loop {
         let span = run_of(count);
-        if span.is_some() || fit == Fit::Whole || count == 1 {
+        if span.is_some() || fit == Fit::Whole || count == step {
             return span;
         }
         count = if count.is_power_of_two() { count / 2 } else { 1 << count.ilog2() };
@@ -172,5 +179,34 @@ impl Index {
             later &= later - 1;
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The definition: try every run.
+    fn slowly(free: u64, wanted: u32, step: u32) -> Option<Span> {
+        let spans = (0..64).step_by(step as usize).filter(|first| first + wanted <= 64);
+        let mut spans = spans.map(|first| Span { first, count: wanted });
+        spans.find(|span| free & span.mask() == span.mask())
+    }
+
+    #[test]
+    fn a_search_finds_the_first_run_of_every_length_and_alignment() {
+        let mut free = 0x9e37_79b9_7f4a_7c15_u64;
+        for round in 0..2000 {
+            free = free.rotate_left(7).wrapping_mul(0xbf58_476d_1ce4_e5b9) | u64::MAX << (round % 64);
+            for step in (0..=6).map(|log2| 1 << log2) {
+                for wanted in (step..=64).step_by(step as usize) {
+                    let found = find(free, wanted, step, Fit::Whole);
+                    assert_eq!(found, slowly(free, wanted, step), "{free:#x} {wanted} {step}");
+                    let longest = find(free, wanted, step, Fit::Longest);
+                    assert_eq!(longest.is_some(), slowly(free, step, step).is_some());
+                    assert!(longest.is_none_or(|span| span.first % step == 0 && span.count % step == 0));
+                }
+            }
+        }
     }
 }

@@ -94,12 +94,12 @@ fn a_page_has_one_holder_whatever_is_taken_and_given_back_at_the_same_time() {
         let pages = Arc::new(Pages::new(2));
         let other = pages.clone();
         let thread = thread::spawn(move || {
-            if let Some(span) = other.free.take(2, Fit::Longest) {
+            if let Some(span) = other.free.take(2, 1, Fit::Longest) {
                 other.touch(span);
                 other.free.give(span);
             }
         });
-        if let Some(span) = pages.free.take(1, Fit::Whole) {
+        if let Some(span) = pages.free.take(1, 1, Fit::Whole) {
             pages.touch(span);
             pages.free.give(span);
         }
@@ -140,7 +140,7 @@ fn a_segment_that_is_removed_and_added_again_never_shows_its_old_frame() {
         let taker = {
             let place = place.clone();
             thread::spawn(move || {
-                let span = place.0.take(1, Fit::Whole)?;
+                let span = place.0.take(1, 1, Fit::Whole)?;
                 let frame = place.1.load(Ordering::Relaxed);
                 place.0.give(span);
                 Some(frame)
@@ -151,7 +151,7 @@ fn a_segment_that_is_removed_and_added_again_never_shows_its_old_frame() {
             place.1.store(200, Ordering::Relaxed);
             place.0.install(2);
         }
-        let first = place.0.take(2, Fit::Whole).is_some();
+        let first = place.0.take(2, 1, Fit::Whole).is_some();
         if let Some(frame) = taker.join().unwrap() {
             assert!(frame == 100 || removed && frame == 200);
             assert!(!first || !removed || place.1.load(Ordering::Relaxed) == 200);
@@ -169,7 +169,7 @@ fn removing_a_segment_that_only_looked_idle_is_caught() {
         let taker = {
             let place = place.clone();
             thread::spawn(move || {
-                if let Some(span) = place.0.take(1, Fit::Whole) {
+                if let Some(span) = place.0.take(1, 1, Fit::Whole) {
                     assert_eq!(place.1.load(Ordering::SeqCst), 1, "held and gone");
                     place.0.give(span);
                 }
@@ -189,7 +189,7 @@ fn no_free_page_is_forgotten_when_a_search_marks_its_segment_full() {
         let all = Arc::new((FreePages::new(), Index::new()));
         all.0.install(1);
         all.1.note_free(0);
-        let span = all.0.take(1, Fit::Whole).unwrap();
+        let span = all.0.take(1, 1, Fit::Whole).unwrap();
         let giver = {
             let all = all.clone();
             thread::spawn(move || {
@@ -213,7 +213,7 @@ fn a_search_that_does_not_look_again_is_caught() {
         let all = Arc::new((FreePages::new(), Index::new(), FreePages::new()));
         all.0.install(1);
         all.1.note_free(0);
-        let span = all.0.take(1, Fit::Whole).unwrap();
+        let span = all.0.take(1, 1, Fit::Whole).unwrap();
         let giver = {
             let all = all.clone();
             thread::spawn(move || {

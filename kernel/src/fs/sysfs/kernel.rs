@@ -32,7 +32,9 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     let debug = root.dirs("kernel/debug");
     super::xpfo::fill(&debug);
     super::provoke::fill(&debug);
-    bounce(&root.dirs("kernel/debug/swiotlb"), host::dma());
+    let swiotlb = root.dirs("kernel/debug/swiotlb");
+    bounce(&swiotlb, host::dma());
+    restricted(&swiotlb, host::dma());
 }
 
 /// The disks, once they are known.
@@ -87,6 +89,20 @@ impl Generate for HighWater {
         }
         self.0.reset_hiwater();
         Ok(())
+    }
+}
+
+/// A directory for each device that has memory of its own, as on Linux.
+fn restricted(dir: &Arc<PseudoDir>, dma: &'static Dma<mem::Frames>) {
+    for (place, (name, _)) in dma.restricted().enumerate() {
+        let own = dir.dir(name.as_bytes());
+        for (which, file) in ["io_tlb_nslabs", "io_tlb_used"].into_iter().enumerate() {
+            own.generated(file, 0o400, move |out: &mut Text| {
+                let slots = dma.restricted().nth(place).map_or(0, |(_, slots)| slots[which]);
+                write!(out, "{slots}\n");
+                Ok(())
+            });
+        }
     }
 }
 

@@ -1,13 +1,16 @@
 //! Memory for rings, and the way from a buffer's pointer to its address and back.
 //!
-//! Rings live in coherent frames of one device of the DMA API, the one given to [`install`]. Frames of the
-//! bounce kind are in the direct map, which is linear: pointer = base + physical address.
+//! A ring lives in coherent frames of its own device. Frames of the bounce kind are in the direct map, which is linear:
+//! pointer = base + physical address.
+//!
+//! **Protocol.** The crate's [`Hal`] has no word for the device that a ring is for. [`with_ring_device`] notes it while
+//! the crate sets a ring up, one at a time: the crate asks for memory in that time only.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ptr::NonNull;
 
-use freehold_bounce::{Coherent, Device, DmaAddr, DmaSource};
+use freehold_bounce::{Coherent, Device, Dma, DmaAddr, DmaSource};
 use freehold_machine::{PAGE_SIZE, Pfn};
 use spin::{Mutex, Once};
 use virtio_drivers::{BufferDirection, Hal, PhysAddr};
@@ -18,8 +21,8 @@ pub struct NoRings;
 
 /// Lends whole frames, whatever the page allocator.
 trait Lender: Send + Sync {
-    /// Zeroed frames, physically contiguous.
-    fn lend(&self, pages: usize) -> Option<(DmaAddr, Pfn)>;
+    /// Zeroed frames of device number `device`, physically contiguous.
+    fn lend(&self, device: u8, pages: usize) -> Option<(DmaAddr, Pfn)>;
     /// Take back what starts at `address`. Returns whether it was lent.
     fn take_back(&self, address: DmaAddr) -> bool;
     /// Keep what starts at `address` from all further use. Returns how many bytes were lost.
@@ -28,13 +31,13 @@ trait Lender: Send + Sync {
 
 /// Holds what is lent. The lock is taken while queues are made and dropped, orders with nothing.
 struct Lent<S: DmaSource> {
-    device: Device<S>,
+    dma: &'static Dma<S>,
     frames: Mutex<Vec<Coherent<S>>>,
 }
 
 impl<S: DmaSource> Lender for Lent<S> {
-    fn lend(&self, pages: usize) -> Option<(DmaAddr, Pfn)> {
-        let frames = self.device.coherent(pages.checked_mul(PAGE_SIZE)?).ok()?;
+    fn lend(&self, device: u8, pages: usize) -> Option<(DmaAddr, Pfn)> {
+        let frames = self.dma.device(device)?.coherent(pages.checked_mul(PAGE_SIZE)?).ok()?;
         let result = (frames.address(), frames.pfn());
         let mut lent = self.frames.lock();
         lent.try_reserve(1).ok()?;
@@ -65,14 +68,29 @@ pub(crate) fn lose(address: DmaAddr) -> usize {
 
 static LENDER: Once<(Box<dyn Lender>, usize)> = Once::new();
 
-/// Take rings from `device` from now on. Later calls change nothing.
+/// The device that a ring is being set up for.
+static RING_DEVICE: Mutex<Option<u8>> = Mutex::new(None);
+
+/// Held while a ring is set up, by start-up only. Orders before the locks of the DMA API.
+static SETTING_UP: Mutex<()> = Mutex::new(());
+
+/// Calls `set_up`, which takes a ring's memory from `device`.
+pub(crate) fn with_ring_device<S: DmaSource, R>(device: Device<S>, set_up: impl FnOnce() -> R) -> R {
+    let _one_at_a_time = SETTING_UP.lock();
+    *RING_DEVICE.lock() = Some(device.number());
+    let result = set_up();
+    *RING_DEVICE.lock() = None;
+    result
+}
+
+/// Takes rings from the DMA API of `device` from now on. Later calls change nothing.
 ///
 /// # Errors
-/// [`NoRings`] if the device has no frame to give.
+/// [`NoRings`] if the device has no frame to show where the direct map is.
 pub fn install<S: DmaSource>(device: Device<S>) -> Result<(), NoRings> {
-    let lender = Lent { device, frames: Mutex::new(Vec::new()) };
+    let lender = Lent { dma: device.dma(), frames: Mutex::new(Vec::new()) };
     // One frame shows where the direct map is.
-    let (address, frame) = lender.lend(1).ok_or(NoRings)?;
+    let (address, frame) = lender.lend(device.number(), 1).ok_or(NoRings)?;
     let base = (ask(frame).as_ptr() as usize).wrapping_sub(address.0 as usize);
     lender.take_back(address);
     LENDER.call_once(|| (Box::new(lender), base));
@@ -118,7 +136,8 @@ pub(crate) struct Memory;
 // other use until `dma_dealloc`; `share` and `unshare` only translate.
 unsafe impl Hal for Memory {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
-        match LENDER.get().and_then(|(lender, _)| lender.lend(pages)) {
+        let device = *RING_DEVICE.lock();
+        match LENDER.get().zip(device).and_then(|((lender, _), device)| lender.lend(device, pages)) {
             Some((address, frame)) => (address.0, pointer(frame)),
             // Address 0 is the crate's sign of failure.
             None => (0, NonNull::dangling()),

@@ -7,13 +7,13 @@ use core::ops::Range;
 use core::slice;
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-use freehold_bounce::{DmaAddr, DmaSource, MAX_MAPPING, MAX_RUNS, Mapping};
+use freehold_bounce::{Device, DmaAddr, DmaSource, MAX_MAPPING, MAX_RUNS, Mapping};
 use freehold_machine::PAGE_SHIFT;
 use freehold_machine::Pfn;
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::Transport;
 
-use crate::memory::{Memory, lose, pointer};
+use crate::memory::{Memory, lose, pointer, with_ring_device};
 use crate::placement::{Noting, RingPlace};
 use crate::reset::DeviceReset;
 
@@ -199,13 +199,18 @@ pub struct Queue<S: DmaSource, const SIZE: usize> {
 }
 
 impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
-    /// Set up queue number `index` of a device that is being initialised.
+    /// Set up queue number `index` of a device that is being initialised, in memory of `device`.
     ///
     /// # Errors
     /// The device's queue is too small or in use, or there is no memory for the ring.
-    pub fn new<T: Transport>(transport: &mut T, index: u16) -> virtio_drivers::Result<Self> {
+    pub fn new<T: Transport>(
+        transport: &mut T,
+        index: u16,
+        device: Device<S>,
+    ) -> virtio_drivers::Result<Self> {
         let mut noting = Noting { transport, place: RingPlace::default() };
-        let ring = ManuallyDrop::new(VirtQueue::new(&mut noting, index, false, false)?);
+        let ring = with_ring_device(device, || VirtQueue::new(&mut noting, index, false, false));
+        let ring = ManuallyDrop::new(ring?);
         Ok(Self {
             ring,
             place: noting.place,

@@ -119,7 +119,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     pub fn new(mut transport: T, device: Device<S>, segments: Segments) -> Result<Self, SetupError> {
         let headers = Arc::new(device.buffer(DEPTH * HEADER, Direction::Bidirectional)?);
         let spare = Arc::new(device.buffer(SPARE, Direction::Bidirectional)?);
-        let queue = Queue::new(&mut transport, 0)?;
+        let queue = Queue::new(&mut transport, 0, device)?;
         transport.finish_init();
         Ok(Self {
             link: Link::new(transport, device, Rings { queue, headers, segments }),

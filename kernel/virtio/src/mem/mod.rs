@@ -79,7 +79,7 @@ impl<S: DmaSource, T: Transport> Mem<S, T> {
         }
         // Before the device knows of any memory: from here to the end nothing fails.
         let buffer = Arc::new(device.buffer(RESPONSE + RESPONSE_BYTES, Direction::Bidirectional)?);
-        let queue = Queue::new(&mut transport, 0)?;
+        let queue = Queue::new(&mut transport, 0, device)?;
         transport.finish_init();
         let inner = Inner { link: Link::new(transport, device, queue), buffer, busy: false };
         Ok(Self { inner: Mutex::new(inner), wait, region })

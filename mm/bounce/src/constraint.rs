@@ -1,0 +1,100 @@
+//! What a transfer asks of the addresses that its device gets.
+//!
+//! Linux' nearest relatives are `struct device_dma_parameters` and the masks of `swiotlb_tbl_map_single`. Its masks are
+//! numbers that may have holes; an [`Alignment`] cannot.
+
+use freehold_machine::PAGE_SIZE;
+
+use crate::word::SEGMENT_PAGES;
+use crate::{DmaAddr, MAX_MAPPING};
+
+/// A power of two: 1 byte to 256 KiB, which is a segment.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Alignment(u32);
+
+impl Alignment {
+    /// Every address is aligned to it.
+    pub const BYTE: Self = Self(1);
+    /// A page.
+    pub const PAGE: Self = Self(PAGE_SIZE as u32);
+
+    /// `None` where `bytes` is no power of two, or more than a segment has.
+    pub const fn new(bytes: usize) -> Option<Self> {
+        let most = SEGMENT_PAGES as usize * PAGE_SIZE;
+        if bytes.is_power_of_two() && bytes <= most { Some(Self(bytes as u32)) } else { None }
+    }
+    /// The bytes.
+    pub const fn bytes(self) -> usize {
+        self.0 as usize
+    }
+    /// The bits of an address below it.
+    pub const fn mask(self) -> u64 {
+        self.0 as u64 - 1
+    }
+}
+
+/// A power of two that a device's piece of memory cannot cross a multiple of: a page at least.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Boundary(u64);
+
+impl Boundary {
+    /// `None` where `bytes` is no power of two, or less than a page.
+    pub const fn new(bytes: u64) -> Option<Self> {
+        if bytes.is_power_of_two() && bytes >= PAGE_SIZE as u64 { Some(Self(bytes)) } else { None }
+    }
+    /// The bytes from an address to the next multiple.
+    pub(crate) const fn room(self, address: u64) -> u64 {
+        self.0 - (address & (self.0 - 1))
+    }
+}
+
+/// See the module's head. [`Constraint::NONE`] asks for nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Constraint {
+    /// The device's address and the original's are the same modulo this (Linux: min_align_mask + 1).
+    pub keeps: Alignment,
+    /// The memory begins and ends on multiples of this, so that an IOMMU with pages of that size shows the device nothing
+    /// else (Linux: alloc_align_mask + 1).
+    pub align: Alignment,
+    /// No piece crosses a multiple of this; `None`: pieces are as long as they are (Linux: the segment boundary, all ones).
+    pub boundary: Option<Boundary>,
+    /// The highest address, if it is lower than what the device can use.
+    pub reach: DmaAddr,
+}
+
+impl Constraint {
+    /// Any memory that the device can use.
+    pub const NONE: Self =
+        Self { keeps: Alignment::BYTE, align: Alignment::BYTE, boundary: None, reach: DmaAddr(u64::MAX) };
+
+    /// What runs of memory are multiples of.
+    pub(crate) fn step(self) -> usize {
+        self.keeps.max(self.align).bytes()
+    }
+}
+
+/// A transfer to be bounced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transfer {
+    /// Its bytes.
+    pub length: usize,
+    /// The original's address. Only the bits that [`Constraint::keeps`] names count.
+    pub origin: u64,
+    /// What its addresses must be.
+    pub constraint: Constraint,
+}
+
+impl Transfer {
+    /// One without a constraint.
+    pub const fn of(length: usize) -> Self {
+        Self { length, origin: 0, constraint: Constraint::NONE }
+    }
+    /// Bytes of memory before the transfer's first.
+    pub(crate) const fn start(self) -> usize {
+        (self.origin & self.constraint.keeps.mask()) as usize
+    }
+    /// Bytes of memory up to the transfer's last; `None` for more than a mapping can have.
+    pub(crate) fn span(self) -> Option<usize> {
+        self.start().checked_add(self.length).filter(|&span| span <= MAX_MAPPING)
+    }
+}
