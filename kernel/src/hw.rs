@@ -17,7 +17,7 @@ mod real {
     pub use freehold_arch::{cpu, irq, thread, time, usercopy};
     /// Windows on frames of programs.
     pub mod windows {
-        pub use freehold_arch::memory::{forget_closed, lend, take_back};
+        pub use freehold_arch::memory::{close_as, forget_closed, lend, policy, take_back};
     }
 
     /// The page allocator's handle: every frame comes from it and goes back to it.

@@ -204,6 +204,24 @@ fn a_closed_window_lives_4_ms_at_most_under_on_however_long_a_program_computes()
 }
 
 #[test]
+fn a_program_that_asks_for_it_has_its_windows_forgotten_as_they_close() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let strict = guest_program("workloads/strict");
+    let strict = strict.to_str().expect("a path in UTF-8");
+    let provoke = "echo STALE_WINDOW > /sys/kernel/debug/provoke-crash/DIRECT";
+    // Children inherit it, and execve keeps it; who did not ask does not get it.
+    let words = [strict, "/bin/busybox", "ash", "-c", &format!("busybox ash -c '{provoke}'; echo $?")];
+    let told = run(&["--xpfo", "lap", "--icount", "--add", "/bin/busybox"], &words, b"").expect(0);
+    assert_eq!(told.text(), format!("{KILLED}\n"));
+    let told = said(&["--xpfo", "lap", "--icount"], &format!("{provoke}; echo $?")).expect(0);
+    assert_eq!(told.text(), "0\n");
+    // There are no windows: EOPNOTSUPP.
+    run(&["--xpfo", "off", "--add", "/bin/busybox"], &words, b"").expect(95);
+}
+
+#[test]
 fn provoking_is_roots_alone_and_names_are_checked() {
     if kernel() != "freehold" {
         return;

@@ -79,6 +79,7 @@ fn activate(thread: &Thread) {
     let this = cpu(hw::current_cpu());
     let pinned = hw::Hardware.pin();
     let mut loaded = this.loaded.lock();
+    hw::windows::close_as(thread.closing());
     let translation = thread.translation();
     let Some(new) = &*translation else {
         if let Some(loaded) = &loaded.now {

@@ -11,6 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_bounce::{Original, OriginalMut};
 use freehold_vm::TaskPolicy;
+use freehold_xpfo::Closing;
 
 use super::{Schedule, Sleep, wake};
 use crate::Result;
@@ -96,6 +97,8 @@ pub struct Thread {
     pub faults: [AtomicU64; 2],
     /// From which nodes the pages come that it touches first; the process' areas may say otherwise.
     memory_policy: SpinLock<Option<Arc<TaskPolicy>>>,
+    /// Whether windows on programs' frames are forgotten as they close while it runs, whatever the policy.
+    forgets_windows: AtomicBool,
     /// It is finding memory for others ([`crate::mem::reclaim`]): what it allocates may come from the last reserve.
     /// Only the thread itself changes it.
     pub(crate) reclaims: AtomicBool,
@@ -134,6 +137,7 @@ impl Thread {
             sleep_timer: TimerSlot::new(),
             faults: [const { AtomicU64::new(0) }; 2],
             memory_policy: SpinLock::new(None),
+            forgets_windows: AtomicBool::new(false),
             reclaims: AtomicBool::new(false),
             was_denied: AtomicBool::new(false),
             releases: ReleaseList::new(),
@@ -170,6 +174,15 @@ impl Thread {
     /// Whether the thread ends before it sees user mode again, or was cancelled.
     pub fn is_dying(&self) -> bool {
         self.is_cancelled() || self.owner().is_none_or(|owner| owner.is_ending())
+    }
+    /// How windows on programs' frames close while it runs.
+    #[inline]
+    pub fn closing(&self) -> Closing {
+        if self.forgets_windows.load(Ordering::Relaxed) { Closing::Forgets } else { Closing::ByPolicy }
+    }
+    /// Says how windows close while it runs, from the next switch to it on.
+    pub fn set_closing(&self, closing: Closing) {
+        self.forgets_windows.store(closing == Closing::Forgets, Ordering::Relaxed);
     }
     /// Its memory policy, if it has one.
     pub fn memory_policy(&self) -> Option<Arc<TaskPolicy>> {

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 
 use freehold_machine::CpuSet;
 use freehold_vm::HugeUse;
+use freehold_xpfo::Closing;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inspect::Dumpable;
@@ -434,6 +435,25 @@ pub fn sys_getrandom(args: &Args) -> Result<i64> {
     Ok(done as i64)
 }
 
+/// prctl(SET_XPFO, 1 or 0, 0, 0, 0): windows that are opened for the calling thread, and for what it clones from now on, are
+/// forgotten as they close, or as the policy says. What tasks of the kernel open for it follows the policy.
+fn set_closing(args: &Args) -> Result<()> {
+    let closing = match args[1] {
+        0 => Closing::ByPolicy,
+        1 => Closing::Forgets,
+        _ => return Err(Errno::EINVAL),
+    };
+    if args[2] | args[3] | args[4] != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if !hw::windows::policy().is_exclusive() {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    current().set_closing(closing);
+    sched::activate_current();
+    Ok(())
+}
+
 /// prctl(option, ...)
 pub fn sys_prctl(args: &Args) -> Result<i64> {
     const SET_PDEATHSIG: i32 = 1;
@@ -455,6 +475,9 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
     const GET_NO_NEW_PRIVS: i32 = 39;
     const SET_THP_DISABLE: i32 = 41;
     const GET_THP_DISABLE: i32 = 42;
+    // Freehold's own: "XPF" and a number.
+    const SET_XPFO: i32 = 0x5850_4601;
+    const GET_XPFO: i32 = 0x5850_4602;
     const LAST_CAPABILITY: u64 = 40;
     let task = current();
     let process = task.process();
@@ -502,6 +525,8 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
             UserPtr::new(args[1]).write(&is)?;
         }
         SET_NO_NEW_PRIVS if args[1] == 1 => process.no_new_privileges.store(true, Ordering::Relaxed),
+        SET_XPFO => set_closing(args)?,
+        GET_XPFO => return Ok(task.closing() as i64),
         GET_NO_NEW_PRIVS => return Ok(i64::from(process.no_new_privileges.load(Ordering::Relaxed))),
         _ => return Err(Errno::EINVAL),
     }

@@ -220,6 +220,7 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
         let policy = parent.memory_policy().map(|policy| Arc::new(TaskPolicy::new(policy.policy())));
         task.set_memory_policy(policy);
         task.injection.inherit(&parent.injection);
+        task.set_closing(parent.closing());
         task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);
         if !flags.contains(CloneFlags::VM) || flags.contains(CloneFlags::VFORK) {
             *task.alternate_stack.lock() = *parent.alternate_stack.lock();

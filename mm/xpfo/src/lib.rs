@@ -20,4 +20,4 @@ mod policy;
 
 pub use audit::{Report, Rules, Violation, check};
 pub use lap::{Lap, Renewal};
-pub use policy::{DEADLINE_NS, Policy};
+pub use policy::{Closing, DEADLINE_NS, Policy};

@@ -18,6 +18,17 @@ pub enum Policy {
     Strict,
 }
 
+/// How windows close while a task has the CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Closing {
+    /// As the policy says.
+    #[default]
+    ByPolicy = 0,
+    /// As under [`Policy::Strict`]: the task asked for it.
+    Forgets = 1,
+}
+
 impl Policy {
     /// All, from the most lenient on.
     pub const ALL: [Self; 4] = [Self::Off, Self::Lap, Self::On, Self::Strict];

@@ -28,7 +28,7 @@ pub use kernel_pages::KernelPages;
 use layout::Layout;
 use tables::{DATA, LARGE, READ_ONLY, leaf};
 pub use windows::{
-    forget_closed, lend, map_rules, policy, refused as refused_windows, set_policy, take_back,
+    close_as, forget_closed, lend, map_rules, policy, refused as refused_windows, set_policy, take_back,
     totals as window_totals, use_frame_table,
 };
 

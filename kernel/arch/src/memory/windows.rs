@@ -23,7 +23,7 @@ use freehold_machine::{
     Cpus, Flush, KERNEL_OWNERS, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
     PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr, page_by_page,
 };
-use freehold_xpfo::{DEADLINE_NS, Lap, Policy, Renewal, Rules};
+use freehold_xpfo::{Closing, DEADLINE_NS, Lap, Policy, Renewal, Rules};
 
 use super::tables::{self, ACCESSED, DIRTY, LARGE, NO_EXECUTE, PRESENT, WRITABLE};
 use super::{OutOfMemory, direct, layout, pluggable};
@@ -106,6 +106,8 @@ static POLICY: Once<Policy> = Once::new();
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 /// Whether it is [`Policy::Off`], where each access looks.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
+/// Whether the policy is [`Policy::Strict`], as a word: what [`close_as`] adds to what a task asks for.
+static IS_STRICT: AtomicU32 = AtomicU32::new(0);
 
 /// The policy: `lap` until [`set_policy`], since nothing could be bounded before there is a clock.
 pub fn policy() -> Policy {
@@ -122,11 +124,15 @@ pub fn set_policy(policy: Policy) {
         direct::enter_all();
         IS_OFF.store(true, Ordering::Relaxed);
     }
-    adopt_policy(cpu::this());
+    IS_STRICT.store(policy.forgets_at_close().into(), Ordering::Relaxed);
+    close_as(Closing::ByPolicy);
 }
 
-fn adopt_policy(per_cpu: &PerCpu) {
-    per_cpu.windows.forgets_at_close.store(policy().forgets_at_close().into(), Ordering::Relaxed);
+/// From now on the task that has this CPU has its windows closed like this. The caller stays on this CPU.
+#[inline]
+pub fn close_as(closing: Closing) {
+    let forgets = closing as u32 | IS_STRICT.load(Ordering::Relaxed);
+    cpu::this().windows.forgets_at_close.store(forgets, Ordering::Relaxed);
 }
 
 /// The first frame record's address, and one past the last frame that has one: 0 until [`use_frame_table`].
@@ -231,7 +237,7 @@ pub(crate) fn attach(per_cpu: &PerCpu, cpu: usize) -> Result<(), OutOfMemory> {
     let table = tables::table_at(cpu_base(cpu), 1, &mut || super::alloc_frames(0))?;
     windows.base.store(cpu_base(cpu).0, Ordering::Relaxed);
     windows.entries.store(pointer(tables::entry(table, cpu * SLOTS % TABLE_ENTRIES)), Ordering::Release);
-    adopt_policy(per_cpu);
+    per_cpu.windows.forgets_at_close.store(IS_STRICT.load(Ordering::Relaxed), Ordering::Relaxed);
     Ok(())
 }
 
