@@ -95,11 +95,31 @@ fn costs_do_not_grow_with_the_things_that_are_there() {
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(file).expect("a file")).expect("JSON");
     let courses = report["courses"].as_array().expect("courses");
-    assert_eq!(courses.len(), 14, "seven on each kernel: {text}");
+    assert_eq!(courses.len(), 8, "four on each kernel: {text}");
     for course in courses.iter().filter(|course| course["side"] == "Freehold") {
         let exponent = course["exponent"].as_f64().expect("an exponent");
         assert!(exponent <= 0.2, "{course}");
     }
+}
+
+#[test]
+fn ten_thousand_areas_or_watched_files_do_not_make_a_walk() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("bench.json");
+    let names = ["map-areas@1", "map-areas@10000", "epoll-del-add@1", "epoll-del-add@10000"];
+    let mut command = freehold();
+    command.args(["bench", "--quick", "--runs", "1", "--json"]).arg(&file).args(names);
+    finish(command, b"").expect(0);
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(file).expect("a file")).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    let cost = |name: &str| {
+        let row = rows.iter().find(|row| row["name"] == name).expect("the row");
+        row["costs"][0]["cost"].as_f64().expect("a cost")
+    };
+    // A tree adds its height; a list would cost a hundred times as much.
+    assert!(cost(names[1]) < 5.0 * cost(names[0]), "{rows:?}");
+    assert!(cost(names[3]) < 5.0 * cost(names[2]), "{rows:?}");
 }
 
 #[test]
