@@ -53,7 +53,7 @@ const WORKLOADS: [Workload; 5] = [
     Workload {
         name: "tar, gzip -1",
         needs: &[],
-        script: "mkdir /tmp/d; i=0; while [ $i -lt 20 ]; do i=$((i+1)); busybox head -c 20000 /bin/busybox >/tmp/d/$i; done; busybox tar c /tmp/d 2>/dev/null | busybox gzip -1 | busybox md5sum",
+        script: "mkdir /tmp/d; i=0; while [ $i -lt 20 ]; do i=$((i+1)); busybox head -c 20000 /proc/self/exe >/tmp/d/$i || exit; done; busybox tar c /tmp/d 2>/dev/null | busybox gzip -1 | busybox md5sum",
     },
     Workload {
         name: "sqlite",

@@ -9,9 +9,7 @@ use freehold_machine::VirtAddr;
 use super::dispatch;
 use crate::mem;
 use crate::sched::Thread;
-use crate::task::signal::{
-    SigInfo, Signal, code, deliver::Trap, exception,
-};
+use crate::task::signal::{SigInfo, Signal, code, deliver::Trap, exception};
 use crate::task::{Fault, Task, handle_user_fault, out_of_memory, reserve};
 use crate::{Errno, Result, sched};
 

@@ -100,7 +100,11 @@ impl<S: DmaSource> Drop for Coherent<S> {
         match self.memory.take() {
             Some(CoherentMemory::Pages(runs)) => self.device.give_pages(&runs),
             _ => {
-                _ = self.device.dma().coherent_frames.fetch_sub(self.order.frames() as usize, Ordering::Relaxed)
+                _ = self
+                    .device
+                    .dma()
+                    .coherent_frames
+                    .fetch_sub(self.order.frames() as usize, Ordering::Relaxed)
             }
         }
     }

@@ -188,7 +188,8 @@ impl<S: Memory> AddressSpace<S> {
 
     pub(crate) fn unmap_range(&mut self, range: Range<VirtAddr>) -> Result<(), VmError> {
         // Most often it is just one area.
-        if !self.areas.at(range.start).is_some_and(|area| area.start == range.start && area.end == range.end) {
+        if !self.areas.at(range.start).is_some_and(|area| area.start == range.start && area.end == range.end)
+        {
             self.cut_out(&range)?;
         }
         loop {

@@ -35,8 +35,8 @@ use self::items::{Items, Key, ReadyList};
 use self::nesting::Nest;
 use super::anonymous::AnonymousNode;
 use super::{File, Node, NodeKind, OpenFile, Ready, Watcher};
-use crate::sync::{IrqSpinLock, Mutex, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
 use crate::Result;
+use crate::sync::{IrqSpinLock, Mutex, PollWaiter, SpinLock, WaitQueue, Wake, Woken};
 
 bitflags! {
     /// What a program asks of a watched file beside its events.

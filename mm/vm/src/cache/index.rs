@@ -130,7 +130,16 @@ const fn bit(page: u64) -> u64 {
 
 impl<S: Memory> Index<S> {
     pub(super) const fn new(source: S, cache: u64) -> Self {
-        Self { source, cache, chunks: Tree::new(), last: Cell::new(Slot::NONE), pages: 0, swapped: 0, dirty: 0, active: 0 }
+        Self {
+            source,
+            cache,
+            chunks: Tree::new(),
+            last: Cell::new(Slot::NONE),
+            pages: 0,
+            swapped: 0,
+            dirty: 0,
+            active: 0,
+        }
     }
     /// Pages that have a frame.
     pub(super) const fn pages(&self) -> u64 {
