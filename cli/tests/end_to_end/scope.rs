@@ -174,7 +174,7 @@ fn the_microscope_refuses_in_one_line_and_leaves_nothing_half_written() {
         Some(("FREEHOLD_SCOPE_PLUGIN", &text_file)),
         &["cannot load the plugin", "invalid ELF header", "make build"],
     );
-    refused(&[], Some(("FREEHOLD_QEMU", Path::new("/bin/true"))), &["/bin/true", "no version of QEMU"]);
+    refused(&[], Some(("FREEHOLD_QEMU", Path::new("/bin/true"))), &["/bin/true", "is not QEMU"]);
 }
 
 /// `freehold lab near-cache --quick` in `folder`, on a host with this terminal: what it printed and its record. The page is near.html.

@@ -10,6 +10,7 @@ mod direct;
 mod flush;
 mod held;
 mod objects;
+mod under_way;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -34,6 +35,7 @@ use crate::mem::reclaim::caches::{self, Cached, Caches};
 use crate::mem::{CacheContent, Frames, PageCache, frames, hotplug, reclaim};
 use crate::user::{Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result, sched};
+use under_way::UnderWay;
 
 /// The major number of virtio disks, as Linux usually gives it.
 pub const MAJOR: u32 = 254;
@@ -112,6 +114,7 @@ pub fn evict(wish: Eviction) -> Evicted {
     let (before, after) = all().split_at(NEXT.fetch_add(1, Ordering::Relaxed) % all().len().max(1));
     for disk in after.iter().chain(before) {
         let (want, most) = (wish.want - done.freed.min(wish.want), wish.most - done.scanned.min(wish.most));
+        let _write_back = disk.under_way.begin();
         done += disk.cached.cache().evict(Eviction { want, most, ..wish });
     }
     done
@@ -250,6 +253,8 @@ struct DiskContent {
     dirty_since: AtomicU64,
     /// Somebody has it as a whole ([`Held`]).
     held: AtomicBool,
+    /// What somebody is writing back.
+    under_way: UnderWay,
 }
 
 impl DiskContent {
@@ -265,7 +270,17 @@ impl DiskContent {
             openers: AtomicUsize::new(0),
             dirty_since: AtomicU64::new(0),
             held: AtomicBool::new(false),
+            under_way: UnderWay::default(),
         }
+    }
+
+    /// Store what changed in a range of bytes; what others began to store is stored then, too.
+    fn write_back(&self, range: Range<u64>) -> core::result::Result<(), VmError> {
+        let write_back = self.under_way.begin();
+        let outcome = self.cached.cache().write_back(range);
+        drop(write_back);
+        self.under_way.wait().map_err(|_| VmError::Interrupted)?;
+        outcome
     }
 
     /// Keep writers from filling memory with what no disk has yet, and the cache from making the machine grow.
@@ -276,6 +291,7 @@ impl DiskContent {
             flush::Excess::Much => {
                 // The flusher sees to the other disks. A page that this one does not take is no error of this write: fsync tells of it.
                 flush::wake();
+                let _write_back = self.under_way.begin();
                 let _ = self.cached.cache().launder();
             }
         }
@@ -419,7 +435,7 @@ impl Content for DiskContent {
         self.cached.held()
     }
     fn sync(&self) -> Result<()> {
-        self.cached.sync()?;
+        self.write_back(0..u64::MAX)?;
         Ok(self.disk.flush(Sleep::Killable)?)
     }
 }
@@ -456,7 +472,7 @@ impl DiskFile {
     /// `EIO`, `ENOMEM`.
     fn store(&self, range: Range<u64>) -> Result<()> {
         let cache = self.content.cached.cache();
-        match cache.write_back(range) {
+        match self.content.write_back(range) {
             Ok(()) | Err(VmError::Io) => cache.tell_errors(&self.told)?,
             Err(error) => return Err(error.into()),
         }
