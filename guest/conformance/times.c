@@ -160,11 +160,69 @@ static void usage(void)
 		;
 }
 
+static struct {
+	timer_t posix;
+	int file;
+	volatile int stop;
+	volatile long sleeps, ended;
+} race;
+
+/* Arms timers that repeat so often that an expiry is always under way somewhere. */
+static void *arm_again(void *unused)
+{
+	(void)unused;
+	for (long i = 0; !race.stop; i++) {
+		long interval = 5000 + i % 7 * 9000;
+		struct itimerval real = { { 0, interval / 1000 }, { 0, interval / 1000 } };
+		struct itimerspec often = { { 0, interval }, { 0, interval } };
+		setitimer(ITIMER_REAL, &real, NULL);
+		timer_settime(race.posix, 0, &often, NULL);
+		timerfd_settime(race.file, 0, &often, NULL);
+	}
+	return NULL;
+}
+
+static void *sleep_often(void *unused)
+{
+	(void)unused;
+	while (!race.stop) {
+		nanosleep(&(struct timespec){ 0, 30000 }, NULL);
+		race.sleeps++;
+	}
+	__atomic_add_fetch(&race.ended, 1, __ATOMIC_SEQ_CST);
+	return NULL;
+}
+
+/* Timers share queues with sleeps: a timer that is in two of them takes others out. */
+static void timers_armed_from_all_sides(void)
+{
+	enum { ARMING = 3, SLEEPING = 3 };
+	pthread_t threads[ARMING + SLEEPING];
+	struct sigevent silent = { .sigev_notify = SIGEV_NONE };
+	signal(SIGALRM, SIG_IGN);
+	NEED(timer_create(CLOCK_MONOTONIC, &silent, &race.posix) == 0);
+	NEED((race.file = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK)) >= 0);
+	for (int i = 0; i < ARMING + SLEEPING; i++)
+		NEED(pthread_create(&threads[i], NULL, i < ARMING ? arm_again : sleep_often, NULL) == 0);
+	/* No sleep here: it might be the one that never ends. */
+	for (int64_t end = now_ms() + 1000; now_ms() < end;)
+		sched_yield();
+	race.stop = 1;
+	for (int64_t end = now_ms() + 5000; race.ended < SLEEPING && now_ms() < end;)
+		sched_yield();
+	PROMISE("no sleep is lost where timers that repeat are armed again as they expire", race.ended == SLEEPING && race.sleeps > 0);
+	struct itimerval never = { { 0, 0 }, { 0, 0 } };
+	PROMISE("and such a timer ends", setitimer(ITIMER_REAL, &never, NULL) == 0 && timer_delete(race.posix) == 0 && close(race.file) == 0);
+	for (int i = 0; i < ARMING; i++)
+		pthread_join(threads[i], NULL);
+}
+
 int main(void)
 {
 	clocks();
 	sleeping();
 	timers();
+	timers_armed_from_all_sides();
 	usage();
 	return conclude();
 }

@@ -202,6 +202,7 @@ struct Verdict {
     own_tables: u64,
     /// Rules of the kernel's map that are broken; 0 where there was no memory to look.
     map_violations: u64,
+    misplaced_timers: u64,
 }
 
 impl Verdict {
@@ -220,18 +221,20 @@ impl Verdict {
         let map_violations =
             mem::check_map(mem::frames().table(), &mut |violation| log::error!("kernel map: {violation}"))
                 .map_or(0, |report| report.violations);
-        Self { audit, faults, count, at_rest, left, own_tables, map_violations }
+        let misplaced_timers = time::misplaced() as u64;
+        Self { audit, faults, count, at_rest, left, own_tables, map_violations, misplaced_timers }
     }
 
     fn is_clean(&self) -> bool {
         self.count == 0 && self.must_be_none().iter().all(|&(_, number)| number == 0)
     }
 
-    fn must_be_none(&self) -> [(&'static str, u64); 7] {
+    fn must_be_none(&self) -> [(&'static str, u64); 8] {
         let audit = &self.audit;
         [
             ("processes would not end", self.left as u64),
             ("violations of the kernel's map", self.map_violations),
+            ("timers that are not where they say", self.misplaced_timers),
             ("anonymous frames without a process", audit.frames(Owner::Anon)),
             ("page tables without a process", audit.frames(Owner::PageTable).abs_diff(self.own_tables)),
             ("mappings without a process", audit.mappings),

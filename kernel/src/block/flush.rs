@@ -93,9 +93,7 @@ impl DiskContent {
             self.dirty_since.store(now, Ordering::Relaxed);
         }
         if excess() != Excess::None || (since > 0 && now >= since + EXPIRE) {
-            let write_back = self.under_way.begin();
             let outcome = cache.launder();
-            drop(write_back);
             self.dirty_since.store(if outcome.is_ok() { 0 } else { now }, Ordering::Relaxed);
         }
     }

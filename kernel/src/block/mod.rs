@@ -10,7 +10,7 @@ mod direct;
 mod flush;
 mod held;
 mod objects;
-mod under_way;
+mod write_backs;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -35,7 +35,7 @@ use crate::mem::reclaim::caches::{self, Cached, Caches};
 use crate::mem::{CacheContent, Frames, PageCache, frames, hotplug, reclaim};
 use crate::user::{Sink, Source, UserPtr, so_far};
 use crate::{Errno, Result, sched};
-use under_way::UnderWay;
+use write_backs::WriteBacks;
 
 /// The major number of virtio disks, as Linux usually gives it.
 pub const MAJOR: u32 = 254;
@@ -114,7 +114,6 @@ pub fn evict(wish: Eviction) -> Evicted {
     let (before, after) = all().split_at(NEXT.fetch_add(1, Ordering::Relaxed) % all().len().max(1));
     for disk in after.iter().chain(before) {
         let (want, most) = (wish.want - done.freed.min(wish.want), wish.most - done.scanned.min(wish.most));
-        let _write_back = disk.under_way.begin();
         done += disk.cached.cache().evict(Eviction { want, most, ..wish });
     }
     done
@@ -182,12 +181,15 @@ impl From<BlockError> for Errno {
 }
 
 /// The device under a cache.
-struct Store(Disk);
+struct Store {
+    disk: Disk,
+    write_backs: Arc<WriteBacks>,
+}
 
 impl Store {
     /// Bytes of `pages` pages from `first` on that are on the disk.
     fn length(&self, first: u64, pages: usize) -> usize {
-        let left = self.0.sectors().saturating_sub(first.saturating_mul(PAGE_SECTORS));
+        let left = self.disk.sectors().saturating_sub(first.saturating_mul(PAGE_SECTORS));
         usize::try_from(left)
             .map_or(usize::MAX, |left| left.saturating_mul(SECTOR_SIZE))
             .min(pages * PAGE_SIZE)
@@ -210,7 +212,9 @@ impl BackingStore<Frames> for Store {
             let places = places(frames);
             let mut bytes = FrameBytes::new(X86, &places[..frames.len()]).truncated(length);
             ensure_objects(Shortage::Fail)?;
-            self.0.read(first * PAGE_SECTORS, &mut bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io)?;
+            self.disk
+                .read(first * PAGE_SECTORS, &mut bytes, Sleep::Uninterruptible)
+                .map_err(|_| VmError::Io)?;
             TRAFFIC[0].fetch_add(length as u64, Ordering::Relaxed);
         }
         for (page, frame) in frames.iter().enumerate() {
@@ -220,6 +224,10 @@ impl BackingStore<Frames> for Store {
             }
         }
         Ok(())
+    }
+
+    fn write_pass(&self, pass: &mut dyn FnMut()) {
+        self.write_backs.count(pass);
     }
 
     fn write_back(
@@ -236,7 +244,7 @@ impl BackingStore<Frames> for Store {
         ensure_objects(Shortage::Wait)?;
         UNDER_WAY.fetch_add(frames.len() as u64, Ordering::Relaxed);
         let written =
-            self.0.write(first * PAGE_SECTORS, &bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io);
+            self.disk.write(first * PAGE_SECTORS, &bytes, Sleep::Uninterruptible).map_err(|_| VmError::Io);
         UNDER_WAY.fetch_sub(frames.len() as u64, Ordering::Relaxed);
         TRAFFIC[1].fetch_add(length as u64, Ordering::Relaxed);
         written
@@ -253,14 +261,16 @@ struct DiskContent {
     dirty_since: AtomicU64,
     /// Somebody has it as a whole ([`Held`]).
     held: AtomicBool,
-    /// What somebody is writing back.
-    under_way: UnderWay,
+    /// Of its cache.
+    write_backs: Arc<WriteBacks>,
 }
 
 impl DiskContent {
     fn new(frames: Frames, disk: Disk) -> Self {
         let size = disk.sectors() * SECTOR_SIZE as u64;
-        let cache = PageCache::with_store(frames, Arc::new(Store(disk.clone())));
+        let write_backs = Arc::new(WriteBacks::default());
+        let store = Store { disk: disk.clone(), write_backs: write_backs.clone() };
+        let cache = PageCache::with_store(frames, Arc::new(store));
         cache.set_size_grow(size);
         let cached = Arc::new(CacheContent::new(cache));
         Self {
@@ -270,16 +280,14 @@ impl DiskContent {
             openers: AtomicUsize::new(0),
             dirty_since: AtomicU64::new(0),
             held: AtomicBool::new(false),
-            under_way: UnderWay::default(),
+            write_backs,
         }
     }
 
     /// Store what changed in a range of bytes; what others began to store is stored then, too.
     fn write_back(&self, range: Range<u64>) -> core::result::Result<(), VmError> {
-        let write_back = self.under_way.begin();
         let outcome = self.cached.cache().write_back(range);
-        drop(write_back);
-        self.under_way.wait().map_err(|_| VmError::Interrupted)?;
+        self.write_backs.wait().map_err(|_| VmError::Interrupted)?;
         outcome
     }
 
@@ -291,7 +299,6 @@ impl DiskContent {
             flush::Excess::Much => {
                 // The flusher sees to the other disks. A page that this one does not take is no error of this write: fsync tells of it.
                 flush::wake();
-                let _write_back = self.under_way.begin();
                 let _ = self.cached.cache().launder();
             }
         }

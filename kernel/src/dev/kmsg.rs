@@ -1,10 +1,11 @@
 //! /dev/kmsg and syslog(2): the kernel's log for programs that have CAP_SYSLOG, as on a Linux with
 //! `kernel.dmesg_restrict=1` (kernel/printk/printk.c, `check_syslog_permissions`).
 
-use core::fmt::Write;
+use core::fmt::{self, Write};
 
-use alloc::string::String;
 use alloc::sync::Arc;
+
+use freehold_collections::{String, Vec};
 
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready};
 use crate::klog::{self, Cursor, Next, Record};
@@ -40,16 +41,23 @@ pub fn open(node: Arc<dyn Node>, _minor: u32, flags: OpenFlags) -> Result<Arc<dy
     Ok(Arc::new(LogFile { node, cursor: SpinLock::new(klog::oldest()) }))
 }
 
-fn printable(text: &mut String, record: &Record) {
-    for &byte in record.text() {
-        match byte {
-            b' '..=b'~' if byte != b'\\' => text.push(char::from(byte)),
-            _ => {
-                // Writing to a string cannot fail.
-                let _ = write!(text, "\\x{byte:02x}");
+/// Replaces what `line` holds by a line of the log: a head, the record's text with odd bytes escaped, a line feed.
+///
+/// # Errors
+/// `ENOMEM`. A buffer that is used again does not grow for ever: a text has at most [`klog::TEXT_BYTES`].
+fn make_line(line: &mut Vec<u8>, head: fmt::Arguments<'_>, record: &Record) -> Result<()> {
+    line.clear();
+    let write = |line: &mut Vec<u8>| {
+        line.write_fmt(head)?;
+        for &byte in record.text() {
+            match byte {
+                b' '..=b'~' if byte != b'\\' => line.write_char(char::from(byte))?,
+                _ => write!(line, "\\x{byte:02x}")?,
             }
         }
-    }
+        line.write_char('\n')
+    };
+    write(line).map_err(|_| Errno::ENOMEM)
 }
 
 fn has_more(cursor: &Cursor) -> bool {
@@ -62,20 +70,18 @@ impl File for LogFile {
     }
 
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
+        let mut line = Vec::new();
         loop {
             let mut cursor = *self.cursor.lock();
             match klog::next(&mut cursor) {
                 Next::Record(record) => {
-                    let mut text = String::new();
-                    let micros = record.time / 1000;
-                    let _ = write!(text, "{},{},{micros},-;", record.severity, record.sequence);
-                    printable(&mut text, &record);
-                    text.push('\n');
-                    if sink.remaining() < text.len() {
+                    let (severity, sequence, micros) = (record.severity, record.sequence, record.time / 1000);
+                    make_line(&mut line, format_args!("{severity},{sequence},{micros},-;"), &record)?;
+                    if sink.remaining() < line.len() {
                         return Err(Errno::EINVAL);
                     }
                     *self.cursor.lock() = cursor;
-                    return sink.put(text.as_bytes());
+                    return sink.put(&line);
                 }
                 Next::Missed(_) => {
                     *self.cursor.lock() = cursor;
@@ -92,7 +98,7 @@ impl File for LogFile {
         let total = source.remaining();
         let count = source.take(&mut line)?;
         let (severity, text) = severity_of(&line[..count]);
-        klog::add(severity, format_args!("{}", String::from_utf8_lossy(text)));
+        klog::add(severity, format_args!("{}", String::try_from_utf8_lossy(text)?));
         Ok(total)
     }
 
@@ -121,42 +127,42 @@ fn severity_of(line: &[u8]) -> (klog::Severity, &[u8]) {
 static READ: SpinLock<Cursor> = SpinLock::new(Cursor::START);
 static CLEARED: SpinLock<Cursor> = SpinLock::new(Cursor::START);
 
-fn line_of(record: &Record) -> String {
-    let mut text = String::new();
+fn syslog_line(line: &mut Vec<u8>, record: &Record) -> Result<()> {
     let (seconds, micros) = record.stamp();
-    let _ = write!(text, "<{}>[{seconds:5}.{micros:06}] ", record.severity);
-    printable(&mut text, record);
-    text.push('\n');
-    text
+    make_line(line, format_args!("<{}>[{seconds:5}.{micros:06}] ", record.severity), record)
 }
 
 /// Bytes of all lines from `cursor` on.
-fn size_from(mut cursor: Cursor) -> usize {
+fn size_from(mut cursor: Cursor, line: &mut Vec<u8>) -> Result<usize> {
     let mut total = 0;
     loop {
         match klog::next(&mut cursor) {
-            Next::Record(record) => total += line_of(&record).len(),
+            Next::Record(record) => {
+                syslog_line(line, &record)?;
+                total += line.len();
+            }
             Next::Missed(_) => {}
-            Next::End => return total,
+            Next::End => return Ok(total),
         }
     }
 }
 
 /// The newest lines from `cursor` on that fit.
 fn read_all(mut cursor: Cursor, sink: &mut dyn Sink) -> Result<usize> {
-    let mut skip = size_from(cursor).saturating_sub(sink.remaining());
+    let mut line = Vec::new();
+    let mut skip = size_from(cursor, &mut line)?.saturating_sub(sink.remaining());
     let mut done = 0;
     loop {
         match klog::next(&mut cursor) {
             Next::Record(record) => {
-                let line = line_of(&record);
+                syslog_line(&mut line, &record)?;
                 if skip > 0 {
                     skip = skip.saturating_sub(line.len());
                 } else {
                     if sink.remaining() < line.len() {
                         return Ok(done);
                     }
-                    done += sink.put(line.as_bytes())?;
+                    done += sink.put(&line)?;
                 }
             }
             Next::Missed(_) => {}
@@ -167,17 +173,20 @@ fn read_all(mut cursor: Cursor, sink: &mut dyn Sink) -> Result<usize> {
 
 /// Wait for a record and read lines.
 fn read_next(sink: &mut dyn Sink) -> Result<usize> {
+    let mut line = Vec::new();
     let mut done = 0;
     loop {
         let mut cursor = *READ.lock();
         match klog::next(&mut cursor) {
             Next::Record(record) => {
-                let line = line_of(&record);
+                if let Err(error) = syslog_line(&mut line, &record) {
+                    return so_far(done, error);
+                }
                 if line.len() > sink.remaining() {
                     return so_far(done, Errno::EINVAL);
                 }
                 *READ.lock() = cursor;
-                done += sink.put(line.as_bytes())?;
+                done += sink.put(&line)?;
             }
             Next::Missed(_) => *READ.lock() = cursor,
             Next::End if done > 0 => return Ok(done),
@@ -216,7 +225,7 @@ pub fn sys_syslog(args: &Args) -> Result<i64> {
             0
         }
         8 if (1..=8).contains(&length) => 0,
-        9 => size_from(*READ.lock()),
+        9 => size_from(*READ.lock(), &mut Vec::new())?,
         10 => klog::RING_BYTES,
         _ => return Err(Errno::EINVAL),
     };

@@ -2,9 +2,11 @@
 
 pub mod calls;
 mod queue;
+#[cfg(test)]
+mod queue_model;
 mod spec;
 
-pub use queue::{Expire, TimerSlot, arm, cancel, interrupt, is_quiet, set_slice_end, try_arm};
+pub use queue::{Expire, TimerSlot, arm, cancel, interrupt, misplaced, set_slice_end, try_arm};
 pub use spec::{SECOND, TimeSpec, TimeVal, Timestamp};
 
 use core::sync::atomic::{AtomicI64, Ordering};

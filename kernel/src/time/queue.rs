@@ -4,9 +4,21 @@
 //! one-shot timer is set to the earliest deadline. An expiry runs in interrupt context without the queue's lock.
 //! Nothing is allocated or freed there: an expired timer's reference goes to `spent`, which the next task that
 //! arms a timer empties.
+//!
+//! **Protocol.** A timer is in one queue at most, whoever arms, cancels and expires it at the same time: its
+//! [`TimerSlot`] has one word that says where it is.
+//!
+//! - *Nowhere* (0) becomes a place by compare-exchange only, under the lock of the queue that the place names. Of two
+//!   that arm at once, one has to cancel the other's place first.
+//! - A place changes under the lock of the queue that it names. A timer whose expiry runs keeps its place in the queue
+//!   that it was taken from ([`TAKEN`]): so nobody arms it elsewhere while it may be put back there.
+//! - Who cancels an expiry that runs makes the timer be nowhere and changes its generation. The expiry looks at the
+//!   generation under the lock before it puts the timer back; where it differs, the place is not the expiry's any longer.
+//!
+//! `queue_model.rs` explores the orders.
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_collections::Vec;
 use freehold_machine::{CpuId, MAX_CPUS};
@@ -28,22 +40,37 @@ pub trait Expire: Send + Sync {
 /// Where a timer is; part of every object that [expires](Expire).
 #[derive(Debug)]
 pub struct TimerSlot {
-    /// Position in the heap + 1; 0 where it is in none.
-    position: AtomicUsize,
-    /// The CPU whose queue it is, or was last, in.
-    cpu: AtomicU16,
-    /// Counts armings and cancellations, so that a repeating timer is not put back after it was cancelled.
+    /// 0 where it is nowhere; else the CPU of the queue in the upper bits, and its position in the heap + 1 or [`TAKEN`].
+    place: AtomicU64,
+    /// Counts the expiries that were cancelled while they ran.
     generation: AtomicU64,
 }
+
+/// The bits of a place that a position takes; the CPU's number is above them.
+const POSITION_BITS: u32 = 48;
+/// The position of a timer that was taken out of its heap.
+const TAKEN: u64 = (1 << POSITION_BITS) - 1;
 
 impl TimerSlot {
     /// Of a timer that is not armed.
     pub const fn new() -> Self {
-        Self { position: AtomicUsize::new(0), cpu: AtomicU16::new(0), generation: AtomicU64::new(0) }
+        Self { place: AtomicU64::new(0), generation: AtomicU64::new(0) }
     }
-    /// Whether its timer waits for its deadline.
-    pub fn is_armed(&self) -> bool {
-        self.position.load(Ordering::Acquire) != 0
+    /// Makes a timer that is nowhere one of `cpu`'s queue, whose lock is held. Whether it was nowhere.
+    fn claim(&self, cpu: CpuId) -> bool {
+        let place = u64::from(cpu.0) << POSITION_BITS | TAKEN;
+        self.place.compare_exchange(0, place, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+    /// The timer is nowhere from now on. The lock of the queue that its place names is held.
+    fn release(&self) {
+        self.place.store(0, Ordering::Release);
+    }
+    /// The CPU of its queue, and its position + 1 or [`TAKEN`]; `None` where it is nowhere.
+    fn place(&self) -> Option<(CpuId, u64)> {
+        match self.place.load(Ordering::Acquire) {
+            0 => None,
+            place => Some((CpuId((place >> POSITION_BITS) as u16), place & TAKEN)),
+        }
     }
 }
 
@@ -55,10 +82,13 @@ impl Default for TimerSlot {
 
 impl Positioned for Arc<dyn Expire> {
     fn set_position(&self, position: Option<usize>) {
-        self.slot().position.store(position.map_or(0, |at| at + 1), Ordering::Release);
+        let place = &self.slot().place;
+        let position = position.map_or(TAKEN, |at| at as u64 + 1);
+        place.store(place.load(Ordering::Relaxed) & !TAKEN | position, Ordering::Release);
     }
     fn position(&self) -> Option<usize> {
-        self.slot().position.load(Ordering::Acquire).checked_sub(1)
+        let (_, position) = self.slot().place()?;
+        if position == TAKEN { None } else { usize::try_from(position - 1).ok() }
     }
 }
 
@@ -120,19 +150,24 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
             spare_armed = queue.armed.give_room(core::mem::take(&mut spare_armed));
             spare_spent = queue.spent.move_to(core::mem::take(&mut spare_spent));
             let total = queue.armed.len() + queue.spent.len() + 1;
-            if total <= queue.armed.room() && total <= queue.spent.capacity() {
-                let slot = timer.slot();
-                slot.cpu.store(here.0, Ordering::Release);
-                slot.generation.fetch_add(1, Ordering::AcqRel);
+            if total > queue.armed.room() || total > queue.spent.capacity() {
+                (2 * total).max(FIRST_ROOM)
+            } else if timer.slot().claim(here) {
                 let inserted = queue.armed.insert(deadline, timer.clone());
                 debug_assert!(inserted.is_ok(), "the room was checked");
                 queue.program();
                 return Ok(());
+            } else {
+                0
             }
-            (2 * total).max(FIRST_ROOM)
         };
         // What the queue had before is freed here, without its lock.
         drop((leftover, core::mem::take(&mut spare_armed), core::mem::take(&mut spare_spent)));
+        if wanted == 0 {
+            // Somebody else armed it meanwhile.
+            cancel(timer);
+            continue;
+        }
         spare_armed.try_reserve_exact(wanted)?;
         spare_spent.try_reserve_exact(wanted)?;
     }
@@ -145,18 +180,22 @@ pub fn arm(timer: &Arc<dyn Expire>, deadline: u64) {
     }
 }
 
-/// Disarm `timer`; an expiry that has begun on another CPU may still be going on. Task context.
+/// Disarm `timer`; an expiry that has begun on another CPU may still be going on, and is the last. Task context.
 pub fn cancel(timer: &Arc<dyn Expire>) {
     let slot = timer.slot();
-    slot.generation.fetch_add(1, Ordering::AcqRel);
-    while slot.is_armed() {
-        let cpu = slot.cpu.load(Ordering::Acquire);
+    while let Some((cpu, _)) = slot.place() {
         let removed = {
-            let mut queue = QUEUES[usize::from(cpu)].0.lock();
-            if slot.cpu.load(Ordering::Acquire) != cpu {
-                continue;
-            }
-            timer.position().and_then(|at| queue.armed.remove(at))
+            let mut queue = QUEUES[usize::from(cpu.0)].0.lock();
+            let Some((_, position)) = slot.place().filter(|place| place.0 == cpu) else { continue };
+            let removed = match position {
+                TAKEN => {
+                    slot.generation.fetch_add(1, Ordering::Relaxed);
+                    None
+                }
+                position => queue.armed.remove((position - 1) as usize),
+            };
+            slot.release();
+            removed
         };
         drop(removed);
     }
@@ -184,7 +223,7 @@ pub fn interrupt() {
             let due = queue.armed.first().is_some_and(|(deadline, _)| deadline <= now);
             match if due { queue.armed.pop() } else { None } {
                 Some((_, timer)) => {
-                    let generation = timer.slot().generation.load(Ordering::Acquire);
+                    let generation = timer.slot().generation.load(Ordering::Relaxed);
                     (timer, generation)
                 }
                 None => {
@@ -196,13 +235,19 @@ pub fn interrupt() {
         };
         let next = timer.expire(now);
         let mut queue = queue.lock();
-        let unchanged = timer.slot().generation.load(Ordering::Acquire) == generation;
+        let slot = timer.slot();
+        let was_cancelled = slot.generation.load(Ordering::Relaxed) != generation;
         match next {
-            Some(next) if unchanged => {
+            Some(next) if !was_cancelled => {
                 // It just left a place.
                 let _ = queue.armed.insert(next, timer);
             }
-            _ => queue.spent.push_reserved(timer),
+            _ => {
+                if !was_cancelled {
+                    slot.release();
+                }
+                queue.spent.push_reserved(timer);
+            }
         }
     }
     #[cfg(target_os = "none")]
@@ -212,7 +257,14 @@ pub fn interrupt() {
     let _ = sliced;
 }
 
-/// Whether `id`'s queue holds nothing (for tests and the closing audit).
-pub fn is_quiet(id: CpuId) -> bool {
-    QUEUES[usize::from(id.0)].0.lock().armed.is_empty()
+/// How many armed timers are not where they say: 0, or a rule of the protocol was broken.
+pub fn misplaced() -> usize {
+    let of = |cpu: usize| {
+        let queue = QUEUES[cpu].0.lock();
+        let wrong = |(at, timer): &(usize, &Arc<dyn Expire>)| {
+            timer.slot().place() != Some((CpuId(cpu as u16), *at as u64 + 1))
+        };
+        queue.armed.iter().enumerate().filter(wrong).count()
+    };
+    (0..MAX_CPUS).map(of).sum()
 }

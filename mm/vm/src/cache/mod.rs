@@ -55,6 +55,11 @@ pub trait BackingStore<S: Memory>: Send + Sync {
     /// # Errors
     /// [`VmError::Io`], [`VmError::NoMemory`].
     fn fill(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
+    /// Run `pass`, which takes pages that changed, has them stored, and remembers what was refused. Taken pages count as clean though they
+    /// are not stored yet: a store whose users wait for that counts the passes. Called once for each.
+    fn write_pass(&self, pass: &mut dyn FnMut()) {
+        pass();
+    }
     /// Store the frames as the pages from `first` on.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use freehold_frame::{Frame, NodePolicy};
 use freehold_machine::PhysicalBytes;
 use freehold_paging::{Memory, SwapPlace};
 
-use super::{CacheKind, Inner, MAX_RUN, Mark, PAGE, PageCache};
+use super::{BackingStore, CacheKind, Inner, MAX_RUN, Mark, PAGE, PageCache};
 use crate::VmError;
 
 /// Batches of pages that leave before those who map them are visited.
@@ -286,6 +286,13 @@ impl<S: Memory> PageCache<S> {
     /// [remembered](PageCache::tell_errors); what failed for another reason stays dirty.
     pub fn write_back(&self, range: Range<u64>) -> Result<(), VmError> {
         let Some(store) = &self.store else { return Ok(()) };
+        let mut outcome = Ok(());
+        store.write_pass(&mut || outcome = self.write_dirty(&**store, range.clone()));
+        outcome
+    }
+
+    /// One pass of [`PageCache::write_back`].
+    fn write_dirty(&self, store: &dyn BackingStore<S>, range: Range<u64>) -> Result<(), VmError> {
         let mut outcome = Ok(());
         let mut run = Vec::new();
         run.try_reserve_exact(MAX_RUN).map_err(|_| VmError::NoMemory)?;

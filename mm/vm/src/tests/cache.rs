@@ -2,6 +2,7 @@
 
 use std::boxed::Box;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::vec;
 use std::vec::Vec;
@@ -157,6 +158,8 @@ pub struct Disk {
     broken: Mutex<Option<u64>>,
     /// No request finds memory.
     starved: Mutex<bool>,
+    /// Write-backs under way.
+    passes: AtomicUsize,
     /// What happens between a read's bytes and its end.
     pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -170,6 +173,7 @@ impl Disk {
             log,
             broken: Mutex::default(),
             starved: Mutex::default(),
+            passes: AtomicUsize::new(0),
             meanwhile: Mutex::default(),
         })
     }
@@ -197,7 +201,13 @@ impl BackingStore<ModelFrames> for Disk {
         meanwhile.into_iter().for_each(|happens| happens());
         Ok(())
     }
+    fn write_pass(&self, pass: &mut dyn FnMut()) {
+        self.passes.fetch_add(1, Ordering::Relaxed);
+        pass();
+        self.passes.fetch_sub(1, Ordering::Relaxed);
+    }
     fn write_back(&self, first: u64, frames: &[Frame<CacheKind, ModelFrames>]) -> Result<(), VmError> {
+        assert!(self.passes.load(Ordering::Relaxed) > 0, "pages are stored in a pass that is counted");
         for (index, frame) in (first..).zip(frames) {
             self.check('w', index)?;
             let page = self.frames.model().with_bytes(frame.pfn(), |bytes| bytes.to_vec());
