@@ -179,7 +179,7 @@ fn sleep(kernel: PathBuf, engine: Engine, deadline: Duration) -> Result<Ended> {
 fn prove() -> Result<Kvm> {
     Ok(match sleep(kernel::own_kernel()?, Engine::Kvm, PROOF_DEADLINE)?.end {
         End::Program(Ending::Exit(0)) => Kvm::Works,
-        End::TimedOut => {
+        End::TimedOut(_) => {
             Kvm::Unusable(format!("a guest hangs (nothing within {} s)", PROOF_DEADLINE.as_secs()))
         }
         End::Qemu(words) => Kvm::Unusable(words),

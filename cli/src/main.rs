@@ -29,6 +29,7 @@ mod run;
 mod scope;
 mod session;
 mod size;
+mod stuck;
 mod terminal;
 mod user;
 

@@ -30,6 +30,9 @@ pub struct Outcome {
     exit: Option<u8>,
     /// The signal that ended it.
     signal: Option<u8>,
+    /// For `timeout`: where each thread of the guest was, if its kernel said so. `threads`: pid, tid, name, state (the letter that /proc
+    /// shows), running (on a CPU), where (the kernel's functions, innermost first). `left_out`: how many threads are not among them.
+    threads: Option<Value>,
     /// The death certificate.
     panic: Option<Value>,
     /// What was wrong, for `error` and `audit`.
@@ -94,7 +97,10 @@ impl Outcome {
                 ("error", if loss.reader_gone() { READER_GONE } else { OWN_ERROR })
             }
             End::Ready => ("exit", 0),
-            End::TimedOut => ("timeout", TIMED_OUT),
+            End::TimedOut(_) => {
+                outcome.threads = report::stuck_threads(ended, symbols);
+                ("timeout", TIMED_OUT)
+            }
             End::Interrupted(signal) => {
                 outcome.signal = Some(*signal);
                 ("interrupted", 128u8.saturating_add(*signal))

@@ -17,6 +17,8 @@ pub enum ToGuest {
     Signal(u8),
     /// Nobody reads this stream any more (0 stdout, 1 stderr): writes get EPIPE.
     Closed(u8),
+    /// Where is each thread? A stock Linux does not answer.
+    Threads,
 }
 
 impl ToGuest {
@@ -36,6 +38,7 @@ impl ToGuest {
             }
             ToGuest::Signal(number) => frame(3, &[number]),
             ToGuest::Closed(stream) => frame(4, &[stream]),
+            ToGuest::Threads => frame(5, &[]),
         }
     }
 }
@@ -66,6 +69,8 @@ pub enum FromGuest {
     Notice(String),
     /// A stock Linux' functions: lines of address and name.
     Symbols(String),
+    /// Where each thread is.
+    Threads(serde_json::Value),
     /// This memory device should plug in so many bytes in all.
     Memory(u8, u64),
 }
@@ -138,6 +143,7 @@ fn decode(kind: u8, payload: &[u8]) -> Result<Option<FromGuest>, String> {
             ),
             [] => return Err("MEMORY frame without a device".into()),
         },
+        24 => FromGuest::Threads(json()?),
         _ => return Ok(None),
     }))
 }

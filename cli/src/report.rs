@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::backtrace::{Addresses, Symbols};
 use crate::failure::words;
 use crate::session::{End, Ended, Loss};
+use crate::stuck;
 
 /// Lines of the kernel log that a death is shown with.
 const LOG_LINES: usize = 40;
@@ -48,6 +49,13 @@ pub fn cause_of_death(ended: &Ended, symbols: &Symbols) -> String {
     let cause = ended.log.lines().rev().find(|line| line.to_ascii_lowercase().contains("panic"));
     let cause = cause.map_or("it ended without a word", without_time);
     symbols.without_addresses(cause, slide_in(&ended.log))
+}
+
+/// Where each thread was when time was up, if the kernel said so.
+pub fn stuck_threads(ended: &Ended, symbols: &Symbols) -> Option<Value> {
+    let End::TimedOut(Some(answer)) = &ended.end else { return None };
+    let slide = ended.ready.as_ref().map_or(0, slide_of);
+    Some(stuck::named(answer, slide, symbols))
 }
 
 /// The certificate as it may be published: with symbols and offsets in the place of addresses,
@@ -181,7 +189,7 @@ fn ending(end: &End) -> String {
             Ending::Exit(status) => format!("exit {status}"),
             Ending::Signal(signal) => format!("ended by signal {signal}"),
         },
-        End::TimedOut => "timed out".into(),
+        End::TimedOut(_) => "timed out".into(),
         End::Escaped => "ended from the terminal".into(),
         End::Interrupted(signal) => format!("interrupted by signal {signal}"),
         _ => "died".into(),

@@ -24,6 +24,7 @@ use crate::qemu::{self, Debugger, Engine, Files, Machine, Ports};
 use crate::report;
 use crate::session::{self, End, Ended, Job, LogTo, OutputTo, Purpose, Recall};
 use crate::size::show_size;
+use crate::stuck;
 use crate::terminal::{self, Streams};
 use crate::user::User;
 use crate::{Result, files, print};
@@ -197,9 +198,14 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     let outcome = Outcome::of(ended, accel, &symbols);
     let name = options.program[0].to_string_lossy();
     match &ended.end {
-        End::TimedOut => {
+        End::TimedOut(_) => {
             let within = humantime::format_duration(run.timeout.unwrap_or_default());
             print::stderr(format!("freehold: {name} did not end within {within}: killed\n"));
+            match report::stuck_threads(ended, &symbols) {
+                Some(threads) => print::stderr(stuck::text(&threads)),
+                None if ended.is_of_own_kernel() => print::stderr("  and its kernel does not answer\n"),
+                None => {}
+            }
         }
         End::Escaped => print::stderr("freehold: ended from the terminal (Ctrl-] three times)\n"),
         End::Qemu(words) => {

@@ -41,6 +41,9 @@ pub use recall::Recall;
 /// How long a guest may take to power off after the program's end when it does not count its bytes.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
 
+/// How long a kernel whose program is late may take to say where its threads are.
+const ANSWER_GRACE: Duration = Duration::from_secs(2);
+
 /// How long a watcher may take to write down what it saw.
 const WATCHER_GRACE: Duration = Duration::from_secs(30);
 
@@ -153,6 +156,9 @@ struct Session<'a> {
     ended: Option<ProgramEnd>,
     panic: Option<Value>,
     symbols: Option<String>,
+    asked_for_threads: bool,
+    /// The kernel's answer to that.
+    threads: Option<Value>,
     /// stdout and stderr of a measurement.
     kept: Option<[File; 2]>,
 }
@@ -249,6 +255,8 @@ impl<'a> Session<'a> {
             ended: None,
             panic: None,
             symbols: None,
+            asked_for_threads: false,
+            threads: None,
             kept,
         })
     }
@@ -352,7 +360,8 @@ impl<'a> Session<'a> {
         let mut limit: Option<Duration> = None;
         let mut no_later = |at: Duration| limit = Some(limit.map_or(at, |limit| limit.min(at)));
         if let Some(timeout) = self.job.timeout {
-            no_later(timeout.saturating_sub(self.started.elapsed()));
+            let end = if self.asked_for_threads { timeout + ANSWER_GRACE } else { timeout };
+            no_later(end.saturating_sub(self.started.elapsed()));
         }
         if let Some(ProgramEnd { at, .. }) = &self.ended {
             no_later(POWER_OFF_GRACE.saturating_sub(at.elapsed()));
@@ -420,6 +429,7 @@ impl<'a> Session<'a> {
             FromGuest::Panic(certificate) => self.panic = Some(certificate),
             FromGuest::Log(text) => self.log.add_text(&text),
             FromGuest::Notice(text) => self.notice(text),
+            FromGuest::Threads(threads) => self.threads = Some(threads),
             FromGuest::Memory(device, bytes) => self.monitor.resize(device, bytes),
         }
     }
@@ -517,10 +527,19 @@ impl<'a> Session<'a> {
         {
             return Some(self.unexplained(status));
         }
-        match self.job.timeout {
-            Some(timeout) if self.started.elapsed() >= timeout => Some(End::TimedOut),
-            _ => None,
+        let late = self.started.elapsed().checked_sub(self.job.timeout?)?;
+        self.time_is_up(late)
+    }
+
+    /// It ends, once the kernel has said where its threads are, or does not say it.
+    fn time_is_up(&mut self, late: Duration) -> Option<End> {
+        let answers = end::is_own(self.ready.as_ref());
+        if answers && !self.asked_for_threads && self.job.purpose == Purpose::Program {
+            self.asked_for_threads = true;
+            self.tell(ToGuest::Threads);
         }
+        let waits = self.asked_for_threads && self.threads.is_none() && late < ANSWER_GRACE;
+        (!waits).then(|| End::TimedOut(self.threads.take()))
     }
 
     /// QEMU ended and the guest had not said why.

@@ -24,8 +24,8 @@ use crate::fs::initramfs;
 use crate::host::BounceSettings;
 use crate::host::spec::{self, Spec};
 use crate::{
-    Errno, Result, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, socket, swap, syscall,
-    task, tty, uring,
+    Errno, Result, backtraces, cmdline, dev, fault_inject, fs, host, klog, mem, report, sched, socket, swap,
+    syscall, task, tty, uring,
 };
 
 /// The kernel's version, as uname and the host see it.
@@ -265,5 +265,8 @@ impl host::Events for Kernel {
     }
     fn closed(&self, output: host::frame::Output) {
         dev::stdio::closed(output);
+    }
+    fn threads(&self) {
+        backtraces::tell();
     }
 }

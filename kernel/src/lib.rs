@@ -17,6 +17,8 @@
 extern crate alloc;
 
 #[cfg(target_os = "none")]
+mod backtraces;
+#[cfg(target_os = "none")]
 pub mod block;
 #[cfg(target_os = "none")]
 pub mod boot;

@@ -145,7 +145,7 @@ fn judge(side: &Side, ended: &Ended, output: &Output) -> std::result::Result<Str
     let kernel = side.prepared.kernel.path.display();
     if ended.ready.is_none() && !matches!(ended.end, End::Interrupted(_)) {
         let cause = match &ended.end {
-            End::TimedOut => "nothing came before its time was up".to_owned(),
+            End::TimedOut(_) => "nothing came before its time was up".to_owned(),
             End::Qemu(words) => words.clone(),
             _ => report::cause_of_death(ended, &side.prepared.symbols()),
         };
@@ -177,7 +177,7 @@ fn died(side: &Side, ended: &Ended, end: &End, output: &Output) -> Stop {
     let row =
         output.last.as_ref().map_or("before the first row".to_owned(), |key| format!("in row {}", show(key)));
     let (what, status) = match end {
-        End::TimedOut => ("did not end in time", TIMED_OUT),
+        End::TimedOut(_) => ("did not end in time", TIMED_OUT),
         End::Program(Ending::Signal(_)) => ("lost its first program to a signal", GUEST_DIED),
         _ => ("died", GUEST_DIED),
     };

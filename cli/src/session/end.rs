@@ -18,8 +18,8 @@ pub enum End {
     OutputLost(Ending, Loss),
     /// It came to READY, and nothing else was wanted.
     Ready,
-    /// Time was up.
-    TimedOut,
+    /// Time was up; where each thread was then, if the kernel said so.
+    TimedOut(Option<Value>),
     /// A signal told us to stop before the program could be told.
     Interrupted(u8),
     /// The user typed the escape key.
@@ -73,6 +73,18 @@ pub struct Ended {
     pub words: String,
     /// From QEMU's start to its end.
     pub wall: Duration,
+}
+
+impl Ended {
+    /// Whether our own kernel said that it was ready.
+    pub fn is_of_own_kernel(&self) -> bool {
+        is_own(self.ready.as_ref())
+    }
+}
+
+/// Whether a READY message is our own kernel's.
+pub(super) fn is_own(ready: Option<&Value>) -> bool {
+    ready.is_some_and(|ready| ready["kernel"] == "Freehold")
 }
 
 /// How a program's end counts: whatever it returned, the run has failed where the kernel has lost count of a frame, or

@@ -89,6 +89,9 @@ fn time_out_is_124_and_says_so() {
     command.args(["--", "busybox", "sleep", "1000"]);
     let outcome = finish(command, b"").expect(124);
     assert!(outcome.stderr.contains("did not end within 4s"), "{}", outcome.stderr);
+    let line = outcome.stderr.lines().find(|line| line.split_whitespace().nth(1) == Some("busybox"));
+    let line = line.unwrap_or_else(|| panic!("where it was: {}", outcome.stderr));
+    assert!(line.contains("sleeps in") && line.contains("sys_clock_nanosleep"), "{line}");
 }
 
 #[test]

@@ -184,7 +184,7 @@ fn peek(address: u64) -> Option<u64> {
 }
 
 /// Follow the frame pointers; how many addresses were noted.
-fn backtrace(registers: &Registers, into: &mut [u64; MAX_FRAMES]) -> usize {
+pub(crate) fn backtrace(registers: &Registers, into: &mut [u64; MAX_FRAMES]) -> usize {
     into[0] = registers.rip;
     let mut count = 1;
     let mut frame = registers.rbp;

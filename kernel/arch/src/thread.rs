@@ -23,7 +23,7 @@ use crate::memory::OutOfMemory;
 use crate::sync::SpinLock;
 pub use crate::vmap::STACK_PAGES;
 use crate::vmap::Stack;
-use crate::{cpu, irq, registers, traps, user};
+use crate::{cpu, irq, panic, registers, traps, user};
 
 /// What a thread does.
 pub type Body = Box<dyn FnOnce() + Send>;
@@ -128,6 +128,22 @@ impl Thread {
         let before = this_cpu().current.swap(reference, Ordering::Relaxed);
         assert!(before.is_null(), "this CPU has a current thread already");
         Self { inner }
+    }
+
+    /// Where it goes on when it next runs, and where that returns to: addresses in the slid image, innermost first. Returns
+    /// how many; 0 where a CPU is on its stack. No CPU can switch to it meanwhile.
+    pub fn backtrace(&self, into: &mut [u64; panic::MAX_FRAMES]) -> usize {
+        let _off = irq::disable();
+        let running = &self.inner.running;
+        if running.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return 0;
+        }
+        // SAFETY: `running` was claimed: until it is given back the stack is as `thread_switch` or `Thread::new` left it, six
+        // registers, the last of them rbp, and a return address.
+        let [.., rbp, rip] = unsafe { *(*self.inner.saved.get() as *const [u64; 7]) };
+        let count = panic::backtrace(&traps::Registers { rip, rbp, ..Default::default() }, into);
+        running.store(false, Ordering::Release);
+        count
     }
 
     /// Whether a CPU is on its stack.

@@ -21,6 +21,8 @@ pub trait Events: Sync {
     fn signal(&self, number: u8);
     /// Nobody reads this stream any more.
     fn closed(&self, output: Output);
+    /// The host wants to know where each thread is: [`threads`] answers.
+    fn threads(&self);
 }
 
 /// How the program ended.
@@ -64,6 +66,7 @@ pub fn listen(events: &'static dyn Events) -> Result<()> {
                     FromHost::Window { rows, columns } => events.window(rows, columns),
                     FromHost::Signal(number) => events.signal(number),
                     FromHost::Closed(output) => events.closed(output),
+                    FromHost::Threads => events.threads(),
                 }
             }
         }
@@ -79,6 +82,11 @@ pub fn ready(facts: impl core::fmt::Display) {
 /// Tell the host what memory did. `tables` is a JSON object; before [`end`].
 pub fn report(tables: impl core::fmt::Display) {
     send_text(ToHost::Report, tables);
+}
+
+/// Tell the host where each thread is. `threads` is a JSON object.
+pub fn threads(threads: impl core::fmt::Display) {
+    send_text(ToHost::Threads, threads);
 }
 
 /// Text for the user.

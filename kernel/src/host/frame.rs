@@ -16,6 +16,8 @@ pub enum FromHost {
     Signal(u8),
     /// Nobody reads this any more.
     Closed(Output),
+    /// Where is each thread?
+    Threads,
 }
 
 /// A stream that the program writes.
@@ -43,6 +45,8 @@ pub enum ToHost {
     Notice = 21,
     /// How much memory a device should plug in: its number, bytes.
     Memory = 23,
+    /// Where each thread is (JSON).
+    Threads = 24,
 }
 
 /// Bytes in a frame's head.
@@ -102,6 +106,7 @@ fn understand(kind: u8, payload: &[u8]) -> Option<FromHost> {
         (3, &[number]) => Some(FromHost::Signal(number)),
         (4, [0]) => Some(FromHost::Closed(Output::Stdout)),
         (4, [1]) => Some(FromHost::Closed(Output::Stderr)),
+        (5, []) => Some(FromHost::Threads),
         _ => None,
     }
 }
@@ -127,12 +132,14 @@ mod tests {
         bytes.extend([4, 1, 0, 0, 0, 1]);
         bytes.extend([4, 1, 0, 0, 0, 7]); // no such stream
         bytes.extend([3, 0, 0, 0, 0]); // no payload
+        bytes.extend([5, 0, 0, 0, 0]);
         bytes.extend([3, 1, 0, 0, 0, 2]);
         let expected = [
             FromHost::EndOfInput(0x201),
             FromHost::Window { rows: 24, columns: 80 },
             FromHost::Signal(15),
             FromHost::Closed(Output::Stderr),
+            FromHost::Threads,
             FromHost::Signal(2),
         ];
         assert_eq!(decode(&bytes), expected);

@@ -26,7 +26,7 @@ mod memory;
 mod pci;
 
 #[cfg(target_os = "none")]
-pub use control::{Ending, Events, end, listen, notice, ready, report, want_memory};
+pub use control::{Ending, Events, end, listen, notice, ready, report, threads, want_memory};
 #[cfg(target_os = "none")]
 pub use devices::{
     BounceSettings, Disk, Host, Port, control, disks, dma, error, init, memory, start_worker, stream,

@@ -197,6 +197,7 @@ impl Thread {
 
 #[cfg(target_os = "none")]
 mod running {
+    use freehold_arch::panic::MAX_FRAMES;
     use freehold_arch::thread as machine;
 
     use super::*;
@@ -207,6 +208,10 @@ mod running {
         /// The stack and the registers that the CPU switches to.
         pub(in crate::sched) fn stack(&self) -> &machine::Thread {
             self.stack.get().expect("a thread is started after it got its stack")
+        }
+        /// Where it sleeps, or goes on: addresses in the slid image, innermost first. Returns how many; 0 where it runs.
+        pub fn backtrace(&self, into: &mut [u64; MAX_FRAMES]) -> usize {
+            self.stack.get().map_or(0, |stack| stack.backtrace(into))
         }
         /// What its CPU translates through, locked.
         pub(in crate::sched) fn translation(

@@ -1,0 +1,86 @@
+//! Where each thread is, told when the host asks: it asks when a program does not end in time.
+
+use core::fmt::{self, Display, Formatter};
+
+use freehold_arch::panic::MAX_FRAMES;
+use freehold_collections::Vec;
+
+use crate::host::json::Quoted;
+use crate::task::{self, Pid, Task};
+use crate::{host, sched};
+
+/// The most threads that are told of, those with the lowest numbers.
+const MOST: usize = 128;
+/// The most addresses that are told of each, innermost first.
+const DEEP: usize = 16;
+
+struct Place {
+    pid: Pid,
+    tid: Pid,
+    name: [u8; 16],
+    state: u8,
+    frames: [u64; DEEP],
+    depth: usize,
+}
+
+impl Place {
+    fn of(task: &Task) -> Self {
+        let thread = task.thread();
+        let mut all = [0; MAX_FRAMES];
+        let depth = thread.backtrace(&mut all).min(DEEP);
+        let mut frames = [0; DEEP];
+        frames[..depth].copy_from_slice(&all[..depth]);
+        let (pid, tid) = (task.process().pid, task.tid);
+        Self { pid, tid, name: task.name(), state: thread.schedule.state_letter(), frames, depth }
+    }
+}
+
+impl Display for Place {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let name = self.name.split(|&byte| byte == 0).next().unwrap_or_default();
+        let (pid, tid, name, state) = (self.pid, self.tid, Quoted(name), char::from(self.state));
+        write!(f, "{{\"pid\":{pid},\"tid\":{tid},\"name\":{name},\"state\":\"{state}\",\"backtrace\":[")?;
+        for (at, address) in self.frames[..self.depth].iter().enumerate() {
+            write!(f, "{}\"{address:#x}\"", if at > 0 { "," } else { "" })?;
+        }
+        f.write_str("]}")
+    }
+}
+
+/// What is told: taken before, since it is displayed twice.
+struct Places {
+    places: Vec<Place>,
+    /// Threads that are not among them.
+    left_out: usize,
+}
+
+impl Places {
+    /// Where memory is short, fewer threads are among them, or none.
+    fn take() -> Self {
+        let mut all = Self { places: Vec::new(), left_out: 0 };
+        for process in task::registry::processes() {
+            for thread in process.threads() {
+                if all.places.len() == MOST || all.places.try_push(Place::of(&thread)).is_err() {
+                    all.left_out += 1;
+                }
+            }
+            sched::cond_resched();
+        }
+        all
+    }
+}
+
+impl Display for Places {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("{\"threads\":[")?;
+        for (at, place) in self.places.iter().enumerate() {
+            write!(f, "{}{place}", if at > 0 { "," } else { "" })?;
+        }
+        write!(f, "],\"left_out\":{}}}", self.left_out)
+    }
+}
+
+/// Answers the host.
+pub fn tell() {
+    host::threads(Places::take());
+}
