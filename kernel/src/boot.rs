@@ -54,6 +54,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     task::set_above(&Kernel);
     time::start(firmware.platform.hpet);
     crate::time::set_wall((time::wall_clock_at_boot() + time::now()) as i64);
+    mem::vdso::init().expect("memory for the pages that every program has");
     let files =
         fs::boot::init(Arc::new(mem::CacheSource::new(mem::frames()))).expect("an empty root file system");
     task::spawn::init(mem::Space::empty().expect("memory for the kernel's own space"), files);

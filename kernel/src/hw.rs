@@ -125,6 +125,10 @@ mod real {
         pub fn nanoseconds(ticks: u64) -> u64 {
             ticks
         }
+        /// There are no programs to show it to.
+        pub fn show_in(_frame: freehold_machine::Pfn, _wall: i64) {}
+        /// There are no programs to show it to.
+        pub fn show_wall(_wall: i64) {}
     }
 }
 

@@ -69,6 +69,13 @@ fn times() {
     conforms("times");
 }
 
+/// Linux rounds its clocks as it likes between two updates of its page; what it promises is the same.
+#[test]
+fn vdso() {
+    conforms("vdso");
+    conforms_with("vdso", &["--cpus", "1", "--icount"], &[], &[]);
+}
+
 #[test]
 fn many() {
     conforms("many");

@@ -255,6 +255,7 @@ pub fn set_topology(topology: &Topology, cpus: usize) {
     for (slot, node) in CPU_NODES.iter().enumerate() {
         node.store(topology.node_of_cpu(CpuId(slot as u16)).0, Ordering::Relaxed);
     }
+    traps::tell_place(this());
 }
 
 /// The CPUs that run at this moment.

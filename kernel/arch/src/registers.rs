@@ -21,6 +21,8 @@ pub(crate) const MSR_FMASK: u32 = 0xc000_0084;
 pub(crate) const MSR_FS_BASE: u32 = 0xc000_0100;
 pub(crate) const MSR_GS_BASE: u32 = 0xc000_0101;
 pub(crate) const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
+/// What RDTSCP and RDPID tell.
+pub(crate) const MSR_TSC_AUX: u32 = 0xc000_0103;
 
 pub(crate) const CR0_WRITE_PROTECT: u64 = 1 << 16;
 /// Alignment checks, in user mode with AC set; ring 0 never raises one (Intel SDM volume 3, 6.15, interrupt 17).
@@ -44,6 +46,11 @@ pub(crate) fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
         return CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
     }
     __cpuid_count(leaf, subleaf)
+}
+
+/// Whether there is [`MSR_TSC_AUX`]: with RDTSCP or RDPID.
+pub(crate) fn has_tsc_aux() -> bool {
+    cpuid(0x8000_0001, 0).edx & 1 << 27 != 0 || cpuid(7, 0).ecx & 1 << 22 != 0
 }
 
 /// The time-stamp counter.

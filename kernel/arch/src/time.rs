@@ -3,15 +3,20 @@
 //! The clock is the time-stamp counter, whose frequency comes from the hypervisor (KVM, CPUID 0x4000_0010), from the
 //! CPU (CPUID 0x15), or from a short comparison with the HPET or the PIT. It is taken to be the same on all CPUs, as it is
 //! under QEMU. The timer is the local APIC's, in TSC-deadline mode where there is one.
+//!
+//! Programs read the clock in user mode, by the page of time that [`show_in`] fills.
 
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use freehold_machine::PhysAddr;
+use freehold_machine::{PAGE_SIZE, Pfn, PhysAddr, PhysicalBytes};
+use freehold_vdso::TimePage;
+use zerocopy::FromBytes;
 
 use crate::apic::{self, TimerMode};
 use crate::memory::windows;
 use crate::registers::{self, MSR_TSC_DEADLINE, in_u8, out_u8, rdtsc};
-use crate::{cpu, irq, mmio};
+use crate::{X86, cpu, irq, mmio};
 
 const NANOSECONDS: u64 = 1_000_000_000;
 /// How long a comparison of two clocks takes. Long enough for one part in a thousand at 1 GHz; short, since
@@ -30,6 +35,9 @@ static START: AtomicU64 = AtomicU64::new(0);
 /// Whether the clock's frequency is known.
 static IS_RUNNING: AtomicBool = AtomicBool::new(false);
 static WALL_AT_START: AtomicU64 = AtomicU64::new(0);
+/// The frame that shows the clock to programs; [`NOWHERE`] before there is one.
+static SHOWN_IN: AtomicU64 = AtomicU64::new(NOWHERE);
+const NOWHERE: u64 = u64::MAX;
 
 fn scale(value: u64, factor: u64) -> u64 {
     ((u128::from(value) * u128::from(factor)) >> SHIFT) as u64
@@ -54,6 +62,40 @@ pub fn nanoseconds(ticks: u64) -> u64 {
 /// Nanoseconds since 1970 when the clock began.
 pub fn wall_clock_at_boot() -> u64 {
     WALL_AT_START.load(Ordering::Relaxed)
+}
+
+/// Show the clock to programs in `frame`, which is zeroed and stays for ever: [`TimePage`]. After [`start`], once; `wall` is as for
+/// [`show_wall`].
+pub fn show_in(frame: Pfn, wall: i64) {
+    let factor = NS_PER_TICK.load(Ordering::Relaxed);
+    X86.with_bytes(frame, |page| {
+        word(page, offset_of!(TimePage, base)).store(START.load(Ordering::Relaxed), Ordering::Relaxed);
+        word(page, offset_of!(TimePage, factor)).store(factor, Ordering::Relaxed);
+        let seconds = word(page, offset_of!(TimePage, seconds_factor));
+        seconds.store(TimePage::seconds_factor(factor), Ordering::Relaxed);
+    });
+    SHOWN_IN.store(frame.0, Ordering::Relaxed);
+    show_wall(wall);
+}
+
+/// Show programs a wall clock that was at `wall` nanoseconds since 1970 when [`now`] was 0. One call at a time.
+pub fn show_wall(wall: i64) {
+    let frame = SHOWN_IN.load(Ordering::Relaxed);
+    if frame == NOWHERE {
+        return;
+    }
+    let factor = TimePage::seconds_factor(NS_PER_TICK.load(Ordering::Relaxed));
+    let base = TimePage::seconds_base(START.load(Ordering::Relaxed), factor, wall);
+    X86.with_bytes(Pfn(frame), |page| {
+        // One store each, which programs see as a whole: the protocol is in the head of `TimePage`'s module.
+        word(page, offset_of!(TimePage, wall)).store(wall as u64, Ordering::Relaxed);
+        word(page, offset_of!(TimePage, seconds_base)).store(base, Ordering::Relaxed);
+    });
+}
+
+/// The word at `offset` of a page.
+fn word(page: &mut [u8; PAGE_SIZE], offset: usize) -> &AtomicU64 {
+    AtomicU64::mut_from_bytes(&mut page[offset..offset + 8]).expect("words of a page are aligned")
 }
 
 /// How many ticks of the time-stamp counter make a second.

@@ -91,16 +91,15 @@ fn publish(policy: Policy) {
     let bits = |holds: fn(&Owner) -> bool| {
         Owner::ALL.iter().filter(|owner| holds(owner)).map(|&owner| 1 << owner as u64).sum()
     };
-    let programs = bits(|owner| owner.is_user());
     let records = watch::Records {
         bytes: layout.bytes,
         state_offset: layout.state_offset,
         owner_mask: layout.owner_mask,
         order_shift: layout.order_shift,
         order_mask: layout.order_mask,
-        user_owners: programs,
+        user_owners: bits(|owner| owner.is_user()),
         replica_owners: bits(|owner| *owner == Owner::Replica),
-        outside_owners: if policy.is_exclusive() { programs } else { 0 },
+        outside_owners: if policy.is_exclusive() { bits(|owner| owner.is_outside()) } else { 0 },
     };
     memory::use_frame_table();
     watch::publish(records, Owner::ALL.iter().map(|owner| owner.name()));

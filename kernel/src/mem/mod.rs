@@ -24,6 +24,7 @@ mod remote;
 mod remove;
 mod space;
 pub mod stats;
+pub mod vdso;
 
 pub use crate::hw::{Frames, frames};
 pub use boot::{commons, init, plant, xpfo_policy};

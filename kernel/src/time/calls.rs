@@ -30,6 +30,14 @@ fn may_set_time() -> Result<()> {
     if current().process().credentials().may(Capability::SysTime) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
+/// The time that the wall clock is set to: it can go on for thirty years from there before nanoseconds since 1970 are too many
+/// (Linux: timespec64_valid_settod).
+fn settable(nanoseconds: u64) -> Result<i64> {
+    const THIRTY_YEARS: u64 = 30 * 365 * 24 * 3600 * SECOND;
+    const END: u64 = i64::MAX as u64 / SECOND * SECOND - THIRTY_YEARS;
+    if nanoseconds < END { Ok(nanoseconds as i64) } else { Err(Errno::EINVAL) }
+}
+
 /// clock_settime(clock, time)
 pub fn sys_clock_settime(args: &Args) -> Result<i64> {
     let time = UserPtr::<TimeSpec>::new(args[1]).read()?.nanoseconds()?;
@@ -37,7 +45,7 @@ pub fn sys_clock_settime(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     may_set_time()?;
-    set_wall(time as i64);
+    set_wall(settable(time)?);
     Ok(0)
 }
 
@@ -54,7 +62,7 @@ pub fn sys_settimeofday(args: &Args) -> Result<i64> {
     let time = UserPtr::<TimeVal>::new(args[0]).read_optional()?;
     may_set_time()?;
     if let Some(time) = time {
-        set_wall(time.nanoseconds()? as i64);
+        set_wall(settable(time.nanoseconds()?)?);
     }
     Ok(0)
 }

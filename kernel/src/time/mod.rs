@@ -11,17 +11,31 @@ pub use spec::{SECOND, TimeSpec, TimeVal, Timestamp};
 
 use core::sync::atomic::{AtomicI64, Ordering};
 
+use crate::sync::SpinLock;
+
 /// Nanoseconds since boot; the same on all CPUs, never back.
 pub fn now() -> u64 {
     crate::hw::time::now()
 }
 
+/// Held while the wall clock is set: what programs see of it and [`WALL_OFFSET`] end as the same. Those who look meanwhile get one or the
+/// other.
+static SETTING: SpinLock<()> = SpinLock::new(());
 /// What is added to [`now`] to get nanoseconds since 1970.
 static WALL_OFFSET: AtomicI64 = AtomicI64::new(0);
 
 /// Set the wall clock: `nanoseconds` since 1970 are it now.
 pub fn set_wall(nanoseconds: i64) {
-    WALL_OFFSET.store(nanoseconds.saturating_sub_unsigned(now()), Ordering::Relaxed);
+    let _one_at_a_time = SETTING.lock();
+    let offset = nanoseconds.max(0).saturating_sub_unsigned(now());
+    WALL_OFFSET.store(offset, Ordering::Relaxed);
+    crate::hw::time::show_wall(offset);
+}
+
+/// Show programs the clock in `frame`, which stays for ever; once.
+pub fn show_in(frame: freehold_machine::Pfn) {
+    let _one_at_a_time = SETTING.lock();
+    crate::hw::time::show_in(frame, WALL_OFFSET.load(Ordering::Relaxed));
 }
 
 /// Nanoseconds since 1970.

@@ -38,7 +38,7 @@ const TAG_SHIFT: u32 = 48;
 /// Words of a lane: its head, then the places of its lists. A power of two, for the mask.
 pub(crate) const LANE: usize = 4096;
 /// Words in a lane's head: its scalars, then a line for each list.
-pub(crate) const HEAD: usize = 32 * LINE;
+pub(crate) const HEAD: usize = 33 * LINE;
 const KEY: usize = 0;
 /// The number of this CPU's first door.
 const DOOR: usize = 1;

@@ -75,7 +75,9 @@ pub use handle::{Frame, Mapping, Pin, WrongOwner};
 pub use home::Home;
 pub use large::{Belongs, LargeMapping, Shattered};
 pub use order::Order;
-pub use owner::{Anon, Bounce, Kernel, Kind, Owner, PageCache, PageTable, Replica, Side, User, UserKind};
+pub use owner::{
+    Anon, Bounce, Kernel, Kind, Owner, PageCache, PageTable, Replica, Side, Time, User, UserKind,
+};
 pub use record::{FrameRecord, Freed, NotGiven, RecordLayout, State, Tag, Trace};
 pub use source::{Content, FrameSource, NodePolicy, NodeSet, OutOfMemory, Pressure, Request};
 pub use table::{Audit, Contradiction, FrameTable};

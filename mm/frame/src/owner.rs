@@ -29,6 +29,8 @@ pub enum Owner {
     Anon = 6,
     /// A page of a file, or of shared memory.
     PageCache = 7,
+    /// The page of time that every program has mapped for reading.
+    Time = 8,
 }
 
 /// Which side of the direct map a pageblock is on.
@@ -42,7 +44,7 @@ pub enum Side {
 
 impl Owner {
     /// How many owners there are.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 9;
     /// All owners, by number.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Free,
@@ -53,19 +55,24 @@ impl Owner {
         Self::Replica,
         Self::Anon,
         Self::PageCache,
+        Self::Time,
     ];
 
     /// Whether the frame is in the kernel's map: the side that this owner's pageblocks are on. Free frames are asked by pageblock, not here:
     /// they count as user's, since nobody may reach their bytes.
     pub const fn side(self) -> Side {
         match self {
-            Self::Free | Self::Anon | Self::PageCache => Side::User,
+            Self::Free | Self::Anon | Self::PageCache | Self::Time => Side::User,
             Self::Reserved | Self::Kernel | Self::PageTable | Self::Bounce | Self::Replica => Side::Kernel,
         }
     }
     /// Whether the frame is a program's: then its record carries counts.
     pub const fn is_user(self) -> bool {
         matches!(self, Self::Anon | Self::PageCache)
+    }
+    /// Whether the frame may not be in the kernel's map, but for windows: it has an owner, who is on the user side.
+    pub const fn is_outside(self) -> bool {
+        matches!(self.side(), Side::User) && !matches!(self, Self::Free)
     }
     /// Whether a device may see the bytes for longer than a program asked for (a pinned frame of a
     /// program may be seen while its request is in flight).
@@ -83,6 +90,7 @@ impl Owner {
             Self::Replica => "replica",
             Self::Anon => "anon",
             Self::PageCache => "pagecache",
+            Self::Time => "time",
         }
     }
     /// The owner whose number the lowest four bits are. A number that is not in use reads as
@@ -155,7 +163,9 @@ kinds! {
     /// Anonymous user memory.
     Anon,
     /// File pages and shared memory.
-    PageCache
+    PageCache,
+    /// The page of time: one frame without counts, mapped by every program.
+    Time
 }
 
 /// Any user kind: for code that takes leaves down and need not know what they map. Frames are never
@@ -201,8 +211,11 @@ mod tests {
             ("replica", false, true, false),
             ("anon", true, false, false),
             ("pagecache", true, false, false),
+            ("time", false, false, false),
         ];
         assert_eq!(answers, expected);
         assert!(answers.iter().all(|&(_, is_program, in_map, _)| !(is_program && in_map)));
+        let outside = Owner::ALL.into_iter().filter(|owner| owner.is_outside());
+        assert!(outside.eq([Owner::Anon, Owner::PageCache, Owner::Time]));
     }
 }

@@ -12,6 +12,7 @@ use freehold_paging::{Memory, Rights};
 use crate::cache::Attachment;
 use crate::policy::Policy;
 use crate::request::{AreaFlags, FileView, MappedFile, Protection, SharedWrite};
+use crate::vdso::VdsoPart;
 use crate::{PageCache, VmError};
 
 /// What an area shows. File areas are attached to the file's cache, so that truncation finds them.
@@ -20,6 +21,7 @@ pub(crate) enum Content<S: Memory> {
     PrivateFile(FileView<S>, Attachment<S>),
     SharedFile(FileView<S>, SharedWrite, Attachment<S>),
     SharedAnonymous(u64, Attachment<S>),
+    Vdso(VdsoPart, u64),
 }
 
 impl<S: Memory> Clone for Content<S> {
@@ -29,6 +31,7 @@ impl<S: Memory> Clone for Content<S> {
             Self::PrivateFile(view, at) => Self::PrivateFile(view.clone(), at.clone()),
             Self::SharedFile(view, write, at) => Self::SharedFile(view.clone(), *write, at.clone()),
             Self::SharedAnonymous(offset, at) => Self::SharedAnonymous(*offset, at.clone()),
+            Self::Vdso(part, offset) => Self::Vdso(*part, *offset),
         }
     }
 }
@@ -39,14 +42,14 @@ impl<S: Memory> Content<S> {
         match self {
             Self::Anonymous => 0,
             Self::PrivateFile(view, _) | Self::SharedFile(view, ..) => view.offset,
-            Self::SharedAnonymous(offset, _) => *offset,
+            Self::SharedAnonymous(offset, _) | Self::Vdso(_, offset) => *offset,
         }
     }
     fn advance(&mut self, bytes: u64) {
         match self {
             Self::Anonymous => {}
             Self::PrivateFile(view, _) | Self::SharedFile(view, ..) => view.offset += bytes,
-            Self::SharedAnonymous(offset, _) => *offset += bytes,
+            Self::SharedAnonymous(offset, _) | Self::Vdso(_, offset) => *offset += bytes,
         }
     }
     /// The content as a child (or a moved area) has it.
@@ -56,6 +59,7 @@ impl<S: Memory> Content<S> {
             Self::PrivateFile(view, at) => Self::PrivateFile(view.clone(), at.for_space(space)),
             Self::SharedFile(view, write, at) => Self::SharedFile(view.clone(), *write, at.for_space(space)),
             Self::SharedAnonymous(offset, at) => Self::SharedAnonymous(*offset, at.for_space(space)),
+            Self::Vdso(part, offset) => Self::Vdso(*part, *offset),
         }
     }
     fn continues(&self, next: &Self, len: u64) -> bool {
@@ -73,6 +77,7 @@ impl<S: Memory> Content<S> {
             (Self::SharedAnonymous(a, x), Self::SharedAnonymous(b, y)) => {
                 Arc::ptr_eq(x.cache(), y.cache()) && a + len == *b
             }
+            (Self::Vdso(a, from), Self::Vdso(b, to)) => a == b && from + len == *to,
             _ => false,
         }
     }
@@ -110,7 +115,7 @@ impl<S: Memory> Area<S> {
     pub(crate) fn may_have_own_frames(&self) -> bool {
         match self.content {
             Content::Anonymous => true,
-            Content::PrivateFile(..) => self.copied.get(),
+            Content::PrivateFile(..) | Content::Vdso(..) => self.copied.get(),
             Content::SharedFile(..) | Content::SharedAnonymous(..) => false,
         }
     }
@@ -138,7 +143,7 @@ impl<S: Memory> Area<S> {
     }
     pub(crate) fn attachment(&self) -> Option<&Attachment<S>> {
         match &self.content {
-            Content::Anonymous => None,
+            Content::Anonymous | Content::Vdso(..) => None,
             Content::PrivateFile(_, at) | Content::SharedFile(_, _, at) | Content::SharedAnonymous(_, at) => {
                 Some(at)
             }
@@ -159,6 +164,7 @@ impl<S: Memory> Area<S> {
     /// Whether `protection` may be had here.
     pub(crate) fn check_protection(&self, protection: Protection) -> Result<(), VmError> {
         let denied = self.flags.contains(AreaFlags::NEVERWRITE)
+            || self.is_time()
             || matches!(self.content, Content::SharedFile(_, SharedWrite::Denied, _));
         if denied && protection.contains(Protection::WRITE) { Err(VmError::Access) } else { Ok(()) }
     }

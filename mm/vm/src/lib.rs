@@ -56,6 +56,7 @@ mod scan;
 mod space;
 mod swap;
 mod turns;
+mod vdso;
 mod view;
 
 pub use advise::{Advice, OtherCopies, Residency, SyncMode};
@@ -85,6 +86,7 @@ pub use request::{
 };
 pub use space::{AddressSpace, Commons, Translation};
 pub use swap::{Age, EvictWish, SWAP_RUN, Swap, SwapArea, SwapAreaInfo, SwapEvicted, SwapStore, SwapUsage};
+pub use vdso::{Vdso, VdsoPart};
 pub use view::{AreaName, AreaView, OfFile, PageAt, PageView, Sharing, Smaps, Usage, Written};
 
 #[cfg(test)]

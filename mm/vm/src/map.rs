@@ -15,7 +15,7 @@ use crate::error::VmError;
 use crate::huge::{HugeMode, LARGE};
 use crate::request::{AreaFlags, Backing, Limits, MapRequest, Place, ProtectExtent, Protection, SharedWrite};
 use crate::space::{DataKind, MAX_AREAS};
-use crate::{AddressSpace, Batch, PageCache};
+use crate::{AddressSpace, Batch, PageCache, VdsoPart};
 
 pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -145,6 +145,10 @@ impl<S: Memory> AddressSpace<S> {
         };
         Ok(match backing {
             Backing::Anonymous => Content::Anonymous,
+            Backing::Vdso(VdsoPart::Time) if protection.contains(Protection::WRITE) => {
+                return Err(VmError::Access);
+            }
+            Backing::Vdso(part) => Content::Vdso(part, 0),
             Backing::SharedAnonymous => {
                 let cache = PageCache::new(self.resident.source());
                 cache.set_size_grow(len);

@@ -114,7 +114,7 @@ impl<S: Memory> AddressSpace<S> {
             RemoteAccess::Read => (area.protection.allows(Access::Read), Want::Read),
             RemoteAccess::Write => (area.protection.allows(Access::Write), Want::Write),
         };
-        if !allowed {
+        if !allowed || area.is_time() {
             return Err(VmError::Fault);
         }
         resident.fault(area, page, want)?;
@@ -135,7 +135,7 @@ impl<S: Memory> AddressSpace<S> {
         Ok(match &area.content {
             Content::SharedFile(view, _, at) => shared(at.cache(), view.offset),
             Content::SharedAnonymous(offset, at) => shared(at.cache(), *offset),
-            Content::Anonymous | Content::PrivateFile(..) => FutexKey::Private(addr),
+            Content::Anonymous | Content::PrivateFile(..) | Content::Vdso(..) => FutexKey::Private(addr),
         })
     }
 }

@@ -38,7 +38,7 @@ impl<S: Memory> AddressSpace<S> {
             return Err(VmError::Invalid);
         }
         let file = match &area.content {
-            Content::Anonymous => return Err(VmError::Invalid),
+            Content::Anonymous | Content::Vdso(..) => return Err(VmError::Invalid),
             Content::PrivateFile(..) | Content::SharedFile(_, SharedWrite::Denied, _) => {
                 return Err(VmError::Access);
             }

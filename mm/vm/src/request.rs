@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use freehold_machine::{Access, VirtAddr};
 use freehold_paging::{Memory, Rights};
 
-use crate::PageCache;
+use crate::{PageCache, VdsoPart};
 
 bitflags! {
     /// What a process may do in an area: the values of Linux' `PROT_` constants.
@@ -145,6 +145,8 @@ pub enum Backing<S: Memory> {
     PrivateFile(FileView<S>),
     /// The file's bytes; writes reach the file.
     SharedFile(FileView<S>, SharedWrite),
+    /// Pages of the kernel's ([`Vdso`](crate::Vdso)); writes to the image stay here.
+    Vdso(VdsoPart),
 }
 
 impl<S: Memory> Clone for Backing<S> {
@@ -154,6 +156,7 @@ impl<S: Memory> Clone for Backing<S> {
             Self::SharedAnonymous => Self::SharedAnonymous,
             Self::PrivateFile(view) => Self::PrivateFile(view.clone()),
             Self::SharedFile(view, write) => Self::SharedFile(view.clone(), *write),
+            Self::Vdso(part) => Self::Vdso(*part),
         }
     }
 }

@@ -191,7 +191,10 @@ impl<S: Memory> Resident<S> {
         want: Want,
     ) -> Result<FaultKind, FaultError> {
         let Some((cache, index)) = area.cache_page(addr) else {
-            return self.fill_anonymous(area, addr, slot, want);
+            return match area.content {
+                Content::Vdso(..) => self.fill_vdso(area, addr, slot, want),
+                _ => self.fill_anonymous(area, addr, slot, want),
+            };
         };
         let (frame, kind) = cache.fault(index, self.place(area, addr))?;
         if want == Want::Write && !area.is_shared() {
@@ -322,6 +325,7 @@ impl<S: Memory> Resident<S> {
         let kind = self.kind_of(entry);
         let new = match kind {
             Kind::Anon => return self.write_anonymous(area, addr, slot, entry),
+            Kind::Zero if area.vdso_page(addr).is_some() => self.copy_of_vdso(area, addr)?,
             Kind::Zero => self.zeroed(self.place(area, addr))?,
             Kind::Cache => {
                 let cached =

@@ -18,7 +18,7 @@ use crate::request::{AreaFlags, Layout, Limits, SharedWrite};
 use crate::resident::Resident;
 use crate::swap::Swap;
 use crate::turns::Turns;
-use crate::{PageCache, VmError};
+use crate::{PageCache, Vdso, VmError};
 
 /// What a context switch loads: see [`Roots`].
 pub type Translation<S> = Roots<S>;
@@ -38,6 +38,7 @@ pub struct Commons<S: Memory> {
     pub(crate) swap: Swap<S>,
     pub(crate) caches: Caches<S>,
     pub(crate) turns: Turns,
+    pub(crate) vdso: spin::Once<Vdso<S>>,
     commit_limit: AtomicU64,
 }
 
@@ -50,8 +51,24 @@ impl<S: Memory> Commons<S> {
         let zero = Frame::allocate_zeroed(source)?;
         let (huge, events, spaces) = (HugeControl::new(), Tally::new(), Registry::new());
         let (swap, caches, turns) = (Swap::new(source), Caches::new(), Turns::new());
-        let commit_limit = AtomicU64::new(u64::MAX);
-        Ok(Arc::new(Self { source, kernel, zero, huge, events, spaces, swap, caches, turns, commit_limit }))
+        let (vdso, commit_limit) = (spin::Once::new(), AtomicU64::new(u64::MAX));
+        Ok(Arc::new(Self {
+            source,
+            kernel,
+            zero,
+            huge,
+            events,
+            spaces,
+            swap,
+            caches,
+            turns,
+            vdso,
+            commit_limit,
+        }))
+    }
+    /// From now on areas show these frames for [`Backing::Vdso`](crate::Backing::Vdso); once.
+    pub fn set_vdso(&self, vdso: Vdso<S>) {
+        self.vdso.call_once(|| vdso);
     }
     /// Refuse who asks at once for more than `bytes` of memory that is his alone, or new, as Linux' heuristic overcommit does: what could never be
     /// backed. No limit until this is called.

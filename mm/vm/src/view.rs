@@ -76,6 +76,8 @@ pub enum AreaName<'a, S: Memory> {
     Stack,
     /// `/dev/zero (deleted)`.
     SharedAnonymous,
+    /// `[vdso]` or `[vvar]`.
+    Vdso(crate::VdsoPart),
     /// The file that it maps.
     File(&'a Arc<dyn MappedFile<S>>),
 }
@@ -356,6 +358,7 @@ fn view<S: Memory>(area: &Area<S>) -> AreaView<'_, S> {
             Content::Anonymous => AreaName::Anonymous,
             Content::SharedAnonymous(..) => AreaName::SharedAnonymous,
             Content::PrivateFile(view, _) | Content::SharedFile(view, ..) => AreaName::File(&view.file),
+            Content::Vdso(part, _) => AreaName::Vdso(*part),
         },
         flags: area.flags,
         policy: area.policy,

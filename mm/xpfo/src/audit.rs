@@ -187,12 +187,12 @@ impl<M: Tables> Walk<'_, M> {
         let end = shown.end.min(self.frames.end());
         if shown.len() == 1 {
             let (_, _, owner, _) = if shown.start < end { self.frames.block_of(shown.start) } else { None }?;
-            return owner.is_user().then_some((shown.start, owner));
+            return owner.is_outside().then_some((shown.start, owner));
         }
         let mut frame = shown.start;
         while frame < end {
             frame = match self.frames.state(frame) {
-                State::Owned { owner, .. } if owner.is_user() => return Some((frame, owner)),
+                State::Owned { owner, .. } if owner.is_outside() => return Some((frame, owner)),
                 State::Owned { order, .. } => frame.offset(order.frames()),
                 State::Unowned(_) => frame.offset(1),
             };

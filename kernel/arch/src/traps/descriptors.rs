@@ -8,11 +8,13 @@ use core::cell::UnsafeCell;
 use core::mem::offset_of;
 use core::sync::atomic::Ordering;
 
-use freehold_machine::VirtAddr;
+use freehold_machine::{Cpus, VirtAddr};
+use freehold_vdso::{CPU_SELECTOR, NODE_SHIFT};
 
+use crate::X86;
 use crate::cpu::PerCpu;
 use crate::memory::OutOfMemory;
-use crate::registers::{self, MSR_CSTAR, MSR_EFER, MSR_FMASK, MSR_LSTAR, MSR_STAR};
+use crate::registers::{self, MSR_CSTAR, MSR_EFER, MSR_FMASK, MSR_LSTAR, MSR_STAR, MSR_TSC_AUX};
 use crate::vmap;
 
 const KERNEL_CODE: u16 = 0x10;
@@ -27,6 +29,13 @@ const EFER_SYSCALL: u64 = 1;
 pub(crate) const OWN_STACKS: usize = 3;
 /// Pages of each; a guard page lies below.
 const OWN_STACK_PAGES: u64 = 2;
+
+/// Entries of a CPU's table: the segments, the task state's two, and up to the last, by which programs read the CPU's number.
+const ENTRIES: usize = CPU_NUMBER + 1;
+/// The segment whose limit is the CPU's number and its node (Linux: GDT_ENTRY_CPUNODE).
+const CPU_NUMBER: usize = CPU_SELECTOR as usize / 8;
+/// Its attributes: present, of privilege 3, data that is read and accessed, not in pages.
+const CPU_NUMBER_SEGMENT: u64 = 0x0040_f100_0000_0000;
 
 const SEGMENTS: [u64; 8] = [
     0,
@@ -53,7 +62,7 @@ struct TaskState {
 /// One CPU's segment descriptors and task state. The CPU itself reads them; `entry.s` writes rsp0.
 #[repr(C, align(16))]
 pub(crate) struct Descriptors {
-    segments: UnsafeCell<[u64; 10]>,
+    segments: UnsafeCell<[u64; ENTRIES]>,
     task: UnsafeCell<TaskState>,
 }
 
@@ -80,7 +89,7 @@ impl Descriptors {
             reserved4: 0,
             io_map: size_of::<TaskState>() as u16,
         };
-        Self { segments: UnsafeCell::new([0; 10]), task: UnsafeCell::new(task) }
+        Self { segments: UnsafeCell::new([0; ENTRIES]), task: UnsafeCell::new(task) }
     }
 }
 
@@ -109,14 +118,14 @@ pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
         | (base & 0xff_ffff) << 16
         | 0x89 << 40
         | (base >> 24 & 0xff) << 56;
-    let mut segments = [0; 10];
+    let mut segments = [0; ENTRIES];
     segments[..8].copy_from_slice(&SEGMENTS);
     segments[8] = low;
     segments[9] = base >> 32;
     let table = per_cpu.descriptors.segments.get();
     // SAFETY: this CPU's own table, not loaded yet.
     unsafe { table.write(segments) };
-    let pointer = Pointer { limit: size_of::<[u64; 10]>() as u16 - 1, base: table as u64 };
+    let pointer = Pointer { limit: size_of::<[u64; ENTRIES]>() as u16 - 1, base: table as u64 };
     // SAFETY: the table stays for ever and its kernel segments are flat, as those in use are.
     unsafe {
         asm!(
@@ -156,7 +165,23 @@ pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
         // SAFETY: user mode does not run yet; the values send it to `entry.s` with its selectors.
         unsafe { registers::wrmsr(register, value) };
     }
+    tell_place(per_cpu);
     Ok(())
+}
+
+/// Let programs on this CPU, whose private data is `per_cpu`, read its number and node: as the limit of [`CPU_SELECTOR`]'s segment, and by RDTSCP and
+/// RDPID, as on Linux.
+pub(crate) fn tell_place(per_cpu: &'static PerCpu) {
+    let cpu = X86.current_cpu();
+    let place = u64::from(cpu.0) | u64::from(X86.node_of_cpu(cpu).0) << NODE_SHIFT;
+    let descriptor = CPU_NUMBER_SEGMENT | place & 0xffff | (place >> 16) << 48;
+    let entry = per_cpu.descriptors.segments.get().cast::<u64>().wrapping_add(CPU_NUMBER);
+    // SAFETY: the last entry of this CPU's own table, which the kernel never loads a segment from; programs read it with one access.
+    unsafe { entry.write_volatile(descriptor) };
+    if registers::has_tsc_aux() {
+        // SAFETY: what RDTSCP and RDPID give programs; the CPU has the register.
+        unsafe { registers::wrmsr(MSR_TSC_AUX, place) };
+    }
 }
 
 #[derive(Clone, Copy)]

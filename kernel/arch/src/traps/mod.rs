@@ -25,7 +25,7 @@ pub(crate) mod machine_check;
 #[cfg(feature = "entry-checks")]
 pub use checks::{NmiHook, checked_entries, set_nmi_hook};
 pub(crate) use checks::{Place, entry_state};
-pub(crate) use descriptors::{Descriptors, OWN_STACKS, init_cpu, interrupt_table, write_idt};
+pub(crate) use descriptors::{Descriptors, OWN_STACKS, init_cpu, interrupt_table, tell_place, write_idt};
 pub use frame::Registers;
 pub(crate) use frame::decode_page_fault;
 use machine_check::Verdict;

@@ -8,7 +8,8 @@ use alloc::vec::Vec;
 
 use freehold_machine::VirtAddr;
 use freehold_vm::{
-    AreaFlags, AreaName, AreaView, OfFile, PageAt, Protection, RemoteAccess, Rule, Sharing, Smaps, Written,
+    AreaFlags, AreaName, AreaView, OfFile, PageAt, Protection, RemoteAccess, Rule, Sharing, Smaps, VdsoPart,
+    Written,
 };
 
 use super::processes::{FileKind, nameless};
@@ -108,6 +109,8 @@ pub(super) fn name(area: &Area<'_>, root: &Path) -> Result<Vec<u8>> {
     Ok(match area.name {
         AreaName::Heap => b"[heap]".to_vec(),
         AreaName::Stack => b"[stack]".to_vec(),
+        AreaName::Vdso(VdsoPart::Image) => b"[vdso]".to_vec(),
+        AreaName::Vdso(VdsoPart::Time) => b"[vvar]".to_vec(),
         AreaName::SharedAnonymous => b"/dev/zero (deleted)".to_vec(),
         AreaName::File(_) => match FileMapping::of(area.name) {
             Some(mapping) => match mapping.file().path() {

@@ -58,7 +58,7 @@ pub(super) fn show(out: &mut Text, space: &AddressSpace, root: &Path) -> Result<
         match area.name {
             AreaName::Heap => out.push(b" heap"),
             AreaName::Stack => out.push(b" stack"),
-            AreaName::Anonymous => {}
+            AreaName::Anonymous | AreaName::Vdso(_) => {}
             AreaName::SharedAnonymous | AreaName::File(_) => {
                 let name: Vec<u8> = name(&area, root)?;
                 out.push(b" file=");

@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering;
 use freehold_arch::X86;
 use freehold_arch::user::{USER_END, UserContext};
 use freehold_machine::{Entropy, VirtAddr};
+use freehold_vdso::AT_SYSINFO_EHDR;
 use freehold_vm::{AreaFlags, Backing, Limits as MemoryLimits, MapRequest, Place, Protection};
 
 use crate::fs::caller::Access;
@@ -15,7 +16,7 @@ use crate::fs::node::NodeKind;
 use crate::fs::walk::{Final, Walk};
 use crate::fs::{OpenFile, OpenFlags, Path};
 use crate::hw::PAGE;
-use crate::mem::{Layout, Program, Space};
+use crate::mem::{self, Layout, Program, Space};
 use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
 use crate::task::capabilities::Capabilities;
@@ -189,7 +190,7 @@ fn assemble(
 ) -> Result<Prepared> {
     let limits = process.memory_limits();
     let random_pages = |pages: u64| X86.random_u64() % pages * PAGE;
-    let stack_top = USER_END - random_pages(STACK_PAGES);
+    let stack_top = USER_END - mem::vdso::LENGTH - random_pages(STACK_PAGES);
     let gap = process.limit(Resource::Stack).soft.clamp(*STACK_GAP.start(), *STACK_GAP.end());
     let below_stack = USER_END.saturating_sub(STACK_PAGES * PAGE + gap + (1 << 20));
     let mmap_base = below_stack.saturating_sub(random_pages(MMAP_PAGES)).max(USER_END / 4) & !(PAGE - 1);
@@ -217,7 +218,9 @@ fn assemble(
     let credentials = set_ids.clone().unwrap_or_else(|| Credentials::clone(&process.credentials()));
     let secure = credentials.uid != credentials.euid || credentials.gid != credentials.egid;
     let headers = if program.plan.headers == 0 { 0 } else { program.plan.headers.wrapping_add(loaded.bias) };
+    let vdso = mem::vdso::map(&space, stack_top, &limits)?;
     let auxiliary = [
+        (AT_SYSINFO_EHDR, vdso),
         (aux::MINSIGSTKSZ, 440 + 64 + freehold_arch::user::xsave_size() as u64 + 128),
         (aux::HWCAP, HWCAP),
         (aux::PAGESZ, PAGE),

@@ -237,7 +237,7 @@ impl<S: Memory> AddressSpace<S> {
             (Rule::Stated, Access::Read) => area.protection.contains(Protection::READ),
             (Rule::Asked | Rule::Stated, access) => area.protection.allows(access),
         };
-        if !allowed {
+        if !allowed || area.is_time() {
             return Err(FaultError::Segv(SegvCode::AccErr));
         }
         resident.pin::<P>(area, addr.page_start(), T::LASTING)

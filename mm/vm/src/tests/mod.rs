@@ -13,4 +13,5 @@ mod refs;
 mod registry;
 mod remote;
 mod swap;
+mod vdso;
 mod world;

@@ -1,0 +1,60 @@
+//! The vDSO's frames, and its place in a program: an image that every program runs, behind the page of time that it reads.
+//!
+//! Both are made once at boot and are the same in all programs, so mapping them is two areas and no frame. The page of time has an owner of its own
+//! ([`Owner::Time`](freehold_frame::Owner::Time)), is in no map of the kernel, and is written through a window: at boot, and when
+//! somebody sets the wall clock (`freehold_arch::time`).
+
+use freehold_arch::X86;
+use freehold_arch::user::USER_END;
+use freehold_frame::Frame;
+use freehold_machine::{Entropy, PAGE_SIZE, PhysicalBytes, VirtAddr};
+use freehold_vdso::IMAGE;
+use freehold_vm::{AreaFlags, Backing, Limits, MapRequest, Place, Protection, Vdso, VdsoPart};
+
+use super::{Space, commons, frames};
+use crate::hw::PAGE;
+use crate::{Result, time};
+
+/// What a page table covers: above the stack the parts lie within the same one, where they fit.
+const TABLE_SPAN: u64 = 2 << 20;
+
+/// Make the frames and show the clock in them. Once, after the clock has started.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn init() -> Result<()> {
+    let time = Frame::allocate_zeroed(frames())?;
+    time::show_in(time.pfn());
+    let mut vdso = Vdso::new(time);
+    for bytes in IMAGE.chunks(PAGE_SIZE) {
+        let frame = Frame::allocate_zeroed(frames())?;
+        X86.with_bytes(frame.pfn(), |page| page[..bytes.len()].copy_from_slice(bytes));
+        vdso.push(frame);
+    }
+    commons().set_vdso(vdso);
+    Ok(())
+}
+
+/// Bytes that both parts take.
+pub const LENGTH: u64 = PAGE + (IMAGE.len() as u64).next_multiple_of(PAGE);
+
+/// Map both parts into a new program, at a random place above its stack, which ends at `stack_top`, at least [`LENGTH`] below the end of addresses:
+/// where the image begins.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn map(space: &Space, stack_top: u64, limits: &Limits) -> Result<u64> {
+    // As Linux' vdso_addr.
+    let end = (stack_top + LENGTH).next_multiple_of(TABLE_SPAN).min(USER_END);
+    let places = (end - LENGTH - stack_top) / PAGE + 1;
+    let start = stack_top + X86.random_u64() % places * PAGE;
+    let part = |start, len, protection, part, flags| {
+        let place = Place::FixedNoReplace(VirtAddr(start));
+        MapRequest { place, len, protection, backing: Backing::Vdso(part), flags }
+    };
+    let (image, code) = (start + PAGE, Protection::READ | Protection::EXEC);
+    let mut areas = space.lock();
+    areas.map(part(start, PAGE, Protection::READ, VdsoPart::Time, AreaFlags::DONTDUMP), limits)?;
+    areas.map(part(image, LENGTH - PAGE, code, VdsoPart::Image, AreaFlags::empty()), limits)?;
+    Ok(image)
+}

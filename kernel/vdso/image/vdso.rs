@@ -1,0 +1,183 @@
+//! The functions of the vDSO, which run in programs. `build.rs` compiles this file on its own.
+//!
+//! May use `unsafe`: it reads the page of time and writes where the program says, as any function of a C library does. It uses no stack
+//! but the caller's, keeps no state and calls nothing.
+//!
+//! A clock that is not here, and what the page does not say, is asked by the system call, whose answer is returned as it is.
+#![no_std]
+
+use core::arch::x86_64::{_mm_lfence, _rdtsc};
+use core::arch::{asm, global_asm};
+use core::ffi::c_void;
+
+#[path = "../src/page.rs"]
+#[allow(dead_code)]
+mod page;
+
+use page::{CPU_SELECTOR, NODE_SHIFT, SECOND, TimePage};
+
+const SYS_CLOCK_GETTIME: u64 = 228;
+const SYS_CLOCK_GETRES: u64 = 229;
+
+/// CLOCK_REALTIME, CLOCK_REALTIME_COARSE, CLOCK_TAI.
+const WALL: u32 = 1 << 0 | 1 << 5 | 1 << 11;
+/// CLOCK_MONOTONIC, CLOCK_MONOTONIC_RAW, CLOCK_MONOTONIC_COARSE, CLOCK_BOOTTIME: no clock is slewed, and the machine does not sleep.
+const MONOTONIC: u32 = 1 << 1 | 1 << 4 | 1 << 6 | 1 << 7;
+/// The clocks that tell how long a tick of Linux is: the kernel says 4 ms, as Linux with HZ=250.
+const COARSE: u32 = 1 << 5 | 1 << 6;
+const COARSE_RESOLUTION: i64 = 4_000_000;
+
+/// `struct timespec`, and with microseconds `struct timeval`.
+#[repr(C)]
+pub struct Time {
+    seconds: i64,
+    part: i64,
+}
+
+global_asm!(
+    ".hidden freehold_time_page",
+    ".macro alias name",
+    ".weak \\name",
+    ".set \\name, __vdso_\\name",
+    ".endm",
+    "alias clock_gettime",
+    "alias gettimeofday",
+    "alias time",
+    "alias getcpu",
+    "alias clock_getres",
+    ".purgem alias",
+);
+
+#[inline(always)]
+fn time_page() -> &'static TimePage {
+    let page: *const TimePage;
+    // SAFETY: the address of the page before the image, as the linker script has it.
+    unsafe {
+        asm!("lea {}, [rip + freehold_time_page]", out(reg) page, options(pure, nomem, nostack, preserves_flags))
+    };
+    // SAFETY: the kernel maps the page with the image, and its words are atomic. A program that unmaps it faults here, as on Linux.
+    unsafe { &*page }
+}
+
+/// The time-stamp counter, read after whatever comes before in the program: so no CPU sees a time earlier than what it saw before.
+#[inline(always)]
+fn ticks() -> u64 {
+    // SAFETY: every x86-64 CPU has both instructions.
+    unsafe {
+        _mm_lfence();
+        _rdtsc()
+    }
+}
+
+#[inline(always)]
+fn system_call(number: u64, first: i32, second: *mut Time) -> i32 {
+    let answer: u64;
+    // SAFETY: a system call that writes what the program asked it to write.
+    unsafe {
+        asm!("syscall", inlateout("rax") number => answer, in("rdi") i64::from(first), in("rsi") second,
+            lateout("rcx") _, lateout("r11") _, options(nostack))
+    };
+    answer as i32
+}
+
+#[inline(always)]
+fn is_among(clock: i32, clocks: u32) -> bool {
+    (clock as u32) < 32 && clocks >> clock & 1 != 0
+}
+
+/// Store `nanoseconds` in parts of `PART` nanoseconds.
+///
+/// # Safety
+/// `to` is the program's.
+#[inline(always)]
+unsafe fn store<const PART: u64>(to: *mut Time, nanoseconds: u64) {
+    let time = Time { seconds: (nanoseconds / SECOND) as i64, part: (nanoseconds % SECOND / PART) as i64 };
+    // SAFETY: the caller's promise.
+    unsafe { to.write(time) };
+}
+
+/// # Safety
+/// `to` is the program's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __vdso_clock_gettime(clock: i32, to: *mut Time) -> i32 {
+    let page = time_page();
+    let nanoseconds = if is_among(clock, MONOTONIC) {
+        page.monotonic(ticks())
+    } else if is_among(clock, WALL) {
+        page.wall(ticks)
+    } else {
+        return system_call(SYS_CLOCK_GETTIME, clock, to);
+    };
+    // SAFETY: the program's promise.
+    unsafe { store::<1>(to, nanoseconds) };
+    0
+}
+
+/// # Safety
+/// What is not null is the program's: a `struct timeval`, a `struct timezone`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __vdso_gettimeofday(to: *mut Time, zone: *mut [i32; 2]) -> i32 {
+    if !to.is_null() {
+        // SAFETY: the program's promise.
+        unsafe { store::<1000>(to, time_page().wall(ticks)) };
+    }
+    if !zone.is_null() {
+        // SAFETY: the program's promise.
+        unsafe { zone.write([0; 2]) };
+    }
+    0
+}
+
+/// **Cost.** 13 instructions for a null pointer: 3 read the counter, 5 make seconds of it, 2 load, 3 answer. Linux has 8, since its tick leaves the second
+/// in memory; here there is no tick, and no CPU is woken for this.
+///
+/// # Safety
+/// What is not null is the program's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __vdso_time(to: *mut i64) -> i64 {
+    // Not ordered with what comes before: that is nanoseconds, and this tells seconds.
+    // SAFETY: every x86-64 CPU has the instruction.
+    let seconds = time_page().seconds(|| unsafe { _rdtsc() });
+    if !to.is_null() {
+        // SAFETY: the program's promise.
+        unsafe { to.write(seconds) };
+    }
+    seconds
+}
+
+/// **Cost.** 11 instructions for the CPU alone. (glibc's `sched_getcpu` does not come here where the kernel has rseq(2).)
+///
+/// # Safety
+/// What is not null is the program's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __vdso_getcpu(cpu: *mut u32, node: *mut u32, _unused: *mut c_void) -> i64 {
+    let place: u32;
+    // SAFETY: reads a segment's limit. Each CPU has its own table of segments, so the answer is one CPU's; it is not read anew in a loop.
+    unsafe {
+        asm!("lsl {0:e}, {1:e}", out(reg) place, in(reg) u32::from(CPU_SELECTOR), options(nomem, nostack))
+    };
+    if !cpu.is_null() {
+        // SAFETY: the program's promise.
+        unsafe { cpu.write(place & ((1 << NODE_SHIFT) - 1)) };
+    }
+    if !node.is_null() {
+        // SAFETY: the program's promise.
+        unsafe { node.write(place >> NODE_SHIFT) };
+    }
+    0
+}
+
+/// # Safety
+/// What is not null is the program's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __vdso_clock_getres(clock: i32, to: *mut Time) -> i32 {
+    if !is_among(clock, MONOTONIC | WALL) {
+        return system_call(SYS_CLOCK_GETRES, clock, to);
+    }
+    if !to.is_null() {
+        let part = if is_among(clock, COARSE) { COARSE_RESOLUTION } else { 1 };
+        // SAFETY: the program's promise.
+        unsafe { to.write(Time { seconds: 0, part }) };
+    }
+    0
+}

@@ -1,0 +1,111 @@
+//! The vDSO in address spaces: pages of the kernel that programs have mapped (Linux: `vm_special_mapping`).
+//!
+//! Two parts, each an area of its own: the **image**, which a program may have for itself as any private mapping (a debugger sets breakpoints
+//! in it), and the page of **time**, which nobody but the kernel ever writes and nobody pins. The frames are the same in all spaces, stay as long as
+//! the kernel runs, and their leaves are not counted: fork, exec and exit of a program touch no word that others touch.
+
+use arrayvec::ArrayVec;
+use freehold_frame::{Anon, Frame, Mapping, PageCache as CacheKind, Time};
+use freehold_machine::{PAGE_SHIFT, VirtAddr};
+use freehold_paging::{Backing, Entry, Marks, Memory, Slot};
+
+use crate::area::{Area, Content};
+use crate::error::{FaultError, FaultKind, SegvCode};
+use crate::resident::{Kind, Resident, Want, leaf};
+
+/// What an area shows of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum VdsoPart {
+    /// The ELF image: `[vdso]`.
+    Image,
+    /// The page of time: `[vvar]`.
+    Time,
+}
+
+/// The frames of both parts.
+#[derive(Debug)]
+pub struct Vdso<S: Memory> {
+    image: ArrayVec<Frame<CacheKind, S>, IMAGE_PAGES>,
+    time: Frame<Time, S>,
+}
+
+/// The most pages of an image.
+const IMAGE_PAGES: usize = 4;
+
+impl<S: Memory> Vdso<S> {
+    /// A page of time without an image.
+    pub const fn new(time: Frame<Time, S>) -> Self {
+        Self { image: ArrayVec::new_const(), time }
+    }
+    /// Append a page to the image.
+    ///
+    /// # Panics
+    /// For an image of more than four.
+    pub fn push(&mut self, page: Frame<CacheKind, S>) {
+        self.image.push(page);
+    }
+}
+
+impl<S: Memory> Area<S> {
+    /// Which page of which part is at `addr`.
+    pub(crate) fn vdso_page(&self, addr: VirtAddr) -> Option<(VdsoPart, u64)> {
+        let Content::Vdso(part, offset) = self.content else { return None };
+        Some((part, (offset + (addr.page_start().0 - self.start.0)) >> PAGE_SHIFT))
+    }
+    /// Whether it shows the page of time, which is only ever read, and by the program alone.
+    pub(crate) fn is_time(&self) -> bool {
+        matches!(self.content, Content::Vdso(VdsoPart::Time, _))
+    }
+}
+
+impl<S: Memory> Resident<S> {
+    /// Fill the absent page at `addr`, which is `page` of `part`.
+    ///
+    /// # Errors
+    /// [`FaultError::Bus`] past the part's end: a program made the area longer.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn fill_vdso(
+        &mut self,
+        area: &Area<S>,
+        addr: VirtAddr,
+        slot: Slot<S::Machine>,
+        want: Want,
+    ) -> Result<FaultKind, FaultError> {
+        if want == Want::Write {
+            let copy = self.copy_of_vdso(area, addr)?;
+            slot.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
+            area.copied.set(true);
+            self.count(area, Kind::Anon);
+            return Ok(FaultKind::Minor);
+        }
+        let commons = self.commons.clone();
+        let vdso = commons.vdso.get().ok_or(FaultError::Bus)?;
+        let frame = match area.vdso_page(addr) {
+            Some((VdsoPart::Image, page)) => vdso.image.get(page as usize).map(Frame::pfn),
+            Some((VdsoPart::Time, 0)) => Some(vdso.time.pfn()),
+            _ => None,
+        };
+        let frame = frame.ok_or(FaultError::Bus)?;
+        slot.fill(Entry::leaf(frame, area.shared_frame_rights(), Marks::Accessed, Backing::Uncounted));
+        Ok(FaultKind::Minor)
+    }
+
+    /// A copy of the image's page at `addr`, which the space has to itself.
+    ///
+    /// # Errors
+    /// As [`Resident::fill_vdso`]; an access error for the page of time.
+    pub(crate) fn copy_of_vdso(
+        &self,
+        area: &Area<S>,
+        addr: VirtAddr,
+    ) -> Result<Mapping<Anon, S>, FaultError> {
+        let page = match area.vdso_page(addr) {
+            Some((VdsoPart::Image, page)) => page,
+            _ => return Err(FaultError::Segv(SegvCode::AccErr)),
+        };
+        let frame =
+            self.commons.vdso.get().and_then(|vdso| vdso.image.get(page as usize)).ok_or(FaultError::Bus)?;
+        Ok(self.copy_of(frame.into(), self.place(area, addr))?)
+    }
+}
