@@ -40,14 +40,16 @@ pub fn reschedule() {
         let mut queue = this.queue.lock();
         this.wanted.store(false, Ordering::Relaxed);
         queue.account(now);
-        let Some(current) = queue.current.clone() else { return };
-        if !current.schedule.is_idle && current.schedule.state.load(Ordering::SeqCst) == RUNNABLE {
-            if current.schedule.affinity().contains(id) {
-                queue.enqueue(current.clone());
+        let Some(current) = &queue.current else { return };
+        let schedule = &current.schedule;
+        if !schedule.is_idle && schedule.state.load(Ordering::SeqCst) == RUNNABLE {
+            schedule.involuntary_switches.fetch_add(1, Ordering::Relaxed);
+            if schedule.affinity().contains(id) {
+                let current = current.clone();
+                queue.enqueue(current);
             }
-            current.schedule.involuntary_switches.fetch_add(1, Ordering::Relaxed);
         } else {
-            current.schedule.voluntary_switches.fetch_add(1, Ordering::Relaxed);
+            schedule.voluntary_switches.fetch_add(1, Ordering::Relaxed);
         }
         let next = match queue.dequeue() {
             Some(task) => task,
@@ -55,14 +57,13 @@ pub fn reschedule() {
         };
         let slice = if queue.waiting() > 0 { now + SLICE } else { u64::MAX };
         time::set_slice_end(slice);
-        if Arc::ptr_eq(&next, &current) {
+        if queue.current.as_ref().is_some_and(|current| Arc::ptr_eq(&next, current)) {
             return;
         }
         this.idle.store(next.schedule.is_idle, Ordering::Relaxed);
         next.schedule.on_cpu.store(true, Ordering::Relaxed);
         queue.switches += 1;
-        queue.current = Some(next.clone());
-        queue.previous = Some(current);
+        queue.previous = queue.current.replace(next.clone());
         next
     };
     activate(&next);

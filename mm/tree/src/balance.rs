@@ -1,9 +1,11 @@
 //! AVL: the heights of two siblings differ by one at most. Georgy Adelson-Velsky and Evgenii
 //! Landis, 1962.
 
+use core::ops::Range;
+
 use arrayvec::ArrayVec;
 
-use crate::arena::{NONE, Node};
+use crate::arena::{NONE, NoMemory, Node};
 use crate::{Summary, Tree};
 
 /// More than the height of any tree of 2^32 entries: 1.44 × 32.
@@ -119,6 +121,41 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
             self.arena.node_mut(parent).left = slot;
         }
         self.rebalance(path, usize::MAX);
+    }
+
+    /// Puts an entry after all others into the order, and not yet into the tree: [`Tree::build`]
+    /// follows. Nothing was removed before.
+    pub(crate) fn append(&mut self, key: K, value: V) -> Result<(), NoMemory> {
+        let last = self.last;
+        debug_assert!(self.arena.get(last).is_none_or(|node| node.key < key), "keys rise");
+        let summary = S::of(&key, &value);
+        let slot = self.arena.put(Node { prev: last, ..Node::new(key, value, summary) })?;
+        self.link(last, slot);
+        self.last = slot;
+        Ok(())
+    }
+
+    /// Makes a tree of what was appended, which lies in the slots in its order.
+    pub(crate) fn build(&mut self) {
+        self.root = self.build_of(0..self.len() as u32);
+    }
+
+    /// The root of a tree of `slots`, whose halves differ by one entry at most: as deep as there are
+    /// bits in their number.
+    fn build_of(&mut self, slots: Range<u32>) -> u32 {
+        if slots.is_empty() {
+            return NONE;
+        }
+        let middle = slots.start.midpoint(slots.end);
+        // A node alone was summed up when it was made.
+        if slots.len() > 1 {
+            let left = self.build_of(slots.start..middle);
+            let right = self.build_of(middle + 1..slots.end);
+            let node = self.arena.node_mut(middle);
+            (node.left, node.right) = (left, right);
+            self.sum(middle);
+        }
+        middle
     }
 
     /// Makes `next` the entry after `prev`; either may be none.

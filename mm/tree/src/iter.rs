@@ -3,7 +3,7 @@
 use core::ops::{Bound, RangeBounds};
 
 use crate::arena::NONE;
-use crate::{Summary, Tree};
+use crate::{Slot, Summary, Tree};
 
 /// The entries of a range, in order.
 pub struct Range<'a, K, V, S> {
@@ -17,6 +17,13 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     /// All entries, in order.
     pub fn iter(&self) -> Range<'_, K, V, S> {
         Range { tree: self, front: self.first, back: self.last }
+    }
+
+    /// The entries from the one in `slot` on, in order; none where no entry is there.
+    pub fn from_slot(&self, slot: Slot) -> Range<'_, K, V, S> {
+        let is_used = self.at_slot(slot).is_some();
+        let (front, back) = if is_used { (slot.0, self.last) } else { (NONE, NONE) };
+        Range { tree: self, front, back }
     }
 
     /// All values, in order.

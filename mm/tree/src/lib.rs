@@ -98,6 +98,24 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Self { arena: Arena::new(), root: NONE, first: NONE, last: NONE }
     }
 
+    /// A tree of `entries`, whose keys rise, in O(n) steps. Room for `room` of them is made first.
+    ///
+    /// # Errors
+    /// The first one that `entries` has, and [`NoMemory`]; what came before is dropped.
+    pub fn try_from_sorted<E: From<NoMemory>>(
+        room: usize,
+        entries: impl Iterator<Item = Result<(K, V), E>>,
+    ) -> Result<Self, E> {
+        let mut tree = Self::new();
+        tree.reserve(room)?;
+        for entry in entries {
+            let (key, value) = entry?;
+            tree.append(key, value)?;
+        }
+        tree.build();
+        Ok(tree)
+    }
+
     /// The number of entries.
     pub const fn len(&self) -> usize {
         self.arena.used()
@@ -192,6 +210,12 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     #[inline(always)]
     pub fn at_slot_mut_unsummed(&mut self, slot: Slot) -> Option<&mut V> {
         self.arena.value_mut(slot.0)
+    }
+
+    /// The place of the entry after the one in `slot`.
+    pub fn slot_after(&self, slot: Slot) -> Slot {
+        let next = |node: &Node<K, V, S>| if node.value.is_some() { node.next } else { NONE };
+        Slot(self.arena.get(slot.0).map_or(NONE, next))
     }
 
     /// The entries before and after `key`, which has none.
@@ -302,10 +326,11 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
             let (key, next) = (self.arena.node(at).key, self.arena.node(at).next);
             if let Some(value) = self.arena.take(at) {
                 // Room was made for all of them.
-                let _ = smaller.insert(key, value);
+                let _ = smaller.append(key, value);
             }
             at = next;
         }
+        smaller.build();
         *self = smaller;
     }
 

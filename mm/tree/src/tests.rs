@@ -55,35 +55,39 @@ fn check(tree: &Summed, model: &BTreeMap<u16, u32>) {
     assert!(tree.iter().rev().eq(model.iter().rev()));
 }
 
+fn apply(step: &Step, tree: &mut Summed, model: &mut BTreeMap<u16, u32>) {
+    match *step {
+        Step::Insert(key, value) => assert_eq!(tree.insert(key, value), Ok(model.insert(key, value))),
+        Step::Remove(key) => assert_eq!(tree.remove(&key), model.remove(&key)),
+        Step::Update(key, value) => {
+            let old = tree.update(&key, |at| core::mem::replace(at, value));
+            assert_eq!(old, model.get_mut(&key).map(|at| core::mem::replace(at, value)));
+        }
+        Step::UpdateRange(a, b, value) if a <= b => {
+            tree.update_range(a..b, |_, at| *at = value);
+            model.range_mut(a..b).for_each(|(_, at)| *at = value);
+        }
+        Step::UpdateRange(..) => {}
+        Step::PopFirst => assert_eq!(tree.pop_first(), model.pop_first()),
+        Step::Rekey(key, new) => {
+            let (low, high) = (key.min(new), key.max(new));
+            let is_alone = model.range(low..=high).all(|(&there, _)| there == key);
+            if let Some(value) = model.remove(&key).filter(|_| is_alone) {
+                tree.rekey(&key, new, |value| *value += 1);
+                model.insert(new, value + 1);
+            } else {
+                tree.remove(&key);
+            }
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn it_does_what_an_ordered_map_does(steps in steps(), from in 0..400u16, to in 0..400u16, limit in 0..1000u32) {
         let (mut tree, mut model) = (Summed::new(), BTreeMap::new());
         for step in steps {
-            match step {
-                Step::Insert(key, value) => assert_eq!(tree.insert(key, value), Ok(model.insert(key, value))),
-                Step::Remove(key) => assert_eq!(tree.remove(&key), model.remove(&key)),
-                Step::Update(key, value) => {
-                    let old = tree.update(&key, |at| core::mem::replace(at, value));
-                    assert_eq!(old, model.get_mut(&key).map(|at| core::mem::replace(at, value)));
-                }
-                Step::UpdateRange(a, b, value) if a <= b => {
-                    tree.update_range(a..b, |_, at| *at = value);
-                    model.range_mut(a..b).for_each(|(_, at)| *at = value);
-                }
-                Step::UpdateRange(..) => {}
-                Step::PopFirst => assert_eq!(tree.pop_first(), model.pop_first()),
-                Step::Rekey(key, new) => {
-                    let (low, high) = (key.min(new), key.max(new));
-                    let is_alone = model.range(low..=high).all(|(&there, _)| there == key);
-                    if let Some(value) = model.remove(&key).filter(|_| is_alone) {
-                        tree.rekey(&key, new, |value| *value += 1);
-                        model.insert(new, value + 1);
-                    } else {
-                        tree.remove(&key);
-                    }
-                }
-            }
+            apply(&step, &mut tree, &mut model);
         }
         check(&tree, &model);
         let pair = |(_, key, value): (crate::Slot, &u16, &u32)| (*key, *value);
@@ -97,6 +101,11 @@ proptest! {
         }
         let slot = tree.find(&from);
         assert_eq!(tree.is_at(slot, &from), model.contains_key(&from));
+        let here = model.contains_key(&from).then_some(from..);
+        assert!(tree.from_slot(slot).eq(here.into_iter().flat_map(|all| model.range(all))));
+        let after = tree.at_slot(tree.slot_after(slot));
+        let next = model.contains_key(&from).then(|| model.range(from + 1..).next()).flatten();
+        assert_eq!(after, next.map(|(_, value)| value));
         if from <= to {
             assert!(tree.range(from..to).eq(model.range(from..to)));
             assert!(tree.range(from..=to).rev().eq(model.range(from..=to).rev()));
@@ -106,6 +115,41 @@ proptest! {
         assert_eq!(up, model.range(from..).find(|(_, value)| **value > limit).map(|(key, _)| *key));
         let down = tree.find_down(&from, |all| all.value <= limit, above);
         assert_eq!(down, model.range(..from).rev().find(|(_, value)| **value > limit).map(|(key, _)| *key));
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_tree_of_what_is_sorted_is_as_if_it_was_inserted(
+        entries in proptest::collection::btree_map(0..400u16, 0..1000u32, 0..300),
+        stop in proptest::option::of(0..300usize),
+        room in 0..300usize,
+        steps in steps(),
+    ) {
+        /// Why there is no tree.
+        #[derive(PartialEq, Debug)]
+        enum Failure { NoMemory, Stopped }
+        impl From<crate::NoMemory> for Failure {
+            fn from(_: crate::NoMemory) -> Self {
+                Self::NoMemory
+            }
+        }
+        let sorted = entries.iter().enumerate().map(|(at, (&key, &value))| {
+            if Some(at) == stop { Err(Failure::Stopped) } else { Ok((key, value)) }
+        });
+        match Summed::try_from_sorted(room, sorted) {
+            Ok(mut tree) => {
+                prop_assert!(stop.is_none_or(|stop| stop >= entries.len()));
+                check(&tree, &entries);
+                let mut model = entries;
+                steps.iter().for_each(|step| apply(step, &mut tree, &mut model));
+                check(&tree, &model);
+            }
+            Err(failure) => {
+                prop_assert_eq!(failure, Failure::Stopped);
+                prop_assert!(stop.is_some_and(|stop| stop < entries.len()));
+            }
+        }
     }
 }
 

@@ -63,14 +63,23 @@ impl<S: Memory> Areas<S> {
         if self.count() + more > MAX_AREAS {
             return Err(VmError::NoMemory);
         }
-        self.tree.reserve(2 * more).map_err(|_| VmError::NoMemory)
+        Ok(self.tree.reserve(2 * more)?)
     }
-    /// Make room for as many areas as `others` has.
+    /// What a child has.
+    pub(crate) fn inherited(&self) -> impl Iterator<Item = &Area<S>> {
+        self.iter().filter(|area| !area.flags.contains(AreaFlags::DONTFORK))
+    }
+    /// A twin of each area that a child has.
     ///
     /// # Errors
-    /// [`VmError::NoMemory`].
-    pub(crate) fn make_room_for(&mut self, others: &Self) -> Result<(), VmError> {
-        self.tree.reserve(others.count()).map_err(|_| VmError::NoMemory)
+    /// [`VmError::NoMemory`], and what `twin` returns.
+    pub(crate) fn twins(
+        &self,
+        mut twin: impl FnMut(&Area<S>) -> Result<Area<S>, VmError>,
+    ) -> Result<Self, VmError> {
+        let twins = self.inherited().map(|area| twin(area).map(|twin| (area.start, twin)));
+        let tree = Tree::try_from_sorted(self.count(), twins)?;
+        Ok(Self { tree, last: Cell::new(Slot::NONE) })
     }
     /// Make room for what cutting `range` out needs: nothing, where its ends are borders already.
     ///
@@ -79,7 +88,7 @@ impl<S: Memory> Areas<S> {
     pub(crate) fn make_room_to_cut(&mut self, range: &Range<VirtAddr>) -> Result<(), VmError> {
         let is_inside = |at| usize::from(self.at(at).is_some_and(|area| area.start < at));
         let pieces = is_inside(range.start) + is_inside(range.end);
-        self.tree.reserve(pieces).map_err(|_| VmError::NoMemory)
+        Ok(self.tree.reserve(pieces)?)
     }
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Area<S>> {
         self.tree.values()
@@ -116,9 +125,21 @@ impl<S: Memory> Areas<S> {
     }
     /// The areas with an address in `range`, upwards.
     pub(crate) fn overlapping(&self, range: Range<VirtAddr>) -> impl Iterator<Item = &Area<S>> {
-        let within = if range.is_empty() { None } else { self.at(range.start) };
-        let first = within.map_or(range.start, |area| area.start);
-        self.tree.range(first..range.end.max(first)).map(|(_, area)| area)
+        let first = if range.is_empty() { Slot::NONE } else { self.first_from(range.start) };
+        // The end is met on the way: to search for it costs more.
+        self.tree.from_slot(first).map(|(_, area)| area).take_while(move |area| area.start < range.end)
+    }
+    /// The place of the first area that ends above `addr`.
+    fn first_from(&self, addr: VirtAddr) -> Slot {
+        let last = self.last.get();
+        if self.tree.at_slot(last).is_some_and(|area| area.start <= addr && addr < area.end) {
+            return last;
+        }
+        let Some((slot, _, area)) = self.tree.floor(&addr) else {
+            return self.tree.first().map_or(Slot::NONE, |(slot, ..)| slot);
+        };
+        self.last.set(slot);
+        if addr < area.end { slot } else { self.tree.slot_after(slot) }
     }
     /// The same, each with the part of it that is in `range`.
     pub(crate) fn parts(&self, range: Range<VirtAddr>) -> impl Iterator<Item = (&Area<S>, Range<VirtAddr>)> {
@@ -139,11 +160,6 @@ impl<S: Memory> Areas<S> {
             next = area.end;
         }
         next >= range.end
-    }
-    /// Add an area where nothing is, in room that was made.
-    pub(crate) fn insert(&mut self, area: Area<S>) {
-        debug_assert!(area.start < area.end && self.is_free(area.start..area.end));
-        self.put(area);
     }
     /// Add an area where nothing is, in room that was made, and join it with its neighbours.
     pub(crate) fn add(&mut self, area: Area<S>) {

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use freehold_frame::OutOfMemory;
+use freehold_tree::NoMemory;
 
 /// Why a memory call fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,6 +66,12 @@ impl core::error::Error for VmError {}
 
 impl From<OutOfMemory> for VmError {
     fn from(_: OutOfMemory) -> Self {
+        Self::NoMemory
+    }
+}
+
+impl From<NoMemory> for VmError {
+    fn from(_: NoMemory) -> Self {
         Self::NoMemory
     }
 }

@@ -30,19 +30,19 @@ impl<S: Memory> AddressSpace<S> {
         child.brk = self.brk;
         child.resident.huge = self.resident.huge;
         let Self { areas, resident, .. } = self;
-        child.areas.make_room_for(areas)?;
-        let mut batch = resident.tables.batch();
-        for area in areas.iter().filter(|area| !area.flags.contains(AreaFlags::DONTFORK)) {
+        // Before their pages: a child that is given up half way finds them by its areas.
+        child.areas = areas.twins(|area| {
             // One area's objects are few; there may be 65,530 areas.
             resident.source().ensure_objects()?;
             let (content, copied) = (area.content.attached_to(child.id), area.copied.clone());
-            let mut twin = Area { content, copied, ..*area };
-            twin.flags.remove(AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT);
-            child.count_in(twin.pages());
-            // Before its pages: a child that is given up half way finds them by its areas.
-            child.areas.insert(twin);
-            let inherits = area.may_have_own_frames() && !area.flags.contains(AreaFlags::WIPEONFORK);
-            if inherits {
+            let flags = area.flags.difference(AreaFlags::LOCKED | AreaFlags::LOCK_ON_FAULT);
+            Ok(Area { content, copied, flags, ..*area })
+        })?;
+        let mut batch = resident.tables.batch();
+        for area in areas.inherited() {
+            child.count_in(area.pages());
+            let has_pages = area.may_have_own_frames() && !area.flags.contains(AreaFlags::WIPEONFORK);
+            if has_pages {
                 resident.fork_pages(area, &mut child.resident, &mut batch)?;
             }
         }

@@ -88,22 +88,32 @@ impl Pending {
     #[inline]
     pub fn take(&mut self, wanted: SigSet) -> Option<SigInfo> {
         let signal = self.set.intersection(wanted).first()?;
-        let number = i32::from(signal.number());
-        let is_it = |queued: &Queued| queued.info.number == number;
-        // Most often there is but one.
-        let queued = if self.queue.front().is_some_and(is_it) {
-            self.queue.pop_front()
-        } else {
-            self.queue.iter().position(is_it).and_then(|at| self.queue.remove(at))
-        };
-        // A standard signal is there once.
-        if !signal.is_real_time() || !self.queue.iter().any(is_it) {
+        let is_next = self.queue.front().is_some_and(|next| next.is(signal));
+        // Most often it is the only one; a standard signal is there once.
+        if is_next && !signal.is_real_time() {
+            self.set = self.set.without(signal);
+            return self.queue.pop_front().map(|queued| queued.info);
+        }
+        Some(self.take_from_among(signal))
+    }
+    /// Take `signal`, which is pending, from anywhere.
+    #[inline(never)]
+    fn take_from_among(&mut self, signal: Signal) -> SigInfo {
+        let at = self.queue.iter().position(|queued| queued.is(signal));
+        let queued = at.and_then(|at| self.queue.remove(at));
+        if !signal.is_real_time() || !self.queue.iter().any(|queued| queued.is(signal)) {
             self.set = self.set.without(signal);
         }
-        Some(match queued {
+        match queued {
             Some(queued) => queued.info,
             None => SigInfo::user(signal, code::USER, 0, 0),
-        })
+        }
+    }
+}
+
+impl Queued {
+    fn is(&self, signal: Signal) -> bool {
+        self.info.number == i32::from(signal.number())
     }
 }
 

@@ -230,9 +230,9 @@ impl<S: Memory> Index<S> {
     /// [`VmError::NoMemory`]; the frame is dropped.
     pub(super) fn insert(&mut self, page: u64, frame: Frame<PageCache, S>) -> Result<(), VmError> {
         if self.chunk_mut(page).is_none() {
-            self.chunks.reserve(1).map_err(|_| VmError::NoMemory)?;
+            self.chunks.reserve(1)?;
             let chunk = Box::new(Chunk::EMPTY);
-            self.chunks.insert(page / PAGES, chunk).map_err(|_| VmError::NoMemory)?;
+            self.chunks.insert(page / PAGES, chunk)?;
         }
         frame.set_home(self.cache, page);
         let chunk = self.chunk_mut(page).ok_or(VmError::NoMemory)?;
