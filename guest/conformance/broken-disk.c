@@ -1,6 +1,6 @@
 /*
- * Promises about disks that fail: broken-disk writes|all-writes|reads|flushes DISK. The disk fails every second write, every write, every read, or
- * every flush; it has 16 MiB, and the machine's memory is so small that writers are held up for less than that.
+ * Promises about disks that fail: broken-disk writes|all-writes|reads|flushes|once DISK. The disk fails every second write, every write, every read,
+ * every flush, or the first write; it has 16 MiB, and the machine's memory is so small that writers are held up for less than that.
  */
 #include "promise.h"
 
@@ -110,6 +110,21 @@ static void failing_flushes(void)
 	close(fd);
 }
 
+static void failing_once(void)
+{
+	int first = open_disk(0), second = open_disk(0);
+	char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, first, 0);
+	NEED(page != MAP_FAILED);
+	page[0] = 1;
+	FAILS_WITH("msync tells of a page that is refused", msync(page, 4096, MS_SYNC), EIO);
+	PROMISE("so the file that is mapped was told", fsync(first) == 0);
+	FAILS_WITH("another that is open was not", fsync(second), EIO);
+	PROMISE("and is told once", fsync(second) == 0 && msync(page, 4096, MS_SYNC) == 0);
+	munmap(page, 4096);
+	close(first);
+	close(second);
+}
+
 int main(int argc, char **argv)
 {
 	NEED(argc == 3);
@@ -118,6 +133,8 @@ int main(int argc, char **argv)
 		failing_reads();
 	else if (strcmp(argv[1], "flushes") == 0)
 		failing_flushes();
+	else if (strcmp(argv[1], "once") == 0)
+		failing_once();
 	else
 		failing_writes(strcmp(argv[1], "all-writes") == 0);
 	return conclude();

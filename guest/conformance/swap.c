@@ -288,16 +288,26 @@ static void lost(const char *disk)
 	size_t gone = swapped(at, PAGES);
 	PROMISE("a full area takes what it can", gone >= 5 && gone <= 15);
 	volatile int gone_for_good = 0, wrong = 0;
+	unsigned char *volatile missing = at;
 	for (volatile size_t page = 0; page < PAGES; page++) {
 		int how = sigsetjmp(back, 1);
-		if (how == 0)
+		if (how == 0) {
 			wrong += !is_filled(at + page * PAGE, page, 3);
-		else if (how == 1)
+		} else if (how == 1) {
 			gone_for_good++;
-		else
+			missing = at + page * PAGE;
+		} else {
 			wrong++;
+		}
 	}
 	PROMISE("a page that cannot be read is a bus error, and no other page is", gone_for_good == 1 && wrong == 0);
+	int status;
+	IN_CHILD(status, signal(SIGBUS, SIG_DFL); *(volatile unsigned char *)missing = 1);
+	PROMISE("one that is not handled kills with SIGBUS", WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+	IN_CHILD(status, signal(SIGBUS, SIG_DFL); __asm__ volatile("mov %0, %%rsp; push %%rax" : : "r"(missing + PAGE / 2) : "memory"));
+	PROMISE("so does a stack that is lost", WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+	IN_CHILD(status, __asm__ volatile("mov %0, %%rsp; push %%rax" : : "r"(missing + PAGE / 2) : "memory"));
+	PROMISE("a handler that would need it cannot run: SIGSEGV", WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 	int again = sigsetjmp(back, 1);
 	if (again == 0)
 		fill_all(at, PAGES, 4);

@@ -36,6 +36,11 @@ fn what_cannot_be_read_is_an_error_each_time_and_can_be_written() {
 }
 
 #[test]
+fn what_msync_tells_fsync_does_not_tell_the_same_file_again() {
+    broken("once", "inject-error.0.event=none,file.inject-error.0.iotype=write,file.inject-error.0.once=on");
+}
+
+#[test]
 fn a_disk_that_cannot_promise_to_keep_what_it_has_fails_each_fsync() {
     broken("flushes", "inject-error.0.event=none,file.inject-error.0.iotype=flush");
 }

@@ -35,6 +35,9 @@ fn only_the_page_is_lost_that_the_disk_has_lost() {
     // Linux still has the bytes in its swap cache and does not read.
     let lost_by_linux = [
         "a page that cannot be read",
+        "one that is not handled kills with SIGBUS",
+        "so does a stack that is lost",
+        "a handler that would need it cannot run: SIGSEGV",
         "storing to it is one too",
         "a page of a file that cannot be read",
         "the same page is a bus error",

@@ -24,7 +24,11 @@ impl FileMapping {
     /// The mapping that an area of this name shows, if it shows a file.
     pub fn of<'a>(name: AreaName<'a, Frames>) -> Option<&'a Self> {
         let AreaName::File(file) = name else { return None };
-        let any: &dyn core::any::Any = &**file;
+        Self::behind(&**file)
+    }
+    /// What areas map as `file`: all files that this kernel maps are mappings.
+    pub fn behind(file: &dyn MappedFile<Frames>) -> Option<&Self> {
+        let any: &dyn core::any::Any = file;
         any.downcast_ref()
     }
     /// The open file, for names in /proc/PID/maps.

@@ -23,8 +23,7 @@ pub(super) fn remove(space: &Arc<Space>, start: u64, len: u64) -> Result<()> {
         match removal.file {
             None => removal.cache.punch_hole(removal.bytes)?,
             Some(file) => {
-                let any: &dyn core::any::Any = &*file;
-                let mapping = any.downcast_ref::<FileMapping>().ok_or(Errno::EINVAL)?;
+                let mapping = FileMapping::behind(&*file).ok_or(Errno::EINVAL)?;
                 mapping.file().file().allocate(removal.bytes, Allocate::PunchHole)?;
             }
         }

@@ -26,6 +26,7 @@ pub struct Payer {
 
 impl Payer {
     /// Who pays for a signal to `process`: its real user, within its limit. Task context; makes room for the user.
+    #[inline]
     pub fn of(process: &Process) -> Self {
         if FULL.load(Ordering::Relaxed) {
             make_room();
@@ -85,6 +86,8 @@ pub fn queued_signals(user: u32) -> u64 {
 }
 
 /// See that one more user fits. Where there is no memory for it their signals are known by number only.
+#[cold]
+#[inline(never)]
 fn make_room() {
     let mut spare = Vec::new();
     loop {

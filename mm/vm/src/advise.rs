@@ -1,5 +1,6 @@
 //! madvise, mincore, msync.
 
+use alloc::sync::Arc;
 use core::ops::Range;
 
 use freehold_machine::{PAGE_SIZE, VirtAddr};
@@ -10,10 +11,31 @@ use crate::area::{Area, Content};
 use crate::error::VmError;
 use crate::map::{page_range, whole_pages};
 use crate::refs::ClearRefs;
-use crate::request::AreaFlags;
+use crate::request::{AreaFlags, MappedFile};
 use crate::resident::Resident;
 
 const PAGE: u64 = PAGE_SIZE as u64;
+
+/// A call of msync, on its way from area to area ([`AddressSpace::next_to_sync`]).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SyncCall {
+    /// What has not been looked at.
+    rest: Range<VirtAddr>,
+    /// There was one before it.
+    holes: bool,
+    mode: SyncMode,
+    others: OtherCopies,
+}
+
+impl SyncCall {
+    /// For `start..start + len`, in whole pages.
+    ///
+    /// # Errors
+    /// [`VmError::Invalid`] where `start` is not page-aligned; [`VmError::NoMemory`] for a range beyond all addresses.
+    pub fn new(start: VirtAddr, len: u64, mode: SyncMode, others: OtherCopies) -> Result<Self, VmError> {
+        Ok(Self { rest: page_range(start, whole_pages(len))?, holes: false, mode, others })
+    }
+}
 
 /// What a process says about its use of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -258,29 +280,25 @@ impl<S: Memory> AddressSpace<S> {
         Ok(count)
     }
 
-    /// Have the stores of shared file areas take what changed in `start..start + len`. May sleep.
+    /// The next file that `call` has to store, and `None` at its end. The lock may be let go of in between; areas that are gone by
+    /// then are holes.
     ///
     /// # Errors
-    /// [`VmError::Invalid`]; [`VmError::NoMemory`] for a hole, after the rest was done; [`VmError::Io`].
-    pub fn sync(
-        &mut self,
-        start: VirtAddr,
-        len: u64,
-        mode: SyncMode,
-        others: OtherCopies,
-    ) -> Result<(), VmError> {
-        let range = page_range(start, whole_pages(len))?;
-        for (area, part) in self.areas.parts(range.clone()) {
-            if others == OtherCopies::Invalid && area.flags.contains(AreaFlags::LOCKED) {
+    /// [`VmError::Busy`] where memory is locked whose other copies are said to be out of date; [`VmError::NoMemory`] for a hole, after
+    /// the rest was named.
+    pub fn next_to_sync(&self, call: &mut SyncCall) -> Result<Option<Arc<dyn MappedFile<S>>>, VmError> {
+        for area in self.areas.overlapping(call.rest.clone()) {
+            call.holes |= area.start > call.rest.start;
+            if call.others == OtherCopies::Invalid && area.flags.contains(AreaFlags::LOCKED) {
                 return Err(VmError::Busy);
             }
-            if mode == SyncMode::Wait
-                && area.is_shared()
-                && let Some((cache, index)) = area.cache_page(part.start)
+            call.rest.start = area.end.min(call.rest.end);
+            if call.mode == SyncMode::Wait
+                && let Content::SharedFile(view, ..) = &area.content
             {
-                cache.write_back(index * PAGE..index * PAGE + (part.end.0 - part.start.0))?;
+                return Ok(Some(view.file.clone()));
             }
         }
-        if self.areas.covers(range) { Ok(()) } else { Err(VmError::NoMemory) }
+        if call.holes || !call.rest.is_empty() { Err(VmError::NoMemory) } else { Ok(None) }
     }
 }

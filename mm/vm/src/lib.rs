@@ -59,7 +59,7 @@ mod turns;
 mod vdso;
 mod view;
 
-pub use advise::{Advice, OtherCopies, Residency, SyncMode};
+pub use advise::{Advice, OtherCopies, Residency, SyncCall, SyncMode};
 pub use cache::{
     Allocation, BackingStore, Batch, ErrorsTold, Evacuated, Evicted, Eviction, Laundry, MAX_RUN, PageCache,
 };

@@ -164,10 +164,9 @@ impl Pipe {
         self.used.load(Ordering::SeqCst) < self.limit.load(Ordering::SeqCst)
     }
 
-    /// Publish what the ring became; called with it locked.
+    /// Publish what is in the ring; called with it locked.
     fn publish(&self, ring: &Ring) {
         self.used.store(ring.pages(), Ordering::SeqCst);
-        self.limit.store(ring.limit(), Ordering::SeqCst);
     }
 
     /// Bytes it may hold (F_GETPIPE_SZ).
@@ -190,7 +189,7 @@ impl Pipe {
         }
         let mut ring = self.ring.lock();
         ring.set_limit(pages)?;
-        self.publish(&ring);
+        self.limit.store(pages, Ordering::SeqCst);
         drop(ring);
         self.writable.wake_all();
         Ok(pages * PAGE_SIZE)

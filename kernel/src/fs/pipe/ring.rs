@@ -54,11 +54,6 @@ impl Ring {
         self.chunks.len()
     }
 
-    /// Pages it may use.
-    pub const fn limit(&self) -> usize {
-        self.limit
-    }
-
     /// Whether another chunk fits.
     pub fn has_room(&self) -> bool {
         self.chunks.len() < self.limit
@@ -136,8 +131,10 @@ impl Ring {
     /// `ENOMEM`.
     #[cfg(target_os = "none")]
     pub fn push_page(&mut self, page: BytePage, range: core::ops::Range<usize>) -> Result<()> {
-        let chunk = Chunk { page, start: range.start, end: range.end, boundary: Boundary::Stream };
-        Ok(self.chunks.try_push_back(chunk)?)
+        self.chunks.try_reserve(1)?;
+        let (start, end, boundary) = (range.start, range.end, Boundary::Stream);
+        self.chunks.push_back_reserved(Chunk { page, start, end, boundary });
+        Ok(())
     }
 
     /// Move bytes from the front to the sink: all that fit, or the rest of one packet.

@@ -133,16 +133,22 @@ fn drain(
             break;
         }
         let mut ring = pipe.ring.lock();
+        let was_full = !ring.has_room();
         let result = ring.pop_with(length - done, take);
         pipe.publish(&ring);
         drop(ring);
-        pipe.writable.wake_all();
+        if was_full {
+            pipe.writable.wake_all();
+        }
         match result {
             Ok(0) => break,
             Ok(count) => done += count,
-            Err(error) => return so_far(done, error),
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
         }
     }
+    // Observers that want every edge hear of room beside other room, too.
+    pipe.writable.wake_all();
     Ok(done)
 }
 

@@ -16,7 +16,8 @@ use bitflags::bitflags;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
     Advice, AreaFlags, Backing, FileView, LockAll, LockMode, MapRequest, OtherCopies, Place, Populate,
-    ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncMode, VmError,
+    ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncCall, SyncMode,
+    VmError,
 };
 
 use super::populate::{and_populate, and_populate_if_possible};
@@ -378,8 +379,14 @@ pub fn sys_msync(args: &Args) -> Result<i64> {
         _ => SyncMode::Check,
     };
     let others = if flags & INVALIDATE == 0 { OtherCopies::Good } else { OtherCopies::Invalid };
-    current_space().lock().sync(VirtAddr(args[0]), args[1], mode, others)?;
-    Ok(0)
+    let mut call = SyncCall::new(VirtAddr(args[0]), args[1], mode, others)?;
+    let space = current_space();
+    loop {
+        let Some(file) = space.lock().next_to_sync(&mut call)? else { return Ok(0) };
+        // As fsync on the file that is mapped, which is told of what is lost and is not told again.
+        FileMapping::behind(&*file).ok_or(Errno::EINVAL)?.file().file().sync()?;
+        sched::checkpoint()?;
+    }
 }
 
 fn lock_range(start: u64, len: u64, mode: LockMode) -> Result<i64> {

@@ -311,10 +311,10 @@ fn a_failing_store_damages_only_the_page_that_is_lost() {
     *disk.broken.lock().unwrap() = Some(2);
     p.store(at + 2 * PAGE, 7).unwrap();
     p.store(at + 3 * PAGE, 8).unwrap();
-    assert_eq!(p.space().sync(VirtAddr(at), 4 * PAGE, SyncMode::Wait, OtherCopies::Good), Err(VmError::Io));
+    assert_eq!(cache.write_back(0..4 * PAGE), Err(VmError::Io));
     *disk.broken.lock().unwrap() = None;
     assert_eq!(disk.pages.lock().unwrap()[&3][0], 8, "the others were written");
-    p.space().sync(VirtAddr(at), 4 * PAGE, SyncMode::Wait, OtherCopies::Good).unwrap();
+    cache.write_back(0..4 * PAGE).unwrap();
     assert_eq!(disk.pages.lock().unwrap()[&2][0], 7, "what a mapping may change is tried again");
     drop((p, file, cache, disk));
     world.end();

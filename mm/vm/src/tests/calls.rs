@@ -1,5 +1,6 @@
 //! What each memory call promises beyond the random steps: limits, places, errors, figures.
 
+use std::sync::Arc;
 use std::vec;
 use std::vec::Vec;
 
@@ -374,12 +375,48 @@ fn mincore_tells_present_from_absent_and_holes_are_errors() {
     let present: Vec<bool> = seen.iter().map(|&r| r == Residency::Resident).collect();
     assert_eq!(present, [false, true, false, true, false], "a cached page counts before it is touched");
     assert_eq!(p.space().residency(VirtAddr(f + 2 * PAGE), &mut seen), Err(VmError::NoMemory));
-    assert_eq!(p.space().sync(VirtAddr(a), 5 * PAGE, SyncMode::Wait, OtherCopies::Good), Ok(()));
-    assert_eq!(
-        p.space().sync(VirtAddr(a), 6 * PAGE, SyncMode::Check, OtherCopies::Good),
-        Err(VmError::NoMemory)
-    );
     drop((p, file));
+    world.end();
+}
+
+#[test]
+fn msync_names_each_shared_file_and_tells_of_holes_after_them() {
+    let world = World::new();
+    let (first, second) = (world.file(&[5; 8192]), world.file(&[6; 4096]));
+    let p = world.process(0);
+    let a = p.anonymous(10);
+    let map = |at: u64, pages: u64, file: &File| {
+        let backing = Backing::SharedFile(view(file, 0), SharedWrite::Allowed);
+        p.map(Place::Fixed(VirtAddr(a + at * PAGE)), pages, RW, backing).unwrap();
+    };
+    map(2, 2, &first);
+    map(5, 1, &second);
+    p.map(Place::Fixed(VirtAddr(a + 7 * PAGE)), 1, RW, Backing::PrivateFile(view(&first, 0))).unwrap();
+    let named = |pages: core::ops::Range<u64>, mode, others| {
+        let (start, len) = (VirtAddr(a + pages.start * PAGE), (pages.end - pages.start) * PAGE);
+        let mut call = SyncCall::new(start, len, mode, others).unwrap();
+        let mut files = Vec::new();
+        loop {
+            match p.space().next_to_sync(&mut call) {
+                Ok(Some(file)) => files.push(Arc::ptr_eq(&file, &first)),
+                Ok(None) => return (files, Ok(())),
+                Err(error) => return (files, Err(error)),
+            }
+        }
+    };
+    let good = OtherCopies::Good;
+    assert_eq!(named(0..10, SyncMode::Wait, good), (vec![true, false], Ok(())), "private memory has no store");
+    assert_eq!(named(3..5, SyncMode::Wait, good), (vec![true], Ok(())));
+    assert_eq!(named(0..0, SyncMode::Wait, good), (vec![], Ok(())));
+    assert_eq!(named(0..10, SyncMode::Start, good), (vec![], Ok(())));
+    assert_eq!(named(0..11, SyncMode::Check, good), (vec![], Err(VmError::NoMemory)), "a hole at the end");
+    p.space().unmap(VirtAddr(a + 4 * PAGE), PAGE).unwrap();
+    assert_eq!(named(0..10, SyncMode::Wait, good), (vec![true, false], Err(VmError::NoMemory)));
+    p.space().lock(VirtAddr(a + 5 * PAGE), PAGE, LockMode::OnFault, &Limits::NONE).unwrap();
+    assert_eq!(named(5..10, SyncMode::Wait, OtherCopies::Invalid), (vec![], Err(VmError::Busy)));
+    let unaligned = SyncCall::new(VirtAddr(a + 1), PAGE, SyncMode::Check, good);
+    assert_eq!(unaligned.unwrap_err(), VmError::Invalid);
+    drop((p, first, second));
     world.end();
 }
 
