@@ -160,6 +160,60 @@ static void usage(void)
 		;
 }
 
+static void timers_of_all_lengths(void)
+{
+	static const int64_t seconds[] = { 1, 1ll << 32, 1ll << 62, INT64_MAX };
+	struct sigevent silent = { .sigev_notify = SIGEV_NONE };
+	struct itimerspec left;
+	timer_t timer;
+	int kept = 0, file = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+	NEED(timer_create(CLOCK_MONOTONIC, &silent, &timer) == 0 && file >= 0);
+	signal(SIGALRM, note);
+	count = 0;
+	for (int i = 0; i < 4; i++) {
+		struct itimerspec once = { { seconds[i], 999999999 }, { 0, 1000 } };
+		struct itimerval real = { { seconds[i], 999999 }, { 0, 1 } };
+		kept += timer_settime(timer, 0, &once, NULL) == 0 && timerfd_settime(file, 0, &once, NULL) == 0 &&
+			setitimer(ITIMER_REAL, &real, NULL) == 0;
+		for (int64_t end = ns(CLOCK_MONOTONIC) + 20000000; count == i && ns(CLOCK_MONOTONIC) < end;)
+			sleep_ms(1);
+		kept += timer_gettime(timer, &left) == 0 && left.it_value.tv_sec > 0;
+	}
+	PROMISE("a timer repeats after any time, and not before", kept == 8 && count == 4);
+	struct itimerval never = { { 0, 0 }, { 0, 0 } };
+	PROMISE("each of them ends", setitimer(ITIMER_REAL, &never, NULL) == 0 && timer_delete(timer) == 0 && close(file) == 0);
+}
+
+static void run_on(int cpu)
+{
+	cpu_set_t set;
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	sched_setaffinity(0, sizeof set, &set);
+}
+
+/* Armed on one CPU, where it expires, and disarmed on another. */
+static void timers_disarmed_as_they_expire(void)
+{
+	struct sigevent silent = { .sigev_notify = SIGEV_NONE };
+	struct itimerspec often = { { 0, 2000 }, { 0, 2000 } }, never = { { 0, 0 }, { 0, 0 } }, left;
+	cpu_set_t before;
+	timer_t timer;
+	int armed = 0;
+	NEED(timer_create(CLOCK_MONOTONIC, &silent, &timer) == 0 && sched_getaffinity(0, sizeof before, &before) == 0);
+	for (int i = 0; i < 400; i++) {
+		run_on(0);
+		timer_settime(timer, 0, &often, NULL);
+		run_on(1);
+		timer_settime(timer, 0, &never, NULL);
+		sched_yield();
+		armed += timer_gettime(timer, &left) || left.it_value.tv_sec || left.it_value.tv_nsec;
+	}
+	sched_setaffinity(0, sizeof before, &before);
+	PROMISE("a timer that was disarmed as it expired is not armed", armed == 0);
+	timer_delete(timer);
+}
+
 static struct {
 	timer_t posix;
 	int file;
@@ -222,6 +276,8 @@ int main(void)
 	clocks();
 	sleeping();
 	timers();
+	timers_of_all_lengths();
+	timers_disarmed_as_they_expire();
 	timers_armed_from_all_sides();
 	usage();
 	return conclude();

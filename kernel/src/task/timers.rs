@@ -18,7 +18,7 @@ use super::process::Process;
 use super::signal::{SigInfo, Signal, code};
 use super::users::{Payer, QueuedSignal};
 use super::{Task, current, find_task};
-use crate::sync::SpinLock;
+use crate::sync::{IrqSpinLock, SpinLock};
 use crate::syscall::Args;
 use crate::time::{self, Expire, TimeSpec, TimeVal, TimerSlot};
 use crate::user::UserPtr;
@@ -39,12 +39,30 @@ pub struct Timer {
     slot: TimerSlot,
     notify: Notify,
     clock: Clock,
+    setting: IrqSpinLock<Setting>,
+}
+
+/// When a timer expires. An expiry that runs while the timer is set anew finds another setting than it began with, and
+/// leaves that alone.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Setting {
     /// Nanoseconds between expiries; 0 for once.
-    interval: AtomicU64,
+    interval: u64,
     /// When it expires next, by the monotonic clock, or by its process' CPU time; 0 where it is not armed.
-    deadline: AtomicU64,
+    deadline: u64,
     /// Expiries since the last one but the first.
-    overruns: AtomicU64,
+    overruns: u64,
+}
+
+impl Setting {
+    /// The deadline has passed at `now`: what is set from then on.
+    fn expired(self, now: u64) -> Self {
+        let overruns = now.saturating_sub(self.deadline).checked_div(self.interval).unwrap_or(0);
+        // A program chooses the interval: the time after it may lie beyond all times.
+        let step = (overruns + 1).saturating_mul(self.interval);
+        let deadline = if self.interval == 0 { 0 } else { self.deadline.saturating_add(step) };
+        Self { overruns, deadline, ..self }
+    }
 }
 
 impl Timer {
@@ -53,9 +71,7 @@ impl Timer {
             slot: TimerSlot::new(),
             notify,
             clock,
-            interval: AtomicU64::new(0),
-            deadline: AtomicU64::new(0),
-            overruns: AtomicU64::new(0),
+            setting: IrqSpinLock::new(Setting::default()),
         })
     }
     /// The process whose CPU time it counts, if it does.
@@ -67,18 +83,16 @@ impl Timer {
     }
     /// Nanoseconds until the next expiry, and the interval.
     fn state(&self) -> (u64, u64) {
-        let deadline = self.deadline.load(Ordering::Relaxed);
         let now = self.counted().map_or_else(time::now, |process| process.cpu_time());
+        let Setting { deadline, interval, .. } = *self.setting.lock();
         let left = if deadline == 0 { 0 } else { deadline.saturating_sub(now).max(1) };
-        (left, self.interval.load(Ordering::Relaxed))
+        (left, interval)
     }
     /// Let it expire when its clock shows `deadline` (0: never) and then every `interval`.
     fn set(self: &Arc<Self>, deadline: u64, interval: u64) -> Result<()> {
         let timer: Arc<dyn Expire> = self.clone();
         time::cancel(&timer);
-        self.interval.store(interval, Ordering::Relaxed);
-        self.deadline.store(deadline, Ordering::Relaxed);
-        self.overruns.store(0, Ordering::Relaxed);
+        *self.setting.lock() = Setting { interval, deadline, overruns: 0 };
         if deadline == 0 {
             return Ok(());
         }
@@ -91,7 +105,7 @@ impl Timer {
         self.set(if value == 0 { 0 } else { now.saturating_add(value) }, interval)
     }
     fn cancel(self: &Arc<Self>) {
-        self.deadline.store(0, Ordering::Relaxed);
+        self.setting.lock().deadline = 0;
         let timer: Arc<dyn Expire> = self.clone();
         time::cancel(&timer);
     }
@@ -102,36 +116,36 @@ impl Expire for Timer {
         &self.slot
     }
     fn expire(&self, now: u64) -> Option<u64> {
-        let interval = self.interval.load(Ordering::Relaxed);
-        let due = self.deadline.load(Ordering::Relaxed);
         let counted = self.counted();
         let wall = now;
         let now = counted.as_ref().map_or(now, |process| process.cpu_time());
-        if let Some(process) = &counted
-            && now < due
-        {
-            return Some(process.when_used(due, wall));
-        }
-        let missed = now.saturating_sub(due).checked_div(interval).unwrap_or(0);
-        self.overruns.store(missed, Ordering::Relaxed);
+        let set = {
+            let mut setting = self.setting.lock();
+            if setting.deadline == 0 || setting.deadline > now {
+                let due = setting.deadline;
+                drop(setting);
+                // It was set anew meanwhile, or its process has not used that much yet.
+                return counted.filter(|_| due != 0).map(|process| process.when_used(due, wall));
+            }
+            *setting = setting.expired(now);
+            *setting
+        };
         // The registry keeps processes, and they their threads, while this runs: no last reference ends here
         // unless the process is going; then the upgrade fails or the reaper, a task, holds another.
         match &self.notify {
             Notify::None => {}
             Notify::Process(process, info) => {
                 if let Some(process) = process.upgrade() {
-                    process.signal_from_interrupt(with_overrun(*info, missed));
+                    process.signal_from_interrupt(with_overrun(*info, set.overruns));
                 }
             }
             Notify::Thread(task, info) => {
                 if let Some(task) = task.upgrade() {
-                    task.signal_from_interrupt(with_overrun(*info, missed));
+                    task.signal_from_interrupt(with_overrun(*info, set.overruns));
                 }
             }
         }
-        let next = if interval == 0 { 0 } else { due + (missed + 1) * interval };
-        self.deadline.store(next, Ordering::Relaxed);
-        let next = (next != 0).then_some(next)?;
+        let next = (set.deadline != 0).then_some(set.deadline)?;
         Some(counted.map_or(next, |process| process.when_used(next, wall)))
     }
 }
@@ -444,7 +458,7 @@ pub fn sys_timer_gettime(args: &Args) -> Result<i64> {
 
 /// timer_getoverrun(id)
 pub fn sys_timer_getoverrun(args: &Args) -> Result<i64> {
-    Ok(posix_timer(args.int(0))?.overruns.load(Ordering::Relaxed).min(i32::MAX as u64) as i64)
+    Ok(posix_timer(args.int(0))?.setting.lock().overruns.min(i32::MAX as u64) as i64)
 }
 
 /// timer_delete(id)
