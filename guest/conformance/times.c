@@ -184,6 +184,36 @@ static void timers_of_all_lengths(void)
 	PROMISE("each of them ends", setitimer(ITIMER_REAL, &never, NULL) == 0 && timer_delete(timer) == 0 && close(file) == 0);
 }
 
+/* How much a loop does in 200 ms. */
+static long progress(void)
+{
+	long turns = 0;
+	for (int64_t end = ns(CLOCK_MONOTONIC) + 200000000; ns(CLOCK_MONOTONIC) < end; turns++)
+		for (volatile int i = 0; i < 500; i++)
+			;
+	return turns;
+}
+
+static void timers_of_a_nanosecond(void)
+{
+	enum { MANY = 200 };
+	struct itimerspec often = { { 0, 1 }, { 0, 1 } };
+	struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN };
+	timer_t timers[MANY];
+	sigset_t set;
+	long before = progress();
+	sigemptyset(&set);
+	sigaddset(&set, SIGRTMIN);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	for (int i = 0; i < MANY; i++) {
+		event.sigev_notify = i % 2 ? SIGEV_NONE : SIGEV_SIGNAL;
+		NEED(timer_create(CLOCK_MONOTONIC, &event, &timers[i]) == 0 && timer_settime(timers[i], 0, &often, NULL) == 0);
+	}
+	PROMISE("programs run beside timers that expire all the time", HOLDS_ONCE(progress() > before / 3));
+	for (int i = 0; i < MANY; i++)
+		timer_delete(timers[i]);
+}
+
 static void run_on(int cpu)
 {
 	cpu_set_t set;
@@ -277,6 +307,7 @@ int main(void)
 	sleeping();
 	timers();
 	timers_of_all_lengths();
+	timers_of_a_nanosecond();
 	timers_disarmed_as_they_expire();
 	timers_armed_from_all_sides();
 	usage();

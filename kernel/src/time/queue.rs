@@ -100,7 +100,17 @@ struct TimerQueue {
     slice_end: u64,
     /// What the hardware is set to.
     programmed: u64,
+    /// No interrupt comes before this.
+    quiet_until: u64,
 }
+
+/// A CPU is out of its timer's interrupt for so many times as long as it was in it, and [`LEAST_QUIET`] at least: however many
+/// timers programs have, and however short their intervals are, they get a part of it only (Linux: `hrtimer_interrupt`,
+/// `hang_detected`).
+const QUIET: u64 = 3;
+/// In nanoseconds: what entering and leaving the interrupt takes is not seen in it. Linux lets sleeps be late by 50,000
+/// (`timer_slack_ns`).
+const LEAST_QUIET: u64 = 25_000;
 
 #[repr(align(128))]
 struct PerCpu(IrqSpinLock<TimerQueue>);
@@ -111,6 +121,7 @@ static QUEUES: [PerCpu; MAX_CPUS] = [const {
         spent: Vec::new(),
         slice_end: u64::MAX,
         programmed: u64::MAX,
+        quiet_until: 0,
     }))
 }; MAX_CPUS];
 
@@ -118,7 +129,7 @@ impl TimerQueue {
     /// Set the hardware to the earliest deadline; on this queue's CPU.
     fn program(&mut self) {
         let first = self.armed.first().map_or(u64::MAX, |(deadline, _)| deadline);
-        let wanted = first.min(self.slice_end);
+        let wanted = first.min(self.slice_end).max(self.quiet_until);
         // An earlier interrupt than needed is harmless and cheaper than setting the timer back and forth.
         if wanted < self.programmed {
             self.programmed = wanted;
@@ -227,6 +238,9 @@ pub fn interrupt() {
                     (timer, generation)
                 }
                 None => {
+                    let end = super::now();
+                    let quiet = end.saturating_sub(now).saturating_mul(QUIET).max(LEAST_QUIET);
+                    queue.quiet_until = end.saturating_add(quiet);
                     queue.programmed = u64::MAX;
                     queue.program();
                     break;
