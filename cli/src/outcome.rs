@@ -32,7 +32,7 @@ pub struct Outcome {
     signal: Option<u8>,
     /// For `timeout`: where each thread of the guest was, if its kernel said so. `threads`: pid, tid, name, state (the letter that /proc
     /// shows), running (on a CPU), where (the kernel's functions, innermost first). `left_out`: how many threads are not among them.
-    threads: Option<Value>,
+    pub threads: Option<Value>,
     /// The death certificate.
     panic: Option<Value>,
     /// What was wrong, for `error` and `audit`.

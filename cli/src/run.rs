@@ -201,8 +201,8 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
         End::TimedOut(_) => {
             let within = humantime::format_duration(run.timeout.unwrap_or_default());
             print::stderr(format!("freehold: {name} did not end within {within}: killed\n"));
-            match report::stuck_threads(ended, &symbols) {
-                Some(threads) => print::stderr(stuck::text(&threads)),
+            match &outcome.threads {
+                Some(threads) => print::stderr(stuck::text(threads)),
                 None if ended.is_of_own_kernel() => print::stderr("  and its kernel does not answer\n"),
                 None => {}
             }

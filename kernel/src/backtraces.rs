@@ -5,7 +5,7 @@ use core::fmt::{self, Display, Formatter};
 use freehold_arch::panic::MAX_FRAMES;
 use freehold_collections::Vec;
 
-use crate::host::json::Quoted;
+use crate::host::json::{Quoted, comma};
 use crate::task::{self, Pid, Task};
 use crate::{host, sched};
 
@@ -41,13 +41,13 @@ impl Display for Place {
         let (pid, tid, name, state) = (self.pid, self.tid, Quoted(name), char::from(self.state));
         write!(f, "{{\"pid\":{pid},\"tid\":{tid},\"name\":{name},\"state\":\"{state}\",\"backtrace\":[")?;
         for (at, address) in self.frames[..self.depth].iter().enumerate() {
-            write!(f, "{}\"{address:#x}\"", if at > 0 { "," } else { "" })?;
+            write!(f, "{}\"{address:#x}\"", comma(at))?;
         }
         f.write_str("]}")
     }
 }
 
-/// What is told: taken before, since it is displayed twice.
+/// The answer, taken before it is displayed, which happens twice.
 struct Places {
     places: Vec<Place>,
     /// Threads that are not among them.
@@ -74,7 +74,7 @@ impl Display for Places {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str("{\"threads\":[")?;
         for (at, place) in self.places.iter().enumerate() {
-            write!(f, "{}{place}", if at > 0 { "," } else { "" })?;
+            write!(f, "{}{place}", comma(at))?;
         }
         write!(f, "],\"left_out\":{}}}", self.left_out)
     }

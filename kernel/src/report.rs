@@ -19,7 +19,7 @@ use freehold_frame::{Audit, FrameSource as _, Owner};
 use freehold_machine::{Cpus, Machine, PAGE_SIZE};
 use freehold_vm::Event;
 
-use crate::host::json::Quoted;
+use crate::host::json::{Quoted, comma};
 use crate::sync::WaitQueue;
 use crate::syscall::{self, Implemented};
 use crate::task::{self, SigInfo, Signal, Usage};
@@ -181,10 +181,6 @@ impl Display for Report {
         }
         f.write_str("]}")
     }
-}
-
-const fn comma(at: usize) -> &'static str {
-    if at == 0 { "" } else { "," }
 }
 
 /// The most faults that are named.

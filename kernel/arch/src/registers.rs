@@ -21,7 +21,7 @@ pub(crate) const MSR_FMASK: u32 = 0xc000_0084;
 pub(crate) const MSR_FS_BASE: u32 = 0xc000_0100;
 pub(crate) const MSR_GS_BASE: u32 = 0xc000_0101;
 pub(crate) const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
-/// What RDTSCP and RDPID tell.
+/// The value that RDTSCP and RDPID give.
 pub(crate) const MSR_TSC_AUX: u32 = 0xc000_0103;
 
 pub(crate) const CR0_WRITE_PROTECT: u64 = 1 << 16;

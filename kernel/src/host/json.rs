@@ -19,6 +19,11 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
+/// What stands before the element at `at` of a list.
+pub const fn comma(at: usize) -> &'static str {
+    if at == 0 { "" } else { "," }
+}
+
 fn escape(f: &mut fmt::Formatter<'_>, c: char) -> fmt::Result {
     match c {
         '"' | '\\' => {

@@ -11,7 +11,7 @@ use freehold_virtio::ByteStream;
 use super::control::owed;
 use super::devices::{self, Port};
 use super::frame::{ToHost, head};
-use super::json::{Counter, Quoted};
+use super::json::{Counter, Quoted, comma};
 
 /// How often to look whether the host has taken what it was given before.
 const LOOKS: usize = 1_000_000;
@@ -59,8 +59,7 @@ impl fmt::Display for Text<'_> {
         let message = Quoted(self.0.message().as_bytes());
         write!(f, "{{\"message\":{message},\"slide\":\"{:#x}\",\"cpus\":[", self.0.slide())?;
         for (number, report) in self.0.cpus().enumerate() {
-            let comma = if number > 0 { "," } else { "" };
-            write!(f, "{comma}{}", Cpu(report))?;
+            write!(f, "{}{}", comma(number), Cpu(report))?;
         }
         f.write_str("]}")
     }
@@ -93,13 +92,11 @@ impl fmt::Display for Cpu<'_> {
         ];
         write!(f, "{{\"cpu\":{},\"registers\":{{", self.0.cpu().0)?;
         for (number, (name, value)) in registers.into_iter().enumerate() {
-            let comma = if number > 0 { "," } else { "" };
-            write!(f, "{comma}\"{name}\":\"{value:#x}\"")?;
+            write!(f, "{}\"{name}\":\"{value:#x}\"", comma(number))?;
         }
         f.write_str("},\"backtrace\":[")?;
         for (number, address) in self.0.backtrace().iter().enumerate() {
-            let comma = if number > 0 { "," } else { "" };
-            write!(f, "{comma}\"{address:#x}\"")?;
+            write!(f, "{}\"{address:#x}\"", comma(number))?;
         }
         f.write_str("]}")
     }

@@ -175,7 +175,7 @@ pub fn try_arm(timer: &Arc<dyn Expire>, deadline: u64) -> Result<()> {
         // What the queue had before is freed here, without its lock.
         drop((leftover, core::mem::take(&mut spare_armed), core::mem::take(&mut spare_spent)));
         if wanted == 0 {
-            // Somebody else armed it meanwhile.
+            // Another thread armed it meanwhile.
             cancel(timer);
             continue;
         }

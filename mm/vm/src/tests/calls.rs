@@ -405,7 +405,11 @@ fn msync_names_each_shared_file_and_tells_of_holes_after_them() {
         }
     };
     let good = OtherCopies::Good;
-    assert_eq!(named(0..10, SyncMode::Wait, good), (vec![true, false], Ok(())), "private memory has no store");
+    assert_eq!(
+        named(0..10, SyncMode::Wait, good),
+        (vec![true, false], Ok(())),
+        "private memory has no store"
+    );
     assert_eq!(named(3..5, SyncMode::Wait, good), (vec![true], Ok(())));
     assert_eq!(named(0..0, SyncMode::Wait, good), (vec![], Ok(())));
     assert_eq!(named(0..10, SyncMode::Start, good), (vec![], Ok(())));
