@@ -89,9 +89,9 @@ fn end_process(task: &Task, status: ExitStatus) {
     crate::sched::activate_current();
     let mut peak = 0;
     if Arc::strong_count(&space) == 1 {
-        let usage = space.lock().usage();
-        peak = usage.peak_rss * 4096;
-        if usage.rss() > MUCH || usage.page_table_bytes > MANY_TABLES {
+        let footprint = space.lock().footprint();
+        peak = footprint.peak * 4096;
+        if footprint.resident > MUCH || footprint.table_bytes > MANY_TABLES {
             while space.lock().unmap_lowest() == Batch::More {
                 crate::sched::cond_resched();
             }

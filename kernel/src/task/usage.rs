@@ -63,7 +63,7 @@ pub fn sys_getrusage(args: &Args) -> Result<i64> {
         _ => return Err(crate::Errno::EINVAL),
     };
     if args.int(0) != CHILDREN {
-        usage.peak_resident = process.space().lock().usage().peak_rss * 4096;
+        usage.peak_resident = process.space().lock().footprint().peak * 4096;
     }
     UserPtr::new(args[1]).write(&to_abi(&usage))?;
     Ok(0)

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use core::ops::Range;
 
 use freehold_machine::{PAGE_SIZE, VirtAddr};
-use freehold_paging::Memory;
+use freehold_paging::{Leaves, Memory, PageSize, Reached};
 
 use crate::AddressSpace;
 use crate::area::{Area, Content};
@@ -145,11 +145,12 @@ impl Advice {
 
 /// Whether a page is in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum Residency {
     /// Touching it costs a fault that finds nothing in memory.
-    Absent,
+    Absent = 0,
     /// It is in memory.
-    Resident,
+    Resident = 1,
 }
 
 /// How msync waits.
@@ -266,18 +267,37 @@ impl<S: Memory> AddressSpace<S> {
         }
         // What a table says stands above what the cache says.
         let range = start..VirtAddr(start.0 + count as u64 * PAGE);
-        self.resident.tables.visit_all(range.clone(), |addr, _, entry, size| {
-            let swapped = entry.swap_place();
-            let in_swap_cache = swapped.is_some_and(|place| self.resident.commons.swap.is_cached(place));
-            if !entry.is_leaf() && swapped.is_none() {
-                return;
+        self.resident.tables.visit_tables(range.clone(), |reached| match reached {
+            Reached::Leaves(leaves) => self.residency_of(&leaves, start, pages),
+            Reached::Large(addr, _, entry) => {
+                if entry.is_leaf() {
+                    let end = VirtAddr(addr.0 + PageSize::Large.bytes()).min(range.end);
+                    let index = |addr: VirtAddr| ((addr.0 - start.0) / PAGE) as usize;
+                    pages[index(addr.max(start))..index(end)].fill(Residency::Resident);
+                }
             }
-            let told = if entry.is_leaf() || in_swap_cache { Residency::Resident } else { Residency::Absent };
-            let (from, to) = (addr.max(range.start), VirtAddr(addr.0 + size.bytes()).min(range.end));
-            let index = |addr: VirtAddr| ((addr.0 - start.0) / PAGE) as usize;
-            pages[index(from)..index(to)].fill(told);
         });
         Ok(count)
+    }
+
+    /// As [`AddressSpace::residency`], for the pages of one table. **Cost.** One load, two tests and one store for each page that is there.
+    fn residency_of(&self, leaves: &Leaves<S::Machine>, start: VirtAddr, pages: &mut [Residency]) {
+        // The table may begin before `start`, its entries that are shown do not.
+        let first = (leaves.addr(0).0 as i64 - start.0 as i64) / PAGE as i64;
+        leaves.each(|index, entry| {
+            let told = if entry.is_leaf() {
+                Residency::Resident
+            } else {
+                match entry.swap_place() {
+                    Some(place) if self.resident.commons.swap.is_cached(place) => Residency::Resident,
+                    Some(_) => Residency::Absent,
+                    None => return,
+                }
+            };
+            if let Some(page) = pages.get_mut((first + index as i64) as usize) {
+                *page = told;
+            }
+        });
     }
 
     /// The next file that `call` has to store, and `None` at its end. The lock may be let go of in between; areas that are gone by

@@ -105,6 +105,17 @@ pub struct AreaView<'a, S: Memory> {
     pub object: u64,
 }
 
+/// How much memory a space takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Footprint {
+    /// Present pages.
+    pub resident: u64,
+    /// The most present pages ever.
+    pub peak: u64,
+    /// Bytes of translation tables.
+    pub table_bytes: u64,
+}
+
 /// The counts of /proc/PID/smaps, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Smaps {
@@ -204,18 +215,25 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.at(addr).map(view)
     }
 
-    /// The figures now.
+    /// What is known without a visit to the areas, of which there may be many.
+    pub fn footprint(&self) -> Footprint {
+        let resident = self.resident.rss.total();
+        let table_bytes = self.resident.tables.table_bytes();
+        Footprint { resident, peak: self.resident.peak.max(resident), table_bytes }
+    }
+
+    /// The figures now. Visits every area.
     pub fn usage(&self) -> Usage {
-        let rss = self.resident.rss;
+        let (rss, footprint) = (self.resident.rss, self.footprint());
         let mut usage = Usage {
             total_pages: self.total,
             rss_anon: rss.anon,
             rss_file: rss.file,
             rss_shmem: rss.shmem,
             swapped: self.resident.swapped,
-            page_table_bytes: self.resident.tables.table_bytes(),
+            page_table_bytes: footprint.table_bytes,
             peak_total: self.peak_total,
-            peak_rss: self.resident.peak.max(rss.total()),
+            peak_rss: footprint.peak,
             minor_faults: self.minor_faults,
             major_faults: self.major_faults,
             areas: self.areas.count() as u64,

@@ -351,12 +351,15 @@ pub fn sys_mincore(args: &Args) -> Result<i64> {
     let space = current_space();
     // Area by area, so that what lies before a hole is told, and in steps of what fits a kernel stack, since user memory cannot be
     // written under the space's lock.
-    let mut told = [Residency::Absent; 512];
+    let (mut told, mut answers) = ([Residency::Absent; 512], [0; 512]);
     let mut done = 0;
     while done < pages {
         let step = told.len().min((pages - done) as usize);
         let count = space.lock().residency(VirtAddr(args[0] + done * PAGE_SIZE as u64), &mut told[..step])?;
-        let answers = told.map(|residency| u8::from(residency == Residency::Resident));
+        for (answer, residency) in answers.iter_mut().zip(&told[..count]) {
+            // The numbers are mincore's.
+            *answer = *residency as u8;
+        }
         out.add(done as usize).write_slice(&answers[..count])?;
         done += count as u64;
         sched::checkpoint()?;

@@ -463,6 +463,8 @@ fn smaps_divides_what_is_shared_and_usage_remembers_its_peaks() {
     p.unmap(a, 4).unwrap();
     let usage = p.usage();
     assert_eq!((usage.total_pages, usage.peak_total, usage.rss(), usage.peak_rss), (0, 4, 0, 4));
+    let footprint = p.space().footprint();
+    assert_eq!((footprint.resident, footprint.peak, footprint.table_bytes), (0, 4, usage.page_table_bytes));
     drop((p, child));
     world.end();
 }
