@@ -69,9 +69,12 @@ impl<M: Tables> Slot<M> {
         self.machine.store_entry(self.table, self.index, entry.bits());
     }
     /// The slot that is `count` entries behind this one, in the same table.
+    ///
+    /// # Panics
+    /// Where the table ends before.
     #[inline]
-    pub(crate) fn beyond(self, count: usize) -> Self {
-        debug_assert!(self.index + count < TABLE_ENTRIES);
+    pub fn beyond(self, count: usize) -> Self {
+        assert!(self.index + count < TABLE_ENTRIES, "a slot past its table");
         Self { index: self.index + count, ..self }
     }
     /// Replace the entry; what it was, with the marks that the walker set until now.

@@ -17,7 +17,7 @@ pub(crate) struct Node<K, V, S> {
     pub key: K,
     /// `None` in an unused slot.
     pub value: Option<V>,
-    /// Of the subtree.
+    /// Of the subtree, if [`Node::is_summed`].
     pub summary: S,
     pub left: u32,
     pub right: u32,
@@ -25,12 +25,23 @@ pub(crate) struct Node<K, V, S> {
     /// The next entry in order; of an unused slot the next unused one.
     pub next: u32,
     pub height: u8,
+    /// Whether `summary` is that of the subtree. Where it is not, it is not for the nodes above either.
+    pub is_summed: bool,
 }
 
 impl<K, V, S> Node<K, V, S> {
     pub(crate) const fn new(key: K, value: V, summary: S) -> Self {
-        let value = Some(value);
-        Self { key, value, summary, left: NONE, right: NONE, prev: NONE, next: NONE, height: 1 }
+        Self {
+            key,
+            value: Some(value),
+            summary,
+            left: NONE,
+            right: NONE,
+            prev: NONE,
+            next: NONE,
+            height: 1,
+            is_summed: true,
+        }
     }
 }
 

@@ -34,15 +34,6 @@ impl Path {
     }
 }
 
-/// A node was summed up.
-pub(crate) struct Summed {
-    /// Whether its height or summary changed.
-    changed: bool,
-    /// The heights of its children.
-    left: u8,
-    right: u8,
-}
-
 impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     /// The slot of `key`, with those above it in `path`; [`NONE`] where it would hang below the
     /// last of them.
@@ -61,43 +52,93 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         NONE
     }
 
+    #[inline]
     fn height(&self, slot: u32) -> u8 {
-        if slot == NONE { 0 } else { self.arena.node(slot).height }
+        self.arena.get(slot).map_or(0, |node| node.height)
     }
 
-    /// Sums up `slot`, whose value changed, and what is above it in `path`, as far as it matters.
-    pub(crate) fn sum_up(&mut self, slot: u32, path: &Path) {
+    /// The value in `slot` changed, whose own summary was `before`.
+    pub(crate) fn note_change(&mut self, slot: u32, before: &S, path: &Path) {
+        if self.own_summary(slot).is_none_or(|own| own != *before) {
+            self.note_due(slot, path);
+        }
+    }
+
+    /// `slot` and all of `path` above it are to be summed up.
+    pub(crate) fn note_due(&mut self, slot: u32, path: &Path) {
         for at in core::iter::once(slot).chain(path.iter()) {
-            if !self.sum(at).changed {
+            if !core::mem::take(&mut self.arena.node_mut(at).is_summed) {
                 break;
             }
         }
     }
 
-    /// Height and summary of `slot` from those of its children.
+    /// The summary of the entry in `slot` alone.
+    pub(crate) fn own_summary(&self, slot: u32) -> Option<S> {
+        let node = self.arena.get(slot)?;
+        node.value.as_ref().map(|value| S::of(&node.key, value))
+    }
+
+    /// Whether there is a node that is to be summed up.
+    pub(crate) fn is_due(&self, slot: u32) -> bool {
+        self.arena.get(slot).is_some_and(|node| !node.is_summed)
+    }
+
+    /// Sums up what changed since the last time: the nodes that are not summed, which hang together
+    /// from the root down.
+    pub(crate) fn sum_up(&mut self) {
+        let mut path = Path::default();
+        let mut at = self.root;
+        while self.is_due(at) {
+            let &Node { left, right, .. } = self.arena.node(at);
+            let below = if self.is_due(left) { left } else { right };
+            if self.is_due(below) {
+                path.push(at);
+                at = below;
+            } else {
+                self.sum(at);
+                at = path.pop().unwrap_or(NONE);
+            }
+        }
+    }
+
+    /// Sums up `slot`, whose children are summed.
     #[inline]
-    pub(crate) fn sum(&mut self, slot: u32) -> Summed {
-        let mut summed = Summed { changed: false, left: 0, right: 0 };
-        let node = self.arena.node(slot);
-        let Some(value) = node.value.as_ref() else { return summed };
-        let mut summary = S::of(&node.key, value);
-        if node.left != NONE {
-            let left = self.arena.node(node.left);
-            summary = left.summary.join(&summary);
-            summed.left = left.height;
-        }
-        if node.right != NONE {
-            let right = self.arena.node(node.right);
-            summary = summary.join(&right.summary);
-            summed.right = right.height;
-        }
-        let height = 1 + summed.left.max(summed.right);
+    fn sum(&mut self, slot: u32) {
+        let Some(summary) = self.summary_of(slot) else { return };
         let node = self.arena.node_mut(slot);
-        summed.changed = node.height != height || node.summary != summary;
-        if summed.changed {
-            (node.summary, node.height) = (summary, height);
+        (node.summary, node.is_summed) = (summary, true);
+    }
+
+    /// The summary of the subtree at `slot`, from those of its children.
+    #[inline]
+    fn summary_of(&self, slot: u32) -> Option<S> {
+        let mut summary = self.own_summary(slot)?;
+        let node = self.arena.node(slot);
+        if let Some(left) = self.arena.get(node.left) {
+            summary = left.summary.join(&summary);
         }
-        summed
+        if let Some(right) = self.arena.get(node.right) {
+            summary = summary.join(&right.summary);
+        }
+        Some(summary)
+    }
+
+    /// The height of `slot` is made from those of its children; its summary is due. Returns whether
+    /// either is news to the nodes above.
+    fn settle(&mut self, slot: u32, low: u8, high: u8) -> bool {
+        let height = 1 + low.max(high);
+        let node = self.arena.node_mut(slot);
+        let is_news = node.height != height || node.is_summed;
+        (node.height, node.is_summed) = (height, false);
+        is_news
+    }
+
+    /// The heights of the children of `slot`.
+    #[inline]
+    fn heights_below(&self, slot: u32) -> (u8, u8) {
+        let node = self.arena.node(slot);
+        (self.height(node.left), self.height(node.right))
     }
 
     /// Hangs the new node `slot` below the end of `path`.
@@ -151,9 +192,10 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         if slots.len() > 1 {
             let left = self.build_of(slots.start..middle);
             let right = self.build_of(middle + 1..slots.end);
+            let (low, high) = (self.height(left), self.height(right));
             let node = self.arena.node_mut(middle);
             (node.left, node.right) = (left, right);
-            self.sum(middle);
+            self.settle(middle, low, high);
         }
         middle
     }
@@ -214,28 +256,28 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         }
     }
 
-    /// Balances and sums up `path`, from its end up: at least to the depth `least`, and on as long
-    /// as something changes.
+    /// Balances `path`, from its end up: at least to the depth `least`, and on as long as something
+    /// changes. What it passes is due to be summed up.
     fn rebalance(&mut self, path: &mut Path, least: usize) {
         while let Some(slot) = path.pop() {
-            let Summed { changed, left: low, right: high } = self.sum(slot);
+            let (low, high) = self.heights_below(slot);
             let top = if low > high + 1 {
                 let left = self.arena.node(slot).left;
-                let &Node { left: outer, right: inner, .. } = self.arena.node(left);
-                if self.height(inner) > self.height(outer) {
+                let (outer, inner) = self.heights_below(left);
+                if inner > outer {
                     let lifted = self.rotate_left(left);
                     self.arena.node_mut(slot).left = lifted;
                 }
                 self.rotate_right(slot)
             } else if high > low + 1 {
                 let right = self.arena.node(slot).right;
-                let &Node { left: inner, right: outer, .. } = self.arena.node(right);
-                if self.height(inner) > self.height(outer) {
+                let (inner, outer) = self.heights_below(right);
+                if inner > outer {
                     let lifted = self.rotate_right(right);
                     self.arena.node_mut(slot).right = lifted;
                 }
                 self.rotate_left(slot)
-            } else if changed || (least != usize::MAX && path.depth() >= least) {
+            } else if self.settle(slot, low, high) || (least != usize::MAX && path.depth() >= least) {
                 continue;
             } else {
                 return;
@@ -249,7 +291,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         let top = self.arena.node(slot).right;
         self.arena.node_mut(slot).right = self.arena.node(top).left;
         self.arena.node_mut(top).left = slot;
-        let _ = (self.sum(slot), self.sum(top));
+        self.settle_both(slot, top);
         top
     }
 
@@ -258,8 +300,16 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         let top = self.arena.node(slot).left;
         self.arena.node_mut(slot).left = self.arena.node(top).right;
         self.arena.node_mut(top).right = slot;
-        let _ = (self.sum(slot), self.sum(top));
+        self.settle_both(slot, top);
         top
+    }
+
+    /// Settle a node and the one that was lifted above it.
+    fn settle_both(&mut self, slot: u32, top: u32) {
+        for at in [slot, top] {
+            let (low, high) = self.heights_below(at);
+            self.settle(at, low, high);
+        }
     }
 }
 
@@ -297,14 +347,11 @@ where
     let (low, high) = (tree.height(node.left), tree.height(node.right));
     assert!(low.abs_diff(high) <= 1, "siblings differ by one level at most");
     assert_eq!(node.height, 1 + low.max(high));
-    let value = node.value.as_ref().expect("a slot of the tree is used");
-    let mut summary = S::of(&node.key, value);
-    if let Some(child) = tree.arena.get(node.left) {
-        summary = child.summary.join(&summary);
+    assert!(node.value.is_some(), "a slot of the tree is used");
+    if node.is_summed {
+        let below = [node.left, node.right].map(|child| tree.arena.get(child));
+        assert!(below.iter().flatten().all(|child| child.is_summed), "what is summed stands on what is");
+        assert_eq!(node.summary, tree.summary_of(slot).expect("it is used"), "it is that of the subtree");
     }
-    if let Some(child) = tree.arena.get(node.right) {
-        summary = summary.join(&child.summary);
-    }
-    assert_eq!(node.summary, summary, "the summary is that of the subtree");
     left + 1 + right
 }

@@ -49,7 +49,7 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         Range { tree: self, front, back }
     }
 
-    /// Changes the values of `range`, in order, and sums up anew what depends on them.
+    /// Changes the values of `range`, in order.
     pub fn update_range(&mut self, range: impl RangeBounds<K>, mut f: impl FnMut(&K, &mut V)) {
         self.update_below(self.root, &range, &mut f);
     }
@@ -73,16 +73,21 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         if is_above_start {
             self.update_below(left, range, f);
         }
+        let mut is_due = false;
         if is_above_start
             && is_below_end
             && let Some(value) = self.arena.value_mut(slot)
         {
+            let before = S::of(&key, value);
             f(&key, value);
+            is_due = before != S::of(&key, value);
         }
         if is_below_end {
             self.update_below(right, range, f);
         }
-        self.sum(slot);
+        if is_due || self.is_due(left) || self.is_due(right) {
+            self.arena.node_mut(slot).is_summed = false;
+        }
     }
 }
 

@@ -55,7 +55,9 @@ pub use iter::Range;
 
 /// What a tree knows of each of its subtrees.
 ///
-/// Sums are made anew from a change up to where they are equal to what they were.
+/// Sums are made when a search asks for them: a change only notes, up to the first node where that is
+/// noted already, that they are due. So each sum is made once for all changes since the last search,
+/// and never for a tree that nobody searches (that of a child that soon calls execve).
 pub trait Summary<K, V>: Clone + PartialEq {
     /// Of one entry.
     fn of(key: &K, value: &V) -> Self;
@@ -206,10 +208,20 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.arena.get(slot.0).is_some_and(|node| node.value.is_some() && node.key == *key)
     }
 
-    /// The value in `slot`, to be changed in a way that its [`Summary`] does not depend on.
+    /// The value in `slot`, to be changed; [`Tree::summary_changed`] follows where its [`Summary`] is
+    /// another then.
     #[inline(always)]
-    pub fn at_slot_mut_unsummed(&mut self, slot: Slot) -> Option<&mut V> {
+    pub fn at_slot_mut(&mut self, slot: Slot) -> Option<&mut V> {
         self.arena.value_mut(slot.0)
+    }
+
+    /// The value at `key` was changed where it is, and with it its [`Summary`].
+    pub fn summary_changed(&mut self, key: &K) {
+        let mut path = balance::Path::default();
+        let slot = self.path_to(key, &mut path);
+        if slot != NONE {
+            self.note_due(slot, &path);
+        }
     }
 
     /// The place of the entry after the one in `slot`.
@@ -230,19 +242,23 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     pub fn rekey(&mut self, key: &K, new: K, f: impl FnOnce(&mut V)) {
         let mut path = balance::Path::default();
         let slot = self.path_to(key, &mut path);
-        let Some(value) = self.arena.value_mut(slot) else { return };
-        f(value);
-        self.arena.node_mut(slot).key = new;
-        self.sum_up(slot, &path);
+        let Some(before) = self.own_summary(slot) else { return };
+        let node = self.arena.node_mut(slot);
+        node.key = new;
+        if let Some(value) = &mut node.value {
+            f(value);
+        }
+        self.note_change(slot, &before, &path);
     }
 
-    /// Changes the value at `key` and sums up anew what depends on it.
+    /// Changes the value at `key`.
     pub fn update<R>(&mut self, key: &K, f: impl FnOnce(&mut V) -> R) -> Option<R> {
         let mut path = balance::Path::default();
         let slot = self.path_to(key, &mut path);
-        let result = f(self.arena.value_mut(slot)?);
-        self.sum_up(slot, &path);
-        Some(result)
+        let before = self.own_summary(slot)?;
+        let result = self.arena.value_mut(slot).map(f);
+        self.note_change(slot, &before, &path);
+        result
     }
 
     /// The last entry at or before `key`.
@@ -282,10 +298,10 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     pub fn insert(&mut self, key: K, value: V) -> Result<Option<V>, NoMemory> {
         let mut path = balance::Path::default();
         let slot = self.path_to(&key, &mut path);
-        if let Some(old) = self.arena.value_mut(slot) {
-            let old = core::mem::replace(old, value);
-            self.sum_up(slot, &path);
-            return Ok(Some(old));
+        if let Some(before) = self.own_summary(slot) {
+            let old = self.arena.node_mut(slot).value.replace(value);
+            self.note_change(slot, &before, &path);
+            return Ok(old);
         }
         let summary = S::of(&key, &value);
         let new = self.arena.put(Node::new(key, value, summary))?;

@@ -9,13 +9,15 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     /// subtree is visited.
     ///
     /// Takes O(log n) steps where `passes` says no only about subtrees with a result, or for a
-    /// bounded number of others.
+    /// bounded number of others; and first, a step for each node above what changed since the last
+    /// search.
     pub fn find_up<R>(
-        &self,
+        &mut self,
         from: &K,
         mut passes: impl FnMut(&S) -> bool,
         mut visit: impl FnMut(&K, &V) -> Option<R>,
     ) -> Option<R> {
+        self.sum_up();
         self.up(self.root, Some(from), &mut passes, &mut visit)
     }
 
@@ -48,11 +50,12 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
 
     /// As [`Tree::find_up`], downwards, for entries before `below`.
     pub fn find_down<R>(
-        &self,
+        &mut self,
         below: &K,
         mut passes: impl FnMut(&S) -> bool,
         mut visit: impl FnMut(&K, &V) -> Option<R>,
     ) -> Option<R> {
+        self.sum_up();
         self.down(self.root, Some(below), &mut passes, &mut visit)
     }
 

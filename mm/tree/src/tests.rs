@@ -31,9 +31,11 @@ enum Step {
     Insert(u16, u32),
     Remove(u16),
     Update(u16, u32),
+    InPlace(u16, u32),
     UpdateRange(u16, u16, u32),
     PopFirst,
     Rekey(u16, u16),
+    Search(u16, u32),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -42,9 +44,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (key.clone(), 0..1000u32).prop_map(|(key, value)| Step::Insert(key, value)),
         3 => key.clone().prop_map(Step::Remove),
         1 => (key.clone(), 0..1000u32).prop_map(|(key, value)| Step::Update(key, value)),
+        1 => (key.clone(), 0..1000u32).prop_map(|(key, value)| Step::InPlace(key, value)),
         1 => (key.clone(), key.clone(), 0..1000u32).prop_map(|(a, b, value)| Step::UpdateRange(a, b, value)),
         1 => Just(Step::PopFirst),
         1 => (key.clone(), key.clone()).prop_map(|(key, new)| Step::Rekey(key, new)),
+        1 => (key.clone(), 0..1000u32).prop_map(|(key, limit)| Step::Search(key, limit)),
     ];
     proptest::collection::vec(step, 0..600)
 }
@@ -55,6 +59,18 @@ fn check(tree: &Summed, model: &BTreeMap<u16, u32>) {
     assert!(tree.iter().rev().eq(model.iter().rev()));
 }
 
+/// Both searches find what a walk finds; all sums are right afterwards.
+fn search(tree: &mut Summed, model: &BTreeMap<u16, u32>, from: u16, limit: u32) {
+    tree.validate();
+    let above = |key: &u16, value: &u32| (*value > limit).then_some(*key);
+    let up = tree.find_up(&from, |all| all.value <= limit, above);
+    assert_eq!(up, model.range(from..).find(|(_, value)| **value > limit).map(|(key, _)| *key));
+    let down = tree.find_down(&from, |all| all.value <= limit, above);
+    assert_eq!(down, model.range(..from).rev().find(|(_, value)| **value > limit).map(|(key, _)| *key));
+    assert!(!tree.is_due(tree.root));
+    tree.validate();
+}
+
 fn apply(step: &Step, tree: &mut Summed, model: &mut BTreeMap<u16, u32>) {
     match *step {
         Step::Insert(key, value) => assert_eq!(tree.insert(key, value), Ok(model.insert(key, value))),
@@ -63,11 +79,20 @@ fn apply(step: &Step, tree: &mut Summed, model: &mut BTreeMap<u16, u32>) {
             let old = tree.update(&key, |at| core::mem::replace(at, value));
             assert_eq!(old, model.get_mut(&key).map(|at| core::mem::replace(at, value)));
         }
+        Step::InPlace(key, value) => {
+            let slot = tree.find(&key);
+            if let Some(at) = tree.at_slot_mut(slot) {
+                *at = value;
+                model.insert(key, value);
+            }
+            tree.summary_changed(&key);
+        }
         Step::UpdateRange(a, b, value) if a <= b => {
             tree.update_range(a..b, |_, at| *at = value);
             model.range_mut(a..b).for_each(|(_, at)| *at = value);
         }
         Step::UpdateRange(..) => {}
+        Step::Search(from, limit) => search(tree, model, from, limit),
         Step::PopFirst => assert_eq!(tree.pop_first(), model.pop_first()),
         Step::Rekey(key, new) => {
             let (low, high) = (key.min(new), key.max(new));
@@ -110,11 +135,7 @@ proptest! {
             assert!(tree.range(from..to).eq(model.range(from..to)));
             assert!(tree.range(from..=to).rev().eq(model.range(from..=to).rev()));
         }
-        let above = |key: &u16, value: &u32| (*value > limit).then_some(*key);
-        let up = tree.find_up(&from, |all| all.value <= limit, above);
-        assert_eq!(up, model.range(from..).find(|(_, value)| **value > limit).map(|(key, _)| *key));
-        let down = tree.find_down(&from, |all| all.value <= limit, above);
-        assert_eq!(down, model.range(..from).rev().find(|(_, value)| **value > limit).map(|(key, _)| *key));
+        search(&mut tree, &model, from, limit);
     }
 }
 

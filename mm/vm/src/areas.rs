@@ -249,11 +249,11 @@ impl<S: Memory> Areas<S> {
     }
 
     /// A hole of `len` bytes: the highest below `mmap_base`, else the lowest above.
-    pub(crate) fn find_hole(&self, len: u64, layout: &Layout) -> Option<VirtAddr> {
+    pub(crate) fn find_hole(&mut self, len: u64, layout: &Layout) -> Option<VirtAddr> {
         self.highest_hole(len, layout).or_else(|| self.lowest_hole_above(len, layout))
     }
 
-    fn highest_hole(&self, len: u64, layout: &Layout) -> Option<VirtAddr> {
+    fn highest_hole(&mut self, len: u64, layout: &Layout) -> Option<VirtAddr> {
         // Where what was passed so far begins.
         let ceiling = Cell::new(layout.mmap_base);
         let fits = |end: VirtAddr| end.0.saturating_add(len) <= ceiling.get().0;
@@ -273,7 +273,7 @@ impl<S: Memory> Areas<S> {
         found.or_else(|| fits(layout.lowest).then(|| VirtAddr(ceiling.get().0 - len)))
     }
 
-    fn lowest_hole_above(&self, len: u64, layout: &Layout) -> Option<VirtAddr> {
+    fn lowest_hole_above(&mut self, len: u64, layout: &Layout) -> Option<VirtAddr> {
         let below = self.below(layout.mmap_base).map_or(layout.mmap_base, |area| area.end);
         let floor = Cell::new(layout.mmap_base.max(below));
         let fits = |start: VirtAddr| floor.get().0.saturating_add(len) <= start.0;
@@ -296,7 +296,7 @@ impl<S: Memory> Areas<S> {
     /// Check the tree, and that holes of some sizes are found where a walk over all areas finds
     /// them.
     #[cfg(test)]
-    pub(crate) fn validate(&self, layout: &Layout) {
+    pub(crate) fn validate(&mut self, layout: &Layout) {
         self.tree.validate();
         for pages in [1, 2, 3, 16, 512, 1 << 20, 1 << 34] {
             let len = pages << 12;

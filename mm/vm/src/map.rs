@@ -98,7 +98,7 @@ impl<S: Memory> AddressSpace<S> {
         Ok(start)
     }
 
-    fn choose(&self, place: Place, len: u64) -> Result<VirtAddr, VmError> {
+    fn choose(&mut self, place: Place, len: u64) -> Result<VirtAddr, VmError> {
         let fixed = |start: VirtAddr| {
             if start.page_offset() != 0 {
                 return Err(VmError::Invalid);
@@ -124,12 +124,12 @@ impl<S: Memory> AddressSpace<S> {
         }
     }
 
-    pub(crate) fn find_hole(&self, len: u64) -> Result<VirtAddr, VmError> {
+    pub(crate) fn find_hole(&mut self, len: u64) -> Result<VirtAddr, VmError> {
         self.areas.find_hole(len, &self.layout).ok_or(VmError::NoMemory)
     }
 
     /// A hole that begins where a large page could, if there are such and what goes there is made for them (Linux since 6.7).
-    fn find_hole_for_large(&self, len: u64) -> Result<VirtAddr, VmError> {
+    fn find_hole_for_large(&mut self, len: u64) -> Result<VirtAddr, VmError> {
         let wanted = self.resident.commons.huge_mode() != HugeMode::Never && len.is_multiple_of(LARGE);
         let roomy = || self.find_hole(len.checked_add(LARGE - PAGE).ok_or(VmError::NoMemory)?);
         match wanted.then(roomy) {

@@ -288,10 +288,10 @@ impl<S: Memory> Resident<S> {
             area.shared_frame_rights()
         };
         let mut mapped = 0;
-        let mut cursor = self.tables.cursor();
+        // The run lies in one table, which is there: nothing is allocated under the cache's lock.
+        let Some((start, PageSize::Small)) = self.tables.find(first) else { return };
         cache.visit_resident(index..index + (last.0 - first.0) / PAGE, |page, frame| {
-            // The run lies in one table, which is there: nothing is allocated under the cache's lock.
-            let Ok(slot) = cursor.make(VirtAddr(first.0 + (page - index) * PAGE)) else { return };
+            let slot = start.beyond((page - index) as usize);
             if slot.load().is_empty()
                 && let Ok(mapping) = frame.map()
             {

@@ -13,6 +13,7 @@ use crate::areas::Areas;
 use crate::cache::Caches;
 use crate::events::{EVENTS, Event};
 use crate::huge::HugeControl;
+use crate::huge::LARGE;
 use crate::registry::{Registry, SpaceHandle};
 use crate::request::{AreaFlags, Layout, Limits, SharedWrite};
 use crate::resident::Resident;
@@ -129,6 +130,9 @@ pub struct AddressSpace<S: Memory> {
     pub(crate) major_faults: u64,
 }
 
+/// Areas of most programs: segments, heap, libraries' beginnings, stack, vDSO.
+const USUAL_AREAS: usize = 8;
+
 /// The next address space's number.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -155,6 +159,13 @@ impl<S: Memory> AddressSpace<S> {
         })
     }
 
+    /// Make room for a program's areas at once: the first sixteen. An exec that grows by and by allocates thrice.
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`].
+    pub fn make_room_for_program(&mut self) -> Result<(), VmError> {
+        self.areas.make_room(USUAL_AREAS)
+    }
     /// What a CPU loads to run in it; kept alive by whoever has it loaded.
     pub const fn translation(&self) -> &Arc<Translation<S>> {
         self.resident.tables.roots()
@@ -284,12 +295,20 @@ impl<S: Memory> Drop for AddressSpace<S> {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
         let mut rest = areas.iter().peekable();
+        // The first address whose tables are still there.
+        let mut standing = None;
         while let Some(area) = rest.next() {
             resident.zap(area, area.start..area.end, &mut batch);
-            // Everything below is gone already, so the tables up to the next area are free to go: found by the few addresses of
-            // this one and not by looking through all there could be.
+            let from = *standing.get_or_insert(area.start);
             let ceiling = rest.peek().map_or(VirtAddr(1 << 47), |next| next.start);
-            resident.tables.free_tables(area.start..area.end, VirtAddr(0)..ceiling, &mut batch);
+            if ceiling.0 < area.end.0.next_multiple_of(LARGE) {
+                // The next area's leaves begin in the table where this one's end.
+                continue;
+            }
+            // Everything below is gone already, so the tables up to the next area are free to go: found by the few addresses of
+            // these and not by looking through all there could be.
+            resident.tables.free_tables(from..area.end, VirtAddr(0)..ceiling, &mut batch);
+            standing = None;
         }
     }
 }

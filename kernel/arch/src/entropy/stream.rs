@@ -8,9 +8,10 @@
 
 use core::hint::black_box;
 
-use rand_chacha::ChaCha20Core;
-use rand_core::SeedableRng;
-use rand_core::block::BlockRngCore;
+use chacha20::cipher::array::Array;
+use chacha20::cipher::{KeyIvInit, StreamCipherCore};
+use chacha20::variants::Ietf;
+use chacha20::{ChaChaCore, R20};
 
 /// Bytes of a key.
 pub(super) const KEY: usize = 32;
@@ -54,28 +55,25 @@ fn wipe(bytes: &mut [u8]) {
     black_box(bytes);
 }
 
-/// The output of one key, block by block.
-struct Blocks(ChaCha20Core);
+/// The output of one key, with a counter and nonce of zero, block by block: up to 256 GiB.
+struct Blocks(ChaChaCore<R20, Ietf>);
 
 impl Blocks {
     fn of(key: &Key) -> Self {
-        Self(ChaCha20Core::from_seed(key.0))
+        Self(Self::cipher(key))
     }
-    /// The next bytes of the output; at most [`BLOCK`], and what is not taken of a block is lost.
-    fn fill(&mut self, bytes: &mut [u8]) {
-        let mut words = <ChaCha20Core as BlockRngCore>::Results::default();
-        self.0.generate(&mut words);
-        for (to, word) in bytes.chunks_mut(4).zip(words.as_ref()) {
-            to.copy_from_slice(&word.to_le_bytes()[..to.len()]);
-        }
-        words.as_mut().fill(0);
-        black_box(&mut words);
+    fn cipher(key: &Key) -> ChaChaCore<R20, Ietf> {
+        ChaChaCore::new(&key.0.into(), &[0; 12].into())
+    }
+    /// The next block of the output.
+    fn fill(&mut self, block: &mut [u8; BLOCK]) {
+        self.0.write_keystream_blocks(Array::cast_slice_from_core_mut(block.as_chunks_mut().0));
     }
 }
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        self.0 = ChaCha20Core::from_seed([0; KEY]);
+        self.0 = Self::cipher(&Key::ZERO);
         black_box(&mut self.0);
     }
 }
@@ -137,7 +135,14 @@ impl From<[u8; KEY]> for Key {
 pub(super) fn expand(key: Key, bytes: &mut [u8]) {
     let mut blocks = Blocks::of(&key);
     drop(key);
-    bytes.chunks_mut(BLOCK).for_each(|chunk| blocks.fill(chunk));
+    let (whole, rest) = bytes.as_chunks_mut();
+    whole.iter_mut().for_each(|block| blocks.fill(block));
+    if !rest.is_empty() {
+        let mut block = [0; BLOCK];
+        blocks.fill(&mut block);
+        rest.copy_from_slice(&block[..rest.len()]);
+        wipe(&mut block);
+    }
 }
 
 #[cfg(test)]

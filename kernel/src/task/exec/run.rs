@@ -200,7 +200,11 @@ fn assemble(
         mmap_base: VirtAddr(mmap_base),
     })?;
     let huge = process.space().lock().huge_use();
-    space.lock().set_huge_use(huge);
+    {
+        let mut areas = space.lock();
+        areas.set_huge_use(huge);
+        areas.make_room_for_program()?;
+    }
     let loaded = program.map(&space, Role::Program, &limits)?;
     let program_entry = program.plan.entry.wrapping_add(loaded.bias);
     let mut readable = is_readable(process, &program.file);

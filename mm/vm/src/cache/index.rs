@@ -183,13 +183,13 @@ impl<S: Memory> Index<S> {
     /// The chunk of `page`, to be changed; whether it has dirty pages only by [`Index::remark`].
     fn chunk_mut(&mut self, page: u64) -> Option<&mut Chunk> {
         let slot = self.slot(page);
-        self.chunks.at_slot_mut_unsummed(slot).map(|chunk| &mut **chunk)
+        self.chunks.at_slot_mut(slot).map(|chunk| &mut **chunk)
     }
 
     /// Changes the marks of `page` and the counts that depend on them.
     fn remark(&mut self, page: u64, change: impl FnOnce(&mut Chunk)) {
         let slot = self.slot(page);
-        let Some(chunk) = self.chunks.at_slot_mut_unsummed(slot) else { return };
+        let Some(chunk) = self.chunks.at_slot_mut(slot) else { return };
         let counts = |chunk: &Chunk| (chunk.is_dirty(page), chunk.again >> (page % PAGES) & 1);
         let ((dirty, again), had) = (counts(chunk), chunk.has_dirty());
         change(chunk);
@@ -197,7 +197,7 @@ impl<S: Memory> Index<S> {
         self.dirty = self.dirty + now.0 - dirty;
         self.active = self.active + now.1 - again;
         if had != has {
-            self.chunks.update(&(page / PAGES), |_| ());
+            self.chunks.summary_changed(&(page / PAGES));
         }
     }
 
@@ -383,18 +383,21 @@ impl<S: Memory> Index<S> {
     }
 
     /// Hand out each frame of `range`, upwards.
+    #[inline]
     pub(super) fn visit(&mut self, range: Range<u64>, mut f: impl FnMut(u64, &Frame<PageCache, S>)) {
         let (source, mut page) = (self.source, range.start);
         while page < range.end {
-            let chunk_end = (page / PAGES + 1) * PAGES;
+            let end = ((page / PAGES + 1) * PAGES).min(range.end);
             if let Some(chunk) = self.chunk_mut(page) {
-                for page in page..chunk_end.min(range.end) {
-                    chunk.leaving &= !bit(page);
-                    if let Some(frame) = frame_of(chunk.frames[(page % PAGES) as usize]) {
+                let first = (page % PAGES) as usize;
+                let count = (end - page) as usize;
+                chunk.leaving &= !(u64::MAX >> (PAGES as usize - count) << first);
+                for (page, &frame) in (page..end).zip(&chunk.frames[first..first + count]) {
+                    if let Some(frame) = frame_of(frame) {
                         Self::show(source, frame, |frame| f(page, frame));
                     }
                 }
-                page = chunk_end;
+                page = end;
             } else {
                 let next = self.chunks.range(page / PAGES..).next();
                 page = next.map_or(range.end, |(&number, _)| number * PAGES);
@@ -441,15 +444,15 @@ impl<S: Memory> Index<S> {
         Some(Look { first: number * PAGES, present, cold: present & !used })
     }
     /// The first pages from `from` on, in one chunk and side by side, that some leaf may have granted writing.
-    pub(super) fn next_writable(&self, from: u64) -> Option<Range<u64>> {
+    pub(super) fn next_writable(&mut self, from: u64) -> Option<Range<u64>> {
         self.next_marked(from, |chunk| chunk.writable)
     }
     /// The first pages from `from` on, in one chunk and side by side, that are (or may be) newer than
     /// the store's.
-    pub(super) fn next_dirty(&self, from: u64) -> Option<Range<u64>> {
+    pub(super) fn next_dirty(&mut self, from: u64) -> Option<Range<u64>> {
         self.next_marked(from, |chunk| chunk.dirty | chunk.writable)
     }
-    fn next_marked(&self, from: u64, marks_of: impl Fn(&Chunk) -> u64) -> Option<Range<u64>> {
+    fn next_marked(&mut self, from: u64, marks_of: impl Fn(&Chunk) -> u64) -> Option<Range<u64>> {
         let in_chunk = |&number: &u64, chunk: &Box<Chunk>| {
             let first = number * PAGES;
             let below = from.saturating_sub(first).min(PAGES) as u32;

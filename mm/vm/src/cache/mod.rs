@@ -340,6 +340,7 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Show the frames of `range` that are there and not past the end. `f` must not sleep or come back here.
+    #[inline]
     pub(crate) fn visit_resident(
         &self,
         range: core::ops::Range<u64>,

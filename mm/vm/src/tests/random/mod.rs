@@ -375,7 +375,7 @@ impl Run {
             self.world.model().stale().into_iter().filter(|s| !excused(s.cpu, s.kind)).collect();
         prop_assert_eq!(stale, Vec::new());
         for p in 0..PROCESSES {
-            let space = self.processes[p].space();
+            let mut space = self.processes[p].space();
             let mut seen = BTreeMap::new();
             for area in space.areas() {
                 for page in 0..(area.end.0 - area.start.0) / each() {
@@ -385,7 +385,8 @@ impl Run {
             let expected: BTreeMap<_, _> =
                 self.pages[p].iter().map(|(&at, page)| (at, page.protection)).collect();
             prop_assert_eq!(seen, expected);
-            space.areas.validate(&space.layout);
+            let layout = space.layout;
+            space.areas.validate(&layout);
             let areas: Vec<_> = space.areas.iter().collect();
             prop_assert!(areas.windows(2).all(|two| two[0].end <= two[1].start && !two[0].joins(two[1])));
             let usage = space.usage();
