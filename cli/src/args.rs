@@ -198,6 +198,10 @@ pub struct RunOptions {
     #[arg(long, value_name = "POLICY", value_parser = ["off", "lap", "on", "strict"], help_heading = "Kernel")]
     pub xpfo: Option<String>,
 
+    /// Copy the kernel's text to nodes that have CPUs: to each (on), to none (off), to at most N; auto (the default): to each, where there are several
+    #[arg(long, value_name = "auto|on|off|N", value_parser = numa_replica, help_heading = "Kernel")]
+    pub numa_replica: Option<String>,
+
     /// Wait for a debugger on this machine's TCP port PORT (1234) before the first instruction; the kernel is not slid
     #[arg(
         long,
@@ -475,6 +479,12 @@ fn told(error: &clap::Error) -> String {
         Some((_, instead)) => format!("there is no option {name} ({instead})"),
         None => one_line(&text),
     }
+}
+
+/// The values of `--numa-replica`.
+fn numa_replica(text: &str) -> std::result::Result<String, &'static str> {
+    let is_known = ["auto", "on", "off"].contains(&text) || text.parse::<u8>().is_ok();
+    if is_known { Ok(text.into()) } else { Err("it can be auto, on, off or a number of nodes") }
 }
 
 /// A command that does not exist: the one that was meant, or how to run a program of that name.

@@ -104,6 +104,8 @@ pub struct Machine {
     pub debugger: Debugger,
     /// Freehold's policy for frames of programs, where it is not the default.
     pub xpfo: Option<String>,
+    /// Which nodes get a copy of Freehold's text, where it is not the default.
+    pub numa_replica: Option<String>,
     /// The user's kernel parameters.
     pub append: String,
     /// Who watches. A watched machine is asked to end, not killed: the watcher writes down what it saw.
@@ -184,6 +186,7 @@ impl Machine {
             clock: if options.icount { Clock::Instructions { seed } } else { Clock::Real },
             debugger: options.gdb.map_or(Debugger::None, |port| Debugger::Waited { port }),
             xpfo: options.xpfo.clone(),
+            numa_replica: options.numa_replica.clone(),
             append: options.append.join(" "),
             watcher: None,
         })
@@ -200,6 +203,7 @@ impl Machine {
             clock: Clock::Real,
             debugger: Debugger::None,
             xpfo: None,
+            numa_replica: None,
             append: String::new(),
             watcher: None,
         }
@@ -237,6 +241,12 @@ impl Machine {
         if family == Family::Linux && self.xpfo.is_some() {
             return Err(Failure::new(
                 "--xpfo needs the Freehold kernel: a stock Linux has all frames in its map",
+                "leave it out",
+            ));
+        }
+        if family == Family::Linux && self.numa_replica.is_some() {
+            return Err(Failure::new(
+                "--numa-replica needs the Freehold kernel: a stock Linux has its text once",
                 "leave it out",
             ));
         }
@@ -359,9 +369,11 @@ impl Machine {
             (Family::Linux, Some(_)) => "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init nokaslr",
         };
         let xpfo = self.xpfo.as_ref().map(|policy| format!("xpfo={policy}")).unwrap_or_default();
+        let replica =
+            self.numa_replica.as_ref().map(|nodes| format!("numa_replica={nodes}")).unwrap_or_default();
         // A debugger knows the kernel where it is linked.
         let unslid = if self.debugger == Debugger::None { "" } else { "nokaslr" };
-        [own, &xpfo, unslid, &self.append]
+        [own, &xpfo, &replica, unslid, &self.append]
             .iter()
             .filter(|part| !part.is_empty())
             .copied()

@@ -47,7 +47,8 @@ pub fn main(info: &'static BootInfo) -> ! {
     let cpus = firmware.platform.cpus().len().min(settings.max_cpus);
     fs::machine::describe(fs::machine::Machine { command_line: info.command_line(), firmware });
     cpu::set_topology(&firmware.topology, cpus);
-    mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages, settings.xpfo);
+    let exclusion = (settings.xpfo, settings.numa_replica);
+    mem::init(&firmware.topology, cpus, settings.page_allocator, settings.huge_pages, exclusion);
     fault_inject::configure(settings.failslab, settings.fail_page_alloc);
     task::Task::watch_reserve();
     traps::register(&Kernel);

@@ -9,6 +9,7 @@ use core::fmt;
 
 use freehold_bounce::{Limits, Scrub};
 use freehold_buddy::{BadParameter, Options};
+use freehold_replica::Setting;
 use freehold_vm::HugeMode;
 use freehold_xpfo::Policy;
 
@@ -65,6 +66,8 @@ pub enum Plant {
     WritableText,
     /// A frame is handed out for a program and never given back.
     LostFrame,
+    /// A bit of a node's copy of the kernel is another.
+    ReplicaFlip,
     /// The kernel runs with SMAP off.
     SmapOpen,
 }
@@ -94,6 +97,8 @@ pub struct Settings {
     pub mitigations: Mitigations,
     /// How strictly frames of programs are kept out of the kernel's map.
     pub xpfo: Policy,
+    /// Which nodes get a copy of the kernel's text and read-only data.
+    pub numa_replica: Setting,
     /// A rule of frames or of memory isolation that is broken on purpose before the program begins.
     pub plant: Option<Plant>,
     /// How much memory devices may see.
@@ -115,6 +120,7 @@ impl Default for Settings {
             huge_pages: None,
             mitigations: Mitigations::default(),
             xpfo: Policy::default(),
+            numa_replica: Setting::default(),
             plant: None,
             slots: Limits::default(),
             restricted: None,
@@ -168,12 +174,13 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         name: "freehold.plant",
-        values: "direct-map-read|lost-frame|plugged-read|smap-open|stale-entry|text-alias|unused-mapping|writable-text",
+        values: "direct-map-read|lost-frame|plugged-read|replica-flip|smap-open|stale-entry|text-alias|unused-mapping|writable-text",
         help: "break a rule of frames or of memory isolation once, harmlessly, before the program begins: `freehold scope` has to find it, and the closing audit a lost frame",
         set: |settings, parameter| {
             settings.plant = Some(match parameter.value {
                 Some("direct-map-read") => Plant::DirectMapRead,
                 Some("plugged-read") => Plant::PluggedRead,
+                Some("replica-flip") => Plant::ReplicaFlip,
                 Some("smap-open") => Plant::SmapOpen,
                 Some("stale-entry") => Plant::StaleEntry,
                 Some("text-alias") => Plant::TextAlias,
@@ -182,7 +189,7 @@ pub const KNOWN: &[Known] = &[
                 Some("lost-frame") => Plant::LostFrame,
                 _ => {
                     return Err(
-                        "direct-map-read, lost-frame, plugged-read, smap-open, stale-entry, text-alias, unused-mapping or writable-text",
+                        "direct-map-read, lost-frame, plugged-read, replica-flip, smap-open, stale-entry, text-alias, unused-mapping or writable-text",
                     );
                 }
             });
@@ -246,6 +253,16 @@ pub const KNOWN: &[Known] = &[
         help: "leave the kernel where it is linked, for a debugger",
         // Start-up reads it for itself, before this list exists.
         set: |_, _| Ok(()),
+    },
+    Known {
+        name: "numa_replica",
+        values: "auto|on|off|N",
+        help: "copy the kernel's text and read-only data to nodes that have CPUs: to each; to none; to N at most; auto: to each where there are several",
+        set: |settings, parameter| {
+            let setting = parameter.value.and_then(Setting::parse);
+            settings.numa_replica = setting.ok_or("auto, on, off or a number of nodes")?;
+            Ok(())
+        },
     },
     Known {
         name: "page_alloc.check",
@@ -542,7 +559,8 @@ mod tests {
     #[test]
     fn unknown_parameters_and_values_are_reported_and_change_nothing() {
         let mut problems = Vec::new();
-        let line = "page_aloc.shuffle=on page_alloc.shuffle=perhaps maxcpus=0 maxcpus xpfo=eager";
+        let line =
+            "page_aloc.shuffle=on page_alloc.shuffle=perhaps maxcpus=0 maxcpus xpfo=eager numa_replica=all";
         let settings = parse(line, |problem| problems.push(problem.to_string()));
         assert_eq!(settings.page_allocator.shuffle, Shuffle::Auto);
         assert_eq!(settings.max_cpus, freehold_machine::MAX_CPUS);
@@ -553,6 +571,7 @@ mod tests {
             "kernel parameter maxcpus=0 ignored: it can be 1 or more",
             "kernel parameter maxcpus= ignored: it can be 1 or more",
             "kernel parameter xpfo=eager ignored: it can be off, lap, on or strict",
+            "kernel parameter numa_replica=all ignored: it can be auto, on, off or a number of nodes",
         ];
         assert_eq!(problems, expected);
     }

@@ -20,6 +20,11 @@ mod real {
         pub use freehold_arch::memory::{close_as, forget_closed, lend, policy, take_back};
     }
 
+    /// Nodes' copies of the kernel's text and read-only data.
+    pub mod replicas {
+        pub use freehold_arch::memory::replica::are_used;
+    }
+
     /// The page allocator's handle: every frame comes from it and goes back to it.
     pub type Frames = &'static Buddy<Hardware>;
 

@@ -194,16 +194,19 @@ struct Verdict {
     /// Whether no frame came or went meanwhile.
     at_rest: bool,
     left: usize,
-    /// Tables of the address space that the kernel's own tasks run in.
+    /// Tables of the address space that the kernel's own tasks run in, and spare roots.
     own_tables: u64,
     /// Rules of the kernel's map that are broken; 0 where there was no memory to look.
     map_violations: u64,
     misplaced_timers: u64,
+    /// Faults of the nodes' copies of the kernel, and the first.
+    replica_faults: (u64, Option<freehold_replica::Fault>),
 }
 
 impl Verdict {
     fn take(left: usize) -> Self {
-        let own_tables = task::init::process().space().lock().usage().page_table_bytes / PAGE_SIZE as u64;
+        let own_tables = task::init::process().space().lock().usage().page_table_bytes / PAGE_SIZE as u64
+            + sched::spare_roots();
         let mut faults = Vec::new();
         // Before the walk: a list that grew meanwhile would itself be a frame that came.
         let room = if faults.try_reserve_exact(MOST_FAULTS).is_ok() { MOST_FAULTS } else { 0 };
@@ -218,19 +221,31 @@ impl Verdict {
             mem::check_map(mem::frames().table(), &mut |violation| log::error!("kernel map: {violation}"))
                 .map_or(0, |report| report.violations);
         let misplaced_timers = time::misplaced() as u64;
-        Self { audit, faults, count, at_rest, left, own_tables, map_violations, misplaced_timers }
+        let replica_faults = mem::check_replicas();
+        Self {
+            audit,
+            faults,
+            count,
+            at_rest,
+            left,
+            own_tables,
+            map_violations,
+            misplaced_timers,
+            replica_faults,
+        }
     }
 
     fn is_clean(&self) -> bool {
         self.count == 0 && self.must_be_none().iter().all(|&(_, number)| number == 0)
     }
 
-    fn must_be_none(&self) -> [(&'static str, u64); 8] {
+    fn must_be_none(&self) -> [(&'static str, u64); 9] {
         let audit = &self.audit;
         [
             ("processes would not end", self.left as u64),
             ("violations of the kernel's map", self.map_violations),
             ("timers that are not where they say", self.misplaced_timers),
+            ("faults of nodes' copies of the kernel", self.replica_faults.0),
             ("anonymous frames without a process", audit.frames(Owner::Anon)),
             ("page tables without a process", audit.frames(Owner::PageTable).abs_diff(self.own_tables)),
             ("mappings without a process", audit.mappings),
@@ -249,6 +264,9 @@ impl Display for Verdict {
         for (what, number) in self.must_be_none().into_iter().filter(|&(_, number)| number > 0) {
             write!(f, "{}{what}: {number}", if clean { "" } else { "; " })?;
             clean = false;
+        }
+        if let Some(fault) = self.replica_faults.1 {
+            write!(f, " ({fault})")?;
         }
         for fault in &self.faults {
             write!(f, "{}{fault:?}", if clean { "" } else { "; " })?;

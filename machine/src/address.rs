@@ -21,7 +21,7 @@ pub const PROGRAM_OWNER_MASK: u64 = 0b1110;
 /// See [`PROGRAM_OWNER_MASK`].
 pub const PROGRAM_OWNER: u64 = 0b0110;
 /// Numbers of the owners whose frames the page allocator takes from the direct map: a record's lowest four bits.
-pub const KERNEL_OWNERS: core::ops::RangeInclusive<u64> = 2..=5;
+pub const KERNEL_OWNERS: core::ops::RangeInclusive<u64> = 2..=4;
 
 /// A physical page frame number: physical address / 4096.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

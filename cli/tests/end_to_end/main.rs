@@ -24,6 +24,7 @@ mod kill;
 mod machine;
 mod oracle;
 mod registers;
+mod replica;
 mod rights;
 mod scope;
 mod script;

@@ -11,9 +11,10 @@ use freehold_scope_doorbell::{
 };
 
 use crate::memory::layout::WINDOWS_SPAN;
-use crate::memory::{frame_table_end, layout, tables, windows};
+use crate::memory::{frame_table_end, layout, windows};
 use crate::sync::Once;
-use crate::{boot, traps, usercopy};
+use crate::{X86, boot, traps, usercopy};
+use freehold_machine::{Machine as _, NodeId};
 
 /// Aligned to a power of two that holds it: it crosses no page.
 #[repr(C, align(1024))]
@@ -49,7 +50,9 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
     let user_copies = usercopy::code();
     let wiping = windows::wiping_code();
     let mut roots = [0; MAX_NODES];
-    roots[0] = tables::root().start().0;
+    for (node, root) in (0..X86.node_count() as u8).zip(&mut roots) {
+        *root = X86.kernel_root(NodeId(node)).start().0;
+    }
     let publication = Publication {
         roots,
         policy: Policy::ALL[windows::policy().number() as usize],

@@ -13,13 +13,14 @@ use freehold_arch::{X86, heap, sync::Once, watch};
 use freehold_buddy::{Buddy, Options, Wipe};
 use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, OutOfMemory, Owner, Request};
 use freehold_machine::{Pfn, Topology};
+use freehold_replica::{Replicas, Setting};
 use freehold_vm::{Commons, HugeMode, KernelRoots};
 use freehold_xpfo::Policy;
 
-use super::{Frames, frames, hotplug, oom, reclaim};
+use super::{Frames, frames, hotplug, oom, reclaim, replica};
 use crate::cmdline::Plant;
 use crate::fallible::Grow as _;
-use crate::{fault_inject, hw};
+use crate::{Errno, fault_inject, hw};
 
 /// The longest table that start-up takes from the heap: 512 KiB.
 const HEAP_WORDS: usize = 1 << 16;
@@ -41,13 +42,13 @@ pub fn commons() -> &'static Arc<Commons<Frames>> {
 const LEAST_FOR_HUGE: u64 = 512 << 8;
 
 /// Build the frame table and the page allocator over `topology`, and hand every frame that boot did not keep to it.
-/// `huge` says which anonymous memory gets 2 MiB pages, where the machine's size shall not.
+/// `huge` says which anonymous memory gets 2 MiB pages, where the machine's size shall not; `replicas`, which nodes get the kernel's text.
 pub fn init(
     topology: &'static Topology,
     cpus: usize,
     options: Options,
     huge: Option<HugeMode>,
-    policy: Policy,
+    (policy, replicas): (Policy, Setting),
 ) {
     memory::set_policy(policy);
     let options = Options {
@@ -70,6 +71,7 @@ pub fn init(
     let buddy = Buddy::new(X86, table, metadata, topology, reserved, options)
         .expect("firmware's memory was checked when it was read");
     hw::set_frames(buddy);
+    replica::init(topology, cpus, replicas);
     publish(policy);
     memory::set_frame_provider(&KernelFrames);
     let roots = KernelRoots::new(|node| X86.kernel_root(node));
@@ -132,6 +134,14 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
         Plant::WritableText => breach::writable_text()?,
         Plant::LostFrame => core::mem::forget(Frame::<Anon, _>::allocate(frames())?),
         Plant::SmapOpen => breach::smap_open(),
+        Plant::ReplicaFlip => {
+            let flipped = replica::replicas().and_then(Replicas::flip).ok_or(Errno::ENODEV)?;
+            log::warn!(
+                "freehold.plant: a bit of page {} of node {}'s replica is flipped",
+                flipped.1,
+                flipped.0.0
+            );
+        }
     }
     Ok(())
 }

@@ -22,6 +22,7 @@ mod populate;
 pub mod reclaim;
 mod remote;
 mod remove;
+mod replica;
 mod space;
 pub mod stats;
 pub mod vdso;
@@ -36,6 +37,7 @@ pub use oom::{find_more, with_memory_found};
 pub use pinned::{PinWay, PinnedBytes, PinnedOne, PinnedRun, pin_totals};
 pub use policy::name_of as policy_name;
 pub use remote::*;
+pub use replica::{check_replicas, replicas};
 pub use space::{Layout, Program, Space};
 
 /// Areas and page tables of one process.

@@ -28,8 +28,8 @@ use runqueue::{RunQueue, UNIT_WEIGHT, WAKE_GRANULARITY};
 
 #[cfg(target_os = "none")]
 pub use switch::{
-    activate_current, block, exit_current, finish_switch, idle_forever, reschedule, start, timer_interrupt,
-    wake_idle,
+    activate_current, block, exit_current, finish_switch, idle_forever, reschedule, spare_roots,
+    spares_missed, start, timer_interrupt, wake_idle,
 };
 pub use thread::{Runs, Thread, ThreadOwner, is_current_dying};
 #[cfg(target_os = "none")]

@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_arch::speculation;
+use freehold_frame::{Frame, PageTable};
 use freehold_machine::{CpuId, Cpus, MAX_CPUS, Tlb};
 
 use super::runqueue::SLICE;
@@ -89,12 +90,14 @@ fn activate(thread: &Thread) {
         hw::windows::lend();
         return;
     };
-    new.load(&pinned);
+    new.load(&pinned, &mut loaded.spare);
     hw::windows::take_back();
     if loaded.now.as_ref().is_none_or(|old| !Arc::ptr_eq(old, new)) {
         if let Some(old) = loaded.now.replace(new.clone()) {
             old.unload(&pinned);
             loaded.retired = Some(old);
+            this.has_retired.store(true, Ordering::Relaxed);
+        } else if loaded.spare.is_none() && hw::replicas::are_used() {
             this.has_retired.store(true, Ordering::Relaxed);
         }
     }
@@ -126,30 +129,69 @@ pub(super) struct Loaded {
     now: Option<Arc<Translation>>,
     /// One it had loaded before; dropped where interrupts are on.
     retired: Option<Arc<Translation>>,
+    /// For the root of this CPU's node of an address space that has none yet: allocated where interrupts are on, used where
+    /// they are off. `None` where all nodes share roots.
+    spare: Option<Frame<PageTable, hw::Frames>>,
 }
 
 impl Loaded {
     /// None yet.
-    pub(super) const NONE: Self = Self { now: None, retired: None };
+    pub(super) const NONE: Self = Self { now: None, retired: None, spare: None };
 }
 
+/// Lets go of the translation that this CPU had loaded before, and sees to a spare root. Interrupts are on.
 #[inline]
-fn take_retired(this: &super::PerCpu) -> Option<Arc<Translation>> {
-    if !this.has_retired.load(Ordering::Relaxed) {
-        return None;
+fn settle_loaded(this: &super::PerCpu) {
+    if this.has_retired.load(Ordering::Relaxed) {
+        settle_slowly(this);
     }
+}
+
+#[inline(never)]
+fn settle_slowly(this: &super::PerCpu) {
     let mut loaded = this.loaded.lock();
     this.has_retired.store(false, Ordering::Relaxed);
-    loaded.retired.take()
+    let retired = loaded.retired.take();
+    let wants_spare = loaded.spare.is_none() && hw::replicas::are_used();
+    drop(loaded);
+    drop(retired);
+    if wants_spare {
+        provide_spare(this);
+    }
+}
+
+/// Allocates a spare root for this CPU. Where there is no memory, the next address space that needs one shares another node's.
+#[cold]
+fn provide_spare(this: &super::PerCpu) {
+    match Frame::allocate(hw::frames()) {
+        Ok(spare) => this.loaded.lock().spare = Some(spare),
+        Err(_) if SPARES_MISSED.fetch_add(1, Ordering::Relaxed) == 0 => {
+            log::warn!("no memory for a root of a node's own: an address space may share another node's");
+        }
+        Err(_) => {}
+    }
+}
+
+/// How often there was no memory for a spare root.
+static SPARES_MISSED: AtomicU64 = AtomicU64::new(0);
+
+/// How often there was no memory for a spare root.
+pub fn spares_missed() -> u64 {
+    SPARES_MISSED.load(Ordering::Relaxed)
+}
+
+/// Spare roots of all CPUs: page tables that no process has.
+pub fn spare_roots() -> u64 {
+    super::online().iter().map(|id| u64::from(cpu(id).loaded.lock().spare.is_some())).sum()
 }
 
 /// The current task has got another address space: load it.
 pub fn activate_current() {
     let interrupts = irq::disable();
     thread::with_current(|thread| activate(thread));
-    let retired = take_retired(cpu(hw::current_cpu()));
+    let this = cpu(hw::current_cpu());
     drop(interrupts);
-    drop(retired);
+    settle_loaded(this);
 }
 
 /// The second half of a switch, on the new task's stack: release the old one.
@@ -171,7 +213,7 @@ pub fn finish_switch() {
             super::enqueue_on(task.clone(), target);
         }
     }
-    drop(take_retired(cpu(here)));
+    settle_loaded(cpu(here));
     if speculation::separates_users() {
         separate_users();
     }
@@ -219,6 +261,9 @@ pub fn start(id: CpuId, idle: Arc<Thread>) -> Result<()> {
         queue.since = time::now();
     }
     this.idle.store(true, Ordering::Relaxed);
+    if hw::replicas::are_used() {
+        provide_spare(this);
+    }
     ONLINE.fetch_or(1 << id.0, Ordering::AcqRel);
     super::make_room(thread::stacks() + 16)
 }

@@ -23,7 +23,7 @@ pub enum Owner {
     PageTable = 3,
     /// Visible to devices through the DMA API.
     Bounce = 4,
-    /// A node's copy of kernel text and read-only data.
+    /// A node's copy of kernel text and read-only data. Mapped read-only in one place, and outside the direct map.
     Replica = 5,
     /// A page of anonymous memory.
     Anon = 6,
@@ -62,8 +62,8 @@ impl Owner {
     /// they count as user's, since nobody may reach their bytes.
     pub const fn side(self) -> Side {
         match self {
-            Self::Free | Self::Anon | Self::PageCache | Self::Time => Side::User,
-            Self::Reserved | Self::Kernel | Self::PageTable | Self::Bounce | Self::Replica => Side::Kernel,
+            Self::Free | Self::Replica | Self::Anon | Self::PageCache | Self::Time => Side::User,
+            Self::Reserved | Self::Kernel | Self::PageTable | Self::Bounce => Side::Kernel,
         }
     }
     /// Whether the frame is a program's: then its record carries counts.
@@ -208,7 +208,7 @@ mod tests {
             ("kernel", false, true, false),
             ("pagetable", false, true, false),
             ("bounce", false, true, true),
-            ("replica", false, true, false),
+            ("replica", false, false, false),
             ("anon", true, false, false),
             ("pagecache", true, false, false),
             ("time", false, false, false),

@@ -12,7 +12,7 @@ fn main() -> Result<(), OutOfMemory> {
     let frames = ModelFrames::new(Config { cpus: 2, frames: 2048, ..Config::default() });
     let model = frames.model();
     let mut space = Space::new(frames, KERNEL_ROOTS)?;
-    space.roots().load(&model.pin());
+    space.roots().load(&model.pin(), &mut None);
 
     let addr = VirtAddr(0x40_0000);
     let mapping = Frame::<Anon, _>::allocate_zeroed(frames)?.into_mapping().map_err(|_| OutOfMemory)?;

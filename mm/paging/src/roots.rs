@@ -49,6 +49,8 @@ pub struct Roots<S: Memory> {
     /// By node: the root's frame number, or [`NONE`].
     roots: [AtomicU64; MAX_NODES],
     first: Pfn,
+    /// Where the first root's kernel half is copied from.
+    template: Pfn,
     /// Held while user entries of roots change, so that all agree.
     top: spin::Mutex<()>,
     users: AtomicCpuSet,
@@ -70,6 +72,7 @@ impl<S: Memory> Roots<S> {
             kernel,
             roots,
             first,
+            template: kernel.of(node),
             top: spin::Mutex::new(()),
             users: AtomicCpuSet::new(),
             lazy: AtomicCpuSet::new(),
@@ -78,31 +81,50 @@ impl<S: Memory> Roots<S> {
         })
     }
 
-    /// Make the root of `node` if there is none. Called before a CPU of that node first loads this, where allocating is fine.
+    /// Make the root of `node` if there is none, where allocating is fine.
     ///
     /// # Errors
-    /// [`OutOfMemory`]; the node's CPUs then use another node's root.
+    /// [`OutOfMemory`]; the node's CPUs then make it when they load this, or use another node's.
     pub fn prepare(&self, node: NodeId) -> Result<(), OutOfMemory> {
         let slot = &self.roots[usize::from(node.0)];
         if slot.load(Ordering::Acquire) != NONE {
             return Ok(());
         }
-        let root = make_root(self.source, self.kernel, node)?;
-        let machine = self.source.machine();
-        let pinned = machine.pin();
-        let top = self.top.lock();
-        if slot.load(Ordering::Acquire) == NONE {
-            machine.copy_entries(self.first, root.pfn(), 0..USER_ENTRIES);
-            slot.store(root.into_raw().0, Ordering::Release);
-        }
-        drop(top);
+        let pinned = self.source.machine().pin();
+        let mut root = Some(make_table(self.source, node)?);
+        self.install(node, &mut root);
         drop(pinned);
         Ok(())
     }
 
+    /// Makes `table` the root of `node`, unless there is one by now: then it stays the caller's. Its bytes are anything. The caller
+    /// is pinned; nothing is allocated or freed.
+    fn install(&self, node: NodeId, table: &mut Option<Frame<PageTable, S>>) {
+        let Some(root) = table.as_ref().map(Frame::pfn) else { return };
+        let (machine, slot) = (self.source.machine(), &self.roots[usize::from(node.0)]);
+        machine.copy_entries(self.kernel.of(node), root, USER_ENTRIES..TABLE_ENTRIES);
+        let top = self.top.lock();
+        if slot.load(Ordering::Acquire) == NONE {
+            machine.copy_entries(self.first, root, 0..USER_ENTRIES);
+            slot.store(root.0, Ordering::Release);
+            table.take().map(Frame::into_raw);
+        }
+        drop(top);
+    }
+
+    /// The root for CPUs of `node`, which has none yet: made of `spare`, where the node's kernel half differs from the first root's.
+    #[cold]
+    fn first_load(&self, node: NodeId, spare: &mut Option<Frame<PageTable, S>>) -> Pfn {
+        if self.kernel.of(node) != self.template {
+            self.install(node, spare);
+        }
+        self.root_of(node)
+    }
+
     /// Translate user addresses through this from now on, on this CPU, and forget what flushes it missed.
-    /// The caller keeps this alive until [`Roots::unload`]. Cheap where it is loaded already.
-    pub fn load(&self, pinned: &Pinned<S::Machine>) {
+    /// The caller keeps this alive until [`Roots::unload`]. Cheap where it is loaded already. Where this CPU's node needs a root of
+    /// its own and has none, it is made of `spare`; without one the CPU uses the first root.
+    pub fn load(&self, pinned: &Pinned<S::Machine>, spare: &mut Option<Frame<PageTable, S>>) {
         let machine = self.source.machine();
         let cpu = pinned.cpu();
         let seen = &self.seen[usize::from(cpu.0)];
@@ -119,7 +141,12 @@ impl<S: Memory> Roots<S> {
         }
         self.users.insert(cpu);
         seen.store(self.flushes.load(Ordering::SeqCst), Ordering::Relaxed);
-        machine.load_root(self.root_of(machine.node_of_cpu(cpu)));
+        let node = machine.node_of_cpu(cpu);
+        let root = match self.roots[usize::from(node.0)].load(Ordering::Acquire) {
+            NONE => self.first_load(node, spare),
+            root => Pfn(root),
+        };
+        machine.load_root(root);
     }
 
     /// This CPU runs only kernel code until its next [`Roots::load`]: it need not be interrupted for pages.

@@ -4,13 +4,13 @@ use core::ops::Range;
 use std::collections::BTreeMap;
 use std::vec::Vec;
 
-use freehold_frame::{Anon, Frame, Mapping, User};
+use freehold_frame::{Anon, Frame, Mapping, PageTable, User};
 use freehold_machine::model::{Config, Fault, Model, Stale, StaleKind};
 use freehold_machine::{Access, CpuId, Cpus, NodeId, PAGE_SIZE, Pfn, Tables, Tlb, VirtAddr};
 use proptest::prelude::*;
 
 use crate::model::{KERNEL_ROOTS, ModelFrames};
-use crate::{Backing, Entry, Marks, PageSize, Prepared, Rights, Roots, Space};
+use crate::{Backing, Entry, KernelRoots, Marks, PageSize, Prepared, Rights, Roots, Space};
 
 const RW: Rights = Rights::READ.union(Rights::WRITE);
 
@@ -19,7 +19,7 @@ fn frames(cpus: usize, nodes: usize) -> ModelFrames {
 }
 
 fn load(model: Model, cpu: u16, roots: &Roots<ModelFrames>) {
-    model.on_cpu(CpuId(cpu), || roots.load(&model.pin()));
+    model.on_cpu(CpuId(cpu), || roots.load(&model.pin(), &mut None));
 }
 
 fn unload(model: Model, cpu: u16, roots: &Roots<ModelFrames>) {
@@ -130,6 +130,41 @@ fn roots_of_all_nodes_agree_in_every_user_slot() {
     drop(batch);
     model.assert_coherent();
     unload(model, 3, space.roots());
+    drop(space);
+    frames.assert_all_free();
+}
+
+#[test]
+fn a_nodes_root_is_made_of_a_spare_when_one_of_its_cpus_first_loads_the_space() {
+    let frames = frames(4, 2);
+    let model = frames.model();
+    let templates = KernelRoots::new(|node| Pfn(u64::from(node.0)));
+    let mut space = Space::new(frames, templates).unwrap();
+    map(&mut space, VirtAddr(0x1000), RW);
+    let load = |cpu, spare: &mut Option<_>| {
+        model.on_cpu(CpuId(cpu), || space.roots().load(&model.pin(), spare));
+    };
+    // Without one its CPUs share the first.
+    load(1, &mut None);
+    assert_eq!((space.roots().count(), space.roots().root_of(NodeId(1))), (1, space.roots().first()));
+    unload(model, 1, space.roots());
+    let mut spare = Some(Frame::<PageTable, _>::allocate(frames).unwrap());
+    let table = spare.as_ref().unwrap().pfn();
+    load(1, &mut spare);
+    assert!(spare.is_none());
+    assert_eq!((space.roots().count(), space.roots().root_of(NodeId(1))), (2, table));
+    assert_eq!(model.load_entry(table, 0), model.load_entry(space.roots().first(), 0));
+    assert!((256..512).all(|slot| model.load_entry(table, slot) == model.load_entry(Pfn(1), slot)));
+    assert_eq!(model.on_cpu(CpuId(1), || model.load(VirtAddr(0x1000))), Ok(0));
+    // Once.
+    let mut second = Some(Frame::<PageTable, _>::allocate(frames).unwrap());
+    load(3, &mut second);
+    load(0, &mut second);
+    assert!(second.take().is_some() && space.roots().count() == 2);
+    [1, 3, 0].into_iter().for_each(|cpu| unload(model, cpu, space.roots()));
+    let mut batch = space.batch();
+    unmap(&space, VirtAddr(0x1000), &mut batch);
+    drop(batch);
     drop(space);
     frames.assert_all_free();
 }

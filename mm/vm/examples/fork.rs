@@ -62,7 +62,7 @@ fn main() -> Result<(), VmError> {
 /// A store by the process: its CPU has its root loaded, and faults are mended until the store goes through.
 fn store(model: Model, space: &mut Space, at: VirtAddr, value: u8) -> Result<(), VmError> {
     let roots: Arc<Roots<ModelFrames>> = space.translation().clone();
-    roots.load(&model.pin());
+    roots.load(&model.pin(), &mut None);
     while model.store(at, value).is_err() {
         space.fault(at, Access::Write, &Limits::NONE)?;
     }

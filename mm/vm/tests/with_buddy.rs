@@ -60,7 +60,7 @@ fn anonymous(space: &mut Space, pages: u64) -> u64 {
 /// A store by the process on this CPU.
 fn store(model: Model, space: &mut Space, at: u64, value: u8) -> Result<(), FaultError> {
     let roots = space.translation().clone();
-    roots.load(&model.pin());
+    roots.load(&model.pin(), &mut None);
     let outcome = loop {
         match model.store(VirtAddr(at), value) {
             Ok(()) => break Ok(()),

@@ -33,7 +33,7 @@ pub struct Rules {
 /// A leaf or table that breaks a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Violation {
-    /// A frame of a program is in the map.
+    /// A frame of a program, or of a replica of the image, is in the map.
     ProgramFrame {
         /// Where.
         address: VirtAddr,
@@ -173,7 +173,7 @@ impl<M: Tables> Walk<'_, M> {
         }
         if self.rules.exclusive
             && !self.rules.windows.contains(&address.0)
-            && let Some((frame, owner)) = self.first_of_programs(shown)
+            && let Some((frame, owner)) = self.first_of_outside(shown)
             // A pageblock that left the map meanwhile is not in it.
             && self.machine.load_entry(table, index) == entry
         {
@@ -182,8 +182,8 @@ impl<M: Tables> Walk<'_, M> {
         }
     }
 
-    /// The first frame among these that a program owns. Frames that are no memory have no record.
-    fn first_of_programs(&self, shown: PfnRange) -> Option<(Pfn, Owner)> {
+    /// The first frame among these whose owner stays outside the map. Frames that are no memory have no record.
+    fn first_of_outside(&self, shown: PfnRange) -> Option<(Pfn, Owner)> {
         let end = shown.end.min(self.frames.end());
         if shown.len() == 1 {
             let (_, _, owner, _) = if shown.start < end { self.frames.block_of(shown.start) } else { None }?;

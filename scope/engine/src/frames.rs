@@ -105,6 +105,16 @@ pub struct Frames {
     log: Mutex<Log>,
 }
 
+/// Whether a frame with this mark holds a node's copy of text or read-only data.
+fn is_replica(p: &Publication, mark: Mark) -> bool {
+    p.records.replica_owners >> mark.owner() & 1 != 0
+}
+
+/// Whether text or read-only data is at an address.
+fn is_read_only_part(p: &Publication, address: u64) -> bool {
+    (p.text & !0xfff..p.text_end).contains(&address) || (p.rodata & !0xfff..p.rodata_end).contains(&address)
+}
+
 /// The owner and log2 of the frames of a block whose record says `state`.
 fn owner_and_order(p: &Publication, state: u32) -> (u32, u8) {
     let order = u64::from(state) >> p.records.order_shift & p.records.order_mask;
@@ -179,10 +189,7 @@ impl Frames {
         }
         for (start, end) in [(p.text, p.text_end), (p.rodata, p.rodata_end)] {
             for address in (start & !0xfff..end).step_by(4096) {
-                let leaf = walk(memory, p.root(0), address).ok_or("a page that it names is not mapped")?;
-                if let Some(mark) = self.marks.get((leaf.page >> 12) as usize) {
-                    mark.fetch_or(TEXT, Ordering::Relaxed);
-                }
+                self.mark_text(memory, p, address).ok_or("a page that it names is not mapped")?;
             }
         }
         let rules = Rules::read(memory, p)?;
@@ -199,6 +206,17 @@ impl Frames {
             half.adopt(memory, root, &mut |change| self.judge(&publication, change, by));
         }
         Ok(())
+    }
+
+    /// Marks what every node has at an address of the image as text. `None` where one has nothing.
+    fn mark_text(&self, memory: &dyn GuestMemory, p: &Publication, address: u64) -> Option<()> {
+        for &root in p.roots.iter().filter(|&&root| root != 0) {
+            let leaf = walk(memory, root, address)?;
+            if let Some(mark) = self.marks.get((leaf.page >> 12) as usize) {
+                mark.fetch_or(TEXT, Ordering::Relaxed);
+            }
+        }
+        Some(())
     }
 
     fn changing(&self) -> MutexGuard<'_, KernelHalf> {
@@ -258,7 +276,12 @@ impl Frames {
             let suspect = Suspect { address: leaf.address + ((frame - leaf.frame) << 12), frame, ..by };
             if !is_window {
                 self.mapped[frame as usize].fetch_add(1, Ordering::Relaxed);
-                if self.is_outside(mark) {
+                let is_misplaced = if is_replica(p, mark) {
+                    !is_read_only_part(p, suspect.address)
+                } else {
+                    self.is_outside(mark)
+                };
+                if is_misplaced {
                     self.report(Rule::Mapped, suspect, None);
                 }
             }
@@ -402,7 +425,7 @@ impl Frames {
     }
     /// Whether no store may reach a frame with this mark.
     pub fn is_read_only(&self, mark: Mark) -> bool {
-        mark.is_text() || self.published().is_some_and(|p| p.records.replica_owners >> mark.owner() & 1 != 0)
+        mark.is_text() || self.published().is_some_and(|p| is_replica(p, mark))
     }
 
     /// A rule is broken. For [`Rule::Stale`]: when the translation was filled, and under which mark.

@@ -12,7 +12,8 @@ pub enum Rule {
     Stale,
     /// A store reached kernel text, read-only data or a node's replica of them.
     Text,
-    /// The kernel half mapped a frame, outside the windows, whose owner has to stay outside. Whether it was used does not matter.
+    /// The kernel half mapped a frame, outside the windows, whose owner has to stay outside, or a replica elsewhere than at the image's
+    /// addresses. Whether it was used does not matter.
     Mapped,
     /// The kernel half mapped text, read-only data or a replica with a leaf that allows stores.
     WritableImage,
@@ -32,7 +33,9 @@ impl Rule {
             Self::DirectMap => "the kernel reached a user's frame through the direct map",
             Self::Stale => "a translation was used after its frame had changed hands",
             Self::Text => "a store reached kernel text, read-only data or a replica",
-            Self::Mapped => "the kernel half mapped a user's frame outside a window",
+            Self::Mapped => {
+                "the kernel half mapped a user's frame outside a window, or a replica outside the image"
+            }
             Self::WritableImage => "a writable leaf mapped kernel text, read-only data or a replica",
             Self::SharedTable => "a translation table of the kernel half was linked twice",
             Self::FreeFrame => "the kernel reached a free frame other than to wipe it",

@@ -11,7 +11,7 @@ use freehold_machine::{CpuId, CpuSet, MAX_CPUS, Pfn};
 
 use super::{ALL, ONLINE, PerCpu, adopt, enable_features, init_this};
 use crate::apic::{self, Ipi};
-use crate::memory::tables;
+use crate::memory::{self, tables};
 use crate::sync::Once;
 use crate::vmap::Stack;
 use crate::{irq, time};
@@ -133,6 +133,7 @@ extern "C" fn main() -> ! {
     adopt(unsafe { &*per_cpu }, number);
     enable_features();
     init_this(number);
+    memory::replica::load_own(CpuId(number as u16));
     time::init_secondary();
     READY.fetch_add(1, Ordering::AcqRel);
     while !RELEASED.load(Ordering::Acquire) {

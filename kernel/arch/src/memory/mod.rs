@@ -20,6 +20,7 @@ pub(crate) mod direct;
 mod kernel_pages;
 pub(crate) mod layout;
 pub mod pluggable;
+pub mod replica;
 pub(crate) mod tables;
 pub(crate) mod windows;
 
@@ -415,8 +416,8 @@ fn each_used(table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &AtomicU6
 
 impl X86 {
     /// The template of `node`'s roots: its upper half (entries 256 to 511) is copied into every new root
-    /// and never changes after start-up.
-    pub fn kernel_root(self, _node: NodeId) -> Pfn {
-        tables::root()
+    /// and never changes after start-up. Nodes differ in the image's slot, where they have replicas of it.
+    pub fn kernel_root(self, node: NodeId) -> Pfn {
+        replica::root_of(node)
     }
 }

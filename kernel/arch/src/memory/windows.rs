@@ -278,7 +278,8 @@ impl Drop for Reached {
 /// what is left without the checks of owner and context.
 ///
 /// # Panics
-/// When it is no memory, the kernel's image, or in a window of this CPU already; in an interrupt.
+/// When it is no memory, the kernel's image (but for reading text and read-only data), or in a window of this CPU already; in an
+/// interrupt.
 #[inline(always)]
 fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
     cpu::count_up::<OPEN>();
@@ -310,7 +311,9 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
         return windows.show(slot, frame, bits);
     }
     let is_memory = boot::info().is_plain_memory(frame) || pluggable::is_plugged(frame);
-    assert!(is_memory, "{frame:?} is not memory that may be touched");
+    // The image of one node, where this CPU has another's.
+    let is_image = bits == READING && boot::read_only_frames().contains(frame);
+    assert!(is_memory || is_image, "{frame:?} is not memory that may be touched");
     if direct::contains(frame) {
         return Reached::direct(frame);
     }

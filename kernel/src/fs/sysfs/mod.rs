@@ -17,6 +17,8 @@ mod nodes;
 #[cfg(target_os = "none")]
 mod provoke;
 #[cfg(target_os = "none")]
+mod replica;
+#[cfg(target_os = "none")]
 mod xpfo;
 
 use alloc::sync::Arc;

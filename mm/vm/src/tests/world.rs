@@ -139,7 +139,7 @@ impl Process {
     /// Run `f` as the process, on its CPU. Afterwards no TLB may hold what the tables do not.
     pub fn run<R>(&self, f: impl FnOnce() -> R) -> R {
         self.model.on_cpu(self.cpu, || {
-            self.roots.load(&self.model.pin());
+            self.roots.load(&self.model.pin(), &mut None);
             let result = f();
             match self.judge {
                 Judge::EachRun => self.model.assert_coherent(),

@@ -101,3 +101,13 @@ fn under_a_policy_that_leaves_everything_inside_only_the_image_is_judged() {
     machine.access(0, DIRECT + (INSIDE << 12), INSIDE << 12, Access::Read);
     assert_eq!(machine.broken(), [(Rule::WritableImage, DYNAMIC, 1)]);
 }
+
+#[test]
+fn a_replica_is_mapped_where_the_image_is_and_nowhere_else() {
+    const REPLICA: u64 = 5;
+    let mut machine = with_table(DYNAMIC, &[(OUTSIDE, REPLICA)]);
+    machine.map(TEXT, OUTSIDE << 12 | 1);
+    machine.map(DYNAMIC + 0x1000, OUTSIDE << 12 | 1);
+    machine.map(TEXT, OUTSIDE << 12 | WRITABLE | 1);
+    assert_eq!(machine.broken(), [(Rule::Mapped, DYNAMIC + 0x1000, 1), (Rule::WritableImage, TEXT, 1)]);
+}

@@ -236,7 +236,7 @@ impl Run {
 
     fn load_root(&self, cpu: usize) {
         let model = self.world.model();
-        model.on_cpu(CpuId(cpu as u16), || self.processes[cpu / 2].roots.load(&model.pin()));
+        model.on_cpu(CpuId(cpu as u16), || self.processes[cpu / 2].roots.load(&model.pin(), &mut None));
     }
 
     fn unload_root(&self, cpu: usize) {

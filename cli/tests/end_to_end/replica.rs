@@ -1,0 +1,135 @@
+//! Copies of the kernel's text and read-only data on the nodes that have CPUs: who fetches what from where, and how they are checked.
+
+use serde_json::Value;
+
+use crate::common::*;
+
+const FILE: &str = "/sys/kernel/debug/replica";
+
+/// Small programs at the same time on all CPUs.
+const LOAD: &str =
+    "i=0; while [ $i -lt 8 ]; do busybox seq 300 | busybox sort -r >/dev/null & i=$((i+1)); done; wait";
+
+fn said(options: &[&str], command: &str) -> Outcome {
+    run(options, &["busybox", "ash", "-c", command], b"")
+}
+
+/// What `freehold scope` saw of the load: by CPU, instructions fetched in the kernel after the start, and those of them from
+/// another node.
+fn fetches(options: &[&str]) -> (Vec<(u64, u64)>, Value) {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let json = folder.path().join("r.json");
+    let mut scope = freehold();
+    scope.args(["scope", "--timeout", TIMEOUT, "--model", "tlb", "--json"]).arg(&json).args(options);
+    scope.args(["--", "busybox", "ash", "-c", LOAD]);
+    finish(scope, b"").expect(0);
+    let text = std::fs::read(&json).expect("the record");
+    let record: Value = serde_json::from_slice(&text).expect("it is JSON");
+    let results = &record["results"];
+    let homes: Vec<usize> =
+        serde_json::from_value(results["settings"]["cpus"].clone()).expect("nodes of CPUs");
+    let phases = results["phases"].as_array().expect("phases");
+    let after_start =
+        phases.iter().filter(|phase| ["program", "closing"].contains(&phase["name"].as_str().unwrap_or("")));
+    let mut sums = vec![(0, 0); homes.len()];
+    for phase in after_start {
+        for ((sum, cpu), &home) in sums.iter_mut().zip(phase["cpus"].as_array().expect("CPUs")).zip(&homes) {
+            let by_node: Vec<u64> =
+                serde_json::from_value(cpu["modes"]["kernel"]["fetches"].clone()).expect("fetches by node");
+            let all: u64 = by_node.iter().sum();
+            *sum = (sum.0 + all, sum.1 + all - by_node.get(home).copied().unwrap_or(0));
+        }
+    }
+    (sums, results["oracle"].clone())
+}
+
+#[test]
+fn after_the_start_no_cpu_fetches_kernel_code_from_another_node() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let uneven = [
+        "-m",
+        "384M",
+        "--cpus",
+        "4",
+        "--node",
+        "mem=128M,cpus=0",
+        "--node",
+        "mem=128M,cpus=1-2",
+        "--node",
+        "mem=128M,cpus=3",
+    ];
+    let machines: [&[&str]; 3] = [
+        &["-m", "256M", "--cpus", "2", "--numa", "2"],
+        &uneven[2..],
+        &["-m", "256M", "--cpus", "4", "--numa", "4", "--append", "nokaslr"],
+    ];
+    for machine in machines {
+        let (sums, oracle) = fetches(machine);
+        for (cpu, &(all, remote)) in sums.iter().enumerate() {
+            assert!(
+                all > 1000 && remote == 0,
+                "{machine:?}: CPU {cpu}: {remote} of {all} fetches are remote"
+            );
+        }
+        assert_eq!(oracle["total"], 0, "{oracle}");
+    }
+    // The negative control: what the same load does without replicas.
+    let (sums, _) = fetches(&["-m", "256M", "--cpus", "2", "--numa", "2", "--numa-replica", "off"]);
+    assert!(sums[0].1 == 0 && sums[1].0 == sums[1].1, "{sums:?}");
+}
+
+#[test]
+fn the_setting_says_which_nodes_have_a_replica_and_each_compares_equal() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let replicas = |setting: &str, more: &[&str]| {
+        let mut options = vec!["-m", "256M", "--cpus", "3", "--numa", "3", "--numa-replica", setting];
+        options.extend(more);
+        let text =
+            said(&options, &format!("cat {FILE}; {LOAD}; echo 1 > {FILE} && echo equal")).expect(0).text();
+        assert!(text.ends_with("equal\n"), "{text}");
+        text.lines().filter(|line| line.starts_with("node ")).count()
+    };
+    assert_eq!(["auto", "on", "off", "1", "9"].map(|setting| replicas(setting, &[])), [2, 2, 0, 1, 2]);
+    assert_eq!(
+        replicas("on", &["--xpfo", "off"]),
+        2,
+        "outside the direct map even if all other memory is inside"
+    );
+    let one = said(&["--numa-replica", "on"], &format!("cat {FILE}")).expect(0).text();
+    assert_eq!(one.lines().filter(|line| line.starts_with("node ")).count(), 0, "{one}");
+    let refused = said(&["--numa-replica", "all"], "true").expect(125);
+    assert!(refused.stderr.contains("it can be auto, on, off or a number of nodes"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_flipped_bit_fails_the_run_and_is_named() {
+    if kernel() != "freehold" {
+        return;
+    }
+    // `finish` would not let a run pass that does not balance.
+    let _permit = Permit::take();
+    let mut command = run_command();
+    command.args(["-m", "256M", "--cpus", "2", "--numa", "2", "--append", "freehold.plant=replica-flip"]);
+    let line = format!("echo 1 > {FILE} || echo differs");
+    let ended = command.args(["--", "busybox", "ash", "-c", &line]).output().expect("it runs");
+    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!((code(ended.status), &ended.stdout[..]), (125, &b"differs\n"[..]), "{told}");
+    let named = "faults of nodes' copies of the kernel: 1 (page ";
+    assert!(told.contains(named) && told.contains(" of node 1's replica has changed)"), "{told}");
+}
+
+#[test]
+fn a_node_that_is_too_small_shares_and_says_so() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let options = ["--cpus", "2", "--node", "mem=120M,cpus=0", "--node", "mem=2M,cpus=1", "--verbose"];
+    let told = said(&options, &format!("cat {FILE}; {LOAD}; echo 1 > {FILE} && echo equal")).expect(0);
+    assert!(told.text().ends_with("equal\n") && !told.text().contains("node 1:"), "{}", told.text());
+    let line = "numa_replica: node 1 shares the kernel's text with another: too little memory";
+    assert!(told.stderr.contains(line), "{}", told.stderr);
+}

@@ -1,0 +1,79 @@
+//! The image as [`freehold_replica`] copies it, and the root of each node's kernel half.
+//!
+//! Roots are set once, on the first CPU, before a second one runs and before an address space exists. Every CPU then has its node's
+//! root, or a copy of it, loaded for ever ([`load_own`]).
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use freehold_machine::topology::MAX_NODES;
+use freehold_machine::{
+    CpuId, Cpus, Flush, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tlb, Topology, VirtAddr,
+};
+use freehold_replica::{Image, Port};
+
+use super::{direct, tables};
+use crate::{X86, boot};
+
+/// By node: the root whose kernel half the roots of its CPUs copy. 0: the kernel's own.
+static ROOTS: [AtomicU64; MAX_NODES] = [const { AtomicU64::new(0) }; MAX_NODES];
+
+/// Whether a node's root differs from the kernel's own.
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// Whether nodes have roots of their own.
+#[inline]
+pub fn are_used() -> bool {
+    USED.load(Ordering::Relaxed)
+}
+
+/// The running image. `topology` tells its node.
+pub fn image(topology: &Topology) -> Image {
+    let frames = boot::read_only_frames();
+    Image {
+        start: VirtAddr(boot::read_only_parts().0.start),
+        pages: frames.len(),
+        first: frames.start,
+        node: topology.node_of(frames.start).unwrap_or(NodeId(0)),
+        root: tables::root(),
+    }
+}
+
+/// The root whose kernel half the roots of `node`'s CPUs copy.
+pub(super) fn root_of(node: NodeId) -> Pfn {
+    match ROOTS[usize::from(node.0)].load(Ordering::Acquire) {
+        0 => tables::root(),
+        root => Pfn(root),
+    }
+}
+
+/// Loads the kernel's root of `cpu`'s node, on `cpu`, which has the kernel's own loaded, and forgets what that one's text was.
+pub fn load_own(cpu: CpuId) {
+    let root = root_of(X86.node_of_cpu(cpu));
+    if root != tables::root() {
+        X86.load_root(root);
+        // Global entries outlive the root.
+        X86.flush_local(Flush::All);
+    }
+}
+
+/// What [`freehold_replica`] asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct ImagePort;
+
+impl Port for ImagePort {
+    fn is_in_direct_map(self, frames: PfnRange) -> bool {
+        direct::touches(frames)
+    }
+    fn leave_direct_map(self, frames: PfnRange) {
+        assert!(frames.len() == PAGEBLOCK_FRAMES, "{frames:?} is no pageblock");
+        if direct::touches(frames) {
+            direct::take_out(frames);
+        }
+    }
+    fn set_root(self, node: NodeId, root: Pfn) {
+        ROOTS[usize::from(node.0)].store(root.0, Ordering::Release);
+        if root != tables::root() {
+            USED.store(true, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! /sys/kernel/debug/replica: which nodes have a copy of the kernel's text and read-only data. Writing 1 compares every byte.
+
+use crate::fs::generated::{Generate, Text};
+use crate::{Errno, Result, mem, sched};
+
+/// The file.
+pub(super) struct Replica;
+
+impl Generate for Replica {
+    /// A line for the image, one for each node with a replica, and one for roots.
+    fn show(&self, out: &mut Text) -> Result<()> {
+        let Some(replicas) = mem::replicas() else { return Ok(()) };
+        let image = replicas.image();
+        writeln!(out, "image: node {}, {} pages", image.node.0, image.pages);
+        for figures in replicas.figures() {
+            writeln!(out, "node {}: {} frames, {} tables", figures.node.0, figures.frames, figures.tables);
+        }
+        writeln!(out, "roots: {} spare, {} not made", sched::spare_roots(), sched::spares_missed());
+        Ok(())
+    }
+
+    /// `1` compares all bytes, tables and owners; `EIO` where something differs, which the log names.
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        if bytes.trim_ascii() != b"1" {
+            return Err(Errno::EINVAL);
+        }
+        if mem::check_replicas().0 == 0 { Ok(()) } else { Err(Errno::EIO) }
+    }
+}

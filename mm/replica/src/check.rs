@@ -1,0 +1,140 @@
+//! Whether replicas still are what was made.
+
+use core::fmt;
+
+use freehold_frame::{Owner, State};
+use freehold_machine::{
+    NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tables, VirtAddr,
+};
+
+use crate::copy::{NodeReplica, hash};
+use crate::tables::{MARKS, UPPER, WRITABLE, frame_of, index_at, leaf};
+use crate::{Memory, Port, Replicas};
+
+/// What is wrong with a replica, or with the image.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// A page of a replica has other bytes than the image had.
+    Replica {
+        /// Whose.
+        node: NodeId,
+        /// Which page of the image, from 0.
+        page: u64,
+    },
+    /// A page of the image itself has changed.
+    Image {
+        /// Which, from 0.
+        page: u64,
+    },
+    /// A node's tables lead elsewhere than to its replica, or with other rights than the image's.
+    Leaf {
+        /// Whose tables.
+        node: NodeId,
+        /// Where.
+        address: VirtAddr,
+    },
+    /// A slot of a node's root, other than the image's, leads elsewhere than the image's root.
+    Root {
+        /// Whose root.
+        node: NodeId,
+        /// Which slot.
+        slot: usize,
+    },
+    /// A pageblock of a replica is not a replica's by the frame table, or of another node.
+    Owner {
+        /// Whose replica.
+        node: NodeId,
+        /// Its first frame.
+        block: Pfn,
+    },
+    /// The direct map shows a pageblock of a replica.
+    DirectMap {
+        /// Whose replica.
+        node: NodeId,
+        /// Its first frame.
+        block: Pfn,
+    },
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replica { node, page } => write!(f, "page {page} of node {}'s replica has changed", node.0),
+            Self::Image { page } => write!(f, "page {page} of the image has changed"),
+            Self::Leaf { node, address } => {
+                write!(f, "node {}'s tables are wrong at {:#x}", node.0, address.0)
+            }
+            Self::Root { node, slot } => write!(f, "slot {slot} of node {}'s root is wrong", node.0),
+            Self::Owner { node, block } => {
+                write!(f, "the pageblock {:#x} of node {}'s replica has another owner", block.0, node.0)
+            }
+            Self::DirectMap { node, block } => {
+                write!(f, "the pageblock {:#x} of node {}'s replica is in the direct map", block.0, node.0)
+            }
+        }
+    }
+}
+
+impl<S: Memory, P: Port> Replicas<S, P> {
+    /// Compares every page of the image and of each replica with its hash; `found` is told what differs. Nothing where there
+    /// is no replica.
+    pub fn verify(&self, found: &mut dyn FnMut(Fault)) {
+        if self.is_empty() {
+            return;
+        }
+        let machine = self.source.machine();
+        for (page, &expected) in (0..).zip(&self.hashes) {
+            if machine.read_bytes(self.image.first.offset(page), hash) != expected {
+                found(Fault::Image { page });
+            }
+            for (node, replica) in self.each() {
+                if machine.read_bytes(replica.frame(page), hash) != expected {
+                    found(Fault::Replica { node, page });
+                }
+            }
+        }
+    }
+
+    /// Looks at the tables and the owners of every replica; `found` is told what is wrong.
+    pub fn validate(&self, found: &mut dyn FnMut(Fault)) {
+        for (node, replica) in self.each() {
+            self.validate_blocks(node, replica, found);
+            self.validate_tables(node, replica, found);
+        }
+    }
+
+    fn validate_blocks(&self, node: NodeId, replica: &NodeReplica<S>, found: &mut dyn FnMut(Fault)) {
+        let table = self.source.table();
+        for block in replica.blocks.iter().map(|block| block.pfn()) {
+            match table.state(block) {
+                State::Owned { owner: Owner::Replica, node: its, .. } if its == node => {}
+                _ => found(Fault::Owner { node, block }),
+            }
+            if self.port.is_in_direct_map(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES))) {
+                found(Fault::DirectMap { node, block });
+            }
+        }
+    }
+
+    fn validate_tables(&self, node: NodeId, replica: &NodeReplica<S>, found: &mut dyn FnMut(Fault)) {
+        let (machine, image) = (self.source.machine(), &self.image);
+        for page in 0..image.pages {
+            let address = image.address(page);
+            let [own, original] = [replica.root, image.root].map(|root| leaf(machine, root, address));
+            let differs = (own ^ original) & !MARKS;
+            let frames = frame_of(own) == replica.frame(page)
+                && frame_of(original) == image.first.offset(page)
+                && differs == ((frame_of(own).0 ^ frame_of(original).0) << 12);
+            if !frames || own & WRITABLE != 0 {
+                found(Fault::Leaf { node, address });
+            }
+        }
+        let top = index_at(image.start, 4);
+        for slot in (UPPER..TABLE_ENTRIES).filter(|&slot| slot != top) {
+            let [own, original] = [replica.root, image.root].map(|root| machine.load_entry(root, slot));
+            if (own ^ original) & !MARKS != 0 {
+                found(Fault::Root { node, slot });
+            }
+        }
+    }
+}

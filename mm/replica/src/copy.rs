@@ -1,0 +1,229 @@
+//! Making replicas, and what they are made of.
+
+use alloc::vec::Vec;
+
+use freehold_frame::{Frame, FrameSource, Kernel, NodeSet, Order, OutOfMemory, Replica};
+use freehold_machine::topology::MAX_NODES;
+use freehold_machine::{
+    Cpus, Flush, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes, Tables, Tlb, Topology,
+    VirtAddr,
+};
+
+use crate::plan::{nearest, nodes};
+use crate::tables::{Copier, on_node};
+
+/// What replicas stand on: a source of frames, with tables, windows and a TLB.
+pub trait Memory: FrameSource<Machine: Tables + PhysicalBytes + Tlb> {}
+
+impl<S: FrameSource<Machine: Tables + PhysicalBytes + Tlb>> Memory for S {}
+
+/// The kernel's image, as the loader's copy of it runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Image {
+    /// The address of text's first page.
+    pub start: VirtAddr,
+    /// Pages of text and read-only data, which follow each other.
+    pub pages: u64,
+    /// The frame of the first; the others follow. CPUs of nodes with a replica have other frames at these addresses.
+    pub first: Pfn,
+    /// The node of these frames.
+    pub node: NodeId,
+    /// The root that maps them, and the rest of the kernel half.
+    pub root: Pfn,
+}
+
+impl Image {
+    /// The page of text or read-only data at an address.
+    pub(crate) fn page_at(&self, address: u64) -> Option<u64> {
+        let page = address.checked_sub(self.start.0)? / PAGE_SIZE as u64;
+        (page < self.pages).then_some(page)
+    }
+    /// The address of a page.
+    pub(crate) fn address(&self, page: u64) -> VirtAddr {
+        VirtAddr(self.start.0 + page * PAGE_SIZE as u64)
+    }
+}
+
+/// What a kernel brings: the direct map as it is, and who uses which root. Its windows show the image's frames for reading.
+pub trait Port: Copy + Send + Sync + 'static {
+    /// Whether the direct map shows one of these frames.
+    fn is_in_direct_map(self, frames: PfnRange) -> bool;
+    /// Takes whole pageblocks out of the direct map, whatever the policy about programs' frames is.
+    fn leave_direct_map(self, frames: PfnRange);
+    /// Roots for CPUs of `node` have `root`'s kernel half from now on.
+    fn set_root(self, node: NodeId, root: Pfn);
+}
+
+/// A node's replica. Its frames go back when it is dropped, which must not be once its root is known.
+pub(crate) struct NodeReplica<S: Memory> {
+    pub blocks: Vec<Frame<Replica, S>>,
+    /// The root first.
+    pub tables: Vec<Frame<Kernel, S>>,
+    pub root: Pfn,
+}
+
+impl<S: Memory> NodeReplica<S> {
+    /// The frame of a page of the image.
+    pub(crate) fn frame(&self, page: u64) -> Pfn {
+        frame_in(&self.blocks, page)
+    }
+}
+
+fn frame_in<S: Memory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
+    blocks[(page / PAGEBLOCK_FRAMES) as usize].pfn().offset(page % PAGEBLOCK_FRAMES)
+}
+
+/// What a node's replica takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NodeFigures {
+    /// Which node.
+    pub node: NodeId,
+    /// Frames of text and read-only data, those that pad the last pageblock included.
+    pub frames: u64,
+    /// Frames of translation tables, the root included.
+    pub tables: u64,
+}
+
+/// All replicas of the kernel's image. They are made once and stay for ever.
+pub struct Replicas<S: Memory, P: Port> {
+    pub(crate) source: S,
+    pub(crate) port: P,
+    pub(crate) image: Image,
+    /// By page of the image; empty where there is no replica.
+    pub(crate) hashes: Vec<u64>,
+    /// By node.
+    pub(crate) nodes: [Option<NodeReplica<S>>; MAX_NODES],
+}
+
+impl<S: Memory, P: Port> core::fmt::Debug for Replicas<S, P> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_list().entries(self.figures()).finish()
+    }
+}
+
+impl<S: Memory, P: Port> Replicas<S, P> {
+    /// Makes a replica of `image` on each of `wanted` and tells the port which root each node uses. Where memory does not
+    /// suffice for a node, nothing of its replica stays and `without` is told; the node shares the nearest. Called before
+    /// a second CPU runs and before an address space exists, with interrupts on or without any.
+    pub fn new(
+        (source, port): (S, P),
+        image: Image,
+        wanted: NodeSet,
+        topology: &Topology,
+        without: &mut dyn FnMut(NodeId),
+    ) -> Self {
+        let mut replicas =
+            Self { source, port, image, hashes: Vec::new(), nodes: [const { None }; MAX_NODES] };
+        if wanted.0 == 0 {
+            return replicas;
+        }
+        let has_hashes = replicas.take_hashes().is_ok();
+        let mut places = 1 << image.node.0;
+        for node in nodes(wanted.0) {
+            if has_hashes && let Ok(made) = replicas.make(node) {
+                replicas.nodes[usize::from(node.0)] = Some(made);
+                places |= 1 << node.0;
+            } else {
+                without(node);
+            }
+        }
+        // The bytes are final: what windows of this CPU had cached of them could be written through.
+        let machine = source.machine();
+        let pinned = machine.pin();
+        machine.flush_local(Flush::NonGlobal);
+        drop(pinned);
+        for node in nodes(((1u32 << topology.node_count()) - 1) as u16) {
+            let place = nearest(topology, node, NodeSet(places), image.node);
+            port.set_root(node, replicas.root_of(place));
+        }
+        replicas
+    }
+
+    /// Whether there is any.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.iter().all(Option::is_none)
+    }
+
+    /// What each takes, by node.
+    pub fn figures(&self) -> impl Iterator<Item = NodeFigures> {
+        self.each().map(|(node, replica)| NodeFigures {
+            node,
+            frames: replica.blocks.len() as u64 * PAGEBLOCK_FRAMES,
+            tables: replica.tables.len() as u64,
+        })
+    }
+
+    /// The image that they are copies of.
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// Flips the last bit of the last page of the first replica, for those who check the check. Returns the node and the page.
+    pub fn flip(&self) -> Option<(NodeId, u64)> {
+        let (node, replica) = self.each().next()?;
+        let page = self.image.pages - 1;
+        let machine = self.source.machine();
+        machine.with_bytes(replica.frame(page), |bytes| bytes[PAGE_SIZE - 1] ^= 0x80);
+        Some((node, page))
+    }
+
+    pub(crate) fn each(&self) -> impl Iterator<Item = (NodeId, &NodeReplica<S>)> {
+        let by_node = self.nodes.iter().enumerate();
+        by_node.filter_map(|(node, replica)| Some((NodeId(node as u8), replica.as_ref()?)))
+    }
+
+    fn root_of(&self, node: NodeId) -> Pfn {
+        self.nodes[usize::from(node.0)].as_ref().map_or(self.image.root, |replica| replica.root)
+    }
+
+    fn take_hashes(&mut self) -> Result<(), OutOfMemory> {
+        self.hashes.try_reserve_exact(self.image.pages as usize).map_err(|_| OutOfMemory)?;
+        let (machine, first) = (self.source.machine(), self.image.first);
+        self.hashes.extend((0..self.image.pages).map(|page| machine.read_bytes(first.offset(page), hash)));
+        Ok(())
+    }
+
+    fn make(&self, node: NodeId) -> Result<NodeReplica<S>, OutOfMemory> {
+        let blocks = self.copy_bytes(node)?;
+        let frame = |page| frame_in(&blocks, page);
+        let mut copier =
+            Copier { source: self.source, node, image: &self.image, frame: &frame, made: Vec::new() };
+        let root = copier.root()?;
+        let tables = copier.made;
+        // Not before: a pageblock that goes back is where the policy wants it.
+        for block in &blocks {
+            self.port.leave_direct_map(PfnRange::new(block.pfn(), block.pfn().offset(PAGEBLOCK_FRAMES)));
+        }
+        Ok(NodeReplica { blocks, tables, root })
+    }
+
+    /// Pageblocks of `node` with the bytes of text and read-only data, and zeroes behind them.
+    fn copy_bytes(&self, node: NodeId) -> Result<Vec<Frame<Replica, S>>, OutOfMemory> {
+        let count = self.image.pages.div_ceil(PAGEBLOCK_FRAMES);
+        let mut blocks = Vec::new();
+        blocks.try_reserve_exact(count as usize).map_err(|_| OutOfMemory)?;
+        for _ in 0..count {
+            blocks.push(on_node::<Replica, S>(self.source, node, Order::PAGEBLOCK)?);
+        }
+        let machine = self.source.machine();
+        for page in 0..self.image.pages {
+            machine.copy(self.image.first.offset(page), frame_in(&blocks, page));
+        }
+        (self.image.pages..count * PAGEBLOCK_FRAMES).for_each(|page| machine.zero(frame_in(&blocks, page)));
+        Ok(blocks)
+    }
+}
+
+/// A page's hash: four lanes, each a bijection of every word that enters it. So pages that differ in one word never have the same.
+/// It finds faults; who chooses bytes can forge it.
+pub(crate) fn hash(bytes: &[u8; PAGE_SIZE]) -> u64 {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(ODD);
+    let mut lanes = [1, 2, 3, 4];
+    for words in bytes.as_chunks::<32>().0 {
+        for (lane, word) in lanes.iter_mut().zip(words.as_chunks::<8>().0) {
+            *lane = step(*lane, u64::from_ne_bytes(*word));
+        }
+    }
+    lanes.into_iter().fold(0, |hash: u64, lane| step(hash.rotate_left(29), lane))
+}

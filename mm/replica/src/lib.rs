@@ -1,0 +1,39 @@
+//! Replicas: a copy of the kernel's text and read-only data on each node that has CPUs, so that no CPU fetches the kernel's
+//! instructions from another node.
+//!
+//! **What is copied.** The pages of the image from text's first to read-only data's last, after relocation. Replicas have the
+//! same bytes at the same addresses. Writable data is not copied: it has one place.
+//!
+//! **Where.** [`plan`] picks the nodes: those with CPUs and memory, but for the node where the image lies. A node without a
+//! replica uses the nearest one, or the image ([`nearest`]).
+//!
+//! **With which root.** A replica has tables of its own for the top-level slot that holds the image, and a root that shares
+//! every other slot of the kernel half with the image's root. So what is mapped anywhere else in the kernel half is mapped
+//! for all nodes by one store, and is forgotten by one shootdown.
+//!
+//! **Frames.** Whole pageblocks whose owner is [`Owner::Replica`](freehold_frame::Owner::Replica): on their node, outside the
+//! direct map, and read-only in the one place where they are mapped. They are written once, through windows, before any CPU
+//! uses them; then the windows are forgotten.
+//!
+//! **Check.** [`Replicas::verify`] compares each page of the image and of every replica with the hash that was taken before
+//! the first copy; [`Replicas::validate`] looks at the tables and at the owners of frames.
+//!
+//! The nearest relatives are Linux' series for x86 that was never merged (Kuzin, RFC of December 2023) and `REPLICATE_KTEXT`
+//! of MIPS IP27.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod check;
+mod copy;
+mod plan;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+pub use check::Fault;
+pub use copy::{Image, Memory, NodeFigures, Port, Replicas};
+pub use plan::{Setting, nearest, plan};

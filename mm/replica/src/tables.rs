@@ -1,0 +1,115 @@
+//! A node's own tables for the slot that holds the image. Entries have x86-64's four-level format (Intel SDM volume 3A, 4.5).
+
+use alloc::vec::Vec;
+
+use freehold_frame::{Frame, Kernel, NodePolicy, NodeSet, Order, OutOfMemory, Owner, Request};
+use freehold_machine::{NodeId, PAGE_SHIFT, Pfn, TABLE_ENTRIES, Tables, VirtAddr};
+
+use crate::{Image, Memory};
+
+pub(crate) const PRESENT: u64 = 1;
+pub(crate) const WRITABLE: u64 = 1 << 1;
+/// Accessed and dirty: the CPU sets them.
+pub(crate) const MARKS: u64 = 3 << 5;
+const LARGE: u64 = 1 << 7;
+const FRAME: u64 = 0x000f_ffff_ffff_f000;
+
+/// The first entry of the kernel half.
+pub(crate) const UPPER: usize = TABLE_ENTRIES / 2;
+
+pub(crate) const fn frame_of(entry: u64) -> Pfn {
+    Pfn((entry & FRAME) >> PAGE_SHIFT)
+}
+
+const fn with_frame(entry: u64, frame: Pfn) -> u64 {
+    entry & !FRAME | frame.0 << PAGE_SHIFT
+}
+
+/// Level 4 is the top; level 1 holds 4 KiB leaves.
+pub(crate) const fn index_at(address: VirtAddr, level: u32) -> usize {
+    (address.0 >> (PAGE_SHIFT + 9 * (level - 1))) as usize & (TABLE_ENTRIES - 1)
+}
+
+/// The 4 KiB leaf for `address` below `root`; 0 where there is none.
+pub(crate) fn leaf<M: Tables>(machine: M, root: Pfn, address: VirtAddr) -> u64 {
+    let mut table = root;
+    for level in (2..=4).rev() {
+        let entry = machine.load_entry(table, index_at(address, level));
+        if entry & PRESENT == 0 || entry & LARGE != 0 {
+            return 0;
+        }
+        table = frame_of(entry);
+    }
+    machine.load_entry(table, index_at(address, 1))
+}
+
+/// Allocates `order` frames for `K` on `node` and no other.
+pub(crate) fn on_node<K: freehold_frame::Kind, S: Memory>(
+    source: S,
+    node: NodeId,
+    order: Order,
+) -> Result<Frame<K, S>, OutOfMemory> {
+    let policy = NodePolicy::Bind(NodeSet(1 << node.0));
+    Frame::allocate_with(source, Request::new(Owner::Kernel).order(order).policy(policy))
+}
+
+/// Tables that are being copied.
+pub(crate) struct Copier<'a, S: Memory> {
+    pub source: S,
+    pub node: NodeId,
+    pub image: &'a Image,
+    /// The replica's frame of each page of the image.
+    pub frame: &'a dyn Fn(u64) -> Pfn,
+    /// What was made, the root first.
+    pub made: Vec<Frame<Kernel, S>>,
+}
+
+impl<S: Memory> Copier<'_, S> {
+    /// Makes a root whose slot of the image leads to tables of its own, which map the replica where the image's map text and
+    /// read-only data.
+    pub(crate) fn root(&mut self) -> Result<Pfn, OutOfMemory> {
+        let machine = self.source.machine();
+        let root = self.table(self.image.root, UPPER)?;
+        let top = index_at(self.image.start, 4);
+        let entry = machine.load_entry(root, top);
+        let base = self.image.start.0 & !((1 << (PAGE_SHIFT + 27)) - 1);
+        let below = self.below(frame_of(entry), 3, base)?;
+        machine.store_entry(root, top, with_frame(entry, below));
+        Ok(root)
+    }
+
+    /// A new table with the entries of `from` from `first` on, and zeroes before.
+    fn table(&mut self, from: Pfn, first: usize) -> Result<Pfn, OutOfMemory> {
+        self.made.try_reserve(1).map_err(|_| OutOfMemory)?;
+        let table = on_node::<Kernel, S>(self.source, self.node, Order::FRAME)?;
+        let (machine, number) = (self.source.machine(), table.pfn());
+        self.made.push(table);
+        (0..first).for_each(|index| machine.store_entry(number, index, 0));
+        machine.copy_entries(from, number, first..TABLE_ENTRIES);
+        Ok(number)
+    }
+
+    /// A copy of the table of `level` that maps from `base` on, and of all below it. At most three deep.
+    fn below(&mut self, from: Pfn, level: u32, base: u64) -> Result<Pfn, OutOfMemory> {
+        let machine = self.source.machine();
+        let copy = self.table(from, 0)?;
+        for index in 0..TABLE_ENTRIES {
+            let entry = machine.load_entry(copy, index);
+            if entry & PRESENT == 0 {
+                continue;
+            }
+            let address = base + ((index as u64) << (PAGE_SHIFT + 9 * (level - 1)));
+            let frame = if level > 1 {
+                assert!(entry & LARGE == 0, "{address:#x}: the image is mapped in pages of 4 KiB");
+                self.below(frame_of(entry), level - 1, address)?
+            } else {
+                match self.image.page_at(address) {
+                    Some(page) => (self.frame)(page),
+                    None => continue,
+                }
+            };
+            machine.store_entry(copy, index, with_frame(entry, frame));
+        }
+        Ok(copy)
+    }
+}

@@ -1,0 +1,273 @@
+//! Replicas on the software machine and the real page allocator.
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_buddy::{Buddy, Options};
+use freehold_frame::{FrameRecord, FrameSource as _, FrameTable, NodeSet, Owner};
+use freehold_machine::model::{Config, Model};
+use freehold_machine::topology::MAX_NODES;
+use freehold_machine::{
+    CpuId, DirectMap as _, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes as _,
+    Tables as _, Topology, VirtAddr,
+};
+
+use crate::tables::{PRESENT, WRITABLE, index_at, leaf};
+use crate::{Fault, Image, Port, Replicas, Setting, nearest, plan};
+
+type Frames = &'static Buddy<Model>;
+
+/// Frames of a node: 8 MiB.
+const NODE: u64 = 4 * PAGEBLOCK_FRAMES;
+const NODES: usize = 3;
+/// The image's tables (root first) and its frames are reserved on node 0, in its first pageblock. Its last pages are data.
+const ROOT: u64 = 1;
+const FIRST: u64 = 16;
+const PAGES: u64 = 20;
+const DATA_PAGES: u64 = 4;
+/// In the last slot, across the end of a table of 2 MiB.
+const START: VirtAddr = VirtAddr(0xffff_ffff_803f_a000);
+const GLOBAL: u64 = 1 << 8;
+const NO_EXECUTE: u64 = 1 << 63;
+
+#[derive(Clone, Copy)]
+struct Image0(&'static Shared);
+
+struct Shared {
+    model: Model,
+    roots: [AtomicU64; MAX_NODES],
+}
+
+impl Port for Image0 {
+    fn is_in_direct_map(self, frames: PfnRange) -> bool {
+        self.0.model.is_in_direct_map(frames.start)
+    }
+    fn leave_direct_map(self, frames: PfnRange) {
+        assert!(!self.is_in_direct_map(frames), "the page allocator takes a replica's pageblocks out");
+    }
+    fn set_root(self, node: NodeId, root: Pfn) {
+        self.0.roots[usize::from(node.0)].store(root.0, Ordering::Relaxed);
+    }
+}
+
+struct World {
+    model: Model,
+    frames: Frames,
+    port: Image0,
+    image: Image,
+}
+
+impl World {
+    fn new() -> Self {
+        let all = NODE * NODES as u64;
+        let model = Model::new(Config { frames: all, nodes: NODES, cpus: 4, ..Config::default() });
+        let options = Options::default();
+        let records: Vec<_> = (0..all).map(|_| FrameRecord::EMPTY).collect();
+        let words = Buddy::<Model>::metadata_words(model.topology(), 4, &options);
+        let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let reserved = [PfnRange::new(Pfn(0), Pfn(FIRST + PAGES + DATA_PAGES))];
+        let table = FrameTable::new(records.leak());
+        let buddy = Buddy::new(model, table, metadata.leak(), model.topology(), &reserved, options);
+        let frames: Frames =
+            alloc::boxed::Box::leak(alloc::boxed::Box::new(buddy.expect("a page allocator")));
+        let roots = [const { AtomicU64::new(0) }; MAX_NODES];
+        let port = Image0(alloc::boxed::Box::leak(alloc::boxed::Box::new(Shared { model, roots })));
+        let image = Image { start: START, pages: PAGES, first: Pfn(FIRST), node: NodeId(0), root: Pfn(ROOT) };
+        let world = Self { model, frames, port, image };
+        world.map_image();
+        world
+    }
+    /// Text and constants read-only, data writable, and another slot of the kernel half.
+    fn map_image(&self) {
+        let model = self.model;
+        (ROOT..FIRST).for_each(|table| model.clear_table(Pfn(table)));
+        let link = |table: u64| table << 12 | PRESENT | WRITABLE;
+        model.store_entry(Pfn(ROOT), 300, link(7));
+        model.store_entry(Pfn(ROOT), index_at(START, 4), link(2));
+        model.store_entry(Pfn(2), index_at(START, 3), link(3));
+        for page in 0..PAGES + DATA_PAGES {
+            let address = VirtAddr(START.0 + page * PAGE_SIZE as u64);
+            let table = if index_at(address, 2) == index_at(START, 2) { 4 } else { 5 };
+            model.store_entry(Pfn(3), index_at(address, 2), link(table));
+            let rights = if page < PAGES { 0 } else { WRITABLE | NO_EXECUTE };
+            let entry = (FIRST + page) << 12 | PRESENT | GLOBAL | rights;
+            model.store_entry(Pfn(table), index_at(address, 1), entry);
+            model.with_bytes(Pfn(FIRST + page), |bytes| {
+                bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at as u64 * 31 + page) as u8);
+            });
+        }
+    }
+    fn make(&self, wanted: u16, without: &mut Vec<NodeId>) -> Replicas<Frames, Image0> {
+        let mut note = |node| without.push(node);
+        let stand = (self.frames, self.port);
+        Replicas::new(stand, self.image, NodeSet(wanted), self.model.topology(), &mut note)
+    }
+    fn root_of(&self, node: usize) -> Pfn {
+        Pfn(self.port.0.roots[node].load(Ordering::Relaxed))
+    }
+    fn owned(&self, owner: Owner) -> u64 {
+        (0..NODE * NODES as u64).filter(|&frame| self.frames.table().owner(Pfn(frame)) == owner).count()
+            as u64
+    }
+}
+
+fn faults(replicas: &Replicas<Frames, Image0>) -> Vec<Fault> {
+    let mut all = Vec::new();
+    replicas.validate(&mut |fault| all.push(fault));
+    replicas.verify(&mut |fault| all.push(fault));
+    all
+}
+
+#[test]
+fn each_node_maps_its_own_copy_read_only_and_shares_everything_else() {
+    let world = World::new();
+    let replicas = world.make(0b110, &mut Vec::new());
+    assert_eq!(faults(&replicas), []);
+    assert_eq!(world.root_of(0), Pfn(ROOT));
+    for node in [1, 2] {
+        let root = world.root_of(node);
+        for page in 0..PAGES + DATA_PAGES {
+            let address = VirtAddr(START.0 + page * PAGE_SIZE as u64);
+            let [own, original] = [root, Pfn(ROOT)].map(|root| leaf(world.model, root, address));
+            let frame = Pfn((own >> 12) & 0xff_ffff_ffff);
+            if page >= PAGES {
+                assert_eq!(own, original, "data has one place");
+                continue;
+            }
+            assert_eq!((own ^ original) & (PRESENT | WRITABLE | GLOBAL | NO_EXECUTE), 0);
+            assert_eq!(world.model.topology().node_of(frame), Some(NodeId(node as u8)));
+            assert!(!world.model.is_in_direct_map(frame), "{frame:?}");
+            let bytes = |frame| world.model.read_bytes(frame, |bytes| *bytes);
+            assert!(bytes(frame) == bytes(Pfn(FIRST + page)), "page {page}");
+        }
+        assert_eq!(world.model.load_entry(root, 300), world.model.load_entry(Pfn(ROOT), 300));
+        assert_eq!(world.model.load_entry(root, 0), 0, "a root has no user entries");
+    }
+    let figures: Vec<_> = replicas.figures().map(|one| (one.node.0, one.frames, one.tables)).collect();
+    assert_eq!(figures, [(1, PAGEBLOCK_FRAMES, 5), (2, PAGEBLOCK_FRAMES, 5)]);
+    assert_eq!(world.owned(Owner::Replica), 2 * PAGEBLOCK_FRAMES);
+}
+
+#[test]
+fn a_flipped_bit_is_found_with_its_node_and_page() {
+    let world = World::new();
+    let replicas = world.make(0b110, &mut Vec::new());
+    let (node, page) = replicas.flip().expect("there is one");
+    assert_eq!(faults(&replicas), [Fault::Replica { node, page }]);
+    replicas.flip();
+    assert_eq!(faults(&replicas), []);
+    // Any bit, in any lane.
+    for at in [0, 9, 18, 27, 4088] {
+        world.model.with_bytes(Pfn(FIRST + 3), |bytes| bytes[at] ^= 1);
+        assert_eq!(faults(&replicas), [Fault::Image { page: 3 }]);
+        world.model.with_bytes(Pfn(FIRST + 3), |bytes| bytes[at] ^= 1);
+    }
+}
+
+#[test]
+fn wrong_tables_owners_and_a_way_through_the_direct_map_are_found() {
+    let world = World::new();
+    let replicas = world.make(0b010, &mut Vec::new());
+    let (node, root) = (NodeId(1), world.root_of(1));
+    let address = VirtAddr(START.0 + 2 * PAGE_SIZE as u64);
+    let table = (2..=4).rev().fold(root, |table, level| {
+        Pfn((world.model.load_entry(table, index_at(address, level)) >> 12) & 0xff_ffff_ffff)
+    });
+    let (slot, entry) = (index_at(address, 1), leaf(world.model, root, address));
+    for wrong in
+        [0, entry | WRITABLE, entry + 0x1000, leaf(world.model, Pfn(ROOT), address), entry | NO_EXECUTE]
+    {
+        world.model.store_entry(table, slot, wrong);
+        assert_eq!(faults(&replicas), [Fault::Leaf { node, address }], "{wrong:#x}");
+    }
+    world.model.store_entry(table, slot, entry | 1 << 5);
+    assert_eq!(faults(&replicas), [], "the accessed bit is the CPU's");
+    world.model.store_entry(root, 400, 9 << 12 | PRESENT);
+    assert_eq!(faults(&replicas), [Fault::Root { node, slot: 400 }]);
+    world.model.store_entry(root, 400, 0);
+    let block = Pfn((entry >> 12) & 0xff_ffff_ffff).pageblock_start();
+    world.model.enter(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
+    assert_eq!(faults(&replicas), [Fault::DirectMap { node, block }]);
+}
+
+#[test]
+fn a_node_short_of_memory_shares_and_keeps_nothing() {
+    let world = World::new();
+    // All of node 1.
+    let mut taken = Vec::new();
+    let on_1 = freehold_frame::NodePolicy::Bind(NodeSet::single(NodeId(1)));
+    while let Ok(frame) = world.frames.allocate(freehold_frame::Request::new(Owner::Anon).policy(on_1)) {
+        taken.push(frame);
+    }
+    let before = (world.owned(Owner::Kernel), world.owned(Owner::Replica));
+    let mut without = Vec::new();
+    let replicas = world.make(0b110, &mut without);
+    assert_eq!(without, [NodeId(1)]);
+    assert_eq!(world.root_of(1), Pfn(ROOT), "as near as node 2, with the lower number");
+    assert_eq!(faults(&replicas), []);
+    assert_eq!(world.owned(Owner::Replica), before.1 + PAGEBLOCK_FRAMES);
+    drop(replicas);
+    assert_eq!((world.owned(Owner::Kernel), world.owned(Owner::Replica)), before);
+}
+
+#[test]
+fn every_failing_allocation_leaves_nothing_behind() {
+    for left in 0..6 {
+        let world = World::new();
+        let on_2 = freehold_frame::NodePolicy::Bind(NodeSet::single(NodeId(2)));
+        let request = |owner| freehold_frame::Request::new(owner).policy(on_2);
+        // Pageblocks for the replica, and `left` frames for tables.
+        let mut tables = Vec::new();
+        while let Ok(frame) = world.frames.allocate(request(Owner::Kernel)) {
+            tables.push(frame);
+        }
+        let free: Vec<_> = tables.drain(..left).collect();
+        let mut without = Vec::new();
+        free.into_iter().for_each(|frame| world.frames.release(frame, freehold_frame::Order::FRAME));
+        let replicas = world.make(0b100, &mut without);
+        assert!(replicas.is_empty() == without.contains(&NodeId(2)));
+        assert_eq!(faults(&replicas), []);
+        if replicas.is_empty() {
+            assert_eq!(world.owned(Owner::Replica), 0, "{left}");
+            assert_eq!(world.root_of(2), Pfn(ROOT));
+        }
+    }
+}
+
+/// Four nodes; CPUs on the first three, memory on all but the third.
+fn topology() -> Topology {
+    let mut topology = Topology::new(4).expect("four nodes");
+    for node in [0u8, 1, 3] {
+        let start = u64::from(node) * 4096;
+        topology.add_range(PfnRange::new(Pfn(start), Pfn(start + 4096)), NodeId(node)).expect("a range");
+    }
+    for (cpu, node) in [(0, 0), (1, 1), (2, 2), (3, 1)] {
+        topology.set_cpu_node(CpuId(cpu), NodeId(node)).expect("a CPU");
+    }
+    for (to, distance) in [(0, 30), (1, 20), (3, 15)] {
+        topology.set_distance(NodeId(2), NodeId(to), distance).expect("a distance");
+    }
+    topology
+}
+
+#[test]
+fn nodes_with_cpus_and_memory_get_replicas_and_the_others_use_the_nearest() {
+    let topology = topology();
+    let planned = |cpus, image, setting| plan(&topology, cpus, NodeId(image), setting).0;
+    assert_eq!(planned(4, 0, Setting::Auto), 0b10);
+    assert_eq!(planned(4, 3, Setting::On), 0b11, "the image lies where no CPU is");
+    assert_eq!(planned(1, 3, Setting::On), 0b1);
+    assert_eq!(planned(1, 3, Setting::Auto), 0, "one node has CPUs");
+    assert_eq!(planned(4, 3, Setting::AtMost(1)), 0b1);
+    assert_eq!(planned(4, 3, Setting::Off), 0);
+    assert_eq!(nearest(&topology, NodeId(2), NodeSet(0b11), NodeId(0)), NodeId(1));
+    assert_eq!(nearest(&topology, NodeId(1), NodeSet(0b11), NodeId(0)), NodeId(1));
+    assert_eq!(nearest(&topology, NodeId(2), NodeSet(0), NodeId(0)), NodeId(0));
+}
+
+#[test]
+fn settings_are_read() {
+    let read = ["auto", "on", "off", "2", "", "-1", "all"].map(Setting::parse);
+    let known = [Setting::Auto, Setting::On, Setting::Off, Setting::AtMost(2)].map(Some);
+    assert_eq!(read, [known[0], known[1], known[2], known[3], None, None, None]);
+}
