@@ -216,6 +216,6 @@ mod tests {
         assert_eq!(answers, expected);
         assert!(answers.iter().all(|&(_, is_program, in_map, _)| !(is_program && in_map)));
         let outside = Owner::ALL.into_iter().filter(|owner| owner.is_outside());
-        assert!(outside.eq([Owner::Anon, Owner::PageCache, Owner::Time]));
+        assert!(outside.eq([Owner::Replica, Owner::Anon, Owner::PageCache, Owner::Time]));
     }
 }

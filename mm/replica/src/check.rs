@@ -3,11 +3,9 @@
 use core::fmt;
 
 use freehold_frame::{Owner, State};
-use freehold_machine::{
-    NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tables, VirtAddr,
-};
+use freehold_machine::{NodeId, Pfn, PhysicalBytes, TABLE_ENTRIES, Tables, VirtAddr};
 
-use crate::copy::{NodeReplica, hash};
+use crate::copy::{NodeReplica, hash, run};
 use crate::tables::{MARKS, UPPER, WRITABLE, frame_of, index_at, leaf};
 use crate::{Memory, Port, Replicas};
 
@@ -40,14 +38,14 @@ pub enum Fault {
         /// Which slot.
         slot: usize,
     },
-    /// A pageblock of a replica is not a replica's by the frame table, or of another node.
+    /// A block of a replica is not a replica's by the frame table, or of another node.
     Owner {
         /// Whose replica.
         node: NodeId,
         /// Its first frame.
         block: Pfn,
     },
-    /// The direct map shows a pageblock of a replica.
+    /// The direct map shows a block of a replica.
     DirectMap {
         /// Whose replica.
         node: NodeId,
@@ -66,10 +64,10 @@ impl fmt::Display for Fault {
             }
             Self::Root { node, slot } => write!(f, "slot {slot} of node {}'s root is wrong", node.0),
             Self::Owner { node, block } => {
-                write!(f, "the pageblock {:#x} of node {}'s replica has another owner", block.0, node.0)
+                write!(f, "the block {:#x} of node {}'s replica has another owner", block.0, node.0)
             }
             Self::DirectMap { node, block } => {
-                write!(f, "the pageblock {:#x} of node {}'s replica is in the direct map", block.0, node.0)
+                write!(f, "the block {:#x} of node {}'s replica is in the direct map", block.0, node.0)
             }
         }
     }
@@ -105,12 +103,12 @@ impl<S: Memory, P: Port> Replicas<S, P> {
 
     fn validate_blocks(&self, node: NodeId, replica: &NodeReplica<S>, found: &mut dyn FnMut(Fault)) {
         let table = self.source.table();
-        for block in replica.blocks.iter().map(|block| block.pfn()) {
+        for (block, frames) in replica.blocks.iter().map(|block| (block.pfn(), run(block))) {
             match table.state(block) {
                 State::Owned { owner: Owner::Replica, node: its, .. } if its == node => {}
                 _ => found(Fault::Owner { node, block }),
             }
-            if self.port.is_in_direct_map(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES))) {
+            if self.port.is_in_direct_map(frames) {
                 found(Fault::DirectMap { node, block });
             }
         }

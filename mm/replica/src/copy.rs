@@ -44,11 +44,22 @@ impl Image {
     }
 }
 
+/// How the pages at the image's end that fill no pageblock are allocated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rest {
+    /// One by one.
+    Frames,
+    /// As a pageblock: where all memory is in the direct map, nothing smaller can leave it.
+    Pageblock,
+}
+
 /// What a kernel brings: the direct map as it is, and who uses which root. Its windows show the image's frames for reading.
 pub trait Port: Copy + Send + Sync + 'static {
+    /// What the policy about programs' frames allows.
+    fn rest(self) -> Rest;
     /// Whether the direct map shows one of these frames.
     fn is_in_direct_map(self, frames: PfnRange) -> bool;
-    /// Takes whole pageblocks out of the direct map, whatever the policy about programs' frames is.
+    /// Takes a pageblock out of the direct map, whatever the policy about programs' frames is. Single frames are outside.
     fn leave_direct_map(self, frames: PfnRange);
     /// Roots for CPUs of `node` have `root`'s kernel half from now on.
     fn set_root(self, node: NodeId, root: Pfn);
@@ -56,6 +67,7 @@ pub trait Port: Copy + Send + Sync + 'static {
 
 /// A node's replica. Its frames go back when it is dropped, which must not be once its root is known.
 pub(crate) struct NodeReplica<S: Memory> {
+    /// Pageblocks, and behind them single frames, in the order of the image's pages.
     pub blocks: Vec<Frame<Replica, S>>,
     /// The root first.
     pub tables: Vec<Frame<Kernel, S>>,
@@ -69,8 +81,18 @@ impl<S: Memory> NodeReplica<S> {
     }
 }
 
+/// A block's frames.
+pub(crate) fn run<S: Memory>(block: &Frame<Replica, S>) -> PfnRange {
+    PfnRange::new(block.pfn(), block.pfn().offset(block.order().frames()))
+}
+
 fn frame_in<S: Memory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
-    blocks[(page / PAGEBLOCK_FRAMES) as usize].pfn().offset(page % PAGEBLOCK_FRAMES)
+    let (block, offset) = (page / PAGEBLOCK_FRAMES, page % PAGEBLOCK_FRAMES);
+    // A page that is in no pageblock is behind all of them.
+    match &blocks[block as usize] {
+        whole if whole.order() == Order::PAGEBLOCK => whole.pfn().offset(offset),
+        _ => blocks[(block + offset) as usize].pfn(),
+    }
 }
 
 /// What a node's replica takes.
@@ -78,7 +100,7 @@ fn frame_in<S: Memory>(blocks: &[Frame<Replica, S>], page: u64) -> Pfn {
 pub struct NodeFigures {
     /// Which node.
     pub node: NodeId,
-    /// Frames of text and read-only data, those that pad the last pageblock included.
+    /// Frames of text and read-only data, with those that pad a pageblock.
     pub frames: u64,
     /// Frames of translation tables, the root included.
     pub tables: u64,
@@ -148,7 +170,7 @@ impl<S: Memory, P: Port> Replicas<S, P> {
     pub fn figures(&self) -> impl Iterator<Item = NodeFigures> {
         self.each().map(|(node, replica)| NodeFigures {
             node,
-            frames: replica.blocks.len() as u64 * PAGEBLOCK_FRAMES,
+            frames: replica.blocks.iter().map(|block| block.order().frames()).sum(),
             tables: replica.tables.len() as u64,
         })
     }
@@ -192,24 +214,29 @@ impl<S: Memory, P: Port> Replicas<S, P> {
         let tables = copier.made;
         // Not before: a pageblock that goes back is where the policy wants it.
         for block in &blocks {
-            self.port.leave_direct_map(PfnRange::new(block.pfn(), block.pfn().offset(PAGEBLOCK_FRAMES)));
+            self.port.leave_direct_map(run(block));
         }
         Ok(NodeReplica { blocks, tables, root })
     }
 
-    /// Pageblocks of `node` with the bytes of text and read-only data, and zeroes behind them.
+    /// Frames of `node` with the bytes of text and read-only data, and zeroes behind them.
     fn copy_bytes(&self, node: NodeId) -> Result<Vec<Frame<Replica, S>>, OutOfMemory> {
-        let count = self.image.pages.div_ceil(PAGEBLOCK_FRAMES);
+        let whole = match self.port.rest() {
+            Rest::Frames => self.image.pages / PAGEBLOCK_FRAMES,
+            Rest::Pageblock => self.image.pages.div_ceil(PAGEBLOCK_FRAMES),
+        };
+        let count = whole + self.image.pages.saturating_sub(whole * PAGEBLOCK_FRAMES);
         let mut blocks = Vec::new();
         blocks.try_reserve_exact(count as usize).map_err(|_| OutOfMemory)?;
-        for _ in 0..count {
-            blocks.push(on_node::<Replica, S>(self.source, node, Order::PAGEBLOCK)?);
+        for number in 0..count {
+            let order = if number < whole { Order::PAGEBLOCK } else { Order::FRAME };
+            blocks.push(on_node::<Replica, S>(self.source, node, order)?);
         }
         let machine = self.source.machine();
         for page in 0..self.image.pages {
             machine.copy(self.image.first.offset(page), frame_in(&blocks, page));
         }
-        (self.image.pages..count * PAGEBLOCK_FRAMES).for_each(|page| machine.zero(frame_in(&blocks, page)));
+        (self.image.pages..whole * PAGEBLOCK_FRAMES).for_each(|page| machine.zero(frame_in(&blocks, page)));
         Ok(blocks)
     }
 }

@@ -11,7 +11,7 @@
 //! every other slot of the kernel half with the image's root. So what is mapped anywhere else in the kernel half is mapped
 //! for all nodes by one store, and is forgotten by one shootdown.
 //!
-//! **Frames.** Whole pageblocks whose owner is [`Owner::Replica`](freehold_frame::Owner::Replica): on their node, outside the
+//! **Frames.** Pageblocks, and frames for the rest, whose owner is [`Owner::Replica`](freehold_frame::Owner::Replica): on their node, outside the
 //! direct map, and read-only in the one place where they are mapped. They are written once, through windows, before any CPU
 //! uses them; then the windows are forgotten.
 //!
@@ -35,5 +35,5 @@ mod tables;
 mod tests;
 
 pub use check::Fault;
-pub use copy::{Image, Memory, NodeFigures, Port, Replicas};
+pub use copy::{Image, Memory, NodeFigures, Port, Replicas, Rest};
 pub use plan::{Setting, nearest, plan};

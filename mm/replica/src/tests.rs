@@ -13,7 +13,7 @@ use freehold_machine::{
 };
 
 use crate::tables::{PRESENT, WRITABLE, index_at, leaf};
-use crate::{Fault, Image, Port, Replicas, Setting, nearest, plan};
+use crate::{Fault, Image, Port, Replicas, Rest, Setting, nearest, plan};
 
 type Frames = &'static Buddy<Model>;
 
@@ -35,10 +35,14 @@ struct Image0(&'static Shared);
 
 struct Shared {
     model: Model,
+    rest: Rest,
     roots: [AtomicU64; MAX_NODES],
 }
 
 impl Port for Image0 {
+    fn rest(self) -> Rest {
+        self.0.rest
+    }
     fn is_in_direct_map(self, frames: PfnRange) -> bool {
         self.0.model.is_in_direct_map(frames.start)
     }
@@ -59,20 +63,23 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with(Rest::Pageblock, PAGES)
+    }
+    fn with(rest: Rest, pages: u64) -> Self {
         let all = NODE * NODES as u64;
         let model = Model::new(Config { frames: all, nodes: NODES, cpus: 4, ..Config::default() });
         let options = Options::default();
         let records: Vec<_> = (0..all).map(|_| FrameRecord::EMPTY).collect();
         let words = Buddy::<Model>::metadata_words(model.topology(), 4, &options);
         let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let reserved = [PfnRange::new(Pfn(0), Pfn(FIRST + PAGES + DATA_PAGES))];
+        let reserved = [PfnRange::new(Pfn(0), Pfn(FIRST + pages + DATA_PAGES))];
         let table = FrameTable::new(records.leak());
         let buddy = Buddy::new(model, table, metadata.leak(), model.topology(), &reserved, options);
         let frames: Frames =
             alloc::boxed::Box::leak(alloc::boxed::Box::new(buddy.expect("a page allocator")));
         let roots = [const { AtomicU64::new(0) }; MAX_NODES];
-        let port = Image0(alloc::boxed::Box::leak(alloc::boxed::Box::new(Shared { model, roots })));
-        let image = Image { start: START, pages: PAGES, first: Pfn(FIRST), node: NodeId(0), root: Pfn(ROOT) };
+        let port = Image0(alloc::boxed::Box::leak(alloc::boxed::Box::new(Shared { model, rest, roots })));
+        let image = Image { start: START, pages, first: Pfn(FIRST), node: NodeId(0), root: Pfn(ROOT) };
         let world = Self { model, frames, port, image };
         world.map_image();
         world
@@ -85,11 +92,11 @@ impl World {
         model.store_entry(Pfn(ROOT), 300, link(7));
         model.store_entry(Pfn(ROOT), index_at(START, 4), link(2));
         model.store_entry(Pfn(2), index_at(START, 3), link(3));
-        for page in 0..PAGES + DATA_PAGES {
+        for page in 0..self.image.pages + DATA_PAGES {
             let address = VirtAddr(START.0 + page * PAGE_SIZE as u64);
-            let table = if index_at(address, 2) == index_at(START, 2) { 4 } else { 5 };
+            let table = 4 + (index_at(address, 2) - index_at(START, 2)) as u64;
             model.store_entry(Pfn(3), index_at(address, 2), link(table));
-            let rights = if page < PAGES { 0 } else { WRITABLE | NO_EXECUTE };
+            let rights = if page < self.image.pages { 0 } else { WRITABLE | NO_EXECUTE };
             let entry = (FIRST + page) << 12 | PRESENT | GLOBAL | rights;
             model.store_entry(Pfn(table), index_at(address, 1), entry);
             model.with_bytes(Pfn(FIRST + page), |bytes| {
@@ -120,17 +127,28 @@ fn faults(replicas: &Replicas<Frames, Image0>) -> Vec<Fault> {
 
 #[test]
 fn each_node_maps_its_own_copy_read_only_and_shares_everything_else() {
-    let world = World::new();
+    // With the frames and the tables of a replica.
+    for (rest, pages, frames, tables) in [
+        (Rest::Pageblock, PAGES, 512, 5),
+        (Rest::Frames, PAGES, PAGES, 5),
+        (Rest::Pageblock, 520, 1024, 6),
+        (Rest::Frames, 520, 520, 6),
+    ] {
+        check_copies(&World::with(rest, pages), frames, tables);
+    }
+}
+
+fn check_copies(world: &World, frames: u64, tables: u64) {
     let replicas = world.make(0b110, &mut Vec::new());
     assert_eq!(faults(&replicas), []);
     assert_eq!(world.root_of(0), Pfn(ROOT));
     for node in [1, 2] {
         let root = world.root_of(node);
-        for page in 0..PAGES + DATA_PAGES {
+        for page in 0..world.image.pages + DATA_PAGES {
             let address = VirtAddr(START.0 + page * PAGE_SIZE as u64);
             let [own, original] = [root, Pfn(ROOT)].map(|root| leaf(world.model, root, address));
             let frame = Pfn((own >> 12) & 0xff_ffff_ffff);
-            if page >= PAGES {
+            if page >= world.image.pages {
                 assert_eq!(own, original, "data has one place");
                 continue;
             }
@@ -144,8 +162,8 @@ fn each_node_maps_its_own_copy_read_only_and_shares_everything_else() {
         assert_eq!(world.model.load_entry(root, 0), 0, "a root has no user entries");
     }
     let figures: Vec<_> = replicas.figures().map(|one| (one.node.0, one.frames, one.tables)).collect();
-    assert_eq!(figures, [(1, PAGEBLOCK_FRAMES, 5), (2, PAGEBLOCK_FRAMES, 5)]);
-    assert_eq!(world.owned(Owner::Replica), 2 * PAGEBLOCK_FRAMES);
+    assert_eq!(figures, [(1, frames, tables), (2, frames, tables)]);
+    assert_eq!(world.owned(Owner::Replica), 2 * frames);
 }
 
 #[test]

@@ -9,9 +9,9 @@ use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{
     CpuId, Cpus, Flush, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tlb, Topology, VirtAddr,
 };
-use freehold_replica::{Image, Port};
+use freehold_replica::{Image, Port, Rest};
 
-use super::{direct, tables};
+use super::{direct, tables, windows};
 use crate::{X86, boot};
 
 /// By node: the root whose kernel half the roots of its CPUs copy. 0: the kernel's own.
@@ -61,12 +61,15 @@ pub fn load_own(cpu: CpuId) {
 pub struct ImagePort;
 
 impl Port for ImagePort {
+    fn rest(self) -> Rest {
+        if windows::policy().is_exclusive() { Rest::Frames } else { Rest::Pageblock }
+    }
     fn is_in_direct_map(self, frames: PfnRange) -> bool {
         direct::touches(frames)
     }
     fn leave_direct_map(self, frames: PfnRange) {
-        assert!(frames.len() == PAGEBLOCK_FRAMES, "{frames:?} is no pageblock");
         if direct::touches(frames) {
+            assert!(frames.len() == PAGEBLOCK_FRAMES, "{frames:?} is no pageblock");
             direct::take_out(frames);
         }
     }
