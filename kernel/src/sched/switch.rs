@@ -9,7 +9,7 @@ use freehold_machine::{CpuId, Cpus, MAX_CPUS, Tlb};
 
 use super::runqueue::SLICE;
 use super::thread::{self, Thread, Translation};
-use super::{DEAD, ONLINE, RUNNABLE, cpu, heap::Positioned};
+use super::{DEAD, ONLINE, PerCpu, RUNNABLE, cpu, heap::Positioned};
 use crate::hw::{self, irq, thread as machine};
 use crate::{Result, time};
 
@@ -67,7 +67,7 @@ pub fn reschedule() {
         queue.previous = queue.current.replace(next.clone());
         next
     };
-    activate(&next);
+    activate(this, &next);
     machine::switch(next.stack());
     drop(interrupts);
     finish_switch();
@@ -76,9 +76,8 @@ pub fn reschedule() {
 }
 
 /// Translates through `thread`'s address space from now on; a thread of the kernel keeps whatever is loaded. Interrupts
-/// are off.
-fn activate(thread: &Thread) {
-    let this = cpu(hw::current_cpu());
+/// are off, and `this` is the running CPU.
+fn activate(this: &PerCpu, thread: &Thread) {
     let pinned = hw::Hardware.pin();
     let mut loaded = this.loaded.lock();
     hw::windows::close_as(thread.closing());
@@ -141,14 +140,14 @@ impl Loaded {
 
 /// Lets go of the translation that this CPU had loaded before, and sees to a spare root. Interrupts are on.
 #[inline]
-fn settle_loaded(this: &super::PerCpu) {
+fn settle_loaded(this: &PerCpu) {
     if this.has_retired.load(Ordering::Relaxed) {
         settle_slowly(this);
     }
 }
 
 #[inline(never)]
-fn settle_slowly(this: &super::PerCpu) {
+fn settle_slowly(this: &PerCpu) {
     let mut loaded = this.loaded.lock();
     this.has_retired.store(false, Ordering::Relaxed);
     let retired = loaded.retired.take();
@@ -162,7 +161,7 @@ fn settle_slowly(this: &super::PerCpu) {
 
 /// Allocates a spare root for this CPU. Where there is no memory, the next address space that needs one shares another node's.
 #[cold]
-fn provide_spare(this: &super::PerCpu) {
+fn provide_spare(this: &PerCpu) {
     match Frame::allocate(hw::frames()) {
         Ok(spare) => this.loaded.lock().spare = Some(spare),
         Err(_) if SPARES_MISSED.fetch_add(1, Ordering::Relaxed) == 0 => {
@@ -188,8 +187,8 @@ pub fn spare_roots() -> u64 {
 /// The current task has got another address space: load it.
 pub fn activate_current() {
     let interrupts = irq::disable();
-    thread::with_current(|thread| activate(thread));
     let this = cpu(hw::current_cpu());
+    thread::with_current(|thread| activate(this, thread));
     drop(interrupts);
     settle_loaded(this);
 }
@@ -226,8 +225,8 @@ pub fn exit_current() -> ! {
     let interrupts = irq::disable();
     let id = hw::current_cpu();
     let idle = IDLE[usize::from(id.0)].get().expect("a CPU that runs tasks has an idle task");
+    let this = cpu(id);
     {
-        let this = cpu(id);
         let mut queue = this.queue.lock();
         queue.account(time::now());
         queue.switches += 1;
@@ -239,7 +238,7 @@ pub fn exit_current() -> ! {
         idle.schedule.on_cpu.store(true, Ordering::Relaxed);
         this.wanted.store(true, Ordering::Relaxed);
     }
-    activate(idle);
+    activate(this, idle);
     core::mem::forget(interrupts);
     machine::switch(idle.stack());
     unreachable!("a dead task was switched to");

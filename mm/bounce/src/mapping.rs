@@ -71,6 +71,11 @@ impl<S: DmaSource> Mapping<S> {
         let range = range.start..range.end.min(self.length);
         self.memory.runs.pieces(self.offset(), range, self.boundary)
     }
+    /// Whether the bytes of `range` are one piece, as most are; where it says no they may still be.
+    #[inline]
+    pub fn is_one_piece(&self, range: Range<usize>) -> bool {
+        self.boundary.is_none() && self.memory.runs.is_in_first(self.offset() + range.end)
+    }
     /// Bytes of memory that it has, padding included.
     fn bytes(&self) -> usize {
         self.memory.cell.map_or(self.memory.runs.pages() * PAGE_SIZE, Cell::bytes)

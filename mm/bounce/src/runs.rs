@@ -79,12 +79,26 @@ impl Runs {
         usize::from(self.first.count) + others
     }
 
+    /// Whether the first `bytes` lie in the first run.
+    #[inline]
+    pub fn is_in_first(&self, bytes: usize) -> bool {
+        bytes <= usize::from(self.first.count) * PAGE_SIZE
+    }
+
     /// The bytes of `range`, counted from `start` bytes into the first page, as pieces that cross no multiple of `boundary`. Runs
     /// that touch are one.
+    #[inline]
     pub fn pieces(&self, start: usize, range: Range<usize>, boundary: Option<Boundary>) -> Pieces<'_> {
         let left = range.end.saturating_sub(range.start);
-        let (next, others) = (Some(&self.first), self.others.iter());
-        Pieces { next, others, skip: start + range.start, left, boundary, rest: None }
+        let (skip, others) = (start + range.start, self.others.iter());
+        if !self.is_in_first(skip + left) {
+            return Pieces { next: Some(&self.first), others, skip, left, boundary, rest: None };
+        }
+        // Most often all of it is in the first run.
+        let frame = self.first.pfn.offset((skip / PAGE_SIZE) as u64);
+        let piece = Piece { frame, offset: skip % PAGE_SIZE, length: left };
+        let rest = (left > 0).then_some(piece);
+        Pieces { next: None, others, skip: 0, left: 0, boundary, rest }
     }
 }
 
@@ -98,12 +112,13 @@ pub(crate) struct Pieces<'a> {
     /// Bytes that are wanted after them.
     left: usize,
     boundary: Option<Boundary>,
-    /// What follows the last piece behind a boundary.
+    /// What was found and is not shown yet: what follows the last piece behind a boundary.
     rest: Option<Piece>,
 }
 
 impl Pieces<'_> {
     /// The next bytes that are in one place, whatever they cross.
+    #[inline(never)]
     fn stretch(&mut self) -> Option<Piece> {
         while self.left > 0 {
             let run = self.next?;
@@ -145,13 +160,16 @@ impl Pieces<'_> {
 impl Iterator for Pieces<'_> {
     type Item = Piece;
 
+    #[inline]
     fn next(&mut self) -> Option<Piece> {
+        let piece = match self.rest.take() {
+            Some(piece) => piece,
+            None if self.left == 0 => return None,
+            None => self.stretch()?,
+        };
         match self.boundary {
-            None => self.stretch(),
-            Some(boundary) => {
-                let piece = self.rest.take().or_else(|| self.stretch())?;
-                Some(self.cut(piece, boundary))
-            }
+            None => Some(piece),
+            Some(boundary) => Some(self.cut(piece, boundary)),
         }
     }
 }

@@ -382,6 +382,13 @@ fn a_megabyte_is_one_mapping_also_where_memory_is_in_pieces() {
         seen.extend(as_device(source, DmaAddr(piece.frame.start().0 + piece.offset as u64), piece.length));
     }
     assert!(seen == bytes, "the device's list of pieces is the driver's bytes");
+    for start in (0..pieces.len()).step_by(1500) {
+        let range = start..(start + 6000).min(pieces.len());
+        let parts: Vec<_> = pieces.pieces(range.clone()).collect();
+        assert_eq!(parts.iter().map(|piece| piece.length).sum::<usize>(), range.len());
+        assert!(!pieces.is_one_piece(range) || parts.len() == 1);
+    }
+    assert!(pieces.is_one_piece(0..6000) && !pieces.is_one_piece(0..pieces.len()));
 }
 
 #[test]

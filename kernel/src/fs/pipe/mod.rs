@@ -259,17 +259,18 @@ impl Pipe {
         let mut ring = self.ring.lock();
         *done += offer.merge(&mut ring)?;
         while offer.remaining() > 0 {
-            if !self.has_readers() {
-                return Err(Errno::EPIPE);
-            }
             if ring.has_room() {
-                let was_empty = ring.pages() == 0;
                 let result = offer.push(&mut ring);
                 self.publish(&ring);
-                if was_empty {
-                    self.readable.wake_all();
+                match result {
+                    Ok(count) => *done += count,
+                    Err(error) => {
+                        // What was pushed before is there to be read.
+                        drop(ring);
+                        self.readable.wake_all();
+                        return Err(error);
+                    }
                 }
-                *done += result?;
                 continue;
             }
             drop(ring);
@@ -282,6 +283,9 @@ impl Pipe {
                 return Err(Errno::EAGAIN);
             }
             self.writable.wait_until(|| (self.has_room() || !self.has_readers()).then_some(()))?;
+            if !self.has_readers() {
+                return Err(Errno::EPIPE);
+            }
             ring = self.ring.lock();
         }
         drop(ring);

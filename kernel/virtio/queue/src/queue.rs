@@ -81,6 +81,9 @@ impl<S: DmaSource> Part<S> {
     }
     /// How many pieces those are.
     fn descriptors(&self) -> usize {
+        if self.length <= self.segment && self.memory.is_one_piece(self.range()) {
+            return 1;
+        }
         let (mut count, most) = (0, self.segment as usize);
         for piece in self.memory.pieces(self.range()) {
             count += if piece.length <= most { 1 } else { piece.length.div_ceil(most) };
