@@ -172,6 +172,7 @@ fn prepare() -> core::result::Result<Spec, String> {
     fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
     crate::block::init(mem::frames());
     fs::sysfs::fill_disks();
+    fs::sysfs::set_ring_memory(uring::show_through_rings);
     let spec = fs::root::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
     let spec =
         spec.map_err(|error| format!("the image has no usable {}: {error:?}", spec::PATH.escape_ascii()))?;

@@ -91,6 +91,40 @@ fn a_port_that_is_taken_is_said_before_the_machine_starts() {
     assert!(told.stderr.contains(&format!("cannot wait for a debugger on port {port}")), "{}", told.stderr);
 }
 
+/// In how many frames programs' bytes were at most, and in how many that the kernel's map had after the program.
+fn residue(policy: &str, command: &str) -> (u64, u64) {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let json = folder.path().join("r.json");
+    let mut scope = freehold();
+    scope.args(["scope", "--timeout", TIMEOUT, "--model", "tlb,residue", "-m", "64M", "--cpus", "2"]);
+    scope.args(["--xpfo", policy, "--json"]).arg(&json).args(["--", "busybox", "sh", "-c", command]);
+    finish(scope, b"").expect(0);
+    let text = std::fs::read(&json).expect("the record");
+    let record: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
+    let samples = record["results"]["residue"].as_array().expect("samples");
+    let most = |name: &str| samples.iter().map(|sample| sample[name].as_u64().expect("a count")).max();
+    (most("frames").expect("a sample"), most("residue_frames").expect("a sample"))
+}
+
+#[test]
+fn no_byte_of_a_program_is_in_the_kernels_map_after_it() {
+    if kernel() != "freehold" {
+        return;
+    }
+    // Programs end and leave 30 MiB behind; names of files and page tables make the kernel grow into them.
+    let load = "busybox dd if=/dev/urandom of=/tmp/big bs=1M count=30 2>/dev/null; rm /tmp/big; \
+        busybox dd if=/dev/urandom of=/dev/null bs=20M count=1 2>/dev/null; mkdir /tmp/d; i=0; \
+        while [ $i -lt 1500 ]; do echo > /tmp/d/a-name-that-takes-a-while-to-write-$i; i=$((i+1)); done; \
+        busybox seq 20000 | busybox sort -r | busybox md5sum >/dev/null";
+    for policy in ["on", "strict"] {
+        let (frames, left) = residue(policy, load);
+        assert!(frames > 2000 && left == 0, "{policy}: {left} of {frames}");
+    }
+    // The negative control.
+    let (frames, left) = residue("off", "busybox seq 20000 | busybox sort | busybox md5sum");
+    assert!(left > 100, "{left} of {frames}");
+}
+
 /// What the writer of each name ends with, and what the log says.
 fn provoke(options: &[&str], name: &str) -> (i32, String) {
     let command = format!("echo {name} > /sys/kernel/debug/provoke-crash/DIRECT");
@@ -100,8 +134,17 @@ fn provoke(options: &[&str], name: &str) -> (i32, String) {
     (ended.status, ended.stderr)
 }
 
-const READS: [&str; 5] =
-    ["XPFO_READ_USER", "XPFO_READ_USER_HUGE", "READ_PAGECACHE", "READ_FREED", "READ_REALLOCATED"];
+const READS: [&str; 9] = [
+    "XPFO_READ_USER",
+    "XPFO_READ_USER_HUGE",
+    "READ_PAGECACHE",
+    "READ_TMPFS",
+    "READ_PIPE",
+    "READ_SOCKET",
+    "READ_URING",
+    "READ_FREED",
+    "READ_REALLOCATED",
+];
 const KILLED: i32 = 137;
 
 #[test]

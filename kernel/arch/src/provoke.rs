@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PhysicalBytes, VirtAddr};
 
 use crate::memory::{tables, windows};
 use crate::{X86, boot, irq, time};
@@ -94,6 +94,13 @@ fn read_at(address: u64) -> Option<u64> {
 /// Read the first word of `frame` through the direct map. `None`: it is not there.
 pub fn read(frame: Pfn) -> Option<u64> {
     read_at(tables::frame_ptr(frame) as u64)
+}
+
+/// Read the first word of what is shown at `bytes`, in a window or wherever, through the direct map. `None`: it is not there.
+pub fn read_alias(bytes: &[u8]) -> Option<u64> {
+    let address = VirtAddr(bytes.as_ptr() as u64);
+    let frame = tables::frame_at(address)?;
+    read_at(tables::frame_ptr(frame) as u64 + address.0 % PAGE_SIZE as u64)
 }
 
 /// Jump to the first byte of `frame`, which is a RET, through the direct map. Whether it was executed. One caller at a time.

@@ -11,7 +11,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::io_uring as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::fs::Content;
 use crate::mem::{CacheContent, PageCache, frames};
+use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
 /// Words at the beginning of either ring, at these offsets in bytes.
@@ -61,6 +63,18 @@ pub struct SharedRings {
     content: Arc<CacheContent>,
     submissions: u32,
     completions: u32,
+}
+
+/// Put bytes among the submissions of rings of their own, and show them to `sink`: for /sys/kernel/debug/provoke-crash/DIRECT.
+///
+/// # Errors
+/// `ENOMEM`, and what source and sink fail with.
+pub fn show_through_rings(source: &mut dyn Source, sink: &mut dyn Sink) -> Result<()> {
+    let rings = SharedRings::new(1, 2)?;
+    let at = u64::from(c::IORING_OFF_SQES);
+    rings.content.write_at(at, source)?;
+    rings.content.read_at(at, sink)?;
+    Ok(())
 }
 
 impl SharedRings {

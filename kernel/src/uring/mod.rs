@@ -23,6 +23,8 @@ mod memory;
 mod request;
 mod work;
 
+pub use memory::show_through_rings;
+
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 

@@ -311,6 +311,7 @@ impl Cpu {
             self.tlb.flush_all(self.clock());
             self.exposed = Exposed::default();
             self.tlb.take_told();
+            self.watch.forget_residue();
         }
         self.look();
         ring

@@ -2,8 +2,9 @@
 //!
 //! A byte that is zero is nobody's: it cannot be told from one that was wiped. Bits are set and cleared by the CPU that stores, in the
 //! callback of its store; the value is read from the guest's memory there, so two CPUs that store to one byte at once may
-//! leave the bit of either. A frame has bits once a program's byte came to it. What devices store is not seen: our kernel's
-//! devices reach bounce frames only, whose bytes go on to programs by the CPU's stores.
+//! leave the bit of either. Who runs before a kernel that publishes itself is no program: what it stored is forgotten then.
+//! A frame has bits once a program's byte came to it. What devices store is not seen: our kernel's devices reach bounce frames only,
+//! whose bytes go on to programs by the CPU's stores.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,6 +25,12 @@ impl Residue {
     /// Of memory in which nothing is a program's.
     pub fn new(frames: usize) -> Self {
         Self { frames: (0..frames).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// Nothing in memory is a program's: what was stored until now was firmware's and the loader's.
+    pub fn forget(&self) {
+        let known = self.frames.iter().filter_map(OnceLock::get).flat_map(|bits| bits.iter());
+        known.for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
     /// `bytes` bytes were stored at a guest-physical address. What is beyond the page is left out.
@@ -117,5 +124,9 @@ mod tests {
         assert!(residue.is_zero(&words, 0x2000, 8));
         residue.stored(&words, 0x2000, 8, true);
         assert_eq!(bytes(), 0, "wiped by the program itself");
+        words.store(0x2000, 0x11);
+        residue.stored(&words, 0x2000, 8, true);
+        residue.forget();
+        assert_eq!(bytes(), 0, "the firmware's");
     }
 }

@@ -206,6 +206,13 @@ impl Watch {
             locked(&self.samples).push(sample);
         }
     }
+    /// A kernel that tells who owns its frames begins here: what ran before it were no programs.
+    pub(crate) fn forget_residue(&self) {
+        if let Some(residue) = &self.residue {
+            residue.forget();
+            locked(&self.samples).clear();
+        }
+    }
     /// All looks at programs' bytes, with a last one.
     pub(crate) fn end_samples(&self) -> Vec<Sample> {
         self.sample_now(self.total.load(Ordering::Relaxed));

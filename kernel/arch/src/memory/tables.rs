@@ -151,6 +151,16 @@ pub(crate) fn find_entry<const LEVEL: u32>(address: VirtAddr) -> Option<&'static
     Some(entry(table, index_at(address, LEVEL)))
 }
 
+/// The frame that is mapped at an address of the kernel half.
+pub(crate) fn frame_at(address: VirtAddr) -> Option<Pfn> {
+    let load = |entry: &AtomicU64| entry.load(Ordering::Acquire);
+    if let Some(small) = find_entry::<1>(address).map(load) {
+        return (small & PRESENT != 0).then_some(frame_of(small));
+    }
+    let large = find_entry::<2>(address).map(load).filter(|entry| entry & LARGE != 0)?;
+    Some(frame_of(large).offset(index_at(address, 1) as u64))
+}
+
 /// Map one 4 KiB page of the kernel half.
 ///
 /// # Errors

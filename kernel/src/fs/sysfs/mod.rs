@@ -21,6 +21,9 @@ mod replica;
 #[cfg(target_os = "none")]
 mod xpfo;
 
+#[cfg(target_os = "none")]
+pub use provoke::set_ring_memory;
+
 use alloc::sync::Arc;
 
 use super::mount::{FileSystem, FsStats};

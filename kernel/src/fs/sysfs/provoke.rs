@@ -6,17 +6,23 @@
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use freehold_arch::{X86, provoke};
+use freehold_arch::{X86, provoke, sync::Once};
 use freehold_collections::{Arc, reserve};
 use freehold_frame::{Anon, Frame, Order, Owner, PageCache, Request};
 use freehold_machine::{Pfn, PhysicalBytes};
 use freehold_xpfo::DEADLINE_NS;
 
+use crate::fs::bytes::SliceSource;
 use crate::fs::generated::{Generate, Text};
+use crate::fs::pipe::Pipe;
 use crate::fs::pseudo::PseudoDir;
+use crate::fs::{Blocking, File, OpenFlags, tmpfs};
+use crate::socket::channel::{Ancillary, Patience, Taking};
+use crate::socket::unix::{Kind, UnixSocket};
 use crate::sync::{Mutex, WaitQueue};
 use crate::task::spawn::spawn_kernel_on;
 use crate::task::{self, SigInfo, Signal};
+use crate::user::{Sink, Source};
 use crate::{Errno, Result, hw, mem, sched};
 
 /// An interrupt that comes later than this after its time is told of.
@@ -33,11 +39,15 @@ enum Outcome {
 }
 
 /// Names, and what makes the access.
-const ACTIONS: [(&str, fn() -> Result<Outcome>); 11] = [
+const ACTIONS: [(&str, fn() -> Result<Outcome>); 15] = [
     ("EXEC_PHYSMAP", exec_physmap),
     ("READ_FREED", read_freed),
     ("READ_PAGECACHE", read_page_cache),
+    ("READ_PIPE", read_pipe),
     ("READ_REALLOCATED", read_reallocated),
+    ("READ_SOCKET", read_socket),
+    ("READ_TMPFS", read_tmpfs),
+    ("READ_URING", read_uring),
     ("STALE_WINDOW", stale_window),
     ("WINDOW_IN_IRQ", window_in_interrupt),
     ("WRITE_READING_WINDOW", write_reading_window),
@@ -111,6 +121,81 @@ fn read_page_cache() -> Result<Outcome> {
     let frame = Frame::<PageCache, _>::allocate(mem::frames())?;
     mark(frame.pfn());
     Ok(outcome(provoke::read(frame.pfn())))
+}
+
+/// A reader to whom the kernel shows [`SECRET`]. It looks where the bytes that it is shown lie, and for them in the direct map, while they
+/// are shown.
+#[derive(Default)]
+struct Looker {
+    taken: usize,
+    read: Option<u64>,
+}
+
+impl Sink for Looker {
+    fn remaining(&self) -> usize {
+        size_of_val(&SECRET) - self.taken
+    }
+    fn put(&mut self, bytes: &[u8]) -> Result<usize> {
+        Ok(self.put_without_fault(bytes))
+    }
+    fn put_without_fault(&mut self, bytes: &[u8]) -> usize {
+        self.read = provoke::read_alias(bytes);
+        let count = bytes.len().min(self.remaining());
+        self.taken += count;
+        count
+    }
+    fn fault_in(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What comes of bytes that `pass` has the kernel keep for a program, and show to a reader. `EIO` where none were shown.
+fn look(pass: impl FnOnce(&mut dyn Source, &mut dyn Sink) -> Result<()>) -> Result<Outcome> {
+    let mut looker = Looker::default();
+    pass(&mut SliceSource::new(&SECRET.to_le_bytes()), &mut looker)?;
+    if looker.taken == 0 { Err(Errno::EIO) } else { Ok(outcome(looker.read)) }
+}
+
+/// Bytes that are written to one file and read from another.
+fn look_through(to: &dyn File, from: &dyn File) -> Result<Outcome> {
+    look(|source, sink| {
+        to.write_at(0, source, Blocking::Never)?;
+        from.read_at(0, sink, Blocking::Never)?;
+        Ok(())
+    })
+}
+
+fn read_tmpfs() -> Result<Outcome> {
+    let node = tmpfs::unnamed_file(0o600, 0, 0)?;
+    look_through(&*node, &*node)
+}
+
+fn read_pipe() -> Result<Outcome> {
+    let (from, to) = Pipe::pair(OpenFlags::empty())?;
+    look_through(&*to, &*from)
+}
+
+fn read_socket() -> Result<Outcome> {
+    let (from, to) = UnixSocket::pair(Kind::Stream);
+    look(|source, sink| {
+        to.send(source, Ancillary::default(), None, Patience::Never)?;
+        from.receive(sink, Taking::Take, Patience::Never)?;
+        Ok(())
+    })
+}
+
+/// Puts bytes into memory that an io_uring shares with its program, and shows them.
+pub type RingMemory = fn(&mut dyn Source, &mut dyn Sink) -> Result<()>;
+
+static RING_MEMORY: Once<RingMemory> = Once::new();
+
+/// Say how READ_URING reaches the rings, which lie above this layer. Once.
+pub fn set_ring_memory(pass: RingMemory) {
+    RING_MEMORY.set(pass);
+}
+
+fn read_uring() -> Result<Outcome> {
+    look(RING_MEMORY.get().ok_or(Errno::ENODEV)?)
 }
 
 fn read_freed() -> Result<Outcome> {

@@ -72,6 +72,18 @@ fn a_programs_bytes_are_residue_where_the_kernels_map_has_them_after_the_program
 }
 
 #[test]
+fn what_firmware_left_is_no_residue() {
+    let mut machine = Machine::with(true);
+    machine.words.store(0x1000 << 12, 0x0102_0304);
+    // Firmware runs at low addresses, as programs do.
+    machine.cpus[0].access::<Everything>(0xf_0000, 0x7000, (Access::Write, 8), || Some(0x1000 << 12));
+    machine.outside = 0;
+    machine.publish(&[(0x1000, KERNEL_OWNER)]);
+    let last = *machine.results().residue.last().unwrap();
+    assert_eq!((last.frames, last.bytes, last.residue_frames), (0, 0, 0));
+}
+
+#[test]
 fn a_free_frame_may_be_wiped_through_a_window_and_nothing_else() {
     let mut machine = Machine::with(true);
     machine.kernel(0);
