@@ -45,12 +45,14 @@ mod string;
 #[cfg(test)]
 mod tests;
 mod vec;
+mod wiped;
 
 pub use map::{Iter, Keys, Map, Range, Values};
 pub use queue::VecDeque;
 pub use shared::{Arc, Box, Receiver, Shared, Weak};
 pub use string::{String, try_format};
 pub use vec::{TryCollect, Vec};
+pub use wiped::WipedBytes;
 
 /// There was no memory. The collection that was to grow is as it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -21,6 +21,19 @@ thread_local! {
     static USE: Cell<u8> = const { Cell::new(0) };
     static FAIL_IN: Cell<u64> = const { Cell::new(0) };
     static MADE: Cell<u64> = const { Cell::new(0) };
+    static LEFT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A byte that is looked for in memory that is given back, where the test asks for it.
+const MARK: u8 = 0x5c;
+/// [`LEFT`] while nobody looks.
+const UNWATCHED: u64 = 0;
+
+/// How many objects with a [`MARK`] in them `body` gives back.
+fn left_behind(body: impl FnOnce()) -> u64 {
+    LEFT.set(UNWATCHED + 1);
+    body();
+    LEFT.replace(UNWATCHED) - 1
 }
 
 pub fn freehold_heap_use(purpose: u8) -> u8 {
@@ -51,6 +64,12 @@ unsafe impl GlobalAlloc for Failing {
         if fails() { ptr::null_mut() } else { unsafe { System.alloc(layout) } }
     }
     unsafe fn dealloc(&self, object: *mut u8, layout: Layout) {
+        if LEFT.get() != UNWATCHED {
+            let bytes = 0..layout.size();
+            // SAFETY: the object has so many bytes; each is read as it is, initialised or not.
+            let marked = bytes.filter(|&at| unsafe { object.add(at).read_volatile() } == MARK).count();
+            LEFT.set(LEFT.get() + u64::from(marked > 0));
+        }
         // SAFETY: the object is the system allocator's.
         unsafe { System.dealloc(object, layout) }
     }
@@ -276,4 +295,22 @@ fn objects_of_the_reserve_do_not_fail_by_request() {
     assert_eq!((std::format!("{object:?}{own:?}").as_str(), &*name), ("12", &b"name"[..]));
     assert_eq!(MADE.get(), made);
     fail_at(0);
+}
+
+#[test]
+fn no_byte_of_a_program_is_left_in_memory_that_is_given_back() {
+    let fill = |bytes: &mut WipedBytes| {
+        for length in [1, 300, 3, 2000] {
+            each_fails(|| bytes.try_extend(&[MARK; 2000][..length]));
+        }
+        assert_eq!((bytes.len(), bytes.iter().all(|&byte| byte == MARK)), (2304, true));
+    };
+    assert_eq!(left_behind(|| fill(&mut WipedBytes::new())), 0);
+    assert_eq!(left_behind(|| drop(WipedBytes::try_from_slice(&[MARK; 77]))), 0);
+    // What the list was cut by counts, too.
+    let mut cut = std::vec![MARK; 100];
+    cut.truncate(1);
+    assert_eq!(left_behind(|| drop(WipedBytes::from(cut))), 0);
+    // The control.
+    assert_eq!(left_behind(|| drop(std::vec![MARK; 77])), 1);
 }

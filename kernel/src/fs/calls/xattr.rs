@@ -2,6 +2,8 @@
 
 use alloc::vec::Vec;
 
+use freehold_collections::WipedBytes;
+
 use super::{AT_FDCWD, as_caller, file, place_at, place_of};
 use crate::fs::caller::{Access, Power};
 use crate::fs::node::{NodeKind, XattrSet};
@@ -57,7 +59,7 @@ fn give(bytes: &[u8], address: u64, size: usize) -> Result<i64> {
 fn get(place: &Path, args: &Args) -> Result<i64> {
     let name = name_at(args[1])?;
     check(place, &name, Access::READ)?;
-    give(&place.node.xattr(&name)?, args[2], args.size(3))
+    give(&WipedBytes::from(place.node.xattr(&name)?), args[2], args.size(3))
 }
 
 fn set(place: &Path, args: &Args) -> Result<i64> {
@@ -71,7 +73,7 @@ fn set(place: &Path, args: &Args) -> Result<i64> {
     if args.size(3) > VALUE_MAX {
         return Err(Errno::E2BIG);
     }
-    let value = user::read_vec(args[2], args.size(3))?;
+    let value = WipedBytes::from(user::read_vec(args[2], args.size(3))?);
     place.mount.writable()?;
     check(place, &name, Access::WRITE)?;
     place.node.set_xattr(&name, &value, how).map(|()| 0)

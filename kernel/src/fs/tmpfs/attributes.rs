@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use freehold_collections::Map;
+use freehold_collections::{Map, WipedBytes};
 
 use crate::fs::clock::now;
 use crate::fs::node::{NewNode, SetMetadata, Timestamp, XattrSet};
@@ -24,7 +24,7 @@ pub(super) struct Attributes {
     pub accessed: Timestamp,
     pub modified: Timestamp,
     pub changed: Timestamp,
-    pub xattrs: Map<Vec<u8>, Vec<u8>>,
+    pub xattrs: Map<Vec<u8>, WipedBytes>,
 }
 
 impl Attributes {
@@ -84,7 +84,7 @@ impl Attributes {
         if total + name.len() + value.len() > XATTR_TOTAL_MAX {
             return Err(Errno::ENOSPC);
         }
-        self.xattrs.try_insert(fallible::to_vec(name)?, fallible::to_vec(value)?)?;
+        self.xattrs.try_insert(fallible::to_vec(name)?, WipedBytes::try_from_slice(value)?)?;
         self.changed = now();
         Ok(())
     }

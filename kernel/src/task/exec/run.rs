@@ -51,7 +51,6 @@ const HWCAP2_FSGSBASE: u64 = 1 << 1;
 const HWCAP: u64 = 0x0780_8111;
 
 /// A program to be started.
-#[derive(Clone)]
 pub struct Request {
     /// The file, if it is open already (execveat with AT_EMPTY_PATH).
     pub file: Option<Arc<OpenFile>>,

@@ -4,6 +4,8 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use freehold_collections::WipedBytes;
+
 use super::strings::Strings;
 use crate::fallible::Grow as _;
 use crate::{Errno, Result};
@@ -50,7 +52,7 @@ pub struct Contents<'a> {
 /// The bytes, and where things are.
 pub struct Image {
     /// To be written from `sp` up to the top.
-    pub bytes: Vec<u8>,
+    pub bytes: WipedBytes,
     /// The stack pointer.
     pub sp: u64,
     /// argv's strings.
@@ -103,7 +105,7 @@ pub fn build(top: u64, contents: &Contents<'_>) -> Result<Image> {
     bytes.extend_from_slice(contents.name);
     bytes.resize(length, 0);
     Ok(Image {
-        bytes,
+        bytes: bytes.into(),
         sp,
         arguments: arguments_start..environment_start,
         environment: environment_start..name,

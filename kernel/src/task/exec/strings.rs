@@ -1,8 +1,7 @@
 //! Arguments and environment on their way from one program to the next.
 
-use alloc::vec::Vec;
+use freehold_collections::WipedBytes;
 
-use crate::fallible::Grow as _;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
 
@@ -11,17 +10,17 @@ pub const MAX_STRING: usize = 131_072;
 /// The most strings.
 const MAX_COUNT: usize = 0x7fff_ffff;
 
-/// A list of strings, each with its NUL, one after the other.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A list of strings, each with its NUL, one after the other. They are wiped in the end: an environment has secrets.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Strings {
-    bytes: Vec<u8>,
+    bytes: WipedBytes,
     count: usize,
 }
 
 impl Strings {
     /// None.
     pub const fn new() -> Self {
-        Self { bytes: Vec::new(), count: 0 }
+        Self { bytes: WipedBytes::new(), count: 0 }
     }
     /// Append `text`, which has no NUL.
     ///
@@ -31,9 +30,9 @@ impl Strings {
         if text.len() >= MAX_STRING {
             return Err(Errno::E2BIG);
         }
-        self.bytes.make_room(text.len() + 1)?;
-        self.bytes.extend_from_slice(text);
-        self.bytes.push(0);
+        self.bytes.try_reserve(text.len() + 1)?;
+        self.bytes.try_extend(text)?;
+        self.bytes.try_extend(&[0])?;
         self.count += 1;
         Ok(())
     }
@@ -53,7 +52,8 @@ impl Strings {
             if pointer == 0 {
                 return Ok(strings);
             }
-            strings.push(&user::bounded_string(pointer, MAX_STRING, Errno::E2BIG)?)?;
+            let text = WipedBytes::from(user::bounded_string(pointer, MAX_STRING, Errno::E2BIG)?);
+            strings.push(&text)?;
             if strings.size() > limit {
                 return Err(Errno::E2BIG);
             }

@@ -1,0 +1,86 @@
+//! A program's bytes that the kernel holds for a while, and does not leave behind.
+
+use alloc::vec::Vec;
+use core::hint::black_box;
+use core::ops::Deref;
+
+use crate::AllocError;
+use crate::heap_use::fallibly;
+
+/// Room that is made at least: for the arguments of most programs.
+const LEAST_ROOM: usize = 256;
+
+fn with_room(bytes: usize) -> Result<Vec<u8>, AllocError> {
+    let mut list = Vec::new();
+    fallibly(|| list.try_reserve_exact(bytes))?;
+    Ok(list)
+}
+
+/// Bytes that are written over with zeroes before their memory goes back to the heap, which is in the kernel's map: when they are
+/// dropped, and when they move to where there is more room.
+#[derive(Default, PartialEq, Eq, Debug)]
+pub struct WipedBytes(Vec<u8>);
+
+impl WipedBytes {
+    /// None, which need no memory.
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+    /// A copy of `bytes`.
+    ///
+    /// # Errors
+    /// [`AllocError`].
+    pub fn try_from_slice(bytes: &[u8]) -> Result<Self, AllocError> {
+        let mut copy = Self(with_room(bytes.len())?);
+        copy.0.extend_from_slice(bytes);
+        Ok(copy)
+    }
+    /// Adds `bytes` at the end.
+    ///
+    /// # Errors
+    /// [`AllocError`]; what was there stays as it was.
+    pub fn try_extend(&mut self, bytes: &[u8]) -> Result<(), AllocError> {
+        self.try_reserve(bytes.len())?;
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+    /// Makes room for `more` bytes; where that is elsewhere, for as many again as there are.
+    ///
+    /// # Errors
+    /// [`AllocError`]; the bytes stay where they are.
+    pub fn try_reserve(&mut self, more: usize) -> Result<(), AllocError> {
+        if self.0.capacity() - self.0.len() >= more {
+            return Ok(());
+        }
+        let wanted = self.0.len().checked_add(more).ok_or(AllocError)?;
+        let mut larger = with_room(wanted.max(self.0.capacity().saturating_mul(2)).max(LEAST_ROOM))?;
+        larger.extend_from_slice(&self.0);
+        // The smaller one is wiped as it is dropped.
+        *self = Self(larger);
+        Ok(())
+    }
+}
+
+impl From<Vec<u8>> for WipedBytes {
+    /// The bytes of a list, whose memory is wiped in the end.
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+}
+
+impl Deref for WipedBytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for WipedBytes {
+    fn drop(&mut self) {
+        // What a list no longer counts may be a program's, too.
+        self.0.resize(self.0.capacity(), 0);
+        self.0.fill(0);
+        // The compiler believes that somebody looks, so the stores stay.
+        black_box(self.0.as_slice());
+    }
+}
