@@ -77,9 +77,9 @@ impl Deref for WipedBytes {
 
 impl Drop for WipedBytes {
     fn drop(&mut self) {
-        // What a list no longer counts may be a program's, too.
+        // All of its memory: bytes that the list no longer counts may be a program's, too.
+        self.0.clear();
         self.0.resize(self.0.capacity(), 0);
-        self.0.fill(0);
         // The compiler believes that somebody looks, so the stores stay.
         black_box(self.0.as_slice());
     }

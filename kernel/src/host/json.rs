@@ -19,7 +19,7 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// What stands before the element at `at` of a list.
+/// The text before the element at `at` of a list.
 pub const fn comma(at: usize) -> &'static str {
     if at == 0 { "" } else { "," }
 }

@@ -112,7 +112,7 @@ pub(crate) struct Pieces<'a> {
     /// Bytes that are wanted after them.
     left: usize,
     boundary: Option<Boundary>,
-    /// What was found and is not shown yet: what follows the last piece behind a boundary.
+    /// A piece that was found and is not shown yet: the part of the last one behind a boundary, for one.
     rest: Option<Piece>,
 }
 

@@ -56,7 +56,7 @@ pub fn load_own(cpu: CpuId) {
     }
 }
 
-/// What [`freehold_replica`] asks for.
+/// The image and the nodes' roots, as [`freehold_replica`] asks for them.
 #[derive(Clone, Copy, Debug)]
 pub struct ImagePort;
 

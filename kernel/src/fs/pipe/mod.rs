@@ -265,7 +265,7 @@ impl Pipe {
                 match result {
                     Ok(count) => *done += count,
                     Err(error) => {
-                        // What was pushed before is there to be read.
+                        // Readers may sleep, and earlier bytes are in the pipe.
                         drop(ring);
                         self.readable.wake_all();
                         return Err(error);
