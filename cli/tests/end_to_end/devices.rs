@@ -81,7 +81,7 @@ const ENDS: [(Lie, &str); 21] = [
     (Lie::FeaturesOfAllOnes,  ALL_OK),
     (Lie::SpuriousInterrupts, ALL_OK),
     (Lie::NoAnswer,           DEAD),
-    // The second answer comes before the guest looks, or later.
+    // The second answer comes before the guest looks, or later; then it is for a request that has no status yet.
     (Lie::DoubleAnswer,       "read EIO, read EIO, write EIO, sync EIO|read ok, read EIO, write EIO, sync EIO"),
     (Lie::LateAnswer,         "read EIO, read EIO, write EIO, sync EIO"),
     (Lie::StatusNonsense,     DEAD),

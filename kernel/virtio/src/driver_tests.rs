@@ -310,9 +310,9 @@ fn a_status_that_is_an_error_and_a_short_answer_are_errors() {
         (Some(0), 513, Ok(())),
         (Some(1), 1, Err(BlockError::Io)),
         (Some(2), 1, Err(BlockError::Unsupported)),
-        (Some(77), 513, Err(BlockError::Io)),
+        (Some(77), 513, Err(BlockError::Failed)),
         (Some(0), 400, Err(BlockError::Io)),
-        (None, 513, Err(BlockError::Io)),
+        (None, 513, Err(BlockError::Failed)),
     ];
     for (status, written, expected) in cases {
         let fake = fake_disk(8, Features::empty());
@@ -333,6 +333,31 @@ fn a_status_that_is_an_error_and_a_short_answer_are_errors() {
             "status {status:?}, {written} bytes"
         );
     }
+}
+
+#[test]
+fn a_late_status_of_one_request_is_no_success_of_the_next() {
+    let fake = fake_disk(8, Features::empty());
+    let late = Mutex::new(None);
+    let disk = disk(&fake, {
+        let fake = fake.clone();
+        move || {
+            while let Some((head, parts)) = fake.take(0) {
+                let mut late = late.lock().unwrap();
+                match *late {
+                    None => {
+                        *late = Some(parts[2].address);
+                        model::write(parts[2].address, &[1]);
+                    }
+                    // The status byte of the request before is written now, and this one's is not.
+                    Some(before) => model::write(before, &[0]),
+                }
+                fake.give(0, head.into(), 513);
+            }
+        }
+    });
+    assert_eq!(disk.read(0, &mut sector(), Sleep::Uninterruptible), Err(BlockError::Io));
+    assert_eq!(disk.read(1, &mut sector(), Sleep::Uninterruptible), Err(BlockError::Failed));
 }
 
 /// Answers the next read with zeroes.
@@ -375,7 +400,8 @@ fn requests_that_time_out_keep_their_memory_until_their_late_answers() {
             assert!((0..3).all(|part| parts[part].address != others[part].address));
         }
     }
-    for (head, _) in kept {
+    for (head, parts) in kept {
+        model::write(parts[2].address, &[0]);
         fake.give(0, head.into(), 513);
     }
     *ANSWERS.lock().unwrap() = true;

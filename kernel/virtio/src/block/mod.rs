@@ -51,6 +51,8 @@ const HEADER: usize = 32;
 const STATUS: usize = 16;
 /// The status before the device has written one.
 const NO_STATUS: u8 = 0xff;
+/// The greatest status that a device may write: "unsupported" (virtio 1.2, 5.2.6).
+const LAST_STATUS: u8 = 2;
 
 /// What a request does, with virtio's numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,6 +7,11 @@
 //! after it is released ([`Requests::take_wakes`]). The sleeping tasks are woken in the order in which they came.
 //! Linux' nearest relative is the tag allocation of blk-mq (`blk_mq_get_tag`).
 //!
+//! **Places are taken in turn**, so that the next request has other status bytes than the last. A device that answers
+//! twice may complete a request that it has not looked at. Its status byte then still holds [`NO_STATUS`], which no
+//! answer of the standard is, and the device has broken the protocol. If the place of the request before were used
+//! again, the device's late status for that one would be taken for this one's.
+//!
 //! **Invariant** ([`Requests::validate`]). granted ≤ waiting, granted ≤ free places.
 
 use alloc::sync::Arc;
@@ -14,7 +19,7 @@ use alloc::sync::Arc;
 use freehold_bounce::{Device, Direction, DmaSource, Mapping};
 use freehold_virtqueue::{Chain, DeviceReset, Part, Queue, Transport};
 
-use super::{DEPTH, HEADER, Kind, NO_STATUS, RING, STATUS};
+use super::{DEPTH, HEADER, Kind, LAST_STATUS, NO_STATUS, RING, STATUS};
 use crate::link::{Lent, Link, Why};
 use crate::{BlockError, SECTOR_SIZE, SetupError};
 
@@ -100,6 +105,8 @@ pub(super) struct Requests<S: DmaSource, T: Transport> {
     link: Link<S, T, Rings<S>>,
     name: &'static str,
     states: [RequestState; DEPTH],
+    /// Where the search for a free place begins: after the one taken last.
+    next: usize,
     waiting: usize,
     granted: usize,
     /// Requests that the device has answered, late ones too.
@@ -125,6 +132,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
             link: Link::new(transport, device, Rings { queue, headers, segments }),
             name: device.rules().name,
             states: [RequestState::Free; DEPTH],
+            next: 0,
             waiting: 0,
             granted: 0,
             answers: 0,
@@ -170,6 +178,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         let number = self.first_free();
         if let Some(number) = number {
             self.states[number] = RequestState::Held;
+            self.next = (number + 1) % DEPTH;
         }
         Ok(number)
     }
@@ -194,7 +203,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     }
 
     fn first_free(&self) -> Option<usize> {
-        self.states.iter().position(|&state| state == RequestState::Free)
+        (self.next..DEPTH).chain(0..self.next).find(|&number| self.states[number] == RequestState::Free)
     }
     fn free(&self) -> usize {
         self.states.iter().filter(|&&state| state == RequestState::Free).count()
@@ -287,6 +296,10 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
                     let number = done.chain.tag();
                     let mut status = [NO_STATUS];
                     rings.headers.read(number * HEADER + STATUS, &mut status);
+                    if status[0] > LAST_STATUS {
+                        self.fail();
+                        return Err(BlockError::Failed);
+                    }
                     self.answered(number, done.written, status[0]);
                 }
                 Err(_) => {
