@@ -55,6 +55,8 @@ pub enum Rest {
 
 /// What a kernel brings: the direct map as it is, and who uses which root. Its windows show the image's frames for reading.
 pub trait Port: Copy + Send + Sync + 'static {
+    /// Shows `f` a page of the image where this CPU runs it, without a window. Not once this CPU's root may be a replica's.
+    fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R;
     /// What the policy about programs' frames allows.
     fn rest(self) -> Rest;
     /// Whether the direct map shows one of these frames.
@@ -200,8 +202,8 @@ impl<S: Memory, P: Port> Replicas<S, P> {
 
     fn take_hashes(&mut self) -> Result<(), OutOfMemory> {
         self.hashes.try_reserve_exact(self.image.pages as usize).map_err(|_| OutOfMemory)?;
-        let (machine, first) = (self.source.machine(), self.image.first);
-        self.hashes.extend((0..self.image.pages).map(|page| machine.read_bytes(first.offset(page), hash)));
+        let port = self.port;
+        self.hashes.extend((0..self.image.pages).map(|page| port.read_image(page, hash)));
         Ok(())
     }
 
@@ -234,7 +236,10 @@ impl<S: Memory, P: Port> Replicas<S, P> {
         }
         let machine = self.source.machine();
         for page in 0..self.image.pages {
-            machine.copy(self.image.first.offset(page), frame_in(&blocks, page));
+            let copy = |from: &[u8; PAGE_SIZE]| {
+                machine.with_bytes(frame_in(&blocks, page), |to| to.copy_from_slice(from))
+            };
+            self.port.read_image(page, copy);
         }
         (self.image.pages..whole * PAGEBLOCK_FRAMES).for_each(|page| machine.zero(frame_in(&blocks, page)));
         Ok(blocks)
@@ -242,15 +247,17 @@ impl<S: Memory, P: Port> Replicas<S, P> {
 }
 
 /// A page's hash: four lanes, each a bijection of every word that enters it. So pages that differ in one word never have the same.
-/// It finds faults; who chooses bytes can forge it.
+/// It finds faults; who chooses bytes can forge it. A multiplication takes four words, since start-up waits for this.
 pub(crate) fn hash(bytes: &[u8; PAGE_SIZE]) -> u64 {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
-    let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(ODD);
-    let mut lanes = [1, 2, 3, 4];
-    for words in bytes.as_chunks::<32>().0 {
-        for (lane, word) in lanes.iter_mut().zip(words.as_chunks::<8>().0) {
-            *lane = step(*lane, u64::from_ne_bytes(*word));
+    let mut lanes = [1u64, 2, 3, 4];
+    for words in bytes.as_chunks::<128>().0 {
+        let words = words.as_chunks::<8>().0;
+        for (at, lane) in lanes.iter_mut().enumerate() {
+            let word = |nth: usize| u64::from_ne_bytes(words[at + 4 * nth]);
+            let mixed = ((*lane ^ word(0)).wrapping_add(word(1)) ^ word(2)).wrapping_add(word(3));
+            *lane = mixed.wrapping_mul(ODD);
         }
     }
-    lanes.into_iter().fold(0, |hash: u64, lane| step(hash.rotate_left(29), lane))
+    lanes.into_iter().fold(0, |hash: u64, lane| (hash.rotate_left(29) ^ lane).wrapping_mul(ODD))
 }

@@ -18,6 +18,8 @@
 //! **Check.** [`Replicas::verify`] compares each page of the image and of every replica with the hash that was taken before
 //! the first copy; [`Replicas::validate`] looks at the tables and at the owners of frames.
 //!
+//! **Dump.** [`dump`] shows what a root maps in the kernel half, in Linux' form.
+//!
 //! The nearest relatives are Linux' series for x86 that was never merged (Kuzin, RFC of December 2023) and `REPLICATE_KTEXT`
 //! of MIPS IP27.
 #![no_std]
@@ -29,6 +31,7 @@ extern crate std;
 
 mod check;
 mod copy;
+mod dump;
 mod plan;
 mod tables;
 #[cfg(test)]
@@ -36,4 +39,5 @@ mod tests;
 
 pub use check::Fault;
 pub use copy::{Image, Memory, NodeFigures, Port, Replicas, Rest};
+pub use dump::{Run, dump};
 pub use plan::{Setting, nearest, plan};

@@ -41,6 +41,9 @@ pub fn plan(topology: &Topology, cpus: usize, image: NodeId, setting: Setting) -
         Setting::AtMost(most) => most,
     };
     let wanted = with_cpus & with_memory & !bit(image);
+    if wanted == 0 {
+        return NodeSet(0);
+    }
     NodeSet(nodes(wanted).take(most).fold(0, |set, node| set | bit(node)))
 }
 

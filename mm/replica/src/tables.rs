@@ -11,7 +11,10 @@ pub(crate) const PRESENT: u64 = 1;
 pub(crate) const WRITABLE: u64 = 1 << 1;
 /// Accessed and dirty: the CPU sets them.
 pub(crate) const MARKS: u64 = 3 << 5;
-const LARGE: u64 = 1 << 7;
+pub(crate) const USER: u64 = 1 << 2;
+pub(crate) const LARGE: u64 = 1 << 7;
+pub(crate) const GLOBAL: u64 = 1 << 8;
+pub(crate) const NO_EXECUTE: u64 = 1 << 63;
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
 /// The first entry of the kernel half.

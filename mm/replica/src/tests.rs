@@ -12,8 +12,8 @@ use freehold_machine::{
     Tables as _, Topology, VirtAddr,
 };
 
-use crate::tables::{PRESENT, WRITABLE, index_at, leaf};
-use crate::{Fault, Image, Port, Replicas, Rest, Setting, nearest, plan};
+use crate::tables::{GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE, index_at, leaf};
+use crate::{Fault, Image, Port, Replicas, Rest, Setting, dump, nearest, plan};
 
 type Frames = &'static Buddy<Model>;
 
@@ -27,8 +27,6 @@ const PAGES: u64 = 20;
 const DATA_PAGES: u64 = 4;
 /// In the last slot, across the end of a table of 2 MiB.
 const START: VirtAddr = VirtAddr(0xffff_ffff_803f_a000);
-const GLOBAL: u64 = 1 << 8;
-const NO_EXECUTE: u64 = 1 << 63;
 
 #[derive(Clone, Copy)]
 struct Image0(&'static Shared);
@@ -40,6 +38,9 @@ struct Shared {
 }
 
 impl Port for Image0 {
+    fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
+        self.0.model.read_bytes(Pfn(FIRST + page), f)
+    }
     fn rest(self) -> Rest {
         self.0.rest
     }
@@ -175,7 +176,7 @@ fn a_flipped_bit_is_found_with_its_node_and_page() {
     replicas.flip();
     assert_eq!(faults(&replicas), []);
     // Any bit, in any lane.
-    for at in [0, 9, 18, 27, 4088] {
+    for at in [0, 9, 18, 27, 32, 65, 98, 127, 128, 4088] {
         world.model.with_bytes(Pfn(FIRST + 3), |bytes| bytes[at] ^= 1);
         assert_eq!(faults(&replicas), [Fault::Image { page: 3 }]);
         world.model.with_bytes(Pfn(FIRST + 3), |bytes| bytes[at] ^= 1);
@@ -288,4 +289,46 @@ fn settings_are_read() {
     let read = ["auto", "on", "off", "2", "", "-1", "all"].map(Setting::parse);
     let known = [Setting::Auto, Setting::On, Setting::Off, Setting::AtMost(2)].map(Some);
     assert_eq!(read, [known[0], known[1], known[2], known[3], None, None, None]);
+}
+
+fn dumped(world: &World) -> Vec<alloc::string::String> {
+    let mut lines = Vec::new();
+    dump(world.model, Pfn(ROOT), &mut |run| {
+        lines.push(alloc::format!("{run}{}", if run.is_writable_code() { " W+X" } else { "" }));
+    });
+    lines
+}
+
+#[test]
+fn a_dump_has_linux_lines() {
+    let world = World::new();
+    let model = world.model;
+    // Nothing but the image.
+    model.store_entry(Pfn(ROOT), 300, 0);
+    let expected = [
+        "0xffff800000000000-0xffffff8000000000   130560G                               pgd",
+        "0xffffff8000000000-0xffffffff80000000         510G                               pud",
+        "0xffffffff80000000-0xffffffff80200000           2M                               pmd",
+        "0xffffffff80200000-0xffffffff803fa000        2024K                               pte",
+        "0xffffffff803fa000-0xffffffff8040e000          80K     ro                 GLB x  pte",
+        "0xffffffff8040e000-0xffffffff80412000          16K     RW                 GLB NX pte",
+        "0xffffffff80412000-0xffffffff80600000        1976K                               pte",
+        "0xffffffff80600000-0xffffffffc0000000        1018M                               pmd",
+        "0xffffffffc0000000-0x0000000000000000           1G                               pud",
+    ];
+    let lines = dumped(&world);
+    assert_eq!(
+        lines.iter().map(|line| line.split_whitespace().collect()).collect::<Vec<Vec<_>>>(),
+        expected.iter().map(|line| line.split_whitespace().collect()).collect::<Vec<Vec<_>>>()
+    );
+    assert_eq!(lines[4..6], expected[4..6], "to the column");
+    // Rights are what the whole way grants; a leaf that is both is told.
+    let slot = index_at(VirtAddr(0xffff_ffff_8060_0000), 2);
+    model.store_entry(Pfn(3), slot, 512 << 12 | PRESENT | WRITABLE | USER | LARGE | 1 << 4);
+    let upper = model.load_entry(Pfn(2), index_at(START, 3));
+    let told = "0xffffffff80600000-0xffffffff80800000           2M     RW     PCD PSE         x  pmd W+X";
+    assert!(dumped(&world).iter().any(|line| line == told), "{:?}", dumped(&world));
+    model.store_entry(Pfn(2), index_at(START, 3), upper & !WRITABLE | NO_EXECUTE);
+    let told = "0xffffffff80600000-0xffffffff80800000           2M     ro     PCD PSE         NX pmd";
+    assert!(dumped(&world).iter().any(|line| line == told), "{:?}", dumped(&world));
 }

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{
-    CpuId, Cpus, Flush, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tlb, Topology, VirtAddr,
+    CpuId, Cpus, Flush, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tlb, Topology, VirtAddr,
 };
 use freehold_replica::{Image, Port, Rest};
 
@@ -61,6 +61,12 @@ pub fn load_own(cpu: CpuId) {
 pub struct ImagePort;
 
 impl Port for ImagePort {
+    fn read_image<R>(self, page: u64, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
+        assert!(page < boot::read_only_frames().len() && X86.current_root() == tables::root());
+        let address = boot::read_only_parts().0.start + page * PAGE_SIZE as u64;
+        // SAFETY: text and read-only data are mapped for reading, for ever, and nobody writes to them.
+        f(unsafe { &*(address as *const [u8; PAGE_SIZE]) })
+    }
     fn rest(self) -> Rest {
         if windows::policy().is_exclusive() { Rest::Frames } else { Rest::Pageblock }
     }
