@@ -125,7 +125,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "N", help_heading = "Machine")]
     pub numa: Option<String>,
 
-    /// One NUMA node: mem=256M,cpus=0-1 (repeat for each node; cpus may be missing); max=1G lets it grow
+    /// One NUMA node: mem=256M,cpus=0-1 (repeat for each node; cpus or mem may be missing); max=1G lets it grow
     #[arg(long, value_name = "SPEC", conflicts_with = "numa", help_heading = "Machine")]
     pub node: Vec<String>,
 

@@ -70,6 +70,8 @@ pub enum Plant {
     ReplicaFlip,
     /// The kernel runs with SMAP off.
     SmapOpen,
+    /// A CPU runs with the root of another node.
+    WrongRoot,
 }
 
 /// What is done about speculative execution.
@@ -174,7 +176,7 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         name: "freehold.plant",
-        values: "direct-map-read|lost-frame|plugged-read|replica-flip|smap-open|stale-entry|text-alias|unused-mapping|writable-text",
+        values: "direct-map-read|lost-frame|plugged-read|replica-flip|smap-open|stale-entry|text-alias|unused-mapping|writable-text|wrong-root",
         help: "break a rule of frames or of memory isolation once, harmlessly, before the program begins: `freehold scope` has to find it, and the closing audit a lost frame",
         set: |settings, parameter| {
             settings.plant = Some(match parameter.value {
@@ -186,10 +188,11 @@ pub const KNOWN: &[Known] = &[
                 Some("text-alias") => Plant::TextAlias,
                 Some("unused-mapping") => Plant::UnusedMapping,
                 Some("writable-text") => Plant::WritableText,
+                Some("wrong-root") => Plant::WrongRoot,
                 Some("lost-frame") => Plant::LostFrame,
                 _ => {
                     return Err(
-                        "direct-map-read, lost-frame, plugged-read, replica-flip, smap-open, stale-entry, text-alias, unused-mapping or writable-text",
+                        "direct-map-read, lost-frame, plugged-read, replica-flip, smap-open, stale-entry, text-alias, unused-mapping, writable-text or wrong-root",
                     );
                 }
             });

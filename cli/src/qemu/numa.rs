@@ -352,8 +352,11 @@ fn described(specs: &[String], cpus: u32) -> Result<Vec<Node>> {
             })?,
             None => 0,
         };
-        if node.memory + node.growth == 0 {
-            return Err(Failure::new(format!("--node {spec}: it has no memory"), "mem=256M,cpus=0-1"));
+        if node.memory + node.growth == 0 && node.cpus.is_empty() {
+            return Err(Failure::new(
+                format!("--node {spec}: it has neither memory nor CPUs"),
+                "mem=256M,cpus=0-1",
+            ));
         }
         if !node.memory.is_multiple_of(GRAIN) || !node.growth.is_multiple_of(GRAIN) {
             return Err(Failure::new(
@@ -369,6 +372,9 @@ fn described(specs: &[String], cpus: u32) -> Result<Vec<Node>> {
     if nodes.iter().all(|node| node.cpus.is_empty()) {
         nodes[0].cpus = (0..cpus).collect();
         return Ok(nodes);
+    }
+    if nodes.iter().all(|node| node.memory + node.growth == 0) {
+        return Err(Failure::new("no --node has memory", "mem=256M,cpus=0-1"));
     }
     match (0..cpus).find(|cpu| !taken.contains(cpu)) {
         Some(cpu) => {
@@ -422,6 +428,9 @@ mod tests {
         assert!(nodes[2].cpus.is_empty());
         assert!(described(&specs(&["mem=64M,cpus=0", "mem=64M,cpus=0"]), 1).is_err());
         assert!(described(&specs(&["mem=64M,cpus=0"]), 2).is_err());
+        let nodes = described(&specs(&["mem=64M,cpus=0", "cpus=1"]), 2).expect("CPUs without memory");
+        assert_eq!((nodes[1].memory, nodes[1].cpus.len()), (0, 1));
+        assert!(described(&specs(&["mem=64M,cpus=0", "mem=0"]), 1).is_err());
         assert!(described(&specs(&["cpus=0"]), 1).is_err());
         let nodes = described(&specs(&["mem=64M,max=128M,cpus=0", "max=32M"]), 1).expect("nodes that grow");
         assert_eq!(

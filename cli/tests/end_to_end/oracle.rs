@@ -75,6 +75,34 @@ fn every_planted_breach_is_found_with_the_function_that_did_it() {
 }
 
 #[test]
+fn another_nodes_text_its_root_and_stores_to_a_copy_are_found() {
+    if !is_ours() {
+        return;
+    }
+    let cases: [(&str, &[&str]); 2] =
+        [("wrong-root", &["root", "remote-text"]), ("replica-flip", &["writable-image", "text"])];
+    for (plant, broken) in cases {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let parameter = format!("freehold.plant={plant}");
+        let mut command = scope(&folder, &["--cpus", "2", "--numa", "2", "--append", &parameter]);
+        // `finish` would not let a run pass whose copies differ.
+        let _permit = Permit::take();
+        let ended = command.args(["--", "busybox", "echo", "on"]).output().expect("it runs");
+        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!((code(ended.status), &ended.stdout[..]), (125, &b"on\n"[..]), "{told}");
+        let oracle = oracle(&folder);
+        let violations = oracle["violations"].as_array().expect("a list");
+        // One for each page of text that was fetched.
+        let mut rules: Vec<&str> = violations.iter().filter_map(|one| one["rule"].as_str()).collect();
+        rules.dedup();
+        assert_eq!(rules, broken, "{plant}: {violations:?}");
+        let by = if plant == "wrong-root" { "freehold_arch::" } else { "freehold_" };
+        let first = told.lines().find(|line| line.contains("   violation:")).expect("a line");
+        assert!(first.contains(by), "{first}");
+    }
+}
+
+#[test]
 fn programs_that_map_and_fork_and_run_threads_break_no_rule() {
     if !is_ours() {
         return;

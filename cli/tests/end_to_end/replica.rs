@@ -133,3 +133,74 @@ fn a_node_that_is_too_small_shares_and_says_so() {
     let line = "numa_replica: node 1 shares the kernel's text with another: too little memory";
     assert!(told.stderr.contains(line), "{}", told.stderr);
 }
+
+#[test]
+fn on_one_node_the_setting_changes_no_instruction() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let json = folder.path().join("b.json");
+    // Numbers of one digit: parameters of one length, which are read in the same number of instructions.
+    let sides = ["--append", "numa_replica=9", "--against-append", "numa_replica=0"];
+    let mut command = freehold();
+    command
+        .args(["bench", "--quick", "--runs", "1", "--timeout", TIMEOUT])
+        .args(sides)
+        .arg("--json")
+        .arg(&json);
+    command.args(["null-call", "fork-exit", "fork-exec", "thread", "fault-4k", "mmap-4k", "switch-2"]);
+    let _permit = Permit::take();
+    finish_now(&mut command, b"").expect(0);
+    let report: Value = serde_json::from_slice(&std::fs::read(json).expect("a file")).expect("it is JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 7);
+    for row in rows {
+        let [on, off] = [0, 1].map(|side| &row["costs"][side]["runs"]);
+        assert!(on == off && on[0].as_array().is_some_and(|samples| samples.len() == 4), "{row}");
+    }
+}
+
+#[test]
+fn a_node_of_cpus_alone_runs_the_image_or_the_nearest_copy() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let nodes = ["--cpus", "3", "--node", "mem=128M,cpus=0", "--node", "mem=64M,cpus=1", "--node", "cpus=2"];
+    let far = [&nodes[..], &["--distance", "2,0,40", "--distance", "2,1,15"]].concat();
+    for options in [&nodes[..], &far] {
+        let line = format!("{LOAD}; cat {FILE}; echo 1 > {FILE} && echo equal");
+        let told = said(options, &line).expect(0).text();
+        assert!(told.contains("\nnode 1: ") && !told.contains("\nnode 2: "), "{told}");
+        assert!(told.ends_with("equal\n"), "{told}");
+        let (sums, oracle) = fetches(options);
+        assert!(sums.iter().all(|&(all, _)| all > 1000) && oracle["total"] == 0, "{sums:?} {oracle}");
+        let remote: Vec<u64> = sums.iter().map(|&(_, remote)| remote).collect();
+        assert_eq!(remote, [0, 0, sums[2].0], "{sums:?}");
+    }
+}
+
+#[test]
+fn what_a_node_maps_is_told_as_linux_does_and_nothing_is_writable_and_executable() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let options = ["-m", "256M", "--cpus", "2", "--numa", "2"];
+    let text = said(&options, "cd /sys/kernel/debug/page_tables; head -n 99999 node0 node1").expect(0).text();
+    let (mut code, mut nodes, mut next) = (0, 0, None);
+    for line in text.lines().filter(|line| line.starts_with("0x")) {
+        let (start, rest) = (&line[..18], &line[19..]);
+        if next.as_deref() != Some(start) {
+            assert_eq!(start, "0xffff800000000000", "a gap or an overlap: {line}");
+            nodes += 1;
+        }
+        next = Some(rest[..18].to_owned());
+        let words: Vec<&str> = rest[18..].split_whitespace().collect();
+        let executable = words.contains(&"x");
+        assert!(!(executable && words.contains(&"RW")), "{line}");
+        assert!(!words.contains(&"USR"), "{line}");
+        code += u32::from(executable);
+    }
+    assert_eq!((code, nodes), (2, 2), "a run of text on each node: {text}");
+    assert_eq!(next.as_deref(), Some("0x0000000000000000"));
+}

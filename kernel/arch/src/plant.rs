@@ -5,7 +5,9 @@
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 
-use freehold_machine::{DirectMap, PAGEBLOCK_FRAMES, Pfn, PfnRange, VirtAddr};
+use freehold_machine::{
+    Cpus as _, DirectMap, Flush, Machine as _, NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tlb as _, VirtAddr,
+};
 
 use crate::memory::{self, OutOfMemory, tables};
 use crate::{X86, boot, irq, vmap};
@@ -66,6 +68,19 @@ pub fn text_alias() -> Result<(), OutOfMemory> {
     Ok(())
 }
 
+/// A CPU loads another node's root and runs that node's text. Returns whether there is one that differs.
+pub fn wrong_root() -> bool {
+    let _off = irq::disable();
+    let own = X86.kernel_root(X86.node_of_cpu(X86.current_cpu()));
+    let mut roots = (0..X86.node_count() as u8).map(|node| X86.kernel_root(NodeId(node)));
+    let Some(other) = roots.find(|&root| root != own) else { return false };
+    let before = X86.current_root();
+    load_wrong_root(other);
+    X86.load_root(before);
+    X86.flush_local(Flush::All);
+    true
+}
+
 /// A user copy is left without its CLAC: the kernel goes on with SMAP off. Interrupts stay off until it is mended, so that
 /// each breach is this function's.
 pub fn smap_open() {
@@ -103,6 +118,13 @@ fn write_text_through_alias(address: VirtAddr) {
     let byte = read(address);
     // SAFETY: the caller mapped the frame writable there; the byte written is the one that is there.
     unsafe { (address.0 as *mut u8).write_volatile(byte) };
+}
+
+#[inline(never)]
+fn load_wrong_root(root: Pfn) {
+    X86.load_root(root);
+    // Global entries outlive the root.
+    X86.flush_local(Flush::All);
 }
 
 #[inline(never)]

@@ -134,6 +134,7 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
         Plant::WritableText => breach::writable_text()?,
         Plant::LostFrame => core::mem::forget(Frame::<Anon, _>::allocate(frames())?),
         Plant::SmapOpen => breach::smap_open(),
+        Plant::WrongRoot => breach::wrong_root().then_some(()).ok_or(Errno::ENODEV)?,
         Plant::ReplicaFlip => {
             let flipped = replica::replicas().and_then(Replicas::flip).ok_or(Errno::ENODEV)?;
             log::warn!(

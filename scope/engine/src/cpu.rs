@@ -22,7 +22,7 @@ use freehold_scope_model::{
     Access, Geometry, Hint, Key, LevelShape, Lookup, Missed, PageSize, Replacement, Scope, SetAssociative,
     Side, Slices, TOLD, Tlb, TlbShape, Walked,
 };
-use freehold_scope_record::{Checks, CpuPhase, SettingsError};
+use freehold_scope_record::{Checks, CpuPhase, Rule, SettingsError};
 
 use self::exposure::Exposed;
 pub(crate) use self::exposure::sum;
@@ -124,6 +124,8 @@ pub struct Cpu {
     pub(crate) exposed: Exposed,
     /// The value of CR3, where the kernel tells it.
     root: Option<u64>,
+    /// Whether it has loaded a root of its node since the publication, or published itself: a CPU starts on the first node's.
+    is_home: bool,
     tally: Tally,
     phases: Vec<CpuPhase>,
     slices: Slices<SliceTally>,
@@ -198,6 +200,7 @@ impl Cpu {
             tlb: Tlb::new(shape),
             exposed: Exposed::default(),
             root: None,
+            is_home: false,
             tally: Tally::default(),
             phases: Vec::new(),
             slice_end: slices.end_of(0),
@@ -260,6 +263,18 @@ impl Cpu {
         }
     }
 
+    /// The instruction at `pc` is about to load `root`.
+    pub fn loads_root(&mut self, pc: u64, root: u64) {
+        let watch = Arc::clone(&self.watch);
+        match watch.frames.has_own_image(&*watch.memory, self.home, root) {
+            Some(true) => self.is_home = true,
+            Some(false) if self.is_home => {
+                watch.frames.report(Rule::Root, self.suspect(pc, pc, root >> 12), None);
+            }
+            _ => {}
+        }
+    }
+
     /// An instruction about translations runs.
     pub fn flush(&mut self, flush: Flush) {
         match flush {
@@ -306,6 +321,7 @@ impl Cpu {
             None => Ring::Refused("a message is not in memory"),
         };
         if ring == Ring::Published {
+            self.is_home = true;
             // What is remembered says nothing of direct maps and owners.
             self.forget_pages();
             self.tlb.flush_all(self.clock());

@@ -22,7 +22,7 @@ use freehold_scope_record::{
     Checks, KernelLayout, Memory, Oracle, Rule, SmapChecks, Stale, Violation, log2_bucket,
 };
 
-use crate::guest::{GuestMemory, walk};
+use crate::guest::{FRAME, GuestMemory, walk};
 use crate::kernel_half::{Change, KernelHalf, Mapped};
 use crate::smap::Rules;
 
@@ -94,6 +94,8 @@ pub struct Frames {
     /// Who last used the frame through an address of his own: the kernel's direct map or a program's.
     touched: Vec<AtomicU8>,
     published: OnceLock<(Publication, u64)>,
+    /// By node: the frames of text that its CPUs fetch, from text's first page on.
+    texts: OnceLock<Vec<Vec<u64>>>,
     /// Where the kernel may run with RFLAGS.AC set.
     rules: OnceLock<Rules>,
     /// Leaves of the kernel half, windows left out, that map the frame.
@@ -113,6 +115,12 @@ fn is_replica(p: &Publication, mark: Mark) -> bool {
 /// Whether text or read-only data is at an address.
 fn is_read_only_part(p: &Publication, address: u64) -> bool {
     (p.text & !0xfff..p.text_end).contains(&address) || (p.rodata & !0xfff..p.rodata_end).contains(&address)
+}
+
+/// The frames of text as `node`'s CPUs see it.
+fn text_of(memory: &dyn GuestMemory, p: &Publication, node: usize) -> Vec<u64> {
+    let pages = (p.text & !0xfff..p.text_end).step_by(4096);
+    pages.map(|address| walk(memory, p.root(node), address).map_or(0, |leaf| leaf.page >> 12)).collect()
 }
 
 /// The owner and log2 of the frames of a block whose record says `state`.
@@ -148,6 +156,7 @@ impl Frames {
             published: OnceLock::new(),
             rules: OnceLock::new(),
             mapped: zeroes(count),
+            texts: OnceLock::new(),
             changes: AtomicU64::new(0),
             leaves: AtomicU64::new(0),
             changing: Mutex::default(),
@@ -192,6 +201,7 @@ impl Frames {
                 self.mark_text(memory, p, address).ok_or("a page that it names is not mapped")?;
             }
         }
+        let texts = (0..p.roots.len()).map(|node| text_of(memory, p, node)).collect();
         let rules = Rules::read(memory, p)?;
         let frames = p.frames.min(self.marks.len() as u64);
         let mut frame = 0;
@@ -201,11 +211,30 @@ impl Frames {
         }
         self.published.set((publication, by.time)).map_err(|_| "it was published before")?;
         self.rules.set(rules).map_err(|_| "it was published before")?;
+        self.texts.set(texts).map_err(|_| "it was published before")?;
         let mut half = self.changing();
         for root in publication.roots.into_iter().filter(|&root| root != 0) {
             half.adopt(memory, root, &mut |change| self.judge(&publication, change, by));
         }
         Ok(())
+    }
+
+    /// Whether `frame`, where the code at `pc` is, holds text that CPUs of `node` have in another frame.
+    pub fn is_anothers_text(&self, node: usize, pc: u64, frame: u64) -> bool {
+        let (Some(p), Some(texts)) = (self.published(), self.texts.get()) else { return false };
+        if !self.mark(frame).is_some_and(|mark| self.is_read_only(mark)) {
+            return false;
+        }
+        let page = (pc >> 12).wrapping_sub(p.text >> 12) as usize;
+        texts.get(node).and_then(|frames| frames.get(page)) != Some(&frame)
+    }
+
+    /// Whether the image's slot of `root` is that of `node`'s published root; `None` before the publication and where no root is.
+    pub fn has_own_image(&self, memory: &dyn GuestMemory, node: usize, root: u64) -> Option<bool> {
+        let p = self.published()?;
+        let slot = (p.text >> 39 & 511) * 8;
+        let image = |root: u64| Some(memory.load((root & FRAME) + slot)? & FRAME);
+        Some(image(root)? == image(p.root(node))?)
     }
 
     /// Marks what every node has at an address of the image as text. `None` where one has nothing.

@@ -61,6 +61,8 @@ struct Machine {
     cpus: Vec<Cpu>,
     /// Owners that stay outside, as a mask.
     outside: u64,
+    /// The second node's root; 0: it uses the first's.
+    second_root: u64,
 }
 
 impl Machine {
@@ -86,7 +88,7 @@ impl Machine {
         let watch = Arc::new(Watch::new(settings, Box::new(Arc::clone(&words))).unwrap());
         let cpus =
             (0..2).map(|number| Cpu::new(Arc::clone(&watch), number, board(&watch)).unwrap()).collect();
-        Self { words, watch, cpus, outside: 0b1100_0000 }
+        Self { words, watch, cpus, outside: 0b1100_0000, second_root: 0 }
     }
 
     /// Run a block of `instructions` instructions at `pc`, whose bytes are at `physical`.
@@ -132,7 +134,7 @@ impl Machine {
             *name = Publication::name(text);
         }
         let mut roots = [0; MAX_NODES];
-        roots[0] = ROOT;
+        (roots[0], roots[1]) = (ROOT, self.second_root);
         let publication = Publication {
             roots,
             policy: Policy::Lap,

@@ -336,8 +336,14 @@ extern "C" fn on_page_flush(number: c_uint, _: *mut c_void) {
     with_cpu(number, |cpu, told| cpu.flush(Flush::Page(told.take())));
 }
 
-extern "C" fn on_space_flush(number: c_uint, _: *mut c_void) {
-    with_cpu(number, |cpu, told| cpu.flush(Flush::Space(told.take())));
+extern "C" fn on_space_flush(number: c_uint, data: *mut c_void) {
+    with_cpu(number, |cpu, told| {
+        let root = told.take();
+        if let Some(root) = root {
+            cpu.loads_root(data as u64, root);
+        }
+        cpu.flush(Flush::Space(root));
+    });
 }
 
 extern "C" fn on_full_flush(number: c_uint, _: *mut c_void) {
@@ -407,7 +413,7 @@ fn translate(running: &Running, block: &Block<'_>) {
                 (Special::Marker | Special::Store(_) | Special::Flags(_), _) => None,
             };
             if let Some(callback) = callback {
-                instruction.before(callback, core::ptr::null_mut());
+                instruction.before(callback, pc as *mut c_void);
             }
             if let Special::Flags(kind) = kind {
                 watch_flags(&instruction, kind, index);

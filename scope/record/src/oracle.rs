@@ -22,6 +22,10 @@ pub enum Rule {
     /// The kernel reached a frame that was given back and is nobody's, other than by a store of zeroes through a window. Judged with the
     /// residue model.
     FreeFrame,
+    /// A CPU fetched text that is another node's, by the tables that its kernel published.
+    RemoteText,
+    /// A CPU loaded a root that has another node's image in its kernel half.
+    Root,
     /// The kernel ran with RFLAGS.AC set, which switches SMAP off, where it does not copy to or from a program.
     Smap,
 }
@@ -39,6 +43,8 @@ impl Rule {
             Self::WritableImage => "a writable leaf mapped kernel text, read-only data or a replica",
             Self::SharedTable => "a translation table of the kernel half was linked twice",
             Self::FreeFrame => "the kernel reached a free frame other than to wipe it",
+            Self::RemoteText => "a CPU fetched another node's kernel text",
+            Self::Root => "a CPU loaded a root with another node's kernel text",
             Self::Smap => "the kernel ran with SMAP off (RFLAGS.AC) outside a user copy",
         }
     }
@@ -68,7 +74,7 @@ pub struct Violation {
     pub pc: u64,
     /// The address that it used. For [`Rule::Smap`]: the instruction's own.
     pub address: u64,
-    /// The frame that it reached, or that a stale translation leads to. For [`Rule::Smap`]: the frame of the code.
+    /// The frame that it reached, or that a stale translation leads to. For [`Rule::Root`]: the root. For [`Rule::Smap`]: the frame of the code.
     pub frame: u64,
     /// Who owned the frame.
     pub owner: String,

@@ -15,6 +15,8 @@ mod memory;
 #[cfg(target_os = "none")]
 mod nodes;
 #[cfg(target_os = "none")]
+mod page_tables;
+#[cfg(target_os = "none")]
 mod provoke;
 #[cfg(target_os = "none")]
 mod replica;

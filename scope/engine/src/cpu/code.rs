@@ -1,6 +1,7 @@
 //! The way of a block of code: its [`Step`](crate::Step)s, taken by a call, and the calls that are due in them.
 
 use freehold_scope_model::{Access, Side};
+use freehold_scope_record::Rule;
 
 use super::{CODE_PAGES, Choice, Cpu, NO_PAGE, NO_TAG, Page};
 use crate::board::LOOK;
@@ -76,6 +77,9 @@ impl Cpu {
             let mark = self.watch.frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
             self.codes[slot] = Page { tag, base, key, mark, node: block.node as u8, ..NO_PAGE };
             self.check_cached::<C>(key, base, block.pc, block.pc);
+            if self.is_home && block.mode == KERNEL {
+                self.check_text(block.pc, base >> 12);
+            }
         }
         if C::TLB {
             let Page { key, mut hint, .. } = self.codes[slot];
@@ -84,6 +88,13 @@ impl Cpu {
                     self.look_up(Side::Fetch, key, &mut hint, base, block.mode);
                 self.codes[slot].hint = hint;
             }
+        }
+    }
+
+    fn check_text(&self, pc: u64, frame: u64) {
+        let frames = &self.watch.frames;
+        if frames.is_anothers_text(self.home, pc, frame) {
+            frames.report(Rule::RemoteText, self.suspect(pc, pc, frame), None);
         }
     }
 

@@ -111,3 +111,30 @@ fn a_replica_is_mapped_where_the_image_is_and_nowhere_else() {
     machine.map(TEXT, OUTSIDE << 12 | WRITABLE | 1);
     assert_eq!(machine.broken(), [(Rule::Mapped, DYNAMIC + 0x1000, 1), (Rule::WritableImage, TEXT, 1)]);
 }
+
+#[test]
+fn text_and_roots_of_another_node_are_found_once_a_cpu_is_at_home() {
+    const REPLICA: u64 = NODE + IMAGE;
+    let mut machine = Machine::new();
+    machine.kernel(0);
+    machine.second_root = ROOT + 0x8_0000;
+    let own = machine.second_root;
+    machine.words.map(own, TEXT, REPLICA, PageSize::Small, PTE_GLOBAL);
+    assert_eq!(machine.publish(&[(REPLICA >> 12, 5)]), Ring::Published);
+    let load = |machine: &mut Machine, root| {
+        machine.cpus[1].loads_root(TEXT + 8, root);
+        machine.cpus[1].flush(Flush::Space(Some(root)));
+        machine.cpus[1].flush(Flush::All);
+    };
+    // It starts on the first node's.
+    machine.kernel(1);
+    load(&mut machine, ROOT);
+    machine.kernel(1);
+    load(&mut machine, own);
+    machine.run(1, TEXT, REPLICA, 10);
+    // The same page, from elsewhere.
+    machine.cpus[1].flush(Flush::All);
+    machine.kernel(1);
+    load(&mut machine, ROOT);
+    assert_eq!(machine.broken(), [(Rule::RemoteText, TEXT, 1), (Rule::Root, TEXT + 8, 1)]);
+}
