@@ -8,7 +8,7 @@ const FILE: &str = "/sys/kernel/debug/replica";
 
 /// Small programs at the same time on all CPUs.
 const LOAD: &str =
-    "i=0; while [ $i -lt 8 ]; do busybox seq 300 | busybox sort -r >/dev/null & i=$((i+1)); done; wait";
+    "i=0; while [ $i -lt 6 ]; do busybox seq 100 | busybox sort -r >/dev/null & i=$((i+1)); done; wait";
 
 fn said(options: &[&str], command: &str) -> Outcome {
     run(options, &["busybox", "ash", "-c", command], b"")
@@ -20,7 +20,7 @@ fn fetches(options: &[&str]) -> (Vec<(u64, u64)>, Value) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");
     let mut scope = freehold();
-    scope.args(["scope", "--timeout", TIMEOUT, "--model", "tlb", "--json"]).arg(&json).args(options);
+    scope.args(["scope", "--timeout", TIMEOUT, "--model", "locality", "--json"]).arg(&json).args(options);
     scope.args(["--", "busybox", "ash", "-c", LOAD]);
     finish(scope, b"").expect(0);
     let text = std::fs::read(&json).expect("the record");
