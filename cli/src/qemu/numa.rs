@@ -320,50 +320,53 @@ pub fn growth_device(number: usize) -> String {
     format!("vmem{number}")
 }
 
+/// The node that a `--node` describes.
+fn one_described(spec: &str, cpus: u32) -> Result<Node> {
+    let mut node = Node { memory: 0, growth: 0, cpus: BTreeSet::new() };
+    let mut most = None;
+    // A CPU list may hold commas: a part without `=` goes on with the list before it.
+    let mut list = String::new();
+    for part in spec.split(',') {
+        match part.split_once('=') {
+            Some(("mem", value)) => node.memory = size::parse_size("--node mem", value)?,
+            Some(("max", value)) => most = Some(size::parse_size("--node max", value)?),
+            Some(("cpus", value)) => list = value.to_owned(),
+            None if !list.is_empty() => list = format!("{list},{part}"),
+            _ => {
+                return Err(Failure::new(
+                    format!("--node {spec}: {part} means nothing here"),
+                    "mem=256M,cpus=0-1",
+                ));
+            }
+        }
+    }
+    node.cpus = size::parse_cpus(&list, cpus)?;
+    node.growth = match most {
+        Some(most) => most.checked_sub(node.memory).ok_or_else(|| {
+            Failure::new(format!("--node {spec}: max is less than mem"), "max is what the node can grow to")
+        })?,
+        None => 0,
+    };
+    if node.memory + node.growth == 0 && node.cpus.is_empty() {
+        return Err(Failure::new(
+            format!("--node {spec}: it has neither memory nor CPUs"),
+            "mem=256M,cpus=0-1",
+        ));
+    }
+    if !node.memory.is_multiple_of(GRAIN) || !node.growth.is_multiple_of(GRAIN) {
+        return Err(Failure::new(
+            format!("--node {spec}: memory is not a multiple of {}", show_size(GRAIN)),
+            "",
+        ));
+    }
+    Ok(node)
+}
+
 fn described(specs: &[String], cpus: u32) -> Result<Vec<Node>> {
     let mut nodes = Vec::new();
     let mut taken = BTreeSet::new();
     for spec in specs {
-        let mut node = Node { memory: 0, growth: 0, cpus: BTreeSet::new() };
-        let mut most = None;
-        // A CPU list may hold commas: a part without `=` goes on with the list before it.
-        let mut list = String::new();
-        for part in spec.split(',') {
-            match part.split_once('=') {
-                Some(("mem", value)) => node.memory = size::parse_size("--node mem", value)?,
-                Some(("max", value)) => most = Some(size::parse_size("--node max", value)?),
-                Some(("cpus", value)) => list = value.to_owned(),
-                None if !list.is_empty() => list = format!("{list},{part}"),
-                _ => {
-                    return Err(Failure::new(
-                        format!("--node {spec}: {part} means nothing here"),
-                        "mem=256M,cpus=0-1",
-                    ));
-                }
-            }
-        }
-        node.cpus = size::parse_cpus(&list, cpus)?;
-        node.growth = match most {
-            Some(most) => most.checked_sub(node.memory).ok_or_else(|| {
-                Failure::new(
-                    format!("--node {spec}: max is less than mem"),
-                    "max is what the node can grow to",
-                )
-            })?,
-            None => 0,
-        };
-        if node.memory + node.growth == 0 && node.cpus.is_empty() {
-            return Err(Failure::new(
-                format!("--node {spec}: it has neither memory nor CPUs"),
-                "mem=256M,cpus=0-1",
-            ));
-        }
-        if !node.memory.is_multiple_of(GRAIN) || !node.growth.is_multiple_of(GRAIN) {
-            return Err(Failure::new(
-                format!("--node {spec}: memory is not a multiple of {}", show_size(GRAIN)),
-                "",
-            ));
-        }
+        let node = one_described(spec, cpus)?;
         if let Some(cpu) = node.cpus.iter().find(|&&cpu| !taken.insert(cpu)) {
             return Err(Failure::new(format!("--node {spec}: CPU {cpu} is in two nodes"), ""));
         }
