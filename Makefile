@@ -63,6 +63,7 @@ test-long: build
 		$(TARGET)/freehold run --cpus 2 --timeout 20m -- target/guest/workloads/hostile-registers $$seed 5000 > $(TARGET)/registers.txt || exit 1; done
 	tools/fuzz 30
 	tools/broken-bounce
+	tools/broken-replica
 	tools/padded-images
 	QUIET=1 tools/build-kernel selftest && tools/slide-entropy
 	tools/padded-kernels

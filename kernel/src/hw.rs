@@ -22,7 +22,9 @@ mod real {
 
     /// Nodes' copies of the kernel's text and read-only data.
     pub mod replicas {
-        pub use freehold_arch::memory::replica::are_used;
+        pub use freehold_arch::memory::replica::{
+            are_used, forget_shared_text, note_shared_load, shared_load_count,
+        };
     }
 
     /// The page allocator's handle: every frame comes from it and goes back to it.

@@ -14,18 +14,31 @@ fn said(options: &[&str], command: &str) -> Outcome {
     run(options, &["busybox", "ash", "-c", command], b"")
 }
 
-/// What `freehold scope` saw of the load: by CPU, instructions fetched in the kernel after the start, and those of them from
-/// another node.
-fn fetches(options: &[&str]) -> (Vec<(u64, u64)>, Value) {
+/// Shells whose requests for a frame fail each seventh time, side by side; then the same shells with all memory that they want. In between and
+/// after, what the kernel says of roots.
+const STARVED: &str = "cd /sys/kernel/debug/fail_page_alloc; echo 0 >verbose; echo 0 >min-order; echo Y >task-filter; echo -1 >times; echo 7 >interval
+starve() { i=0; while [ $i -lt 20 ]; do
+    for k in 1 2; do busybox ash -c 'echo 1 >/proc/self/make-it-fail; for j in 1 2 3 4; do busybox true; done' 2>/dev/null & done
+    wait; i=$((i+1)); done; grep roots ../replica; }
+echo 100 >probability; starve; echo 0 >probability; starve >/dev/null; grep roots ../replica; starve; echo 1 >../replica && echo equal";
+
+/// What `freehold scope` saw of a run: what it printed, and the results.
+fn watched(options: &[&str], command: &str) -> (String, Value) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let json = folder.path().join("r.json");
     let mut scope = freehold();
     scope.args(["scope", "--timeout", TIMEOUT, "--model", "locality", "--json"]).arg(&json).args(options);
-    scope.args(["--", "busybox", "ash", "-c", LOAD]);
-    finish(scope, b"").expect(0);
+    scope.args(["--", "busybox", "ash", "-c", command]);
+    let told = finish(scope, b"").expect(0).text();
     let text = std::fs::read(&json).expect("the record");
-    let record: Value = serde_json::from_slice(&text).expect("it is JSON");
-    let results = &record["results"];
+    let mut record: Value = serde_json::from_slice(&text).expect("it is JSON");
+    (told, record["results"].take())
+}
+
+/// What `freehold scope` saw of the load: by CPU, instructions fetched in the kernel after the start, and those of them from
+/// another node.
+fn fetches(options: &[&str]) -> (Vec<(u64, u64)>, Value) {
+    let (_, results) = watched(options, LOAD);
     let homes: Vec<usize> =
         serde_json::from_value(results["settings"]["cpus"].clone()).expect("nodes of CPUs");
     let phases = results["phases"].as_array().expect("phases");
@@ -132,6 +145,23 @@ fn a_node_that_is_too_small_shares_and_says_so() {
     assert!(told.text().ends_with("equal\n") && !told.text().contains("node 1:"), "{}", told.text());
     let line = "numa_replica: node 1 shares the kernel's text with another: too little memory";
     assert!(told.stderr.contains(line), "{}", told.stderr);
+}
+
+#[test]
+fn a_cpu_without_memory_for_a_root_shares_until_there_is_some() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let (told, results) = watched(&["-m", "256M", "--cpus", "2", "--numa", "2"], STARVED);
+    let numbers = |line: &str| -> Vec<u64> {
+        line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
+    };
+    let roots: Vec<Vec<u64>> = told.lines().filter(|line| line.starts_with("roots: ")).map(numbers).collect();
+    let [starved, fed, later] = &roots[..] else { panic!("{told}") };
+    assert!(starved[1] > 0 && starved[2] > 0, "{told}");
+    assert_eq!(fed[1..], later[1..], "nobody shares any more: {told}");
+    assert!(told.ends_with("equal\n"), "{told}");
+    assert_eq!(results["oracle"]["total"], 0, "the kernel has said who shares: {}", results["oracle"]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use freehold_scope_doorbell::{
 };
 
 use crate::memory::layout::WINDOWS_SPAN;
-use crate::memory::{frame_table_end, layout, windows};
+use crate::memory::{frame_table_end, layout, replica, windows};
 use crate::sync::Once;
 use crate::{X86, boot, traps, usercopy};
 use freehold_machine::{Machine as _, NodeId};
@@ -73,6 +73,7 @@ pub fn publish(records: Records, owners: impl Iterator<Item = &'static str>) {
         user_copies_end: user_copies.end,
         wiping: wiping.start,
         wiping_end: wiping.end,
+        shared_loads: replica::shared_loads().0,
         owners: names,
     };
     let mut words = [0; 1 + WORDS];

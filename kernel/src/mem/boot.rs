@@ -74,7 +74,7 @@ pub fn init(
     replica::init(topology, cpus, replicas);
     publish(policy);
     memory::set_frame_provider(&KernelFrames);
-    let roots = KernelRoots::new(|node| X86.kernel_root(node));
+    let roots = KernelRoots::new(|node| X86.kernel_root(node)).telling(hw::replicas::note_shared_load);
     let commons = Commons::new(frames(), roots).expect("a machine that boots has a frame for zeroes");
     let by_size =
         || if frames().total_frames() < LEAST_FOR_HUGE { HugeMode::Never } else { HugeMode::Always };

@@ -163,12 +163,27 @@ fn settle_slowly(this: &PerCpu) {
 #[cold]
 fn provide_spare(this: &PerCpu) {
     match Frame::allocate(hw::frames()) {
-        Ok(spare) => this.loaded.lock().spare = Some(spare),
+        Ok(spare) => stop_sharing(this, spare),
         Err(_) if SPARES_MISSED.fetch_add(1, Ordering::Relaxed) == 0 => {
             log::warn!("no memory for a root of a node's own: an address space may share another node's");
         }
         Err(_) => {}
     }
+}
+
+/// Gives this CPU a spare root. If it shares another node's for want of one, it goes on in its own.
+fn stop_sharing(this: &PerCpu, spare: Frame<PageTable, hw::Frames>) {
+    let interrupts = irq::disable();
+    let pinned = hw::Hardware.pin();
+    let mut loaded = this.loaded.lock();
+    let loaded = &mut *loaded;
+    loaded.spare = Some(spare);
+    if let Some(now) = &loaded.now {
+        now.stop_sharing(&pinned, &mut loaded.spare);
+    }
+    hw::replicas::forget_shared_text(pinned.cpu());
+    drop(pinned);
+    drop(interrupts);
 }
 
 /// How often there was no memory for a spare root.

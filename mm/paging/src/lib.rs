@@ -31,7 +31,7 @@ mod shift;
 mod space;
 
 use freehold_frame::FrameSource;
-use freehold_machine::{Machine, NodeId, Pfn, VirtAddr};
+use freehold_machine::{CpuId, Machine, NodeId, Pfn, VirtAddr};
 
 pub use entry::{Backing, Entry, Marks, Rights, SwapPlace};
 pub use flush::{FULL_FLUSH_PAGES, FlushBatch};
@@ -50,15 +50,27 @@ impl<S: FrameSource<Machine: Machine>> Memory for S {}
 
 /// Where the kernel's half of every root comes from.
 #[derive(Clone, Copy, Debug)]
-pub struct KernelRoots(fn(NodeId) -> Pfn);
+pub struct KernelRoots {
+    root_of: fn(NodeId) -> Pfn,
+    shares: fn(CpuId),
+}
 
 impl KernelRoots {
     /// `root_of` names the top-level table whose upper half every root of a node copies. That half never changes.
     pub const fn new(root_of: fn(NodeId) -> Pfn) -> Self {
-        Self(root_of)
+        Self { root_of, shares: |_| {} }
+    }
+    /// Each time before a CPU loads a root that copies another node's upper half, for want of memory for a root of its node, `shares`
+    /// is told, with interrupts off.
+    #[must_use]
+    pub const fn telling(self, shares: fn(CpuId)) -> Self {
+        Self { shares, ..self }
     }
     pub(crate) fn of(self, node: NodeId) -> Pfn {
-        (self.0)(node)
+        (self.root_of)(node)
+    }
+    pub(crate) fn note_sharing(self, cpu: CpuId) {
+        (self.shares)(cpu);
     }
 }
 

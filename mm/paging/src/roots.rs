@@ -112,13 +112,36 @@ impl<S: Memory> Roots<S> {
         drop(top);
     }
 
-    /// The root for CPUs of `node`, which has none yet: made of `spare`, where the node's kernel half differs from the first root's.
+    /// The root for `cpu`, whose node has none yet: made of `spare`, where the node's kernel half differs from the first root's.
     #[cold]
-    fn first_load(&self, node: NodeId, spare: &mut Option<Frame<PageTable, S>>) -> Pfn {
-        if self.kernel.of(node) != self.template {
+    fn first_load(&self, cpu: CpuId, spare: &mut Option<Frame<PageTable, S>>) -> Pfn {
+        let node = self.source.machine().node_of_cpu(cpu);
+        if self.kernel.of(node) == self.template {
+            return self.first;
+        }
+        self.install(node, spare);
+        let root = self.root_of(node);
+        if root == self.first {
+            self.kernel.note_sharing(cpu);
+        }
+        root
+    }
+
+    /// Goes on in the root of this CPU's node, made of `spare`, where this CPU has the first one loaded for want of memory. Entries of that one's
+    /// kernel half may stay cached. The caller is pinned, with interrupts off.
+    pub fn stop_sharing(&self, pinned: &Pinned<S::Machine>, spare: &mut Option<Frame<PageTable, S>>) {
+        let (machine, cpu) = (self.source.machine(), pinned.cpu());
+        let node = machine.node_of_cpu(cpu);
+        if self.kernel.of(node) == self.template || !self.users.load().contains(cpu) {
+            return;
+        }
+        if self.root_of(node) == self.first {
             self.install(node, spare);
         }
-        self.root_of(node)
+        let root = self.root_of(node);
+        if root != self.first && machine.current_root() == self.first {
+            machine.load_root(root);
+        }
     }
 
     /// Translate user addresses through this from now on, on this CPU, and forget what flushes it missed.
@@ -143,7 +166,7 @@ impl<S: Memory> Roots<S> {
         seen.store(self.flushes.load(Ordering::SeqCst), Ordering::Relaxed);
         let node = machine.node_of_cpu(cpu);
         let root = match self.roots[usize::from(node.0)].load(Ordering::Acquire) {
-            NONE => self.first_load(node, spare),
+            NONE => self.first_load(cpu, spare),
             root => Pfn(root),
         };
         machine.load_root(root);

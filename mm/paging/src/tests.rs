@@ -1,7 +1,9 @@
 //! Walks against a naive map, roots against each other, and flushes before the software machine's judge.
 
 use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
+use std::sync::{Arc, Barrier};
 use std::vec::Vec;
 
 use freehold_frame::{Anon, Frame, Mapping, PageTable, User};
@@ -138,23 +140,48 @@ fn roots_of_all_nodes_agree_in_every_user_slot() {
 fn a_nodes_root_is_made_of_a_spare_when_one_of_its_cpus_first_loads_the_space() {
     let frames = frames(4, 2);
     let model = frames.model();
-    let templates = KernelRoots::new(|node| Pfn(u64::from(node.0)));
+    static SHARED: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+    static TEMPLATE: AtomicU64 = AtomicU64::new(0);
+    let shared = |cpu: usize| SHARED[cpu].load(Ordering::Relaxed);
+    let template = Frame::<PageTable, _>::allocate(frames).unwrap();
+    model.copy_entries(Pfn(0), template.pfn(), 0..512);
+    model.store_entry(template.pfn(), 511, 1 << 12 | 1);
+    TEMPLATE.store(template.pfn().0, Ordering::Relaxed);
+    let root_of = |node: NodeId| Pfn(u64::from(node.0) * TEMPLATE.load(Ordering::Relaxed));
+    let templates = KernelRoots::new(root_of).telling(|cpu| {
+        SHARED[usize::from(cpu.0)].fetch_add(1, Ordering::Relaxed);
+    });
     let mut space = Space::new(frames, templates).unwrap();
     map(&mut space, VirtAddr(0x1000), RW);
     let load = |cpu, spare: &mut Option<_>| {
         model.on_cpu(CpuId(cpu), || space.roots().load(&model.pin(), spare));
     };
-    // Without one its CPUs share the first.
+    // Without one its CPUs share the first, and say so each time.
     load(1, &mut None);
+    unload(model, 1, space.roots());
+    load(1, &mut None);
+    load(3, &mut None);
+    load(2, &mut None);
+    assert_eq!([0, 1, 2, 3].map(shared), [0, 2, 0, 1]);
     assert_eq!((space.roots().count(), space.roots().root_of(NodeId(1))), (1, space.roots().first()));
     unload(model, 1, space.roots());
     let mut spare = Some(Frame::<PageTable, _>::allocate(frames).unwrap());
     let table = spare.as_ref().unwrap().pfn();
     load(1, &mut spare);
     assert!(spare.is_none());
+    let root_on = |cpu| model.on_cpu(CpuId(cpu), || model.current_root());
+    assert_eq!([1, 2, 3].map(root_on), [table, space.roots().first(), space.roots().first()]);
+    // Those that share stop when memory has come; others stay as they are.
+    for cpu in [0, 1, 2, 3] {
+        model.on_cpu(CpuId(cpu), || space.roots().stop_sharing(&model.pin(), &mut None));
+    }
+    assert_eq!([1, 2, 3].map(root_on), [table, space.roots().first(), table]);
+    [2, 3].into_iter().for_each(|cpu| unload(model, cpu, space.roots()));
+    assert_eq!([0, 1, 2, 3].map(shared), [0, 2, 0, 1]);
     assert_eq!((space.roots().count(), space.roots().root_of(NodeId(1))), (2, table));
     assert_eq!(model.load_entry(table, 0), model.load_entry(space.roots().first(), 0));
-    assert!((256..512).all(|slot| model.load_entry(table, slot) == model.load_entry(Pfn(1), slot)));
+    let of_template = |slot| model.load_entry(template.pfn(), slot);
+    assert!((256..512).all(|slot| model.load_entry(table, slot) == of_template(slot)));
     assert_eq!(model.on_cpu(CpuId(1), || model.load(VirtAddr(0x1000))), Ok(0));
     // Once.
     let mut second = Some(Frame::<PageTable, _>::allocate(frames).unwrap());
@@ -166,6 +193,43 @@ fn a_nodes_root_is_made_of_a_spare_when_one_of_its_cpus_first_loads_the_space() 
     unmap(&space, VirtAddr(0x1000), &mut batch);
     drop(batch);
     drop(space);
+    drop(template);
+    frames.assert_all_free();
+}
+
+/// One thread links tables at slots of the top level, while two CPUs of another node load the space there for the first time.
+#[test]
+fn a_root_that_is_made_while_slots_change_agrees_and_is_made_once() {
+    const SLOTS: u64 = 48;
+    let frames = frames(4, 2);
+    let model = frames.model();
+    let templates = KernelRoots::new(|node| Pfn(u64::from(node.0)));
+    for _ in 0..400 {
+        let mut space = Space::new(frames, templates).unwrap();
+        let roots = Arc::clone(space.roots());
+        let start = Barrier::new(3);
+        let load = |cpu| {
+            let mut spare = Some(Frame::<PageTable, _>::allocate(frames).unwrap());
+            start.wait();
+            model.on_cpu(CpuId(cpu), || roots.load(&model.pin(), &mut spare));
+        };
+        std::thread::scope(|threads| {
+            threads.spawn(|| load(1));
+            threads.spawn(|| load(3));
+            start.wait();
+            for slot in 0..SLOTS {
+                space.make(VirtAddr(slot << 39), PageSize::Small).unwrap();
+            }
+        });
+        assert_eq!(roots.count(), 2);
+        let [first, second] = [roots.first(), roots.root_of(NodeId(1))];
+        for slot in 0..256 {
+            let entry = model.load_entry(second, slot);
+            assert_eq!(entry, model.load_entry(first, slot), "slot {slot}");
+            assert_eq!(entry != 0, slot < SLOTS as usize, "slot {slot}");
+        }
+        [1, 3].into_iter().for_each(|cpu| unload(model, cpu, &roots));
+    }
     frames.assert_all_free();
 }
 

@@ -83,6 +83,7 @@ impl World {
         let image = Image { start: START, pages, first: Pfn(FIRST), node: NodeId(0), root: Pfn(ROOT) };
         let world = Self { model, frames, port, image };
         world.map_image();
+        world.litter();
         world
     }
     /// Text and constants read-only, data writable, and another slot of the kernel half.
@@ -91,6 +92,8 @@ impl World {
         (ROOT..FIRST).for_each(|table| model.clear_table(Pfn(table)));
         let link = |table: u64| table << 12 | PRESENT | WRITABLE;
         model.store_entry(Pfn(ROOT), 300, link(7));
+        // A loader's, in the half of programs: no root may have it.
+        model.store_entry(Pfn(ROOT), 0, link(8));
         model.store_entry(Pfn(ROOT), index_at(START, 4), link(2));
         model.store_entry(Pfn(2), index_at(START, 3), link(3));
         for page in 0..self.image.pages + DATA_PAGES {
@@ -103,6 +106,12 @@ impl World {
             model.with_bytes(Pfn(FIRST + page), |bytes| {
                 bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at as u64 * 31 + page) as u8);
             });
+        }
+    }
+    /// Frames are full of what was there before.
+    fn litter(&self) {
+        for frame in NODE..NODE * NODES as u64 {
+            self.model.with_bytes(Pfn(frame), |bytes| bytes.fill(0xa5));
         }
     }
     fn make(&self, wanted: u16, without: &mut Vec<NodeId>) -> Replicas<Frames, Image0> {
@@ -140,6 +149,7 @@ fn each_node_maps_its_own_copy_read_only_and_shares_everything_else() {
 }
 
 fn check_copies(world: &World, frames: u64, tables: u64) {
+    let pages = world.image.pages;
     let replicas = world.make(0b110, &mut Vec::new());
     assert_eq!(faults(&replicas), []);
     assert_eq!(world.root_of(0), Pfn(ROOT));
@@ -158,6 +168,12 @@ fn check_copies(world: &World, frames: u64, tables: u64) {
             assert!(!world.model.is_in_direct_map(frame), "{frame:?}");
             let bytes = |frame| world.model.read_bytes(frame, |bytes| *bytes);
             assert!(bytes(frame) == bytes(Pfn(FIRST + page)), "page {page}");
+        }
+        let last = leaf(world.model, root, VirtAddr(START.0 + (world.image.pages - 1) * PAGE_SIZE as u64));
+        let last = Pfn((last >> 12) & 0xff_ffff_ffff);
+        let padding = PfnRange::new(last.offset(1), last.pageblock_start().offset(PAGEBLOCK_FRAMES));
+        for frame in padding.iter().filter(|_| frames > pages) {
+            assert!(world.model.read_bytes(frame, |bytes| bytes.iter().all(|&byte| byte == 0)), "{frame:?}");
         }
         assert_eq!(world.model.load_entry(root, 300), world.model.load_entry(Pfn(ROOT), 300));
         assert_eq!(world.model.load_entry(root, 0), 0, "a root has no user entries");
@@ -207,6 +223,12 @@ fn wrong_tables_owners_and_a_way_through_the_direct_map_are_found() {
     let block = Pfn((entry >> 12) & 0xff_ffff_ffff).pageblock_start();
     world.model.enter(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
     assert_eq!(faults(&replicas), [Fault::DirectMap { node, block }]);
+    world.model.leave(PfnRange::new(block, block.offset(PAGEBLOCK_FRAMES)));
+    assert_eq!(faults(&replicas), []);
+    // Somebody gives the block back.
+    world.frames.release(block, freehold_frame::Order::PAGEBLOCK);
+    assert!(faults(&replicas).contains(&Fault::Owner { node, block }));
+    core::mem::forget(replicas);
 }
 
 #[test]

@@ -51,12 +51,12 @@ pub const NAME_BYTES: usize = 16;
 pub const MAX_OWNERS: usize = 16;
 /// The most nodes.
 pub const MAX_NODES: usize = 16;
-const FIGURES: usize = 26;
+const FIGURES: usize = 27;
 const NAMES: usize = FIGURES + MAX_NODES;
 /// Words of a [`Publication`].
 pub const WORDS: usize = NAMES + MAX_OWNERS * NAME_BYTES / 8;
 /// The layout of [`Publication::words`].
-pub const VERSION: u64 = 3;
+pub const VERSION: u64 = 4;
 
 /// The exclusion of programs' frames from the kernel's map, as the kernel parameter `xpfo` names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,6 +132,9 @@ pub struct Publication {
     pub wiping: u64,
     /// The same: one past the last.
     pub wiping_end: u64,
+    /// A word per CPU, from the first on: how often it was about to load a root with another node's image, for want of memory for a root
+    /// of its own. The word is raised before the load. 0: there are none.
+    pub shared_loads: u64,
     /// The owners' names by number.
     pub owners: [[u8; NAME_BYTES]; MAX_OWNERS],
 }
@@ -199,6 +202,7 @@ impl Publication {
             self.user_copies_end,
             self.wiping,
             self.wiping_end,
+            self.shared_loads,
         ];
         let mut words = [0; WORDS];
         words[..FIGURES].copy_from_slice(&figures);
@@ -249,6 +253,7 @@ impl Publication {
             user_copies_end: words[23],
             wiping: words[24],
             wiping_end: words[25],
+            shared_loads: words[26],
             owners,
         })
     }

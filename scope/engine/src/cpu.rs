@@ -126,6 +126,10 @@ pub struct Cpu {
     root: Option<u64>,
     /// Whether it has loaded a root of its node since the publication, or published itself: a CPU starts on the first node's.
     is_home: bool,
+    /// Whether the root that it has loaded has another node's image, as its kernel said before the load.
+    is_sharing: bool,
+    /// How often its kernel had said so at the last such load.
+    shared_loads: u64,
     tally: Tally,
     phases: Vec<CpuPhase>,
     slices: Slices<SliceTally>,
@@ -201,6 +205,8 @@ impl Cpu {
             exposed: Exposed::default(),
             root: None,
             is_home: false,
+            is_sharing: false,
+            shared_loads: 0,
             tally: Tally::default(),
             phases: Vec::new(),
             slice_end: slices.end_of(0),
@@ -266,12 +272,13 @@ impl Cpu {
     /// The instruction at `pc` is about to load `root`.
     pub fn loads_root(&mut self, pc: u64, root: u64) {
         let watch = Arc::clone(&self.watch);
-        match watch.frames.has_own_image(&*watch.memory, self.home, root) {
-            Some(true) => self.is_home = true,
-            Some(false) if self.is_home => {
-                watch.frames.report(Rule::Root, self.suspect(pc, pc, root >> 12), None);
-            }
-            _ => {}
+        let Some(is_own) = watch.frames.has_own_image(&*watch.memory, self.home, root) else { return };
+        let said = watch.frames.shared_loads(&*watch.memory, self.number);
+        self.is_sharing = !is_own && said != self.shared_loads;
+        self.shared_loads = said;
+        self.is_home |= is_own;
+        if !is_own && !self.is_sharing && self.is_home {
+            watch.frames.report(Rule::Root, self.suspect(pc, pc, root >> 12), None);
         }
     }
 

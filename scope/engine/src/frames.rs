@@ -237,6 +237,16 @@ impl Frames {
         Some(image(root)? == image(p.root(node))?)
     }
 
+    /// How often the kernel has said that `cpu` is about to load a root with another node's image; 0 where it does not tell.
+    pub fn shared_loads(&self, memory: &dyn GuestMemory, cpu: usize) -> u64 {
+        let word = |p: &Publication| {
+            let address = p.shared_loads + 8 * cpu as u64;
+            let leaf = walk(memory, p.root(0), address)?;
+            memory.load(leaf.page | address & 0xfff)
+        };
+        self.published().filter(|p| p.shared_loads != 0).and_then(word).unwrap_or(0)
+    }
+
     /// Marks what every node has at an address of the image as text. `None` where one has nothing.
     fn mark_text(&self, memory: &dyn GuestMemory, p: &Publication, address: u64) -> Option<()> {
         for &root in p.roots.iter().filter(|&&root| root != 0) {

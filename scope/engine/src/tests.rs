@@ -35,6 +35,8 @@ const GATES: u64 = 0x21_0000;
 /// Handlers of 16 bytes by vector.
 const HANDLERS: u64 = TEXT + 0x200;
 const USER_COPIES: u64 = TEXT + 0x700;
+/// Physical address of the counts of loads of shared roots, which are in the page behind that.
+const SHARED_LOADS: u64 = 0x22_0000;
 const RECORDS: u64 = 0x40_0000;
 const ANON: u64 = 6;
 const KERNEL_OWNER: u64 = 2;
@@ -113,6 +115,7 @@ impl Machine {
         }
         self.words.map(ROOT, TEXT, IMAGE, PageSize::Small, PTE_GLOBAL);
         self.words.map(ROOT, TEXT + 0x1000, GATES, PageSize::Small, PTE_GLOBAL);
+        self.words.map(ROOT, TEXT + 0x2000, SHARED_LOADS, PageSize::Small, PTE_GLOBAL);
         for vector in 0..16 {
             let handler = HANDLERS + 16 * vector;
             self.words
@@ -164,6 +167,7 @@ impl Machine {
             user_copies_end: USER_COPIES + 0x40,
             wiping: 0,
             wiping_end: 0,
+            shared_loads: TEXT + 0x2000,
             owners: names,
         };
         let words = publication.words();

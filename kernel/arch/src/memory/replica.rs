@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_machine::topology::MAX_NODES;
 use freehold_machine::{
-    CpuId, Cpus, Flush, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tlb, Topology, VirtAddr,
+    CpuId, Cpus, Flush, MAX_CPUS, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, Tlb, Topology, VirtAddr,
 };
 use freehold_replica::{Image, Port, Rest};
 
@@ -19,6 +19,11 @@ static ROOTS: [AtomicU64; MAX_NODES] = [const { AtomicU64::new(0) }; MAX_NODES];
 
 /// Whether a node's root differs from the kernel's own.
 static USED: AtomicBool = AtomicBool::new(false);
+
+/// By CPU: how often it was about to load a root with another node's image. The microscope reads it.
+static SHARED_LOADS: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
+/// By CPU: what the count was when it last forgot the text of such a root.
+static FORGOTTEN: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
 /// Whether nodes have roots of their own.
 #[inline]
@@ -52,6 +57,31 @@ pub fn load_own(cpu: CpuId) {
     if root != tables::root() {
         X86.load_root(root);
         // Global entries outlive the root.
+        X86.flush_local(Flush::All);
+    }
+}
+
+/// `cpu`, which this is, is about to load a root with another node's image, for want of memory for one of its own.
+pub fn note_shared_load(cpu: CpuId) {
+    SHARED_LOADS[usize::from(cpu.0)].fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often a CPU loaded a root with another node's image.
+pub fn shared_load_count() -> u64 {
+    SHARED_LOADS.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+}
+
+/// Where the counts by CPU are.
+pub(crate) fn shared_loads() -> VirtAddr {
+    VirtAddr(SHARED_LOADS.as_ptr() as u64)
+}
+
+/// Forgets the text of a shared root, if `cpu`, which this is, has loaded one since this was asked last and has its own loaded now: global
+/// entries outlive the root.
+pub fn forget_shared_text(cpu: CpuId) {
+    let number = usize::from(cpu.0);
+    let count = SHARED_LOADS[number].load(Ordering::Relaxed);
+    if FORGOTTEN[number].swap(count, Ordering::Relaxed) != count {
         X86.flush_local(Flush::All);
     }
 }

@@ -1,7 +1,7 @@
 //! /sys/kernel/debug/replica: which nodes have a copy of the kernel's text and read-only data. Writing 1 compares every byte.
 
 use crate::fs::generated::{Generate, Text};
-use crate::{Errno, Result, mem, sched};
+use crate::{Errno, Result, hw, mem, sched};
 
 /// The file.
 pub(super) struct Replica;
@@ -15,7 +15,9 @@ impl Generate for Replica {
         for figures in replicas.figures() {
             writeln!(out, "node {}: {} frames, {} tables", figures.node.0, figures.frames, figures.tables);
         }
-        writeln!(out, "roots: {} spare, {} not made", sched::spare_roots(), sched::spares_missed());
+        let (spare, missed) = (sched::spare_roots(), sched::spares_missed());
+        let shared = hw::replicas::shared_load_count();
+        writeln!(out, "roots: {spare} spare, {missed} not made, {shared} loads of another node's");
         Ok(())
     }
 

@@ -77,7 +77,7 @@ impl Cpu {
             let mark = self.watch.frames.mark(base >> 12).unwrap_or(Mark::NOWHERE);
             self.codes[slot] = Page { tag, base, key, mark, node: block.node as u8, ..NO_PAGE };
             self.check_cached::<C>(key, base, block.pc, block.pc);
-            if self.is_home && block.mode == KERNEL {
+            if self.is_home && !self.is_sharing && block.mode == KERNEL {
                 self.check_text(block.pc, base >> 12);
             }
         }

@@ -132,9 +132,19 @@ fn text_and_roots_of_another_node_are_found_once_a_cpu_is_at_home() {
     machine.kernel(1);
     load(&mut machine, own);
     machine.run(1, TEXT, REPLICA, 10);
-    // The same page, from elsewhere.
+    // Its kernel said before that there is no memory for a root of its own: it may, until it is at home again.
+    machine.words.store(SHARED_LOADS + 8, 1);
+    load(&mut machine, ROOT);
+    machine.kernel(1);
+    machine.words.store(SHARED_LOADS + 8, 2);
+    load(&mut machine, ROOT);
+    machine.kernel(1);
+    load(&mut machine, own);
+    machine.run(1, TEXT, REPLICA, 10);
+    // The same page, from elsewhere; what another CPU's kernel said is no excuse.
     machine.cpus[1].flush(Flush::All);
     machine.kernel(1);
+    machine.words.store(SHARED_LOADS, 1);
     load(&mut machine, ROOT);
     assert_eq!(machine.broken(), [(Rule::RemoteText, TEXT, 1), (Rule::Root, TEXT + 8, 1)]);
 }
