@@ -17,7 +17,7 @@ BENCH_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/bench/
 GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 	$(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c guest/workloads/*.c guest/tools/*.c))
 # What the command itself puts into guests.
-GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
+GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless workloads/node-calls $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
 .PHONY: build run test test-long lint bench install setup command kernel guest
 .DEFAULT_GOAL := build

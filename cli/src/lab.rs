@@ -6,6 +6,7 @@ mod costs;
 mod cow;
 mod growth;
 mod near_cache;
+mod replica;
 mod slowdown;
 mod xpfo;
 
@@ -26,6 +27,7 @@ const EXPERIMENTS: &[Experiment] = &[
     cow::EXPERIMENT,
     growth::EXPERIMENT,
     near_cache::EXPERIMENT,
+    replica::EXPERIMENT,
     slowdown::EXPERIMENT,
     xpfo::EXPERIMENT,
 ];

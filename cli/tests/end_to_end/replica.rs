@@ -14,13 +14,15 @@ fn said(options: &[&str], command: &str) -> Outcome {
     run(options, &["busybox", "ash", "-c", command], b"")
 }
 
-/// Shells whose requests for a frame fail each seventh time, side by side; then the same shells with all memory that they want. In between and
-/// after, what the kernel says of roots.
-const STARVED: &str = "cd /sys/kernel/debug/fail_page_alloc; echo 0 >verbose; echo 0 >min-order; echo Y >task-filter; echo -1 >times; echo 7 >interval
-starve() { i=0; while [ $i -lt 20 ]; do
-    for k in 1 2; do busybox ash -c 'echo 1 >/proc/self/make-it-fail; for j in 1 2 3 4; do busybox true; done' 2>/dev/null & done
-    wait; i=$((i+1)); done; grep roots ../replica; }
-echo 100 >probability; starve; echo 0 >probability; starve >/dev/null; grep roots ../replica; starve; echo 1 >../replica && echo equal";
+/// Processes of node 0 that take turns on node 1's CPU, and whose requests for a frame all fail for half a second: what the kernel says of
+/// roots then, and twice when there is memory.
+const STARVED: &str = "cd /sys/kernel/debug/fail_page_alloc
+echo 0 >verbose; echo 0 >min-order; echo Y >task-filter; echo -1 >times; echo 100 >probability
+for k in 1 2 3 4; do
+    { echo 1 >/proc/self/make-it-fail; while [ ! -e /tmp/stop ]; do :; done; } & busybox taskset -p 2 $! >/dev/null
+done
+for k in 1 2 3; do busybox sleep 0.5; grep roots ../replica; echo 0 >probability; done
+: >/tmp/stop; wait; echo 1 >../replica && echo equal";
 
 /// What `freehold scope` saw of a run: what it printed, and the results.
 fn watched(options: &[&str], command: &str) -> (String, Value) {
@@ -152,7 +154,8 @@ fn a_cpu_without_memory_for_a_root_shares_until_there_is_some() {
     if kernel() != "freehold" {
         return;
     }
-    let (told, results) = watched(&["-m", "256M", "--cpus", "2", "--numa", "2"], STARVED);
+    let command = format!("busybox taskset 1 busybox ash -c '{STARVED}'");
+    let (told, results) = watched(&["-m", "256M", "--cpus", "2", "--numa", "2"], &command);
     let numbers = |line: &str| -> Vec<u64> {
         line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
     };
@@ -162,6 +165,32 @@ fn a_cpu_without_memory_for_a_root_shares_until_there_is_some() {
     assert_eq!(fed[1..], later[1..], "nobody shares any more: {told}");
     assert!(told.ends_with("equal\n"), "{told}");
     assert_eq!(results["oracle"]["total"], 0, "the kernel has said who shares: {}", results["oracle"]);
+}
+
+#[test]
+fn the_lab_tells_what_copies_save_and_what_they_cost() {
+    if kernel() != "freehold" {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (json, html) = (folder.path().join("r.json"), folder.path().join("r.html"));
+    let mut command = freehold();
+    command.args(["lab", "replica", "--quick", "--json"]).arg(&json).arg("--html").arg(&html);
+    let text = finish(command, b"").expect(0).text();
+    let record: Value = serde_json::from_slice(&std::fs::read(json).expect("a file")).expect("it is JSON");
+    let rows = record["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 28, "seven calls, with hot and cold caches, on and off: {text}");
+    let number = |row: &Value, name: &str| row[name].as_f64().expect("a number");
+    for row in rows {
+        let (all, remote) = (number(row, "instructions"), number(row, "remote"));
+        assert_eq!(remote, if row["side"] == "on" { 0.0 } else { all }, "{row}");
+    }
+    let misses = |side: &str| {
+        let cold = rows.iter().filter(|row| row["side"] == side && row["call"] == "open cold");
+        cold.map(|row| number(row, "remote_misses")).sum::<f64>()
+    };
+    assert!(misses("on") < misses("off") / 2.0, "cold code comes from the own node: {text}");
+    assert!(std::fs::read_to_string(html).expect("a page").contains("break-even"));
 }
 
 #[test]
