@@ -202,6 +202,10 @@ pub struct RunOptions {
     #[arg(long, value_name = "auto|on|off|N", value_parser = numa_replica, help_heading = "Kernel")]
     pub numa_replica: Option<String>,
 
+    /// Put an IOMMU (VT-d) between devices and memory: a device reaches what the kernel gives it, and nothing else
+    #[arg(long, help_heading = "Machine")]
+    pub iommu: bool,
+
     /// Wait for a debugger on this machine's TCP port PORT (1234) before the first instruction; the kernel is not slid
     #[arg(
         long,

@@ -85,6 +85,15 @@ pub struct Watcher {
     pub growth_span: u64,
 }
 
+/// How devices reach memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Devices {
+    /// All of it.
+    Unchecked,
+    /// Through an IOMMU.
+    BehindIommu,
+}
+
 /// A virtual machine, checked.
 #[derive(Debug)]
 pub struct Machine {
@@ -102,6 +111,8 @@ pub struct Machine {
     pub clock: Clock,
     /// Debugger.
     pub debugger: Debugger,
+    /// What is between devices and memory.
+    pub devices: Devices,
     /// Freehold's policy for frames of programs, where it is not the default.
     pub xpfo: Option<String>,
     /// Which nodes get a copy of Freehold's text, where it is not the default.
@@ -177,6 +188,12 @@ impl Machine {
         if count > MAX_DISKS {
             return Err(Failure::new(format!("{count} disks are too many"), format!("at most {MAX_DISKS}")));
         }
+        if options.iommu && disks.iter().any(Disk::shares_memory) {
+            return Err(Failure::new(
+                "--iommu: a vhost-user disk reaches all memory, past the IOMMU",
+                "leave one of them out",
+            ));
+        }
         Ok(Machine {
             memory: total,
             cpus,
@@ -185,6 +202,7 @@ impl Machine {
             swap,
             clock: if options.icount { Clock::Instructions { seed } } else { Clock::Real },
             debugger: options.gdb.map_or(Debugger::None, |port| Debugger::Waited { port }),
+            devices: if options.iommu { Devices::BehindIommu } else { Devices::Unchecked },
             xpfo: options.xpfo.clone(),
             numa_replica: options.numa_replica.clone(),
             append: options.append.join(" "),
@@ -202,6 +220,7 @@ impl Machine {
             swap: None,
             clock: Clock::Real,
             debugger: Debugger::None,
+            devices: Devices::Unchecked,
             xpfo: None,
             numa_replica: None,
             append: String::new(),
@@ -278,6 +297,11 @@ impl Machine {
             Some(watcher) => (Backing::Files(&watcher.memory), ""),
         };
         line.option("-M", format!("q35{hmat}{memory}"));
+        if self.devices == Devices::BehindIommu {
+            // Before the devices that are behind it.
+            line.option("-device", "intel-iommu,aw-bits=48");
+            line.option("-global", "virtio-device.iommu_platform=on");
+        }
         match (engine, self.clock) {
             (Engine::Kvm, _) => line.option("-accel", "kvm"),
             (Engine::Tcg, Clock::Real) => line.option("-accel", "tcg,thread=multi"),
@@ -373,7 +397,12 @@ impl Machine {
             self.numa_replica.as_ref().map(|nodes| format!("numa_replica={nodes}")).unwrap_or_default();
         // A debugger knows the kernel where it is linked.
         let unslid = if self.debugger == Debugger::None { "" } else { "nokaslr" };
-        [own, &xpfo, &replica, unslid, &self.append]
+        // Freehold uses an IOMMU unless told otherwise.
+        let iommu = match (family, self.devices) {
+            (Family::Linux, Devices::BehindIommu) => "intel_iommu=on",
+            _ => "",
+        };
+        [own, &xpfo, &replica, unslid, iommu, &self.append]
             .iter()
             .filter(|part| !part.is_empty())
             .copied()

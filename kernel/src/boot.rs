@@ -63,6 +63,7 @@ pub fn main(info: &'static BootInfo) -> ! {
     irq::enable();
     start_cpus(firmware, cpus);
     let bounce = BounceSettings { limits: settings.slots, restricted: settings.restricted };
+    host::iommu::start(firmware.platform.iommu, settings.iommu);
     host::init((mem::frames(), bounce), &pluggable, &mut |function, error| {
         log::error!("{function:?}: {error}")
     });

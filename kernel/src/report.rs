@@ -196,6 +196,8 @@ struct Verdict {
     left: usize,
     /// Tables of the address space that the kernel's own tasks run in, and spare roots.
     own_tables: u64,
+    /// Tables of the IOMMU.
+    device_tables: u64,
     /// Rules of the kernel's map that are broken; 0 where there was no memory to look.
     map_violations: u64,
     misplaced_timers: u64,
@@ -222,6 +224,7 @@ impl Verdict {
                 .map_or(0, |report| report.violations);
         let misplaced_timers = time::misplaced() as u64;
         let replica_faults = mem::check_replicas();
+        let device_tables = host::iommu::get().map_or(0, |unit| unit.tables() as u64);
         Self {
             audit,
             faults,
@@ -229,6 +232,7 @@ impl Verdict {
             at_rest,
             left,
             own_tables,
+            device_tables,
             map_violations,
             misplaced_timers,
             replica_faults,
@@ -239,7 +243,7 @@ impl Verdict {
         self.count == 0 && self.must_be_none().iter().all(|&(_, number)| number == 0)
     }
 
-    fn must_be_none(&self) -> [(&'static str, u64); 9] {
+    fn must_be_none(&self) -> [(&'static str, u64); 10] {
         let audit = &self.audit;
         [
             ("processes would not end", self.left as u64),
@@ -248,6 +252,7 @@ impl Verdict {
             ("faults of nodes' copies of the kernel", self.replica_faults.0),
             ("anonymous frames without a process", audit.frames(Owner::Anon)),
             ("page tables without a process", audit.frames(Owner::PageTable).abs_diff(self.own_tables)),
+            ("tables of no device", audit.frames(Owner::DeviceTable).abs_diff(self.device_tables)),
             ("mappings without a process", audit.mappings),
             ("pins without a holder", audit.pins),
             (

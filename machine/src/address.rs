@@ -20,8 +20,8 @@ pub const PAGEBLOCK_FRAMES: u64 = 1 << PAGEBLOCK_ORDER;
 pub const PROGRAM_OWNER_MASK: u64 = 0b1110;
 /// See [`PROGRAM_OWNER_MASK`].
 pub const PROGRAM_OWNER: u64 = 0b0110;
-/// Numbers of the owners whose frames the page allocator takes from the direct map: a record's lowest four bits.
-pub const KERNEL_OWNERS: core::ops::RangeInclusive<u64> = 2..=4;
+/// A bit for each owner whose frames the page allocator takes from the direct map, by its number: a record's lowest four bits.
+pub const KERNEL_OWNERS: u64 = 0b10_0001_1100;
 
 /// A physical page frame number: physical address / 4096.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

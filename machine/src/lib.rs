@@ -12,6 +12,7 @@ extern crate std;
 
 mod address;
 mod cpu;
+mod domain;
 mod hardware;
 #[cfg(feature = "model")]
 pub mod model;
@@ -23,6 +24,7 @@ pub use address::{
     PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysAddr, VirtAddr,
 };
 pub use cpu::{AtomicCpuSet, CpuId, CpuSet, Cpus, MAX_CPUS, NodeId, Pinned};
+pub use domain::{DeviceDomain, NoTables, Unconfirmed};
 pub use hardware::{
     DirectMap, Entropy, Flush, Machine, PhysicalBytes, TABLE_ENTRIES, Tables, Tlb, page_by_page,
 };

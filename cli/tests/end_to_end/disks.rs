@@ -152,3 +152,21 @@ fn the_closing_table_says_what_was_bounced() {
     assert!(bounced.is_some_and(|kib| (4096.0..5120.0).contains(&kib)), "{}", outcome.stderr);
     assert!(most.is_some_and(|kib| (768.0..2048.0).contains(&kib)), "{}", outcome.stderr);
 }
+
+/// Behind an IOMMU disks work as without, each function has a domain of its own, and no access is refused.
+#[test]
+fn disks_work_behind_an_iommu_and_each_device_has_a_domain() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let disk = file_of(&folder, "disk", &vec![7; 4 << 20]);
+    let line = "cd /sys/kernel/debug/iommu; cat /dev/vda | md5sum
+        dd if=/dev/vda of=/dev/vda bs=1M count=4 iflag=direct oflag=direct 2>/dev/null && md5sum < /dev/vda
+        cut -d' ' -f1 domains; cat faults; [ $(cat invalidations) -ge 2 ] && echo told";
+    for mode in ["iommu=on", "iommu=strict"] {
+        let mut command = run_command();
+        command.args(["--iommu", "--append", mode, "--disk", text(&disk), "--", "busybox", "sh", "-c", line]);
+        let said = finish(command, b"").expect(0).text();
+        let words: Vec<_> = said.split_whitespace().filter(|&word| word != "-").collect();
+        assert!(matches!(words[..], [one, two, ..] if one == two), "{said}");
+        assert_eq!(words[2..], ["stream", "error", "control", "vda", "0", "told"], "{said}");
+    }
+}

@@ -25,6 +25,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod bytes;
+mod dmar;
 mod memory;
 mod performance;
 mod platform;
@@ -36,6 +37,7 @@ use core::fmt;
 
 use freehold_machine::{PfnRange, PhysAddr, Topology};
 
+pub use dmar::Iommu;
 pub use memory::Domains;
 pub use performance::{AccessCost, Performance};
 pub use platform::{Cpu, IoApic, MAX_IOAPICS, MAX_PCI_WINDOWS, PciWindow, Platform, Register, Reset};
@@ -113,9 +115,9 @@ pub fn read<M: Memory>(
 ) -> Firmware {
     let mut platform = Platform::new(boot_apic_id);
     let tables = rsdp.and_then(|rsdp| tables::Tables::new(memory, rsdp, warn));
-    let signatures = [*b"APIC", *b"FACP", *b"HPET", *b"MCFG", *b"SRAT", *b"SLIT", *b"HMAT"];
-    let found = tables.map_or([None; 7], |tables| tables.find(signatures, warn));
-    let [madt, fadt, hpet, mcfg, srat, slit, hmat] = found;
+    let signatures = [*b"APIC", *b"FACP", *b"HPET", *b"MCFG", *b"SRAT", *b"SLIT", *b"HMAT", *b"DMAR"];
+    let found = tables.map_or([None; 8], |tables| tables.find(signatures, warn));
+    let [madt, fadt, hpet, mcfg, srat, slit, hmat, dmar] = found;
     if let Some(table) = madt {
         platform.read_madt(table, warn);
     }
@@ -128,6 +130,7 @@ pub fn read<M: Memory>(
     if let Some(table) = mcfg {
         platform.read_mcfg(table, warn);
     }
+    platform.iommu = dmar.and_then(|table| dmar::read_dmar(table, warn));
     let domains = memory::Domains::read(srat, warn);
     let mut topology = domains.topology(usable, warn);
     domains.place_cpus(&platform, &mut topology);

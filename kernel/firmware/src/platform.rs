@@ -2,8 +2,8 @@
 
 use freehold_machine::{MAX_CPUS, PhysAddr};
 
-use crate::Warning;
 use crate::bytes::{array, short_entries, u8_at, u16_at, u32_at, u64_at};
+use crate::{Iommu, Warning};
 
 /// The most IOAPICs that are kept.
 pub const MAX_IOAPICS: usize = 8;
@@ -74,6 +74,8 @@ pub struct Platform {
     pub ioapics: [Option<IoApic>; MAX_IOAPICS],
     /// Configuration windows.
     pub pci_windows: [Option<PciWindow>; MAX_PCI_WINDOWS],
+    /// What stands between devices and memory.
+    pub iommu: Option<Iommu>,
     /// The registers of the high-precision event timer.
     pub hpet: Option<PhysAddr>,
     /// The port of the ACPI power-management timer (3 579 545 Hz).
@@ -96,6 +98,7 @@ impl Platform {
             has_8259: true,
             ioapics: [None; MAX_IOAPICS],
             pci_windows: [None; MAX_PCI_WINDOWS],
+            iommu: None,
             hpet: None,
             pm_timer: None,
             reset: None,

@@ -7,7 +7,7 @@ use freehold_machine::topology::{AddressMode, Indexing, WritePolicy};
 use freehold_machine::{CpuId, NodeId, Pfn, PfnRange, PhysAddr};
 use proptest::prelude::*;
 
-use crate::{Firmware, Memory, Register, Warning, read};
+use crate::{Firmware, Iommu, Memory, Register, Warning, read};
 
 /// Physical memory that has bytes in a few places.
 #[derive(Default, Clone)]
@@ -311,6 +311,42 @@ fn the_boot_cpu_is_cpu_0_wherever_the_madt_lists_it() {
     assert_eq!(ids, [2, 4], "CPU 6 is not enabled");
 }
 
+/// A DMAR of these structures.
+fn dmar(structures: &[u8]) -> Vec<u8> {
+    table(b"DMAR", 1, &[&[38, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], structures].concat())
+}
+
+/// A remapping unit's structure, with a scope of 8 bytes.
+fn remapping_unit(flags: u8, segment: u8, registers: u64) -> Vec<u8> {
+    let mut structure = std::vec![0, 0, 24, 0, flags, 0, segment, 0];
+    structure.extend(registers.to_le_bytes());
+    structure.extend([1, 8, 0, 0, 0, 0, 3, 1]);
+    structure
+}
+
+#[test]
+fn an_iommu_has_the_functions_that_it_names_or_all() {
+    let iommu = |structures: &[u8]| Image::new(&[dmar(structures)]).read(&[]).0.platform.iommu;
+    let place = |structures: &[u8]| iommu(structures).map(|found| found.registers);
+    let at = Some(PhysAddr(0xfed9_0000));
+    // All functions, or those that it names: here device 3, function 1.
+    let all = iommu(&remapping_unit(1, 0, 0xfed9_0000)).unwrap();
+    let some = iommu(&remapping_unit(0, 0, 0xfed9_0000)).unwrap();
+    let functions = |of: Iommu| {
+        (0..32).flat_map(move |d| (0..8).map(move |f| (d, f))).filter(move |&(d, f)| of.has(d, f))
+    };
+    assert_eq!((all.registers, functions(all).count()), (at.unwrap(), 256));
+    assert!(functions(some).eq([(3, 1)]) && !all.has(32, 0));
+    for useless in [(1, 0xfed9_0000), (0, 0), (0, 0xfed9_0008), (0, 1 << 60)] {
+        assert_eq!(iommu(&remapping_unit(1, useless.0, useless.1)), None);
+    }
+    // What comes before it is passed over, whatever it is; a length of 0 ends the list.
+    let unit = remapping_unit(1, 0, 0xfed9_0000);
+    assert_eq!(place(&[&[9, 0, 4, 0], &unit[..]].concat()), at);
+    assert_eq!(iommu(&[&[9, 0, 0, 0], &unit[..]].concat()), None);
+    assert_eq!(iommu(&unit[..unit.len() - 1]), None);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
@@ -356,6 +392,7 @@ proptest! {
         hmat_entries in proptest::collection::vec(any::<u8>(), 0..400),
         madt_entries in proptest::collection::vec(any::<u8>(), 0..200),
         slit_entries in proptest::collection::vec(any::<u8>(), 0..100),
+        dmar_structures in proptest::collection::vec(0u8..24, 0..200),
     ) {
         let image = Image::new(&[
             srat(&[srat_entries]),
@@ -363,8 +400,10 @@ proptest! {
             madt(&[&madt_entries]),
             table(b"SLIT", 1, &slit_entries),
             table(b"MCFG", 1, &madt_entries),
+            dmar(&dmar_structures),
         ]);
         let (firmware, _) = image.read(&[run(0x100, 0x80000)]);
+        prop_assert!(firmware.platform.iommu.is_none_or(|iommu| iommu.registers.0 % 4096 == 0));
         firmware.topology.validate().unwrap();
         prop_assert!(firmware.topology.frames() <= 0x80000 - 0x100);
     }

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, Limits, Worker};
-use freehold_machine::PAGE_SIZE;
+use freehold_machine::{DeviceDomain, PAGE_SIZE};
 use freehold_virtio::block::{Block, Lines};
 use freehold_virtio::console::{Buffers, Console, EMERGENCY_OFFSET};
 use freehold_virtio::platform::{Function, Notify, Sleep, Wait, Waited};
@@ -15,6 +15,7 @@ use freehold_virtio::{BlockDevice, ByteStream, Failed, SetupError, pci};
 use freehold_virtqueue::DeviceType;
 use spin::Once;
 
+use super::iommu;
 use super::memory::{FoundMemory, MemoryDevice};
 use super::pci::{Bar, Pci};
 use crate::mem::{Frames, reclaim};
@@ -194,13 +195,14 @@ pub fn init(
     let cap = limits.cap.min((all / 8).min(MOST_SLOTS));
     dma.start(frames, Limits { cap, ..limits });
     // Its only frame shows where the direct map is.
-    let rings = dma.attach(rules("virtqueues", PAGE_SIZE));
+    let rings = dma.attach(rules("virtqueues", PAGE_SIZE, None));
     if rings.map(freehold_virtqueue::install).is_err() {
         return;
     }
     let mut host = Host { ports: Vec::new(), disks: Vec::new(), memory: Vec::new() };
     for found in memory {
-        let device = dma.attach(rules("memory", 1 << 16)).map_err(SetupError::from);
+        let device = iommu::domain(found.function, "memory")
+            .and_then(|domain| Ok(dma.attach(rules("memory", 1 << 16, domain))?));
         match device.and_then(|device| MemoryDevice::start(found, device)) {
             Ok(device) => host.memory.push(device),
             Err(error) => warn(found.function, error),
@@ -219,8 +221,8 @@ pub fn init(
     HOST.call_once(|| host);
 }
 
-fn rules(name: &'static str, quota: usize) -> DeviceRules {
-    DeviceRules { name, reach: DmaAddr(u64::MAX), quota }
+fn rules(name: &'static str, quota: usize, domain: Option<&'static dyn DeviceDomain>) -> DeviceRules {
+    DeviceRules { name, reach: DmaAddr(u64::MAX), quota, domain }
 }
 
 impl Host {
@@ -231,7 +233,7 @@ impl Host {
             1 => ("error", 0, 4),
             _ => ("control", 2, 4),
         };
-        let device: Device<Frames> = dma.attach(rules(name, 1 << 20))?;
+        let device: Device<Frames> = dma.attach(rules(name, 1 << 20, iommu::domain(function, name)?))?;
         let changed = Arc::new(WaitQueue::new());
         let line: &'static Line = Box::leak(Box::new(Line(changed.clone())));
         let transport = PciTransport::new(&Pci, function, DeviceType::Console, line)?;
@@ -248,7 +250,8 @@ impl Host {
         function: Function,
     ) -> Result<(), SetupError> {
         let number = self.disks.len();
-        let rules = rules(DISKS.get(number).copied().unwrap_or("disk"), usize::MAX);
+        let name = DISKS.get(number).copied().unwrap_or("disk");
+        let rules = rules(name, usize::MAX, iommu::domain(function, name)?);
         let device = match restricted.filter(|&(disk, _)| disk == number) {
             Some((_, bytes)) => dma.attach_restricted(rules, bytes)?,
             None => dma.attach(rules)?,
@@ -282,6 +285,7 @@ impl Worker for Waker {
 pub fn start_worker() -> crate::Result<()> {
     static WAKER: Waker = Waker;
     dma().set_worker(&WAKER);
+    iommu::start_worker()?;
     reclaim::register_idle(|| (dma().shrink() / PAGE_SIZE) as u64);
     sched::spawn_kernel("swiotlb", work).map(drop)
 }

@@ -19,6 +19,8 @@ mod devices;
 #[cfg(target_os = "none")]
 pub mod hotplug;
 #[cfg(target_os = "none")]
+pub mod iommu;
+#[cfg(target_os = "none")]
 mod last_words;
 #[cfg(target_os = "none")]
 mod memory;

@@ -16,7 +16,7 @@ const DATA: u16 = 0xcfc;
 pub(super) struct Pci;
 
 /// Mapped registers.
-pub(super) struct Bar(Mmio);
+pub struct Bar(Mmio);
 
 impl Registers for Bar {
     fn read8(&self, offset: usize) -> u8 {
@@ -36,6 +36,21 @@ impl Registers for Bar {
     }
     fn write32(&self, offset: usize, value: u32) {
         self.0.write_u32(offset, value);
+    }
+}
+
+impl freehold_iommu::Registers for Bar {
+    fn read32(&self, offset: usize) -> u32 {
+        self.0.read_u32(offset)
+    }
+    fn write32(&self, offset: usize, value: u32) {
+        self.0.write_u32(offset, value);
+    }
+    fn read64(&self, offset: usize) -> u64 {
+        self.0.read_u64(offset)
+    }
+    fn write64(&self, offset: usize, value: u64) {
+        self.0.write_u64(offset, value);
     }
 }
 

@@ -62,6 +62,8 @@ pub enum SetupError {
     Memory(DmaError),
     /// No interrupt for it.
     NoInterrupt,
+    /// The IOMMU gives it no domain.
+    NoDomain,
     /// The device says about itself what cannot be.
     Nonsense(&'static str),
 }
@@ -76,6 +78,7 @@ impl fmt::Display for SetupError {
             Self::Ring(error) => write!(f, "ring: {error}"),
             Self::Memory(error) => write!(f, "buffers: {error}"),
             Self::NoInterrupt => f.write_str("no interrupt vector or no MSI-X"),
+            Self::NoDomain => f.write_str("no domain behind the IOMMU"),
             Self::Nonsense(what) => write!(f, "the device's {what} cannot be"),
         }
     }

@@ -4,7 +4,7 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 
 use freehold_frame::{Bounce, Frame, Order, Owner, Request};
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, PhysicalBytes};
 
 use crate::device::Amount;
 use crate::pool::Taker;
@@ -33,6 +33,7 @@ impl<S: DmaSource> Device<S> {
         if frame.pfn().start().0 + order.bytes() as u64 - 1 > self.rules().reach.0 {
             return Err(DmaError::OutOfReach);
         }
+        self.dma().join(self.number(), frames_of(&frame))?;
         self.account().coherent.fetch_add(order.bytes(), Ordering::Relaxed);
         self.dma().coherent_frames.fetch_add(order.frames() as usize, Ordering::Relaxed);
         Ok(Coherent { device: self, memory: Some(CoherentMemory::Block(frame)), order })
@@ -59,6 +60,10 @@ pub struct Coherent<S: DmaSource> {
     /// `None` only while it is dropped.
     memory: Option<CoherentMemory<S>>,
     order: Order,
+}
+
+fn frames_of<S: DmaSource>(frame: &Frame<Bounce, S>) -> PfnRange {
+    PfnRange::new(frame.pfn(), frame.pfn().offset(frame.order().frames()))
 }
 
 /// Where coherent frames are from.
@@ -99,13 +104,15 @@ impl<S: DmaSource> Drop for Coherent<S> {
         self.device.account().coherent.fetch_sub(self.order.bytes(), Ordering::Relaxed);
         match self.memory.take() {
             Some(CoherentMemory::Pages(runs)) => self.device.give_pages(&runs),
-            _ => {
-                _ = self
-                    .device
-                    .dma()
-                    .coherent_frames
-                    .fetch_sub(self.order.frames() as usize, Ordering::Relaxed)
+            Some(CoherentMemory::Block(frame)) => {
+                let dma = self.device.dma();
+                dma.coherent_frames.fetch_sub(self.order.frames() as usize, Ordering::Relaxed);
+                if !dma.leave(self.device.number(), frames_of(&frame)) {
+                    self.device.count_lost(self.order.bytes());
+                    frame.into_raw();
+                }
             }
+            None => {}
         }
     }
 }

@@ -4,12 +4,13 @@ use alloc::boxed::Box;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use freehold_machine::{Cpus, PAGE_SIZE, Tally};
+use freehold_machine::{Cpus, DeviceDomain, PAGE_SIZE, PfnRange, Tally};
 use spin::Once;
 
 use crate::cells::{Cell, Cells};
+use crate::domains::Domains;
 use crate::mapping::Memory;
-use crate::pool::{Growth, Pool, Taker};
+use crate::pool::{Growth, Means, Pool, Taker};
 use crate::runs::{Run, Runs};
 use crate::{
     Constraint, Direction, DmaAddr, DmaError, DmaSource, MAX_DEVICES, MAX_MAPPING, Mapping, Original,
@@ -34,6 +35,8 @@ pub struct DeviceRules {
     /// The most bytes that it may hold at once, slots and coherent frames together; devices on several CPUs at once may
     /// exceed it by a request per CPU. `usize::MAX`: only the cap of all counts.
     pub quota: usize,
+    /// What it can reach, where it is behind an IOMMU.
+    pub domain: Option<&'static dyn DeviceDomain>,
 }
 
 /// When bytes are zeroed.
@@ -139,6 +142,7 @@ pub struct Dma<S: DmaSource> {
     started: Once<(S, Scrub)>,
     pool: Pool<S>,
     accounts: [Once<Account<S>>; MAX_DEVICES],
+    domains: Domains,
     counts: Tally<{ POOL_GIVEN + 1 }>,
     /// Pages.
     hiwater: AtomicUsize,
@@ -156,6 +160,7 @@ impl<S: DmaSource> Dma<S> {
             started: Once::new(),
             pool: Pool::new(),
             accounts: [const { Once::new() }; MAX_DEVICES],
+            domains: Domains::new(),
             counts: Tally::new(),
             hiwater: AtomicUsize::new(0),
             coherent_frames: AtomicUsize::new(0),
@@ -225,6 +230,7 @@ impl<S: DmaSource> Dma<S> {
                 }
             });
             if mine {
+                self.domains.set(number as u8, rules.domain);
                 return Ok(Device { dma: self, number: number as u8 });
             }
         }
@@ -246,13 +252,13 @@ impl<S: DmaSource> Dma<S> {
     /// looks. Returns the bytes that went.
     pub fn tick(&self) -> usize {
         self.is_tight.store(false, Ordering::Relaxed);
-        let Some(&(source, _)) = self.started.get() else { return 0 };
-        self.pool.tick(self.used_pages(), source) * PAGE_SIZE
+        let Some(means) = self.means() else { return 0 };
+        self.pool.tick(self.used_pages(), means) * PAGE_SIZE
     }
 
     /// Memory is short: gives back what is idle. Returns the bytes that went.
     pub fn shrink(&self) -> usize {
-        self.pool.shrink() * PAGE_SIZE
+        self.means().map_or(0, |means| self.pool.shrink(means)) * PAGE_SIZE
     }
 
     /// Counts over all devices.
@@ -269,7 +275,7 @@ impl<S: DmaSource> Dma<S> {
             shrinks,
             coherent_frames: self.coherent_frames.load(Ordering::Relaxed),
             failed: sum(|usage| usage.failed),
-            lost: sum(|usage| usage.lost),
+            lost: sum(|usage| usage.lost) + self.pool.lost() * PAGE_SIZE,
             bytes: sum(|usage| usage.bytes),
         }
     }
@@ -331,6 +337,17 @@ impl<S: DmaSource> Dma<S> {
 
     pub(crate) fn source(&self) -> S {
         self.started.get().expect("a device is attached after the start").0
+    }
+    fn means(&self) -> Option<Means<'_, S>> {
+        self.started.get().map(|&(source, _)| Means { source, domains: &self.domains })
+    }
+    /// Lets device `number` reach `frames`.
+    pub(crate) fn join(&self, number: u8, frames: PfnRange) -> Result<(), DmaError> {
+        self.domains.join(number, frames).map_err(|_| DmaError::OutOfMemory)
+    }
+    /// Takes `frames` from device `number`. Returns whether they may be used for something else.
+    pub(crate) fn leave(&self, number: u8, frames: PfnRange) -> bool {
+        self.domains.leave(number, frames).is_ok()
     }
     pub(crate) fn bytes(&self) -> S::Machine {
         self.source().machine()
@@ -545,18 +562,23 @@ impl<S: DmaSource> Device<S> {
             return Err(DmaError::Quota);
         }
         let (dma, pool) = (self.dma, self.pool());
+        let means = Means { source: dma.source(), domains: &dma.domains };
         let mut runs = Runs::new();
-        let mut report = pool.take(dma.source(), taker, pages, &mut runs);
+        let taken = pool.take(means, taker, pages, &mut runs);
+        let mut report = taken.unwrap_or(false);
         let is_restricted = !core::ptr::eq(pool, &raw const dma.pool);
-        let mut outcome = if is_restricted { Err(DmaError::Cap) } else { Ok(()) };
+        let mut outcome = if is_restricted { Err(DmaError::Cap) } else { taken.map(drop) };
         while runs.pages() < pages && outcome.is_ok() && runs.make_room() {
-            outcome = pool.grow(dma.source(), taker, Growth::Transient);
+            outcome = pool.grow(means.source, taker, Growth::Transient);
             if outcome.is_ok() {
                 self.account().grows.fetch_add(1, Ordering::Relaxed);
             } else {
                 dma.is_tight.store(true, Ordering::Relaxed);
             }
-            report |= pool.take(dma.source(), taker, pages - runs.pages(), &mut runs);
+            match pool.take(means, taker, pages - runs.pages(), &mut runs) {
+                Ok(more) => report |= more,
+                Err(error) => outcome = Err(error),
+            }
             dma.wake_worker();
         }
         if !is_restricted {

@@ -22,8 +22,9 @@
 //! | [`Device::bounce`] → [`Mapping`] | one transfer whose addresses have to be aligned, or near | the same, aligned |
 //! | [`Device::coherent`] → [`Coherent`] | rings that both sides use at any time | whole frames |
 //!
-//! An address a device sees ([`DmaAddr`]) never mixes with a physical one; today they are equal, and an IOMMU
-//! or encrypted memory changes that here and nowhere else. Each device has a name, a reach (the highest address it can
+//! An address a device sees ([`DmaAddr`]) never mixes with a physical one. They are equal, behind an IOMMU too: there a page
+//! is mapped when it joins a device ([`DeviceRules::domain`]), and unmapped before another device or the page allocator
+//! gets it; a transfer maps nothing. Memory that the IOMMU does not confirm as unmapped is lost. Each device has a name, a reach (the highest address it can
 //! use) and a quota, and what it holds is counted, so that a driver's leak has an owner.
 //!
 //! **Memory.** Segments of 64 pages come from the page allocator and go back to it (`pool.rs`). Taking and giving change one
@@ -63,7 +64,7 @@
 //! // A device that may hold 64 KiB.
 //! let dma: &'static Dma<_> = Box::leak(Box::new(Dma::new()));
 //! assert_eq!(dma.start(frames, Limits::default()), 128);
-//! let rules = DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: 64 << 10 };
+//! let rules = DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: 64 << 10, domain: None };
 //! let disk = dma.attach(rules)?;
 //! let mut sector = [0u8; 512];
 //! let mapping = disk.map(sector.as_slice(), Direction::FromDevice)?;
@@ -84,6 +85,7 @@ mod cells;
 mod coherent;
 mod constraint;
 mod device;
+mod domains;
 mod mapping;
 mod original;
 mod pool;

@@ -1,7 +1,8 @@
 //! The segments that all devices of a [`Dma`](crate::Dma) share, and how many there are.
 //!
 //! A take looks at the segment that its CPU used last, then at others that the index names; it may be made of several
-//! runs. A page remembers the device that had it last: the next one, if it is another, zeroes it first.
+//! runs. A page remembers the device that had it last: for the next one, if it is another, it leaves that device's domain, is
+//! zeroed, and joins the new one's.
 //!
 //! **Growth.** A caller that finds too little adds a segment itself, of 256 KiB or less where memory is fragmented, and tells the
 //! worker, which adds more while less than a quarter of what is used is free. What callers added is *transient* until the worker
@@ -13,9 +14,10 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::{Bounce, Frame, Order, Owner, Request};
-use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes};
 use spin::{Mutex, Once};
 
+use crate::domains::Domains;
 use crate::runs::{Run, Runs};
 use crate::word::{Fit, FreePages, Index, MAX_SEGMENTS, SEGMENT_PAGES, Span};
 use crate::{DmaAddr, DmaError, DmaSource};
@@ -92,6 +94,22 @@ impl Taker {
     pub const ANYONE: Self = Self { device: NOBODY, reach: DmaAddr(u64::MAX), step: 1 };
 }
 
+/// Where memory comes from, and what devices reach.
+#[derive(Clone, Copy)]
+pub(crate) struct Means<'a, S> {
+    pub source: S,
+    pub domains: &'a Domains,
+}
+
+/// Why pages do not become a device's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Refused {
+    /// No memory for tables: the pages are free.
+    NoTables,
+    /// The device that had them may still reach them: they stay out of use.
+    Unconfirmed,
+}
+
 /// See the module's head.
 pub(crate) struct Pool<S: DmaSource> {
     chunks: [Once<Box<[Segment<S>]>>; MAX_SEGMENTS / CHUNK],
@@ -108,6 +126,8 @@ pub(crate) struct Pool<S: DmaSource> {
     change: Mutex<()>,
     grows: AtomicUsize,
     shrinks: AtomicUsize,
+    /// Pages that the IOMMU did not confirm as unmapped: out of use for ever.
+    lost: AtomicUsize,
 }
 
 impl<S: DmaSource> Pool<S> {
@@ -123,6 +143,7 @@ impl<S: DmaSource> Pool<S> {
             change: Mutex::new(()),
             grows: AtomicUsize::new(0),
             shrinks: AtomicUsize::new(0),
+            lost: AtomicUsize::new(0),
         }
     }
 
@@ -158,6 +179,10 @@ impl<S: DmaSource> Pool<S> {
         };
         self.segments().map(|(_, segment)| used(segment)).sum()
     }
+    /// Pages that are out of use for ever.
+    pub fn lost(&self) -> usize {
+        self.lost.load(Ordering::Relaxed)
+    }
     /// Segments added and removed so far.
     pub fn changes(&self) -> (usize, usize) {
         (self.grows.load(Ordering::Relaxed), self.shrinks.load(Ordering::Relaxed))
@@ -179,10 +204,19 @@ impl<S: DmaSource> Pool<S> {
 
     /// Takes `wanted` pages, a multiple of the taker's step, or fewer where there are not so many or they lie in too many pieces. Returns whether the area's
     /// net use has grown by a segment since the last time this was said.
-    pub fn take(&self, source: S, taker: Taker, wanted: usize, runs: &mut Runs) -> bool {
-        let area = self.area(source.machine());
+    ///
+    /// # Errors
+    /// [`DmaError::OutOfMemory`]: pages cannot become the device's. Those in `runs` have.
+    pub fn take(
+        &self,
+        means: Means<'_, S>,
+        taker: Taker,
+        wanted: usize,
+        runs: &mut Runs,
+    ) -> Result<bool, DmaError> {
+        let area = self.area(means.source.machine());
         let hint = area.hint.load(Ordering::Relaxed) as usize;
-        let mut take = Take { pool: self, source, taker, left: wanted, runs };
+        let mut take = Take { pool: self, means, taker, left: wanted, runs, is_refused: false };
         if let Some(segment) = self.segment(hint) {
             take.from(hint, segment, Fit::Whole);
         }
@@ -190,14 +224,14 @@ impl<S: DmaSource> Pool<S> {
             take.search(hint, Fit::Whole);
             take.search(hint, Fit::Longest);
         }
-        let taken = wanted - take.left;
+        let (taken, is_refused) = (wanted - take.left, take.is_refused);
         if taken > 0 && runs.last().segment as usize != hint {
             area.hint.store(runs.last().segment.into(), Ordering::Relaxed);
         }
         let net = area.net.load(Ordering::Relaxed) + taken as i32;
         let report = net >= SEGMENT_PAGES as i32;
         area.net.store(if report { 0 } else { net }, Ordering::Relaxed);
-        report
+        if is_refused { Err(DmaError::OutOfMemory) } else { Ok(report) }
     }
 
     /// Gives pages back; the CPU's next take begins with them.
@@ -284,7 +318,7 @@ impl<S: DmaSource> Pool<S> {
     }
 
     /// The worker's look: see the module's head. Returns how many pages went.
-    pub fn tick(&self, used: usize, source: S) -> usize {
+    pub fn tick(&self, used: usize, means: Means<'_, S>) -> usize {
         let mut gone = 0;
         for (_, segment) in self.segments() {
             segment.is_transient.store(false, Ordering::Relaxed);
@@ -297,19 +331,19 @@ impl<S: DmaSource> Pool<S> {
             let idle = segment.idle.load(Ordering::Relaxed).saturating_add(1);
             segment.idle.store(idle, Ordering::Relaxed);
             if idle >= IDLE_TICKS {
-                gone += self.retire(segment);
+                gone += self.retire(segment, means.domains);
             }
         }
         // Below the watermark, and used now: there will be more.
         if gone == 0 && used > 0 && self.pages() - used.min(self.pages()) < used / 4 {
-            let _ = self.grow(source, Taker::ANYONE, Growth::Lasting);
+            let _ = self.grow(means.source, Taker::ANYONE, Growth::Lasting);
         }
         gone
     }
 
     /// Gives all idle segments back but what start-up asked for. Returns how many pages went.
-    pub fn shrink(&self) -> usize {
-        self.segments().map(|(_, segment)| self.retire(segment)).sum()
+    pub fn shrink(&self, means: Means<'_, S>) -> usize {
+        self.segments().map(|(_, segment)| self.retire(segment, means.domains)).sum()
     }
 
     /// Whether there is more than at start-up.
@@ -318,7 +352,8 @@ impl<S: DmaSource> Pool<S> {
     }
 
     /// Gives a segment's memory back if it is idle and not needed for the base. Returns its pages.
-    fn retire(&self, segment: &Segment<S>) -> usize {
+    /// The devices that had the pages last forget them first, outside the lock: nothing else leads to the block any more.
+    fn retire(&self, segment: &Segment<S>, domains: &Domains) -> usize {
         let change = self.change.lock();
         let pages = segment.pages.load(Ordering::Relaxed);
         let spare = self.pages().saturating_sub(self.base.load(Ordering::Relaxed));
@@ -326,12 +361,33 @@ impl<S: DmaSource> Pool<S> {
             return 0;
         }
         let block = segment.block.lock().take();
+        let owners: [u8; SEGMENT_PAGES as usize] =
+            core::array::from_fn(|page| segment.owners[page].load(Ordering::Relaxed));
         segment.pages.store(0, Ordering::Relaxed);
         drop(change);
-        drop(block);
+        if let Some(block) = block {
+            self.release(block, &owners[..pages as usize], domains);
+        }
         self.pages.fetch_sub(pages as usize, Ordering::Relaxed);
         self.shrinks.fetch_add(1, Ordering::Relaxed);
         pages as usize
+    }
+
+    /// Gives a block back to the page allocator, or loses it where a device may still reach it.
+    fn release(&self, block: Frame<Bounce, S>, owners: &[u8], domains: &Domains) {
+        let mut first = block.pfn();
+        let mut is_confirmed = true;
+        for same in owners.chunk_by(|one, next| one == next) {
+            let end = first.offset(same.len() as u64);
+            let left =
+                same.iter().take(1).all(|&owner| domains.leave(owner, PfnRange::new(first, end)).is_ok());
+            is_confirmed &= left;
+            first = end;
+        }
+        if !is_confirmed {
+            self.lost.fetch_add(owners.len(), Ordering::Relaxed);
+            block.into_raw();
+        }
     }
 
     /// The device that has, or had last, the page of `address`; `None` where it is none of ours.
@@ -358,18 +414,20 @@ pub(crate) enum Growth {
 /// A take under way.
 struct Take<'a, S: DmaSource> {
     pool: &'a Pool<S>,
-    source: S,
+    means: Means<'a, S>,
     taker: Taker,
     /// Pages still wanted.
     left: usize,
     runs: &'a mut Runs,
+    /// Pages could not become the device's: no more are taken.
+    is_refused: bool,
 }
 
 impl<S: DmaSource> Take<'_, S> {
     /// Takes pages of the segments that the index names, from `start` on and around.
     fn search(&mut self, start: usize, fit: Fit) {
         let (pool, mut at, mut wraps, mut looks) = (self.pool, start, false, 0);
-        while self.left > 0 && self.runs.make_room() {
+        while self.left > 0 && !self.is_refused && self.runs.make_room() {
             let Some(number) = pool.index().next(at).filter(|&number| !wraps || number < start) else {
                 if wraps {
                     return;
@@ -396,35 +454,62 @@ impl<S: DmaSource> Take<'_, S> {
 
     /// Takes what a segment has, in runs as long as a segment or as what is left.
     fn from(&mut self, number: usize, segment: &Segment<S>, fit: Fit) {
-        while self.left > 0 && self.runs.make_room() {
+        while self.left > 0 && !self.is_refused && self.runs.make_room() {
             let wanted = self.left.min(SEGMENT_PAGES as usize) as u32;
             let Some(span) = segment.free.take(wanted, self.taker.step, fit) else { return };
             let first = Pfn(segment.first.load(Ordering::Relaxed) + u64::from(span.first));
             if first.offset(span.count.into()).start().0 - 1 > self.taker.reach.0 {
                 segment.free.give(span);
+                self.pool.index().note_free(number);
                 return;
             }
             if !segment.is_used.load(Ordering::Relaxed) {
                 segment.is_used.store(true, Ordering::Relaxed);
             }
-            self.own(segment, span, first);
+            if let Err(refused) = self.own(segment, span, first) {
+                self.is_refused = true;
+                if refused == Refused::NoTables {
+                    segment.free.give(span);
+                    self.pool.index().note_free(number);
+                } else {
+                    self.pool.lost.fetch_add(span.count as usize, Ordering::Relaxed);
+                }
+                return;
+            }
             let (start, count) = (span.first as u8, span.count as u8);
             self.runs.push(Run { pfn: first, segment: number as u16, first: start, count });
             self.left -= span.count as usize;
         }
     }
 
-    /// Makes the pages the device's: those that another had before are zeroed.
-    fn own(&self, segment: &Segment<S>, span: Span, first: Pfn) {
+    /// Makes the pages the device's, each run that one other had at a time.
+    fn own(&self, segment: &Segment<S>, span: Span, first: Pfn) -> Result<(), Refused> {
         let owners = &segment.owners[span.first as usize..(span.first + span.count) as usize];
-        for (owner, page) in owners.iter().zip(0..) {
-            let before = owner.load(Ordering::Relaxed);
+        let mut at = 0;
+        while let Some(before) = owners.get(at).map(|owner| owner.load(Ordering::Relaxed)) {
+            let same = owners[at..].iter().take_while(|owner| owner.load(Ordering::Relaxed) == before);
+            let end = at + same.count();
             if before != self.taker.device {
-                if before != NOBODY {
-                    self.source.machine().zero(first.offset(page));
-                }
-                owner.store(self.taker.device, Ordering::Relaxed);
+                let frames = PfnRange::new(first.offset(at as u64), first.offset(end as u64));
+                self.hand_over(before, &owners[at..end], frames)?;
             }
+            at = end;
         }
+        Ok(())
+    }
+
+    /// Makes pages the device's that `before` had. They are zeroed between the two.
+    #[cold]
+    fn hand_over(&self, before: u8, owners: &[AtomicU8], frames: PfnRange) -> Result<(), Refused> {
+        let set = |owner: u8| owners.iter().for_each(|page| page.store(owner, Ordering::Relaxed));
+        let domains = self.means.domains;
+        if before != NOBODY {
+            domains.leave(before, frames).map_err(|_| Refused::Unconfirmed)?;
+            self.means.source.machine().zero_run(frames.start, frames.len());
+            set(NOBODY);
+        }
+        domains.join(self.taker.device, frames).map_err(|_| Refused::NoTables)?;
+        set(self.taker.device);
+        Ok(())
     }
 }

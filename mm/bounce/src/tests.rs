@@ -85,7 +85,8 @@ pub(crate) fn limited(source: Source, limits: Limits) -> &'static Dma<Source> {
 
 pub(crate) const SEGMENT: usize = 256 << 10;
 
-pub(crate) const ANY: DeviceRules = DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: usize::MAX };
+pub(crate) const ANY: DeviceRules =
+    DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: usize::MAX, domain: None };
 
 /// The parts of `length` bytes at `address` that lie in one page each: page, offset, bytes.
 fn parts(address: DmaAddr, length: usize) -> impl Iterator<Item = (Pfn, usize, usize)> {

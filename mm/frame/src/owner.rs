@@ -31,6 +31,8 @@ pub enum Owner {
     PageCache = 7,
     /// The page of time that every program has mapped for reading.
     Time = 8,
+    /// A table that an IOMMU reads.
+    DeviceTable = 9,
 }
 
 /// Which side of the direct map a pageblock is on.
@@ -44,7 +46,7 @@ pub enum Side {
 
 impl Owner {
     /// How many owners there are.
-    pub const COUNT: usize = 9;
+    pub const COUNT: usize = 10;
     /// All owners, by number.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Free,
@@ -56,6 +58,7 @@ impl Owner {
         Self::Anon,
         Self::PageCache,
         Self::Time,
+        Self::DeviceTable,
     ];
 
     /// Whether the frame is in the kernel's map: the side that this owner's pageblocks are on. Free frames are asked by pageblock, not here:
@@ -63,7 +66,9 @@ impl Owner {
     pub const fn side(self) -> Side {
         match self {
             Self::Free | Self::Replica | Self::Anon | Self::PageCache | Self::Time => Side::User,
-            Self::Reserved | Self::Kernel | Self::PageTable | Self::Bounce => Side::Kernel,
+            Self::Reserved | Self::Kernel | Self::PageTable | Self::Bounce | Self::DeviceTable => {
+                Side::Kernel
+            }
         }
     }
     /// Whether the frame is a program's: then its record carries counts.
@@ -91,6 +96,7 @@ impl Owner {
             Self::Anon => "anon",
             Self::PageCache => "pagecache",
             Self::Time => "time",
+            Self::DeviceTable => "devicetable",
         }
     }
     /// The owner whose number the lowest four bits are. A number that is not in use reads as
@@ -115,7 +121,7 @@ const _: () = {
     while number < Owner::COUNT {
         let is_programs = number as u64 & PROGRAM_OWNER_MASK == PROGRAM_OWNER;
         assert!(Owner::ALL[number].is_user() == is_programs);
-        let is_kernels = number as u64 >= *KERNEL_OWNERS.start() && number as u64 <= *KERNEL_OWNERS.end();
+        let is_kernels = KERNEL_OWNERS >> number & 1 != 0;
         let is_reserved = matches!(Owner::ALL[number], Owner::Reserved);
         assert!(is_kernels == (matches!(Owner::ALL[number].side(), Side::Kernel) && !is_reserved));
         number += 1;
@@ -165,7 +171,9 @@ kinds! {
     /// File pages and shared memory.
     PageCache,
     /// The page of time: one frame without counts, mapped by every program.
-    Time
+    Time,
+    /// A table that an IOMMU reads: what devices can reach.
+    DeviceTable
 }
 
 /// Any user kind: for code that takes leaves down and need not know what they map. Frames are never
@@ -212,6 +220,7 @@ mod tests {
             ("anon", true, false, false),
             ("pagecache", true, false, false),
             ("time", false, false, false),
+            ("devicetable", false, true, false),
         ];
         assert_eq!(answers, expected);
         assert!(answers.iter().all(|&(_, is_program, in_map, _)| !(is_program && in_map)));

@@ -165,7 +165,7 @@ fn is_programs(frame: Pfn) -> bool {
 /// Whether the kernel owns the block that starts with this frame. The page allocator hands such blocks out from pageblocks that
 /// are in the direct map.
 fn is_kernels(frame: Pfn) -> bool {
-    KERNEL_OWNERS.contains(&(record(frame) & 15))
+    KERNEL_OWNERS >> (record(frame) & 15) & 1 != 0
 }
 
 // Comparisons with memory, in two instructions each: the compiler loads an atomic into a register first.

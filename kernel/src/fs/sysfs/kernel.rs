@@ -37,6 +37,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     let swiotlb = root.dirs("kernel/debug/swiotlb");
     bounce(&swiotlb, host::dma());
     restricted(&swiotlb, host::dma());
+    iommu(&debug);
 }
 
 /// The disks, once they are known.
@@ -92,6 +93,31 @@ impl Generate for HighWater {
         self.0.reset_hiwater();
         Ok(())
     }
+}
+
+/// What the IOMMU does, where there is one: counts, and a line for each device: its name, bus, device and function, the number
+/// of its domain's tables, pages that it can reach, and accesses that were refused.
+fn iommu(debug: &Arc<PseudoDir>) {
+    let Some(unit) = host::iommu::get() else { return };
+    let dir = debug.dirs("iommu");
+    dir.generated("faults", 0o400, move |out: &mut Text| {
+        write!(out, "{}\n", unit.faults());
+        Ok(())
+    });
+    dir.generated("invalidations", 0o400, move |out: &mut Text| {
+        write!(out, "{}\n", unit.invalidations());
+        Ok(())
+    });
+    dir.generated("domains", 0o400, move |out: &mut Text| {
+        unit.each_domain(|domain| {
+            let id = domain.source_id();
+            let (bus, device, function) = (id >> 8, id >> 3 & 31, id & 7);
+            let (name, tables, pages) = (domain.name(), domain.tables(), domain.pages());
+            let faults = domain.faults();
+            write!(out, "{name} {bus:02x}:{device:02x}.{function} {tables} {pages} {faults}\n");
+        });
+        Ok(())
+    });
 }
 
 /// A directory for each device that has memory of its own, as on Linux.

@@ -130,14 +130,14 @@ static DMA: Dma<HostMemory> = Dma::new();
 /// A device of its own that may hold `quota` bytes.
 pub fn limited_device(quota: usize) -> Device<HostMemory> {
     device();
-    let rules = DeviceRules { name: "limited", reach: DmaAddr(u64::MAX), quota };
+    let rules = DeviceRules { name: "limited", reach: DmaAddr(u64::MAX), quota, domain: None };
     DMA.attach(rules).expect("few such devices")
 }
 
 /// The device of the DMA API that all tests of a process share, with rings installed.
 pub fn device() -> Device<HostMemory> {
     static DEVICE: OnceLock<Device<HostMemory>> = OnceLock::new();
-    let rules = DeviceRules { name: "model", reach: DmaAddr(u64::MAX), quota: usize::MAX };
+    let rules = DeviceRules { name: "model", reach: DmaAddr(u64::MAX), quota: usize::MAX, domain: None };
     *DEVICE.get_or_init(|| {
         DMA.start(HostMemory, Limits::default());
         let device = DMA.attach(rules).expect("the first device");

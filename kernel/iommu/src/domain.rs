@@ -1,0 +1,138 @@
+//! What one device can reach: second-level tables, as the unit walks them (VT-d 3.7).
+
+use core::fmt;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use freehold_frame::{DeviceTable, Frame, OutOfMemory, Owner, Request};
+use freehold_machine::{DeviceDomain, NoTables, PAGE_SHIFT, Pfn, PfnRange, Tables, Unconfirmed};
+
+use crate::{Registers, TableSource, Unit};
+
+/// The device may read, and write.
+pub(crate) const READ_WRITE: u64 = 0b11;
+/// Bits of an address in an entry.
+pub(crate) const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+/// log2 of the entries in a table.
+const INDEX_BITS: u32 = 9;
+
+/// Allocates an empty table.
+pub(crate) fn table<S: TableSource>(source: S) -> Result<Frame<DeviceTable, S>, OutOfMemory> {
+    let frame = Frame::allocate_with(source, Request::new(Owner::DeviceTable))?;
+    source.machine().clear_table(frame.pfn());
+    Ok(frame)
+}
+
+/// A device's domain. It stays for as long as the unit.
+pub struct Domain<R: Registers, S: TableSource> {
+    pub(crate) unit: &'static Unit<R, S>,
+    /// Bus, device and function, as the unit sees them.
+    pub(crate) source_id: u16,
+    /// The number by which the unit's caches know it.
+    pub(crate) number: u16,
+    pub(crate) root: Pfn,
+    name: &'static str,
+    pages: AtomicUsize,
+    tables: AtomicUsize,
+    pub(crate) faults: AtomicUsize,
+}
+
+impl<R: Registers, S: TableSource> Domain<R, S> {
+    /// An empty domain that owns `root`.
+    pub(crate) fn new(
+        unit: &'static Unit<R, S>,
+        (source_id, name): (u16, &'static str),
+        number: u16,
+        root: Frame<DeviceTable, S>,
+    ) -> Self {
+        let root = root.into_raw();
+        let (pages, tables, faults) = (AtomicUsize::new(0), AtomicUsize::new(1), AtomicUsize::new(0));
+        Self { unit, source_id, number, root, name, pages, tables, faults }
+    }
+
+    /// The device's name.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+    /// Bus, device and function: 8, 5 and 3 bits.
+    pub const fn source_id(&self) -> u16 {
+        self.source_id
+    }
+    /// Pages that the device can reach.
+    pub fn pages(&self) -> usize {
+        self.pages.load(Ordering::Relaxed)
+    }
+    /// Frames of its tables.
+    pub fn tables(&self) -> usize {
+        self.tables.load(Ordering::Relaxed)
+    }
+    /// Accesses that were refused and seen.
+    pub fn faults(&self) -> usize {
+        self.faults.load(Ordering::Relaxed)
+    }
+
+    /// The place of the frame's entry: its table and index. Tables that are missing are made.
+    fn place(&self, frame: Pfn) -> Result<(Pfn, usize), NoTables> {
+        let machine = self.unit.source.machine();
+        let index = |level: u32| (frame.0 >> (INDEX_BITS * level)) as usize & 0x1ff;
+        let mut at = self.root;
+        for level in (1..self.unit.levels).rev() {
+            let entry = match machine.load_entry(at, index(level)) {
+                0 => self.grow(at, index(level))?,
+                entry => entry,
+            };
+            at = Pfn((entry & ADDRESS) >> PAGE_SHIFT);
+        }
+        Ok((at, index(0)))
+    }
+
+    /// Links a new table; the entry that is there then.
+    fn grow(&self, parent: Pfn, index: usize) -> Result<u64, NoTables> {
+        let machine = self.unit.source.machine();
+        let new = table(self.unit.source).map_err(|_| NoTables)?;
+        let entry = new.pfn().start().0 | READ_WRITE;
+        match machine.compare_exchange_entry(parent, index, 0, entry) {
+            Ok(_) => {
+                new.into_raw();
+                self.tables.fetch_add(1, Ordering::Relaxed);
+                Ok(entry)
+            }
+            // Another CPU was first; this table goes.
+            Err(theirs) => Ok(theirs),
+        }
+    }
+}
+
+impl<R: Registers, S: TableSource> DeviceDomain for Domain<R, S> {
+    fn map(&self, frames: PfnRange) -> Result<(), NoTables> {
+        if frames.end.0 >> (INDEX_BITS * self.unit.levels) != 0 {
+            return Err(NoTables);
+        }
+        // All tables first: after that nothing fails.
+        for frame in frames.iter() {
+            self.place(frame)?;
+        }
+        for frame in frames.iter() {
+            let (table, index) = self.place(frame)?;
+            self.unit.source.machine().store_entry(table, index, frame.start().0 | READ_WRITE);
+        }
+        self.pages.fetch_add(frames.len() as usize, Ordering::Relaxed);
+        self.unit.mapped(self.number, frames);
+        Ok(())
+    }
+
+    fn unmap(&self, frames: PfnRange) -> Result<(), Unconfirmed> {
+        for frame in frames.iter() {
+            // A page that was mapped has its tables.
+            let (table, index) = self.place(frame).map_err(|_| Unconfirmed)?;
+            self.unit.source.machine().store_entry(table, index, 0);
+        }
+        self.pages.fetch_sub(frames.len() as usize, Ordering::Relaxed);
+        self.unit.forget(self.number, frames)
+    }
+}
+
+impl<R: Registers, S: TableSource> fmt::Debug for Domain<R, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Domain({}, {:#06x}, number {})", self.name, self.source_id, self.number)
+    }
+}

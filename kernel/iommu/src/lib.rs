@@ -1,0 +1,100 @@
+//! Intel VT-d: devices reach what is in their domains, and nothing else.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`unit`] | a remapping unit: root and context tables, queued invalidation, faults |
+//! | [`domain`] | what one device can reach: second-level tables |
+//!
+//! **Rule.** A function of PCI without a domain reaches nothing: its context entry is absent, and each access is a fault. A
+//! device with a domain reaches the frames that were mapped into it, at addresses equal to physical ones. Translated requests
+//! (ATS) are refused: a device's own translation cache would be the device's word.
+//!
+//! **Protocol.** [`Domain::map`] writes absent entries, which no cache holds: it sends nothing (but where the unit says
+//! that it caches absent entries). [`Domain::unmap`] clears entries, sends an invalidation and a wait through the
+//! queue, and returns after the unit has answered the wait. Only then does the caller hand the frames on. Without an
+//! answer within [`PATIENCE`] looks the frames stay out of use ([`Unconfirmed`](freehold_machine::Unconfirmed)).
+//! Tables are linked by compare-exchange; no lock is taken where they exist. They stay until the domain goes: at most one
+//! frame for 512 that were ever mapped, and their parents.
+//!
+//! **Hostile devices** cause faults. They are recorded by the unit in its few registers; a task reads them
+//! ([`unit::Unit::take_fault`]) as often as it chooses, so a flood costs no more than that.
+//!
+//! Tables are written through the kernel's map and not flushed from caches: an emulated unit reads memory as CPUs do. (A
+//! real unit may not, ECAP.C; Freehold runs in virtual machines only.)
+//!
+//! Sources: Intel Virtualization Technology for Directed I/O, revision 3.2: chapters 3 (tables), 6.5 (queue), 7 (faults), 10
+//! and 11 (registers). The nearest relatives in Linux are `drivers/iommu/intel/{iommu,dmar}.c`.
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+extern crate alloc;
+
+pub mod domain;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+pub mod unit;
+
+use core::fmt;
+
+use freehold_frame::{FrameSource, OutOfMemory};
+use freehold_machine::Tables;
+
+pub use domain::Domain;
+pub use unit::{Fault, Mode, Unit};
+
+/// Looks at a register or a status word before the unit counts as dead: seconds, where each look is an exit to the host.
+pub const PATIENCE: usize = 10_000_000;
+
+/// A page allocator whose frames can be tables.
+pub trait TableSource: FrameSource<Machine: Tables> {}
+impl<S: FrameSource<Machine: Tables>> TableSource for S {}
+
+/// The registers of a unit, uncached.
+pub trait Registers: Send + Sync + 'static {
+    /// Reads 32 bits at a multiple of 4.
+    fn read32(&self, offset: usize) -> u32;
+    /// Writes 32 bits at a multiple of 4.
+    fn write32(&self, offset: usize, value: u32);
+    /// Reads 64 bits at a multiple of 8.
+    fn read64(&self, offset: usize) -> u64;
+    /// Writes 64 bits at a multiple of 8.
+    fn write64(&self, offset: usize, value: u64);
+}
+
+/// Why there is no IOMMU, or no domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IommuError {
+    /// The unit lacks something that is needed.
+    Unsupported(&'static str),
+    /// The unit does not do what it is told.
+    Dead(&'static str),
+    /// No memory for tables.
+    OutOfMemory,
+    /// The unit knows no more domains.
+    TooManyDomains,
+    /// The function has a domain.
+    Taken,
+}
+
+impl fmt::Display for IommuError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsupported(what) => write!(f, "the IOMMU lacks {what}"),
+            Self::Dead(what) => write!(f, "the IOMMU does not answer: {what}"),
+            Self::OutOfMemory => f.write_str("no memory for the IOMMU's tables"),
+            Self::TooManyDomains => f.write_str("the IOMMU knows no more domains"),
+            Self::Taken => f.write_str("the function has a domain"),
+        }
+    }
+}
+
+impl core::error::Error for IommuError {}
+
+impl From<OutOfMemory> for IommuError {
+    fn from(_: OutOfMemory) -> Self {
+        Self::OutOfMemory
+    }
+}

@@ -1,0 +1,227 @@
+//! The promises in the crate's head, on a unit in software.
+
+extern crate std;
+
+use core::sync::atomic::AtomicU64;
+use std::boxed::Box;
+use std::collections::BTreeSet;
+use std::vec::Vec;
+
+use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr, Limits};
+use freehold_buddy::{Buddy, Options};
+use freehold_frame::{FrameRecord, FrameTable, Owner};
+use freehold_machine::model::{Config, Model};
+use freehold_machine::{DeviceDomain, NoTables, Pfn, PfnRange, Unconfirmed};
+use proptest::prelude::*;
+
+use crate::model::{CAPABILITY, EXTENDED, Kind, SoftwareUnit};
+use crate::unit::{IOTLB_DOMAIN, IOTLB_PAGES};
+use crate::{Fault, IommuError, Mode, Unit};
+
+type Frames = &'static Buddy<Model>;
+
+const DISK: u16 = 0x18;
+const NET: u16 = 0x20;
+
+fn frames() -> Frames {
+    let machine = Model::new(Config { frames: 8192, ..Config::default() });
+    let records = (0..8192).map(|_| zerocopy::FromZeros::new_zeroed()).collect::<Box<[FrameRecord]>>();
+    let options = Options::default();
+    let words = Buddy::<Model>::metadata_words(machine.topology(), 1, &options);
+    let metadata = (0..words).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
+    let table = FrameTable::new(Box::leak(records));
+    let buddy = Buddy::new(machine, table, Box::leak(metadata), machine.topology(), &[], options);
+    Box::leak(Box::new(buddy.ok().unwrap()))
+}
+
+fn start(kind: Kind, mode: Mode) -> (&'static Unit<SoftwareUnit, Frames>, SoftwareUnit, Frames) {
+    let frames = frames();
+    let hardware = SoftwareUnit::new(freehold_frame::FrameSource::machine(frames), kind);
+    (Unit::start(hardware.clone(), frames, mode).unwrap(), hardware, frames)
+}
+
+fn run(start: u64, end: u64) -> PfnRange {
+    PfnRange::new(Pfn(start), Pfn(end))
+}
+
+#[test]
+fn a_function_without_a_domain_reaches_nothing_and_its_fault_says_so() {
+    let (unit, hardware, _) = start(Kind::default(), Mode::Batched);
+    assert_eq!(hardware.access(DISK, 0x5000, false), Err(1));
+    let disk = unit.attach(DISK, "disk").unwrap();
+    assert_eq!(hardware.access(NET, 0x5008, false), Err(2));
+    assert_eq!(hardware.access(DISK, 0x5000, true), Err(6));
+    let fault = |source_id, reason, is_read| Fault { source_id, address: 0x5000, reason, is_read };
+    let taken: Vec<_> = std::iter::from_fn(|| unit.take_fault()).collect();
+    let told = taken.iter().map(|(fault, domain)| (*fault, domain.is_some()));
+    let expected =
+        [(fault(DISK, 1, false), true), (fault(NET, 2, false), false), (fault(DISK, 6, true), true)];
+    assert!(told.eq(expected));
+    assert_eq!((unit.faults(), disk.faults()), (3, 2));
+}
+
+#[test]
+fn pages_are_reached_while_they_are_mapped_and_the_unit_forgets_what_it_remembered() {
+    for mode in [Mode::Batched, Mode::Strict] {
+        let (unit, hardware, _) = start(Kind::default(), mode);
+        let (disk, net) = (unit.attach(DISK, "disk").unwrap(), unit.attach(NET, "net").unwrap());
+        disk.map(run(0x700, 0x740)).unwrap();
+        for page in 0x700..0x740u64 {
+            assert_eq!(hardware.access(DISK, page << 12 | 8, false), Ok(page << 12 | 8));
+            assert_eq!(hardware.access(NET, page << 12, true), Err(6));
+        }
+        let before = hardware.sent(IOTLB_PAGES);
+        disk.unmap(run(0x703, 0x70b)).unwrap();
+        assert_eq!(hardware.sent(IOTLB_PAGES) - before, if mode == Mode::Strict { 8 } else { 1 });
+        for page in 0x700..0x740u64 {
+            let is_mapped = !(0x703..0x70b).contains(&page);
+            assert_eq!(hardware.access(DISK, page << 12, true).is_ok(), is_mapped, "{page:#x}");
+        }
+        assert_eq!((disk.pages(), net.pages()), (56, 0));
+    }
+}
+
+#[test]
+fn without_an_answer_nothing_is_confirmed() {
+    // The start's two invalidations with their wait, and no more.
+    let (unit, hardware, _) = start(Kind { obeys: 3, ..Kind::default() }, Mode::Batched);
+    let disk = unit.attach(DISK, "disk").unwrap();
+    disk.map(run(0x700, 0x701)).unwrap();
+    assert_eq!(hardware.access(DISK, 0x70_0000, false), Ok(0x70_0000));
+    assert_eq!(disk.unmap(run(0x700, 0x701)), Err(Unconfirmed));
+    assert_eq!(hardware.access(DISK, 0x70_0000, false), Ok(0x70_0000), "the device still reaches it");
+}
+
+#[test]
+fn a_unit_that_forgets_whole_domains_only_is_told_so() {
+    let kind = Kind { capability: CAPABILITY & !(1 << 39), ..Kind::default() };
+    let (unit, hardware, _) = start(kind, Mode::Batched);
+    let disk = unit.attach(DISK, "disk").unwrap();
+    disk.map(run(0x700, 0x702)).unwrap();
+    hardware.access(DISK, 0x70_1000, false).unwrap();
+    disk.unmap(run(0x701, 0x702)).unwrap();
+    assert_eq!(hardware.sent(IOTLB_DOMAIN), 1);
+    assert_eq!(hardware.access(DISK, 0x70_1000, false), Err(5));
+}
+
+#[test]
+fn units_that_lack_what_is_needed_are_refused_and_tables_are_counted() {
+    let refused = |kind: Kind| {
+        let frames = frames();
+        let hardware = SoftwareUnit::new(freehold_frame::FrameSource::machine(frames), kind);
+        Unit::start(hardware, frames, Mode::Batched).err().unwrap()
+    };
+    let kind = Kind::default();
+    assert!(matches!(refused(Kind { extended: 0, ..kind }), IommuError::Unsupported(_)));
+    assert!(matches!(
+        refused(Kind { capability: CAPABILITY & !(1 << 10), ..kind }),
+        IommuError::Unsupported(_)
+    ));
+    let far = CAPABILITY | 0x3ff << 24;
+    assert!(matches!(refused(Kind { capability: far, ..kind }), IommuError::Unsupported(_)));
+    assert_eq!(EXTENDED, 2);
+
+    let (unit, _, frames) = start(Kind { capability: CAPABILITY & !7, ..kind }, Mode::Batched);
+    let disk = unit.attach(DISK, "disk").unwrap();
+    assert_eq!(unit.attach(DISK, "again").err(), Some(IommuError::Taken));
+    // Two leaf tables under one chain of two; then a leaf beyond what four levels reach.
+    disk.map(run(0x1fe, 0x202)).unwrap();
+    assert_eq!(disk.tables(), 5);
+    assert_eq!(disk.map(run(1 << 36, (1 << 36) + 1)), Err(NoTables));
+    let (audit, faults) = frames.validate(|fault| panic!("{fault:?}"));
+    assert_eq!((audit.frames(Owner::DeviceTable), faults), (unit.tables() as u64, 0));
+    for function in 1..15 {
+        unit.attach(function << 8, "more").unwrap();
+    }
+    assert_eq!(unit.attach(0x1000, "too many").err(), Some(IommuError::TooManyDomains));
+}
+
+/// The DMA API over the unit: a page is one device's at a time, for the unit, too.
+#[test]
+fn bounce_pages_follow_their_device_and_leave_with_it() {
+    let (unit, hardware, frames) = start(Kind::default(), Mode::Batched);
+    let (disk, net) = (unit.attach(DISK, "disk").unwrap(), unit.attach(NET, "net").unwrap());
+    let dma: &'static Dma<Frames> = Box::leak(Box::new(Dma::new()));
+    dma.start(frames, Limits { slabs: 8, cap: 4 * 4096, ..Limits::default() });
+    let attach = |name, domain| {
+        let rules = DeviceRules { name, reach: DmaAddr(u64::MAX), quota: usize::MAX, domain: Some(domain) };
+        dma.attach(rules).unwrap()
+    };
+    let (disk_dma, net_dma) = (attach("disk", disk as _), attach("net", net as _));
+    let reaches = |device: u16, page: u64| hardware.access(device, page << 12, false).is_ok();
+
+    let first = disk_dma.buffer(4 * 4096, Direction::FromDevice).unwrap();
+    let page = first.address().0 >> 12;
+    assert!((page..page + 4).all(|page| reaches(DISK, page) && !reaches(NET, page)));
+    drop(first);
+    // The next transfer of the same device maps nothing.
+    let sent = unit.invalidations();
+    drop(disk_dma.buffer(4 * 4096, Direction::FromDevice).unwrap());
+    assert_eq!((unit.invalidations(), disk.pages()), (sent, 4));
+    let second = net_dma.buffer(2 * 4096, Direction::FromDevice).unwrap();
+    let taken = second.address().0 >> 12;
+    assert!((taken..taken + 2).all(|page| reaches(NET, page) && !reaches(DISK, page)));
+    assert_eq!((disk.pages(), net.pages()), (2, 2));
+    drop(second);
+
+    let rings = disk_dma.coherent(8192).unwrap();
+    let ring = rings.address().0 >> 12;
+    assert!(reaches(DISK, ring) && reaches(DISK, ring + 1) && !reaches(NET, ring));
+    drop(rings);
+    assert!(!reaches(DISK, ring));
+}
+
+/// A segment that goes back to the page allocator has left every device.
+#[test]
+fn memory_that_goes_back_to_the_page_allocator_is_reached_by_no_device() {
+    for (obeys, lost) in [(usize::MAX, 0), (3, 256 << 10)] {
+        let (unit, hardware, frames) = start(Kind { obeys, ..Kind::default() }, Mode::Batched);
+        let disk = unit.attach(DISK, "disk").unwrap();
+        let dma: &'static Dma<Frames> = Box::leak(Box::new(Dma::new()));
+        dma.start(frames, Limits { slabs: 0, ..Limits::default() });
+        let rules =
+            DeviceRules { name: "disk", reach: DmaAddr(u64::MAX), quota: usize::MAX, domain: Some(disk) };
+        let mapping = dma.attach(rules).unwrap().buffer(64 << 10, Direction::FromDevice).unwrap();
+        let address = mapping.address().0;
+        hardware.access(DISK, address, false).unwrap();
+        drop(mapping);
+        assert!(hardware.access(DISK, address, false).is_ok(), "the page stays the device's");
+        assert_eq!(dma.shrink(), 256 << 10);
+        // A unit that does not answer: the memory stays out of use.
+        assert_eq!(dma.statistics().lost, lost);
+        assert_eq!(hardware.access(DISK, address, false).is_ok(), lost > 0);
+        let (audit, _) = frames.validate(|fault| panic!("{fault:?}"));
+        assert_eq!(audit.frames(Owner::Bounce), lost as u64 / 4096);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    /// Whatever is mapped and unmapped, a device with a cache that remembers reaches what the set says.
+    #[test]
+    fn a_device_reaches_what_a_set_says(
+        steps in proptest::collection::vec((any::<bool>(), 0x1e0u64..0x220, 1u64..24), 1..60),
+    ) {
+        let (unit, hardware, _) = start(Kind::default(), Mode::Batched);
+        let disk = unit.attach(DISK, "disk").unwrap();
+        let mut mapped = BTreeSet::new();
+        for (is_map, first, length) in steps {
+            // As the contract says: what is mapped is mapped nowhere yet, what is unmapped everywhere.
+            let fits = |page: &u64| mapped.contains(page) != is_map;
+            let pages: Vec<u64> = (first..first + length).take_while(fits).collect();
+            let Some(&last) = pages.last() else { continue };
+            if is_map {
+                disk.map(run(first, last + 1)).unwrap();
+                mapped.extend(pages);
+            } else {
+                disk.unmap(run(first, last + 1)).unwrap();
+                mapped.retain(|page| !(first..=last).contains(page));
+            }
+            for page in 0x1d0..0x240 {
+                prop_assert_eq!(hardware.access(DISK, page << 12, true).is_ok(), mapped.contains(&page));
+            }
+        }
+        prop_assert_eq!(disk.pages(), mapped.len());
+    }
+}

@@ -1,0 +1,343 @@
+//! A remapping unit: its registers (VT-d 11.4), root and context tables (9.1, 9.3), queued invalidation (6.5.2), faults (7.2).
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::hint;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use freehold_frame::{DeviceTable, Frame};
+use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, Tables, Unconfirmed};
+use spin::Mutex;
+
+use crate::domain::{Domain, table};
+use crate::{IommuError, PATIENCE, Registers, TableSource};
+
+/// Offsets of registers.
+pub(crate) mod register {
+    pub const CAPABILITY: usize = 0x08;
+    pub const EXTENDED: usize = 0x10;
+    pub const COMMAND: usize = 0x18;
+    pub const STATUS: usize = 0x1c;
+    pub const ROOT: usize = 0x20;
+    pub const FAULT_STATUS: usize = 0x34;
+    pub const FAULT_CONTROL: usize = 0x38;
+    pub const FAULT_DATA: usize = 0x3c;
+    pub const FAULT_ADDRESS: usize = 0x40;
+    pub const FAULT_ADDRESS_HIGH: usize = 0x44;
+    pub const QUEUE_TAIL: usize = 0x88;
+    pub const QUEUE_ADDRESS: usize = 0x90;
+}
+
+/// Bytes of registers to map: all that the architecture puts in fixed places, and fault records behind them.
+pub const REGISTERS: usize = 0x1000;
+
+/// Bits of the command and status registers.
+pub(crate) const TRANSLATE: u32 = 1 << 31;
+pub(crate) const SET_ROOT: u32 = 1 << 30;
+pub(crate) const QUEUE: u32 = 1 << 26;
+/// Bits of the status register that a command keeps by writing them again: all that are no orders for once.
+const KEPT: u32 = 0x96ff_ffff;
+
+/// Bytes in a descriptor of the queue, and how many the queue's page has.
+const DESCRIPTOR: usize = 16;
+const DESCRIPTORS: usize = PAGE_SIZE / DESCRIPTOR;
+/// Kinds of descriptors, with their granularity.
+pub(crate) const CONTEXT_GLOBAL: u64 = 1 | 1 << 4;
+pub(crate) const IOTLB_GLOBAL: u64 = 2 | 1 << 4;
+pub(crate) const IOTLB_DOMAIN: u64 = 2 | 2 << 4;
+pub(crate) const IOTLB_PAGES: u64 = 2 | 3 << 4;
+/// Wait, and write the status word.
+pub(crate) const WAIT: u64 = 5 | 1 << 5;
+/// Drain reads and writes that are under way.
+const DRAIN: u64 = 1 << 6 | 1 << 7;
+
+/// Present, in root and context entries.
+pub(crate) const PRESENT: u64 = 1;
+
+/// How invalidations are sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mode {
+    /// Pages that leave a device together are forgotten together.
+    #[default]
+    Batched,
+    /// Each page is forgotten alone.
+    Strict,
+}
+
+/// An access that was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// Bus, device and function: 8, 5 and 3 bits.
+    pub source_id: u16,
+    /// The device's address, of a page.
+    pub address: u64,
+    /// Why (VT-d 7.1.3): 1 and 2 no domain, 5 write and 6 read of a page that is not mapped so.
+    pub reason: u8,
+    /// Whether the device wanted to read.
+    pub is_read: bool,
+}
+
+/// The queue's end; its lock is held until the unit has answered.
+struct Tail {
+    next: usize,
+    /// What the last wait was told to write.
+    number: u32,
+}
+
+/// A unit that translates.
+pub struct Unit<R: Registers, S: TableSource> {
+    registers: R,
+    pub(crate) source: S,
+    mode: Mode,
+    /// Levels of the second-level tables.
+    pub(crate) levels: u32,
+    capability: u64,
+    root: Pfn,
+    queue: Pfn,
+    status: Pfn,
+    tail: Mutex<Tail>,
+    /// Context tables by bus. Orders before `domains`.
+    contexts: Mutex<Vec<(u8, Frame<DeviceTable, S>)>>,
+    domains: Mutex<Vec<&'static Domain<R, S>>>,
+    invalidations: AtomicUsize,
+    faults: AtomicUsize,
+}
+
+impl<R: Registers, S: TableSource> Unit<R, S> {
+    /// Starts the unit behind `registers`, with no domain: from now on no device reaches memory. The unit stays.
+    ///
+    /// # Errors
+    /// [`IommuError`]: the unit translates nothing.
+    pub fn start(registers: R, source: S, mode: Mode) -> Result<&'static Self, IommuError> {
+        let (capability, extended) =
+            (registers.read64(register::CAPABILITY), registers.read64(register::EXTENDED));
+        if extended & 1 << 1 == 0 {
+            return Err(IommuError::Unsupported("queued invalidation"));
+        }
+        let levels = match capability >> 8 & 0x1f {
+            sizes if sizes & 1 << 2 != 0 => 4,
+            sizes if sizes & 1 << 1 != 0 => 3,
+            _ => return Err(IommuError::Unsupported("tables of 3 or 4 levels")),
+        };
+        let (root, queue, status) = (table(source)?, table(source)?, table(source)?);
+        let unit = Self {
+            registers,
+            source,
+            mode,
+            levels,
+            capability,
+            root: root.pfn(),
+            queue: queue.pfn(),
+            status: status.pfn(),
+            tail: Mutex::new(Tail { next: 0, number: 0 }),
+            contexts: Mutex::new(Vec::new()),
+            domains: Mutex::new(Vec::new()),
+            invalidations: AtomicUsize::new(0),
+            faults: AtomicUsize::new(0),
+        };
+        if unit.fault_record(0).is_none() {
+            return Err(IommuError::Unsupported("fault records in its page of registers"));
+        }
+        // From here on the unit may know them: they stay, whatever happens.
+        let _kept = (root.into_raw(), queue.into_raw(), status.into_raw());
+        unit.enable()?;
+        Ok(Box::leak(Box::new(unit)))
+    }
+
+    fn enable(&self) -> Result<(), IommuError> {
+        self.registers.write64(register::ROOT, self.root.start().0);
+        self.command(SET_ROOT, "root table")?;
+        self.registers.write64(register::QUEUE_TAIL, 0);
+        self.registers.write64(register::QUEUE_ADDRESS, self.queue.start().0);
+        self.command(QUEUE, "queue")?;
+        let answered = self.send(&[[CONTEXT_GLOBAL, 0], [IOTLB_GLOBAL | DRAIN, 0]]);
+        answered.map_err(|_| IommuError::Dead("first invalidation"))?;
+        self.command(TRANSLATE, "translation")
+    }
+
+    /// Gives an order and waits for its bit in the status.
+    fn command(&self, bit: u32, what: &'static str) -> Result<(), IommuError> {
+        let now = self.registers.read32(register::STATUS) & KEPT;
+        self.registers.write32(register::COMMAND, now | bit);
+        let is_done = || self.registers.read32(register::STATUS) & bit != 0;
+        if eventually(is_done) { Ok(()) } else { Err(IommuError::Dead(what)) }
+    }
+
+    /// Makes a domain for a function: bus, device and function in 8, 5 and 3 bits.
+    ///
+    /// # Errors
+    /// [`IommuError`]; the function then reaches nothing.
+    pub fn attach(
+        &'static self,
+        source_id: u16,
+        name: &'static str,
+    ) -> Result<&'static Domain<R, S>, IommuError> {
+        let mut contexts = self.contexts.lock();
+        let (context, index) = (self.context(&mut contexts, (source_id >> 8) as u8)?, source_id & 0xff);
+        let machine = self.source.machine();
+        if machine.load_entry(context, 2 * usize::from(index)) & PRESENT != 0 {
+            return Err(IommuError::Taken);
+        }
+        let mut domains = self.domains.lock();
+        domains.try_reserve(1).map_err(|_| IommuError::OutOfMemory)?;
+        // Number 0 means "no domain" to a unit that caches absent entries.
+        let number = u16::try_from(domains.len() + 1).ok().filter(|&number| number < self.most_domains());
+        let number = number.ok_or(IommuError::TooManyDomains)?;
+        let root = table(self.source)?;
+        let domain: &'static _ = Box::leak(Box::new(Domain::new(self, (source_id, name), number, root)));
+        domains.push(domain);
+        drop(domains);
+        // The half that makes the entry present comes last. Translation type 0: untranslated requests only.
+        let width = u64::from(self.levels - 2);
+        machine.store_entry(context, 2 * usize::from(index) + 1, width | u64::from(number) << 8);
+        machine.store_entry(context, 2 * usize::from(index), domain.root.start().0 | PRESENT);
+        if self.caches_absent() {
+            let answered = self.send(&[[CONTEXT_GLOBAL, 0], [IOTLB_GLOBAL | DRAIN, 0]]);
+            answered.map_err(|_| IommuError::Dead("a new domain"))?;
+        }
+        Ok(domain)
+    }
+
+    /// The context table of `bus`; a new one where there is none.
+    fn context(&self, contexts: &mut Vec<(u8, Frame<DeviceTable, S>)>, bus: u8) -> Result<Pfn, IommuError> {
+        if let Some((_, context)) = contexts.iter().find(|(number, _)| *number == bus) {
+            return Ok(context.pfn());
+        }
+        contexts.try_reserve(1).map_err(|_| IommuError::OutOfMemory)?;
+        let context = table(self.source)?;
+        let pfn = context.pfn();
+        contexts.push((bus, context));
+        self.source.machine().store_entry(self.root, 2 * usize::from(bus), pfn.start().0 | PRESENT);
+        Ok(pfn)
+    }
+
+    const fn most_domains(&self) -> u16 {
+        match self.capability & 7 {
+            size @ 0..6 => 1 << (4 + 2 * size),
+            _ => u16::MAX,
+        }
+    }
+    const fn caches_absent(&self) -> bool {
+        self.capability & (1 << 7 | 1 << 4) != 0
+    }
+
+    /// Pages became reachable.
+    pub(crate) fn mapped(&self, domain: u16, frames: PfnRange) {
+        if self.caches_absent() {
+            // Without an answer the device may fault for longer, and reaches no more than it should.
+            let _ = self.forget(domain, frames);
+        }
+    }
+
+    /// Makes the unit forget pages of a domain.
+    pub(crate) fn forget(&self, domain: u16, frames: PfnRange) -> Result<(), Unconfirmed> {
+        match self.mode {
+            Mode::Batched => self.send(&[self.forgets(domain, frames)]),
+            Mode::Strict => frames.iter().try_for_each(|frame| {
+                self.send(&[self.forgets(domain, PfnRange::new(frame, frame.offset(1)))])
+            }),
+        }
+    }
+
+    /// The descriptor that does: one aligned power of two of pages that has them all, or all of the domain.
+    fn forgets(&self, domain: u16, frames: PfnRange) -> [u64; 2] {
+        let last = frames.end.0.saturating_sub(1).max(frames.start.0);
+        let order = u64::from(u64::BITS - (frames.start.0 ^ last).leading_zeros());
+        let domain = u64::from(domain) << 16 | DRAIN;
+        let (selective, most) = (self.capability >> 39 & 1 != 0, self.capability >> 48 & 0x3f);
+        if !selective || order > most {
+            return [IOTLB_DOMAIN | domain, 0];
+        }
+        [IOTLB_PAGES | domain, (frames.start.0 >> order << order) << 12 | order]
+    }
+
+    /// Sends descriptors and waits until the unit has done them.
+    fn send(&self, descriptors: &[[u64; 2]]) -> Result<(), Unconfirmed> {
+        let machine = self.source.machine();
+        let mut tail = self.tail.lock();
+        tail.number = tail.number.wrapping_add(1);
+        let wait = [WAIT | u64::from(tail.number) << 32, self.status.start().0];
+        for [low, high] in descriptors.iter().copied().chain([wait]) {
+            machine.store_entry(self.queue, 2 * tail.next, low);
+            machine.store_entry(self.queue, 2 * tail.next + 1, high);
+            tail.next = (tail.next + 1) % DESCRIPTORS;
+        }
+        self.registers.write64(register::QUEUE_TAIL, (tail.next * DESCRIPTOR) as u64);
+        self.invalidations.fetch_add(descriptors.len(), Ordering::Relaxed);
+        let is_answered = || machine.load_entry(self.status, 0) as u32 == tail.number;
+        if eventually(is_answered) { Ok(()) } else { Err(Unconfirmed) }
+    }
+
+    /// Where fault record `number` is.
+    fn fault_record(&self, number: usize) -> Option<usize> {
+        let at = 16 * ((self.capability >> 24 & 0x3ff) as usize + number);
+        (at + 16 <= REGISTERS).then_some(at)
+    }
+
+    /// Lets the unit tell of faults by a message-signalled interrupt.
+    pub fn interrupt_by(&self, address: u64, data: u32) {
+        self.registers.write32(register::FAULT_DATA, data);
+        self.registers.write32(register::FAULT_ADDRESS, address as u32);
+        self.registers.write32(register::FAULT_ADDRESS_HIGH, (address >> 32) as u32);
+        self.registers.write32(register::FAULT_CONTROL, 0);
+    }
+
+    /// Takes a fault from the unit's records, and its domain if the function has one. `None`: there are no more.
+    pub fn take_fault(&self) -> Option<(Fault, Option<&'static Domain<R, S>>)> {
+        let count = (self.capability >> 40 & 0xff) as usize + 1;
+        for at in (0..count).filter_map(|number| self.fault_record(number)) {
+            let high = self.registers.read64(at + 8);
+            if high >> 63 == 0 {
+                continue;
+            }
+            let address = self.registers.read64(at) & !0xfff;
+            // Writing the bit clears it.
+            self.registers.write32(at + 12, 1 << 31);
+            let (source_id, reason) = (high as u16, (high >> 32) as u8);
+            let fault = Fault { source_id, address, reason, is_read: high >> 62 & 1 != 0 };
+            self.faults.fetch_add(1, Ordering::Relaxed);
+            let domain = self.domains.lock().iter().copied().find(|domain| domain.source_id == source_id);
+            if let Some(domain) = domain {
+                domain.faults.fetch_add(1, Ordering::Relaxed);
+            }
+            return Some((fault, domain));
+        }
+        // Faults that found no record: the bit is cleared by writing it, and new faults interrupt again.
+        self.registers.write32(register::FAULT_STATUS, 1);
+        None
+    }
+
+    /// Shows `f` each domain.
+    pub fn each_domain(&self, mut f: impl FnMut(&Domain<R, S>)) {
+        let count = self.domains.lock().len();
+        for number in 0..count {
+            let domain = self.domains.lock().get(number).copied();
+            domain.into_iter().for_each(&mut f);
+        }
+    }
+    /// Invalidations sent, without waits.
+    pub fn invalidations(&self) -> usize {
+        self.invalidations.load(Ordering::Relaxed)
+    }
+    /// Faults seen.
+    pub fn faults(&self) -> usize {
+        self.faults.load(Ordering::Relaxed)
+    }
+    /// Frames of all tables, the queue and its answers.
+    pub fn tables(&self) -> usize {
+        let mut tables = 3 + self.contexts.lock().len();
+        self.each_domain(|domain| tables += domain.tables());
+        tables
+    }
+}
+
+/// Whether `condition` holds soon.
+fn eventually(condition: impl Fn() -> bool) -> bool {
+    (0..PATIENCE).any(|_| {
+        let holds = condition();
+        if !holds {
+            hint::spin_loop();
+        }
+        holds
+    })
+}

@@ -1,0 +1,145 @@
+//! The machine's IOMMU: which device has which domain, and what faults say.
+//!
+//! It is started before any device is, so that no device reaches memory before it has a domain. Faults are read by a
+//! task, which the unit's interrupt wakes; it looks at most [`FAULTS_PER_LOOK`] times and sleeps [`LOOK_INTERVAL`] between
+//! looks. The log has the first [`FAULTS_TOLD`]; all are counted in /sys/kernel/debug/iommu.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_firmware::Iommu as Found;
+use freehold_frame::FrameSource;
+use freehold_iommu::{Domain, Fault, IommuError, Mode, Unit, unit};
+use freehold_machine::{DeviceDomain, Pfn};
+use freehold_virtio::SetupError;
+use freehold_virtio::platform::{Function, Notify, Platform};
+use spin::Once;
+
+use super::pci::{Bar, Pci};
+use crate::cmdline::Iommu;
+use crate::mem::{self, Frames};
+use crate::sync::WaitQueue;
+use crate::{sched, time};
+
+/// Faults that the log has.
+const FAULTS_TOLD: usize = 16;
+/// Faults that are read before the task sleeps.
+const FAULTS_PER_LOOK: usize = 64;
+/// How long it sleeps.
+const LOOK_INTERVAL: u64 = time::SECOND / 100;
+
+/// The unit, and what firmware says of it.
+static UNIT: Once<(&'static Unit<Bar, Frames>, Found)> = Once::new();
+static CHANGED: Once<Arc<WaitQueue>> = Once::new();
+static HAS_FAULTS: AtomicBool = AtomicBool::new(false);
+
+/// The unit's interrupt.
+struct FaultLine;
+
+impl Notify for FaultLine {
+    fn notify(&self) {
+        HAS_FAULTS.store(true, Ordering::Release);
+        if let Some(changed) = CHANGED.get() {
+            changed.wake_all();
+        }
+    }
+}
+
+/// The unit, where there is one that translates.
+pub fn get() -> Option<&'static Unit<Bar, Frames>> {
+    UNIT.get().map(|&(unit, _)| unit)
+}
+
+/// Starts the machine's IOMMU, if it has one that is wanted. On the boot CPU, before the first device.
+pub fn start(found: Option<Found>, wanted: Iommu) {
+    let mode = match wanted {
+        Iommu::Off => return,
+        Iommu::On => Mode::Batched,
+        Iommu::Strict => Mode::Strict,
+    };
+    let Some(found) = found else { return };
+    let Some(registers) = Pci.map(found.registers, unit::REGISTERS) else { return };
+    match Unit::start(registers, mem::frames(), mode) {
+        Ok(unit) => {
+            UNIT.call_once(|| (unit, found));
+            CHANGED.call_once(|| Arc::new(WaitQueue::new()));
+            if let Some(message) = Pci.interrupt(&FaultLine) {
+                unit.interrupt_by(message.address, message.data);
+            }
+            log::info!("iommu: devices reach what they were given");
+        }
+        Err(error) => log::error!("iommu: {error}: devices reach all memory"),
+    }
+}
+
+/// A new domain for a function; `None` without an IOMMU.
+///
+/// # Errors
+/// [`SetupError`]: the function reaches nothing, or is not behind the IOMMU and is not to be used.
+pub(super) fn domain(
+    function: Function,
+    name: &'static str,
+) -> Result<Option<&'static dyn DeviceDomain>, SetupError> {
+    let Some(&(unit, found)) = UNIT.get() else { return Ok(None) };
+    if function.bus != 0 || !found.has(function.device, function.function) {
+        return Err(SetupError::NoDomain);
+    }
+    let Function { bus, device, function: number } = function;
+    let source_id = u16::from(bus) << 8 | u16::from(device) << 3 | u16::from(number);
+    match unit.attach(source_id, name) {
+        Ok(domain) => Ok(Some(domain)),
+        Err(IommuError::OutOfMemory) => Err(SetupError::Memory(freehold_bounce::DmaError::OutOfMemory)),
+        Err(_) => Err(SetupError::NoDomain),
+    }
+}
+
+/// Starts the task that reads faults, where there is an IOMMU.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(super) fn start_worker() -> crate::Result<()> {
+    if get().is_none() {
+        return Ok(());
+    }
+    sched::spawn_kernel("iommu", || {
+        let (Some(unit), Some(changed)) = (get(), CHANGED.get()) else { return };
+        loop {
+            changed.wait_uninterruptible(|| HAS_FAULTS.swap(false, Ordering::Acquire).then_some(()));
+            read_faults(unit);
+        }
+    })
+    .map(drop)
+}
+
+fn read_faults(unit: &'static Unit<Bar, Frames>) {
+    loop {
+        for _ in 0..FAULTS_PER_LOOK {
+            let Some((fault, domain)) = unit.take_fault() else { return };
+            if unit.faults() <= FAULTS_TOLD {
+                tell(fault, domain);
+            }
+        }
+        let _ = CHANGED
+            .get()
+            .map(|changed| changed.wait_uninterruptible_until(time::now() + LOOK_INTERVAL, || None::<()>));
+    }
+}
+
+fn tell(fault: Fault, domain: Option<&Domain<Bar, Frames>>) {
+    let Fault { source_id, address, reason, is_read } = fault;
+    let (bus, device, number) = (source_id >> 8, source_id >> 3 & 31, source_id & 7);
+    let name = domain.map_or("no domain", Domain::name);
+    let did = if is_read { "read" } else { "write" };
+    let owner = owner(address);
+    log::warn!(
+        "iommu: {bus:02x}:{device:02x}.{number} ({name}) may not {did} {address:#x} ({owner}): reason {reason}"
+    );
+}
+
+/// Who has the frame at `address`.
+fn owner(address: u64) -> &'static str {
+    let frame = Pfn(address / freehold_machine::PAGE_SIZE as u64);
+    let table = mem::frames().table();
+    let block = table.block_of(frame).map(|(_, _, owner, _)| owner.name());
+    table.get(frame).map_or("no memory", |_| block.unwrap_or("free"))
+}
