@@ -115,7 +115,7 @@ impl Outcome {
                 ("panic", GUEST_DIED)
             }
             End::Died => ("died", GUEST_DIED),
-            End::Qemu(words) => {
+            End::Qemu(words) | End::Refused(words) => {
                 outcome.message = Some(words.clone());
                 ("error", OWN_ERROR)
             }

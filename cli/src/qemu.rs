@@ -397,10 +397,11 @@ impl Machine {
             self.numa_replica.as_ref().map(|nodes| format!("numa_replica={nodes}")).unwrap_or_default();
         // A debugger knows the kernel where it is linked.
         let unslid = if self.debugger == Debugger::None { "" } else { "nokaslr" };
-        // Freehold uses an IOMMU unless told otherwise.
+        // Asked for it, Freehold does not start without.
         let iommu = match (family, self.devices) {
             (Family::Linux, Devices::BehindIommu) => "intel_iommu=on",
-            _ => "",
+            (Family::Freehold, Devices::BehindIommu) => "iommu=on",
+            (_, Devices::Unchecked) => "",
         };
         [own, &xpfo, &replica, unslid, iommu, &self.append]
             .iter()

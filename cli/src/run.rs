@@ -211,6 +211,9 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
         End::Qemu(words) => {
             return Err(Failure::qemu(words, words.clone()));
         }
+        End::Refused(reason) => {
+            return Err(Failure::new(reason.clone(), ""));
+        }
         _ => {}
     }
     if let Some(text) = report::death(ended, &symbols) {

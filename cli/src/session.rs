@@ -47,6 +47,9 @@ const ANSWER_GRACE: Duration = Duration::from_secs(2);
 /// How long a watcher may take to write down what it saw.
 const WATCHER_GRACE: Duration = Duration::from_secs(30);
 
+/// What comes before the reason in the log of a kernel that does not want to start.
+const REFUSAL: &str = "refuses to start: ";
+
 /// What a line of the plugin's begins with.
 pub const WATCHER_NAME: &str = "freehold-scope: ";
 
@@ -548,6 +551,11 @@ impl<'a> Session<'a> {
         self.log.receive();
         if let Some(signal) = status.signal() {
             return End::Qemu(format!("QEMU was killed by signal {signal}"));
+        }
+        if self.ready.is_none()
+            && let Some((_, reason)) = self.log.tail().rsplit_once(REFUSAL)
+        {
+            return End::Refused(reason.lines().next().unwrap_or_default().to_owned());
         }
         let words = String::from_utf8_lossy(&self.words.received).into_owned();
         if let Some(line) = words.lines().find(|line| line.starts_with(WATCHER_NAME)) {

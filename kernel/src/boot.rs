@@ -63,12 +63,20 @@ pub fn main(info: &'static BootInfo) -> ! {
     irq::enable();
     start_cpus(firmware, cpus);
     let bounce = BounceSettings { limits: settings.slots, restricted: settings.restricted };
-    host::iommu::start(firmware.platform.iommu, settings.iommu);
+    if let Err(reason) = host::iommu::start(firmware.platform.iommu, settings.iommu) {
+        refuse(format_args!("the IOMMU that devices were to be behind cannot be used: {reason}"));
+    }
     host::init((mem::frames(), bounce), &pluggable, &mut |function, error| {
         log::error!("{function:?}: {error}")
     });
     sched::spawn_kernel("start", move || start(info, settings.plant)).expect("memory for the first task");
     sched::idle_forever()
+}
+
+/// Ends the machine before a device is started; the host is told why, on the serial line.
+fn refuse(reason: core::fmt::Arguments<'_>) -> ! {
+    klog::tell_host(format_args!("refuses to start: {reason}"));
+    power::exit(0)
 }
 
 fn start_scheduling(cpu: CpuId) {

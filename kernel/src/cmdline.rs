@@ -84,13 +84,12 @@ pub enum Mitigations {
     Off,
 }
 
-/// What is done about an IOMMU where there is one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// What is done about an IOMMU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Iommu {
     /// Nothing: devices reach all memory.
     Off,
     /// Devices reach what they were given. Pages that leave a device together are forgotten by one invalidation.
-    #[default]
     On,
     /// The same with an invalidation for each page.
     Strict,
@@ -119,8 +118,8 @@ pub struct Settings {
     pub slots: Limits,
     /// The disk that has bounce memory of its own, and no other: its number, and bytes.
     pub restricted: Option<(usize, usize)>,
-    /// What is done about an IOMMU.
-    pub iommu: Iommu,
+    /// What is done about an IOMMU; `None`: as with [`Iommu::On`], if there is one.
+    pub iommu: Option<Iommu>,
     /// Which allocations of the kernel heap fail.
     pub failslab: Option<FaultNumbers>,
     /// Which requests of the page allocator fail.
@@ -140,7 +139,7 @@ impl Default for Settings {
             plant: None,
             slots: Limits::default(),
             restricted: None,
-            iommu: Iommu::default(),
+            iommu: None,
             failslab: None,
             fail_page_alloc: None,
         }
@@ -231,12 +230,12 @@ pub const KNOWN: &[Known] = &[
         values: "off|on|strict",
         help: "what devices behind an IOMMU (`freehold run --iommu`) reach: everything; what they were given; strict: with an invalidation for each page that they lose",
         set: |settings, parameter| {
-            settings.iommu = match parameter.value {
+            settings.iommu = Some(match parameter.value {
                 Some("off") => Iommu::Off,
                 Some("on") => Iommu::On,
                 Some("strict") => Iommu::Strict,
                 _ => return Err("off, on or strict"),
-            };
+            });
             Ok(())
         },
     },

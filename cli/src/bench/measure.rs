@@ -146,7 +146,7 @@ fn judge(side: &Side, ended: &Ended, output: &Output) -> std::result::Result<Str
     if ended.ready.is_none() && !matches!(ended.end, End::Interrupted(_)) {
         let cause = match &ended.end {
             End::TimedOut(_) => "nothing came before its time was up".to_owned(),
-            End::Qemu(words) => words.clone(),
+            End::Qemu(words) | End::Refused(words) => words.clone(),
             _ => report::cause_of_death(ended, &side.prepared.symbols()),
         };
         let hint = format!("freehold run --verbose --kernel {kernel} -- PROGRAM shows its log");

@@ -28,6 +28,8 @@ pub enum End {
     Recalled,
     /// The kernel sent its death certificate.
     Panicked(Value),
+    /// The kernel did not want to start the program: its reason.
+    Refused(String),
     /// The VM ended without a word.
     Died,
     /// QEMU did not do what it was asked: its own words, or the signal that killed it.

@@ -170,3 +170,27 @@ fn disks_work_behind_an_iommu_and_each_device_has_a_domain() {
         assert_eq!(words[2..], ["stream", "error", "control", "vda", "0", "told"], "{said}");
     }
 }
+
+/// Without the IOMMU that was asked for there is no program: devices would reach all memory.
+#[test]
+fn an_iommu_that_is_wanted_and_cannot_be_used_is_one_sentence() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let qemu = file_of(&folder, "qemu", b"#!/bin/sh\nexec qemu-system-x86_64 \"$@\" $MORE_OPTIONS\n");
+    std::fs::set_permissions(&qemu, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("chmod");
+    let none = (&["--append", "iommu=on"][..], "", "firmware tells of none");
+    let useless =
+        (&["--iommu"][..], "-global intel-iommu.dma-translation=off", "it lacks tables of 3 or 4 levels");
+    for (options, more, reason) in [none, useless] {
+        let mut command = run_command();
+        command.env("FREEHOLD_QEMU", &qemu).env("MORE_OPTIONS", more);
+        command.args(options).args(["--", "busybox", "echo", "started"]);
+        let outcome = finish(command, b"").expect(125);
+        let sentence = format!("the IOMMU that devices were to be behind cannot be used: {reason}");
+        assert!(
+            outcome.stderr.contains(&sentence) && outcome.stderr.lines().count() == 1,
+            "{}",
+            outcome.stderr
+        );
+        assert_eq!(outcome.text(), "");
+    }
+}

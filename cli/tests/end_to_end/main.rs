@@ -26,6 +26,7 @@ mod oracle;
 mod registers;
 mod replica;
 mod rights;
+mod rogue;
 mod scope;
 mod script;
 mod secrets;

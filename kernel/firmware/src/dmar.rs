@@ -1,6 +1,6 @@
 //! The IOMMU: DMAR (Intel VT-d 3.2, chapter 8).
 
-use freehold_machine::PhysAddr;
+use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, PhysAddr};
 
 use crate::Warning;
 use crate::bytes::{short_entries, u8_at, u16_at, u64_at};
@@ -9,6 +9,9 @@ use crate::bytes::{short_entries, u8_at, u16_at, u64_at};
 const STRUCTURES: usize = 48;
 /// The most structures that are looked at.
 const MAX_STRUCTURES: usize = 64;
+/// The most regions of functions, and frames in one.
+const MAX_REGIONS: usize = 8;
+const MAX_REGION_FRAMES: u64 = (64 << 20) / PAGE_SIZE as u64;
 
 /// A remapping unit of PCI segment 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,6 +20,16 @@ pub struct Iommu {
     pub registers: PhysAddr,
     /// The functions of bus 0 that are behind it: by device, a bit for each function.
     functions: [u8; 32],
+    /// What firmware wants functions of bus 0 to reach.
+    regions: [Option<Region>; MAX_REGIONS],
+}
+
+/// Memory that firmware and one function share (a reserved memory region, 8.4).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Region {
+    device: u8,
+    function: u8,
+    frames: PfnRange,
 }
 
 impl Iommu {
@@ -26,13 +39,26 @@ impl Iommu {
             .get(usize::from(device))
             .is_some_and(|bits| u32::from(*bits) >> (function & 7) & 1 != 0)
     }
+    /// The frames that firmware shares with this function of bus 0, and with no other: none of them is usable memory.
+    pub fn shared_with(&self, device: u8, function: u8) -> impl Iterator<Item = PfnRange> {
+        let own = move |region: &Region| (region.device, region.function) == (device, function);
+        self.regions.into_iter().flatten().filter(own).map(|region| region.frames)
+    }
+    /// Refuses regions that have usable memory in them: that would be the kernel's and programs'.
+    pub(crate) fn refuse(&mut self, usable: impl Fn(PfnRange) -> bool, warn: &mut dyn FnMut(Warning)) {
+        for place in &mut self.regions {
+            if place.take_if(|region| usable(region.frames)).is_some() {
+                warn(Warning::BadEntry(*b"DMAR", 1));
+            }
+        }
+    }
 }
 
-/// The first unit of segment 0. Further ones are not supported and told of, and so are regions that firmware wants devices to
-/// reach.
+/// The first unit of segment 0. Further ones are not supported and told of.
 pub(crate) fn read_dmar(table: &[u8], warn: &mut dyn FnMut(Warning)) -> Option<Iommu> {
     let mut rest = table.get(STRUCTURES..)?;
     let mut found = None;
+    let mut regions = [None; MAX_REGIONS];
     for _ in 0..MAX_STRUCTURES {
         let (Some(kind), Some(length)) = (u16_at(rest, 0), u16_at(rest, 2)) else { break };
         let Some(structure) = rest.get(..usize::from(length)).filter(|_| length >= 4) else {
@@ -45,12 +71,42 @@ pub(crate) fn read_dmar(table: &[u8], warn: &mut dyn FnMut(Warning)) -> Option<I
                 Some(_) => warn(Warning::TooMany("IOMMUs")),
                 None => warn(Warning::BadEntry(*b"DMAR", kind)),
             },
-            1 => warn(Warning::TooMany("memory regions of devices")),
+            1 => read_region(structure, &mut regions, warn),
             _ => {}
         }
         rest = &rest[usize::from(length)..];
     }
-    found
+    found.map(|unit| Iommu { regions, ..unit })
+}
+
+/// A region's structure: adds one for each function that it names.
+fn read_region(structure: &[u8], regions: &mut [Option<Region>], warn: &mut dyn FnMut(Warning)) {
+    let (segment, first, last) = (u16_at(structure, 6), u64_at(structure, 8), u64_at(structure, 16));
+    let (Some(0), Some(first), Some(last), Some(scopes)) = (segment, first, last, structure.get(24..)) else {
+        return warn(Warning::BadEntry(*b"DMAR", 1));
+    };
+    let page = PAGE_SIZE as u64;
+    let end = last.wrapping_add(1);
+    let is_run = first.is_multiple_of(page) && end.is_multiple_of(page) && first < end && end <= 1 << 52;
+    if !is_run || (end - first) / page > MAX_REGION_FRAMES {
+        return warn(Warning::BadEntry(*b"DMAR", 1));
+    }
+    let frames = PfnRange::new(Pfn(first / page), Pfn(end / page));
+    for (device, function) in endpoints(scopes) {
+        match regions.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = Some(Region { device, function, frames }),
+            None => warn(Warning::TooMany("memory regions of devices")),
+        }
+    }
+}
+
+/// The functions that scopes name: a path of one step from bus 0 to an endpoint.
+fn endpoints(scopes: &[u8]) -> impl Iterator<Item = (u8, u8)> {
+    short_entries(scopes).filter_map(|(kind, scope)| {
+        let is_one = kind == 1 && scope.len() == 8 && u8_at(scope, 5) == Some(0);
+        let (device, function) = (u8_at(scope, 6)?, u8_at(scope, 7)?);
+        (is_one && device < 32 && function < 8).then_some((device, function))
+    })
 }
 
 /// A unit's structure. It names the functions behind it, or says that all are.
@@ -61,15 +117,8 @@ fn unit(structure: &[u8]) -> Option<Iommu> {
         return None;
     }
     let mut functions = [if flags & 1 != 0 { u8::MAX } else { 0 }; 32];
-    for (kind, scope) in short_entries(structure.get(16..)?) {
-        // A path of one step from bus 0 to an endpoint.
-        if kind == 1
-            && let (8, Some(0), Some(device), Some(function)) =
-                (scope.len(), u8_at(scope, 5), u8_at(scope, 6), u8_at(scope, 7))
-            && let Some(bits) = functions.get_mut(usize::from(device))
-        {
-            *bits |= 1 << (function & 7);
-        }
+    for (device, function) in endpoints(structure.get(16..)?) {
+        functions[usize::from(device)] |= 1 << function;
     }
-    Some(Iommu { registers: PhysAddr(registers), functions })
+    Some(Iommu { registers: PhysAddr(registers), functions, regions: [None; MAX_REGIONS] })
 }

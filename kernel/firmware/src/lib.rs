@@ -134,6 +134,11 @@ pub fn read<M: Memory>(
     let domains = memory::Domains::read(srat, warn);
     let mut topology = domains.topology(usable, warn);
     domains.place_cpus(&platform, &mut topology);
+    if let Some(iommu) = &mut platform.iommu {
+        let is_usable =
+            |run: PfnRange| topology.ranges().iter().any(|r| !r.frames.intersection(run).is_empty());
+        iommu.refuse(is_usable, warn);
+    }
     if let Some(table) = slit
         && !domains.read_slit(table, &mut topology)
     {

@@ -347,6 +347,56 @@ fn an_iommu_has_the_functions_that_it_names_or_all() {
     assert_eq!(iommu(&unit[..unit.len() - 1]), None);
 }
 
+/// A region that firmware shares with device `device`, function 0, from `first` to `last`.
+fn region(device: u8, segment: u8, first: u64, last: u64) -> Vec<u8> {
+    let mut structure = std::vec![1, 0, 32, 0, 0, 0, segment, 0];
+    structure.extend(first.to_le_bytes());
+    structure.extend(last.to_le_bytes());
+    structure.extend([1, 8, 0, 0, 0, 0, device, 0]);
+    structure
+}
+
+#[test]
+fn a_region_that_firmware_shares_is_its_own_functions_alone_and_no_usable_memory() {
+    let usable = [run(0x100, 0x3fe0)];
+    let read = |regions: &[Vec<u8>]| {
+        let structures = [regions.concat(), remapping_unit(1, 0, 0xfed9_0000)].concat();
+        let (firmware, warnings) = Image::new(&[dmar(&structures)]).read(&usable);
+        let found = firmware.platform.iommu.unwrap();
+        let shared = (0..32).flat_map(|device| {
+            (0..8).flat_map(move |function| {
+                let shared: Vec<_> = found.shared_with(device, function).collect();
+                shared.into_iter().map(move |frames| (device, function, frames))
+            })
+        });
+        let bad = |w: &&Warning| **w == Warning::BadEntry(*b"DMAR", 1);
+        (shared.collect::<Vec<_>>(), warnings.iter().filter(bad).count(), warnings)
+    };
+    let good = region(3, 0, 0x3ff0_0000, 0x3ff0_1fff);
+    let shared = (3, 0, run(0x3_ff00, 0x3_ff02));
+    assert_eq!(read(std::slice::from_ref(&good)).0, [shared]);
+    // Usable memory, and what touches it; another segment; no whole pages; upside down; past what there can be; far too much.
+    for bad in [
+        region(4, 0, 0x20_0000, 0x20_0fff),
+        region(4, 0, 0x3fd_f000, 0x3fe_0fff),
+        region(4, 0, 0, u64::MAX),
+        region(4, 1, 0x3ff0_0000, 0x3ff0_0fff),
+        region(4, 0, 0x3ff0_0008, 0x3ff0_0fff),
+        region(4, 0, 0x3ff0_0000, 0x3ff0_0ffe),
+        region(4, 0, 0x3ff0_1000, 0x3ff0_0fff),
+        region(4, 0, 1 << 52, (1 << 52) + 0xfff),
+        region(4, 0, 0x4000_0000, 0x7fff_ffff),
+    ] {
+        let (all, told, _) = read(&[bad, good.clone()]);
+        assert_eq!((all, told), (std::vec![shared], 1));
+    }
+    // A function that there cannot be, and more regions than there is room for.
+    assert_eq!(read(&[region(32, 0, 0x3ff0_0000, 0x3ff0_0fff)]).0, []);
+    let (all, _, warnings) = read(&std::vec![good; 9]);
+    assert_eq!(all.len(), 8);
+    assert!(warnings.contains(&Warning::TooMany("memory regions of devices")));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 

@@ -12,7 +12,9 @@
 //! **Protocol.** [`Domain::map`] writes absent entries, which no cache holds: it sends nothing (but where the unit says
 //! that it caches absent entries). [`Domain::unmap`] clears entries, sends an invalidation and a wait through the
 //! queue, and returns after the unit has answered the wait. Only then does the caller hand the frames on. Without an
-//! answer within [`PATIENCE`] looks the frames stay out of use ([`Unconfirmed`](freehold_machine::Unconfirmed)).
+//! answer within [`PATIENCE`] looks the frames stay out of use ([`Unconfirmed`](freehold_machine::Unconfirmed)), and the unit is not
+//! asked again: nobody waits for a dead unit twice. The queue's lock is held while descriptors are written; who waits holds no lock, and
+//! looks at a word of its own, so that the order of the answers does not matter.
 //! Tables are linked by compare-exchange; no lock is taken where they exist. They stay until the domain goes: at most one
 //! frame for 512 that were ever mapped, and their parents.
 //!
@@ -67,6 +69,8 @@ pub trait Registers: Send + Sync + 'static {
 /// Why there is no IOMMU, or no domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IommuError {
+    /// Firmware tells of none that makes sense.
+    Absent,
     /// The unit lacks something that is needed.
     Unsupported(&'static str),
     /// The unit does not do what it is told.
@@ -82,10 +86,11 @@ pub enum IommuError {
 impl fmt::Display for IommuError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unsupported(what) => write!(f, "the IOMMU lacks {what}"),
-            Self::Dead(what) => write!(f, "the IOMMU does not answer: {what}"),
-            Self::OutOfMemory => f.write_str("no memory for the IOMMU's tables"),
-            Self::TooManyDomains => f.write_str("the IOMMU knows no more domains"),
+            Self::Absent => f.write_str("firmware tells of none"),
+            Self::Unsupported(what) => write!(f, "it lacks {what}"),
+            Self::Dead(what) => write!(f, "it does not answer: {what}"),
+            Self::OutOfMemory => f.write_str("no memory for its tables"),
+            Self::TooManyDomains => f.write_str("it knows no more domains"),
             Self::Taken => f.write_str("the function has a domain"),
         }
     }

@@ -156,7 +156,7 @@ impl SoftwareUnit {
                 assert!((high >> 12).is_multiple_of(1 << order), "pages of a descriptor are aligned");
                 state.iotlb.retain(|&(of, page), _| of != domain || page >> order != high >> 12 >> order);
             }
-            WAIT => self.machine.store_entry(Pfn(high >> 12), 0, low >> 32),
+            WAIT => self.machine.store_entry(Pfn(high >> 12), (high & 0xfff) as usize / 8, low >> 32),
             other => panic!("descriptor {other:#x}"),
         }
     }

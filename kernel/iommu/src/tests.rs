@@ -90,6 +90,31 @@ fn without_an_answer_nothing_is_confirmed() {
     assert_eq!(hardware.access(DISK, 0x70_0000, false), Ok(0x70_0000));
     assert_eq!(disk.unmap(run(0x700, 0x701)), Err(Unconfirmed));
     assert_eq!(hardware.access(DISK, 0x70_0000, false), Ok(0x70_0000), "the device still reaches it");
+    // Nobody waits for it again.
+    let sent = unit.invalidations();
+    disk.map(run(0x701, 0x702)).unwrap();
+    assert_eq!((disk.unmap(run(0x701, 0x702)), unit.invalidations()), (Err(Unconfirmed), sent));
+}
+
+/// Each of those who wait at a time gets its own answer, more often than there are words for answers and places in the queue.
+#[test]
+fn threads_that_unmap_at_a_time_are_all_answered() {
+    let (unit, hardware, _) = start(Kind::default(), Mode::Batched);
+    let disk = unit.attach(DISK, "disk").unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let hardware = hardware.clone();
+            scope.spawn(move || {
+                for page in (0x1000 * thread..).take(300) {
+                    disk.map(run(page, page + 1)).unwrap();
+                    assert!(hardware.access(DISK, page << 12, false).is_ok());
+                    assert_eq!(disk.unmap(run(page, page + 1)), Ok(()));
+                    assert_eq!(hardware.access(DISK, page << 12, false), Err(5));
+                }
+            });
+        }
+    });
+    assert_eq!(disk.pages(), 0);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::hint;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use freehold_frame::{DeviceTable, Frame};
 use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, Tables, Unconfirmed};
@@ -77,7 +77,13 @@ pub struct Fault {
     pub is_read: bool,
 }
 
-/// The queue's end; its lock is held until the unit has answered.
+/// Waits that may be without an answer at a time; each has a word of its own. With [`MOST_SENT`] descriptors each they fit the queue.
+const WAITS: usize = 32;
+/// The most descriptors before a wait.
+const MOST_SENT: usize = 2;
+const _: () = assert!(WAITS * (MOST_SENT + 1) < DESCRIPTORS);
+
+/// The queue's end. Its lock is held while descriptors are written, and not while the unit answers.
 struct Tail {
     next: usize,
     /// What the last wait was told to write.
@@ -96,6 +102,8 @@ pub struct Unit<R: Registers, S: TableSource> {
     queue: Pfn,
     status: Pfn,
     tail: Mutex<Tail>,
+    /// It did not answer in time once: it is not asked again, so that nobody waits for it twice.
+    is_dead: AtomicBool,
     /// Context tables by bus. Orders before `domains`.
     contexts: Mutex<Vec<(u8, Frame<DeviceTable, S>)>>,
     domains: Mutex<Vec<&'static Domain<R, S>>>,
@@ -130,6 +138,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
             queue: queue.pfn(),
             status: status.pfn(),
             tail: Mutex::new(Tail { next: 0, number: 0 }),
+            is_dead: AtomicBool::new(false),
             contexts: Mutex::new(Vec::new()),
             domains: Mutex::new(Vec::new()),
             invalidations: AtomicUsize::new(0),
@@ -251,21 +260,48 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
         [IOTLB_PAGES | domain, (frames.start.0 >> order << order) << 12 | order]
     }
 
-    /// Sends descriptors and waits until the unit has done them.
+    /// Sends descriptors, [`MOST_SENT`] at most, and waits until the unit has done them. The first wait without an answer is the
+    /// last one for all.
     fn send(&self, descriptors: &[[u64; 2]]) -> Result<(), Unconfirmed> {
+        let mut number = None;
+        let mut is_answered = false;
+        let is_over = eventually(|| {
+            number = number.or_else(|| self.post(descriptors));
+            is_answered = number.is_some_and(|number| self.has_answered(number));
+            is_answered || self.is_dead.load(Ordering::Relaxed)
+        });
+        if !is_over {
+            self.is_dead.store(true, Ordering::Relaxed);
+        }
+        if is_answered { Ok(()) } else { Err(Unconfirmed) }
+    }
+
+    /// Writes descriptors and a wait into the queue; what the unit will answer. `None`: the unit is
+    /// dead, or the wait that had the word before has no answer yet.
+    fn post(&self, descriptors: &[[u64; 2]]) -> Option<u32> {
         let machine = self.source.machine();
         let mut tail = self.tail.lock();
-        tail.number = tail.number.wrapping_add(1);
-        let wait = [WAIT | u64::from(tail.number) << 32, self.status.start().0];
-        for [low, high] in descriptors.iter().copied().chain([wait]) {
+        let number = tail.number.wrapping_add(1);
+        let before = number.wrapping_sub(WAITS as u32);
+        if self.is_dead.load(Ordering::Relaxed) || tail.number >= WAITS as u32 && !self.has_answered(before) {
+            return None;
+        }
+        tail.number = number;
+        let word = self.status.start().0 + 8 * (number as usize % WAITS) as u64;
+        for [low, high] in descriptors.iter().copied().chain([[WAIT | u64::from(number) << 32, word]]) {
             machine.store_entry(self.queue, 2 * tail.next, low);
             machine.store_entry(self.queue, 2 * tail.next + 1, high);
             tail.next = (tail.next + 1) % DESCRIPTORS;
         }
         self.registers.write64(register::QUEUE_TAIL, (tail.next * DESCRIPTOR) as u64);
         self.invalidations.fetch_add(descriptors.len(), Ordering::Relaxed);
-        let is_answered = || machine.load_entry(self.status, 0) as u32 == tail.number;
-        if eventually(is_answered) { Ok(()) } else { Err(Unconfirmed) }
+        Some(number)
+    }
+
+    /// Whether wait `number` was answered; the word may have a later answer by now.
+    fn has_answered(&self, number: u32) -> bool {
+        let answer = self.source.machine().load_entry(self.status, number as usize % WAITS) as u32;
+        answer.wrapping_sub(number) < u32::MAX / 2
     }
 
     /// Where fault record `number` is.
@@ -332,7 +368,7 @@ impl<R: Registers, S: TableSource> Unit<R, S> {
 }
 
 /// Whether `condition` holds soon.
-fn eventually(condition: impl Fn() -> bool) -> bool {
+fn eventually(mut condition: impl FnMut() -> bool) -> bool {
     (0..PATIENCE).any(|_| {
         let holds = condition();
         if !holds {

@@ -4,7 +4,6 @@
 //! task, which the unit's interrupt wakes; it looks at most [`FAULTS_PER_LOOK`] times and sleeps [`LOOK_INTERVAL`] between
 //! looks. The log has the first [`FAULTS_TOLD`]; all are counted in /sys/kernel/debug/iommu.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_firmware::Iommu as Found;
@@ -30,7 +29,7 @@ const LOOK_INTERVAL: u64 = time::SECOND / 100;
 
 /// The unit, and what firmware says of it.
 static UNIT: Once<(&'static Unit<Bar, Frames>, Found)> = Once::new();
-static CHANGED: Once<Arc<WaitQueue>> = Once::new();
+static CHANGED: WaitQueue = WaitQueue::new();
 static HAS_FAULTS: AtomicBool = AtomicBool::new(false);
 
 /// The unit's interrupt.
@@ -39,9 +38,7 @@ struct FaultLine;
 impl Notify for FaultLine {
     fn notify(&self) {
         HAS_FAULTS.store(true, Ordering::Release);
-        if let Some(changed) = CHANGED.get() {
-            changed.wake_all();
-        }
+        CHANGED.wake_all();
     }
 }
 
@@ -50,26 +47,27 @@ pub fn get() -> Option<&'static Unit<Bar, Frames>> {
     UNIT.get().map(|&(unit, _)| unit)
 }
 
-/// Starts the machine's IOMMU, if it has one that is wanted. On the boot CPU, before the first device.
-pub fn start(found: Option<Found>, wanted: Iommu) {
+/// Starts the machine's IOMMU, unless it is not wanted. On the boot CPU, before the first device.
+///
+/// # Errors
+/// Why there is none: the machine has one, or was asked for one, and devices would reach all memory without it.
+pub fn start(found: Option<Found>, wanted: Option<Iommu>) -> Result<(), IommuError> {
     let mode = match wanted {
-        Iommu::Off => return,
-        Iommu::On => Mode::Batched,
-        Iommu::Strict => Mode::Strict,
+        Some(Iommu::Off) => return Ok(()),
+        Some(Iommu::On) | None => Mode::Batched,
+        Some(Iommu::Strict) => Mode::Strict,
     };
-    let Some(found) = found else { return };
-    let Some(registers) = Pci.map(found.registers, unit::REGISTERS) else { return };
-    match Unit::start(registers, mem::frames(), mode) {
-        Ok(unit) => {
-            UNIT.call_once(|| (unit, found));
-            CHANGED.call_once(|| Arc::new(WaitQueue::new()));
-            if let Some(message) = Pci.interrupt(&FaultLine) {
-                unit.interrupt_by(message.address, message.data);
-            }
-            log::info!("iommu: devices reach what they were given");
-        }
-        Err(error) => log::error!("iommu: {error}: devices reach all memory"),
+    let Some(found) = found else {
+        return if wanted.is_none() { Ok(()) } else { Err(IommuError::Absent) };
+    };
+    let registers = Pci.map(found.registers, unit::REGISTERS).ok_or(IommuError::OutOfMemory)?;
+    let unit = Unit::start(registers, mem::frames(), mode)?;
+    UNIT.call_once(|| (unit, found));
+    if let Some(message) = Pci.interrupt(&FaultLine) {
+        unit.interrupt_by(message.address, message.data);
     }
+    log::info!("iommu: devices reach what they were given");
+    Ok(())
 }
 
 /// A new domain for a function; `None` without an IOMMU.
@@ -86,11 +84,15 @@ pub(super) fn domain(
     }
     let Function { bus, device, function: number } = function;
     let source_id = u16::from(bus) << 8 | u16::from(device) << 3 | u16::from(number);
-    match unit.attach(source_id, name) {
-        Ok(domain) => Ok(Some(domain)),
-        Err(IommuError::OutOfMemory) => Err(SetupError::Memory(freehold_bounce::DmaError::OutOfMemory)),
-        Err(_) => Err(SetupError::NoDomain),
+    let memory = SetupError::Memory(freehold_bounce::DmaError::OutOfMemory);
+    let domain = unit.attach(source_id, name).map_err(|error| match error {
+        IommuError::OutOfMemory => memory,
+        _ => SetupError::NoDomain,
+    })?;
+    for frames in found.shared_with(device, number) {
+        domain.map(frames).map_err(|_| memory)?;
     }
+    Ok(Some(domain))
 }
 
 /// Starts the task that reads faults, where there is an IOMMU.
@@ -102,9 +104,9 @@ pub(super) fn start_worker() -> crate::Result<()> {
         return Ok(());
     }
     sched::spawn_kernel("iommu", || {
-        let (Some(unit), Some(changed)) = (get(), CHANGED.get()) else { return };
+        let Some(unit) = get() else { return };
         loop {
-            changed.wait_uninterruptible(|| HAS_FAULTS.swap(false, Ordering::Acquire).then_some(()));
+            CHANGED.wait_uninterruptible(|| HAS_FAULTS.swap(false, Ordering::Acquire).then_some(()));
             read_faults(unit);
         }
     })
@@ -119,9 +121,7 @@ fn read_faults(unit: &'static Unit<Bar, Frames>) {
                 tell(fault, domain);
             }
         }
-        let _ = CHANGED
-            .get()
-            .map(|changed| changed.wait_uninterruptible_until(time::now() + LOOK_INTERVAL, || None::<()>));
+        let _ = CHANGED.wait_uninterruptible_until(time::now() + LOOK_INTERVAL, || None::<()>);
     }
 }
 
