@@ -15,6 +15,8 @@
 
 static char *arena;
 static int files[64], file_count;
+/* IDs of a segment, a set of semaphores and a message queue. */
+static int objects[3];
 
 static uint64_t any_number(struct dice *dice)
 {
@@ -171,6 +173,8 @@ static uint64_t argument(struct dice *dice, char shape)
 		return below(dice, 2) ? below(dice, 65536) : below(dice, 16) * 4096;
 	case 'x':
 		return bits(dice);
+	case 'I':
+		return objects[below(dice, 3)];
 	case 'i':
 	case 'j':
 	case 'R':

@@ -3,7 +3,7 @@
  *   f descriptor   d directory for a path   p path   b bytes   z how many bytes   o offset   x flags   i small number   n any number
  *   g signal   P process   t timespec   v iovecs   V how many   A page   L bytes, in pages   m PROT_   M MAP_   a advice   u user or group
  *   O path that it may change   k clock   S socket address   l its length   e epoll event   q pollfds   Q futex operation   w whence   c ioctl request   s signal set
- *   R resource   j prctl option   F fcntl command   T pointer to a number   D socket domain   Y socket type   8 the size of a signal set   0 none
+ *   R resource   j prctl option   F fcntl command   T pointer to a number   D socket domain   Y socket type   8 the size of a signal set   I ID of a System V object   0 none
  * Calls that are not here, and arguments that are missing, get any number. Numbers: arch/x86/entry/syscalls/syscall_64.tbl of Linux 6.1.
  */
 enum { CALLS = 470 };
@@ -12,11 +12,11 @@ static const char *const shapes[CALLS] = {
 	[0] = "fbz", [1] = "fbz", [2] = "pxi", [3] = "f", [4] = "pb", [5] = "fb", [6] = "pb", [7] = "qVi", [8] = "fow", [9] = "ALmMfo",
 	[10] = "ALm", [11] = "AL", [12] = "A", [13] = "gbb8", [14] = "iss8", [15] = "", [16] = "fcb", [17] = "fbzo", [18] = "fbzo",
 	[19] = "fvV", [20] = "fvV", [21] = "pi", [22] = "T", [23] = "i000t", [24] = "", [25] = "ALLiA", [26] = "ALi", [27] = "ALb",
-	[28] = "ALa", [29] = "izx", [30] = "iAx", [31] = "iib", [32] = "f", [33] = "fi", [34] = "", [35] = "tt", [36] = "ib", [37] = "i",
+	[28] = "ALa", [29] = "izx", [30] = "IAx", [31] = "Iib", [32] = "f", [33] = "fi", [34] = "", [35] = "tt", [36] = "ib", [37] = "i",
 	[38] = "ibb", [39] = "", [40] = "ffTz", [41] = "DY0", [42] = "fSl", [43] = "fST", [44] = "fbzxSl", [45] = "fbzxST", [46] = "fbx",
 	[47] = "fbx", [48] = "fi", [49] = "fSl", [50] = "fi", [51] = "fST", [52] = "fST", [53] = "DY0T", [54] = "fiibl", [55] = "fiibT",
-	[56] = "xATTn", [57] = "", [58] = "", [59] = "pbb", [60] = "i", [61] = "PTi0", [62] = "Pg", [63] = "b", [64] = "iii", [65] = "ibz",
-	[66] = "iiin", [67] = "A", [68] = "ix", [69] = "ibzx", [70] = "ibzix", [71] = "iib", [72] = "fFn", [73] = "fi", [74] = "f",
+	[56] = "xATTn", [57] = "", [58] = "", [59] = "pbb", [60] = "i", [61] = "PTi0", [62] = "Pg", [63] = "b", [64] = "iii", [65] = "IbV",
+	[66] = "Iiib", [67] = "A", [68] = "ix", [69] = "Ibzx", [70] = "Ibzix", [71] = "Iib", [72] = "fFn", [73] = "fi", [74] = "f",
 	[75] = "f", [76] = "Oo", [77] = "fo", [78] = "fbz", [79] = "bz", [80] = "p", [81] = "f", [82] = "OO", [83] = "Oi", [84] = "O",
 	[85] = "Oi", [86] = "OO", [87] = "O", [88] = "pO", [89] = "pbz", [90] = "Oi", [91] = "fi", [92] = "Ouu", [93] = "fuu", [94] = "Ouu",
 	[95] = "i", [96] = "tt", [97] = "Rb", [98] = "ib", [99] = "b", [100] = "b", [101] = "iPnb", [102] = "", [103] = "ibz", [104] = "",
@@ -30,7 +30,7 @@ static const char *const shapes[CALLS] = {
 	[187] = "foz", [188] = "Obbzx", [189] = "Obbzx", [190] = "fbbzx", [191] = "pbbz", [192] = "pbbz", [193] = "fbbz", [194] = "pbz",
 	[195] = "pbz", [196] = "fbz", [197] = "Ob", [198] = "Ob", [199] = "fb", [200] = "Pg", [201] = "b", [202] = "TQit00", [203] = "Pzb",
 	[204] = "Pzb", [206] = "iT", [207] = "n", [208] = "niibt", [209] = "niT", [210] = "nbb", [213] = "i", [216] = "ALmoM", [217] = "fbz",
-	[218] = "T", [219] = "", [220] = "ibzt", [221] = "foza", [222] = "k0T", [223] = "ixbb", [224] = "ib", [225] = "i", [226] = "i",
+	[218] = "T", [219] = "", [220] = "IbVt", [221] = "foza", [222] = "k0T", [223] = "ixbb", [224] = "ib", [225] = "i", [226] = "i",
 	[227] = "kt", [228] = "kt", [229] = "kt", [230] = "kxtt", [231] = "i", [232] = "febi", [233] = "fife", [234] = "PPg", [235] = "Ob",
 	[237] = "ALibzx", [238] = "ibz", [239] = "TbzAx", [240] = "pxib", [241] = "p", [242] = "ibzit", [243] = "ibzTt", [244] = "ib",
 	[245] = "ibb", [247] = "iPbx0", [248] = "bbbzi", [249] = "bbbi", [250] = "innnn", [251] = "iii", [252] = "ii", [253] = "",

@@ -19,7 +19,11 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ipc.h>
 #include <sys/mman.h>
+#include <sys/msg.h>
+#include <sys/sem.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
@@ -54,6 +58,28 @@ static long meminfo(const char *name) {
         if (!strncmp(line, name, strlen(name))) value = atol(line + strlen(name) + 1);
     fclose(file);
     return value;
+}
+
+// Objects of System V: all are removed, whatever fails.
+static void objects(void) {
+    int segment = shmget(IPC_PRIVATE, 8192, 0600);
+    char *at = segment < 0 ? (void *)-1 : shmat(segment, 0, 0);
+    if (at != (void *)-1) {
+        at[0] = 1;
+        (void)!munmap(at + 4096, 4096);
+        shmdt(at);
+    }
+    int set = semget(77, 3, IPC_CREAT | 0600), queue = msgget(77, IPC_CREAT | 0600);
+    struct sembuf up = {1, 1, SEM_UNDO}, down = {2, -1, SEM_UNDO};
+    (void)!semop(set, &up, 1);
+    (void)!semtimedop(set, &down, 1, &(struct timespec){0, 1000000});
+    struct { long type; char text[100]; } message = {1, "text"};
+    (void)!msgsnd(queue, &message, 100, IPC_NOWAIT);
+    (void)!msgsnd(queue, &message, 100, IPC_NOWAIT);
+    (void)!msgrcv(queue, &message, 100, 1, IPC_NOWAIT);
+    shmctl(segment, IPC_RMID, 0);
+    semctl(set, 0, IPC_RMID);
+    msgctl(queue, IPC_RMID, 0);
 }
 
 // Everything that has a list, a queue or a table of its own in the kernel.
@@ -100,6 +126,7 @@ static void calls(void) {
         close(ends[0]);
         close(ends[1]);
     }
+    objects();
     int poller = epoll_create1(0), event = eventfd(0, EFD_NONBLOCK);
     struct epoll_event wanted = {.events = EPOLLIN};
     if (poller >= 0 && event >= 0 && epoll_ctl(poller, EPOLL_CTL_ADD, event, &wanted) == 0) {

@@ -23,7 +23,11 @@
 #include <grp.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
+#include <sys/ipc.h>
+#include <sys/msg.h>
 #include <sys/prctl.h>
+#include <sys/sem.h>
+#include <sys/shm.h>
 #include <sys/signalfd.h>
 #include <sys/timerfd.h>
 
@@ -153,6 +157,30 @@ static void prepare_files(int index)
 			mmap(arena + ARENA + (16 + area) * 4096, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, ring,
 			     (off_t[]){ 0, 0x8000000, 0x10000000 }[area]);
 	}
+}
+
+/* Objects of System V that processes share; they outlive their makers. */
+static void prepare_objects(int index)
+{
+	int key = 1 + index % 4;
+	objects[0] = shmget(key, 8192, IPC_CREAT | 0666);
+	objects[1] = semget(key, 4, IPC_CREAT | 0666);
+	objects[2] = msgget(key, IPC_CREAT | 0666);
+}
+
+/* Removes all of them. */
+static void remove_objects(void)
+{
+	struct shmid_ds segment;
+	struct semid_ds set;
+	struct msqid_ds queue;
+	for (int at = shmctl(0, IPC_INFO, &segment); at >= 0; at--)
+		shmctl(shmctl(at, SHM_STAT, &segment), IPC_RMID, NULL);
+	char limits[128];
+	for (int at = semctl(0, 0, IPC_INFO, limits); at >= 0; at--)
+		semctl(semctl(at, 0, SEM_STAT, &set), 0, IPC_RMID);
+	for (int at = msgctl(0, IPC_INFO, (void *)limits); at >= 0; at--)
+		msgctl(msgctl(at, MSG_STAT, &queue), IPC_RMID, NULL);
 }
 
 static long some_call(struct dice *dice)
@@ -290,6 +318,7 @@ static void live(int index, struct record *record)
 	(void)!ftruncate(file, AROUND);
 	prepare_arena(&threads[0].dice, file);
 	prepare_files(index);
+	prepare_objects(index);
 	pthread_t second;
 	if (index % 2 && pthread_create(&second, NULL, make_calls, &threads[1]) == 0) {
 		make_calls(&threads[0]);
@@ -409,6 +438,7 @@ static void run(int index, int count)
 	}
 	ends.killed += left;
 	clear(index, count);
+	remove_objects();
 	nftw(FOLDER, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 

@@ -16,7 +16,11 @@
 #include "../tools/dice.h"
 
 #include <sys/epoll.h>
+#include <sys/ipc.h>
+#include <sys/msg.h>
 #include <sys/prctl.h>
+#include <sys/sem.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
@@ -481,6 +485,37 @@ static void do_futex(void)
 		syscall(SYS_futex, words, FUTEX_CMP_REQUEUE, INT32_MAX, (long)INT32_MAX, words + 1, 0);
 		syscall(SYS_futex, words, FUTEX_WAIT, 1, NULL, NULL, 0));
 }
+static void do_semop(void)
+{
+	static struct sembuf operations[500];
+	int id = semget(IPC_PRIVATE, 32000, 0600);
+	for (int i = 0; i < 500; i++)
+		operations[i] = (struct sembuf){ i * 64, i < 499, SEM_UNDO | IPC_NOWAIT };
+	operations[499].sem_op = -1;
+	FOREVER(semop(id, operations, 500); operations[499].sem_op = 1; semop(id, operations, 499));
+}
+static void do_semctl(void)
+{
+	static unsigned short values[32000];
+	int id = semget(IPC_PRIVATE, 32000, 0600);
+	FOREVER(semctl(id, 0, SETALL, values); semctl(id, 0, GETALL, values));
+}
+static void do_msgrcv(void)
+{
+	static struct { long type; char text[8]; } message = { 2, "" };
+	int id = msgget(IPC_PRIVATE, 0600);
+	while (msgsnd(id, &message, 0, IPC_NOWAIT) == 0)
+		;
+	FOREVER(msgrcv(id, &message, 8, -1, IPC_NOWAIT));
+}
+static void do_shmdt(void)
+{
+	int id = shmget(IPC_PRIVATE, 64 * MIB, 0600);
+	FOREVER(char *at = shmat(id, NULL, 0);
+		for (unsigned long done = 0; done < 64 * MIB; done += 8192)
+			mprotect(at + done, 4096, PROT_READ);
+		shmdt(at));
+}
 static void do_robust_list(void)
 {
 	/* A list that ends nowhere. */
@@ -737,6 +772,10 @@ static const struct row rows[] = {
 	{ SYS_exit_group, "the end of wide areas", do_exit_wide },
 	{ SYS_exit_group, "the end of many mappings", do_exit_alias },
 	{ SYS_futex, "futex", do_futex },
+	{ SYS_semop, "semop", do_semop },
+	{ SYS_semctl, "semctl", do_semctl },
+	{ SYS_msgrcv, "msgrcv", do_msgrcv },
+	{ SYS_shmdt, "shmdt of many pieces", do_shmdt },
 	{ SYS_set_robust_list, "a robust list without end", do_robust_list },
 	{ SYS_setgroups, "setgroups", do_setgroups },
 	{ SYS_setxattr, "setxattr", do_setxattr },
@@ -782,6 +821,7 @@ static const int bounded[] = {
 	SYS_sched_setaffinity, SYS_sched_getaffinity, SYS_epoll_create, SYS_set_tid_address, SYS_restart_syscall, SYS_fadvise64, SYS_timer_create,
 	SYS_timer_settime, SYS_timer_gettime, SYS_timer_getoverrun, SYS_timer_delete, SYS_clock_settime, SYS_clock_gettime, SYS_clock_getres,
 	SYS_clock_nanosleep, SYS_epoll_ctl, SYS_tgkill, SYS_utimes, SYS_set_mempolicy, SYS_waitid, SYS_openat, SYS_mkdirat, SYS_mknodat, SYS_fchownat,
+	SYS_shmget, SYS_shmat, SYS_shmctl, SYS_semget, SYS_semtimedop, SYS_msgget, SYS_msgsnd, SYS_msgctl,
 	SYS_futimesat, SYS_newfstatat, SYS_unlinkat, SYS_renameat, SYS_linkat, SYS_symlinkat, SYS_readlinkat, SYS_fchmodat, SYS_faccessat,
 	SYS_pselect6, SYS_ppoll, SYS_unshare, SYS_get_robust_list, SYS_sync_file_range, SYS_utimensat, SYS_epoll_pwait, SYS_signalfd,
 	SYS_timerfd_create, SYS_eventfd, SYS_timerfd_settime, SYS_timerfd_gettime, SYS_accept4, SYS_signalfd4, SYS_eventfd2, SYS_epoll_create1,

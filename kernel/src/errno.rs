@@ -60,6 +60,8 @@ errnos! {
     ENOSYS = 38 "Function not implemented",
     ENOTEMPTY = 39 "Directory not empty",
     ELOOP = 40 "Too many levels of symbolic links",
+    ENOMSG = 42 "No message of desired type",
+    EIDRM = 43 "Identifier removed",
     ENODATA = 61 "No data available",
     ETIME = 62 "Timer expired",
     EPROTO = 71 "Protocol error",

@@ -30,6 +30,7 @@ pub mod fault_inject;
 pub mod fs;
 pub mod host;
 pub mod hw;
+pub mod ipc;
 pub mod klog;
 #[cfg(target_os = "none")]
 pub mod mem;

@@ -82,6 +82,11 @@ fn many() {
 }
 
 #[test]
+fn sysv() {
+    conforms("sysv");
+}
+
+#[test]
 fn proc() {
     conforms("proc");
 }

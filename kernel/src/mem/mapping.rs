@@ -1,6 +1,7 @@
 //! A file as an area of memory shows it.
 
 use alloc::sync::Arc;
+use core::any::Any;
 
 use freehold_vm::{AreaName, MappedFile};
 
@@ -12,14 +13,34 @@ use crate::{Errno, Result};
 pub struct FileMapping {
     file: Arc<OpenFile>,
     cache: Arc<PageCache>,
+    hold: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl FileMapping {
     /// The mapping of `file`, whose bytes are `content`; `ENODEV` where they are not in the page cache.
     pub fn new(file: Arc<OpenFile>, content: &Arc<dyn Content>) -> Result<Arc<Self>> {
-        let any: &dyn core::any::Any = &**content;
+        Self::build(file, content, None)
+    }
+    /// As [`new`](Self::new). `hold` is dropped with the last area that shows it.
+    pub fn held(
+        file: Arc<OpenFile>,
+        content: &Arc<dyn Content>,
+        hold: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Arc<Self>> {
+        Self::build(file, content, Some(hold))
+    }
+    fn build(
+        file: Arc<OpenFile>,
+        content: &Arc<dyn Content>,
+        hold: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<Arc<Self>> {
+        let any: &dyn Any = &**content;
         let cache = any.downcast_ref::<CacheContent>().ok_or(Errno::ENODEV)?.cache().clone();
-        Ok(Arc::new(Self { file, cache }))
+        Ok(Arc::new(Self { file, cache, hold }))
+    }
+    /// What it was [made](Self::held) to hold.
+    pub fn hold(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
+        self.hold.as_ref()
     }
     /// The mapping that an area of this name shows, if it shows a file.
     pub fn of<'a>(name: AreaName<'a, Frames>) -> Option<&'a Self> {
@@ -28,7 +49,7 @@ impl FileMapping {
     }
     /// What areas map as `file`: all files that this kernel maps are mappings.
     pub fn behind(file: &dyn MappedFile<Frames>) -> Option<&Self> {
-        let any: &dyn core::any::Any = file;
+        let any: &dyn Any = file;
         any.downcast_ref()
     }
     /// The open file, for names in /proc/PID/maps.

@@ -23,6 +23,7 @@ pub mod reclaim;
 mod remote;
 mod remove;
 mod replica;
+mod segment;
 mod space;
 pub mod stats;
 pub mod vdso;
@@ -38,6 +39,7 @@ pub use pinned::{PinWay, PinnedBytes, PinnedOne, PinnedRun, pin_totals};
 pub use policy::name_of as policy_name;
 pub use remote::*;
 pub use replica::{check_replicas, replicas};
+pub use segment::{SegmentMap, SegmentPlace, SegmentUse, attach, detach};
 pub use space::{Layout, Program, Space};
 
 /// Areas and page tables of one process.

@@ -20,6 +20,8 @@ pub enum Capability {
     SetUid = 7,
     /// Locked memory without limit.
     IpcLock = 14,
+    /// System V objects of anybody.
+    IpcOwner = 15,
     /// A look into any process.
     SysPtrace = 19,
     /// All that has no capability of its own.

@@ -315,6 +315,9 @@ fn new_process(parent: &Arc<Task>, pid: Pid, request: &Request) -> Result<Arc<Pr
     process.oom_score_adj_least.store(old.oom_score_adj_least.load(Ordering::Relaxed), Ordering::Relaxed);
     let bound = old.no_new_privileges.load(Ordering::Relaxed);
     process.no_new_privileges.store(bound, Ordering::Relaxed);
+    if flags.contains(CloneFlags::SYSVSEM) {
+        *process.undo.lock() = Some(old.undo_slot());
+    }
     let process = Arc::new(process);
     process.watch_cpu_limit(process.limit(Resource::Cpu));
     Ok(process)
@@ -331,6 +334,10 @@ pub fn sys_unshare(args: &Args) -> Result<i64> {
     }
     if flags.intersects(alone) && process.signals.lock().threads.len() > 1 {
         return Err(Errno::EINVAL);
+    }
+    if flags.contains(CloneFlags::SYSVSEM) && process.thread_count() == 1 {
+        let undo = process.undo.lock().take();
+        drop(undo);
     }
     if flags.contains(CloneFlags::FS) {
         drop(process.replace_fs(process.fs().duplicate()));

@@ -99,6 +99,8 @@ fn end_process(task: &Task, status: ExitStatus) {
     }
     process.past.lock().peak_resident = peak;
     drop(space);
+    let undo = process.undo.lock().take();
+    drop(undo);
     above().cancel_operations(process.pid);
     // The kernel's own table has no files: an end needs no memory.
     let files = process.replace_files(kernel.files());

@@ -63,7 +63,7 @@ pub use limits::{Limit, Limits, Resource};
 pub use mask::mask_at;
 #[cfg(target_os = "none")]
 pub use oom::{OomKill, badness, oom_kill, oom_kills, out_of_memory};
-pub use process::{ExitStatus, Process, Report, Usage};
+pub use process::{ExitStatus, Process, Report, UndoSlot, Usage};
 pub use registry::{count, find, find_task, for_each, group_is_orphaned, group_session};
 pub use session::Session;
 pub use signal::{

@@ -2,6 +2,7 @@
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::capabilities::Capability;
@@ -85,6 +86,10 @@ impl Group {
         old
     }
 }
+
+/// What a process' end takes back of its semaphore operations; processes that CLONE_SYSVSEM made share it. Dropping it takes back.
+#[derive(Default)]
+pub struct UndoSlot(pub SpinLock<Option<Arc<dyn Any + Send + Sync>>>);
 
 /// CPU time and events, summed up.
 #[derive(Clone, Copy, Debug, Default)]
@@ -203,6 +208,8 @@ pub struct Process {
     pub no_new_privileges: AtomicBool,
     /// PR_SET_PDEATHSIG.
     pub(super) parent_death_signal: AtomicU32,
+    /// `None` where nothing was to be taken back yet.
+    pub(super) undo: SpinLock<Option<Arc<UndoSlot>>>,
     /// Bytes read and written, calls to read and write (for /proc/PID/io).
     pub io: [AtomicU64; 4],
 }
@@ -292,6 +299,7 @@ impl Process {
             fail_nth: AtomicU32::new(0),
             no_new_privileges: AtomicBool::new(false),
             parent_death_signal: AtomicU32::new(0),
+            undo: SpinLock::new(None),
             io: [const { AtomicU64::new(0) }; 4],
         }
     }
@@ -299,6 +307,10 @@ impl Process {
     /// Whether its tasks run in the kernel only, and so in any address space.
     pub fn is_kernel(&self) -> bool {
         self.pid <= 1
+    }
+    /// What its end takes back of its semaphore operations.
+    pub fn undo_slot(&self) -> Arc<UndoSlot> {
+        self.undo.lock().get_or_insert_default().clone()
     }
     /// Its memory.
     pub fn space(&self) -> Arc<Space> {

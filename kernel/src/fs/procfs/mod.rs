@@ -26,6 +26,8 @@ mod status;
 #[cfg(target_os = "none")]
 pub mod system;
 #[cfg(target_os = "none")]
+mod sysvipc;
+#[cfg(target_os = "none")]
 pub mod vmstat;
 #[cfg(target_os = "none")]
 pub mod zones;
@@ -56,6 +58,7 @@ impl ProcFs {
             system::fill(&root);
             frames::fill(&root);
             zones::fill(&root);
+            sysvipc::fill(&root);
             root.set_dynamic(Arc::new(processes::Processes));
         }
         root.link("mounts", "self/mounts");

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use crate::fs::generated::{Generate, Text};
 use crate::fs::pseudo::PseudoDir;
+use crate::ipc::limits;
 use crate::task::registry;
 use crate::task::uts::{self, Name};
 use crate::{Errno, Result};
@@ -129,9 +130,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.constant("kptr_restrict", "1");
     kernel.constant("perf_event_paranoid", "3");
     kernel.constant("numa_balancing", "0");
-    kernel.constant("shmmax", "18446744073692774399");
-    kernel.constant("shmall", "18446744073692774399");
-    kernel.constant("shmmni", "4096");
+    fill_ipc(&kernel);
     kernel.constant("randomize_va_space", "2");
     kernel.constant("core_uses_pid", "0");
     kernel.constant("panic", "0");
@@ -172,6 +171,47 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     fs.constant("suid_dumpable", "0");
     root.dirs("sys/net/core").constant("somaxconn", "4096");
     root.dirs("sys/net/unix").constant("max_dgram_qlen", "512");
+}
+
+/// The limits of System V IPC.
+fn fill_ipc(kernel: &Arc<PseudoDir>) {
+    macro_rules! limit {
+        ($name:literal, $limit:ident) => {
+            let (get, set) = (|| limits::$limit.get(), |value| limits::$limit.set(value));
+            kernel.generated($name, 0o644, Number { get, set });
+        };
+    }
+    limit!("shmmax", SHMMAX);
+    limit!("shmall", SHMALL);
+    limit!("shmmni", SHMMNI);
+    limit!("msgmax", MSGMAX);
+    limit!("msgmnb", MSGMNB);
+    limit!("msgmni", MSGMNI);
+    kernel.generated("sem", 0o644, SemaphoreLimits);
+    kernel.constant("shm_rmid_forced", "0");
+}
+
+/// kernel.sem: semaphores of a set, of all sets, operations of a call, sets.
+struct SemaphoreLimits;
+
+impl SemaphoreLimits {
+    const ALL: [&limits::Limit; 4] = [&limits::SEMMSL, &limits::SEMMNS, &limits::SEMOPM, &limits::SEMMNI];
+}
+
+impl Generate for SemaphoreLimits {
+    fn show(&self, text: &mut Text) -> Result<()> {
+        let [a, b, c, d] = Self::ALL.map(limits::Limit::get);
+        writeln!(text, "{a}\t{b}\t{c}\t{d}");
+        Ok(())
+    }
+
+    fn store(&self, bytes: &[u8]) -> Result<()> {
+        let words = bytes.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        for (limit, word) in Self::ALL.iter().zip(words) {
+            limit.set(parse_number(word)?)?;
+        }
+        Ok(())
+    }
 }
 
 /// What reclaim goes by.

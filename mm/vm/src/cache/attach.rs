@@ -155,6 +155,11 @@ impl<S: Memory> PageCache<S> {
         }
     }
 
+    /// How many areas of all address spaces show it.
+    pub fn mapped_areas(&self) -> u64 {
+        self.inner.lock().mappers.values().map(|mapper| mapper.areas as u64).sum()
+    }
+
     /// Take [`PageCache::deny_writers`] back.
     pub fn admit_writers(&self) {
         let mut inner = self.inner.lock();

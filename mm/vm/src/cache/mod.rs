@@ -199,6 +199,10 @@ impl<S: Memory> PageCache<S> {
     pub fn keep_in_memory(&self) {
         self.stays.store(true, Ordering::Release);
     }
+    /// Take [`keep_in_memory`](Self::keep_in_memory) back.
+    pub fn release_to_swap(&self) {
+        self.stays.store(false, Ordering::Release);
+    }
     /// Whether page `index` has a frame.
     pub fn is_resident(&self, index: u64) -> bool {
         self.inner.lock().index.with(index, |_| ()).is_some()

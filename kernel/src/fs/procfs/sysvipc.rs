@@ -1,0 +1,107 @@
+//! /proc/sysvipc: the objects of System V IPC, one per line. There may be many, so they are written in parts.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
+use crate::Result;
+use crate::fs::generated::{Generate, More, PART, Parts, Text};
+use crate::fs::pseudo::PseudoDir;
+use crate::hw::PAGE;
+use crate::ipc::ids::{Ids, Object};
+use crate::ipc::msg::{QUEUES, Queue};
+use crate::ipc::sem::{SETS, Set};
+use crate::ipc::shm::{SEGMENTS, Segment};
+
+/// Put /proc/sysvipc into `root`.
+pub(super) fn fill(root: &Arc<PseudoDir>) {
+    let folder = root.dirs("sysvipc");
+    folder.generated("shm", 0o444, Table { ids: &SEGMENTS, title: SEGMENT_TITLE, row: show_segment });
+    folder.generated("sem", 0o444, Table { ids: &SETS, title: SET_TITLE, row: show_set });
+    folder.generated("msg", 0o444, Table { ids: &QUEUES, title: QUEUE_TITLE, row: show_queue });
+}
+
+/// One kind of object.
+struct Table<T: 'static> {
+    ids: &'static Ids<T>,
+    title: &'static [u8],
+    row: fn(&mut Text, &T),
+}
+
+impl<T: Object + Send + Sync> Generate for Table<T> {
+    fn show(&self, _text: &mut Text) -> Result<()> {
+        Ok(())
+    }
+    fn parts(&self) -> Option<Box<dyn Parts>> {
+        let &Self { ids, title, row } = self;
+        Some(Box::new(Rows { table: Table { ids, title, row }, next: None }))
+    }
+}
+
+struct Rows<T: 'static> {
+    table: Table<T>,
+    /// `None` before the title.
+    next: Option<usize>,
+}
+
+impl<T: Object + Send + Sync> Parts for Rows<T> {
+    fn next(&mut self, out: &mut Text) -> Result<More> {
+        let mut next = self.next.unwrap_or_else(|| {
+            out.push(self.table.title);
+            0
+        });
+        while out.length() < PART {
+            let Some((place, object)) = self.table.ids.next(next) else { return Ok(More::No) };
+            (self.table.row)(out, &object);
+            next = place + 1;
+        }
+        self.next = Some(next);
+        Ok(More::Yes)
+    }
+}
+
+const SEGMENT_TITLE: &[u8] =
+    b"       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  cgid      \
+    atime      dtime      ctime                   rss                  swap\n";
+
+fn show_segment(out: &mut Text, segment: &Segment) {
+    let (head, times) = (segment.head(), segment.times());
+    let owner = head.permission();
+    let (resident, swapped) = segment.resident();
+    write!(out, "{:10} {:10}  {:4o} {:21} ", head.key(), head.id(), owner.mode, segment.size);
+    write!(out, "{:5} {:5}  {:5} ", segment.creator_pid, times.last_pid, segment.attachments());
+    write!(out, "{:5} {:5} {:5} {:5} ", owner.uid, owner.gid, owner.cuid, owner.cgid);
+    write!(out, "{:10} {:10} {:10} ", times.attached, times.detached, times.changed);
+    writeln!(out, "{:21} {:21}", resident * PAGE, swapped * PAGE);
+}
+
+const SET_TITLE: &[u8] =
+    b"       key      semid perms      nsems   uid   gid  cuid  cgid      otime      ctime\n";
+
+fn show_set(out: &mut Text, set: &Set) {
+    let (head, (operated, changed)) = (set.head(), set.times());
+    let owner = head.permission();
+    write!(out, "{:10} {:10}  {:4o} {:10} ", head.key(), head.id(), owner.mode, set.count);
+    write!(out, "{:5} {:5} {:5} {:5} ", owner.uid, owner.gid, owner.cuid, owner.cgid);
+    writeln!(out, "{operated:10} {changed:10}");
+}
+
+const QUEUE_TITLE: &[u8] =
+    b"       key      msqid perms      cbytes       qnum lspid lrpid   uid   gid  cuid  cgid      \
+    stime      rtime      ctime\n";
+
+fn show_queue(out: &mut Text, queue: &Queue) {
+    let (head, figures) = (queue.head(), queue.figures());
+    let owner = head.permission();
+    write!(
+        out,
+        "{:10} {:10}  {:4o}  {:10} {:10} ",
+        head.key(),
+        head.id(),
+        owner.mode,
+        figures.bytes,
+        figures.count
+    );
+    write!(out, "{:5} {:5} ", figures.sender_pid, figures.receiver_pid);
+    write!(out, "{:5} {:5} {:5} {:5} ", owner.uid, owner.gid, owner.cuid, owner.cgid);
+    writeln!(out, "{:10} {:10} {:10}", figures.sent, figures.received, figures.changed);
+}

@@ -1,0 +1,64 @@
+//! The system calls of System V IPC.
+
+mod msg;
+mod sem;
+mod shm;
+
+pub use msg::{sys_msgctl, sys_msgget, sys_msgrcv, sys_msgsnd};
+pub use sem::{sys_semctl, sys_semget, sys_semop, sys_semtimedop};
+pub use shm::{sys_shmat, sys_shmctl, sys_shmdt, sys_shmget};
+
+use alloc::sync::Arc;
+
+use super::ids::{Ids, Object};
+use super::permission::{self, UserPermission};
+use crate::task::{self, Credentials};
+use crate::{Errno, Result};
+
+const IPC_RMID: i32 = 0;
+const IPC_SET: i32 = 1;
+const IPC_STAT: i32 = 2;
+const IPC_INFO: i32 = 3;
+
+/// Who calls.
+fn caller() -> Arc<Credentials> {
+    task::current().process().credentials()
+}
+
+/// How an object is named to IPC_STAT and its like.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Named {
+    /// By its ID.
+    ById,
+    /// By its place in the table, for whoever may read it.
+    ByPlace,
+    /// By its place in the table, for all.
+    ByPlaceForAll,
+}
+
+/// The object that the caller asks about, and what the call returns.
+fn find_to_tell<T: Object>(ids: &Ids<T>, number: i32, named: Named) -> Result<(Arc<T>, i64)> {
+    let object = if named == Named::ById { ids.find(number)? } else { ids.find_at(number)? };
+    if named != Named::ByPlaceForAll {
+        object.head().permission().check(&caller(), permission::READ)?;
+    }
+    let answer = if named == Named::ById { 0 } else { object.head().id() };
+    Ok((object, i64::from(answer)))
+}
+
+/// The object that the caller changes or removes.
+fn find_to_change<T: Object>(ids: &Ids<T>, id: i32) -> Result<Arc<T>> {
+    let object = ids.find(id)?;
+    object.head().permission().check_owner(&caller())?;
+    Ok(object)
+}
+
+/// IPC_SET of an object's owner and mode.
+fn set_permission(object: &impl Object, new: &UserPermission) -> Result<()> {
+    object.head().change(|permission| permission.set(new))
+}
+
+/// A negative ID names nothing.
+fn valid(id: i32) -> Result<i32> {
+    if id < 0 { Err(Errno::EINVAL) } else { Ok(id) }
+}

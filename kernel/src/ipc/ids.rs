@@ -1,0 +1,307 @@
+//! The tables of IDs and keys: one table per kind of object.
+//!
+//! An ID is a place in the table, and in the bits above how often places were used again, so that an old ID does not name a new
+//! object. Places are given out in a circle, which is small while there are few objects (Linux: `ipc_idr_alloc`). Each kind of
+//! object names its table, its [`Head`], and whether it was removed; a removed object is in no table.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicI32, Ordering};
+
+use freehold_collections::{Map, Vec};
+
+use super::permission::{Permission, UserPermission};
+use crate::sync::{Mutex, SpinLock};
+use crate::task::Credentials;
+use crate::{Errno, Result};
+
+/// The key of objects that no key finds.
+pub const PRIVATE: i32 = 0;
+/// Make the object if there is none.
+pub const CREATE: u32 = 0o1000;
+/// Fail if there is one.
+pub const EXCLUSIVE: u32 = 0o2000;
+/// Do not wait.
+pub const NOWAIT: u32 = 0o4000;
+
+/// Bits of an ID that are a place.
+const PLACE_BITS: u32 = 15;
+/// The most objects of a kind (IPCMNI).
+pub const MOST: usize = 1 << PLACE_BITS;
+/// Places are used again after so many at the earliest.
+const LEAST_CIRCLE: usize = 64;
+/// Sequence numbers are below this, so that an ID is not negative.
+const SEQUENCES: u32 = i32::MAX as u32 >> PLACE_BITS;
+
+/// What all objects have.
+pub struct Head {
+    /// 0 until it is in the table.
+    id: AtomicI32,
+    /// [`PRIVATE`] once no key finds it.
+    key: AtomicI32,
+    permission: SpinLock<Permission>,
+}
+
+impl Head {
+    /// The head of an object that is in no table yet.
+    pub const fn new(key: i32, permission: Permission) -> Self {
+        Self { id: AtomicI32::new(0), key: AtomicI32::new(key), permission: SpinLock::new(permission) }
+    }
+    /// Its ID.
+    pub fn id(&self) -> i32 {
+        self.id.load(Ordering::Relaxed)
+    }
+    /// Its key.
+    pub fn key(&self) -> i32 {
+        self.key.load(Ordering::Relaxed)
+    }
+    /// Owner, creator and mode.
+    pub fn permission(&self) -> Permission {
+        *self.permission.lock()
+    }
+    /// Changes them.
+    pub fn change<R>(&self, change: impl FnOnce(&mut Permission) -> R) -> R {
+        change(&mut self.permission.lock())
+    }
+    /// What IPC_STAT tells of it.
+    pub fn told(&self) -> UserPermission {
+        UserPermission::new(self.key(), &self.permission(), (self.id() >> PLACE_BITS) as u16)
+    }
+}
+
+/// An object that a table can hold.
+pub trait Object {
+    /// Its head.
+    fn head(&self) -> &Head;
+}
+
+/// A request to find an object by its key, or to make it.
+pub struct Wanted<'a> {
+    /// [`PRIVATE`] makes a new one.
+    pub key: i32,
+    /// [`CREATE`], [`EXCLUSIVE`] and nine bits of a mode.
+    pub flags: u32,
+    /// Who asks.
+    pub caller: &'a Credentials,
+}
+
+struct Places<T> {
+    slots: Vec<Option<Arc<T>>>,
+    keys: Map<i32, usize>,
+    used: usize,
+    sequence: u32,
+    last: Option<usize>,
+}
+
+/// The objects of one kind.
+pub struct Ids<T>(Mutex<Places<T>>);
+
+impl<T: Object> Places<T> {
+    /// The next free place, in a circle of at most `most`.
+    fn find_place(&self, most: usize) -> Option<usize> {
+        let circle = (self.used * 3 / 2).max(LEAST_CIRCLE).min(most);
+        let is_free = |place: &usize| self.slots.get(*place).is_none_or(Option::is_none);
+        let next = self.last.map_or(0, |last| last + 1).min(circle);
+        (next..circle).chain(0..next).find(is_free)
+    }
+
+    /// Adds an object, and returns its ID. `ENOSPC` if there are `most`.
+    fn add(&mut self, object: Arc<T>, most: usize) -> Result<i32> {
+        let place = self.find_place(most.min(MOST)).ok_or(Errno::ENOSPC)?;
+        let more = (place + 1).saturating_sub(self.slots.len());
+        self.slots.try_reserve(more)?;
+        let key = object.head().key();
+        if key != PRIVATE {
+            self.keys.try_insert(key, place)?;
+        }
+        (0..more).for_each(|_| self.slots.push_reserved(None));
+        if self.last.is_some_and(|last| place <= last) {
+            self.sequence = (self.sequence + 1) % SEQUENCES;
+        }
+        self.last = Some(place);
+        let id = (self.sequence << PLACE_BITS) as i32 | place as i32;
+        object.head().id.store(id, Ordering::Relaxed);
+        self.slots[place] = Some(object);
+        self.used += 1;
+        Ok(id)
+    }
+
+    /// No key finds `object` any more.
+    fn hide(&mut self, object: &T) {
+        let key = object.head().key.swap(PRIVATE, Ordering::Relaxed);
+        if key != PRIVATE {
+            self.keys.remove(&key);
+        }
+    }
+
+    #[cfg(test)]
+    fn validate(&self) {
+        let objects = || self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
+        assert_eq!(objects().count(), self.used);
+        for (place, object) in objects() {
+            assert_eq!(object.head().id() as usize % MOST, place);
+            let key = object.head().key();
+            assert!(key == PRIVATE || self.keys.get(&key) == Some(&place));
+        }
+        let named = objects().filter(|(_, object)| object.head().key() != PRIVATE).count();
+        assert_eq!(named, self.keys.len());
+    }
+}
+
+impl<T: Object> Ids<T> {
+    /// A table without objects.
+    pub const fn new() -> Self {
+        Self(Mutex::new(Places { slots: Vec::new(), keys: Map::new(), used: 0, sequence: 0, last: None }))
+    }
+
+    /// The ID of the object with the key of `wanted`, which `suits`, or of a new one of at most `most`.
+    ///
+    /// # Errors
+    /// `ENOENT`, `EEXIST`, what `suits` and `make` say, `EACCES`, `ENOSPC`, `ENOMEM`; `EINTR` for a task that is to end.
+    pub fn get(
+        &self,
+        wanted: &Wanted<'_>,
+        most: usize,
+        suits: impl FnOnce(&T) -> Result<()>,
+        make: impl FnOnce() -> Result<Arc<T>>,
+    ) -> Result<i32> {
+        let mut places = self.0.lock_killable()?;
+        let place = if wanted.key == PRIVATE { None } else { places.keys.get(&wanted.key) };
+        let Some(object) = place.and_then(|&place| places.slots[place].as_ref()) else {
+            if wanted.key != PRIVATE && wanted.flags & CREATE == 0 {
+                return Err(Errno::ENOENT);
+            }
+            if places.used >= most {
+                return Err(Errno::ENOSPC);
+            }
+            return places.add(make()?, most);
+        };
+        if wanted.flags & CREATE != 0 && wanted.flags & EXCLUSIVE != 0 {
+            return Err(Errno::EEXIST);
+        }
+        suits(object)?;
+        object.head().permission().check(wanted.caller, wanted.flags)?;
+        Ok(object.head().id())
+    }
+
+    /// The object with this ID.
+    ///
+    /// # Errors
+    /// `EINVAL` if there is none; `EINTR` for a task that is to end.
+    pub fn find(&self, id: i32) -> Result<Arc<T>> {
+        let places = self.0.lock_killable()?;
+        let place = usize::try_from(id).map_err(|_| Errno::EINVAL)? % MOST;
+        let object = places.slots.get(place).and_then(Option::as_ref).ok_or(Errno::EINVAL)?;
+        if object.head().id() == id { Ok(object.clone()) } else { Err(Errno::EINVAL) }
+    }
+
+    /// The object at a place in the table, as SHM_STAT and its like have it.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub fn find_at(&self, place: i32) -> Result<Arc<T>> {
+        let place = usize::try_from(place).map_err(|_| Errno::EINVAL)?;
+        let places = self.0.lock_killable()?;
+        places.slots.get(place % MOST).and_then(Option::clone).ok_or(Errno::EINVAL)
+    }
+
+    /// The first object at `place` or behind it, and its place.
+    pub fn next(&self, place: usize) -> Option<(usize, Arc<T>)> {
+        let places = self.0.lock();
+        let behind = places.slots.get(place..)?.iter();
+        behind.zip(place..).find_map(|(slot, at)| Some((at, slot.clone()?)))
+    }
+
+    /// Takes `object` out of the table if `is_due`, which is asked under the table's lock.
+    pub fn remove_if(&self, object: &T, is_due: impl FnOnce() -> bool) {
+        let mut places = self.0.lock();
+        let place = object.head().id() as usize % MOST;
+        let is_there = places
+            .slots
+            .get(place)
+            .and_then(Option::as_ref)
+            .is_some_and(|there| core::ptr::eq(&**there, object));
+        if !is_there || !is_due() {
+            return;
+        }
+        places.hide(object);
+        let removed = places.slots[place].take();
+        places.used -= 1;
+        drop(places);
+        // The last reference may free much memory.
+        drop(removed);
+    }
+
+    /// No key finds `object` any more.
+    pub fn hide(&self, object: &T) {
+        self.0.lock().hide(object);
+    }
+
+    /// How many objects there are, and the highest place of one, or 0.
+    pub fn used(&self) -> (usize, usize) {
+        let places = self.0.lock();
+        (places.used, places.slots.iter().rposition(Option::is_some).unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Thing(Head);
+    impl Object for Thing {
+        fn head(&self) -> &Head {
+            &self.0
+        }
+    }
+
+    fn get(ids: &Ids<Thing>, key: i32, flags: u32, most: usize) -> Result<i32> {
+        let caller = Credentials::of_user(0, 0);
+        let wanted = Wanted { key, flags, caller: &caller };
+        let make = || Ok(Arc::new(Thing(Head::new(key, Permission::new(&caller, flags)))));
+        let id = ids.get(&wanted, most, |_| Ok(()), make);
+        ids.0.lock().validate();
+        id
+    }
+
+    fn remove(ids: &Ids<Thing>, id: i32) {
+        ids.remove_if(&ids.find(id).unwrap(), || true);
+        ids.0.lock().validate();
+    }
+
+    #[test]
+    fn a_key_finds_one_object_and_private_none() {
+        let ids = Ids::new();
+        assert_eq!(get(&ids, 7, 0o600, 10), Err(Errno::ENOENT));
+        let id = get(&ids, 7, CREATE | 0o600, 10).unwrap();
+        assert_eq!(get(&ids, 7, 0o600, 10), Ok(id));
+        assert_eq!(get(&ids, 7, CREATE | EXCLUSIVE, 10), Err(Errno::EEXIST));
+        let first = get(&ids, PRIVATE, 0, 10).unwrap();
+        assert_ne!(get(&ids, PRIVATE, 0, 10).unwrap(), first);
+        ids.hide(&ids.find(id).unwrap());
+        assert_eq!(get(&ids, 7, 0o600, 10), Err(Errno::ENOENT), "hidden");
+        assert!(ids.find(id).is_ok());
+    }
+
+    #[test]
+    fn an_old_id_names_no_new_object() {
+        let ids = Ids::new();
+        let old = get(&ids, PRIVATE, 0, 1).unwrap();
+        remove(&ids, old);
+        let new = get(&ids, PRIVATE, 0, 1).unwrap();
+        assert_eq!(new as usize % MOST, old as usize % MOST, "the only place");
+        assert_ne!(new, old);
+        assert!(matches!(ids.find(old), Err(Errno::EINVAL)));
+        assert_eq!(ids.find_at(0).unwrap().head().id(), new);
+    }
+
+    #[test]
+    fn there_are_never_more_than_the_most() {
+        let ids = Ids::new();
+        let all: alloc::vec::Vec<_> = (0..100).map(|_| get(&ids, PRIVATE, 0, 100).unwrap()).collect();
+        assert_eq!(get(&ids, PRIVATE, 0, 100), Err(Errno::ENOSPC));
+        assert_eq!(ids.used(), (100, 99));
+        remove(&ids, all[50]);
+        assert!(get(&ids, PRIVATE, 0, 100).is_ok());
+        assert_eq!(get(&ids, PRIVATE, 0, 50), Err(Errno::ENOSPC), "a limit that was lowered");
+    }
+}

@@ -1,0 +1,529 @@
+//! Semaphores of System V: sets of counters, and operations that wait for them.
+//!
+//! A call's operations are performed all together or not at all. A call that cannot be performed waits in the set's list. Who
+//! changes a set performs what waits there, first come first served, and answers those whose operations are done: first calls
+//! that only wait for zeroes, then calls that change something (Linux: `do_smart_update`).
+//!
+//! The list is walked again from its beginning only if a semaphore grew, or one became 0, since only then an earlier call may go
+//! on. The set's lock is a sleeping one: other tasks run between two walks.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use freehold_collections::{Map, Vec};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::ids::{Head, Ids, NOWAIT, Object, Wanted};
+use super::limits::{SEMMNI, SEMMNS, SEMMSL};
+use super::permission::Permission;
+use super::sleeper::Sleeper;
+use super::{caller_pid, seconds};
+use crate::sync::{Mutex, MutexGuard};
+use crate::{Errno, Result, sched};
+
+/// The largest value of a semaphore (SEMVMX).
+pub const MOST_VALUE: i32 = 32_767;
+/// The largest adjustment at exit (SEMAEM).
+const MOST_ADJUSTMENT: i32 = MOST_VALUE;
+/// Take it back at exit (SEM_UNDO).
+pub const UNDO: i16 = 0x1000;
+
+/// All sets.
+pub static SETS: Ids<Set> = Ids::new();
+/// Semaphores of all sets.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// `struct sembuf`: 6 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Operation {
+    /// Which semaphore of the set.
+    pub number: u16,
+    /// What is added; 0 waits until it is 0.
+    pub change: i16,
+    /// IPC_NOWAIT and SEM_UNDO.
+    pub flags: i16,
+}
+
+/// One counter.
+#[derive(Clone, Copy, Debug, Default)]
+struct Semaphore {
+    /// 0..=[`MOST_VALUE`].
+    value: i32,
+    /// The process that changed it last, or waited for it with success.
+    pid: u32,
+}
+
+/// What became of the operations of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Attempt {
+    Done,
+    /// The operation with this number waits.
+    Blocks(usize),
+    Fails(Errno),
+}
+
+/// A call's operations.
+pub struct Request {
+    /// Not empty.
+    pub operations: Vec<Operation>,
+    /// The process that calls.
+    pub pid: u32,
+    /// Where its adjustments are, if it has SEM_UNDO.
+    pub undo: Option<u64>,
+}
+
+impl Request {
+    fn alters(&self) -> bool {
+        self.operations.iter().any(|operation| operation.change != 0)
+    }
+    fn grows(&self) -> bool {
+        self.operations.iter().any(|operation| operation.change > 0)
+    }
+}
+
+struct Waiter {
+    request: Request,
+    /// The operation that blocks.
+    blocking: AtomicUsize,
+    sleeper: Sleeper<Result<()>>,
+}
+
+struct State {
+    is_gone: bool,
+    semaphores: Vec<Semaphore>,
+    /// Calls that wait, by when they came.
+    waiting: Map<u64, Arc<Waiter>>,
+    next_ticket: u64,
+    /// What ends of processes add, by the number of their list.
+    adjustments: Map<u64, Vec<i16>>,
+    /// The last semop, or 0.
+    operated: i64,
+    /// The last change by semctl, or its making.
+    changed: i64,
+}
+
+/// A set.
+pub struct Set {
+    head: Head,
+    /// Semaphores in it.
+    pub count: usize,
+    state: Mutex<State>,
+}
+
+impl Object for Set {
+    fn head(&self) -> &Head {
+        &self.head
+    }
+}
+
+/// What one semaphore tells (GETVAL and its like).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Figure {
+    /// Its value.
+    Value,
+    /// The process that changed it last.
+    Pid,
+    /// Calls that wait for it to grow.
+    WaitForMore,
+    /// Calls that wait for it to be 0.
+    WaitForZero,
+}
+
+/// semget: the ID of a set of `count` semaphores.
+///
+/// # Errors
+/// As in the manual.
+pub fn get(wanted: &Wanted<'_>, count: i32) -> Result<i32> {
+    let count = usize::try_from(count).ok().filter(|&count| count as u64 <= SEMMSL.get());
+    let count = count.ok_or(Errno::EINVAL)?;
+    let suits = |set: &Set| if set.count < count { Err(Errno::EINVAL) } else { Ok(()) };
+    SETS.get(wanted, SEMMNI.get() as usize, suits, || Set::make(wanted, count))
+}
+
+/// Semaphores of all sets.
+pub fn total() -> u64 {
+    COUNT.load(Ordering::Relaxed)
+}
+
+/// Performs all operations, or none.
+fn perform(semaphores: &mut [Semaphore], mut undo: Option<&mut Vec<i16>>, request: &Request) -> Attempt {
+    for (at, operation) in request.operations.iter().enumerate() {
+        let outcome = step(semaphores, undo.as_deref_mut(), operation);
+        if outcome == Ok(true) {
+            continue;
+        }
+        for done in request.operations[..at].iter().rev() {
+            take_back(semaphores, undo.as_deref_mut(), done);
+        }
+        return match outcome {
+            Err(error) => Attempt::Fails(error),
+            Ok(_) if operation.flags & NOWAIT as i16 != 0 => Attempt::Fails(Errno::EAGAIN),
+            Ok(_) => Attempt::Blocks(at),
+        };
+    }
+    for operation in request.operations.iter() {
+        semaphores[usize::from(operation.number)].pid = request.pid;
+    }
+    Attempt::Done
+}
+
+/// Performs one operation. Whether it could be.
+fn step(semaphores: &mut [Semaphore], undo: Option<&mut Vec<i16>>, operation: &Operation) -> Result<bool> {
+    let number = usize::from(operation.number);
+    let semaphore = &mut semaphores[number];
+    let value = semaphore.value + i32::from(operation.change);
+    if value < 0 || (operation.change == 0 && value != 0) {
+        return Ok(false);
+    }
+    if value > MOST_VALUE {
+        return Err(Errno::ERANGE);
+    }
+    if operation.flags & UNDO != 0
+        && let Some(undo) = undo
+    {
+        let adjustment = i32::from(undo[number]) - i32::from(operation.change);
+        if !(-MOST_ADJUSTMENT - 1..=MOST_ADJUSTMENT).contains(&adjustment) {
+            return Err(Errno::ERANGE);
+        }
+        undo[number] = adjustment as i16;
+    }
+    semaphore.value = value;
+    Ok(true)
+}
+
+fn take_back(semaphores: &mut [Semaphore], undo: Option<&mut Vec<i16>>, operation: &Operation) {
+    let number = usize::from(operation.number);
+    semaphores[number].value -= i32::from(operation.change);
+    if operation.flags & UNDO != 0
+        && let Some(undo) = undo
+    {
+        undo[number] = undo[number].wrapping_add(operation.change);
+    }
+}
+
+impl State {
+    fn attempt(&mut self, request: &Request) -> Attempt {
+        let Self { semaphores, adjustments, .. } = self;
+        let undo = request.undo.and_then(|number| adjustments.get_mut(&number));
+        perform(semaphores, undo, request)
+    }
+
+    /// Performs what waits and can be performed now, in the order of its coming.
+    fn update(&mut self) {
+        loop {
+            self.walk(false);
+            let again = self.walk(true);
+            if !again {
+                return;
+            }
+            sched::cond_resched();
+        }
+    }
+
+    /// Walks over the calls that change something, or over those that do not. Whether an earlier call may go on after it.
+    fn walk(&mut self, altering: bool) -> bool {
+        let mut next = 0;
+        while let Some((ticket, waiter)) = self.next_waiter(next) {
+            next = ticket + 1;
+            if waiter.request.alters() != altering {
+                continue;
+            }
+            let outcome = match self.attempt(&waiter.request) {
+                Attempt::Blocks(at) => {
+                    waiter.blocking.store(at, Ordering::Relaxed);
+                    continue;
+                }
+                Attempt::Done => Ok(()),
+                Attempt::Fails(error) => Err(error),
+            };
+            self.waiting.remove(&ticket);
+            if outcome.is_ok() {
+                self.operated = seconds();
+            }
+            waiter.sleeper.answer(outcome);
+            if altering && outcome.is_ok() && (waiter.request.grows() || self.made_zero(&waiter.request)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn next_waiter(&self, from: u64) -> Option<(u64, Arc<Waiter>)> {
+        let found = self.waiting.first_from(core::ops::Bound::Included(&from));
+        found.map(|(&ticket, waiter)| (ticket, waiter.clone()))
+    }
+
+    fn made_zero(&self, request: &Request) -> bool {
+        request.operations.iter().any(|operation| self.semaphores[usize::from(operation.number)].value == 0)
+    }
+
+    fn clear_adjustments(&mut self, range: core::ops::Range<usize>) {
+        let lists: Option<u64> = self.adjustments.keys().next().copied();
+        let mut next = lists;
+        while let Some(number) = next {
+            if let Some(list) = self.adjustments.get_mut(&number) {
+                list[range.clone()].fill(0);
+            }
+            let behind = self.adjustments.first_from(core::ops::Bound::Excluded(&number));
+            next = behind.map(|(&number, _)| number);
+        }
+    }
+}
+
+impl Set {
+    fn make(wanted: &Wanted<'_>, count: usize) -> Result<Arc<Self>> {
+        if count == 0 {
+            return Err(Errno::EINVAL);
+        }
+        if COUNT.load(Ordering::Relaxed) + count as u64 > SEMMNS.get() {
+            return Err(Errno::ENOSPC);
+        }
+        let state = State {
+            is_gone: false,
+            semaphores: Vec::try_filled(Semaphore::default(), count)?,
+            waiting: Map::new(),
+            next_ticket: 0,
+            adjustments: Map::new(),
+            operated: 0,
+            changed: seconds(),
+        };
+        COUNT.fetch_add(count as u64, Ordering::Relaxed);
+        let head = Head::new(wanted.key, Permission::new(wanted.caller, wanted.flags));
+        Ok(Arc::new(Self { head, count, state: Mutex::new(state) }))
+    }
+
+    /// The state of a set that is not removed.
+    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+        let state = self.state.lock_killable()?;
+        if state.is_gone { Err(Errno::EIDRM) } else { Ok(state) }
+    }
+
+    /// semop: performs the operations, which name semaphores that there are, or waits until they can be. `deadline` is of the
+    /// clock of [`crate::time::now`].
+    ///
+    /// # Errors
+    /// `EAGAIN`, `EIDRM`, `EINTR`, `ENOMEM`, `ERANGE`.
+    pub fn operate(&self, request: Request, deadline: Option<u64>) -> Result<()> {
+        let (ticket, waiter) = {
+            let mut state = self.lock()?;
+            let at = match state.attempt(&request) {
+                Attempt::Done => {
+                    state.operated = seconds();
+                    if request.alters() {
+                        state.update();
+                    }
+                    return Ok(());
+                }
+                Attempt::Fails(error) => return Err(error),
+                Attempt::Blocks(at) => at,
+            };
+            let (blocking, sleeper) = (AtomicUsize::new(at), Sleeper::new());
+            let waiter = Arc::new(Waiter { request, blocking, sleeper });
+            let ticket = state.next_ticket;
+            state.waiting.try_insert(ticket, waiter.clone())?;
+            state.next_ticket += 1;
+            (ticket, waiter)
+        };
+        let unanswered = match waiter.sleeper.sleep(deadline) {
+            Ok(Some(answer)) => return answer,
+            Ok(None) => Errno::EAGAIN,
+            Err(error) => error,
+        };
+        self.state.lock().waiting.remove(&ticket);
+        // What was performed meanwhile is done.
+        waiter.sleeper.take().unwrap_or(Err(unanswered))
+    }
+
+    /// Has room for adjustments of the list `number`.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EIDRM`.
+    pub fn enter_undo(&self, number: u64) -> Result<()> {
+        let mut state = self.lock()?;
+        if !state.adjustments.contains_key(&number) {
+            let none = Vec::try_filled(0, self.count)?;
+            state.adjustments.try_insert(number, none)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the adjustments of the list `number`, whose last process ends.
+    pub fn undo(&self, number: u64) {
+        let mut state = self.state.lock();
+        let Some(adjustments) = state.adjustments.remove(&number) else { return };
+        for (semaphore, &adjustment) in state.semaphores.iter_mut().zip(adjustments.iter()) {
+            if adjustment != 0 {
+                semaphore.value = (semaphore.value + i32::from(adjustment)).clamp(0, MOST_VALUE);
+                semaphore.pid = caller_pid();
+            }
+        }
+        state.operated = seconds();
+        state.update();
+    }
+
+    /// SETVAL and SETALL: gives semaphores from `first` on new values, which are valid.
+    ///
+    /// # Errors
+    /// `EIDRM`, `EINTR`.
+    pub fn set_values(&self, first: usize, values: &[u16]) -> Result<()> {
+        let mut state = self.lock()?;
+        for (semaphore, &value) in state.semaphores[first..].iter_mut().zip(values) {
+            *semaphore = Semaphore { value: i32::from(value), pid: caller_pid() };
+        }
+        state.clear_adjustments(first..first + values.len());
+        state.changed = seconds();
+        state.update();
+        Ok(())
+    }
+
+    /// GETALL: the value of each semaphore.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EIDRM`, `EINTR`.
+    pub fn values(&self) -> Result<Vec<u16>> {
+        let mut values = Vec::try_with_capacity(self.count)?;
+        let state = self.lock()?;
+        state.semaphores.iter().for_each(|semaphore| values.push_reserved(semaphore.value as u16));
+        Ok(values)
+    }
+
+    /// What the semaphore `number` tells.
+    ///
+    /// # Errors
+    /// `EIDRM`, `EINTR`.
+    pub fn figure(&self, number: usize, figure: Figure) -> Result<i64> {
+        let state = self.lock()?;
+        let waiting = |for_zero: bool| {
+            let blocks = |waiter: &&Arc<Waiter>| {
+                let operation = waiter.request.operations[waiter.blocking.load(Ordering::Relaxed)];
+                usize::from(operation.number) == number && (operation.change == 0) == for_zero
+            };
+            state.waiting.values().filter(blocks).count() as i64
+        };
+        Ok(match figure {
+            Figure::Value => i64::from(state.semaphores[number].value),
+            Figure::Pid => i64::from(state.semaphores[number].pid),
+            Figure::WaitForMore => waiting(false),
+            Figure::WaitForZero => waiting(true),
+        })
+    }
+
+    /// When it was operated on last, or 0, and when semctl changed it last.
+    pub fn times(&self) -> (i64, i64) {
+        let state = self.state.lock();
+        (state.operated, state.changed)
+    }
+
+    /// IPC_SET changed it.
+    pub fn note_changed(&self) {
+        self.state.lock().changed = seconds();
+    }
+
+    /// IPC_RMID: it leaves the table, and calls that wait fail with `EIDRM`.
+    ///
+    /// # Errors
+    /// `EIDRM`, `EINTR`.
+    pub fn remove(&self) -> Result<()> {
+        let waiting = {
+            let mut state = self.lock()?;
+            state.is_gone = true;
+            state.adjustments = Map::new();
+            core::mem::take(&mut state.waiting)
+        };
+        SETS.remove_if(self, || true);
+        waiting.values().for_each(|waiter| waiter.sleeper.answer(Err(Errno::EIDRM)));
+        Ok(())
+    }
+}
+
+impl Drop for Set {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(self.count as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ipc::ids::CREATE;
+    use crate::task::Credentials;
+
+    fn set(values: &[u16]) -> Arc<Set> {
+        let caller = Credentials::of_user(0, 0);
+        let set =
+            Set::make(&Wanted { key: 0, flags: CREATE | 0o600, caller: &caller }, values.len()).unwrap();
+        set.set_values(0, values).unwrap();
+        set
+    }
+
+    fn request(operations: &[(u16, i16, i16)], undo: Option<u64>) -> Request {
+        let mut list = Vec::new();
+        for &(number, change, flags) in operations {
+            list.try_push(Operation { number, change, flags }).unwrap();
+        }
+        Request { operations: list, pid: 7, undo }
+    }
+
+    fn operate(set: &Set, operations: &[(u16, i16, i16)], undo: Option<u64>) -> Attempt {
+        set.state.lock().attempt(&request(operations, undo))
+    }
+
+    fn values(set: &Set) -> [u16; 2] {
+        set.values().unwrap()[..].try_into().unwrap()
+    }
+
+    #[test]
+    fn operations_are_performed_all_or_none() {
+        let set = set(&[1, 0]);
+        assert_eq!(operate(&set, &[(0, -1, 0), (1, -1, 0)], None), Attempt::Blocks(1));
+        assert_eq!(values(&set), [1, 0]);
+        assert_eq!(operate(&set, &[(0, -1, 0), (0, 0, 0), (1, 2, 0)], None), Attempt::Done);
+        assert_eq!(values(&set), [0, 2]);
+        let nowait = NOWAIT as i16;
+        assert_eq!(operate(&set, &[(1, 1, 0), (0, -1, nowait)], None), Attempt::Fails(Errno::EAGAIN));
+        assert_eq!(
+            operate(&set, &[(1, 1, 0), (0, i16::MAX, 0), (0, 1, 0)], None),
+            Attempt::Fails(Errno::ERANGE)
+        );
+        assert_eq!(values(&set), [0, 2]);
+        assert_eq!(set.figure(1, Figure::Pid), Ok(7));
+    }
+
+    #[test]
+    fn the_end_of_a_process_takes_back_what_it_did_and_setval_forgets_it() {
+        let set = set(&[5, 5]);
+        set.enter_undo(1).unwrap();
+        assert_eq!(operate(&set, &[(0, -2, UNDO), (1, 3, UNDO)], Some(1)), Attempt::Done);
+        assert_eq!(operate(&set, &[(0, -1, UNDO), (1, -9, 0)], Some(1)), Attempt::Blocks(1));
+        set.set_values(1, &[1]).unwrap();
+        set.undo(1);
+        assert_eq!(values(&set), [5, 1]);
+        set.undo(1);
+        assert_eq!(values(&set), [5, 1], "once");
+    }
+
+    #[test]
+    fn who_waits_is_served_in_turn() {
+        let set = set(&[0, 0]);
+        let wait = |operations: &[(u16, i16, i16)]| {
+            let mut state = set.state.lock();
+            let (blocking, sleeper) = (AtomicUsize::new(0), Sleeper::new());
+            let waiter = Arc::new(Waiter { request: request(operations, None), blocking, sleeper });
+            let ticket = state.next_ticket;
+            state.next_ticket += 1;
+            state.waiting.try_insert(ticket, waiter.clone()).unwrap();
+            waiter
+        };
+        let (large, small, moves) =
+            (wait(&[(0, -2, 0)]), wait(&[(0, -1, 0)]), wait(&[(0, -1, 0), (1, 1, 0)]));
+        let last = wait(&[(1, -1, 0)]);
+        assert_eq!(set.figure(0, Figure::WaitForMore), Ok(3));
+        set.set_values(0, &[1]).unwrap();
+        assert_eq!((large.sleeper.take(), small.sleeper.take()), (None, Some(Ok(()))));
+        set.set_values(0, &[1]).unwrap();
+        assert_eq!((moves.sleeper.take(), last.sleeper.take()), (Some(Ok(())), Some(Ok(()))), "a chain");
+        set.set_values(0, &[2]).unwrap();
+        assert_eq!((large.sleeper.take(), values(&set)), (Some(Ok(())), [0, 0]));
+    }
+}

@@ -1,0 +1,267 @@
+//! Shared memory of System V: segments.
+//!
+//! A segment is a file in memory without a name, so its frames are page cache, and attaching maps the file. The areas of one
+//! shmat share one [`Hold`]; fork and splits of areas share it too. The last of them that goes drops it. A segment that was to
+//! be removed (IPC_RMID) leaves the table with its last hold.
+//!
+//! The times and the process of IPC_STAT change with shmat, shmdt and the end of a hold.
+
+use alloc::sync::Arc;
+use core::any::Any;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::ids::{Head, Ids, Object, Wanted};
+use super::limits::{SHMALL, SHMMAX, SHMMNI};
+use super::permission::Permission;
+use super::{caller_pid, seconds};
+use crate::fs::tmpfs::{self, TmpNode};
+use crate::fs::{Content, File, Mapping, OpenFile, OpenFlags, root};
+use crate::mem::{CacheContent, FileMapping, PageCache};
+use crate::sync::SpinLock;
+use crate::task::Credentials;
+use crate::{Errno, Result, hw, mem};
+
+/// It goes with its last hold.
+pub const REMOVED: u32 = 0o1000;
+/// Its pages stay in memory.
+pub const LOCKED: u32 = 0o2000;
+/// Nothing is asked about how much memory there is.
+const NORESERVE: u32 = 0o10000;
+/// Made of huge pages.
+const HUGETLB: u32 = 0o4000;
+
+/// All segments.
+pub static SEGMENTS: Ids<Segment> = Ids::new();
+/// Pages of all segments.
+static PAGES: AtomicU64 = AtomicU64::new(0);
+
+/// What changes of a segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// The last shmat, or 0.
+    pub attached: i64,
+    /// The last detachment, or 0.
+    pub detached: i64,
+    /// The last change by shmctl, or its making.
+    pub changed: i64,
+    /// The process that attached or detached it last, or 0.
+    pub last_pid: u32,
+}
+
+struct State {
+    times: Times,
+    holds: usize,
+    /// It is in no table any more.
+    is_gone: bool,
+}
+
+/// A segment.
+pub struct Segment {
+    head: Head,
+    /// In bytes, as it was asked for.
+    pub size: u64,
+    /// The process that made it.
+    pub creator_pid: u32,
+    node: Arc<TmpNode>,
+    content: Arc<dyn Content>,
+    key: i32,
+    state: SpinLock<State>,
+}
+
+impl Object for Segment {
+    fn head(&self) -> &Head {
+        &self.head
+    }
+}
+
+/// What the areas of one shmat share.
+pub struct Hold(Arc<Segment>);
+
+impl Hold {
+    /// The segment.
+    pub fn segment(&self) -> &Arc<Segment> {
+        &self.0
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.note_detached();
+        let holds = {
+            let mut state = self.0.state.lock();
+            state.holds -= 1;
+            state.holds
+        };
+        if holds == 0 {
+            self.0.leave_if_due();
+        }
+    }
+}
+
+/// shmget: the ID of a segment of `size` bytes.
+///
+/// # Errors
+/// As in the manual.
+pub fn get(wanted: &Wanted<'_>, size: u64) -> Result<i32> {
+    let suits = |segment: &Segment| if segment.size < size { Err(Errno::EINVAL) } else { Ok(()) };
+    SEGMENTS.get(wanted, SHMMNI.get() as usize, suits, || Segment::make(wanted, size))
+}
+
+impl Segment {
+    fn make(wanted: &Wanted<'_>, size: u64) -> Result<Arc<Self>> {
+        if size == 0 || size > SHMMAX.get() {
+            return Err(Errno::EINVAL);
+        }
+        let pages = size.div_ceil(hw::PAGE);
+        let total = pages.checked_add(PAGES.load(Ordering::Relaxed));
+        if size > i64::MAX as u64 || total.is_none_or(|total| total > SHMALL.get()) {
+            return Err(Errno::ENOSPC);
+        }
+        // There is no pool of huge pages.
+        let is_too_much = wanted.flags & NORESERVE == 0 && pages > mem::stats::all_there_can_be();
+        if wanted.flags & HUGETLB != 0 || is_too_much {
+            return Err(Errno::ENOMEM);
+        }
+        let node = tmpfs::unnamed_file(0o777, wanted.caller.fsuid, wanted.caller.fsgid)?;
+        let Mapping::Content(content) = node.mapping()? else { return Err(Errno::ENODEV) };
+        content.resize(size)?;
+        PAGES.fetch_add(pages, Ordering::Relaxed);
+        let times = Times { attached: 0, detached: 0, changed: seconds(), last_pid: 0 };
+        Ok(Arc::new(Self {
+            head: Head::new(wanted.key, Permission::new(wanted.caller, wanted.flags)),
+            size,
+            creator_pid: caller_pid(),
+            node,
+            content,
+            key: wanted.key,
+            state: SpinLock::new(State { times, holds: 0, is_gone: false }),
+        }))
+    }
+
+    /// Its pages as a file that can be mapped, for one shmat; `flags` say whether it can be written.
+    ///
+    /// # Errors
+    /// `EIDRM` once it is removed.
+    pub fn hold(self: &Arc<Self>, flags: OpenFlags) -> Result<Arc<FileMapping>> {
+        let name = crate::fallible::format(format_args!("{:08x}", self.key))?;
+        let place = root::unnamed_place_named(self.node.clone(), b"SYSV", &name);
+        let file = OpenFile::new(self.node.clone(), Some(place), flags)?;
+        {
+            let mut state = self.state.lock();
+            if state.is_gone {
+                return Err(Errno::EIDRM);
+            }
+            state.holds += 1;
+        }
+        let hold: Arc<dyn Any + Send + Sync> = Arc::new(Hold(self.clone()));
+        FileMapping::held(file, &self.content, hold)
+    }
+
+    /// shmat succeeded.
+    pub fn note_attached(&self) {
+        let mut state = self.state.lock();
+        (state.times.attached, state.times.last_pid) = (seconds(), caller_pid());
+    }
+
+    /// Some of its areas are gone.
+    pub fn note_detached(&self) {
+        let mut state = self.state.lock();
+        (state.times.detached, state.times.last_pid) = (seconds(), caller_pid());
+    }
+
+    /// IPC_SET changed it.
+    pub fn note_changed(&self) {
+        self.state.lock().times.changed = seconds();
+    }
+
+    /// What IPC_STAT tells beside the head.
+    pub fn times(&self) -> Times {
+        self.state.lock().times
+    }
+
+    /// How many areas of all processes show it (`shm_nattch`).
+    pub fn attachments(&self) -> u64 {
+        self.cache().map_or(0, |cache| cache.mapped_areas())
+    }
+
+    /// Its pages in memory and in the swap.
+    pub fn resident(&self) -> (u64, u64) {
+        self.cache().map_or((0, 0), |cache| (cache.pages(), cache.swapped_pages()))
+    }
+
+    fn cache(&self) -> Option<&Arc<PageCache>> {
+        let any: &dyn Any = &*self.content;
+        any.downcast_ref::<CacheContent>().map(CacheContent::cache)
+    }
+
+    /// IPC_RMID: no key finds it, and it goes with its last hold.
+    pub fn remove(&self) {
+        self.head.change(|permission| permission.mode |= REMOVED);
+        SEGMENTS.hide(self);
+        self.leave_if_due();
+    }
+
+    /// Leaves the table, if it was removed and is attached nowhere.
+    fn leave_if_due(&self) {
+        if self.head.permission().mode & REMOVED == 0 {
+            return;
+        }
+        SEGMENTS.remove_if(self, || {
+            let mut state = self.state.lock();
+            state.is_gone = state.holds == 0;
+            state.is_gone
+        });
+    }
+
+    /// SHM_LOCK and SHM_UNLOCK: whether its pages stay in memory.
+    pub fn set_locked(&self, locked: Locked) {
+        self.head.change(|permission| match locked {
+            Locked::Yes => permission.mode |= LOCKED,
+            Locked::No => permission.mode &= !LOCKED,
+        });
+        if let Some(cache) = self.cache() {
+            match locked {
+                Locked::Yes => cache.keep_in_memory(),
+                Locked::No => cache.release_to_swap(),
+            }
+        }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        PAGES.fetch_sub(self.size.div_ceil(hw::PAGE), Ordering::Relaxed);
+    }
+}
+
+/// Whether pages stay in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Locked {
+    /// They do.
+    Yes,
+    /// They may go to the swap.
+    No,
+}
+
+/// Pages of all segments: asked for, in memory, in the swap.
+pub fn totals() -> (u64, u64, u64) {
+    let (mut next, mut resident, mut swapped) = (0, 0, 0);
+    while let Some((place, segment)) = SEGMENTS.next(next) {
+        let pages = segment.resident();
+        (resident, swapped) = (resident + pages.0, swapped + pages.1);
+        next = place + 1;
+    }
+    (PAGES.load(Ordering::Relaxed), resident, swapped)
+}
+
+/// Whether `caller` may lock pages of `segment` in memory.
+///
+/// # Errors
+/// `EPERM`.
+pub fn check_lock(segment: &Segment, caller: &Credentials, locked: Locked, limit: u64) -> Result<()> {
+    if caller.may(crate::task::Capability::IpcLock) {
+        return Ok(());
+    }
+    let is_denied = !segment.head.permission().is_of(caller) || (locked == Locked::Yes && limit == 0);
+    if is_denied { Err(Errno::EPERM) } else { Ok(()) }
+}

@@ -1,0 +1,109 @@
+//! Areas that show a segment of System V shared memory.
+//!
+//! They are shared areas of a file. The areas of one attachment share one [`FileMapping`], and they are told from others by what
+//! it [holds](FileMapping::held). shmdt finds them by that, and by where the attachment began.
+
+use alloc::sync::Arc;
+use core::any::Any;
+
+use freehold_machine::VirtAddr;
+use freehold_vm::{
+    AreaFlags, Backing, FileView, Limits, MapRequest, Place, Protection, SharedWrite, VmError,
+};
+
+use super::populate::and_populate_if_possible;
+use super::{FileMapping, Space};
+use crate::{Errno, Result};
+
+/// Where a segment is attached. Addresses are page-aligned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SegmentPlace {
+    /// Where there is room.
+    Anywhere,
+    /// There, or nowhere.
+    Free(u64),
+    /// There; what is there is unmapped.
+    Replace(u64),
+}
+
+/// What a segment's bytes are for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SegmentUse {
+    /// Loads and stores.
+    Data,
+    /// Code, too.
+    Executable,
+}
+
+/// A segment, and how it is to be seen.
+pub struct SegmentMap {
+    /// Its bytes; they can be written if the file can.
+    pub mapping: Arc<FileMapping>,
+    /// In bytes.
+    pub size: u64,
+    /// Where.
+    pub place: SegmentPlace,
+    /// What for.
+    pub code: SegmentUse,
+}
+
+/// Have `space` show a segment; returns where.
+///
+/// # Errors
+/// `EINVAL` where a place is not free; `ENOMEM`, and what mmap says.
+pub fn attach(space: &Space, limits: &Limits, map: SegmentMap) -> Result<u64> {
+    let SegmentMap { mapping, size, place, code } = map;
+    let writable = mapping.file().flags().writes();
+    let mut protection = Protection::READ;
+    protection.set(Protection::WRITE, writable);
+    protection.set(Protection::EXEC, code == SegmentUse::Executable);
+    let write = if writable { SharedWrite::Allowed } else { SharedWrite::Denied };
+    let mut flags = AreaFlags::empty();
+    flags.set(AreaFlags::NEVERWRITE, !writable);
+    let place = match place {
+        SegmentPlace::Anywhere => Place::Anywhere,
+        SegmentPlace::Free(at) => Place::FixedNoReplace(VirtAddr(at)),
+        SegmentPlace::Replace(at) => Place::Fixed(VirtAddr(at)),
+    };
+    let backing = Backing::SharedFile(FileView { file: mapping, offset: 0 }, write);
+    let request = MapRequest { place, len: size, protection, backing, flags };
+    let start = and_populate_if_possible(space, |areas| {
+        areas.map(request, limits).map_err(|error| match error {
+            VmError::Exists => Errno::EINVAL,
+            error => error.into(),
+        })
+    })?;
+    Ok(start.0)
+}
+
+/// The first area of the attachment at `start` that lies at `from` or behind it: its ends, and what it shows. `of` is the
+/// attachment, if it is known.
+fn next_area(
+    space: &Space,
+    start: u64,
+    from: u64,
+    of: Option<&Arc<dyn Any + Send + Sync>>,
+) -> Option<(u64, u64, Arc<dyn Any + Send + Sync>)> {
+    let areas = space.lock();
+    areas.areas_in(VirtAddr(from), VirtAddr(u64::MAX)).find_map(|area| {
+        let held = FileMapping::of(area.name)?.hold()?;
+        let is_it = of.is_none_or(|of| Arc::ptr_eq(of, held)) && area.start.0 >= start;
+        let is_in_place = area.start.0.wrapping_sub(start) == area.offset;
+        (is_it && is_in_place).then(|| (area.start.0, area.end.0, held.clone()))
+    })
+}
+
+/// Unmap what is left of the attachment that began at `start`, and return what it holds.
+///
+/// # Errors
+/// `EINVAL` where there is none.
+pub fn detach(space: &Space, start: u64) -> Result<Arc<dyn Any + Send + Sync>> {
+    let mut found: Option<Arc<dyn Any + Send + Sync>> = None;
+    let mut from = start;
+    while let Some((first, end, held)) = next_area(space, start, from, found.as_ref()) {
+        space.lock().unmap(VirtAddr(first), end - first)?;
+        (found, from) = (Some(held), end);
+        crate::sched::checkpoint()?;
+    }
+    found.ok_or(Errno::EINVAL)
+}
