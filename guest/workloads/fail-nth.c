@@ -26,6 +26,7 @@
 #include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -127,6 +128,8 @@ static void calls(void) {
         close(ends[1]);
     }
     objects();
+    int own = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    if (own >= 0) close(own);
     int poller = epoll_create1(0), event = eventfd(0, EFD_NONBLOCK);
     struct epoll_event wanted = {.events = EPOLLIN};
     if (poller >= 0 && event >= 0 && epoll_ctl(poller, EPOLL_CTL_ADD, event, &wanted) == 0) {

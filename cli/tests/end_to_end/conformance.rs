@@ -82,6 +82,11 @@ fn many() {
 }
 
 #[test]
+fn pidfd() {
+    conforms("pidfd");
+}
+
+#[test]
 fn sysv() {
     conforms("sysv");
 }

@@ -4,10 +4,9 @@
 //! object. Places are given out in a circle, which is small while there are few objects (Linux: `ipc_idr_alloc`). Each kind of
 //! object names its table, its [`Head`], and whether it was removed; a removed object is in no table.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicI32, Ordering};
 
-use freehold_collections::{Map, Vec};
+use freehold_collections::{Arc, Map, Vec};
 
 use super::permission::{Permission, UserPermission};
 use crate::sync::{Mutex, SpinLock};
@@ -246,6 +245,7 @@ impl<T: Object> Ids<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use freehold_collections::reserve;
 
     struct Thing(Head);
     impl Object for Thing {
@@ -257,7 +257,7 @@ mod tests {
     fn get(ids: &Ids<Thing>, key: i32, flags: u32, most: usize) -> Result<i32> {
         let caller = Credentials::of_user(0, 0);
         let wanted = Wanted { key, flags, caller: &caller };
-        let make = || Ok(Arc::new(Thing(Head::new(key, Permission::new(&caller, flags)))));
+        let make = || Ok(reserve::arc(Thing(Head::new(key, Permission::new(&caller, flags)))));
         let id = ids.get(&wanted, most, |_| Ok(()), make);
         ids.0.lock().validate();
         id
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn there_are_never_more_than_the_most() {
         let ids = Ids::new();
-        let all: alloc::vec::Vec<_> = (0..100).map(|_| get(&ids, PRIVATE, 0, 100).unwrap()).collect();
+        let all = [(); 100].map(|()| get(&ids, PRIVATE, 0, 100).unwrap());
         assert_eq!(get(&ids, PRIVATE, 0, 100), Err(Errno::ENOSPC));
         assert_eq!(ids.used(), (100, 99));
         remove(&ids, all[50]);

@@ -5,11 +5,10 @@
 //!
 //! Texts are wiped before their memory goes back to the heap.
 
-use alloc::sync::Arc;
 use core::ops::Bound;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_collections::{Map, VecDeque, WipedBytes};
+use freehold_collections::{Arc, Map, VecDeque, WipedBytes, reserve};
 
 use super::ids::{Head, Ids, Object, Wanted};
 use super::limits::{MSGMNB, MSGMNI};
@@ -268,7 +267,7 @@ impl Queue {
             next_ticket: 0,
         };
         let head = Head::new(wanted.key, Permission::new(wanted.caller, wanted.flags));
-        Ok(Arc::new(Self { head, state: Mutex::new(state) }))
+        Ok(reserve::arc(Self { head, state: Mutex::new(state) }))
     }
 
     /// The state of a queue that `caller` may use as `wanted`.
@@ -289,7 +288,7 @@ impl Queue {
             if patience == Patience::Never {
                 return Err(Errno::EAGAIN);
             }
-            let sender = Arc::new(Sender { length, sleeper: Sleeper::new() });
+            let sender = reserve::arc(Sender { length, sleeper: Sleeper::new() });
             let ticket = state.ticket();
             state.senders.try_insert(ticket, sender.clone())?;
             drop(state);
@@ -327,7 +326,7 @@ impl Queue {
             if patience == Patience::Never {
                 return Err(Errno::ENOMSG);
             }
-            let receiver = Arc::new(Receiver { wanted, pid: caller_pid(), sleeper: Sleeper::new() });
+            let receiver = reserve::arc(Receiver { wanted, pid: caller_pid(), sleeper: Sleeper::new() });
             let ticket = state.ticket();
             state.receivers.try_insert(ticket, receiver.clone())?;
             drop(state);
@@ -448,7 +447,7 @@ mod tests {
         let wait = |selection, room| {
             let mut state = queue.state.lock();
             let wanted = Reception { selection, room, too_long: TooLong::Refuse };
-            let receiver = Arc::new(Receiver { wanted, pid: 7, sleeper: Sleeper::new() });
+            let receiver = reserve::arc(Receiver { wanted, pid: 7, sleeper: Sleeper::new() });
             let ticket = state.ticket();
             state.receivers.try_insert(ticket, receiver.clone()).unwrap();
             receiver

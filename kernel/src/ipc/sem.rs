@@ -7,10 +7,9 @@
 //! The list is walked again from its beginning only if a semaphore grew, or one became 0, since only then an earlier call may go
 //! on. The set's lock is a sleeping one: other tasks run between two walks.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use freehold_collections::{Map, Vec};
+use freehold_collections::{Arc, Map, Vec, reserve};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::ids::{Head, Ids, NOWAIT, Object, Wanted};
@@ -290,7 +289,7 @@ impl Set {
         };
         COUNT.fetch_add(count as u64, Ordering::Relaxed);
         let head = Head::new(wanted.key, Permission::new(wanted.caller, wanted.flags));
-        Ok(Arc::new(Self { head, count, state: Mutex::new(state) }))
+        Ok(reserve::arc(Self { head, count, state: Mutex::new(state) }))
     }
 
     /// The state of a set that is not removed.
@@ -319,7 +318,7 @@ impl Set {
                 Attempt::Blocks(at) => at,
             };
             let (blocking, sleeper) = (AtomicUsize::new(at), Sleeper::new());
-            let waiter = Arc::new(Waiter { request, blocking, sleeper });
+            let waiter = reserve::arc(Waiter { request, blocking, sleeper });
             let ticket = state.next_ticket;
             state.waiting.try_insert(ticket, waiter.clone())?;
             state.next_ticket += 1;
@@ -509,7 +508,7 @@ mod tests {
         let wait = |operations: &[(u16, i16, i16)]| {
             let mut state = set.state.lock();
             let (blocking, sleeper) = (AtomicUsize::new(0), Sleeper::new());
-            let waiter = Arc::new(Waiter { request: request(operations, None), blocking, sleeper });
+            let waiter = reserve::arc(Waiter { request: request(operations, None), blocking, sleeper });
             let ticket = state.next_ticket;
             state.next_ticket += 1;
             state.waiting.try_insert(ticket, waiter.clone()).unwrap();

@@ -6,9 +6,9 @@
 //!
 //! The times and the process of IPC_STAT change with shmat, shmdt and the end of a hold.
 
-use alloc::sync::Arc;
 use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering};
+use freehold_collections::{Arc, reserve};
 
 use super::ids::{Head, Ids, Object, Wanted};
 use super::limits::{SHMALL, SHMMAX, SHMMNI};
@@ -127,7 +127,7 @@ impl Segment {
         content.resize(size)?;
         PAGES.fetch_add(pages, Ordering::Relaxed);
         let times = Times { attached: 0, detached: 0, changed: seconds(), last_pid: 0 };
-        Ok(Arc::new(Self {
+        Ok(reserve::arc(Self {
             head: Head::new(wanted.key, Permission::new(wanted.caller, wanted.flags)),
             size,
             creator_pid: caller_pid(),
@@ -142,19 +142,19 @@ impl Segment {
     ///
     /// # Errors
     /// `EIDRM` once it is removed.
-    pub fn hold(self: &Arc<Self>, flags: OpenFlags) -> Result<Arc<FileMapping>> {
-        let name = crate::fallible::format(format_args!("{:08x}", self.key))?;
-        let place = root::unnamed_place_named(self.node.clone(), b"SYSV", &name);
-        let file = OpenFile::new(self.node.clone(), Some(place), flags)?;
+    pub fn hold(segment: &Arc<Self>, flags: OpenFlags) -> Result<Arc<FileMapping>> {
+        let name = crate::fallible::format(format_args!("{:08x}", segment.key))?;
+        let place = root::unnamed_place_named(segment.node.clone(), b"SYSV", &name);
+        let file = OpenFile::new(segment.node.clone(), Some(place), flags)?;
         {
-            let mut state = self.state.lock();
+            let mut state = segment.state.lock();
             if state.is_gone {
                 return Err(Errno::EIDRM);
             }
             state.holds += 1;
         }
-        let hold: Arc<dyn Any + Send + Sync> = Arc::new(Hold(self.clone()));
-        FileMapping::held(file, &self.content, hold)
+        let hold: Arc<dyn Any + Send + Sync> = reserve::arc(Hold(segment.clone()));
+        FileMapping::held(file, &segment.content, hold)
     }
 
     /// shmat succeeded.

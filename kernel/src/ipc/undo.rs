@@ -3,10 +3,10 @@
 //! A process has one list, which fork does not inherit; CLONE_SYSVSEM shares it. The adjustments themselves are in the sets,
 //! under the number of the list, so that SETVAL can clear them. The list knows which sets those are.
 
-use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_collections::Map;
+use freehold_collections::reserve::ArcMethods as _;
+use freehold_collections::{Arc, Map, Weak, reserve};
 
 use super::ids::Object as _;
 use super::sem::Set;
@@ -39,7 +39,7 @@ impl UndoList {
                 sets.all.retain(|_, set| set.strong_count() > 0);
                 sets.clean_at = (sets.all.len() * 2).max(LEAST_CLEAN);
             }
-            sets.all.try_insert(set.head().id(), Arc::downgrade(set))?;
+            sets.all.try_insert(set.head().id(), set.downgrade())?;
         }
         set.enter_undo(self.number)
     }
@@ -67,7 +67,7 @@ pub fn enter(process: &Process, set: &Arc<Set>) -> Result<u64> {
         let mut list = slot.0.lock();
         let list = list.get_or_insert_with(|| {
             let sets = SpinLock::new(Sets { all: Map::new(), clean_at: LEAST_CLEAN });
-            Arc::new(UndoList { number: NEXT.fetch_add(1, Ordering::Relaxed), sets })
+            reserve::arc(UndoList { number: NEXT.fetch_add(1, Ordering::Relaxed), sets })
         });
         list.clone()
     };

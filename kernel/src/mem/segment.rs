@@ -3,8 +3,9 @@
 //! They are shared areas of a file. The areas of one attachment share one [`FileMapping`], and they are told from others by what
 //! it [holds](FileMapping::held). shmdt finds them by that, and by where the attachment began.
 
-use alloc::sync::Arc;
 use core::any::Any;
+use freehold_collections::Arc;
+use freehold_collections::reserve::ArcMethods as _;
 
 use freehold_machine::VirtAddr;
 use freehold_vm::{
@@ -87,7 +88,7 @@ fn next_area(
     let areas = space.lock();
     areas.areas_in(VirtAddr(from), VirtAddr(u64::MAX)).find_map(|area| {
         let held = FileMapping::of(area.name)?.hold()?;
-        let is_it = of.is_none_or(|of| Arc::ptr_eq(of, held)) && area.start.0 >= start;
+        let is_it = of.is_none_or(|of| of.is_same(held)) && area.start.0 >= start;
         let is_in_place = area.start.0.wrapping_sub(start) == area.offset;
         (is_it && is_in_place).then(|| (area.start.0, area.end.0, held.clone()))
     })

@@ -8,6 +8,7 @@ use freehold_arch::user::{USER_END, UserContext};
 use freehold_vm::TaskPolicy;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::pidfd::Given;
 use super::process::{Beginnings, Process};
 use super::signal::{AlternateStack, Signal};
 use super::{Pid, Resource, Task, current, registry, spawn, users};
@@ -74,6 +75,8 @@ struct Request {
     parent_tid: u64,
     child_tid: u64,
     tls: u64,
+    /// Where the number of a descriptor of the child goes.
+    pidfd: Option<u64>,
 }
 
 /// clone3's argument, as far as it is known here.
@@ -109,9 +112,6 @@ pub fn sys_vfork(context: &mut UserContext, _args: &Args) -> Result<i64> {
 /// clone(flags, stack, parent_tid, child_tid, tls)
 pub fn sys_clone(context: &mut UserContext, args: &Args) -> Result<i64> {
     let flags = CloneFlags::from_bits_retain(args[0] & 0xffff_ff00);
-    if flags.contains(CloneFlags::PIDFD) {
-        return Err(Errno::EINVAL);
-    }
     let request = Request {
         flags,
         exit_signal: Signal::new(args.long(0) & 0xff),
@@ -119,6 +119,7 @@ pub fn sys_clone(context: &mut UserContext, args: &Args) -> Result<i64> {
         parent_tid: args[2],
         child_tid: args[3],
         tls: args[4],
+        pidfd: flags.contains(CloneFlags::PIDFD).then_some(args[2]),
     };
     make(context, &request)
 }
@@ -141,7 +142,7 @@ pub fn sys_clone3(context: &mut UserContext, args: &Args) -> Result<i64> {
     }
     let given = CloneArgs::read_from_bytes(&given).map_err(|_| Errno::EINVAL)?;
     let flags = CloneFlags::from_bits(given.flags).ok_or(Errno::EINVAL)?;
-    let refused = CloneFlags::PIDFD | CloneFlags::INTO_CGROUP | CloneFlags::DETACHED;
+    let refused = CloneFlags::INTO_CGROUP | CloneFlags::DETACHED;
     if flags.intersects(refused) || given.exit_signal > 64 || (given.stack == 0) != (given.stack_size == 0) {
         return Err(Errno::EINVAL);
     }
@@ -158,13 +159,22 @@ pub fn sys_clone3(context: &mut UserContext, args: &Args) -> Result<i64> {
         parent_tid: given.parent_tid,
         child_tid: given.child_tid,
         tls: given.tls,
+        pidfd: flags.contains(CloneFlags::PIDFD).then_some(given.pidfd),
     };
     make(context, &request)
 }
 
 impl Request {
     const fn plain(flags: CloneFlags) -> Self {
-        Self { flags, exit_signal: Some(Signal::CHLD), stack: 0, parent_tid: 0, child_tid: 0, tls: 0 }
+        Self {
+            flags,
+            exit_signal: Some(Signal::CHLD),
+            stack: 0,
+            parent_tid: 0,
+            child_tid: 0,
+            tls: 0,
+            pidfd: None,
+        }
     }
 
     /// Combinations that make no sense, in Linux' order.
@@ -175,6 +185,11 @@ impl Request {
             || (has(CloneFlags::SIGHAND) && !has(CloneFlags::VM))
             || has(CloneFlags::SIGHAND | CloneFlags::CLEAR_SIGHAND)
         {
+            return Err(Errno::EINVAL);
+        }
+        let shares_place = has(CloneFlags::PARENT_SETTID) && self.pidfd == Some(self.parent_tid);
+        let has_none = self.flags.intersects(CloneFlags::DETACHED | CloneFlags::THREAD);
+        if self.pidfd.is_some() && (shares_place || has_none) {
             return Err(Errno::EINVAL);
         }
         // Threads of one process share descriptors and places here; nothing known separates them.
@@ -240,6 +255,7 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
         Ok(task)
     });
     let made = made.and_then(|task| {
+        let given = Given::open(task.process(), request.pidfd)?;
         if flags.contains(CloneFlags::THREAD) {
             spawn::add_thread(task.process(), &task)?;
             registry::lock().add_task(&task);
@@ -247,6 +263,7 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
             task.set_name(&parent.name());
             spawn::enter(task.process(), &task)?;
         }
+        given.keep();
         Ok(task)
     });
     let task = match made {

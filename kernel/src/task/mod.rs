@@ -31,6 +31,7 @@ pub mod limits;
 mod mask;
 #[cfg(target_os = "none")]
 mod oom;
+pub mod pidfd;
 mod process;
 #[cfg(target_os = "none")]
 pub mod registers;
@@ -49,6 +50,7 @@ pub mod usage;
 pub mod users;
 pub mod uts;
 pub mod wait;
+pub mod waitid;
 
 use alloc::sync::Arc;
 

@@ -1,10 +1,9 @@
-//! Waiting for children: wait4, waitid; and what a parent is told.
+//! Waiting for children: wait4, what waitid is made of; and what a parent is told.
 
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use bitflags::bitflags;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::process::{ExitStatus, Process, Report, Usage};
 use super::signal::{SA_NOCLDSTOP, SigInfo, Signal, code};
@@ -38,23 +37,25 @@ bitflags! {
 
 /// Which children are waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Selector {
+pub(super) enum Selector {
     Any,
     One(Pid),
     Group(Pid),
+    /// The process with this ID that was made at this time.
+    Opened(Pid, u64),
 }
 
 /// What a child did.
-struct Outcome {
-    pid: Pid,
-    uid: u32,
+pub(super) struct Outcome {
+    pub pid: Pid,
+    pub uid: u32,
     /// As wait4 gives it.
     status: i32,
     /// CLD_*.
-    code: i32,
+    pub code: i32,
     /// si_status.
-    value: i32,
-    usage: Usage,
+    pub value: i32,
+    pub usage: Usage,
 }
 
 impl Selector {
@@ -63,6 +64,7 @@ impl Selector {
             Self::Any => true,
             Self::One(pid) => child.pid == pid,
             Self::Group(group) => child.group() == group,
+            Self::Opened(pid, started) => child.pid == pid && child.started == started,
         }
     }
 }
@@ -78,7 +80,9 @@ fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<O
     let mut any = false;
     let mut zombie = None;
     let one = match selector {
-        Selector::One(pid) => registry.process(pid).filter(|child| child.parent_pid() == parent.pid),
+        Selector::One(pid) | Selector::Opened(pid, _) => {
+            registry.process(pid).filter(|child| child.parent_pid() == parent.pid)
+        }
         _ => None,
     };
     let all = matches!(selector, Selector::Any | Selector::Group(_)).then(|| registry.children(parent));
@@ -145,7 +149,11 @@ fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<O
     Ok(Some(outcome))
 }
 
-fn wait_for(selector: Selector, flags: WaitFlags) -> Result<Option<Outcome>> {
+/// What a child of the caller did. `None` with `NOHANG` where none did anything yet.
+///
+/// # Errors
+/// `ECHILD`; `ERESTARTSYS` if a signal comes.
+pub(super) fn wait_for(selector: Selector, flags: WaitFlags) -> Result<Option<Outcome>> {
     let process = current().process().clone();
     if flags.contains(WaitFlags::NOHANG) {
         return look(&process, selector, flags);
@@ -183,43 +191,6 @@ pub fn sys_wait4(args: &Args) -> Result<i64> {
     UserPtr::<i32>::new(args[1]).write_optional(&outcome.status)?;
     UserPtr::new(args[3]).write_optional(&super::usage::to_abi(&outcome.usage))?;
     Ok(i64::from(outcome.pid))
-}
-
-/// waitid's siginfo: 128 bytes, as a SIGCHLD's.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct WaitInfo {
-    info: SigInfo,
-    padding: [u64; 10],
-}
-
-/// waitid(which, id, info, options, rusage)
-pub fn sys_waitid(args: &Args) -> Result<i64> {
-    const P_ALL: i32 = 0;
-    const P_PID: i32 = 1;
-    const P_PGID: i32 = 2;
-    let flags = WaitFlags::from_bits(args.uint(3)).ok_or(Errno::EINVAL)?;
-    if !flags.intersects(WaitFlags::EXITED | WaitFlags::STOPPED | WaitFlags::CONTINUED) {
-        return Err(Errno::EINVAL);
-    }
-    let id = args.int(1);
-    let selector = match args.int(0) {
-        P_ALL => Selector::Any,
-        P_PID if id > 0 => Selector::One(id.unsigned_abs()),
-        P_PGID if id == 0 => Selector::Group(current().process().group()),
-        P_PGID if id > 0 => Selector::Group(id.unsigned_abs()),
-        _ => return Err(Errno::EINVAL),
-    };
-    let found = wait_for(selector, flags)?;
-    let info = match &found {
-        Some(outcome) => SigInfo::child(outcome.code, outcome.pid, outcome.uid, outcome.value, 0, 0),
-        None => SigInfo { number: 0, errno: 0, code: 0, pad: 0, fields: [0; 4] },
-    };
-    if let Some(outcome) = &found {
-        UserPtr::new(args[4]).write_optional(&super::usage::to_abi(&outcome.usage))?;
-    }
-    UserPtr::new(args[2]).write_optional(&WaitInfo { info, padding: [0; 10] })?;
-    Ok(0)
 }
 
 /// Tell the parent that `process` goes on after a stop.

@@ -1,8 +1,5 @@
 //! /proc/sysvipc: the objects of System V IPC, one per line. There may be many, so they are written in parts.
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
-
 use crate::Result;
 use crate::fs::generated::{Generate, More, PART, Parts, Text};
 use crate::fs::pseudo::PseudoDir;
@@ -11,6 +8,7 @@ use crate::ipc::ids::{Ids, Object};
 use crate::ipc::msg::{QUEUES, Queue};
 use crate::ipc::sem::{SETS, Set};
 use crate::ipc::shm::{SEGMENTS, Segment};
+use freehold_collections::{Arc, Box, reserve};
 
 /// Put /proc/sysvipc into `root`.
 pub(super) fn fill(root: &Arc<PseudoDir>) {
@@ -33,7 +31,7 @@ impl<T: Object + Send + Sync> Generate for Table<T> {
     }
     fn parts(&self) -> Option<Box<dyn Parts>> {
         let &Self { ids, title, row } = self;
-        Some(Box::new(Rows { table: Table { ids, title, row }, next: None }))
+        Some(reserve::boxed(Rows { table: Table { ids, title, row }, next: None }))
     }
 }
 

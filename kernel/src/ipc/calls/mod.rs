@@ -8,12 +8,11 @@ pub use msg::{sys_msgctl, sys_msgget, sys_msgrcv, sys_msgsnd};
 pub use sem::{sys_semctl, sys_semget, sys_semop, sys_semtimedop};
 pub use shm::{sys_shmat, sys_shmctl, sys_shmdt, sys_shmget};
 
-use alloc::sync::Arc;
-
 use super::ids::{Ids, Object};
 use super::permission::{self, UserPermission};
 use crate::task::{self, Credentials};
 use crate::{Errno, Result};
+use freehold_collections::Arc;
 
 const IPC_RMID: i32 = 0;
 const IPC_SET: i32 = 1;

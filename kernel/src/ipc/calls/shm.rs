@@ -102,7 +102,7 @@ pub fn sys_shmat(args: &Args) -> Result<i64> {
     }
     segment.head().permission().check(&caller(), wanted)?;
     let code = if flags & SHM_EXEC != 0 { SegmentUse::Executable } else { SegmentUse::Data };
-    let map = SegmentMap { mapping: segment.hold(open)?, size: segment.size, place, code };
+    let map = SegmentMap { mapping: Segment::hold(&segment, open)?, size: segment.size, place, code };
     let process = task::current().process().clone();
     let address = mem::attach(&process.space(), &process.memory_limits(), map)?;
     segment.note_attached();

@@ -6,7 +6,7 @@ use super::set::code;
 use super::{Action, DefaultAction, SIG_DFL, SIG_IGN, SigInfo, SigSet, Signal};
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
-use crate::task::{Pid, Process, Task, current, find, find_task, registry};
+use crate::task::{Pid, Process, Task, current, find, find_task, pidfd, registry};
 use crate::time::{self, TimeSpec};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
@@ -245,6 +245,32 @@ pub fn sys_rt_sigqueueinfo(args: &Args) -> Result<i64> {
     let target = find(args.uint(0)).ok_or(Errno::ESRCH)?;
     may_signal(current().process(), &target, Some(signal))?;
     target.queue_signal(info)?;
+    Ok(0)
+}
+
+/// pidfd_send_signal(pidfd, signal, info, flags)
+pub fn sys_pidfd_send_signal(args: &Args) -> Result<i64> {
+    if args.uint(3) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (pid, target) = pidfd::with_file(args.fd(0), |_, file| Ok((file.pid(), file.process())))?;
+    let sender = current().process().clone();
+    let given = UserPtr::<SigInfo>::new(args[2]).read_optional()?;
+    if let Some(info) = &given {
+        if info.number != args.int(1) {
+            return Err(Errno::EINVAL);
+        }
+        if (info.code >= 0 || info.code == code::TKILL) && pid != sender.pid {
+            return Err(Errno::EPERM);
+        }
+    }
+    let target = target?;
+    let signal = signal_argument(args.int(1))?;
+    may_signal(&sender, &target, signal)?;
+    if let Some(signal) = signal {
+        let own = SigInfo::user(signal, code::USER, sender.pid, sender.uid());
+        target.queue_signal(given.map_or(own, |info| SigInfo { pad: 0, ..info }))?;
+    }
     Ok(0)
 }
 
