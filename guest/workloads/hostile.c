@@ -146,6 +146,10 @@ static void prepare_files(int index)
 	sigfillset(&set);
 	add(signalfd(-1, &set, SFD_NONBLOCK));
 	add(memfd_create("h", MFD_ALLOW_SEALING));
+	int secret = (int)syscall(447 /* memfd_secret */, 0);
+	if (secret >= 0 && ftruncate(secret, 64 << 10) == 0)
+		mmap(NULL, 64 << 10, PROT_READ | PROT_WRITE, MAP_SHARED, secret, 0);
+	add(secret);
 	add(inotify_init1(IN_NONBLOCK));
 	add((int)syscall(SYS_pidfd_open, getpid(), 0));
 	/* io_uring_params, of which nothing is asked but that the rings are there. */

@@ -27,6 +27,13 @@ fn sealing() {
 }
 
 #[test]
+fn secret() {
+    // Linux before 6.5 has it only where it is asked for.
+    let options: &[&str] = if kernel() == "freehold" { &[] } else { &["--append", "secretmem.enable=1"] };
+    conforms_with("secret", options, &[], &[]);
+}
+
+#[test]
 fn limits() {
     // Linux' rootfs has no limit.
     let arguments: &[&str] = if kernel() == "freehold" { &["root"] } else { &[] };

@@ -25,8 +25,10 @@ pub fn init(contents: Arc<dyn ContentSource>) -> Result<Arc<FsContext>> {
     let rootfs = TmpFs::new("tmpfs", contents.clone(), 0o755)?;
     rootfs.begin_boot();
     let root = Mount::new(rootfs.clone(), b"tmpfs", MountFlags::empty())?;
-    let unnamed = Mount::new(tmpfs::init(contents)?, b"none", MountFlags::empty())?;
-    root::set(root, unnamed);
+    let memory = tmpfs::init(contents)?;
+    let unnamed = Mount::new(memory.clone(), b"none", MountFlags::empty())?;
+    let inert = Mount::new(memory, b"none", MountFlags::NOEXEC)?;
+    root::set(root, unnamed, inert);
     *ROOTFS.lock() = Some(rootfs);
     Ok(FsContext::new(root::root()))
 }

@@ -18,6 +18,8 @@ struct Roots {
     root: Arc<Mount>,
     /// Where files without a name live (memfd; the inodes of pipes are their own).
     unnamed: Arc<Mount>,
+    /// The same for those that nobody may execute (memfd_secret).
+    inert: Arc<Mount>,
 }
 
 static ROOTS: SpinLock<Option<Roots>> = SpinLock::new(None);
@@ -26,9 +28,9 @@ fn with_roots<R>(f: impl FnOnce(&Roots) -> R) -> R {
     f(ROOTS.lock().as_ref().expect("the root is mounted at boot"))
 }
 
-/// Sets the mount that everything hangs in, and the one of files without a name.
-pub fn set(root: Arc<Mount>, unnamed: Arc<Mount>) {
-    *ROOTS.lock() = Some(Roots { root, unnamed });
+/// Sets the mount that everything hangs in, and those of files without a name: of the second, nothing is executed.
+pub fn set(root: Arc<Mount>, unnamed: Arc<Mount>, inert: Arc<Mount>) {
+    *ROOTS.lock() = Some(Roots { root, unnamed, inert });
 }
 
 /// The mount that everything hangs in.
@@ -86,7 +88,15 @@ pub fn unnamed_place(node: Arc<dyn Node>) -> Path {
 
 /// The place of a node without a name that /proc shows as "/", `prefix`, `name` and " (deleted)".
 pub fn unnamed_place_named(node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Path {
-    let mount = unnamed_mount();
+    place_named(unnamed_mount(), node, prefix, name)
+}
+
+/// As [`unnamed_place_named`], of a node that nobody may execute.
+pub fn inert_place_named(node: Arc<dyn Node>, name: &[u8]) -> Path {
+    place_named(with_roots(|roots| roots.inert.clone()), node, b"", name)
+}
+
+fn place_named(mount: Arc<Mount>, node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Path {
     let entry = Entry { dir: mount.root().clone(), name: [prefix, name].concat() };
     Path { mount, node, entry: Some(Arc::new(entry)) }
 }

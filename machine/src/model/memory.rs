@@ -5,7 +5,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::boxed::Box;
-use std::sync::OnceLock;
+use std::collections::BTreeSet;
+use std::sync::{Mutex, OnceLock};
 
 use crate::{PAGE_SIZE, Pfn, TABLE_ENTRIES};
 
@@ -13,11 +14,21 @@ type Words = [AtomicU64; TABLE_ENTRIES];
 
 pub(super) struct Memory {
     frames: Box<[OnceLock<Box<Words>>]>,
+    /// Frames whose bytes the kernel may not look at.
+    withheld: Mutex<BTreeSet<Pfn>>,
 }
 
 impl Memory {
     pub(super) fn new(frames: u64) -> Self {
-        Self { frames: (0..frames).map(|_| OnceLock::new()).collect() }
+        Self { frames: (0..frames).map(|_| OnceLock::new()).collect(), withheld: Mutex::default() }
+    }
+
+    pub(super) fn withhold(&self, frame: Pfn) {
+        self.withheld.lock().expect("no window was refused").insert(frame);
+    }
+
+    pub(super) fn is_withheld(&self, frame: Pfn) -> bool {
+        self.withheld.lock().expect("no window was refused").contains(&frame)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -44,6 +55,10 @@ impl Memory {
     }
 
     pub(super) fn copy(&self, from: Pfn, to: Pfn) {
+        assert!(
+            !self.is_withheld(from) && !self.is_withheld(to),
+            "{from:?} to {to:?}: withheld bytes are copied"
+        );
         if self.slot(from).get().is_none() {
             return self.zero(to);
         }
@@ -55,6 +70,7 @@ impl Memory {
     /// Gives `f` a copy of the bytes, then writes back the words that it changed: what others wrote to
     /// other words meanwhile stays.
     pub(super) fn with_bytes<R>(&self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
+        assert!(!self.is_withheld(frame), "{frame:?}: a window shows withheld bytes");
         let words = self.words(frame);
         let mut before = Box::new([0u8; PAGE_SIZE]);
         for (bytes, word) in before.chunks_exact_mut(8).zip(words) {

@@ -141,6 +141,12 @@ impl Model {
         Self(Box::leak(Box::new(state)))
     }
 
+    /// From now on the kernel may not look at the frame's bytes: a window that shows it, or a copy, panics. Programs still reach them, and
+    /// they may be made zeroes.
+    pub fn withhold(self, frame: Pfn) {
+        self.0.memory.withhold(frame);
+    }
+
     /// The memory, nodes and CPUs as firmware would describe them.
     pub fn topology(self) -> &'static Topology {
         &self.0.topology

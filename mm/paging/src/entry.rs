@@ -23,6 +23,8 @@ const SWAPPED: u64 = 1 << 1;
 const SOFT_DIRTY: u64 = 1 << 11;
 /// Ignored by hardware: the bytes may be thrown away while [`DIRTY`] is clear (MADV_FREE).
 const LAZY: u64 = 1 << 52;
+/// Ignored by hardware: the page's bytes are for the program alone.
+const SECRET: u64 = 1 << 53;
 const NO_EXECUTE: u64 = 1 << 63;
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
@@ -225,6 +227,12 @@ impl Entry {
         Self(self.0 & !ACCESSED)
     }
 
+    /// The same leaf of a page whose bytes are for the program alone: nobody pins it.
+    #[must_use]
+    pub const fn marked_secret(self) -> Self {
+        Self(self.0 | SECRET)
+    }
+
     /// Whether it maps nothing.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
@@ -280,6 +288,10 @@ impl Entry {
     /// Whether a TLB may hold it: present and used.
     pub const fn may_be_cached(self) -> bool {
         self.0 & (PRESENT | ACCESSED) == PRESENT | ACCESSED
+    }
+    /// Whether what it leads to may be pinned: the leaf is one of its frame's mappings, and the page is no secret.
+    pub const fn may_be_pinned(self) -> bool {
+        self.0 & (UNCOUNTED | SECRET) == 0
     }
     /// Whether the leaf is one of its frame's mappings.
     pub const fn backing(self) -> Backing {

@@ -135,6 +135,14 @@ impl<S: Memory> Area<S> {
             && protection.contains(Protection::WRITE)
             && !self.flags.intersects(AreaFlags::NORESERVE | AreaFlags::ACCOUNT)
     }
+    /// Whether the kernel reaches its bytes for nobody: the page of time, and secret memory.
+    pub(crate) fn is_withheld(&self) -> bool {
+        self.is_time() || self.is_secret()
+    }
+    /// Whether it shows memory that is for programs alone.
+    pub(crate) fn is_secret(&self) -> bool {
+        self.attachment().is_some_and(|at| at.cache().is_secret())
+    }
     /// The cache behind it, and the index in it of the page at `addr`.
     pub(crate) fn cache_page(&self, addr: VirtAddr) -> Option<(&Arc<PageCache<S>>, u64)> {
         let at = self.attachment()?;
@@ -166,7 +174,8 @@ impl<S: Memory> Area<S> {
         let denied = self.flags.contains(AreaFlags::NEVERWRITE)
             || self.is_time()
             || matches!(self.content, Content::SharedFile(_, SharedWrite::Denied, _));
-        if denied && protection.contains(Protection::WRITE) { Err(VmError::Access) } else { Ok(()) }
+        let runs = protection.contains(Protection::EXEC) && self.flags.contains(AreaFlags::NEVEREXEC);
+        if denied && protection.contains(Protection::WRITE) || runs { Err(VmError::Access) } else { Ok(()) }
     }
     /// Cut at `at`, which is inside: this keeps the lower part, the upper is returned.
     pub(crate) fn split_off(&mut self, at: VirtAddr) -> Self {

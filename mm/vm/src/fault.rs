@@ -40,7 +40,7 @@ impl Populate {
     fn want<S: Memory>(self, area: &Area<S>) -> Result<Option<Want>, VmError> {
         // Memory that can be written can be read on this machine, but that is not what the area says.
         let (want, needs) = match self {
-            Self::AsAllowed if area.protection.is_empty() => return Ok(None),
+            Self::AsAllowed if area.protection.is_empty() || area.is_secret() => return Ok(None),
             Self::AsAllowed if !area.is_shared() && area.protection.allows(Access::Write) => {
                 return Ok(Some(Want::Write));
             }
@@ -48,7 +48,8 @@ impl Populate {
             Self::Read => (Want::Read, Protection::READ),
             Self::Write => (Want::Write, Protection::WRITE),
         };
-        if area.protection.contains(needs) { Ok(Some(want)) } else { Err(VmError::Invalid) }
+        let can_be_had = area.protection.contains(needs) && !area.is_secret();
+        if can_be_had { Ok(Some(want)) } else { Err(VmError::Invalid) }
     }
 }
 

@@ -9,6 +9,7 @@ use freehold_machine::{PAGE_SHIFT, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::AddressSpace;
+use crate::area::Area;
 use crate::error::VmError;
 use crate::map::whole_pages;
 use crate::request::{AreaFlags, Limits};
@@ -51,6 +52,15 @@ const fn touched(start: VirtAddr, len: u64) -> (VirtAddr, u64) {
     (start.page_start(), whole_pages(len.wrapping_add(start.page_offset() as u64)))
 }
 
+impl<S: Memory> Area<S> {
+    /// Lock it as `flags` say. Secret memory stays as it was mapped (mm/mlock.c, `mlock_fixup`).
+    fn lock_as(&mut self, flags: AreaFlags) {
+        if !self.is_secret() {
+            self.flags = self.flags.difference(LOCK_FLAGS) | flags;
+        }
+    }
+}
+
 impl<S: Memory> AddressSpace<S> {
     /// Whether `pages` more pages may be locked, if `flags` say so.
     pub(crate) fn check_lock(&self, pages: u64, flags: AreaFlags, limits: &Limits) -> Result<(), VmError> {
@@ -66,7 +76,7 @@ impl<S: Memory> AddressSpace<S> {
     ///
     /// # Errors
     /// [`VmError::Permission`] where the limit is 0; [`VmError::NoMemory`] above the limit, for a hole, or for an area that allows no
-    /// access; [`VmError::Invalid`] for a range that wraps around.
+    /// access or is secret; [`VmError::Invalid`] for a range that wraps around.
     pub fn lock(
         &mut self,
         start: VirtAddr,
@@ -91,7 +101,9 @@ impl<S: Memory> AddressSpace<S> {
         if range.is_empty() || mode == LockMode::OnFault {
             return Ok(());
         }
-        let all = self.areas.overlapping(range.clone()).all(|area| !area.protection.is_empty());
+        // Secret memory is made present by its programs' own accesses alone.
+        let can_be_had = |area: &Area<S>| !area.protection.is_empty() && !area.is_secret();
+        let all = self.areas.overlapping(range.clone()).all(can_be_had);
         self.owe(range.start, range.end);
         if all { Ok(()) } else { Err(VmError::NoMemory) }
     }
@@ -114,7 +126,7 @@ impl<S: Memory> AddressSpace<S> {
         self.areas.make_room(2)?;
         let (reached, outcome) = self.reach(range.clone(), |_| Ok(()));
         self.split_borders(&(start..reached))?;
-        self.areas.change(start..reached, |area| area.flags = area.flags.difference(LOCK_FLAGS) | flags);
+        self.areas.change(start..reached, |area| area.lock_as(flags));
         outcome.map(|()| range)
     }
 
@@ -135,7 +147,7 @@ impl<S: Memory> AddressSpace<S> {
         let flags = if what.contains(LockAll::ON_FAULT) { LOCK_FLAGS } else { AreaFlags::LOCKED };
         self.future = if what.contains(LockAll::FUTURE) { flags } else { AreaFlags::empty() };
         if what.contains(LockAll::CURRENT) {
-            self.areas.change_all(|area| area.flags = area.flags.difference(LOCK_FLAGS) | flags);
+            self.areas.change_all(|area| area.lock_as(flags));
             if Self::is_locked_now(flags) {
                 self.owe(self.layout.lowest, self.layout.end);
             }
@@ -146,6 +158,6 @@ impl<S: Memory> AddressSpace<S> {
     /// Unlock everything, and what will be.
     pub fn unlock_all(&mut self) {
         self.future = AreaFlags::empty();
-        self.areas.change_all(|area| area.flags.remove(LOCK_FLAGS));
+        self.areas.change_all(|area| area.lock_as(AreaFlags::empty()));
     }
 }

@@ -114,7 +114,7 @@ impl<S: Memory> AddressSpace<S> {
             RemoteAccess::Read => (area.protection.allows(Access::Read), Want::Read),
             RemoteAccess::Write => (area.protection.allows(Access::Write), Want::Write),
         };
-        if !allowed || area.is_time() {
+        if !allowed || area.is_withheld() {
             return Err(VmError::Fault);
         }
         resident.fault(area, page, want)?;

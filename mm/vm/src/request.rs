@@ -83,6 +83,8 @@ bitflags! {
         const ACCOUNT = 1 << 15;
         /// It may never become writable: a shared mapping of zeroes that was not opened for writing (Linux: no VM_MAYWRITE).
         const NEVERWRITE = 1 << 16;
+        /// It may never become executable: a file of a mount that lets nothing run (Linux: no VM_MAYEXEC).
+        const NEVEREXEC = 1 << 17;
     }
 }
 

@@ -223,7 +223,13 @@ impl<S: Memory> Resident<S> {
             self.fill_with_copy(area, addr, slot, &frame)?;
             return Ok(kind);
         };
-        slot.fill(leaf(mapping, rights, marks));
+        let entry = leaf(mapping, rights, marks);
+        if cache.is_secret() {
+            slot.fill(entry.marked_secret());
+            self.count(area, Kind::Cache);
+            return Ok(kind);
+        }
+        slot.fill(entry);
         self.count(area, Kind::Cache);
         if want == Want::Read && !area.flags.contains(AreaFlags::RANDOM) {
             self.fill_around(area, addr);

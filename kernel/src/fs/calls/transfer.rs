@@ -113,7 +113,7 @@ pub fn sys_sendfile(args: &Args) -> Result<i64> {
     from.check_readable()?;
     to.check_writable()?;
     if from.file().seekable() == Seekable::Stream || from.node().kind() == NodeKind::Directory {
-        return Err(Errno::EINVAL);
+        return Err(if pointer.is_null() { Errno::EINVAL } else { Errno::ESPIPE });
     }
     let copied = copy(&from, &mut source, &to, &mut At::Description, args.size(3))?;
     write_back(pointer, source)?;

@@ -190,7 +190,7 @@ fn with_offset(
     move_bytes: impl FnOnce(&mut u64) -> Result<usize>,
 ) -> Result<usize> {
     if stream_of(file) {
-        return if own.is_null() { move_bytes(&mut 0) } else { Err(Errno::ESPIPE) };
+        return if own.is_null() { move_bytes(&mut 0) } else { Err(Errno::EINVAL) };
     }
     if own.is_null() {
         return file.with_offset(move_bytes);

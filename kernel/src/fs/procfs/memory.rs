@@ -249,12 +249,19 @@ fn vm_flags(area: &Area<'_>) -> alloc::string::String {
             text.push_str(code);
         }
     }
-    if area.sharing == Sharing::Shared {
-        text.push_str("sh ");
-    }
-    text.push_str("mr mw me ");
-    if area.sharing == Sharing::Shared {
-        text.push_str("ms ");
+    let is_shared = area.sharing == Sharing::Shared;
+    let never = |flag| area.flags.contains(flag);
+    // A shared mapping that can never be written is one of VM_MAYSHARE alone.
+    for (is_so, code) in [
+        (is_shared && !never(AreaFlags::NEVERWRITE), "sh "),
+        (true, "mr "),
+        (!never(AreaFlags::NEVERWRITE), "mw "),
+        (!never(AreaFlags::NEVEREXEC), "me "),
+        (is_shared, "ms "),
+    ] {
+        if is_so {
+            text.push_str(code);
+        }
     }
     for (flag, code) in AREA_FLAGS {
         if area.flags.contains(flag) {

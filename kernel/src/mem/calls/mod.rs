@@ -15,14 +15,15 @@ use alloc::sync::Arc;
 use bitflags::bitflags;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
-    Advice, AreaFlags, Backing, FileView, LockAll, LockMode, MapRequest, OtherCopies, Place, Populate,
-    ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncCall, SyncMode,
-    VmError,
+    Advice, AreaFlags, Backing, FileView, LockAll, LockMode, MapRequest, MappedFile, OtherCopies, Place,
+    Populate, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncCall,
+    SyncMode, VmError,
 };
 
 use super::populate::{and_populate, and_populate_if_possible};
 use super::space::whole_pages;
 use super::{FileMapping, Frames, Space, commons};
+use crate::fs::mount::MountFlags;
 use crate::fs::tmpfs::Seals;
 use crate::fs::{Mapping, OpenFile};
 use crate::syscall::Args;
@@ -133,18 +134,17 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
         Place::Hint(VirtAddr(addr).page_start())
     };
     let protection = protection(prot)?;
-    let is_read_only = file.as_ref().is_some_and(|file| !file.flags().writes());
-    let backing = match file {
-        None => sharing.anonymous(),
+    let (backing, mut area_flags) = match file {
+        None => (sharing.anonymous(), AreaFlags::empty()),
         Some(file) => file_backing(file, sharing, protection, offset)?,
     };
     if flags.contains(Map::GROWSDOWN) && !matches!(backing, Backing::Anonymous) {
         return Err(Errno::EINVAL);
     }
-    let mut area_flags = AreaFlags::empty();
-    area_flags.set(AreaFlags::NEVERWRITE, sharing == Sharing::Shared && is_read_only);
     area_flags.set(AreaFlags::GROWSDOWN, flags.contains(Map::GROWSDOWN));
-    area_flags.set(AreaFlags::LOCKED, flags.contains(Map::LOCKED));
+    if flags.contains(Map::LOCKED) {
+        area_flags |= AreaFlags::LOCKED;
+    }
     area_flags.set(AreaFlags::NORESERVE, flags.contains(Map::NORESERVE));
     area_flags.set(AreaFlags::STACK, flags.contains(Map::STACK));
     area_flags.set(AreaFlags::POPULATE, flags.contains(Map::POPULATE) && !flags.contains(Map::NONBLOCK));
@@ -170,12 +170,13 @@ impl Sharing {
     }
 }
 
+/// What a mapping of `file` shows, and what is true of it because of the file.
 fn file_backing(
     file: Arc<OpenFile>,
     sharing: Sharing,
     protection: Protection,
     offset: u64,
-) -> Result<Backing<Frames>> {
+) -> Result<(Backing<Frames>, AreaFlags)> {
     if !file.flags().reads() {
         return Err(Errno::EACCES);
     }
@@ -184,10 +185,18 @@ fn file_backing(
     if stores && !writable {
         return Err(Errno::EACCES);
     }
+    let mut flags = AreaFlags::empty();
+    flags.set(AreaFlags::NEVERWRITE, sharing == Sharing::Shared && !writable);
+    if file.path().is_some_and(|path| path.mount.flags().contains(MountFlags::NOEXEC)) {
+        if protection.contains(Protection::EXEC) {
+            return Err(Errno::EPERM);
+        }
+        flags |= AreaFlags::NEVEREXEC;
+    }
     let content = match file.file().mapping()? {
         // What can never be written need not be shared.
-        Mapping::Zeroes if !writable => return Ok(Backing::Anonymous),
-        Mapping::Zeroes => return Ok(sharing.anonymous()),
+        Mapping::Zeroes if !writable => return Ok((Backing::Anonymous, flags)),
+        Mapping::Zeroes => return Ok((sharing.anonymous(), flags)),
         Mapping::Content(content) => content,
     };
     let sealed = file.file().seals().is_some_and(|seals| !Seals::allow_write(seals));
@@ -196,12 +205,20 @@ fn file_backing(
     }
     // A sealed file can be shared for reading, and stays so (Linux since 6.7; before, where it is sealed by F_SEAL_FUTURE_WRITE).
     let writable = writable && !sealed;
-    let view = FileView { file: FileMapping::new(file, &content)?, offset };
-    Ok(match sharing {
+    let file = FileMapping::new(file, &content)?;
+    if file.cache().is_secret() {
+        if sharing == Sharing::Private {
+            return Err(Errno::EINVAL);
+        }
+        flags |= AreaFlags::DONTDUMP;
+    }
+    let view = FileView { file, offset };
+    let backing = match sharing {
         Sharing::Private => Backing::PrivateFile(view),
         Sharing::Shared if writable => Backing::SharedFile(view, SharedWrite::Allowed),
         Sharing::Shared => Backing::SharedFile(view, SharedWrite::Denied),
-    })
+    };
+    Ok((backing, flags))
 }
 
 /// munmap(addr, length)

@@ -25,6 +25,7 @@ impl<S: Memory> PageCache<S> {
         len: usize,
         mut f: impl FnMut(&[u8]) -> usize,
     ) -> Result<usize, VmError> {
+        debug_assert!(!self.is_secret(), "the kernel reads secret memory");
         let left = self.size().saturating_sub(offset);
         let len = len.min(usize::try_from(left).unwrap_or(usize::MAX));
         let mut done = 0;
@@ -68,6 +69,7 @@ impl<S: Memory> PageCache<S> {
         len: usize,
         mut f: impl FnMut(&mut [u8]) -> usize,
     ) -> Result<usize, VmError> {
+        debug_assert!(!self.is_secret(), "the kernel writes secret memory");
         offset.checked_add(len as u64).filter(|&end| end <= i64::MAX as u64).ok_or(VmError::Overflow)?;
         let mut done = 0;
         while done < len {

@@ -68,6 +68,14 @@ pub trait BackingStore<S: Memory>: Send + Sync {
     fn write_back(&self, first: u64, frames: &[Frame<CacheKind, S>]) -> Result<(), VmError>;
 }
 
+/// Who pages of secret memory are charged to.
+pub trait PageAccount: Send + Sync {
+    /// One page more, on behalf of the running program. Whether it may have one.
+    fn charge(&self) -> bool;
+    /// So many pages fewer.
+    fn give_back(&self, pages: u64);
+}
+
 /// A page's frame, and what it took to find it.
 type Found<S> = (Frame<CacheKind, S>, FaultKind);
 
@@ -86,6 +94,8 @@ pub struct PageCache<S: Memory> {
     listed: spin::Once<Weak<Commons<S>>>,
     /// Its pages never go to the swap.
     stays: AtomicBool,
+    /// Set where only the programs that map it reach its bytes: who its pages are charged to.
+    secret: Option<Arc<dyn PageAccount>>,
     errors: WriteErrors,
     inner: spin::Mutex<Inner<S>>,
 }
@@ -131,13 +141,25 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 impl<S: Memory> PageCache<S> {
     /// An empty file whose store is memory.
     pub fn new(source: S) -> Arc<Self> {
-        Self::build(source, None)
+        Self::build(source, None, None)
+    }
+    /// An empty file in memory whose bytes are for the programs alone that map it (memfd_secret(2)). Its pages are zeroes when they
+    /// come. From then on no window shows them to the kernel: they are not pinned, read, written, moved, cut or sent to the swap.
+    /// Each page is charged to `account` when it is made, and given back with the file.
+    pub fn secret(source: S, account: Arc<dyn PageAccount>) -> Arc<Self> {
+        let cache = Self::build(source, None, Some(account));
+        cache.keep_in_memory();
+        cache
     }
     /// A cache of `store`; give it a size with [`PageCache::set_size_grow`].
     pub fn with_store(source: S, store: Arc<dyn BackingStore<S>>) -> Arc<Self> {
-        Self::build(source, Some(store))
+        Self::build(source, Some(store), None)
     }
-    fn build(source: S, store: Option<Arc<dyn BackingStore<S>>>) -> Arc<Self> {
+    fn build(
+        source: S,
+        store: Option<Arc<dyn BackingStore<S>>>,
+        secret: Option<Arc<dyn PageAccount>>,
+    ) -> Arc<Self> {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let inner = Inner {
             index: Index::new(source, id),
@@ -157,6 +179,7 @@ impl<S: Memory> PageCache<S> {
             ahead,
             listed,
             stays,
+            secret,
             errors,
             inner: spin::Mutex::new(inner),
         })
@@ -202,6 +225,10 @@ impl<S: Memory> PageCache<S> {
     /// Take [`keep_in_memory`](Self::keep_in_memory) back.
     pub fn release_to_swap(&self) {
         self.stays.store(false, Ordering::Release);
+    }
+    /// Whether its bytes are for the programs alone that map it ([`PageCache::secret`]).
+    pub fn is_secret(&self) -> bool {
+        self.secret.is_some()
     }
     /// Whether page `index` has a frame.
     pub fn is_resident(&self, index: u64) -> bool {
@@ -290,9 +317,31 @@ impl<S: Memory> PageCache<S> {
             if let Some(found) = self.find(index, place)? {
                 return Ok(found);
             }
-            let request = Request::new(Owner::PageCache).zeroed().policy(place);
-            if let Some(frame) = self.insert(index, Frame::allocate_with(self.source, request)?)? {
+            if let Some(frame) = self.make(index, place)? {
                 return Ok((frame, FaultKind::Minor));
+            }
+        }
+    }
+
+    /// A page of zeroes; as [`PageCache::insert`].
+    fn make(&self, index: u64, place: NodePolicy) -> Result<Option<Frame<CacheKind, S>>, VmError> {
+        let request = Request::new(Owner::PageCache).zeroed().policy(place);
+        let Some(account) = &self.secret else {
+            return self.insert(index, Frame::allocate_with(self.source, request)?);
+        };
+        if !account.charge() {
+            return Err(VmError::Io);
+        }
+        let made = Frame::allocate_with(self.source, request).map_err(VmError::from).and_then(|frame| {
+            let own = frame.pfn();
+            Ok((own, self.insert(index, frame)?))
+        });
+        match made {
+            Ok((own, Some(frame))) if frame.pfn() == own => Ok(Some(frame)),
+            // Someone was faster, or there is no memory.
+            made => {
+                account.give_back(1);
+                made.map(|(_, frame)| frame)
             }
         }
     }

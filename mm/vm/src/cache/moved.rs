@@ -110,7 +110,8 @@ impl<S: Memory> PageCache<S> {
             inner.index.with(index, |now| (now.pfn() == frame).then(|| now.record().counts().load()))
         };
         let Some(Some(holders)) = holders else { return Outcome::Busy };
-        if holders.references > 1 || holders.pins > 0 {
+        // To move a page is to copy its bytes.
+        if self.is_secret() || holders.references > 1 || holders.pins > 0 {
             return Outcome::Busy;
         }
         let request = Request::new(Owner::PageCache).policy(place);
@@ -139,6 +140,9 @@ impl<S: Memory> PageCache<S> {
 
 impl<S: Memory> Drop for PageCache<S> {
     fn drop(&mut self) {
+        if let Some(account) = &self.secret {
+            account.give_back(self.pages());
+        }
         if let Some(commons) = self.listed.get().and_then(Weak::upgrade) {
             commons.caches.forget(self.id);
             let (index, mut next) = (&mut self.inner.get_mut().index, 0);

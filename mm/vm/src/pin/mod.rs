@@ -15,6 +15,8 @@
 //! `freehold_frame::transition`, and knows nothing of areas. It takes a frame of shared memory only where the leaf grants writing, since no
 //! other leaf tells it from a private file's. [`AddressSpace::pin`] does the rest under the lock.
 //!
+//! **Secret memory** ([`PageCache::secret`](crate::PageCache::secret)) is never pinned: its leaves say so to the fast way, its areas to the other.
+//!
 //! **Writing.** What is pinned [`ReadWrite`] counts as written (soft-dirty), and keeps its leaf dirty, until it is unpinned.
 
 pub(crate) mod detach;
@@ -24,7 +26,7 @@ use core::marker::PhantomData;
 use freehold_frame::transition::{self, Serves};
 use freehold_frame::{Anon, Frame, FrameRecord, Home, Mapping, PageCache as CacheKind, Pin};
 use freehold_machine::{Access, Pfn, VirtAddr};
-use freehold_paging::{Backing, Entry, Memory, PageSize, Roots};
+use freehold_paging::{Entry, Memory, PageSize, Roots};
 
 use crate::AddressSpace;
 use crate::area::Area;
@@ -186,7 +188,7 @@ pub fn pin_fast<S: Memory, P: Purpose>(roots: &Roots<S>, addr: VirtAddr) -> Opti
         };
         let hold = |entry: Entry| {
             let entry = piece(entry);
-            let hold = if !grants::<P>(entry) || entry.backing() == Backing::Uncounted {
+            let hold = if !grants::<P>(entry) || !entry.may_be_pinned() {
                 return None;
             } else if let Some(pin) = Pin::try_exclusive(walk.source(), entry.frame()) {
                 Hold::Anon(pin)
@@ -237,7 +239,7 @@ impl<S: Memory> AddressSpace<S> {
             (Rule::Stated, Access::Read) => area.protection.contains(Protection::READ),
             (Rule::Asked | Rule::Stated, access) => area.protection.allows(access),
         };
-        if !allowed || area.is_time() {
+        if !allowed || area.is_withheld() {
             return Err(FaultError::Segv(SegvCode::AccErr));
         }
         resident.pin::<P>(area, addr.page_start(), T::LASTING)

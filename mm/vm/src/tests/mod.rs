@@ -12,6 +12,7 @@ mod random;
 mod refs;
 mod registry;
 mod remote;
+mod secret;
 mod swap;
 mod vdso;
 mod world;

@@ -1,0 +1,155 @@
+//! Secret memory: the file that memfd_secret(2) makes.
+//!
+//! Its bytes are for the programs that map it. Nothing else leads to them: it has no read and no write, its pages are never
+//! pinned, moved, copied or sent to the swap, and so no window of the kernel shows one once it was zeroed
+//! ([`freehold_vm::PageCache::secret`]). The kernel copies to and from it as to any memory of a program, through the program's own addresses.
+//! What mm/secretmem.c refuses is refused here, with the same errors. As there, the size is set once, and its pages are
+//! charged to the user who made the file, within the RLIMIT_MEMLOCK of the program that has a page made: beyond it is SIGBUS.
+
+use alloc::sync::Arc;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_collections::Map;
+use freehold_machine::PAGE_SIZE;
+use freehold_vm::PageAccount;
+
+use super::clock::now;
+use super::file::Allocate;
+use super::node::made_by_kernel;
+use super::{Content, File, Identity, Mapping, Metadata, Node, NodeKind, OpenFlags, SetMetadata};
+use crate::mem::{CacheContent, PageCache, frames};
+use crate::sync::SpinLock;
+use crate::task::Resource;
+use crate::{Errno, Result, task};
+
+/// The number of the file system that all of them share.
+const DEVICE: u64 = super::device::make_device(0, 16);
+
+/// What each user has: open files, and pages of them.
+static USERS: SpinLock<Map<u32, Charged>> = SpinLock::new(Map::new());
+
+#[derive(Clone, Copy, Default)]
+struct Charged {
+    files: u64,
+    pages: u64,
+}
+
+/// The share of one file in its user's account.
+struct Account {
+    uid: u32,
+}
+
+impl Account {
+    /// For a new file of `uid`. `ENOMEM`.
+    fn new(uid: u32) -> Result<Arc<Self>> {
+        let mut users = USERS.lock();
+        let mut charged = users.get(&uid).copied().unwrap_or_default();
+        charged.files += 1;
+        users.try_insert(uid, charged)?;
+        Ok(Arc::new(Self { uid }))
+    }
+    fn with<R>(&self, f: impl FnOnce(&mut Charged) -> R) -> R {
+        f(USERS.lock().get_mut(&self.uid).expect("an account with a file stays"))
+    }
+}
+
+impl PageAccount for Account {
+    fn charge(&self) -> bool {
+        let limit =
+            task::with_current(|task| task.process().soft_limit(Resource::Memlock)) / PAGE_SIZE as u64;
+        self.with(|charged| {
+            let may = charged.pages < limit;
+            charged.pages += u64::from(may);
+            may
+        })
+    }
+    fn give_back(&self, pages: u64) {
+        self.with(|charged| charged.pages -= pages);
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let mut users = USERS.lock();
+        let is_last = users.get_mut(&self.uid).is_some_and(|charged| {
+            charged.files -= 1;
+            charged.files == 0
+        });
+        if is_last {
+            users.remove(&self.uid);
+        }
+    }
+}
+
+static NEXT_INODE: AtomicU64 = AtomicU64::new(1);
+
+/// The node of such a file.
+pub struct SecretNode {
+    content: Arc<CacheContent>,
+    /// But for the size.
+    metadata: SpinLock<Metadata>,
+}
+
+impl SecretNode {
+    /// An empty file of a user and a group, charged to `payer`, a user.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new((uid, gid): (u32, u32), payer: u32) -> Result<Arc<Self>> {
+        let inode = NEXT_INODE.fetch_add(1, Ordering::Relaxed);
+        let identity = Identity { device: DEVICE, inode };
+        let made = made_by_kernel(identity, NodeKind::Regular, 0o600, now());
+        let cache = PageCache::secret(frames(), Account::new(payer)?);
+        Ok(Arc::new(Self {
+            content: Arc::new(CacheContent::new(cache)),
+            metadata: SpinLock::new(Metadata { uid, gid, ..made }),
+        }))
+    }
+}
+
+impl Node for SecretNode {
+    fn identity(&self) -> Identity {
+        let Metadata { device, inode, .. } = *self.metadata.lock();
+        Identity { device, inode }
+    }
+    fn kind(&self) -> NodeKind {
+        NodeKind::Regular
+    }
+    fn metadata(&self) -> Metadata {
+        Metadata { size: self.content.size(), ..*self.metadata.lock() }
+    }
+    /// The size can be set once: to cut would be to wipe a part of a page.
+    fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
+        if let Some(size) = change.size {
+            task::check_file_size(size)?;
+        }
+        let mut metadata = self.metadata.lock();
+        if let Some(size) = change.size {
+            if self.content.size() > 0 {
+                return Err(Errno::EINVAL);
+            }
+            self.content.cache().set_size_grow(size);
+        }
+        metadata.change(change, now());
+        Ok(())
+    }
+    fn open(self: Arc<Self>, _: OpenFlags) -> Result<Arc<dyn File>> {
+        Ok(Arc::new(SecretFile(self)))
+    }
+}
+
+/// Such a file, open.
+struct SecretFile(Arc<SecretNode>);
+
+impl File for SecretFile {
+    fn node(&self) -> Arc<dyn Node> {
+        self.0.clone()
+    }
+    fn mapping(&self) -> Result<Mapping> {
+        Ok(Mapping::Content(self.0.content.clone()))
+    }
+    fn allocate(&self, _: Range<u64>, _: Allocate) -> Result<()> {
+        Err(Errno::EOPNOTSUPP)
+    }
+}
