@@ -320,8 +320,8 @@ int main(int count, char **arguments) {
     sleep(1);
     long lost = free - meminfo("MemFree:"), grown = meminfo("Slab:") - slab;
     printf("fail-nth: %ld to %ld of %s: %ld runs, %ld with a failure; ended %d well, %d with an error, %d killed, %d by "
-           "another signal, %d stuck; MemFree -%ld KiB, Slab +%ld KiB\n",
-           from, to, command ? command[0] : arguments[3], runs, hit, ends[0], ends[1], ends[2] - stuck, ends[3], stuck, lost, grown);
+           "another signal, %d stuck; MemFree %+ld KiB, Slab %+ld KiB\n",
+           from, to, command ? command[0] : arguments[3], runs, hit, ends[0], ends[1], ends[2] - stuck, ends[3], stuck, -lost, grown);
     if (hit == 0 || lost > KEPT || grown > KEPT) {
         printf("fail-nth: memory is lost, or nothing failed\n");
         return 1;

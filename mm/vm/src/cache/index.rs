@@ -231,6 +231,8 @@ impl<S: Memory> Index<S> {
     pub(super) fn insert(&mut self, page: u64, frame: Frame<PageCache, S>) -> Result<(), VmError> {
         if self.chunk_mut(page).is_none() {
             self.chunks.reserve(1)?;
+            // One system call may bring in as many pages as it likes.
+            self.source.ensure_objects()?;
             let chunk = Box::new(Chunk::EMPTY);
             self.chunks.insert(page / PAGES, chunk)?;
         }
