@@ -150,14 +150,6 @@ fn a_node_that_is_too_small_shares_and_says_so() {
 }
 
 #[test]
-fn top_level_entries_that_change_while_all_nodes_load_them_are_the_same_on_all() {
-    let program = guest_program("workloads/far-maps");
-    let options = ["-m", "512M", "--cpus", "4", "--numa", "4"];
-    let told = run(&options, &[text(&program), "100"], b"").expect(0);
-    assert_eq!(told.text(), "100 rounds\n");
-}
-
-#[test]
 fn a_cpu_without_memory_for_a_root_shares_until_there_is_some() {
     if kernel() != "freehold" {
         return;

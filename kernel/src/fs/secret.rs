@@ -6,11 +6,10 @@
 //! What mm/secretmem.c refuses is refused here, with the same errors. As there, the size is set once, and its pages are
 //! charged to the user who made the file, within the RLIMIT_MEMLOCK of the program that has a page made: beyond it is SIGBUS.
 
-use alloc::sync::Arc;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_collections::Map;
+use freehold_collections::{Arc, Map, reserve};
 use freehold_machine::PAGE_SIZE;
 use freehold_vm::PageAccount;
 
@@ -47,7 +46,7 @@ impl Account {
         let mut charged = users.get(&uid).copied().unwrap_or_default();
         charged.files += 1;
         users.try_insert(uid, charged)?;
-        Ok(Arc::new(Self { uid }))
+        Ok(reserve::arc(Self { uid }))
     }
     fn with<R>(&self, f: impl FnOnce(&mut Charged) -> R) -> R {
         f(USERS.lock().get_mut(&self.uid).expect("an account with a file stays"))
@@ -101,8 +100,8 @@ impl SecretNode {
         let identity = Identity { device: DEVICE, inode };
         let made = made_by_kernel(identity, NodeKind::Regular, 0o600, now());
         let cache = PageCache::secret(frames(), Account::new(payer)?);
-        Ok(Arc::new(Self {
-            content: Arc::new(CacheContent::new(cache)),
+        Ok(reserve::arc(Self {
+            content: reserve::arc(CacheContent::new(cache)),
             metadata: SpinLock::new(Metadata { uid, gid, ..made }),
         }))
     }
@@ -135,7 +134,7 @@ impl Node for SecretNode {
         Ok(())
     }
     fn open(self: Arc<Self>, _: OpenFlags) -> Result<Arc<dyn File>> {
-        Ok(Arc::new(SecretFile(self)))
+        Ok(reserve::arc(SecretFile(self)))
     }
 }
 

@@ -301,15 +301,21 @@ pub fn cond_resched() {
     }
 }
 
-/// Lets others run where one waits, and says whether the current task may go on. Called between two steps of work whose
-/// length a program chose, with nothing held that spins.
+/// Lets others run where one waits, sets the reserve of small objects aside anew, and says whether the current task may go on.
+/// Called between two steps of work whose length a program chose, with nothing held that spins.
 ///
 /// # Errors
-/// `EINTR` where the task is to end. Its program does not see this: what the call has done so far stays done.
+/// `EINTR` where the task is to end. Its program does not see this: what the call has done so far stays done. `ENOMEM` where nothing
+/// could be set aside.
 #[inline]
 pub fn checkpoint() -> crate::Result<()> {
     cond_resched();
-    if is_current_dying() { Err(crate::Errno::EINTR) } else { Ok(()) }
+    if is_current_dying() {
+        return Err(crate::Errno::EINTR);
+    }
+    #[cfg(target_os = "none")]
+    freehold_arch::heap::ensure(freehold_arch::heap::CALL_RESERVE).map_err(|_| crate::Errno::ENOMEM)?;
+    Ok(())
 }
 
 /// Let others run first (sched_yield).

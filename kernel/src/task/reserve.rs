@@ -2,7 +2,7 @@
 //!
 //! At its door a system call has the heap set [`BYTES`] aside ([`heap::ensure`]), so that objects of
 //! fixed size ([`freehold_collections::reserve`]) cannot fail in the middle of it; a long one does
-//! so again between its steps. That holds only while the sum of such objects since then stays
+//! so again between its steps ([`crate::sched::checkpoint`]). That holds only while the sum of such objects since then stays
 //! below. Where the heap is checked ([`heap::CHECKED`], the QUICK kernel), each object of up to 2048
 //! bytes that was not made fallibly is added to its task's sum, and a sum that exceeds what was
 //! set aside ends the kernel. Bytes are those that the heap spends, rounded up to its sizes. What
@@ -15,7 +15,7 @@ use freehold_arch::heap;
 use freehold_arch::memory::OutOfMemory;
 
 /// Bytes that are set aside for each system call.
-pub const BYTES: usize = 16 << 10;
+pub const BYTES: usize = heap::CALL_RESERVE;
 
 /// The largest sum since boot.
 static LARGEST: AtomicU64 = AtomicU64::new(0);
@@ -38,14 +38,6 @@ impl Drawn {
         LARGEST.fetch_max(drawn.into(), Ordering::Relaxed);
         assert!(drawn as usize <= BYTES, "{drawn} bytes of small objects are more than a call's reserve");
     }
-}
-
-/// Sets the reserve aside anew, between two steps of a long call that each draw objects.
-///
-/// # Errors
-/// `ENOMEM`; never waits.
-pub fn renew() -> crate::Result<()> {
-    heap::ensure(BYTES).map_err(|_| crate::Errno::ENOMEM)
 }
 
 /// Runs a system call with its reserve set aside; `drawn` is its task's.

@@ -77,6 +77,9 @@ pub fn inject_faults(hook: FaultHook) {
     }
 }
 
+/// Bytes that are set aside for each system call, and for each step of a long one.
+pub const CALL_RESERVE: usize = 16 << 10;
+
 /// Whether allocations that do not take a failure as a value are counted.
 pub const CHECKED: bool = cfg!(feature = "entry-checks");
 static WATCH: Once<Watch> = Once::new();

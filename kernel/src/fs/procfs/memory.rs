@@ -22,7 +22,7 @@ use crate::fs::node::Node;
 use crate::fs::{Path, root};
 pub(super) use crate::hw::PAGE;
 use crate::mem::{self, FileMapping, Frames, Space};
-use crate::task::{self, Process, reserve};
+use crate::task::{self, Process};
 use crate::user::{self, Sink, Source};
 use crate::{Errno, Result};
 
@@ -52,7 +52,6 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileK
         FileKind::Maps => {
             for area in space.lock().areas() {
                 crate::sched::checkpoint()?;
-                reserve::renew()?;
                 line(out, &area, &root)?;
             }
             Ok(())
@@ -61,7 +60,6 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileK
             let areas = space.lock();
             for area in areas.areas() {
                 crate::sched::checkpoint()?;
-                reserve::renew()?;
                 line(out, &area, &root)?;
                 out.kib("Size:", (area.end.0 - area.start.0) / 1024);
                 out.kib("KernelPageSize:", 4);

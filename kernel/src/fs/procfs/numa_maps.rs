@@ -52,7 +52,6 @@ fn push_escaped(out: &mut Text, name: &[u8]) {
 pub(super) fn show(out: &mut Text, space: &AddressSpace, root: &Path) -> Result<()> {
     for area in space.areas() {
         crate::sched::checkpoint()?;
-        crate::task::reserve::renew()?;
         let counts = count(space, &area);
         write!(out, "{:08x} {}", area.start.0, mem::policy_name(area.policy));
         match area.name {
