@@ -55,6 +55,7 @@ pub mod poll;
 pub mod procfs;
 pub mod pseudo;
 pub mod root;
+#[cfg(target_os = "none")]
 pub mod secret;
 pub mod signalfd;
 pub mod sysfs;

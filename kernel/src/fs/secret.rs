@@ -16,9 +16,13 @@ use freehold_vm::PageAccount;
 use super::clock::now;
 use super::file::Allocate;
 use super::node::made_by_kernel;
-use super::{Content, File, Identity, Mapping, Metadata, Node, NodeKind, OpenFlags, SetMetadata};
+use super::{
+    Content, File, Identity, Mapping, Metadata, Node, NodeKind, OnExec, OpenFile, OpenFlags, SetMetadata,
+    root,
+};
 use crate::mem::{CacheContent, PageCache, frames};
 use crate::sync::SpinLock;
+use crate::syscall::Args;
 use crate::task::Resource;
 use crate::{Errno, Result, task};
 
@@ -151,4 +155,19 @@ impl File for SecretFile {
     fn allocate(&self, _: Range<u64>, _: Allocate) -> Result<()> {
         Err(Errno::EOPNOTSUPP)
     }
+}
+
+/// memfd_secret(flags)
+pub fn sys_memfd_secret(args: &Args) -> Result<i64> {
+    let flags = OpenFlags::from_bits_retain(args.uint(0));
+    if !OpenFlags::CLOEXEC.contains(flags) {
+        return Err(Errno::EINVAL);
+    }
+    let process = task::current().process().clone();
+    let credentials = process.credentials();
+    let node = SecretNode::new((credentials.fsuid, credentials.fsgid), credentials.uid)?;
+    let place = root::inert_place_named(node.clone(), b"secretmem");
+    let open_flags = OpenFlags::RDWR | OpenFlags::LARGEFILE;
+    let file = OpenFile::new(node.open(open_flags)?, Some(place), open_flags)?;
+    process.files().insert(file, OnExec::asked_by(flags), process.descriptor_limit()).map(i64::from)
 }

@@ -276,6 +276,6 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (438, Plain(crate::task::pidfd::sys_pidfd_getfd)),
     (439, Plain(crate::fs::calls::sys_faccessat2)),
     (441, Plain(crate::fs::epoll::sys_epoll_pwait2)),
-    (447, Plain(crate::fs::calls::sys_memfd_secret)),
+    (447, Plain(crate::fs::secret::sys_memfd_secret)),
     (452, Plain(crate::fs::calls::sys_fchmodat2)),
 ];

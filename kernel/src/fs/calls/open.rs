@@ -7,10 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::{AT_FDCWD, files, only, path_at, process, walk_from};
 use crate::fs::flags::{OpenFlags, ResolveFlags};
 use crate::fs::open_file::OpenFile;
-use crate::fs::secret::SecretNode;
 use crate::fs::table::OnExec;
 use crate::fs::walk::Walk;
-use crate::fs::{Node, names, root, tmpfs};
+use crate::fs::{names, root, tmpfs};
 use crate::syscall::Args;
 use crate::user::{self, UserPtr};
 use crate::{Errno, Result};
@@ -148,18 +147,4 @@ pub fn sys_memfd_create(args: &Args) -> Result<i64> {
     let open_flags = OpenFlags::RDWR | OpenFlags::LARGEFILE;
     let file = OpenFile::new(node, Some(place), open_flags)?;
     install(file, if flags & MFD_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep })
-}
-
-/// memfd_secret(flags)
-pub fn sys_memfd_secret(args: &Args) -> Result<i64> {
-    let flags = OpenFlags::from_bits_retain(args.uint(0));
-    if !OpenFlags::CLOEXEC.contains(flags) {
-        return Err(Errno::EINVAL);
-    }
-    let credentials = process().credentials();
-    let node = SecretNode::new((credentials.fsuid, credentials.fsgid), credentials.uid)?;
-    let place = root::inert_place_named(node.clone(), b"secretmem");
-    let open_flags = OpenFlags::RDWR | OpenFlags::LARGEFILE;
-    let file = OpenFile::new(node.open(open_flags)?, Some(place), open_flags)?;
-    install(file, OnExec::asked_by(flags))
 }
