@@ -118,7 +118,7 @@ fn sizes_and_numbers() {
 #[test]
 fn nodes_and_distances() {
     refused(&["--node", "mem=64M,cpus=0-1"], &["cpus=0-1", "only 1 CPU"]);
-    refused(&["--node", "cpus=0"], &["no memory"]);
+    refused(&["--node", "cpus=0"], &["no --node has memory"]);
     refused(&["--node", "mem=64M,speed=3"], &["speed=3", "mem=256M"]);
     refused(&["--numa", "2", "--distance", "0,2,20"], &["--distance 0,2,20", "A,B,D"]);
     refused(&["-m", "1G", "--node", "mem=64M"], &["1G", "64M"]);
