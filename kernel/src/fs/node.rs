@@ -93,18 +93,6 @@ pub struct Metadata {
     pub changed: Timestamp,
 }
 
-impl Metadata {
-    /// Everything of `change` but the size, at `now`.
-    pub fn change(&mut self, change: &SetMetadata, now: Timestamp) {
-        self.mode = change.mode.map_or(self.mode, |mode| mode & 0o7777);
-        self.uid = change.uid.unwrap_or(self.uid);
-        self.gid = change.gid.unwrap_or(self.gid);
-        self.accessed = change.accessed.unwrap_or(self.accessed);
-        self.modified = change.modified.unwrap_or(self.modified);
-        self.changed = now;
-    }
-}
-
 /// A change of metadata; absent fields stay.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetMetadata {

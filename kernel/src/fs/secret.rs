@@ -13,9 +13,9 @@ use freehold_collections::{Arc, Map, reserve};
 use freehold_machine::PAGE_SIZE;
 use freehold_vm::PageAccount;
 
-use super::clock::now;
 use super::file::Allocate;
-use super::node::made_by_kernel;
+use super::node::NewNode;
+use super::tmpfs::attributes::Attributes;
 use super::{
     Content, File, Identity, Mapping, Metadata, Node, NodeKind, OnExec, OpenFile, OpenFlags, SetMetadata,
     root,
@@ -89,9 +89,9 @@ static NEXT_INODE: AtomicU64 = AtomicU64::new(1);
 
 /// The node of such a file.
 pub struct SecretNode {
+    inode: u64,
     content: Arc<CacheContent>,
-    /// But for the size.
-    metadata: SpinLock<Metadata>,
+    attributes: SpinLock<Attributes>,
 }
 
 impl SecretNode {
@@ -100,41 +100,40 @@ impl SecretNode {
     /// # Errors
     /// `ENOMEM`.
     pub fn new((uid, gid): (u32, u32), payer: u32) -> Result<Arc<Self>> {
-        let inode = NEXT_INODE.fetch_add(1, Ordering::Relaxed);
-        let identity = Identity { device: DEVICE, inode };
-        let made = made_by_kernel(identity, NodeKind::Regular, 0o600, now());
         let cache = PageCache::secret(frames(), Account::new(payer)?);
+        let new = NewNode { kind: NodeKind::Regular, mode: 0o600, uid, gid, rdev: 0 };
         Ok(reserve::arc(Self {
+            inode: NEXT_INODE.fetch_add(1, Ordering::Relaxed),
             content: reserve::arc(CacheContent::new(cache)),
-            metadata: SpinLock::new(Metadata { uid, gid, ..made }),
+            attributes: SpinLock::new(Attributes::new(&new, 1)),
         }))
     }
 }
 
 impl Node for SecretNode {
     fn identity(&self) -> Identity {
-        let Metadata { device, inode, .. } = *self.metadata.lock();
-        Identity { device, inode }
+        Identity { device: DEVICE, inode: self.inode }
     }
     fn kind(&self) -> NodeKind {
         NodeKind::Regular
     }
     fn metadata(&self) -> Metadata {
-        Metadata { size: self.content.size(), ..*self.metadata.lock() }
+        let told = self.attributes.lock().metadata(self.identity(), self.kind());
+        Metadata { size: self.content.size(), ..told }
     }
     /// The size can be set once: to cut would be to wipe a part of a page.
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
         if let Some(size) = change.size {
             task::check_file_size(size)?;
         }
-        let mut metadata = self.metadata.lock();
+        let mut attributes = self.attributes.lock();
         if let Some(size) = change.size {
             if self.content.size() > 0 {
                 return Err(Errno::EINVAL);
             }
             self.content.cache().set_size_grow(size);
         }
-        metadata.change(change, now());
+        attributes.change(change);
         Ok(())
     }
     fn open(self: Arc<Self>, _: OpenFlags) -> Result<Arc<dyn File>> {

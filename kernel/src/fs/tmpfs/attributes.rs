@@ -1,11 +1,12 @@
-//! What a node of a tmpfs has besides its bytes or names.
+//! What a node of memory, a tmpfs' or a secret one, has besides its bytes or names.
 
 use alloc::vec::Vec;
 
 use freehold_collections::{Map, WipedBytes};
 
+use super::PAGE;
 use crate::fs::clock::now;
-use crate::fs::node::{NewNode, SetMetadata, Timestamp, XattrSet};
+use crate::fs::node::{Identity, Metadata, NewNode, NodeKind, SetMetadata, Timestamp, XattrSet};
 use crate::{Errno, Result, fallible};
 
 /// Largest value of one extended attribute (linux/limits.h XATTR_SIZE_MAX).
@@ -16,7 +17,7 @@ const XATTR_TOTAL_MAX: usize = 128 * 1024;
 const DAY: i64 = 24 * 60 * 60;
 
 /// Owner, times and the like.
-pub(super) struct Attributes {
+pub(in crate::fs) struct Attributes {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
@@ -39,6 +40,27 @@ impl Attributes {
             modified: now,
             changed: now,
             xattrs: Map::new(),
+        }
+    }
+
+    /// What stat(2) tells of node `identity`, whose bytes are the caller's to add.
+    #[inline]
+    pub fn metadata(&self, identity: Identity, kind: NodeKind) -> Metadata {
+        Metadata {
+            device: identity.device,
+            inode: identity.inode,
+            kind,
+            mode: self.mode,
+            links: self.links,
+            uid: self.uid,
+            gid: self.gid,
+            rdev: 0,
+            size: 0,
+            block_size: PAGE as u32,
+            blocks: 0,
+            accessed: self.accessed,
+            modified: self.modified,
+            changed: self.changed,
         }
     }
 

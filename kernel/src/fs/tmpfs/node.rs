@@ -5,10 +5,10 @@ use alloc::vec::Vec;
 use core::any::Any;
 use core::sync::atomic::Ordering;
 
+use super::Shared;
 use super::attributes::Attributes;
 use super::directory::Directory;
 use super::regular::Regular;
-use super::{PAGE, Shared};
 use crate::fs::content::Content;
 use crate::fs::file::{Blocking, DirEntry, File, Mapping, Seekable};
 use crate::fs::flags::{OpenFlags, RenameFlags};
@@ -213,23 +213,8 @@ impl Node for TmpNode {
             Body::Special { .. } => (0, 0),
         };
         let rdev = if let Body::Special { rdev } = self.body { rdev } else { 0 };
-        let attributes = self.attributes.lock();
-        Metadata {
-            device: self.shared.device,
-            inode: self.inode,
-            kind: self.kind,
-            mode: attributes.mode,
-            links: attributes.links,
-            uid: attributes.uid,
-            gid: attributes.gid,
-            rdev,
-            size,
-            block_size: PAGE as u32,
-            blocks: held / 512,
-            accessed: attributes.accessed,
-            modified: attributes.modified,
-            changed: attributes.changed,
-        }
+        let told = self.attributes.lock().metadata(self.identity(), self.kind);
+        Metadata { rdev, size, blocks: held / 512, ..told }
     }
 
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
