@@ -1,6 +1,6 @@
 //! What a task draws from the heap's reserve, summed and asserted.
 //!
-//! At its door a system call has the heap set [`BYTES`] aside ([`heap::ensure`]), so that objects of
+//! At its door a system call has the heap set [`heap::CALL_RESERVE`] bytes aside ([`heap::ensure`]), so that objects of
 //! fixed size ([`freehold_collections::reserve`]) cannot fail in the middle of it; a long one does
 //! so again between its steps ([`crate::sched::checkpoint`]). That holds only while the sum of such objects since then stays
 //! below. Where the heap is checked ([`heap::CHECKED`], the QUICK kernel), each object of up to 2048
@@ -13,9 +13,6 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use freehold_arch::heap;
 use freehold_arch::memory::OutOfMemory;
-
-/// Bytes that are set aside for each system call.
-pub const BYTES: usize = heap::CALL_RESERVE;
 
 /// The largest sum since boot.
 static LARGEST: AtomicU64 = AtomicU64::new(0);
@@ -36,7 +33,10 @@ impl Drawn {
     pub fn settle(&self) {
         let drawn = self.0.swap(0, Ordering::Relaxed);
         LARGEST.fetch_max(drawn.into(), Ordering::Relaxed);
-        assert!(drawn as usize <= BYTES, "{drawn} bytes of small objects are more than a call's reserve");
+        assert!(
+            drawn as usize <= heap::CALL_RESERVE,
+            "{drawn} bytes of small objects are more than a call's reserve"
+        );
     }
 }
 
@@ -50,7 +50,7 @@ pub fn with<R>(drawn: &Drawn, call: impl FnOnce() -> R) -> Result<R, OutOfMemory
     if heap::CHECKED {
         drawn.0.store(0, Ordering::Relaxed);
     }
-    heap::ensure(BYTES)?;
+    heap::ensure(heap::CALL_RESERVE)?;
     let result = call();
     if heap::CHECKED {
         drawn.settle();
