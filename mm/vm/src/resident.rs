@@ -223,15 +223,10 @@ impl<S: Memory> Resident<S> {
             self.fill_with_copy(area, addr, slot, &frame)?;
             return Ok(kind);
         };
-        let entry = leaf(mapping, rights, marks);
-        if cache.is_secret() {
-            slot.fill(entry.marked_secret());
-            self.count(area, Kind::Cache);
-            return Ok(kind);
-        }
-        slot.fill(entry);
+        let (entry, is_secret) = (leaf(mapping, rights, marks), cache.is_secret());
+        slot.fill(if is_secret { entry.marked_secret() } else { entry });
         self.count(area, Kind::Cache);
-        if want == Want::Read && !area.flags.contains(AreaFlags::RANDOM) {
+        if want == Want::Read && !is_secret && !area.flags.contains(AreaFlags::RANDOM) {
             self.fill_around(area, addr);
         }
         Ok(kind)
