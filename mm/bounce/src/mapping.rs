@@ -71,10 +71,13 @@ impl<S: DmaSource> Mapping<S> {
         let range = range.start..range.end.min(self.length);
         self.memory.runs.pieces(self.offset(), range, self.boundary)
     }
-    /// Whether the bytes of `range` are one piece, as most are; where it says no they may still be.
+    /// The bytes of `range`, which are the mapping's, where they are one piece, as most are; where it is `None` they may
+    /// still be.
     #[inline]
-    pub fn is_one_piece(&self, range: Range<usize>) -> bool {
-        self.boundary.is_none() && self.memory.runs.is_in_first(self.offset() + range.end)
+    pub fn one_piece(&self, range: Range<usize>) -> Option<Piece> {
+        let start = self.offset();
+        let plain = self.boundary.is_none();
+        plain.then(|| self.memory.runs.in_first(start + range.start..start + range.end)).flatten()
     }
     /// Bytes of memory that it has, padding included.
     fn bytes(&self) -> usize {

@@ -79,10 +79,14 @@ impl Runs {
         usize::from(self.first.count) + others
     }
 
-    /// Whether the first `bytes` lie in the first run.
+    /// The bytes of `range` as one piece, where all of them are in the first run.
     #[inline]
-    pub fn is_in_first(&self, bytes: usize) -> bool {
-        bytes <= usize::from(self.first.count) * PAGE_SIZE
+    pub fn in_first(&self, range: Range<usize>) -> Option<Piece> {
+        let is_in = range.start <= range.end && range.end <= usize::from(self.first.count) * PAGE_SIZE;
+        is_in.then(|| {
+            let frame = self.first.pfn.offset((range.start / PAGE_SIZE) as u64);
+            Piece { frame, offset: range.start % PAGE_SIZE, length: range.end - range.start }
+        })
     }
 
     /// The bytes of `range`, counted from `start` bytes into the first page, as pieces that cross no multiple of `boundary`. Runs
@@ -91,14 +95,14 @@ impl Runs {
     pub fn pieces(&self, start: usize, range: Range<usize>, boundary: Option<Boundary>) -> Pieces<'_> {
         let left = range.end.saturating_sub(range.start);
         let (skip, others) = (start + range.start, self.others.iter());
-        if !self.is_in_first(skip + left) {
-            return Pieces { next: Some(&self.first), others, skip, left, boundary, rest: None };
-        }
         // Most often all of it is in the first run.
-        let frame = self.first.pfn.offset((skip / PAGE_SIZE) as u64);
-        let piece = Piece { frame, offset: skip % PAGE_SIZE, length: left };
-        let rest = (left > 0).then_some(piece);
-        Pieces { next: None, others, skip: 0, left: 0, boundary, rest }
+        match self.in_first(skip..skip + left) {
+            None => Pieces { next: Some(&self.first), others, skip, left, boundary, rest: None },
+            Some(piece) => {
+                let rest = (left > 0).then_some(piece);
+                Pieces { next: None, others, skip: 0, left: 0, boundary, rest }
+            }
+        }
     }
 }
 

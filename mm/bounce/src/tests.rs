@@ -387,9 +387,10 @@ fn a_megabyte_is_one_mapping_also_where_memory_is_in_pieces() {
         let range = start..(start + 6000).min(pieces.len());
         let parts: Vec<_> = pieces.pieces(range.clone()).collect();
         assert_eq!(parts.iter().map(|piece| piece.length).sum::<usize>(), range.len());
-        assert!(!pieces.is_one_piece(range) || parts.len() == 1);
+        assert!(pieces.one_piece(range).is_none_or(|piece| parts == [piece]));
     }
-    assert!(pieces.is_one_piece(0..6000) && !pieces.is_one_piece(0..pieces.len()));
+    assert!(pieces.one_piece(0..6000).is_some() && pieces.one_piece(0..pieces.len()).is_none());
+    assert_eq!(pieces.one_piece(100..0), None, "no range");
 }
 
 #[test]

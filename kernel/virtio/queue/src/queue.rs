@@ -38,6 +38,9 @@ pub struct Part<S: DmaSource> {
     access: Use,
     /// The most bytes of a descriptor.
     segment: u32,
+    /// Where its first byte is, if all of them are known to be one piece: a mapping's pieces never change, and a chain is
+    /// looked through more than once.
+    only: Option<(Pfn, u32)>,
 }
 
 impl<S: DmaSource> Part<S> {
@@ -53,7 +56,8 @@ impl<S: DmaSource> Part<S> {
         const { assert!(MAX_MAPPING < u32::MAX as usize) };
         let fits = range.start < range.end && range.end <= memory.len();
         let (start, length) = (range.start as u32, range.len() as u32);
-        fits.then_some(Self { memory, start, length, access, segment: u32::MAX })
+        let only = memory.one_piece(range).map(|piece| (piece.frame, piece.offset as u32));
+        fits.then_some(Self { memory, start, length, access, segment: u32::MAX, only })
     }
     /// The mapping it is of.
     pub const fn memory(&self) -> &Arc<Mapping<S>> {
@@ -69,6 +73,9 @@ impl<S: DmaSource> Part<S> {
     }
     /// Calls `f` with each of the pieces that its bytes are in: where it begins, and how many bytes it has.
     fn each_piece(&self, mut f: impl FnMut(*mut u8, usize)) {
+        if let Some(start) = self.only_descriptor() {
+            return f(start, self.length as usize);
+        }
         for piece in self.memory.pieces(self.range()) {
             let start = pointer(piece.frame).as_ptr().wrapping_add(piece.offset);
             let mut at = 0;
@@ -79,9 +86,14 @@ impl<S: DmaSource> Part<S> {
             }
         }
     }
+    /// Where its bytes begin, if one descriptor is known to do for them.
+    fn only_descriptor(&self) -> Option<*mut u8> {
+        let (frame, offset) = self.only.filter(|_| self.length <= self.segment)?;
+        Some(pointer(frame).as_ptr().wrapping_add(offset as usize))
+    }
     /// How many pieces those are.
     fn descriptors(&self) -> usize {
-        if self.length <= self.segment && self.memory.is_one_piece(self.range()) {
+        if self.only_descriptor().is_some() {
             return 1;
         }
         let (mut count, most) = (0, self.segment as usize);
@@ -303,19 +315,17 @@ impl<S: DmaSource, const SIZE: usize> Queue<S, SIZE> {
         // An index that went back looks like one that is far ahead.
         let id = self.next_used_id() as usize;
         let place = self.in_flight.get_mut(id).filter(|_| usize::from(ahead) <= self.flying);
-        let Some((place, chain)) = place.and_then(|place| place.take().map(|chain| (place, chain))) else {
-            self.broken = true;
-            return Err(Broken);
-        };
         // All indices of `in_flight` fit.
         let token = id as u16;
-        let popped = chain.with_slices(|inputs, outputs| {
-            // SAFETY: `in_flight[token]` is the chain for which `add` returned this token.
-            unsafe { self.ring.pop_used(token, inputs, outputs) }
+        let popped = place.and_then(|place| {
+            let popped = place.as_ref()?.with_slices(|inputs, outputs| {
+                // SAFETY: `in_flight[token]` is the chain for which `add` returned this token.
+                unsafe { self.ring.pop_used(token, inputs, outputs) }
+            });
+            // Where the entry changed between two looks the device still has the chain.
+            Some((popped.ok()?, place.take()?))
         });
-        let Ok(written) = popped else {
-            // The entry changed between two looks. The device still has the chain.
-            *place = Some(chain);
+        let Some((written, chain)) = popped else {
             self.broken = true;
             return Err(Broken);
         };

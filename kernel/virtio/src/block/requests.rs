@@ -59,6 +59,9 @@ pub(super) struct Segments {
 impl Segments {
     /// How many of a mapping's bytes fit in one request: whole sectors.
     pub fn fit<S: DmaSource>(self, mapping: &Mapping<S>) -> usize {
+        if mapping.one_piece(0..mapping.len()).is_some_and(|piece| piece.length <= self.length) {
+            return mapping.len() / SECTOR_SIZE * SECTOR_SIZE;
+        }
         let (mut left, mut bytes) = (self.most, 0);
         for piece in mapping.pieces(0..mapping.len()) {
             let length = piece.length.min(left.saturating_mul(self.length));
@@ -159,7 +162,11 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     /// # Errors
     /// The device failed or is silent; the task is then in no queue.
     pub fn take_place(&mut self, is_queued: &mut bool) -> Result<Option<usize>, BlockError> {
-        if let Err(error) = self.check() {
+        let mut usable = self.check();
+        if *is_queued || self.first_free().is_none() {
+            usable = usable.and_then(|()| self.reap());
+        }
+        if let Err(error) = usable {
             self.leave(is_queued);
             return Err(error);
         }
@@ -234,6 +241,7 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
     /// The device failed or is silent.
     pub fn spare(&mut self, length: usize) -> Result<Option<Buffer<S>>, BlockError> {
         self.check()?;
+        self.reap()?;
         // Clones are made here only, and let go of without a lock: one that is seen is being used or was just used.
         if Arc::strong_count(&self.spare) > 1 {
             return Ok(None);
@@ -245,7 +253,10 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
 
     /// Whether the device can be sent requests.
     fn check(&mut self) -> Result<(), BlockError> {
-        self.reap()?;
+        self.link.lent()?;
+        if self.is_silent {
+            self.reap()?;
+        }
         if self.is_silent {
             // It may have missed a notice.
             self.link.transport.notify(0);
@@ -263,8 +274,12 @@ impl<S: DmaSource, T: Transport> Requests<S, T> {
         data: Option<&Buffer<S>>,
     ) -> Result<bool, BlockError> {
         self.check()?;
-        let (rings, transport) = self.link.lent()?;
+        let (rings, _) = self.link.lent()?;
         let chain = rings.chain(kind, number, data).ok_or(BlockError::OutOfRange)?;
+        if chain.descriptors() > rings.queue.room() {
+            self.reap()?;
+        }
+        let (rings, transport) = self.link.lent()?;
         if chain.descriptors() > rings.queue.room() {
             return Ok(false);
         }
