@@ -4,10 +4,8 @@
 //! decides what is handed out), frames before CPUs (each has lists and stacks), CPUs before devices, devices and
 //! files before the program.
 
-use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use freehold_arch::boot::{BootInfo, MemoryKind};
@@ -15,6 +13,7 @@ use freehold_arch::memory::pluggable;
 use freehold_arch::speculation::choice::Wanted;
 use freehold_arch::user::UserContext;
 use freehold_arch::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
+use freehold_collections::{Arc, reserve};
 use freehold_firmware::Firmware;
 use freehold_machine::{Access, CpuId, Pfn, PfnRange, VirtAddr};
 use freehold_virtio::mem::Region;
@@ -56,8 +55,8 @@ pub fn main(info: &'static BootInfo) -> ! {
     time::start(firmware.platform.hpet);
     crate::time::set_wall((time::wall_clock_at_boot() + time::now()) as i64);
     mem::vdso::init().expect("memory for the pages that every program has");
-    let files =
-        fs::boot::init(Arc::new(mem::CacheSource::new(mem::frames()))).expect("an empty root file system");
+    let files = fs::boot::init(reserve::arc(mem::CacheSource::new(mem::frames())))
+        .expect("an empty root file system");
     task::spawn::init(mem::Space::empty().expect("memory for the kernel's own space"), files);
     start_scheduling(CpuId(0));
     irq::enable();
@@ -91,12 +90,17 @@ fn read_firmware(info: &'static BootInfo) -> (&'static Firmware, Vec<host::Found
         PfnRange::new(Pfn(region.start.0.div_ceil(4096)), Pfn(end / 4096))
     });
     let table = |at, len| Some(firmware::map(at, len)).filter(|bytes| bytes.len() == len);
-    let mut read =
-        Box::new(freehold_firmware::read(&table, info.rsdp(), cpu::bus_id(), usable, &mut |warning| {
+    let read = reserve::leaked(freehold_firmware::read(
+        &table,
+        info.rsdp(),
+        cpu::bus_id(),
+        usable,
+        &mut |warning| {
             log::warn!("firmware: {warning}");
-        }));
-    let pluggable = find_pluggable(&mut read);
-    (Box::leak(read), pluggable)
+        },
+    ));
+    let pluggable = find_pluggable(read);
+    (read, pluggable)
 }
 
 /// Find where memory may be plugged in, before the frame table and the page allocator are made for it.

@@ -12,7 +12,7 @@
 
 use core::fmt::{self, Write};
 
-use alloc::sync::Arc;
+use freehold_collections::{Arc, reserve};
 
 use crate::sync::{IrqSpinLock, WaitQueue};
 use crate::{hw, time};
@@ -168,7 +168,7 @@ static ARRIVED: spin::Once<Arc<WaitQueue>> = spin::Once::new();
 
 /// The queue that every record wakes.
 pub fn arrived() -> Arc<WaitQueue> {
-    ARRIVED.call_once(|| Arc::new(WaitQueue::new())).clone()
+    ARRIVED.call_once(|| reserve::arc(WaitQueue::new())).clone()
 }
 
 /// The oldest record there is.

@@ -7,11 +7,11 @@
 //!
 //! A [`UserPtr`] is an address that a program gave: nothing is known about it, every access may fail.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
+use freehold_collections::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::fallible::Grow as _;

@@ -6,6 +6,7 @@
 //! kernel sums the bytes for each system call and asserts that they are no more than it set aside.
 
 use alloc::{boxed, sync};
+use core::any::Any;
 
 use crate::Receiver;
 
@@ -41,7 +42,7 @@ pub fn boxed<T>(value: T) -> boxed::Box<T> {
 }
 
 /// An object that lives as long as the kernel.
-pub fn leaked<T>(value: T) -> &'static T {
+pub fn leaked<T>(value: T) -> &'static mut T {
     boxed::Box::leak(boxed::Box::new(value))
 }
 
@@ -61,6 +62,21 @@ pub trait ArcMethods<T: ?Sized> {
     fn address(&self) -> *const T;
     /// References that keep the object.
     fn references(&self) -> usize;
+    /// The object, where this is the last reference that keeps it.
+    fn into_last(self) -> Option<T>
+    where
+        T: Sized;
+}
+
+/// An object of type `T` again.
+///
+/// # Errors
+/// It is not; the object as it was.
+#[inline]
+pub fn downcast<T: Any + Send + Sync>(
+    object: Receiver<dyn Any + Send + Sync>,
+) -> Result<Receiver<T>, Receiver<dyn Any + Send + Sync>> {
+    sync::Arc::downcast(object)
 }
 
 impl<T: ?Sized> ArcMethods<T> for Receiver<T> {
@@ -79,5 +95,12 @@ impl<T: ?Sized> ArcMethods<T> for Receiver<T> {
     #[inline]
     fn references(&self) -> usize {
         sync::Arc::strong_count(self)
+    }
+    #[inline]
+    fn into_last(self) -> Option<T>
+    where
+        T: Sized,
+    {
+        sync::Arc::into_inner(self)
     }
 }

@@ -3,8 +3,9 @@
 //! While a [`Held`] lives its owner sends requests to the device past the page cache. Nobody else writes to the disk (`ETXTBSY`) or holds it
 //! (`EBUSY`); who reads it may see anything.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_collections::Arc;
 
 use super::{DiskContent, MAJOR, MINORS, all};
 use crate::fs::OpenFile;

@@ -12,13 +12,13 @@ mod held;
 mod objects;
 mod write_backs;
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_arch::X86;
 use freehold_bounce::FrameBytes;
+use freehold_collections::{Arc, reserve};
 use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 use freehold_virtio::{BlockError, SECTOR_SIZE, Sleep};
@@ -70,7 +70,7 @@ static DISKS: Once<Vec<Arc<DiskContent>>> = Once::new();
 /// Make the host's disks known as block devices, with their nodes in /dev. Once, after [`host::init`] and when /dev is
 /// there.
 pub fn init(frames: Frames) {
-    let disks = host::disks().iter().map(|disk| Arc::new(DiskContent::new(frames, disk.clone())));
+    let disks = host::disks().iter().map(|disk| reserve::arc(DiskContent::new(frames, disk.clone())));
     DISKS.call_once(|| disks.collect());
     caches::register(&DiskCaches);
     // vda to vdz.
@@ -165,7 +165,7 @@ fn open(node: Arc<dyn Node>, minor: u32, flags: OpenFlags) -> Result<Arc<dyn Fil
     let direct = AtomicBool::new(flags.contains(OpenFlags::DIRECT));
     let writes = if flags.contains(OpenFlags::DSYNC) { Writes::Stored } else { Writes::Cached };
     let told = content.cached.cache().errors_told();
-    Ok(Arc::new(DiskFile { node, content, direct, writes, told }))
+    Ok(reserve::arc(DiskFile { node, content, direct, writes, told }))
 }
 
 impl From<BlockError> for Errno {
@@ -268,11 +268,11 @@ struct DiskContent {
 impl DiskContent {
     fn new(frames: Frames, disk: Disk) -> Self {
         let size = disk.sectors() * SECTOR_SIZE as u64;
-        let write_backs = Arc::new(WriteBacks::default());
+        let write_backs = reserve::arc(WriteBacks::default());
         let store = Store { disk: disk.clone(), write_backs: write_backs.clone() };
-        let cache = PageCache::with_store(frames, Arc::new(store));
+        let cache = PageCache::with_store(frames, reserve::arc(store));
         cache.set_size_grow(size);
-        let cached = Arc::new(CacheContent::new(cache));
+        let cached = reserve::arc(CacheContent::new(cache));
         Self {
             disk,
             size,

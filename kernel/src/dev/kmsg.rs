@@ -3,9 +3,7 @@
 
 use core::fmt::{self, Write};
 
-use alloc::sync::Arc;
-
-use freehold_collections::{String, Vec};
+use freehold_collections::{Arc, String, Vec, reserve};
 
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready};
 use crate::klog::{self, Cursor, Next, Record};
@@ -38,7 +36,7 @@ pub fn open(node: Arc<dyn Node>, _minor: u32, flags: OpenFlags) -> Result<Arc<dy
     if flags.reads() {
         check_permission()?;
     }
-    Ok(Arc::new(LogFile { node, cursor: SpinLock::new(klog::oldest()) }))
+    Ok(reserve::arc(LogFile { node, cursor: SpinLock::new(klog::oldest()) }))
 }
 
 /// Replaces what `line` holds by a line of the log: a head, the record's text with odd bytes escaped, a line feed.

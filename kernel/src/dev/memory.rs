@@ -1,10 +1,9 @@
 //! /dev/null, /dev/zero, /dev/full, /dev/random, /dev/urandom.
 
-use alloc::sync::Arc;
-
 use crate::fs::{Blocking, File, Mapping, Node, OpenFlags, Seekable};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result, hw};
+use freehold_collections::{Arc, reserve};
 
 const CHUNK: usize = 512;
 
@@ -35,7 +34,7 @@ pub fn open(node: Arc<dyn Node>, minor: u32, _flags: OpenFlags) -> Result<Arc<dy
         8 | 9 => Kind::Random,
         _ => return Err(Errno::ENXIO),
     };
-    Ok(Arc::new(MemoryFile { kind, node }))
+    Ok(reserve::arc(MemoryFile { kind, node }))
 }
 
 /// Put `fill`'s bytes until the sink is full; a signal ends a long read.

@@ -4,8 +4,9 @@
 //! the file is where both agree, whichever comes first. Output waits for the host when it reads slowly; nothing
 //! is dropped, and [`flush`] waits for the last byte before the machine goes away.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_collections::{Arc, reserve};
 
 use super::stream::HostStream;
 use crate::fs::anonymous::AnonymousNode;
@@ -107,7 +108,7 @@ pub fn open(standard: Standard, owner: (u32, u32)) -> Result<Arc<dyn File>> {
     let stream = if standard == Standard::Error { streams.error } else { streams.standard };
     let node =
         AnonymousNode::owned(NodeKind::Fifo, "pipe", owner, move |_, _: OpenFlags| open(standard, owner));
-    Ok(Arc::new(StreamFile { stream, standard, node, turn: Mutex::new(()) }))
+    Ok(reserve::arc(StreamFile { stream, standard, node, turn: Mutex::new(()) }))
 }
 
 impl StreamFile {

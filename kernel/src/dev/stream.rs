@@ -1,7 +1,8 @@
 //! Byte streams to and from the host, for tasks that wait.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
+
+use freehold_collections::{Arc, reserve};
 
 use crate::Result;
 use crate::sync::WaitQueue;
@@ -19,7 +20,7 @@ pub struct HostStream {
 impl HostStream {
     /// `changed` is woken whenever bytes may have come or room may have been made.
     pub fn new(bytes: Arc<dyn ByteStream>, changed: Arc<WaitQueue>) -> Arc<Self> {
-        Arc::new(Self { bytes, changed, deserted: AtomicBool::new(false) })
+        reserve::arc(Self { bytes, changed, deserted: AtomicBool::new(false) })
     }
 
     /// Woken whenever a look may be worthwhile.

@@ -1,13 +1,12 @@
 //! Device numbers that lead to terminals: /dev/tty, /dev/console, /dev/ptmx, /dev/tty0, /dev/tty1.
 
-use alloc::sync::Arc;
-
 use super::stdio::{self, Standard};
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready};
 use crate::sync::PollWaiter;
 use crate::tty::{console, job, pty};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
+use freehold_collections::{Arc, reserve};
 
 /// Open a minor of major 5.
 ///
@@ -36,7 +35,7 @@ pub fn open_virtual(node: Arc<dyn Node>, minor: u32, mut flags: OpenFlags) -> Re
 fn open_console(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>> {
     match console::tty() {
         Some(tty) => Ok(tty.open(node, flags | OpenFlags::NOCTTY)?),
-        None => Ok(Arc::new(PlainConsole {
+        None => Ok(reserve::arc(PlainConsole {
             input: stdio::open(Standard::Input, (0, 0))?,
             output: stdio::open(Standard::Error, (0, 0))?,
             node,

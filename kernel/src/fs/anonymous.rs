@@ -2,9 +2,9 @@
 //!
 //! /proc/PID/fd shows them as `kind:[inode]`; opening that link opens the node again, where its kind allows it.
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_collections::{Arc, Box, Receiver, reserve};
 
 use super::device::make_device;
 use super::{File, Identity, Metadata, Node, NodeKind, OpenFlags};
@@ -34,7 +34,7 @@ impl AnonymousNode {
     /// A node that cannot be opened again. `label` is what /proc/PID/fd shows before the inode number
     /// ("pipe", "socket") or instead of it ("anon_inode:\[eventpoll\]").
     pub fn plain(kind: NodeKind, label: &'static str) -> Arc<dyn Node> {
-        Arc::new(Self::make(kind, label, Self::maker(), None))
+        reserve::arc(Self::make(kind, label, Self::maker(), None))
     }
 
     /// A node that `reopen` opens again.
@@ -53,7 +53,7 @@ impl AnonymousNode {
         owner: (u32, u32),
         reopen: impl Fn(Arc<dyn Node>, OpenFlags) -> Result<Arc<dyn File>> + Send + Sync + 'static,
     ) -> Arc<dyn Node> {
-        Arc::new(Self::make(kind, label, owner, Some(Box::new(reopen))))
+        reserve::arc(Self::make(kind, label, owner, Some(reserve::boxed(reopen))))
     }
 
     /// The file system user and group of the running process.
@@ -91,7 +91,7 @@ impl Node for AnonymousNode {
         Metadata { uid, gid, ..super::node::made_by_kernel(self.identity(), self.kind, mode, self.made) }
     }
 
-    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+    fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
         let this = self.clone();
         match &self.reopen {
             Some(reopen) => reopen(this, flags),

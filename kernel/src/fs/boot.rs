@@ -3,8 +3,6 @@
 //! [`init`] runs once at boot, before the first process. The root is a tmpfs; what programs write there may take half of memory, what the
 //! machine came with does not count. /dev and /dev/shm are tmpfs too, /proc and /sys are generated.
 
-use alloc::sync::Arc;
-
 use super::caller::Caller;
 use super::content::ContentSource;
 use super::context::FsContext;
@@ -16,6 +14,7 @@ use super::tmpfs::{self, TmpFs};
 use super::walk::{Final, Walk};
 use crate::Result;
 use crate::sync::SpinLock;
+use freehold_collections::Arc;
 
 /// The first root file system.
 static ROOTFS: SpinLock<Option<Arc<TmpFs>>> = SpinLock::new(None);

@@ -6,9 +6,10 @@
 //! spin lock. Two writers of one range may interleave page by page: whoever needs whole writes (tmpfs)
 //! excludes them with a sleeping lock.
 
-use alloc::sync::Arc;
 use core::any::Any;
 use core::ops::Range;
+
+use freehold_collections::Arc;
 
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};

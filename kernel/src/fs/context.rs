@@ -1,7 +1,8 @@
 //! Where a process stands in the tree of names: root, working directory and umask (shared by CLONE_FS).
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
+
+use freehold_collections::{Arc, reserve};
 
 use super::path::Path;
 use crate::sync::SpinLock;
@@ -20,7 +21,7 @@ pub struct FsContext {
 impl FsContext {
     /// A context with root and working directory at `root` and umask 022.
     pub fn new(root: Path) -> Arc<Self> {
-        Arc::new(Self {
+        reserve::arc(Self {
             places: SpinLock::new(Places { cwd: root.clone(), root }),
             umask: AtomicU32::new(0o022),
         })
@@ -29,7 +30,7 @@ impl FsContext {
     /// A context of its own with the same places (fork without CLONE_FS, unshare).
     pub fn duplicate(&self) -> Arc<Self> {
         let places = self.places.lock();
-        Arc::new(Self {
+        reserve::arc(Self {
             places: SpinLock::new(Places { root: places.root.clone(), cwd: places.cwd.clone() }),
             umask: AtomicU32::new(self.umask()),
         })

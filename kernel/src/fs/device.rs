@@ -3,9 +3,10 @@
 //! Drivers register a range of minors of a major once, at boot; opening a device node asks here. The table is
 //! short and read-mostly: a spin lock around a list.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::RangeInclusive;
+
+use freehold_collections::Arc;
 
 use super::file::File;
 use super::flags::OpenFlags;

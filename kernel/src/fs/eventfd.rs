@@ -3,8 +3,7 @@
 //! Writing adds, reading takes all (or 1 from a semaphore) and waits for more than 0; adding waits where the sum would
 //! not fit.
 
-use alloc::sync::Arc;
-
+use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;
 
 use super::anonymous::AnonymousNode;
@@ -38,7 +37,7 @@ impl EventFile {
         Self {
             count: SpinLock::new(initial),
             take,
-            changed: Arc::new(WaitQueue::new()),
+            changed: reserve::arc(WaitQueue::new()),
             node: AnonymousNode::plain(NodeKind::Regular, "anon_inode:[eventfd]"),
         }
     }
@@ -122,7 +121,7 @@ pub fn sys_eventfd2(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let take = if flags & c::EFD_SEMAPHORE != 0 { Take::One } else { Take::All };
-    let file = Arc::new(EventFile::new(u64::from(args.uint(0)), take));
+    let file = reserve::arc(EventFile::new(u64::from(args.uint(0)), take));
     let flags = OpenFlags::from_bits_retain(flags & !c::EFD_SEMAPHORE) | OpenFlags::RDWR;
     crate::task::install(file, flags).map(i64::from)
 }
@@ -132,7 +131,7 @@ pub fn sys_eventfd2(args: &Args) -> Result<i64> {
 /// # Errors
 /// As in the manual.
 pub fn sys_eventfd(args: &Args) -> Result<i64> {
-    let file = Arc::new(EventFile::new(u64::from(args.uint(0)), Take::All));
+    let file = reserve::arc(EventFile::new(u64::from(args.uint(0)), Take::All));
     crate::task::install(file, OpenFlags::RDWR).map(i64::from)
 }
 

@@ -1,10 +1,10 @@
 //! What an open file does.
 
-use alloc::sync::Arc;
 use core::any::Any;
 use core::ops::Range;
 
 use bitflags::bitflags;
+use freehold_collections::Arc;
 
 use super::content::Content;
 use super::node::Node;

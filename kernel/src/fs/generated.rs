@@ -5,10 +5,10 @@
 //! length a program chooses comes in [`Parts`] instead: only one of them is in memory (Linux'
 //! nearest relative is seq_file).
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+
+use freehold_collections::{Arc, Box, reserve};
 
 use super::file::{Blocking, File, Seekable};
 use super::node::Node;
@@ -243,7 +243,7 @@ impl Reading {
 impl<G: Generate> GeneratedFile<G> {
     /// An open description of `node`, whose content `source` writes.
     pub fn new(node: Arc<dyn Node>, source: G) -> Arc<Self> {
-        Arc::new(Self { node, source, reading: Mutex::new(None) })
+        reserve::arc(Self { node, source, reading: Mutex::new(None) })
     }
 }
 

@@ -5,11 +5,10 @@
 //! members replace earlier ones of the same name, as on Linux; several archives may follow one another, with
 //! zeroes between.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use freehold_collections::Map;
+use freehold_collections::{Arc, Map};
 
 use super::bytes::SliceSource;
 use super::caller::Caller;

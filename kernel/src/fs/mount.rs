@@ -4,11 +4,14 @@
 //! lists the mounts that hang in it, under a spin lock that is held for a look or a change of the list only.
 //! Mount namespaces: there is one, for all processes.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use bitflags::bitflags;
+use freehold_collections::{
+    Arc, Receiver,
+    reserve::{self, ArcMethods},
+};
 
 use super::node::{Identity, Node};
 use super::path::Path;
@@ -108,7 +111,7 @@ impl Mount {
         let mut name = Vec::new();
         name.make_exact_room(source.len())?;
         name.extend_from_slice(source);
-        Ok(Arc::new(Self {
+        Ok(reserve::arc(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             fs,
             root,
@@ -161,12 +164,12 @@ impl Mount {
 
     /// Whether it hangs in the tree that begins with `root`: what was taken away from there does
     /// not.
-    pub fn hangs_in(self: &Arc<Self>, root: &Arc<Mount>) -> bool {
+    pub fn hangs_in(self: &Receiver<Self>, root: &Arc<Mount>) -> bool {
         let mut here = self.clone();
         while let Some(below) = here.mountpoint() {
             here = below.mount;
         }
-        Arc::ptr_eq(&here, root)
+        here.is_same(root)
     }
 
     /// Hang `child` over `place`, which is seen through this mount.
@@ -185,7 +188,7 @@ impl Mount {
             return Err(Errno::EBUSY);
         }
         let mut children = self.children.lock();
-        let index = children.iter().position(|(_, m)| Arc::ptr_eq(m, child)).ok_or(Errno::EINVAL)?;
+        let index = children.iter().position(|(_, m)| m.is_same(child)).ok_or(Errno::EINVAL)?;
         let gone = children.swap_remove(index);
         drop(children);
         let covered = gone.1.covers.lock().take();
@@ -196,7 +199,7 @@ impl Mount {
     /// Move `child` from this mount to `place`, with all that hangs in it.
     pub fn hand_over(&self, child: &Arc<Mount>, place: Path) -> Result<()> {
         let mut children = self.children.lock();
-        let index = children.iter().position(|(_, m)| Arc::ptr_eq(m, child)).ok_or(Errno::EINVAL)?;
+        let index = children.iter().position(|(_, m)| m.is_same(child)).ok_or(Errno::EINVAL)?;
         children.swap_remove(index);
         drop(children);
         place.mount.clone().attach(child, place)
@@ -216,7 +219,7 @@ impl Mount {
     ///
     /// # Errors
     /// `ENOMEM`: there may be any number.
-    pub fn tree(self: &Arc<Self>) -> Result<Vec<Arc<Mount>>> {
+    pub fn tree(self: &Receiver<Self>) -> Result<Vec<Arc<Mount>>> {
         let mut all = fallible::collect([self.clone()])?;
         let mut next = 0;
         while let Some(mount) = all.get(next).cloned() {

@@ -4,8 +4,12 @@
 //! and the change are not one step, as on Linux: the node looks again at what must hold (a free name, an
 //! empty directory).
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
 
 use super::caller::{Access, Power};
 use super::flags::{OpenFlags, RenameFlags};
@@ -29,7 +33,7 @@ pub fn open(walk: &Walk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> Result
         if flags.contains(OpenFlags::DIRECTORY) && place.node.kind() != NodeKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        let file = Arc::new(super::path_file::PathFile::new(place.node.clone()));
+        let file = reserve::arc(super::path_file::PathFile::new(place.node.clone()));
         return OpenFile::new(file, Some(place), flags);
     }
     if flags.is_tmpfile() {
@@ -106,7 +110,7 @@ fn open_or_create(walk: &Walk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> 
 }
 
 fn place_of(dir: &Path, node: Arc<dyn Node>, name: &[u8]) -> Path {
-    let entry = Arc::new(Entry { dir: dir.node.clone(), name: name.to_vec() });
+    let entry = reserve::arc(Entry { dir: dir.node.clone(), name: name.to_vec() });
     Path { mount: dir.mount.clone(), node, entry: Some(entry) }
 }
 
@@ -227,7 +231,7 @@ pub fn link(old: &Path, walk: &Walk<'_>, text: &[u8]) -> Result<()> {
     if parent.trailing == Trailing::Slash {
         return Err(Errno::ENOENT);
     }
-    if !Arc::ptr_eq(&parent.dir.mount, &old.mount) {
+    if !parent.dir.mount.is_same(&old.mount) {
         return Err(Errno::EXDEV);
     }
     new_node(walk, &parent.dir, NodeKind::Regular, 0, 0)?;
@@ -288,7 +292,7 @@ pub fn rename(from: &Walk<'_>, old: &[u8], to: &Walk<'_>, new: &[u8], flags: Ren
     }
     let source = from.parent(old)?;
     let target = to.parent(new)?;
-    if !Arc::ptr_eq(&source.dir.mount, &target.dir.mount) {
+    if !source.dir.mount.is_same(&target.dir.mount) {
         return Err(Errno::EXDEV);
     }
     let Last::Name(old_name) = &source.last else { return Err(Errno::EBUSY) };

@@ -1,8 +1,9 @@
 //! What a name leads to.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
+
+use freehold_collections::{Arc, Receiver};
 
 use super::file::File;
 use super::flags::{OpenFlags, RenameFlags};
@@ -155,7 +156,7 @@ pub trait Node: Any + Send + Sync {
         None
     }
     /// Open it (creation flags have been dealt with; TRUNC arrives as a size of 0 before this).
-    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>>;
+    fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>>;
     /// Whether it is about the running process, so that its mode does not bind that one.
     fn is_callers_own(&self) -> bool {
         false

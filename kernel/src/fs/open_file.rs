@@ -3,10 +3,9 @@
 //! The offset of a seekable file is behind a sleeping mutex that read, write and lseek hold for their whole
 //! course, as POSIX wants them atomic towards each other; streams never take it. A task that is to end does not wait for it.
 
-use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use freehold_collections::{Box, Map, reserve};
+use freehold_collections::{Arc, Box, Map, Weak, reserve};
 
 use super::file::{Blocking, DirEntry, File, Ready, Seekable};
 use super::flags::OpenFlags;
@@ -84,7 +83,7 @@ impl OpenFile {
         flags: OpenFlags,
         permit: Option<Permit>,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        reserve::arc(Self {
             file,
             path,
             flags: AtomicU32::new((flags & OpenFlags::KEPT).bits()),
@@ -358,7 +357,7 @@ impl OpenFile {
 impl Drop for OpenFile {
     fn drop(&mut self) {
         if let Some(watchers) = self.watchers.get_mut().take() {
-            watchers.values().filter_map(Weak::upgrade).for_each(|watcher| watcher.closed());
+            watchers.values().filter_map(|weak| weak.upgrade()).for_each(|watcher| watcher.closed());
         }
         if *self.locked.get_mut() {
             locks::release(self.node().identity(), Owner::Description(self.id));

@@ -4,8 +4,9 @@
 //! name there ([`Node::parent`]), and anything else remembers the entry through which it was found. A rename
 //! therefore shows at once in the paths of directories; for other files [`Path::display`] looks again.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+use freehold_collections::{Arc, reserve::ArcMethods};
 
 use super::flags::OpenFlags;
 use super::mount::Mount;
@@ -60,7 +61,7 @@ impl Path {
 
     /// Whether both are the same node seen through the same mount.
     pub fn same_place(&self, other: &Path) -> bool {
-        Arc::ptr_eq(&self.mount, &other.mount) && self.node.identity() == other.node.identity()
+        self.mount.is_same(&other.mount) && self.node.identity() == other.node.identity()
     }
 
     /// Whether it is where its mount begins.

@@ -1,9 +1,8 @@
 //! What an O_PATH descriptor can do: nothing but lead to its place.
 
-use alloc::sync::Arc;
-
 use super::file::File;
 use super::node::Node;
+use freehold_collections::Arc;
 
 /// A file that is only a handle on a node.
 pub struct PathFile {

@@ -3,9 +3,9 @@
 //! First every file is looked at; only if none is ready, and the caller would wait, does a waiter register with all
 //! of them and look again. POLLERR, POLLHUP and POLLNVAL are always reported.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -126,7 +126,7 @@ fn restartable(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> R
     match poll(list, length, deadline) {
         Err(Errno::ERESTARTSYS) => {
             let again = move || restartable(list, length, deadline);
-            Err(task::current().restart_with(alloc::boxed::Box::new(again)))
+            Err(task::current().restart_with(reserve::boxed(again)))
         }
         result => result,
     }

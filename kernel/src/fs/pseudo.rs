@@ -2,12 +2,10 @@
 //!
 //! The tree is made at boot and by drivers; programs can write to files that take it, and change nothing else.
 
-use alloc::boxed::Box;
-use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_collections::Map;
+use freehold_collections::{Arc, Box, Map, Receiver, Weak, reserve};
 
 use super::clock;
 use super::file::{DirEntry, File, Seekable};
@@ -85,7 +83,7 @@ impl PseudoDir {
     }
 
     fn make(device: u64, refusal: Refusal, parent: Option<(Weak<PseudoDir>, Vec<u8>)>) -> Arc<Self> {
-        Arc::new_cyclic(|me| Self {
+        reserve::cyclic(|me| Self {
             identity: Identity { device, inode: new_inode() },
             made: clock::now(),
             me: me.clone(),
@@ -111,7 +109,7 @@ impl PseudoDir {
     }
 
     /// The directory at `path` below this one, made with all above it.
-    pub fn dirs(self: &Arc<Self>, path: &str) -> Arc<PseudoDir> {
+    pub fn dirs(self: &Receiver<Self>, path: &str) -> Arc<PseudoDir> {
         path.split('/')
             .filter(|part| !part.is_empty())
             .fold(self.clone(), |dir, part| dir.dir(part.as_bytes()))
@@ -130,8 +128,8 @@ impl PseudoDir {
     /// Put a file here with its own mode and, where `source` takes it, writing.
     pub fn generated(&self, name: &str, mode: u32, source: impl Generate + 'static) {
         let identity = Identity { device: self.identity.device, inode: new_inode() };
-        let source: Arc<dyn Generate> = Arc::new(source);
-        self.add(name.as_bytes(), Arc::new(PseudoFile { identity, mode, made: self.made, source }));
+        let source: Arc<dyn Generate> = reserve::arc(source);
+        self.add(name.as_bytes(), reserve::arc(PseudoFile { identity, mode, made: self.made, source }));
     }
 
     /// Put a file here that always says `text` and a line feed.
@@ -148,7 +146,7 @@ impl PseudoDir {
     pub fn link(&self, name: &str, target: &str) {
         let identity = Identity { device: self.identity.device, inode: new_inode() };
         let target = target.as_bytes().to_vec();
-        self.add(name.as_bytes(), Arc::new(PseudoLink { identity, made: self.made, target }));
+        self.add(name.as_bytes(), reserve::arc(PseudoLink { identity, made: self.made, target }));
     }
 
     /// Let `dynamic` have the names that are not fixed.
@@ -180,7 +178,7 @@ impl Node for PseudoDir {
         metadata(self.identity, NodeKind::Directory, 0o555, self.made)
     }
 
-    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+    fn open(self: Receiver<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
         Ok(self)
     }
 
@@ -302,7 +300,7 @@ impl Node for PseudoFile {
         set_metadata(change)
     }
 
-    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+    fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
         // Root may open anything; but a file without any write permission has nobody who takes what is written.
         if flags.writes() && self.mode & 0o222 == 0 {
             return Err(Errno::EACCES);
@@ -332,7 +330,7 @@ impl Node for PseudoLink {
         metadata(self.identity, NodeKind::Symlink, 0o777, self.made)
     }
 
-    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+    fn open(self: Receiver<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
         Err(Errno::ELOOP)
     }
 

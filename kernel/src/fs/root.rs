@@ -2,8 +2,9 @@
 //!
 //! [`set`] runs once at boot, before the first process.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+use freehold_collections::{Arc, reserve};
 
 use super::caller::Caller;
 use super::mount::{FileSystem, Mount, MountFlags};
@@ -98,7 +99,7 @@ pub fn inert_place_named(node: Arc<dyn Node>, name: &[u8]) -> Path {
 
 fn place_named(mount: Arc<Mount>, node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Path {
     let entry = Entry { dir: mount.root().clone(), name: [prefix, name].concat() };
-    Path { mount, node, entry: Some(Arc::new(entry)) }
+    Path { mount, node, entry: Some(reserve::arc(entry)) }
 }
 
 /// Open a file by its path, as root.

@@ -2,8 +2,7 @@
 //!
 //! The set belongs to the open file; the signals are those of the thread that reads.
 
-use alloc::sync::Arc;
-
+use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -136,7 +135,7 @@ fn signalfd(args: &Args, flags: OpenFlags) -> Result<i64> {
     let fd = args.fd(0);
     if fd == -1 {
         let node = AnonymousNode::plain(NodeKind::Regular, "anon_inode:[signalfd]");
-        let file = Arc::new(SignalFile { signals: SpinLock::new(signals), node });
+        let file = reserve::arc(SignalFile { signals: SpinLock::new(signals), node });
         return task::install(file, flags | OpenFlags::RDWR).map(i64::from);
     }
     let file = task::current().process().files().get(fd)?;

@@ -6,10 +6,11 @@
 //! Who does what cannot be undone before he has the file of a new descriptor (open(2) may make one, accept(2) takes a connection) has the
 //! number promised to him first: nobody else gets it, and for all others it is not open.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use freehold_collections::{Arc, reserve};
 
 use super::flags::OpenFlags;
 use super::locks::{self, Owner};
@@ -122,7 +123,7 @@ impl FileTable {
     }
 
     fn with_slots(slots: Slots) -> Arc<Self> {
-        Arc::new(Self {
+        reserve::arc(Self {
             inner: SpinLock::new(slots),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             locks: AtomicBool::new(false),

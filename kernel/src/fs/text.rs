@@ -3,8 +3,9 @@
 //! Invariant: a [`TextUse`] counts either descriptions open for writing or running programs, never both at once. Each
 //! is counted by a [`Permit`], which its holder drops at the end.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicI32, Ordering};
+
+use freehold_collections::Arc;
 
 use super::node::Node;
 use crate::{Errno, Result};

@@ -3,8 +3,7 @@
 //! Expiries are counted in interrupt context; a read takes the count. A repeating timer's next deadline is the last one
 //! plus the interval, however late the interrupt was, and intervals that passed meanwhile count too.
 
-use alloc::sync::Arc;
-
+use freehold_collections::{Arc, reserve};
 use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -175,10 +174,10 @@ pub fn sys_timerfd_create(args: &Args) -> Result<i64> {
     let timer = Timer {
         slot: TimerSlot::new(),
         state: IrqSpinLock::new(State::default()),
-        expired: Arc::new(WaitQueue::new()),
+        expired: reserve::arc(WaitQueue::new()),
     };
     let node = AnonymousNode::plain(NodeKind::Regular, "anon_inode:[timerfd]");
-    let file = Arc::new(TimerFile { timer: Arc::new(timer), clock, node });
+    let file = reserve::arc(TimerFile { timer: reserve::arc(timer), clock, node });
     task::install(file, OpenFlags::from_bits_retain(flags) | OpenFlags::RDWR).map(i64::from)
 }
 

@@ -5,8 +5,12 @@
 //! remaining text, at most 40 of them.
 
 use alloc::borrow::Cow;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
 
 use super::caller::{Access, Caller, Power};
 use super::flags::ResolveFlags;
@@ -209,7 +213,7 @@ impl<'a> Walk<'a> {
     }
 
     fn check_mount(&self, place: &Path) -> Result<()> {
-        let crossed = !Arc::ptr_eq(&place.mount, &self.start.mount);
+        let crossed = !place.mount.is_same(&self.start.mount);
         if crossed && self.resolve.contains(ResolveFlags::NO_XDEV) { Err(Errno::EXDEV) } else { Ok(()) }
     }
 
@@ -227,7 +231,7 @@ impl<'a> Walk<'a> {
     fn enter(&self, dir: &Path, node: Arc<dyn Node>, name: &[u8]) -> Result<Path> {
         let Some(mut covering) = dir.mount.covering(&node) else {
             let entry = (node.kind() != NodeKind::Directory)
-                .then(|| Arc::new(Entry { dir: dir.node.clone(), name: name.to_vec() }));
+                .then(|| reserve::arc(Entry { dir: dir.node.clone(), name: name.to_vec() }));
             return Ok(Path { mount: dir.mount.clone(), node, entry });
         };
         while let Some(upper) = covering.covering(covering.root()) {

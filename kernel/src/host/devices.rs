@@ -1,11 +1,10 @@
 //! Finding the host's consoles, disks and memory devices, and starting them.
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, Limits, Worker};
+use freehold_collections::{Arc, reserve};
 use freehold_machine::{DeviceDomain, PAGE_SIZE};
 use freehold_virtio::block::{Block, Lines};
 use freehold_virtio::console::{Buffers, Console, EMERGENCY_OFFSET};
@@ -234,13 +233,13 @@ impl Host {
             _ => ("control", 2, 4),
         };
         let device: Device<Frames> = dma.attach(rules(name, 1 << 20, iommu::domain(function, name)?))?;
-        let changed = Arc::new(WaitQueue::new());
-        let line: &'static Line = Box::leak(Box::new(Line(changed.clone())));
+        let changed = reserve::arc(WaitQueue::new());
+        let line: &'static Line = reserve::leaked(Line(changed.clone()));
         let transport = PciTransport::new(&Pci, function, DeviceType::Console, line)?;
         let emergency = PciTransport::map_config(&Pci, function, EMERGENCY_OFFSET, 4);
         let buffers = Buffers { receive, transmit, size: 4096 };
         let console = Console::new(transport, device, buffers, emergency)?;
-        self.ports.push(Arc::new(Port { console, changed, sent: AtomicU64::new(0) }));
+        self.ports.push(reserve::arc(Port { console, changed, sent: AtomicU64::new(0) }));
         Ok(())
     }
 
@@ -256,11 +255,11 @@ impl Host {
             Some((_, bytes)) => dma.attach_restricted(rules, bytes)?,
             None => dma.attach(rules)?,
         };
-        let line = || Line(Arc::new(WaitQueue::new()));
-        let lines: &'static DiskLines = Box::leak(Box::new(DiskLines { answers: line(), turns: line() }));
+        let line = || Line(reserve::arc(WaitQueue::new()));
+        let lines: &'static DiskLines = reserve::leaked(DiskLines { answers: line(), turns: line() });
         let transport = PciTransport::new(&Pci, function, DeviceType::Block, lines)?;
         let lines = Lines { answers: &lines.answers, turns: &lines.turns };
-        self.disks.push(Arc::new(Block::new(transport, device, lines)?));
+        self.disks.push(reserve::arc(Block::new(transport, device, lines)?));
         Ok(())
     }
 }

@@ -1,10 +1,9 @@
 //! The host's memory devices: found before there is a page allocator, which has to know where memory may come, and started with the others.
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use freehold_bounce::Device;
+use freehold_collections::reserve;
 use freehold_machine::{NodeId, PfnRange};
 use freehold_virtio::mem::resize::Device as _;
 use freehold_virtio::mem::{Answer, Mem, Region, Sizes, resize};
@@ -90,7 +89,7 @@ impl Wait for MemoryLine {
 
 impl MemoryDevice {
     pub(super) fn start(found: &FoundMemory, dma: Device<Frames>) -> Result<Self, SetupError> {
-        let line: &'static MemoryLine = Box::leak(Box::new(MemoryLine(Line(Arc::new(WaitQueue::new())))));
+        let line: &'static MemoryLine = reserve::leaked(MemoryLine(Line(reserve::arc(WaitQueue::new()))));
         let transport = PciTransport::watched(&Pci, found.function, DeviceType::Memory, line)?;
         let device = Mem::new(transport, dma, line, found.region)?;
         Ok(Self { number: found.number, node: found.node, device })

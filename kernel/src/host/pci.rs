@@ -1,9 +1,8 @@
 //! The machine's PCI bus, registers and interrupts, as `freehold-virtio` wants them.
 
-use alloc::boxed::Box;
-
 use freehold_arch::irq::{self, InterruptHandler};
 use freehold_arch::mmio::{self, Mmio, port};
+use freehold_collections::reserve;
 use freehold_machine::{CpuId, PhysAddr};
 use freehold_virtio::platform::{Function, Message, Notify, Platform, Registers};
 
@@ -78,7 +77,7 @@ impl Platform for Pci {
         Some(Bar(mmio::map(address, length)))
     }
     fn interrupt(&self, handler: &'static dyn Notify) -> Option<Message> {
-        let line: &'static Line = Box::leak(Box::new(Line(handler)));
+        let line: &'static Line = reserve::leaked(Line(handler));
         let message = irq::allocate(line, CpuId(0))?;
         Some(Message { address: message.address, data: message.data })
     }

@@ -2,8 +2,6 @@
 //!
 //! On the first CPU, once, before there is a second; what start-up takes earlier comes from `freehold_arch::memory`, which is sealed here.
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64;
 
@@ -11,6 +9,7 @@ use freehold_arch::memory::{self, FrameProvider, pluggable};
 use freehold_arch::plant as breach;
 use freehold_arch::{X86, heap, sync::Once, watch};
 use freehold_buddy::{Buddy, Options, Wipe};
+use freehold_collections::{Arc, TryCollect};
 use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, OutOfMemory, Owner, Request};
 use freehold_machine::{Pfn, Topology};
 use freehold_replica::{Replicas, Setting};
@@ -63,7 +62,8 @@ pub fn init(
     let table = FrameTable::new(records).with_homes(homes);
     let words = Buddy::<X86>::metadata_words(topology, cpus, &options);
     let metadata: &'static [AtomicU64] = if words <= HEAP_WORDS {
-        Box::leak((0..words).map(|_| AtomicU64::new(0)).collect())
+        let zeroes = (0..words).map(|_| AtomicU64::new(0));
+        zeroes.try_collect_vec().expect("a heap for the page allocator of a small machine").leak()
     } else {
         memory::boot_words(words).expect("memory for the page allocator: 1/16384 of all that may come")
     };

@@ -7,9 +7,9 @@
 //! **Long work.** A program chooses how many bytes a call moves, and pages that are there do not stop a copy. So everything goes
 //! in steps of [`STEP`] bytes. Between two, others run, and a task that is to end stops.
 
-use alloc::sync::Arc;
 use core::ops::Range;
 
+use freehold_collections::{Arc, reserve};
 use freehold_machine::PAGE_SIZE;
 use freehold_vm::{Allocation, Batch, VmError};
 
@@ -203,7 +203,7 @@ impl CacheSource {
 
 impl ContentSource for CacheSource {
     fn empty(&self) -> Result<Arc<dyn Content>> {
-        Ok(Arc::new(CacheContent::new(PageCache::new(self.frames))))
+        Ok(reserve::arc(CacheContent::new(PageCache::new(self.frames))))
     }
 
     fn capacity(&self) -> u64 {

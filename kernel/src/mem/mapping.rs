@@ -1,8 +1,8 @@
 //! A file as an area of memory shows it.
 
-use alloc::sync::Arc;
 use core::any::Any;
 
+use freehold_collections::{Arc, reserve};
 use freehold_vm::{AreaName, MappedFile};
 
 use super::{CacheContent, Frames, PageCache};
@@ -36,7 +36,7 @@ impl FileMapping {
     ) -> Result<Arc<Self>> {
         let any: &dyn Any = &**content;
         let cache = any.downcast_ref::<CacheContent>().ok_or(Errno::ENODEV)?.cache().clone();
-        Ok(Arc::new(Self { file, cache, hold }))
+        Ok(reserve::arc(Self { file, cache, hold }))
     }
     /// What it was [made](Self::held) to hold.
     pub fn hold(&self) -> Option<&Arc<dyn Any + Send + Sync>> {

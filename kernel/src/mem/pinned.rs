@@ -7,12 +7,12 @@
 //! Each page is tried without the space's lock first. The lock is taken once for the pages that need it, and not held over a search
 //! for memory. Nobody who pins holds another lock of the space.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use freehold_arch::X86;
 use freehold_bounce::{FrameBytes, FrameList, Original, OriginalMut};
+use freehold_collections::{Arc, reserve};
 use freehold_machine::{PAGE_SIZE, Pfn, Tally, VirtAddr};
 use freehold_vm::{
     FaultError, LongTerm, MappedFile, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term,
@@ -314,7 +314,7 @@ impl<P: Purpose> PinnedBytes<P> {
             match PinnedRun::new::<Transient>(space, address, length, Rule::Asked) {
                 Ok(run) => {
                     let count = run.len();
-                    bytes.push(Arc::new(run), 0..count)?;
+                    bytes.push(reserve::arc(run), 0..count)?;
                     if count < length {
                         break;
                     }

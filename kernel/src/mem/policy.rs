@@ -3,9 +3,9 @@
 //! The areas' policies are the address space's (`freehold_vm::Policy`), a task's is its own ([`acting`]). The calls are in
 //! `mem::calls`.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use freehold_collections::{Arc, reserve};
 use freehold_frame::NodeSet;
 use freehold_vm::{Policy, PolicyMode, TaskPolicy};
 
@@ -82,5 +82,5 @@ pub fn name_of(policy: Option<Policy>) -> alloc::string::String {
 /// Gives `thread` a memory policy, or none.
 pub(super) fn set_own(thread: &Thread, policy: Option<Policy>) {
     POLICIES.fetch_or(policy.is_some(), Ordering::Relaxed);
-    thread.set_memory_policy(policy.map(|policy| Arc::new(TaskPolicy::new(policy))));
+    thread.set_memory_policy(policy.map(|policy| reserve::arc(TaskPolicy::new(policy))));
 }

@@ -1,7 +1,6 @@
 //! Another process' memory, through pins: for process_vm_readv, process_vm_writev and /proc/PID/mem.
 
-use alloc::sync::Arc;
-
+use freehold_collections::reserve;
 use freehold_machine::VirtAddr;
 use freehold_vm::{Purpose, ReadOnly, ReadWrite, Rule, Transient};
 
@@ -56,7 +55,7 @@ fn in_batches<P: Purpose>(
         let run = at.and_then(|at| PinnedRun::new::<Transient>(space, at, BATCH.min(len - done), rule));
         let moved = run.and_then(|run| {
             let pinned = run.len();
-            transfer(&mut PinnedBytes::part(Arc::new(run), 0..pinned)?).map(|moved| (moved, pinned))
+            transfer(&mut PinnedBytes::part(reserve::arc(run), 0..pinned)?).map(|moved| (moved, pinned))
         });
         match moved {
             Ok((moved, pinned)) if moved < pinned => return Ok(done + moved),

@@ -1,7 +1,6 @@
 //! MADV_REMOVE: a hole in the shared memory or the file that a program maps, as by fallocate(2).
 
-use alloc::sync::Arc;
-
+use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 
 use super::{FileMapping, Space};

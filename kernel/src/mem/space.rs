@@ -4,11 +4,14 @@
 //! reached without that lock, so that a context switch never waits for a fault. A CPU that has a space's root
 //! loaded holds an `Arc` of it, so the roots outlive their use.
 
-use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use freehold_collections::{
+    Arc, Weak,
+    reserve::{self, ArcMethods},
+};
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{Locking, SpaceHandle, Visited};
 
@@ -79,9 +82,9 @@ impl Space {
         let id = areas.id();
         let (areas, program) = (Mutex::new(areas), SpinLock::new(program));
         let hidden = AtomicBool::new(dumpable == Dumpable::No);
-        let space = Arc::new(Self { id, translation, areas, program, hidden });
+        let space = reserve::arc(Self { id, translation, areas, program, hidden });
         let handle: Weak<dyn SpaceHandle<Frames>> =
-            Arc::downgrade(&(space.clone() as Arc<dyn SpaceHandle<Frames>>));
+            (space.clone() as Arc<dyn SpaceHandle<Frames>>).downgrade();
         space.areas.lock().set_handle(handle);
         space
     }

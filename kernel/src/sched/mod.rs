@@ -17,10 +17,9 @@ pub mod runqueue;
 mod switch;
 pub mod thread;
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_collections::Vec;
+use freehold_collections::{Arc, Vec};
 use freehold_machine::{CpuId, CpuSet, MAX_CPUS};
 
 use crate::sync::{IrqSpinLock, Woken};

@@ -4,10 +4,9 @@
 //! next, so that over time all get shares in proportion to their weights. A task that slept comes back no
 //! further behind than [`WAKE_BONUS`], so that it runs soon but cannot claim the time it slept.
 
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use freehold_collections::Vec;
+use freehold_collections::{Arc, Vec};
 
 use super::Thread;
 use super::heap::IndexedHeap;

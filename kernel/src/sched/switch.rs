@@ -1,9 +1,9 @@
 //! The switch itself, sleeping with a deadline, idling, and the first task of every CPU.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use freehold_arch::speculation;
+use freehold_collections::{Arc, reserve::ArcMethods};
 use freehold_frame::{Frame, PageTable};
 use freehold_machine::{CpuId, Cpus, MAX_CPUS, Tlb};
 
@@ -58,7 +58,7 @@ pub fn reschedule() {
         };
         let slice = if queue.waiting() > 0 { now + SLICE } else { u64::MAX };
         time::set_slice_end(slice);
-        if queue.current.as_ref().is_some_and(|current| Arc::ptr_eq(&next, current)) {
+        if queue.current.as_ref().is_some_and(|current| next.is_same(current)) {
             return;
         }
         this.idle.store(next.schedule.is_idle, Ordering::Relaxed);
@@ -91,7 +91,7 @@ fn activate(this: &PerCpu, thread: &Thread) {
     };
     new.load(&pinned, &mut loaded.spare);
     hw::windows::take_back();
-    if loaded.now.as_ref().is_none_or(|old| !Arc::ptr_eq(old, new)) {
+    if loaded.now.as_ref().is_none_or(|old| !old.is_same(new)) {
         if let Some(old) = loaded.now.replace(new.clone()) {
             old.unload(&pinned);
             loaded.retired = Some(old);
@@ -310,7 +310,7 @@ fn leave_dead_space() {
     let interrupts = irq::disable();
     let pinned = hw::Hardware.pin();
     let mut loaded = cpu(pinned.cpu()).loaded.lock();
-    let dead = loaded.now.take_if(|roots| Arc::strong_count(roots) <= roots.users().len());
+    let dead = loaded.now.take_if(|roots| roots.references() <= roots.users().len());
     if let Some(roots) = &dead {
         let node = hw::Hardware.node_of_cpu(pinned.cpu());
         hw::Hardware.load_root(hw::Hardware.kernel_root(node));

@@ -5,11 +5,10 @@
 //! wants. The run queues hold threads; a thread that was started holds its task until it has ended. What a lower layer
 //! asks of the task goes through [`ThreadOwner`].
 
-use alloc::boxed::Box;
-use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_bounce::{Original, OriginalMut};
+use freehold_collections::{Arc, Box, Weak, reserve};
 use freehold_vm::TaskPolicy;
 use freehold_xpfo::Closing;
 
@@ -122,7 +121,7 @@ impl Thread {
     /// Makes a thread of `owner`, without a stack.
     #[inline]
     pub fn new(owner: Weak<dyn ThreadOwner>, runs: Runs, schedule: Schedule) -> Arc<Self> {
-        Arc::new_cyclic(|me| Self {
+        reserve::cyclic(|me| Self {
             me: me.clone(),
             owner,
             runs,
@@ -245,7 +244,7 @@ mod running {
                     drop(kept);
                 });
             };
-            let stack = machine::Thread::new(Box::new(life)).map_err(|_| Errno::ENOMEM)?;
+            let stack = machine::Thread::new(reserve::boxed(life)).map_err(|_| Errno::ENOMEM)?;
             self.stack.call_once(|| stack);
             STACKS.fetch_add(1, Ordering::Relaxed);
             Ok(())
@@ -284,7 +283,7 @@ mod running {
     /// Before this CPU takes part in scheduling.
     pub fn spawn_kernel(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<Arc<Thread>> {
         let owner = current().owner().ok_or(Errno::EAGAIN)?;
-        owner.spawn_kernel(name, Box::new(body))
+        owner.spawn_kernel(name, reserve::boxed(body))
     }
 }
 
@@ -300,7 +299,7 @@ pub fn with_current<R>(_look: impl FnOnce(&Arc<Thread>) -> R) -> Option<R> {
 /// The running thread, if this CPU takes part in scheduling.
 #[inline]
 pub fn try_current() -> Option<Arc<Thread>> {
-    with_current(Arc::clone)
+    with_current(|current| current.clone())
 }
 
 /// The running thread.

@@ -3,9 +3,11 @@
 //! A socket is found by the inode that it was bound to, or by its abstract name. The maps hold sockets weakly: a name
 //! ends with its socket, a path stays behind and refuses.
 
-use alloc::sync::{Arc, Weak};
-
-use freehold_collections::{Map, Vec, reserve, try_format};
+use freehold_collections::{
+    Arc, Map, Vec, Weak,
+    reserve::{self, ArcMethods},
+    try_format,
+};
 use linux_raw_sys::net::AF_UNIX;
 
 use super::unix::UnixSocket;
@@ -110,7 +112,7 @@ impl Address {
                 if names.get(name).is_some_and(|other| other.strong_count() > 0) {
                     return Err(Errno::EADDRINUSE);
                 }
-                names.try_insert(name.clone(), Arc::downgrade(socket))?;
+                names.try_insert(name.clone(), socket.downgrade())?;
             }
             Self::Path(path) => {
                 let identity = with_walk(|walk, umask| {
@@ -122,7 +124,7 @@ impl Address {
                 .identity();
                 let mut inodes = BY_INODE.lock();
                 inodes.retain(|_, other| other.strong_count() > 0);
-                let inserted = inodes.try_insert(identity, Arc::downgrade(socket));
+                let inserted = inodes.try_insert(identity, socket.downgrade());
                 drop(inodes);
                 if inserted.is_err() {
                     // Nobody could connect to the file.
@@ -140,7 +142,7 @@ impl Address {
     /// `ECONNREFUSED` where none is; what following a path gives.
     pub fn find(&self) -> Result<Arc<UnixSocket>> {
         let found = match self {
-            Self::Abstract(name) => BY_NAME.lock().get(name).and_then(Weak::upgrade),
+            Self::Abstract(name) => BY_NAME.lock().get(name).and_then(|weak| weak.upgrade()),
             Self::Path(path) => {
                 let place = with_walk(|walk, _| walk.find(path, Final::Follow))?;
                 let caller = task::current().process().credentials();
@@ -148,7 +150,7 @@ impl Address {
                 if place.node.kind() != NodeKind::Socket {
                     return Err(Errno::ECONNREFUSED);
                 }
-                BY_INODE.lock().get(&place.node.identity()).and_then(Weak::upgrade)
+                BY_INODE.lock().get(&place.node.identity()).and_then(|weak| weak.upgrade())
             }
         };
         found.ok_or(Errno::ECONNREFUSED)

@@ -5,10 +5,9 @@
 //! lock, since user memory may fault while they move; what waiters look at is mirrored in atomics, changed before
 //! they are woken.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use freehold_collections::VecDeque;
+use freehold_collections::{Arc, Receiver, VecDeque, reserve};
 use freehold_machine::PAGE_SIZE;
 
 use super::address::Address;
@@ -111,15 +110,15 @@ pub struct Channel {
 impl Channel {
     /// An empty one with both ends.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self {
+        reserve::arc(Self {
             queue: Mutex::new(VecDeque::new()),
             messages: AtomicUsize::new(0),
             pages: AtomicUsize::new(0),
             no_receiver: AtomicBool::new(false),
             no_sender: AtomicBool::new(false),
             carries: AtomicBool::new(false),
-            readable: Arc::new(WaitQueue::new()),
-            writable: Arc::new(WaitQueue::new()),
+            readable: reserve::arc(WaitQueue::new()),
+            writable: reserve::arc(WaitQueue::new()),
         })
     }
 
@@ -135,7 +134,7 @@ impl Channel {
 
     /// Before `ancillary` is sent into it. The caller holds no lock: garbage may be collected
     /// first.
-    fn carry(self: &Arc<Self>, ancillary: &mut Ancillary) -> Result<()> {
+    fn carry(self: &Receiver<Self>, ancillary: &mut Ancillary) -> Result<()> {
         if ancillary.files.is_empty() {
             return Ok(());
         }
@@ -228,7 +227,7 @@ impl Channel {
     /// # Errors
     /// `EPIPE` where nobody receives; `EAGAIN`, `ERESTARTSYS`, `EFAULT`, `ENOMEM` where not one byte was sent.
     pub fn send_stream(
-        self: &Arc<Self>,
+        self: &Receiver<Self>,
         source: &mut dyn Source,
         mut ancillary: Ancillary,
         patience: Patience,
@@ -289,7 +288,7 @@ impl Channel {
     /// # Errors
     /// `EMSGSIZE` where it is larger than the buffer, `ECONNREFUSED` where nobody receives.
     pub fn send_message(
-        self: &Arc<Self>,
+        self: &Receiver<Self>,
         source: &mut dyn Source,
         mut ancillary: Ancillary,
         from: Option<Address>,

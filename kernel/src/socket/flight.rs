@@ -9,12 +9,10 @@
 //! Linux (`too_many_unix_fds`, net/unix/scm.c): the limit of descriptors bounds what a program can
 //! hide in queues.
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use freehold_collections::Vec;
+use freehold_collections::{Arc, Box, Vec};
 
 use crate::fs::OpenFile;
 use crate::sync::{Deferred, LetGo, SpinLock, release};

@@ -20,10 +20,9 @@
 //! **Locks.** [`CARRIERS`]' lock, then the queues in its order, then a socket's state. Nobody else
 //! holds two queues, or takes [`CARRIERS`] with one. What is garbage is dropped with none held.
 
-use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use freehold_collections::Vec;
+use freehold_collections::{Arc, Vec, reserve::ArcMethods};
 
 use super::channel::Channel;
 use super::{SocketFile, flight};
@@ -104,13 +103,13 @@ impl Flying {
 
     /// Where the references to `file` begin.
     fn first(&self, file: &Arc<OpenFile>) -> usize {
-        self.files.partition_point(|&other| other < Arc::as_ptr(file))
+        self.files.partition_point(|&other| other < file.address())
     }
 
     /// Whether nothing else refers to `file`.
     fn are_all_of(&self, file: &Arc<OpenFile>) -> bool {
-        let end = self.files.partition_point(|&other| other <= Arc::as_ptr(file));
-        Arc::strong_count(file) == end - self.first(file)
+        let end = self.files.partition_point(|&other| other <= file.address());
+        file.references() == end - self.first(file)
     }
 
     /// Whether `file` is seen for the first time since the last [`forget`](Self::forget).
@@ -126,15 +125,16 @@ impl Flying {
 
 fn collect_some() -> Result<Found> {
     let Some(carriers) = CARRIERS.entries() else { return Ok(Found::Nothing) };
-    let mut channels = gather(carriers.iter().filter_map(Weak::upgrade))?;
-    channels.sort_unstable_by_key(Arc::as_ptr);
+    let mut channels = gather(carriers.iter().filter_map(|weak| weak.upgrade()))?;
+    channels.sort_unstable_by_key(|channel| channel.address());
     let mut queues = gather(channels.iter().map(|channel| channel.waiting()))?;
-    let mut flying = Flying::new(gather(queues.iter().flat_map(|queue| queue.files()).map(Arc::as_ptr))?)?;
+    let mut flying =
+        Flying::new(gather(queues.iter().flat_map(|queue| queue.files()).map(|file| file.address()))?)?;
     // The carriers that `file` leads to.
     let for_each_carrier = |file: &Arc<OpenFile>, f: &mut dyn FnMut(usize)| {
         if let Some(socket) = file.file().downcast::<SocketFile>() {
             socket.unix().for_each_channel(|channel| {
-                let at = channels.binary_search_by_key(&Arc::as_ptr(channel), Arc::as_ptr);
+                let at = channels.binary_search_by_key(&channel.address(), |known| known.address());
                 at.into_iter().for_each(&mut *f);
             });
         }
@@ -206,13 +206,17 @@ mod tests {
         send(&one, vec![own.clone()]);
         send(&left, vec![mutual[0].clone(), mutual[2].clone()]);
         send(&right, vec![mutual[1].clone()]);
-        let sockets = [other, left, right, third].map(|socket| Arc::downgrade(&socket));
+        let sockets = [other, left, right, third].map(|socket: Arc<UnixSocket>| socket.downgrade());
         let [first, second, third] = mutual;
         collect();
         assert!(sockets.iter().all(|socket| socket.strong_count() > 0), "all are open");
         drop((own, first, third));
         collect();
-        assert_eq!(sockets.each_ref().map(Weak::strong_count), [0, 1, 1, 1], "one of the two is still open");
+        assert_eq!(
+            sockets.each_ref().map(|socket| socket.strong_count()),
+            [0, 1, 1, 1],
+            "one of the two is still open"
+        );
         drop(second);
         assert!(sockets[1].strong_count() > 0, "they hold each other");
         collect();

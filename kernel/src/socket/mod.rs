@@ -20,8 +20,7 @@ pub mod message;
 pub mod options;
 pub mod unix;
 
-use alloc::sync::Arc;
-
+use freehold_collections::{Arc, reserve};
 use linux_raw_sys::ioctl::{FIONREAD, TIOCOUTQ};
 
 use self::channel::{Ancillary, Patience, Taking};
@@ -42,7 +41,7 @@ pub struct SocketFile {
 impl SocketFile {
     /// An open file on `socket`.
     pub fn new(socket: Arc<UnixSocket>) -> Arc<Self> {
-        Arc::new(Self { socket, node: AnonymousNode::plain(NodeKind::Socket, "socket") })
+        reserve::arc(Self { socket, node: AnonymousNode::plain(NodeKind::Socket, "socket") })
     }
 
     /// What it is the open file of.

@@ -4,10 +4,9 @@
 //! share nothing else, so that there is no circle to take apart. A listening one keeps connections that are complete
 //! but not accepted. A datagram socket sends into whichever channel an address leads to.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_collections::VecDeque;
+use freehold_collections::{Arc, Receiver, VecDeque, reserve};
 
 use super::address::Address;
 use super::channel::{Ancillary, Channel, Patience, Received, Taking};
@@ -84,7 +83,7 @@ pub struct UnixSocket {
 impl UnixSocket {
     /// An unbound, unconnected socket.
     pub fn new(kind: Kind) -> Arc<Self> {
-        Arc::new(Self::around(kind, Channel::new()))
+        reserve::arc(Self::around(kind, Channel::new()))
     }
 
     fn around(kind: Kind, channel: Arc<Channel>) -> Self {
@@ -94,7 +93,7 @@ impl UnixSocket {
             state: SpinLock::new(State::default()),
             options: SpinLock::new(Options::default()),
             send_ended: AtomicBool::new(false),
-            connections: Arc::new(WaitQueue::new()),
+            connections: reserve::arc(WaitQueue::new()),
         }
     }
 
@@ -159,7 +158,7 @@ impl UnixSocket {
     ///
     /// # Errors
     /// `EINVAL` where it is bound already; `EADDRINUSE`.
-    pub fn bind(self: &Arc<Self>, address: Option<Address>) -> Result<()> {
+    pub fn bind(self: &Receiver<Self>, address: Option<Address>) -> Result<()> {
         if self.state.lock().address.is_some() {
             return Err(Errno::EINVAL);
         }
@@ -201,7 +200,7 @@ impl UnixSocket {
     ///
     /// # Errors
     /// `ECONNREFUSED`, `EPROTOTYPE`, `EISCONN`, `EAGAIN`, `ERESTARTSYS`.
-    pub fn connect(self: &Arc<Self>, address: &Address, patience: Patience) -> Result<()> {
+    pub fn connect(self: &Receiver<Self>, address: &Address, patience: Patience) -> Result<()> {
         let target = address.find()?;
         if target.kind != self.kind {
             return Err(Errno::EPROTOTYPE);
@@ -212,7 +211,7 @@ impl UnixSocket {
             self.state.lock().peer = Some(peer);
             return Ok(());
         }
-        let served = Arc::new(Self::around(self.kind, Channel::new()));
+        let served = reserve::arc(Self::around(self.kind, Channel::new()));
         loop {
             target.wait_for_place(patience)?;
             let own_address = {

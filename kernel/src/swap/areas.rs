@@ -1,8 +1,8 @@
 //! The areas that are switched on.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use freehold_collections::{Arc, reserve};
 use freehold_machine::PAGE_SIZE;
 use freehold_vm::SwapArea;
 
@@ -88,7 +88,7 @@ pub(super) fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> 
     let priority = wanted.unwrap_or(least - 1);
     held.take_over()?;
     reclaim::start()?;
-    let area = commons().swap().add(Arc::new(DiskStore::new(held)), header.end, &header.bad, priority)?;
+    let area = commons().swap().add(reserve::arc(DiskStore::new(held)), header.end, &header.bad, priority)?;
     stats::ceiling_changed();
     areas.push(On { area, disk: file.node().metadata().rdev, file });
     Ok(())

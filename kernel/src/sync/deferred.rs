@@ -20,8 +20,9 @@
 //! kind: its caller holds no spin lock, and no lock that closing a file takes. A list belongs to
 //! one task and nobody else looks at it.
 
-use alloc::boxed::Box;
 use core::ops::{Deref, DerefMut};
+
+use freehold_collections::{Box, reserve};
 
 use super::SpinLock;
 use crate::sched;
@@ -45,7 +46,7 @@ pub struct Deferred<T: ?Sized> {
 impl<T> Deferred<T> {
     /// Boxes `value`. The box is a small object of fixed size: a system call's reserve pays for it.
     pub fn new(value: T) -> Box<Self> {
-        Box::new(Self { next: None, value })
+        reserve::boxed(Self { next: None, value })
     }
 }
 

@@ -11,11 +11,10 @@
 //! **Locks.** A roll's lock sleeps; it is taken before those of what is in it. No thing's end may take it: what a reader got from a weak
 //! reference may be the last.
 
-use alloc::sync::{Arc, Weak};
 use core::ops::Deref;
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use freehold_collections::Vec;
+use freehold_collections::{Arc, Vec, Weak, reserve::ArcMethods};
 
 use super::{Mutex, MutexGuard};
 use crate::Result;
@@ -28,16 +27,16 @@ pub struct Roll<T> {
 }
 
 /// What is entered, which nobody changes meanwhile.
-pub struct RollGuard<'a, T>(MutexGuard<'a, Vec<Weak<T>>>);
+pub struct RollGuard<'a, T: 'static>(MutexGuard<'a, Vec<Weak<T>>>);
 
-impl<T> Deref for RollGuard<'_, T> {
+impl<T: 'static> Deref for RollGuard<'_, T> {
     type Target = [Weak<T>];
     fn deref(&self) -> &[Weak<T>] {
         &self.0
     }
 }
 
-impl<T> Roll<T> {
+impl<T: 'static> Roll<T> {
     /// Nobody is on it.
     pub(crate) const fn new() -> Self {
         Self { entries: Mutex::new(Vec::new()), length: AtomicUsize::new(0) }
@@ -49,7 +48,7 @@ impl<T> Roll<T> {
     /// `ENOMEM`.
     pub fn enter(&self, thing: &Arc<T>) -> Result<()> {
         let mut entries = self.lock();
-        entries.0.try_push(Arc::downgrade(thing))?;
+        entries.0.try_push(thing.downgrade())?;
         self.length.store(entries.0.len(), Ordering::Relaxed);
         Ok(())
     }
@@ -71,7 +70,7 @@ impl<T> Roll<T> {
 
 #[cfg(test)]
 mod tests {
-    use freehold_collections::TryCollect as _;
+    use freehold_collections::{TryCollect as _, reserve};
 
     use super::*;
 
@@ -79,12 +78,12 @@ mod tests {
     fn a_roll_shows_what_lives_and_is_empty_again_after_it() {
         let roll = Roll::new();
         assert!(roll.entries().is_none());
-        let (one, other) = (Arc::new(1), Arc::new(2));
+        let (one, other) = (reserve::arc(1), reserve::arc(2));
         roll.enter(&one).unwrap();
         roll.enter(&other).unwrap();
         let list = |entries| Vec::try_from_slice(entries).unwrap();
         let shown = |guard: RollGuard<'_, i32>| -> Vec<i32> {
-            guard.iter().filter_map(Weak::upgrade).map(|entry| *entry).try_collect_vec().unwrap()
+            guard.iter().filter_map(|entry| entry.upgrade()).map(|entry| *entry).try_collect_vec().unwrap()
         };
         assert_eq!(roll.entries().map(shown), Some(list(&[1, 2])));
         drop(one);

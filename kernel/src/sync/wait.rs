@@ -8,11 +8,10 @@
 //! and may happen in an interrupt handler, under interrupt-safe locks. Waking takes the queue's lock, then what
 //! [`Wake::wake`] takes (a run queue's).
 
-use alloc::sync::Arc;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use freehold_collections::Vec;
+use freehold_collections::{Arc, Vec};
 
 use super::lock::IrqSpinLock;
 use crate::sched::{self, Sleep, thread};

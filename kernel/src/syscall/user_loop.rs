@@ -1,9 +1,8 @@
 //! A user thread's life: out to the program, back in for a system call, a fault or an interrupt, and out again.
 
-use alloc::sync::Arc;
-
 use freehold_arch::time;
 use freehold_arch::user::{USER_END, UserContext, UserEvent};
+use freehold_collections::Arc;
 use freehold_machine::VirtAddr;
 
 use super::dispatch;

@@ -1,8 +1,8 @@
 //! System calls about limits, scheduling, the system, and odds and ends of the current thread.
 
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
+use freehold_collections::{Arc, reserve::ArcMethods};
 use freehold_machine::CpuSet;
 use freehold_vm::HugeUse;
 use freehold_xpfo::Closing;
@@ -56,7 +56,7 @@ fn check_limits_of(process: &Arc<Process>) -> Result<()> {
     let (own, other) = (caller.credentials(), process.credentials());
     let same_user = [other.uid, other.euid, other.suid].iter().all(|&uid| uid == own.uid);
     let same_group = [other.gid, other.egid, other.sgid].iter().all(|&gid| gid == own.gid);
-    if Arc::ptr_eq(&caller, process) || (same_user && same_group) || own.may(Capability::SysResource) {
+    if caller.is_same(process) || (same_user && same_group) || own.may(Capability::SysResource) {
         Ok(())
     } else {
         Err(Errno::EPERM)

@@ -1,10 +1,13 @@
 //! fork, vfork, clone, clone3, unshare.
 
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use bitflags::bitflags;
 use freehold_arch::user::{USER_END, UserContext};
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
 use freehold_vm::TaskPolicy;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -232,7 +235,7 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
         let task = Task::new(tid, process, schedule, parent.name());
         task.blocked.store(parent.blocked().0, Ordering::Relaxed);
         // The same policy, but its own turn.
-        let policy = parent.memory_policy().map(|policy| Arc::new(TaskPolicy::new(policy.policy())));
+        let policy = parent.memory_policy().map(|policy| reserve::arc(TaskPolicy::new(policy.policy())));
         task.set_memory_policy(policy);
         task.injection.inherit(&parent.injection);
         task.set_closing(parent.closing());
@@ -277,7 +280,7 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
     if flags.contains(CloneFlags::PARENT_SETTID) {
         let _ = UserPtr::<u32>::new(request.parent_tid).write(&tid);
     }
-    let released = flags.contains(CloneFlags::VFORK).then(|| Arc::new(Completion::new()));
+    let released = flags.contains(CloneFlags::VFORK).then(|| reserve::arc(Completion::new()));
     *task.vfork.lock() = released.clone();
     task.start();
     drop(task);
@@ -303,14 +306,14 @@ fn new_process(parent: &Arc<Task>, pid: Pid, request: &Request) -> Result<Arc<Pr
             if flags.contains(CloneFlags::CLEAR_SIGHAND) {
                 copy.reset_for_exec();
             }
-            Arc::new(IrqSpinLock::new(copy))
+            reserve::arc(IrqSpinLock::new(copy))
         }
     };
     let mother = if flags.contains(CloneFlags::PARENT) { old.parent() } else { None };
     let mother = mother.unwrap_or_else(|| old.clone());
     let process = Process::new(
         pid,
-        Arc::downgrade(&mother),
+        mother.downgrade(),
         Beginnings {
             space,
             files,
@@ -335,7 +338,7 @@ fn new_process(parent: &Arc<Task>, pid: Pid, request: &Request) -> Result<Arc<Pr
     if flags.contains(CloneFlags::SYSVSEM) {
         *process.undo.lock() = Some(old.undo_slot());
     }
-    let process = Arc::new(process);
+    let process = reserve::arc(process);
     process.watch_cpu_limit(process.limit(Resource::Cpu));
     Ok(process)
 }

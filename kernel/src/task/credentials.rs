@@ -1,8 +1,9 @@
 //! Who a process acts as.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Deref;
+
+use freehold_collections::{Arc, reserve};
 
 use super::capabilities::{Capabilities, Capability};
 
@@ -15,7 +16,7 @@ impl Groups {
     /// The groups of a list in any order.
     pub fn new(mut list: Vec<u32>) -> Self {
         list.sort_unstable();
-        Self((!list.is_empty()).then(|| Arc::new(list)))
+        Self((!list.is_empty()).then(|| reserve::arc(list)))
     }
 }
 

@@ -3,9 +3,9 @@
 //! The last thread of a process lets go of its memory and files, gives its children to the next reaper, and leaves
 //! a zombie for its parent, unless the parent said that it does not care.
 
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
+use freehold_collections::{Arc, reserve::ArcMethods};
 use freehold_vm::Batch;
 
 use super::process::{ExitStatus, Process, is_any_stopped};
@@ -88,7 +88,7 @@ fn end_process(task: &Task, status: ExitStatus) {
     task.set_translation(kernel.space().translation().clone());
     crate::sched::activate_current();
     let mut peak = 0;
-    if Arc::strong_count(&space) == 1 {
+    if space.references() == 1 {
         let footprint = space.lock().footprint();
         peak = footprint.peak * 4096;
         if footprint.resident > MUCH || footprint.table_bytes > MANY_TABLES {
@@ -104,7 +104,7 @@ fn end_process(task: &Task, status: ExitStatus) {
     above().cancel_operations(process.pid);
     // The kernel's own table has no files: an end needs no memory.
     let files = process.replace_files(kernel.files());
-    if let Some(files) = Arc::into_inner(files) {
+    if let Some(files) = files.into_last() {
         above().close_files(&files);
     }
     drop(process.replace_fs(kernel.fs()));

@@ -4,12 +4,14 @@
 //! waker takes that lock after the word was changed: so no wake-up falls between comparing and queueing. The word
 //! is read without faults there; where its page is absent, the page is brought in outside and all begins again.
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_arch::usercopy::{self, Faults};
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
 use freehold_machine::VirtAddr;
 use freehold_vm::FutexKey;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -158,7 +160,7 @@ fn wait(address: u64, scope: Scope, expected: u32, bitset: u32, deadline: Option
     }
     let key = key_of(address, scope)?;
     let task = current();
-    let waiter = Arc::new(Waiter {
+    let waiter = reserve::arc(Waiter {
         task: task.clone(),
         key: SpinLock::new(key),
         bitset,
@@ -198,7 +200,9 @@ fn wait(address: u64, scope: Scope, expected: u32, bitset: u32, deadline: Option
     }
     if outcome == Err(Errno::ERESTARTSYS) && deadline.is_some() {
         // A restart must not wait for the whole time again.
-        return Err(task.restart_with(Box::new(move || wait(address, scope, expected, bitset, deadline))));
+        return Err(
+            task.restart_with(reserve::boxed(move || wait(address, scope, expected, bitset, deadline)))
+        );
     }
     outcome
 }
@@ -214,7 +218,7 @@ fn leave(waiter: &Arc<Waiter>) -> bool {
         if *waiter.key.lock() != key {
             continue;
         }
-        bucket.retain(|other| !Arc::ptr_eq(other, waiter));
+        bucket.retain(|other| !other.is_same(waiter));
         return true;
     }
 }

@@ -1,13 +1,15 @@
 //! System calls about identities: processes, groups, sessions, users.
 
-use alloc::sync::Arc;
-
 use super::capabilities::{Capabilities, Capability};
 use super::credentials::Groups;
 use super::{Credentials, Pid, Process, Session, current, find, registry, with_current};
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
 
 /// getpid()
 pub fn sys_getpid(_args: &Args) -> Result<i64> {
@@ -57,7 +59,7 @@ pub fn sys_setpgid(args: &Args) -> Result<i64> {
     let process = named(args.int(0))?;
     let group: Pid = if args.int(1) == 0 { process.pid } else { args.uint(1) };
     let mut registry = registry::lock();
-    if !Arc::ptr_eq(&process, &caller) {
+    if !process.is_same(&caller) {
         if process.parent_pid() != caller.pid {
             return Err(Errno::ESRCH);
         }
@@ -86,7 +88,7 @@ pub fn sys_setpgid(args: &Args) -> Result<i64> {
 /// setsid()
 pub fn sys_setsid(_args: &Args) -> Result<i64> {
     let process = current().process().clone();
-    let session = Arc::new(Session::new(process.pid));
+    let session = reserve::arc(Session::new(process.pid));
     let old = {
         let mut registry = registry::lock();
         if registry.members(process.pid).next().is_some() {

@@ -1,7 +1,5 @@
 //! Process 1: the kernel's own init. It starts the program, takes in orphans, and ends when the program has.
 
-use alloc::sync::{Arc, Weak};
-
 use super::exec::{Request, Strings};
 use super::process::{Beginnings, ExitStatus, Process};
 use super::spawn::{self, FirstProgram, kernel_process};
@@ -17,6 +15,7 @@ use crate::sync::{Completion, SpinLock};
 use crate::task::signal::code;
 use crate::tty::{console, job};
 use crate::{Errno, Result, hw};
+use freehold_collections::{Arc, reserve};
 
 static INIT: spin::Once<Arc<Process>> = spin::Once::new();
 /// The program, once it runs.
@@ -84,13 +83,13 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
     give_consoles(&walk, spec.user)?;
     let files = FileTable::new();
     let limit = Limits::initial().get(super::Resource::Files).soft as usize;
-    let mut terminal = None;
+    let mut terminal: Option<Arc<OpenFile>> = None;
     for (stream, standard) in spec.streams.iter().zip([Standard::Input, Standard::Output, Standard::Error]) {
         let flags = if standard == Standard::Input { OpenFlags::empty() } else { OpenFlags::WRONLY };
         let file = match stream {
             Stream::Pipe => OpenFile::new(stdio::open(standard, spec.user)?, None, flags)?,
             Stream::Terminal => match &terminal {
-                Some(file) => Arc::clone(file),
+                Some(file) => file.clone(),
                 None => {
                     let file = names::open(&walk, b"/dev/console", OpenFlags::RDWR, 0)?;
                     terminal.insert(file).clone()
@@ -110,19 +109,23 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
         environment,
         last: Final::Follow,
     };
-    let credentials = Arc::new(Credentials::of_user(spec.user.0, spec.user.1));
+    let credentials = reserve::arc(Credentials::of_user(spec.user.0, spec.user.1));
     Ok(FirstProgram { files, fs, program, credentials })
 }
 
 fn start(spec: Spec) -> Result<ExitStatus> {
     let pid = registry::lock().allocate()?;
     debug_assert_eq!(pid, super::INIT);
-    let with =
-        Beginnings::of_leader(pid, FileTable::new(), kernel_process().fs(), Arc::new(Credentials::default()));
-    let init = Arc::new(Process::new(pid, Weak::new(), with));
+    let with = Beginnings::of_leader(
+        pid,
+        FileTable::new(),
+        kernel_process().fs(),
+        reserve::arc(Credentials::default()),
+    );
+    let init = reserve::arc(Process::new(pid, reserve::no_weak(), with));
     INIT.call_once(|| init.clone());
-    let done = Arc::new(Completion::new());
-    let outcome = Arc::new(SpinLock::new(Ok(ExitStatus::Exited(0))));
+    let done = reserve::arc(Completion::new());
+    let outcome = reserve::arc(SpinLock::new(Ok(ExitStatus::Exited(0))));
     let task =
         Task::new(pid, init.clone(), Schedule::new(Idle::No, hw::current_cpu()), spawn::short(b"init"));
     let (tell, result) = (done.clone(), outcome.clone());

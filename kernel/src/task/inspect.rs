@@ -21,12 +21,11 @@
 //! it looks at the ids ([`space_of`]). So an inspector never gets a space that belongs to ids which
 //! it did not check.
 
-use alloc::sync::Arc;
-
 pub use super::credentials::Dumpable;
 use super::{Capability, Credentials, Process, current};
 use crate::mem::Space;
 use crate::{Errno, Result};
+use freehold_collections::Arc;
 
 /// Which of the caller's ids count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,11 +1,10 @@
 //! Descriptors of the calling process for files without a name.
 
-use alloc::sync::Arc;
-
 use super::current;
 use crate::Result;
 use crate::fs::{File, OnExec, OpenFile, OpenFlags};
 use crate::user::UserPtr;
+use freehold_collections::Arc;
 
 /// Give the calling process a descriptor for a file without a name; `flags` become the description's, CLOEXEC the
 /// descriptor's.

@@ -52,14 +52,13 @@ pub mod uts;
 pub mod wait;
 pub mod waitid;
 
-use alloc::sync::Arc;
-
 pub use crate::sched::is_current_dying;
 pub use capabilities::Capability;
 pub use credentials::Credentials;
 #[cfg(target_os = "none")]
 pub use fault::{Fault, handle_kernel_fault, handle_user_fault};
 pub use file_size::{check_file_size, file_size_left};
+use freehold_collections::Arc;
 pub use install::{install, install_pair};
 pub use limits::{Limit, Limits, Resource};
 pub use mask::mask_at;
@@ -94,7 +93,7 @@ pub fn current() -> Arc<Task> {
 /// The running task, if this CPU takes part in scheduling.
 #[cfg(target_os = "none")]
 pub fn try_current() -> Option<Arc<Task>> {
-    crate::hw::thread::with_current(Arc::clone)
+    crate::hw::thread::with_current(|task: &Arc<Task>| task.clone())
 }
 
 /// Look at the running task without keeping it: cheaper than [`current`].

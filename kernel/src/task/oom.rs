@@ -1,7 +1,8 @@
 //! Whom to kill when no memory is left.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_collections::Arc;
 
 use super::process::{ExitStatus, Process};
 use super::{Signal, above, current, registry};

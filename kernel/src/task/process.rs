@@ -1,9 +1,10 @@
 //! Processes: what the threads of a program share.
 
-use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use freehold_collections::{Arc, Weak, reserve};
 
 use super::capabilities::Capability;
 use super::credentials::Credentials;
@@ -249,8 +250,8 @@ impl Beginnings {
             fs,
             credentials,
             limits: Limits::initial(),
-            actions: Arc::new(IrqSpinLock::new(Actions::new())),
-            session: Arc::new(Session::new(pid)),
+            actions: reserve::arc(IrqSpinLock::new(Actions::new())),
+            session: reserve::arc(Session::new(pid)),
             group_id: pid,
         }
     }
@@ -284,10 +285,10 @@ impl Process {
                 parked: 0,
                 report: None,
             }),
-            signal_arrival: Arc::new(WaitQueue::new()),
+            signal_arrival: reserve::arc(WaitQueue::new()),
             child_changed: WaitQueue::new(),
             thread_ended: WaitQueue::new(),
-            ended: Arc::new(WaitQueue::new()),
+            ended: reserve::arc(WaitQueue::new()),
             zombie: SpinLock::new(None),
             past_runtime: AtomicU64::new(0),
             past: SpinLock::new(Usage::default()),
@@ -373,7 +374,7 @@ impl Process {
     }
     /// Act as somebody else.
     pub(super) fn set_credentials(&self, credentials: Credentials) {
-        let new = Arc::new(credentials);
+        let new = reserve::arc(credentials);
         let old = core::mem::replace(&mut *self.credentials.lock(), new);
         drop(old);
     }

@@ -9,11 +9,13 @@
 //! a process, and in the OOM killer. A walk sees every process that exists from its beginning to
 //! its end, and may miss those that come or go meanwhile.
 
-use alloc::sync::{Arc, Weak};
 use core::ops::Bound;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use freehold_collections::Map;
+use freehold_collections::{
+    Arc, Map, Weak,
+    reserve::{self, ArcMethods},
+};
 
 use super::process::Process;
 use super::session::Session;
@@ -228,18 +230,18 @@ impl Registry {
         TASKS.fetch_add(1, Ordering::Relaxed);
         FORKS.fetch_add(1, Ordering::Relaxed);
         self.change(task.tid, |slot| {
-            slot.task = Arc::downgrade(task);
+            slot.task = task.downgrade();
             slot.reserved = false;
         });
     }
     /// A task has ended.
     pub fn remove_task(&mut self, tid: Pid) {
         TASKS.fetch_sub(1, Ordering::Relaxed);
-        self.change(tid, |slot| slot.task = Weak::new());
+        self.change(tid, |slot| slot.task = reserve::no_weak());
     }
     /// The thread `task` takes over the ID of the process' first one (execve).
     pub fn rename_task(&mut self, task: &Arc<Task>, tid: Pid) {
-        self.change(tid, |slot| slot.task = Arc::downgrade(task));
+        self.change(tid, |slot| slot.task = task.downgrade());
     }
     /// Enter a process, its group and its session, and make it its parent's child.
     pub fn add_process(&mut self, process: &Arc<Process>) {
@@ -309,7 +311,7 @@ impl Registry {
         let disowns = parent.family.disowns.load(Ordering::Relaxed);
         let reaper = if disowns { self.reaper_of(parent) } else { None };
         let parent = reaper.as_ref().unwrap_or(parent);
-        *child.parent.lock() = Arc::downgrade(parent);
+        *child.parent.lock() = parent.downgrade();
         let last = get(&parent.family.last_child);
         match self.process(last) {
             Some(last) => set(&last.family.next_sibling, child.pid),

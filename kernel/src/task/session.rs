@@ -1,7 +1,8 @@
 //! Sessions: process groups that share a controlling terminal.
 
-use alloc::sync::Arc;
 use core::any::Any;
+
+use freehold_collections::Arc;
 
 use super::Pid;
 use crate::sync::SpinLock;

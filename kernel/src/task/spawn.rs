@@ -1,11 +1,13 @@
 //! Making tasks: the kernel's own, and user threads on a saved program state.
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use freehold_arch::thread;
 use freehold_arch::user::UserContext;
+use freehold_collections::{
+    Arc, Box, Receiver,
+    reserve::{self, ArcMethods},
+};
 use freehold_machine::{CpuId, CpuSet};
 
 use super::process::{Beginnings, Process};
@@ -25,17 +27,17 @@ static KERNEL: spin::Once<Arc<Process>> = spin::Once::new();
 pub fn init(space: Arc<Space>, fs: Arc<FsContext>) {
     let files = FileTable::new();
     KERNEL.call_once(|| {
-        Arc::new(Process::new(
+        reserve::arc(Process::new(
             0,
-            alloc::sync::Weak::new(),
+            reserve::no_weak(),
             Beginnings {
                 space,
                 files,
                 fs,
-                credentials: Arc::new(Credentials::default()),
+                credentials: reserve::arc(Credentials::default()),
                 limits: Limits::initial(),
-                actions: Arc::new(IrqSpinLock::new(Actions::new())),
-                session: Arc::new(Session::new(0)),
+                actions: reserve::arc(IrqSpinLock::new(Actions::new())),
+                session: reserve::arc(Session::new(0)),
                 group_id: 0,
             },
         ))
@@ -66,19 +68,19 @@ pub fn start_cpu(cpu: CpuId) -> Result<()> {
     let idle = Task::new(0, kernel_process().clone(), Schedule::new(Idle::Yes, cpu), short(b"idle"));
     sched::start(cpu, idle.thread().clone())?;
     // It never ends.
-    thread::show_for_ever(Box::leak(Box::new(idle)));
+    thread::show_for_ever(reserve::leaked(idle));
     Ok(())
 }
 
 impl Task {
     /// Give a new task its kernel thread, which will run `body`.
-    pub(super) fn run_in_kernel(self: &Arc<Self>, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    pub(super) fn run_in_kernel(self: &Receiver<Self>, body: impl FnOnce() + Send + 'static) -> Result<()> {
         self.make_thread(|_| body())
     }
 
-    fn make_thread(self: &Arc<Self>, body: impl FnOnce(&Arc<Task>) + Send + 'static) -> Result<()> {
+    fn make_thread(self: &Receiver<Self>, body: impl FnOnce(&Arc<Task>) + Send + 'static) -> Result<()> {
         // Not a reference of its own: the task owns the thread.
-        let owner = Arc::downgrade(self);
+        let owner = self.downgrade();
         self.thread().prepare(move || {
             if let Some(task) = owner.upgrade() {
                 thread::show(&task, || body(&task));
@@ -89,7 +91,7 @@ impl Task {
     /// Give a new user task its kernel thread, which will run the program from `context`; `first` runs before,
     /// on the new thread.
     pub(super) fn make_user_thread(
-        self: &Arc<Self>,
+        self: &Receiver<Self>,
         mut context: UserContext,
         first: impl FnOnce(&Arc<Task>) + Send + 'static,
     ) -> Result<()> {
@@ -101,7 +103,7 @@ impl Task {
     }
 
     /// Start a new task.
-    pub(super) fn start(self: &Arc<Self>) {
+    pub(super) fn start(self: &Receiver<Self>) {
         self.thread().start(self.clone());
     }
 }
@@ -155,7 +157,7 @@ pub struct FirstProgram {
 pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Process>, Arc<Task>)> {
     let pid = registry::lock().allocate()?;
     let with = Beginnings::of_leader(pid, first.files, first.fs, first.credentials);
-    let process = Arc::new(Process::new(pid, Arc::downgrade(parent), with));
+    let process = reserve::arc(Process::new(pid, parent.downgrade(), with));
     let task = Task::new(pid, process.clone(), Schedule::new(Idle::No, hw::current_cpu()), short(b"init"));
     let mut context = UserContext::new().map_err(|_| Errno::ENOMEM)?;
     let loaded = super::exec::load(&process, first.program)?;

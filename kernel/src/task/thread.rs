@@ -2,10 +2,10 @@
 //!
 //! A task owns a [`Thread`], which the scheduler runs, and dereferences to it.
 
-use alloc::boxed::Box;
-use alloc::sync::{Arc, Weak};
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use freehold_collections::{Arc, Box, Weak, reserve};
 
 #[cfg(target_os = "none")]
 use freehold_arch::heap::Watch;
@@ -70,7 +70,7 @@ impl Task {
     /// A task of `process` that nothing runs yet.
     pub(super) fn new(tid: Pid, process: Arc<Process>, schedule: Schedule, name: [u8; 16]) -> Arc<Self> {
         let runs = if process.is_kernel() { Runs::Kernel } else { Runs::Programs };
-        Arc::new_cyclic(|me: &Weak<Self>| {
+        reserve::cyclic(|me: &Weak<Self>| {
             let thread = Thread::new(me.clone(), runs, schedule);
             #[cfg(target_os = "none")]
             if runs == Runs::Programs {

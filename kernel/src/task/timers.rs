@@ -6,10 +6,12 @@
 //! A timer that counts CPU time, and the limit of CPU time, are armed for the least wall time in which they could
 //! expire (what is left, over the number of threads), and look again then.
 
-use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_collections::Map;
+use freehold_collections::{
+    Arc, Map, Receiver, Weak,
+    reserve::{self, ArcMethods},
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::clock::Clock;
@@ -67,7 +69,7 @@ impl Setting {
 
 impl Timer {
     fn new(notify: Notify, clock: Clock) -> Arc<Self> {
-        Arc::new(Self {
+        reserve::arc(Self {
             slot: TimerSlot::new(),
             notify,
             clock,
@@ -89,7 +91,7 @@ impl Timer {
         (left, interval)
     }
     /// Let it expire when its clock shows `deadline` (0: never) and then every `interval`.
-    fn set(self: &Arc<Self>, deadline: u64, interval: u64) -> Result<()> {
+    fn set(self: &Receiver<Self>, deadline: u64, interval: u64) -> Result<()> {
         let timer: Arc<dyn Expire> = self.clone();
         time::cancel(&timer);
         *self.setting.lock() = Setting { interval, deadline, overruns: 0 };
@@ -100,11 +102,11 @@ impl Timer {
         time::try_arm(&timer, first)
     }
     /// Let it expire after `value` nanoseconds (0: never) and then every `interval`.
-    fn set_relative(self: &Arc<Self>, value: u64, interval: u64) -> Result<()> {
+    fn set_relative(self: &Receiver<Self>, value: u64, interval: u64) -> Result<()> {
         let now = self.counted().map_or_else(time::now, |process| process.cpu_time());
         self.set(if value == 0 { 0 } else { now.saturating_add(value) }, interval)
     }
-    fn cancel(self: &Arc<Self>) {
+    fn cancel(self: &Receiver<Self>) {
         self.setting.lock().deadline = 0;
         let timer: Arc<dyn Expire> = self.clone();
         time::cancel(&timer);
@@ -171,15 +173,15 @@ impl Process {
     }
 
     /// RLIMIT_CPU is `limit` from now on.
-    pub(super) fn watch_cpu_limit(self: &Arc<Self>, limit: Limit) {
+    pub(super) fn watch_cpu_limit(self: &Receiver<Self>, limit: Limit) {
         let mut slot = self.timers.limit.lock();
         if slot.is_none() && limit.soft == INFINITY && limit.hard == INFINITY {
             return;
         }
         let watch = slot.get_or_insert_with(|| {
-            Arc::new(CpuLimit {
+            reserve::arc(CpuLimit {
                 slot: TimerSlot::new(),
-                process: Arc::downgrade(self),
+                process: self.downgrade(),
                 soft: AtomicU64::new(0),
                 hard: AtomicU64::new(0),
             })
@@ -296,9 +298,9 @@ impl Timers {
 
 impl Process {
     /// The timer that setitimer's `which` means, made if it is not there.
-    fn interval_timer(self: &Arc<Self>, which: i32) -> Result<Arc<Timer>> {
+    fn interval_timer(self: &Receiver<Self>, which: i32) -> Result<Arc<Timer>> {
         let make =
-            |signal, clock| Timer::new(Notify::Process(Arc::downgrade(self), SigInfo::kernel(signal)), clock);
+            |signal, clock| Timer::new(Notify::Process(self.downgrade(), SigInfo::kernel(signal)), clock);
         match which {
             0 => {
                 let mut slot = self.timers.real.lock();
@@ -398,7 +400,7 @@ pub fn sys_timer_create(args: &Args) -> Result<i64> {
         let signal = Signal::new(i64::from(signal)).ok_or(Errno::EINVAL)?;
         Ok::<_, Errno>(SigInfo::timer(signal, id, 0, value))
     };
-    let whole = |info| Notify::Process(Arc::downgrade(&process), info);
+    let whole = |info| Notify::Process(process.downgrade(), info);
     let notify = match event {
         None => whole(info(i32::from(Signal::ALRM.number()), id as u64)?),
         Some(event) => match event.notify {
@@ -406,10 +408,10 @@ pub fn sys_timer_create(args: &Args) -> Result<i64> {
             SIGEV_NONE => Notify::None,
             SIGEV_THREAD_ID => {
                 let task = find_task(event.tid.unsigned_abs()).ok_or(Errno::EINVAL)?;
-                if !Arc::ptr_eq(task.process(), &process) {
+                if !task.process().is_same(&process) {
                     return Err(Errno::EINVAL);
                 }
-                Notify::Thread(Arc::downgrade(&task), info(event.signal, event.value)?)
+                Notify::Thread(task.downgrade(), info(event.signal, event.value)?)
             }
             _ => return Err(Errno::EINVAL),
         },

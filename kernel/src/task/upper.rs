@@ -1,9 +1,9 @@
 //! What a task asks of the layers above it.
 
-use alloc::sync::Arc;
 use core::fmt;
 
 use freehold_arch::user::UserContext;
+use freehold_collections::Arc;
 
 use super::{Pid, Session, Task};
 use crate::fs::FileTable;

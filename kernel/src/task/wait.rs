@@ -1,9 +1,9 @@
 //! Waiting for children: wait4, what waitid is made of; and what a parent is told.
 
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use bitflags::bitflags;
+use freehold_collections::Arc;
 
 use super::process::{ExitStatus, Process, Report, Usage};
 use super::signal::{SA_NOCLDSTOP, SigInfo, Signal, code};

@@ -1,7 +1,5 @@
 //! Reading and setting clocks, and sleeping.
 
-use alloc::boxed::Box;
-
 use super::{SECOND, TimeSpec, TimeVal, now, set_wall};
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
@@ -9,6 +7,7 @@ use crate::task::clock::{Clock, REALTIME};
 use crate::task::{Capability, current};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
+use freehold_collections::reserve;
 
 /// clock_gettime(clock, time)
 pub fn sys_clock_gettime(args: &Args) -> Result<i64> {
@@ -109,7 +108,7 @@ fn sleep_until(deadline: u64, remaining: u64) -> Result<i64> {
                 return Ok(0);
             }
             UserPtr::new(remaining).write_optional(&TimeSpec::from_nanoseconds(left))?;
-            Err(current().restart_with(Box::new(move || sleep_until(deadline, remaining))))
+            Err(current().restart_with(reserve::boxed(move || sleep_until(deadline, remaining))))
         }
     }
 }

@@ -17,10 +17,9 @@
 //!
 //! `queue_model.rs` explores the orders.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_collections::Vec;
+use freehold_collections::{Arc, Vec};
 use freehold_machine::{CpuId, MAX_CPUS};
 
 use crate::Result;

@@ -4,14 +4,13 @@
 //! through the line discipline in a kernel task, the pump, so that Ctrl-C reaches a program that does not read.
 //! /dev/console and /dev/tty0 are this terminal too.
 
-use alloc::sync::Arc;
-
 use super::termios::{Termios, WindowSize};
 use super::{Tty, Wire};
 use crate::dev::stream::HostStream;
 use crate::sync::{PollWaiter, SpinLock};
 use crate::task::Signal;
 use crate::{Result, sched};
+use freehold_collections::Arc;
 
 /// /dev/tty1, by which the console's terminal is known.
 pub const CONSOLE: (u32, u32) = (4, 1);

@@ -1,5 +1,6 @@
 //! ioctl(2) on terminals: ioctl_tty(2).
 
+use freehold_collections::Receiver;
 use linux_raw_sys::general as c;
 use linux_raw_sys::ioctl as io;
 
@@ -7,7 +8,6 @@ use super::discipline::Queue;
 use super::job::{self, Steal};
 use super::termios::{Termios, Termios2, WindowSize};
 use super::{Sharing, Tty, TtyFile, Wire};
-use alloc::sync::Arc;
 
 use crate::task::Signal;
 use crate::user::UserPtr;
@@ -33,7 +33,7 @@ fn put<T: zerocopy::IntoBytes + zerocopy::Immutable>(argument: u64, value: T) ->
 
 impl Tty {
     /// What both sides of a pty answer alike. `None` for a request that is not one of these.
-    pub(super) fn common_control(self: &Arc<Self>, request: u32, argument: u64) -> Option<Result<i64>> {
+    pub(super) fn common_control(self: &Receiver<Self>, request: u32, argument: u64) -> Option<Result<i64>> {
         Some(match request {
             io::TCGETS => put(argument, *self.state.lock().discipline.termios()),
             io::TCGETS2 => {

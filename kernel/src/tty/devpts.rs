@@ -2,14 +2,13 @@
 //!
 //! Nothing is kept here: names come and go with the pairs of [`super::pty`].
 
-use alloc::sync::Arc;
-
 use super::pty;
 use crate::fs::device::make_device;
 use crate::fs::{
     DirEntry, File, FileSystem, FsStats, Identity, Metadata, Node, NodeKind, OpenFlags, Seekable, SetMetadata,
 };
 use crate::{Errno, Result, time};
+use freehold_collections::{Arc, Receiver, reserve};
 
 /// Its device number.
 const DEVICE: u64 = make_device(0, 22);
@@ -24,7 +23,7 @@ pub struct DevPts {
 impl DevPts {
     /// The one there is; every mount shows the same pairs.
     pub fn file_system() -> Arc<dyn FileSystem> {
-        Arc::new(Self { root: Arc::new(PtsDirectory) })
+        reserve::arc(Self { root: reserve::arc(PtsDirectory) })
     }
 }
 
@@ -48,7 +47,7 @@ impl FileSystem for DevPts {
 
 /// The node of terminal `number`.
 pub(super) fn slave_node(number: u32) -> Arc<dyn Node> {
-    Arc::new(SlaveNode { number })
+    reserve::arc(SlaveNode { number })
 }
 
 /// Its root.
@@ -106,7 +105,7 @@ impl Node for SlaveNode {
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
         pty::set_ownership(self.number, change)
     }
-    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+    fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
         let number = self.number;
         pty::open_slave(self, number, flags)
     }
@@ -125,7 +124,7 @@ impl Node for PtmxNode {
     fn metadata(&self) -> Metadata {
         metadata(PTMX_INODE, NodeKind::CharDevice, 0o666, make_device(pty::PTMX.0, pty::PTMX.1))
     }
-    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+    fn open(self: Receiver<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
         pty::open_master(self)
     }
 }
@@ -140,12 +139,12 @@ impl Node for PtsDirectory {
     fn metadata(&self) -> Metadata {
         metadata(ROOT_INODE, NodeKind::Directory, 0o755, 0)
     }
-    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
-        Ok(Arc::new(OpenPtsDirectory(self)))
+    fn open(self: Receiver<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+        Ok(reserve::arc(OpenPtsDirectory(self)))
     }
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
         if name == b"ptmx" {
-            return Ok(Arc::new(PtmxNode));
+            return Ok(reserve::arc(PtmxNode));
         }
         let text = core::str::from_utf8(name).map_err(|_| Errno::ENOENT)?;
         let number: u32 = text.parse().map_err(|_| Errno::ENOENT)?;
@@ -153,7 +152,7 @@ impl Node for PtsDirectory {
         if (text.starts_with('0') && text != "0") || text.starts_with('+') || !pty::is_listed(number) {
             return Err(Errno::ENOENT);
         }
-        Ok(Arc::new(SlaveNode { number }))
+        Ok(reserve::arc(SlaveNode { number }))
     }
 }
 

@@ -1,13 +1,12 @@
 //! An open terminal: reading, writing, polling.
 
-use alloc::sync::Arc;
-
 use super::discipline::Read;
 use super::{Line, Tty, job};
 use crate::fs::{Blocking, File, Node, Ready};
 use crate::sync::PollWaiter;
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, time};
+use freehold_collections::{Arc, reserve};
 
 /// Bytes that are moved between two looks at the terminal's lock.
 const CHUNK: usize = 512;
@@ -29,7 +28,7 @@ enum Look {
 
 impl TtyFile {
     pub(super) fn new(tty: Arc<Tty>, node: Arc<dyn Node>, generation: u32) -> Arc<Self> {
-        Arc::new(Self { tty, node, generation })
+        reserve::arc(Self { tty, node, generation })
     }
 
     /// The terminal.

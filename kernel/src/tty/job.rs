@@ -5,8 +5,10 @@
 //!
 //! Source: POSIX.1-2017, 11.1.3 to 11.1.4.
 
-use alloc::sync::{Arc, Weak};
-
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
 use linux_raw_sys::general as c;
 
 use super::{Line, Tty};
@@ -38,7 +40,7 @@ fn controls(session: &Session, tty: &Arc<Tty>) -> bool {
         .controlling
         .lock()
         .as_ref()
-        .is_some_and(|other| core::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(tty)))
+        .is_some_and(|other| core::ptr::addr_eq(other.address(), tty.address()))
 }
 
 /// The caller's session and group, if `tty` controls it and another group is in the foreground.
@@ -127,7 +129,7 @@ pub fn attach(tty: &Arc<Tty>, session: &Arc<Session>, group: Pid) {
     let mut state = tty.state.lock();
     if state.line == Line::Up {
         *controlling = Some(tty.clone());
-        state.session = Arc::downgrade(session);
+        state.session = session.downgrade();
         state.foreground = group;
     }
 }
@@ -136,10 +138,10 @@ pub fn attach(tty: &Arc<Tty>, session: &Arc<Session>, group: Pid) {
 /// SIGHUP and SIGCONT.
 pub fn leave_session(session: &Arc<Session>) {
     let taken = session.controlling.lock().take();
-    let Some(Ok(tty)) = taken.map(Arc::downcast::<Tty>) else { return };
+    let Some(Ok(tty)) = taken.map(reserve::downcast::<Tty>) else { return };
     let foreground = {
         let mut state = tty.state.lock();
-        state.session = Weak::new();
+        state.session = reserve::no_weak();
         core::mem::take(&mut state.foreground)
     };
     if foreground != 0 {

@@ -4,9 +4,12 @@
 //! both are gone. Closing the master hangs the terminal up for good; closing every slave shows on the master
 //! as EIO once the output is read, until a program opens it again.
 
-use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
+use freehold_collections::{
+    Arc, Weak,
+    reserve::{self, ArcMethods},
+};
 use linux_raw_sys::ioctl as io;
 
 use super::termios::Termios;
@@ -68,7 +71,7 @@ fn make() -> Result<Arc<Pair>> {
         let tty = Tty::new(SLAVE_MAJOR, number as u32, Wire::Master, Termios::standard())?;
         let state =
             PairState { lock: Lock::Locked, packets: false, mode: 0o620, uid: 0, gid: 5, made: time::wall() };
-        let pair = Arc::new(Pair { tty, state: SpinLock::new(state) });
+        let pair = reserve::arc(Pair { tty, state: SpinLock::new(state) });
         fresh.make_room(number + 1)?;
         let mut pairs = PAIRS.lock();
         if pairs.len() == number {
@@ -76,11 +79,11 @@ fn make() -> Result<Arc<Pair>> {
                 fresh.append(&mut pairs);
                 core::mem::swap(&mut *pairs, &mut fresh);
             }
-            pairs.push(Arc::downgrade(&pair));
+            pairs.push(pair.downgrade());
             return Ok(pair);
         }
         if pairs.get(number).is_some_and(|pair| pair.strong_count() == 0) {
-            pairs[number] = Arc::downgrade(&pair);
+            pairs[number] = pair.downgrade();
             return Ok(pair);
         }
     }
@@ -91,7 +94,7 @@ fn make() -> Result<Arc<Pair>> {
 /// # Errors
 /// `ENOSPC` where there are too many, `ENOMEM`.
 pub fn open_master(node: Arc<dyn Node>) -> Result<Arc<dyn File>> {
-    Ok(Arc::new(Master { pair: make()?, node }))
+    Ok(reserve::arc(Master { pair: make()?, node }))
 }
 
 /// Open the terminal `number`.
@@ -104,7 +107,7 @@ pub fn open_slave(node: Arc<dyn Node>, number: u32, flags: OpenFlags) -> Result<
         return Err(Errno::EIO);
     }
     let file = pair.tty.open(node, flags)?;
-    Ok(Arc::new(Slave { file, _pair: pair }))
+    Ok(reserve::arc(Slave { file, _pair: pair }))
 }
 
 /// A program's side: keeps the pair's number in use.
@@ -179,7 +182,7 @@ impl Master {
         let number = self.pair.tty.minor;
         let node: Arc<dyn Node> = super::devpts::slave_node(number);
         let file = self.pair.tty.open(node, flags)?;
-        let file: Arc<dyn File> = Arc::new(Slave { file, _pair: self.pair.clone() });
+        let file: Arc<dyn File> = reserve::arc(Slave { file, _pair: self.pair.clone() });
         crate::task::install(file, flags).map(i64::from)
     }
 }

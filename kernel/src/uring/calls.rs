@@ -1,8 +1,6 @@
 //! io_uring_setup, io_uring_enter, io_uring_register.
 
-use alloc::sync::Arc;
-
-use freehold_collections::Vec;
+use freehold_collections::{Arc, Receiver, Vec, reserve};
 use linux_raw_sys::io_uring as c;
 
 use super::memory::{Parameters, SharedRings};
@@ -46,7 +44,7 @@ pub fn sys_io_uring_setup(args: &Args) -> Result<i64> {
     let rings = SharedRings::new(submissions, completions)?;
     parameters.describe(&rings, FEATURES);
     at.write(&parameters)?;
-    let file = Arc::new(RingFile(Ring::make(rings)?));
+    let file = reserve::arc(RingFile(Ring::make(rings)?));
     task::install(file, OpenFlags::RDWR | OpenFlags::CLOEXEC).map(i64::from)
 }
 
@@ -117,7 +115,7 @@ fn wait(ring: &Ring, wanted: u32, flags: u32, args: &Args) -> Result<()> {
 
 impl Ring {
     /// Start up to `count` entries: how many there were.
-    fn submit(self: &Arc<Self>, count: u32) -> u32 {
+    fn submit(self: &Receiver<Self>, count: u32) -> u32 {
         let mut head = self.submit.lock();
         let filled = self.rings.submission_tail().wrapping_sub(*head);
         let count = count.min(filled).min(self.rings.submissions());
@@ -158,7 +156,7 @@ impl Ring {
             if length == 0 || length > MAX_BUFFER {
                 return Err(Errno::EFAULT);
             }
-            pinned.push_reserved(Arc::new(PinnedRun::register(&space, owner, address, length as usize)?));
+            pinned.push_reserved(reserve::arc(PinnedRun::register(&space, owner, address, length as usize)?));
         }
         *buffers = pinned;
         Ok(())

@@ -5,9 +5,9 @@
 //! anything at any moment: each word is read once, as one atomic access, and what the kernel must rely on (its own
 //! ends of the rings, masks, sizes) it keeps to itself and only shows there.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use freehold_collections::{Arc, reserve};
 use linux_raw_sys::io_uring as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -96,7 +96,7 @@ impl SharedRings {
             cache.set_size_grow(end);
             cache.allocate(u64::from(start)..end)?;
         }
-        let rings = Self { content: Arc::new(CacheContent::new(cache)), submissions, completions };
+        let rings = Self { content: reserve::arc(CacheContent::new(cache)), submissions, completions };
         for (start, entries) in [(c::IORING_OFF_SQ_RING, submissions), (c::IORING_OFF_CQ_RING, completions)] {
             rings.store(start + word::MASK, entries - 1);
             rings.store(start + word::ENTRIES, entries);

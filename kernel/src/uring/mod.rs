@@ -25,10 +25,9 @@ mod work;
 
 pub use memory::show_through_rings;
 
-use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_collections::{Vec, VecDeque};
+use freehold_collections::{Arc, Vec, VecDeque, reserve};
 use freehold_vm::ReadWrite;
 
 use crate::Result;
@@ -49,7 +48,7 @@ static RINGS: Roll<Ring> = Roll::new();
 /// Cancel what `process`, which is ending, waits for. May sleep.
 pub fn leave(process: Pid) {
     let Some(rings) = RINGS.entries() else { return };
-    for ring in rings.iter().filter_map(Weak::upgrade) {
+    for ring in rings.iter().filter_map(|weak| weak.upgrade()) {
         ring.abandon(process);
     }
 }
@@ -79,17 +78,17 @@ pub struct Ring {
 
 impl Ring {
     fn make(rings: SharedRings) -> Result<Arc<Self>> {
-        let ring = Arc::new(Self {
+        let ring = reserve::arc(Self {
             rings,
             node: AnonymousNode::plain(NodeKind::Regular, "anon_inode:[io_uring]"),
             submit: Mutex::new(0),
             posted: Mutex::new(VecDeque::new()),
             tail: AtomicU32::new(0),
             count: AtomicU64::new(0),
-            arrived: Arc::new(WaitQueue::new()),
+            arrived: reserve::arc(WaitQueue::new()),
             waiting: Mutex::new(Waiting::new()),
             helpers: AtomicUsize::new(0),
-            changed: Arc::new(WaitQueue::new()),
+            changed: reserve::arc(WaitQueue::new()),
             buffers: Mutex::new(Vec::new()),
         });
         RINGS.enter(&ring)?;

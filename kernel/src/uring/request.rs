@@ -3,8 +3,7 @@
 //! Checking comes first and holds everything that the request needs: its file, and its buffers where it cannot end at
 //! once. After that no word of the entry, and no descriptor of the program, is looked at again.
 
-use alloc::sync::Arc;
-
+use freehold_collections::Arc;
 use freehold_vm::{ReadOnly, ReadWrite};
 use linux_raw_sys::io_uring as c;
 

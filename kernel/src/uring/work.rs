@@ -4,10 +4,9 @@
 //! until any file that is waited for is ready, a timeout has passed, or the list has changed. *Workers* (up to [`WORKERS`])
 //! take requests that block in a disk from a queue, one at a time, until it is empty.
 
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use freehold_collections::{Vec, VecDeque};
+use freehold_collections::{Arc, Receiver, Vec, VecDeque, reserve::ArcMethods};
 
 use super::Ring;
 use super::request::{Pending, Transfer};
@@ -66,7 +65,7 @@ impl Ring {
     ///
     /// # Errors
     /// `ENOMEM`, `EAGAIN` where no task can be had.
-    pub(super) fn wait_for(self: &Arc<Self>, user_data: u64, pending: Pending) -> Result<()> {
+    pub(super) fn wait_for(self: &Receiver<Self>, user_data: u64, pending: Pending) -> Result<()> {
         match pending {
             Pending::Disk(transfer) => self.queue(user_data, Job::Transfer(transfer)),
             Pending::Sync(file) => self.queue(user_data, Job::Sync(file)),
@@ -77,7 +76,7 @@ impl Ring {
         }
     }
 
-    fn watch(self: &Arc<Self>, waiter: Waiter) -> Result<()> {
+    fn watch(self: &Receiver<Self>, waiter: Waiter) -> Result<()> {
         let mut waiting = self.waiting.lock();
         waiting.waiters.try_reserve(1)?;
         if !waiting.watched {
@@ -92,7 +91,7 @@ impl Ring {
         Ok(())
     }
 
-    fn queue(self: &Arc<Self>, user_data: u64, job: Job) -> Result<()> {
+    fn queue(self: &Receiver<Self>, user_data: u64, job: Job) -> Result<()> {
         let mut waiting = self.waiting.lock();
         waiting.jobs.try_reserve(1)?;
         let most = WORKERS - waiting.running.len();
@@ -114,7 +113,7 @@ impl Ring {
             let mut waiting = self.waiting.lock();
             let Some((user_data, job)) = waiting.jobs.pop_front() else {
                 let me = thread::current();
-                let at = waiting.workers.iter().position(|worker| Arc::ptr_eq(worker, &me));
+                let at = waiting.workers.iter().position(|worker| worker.is_same(&me));
                 let _own = at.map(|at| waiting.workers.swap_remove(at));
                 return self.helper_ends(waiting);
             };

@@ -27,8 +27,9 @@ pub use stat::*;
 pub use transfer::*;
 pub use xattr::*;
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+use freehold_collections::Arc;
 
 use super::caller::Caller;
 use super::flags::ResolveFlags;

@@ -11,6 +11,7 @@ use crate::syscall::Args;
 use crate::tty::devpts::DevPts;
 use crate::user;
 use crate::{Errno, Result};
+use freehold_collections::{Arc, reserve::ArcMethods};
 
 const MS_REMOUNT: u64 = 0x20;
 const MS_BIND: u64 = 0x1000;
@@ -69,7 +70,7 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     if flags & MS_MOVE != 0 {
         let source = place_at(AT_FDCWD, args[0], 0, Final::Follow)?;
         let from = source.mount.mountpoint().filter(|_| source.is_mount_root()).ok_or(Errno::EINVAL)?;
-        if source.mount.tree()?.iter().any(|mount| alloc::sync::Arc::ptr_eq(mount, &place.mount)) {
+        if source.mount.tree()?.iter().any(|mount| mount.is_same(&place.mount)) {
             return Err(Errno::ELOOP);
         }
         from.mount.hand_over(&source.mount, place)?;
@@ -91,7 +92,7 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
 }
 
 /// A file system to mount: `ENODEV` for types that there are none of.
-fn new_file_system(kind: &[u8], options: &[u8]) -> Result<alloc::sync::Arc<dyn FileSystem>> {
+fn new_file_system(kind: &[u8], options: &[u8]) -> Result<Arc<dyn FileSystem>> {
     match kind {
         b"tmpfs" | b"ramfs" | b"devtmpfs" => tmpfs::mount("tmpfs", options),
         b"proc" => Ok(procfs::ProcFs::new()?),

@@ -1,7 +1,6 @@
 //! open, close and what makes descriptors.
 
-use alloc::sync::Arc;
-
+use freehold_collections::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{AT_FDCWD, files, only, path_at, process, walk_from};

@@ -1,8 +1,9 @@
 //! read, write and their kin.
 
-use alloc::sync::Arc;
 use core::ops::Deref;
 use core::sync::atomic::Ordering;
+
+use freehold_collections::Arc;
 
 use crate::fs::node::NodeKind;
 use crate::fs::open_file::{OpenFile, Whence};

@@ -1,8 +1,11 @@
 //! The system calls on epoll instances.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
 use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -51,7 +54,7 @@ pub fn sys_epoll_create(args: &Args) -> Result<i64> {
 }
 
 fn create(flags: OpenFlags) -> Result<i64> {
-    task::install(Arc::new(EpollFile(Epoll::new())), flags | OpenFlags::RDWR).map(i64::from)
+    task::install(reserve::arc(EpollFile(Epoll::new())), flags | OpenFlags::RDWR).map(i64::from)
 }
 
 fn epoll_of(file: &OpenFile) -> Result<&Arc<Epoll>> {
@@ -80,7 +83,7 @@ pub fn sys_epoll_ctl(args: &Args) -> Result<i64> {
         return Err(Errno::EPERM);
     }
     let epoll = epoll_of(&instance)?;
-    if Arc::ptr_eq(&instance, &file) {
+    if instance.is_same(&file) {
         return Err(Errno::EINVAL);
     }
     match operation {

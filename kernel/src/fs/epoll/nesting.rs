@@ -14,8 +14,9 @@
 //! never less. A visit marks the instances with its number, so it sees each of them once.
 //! [`NESTING`] is taken before any instance's `items`.
 
-use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+
+use freehold_collections::{Arc, Weak, reserve::ArcMethods};
 
 use super::Epoll;
 use crate::sync::{Mutex, MutexGuard, SpinLock};
@@ -78,7 +79,7 @@ pub(super) fn enter<'a>(outer: &'a Arc<Epoll>, inner: &'a Arc<Epoll>) -> Result<
     let mut watchers = inner.nest.above.lock();
     watchers.retain(|watcher| watcher.strong_count() > 0);
     watchers.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-    watchers.push(Arc::downgrade(outer));
+    watchers.push(outer.downgrade());
     drop(watchers);
     let entering = Entering { outer, inner, kept: false, _nesting: nesting };
     let mut counts = [0; MOST_PATHS.len()];
@@ -94,7 +95,7 @@ pub(super) fn leave(outer: &Arc<Epoll>, inner: &Arc<Epoll>) {
 
 fn unlist(outer: &Arc<Epoll>, inner: &Arc<Epoll>) {
     let mut watchers = inner.nest.above.lock();
-    let at = watchers.iter().position(|watcher| core::ptr::eq(watcher.as_ptr(), Arc::as_ptr(outer)));
+    let at = watchers.iter().position(|watcher| core::ptr::eq(watcher.as_ptr(), outer.address()));
     if let Some(at) = at {
         watchers.swap_remove(at);
     }
@@ -102,7 +103,7 @@ fn unlist(outer: &Arc<Epoll>, inner: &Arc<Epoll>) {
 
 /// The instances on the longest path from `from` down, itself included.
 fn depth_below(from: &Arc<Epoll>, forbidden: &Arc<Epoll>, visit: u64, most: usize) -> Result<usize> {
-    if Arc::ptr_eq(from, forbidden) || most == 0 {
+    if from.is_same(forbidden) || most == 0 {
         return Err(Errno::ELOOP);
     }
     let (visited, known) = *from.nest.visited.lock();

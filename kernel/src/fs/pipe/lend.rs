@@ -4,9 +4,8 @@
 //! meanwhile, and never what a child or parent stores after a fork (the way in which references to shared frames leaked). Pages of
 //! truly shared memory are copied: their frames are file pages, whose bytes the reader may be about to write.
 
-use alloc::sync::Arc;
-
 use freehold_arch::X86;
+use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
 use freehold_vm::OfFile;
 

@@ -57,8 +57,7 @@ mod real {
 
 #[cfg(not(target_os = "none"))]
 mod real {
-    use alloc::boxed::Box;
-
+    use freehold_collections::{Box, reserve};
     use freehold_machine::PAGE_SIZE;
 
     use super::Holding;
@@ -74,7 +73,7 @@ mod real {
         /// # Errors
         /// None here.
         pub fn allocate() -> Result<Self> {
-            Ok(Self(SpinLock::new(Box::new([0; PAGE_SIZE]))))
+            Ok(Self(SpinLock::new(reserve::boxed([0; PAGE_SIZE]))))
         }
         /// Whose it is.
         pub const fn holding(&self) -> Holding {

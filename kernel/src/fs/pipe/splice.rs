@@ -5,7 +5,7 @@
 
 use core::cmp::Ordering as Compare;
 
-use alloc::sync::Arc;
+use freehold_collections::{Arc, reserve::ArcMethods};
 use linux_raw_sys::general as c;
 
 use super::ring::Ring;
@@ -57,7 +57,7 @@ fn wait_for_room(pipe: &Pipe, blocking: Blocking) -> Result<()> {
 
 /// Lock both, always in the same order.
 fn lock_pair<'a>(from: &'a Arc<Pipe>, to: &'a Arc<Pipe>) -> (MutexGuard<'a, Ring>, MutexGuard<'a, Ring>) {
-    match Arc::as_ptr(from).cast::<u8>().cmp(&Arc::as_ptr(to).cast::<u8>()) {
+    match from.address().cast::<u8>().cmp(&to.address().cast::<u8>()) {
         Compare::Less => {
             let from = from.ring.lock();
             (from, to.ring.lock())
@@ -83,7 +83,7 @@ fn between(
     transfer: Transfer,
     blocking: Blocking,
 ) -> Result<usize> {
-    if Arc::ptr_eq(from, to) {
+    if from.is_same(to) {
         return Err(Errno::EINVAL);
     }
     loop {

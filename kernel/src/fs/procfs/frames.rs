@@ -2,9 +2,9 @@
 //!
 //! What they say is read from the frame table as it is at that moment; frames change hands meanwhile.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use freehold_collections::{Arc, Receiver, reserve};
 use freehold_frame::{FrameSource, Holders, Order, Owner};
 use freehold_machine::Pfn;
 
@@ -40,7 +40,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     let device = root.identity().device;
     for (name, word) in [("kpagecount", count as fn(Pfn) -> u64), ("kpageflags", flags)] {
         let identity = Identity { device, inode: pseudo::new_inode() };
-        root.add(name.as_bytes(), Arc::new(FrameFile { identity, word }));
+        root.add(name.as_bytes(), reserve::arc(FrameFile { identity, word }));
     }
 }
 
@@ -107,8 +107,8 @@ impl Node for FrameFile {
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
         pseudo::set_metadata(change)
     }
-    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
-        Ok(Arc::new(OpenFrameFile(self)))
+    fn open(self: Receiver<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+        Ok(reserve::arc(OpenFrameFile(self)))
     }
 }
 

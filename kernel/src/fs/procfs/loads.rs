@@ -3,8 +3,9 @@
 //! Every five seconds a timer counts, and each average moves towards the count by its share, in fixed point with
 //! 11 bits behind the point (what getloadavg(3) reads is text).
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
+
+use freehold_collections::{Arc, reserve};
 
 use crate::fs::pseudo::PseudoDir;
 use crate::sched;
@@ -60,7 +61,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     let mut fresh = false;
     let sampler = SAMPLER.call_once(|| {
         fresh = true;
-        Arc::new(Sampler { slot: TimerSlot::new() })
+        reserve::arc(Sampler { slot: TimerSlot::new() })
     });
     if fresh {
         time::arm(sampler, time::now() + PERIOD);

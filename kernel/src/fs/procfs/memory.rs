@@ -3,9 +3,9 @@
 //! The space's lock is held while its areas are walked; names of mapped files are made from paths, which takes
 //! directory locks below it, and nothing here touches user addresses meanwhile.
 
-use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 
+use freehold_collections::{Arc, Weak, reserve};
 use freehold_machine::VirtAddr;
 use freehold_vm::{
     AreaFlags, AreaName, AreaView, OfFile, PageAt, Protection, RemoteAccess, Rule, Sharing, Smaps, VdsoPart,
@@ -298,7 +298,7 @@ impl SpaceFile {
     pub fn open(node: Arc<dyn Node>, space: Weak<Space>, kind: FileKind) -> Arc<dyn File> {
         let privileged = task::current().process().credentials().is_privileged();
         let frames = if privileged { FrameNumbers::Told } else { FrameNumbers::Hidden };
-        Arc::new(Self { node, space, kind, frames })
+        reserve::arc(Self { node, space, kind, frames })
     }
 
     /// One 64-bit word per page: frame number, whether nobody else maps it, whether it is a file's, present

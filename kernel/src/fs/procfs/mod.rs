@@ -32,13 +32,12 @@ pub mod vmstat;
 #[cfg(target_os = "none")]
 pub mod zones;
 
-use alloc::sync::Arc;
-
 use super::mount::{FileSystem, FsStats};
 use super::node::Node;
 use super::pseudo::{PseudoDir, Refusal};
 use super::tmpfs::unnamed_device;
 use crate::Result;
+use freehold_collections::{Arc, reserve};
 
 /// A proc file system.
 pub struct ProcFs {
@@ -59,10 +58,10 @@ impl ProcFs {
             frames::fill(&root);
             zones::fill(&root);
             sysvipc::fill(&root);
-            root.set_dynamic(Arc::new(processes::Processes));
+            root.set_dynamic(reserve::arc(processes::Processes));
         }
         root.link("mounts", "self/mounts");
-        Ok(Arc::new(Self { device, root }))
+        Ok(reserve::arc(Self { device, root }))
     }
 }
 

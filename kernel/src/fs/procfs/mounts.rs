@@ -2,6 +2,8 @@
 
 use alloc::vec::Vec;
 
+use freehold_collections::Arc;
+
 use crate::fs::device::split_device;
 use crate::fs::generated::Text;
 use crate::fs::mount::{Mount, MountFlags};
@@ -38,7 +40,7 @@ fn options(out: &mut Text, flags: MountFlags) {
 }
 
 /// Every mount that can be reached from `root`, with the path of its mount point there.
-fn visible(root: &Path) -> Result<Vec<(alloc::sync::Arc<Mount>, Vec<u8>)>> {
+fn visible(root: &Path) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
     let mut found = Vec::new();
     for mount in root::root_mount().tree()? {
         let place = Path::root_of(mount.clone()).describe(root)?;

@@ -118,8 +118,7 @@ pub(super) use call::scan;
 
 #[cfg(target_os = "none")]
 mod call {
-    use alloc::sync::Arc;
-
+    use freehold_collections::Arc;
     use freehold_machine::VirtAddr;
     use freehold_vm::{AreaFlags, OfFile, PageAt, PageSize, PageView, Written};
 

@@ -1,8 +1,9 @@
 //! /proc/sys: what can be read about settings, and the few that can be changed. One that has no effect here
 //! cannot be written: `EACCES` says so where success would lie.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+use freehold_collections::Arc;
 
 use crate::fs::generated::{Generate, Text};
 use crate::fs::pseudo::PseudoDir;

@@ -1,9 +1,10 @@
 //! What the files of a process or thread say.
 
 use alloc::string::String;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
+
+use freehold_collections::Arc;
 
 use super::processes::{FileKind, Subject};
 use super::settings::parse_number;

@@ -1,8 +1,6 @@
 //! The files of /proc that are about the whole system.
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
-
+use freehold_collections::{Arc, Box, reserve};
 use freehold_frame::Owner;
 use freehold_machine::{CpuId, NodeId};
 
@@ -237,7 +235,7 @@ impl Generate for Locks {
         Ok(())
     }
     fn parts(&self) -> Option<Box<dyn Parts>> {
-        Some(Box::new(LockLines { cursor: Cursor::default(), shown: 0 }))
+        Some(reserve::boxed(LockLines { cursor: Cursor::default(), shown: 0 }))
     }
 }
 

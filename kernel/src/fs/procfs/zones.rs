@@ -3,10 +3,10 @@
 //! There is one zone per node, "Normal", shown while it has memory; migratetypes are the owner classes whose frames a pageblock holds.
 
 use alloc::string::String;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use freehold_buddy::{ORDERS, ZoneInfo};
+use freehold_collections::Arc;
 use freehold_frame::Owner;
 
 use super::vmstat;

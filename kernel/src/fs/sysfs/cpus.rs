@@ -2,9 +2,9 @@
 
 use alloc::format;
 use alloc::string::String;
-use alloc::sync::Arc;
 use core::arch::x86_64::__cpuid_count;
 
+use freehold_collections::Arc;
 use freehold_machine::{CpuSet, Topology};
 
 use crate::fs::masks::{list, mask};

@@ -4,8 +4,9 @@
 //! Names and formats are Linux'. Files whose rule has no counterpart here are absent: heap and page
 //! allocator never wait, so there is no ignore-gfp-wait, and there are no caches to filter by.
 
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+
+use freehold_collections::Arc;
 
 use crate::fault_inject::{self, FAIL_PAGE_ALLOC, FAILSLAB, FaultAttr, IGNORE_HIGHMEM, MIN_ORDER};
 use crate::fs::generated::{Generate, Text};

@@ -4,10 +4,10 @@
 //! here: who looks for a moment holds the frame, whichever it is called. There is one long session at a time, in the whole
 //! system; closing any descriptor of the file ends it.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use freehold_bounce::Original;
+use freehold_collections::{Arc, Receiver, reserve};
 use freehold_machine::PAGE_SIZE;
 use freehold_vm::{LongTerm, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -170,7 +170,7 @@ struct GupTest {
 /// Put it into `dir`.
 pub(super) fn fill(dir: &Arc<PseudoDir>) {
     let identity = Identity { device: dir.identity().device, inode: new_inode() };
-    dir.add(b"gup_test", Arc::new(GupTest { identity, made: clock::now(), session: Mutex::new(None) }));
+    dir.add(b"gup_test", reserve::arc(GupTest { identity, made: clock::now(), session: Mutex::new(None) }));
 }
 
 impl Node for GupTest {
@@ -186,8 +186,8 @@ impl Node for GupTest {
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
         set_metadata(change)
     }
-    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
-        Ok(Arc::new(OpenGupTest { node: self }))
+    fn open(self: Receiver<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+        Ok(reserve::arc(OpenGupTest { node: self }))
     }
 }
 

@@ -4,8 +4,7 @@
 //! Shared memory has no large pages here. What its files say is kept for tools that set them; the values that would promise large pages where
 //! Linux only tries ("force") are refused.
 
-use alloc::sync::Arc;
-
+use freehold_collections::Arc;
 use freehold_vm::{Event, HugeMode, HugeZero};
 
 use crate::fs::generated::{Generate, Text};

@@ -1,9 +1,9 @@
 //! The rest of /sys: parameters of the memory manager, clocks, disks.
 
 use alloc::format;
-use alloc::sync::Arc;
 
 use freehold_bounce::{Dma, Statistics, Usage};
+use freehold_collections::Arc;
 
 use crate::fs::device::split_device;
 use crate::fs::generated::{Generate, Text};

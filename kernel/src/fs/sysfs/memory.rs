@@ -7,8 +7,8 @@
 //! in it can be moved elsewhere; and online again.
 
 use alloc::format;
-use alloc::sync::Arc;
 
+use freehold_collections::Arc;
 use freehold_machine::topology::Presence;
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Topology};
 

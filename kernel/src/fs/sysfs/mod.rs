@@ -26,14 +26,13 @@ mod xpfo;
 #[cfg(target_os = "none")]
 pub use provoke::set_ring_memory;
 
-use alloc::sync::Arc;
-
 use super::mount::{FileSystem, FsStats};
 use super::node::Node;
 use super::pseudo::{PseudoDir, Refusal};
 use super::tmpfs::unnamed_device;
 use crate::Result;
 use crate::sync::SpinLock;
+use freehold_collections::{Arc, reserve};
 
 /// The one sysfs, however often it is mounted.
 pub struct SysFs {
@@ -81,7 +80,7 @@ struct DebugFs {
 
 /// The file system, which is a part of sysfs.
 pub fn debugfs() -> Arc<dyn FileSystem> {
-    Arc::new(DebugFs { root: root().dirs("kernel/debug") })
+    reserve::arc(DebugFs { root: root().dirs("kernel/debug") })
 }
 
 impl FileSystem for DebugFs {
@@ -107,7 +106,7 @@ fn get() -> Arc<SysFs> {
         return there.clone();
     }
     let device = unnamed_device();
-    let new = Arc::new(SysFs { device, root: PseudoDir::new_root(device, Refusal::NotPermitted) });
+    let new = reserve::arc(SysFs { device, root: PseudoDir::new_root(device, Refusal::NotPermitted) });
     INSTANCE.lock().get_or_insert(new).clone()
 }
 

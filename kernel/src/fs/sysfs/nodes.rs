@@ -2,9 +2,9 @@
 
 use alloc::format;
 use alloc::string::String;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use freehold_collections::Arc;
 use freehold_firmware::{AccessCost, Performance};
 use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
 use freehold_machine::{NodeId, Topology};

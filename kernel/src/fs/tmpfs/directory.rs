@@ -3,12 +3,9 @@
 //! Each entry has a position that no other entry of the directory ever had, and listing goes by
 //! position: what stays while a program lists is seen exactly once, whatever comes and goes meanwhile.
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
-
 use core::ops::Bound;
 
-use freehold_collections::{Map, reserve};
+use freehold_collections::{Arc, Box, Map, reserve};
 
 use super::node::TmpNode;
 use crate::fs::node::NodeKind;

@@ -16,8 +16,9 @@ mod regular;
 
 use alloc::format;
 use alloc::string::String;
-use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use freehold_collections::{Arc, reserve};
 
 pub use node::TmpNode;
 pub use regular::Seals;
@@ -166,7 +167,7 @@ impl TmpFs {
     /// the capacity of `contents`.
     pub fn new(name: &'static str, contents: Arc<dyn ContentSource>, mode: u32) -> Result<Arc<Self>> {
         let limit = contents.capacity();
-        let shared = Arc::new(Shared {
+        let shared = reserve::arc(Shared {
             device: unnamed_device(),
             contents,
             next_inode: AtomicU64::new(1),
@@ -180,7 +181,7 @@ impl TmpFs {
         let new = NewNode { kind: NodeKind::Directory, mode, uid: 0, gid: 0, rdev: 0 };
         let root = TmpNode::new(&shared, &new)?;
         root.become_root();
-        Ok(Arc::new(Self { name, shared, root }))
+        Ok(reserve::arc(Self { name, shared, root }))
     }
 
     /// What is written until [`end_boot`](Self::end_boot) never counts: for the first root file system.

@@ -1,9 +1,13 @@
 //! An inode of a tmpfs.
 
-use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
 use core::sync::atomic::Ordering;
+
+use freehold_collections::{
+    Arc, Receiver, Weak,
+    reserve::{self, ArcMethods},
+};
 
 use super::Shared;
 use super::attributes::Attributes;
@@ -63,7 +67,7 @@ impl TmpNode {
 
     fn with_body(shared: &Arc<Shared>, new: &NewNode, body: Body) -> Result<Arc<Self>> {
         let inode = shared.new_inode()?;
-        Ok(Arc::new_cyclic(|me| Self {
+        Ok(reserve::cyclic(|me| Self {
             shared: shared.clone(),
             me: me.clone(),
             inode,
@@ -112,7 +116,7 @@ impl TmpNode {
     fn sibling(&self, node: &Arc<dyn Node>) -> Result<Arc<TmpNode>> {
         let any: &dyn Any = &**node;
         let node = any.downcast_ref::<TmpNode>().ok_or(Errno::EXDEV)?;
-        if Arc::ptr_eq(&node.shared, &self.shared) { Ok(node.me()) } else { Err(Errno::EXDEV) }
+        if node.shared.is_same(&self.shared) { Ok(node.me()) } else { Err(Errno::EXDEV) }
     }
 
     fn is_directory(&self) -> bool {
@@ -235,7 +239,7 @@ impl Node for TmpNode {
         self.regular().map(Regular::text_use)
     }
 
-    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+    fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
         match self.kind {
             NodeKind::Regular | NodeKind::Directory => Ok(self),
             NodeKind::Symlink => Err(Errno::ELOOP),

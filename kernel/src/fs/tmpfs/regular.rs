@@ -5,9 +5,10 @@
 //! The write lock makes a write whole towards other writes, truncations and fallocate. What a write may need is charged to
 //! the file system before, and what it did not need is given back after it.
 
-use alloc::sync::Arc;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use freehold_collections::Arc;
 
 use super::{PAGE, Shared, Stage};
 use crate::fs::content::{Content, Punch};

@@ -10,9 +10,8 @@ pub use nodes::{sys_migrate_pages, sys_move_pages};
 pub use policy::{sys_get_mempolicy, sys_mbind, sys_set_mempolicy};
 pub use remote::{sys_process_vm_readv, sys_process_vm_writev};
 
-use alloc::sync::Arc;
-
 use bitflags::bitflags;
+use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
     Advice, AreaFlags, Backing, FileView, LockAll, LockMode, MapRequest, MappedFile, OtherCopies, Place,

@@ -1,7 +1,6 @@
 //! process_vm_readv and process_vm_writev.
 
-use alloc::sync::Arc;
-
+use freehold_collections::Arc;
 use freehold_machine::VirtAddr;
 use freehold_vm::Rule;
 

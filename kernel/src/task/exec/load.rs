@@ -1,7 +1,6 @@
 //! Putting an ELF file into an address space.
 
-use alloc::sync::Arc;
-
+use freehold_collections::Arc;
 use freehold_machine::{Entropy, PAGE_SIZE, VirtAddr};
 use freehold_vm::{AreaFlags, Backing, FileView, Limits, MapRequest, Place, Protection};
 

@@ -1,11 +1,14 @@
 //! The change itself: load the new program, end the other threads, change over.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use freehold_arch::X86;
 use freehold_arch::user::{USER_END, UserContext};
+use freehold_collections::{
+    Arc,
+    reserve::{self, ArcMethods},
+};
 use freehold_machine::{Entropy, VirtAddr};
 use freehold_vdso::AT_SYSINFO_EHDR;
 use freehold_vm::{AreaFlags, Backing, Limits as MemoryLimits, MapRequest, Place, Protection};
@@ -353,7 +356,7 @@ impl Prepared {
         let process = task.process().clone();
         end_other_threads(task)?;
         crate::task::exit::leave_program(task);
-        if Arc::strong_count(&process.files()) > 2 {
+        if process.files().references() > 2 {
             let own = process.files().duplicate()?;
             drop(process.replace_files(own));
         }
@@ -364,7 +367,7 @@ impl Prepared {
             actions
         };
         actions.reset_for_exec();
-        let fresh = Arc::new(IrqSpinLock::new(actions));
+        let fresh = reserve::arc(IrqSpinLock::new(actions));
         let old = core::mem::replace(&mut *process.actions.lock(), fresh);
         drop(old);
         *task.alternate_stack.lock() = AlternateStack::NONE;
@@ -387,7 +390,7 @@ fn end_other_threads(task: &Arc<Task>) -> Result<()> {
             return Ok(());
         }
         group.exec = Some(task.tid);
-        for thread in group.threads.iter().filter(|thread| !Arc::ptr_eq(thread, task)) {
+        for thread in group.threads.iter().filter(|thread| !thread.is_same(task)) {
             thread.interrupt();
             sched::wake(thread, &[sched::Sleep::Stopped, sched::Sleep::Killable]);
         }

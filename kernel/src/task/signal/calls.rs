@@ -1,7 +1,5 @@
 //! System calls about signals.
 
-use alloc::sync::Arc;
-
 use super::set::code;
 use super::{Action, DefaultAction, SIG_DFL, SIG_IGN, SigInfo, SigSet, Signal};
 use crate::sync::WaitQueue;
@@ -10,6 +8,7 @@ use crate::task::{Pid, Process, Task, current, find, find_task, pidfd, registry}
 use crate::time::{self, TimeSpec};
 use crate::user::UserPtr;
 use crate::{Errno, Result};
+use freehold_collections::Arc;
 
 fn check_size(size: usize) -> Result<()> {
     if size == size_of::<SigSet>() { Ok(()) } else { Err(Errno::EINVAL) }

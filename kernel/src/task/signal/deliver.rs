@@ -1,12 +1,12 @@
 //! What a thread does about its signals before it goes back to user mode.
 
-use alloc::sync::Arc;
 use core::mem::offset_of;
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
 use freehold_arch::traps::Registers;
 use freehold_arch::user::{self, FpuImage, USER_CODE, USER_DATA, UserContext};
+use freehold_collections::Receiver;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::frame::{
@@ -62,7 +62,7 @@ impl Task {
     // In line it would spill the registers of every system call.
     #[inline(never)]
     pub fn attend(
-        self: &Arc<Self>,
+        self: &Receiver<Self>,
         context: &mut UserContext,
         mut interrupted: Option<Interrupted>,
         trap: Trap,
@@ -154,7 +154,7 @@ impl Task {
     }
 
     /// Stay here until the process continues or ends; the last thread to come tells the parent.
-    fn park(self: &Arc<Self>) {
+    fn park(self: &Receiver<Self>) {
         let stopped_by = {
             let mut group = self.process().signals.lock();
             let Some(signal) = group.stop() else { return };

@@ -4,10 +4,9 @@
 //! interrupt context, where a signal that finds no room is known by its number only. Others make room first.
 //! Under that lock come, in this order: a thread's `pending`, the `actions`, run queues.
 
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
-use freehold_collections::VecDeque;
+use freehold_collections::{Arc, Receiver, VecDeque};
 
 use super::pending::{Action, Queued};
 use super::set::{SigInfo, SigSet, Signal};
@@ -25,7 +24,7 @@ enum Target<'a> {
 
 impl Process {
     /// Send a signal of the kernel's to the process: any thread that does not block it takes it. Task context.
-    pub fn signal(self: &Arc<Self>, info: SigInfo) {
+    pub fn signal(self: &Receiver<Self>, info: SigInfo) {
         // Without one who pays for it none is refused.
         let _: Result<()> = self.send(info, None);
     }
@@ -34,11 +33,11 @@ impl Process {
     ///
     /// # Errors
     /// `EAGAIN` where that user has as many real-time signals queued as RLIMIT_SIGPENDING says.
-    pub fn queue_signal(self: &Arc<Self>, info: SigInfo) -> Result<()> {
+    pub fn queue_signal(self: &Receiver<Self>, info: SigInfo) -> Result<()> {
         self.send(info, Some(Payer::of(self)))
     }
 
-    fn send(self: &Arc<Self>, info: SigInfo, payer: Option<Payer>) -> Result<()> {
+    fn send(self: &Receiver<Self>, info: SigInfo, payer: Option<Payer>) -> Result<()> {
         self.make_signal_room();
         if self.post(Target::Process, info, payer)? == Parent::Tell {
             crate::task::wait::tell_parent_of_continue(self);

@@ -1,7 +1,8 @@
 //! The directory of a process or a thread, and the directories in it.
 
-use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+
+use freehold_collections::{Arc, Receiver, Weak, reserve};
 
 use super::files::{FileKind, Item};
 use super::links::{Link, LinkKind};
@@ -99,7 +100,7 @@ impl Dir {
         parent: Arc<dyn Node>,
         name: &[u8],
     ) -> Arc<Self> {
-        Arc::new_cyclic(|me| Self {
+        reserve::cyclic(|me| Self {
             device,
             me: me.clone(),
             subject,
@@ -118,8 +119,8 @@ impl Dir {
         let identity = Identity { device: self.device, inode: self.subject.inode(index as u64 + 1) };
         let subject = self.subject;
         match what {
-            What::File(kind, mode) => Arc::new(Item { identity, subject, kind, mode }),
-            What::Link(kind) => Arc::new(Link { identity, subject, kind }),
+            What::File(kind, mode) => reserve::arc(Item { identity, subject, kind, mode }),
+            What::Link(kind) => reserve::arc(Link { identity, subject, kind }),
             What::Dir(kind, mode) => Dir::new(self.device, subject, kind, mode, self.me(), name),
         }
     }
@@ -130,10 +131,10 @@ impl Dir {
         let subject = self.subject;
         let of = |base| Identity { device: self.device, inode: subject.inode(base + fd as u64) };
         Ok(if self.kind == DirKind::Descriptors {
-            Arc::new(Link { identity: of(DESCRIPTOR_NODES), subject, kind: LinkKind::Descriptor(fd) })
+            reserve::arc(Link { identity: of(DESCRIPTOR_NODES), subject, kind: LinkKind::Descriptor(fd) })
         } else {
             let (identity, kind) = (of(DESCRIPTOR_INFO_NODES), FileKind::DescriptorInfo(fd));
-            Arc::new(Item { identity, subject, kind, mode: 0o444 })
+            reserve::arc(Item { identity, subject, kind, mode: 0o444 })
         })
     }
 
@@ -200,7 +201,7 @@ impl Node for Dir {
         meta
     }
 
-    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+    fn open(self: Receiver<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
         if self.kind == DirKind::DescriptorInfos {
             check_inspection(self.subject, Mode::READ_FS)?;
         }

@@ -1,7 +1,5 @@
 //! The files of a process or a thread: which there are, and who may open them.
 
-use alloc::sync::{Arc, Weak};
-
 use super::super::{memory, status};
 use super::{Subject, check_inspection, metadata, space_of};
 use crate::fs::file::{File, Seekable};
@@ -14,6 +12,7 @@ use crate::mem::Space;
 use crate::task::Process;
 use crate::task::inspect::{self, Mode};
 use crate::{Errno, Result};
+use freehold_collections::{Arc, Receiver, Weak};
 
 /// The files.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,7 +70,7 @@ impl Node for Item {
     fn set_metadata(&self, change: &SetMetadata) -> Result<()> {
         pseudo::set_metadata(change)
     }
-    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+    fn open(self: Receiver<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
         if flags.writes() && self.mode & 0o222 == 0 {
             return Err(Errno::EACCES);
         }

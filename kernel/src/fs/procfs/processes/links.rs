@@ -1,7 +1,8 @@
 //! The links of a process or a thread to what it has open, runs or stands in.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+use freehold_collections::{Arc, Receiver};
 
 use super::{Subject, check_inspection, metadata};
 use crate::fs::file::File;
@@ -86,7 +87,7 @@ impl Node for Link {
         meta.size = 64;
         meta
     }
-    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+    fn open(self: Receiver<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
         Err(Errno::ELOOP)
     }
     fn read_link(&self) -> Result<Vec<u8>> {

@@ -9,8 +9,12 @@ mod dir;
 mod files;
 mod links;
 
-use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
+
+use freehold_collections::{
+    Arc, Receiver, Weak,
+    reserve::{self, ArcMethods},
+};
 
 use self::dir::{Dir, DirKind};
 pub(super) use self::files::FileKind;
@@ -63,8 +67,8 @@ impl Dynamic for Processes {
     fn lookup(&self, dir: &Arc<PseudoDir>, name: &[u8]) -> Result<Arc<dyn Node>> {
         let device = dir.identity().device;
         match name {
-            b"self" => return Ok(Arc::new(SelfLink { device, of: Of::Process })),
-            b"thread-self" => return Ok(Arc::new(SelfLink { device, of: Of::Thread })),
+            b"self" => return Ok(reserve::arc(SelfLink { device, of: Of::Process })),
+            b"thread-self" => return Ok(reserve::arc(SelfLink { device, of: Of::Thread })),
             _ => {}
         }
         let pid: Pid = number(name).ok_or(Errno::ENOENT)?;
@@ -119,7 +123,7 @@ impl Node for SelfLink {
     fn metadata(&self) -> Metadata {
         pseudo::metadata(self.identity(), NodeKind::Symlink, 0o777, clock::now())
     }
-    fn open(self: Arc<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+    fn open(self: Receiver<Self>, _flags: OpenFlags) -> Result<Arc<dyn File>> {
         Err(Errno::ELOOP)
     }
     fn read_link(&self) -> Result<Vec<u8>> {
@@ -164,8 +168,8 @@ fn check_inspection(subject: Subject, mode: Mode) -> Result<Arc<Process>> {
 /// where it has ended.
 fn space_of(subject: Subject, mode: Mode) -> Result<Weak<Space>> {
     match inspect::space_of(&*subject.process()?, mode) {
-        Ok(space) => Ok(Arc::downgrade(&space)),
-        Err(Errno::ESRCH) => Ok(Weak::new()),
+        Ok(space) => Ok(space.downgrade()),
+        Err(Errno::ESRCH) => Ok(reserve::no_weak()),
         Err(_) => Err(Errno::EACCES),
     }
 }
