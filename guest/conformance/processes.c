@@ -147,6 +147,38 @@ static void inheritance(void)
 	PROMISE("an alarm is not inherited", WEXITSTATUS(status) == 0);
 }
 
+/* A group outlives its leader; its last member may be put into it again, and away. */
+static void group_without_leader(void)
+{
+	int ready[2];
+	NEED(pipe(ready) == 0);
+	fflush(stdout);
+	pid_t leader = fork();
+	if (leader == 0) {
+		setpgid(0, 0);
+		write(ready[1], "r", 1);
+		for (;;)
+			pause();
+	}
+	char byte;
+	NEED(read(ready[0], &byte, 1) == 1);
+	pid_t member = fork();
+	if (member == 0) {
+		for (;;)
+			pause();
+	}
+	NEED(setpgid(member, leader) == 0 && kill(leader, SIGKILL) == 0 && waitpid(leader, NULL, 0) == leader);
+	PROMISE("a group outlives its leader", getpgid(member) == leader && kill(-leader, 0) == 0);
+	PROMISE("its last member may be put where it is", setpgid(member, leader) == 0 && getpgid(member) == leader);
+	PROMISE("or to a group of its own", setpgid(member, member) == 0 && getpgid(member) == member);
+	FAILS_WITH("then the group is gone", kill(-leader, 0), ESRCH);
+	FAILS_WITH("and cannot be joined", setpgid(member, leader), EPERM);
+	NEED(kill(member, SIGKILL) == 0 && waitpid(member, NULL, 0) == member);
+	FAILS_WITH("nor can who was waited for be moved", setpgid(member, member), ESRCH);
+	close(ready[0]);
+	close(ready[1]);
+}
+
 static void groups(void)
 {
 	int ready[2];
@@ -170,6 +202,7 @@ static void groups(void)
 	IN_CHILD(status, setpgid(0, 0); _exit(setsid() == -1 && errno == EPERM ? 1 : 0));
 	PROMISE("a group leader cannot", WEXITSTATUS(status) == 1);
 	FAILS_WITH("setpgid into a group that is not there", setpgid(0, 999999), EPERM);
+	group_without_leader();
 	FAILS_WITH("signal number out of range", kill(getpid(), 65), EINVAL);
 }
 

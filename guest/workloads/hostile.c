@@ -212,7 +212,6 @@ static void keep_to_own(struct dice *dice, long call, uint64_t *a)
 	case SYS_kill:
 	case SYS_tkill:
 	case SYS_rt_sigqueueinfo:
-	case SYS_setpgid:
 	case SYS_prlimit64:
 	case SYS_pidfd_open:
 	case SYS_process_vm_writev:
@@ -226,6 +225,11 @@ static void keep_to_own(struct dice *dice, long call, uint64_t *a)
 	case SYS_setpriority:
 	case SYS_ioprio_set:
 	case SYS_ptrace:
+		a[1] = process(dice);
+		break;
+	case SYS_setpgid:
+		/* A random number is hardly ever that of a group. */
+		a[0] = process(dice);
 		a[1] = process(dice);
 		break;
 	}

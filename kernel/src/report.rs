@@ -201,6 +201,8 @@ struct Verdict {
     /// Rules of the kernel's map that are broken; 0 where there was no memory to look.
     map_violations: u64,
     misplaced_timers: u64,
+    /// What is wrong with the table of processes.
+    process_fault: Option<&'static str>,
     /// Faults of the nodes' copies of the kernel, and the first.
     replica_faults: (u64, Option<freehold_replica::Fault>),
 }
@@ -235,6 +237,7 @@ impl Verdict {
             device_tables,
             map_violations,
             misplaced_timers,
+            process_fault: task::registry::validate().err(),
             replica_faults,
         }
     }
@@ -243,12 +246,13 @@ impl Verdict {
         self.count == 0 && self.must_be_none().iter().all(|&(_, number)| number == 0)
     }
 
-    fn must_be_none(&self) -> [(&'static str, u64); 10] {
+    fn must_be_none(&self) -> [(&'static str, u64); 11] {
         let audit = &self.audit;
         [
             ("processes would not end", self.left as u64),
             ("violations of the kernel's map", self.map_violations),
             ("timers that are not where they say", self.misplaced_timers),
+            ("faults of the table of processes", self.process_fault.iter().count() as u64),
             ("faults of nodes' copies of the kernel", self.replica_faults.0),
             ("anonymous frames without a process", audit.frames(Owner::Anon)),
             ("page tables without a process", audit.frames(Owner::PageTable).abs_diff(self.own_tables)),
@@ -269,6 +273,9 @@ impl Display for Verdict {
         for (what, number) in self.must_be_none().into_iter().filter(|&(_, number)| number > 0) {
             write!(f, "{}{what}: {number}", if clean { "" } else { "; " })?;
             clean = false;
+        }
+        if let Some(fault) = self.process_fault {
+            write!(f, " ({fault})")?;
         }
         if let Some(fault) = self.replica_faults.1 {
             write!(f, " ({fault})")?;

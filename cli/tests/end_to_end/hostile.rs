@@ -18,6 +18,17 @@ fn random_system_calls_leave_the_kernel_as_it_was() {
     }
 }
 
+/// A group whose last member moves while it forks, children that two threads wait for while nobody has to, orphans that end while
+/// they are handed over. The closing audit counts groups, sessions and families anew.
+#[test]
+fn processes_that_come_and_go_at_once_are_counted_once() {
+    let program = guest_program("workloads/families");
+    for cpus in ["1", "4"] {
+        let outcome = run(&["--cpus", cpus], &[text(&program), "30"], b"").expect(0);
+        assert_eq!(outcome.text(), "families: 30 rounds, nobody is left\n");
+    }
+}
+
 /// Weights say which calls are made: by them a reader of coverage steers.
 #[test]
 fn random_calls_are_drawn_by_the_weights_that_they_are_given() {

@@ -264,7 +264,7 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
             registry::lock().add_task(&task);
         } else {
             task.set_name(&parent.name());
-            spawn::enter(task.process(), &task)?;
+            spawn::enter(task.process(), &task, Some(parent.process()))?;
         }
         given.keep();
         Ok(task)

@@ -59,6 +59,9 @@ pub fn sys_setpgid(args: &Args) -> Result<i64> {
     let process = named(args.int(0))?;
     let group: Pid = if args.int(1) == 0 { process.pid } else { args.uint(1) };
     let mut registry = registry::lock();
+    if !registry.knows(&process) {
+        return Err(Errno::ESRCH);
+    }
     if !process.is_same(&caller) {
         if process.parent_pid() != caller.pid {
             return Err(Errno::ESRCH);

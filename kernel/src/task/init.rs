@@ -141,7 +141,7 @@ fn start(spec: Spec) -> Result<ExitStatus> {
             }
         }
     })?;
-    spawn::enter(&init, &task)?;
+    spawn::enter(&init, &task, None)?;
     task.start();
     done.wait_killable()?;
     let outcome = *outcome.lock();

@@ -8,6 +8,11 @@
 //! lock for a bounded number of slots at a time. Both work where there is no memory: at the end of
 //! a process, and in the OOM killer. A walk sees every process that exists from its beginning to
 //! its end, and may miss those that come or go meanwhile.
+//!
+//! **Who is known.** Between finding a process and taking the lock, anybody may wait for it. So what
+//! changes a process' place asks under the lock whether the registry still knows it, and a process is
+//! forgotten once, whoever comes first. What a new process inherits of its maker's place, it gets
+//! under the lock too: the maker may be moved while it forks. [`validate`] counts all of it anew.
 
 use core::ops::Bound;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -243,18 +248,35 @@ impl Registry {
     pub fn rename_task(&mut self, task: &Arc<Task>, tid: Pid) {
         self.change(tid, |slot| slot.task = task.downgrade());
     }
-    /// Enter a process, its group and its session, and make it its parent's child.
-    pub fn add_process(&mut self, process: &Arc<Process>) {
+    /// Enter a process, its group and its session, and make it its parent's child. One that has a
+    /// `maker` is of the maker's group and session, as they are now. The caller drops what comes back
+    /// without the lock.
+    #[must_use]
+    pub fn add_process(&mut self, process: &Arc<Process>, maker: Option<&Process>) -> Option<Arc<Session>> {
+        let outdated = maker.map(|maker| {
+            process.group_id.store(maker.group(), Ordering::Release);
+            let session = maker.session();
+            core::mem::replace(&mut *process.session.lock(), session)
+        });
         self.change(process.pid, |slot| slot.process = Some(process.clone()));
         self.change(process.group(), |slot| slot.members += 1);
         self.change(process.session().id, |slot| slot.session_members += 1);
         if let Some(parent) = process.parent() {
             self.adopt(process, &parent);
         }
+        outdated
     }
-    /// Forget a process that was waited for. The caller drops what comes back without the lock.
+    /// Whether the process was entered and nobody has waited for it.
+    pub fn knows(&self, process: &Process) -> bool {
+        self.process(process.pid).is_some_and(|known| core::ptr::eq(&raw const **known, process))
+    }
+    /// Forget a process that was waited for. The caller drops what comes back without the lock;
+    /// `None` where somebody else was first.
     #[must_use]
-    pub fn remove_process(&mut self, process: &Arc<Process>) -> Option<Arc<Process>> {
+    pub fn remove_process(&mut self, process: &Process) -> Option<Arc<Process>> {
+        if !self.knows(process) {
+            return None;
+        }
         let mut removed = None;
         self.unlink(process);
         self.change(process.group(), |slot| slot.members -= 1);
@@ -337,18 +359,18 @@ impl Registry {
         set(&child.family.previous_sibling, 0);
         set(&child.family.next_sibling, 0);
     }
-    /// Move a process to another group.
+    /// Move a process that the registry knows to a group that has members, or to its own.
     pub fn set_group(&mut self, process: &Process, group: Pid) {
-        self.change(process.group(), |slot| slot.members -= 1);
-        process.group_id.store(group, Ordering::Release);
+        // The new one first: it may be the old one, and end when it has no member.
         self.change(group, |slot| slot.members += 1);
+        let old = process.group_id.swap(group, Ordering::AcqRel);
+        self.change(old, |slot| slot.members -= 1);
     }
-    /// Move a process to a session of its own.
+    /// Move a process that the registry knows to a session of its own.
     pub fn set_session(&mut self, process: &Process, session: Arc<Session>) -> Arc<Session> {
-        let id = session.id;
+        self.change(session.id, |slot| slot.session_members += 1);
         let old = core::mem::replace(&mut *process.session.lock(), session);
         self.change(old.id, |slot| slot.session_members -= 1);
-        self.change(id, |slot| slot.session_members += 1);
         old
     }
     /// Whether the group has a member with a parent outside of it in the same session, that is, somebody who
@@ -370,6 +392,43 @@ impl Registry {
             self.slots.remove(&pid);
         }
     }
+}
+
+/// Counts the members of all groups and sessions anew, and walks all families. Needs no memory.
+///
+/// # Errors
+/// What is wrong.
+pub fn validate() -> core::result::Result<(), &'static str> {
+    let registry = REGISTRY.lock();
+    let known = || registry.slots.values().filter_map(|slot| slot.process.as_ref());
+    // Sums of what differs from ID to ID: a list of counts would need memory.
+    let mark = |pid: Pid| u64::from(pid + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let sum = |marks: &mut dyn Iterator<Item = u64>| marks.fold(0, u64::wrapping_add);
+    let counted = |of: fn(&Slot) -> usize| {
+        sum(&mut registry.slots.iter().map(|(&pid, slot)| mark(pid).wrapping_mul(of(slot) as u64)))
+    };
+    if counted(|slot| slot.members) != sum(&mut known().map(|process| mark(process.group()))) {
+        return Err("members of groups are miscounted");
+    }
+    if counted(|slot| slot.session_members) != sum(&mut known().map(|process| mark(process.session().id))) {
+        return Err("members of sessions are miscounted");
+    }
+    if registry.slots.values().any(Slot::is_free) {
+        return Err("an ID is kept for nobody");
+    }
+    for process in known() {
+        let mut before = 0;
+        for child in registry.children(process) {
+            if child.parent_pid() != process.pid || get(&child.family.previous_sibling) != before {
+                return Err("children are not linked");
+            }
+            before = child.pid;
+        }
+        if get(&process.family.last_child) != before {
+            return Err("the youngest child is another");
+        }
+    }
+    Ok(())
 }
 
 /// The session of a group, if the group has members.

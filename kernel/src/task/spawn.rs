@@ -163,19 +163,22 @@ pub fn spawn_first(first: FirstProgram, parent: &Arc<Process>) -> Result<(Arc<Pr
     let loaded = super::exec::load(&process, first.program)?;
     loaded.begin(&task, &mut context);
     task.make_user_thread(context, |_| {})?;
-    enter(&process, &task)?;
+    enter(&process, &task, None)?;
     Ok((process, task))
 }
 
-/// Make a new process and its first task known.
+/// Make a new process and its first task known. It inherits its place from `maker`: [`registry`]'s `add_process`.
 ///
 /// # Errors
 /// `ENOMEM`; nothing is known of them then.
-pub(super) fn enter(process: &Arc<Process>, task: &Arc<Task>) -> Result<()> {
+pub(super) fn enter(process: &Arc<Process>, task: &Arc<Task>, maker: Option<&Process>) -> Result<()> {
     add_thread(process, task)?;
-    let mut registry = registry::lock();
-    registry.add_task(task);
-    registry.add_process(process);
+    let outdated = {
+        let mut registry = registry::lock();
+        registry.add_task(task);
+        registry.add_process(process, maker)
+    };
+    drop(outdated);
     Ok(())
 }
 
