@@ -96,6 +96,16 @@ pub fn text(record: &Record, named: usize) -> String {
     text
 }
 
+/// A row of a table: what it is about, with its bytes and those that ran.
+fn row(name: &str, (bytes, ran): (u64, u64)) -> [Cell; 4] {
+    [
+        Cell::text(name),
+        Cell::text(bytes.to_string()),
+        Cell::text((bytes - ran).to_string()),
+        Cell::text(format!("{:.1}%", share((bytes, ran)))).share(share((bytes, ran)) / 100.0),
+    ]
+}
+
 /// The same to look at, with all functions that did not run whole.
 pub fn page(record: &Record) -> Page {
     let mut page =
@@ -120,12 +130,7 @@ pub fn page(record: &Record) -> Page {
         [Column::code("module"), Column::number("bytes"), Column::number("never ran"), Column::number("ran")];
     let mut table = Table::new("", &columns);
     for (name, sum) in modules(record) {
-        table.row([
-            Cell::text(name),
-            Cell::text(sum.0.to_string()),
-            Cell::text((sum.0 - sum.1).to_string()),
-            Cell::text(format!("{:.1}%", share(sum))).share(share(sum) / 100.0),
-        ]);
+        table.row(row(&name, sum));
     }
     page.table(&table);
     page.section("Functions");
@@ -140,13 +145,7 @@ pub fn page(record: &Record) -> Page {
     ];
     let mut table = Table::new("Functions that did not run whole", &columns);
     for function in parts {
-        let sum = (function.bytes, function.ran);
-        table.row([
-            Cell::text(&function.name),
-            Cell::text(sum.0.to_string()),
-            Cell::text((sum.0 - sum.1).to_string()),
-            Cell::text(format!("{:.1}%", share(sum))).share(share(sum) / 100.0),
-        ]);
+        table.row(row(&function.name, (function.bytes, function.ran)));
     }
     page.table(&table);
     page

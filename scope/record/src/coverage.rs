@@ -1,10 +1,6 @@
 //! What ran of a kernel's code, and nothing else: the other way to watch a guest, at nearly the speed of one that is not watched.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
-
-use crate::ReadError;
 
 /// Half-open ranges of addresses in order, no two of which touch.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -67,22 +63,7 @@ pub struct Executed {
     pub slide: Option<u64>,
 }
 
-impl Executed {
-    /// Reads it from a file.
-    ///
-    /// # Errors
-    /// [`ReadError`] where it holds none of this version.
-    pub fn read(path: &Path) -> Result<Self, ReadError> {
-        crate::read(path)
-    }
-    /// Writes it to a file, whole or not at all.
-    ///
-    /// # Errors
-    /// What the file system says.
-    pub fn write(&self, path: &Path) -> std::io::Result<()> {
-        crate::write(self, path)
-    }
-}
+crate::in_a_file!(Executed);
 
 #[cfg(test)]
 mod tests {

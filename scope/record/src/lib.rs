@@ -55,6 +55,29 @@ impl core::fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
+/// Gives a type its way into a file and back.
+macro_rules! in_a_file {
+    ($kind:ty) => {
+        impl $kind {
+            /// Reads it from a file.
+            ///
+            /// # Errors
+            /// [`ReadError`](crate::ReadError) where it holds none of this version.
+            pub fn read(path: &std::path::Path) -> Result<Self, crate::ReadError> {
+                crate::read(path)
+            }
+            /// Writes it to a file, whole or not at all.
+            ///
+            /// # Errors
+            /// What the file system says.
+            pub fn write(&self, path: &std::path::Path) -> std::io::Result<()> {
+                crate::write(self, path)
+            }
+        }
+    };
+}
+use in_a_file;
+
 /// Reads a JSON file of version [`VERSION`].
 fn read<T: serde::de::DeserializeOwned>(path: &std::path::Path) -> Result<T, ReadError> {
     #[derive(serde::Deserialize)]

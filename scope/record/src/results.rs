@@ -1,10 +1,8 @@
 //! What a run showed.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
-use crate::{Exposure, Oracle, ReadError, Residue, Settings};
+use crate::{Exposure, Oracle, Residue, Settings};
 
 /// Something for the kernel and for programs apart. What ran before the first kernel instruction (firmware, loader) is
 /// counted with programs, in the phase "firmware".
@@ -328,22 +326,7 @@ pub struct Results {
     pub remarks: Vec<String>,
 }
 
-impl Results {
-    /// Reads them from a file.
-    ///
-    /// # Errors
-    /// [`ReadError`] where it holds none of this version.
-    pub fn read(path: &Path) -> Result<Self, ReadError> {
-        crate::read(path)
-    }
-    /// Writes them to a file, whole or not at all.
-    ///
-    /// # Errors
-    /// What the file system says.
-    pub fn write(&self, path: &Path) -> std::io::Result<()> {
-        crate::write(self, path)
-    }
-}
+crate::in_a_file!(Results);
 
 /// The bucket of a length of life: the power of two at or below it.
 pub const fn log2_bucket(lived: u64) -> usize {

@@ -1,10 +1,10 @@
 //! What the command asks for.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Memory, ReadError, VERSION};
+use crate::{Memory, VERSION};
 
 /// A set-associative cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -245,22 +245,9 @@ impl Settings {
         }
         Ok(())
     }
-
-    /// Reads them from a file.
-    ///
-    /// # Errors
-    /// [`ReadError`] where it holds none of this version.
-    pub fn read(path: &Path) -> Result<Self, ReadError> {
-        crate::read(path)
-    }
-    /// Writes them to a file, whole or not at all.
-    ///
-    /// # Errors
-    /// What the file system says.
-    pub fn write(&self, path: &Path) -> std::io::Result<()> {
-        crate::write(self, path)
-    }
 }
+
+crate::in_a_file!(Settings);
 
 #[cfg(test)]
 mod tests {
@@ -316,6 +303,6 @@ mod tests {
         let old = Settings::read(&path);
         std::fs::remove_file(&path).unwrap();
         assert_eq!(read.unwrap(), settings());
-        assert!(matches!(old, Err(ReadError::Version(0))));
+        assert!(matches!(old, Err(crate::ReadError::Version(0))));
     }
 }

@@ -2,9 +2,7 @@
 //!
 //! What they say is read from the frame table as it is at that moment; frames change hands meanwhile.
 
-use alloc::vec::Vec;
-
-use freehold_collections::{Arc, Receiver, reserve};
+use freehold_collections::{Arc, Receiver, TryCollect, reserve};
 use freehold_frame::{FrameSource, Holders, Order, Owner};
 use freehold_machine::Pfn;
 
@@ -128,22 +126,35 @@ impl File for OpenFrameFile {
             return Err(Errno::EINVAL);
         }
         let end = mem::frames().table().end().0;
-        let mut told = 0;
-        while sink.remaining() > 0 {
+        put_in_steps(sink, |told, sink| {
             let first = (offset + told as u64) / WORD;
             let count = (sink.remaining() as u64 / WORD).min(STEP).min(end.saturating_sub(first));
             let words = (first..first + count).flat_map(|frame| (self.0.word)(Pfn(frame)).to_ne_bytes());
-            let put = sink.put(&words.collect::<Vec<u8>>());
-            match put {
-                Ok(0) => break,
-                Ok(bytes) => told += bytes,
-                Err(error) if told == 0 => return Err(error),
-                Err(_) => break,
-            }
-            if crate::sched::checkpoint().is_err() {
-                break;
-            }
-        }
-        Ok(told)
+            sink.put(&words.try_collect_vec()?)
+        })
     }
+}
+
+/// Fills `sink` by steps, between which others run and SIGKILL is heard. A step is told how many bytes came so far, and says how
+/// many came with it: none at the end.
+///
+/// # Errors
+/// The first step's; after it an error ends what is told.
+pub(super) fn put_in_steps(
+    sink: &mut dyn Sink,
+    mut step: impl FnMut(usize, &mut dyn Sink) -> Result<usize>,
+) -> Result<usize> {
+    let mut told = 0;
+    while sink.remaining() > 0 {
+        match step(told, sink) {
+            Ok(0) => break,
+            Ok(bytes) => told += bytes,
+            Err(error) if told == 0 => return Err(error),
+            Err(_) => break,
+        }
+        if crate::sched::checkpoint().is_err() {
+            break;
+        }
+    }
+    Ok(told)
 }

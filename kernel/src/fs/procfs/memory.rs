@@ -12,6 +12,7 @@ use freehold_vm::{
     Written,
 };
 
+use super::frames::put_in_steps;
 use super::processes::{FileKind, nameless};
 use super::scan;
 use crate::fs::bytes::{SliceSink, SliceSource};
@@ -355,19 +356,7 @@ impl File for SpaceFile {
                 return Err(Errno::EINVAL);
             }
             let Some(space) = self.space.upgrade() else { return Ok(0) };
-            let mut told = 0;
-            while sink.remaining() > 0 {
-                match self.pagemap(&space, offset + told as u64, sink) {
-                    Ok(0) => break,
-                    Ok(bytes) => told += bytes,
-                    Err(error) if told == 0 => return Err(error),
-                    Err(_) => break,
-                }
-                if crate::sched::checkpoint().is_err() {
-                    break;
-                }
-            }
-            return Ok(told);
+            return put_in_steps(sink, |told, sink| self.pagemap(&space, offset + told as u64, sink));
         }
         let Some(space) = self.space.upgrade() else { return Ok(0) };
         let mut page = user::zeroed(PAGE as usize)?;

@@ -20,6 +20,7 @@
 mod requests;
 
 use alloc::sync::Arc;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_bounce::{Device, Direction, DmaSource, MAX_RUNS, Original, OriginalMut};
@@ -286,16 +287,7 @@ struct Tail<O> {
     start: usize,
 }
 
-impl Original for Tail<&dyn Original> {
-    fn length(&self) -> usize {
-        self.whole.length() - self.start
-    }
-    fn copy_to(&self, offset: usize, to: &mut [u8]) {
-        self.whole.copy_to(self.start + offset, to);
-    }
-}
-
-impl<'a> Original for Tail<&mut (dyn OriginalMut + 'a)> {
+impl<O: Deref<Target: Original>> Original for Tail<O> {
     fn length(&self) -> usize {
         self.whole.length() - self.start
     }

@@ -204,52 +204,52 @@ fn read_u16(address: u64) -> u16 {
 }
 
 impl DeviceRing {
-    /// The next chain that the driver made available: its head and its parts.
-    pub fn take(&mut self) -> Option<(u16, Vec<Descriptor>)> {
+    /// The head of the next chain that the driver made available.
+    fn next_head(&mut self) -> Option<u16> {
         if read_u16(self.available + 2) == self.seen {
             return None;
         }
         let head = read_u16(self.available + 4 + 2 * u64::from(self.seen % self.size));
         self.seen = self.seen.wrapping_add(1);
-        let mut parts = Vec::new();
-        let mut next = Some(head);
+        Some(head)
+    }
+    /// What the table has at `index`, and the index of what follows in its chain.
+    fn descriptor(&self, index: u16) -> (Descriptor, Option<u16>) {
+        let mut bytes = [0; 16];
+        read(self.descriptors + 16 * u64::from(index), &mut bytes);
+        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let address = u64::from_le_bytes(bytes[..8].try_into().expect("8 of 16 bytes"));
+        let length = u32::from_le_bytes(bytes[8..12].try_into().expect("4 of 16 bytes"));
+        let descriptor = Descriptor { address, length, writable: word(12) & 2 != 0 };
+        (descriptor, (word(12) & 1 != 0).then(|| word(14)))
+    }
+    /// The next chain that the driver made available: its head and its parts.
+    pub fn take(&mut self) -> Option<(u16, Vec<Descriptor>)> {
+        let head = self.next_head()?;
+        let (mut parts, mut next) = (Vec::new(), Some(head));
         while let Some(index) = next {
-            let mut bytes = [0; 16];
-            read(self.descriptors + 16 * u64::from(index), &mut bytes);
-            let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-            let address = u64::from_le_bytes(bytes[..8].try_into().expect("8 of 16 bytes"));
-            let length = u32::from_le_bytes(bytes[8..12].try_into().expect("4 of 16 bytes"));
-            parts.push(Descriptor { address, length, writable: word(12) & 2 != 0 });
-            next = (word(12) & 1 != 0).then(|| word(14));
+            let (descriptor, following) = self.descriptor(index);
+            parts.push(descriptor);
+            next = following;
         }
         Some((head, parts))
     }
     /// As [`DeviceRing::take`], but over a ring whose bytes may be anything: `None` also for a chain that is none, or that
     /// is not in memory.
     pub fn take_checked(&mut self) -> Option<(u16, Vec<Descriptor>)> {
-        let available = read_u16(self.available + 2);
-        if available == self.seen {
-            return None;
-        }
-        let head = read_u16(self.available + 4 + 2 * u64::from(self.seen % self.size));
-        self.seen = self.seen.wrapping_add(1);
-        let mut parts = Vec::new();
-        let mut next = Some(head);
+        let head = self.next_head()?;
+        let (mut parts, mut next) = (Vec::new(), Some(head));
         while let Some(index) = next {
             if index >= self.size || parts.len() >= crate::MAX_DESCRIPTORS {
                 return None;
             }
-            let mut bytes = [0; 16];
-            read(self.descriptors + 16 * u64::from(index), &mut bytes);
-            let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-            let address = u64::from_le_bytes(bytes[..8].try_into().expect("8 of 16 bytes"));
-            let length = u32::from_le_bytes(bytes[8..12].try_into().expect("4 of 16 bytes"));
+            let (descriptor, following) = self.descriptor(index);
             let frames = FIRST..FIRST + FRAMES as u64;
-            if !frames.contains(&(address >> 12)) {
+            if !frames.contains(&(descriptor.address >> 12)) {
                 return None;
             }
-            parts.push(Descriptor { address, length, writable: word(12) & 2 != 0 });
-            next = (word(12) & 1 != 0).then(|| word(14));
+            parts.push(descriptor);
+            next = following;
         }
         Some((head, parts))
     }
