@@ -201,6 +201,8 @@ struct Verdict {
     /// Rules of the kernel's map that are broken; 0 where there was no memory to look.
     map_violations: u64,
     misplaced_timers: u64,
+    /// Tasks that wait for a CPU where they do not say they do.
+    misplaced_tasks: u64,
     /// What is wrong with the table of processes.
     process_fault: Option<&'static str>,
     /// Faults of the nodes' copies of the kernel, and the first.
@@ -237,6 +239,7 @@ impl Verdict {
             device_tables,
             map_violations,
             misplaced_timers,
+            misplaced_tasks: sched::misplaced() as u64,
             process_fault: task::registry::validate().err(),
             replica_faults,
         }
@@ -246,12 +249,13 @@ impl Verdict {
         self.count == 0 && self.must_be_none().iter().all(|&(_, number)| number == 0)
     }
 
-    fn must_be_none(&self) -> [(&'static str, u64); 11] {
+    fn must_be_none(&self) -> [(&'static str, u64); 12] {
         let audit = &self.audit;
         [
             ("processes would not end", self.left as u64),
             ("violations of the kernel's map", self.map_violations),
             ("timers that are not where they say", self.misplaced_timers),
+            ("tasks that are not where they say", self.misplaced_tasks),
             ("faults of the table of processes", self.process_fault.iter().count() as u64),
             ("faults of nodes' copies of the kernel", self.replica_faults.0),
             ("anonymous frames without a process", audit.frames(Owner::Anon)),

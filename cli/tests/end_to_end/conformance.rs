@@ -65,6 +65,13 @@ fn threads() {
 }
 
 #[test]
+fn affinity() {
+    for cpus in ["2", "4"] {
+        conforms_with("affinity", &["--cpus", cpus], &[], &[]);
+    }
+}
+
+#[test]
 fn times() {
     conforms("times");
 }

@@ -8,9 +8,17 @@
 //! and lets go of the lock; the new task then [finishes the switch](finish_switch) on the other side. In between
 //! the old task's registers are not saved yet: `on_cpu` says so, and no other CPU takes a task while it is set.
 //!
+//! A runnable task is in exactly one queue, runs, or is on its way: left out by the first half, because its mask changed,
+//! and sent elsewhere by the second (`previous_moves`). Whether it is on its way is decided once, under the queue's lock: its
+//! state, mask and position change meanwhile (`affinity_model` shows what comes of a second look). Where a mask changes
+//! while a task is on its way to a queue, it may arrive where it must not run: then it goes on in the kernel only, and leaves
+//! before its next instruction in user mode.
+//!
 //! The kernel is not preemptible: `reschedule` is called where a task blocks, in [`cond_resched`], and before a
 //! return to user mode. Interrupt handlers only set `wanted`.
 
+#[cfg(test)]
+mod affinity_model;
 pub mod heap;
 pub mod runqueue;
 #[cfg(target_os = "none")]
@@ -118,8 +126,8 @@ impl Schedule {
     pub fn affinity(&self) -> CpuSet {
         CpuSet(self.affinity.load(Ordering::Relaxed))
     }
-    /// Restrict it to `cpus`, which is not empty. It moves when it next is enqueued.
-    pub fn set_affinity(&self, cpus: CpuSet) {
+    /// Restrict a task that was not started yet to `cpus`, which is not empty; others: [`set_affinity`].
+    pub fn begin_on(&self, cpus: CpuSet) {
         self.affinity.store(cpus.0, Ordering::Relaxed);
     }
     /// The letter that /proc shows.
@@ -274,6 +282,31 @@ fn place(task: &Thread, home: CpuId) -> CpuId {
     allowed.iter().find(|&id| is_idle(id)).or_else(|| allowed.iter().next()).unwrap_or(home)
 }
 
+/// Restrict `task` to `cpus`, which is not empty. One that waits for another CPU is moved at once, one that runs on
+/// another is made to leave it before its next instruction in user mode, and one that sleeps wakes where it may run.
+pub fn set_affinity(task: &Thread, cpus: CpuSet) {
+    let schedule = &task.schedule;
+    schedule.affinity.store(cpus.0, Ordering::SeqCst);
+    loop {
+        let home = CpuId(schedule.cpu.load(Ordering::Relaxed));
+        if cpus.contains(home) {
+            return;
+        }
+        let mut queue = cpu(home).queue.lock();
+        if schedule.cpu.load(Ordering::Relaxed) != home.0 {
+            continue;
+        }
+        let Some(waiting) = queue.take(task) else {
+            drop(queue);
+            return want(home);
+        };
+        let target = place(task, home);
+        schedule.cpu.store(target.0, Ordering::Relaxed);
+        drop(queue);
+        return enqueue_on(waiting, target);
+    }
+}
+
 /// Make `target` reschedule soon.
 fn want(target: CpuId) {
     cpu(target).wanted.store(true, Ordering::Release);
@@ -292,10 +325,12 @@ pub fn kick(task: &Thread) {
     }
 }
 
-/// Give up the CPU if somebody with a better claim waits; for long loops in the kernel.
+/// Give up the CPU if somebody with a better claim waits; for long loops in the kernel. This is no sleep: a task that
+/// has announced one stays in line, and looks at its condition once more.
 pub fn cond_resched() {
     #[cfg(target_os = "none")]
     if is_wanted() {
+        thread::with_current(|thread| thread.finish_sleep());
         reschedule();
     }
 }
@@ -364,6 +399,11 @@ pub fn make_room(tasks: usize) -> crate::Result<()> {
         }
     }
     Ok(())
+}
+
+/// How many tasks in line are not where they say, or not runnable: 0, or a rule of this module was broken.
+pub fn misplaced() -> usize {
+    online().iter().map(|id| cpu(id).queue.lock().misplaced(id)).sum()
 }
 
 /// Charge what runs now with its time so far. Any context.

@@ -7,6 +7,7 @@
 use core::sync::atomic::Ordering;
 
 use freehold_collections::{Arc, Vec};
+use freehold_machine::CpuId;
 
 use super::Thread;
 use super::heap::IndexedHeap;
@@ -51,6 +52,8 @@ pub struct RunQueue {
     pub current: Option<Arc<Thread>>,
     /// Who ran before `current` and has not been released by it yet.
     pub previous: Option<Arc<Thread>>,
+    /// `previous` is runnable and may not run here: it is in no queue, and whoever releases it sends it elsewhere.
+    pub previous_moves: bool,
     /// No task here has less virtual runtime; never falls.
     floor: u64,
     /// When `current` got the CPU, or when its time was last accounted.
@@ -68,6 +71,7 @@ impl RunQueue {
             waiting: IndexedHeap::new(),
             current: None,
             previous: None,
+            previous_moves: false,
             floor: 0,
             since: 0,
             switches: 0,
@@ -110,12 +114,29 @@ impl RunQueue {
         Some(task)
     }
     /// Take out one that may run on `cpu` and is not in the middle of leaving this one.
-    pub fn steal(&mut self, cpu: freehold_machine::CpuId) -> Option<Arc<Thread>> {
+    pub fn steal(&mut self, cpu: CpuId) -> Option<Arc<Thread>> {
         let stealable = |task: &&Arc<Thread>| {
             task.schedule.affinity().contains(cpu) && !task.schedule.on_cpu.load(Ordering::Acquire)
         };
         let at = super::heap::Positioned::position(self.waiting.iter().find(stealable)?)?;
         self.waiting.remove(at).map(|(_, task)| task)
+    }
+    /// Take `task` out, if it waits here and is not in the middle of leaving this CPU.
+    pub fn take(&mut self, task: &Thread) -> Option<Arc<Thread>> {
+        let at = task.schedule.position.load(Ordering::Relaxed).checked_sub(1)?;
+        if task.schedule.on_cpu.load(Ordering::Acquire) {
+            return None;
+        }
+        self.waiting.remove(at).map(|(_, task)| task)
+    }
+    /// How many that wait here, on `cpu`, are not where they say, or not runnable: 0, or a rule was broken.
+    pub fn misplaced(&self, cpu: CpuId) -> usize {
+        let wrong = |(at, task): &(usize, &Arc<Thread>)| {
+            let schedule = &task.schedule;
+            let says = (schedule.position.load(Ordering::Relaxed), schedule.cpu.load(Ordering::Relaxed));
+            says != (at + 1, cpu.0) || schedule.state.load(Ordering::Relaxed) != super::RUNNABLE
+        };
+        self.waiting.iter().enumerate().filter(wrong).count()
     }
     /// Charge `current` with the time until `now`.
     pub fn account(&mut self, now: u64) {

@@ -45,9 +45,12 @@ pub fn reschedule() {
         let schedule = &current.schedule;
         if !schedule.is_idle && schedule.state.load(Ordering::SeqCst) == RUNNABLE {
             schedule.involuntary_switches.fetch_add(1, Ordering::Relaxed);
+            // Decided here, once, since its mask may change at any moment: it is in a queue, or on its way to one.
             if schedule.affinity().contains(id) {
                 let current = current.clone();
                 queue.enqueue(current);
+            } else {
+                queue.previous_moves = true;
             }
         } else {
             schedule.voluntary_switches.fetch_add(1, Ordering::Relaxed);
@@ -62,6 +65,10 @@ pub fn reschedule() {
             return;
         }
         this.idle.store(next.schedule.is_idle, Ordering::Relaxed);
+        // Its mask was changed while it was on its way here: it goes on in the kernel, and leaves before it sees user mode.
+        if !next.schedule.affinity().contains(id) {
+            this.wanted.store(true, Ordering::Relaxed);
+        }
         next.schedule.on_cpu.store(true, Ordering::Relaxed);
         queue.switches += 1;
         queue.previous = queue.current.replace(next.clone());
@@ -211,16 +218,14 @@ pub fn activate_current() {
 /// The second half of a switch, on the new task's stack: release the old one.
 pub fn finish_switch() {
     let here = hw::current_cpu();
-    let previous = cpu(here).queue.lock().previous.take();
+    let (previous, moves) = {
+        let mut queue = cpu(here).queue.lock();
+        (queue.previous.take(), core::mem::take(&mut queue.previous_moves))
+    };
     if let Some(task) = &previous {
-        // A runnable task that may not run here any more was left out of the queue: it goes elsewhere. Decided
-        // before `on_cpu` falls, since from then on a waker may move it.
         let schedule = &task.schedule;
-        let moves = schedule.state.load(Ordering::SeqCst) == RUNNABLE
-            && !schedule.is_idle
-            && task.position().is_none()
-            && !schedule.affinity().contains(here);
         schedule.on_cpu.store(false, Ordering::Release);
+        // Runnable and in no queue: nobody else looks at it.
         if moves {
             let target = super::place(task, here);
             schedule.cpu.store(target.0, Ordering::Relaxed);
@@ -253,6 +258,7 @@ pub fn exit_current() -> ! {
         idle.schedule.on_cpu.store(true, Ordering::Relaxed);
         this.wanted.store(true, Ordering::Relaxed);
     }
+    this.idle.store(true, Ordering::Relaxed);
     activate(this, idle);
     core::mem::forget(interrupts);
     machine::switch(idle.stack());

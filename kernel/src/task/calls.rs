@@ -121,10 +121,7 @@ pub fn sys_sched_setaffinity(args: &Args) -> Result<i64> {
     if allowed.is_empty() {
         return Err(Errno::EINVAL);
     }
-    task.schedule.set_affinity(allowed);
-    if !allowed.contains(hw::current_cpu()) && task.tid == current().tid {
-        sched::yield_now();
-    }
+    sched::set_affinity(task.thread(), allowed);
     Ok(0)
 }
 

@@ -122,7 +122,7 @@ pub(super) fn spawn_kernel(name: &'static str, body: Box<dyn FnOnce() + Send>) -
 /// `ENOMEM`.
 pub fn spawn_kernel_on(cpu: CpuId, body: Box<dyn FnOnce() + Send>) -> Result<Arc<Thread>> {
     let schedule = Schedule::new(Idle::No, cpu);
-    schedule.set_affinity(CpuSet::single(cpu));
+    schedule.begin_on(CpuSet::single(cpu));
     spawn("on-one-cpu", schedule, body)
 }
 

@@ -1,0 +1,200 @@
+//! A mask that changes while its task goes to sleep and is woken, step by step as [`super::set_affinity`], [`super::wake`] and the two
+//! halves of a switch take the steps, on two CPUs. A task that enters a queue twice fails an assertion; one that is in none never
+//! ends, which the model reports as a deadlock.
+
+use shuttle::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
+use shuttle::thread;
+
+const RUNNABLE: u8 = 0;
+const SLEEPING: u8 = 1;
+
+/// When it is decided whether a task that is left goes to another CPU.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Decided {
+    /// When it is left out of the queue, under the queue's lock.
+    WhenLeft,
+    /// When it is released, by what it looks like then.
+    WhenReleased,
+}
+
+/// What a run queue knows of the task.
+#[derive(Default)]
+struct Queue {
+    waits: bool,
+    is_current: bool,
+}
+
+/// One task and two CPUs.
+struct World {
+    decided: Decided,
+    queues: [Mutex<Queue>; 2],
+    work: [Condvar; 2],
+    /// The task's state, the CPU whose queue it belongs to, whether one has not left it yet, the one it may run on, and
+    /// whether it is in a queue.
+    state: AtomicU8,
+    cpu: AtomicUsize,
+    on_cpu: AtomicBool,
+    allowed: AtomicUsize,
+    position: AtomicBool,
+    /// What the task waits for.
+    condition: AtomicBool,
+    ended: AtomicBool,
+}
+
+impl World {
+    fn enqueue(&self, queue: &mut MutexGuard<'_, Queue>, cpu: usize) {
+        assert!(!self.position.swap(true, Ordering::SeqCst), "a task entered a queue twice");
+        queue.waits = true;
+        self.work[cpu].notify_one();
+    }
+    fn enqueue_on(&self, cpu: usize) {
+        self.enqueue(&mut self.queues[cpu].lock().unwrap(), cpu);
+    }
+    fn take(&self, queue: &mut MutexGuard<'_, Queue>) {
+        queue.waits = false;
+        self.position.store(false, Ordering::SeqCst);
+    }
+    /// The lock of the queue that the task belongs to.
+    fn home(&self) -> (usize, MutexGuard<'_, Queue>) {
+        loop {
+            let home = self.cpu.load(Ordering::SeqCst);
+            let queue = self.queues[home].lock().unwrap();
+            if self.cpu.load(Ordering::SeqCst) == home {
+                return (home, queue);
+            }
+        }
+    }
+
+    fn set_affinity(&self, allowed: usize) {
+        self.allowed.store(allowed, Ordering::SeqCst);
+        let (home, mut queue) = self.home();
+        if home == allowed || !queue.waits || self.on_cpu.load(Ordering::SeqCst) {
+            return;
+        }
+        self.take(&mut queue);
+        self.cpu.store(allowed, Ordering::SeqCst);
+        drop(queue);
+        self.enqueue_on(allowed);
+    }
+
+    fn wake(&self) {
+        self.condition.store(true, Ordering::SeqCst);
+        let (home, mut queue) = self.home();
+        let woken = self.state.compare_exchange(SLEEPING, RUNNABLE, Ordering::SeqCst, Ordering::SeqCst);
+        if woken.is_err() || queue.is_current {
+            return;
+        }
+        if self.on_cpu.load(Ordering::SeqCst) {
+            return self.enqueue(&mut queue, home);
+        }
+        let target = self.allowed.load(Ordering::SeqCst);
+        self.cpu.store(target, Ordering::SeqCst);
+        drop(queue);
+        self.enqueue_on(target);
+    }
+
+    /// What CPU `here` does until the task has ended.
+    fn run(&self, here: usize) {
+        loop {
+            let mut queue = self.queues[here].lock().unwrap();
+            while !queue.waits && !self.ended.load(Ordering::SeqCst) {
+                queue = self.work[here].wait(queue).unwrap();
+            }
+            if !queue.waits {
+                return;
+            }
+            self.take(&mut queue);
+            queue.is_current = true;
+            self.on_cpu.store(true, Ordering::SeqCst);
+            drop(queue);
+
+            // The task: it ends when its condition holds and it runs where it may.
+            self.state.store(SLEEPING, Ordering::SeqCst);
+            let done = self.condition.load(Ordering::SeqCst);
+            if done {
+                self.state.store(RUNNABLE, Ordering::SeqCst);
+            }
+
+            let mut queue = self.queues[here].lock().unwrap();
+            queue.is_current = false;
+            let mut moves = false;
+            if self.state.load(Ordering::SeqCst) == RUNNABLE {
+                moves = self.allowed.load(Ordering::SeqCst) != here;
+                if !moves && done {
+                    self.ended.store(true, Ordering::SeqCst);
+                } else if !moves {
+                    self.enqueue(&mut queue, here);
+                }
+            }
+            drop(queue);
+            self.release(here, moves);
+            if self.ended.load(Ordering::SeqCst) {
+                // Under its lock, so that the other CPU does not miss it between its look and its wait.
+                let _queue = self.queues[1 - here].lock().unwrap();
+                self.work[1 - here].notify_one();
+            }
+        }
+    }
+
+    /// The second half of the switch away from the task.
+    fn release(&self, here: usize, left_out: bool) {
+        let moves = match self.decided {
+            Decided::WhenLeft => left_out,
+            Decided::WhenReleased => {
+                self.state.load(Ordering::SeqCst) == RUNNABLE
+                    && !self.position.load(Ordering::SeqCst)
+                    && self.allowed.load(Ordering::SeqCst) != here
+            }
+        };
+        self.on_cpu.store(false, Ordering::SeqCst);
+        if moves {
+            let target = self.allowed.load(Ordering::SeqCst);
+            self.cpu.store(target, Ordering::SeqCst);
+            self.enqueue_on(target);
+        }
+    }
+}
+
+fn run(decided: Decided) {
+    let story = move || {
+        let world = Arc::new(World {
+            decided,
+            queues: [Mutex::new(Queue { waits: true, is_current: false }), Mutex::default()],
+            work: [Condvar::new(), Condvar::new()],
+            state: AtomicU8::new(RUNNABLE),
+            cpu: AtomicUsize::new(0),
+            on_cpu: AtomicBool::new(false),
+            allowed: AtomicUsize::new(0),
+            position: AtomicBool::new(true),
+            condition: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        });
+        let spawn = |body: fn(&World)| {
+            let world = world.clone();
+            thread::spawn(move || body(&world))
+        };
+        let others: [fn(&World); 3] = [
+            |world| world.run(1),
+            |world| world.wake(),
+            |world| {
+                [1, 0, 1].into_iter().for_each(|cpu| world.set_affinity(cpu));
+            },
+        ];
+        let others = others.map(spawn);
+        world.run(0);
+        others.into_iter().for_each(|other| other.join().unwrap());
+    };
+    shuttle::check_random(story, 20_000);
+}
+
+#[test]
+fn a_task_is_in_one_queue_whatever_its_mask() {
+    run(Decided::WhenLeft);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_task_that_is_judged_when_it_is_released_can_be_lost() {
+    run(Decided::WhenReleased);
+}
