@@ -284,6 +284,36 @@ fn what_cannot_grow_is_as_it_was() {
     assert!(list.try_reserve(usize::MAX / 8).is_err() && list.len() == 200);
 }
 
+/// Entries go where they should, in room that was reserved; each is dropped once.
+#[test]
+fn a_list_with_room_reserved_does_not_allocate() {
+    let dropped = std::rc::Rc::new(());
+    let mut list = Vec::new();
+    each_fails(|| list.try_reserve_exact(3));
+    fail_at(1);
+    let made = MADE.get();
+    list.push_reserved((1, dropped.clone()));
+    list.insert_reserved(0, (0, dropped.clone()));
+    list.insert_reserved(2, (2, dropped.clone()));
+    assert_eq!(MADE.get(), made, "nothing was allocated");
+    fail_at(0);
+    assert!(list.iter().map(|(number, _)| *number).eq(0..3));
+    let mut larger = Vec::try_with_capacity(4).unwrap();
+    larger.push_reserved((9, dropped.clone()));
+    let outdated = list.move_to(larger);
+    assert!(outdated.is_empty() && list.len() == 3 && list.capacity() >= 4);
+    assert_eq!(std::rc::Rc::strong_count(&dropped), 4, "what was in the larger one is dropped");
+    drop((list, outdated));
+    assert_eq!(std::rc::Rc::strong_count(&dropped), 1);
+}
+
+/// Where no room was reserved, an insertion says so before anything is moved.
+#[test]
+#[should_panic(expected = "no room was reserved")]
+fn an_insertion_without_room_panics() {
+    Vec::new().insert_reserved(0, 1);
+}
+
 /// What is from the reserve is not among the fallible allocations.
 #[test]
 fn objects_of_the_reserve_do_not_fail_by_request() {

@@ -50,6 +50,14 @@ impl<T> Vec<T> {
         self.0.insert(at, entry);
         Ok(())
     }
+    /// Puts `entry` before the one at `at` of a list that was given room before.
+    ///
+    /// # Panics
+    /// Where there is no room; when `at` lies behind the end.
+    pub fn insert_reserved(&mut self, at: usize, entry: T) {
+        assert!(self.0.len() < self.0.capacity(), "no room was reserved");
+        self.0.insert(at, entry);
+    }
     /// Adds what `entries` gives at the end.
     ///
     /// # Errors

@@ -2,14 +2,13 @@
 //!
 //! On the first CPU, once, before there is a second; what start-up takes earlier comes from `freehold_arch::memory`, which is sealed here.
 
-use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64;
 
 use freehold_arch::memory::{self, FrameProvider, pluggable};
 use freehold_arch::plant as breach;
 use freehold_arch::{X86, heap, sync::Once, watch};
 use freehold_buddy::{Buddy, Options, Wipe};
-use freehold_collections::{Arc, TryCollect};
+use freehold_collections::{Arc, TryCollect, Vec};
 use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, OutOfMemory, Owner, Request};
 use freehold_machine::{Pfn, Topology};
 use freehold_replica::{Replicas, Setting};
@@ -18,7 +17,6 @@ use freehold_xpfo::Policy;
 
 use super::{Frames, frames, hotplug, oom, reclaim, replica};
 use crate::cmdline::Plant;
-use crate::fallible::Grow as _;
 use crate::{Errno, fault_inject, hw};
 
 /// The longest table that start-up takes from the heap: 512 KiB.
@@ -123,8 +121,7 @@ pub fn plant(plant: Plant) -> crate::Result<()> {
                 if pluggable::is_plugged(frame.pfn()) {
                     break frame;
                 }
-                others.make_room(1)?;
-                others.push(frame);
+                others.try_push(frame)?;
             };
             breach::direct_map_read(frame.pfn());
         }

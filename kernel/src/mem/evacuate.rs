@@ -11,16 +11,15 @@
 //! **Locks.** [`super::hotplug::changing`] is held from isolation to the end: whoever isolates a pageblock also decides whether it comes back.
 //! No address space is locked by the caller.
 
-use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_collections::{TryCollect, Vec};
 use freehold_frame::NodePolicy;
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, Topology, VirtAddr};
 use freehold_vm::{Locking, Migration, SharedPages};
 
 use super::{commons, frames, hotplug};
-use crate::fallible::Grow as _;
 use crate::sync::WaitQueue;
 use crate::{Errno, Result, fs, sched, time};
 
@@ -201,8 +200,9 @@ fn in_use(topology: &Topology, node: NodeId, most: u64) -> Vec<(u64, PfnRange)> 
                 continue;
             }
             let used = frames().still_used(block);
-            if used <= most && parts.make_room(1).is_ok() {
-                parts.push((used, block));
+            if used <= most {
+                // One that cannot be listed is left where it is.
+                let _ = parts.try_push((used, block));
             }
         }
     }
@@ -215,7 +215,8 @@ pub(super) fn emptiest(node: NodeId) -> impl Iterator<Item = (u64, PfnRange)> {
     topology().map(|topology| in_use(topology, node, PAGEBLOCK_FRAMES)).unwrap_or_default().into_iter()
 }
 
-/// The emptiest pageblocks of a node, as many as fit twice into what the others have free; sorted by address.
+/// The emptiest pageblocks of a node, as many as fit twice into what the others have free; sorted by address. None where there is
+/// no memory to list them.
 fn choose(topology: &Topology, node: NodeId) -> Vec<PfnRange> {
     let mut parts = in_use(topology, node, MOST_USED);
     let mut room: u64 = parts.iter().map(|(used, _)| PAGEBLOCK_FRAMES - used).sum();
@@ -228,5 +229,5 @@ fn choose(topology: &Topology, node: NodeId) -> Vec<PfnRange> {
     let count = fit.count();
     parts.truncate(count);
     parts.sort_unstable_by_key(|(_, block)| block.start);
-    parts.into_iter().map(|(_, block)| block).collect()
+    parts.into_iter().map(|(_, block)| block).try_collect_vec().unwrap_or_default()
 }

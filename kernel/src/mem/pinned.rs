@@ -7,12 +7,11 @@
 //! Each page is tried without the space's lock first. The lock is taken once for the pages that need it, and not held over a search
 //! for memory. Nobody who pins holds another lock of the space.
 
-use alloc::vec::Vec;
 use core::ops::Range;
 
 use freehold_arch::X86;
 use freehold_bounce::{FrameBytes, FrameList, Original, OriginalMut};
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, Vec, reserve};
 use freehold_machine::{PAGE_SIZE, Pfn, Tally, VirtAddr};
 use freehold_vm::{
     FaultError, LongTerm, MappedFile, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term,
@@ -21,7 +20,6 @@ use freehold_vm::{
 
 use super::hotplug::Growth;
 use super::{FileMapping, Frames, Space, find_more};
-use crate::fallible::Grow as _;
 use crate::hw;
 use crate::sync::SpinLock;
 use crate::user::{Iovecs, MemoryRuns, Sink, Source, SourceRuns, TargetRuns};
@@ -115,9 +113,9 @@ impl Locked {
             return Ok(Self { user, pages: 0 });
         }
         let mut users = LOCKED.lock();
-        users.make_room(1)?;
+        users.try_reserve(1)?;
         let at = users.iter().position(|&(other, _)| other == user).unwrap_or_else(|| {
-            users.push((user, 0));
+            users.push_reserved((user, 0));
             users.len() - 1
         });
         let locked = users[at].1.saturating_add(pages);
@@ -176,8 +174,7 @@ impl<P: Purpose> PinnedRun<P> {
     pub fn by<T: Term>(space: &Space, address: u64, length: usize, rule: Rule, way: PinWay) -> Result<Self> {
         let start = address as usize % PAGE_SIZE;
         let count = (start + length).div_ceil(PAGE_SIZE);
-        let mut pages = Vec::new();
-        pages.make_exact_room(count)?;
+        let mut pages = Vec::try_with_capacity(count)?;
         let first = VirtAddr(address).page_start();
         let outcome = with_memory(|| {
             let mut areas = None;
@@ -190,7 +187,7 @@ impl<P: Purpose> PinnedRun<P> {
                 }
                 let outside = FaultError::Segv(freehold_vm::SegvCode::MapErr);
                 let at = first.checked_add((pages.len() * PAGE_SIZE) as u64).ok_or(outside)?;
-                pages.push(match way.try_fast(space, at) {
+                pages.push_reserved(match way.try_fast(space, at) {
                     Some(pinned) => pinned,
                     None => areas.get_or_insert_with(|| space.lock()).pin::<T, P>(at, rule)?,
                 });
@@ -284,14 +281,16 @@ pub struct PinnedBytes<P: Purpose> {
     left: usize,
 }
 
-impl<P: Purpose> Clone for PinnedBytes<P> {
-    fn clone(&self) -> Self {
-        Self { parts: self.parts.clone(), ..*self }
-    }
-}
-
 impl<P: Purpose> PinnedBytes<P> {
     const EMPTY: Self = Self { parts: Vec::new(), current: 0, left: 0 };
+
+    /// The same bytes, to be moved independently; they are pinned once.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn try_clone(&self) -> Result<Self> {
+        Ok(Self { parts: self.parts.try_clone()?, ..*self })
+    }
 
     /// The bytes `range` of `run`.
     ///
@@ -331,9 +330,9 @@ impl<P: Purpose> PinnedBytes<P> {
             return Err(Errno::EFAULT);
         }
         if !range.is_empty() {
-            self.left += range.len();
-            self.parts.make_room(1)?;
-            self.parts.push((run, range));
+            let count = range.len();
+            self.parts.try_push((run, range))?;
+            self.left += count;
         }
         Ok(())
     }

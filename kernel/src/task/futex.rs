@@ -4,12 +4,11 @@
 //! waker takes that lock after the word was changed: so no wake-up falls between comparing and queueing. The word
 //! is read without faults there; where its page is absent, the page is brought in outside and all begins again.
 
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_arch::usercopy::{self, Faults};
 use freehold_collections::{
-    Arc,
+    Arc, Vec,
     reserve::{self, ArcMethods},
 };
 use freehold_machine::VirtAddr;
@@ -18,7 +17,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::inspect::{self, Mode};
 use super::{Pid, Task, current};
-use crate::fallible::Grow as _;
 use crate::sched::{self, Sleep};
 use crate::sync::{SpinLock, SpinLockGuard};
 use crate::syscall::Args;
@@ -171,8 +169,7 @@ fn wait(address: u64, scope: Scope, expected: u32, bitset: u32, deadline: Option
         match load(address) {
             Ok(value) if value != expected => return Err(Errno::EAGAIN),
             Ok(_) => {
-                bucket.make_room(1)?;
-                bucket.push(waiter.clone());
+                bucket.try_push(waiter.clone())?;
                 break;
             }
             Err(Absent) => {}
@@ -294,7 +291,7 @@ fn requeue(
             }
         }
         if let Some(other) = &mut other {
-            other.make_room(source.len().min(moves))?;
+            other.try_reserve(source.len().min(moves))?;
         }
         let woken = wake_in(&mut source, from, wakes, MATCH_ANY);
         let mut moved = 0;
@@ -307,7 +304,7 @@ fn requeue(
             moved += 1;
             match &mut other {
                 Some(other) => {
-                    other.push(waiter.clone());
+                    other.push_reserved(waiter.clone());
                     false
                 }
                 None => true,

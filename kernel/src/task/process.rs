@@ -1,10 +1,9 @@
 //! Processes: what the threads of a program share.
 
-use alloc::vec::Vec;
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_collections::{Arc, Weak, reserve};
+use freehold_collections::{Arc, Vec, Weak, reserve};
 
 use super::capabilities::Capability;
 use super::credentials::Credentials;

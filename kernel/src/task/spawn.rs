@@ -5,14 +5,13 @@ use core::sync::atomic::Ordering;
 use freehold_arch::thread;
 use freehold_arch::user::UserContext;
 use freehold_collections::{
-    Arc, Box, Receiver,
+    Arc, Box, Receiver, Vec,
     reserve::{self, ArcMethods},
 };
 use freehold_machine::{CpuId, CpuSet};
 
 use super::process::{Beginnings, Process};
 use super::{Credentials, Limits, Session, Task, above, registry};
-use crate::fallible::Grow as _;
 use crate::fs::{FileTable, FsContext};
 use crate::mem::Space;
 use crate::sched::{self, Idle, Schedule, Thread};
@@ -187,26 +186,25 @@ pub(super) fn enter(process: &Arc<Process>, task: &Arc<Task>, maker: Option<&Pro
 /// # Errors
 /// `ENOMEM`.
 pub(super) fn add_thread(process: &Process, task: &Arc<Task>) -> Result<()> {
-    let mut buffer = alloc::vec::Vec::new();
+    let mut buffer = Vec::new();
     loop {
-        let wanted = {
+        let (outdated, wanted) = {
             let mut group = process.signals.lock();
-            if buffer.capacity() > group.threads.capacity() {
-                buffer.append(&mut group.threads);
-                core::mem::swap(&mut group.threads, &mut buffer);
-            }
+            let outdated = group.threads.move_to(buffer);
             if group.threads.len() < group.threads.capacity() {
                 let at = group.threads.partition_point(|thread| thread.tid < task.tid);
-                group.threads.insert(at, task.clone());
+                group.threads.insert_reserved(at, task.clone());
                 if group.exit.is_some() || group.stop().is_some() {
                     task.attention.store(true, Ordering::SeqCst);
                 }
+                // The old buffer is freed without the lock.
+                drop(group);
+                drop(outdated);
                 return Ok(());
             }
-            (2 * group.threads.len()).max(1)
+            (outdated, (2 * group.threads.len()).max(1))
         };
-        // The old buffer, if this is one, is freed without the lock.
-        buffer = alloc::vec::Vec::new();
-        buffer.make_exact_room(wanted)?;
+        drop(outdated);
+        buffer = Vec::try_with_capacity(wanted)?;
     }
 }

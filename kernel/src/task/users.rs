@@ -3,7 +3,6 @@
 //! **Locks.** The table is an interrupt-safe lock of its own, last in the order: signals are forgotten under locks of that kind. Room for a user is
 //! made in task context, before.
 
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::limits::Resource;
@@ -11,6 +10,7 @@ use super::process::Process;
 use super::{Capability, registry};
 use crate::sync::IrqSpinLock;
 use crate::{Errno, Result};
+use freehold_collections::Vec;
 
 /// Queued signals by user. Who has none any more stays until another takes the place.
 static QUEUED: IrqSpinLock<Vec<(u32, u64)>> = IrqSpinLock::new(Vec::new());
@@ -75,7 +75,7 @@ fn enter(users: &mut Vec<(u32, u64)>, uid: u32) -> bool {
         FULL.store(true, Ordering::Relaxed);
         return false;
     }
-    users.push((uid, 1));
+    users.push_reserved((uid, 1));
     FULL.store(users.len() == users.capacity(), Ordering::Relaxed);
     true
 }
@@ -98,9 +98,11 @@ fn make_room() {
                 return;
             }
             if spare.capacity() > users.len() {
-                spare.append(&mut users);
-                core::mem::swap(&mut *users, &mut spare);
+                let outdated = users.move_to(spare);
                 FULL.store(false, Ordering::Relaxed);
+                // It is freed without the lock.
+                drop(users);
+                drop(outdated);
                 return;
             }
             (2 * users.len()).max(8)

@@ -19,8 +19,9 @@ pub mod termios;
 #[cfg(test)]
 mod tests;
 
-use alloc::sync::{Arc, Weak};
 use core::fmt;
+
+use freehold_collections::{Arc, Receiver, Weak, reserve};
 
 pub use file::TtyFile;
 pub use job::{leave_session, terminal_of};
@@ -96,7 +97,7 @@ impl Tty {
     /// # Errors
     /// `ENOMEM`.
     pub fn new(major: u32, minor: u32, wire: Wire, termios: Termios) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self {
+        Ok(reserve::arc(Self {
             major,
             minor,
             wire,
@@ -108,13 +109,13 @@ impl Tty {
                 sharing: Sharing::Open,
                 opens: 0,
                 opened_ever: 0,
-                session: Weak::new(),
+                session: reserve::no_weak(),
                 foreground: 0,
             }),
-            input_ready: Arc::new(WaitQueue::new()),
-            output_room: Arc::new(WaitQueue::new()),
-            wire_ready: Arc::new(WaitQueue::new()),
-            wire_room: Arc::new(WaitQueue::new()),
+            input_ready: reserve::arc(WaitQueue::new()),
+            output_room: reserve::arc(WaitQueue::new()),
+            wire_ready: reserve::arc(WaitQueue::new()),
+            wire_room: reserve::arc(WaitQueue::new()),
         }))
     }
 
@@ -264,7 +265,7 @@ impl Tty {
     /// # Errors
     /// `EBUSY` where a program has it for itself, `EIO` where the other end is gone, `ENOMEM`.
     pub fn open(
-        self: &Arc<Self>,
+        self: &Receiver<Self>,
         node: Arc<dyn crate::fs::Node>,
         flags: crate::fs::OpenFlags,
     ) -> Result<Arc<TtyFile>> {

@@ -4,17 +4,14 @@
 //! both are gone. Closing the master hangs the terminal up for good; closing every slave shows on the master
 //! as EIO once the output is read, until a program opens it again.
 
-use alloc::vec::Vec;
-
 use freehold_collections::{
-    Arc, Weak,
+    Arc, Vec, Weak,
     reserve::{self, ArcMethods},
 };
 use linux_raw_sys::ioctl as io;
 
 use super::termios::Termios;
 use super::{Line, Tty, Wire, control};
-use crate::fallible::Grow as _;
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready, SetMetadata, Timestamp};
 use crate::sync::{PollWaiter, SpinLock};
 use crate::user::{Sink, Source, UserPtr, so_far};
@@ -72,14 +69,14 @@ fn make() -> Result<Arc<Pair>> {
         let state =
             PairState { lock: Lock::Locked, packets: false, mode: 0o620, uid: 0, gid: 5, made: time::wall() };
         let pair = reserve::arc(Pair { tty, state: SpinLock::new(state) });
-        fresh.make_room(number + 1)?;
+        fresh.try_reserve(number + 1)?;
         let mut pairs = PAIRS.lock();
         if pairs.len() == number {
-            if pairs.capacity() == number {
-                fresh.append(&mut pairs);
-                core::mem::swap(&mut *pairs, &mut fresh);
-            }
-            pairs.push(pair.downgrade());
+            let outdated = pairs.move_to(fresh);
+            pairs.push_reserved(pair.downgrade());
+            // The old list is freed without the lock.
+            drop(pairs);
+            drop(outdated);
             return Ok(pair);
         }
         if pairs.get(number).is_some_and(|pair| pair.strong_count() == 0) {

@@ -40,7 +40,7 @@ fn read(file: &TtyFile, most: usize) -> Result<Vec<u8>> {
 #[test]
 fn every_byte_wakes_a_reader_that_has_taken_some_of_what_it_waits_for() {
     let (tty, file) = raw(|termios| termios.cc[c::VMIN as usize] = 3);
-    let bell = Arc::new(Bell::default());
+    let bell = reserve::arc(Bell::default());
     let mut waiter = PollWaiter::observer(bell.clone());
     file.poll(Some(&mut waiter));
     tty.receive(b"1");

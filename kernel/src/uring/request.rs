@@ -105,9 +105,9 @@ impl Transfer {
     /// Move the bytes; a new attempt begins with all of them.
     pub fn run(&self, blocking: Blocking) -> Result<usize> {
         match &self.moving {
-            Moving::Read(to) => read(&self.file, self.offset, &mut to.clone(), blocking),
-            Moving::Write(from) => write(&self.file, self.offset, &mut from.clone(), blocking),
-            Moving::WriteFixed(from) => write(&self.file, self.offset, &mut from.clone(), blocking),
+            Moving::Read(to) => read(&self.file, self.offset, &mut to.try_clone()?, blocking),
+            Moving::Write(from) => write(&self.file, self.offset, &mut from.try_clone()?, blocking),
+            Moving::WriteFixed(from) => write(&self.file, self.offset, &mut from.try_clone()?, blocking),
         }
     }
 }

@@ -1,16 +1,13 @@
 //! The system calls on epoll instances.
 
-use alloc::vec::Vec;
-
 use freehold_collections::{
-    Arc,
+    Arc, Vec,
     reserve::{self, ArcMethods},
 };
 use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Epoll, EpollFile, Event, Interest};
-use crate::fallible::Grow as _;
 use crate::fs::{NodeKind, OpenFile, OpenFlags};
 use crate::syscall::Args;
 use crate::task::{self, SigSet};
@@ -108,8 +105,7 @@ fn wait(args: &Args, deadline: Option<u64>) -> Result<i64> {
     let batch: &mut [EpollEvent] = if most as usize <= FEW {
         &mut few[..most as usize]
     } else {
-        many.make_exact_room(BATCH.min(most as usize))?;
-        many.resize(many.capacity(), EpollEvent { events: 0, data: 0 });
+        many.try_resize(BATCH.min(most as usize), EpollEvent { events: 0, data: 0 })?;
         &mut many
     };
     loop {

@@ -22,10 +22,13 @@ mod nesting;
 #[cfg(test)]
 mod tests;
 
-use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use bitflags::bitflags;
+use freehold_collections::{
+    Arc, Receiver, Weak,
+    reserve::{self, ArcMethods},
+};
 
 pub use calls::{
     sys_epoll_create, sys_epoll_create1, sys_epoll_ctl, sys_epoll_pwait, sys_epoll_pwait2, sys_epoll_wait,
@@ -145,10 +148,10 @@ pub struct Epoll {
 impl Epoll {
     fn new() -> Arc<Self> {
         let shared =
-            Shared { ready: IrqSpinLock::new(ReadyList::new()), waiters: Arc::new(WaitQueue::new()) };
-        Arc::new(Self {
+            Shared { ready: IrqSpinLock::new(ReadyList::new()), waiters: reserve::arc(WaitQueue::new()) };
+        reserve::arc(Self {
             items: Mutex::new(Items::new()),
-            shared: Arc::new(shared),
+            shared: reserve::arc(shared),
             node: AnonymousNode::plain(NodeKind::Regular, "anon_inode:[eventpoll]"),
             nest: Nest::default(),
         })
@@ -160,19 +163,19 @@ impl Epoll {
     }
 
     /// Watch `file`, known to the program as `fd`.
-    fn add(self: &Arc<Self>, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
+    fn add(self: &Receiver<Self>, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
         // Held until the item is there, so that two calls cannot close a circle together.
         let mut nesting = Epoll::of(file).map(|inner| nesting::enter(self, inner)).transpose()?;
         let mut items = self.items.lock();
-        let key = key(fd, Arc::as_ptr(file));
+        let key = key(fd, file.address());
         let slot = self.claim(&mut items, key)?;
-        let item = Arc::new(Item {
+        let item = reserve::arc(Item {
             shared: self.shared.clone(),
-            epoll: Arc::downgrade(self),
+            epoll: self.downgrade(),
             slot,
             listed: AtomicBool::new(false),
             fd,
-            file: Arc::downgrade(file),
+            file: file.downgrade(),
             interest: SpinLock::new(interest),
             observing: SpinLock::new(None),
         });
@@ -210,7 +213,7 @@ impl Epoll {
 
     /// Change what is asked about a watched file.
     fn modify(&self, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
-        let item = self.items.lock().find(key(fd, Arc::as_ptr(file)))?.clone();
+        let item = self.items.lock().find(key(fd, file.address()))?.clone();
         *item.interest.lock() = interest;
         if item.ready(file) != 0 {
             item.wake();
@@ -219,9 +222,9 @@ impl Epoll {
     }
 
     /// Watch `file` no more.
-    fn remove(self: &Arc<Self>, fd: i32, file: &Arc<OpenFile>) -> Result<()> {
+    fn remove(self: &Receiver<Self>, fd: i32, file: &Arc<OpenFile>) -> Result<()> {
         let mut items = self.items.lock();
-        let item = items.find(key(fd, Arc::as_ptr(file)))?.clone();
+        let item = items.find(key(fd, file.address()))?.clone();
         file.remove_watcher(&watcher_of(&item));
         self.retire(&mut items, &item);
         drop(items);
@@ -317,7 +320,7 @@ impl Drop for Epoll {
 }
 
 fn watcher_of(item: &Arc<Item>) -> Weak<dyn Watcher> {
-    let weak: Weak<Item> = Arc::downgrade(item);
+    let weak: Weak<Item> = item.downgrade();
     weak
 }
 

@@ -14,9 +14,7 @@
 //! never less. A visit marks the instances with its number, so it sees each of them once.
 //! [`NESTING`] is taken before any instance's `items`.
 
-use alloc::vec::Vec;
-
-use freehold_collections::{Arc, Weak, reserve::ArcMethods};
+use freehold_collections::{Arc, Vec, Weak, reserve::ArcMethods};
 
 use super::Epoll;
 use crate::sync::{Mutex, MutexGuard, SpinLock};
@@ -78,8 +76,7 @@ pub(super) fn enter<'a>(outer: &'a Arc<Epoll>, inner: &'a Arc<Epoll>) -> Result<
     }
     let mut watchers = inner.nest.above.lock();
     watchers.retain(|watcher| watcher.strong_count() > 0);
-    watchers.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-    watchers.push(outer.downgrade());
+    watchers.try_push(outer.downgrade())?;
     drop(watchers);
     let entering = Entering { outer, inner, kept: false, _nesting: nesting };
     let mut counts = [0; MOST_PATHS.len()];

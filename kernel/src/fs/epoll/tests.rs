@@ -133,20 +133,20 @@ fn ten_thousand_files_are_watched_changed_and_forgotten_and_none_is_left() {
 #[test]
 fn instances_may_watch_each_other_but_not_in_a_circle() {
     let f = fixture(IN);
-    let inner = OpenFile::new(Arc::new(EpollFile(f.epoll.clone())), None, OpenFlags::RDWR).unwrap();
+    let inner = OpenFile::new(reserve::arc(EpollFile(f.epoll.clone())), None, OpenFlags::RDWR).unwrap();
     let outer = Epoll::new();
     let interest = Interest { events: IN, data: 77 };
     outer.add(9, &inner, interest).unwrap();
     assert_eq!(events(&outer), []);
     write(&f.writer);
     assert_eq!(events(&outer), [IN]);
-    let outer_file = OpenFile::new(Arc::new(EpollFile(outer.clone())), None, OpenFlags::RDWR).unwrap();
+    let outer_file = OpenFile::new(reserve::arc(EpollFile(outer.clone())), None, OpenFlags::RDWR).unwrap();
     assert_eq!(f.epoll.add(10, &outer_file, interest), Err(Errno::ELOOP));
     assert_eq!(outer.add(10, &outer_file, interest), Err(Errno::ELOOP));
 }
 
 fn opened(epoll: &Arc<Epoll>) -> Arc<OpenFile> {
-    OpenFile::new(Arc::new(EpollFile(epoll.clone())), None, OpenFlags::RDWR).unwrap()
+    OpenFile::new(reserve::arc(EpollFile(epoll.clone())), None, OpenFlags::RDWR).unwrap()
 }
 
 const QUIET: Interest = Interest { events: IN, data: 0 };

@@ -15,10 +15,12 @@ mod splice;
 #[cfg(test)]
 mod tests;
 
-use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use freehold_collections::Map;
+use freehold_collections::{
+    Arc, Map, Receiver, Weak,
+    reserve::{self, ArcMethods},
+};
 use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::ioctl::FIONREAD;
 
@@ -99,7 +101,7 @@ impl Pipe {
     /// # Errors
     /// `ENOMEM`.
     pub fn new() -> Result<Arc<Self>> {
-        Ok(Arc::new(Self {
+        Ok(reserve::arc(Self {
             ring: Mutex::new(Ring::new(DEFAULT_PAGES)),
             used: AtomicUsize::new(0),
             limit: AtomicUsize::new(DEFAULT_PAGES),
@@ -107,8 +109,8 @@ impl Pipe {
             writers: AtomicU32::new(0),
             reader_opens: AtomicU32::new(0),
             writer_opens: AtomicU32::new(0),
-            readable: Arc::new(WaitQueue::new()),
-            writable: Arc::new(WaitQueue::new()),
+            readable: reserve::arc(WaitQueue::new()),
+            writable: reserve::arc(WaitQueue::new()),
         }))
     }
 
@@ -128,7 +130,7 @@ impl Pipe {
         Ok((reader, writer))
     }
 
-    fn end(self: &Arc<Self>, node: Arc<dyn Node>, ends: Ends, flags: OpenFlags) -> Arc<PipeEnd> {
+    fn end(self: &Receiver<Self>, node: Arc<dyn Node>, ends: Ends, flags: OpenFlags) -> Arc<PipeEnd> {
         let writers_then = self.writer_opens.load(Ordering::SeqCst);
         if ends.reads() {
             self.readers.fetch_add(1, Ordering::SeqCst);
@@ -140,7 +142,7 @@ impl Pipe {
         }
         self.wake_all();
         let packets = AtomicU32::new(u32::from(flags.contains(OpenFlags::DIRECT)));
-        Arc::new(PipeEnd { pipe: self.clone(), node, ends, writers_then, packets })
+        reserve::arc(PipeEnd { pipe: self.clone(), node, ends, writers_then, packets })
     }
 
     fn wake_all(&self) {
@@ -431,11 +433,11 @@ pub fn open_named(node: Arc<dyn Node>, flags: OpenFlags) -> Result<Arc<dyn File>
     let fresh = Pipe::new()?;
     let pipe = {
         let mut fifos = FIFOS.lock();
-        match fifos.get(&identity).and_then(Weak::upgrade) {
+        match fifos.get(&identity).and_then(|pipe| pipe.upgrade()) {
             Some(pipe) => pipe,
             None => {
                 fifos.retain(|_, pipe| pipe.strong_count() > 0);
-                fifos.try_insert(identity, Arc::downgrade(&fresh))?;
+                fifos.try_insert(identity, fresh.downgrade())?;
                 fresh
             }
         }

@@ -3,9 +3,9 @@
 //! The address space is locked for a stretch at a time; pages of files move between two stretches, by their cache, which has them
 //! unmapped everywhere first. What other address spaces share with the one that is moved follows at the end (MPOL_MF_MOVE_ALL).
 
-use alloc::vec::Vec;
 use core::ops::Range;
 
+use freehold_collections::Vec;
 use freehold_frame::{NodePolicy, NodeSet};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_vm::{CachedPage, Migration, Outcome, PageAt, PageNode, Policy, PolicyMode, SharedPages};
@@ -14,12 +14,11 @@ use super::super::policy::nodes_with_memory;
 use super::super::{Frames, Space, commons};
 use super::policy::read_nodes;
 use super::remote::space_of;
-use crate::fallible::Grow as _;
 use crate::hw::PAGE;
 use crate::syscall::Args;
 use crate::task::{self, Capability, inspect::Mode};
 use crate::user::UserPtr;
-use crate::{Errno, Result, fallible, hw, sched};
+use crate::{Errno, Result, hw, sched};
 
 const MPOL_MF_STRICT: u64 = 1;
 const MPOL_MF_MOVE: u64 = 2;
@@ -134,14 +133,14 @@ pub fn sys_move_pages(args: &Args) -> Result<i64> {
 
 /// The nodes of the pages at `addresses`, or why there is none.
 fn locate(space: &Space, addresses: &[u64]) -> Result<Vec<i32>> {
-    let mut all = fallible::with_room(addresses.len())?;
+    let mut all = Vec::try_with_capacity(addresses.len())?;
     let areas = space.lock();
     let told = |&addr: &u64| match areas.node_at(VirtAddr(addr)) {
         PageNode::On(node) => i32::from(node.0),
         PageNode::Absent => status_of(Errno::ENOENT),
         PageNode::Zeroes(_) | PageNode::Unmapped => status_of(Errno::EFAULT),
     };
-    all.extend(addresses.iter().map(told));
+    all.try_extend(addresses.iter().map(told))?;
     Ok(all)
 }
 
@@ -160,9 +159,9 @@ fn move_chunk(
     let mut failed: Vec<(VirtAddr, Errno)> = Vec::new();
     let mut cached: Vec<(VirtAddr, CachedPage<Frames>, NodePolicy)> = Vec::new();
     // At most one entry a page: nothing is allocated with the space locked.
-    failed.make_exact_room(2 * addresses.len())?;
-    cached.make_exact_room(addresses.len())?;
-    let mut all = fallible::with_room(addresses.len())?;
+    failed.try_reserve_exact(2 * addresses.len())?;
+    cached.try_reserve_exact(addresses.len())?;
+    let mut all = Vec::try_with_capacity(addresses.len())?;
     let mut areas = space.lock();
     let mut at = 0;
     while at < addresses.len() {
@@ -178,8 +177,8 @@ fn move_chunk(
         let wish = |_, frame| (commons().node_of(frame) != node).then_some(place);
         areas.migrate(start..end, migration, wish, |addr, outcome| match outcome {
             Outcome::Moved => {}
-            Outcome::Cached(page) => cached.push((addr, page, place)),
-            outcome => failed.push((addr, errno_of(&outcome))),
+            Outcome::Cached(page) => cached.push_reserved((addr, page, place)),
+            outcome => failed.push_reserved((addr, errno_of(&outcome))),
         });
         at += run;
     }
@@ -188,7 +187,7 @@ fn move_chunk(
         match commons().migrate_cached(&page, place) {
             // Unmapped now, it comes back at the next touch.
             Outcome::Moved => moved_cached(space, addr),
-            outcome => failed.push((addr, errno_of(&outcome))),
+            outcome => failed.push_reserved((addr, errno_of(&outcome))),
         }
     }
     let areas = space.lock();
@@ -214,7 +213,7 @@ fn move_chunk(
             PageNode::Zeroes(_) | PageNode::Unmapped => status_of(Errno::EFAULT),
         }
     });
-    all.extend(told);
+    all.try_extend(told)?;
     Ok((all, left))
 }
 
@@ -274,10 +273,10 @@ fn move_range(
         let start = next.max(area.start);
         let end = VirtAddr(start.0 + STRETCH).min(area.end).min(range.end);
         let pages = ((end.0 - start.0) / PAGE) as usize;
-        cached.make_room(pages)?;
+        cached.try_reserve(pages)?;
         space.lock().migrate(start..end, migration, &wish, |addr, outcome| match outcome {
             Outcome::Moved => {}
-            Outcome::Cached(page) => cached.push((addr, page)),
+            Outcome::Cached(page) => cached.push_reserved((addr, page)),
             _ => left += 1,
         });
         for (addr, page) in cached.drain(..) {
