@@ -9,7 +9,7 @@
 //! the old task's registers are not saved yet: `on_cpu` says so, and no other CPU takes a task while it is set.
 //!
 //! A runnable task is in exactly one queue, runs, or is on its way: left out by the first half, because its mask changed,
-//! and sent elsewhere by the second (`previous_moves`). Whether it is on its way is decided once, under the queue's lock: its
+//! and sent elsewhere by the second (`moves`). Whether it is on its way is decided once, under the queue's lock: its
 //! state, mask and position change meanwhile (`affinity_model` shows what comes of a second look). Where a mask changes
 //! while a task is on its way to a queue, it may arrive where it must not run: then it goes on in the kernel only, and leaves
 //! before its next instruction in user mode.
@@ -68,6 +68,8 @@ pub struct Schedule {
     pub cpu: AtomicU16,
     /// A CPU runs it, or has not saved its registers yet.
     pub on_cpu: AtomicBool,
+    /// It is runnable and in no queue: the CPU that it is leaving sends it to another.
+    moves: AtomicBool,
     /// Nanoseconds of CPU time, by weight.
     pub virtual_runtime: AtomicU64,
     /// Nanoseconds of CPU time.
@@ -95,6 +97,7 @@ impl Schedule {
             state: AtomicU8::new(Sleep::Uninterruptible as u8),
             cpu: AtomicU16::new(cpu.0),
             on_cpu: AtomicBool::new(false),
+            moves: AtomicBool::new(false),
             virtual_runtime: AtomicU64::new(0),
             runtime: AtomicU64::new(0),
             weight: AtomicU64::new(UNIT_WEIGHT),

@@ -52,8 +52,6 @@ pub struct RunQueue {
     pub current: Option<Arc<Thread>>,
     /// Who ran before `current` and has not been released by it yet.
     pub previous: Option<Arc<Thread>>,
-    /// `previous` is runnable and may not run here: it is in no queue, and whoever releases it sends it elsewhere.
-    pub previous_moves: bool,
     /// No task here has less virtual runtime; never falls.
     floor: u64,
     /// When `current` got the CPU, or when its time was last accounted.
@@ -71,7 +69,6 @@ impl RunQueue {
             waiting: IndexedHeap::new(),
             current: None,
             previous: None,
-            previous_moves: false,
             floor: 0,
             since: 0,
             switches: 0,

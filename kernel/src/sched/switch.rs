@@ -50,7 +50,7 @@ pub fn reschedule() {
                 let current = current.clone();
                 queue.enqueue(current);
             } else {
-                queue.previous_moves = true;
+                schedule.moves.store(true, Ordering::Relaxed);
             }
         } else {
             schedule.voluntary_switches.fetch_add(1, Ordering::Relaxed);
@@ -218,15 +218,14 @@ pub fn activate_current() {
 /// The second half of a switch, on the new task's stack: release the old one.
 pub fn finish_switch() {
     let here = hw::current_cpu();
-    let (previous, moves) = {
-        let mut queue = cpu(here).queue.lock();
-        (queue.previous.take(), core::mem::take(&mut queue.previous_moves))
-    };
+    let previous = cpu(here).queue.lock().previous.take();
     if let Some(task) = &previous {
         let schedule = &task.schedule;
+        let moves = schedule.moves.load(Ordering::Relaxed);
         schedule.on_cpu.store(false, Ordering::Release);
         // Runnable and in no queue: nobody else looks at it.
         if moves {
+            schedule.moves.store(false, Ordering::Relaxed);
             let target = super::place(task, here);
             schedule.cpu.store(target.0, Ordering::Relaxed);
             super::enqueue_on(task.clone(), target);
