@@ -306,6 +306,13 @@ impl UserContext {
         self.fpu_bytes_mut()[SOFTWARE_BYTES..LEGACY_BYTES][..note.len()].copy_from_slice(note);
         self.fpu_bytes()
     }
+    /// Clears the summary of x87 errors, for a state that has no unmasked error: bits ES and B of the status word, which CPUs derive from flags
+    /// and masks (Intel SDM volume 1, 8.1.3.3). QEMU's TCG takes them as a program loads them, and would raise #MF for ever.
+    pub fn clear_x87_summary(&mut self) {
+        self.save_if_live();
+        let status = &mut self.fpu_bytes_mut()[2..4];
+        status.iter_mut().for_each(|byte| *byte &= !0x80);
+    }
     fn fpu_bytes(&self) -> &[u8] {
         let bytes = size_of_val(&*self.fpu);
         // SAFETY: lines are bytes without padding, and borrowed for as long as the slice.

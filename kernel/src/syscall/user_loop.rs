@@ -107,8 +107,11 @@ fn exception(task: &Task, context: &mut UserContext, (vector, code): (u8, u64), 
         return last;
     }
     let rip = context.regs().rip;
-    if let Some(info) = exception::signal(vector, code, rip, || context.fpu()) {
-        task.force_signal(info);
+    match exception::signal(vector, code, rip, || context.fpu()) {
+        Some(info) => task.force_signal(info),
+        // Nothing to tell of, but its summary may still say so.
+        None if vector == exception::X87 => context.clear_x87_summary(),
+        None => {}
     }
     let error = if vector == exception::DEBUG { 0 } else { code };
     Trap { vector: u64::from(vector), error, address: last.address }

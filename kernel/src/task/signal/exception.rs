@@ -14,7 +14,8 @@ const SEGMENT_NOT_PRESENT: u8 = 11;
 const STACK_FAULT: u8 = 12;
 /// A page fault.
 pub const PAGE_FAULT: u8 = 14;
-const X87: u8 = 16;
+/// An x87 error.
+pub const X87: u8 = 16;
 const ALIGNMENT: u8 = 17;
 /// A machine check.
 pub const MACHINE_CHECK: u8 = 18;
