@@ -141,6 +141,19 @@ static void system_wide(void)
 	PROMISE("/proc/mounts", strstr(contents("/proc/mounts"), " /proc ") != NULL);
 	PROMISE("/proc/filesystems", strstr(contents("/proc/filesystems"), "tmpfs") != NULL);
 	PROMISE("/proc/sys/kernel", contents("/proc/sys/kernel/pid_max")[0] && contents("/proc/sys/kernel/osrelease")[0] && contents("/proc/sys/kernel/hostname")[0]);
+	struct utsname names;
+	char before[128];
+	snprintf(before, sizeof before, "%s", contents("/proc/sys/kernel/hostname"));
+	PROMISE("the host's name is one in uname and in /proc", uname(&names) == 0 && strcspn(before, "\n") == strlen(names.nodename) &&
+		strncmp(before, names.nodename, strlen(names.nodename)) == 0);
+	/* A host keeps its name; a kernel without namespaces of names is ours, and a guest. */
+	if (geteuid() == 0 && (unshare(CLONE_NEWUTS) == 0 || errno == EINVAL)) {
+		PROMISE("sethostname changes both", sethostname("another", 7) == 0 && uname(&names) == 0 && strcmp(names.nodename, "another") == 0 &&
+			strcmp(contents("/proc/sys/kernel/hostname"), "another\n") == 0);
+		FAILS_WITH("a name of 65 bytes is refused", sethostname("0123456789012345678901234567890123456789012345678901234567890123456789", 65), EINVAL);
+		FAILS_WITH("a negative length is refused", syscall(SYS_sethostname, "another", -1), EINVAL);
+		NEED(sethostname(before, strcspn(before, "\n")) == 0);
+	}
 	PROMISE("/sys: CPUs", contents("/sys/devices/system/cpu/online")[0] == '0' && contents("/sys/devices/system/cpu/possible")[0] == '0');
 	FAILS_WITH("/proc cannot be written into", mkdir("/proc/folder", 0755), ENOENT);
 }

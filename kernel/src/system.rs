@@ -32,10 +32,11 @@ fn set_from_user(which: Name, args: &Args) -> Result<i64> {
     if !task::current().process().credentials().is_privileged() {
         return Err(Errno::EPERM);
     }
-    if args.size(1) > NAME_MAX {
-        return Err(Errno::EINVAL);
-    }
-    set_name(which, &user::read_vec(args[0], args.size(1))?).map(|()| 0)
+    let length = args.size(1);
+    let mut name = [0; NAME_MAX];
+    let name = name.get_mut(..length).ok_or(Errno::EINVAL)?;
+    user::read_exact(args[0], name)?;
+    set_name(which, name).map(|()| 0)
 }
 
 /// sethostname(name, length)

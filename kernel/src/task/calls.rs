@@ -301,67 +301,6 @@ pub fn sys_membarrier(args: &Args) -> Result<i64> {
     }
 }
 
-/// One field of `struct utsname`: 65 bytes with at least one NUL.
-const NAME_FIELD: usize = 65;
-
-/// The host and domain names, as uname shows them.
-static NAMES: crate::sync::SpinLock<[[u8; NAME_FIELD]; 2]> =
-    crate::sync::SpinLock::new([field("freehold"), field("(none)")]);
-
-const fn field(text: &str) -> [u8; NAME_FIELD] {
-    let mut field = [0; NAME_FIELD];
-    let bytes = text.as_bytes();
-    let mut at = 0;
-    while at < bytes.len() && at < NAME_FIELD - 1 {
-        field[at] = bytes[at];
-        at += 1;
-    }
-    field
-}
-
-/// The release that programs see: the Linux version whose behaviour this kernel follows.
-pub const RELEASE: &str = "6.1.0-freehold";
-/// The version that programs see.
-pub const VERSION: &str = concat!("#1 SMP Freehold ", env!("CARGO_PKG_VERSION"));
-
-/// The host name.
-pub fn host_name() -> alloc::vec::Vec<u8> {
-    let names = NAMES.lock();
-    names[0].iter().copied().take_while(|&byte| byte != 0).collect()
-}
-
-/// uname(buffer)
-pub fn sys_uname(args: &Args) -> Result<i64> {
-    let [node, domain] = *NAMES.lock();
-    let fields = [field("Linux"), node, field(RELEASE), field(VERSION), field("x86_64"), domain];
-    UserPtr::<[u8; NAME_FIELD]>::new(args[0]).write_slice(&fields)?;
-    Ok(0)
-}
-
-fn set_name(args: &Args, which: usize) -> Result<i64> {
-    if !current().process().credentials().is_privileged() {
-        return Err(Errno::EPERM);
-    }
-    let length = usize::try_from(args.int(1)).map_err(|_| Errno::EINVAL)?;
-    if length >= NAME_FIELD {
-        return Err(Errno::EINVAL);
-    }
-    let mut name = [0; NAME_FIELD];
-    user::read_exact(args[0], &mut name[..length])?;
-    NAMES.lock()[which] = name;
-    Ok(0)
-}
-
-/// sethostname(name, length)
-pub fn sys_sethostname(args: &Args) -> Result<i64> {
-    set_name(args, 0)
-}
-
-/// setdomainname(name, length)
-pub fn sys_setdomainname(args: &Args) -> Result<i64> {
-    set_name(args, 1)
-}
-
 /// `struct sysinfo`.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
