@@ -185,11 +185,16 @@ fn the_lab_tells_what_copies_save_and_what_they_cost() {
         let (all, remote) = (number(row, "instructions"), number(row, "remote"));
         assert_eq!(remote, if row["side"] == "on" { 0.0 } else { all }, "{row}");
     }
-    let misses = |side: &str| {
-        let cold = rows.iter().filter(|row| row["side"] == side && row["call"] == "open cold");
-        cold.map(|row| number(row, "remote_misses")).sum::<f64>()
+    // Lines of data stay remote where the allocator put them: a sixth to a half of all misses, by the boot's chance.
+    let cold = |side: &str| -> Vec<&Value> {
+        let is_cold = |row: &&Value| row["call"].as_str().is_some_and(|call| call.ends_with(" cold"));
+        rows.iter().filter(|row| row["side"] == side).filter(is_cold).collect()
     };
-    assert!(misses("on") < misses("off") / 2.0, "cold code comes from the own node: {text}");
+    for (on, off) in cold("on").into_iter().zip(cold("off")) {
+        let (mine, without) = (number(on, "remote_misses"), number(off, "remote_misses"));
+        assert_eq!(on["call"], off["call"]);
+        assert!(mine < 0.8 * without, "cold code comes from the own node: {on} {off} {text}");
+    }
     assert!(std::fs::read_to_string(html).expect("a page").contains("break-even"));
 }
 
