@@ -99,10 +99,14 @@ static ONLINE: AtomicU64 = AtomicU64::new(1);
 static ALL: [AtomicPtr<PerCpu>; MAX_CPUS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_CPUS];
 
 /// Give the CPU that runs this its private data.
+///
+/// # Panics
+/// For a number that is not below [`MAX_CPUS`].
 fn adopt(per_cpu: &'static PerCpu, number: usize) {
+    let slot = &ALL[number];
     per_cpu.this.store(core::ptr::from_ref(per_cpu).cast_mut(), Ordering::Relaxed);
     per_cpu.number.store(number as u32, Ordering::Relaxed);
-    ALL[number].store(core::ptr::from_ref(per_cpu).cast_mut(), Ordering::Release);
+    slot.store(core::ptr::from_ref(per_cpu).cast_mut(), Ordering::Release);
     // SAFETY: GS is used for nothing but this pointer, which stays valid for ever.
     unsafe { registers::wrmsr(registers::MSR_GS_BASE, core::ptr::from_ref(per_cpu) as u64) };
 }
@@ -265,7 +269,10 @@ pub fn online() -> CpuSet {
 
 impl Cpus for X86 {
     fn current_cpu(self) -> CpuId {
-        CpuId(this().number.load(Ordering::Relaxed) as u16)
+        let number = this().number.load(Ordering::Relaxed);
+        // SAFETY: it begins as 0 and only `adopt` stores it, after a look. Tables of CPUs are indexed without another.
+        unsafe { core::hint::assert_unchecked((number as usize) < MAX_CPUS) };
+        CpuId(number as u16)
     }
     fn cpu_count(self) -> usize {
         COUNT.load(Ordering::Relaxed)
