@@ -186,6 +186,17 @@ static void identities(void)
 	}));
 }
 
+/* For user 0: /proc can be mounted elsewhere too. */
+static void mounting(void)
+{
+	if (geteuid() != 0)
+		return;
+	NEED(mkdir("/tmp/second", 0755) == 0);
+	PROMISE("/proc is mounted a second time", mount("none", "/tmp/second", "proc", 0, NULL) == 0);
+	PROMISE("and shows the same", contents("/tmp/second/self/comm")[0] && strstr(contents("/tmp/second/sys/kernel/ostype"), "Linux"));
+	PROMISE("until it is taken away", umount("/tmp/second") == 0 && rmdir("/tmp/second") == 0);
+}
+
 /* For user 0: debugfs can be mounted where programs look for it, and is one. */
 static void debugging(void)
 {
@@ -207,6 +218,7 @@ int main(int argc, char **argv)
 	others();
 	system_wide();
 	identities();
+	mounting();
 	debugging();
 	return conclude();
 }

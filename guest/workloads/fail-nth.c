@@ -21,6 +21,7 @@
 #include <sys/eventfd.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/msg.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
@@ -188,6 +189,17 @@ static void calls(void) {
 
 static void *nothing(void *unused) { return unused; }
 
+// A file system whose nodes are made as it is mounted.
+static void mounts(void) {
+    mkdir("/tmp/fail-nth", 0700);
+    if (mount("proc", "/tmp/fail-nth", "proc", 0, 0) == 0) {
+        int fd = open("/tmp/fail-nth/sys/kernel/ostype", O_RDONLY);
+        if (fd >= 0) close(fd);
+        while (umount2("/tmp/fail-nth", MNT_DETACH) != 0 && errno == ENOMEM) {}
+    }
+    rmdir("/tmp/fail-nth");
+}
+
 // Memory, processes, threads, signals.
 static void tasks(void) {
     size_t size = 3 << 20;
@@ -284,12 +296,12 @@ int main(int count, char **arguments) {
         count -= 2;
     }
     if (count < 4 || step < 1) {
-        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks\n");
+        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks|mounts\n");
         return 2;
     }
     long from = atol(arguments[1]), to = atol(arguments[2]);
     char **command = strcmp(arguments[3], "--") ? 0 : arguments + 4;
-    void (*scenario)(void) = strcmp(arguments[3], "calls") ? tasks : calls;
+    void (*scenario)(void) = !strcmp(arguments[3], "calls") ? calls : !strcmp(arguments[3], "mounts") ? mounts : tasks;
     // Linux' defaults leave out single pages and those of programs; here each allocation counts.
     (void)!put("/sys/kernel/debug/failslab/ignore-gfp-wait", "N");
     (void)!put("/sys/kernel/debug/fail_page_alloc/ignore-gfp-wait", "N");

@@ -4,16 +4,14 @@
 //! decides what is handed out), frames before CPUs (each has lists and stacks), CPUs before devices, devices and
 //! files before the program.
 
-use alloc::format;
-use alloc::string::String;
-use alloc::vec::Vec;
+use core::fmt::{self, Display, Formatter};
 
 use freehold_arch::boot::{BootInfo, MemoryKind};
-use freehold_arch::memory::pluggable;
+use freehold_arch::memory::{OutOfMemory, pluggable};
 use freehold_arch::speculation::choice::Wanted;
 use freehold_arch::user::UserContext;
 use freehold_arch::{boot, cpu, firmware, irq, panic, power, speculation, time, traps, watch};
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_firmware::Firmware;
 use freehold_machine::{Access, CpuId, Pfn, PfnRange, VirtAddr};
 use freehold_virtio::mem::Region;
@@ -117,8 +115,9 @@ fn find_pluggable(firmware: &mut Firmware) -> Vec<host::FoundMemory> {
         }
         possible
     });
-    let runs: Vec<PfnRange> = found.iter().map(|device| device.region.frames()).collect();
-    pluggable::declare(&runs).expect("memory for a table a GiB");
+    let runs = found.iter().map(|device| device.region.frames()).try_collect_vec();
+    let declared = runs.is_ok_and(|runs| pluggable::declare(&runs).is_ok());
+    assert!(declared, "memory for a table a GiB");
     found
 }
 
@@ -126,9 +125,8 @@ fn start_cpus(firmware: &'static Firmware, cpus: usize) {
     if cpus < 2 {
         return;
     }
-    let apic_ids: alloc::vec::Vec<u32> =
-        firmware.platform.cpus().iter().take(cpus).map(|cpu| cpu.apic_id).collect();
-    let running = cpu::start_secondary(&apic_ids, secondary);
+    let apic_ids = firmware.platform.cpus().iter().take(cpus).map(|cpu| cpu.apic_id).try_collect_vec();
+    let running = apic_ids.map_or(1, |apic_ids| cpu::start_secondary(&apic_ids, secondary));
     if running < cpus {
         log::warn!("{running} of {cpus} CPUs have started");
     }
@@ -173,22 +171,49 @@ fn start(info: &'static BootInfo, planted: Option<Plant>) {
     power::exit(0)
 }
 
+/// Why no program runs; displays as a line.
+enum Failure {
+    /// This could not be had.
+    Step(&'static str, Errno),
+    /// There is no image.
+    Image(OutOfMemory),
+    /// The image cannot be unpacked.
+    Unpack(initramfs::Error),
+    /// It does not say which program.
+    Spec(Errno),
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Step(what, error) => write!(f, "{what}: {error:?}"),
+            Self::Image(error) => write!(f, "there is no image: {error:?}"),
+            Self::Unpack(error @ initramfs::Error::Make { error: Errno::ENOSPC | Errno::ENOMEM, .. }) => {
+                write!(f, "the image does not fit into memory when unpacked ({error}); more memory: -m")
+            }
+            Self::Unpack(error) => write!(f, "the image cannot be unpacked: {error}"),
+            Self::Spec(error) => {
+                write!(f, "the image has no usable {}: {error:?}", spec::PATH.escape_ascii())
+            }
+        }
+    }
+}
+
 /// Unpack the image, mount what programs expect, connect the streams; the program that is to run.
 ///
 /// # Errors
-/// A line that says what could not be had.
-fn prepare() -> core::result::Result<Spec, String> {
-    let or = |what: &'static str| move |error: Errno| format!("{what}: {error:?}");
+/// What could not be had.
+fn prepare() -> core::result::Result<Spec, Failure> {
+    let or = |what: &'static str| move |error| Failure::Step(what, error);
     unpack()?;
-    dev::init();
+    dev::init().map_err(or("the character devices"))?;
     fs::device::register_fifos(fs::pipe::open_named);
     fs::boot::mount_standard(Some(tty::devpts::DevPts::file_system())).map_err(or("the file systems"))?;
-    crate::block::init(mem::frames());
+    crate::block::init(mem::frames()).map_err(or("the disks"))?;
     fs::sysfs::fill_disks();
     fs::sysfs::set_ring_memory(uring::show_through_rings);
     let spec = fs::root::read_file(spec::PATH).and_then(|bytes| Spec::parse(&bytes));
-    let spec =
-        spec.map_err(|error| format!("the image has no usable {}: {error:?}", spec::PATH.escape_ascii()))?;
+    let spec = spec.map_err(Failure::Spec)?;
     connect(&spec).map_err(or("the program's streams"))?;
     host::listen(&Kernel).map_err(or("the host's messages"))?;
     host::hotplug::start().map_err(or("memory that can be plugged in"))?;
@@ -199,14 +224,9 @@ fn prepare() -> core::result::Result<Spec, String> {
     Ok(spec)
 }
 
-fn unpack() -> core::result::Result<(), String> {
-    let archive = boot::initrd().map_err(|error| format!("there is no image: {error:?}"))?;
-    let summary = initramfs::unpack(archive, &fs::root::root()).map_err(|error| match error {
-        initramfs::Error::Make { error: Errno::ENOSPC | Errno::ENOMEM, .. } => {
-            format!("the image does not fit into memory when unpacked ({error}); more memory: -m")
-        }
-        _ => format!("the image cannot be unpacked: {error}"),
-    })?;
+fn unpack() -> core::result::Result<(), Failure> {
+    let archive = boot::initrd().map_err(Failure::Image)?;
+    let summary = initramfs::unpack(archive, &fs::root::root()).map_err(Failure::Unpack)?;
     log::info!("initramfs: {summary:?}");
     mem::frames().release_reserved(boot::release_initrd());
     Ok(())

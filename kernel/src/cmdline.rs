@@ -546,9 +546,9 @@ fn same_name(a: &str, b: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::string::ToString;
-    use alloc::vec::Vec;
     use freehold_buddy::{Shuffle, Wipe};
+    use std::string::ToString;
+    use std::vec::Vec;
 
     fn split_all(line: &str) -> Vec<(&str, Option<&str>)> {
         parameters(line).map(|p| (p.name, p.value)).collect()

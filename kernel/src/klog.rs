@@ -307,25 +307,25 @@ pub fn init(level: log::LevelFilter) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::boxed::Box;
-    use alloc::vec::Vec;
+    use std::boxed::Box;
+    use std::vec::Vec;
 
-    fn redacted(text: &str, cut: Cut) -> alloc::string::String {
+    fn redacted(text: &str, cut: Cut) -> std::string::String {
         let mut bytes = text.as_bytes().to_vec();
         redact(&mut bytes, cut);
-        alloc::string::String::from_utf8(bytes).expect("text")
+        std::string::String::from_utf8(bytes).expect("text")
     }
 
     #[test]
     fn addresses_of_the_kernel_half_are_covered_however_they_are_written() {
         for address in [KERNEL_HALF, 0xffff_ffff_8123_4567, 0xffff_c900_0000_0008, u64::MAX] {
             for text in [
-                alloc::format!("{address:#x}"),
-                alloc::format!("at {address:x}."),
-                alloc::format!("{address:X}"),
-                alloc::format!("={address}"),
-                alloc::format!("virt 0x00{address:x}, next"),
-                alloc::format!("\"{address:#x}\"{address:#x}"),
+                std::format!("{address:#x}"),
+                std::format!("at {address:x}."),
+                std::format!("{address:X}"),
+                std::format!("={address}"),
+                std::format!("virt 0x00{address:x}, next"),
+                std::format!("\"{address:#x}\"{address:#x}"),
             ] {
                 let public = redacted(&text, Cut::Never);
                 assert!(public.contains('*'), "{text}");

@@ -14,7 +14,8 @@
 // On the host only what has tests there is used: the target's build is the judge of dead code.
 #![cfg_attr(not(target_os = "none"), allow(dead_code, unused_imports))]
 
-extern crate alloc;
+#[cfg(test)]
+extern crate std;
 
 #[cfg(target_os = "none")]
 mod backtraces;
@@ -25,7 +26,6 @@ pub mod boot;
 pub mod cmdline;
 pub mod dev;
 pub mod errno;
-pub mod fallible;
 pub mod fault_inject;
 pub mod fs;
 pub mod host;

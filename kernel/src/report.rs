@@ -9,12 +9,12 @@
 //! So a finding counts only if the allocator was at rest meanwhile: [`freehold_buddy::Buddy::activity`] is the same before and after. A CPU that still puts
 //! away what the last processes had, or that the host runs rarely, makes the audit look again.
 
-use alloc::vec::Vec;
 use core::fmt::{self, Display, Formatter};
 
 use freehold_arch::boot::BootInfo;
 use freehold_bounce::SLOT_SIZE;
 use freehold_buddy::Fault;
+use freehold_collections::Vec;
 use freehold_frame::{Audit, FrameSource as _, Owner};
 use freehold_machine::{Cpus, Machine, PAGE_SIZE};
 use freehold_vm::Event;
@@ -71,14 +71,7 @@ pub fn closing() {
     let mut usage = init.usage();
     usage.add(&init.children_usage());
     let verdict = verdict(left);
-    host::report(Report {
-        before,
-        free_whole,
-        usage,
-        verdict,
-        calls: syscall::counts().collect(),
-        missing: fs::missing::list(),
-    });
+    host::report(Report { before, free_whole, usage, verdict, missing: fs::missing::take() });
 }
 
 /// Look until the books balance, or until what does not balance is certain: see the module's head.
@@ -128,7 +121,6 @@ struct Report {
     free_whole: u64,
     usage: Usage,
     verdict: Verdict,
-    calls: Vec<(u64, u64, Implemented)>,
     missing: Vec<Vec<u8>>,
 }
 
@@ -166,7 +158,7 @@ impl Display for Report {
             write!(f, "{}\"{name}\":{value}", comma(at))?;
         }
         write!(f, "}},\"audit\":\"{}\",\"syscalls\":[", self.verdict)?;
-        for (at, &(number, calls, implemented)) in self.calls.iter().enumerate() {
+        for (at, (number, calls, implemented)) in syscall::counts().enumerate() {
             let name = syscall::name(number).unwrap_or("unknown");
             let unimplemented = implemented == Implemented::No;
             write!(
@@ -219,7 +211,7 @@ impl Verdict {
         let before = mem::frames().activity();
         let (audit, count) = mem::frames().validate(|fault| {
             if faults.len() < room {
-                faults.push(fault);
+                faults.push_reserved(fault);
             }
         });
         let at_rest = mem::frames().activity() == before;

@@ -7,14 +7,12 @@
 //!
 //! A [`UserPtr`] is an address that a program gave: nothing is known about it, every access may fail.
 
-use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
 
-use freehold_collections::Arc;
+use freehold_collections::{Arc, Vec};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::fallible::Grow as _;
 use crate::hw::{self, Faults};
 use crate::sched::thread::{self, Drain, Fill, Part, ThreadOwner};
 use crate::{Errno, Result};
@@ -201,20 +199,12 @@ pub fn write_exact(address: u64, bytes: &[u8]) -> Result<()> {
     if hw::write_user(address, bytes, Faults::Sleep) == bytes.len() { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
-fn room<T>(count: usize) -> Result<Vec<T>> {
-    let mut values = Vec::new();
-    values.make_exact_room(count)?;
-    Ok(values)
-}
-
 /// Room of the kernel's own for `count` values on their way. The caller bounds `count`.
 ///
 /// # Errors
 /// `ENOMEM`.
 pub fn zeroed<T: FromBytes + Clone>(count: usize) -> Result<Vec<T>> {
-    let mut values = room(count)?;
-    values.resize(count, T::new_zeroed());
-    Ok(values)
+    Ok(Vec::try_filled(T::new_zeroed(), count)?)
 }
 
 /// `length` bytes from `address` on; may sleep. The caller bounds `length`.
@@ -408,8 +398,7 @@ impl Iovecs {
     /// `ENOMEM`.
     pub fn one(address: u64, length: usize) -> Result<Self> {
         let slice = UserSlice::new(address, length);
-        let mut slices = room(1)?;
-        slices.push(slice);
+        let slices = Vec::try_from_slice(&[slice])?;
         Ok(Self { slices, current: 0, remaining: slice.length })
     }
 

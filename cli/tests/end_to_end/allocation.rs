@@ -62,6 +62,7 @@ fn fail_nth(arguments: &[&str]) -> String {
 fn every_allocation_of_a_program_may_fail() {
     fail_nth(&["1", "150", "calls"]);
     fail_nth(&["1", "150", "tasks"]);
+    fail_nth(&["1", "700", "mounts"]);
     let said = fail_nth(&[
         "-s",
         "3",

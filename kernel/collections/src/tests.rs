@@ -338,7 +338,7 @@ fn no_byte_of_a_program_is_left_in_memory_that_is_given_back() {
     assert_eq!(left_behind(|| fill(&mut WipedBytes::new())), 0);
     assert_eq!(left_behind(|| drop(WipedBytes::try_from_slice(&[MARK; 77]))), 0);
     // Bytes that the list was cut by count, too.
-    let mut cut = std::vec![MARK; 100];
+    let mut cut = Vec::try_filled(MARK, 100).unwrap();
     cut.truncate(1);
     assert_eq!(left_behind(|| drop(WipedBytes::from(cut))), 0);
     // The control.

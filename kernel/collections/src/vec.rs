@@ -170,6 +170,10 @@ impl<T> Vec<T> {
     pub fn drain(&mut self, range: impl RangeBounds<usize>) -> vec::Drain<'_, T> {
         self.0.drain(range)
     }
+    /// Removes the entries for which `stays`, which may change them, is false.
+    pub fn retain_mut(&mut self, stays: impl FnMut(&mut T) -> bool) {
+        self.0.retain_mut(stays);
+    }
     /// All entries.
     pub fn as_slice(&self) -> &[T] {
         &self.0
@@ -244,8 +248,8 @@ impl<T: PartialEq> PartialEq<&[T]> for Vec<T> {
     }
 }
 
-impl<T: PartialEq, const N: usize> PartialEq<[T; N]> for Vec<T> {
-    fn eq(&self, other: &[T; N]) -> bool {
+impl<T: PartialEq<U>, U, const N: usize> PartialEq<[U; N]> for Vec<T> {
+    fn eq(&self, other: &[U; N]) -> bool {
         self.0 == other
     }
 }

@@ -61,10 +61,10 @@ impl WipedBytes {
     }
 }
 
-impl From<Vec<u8>> for WipedBytes {
+impl From<crate::Vec<u8>> for WipedBytes {
     /// The bytes of a list, whose memory is wiped in the end.
-    fn from(bytes: Vec<u8>) -> Self {
-        Self(bytes)
+    fn from(bytes: crate::Vec<u8>) -> Self {
+        Self(bytes.into_inner())
     }
 }
 

@@ -12,13 +12,12 @@ mod held;
 mod objects;
 mod write_backs;
 
-use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_arch::X86;
 use freehold_bounce::FrameBytes;
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, TryCollect, Vec, reserve};
 use freehold_frame::{Frame, NodeSet, PageCache as CacheKind};
 use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 use freehold_virtio::{BlockError, SECTOR_SIZE, Sleep};
@@ -69,14 +68,18 @@ static DISKS: Once<Vec<Arc<DiskContent>>> = Once::new();
 
 /// Make the host's disks known as block devices, with their nodes in /dev. Once, after [`host::init`] and when /dev is
 /// there.
-pub fn init(frames: Frames) {
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn init(frames: Frames) -> Result<()> {
     let disks = host::disks().iter().map(|disk| reserve::arc(DiskContent::new(frames, disk.clone())));
-    DISKS.call_once(|| disks.collect());
+    let disks = disks.try_collect_vec()?;
+    DISKS.call_once(|| disks);
     caches::register(&DiskCaches);
     // vda to vdz.
-    register_block(MAJOR, 0..=26 * MINORS - 1, "virtblk", open);
+    register_block(MAJOR, 0..=26 * MINORS - 1, "virtblk", open)?;
     // sync(2) tells of no error; fsync(2) does.
-    register_sync(|| _ = sync_all());
+    register_sync(|| _ = sync_all())?;
     for (name, number, size) in list() {
         log::info!("/dev/{}: {} sectors", name.escape_ascii(), size / SECTOR_SIZE as u64);
         if let Err(error) = add_device(&name, NodeKind::BlockDevice, 0o660, split_device(number)) {
@@ -88,6 +91,7 @@ pub fn init(frames: Frames) {
     {
         log::error!("no memory for the tasks that look after disks' pages: {error:?}");
     }
+    Ok(())
 }
 
 /// The disks' names, device numbers and bytes: `vda` first.

@@ -3,10 +3,9 @@
 //! Drivers register a range of minors of a major once, at boot; opening a device node asks here. The table is
 //! short and read-mostly: a spin lock around a list.
 
-use alloc::vec::Vec;
 use core::ops::RangeInclusive;
 
-use freehold_collections::Arc;
+use freehold_collections::{Arc, TryCollect, Vec};
 
 use super::file::File;
 use super::flags::OpenFlags;
@@ -57,28 +56,49 @@ pub const fn split_device(device: u64) -> (u32, u32) {
 }
 
 /// Serve character devices `major:minors`; `name` is what /proc/devices shows.
-pub fn register_char(major: u32, minors: RangeInclusive<u32>, name: &'static str, open: OpenDevice) {
-    DRIVERS.lock().push(Driver { kind: NodeKind::CharDevice, major, minors, name, open });
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn register_char(
+    major: u32,
+    minors: RangeInclusive<u32>,
+    name: &'static str,
+    open: OpenDevice,
+) -> Result<()> {
+    register(Driver { kind: NodeKind::CharDevice, major, minors, name, open })
 }
 
 /// Serve block devices `major:minors`.
-pub fn register_block(major: u32, minors: RangeInclusive<u32>, name: &'static str, open: OpenDevice) {
-    DRIVERS.lock().push(Driver { kind: NodeKind::BlockDevice, major, minors, name, open });
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn register_block(
+    major: u32,
+    minors: RangeInclusive<u32>,
+    name: &'static str,
+    open: OpenDevice,
+) -> Result<()> {
+    register(Driver { kind: NodeKind::BlockDevice, major, minors, name, open })
+}
+
+fn register(driver: Driver) -> Result<()> {
+    Ok(DRIVERS.lock().try_push(driver)?)
 }
 
 static SYNCS: SpinLock<Vec<fn()>> = SpinLock::new(Vec::new());
 
 /// Have sync(2) call `sync`, which pushes what was written to a driver's devices.
-pub fn register_sync(sync: fn()) {
-    SYNCS.lock().push(sync);
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn register_sync(sync: fn()) -> Result<()> {
+    Ok(SYNCS.lock().try_push(sync)?)
 }
 
 /// Push what was written to any device.
 pub fn sync_all() {
-    let all = SYNCS.lock().clone();
-    for sync in all {
-        sync();
-    }
+    let sync_at = |at: usize| SYNCS.lock().get(at).copied();
+    (0..).map_while(sync_at).for_each(|sync| sync());
 }
 
 /// Open the device behind `node`, whose metadata holds the number: `ENXIO` if nobody serves it.
@@ -94,10 +114,15 @@ pub fn open(node: Arc<dyn Node>, kind: NodeKind, rdev: u64, flags: OpenFlags) ->
 }
 
 /// Major numbers and names of all drivers of a kind, sorted by number (for /proc/devices).
-pub fn list(kind: NodeKind) -> Vec<(u32, &'static str)> {
-    let mut found: Vec<_> =
-        DRIVERS.lock().iter().filter(|d| d.kind == kind).map(|d| (d.major, d.name)).collect();
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn list(kind: NodeKind) -> Result<Vec<(u32, &'static str)>> {
+    let drivers = DRIVERS.lock();
+    let of_kind = drivers.iter().filter(|driver| driver.kind == kind);
+    let mut found = of_kind.map(|driver| (driver.major, driver.name)).try_collect_vec()?;
+    drop(drivers);
     found.sort_unstable();
     found.dedup();
-    found
+    Ok(found)
 }

@@ -5,14 +5,12 @@
 //! length a program chooses comes in [`Parts`] instead: only one of them is in memory (Linux'
 //! nearest relative is seq_file).
 
-use alloc::vec::Vec;
 use core::fmt;
 
-use freehold_collections::{Arc, Box, reserve};
+use freehold_collections::{Arc, Box, Vec, reserve};
 
 use super::file::{Blocking, File, Seekable};
 use super::node::Node;
-use crate::fallible::Grow as _;
 use crate::sync::Mutex;
 use crate::user::{self, Sink, Source};
 use crate::{Errno, Result};
@@ -35,11 +33,7 @@ impl Text {
 
     /// Add bytes as they are.
     pub fn push(&mut self, bytes: &[u8]) {
-        if self.bytes.make_room(bytes.len()).is_err() {
-            self.failed = true;
-            return;
-        }
-        self.bytes.extend_from_slice(bytes);
+        self.failed |= self.bytes.try_extend_from_slice(bytes).is_err();
     }
 
     /// Add formatted text. (The name that `write!` looks for; it cannot fail here.)
@@ -107,6 +101,14 @@ impl Line {
         line
     }
 
+    /// A line with what `text` displays.
+    pub fn displaying(text: impl fmt::Display) -> Self {
+        let mut line = Self::new();
+        // What is past the end is left out, which is no error.
+        let _ = fmt::Write::write_fmt(&mut line, format_args!("{text}"));
+        line
+    }
+
     /// What it has so far.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
@@ -149,6 +151,13 @@ impl Line {
             }
         }
         self.push(&digits[at.min(digits.len() - width.min(digits.len()))..]);
+    }
+}
+
+impl fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.push(text.as_bytes());
+        Ok(())
     }
 }
 
@@ -288,6 +297,8 @@ impl<G: Generate + 'static> File for GeneratedFile<G> {
 
 #[cfg(test)]
 mod tests {
+    use freehold_collections::try_format;
+
     use super::*;
 
     #[test]
@@ -295,7 +306,7 @@ mod tests {
         for value in [0, 7, 10, 4095, 4096, 99_999_999, 123_456_789, u64::MAX] {
             let mut text = Text::new();
             text.kib("Rss:", value);
-            let wanted = alloc::format!("{:<16}{value:>8} kB\n", "Rss:");
+            let wanted = try_format!("{:<16}{value:>8} kB\n", "Rss:").unwrap();
             assert_eq!(text.finish().unwrap(), wanted.as_bytes());
             let mut line = Line::new();
             line.hex(value, 8);
@@ -303,11 +314,13 @@ mod tests {
             line.decimal(value, 0);
             line.pad(50);
             line.push(b"|");
-            let wanted = alloc::format!("{:<50}|", alloc::format!("{value:08x}-{value}"));
+            let wanted =
+                try_format!("{:<50}|", try_format!("{value:08x}-{value}").unwrap().as_str()).unwrap();
             assert_eq!(line.bytes(), wanted.as_bytes());
         }
         let mut line = Line::new();
         (0..3).for_each(|_| line.push(&[b'x'; 100]));
         assert_eq!(line.bytes().len(), Line::MOST);
+        assert_eq!(Line::displaying(format_args!("cpu{}", 7)).bytes(), b"cpu7");
     }
 }

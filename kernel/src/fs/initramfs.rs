@@ -5,10 +5,9 @@
 //! members replace earlier ones of the same name, as on Linux; several archives may follow one another, with
 //! zeroes between.
 
-use alloc::vec::Vec;
 use core::fmt;
 
-use freehold_collections::{Arc, Map};
+use freehold_collections::{Arc, Map, Vec};
 
 use super::bytes::SliceSource;
 use super::caller::Caller;
@@ -234,7 +233,7 @@ impl Unpacker<'_> {
                 b"" | b"." => {}
                 b".." => return Err(Errno::EINVAL),
                 part if part.len() > NAME_MAX => return Err(Errno::ENAMETOOLONG),
-                part => parts.push(part),
+                part => parts.try_push(part)?,
             }
         }
         let Some((last, above)) = parts.split_last() else {

@@ -272,8 +272,8 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec::Vec;
     use freehold_collections::inject::{each_fails, fail_nth};
+    use std::vec::Vec;
 
     fn lock(owner: u64, start: u64, end: u64, sharing: Sharing) -> Lock {
         Lock { space: Space::Record, start, end, sharing, owner: Owner::Process(owner), pid: 0 }

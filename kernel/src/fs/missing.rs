@@ -3,9 +3,8 @@
 //! The first [`MOST`] different absolute names are kept, for the report at the end. Guarded by a spin lock that
 //! orders with nothing.
 
-use alloc::vec::Vec;
+use freehold_collections::Vec;
 
-use crate::fallible::Grow as _;
 use crate::sync::SpinLock;
 
 /// Names that are kept.
@@ -22,19 +21,15 @@ pub fn note(name: &[u8]) {
         return;
     }
     // Whatever does not fit into memory now is not worth failing for.
-    let mut copy = Vec::new();
     let mut names = NAMES.lock();
-    let known = names.len() >= MOST || names.iter().any(|other| other == name);
-    if known || copy.make_exact_room(name.len()).is_err() || names.make_room(1).is_err() {
-        return;
+    if names.len() < MOST && !names.iter().any(|other| other == name) {
+        let _ = Vec::try_from_slice(name).and_then(|copy| names.try_push(copy));
     }
-    copy.extend_from_slice(name);
-    names.push(copy);
 }
 
-/// What was sought and not found, in the order of the first look.
-pub fn list() -> Vec<Vec<u8>> {
-    NAMES.lock().clone()
+/// Takes what was sought and not found since the last time, in the order of the first look.
+pub fn take() -> Vec<Vec<u8>> {
+    core::mem::take(&mut NAMES.lock())
 }
 
 #[cfg(test)]
@@ -46,6 +41,7 @@ mod tests {
         for name in ["/etc/localtime", "relative", "/etc/localtime", "/proc/1/x", "/usr/share/x"] {
             note(name.as_bytes());
         }
-        assert_eq!(list(), [b"/etc/localtime".to_vec(), b"/usr/share/x".to_vec()]);
+        assert_eq!(take(), [b"/etc/localtime".as_slice(), b"/usr/share/x"]);
+        assert!(take().is_empty());
     }
 }

@@ -4,20 +4,19 @@
 //! lists the mounts that hang in it, under a spin lock that is held for a look or a change of the list only.
 //! Mount namespaces: there is one, for all processes.
 
-use alloc::vec::Vec;
+use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use bitflags::bitflags;
 use freehold_collections::{
-    Arc, Receiver,
+    Arc, Receiver, TryCollect, Vec,
     reserve::{self, ArcMethods},
 };
 
 use super::node::{Identity, Node};
 use super::path::Path;
-use crate::fallible::Grow as _;
 use crate::sync::SpinLock;
-use crate::{Errno, Result, fallible};
+use crate::{Errno, Result};
 
 bitflags! {
     /// Per-mount restrictions, with mount(2)'s MS_* values.
@@ -67,9 +66,9 @@ pub trait FileSystem: Send + Sync {
     fn root(&self) -> Arc<dyn Node>;
     /// What statfs(2) tells.
     fn stats(&self) -> FsStats;
-    /// Options of its own, as /proc/mounts shows them (",size=1024k").
-    fn options(&self) -> alloc::string::String {
-        alloc::string::String::new()
+    /// Writes options of its own, as /proc/mounts shows them (",size=1024k").
+    fn show_options(&self, _out: &mut dyn fmt::Write) -> fmt::Result {
+        Ok(())
     }
     /// Push what was written to the device; memory needs nothing.
     fn sync(&self) -> Result<()> {
@@ -108,14 +107,12 @@ impl Mount {
         source: &[u8],
         flags: MountFlags,
     ) -> Result<Arc<Self>> {
-        let mut name = Vec::new();
-        name.make_exact_room(source.len())?;
-        name.extend_from_slice(source);
+        let source = Vec::try_from_slice(source)?;
         Ok(reserve::arc(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             fs,
             root,
-            source: name,
+            source,
             flags: AtomicU32::new(flags.bits()),
             covers: SpinLock::new(None),
             children: SpinLock::new(Vec::new()),
@@ -175,10 +172,10 @@ impl Mount {
     /// Hang `child` over `place`, which is seen through this mount.
     pub fn attach(&self, child: &Arc<Mount>, place: Path) -> Result<()> {
         let mut children = self.children.lock();
-        children.make_room(1)?;
+        children.try_reserve(1)?;
         let identity = place.node.identity();
         *child.covers.lock() = Some(place);
-        children.push((identity, child.clone()));
+        children.push_reserved((identity, child.clone()));
         Ok(())
     }
 
@@ -220,12 +217,11 @@ impl Mount {
     /// # Errors
     /// `ENOMEM`: there may be any number.
     pub fn tree(self: &Receiver<Self>) -> Result<Vec<Arc<Mount>>> {
-        let mut all = fallible::collect([self.clone()])?;
+        let mut all = [self.clone()].into_iter().try_collect_vec()?;
         let mut next = 0;
         while let Some(mount) = all.get(next).cloned() {
             let children = mount.children.lock();
-            all.make_room(children.len())?;
-            all.extend(children.iter().map(|(_, m)| m.clone()));
+            all.try_extend(children.iter().map(|(_, m)| m.clone()))?;
             next += 1;
         }
         Ok(all)

@@ -4,10 +4,8 @@
 //! and the change are not one step, as on Linux: the node looks again at what must hold (a free name, an
 //! empty directory).
 
-use alloc::vec::Vec;
-
 use freehold_collections::{
-    Arc,
+    Arc, Vec,
     reserve::{self, ArcMethods},
 };
 
@@ -96,7 +94,7 @@ fn open_or_create(walk: &Walk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> 
                 let new = new_node(walk, &parent.dir, NodeKind::Regular, mode, 0)?;
                 match parent.dir.node.create(name, &new) {
                     Ok(node) => {
-                        let place = place_of(&parent.dir, node, name);
+                        let place = place_of(&parent.dir, node, name)?;
                         return open_place(walk, place, flags, Origin::Created);
                     }
                     // Somebody else was first: open theirs.
@@ -109,9 +107,9 @@ fn open_or_create(walk: &Walk<'_>, text: &[u8], flags: OpenFlags, mode: u32) -> 
     }
 }
 
-fn place_of(dir: &Path, node: Arc<dyn Node>, name: &[u8]) -> Path {
-    let entry = reserve::arc(Entry { dir: dir.node.clone(), name: name.to_vec() });
-    Path { mount: dir.mount.clone(), node, entry: Some(entry) }
+fn place_of(dir: &Path, node: Arc<dyn Node>, name: &[u8]) -> Result<Path> {
+    let entry = Entry { dir: dir.node.clone(), name: Vec::try_from_slice(name)? };
+    Ok(Path { mount: dir.mount.clone(), node, entry: Some(reserve::arc(entry)) })
 }
 
 fn open_place(walk: &Walk<'_>, place: Path, flags: OpenFlags, origin: Origin) -> Result<Arc<OpenFile>> {
@@ -181,8 +179,9 @@ fn new_node(walk: &Walk<'_>, dir: &Path, kind: NodeKind, mode: u32, rdev: u64) -
 
 /// The name that a new thing at `text` gets: `EEXIST` for "/", "." and "..", and if it exists.
 fn free_name(walk: &Walk<'_>, text: &[u8]) -> Result<(Parent, Vec<u8>)> {
-    let parent = walk.parent(text)?;
-    let Last::Name(name) = parent.last.clone() else { return Err(Errno::EEXIST) };
+    let mut parent = walk.parent(text)?;
+    let last = core::mem::replace(&mut parent.last, Last::Dot);
+    let Last::Name(name) = last else { return Err(Errno::EEXIST) };
     match walk.child(&parent.dir, &name) {
         Ok(_) => Err(Errno::EEXIST),
         Err(Errno::ENOENT) => Ok((parent, name)),
@@ -209,7 +208,7 @@ pub fn make_node(walk: &Walk<'_>, text: &[u8], kind: NodeKind, mode: u32, rdev: 
     }
     let new = new_node(walk, &parent.dir, kind, mode, rdev)?;
     let node = parent.dir.node.create(&name, &new)?;
-    Ok(place_of(&parent.dir, node, &name))
+    place_of(&parent.dir, node, &name)
 }
 
 /// symlink(2).

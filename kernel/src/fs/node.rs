@@ -1,9 +1,8 @@
 //! What a name leads to.
 
-use alloc::vec::Vec;
 use core::any::Any;
 
-use freehold_collections::{Arc, Receiver};
+use freehold_collections::{Arc, Receiver, Vec};
 
 use super::file::File;
 use super::flags::{OpenFlags, RenameFlags};
@@ -125,7 +124,7 @@ pub struct Place {
     /// Its parent.
     pub dir: Arc<dyn Node>,
     /// Its name there.
-    pub name: Vec<u8>,
+    pub name: Arc<[u8]>,
     /// Whether that still holds.
     pub presence: Presence,
 }

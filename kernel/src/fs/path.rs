@@ -4,15 +4,12 @@
 //! name there ([`Node::parent`]), and anything else remembers the entry through which it was found. A rename
 //! therefore shows at once in the paths of directories; for other files [`Path::display`] looks again.
 
-use alloc::vec::Vec;
-
-use freehold_collections::{Arc, reserve::ArcMethods};
+use freehold_collections::{Arc, Vec, reserve::ArcMethods, try_format};
 
 use super::flags::OpenFlags;
 use super::mount::Mount;
 use super::node::{Node, NodeKind, Presence};
 use crate::Result;
-use crate::fallible::Grow as _;
 
 /// The name by which a file that is not a directory was found.
 pub struct Entry {
@@ -74,7 +71,7 @@ impl Path {
     pub fn display(&self, root: &Path) -> Result<Vec<u8>> {
         let Description { mut text, presence, .. } = self.describe(root)?;
         if presence == Presence::Removed {
-            text.extend_from_slice(b" (deleted)");
+            text.try_extend_from_slice(b" (deleted)")?;
         }
         Ok(text)
     }
@@ -87,13 +84,11 @@ impl Path {
         let mut reach = Reach::Inside;
         let mut here = self.clone();
         if let Some(entry) = &self.entry {
-            let name;
-            (name, presence) = current_name(entry, &self.node);
-            push_reversed(&mut text, &name)?;
+            presence = push_current_name(&mut text, entry, &self.node)?;
             here = Path { mount: here.mount, node: entry.dir.clone(), entry: None };
         } else if self.node.kind() != NodeKind::Directory {
             // Made without a name (O_TMPFILE): Linux invents one from the inode number.
-            let name = alloc::format!("#{}", self.node.identity().inode);
+            let name = try_format!("#{}", self.node.identity().inode)?;
             push_reversed(&mut text, name.as_bytes())?;
             presence = Presence::Removed;
             here = Path::root_of(here.mount);
@@ -124,39 +119,41 @@ impl Path {
             }
         }
         if text.is_empty() {
-            text.push(b'/');
+            text.try_push(b'/')?;
         }
         text.reverse();
         Ok(Description { text, presence, reach })
     }
 }
 
-/// What `node` is called now in the directory where it was found, and whether it still is there. A renamed
+/// Adds what `node` is called now in the directory where it was found. Returns whether it still is there. A renamed
 /// file is looked for among its directory's entries, one that moved elsewhere counts as removed.
-fn current_name(entry: &Entry, node: &Arc<dyn Node>) -> (Vec<u8>, Presence) {
+fn push_current_name(text: &mut Vec<u8>, entry: &Entry, node: &Arc<dyn Node>) -> Result<Presence> {
     let identity = node.identity();
     if entry.dir.lookup(&entry.name).is_ok_and(|found| found.identity() == identity) {
-        return (entry.name.clone(), Presence::Linked);
+        push_reversed(text, &entry.name)?;
+        return Ok(Presence::Linked);
     }
-    let mut renamed = None;
+    let mut pushed = None;
     if let Ok(dir) = entry.dir.clone().open(OpenFlags::DIRECTORY) {
         // A directory that cannot be listed has no other name to offer.
         let _ = dir.read_dir(0, &mut |candidate| {
             if candidate.inode == identity.inode && candidate.name != b"." && candidate.name != b".." {
-                renamed = Some(candidate.name.to_vec());
+                pushed = Some(push_reversed(text, candidate.name));
             }
-            renamed.is_none()
+            pushed.is_none()
         });
     }
-    match renamed {
-        Some(name) => (name, Presence::Linked),
-        None => (entry.name.clone(), Presence::Removed),
+    match pushed {
+        Some(pushed) => pushed.map(|()| Presence::Linked),
+        None => push_reversed(text, &entry.name).map(|()| Presence::Removed),
     }
 }
 
 fn push_reversed(text: &mut Vec<u8>, name: &[u8]) -> Result<()> {
-    text.make_room(name.len() + 16)?;
-    text.extend(name.iter().rev());
-    text.push(b'/');
-    Ok(())
+    text.try_reserve(name.len() + 16)?;
+    text.try_extend_from_slice(name)?;
+    let start = text.len() - name.len();
+    text[start..].reverse();
+    Ok(text.try_push(b'/')?)
 }

@@ -3,15 +3,12 @@
 //! First every file is looked at; only if none is ready, and the caller would wait, does a waiter register with all
 //! of them and look again. POLLERR, POLLHUP and POLLNVAL are always reported.
 
-use alloc::vec::Vec;
-
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, Vec, reserve};
 use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::OpenFile;
 use super::file::{POLLRDNORM, POLLWRNORM, Ready};
-use crate::fallible::Grow as _;
 use crate::sync::{PollWaiter, Slept};
 use crate::syscall::Args;
 use crate::task::{self, Resource};
@@ -83,8 +80,7 @@ fn poll(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i
     }
     let mut entries = list.read_many(length)?;
     let files = process.files();
-    let mut watches = Vec::new();
-    watches.make_exact_room(length)?;
+    let mut watches = Vec::try_with_capacity(length)?;
     let mut invalid = 0;
     for (index, entry) in entries.iter_mut().enumerate() {
         entry.revents = 0;
@@ -95,7 +91,7 @@ fn poll(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i
             continue;
         }
         match files.get(entry.fd) {
-            Ok(file) => watches.push(Watch { file, index, wanted: u32::from(entry.events) | ALWAYS }),
+            Ok(file) => watches.try_push(Watch { file, index, wanted: u32::from(entry.events) | ALWAYS })?,
             Err(_) => {
                 entry.revents = POLLNVAL as u16;
                 invalid += 1;
@@ -183,12 +179,7 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
     let words = count.div_ceil(WORD);
     let mut all = Sets { asked: Default::default(), answered: Default::default() };
     for (at, &address) in sets.iter().enumerate() {
-        let empty = || {
-            let mut words_of = Vec::new();
-            words_of.make_exact_room(words)?;
-            words_of.resize(words, 0u64);
-            Ok::<_, crate::Errno>(words_of)
-        };
+        let empty = || Vec::try_filled(0u64, words);
         all.asked[at] =
             if address == 0 { empty()? } else { UserPtr::<u64>::new(address).read_many(words)? };
         all.answered[at] = empty()?;
@@ -200,8 +191,7 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
             (0..3).filter(|&at| all.asked[at][word] & bit != 0).fold(0, |bits, at| bits | SET_BITS[at]);
         if wanted != 0 {
             let file = files.get(fd as i32)?;
-            watches.make_room(1)?;
-            watches.push(Watch { file, index: fd, wanted });
+            watches.try_push(Watch { file, index: fd, wanted })?;
         }
     }
     let mut ready_bits = 0;

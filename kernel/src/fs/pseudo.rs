@@ -1,11 +1,12 @@
 //! Directories, files and links that exist in the kernel only (/sys, the fixed part of /proc).
 //!
-//! The tree is made at boot and by drivers; programs can write to files that take it, and change nothing else.
+//! The tree is made at boot, by drivers, and where /proc is mounted; programs can write to files that take it, and change
+//! nothing else. A tree that could not get memory for an entry remembers that ([`PseudoDir::is_complete`]).
 
-use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::fmt::Display;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use freehold_collections::{Arc, Box, Map, Receiver, Weak, reserve};
+use freehold_collections::{Arc, Box, Map, Receiver, Vec, Weak, reserve};
 
 use super::clock;
 use super::file::{DirEntry, File, Seekable};
@@ -39,22 +40,27 @@ pub trait Dynamic: Send + Sync {
     fn entry_from(&self, from: u64) -> Option<(u64, Line, u64, u8)>;
 }
 
-/// Fixed entries are made while the machine starts, when there is memory.
-const MADE_AT_BOOT: &str = "memory at boot";
-
 /// Listing positions of dynamic entries begin here.
 const DYNAMIC: u64 = 1 << 20;
 
+/// What the directories of a tree share.
+struct Tree {
+    device: u64,
+    refusal: Refusal,
+    /// An entry could not be made.
+    incomplete: AtomicBool,
+}
+
 /// A directory.
 pub struct PseudoDir {
+    tree: Arc<Tree>,
     identity: Identity,
     made: Timestamp,
     me: Weak<PseudoDir>,
-    parent: Option<(Weak<PseudoDir>, Vec<u8>)>,
+    parent: Option<(Weak<PseudoDir>, Arc<[u8]>)>,
     /// By name, with the position in listings.
-    entries: SpinLock<Map<Vec<u8>, Arc<dyn Node>>>,
+    entries: SpinLock<Map<Arc<[u8]>, Arc<dyn Node>>>,
     dynamic: SpinLock<Option<Arc<dyn Dynamic>>>,
-    refusal: Refusal,
 }
 
 /// What programs hear that try to make something.
@@ -79,74 +85,83 @@ impl Refusal {
 impl PseudoDir {
     /// The root of a tree with device number `device`.
     pub fn new_root(device: u64, refusal: Refusal) -> Arc<Self> {
-        Self::make(device, refusal, None)
+        Self::make(reserve::arc(Tree { device, refusal, incomplete: AtomicBool::new(false) }), None)
     }
 
-    fn make(device: u64, refusal: Refusal, parent: Option<(Weak<PseudoDir>, Vec<u8>)>) -> Arc<Self> {
+    fn make(tree: Arc<Tree>, parent: Option<(Weak<PseudoDir>, Arc<[u8]>)>) -> Arc<Self> {
         reserve::cyclic(|me| Self {
-            identity: Identity { device, inode: new_inode() },
+            identity: Identity { device: tree.device, inode: new_inode() },
+            tree,
             made: clock::now(),
             me: me.clone(),
             parent,
             entries: SpinLock::new(Map::new()),
             dynamic: SpinLock::new(None),
-            refusal,
         })
+    }
+
+    /// Whether there was memory for all entries of the tree so far.
+    pub fn is_complete(&self) -> bool {
+        !self.tree.incomplete.load(Ordering::Relaxed)
     }
 
     /// The directory `name` in this one, made if it is not there.
     pub fn dir(&self, name: &[u8]) -> Arc<PseudoDir> {
-        let new = Self::make(self.identity.device, self.refusal, Some((self.me.clone(), name.to_vec())));
-        let mut entries = self.entries.lock();
-        if let Some(there) = entries.get(name) {
+        if let Some(there) = self.entries.lock().get(name) {
             let any: &dyn core::any::Any = &**there;
             if let Some(there) = any.downcast_ref::<PseudoDir>().and_then(|dir| dir.me.upgrade()) {
                 return there;
             }
         }
-        entries.try_insert(name.to_vec(), new.clone()).expect(MADE_AT_BOOT);
+        let name = reserve::slice(name);
+        let new = Self::make(self.tree.clone(), Some((self.me.clone(), name.clone())));
+        self.put(name, new.clone());
         new
     }
 
-    /// The directory at `path` below this one, made with all above it.
-    pub fn dirs(self: &Receiver<Self>, path: &str) -> Arc<PseudoDir> {
-        path.split('/')
-            .filter(|part| !part.is_empty())
-            .fold(self.clone(), |dir, part| dir.dir(part.as_bytes()))
+    /// The directory at `path` below this one, made with all above it. A path is no longer than a [`Line`].
+    pub fn dirs(self: &Receiver<Self>, path: impl Display) -> Arc<PseudoDir> {
+        let path = Line::displaying(path);
+        let parts = path.bytes().split(|&byte| byte == b'/').filter(|part| !part.is_empty());
+        parts.fold(self.clone(), |dir, part| dir.dir(part))
     }
 
     /// Put any node here.
-    pub fn add(&self, name: &[u8], node: Arc<dyn Node>) {
-        self.entries.lock().try_insert(name.to_vec(), node).expect(MADE_AT_BOOT);
+    pub fn add(&self, name: impl Display, node: Arc<dyn Node>) {
+        self.put(reserve::slice(Line::displaying(name).bytes()), node);
+    }
+
+    fn put(&self, name: Arc<[u8]>, node: Arc<dyn Node>) {
+        if self.entries.lock().try_insert(name, node).is_err() {
+            self.tree.incomplete.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Put a file here that can only be read.
-    pub fn file(&self, name: &str, show: impl Fn(&mut Text) -> Result<()> + Send + Sync + 'static) {
+    pub fn file(&self, name: impl Display, show: impl Fn(&mut Text) -> Result<()> + Send + Sync + 'static) {
         self.generated(name, 0o444, show);
     }
 
     /// Put a file here with its own mode and, where `source` takes it, writing.
-    pub fn generated(&self, name: &str, mode: u32, source: impl Generate + 'static) {
+    pub fn generated(&self, name: impl Display, mode: u32, source: impl Generate + 'static) {
         let identity = Identity { device: self.identity.device, inode: new_inode() };
         let source: Arc<dyn Generate> = reserve::arc(source);
-        self.add(name.as_bytes(), reserve::arc(PseudoFile { identity, mode, made: self.made, source }));
+        self.add(name, reserve::arc(PseudoFile { identity, mode, made: self.made, source }));
     }
 
     /// Put a file here that always says `text` and a line feed.
-    pub fn constant(&self, name: &str, text: impl AsRef<[u8]>) {
-        let text: Box<[u8]> = text.as_ref().into();
+    pub fn constant(&self, name: impl Display, text: impl Display + Send + Sync + 'static) {
         self.file(name, move |out| {
-            out.push(&text);
-            out.push(b"\n");
+            writeln!(out, "{text}");
             Ok(())
         });
     }
 
-    /// Put a symbolic link here.
-    pub fn link(&self, name: &str, target: &str) {
+    /// Put a symbolic link here. A target is no longer than a [`Line`].
+    pub fn link(&self, name: impl Display, target: impl Display) {
         let identity = Identity { device: self.identity.device, inode: new_inode() };
-        let target = target.as_bytes().to_vec();
-        self.add(name.as_bytes(), reserve::arc(PseudoLink { identity, made: self.made, target }));
+        let target = reserve::slice(Line::displaying(target).bytes());
+        self.add(name, reserve::arc(PseudoLink { identity, made: self.made, target }));
     }
 
     /// Let `dynamic` have the names that are not fixed.
@@ -159,7 +174,7 @@ impl PseudoDir {
     }
 
     /// The fixed entry with the number `from`: name and node.
-    pub fn entry_after(&self, from: u64) -> Option<(Vec<u8>, Arc<dyn Node>)> {
+    pub fn entry_after(&self, from: u64) -> Option<(Arc<[u8]>, Arc<dyn Node>)> {
         let entries = self.entries.lock();
         entries.iter().nth(usize::try_from(from).ok()?).map(|(name, node)| (name.clone(), node.clone()))
     }
@@ -188,11 +203,11 @@ impl Node for PseudoDir {
     }
 
     fn create(&self, _name: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
-        Err(self.refusal.error(new))
+        Err(self.tree.refusal.error(new))
     }
 
     fn symlink(&self, _name: &[u8], _target: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
-        Err(self.refusal.error(new))
+        Err(self.tree.refusal.error(new))
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Arc<dyn Node>> {
@@ -314,7 +329,7 @@ impl Node for PseudoFile {
 struct PseudoLink {
     identity: Identity,
     made: Timestamp,
-    target: Vec<u8>,
+    target: Arc<[u8]>,
 }
 
 impl Node for PseudoLink {
@@ -335,6 +350,6 @@ impl Node for PseudoLink {
     }
 
     fn read_link(&self) -> Result<Vec<u8>> {
-        Ok(self.target.clone())
+        Ok(Vec::try_from_slice(&self.target)?)
     }
 }

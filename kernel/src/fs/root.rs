@@ -2,9 +2,7 @@
 //!
 //! [`set`] runs once at boot, before the first process.
 
-use alloc::vec::Vec;
-
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, Vec, reserve};
 
 use super::caller::Caller;
 use super::mount::{FileSystem, Mount, MountFlags};
@@ -76,8 +74,7 @@ pub fn mount_at(fs: Arc<dyn FileSystem>, source: &[u8], path: &[u8], flags: Moun
 pub fn add_device(name: &[u8], kind: NodeKind, mode: u32, number: (u32, u32)) -> Result<()> {
     let root = root();
     let walk = Walk::new(&root, &root, &Caller::ROOT);
-    let mut path = Vec::from(b"/dev/".as_slice());
-    path.extend_from_slice(name);
+    let path = joined(b"/dev/", name)?;
     let rdev = super::device::make_device(number.0, number.1);
     names::make_node(&walk, &path, kind, mode, rdev).map(|_| ())
 }
@@ -88,18 +85,31 @@ pub fn unnamed_place(node: Arc<dyn Node>) -> Path {
 }
 
 /// The place of a node without a name that /proc shows as "/", `prefix`, `name` and " (deleted)".
-pub fn unnamed_place_named(node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Path {
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn unnamed_place_named(node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Result<Path> {
     place_named(unnamed_mount(), node, prefix, name)
 }
 
 /// As [`unnamed_place_named`], of a node that nobody may execute.
-pub fn inert_place_named(node: Arc<dyn Node>, name: &[u8]) -> Path {
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn inert_place_named(node: Arc<dyn Node>, name: &[u8]) -> Result<Path> {
     place_named(with_roots(|roots| roots.inert.clone()), node, b"", name)
 }
 
-fn place_named(mount: Arc<Mount>, node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Path {
-    let entry = Entry { dir: mount.root().clone(), name: [prefix, name].concat() };
-    Path { mount, node, entry: Some(reserve::arc(entry)) }
+fn place_named(mount: Arc<Mount>, node: Arc<dyn Node>, prefix: &[u8], name: &[u8]) -> Result<Path> {
+    let entry = Entry { dir: mount.root().clone(), name: joined(prefix, name)? };
+    Ok(Path { mount, node, entry: Some(reserve::arc(entry)) })
+}
+
+fn joined(prefix: &[u8], name: &[u8]) -> Result<Vec<u8>> {
+    let mut whole = Vec::try_with_capacity(prefix.len() + name.len())?;
+    whole.try_extend_from_slice(prefix)?;
+    whole.try_extend_from_slice(name)?;
+    Ok(whole)
 }
 
 /// Open a file by its path, as root.

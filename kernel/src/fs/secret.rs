@@ -165,7 +165,7 @@ pub fn sys_memfd_secret(args: &Args) -> Result<i64> {
     let process = task::current().process().clone();
     let credentials = process.credentials();
     let node = SecretNode::new((credentials.fsuid, credentials.fsgid), credentials.uid)?;
-    let place = root::inert_place_named(node.clone(), b"secretmem");
+    let place = root::inert_place_named(node.clone(), b"secretmem")?;
     let open_flags = OpenFlags::RDWR | OpenFlags::LARGEFILE;
     let file = OpenFile::new(node.open(open_flags)?, Some(place), open_flags)?;
     process.files().insert(file, OnExec::asked_by(flags), process.descriptor_limit()).map(i64::from)

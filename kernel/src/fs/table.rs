@@ -6,16 +6,14 @@
 //! Who does what cannot be undone before he has the file of a new descriptor (open(2) may make one, accept(2) takes a connection) has the
 //! number promised to him first: nobody else gets it, and for all others it is not open.
 
-use alloc::vec::Vec;
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, Vec, reserve};
 
 use super::flags::OpenFlags;
 use super::locks::{self, Owner};
 use super::open_file::OpenFile;
-use crate::fallible::Grow as _;
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
@@ -102,8 +100,8 @@ impl Slots {
 
     fn make_room(&mut self, index: usize) -> Result<()> {
         if index >= self.slots.len() {
-            self.slots.make_room(index + 1 - self.slots.len())?;
-            self.slots.resize_with(index + 1, || Slot::Free);
+            let more = index + 1 - self.slots.len();
+            self.slots.try_extend(core::iter::repeat_with(|| Slot::Free).take(more))?;
         }
         Ok(())
     }
@@ -143,12 +141,12 @@ impl FileTable {
         let mut first_free;
         loop {
             let needed = self.inner.lock().slots.len();
-            copy.make_room(needed)?;
+            copy.try_reserve(needed)?;
             let inner = self.inner.lock();
             if inner.slots.len() <= copy.capacity() {
                 first_free = inner.first_free;
                 for (index, slot) in inner.slots.iter().enumerate() {
-                    copy.push(match slot {
+                    copy.push_reserved(match slot {
                         Slot::Open(opened) => Slot::Open(opened.clone()),
                         // What was promised was so in the other table.
                         Slot::Promised | Slot::Free => {

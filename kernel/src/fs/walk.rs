@@ -4,11 +4,8 @@
 //! the old or the new tree at each step, as on Linux' slow path. Symbolic links are spliced into the
 //! remaining text, at most 40 of them.
 
-use alloc::borrow::Cow;
-use alloc::vec::Vec;
-
 use freehold_collections::{
-    Arc,
+    Arc, Vec,
     reserve::{self, ArcMethods},
 };
 
@@ -16,7 +13,6 @@ use super::caller::{Access, Caller, Power};
 use super::flags::ResolveFlags;
 use super::node::{LinkTarget, Node, NodeKind};
 use super::path::{Entry, Path};
-use crate::fallible::Grow as _;
 use crate::{Errno, Result};
 
 /// Longest name of one component.
@@ -34,7 +30,7 @@ pub enum Final {
 }
 
 /// The last component of a path whose directory was found.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub enum Last {
     /// A name, to be looked up or made in the directory.
     Name(Vec<u8>),
@@ -144,7 +140,9 @@ impl<'a> Walk<'a> {
             return Err(Errno::ENAMETOOLONG);
         }
         let mut here = if text[0] == b'/' { self.root_start()? } else { start };
-        let mut rest = Cow::Borrowed(text);
+        // What is left of the text, once a symbolic link was followed.
+        let mut spliced: Vec<u8>;
+        let mut rest = text;
         let mut at = 0;
         loop {
             at += rest[at..].iter().take_while(|&&b| b == b'/').count();
@@ -160,7 +158,7 @@ impl<'a> Walk<'a> {
                 let last = match name {
                     b"." => Last::Dot,
                     b".." => Last::DotDot,
-                    name => Last::Name(name.to_vec()),
+                    name => Last::Name(Vec::try_from_slice(name)?),
                 };
                 return Ok(Parent { dir: here, last, trailing });
             }
@@ -177,9 +175,9 @@ impl<'a> Walk<'a> {
                                 if target[0] == b'/' {
                                     here = self.root_start()?;
                                 }
-                                target.make_room(rest.len() - end)?;
-                                target.extend_from_slice(&rest[end..]);
-                                rest = Cow::Owned(target);
+                                target.try_extend_from_slice(&rest[end..])?;
+                                spliced = target;
+                                rest = &spliced;
                                 at = 0;
                                 continue;
                             }
@@ -230,8 +228,12 @@ impl<'a> Walk<'a> {
     /// The place of `node`, just looked up in `dir` as `name`, or of what is mounted over it.
     fn enter(&self, dir: &Path, node: Arc<dyn Node>, name: &[u8]) -> Result<Path> {
         let Some(mut covering) = dir.mount.covering(&node) else {
-            let entry = (node.kind() != NodeKind::Directory)
-                .then(|| reserve::arc(Entry { dir: dir.node.clone(), name: name.to_vec() }));
+            let entry = if node.kind() == NodeKind::Directory {
+                None
+            } else {
+                let name = Vec::try_from_slice(name)?;
+                Some(reserve::arc(Entry { dir: dir.node.clone(), name }))
+            };
             return Ok(Path { mount: dir.mount.clone(), node, entry });
         };
         while let Some(upper) = covering.covering(covering.root()) {

@@ -1,10 +1,9 @@
 //! Finding the host's consoles, disks and memory devices, and starting them.
 
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, Limits, Worker};
-use freehold_collections::{Arc, reserve};
+use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, DmaError, Limits, Worker};
+use freehold_collections::{Arc, Vec, reserve};
 use freehold_machine::{DeviceDomain, PAGE_SIZE};
 use freehold_virtio::block::{Block, Lines};
 use freehold_virtio::console::{Buffers, Console, EMERGENCY_OFFSET};
@@ -202,8 +201,12 @@ pub fn init(
     for found in memory {
         let device = iommu::domain(found.function, "memory")
             .and_then(|domain| Ok(dma.attach(rules("memory", 1 << 16, domain))?));
-        match device.and_then(|device| MemoryDevice::start(found, device)) {
-            Ok(device) => host.memory.push(device),
+        let started = device.and_then(|device| {
+            make_room(&mut host.memory)?;
+            MemoryDevice::start(found, device)
+        });
+        match started {
+            Ok(device) => host.memory.push_reserved(device),
             Err(error) => warn(found.function, error),
         }
     }
@@ -224,8 +227,14 @@ fn rules(name: &'static str, quota: usize, domain: Option<&'static dyn DeviceDom
     DeviceRules { name, reach: DmaAddr(u64::MAX), quota, domain }
 }
 
+/// Makes room for a device before it is started.
+fn make_room<T>(devices: &mut Vec<T>) -> Result<(), SetupError> {
+    devices.try_reserve(1).map_err(|_| DmaError::OutOfMemory.into())
+}
+
 impl Host {
     fn start_console(&mut self, dma: &'static Dma<Frames>, function: Function) -> Result<(), SetupError> {
+        make_room(&mut self.ports)?;
         // The second console is never read; the third carries few and small frames.
         let (name, receive, transmit) = match self.ports.len() {
             0 => ("stream", 8, 8),
@@ -239,7 +248,7 @@ impl Host {
         let emergency = PciTransport::map_config(&Pci, function, EMERGENCY_OFFSET, 4);
         let buffers = Buffers { receive, transmit, size: 4096 };
         let console = Console::new(transport, device, buffers, emergency)?;
-        self.ports.push(reserve::arc(Port { console, changed, sent: AtomicU64::new(0) }));
+        self.ports.push_reserved(reserve::arc(Port { console, changed, sent: AtomicU64::new(0) }));
         Ok(())
     }
 
@@ -248,6 +257,7 @@ impl Host {
         (dma, restricted): (&'static Dma<Frames>, Option<(usize, usize)>),
         function: Function,
     ) -> Result<(), SetupError> {
+        make_room(&mut self.disks)?;
         let number = self.disks.len();
         let name = DISKS.get(number).copied().unwrap_or("disk");
         let rules = rules(name, usize::MAX, iommu::domain(function, name)?);
@@ -259,7 +269,7 @@ impl Host {
         let lines: &'static DiskLines = reserve::leaked(DiskLines { answers: line(), turns: line() });
         let transport = PciTransport::new(&Pci, function, DeviceType::Block, lines)?;
         let lines = Lines { answers: &lines.answers, turns: &lines.turns };
-        self.disks.push(reserve::arc(Block::new(transport, device, lines)?));
+        self.disks.push_reserved(reserve::arc(Block::new(transport, device, lines)?));
         Ok(())
     }
 }

@@ -114,7 +114,7 @@ fn understand(kind: u8, payload: &[u8]) -> Option<FromHost> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::vec::Vec;
+    use std::vec::Vec;
 
     fn decode(bytes: &[u8]) -> Vec<FromHost> {
         let mut decoder = Decoder::new();
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn every_frame_of_the_host_is_understood_and_others_are_passed_over() {
-        let mut bytes = alloc::vec![1, 8, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0];
+        let mut bytes = std::vec![1, 8, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0];
         bytes.extend([99, 3, 0, 0, 0, 1, 2, 3]); // a later version's
         bytes.extend([2, 4, 0, 0, 0, 24, 0, 80, 0]);
         bytes.extend([98, 0, 1, 0, 0]); // 256 bytes

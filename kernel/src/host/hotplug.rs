@@ -8,17 +8,16 @@
 //! What programs and files have there is moved out first ([`evacuate`]); the kernel takes its own frames from other memory as
 //! long as it can. What is in the way of a unit (a pinned frame, the kernel's) is tried again later, and another unit goes for it.
 
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use freehold_arch::memory::pluggable;
+use freehold_collections::Vec;
 use freehold_frame::{Order, Owner, Request};
 use freehold_machine::{PAGE_SHIFT, PAGEBLOCK_FRAMES, Pfn, PfnRange};
 use freehold_virtio::mem::resize::Device as _;
 use freehold_virtio::mem::{Memory, Outcome, Resizer};
 
 use super::{MemoryDevice, memory, want_memory};
-use crate::fallible::Grow as _;
 use crate::mem::hotplug::{
     CEILING, EVENT, EVENTS, GROWN, HAS_DEVICES, HOPEFUL, PATIENCE, PEAK, SILENT, WANTED, WORKING,
 };
@@ -46,10 +45,10 @@ const AHEAD: usize = 32;
 /// # Errors
 /// `ENOMEM`.
 pub fn start() -> crate::Result<()> {
-    let mut devices = Vec::new();
+    let mut devices = Vec::try_with_capacity(memory().len())?;
     for device in memory() {
         let resizer = Resizer::new(device.region()).ok_or(crate::Errno::ENOMEM)?;
-        devices.push(Plugged { device, resizer, asked: 0, asked_at: 0, rests_until: 0, last: None });
+        devices.push_reserved(Plugged { device, resizer, asked: 0, asked_at: 0, rests_until: 0, last: None });
     }
     PEAK.store(frames().total_frames(), Ordering::Relaxed);
     let growth: u64 = devices.iter().map(|plugged| plugged.room()).sum();
@@ -221,7 +220,7 @@ impl Kernel {
     /// Empty `unit`, which is isolated, and with it those below that are to go too.
     fn empty(&mut self, unit: PfnRange) {
         let more = (self.goes / unit.len()).saturating_sub(1).min(AHEAD as u64);
-        if self.ahead.make_room(more as usize + 1).is_ok() {
+        if self.ahead.try_reserve(more as usize + 1).is_ok() {
             let below = (1..)
                 .map(|step| step * unit.len())
                 .take_while(|&down| unit.start.0 >= down && self.region.contains(Pfn(unit.start.0 - down)));
@@ -229,10 +228,10 @@ impl Kernel {
                 let start = Pfn(unit.start.0 - down);
                 let next = PfnRange::new(start, start.offset(unit.len()));
                 if !frames().is_out(next) && !self.ahead.contains(&next) && frames().unplug(next).is_ok() {
-                    self.ahead.push(next);
+                    self.ahead.push_reserved(next);
                 }
             }
-            self.ahead.push(unit);
+            self.ahead.push_reserved(unit);
             self.ahead.sort_unstable_by_key(|unit| unit.start);
             evacuate::empty(&self.ahead, evacuate::node_of(unit));
             self.ahead.retain(|other| *other != unit);

@@ -51,7 +51,7 @@ impl Write for Counter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::format;
+    use std::format;
 
     #[test]
     fn strings_are_escaped_whole() {

@@ -1,9 +1,7 @@
 //! The host's memory devices: found before there is a page allocator, which has to know where memory may come, and started with the others.
 
-use alloc::vec::Vec;
-
-use freehold_bounce::Device;
-use freehold_collections::reserve;
+use freehold_bounce::{Device, DmaError};
+use freehold_collections::{Vec, reserve};
 use freehold_machine::{NodeId, PfnRange};
 use freehold_virtio::mem::resize::Device as _;
 use freehold_virtio::mem::{Answer, Mem, Region, Sizes, resize};
@@ -40,7 +38,12 @@ pub fn find_memory(
     let mut found = Vec::new();
     for (number, (function, ..)) in (0..=u8::MAX).zip(all) {
         match Region::find(&Pci, function) {
-            Ok(region) => found.push(FoundMemory { number, function, region, node: node_of(&region) }),
+            Ok(region) => {
+                let device = FoundMemory { number, function, region, node: node_of(&region) };
+                if found.try_push(device).is_err() {
+                    warn(function, DmaError::OutOfMemory.into());
+                }
+            }
             Err(error) => warn(function, error),
         }
     }

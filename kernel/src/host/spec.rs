@@ -1,8 +1,7 @@
 //! `/.freehold/spec`: which program to run, and how. NUL-terminated records `key=value`, written by the host.
 
-use alloc::vec::Vec;
+use freehold_collections::Vec;
 
-use crate::fallible::Grow as _;
 use crate::{Errno, Result};
 
 /// Where the file is in the image.
@@ -29,7 +28,7 @@ pub enum Report {
 }
 
 /// The program, its arguments and its surroundings.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub struct Spec {
     /// Path of the program.
     pub exec: Vec<u8>,
@@ -63,7 +62,7 @@ impl Spec {
             exec: Vec::new(),
             arguments: Vec::new(),
             environment: Vec::new(),
-            cwd: copy(b"/")?,
+            cwd: Vec::try_from_slice(b"/")?,
             user: (0, 0),
             streams: [Stream::default(); 3],
             rows: 24,
@@ -75,36 +74,23 @@ impl Spec {
             let at = record.iter().position(|&byte| byte == b'=').ok_or(Errno::EINVAL)?;
             let (key, value) = (&record[..at], &record[at + 1..]);
             match key {
-                b"exec" => spec.exec = copy(value)?,
-                b"arg" => push(&mut spec.arguments, value)?,
-                b"env" => push(&mut spec.environment, value)?,
-                b"cwd" => spec.cwd = copy(value)?,
+                b"exec" => spec.exec = Vec::try_from_slice(value)?,
+                b"arg" => spec.arguments.try_push(Vec::try_from_slice(value)?)?,
+                b"env" => spec.environment.try_push(Vec::try_from_slice(value)?)?,
+                b"cwd" => spec.cwd = Vec::try_from_slice(value)?,
                 b"user" => spec.user = user(value)?,
                 b"stdin" => spec.streams[0] = stream(value)?,
                 b"stdout" => spec.streams[1] = stream(value)?,
                 b"stderr" => spec.streams[2] = stream(value)?,
                 b"rows" => spec.rows = number(value)?,
                 b"cols" => spec.columns = number(value)?,
-                b"swap" => spec.swap = Some(copy(value)?),
+                b"swap" => spec.swap = Some(Vec::try_from_slice(value)?),
                 b"report" if value == b"1" => spec.report = Report::Wanted,
                 _ => {}
             }
         }
         if spec.exec.is_empty() { Err(Errno::EINVAL) } else { Ok(spec) }
     }
-}
-
-fn copy(bytes: &[u8]) -> Result<Vec<u8>> {
-    let mut copy = Vec::new();
-    copy.make_exact_room(bytes.len())?;
-    copy.extend_from_slice(bytes);
-    Ok(copy)
-}
-
-fn push(list: &mut Vec<Vec<u8>>, bytes: &[u8]) -> Result<()> {
-    list.make_room(1)?;
-    list.push(copy(bytes)?);
-    Ok(())
 }
 
 fn stream(value: &[u8]) -> Result<Stream> {
@@ -147,7 +133,7 @@ mod tests {
 
     #[test]
     fn an_empty_argument_is_an_argument() {
-        assert_eq!(Spec::parse(b"exec=/x\0arg=\0").unwrap().arguments, [b""]);
+        assert_eq!(Spec::parse(b"exec=/x\0arg=\0").unwrap().arguments, [b"".as_slice()]);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering};
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, reserve, try_format};
 
 use super::ids::{Head, Ids, Object, Wanted};
 use super::limits::{SHMALL, SHMMAX, SHMMNI};
@@ -143,8 +143,8 @@ impl Segment {
     /// # Errors
     /// `EIDRM` once it is removed.
     pub fn hold(segment: &Arc<Self>, flags: OpenFlags) -> Result<Arc<FileMapping>> {
-        let name = crate::fallible::format(format_args!("{:08x}", segment.key))?;
-        let place = root::unnamed_place_named(segment.node.clone(), b"SYSV", &name);
+        let name = try_format!("{:08x}", segment.key)?;
+        let place = root::unnamed_place_named(segment.node.clone(), b"SYSV", name.as_bytes())?;
         let file = OpenFile::new(segment.node.clone(), Some(place), flags)?;
         {
             let mut state = segment.state.lock();

@@ -36,7 +36,7 @@ pub use map::check_map;
 pub use mapping::FileMapping;
 pub use oom::{find_more, with_memory_found};
 pub use pinned::{PinWay, PinnedBytes, PinnedOne, PinnedRun, pin_totals};
-pub use policy::name_of as policy_name;
+pub use policy::PolicyName;
 pub use remote::*;
 pub use replica::{check_replicas, replicas};
 pub use segment::{SegmentMap, SegmentPlace, SegmentUse, attach, detach};

@@ -3,6 +3,7 @@
 //! The areas' policies are the address space's (`freehold_vm::Policy`), a task's is its own ([`acting`]). The calls are in
 //! `mem::calls`.
 
+use core::fmt::{self, Display, Formatter};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::{Arc, reserve};
@@ -57,26 +58,26 @@ pub(super) fn told(policy: Option<Policy>) -> (u32, NodeSet) {
 }
 
 /// A policy as /proc/PID/numa_maps has it (Documentation/filesystems/proc.rst: `mode[=flags][:nodes]`).
-pub fn name_of(policy: Option<Policy>) -> alloc::string::String {
-    let (mode, nodes) = told(policy);
-    let name = match mode & !MPOL_MODE_FLAGS {
-        MPOL_PREFERRED => "prefer",
-        MPOL_BIND => "bind",
-        MPOL_INTERLEAVE => "interleave",
-        MPOL_LOCAL => "local",
-        _ => "default",
-    };
-    let flags = match mode & MPOL_MODE_FLAGS {
-        MPOL_F_STATIC_NODES => "=static",
-        MPOL_F_RELATIVE_NODES => "=relative",
-        _ => "",
-    };
-    let list = if nodes.0 == 0 {
-        Default::default()
-    } else {
-        alloc::format!(":{}", crate::fs::masks::list(nodes.0.into()))
-    };
-    alloc::format!("{name}{flags}{list}")
+pub struct PolicyName(pub Option<Policy>);
+
+impl Display for PolicyName {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (mode, nodes) = told(self.0);
+        let name = match mode & !MPOL_MODE_FLAGS {
+            MPOL_PREFERRED => "prefer",
+            MPOL_BIND => "bind",
+            MPOL_INTERLEAVE => "interleave",
+            MPOL_LOCAL => "local",
+            _ => "default",
+        };
+        let flags = match mode & MPOL_MODE_FLAGS {
+            MPOL_F_STATIC_NODES => "=static",
+            MPOL_F_RELATIVE_NODES => "=relative",
+            _ => "",
+        };
+        write!(f, "{name}{flags}")?;
+        if nodes.0 == 0 { Ok(()) } else { write!(f, ":{}", crate::fs::masks::list(nodes.0.into())) }
+    }
 }
 
 /// Gives `thread` a memory policy, or none.

@@ -4,12 +4,11 @@
 //! reached without that lock, so that a context switch never waits for a fault. A CPU that has a space's root
 //! loaded holds an `Arc` of it, so the roots outlive their use.
 
-use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use freehold_collections::{
-    Arc, Weak,
+    Arc, Vec, Weak,
     reserve::{self, ArcMethods},
 };
 use freehold_machine::{PAGE_SIZE, VirtAddr};
@@ -44,8 +43,8 @@ pub struct Program {
     pub arguments: Range<u64>,
     /// Environment strings.
     pub environment: Range<u64>,
-    /// The auxiliary vector, for /proc/PID/auxv.
-    pub auxiliary: Vec<(u64, u64)>,
+    /// The auxiliary vector, for /proc/PID/auxv; shared, since each fork copies what is here.
+    pub auxiliary: Option<Arc<Vec<(u64, u64)>>>,
 }
 
 /// A process' memory.

@@ -128,9 +128,9 @@ impl<V: Positioned> Default for IndexedHeap<V> {
 
 #[cfg(test)]
 mod tests {
-    use alloc::rc::Rc;
-    use alloc::vec::Vec as List;
     use core::cell::Cell;
+    use std::rc::Rc;
+    use std::vec::Vec as List;
 
     use proptest::prelude::*;
 

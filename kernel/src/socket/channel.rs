@@ -424,8 +424,8 @@ impl Channel {
 mod tests {
     use super::*;
     use crate::fs::bytes::{SliceSink, SliceSource};
-    use alloc::vec;
-    use alloc::vec::Vec;
+    use std::vec;
+    use std::vec::Vec;
 
     fn receive(channel: &Channel, most: usize, taking: Taking) -> Vec<u8> {
         let mut buffer = vec![0; most];

@@ -174,8 +174,8 @@ fn collect_some() -> Result<Found> {
 
 #[cfg(test)]
 mod tests {
-    use alloc::vec;
-    use alloc::vec::Vec;
+    use std::vec;
+    use std::vec::Vec;
 
     use super::super::SocketFile;
     use super::super::channel::{Ancillary, Patience};

@@ -421,7 +421,7 @@ impl Drop for UnixSocket {
 mod tests {
     use super::*;
     use crate::fs::bytes::{SliceSink, SliceSource};
-    use alloc::vec::Vec;
+    use std::vec::Vec;
 
     fn send(socket: &UnixSocket, bytes: &[u8]) -> Result<usize> {
         socket.send(&mut SliceSource::new(bytes), Ancillary::default(), None, Patience::Never)

@@ -1,15 +1,12 @@
 //! The areas that are switched on.
 
-use alloc::vec::Vec;
-
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, Vec, reserve};
 use freehold_machine::PAGE_SIZE;
 use freehold_vm::SwapArea;
 
 use super::header;
 use super::store::DiskStore;
 use crate::block::{self, Held};
-use crate::fallible::Grow as _;
 use crate::fs::{NodeKind, OpenFile, OpenFlags};
 use crate::mem::{commons, reclaim, stats};
 use crate::sync::Mutex;
@@ -49,12 +46,11 @@ pub struct Listed {
 /// `ENOMEM`.
 pub fn list(root: &crate::fs::Path) -> Result<Vec<Listed>> {
     let areas = AREAS.lock();
-    let mut lines = Vec::new();
-    lines.make_exact_room(areas.len())?;
+    let mut lines = Vec::try_with_capacity(areas.len())?;
     for on in areas.iter() {
         let Some(info) = commons().swap().areas().find(|info| info.area == on.area) else { continue };
         let name = on.file.path().map_or(Ok(Vec::new()), |path| path.display(root))?;
-        lines.push(Listed { name, pages: info.slots, used: info.used, priority: info.priority });
+        lines.push_reserved(Listed { name, pages: info.slots, used: info.used, priority: info.priority });
     }
     Ok(lines)
 }
@@ -72,7 +68,7 @@ pub(super) fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> 
         return Err(Errno::EINVAL);
     }
     let mut areas = AREAS.lock();
-    areas.make_room(1)?;
+    areas.try_reserve(1)?;
     let held = Held::new(&*file)?;
     let size = held.disk().sectors() * freehold_virtio::SECTOR_SIZE as u64;
     let mut page = [0; PAGE_SIZE];
@@ -90,6 +86,6 @@ pub(super) fn switch_on(file: Arc<OpenFile>, wanted: Option<i32>) -> Result<()> 
     reclaim::start()?;
     let area = commons().swap().add(reserve::arc(DiskStore::new(held)), header.end, &header.bad, priority)?;
     stats::ceiling_changed();
-    areas.push(On { area, disk: file.node().metadata().rdev, file });
+    areas.push_reserved(On { area, disk: file.node().metadata().rdev, file });
     Ok(())
 }

@@ -136,8 +136,8 @@ fn with_list(node: Box<Deferred<dyn LetGo>>, f: impl FnOnce(&ReleaseList, Box<De
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::sync::Arc;
     use core::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::Arc;
 
     /// A chain of owners; each counts its end.
     struct Chain(Option<Box<Deferred<Inner>>>);

@@ -1,9 +1,8 @@
 //! Who a process acts as.
 
-use alloc::vec::Vec;
 use core::ops::Deref;
 
-use freehold_collections::{Arc, reserve};
+use freehold_collections::{Arc, Vec, reserve};
 
 use super::capabilities::{Capabilities, Capability};
 

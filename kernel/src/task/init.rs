@@ -45,12 +45,12 @@ pub fn signal(number: u8) {
 
 /// Start the program that the host asked for, and sleep until it has ended and its output is on its way.
 pub fn run(spec: Spec) -> Ending {
-    let name = spec.exec.clone();
-    let ending = match start(spec) {
+    let spec = reserve::arc(spec);
+    let ending = match start(&spec) {
         Ok(ExitStatus::Exited(status)) => Ending::Exit(status),
         Ok(ExitStatus::Signaled(signal)) => Ending::Signal(signal.number()),
         Err(error) => {
-            let name = core::str::from_utf8(&name).unwrap_or("?");
+            let name = core::str::from_utf8(&spec.exec).unwrap_or("?");
             log::error!("{name}: cannot be started: {error:?}");
             host::notice(format_args!("{name}: cannot be started: {error:?}"));
             // As a shell: not found, or found and no program.
@@ -104,7 +104,7 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
     let program = Request {
         file: None,
         start: None,
-        name: spec.exec.clone(),
+        name: spec.exec.try_clone()?,
         arguments,
         environment,
         last: Final::Follow,
@@ -113,7 +113,7 @@ fn first_program(spec: &Spec) -> Result<FirstProgram> {
     Ok(FirstProgram { files, fs, program, credentials })
 }
 
-fn start(spec: Spec) -> Result<ExitStatus> {
+fn start(spec: &Arc<Spec>) -> Result<ExitStatus> {
     let pid = registry::lock().allocate()?;
     debug_assert_eq!(pid, super::INIT);
     let with = Beginnings::of_leader(
@@ -128,7 +128,7 @@ fn start(spec: Spec) -> Result<ExitStatus> {
     let outcome = reserve::arc(SpinLock::new(Ok(ExitStatus::Exited(0))));
     let task =
         Task::new(pid, init.clone(), Schedule::new(Idle::No, hw::current_cpu()), spawn::short(b"init"));
-    let (tell, result) = (done.clone(), outcome.clone());
+    let (tell, result, spec) = (done.clone(), outcome.clone(), spec.clone());
     task.run_in_kernel(move || {
         *result.lock() = reap_until_end(&spec);
         tell.complete();

@@ -1,7 +1,5 @@
 //! What the system calls itself: its release, the host name.
 
-use alloc::vec::Vec;
-
 use crate::sync::SpinLock;
 use crate::{Errno, Result};
 
@@ -48,11 +46,12 @@ pub enum Name {
     Domain,
 }
 
-/// A name's bytes.
-pub fn name(which: Name) -> Vec<u8> {
-    let names = NAMES.lock();
-    let field = if which == Name::Host { &names.host } else { &names.domain };
-    field.iter().copied().take_while(|&byte| byte != 0).collect()
+impl Names {
+    /// A name's bytes.
+    pub fn bytes(&self, which: Name) -> &[u8] {
+        let field = if which == Name::Host { &self.host } else { &self.domain };
+        field.split(|&byte| byte == 0).next().unwrap_or_default()
+    }
 }
 
 /// Set a name: `EINVAL` for one of more than 64 bytes.

@@ -8,7 +8,8 @@ use crate::fs::{
     DirEntry, File, FileSystem, FsStats, Identity, Metadata, Node, NodeKind, OpenFlags, Seekable, SetMetadata,
 };
 use crate::{Errno, Result, time};
-use freehold_collections::{Arc, Receiver, reserve};
+use core::fmt;
+use freehold_collections::{Arc, Receiver, reserve, try_format};
 
 /// Its device number.
 const DEVICE: u64 = make_device(0, 22);
@@ -40,8 +41,8 @@ impl FileSystem for DevPts {
     fn stats(&self) -> FsStats {
         FsStats { magic: MAGIC, block_size: 4096, blocks: 0, free_blocks: 0, inodes: 0, free_inodes: 0 }
     }
-    fn options(&self) -> alloc::string::String {
-        ",gid=5,mode=620,ptmxmode=666".into()
+    fn show_options(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        out.write_str(",gid=5,mode=620,ptmxmode=666")
     }
 }
 
@@ -177,7 +178,7 @@ impl File for OpenPtsDirectory {
         }
         let count = pty::end();
         for number in (from.saturating_sub(3) as u32)..count {
-            let entry = alloc::format!("{number}");
+            let entry = try_format!("{number}")?;
             let inode = FIRST_INODE + u64::from(number);
             let next = u64::from(number) + 4;
             if pty::is_listed(number) && !emit(DirEntry { name: entry.as_bytes(), inode, kind, next }) {

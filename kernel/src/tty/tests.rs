@@ -1,6 +1,6 @@
-use alloc::vec;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use std::vec;
+use std::vec::Vec;
 
 use linux_raw_sys::general as c;
 

@@ -1,10 +1,10 @@
 //! getdents, chdir, getcwd, chroot.
 
-use alloc::vec::Vec;
+use freehold_collections::Vec;
 
 use super::{AT_FDCWD, as_caller, file, place_at, process};
-use crate::fallible::Grow as _;
 use crate::fs::caller::{Access, Power};
+use crate::fs::file::DirEntry;
 use crate::fs::node::{NodeKind, Presence};
 use crate::fs::path::{Path, Reach};
 use crate::fs::walk::Final;
@@ -25,29 +25,16 @@ enum Layout {
 fn list(fd: i32, buffer: u64, size: usize, layout: Layout) -> Result<i64> {
     let file = file(fd)?;
     let size = size.min(MAX_BUFFER);
-    let mut bytes: Vec<u8> = Vec::new();
-    bytes.make_room(size)?;
+    let mut bytes = Vec::try_with_capacity(size)?;
     let mut no_room = false;
     let result = file.read_dir(&mut |entry| {
-        // inode, next position, record length, and type and name with its NUL in either order.
         let len = (8 + 8 + 2 + 1 + entry.name.len() + 1).next_multiple_of(8);
         if bytes.len() + len > size {
             no_room = true;
             return false;
         }
-        let end = bytes.len() + len;
-        bytes.extend_from_slice(&entry.inode.to_le_bytes());
-        bytes.extend_from_slice(&entry.next.to_le_bytes());
-        bytes.extend_from_slice(&(len as u16).to_le_bytes());
-        if layout == Layout::New {
-            bytes.push(entry.kind);
-        }
-        bytes.extend_from_slice(entry.name);
-        bytes.resize(end, 0);
-        if layout == Layout::Old {
-            bytes[end - 1] = entry.kind;
-        }
-        true
+        // There is room, as was just seen.
+        add(&mut bytes, &entry, len, layout).is_ok()
     });
     if bytes.is_empty() {
         result?;
@@ -55,6 +42,24 @@ fn list(fd: i32, buffer: u64, size: usize, layout: Layout) -> Result<i64> {
     }
     user::write_exact(buffer, &bytes)?;
     Ok(bytes.len() as i64)
+}
+
+/// Adds a record of `len` bytes: inode, next position, record length, and type and name with its NUL in either order.
+fn add(bytes: &mut Vec<u8>, entry: &DirEntry<'_>, len: usize, layout: Layout) -> Result<()> {
+    let end = bytes.len() + len;
+    let mut head = [0; 19];
+    head[..8].copy_from_slice(&entry.inode.to_le_bytes());
+    head[8..16].copy_from_slice(&entry.next.to_le_bytes());
+    head[16..18].copy_from_slice(&(len as u16).to_le_bytes());
+    head[18] = entry.kind;
+    let used = if layout == Layout::New { 19 } else { 18 };
+    bytes.try_extend_from_slice(&head[..used])?;
+    bytes.try_extend_from_slice(entry.name)?;
+    bytes.try_resize(end, 0)?;
+    if layout == Layout::Old {
+        bytes[end - 1] = entry.kind;
+    }
+    Ok(())
 }
 
 /// getdents(fd, buffer, size)
@@ -106,11 +111,11 @@ pub fn sys_getcwd(args: &Args) -> Result<i64> {
     if path.presence == Presence::Removed {
         return Err(Errno::ENOENT);
     }
-    let mut text = path.text;
-    if path.reach == Reach::Outside {
-        text.splice(0..0, b"(unreachable)".iter().copied());
+    let prefix: &[u8] = if path.reach == Reach::Outside { b"(unreachable)" } else { b"" };
+    let mut text = Vec::try_with_capacity(prefix.len() + path.text.len() + 1)?;
+    for part in [prefix, &path.text, b"\0"] {
+        text.try_extend_from_slice(part)?;
     }
-    text.push(0);
     if text.len() > args.size(1) {
         return Err(Errno::ERANGE);
     }

@@ -27,9 +27,7 @@ pub use stat::*;
 pub use transfer::*;
 pub use xattr::*;
 
-use alloc::vec::Vec;
-
-use freehold_collections::Arc;
+use freehold_collections::{Arc, Vec};
 
 use super::caller::Caller;
 use super::flags::ResolveFlags;

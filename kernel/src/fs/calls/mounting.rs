@@ -11,7 +11,7 @@ use crate::syscall::Args;
 use crate::tty::devpts::DevPts;
 use crate::user;
 use crate::{Errno, Result};
-use freehold_collections::{Arc, reserve::ArcMethods};
+use freehold_collections::{Arc, Vec, reserve::ArcMethods};
 
 const MS_REMOUNT: u64 = 0x20;
 const MS_BIND: u64 = 0x1000;
@@ -37,11 +37,7 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
         return Err(Errno::EINVAL);
     }
     let restrictions = MountFlags::from_bits_truncate(flags as u32);
-    let options = if args[4] == 0 {
-        alloc::vec::Vec::new()
-    } else {
-        user::bounded_string(args[4], 4096, Errno::EINVAL)?
-    };
+    let options = if args[4] == 0 { Vec::new() } else { user::bounded_string(args[4], 4096, Errno::EINVAL)? };
     if flags & MS_REMOUNT != 0 {
         if !place.is_mount_root() {
             return Err(Errno::EINVAL);
@@ -82,7 +78,7 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     let kind = user::bounded_string(args[2], 4096, Errno::EINVAL)?;
     let fs = new_file_system(&kind, &options)?;
     let source = if args[0] == 0 {
-        alloc::vec::Vec::from(b"none")
+        Vec::try_from_slice(b"none")?
     } else {
         user::bounded_string(args[0], 4096, Errno::EINVAL)?
     };

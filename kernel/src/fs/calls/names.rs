@@ -1,7 +1,6 @@
 //! mkdir, unlink, rename, link, chmod, chown, utimensat and their kin.
 
-use alloc::vec::Vec;
-
+use freehold_collections::Vec;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{

@@ -142,7 +142,7 @@ pub fn sys_memfd_create(args: &Args) -> Result<i64> {
     if flags & (MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL) != 0 {
         node.allow_sealing();
     }
-    let place = root::unnamed_place_named(node.clone(), b"memfd:", &name);
+    let place = root::unnamed_place_named(node.clone(), b"memfd:", &name)?;
     let open_flags = OpenFlags::RDWR | OpenFlags::LARGEFILE;
     let file = OpenFile::new(node, Some(place), open_flags)?;
     install(file, if flags & MFD_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep })

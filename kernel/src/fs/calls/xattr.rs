@@ -1,8 +1,6 @@
 //! Extended attributes.
 
-use alloc::vec::Vec;
-
-use freehold_collections::WipedBytes;
+use freehold_collections::{Vec, WipedBytes};
 
 use super::{AT_FDCWD, as_caller, file, place_at, place_of};
 use crate::fs::caller::{Access, Power};

@@ -1,10 +1,8 @@
 //! /proc/cpuinfo: what CPUID says, in Linux' words.
 
-use alloc::string::String;
-use alloc::vec::Vec;
 use core::arch::x86_64::__cpuid_count;
 
-use crate::fs::generated::Text;
+use crate::fs::generated::{Line, Text};
 
 /// Names of the bits of a CPUID register, from bit 0 on; empty ones are not shown.
 struct Word {
@@ -64,22 +62,26 @@ fn cpuid(leaf: u32) -> [u32; 4] {
     [result.eax, result.ebx, result.ecx, result.edx]
 }
 
-fn text_of(words: &[u32]) -> String {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let text = String::from_utf8_lossy(&bytes);
-    String::from(text.trim_matches(|c: char| c == '\0' || c == ' '))
+/// The text in these registers, without NULs and blanks around it.
+fn text_of(words: impl IntoIterator<Item = u32>) -> Line {
+    let mut whole = Line::new();
+    words.into_iter().for_each(|word| whole.push(&word.to_le_bytes()));
+    let is_text = |&byte: &u8| byte != 0 && byte != b' ';
+    let bytes = whole.bytes();
+    let start = bytes.iter().position(is_text).unwrap_or(bytes.len());
+    let end = bytes.iter().rposition(is_text).map_or(start, |last| last + 1);
+    Line::of(&bytes[start..end])
 }
 
 /// The maker's name of itself ("AuthenticAMD").
-pub fn vendor() -> String {
+fn vendor() -> Line {
     let [_, b, c, d] = cpuid(0);
-    text_of(&[b, d, c])
+    text_of([b, d, c])
 }
 
 /// The product's name.
-fn brand() -> String {
-    let words: Vec<u32> = (0x8000_0002..=0x8000_0004).flat_map(cpuid).collect();
-    text_of(&words)
+fn brand() -> Line {
+    text_of((0x8000_0002..=0x8000_0004).flat_map(cpuid))
 }
 
 /// Family, model and stepping.
@@ -97,16 +99,11 @@ pub fn show(out: &mut Text, index: usize, count: usize, frequency: u64) {
     let brand = brand();
     let addresses = cpuid(0x8000_0008)[0];
     let khz = frequency / 1000;
-    writeln!(
-        out,
-        "processor\t: {index}\nvendor_id\t: {}\ncpu family\t: {family}\nmodel\t\t: {model}",
-        vendor()
-    );
-    writeln!(
-        out,
-        "model name\t: {}\nstepping\t: {stepping}",
-        if brand.is_empty() { "unknown" } else { &brand }
-    );
+    write!(out, "processor\t: {index}\nvendor_id\t: ");
+    out.push(vendor().bytes());
+    write!(out, "\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: ");
+    out.push(if brand.bytes().is_empty() { b"unknown" } else { brand.bytes() });
+    writeln!(out, "\nstepping\t: {stepping}");
     writeln!(out, "cpu MHz\t\t: {}.{:03}", khz / 1000, khz % 1000);
     writeln!(out, "physical id\t: 0\nsiblings\t: {count}\ncore id\t\t: {index}\ncpu cores\t: {count}");
     writeln!(out, "apicid\t\t: {index}\ninitial apicid\t: {index}");
@@ -143,12 +140,16 @@ mod tests {
     fn the_flags_of_x86_64_are_named() {
         let mut out = Text::new();
         show(&mut out, 3, 4, 2_100_000_000);
-        let text = String::from_utf8(out.finish().unwrap()).unwrap();
+        let text = out.finish().unwrap();
+        let text = core::str::from_utf8(&text).unwrap();
         let flags = text.lines().find(|line| line.starts_with("flags")).unwrap();
         for flag in ["fpu", "tsc", "cx8", "cmov", "fxsr", "sse2", "syscall", "nx", "lm"] {
             assert!(flags.split(' ').any(|name| name == flag), "{flag} in {flags}");
         }
         assert!(text.contains("cpu MHz\t\t: 2100.000\n") && text.contains("processor\t: 3\n"));
-        assert!(!vendor().is_empty());
+        assert!(!vendor().bytes().is_empty());
+        let words = [b"  ab", b"c d\0"].map(|word| u32::from_le_bytes(*word));
+        assert_eq!(text_of(words).bytes(), b"abc d");
+        assert_eq!(text_of([0, 0]).bytes(), b"");
     }
 }

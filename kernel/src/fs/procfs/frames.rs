@@ -38,7 +38,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     let device = root.identity().device;
     for (name, word) in [("kpagecount", count as fn(Pfn) -> u64), ("kpageflags", flags)] {
         let identity = Identity { device, inode: pseudo::new_inode() };
-        root.add(name.as_bytes(), reserve::arc(FrameFile { identity, word }));
+        root.add(name, reserve::arc(FrameFile { identity, word }));
     }
 }
 

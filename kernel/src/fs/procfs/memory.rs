@@ -3,14 +3,13 @@
 //! The space's lock is held while its areas are walked; names of mapped files are made from paths, which takes
 //! directory locks below it, and nothing here touches user addresses meanwhile.
 
-use alloc::vec::Vec;
-
-use freehold_collections::{Arc, Weak, reserve};
+use freehold_collections::{Arc, Vec, Weak, reserve};
 use freehold_machine::VirtAddr;
 use freehold_vm::{
     AreaFlags, AreaName, AreaView, OfFile, PageAt, Protection, RemoteAccess, Rule, Sharing, Smaps, VdsoPart,
     Written,
 };
+use zerocopy::IntoBytes as _;
 
 use super::frames::put_in_steps;
 use super::processes::{FileKind, nameless};
@@ -44,7 +43,7 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileK
         FileKind::Cmdline => strings(out, space, program.arguments),
         FileKind::Environ => strings(out, space, program.environment),
         FileKind::Auxv => {
-            for (key, value) in program.auxiliary {
+            for (key, value) in program.auxiliary.iter().flat_map(|vector| vector.iter()) {
                 out.push(&key.to_ne_bytes());
                 out.push(&value.to_ne_bytes());
             }
@@ -67,7 +66,9 @@ pub(super) fn show(out: &mut Text, process: &Process, space: &Space, kind: FileK
                 out.kib("MMUPageSize:", 4);
                 counts(out, &areas.smaps(&area), Rows::OfOne);
                 let eligible = u8::from(areas.is_huge_eligible(&area));
-                writeln!(out, "THPeligible:{eligible:>12}\nVmFlags: {}", vm_flags(&area));
+                write!(out, "THPeligible:{eligible:>12}\nVmFlags: ");
+                vm_flags(out, &area);
+                out.push(b"\n");
             }
             Ok(())
         }
@@ -106,15 +107,15 @@ fn strings(out: &mut Text, space: &Space, range: core::ops::Range<u64>) -> Resul
 /// The bytes of the area's name, with line feeds escaped.
 pub(super) fn name(area: &Area<'_>, root: &Path) -> Result<Vec<u8>> {
     Ok(match area.name {
-        AreaName::Heap => b"[heap]".to_vec(),
-        AreaName::Stack => b"[stack]".to_vec(),
-        AreaName::Vdso(VdsoPart::Image) => b"[vdso]".to_vec(),
-        AreaName::Vdso(VdsoPart::Time) => b"[vvar]".to_vec(),
-        AreaName::SharedAnonymous => b"/dev/zero (deleted)".to_vec(),
+        AreaName::Heap => Vec::try_from_slice(b"[heap]")?,
+        AreaName::Stack => Vec::try_from_slice(b"[stack]")?,
+        AreaName::Vdso(VdsoPart::Image) => Vec::try_from_slice(b"[vdso]")?,
+        AreaName::Vdso(VdsoPart::Time) => Vec::try_from_slice(b"[vvar]")?,
+        AreaName::SharedAnonymous => Vec::try_from_slice(b"/dev/zero (deleted)")?,
         AreaName::File(_) => match FileMapping::of(area.name) {
             Some(mapping) => match mapping.file().path() {
                 Some(path) => path.display(root)?,
-                None => nameless(mapping.file()),
+                None => nameless(mapping.file())?,
             },
             None => Vec::new(),
         },
@@ -240,12 +241,11 @@ const AREA_FLAGS: [(AreaFlags, &str); 12] = [
     (AreaFlags::NOHUGEPAGE, "nh "),
 ];
 
-/// The two-letter flags of an area that there are here.
-fn vm_flags(area: &Area<'_>) -> alloc::string::String {
-    let mut text = alloc::string::String::new();
+/// Writes the two-letter flags of an area that there are here.
+fn vm_flags(out: &mut Text, area: &Area<'_>) {
     for (what, code) in [(Protection::READ, "rd "), (Protection::WRITE, "wr "), (Protection::EXEC, "ex ")] {
         if area.protection.contains(what) {
-            text.push_str(code);
+            out.push(code.as_bytes());
         }
     }
     let is_shared = area.sharing == Sharing::Shared;
@@ -259,15 +259,14 @@ fn vm_flags(area: &Area<'_>) -> alloc::string::String {
         (is_shared, "ms "),
     ] {
         if is_so {
-            text.push_str(code);
+            out.push(code.as_bytes());
         }
     }
     for (flag, code) in AREA_FLAGS {
         if area.flags.contains(flag) {
-            text.push_str(code);
+            out.push(code.as_bytes());
         }
     }
-    text
 }
 
 /// Bits of a pagemap entry, by Linux' names. Not here: 57 (userfaultfd's write-protection).
@@ -331,8 +330,7 @@ impl SpaceFile {
             *word |= state | written | file | exclusive | place;
         });
         drop(space);
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        sink.put(&bytes)
+        sink.put(words.as_bytes())
     }
 }
 

@@ -36,7 +36,8 @@ use super::mount::{FileSystem, FsStats};
 use super::node::Node;
 use super::pseudo::{PseudoDir, Refusal};
 use super::tmpfs::unnamed_device;
-use crate::Result;
+use crate::sched::checkpoint;
+use crate::{Errno, Result};
 use freehold_collections::{Arc, reserve};
 
 /// A proc file system.
@@ -46,21 +47,30 @@ pub struct ProcFs {
 }
 
 impl ProcFs {
-    /// A file system of its own for each mount.
+    /// A file system of its own for each mount. Its nodes together are more than a call's reserve, which is set aside
+    /// anew between the folders.
+    ///
+    /// # Errors
+    /// `ENOMEM`; `EINTR` where the task is to end.
     pub fn new() -> Result<Arc<Self>> {
         let device = unnamed_device();
         let root = PseudoDir::new_root(device, Refusal::NoSuchName);
         settings::fill(&root);
+        checkpoint()?;
         loads::fill(&root);
         #[cfg(target_os = "none")]
         {
             system::fill(&root);
+            checkpoint()?;
             frames::fill(&root);
             zones::fill(&root);
             sysvipc::fill(&root);
             root.set_dynamic(reserve::arc(processes::Processes));
         }
         root.link("mounts", "self/mounts");
+        if !root.is_complete() {
+            return Err(Errno::ENOMEM);
+        }
         Ok(reserve::arc(Self { device, root }))
     }
 }

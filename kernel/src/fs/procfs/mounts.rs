@@ -1,15 +1,13 @@
 //! Mounts as /proc/PID/mounts and mountinfo show them.
 
-use alloc::vec::Vec;
-
-use freehold_collections::Arc;
+use freehold_collections::{Arc, Vec};
 
 use crate::fs::device::split_device;
 use crate::fs::generated::Text;
 use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::path::{Path, Reach};
 use crate::fs::root;
-use crate::{Result, fallible};
+use crate::{Errno, Result};
 
 /// Writes blank, tab, line feed and backslash as octal escapes, which getmntent(3) undoes.
 fn escape(out: &mut Text, text: &[u8]) {
@@ -45,7 +43,7 @@ fn visible(root: &Path) -> Result<Vec<(Arc<Mount>, Vec<u8>)>> {
     for mount in root::root_mount().tree()? {
         let place = Path::root_of(mount.clone()).describe(root)?;
         if place.reach == Reach::Inside {
-            fallible::push(&mut found, (mount, place.text))?;
+            found.try_push((mount, place.text))?;
         }
     }
     Ok(found)
@@ -60,7 +58,8 @@ pub fn mounts(out: &mut Text, root: &Path) -> Result<()> {
         escape(out, &place);
         write!(out, " {} ", fs.name());
         options(out, mount.flags());
-        writeln!(out, "{} 0 0", fs.options());
+        fs.show_options(out).map_err(|_| Errno::ENOMEM)?;
+        out.push(b" 0 0\n");
     }
     Ok(())
 }
@@ -74,7 +73,7 @@ pub fn mountinfo(out: &mut Text, root: &Path) -> Result<()> {
         // What a bind mount shows is a path within its file system.
         let whole = Path { mount: mount.clone(), node: fs.root(), entry: None };
         let part = Path::root_of(mount.clone()).describe(&whole)?;
-        let part = if part.reach == Reach::Inside { part.text } else { Vec::from(b"/") };
+        let part = if part.reach == Reach::Inside { part.text } else { Vec::try_from_slice(b"/")? };
         write!(out, "{} {parent} {major}:{minor} ", mount.id());
         escape(out, &part);
         out.push(b" ");
@@ -84,7 +83,9 @@ pub fn mountinfo(out: &mut Text, root: &Path) -> Result<()> {
         write!(out, " - {} ", fs.name());
         escape(out, mount.source());
         let access = if mount.flags().contains(MountFlags::RDONLY) { "ro" } else { "rw" };
-        writeln!(out, " {access}{}", fs.options());
+        write!(out, " {access}");
+        fs.show_options(out).map_err(|_| Errno::ENOMEM)?;
+        out.push(b"\n");
     }
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! /proc/PID/numa_maps: each area's policy, and how many pages of it every node has (Documentation/filesystems/proc.rst).
 
-use alloc::vec::Vec;
-
+use freehold_collections::Vec;
 use freehold_machine::topology::MAX_NODES;
 use freehold_vm::{AreaName, OfFile, PageAt};
 
@@ -53,7 +52,7 @@ pub(super) fn show(out: &mut Text, space: &AddressSpace, root: &Path) -> Result<
     for area in space.areas() {
         crate::sched::checkpoint()?;
         let counts = count(space, &area);
-        write!(out, "{:08x} {}", area.start.0, mem::policy_name(area.policy));
+        write!(out, "{:08x} {}", area.start.0, mem::PolicyName(area.policy));
         match area.name {
             AreaName::Heap => out.push(b" heap"),
             AreaName::Stack => out.push(b" stack"),

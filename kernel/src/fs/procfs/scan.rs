@@ -4,8 +4,7 @@
 //! one piece is of one moment, and a scan of a whole address space holds nobody up. Write-protection is userfaultfd's, which there is not: no
 //! page is "wp-allowed", asking for such only is EPERM, and there is nothing to protect.
 
-use alloc::vec::Vec;
-
+use freehold_collections::Vec;
 /// The request's number: `_IOWR('f', 16, struct pm_scan_arg)`.
 pub(super) const PAGEMAP_SCAN: u32 = 0xc060_6610;
 
@@ -55,6 +54,9 @@ pub(super) enum Room {
     FullAt(u64),
 }
 
+/// Takes regions, of which the first has this number.
+pub(super) type Deliver<'a, E> = &'a dyn Fn(u64, &[Region]) -> Result<(), E>;
+
 /// The regions found so far.
 pub(super) struct Regions {
     filter: Filter,
@@ -66,11 +68,13 @@ pub(super) struct Regions {
     delivered: u64,
     /// Others; the last one may grow.
     waiting: Vec<Region>,
+    /// A region had to be left out.
+    out_of_memory: bool,
 }
 
 impl Regions {
     pub fn new(filter: Filter, room: Option<u64>, pages: u64) -> Self {
-        Self { filter, room, pages, delivered: 0, waiting: Vec::new() }
+        Self { filter, room, pages, delivered: 0, waiting: Vec::new(), out_of_memory: false }
     }
 
     /// The pages of `start..end`, which follow on those before, are of these categories.
@@ -86,7 +90,12 @@ impl Regions {
         match self.waiting.last_mut() {
             Some(last) if last.end == start && last.categories == told => last.end = end,
             _ if start == end || found == room => return Room::FullAt(start),
-            _ => self.waiting.push(Region { start, end, categories: told }),
+            _ => {
+                self.out_of_memory = self.waiting.try_push(Region { start, end, categories: told }).is_err();
+                if self.out_of_memory {
+                    return Room::FullAt(start);
+                }
+            }
         }
         self.pages -= (end - start) / 4096;
         if end < whole { Room::FullAt(end) } else { Room::More }
@@ -97,19 +106,23 @@ impl Regions {
         self.delivered + self.waiting.len() as u64
     }
 
-    /// The regions that are complete while the scan goes on, with the number of the first.
-    pub fn take_complete(&mut self) -> (u64, Vec<Region>) {
-        let last = self.waiting.pop();
-        let (first, complete) = self.take_all();
-        self.waiting.extend(last);
-        (first, complete)
+    /// Has the regions delivered that are complete while the scan goes on, with the number of the first.
+    pub fn deliver_complete<E>(&mut self, deliver: Deliver<'_, E>) -> Result<(), E> {
+        self.deliver(self.waiting.len().saturating_sub(1), deliver)
     }
 
-    /// All that are left, with the number of the first.
-    pub fn take_all(&mut self) -> (u64, Vec<Region>) {
-        let first = self.delivered;
-        self.delivered += self.waiting.len() as u64;
-        (first, core::mem::take(&mut self.waiting))
+    /// Has all delivered that are left, with the number of the first. Returns whether a region had to be left out for
+    /// want of memory, behind these.
+    pub fn deliver_all<E>(&mut self, deliver: Deliver<'_, E>) -> Result<bool, E> {
+        self.deliver(self.waiting.len(), deliver)?;
+        Ok(self.out_of_memory)
+    }
+
+    fn deliver<E>(&mut self, count: usize, deliver: Deliver<'_, E>) -> Result<(), E> {
+        deliver(self.delivered, &self.waiting[..count])?;
+        self.delivered += count as u64;
+        self.waiting.drain(..count);
+        Ok(())
     }
 }
 
@@ -167,8 +180,7 @@ mod call {
         let mut outcome = Ok(());
         while at < end && outcome.is_ok() {
             let step = look(space, at, end, flags, &mut regions);
-            let (first, complete) = regions.take_complete();
-            deliver(out, first, &complete)?;
+            regions.deliver_complete(&|first, complete| deliver(out, first, complete))?;
             match step {
                 Ok((next, Room::More)) => at = next,
                 Ok((_, Room::FullAt(full))) => {
@@ -182,8 +194,9 @@ mod call {
             }
             sched::cond_resched();
         }
-        let (first, rest) = regions.take_all();
-        deliver(out, first, &rest)?;
+        if regions.deliver_all(&|first, rest| deliver(out, first, rest))? {
+            outcome = outcome.and(Err(Errno::ENOMEM));
+        }
         UserPtr::<u64>::new(argument).add(WALK_END).write(&at.min(end))?;
         outcome.map(|()| regions.found() as i64)
     }
@@ -246,10 +259,33 @@ mod call {
 
 #[cfg(test)]
 mod tests {
+    use core::cell::RefCell;
+    use std::vec::Vec;
+
+    use freehold_collections::inject;
+
     use super::*;
+    use crate::Errno;
     use crate::hw::PAGE;
 
     const ALL: Filter = Filter { inverted: 0, all_of: 0, any_of: category::ALL, told: category::ALL };
+
+    /// The regions that are complete, and the number of the first.
+    fn take_complete(found: &mut Regions) -> (u64, Vec<Region>) {
+        let taken = RefCell::new((0, Vec::new()));
+        let take = |first, regions: &[Region]| *taken.borrow_mut() = (first, regions.to_vec());
+        found.deliver_complete(&|first, regions| Ok::<_, Errno>(take(first, regions))).unwrap();
+        taken.into_inner()
+    }
+
+    /// All regions, and the number of the first.
+    fn take_all(found: &mut Regions) -> (u64, Vec<Region>) {
+        let taken = RefCell::new((0, Vec::new()));
+        let take = |first, regions: &[Region]| *taken.borrow_mut() = (first, regions.to_vec());
+        let outcome = found.deliver_all(&|first, regions| Ok::<_, Errno>(take(first, regions)));
+        assert_eq!(outcome, Ok(false));
+        taken.into_inner()
+    }
 
     fn regions(filter: Filter, room: u64, pages: u64) -> Regions {
         Regions::new(filter, Some(room), pages)
@@ -269,13 +305,13 @@ mod tests {
         let mut found = regions(Filter { told: category::PRESENT, ..ALL }, 9, 100);
         assert_eq!(add(&mut found, 0..1, category::PRESENT), Room::More);
         assert_eq!(add(&mut found, 1..3, category::PRESENT | category::HUGE), Room::More);
-        assert_eq!(found.take_complete(), (0, Vec::new()), "it may grow yet");
+        assert_eq!(take_complete(&mut found), (0, Vec::new()), "it may grow yet");
         assert_eq!(add(&mut found, 3..4, category::PRESENT), Room::More);
         assert_eq!(add(&mut found, 5..6, category::PRESENT), Room::More, "not a neighbour");
         assert_eq!(add(&mut found, 6..7, 0), Room::More, "not wanted");
         assert_eq!(add(&mut found, 7..8, category::SWAPPED), Room::More);
-        assert_eq!(found.take_complete(), (0, alloc::vec![region(0..4, 8), region(5..6, 8)]));
-        assert_eq!(found.take_all(), (2, alloc::vec![region(7..8, 0)]));
+        assert_eq!(take_complete(&mut found), (0, std::vec![region(0..4, 8), region(5..6, 8)]));
+        assert_eq!(take_all(&mut found), (2, std::vec![region(7..8, 0)]));
         assert_eq!(found.found(), 3);
     }
 
@@ -287,7 +323,7 @@ mod tests {
         add(&mut found, 0..1, category::PRESENT);
         add(&mut found, 1..2, category::PRESENT | category::FILE);
         add(&mut found, 2..3, 0);
-        assert_eq!(found.take_all().1, [region(0..1, category::PRESENT)]);
+        assert_eq!(take_all(&mut found).1, [region(0..1, category::PRESENT)]);
         let none = Filter { any_of: 0, ..ALL };
         let mut found = regions(none, 9, 100);
         add(&mut found, 0..1, 0);
@@ -306,7 +342,21 @@ mod tests {
         add(&mut found, 0..2, category::PRESENT);
         assert_eq!(add(&mut found, 4..9, category::PRESENT), Room::FullAt(5 * PAGE));
         assert_eq!(add(&mut found, 9..10, category::SWAPPED), Room::FullAt(9 * PAGE));
-        assert_eq!(found.take_all().1, [region(0..2, category::PRESENT), region(4..5, category::PRESENT)]);
+        assert_eq!(
+            take_all(&mut found).1,
+            [region(0..2, category::PRESENT), region(4..5, category::PRESENT)]
+        );
+    }
+
+    /// A scan without memory for a region ends there. The program gets what came before, and may go on.
+    #[test]
+    fn a_scan_without_memory_ends_before_the_region() {
+        let mut found = regions(ALL, 9, 100);
+        inject::fail_nth(1);
+        assert_eq!(add(&mut found, 2..3, category::PRESENT), Room::FullAt(2 * PAGE));
+        inject::fail_nth(0);
+        let outcome = found.deliver_all(&|_, regions| if regions.is_empty() { Ok(()) } else { Err(()) });
+        assert_eq!((outcome, found.found(), found.pages), (Ok(true), 0, 100));
     }
 
     /// Who gives no room for regions is told none.

@@ -1,7 +1,7 @@
 //! /proc/sys: what can be read about settings, and the few that can be changed. One that has no effect here
 //! cannot be written: `EACCES` says so where success would lie.
 
-use alloc::vec::Vec;
+use core::fmt::{self, Display, Formatter};
 
 use freehold_collections::Arc;
 
@@ -22,7 +22,7 @@ struct Named(Name);
 
 impl Generate for Named {
     fn show(&self, text: &mut Text) -> Result<()> {
-        text.push(&uts::name(self.0));
+        text.push(uts::names().bytes(self.0));
         text.push(b"\n");
         Ok(())
     }
@@ -91,13 +91,22 @@ impl Generate for DropCaches {
     }
 }
 
-/// 128 bits as a UUID of version 4.
-fn uuid(bits: [u64; 2]) -> Vec<u8> {
-    let bits = (u128::from(bits[0]) << 64 | u128::from(bits[1])) & !(0xf << 76 | 0x3 << 62)
-        | (0x4 << 76 | 0x2 << 62);
-    let hex = alloc::format!("{bits:032x}");
-    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
-    parts.join("-").into_bytes()
+/// A UUID of version 4.
+struct Uuid(u128);
+
+impl Uuid {
+    fn of(bits: [u64; 2]) -> Self {
+        let bits = u128::from(bits[0]) << 64 | u128::from(bits[1]);
+        Self(bits & !(0xf << 76 | 0x3 << 62) | (0x4 << 76 | 0x2 << 62))
+    }
+}
+
+impl Display for Uuid {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let part = |from: u32, bits: u32| self.0 >> from & ((1 << bits) - 1);
+        let (first, second, third) = (part(96, 32), part(80, 16), part(64, 16));
+        write!(f, "{first:08x}-{second:04x}-{third:04x}-{:04x}-{:012x}", part(48, 16), part(0, 48))
+    }
 }
 
 fn random_pair() -> [u64; 2] {
@@ -118,8 +127,8 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.constant("version", uts::VERSION);
     kernel.generated("hostname", 0o644, Named(Name::Host));
     kernel.generated("domainname", 0o644, Named(Name::Domain));
-    kernel.constant("pid_max", alloc::format!("{}", registry::PID_MAX));
-    kernel.constant("threads-max", alloc::format!("{}", registry::TASKS_MAX));
+    kernel.constant("pid_max", registry::PID_MAX);
+    kernel.constant("threads-max", registry::TASKS_MAX);
     kernel.constant("cap_last_cap", "40");
     kernel.constant("ngroups_max", "65536");
     kernel.constant("overflowuid", "65534");
@@ -136,10 +145,9 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     kernel.constant("core_uses_pid", "0");
     kernel.constant("panic", "0");
     let random = root.dirs("sys/kernel/random");
-    random.constant("boot_id", uuid(random_pair()));
+    random.constant("boot_id", Uuid::of(random_pair()));
     random.file("uuid", |out| {
-        out.push(&uuid(random_pair()));
-        out.push(b"\n");
+        writeln!(out, "{}", Uuid::of(random_pair()));
         Ok(())
     });
     random.constant("entropy_avail", "256");
@@ -237,6 +245,8 @@ fn reclaim(vm: &Arc<PseudoDir>) {
 
 #[cfg(test)]
 mod tests {
+    use freehold_collections::try_format;
+
     use super::*;
 
     /// What a program writes is a number, with the line feed that echo adds, and nothing else.
@@ -251,7 +261,8 @@ mod tests {
     /// A UUID says that it is random.
     #[test]
     fn uuids_have_version_and_variant() {
-        assert_eq!(uuid([0, 0]), b"00000000-0000-4000-8000-000000000000");
-        assert_eq!(uuid([u64::MAX; 2]), b"ffffffff-ffff-4fff-bfff-ffffffffffff");
+        let text = |bits| try_format!("{}", Uuid::of(bits)).unwrap();
+        assert_eq!(text([0, 0]), "00000000-0000-4000-8000-000000000000");
+        assert_eq!(text([u64::MAX; 2]), "ffffffff-ffff-4fff-bfff-ffffffffffff");
     }
 }

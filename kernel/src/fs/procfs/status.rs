@@ -1,7 +1,5 @@
 //! What the files of a process or thread say.
 
-use alloc::string::String;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use freehold_collections::Arc;
@@ -39,7 +37,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
             writeln!(out, "{} {} {shared} {} 0 {data} 0", usage.total_pages, usage.rss(), usage.exec_pages);
         }
         FileKind::Comm => {
-            out.push(name(subject, process)?.as_bytes());
+            push_name(out, subject, process)?;
             out.push(b"\n");
         }
         FileKind::Limits => limits(out, process),
@@ -134,13 +132,10 @@ pub(super) fn store(subject: Subject, kind: FileKind, bytes: &[u8]) -> Result<()
     Ok(())
 }
 
-fn text_of(name: [u8; 16]) -> String {
-    let bytes: Vec<u8> = name.into_iter().take_while(|&byte| byte != 0).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn name(subject: Subject, process: &Process) -> Result<String> {
-    Ok(text_of(subject.task()?.map_or_else(|| process.name(), |task| task.name())))
+fn push_name(out: &mut Text, subject: Subject, process: &Process) -> Result<()> {
+    let name = subject.task()?.map_or_else(|| process.name(), |task| task.name());
+    out.push(name.split(|&byte| byte == 0).next().unwrap_or_default());
+    Ok(())
 }
 
 fn usage_in_time(subject: Subject, process: &Process) -> Result<Usage> {
@@ -205,7 +200,9 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let blocked = task.as_ref().map_or(SigSet::EMPTY, |task| task.blocked());
     let [ignored, caught] = dispositions(process);
     let cpu = task.as_ref().map_or(0, |task| task.schedule.cpu.load(Ordering::Relaxed));
-    write!(out, "{} ({}) {letter}", subject.tid.unwrap_or(process.pid), name(subject, process)?);
+    write!(out, "{} (", subject.tid.unwrap_or(process.pid));
+    push_name(out, subject, process)?;
+    write!(out, ") {letter}");
     write!(
         out,
         " {} {} {} {tty} {foreground} 4194304",
@@ -239,7 +236,9 @@ fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()
     let (letter, words) = state(process, task.as_ref());
     let id = subject.tid.unwrap_or(process.pid);
     let is_alive = process.exit_status().is_none();
-    writeln!(out, "Name:\t{}", name(subject, process)?);
+    out.push(b"Name:\t");
+    push_name(out, subject, process)?;
+    out.push(b"\n");
     if is_alive {
         writeln!(out, "Umask:\t{:04o}", process.fs().umask());
     }
@@ -330,12 +329,22 @@ fn limits(out: &mut Text, process: &Process) {
         ("Max realtime priority", Resource::RtPriority, ""),
         ("Max realtime timeout", Resource::RtTime, "us"),
     ];
-    let shown = |limit: u64| {
-        if limit == u64::MAX { String::from("unlimited") } else { alloc::format!("{limit}") }
+    let shown = |limit: u64| match limit {
+        u64::MAX => Line::of(b"unlimited"),
+        limit => Line::of_number(limit),
     };
     writeln!(out, "{:<25} {:<20} {:<20} {:<10}", "Limit", "Soft Limit", "Hard Limit", "Units");
     for (title, resource, unit) in ROWS {
         let limit = process.limit(resource);
-        writeln!(out, "{title:<25} {:<20} {:<20} {unit:<10}", shown(limit.soft), shown(limit.hard));
+        let mut line = Line::of(title.as_bytes());
+        for (column, part) in
+            [(26, shown(limit.soft)), (47, shown(limit.hard)), (68, Line::of(unit.as_bytes()))]
+        {
+            line.pad(column);
+            line.push(part.bytes());
+        }
+        line.pad(78);
+        line.push(b"\n");
+        out.push(line.bytes());
     }
 }

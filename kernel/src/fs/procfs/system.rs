@@ -32,7 +32,10 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
         }
         Ok(())
     });
-    root.constant("version", alloc::format!("{} version {} {}", uts::SYSTEM, uts::RELEASE, uts::VERSION));
+    root.file("version", |out| {
+        writeln!(out, "{} version {} {}", uts::SYSTEM, uts::RELEASE, uts::VERSION);
+        Ok(())
+    });
     root.file("cmdline", |out| {
         writeln!(out, "{}", machine::get().map_or("", |machine| machine.command_line));
         Ok(())
@@ -206,7 +209,7 @@ fn uptime(out: &mut Text) -> Result<()> {
 fn devices(out: &mut Text) -> Result<()> {
     for (title, kind) in [("Character", NodeKind::CharDevice), ("\nBlock", NodeKind::BlockDevice)] {
         writeln!(out, "{title} devices:");
-        for (major, name) in device::list(kind) {
+        for (major, name) in device::list(kind)? {
             writeln!(out, "{major:3} {name}");
         }
     }

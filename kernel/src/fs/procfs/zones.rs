@@ -2,15 +2,14 @@
 //!
 //! There is one zone per node, "Normal", shown while it has memory; migratetypes are the owner classes whose frames a pageblock holds.
 
-use alloc::string::String;
-use alloc::vec::Vec;
+use core::fmt::{self, Display, Formatter};
 
 use freehold_buddy::{ORDERS, ZoneInfo};
 use freehold_collections::Arc;
 use freehold_frame::Owner;
 
 use super::vmstat;
-use crate::fs::generated::Text;
+use crate::fs::generated::{Line, Text};
 use crate::fs::pseudo::PseudoDir;
 use crate::{Result, mem, sched};
 
@@ -24,19 +23,18 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
 
 /// Put extfrag's two files into `dir`.
 pub fn fill_extfrag(dir: &Arc<PseudoDir>) {
-    let thousandths = |value: i64| alloc::format!("{}.{:03} ", value / 1000, (value % 1000).abs());
-    dir.file("unusable_index", move |out| {
-        by_order(out, |zone, order| thousandths(zone.unusable_index(order) as i64))
-    });
-    dir.file("extfrag_index", move |out| {
-        by_order(out, |zone, order| alloc::format!("{:>7}", thousandths(zone.fragmentation_index(order))))
-    });
+    dir.file("unusable_index", |out| by_order(out, 0, |zone, order| zone.unusable_index(order) as i64));
+    dir.file("extfrag_index", |out| by_order(out, 7, ZoneInfo::fragmentation_index));
 }
 
-fn by_order(out: &mut Text, show: impl Fn(&ZoneInfo, usize) -> String) -> Result<()> {
+/// Writes a line for each zone, with thousandths in at least `width` columns for each order.
+fn by_order(out: &mut Text, width: usize, value: impl Fn(&ZoneInfo, usize) -> i64) -> Result<()> {
     for zone in zones() {
         write!(out, "Node {}, zone {:>8} ", zone.node.0, "Normal");
-        (0..ORDERS).for_each(|order| write!(out, "{}", show(&zone, order)));
+        for value in (0..ORDERS).map(|order| value(&zone, order)) {
+            let thousandths = format_args!("{}.{:03} ", value / 1000, (value % 1000).abs());
+            out.push(right(thousandths, width).bytes());
+        }
         out.push(b"\n");
     }
     Ok(())
@@ -47,13 +45,27 @@ fn zones() -> impl Iterator<Item = ZoneInfo> {
     mem::frames().zone_info().filter(|zone| zone.present > 0)
 }
 
-fn counts(values: &[u64]) -> String {
-    values.iter().map(|value| alloc::format!("{value:>6} ")).collect()
+/// What `text` displays, with blanks before it in at least `width` columns.
+fn right(text: impl Display, width: usize) -> Line {
+    let text = Line::displaying(text);
+    let mut line = Line::new();
+    line.pad(width.saturating_sub(text.bytes().len()));
+    line.push(text.bytes());
+    line
+}
+
+/// Displays each value in six columns and a blank.
+struct Counts<'a>(&'a [u64]);
+
+impl Display for Counts<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|value| write!(f, "{value:>6} "))
+    }
 }
 
 fn buddyinfo(out: &mut Text) -> Result<()> {
     for zone in zones() {
-        writeln!(out, "Node {}, zone {:>8} {}", zone.node.0, "Normal", counts(&zone.free_blocks));
+        writeln!(out, "Node {}, zone {:>8} {}", zone.node.0, "Normal", Counts(&zone.free_blocks));
     }
     Ok(())
 }
@@ -98,17 +110,21 @@ fn first_frame(node: freehold_machine::NodeId) -> u64 {
 }
 
 fn pagetypeinfo(out: &mut Text) -> Result<()> {
-    let orders = (0..ORDERS as u64).collect::<Vec<_>>();
+    let orders: [u64; ORDERS] = core::array::from_fn(|order| order as u64);
     for zone in zones() {
         let node = zone.node.0;
         writeln!(out, "Page block order: 9\nPages per block:  512\n");
-        writeln!(out, "{:<43} {}", "Free pages count per migrate type at order", counts(&orders));
+        writeln!(out, "{:<43} {}", "Free pages count per migrate type at order", Counts(&orders));
         for owner in Owner::ALL {
-            let (free, name) = (&zone.free_by_class[owner as usize], alloc::format!("{owner:?}"));
-            writeln!(out, "Node {node:>4}, zone {:>8}, type {name:>12} {}", "Normal", counts(free));
+            write!(out, "Node {node:>4}, zone {:>8}, type ", "Normal");
+            out.push(right(format_args!("{owner:?}"), 12).bytes());
+            writeln!(out, " {}", Counts(&zone.free_by_class[owner as usize]));
         }
         write!(out, "\n{:<23}", "Number of blocks type ");
-        Owner::ALL.iter().for_each(|owner| write!(out, "{:>12} ", alloc::format!("{owner:?}")));
+        for owner in Owner::ALL {
+            out.push(right(format_args!("{owner:?}"), 12).bytes());
+            out.push(b" ");
+        }
         write!(out, "\nNode {node}, zone {:>8} ", "Normal");
         zone.pageblocks.iter().for_each(|count| write!(out, "{count:>12} "));
         writeln!(out, "\n");

@@ -1,7 +1,5 @@
 //! /sys/devices/system/cpu: which CPUs there are, how they belong together, and their caches.
 
-use alloc::format;
-use alloc::string::String;
 use core::arch::x86_64::__cpuid_count;
 
 use freehold_collections::Arc;
@@ -25,17 +23,17 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &Topology) {
     cpus.constant("online", list(online.0));
     cpus.constant("offline", "");
     cpus.constant("isolated", "");
-    cpus.constant("kernel_max", format!("{KERNEL_MAX}"));
+    cpus.constant("kernel_max", KERNEL_MAX);
     let weaknesses = cpus.dirs("vulnerabilities");
     for (name, text) in freehold_arch::speculation::files() {
-        weaknesses.constant(name, format!("{text}"));
+        weaknesses.constant(name, text);
     }
     for cpu in online.iter() {
         let number = usize::from(cpu.0);
         let own = 1 << number;
-        let dir = cpus.dirs(&format!("cpu{number}"));
+        let dir = cpus.dirs(format_args!("cpu{number}"));
         let place = dir.dirs("topology");
-        place.constant("core_id", format!("{number}"));
+        place.constant("core_id", number);
         place.constant("cluster_id", "-1");
         place.constant("die_id", "0");
         place.constant("physical_package_id", "0");
@@ -47,11 +45,11 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &Topology) {
             ("die_cpus", all),
         ] {
             place.constant(name, mask(set, count));
-            place.constant(&format!("{name}_list"), list(set));
+            place.constant(format_args!("{name}_list"), list(set));
         }
         caches(&dir, own, all, count);
         let node = topology.node_of_cpu(cpu).0;
-        dir.link(&format!("node{node}"), &format!("../../node/node{node}"));
+        dir.link(format_args!("node{node}"), format_args!("../../node/node{node}"));
         dir.constant("crash_notes_size", "0");
     }
 }
@@ -79,17 +77,19 @@ fn caches(cpu: &Arc<PseudoDir>, own: u64, all: u64, count: usize) {
         let sets = u64::from(found.ecx) + 1;
         let is_shared = found.eax >> 14 & 0xfff != 0;
         let sharers = if is_shared { all } else { own };
-        let dir = cpu.dirs(&format!("cache/index{index}"));
-        let number = |value: u64| -> String { format!("{value}") };
-        dir.constant("level", number(u64::from(found.eax >> 5 & 7)));
+        let dir = cpu.dirs(format_args!("cache/index{index}"));
+        dir.constant("level", found.eax >> 5 & 7);
         dir.constant("type", kind);
-        dir.constant("size", format!("{}K", line * partitions * ways * sets / 1024));
-        dir.constant("coherency_line_size", number(line));
-        dir.constant("physical_line_partition", number(partitions));
-        dir.constant("ways_of_associativity", number(ways));
-        dir.constant("number_of_sets", number(sets));
+        dir.file("size", move |out| {
+            writeln!(out, "{}K", line * partitions * ways * sets / 1024);
+            Ok(())
+        });
+        dir.constant("coherency_line_size", line);
+        dir.constant("physical_line_partition", partitions);
+        dir.constant("ways_of_associativity", ways);
+        dir.constant("number_of_sets", sets);
         dir.constant("shared_cpu_map", mask(sharers, count));
         dir.constant("shared_cpu_list", list(sharers));
-        dir.constant("id", number(if is_shared { 0 } else { u64::from(own.trailing_zeros()) }));
+        dir.constant("id", if is_shared { 0 } else { own.trailing_zeros() });
     }
 }

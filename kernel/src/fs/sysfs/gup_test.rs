@@ -4,15 +4,12 @@
 //! here: who looks for a moment holds the frame, whichever it is called. There is one long session at a time, in the whole
 //! system; closing any descriptor of the file ends it.
 
-use alloc::vec::Vec;
-
 use freehold_bounce::Original;
-use freehold_collections::{Arc, Receiver, reserve};
+use freehold_collections::{Arc, Receiver, Vec, reserve};
 use freehold_machine::PAGE_SIZE;
 use freehold_vm::{LongTerm, Purpose, ReadOnly, ReadWrite, Rule, Term, Transient};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::fallible::Grow as _;
 use crate::fs::clock;
 use crate::fs::file::File;
 use crate::fs::flags::OpenFlags;
@@ -123,14 +120,14 @@ fn measure<T: Term, P: Purpose>(wish: &mut Measurement, way: PinWay) -> Result<(
     let per_call = per_call.ok_or(Errno::EINVAL)? as u64;
     let end = wish.address.checked_add(wish.size).ok_or(Errno::EINVAL)?;
     let mut runs: Vec<PinnedRun<P>> = Vec::new();
-    runs.make_exact_room(wish.size.div_ceil(per_call) as usize)?;
+    runs.try_reserve_exact(wish.size.div_ceil(per_call) as usize)?;
     let begun = time::now();
     let mut at = wish.address;
     while at < end {
         let length = per_call.min(end - at);
         let Ok(run) = PinnedRun::by::<T>(&space, at, length as usize, Rule::Asked, way) else { break };
         let pinned = run.len() as u64;
-        runs.push(run);
+        runs.push_reserved(run);
         at += pinned;
         if pinned < length {
             break;
@@ -170,7 +167,7 @@ struct GupTest {
 /// Put it into `dir`.
 pub(super) fn fill(dir: &Arc<PseudoDir>) {
     let identity = Identity { device: dir.identity().device, inode: new_inode() };
-    dir.add(b"gup_test", reserve::arc(GupTest { identity, made: clock::now(), session: Mutex::new(None) }));
+    dir.add("gup_test", reserve::arc(GupTest { identity, made: clock::now(), session: Mutex::new(None) }));
 }
 
 impl Node for GupTest {

@@ -1,7 +1,5 @@
 //! The rest of /sys: parameters of the memory manager, clocks, disks.
 
-use alloc::format;
-
 use freehold_bounce::{Dma, Statistics, Usage};
 use freehold_collections::Arc;
 
@@ -43,11 +41,14 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
 /// The disks, once they are known.
 pub(super) fn fill_disks(root: &Arc<PseudoDir>) {
     for (place, (name, number, size)) in crate::block::list().enumerate() {
-        let name = format!("{}", name.escape_ascii());
+        let name = name.escape_ascii();
         let (major, minor) = split_device(number);
-        let disk = root.dirs(&format!("block/{name}"));
-        disk.constant("dev", format!("{major}:{minor}"));
-        disk.constant("size", format!("{}", size / 512));
+        let disk = root.dirs(format_args!("block/{name}"));
+        disk.file("dev", move |out| {
+            writeln!(out, "{major}:{minor}");
+            Ok(())
+        });
+        disk.constant("size", size / 512);
         disk.constant("removable", "0");
         let queue = disk.dirs("queue");
         queue.constant("logical_block_size", "512");
@@ -56,8 +57,8 @@ pub(super) fn fill_disks(root: &Arc<PseudoDir>) {
         if let Some(disk) = host::disks().get(place) {
             queue.generated("io_timeout", 0o644, IoTimeout(disk.clone()));
         }
-        root.dirs("class/block").link(&name, &format!("../../block/{name}"));
-        root.dirs("dev/block").link(&format!("{major}:{minor}"), &format!("../../block/{name}"));
+        root.dirs("class/block").link(&name, format_args!("../../block/{name}"));
+        root.dirs("dev/block").link(format_args!("{major}:{minor}"), format_args!("../../block/{name}"));
     }
 }
 

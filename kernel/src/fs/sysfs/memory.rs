@@ -6,8 +6,6 @@
 //! A block of memory that is there for ever can be taken offline by hand (`state`), if it is whole pageblocks of one node and all that is
 //! in it can be moved elsewhere; and online again.
 
-use alloc::format;
-
 use freehold_collections::Arc;
 use freehold_machine::topology::Presence;
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PfnRange, Topology};
@@ -76,11 +74,17 @@ impl Generate for State {
 pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
     const { assert!(BLOCK_FRAMES.is_multiple_of(PAGEBLOCK_FRAMES)) };
     let memory = root.dirs("devices/system/memory");
-    memory.constant("block_size_bytes", format!("{BLOCK:x}"));
+    memory.file("block_size_bytes", |out| {
+        writeln!(out, "{BLOCK:x}");
+        Ok(())
+    });
     memory.constant("auto_online_blocks", "online");
     for block in blocks_of(topology, None) {
-        let dir = memory.dirs(&format!("memory{block}"));
-        dir.constant("phys_index", format!("{block:08x}"));
+        let dir = memory.dirs(format_args!("memory{block}"));
+        dir.file("phys_index", move |out| {
+            writeln!(out, "{block:08x}");
+            Ok(())
+        });
         dir.constant("phys_device", "0");
         dir.file("online", move |out| {
             writeln!(out, "{}", u8::from(is_online(topology, block)));
@@ -96,7 +100,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
             let first = range.frames.start.0 / BLOCK_FRAMES;
             if (first..range.frames.end.0.div_ceil(BLOCK_FRAMES)).contains(&block) {
                 let node = range.node.0;
-                dir.link(&format!("node{node}"), &format!("../../node/node{node}"));
+                dir.link(format_args!("node{node}"), format_args!("../../node/node{node}"));
             }
         }
     }

@@ -1,9 +1,5 @@
 //! /sys/devices/system/node: memory and CPUs of each node, distances, memory-side caches.
 
-use alloc::format;
-use alloc::string::String;
-use alloc::vec::Vec;
-
 use freehold_collections::Arc;
 use freehold_firmware::{AccessCost, Performance};
 use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
@@ -21,7 +17,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
     let count = topology.node_count();
     let all = (1u64 << count) - 1;
     let nodes = root.dirs("devices/system/node");
-    let with = |test: &dyn Fn(NodeId) -> bool| -> String {
+    let with = |test: &dyn Fn(NodeId) -> bool| {
         list((0..count).filter(|&node| test(NodeId(node as u8))).fold(0, |set, node| set | 1 << node))
     };
     nodes.constant("possible", list(all));
@@ -35,28 +31,33 @@ pub(super) fn fill(root: &Arc<PseudoDir>, topology: &'static Topology) {
         });
     }
     for node in (0..count).map(|node| NodeId(node as u8)) {
-        let dir = nodes.dirs(&format!("node{}", node.0));
+        let dir = nodes.dirs(format_args!("node{}", node.0));
         let cpus = cpus_of(topology, node);
         let cpu_count = sched::online().len();
         dir.constant("cpumap", mask(cpus, cpu_count));
         dir.constant("cpulist", list(cpus));
-        let distances: Vec<String> =
-            (0..count).map(|other| format!("{}", topology.distance(node, NodeId(other as u8)))).collect();
-        dir.constant("distance", distances.join(" "));
+        dir.file("distance", move |out| {
+            for other in 0..count {
+                let blank = if other == 0 { "" } else { " " };
+                write!(out, "{blank}{}", topology.distance(node, NodeId(other as u8)));
+            }
+            out.push(b"\n");
+            Ok(())
+        });
         dir.file("meminfo", move |out| node_meminfo(out, node));
         dir.file("vmstat", move |out| node_vmstat(out, node));
         dir.file("numastat", move |out| numastat(out, node));
         for cache in topology.near_caches(node) {
-            near_cache(&dir.dirs(&format!("memory_side_cache/index{}", cache.level)), cache);
+            near_cache(&dir.dirs(format_args!("memory_side_cache/index{}", cache.level)), cache);
         }
         if let Some(machine) = machine::get() {
             access(&dir, topology, &machine.firmware.performance, node);
         }
         for cpu in (0..64).filter(|cpu| cpus >> cpu & 1 != 0) {
-            dir.link(&format!("cpu{cpu}"), &format!("../../cpu/cpu{cpu}"));
+            dir.link(format_args!("cpu{cpu}"), format_args!("../../cpu/cpu{cpu}"));
         }
         for block in blocks_of(topology, Some(node)) {
-            dir.link(&format!("memory{block}"), &format!("../../memory/memory{block}"));
+            dir.link(format_args!("memory{block}"), format_args!("../../memory/memory{block}"));
         }
     }
 }
@@ -75,14 +76,14 @@ fn access(dir: &Arc<PseudoDir>, topology: &Topology, performance: &Performance, 
     let Some(best) = initiators.min_by_key(|&from| topology.distance(from, node)) else { return };
     let cost = performance.cost(best, node);
     let dir = dir.dirs("access0/initiators");
-    dir.link(&format!("node{}", best.0), &format!("../../../node{}", best.0));
+    dir.link(format_args!("node{}", best.0), format_args!("../../../node{}", best.0));
     for (name, value) in [
         ("read_latency", cost.read_latency.div_ceil(1000)),
         ("write_latency", cost.write_latency.div_ceil(1000)),
         ("read_bandwidth", cost.read_bandwidth),
         ("write_bandwidth", cost.write_bandwidth),
     ] {
-        dir.constant(name, format!("{value}"));
+        dir.constant(name, value);
     }
 }
 
@@ -103,9 +104,9 @@ fn near_cache(dir: &Arc<PseudoDir>, cache: &NearCache) {
         AddressMode::Transparent => 0,
         AddressMode::ExtendedLinear => 1,
     };
-    dir.constant("size", format!("{}", cache.size));
-    dir.constant("line_size", format!("{}", cache.line_size));
-    dir.constant("indexing", format!("{indexing}"));
-    dir.constant("write_policy", format!("{policy}"));
-    dir.constant("address_mode", format!("{mode}"));
+    dir.constant("size", cache.size);
+    dir.constant("line_size", cache.line_size);
+    dir.constant("indexing", indexing);
+    dir.constant("write_policy", policy);
+    dir.constant("address_mode", mode);
 }

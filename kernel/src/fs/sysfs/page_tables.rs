@@ -1,7 +1,7 @@
 //! /sys/kernel/debug/page_tables: what each node's root maps in the kernel half, in Linux' form.
 
 use freehold_arch::X86;
-use freehold_collections::{Arc, try_format};
+use freehold_collections::Arc;
 use freehold_machine::{Machine as _, NodeId};
 
 use crate::Result;
@@ -13,8 +13,7 @@ pub(super) fn fill(debug: &Arc<PseudoDir>) {
     let dir = debug.dir(b"page_tables");
     for node in (0..X86.node_count() as u8).map(NodeId) {
         let show = move |out: &mut Text| show(node, out);
-        let name = try_format!("node{}", node.0).expect("memory is there at the start");
-        dir.generated(&name, 0o400, show);
+        dir.generated(format_args!("node{}", node.0), 0o400, show);
     }
 }
 

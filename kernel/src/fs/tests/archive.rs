@@ -1,7 +1,7 @@
 //! The initramfs parser, honest and hostile.
 
-use alloc::format;
-use alloc::vec::Vec;
+use std::format;
+use std::vec::Vec;
 
 use proptest::prelude::*;
 

@@ -1,7 +1,7 @@
 //! Descriptor tables.
 
-use alloc::sync::Arc;
-use alloc::vec::Vec;
+use std::sync::Arc;
+use std::vec::Vec;
 
 use super::World;
 use crate::Errno;

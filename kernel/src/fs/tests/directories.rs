@@ -1,9 +1,9 @@
 //! Directories of a tmpfs.
 
-use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::format;
-use alloc::string::String;
-use alloc::vec::Vec;
+use std::collections::{BTreeMap, BTreeSet};
+use std::format;
+use std::string::String;
+use std::vec::Vec;
 
 use proptest::prelude::*;
 

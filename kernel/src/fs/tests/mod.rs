@@ -7,7 +7,8 @@ mod plain;
 mod regular_files;
 mod walking;
 
-use alloc::sync::Arc;
+use std::sync::Arc;
+use std::vec::Vec;
 
 pub(super) use plain::PlainSource;
 
@@ -74,5 +75,4 @@ impl World {
     }
 }
 
-use alloc::vec;
-use alloc::vec::Vec;
+use std::vec;

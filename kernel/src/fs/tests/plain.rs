@@ -1,10 +1,10 @@
 //! Contents in plain memory, page by page, as the kernel's are in frames.
 
-use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
-use alloc::vec;
-use alloc::vec::Vec;
 use core::ops::Range;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::vec;
+use std::vec::Vec;
 
 use crate::fs::content::{Content, ContentSource, Punch};
 use crate::sync::SpinLock;

@@ -1,6 +1,6 @@
 //! Regular files of a tmpfs.
 
-use alloc::vec;
+use std::vec;
 
 use super::World;
 use crate::Errno;

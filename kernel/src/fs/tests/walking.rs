@@ -1,6 +1,6 @@
 //! Path resolution.
 
-use alloc::sync::Arc;
+use std::sync::Arc;
 
 use super::World;
 use crate::Errno;
@@ -13,11 +13,11 @@ use crate::fs::walk::{Final, Walk};
 
 fn text(world: &World, path: &str) -> Result<String, Errno> {
     let place = world.walk().find(path.as_bytes(), Final::Follow)?;
-    Ok(String::from_utf8(place.display(&world.root).unwrap()).unwrap())
+    Ok(String::from_utf8(place.display(&world.root).unwrap().to_vec()).unwrap())
 }
 
-use alloc::format;
-use alloc::string::String;
+use std::format;
+use std::string::String;
 
 /// Dots, slashes and the root's parent lead where POSIX says.
 #[test]
@@ -161,7 +161,7 @@ fn displayed_paths_follow_renames() {
     world.make_dir("/a/b");
     world.write("/a/b/f", "x");
     let file = world.open("/a/b/f", OpenFlags::empty()).unwrap();
-    let show = || String::from_utf8(file.path().unwrap().display(&world.root).unwrap()).unwrap();
+    let show = || String::from_utf8(file.path().unwrap().display(&world.root).unwrap().to_vec()).unwrap();
     let walk = world.walk();
     names::rename(&walk, b"/a", &walk, b"/c", Default::default()).unwrap();
     assert_eq!(show(), "/c/b/f");

@@ -1,13 +1,11 @@
 //! What a node of memory, a tmpfs' or a secret one, has besides its bytes or names.
 
-use alloc::vec::Vec;
-
-use freehold_collections::{Map, WipedBytes};
+use freehold_collections::{Map, Vec, WipedBytes};
 
 use super::PAGE;
 use crate::fs::clock::now;
 use crate::fs::node::{Identity, Metadata, NewNode, NodeKind, SetMetadata, Timestamp, XattrSet};
-use crate::{Errno, Result, fallible};
+use crate::{Errno, Result};
 
 /// Largest value of one extended attribute (linux/limits.h XATTR_SIZE_MAX).
 const XATTR_SIZE_MAX: usize = 65536;
@@ -90,7 +88,7 @@ impl Attributes {
     }
 
     pub fn xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
-        fallible::to_vec(self.xattrs.get(name).ok_or(Errno::ENODATA)?)
+        Ok(Vec::try_from_slice(self.xattrs.get(name).ok_or(Errno::ENODATA)?)?)
     }
 
     pub fn set_xattr(&mut self, name: &[u8], value: &[u8], how: XattrSet) -> Result<()> {
@@ -106,7 +104,7 @@ impl Attributes {
         if total + name.len() + value.len() > XATTR_TOTAL_MAX {
             return Err(Errno::ENOSPC);
         }
-        self.xattrs.try_insert(fallible::to_vec(name)?, WipedBytes::try_from_slice(value)?)?;
+        self.xattrs.try_insert(Vec::try_from_slice(name)?, WipedBytes::try_from_slice(value)?)?;
         self.changed = now();
         Ok(())
     }
@@ -120,8 +118,8 @@ impl Attributes {
     pub fn xattr_names(&self) -> Result<Vec<u8>> {
         let mut names = Vec::new();
         for name in self.xattrs.keys() {
-            fallible::extend(&mut names, name)?;
-            fallible::push(&mut names, 0)?;
+            names.try_extend_from_slice(name)?;
+            names.try_push(0)?;
         }
         Ok(names)
     }

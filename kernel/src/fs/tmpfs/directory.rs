@@ -106,22 +106,22 @@ impl Directory {
         if self.contains(name) { Err(Errno::EEXIST) } else { Ok(()) }
     }
 
-    /// Add a name that is free.
+    /// Add a name that is free. Returns it as it is kept.
     ///
     /// # Errors
     /// `ENOMEM`; the directory is as it was.
-    pub fn insert(&mut self, name: &[u8], node: Arc<TmpNode>) -> Result<()> {
+    pub fn insert(&mut self, name: &[u8], node: Arc<TmpNode>) -> Result<Arc<[u8]>> {
         let name: Arc<[u8]> = reserve::slice(name);
         let position = self.next_position;
         self.next_position += 1;
         let names = self.names();
         let listed = Listed { name: name.clone(), inode: node.inode, kind: node.kind };
         names.by_position.try_insert(position, listed)?;
-        if names.by_name.try_insert(name, Entry { node, position }).is_err() {
+        if names.by_name.try_insert(name.clone(), Entry { node, position }).is_err() {
             names.by_position.remove(&position);
             return Err(Errno::ENOMEM);
         }
-        Ok(())
+        Ok(name)
     }
 
     /// Take a name away.
@@ -132,14 +132,14 @@ impl Directory {
         Ok(entry.node)
     }
 
-    /// Let a name lead to another node, at the same position.
-    pub fn replace(&mut self, name: &[u8], node: Arc<TmpNode>) -> Result<Arc<TmpNode>> {
+    /// Let a name lead to another node, at the same position. Returns the name as it is kept.
+    pub fn replace(&mut self, name: &[u8], node: Arc<TmpNode>) -> Result<Arc<[u8]>> {
         let names = self.names();
         let entry = names.by_name.get_mut(name).ok_or(Errno::ENOENT)?;
-        if let Some(listed) = names.by_position.get_mut(&entry.position) {
-            (listed.inode, listed.kind) = (node.inode, node.kind);
-        }
-        Ok(core::mem::replace(&mut entry.node, node))
+        let listed = names.by_position.get_mut(&entry.position).ok_or(Errno::ENOENT)?;
+        (listed.inode, listed.kind) = (node.inode, node.kind);
+        entry.node = node;
+        Ok(listed.name.clone())
     }
 
     /// Shows `emit` up to `most` entries from `position` on, each with its position, until it says no. The position behind the last
@@ -165,7 +165,7 @@ impl Directory {
 
 #[cfg(test)]
 mod tests {
-    use alloc::sync::Arc;
+    use std::sync::Arc;
 
     use freehold_collections::inject::each_fails;
 

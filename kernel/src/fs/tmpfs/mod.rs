@@ -14,8 +14,7 @@ mod directory;
 mod node;
 mod regular;
 
-use alloc::format;
-use alloc::string::String;
+use core::fmt;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, reserve};
@@ -250,10 +249,10 @@ impl FileSystem for TmpFs {
         }
     }
 
-    fn options(&self) -> String {
+    fn show_options(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         match self.shared.max_held.load(Ordering::Relaxed) {
-            limit if limit >= self.shared.contents.capacity() => String::new(),
-            limit => format!(",size={}k", limit / 1024),
+            limit if limit >= self.shared.contents.capacity() => Ok(()),
+            limit => write!(out, ",size={}k", limit / 1024),
         }
     }
 

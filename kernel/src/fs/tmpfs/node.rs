@@ -1,11 +1,10 @@
 //! An inode of a tmpfs.
 
-use alloc::vec::Vec;
 use core::any::Any;
 use core::sync::atomic::Ordering;
 
 use freehold_collections::{
-    Arc, Receiver, Weak,
+    Arc, Receiver, Vec, Weak,
     reserve::{self, ArcMethods},
 };
 
@@ -20,7 +19,7 @@ use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presen
 use crate::fs::text::TextUse;
 use crate::sync::SpinLock;
 use crate::user::{Sink, Source};
-use crate::{Errno, Result, fallible};
+use crate::{Errno, Result};
 
 /// What an entry counts in a directory's size (Linux' BOGO_DIRENT_SIZE).
 const ENTRY_SIZE: u64 = 20;
@@ -30,7 +29,7 @@ const LISTED_AT_ONCE: usize = 64;
 /// Where a directory is. Weak: the parent holds the child.
 struct Whereabouts {
     parent: Weak<TmpNode>,
-    name: Vec<u8>,
+    name: Arc<[u8]>,
     presence: Presence,
 }
 
@@ -124,10 +123,9 @@ impl TmpNode {
     }
 
     /// The directory `self` now holds `child` as `name`.
-    fn adopt(&self, child: &TmpNode, name: &[u8]) {
+    fn adopt(&self, child: &TmpNode, name: Arc<[u8]>) {
         if let Body::Directory { place, .. } = &child.body {
-            let whereabouts =
-                Whereabouts { parent: self.me.clone(), name: name.to_vec(), presence: Presence::Linked };
+            let whereabouts = Whereabouts { parent: self.me.clone(), name, presence: Presence::Linked };
             *place.lock() = Some(whereabouts);
         }
     }
@@ -135,7 +133,7 @@ impl TmpNode {
     fn add(&self, name: &[u8], child: Arc<TmpNode>) -> Result<Arc<dyn Node>> {
         let mut names = self.names()?.lock();
         names.check_free(name)?;
-        names.insert(name, child.clone())?;
+        let name = names.insert(name, child.clone())?;
         self.adopt(&child, name);
         child.attributes.lock().links += if child.is_directory() { 2 } else { 1 };
         self.entries_changed(if child.is_directory() { 1 } else { 0 });
@@ -276,7 +274,7 @@ impl Node for TmpNode {
 
     fn symlink(&self, name: &[u8], target: &[u8], new: &NewNode) -> Result<Arc<dyn Node>> {
         let new = NewNode { kind: NodeKind::Symlink, ..*new };
-        self.add(name, TmpNode::with_body(&self.shared, &new, Body::Symlink(fallible::to_vec(target)?))?)
+        self.add(name, TmpNode::with_body(&self.shared, &new, Body::Symlink(Vec::try_from_slice(target)?))?)
     }
 
     fn link(&self, name: &[u8], node: &Arc<dyn Node>) -> Result<()> {
@@ -370,10 +368,8 @@ impl Node for TmpNode {
             if victim.is_directory() && victim.is_above(&self.me()) {
                 return Err(Errno::EINVAL);
             }
-            from.replace(name, victim.clone())?;
-            to.replace(new_name, moving.clone())?;
-            self.adopt(&victim, name);
-            other.adopt(&moving, new_name);
+            self.adopt(&victim, from.replace(name, victim.clone())?);
+            other.adopt(&moving, to.replace(new_name, moving.clone())?);
             let gained = i32::from(victim.is_directory()) - i32::from(moving.is_directory());
             self.entries_changed(gained);
             other.entries_changed(-gained);
@@ -381,7 +377,7 @@ impl Node for TmpNode {
             return Ok(());
         }
         let mut replaced = 0;
-        if let Some(victim) = &victim {
+        let new_name = if let Some(victim) = &victim {
             if victim.inode == moving.inode {
                 return Ok(());
             }
@@ -390,12 +386,13 @@ impl Node for TmpNode {
                 return Err(Errno::ENOTEMPTY);
             }
             TmpNode::yield_to(victim, &moving)?;
-            to.replace(new_name, moving.clone())?;
+            let new_name = to.replace(new_name, moving.clone())?;
             victim.lose_name();
             replaced = i32::from(victim.is_directory());
+            new_name
         } else {
-            to.insert(new_name, moving.clone())?;
-        }
+            to.insert(new_name, moving.clone())?
+        };
         from.remove(name)?;
         other.adopt(&moving, new_name);
         let moved = i32::from(moving.is_directory());
@@ -411,7 +408,7 @@ impl Node for TmpNode {
         match &self.body {
             Body::Symlink(target) => {
                 self.attributes.lock().was_read();
-                Ok(target.clone())
+                Ok(target.try_clone()?)
             }
             _ => Err(Errno::EINVAL),
         }
@@ -444,23 +441,22 @@ impl TmpNode {
         }
         if flags.contains(RenameFlags::EXCHANGE) {
             let victim = victim.ok_or(Errno::ENOENT)?;
-            names.replace(name, victim.clone())?;
-            names.replace(new_name, moving.clone())?;
-            self.adopt(&victim, name);
-            self.adopt(&moving, new_name);
+            self.adopt(&victim, names.replace(name, victim.clone())?);
+            self.adopt(&moving, names.replace(new_name, moving.clone())?);
             self.entries_changed(0);
             return Ok(());
         }
-        match &victim {
+        let new_name = match &victim {
             Some(victim) if victim.inode == moving.inode => return Ok(()),
             Some(victim) => {
                 TmpNode::yield_to(victim, &moving)?;
-                names.replace(new_name, moving.clone())?;
+                let new_name = names.replace(new_name, moving.clone())?;
                 victim.lose_name();
                 self.entries_changed(-i32::from(victim.is_directory()));
+                new_name
             }
             None => names.insert(new_name, moving.clone())?,
-        }
+        };
         names.remove(name)?;
         self.adopt(&moving, new_name);
         self.entries_changed(0);

@@ -1,7 +1,6 @@
 //! set_mempolicy, get_mempolicy, mbind. Nodes that have no memory when a policy is set are left out of it, as on Linux.
 
-use alloc::vec::Vec;
-
+use freehold_collections::Vec;
 use freehold_frame::NodeSet;
 use freehold_machine::{NodeId, PAGE_SIZE, VirtAddr};
 use freehold_vm::{Access, PageNode, Policy, PolicyMode, Protection};

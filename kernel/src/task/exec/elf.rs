@@ -3,13 +3,11 @@
 //! The file is a stranger's: every number is checked before it is used, so that what comes out of here can be
 //! mapped as it stands.
 
-use alloc::vec::Vec;
-
+use freehold_collections::Vec;
 use object::LittleEndian as LE;
 use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader};
 
-use crate::fallible::Grow as _;
 use crate::hw::PAGE;
 use crate::{Errno, Result};
 
@@ -43,7 +41,7 @@ pub struct Segment {
 }
 
 /// Everything that loading needs to know.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub struct Plan {
     /// Fixed or not.
     pub kind: Kind,
@@ -113,7 +111,7 @@ pub fn plan(first: &[u8], table: &[u8]) -> Result<Plan> {
         stack: StackRights::Data,
         alignment: PAGE,
     };
-    plan.segments.make_exact_room(count)?;
+    plan.segments.try_reserve_exact(count)?;
     let table_offset = header.e_phoff.get(LE);
     for program in headers {
         match program.p_type(LE) {
@@ -164,7 +162,7 @@ fn add_segment(plan: &mut Plan, program: &elf::ProgramHeader64<LE>, table_offset
     if plan.headers == 0 && segment.offset <= table_offset && table_offset < file_end {
         plan.headers = segment.address + (table_offset - segment.offset);
     }
-    plan.segments.push(segment);
+    plan.segments.try_push(segment)?;
     Ok(())
 }
 
@@ -179,13 +177,15 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use std::vec::Vec;
+
     use proptest::prelude::*;
 
     use super::*;
 
     /// A file header and two program headers, as a linker writes them.
     fn sample() -> (Vec<u8>, Vec<u8>) {
-        let mut first = alloc::vec![0u8; 64];
+        let mut first = std::vec![0u8; 64];
         first[..8].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0]);
         first[16..20].copy_from_slice(&[3, 0, 62, 0]);
         first[20] = 1;

@@ -1,13 +1,13 @@
 //! The change itself: load the new program, end the other threads, change over.
 
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use freehold_arch::X86;
 use freehold_arch::user::{USER_END, UserContext};
 use freehold_collections::{
-    Arc,
+    Arc, Vec,
     reserve::{self, ArcMethods},
+    try_format,
 };
 use freehold_machine::{Entropy, VirtAddr};
 use freehold_vdso::AT_SYSINFO_EHDR;
@@ -27,7 +27,7 @@ use crate::task::inspect::{self, Dumpable};
 use crate::task::process::Process;
 use crate::task::signal::{Actions, AlternateStack};
 use crate::task::{Credentials, Resource, Task, current};
-use crate::{Errno, Result, fallible, sched, user};
+use crate::{Errno, Result, sched, user};
 
 use super::elf::{self, StackRights};
 use super::load::{Executable, Role};
@@ -100,7 +100,7 @@ pub struct Prepared {
 /// # Errors
 /// What execve(2) gives.
 pub fn load(process: &Process, mut request: Request) -> Result<Prepared> {
-    let shown = fallible::to_vec(&request.name)?;
+    let shown = Vec::try_from_slice(&request.name)?;
     let mut credentials = None;
     let mut head = [0; script::HEAD];
     for _ in 0..MAX_SCRIPTS {
@@ -108,8 +108,6 @@ pub fn load(process: &Process, mut request: Request) -> Result<Prepared> {
         let length = file.read_kernel(0, &mut head)?;
         let head = &head[..length];
         if let Some((interpreter, argument)) = script::interpreter(head) {
-            let (interpreter, argument) =
-                (fallible::to_vec(interpreter)?, argument.map(fallible::to_vec).transpose()?);
             request = interpreted(request, interpreter, argument)?;
             continue;
         }
@@ -121,17 +119,18 @@ pub fn load(process: &Process, mut request: Request) -> Result<Prepared> {
 }
 
 /// The request for a script's interpreter: its name, its argument, the script's name, the script's arguments.
-fn interpreted(request: Request, interpreter: Vec<u8>, argument: Option<Vec<u8>>) -> Result<Request> {
+fn interpreted(request: Request, interpreter: &[u8], argument: Option<&[u8]>) -> Result<Request> {
+    let name = Vec::try_from_slice(interpreter)?;
     let mut arguments = Strings::new();
-    arguments.push(&interpreter)?;
+    arguments.push(interpreter)?;
     if let Some(argument) = argument {
-        arguments.push(&argument)?;
+        arguments.push(argument)?;
     }
     arguments.push(&request.name)?;
     for text in request.arguments.iter().skip(1) {
         arguments.push(text)?;
     }
-    Ok(Request { arguments, environment: request.environment, ..Request::named(interpreter) })
+    Ok(Request { arguments, environment: request.environment, ..Request::named(name) })
 }
 
 fn open(process: &Process, request: &Request) -> Result<Arc<OpenFile>> {
@@ -277,10 +276,10 @@ fn assemble(
             stack_start: image.sp,
             arguments: image.arguments.clone(),
             environment: image.environment.clone(),
-            auxiliary: image.auxiliary,
+            auxiliary: Some(reserve::arc(image.auxiliary)),
         };
     });
-    let name = fallible::to_vec(shown.rsplit(|&byte| byte == b'/').next().unwrap_or(shown))?;
+    let name = Vec::try_from_slice(shown.rsplit(|&byte| byte == b'/').next().unwrap_or(shown))?;
     Ok(Prepared { space, entry, sp: image.sp, name, credentials: set_ids, readable })
 }
 
@@ -442,7 +441,7 @@ pub fn sys_execveat(context: &mut UserContext, args: &Args) -> Result<i64> {
         }
         let fd = args.fd(0);
         file = Some(files.get(fd)?);
-        name = alloc::format!("/dev/fd/{fd}").into_bytes();
+        name = try_format!("/dev/fd/{fd}")?.into_bytes();
     } else if name[0] != b'/' && args.fd(0) != AT_FDCWD {
         start = Some(files.get(args.fd(0))?.path().cloned().ok_or(Errno::ENOTDIR)?);
     }

@@ -1,13 +1,11 @@
 //! The first bytes on a new program's stack: argument and environment strings, the auxiliary vector, and the
 //! pointers to them (System V ABI, AMD64 supplement, 3.4.1).
 
-use alloc::vec::Vec;
 use core::ops::Range;
 
-use freehold_collections::WipedBytes;
+use freehold_collections::{Vec, WipedBytes};
 
 use super::strings::Strings;
-use crate::fallible::Grow as _;
 use crate::{Errno, Result};
 
 /// Auxiliary vector types.
@@ -77,33 +75,31 @@ pub fn build(top: u64, contents: &Contents<'_>) -> Result<Image> {
     let arguments_start = environment_start - arguments.bytes().len() as u64;
     let platform = arguments_start - PLATFORM.len() as u64;
     let random = (platform - 16) & !15;
-    let mut auxiliary = Vec::new();
-    auxiliary.make_exact_room(contents.auxiliary.len() + 4)?;
-    auxiliary.extend_from_slice(contents.auxiliary);
-    auxiliary.extend([(aux::RANDOM, random), (aux::EXECFN, name), (aux::PLATFORM, platform), (aux::NULL, 0)]);
+    let last = [(aux::RANDOM, random), (aux::EXECFN, name), (aux::PLATFORM, platform), (aux::NULL, 0)];
+    let mut auxiliary = Vec::try_with_capacity(contents.auxiliary.len() + last.len())?;
+    auxiliary.try_extend_from_slice(contents.auxiliary)?;
+    auxiliary.try_extend_from_slice(&last)?;
     let words = 1 + arguments.len() + 1 + environment.len() + 1 + 2 * auxiliary.len();
     let sp = random.checked_sub(8 * words as u64).ok_or(Errno::E2BIG)? & !15;
     let length = usize::try_from(top - sp).map_err(|_| Errno::E2BIG)?;
-    let mut bytes = Vec::new();
-    bytes.make_exact_room(length)?;
-    let mut word = |value: u64| bytes.extend_from_slice(&value.to_le_bytes());
-    word(arguments.len() as u64);
-    arguments.offsets().for_each(|offset| word(arguments_start + offset as u64));
-    word(0);
-    environment.offsets().for_each(|offset| word(environment_start + offset as u64));
-    word(0);
+    let mut bytes = Vec::try_with_capacity(length)?;
+    let mut word = |value: u64| bytes.try_extend_from_slice(&value.to_le_bytes());
+    word(arguments.len() as u64)?;
+    arguments.offsets().try_for_each(|offset| word(arguments_start + offset as u64))?;
+    word(0)?;
+    environment.offsets().try_for_each(|offset| word(environment_start + offset as u64))?;
+    word(0)?;
     for &(kind, value) in &auxiliary {
-        word(kind);
-        word(value);
+        word(kind)?;
+        word(value)?;
     }
-    bytes.resize((random - sp) as usize, 0);
-    bytes.extend_from_slice(&contents.random);
-    bytes.resize((platform - sp) as usize, 0);
-    bytes.extend_from_slice(PLATFORM);
-    bytes.extend_from_slice(arguments.bytes());
-    bytes.extend_from_slice(environment.bytes());
-    bytes.extend_from_slice(contents.name);
-    bytes.resize(length, 0);
+    bytes.try_resize((random - sp) as usize, 0)?;
+    bytes.try_extend_from_slice(&contents.random)?;
+    bytes.try_resize((platform - sp) as usize, 0)?;
+    for part in [PLATFORM, arguments.bytes(), environment.bytes(), contents.name] {
+        bytes.try_extend_from_slice(part)?;
+    }
+    bytes.try_resize(length, 0)?;
     Ok(Image {
         bytes: bytes.into(),
         sp,
@@ -115,6 +111,8 @@ pub fn build(top: u64, contents: &Contents<'_>) -> Result<Image> {
 
 #[cfg(test)]
 mod tests {
+    use std::vec::Vec;
+
     use super::*;
 
     #[test]

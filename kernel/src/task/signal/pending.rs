@@ -226,7 +226,7 @@ mod tests {
             pending.add(Signal::RT_MIN, SigInfo::user(Signal::RT_MIN, code::QUEUE, pid, 0), None).unwrap();
         }
         let all = SigSet(u64::MAX);
-        let order: alloc::vec::Vec<_> =
+        let order: std::vec::Vec<_> =
             core::iter::from_fn(|| pending.take(all)).map(|i| (i.number, i.sender())).collect();
         assert_eq!(order, [(10, 5), (32, 5), (32, 6)]);
         assert!(pending.set().is_empty());

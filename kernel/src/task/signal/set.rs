@@ -315,6 +315,6 @@ mod tests {
         assert_eq!(Signal::new(0), None);
         assert_eq!(Signal::new(65), None);
         assert_eq!(Signal::new(64), Some(Signal::MAX));
-        assert_eq!(SigSet::UNSTOPPABLE.iter().collect::<alloc::vec::Vec<_>>(), [Signal::KILL, Signal::STOP]);
+        assert_eq!(SigSet::UNSTOPPABLE.iter().collect::<std::vec::Vec<_>>(), [Signal::KILL, Signal::STOP]);
     }
 }

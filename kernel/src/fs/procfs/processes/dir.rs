@@ -1,7 +1,5 @@
 //! The directory of a process or a thread, and the directories in it.
 
-use alloc::vec::Vec;
-
 use freehold_collections::{Arc, Receiver, Weak, reserve};
 
 use super::files::{FileKind, Item};
@@ -88,7 +86,7 @@ pub(super) struct Dir {
     kind: DirKind,
     mode: u32,
     parent: Arc<dyn Node>,
-    name: Vec<u8>,
+    name: Arc<[u8]>,
 }
 
 impl Dir {
@@ -107,7 +105,7 @@ impl Dir {
             kind,
             mode,
             parent,
-            name: name.to_vec(),
+            name: reserve::slice(name),
         })
     }
 

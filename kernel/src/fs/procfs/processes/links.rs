@@ -1,8 +1,6 @@
 //! The links of a process or a thread to what it has open, runs or stands in.
 
-use alloc::vec::Vec;
-
-use freehold_collections::{Arc, Receiver};
+use freehold_collections::{Arc, Receiver, Vec, try_format};
 
 use super::{Subject, check_inspection, metadata};
 use crate::fs::file::File;
@@ -58,14 +56,14 @@ impl Link {
 }
 
 /// What /proc/PID/fd shows of a file without a path: "pipe:[7]", "socket:[8]", "anon_inode:[eventfd]".
-pub(in crate::fs::procfs) fn nameless(file: &OpenFile) -> Vec<u8> {
+pub(in crate::fs::procfs) fn nameless(file: &OpenFile) -> Result<Vec<u8>> {
     let node = file.node();
     let any: &dyn core::any::Any = &*node;
     let label = any.downcast_ref::<AnonymousNode>().map_or("file", AnonymousNode::label);
     if label.contains('[') {
-        return label.as_bytes().to_vec();
+        return Ok(Vec::try_from_slice(label.as_bytes())?);
     }
-    alloc::format!("{label}:[{}]", node.identity().inode).into_bytes()
+    Ok(try_format!("{label}:[{}]", node.identity().inode)?.into_bytes())
 }
 
 impl Node for Link {
@@ -93,7 +91,7 @@ impl Node for Link {
     fn read_link(&self) -> Result<Vec<u8>> {
         match self.target()? {
             Target::Place(path) => path.display(&task::current().process().fs().root()),
-            Target::Nameless(file) => Ok(nameless(&file)),
+            Target::Nameless(file) => nameless(&file),
         }
     }
     fn follow(&self) -> Result<LinkTarget> {

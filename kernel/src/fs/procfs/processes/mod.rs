@@ -9,11 +9,10 @@ mod dir;
 mod files;
 mod links;
 
-use alloc::vec::Vec;
-
 use freehold_collections::{
-    Arc, Receiver, Weak,
+    Arc, Receiver, Vec, Weak,
     reserve::{self, ArcMethods},
+    try_format,
 };
 
 use self::dir::{Dir, DirKind};
@@ -129,11 +128,11 @@ impl Node for SelfLink {
     fn read_link(&self) -> Result<Vec<u8>> {
         let task = task::current();
         let pid = task.process().pid;
-        Ok(match self.of {
-            Of::Process => alloc::format!("{pid}"),
-            Of::Thread => alloc::format!("{pid}/task/{}", task.tid),
-        }
-        .into_bytes())
+        let target = match self.of {
+            Of::Process => try_format!("{pid}")?,
+            Of::Thread => try_format!("{pid}/task/{}", task.tid)?,
+        };
+        Ok(target.into_bytes())
     }
 }
 
