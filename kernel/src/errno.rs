@@ -9,6 +9,13 @@ impl From<freehold_collections::AllocError> for Errno {
 /// The kernel's result: an error is a number that a program will see.
 pub type Result<T> = core::result::Result<T, Errno>;
 
+impl Errno {
+    /// Whether a call failed for want of memory: `ENOMEM`, or `ENOLCK`, as which a record lock says so.
+    pub const fn is_want_of_memory(self) -> bool {
+        matches!(self, Self::ENOMEM | Self::ENOLCK)
+    }
+}
+
 macro_rules! errnos {
     ($($name:ident = $value:literal $text:literal,)*) => {
         /// A Linux error number (include/uapi/asm-generic/errno*.h), or one of four that never leave the kernel.

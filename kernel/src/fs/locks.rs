@@ -111,13 +111,13 @@ pub fn conflict(file: Identity, wanted: &Lock) -> Option<Lock> {
 /// Set `wanted`, replacing what its owner holds of that range.
 ///
 /// # Errors
-/// `EAGAIN` if others stand in the way, `ENOMEM`; no lock is changed.
+/// `EAGAIN` if others stand in the way, and as [`Table::make_room`]; no lock is changed.
 pub fn try_set(file: Identity, wanted: &Lock) -> Result<()> {
     let mut table = LOCKS.lock();
     if table.conflicts(file, wanted).is_some() {
         return Err(Errno::EAGAIN);
     }
-    table.0.try_reserve(MOST_ADDED)?;
+    table.make_room(wanted.space)?;
     table.cut(file, wanted.space, wanted.owner, wanted.start, wanted.end);
     table.join(file, *wanted);
     drop(table);
@@ -137,11 +137,11 @@ pub fn set(file: Identity, wanted: &Lock) -> Result<()> {
 /// Let go of `[start, end)` of what `owner` holds in `space`.
 ///
 /// # Errors
-/// `ENOMEM`, where that makes two locks of one; no lock is changed. Never for the whole range.
+/// As [`Table::make_room`], where that makes two locks of one; no lock is changed. Never for the whole range.
 pub fn unset(file: Identity, space: Space, owner: Owner, start: u64, end: u64) -> Result<()> {
     let mut table = LOCKS.lock();
     if (start, end) != (0, u64::MAX) {
-        table.0.try_reserve(MOST_ADDED)?;
+        table.make_room(space)?;
     }
     table.cut(file, space, owner, start, end);
     drop(table);
@@ -185,6 +185,17 @@ impl Cursor {
 }
 
 impl Table {
+    /// Makes room for what one change adds.
+    ///
+    /// # Errors
+    /// Without memory as on Linux (fs/locks.c): `ENOLCK` for a record lock, `ENOMEM` for flock's.
+    fn make_room(&mut self, space: Space) -> Result<()> {
+        self.0.try_reserve(MOST_ADDED).map_err(|_| match space {
+            Space::Record => Errno::ENOLCK,
+            Space::Flock => Errno::ENOMEM,
+        })
+    }
+
     /// The locks of `owner` that overlap `[start, end)`, from the last to the first.
     fn overlapping(&self, first: Key, end: u64) -> impl Iterator<Item = (Key, Held)> {
         let mut until = Key { start: end, ..first };
@@ -359,6 +370,24 @@ mod tests {
         release_all(Owner::Process(ME));
         fail_nth(0);
         assert!(listed(file).is_empty());
+    }
+
+    /// A record lock that finds no memory says that there are no more locks, as on Linux; flock says that there is no memory.
+    #[test]
+    fn want_of_memory_has_linux_names() {
+        let (file, owner) = (file(4), Owner::Process(200));
+        let failing = |wanted: Result<()>, attempt: &dyn Fn() -> Result<()>| {
+            fail_nth(1);
+            assert_eq!(attempt(), wanted);
+            fail_nth(0);
+            assert_eq!(attempt(), Ok(()));
+        };
+        let record = lock(200, 0, 100, Sharing::Exclusive);
+        failing(Err(Errno::ENOLCK), &|| try_set(file, &record));
+        failing(Err(Errno::ENOLCK), &|| unset(file, Space::Record, owner, 40, 60));
+        let whole = Lock { space: Space::Flock, end: u64::MAX, ..record };
+        failing(Err(Errno::ENOMEM), &|| try_set(file, &whole));
+        release_all(owner);
     }
 
     /// Ranges of two owners, set and unset at random, are what a list of single bytes says.

@@ -87,7 +87,7 @@ pub(super) fn forget_denial() {
 #[inline]
 pub fn with_memory_found<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     match attempt() {
-        Err(Errno::ENOMEM) if was_denied() => insist(&mut attempt),
+        Err(error) if error.is_want_of_memory() && was_denied() => insist(&mut attempt),
         outcome => outcome,
     }
 }
@@ -106,7 +106,7 @@ fn insist<T>(attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         }
         sched::yield_now();
         match attempt() {
-            Err(Errno::ENOMEM) if was_denied() => {}
+            Err(error) if error.is_want_of_memory() && was_denied() => {}
             outcome => return outcome,
         }
     }
