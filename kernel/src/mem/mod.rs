@@ -46,6 +46,8 @@ pub use space::{Layout, Program, Space};
 pub type AddressSpace = freehold_vm::AddressSpace<Frames>;
 /// A file's frames.
 pub type PageCache = freehold_vm::PageCache<Frames>;
+/// A page of a file that the kernel holds.
+pub type HeldPage = freehold_vm::HeldPage<Frames>;
 
 impl From<freehold_vm::VmError> for crate::Errno {
     fn from(error: freehold_vm::VmError) -> Self {

@@ -12,7 +12,7 @@ use core::ops::Range;
 use freehold_arch::X86;
 use freehold_bounce::{FrameBytes, FrameList, Original, OriginalMut};
 use freehold_collections::{Arc, Vec, reserve};
-use freehold_machine::{PAGE_SIZE, Pfn, Tally, VirtAddr};
+use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes, Tally, VirtAddr};
 use freehold_vm::{
     FaultError, LongTerm, MappedFile, OfFile, PinnedPage, Purpose, ReadOnly, ReadWrite, Rule, Term,
     Transient, pin_fast,
@@ -22,7 +22,7 @@ use super::hotplug::Growth;
 use super::{FileMapping, Frames, Space, find_more};
 use crate::hw;
 use crate::sync::SpinLock;
-use crate::user::{Iovecs, MemoryRuns, Sink, Source, SourceRuns, TargetRuns};
+use crate::user::{Iovecs, MemoryRuns, Sink, Source, SourceRuns, TargetRuns, so_far};
 use crate::{Errno, Result, sched};
 
 /// Pages pinned and unpinned, in this order.
@@ -243,6 +243,42 @@ impl<P: Purpose> PinnedRun<P> {
     pub fn bytes(&self, offset: usize, length: usize) -> impl Original + '_ {
         self.frames(offset, length)
     }
+    /// Copy the bytes to `sink`, from the windows that they are reached through. Returns how many; fewer where not all find a place.
+    ///
+    /// # Errors
+    /// Those of `sink`, where not one byte finds a place.
+    pub fn give<S: Sink + ?Sized>(&self, sink: &mut S) -> Result<usize> {
+        let count = self.length.min(sink.remaining());
+        let give = |sink: &mut S, frame: Pfn, part: Range<usize>| {
+            X86.read_bytes(frame, |page| sink.put_without_fault(&page[part]))
+        };
+        self.in_pages(count, sink, give, S::fault_in)
+    }
+    /// Have `transfer` move the first `count` bytes to or from `end`, page by page: it is told the frame and which of its bytes. Where it
+    /// moves fewer, `fault_in` makes the other end present, which may sleep.
+    fn in_pages<E: ?Sized>(
+        &self,
+        count: usize,
+        end: &mut E,
+        transfer: impl Fn(&mut E, Pfn, Range<usize>) -> usize,
+        fault_in: impl Fn(&mut E) -> Result<()>,
+    ) -> Result<usize> {
+        let mut done = 0;
+        while done < count {
+            let at = self.start + done;
+            let first = at % PAGE_SIZE;
+            let part = first..PAGE_SIZE.min(first + (count - done));
+            let wanted = part.len();
+            let moved = transfer(end, self.frame(at / PAGE_SIZE), part);
+            done += moved;
+            if moved < wanted
+                && let Err(error) = fault_in(end)
+            {
+                return so_far(done, error);
+            }
+        }
+        Ok(done)
+    }
     fn frames(&self, offset: usize, length: usize) -> FrameBytes<'_, X86, Self> {
         let first = self.start + offset;
         FrameBytes::new(X86, self).starting_at(first).truncated(length.min(self.length - offset))
@@ -259,6 +295,17 @@ impl<P: Purpose> FrameList for PinnedRun<P> {
 }
 
 impl PinnedRun<ReadWrite> {
+    /// Fill the bytes from `source`, in the windows that they are reached through. Returns how many; fewer where the source ends or is not there.
+    ///
+    /// # Errors
+    /// Those of `source`, where not one byte can be taken.
+    pub fn take<S: Source + ?Sized>(&self, source: &mut S) -> Result<usize> {
+        let count = self.length.min(source.remaining());
+        let take = |source: &mut S, frame: Pfn, part: Range<usize>| {
+            X86.with_bytes(frame, |page| source.take_without_fault(&mut page[part]))
+        };
+        self.in_pages(count, source, take, S::fault_in)
+    }
     /// `length` of the bytes from `offset` on, for a device to write.
     pub fn bytes_mut(&self, offset: usize, length: usize) -> impl OriginalMut + '_ {
         self.frames(offset, length)

@@ -1,15 +1,12 @@
 //! Another process' memory, through pins: for process_vm_readv, process_vm_writev and /proc/PID/mem.
 
-use freehold_collections::reserve;
 use freehold_machine::VirtAddr;
 use freehold_vm::{Purpose, ReadOnly, ReadWrite, Rule, Transient};
 
-use super::{PinnedBytes, PinnedRun, Space};
+use super::{PinnedRun, Space};
 use crate::user::{Sink, Source, so_far};
 use crate::{Errno, Result, sched};
 
-/// Copied per step: small enough for a kernel stack.
-const STEP: usize = 1024;
 /// Bytes that are pinned at a time.
 const BATCH: usize = 64 << 10;
 
@@ -22,7 +19,7 @@ pub fn read_space(
     sink: &mut dyn Sink,
 ) -> Result<usize> {
     let len = len.min(sink.remaining());
-    in_batches(space, address, len, rule, |pinned: &mut PinnedBytes<ReadOnly>| copy(pinned, sink))
+    in_batches(space, address, len, rule, |pinned: &PinnedRun<ReadOnly>| pinned.give(sink))
 }
 
 /// Copy `len` bytes of `source` to `address` of `space`; returns how many could be written. `EFAULT` if none.
@@ -34,7 +31,7 @@ pub fn write_space(
     source: &mut dyn Source,
 ) -> Result<usize> {
     let len = len.min(source.remaining());
-    in_batches(space, address, len, rule, |pinned: &mut PinnedBytes<ReadWrite>| copy(source, pinned))
+    in_batches(space, address, len, rule, |pinned: &PinnedRun<ReadWrite>| pinned.take(source))
 }
 
 /// Pin `len` bytes at `address` of `space`, some at a time, and have `transfer` move them while its lock is free, until it moves less.
@@ -44,7 +41,7 @@ fn in_batches<P: Purpose>(
     address: VirtAddr,
     len: usize,
     rule: Rule,
-    mut transfer: impl FnMut(&mut PinnedBytes<P>) -> Result<usize>,
+    mut transfer: impl FnMut(&PinnedRun<P>) -> Result<usize>,
 ) -> Result<usize> {
     let mut done = 0;
     while done < len {
@@ -53,10 +50,7 @@ fn in_batches<P: Purpose>(
         }
         let at = address.0.checked_add(done as u64).ok_or(Errno::EFAULT);
         let run = at.and_then(|at| PinnedRun::new::<Transient>(space, at, BATCH.min(len - done), rule));
-        let moved = run.and_then(|run| {
-            let pinned = run.len();
-            transfer(&mut PinnedBytes::part(reserve::arc(run), 0..pinned)?).map(|moved| (moved, pinned))
-        });
+        let moved = run.and_then(|run| transfer(&run).map(|moved| (moved, run.len())));
         match moved {
             Ok((moved, pinned)) if moved < pinned => return Ok(done + moved),
             Ok((moved, _)) => done += moved,
@@ -65,22 +59,4 @@ fn in_batches<P: Purpose>(
         }
     }
     Ok(done)
-}
-
-/// Move bytes until either has no more. An error counts only before the first byte.
-fn copy(source: &mut dyn Source, sink: &mut dyn Sink) -> Result<usize> {
-    // Either may be a program's memory that faults, and both may be the same frame: bytes rest here in between.
-    let mut buffer = [0; STEP];
-    let mut done = 0;
-    loop {
-        let step = STEP.min(source.remaining()).min(sink.remaining());
-        let moved =
-            source.take(&mut buffer[..step]).and_then(|taken| Ok((taken, sink.put(&buffer[..taken])?)));
-        match moved {
-            Ok((taken, put)) if put < taken || taken == 0 => return Ok(done + put),
-            Ok((_, put)) => done += put,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => return Ok(done),
-        }
-    }
 }

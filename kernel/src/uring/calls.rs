@@ -1,9 +1,10 @@
 //! io_uring_setup, io_uring_enter, io_uring_register.
 
+use arrayvec::ArrayVec;
 use freehold_collections::{Arc, Receiver, Vec, reserve};
 use linux_raw_sys::io_uring as c;
 
-use super::memory::{Parameters, SharedRings};
+use super::memory::{AHEAD, Completion, Parameters, SharedRings, Submission};
 use super::request::{self, Start, operation};
 use super::{Ring, RingFile, work};
 use crate::fs::{OpenFile, OpenFlags};
@@ -103,6 +104,9 @@ fn wait(ring: &Ring, wanted: u32, flags: u32, args: &Args) -> Result<()> {
     };
     let wanted = wanted.min(ring.rings.completions());
     let mask = task::mask_at(mask, size)?;
+    if ring.available() >= wanted {
+        return Ok(());
+    }
     let arrived = task::current().with_signals_blocked(mask, || {
         let enough = || (ring.available() >= wanted).then_some(());
         ring.arrived.wait_until_deadline(deadline, enough).map_err(|error| match error {
@@ -115,28 +119,59 @@ fn wait(ring: &Ring, wanted: u32, flags: u32, args: &Args) -> Result<()> {
 
 impl Ring {
     /// Start up to `count` entries: how many there were.
+    ///
+    /// What ends at once is posted together: before something that looks at completions begins, and at the end.
     fn submit(self: &Receiver<Self>, count: u32) -> u32 {
         let mut head = self.submit.lock();
         let filled = self.rings.submission_tail().wrapping_sub(*head);
         let count = count.min(filled).min(self.rings.submissions());
-        for begun in 0..count {
-            // Entries that are left are not begun for a task that is to end.
-            if sched::checkpoint().is_err() {
-                return begun;
-            }
-            let entry = self.rings.submission(*head);
-            *head = head.wrapping_add(1);
-            self.rings.set_submission_head(*head);
-            let Some(entry) = entry else { continue };
-            let started = with_memory_found(|| request::start(self, &entry)).and_then(|start| match start {
-                Start::Done(result) => Ok(Some(result)),
-                Start::Pending(pending) => self.wait_for(entry.user_data, pending).map(|()| None),
-            });
-            if let Some(result) = started.transpose() {
-                self.post(entry.user_data, work::result_word(result));
+        let mut ended = ArrayVec::<Completion, AHEAD>::new();
+        let mut copied = ArrayVec::new();
+        let mut begun = 0;
+        'all: while begun < count {
+            copied.clear();
+            self.rings.copy_submissions(*head, count - begun, &mut copied);
+            for entry in &copied {
+                // Entries that are left are not begun for a task that is to end.
+                if sched::checkpoint().is_err() {
+                    break 'all;
+                }
+                begun += 1;
+                *head = head.wrapping_add(1);
+                match entry {
+                    None => self.rings.count_dropped(),
+                    Some(entry) => self.begin(entry, &mut ended),
+                }
             }
         }
-        count
+        self.post_all(&ended);
+        if begun > 0 {
+            self.rings.set_submission_head(*head);
+        }
+        begun
+    }
+
+    /// Start an entry. Its completion joins those that `ended` before, if it ends at once.
+    fn begin(self: &Receiver<Self>, entry: &Submission, ended: &mut ArrayVec<Completion, AHEAD>) {
+        if ended.is_full() || request::looks_at_completions(entry) {
+            self.post_all(ended);
+            ended.clear();
+        }
+        let started = with_memory_found(|| request::start(self, entry)).and_then(|start| match start {
+            Start::Done(result) => Ok(Some(result)),
+            Start::Pending(pending) => {
+                self.post_all(ended);
+                ended.clear();
+                self.wait_for(entry.user_data, pending).map(|()| None)
+            }
+        });
+        if let Some(result) = started.transpose() {
+            ended.push(Completion {
+                user_data: entry.user_data,
+                result: work::result_word(result),
+                flags: 0,
+            });
+        }
     }
 
     /// Pin a program's buffers for as long as they are registered.

@@ -1,18 +1,21 @@
 //! The memory that a ring shares with its program.
 //!
 //! Three regions of one file, at the offsets that mmap(2) names: the submission ring, the completion ring and the
-//! submission entries. The frames are page cache, so the kernel looks at them through windows. The program may write
-//! anything at any moment: each word is read once, as one atomic access, and what the kernel must rely on (its own
-//! ends of the rings, masks, sizes) it keeps to itself and only shows there.
+//! submission entries. The frames are page cache, held for as long as the ring is, and the kernel looks at them through
+//! windows: one for each run of words or entries, as far as a page goes. The program may write anything at any moment:
+//! each word is read once, as one atomic access, and what the kernel must rely on (its own ends of the rings, masks,
+//! sizes) it keeps to itself and only shows there.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use freehold_collections::{Arc, reserve};
+use arrayvec::ArrayVec;
+use freehold_collections::{Arc, Vec, reserve};
+use freehold_machine::PAGE_SIZE;
 use linux_raw_sys::io_uring as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::fs::Content;
-use crate::mem::{CacheContent, PageCache, frames};
+use crate::mem::{CacheContent, HeldPage, PageCache, frames};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
@@ -58,12 +61,21 @@ pub struct Completion {
     pub flags: u32,
 }
 
+/// The most submissions that are copied before the first of them begins.
+pub const AHEAD: usize = 8;
+
 /// The three regions. Whoever calls holds the lock of the ring's end that is meant.
 pub struct SharedRings {
     content: Arc<CacheContent>,
+    submission_ring: Region,
+    completion_ring: Region,
+    entries: Region,
     submissions: u32,
     completions: u32,
 }
+
+/// A region's pages.
+struct Region(Vec<HeldPage>);
 
 /// Put bytes among the submissions of rings of their own, and show them to `sink`: for /sys/kernel/debug/provoke-crash/DIRECT.
 ///
@@ -86,22 +98,16 @@ impl SharedRings {
         let cache = PageCache::new(frames());
         // Completions are put there where nobody can wait.
         cache.keep_in_memory();
-        let regions = [
-            (c::IORING_OFF_SQ_RING, word::ARRAY + 4 * submissions),
-            (c::IORING_OFF_CQ_RING, word::ARRAY + size_of::<Completion>() as u32 * completions),
-            (c::IORING_OFF_SQES, size_of::<Submission>() as u32 * submissions),
-        ];
-        for (start, length) in regions {
-            let end = (u64::from(start) + u64::from(length)).next_multiple_of(4096);
-            cache.set_size_grow(end);
-            cache.allocate(u64::from(start)..end)?;
+        let submission_ring = Region::make(&cache, c::IORING_OFF_SQ_RING, word::ARRAY + 4 * submissions)?;
+        let completion_bytes = word::ARRAY + size_of::<Completion>() as u32 * completions;
+        let completion_ring = Region::make(&cache, c::IORING_OFF_CQ_RING, completion_bytes)?;
+        let entries = Region::make(&cache, c::IORING_OFF_SQES, size_of::<Submission>() as u32 * submissions)?;
+        for (ring, entries) in [(&submission_ring, submissions), (&completion_ring, completions)] {
+            ring.store(word::MASK, entries - 1);
+            ring.store(word::ENTRIES, entries);
         }
-        let rings = Self { content: reserve::arc(CacheContent::new(cache)), submissions, completions };
-        for (start, entries) in [(c::IORING_OFF_SQ_RING, submissions), (c::IORING_OFF_CQ_RING, completions)] {
-            rings.store(start + word::MASK, entries - 1);
-            rings.store(start + word::ENTRIES, entries);
-        }
-        Ok(rings)
+        let content = reserve::arc(CacheContent::new(cache));
+        Ok(Self { content, submission_ring, completion_ring, entries, submissions, completions })
     }
 
     /// What mmap shows.
@@ -117,69 +123,97 @@ impl SharedRings {
         self.completions
     }
 
-    fn with<R>(&self, at: u32, length: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
-        let (mut f, mut value) = (Some(f), None);
-        let reached = self.content.cache().write_at(u64::from(at), length, |bytes| {
-            value = f.take().map(|f| f(bytes));
-            bytes.len()
-        });
-        debug_assert!(reached.is_ok_and(|count| count == length));
-        value.expect("the regions have frames, and no entry crosses a page")
-    }
-
-    fn word<R>(&self, at: u32, f: impl FnOnce(&AtomicU32) -> R) -> R {
-        self.with(at, 4, |bytes| f(AtomicU32::mut_from_bytes(bytes).expect("offsets are multiples of 4")))
-    }
-
-    fn load(&self, at: u32) -> u32 {
-        self.word(at, |word| word.load(Ordering::Acquire))
-    }
-
-    fn store(&self, at: u32, value: u32) {
-        self.word(at, |word| word.store(value, Ordering::Release));
-    }
-
     /// How far the program has filled the submission ring.
     pub fn submission_tail(&self) -> u32 {
-        self.load(c::IORING_OFF_SQ_RING + word::TAIL)
+        self.submission_ring.load(word::TAIL)
     }
     /// Tell the program how far it was emptied.
     pub fn set_submission_head(&self, head: u32) {
-        self.store(c::IORING_OFF_SQ_RING + word::HEAD, head);
+        self.submission_ring.store(word::HEAD, head);
     }
-    /// The entry that the ring names at `position`; `None` where it names none, which is counted.
-    pub fn submission(&self, position: u32) -> Option<Submission> {
+    /// Copy entries that the ring names from `position` on to where nothing is yet: at least one, at most `most` (which is not 0) and
+    /// [`AHEAD`]. `None` where it names none.
+    pub fn copy_submissions(&self, position: u32, most: u32, into: &mut ArrayVec<Option<Submission>, AHEAD>) {
         let slot = position & (self.submissions - 1);
-        let index = self.load(c::IORING_OFF_SQ_RING + word::ARRAY + 4 * slot);
-        if index >= self.submissions {
-            let count = |dropped: &AtomicU32| dropped.fetch_add(1, Ordering::Relaxed);
-            self.word(c::IORING_OFF_SQ_RING + word::DROPPED, count);
-            return None;
+        let most = most.min(AHEAD as u32).min(self.submissions - slot) as usize;
+        let mut indices = ArrayVec::<u32, AHEAD>::new();
+        self.submission_ring.write(word::ARRAY + 4 * slot, |bytes| {
+            let words = <[AtomicU32]>::mut_from_bytes(bytes).expect("offsets are multiples of 4");
+            indices.extend(words.iter().take(most).map(|word| word.load(Ordering::Acquire)));
+        });
+        let mut left = indices.as_slice();
+        while let Some(&first) = left.first() {
+            let begun = if first < self.submissions { self.copy_run(left, into) } else { 0 };
+            if begun == 0 {
+                into.push(None);
+            }
+            left = &left[begun.max(1)..];
         }
+    }
+    /// Copy the first of the entries at `indices`, and those that follow it in memory, as far as the page goes. Returns how many.
+    fn copy_run(&self, indices: &[u32], into: &mut ArrayVec<Option<Submission>, AHEAD>) -> usize {
         let size = size_of::<Submission>();
-        let at = c::IORING_OFF_SQES + index * size as u32;
-        Some(self.with(at, size, |bytes| Submission::read_from_bytes(bytes).expect("as long as an entry")))
+        let first = indices[0];
+        self.entries.read(first * size as u32, |bytes| {
+            let entries = (first..self.submissions).zip(bytes.chunks_exact(size));
+            let wanted = indices.iter().zip(entries).take_while(|(wanted, (index, _))| *wanted == index);
+            let before = into.len();
+            into.extend(wanted.map(|(_, (_, entry))| Submission::read_from_bytes(entry).ok()));
+            into.len() - before
+        })
+    }
+    /// An entry that does not exist was named.
+    pub fn count_dropped(&self) {
+        self.submission_ring.word(word::DROPPED, |dropped| dropped.fetch_add(1, Ordering::Relaxed));
     }
 
     /// How far the program has emptied the completion ring.
     pub fn completion_head(&self) -> u32 {
-        self.load(c::IORING_OFF_CQ_RING + word::HEAD)
+        self.completion_ring.load(word::HEAD)
     }
-    /// Tell the program how far it is filled.
-    pub fn set_completion_tail(&self, tail: u32) {
-        self.store(c::IORING_OFF_CQ_RING + word::TAIL, tail);
+    /// Put as many of `completions` at `tail` as there is room for, and tell the program. Returns how many.
+    pub fn put_completions(&self, tail: u32, completions: &[Completion]) -> u32 {
+        let slot = tail & (self.completions - 1);
+        let start = word::ARRAY as usize + slot as usize * size_of::<Completion>();
+        let end = start + size_of_val(completions);
+        if end <= PAGE_SIZE && slot as usize + completions.len() <= self.completions as usize {
+            return self.completion_ring.write(0, |bytes| {
+                let count = self.room(tail, word_in(bytes, word::HEAD), completions.len());
+                let part = completions[..count].as_bytes();
+                bytes[start..start + part.len()].copy_from_slice(part);
+                let end = tail.wrapping_add(count as u32);
+                word_in(bytes, word::TAIL).store(end, Ordering::Release);
+                count as u32
+            });
+        }
+        let count = self.completion_ring.word(word::HEAD, |head| self.room(tail, head, completions.len()));
+        let mut put = 0;
+        while put < count {
+            put += self.put_part(tail.wrapping_add(put as u32), &completions[put..count]);
+        }
+        self.completion_ring.store(word::TAIL, tail.wrapping_add(count as u32));
+        count as u32
     }
-    /// Put a completion at `position`; the program sees it when the tail is beyond.
-    pub fn put_completion(&self, position: u32, completion: &Completion) {
+    /// How many of `wanted` completions there is room for at `tail`, where the program has emptied the ring up to `head`.
+    fn room(&self, tail: u32, head: &AtomicU32, wanted: usize) -> usize {
+        // A head that is no position of this lap is as good as a full ring.
+        let room = self.completions.saturating_sub(tail.wrapping_sub(head.load(Ordering::Acquire)));
+        wanted.min(room as usize)
+    }
+    /// Put the first completions, as far as the page and the lap go. Returns how many.
+    fn put_part(&self, position: u32, completions: &[Completion]) -> usize {
         let slot = position & (self.completions - 1);
+        let to_end = (self.completions - slot) as usize;
         let size = size_of::<Completion>();
-        let at = c::IORING_OFF_CQ_RING + word::ARRAY + slot * size as u32;
-        self.with(at, size, |bytes| bytes.copy_from_slice(completion.as_bytes()));
+        self.completion_ring.write(word::ARRAY + slot * size as u32, |bytes| {
+            let part = completions.len().min(to_end).min(bytes.len() / size);
+            bytes[..part * size].copy_from_slice(completions[..part].as_bytes());
+            part
+        })
     }
     /// A completion was lost.
     pub fn count_overflow(&self) {
-        let count = |overflow: &AtomicU32| overflow.fetch_add(1, Ordering::Relaxed);
-        self.word(c::IORING_OFF_CQ_RING + word::FLAGS, count);
+        self.completion_ring.word(word::FLAGS, |overflow| overflow.fetch_add(1, Ordering::Relaxed));
     }
     /// Tell the program whether completions wait for room.
     pub fn show_backlog(&self, backlog: Backlog) {
@@ -187,8 +221,57 @@ impl SharedRings {
             Backlog::Empty => 0,
             Backlog::Waits => c::IORING_SQ_CQ_OVERFLOW,
         };
-        self.store(c::IORING_OFF_SQ_RING + word::FLAGS, flags);
+        self.submission_ring.store(word::FLAGS, flags);
     }
+}
+
+impl Region {
+    /// Make the region of `length` bytes at `start`, and hold its pages.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    fn make(cache: &PageCache, start: u32, length: u32) -> Result<Self> {
+        let start = u64::from(start);
+        let end = start + u64::from(length).next_multiple_of(PAGE_SIZE as u64);
+        cache.set_size_grow(end);
+        cache.allocate(start..end)?;
+        let indices = start / PAGE_SIZE as u64..end / PAGE_SIZE as u64;
+        let mut pages = Vec::try_with_capacity(length.div_ceil(PAGE_SIZE as u32) as usize)?;
+        for index in indices {
+            pages.push_reserved(cache.hold(index)?);
+        }
+        Ok(Self(pages))
+    }
+
+    /// The page of the byte at `at`, and where in it that is.
+    fn page(&self, at: u32) -> (&HeldPage, usize) {
+        (&self.0[at as usize / PAGE_SIZE], at as usize % PAGE_SIZE)
+    }
+    /// Run `f` on the bytes from `at` on to the end of the page.
+    fn write<R>(&self, at: u32, f: impl FnOnce(&mut [u8]) -> R) -> R {
+        let (page, start) = self.page(at);
+        page.with_bytes(|bytes| f(&mut bytes[start..]))
+    }
+    /// As [`write`](Self::write), for bytes that are only read.
+    fn read<R>(&self, at: u32, f: impl FnOnce(&[u8]) -> R) -> R {
+        let (page, start) = self.page(at);
+        page.read_bytes(|bytes| f(&bytes[start..]))
+    }
+    /// Run `f` on the word at `at`.
+    fn word<R>(&self, at: u32, f: impl FnOnce(&AtomicU32) -> R) -> R {
+        self.write(at, |bytes| f(word_in(bytes, 0)))
+    }
+    fn load(&self, at: u32) -> u32 {
+        self.word(at, |word| word.load(Ordering::Acquire))
+    }
+    fn store(&self, at: u32, value: u32) {
+        self.word(at, |word| word.store(value, Ordering::Release));
+    }
+}
+
+/// The word at `at` in some bytes of a region.
+fn word_in(bytes: &mut [u8], at: u32) -> &AtomicU32 {
+    AtomicU32::mut_from_bytes(&mut bytes[at as usize..at as usize + 4]).expect("offsets are multiples of 4")
 }
 
 /// Whether completions wait for room in their ring.

@@ -25,7 +25,7 @@ mod work;
 
 pub use memory::show_through_rings;
 
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_collections::{Arc, Vec, VecDeque, reserve};
 use freehold_vm::ReadWrite;
@@ -61,6 +61,8 @@ pub struct Ring {
     submit: Mutex<u32>,
     /// Completions that wait for room; its holder alone posts.
     posted: Mutex<VecDeque<Completion>>,
+    /// Whether any waits; changed under `posted`.
+    has_backlog: AtomicBool,
     /// The kernel's end of the completion ring, changed under `posted`.
     tail: AtomicU32,
     /// Completions in all, for timeouts that count them.
@@ -83,6 +85,7 @@ impl Ring {
             node: AnonymousNode::plain(NodeKind::Regular, "anon_inode:[io_uring]"),
             submit: Mutex::new(0),
             posted: Mutex::new(VecDeque::new()),
+            has_backlog: AtomicBool::new(false),
             tail: AtomicU32::new(0),
             count: AtomicU64::new(0),
             arrived: reserve::arc(WaitQueue::new()),
@@ -97,43 +100,51 @@ impl Ring {
 
     /// Give the program a completion.
     fn post(&self, user_data: u64, result: i32) {
-        let completion = Completion { user_data, result, flags: 0 };
+        self.post_all(&[Completion { user_data, result, flags: 0 }]);
+    }
+
+    /// Give the program completions, in this order.
+    fn post_all(&self, completions: &[Completion]) {
+        if completions.is_empty() {
+            return;
+        }
         let mut backlog = self.posted.lock();
-        if !backlog.is_empty() || !self.put(&completion) {
+        let put = if backlog.is_empty() { self.put(completions) } else { 0 };
+        for &completion in &completions[put..] {
             let room = backlog.len() < BACKLOG * self.rings.completions() as usize;
             if room && backlog.try_push_back(completion).is_ok() {
+                self.has_backlog.store(true, Ordering::Relaxed);
                 self.rings.show_backlog(Backlog::Waits);
             } else {
                 self.rings.count_overflow();
             }
         }
-        self.count.fetch_add(1, Ordering::Relaxed);
+        self.count.fetch_add(completions.len() as u64, Ordering::Relaxed);
         drop(backlog);
         self.arrived.wake_all();
         self.changed.wake_all();
     }
 
-    /// Put a completion into the ring, if there is room; `posted` is held.
-    fn put(&self, completion: &Completion) -> bool {
+    /// Put as many completions into the ring as there is room for; `posted` is held.
+    fn put(&self, completions: &[Completion]) -> usize {
         let tail = self.tail.load(Ordering::Relaxed);
-        // A head that is no position of this lap is as good as a full ring.
-        if tail.wrapping_sub(self.rings.completion_head()) >= self.rings.completions() {
-            return false;
-        }
-        self.rings.put_completion(tail, completion);
-        self.tail.store(tail.wrapping_add(1), Ordering::Relaxed);
-        self.rings.set_completion_tail(tail.wrapping_add(1));
-        true
+        let count = self.rings.put_completions(tail, completions);
+        self.tail.store(tail.wrapping_add(count), Ordering::Relaxed);
+        count as usize
     }
 
     /// Move what waits for room into the ring.
     fn flush_backlog(&self) {
+        if !self.has_backlog.load(Ordering::Relaxed) {
+            return;
+        }
         let mut backlog = self.posted.lock();
-        while let Some(completion) = backlog.front()
-            && self.put(completion)
+        while let Some(&completion) = backlog.front()
+            && self.put(&[completion]) == 1
         {
             backlog.pop_front();
             if backlog.is_empty() {
+                self.has_backlog.store(false, Ordering::Relaxed);
                 self.rings.show_backlog(Backlog::Empty);
             }
         }

@@ -156,6 +156,12 @@ fn write(file: &OpenFile, offset: u64, from: &mut dyn Source, blocking: Blocking
     }
 }
 
+/// Whether `entry` counts completions, or makes one that is not its own: those before it must be there.
+pub const fn looks_at_completions(entry: &Submission) -> bool {
+    use operation as op;
+    matches!(entry.opcode, op::TIMEOUT | op::TIMEOUT_REMOVE | op::POLL_REMOVE | op::ASYNC_CANCEL)
+}
+
 /// Begin what `entry` asks for.
 ///
 /// # Errors

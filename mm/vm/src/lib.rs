@@ -61,8 +61,8 @@ mod view;
 
 pub use advise::{Advice, OtherCopies, Residency, SyncCall, SyncMode};
 pub use cache::{
-    Allocation, BackingStore, Batch, ErrorsTold, Evacuated, Evicted, Eviction, Laundry, MAX_RUN, PageAccount,
-    PageCache,
+    Allocation, BackingStore, Batch, ErrorsTold, Evacuated, Evicted, Eviction, HeldPage, Laundry, MAX_RUN,
+    PageAccount, PageCache,
 };
 pub use collapse::{CollapseLimits, CollapseStep};
 pub use error::{FaultError, FaultKind, SegvCode, VmError};

@@ -14,6 +14,7 @@
 mod attach;
 mod errors;
 mod evict;
+mod held;
 mod index;
 mod io;
 mod moved;
@@ -37,6 +38,7 @@ use attach::{Mapper, Writers};
 pub use errors::ErrorsTold;
 use errors::WriteErrors;
 pub use evict::{Evicted, Eviction, Laundry};
+pub use held::HeldPage;
 use index::{Index, Mark};
 pub(crate) use moved::Caches;
 pub use moved::Evacuated;

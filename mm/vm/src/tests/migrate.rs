@@ -131,6 +131,34 @@ fn a_page_of_2_mib_moves_as_one_or_in_pieces() {
 }
 
 #[test]
+fn a_page_that_the_kernel_holds_stays_in_its_frame_and_is_the_programs_page() {
+    let world = World::new();
+    let file = world.file(&[7; 3 * 4096]);
+    world.commons.list(file.cache());
+    let p = world.process(0);
+    let at =
+        p.map(Place::Anywhere, 3, RW, Backing::SharedFile(view(&file, 0), SharedWrite::Allowed)).unwrap();
+    p.store(at + PAGE, 9).unwrap();
+    let frame = p.frame(at + PAGE);
+    let one = freehold_machine::PfnRange::new(frame, frame.offset(1));
+    let held = file.cache().hold(1).unwrap();
+    assert_eq!(held.read_bytes(|bytes| (bytes[0], bytes[1])), (9, 7));
+    held.with_bytes(|bytes| bytes[0] = 5);
+    assert_eq!(p.load(at + PAGE), Ok(5));
+    let moved = || p.run(|| world.commons.evacuate_caches(one, NodePolicy::Local));
+    assert_eq!(moved(), Evacuated { moved: 0, left: 1 });
+    drop(held);
+    assert_eq!(moved(), Evacuated { moved: 1, left: 0 });
+    // A hole gets a frame.
+    let sparse = Cache::new(world.commons.source);
+    sparse.set_size_grow(3 * PAGE);
+    let held = sparse.hold(2).unwrap();
+    assert!(held.read_bytes(|bytes| bytes.iter().all(|&byte| byte == 0)) && sparse.is_resident(2));
+    drop((held, sparse, p, file));
+    world.end();
+}
+
+#[test]
 fn a_files_page_is_found_by_its_frame_and_keeps_its_bytes_and_marks() {
     let world = World::new();
     let file = world.file(&[7; 3 * 4096]);

@@ -1,0 +1,46 @@
+//! Pages that the kernel holds, to look at them again and again.
+
+use freehold_frame::{Frame, NodePolicy, PageCache as CacheKind};
+use freehold_machine::{PAGE_SIZE, PhysicalBytes};
+use freehold_paging::Memory;
+
+use super::PageCache;
+use crate::VmError;
+
+/// A page of a cache, held in its frame: it is neither moved nor freed, and found without a search.
+///
+/// Who writes through it marks nothing as changed, so it is for caches that are [kept in memory](PageCache::keep_in_memory). A page that a program
+/// cuts out of the file meanwhile stays the holder's alone.
+#[derive(Debug)]
+pub struct HeldPage<S: Memory> {
+    frame: Frame<CacheKind, S>,
+    machine: S::Machine,
+}
+
+impl<S: Memory> PageCache<S> {
+    /// Hold page `index`; a hole gets a frame.
+    ///
+    /// # Errors
+    /// [`VmError::NoMemory`], [`VmError::TooManyHolders`], what the store says.
+    ///
+    /// # Panics
+    /// For a secret file, whose bytes are not the kernel's to see.
+    pub fn hold(&self, index: u64) -> Result<HeldPage<S>, VmError> {
+        assert!(!self.is_secret(), "the kernel holds secret memory");
+        let (frame, _) = self.get_or_fill(index, NodePolicy::Local)?;
+        Ok(HeldPage { frame, machine: self.source.machine() })
+    }
+}
+
+impl<S: Memory> HeldPage<S> {
+    /// Run `f` on its bytes, which programs that map it may change at any moment. Inside, nothing may fault or sleep.
+    #[inline]
+    pub fn with_bytes<R>(&self, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
+        self.machine.with_bytes(self.frame.pfn(), f)
+    }
+    /// As [`with_bytes`](Self::with_bytes), for bytes that are only read.
+    #[inline]
+    pub fn read_bytes<R>(&self, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
+        self.machine.read_bytes(self.frame.pfn(), f)
+    }
+}
