@@ -259,7 +259,7 @@ static void processes(void)
 		while (made < 10 && (child = fork()) > 0) made++;
 		if (child == 0) { pause(); _exit(0); }
 		int error = errno;
-		signal(SIGTERM, SIG_IGN); kill(-1, SIGTERM); while (wait(NULL) > 0);
+		signal(SIGTERM, SIG_IGN); (kill)(-1, SIGTERM); while (wait(NULL) > 0);
 		_exit(made == 2 && error == EAGAIN ? 0 : 1));
 	PROMISE("RLIMIT_NPROC bounds a user's processes", status == 0);
 	IN_CHILD(status, limit(RLIMIT_NPROC, 1); pid_t child = fork(); if (child == 0) _exit(0); _exit(child > 0 ? 0 : 1));

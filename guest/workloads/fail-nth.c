@@ -268,7 +268,10 @@ static int run(long nth, char **command, void (*scenario)(void)) {
         sigset_t ended;
         sigemptyset(&ended);
         sigaddset(&ended, SIGCHLD);
-        if (sigtimedwait(&ended, 0, &(struct timespec){0, 20000000}) < 0 && waited >= PATIENCE && kill(child, SIGKILL) == 0) stuck++;
+        if (sigtimedwait(&ended, 0, &(struct timespec){0, 20000000}) < 0 && waited >= PATIENCE && kill(child, SIGKILL) == 0) {
+            printf("n = %ld: waits for ever\n", nth);
+            stuck++;
+        }
     }
     char path[64], left[32] = "0";
     snprintf(path, sizeof path, "/proc/%d/fail-nth", child);

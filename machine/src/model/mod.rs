@@ -16,7 +16,7 @@ mod memory;
 mod tlb;
 mod walk;
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::boxed::Box;
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -91,6 +91,8 @@ struct State {
     /// Held while a CPU answers no flush.
     holds: Box<[Mutex<()>]>,
     random: AtomicU64,
+    /// See [`Model::shake`].
+    is_shaken: AtomicBool,
     counters: Counters,
 }
 
@@ -135,6 +137,7 @@ impl Model {
             tlbs: (0..cpus).map(|_| Mutex::new(TlbState::new())).collect(),
             holds: (0..cpus).map(|_| Mutex::new(())).collect(),
             random: AtomicU64::new(seed),
+            is_shaken: AtomicBool::new(false),
             counters: Counters::default(),
             topology,
         };
@@ -145,6 +148,12 @@ impl Model {
     /// they may be made zeroes.
     pub fn withhold(self, frame: Pfn) {
         self.0.memory.withhold(frame);
+    }
+
+    /// From now on a thread that stores an entry of a table sleeps there now and then, so that others come in between: whether a
+    /// test meets an interleaving does not depend on how many CPUs the host has, or how busy they are.
+    pub fn shake(self) {
+        self.0.is_shaken.store(true, Ordering::Relaxed);
     }
 
     /// The memory, nodes and CPUs as firmware would describe them.
@@ -261,6 +270,9 @@ impl Tables for Model {
     fn store_entry(self, table: Pfn, index: usize, value: u64) {
         self.assert_in_direct_map(table);
         self.0.memory.word(table, index).store(value, Ordering::Release);
+        if self.0.is_shaken.load(Ordering::Relaxed) && self.random_u64().is_multiple_of(32) {
+            std::thread::sleep(core::time::Duration::from_micros(1));
+        }
     }
     fn swap_entry(self, table: Pfn, index: usize, value: u64) -> u64 {
         self.assert_in_direct_map(table);

@@ -203,8 +203,9 @@ fn a_root_that_is_made_while_slots_change_agrees_and_is_made_once() {
     const SLOTS: u64 = 48;
     let frames = frames(4, 2);
     let model = frames.model();
+    model.shake();
     let templates = KernelRoots::new(|node| Pfn(u64::from(node.0)));
-    for _ in 0..400 {
+    for _ in 0..100 {
         let mut space = Space::new(frames, templates).unwrap();
         let roots = Arc::clone(space.roots());
         let start = Barrier::new(3);
