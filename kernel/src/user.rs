@@ -10,7 +10,7 @@
 use core::fmt;
 use core::marker::PhantomData;
 
-use freehold_collections::{Arc, Vec};
+use freehold_collections::{Arc, Short, Vec};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::hw::{self, Faults};
@@ -147,6 +147,26 @@ impl<T: FromBytes + IntoBytes> UserPtr<T> {
         let mut values = zeroed(count)?;
         read_exact(self.address, values.as_mut_slice().as_mut_bytes())?;
         Ok(values)
+    }
+    /// `count` values from there on, without a list on the heap for up to `N`; may sleep. The caller bounds `count`.
+    ///
+    /// # Errors
+    /// `EFAULT`, `ENOMEM`.
+    #[inline]
+    pub fn read_few<const N: usize>(self, count: usize) -> Result<Short<T, N>>
+    where
+        T: Clone,
+    {
+        let mut values = Short::try_filled(T::new_zeroed(), count)?;
+        self.read_into(&mut values)?;
+        Ok(values)
+    }
+    /// Fill `values` from there on; may sleep.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub fn read_into(self, values: &mut [T]) -> Result<()> {
+        read_exact(self.address, values.as_mut_bytes())
     }
 }
 
@@ -365,7 +385,7 @@ fn fault_in_writable(address: u64) -> Result<()> {
 /// Several runs of a program's bytes (readv, writev), as one [`Sink`] and [`Source`].
 #[derive(Debug)]
 pub struct Iovecs {
-    slices: Vec<UserSlice>,
+    slices: Short<UserSlice, 2>,
     /// The first run that is not used up.
     current: usize,
     remaining: usize,
@@ -380,9 +400,9 @@ impl Iovecs {
         if count > IOV_MAX {
             return Err(Errno::EINVAL);
         }
-        let mut slices = UserPtr::<UserSlice>::new(address).read_many(count)?;
+        let mut slices = UserPtr::<UserSlice>::new(address).read_few(count)?;
         let mut remaining = 0;
-        for slice in &mut slices {
+        for slice in slices.iter_mut() {
             if isize::try_from(slice.length).is_err() {
                 return Err(Errno::EINVAL);
             }
@@ -393,13 +413,9 @@ impl Iovecs {
     }
 
     /// `length` bytes from `address` on, as the only run.
-    ///
-    /// # Errors
-    /// `ENOMEM`.
-    pub fn one(address: u64, length: usize) -> Result<Self> {
+    pub fn one(address: u64, length: usize) -> Self {
         let slice = UserSlice::new(address, length);
-        let slices = Vec::try_from_slice(&[slice])?;
-        Ok(Self { slices, current: 0, remaining: slice.length })
+        Self { slices: Short::one(slice), current: 0, remaining: slice.length }
     }
 
     /// Whether no bytes are left.

@@ -1,7 +1,7 @@
 //! The kernel's collections: an operation that may need memory says so in its name and can fail.
 //!
 //! Code in `kernel/` that uses these types instead of `alloc`'s cannot grow anything infallibly:
-//! [`Vec`], [`VecDeque`], [`String`] and [`Map`] have no `push`, `insert`, `extend`, `collect`,
+//! [`Vec`], [`Short`], [`VecDeque`], [`String`] and [`Map`] have no `push`, `insert`, `extend`, `collect`,
 //! `clone` or `from` that allocates. The compiler rejects such a call. What may allocate begins
 //! with `try_` and returns [`AllocError`], which the kernel turns into `ENOMEM`. After a failure
 //! the collection is as it was.
@@ -41,6 +41,7 @@ mod map;
 mod queue;
 pub mod reserve;
 mod shared;
+mod short;
 mod string;
 #[cfg(test)]
 mod tests;
@@ -50,6 +51,7 @@ mod wiped;
 pub use map::{Iter, Keys, Map, Range, Values};
 pub use queue::VecDeque;
 pub use shared::{Arc, Box, Receiver, Shared, Weak};
+pub use short::Short;
 pub use string::{String, try_format};
 pub use vec::{TryCollect, Vec};
 pub use wiped::WipedBytes;

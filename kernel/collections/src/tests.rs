@@ -344,3 +344,34 @@ fn no_byte_of_a_program_is_left_in_memory_that_is_given_back() {
     // The control.
     assert_eq!(left_behind(|| drop(std::vec![MARK; 77])), 1);
 }
+
+/// Up to so many entries need no memory, more are one allocation, which may fail.
+#[test]
+fn a_short_list_allocates_for_many_entries_only() {
+    let made = MADE.get();
+    fail_at(1);
+    let mut few = Short::<std::rc::Rc<u32>, 3>::try_with_capacity(3).unwrap();
+    (0..3).for_each(|number| few.push_reserved(std::rc::Rc::new(number)));
+    assert!(few.iter().map(|number| **number).eq(0..3));
+    assert_eq!(&*Short::<u8, 2>::one(7), [7]);
+    assert_eq!(&*Short::<u8, 2>::try_filled(7, 2).unwrap(), [7, 7]);
+    assert_eq!(MADE.get(), made, "nothing was allocated");
+    assert!(Short::<u8, 2>::try_filled(7, 3).is_err());
+    fail_at(1);
+    assert!(Short::<u8, 2>::try_with_capacity(3).is_err());
+    fail_at(0);
+    let kept = few[1].clone();
+    few[0] = kept.clone();
+    drop(few);
+    assert_eq!(std::rc::Rc::strong_count(&kept), 1);
+    let mut many = Short::<u8, 2>::try_with_capacity(5).unwrap();
+    (0..5).for_each(|number| many.push_reserved(number));
+    assert_eq!(&*many, [0, 1, 2, 3, 4]);
+}
+
+/// A list that is full says so.
+#[test]
+#[should_panic]
+fn a_short_list_without_room_panics() {
+    Short::<u8, 1>::one(1).push_reserved(2);
+}

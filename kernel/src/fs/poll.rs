@@ -3,7 +3,7 @@
 //! First every file is looked at; only if none is ready, and the caller would wait, does a waiter register with all
 //! of them and look again. POLLERR, POLLHUP and POLLNVAL are always reported.
 
-use freehold_collections::{Arc, Vec, reserve};
+use freehold_collections::{Arc, Short, reserve};
 use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -23,6 +23,16 @@ const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 const WORD: usize = 64;
 /// Files that are looked at before others may run.
 const FILES_PER_STEP: usize = 1024;
+/// The same for select.
+const WORDS_PER_STEP: usize = FILES_PER_STEP / WORD;
+
+/// So many files are waited for without a list on the heap.
+const FEW: usize = 16;
+/// Words of all sets of select that need no list on the heap: of 256 descriptors.
+const FEW_WORDS: usize = 6 * 4;
+
+/// The files of one call.
+type Watches = Short<Watch, FEW>;
 
 /// One file that is waited for.
 struct Watch {
@@ -78,20 +88,22 @@ fn poll(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i
     if length as u64 > process.limit(Resource::Files).soft {
         return Err(Errno::EINVAL);
     }
-    let mut entries = list.read_many(length)?;
+    let mut entries = list.read_few::<FEW>(length)?;
     let files = process.files();
-    let mut watches = Vec::try_with_capacity(length)?;
+    let mut watches = Watches::try_with_capacity(length)?;
     let mut invalid = 0;
     for (index, entry) in entries.iter_mut().enumerate() {
         entry.revents = 0;
-        if index % FILES_PER_STEP == 0 {
+        if index % FILES_PER_STEP == FILES_PER_STEP - 1 {
             crate::sched::checkpoint()?;
         }
         if entry.fd < 0 {
             continue;
         }
         match files.get(entry.fd) {
-            Ok(file) => watches.try_push(Watch { file, index, wanted: u32::from(entry.events) | ALWAYS })?,
+            Ok(file) => {
+                watches.push_reserved(Watch { file, index, wanted: u32::from(entry.events) | ALWAYS });
+            }
             Err(_) => {
                 entry.revents = POLLNVAL as u16;
                 invalid += 1;
@@ -159,12 +171,6 @@ fn deadline_of(timeout: Option<u64>) -> Option<u64> {
     timeout.map(|timeout| time::now().saturating_add(timeout))
 }
 
-/// The three sets of select, as the program passed them and as they will be answered.
-struct Sets {
-    asked: [Vec<u64>; 3],
-    answered: [Vec<u64>; 3],
-}
-
 /// What makes a descriptor ready in each set.
 const SET_BITS: [u32; 3] = [
     Ready::IN.bits() | POLLRDNORM | Ready::HUP.bits() | Ready::ERR.bits(),
@@ -177,38 +183,49 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
     let files = task::current().process().files();
     let count = count.min(files.size().next_multiple_of(WORD).max(WORD));
     let words = count.div_ceil(WORD);
-    let mut all = Sets { asked: Default::default(), answered: Default::default() };
-    for (at, &address) in sets.iter().enumerate() {
-        let empty = || Vec::try_filled(0u64, words);
-        all.asked[at] =
-            if address == 0 { empty()? } else { UserPtr::<u64>::new(address).read_many(words)? };
-        all.answered[at] = empty()?;
+    // The three sets as the program passed them, then as they will be answered.
+    let mut all = Short::<u64, FEW_WORDS>::try_filled(0, 6 * words)?;
+    let (asked, answered) = all.split_at_mut(3 * words);
+    for (at, &address) in sets.iter().enumerate().filter(|(_, address)| **address != 0) {
+        UserPtr::<u64>::new(address).read_into(&mut asked[at * words..][..words])?;
     }
-    let mut watches = Vec::new();
-    for fd in 0..count {
-        let (word, bit) = (fd / WORD, 1u64 << (fd % WORD));
-        let wanted =
-            (0..3).filter(|&at| all.asked[at][word] & bit != 0).fold(0, |bits, at| bits | SET_BITS[at]);
-        if wanted != 0 {
-            let file = files.get(fd as i32)?;
-            watches.try_push(Watch { file, index: fd, wanted })?;
+    let asked_by = |word: usize| [asked[word], asked[words + word], asked[2 * words + word]];
+    let named = |word: usize| {
+        // Bits behind the last descriptor mean nothing.
+        let within = u64::MAX >> (WORD - (count - word * WORD).min(WORD));
+        asked_by(word).iter().fold(0, |all, set| all | set) & within
+    };
+    let mut watches =
+        Watches::try_with_capacity((0..words).map(|word| named(word).count_ones() as usize).sum())?;
+    for word in 0..words {
+        if word % WORDS_PER_STEP == WORDS_PER_STEP - 1 {
+            crate::sched::checkpoint()?;
+        }
+        let mut left = named(word);
+        while left != 0 {
+            let bit = left.trailing_zeros() as usize;
+            left &= left - 1;
+            let wanted = asked_by(word)
+                .iter()
+                .zip(SET_BITS)
+                .fold(0, |bits, (set, of_set)| if set >> bit & 1 == 0 { bits } else { bits | of_set });
+            let index = word * WORD + bit;
+            watches.push_reserved(Watch { file: files.get(index as i32)?, index, wanted });
         }
     }
     let mut ready_bits = 0;
-    let (asked, answered) = (&all.asked, &mut all.answered);
     wait(&watches, deadline, |watch, ready| {
         let (word, bit) = (watch.index / WORD, 1u64 << (watch.index % WORD));
-        for at in 0..3 {
-            if asked[at][word] & bit != 0 && ready & SET_BITS[at] != 0 {
-                answered[at][word] |= bit;
+        for (at, of_set) in SET_BITS.into_iter().enumerate() {
+            let place = at * words + word;
+            if asked[place] & bit != 0 && ready & of_set != 0 {
+                answered[place] |= bit;
                 ready_bits += 1;
             }
         }
     })?;
-    for (at, &address) in sets.iter().enumerate() {
-        if address != 0 {
-            UserPtr::<u64>::new(address).write_slice(&all.answered[at])?;
-        }
+    for (at, &address) in sets.iter().enumerate().filter(|(_, address)| **address != 0) {
+        UserPtr::<u64>::new(address).write_slice(&answered[at * words..][..words])?;
     }
     Ok(ready_bits)
 }

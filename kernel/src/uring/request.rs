@@ -200,7 +200,7 @@ fn program_buffers(entry: &Submission) -> Result<Buffers> {
     let length = entry.length as usize;
     Ok(Buffers::Program(match entry.opcode {
         operation::READV | operation::WRITEV => Iovecs::read(entry.address, length)?,
-        _ => Iovecs::one(entry.address, length)?,
+        _ => Iovecs::one(entry.address, length),
     }))
 }
 

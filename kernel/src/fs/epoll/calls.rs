@@ -1,7 +1,7 @@
 //! The system calls on epoll instances.
 
 use freehold_collections::{
-    Arc, Vec,
+    Arc, Short,
     reserve::{self, ArcMethods},
 };
 use linux_raw_sys::general as c;
@@ -100,23 +100,13 @@ fn wait(args: &Args, deadline: Option<u64>) -> Result<i64> {
     let file = task::current().process().files().get(args.fd(0))?;
     let epoll = epoll_of(&file)?;
     let target = UserPtr::<EpollEvent>::new(args[1]);
-    let mut few = [EpollEvent { events: 0, data: 0 }; FEW];
-    let mut many: Vec<EpollEvent> = Vec::new();
-    let batch: &mut [EpollEvent] = if most as usize <= FEW {
-        &mut few[..most as usize]
-    } else {
-        many.try_resize(BATCH.min(most as usize), EpollEvent { events: 0, data: 0 })?;
-        &mut many
-    };
+    let most = BATCH.min(most as usize);
+    let mut batch = Short::<EpollEvent, FEW>::try_with_capacity(most)?;
     loop {
-        let mut places = batch.iter_mut();
-        let count = epoll.harvest(places.len().min(most as usize), |Event { events, data }| {
-            if let Some(place) = places.next() {
-                *place = EpollEvent { events, data };
-            }
-        });
+        let count =
+            epoll.harvest(most, |Event { events, data }| batch.push_reserved(EpollEvent { events, data }));
         if count > 0 {
-            target.write_slice(&batch[..count])?;
+            target.write_slice(&batch)?;
             return Ok(count as i64);
         }
         if deadline.is_some_and(|deadline| deadline <= time::now()) {
