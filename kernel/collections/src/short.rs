@@ -57,9 +57,17 @@ impl<T, const N: usize> Short<T, N> {
     /// Where there is no room.
     #[inline]
     pub fn push_reserved(&mut self, entry: T) {
+        self.extend_reserved(core::iter::once(entry));
+    }
+    /// Adds what `entries` gives at the end.
+    ///
+    /// # Panics
+    /// Where there is no room.
+    #[inline]
+    pub fn extend_reserved(&mut self, entries: impl IntoIterator<Item = T>) {
         match &mut self.0 {
-            Entries::Few(few) => few.push(entry),
-            Entries::Many(many) => many.push_reserved(entry),
+            Entries::Few(few) => few.extend(entries),
+            Entries::Many(many) => entries.into_iter().for_each(|entry| many.push_reserved(entry)),
         }
     }
 }

@@ -21,10 +21,8 @@ const POLLNVAL: u32 = 0x20;
 const ALWAYS: u32 = Ready::ERR.bits() | Ready::HUP.bits();
 /// Bits in one word of an fd_set.
 const WORD: usize = 64;
-/// Files that are looked at before others may run.
-const FILES_PER_STEP: usize = 1024;
-/// The same for select.
-const WORDS_PER_STEP: usize = FILES_PER_STEP / WORD;
+/// Files that are looked up before others may run.
+const FILES_PER_STEP: usize = 256;
 
 /// So many files are waited for without a list on the heap.
 const FEW: usize = 16;
@@ -92,23 +90,24 @@ fn poll(list: UserPtr<PollFd>, length: usize, deadline: Option<u64>) -> Result<i
     let files = process.files();
     let mut watches = Watches::try_with_capacity(length)?;
     let mut invalid = 0;
-    for (index, entry) in entries.iter_mut().enumerate() {
-        entry.revents = 0;
-        if index % FILES_PER_STEP == FILES_PER_STEP - 1 {
+    for (step, some) in entries.chunks_mut(FILES_PER_STEP).enumerate() {
+        if step > 0 {
             crate::sched::checkpoint()?;
         }
-        if entry.fd < 0 {
-            continue;
-        }
-        match files.get(entry.fd) {
-            Ok(file) => {
-                watches.push_reserved(Watch { file, index, wanted: u32::from(entry.events) | ALWAYS });
+        let table = files.look();
+        let named = some.iter_mut().zip(step * FILES_PER_STEP..);
+        watches.extend_reserved(named.filter_map(|(entry, index)| {
+            entry.revents = 0;
+            if entry.fd < 0 {
+                return None;
             }
-            Err(_) => {
+            let Ok(file) = table.get(entry.fd) else {
                 entry.revents = POLLNVAL as u16;
                 invalid += 1;
-            }
-        }
+                return None;
+            };
+            Some(Watch { file: file.clone(), index, wanted: u32::from(entry.events) | ALWAYS })
+        }));
     }
     let deadline = if invalid > 0 { Some(0) } else { deadline };
     let count = wait(&watches, deadline, |watch, ready| entries[watch.index].revents = ready as u16)?;
@@ -198,9 +197,10 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
     let mut watches =
         Watches::try_with_capacity((0..words).map(|word| named(word).count_ones() as usize).sum())?;
     for word in 0..words {
-        if word % WORDS_PER_STEP == WORDS_PER_STEP - 1 {
+        if word % (FILES_PER_STEP / WORD) == FILES_PER_STEP / WORD - 1 {
             crate::sched::checkpoint()?;
         }
+        let table = files.look();
         let mut left = named(word);
         while left != 0 {
             let bit = left.trailing_zeros() as usize;
@@ -210,7 +210,7 @@ fn select(count: i32, sets: [u64; 3], deadline: Option<u64>) -> Result<i64> {
                 .zip(SET_BITS)
                 .fold(0, |bits, (set, of_set)| if set >> bit & 1 == 0 { bits } else { bits | of_set });
             let index = word * WORD + bit;
-            watches.push_reserved(Watch { file: files.get(index as i32)?, index, wanted });
+            watches.push_reserved(Watch { file: table.get(index as i32)?.clone(), index, wanted });
         }
     }
     let mut ready_bits = 0;

@@ -14,7 +14,7 @@ use freehold_collections::{Arc, Vec, reserve};
 use super::flags::OpenFlags;
 use super::locks::{self, Owner};
 use super::open_file::OpenFile;
-use crate::sync::SpinLock;
+use crate::sync::{SpinLock, SpinLockGuard};
 use crate::{Errno, Result};
 
 /// What execve does to a descriptor.
@@ -70,6 +70,16 @@ pub struct FileTable {
     id: u64,
     /// A record lock was asked for through this table, so that closing looks for some.
     locks: AtomicBool,
+}
+
+/// A table that stays as it is while somebody looks.
+pub struct Look<'a>(SpinLockGuard<'a, Slots>);
+
+impl Look<'_> {
+    /// The open file behind `fd`; `EBADF` if there is none.
+    pub fn get(&self, fd: i32) -> Result<&Arc<OpenFile>> {
+        self.0.get(fd).map(|opened| &opened.file)
+    }
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -164,6 +174,11 @@ impl FileTable {
     /// The open file behind `fd`; `EBADF` if there is none.
     pub fn get(&self, fd: i32) -> Result<Arc<OpenFile>> {
         self.inner.lock().get(fd).map(|slot| slot.file.clone())
+    }
+
+    /// The table, locked for looks at a few descriptors: its holder may not sleep.
+    pub fn look(&self) -> Look<'_> {
+        Look(self.inner.lock())
     }
 
     /// The lowest free descriptor for `file`. `limit` is RLIMIT_NOFILE: `EMFILE` when none is free below it.

@@ -1,8 +1,9 @@
 //! File bytes in the page cache.
 //!
 //! The frames are user-side: their bytes exist for the kernel only inside a window, where nothing may fault. So
-//! each copy first faults in the program's page, then copies inside the window without faults, and goes on
-//! where that fell short (the page may have been taken away again in between).
+//! each copy runs inside the window without faults; where it falls short the program's page is faulted in outside, and the copy
+//! goes on (the page may have been taken away again in between). A write faults in first: what falls short would leave
+//! a new page without bytes in the cache.
 //!
 //! **Long work.** A program chooses how many bytes a call moves, and pages that are there do not stop a copy. So everything goes
 //! in steps of [`STEP`] bytes. Between two, others run, and a task that is to end stops.
@@ -85,17 +86,22 @@ impl Content for CacheContent {
 
     fn read_at(&self, offset: u64, sink: &mut dyn Sink) -> Result<usize> {
         let mut done = 0;
+        // Where a copy goes to is there nearly always: it is looked for only after a copy fell short.
+        let mut fell_short = false;
         loop {
             let want = sink.remaining();
             if want == 0 || offset + done as u64 >= self.cache.size() {
                 return Ok(done);
             }
-            if let Err(error) = sink.fault_in() {
+            if fell_short && let Err(error) = sink.fault_in() {
                 return so_far(done, error);
             }
             let step = want.min(STEP);
             match self.cache.read_at(offset + done as u64, step, |bytes| sink.put_without_fault(bytes)) {
-                Ok(n) => done += n,
+                Ok(n) => {
+                    done += n;
+                    fell_short = n < step;
+                }
                 Err(VmError::NoMemory) if find_more() == Growth::Grown => {}
                 Err(error) => return so_far(done, error.into()),
             }
