@@ -66,6 +66,16 @@ mod real {
     pub fn write_user(to: u64, from: &[u8], faults: Faults) -> usize {
         usercopy::write(VirtAddr(to), from, faults)
     }
+    /// Load a value from a user address, at once where its size is a word's; `None` if it cannot be read. May sleep.
+    #[inline]
+    pub fn load_user(from: u64, value: &mut [u8]) -> Option<()> {
+        usercopy::load(VirtAddr(from), value, Faults::Sleep)
+    }
+    /// Store a value at a user address, at once where its size is a word's; `None` if it cannot be written. May sleep.
+    #[inline]
+    pub fn store_user(to: u64, value: &[u8]) -> Option<()> {
+        usercopy::store(VirtAddr(to), value, Faults::Sleep)
+    }
     /// Show text on the serial line.
     pub fn print_serial(text: core::fmt::Arguments<'_>) {
         freehold_arch::serial::print(text);
@@ -107,6 +117,14 @@ mod real {
     /// There is no user memory.
     pub fn write_user(_to: u64, _from: &[u8], _faults: Faults) -> usize {
         0
+    }
+    /// There is no user memory.
+    pub fn load_user(_from: u64, _value: &mut [u8]) -> Option<()> {
+        None
+    }
+    /// There is no user memory.
+    pub fn store_user(_to: u64, _value: &[u8]) -> Option<()> {
+        None
     }
     /// No serial line in tests.
     pub fn print_serial(_text: core::fmt::Arguments<'_>) {}

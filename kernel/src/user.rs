@@ -120,13 +120,14 @@ impl<T> UserPtr<T> {
 }
 
 impl<T: FromBytes + IntoBytes> UserPtr<T> {
-    /// The value there; may sleep.
+    /// The value there, loaded at once where its size is a word's; may sleep.
     ///
     /// # Errors
     /// `EFAULT`.
+    #[inline]
     pub fn read(self) -> Result<T> {
         let mut value = T::new_zeroed();
-        read_exact(self.address, value.as_mut_bytes())?;
+        hw::load_user(self.address, value.as_mut_bytes()).ok_or(Errno::EFAULT)?;
         Ok(value)
     }
     /// The value there, or `None` for NULL; may sleep.
@@ -171,12 +172,13 @@ impl<T: FromBytes + IntoBytes> UserPtr<T> {
 }
 
 impl<T: IntoBytes + Immutable> UserPtr<T> {
-    /// Put `value` there; may sleep.
+    /// Put `value` there, stored at once where its size is a word's or half of one; may sleep.
     ///
     /// # Errors
     /// `EFAULT`.
+    #[inline]
     pub fn write(self, value: &T) -> Result<()> {
-        write_exact(self.address, value.as_bytes())
+        hw::store_user(self.address, value.as_bytes()).ok_or(Errno::EFAULT)
     }
     /// Put `value` there unless the pointer is NULL; may sleep.
     ///

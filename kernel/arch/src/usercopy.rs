@@ -39,6 +39,8 @@ unsafe extern "C" {
     fn user_load32_never(from: u64) -> Loaded;
     fn user_load64_serve(from: u64) -> Loaded;
     fn user_load64_never(from: u64) -> Loaded;
+    fn user_store16_serve(to: u64, value: u16) -> u64;
+    fn user_store16_never(to: u64, value: u16) -> u64;
     fn user_store32_serve(to: u64, value: u32) -> u64;
     fn user_store32_never(to: u64, value: u32) -> u64;
     fn user_store64_serve(to: u64, value: u64) -> u64;
@@ -73,6 +75,8 @@ mod host {
         user_load32_never(from: u64) -> Loaded = Loaded { value: 0, failed: 1 };
         user_load64_serve(from: u64) -> Loaded = Loaded { value: 0, failed: 1 };
         user_load64_never(from: u64) -> Loaded = Loaded { value: 0, failed: 1 };
+        user_store16_serve(to: u64, value: u16) -> u64 = 1;
+        user_store16_never(to: u64, value: u16) -> u64 = 1;
         user_store32_serve(to: u64, value: u32) -> u64 = 1;
         user_store32_never(to: u64, value: u32) -> u64 = 1;
         user_store64_serve(to: u64, value: u64) -> u64 = 1;
@@ -210,6 +214,20 @@ pub fn load_u64(from: VirtAddr, faults: Faults) -> Option<u64> {
     (loaded.failed == 0).then_some(loaded.value)
 }
 
+/// Store half a word in one access; `None` if it cannot be written.
+pub fn store_u16(to: VirtAddr, value: u16, faults: Faults) -> Option<()> {
+    if !is_user_word(to, 2) {
+        return None;
+    }
+    let failed = match faults {
+        // SAFETY: the half word is below USER_END: never kernel memory.
+        Faults::Sleep => unsafe { user_store16_serve(to.0, value) },
+        // SAFETY: as above.
+        Faults::Never => unsafe { user_store16_never(to.0, value) },
+    };
+    (failed == 0).then_some(())
+}
+
 /// Store a word in one access; `None` if it cannot be written.
 pub fn store_u32(to: VirtAddr, value: u32, faults: Faults) -> Option<()> {
     if !is_user_word(to, 4) {
@@ -236,6 +254,29 @@ pub fn store_u64(to: VirtAddr, value: u64, faults: Faults) -> Option<()> {
         Faults::Never => unsafe { user_store64_never(to.0, value) },
     };
     (failed == 0).then_some(())
+}
+
+/// Load a value, in one access where it has 4 or 8 bytes; `None` if not all of it can be read. For lengths that the compiler knows.
+#[inline(always)]
+pub fn load(from: VirtAddr, value: &mut [u8], faults: Faults) -> Option<()> {
+    match value.len() {
+        4 => value.copy_from_slice(&load_u32(from, faults)?.to_ne_bytes()),
+        8 => value.copy_from_slice(&load_u64(from, faults)?.to_ne_bytes()),
+        length => return (read(from, value, faults) == length).then_some(()),
+    }
+    Some(())
+}
+
+/// Store a value, in one access where it has 2, 4 or 8 bytes; `None` if not all of it can be written. For lengths that the
+/// compiler knows.
+#[inline(always)]
+pub fn store(to: VirtAddr, value: &[u8], faults: Faults) -> Option<()> {
+    match *value {
+        [a, b] => store_u16(to, u16::from_ne_bytes([a, b]), faults),
+        [a, b, c, d] => store_u32(to, u32::from_ne_bytes([a, b, c, d]), faults),
+        [a, b, c, d, e, f, g, h] => store_u64(to, u64::from_ne_bytes([a, b, c, d, e, f, g, h]), faults),
+        _ => (write(to, value, faults) == value.len()).then_some(()),
+    }
 }
 
 /// Replace a word if it is `current`, atomically; what it was, or `None` if it cannot be written.

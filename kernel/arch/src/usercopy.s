@@ -128,6 +128,8 @@ load user_load32_serve, eax, 1
 load user_load32_never, eax, 0
 load user_load64_serve, rax, 1
 load user_load64_never, rax, 0
+store user_store16_serve, si, 1
+store user_store16_never, si, 0
 store user_store32_serve, esi, 1
 store user_store32_never, esi, 0
 store user_store64_serve, rsi, 1
