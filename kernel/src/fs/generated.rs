@@ -5,8 +5,9 @@
 //! length a program chooses comes in [`Parts`] instead: only one of them is in memory (Linux'
 //! nearest relative is seq_file).
 
-use core::fmt;
+use core::{fmt, iter};
 
+use arrayvec::ArrayVec;
 use freehold_collections::{Arc, Box, Vec, reserve};
 
 use super::file::{Blocking, File, Seekable};
@@ -17,6 +18,11 @@ use crate::{Errno, Result};
 
 /// Longest text that may be written to a generated file at once.
 const MAX_STORE: usize = 4096;
+
+/// The most digits of a decimal number.
+const MOST_DIGITS: usize = 20;
+/// Bytes of memory that a text begins with.
+const FIRST_ROOM: usize = 1024;
 
 /// A growing text; memory that runs out is remembered and ends as `ENOMEM`.
 #[derive(Debug, Default)]
@@ -33,6 +39,9 @@ impl Text {
 
     /// Add bytes as they are.
     pub fn push(&mut self, bytes: &[u8]) {
+        if self.bytes.capacity() == 0 {
+            self.failed |= self.bytes.try_reserve(FIRST_ROOM).is_err();
+        }
         self.failed |= self.bytes.try_extend_from_slice(bytes).is_err();
     }
 
@@ -51,6 +60,46 @@ impl Text {
         line.pad(NAME);
         line.decimal(kib, 8);
         line.push(b" kB\n");
+        self.push(line.bytes());
+    }
+
+    /// Adds numbers, each with a blank before it.
+    pub fn numbers(&mut self, values: &[u64]) {
+        for some in values.chunks(Line::MOST / (MOST_DIGITS + 1)) {
+            let mut line = Line::new();
+            for &value in some {
+                line.push(b" ");
+                line.decimal(value, 0);
+            }
+            self.push(line.bytes());
+        }
+    }
+
+    /// Adds a number that may be negative, with a blank before it.
+    pub fn signed_number(&mut self, value: i64) {
+        let mut line = Line::of(if value < 0 { b" -" } else { b" " });
+        line.decimal(value.unsigned_abs(), 0);
+        self.push(line.bytes());
+    }
+
+    /// Adds a line of `name` and a few numbers, as /proc/PID/status has it.
+    pub fn row(&mut self, name: &str, values: &[u64]) {
+        let mut line = Line::of(name.as_bytes());
+        line.push(b":");
+        for &value in values {
+            line.push(b"\t");
+            line.decimal(value, 0);
+        }
+        line.push(b"\n");
+        self.push(line.bytes());
+    }
+
+    /// Adds a line of `name` and 64 bits in hexadecimal, as /proc/PID/status has it.
+    pub fn mask_row(&mut self, name: &str, bits: u64) {
+        let mut line = Line::of(name.as_bytes());
+        line.push(b":\t");
+        line.hex(bits, 16);
+        line.push(b"\n");
         self.push(line.bytes());
     }
 
@@ -73,10 +122,8 @@ impl fmt::Write for Text {
 }
 
 /// A short line in the making. What is past its end is left out.
-pub struct Line {
-    bytes: [u8; Self::MOST],
-    length: usize,
-}
+#[derive(Default)]
+pub struct Line(ArrayVec<u8, { Line::MOST }>);
 
 impl Line {
     /// The most bytes of a line.
@@ -84,7 +131,7 @@ impl Line {
 
     /// An empty line.
     pub const fn new() -> Self {
-        Self { bytes: [b' '; Self::MOST], length: 0 }
+        Self(ArrayVec::new_const())
     }
 
     /// A line with these bytes.
@@ -111,46 +158,57 @@ impl Line {
 
     /// What it has so far.
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.length]
+        &self.0
     }
 
     /// Adds bytes as they are.
     #[inline]
     pub fn push(&mut self, bytes: &[u8]) {
-        let end = (self.length + bytes.len()).min(Self::MOST);
-        let count = end - self.length;
-        self.bytes[self.length..end].copy_from_slice(&bytes[..count]);
-        self.length = end;
+        let count = bytes.len().min(self.0.remaining_capacity());
+        // It fits.
+        let _ = self.0.try_extend_from_slice(&bytes[..count]);
     }
 
     /// Adds blanks up to `column`.
     pub fn pad(&mut self, column: usize) {
-        self.length = self.length.max(column.min(Self::MOST));
+        let count = column.min(Self::MOST).saturating_sub(self.0.len());
+        self.0.extend(iter::repeat_n(b' ', count));
     }
 
-    /// Adds a number, with blanks before it in at least `width` columns.
-    pub fn decimal(&mut self, value: u64, width: usize) {
-        self.number(value, 10, width, b' ');
+    /// Adds a number, with blanks before it in at least `width` columns. One that does not fit is left out.
+    pub fn decimal(&mut self, mut value: u64, width: usize) {
+        let digits = value.checked_ilog10().map_or(1, |log| log as usize + 1);
+        let (start, count) = (self.0.len(), digits.max(width));
+        if count > self.0.remaining_capacity() {
+            return;
+        }
+        self.0.extend(iter::repeat_n(b' ', count));
+        for place in self.0[start..].iter_mut().rev().take(digits) {
+            *place = b'0' + (value % 10) as u8;
+            value /= 10;
+        }
     }
 
     /// Adds a hexadecimal number, with zeroes before it in at least `width` columns.
     pub fn hex(&mut self, value: u64, width: usize) {
-        self.number(value, 16, width, b'0');
+        self.digits_of_bits::<4>(value, width);
     }
 
+    /// Adds an octal number, with zeroes before it in at least `width` columns.
+    pub fn octal(&mut self, value: u64, width: usize) {
+        self.digits_of_bits::<3>(value, width);
+    }
+
+    /// Adds a number whose digits have so many bits. One that does not fit is left out.
     #[inline(always)]
-    fn number(&mut self, mut value: u64, base: u64, width: usize, fill: u8) {
-        let mut digits = [fill; 20];
-        let mut at = digits.len();
-        loop {
-            at -= 1;
-            digits[at] = b"0123456789abcdef"[(value % base) as usize];
-            value /= base;
-            if value == 0 {
-                break;
-            }
+    fn digits_of_bits<const BITS: usize>(&mut self, value: u64, width: usize) {
+        let used = (u64::BITS - (value | 1).leading_zeros()) as usize;
+        let count = used.div_ceil(BITS).max(width).min((u64::BITS as usize).div_ceil(BITS));
+        if count > self.0.remaining_capacity() {
+            return;
         }
-        self.push(&digits[at.min(digits.len() - width.min(digits.len()))..]);
+        let digit = |place: usize| (value >> (place * BITS)) as usize & ((1 << BITS) - 1);
+        self.0.extend((0..count).rev().map(|place| b"0123456789abcdef"[digit(place)]));
     }
 }
 
@@ -158,12 +216,6 @@ impl fmt::Write for Line {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.push(text.as_bytes());
         Ok(())
-    }
-}
-
-impl Default for Line {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -317,10 +369,25 @@ mod tests {
             let wanted =
                 try_format!("{:<50}|", try_format!("{value:08x}-{value}").unwrap().as_str()).unwrap();
             assert_eq!(line.bytes(), wanted.as_bytes());
+            let mut line = Line::new();
+            line.octal(value, 4);
+            assert_eq!(line.bytes(), try_format!("{value:04o}").unwrap().as_bytes());
+            let mut text = Text::new();
+            text.numbers(&[value; 7]);
+            text.signed_number(-(value as i64 / 2));
+            text.row("Uid", &[value, 1]);
+            text.mask_row("SigCgt", value);
+            let half = -(value as i64 / 2);
+            let seven = try_format!(" {value} {value} {value} {value} {value} {value} {value}").unwrap();
+            let wanted =
+                try_format!("{} {half}Uid:\t{value}\t1\nSigCgt:\t{value:016x}\n", seven.as_str()).unwrap();
+            assert_eq!(text.finish().unwrap(), wanted.as_bytes());
         }
         let mut line = Line::new();
         (0..3).for_each(|_| line.push(&[b'x'; 100]));
         assert_eq!(line.bytes().len(), Line::MOST);
+        line.decimal(7, 0);
+        assert_eq!(line.bytes(), [b'x'; Line::MOST], "what is past its end is left out");
         assert_eq!(Line::displaying(format_args!("cpu{}", 7)).bytes(), b"cpu7");
     }
 }

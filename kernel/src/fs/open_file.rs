@@ -50,8 +50,8 @@ pub struct OpenFile {
     id: u64,
     /// A lock was asked for through this description.
     locked: AtomicBool,
-    /// Those who watch it until it is closed; `None` where nobody ever did.
-    watchers: SpinLock<Option<Box<Watchers>>>,
+    /// Those who watch it until it is closed.
+    watchers: SpinLock<Watchers>,
     /// Held for as long as it may be written, or a program runs from it.
     _permit: Option<Permit>,
 }
@@ -92,7 +92,7 @@ impl OpenFile {
             signal: AtomicI32::new(0),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             locked: AtomicBool::new(false),
-            watchers: SpinLock::new(None),
+            watchers: SpinLock::new(Watchers::None),
             _permit: permit,
         })
     }
@@ -327,8 +327,61 @@ pub trait Watcher: Send + Sync {
     fn closed(&self);
 }
 
-/// Watchers by their address.
-type Watchers = Map<usize, Weak<dyn Watcher>>;
+/// The watchers of a description: nearly always one at most, which needs no memory.
+enum Watchers {
+    None,
+    One(Weak<dyn Watcher>),
+    /// By their address.
+    Many(Box<Map<usize, Weak<dyn Watcher>>>),
+}
+
+impl Watchers {
+    fn add(&mut self, watcher: Weak<dyn Watcher>) -> Result<()> {
+        *self = match core::mem::replace(self, Self::None) {
+            Self::None => Self::One(watcher),
+            Self::One(first) => {
+                let mut all = Map::new();
+                let added = all.try_insert(address_of(&watcher), watcher);
+                if let Err(error) = added.and_then(|_| all.try_insert(address_of(&first), first.clone())) {
+                    *self = Self::One(first);
+                    return Err(error.into());
+                }
+                Self::Many(reserve::boxed(all))
+            }
+            Self::Many(mut all) => {
+                let added = all.try_insert(address_of(&watcher), watcher);
+                *self = Self::Many(all);
+                return added.map(drop).map_err(Into::into);
+            }
+        };
+        Ok(())
+    }
+
+    fn remove(&mut self, watcher: &Weak<dyn Watcher>) -> Option<Weak<dyn Watcher>> {
+        match self {
+            Self::One(first) if address_of(first) == address_of(watcher) => {
+                let Self::One(first) = core::mem::replace(self, Self::None) else { return None };
+                Some(first)
+            }
+            Self::None | Self::One(_) => None,
+            Self::Many(all) => all.remove(&address_of(watcher)),
+        }
+    }
+
+    /// Tells all that the description is closed.
+    fn tell(&self) {
+        let tell = |watcher: &Weak<dyn Watcher>| {
+            if let Some(watcher) = watcher.upgrade() {
+                watcher.closed();
+            }
+        };
+        match self {
+            Self::None => {}
+            Self::One(first) => tell(first),
+            Self::Many(all) => all.values().for_each(tell),
+        }
+    }
+}
 
 fn address_of(watcher: &Weak<dyn Watcher>) -> usize {
     watcher.as_ptr().cast::<()>().addr()
@@ -340,25 +393,19 @@ impl OpenFile {
     /// # Errors
     /// `ENOMEM`.
     pub fn add_watcher(&self, watcher: Weak<dyn Watcher>) -> Result<()> {
-        let mut watchers = self.watchers.lock();
-        let watchers = watchers.get_or_insert_with(|| reserve::boxed(Map::new()));
-        watchers.try_insert(address_of(&watcher), watcher)?;
-        Ok(())
+        self.watchers.lock().add(watcher)
     }
 
     /// The opposite of [`OpenFile::add_watcher`].
     pub fn remove_watcher(&self, watcher: &Weak<dyn Watcher>) {
-        let removed =
-            self.watchers.lock().as_mut().and_then(|watchers| watchers.remove(&address_of(watcher)));
+        let removed = self.watchers.lock().remove(watcher);
         drop(removed);
     }
 }
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        if let Some(watchers) = self.watchers.get_mut().take() {
-            watchers.values().filter_map(|weak| weak.upgrade()).for_each(|watcher| watcher.closed());
-        }
+        self.watchers.get_mut().tell();
         if *self.locked.get_mut() {
             locks::release(self.node().identity(), Owner::Description(self.id));
         }

@@ -11,6 +11,7 @@
 use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use arrayvec::ArrayVec;
 use freehold_collections::{Arc, Vec};
 
 use super::lock::IrqSpinLock;
@@ -260,9 +261,17 @@ pub enum Slept {
 #[must_use]
 pub struct PollWaiter {
     target: Arc<dyn Wake>,
-    registered: Vec<(Arc<WaitQueue>, u64)>,
+    /// The first registrations: most files have one queue or two.
+    few: ArrayVec<Registration, 2>,
+    more: Vec<Registration>,
     /// Some registration found no memory: sleep only in naps.
     incomplete: bool,
+}
+
+/// An entry in a queue.
+struct Registration {
+    queue: Arc<WaitQueue>,
+    id: u64,
 }
 
 impl PollWaiter {
@@ -271,24 +280,36 @@ impl PollWaiter {
     pub fn new() -> Self {
         let task = thread::current();
         task.prepare_to_sleep(Sleep::Interruptible);
-        Self { target: task, registered: Vec::new(), incomplete: false }
+        Self::observer(task)
     }
 
     /// A waiter that tells `target` of every wake-up, for as long as it lives.
     pub fn observer(target: Arc<dyn Wake>) -> Self {
-        Self { target, registered: Vec::new(), incomplete: false }
+        Self { target, few: ArrayVec::new(), more: Vec::new(), incomplete: false }
     }
 
     /// Be told when `queue` is woken.
     pub fn register(&mut self, queue: &Arc<WaitQueue>) {
-        if self.registered.try_reserve(1).is_err() {
+        if self.few.is_full() && self.more.try_reserve(1).is_err() {
             self.incomplete = true;
             return;
         }
-        match queue.insert(&self.target) {
-            Ok(id) => self.registered.push_reserved((queue.clone(), id)),
-            Err(_) => self.incomplete = true,
+        let Ok(id) = queue.insert(&self.target) else {
+            self.incomplete = true;
+            return;
+        };
+        let registration = Registration { queue: queue.clone(), id };
+        if let Err(full) = self.few.try_push(registration) {
+            self.more.push_reserved(full.element());
         }
+    }
+
+    /// Whether every queue tells it: an observer that is not told of all is of no use.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn complete(self) -> Result<Self> {
+        if self.incomplete { Err(Errno::ENOMEM) } else { Ok(self) }
     }
 
     /// Sleep until one of the queues is woken after the last call (or after `new`); the caller then looks at its
@@ -324,7 +345,7 @@ impl Default for PollWaiter {
 
 impl Drop for PollWaiter {
     fn drop(&mut self) {
-        for (queue, id) in self.registered.drain(..) {
+        for Registration { queue, id } in self.few.drain(..).chain(self.more.drain(..)) {
             queue.remove(id);
         }
         // An observer's owner may be asleep for another reason; only a waiting task's own state is reset, and
@@ -335,6 +356,6 @@ impl Drop for PollWaiter {
 
 impl fmt::Debug for PollWaiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PollWaiter").field("queues", &self.registered.len()).finish()
+        f.debug_struct("PollWaiter").field("queues", &(self.few.len() + self.more.len())).finish()
     }
 }

@@ -71,11 +71,14 @@ pub fn sys_epoll_ctl(args: &Args) -> Result<i64> {
         Interest { events: event.events, data: event.data }
     };
     let files = task::current().process().files();
-    let (instance, file) = (files.get(args.fd(0))?, files.get(fd)?);
+    let (instance, file) = {
+        let table = files.look();
+        (table.get(args.fd(0))?.clone(), table.get(fd)?.clone())
+    };
     // Regular files and directories are always ready: there is nothing to watch.
-    let always_ready = Epoll::of(&file).is_none()
-        && file.path().is_some()
-        && matches!(file.node().kind(), NodeKind::Regular | NodeKind::Directory);
+    let always_ready = file.path().is_some()
+        && matches!(file.node().kind(), NodeKind::Regular | NodeKind::Directory)
+        && Epoll::of(&file).is_none();
     if always_ready {
         return Err(Errno::EPERM);
     }

@@ -48,9 +48,6 @@ impl<T> Items<T> {
     /// # Errors
     /// `EEXIST` where an item watches that file, `ENOMEM`.
     pub(super) fn claim(&mut self, key: Key) -> Result<usize> {
-        if self.by_file.contains_key(&key) {
-            return Err(Errno::EEXIST);
-        }
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
@@ -60,11 +57,18 @@ impl<T> Items<T> {
                 all - 1
             }
         };
-        if self.by_file.try_insert(key, slot).is_err() {
-            self.free.push_reserved(slot);
-            return Err(Errno::ENOMEM);
-        }
-        Ok(slot)
+        let error = match self.by_file.try_insert(key, slot) {
+            Ok(None) => return Ok(slot),
+            Ok(Some(watching)) => {
+                if let Some(there) = self.by_file.get_mut(&key) {
+                    *there = watching;
+                }
+                Errno::EEXIST
+            }
+            Err(_) => Errno::ENOMEM,
+        };
+        self.free.push_reserved(slot);
+        Err(error)
     }
 
     /// Slots that there are.

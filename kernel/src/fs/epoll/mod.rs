@@ -66,6 +66,16 @@ struct Interest {
     data: u64,
 }
 
+impl Interest {
+    /// The events that are told: those that are asked for, and what nobody needs to ask for. None where nothing is asked for.
+    const fn reported(self) -> u32 {
+        match self.events & EVENTS {
+            0 => 0,
+            wanted => wanted | ALWAYS,
+        }
+    }
+}
+
 /// One event on its way to the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Event {
@@ -111,8 +121,10 @@ impl Item {
 
     /// What of its interest is there now.
     fn ready(&self, file: &OpenFile) -> u32 {
-        let wanted = self.interest.lock().events & EVENTS;
-        if wanted == 0 { 0 } else { file.poll(None).poll_bits() & (wanted | ALWAYS) }
+        match self.interest.lock().reported() {
+            0 => 0,
+            reported => file.poll(None).poll_bits() & reported,
+        }
     }
 }
 
@@ -179,14 +191,21 @@ impl Epoll {
             interest: SpinLock::new(interest),
             observing: SpinLock::new(None),
         });
-        if let Err(error) = file.add_watcher(watcher_of(&item)) {
-            items.give_back(slot, key);
-            return Err(error);
-        }
         let mut observer = PollWaiter::observer(item.clone());
-        file.poll(Some(&mut observer));
-        *item.observing.lock() = Some(observer);
-        let ready = item.ready(file) != 0;
+        let ready = file.poll(Some(&mut observer)).poll_bits() & interest.reported() != 0;
+        let observing = observer.complete().and_then(|observer| {
+            file.add_watcher(watcher_of(&item))?;
+            Ok(observer)
+        });
+        *item.observing.lock() = match observing {
+            Ok(observer) => Some(observer),
+            Err(error) => {
+                // A queue may have been woken meanwhile; none is observed any more.
+                self.shared.ready.lock().remove(slot);
+                items.give_back(slot, key);
+                return Err(error);
+            }
+        };
         items.put(slot, item.clone());
         drop(items);
         if let Some(nesting) = &mut nesting {

@@ -1,6 +1,8 @@
 use std::vec;
 use std::vec::Vec;
 
+use freehold_collections::inject::each_fails;
+
 use super::*;
 use crate::Errno;
 use crate::fs::bytes::{SliceSink, SliceSource};
@@ -215,4 +217,35 @@ fn the_list_is_shared_fairly() {
     }
     seen.sort_unstable();
     assert_eq!(seen, (0..10).collect::<Vec<_>>());
+}
+
+/// A watch that is not told of wake-ups would never report anything.
+#[test]
+fn a_watch_for_which_there_is_no_memory_is_refused_and_leaves_nothing() {
+    // The second watcher of a file needs another kind of list, the fifth a longer queue.
+    for others in [1, 4] {
+        let f = fixture(IN);
+        let more: Vec<_> = (1..others).map(|_| Epoll::new()).collect();
+        more.iter().for_each(|other| other.add(3, &f.reader, QUIET).unwrap());
+        let epoll = Epoll::new();
+        let (outcome, failures) = each_fails(|| {
+            let outcome = epoll.add(3, &f.reader, Interest { events: IN, data: 77 });
+            if outcome.is_err() {
+                assert_eq!(outcome, Err(Errno::ENOMEM));
+                write(&f.writer);
+                assert_eq!((events(&epoll), epoll.items.lock().iter().count()), (vec![], 0));
+                assert_eq!(events(&f.epoll), [IN]);
+                read(&f.reader);
+            }
+            outcome
+        });
+        assert_eq!(outcome, Ok(()));
+        assert!(failures >= 3, "{failures} allocations");
+        write(&f.writer);
+        assert_eq!(events(&epoll), [IN]);
+        assert_eq!(epoll.add(3, &f.reader, QUIET), Err(Errno::EEXIST));
+        assert_eq!(events(&epoll), [IN], "the watch is as it was");
+        drop(f.reader);
+        assert_eq!(epoll.items.lock().iter().count(), 0);
+    }
 }

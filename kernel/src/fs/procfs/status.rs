@@ -10,11 +10,16 @@ use super::system::TICK;
 use super::{memory, mounts, oom};
 use crate::fs::generated::{Line, Text};
 use crate::fs::masks::{list, mask};
+use crate::hw::PAGE;
 use crate::task::inspect::{self, Mode};
-use crate::task::signal::SIG_IGN;
 use crate::task::{Capability, capabilities};
-use crate::task::{Process, Resource, SigSet, Signal, Task, Usage};
+use crate::task::{Process, Resource, SigSet, Task, Usage};
 use crate::{Errno, Result, mem, sched};
+
+/// PF_RANDOMIZE, as all programs have it.
+const TASK_FLAGS: u64 = 0x0040_0000;
+/// What a parent is told at a process' end.
+const SIGCHLD: u64 = 17;
 
 /// What a process' space says; nothing for one that has ended.
 pub(super) fn usage_of(process: &Process) -> freehold_vm::Usage {
@@ -162,21 +167,6 @@ fn state(process: &Process, task: Option<&Arc<Task>>) -> (char, &'static str) {
     (char::from(letter), words)
 }
 
-/// Signals that are ignored, and those that are caught.
-fn dispositions(process: &Process) -> [u64; 2] {
-    let mut sets = [0, 0];
-    for number in 1..=64 {
-        if let Some(signal) = Signal::new(number) {
-            match process.action(signal).handler {
-                0 => {}
-                SIG_IGN => sets[0] |= 1 << (number - 1),
-                _ => sets[1] |= 1 << (number - 1),
-            }
-        }
-    }
-    sets
-}
-
 /// The terminal's device number as /proc shows it and the foreground group, or 0 and -1.
 fn terminal(process: &Process) -> (u64, i64) {
     let session = process.session();
@@ -198,116 +188,168 @@ fn stat(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> 
     let nice = task.as_ref().map_or(0, |task| task.schedule.nice());
     let pending = task.as_ref().map_or(SigSet::EMPTY, |task| task.pending_signals());
     let blocked = task.as_ref().map_or(SigSet::EMPTY, |task| task.blocked());
-    let [ignored, caught] = dispositions(process);
+    let (ignored, caught) = process.dispositions();
     let cpu = task.as_ref().map_or(0, |task| task.schedule.cpu.load(Ordering::Relaxed));
-    write!(out, "{} (", subject.tid.unwrap_or(process.pid));
+    out.push(Line::of_number(subject.tid.unwrap_or(process.pid).into()).bytes());
+    out.push(b" (");
     push_name(out, subject, process)?;
-    write!(out, ") {letter}");
-    write!(
-        out,
-        " {} {} {} {tty} {foreground} 4194304",
-        process.parent_pid(),
-        process.group(),
-        process.session().id
-    );
-    write!(out, " {} {}", usage.minor_faults, children.minor_faults);
-    write!(out, " {} {}", usage.major_faults, children.major_faults);
-    write!(out, " {} {}", usage.user / TICK, usage.system / TICK);
-    write!(out, " {} {}", children.user / TICK, children.system / TICK);
-    write!(out, " {} {nice} {} 0 {}", 20 + nice, process.thread_count(), process.started / TICK);
+    out.push(&[b')', b' ', letter as u8]);
+    out.numbers(&[process.parent_pid().into(), process.group().into(), process.session().id.into(), tty]);
+    out.signed_number(foreground);
+    out.numbers(&[
+        TASK_FLAGS,
+        usage.minor_faults,
+        children.minor_faults,
+        usage.major_faults,
+        children.major_faults,
+    ]);
+    out.numbers(&[usage.user, usage.system, children.user, children.system].map(|time| time / TICK));
+    out.signed_number((20 + nice).into());
+    out.signed_number(nice.into());
     let rss_limit = process.limit(Resource::Rss).soft;
-    write!(out, " {} {} {rss_limit}", space.total_pages * 4096, space.rss());
+    out.numbers(&[process.thread_count() as u64, 0, process.started / TICK]);
+    out.numbers(&[space.total_pages * PAGE, space.rss(), rss_limit]);
     // Where things are in memory is told to those who may inspect it.
     let told = inspect::may_inspect(process, Mode::READ_FS).is_ok();
     let place = |address: u64| if told { address } else { 0 };
     let code = if told || program.code.end == 0 { program.code } else { 1..1 };
-    write!(out, " {} {} {} 0 0", code.start, code.end, place(program.stack_start));
-    write!(out, " {} {} {ignored} {caught}", pending.0, blocked.0);
-    write!(out, " 0 0 0 17 {cpu} 0 0 0 0 0");
-    write!(out, " {} {} {}", place(program.data.start), place(program.data.end), place(program.break_start));
-    write!(out, " {} {}", place(program.arguments.start), place(program.arguments.end));
-    writeln!(out, " {} {} 0", place(program.environment.start), place(program.environment.end));
+    out.numbers(&[code.start, code.end, place(program.stack_start), 0, 0]);
+    out.numbers(&[pending, blocked, ignored, caught].map(|set| set.0));
+    out.numbers(&[0, 0, 0, SIGCHLD, cpu as u64, 0, 0, 0, 0, 0]);
+    let (arguments, environment) = (&program.arguments, &program.environment);
+    out.numbers(&[program.data.start, program.data.end, program.break_start].map(place));
+    out.numbers(&[arguments.start, arguments.end, environment.start, environment.end].map(place));
+    out.push(b" 0\n");
     Ok(())
 }
 
 fn status(out: &mut Text, subject: Subject, process: &Arc<Process>) -> Result<()> {
     let task = subject.task()?;
-    let credentials = process.credentials();
-    let (letter, words) = state(process, task.as_ref());
-    let id = subject.tid.unwrap_or(process.pid);
-    let is_alive = process.exit_status().is_none();
     out.push(b"Name:\t");
     push_name(out, subject, process)?;
     out.push(b"\n");
-    if is_alive {
-        writeln!(out, "Umask:\t{:04o}", process.fs().umask());
+    identity(out, subject, process, task.as_ref());
+    if process.exit_status().is_none() {
+        memory_use(out, process);
     }
-    writeln!(out, "State:\t{letter} ({words})\nTgid:\t{}\nNgid:\t0\nPid:\t{id}", process.pid);
-    writeln!(out, "PPid:\t{}\nTracerPid:\t0", process.parent_pid());
-    let c = &credentials;
-    writeln!(out, "Uid:\t{}\t{}\t{}\t{}", c.uid, c.euid, c.suid, c.fsuid);
-    writeln!(out, "Gid:\t{}\t{}\t{}\t{}", c.gid, c.egid, c.sgid, c.fsgid);
-    write!(out, "FDSize:\t{}\nGroups:\t", process.files().size());
+    signals(out, process, task.as_ref());
+    rights(out, process);
+    places(out, task.as_ref());
+    let usage = usage_in_time(subject, process)?;
+    out.row("voluntary_ctxt_switches", &[usage.voluntary_switches]);
+    out.row("nonvoluntary_ctxt_switches", &[usage.involuntary_switches]);
+    Ok(())
+}
+
+/// Who it is: its state, its numbers and on whose behalf it acts.
+fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Option<&Arc<Task>>) {
+    if process.exit_status().is_none() {
+        let mut line = Line::of(b"Umask:\t");
+        line.octal(process.fs().umask().into(), 4);
+        line.push(b"\n");
+        out.push(line.bytes());
+    }
+    let (letter, words) = state(process, task);
+    let mut line = Line::of(b"State:\t");
+    for part in [&[letter as u8, b' ', b'('], words.as_bytes(), b")\n"] {
+        line.push(part);
+    }
+    out.push(line.bytes());
+    let (group, id) = (process.pid.into(), subject.tid.unwrap_or(process.pid).into());
+    let c = &process.credentials();
+    out.row("Tgid", &[group]);
+    out.row("Ngid", &[0]);
+    out.row("Pid", &[id]);
+    out.row("PPid", &[process.parent_pid().into()]);
+    out.row("TracerPid", &[0]);
+    out.row("Uid", &[c.uid, c.euid, c.suid, c.fsuid].map(u64::from));
+    out.row("Gid", &[c.gid, c.egid, c.sgid, c.fsgid].map(u64::from));
+    out.row("FDSize", &[process.files().size() as u64]);
+    out.push(b"Groups:\t");
     for group in c.groups.iter() {
-        write!(out, "{group} ");
+        let mut line = Line::of_number((*group).into());
+        line.push(b" ");
+        out.push(line.bytes());
     }
-    writeln!(out, "\nNStgid:\t{}\nNSpid:\t{id}", process.pid);
-    writeln!(out, "NSpgid:\t{}\nNSsid:\t{}", process.group(), process.session().id);
-    if is_alive {
-        let usage = process.space().lock().usage();
-        let mut line = |name: &str, pages: u64| {
-            let mut line = Line::new();
-            line.push(name.as_bytes());
-            line.push(b":\t");
-            line.decimal(pages * 4, 8);
-            line.push(b" kB\n");
-            out.push(line.bytes());
-        };
-        line("VmPeak", usage.peak_total);
-        line("VmSize", usage.total_pages);
-        line("VmLck", usage.locked_pages);
-        line("VmHWM", usage.peak_rss.max(usage.rss()));
-        line("VmRSS", usage.rss());
-        line("RssAnon", usage.rss_anon);
-        line("RssFile", usage.rss_file);
-        line("RssShmem", usage.rss_shmem);
-        line("VmData", usage.data_pages);
-        line("VmStk", usage.stack_pages);
-        line("VmExe", usage.exec_pages);
-        line("VmPTE", usage.page_table_bytes / 4096);
-        line("VmSwap", usage.swapped);
-        let huge = u8::from(process.space().lock().huge_use() == freehold_vm::HugeUse::ByArea);
-        writeln!(out, "HugetlbPages:\t       0 kB\nCoreDumping:\t0\nTHP_enabled:\t{huge}");
+    out.push(b"\n");
+    out.row("NStgid", &[group]);
+    out.row("NSpid", &[id]);
+    out.row("NSpgid", &[process.group().into()]);
+    out.row("NSsid", &[process.session().id.into()]);
+}
+
+/// What memory it has.
+fn memory_use(out: &mut Text, process: &Process) {
+    let (usage, huge) = {
+        let shared = process.space();
+        let space = shared.lock();
+        (space.usage(), space.huge_use() == freehold_vm::HugeUse::ByArea)
+    };
+    for (name, pages) in [
+        ("VmPeak", usage.peak_total),
+        ("VmSize", usage.total_pages),
+        ("VmLck", usage.locked_pages),
+        ("VmHWM", usage.peak_rss.max(usage.rss())),
+        ("VmRSS", usage.rss()),
+        ("RssAnon", usage.rss_anon),
+        ("RssFile", usage.rss_file),
+        ("RssShmem", usage.rss_shmem),
+        ("VmData", usage.data_pages),
+        ("VmStk", usage.stack_pages),
+        ("VmExe", usage.exec_pages),
+        ("VmPTE", usage.page_table_bytes / PAGE),
+        ("VmSwap", usage.swapped),
+        ("HugetlbPages", 0),
+    ] {
+        let mut line = Line::of(name.as_bytes());
+        line.push(b":\t");
+        line.decimal(pages * (PAGE / 1024), 8);
+        line.push(b" kB\n");
+        out.push(line.bytes());
     }
-    let pending = task.as_ref().map_or(SigSet::EMPTY, |task| task.pending_signals());
-    let blocked = task.as_ref().map_or(SigSet::EMPTY, |task| task.blocked());
-    let [ignored, caught] = dispositions(process);
-    let queue = process.limit(Resource::SigPending).soft;
-    let queued = crate::task::users::queued_signals(c.uid);
-    writeln!(out, "Threads:\t{}\nSigQ:\t{queued}/{queue}", process.thread_count());
-    writeln!(out, "SigPnd:\t{:016x}\nShdPnd:\t{:016x}\nSigBlk:\t{:016x}", 0, pending.0, blocked.0);
-    writeln!(out, "SigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}");
-    let sets = c.capabilities;
-    writeln!(out, "CapInh:\t{:016x}\nCapPrm:\t{:016x}", sets.inheritable, sets.permitted);
-    writeln!(out, "CapEff:\t{:016x}", sets.effective);
-    writeln!(
-        out,
-        "CapBnd:\t{:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t{}\nSeccomp:\t0\nSeccomp_filters:\t0",
-        capabilities::ALL,
-        0,
-        u8::from(process.no_new_privileges.load(Ordering::Relaxed))
-    );
+    out.row("CoreDumping", &[0]);
+    out.row("THP_enabled", &[huge.into()]);
+}
+
+/// What is done about signals, and those that wait.
+fn signals(out: &mut Text, process: &Arc<Process>, task: Option<&Arc<Task>>) {
+    out.row("Threads", &[process.thread_count() as u64]);
+    let mut line = Line::of(b"SigQ:\t");
+    line.decimal(crate::task::users::queued_signals(process.credentials().uid), 0);
+    line.push(b"/");
+    line.decimal(process.limit(Resource::SigPending).soft, 0);
+    line.push(b"\n");
+    out.push(line.bytes());
+    let (ignored, caught) = process.dispositions();
+    out.mask_row("SigPnd", 0);
+    out.mask_row("ShdPnd", task.map_or(0, |task| task.pending_signals().0));
+    out.mask_row("SigBlk", task.map_or(0, |task| task.blocked().0));
+    out.mask_row("SigIgn", ignored.0);
+    out.mask_row("SigCgt", caught.0);
+}
+
+/// What it may do beyond what its user may.
+fn rights(out: &mut Text, process: &Process) {
+    let sets = process.credentials().capabilities;
+    out.mask_row("CapInh", sets.inheritable);
+    out.mask_row("CapPrm", sets.permitted);
+    out.mask_row("CapEff", sets.effective);
+    out.mask_row("CapBnd", capabilities::ALL);
+    out.mask_row("CapAmb", 0);
+    out.row("NoNewPrivs", &[process.no_new_privileges.load(Ordering::Relaxed).into()]);
+    out.row("Seccomp", &[0]);
+    out.row("Seccomp_filters", &[0]);
+}
+
+/// Where it may run, and where its memory may lie.
+fn places(out: &mut Text, task: Option<&Arc<Task>>) {
     let online = sched::online();
-    let cpus = task.as_ref().map_or(online.0, |task| task.schedule.affinity().0 & online.0);
+    let cpus = task.map_or(online.0, |task| task.schedule.affinity().0 & online.0);
     let count = online.len();
     writeln!(out, "Cpus_allowed:\t{}\nCpus_allowed_list:\t{}", mask(cpus, count), list(cpus));
     let nodes = crate::fs::machine::get().map_or(1, |machine| machine.firmware.topology.node_count());
     let all_nodes = (1u64 << nodes) - 1;
     writeln!(out, "Mems_allowed:\t{}\nMems_allowed_list:\t{}", mask(all_nodes, nodes), list(all_nodes));
-    let usage = usage_in_time(subject, process)?;
-    writeln!(out, "voluntary_ctxt_switches:\t{}", usage.voluntary_switches);
-    writeln!(out, "nonvoluntary_ctxt_switches:\t{}", usage.involuntary_switches);
-    Ok(())
 }
 
 fn limits(out: &mut Text, process: &Process) {

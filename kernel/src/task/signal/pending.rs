@@ -186,18 +186,17 @@ impl Actions {
             *action = Action { handler, ..Action::default() };
         }
     }
-    /// The signals that are ignored, and those that are handled (for /proc/PID/status).
-    pub fn summary(&self) -> (SigSet, SigSet) {
-        let mut sets = (SigSet::EMPTY, SigSet::EMPTY);
-        for number in 1..=64 {
-            let Some(signal) = Signal::new(number) else { continue };
-            match self.get(signal).handler {
+    /// The signals that are ignored, and those that are caught by a handler.
+    pub fn dispositions(&self) -> (SigSet, SigSet) {
+        let (mut ignored, mut caught) = (0, 0);
+        for (place, action) in self.0.iter().enumerate() {
+            match action.handler {
                 SIG_DFL => {}
-                SIG_IGN => sets.0 = sets.0.with(signal),
-                _ => sets.1 = sets.1.with(signal),
+                SIG_IGN => ignored |= 1 << place,
+                _ => caught |= 1 << place,
             }
         }
-        sets
+        (SigSet(ignored), SigSet(caught))
     }
 }
 

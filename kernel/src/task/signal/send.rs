@@ -61,6 +61,11 @@ impl Process {
         let shared = self.actions.lock();
         shared.lock().get(signal)
     }
+    /// The signals that are ignored, and those that are caught by a handler.
+    pub fn dispositions(&self) -> (SigSet, SigSet) {
+        let shared = self.actions.lock();
+        shared.lock().dispositions()
+    }
     /// Change it; returns what it was.
     #[inline]
     pub(in crate::task) fn set_action(&self, signal: Signal, action: Action) -> Action {
