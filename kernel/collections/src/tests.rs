@@ -168,6 +168,22 @@ proptest! {
         same(&map, &naive);
     }
 
+    /// Keys that are numbers are searched in another way than names.
+    #[test]
+    fn a_map_of_numbers_is_an_ordered_map(steps in proptest::collection::vec((0..300u16, any::<bool>()), 0..2000)) {
+        let (mut map, mut naive) = (Map::new(), BTreeMap::new());
+        for (key, inserts) in steps {
+            if inserts {
+                prop_assert_eq!(map.try_insert(key, key), Ok(naive.insert(key, key)));
+            } else {
+                prop_assert_eq!(map.remove(&key), naive.remove(&key));
+            }
+            prop_assert_eq!(map.get(&(key / 2)), naive.get(&(key / 2)));
+        }
+        map.validate();
+        prop_assert!(map.iter().eq(naive.iter()));
+    }
+
     /// The queue moves to a larger piece of memory with its entries in order.
     #[test]
     fn a_queue_keeps_its_order(pushes in proptest::collection::vec(any::<Option<u8>>(), 0..100)) {
@@ -222,7 +238,9 @@ fn an_insertion_changes_nothing_where_any_of_its_allocations_fails() {
         });
     }
     assert!(map.keys().copied().eq(0..5000));
-    assert!(failures > 1000, "{failures}");
+    assert!(failures > 500, "{failures}");
+    // Ascending keys fill the nodes: each split leaves nine of them behind, and one goes up.
+    assert!(failures < 700, "{failures}");
 }
 
 /// What was reserved is there, for any keys, with removals in between, and not a node less.

@@ -3,6 +3,7 @@
 //! The offset of a seekable file is behind a sleeping mutex that read, write and lseek hold for their whole
 //! course, as POSIX wants them atomic towards each other; streams never take it. A task that is to end does not wait for it.
 
+use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use freehold_collections::{Arc, Box, Map, Weak, reserve};
@@ -322,7 +323,7 @@ impl OpenFile {
 }
 
 /// Who wants to know when a description is closed for good.
-pub trait Watcher: Send + Sync {
+pub trait Watcher: Any + Send + Sync {
     /// The description is closed: no descriptor leads to it any more. May not sleep.
     fn closed(&self);
 }
@@ -394,6 +395,17 @@ impl OpenFile {
     /// `ENOMEM`.
     pub fn add_watcher(&self, watcher: Weak<dyn Watcher>) -> Result<()> {
         self.watchers.lock().add(watcher)
+    }
+
+    /// The only watcher, if there is one alone and it is a `T`.
+    pub fn sole_watcher<T: Watcher>(&self) -> Option<Arc<T>> {
+        // It may end with this look: not under the lock.
+        let watcher = match &*self.watchers.lock() {
+            Watchers::One(watcher) => watcher.clone(),
+            Watchers::None | Watchers::Many(_) => return None,
+        };
+        let any: Arc<dyn Any + Send + Sync> = watcher.upgrade()?;
+        any.downcast().ok()
     }
 
     /// The opposite of [`OpenFile::add_watcher`].

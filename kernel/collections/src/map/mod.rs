@@ -10,6 +10,9 @@
 //! meets, so that the one below has a place for the entry that comes up. Each split has its memory
 //! before it changes anything and leaves a valid tree. A removal never allocates: it moves entries
 //! between neighbours, or joins two small ones where both have room for the other's.
+//!
+//! **Keys that ascend**, as numbers of descriptors, processes and timers do, would leave all nodes half
+//! full. So a node that splits for a key behind all of its own keeps as many entries as it may.
 
 use alloc::vec::Vec;
 use core::borrow::Borrow;
@@ -27,7 +30,7 @@ pub use visit::{Iter, Keys, Range, Values};
 /// The fewest entries of a node other than the root.
 const MIN: usize = 5;
 /// The most entries of a node.
-const CAPACITY: usize = 2 * MIN + 1;
+const CAPACITY: usize = 3 * MIN;
 /// Entries that a map's first node has room for at first.
 const FIRST: usize = 4;
 /// The greatest height: 2 * 6^15 entries, which no machine has.
@@ -65,20 +68,39 @@ impl<K, V> Node<K, V> {
     where
         K: Borrow<Q>,
     {
-        self.entries.binary_search_by(|(there, _)| there.borrow().cmp(key))
+        if mem::needs_drop::<K>() {
+            // Such a key is a name: what counts is how many are compared.
+            return self.entries.binary_search_by(|(there, _)| there.borrow().cmp(key));
+        }
+        // From the end: the largest numbers are the newest, which are used most.
+        for (at, (there, _)) in self.entries.iter().enumerate().rev() {
+            match there.borrow().cmp(key) {
+                Ordering::Less => return Err(at + 1),
+                Ordering::Equal => return Ok(at),
+                Ordering::Greater => {}
+            }
+        }
+        Err(0)
     }
 
-    /// Splits a full node: all behind the entry in the middle moves to `right`. Returns that entry.
-    fn split(&mut self, right: &mut Self) -> (K, V) {
-        right.entries.extend(self.entries.drain(MIN + 1..));
-        if !self.is_leaf() {
-            right.children.extend(self.children.drain(MIN + 1..));
-        }
-        self.entries.pop().expect("a full node has more than half")
+    /// Whether `key` comes behind all entries.
+    fn ends_before(&self, key: &K) -> bool
+    where
+        K: Ord,
+    {
+        self.entries.last().is_some_and(|(last, _)| last < key)
     }
-    /// Makes two of the full child `at`. There is room for another one.
-    fn split_child(&mut self, at: usize, mut right: Self) {
-        let between = self.children[at].split(&mut right);
+    /// Splits a full node: `stay` entries stay, the next one is returned, all behind it moves to `right`.
+    fn split(&mut self, stay: usize, right: &mut Self) -> (K, V) {
+        right.entries.extend(self.entries.drain(stay + 1..));
+        if !self.is_leaf() {
+            right.children.extend(self.children.drain(stay + 1..));
+        }
+        self.entries.pop().expect("a full node has more than stay")
+    }
+    /// Makes two of the full child `at`, of which the first keeps `stay` entries. There is room for another one.
+    fn split_child(&mut self, at: usize, stay: usize, mut right: Self) {
+        let between = self.children[at].split(stay, &mut right);
         self.entries.insert(at, between);
         self.children.insert(at + 1, right);
     }
@@ -218,7 +240,10 @@ impl<K, V> Map<K, V> {
     }
     /// Makes room for one entry in the root: more in its list, or a new root above it.
     #[cold]
-    fn grow_root(&mut self) -> Result<(), AllocError> {
+    fn grow_root(&mut self, key: &K) -> Result<(), AllocError>
+    where
+        K: Ord,
+    {
         let root = &mut self.root;
         if !root.is_full() {
             let room = if root.entries.is_empty() { FIRST } else { CAPACITY - root.entries.len() };
@@ -226,7 +251,7 @@ impl<K, V> Map<K, V> {
         }
         let above = take_node(&mut self.spares, false)?;
         let mut right = take_node(&mut self.spares, root.is_leaf())?;
-        let between = root.split(&mut right);
+        let between = root.split(stay_for(root, key), &mut right);
         let left = mem::replace(root, above);
         root.entries.push(between);
         root.children.push(left);
@@ -263,6 +288,11 @@ fn take_node<K, V>(spares: &mut Vec<Node<K, V>>, is_leaf: bool) -> Result<Node<K
         Some(spare) => Ok(spare),
         None => Node::new(is_leaf),
     }
+}
+
+/// How many entries a full node keeps when it splits for `key`.
+fn stay_for<K: Ord, V>(node: &Node<K, V>, key: &K) -> usize {
+    if node.ends_before(key) { CAPACITY - 1 - MIN } else { CAPACITY / 2 }
 }
 
 impl<K: Ord, V> Map<K, V> {
@@ -343,7 +373,7 @@ impl<K: Ord, V> Map<K, V> {
     pub fn try_insert(&mut self, key: K, value: V) -> Result<Option<V>, AllocError> {
         // An inner root has room for all that it may hold.
         if self.root.is_full() || self.root.entries.len() == self.root.entries.capacity() {
-            self.grow_root()?;
+            self.grow_root(&key)?;
         }
         let mut node = &mut self.root;
         loop {
@@ -358,7 +388,8 @@ impl<K: Ord, V> Map<K, V> {
             }
             if node.children[at].is_full() {
                 let right = take_node(&mut self.spares, node.children[at].is_leaf())?;
-                node.split_child(at, right);
+                let stay = stay_for(&node.children[at], &key);
+                node.split_child(at, stay, right);
                 match key.cmp(&node.entries[at].0) {
                     Ordering::Less => {}
                     Ordering::Equal => return Ok(Some(mem::replace(&mut node.entries[at].1, value))),
@@ -437,7 +468,7 @@ fn lies_inside<Q: Ord + ?Sized>(key: &Q, bound: Bound<&Q>) -> bool {
 
 /// The number of entries below `node`, and its height.
 fn validate_node<K, V>(node: &Node<K, V>, is_root: bool) -> (usize, usize) {
-    assert!(is_root || node.entries.len() >= MIN, "a node is half full");
+    assert!(is_root || node.entries.len() >= MIN, "a node has a third of its entries");
     assert!(node.entries.len() <= CAPACITY && (is_root || node.entries.capacity() >= CAPACITY));
     if node.is_leaf() {
         return (node.entries.len(), 1);

@@ -37,6 +37,11 @@ impl<T> Items<T> {
         self.slots.get(slot)?.as_ref()
     }
 
+    /// Whether `item` is in `slot`.
+    pub(super) fn has(&self, slot: usize, item: &T) -> bool {
+        self.at(slot).is_some_and(|there| core::ptr::eq(there.address(), item))
+    }
+
     /// The item that watches the file of `key`.
     pub(super) fn find(&self, key: Key) -> Result<&Arc<T>> {
         let slot = self.by_file.get(&key).ok_or(Errno::ENOENT)?;
@@ -89,7 +94,7 @@ impl<T> Items<T> {
 
     /// Takes `item` out of the slot that was claimed for `key`, if it is still there.
     pub(super) fn take(&mut self, slot: usize, key: Key, item: &T) -> Option<Arc<T>> {
-        if !core::ptr::eq(self.at(slot)?.address(), item) {
+        if !self.has(slot, item) {
             return None;
         }
         self.give_back(slot, key);

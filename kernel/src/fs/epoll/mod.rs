@@ -232,7 +232,7 @@ impl Epoll {
 
     /// Change what is asked about a watched file.
     fn modify(&self, fd: i32, file: &Arc<OpenFile>, interest: Interest) -> Result<()> {
-        let item = self.items.lock().find(key(fd, file.address()))?.clone();
+        let item = watched(&self.items.lock(), fd, file)?;
         *item.interest.lock() = interest;
         if item.ready(file) != 0 {
             item.wake();
@@ -243,7 +243,7 @@ impl Epoll {
     /// Watch `file` no more.
     fn remove(self: &Receiver<Self>, fd: i32, file: &Arc<OpenFile>) -> Result<()> {
         let mut items = self.items.lock();
-        let item = items.find(key(fd, file.address()))?.clone();
+        let item = watched(&items, fd, file)?;
         file.remove_watcher(&watcher_of(&item));
         self.retire(&mut items, &item);
         drop(items);
@@ -335,6 +335,15 @@ impl Drop for Epoll {
                 file.remove_watcher(&watcher_of(&item));
             }
         }
+    }
+}
+
+/// The item of `items` that watches `file` as `fd`. A file that nobody else watches leads to it.
+fn watched(items: &Items<Item>, fd: i32, file: &OpenFile) -> Result<Arc<Item>> {
+    let sole = file.sole_watcher::<Item>().filter(|item| item.fd == fd && items.has(item.slot, item));
+    match sole {
+        Some(item) => Ok(item),
+        None => items.find(key(fd, file)).cloned(),
     }
 }
 
