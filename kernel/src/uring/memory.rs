@@ -62,7 +62,7 @@ pub struct Completion {
 }
 
 /// The most submissions that are copied before the first of them begins.
-pub const AHEAD: usize = 8;
+pub const AHEAD: usize = 16;
 
 /// The three regions. Whoever calls holds the lock of the ring's end that is meant.
 pub struct SharedRings {

@@ -396,8 +396,10 @@ fn each_used(table: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &AtomicU6
     let slots = &checked_entries(table)[..range.end];
     let mut start = range.start;
     while let Some(left) = slots.get(start..).filter(|left| !left.is_empty()) {
+        // A chunk whose first entry is in use need not be looked through.
         let is_empty = |chunk: &[AtomicU64; CHUNK]| {
-            chunk.iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed)) == 0
+            chunk[0].load(Ordering::Relaxed) == 0
+                && chunk[1..].iter().fold(0, |all, slot| all | slot.load(Ordering::Relaxed)) == 0
         };
         // Most of a table is.
         if left.first_chunk().is_some_and(is_empty) {
