@@ -89,16 +89,29 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     pub(crate) fn sum_up(&mut self) {
         let mut path = Path::default();
         let mut at = self.root;
-        while self.is_due(at) {
+        if !self.is_due(at) {
+            return;
+        }
+        loop {
+            // Down to a node whose children are summed.
             let &Node { left, right, .. } = self.arena.node(at);
-            let below = if self.is_due(left) { left } else { right };
-            if self.is_due(below) {
+            if let Some(below) = [left, right].into_iter().find(|&below| self.is_due(below)) {
                 path.push(at);
                 at = below;
-            } else {
-                self.sum(at);
-                at = path.pop().unwrap_or(NONE);
+                continue;
             }
+            self.sum(at);
+            // Up to one whose other child is not.
+            at = loop {
+                let Some(above) = path.pop() else { return };
+                let &Node { left, right, .. } = self.arena.node(above);
+                if left == at && self.is_due(right) {
+                    path.push(above);
+                    break right;
+                }
+                self.sum(above);
+                at = above;
+            };
         }
     }
 
@@ -113,8 +126,8 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
     /// The summary of the subtree at `slot`, from those of its children.
     #[inline]
     fn summary_of(&self, slot: u32) -> Option<S> {
-        let mut summary = self.own_summary(slot)?;
-        let node = self.arena.node(slot);
+        let node = self.arena.get(slot)?;
+        let mut summary = S::of(&node.key, node.value.as_ref()?);
         if let Some(left) = self.arena.get(node.left) {
             summary = left.summary.join(&summary);
         }

@@ -1,6 +1,5 @@
 //! Searches that pass over whole subtrees by their summaries.
 
-use crate::arena::NONE;
 use crate::{Summary, Tree};
 
 impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
@@ -21,31 +20,39 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.up(self.root, Some(from), &mut passes, &mut visit)
     }
 
+    /// From `slot` on, which was entered: nothing below `from`, where that is given.
     fn up<R>(
         &self,
-        slot: u32,
-        from: Option<&K>,
+        mut slot: u32,
+        mut from: Option<&K>,
         passes: &mut impl FnMut(&S) -> bool,
         visit: &mut impl FnMut(&K, &V) -> Option<R>,
     ) -> Option<R> {
-        if slot == NONE {
-            return None;
+        loop {
+            let node = self.arena.get(slot)?;
+            if from.is_some_and(|from| node.key < *from) {
+                slot = node.right;
+                continue;
+            }
+            if self.enters(node.left, from, passes)
+                && let Some(found) = self.up(node.left, from, passes, visit)
+            {
+                return Some(found);
+            }
+            if let Some(found) = node.value.as_ref().and_then(|value| visit(&node.key, value)) {
+                return Some(found);
+            }
+            if !self.enters(node.right, None, passes) {
+                return None;
+            }
+            (slot, from) = (node.right, None);
         }
-        let node = self.arena.node(slot);
-        if from.is_some_and(|from| node.key < *from) {
-            return self.up(node.right, from, passes, visit);
-        }
-        // With no bound the subtree is whole.
-        if from.is_none() && passes(&node.summary) {
-            return None;
-        }
-        if let Some(found) = self.up(node.left, from, passes, visit) {
-            return Some(found);
-        }
-        if let Some(found) = node.value.as_ref().and_then(|value| visit(&node.key, value)) {
-            return Some(found);
-        }
-        self.up(node.right, None, passes, visit)
+    }
+
+    /// Whether a search goes into the subtree at `slot`. With no bound the subtree is whole, and may be passed over.
+    #[inline]
+    fn enters(&self, slot: u32, bound: Option<&K>, passes: &mut impl FnMut(&S) -> bool) -> bool {
+        self.arena.get(slot).is_some_and(|node| bound.is_some() || !passes(&node.summary))
     }
 
     /// As [`Tree::find_up`], downwards, for entries before `below`.
@@ -59,29 +66,32 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         self.down(self.root, Some(below), &mut passes, &mut visit)
     }
 
+    /// From `slot` on, which was entered: nothing from `below` on, where that is given.
     fn down<R>(
         &self,
-        slot: u32,
-        below: Option<&K>,
+        mut slot: u32,
+        mut below: Option<&K>,
         passes: &mut impl FnMut(&S) -> bool,
         visit: &mut impl FnMut(&K, &V) -> Option<R>,
     ) -> Option<R> {
-        if slot == NONE {
-            return None;
+        loop {
+            let node = self.arena.get(slot)?;
+            if below.is_some_and(|below| node.key >= *below) {
+                slot = node.left;
+                continue;
+            }
+            if self.enters(node.right, below, passes)
+                && let Some(found) = self.down(node.right, below, passes, visit)
+            {
+                return Some(found);
+            }
+            if let Some(found) = node.value.as_ref().and_then(|value| visit(&node.key, value)) {
+                return Some(found);
+            }
+            if !self.enters(node.left, None, passes) {
+                return None;
+            }
+            (slot, below) = (node.left, None);
         }
-        let node = self.arena.node(slot);
-        if below.is_some_and(|below| node.key >= *below) {
-            return self.down(node.left, below, passes, visit);
-        }
-        if below.is_none() && passes(&node.summary) {
-            return None;
-        }
-        if let Some(found) = self.down(node.right, below, passes, visit) {
-            return Some(found);
-        }
-        if let Some(found) = node.value.as_ref().and_then(|value| visit(&node.key, value)) {
-            return Some(found);
-        }
-        self.down(node.left, None, passes, visit)
     }
 }

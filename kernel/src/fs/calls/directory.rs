@@ -111,11 +111,13 @@ pub fn sys_getcwd(args: &Args) -> Result<i64> {
     if path.presence == Presence::Removed {
         return Err(Errno::ENOENT);
     }
-    let prefix: &[u8] = if path.reach == Reach::Outside { b"(unreachable)" } else { b"" };
-    let mut text = Vec::try_with_capacity(prefix.len() + path.text.len() + 1)?;
-    for part in [prefix, &path.text, b"\0"] {
-        text.try_extend_from_slice(part)?;
+    let mut text = path.text;
+    if path.reach == Reach::Outside {
+        let mut outside = Vec::try_from_slice(b"(unreachable)")?;
+        outside.try_extend_from_slice(&text)?;
+        text = outside;
     }
+    text.try_push(0)?;
     if text.len() > args.size(1) {
         return Err(Errno::ERANGE);
     }
