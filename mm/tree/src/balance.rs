@@ -92,49 +92,44 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         if !self.is_due(at) {
             return;
         }
+        // Down to a node whose children are summed, and from there up to the next that has another child.
         loop {
-            // Down to a node whose children are summed.
-            let &Node { left, right, .. } = self.arena.node(at);
-            if let Some(below) = [left, right].into_iter().find(|&below| self.is_due(below)) {
-                path.push(at);
-                at = below;
-                continue;
-            }
-            self.sum(at);
-            // Up to one whose other child is not.
-            at = loop {
-                let Some(above) = path.pop() else { return };
-                let &Node { left, right, .. } = self.arena.node(above);
-                if left == at && self.is_due(right) {
-                    path.push(above);
-                    break right;
+            match self.summary_of(at) {
+                Err(due) => {
+                    path.push(at);
+                    at = due;
                 }
-                self.sum(above);
-                at = above;
-            };
+                Ok(summary) => {
+                    let node = self.arena.node_mut(at);
+                    (node.summary, node.is_summed) = (summary, true);
+                    let Some(above) = path.pop() else { return };
+                    at = above;
+                }
+            }
         }
     }
 
-    /// Sums up `slot`, whose children are summed.
+    /// The summary of the subtree at `slot`, from those of its children; `Err` is a child that is to be summed up before.
     #[inline]
-    fn sum(&mut self, slot: u32) {
-        let Some(summary) = self.summary_of(slot) else { return };
-        let node = self.arena.node_mut(slot);
-        (node.summary, node.is_summed) = (summary, true);
-    }
-
-    /// The summary of the subtree at `slot`, from those of its children.
-    #[inline]
-    fn summary_of(&self, slot: u32) -> Option<S> {
-        let node = self.arena.get(slot)?;
-        let mut summary = S::of(&node.key, node.value.as_ref()?);
-        if let Some(left) = self.arena.get(node.left) {
+    fn summary_of(&self, slot: u32) -> Result<S, u32> {
+        let node = self.arena.node(slot);
+        let (left, right) = (self.arena.get(node.left), self.arena.get(node.right));
+        let is_due = |child: Option<&Node<K, V, S>>| child.is_some_and(|child| !child.is_summed);
+        if is_due(left) {
+            return Err(node.left);
+        }
+        if is_due(right) {
+            return Err(node.right);
+        }
+        let value = node.value.as_ref().expect("a node of the tree has an entry");
+        let mut summary = S::of(&node.key, value);
+        if let Some(left) = left {
             summary = left.summary.join(&summary);
         }
-        if let Some(right) = self.arena.get(node.right) {
+        if let Some(right) = right {
             summary = summary.join(&right.summary);
         }
-        Some(summary)
+        Ok(summary)
     }
 
     /// The height of `slot` is made from those of its children; its summary is due. Returns whether
@@ -364,7 +359,11 @@ where
     if node.is_summed {
         let below = [node.left, node.right].map(|child| tree.arena.get(child));
         assert!(below.iter().flatten().all(|child| child.is_summed), "what is summed stands on what is");
-        assert_eq!(node.summary, tree.summary_of(slot).expect("it is used"), "it is that of the subtree");
+        assert_eq!(
+            node.summary,
+            tree.summary_of(slot).expect("the children are summed"),
+            "it is that of the subtree"
+        );
     }
     left + 1 + right
 }

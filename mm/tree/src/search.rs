@@ -1,5 +1,6 @@
 //! Searches that pass over whole subtrees by their summaries.
 
+use crate::arena::Node;
 use crate::{Summary, Tree};
 
 impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
@@ -17,42 +18,43 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         mut visit: impl FnMut(&K, &V) -> Option<R>,
     ) -> Option<R> {
         self.sum_up();
-        self.up(self.root, Some(from), &mut passes, &mut visit)
+        self.up(self.arena.get(self.root)?, Some(from), &mut passes, &mut visit)
     }
 
-    /// From `slot` on, which was entered: nothing below `from`, where that is given.
-    fn up<R>(
-        &self,
-        mut slot: u32,
+    /// In the subtree of `node`, which was entered: nothing below `from`, where that is given.
+    fn up<'a, R>(
+        &'a self,
+        mut node: &'a Node<K, V, S>,
         mut from: Option<&K>,
         passes: &mut impl FnMut(&S) -> bool,
         visit: &mut impl FnMut(&K, &V) -> Option<R>,
     ) -> Option<R> {
         loop {
-            let node = self.arena.get(slot)?;
             if from.is_some_and(|from| node.key < *from) {
-                slot = node.right;
+                node = self.arena.get(node.right)?;
                 continue;
             }
-            if self.enters(node.left, from, passes)
-                && let Some(found) = self.up(node.left, from, passes, visit)
+            if let Some(left) = self.entered(node.left, from, passes)
+                && let Some(found) = self.up(left, from, passes, visit)
             {
                 return Some(found);
             }
             if let Some(found) = node.value.as_ref().and_then(|value| visit(&node.key, value)) {
                 return Some(found);
             }
-            if !self.enters(node.right, None, passes) {
-                return None;
-            }
-            (slot, from) = (node.right, None);
+            (node, from) = (self.entered(node.right, None, passes)?, None);
         }
     }
 
-    /// Whether a search goes into the subtree at `slot`. With no bound the subtree is whole, and may be passed over.
+    /// The node of `slot`, if a search goes into its subtree. With no bound that is whole, and may be passed over.
     #[inline]
-    fn enters(&self, slot: u32, bound: Option<&K>, passes: &mut impl FnMut(&S) -> bool) -> bool {
-        self.arena.get(slot).is_some_and(|node| bound.is_some() || !passes(&node.summary))
+    fn entered(
+        &self,
+        slot: u32,
+        bound: Option<&K>,
+        passes: &mut impl FnMut(&S) -> bool,
+    ) -> Option<&Node<K, V, S>> {
+        self.arena.get(slot).filter(|node| bound.is_some() || !passes(&node.summary))
     }
 
     /// As [`Tree::find_up`], downwards, for entries before `below`.
@@ -63,35 +65,31 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         mut visit: impl FnMut(&K, &V) -> Option<R>,
     ) -> Option<R> {
         self.sum_up();
-        self.down(self.root, Some(below), &mut passes, &mut visit)
+        self.down(self.arena.get(self.root)?, Some(below), &mut passes, &mut visit)
     }
 
-    /// From `slot` on, which was entered: nothing from `below` on, where that is given.
-    fn down<R>(
-        &self,
-        mut slot: u32,
+    /// In the subtree of `node`, which was entered: nothing from `below` on, where that is given.
+    fn down<'a, R>(
+        &'a self,
+        mut node: &'a Node<K, V, S>,
         mut below: Option<&K>,
         passes: &mut impl FnMut(&S) -> bool,
         visit: &mut impl FnMut(&K, &V) -> Option<R>,
     ) -> Option<R> {
         loop {
-            let node = self.arena.get(slot)?;
             if below.is_some_and(|below| node.key >= *below) {
-                slot = node.left;
+                node = self.arena.get(node.left)?;
                 continue;
             }
-            if self.enters(node.right, below, passes)
-                && let Some(found) = self.down(node.right, below, passes, visit)
+            if let Some(right) = self.entered(node.right, below, passes)
+                && let Some(found) = self.down(right, below, passes, visit)
             {
                 return Some(found);
             }
             if let Some(found) = node.value.as_ref().and_then(|value| visit(&node.key, value)) {
                 return Some(found);
             }
-            if !self.enters(node.left, None, passes) {
-                return None;
-            }
-            (slot, below) = (node.left, None);
+            (node, below) = (self.entered(node.left, None, passes)?, None);
         }
     }
 }

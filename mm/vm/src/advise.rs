@@ -143,16 +143,6 @@ impl Advice {
     }
 }
 
-/// Whether a page is in memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Residency {
-    /// Touching it costs a fault that finds nothing in memory.
-    Absent = 0,
-    /// It is in memory.
-    Resident = 1,
-}
-
 /// How msync waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SyncMode {
@@ -257,11 +247,11 @@ impl<S: Memory> AddressSpace<S> {
     ///
     /// # Errors
     /// [`VmError::NoMemory`] where nothing is mapped at `start`.
-    pub fn residency(&self, start: VirtAddr, pages: &mut [Residency]) -> Result<usize, VmError> {
+    pub fn residency(&self, start: VirtAddr, pages: &mut [bool]) -> Result<usize, VmError> {
         let area = self.areas.at(start).ok_or(VmError::NoMemory)?;
         let count = pages.len().min(((area.end.0 - start.0) / PAGE) as usize);
         let pages = &mut pages[..count];
-        pages.fill(Residency::Absent);
+        pages.fill(false);
         if let Some((cache, first)) = area.cache_page(start) {
             cache.residency(first, pages);
         }
@@ -273,7 +263,7 @@ impl<S: Memory> AddressSpace<S> {
                 if entry.is_leaf() {
                     let end = VirtAddr(addr.0 + PageSize::Large.bytes()).min(range.end);
                     let index = |addr: VirtAddr| ((addr.0 - start.0) / PAGE) as usize;
-                    pages[index(addr.max(start))..index(end)].fill(Residency::Resident);
+                    pages[index(addr.max(start))..index(end)].fill(true);
                 }
             }
         });
@@ -281,21 +271,17 @@ impl<S: Memory> AddressSpace<S> {
     }
 
     /// As [`AddressSpace::residency`], for the pages of one table. **Cost.** One load, two tests and one store for each page that is there.
-    fn residency_of(&self, leaves: &Leaves<S::Machine>, start: VirtAddr, pages: &mut [Residency]) {
+    fn residency_of(&self, leaves: &Leaves<S::Machine>, start: VirtAddr, pages: &mut [bool]) {
         // The table may begin before `start`, its entries that are shown do not.
         let first = (leaves.addr(0).0 as i64 - start.0 as i64) / PAGE as i64;
         leaves.each(|index, entry| {
-            let told = if entry.is_leaf() {
-                Residency::Resident
-            } else {
-                match entry.swap_place() {
-                    Some(place) if self.resident.commons.swap.is_cached(place) => Residency::Resident,
-                    Some(_) => Residency::Absent,
+            let is_resident = entry.is_leaf()
+                || match entry.swap_place() {
+                    Some(place) => self.resident.commons.swap.is_cached(place),
                     None => return,
-                }
-            };
+                };
             if let Some(page) = pages.get_mut((first + index as i64) as usize) {
-                *page = told;
+                *page = is_resident;
             }
         });
     }

@@ -59,7 +59,7 @@ mod turns;
 mod vdso;
 mod view;
 
-pub use advise::{Advice, OtherCopies, Residency, SyncCall, SyncMode};
+pub use advise::{Advice, OtherCopies, SyncCall, SyncMode};
 pub use cache::{
     Allocation, BackingStore, Batch, ErrorsTold, Evacuated, Evicted, Eviction, HeldPage, Laundry, MAX_RUN,
     PageAccount, PageCache,

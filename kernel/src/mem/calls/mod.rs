@@ -15,8 +15,8 @@ use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
     Advice, AreaFlags, Backing, FileView, LockAll, LockMode, MapRequest, MappedFile, OtherCopies, Place,
-    Populate, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, Residency, SharedWrite, SyncCall,
-    SyncMode, VmError,
+    Populate, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, SharedWrite, SyncCall, SyncMode,
+    VmError,
 };
 
 use super::populate::{and_populate, and_populate_if_possible};
@@ -363,20 +363,18 @@ pub fn sys_mincore(args: &Args) -> Result<i64> {
     if !is_user(args[2], pages) {
         return Err(Errno::EFAULT);
     }
-    let out = UserPtr::<u8>::new(args[2]);
+    let out = UserPtr::<bool>::new(args[2]);
     let space = current_space();
     // Area by area, so that what lies before a hole is told, and in steps of what fits a kernel stack, since user memory cannot be
     // written under the space's lock.
-    let (mut told, mut answers) = ([Residency::Absent; 512], [0; 512]);
+    let mut resident = [false; 512];
     let mut done = 0;
     while done < pages {
-        let step = told.len().min((pages - done) as usize);
-        let count = space.lock().residency(VirtAddr(args[0] + done * PAGE_SIZE as u64), &mut told[..step])?;
-        for (answer, residency) in answers.iter_mut().zip(&told[..count]) {
-            // The numbers are mincore's.
-            *answer = *residency as u8;
-        }
-        out.add(done as usize).write_slice(&answers[..count])?;
+        let step = resident.len().min((pages - done) as usize);
+        let count =
+            space.lock().residency(VirtAddr(args[0] + done * PAGE_SIZE as u64), &mut resident[..step])?;
+        // mincore's answers are bytes of 0 and 1, as these are.
+        out.add(done as usize).write_slice(&resident[..count])?;
         done += count as u64;
         sched::checkpoint()?;
     }

@@ -30,8 +30,8 @@ use freehold_frame::{Frame, NodePolicy, Owner, PageCache as CacheKind, Request};
 use freehold_machine::PAGE_SIZE;
 use freehold_paging::Memory;
 
+use crate::Commons;
 use crate::error::{FaultError, FaultKind, VmError};
-use crate::{Commons, Residency};
 pub(crate) use attach::Attachment;
 pub(crate) use attach::PageSet;
 use attach::{Mapper, Writers};
@@ -244,10 +244,10 @@ impl<S: Memory> PageCache<S> {
     }
 
     /// Say of the pages from `first` on which have a frame; the others stay as they are told.
-    pub(crate) fn residency(&self, first: u64, told: &mut [Residency]) {
+    pub(crate) fn residency(&self, first: u64, pages: &mut [bool]) {
         let inner = self.inner.lock();
-        for page in inner.index.present(first..first + told.len() as u64) {
-            told[(page - first) as usize] = Residency::Resident;
+        for page in inner.index.present(first..first + pages.len() as u64) {
+            pages[(page - first) as usize] = true;
         }
     }
 

@@ -230,9 +230,9 @@ fn what_proc_shows_of_a_swapped_page() {
     assert_eq!(smaps(&p), (PAGE, 2 * PAGE, PAGE));
     assert_eq!(smaps(&child), (PAGE, 3 * PAGE, 2 * PAGE));
     let resident = |p: &Process| {
-        let mut seen = [Residency::Absent; 3];
+        let mut seen = [false; 3];
         assert_eq!(p.space().residency(VirtAddr(a + PAGE), &mut seen), Ok(3));
-        seen.map(|is| is == Residency::Resident)
+        seen
     };
     assert_eq!(resident(&p), [false, false, true]);
     child.load(a + PAGE).unwrap();
