@@ -18,31 +18,43 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         mut visit: impl FnMut(&K, &V) -> Option<R>,
     ) -> Option<R> {
         self.sum_up();
-        self.up(self.arena.get(self.root)?, Some(from), &mut passes, &mut visit)
+        self.search::<true, R>(self.arena.get(self.root)?, Some(from), &mut passes, &mut visit)
     }
 
-    /// In the subtree of `node`, which was entered: nothing below `from`, where that is given.
-    fn up<'a, R>(
+    /// As [`Tree::find_up`], downwards, for entries before `below`.
+    pub fn find_down<R>(
+        &mut self,
+        below: &K,
+        mut passes: impl FnMut(&S) -> bool,
+        mut visit: impl FnMut(&K, &V) -> Option<R>,
+    ) -> Option<R> {
+        self.sum_up();
+        self.search::<false, R>(self.arena.get(self.root)?, Some(below), &mut passes, &mut visit)
+    }
+
+    /// In the subtree of `node`, which was entered: upwards nothing below `bound`, downwards nothing from there on, where that is given.
+    fn search<'a, const UP: bool, R>(
         &'a self,
         mut node: &'a Node<K, V, S>,
-        mut from: Option<&K>,
+        mut bound: Option<&K>,
         passes: &mut impl FnMut(&S) -> bool,
         visit: &mut impl FnMut(&K, &V) -> Option<R>,
     ) -> Option<R> {
         loop {
-            if from.is_some_and(|from| node.key < *from) {
-                node = self.arena.get(node.right)?;
+            let (near, far) = if UP { (node.left, node.right) } else { (node.right, node.left) };
+            if bound.is_some_and(|bound| (node.key < *bound) == UP) {
+                node = self.arena.get(far)?;
                 continue;
             }
-            if let Some(left) = self.entered(node.left, from, passes)
-                && let Some(found) = self.up(left, from, passes, visit)
+            if let Some(child) = self.entered(near, bound, passes)
+                && let Some(found) = self.search::<UP, R>(child, bound, passes, visit)
             {
                 return Some(found);
             }
             if let Some(found) = node.value.as_ref().and_then(|value| visit(&node.key, value)) {
                 return Some(found);
             }
-            (node, from) = (self.entered(node.right, None, passes)?, None);
+            (node, bound) = (self.entered(far, None, passes)?, None);
         }
     }
 
@@ -55,41 +67,5 @@ impl<K: Ord + Copy, V, S: Summary<K, V>> Tree<K, V, S> {
         passes: &mut impl FnMut(&S) -> bool,
     ) -> Option<&Node<K, V, S>> {
         self.arena.get(slot).filter(|node| bound.is_some() || !passes(&node.summary))
-    }
-
-    /// As [`Tree::find_up`], downwards, for entries before `below`.
-    pub fn find_down<R>(
-        &mut self,
-        below: &K,
-        mut passes: impl FnMut(&S) -> bool,
-        mut visit: impl FnMut(&K, &V) -> Option<R>,
-    ) -> Option<R> {
-        self.sum_up();
-        self.down(self.arena.get(self.root)?, Some(below), &mut passes, &mut visit)
-    }
-
-    /// In the subtree of `node`, which was entered: nothing from `below` on, where that is given.
-    fn down<'a, R>(
-        &'a self,
-        mut node: &'a Node<K, V, S>,
-        mut below: Option<&K>,
-        passes: &mut impl FnMut(&S) -> bool,
-        visit: &mut impl FnMut(&K, &V) -> Option<R>,
-    ) -> Option<R> {
-        loop {
-            if below.is_some_and(|below| node.key >= *below) {
-                node = self.arena.get(node.left)?;
-                continue;
-            }
-            if let Some(right) = self.entered(node.right, below, passes)
-                && let Some(found) = self.down(right, below, passes, visit)
-            {
-                return Some(found);
-            }
-            if let Some(found) = node.value.as_ref().and_then(|value| visit(&node.key, value)) {
-                return Some(found);
-            }
-            (node, below) = (self.entered(node.left, None, passes)?, None);
-        }
     }
 }
