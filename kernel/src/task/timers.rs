@@ -231,29 +231,43 @@ fn with_overrun(mut info: SigInfo, missed: u64) -> SigInfo {
     info
 }
 
+/// Gives the POSIX timers of a process their IDs: they rise, as on Linux, and begin anew after the last.
+struct Ids {
+    next: i32,
+    /// All were given out once: from now on a timer may have `next`.
+    wrapped: bool,
+}
+
+impl Ids {
+    /// An ID that none of `timers` has, and that is not given out again soon.
+    fn fresh<T>(&mut self, timers: &Map<i32, T>) -> Result<i32> {
+        // At most one step more than there are timers.
+        for _ in 0..=timers.len() {
+            let (id, may_be_used) = (self.next, self.wrapped);
+            self.next = id.checked_add(1).unwrap_or_else(|| {
+                self.wrapped = true;
+                0
+            });
+            if !may_be_used || !timers.contains_key(&id) {
+                return Ok(id);
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
+}
+
 /// The POSIX timers of a process. How many there may be is the matter of RLIMIT_SIGPENDING.
 struct Posix {
     timers: Map<i32, (Arc<Timer>, QueuedSignal)>,
-    /// Where the search for an ID goes on: IDs rise, as on Linux.
-    next: i32,
+    ids: Ids,
 }
 
 impl Posix {
     const fn new() -> Self {
-        Self { timers: Map::new(), next: 0 }
+        Self { timers: Map::new(), ids: Ids { next: 0, wrapped: false } }
     }
-    /// An ID that no timer has, and that is not given out again soon.
     fn fresh_id(&mut self) -> Result<i32> {
-        let mut id = self.next;
-        // At most one step more than there are timers.
-        for _ in 0..=self.timers.len() {
-            self.next = id.checked_add(1).unwrap_or(0);
-            if self.timers.get(&id).is_none() {
-                return Ok(id);
-            }
-            id = self.next;
-        }
-        Err(Errno::EAGAIN)
+        self.ids.fresh(&self.timers)
     }
 }
 
@@ -425,8 +439,8 @@ pub fn sys_timer_create(args: &Args) -> Result<i64> {
 }
 
 fn posix_timer(id: i32) -> Result<Arc<Timer>> {
-    let process = current().process().clone();
-    let posix = process.timers.posix.lock();
+    let task = current();
+    let posix = task.process().timers.posix.lock();
     posix.timers.get(&id).map(|(timer, _)| timer.clone()).ok_or(Errno::EINVAL)
 }
 
@@ -469,4 +483,28 @@ pub fn sys_timer_delete(args: &Args) -> Result<i64> {
     let (timer, _place) = removed.ok_or(Errno::EINVAL)?;
     timer.cancel();
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_rise_begin_anew_after_the_last_and_skip_those_in_use() {
+        let mut ids = Ids { next: 0, wrapped: false };
+        let mut timers = Map::new();
+        for id in 0..3 {
+            assert_eq!(ids.fresh(&timers), Ok(id));
+            timers.try_insert(id, ()).expect("memory");
+        }
+        timers.remove(&1);
+        assert_eq!(ids.fresh(&timers), Ok(3), "an ID is not given out again soon");
+        ids.next = i32::MAX;
+        assert_eq!(ids.fresh(&timers), Ok(i32::MAX));
+        timers.try_insert(i32::MAX, ()).expect("memory");
+        assert_eq!(ids.fresh(&timers), Ok(1), "0 is in use");
+        assert_eq!(ids.fresh(&timers), Ok(3), "so is 2");
+        ids.next = i32::MAX;
+        assert_eq!(ids.fresh(&timers), Ok(1), "so are the last and the first");
+    }
 }

@@ -113,15 +113,16 @@ impl<K, V> Node<K, V> {
         if self.is_leaf() {
             return found.ok().map(|at| self.entries.remove(at));
         }
-        let removed = match found {
-            Ok(at) => {
-                let before = self.children[at].pop_last()?;
-                mem::replace(&mut self.entries[at], before)
-            }
-            Err(at) => self.children[at].remove(key)?,
+        let (Ok(at) | Err(at)) = found;
+        let mut removed = match found {
+            Ok(_) => self.children[at].pop_last(),
+            Err(_) => self.children[at].remove(key),
         };
-        self.mend(found.unwrap_or_else(|at| at));
-        Some(removed)
+        if let (Ok(_), Some(before)) = (found, &mut removed) {
+            mem::swap(&mut self.entries[at], before);
+        }
+        self.mend(at);
+        removed
     }
     fn pop_last(&mut self) -> Option<(K, V)> {
         let Some(child) = self.children.last_mut() else { return self.entries.pop() };
@@ -139,10 +140,14 @@ impl<K, V> Node<K, V> {
     }
 
     /// Gives the child `at` an entry from a neighbour, or joins both, where it has too few.
+    #[inline]
     fn mend(&mut self, at: usize) {
-        if self.children[at].entries.len() >= MIN {
-            return;
+        if self.children[at].entries.len() < MIN {
+            self.fill(at);
         }
+    }
+    #[cold]
+    fn fill(&mut self, at: usize) {
         let spares = |child: Option<&Self>| child.is_some_and(|child| child.entries.len() > MIN);
         if at > 0 && spares(self.children.get(at - 1)) {
             self.move_right(at - 1);
