@@ -223,11 +223,13 @@ pub fn finish_switch() {
         let schedule = &task.schedule;
         let moves = schedule.moves.load(Ordering::Relaxed);
         schedule.on_cpu.store(false, Ordering::Release);
-        // Runnable and in no queue: nobody else looks at it.
         if moves {
             schedule.moves.store(false, Ordering::Relaxed);
             let target = super::place(task, here);
+            // Under the lock of the queue that it leaves, as everywhere: who holds it and has looked at `cpu` relies on that.
+            let left = cpu(here).queue.lock();
             schedule.cpu.store(target.0, Ordering::Relaxed);
+            drop(left);
             super::enqueue_on(task.clone(), target);
         }
     }
