@@ -1,7 +1,8 @@
 /*
  * Calls whose kernel code is fetched from one node or another: each row a phase of the microscope, which counts what the kernel does
- * for it. All of it runs on one CPU. A row is done with warm caches first and then with cold ones: before each operation a memory of
- * EVICT bytes is read, which is larger than the caches. Says how often each was done: `row NAME TIMES`.
+ * for it. All of it runs on one CPU. A row is done with warm caches first and then with cold ones: before each operation CODE_BYTES of
+ * functions are called, because data evicts nothing from a cache of instructions, and a memory of EVICT bytes is read. Both are larger than
+ * the caches. Says how often each was done: `row NAME TIMES`.
  *
  *   freehold scope -m 256M --cpus 2 --numa 2 --model cache -- target/guest/workloads/node-calls 1 8388608 40
  *
@@ -31,7 +32,7 @@
 
 #include "../tools/doorbell.h"
 
-enum { PAGE = 4096, LINE = 64, WARM = 8 };
+enum { PAGE = 4096, LINE = 64, WARM = 8, CODE_BYTES = 128 << 10, RETURN = 0xc3 };
 
 #define NEED(condition)                                                               \
 	do {                                                                          \
@@ -43,6 +44,8 @@ enum { PAGE = 4096, LINE = 64, WARM = 8 };
 
 static volatile char *evicted;
 static size_t evicted_bytes;
+/* One function per line, which only returns. */
+static unsigned char *code;
 static char *pages;
 
 static void *memory(size_t bytes, int flags)
@@ -104,6 +107,8 @@ static void kill_once(void)
 
 static void evict(void)
 {
+	for (size_t at = 0; at < CODE_BYTES; at += LINE)
+		((void (*)(void))(code + at))();
 	for (size_t at = 0; at < evicted_bytes; at += LINE)
 		(void)evicted[at];
 }
@@ -146,6 +151,11 @@ int main(int count, char **words)
 	void *cold = memory(evicted_bytes, MAP_POPULATE);
 	NEED(madvise(cold, evicted_bytes, MADV_DONTFORK) == 0);
 	evicted = cold;
+	code = memory(CODE_BYTES, 0);
+	for (size_t at = 0; at < CODE_BYTES; at += LINE)
+		code[at] = RETURN;
+	NEED(mprotect(code, CODE_BYTES, PROT_READ | PROT_EXEC) == 0);
+	NEED(madvise(code, CODE_BYTES, MADV_DONTFORK) == 0);
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	mkdir("/tmp", 0777);
 	NEED(mkdir("/tmp/mounted", 0700) == 0);

@@ -185,7 +185,7 @@ fn the_lab_tells_what_copies_save_and_what_they_cost() {
         let (all, remote) = (number(row, "instructions"), number(row, "remote"));
         assert_eq!(remote, if row["side"] == "on" { 0.0 } else { all }, "{row}");
     }
-    // Lines of data stay remote where the allocator put them: a sixth to a half of all misses, by the boot's chance.
+    // Lines of data stay remote where the allocator put them: a tenth to four tenths of all misses, by the boot's chance.
     let cold = |side: &str| -> Vec<&Value> {
         let is_cold = |row: &&Value| row["call"].as_str().is_some_and(|call| call.ends_with(" cold"));
         rows.iter().filter(|row| row["side"] == side).filter(is_cold).collect()
