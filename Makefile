@@ -5,7 +5,7 @@
 #   make test       build, then every test: host crates, the rules of the house, end to end in QEMU
 #   make test-long  what takes hours: fuzzers, failing allocations, SIGKILL in every call, where the image lies, which code runs at all
 #   make lint       format and clippy, no warning let through; not part of make test, whose answer does not depend on the newest clippy
-#   make bench      time the page allocator beside its peers, over 1 and 8 GiB
+#   make bench      time the page allocator beside its peers, over 1 and 8 GiB, and bounce buffers beside Linux' algorithm
 #   make install    into PREFIX (default /usr/local): command, kernel, guest programs, manual page, shell completion
 
 PREFIX ?= /usr/local
@@ -17,7 +17,7 @@ BENCH_PROGRAMS := $(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/bench/
 GUEST_PROGRAMS := $(BENCH_PROGRAMS) \
 	$(patsubst guest/%.c,$(TARGET)/guest/%,$(wildcard guest/*.c guest/conformance/*.c guest/workloads/*.c guest/tools/*.c))
 # What the command itself puts into guests.
-GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless workloads/node-calls $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
+GUEST_INSTALLED := init tools/phase workloads/near-cache workloads/needless workloads/node-calls workloads/transfers $(patsubst guest/%.c,%,$(wildcard guest/bench/*.c))
 
 .PHONY: build run test test-long lint bench install setup command kernel guest
 .DEFAULT_GOAL := build
@@ -80,6 +80,7 @@ bench: setup
 	cargo run --quiet --profile bench -p freehold-buddy-bench -- 1
 	cargo run --quiet --profile bench -p freehold-buddy-bench -- 8
 	cargo run --quiet --profile bench -p freehold-buddy-bench -- 1 set-up
+	cargo run --quiet --profile bench -p freehold-bounce-bench
 
 install: build
 	install -D -m 755 $(TARGET)/freehold $(DESTDIR)$(PREFIX)/bin/freehold

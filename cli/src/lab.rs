@@ -2,6 +2,7 @@
 //!
 //! An experiment is one file under lab/ that ends in a constant, and a line in [`EXPERIMENTS`].
 
+mod bounce;
 mod costs;
 mod cow;
 mod growth;
@@ -23,6 +24,7 @@ use crate::{Result, files, print, report};
 
 /// All of them, in the order in which they are listed.
 const EXPERIMENTS: &[Experiment] = &[
+    bounce::EXPERIMENT,
     costs::EXPERIMENT,
     cow::EXPERIMENT,
     growth::EXPERIMENT,

@@ -123,6 +123,7 @@ pub fn sum<'a>(counts: impl Iterator<Item = &'a Counts>) -> Counts {
             (&mut sum.instructions, one.instructions),
             (&mut sum.loads, one.loads),
             (&mut sum.stores, one.stores),
+            (&mut sum.stored_bytes, one.stored_bytes),
             (&mut sum.elsewhere, one.elsewhere),
             (&mut sum.first_misses, one.first_misses),
             (&mut sum.first_fetch_misses, one.first_fetch_misses),

@@ -8,6 +8,7 @@ mod allocation;
 mod allocator;
 mod audit;
 mod bench;
+mod bounce;
 mod command_line;
 mod common;
 mod conformance;

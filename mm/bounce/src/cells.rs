@@ -75,6 +75,12 @@ impl Cells {
         })
     }
 
+    /// Whether the device can have one more page of cells for `length` bytes, as it was at some moment.
+    pub fn has_vacancy(&self, length: usize) -> bool {
+        let pages = &self.pages[Self::size_for(length)];
+        pages.iter().any(|page| page.place.load(Ordering::Relaxed) == 0)
+    }
+
     /// Makes cells for `length` bytes of a page. Returns the page where the device has as many as it can.
     pub fn add(&self, length: usize, run: Run) -> Result<(), Run> {
         let size = Self::size_for(length);

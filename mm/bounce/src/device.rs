@@ -526,6 +526,9 @@ impl<S: DmaSource> Device<S> {
                 self.dma.count(2 * usize::from(self.number) + TAKEN, cell.bytes());
                 return Ok(Some((run, cell)));
             }
+            if !cells.has_vacancy(length) {
+                return Ok(None);
+            }
             let taker = Taker { device: self.number, reach: self.rules().reach, step: 1 };
             let page = self.pages(taker, 1, Amount::All)?;
             if cells.add(length, *page.first()).is_err() {

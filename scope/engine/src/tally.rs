@@ -13,6 +13,7 @@ pub type ByNode = [[u64; MAX_NODES + 1]; 2];
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub stores: [u64; 2],
+    pub stored_bytes: [u64; 2],
     pub data: ByNode,
     pub fetches: ByNode,
     pub first_misses: [u64; 2],
@@ -35,6 +36,7 @@ impl Tally {
             instructions: self.fetches[mode].iter().sum(),
             loads: accesses - self.stores[mode].min(accesses),
             stores: self.stores[mode].min(accesses),
+            stored_bytes: self.stored_bytes[mode],
             elsewhere: self.data[mode][NOWHERE],
             data: own(&self.data),
             fetches: own(&self.fetches),
@@ -80,6 +82,7 @@ fn add(counts: &mut Counts, more: Counts) {
     counts.instructions += more.instructions;
     counts.loads += more.loads;
     counts.stores += more.stores;
+    counts.stored_bytes += more.stored_bytes;
     counts.elsewhere += more.elsewhere;
     each(&mut counts.data, more.data);
     each(&mut counts.fetches, more.fetches);

@@ -205,7 +205,7 @@ fn instructions_and_accesses_are_counted_by_mode_and_node() {
     let (kernel, user) = (&boot.cpus[1].modes.kernel, &boot.cpus[1].modes.user);
     assert_eq!((kernel.fetches.clone(), user.fetches.clone()), (vec![20, 0], vec![0, 7]));
     assert_eq!((kernel.loads, kernel.stores, kernel.data.clone()), (2, 1, vec![2, 1]));
-    assert_eq!((user.stores, user.elsewhere), (1, 1));
+    assert_eq!((user.stores, user.stored_bytes, user.elsewhere), (1, 4, 1));
     assert_eq!((results.instructions, boot.end), (27, 27));
     let locality = results.slices[0].cpus[1];
     assert_eq!(

@@ -104,6 +104,9 @@ static SLOTS: [Slot; MAX_CPUS] = [const {
 }; MAX_CPUS];
 static STOPPING: AtomicBool = AtomicBool::new(false);
 static STORE_BIT: AtomicU32 = AtomicU32::new(0);
+/// See [`qemu::size_field`].
+static SIZE_AT: AtomicU32 = AtomicU32::new(0);
+static SIZE_MASK: AtomicU32 = AtomicU32::new(0);
 static SETTINGS: OnceLock<(Settings, u32)> = OnceLock::new();
 static RUNNING: OnceLock<Running> = OnceLock::new();
 
@@ -219,6 +222,10 @@ fn prepare(machine: &qemu::Machine, arguments: &[String]) -> Result<Settings, St
     }
     let bit = qemu::store_bit().ok_or("this QEMU tells stores from loads in a way that is not known")?;
     STORE_BIT.store(bit, Ordering::Relaxed);
+    let (at, mask) =
+        qemu::size_field().ok_or("this QEMU tells bytes of accesses in a way that is not known")?;
+    SIZE_AT.store(at, Ordering::Relaxed);
+    SIZE_MASK.store(mask, Ordering::Relaxed);
     Ok(settings)
 }
 
@@ -308,7 +315,7 @@ extern "C" fn on_smap(number: c_uint, data: *mut c_void) {
 extern "C" fn on_access<C: Choice>(number: c_uint, info: u32, address: u64, data: *mut c_void) {
     let store = info & STORE_BIT.load(Ordering::Relaxed) != 0;
     let access = if store { Access::Write } else { Access::Read };
-    let bytes = if C::RESIDUE { qemu::access_bytes(info) } else { 0 };
+    let bytes = 1 << (info >> SIZE_AT.load(Ordering::Relaxed) & SIZE_MASK.load(Ordering::Relaxed));
     with_cpu(number, |cpu, _| {
         cpu.access::<C>(data as u64, address, (access, bytes), || physical(info, address))
     });

@@ -250,9 +250,12 @@ pub unsafe fn register(
     unsafe { qemu_plugin_register_atexit_cb(id, exit, core::ptr::null_mut()) };
 }
 
-/// How many bytes an access has.
-pub fn access_bytes(info: u32) -> u64 {
-    1 << qemu_plugin_mem_size_shift(info)
+/// Where an access's kind says how many bytes it has: the first bit, and the most that the field
+/// holds, which is log2 of the bytes. QEMU is asked once, as for [`store_bit`].
+pub fn size_field() -> Option<(u32, u32)> {
+    let says = |kind: u32, shift: u32| qemu_plugin_mem_size_shift(kind) == shift;
+    let at = (0..29).find(|&at| (0..4).all(|shift| says(shift << at, shift)))?;
+    Some((at, if says(4 << at, 4) { 7 } else { 3 }))
 }
 
 /// The bit of an access's kind that says it is a store. QEMU is asked once: a call for each access costs more than all the

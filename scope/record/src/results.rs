@@ -23,6 +23,8 @@ pub struct Counts {
     pub loads: u64,
     /// Stores.
     pub stores: u64,
+    /// Bytes that they stored.
+    pub stored_bytes: u64,
     /// Loads and stores that reached no memory: device registers, firmware.
     pub elsewhere: u64,
     /// Loads and stores by the node whose memory they name.

@@ -34,6 +34,7 @@ impl Cpu {
         }
         let store = access == Access::Write;
         self.tally.stores[mode] += u64::from(store);
+        self.tally.stored_bytes[mode] += if store { bytes } else { 0 };
         let Some(now) = self.watch.frames.mark(base >> 12) else { return };
         if now != mark || (store && flags & WATCHED != 0) {
             self.look_closely(slot, pc, address, access);

@@ -1,0 +1,415 @@
+//! `freehold lab bounce`: what bounce buffers cost, and what it costs that they grow. (Petr Tesarik, "Allow dynamic allocation of software
+//! IO TLB bounce buffers", 2023: its table compares a pool of 64 MiB with one that grows from 1 MiB.)
+//!
+//! One program (guest/workloads/transfers.c) reads and writes a disk past the cache, with the table's sizes and numbers of threads. The
+//! pool that grows begins with 256 KiB, since most rows of that table need less than 1 MiB. Instructions and bytes that the kernel
+//! stores are counted under the microscope on one CPU; rates are those of runs without it, the sides in turn. Linux gets a
+//! disk behind the DMA API (ACCESS_PLATFORM), which bounces where it is told to (`swiotlb=force`) or is behind VT-d.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use freehold_scope_record::{Counts, Results};
+use serde::Serialize;
+
+use super::{Experiment, Extent, Settings, output_of};
+use crate::failure::Failure;
+use crate::html::{Cell, Column, Page, Table, Tile, Tone};
+use crate::{Result, args, files, kernel, print, scope};
+
+/// In the registry.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "bounce",
+    question: "What does a transfer through bounce buffers cost, and what does it cost that they grow?",
+    run,
+};
+
+const PROGRAM: &str = "guest/workloads/transfers";
+/// Bytes of the disk.
+const DISK: u64 = 32 << 20;
+const WAYS: [&str; 2] = ["read", "write"];
+/// What the growing pool begins with.
+const SMALL: u64 = 256 << 10;
+/// What growing may cost, as a multiple of what a pool of 64 MiB costs: in the long run, and at first.
+const GOALS: [f64; 2] = [1.01, 1.05];
+
+/// A row of the source's table, or of ours.
+struct Load {
+    name: &'static str,
+    kib: u64,
+    threads: u64,
+    /// Transfers of each thread.
+    count: u64,
+}
+
+const LOADS: [Load; 6] = [
+    Load { name: "small", kib: 4, threads: 1, count: 400 },
+    Load { name: "big", kib: 64, threads: 1, count: 200 },
+    Load { name: "4way", kib: 4, threads: 4, count: 200 },
+    Load { name: "24way", kib: 4, threads: 24, count: 60 },
+    Load { name: "24way at 64 KiB", kib: 64, threads: 24, count: 40 },
+    Load { name: "deep", kib: 256, threads: 16, count: 20 },
+];
+
+impl Load {
+    /// Whether what is under way at once does not fit in the small pool. A disk has 16 requests.
+    const fn must_grow(&self) -> bool {
+        let at_once = if self.threads < 16 { self.threads } else { 16 };
+        at_once * self.kib * 1024 > SMALL
+    }
+    const fn transfers(&self) -> u64 {
+        self.threads * self.count
+    }
+}
+
+/// A kernel and how its devices reach memory.
+struct Side {
+    name: &'static str,
+    words: &'static [&'static str],
+}
+
+const GROWING: Side = Side { name: "growing", words: &["--append", "swiotlb=128"] };
+const FIXED: Side = Side { name: "64 MiB", words: &["--append", "swiotlb=32768"] };
+const BEHIND: Side = Side { name: "growing, VT-d", words: &["--append", "swiotlb=128", "--iommu"] };
+const FORCE: Side = Side {
+    name: "Linux, force",
+    words: &["--kernel", "linux", "--iommu", "--append", "intel_iommu=off swiotlb=force"],
+};
+const LINUX: Side = Side { name: "Linux, VT-d", words: &["--kernel", "linux", "--iommu"] };
+
+/// How much is measured.
+struct Extents {
+    loads: &'static [Load],
+    sides: &'static [Side],
+    counted: u32,
+    timed: u32,
+}
+
+impl Extents {
+    fn of(settings: &Settings) -> Extents {
+        let extents = match settings.extent {
+            Extent::Full => Extents {
+                loads: &LOADS,
+                sides: &[GROWING, FIXED, BEHIND, FORCE, LINUX],
+                counted: 3,
+                timed: 5,
+            },
+            Extent::Quick => Extents { loads: &LOADS[4..5], sides: &[GROWING, FIXED], counted: 1, timed: 1 },
+        };
+        Extents { timed: settings.boots.unwrap_or(extents.timed), ..extents }
+    }
+}
+
+/// What one boot showed of one way.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Counted {
+    /// Kernel instructions of a transfer: in the long run, and of the first ones.
+    instructions: [f64; 2],
+    /// Bytes that the kernel stored per byte.
+    stored: f64,
+}
+
+/// One row of the answer.
+#[derive(Debug, Clone, Serialize)]
+struct Row {
+    load: &'static str,
+    way: &'static str,
+    side: &'static str,
+    /// Kernel instructions of a transfer: in the long run, and of the first ones. The least of the boots, since a host that is
+    /// busy makes the guest wait longer for its disk, and its clock ticks meanwhile.
+    instructions: [f64; 2],
+    stored_per_byte: f64,
+    /// Bytes of the pool before and after.
+    pool: [u64; 2],
+    /// Of each boot.
+    mib_per_second: Vec<f64>,
+}
+
+impl Row {
+    fn mean(&self) -> f64 {
+        self.mib_per_second.iter().sum::<f64>() / self.mib_per_second.len().max(1) as f64
+    }
+    /// Standard deviation over the mean; `None` of fewer than two boots.
+    fn variation(&self) -> Option<f64> {
+        let (mean, count) = (self.mean(), self.mib_per_second.len());
+        let squares: f64 = self.mib_per_second.iter().map(|rate| (rate - mean).powi(2)).sum();
+        (count > 1).then(|| (squares / (count - 1) as f64).sqrt() / mean)
+    }
+}
+
+#[derive(Serialize)]
+struct Record<'a> {
+    experiment: &'static str,
+    how: &'static str,
+    rows: &'a [Row],
+}
+
+const HOW: &str = "Kernel instructions and bytes stored of a transfer, counted on one CPU under the microscope; rates of runs without it. \
+                   The disk is a file in memory; the pool that grows begins with 256 KiB.";
+
+fn run(settings: &Settings) -> Result<u8> {
+    let extents = Extents::of(settings);
+    let program = kernel::installed(PROGRAM)
+        .ok_or_else(|| Failure::new(format!("{PROGRAM} is missing"), "make build makes it"))?;
+    let folder = in_memory()?;
+    let disk = folder.path().join("disk");
+    let made = std::fs::write(&disk, vec![0x5a; DISK as usize]);
+    made.map_err(|e| Failure::io("write", &disk, &e))?;
+    let mut rows = Vec::new();
+    for load in extents.loads {
+        print::stderr(format!("freehold: {}: {} KiB, {} threads\n", load.name, load.kib, load.threads));
+        rows.extend(rows_of(&extents, load, (&program, &disk))?);
+    }
+    if let Some(path) = &settings.json {
+        files::write_json(path, &Record { experiment: EXPERIMENT.name, how: HOW, rows: &rows })?;
+    }
+    if let Some(path) = &settings.html {
+        page(&rows).write(path)?;
+    }
+    settings.print(&summary(&rows))?;
+    match rows.iter().find(|row| !has_grown(row)) {
+        None => Ok(0),
+        Some(row) => Err(Failure::new(format!("{}, {}: the pool did not grow", row.load, row.way), "")),
+    }
+}
+
+/// A folder in memory where the host has such a file system.
+fn in_memory() -> Result<tempfile::TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("freehold-lab-");
+    let made = builder.tempdir_in("/dev/shm").or_else(|_| builder.tempdir());
+    made.map_err(|e| Failure::new(format!("cannot make a temporary folder: {e}"), ""))
+}
+
+/// Whether a pool that begins small has become larger where it has to.
+fn has_grown(row: &Row) -> bool {
+    let must = LOADS.iter().any(|load| load.name == row.load && load.must_grow());
+    !must || !row.side.starts_with(GROWING.name) || row.pool[1] > row.pool[0]
+}
+
+/// All sides of a load, both ways.
+fn rows_of(extents: &Extents, load: &'static Load, (program, disk): (&Path, &PathBuf)) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for side in extents.sides {
+        let words = words(side, load, (program, disk));
+        let mut boots = [Vec::new(), Vec::new()];
+        let mut pool = [0; 2];
+        for _ in 0..extents.counted {
+            let watched =
+                [&["--icount", "--model", "locality", "--no-oracle"].map(OsString::from)[..], &words]
+                    .concat();
+            let (results, output) = scope::Measurement::prepare(&args::scope_options(&watched)?)?.run()?;
+            for (way, boots) in WAYS.iter().zip(&mut boots) {
+                boots.push(counted(&results, load, way).ok_or_else(|| nothing(side, load))?);
+            }
+            pool = said(&String::from_utf8_lossy(&output)).ok_or_else(|| nothing(side, load))?.pool;
+        }
+        rows.extend(WAYS.iter().zip(&boots).map(|(way, boots)| row(load, way, side, (boots, pool))));
+    }
+    for _ in 0..extents.timed {
+        for (at, side) in extents.sides.iter().enumerate() {
+            let output = output_of(&words(side, load, (program, disk)))?;
+            let said = said(&output).ok_or_else(|| nothing(side, load))?;
+            for (way, nanoseconds) in said.nanoseconds.iter().enumerate() {
+                let mib = (load.transfers() * load.kib) as f64 / 1024.0;
+                rows[at * WAYS.len() + way].mib_per_second.push(mib / (*nanoseconds as f64 / 1e9));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn nothing(side: &Side, load: &Load) -> Failure {
+    Failure::new(format!("{}, {}: the guest did not say what was asked", load.name, side.name), "")
+}
+
+fn row(load: &Load, way: &'static str, side: &Side, (boots, pool): (&[Counted], [u64; 2])) -> Row {
+    let of = |value: fn(&Counted) -> f64| boots.iter().map(value).fold(f64::INFINITY, f64::min);
+    Row {
+        load: load.name,
+        way,
+        side: side.name,
+        instructions: [of(|boot| boot.instructions[0]), of(|boot| boot.instructions[1])],
+        stored_per_byte: of(|boot| boot.stored),
+        pool,
+        mib_per_second: Vec::new(),
+    }
+}
+
+/// The VM: both ways one after the other, and the pool's size before and after.
+fn words(side: &Side, load: &Load, (program, disk): (&Path, &PathBuf)) -> Vec<OsString> {
+    let mut words: Vec<OsString> =
+        ["--accel", "tcg", "--report", "never", "-m", "1G"].map(OsString::from).into();
+    words.extend(side.words.iter().map(OsString::from));
+    let mut volume = program.as_os_str().to_owned();
+    volume.push(":/transfers");
+    words.extend(["--disk".into(), disk.clone().into_os_string(), "-v".into(), volume]);
+    let Load { kib, threads, count, .. } = load;
+    let pool = "echo pool $(cat /sys/kernel/debug/swiotlb/io_tlb_nslabs)";
+    let ways: String = WAYS.map(|way| format!("/transfers {kib} {threads} {count} {way} || exit; ")).concat();
+    let script = format!("mount -t debugfs none /sys/kernel/debug 2>/dev/null; {pool}; {ways}{pool}");
+    words.extend(["--", "busybox", "sh", "-c", &script].map(OsString::from));
+    words
+}
+
+/// What the guest printed.
+#[derive(Debug, PartialEq)]
+struct Said {
+    pool: [u64; 2],
+    /// By way.
+    nanoseconds: [u64; 2],
+}
+
+/// `pool SLABS` before and after, and a line `N transfers, 0 failed, T ns` of each way.
+fn said(output: &str) -> Option<Said> {
+    let pools: Option<Vec<u64>> = output
+        .lines()
+        .filter_map(|line| line.strip_prefix("pool "))
+        .map(|slabs| slabs.trim().parse().ok())
+        .collect();
+    let spent =
+        output.lines().filter_map(|line| line.split_once(" transfers, 0 failed, ")?.1.strip_suffix(" ns"));
+    let nanoseconds: Option<Vec<u64>> = spent.map(|ns| ns.parse().ok().filter(|&ns| ns > 0)).collect();
+    let pool: [u64; 2] = pools?.try_into().ok()?;
+    Some(Said { pool: pool.map(|slabs| slabs * 2048), nanoseconds: nanoseconds?.try_into().ok()? })
+}
+
+/// What the kernel did in a way's phases.
+fn counted(results: &Results, load: &Load, way: &str) -> Option<Counted> {
+    let sum = |name: &str, of: fn(&Counts) -> u64| {
+        let phase = results.phases.iter().find(|phase| phase.name == name)?;
+        Some(phase.cpus.iter().map(|cpu| of(&cpu.modes.kernel)).sum::<u64>() as f64)
+    };
+    let all = load.transfers() as f64;
+    let first = (load.threads * load.count.min(8)) as f64;
+    Some(Counted {
+        instructions: [
+            sum(way, |counts| counts.instructions)? / all,
+            sum(&format!("first {way}"), |counts| counts.instructions)? / first,
+        ],
+        stored: sum(way, |counts| counts.stored_bytes)? / (all * load.kib as f64 * 1024.0),
+    })
+}
+
+/// What growing costs over the pool of 64 MiB, for each load and way: in the long run, and at first.
+fn ratios(rows: &[Row]) -> impl Iterator<Item = (&Row, [f64; 2])> {
+    rows.iter().filter(|row| row.side == GROWING.name).filter_map(|growing| {
+        let is_pair =
+            |row: &&Row| row.side == FIXED.name && (row.load, row.way) == (growing.load, growing.way);
+        let fixed = rows.iter().find(is_pair)?;
+        Some((growing, core::array::from_fn(|at| growing.instructions[at] / fixed.instructions[at])))
+    })
+}
+
+const HEADINGS: [&str; 8] =
+    ["row", "", "side", "instructions", "at first", "stored per byte", "pool, KiB", "MiB/s (variation)"];
+
+fn cells(row: &Row) -> [String; 8] {
+    let variation = row.variation().map_or(String::new(), |share| format!(" ({:.1}%)", share * 100.0));
+    [
+        row.load.into(),
+        row.way.into(),
+        row.side.into(),
+        format!("{:.0}", row.instructions[0]),
+        format!("{:.0}", row.instructions[1]),
+        format!("{:.2}", row.stored_per_byte),
+        format!("{} → {}", row.pool[0] >> 10, row.pool[1] >> 10),
+        format!("{:.1}{variation}", row.mean()),
+    ]
+}
+
+fn verdict([steady, first]: [f64; 2]) -> &'static str {
+    if steady <= GOALS[0] && first <= GOALS[1] { "met" } else { "missed" }
+}
+
+fn summary(rows: &[Row]) -> String {
+    let lines: Vec<[String; 8]> =
+        core::iter::once(HEADINGS.map(String::from)).chain(rows.iter().map(cells)).collect();
+    let widths: [usize; 8] = core::array::from_fn(|column| {
+        lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0)
+    });
+    let mut text = format!("{HOW}\n\n");
+    for line in &lines {
+        let padded = |column: usize| {
+            let (cell, width) = (&line[column], widths[column]);
+            if column < 3 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        };
+        text.push_str(core::array::from_fn::<_, 8, _>(padded).join("  ").trim_end());
+        text.push('\n');
+    }
+    text.push_str(&format!(
+        "\nInstructions of a growing pool over one of 64 MiB; asked: {} and at first {}\n",
+        GOALS[0], GOALS[1]
+    ));
+    for (row, ratio) in ratios(rows) {
+        text.push_str(&format!(
+            "{:<18}{:<7}{:.3}  at first {:.3}  {}\n",
+            row.load,
+            row.way,
+            ratio[0],
+            ratio[1],
+            verdict(ratio)
+        ));
+    }
+    text
+}
+
+fn page(rows: &[Row]) -> Page {
+    let mut page = Page::new("Bounce buffers", HOW);
+    let worst = |at: usize| ratios(rows).map(|(_, ratio)| ratio[at]).fold(0.0, f64::max);
+    let tile = |label: &str, at: usize| Tile {
+        label: label.into(),
+        value: format!("{:.3}", worst(at)),
+        detail: format!("instructions over those with a pool of 64 MiB, the worst row; asked: {}", GOALS[at]),
+        tone: if worst(at) <= GOALS[at] { Tone::Good } else { Tone::Warning },
+    };
+    page.tiles(&[tile("growing", 0), tile("growing, at first", 1)]);
+    page.section("Question");
+    page.text(EXPERIMENT.question);
+    page.section("Answer");
+    let columns: Vec<Column> = HEADINGS
+        .iter()
+        .enumerate()
+        .map(|(at, heading)| if at < 3 { Column::text(heading) } else { Column::number(heading) })
+        .collect();
+    let mut table = Table::new("", &columns);
+    rows.iter().for_each(|row| table.row(cells(row).map(Cell::text)));
+    page.table(&table);
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_guest_says_is_taken_whole_or_not_at_all() {
+        let output = "pool 128\n9 transfers, 0 failed, 700 ns\n9 transfers, 0 failed, 800 ns\npool 640\n";
+        let wanted = Said { pool: [256 << 10, 1280 << 10], nanoseconds: [700, 800] };
+        assert_eq!(said(output), Some(wanted));
+        for (part, other) in
+            [(", 0 failed, 700", ", 1 failed, 700"), ("pool 640\n", ""), ("800", "0"), ("128", "")]
+        {
+            assert_eq!(said(&output.replacen(part, other, 1)), None, "{part}");
+        }
+    }
+
+    fn of(side: &'static str, instructions: [f64; 2], pool: [u64; 2]) -> Row {
+        let mib_per_second = vec![9.0, 11.0];
+        Row { load: "deep", way: "read", side, instructions, stored_per_byte: 1.0, pool, mib_per_second }
+    }
+
+    #[test]
+    fn a_row_that_has_to_grow_and_does_not_is_found_and_growing_is_judged() {
+        let grown = of(GROWING.name, [101.0, 110.0], [SMALL, 2 * SMALL]);
+        assert!(has_grown(&grown) && has_grown(&of(FIXED.name, [100.0, 100.0], [SMALL, SMALL])));
+        assert!(!has_grown(&Row { pool: [SMALL, SMALL], ..grown.clone() }));
+        assert!(has_grown(&Row { load: "small", pool: [SMALL, SMALL], ..grown.clone() }));
+        let rows = [grown, of(FIXED.name, [100.0, 100.0], [0, 0])];
+        let [ratio] = ratios(&rows).map(|(_, ratio)| ratio).collect::<Vec<_>>()[..] else {
+            panic!("one pair")
+        };
+        assert_eq!((ratio, verdict(ratio), verdict([1.0, 1.04])), ([1.01, 1.1], "missed", "met"));
+        assert!((rows[0].variation().expect("two boots") - 0.1414).abs() < 1e-3);
+    }
+}

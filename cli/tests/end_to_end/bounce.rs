@@ -1,0 +1,151 @@
+//! What a transfer past the cache costs, and loads on several disks beside each other.
+
+use serde_json::Value;
+
+use crate::common::*;
+
+/// Bytes of each disk.
+const DISK: usize = 4 << 20;
+
+/// What the kernel did for each of `count` transfers of `kib` KiB: instructions, and bytes stored per byte.
+fn costs(kib: u64, way: &str, count: u64, options: &[&str]) -> (f64, f64) {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (disk, json) = (file_of(&folder, "disk", &vec![7; DISK]), folder.path().join("costs.json"));
+    let (kib_word, count_word) = (kib.to_string(), count.to_string());
+    let mut command = freehold();
+    command.args(["scope", "--icount", "--model", "locality", "--json", text(&json), "--disk", text(&disk)]);
+    command.args(options).arg("--").arg(guest_program("workloads/transfers"));
+    command.args([&kib_word, "1", &count_word, way]);
+    let said = finish(command, b"").expect(0);
+    assert!(said.text().contains(&format!("{count} transfers, 0 failed")), "{}", said.text());
+    let record: Value = serde_json::from_slice(&std::fs::read(&json).expect("a record")).expect("JSON");
+    let phases = record["results"]["phases"].as_array().expect("phases");
+    let measured = phases.iter().find(|phase| phase["name"] == way).expect("the phase");
+    let kernel = &measured["cpus"][0]["modes"]["kernel"];
+    let count_of = |name: &str| kernel[name].as_u64().expect("a count") as f64;
+    let bytes = (count * kib * 1024) as f64;
+    (count_of("instructions") / count as f64, count_of("stored_bytes") / bytes)
+}
+
+/// The least of three boots: while a busy host makes the guest wait for its disk, ticks of its clock are counted too.
+fn least_costs(kib: u64, way: &str, options: &[&str]) -> (f64, f64) {
+    let boots = [(); 3].map(|()| costs(kib, way, 40, options));
+    boots.into_iter().fold((f64::MAX, f64::MAX), |least, boot| (least.0.min(boot.0), least.1.min(boot.1)))
+}
+
+/// A byte is copied once, and stored about once: no scrubbing, no second pass. The limits are those of a kernel without
+/// assertions.
+#[test]
+fn a_transfer_is_one_copy_and_a_bounded_number_of_instructions() {
+    for (kib, instructions, stored) in [(1024, 300_000.0, 1.3), (64, 23_000.0, 1.35), (4, 8_500.0, 3.9)] {
+        for way in ["read", "write"] {
+            let (spent, bytes) = least_costs(kib, way, &[]);
+            assert!(spent <= instructions, "{way} {kib} KiB: {spent} instructions");
+            assert!(bytes <= stored, "{way} {kib} KiB: {bytes} bytes stored per byte");
+        }
+    }
+}
+
+/// Pages are mapped when they join the disk, not for each transfer.
+#[test]
+fn a_transfer_behind_an_iommu_costs_what_it_costs_without() {
+    let plain = least_costs(1024, "read", &[]).0;
+    let behind = least_costs(1024, "read", &["--iommu"]).0;
+    assert!(behind <= plain * 1.02, "{behind} over {plain}");
+}
+
+/// Runs a line of the shell on disks of so many requests a second each, with the programs of `guest/workloads` in /.
+#[track_caller]
+fn beside(disks: &[u32], options: &[&str], line: &str) -> String {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let mut command = run_command();
+    command.args(["--cpus", "2"]).args(options);
+    for (number, iops) in disks.iter().enumerate() {
+        let disk = file_of(&folder, &format!("disk{number}"), &vec![7; DISK]);
+        command.arg("--disk").arg(format!("{},iops={iops}", text(&disk)));
+    }
+    for name in ["many-io", "transfers", "churn"] {
+        let program = guest_program(&format!("workloads/{name}"));
+        command.arg("-v").arg(format!("{}:/{name}", text(&program)));
+    }
+    command.args(["--", "busybox", "sh", "-c", line]);
+    finish(command, b"").expect(0).text()
+}
+
+/// Two hundred writers wait for a disk of 5 requests a second, and two programs for memory that is being swapped. The disk
+/// beside them gives what it has, which is 200 requests a second. The guest's clock is the host's: on a host that is too busy for
+/// that rate, what the disk gave when it was alone is the measure.
+#[test]
+fn a_slow_disk_and_swap_do_not_hold_up_a_disk_beside_them() {
+    let line = "/transfers 4 16 32 read /dev/vdb; /many-io 200 4 1 write /dev/vda > /slow & slow=$!
+        /churn 140 3 2 > /hog & hog=$!; busybox sleep 0.5; /transfers 4 16 32 read /dev/vdb
+        /transfers 4 16 32 write /dev/vdb; grep -E '^(pswpout|oom_kill) ' /proc/vmstat
+        kill -9 $slow $hog; wait $slow; wait $hog; cat /slow";
+    let said = beside(&[5, 200], &["-m", "128M", "--swap", "128M,iops=300"], line);
+    let spent =
+        said.lines().filter_map(|line| line.strip_prefix("512 transfers, 0 failed, ")?.strip_suffix(" ns"));
+    let rates: Vec<f64> = spent.map(|ns| 512e9 / ns.parse::<f64>().expect("a number")).collect();
+    let [alone, read, write] = rates[..] else { panic!("{said}") };
+    let asked = (alone * 0.7).min(180.0);
+    assert!(read.max(write) >= asked, "{rates:?} requests a second: {said}");
+    assert!(said.contains("oom_kill 0") && !said.contains("pswpout 0"), "{said}");
+}
+
+#[test]
+fn ninety_six_threads_on_four_disks_beside_a_memory_hog_in_32_mib_all_end_well() {
+    let line =
+        "/churn 24 6 2 > /hog & /many-io 96 64 4 write /dev/vda /dev/vdb /dev/vdc /dev/vdd; wait; cat /hog
+        grep -E '^(pswpout|oom_kill) ' /proc/vmstat";
+    let said = beside(&[200; 4], &["-m", "32M", "--swap", "64M"], line);
+    for promise in ["384 transfers, 0 failed", "6 rounds of 2 processes, 0 failed", "oom_kill 0"] {
+        assert!(said.contains(promise), "{said}");
+    }
+    assert!(!said.contains("pswpout 0"), "nothing was swapped: {said}");
+}
+
+/// Ten bursts of 64 threads, one a second: what the first takes stays for the others.
+#[test]
+fn steady_bursts_do_not_make_memory_come_and_go() {
+    let line = "cd /sys/kernel/debug/swiotlb; i=0; while [ $i -lt 10 ]; do i=$((i+1))
+        /many-io 64 256 1 read /dev/vda; busybox sleep 1; [ $i = 1 ] && first=$(cat grows); done
+        echo grown $(($(cat grows) - $first)) gone $(cat shrinks)";
+    let said = beside(&[100_000], &["-m", "256M"], line);
+    assert_eq!(said.matches("64 transfers, 0 failed").count(), 10, "{said}");
+    let (_, last) = said.trim_end().rsplit_once("grown ").expect("the last line");
+    let counts: Vec<u32> = last.split(" gone ").map(|word| word.parse().expect("a number")).collect();
+    assert!(counts[0] <= 9 && counts[1] <= 9, "{said}");
+}
+
+/// What is there without a load: a segment, and each device's rings.
+#[test]
+fn idle_disks_keep_little_memory() {
+    let kib = |disks: &[u32]| {
+        let said = beside(disks, &["-m", "128M"], "grep Bounce /proc/meminfo");
+        said.split_whitespace().nth(1).and_then(|kib| kib.parse::<i32>().ok()).expect("a number of KiB")
+    };
+    let (one, three) = (kib(&[1000]), kib(&[1000; 3]));
+    assert!(one <= 304 && three - one <= 64, "{one} KiB with one disk, {three} KiB with three");
+}
+
+/// One load that does not fit in what the growing pool begins with: it grows, the other does not, and both copy once.
+#[test]
+fn the_lab_of_bounce_buffers_shows_a_pool_that_grows_beside_one_that_does_not() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let json = folder.path().join("bounce.json");
+    let mut command = freehold();
+    command.args(["lab", "bounce", "--quick", "--json", text(&json)]);
+    let said = finish(command, b"").expect(0).text();
+    let record: Value = serde_json::from_slice(&std::fs::read(&json).expect("a record")).expect("JSON");
+    let rows = record["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 4, "{said}");
+    for row in rows {
+        let pool = [0, 1].map(|at| row["pool"][at].as_u64().expect("bytes"));
+        match row["side"].as_str() {
+            Some("growing") => assert!(pool[0] == 256 << 10 && pool[1] > 512 << 10, "{row}"),
+            _ => assert_eq!(pool, [64 << 20; 2], "{row}"),
+        }
+        let stored = row["stored_per_byte"].as_f64().expect("a figure");
+        assert!((1.0..1.5).contains(&stored), "{row}");
+    }
+    assert!(said.contains("at first"), "{said}");
+}
