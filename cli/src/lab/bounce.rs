@@ -245,7 +245,8 @@ fn words(side: &Side, load: &Load, (program, disk): (&Path, &PathBuf)) -> Vec<Os
     volume.push(":/transfers");
     words.extend(["--disk".into(), disk.clone().into_os_string(), "-v".into(), volume]);
     let Load { kib, threads, count, .. } = load;
-    let pool = "echo pool $(cat /sys/kernel/debug/swiotlb/io_tlb_nslabs)";
+    // A Linux whose devices are behind an IOMMU has no pool.
+    let pool = "echo pool $(cat /sys/kernel/debug/swiotlb/io_tlb_nslabs 2>/dev/null || echo 0)";
     let ways: String = WAYS.map(|way| format!("/transfers {kib} {threads} {count} {way} || exit; ")).concat();
     let script = format!("mount -t debugfs none /sys/kernel/debug 2>/dev/null; {pool}; {ways}{pool}");
     words.extend(["--", "busybox", "sh", "-c", &script].map(OsString::from));
