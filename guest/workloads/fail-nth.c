@@ -13,6 +13,7 @@
 #include <ftw.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +24,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/msg.h>
+#include <sys/rseq.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
 #include <sys/socket.h>
@@ -189,6 +191,18 @@ static void calls(void) {
 
 static void *nothing(void *unused) { return unused; }
 
+// The C library's registration is given up for one whose page is not there yet.
+static void restartable(void) {
+    enum { LENGTH = 32, UNREGISTER = 1, SIGNATURE = 0x53053053 };
+    char *library = (char *)__builtin_thread_pointer() + __rseq_offset;
+    void *area = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    syscall(SYS_rseq, library, LENGTH, UNREGISTER, SIGNATURE);
+    if (area != MAP_FAILED && syscall(SYS_rseq, area, LENGTH, 0, SIGNATURE) == 0) {
+        sched_yield();
+        syscall(SYS_rseq, area, LENGTH, UNREGISTER, SIGNATURE);
+    }
+}
+
 // A file system whose nodes are made as it is mounted.
 static void mounts(void) {
     mkdir("/tmp/fail-nth", 0700);
@@ -216,6 +230,7 @@ static void tasks(void) {
     sigfillset(&block);
     sigprocmask(SIG_BLOCK, &block, 0);
     for (int i = 0; i < 20; i++) sigqueue(getpid(), SIGRTMIN + i % 3, (union sigval){.sival_int = i});
+    restartable();
     pthread_t thread;
     if (pthread_create(&thread, 0, nothing, 0) == 0) pthread_join(thread, 0);
     pid_t child = fork();

@@ -26,6 +26,7 @@
 #include <sys/ipc.h>
 #include <sys/msg.h>
 #include <sys/prctl.h>
+#include <sys/rseq.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
 #include <sys/signalfd.h>
@@ -235,6 +236,18 @@ static void keep_to_own(struct dice *dice, long call, uint64_t *a)
 	}
 }
 
+/* Registrations of all kinds, and sections for them: the C library's own is in the way of others. */
+static void prepare_rseq(struct dice *dice, uint64_t *a)
+{
+	enum { LENGTH = 32, UNREGISTER = 1, SIGNATURE = 0x53053053 };
+	syscall(SYS_rseq, (char *)__builtin_thread_pointer() + __rseq_offset, LENGTH, UNREGISTER, SIGNATURE);
+	a[1] = below(dice, 4) ? LENGTH : a[1];
+	a[2] = below(dice, 8) ? below(dice, 2) : a[2];
+	a[3] = below(dice, 4) ? SIGNATURE : a[3];
+	if (below(dice, 2) && a[0] % 32 == 0 && a[0] >= (uintptr_t)arena && a[0] < (uintptr_t)arena + ARENA)
+		((uint64_t *)a[0])[1] = below(dice, 2) ? address(dice) : any_number(dice);
+}
+
 static int is_fork(long call)
 {
 	return call == SYS_fork || call == SYS_vfork || call == SYS_clone || call == SYS_clone3;
@@ -276,6 +289,8 @@ static void *make_calls(void *given)
 		if (is_spared(call))
 			continue;
 		keep_to_own(dice, call, a);
+		if (call == SYS_rseq)
+			prepare_rseq(dice, a);
 		self->record->call[self->number] = call;
 		if (show)
 			dprintf(2, "%d: %ld(%#lx, %#lx, %#lx, %#lx, %#lx, %#lx)\n", getpid(), call, a[0], a[1], a[2], a[3], a[4], a[5]);

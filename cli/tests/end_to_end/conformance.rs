@@ -72,6 +72,13 @@ fn affinity() {
 }
 
 #[test]
+fn rseq() {
+    for cpus in ["1", "4"] {
+        conforms_with("rseq", &["--cpus", cpus], &[], &[]);
+    }
+}
+
+#[test]
 fn times() {
     conforms("times");
 }

@@ -201,6 +201,11 @@ pub(crate) fn enable_features() {
     unsafe { write_cr0(cr0 | CR0_WRITE_PROTECT | CR0_ALIGNMENT) };
 }
 
+/// Whether programs may use BMI2 (MULX and its kin).
+pub fn has_bmi2() -> bool {
+    cpuid(7, 0).ebx & 1 << 8 != 0
+}
+
 /// Whether programs' states are saved with XSAVE.
 pub(crate) fn has_xsave() -> bool {
     read_cr4() & CR4_OSXSAVE != 0

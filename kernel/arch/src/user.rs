@@ -241,6 +241,11 @@ impl UserContext {
         self.way_back = WayBack::Changed;
         &mut self.state[0].registers
     }
+    /// Whether the program was interrupted, or faulted, when it came to the kernel last: it asked for nothing.
+    #[inline]
+    pub fn was_interrupted(&self) -> bool {
+        self.regs().vector != VECTOR_SYSCALL
+    }
     /// The number of the system call that was made.
     pub fn syscall_number(&self) -> u64 {
         self.regs().error

@@ -17,6 +17,7 @@ use freehold_vm::{Locking, SpaceHandle, Visited};
 use super::{AddressSpace, Frames, commons};
 use crate::Result;
 use crate::fs::OpenFile;
+use crate::sched::{self, whereabouts::Ids};
 use crate::sync::{Mutex, MutexGuard, SpinLock};
 use crate::task::credentials::Dumpable;
 
@@ -55,6 +56,8 @@ pub struct Space {
     program: SpinLock<Program>,
     /// See [`Dumpable`].
     hidden: AtomicBool,
+    /// Those of its threads; made when the first thread asks.
+    concurrency_ids: SpinLock<Option<Arc<Ids>>>,
 }
 
 impl Space {
@@ -81,7 +84,8 @@ impl Space {
         let id = areas.id();
         let (areas, program) = (Mutex::new(areas), SpinLock::new(program));
         let hidden = AtomicBool::new(dumpable == Dumpable::No);
-        let space = reserve::arc(Self { id, translation, areas, program, hidden });
+        let concurrency_ids = SpinLock::new(None);
+        let space = reserve::arc(Self { id, translation, areas, program, hidden, concurrency_ids });
         let handle: Weak<dyn SpaceHandle<Frames>> =
             (space.clone() as Arc<dyn SpaceHandle<Frames>>).downgrade();
         space.areas.lock().set_handle(handle);
@@ -115,6 +119,29 @@ impl Space {
     /// Let processes with its ids inspect it, or not.
     pub fn set_dumpable(&self, dumpable: Dumpable) {
         self.hidden.store(dumpable == Dumpable::No, Ordering::Release);
+    }
+    /// The concurrency IDs of its threads; `None` on a machine with one CPU, where nobody needs any.
+    pub fn concurrency_ids(&self) -> Option<Arc<Ids>> {
+        if sched::online().len() == 1 {
+            return None;
+        }
+        if let Some(ids) = &*self.concurrency_ids.lock() {
+            return Some(ids.clone());
+        }
+        let fresh = reserve::arc(Ids::default());
+        // Another thread may have been faster; what is not used is let go of without the lock.
+        let (ids, unused) = {
+            let mut ids = self.concurrency_ids.lock();
+            match &*ids {
+                Some(ids) => (ids.clone(), Some(fresh)),
+                None => {
+                    *ids = Some(fresh.clone());
+                    (fresh, None)
+                }
+            }
+        };
+        drop(unused);
+        Some(ids)
     }
     /// What /proc and prctl want to know of the program.
     pub fn program(&self) -> Program {

@@ -8,13 +8,15 @@ use freehold_arch::X86;
 use freehold_arch::user::USER_END;
 use freehold_frame::Frame;
 use freehold_machine::{Entropy, PAGE_SIZE, PhysicalBytes, VirtAddr};
-use freehold_vdso::IMAGE;
+use freehold_vdso::{IMAGE_BYTES, Uses, image};
 use freehold_vm::{AreaFlags, Backing, Limits, MapRequest, Place, Protection, Vdso, VdsoPart};
 
 use super::{Space, commons, frames};
 use crate::hw::PAGE;
 use crate::{Result, time};
 
+/// Pages of the image.
+const IMAGE_PAGES: usize = IMAGE_BYTES.div_ceil(PAGE_SIZE);
 /// What a page table covers: above the stack the parts lie within the same one, where they fit.
 const TABLE_SPAN: u64 = 2 << 20;
 
@@ -26,7 +28,11 @@ pub fn init() -> Result<()> {
     let time = Frame::allocate_zeroed(frames())?;
     time::show_in(time.pfn());
     let mut vdso = Vdso::new(time);
-    for bytes in IMAGE.chunks(PAGE_SIZE) {
+    let uses = if freehold_arch::cpu::has_bmi2() { Uses::Bmi2 } else { Uses::Baseline };
+    let mut pages = image(uses).chunks(PAGE_SIZE);
+    // As many for every image.
+    for _ in 0..IMAGE_PAGES {
+        let bytes = pages.next().unwrap_or_default();
         let frame = Frame::allocate_zeroed(frames())?;
         X86.with_bytes(frame.pfn(), |page| page[..bytes.len()].copy_from_slice(bytes));
         vdso.push(frame);
@@ -36,7 +42,7 @@ pub fn init() -> Result<()> {
 }
 
 /// Bytes that both parts take.
-pub const LENGTH: u64 = PAGE + (IMAGE.len() as u64).next_multiple_of(PAGE);
+pub const LENGTH: u64 = PAGE + (IMAGE_PAGES * PAGE_SIZE) as u64;
 
 /// Map both parts into a new program, at a random place above its stack, which ends at `stack_top`, at least [`LENGTH`] below the end of addresses:
 /// where the image begins.

@@ -9,7 +9,7 @@
 //! the old task's registers are not saved yet: `on_cpu` says so, and no other CPU takes a task while it is set.
 //!
 //! A runnable task is in exactly one queue, runs, or is on its way: left out by the first half, because its mask changed,
-//! and sent elsewhere by the second (`moves`). Whether it is on its way is decided once, under the queue's lock: its
+//! and sent elsewhere by the second ([`whereabouts`]). Whether it is on its way is decided once, under the queue's lock: its
 //! state, mask and position change meanwhile (`affinity_model` shows what comes of a second look). Where a mask changes
 //! while a task is on its way to a queue, it may arrive where it must not run: then it goes on in the kernel only, and leaves
 //! before its next instruction in user mode.
@@ -24,6 +24,7 @@ pub mod runqueue;
 #[cfg(target_os = "none")]
 mod switch;
 pub mod thread;
+pub mod whereabouts;
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 
@@ -68,8 +69,10 @@ pub struct Schedule {
     pub cpu: AtomicU16,
     /// A CPU runs it, or has not saved its registers yet.
     pub on_cpu: AtomicBool,
-    /// It is runnable and in no queue: the CPU that it is leaving sends it to another.
-    moves: AtomicBool,
+    /// What is to be done once it has left its CPU: bits of [`whereabouts`]. Only the task stores here, and who runs after it.
+    leaving: AtomicU8,
+    /// It has left a CPU since this was cleared; the task clears it.
+    pub left: AtomicBool,
     /// Nanoseconds of CPU time, by weight.
     pub virtual_runtime: AtomicU64,
     /// Nanoseconds of CPU time.
@@ -97,7 +100,8 @@ impl Schedule {
             state: AtomicU8::new(Sleep::Uninterruptible as u8),
             cpu: AtomicU16::new(cpu.0),
             on_cpu: AtomicBool::new(false),
-            moves: AtomicBool::new(false),
+            leaving: AtomicU8::new(0),
+            left: AtomicBool::new(false),
             virtual_runtime: AtomicU64::new(0),
             runtime: AtomicU64::new(0),
             weight: AtomicU64::new(UNIT_WEIGHT),
@@ -251,7 +255,7 @@ pub fn wake(task: &Thread, kinds: &[Sleep]) -> Woken {
                 want(home);
             }
         } else {
-            schedule.cpu.store(target.0, Ordering::Relaxed);
+            task.belongs_to(target);
             drop(queue);
             enqueue_on(task.arc(), target);
         }
@@ -304,7 +308,7 @@ pub fn set_affinity(task: &Thread, cpus: CpuSet) {
             return want(home);
         };
         let target = place(task, home);
-        schedule.cpu.store(target.0, Ordering::Relaxed);
+        task.belongs_to(target);
         drop(queue);
         return enqueue_on(waiting, target);
     }

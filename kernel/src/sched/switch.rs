@@ -9,6 +9,7 @@ use freehold_machine::{CpuId, Cpus, MAX_CPUS, Tlb};
 
 use super::runqueue::SLICE;
 use super::thread::{self, Thread, Translation};
+use super::whereabouts::{GIVES_ID, MOVES};
 use super::{DEAD, ONLINE, PerCpu, RUNNABLE, cpu, heap::Positioned};
 use crate::hw::{self, irq, thread as machine};
 use crate::{Result, time};
@@ -50,7 +51,8 @@ pub fn reschedule() {
                 let current = current.clone();
                 queue.enqueue(current);
             } else {
-                schedule.moves.store(true, Ordering::Relaxed);
+                let leaving = schedule.leaving.load(Ordering::Relaxed);
+                schedule.leaving.store(leaving | MOVES, Ordering::Relaxed);
             }
         } else {
             schedule.voluntary_switches.fetch_add(1, Ordering::Relaxed);
@@ -221,16 +223,10 @@ pub fn finish_switch() {
     let previous = cpu(here).queue.lock().previous.take();
     if let Some(task) = &previous {
         let schedule = &task.schedule;
-        let moves = schedule.moves.load(Ordering::Relaxed);
-        schedule.on_cpu.store(false, Ordering::Release);
-        if moves {
-            schedule.moves.store(false, Ordering::Relaxed);
-            let target = super::place(task, here);
-            // Under the lock of the queue that it leaves, as everywhere: who holds it and has looked at `cpu` relies on that.
-            let left = cpu(here).queue.lock();
-            schedule.cpu.store(target.0, Ordering::Relaxed);
-            drop(left);
-            super::enqueue_on(task.clone(), target);
+        schedule.left.store(true, Ordering::Relaxed);
+        match schedule.leaving.load(Ordering::Relaxed) {
+            0 => schedule.on_cpu.store(false, Ordering::Release),
+            leaving => settle_left(task, here, leaving),
         }
     }
     settle_loaded(cpu(here));
@@ -239,6 +235,25 @@ pub fn finish_switch() {
     }
     // A dead task's last reference may be this one: its stack is freed here, with interrupts on.
     drop(previous);
+}
+
+/// `task` has left this CPU, `here`, and `leaving` says what is to be done.
+#[cold]
+fn settle_left(task: &Arc<Thread>, here: CpuId, leaving: u8) {
+    // Before another CPU can run it.
+    if leaving & GIVES_ID != 0 {
+        task.give_id_back();
+    }
+    task.schedule.leaving.store(0, Ordering::Relaxed);
+    task.schedule.on_cpu.store(false, Ordering::Release);
+    if leaving & MOVES != 0 {
+        let target = super::place(task, here);
+        // Under the lock of the queue that it leaves, as everywhere: who holds it and has looked at `cpu` relies on that.
+        let left = cpu(here).queue.lock();
+        task.belongs_to(target);
+        drop(left);
+        super::enqueue_on(task.clone(), target);
+    }
 }
 
 /// End the current task: it never runs again. Whoever calls has dropped everything on this stack.
@@ -349,7 +364,7 @@ fn steal() -> bool {
             let stolen = queue.steal(me);
             if let Some(task) = &stolen {
                 debug_assert!(task.position().is_none());
-                task.schedule.cpu.store(me.0, Ordering::Relaxed);
+                task.belongs_to(me);
             }
             stolen
         };

@@ -5,13 +5,15 @@
 //! wants. The run queues hold threads; a thread that was started holds its task until it has ended. What a lower layer
 //! asks of the task goes through [`ThreadOwner`].
 
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_bounce::{Original, OriginalMut};
 use freehold_collections::{Arc, Box, Weak, reserve};
+use freehold_machine::CpuId;
 use freehold_vm::TaskPolicy;
 use freehold_xpfo::Closing;
 
+use super::whereabouts::{Company, GIVES_ID, Ids, Whereabouts};
 use super::{Schedule, Sleep, wake};
 use crate::Result;
 use crate::fault_inject::TaskFaults;
@@ -87,8 +89,12 @@ pub struct Thread {
     translation: SpinLock<Option<Arc<Translation>>>,
     /// Held from its start to its end.
     kept: IrqSpinLock<Option<Arc<dyn ThreadOwner>>>,
-    /// Something is to be looked at before the return to user mode; interruptible sleeps end.
-    pub(crate) attention: AtomicBool,
+    /// What is to be looked at before the return to user mode: [`SIGNAL`], [`PLACE`].
+    attention: AtomicU8,
+    /// Where it runs, if its program is told.
+    whereabouts: Whereabouts,
+    /// The concurrency IDs of its space; `None` where there is one CPU, or nobody is told.
+    concurrency_ids: SpinLock<Option<Arc<Ids>>>,
     /// See [`Thread::cancel`].
     cancelled: AtomicBool,
     sleep_timer: TimerSlot,
@@ -108,6 +114,11 @@ pub struct Thread {
     /// Which of its allocations are to fail.
     pub(crate) injection: TaskFaults,
 }
+
+/// A signal came, or the thread is to stop or end: interruptible sleeps end, too.
+pub const SIGNAL: u8 = 1;
+/// The program is to be told where it runs, or that it was interrupted ([`Whereabouts`]).
+pub const PLACE: u8 = 2;
 
 /// Threads with a stack of their own.
 static STACKS: AtomicUsize = AtomicUsize::new(0);
@@ -131,7 +142,9 @@ impl Thread {
             #[cfg(target_os = "none")]
             translation: SpinLock::new(None),
             kept: IrqSpinLock::new(None),
-            attention: AtomicBool::new(false),
+            attention: AtomicU8::new(0),
+            whereabouts: Whereabouts::default(),
+            concurrency_ids: SpinLock::new(None),
             cancelled: AtomicBool::new(false),
             sleep_timer: TimerSlot::new(),
             faults: [const { AtomicU64::new(0) }; 2],
@@ -158,12 +171,27 @@ impl Thread {
     }
     /// Whether a signal waits to be delivered, or the thread is to stop or end: interruptible sleeps return.
     pub fn signal_pending(&self) -> bool {
-        self.attention.load(Ordering::Acquire)
+        self.attention.load(Ordering::Acquire) & SIGNAL != 0
+    }
+    /// Whether anything is to be looked at before the return to user mode.
+    #[inline]
+    pub fn is_called(&self) -> bool {
+        self.attention.load(Ordering::Acquire) != 0
+    }
+    /// Makes the thread look at `what`: [`SIGNAL`], [`PLACE`].
+    #[inline]
+    pub fn call_attention(&self, what: u8) {
+        self.attention.fetch_or(what, Ordering::SeqCst);
+    }
+    /// Says that the thread looks at `what` now, and whether there was reason. Before looking: whoever calls later is not missed.
+    #[inline]
+    pub fn answer_call(&self, what: u8) -> bool {
+        self.attention.fetch_and(!what, Ordering::SeqCst) & what != 0
     }
     /// Lets a thread of the kernel stop what it does for a program at its next checkpoint: that program has ended.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
-        self.attention.store(true, Ordering::SeqCst);
+        self.call_attention(SIGNAL);
         wake(self, &[Sleep::Killable]);
     }
     /// Whether [`cancel`](Self::cancel) was called.
@@ -191,6 +219,67 @@ impl Thread {
     pub fn set_memory_policy(&self, policy: Option<Arc<TaskPolicy>>) {
         let old = core::mem::replace(&mut *self.memory_policy.lock(), policy);
         drop(old);
+    }
+}
+
+/// Where it runs: the protocol is in the head of [`super::whereabouts`].
+impl Thread {
+    /// From now on its program is told where it runs; `ids` are those of its space. The thread itself, or nobody runs it yet.
+    pub fn watch_place(&self, ids: Option<Arc<Ids>>) {
+        *self.concurrency_ids.lock() = ids;
+        self.whereabouts.watched.store(true, Ordering::Relaxed);
+        self.call_attention(PLACE);
+    }
+    /// Its program is told no more. The thread itself.
+    pub fn forget_place(&self) {
+        self.whereabouts.watched.store(false, Ordering::Relaxed);
+        self.give_back_held();
+        self.keep_id_at_leaving();
+        let ids = self.concurrency_ids.lock().take();
+        drop(ids);
+    }
+    /// The concurrency ID that it runs with until it leaves its CPU. The thread itself.
+    pub fn concurrency_id(&self, company: impl FnOnce() -> Company) -> u32 {
+        let held = &self.whereabouts.held;
+        if let Some(id) = held.load(Ordering::Relaxed).checked_sub(1) {
+            return u32::from(id);
+        }
+        let Some(id) = self.concurrency_ids.lock().as_ref().map(|ids| ids.take()) else { return 0 };
+        held.store(id + 1, Ordering::Relaxed);
+        match company() {
+            Company::Alone => self.keep_id_at_leaving(),
+            Company::Others => self.share_concurrency_id(),
+        }
+        u32::from(id)
+    }
+    /// Others will run in its space: what it holds is given back when it leaves its CPU. The thread itself.
+    pub fn share_concurrency_id(&self) {
+        if self.whereabouts.held.load(Ordering::Relaxed) != 0 {
+            let leaving = &self.schedule.leaving;
+            leaving.store(leaving.load(Ordering::Relaxed) | GIVES_ID, Ordering::Relaxed);
+        }
+    }
+    fn keep_id_at_leaving(&self) {
+        let leaving = &self.schedule.leaving;
+        leaving.store(leaving.load(Ordering::Relaxed) & !GIVES_ID, Ordering::Relaxed);
+    }
+    fn give_back_held(&self) {
+        let held = self.whereabouts.held.swap(0, Ordering::Relaxed);
+        if let (Some(id), Some(ids)) = (held.checked_sub(1), &*self.concurrency_ids.lock()) {
+            ids.give(id);
+        }
+    }
+    /// It has left its CPU, and no other runs it yet.
+    pub(super) fn give_id_back(&self) {
+        self.give_back_held();
+        self.call_attention(PLACE);
+    }
+    /// It belongs to the queue of `cpu` from now on; it is in none, and the lock of the one that it left is held.
+    pub(super) fn belongs_to(&self, cpu: CpuId) {
+        self.schedule.cpu.store(cpu.0, Ordering::Relaxed);
+        if self.whereabouts.watched.load(Ordering::Relaxed) {
+            self.call_attention(PLACE);
+        }
     }
 }
 

@@ -265,6 +265,7 @@ pub(super) const ENTRIES: &[(u16, Handler)] = &[
     (327, Plain(crate::fs::calls::sys_preadv2)),
     (328, Plain(crate::fs::calls::sys_pwritev2)),
     (332, Plain(crate::fs::calls::sys_statx)),
+    (334, Plain(crate::task::sections::sys_rseq)),
     (424, Plain(crate::task::signal::calls::sys_pidfd_send_signal)),
     (425, Plain(crate::uring::calls::sys_io_uring_setup)),
     (426, Plain(crate::uring::calls::sys_io_uring_enter)),

@@ -1,5 +1,8 @@
 //! A user thread's life: out to the program, back in for a system call, a fault or an interrupt, and out again.
 
+use core::ops::ControlFlow;
+use core::sync::atomic::Ordering::Relaxed;
+
 use freehold_arch::time;
 use freehold_arch::user::{USER_END, UserContext, UserEvent};
 use freehold_collections::Arc;
@@ -21,12 +24,16 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
     let mut trap = Trap::default();
     loop {
         let left = time::ticks();
-        let urgent = || thread.signal_pending() || sched::is_wanted();
+        let urgent = || thread.is_called() || sched::is_wanted();
         let Some(event) = context.run_unless(urgent) else {
             if sched::is_wanted() {
+                thread.schedule.left.store(false, Relaxed);
                 sched::reschedule();
+                if context.was_interrupted() {
+                    task.note_preemption();
+                }
             }
-            if thread.signal_pending() && task.attend(context, None, trap).is_break() {
+            if thread.is_called() && answer(task, context, trap).is_break() {
                 return;
             }
             continue;
@@ -45,9 +52,13 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
             }
             UserEvent::PageFault { addr, access, code } => {
                 let space = task.process().space();
+                thread.schedule.left.store(false, Relaxed);
                 if let Err(fault) = handle_user_fault(&space, addr, access) {
                     trap = page_fault_trap(addr, code);
                     force_fault(task, fault, addr);
+                }
+                if thread.schedule.left.load(Relaxed) {
+                    task.note_preemption();
                 }
             }
             UserEvent::Exception { vector, code } => trap = exception(task, context, (vector, code), trap),
@@ -58,6 +69,25 @@ pub fn run(task: &Arc<Task>, context: &mut UserContext) {
             }
         }
     }
+}
+
+/// Look at what called the thread's attention. Breaks where it ends.
+// In line it would spill the registers of every system call.
+#[inline(never)]
+fn answer(task: &Arc<Task>, context: &mut UserContext, trap: Trap) -> ControlFlow<()> {
+    let thread = task.thread();
+    if thread.signal_pending() {
+        thread.schedule.left.store(false, Relaxed);
+        task.attend(context, None, trap)?;
+        // It may have been stopped for a while.
+        if context.was_interrupted() {
+            task.note_preemption();
+        }
+    }
+    if thread.is_called() {
+        task.attend_place(context);
+    }
+    ControlFlow::Continue(())
 }
 
 /// Make the system call that `context` asks for, and answer it; or why it must be made again.

@@ -239,6 +239,11 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
         task.set_memory_policy(policy);
         task.injection.inherit(&parent.injection);
         task.set_closing(parent.closing());
+        if flags.contains(CloneFlags::VM) {
+            parent.share_concurrency_id();
+        } else {
+            task.inherit_rseq(&parent);
+        }
         task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);
         if !flags.contains(CloneFlags::VM) || flags.contains(CloneFlags::VFORK) {
             *task.alternate_stack.lock() = *parent.alternate_stack.lock();

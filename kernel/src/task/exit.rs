@@ -67,6 +67,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
 
 /// What a thread owes its program's memory before it leaves it: at its end, and at execve.
 pub(super) fn leave_program(task: &Task) {
+    task.leave_rseq();
     let robust = task.robust_list.swap(0, Ordering::Relaxed);
     if robust != 0 {
         futex::release_robust_list(robust, task.tid);

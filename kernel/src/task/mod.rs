@@ -36,8 +36,11 @@ mod process;
 #[cfg(target_os = "none")]
 pub mod registers;
 pub mod registry;
+pub mod rseq;
 #[cfg(target_os = "none")]
 pub mod reserve;
+#[cfg(target_os = "none")]
+pub mod sections;
 mod session;
 pub mod signal;
 #[cfg(target_os = "none")]

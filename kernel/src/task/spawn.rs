@@ -1,7 +1,5 @@
 //! Making tasks: the kernel's own, and user threads on a saved program state.
 
-use core::sync::atomic::Ordering;
-
 use freehold_arch::thread;
 use freehold_arch::user::UserContext;
 use freehold_collections::{
@@ -14,6 +12,7 @@ use super::process::{Beginnings, Process};
 use super::{Credentials, Limits, Session, Task, above, registry};
 use crate::fs::{FileTable, FsContext};
 use crate::mem::Space;
+use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Idle, Schedule, Thread};
 use crate::sync::IrqSpinLock;
 use crate::task::signal::Actions;
@@ -195,7 +194,7 @@ pub(super) fn add_thread(process: &Process, task: &Arc<Task>) -> Result<()> {
                 let at = group.threads.partition_point(|thread| thread.tid < task.tid);
                 group.threads.insert_reserved(at, task.clone());
                 if group.exit.is_some() || group.stop().is_some() {
-                    task.attention.store(true, Ordering::SeqCst);
+                    task.call_attention(SIGNAL);
                 }
                 // The old buffer is freed without the lock.
                 drop(group);

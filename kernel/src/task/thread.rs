@@ -20,7 +20,8 @@ use super::reserve::Drawn;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
 #[cfg(target_os = "none")]
 use crate::mem::PinnedRun;
-use crate::sched::thread::{Drain, Fill, Part};
+use super::rseq::Registration;
+use crate::sched::thread::{Drain, Fill, Part, SIGNAL};
 use crate::sched::{self, Runs, Schedule, Sleep, Thread, ThreadOwner};
 use crate::sync::{IrqSpinLock, SpinLock, Woken};
 use crate::{Errno, Result, hw};
@@ -46,6 +47,8 @@ pub struct Task {
     pub(super) alternate_stack: SpinLock<AlternateStack>,
     /// Where to write 0 and wake a futex at the end (CLONE_CHILD_CLEARTID); 0 for nowhere.
     pub(super) clear_child_tid: AtomicU64,
+    /// What rseq(2) was told.
+    pub(super) rseq: Registration,
     /// The robust futex list's head; 0 for none.
     pub(super) robust_list: AtomicU64,
     pub(super) restart: SpinLock<Option<Restart>>,
@@ -87,6 +90,7 @@ impl Task {
                 pending: IrqSpinLock::new(Pending::new()),
                 alternate_stack: SpinLock::new(AlternateStack::NONE),
                 clear_child_tid: AtomicU64::new(0),
+                rseq: Registration::default(),
                 robust_list: AtomicU64::new(0),
                 restart: SpinLock::new(None),
                 name: SpinLock::new(name),
@@ -151,7 +155,7 @@ impl Task {
     }
     /// Make it look at its signals: end its interruptible sleep, or its stay in user mode. Any context.
     pub fn interrupt(&self) {
-        self.attention.store(true, Ordering::SeqCst);
+        self.call_attention(SIGNAL);
         if sched::wake(self, &[Sleep::Interruptible]) == Woken::Nobody {
             sched::kick(self);
         }
@@ -168,7 +172,7 @@ impl Task {
     /// Let this, the current, thread end on its way to user mode, alone.
     pub(super) fn finish(&self, code: u8) {
         self.exit_code.store(u32::from(code) | FINISHED, Ordering::SeqCst);
-        self.attention.store(true, Ordering::SeqCst);
+        self.call_attention(SIGNAL);
     }
     /// Whether [`finish`](Self::finish) was called.
     pub(super) fn has_finished(&self) -> bool {

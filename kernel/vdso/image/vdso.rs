@@ -9,12 +9,13 @@
 use core::arch::x86_64::{_mm_lfence, _rdtsc};
 use core::arch::{asm, global_asm};
 use core::ffi::c_void;
+use core::mem::offset_of;
 
 #[path = "../src/page.rs"]
 #[allow(dead_code)]
 mod page;
 
-use page::{CPU_SELECTOR, NODE_SHIFT, SECOND, TimePage};
+use page::{CPU_SELECTOR, NODE_SHIFT, SECOND, TimePage, UNIT};
 
 const SYS_CLOCK_GETTIME: u64 = 228;
 const SYS_CLOCK_GETRES: u64 = 229;
@@ -128,16 +129,40 @@ pub unsafe extern "C" fn __vdso_gettimeofday(to: *mut Time, zone: *mut [i32; 2])
     0
 }
 
-/// **Cost.** 13 instructions for a null pointer: 3 read the counter, 5 make seconds of it, 2 load, 3 answer. Linux has 8, since its tick leaves the second
-/// in memory; here there is no tick, and no CPU is woken for this.
+/// The second: [`TimePage::seconds`], with the counter's halves put together and divided by [`UNIT`] at once. The counter is not read in order with what
+/// comes before: that is nanoseconds, and this tells seconds.
+#[inline(always)]
+fn seconds() -> i64 {
+    let seconds;
+    #[cfg(target_feature = "bmi2")]
+    // SAFETY: reads the counter and two words of the page, as `time_page` says. The CPU has the instruction, or the kernel takes the other image.
+    unsafe {
+        asm!("rdtsc", "shl rax, 32", "shld rdx, rax, {high}",
+            "sub rdx, [rip + freehold_time_page + {base}]", "mulx rax, rcx, [rip + freehold_time_page + {factor}]",
+            high = const 32 - UNIT.trailing_zeros(), base = const offset_of!(TimePage, seconds_base),
+            factor = const offset_of!(TimePage, seconds_factor), out("rax") seconds, out("rdx") _, out("rcx") _,
+            options(nostack, readonly))
+    };
+    #[cfg(not(target_feature = "bmi2"))]
+    // SAFETY: as above.
+    unsafe {
+        asm!("rdtsc", "shl rax, 32", "shrd rax, rdx, {high}",
+            "sub rax, [rip + freehold_time_page + {base}]", "mul qword ptr [rip + freehold_time_page + {factor}]",
+            high = const 32 + UNIT.trailing_zeros(), base = const offset_of!(TimePage, seconds_base),
+            factor = const offset_of!(TimePage, seconds_factor), out("rax") _, out("rdx") seconds,
+            options(nostack, readonly))
+    };
+    seconds
+}
+
+/// **Cost.** 8 instructions for a null pointer, as on Linux, whose tick leaves the second in memory; here there is no tick, and no CPU is
+/// woken for this. That is the floor: 1 reads the counter, 2 put it together, 2 make seconds of it, 3 answer. A CPU without BMI2 needs 9.
 ///
 /// # Safety
 /// What is not null is the program's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __vdso_time(to: *mut i64) -> i64 {
-    // Not ordered with what comes before: that is nanoseconds, and this tells seconds.
-    // SAFETY: every x86-64 CPU has the instruction.
-    let seconds = time_page().seconds(|| unsafe { _rdtsc() });
+    let seconds = seconds();
     if !to.is_null() {
         // SAFETY: the program's promise.
         unsafe { to.write(seconds) };
@@ -145,7 +170,7 @@ pub unsafe extern "C" fn __vdso_time(to: *mut i64) -> i64 {
     seconds
 }
 
-/// **Cost.** 11 instructions for the CPU alone. (glibc's `sched_getcpu` does not come here where the kernel has rseq(2).)
+/// **Cost.** 11 instructions for the CPU alone. (glibc's `sched_getcpu` does not come here: it reads what rseq(2) keeps.)
 ///
 /// # Safety
 /// What is not null is the program's.

@@ -1,6 +1,6 @@
 //! The vDSO: a shared object of the kernel that every program has mapped, so that it reads the clock without a system call.
 //!
-//! [`IMAGE`] is built from `image/vdso.rs` by `build.rs`. The kernel copies it into frames of its own at boot, maps these into every program
+//! An [`image`] is built from `image/vdso.rs` by `build.rs`. The kernel copies it into frames of its own at boot, maps these into every program
 //! behind one page of time ([`TimePage`]), and tells where in the auxiliary vector (AT_SYSINFO_EHDR). Names and version are those of
 //! Linux, and glibc, musl and Go find them. What the image cannot answer it asks the kernel by the system call of the same name.
 //!
@@ -16,8 +16,30 @@ mod page;
 
 pub use page::{CPU_SELECTOR, NODE_SHIFT, SECOND, SHIFT, TimePage, UNIT};
 
-/// The image: an ELF file that is mapped as it is.
-pub const IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vdso.so"));
+/// The image for any CPU: an ELF file that is mapped as it is.
+const PLAIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vdso.so"));
+/// The image for CPUs with BMI2.
+const BMI2: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vdso-bmi2.so"));
+
+/// What the image uses of the CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Uses {
+    /// What every x86-64 CPU has.
+    Baseline,
+    /// BMI2, too.
+    Bmi2,
+}
+
+/// The image for a CPU.
+pub const fn image(uses: Uses) -> &'static [u8] {
+    match uses {
+        Uses::Baseline => PLAIN,
+        Uses::Bmi2 => BMI2,
+    }
+}
+
+/// The most bytes that an image has.
+pub const IMAGE_BYTES: usize = if PLAIN.len() > BMI2.len() { PLAIN.len() } else { BMI2.len() };
 
 /// Auxiliary vector: where the image begins.
 pub const AT_SYSINFO_EHDR: u64 = 33;
@@ -35,56 +57,64 @@ mod tests {
 
     use super::*;
 
-    fn header() -> &'static FileHeader64<LE> {
-        FileHeader64::<LE>::parse(IMAGE).unwrap()
+    const IMAGES: [&[u8]; 2] = [image(Uses::Baseline), image(Uses::Bmi2)];
+
+    fn header(image: &'static [u8]) -> &'static FileHeader64<LE> {
+        FileHeader64::<LE>::parse(image).unwrap()
     }
 
     #[test]
     fn the_image_is_one_segment_that_is_never_written() {
-        let headers = header().program_headers(LE, IMAGE).unwrap();
-        let loads: Vec<_> = headers.iter().filter(|header| header.p_type(LE) == elf::PT_LOAD).collect();
-        let [load] = loads[..] else { panic!("{} segments", loads.len()) };
-        assert_eq!((load.p_offset(LE), load.p_vaddr(LE)), (0, 0));
-        assert_eq!(load.p_filesz(LE), load.p_memsz(LE));
-        assert_eq!(load.p_flags(LE).0 & 7, 5);
-        let kinds: Vec<_> = headers.iter().map(|header| header.p_type(LE)).collect();
-        assert!(kinds.contains(&elf::PT_DYNAMIC) && kinds.contains(&elf::PT_GNU_EH_FRAME));
+        for image in IMAGES {
+            let headers = header(image).program_headers(LE, image).unwrap();
+            let loads: Vec<_> = headers.iter().filter(|header| header.p_type(LE) == elf::PT_LOAD).collect();
+            let [load] = loads[..] else { panic!("{} segments", loads.len()) };
+            assert_eq!((load.p_offset(LE), load.p_vaddr(LE)), (0, 0));
+            assert_eq!(load.p_filesz(LE), load.p_memsz(LE));
+            assert_eq!(load.p_flags(LE).0 & 7, 5);
+            let kinds: Vec<_> = headers.iter().map(|header| header.p_type(LE)).collect();
+            assert!(kinds.contains(&elf::PT_DYNAMIC) && kinds.contains(&elf::PT_GNU_EH_FRAME));
+        }
     }
 
     #[test]
     fn its_symbols_are_linux_and_of_version_linux_2_6() {
-        let sections = header().sections(LE, IMAGE).unwrap();
-        let symbols = sections.symbols(LE, IMAGE, elf::SHT_DYNSYM).unwrap();
-        let versions = sections.versions(LE, IMAGE).unwrap().unwrap();
-        let mut functions = BTreeSet::new();
-        for (index, symbol) in symbols.enumerate().filter(|(_, symbol)| symbol.st_type() == elf::STT_FUNC) {
-            let name = core::str::from_utf8(symbols.symbol_name(LE, symbol).unwrap()).unwrap();
-            let version = versions.version(versions.version_index(LE, index).into()).unwrap().unwrap();
-            assert_eq!(version.name(), b"LINUX_2.6", "{name}");
-            let binding = if name.starts_with("__vdso_") { elf::STB_GLOBAL } else { elf::STB_WEAK };
-            assert_eq!(symbol.st_bind(), binding, "{name}");
-            functions.insert(name);
+        for image in IMAGES {
+            let sections = header(image).sections(LE, image).unwrap();
+            let symbols = sections.symbols(LE, image, elf::SHT_DYNSYM).unwrap();
+            let versions = sections.versions(LE, image).unwrap().unwrap();
+            let mut functions = BTreeSet::new();
+            for (index, symbol) in symbols.enumerate().filter(|(_, symbol)| symbol.st_type() == elf::STT_FUNC) {
+                let name = core::str::from_utf8(symbols.symbol_name(LE, symbol).unwrap()).unwrap();
+                let version = versions.version(versions.version_index(LE, index).into()).unwrap().unwrap();
+                assert_eq!(version.name(), b"LINUX_2.6", "{name}");
+                let binding = if name.starts_with("__vdso_") { elf::STB_GLOBAL } else { elf::STB_WEAK };
+                assert_eq!(symbol.st_bind(), binding, "{name}");
+                functions.insert(name);
+            }
+            let names = ["clock_getres", "clock_gettime", "getcpu", "gettimeofday", "time"];
+            let all = names
+                .into_iter()
+                .flat_map(|name| [std::string::String::from(name), std::format!("__vdso_{name}")]);
+            assert_eq!(functions, all.collect::<Vec<_>>().iter().map(|name| name.as_str()).collect());
         }
-        let names = ["clock_getres", "clock_gettime", "getcpu", "gettimeofday", "time"];
-        let all = names
-            .into_iter()
-            .flat_map(|name| [std::string::String::from(name), std::format!("__vdso_{name}")]);
-        assert_eq!(functions, all.collect::<Vec<_>>().iter().map(|name| name.as_str()).collect());
     }
 
     #[test]
     fn both_tables_of_names_are_there() {
-        let sections = header().sections(LE, IMAGE).unwrap();
-        let (dynamic, _) = sections.dynamic(LE, IMAGE).unwrap().unwrap();
-        let tags: Vec<_> = dynamic.iter().map(|entry| entry.d_tag.get(LE)).collect();
-        for tag in
-            [elf::DT_HASH, elf::DT_GNU_HASH, elf::DT_SYMTAB, elf::DT_STRTAB, elf::DT_VERSYM, elf::DT_VERDEF]
-        {
-            assert!(tags.iter().any(|found| *found == tag), "{tag:?}");
+        for image in IMAGES {
+            let sections = header(image).sections(LE, image).unwrap();
+            let (dynamic, _) = sections.dynamic(LE, image).unwrap().unwrap();
+            let tags: Vec<_> = dynamic.iter().map(|entry| entry.d_tag.get(LE)).collect();
+            for tag in
+                [elf::DT_HASH, elf::DT_GNU_HASH, elf::DT_SYMTAB, elf::DT_STRTAB, elf::DT_VERSYM, elf::DT_VERDEF]
+            {
+                assert!(tags.iter().any(|found| *found == tag), "{tag:?}");
+            }
+            let relocates = |tag: &&elf::DynamicTag| tags.iter().any(|found| **tag == *found);
+            assert_eq!([elf::DT_RELA, elf::DT_REL, elf::DT_JMPREL, elf::DT_TEXTREL].iter().find(relocates), None);
+            assert!(sections.iter().all(|section| section.sh_type(LE) != elf::SHT_RELA));
         }
-        let relocates = |tag: &&elf::DynamicTag| tags.iter().any(|found| **tag == *found);
-        assert_eq!([elf::DT_RELA, elf::DT_REL, elf::DT_JMPREL, elf::DT_TEXTREL].iter().find(relocates), None);
-        assert!(sections.iter().all(|section| section.sh_type(LE) != elf::SHT_RELA));
     }
 
     /// The page of a machine whose counter ticks `frequency` times a second.

@@ -26,7 +26,7 @@ use crate::task::capabilities::Capabilities;
 use crate::task::inspect::{self, Dumpable};
 use crate::task::process::Process;
 use crate::task::signal::{Actions, AlternateStack};
-use crate::task::{Credentials, Resource, Task, current};
+use crate::task::{Credentials, Resource, Task, current, rseq};
 use crate::{Errno, Result, sched, user};
 
 use super::elf::{self, StackRights};
@@ -241,6 +241,8 @@ fn assemble(
         (aux::GID, u64::from(credentials.gid)),
         (aux::EGID, u64::from(credentials.egid)),
         (aux::SECURE, u64::from(secure)),
+        (aux::RSEQ_FEATURE_SIZE, rseq::FEATURE_SIZE),
+        (aux::RSEQ_ALIGN, rseq::ALIGNMENT),
         (aux::HWCAP2, if freehold_arch::user::has_fsgsbase() { HWCAP2_FSGSBASE } else { 0 }),
     ];
     // As Linux: a program always has an argv[0].

@@ -2,7 +2,6 @@
 
 use core::mem::offset_of;
 use core::ops::ControlFlow;
-use core::sync::atomic::Ordering;
 
 use freehold_arch::traps::Registers;
 use freehold_arch::user::{self, FpuImage, USER_CODE, USER_DATA, UserContext};
@@ -17,6 +16,7 @@ use super::{
     SIG_DFL, SIG_IGN, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SigInfo, SigSet, Signal, code, end_group,
 };
 use crate::hw::{self, Faults};
+use crate::sched::thread::SIGNAL;
 use crate::sched::{self, Sleep};
 use crate::syscall::Args;
 use crate::task::process::{ExitStatus, Report};
@@ -69,7 +69,7 @@ impl Task {
     ) -> ControlFlow<()> {
         loop {
             // Before looking: whoever sends after the look sets it again.
-            self.attention.store(false, Ordering::SeqCst);
+            self.answer_call(SIGNAL);
             match self.next_signal() {
                 Next::Nothing => break,
                 Next::End => return ControlFlow::Break(()),
@@ -92,8 +92,9 @@ impl Task {
                             context.set_return(Errno::EINTR.to_return_value() as u64);
                         }
                     }
+                    self.end_section_for(context, signal);
                     if self.enter_handler(context, &info, signal, &action, trap).is_err() {
-                        self.fail_delivery(signal);
+                        self.fail_delivery(Some(signal));
                     }
                 }
             }
@@ -182,11 +183,11 @@ impl Task {
         self.process().signals.lock().parked -= 1;
     }
 
-    /// The frame for `signal` does not fit: SIGSEGV instead, whose handler may run on another stack. Where it is
-    /// SIGSEGV that does not fit, the program ends (Linux' `force_sigsegv`).
-    fn fail_delivery(&self, signal: Signal) {
-        if signal == Signal::SEGV {
-            self.process().set_action(signal, Action::default());
+    /// The frame for `signal` does not fit, or what rseq(2) was told of is wrong, with or without a signal: SIGSEGV instead, whose
+    /// handler may run on another stack. Where it is SIGSEGV that cannot be delivered, the program ends (Linux' `force_sigsegv`).
+    pub(in crate::task) fn fail_delivery(&self, signal: Option<Signal>) {
+        if signal == Some(Signal::SEGV) {
+            self.process().set_action(Signal::SEGV, Action::default());
         }
         self.force_signal(SigInfo::kernel(Signal::SEGV));
     }

@@ -264,7 +264,7 @@ impl Task {
         let signals = signals.minus(SigSet::UNSTOPPABLE);
         self.blocked.store(signals.0, core::sync::atomic::Ordering::SeqCst);
         if !self.pending_signals().minus(signals).is_empty() {
-            self.attention.store(true, core::sync::atomic::Ordering::SeqCst);
+            self.call_attention(crate::sched::thread::SIGNAL);
         }
     }
 }

@@ -1,0 +1,119 @@
+//! Restartable sequences: rseq(2), as Linux 6.3 and later have it (kernel/rseq.c, include/uapi/linux/rseq.h). What it does: `sections.rs`.
+//!
+//! A thread registers a piece of its memory. The kernel keeps there which CPU the thread runs on, that CPU's node and the thread's
+//! concurrency ID ([`crate::sched::whereabouts`]), and reads there which critical section it is in. A thread that was preempted, went to
+//! another CPU or takes a signal in its section goes on at the section's abort handler. Whatever is wrong with the memory or the section
+//! is SIGSEGV, since the program would go on with a wrong number of its CPU.
+//!
+//! | offset | bytes | what | written by |
+//! |---|---|---|---|
+//! | 0 | 4 | the CPU, 0 where nothing is registered | kernel |
+//! | 4 | 4 | the CPU, -1 where nothing is registered | kernel |
+//! | 8 | 8 | address of a [`Section`], or 0 | both |
+//! | 16 | 4 | flags, which are all obsolete: must be 0 | program |
+//! | 20 | 4 | the CPU's node | kernel |
+//! | 24 | 4 | the concurrency ID | kernel |
+//!
+//! **When it is looked at.** A section is looked at when its thread comes back from an interrupt or a fault and had left its CPU
+//! meanwhile, and before a signal's handler is entered. A system call ends no section: there must be none in it (Linux kills such a
+//! program where it checks, and goes on where it does not). The numbers are stored when they have changed. A child of fork has
+//! its parent's registration and bytes; one that shares its memory with its maker has none.
+//!
+//! **Cost.** A thread that is not preempted and stays where it is pays nothing: who moves it calls its attention.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// What a thread has registered. Only the thread looks at it, or who makes it.
+#[derive(Debug, Default)]
+pub struct Registration {
+    /// 0: nothing is registered.
+    pub(super) address: AtomicU64,
+    pub(super) length: AtomicU32,
+    pub(super) signature: AtomicU32,
+    /// What the memory says: CPU, node and ID, each + 1 and in 16 bits; 0 where that is not known.
+    pub(super) told: AtomicU64,
+    /// It was interrupted and has left its CPU: its section ends.
+    pub(super) preempted: AtomicBool,
+}
+
+impl Registration {
+    /// Whether there is one.
+    pub(super) fn is_there(&self) -> bool {
+        self.address.load(Ordering::Relaxed) != 0
+    }
+    /// Become what `parent` has, whose memory was copied.
+    pub(super) fn inherit(&self, parent: &Self) {
+        self.address.store(parent.address.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.length.store(parent.length.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.signature.store(parent.signature.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.told.store(parent.told.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Bytes that Linux' first form had.
+const FIRST_LENGTH: u32 = 32;
+/// Its alignment, and that of every form (AT_RSEQ_ALIGN).
+pub const ALIGNMENT: u64 = 32;
+/// Bytes that the kernel knows a meaning of (AT_RSEQ_FEATURE_SIZE).
+pub const FEATURE_SIZE: u64 = 28;
+
+/// Whether `length` bytes at `address` may be registered.
+pub(super) fn is_acceptable(address: u64, length: u32) -> bool {
+    address.is_multiple_of(ALIGNMENT) && (length == FIRST_LENGTH || u64::from(length) >= FEATURE_SIZE.max(FIRST_LENGTH.into()))
+}
+
+/// `struct rseq_cs`: a critical section.
+#[derive(Clone, Copy, Debug, zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable)]
+#[repr(C)]
+pub(super) struct Section {
+    version: u32,
+    pub(super) flags: u32,
+    start: u64,
+    length: u64,
+    pub(super) abort: u64,
+}
+
+impl Section {
+    /// Whether it lies below `end`, and its handler outside of it.
+    pub(super) fn is_sound(&self, end: u64) -> bool {
+        let Some(after) = self.start.checked_add(self.length) else { return false };
+        self.version == 0
+            && self.start < end
+            && after < end
+            && self.abort < end
+            && !self.contains(self.abort)
+    }
+    pub(super) fn contains(&self, address: u64) -> bool {
+        address.wrapping_sub(self.start) < self.length
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const END: u64 = 0x7fff_ffff_f000;
+
+    fn section(start: u64, length: u64, abort: u64) -> Section {
+        Section { version: 0, flags: 0, start, length, abort }
+    }
+
+    #[test]
+    fn a_section_is_below_the_end_of_addresses_and_its_handler_is_outside() {
+        assert!(section(0x1000, 16, 0x2000).is_sound(END));
+        assert!(section(0x1000, 16, 0x1010).is_sound(END) && section(0x1000, 16, 0xfff).is_sound(END));
+        assert!(!section(0x1000, 16, 0x1000).is_sound(END) && !section(0x1000, 16, 0x100f).is_sound(END));
+        assert!(!section(END, 0, 0x1000).is_sound(END) && !section(0x1000, 16, END).is_sound(END));
+        assert!(!section(END - 16, 16, 0x1000).is_sound(END));
+        assert!(!section(0x1000, u64::MAX, 0x10).is_sound(END), "its end wraps around");
+        assert!(!Section { version: 1, ..section(0x1000, 16, 0x2000) }.is_sound(END));
+        assert!(section(0x1000, 16, 0x2000).contains(0x100f) && !section(0x1000, 16, 0x2000).contains(0x1010));
+    }
+
+    #[test]
+    fn memory_of_the_first_length_or_longer_is_accepted_where_it_is_aligned() {
+        assert!(is_acceptable(0x1000, 32) && is_acceptable(0x1020, 33) && is_acceptable(0x1020, 4096));
+        assert!(!is_acceptable(0x1000, 31) && !is_acceptable(0x1000, 28) && !is_acceptable(0x1000, 0));
+        assert!(!is_acceptable(0x1010, 32) && !is_acceptable(0x1001, 64));
+    }
+}

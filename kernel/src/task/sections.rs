@@ -1,0 +1,200 @@
+//! rseq(2) itself: registering, telling a thread's memory where it runs, and ending its sections. What is registered: [`super::rseq`].
+
+use core::sync::atomic::Ordering;
+
+use freehold_arch::user::{USER_END, UserContext};
+use freehold_collections::{Arc, reserve::ArcMethods};
+
+use super::rseq::{Section, is_acceptable};
+use crate::sched::thread::PLACE;
+use crate::sched::whereabouts::Company;
+use crate::syscall::Args;
+use crate::task::Task;
+use crate::task::signal::Signal;
+use crate::user::UserPtr;
+use crate::{Errno, Result, hw};
+
+const CPU_START: u64 = 0;
+const CPU: u64 = 4;
+const SECTION: u64 = 8;
+const FLAGS: u64 = 16;
+const NODE: u64 = 20;
+const ID: u64 = 24;
+/// The CPU's number where nothing is registered.
+const UNINITIALIZED: u32 = u32::MAX;
+/// Before the handler's first instruction.
+const SIGNATURE_BYTES: u64 = 4;
+
+const UNREGISTER: i32 = 1;
+
+/// rseq(address, length, flags, signature)
+pub fn sys_rseq(args: &Args) -> Result<i64> {
+    let (address, length, flags, signature) = (args[0], args.uint(1), args.int(2), args.uint(3));
+    crate::task::with_current(|task| {
+        let now = &task.rseq;
+        let is_same = now.address.load(Ordering::Relaxed) == address
+            && now.length.load(Ordering::Relaxed) == length;
+        let is_signed = now.signature.load(Ordering::Relaxed) == signature;
+        match flags {
+            UNREGISTER if !now.is_there() || !is_same => Err(Errno::EINVAL),
+            UNREGISTER if !is_signed => Err(Errno::EPERM),
+            UNREGISTER => {
+                write_place(address, (0, UNINITIALIZED), (0, 0))?;
+                task.leave_rseq();
+                Ok(0)
+            }
+            0 if now.is_there() && !is_same => Err(Errno::EINVAL),
+            0 if now.is_there() && !is_signed => Err(Errno::EPERM),
+            0 if now.is_there() => Err(Errno::EBUSY),
+            0 => task.register(address, length, signature),
+            _ => Err(Errno::EINVAL),
+        }
+    })
+}
+
+/// Store the CPU's number, twice, its node and the concurrency ID.
+fn write_place(address: u64, (start, cpu): (u32, u32), (node, id): (u32, u32)) -> Result<()> {
+    for (offset, value) in [(CPU_START, start), (CPU, cpu), (NODE, node), (ID, id)] {
+        UserPtr::<u32>::new(address + offset).write(&value)?;
+    }
+    Ok(())
+}
+
+impl Task {
+    fn register(&self, address: u64, length: u32, signature: u32) -> Result<i64> {
+        if !is_acceptable(address, length) {
+            return Err(Errno::EINVAL);
+        }
+        // NULL is where nothing is mapped, and what stands for none here.
+        if address == 0 || address.checked_add(u64::from(length)).is_none_or(|end| end > USER_END) {
+            return Err(Errno::EFAULT);
+        }
+        // Old C libraries give a new thread the memory of an ended one, with its section.
+        let section = UserPtr::<u64>::new(address + SECTION);
+        if section.read()? != 0 {
+            section.write(&0)?;
+        }
+        self.rseq.address.store(address, Ordering::Relaxed);
+        self.rseq.length.store(length, Ordering::Relaxed);
+        self.rseq.signature.store(signature, Ordering::Relaxed);
+        self.rseq.told.store(0, Ordering::Relaxed);
+        self.rseq.preempted.store(false, Ordering::Relaxed);
+        self.watch_place(self.process().space().concurrency_ids());
+        Ok(0)
+    }
+
+    /// The new task of a copy of `parent`'s memory has `parent`'s registration.
+    pub(in crate::task) fn inherit_rseq(&self, parent: &Self) {
+        if parent.rseq.is_there() {
+            self.rseq.inherit(&parent.rseq);
+            self.watch_place(self.process().space().concurrency_ids());
+        }
+    }
+
+    /// The current thread has no registration any more; its memory stays as it is.
+    pub(in crate::task) fn leave_rseq(&self) {
+        if self.rseq.is_there() {
+            self.rseq.address.store(0, Ordering::Relaxed);
+            self.forget_place();
+        }
+    }
+
+    /// The program was interrupted, or faulted, and the thread has left its CPU since `left` was cleared, or not.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note_preemption(&self) {
+        if self.rseq.is_there() && self.schedule.left.load(Ordering::Relaxed) {
+            self.rseq.preempted.store(true, Ordering::Relaxed);
+            self.call_attention(PLACE);
+        }
+    }
+
+    /// On the way to user mode, with [`PLACE`] called: end a section, tell what has changed.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn attend_place(self: &Arc<Self>, context: &mut UserContext) {
+        self.answer_call(PLACE);
+        if !self.rseq.is_there() {
+            return;
+        }
+        let was_preempted = self.rseq.preempted.swap(false, Ordering::Relaxed);
+        let ended = if was_preempted { self.end_section(context) } else { Ok(()) };
+        if ended.and_then(|()| self.tell_place()).is_err() {
+            self.fail_delivery(None);
+        }
+    }
+
+    /// Before the handler of `signal` is entered.
+    #[inline]
+    pub(in crate::task) fn end_section_for(&self, context: &mut UserContext, signal: Signal) {
+        if context.was_interrupted() && self.rseq.is_there() {
+            self.end_section_or_fail(context, signal);
+        }
+    }
+
+    // In line it would spill the registers of every signal.
+    #[cold]
+    #[inline(never)]
+    fn end_section_or_fail(&self, context: &mut UserContext, signal: Signal) {
+        if self.end_section(context).is_err() {
+            self.fail_delivery(Some(signal));
+        }
+    }
+
+    /// If the program is in its section, let it go on at the handler. It is in none afterwards.
+    fn end_section(&self, context: &mut UserContext) -> Result<()> {
+        let address = self.rseq.address.load(Ordering::Relaxed);
+        let slot = UserPtr::<u64>::new(address + SECTION);
+        let at = slot.read()?;
+        if at == 0 {
+            return Ok(());
+        }
+        if at >= USER_END {
+            return Err(Errno::EINVAL);
+        }
+        let section = UserPtr::<Section>::new(at).read()?;
+        if !section.is_sound(USER_END) {
+            return Err(Errno::EINVAL);
+        }
+        // It stands where no attacker puts it: before the handler, in code.
+        let signed = UserPtr::<u32>::new(section.abort.wrapping_sub(SIGNATURE_BYTES)).read()?;
+        if signed != self.rseq.signature.load(Ordering::Relaxed) {
+            return Err(Errno::EINVAL);
+        }
+        let is_inside = section.contains(context.regs().rip);
+        if is_inside && (section.flags != 0 || UserPtr::<u32>::new(address + FLAGS).read()? != 0) {
+            return Err(Errno::EINVAL);
+        }
+        slot.write(&0)?;
+        if is_inside {
+            context.regs_mut().rip = section.abort;
+        }
+        Ok(())
+    }
+
+    /// Store where the thread runs, if that has changed. Should it move meanwhile, its attention is called again.
+    fn tell_place(&self) -> Result<()> {
+        let cpu = hw::current_cpu();
+        let node = hw::node_of(cpu);
+        let id = self.concurrency_id(|| self.company());
+        let place = (u64::from(cpu.0) + 1) << 32 | u64::from(node.0) << 16 | u64::from(id);
+        if self.rseq.told.load(Ordering::Relaxed) == place {
+            return Ok(());
+        }
+        let address = self.rseq.address.load(Ordering::Relaxed);
+        // Should storing fail half-way.
+        self.rseq.told.store(0, Ordering::Relaxed);
+        let cpu = u32::from(cpu.0);
+        write_place(address, (cpu, cpu), (u32::from(node.0), id))?;
+        self.rseq.told.store(place, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn company(&self) -> Company {
+        let process = self.process();
+        let space = process.space();
+        // The process' reference, and the one here.
+        let is_alone = process.thread_count() == 1 && space.references() <= 2;
+        if is_alone { Company::Alone } else { Company::Others }
+    }
+}
