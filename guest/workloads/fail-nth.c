@@ -8,6 +8,7 @@
 // Five runs in a row without a failure end the series: the command allocates less often. Prints one line: how many runs, how many
 // of them saw a failure, how they ended, and the change of MemFree and of the kernel's heap in KiB.
 #define _GNU_SOURCE
+#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -24,6 +25,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/msg.h>
+#include <sys/ptrace.h>
 #include <sys/rseq.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
@@ -31,6 +33,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -203,6 +206,39 @@ static void restartable(void) {
     }
 }
 
+// A tracer with a child, a grandchild that is traced from its start, and their registers.
+static void traces(void) {
+    pid_t child = fork();
+    if (child == 0) {
+        if (ptrace(PTRACE_TRACEME, 0, 0, 0) != 0) _exit(1);
+        raise(SIGSTOP);
+        pid_t grandchild = fork();
+        if (grandchild == 0) _exit(0);
+        _exit(0);
+    }
+    if (child < 0) return;
+    int status, stops = 0;
+    pid_t other = fork();
+    if (other == 0) {
+        for (;;) pause();
+    }
+    if (other > 0) {
+        (void)!ptrace(PTRACE_SEIZE, other, 0, PTRACE_O_EXITKILL);
+        kill(other, SIGKILL);
+    }
+    for (pid_t who; (who = waitpid(-1, &status, __WALL)) > 0;) {
+        if (!WIFSTOPPED(status)) continue;
+        static char vectors[16384];
+        struct iovec area = {vectors, sizeof vectors};
+        long signal = WSTOPSIG(status) == SIGSTOP || WSTOPSIG(status) == SIGTRAP ? 0 : WSTOPSIG(status);
+        (void)!ptrace(PTRACE_SETOPTIONS, who, 0, PTRACE_O_TRACEFORK | PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACEEXIT);
+        if (ptrace(PTRACE_GETREGSET, who, NT_X86_XSTATE, &area) == 0) (void)!ptrace(PTRACE_SETREGSET, who, NT_X86_XSTATE, &area);
+        (void)!ptrace(PTRACE_POKEDATA, who, &status, 1);
+        // Bounded, whatever fails.
+        if (++stops > 1000 || ptrace(PTRACE_SYSCALL, who, 0, signal & 0x7f) != 0) kill(who, SIGKILL);
+    }
+}
+
 // A file system whose nodes are made as it is mounted.
 static void mounts(void) {
     mkdir("/tmp/fail-nth", 0700);
@@ -314,12 +350,13 @@ int main(int count, char **arguments) {
         count -= 2;
     }
     if (count < 4 || step < 1) {
-        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks|mounts\n");
+        printf("usage: fail-nth [-s STEP] FROM TO -- COMMAND... | FROM TO calls|tasks|mounts|traces\n");
         return 2;
     }
     long from = atol(arguments[1]), to = atol(arguments[2]);
     char **command = strcmp(arguments[3], "--") ? 0 : arguments + 4;
-    void (*scenario)(void) = !strcmp(arguments[3], "calls") ? calls : !strcmp(arguments[3], "mounts") ? mounts : tasks;
+    void (*scenario)(void) = !strcmp(arguments[3], "calls") ? calls : !strcmp(arguments[3], "mounts") ? mounts
+                             : !strcmp(arguments[3], "traces") ? traces : tasks;
     // Linux' defaults leave out single pages and those of programs; here each allocation counts.
     (void)!put("/sys/kernel/debug/failslab/ignore-gfp-wait", "N");
     (void)!put("/sys/kernel/debug/fail_page_alloc/ignore-gfp-wait", "N");

@@ -451,6 +451,11 @@ static void run(int index, int count)
 	while (left > 0 && now_ms() < end) {
 		for (int i = 0; i < count; i++) {
 			if (children[i] > 0 && waitpid(children[i], &status, WNOHANG | __WALL) == children[i]) {
+				/* One that has asked to be traced: this tracer lets it end only. */
+				if (WIFSTOPPED(status)) {
+					kill(children[i], SIGKILL);
+					continue;
+				}
 				children[i] = 0;
 				left--;
 				*(WIFSIGNALED(status) ? &ends.signalled : &ends.ended) += 1;

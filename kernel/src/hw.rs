@@ -44,6 +44,10 @@ mod real {
     pub fn set_frames(buddy: Buddy<Hardware>) {
         BUDDY.set(buddy);
     }
+    /// Bytes of a program's vector state.
+    pub fn vector_bytes() -> usize {
+        freehold_arch::user::xsave_size()
+    }
     /// The CPU this runs on; a hint unless it cannot move.
     pub fn current_cpu() -> CpuId {
         Hardware.current_cpu()
@@ -105,6 +109,10 @@ mod real {
         Sleep,
         /// It ends at the first page that is not there.
         Never,
+    }
+    /// Bytes of a program's vector state: FXSAVE's.
+    pub fn vector_bytes() -> usize {
+        512
     }
     /// The one CPU.
     pub fn current_cpu() -> CpuId {

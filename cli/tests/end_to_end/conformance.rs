@@ -101,6 +101,12 @@ fn pidfd() {
 }
 
 #[test]
+fn tracing() {
+    conforms("tracing");
+    conforms_with("tracing", &["--cpus", "1"], &[], &[]);
+}
+
+#[test]
 fn sysv() {
     conforms("sysv");
 }

@@ -34,4 +34,5 @@ mod secrets;
 mod streams;
 mod swap;
 mod terminal;
+mod tracing;
 mod xpfo;

@@ -30,7 +30,7 @@ use fpu::{
     AVX, DEFAULT_CONTROL, DEFAULT_MXCSR, FEATURES, HEADER_BYTES, LEGACY_BYTES, SOFTWARE_BYTES, SSE, X87,
     check_fpu, components, mxcsr_mask, valid_features,
 };
-pub use fpu::{BadFpuState, FpuImage};
+pub use fpu::{BadFpuState, FpuImage, is_acceptable_fpu};
 
 /// One past the highest user address.
 pub const USER_END: u64 = 0x7fff_ffff_f000;
@@ -41,7 +41,8 @@ pub const USER_CODE: u64 = 0x33;
 pub const USER_CODE_32: u64 = 0x23;
 /// The selector of programs' stack and data.
 pub const USER_DATA: u64 = 0x2b;
-const VECTOR_SYSCALL: u64 = 0x100;
+/// [`Registers::vector`] of a system call.
+pub const VECTOR_SYSCALL: u64 = 0x100;
 const VECTOR_DEBUG: u64 = 1;
 const GENERAL_PROTECTION: u8 = 13;
 const FLAG_ALWAYS: u64 = 1 << 1;
@@ -250,6 +251,10 @@ impl UserContext {
     pub fn syscall_number(&self) -> u64 {
         self.regs().error
     }
+    /// The number of the system call that led to the kernel, if one did.
+    pub fn called(&self) -> Option<u64> {
+        (self.regs().vector == VECTOR_SYSCALL).then(|| self.syscall_number())
+    }
     /// Its arguments.
     pub fn syscall_args(&self) -> [u64; 6] {
         let r = self.regs();
@@ -294,6 +299,23 @@ impl UserContext {
         self.resident().gs_base.store(base, Ordering::Relaxed);
         self.resident().selectors.fetch_and(!GS_SELECTOR, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The selectors of DS, ES, FS and GS.
+    pub fn data_selectors(&self) -> [u16; 4] {
+        self.save_if_live();
+        let packed = self.resident().selectors.load(Ordering::Relaxed);
+        [0, 16, 32, 48].map(|shift| (packed >> shift) as u16)
+    }
+    /// Changes the selectors of DS, ES, FS and GS to null or [`USER_DATA`]. The bases of FS and GS stay.
+    ///
+    /// # Panics
+    /// For another selector: it might be one that the CPU refuses.
+    pub fn set_data_selectors(&mut self, selectors: [u16; 4]) {
+        assert!(selectors.iter().all(|&one| one == 0 || u64::from(one) == USER_DATA), "a selector of programs");
+        self.save_if_live();
+        let packed = selectors.iter().rev().fold(0, |packed, &one| packed << 16 | u64::from(one));
+        self.resident().selectors.store(packed, Ordering::Relaxed);
     }
 
     /// The floating-point state: an XSAVE area in standard form (or FXSAVE's 512 bytes).

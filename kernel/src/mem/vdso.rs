@@ -7,7 +7,7 @@
 use freehold_arch::X86;
 use freehold_arch::user::USER_END;
 use freehold_frame::Frame;
-use freehold_machine::{Entropy, PAGE_SIZE, PhysicalBytes, VirtAddr};
+use freehold_machine::{PAGE_SIZE, PhysicalBytes, VirtAddr};
 use freehold_vdso::{IMAGE_BYTES, Uses, image};
 use freehold_vm::{AreaFlags, Backing, Limits, MapRequest, Place, Protection, Vdso, VdsoPart};
 
@@ -44,16 +44,16 @@ pub fn init() -> Result<()> {
 /// Bytes that both parts take.
 pub const LENGTH: u64 = PAGE + (IMAGE_PAGES * PAGE_SIZE) as u64;
 
-/// Map both parts into a new program, at a random place above its stack, which ends at `stack_top`, at least [`LENGTH`] below the end of addresses:
+/// Map both parts into a new program, at the place that `random` chooses above its stack, which ends at `stack_top`, at least [`LENGTH`] below the end of addresses:
 /// where the image begins.
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn map(space: &Space, stack_top: u64, limits: &Limits) -> Result<u64> {
+pub fn map(space: &Space, stack_top: u64, random: u64, limits: &Limits) -> Result<u64> {
     // As Linux' vdso_addr.
     let end = (stack_top + LENGTH).next_multiple_of(TABLE_SPAN).min(USER_END);
     let places = (end - LENGTH - stack_top) / PAGE + 1;
-    let start = stack_top + X86.random_u64() % places * PAGE;
+    let start = stack_top + random % places * PAGE;
     let part = |start, len, protection, part, flags| {
         let place = Place::FixedNoReplace(VirtAddr(start));
         MapRequest { place, len, protection, backing: Backing::Vdso(part), flags }

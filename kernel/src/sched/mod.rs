@@ -55,6 +55,8 @@ pub enum Sleep {
     Stopped = 3,
     /// Until it is woken, or the process is killed.
     Killable = 5,
+    /// In a stop of ptrace, until its tracer lets it go on or it is killed.
+    Traced = 6,
 }
 
 const RUNNABLE: u8 = 0;
@@ -144,6 +146,7 @@ impl Schedule {
             1 => b'S',
             2 | 5 => b'D',
             3 => b'T',
+            6 => b't',
             _ => b'X',
         }
     }

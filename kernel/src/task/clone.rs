@@ -14,6 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::pidfd::Given;
 use super::process::{Beginnings, Process};
 use super::signal::{AlternateStack, Signal};
+use super::trace::Event;
 use super::{Pid, Resource, Task, current, registry, spawn, users};
 use crate::sched::{Idle, Schedule};
 use crate::sync::{Completion, IrqSpinLock};
@@ -180,6 +181,17 @@ impl Request {
         }
     }
 
+    /// What a tracer is told of.
+    fn event(&self) -> Event {
+        if self.flags.contains(CloneFlags::VFORK) {
+            Event::Vfork
+        } else if self.exit_signal == Some(Signal::CHLD) && !self.flags.contains(CloneFlags::THREAD) {
+            Event::Fork
+        } else {
+            Event::Clone
+        }
+    }
+
     /// Combinations that make no sense, in Linux' order.
     fn check(&self) -> Result<()> {
         let has = |flags| self.flags.contains(flags);
@@ -262,8 +274,11 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
         })?;
         Ok(task)
     });
+    let event = request.event();
+    let follows = parent.follows(flags, event);
     let made = made.and_then(|task| {
         let given = Given::open(task.process(), request.pidfd)?;
+        let traced = parent.followed_by(&task, follows)?;
         if flags.contains(CloneFlags::THREAD) {
             spawn::add_thread(task.process(), &task)?;
             registry::lock().add_task(&task);
@@ -272,6 +287,9 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
             spawn::enter(task.process(), &task, Some(parent.process()))?;
         }
         given.keep();
+        if let Some(traced) = traced {
+            traced.keep_from_start();
+        }
         Ok(task)
     });
     let task = match made {
@@ -289,9 +307,16 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
     *task.vfork.lock() = released.clone();
     task.start();
     drop(task);
+    let untraced = flags.contains(CloneFlags::UNTRACED);
+    if parent.traced.is_traced() && !untraced {
+        parent.stop_for_event(context, event, tid.into());
+    }
     if let Some(released) = released {
         // The child runs on our stack: only a deadly signal ends the wait.
-        let _ = released.wait_killable();
+        let done = released.wait_killable();
+        if parent.traced.is_traced() && !untraced && done.is_ok() {
+            parent.stop_for_event(context, Event::VforkDone, tid.into());
+        }
     }
     Ok(i64::from(tid))
 }
@@ -340,6 +365,7 @@ fn new_process(parent: &Arc<Task>, pid: Pid, request: &Request) -> Result<Arc<Pr
     process.oom_score_adj_least.store(old.oom_score_adj_least.load(Ordering::Relaxed), Ordering::Relaxed);
     let bound = old.no_new_privileges.load(Ordering::Relaxed);
     process.no_new_privileges.store(bound, Ordering::Relaxed);
+    process.personality.store(old.personality.load(Ordering::Relaxed), Ordering::Relaxed);
     if flags.contains(CloneFlags::SYSVSEM) {
         *process.undo.lock() = Some(old.undo_slot());
     }

@@ -9,7 +9,7 @@ use freehold_collections::{Arc, reserve::ArcMethods};
 use freehold_vm::Batch;
 
 use super::process::{ExitStatus, Process, is_any_stopped};
-use super::signal::{SA_NOCLDWAIT, SIG_IGN, SigInfo, Signal, code, end_group};
+use super::signal::{SigInfo, Signal, code, end_group};
 use super::spawn::kernel_process;
 use super::{Task, above, current, futex, registry, wait};
 use crate::Result;
@@ -53,6 +53,7 @@ pub(super) fn end_thread(task: &Arc<Task>) {
         (group.threads.is_empty(), removed)
     };
     drop(removed);
+    task.ended_for_tracer();
     if task.tid == process.pid {
         process.fail_nth.store(task.injection.nth(), Ordering::Relaxed);
     }
@@ -113,12 +114,17 @@ fn end_process(task: &Task, status: ExitStatus) {
     if leads_session {
         above().leave_terminal(&process.session());
     }
+    process.release_tracees();
     hand_over_children(process);
     // Its own group, if the tie to its parent was what kept it from being orphaned.
     hang_up_if_stopped(process.group());
+    let tracer = process.hold_end(status);
     *process.zombie.lock() = Some(status);
     process.ended.wake_all();
-    tell_parent(process, status);
+    match tracer {
+        Some(tracer) => tracer.tell_of_end(process, status),
+        None => wait::tell_parent_of_end(process, status),
+    }
 }
 
 /// Give the children to the next reaper, one by one: there may be many, and no memory.
@@ -135,8 +141,10 @@ fn hand_over_children(process: &Arc<Process>) {
         if let Some(signal) = Signal::new(i64::from(signal)) {
             child.signal(SigInfo::user(signal, code::USER, process.pid, 0));
         }
-        if let Some(status) = child.exit_status() {
-            tell_parent(&child, status);
+        if let Some(status) = child.exit_status()
+            && !child.awaits_tracer.load(Ordering::SeqCst)
+        {
+            wait::tell_parent_of_end(&child, status);
         }
         if child.group() != settled {
             settled = child.group();
@@ -158,29 +166,4 @@ fn hang_up_if_stopped(group: super::Pid) {
             member.signal(SigInfo::kernel(Signal::CONT));
         }
     }
-}
-
-/// Tell the parent that `process` is a zombie; one whose parent does not care is gone at once.
-fn tell_parent(process: &Arc<Process>, status: ExitStatus) {
-    let Some(parent) = process.parent() else { return };
-    let signal = Signal::new(i64::from(process.exit_signal.load(Ordering::Relaxed)));
-    let action = parent.action(Signal::CHLD);
-    let ignored = action.handler == SIG_IGN || action.flags & SA_NOCLDWAIT != 0;
-    let reaps_itself = signal == Some(Signal::CHLD) && ignored;
-    if let Some(signal) = signal
-        && !(reaps_itself && action.handler == SIG_IGN)
-    {
-        let (code, value) = match status {
-            ExitStatus::Exited(value) => (code::CLD_EXITED, i32::from(value)),
-            ExitStatus::Signaled(by) => (code::CLD_KILLED, i32::from(by.number())),
-        };
-        let mut info = wait::child_info(process, code, value);
-        info.number = i32::from(signal.number());
-        parent.signal(info);
-    }
-    if reaps_itself {
-        let removed = registry::lock().remove_process(process);
-        drop(removed);
-    }
-    parent.child_changed.wake_all();
 }

@@ -31,6 +31,7 @@ pub mod limits;
 mod mask;
 #[cfg(target_os = "none")]
 mod oom;
+pub mod personality;
 pub mod pidfd;
 mod process;
 #[cfg(target_os = "none")]
@@ -47,6 +48,7 @@ pub mod signal;
 pub mod spawn;
 mod thread;
 pub mod timers;
+pub mod trace;
 #[cfg(target_os = "none")]
 mod upper;
 pub mod usage;

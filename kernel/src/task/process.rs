@@ -12,6 +12,7 @@ use super::limits::{Limit, Limits, Resource};
 use super::registry::Family;
 use super::session::Session;
 use super::signal::{Actions, Pending, Signal};
+use super::trace::{Tracee, Tracees};
 use super::{Pid, Task};
 use crate::fs::{FileTable, FsContext};
 use crate::mem::Space;
@@ -59,6 +60,8 @@ pub struct Group {
     pub exec: Option<Pid>,
     /// Job control stopped the process: threads park on their way to user mode.
     stop: Option<Signal>,
+    /// How often job control stopped it.
+    stops: u64,
     /// Threads that are parked.
     pub parked: usize,
     /// What the parent has not been told.
@@ -78,8 +81,18 @@ impl Group {
     pub fn stop(&self) -> Option<Signal> {
         self.stop
     }
+    /// The number of the stop that the process is in, or was in last; 0 for none.
+    pub fn stops(&self) -> u64 {
+        self.stops
+    }
+    /// A thread parks. Returns whether all have.
+    pub fn park(&mut self) -> bool {
+        self.parked += 1;
+        self.parked == self.threads.len()
+    }
     /// Stop the process by a signal, or let it go on. Returns what was so before.
     pub fn set_stop(&mut self, stop: Option<Signal>) -> Option<Signal> {
+        self.stops += u64::from(stop.is_some());
         let old = core::mem::replace(&mut self.stop, stop);
         STOPPED.fetch_add(usize::from(stop.is_some()), Ordering::Relaxed);
         STOPPED.fetch_sub(usize::from(old.is_some()), Ordering::Relaxed);
@@ -155,6 +168,9 @@ impl SharedLimits {
     }
 }
 
+/// In [`Process::personality`]: programs begin at the same addresses each time.
+pub(super) const ADDR_NO_RANDOMIZE: u32 = 0x4_0000;
+
 /// A process. Its family (parent, children) and its place in groups and sessions change under the registry's
 /// lock only.
 pub struct Process {
@@ -206,8 +222,16 @@ pub struct Process {
     pub(super) fail_nth: AtomicU32,
     /// PR_SET_NO_NEW_PRIVS: execve gives no ids that it does not have, nor its children.
     pub no_new_privileges: AtomicBool,
+    /// What personality(2) set.
+    pub personality: AtomicU32,
     /// PR_SET_PDEATHSIG.
     pub(super) parent_death_signal: AtomicU32,
+    /// The threads that it traces.
+    pub(super) tracees: SpinLock<Tracees>,
+    /// What its first thread and that one's tracer share, until the process has ended.
+    pub(super) leader_tracee: SpinLock<Option<Arc<Tracee>>>,
+    /// It has ended, and its tracer is told before its parent.
+    pub(super) awaits_tracer: AtomicBool,
     /// `None` where nothing was to be taken back yet.
     pub(super) undo: SpinLock<Option<Arc<UndoSlot>>>,
     /// Bytes read and written, calls to read and write (for /proc/PID/io).
@@ -281,6 +305,7 @@ impl Process {
                 exit: None,
                 exec: None,
                 stop: None,
+                stops: 0,
                 parked: 0,
                 report: None,
             }),
@@ -298,7 +323,11 @@ impl Process {
             oom_score_adj_least: AtomicI32::new(0),
             fail_nth: AtomicU32::new(0),
             no_new_privileges: AtomicBool::new(false),
+            personality: AtomicU32::new(0),
             parent_death_signal: AtomicU32::new(0),
+            tracees: SpinLock::new(Tracees::default()),
+            leader_tracee: SpinLock::new(None),
+            awaits_tracer: AtomicBool::new(false),
             undo: SpinLock::new(None),
             io: [const { AtomicU64::new(0) }; 4],
         }

@@ -96,6 +96,7 @@ impl Task {
         self.make_thread(move |task| {
             first(task);
             above().run_program(task, &mut context);
+            task.ending(&mut context);
             super::exit::end_thread(task);
         })
     }

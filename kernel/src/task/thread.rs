@@ -18,6 +18,7 @@ use super::process::{Process, Usage};
 #[cfg(target_os = "none")]
 use super::reserve::Drawn;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
+use super::trace::Traced;
 #[cfg(target_os = "none")]
 use crate::mem::PinnedRun;
 use super::rseq::Registration;
@@ -59,6 +60,8 @@ pub struct Task {
     pub(super) vfork: SpinLock<Option<Arc<crate::sync::Completion>>>,
     /// How far the timer may be late (PR_SET_TIMERSLACK), nanoseconds.
     pub(super) timer_slack: AtomicU64,
+    /// Who traces it.
+    pub traced: Traced,
     /// What the system call that it is in drew from the heap's reserve.
     #[cfg(target_os = "none")]
     pub(crate) drawn: Drawn,
@@ -97,6 +100,7 @@ impl Task {
                 user_ticks: AtomicU64::new(0),
                 vfork: SpinLock::new(None),
                 timer_slack: AtomicU64::new(50_000),
+                traced: Traced::new(),
                 #[cfg(target_os = "none")]
                 drawn: Drawn::default(),
                 exit_code: AtomicU32::new(0),

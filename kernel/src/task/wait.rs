@@ -6,7 +6,7 @@ use bitflags::bitflags;
 use freehold_collections::Arc;
 
 use super::process::{ExitStatus, Process, Report, Usage};
-use super::signal::{SA_NOCLDSTOP, SigInfo, Signal, code};
+use super::signal::{SA_NOCLDSTOP, SA_NOCLDWAIT, SIG_IGN, SigInfo, Signal, code};
 use super::{Pid, current, registry};
 use crate::syscall::Args;
 use crate::user::UserPtr;
@@ -74,8 +74,94 @@ fn is_eligible(child: &Process, flags: WaitFlags) -> bool {
     flags.contains(WaitFlags::ALL) || usual != flags.contains(WaitFlags::CLONE)
 }
 
-/// What one of the children did, or `None` if none did anything yet.
+/// CLD_* and si_status for the end of a process.
+pub(super) fn code_of(status: ExitStatus) -> (i32, i32) {
+    match status {
+        ExitStatus::Exited(value) => (code::CLD_EXITED, i32::from(value)),
+        ExitStatus::Signaled(signal) => (code::CLD_KILLED, i32::from(signal.number())),
+    }
+}
+
+/// Why there is nothing to tell of tracees.
+#[derive(PartialEq, Eq)]
+enum News {
+    /// None is waited for.
+    Nobody,
+    /// None of those that are did anything yet.
+    None,
+}
+
+/// What one of the tracees did that `tracer` waits for: it is in a stop, or has ended and is no child.
+fn look_at_tracees(
+    tracer: &Process,
+    selector: Selector,
+    flags: WaitFlags,
+) -> core::result::Result<Outcome, News> {
+    let (mut least, mut news) = match selector {
+        Selector::One(tid) | Selector::Opened(tid, _) => (tid, News::Nobody),
+        Selector::Any | Selector::Group(_) => (0, News::Nobody),
+    };
+    loop {
+        let next = tracer.tracees.lock().next(least).cloned();
+        let Some(tracee) = next else { return Err(news) };
+        if matches!(selector, Selector::One(tid) | Selector::Opened(tid, _) if tid != tracee.tid) {
+            return Err(news);
+        }
+        least = tracee.tid + 1;
+        let Some(process) = registry::find(tracee.pid) else { continue };
+        if matches!(selector, Selector::Group(group) if process.group() != group) {
+            continue;
+        }
+        news = News::None;
+        let keeps = flags.contains(WaitFlags::NOWAIT);
+        let (status, ended) = {
+            let mut state = tracee.state.lock();
+            match (state.ended, state.stop) {
+                (Some(status), _) if flags.contains(WaitFlags::EXITED) => {
+                    if !keeps {
+                        state.ended = None;
+                    }
+                    (status, true)
+                }
+                (None, Some(stop)) if state.news => {
+                    state.news = keeps;
+                    (stop.wait_status(), false)
+                }
+                _ => continue,
+            }
+        };
+        let (code, value) = match (ended, status & 0x7f) {
+            (false, _) => (code::CLD_TRAPPED, status >> 8),
+            (true, 0) => (code::CLD_EXITED, status >> 8),
+            (true, signal) => (code::CLD_KILLED, signal),
+        };
+        let (uid, usage) = (process.credentials().uid, process.usage());
+        if ended && !keeps {
+            let removed = tracer.tracees.lock().remove(tracee.tid);
+            drop(removed);
+            process.tell_held_end(&tracee);
+        }
+        return Ok(Outcome { pid: tracee.tid, uid, status, code, value, usage });
+    }
+}
+
+/// What one of the children or tracees did, or `None` if none did anything yet.
 fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<Option<Outcome>> {
+    if parent.tracees.lock().is_empty() {
+        return look_at_children(parent, selector, flags);
+    }
+    match look_at_tracees(parent, selector, flags) {
+        Ok(outcome) => Ok(Some(outcome)),
+        Err(News::None) => match look_at_children(parent, selector, flags) {
+            Err(Errno::ECHILD) => Ok(None),
+            other => other,
+        },
+        Err(News::Nobody) => look_at_children(parent, selector, flags),
+    }
+}
+
+/// What one of the children did, or `None` if none did anything yet.
+fn look_at_children(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<Option<Outcome>> {
     let mut registry = registry::lock();
     let mut any = false;
     let mut zombie = None;
@@ -92,7 +178,7 @@ fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<O
         }
         any = true;
         if let Some(status) = child.exit_status() {
-            if flags.contains(WaitFlags::EXITED) {
+            if flags.contains(WaitFlags::EXITED) && !child.awaits_tracer.load(Ordering::SeqCst) {
                 zombie = Some((child.clone(), status));
                 break;
             }
@@ -126,10 +212,7 @@ fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<O
     let Some((child, status)) = zombie else {
         return if any { Ok(None) } else { Err(Errno::ECHILD) };
     };
-    let (code, value) = match status {
-        ExitStatus::Exited(value) => (code::CLD_EXITED, i32::from(value)),
-        ExitStatus::Signaled(signal) => (code::CLD_KILLED, i32::from(signal.number())),
-    };
+    let (code, value) = code_of(status);
     let mut usage = *child.past.lock();
     usage.add(&child.children_usage());
     let outcome = Outcome {
@@ -191,6 +274,28 @@ pub fn sys_wait4(args: &Args) -> Result<i64> {
     UserPtr::<i32>::new(args[1]).write_optional(&outcome.status)?;
     UserPtr::new(args[3]).write_optional(&super::usage::to_abi(&outcome.usage))?;
     Ok(i64::from(outcome.pid))
+}
+
+/// Tell the parent that `process` is a zombie; one whose parent does not care is gone at once.
+pub(super) fn tell_parent_of_end(process: &Arc<Process>, status: ExitStatus) {
+    let Some(parent) = process.parent() else { return };
+    let signal = Signal::new(i64::from(process.exit_signal.load(Ordering::Relaxed)));
+    let action = parent.action(Signal::CHLD);
+    let ignored = action.handler == SIG_IGN || action.flags & SA_NOCLDWAIT != 0;
+    let reaps_itself = signal == Some(Signal::CHLD) && ignored;
+    if let Some(signal) = signal
+        && !(reaps_itself && action.handler == SIG_IGN)
+    {
+        let (code, value) = code_of(status);
+        let mut info = child_info(process, code, value);
+        info.number = i32::from(signal.number());
+        parent.signal(info);
+    }
+    if reaps_itself {
+        let removed = registry::lock().remove_process(process);
+        drop(removed);
+    }
+    parent.child_changed.wake_all();
 }
 
 /// Tell the parent that `process` goes on after a stop.

@@ -1,22 +1,12 @@
 //! waitid: waiting for children by ID, by group, and by descriptor.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
-
-use super::signal::SigInfo;
+use super::signal::{SigInfo, write_whole};
 use super::wait::{Outcome, Selector, WaitFlags, wait_for};
 use super::{current, pidfd};
 use crate::fs::OpenFlags;
 use crate::syscall::Args;
 use crate::user::UserPtr;
 use crate::{Errno, Result};
-
-/// waitid's siginfo: 128 bytes, as a SIGCHLD's.
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct WaitInfo {
-    info: SigInfo,
-    padding: [u64; 10],
-}
 
 /// waitid(which, id, info, options, rusage)
 pub fn sys_waitid(args: &Args) -> Result<i64> {
@@ -65,6 +55,8 @@ fn tell(args: &Args, found: Option<&Outcome>) -> Result<i64> {
     if let Some(outcome) = found {
         UserPtr::new(args[4]).write_optional(&super::usage::to_abi(&outcome.usage))?;
     }
-    UserPtr::new(args[2]).write_optional(&WaitInfo { info, padding: [0; 10] })?;
+    if args[2] != 0 {
+        write_whole(&info, args[2])?;
+    }
     Ok(0)
 }

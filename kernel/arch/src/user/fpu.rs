@@ -67,6 +67,13 @@ pub(super) fn check_fpu(bytes: &[u8], wanted: u64, features: u64, mask: u32) -> 
     Ok(())
 }
 
+/// Whether [`load_fpu`](super::UserContext::load_fpu) takes `area`, which is as long as [`xsave_size`](super::xsave_size) says and has the CPU's own MXCSR_MASK.
+pub fn is_acceptable_fpu(area: &[u8]) -> bool {
+    let features = super::xfeatures();
+    let wanted = if features == 0 { X87 | SSE } else { features };
+    check_fpu(area, wanted, features, mxcsr_mask(area)).is_ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -74,7 +74,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         FileKind::OomAdj => writeln!(out, "{}", oom::shown(process)),
         FileKind::Mounts => mounts::mounts(out, &process.fs().root())?,
         FileKind::Mountinfo => mounts::mountinfo(out, &process.fs().root())?,
-        FileKind::Personality => out.push(b"00000000\n"),
+        FileKind::Personality => writeln!(out, "{:08x}", process.personality.load(Ordering::Relaxed)),
         FileKind::CoredumpFilter => out.push(b"00000033\n"),
         FileKind::Loginuid => out.push(b"4294967295"),
         FileKind::ClearRefs => {}
@@ -161,6 +161,7 @@ fn state(process: &Process, task: Option<&Arc<Task>>) -> (char, &'static str) {
         b'S' => "sleeping",
         b'D' => "disk sleep",
         b'T' => "stopped",
+        b't' => "tracing stop",
         b'Z' => "zombie",
         _ => "dead",
     };
@@ -261,7 +262,8 @@ fn identity(out: &mut Text, subject: Subject, process: &Arc<Process>, task: Opti
     out.row("Ngid", &[0]);
     out.row("Pid", &[id]);
     out.row("PPid", &[process.parent_pid().into()]);
-    out.row("TracerPid", &[0]);
+    let tracer = task.and_then(|task| task.traced.tracee()).map_or(0, |tracee| tracee.tracer);
+    out.row("TracerPid", &[tracer.into()]);
     out.row("Uid", &[c.uid, c.euid, c.suid, c.fsuid].map(u64::from));
     out.row("Gid", &[c.gid, c.egid, c.sgid, c.fsgid].map(u64::from));
     out.row("FDSize", &[process.files().size() as u64]);

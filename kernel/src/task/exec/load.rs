@@ -60,8 +60,8 @@ impl Executable {
         let (start, end) = self.plan.span();
         let bias = match (self.plan.kind, role) {
             (Kind::Fixed, _) => 0,
-            (Kind::Relocatable, Role::Program) => {
-                let random = freehold_arch::X86.random_u64() % PLACE_PAGES * PAGE;
+            (Kind::Relocatable, Role::Program(places)) => {
+                let random = places.draw() % PLACE_PAGES * PAGE;
                 (RELOCATABLE_BASE + random & !(self.plan.alignment - 1)).wrapping_sub(start)
             }
             (Kind::Relocatable, Role::Interpreter) => {
@@ -117,11 +117,30 @@ impl Executable {
     }
 }
 
+/// Where a program's parts begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Places {
+    /// Anywhere.
+    Random,
+    /// Where they began the last time (ADDR_NO_RANDOMIZE).
+    Fixed,
+}
+
+impl Places {
+    /// Random bits, or none.
+    pub fn draw(self) -> u64 {
+        match self {
+            Self::Random => freehold_arch::X86.random_u64(),
+            Self::Fixed => 0,
+        }
+    }
+}
+
 /// What a file is loaded as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// The program itself.
-    Program,
+    Program(Places),
     /// The program's dynamic linker.
     Interpreter,
 }

@@ -24,13 +24,13 @@ use crate::sync::IrqSpinLock;
 use crate::syscall::Args;
 use crate::task::capabilities::Capabilities;
 use crate::task::inspect::{self, Dumpable};
-use crate::task::process::Process;
+use crate::task::process::{ADDR_NO_RANDOMIZE, Process};
 use crate::task::signal::{Actions, AlternateStack};
 use crate::task::{Credentials, Resource, Task, current, rseq};
 use crate::{Errno, Result, sched, user};
 
 use super::elf::{self, StackRights};
-use super::load::{Executable, Role};
+use super::load::{Executable, Places, Role};
 use super::stack::{self, Contents, aux};
 use super::{Strings, script};
 
@@ -169,7 +169,7 @@ fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
     let metadata = program.file.node().metadata();
     let nosuid = program.file.path().is_some_and(|path| path.mount.flags().contains(MountFlags::NOSUID));
     let (uid, gid) = (metadata.mode & SET_UID != 0, metadata.mode & SET_GID == SET_GID);
-    if nosuid || !(uid || gid) || process.no_new_privileges.load(Ordering::Relaxed) {
+    if nosuid || !(uid || gid) || process.no_new_privileges.load(Ordering::Relaxed) || process.is_watched() {
         return None;
     }
     let mut credentials = Credentials::clone(&process.credentials());
@@ -190,7 +190,9 @@ fn assemble(
     set_ids: Option<Credentials>,
 ) -> Result<Prepared> {
     let limits = process.memory_limits();
-    let random_pages = |pages: u64| X86.random_u64() % pages * PAGE;
+    let fixed = process.personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE != 0 && set_ids.is_none();
+    let places = if fixed { Places::Fixed } else { Places::Random };
+    let random_pages = |pages: u64| places.draw() % pages * PAGE;
     let stack_top = USER_END - mem::vdso::LENGTH - random_pages(STACK_PAGES);
     let gap = process.limit(Resource::Stack).soft.clamp(*STACK_GAP.start(), *STACK_GAP.end());
     let below_stack = USER_END.saturating_sub(STACK_PAGES * PAGE + gap + (1 << 20));
@@ -206,7 +208,7 @@ fn assemble(
         areas.set_huge_use(huge);
         areas.make_room_for_program()?;
     }
-    let loaded = program.map(&space, Role::Program, &limits)?;
+    let loaded = program.map(&space, Role::Program(places), &limits)?;
     let program_entry = program.plan.entry.wrapping_add(loaded.bias);
     let mut readable = is_readable(process, &program.file);
     let (entry, base) = match program.plan.interpreter {
@@ -218,12 +220,12 @@ fn assemble(
             (interpreter.plan.entry.wrapping_add(linker.bias), linker.bias)
         }
     };
-    let break_start = loaded.end.next_multiple_of(PAGE) + (X86.random_u64() % BREAK_RANDOM & !(PAGE - 1));
+    let break_start = loaded.end.next_multiple_of(PAGE) + (places.draw() % BREAK_RANDOM & !(PAGE - 1));
     space.lock().set_brk_base(VirtAddr(break_start));
     let credentials = set_ids.clone().unwrap_or_else(|| Credentials::clone(&process.credentials()));
     let secure = credentials.uid != credentials.euid || credentials.gid != credentials.egid;
     let headers = if program.plan.headers == 0 { 0 } else { program.plan.headers.wrapping_add(loaded.bias) };
-    let vdso = mem::vdso::map(&space, stack_top, &limits)?;
+    let vdso = mem::vdso::map(&space, stack_top, places.draw(), &limits)?;
     let auxiliary = [
         (AT_SYSINFO_EHDR, vdso),
         (aux::MINSIGSTKSZ, 440 + 64 + freehold_arch::user::xsave_size() as u64 + 128),
@@ -258,7 +260,7 @@ fn assemble(
     random[8..].copy_from_slice(&X86.random_u64().to_le_bytes());
     let contents =
         Contents { arguments, environment: &request.environment, name: shown, random, auxiliary: &auxiliary };
-    let image = stack::build(stack_top - (X86.random_u64() % 512 * 16), &contents)?;
+    let image = stack::build(stack_top - (places.draw() % 512 * 16), &contents)?;
     map_stack(&space, image.sp, stack_top, program.plan.stack, &limits)?;
     space.lock().write_remote(VirtAddr(image.sp), &image.bytes)?;
     let code = program.plan.segments.iter().find(|segment| segment.flags & 1 != 0);
@@ -341,6 +343,9 @@ impl Prepared {
         }
         let dumpable = if changes || !self.readable { Dumpable::No } else { Dumpable::Yes };
         self.space.set_dumpable(dumpable);
+        if set_id {
+            process.personality.store(0, Ordering::Relaxed);
+        }
         // Before the space: see the order in `inspect`.
         if credentials != *process.credentials() {
             process.set_credentials(credentials);
@@ -393,7 +398,7 @@ fn end_other_threads(task: &Arc<Task>) -> Result<()> {
         group.exec = Some(task.tid);
         for thread in group.threads.iter().filter(|thread| !thread.is_same(task)) {
             thread.interrupt();
-            sched::wake(thread, &[sched::Sleep::Stopped, sched::Sleep::Killable]);
+            sched::wake(thread, &[sched::Sleep::Stopped, sched::Sleep::Traced, sched::Sleep::Killable]);
         }
     }
     let alone = || (process.signals.lock().threads.len() == 1).then_some(());
@@ -415,7 +420,10 @@ fn exec(context: &mut UserContext, request: Request, argv: u64, envp: u64) -> Re
     let arguments = Strings::read(argv, limit)?;
     let environment = Strings::read(envp, limit.saturating_sub(arguments.size()))?;
     let prepared = load(process, Request { arguments, environment, ..request })?;
+    let (number, former) = (context.syscall_number(), task.tid);
     prepared.replace(&task, context)?;
+    context.set_return(0);
+    task.executed(context, number, former);
     Ok(0)
 }
 

@@ -1,7 +1,7 @@
 //! System calls about signals.
 
 use super::set::code;
-use super::{Action, DefaultAction, SIG_DFL, SIG_IGN, SigInfo, SigSet, Signal};
+use super::{Action, DefaultAction, SIG_DFL, SIG_IGN, SigInfo, SigSet, Signal, write_whole};
 use crate::sync::WaitQueue;
 use crate::syscall::Args;
 use crate::task::{Pid, Process, Task, current, find, find_task, pidfd, registry};
@@ -132,18 +132,10 @@ pub fn sys_rt_sigtimedwait(args: &Args) -> Result<i64> {
         }
     };
     let info = info.ok_or(Errno::EAGAIN)?;
-    write_info(args[1], &info)?;
-    Ok(i64::from(info.number))
-}
-
-/// A whole siginfo_t, 128 bytes, unless the pointer is NULL.
-fn write_info(address: u64, info: &SigInfo) -> Result<()> {
-    let pointer = UserPtr::<SigInfo>::new(address);
-    if pointer.is_null() {
-        return Ok(());
+    if args[1] != 0 {
+        write_whole(&info, args[1])?;
     }
-    pointer.write(info)?;
-    pointer.add(1).cast::<[u64; 10]>().write(&[0; 10])
+    Ok(i64::from(info.number))
 }
 
 fn may_signal(sender: &Process, target: &Process, signal: Option<Signal>) -> Result<()> {

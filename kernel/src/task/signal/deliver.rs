@@ -49,6 +49,8 @@ pub type Interrupted = (u64, Errno);
 
 enum Next {
     Nothing,
+    /// Look again.
+    Again,
     End,
     Park,
     Stop(Signal),
@@ -70,9 +72,14 @@ impl Task {
         loop {
             // Before looking: whoever sends after the look sets it again.
             self.answer_call(SIGNAL);
-            match self.next_signal() {
+            if self.traced.is_traced() {
+                self.stop_if_asked(context, &mut interrupted);
+            }
+            match self.next_signal(context, &mut interrupted) {
                 Next::Nothing => break,
                 Next::End => return ControlFlow::Break(()),
+                Next::Again => {}
+                Next::Park if self.traced.is_traced() => self.stop_with_group(context, &mut interrupted),
                 Next::Park => self.park(),
                 Next::Stop(signal) => self.begin_stop(signal),
                 Next::Terminate(signal) => {
@@ -93,8 +100,10 @@ impl Task {
                         }
                     }
                     self.end_section_for(context, signal);
-                    if self.enter_handler(context, &info, signal, &action, trap).is_err() {
-                        self.fail_delivery(Some(signal));
+                    match self.enter_handler(context, &info, signal, &action, trap) {
+                        Ok(()) if self.traced.steps() => self.stop_before_handler(context),
+                        Ok(()) => {}
+                        Err(_) => self.fail_delivery(Some(signal)),
                     }
                 }
             }
@@ -109,35 +118,64 @@ impl Task {
         ControlFlow::Continue(())
     }
 
-    fn next_signal(&self) -> Next {
+    fn next_signal(&self, context: &mut UserContext, interrupted: &mut Option<Interrupted>) -> Next {
         let mut group = self.process().signals.lock();
         if group.exit.is_some() || group.exec.is_some_and(|by| by != self.tid) || self.has_finished() {
             return Next::End;
         }
-        if group.stop().is_some() {
+        if group.stop().is_some() && !self.passes(&group) {
             return Next::Park;
         }
         let deliverable = SigSet(!self.blocked().0);
         loop {
             let own = self.pending.lock().take(deliverable);
             let Some(info) = own.or_else(|| group.pending.take(deliverable)) else { return Next::Nothing };
-            let Some(signal) = info.signal() else { continue };
-            let action = self.process().action(signal);
-            match action.handler {
-                SIG_IGN => {}
-                SIG_DFL => match signal.default_action() {
-                    DefaultAction::Ignore | DefaultAction::Continue => {}
-                    DefaultAction::Stop => return Next::Stop(signal),
-                    DefaultAction::Terminate | DefaultAction::Core => return Next::Terminate(signal),
-                },
-                _ => {
-                    if action.flags & SA_RESETHAND != 0 {
-                        self.process().set_action(signal, Action { handler: SIG_DFL, ..action });
-                    }
-                    return Next::Handle(info, signal, action);
-                }
+            if self.traced.is_traced() {
+                drop(group);
+                return self.ask_tracer(context, info, interrupted);
+            }
+            if let Some(next) = self.act_on(info) {
+                return next;
             }
         }
+    }
+
+    /// What to do about a signal that is taken; `None` for nothing.
+    #[inline(always)]
+    fn act_on(&self, info: SigInfo) -> Option<Next> {
+        let signal = info.signal()?;
+        let action = self.process().action(signal);
+        match action.handler {
+            SIG_IGN => None,
+            SIG_DFL => match signal.default_action() {
+                DefaultAction::Ignore | DefaultAction::Continue => None,
+                DefaultAction::Stop => Some(Next::Stop(signal)),
+                DefaultAction::Terminate | DefaultAction::Core => Some(Next::Terminate(signal)),
+            },
+            _ => {
+                if action.flags & SA_RESETHAND != 0 {
+                    self.process().set_action(signal, Action { handler: SIG_DFL, ..action });
+                }
+                Some(Next::Handle(info, signal, action))
+            }
+        }
+    }
+
+    /// What to do about the signal that a tracer lets through, once it has been asked about `info`.
+    #[cold]
+    fn ask_tracer(
+        &self,
+        context: &mut UserContext,
+        info: SigInfo,
+        interrupted: &mut Option<Interrupted>,
+    ) -> Next {
+        let Some(info) = self.stop_for_delivery(context, info, interrupted) else { return Next::Again };
+        if info.signal().is_some_and(|signal| self.blocked().contains(signal)) {
+            // Another than the one that came: it waits until it is not blocked.
+            self.signal(info);
+            return Next::Again;
+        }
+        self.act_on(info).unwrap_or(Next::Again)
     }
 
     /// A stop signal's default action: all threads park. Not where nobody could continue them.
@@ -159,8 +197,7 @@ impl Task {
         let stopped_by = {
             let mut group = self.process().signals.lock();
             let Some(signal) = group.stop() else { return };
-            group.parked += 1;
-            let all = group.parked == group.threads.len();
+            let all = group.park();
             if all {
                 group.report = Some(Report::Stopped(signal));
             }
@@ -173,7 +210,8 @@ impl Task {
             self.prepare_to_sleep(Sleep::Stopped);
             {
                 let group = self.process().signals.lock();
-                if group.stop().is_none() || group.exit.is_some() {
+                // A tracer that came meanwhile has it stop again, for that tracer.
+                if group.stop().is_none() || group.exit.is_some() || self.traced.is_traced() {
                     break;
                 }
             }

@@ -14,10 +14,24 @@ pub use pending::{
     SA_RESTORER, SA_SIGINFO, SIG_DFL, SIG_IGN,
 };
 pub(crate) use send::end_group;
+pub(super) use send::Whose;
 pub use send::{signal_broken_pipe, signal_group, signal_kernel, signal_session_leader};
 pub use set::{DefaultAction, Pid, SigInfo, SigSet, Signal, code};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::Result;
+use crate::user::UserPtr;
+
+/// Writes a whole siginfo_t, 128 bytes, to a program's memory.
+///
+/// # Errors
+/// `EFAULT`.
+pub(super) fn write_whole(info: &SigInfo, address: u64) -> Result<()> {
+    let pointer = UserPtr::<SigInfo>::new(address);
+    pointer.write(info)?;
+    pointer.add(1).cast::<[u64; 10]>().write(&[0; 10])
+}
 
 /// SS_ONSTACK.
 pub const SS_ONSTACK: i32 = 1;

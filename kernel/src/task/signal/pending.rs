@@ -84,6 +84,10 @@ impl Pending {
             self.queue.retain(|queued| queued.info.signal().is_some_and(|signal| !signals.contains(signal)));
         }
     }
+    /// The signal that was queued as number `index`, which stays.
+    pub fn at(&self, index: usize) -> Option<SigInfo> {
+        self.queue.get(index).map(|queued| queued.info)
+    }
     /// Take the first that is in `wanted`.
     #[inline]
     pub fn take(&mut self, wanted: SigSet) -> Option<SigInfo> {

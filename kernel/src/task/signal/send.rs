@@ -111,7 +111,8 @@ impl Process {
                 parent = Parent::Tell;
             }
             for thread in &group.threads {
-                sched::wake(thread, &[Sleep::Stopped]);
+                // A tracee may listen for the end of the stop.
+                sched::wake(thread, &[Sleep::Stopped, Sleep::Traced]);
             }
         } else if SigSet::STOPPING.contains(signal) {
             forget(group, SigSet::of(&[Signal::CONT]));
@@ -154,6 +155,13 @@ impl Process {
     }
 }
 
+/// Whom a pending signal is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::task) enum Whose {
+    Process,
+    Thread,
+}
+
 /// Whether the parent is to be told that the process goes on.
 #[derive(PartialEq, Eq)]
 enum Parent {
@@ -167,7 +175,7 @@ pub(crate) fn end_group(group: &mut Group, status: ExitStatus) {
     group.set_stop(None);
     for thread in &group.threads {
         thread.interrupt();
-        sched::wake(thread, &[Sleep::Stopped, Sleep::Killable]);
+        sched::wake(thread, &[Sleep::Stopped, Sleep::Traced, Sleep::Killable]);
     }
 }
 
@@ -243,6 +251,15 @@ impl Task {
         own.or_else(|| group.pending.take(wanted))
     }
 
+    /// The pending signal number `index` of this thread, or of its process, which stays pending.
+    pub(in crate::task) fn pending_at(&self, index: usize, whose: Whose) -> Option<SigInfo> {
+        let group = self.process().signals.lock();
+        match whose {
+            Whose::Process => group.pending.at(index),
+            Whose::Thread => self.pending.lock().at(index),
+        }
+    }
+
     /// The signals that are pending for this thread or its process.
     pub fn pending_signals(&self) -> SigSet {
         let group = self.process().signals.lock();
@@ -255,8 +272,9 @@ impl Task {
     pub(super) fn keep_even_ignored(&self, signals: SigSet) {
         self.kept.store(signals.0, Ordering::SeqCst);
     }
+    /// A tracer is told of all signals.
     fn keeps_ignored(&self, signal: Signal) -> bool {
-        SigSet(self.kept.load(Ordering::SeqCst)).contains(signal)
+        self.traced.is_traced() || SigSet(self.kept.load(Ordering::SeqCst)).contains(signal)
     }
 
     /// Block exactly `signals` (SIGKILL and SIGSTOP excepted); what became deliverable is looked at.

@@ -196,6 +196,8 @@ pub mod code {
     pub const CLD_KILLED: i32 = 2;
     /// SIGCHLD: the child was killed and would have left a core file.
     pub const CLD_DUMPED: i32 = 3;
+    /// SIGCHLD: a tracee is in a stop.
+    pub const CLD_TRAPPED: i32 = 4;
     /// SIGCHLD: the child stopped.
     pub const CLD_STOPPED: i32 = 5;
     /// SIGCHLD: the child goes on.
@@ -269,6 +271,11 @@ impl SigInfo {
     /// SIGCHLD about a child.
     pub fn child(code: i32, pid: Pid, uid: u32, status: i32, user_ticks: u64, system_ticks: u64) -> Self {
         Self::new(Signal::CHLD, code, [pair(pid, uid), pair(status as u32, 0), user_ticks, system_ticks])
+    }
+    /// A SIGCHLD about the thread `tid` instead of its process.
+    pub fn about(mut self, tid: Pid) -> Self {
+        self.fields[0] = self.fields[0] >> 32 << 32 | u64::from(tid);
+        self
     }
     /// A POSIX timer's expiry.
     pub fn timer(signal: Signal, timer: i32, overrun: i32, value: u64) -> Self {

@@ -1,0 +1,203 @@
+//! How tracer and tracee come together and part.
+
+use core::sync::atomic::Ordering;
+
+use freehold_collections::{Arc, Receiver, Vec};
+
+use super::{Attached, Options, Tracee};
+use crate::sched::thread::SIGNAL;
+use crate::sched::{self, Sleep};
+use crate::task::process::{ExitStatus, Process};
+use crate::task::signal::{SigInfo, Signal, code};
+use crate::task::{Capability, Task, registry, wait};
+use crate::{Errno, Result};
+
+/// A tracee that is dropped is none, unless it was kept.
+pub(in crate::task) struct Attachment {
+    tracer: Arc<Process>,
+    tracee: Arc<Tracee>,
+    task: Arc<Task>,
+    kept: bool,
+}
+
+impl Attachment {
+    /// Lets `tracer` trace `task`.
+    ///
+    /// # Errors
+    /// `EPERM` where somebody does, `ESRCH` where the tracer has ended, `ENOMEM`.
+    pub(in crate::task) fn new(
+        tracer: &Arc<Process>,
+        task: &Arc<Task>,
+        (attached, options): (Attached, Options),
+    ) -> Result<Self> {
+        let ids = [task.tid, task.process().pid, tracer.pid];
+        let tracee = Tracee::new(ids, attached, options, crate::hw::vector_bytes())?;
+        task.traced.set(&tracee)?;
+        if task.is_leader() {
+            *task.process().leader_tracee.lock() = Some(tracee.clone());
+        }
+        let attachment = Self { tracer: tracer.clone(), tracee, task: task.clone(), kept: false };
+        tracer.tracees.lock().insert(&attachment.tracee)?;
+        Ok(attachment)
+    }
+
+    /// It stays, and the new thread, which is known now and does not run yet, begins with a stop.
+    pub(in crate::task) fn keep_from_start(self) {
+        match self.tracee.attached {
+            Attached::Seized => {
+                self.task.traced.ask_for_trap();
+                self.task.call_attention(SIGNAL);
+            }
+            Attached::Classic => {
+                self.task.signal(SigInfo::user(Signal::STOP, code::USER, 0, 0));
+            }
+        }
+        self.keep();
+    }
+
+    /// It stays.
+    pub(in crate::task) fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.tracer.tracees.lock().remove(self.tracee.tid);
+            forget(&self.task, &self.tracee);
+        }
+    }
+}
+
+fn forget(task: &Task, tracee: &Tracee) {
+    task.traced.clear(tracee);
+    if task.is_leader() {
+        drop(task.process().leader_tracee.lock().take());
+    }
+}
+
+/// Lets go of a tracee that is in none of its tracer's places any more: it runs on, and what waited for its tracer does not.
+pub(super) fn release(tracee: &Tracee) {
+    let ended = {
+        let mut state = tracee.state.lock();
+        state.released = true;
+        state.ended.take()
+    };
+    if let Some(task) = registry::find_task(tracee.tid).filter(|task| task.process().pid == tracee.pid) {
+        forget(&task, tracee);
+        sched::wake(&task, &[Sleep::Traced]);
+    }
+    if ended.is_some()
+        && let Some(process) = registry::find(tracee.pid)
+    {
+        process.tell_held_end(tracee);
+    }
+}
+
+/// Has the tracer be told how the tracee ended. False where there is none any more.
+fn note_end(tracee: &Tracee, status: ExitStatus) -> bool {
+    let mut state = tracee.state.lock();
+    if !state.released {
+        state.stop = None;
+        // Nobody asks for them any more.
+        state.vectors = Vec::new();
+        state.ended = Some(status.wait_status());
+    }
+    !state.released
+}
+
+impl Task {
+    /// Whether it is its process' first thread.
+    pub(in crate::task) fn is_leader(&self) -> bool {
+        self.tid == self.process().pid
+    }
+
+    /// The child `task` of this, the current, thread is traced by the same tracer, if that asked for it; see [`super::Event`].
+    ///
+    /// # Errors
+    /// As [`Attachment::new`]; a tracer that has ended meanwhile follows nobody.
+    pub(in crate::task) fn followed_by(&self, task: &Arc<Task>, follows: bool) -> Result<Option<Attachment>> {
+        let Some(tracee) = self.traced.tracee().filter(|_| follows) else { return Ok(None) };
+        let Some(tracer) = registry::find(tracee.tracer) else { return Ok(None) };
+        let options = tracee.state.lock().options;
+        match Attachment::new(&tracer, task, (tracee.attached, options)) {
+            Err(Errno::ESRCH) => Ok(None),
+            made => made.map(Some),
+        }
+    }
+
+    /// The thread has ended. The tracer of one that is not its process' first is told; the first one's end is that of the process.
+    pub(in crate::task) fn ended_for_tracer(&self) {
+        let Some(tracee) = self.traced.tracee() else { return };
+        self.traced.clear(&tracee);
+        if self.is_leader() {
+            return;
+        }
+        let status = self.process().signals.lock().exit.unwrap_or(ExitStatus::Exited(self.exit_code()));
+        if note_end(&tracee, status)
+            && let Some(tracer) = registry::find(tracee.tracer)
+        {
+            tracer.child_changed.wake_all();
+        }
+    }
+}
+
+impl Process {
+    /// The end of a tracer: its tracees run on, or are killed where it asked for that.
+    pub(in crate::task) fn release_tracees(&self) {
+        self.tracees.lock().close();
+        loop {
+            let next = self.tracees.lock().pop();
+            let Some(tracee) = next else { return };
+            if tracee.wants(Options::EXITKILL)
+                && let Some(process) = registry::find(tracee.pid)
+            {
+                process.end(ExitStatus::Signaled(Signal::KILL));
+            }
+            release(&tracee);
+        }
+    }
+
+    /// The process ends. Where another than its parent traces it, that tracer is told first, by [`tell_of_end`](Self::tell_of_end):
+    /// returns it then, and the parent waits.
+    pub(in crate::task) fn hold_end(&self, status: ExitStatus) -> Option<Arc<Self>> {
+        let tracee = self.leader_tracee.lock().take()?;
+        let tracer = registry::find(tracee.tracer)?;
+        if tracee.tracer == self.parent_pid() {
+            drop(tracer.tracees.lock().remove(tracee.tid));
+            return None;
+        }
+        self.awaits_tracer.store(true, Ordering::SeqCst);
+        if note_end(&tracee, status) {
+            return Some(tracer);
+        }
+        self.awaits_tracer.store(false, Ordering::SeqCst);
+        None
+    }
+
+    /// Tells this tracer of the end of `process`; see [`hold_end`](Self::hold_end).
+    pub(in crate::task) fn tell_of_end(self: &Receiver<Self>, process: &Self, status: ExitStatus) {
+        let (code, value) = wait::code_of(status);
+        self.signal(wait::child_info(process, code, value));
+        self.child_changed.wake_all();
+    }
+
+    /// The tracer was told of the end of this process, by its first thread's `tracee`: the parent is next.
+    pub(in crate::task) fn tell_held_end(self: &Arc<Self>, tracee: &Tracee) {
+        if tracee.tid == self.pid
+            && self.awaits_tracer.swap(false, Ordering::SeqCst)
+            && let Some(status) = self.exit_status()
+        {
+            wait::tell_parent_of_end(self, status);
+        }
+    }
+
+    /// Whether a tracer watches one of its threads that may not inspect programs of other users: execve gives no other ids then.
+    pub(in crate::task) fn is_watched(&self) -> bool {
+        self.threads().filter_map(|thread| thread.traced.tracee()).any(|tracee| {
+            let tracer = registry::find(tracee.tracer);
+            tracer.is_some_and(|tracer| !tracer.credentials().may(Capability::SysPtrace))
+        })
+    }
+}

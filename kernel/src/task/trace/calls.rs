@@ -1,0 +1,463 @@
+//! ptrace(2), the tracer's side.
+
+use freehold_arch::user;
+use freehold_collections::{Arc, Vec};
+use freehold_machine::VirtAddr;
+use freehold_vm::Rule;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::attach::{Attachment, release};
+use super::{Attached, Event, Image, Kind, Options, Resume, State, Tracee, USER_BYTES, transfer};
+use crate::fs::bytes::{SliceSink, SliceSource};
+use crate::sched::thread::SIGNAL;
+use crate::sched::{self, Sleep};
+use crate::syscall::Args;
+use crate::task::inspect::{self, Mode};
+use crate::task::process::{ExitStatus, Process};
+use crate::task::signal::{SigInfo, SigSet, Signal, Whose, code, write_whole};
+use crate::task::{Pid, Task, current, registry};
+use crate::user::{self as bytes, UserPtr};
+use crate::{Errno, Result, mem};
+
+/// PTRACE_*.
+mod request {
+    pub const TRACEME: i32 = 0;
+    pub const PEEKTEXT: i32 = 1;
+    pub const PEEKDATA: i32 = 2;
+    pub const PEEKUSER: i32 = 3;
+    pub const POKETEXT: i32 = 4;
+    pub const POKEDATA: i32 = 5;
+    pub const POKEUSER: i32 = 6;
+    pub const CONT: i32 = 7;
+    pub const KILL: i32 = 8;
+    pub const SINGLESTEP: i32 = 9;
+    pub const GETREGS: i32 = 12;
+    pub const SETREGS: i32 = 13;
+    pub const GETFPREGS: i32 = 14;
+    pub const SETFPREGS: i32 = 15;
+    pub const ATTACH: i32 = 16;
+    pub const DETACH: i32 = 17;
+    pub const SYSCALL: i32 = 24;
+    pub const SETOPTIONS: i32 = 0x4200;
+    pub const GETEVENTMSG: i32 = 0x4201;
+    pub const GETSIGINFO: i32 = 0x4202;
+    pub const SETSIGINFO: i32 = 0x4203;
+    pub const GETREGSET: i32 = 0x4204;
+    pub const SETREGSET: i32 = 0x4205;
+    pub const SEIZE: i32 = 0x4206;
+    pub const INTERRUPT: i32 = 0x4207;
+    pub const LISTEN: i32 = 0x4208;
+    pub const PEEKSIGINFO: i32 = 0x4209;
+    pub const GETSIGMASK: i32 = 0x420a;
+    pub const SETSIGMASK: i32 = 0x420b;
+    pub const GET_SYSCALL_INFO: i32 = 0x420e;
+}
+
+const NT_PRSTATUS: u64 = 1;
+const NT_PRFPREG: u64 = 2;
+const NT_X86_XSTATE: u64 = 0x202;
+const LEGACY_BYTES: usize = 512;
+/// Bytes of the vector state that a tracer does not change: MXCSR_MASK.
+const MXCSR_MASK: core::ops::Range<usize> = 28..32;
+/// Components that the legacy part of the vector state has, in XSTATE_BV.
+const LEGACY_COMPONENTS: u8 = 0b11;
+/// Where `struct user` has the debug registers: `u_debugreg`, eight words.
+const DEBUG_REGISTERS: core::ops::Range<u64> = 848..912;
+
+/// What PTRACE_GETREGSET and PTRACE_SETREGSET point to: `struct iovec`.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Vector {
+    base: u64,
+    bytes: u64,
+}
+
+/// `struct ptrace_peeksiginfo_args`.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct PeekSigInfo {
+    offset: u64,
+    flags: u32,
+    count: i32,
+}
+
+/// `struct ptrace_syscall_info`, with the part for the entry of a call.
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct CallInfo {
+    op: u8,
+    pad: [u8; 3],
+    architecture: u32,
+    rip: u64,
+    rsp: u64,
+    /// Entry: the number and the arguments. Exit: the result, and in the first byte of the next whether it is an error.
+    words: [u64; 7],
+}
+
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+
+/// ptrace(request, tid, address, data)
+pub fn sys_ptrace(args: &Args) -> Result<i64> {
+    let (number, tid, address, data) = (args.int(0), args.int(1), args[2], args[3]);
+    match number {
+        request::TRACEME => return trace_me(),
+        request::ATTACH => return attach(tid, Attached::Classic, Options::empty()),
+        request::SEIZE => {
+            if address != 0 {
+                return Err(Errno::EIO);
+            }
+            return attach(tid, Attached::Seized, options(data).ok_or(Errno::EIO)?);
+        }
+        _ => {}
+    }
+    let tracer = current().process().clone();
+    let tid = Pid::try_from(tid).map_err(|_| Errno::ESRCH)?;
+    let tracee = tracer.tracees.lock().get(tid).cloned().ok_or(Errno::ESRCH)?;
+    let task = registry::find_task(tid).filter(|task| task.process().pid == tracee.pid).ok_or(Errno::ESRCH)?;
+    match number {
+        request::KILL => {
+            task.process().end(ExitStatus::Signaled(Signal::KILL));
+            Ok(0)
+        }
+        request::INTERRUPT => interrupt(&tracee, &task),
+        request::DETACH => detach(&tracer, &tracee, data),
+        request::CONT => go_on(&tracee, &task, Resume::Run, data),
+        request::SYSCALL => go_on(&tracee, &task, Resume::ToCall, data),
+        request::SINGLESTEP => go_on(&tracee, &task, Resume::Step, data),
+        request::LISTEN => listen(&tracee, &task),
+        request::PEEKTEXT | request::PEEKDATA => peek(&tracee, &task, address, data),
+        request::POKETEXT | request::POKEDATA => poke(&tracee, &task, address, data),
+        request::GETSIGMASK | request::SETSIGMASK => signal_mask(&tracee, &task, number, (address, data)),
+        request::PEEKSIGINFO => peek_pending(&tracee, &task, address, data),
+        _ => ask(&tracee, number, address, data),
+    }
+}
+
+/// Requests about what a stop has put down.
+fn ask(tracee: &Tracee, number: i32, address: u64, data: u64) -> Result<i64> {
+    match number {
+        request::PEEKUSER => {
+            let word = tracee.stopped(|state| peek_user(state, address))?;
+            UserPtr::new(data).write(&word)?;
+        }
+        request::POKEUSER => tracee.stopped(|state| poke_user(state, address, data))?,
+        request::GETREGS => {
+            let image = tracee.stopped(|state| Ok(state.image))?;
+            UserPtr::new(data).write(&image)?;
+        }
+        request::SETREGS => {
+            tracee.stopped(|_| Ok(()))?;
+            let given = UserPtr::<Image>::new(data).read()?;
+            tracee.stopped(|state| state.image.put_all(&given.words()))?;
+        }
+        request::GETFPREGS => {
+            let mut vectors = [0; LEGACY_BYTES];
+            tracee.stopped(|state| {
+                vectors.copy_from_slice(&state.vectors[..LEGACY_BYTES]);
+                Ok(())
+            })?;
+            bytes::write_exact(data, &vectors)?;
+        }
+        request::SETFPREGS => set_vectors(tracee, data, LEGACY_BYTES)?,
+        request::GETREGSET => return registers(tracee, address, data, Direction::Get),
+        request::SETREGSET => return registers(tracee, address, data, Direction::Set),
+        request::SETOPTIONS => {
+            let new = options(data).ok_or(Errno::EINVAL)?;
+            tracee.stopped(|state| {
+                state.options = new;
+                Ok(())
+            })?;
+        }
+        request::GETEVENTMSG => {
+            let message = tracee.stopped(|state| Ok(state.message))?;
+            UserPtr::new(data).write(&message)?;
+        }
+        request::GETSIGINFO => {
+            let info = tracee.stopped(|state| stop_info(tracee, state))?;
+            write_whole(&info, data)?;
+        }
+        request::SETSIGINFO => {
+            let info = UserPtr::<SigInfo>::new(data).read()?;
+            tracee.stopped(|state| {
+                stop_info(tracee, state)?;
+                state.info = info;
+                Ok(())
+            })?;
+        }
+        request::GET_SYSCALL_INFO => return call_info(tracee, address, data),
+        _ => {
+            tracee.stopped(|_| Ok(()))?;
+            return Err(Errno::EIO);
+        }
+    }
+    Ok(0)
+}
+
+fn options(data: u64) -> Option<Options> {
+    u32::try_from(data).ok().and_then(Options::from_bits)
+}
+
+fn trace_me() -> Result<i64> {
+    let task = current();
+    let parent = task.process().parent().filter(|parent| !parent.is_kernel()).ok_or(Errno::EPERM)?;
+    Attachment::new(&parent, &task, (Attached::Classic, Options::empty()))?.keep();
+    Ok(0)
+}
+
+fn attach(tid: i32, attached: Attached, options: Options) -> Result<i64> {
+    let (caller, tid) = (current(), Pid::try_from(tid).map_err(|_| Errno::ESRCH)?);
+    let task = registry::find_task(tid).ok_or(Errno::ESRCH)?;
+    let process = task.process();
+    if process.pid == caller.process().pid || process.is_kernel() {
+        return Err(Errno::EPERM);
+    }
+    inspect::may_inspect(process, Mode::ATTACH_REAL)?;
+    if process.exit_status().is_some() || task.has_finished() {
+        return Err(Errno::EPERM);
+    }
+    Attachment::new(caller.process(), &task, (attached, options))?.keep();
+    if attached == Attached::Classic {
+        let (pid, uid) = (caller.process().pid, caller.process().uid());
+        task.signal(SigInfo::user(Signal::STOP, code::USER, pid, uid));
+    }
+    // One that job control has stopped comes out of that stop, into its tracer's.
+    task.call_attention(SIGNAL);
+    sched::wake(&task, &[Sleep::Stopped]);
+    Ok(0)
+}
+
+fn interrupt(tracee: &Tracee, task: &Task) -> Result<i64> {
+    if tracee.attached != Attached::Seized {
+        return Err(Errno::EIO);
+    }
+    task.traced.ask_for_trap();
+    let listens = {
+        let mut state = tracee.state.lock();
+        core::mem::take(&mut state.listens) && state.resume.replace(Resume::Run).is_none()
+    };
+    task.interrupt();
+    if listens {
+        sched::wake(task, &[Sleep::Traced]);
+    }
+    Ok(0)
+}
+
+fn signal_of(data: u64) -> Result<u8> {
+    if data > u64::from(Signal::MAX.number()) { Err(Errno::EIO) } else { Ok(data as u8) }
+}
+
+fn go_on(tracee: &Tracee, task: &Task, how: Resume, data: u64) -> Result<i64> {
+    let inject = signal_of(data)?;
+    tracee.stopped(|state| {
+        state.inject = inject;
+        state.resume = Some(how);
+        Ok(())
+    })?;
+    sched::wake(task, &[Sleep::Traced]);
+    Ok(0)
+}
+
+fn detach(tracer: &Process, tracee: &Arc<Tracee>, data: u64) -> Result<i64> {
+    let inject = signal_of(data)?;
+    tracee.stopped(|state| {
+        state.inject = inject;
+        state.listens = false;
+        Ok(())
+    })?;
+    drop(tracer.tracees.lock().remove(tracee.tid));
+    release(tracee);
+    Ok(0)
+}
+
+fn listen(tracee: &Tracee, task: &Task) -> Result<i64> {
+    tracee.stopped(|state| {
+        let at_event = state.stop.is_some_and(|stop| stop.code >> 8 == Event::Stop as i32);
+        if tracee.attached != Attached::Seized || !at_event {
+            return Err(Errno::EIO);
+        }
+        state.listens = true;
+        Ok(())
+    })?;
+    // The stop may be over already.
+    sched::wake(task, &[Sleep::Traced]);
+    Ok(0)
+}
+
+fn peek(tracee: &Tracee, task: &Task, address: u64, to: u64) -> Result<i64> {
+    tracee.stopped(|_| Ok(()))?;
+    let (mut word, space) = ([0; 8], task.process().space());
+    let mut room = SliceSink::new(&mut word);
+    let read = mem::read_space(&space, VirtAddr(address), 8, Rule::Forced, &mut room);
+    if read.unwrap_or(0) != 8 {
+        return Err(Errno::EIO);
+    }
+    UserPtr::new(to).write(&word)?;
+    Ok(0)
+}
+
+fn poke(tracee: &Tracee, task: &Task, address: u64, word: u64) -> Result<i64> {
+    tracee.stopped(|_| Ok(()))?;
+    let (word, space) = (word.to_le_bytes(), task.process().space());
+    let mut source = SliceSource::new(&word);
+    let written = mem::write_space(&space, VirtAddr(address), 8, Rule::Forced, &mut source);
+    if written.unwrap_or(0) == 8 { Ok(0) } else { Err(Errno::EIO) }
+}
+
+fn peek_user(state: &State, offset: u64) -> Result<u64> {
+    if !offset.is_multiple_of(8) || offset >= USER_BYTES {
+        return Err(Errno::EIO);
+    }
+    Ok(state.image.words().get(offset as usize / 8).copied().unwrap_or(0))
+}
+
+fn poke_user(state: &mut State, offset: u64, word: u64) -> Result<()> {
+    if !offset.is_multiple_of(8) || offset >= USER_BYTES {
+        return Err(Errno::EIO);
+    }
+    match offset as usize / 8 {
+        index if index < Image::WORDS => state.image.put(index, word),
+        // There are none yet: what sets a watchpoint is refused, what clears one has done so.
+        _ if DEBUG_REGISTERS.contains(&offset) && word != 0 => Err(Errno::EIO),
+        _ => Ok(()),
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Get,
+    Set,
+}
+
+fn registers(tracee: &Tracee, set: u64, at: u64, direction: Direction) -> Result<i64> {
+    tracee.stopped(|_| Ok(()))?;
+    let pointer = UserPtr::<Vector>::new(at);
+    let vector = pointer.read()?;
+    let (size, unit) = match set {
+        NT_PRSTATUS => (size_of::<Image>(), 8),
+        NT_PRFPREG => (LEGACY_BYTES, 8),
+        NT_X86_XSTATE if user::xfeatures() != 0 => (user::xsave_size(), 8),
+        _ => return Err(Errno::EINVAL),
+    };
+    if !vector.bytes.is_multiple_of(unit) {
+        return Err(Errno::EINVAL);
+    }
+    let bytes = size.min(usize::try_from(vector.bytes).unwrap_or(usize::MAX));
+    match (direction, set) {
+        (Direction::Get, NT_PRSTATUS) => {
+            let image = tracee.stopped(|state| Ok(state.image))?;
+            bytes::write_exact(vector.base, &image.as_bytes()[..bytes])?;
+        }
+        (Direction::Get, _) => {
+            let mut shown = Vec::try_filled(0, bytes)?;
+            tracee.stopped(|state| {
+                shown.copy_from_slice(&state.vectors[..bytes]);
+                Ok(())
+            })?;
+            bytes::write_exact(vector.base, &shown)?;
+        }
+        (Direction::Set, NT_PRSTATUS) => {
+            let given = bytes::read_vec(vector.base, bytes)?;
+            let mut words = [0; Image::WORDS];
+            words.as_mut_bytes()[..bytes].copy_from_slice(&given);
+            tracee.stopped(|state| state.image.put_all(&words[..bytes / 8]))?;
+        }
+        // As Linux: the state is whole or not at all.
+        (Direction::Set, NT_X86_XSTATE) if bytes != size => return Err(Errno::EFAULT),
+        (Direction::Set, _) => set_vectors(tracee, vector.base, bytes)?,
+    }
+    pointer.write(&Vector { base: vector.base, bytes: bytes as u64 })?;
+    Ok(0)
+}
+
+fn set_vectors(tracee: &Tracee, from: u64, length: usize) -> Result<()> {
+    tracee.stopped(|_| Ok(()))?;
+    let given = bytes::read_vec(from, length)?;
+    tracee.stopped(|state| {
+        let before = state.vectors.try_clone()?;
+        let vectors = &mut state.vectors;
+        vectors[..length].copy_from_slice(&given);
+        vectors[MXCSR_MASK].copy_from_slice(&before[MXCSR_MASK]);
+        if length == LEGACY_BYTES && vectors.len() > LEGACY_BYTES {
+            vectors[LEGACY_BYTES] |= LEGACY_COMPONENTS;
+        }
+        if !transfer::is_acceptable(vectors) {
+            vectors.copy_from_slice(&before);
+            return Err(Errno::EINVAL);
+        }
+        state.vectors_changed = true;
+        Ok(())
+    })
+}
+
+/// The description of the signal of a stop; none for a group stop.
+fn stop_info(tracee: &Tracee, state: &State) -> Result<SigInfo> {
+    let stop = state.stop.ok_or(Errno::ESRCH)?;
+    match stop.kind {
+        Kind::Delivery => Ok(state.info),
+        Kind::Group if tracee.attached == Attached::Classic => Err(Errno::EINVAL),
+        _ => Ok(SigInfo { number: stop.code & 0x7f, code: stop.code, ..SigInfo::user(Signal::TRAP, 0, tracee.tid, 0) }),
+    }
+}
+
+fn signal_mask(tracee: &Tracee, task: &Task, number: i32, (size, at): (u64, u64)) -> Result<i64> {
+    if size != size_of::<SigSet>() as u64 {
+        return Err(Errno::EINVAL);
+    }
+    tracee.stopped(|_| Ok(()))?;
+    let pointer = UserPtr::<SigSet>::new(at);
+    if number == request::GETSIGMASK {
+        pointer.write(&task.blocked())?;
+    } else {
+        let mask = pointer.read()?;
+        tracee.stopped(|_| Ok(()))?;
+        task.set_blocked(mask);
+    }
+    Ok(0)
+}
+
+/// PTRACE_PEEKSIGINFO: descriptions of pending signals, which stay pending.
+fn peek_pending(tracee: &Tracee, task: &Task, at: u64, to: u64) -> Result<i64> {
+    const SHARED: u32 = 1;
+    const WHOLE_BYTES: u64 = 128;
+    let asked = UserPtr::<PeekSigInfo>::new(at).read()?;
+    if asked.flags & !SHARED != 0 || asked.count < 0 {
+        return Err(Errno::EINVAL);
+    }
+    tracee.stopped(|_| Ok(()))?;
+    for done in 0..asked.count as u64 {
+        sched::checkpoint()?;
+        let index = asked.offset.checked_add(done).and_then(|index| usize::try_from(index).ok());
+        let whose = if asked.flags & SHARED != 0 { Whose::Process } else { Whose::Thread };
+        let Some(info) = index.and_then(|index| task.pending_at(index, whose)) else { return Ok(done as i64) };
+        write_whole(&info, to.wrapping_add(done * WHOLE_BYTES))?;
+    }
+    Ok(asked.count.into())
+}
+
+fn call_info(tracee: &Tracee, size: u64, to: u64) -> Result<i64> {
+    let (info, used) = tracee.stopped(|state| {
+        let image = &state.image;
+        let head = CallInfo {
+            architecture: AUDIT_ARCH_X86_64,
+            rip: image.rip,
+            rsp: image.rsp,
+            ..CallInfo::default()
+        };
+        Ok(match state.stop.map(|stop| stop.kind) {
+            Some(Kind::Entry) => {
+                let arguments = [image.rdi, image.rsi, image.rdx, image.r10, image.r8, image.r9];
+                let mut words = [image.orig_rax; 7];
+                words[1..].copy_from_slice(&arguments);
+                (CallInfo { op: 1, words, ..head }, 80)
+            }
+            Some(Kind::Exit) => {
+                let failed = (-4095..0).contains(&(image.rax as i64));
+                (CallInfo { op: 2, words: [image.rax, failed.into(), 0, 0, 0, 0, 0], ..head }, 33)
+            }
+            _ => (head, 24),
+        })
+    })?;
+    let length = usize::try_from(size).map_or(used, |size| size.min(used));
+    bytes::write_exact(to, &info.as_bytes()[..length])?;
+    Ok(used as i64)
+}

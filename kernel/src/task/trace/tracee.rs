@@ -1,0 +1,441 @@
+//! What a tracer and the thread that it traces share.
+
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use bitflags::bitflags;
+use freehold_collections::{Arc, Map, Vec, reserve};
+
+use super::Image;
+use crate::sync::SpinLock;
+use crate::task::signal::{Pid, SigInfo, Signal};
+use crate::{Errno, Result};
+
+bitflags! {
+    /// PTRACE_O_*.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct Options: u32 {
+        /// Stops at system calls have bit 7 of the signal set.
+        const TRACESYSGOOD = 1;
+        /// fork stops, and its child is traced.
+        const TRACEFORK = 1 << 1;
+        /// So with vfork.
+        const TRACEVFORK = 1 << 2;
+        /// So with clone.
+        const TRACECLONE = 1 << 3;
+        /// execve stops instead of sending SIGTRAP.
+        const TRACEEXEC = 1 << 4;
+        /// vfork stops again when its child is done.
+        const TRACEVFORKDONE = 1 << 5;
+        /// The end of the thread stops.
+        const TRACEEXIT = 1 << 6;
+        /// SECCOMP_RET_TRACE stops; nothing returns it yet.
+        const TRACESECCOMP = 1 << 7;
+        /// Tracees are killed when their tracer ends.
+        const EXITKILL = 1 << 20;
+    }
+}
+
+/// PTRACE_EVENT_*.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Event {
+    /// A fork was made.
+    Fork = 1,
+    /// A vfork was made.
+    Vfork = 2,
+    /// Another clone was made.
+    Clone = 3,
+    /// A program was executed.
+    Exec = 4,
+    /// A vfork's child is done.
+    VforkDone = 5,
+    /// The thread ends.
+    Exit = 6,
+    /// PTRACE_INTERRUPT, a group stop, or the first stop of a child that is traced from its start.
+    Stop = 128,
+}
+
+impl Event {
+    /// The option that asks for it; none for [`Event::Stop`].
+    pub const fn option(self) -> Options {
+        match self {
+            Self::Fork => Options::TRACEFORK,
+            Self::Vfork => Options::TRACEVFORK,
+            Self::Clone => Options::TRACECLONE,
+            Self::Exec => Options::TRACEEXEC,
+            Self::VforkDone => Options::TRACEVFORKDONE,
+            Self::Exit => Options::TRACEEXIT,
+            Self::Stop => Options::empty(),
+        }
+    }
+}
+
+/// Why a tracee is in a stop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A signal is about to be delivered.
+    Delivery,
+    /// Job control stopped the process.
+    Group,
+    /// See [`Event`].
+    Event,
+    /// A system call is about to be made.
+    Entry,
+    /// A system call was made.
+    Exit,
+}
+
+/// A stop that the tracer is told of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stop {
+    /// Why.
+    pub kind: Kind,
+    /// Bits 8 and up of the status that wait4 gives.
+    pub code: i32,
+}
+
+impl Stop {
+    /// A stop for `signal`.
+    pub fn signal(kind: Kind, signal: Signal) -> Self {
+        Self { kind, code: i32::from(signal.number()) }
+    }
+    /// A stop for an event.
+    pub fn event(kind: Kind, signal: Signal, event: Event) -> Self {
+        Self { kind, code: i32::from(signal.number()) | i32::from(event as u8) << 8 }
+    }
+    /// The status as wait4 gives it.
+    pub const fn wait_status(self) -> i32 {
+        self.code << 8 | 0x7f
+    }
+}
+
+/// What a tracer lets a stopped tracee do next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resume {
+    /// Run (PTRACE_CONT).
+    Run,
+    /// Run to the next system call or the end of this one (PTRACE_SYSCALL).
+    ToCall,
+    /// Run one instruction (PTRACE_SINGLESTEP).
+    Step,
+}
+
+/// How a thread came to be traced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attached {
+    /// By PTRACE_TRACEME or PTRACE_ATTACH.
+    Classic,
+    /// By PTRACE_SEIZE: group stops are events, and PTRACE_INTERRUPT and PTRACE_LISTEN work.
+    Seized,
+}
+
+/// What tracer and tracee tell each other. The tracee fills it at a stop, the tracer changes it while the stop lasts.
+#[derive(Debug)]
+pub struct State {
+    /// PTRACE_O_*.
+    pub options: Options,
+    /// The stop that the tracee is in.
+    pub stop: Option<Stop>,
+    /// The tracer has not been told of the stop.
+    pub news: bool,
+    /// What the tracee does next, once the tracer has said so.
+    pub resume: Option<Resume>,
+    /// The tracer waits for the end of a group stop (PTRACE_LISTEN).
+    pub listens: bool,
+    /// The tracer is no tracer any more.
+    pub released: bool,
+    /// What PTRACE_GETEVENTMSG says.
+    pub message: u64,
+    /// The signal that is about to be delivered, as the tracer changes it.
+    pub info: SigInfo,
+    /// The signal to be delivered, by number; 0 for none.
+    pub inject: u8,
+    /// The registers.
+    pub image: Image,
+    /// The vector state: an XSAVE area in standard form.
+    pub vectors: Vec<u8>,
+    /// The tracer has changed `vectors`.
+    pub vectors_changed: bool,
+    /// TF is set because the tracer asked for a step, and not by the program.
+    pub forced_trap_flag: bool,
+    /// How the tracee ended, as wait4 tells it, where its end waits for the tracer.
+    pub ended: Option<i32>,
+}
+
+/// A traced thread, as it and its tracer see it.
+#[derive(Debug)]
+pub struct Tracee {
+    /// The thread's ID.
+    pub tid: Pid,
+    /// Its process' ID.
+    pub pid: Pid,
+    /// The process that traces it.
+    pub tracer: Pid,
+    /// How it came to be.
+    pub attached: Attached,
+    /// Everything that changes.
+    pub state: SpinLock<State>,
+}
+
+impl Tracee {
+    /// One that runs. `vector_bytes` is the size of its vector state.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new(ids: [Pid; 3], attached: Attached, options: Options, vector_bytes: usize) -> Result<Arc<Self>> {
+        let [tid, pid, tracer] = ids;
+        let vectors = Vec::try_filled(0, vector_bytes)?;
+        let info = SigInfo { number: 0, errno: 0, code: 0, pad: 0, fields: [0; 4] };
+        let state = State {
+            options,
+            stop: None,
+            news: false,
+            resume: None,
+            listens: false,
+            released: false,
+            message: 0,
+            info,
+            inject: 0,
+            image: Image::default(),
+            vectors,
+            vectors_changed: false,
+            forced_trap_flag: false,
+            ended: None,
+        };
+        let state = SpinLock::new(state);
+        Ok(reserve::arc(Self { tid, pid, tracer, attached, state }))
+    }
+
+    /// Looks at, or changes, the state of a tracee that is in a stop and not listening.
+    ///
+    /// # Errors
+    /// `ESRCH` where it is not; what `f` gives.
+    pub fn stopped<T>(&self, f: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
+        let mut state = self.state.lock();
+        if state.stop.is_none() || state.resume.is_some() || state.listens || state.released {
+            return Err(Errno::ESRCH);
+        }
+        f(&mut state)
+    }
+
+    /// Whether an event of this kind stops it.
+    pub fn wants(&self, option: Options) -> bool {
+        self.state.lock().options.contains(option)
+    }
+}
+
+/// Those that a process traces, by thread ID.
+#[derive(Debug, Default)]
+pub struct Tracees {
+    all: Map<Pid, Arc<Tracee>>,
+    closed: bool,
+}
+
+/// The most threads that one process traces. Those count that have ended and were not waited for, which have no other limit.
+const MOST_TRACEES: usize = 4096;
+
+impl Tracees {
+    /// One more.
+    ///
+    /// # Errors
+    /// `ESRCH` where the tracer is ending, `EAGAIN` for one too many, `ENOMEM`.
+    pub fn insert(&mut self, tracee: &Arc<Tracee>) -> Result<()> {
+        if self.closed {
+            return Err(Errno::ESRCH);
+        }
+        if self.all.len() >= MOST_TRACEES {
+            return Err(Errno::EAGAIN);
+        }
+        self.all.try_insert(tracee.tid, tracee.clone())?;
+        Ok(())
+    }
+    /// The one with this ID.
+    pub fn get(&self, tid: Pid) -> Option<&Arc<Tracee>> {
+        self.all.get(&tid)
+    }
+    /// The first with an ID of `least` or more.
+    pub fn next(&self, least: Pid) -> Option<&Arc<Tracee>> {
+        self.all.first_from(core::ops::Bound::Included(&least)).map(|(_, tracee)| tracee)
+    }
+    /// Takes one away.
+    pub fn remove(&mut self, tid: Pid) -> Option<Arc<Tracee>> {
+        self.all.remove(&tid)
+    }
+    /// Takes any away.
+    pub fn pop(&mut self) -> Option<Arc<Tracee>> {
+        self.all.pop_first().map(|(_, tracee)| tracee)
+    }
+    /// There will be no more.
+    pub fn close(&mut self) {
+        self.closed = true;
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+}
+
+/// A thread's place for its tracer. The hot paths look at the flags only.
+#[derive(Debug)]
+pub struct Traced {
+    flags: AtomicU8,
+    /// The number of the group stop that the tracer lets it pass; see `Group::stops`.
+    pub passed: AtomicU64,
+    tracee: SpinLock<Option<Arc<Tracee>>>,
+}
+
+const TRACED: u8 = 1;
+const CALLS: u8 = 2;
+const STEPS: u8 = 4;
+const TRAP: u8 = 8;
+
+impl Traced {
+    /// Of a thread that nobody traces.
+    pub const fn new() -> Self {
+        Self { flags: AtomicU8::new(0), passed: AtomicU64::new(0), tracee: SpinLock::new(None) }
+    }
+    fn has(&self, flag: u8) -> bool {
+        self.flags.load(Ordering::Relaxed) & flag != 0
+    }
+    /// Whether somebody traces it.
+    pub fn is_traced(&self) -> bool {
+        self.has(TRACED)
+    }
+    /// Whether its system calls are more than system calls: it stops at them, or steps over them.
+    #[inline]
+    pub fn watches_calls(&self) -> bool {
+        self.has(CALLS | STEPS)
+    }
+    /// Whether it stops at system calls.
+    pub fn stops_at_calls(&self) -> bool {
+        self.has(CALLS)
+    }
+    /// Whether it runs one instruction at a time.
+    pub fn steps(&self) -> bool {
+        self.has(STEPS)
+    }
+    /// The shared part.
+    pub fn tracee(&self) -> Option<Arc<Tracee>> {
+        if self.is_traced() { self.tracee.lock().clone() } else { None }
+    }
+    /// Lets `tracee` be the shared part.
+    ///
+    /// # Errors
+    /// `EPERM` where somebody traces the thread already.
+    pub fn set(&self, tracee: &Arc<Tracee>) -> Result<()> {
+        let mut place = self.tracee.lock();
+        if place.is_some() {
+            return Err(Errno::EPERM);
+        }
+        *place = Some(tracee.clone());
+        self.passed.store(0, Ordering::Relaxed);
+        self.flags.store(TRACED, Ordering::SeqCst);
+        Ok(())
+    }
+    /// Takes the shared part away, if it is `tracee`.
+    pub fn clear(&self, tracee: &Tracee) {
+        let mut place = self.tracee.lock();
+        if place.as_ref().is_some_and(|here| core::ptr::eq(&raw const **here, tracee)) {
+            self.flags.store(0, Ordering::SeqCst);
+            let old = place.take();
+            drop(place);
+            drop(old);
+        }
+    }
+    /// The thread is to stop for PTRACE_EVENT_STOP; the caller interrupts it.
+    pub fn ask_for_trap(&self) {
+        self.flags.fetch_or(TRAP, Ordering::SeqCst);
+    }
+    /// Whether the thread is to stop for PTRACE_EVENT_STOP; asked once.
+    pub fn take_trap(&self) -> bool {
+        self.has(TRAP) && self.flags.fetch_and(!TRAP, Ordering::SeqCst) & TRAP != 0
+    }
+    /// Notes how the thread, the caller, goes on.
+    pub fn go_on(&self, how: Resume) {
+        self.flags.fetch_and(!(CALLS | STEPS), Ordering::SeqCst);
+        let flag = match how {
+            Resume::Run => 0,
+            Resume::ToCall => CALLS,
+            Resume::Step => STEPS,
+        };
+        if flag != 0 {
+            self.flags.fetch_or(flag, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Default for Traced {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tracee() -> Arc<Tracee> {
+        Tracee::new([5, 4, 3], Attached::Classic, Options::empty(), 512).expect("memory")
+    }
+
+    #[test]
+    fn statuses_are_linux() {
+        assert_eq!(Stop::signal(Kind::Delivery, Signal::TRAP).wait_status(), 0x57f);
+        let exec = Stop::event(Kind::Event, Signal::TRAP, Event::Exec);
+        assert_eq!(exec.wait_status(), 0x57f | 4 << 16);
+        let group = Stop::event(Kind::Group, Signal::STOP, Event::Stop);
+        assert_eq!(group.wait_status(), 0x137f | 128 << 16);
+    }
+
+    #[test]
+    fn a_thread_has_one_tracer_and_loses_its_flags_with_it() {
+        let (traced, first, second) = (Traced::new(), tracee(), tracee());
+        assert!(traced.tracee().is_none());
+        traced.set(&first).expect("nobody traces it");
+        assert_eq!(traced.set(&second), Err(Errno::EPERM));
+        traced.go_on(Resume::ToCall);
+        assert!(traced.watches_calls() && traced.stops_at_calls() && !traced.steps());
+        traced.clear(&second);
+        assert!(traced.is_traced(), "another's detach changes nothing");
+        traced.clear(&first);
+        assert!(!traced.is_traced() && !traced.watches_calls());
+        traced.set(&second).expect("nobody traces it any more");
+    }
+
+    #[test]
+    fn only_a_tracee_in_a_stop_is_looked_at() {
+        let tracee = tracee();
+        let look = || tracee.stopped(|state| Ok(state.image.rip));
+        assert_eq!(look(), Err(Errno::ESRCH), "it runs");
+        tracee.state.lock().stop = Some(Stop::signal(Kind::Delivery, Signal::TRAP));
+        assert_eq!(look(), Ok(0));
+        tracee.state.lock().resume = Some(Resume::Run);
+        assert_eq!(look(), Err(Errno::ESRCH), "it was let go");
+        tracee.state.lock().resume = None;
+        tracee.state.lock().listens = true;
+        assert_eq!(look(), Err(Errno::ESRCH), "it listens");
+    }
+
+    #[test]
+    fn a_tracer_has_a_bounded_number_of_tracees_and_none_when_it_ends() {
+        let mut tracees = Tracees::default();
+        let numbered = |tid| Tracee::new([tid, tid, 3], Attached::Classic, Options::empty(), 0).expect("memory");
+        for tid in 0..MOST_TRACEES as Pid {
+            assert_eq!(tracees.insert(&numbered(tid)), Ok(()));
+        }
+        assert_eq!(tracees.insert(&numbered(9000)), Err(Errno::EAGAIN));
+        assert!(tracees.remove(7).is_some() && tracees.next(7).is_some_and(|next| next.tid == 8));
+        tracees.close();
+        assert_eq!(tracees.insert(&numbered(7)), Err(Errno::ESRCH));
+        while tracees.pop().is_some() {}
+        assert!(tracees.is_empty());
+    }
+
+    #[test]
+    fn a_trap_is_taken_once() {
+        let traced = Traced::new();
+        traced.set(&tracee()).expect("nobody traces it");
+        traced.ask_for_trap();
+        assert!(traced.take_trap() && !traced.take_trap());
+    }
+}

@@ -1,0 +1,138 @@
+//! Registers between a program's context and what its tracer sees.
+
+use freehold_arch::traps::Registers;
+use freehold_arch::user::{self, FpuImage, USER_DATA, UserContext};
+
+use super::{Image, State};
+
+/// Where the bytes of an XSAVE area begin that are software's: the components that the area has room for, as in
+/// XCR0 (Linux: `xstate_fx_sw_bytes`).
+const SOFTWARE: core::ops::Range<usize> = 464..512;
+const TRAP_FLAG: u64 = 1 << 8;
+
+/// Shows the registers of the running thread to its tracer. `call` is what orig_rax says, `result` what rax says where the
+/// context does not have it yet.
+pub(super) fn show(context: &mut UserContext, state: &mut State, call: u64, result: Option<u64>) {
+    if state.forced_trap_flag {
+        state.forced_trap_flag = false;
+        context.regs_mut().rflags &= !TRAP_FLAG;
+    }
+    let registers = *context.regs();
+    state.image = Image {
+        rax: result.unwrap_or(registers.rax),
+        orig_rax: call,
+        fs_base: context.fs_base(),
+        gs_base: context.gs_base(),
+        ..image_of(&registers, context.data_selectors())
+    };
+    state.vectors.copy_from_slice(context.noted_fpu(&user::xfeatures().to_le_bytes()));
+    state.vectors_changed = false;
+}
+
+/// Gives the running thread the registers that its tracer left.
+pub(super) fn take_back(context: &mut UserContext, state: &mut State, shown: &Image) {
+    let image = state.image;
+    if image != *shown {
+        put(context.regs_mut(), &image);
+        if image.fs_base != shown.fs_base {
+            // What a tracer may put there was checked.
+            let _ = context.set_fs_base(image.fs_base);
+        }
+        if image.gs_base != shown.gs_base {
+            let _ = context.set_gs_base(image.gs_base);
+        }
+        let selectors = |image: &Image| [image.ds, image.es, image.fs, image.gs];
+        if selectors(&image) != selectors(shown) {
+            context.set_data_selectors(selectors(&image).map(loadable));
+        }
+    }
+    if core::mem::take(&mut state.vectors_changed) {
+        let bytes = &mut state.vectors;
+        bytes[SOFTWARE].fill(0);
+        let components = user::xfeatures();
+        let loaded = context.load_fpu(|area| {
+            area.copy_from_slice(bytes);
+            FpuImage { bytes: area.len(), components }
+        });
+        debug_assert!(loaded.is_ok(), "what a tracer leaves was checked");
+    }
+}
+
+/// Has the thread run one instruction. Returns whether the program had not asked for that itself.
+pub(super) fn set_trap_flag(context: &mut UserContext) -> bool {
+    let flags = &mut context.regs_mut().rflags;
+    let forced = *flags & TRAP_FLAG == 0;
+    *flags |= TRAP_FLAG;
+    forced
+}
+
+/// Whether the vector state could be a program's.
+pub(super) fn is_acceptable(vectors: &[u8]) -> bool {
+    user::is_acceptable_fpu(vectors)
+}
+
+/// Only the selectors that every CPU can load at any time.
+fn loadable(selector: u64) -> u16 {
+    if selector == USER_DATA { USER_DATA as u16 } else { 0 }
+}
+
+fn image_of(r: &Registers, [ds, es, fs, gs]: [u16; 4]) -> Image {
+    Image {
+        r15: r.r15,
+        r14: r.r14,
+        r13: r.r13,
+        r12: r.r12,
+        rbp: r.rbp,
+        rbx: r.rbx,
+        r11: r.r11,
+        r10: r.r10,
+        r9: r.r9,
+        r8: r.r8,
+        rax: r.rax,
+        rcx: r.rcx,
+        rdx: r.rdx,
+        rsi: r.rsi,
+        rdi: r.rdi,
+        orig_rax: u64::MAX,
+        rip: r.rip,
+        cs: r.cs,
+        rflags: r.rflags,
+        rsp: r.rsp,
+        ss: r.ss,
+        fs_base: 0,
+        gs_base: 0,
+        ds: ds.into(),
+        es: es.into(),
+        fs: fs.into(),
+        gs: gs.into(),
+    }
+}
+
+fn put(registers: &mut Registers, image: &Image) {
+    // Why the thread came into the kernel stays, with the number of the call, which the tracer may have changed.
+    let old = *registers;
+    *registers = Registers {
+        r15: image.r15,
+        r14: image.r14,
+        r13: image.r13,
+        r12: image.r12,
+        rbp: image.rbp,
+        rbx: image.rbx,
+        r11: image.r11,
+        r10: image.r10,
+        r9: image.r9,
+        r8: image.r8,
+        rax: image.rax,
+        rcx: image.rcx,
+        rdx: image.rdx,
+        rsi: image.rsi,
+        rdi: image.rdi,
+        vector: old.vector,
+        error: if old.vector == user::VECTOR_SYSCALL { image.orig_rax } else { old.error },
+        rip: image.rip,
+        cs: image.cs,
+        rflags: image.rflags,
+        rsp: image.rsp,
+        ss: image.ss,
+    };
+}
