@@ -8,7 +8,18 @@ const STRACE: &str = "/usr/bin/strace";
 #[test]
 fn strace_follows_processes_and_names_calls_signals_and_ends() {
     let line = "echo first; (exit 3); kill -USR1 $$; wait";
-    let command = ["strace", "-f", "-o", "/dev/stderr", "busybox", "ash", "-c", "trap : USR1; eval \"$1\"", "ash", line];
+    let command = [
+        "strace",
+        "-f",
+        "-o",
+        "/dev/stderr",
+        "busybox",
+        "ash",
+        "-c",
+        "trap : USR1; eval \"$1\"",
+        "ash",
+        line,
+    ];
     let told = run(&["-a", BUSYBOX, "--cpus", "2"], &command, b"").expect(0);
     assert_eq!(told.text(), "first\n");
     let has = |what: &str| {

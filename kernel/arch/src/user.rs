@@ -25,6 +25,7 @@ use crate::traps::{self, Place, Registers};
 use crate::{cpu, irq};
 
 mod fpu;
+mod selectors;
 
 use fpu::{
     AVX, DEFAULT_CONTROL, DEFAULT_MXCSR, FEATURES, HEADER_BYTES, LEGACY_BYTES, SOFTWARE_BYTES, SSE, X87,
@@ -253,7 +254,7 @@ impl UserContext {
     }
     /// The number of the system call that led to the kernel, if one did.
     pub fn called(&self) -> Option<u64> {
-        (self.regs().vector == VECTOR_SYSCALL).then(|| self.syscall_number())
+        (!self.was_interrupted()).then(|| self.syscall_number())
     }
     /// Its arguments.
     pub fn syscall_args(&self) -> [u64; 6] {
@@ -299,23 +300,6 @@ impl UserContext {
         self.resident().gs_base.store(base, Ordering::Relaxed);
         self.resident().selectors.fetch_and(!GS_SELECTOR, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// The selectors of DS, ES, FS and GS.
-    pub fn data_selectors(&self) -> [u16; 4] {
-        self.save_if_live();
-        let packed = self.resident().selectors.load(Ordering::Relaxed);
-        [0, 16, 32, 48].map(|shift| (packed >> shift) as u16)
-    }
-    /// Changes the selectors of DS, ES, FS and GS to null or [`USER_DATA`]. The bases of FS and GS stay.
-    ///
-    /// # Panics
-    /// For another selector: it might be one that the CPU refuses.
-    pub fn set_data_selectors(&mut self, selectors: [u16; 4]) {
-        assert!(selectors.iter().all(|&one| one == 0 || u64::from(one) == USER_DATA), "a selector of programs");
-        self.save_if_live();
-        let packed = selectors.iter().rev().fold(0, |packed, &one| packed << 16 | u64::from(one));
-        self.resident().selectors.store(packed, Ordering::Relaxed);
     }
 
     /// The floating-point state: an XSAVE area in standard form (or FXSAVE's 512 bytes).

@@ -37,9 +37,9 @@ mod process;
 #[cfg(target_os = "none")]
 pub mod registers;
 pub mod registry;
-pub mod rseq;
 #[cfg(target_os = "none")]
 pub mod reserve;
+pub mod rseq;
 #[cfg(target_os = "none")]
 pub mod sections;
 mod session;

@@ -59,7 +59,8 @@ pub const FEATURE_SIZE: u64 = 28;
 
 /// Whether `length` bytes at `address` may be registered.
 pub(super) fn is_acceptable(address: u64, length: u32) -> bool {
-    address.is_multiple_of(ALIGNMENT) && (length == FIRST_LENGTH || u64::from(length) >= FEATURE_SIZE.max(FIRST_LENGTH.into()))
+    address.is_multiple_of(ALIGNMENT)
+        && (length == FIRST_LENGTH || u64::from(length) >= FEATURE_SIZE.max(FIRST_LENGTH.into()))
 }
 
 /// `struct rseq_cs`: a critical section.
@@ -77,11 +78,7 @@ impl Section {
     /// Whether it lies below `end`, and its handler outside of it.
     pub(super) fn is_sound(&self, end: u64) -> bool {
         let Some(after) = self.start.checked_add(self.length) else { return false };
-        self.version == 0
-            && self.start < end
-            && after < end
-            && self.abort < end
-            && !self.contains(self.abort)
+        self.version == 0 && self.start < end && after < end && self.abort < end && !self.contains(self.abort)
     }
     pub(super) fn contains(&self, address: u64) -> bool {
         address.wrapping_sub(self.start) < self.length
@@ -107,7 +104,9 @@ mod tests {
         assert!(!section(END - 16, 16, 0x1000).is_sound(END));
         assert!(!section(0x1000, u64::MAX, 0x10).is_sound(END), "its end wraps around");
         assert!(!Section { version: 1, ..section(0x1000, 16, 0x2000) }.is_sound(END));
-        assert!(section(0x1000, 16, 0x2000).contains(0x100f) && !section(0x1000, 16, 0x2000).contains(0x1010));
+        assert!(
+            section(0x1000, 16, 0x2000).contains(0x100f) && !section(0x1000, 16, 0x2000).contains(0x1010)
+        );
     }
 
     #[test]

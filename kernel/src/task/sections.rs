@@ -32,8 +32,8 @@ pub fn sys_rseq(args: &Args) -> Result<i64> {
     let (address, length, flags, signature) = (args[0], args.uint(1), args.int(2), args.uint(3));
     crate::task::with_current(|task| {
         let now = &task.rseq;
-        let is_same = now.address.load(Ordering::Relaxed) == address
-            && now.length.load(Ordering::Relaxed) == length;
+        let is_same =
+            now.address.load(Ordering::Relaxed) == address && now.length.load(Ordering::Relaxed) == length;
         let is_signed = now.signature.load(Ordering::Relaxed) == signature;
         match flags {
             UNREGISTER if !now.is_there() || !is_same => Err(Errno::EINVAL),

@@ -17,11 +17,11 @@ use super::credentials::Credentials;
 use super::process::{Process, Usage};
 #[cfg(target_os = "none")]
 use super::reserve::Drawn;
+use super::rseq::Registration;
 use super::signal::{AlternateStack, Pending, SigSet, Signal};
 use super::trace::Traced;
 #[cfg(target_os = "none")]
 use crate::mem::PinnedRun;
-use super::rseq::Registration;
 use crate::sched::thread::{Drain, Fill, Part, SIGNAL};
 use crate::sched::{self, Runs, Schedule, Sleep, Thread, ThreadOwner};
 use crate::sync::{IrqSpinLock, SpinLock, Woken};

@@ -84,7 +84,8 @@ mod tests {
             let symbols = sections.symbols(LE, image, elf::SHT_DYNSYM).unwrap();
             let versions = sections.versions(LE, image).unwrap().unwrap();
             let mut functions = BTreeSet::new();
-            for (index, symbol) in symbols.enumerate().filter(|(_, symbol)| symbol.st_type() == elf::STT_FUNC) {
+            for (index, symbol) in symbols.enumerate().filter(|(_, symbol)| symbol.st_type() == elf::STT_FUNC)
+            {
                 let name = core::str::from_utf8(symbols.symbol_name(LE, symbol).unwrap()).unwrap();
                 let version = versions.version(versions.version_index(LE, index).into()).unwrap().unwrap();
                 assert_eq!(version.name(), b"LINUX_2.6", "{name}");
@@ -106,13 +107,21 @@ mod tests {
             let sections = header(image).sections(LE, image).unwrap();
             let (dynamic, _) = sections.dynamic(LE, image).unwrap().unwrap();
             let tags: Vec<_> = dynamic.iter().map(|entry| entry.d_tag.get(LE)).collect();
-            for tag in
-                [elf::DT_HASH, elf::DT_GNU_HASH, elf::DT_SYMTAB, elf::DT_STRTAB, elf::DT_VERSYM, elf::DT_VERDEF]
-            {
+            for tag in [
+                elf::DT_HASH,
+                elf::DT_GNU_HASH,
+                elf::DT_SYMTAB,
+                elf::DT_STRTAB,
+                elf::DT_VERSYM,
+                elf::DT_VERDEF,
+            ] {
                 assert!(tags.iter().any(|found| *found == tag), "{tag:?}");
             }
             let relocates = |tag: &&elf::DynamicTag| tags.iter().any(|found| **tag == *found);
-            assert_eq!([elf::DT_RELA, elf::DT_REL, elf::DT_JMPREL, elf::DT_TEXTREL].iter().find(relocates), None);
+            assert_eq!(
+                [elf::DT_RELA, elf::DT_REL, elf::DT_JMPREL, elf::DT_TEXTREL].iter().find(relocates),
+                None
+            );
             assert!(sections.iter().all(|section| section.sh_type(LE) != elf::SHT_RELA));
         }
     }

@@ -13,8 +13,8 @@ pub use pending::{
     Action, Actions, Pending, SA_NOCLDSTOP, SA_NOCLDWAIT, SA_NODEFER, SA_ONSTACK, SA_RESETHAND, SA_RESTART,
     SA_RESTORER, SA_SIGINFO, SIG_DFL, SIG_IGN,
 };
-pub(crate) use send::end_group;
 pub(super) use send::Whose;
+pub(crate) use send::end_group;
 pub use send::{signal_broken_pipe, signal_group, signal_kernel, signal_session_leader};
 pub use set::{DefaultAction, Pid, SigInfo, SigSet, Signal, code};
 

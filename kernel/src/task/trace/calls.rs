@@ -113,7 +113,8 @@ pub fn sys_ptrace(args: &Args) -> Result<i64> {
     let tracer = current().process().clone();
     let tid = Pid::try_from(tid).map_err(|_| Errno::ESRCH)?;
     let tracee = tracer.tracees.lock().get(tid).cloned().ok_or(Errno::ESRCH)?;
-    let task = registry::find_task(tid).filter(|task| task.process().pid == tracee.pid).ok_or(Errno::ESRCH)?;
+    let task =
+        registry::find_task(tid).filter(|task| task.process().pid == tracee.pid).ok_or(Errno::ESRCH)?;
     match number {
         request::KILL => {
             task.process().end(ExitStatus::Signaled(Signal::KILL));
@@ -395,7 +396,11 @@ fn stop_info(tracee: &Tracee, state: &State) -> Result<SigInfo> {
     match stop.kind {
         Kind::Delivery => Ok(state.info),
         Kind::Group if tracee.attached == Attached::Classic => Err(Errno::EINVAL),
-        _ => Ok(SigInfo { number: stop.code & 0x7f, code: stop.code, ..SigInfo::user(Signal::TRAP, 0, tracee.tid, 0) }),
+        _ => Ok(SigInfo {
+            number: stop.code & 0x7f,
+            code: stop.code,
+            ..SigInfo::user(Signal::TRAP, 0, tracee.tid, 0)
+        }),
     }
 }
 
@@ -428,7 +433,9 @@ fn peek_pending(tracee: &Tracee, task: &Task, at: u64, to: u64) -> Result<i64> {
         sched::checkpoint()?;
         let index = asked.offset.checked_add(done).and_then(|index| usize::try_from(index).ok());
         let whose = if asked.flags & SHARED != 0 { Whose::Process } else { Whose::Thread };
-        let Some(info) = index.and_then(|index| task.pending_at(index, whose)) else { return Ok(done as i64) };
+        let Some(info) = index.and_then(|index| task.pending_at(index, whose)) else {
+            return Ok(done as i64);
+        };
         write_whole(&info, to.wrapping_add(done * WHOLE_BYTES))?;
     }
     Ok(asked.count.into())

@@ -34,4 +34,4 @@ mod tracee;
 mod transfer;
 
 pub use image::{Image, USER_BYTES};
-pub use tracee::{Attached, Event, Kind, Options, Resume, State, Stop, Tracee, Traced, Tracees};
+pub use tracee::{Attached, Event, Kind, Options, Resume, State, Stop, Traced, Tracee, Tracees};

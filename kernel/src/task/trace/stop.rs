@@ -268,7 +268,12 @@ impl Task {
     }
 
     /// Stops where the tracer asked for `event`, with `message` for PTRACE_GETEVENTMSG. Returns whether it did.
-    pub(in crate::task) fn stop_for_event(&self, context: &mut UserContext, event: Event, message: u64) -> bool {
+    pub(in crate::task) fn stop_for_event(
+        &self,
+        context: &mut UserContext,
+        event: Event,
+        message: u64,
+    ) -> bool {
         let call = match event {
             Event::Exit | Event::Stop => Call::of(context),
             _ => Call::unfinished(context.syscall_number()),
@@ -290,9 +295,7 @@ impl Task {
     pub(in crate::task) fn executed(&self, context: &mut UserContext, number: u64, former: Pid) {
         let Some(tracee) = self.traced.tracee() else { return };
         let told = (former.into(), Call::unfinished(number));
-        if !self.stop_for(context, Event::Exec, told)
-            && tracee.attached == Attached::Classic
-        {
+        if !self.stop_for(context, Event::Exec, told) && tracee.attached == Attached::Classic {
             self.signal(SigInfo::user(Signal::TRAP, code::USER, self.process().pid, self.process().uid()));
         }
     }

@@ -182,7 +182,12 @@ impl Tracee {
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub fn new(ids: [Pid; 3], attached: Attached, options: Options, vector_bytes: usize) -> Result<Arc<Self>> {
+    pub fn new(
+        ids: [Pid; 3],
+        attached: Attached,
+        options: Options,
+        vector_bytes: usize,
+    ) -> Result<Arc<Self>> {
         let [tid, pid, tracer] = ids;
         let vectors = Vec::try_filled(0, vector_bytes)?;
         let info = SigInfo { number: 0, errno: 0, code: 0, pad: 0, fields: [0; 4] };
@@ -419,7 +424,8 @@ mod tests {
     #[test]
     fn a_tracer_has_a_bounded_number_of_tracees_and_none_when_it_ends() {
         let mut tracees = Tracees::default();
-        let numbered = |tid| Tracee::new([tid, tid, 3], Attached::Classic, Options::empty(), 0).expect("memory");
+        let numbered =
+            |tid| Tracee::new([tid, tid, 3], Attached::Classic, Options::empty(), 0).expect("memory");
         for tid in 0..MOST_TRACEES as Pid {
             assert_eq!(tracees.insert(&numbered(tid)), Ok(()));
         }
