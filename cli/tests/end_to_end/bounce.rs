@@ -13,7 +13,7 @@ fn costs(kib: u64, way: &str, count: u64, options: &[&str]) -> (f64, f64) {
     let (disk, json) = (file_of(&folder, "disk", &vec![7; DISK]), folder.path().join("costs.json"));
     let (kib_word, count_word) = (kib.to_string(), count.to_string());
     let mut command = freehold();
-    command.args(["scope", "--icount", "--model", "locality", "--json", text(&json), "--disk", text(&disk)]);
+    command.args(["scope", "--model", "locality", "--json", text(&json), "--disk", text(&disk)]);
     command.args(options).arg("--").arg(guest_program("workloads/transfers"));
     command.args([&kib_word, "1", &count_word, way]);
     let said = finish(command, b"").expect(0);
@@ -27,17 +27,18 @@ fn costs(kib: u64, way: &str, count: u64, options: &[&str]) -> (f64, f64) {
     (count_of("instructions") / count as f64, count_of("stored_bytes") / bytes)
 }
 
-/// The least of three boots: while a busy host makes the guest wait for its disk, ticks of its clock are counted too.
+/// The least of three boots: while a busy host makes the guest wait for its disk, ticks of its clock are counted too. Not under a
+/// counted clock, which runs ahead while the guest waits and so counts more of them, or none.
 fn least_costs(kib: u64, way: &str, options: &[&str]) -> (f64, f64) {
     let boots = [(); 3].map(|()| costs(kib, way, 40, options));
     boots.into_iter().fold((f64::MAX, f64::MAX), |least, boot| (least.0.min(boot.0), least.1.min(boot.1)))
 }
 
 /// A byte is copied once, and stored about once: no scrubbing, no second pass. The limits are those of a kernel without
-/// assertions.
+/// assertions, whose task sleeps until its transfer is done.
 #[test]
 fn a_transfer_is_one_copy_and_a_bounded_number_of_instructions() {
-    for (kib, instructions, stored) in [(1024, 300_000.0, 1.3), (64, 23_000.0, 1.35), (4, 8_500.0, 3.9)] {
+    for (kib, instructions, stored) in [(1024, 300_000.0, 1.3), (64, 24_000.0, 1.35), (4, 10_500.0, 4.75)] {
         for way in ["read", "write"] {
             let (spent, bytes) = least_costs(kib, way, &[]);
             assert!(spent <= instructions, "{way} {kib} KiB: {spent} instructions");
