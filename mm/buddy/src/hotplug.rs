@@ -103,7 +103,8 @@ impl Zone {
         let state = self.blocks().state(block);
         match state.fill() {
             Fill::Free(_) | Fill::Offline => true,
-            Fill::Split => state.class().side() == Side::User,
+            // Replicas and what devices see stay where they are.
+            Fill::Split => state.class().is_user(),
             Fill::Whole => state.class().side() == Side::User,
             Fill::Moving => false,
         }
