@@ -15,13 +15,13 @@ pub const PAGEBLOCK_ORDER: u32 = 9;
 /// Frames in a pageblock: 512 of 4 KiB, 2 MiB.
 pub const PAGEBLOCK_FRAMES: u64 = 1 << PAGEBLOCK_ORDER;
 
-/// Where a frame's record is an owner's whose frames windows show, its bits under this mask are
-/// [`WINDOWED_OWNER`]: so one load says that a frame is outside the kernel's map.
-pub const WINDOWED_OWNER_MASK: u64 = 0b1100;
-/// See [`WINDOWED_OWNER_MASK`].
-pub const WINDOWED_OWNER: u64 = 0b0100;
+/// Where a frame's record is an owner's whose frames are programs', its bits under this mask are [`PROGRAM_OWNER`]: so one load says
+/// whether a frame is outside the kernel's map.
+pub const PROGRAM_OWNER_MASK: u64 = 0b1110;
+/// See [`PROGRAM_OWNER_MASK`].
+pub const PROGRAM_OWNER: u64 = 0b0110;
 /// A bit for each owner whose frames the page allocator takes from the direct map, by its number: a record's lowest four bits.
-pub const KERNEL_OWNERS: u64 = 0b11_0000_1100;
+pub const KERNEL_OWNERS: u64 = 0b10_0001_1100;
 
 /// A physical page frame number: physical address / 4096.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -20,8 +20,8 @@ mod tally;
 pub mod topology;
 
 pub use address::{
-    Access, KERNEL_OWNERS, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, PhysAddr,
-    VirtAddr, WINDOWED_OWNER, WINDOWED_OWNER_MASK,
+    Access, KERNEL_OWNERS, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
+    PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysAddr, VirtAddr,
 };
 pub use cpu::{AtomicCpuSet, CpuId, CpuSet, Cpus, MAX_CPUS, NodeId, Pinned};
 pub use domain::{DeviceDomain, NoTables, Unconfirmed};

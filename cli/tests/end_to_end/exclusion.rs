@@ -134,7 +134,7 @@ fn provoke(options: &[&str], name: &str) -> (i32, String) {
     (ended.status, ended.stderr)
 }
 
-const READS: [&str; 10] = [
+const READS: [&str; 9] = [
     "XPFO_READ_USER",
     "XPFO_READ_USER_HUGE",
     "READ_PAGECACHE",
@@ -142,7 +142,6 @@ const READS: [&str; 10] = [
     "READ_PIPE",
     "READ_SOCKET",
     "READ_URING",
-    "READ_BOUNCE",
     "READ_FREED",
     "READ_REALLOCATED",
 ];

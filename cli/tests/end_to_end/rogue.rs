@@ -221,7 +221,7 @@ fn a_rogue_device_behind_an_iommu_reaches_nothing_and_is_told_of() {
     told("read", file, "pagecache");
     told("write", file, "pagecache");
     told("write", TEXT, "reserved");
-    assert!(said.contains("(slot): reason 2"), "{said}");
+    assert!(said.contains("(bounce): reason 2"), "{said}");
 }
 
 /// The negative control: without an IOMMU the same device reads what it likes, and writes it where it likes.

@@ -216,7 +216,7 @@ fn memory_that_goes_back_to_the_page_allocator_is_reached_by_no_device() {
         assert_eq!(dma.statistics().lost, lost);
         assert_eq!(hardware.access(DISK, address, false).is_ok(), lost > 0);
         let (audit, _) = frames.validate(|fault| panic!("{fault:?}"));
-        assert_eq!(audit.frames(Owner::Slot), lost as u64 / 4096);
+        assert_eq!(audit.frames(Owner::Bounce), lost as u64 / 4096);
     }
 }
 

@@ -74,7 +74,7 @@ pub fn memory() -> MemoryStats {
         page_tables: owned.frames_of(Owner::PageTable),
         kernel: owned.frames_of(Owner::Kernel),
         stacks: STACK_PAGES * thread::stacks() as u64,
-        bounce: owned.frames_of(Owner::Bounce) + owned.frames_of(Owner::Slot),
+        bounce: owned.frames_of(Owner::Bounce),
     }
 }
 

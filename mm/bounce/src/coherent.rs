@@ -1,10 +1,10 @@
-//! Frames that a device and its driver use at the same time: rings. They are in the kernel's map; slots are not.
+//! Frames that a device and its driver use at the same time: rings.
 
 use core::fmt;
 use core::sync::atomic::Ordering;
 
 use freehold_frame::{Bounce, Frame, Order, Owner, Request};
-use freehold_machine::{PAGE_SIZE, Pfn, PfnRange};
+use freehold_machine::{PAGE_SIZE, Pfn, PfnRange, PhysicalBytes};
 
 use crate::device::Amount;
 use crate::pool::Taker;
@@ -28,30 +28,18 @@ impl<S: DmaSource> Device<S> {
         if self.account().restricted.is_some() {
             return self.restricted_coherent(order);
         }
-        let frame = self.block(order)?;
-        Ok(self.coherent_of(frame, None))
-    }
-
-    /// Zeroed frames that the device reaches.
-    fn block(self, order: Order) -> Result<Frame<Bounce, S>, DmaError> {
         let request = Request::new(Owner::Bounce).order(order).zeroed();
         let frame = Frame::allocate_with(self.dma().source(), request)?;
         if frame.pfn().start().0 + order.bytes() as u64 - 1 > self.rules().reach.0 {
             return Err(DmaError::OutOfReach);
         }
         self.dma().join(self.number(), frames_of(&frame))?;
-        Ok(frame)
-    }
-
-    fn coherent_of(self, frame: Frame<Bounce, S>, instead: Option<Runs>) -> Coherent<S> {
-        let order = frame.order();
         self.account().coherent.fetch_add(order.bytes(), Ordering::Relaxed);
         self.dma().coherent_frames.fetch_add(order.frames() as usize, Ordering::Relaxed);
-        Coherent { device: self, frame: Some(frame), instead, order }
+        Ok(Coherent { device: self, memory: Some(CoherentMemory::Block(frame)), order })
     }
 
-    /// Frames for a device whose memory does not grow: as many of its own are out of use meanwhile, because those are not in
-    /// the kernel's map.
+    /// Frames of the device's own memory.
     fn restricted_coherent(self, order: Order) -> Result<Coherent<S>, DmaError> {
         let pages = order.frames() as usize;
         if pages > SEGMENT_PAGES as usize {
@@ -59,13 +47,9 @@ impl<S: DmaSource> Device<S> {
         }
         let taker = Taker { device: self.number(), reach: self.rules().reach, step: pages as u32 };
         let runs = self.pages(taker, pages, Amount::All)?;
-        match self.block(order) {
-            Ok(frame) => Ok(self.coherent_of(frame, Some(runs))),
-            Err(error) => {
-                self.give_pages(&runs);
-                Err(error)
-            }
-        }
+        self.dma().bytes().zero_run(runs.first().pfn, order.frames());
+        self.account().coherent.fetch_add(order.bytes(), Ordering::Relaxed);
+        Ok(Coherent { device: self, memory: Some(CoherentMemory::Pages(runs)), order })
     }
 }
 
@@ -74,14 +58,20 @@ impl<S: DmaSource> Device<S> {
 pub struct Coherent<S: DmaSource> {
     device: Device<S>,
     /// `None` only while it is dropped.
-    frame: Option<Frame<Bounce, S>>,
-    /// Pages of a restricted device that are out of use for it.
-    instead: Option<Runs>,
+    memory: Option<CoherentMemory<S>>,
     order: Order,
 }
 
 fn frames_of<S: DmaSource>(frame: &Frame<Bounce, S>) -> PfnRange {
     PfnRange::new(frame.pfn(), frame.pfn().offset(frame.order().frames()))
+}
+
+/// Where coherent frames are from.
+enum CoherentMemory<S: DmaSource> {
+    /// The page allocator.
+    Block(Frame<Bounce, S>),
+    /// One run of the memory of a device that has its own.
+    Pages(Runs),
 }
 
 impl<S: DmaSource> Coherent<S> {
@@ -91,7 +81,10 @@ impl<S: DmaSource> Coherent<S> {
     }
     /// The first of the frames, which follow each other.
     pub fn pfn(&self) -> Pfn {
-        self.frame.as_ref().expect("held until dropped").pfn()
+        match self.memory.as_ref().expect("held until dropped") {
+            CoherentMemory::Block(frame) => frame.pfn(),
+            CoherentMemory::Pages(runs) => runs.first().pfn,
+        }
     }
     /// How many frames: 2^order.
     pub const fn order(&self) -> Order {
@@ -109,16 +102,17 @@ impl<S: DmaSource> Coherent<S> {
 impl<S: DmaSource> Drop for Coherent<S> {
     fn drop(&mut self) {
         self.device.account().coherent.fetch_sub(self.order.bytes(), Ordering::Relaxed);
-        let Some(frame) = self.frame.take() else { return };
-        let dma = self.device.dma();
-        dma.coherent_frames.fetch_sub(self.order.frames() as usize, Ordering::Relaxed);
-        if !dma.leave(self.device.number(), frames_of(&frame)) {
-            self.device.count_lost(self.order.bytes());
-            frame.into_raw();
-            return;
-        }
-        if let Some(runs) = &self.instead {
-            self.device.give_pages(runs);
+        match self.memory.take() {
+            Some(CoherentMemory::Pages(runs)) => self.device.give_pages(&runs),
+            Some(CoherentMemory::Block(frame)) => {
+                let dma = self.device.dma();
+                dma.coherent_frames.fetch_sub(self.order.frames() as usize, Ordering::Relaxed);
+                if !dma.leave(self.device.number(), frames_of(&frame)) {
+                    self.device.count_lost(self.order.bytes());
+                    frame.into_raw();
+                }
+            }
+            None => {}
         }
     }
 }

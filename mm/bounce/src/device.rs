@@ -192,7 +192,7 @@ impl<S: DmaSource> Dma<S> {
     }
 
     /// Admit a device with `bytes` of memory of its own, rounded up to pages, which are all that it ever has: for mappings,
-    /// cells and coherent frames (those are others, and as many of its own are out of use instead). The memory does not grow, and no other device gets any of it. (Linux: restricted DMA, a
+    /// cells and coherent frames. The memory does not grow, and no other device gets any of it. (Linux: restricted DMA, a
     /// `restricted-dma-pool` in the device tree.)
     ///
     /// # Errors

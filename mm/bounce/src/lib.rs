@@ -3,8 +3,7 @@
 //! **The rule.** A device reaches what the DMA API put into its domain, and nothing else. Without an IOMMU that is bounce
 //! frames only.
 //!
-//! **Invariant.** A device sees bytes only of [`Slot`](freehold_frame::Slot) frames, which are outside the kernel's map and
-//! copied to and from through windows, and of [`Bounce`](freehold_frame::Bounce) frames, its rings. A page belongs to one device at a
+//! **Invariant.** A device sees bytes only of [`Bounce`](freehold_frame::Bounce) frames. A page belongs to one device at a
 //! time, because an IOMMU separates pages; small things live in cells of 64, 512 and 2,048 bytes inside a device's own
 //! pages.
 //!

@@ -4,7 +4,7 @@ use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{PAGE_SIZE, PhysicalBytes};
 
 use crate::cells::Cell;
 use crate::constraint::Boundary;
@@ -114,20 +114,7 @@ impl<S: DmaSource> Mapping<S> {
     pub fn sync_for_cpu<O: OriginalMut + ?Sized>(&self, original: &mut O, offset: usize, length: usize) {
         if self.direction.is_from_device() {
             let length = length.min(self.length.min(original.length()).saturating_sub(offset));
-            let bytes = self.device.dma().bytes();
-            self.each_page(offset, length, |slot, at, part| match original.place(at) {
-                Some((frame, first)) => {
-                    let part = part.start..part.end.min(part.start + PAGE_SIZE - first);
-                    bytes.with_two(frame, slot, |to, from| {
-                        to[first..first + part.len()].copy_from_slice(&from[part.clone()]);
-                    });
-                    part.len()
-                }
-                None => {
-                    bytes.read_bytes(slot, |from| original.copy_from(at, &from[part.clone()]));
-                    part.len()
-                }
-            });
+            self.each_part(offset, length, |part, range| original.copy_from(offset + range.start, part));
         }
     }
     /// Take the memory from the device, after copying to the original what the device wrote.
@@ -151,40 +138,7 @@ impl<S: DmaSource> Mapping<S> {
     /// anything but the original behind.
     pub(crate) fn copy_in<O: Original + ?Sized>(&self, original: &O, offset: usize, length: usize) {
         let length = length.min(self.length.min(original.length()).saturating_sub(offset));
-        let bytes = self.device.dma().bytes();
-        self.each_page(offset, length, |slot, at, part| match original.place(at) {
-            Some((frame, first)) => {
-                let part = part.start..part.end.min(part.start + PAGE_SIZE - first);
-                bytes.with_two(slot, frame, |to, from| {
-                    to[part.clone()].copy_from_slice(&from[first..first + part.len()]);
-                });
-                part.len()
-            }
-            None => {
-                bytes.with_bytes(slot, |to| original.copy_to(at, &mut to[part.clone()]));
-                part.len()
-            }
-        });
-    }
-
-    /// Has `copy` go through `length` bytes from `offset` on: it is told the frame, how many bytes of the whole come
-    /// before, and which bytes of the frame follow, and says how many of those it copied.
-    fn each_page(
-        &self,
-        offset: usize,
-        length: usize,
-        mut copy: impl FnMut(Pfn, usize, Range<usize>) -> usize,
-    ) {
-        let mut at = offset;
-        for piece in self.memory.runs.pieces(self.offset() + offset, 0..length, None) {
-            let (mut first, end) = (piece.offset, piece.offset + piece.length);
-            while first < end {
-                let start = first % PAGE_SIZE;
-                let part = start..PAGE_SIZE.min(start + (end - first));
-                let count = copy(piece.frame.offset((first / PAGE_SIZE) as u64), at, part);
-                (first, at) = (first + count, at + count);
-            }
-        }
+        self.each_part(offset, length, |part, range| original.copy_to(offset + range.start, part));
     }
 
     /// The bytes from `offset` on, part by part, with the range of the whole that each is.

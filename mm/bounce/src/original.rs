@@ -8,11 +8,6 @@ pub trait Original {
     fn length(&self) -> usize;
     /// Fill `to` with the bytes from `offset` on; the caller stays within [`Original::length`].
     fn copy_to(&self, offset: usize, to: &mut [u8]);
-    /// The frame that the byte at `offset` lies in, and where in it, if the bytes are a frame's that is reached as
-    /// DMA memory is: then they are copied from window to window, and the functions that copy are not called.
-    fn place(&self, _offset: usize) -> Option<(Pfn, usize)> {
-        None
-    }
 }
 
 /// Bytes that a device shall write.
@@ -82,10 +77,6 @@ impl<'a, B: PhysicalBytes, F: FrameList + ?Sized> FrameBytes<'a, B, F> {
 impl<B: PhysicalBytes, F: FrameList + ?Sized> Original for FrameBytes<'_, B, F> {
     fn length(&self) -> usize {
         self.length
-    }
-    fn place(&self, offset: usize) -> Option<(Pfn, usize)> {
-        let at = self.start + offset;
-        Some((self.frames.frame(at / PAGE_SIZE), at % PAGE_SIZE))
     }
     fn copy_to(&self, offset: usize, mut to: &mut [u8]) {
         let mut at = self.start + offset;

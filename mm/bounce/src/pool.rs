@@ -13,7 +13,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use freehold_frame::{Frame, Order, Owner, Request, Slot};
+use freehold_frame::{Bounce, Frame, Order, Owner, Request};
 use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PfnRange, PhysicalBytes};
 use spin::{Mutex, Once};
 
@@ -50,8 +50,8 @@ struct Segment<S: DmaSource> {
     idle: AtomicU8,
     /// The device that had each page last.
     owners: [AtomicU8; SEGMENT_PAGES as usize],
-    /// The frames and where they came from. Taken by those who add or remove memory.
-    frames: Mutex<Option<(S, PfnRange)>>,
+    /// Taken by those who add or remove memory.
+    block: Mutex<Option<Frame<Bounce, S>>>,
 }
 
 impl<S: DmaSource> Segment<S> {
@@ -64,7 +64,7 @@ impl<S: DmaSource> Segment<S> {
             is_transient: AtomicBool::new(false),
             idle: AtomicU8::new(0),
             owners: core::array::from_fn(|_| AtomicU8::new(NOBODY)),
-            frames: Mutex::new(None),
+            block: Mutex::new(None),
         }
     }
 }
@@ -274,7 +274,7 @@ impl<S: DmaSource> Pool<S> {
     }
 
     fn add(&self, source: S, order: Order, reach: DmaAddr, how: Growth) -> Result<(), DmaError> {
-        let request = Request::new(Owner::Slot).order(order).zeroed();
+        let request = Request::new(Owner::Bounce).order(order).zeroed();
         let block = Frame::allocate_with(source, request)?;
         if block.pfn().start().0 + order.bytes() as u64 - 1 > reach.0 {
             return Err(DmaError::OutOfReach);
@@ -283,13 +283,13 @@ impl<S: DmaSource> Pool<S> {
     }
 
     /// Puts memory in a place that has none.
-    fn install(&self, block: Frame<Slot, S>, how: Growth) -> Result<(), DmaError> {
+    fn install(&self, block: Frame<Bounce, S>, how: Growth) -> Result<(), DmaError> {
         let pages = block.order().frames() as u32;
         let first = block.pfn();
         let change = self.change.lock();
         let number = self.vacant().ok_or(DmaError::OutOfMemory)?;
         let Some(segment) = self.segment(number) else { return Err(DmaError::OutOfMemory) };
-        *segment.frames.lock() = Some((block.source(), block.into_raw_frames()));
+        *segment.block.lock() = Some(block);
         segment.first.store(first.0, Ordering::Relaxed);
         segment.pages.store(pages, Ordering::Relaxed);
         segment.owners.iter().for_each(|owner| owner.store(NOBODY, Ordering::Relaxed));
@@ -360,22 +360,22 @@ impl<S: DmaSource> Pool<S> {
         if pages == 0 || pages as usize > spare || !segment.free.retire(pages) {
             return 0;
         }
-        let frames = segment.frames.lock().take();
+        let block = segment.block.lock().take();
         let owners: [u8; SEGMENT_PAGES as usize] =
             core::array::from_fn(|page| segment.owners[page].load(Ordering::Relaxed));
         segment.pages.store(0, Ordering::Relaxed);
         drop(change);
-        if let Some((source, frames)) = frames {
-            self.release(source, frames, &owners[..pages as usize], domains);
+        if let Some(block) = block {
+            self.release(block, &owners[..pages as usize], domains);
         }
         self.pages.fetch_sub(pages as usize, Ordering::Relaxed);
         self.shrinks.fetch_add(1, Ordering::Relaxed);
         pages as usize
     }
 
-    /// Gives frames back to the page allocator, or loses them where a device may still reach one.
-    fn release(&self, source: S, frames: PfnRange, owners: &[u8], domains: &Domains) {
-        let mut first = frames.start;
+    /// Gives a block back to the page allocator, or loses it where a device may still reach it.
+    fn release(&self, block: Frame<Bounce, S>, owners: &[u8], domains: &Domains) {
+        let mut first = block.pfn();
         let mut is_confirmed = true;
         for same in owners.chunk_by(|one, next| one == next) {
             let end = first.offset(same.len() as u64);
@@ -386,10 +386,7 @@ impl<S: DmaSource> Pool<S> {
         }
         if !is_confirmed {
             self.lost.fetch_add(owners.len(), Ordering::Relaxed);
-            return;
-        }
-        for frame in frames.iter() {
-            drop(Frame::<Slot, S>::from_raw(source, frame).expect("the segment's until now"));
+            block.into_raw();
         }
     }
 

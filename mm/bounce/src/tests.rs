@@ -5,10 +5,9 @@ use std::boxed::Box;
 use std::sync::Mutex;
 use std::vec::Vec;
 
-use freehold_frame::State as Whose;
-use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Owner, Request};
+use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request};
 use freehold_machine::model::{Config, Model};
-use freehold_machine::{NodeId, PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
 use proptest::prelude::*;
 
 use crate::*;
@@ -44,14 +43,9 @@ impl FrameSource for Source {
             let fill = if clean { 0 } else { 0xa5 };
             self.0.machine.with_bytes(first.offset(frame), |bytes| bytes.fill(fill));
         }
-        let state = Whose::Owned { owner: request.owner, order: request.order, node: NodeId(0) };
-        self.0.table.get(first).unwrap().set_state(state);
         Ok(first)
     }
     fn release(self, block: Pfn, order: Order) {
-        let record = self.0.table.get(block).unwrap();
-        assert!(matches!(record.state(), Whose::Owned { order: its, .. } if its == order), "{block:?}");
-        record.set_state(Whose::Unowned(None));
         let at = (block.0 - self.0.first) as usize;
         let mut taken = self.0.taken.lock().unwrap();
         for frame in &mut taken[at..at + order.frames() as usize] {
@@ -219,51 +213,6 @@ fn a_part_of_frames_is_mapped_without_its_neighbours() {
     mapping.unmap(&mut part);
     let edge = |frame, at| source.0.machine.with_bytes(Pfn(frame), |b| (b[at - 1], b[at]));
     assert_eq!((edge(20, 3584), edge(7, 512)), ((20, 1), (1, 7)));
-}
-
-/// A frame's bytes that cannot be reached but by windows.
-struct Placed(Pfn);
-
-impl Original for Placed {
-    fn length(&self) -> usize {
-        PAGE_SIZE
-    }
-    fn copy_to(&self, _: usize, _: &mut [u8]) {
-        panic!("two windows at once, of which the second is not known to be the second");
-    }
-    fn place(&self, offset: usize) -> Option<(Pfn, usize)> {
-        Some((self.0, offset))
-    }
-}
-
-impl OriginalMut for Placed {
-    fn copy_from(&mut self, offset: usize, from: &[u8]) {
-        self.copy_to(offset, &mut from.to_vec());
-    }
-}
-
-#[test]
-fn slots_are_outside_the_map_say_so_frame_by_frame_and_are_copied_from_window_to_window() {
-    let source = source(256);
-    let device = dma(source).attach(ANY).unwrap();
-    let mapping = device.buffer(3 * PAGE_SIZE, Direction::Bidirectional).unwrap();
-    for piece in mapping.pieces(0..3 * PAGE_SIZE) {
-        for frame in (0..(piece.length / PAGE_SIZE) as u64).map(|page| piece.frame.offset(page)) {
-            let state = source.0.table.state(frame);
-            assert!(
-                matches!(state, Whose::Owned { owner: Owner::Slot, order: Order::FRAME, .. }),
-                "{state:?}"
-            );
-            assert!(Owner::Slot.is_outside());
-        }
-    }
-    source.0.machine.with_bytes(Pfn(20), |bytes| bytes.fill(20));
-    let mut original = Placed(Pfn(20));
-    mapping.sync_for_device(&original, 100, 200);
-    assert_eq!(as_device(source, DmaAddr(mapping.address().0 + 99), 3), [0, 20, 20]);
-    device_writes(source, DmaAddr(mapping.address().0 + 299), &[7, 7]);
-    mapping.sync_for_cpu(&mut original, 0, 300);
-    assert_eq!(source.0.machine.with_bytes(Pfn(20), |bytes| bytes[298..302].to_vec()), [20, 7, 20, 20]);
 }
 
 #[test]
@@ -560,8 +509,7 @@ fn a_restricted_device_has_its_own_memory_for_everything_and_never_more() {
     assert_eq!((own.longest(Constraint::NONE), dma.restricted().next()), (0, Some(("disk", [32, 32]))));
     // Others neither wait for it nor take from it.
     let theirs: Vec<_> = (0..64).map(|_| other.buffer(PAGE_SIZE, Direction::ToDevice).unwrap()).collect();
-    // Rings are in the kernel's map, so they are not of its slots: as many of those are out of use.
-    assert_eq!((source.taken(), dma.statistics().used, dma.wants_ticks()), (taken + 2, 128, false));
+    assert_eq!((source.taken(), dma.statistics().used, dma.wants_ticks()), (taken, 128, false));
     drop((held, theirs, rings));
     assert_eq!((own.held(), other.held(), dma.restricted().next()), (0, 0, Some(("disk", [32, 0]))));
     (0..10).for_each(|_| _ = dma.tick());

@@ -103,8 +103,7 @@ impl Zone {
         let state = self.blocks().state(block);
         match state.fill() {
             Fill::Free(_) | Fill::Offline => true,
-            // Replicas and what devices see stay where they are.
-            Fill::Split => state.class().is_user(),
+            Fill::Split => state.class().side() == Side::User,
             Fill::Whole => state.class().side() == Side::User,
             Fill::Moving => false,
         }

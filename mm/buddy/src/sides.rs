@@ -43,9 +43,9 @@ impl Zone {
         self.moving.add(count as u64);
         count
     }
-    /// For what the kernel takes, and what else cannot be moved: from the drawn position of the user's set on, the first
-    /// block that cannot be unplugged anyway. The drawn one where there is none.
-    pub(crate) fn one_that_stays(&self, from: Side, drawn: u64) -> u64 {
+    /// For what the kernel takes: from the drawn position of the user's set on, the first block that cannot be unplugged anyway.
+    /// The drawn one where there is none.
+    fn one_that_stays(&self, from: Side, drawn: u64) -> u64 {
         let set = self.set(from);
         let at = |position| set.at(position, self.runs());
         if from == Side::Kernel || !self.is_pluggable(at(drawn)) {

@@ -364,20 +364,16 @@ impl Zone {
         class: Owner,
         mut rng: Option<&mut Rng>,
     ) -> Option<BlockId> {
-        let bins = self.bins.as_ref();
-        let drawn = bins.and_then(|bins| self.draw_balanced(bins, side, class, rng.as_deref_mut()));
+        let drawn = self.bins.as_ref().and_then(|bins| {
+            let block = self.draw_balanced(bins, side, class, rng.as_deref_mut())?;
+            bins.note_opened(class, block);
+            Some(block)
+        });
         let set = self.set(side);
-        let mut block = match drawn {
+        let block = match drawn {
             Some(block) => block,
             None => set.at(self.partner(side).or_else(|| set.draw(rng))?, &self.runs),
         };
-        if side == Side::User && !class.is_user() {
-            // What cannot be moved away again.
-            block = set.at(self.one_that_stays(side, self.position_of(side, block)), &self.runs);
-        }
-        if let Some(bins) = bins.filter(|_| drawn.is_some()) {
-            bins.note_opened(class, block);
-        }
         self.take_drawn(held, side, block);
         Some(block)
     }

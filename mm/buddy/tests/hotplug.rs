@@ -144,23 +144,6 @@ fn the_kernel_takes_what_stays_before_what_can_leave() {
 }
 
 #[test]
-fn what_devices_see_is_in_memory_that_stays_and_is_no_candidate_for_leaving() {
-    let topology = growing();
-    let source = buddy(Model::with_topology(topology.clone(), 1, 7), topology, &[], options());
-    let (all, plugged) = (check(source), run(64 * 512, 96 * 512));
-    source.plug(plugged).unwrap();
-    let segment = Request::new(Owner::Slot).order(Order::new(6).unwrap());
-    let segments: Vec<_> = (0..32).map(|_| source.allocate(segment).unwrap()).collect();
-    assert!(segments.iter().all(|block| !plugged.contains(*block)), "{segments:?}");
-    let block = segments[0].0 & !511;
-    assert_eq!(source.unplug(run(block, block + 512)), Err(PlugError::KernelMemory));
-    segments.into_iter().for_each(|block| source.release(block, segment.order));
-    source.drain_local();
-    assert_eq!(source.unplug(plugged), Ok(0));
-    assert_eq!(check(source), all);
-}
-
-#[test]
 fn the_kernels_memory_and_odd_ranges_are_refused_without_effect() {
     let source = model(Config { frames: 16 * 512, ..Config::default() }, &[run(0, 10)], options());
     let all = check(source);

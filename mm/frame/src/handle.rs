@@ -14,13 +14,13 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 
-use freehold_machine::{Pfn, PfnRange};
+use freehold_machine::Pfn;
 
 use crate::counts::{Exclusive, Hold};
 use crate::transition::CopyFrom;
 use crate::{
     Anon, Belongs, CountError, FrameRecord, FrameSource, Home, Kind, Order, OutOfMemory, Owner, PageCache,
-    Request, Slot, State, UserKind,
+    Request, State, UserKind,
 };
 
 /// A frame is not what the caller takes it for.
@@ -137,23 +137,6 @@ impl<K: Kind, S: FrameSource> Frame<K, S> {
     pub fn from_raw(source: S, frame: Pfn) -> Result<Self, WrongOwner> {
         let order = check::<K, S>(source, frame)?;
         Ok(Self { source, frame, order, kind: PhantomData })
-    }
-}
-
-impl<S: FrameSource> Frame<Slot, S> {
-    /// Keep the block as bare numbers of single frames: each has a record of its own, so that one load says
-    /// whose it is. They are leaked unless [`Frame::from_raw`] takes each back.
-    pub fn into_raw_frames(self) -> PfnRange {
-        let this = ManuallyDrop::new(self);
-        let frames = PfnRange::new(this.frame, this.frame.offset(this.order.frames()));
-        let State::Owned { owner, node, .. } = this.record().state() else {
-            unreachable!("a handle's block has an owner")
-        };
-        // The head comes last: until then the block is whole.
-        for frame in frames.iter().rev() {
-            record(this.source, frame).set_state(State::Owned { owner, order: Order::FRAME, node });
-        }
-        frames
     }
 }
 

@@ -76,8 +76,7 @@ pub use home::Home;
 pub use large::{Belongs, LargeMapping, Shattered};
 pub use order::Order;
 pub use owner::{
-    Anon, Bounce, DeviceTable, Kernel, Kind, Owner, PageCache, PageTable, Replica, Side, Slot, Time, User,
-    UserKind,
+    Anon, Bounce, DeviceTable, Kernel, Kind, Owner, PageCache, PageTable, Replica, Side, Time, User, UserKind,
 };
 pub use record::{FrameRecord, Freed, NotGiven, RecordLayout, State, Tag, Trace};
 pub use source::{Content, FrameSource, NodePolicy, NodeSet, OutOfMemory, Pressure, Request};

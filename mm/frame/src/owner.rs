@@ -3,7 +3,7 @@
 //! Three questions about an owner have independent answers: is the frame a program's ([`Owner::is_user`]), is it in
 //! the kernel's map ([`Owner::side`]), may a device see it ([`Owner::is_seen_by_devices`]).
 
-use freehold_machine::{KERNEL_OWNERS, WINDOWED_OWNER, WINDOWED_OWNER_MASK};
+use freehold_machine::{KERNEL_OWNERS, PROGRAM_OWNER, PROGRAM_OWNER_MASK};
 
 /// The owner of a frame.
 ///
@@ -21,20 +21,18 @@ pub enum Owner {
     Kernel = 2,
     /// A translation table.
     PageTable = 3,
-    /// What a device sees of transfers. The kernel copies through windows.
-    Slot = 4,
-    /// The page of time that every program has mapped for reading.
-    Time = 5,
+    /// Visible to devices through the DMA API.
+    Bounce = 4,
+    /// A node's copy of kernel text and read-only data. Mapped read-only in one place, and outside the direct map.
+    Replica = 5,
     /// A page of anonymous memory.
     Anon = 6,
     /// A page of a file, or of shared memory.
     PageCache = 7,
-    /// What a device and its driver use at the same time: rings.
-    Bounce = 8,
+    /// The page of time that every program has mapped for reading.
+    Time = 8,
     /// A table that an IOMMU reads.
     DeviceTable = 9,
-    /// A node's copy of kernel text and read-only data. Mapped read-only in one place, and outside the direct map.
-    Replica = 10,
 }
 
 /// Which side of the direct map a pageblock is on.
@@ -48,27 +46,26 @@ pub enum Side {
 
 impl Owner {
     /// How many owners there are.
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 10;
     /// All owners, by number.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Free,
         Self::Reserved,
         Self::Kernel,
         Self::PageTable,
-        Self::Slot,
-        Self::Time,
+        Self::Bounce,
+        Self::Replica,
         Self::Anon,
         Self::PageCache,
-        Self::Bounce,
+        Self::Time,
         Self::DeviceTable,
-        Self::Replica,
     ];
 
     /// Whether the frame is in the kernel's map: the side that this owner's pageblocks are on. Free frames are asked by pageblock, not here:
     /// they count as user's, since nobody may reach their bytes.
     pub const fn side(self) -> Side {
         match self {
-            Self::Free | Self::Slot | Self::Time | Self::Anon | Self::PageCache | Self::Replica => Side::User,
+            Self::Free | Self::Replica | Self::Anon | Self::PageCache | Self::Time => Side::User,
             Self::Reserved | Self::Kernel | Self::PageTable | Self::Bounce | Self::DeviceTable => {
                 Side::Kernel
             }
@@ -85,7 +82,7 @@ impl Owner {
     /// Whether a device may see the bytes for longer than a program asked for (a pinned frame of a
     /// program may be seen while its request is in flight).
     pub const fn is_seen_by_devices(self) -> bool {
-        matches!(self, Self::Bounce | Self::Slot)
+        matches!(self, Self::Bounce)
     }
     /// A short lower-case name for reports.
     pub const fn name(self) -> &'static str {
@@ -94,13 +91,12 @@ impl Owner {
             Self::Reserved => "reserved",
             Self::Kernel => "kernel",
             Self::PageTable => "pagetable",
-            Self::Slot => "slot",
-            Self::Time => "time",
+            Self::Bounce => "bounce",
+            Self::Replica => "replica",
             Self::Anon => "anon",
             Self::PageCache => "pagecache",
-            Self::Bounce => "bounce",
+            Self::Time => "time",
             Self::DeviceTable => "devicetable",
-            Self::Replica => "replica",
         }
     }
     /// The owner whose number the lowest four bits are. A number that is not in use reads as
@@ -119,13 +115,12 @@ impl Owner {
     }
 }
 
-// The numbers are those by which the lowest layer knows a frame that windows show, and the kernel's.
+// The numbers are those by which the lowest layer knows a program's frame, and the kernel's.
 const _: () = {
     let mut number = 0;
     while number < Owner::COUNT {
-        let is_windowed = number as u64 & WINDOWED_OWNER_MASK == WINDOWED_OWNER;
-        let is_replica = matches!(Owner::ALL[number], Owner::Replica);
-        assert!((Owner::ALL[number].is_outside() && !is_replica) == is_windowed);
+        let is_programs = number as u64 & PROGRAM_OWNER_MASK == PROGRAM_OWNER;
+        assert!(Owner::ALL[number].is_user() == is_programs);
         let is_kernels = KERNEL_OWNERS >> number & 1 != 0;
         let is_reserved = matches!(Owner::ALL[number], Owner::Reserved);
         assert!(is_kernels == (matches!(Owner::ALL[number].side(), Side::Kernel) && !is_reserved));
@@ -167,9 +162,7 @@ kinds! {
     Kernel,
     /// A translation table.
     PageTable,
-    /// Memory that devices see, one transfer at a time.
-    Slot,
-    /// Memory that devices see at any time.
+    /// Memory that devices see.
     Bounce,
     /// A node's copy of kernel text or read-only data.
     Replica,
@@ -222,17 +215,16 @@ mod tests {
             ("reserved", false, true, false),
             ("kernel", false, true, false),
             ("pagetable", false, true, false),
-            ("slot", false, false, true),
-            ("time", false, false, false),
+            ("bounce", false, true, true),
+            ("replica", false, false, false),
             ("anon", true, false, false),
             ("pagecache", true, false, false),
-            ("bounce", false, true, true),
+            ("time", false, false, false),
             ("devicetable", false, true, false),
-            ("replica", false, false, false),
         ];
         assert_eq!(answers, expected);
         assert!(answers.iter().all(|&(_, is_program, in_map, _)| !(is_program && in_map)));
         let outside = Owner::ALL.into_iter().filter(|owner| owner.is_outside());
-        assert!(outside.eq([Owner::Slot, Owner::Time, Owner::Anon, Owner::PageCache, Owner::Replica]));
+        assert!(outside.eq([Owner::Replica, Owner::Anon, Owner::PageCache, Owner::Time]));
     }
 }

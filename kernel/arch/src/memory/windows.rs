@@ -4,7 +4,7 @@
 //! [`Lap`]. So a window costs one entry store on each side and 1/64 of a local flush, and no other CPU ever caches
 //! one. A whole pageblock is zeroed in one window of 2 MiB, which the CPU forgets as it closes.
 //!
-//! **Proof.** A window opens on a frame whose record says that a program or a device's transfer has it: one load. Everything else is
+//! **Proof.** A window opens on a frame whose record says that a program owns it: one load. Everything else is
 //! checked slowly: the page allocator's blocks while they change hands, and start-up. Frames that the direct map holds
 //! are reached through it: they are the kernel's own.
 //!
@@ -20,8 +20,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use freehold_machine::{
-    Cpus, Flush, KERNEL_OWNERS, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, PfnRange, PhysicalBytes,
-    TABLE_ENTRIES, Tlb, VirtAddr, WINDOWED_OWNER, WINDOWED_OWNER_MASK, page_by_page,
+    Cpus, Flush, KERNEL_OWNERS, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
+    PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysicalBytes, TABLE_ENTRIES, Tlb, VirtAddr, page_by_page,
 };
 use freehold_xpfo::{Closing, DEADLINE_NS, Lap, Policy, Renewal, Rules};
 
@@ -156,11 +156,10 @@ fn record(frame: Pfn) -> u64 {
     unsafe { &*record }.load(Ordering::Relaxed)
 }
 
-/// Whether the block that starts with this frame has an owner whose frames windows show: programs, what
-/// devices see between their transfers, the page of time.
+/// Whether a program owns the block that starts with this frame.
 #[inline(always)]
-fn is_windowed(frame: Pfn) -> bool {
-    record(frame) & WINDOWED_OWNER_MASK == WINDOWED_OWNER
+fn is_programs(frame: Pfn) -> bool {
+    record(frame) & PROGRAM_OWNER_MASK == PROGRAM_OWNER
 }
 
 /// Whether the kernel owns the block that starts with this frame. The page allocator hands such blocks out from pageblocks that
@@ -285,7 +284,7 @@ impl Drop for Reached {
 fn reach<const NTH: u32, const BITS: u64>(frame: Pfn) -> Reached {
     cpu::count_up::<OPEN>();
     let windows = &cpu::this().windows;
-    if is_windowed(frame)
+    if is_programs(frame)
         && !has_more_than::<NTH>()
         && let Some(slot) = windows.lap.take()
     {
@@ -307,7 +306,7 @@ fn reach_slowly(frame: Pfn, bits: u64) -> Reached {
     }
     let windows = &cpu::this().windows;
     let has_windows = !windows.entries.load(Ordering::Relaxed).is_null();
-    if is_windowed(frame) && !has_more_than::<1>() && has_windows {
+    if is_programs(frame) && !has_more_than::<1>() && has_windows {
         let slot = windows.lap.take().unwrap_or_else(|| renew(windows, 0));
         return windows.show(slot, frame, bits);
     }
@@ -531,8 +530,7 @@ impl PhysicalBytes for X86 {
     fn with_run(self, first: Pfn, range: Range<usize>, mut f: impl FnMut(usize, &mut [u8])) {
         let pages = |bytes: usize| first.offset(bytes as u64 / PAGE_SIZE as u64);
         let frames = PfnRange::new(pages(range.start), pages(range.end + PAGE_SIZE - 1));
-        let is_outside = is_windowed(frames.start) && !IS_OFF.load(Ordering::Relaxed);
-        if is_outside || !boot::info().is_plain_run(frames) || !direct::holds(frames) {
+        if !boot::info().is_plain_run(frames) || !direct::holds(frames) {
             return page_by_page(self, first, range, f);
         }
         let start = tables::frame_ptr(first).wrapping_add(range.start);
@@ -542,7 +540,7 @@ impl PhysicalBytes for X86 {
     }
     #[inline(always)]
     fn with_bytes<R>(self, frame: Pfn, f: impl FnOnce(&mut [u8; PAGE_SIZE]) -> R) -> R {
-        if is_off() && is_windowed(frame) {
+        if is_off() && is_programs(frame) {
             let bytes = tables::frame_ptr(frame).cast::<[u8; PAGE_SIZE]>();
             // SAFETY: all memory is in the direct map; the callers of this trait own the frames that they name.
             return f(unsafe { &mut *bytes });
@@ -555,7 +553,7 @@ impl PhysicalBytes for X86 {
     }
     #[inline(always)]
     fn read_bytes<R>(self, frame: Pfn, f: impl FnOnce(&[u8; PAGE_SIZE]) -> R) -> R {
-        if is_off() && is_windowed(frame) {
+        if is_off() && is_programs(frame) {
             // SAFETY: as in `with_bytes`.
             return f(unsafe { &*tables::frame_ptr(frame).cast() });
         }
@@ -571,7 +569,7 @@ impl PhysicalBytes for X86 {
         f: impl FnOnce(&mut [u8; PAGE_SIZE], &[u8; PAGE_SIZE]) -> R,
     ) -> R {
         assert!(to != from, "one frame cannot be copied to itself");
-        if is_off() && is_windowed(to) && is_windowed(from) {
+        if is_off() && is_programs(to) && is_programs(from) {
             let [to, from] = [to, from].map(|frame| tables::frame_ptr(frame).cast::<[u8; PAGE_SIZE]>());
             // SAFETY: as in `with_bytes`; the frames differ.
             let from = unsafe { &*from };

@@ -63,9 +63,7 @@ fn flags(frame: Pfn) -> u64 {
     };
     let mut flags = match owner {
         Owner::Free => BUDDY,
-        Owner::Reserved | Owner::Slot | Owner::Bounce | Owner::Replica | Owner::Time | Owner::DeviceTable => {
-            0
-        }
+        Owner::Reserved | Owner::Bounce | Owner::Replica | Owner::Time | Owner::DeviceTable => 0,
         Owner::Kernel => SLAB,
         Owner::PageTable => PGTABLE,
         Owner::Anon if mem::commons().swap().is_cache_frame(frame) => {

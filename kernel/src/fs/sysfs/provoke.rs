@@ -7,10 +7,9 @@
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use freehold_arch::{X86, provoke, sync::Once};
-use freehold_bounce::{Direction, MAX_DEVICES};
 use freehold_collections::{Arc, reserve};
 use freehold_frame::{Anon, Frame, Order, Owner, PageCache, Request};
-use freehold_machine::{PAGE_SIZE, Pfn, PhysicalBytes};
+use freehold_machine::{Pfn, PhysicalBytes};
 use freehold_xpfo::DEADLINE_NS;
 
 use crate::fs::bytes::SliceSource;
@@ -24,7 +23,7 @@ use crate::sync::{Mutex, WaitQueue};
 use crate::task::spawn::spawn_kernel_on;
 use crate::task::{self, SigInfo, Signal};
 use crate::user::{Sink, Source};
-use crate::{Errno, Result, host, hw, mem, sched};
+use crate::{Errno, Result, hw, mem, sched};
 
 /// An interrupt that comes later than this after its time is told of.
 const LATE_NS: u64 = 10_000;
@@ -40,9 +39,8 @@ enum Outcome {
 }
 
 /// Names, and what makes the access.
-const ACTIONS: [(&str, fn() -> Result<Outcome>); 16] = [
+const ACTIONS: [(&str, fn() -> Result<Outcome>); 15] = [
     ("EXEC_PHYSMAP", exec_physmap),
-    ("READ_BOUNCE", read_bounce),
     ("READ_FREED", read_freed),
     ("READ_PAGECACHE", read_page_cache),
     ("READ_PIPE", read_pipe),
@@ -198,16 +196,6 @@ pub fn set_ring_memory(pass: RingMemory) {
 
 fn read_uring() -> Result<Outcome> {
     look(RING_MEMORY.get().ok_or(Errno::ENODEV)?)
-}
-
-/// What a device sees of a transfer.
-fn read_bounce() -> Result<Outcome> {
-    let devices = (0..MAX_DEVICES as u8).map_while(|number| host::dma().device(number));
-    let mut buffers = devices.filter_map(|device| device.buffer(PAGE_SIZE, Direction::ToDevice).ok());
-    let buffer = buffers.next().ok_or(Errno::ENODEV)?;
-    let frame = buffer.one_piece(0..PAGE_SIZE).ok_or(Errno::EIO)?.frame;
-    buffer.write(0, &SECRET.to_le_bytes());
-    Ok(outcome(provoke::read(frame)))
 }
 
 fn read_freed() -> Result<Outcome> {

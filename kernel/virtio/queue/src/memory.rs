@@ -1,8 +1,7 @@
 //! Memory for rings, and the way from a buffer's pointer to its address and back.
 //!
 //! A ring lives in coherent frames of its own device. Frames of the bounce kind are in the direct map, which is linear:
-//! pointer = base + physical address. A buffer's frames (of the slot kind) are outside that map: their pointers stand for
-//! addresses, and nobody follows them.
+//! pointer = base + physical address.
 //!
 //! **Protocol.** The crate's [`Hal`] has no word for the device that a ring is for. [`with_ring_device`] notes it while
 //! the crate sets a ring up, one at a time: the crate asks for memory in that time only.
@@ -104,8 +103,7 @@ fn base() -> usize {
 }
 
 /// Where the kernel reaches the first byte of a frame of the bounce kind; bytes of the following frames of its
-/// block follow. Such a frame is in the direct map for as long as it is of that kind, so that nobody has to look. For one of
-/// the slot kind it is a name of the frame and no more.
+/// block follow. Such a frame is in the direct map for as long as it is of that kind, so that nobody has to look.
 #[inline]
 pub(crate) fn pointer(frame: Pfn) -> NonNull<u8> {
     #[cfg(feature = "model")]

@@ -163,16 +163,14 @@ impl<S: DmaSource> Chain<S> {
         for part in self.parts.iter().flatten() {
             match part.access {
                 Use::Read => part.each_piece(|start, length| {
-                    // SAFETY: nobody reads it: the crate asks `Memory::share` for its address and its length, and hands
-                    // it back to `Memory::unshare`. No attribute lets the compiler read behind a slice of a length that it
-                    // does not know. The frames are the chain's, and outside the kernel's map, where an access would be
-                    // a fault that ends the machine.
+                    // SAFETY: the piece lies in the mapping, whose bytes are in the direct map, valid and initialised
+                    // while the chain holds it; the driver writes a mapping only before it submits it.
                     inputs[reads] = unsafe { slice::from_raw_parts(start, length) };
                     reads += 1;
                 }),
                 Use::Write => part.each_piece(|start, length| {
-                    // SAFETY: as above, and nobody writes it; the only reference of ours that lives now, since `Mapping`
-                    // copies bytes through windows at other addresses.
+                    // SAFETY: as above; the only reference of ours that lives now, since `Mapping` copies bytes through
+                    // short-lived windows and the driver waits for the chain to complete before it looks.
                     outputs[writes] = unsafe { slice::from_raw_parts_mut(start, length) };
                     writes += 1;
                 }),

@@ -24,7 +24,6 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use freehold_bounce::{Device, Direction, DmaSource, MAX_RUNS, Original, OriginalMut};
-use freehold_machine::Pfn;
 use freehold_virtqueue::Transport;
 use requests::{Buffer, Requests, Segments, Wakes};
 use spin::Mutex;
@@ -294,9 +293,6 @@ impl<O: Deref<Target: Original>> Original for Tail<O> {
     }
     fn copy_to(&self, offset: usize, to: &mut [u8]) {
         self.whole.copy_to(self.start + offset, to);
-    }
-    fn place(&self, offset: usize) -> Option<(Pfn, usize)> {
-        self.whole.place(self.start + offset)
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::{Mutex, OnceLock};
 use std::vec::Vec;
 
 use freehold_bounce::{Device, DeviceRules, Dma, DmaAddr, Limits};
-use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request, State};
+use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, OutOfMemory, Request};
 use freehold_machine::{CpuId, Cpus, NodeId, PAGE_SIZE, Pfn, PhysicalBytes};
 
 pub use fake::Fake;
@@ -116,13 +116,9 @@ impl FrameSource for HostMemory {
         drop(taken);
         let first = Pfn(FIRST + at as u64);
         (0..frames as u64).for_each(|frame| self.zero(first.offset(frame)));
-        let state = State::Owned { owner: request.owner, order: request.order, node: NodeId(0) };
-        self.table().get(first).expect("the model's frames have records").set_state(state);
         Ok(first)
     }
     fn release(self, block: Pfn, order: Order) {
-        let record = self.table().get(block).expect("the model's frames have records");
-        record.set_state(State::Unowned(None));
         let at = (block.0 - FIRST) as usize;
         let mut taken = shared().taken.lock().expect("no test panics while it frees");
         taken[at..at + order.frames() as usize].fill(false);
