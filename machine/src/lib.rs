@@ -16,7 +16,6 @@ mod domain;
 mod hardware;
 #[cfg(feature = "model")]
 pub mod model;
-mod publish;
 mod tally;
 pub mod topology;
 
@@ -29,6 +28,5 @@ pub use domain::{DeviceDomain, NoTables, Unconfirmed};
 pub use hardware::{
     DirectMap, Entropy, Flush, Machine, PhysicalBytes, TABLE_ENTRIES, Tables, Tlb, page_by_page,
 };
-pub use publish::{NotPublished, NotWithdrawn, Publish};
 pub use tally::Tally;
 pub use topology::Topology;
