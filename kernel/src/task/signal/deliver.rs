@@ -69,12 +69,14 @@ impl Task {
         mut interrupted: Option<Interrupted>,
         trap: Trap,
     ) -> ControlFlow<()> {
+        let mut entered = false;
+        // One that asks later calls the thread's attention again.
+        if self.traced.is_traced() {
+            self.stop_if_asked(context, &mut interrupted);
+        }
         loop {
             // Before looking: whoever sends after the look sets it again.
             self.answer_call(SIGNAL);
-            if self.traced.is_traced() {
-                self.stop_if_asked(context, &mut interrupted);
-            }
             match self.next_signal(context, &mut interrupted) {
                 Next::Nothing => break,
                 Next::End => return ControlFlow::Break(()),
@@ -101,8 +103,12 @@ impl Task {
                     }
                     self.end_section_for(context, signal);
                     match self.enter_handler(context, &info, signal, &action, trap) {
-                        Ok(()) if self.traced.steps() => self.stop_before_handler(context),
-                        Ok(()) => {}
+                        Ok(()) => {
+                            entered = true;
+                            if self.traced.steps() {
+                                self.stop_before_handler(context);
+                            }
+                        }
                         Err(_) => self.fail_delivery(Some(signal)),
                     }
                 }
@@ -112,7 +118,7 @@ impl Task {
             rewind(context, (error == Errno::ERESTARTBLOCK).then_some(RESTART_SYSCALL));
         }
         // No handler took the mask that sigsuspend put aside.
-        if let Some(mask) = self.saved_mask.lock().take() {
+        if !entered && let Some(mask) = self.saved_mask.lock().take() {
             self.set_blocked(mask);
         }
         ControlFlow::Continue(())
