@@ -9,7 +9,7 @@
 //! its own, exactly as a store by the program would.
 //!
 //! **Who is traced.** A thread has at most one tracer, a process. The tracer has its tracees by
-//! thread ID. Both references are made by [`calls`] under the tracee's state lock and undone by
+//! thread ID. Both references are made together ([`attach`]) and undone by
 //! whoever comes first: a detach, the end of the tracee that the tracer was told of, or the end of
 //! the tracer. Linux ties a tracee to one thread of its tracer; here any thread of it may ask.
 //!
@@ -17,7 +17,7 @@
 //! gives a tracee no other ids, unless the tracer could have inspected those anyway
 //! (CAP_SYS_PTRACE). A tracee that is killed leaves its stop at once.
 //!
-//! **Order.** A tracee's state lock is a leaf: no lock is taken under it. The stop is published
+//! **Order.** A tracee's state lock is a leaf: only the heap's are taken under it. The stop is published
 //! before the tracer is woken, and the tracer's answer before the tracee is: neither misses the
 //! other ([`sched::wake`](crate::sched::wake)).
 //!
