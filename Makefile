@@ -47,7 +47,7 @@ run: build
 test: build
 	@tools/check-house
 	@cargo run --quiet -p freehold-layers -- kernel
-	@cargo run --quiet -p freehold-layers -- --shape 30 50 9 kernel mm machine cli scope tools # may shrink, not grow
+	@cargo run --quiet -p freehold-layers -- --shape 6 5 0 kernel mm machine cli scope tools # may shrink, not grow
 	cargo test --quiet --workspace --exclude freehold
 	tools/selftest
 	tools/stack-frames

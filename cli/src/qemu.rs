@@ -343,7 +343,7 @@ impl Machine {
             ("error", &ports.error),
             ("control", &ports.control),
         ]) {
-            self.port(&mut line, kernel.family, slot, name, place);
+            self.port(&mut line, kernel.family, slot, (name, place));
         }
         if growth > 0 {
             self.topology.growth_arguments(&mut line, self.watcher.as_ref(), backing);
@@ -360,7 +360,7 @@ impl Machine {
         line.0
     }
 
-    fn port(&self, line: &mut Line, family: Family, slot: u32, name: &str, place: &str) {
+    fn port(&self, line: &mut Line, family: Family, slot: u32, (name, place): (&str, &str)) {
         line.option("-chardev", format!("socket,id={name}-host,{place}"));
         // Linux' driver for plain console ports writes 16 bytes at a time with interrupts off: it gets ports of the
         // other kind, on the same device.

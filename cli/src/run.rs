@@ -187,6 +187,20 @@ impl Prepared {
     }
 }
 
+impl RunOptions {
+    /// Whether what memory did is shown at the end.
+    fn shows_report(&self) -> bool {
+        match self.report {
+            When::Always => true,
+            When::Never => false,
+            When::Auto => {
+                let streams = Streams::now();
+                self.verbose || (streams.error && streams.output)
+            }
+        }
+    }
+}
+
 /// Prints what is to be printed at the end and gives the outcome.
 pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &Ended) -> Result<Outcome> {
     let machine = &run.machine;
@@ -227,14 +241,7 @@ pub fn conclude(options: &RunOptions, run: &Prepared, engine: Engine, ended: &En
     {
         print::stderr(format!("freehold: {}\n", report::output_lost(*loss)));
     }
-    let show = match options.report {
-        When::Always => true,
-        When::Never => false,
-        When::Auto => {
-            let streams = Streams::now();
-            options.verbose || (streams.error && streams.output)
-        }
-    };
+    let show = options.shows_report();
     if show && ended.report.is_some() {
         let cpus = if machine.cpus == 1 { "1 CPU".to_owned() } else { format!("{} CPUs", machine.cpus) };
         let shape = format!("{}, {cpus}, {}", show_size(machine.memory), accel.to_uppercase());

@@ -13,6 +13,7 @@ extern crate std;
 mod address;
 mod cpu;
 mod domain;
+pub mod entry;
 mod hardware;
 #[cfg(feature = "model")]
 pub mod model;

@@ -5,6 +5,8 @@
 //! host's clock differ by what else the host does, which lasts longer than a sample: there a run is one observation, the runs of
 //! the two sides alternate, and the interval is Student's t over the logarithms of the pairs' ratios.
 
+use fastrand::Rng;
+
 /// Resamples of a bootstrap.
 pub const RESAMPLES: usize = 4000;
 /// The bootstrap's random numbers begin here: the same samples give the same interval.
@@ -49,18 +51,21 @@ pub fn median(values: &[f64]) -> f64 {
 
 /// Median of `values`, interval by bootstrap.
 pub fn bootstrap(values: &[f64]) -> Estimate {
-    let mut random = Random(SEED);
+    let mut random = Rng::with_seed(SEED);
     let mut drawn = Vec::new();
-    let medians = (0..RESAMPLES).map(|_| random.median_of_resample(values, &mut drawn)).collect();
+    let medians = (0..RESAMPLES).map(|_| median_of_resample(values, &mut random, &mut drawn)).collect();
     Estimate { value: median(values), interval: middle_95(medians) }
 }
 
 /// Median of `ours` over median of `theirs`, interval by bootstrap: each side is resampled by itself.
 pub fn bootstrap_ratio(ours: &[f64], theirs: &[f64]) -> Estimate {
-    let mut random = Random(SEED);
+    let mut random = Rng::with_seed(SEED);
     let mut drawn = Vec::new();
     let ratios = (0..RESAMPLES)
-        .map(|_| random.median_of_resample(ours, &mut drawn) / random.median_of_resample(theirs, &mut drawn))
+        .map(|_| {
+            median_of_resample(ours, &mut random, &mut drawn)
+                / median_of_resample(theirs, &mut random, &mut drawn)
+        })
         .collect();
     Estimate { value: median(ours) / median(theirs), interval: middle_95(ratios) }
 }
@@ -104,25 +109,11 @@ fn t_quantile(degrees: usize) -> f64 {
     z + (z.powi(3) + z) / (4.0 * n) + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * n * n)
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and good enough to draw samples.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn median_of_resample(&mut self, values: &[f64], drawn: &mut Vec<f64>) -> f64 {
-        drawn.clear();
-        for _ in values {
-            drawn.push(values[(self.next() % values.len() as u64) as usize]);
-        }
-        median(drawn)
-    }
+/// The median of as many values as there are, drawn of them at random.
+fn median_of_resample(values: &[f64], random: &mut Rng, drawn: &mut Vec<f64>) -> f64 {
+    drawn.clear();
+    drawn.extend(values.iter().map(|_| values[random.usize(..values.len())]));
+    median(drawn)
 }
 
 #[cfg(test)]

@@ -79,7 +79,8 @@ impl Bars {
 }
 
 impl Bars {
-    fn draw_parts(&self, canvas: &mut Canvas, scale: &Scale, label: &str, bars: &[Option<Bar>], y: f64) {
+    fn draw_parts(&self, canvas: &mut Canvas, scale: &Scale, group: &(String, Vec<Option<Bar>>), y: f64) {
+        let (label, bars) = group;
         let mut at = 0.0;
         for (number, bar) in bars.iter().enumerate().take(self.series.len()) {
             let Some(bar) = bar else { continue };
@@ -88,10 +89,46 @@ impl Bars {
             let value = scale.show(bar.value);
             let tip = format!("{label}\n{} {value}", self.series[number]);
             let class = format!("bar {}", figure::colour(number));
-            canvas.rect(start, y, (end - start - 1.0).max(0.0), BAR * 1.5, &class, &tip);
+            canvas.rect((start, y), ((end - start - 1.0).max(0.0), BAR * 1.5), &class, &tip);
             if figure::text_width(&value) + 8.0 < end - start {
-                canvas.text((start + end) / 2.0, y + BAR + 1.0, Anchor::Middle, "inside", &value);
+                canvas.text(((start + end) / 2.0, y + BAR + 1.0), Anchor::Middle, "inside", &value);
             }
+        }
+    }
+}
+
+impl Bars {
+    /// The bars of a group below each other, whose left ends begin at a corner.
+    fn draw_beside(
+        &self,
+        canvas: &mut Canvas,
+        scale: &Scale,
+        (label, bars): &(String, Vec<Option<Bar>>),
+        (left, top): (f64, f64),
+    ) {
+        for (number, bar) in bars.iter().enumerate().take(self.series.len()) {
+            let Some(bar) = bar else { continue };
+            let y = top + BAR * number as f64;
+            let name = if self.series.len() > 1 { &self.series[number] } else { "" };
+            let value = scale.show(bar.value);
+            let mut tip = format!("{label}\n{name} {value}");
+            let end = scale.place(bar.value);
+            let class = format!("bar {}", figure::colour(number));
+            let mut text_at = end;
+            if let Some((low, high)) = bar.spread {
+                tip = format!("{tip} ({} to {})", scale.show(low), scale.show(high));
+                text_at = text_at.max(scale.place(high));
+            }
+            canvas.rect((left, y + 1.0), ((end - left).max(1.0), BAR - 2.0), &class, &tip);
+            if let Some((low, high)) = bar.spread {
+                let (low, high, y) = (scale.place(low), scale.place(high), y + BAR / 2.0);
+                canvas.put(format_args!(
+                    "<path d=\"M{low:.1} {y:.1}H{high:.1}M{low:.1} {:.1}v6M{high:.1} {:.1}v6\" class=\"error\"/>",
+                    y - 3.0,
+                    y - 3.0
+                ));
+            }
+            canvas.text((text_at + 6.0, y + BAR - 3.0), Anchor::Start, "value", &value);
         }
     }
 }
@@ -121,44 +158,21 @@ impl Figure for Bars {
             self.axis.fit(ends.chain(self.reference.iter().map(|(value, _)| *value)), left, WIDTH - VALUES);
         let mut canvas = Canvas::new(bottom + 44.0);
         canvas.axis_below(&scale, (left, WIDTH - VALUES), top, bottom);
-        for (row, (label, bars)) in self.groups.iter().enumerate() {
+        for (row, group) in self.groups.iter().enumerate() {
             let y = top + group_height * row as f64 + GROUP_GAP / 2.0;
             let middle = y + (group_height - GROUP_GAP) / 2.0 + 4.0;
-            canvas.text(left - 10.0, middle, Anchor::End, "label", &figure::fit_text(label, LABELS_AT_MOST));
-            if self.layout == Layout::EndToEnd {
-                self.draw_parts(&mut canvas, &scale, label, bars, y);
-                continue;
-            }
-            for (number, bar) in bars.iter().enumerate().take(self.series.len()) {
-                let Some(bar) = bar else { continue };
-                let y = y + BAR * number as f64;
-                let name = if self.series.len() > 1 { &self.series[number] } else { "" };
-                let value = scale.show(bar.value);
-                let mut tip = format!("{label}\n{name} {value}");
-                let end = scale.place(bar.value);
-                let colour = figure::colour(number);
-                let mut text_at = end;
-                if let Some((low, high)) = bar.spread {
-                    tip = format!("{tip} ({} to {})", scale.show(low), scale.show(high));
-                    text_at = text_at.max(scale.place(high));
-                }
-                canvas.rect(left, y + 1.0, (end - left).max(1.0), BAR - 2.0, &format!("bar {colour}"), &tip);
-                if let Some((low, high)) = bar.spread {
-                    let (low, high, y) = (scale.place(low), scale.place(high), y + BAR / 2.0);
-                    canvas.put(format_args!(
-                        "<path d=\"M{low:.1} {y:.1}H{high:.1}M{low:.1} {:.1}v6M{high:.1} {:.1}v6\" class=\"error\"/>",
-                        y - 3.0,
-                        y - 3.0
-                    ));
-                }
-                canvas.text(text_at + 6.0, y + BAR - 3.0, Anchor::Start, "value", &value);
+            let label = figure::fit_text(&group.0, LABELS_AT_MOST);
+            canvas.text((left - 10.0, middle), Anchor::End, "label", &label);
+            match self.layout {
+                Layout::EndToEnd => self.draw_parts(&mut canvas, &scale, group, y),
+                Layout::Beside => self.draw_beside(&mut canvas, &scale, group, (left, y)),
             }
         }
         canvas.line((left, top), (left, bottom), "base");
         if let Some((value, label)) = &self.reference {
             let x = scale.place(*value);
             canvas.line((x, top - 4.0), (x, bottom), "reference");
-            canvas.text(x, top - 9.0, Anchor::Middle, "tick", label);
+            canvas.text((x, top - 9.0), Anchor::Middle, "tick", label);
         }
         canvas.finish("bars", &self.title)
     }

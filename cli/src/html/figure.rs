@@ -78,7 +78,7 @@ impl Canvas {
         self.body.push('\n');
     }
 
-    pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
+    pub fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, class: &str, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
@@ -90,7 +90,8 @@ impl Canvas {
         ));
     }
 
-    pub fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str, tip: &str) {
+    /// A rectangle by its upper left corner and its width and height.
+    pub fn rect(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), class: &str, tip: &str) {
         let tip = if tip.is_empty() { String::new() } else { format!(" data-tip=\"{}\"", escape(tip)) };
         self.put(format_args!(
             "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" class=\"{class}\"{tip}/>"
@@ -109,10 +110,10 @@ impl Canvas {
         for tick in scale.ticks() {
             let x = scale.place(tick);
             self.line((x, top), (x, bottom), "rule");
-            self.text(x, bottom + 17.0, Anchor::Middle, "tick", &scale.show(tick));
+            self.text((x, bottom + 17.0), Anchor::Middle, "tick", &scale.show(tick));
         }
         let middle = (ends.0 + ends.1) / 2.0;
-        self.text(middle, bottom + 37.0, Anchor::Middle, "axis", &scale.axis.label);
+        self.text((middle, bottom + 37.0), Anchor::Middle, "axis", &scale.axis.label);
     }
 
     /// The same for a scale that runs upwards, left of `left`. Its name stands above its upper end.
@@ -120,9 +121,9 @@ impl Canvas {
         for tick in scale.ticks() {
             let y = scale.place(tick);
             self.line((left, y), (right, y), "rule");
-            self.text(left - 8.0, y + 4.0, Anchor::End, "tick", &scale.show(tick));
+            self.text((left - 8.0, y + 4.0), Anchor::End, "tick", &scale.show(tick));
         }
-        self.text(0.0, top - 14.0, Anchor::Start, "axis", &scale.axis.label);
+        self.text((0.0, top - 14.0), Anchor::Start, "axis", &scale.axis.label);
     }
 
     /// The element; `title` is for those who cannot see it.

@@ -50,8 +50,7 @@ impl HeatMap {
     /// A map of `columns` times as many rows as `values` fill, row after row. Both axes need a range.
     pub fn new(
         title: &str,
-        x: Axis,
-        y: Axis,
+        (x, y): (Axis, Axis),
         value: (&str, Unit),
         columns: usize,
         values: Vec<f64>,
@@ -99,7 +98,7 @@ impl Figure for HeatMap {
             let _ = write!(paths[shade(value, most, self.value.1)], "M{x:.1} {y:.1}h{w:.1}v{h:.1}h-{w:.1}z");
         }
         let mut canvas = Canvas::new(bottom + 44.0);
-        canvas.rect(LEFT, TOP, RIGHT - LEFT, self.height, "field", "");
+        canvas.rect((LEFT, TOP), (RIGHT - LEFT, self.height), "field", "");
         for (shade, path) in paths.iter().enumerate().skip(1).filter(|(_, path)| !path.is_empty()) {
             canvas.put(format_args!("<path d=\"{path}\" class=\"h{shade}\"/>"));
         }
@@ -178,15 +177,15 @@ impl Figure for Matrix {
         let most = self.values.iter().copied().fold(0.0, f64::max);
         let total: f64 = self.values.iter().sum();
         let mut canvas = Canvas::new(top + ROW * self.rows.len() as f64 + 10.0);
-        canvas.text(left - 10.0, top - 8.0, Anchor::End, "axis", &format!("{} ↓", self.sides.0));
-        canvas.text(left, top - 30.0, Anchor::Start, "axis", &format!("{} →", self.sides.1));
+        canvas.text((left - 10.0, top - 8.0), Anchor::End, "axis", &format!("{} ↓", self.sides.0));
+        canvas.text((left, top - 30.0), Anchor::Start, "axis", &format!("{} →", self.sides.1));
         for (column, name) in self.columns.iter().enumerate() {
             let x = left + width * (column as f64 + 0.5);
-            canvas.text(x, top - 8.0, Anchor::Middle, "label", &figure::fit_text(name, width));
+            canvas.text((x, top - 8.0), Anchor::Middle, "label", &figure::fit_text(name, width));
         }
         for (row, name) in self.rows.iter().enumerate() {
             let y = top + ROW * row as f64;
-            canvas.text(left - 10.0, y + 19.0, Anchor::End, "label", &figure::fit_text(name, 200.0));
+            canvas.text((left - 10.0, y + 19.0), Anchor::End, "label", &figure::fit_text(name, 200.0));
             for (column, other) in self.columns.iter().enumerate() {
                 let value = self.values.get(row * self.columns.len() + column).copied().unwrap_or(0.0);
                 let x = left + width * column as f64;
@@ -199,10 +198,10 @@ impl Figure for Matrix {
                     Unit::Count.show(value),
                     Unit::Percent.show(share)
                 );
-                canvas.rect(x + 1.0, y + 1.0, width - 2.0, ROW - 2.0, &format!("cell h{shade}"), &tip);
+                canvas.rect((x + 1.0, y + 1.0), (width - 2.0, ROW - 2.0), &format!("cell h{shade}"), &tip);
                 if value > 0.0 {
                     let class = if shade > SHADES / 2 { "on-dark" } else { "on-light" };
-                    canvas.text(x + width / 2.0, y + 19.0, Anchor::Middle, class, &Unit::Count.show(value));
+                    canvas.text((x + width / 2.0, y + 19.0), Anchor::Middle, class, &Unit::Count.show(value));
                 }
             }
         }
@@ -226,7 +225,7 @@ mod tests {
     #[test]
     fn a_heat_map_keeps_each_value_at_its_cell() {
         let axis = || Axis::linear("", Unit::Number).range(0.0, 2.0);
-        let map = HeatMap::new("t", axis(), axis(), ("touches", Unit::Count), 2, vec![0.0, 7.0, 3.0, 0.0]);
+        let map = HeatMap::new("t", (axis(), axis()), ("touches", Unit::Count), 2, vec![0.0, 7.0, 3.0, 0.0]);
         assert!(map.draw().contains("data-cells=\";7;3;;\""));
     }
 }

@@ -162,7 +162,7 @@ impl Figure for Lines {
             canvas.line((at, top - 14.0), (at, bottom), "reference");
             // Labels that would run into each other stay out; the table of phases has them all.
             if at >= free_from && at + figure::text_width(label) <= WIDTH {
-                canvas.text(at + 3.0, top - 6.0, Anchor::Start, "tick", label);
+                canvas.text((at + 3.0, top - 6.0), Anchor::Start, "tick", label);
                 free_from = at + figure::text_width(label) + 6.0;
             }
         }
@@ -170,7 +170,7 @@ impl Figure for Lines {
             self.draw_series(&mut canvas, number, &x, &y);
         }
         if self.series.iter().all(|series| series.points.is_empty()) {
-            canvas.text(WIDTH / 2.0, (top + bottom) / 2.0, Anchor::Middle, "axis", "nothing was recorded");
+            canvas.text((WIDTH / 2.0, (top + bottom) / 2.0), Anchor::Middle, "axis", "nothing was recorded");
         }
         canvas.finish("lines", &self.title)
     }

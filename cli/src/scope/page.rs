@@ -423,8 +423,10 @@ fn heat(page: &mut Page, results: &Results) {
     let bytes: u64 = results.regions.iter().map(|region| region.bytes).sum();
     let map = HeatMap::new(
         "Loads and stores by place and time",
-        Axis::linear("guest instructions", Unit::Count).range(0.0, results.instructions as f64),
-        Axis::linear("physical memory, without holes", Unit::Bytes).range(0.0, bytes as f64),
+        (
+            Axis::linear("guest instructions", Unit::Count).range(0.0, results.instructions as f64),
+            Axis::linear("physical memory, without holes", Unit::Bytes).range(0.0, bytes as f64),
+        ),
         ("accesses", Unit::Count),
         columns,
         values,

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::vec::Vec;
 
 use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr, Limits};
-use freehold_buddy::{Buddy, Options};
+use freehold_buddy::{Buddy, Managed, Options};
 use freehold_frame::{FrameRecord, FrameTable, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{DeviceDomain, NoTables, Pfn, PfnRange, Unconfirmed};
@@ -30,7 +30,9 @@ fn frames() -> Frames {
     let words = Buddy::<Model>::metadata_words(machine.topology(), 1, &options);
     let metadata = (0..words).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
     let table = FrameTable::new(Box::leak(records));
-    let buddy = Buddy::new(machine, table, Box::leak(metadata), machine.topology(), &[], options);
+    let metadata = Box::leak(metadata);
+    let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata };
+    let buddy = Buddy::new(machine, managed, options);
     Box::leak(Box::new(buddy.ok().unwrap()))
 }
 

@@ -10,11 +10,12 @@ use freehold_collections::{Arc, reserve};
 
 use super::stream::HostStream;
 use crate::fs::anonymous::AnonymousNode;
+use crate::fs::bytes::send_in_chunks;
 use crate::fs::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::host::frame::Output;
 use crate::sync::{Mutex, PollWaiter, SpinLock};
 use crate::tty::console;
-use crate::user::{Sink, Source, so_far};
+use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
 const CHUNK: usize = 1024;
@@ -118,10 +119,12 @@ impl StreamFile {
     }
 
     fn wait_for_room(&self, blocking: Blocking) -> Result<()> {
-        match blocking {
-            Blocking::Never => Err(Errno::EAGAIN),
-            Blocking::Wait => self.stream.changed().wait_until(|| self.may_write().then_some(())),
+        blocking.until(self.stream.changed(), || self.may_write().then_some(()))?;
+        if self.stream.has_reader() {
+            return Ok(());
         }
+        crate::task::signal_broken_pipe();
+        Err(Errno::EPIPE)
     }
 
     fn take(&self, sink: &mut dyn Sink) -> Result<usize> {
@@ -178,40 +181,7 @@ impl File for StreamFile {
             return Err(Errno::EBADF);
         }
         let _turn = self.turn.lock();
-        let mut chunk = [0; CHUNK];
-        let mut done = 0;
-        while source.remaining() > 0 {
-            if !self.stream.has_reader() {
-                crate::task::signal_broken_pipe();
-                return so_far(done, Errno::EPIPE);
-            }
-            // Room first: a source gives its bytes only once.
-            if !self.stream.is_writable()
-                && let Err(error) = self.wait_for_room(blocking)
-            {
-                return so_far(done, error);
-            }
-            let count = match source.take(&mut chunk) {
-                Ok(count) => count,
-                Err(error) => return so_far(done, error),
-            };
-            let mut sent = 0;
-            while sent < count {
-                match self.stream.try_write(&chunk[sent..count]) {
-                    0 if !self.stream.has_reader() => break,
-                    0 => {
-                        if let Err(error) = self.wait_for_room(blocking) {
-                            return so_far(done, error);
-                        }
-                    }
-                    taken => {
-                        sent += taken;
-                        done += taken;
-                    }
-                }
-            }
-        }
-        Ok(done)
+        send_in_chunks(source, || self.wait_for_room(blocking), |bytes| self.stream.try_write(bytes))
     }
 
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {

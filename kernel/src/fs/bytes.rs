@@ -1,7 +1,41 @@
-//! The kernel's own memory as [`Sink`] and [`Source`].
+//! The kernel's own memory as [`Sink`] and [`Source`], and the way of a source's bytes through it.
 
 use crate::Result;
-use crate::user::{Sink, Source};
+use crate::user::{Sink, Source, so_far};
+
+/// Bytes that [`send_in_chunks`] moves at a time.
+const CHUNK: usize = 1024;
+
+/// Hands all of `source` to `send`, which says how many bytes it took. `room` waits until it takes some; it is
+/// asked before each chunk, because a source gives its bytes only once. Returns the number of bytes sent.
+///
+/// # Errors
+/// Those of the source and of `room`, if nothing was sent before.
+pub fn send_in_chunks(
+    source: &mut dyn Source,
+    mut room: impl FnMut() -> Result<()>,
+    mut send: impl FnMut(&[u8]) -> usize,
+) -> Result<usize> {
+    let mut chunk = [0; CHUNK];
+    let mut done = 0;
+    while source.remaining() > 0 {
+        let mut rest = match room().and_then(|()| source.take(&mut chunk)) {
+            Ok(count) => &chunk[..count],
+            Err(error) => return so_far(done, error),
+        };
+        while !rest.is_empty() {
+            let sent = send(rest);
+            done += sent;
+            rest = &rest[sent..];
+            if !rest.is_empty()
+                && let Err(error) = room()
+            {
+                return so_far(done, error);
+            }
+        }
+    }
+    Ok(done)
+}
 
 /// A read fills this slice.
 #[derive(Debug)]

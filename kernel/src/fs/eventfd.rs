@@ -32,6 +32,18 @@ struct EventFile {
     node: Arc<dyn Node>,
 }
 
+/// Reads a counter: eight bytes, for which there is room before `take` takes it.
+///
+/// # Errors
+/// `EINVAL` where there is no room; those of `take`.
+#[inline]
+pub(super) fn read_counter(sink: &mut dyn Sink, take: impl FnOnce() -> Result<u64>) -> Result<usize> {
+    if sink.remaining() < size_of::<u64>() {
+        return Err(Errno::EINVAL);
+    }
+    sink.put(&take()?.to_le_bytes())
+}
+
 impl EventFile {
     fn new(initial: u64, take: Take) -> Self {
         Self {
@@ -59,12 +71,8 @@ impl EventFile {
         Some(())
     }
 
-    fn wait_for<T>(&self, blocking: Blocking, mut attempt: impl FnMut() -> Option<T>) -> Result<T> {
-        let done = match (attempt(), blocking) {
-            (Some(done), _) => done,
-            (None, Blocking::Never) => return Err(Errno::EAGAIN),
-            (None, Blocking::Wait) => self.changed.wait_until(attempt)?,
-        };
+    fn wait_for<T>(&self, blocking: Blocking, attempt: impl FnMut() -> Option<T>) -> Result<T> {
+        let done = blocking.until(&self.changed, attempt)?;
         self.changed.wake_all();
         Ok(done)
     }
@@ -76,11 +84,7 @@ impl File for EventFile {
     }
 
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
-        if sink.remaining() < size_of::<u64>() {
-            return Err(Errno::EINVAL);
-        }
-        let taken = self.wait_for(blocking, || self.try_take())?;
-        sink.put(&taken.to_le_bytes())
+        read_counter(sink, || self.wait_for(blocking, || self.try_take()))
     }
 
     fn write_at(&self, _offset: u64, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {

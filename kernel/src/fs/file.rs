@@ -8,6 +8,7 @@ use freehold_collections::Arc;
 
 use super::content::Content;
 use super::node::Node;
+use crate::sync::WaitQueue;
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
@@ -18,6 +19,21 @@ pub enum Blocking {
     Wait,
     /// `EAGAIN` instead (O_NONBLOCK, MSG_DONTWAIT, RWF_NOWAIT).
     Never,
+}
+
+impl Blocking {
+    /// Returns what `attempt` has, if need be as soon as `changed` is woken and there is something.
+    ///
+    /// # Errors
+    /// `EAGAIN` where it would have to wait and may not; `ERESTARTSYS`.
+    #[inline]
+    pub fn until<T>(self, changed: &WaitQueue, mut attempt: impl FnMut() -> Option<T>) -> Result<T> {
+        match (attempt(), self) {
+            (Some(done), _) => Ok(done),
+            (None, Self::Never) => Err(Errno::EAGAIN),
+            (None, Self::Wait) => changed.wait_until(attempt),
+        }
+    }
 }
 
 bitflags! {

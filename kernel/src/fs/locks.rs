@@ -118,7 +118,7 @@ pub fn try_set(file: Identity, wanted: &Lock) -> Result<()> {
         return Err(Errno::EAGAIN);
     }
     table.make_room(wanted.space)?;
-    table.cut(file, wanted.space, wanted.owner, wanted.start, wanted.end);
+    table.cut(Key { file, space: wanted.space, owner: wanted.owner, start: wanted.start }, wanted.end);
     table.join(file, *wanted);
     drop(table);
     // What became shared lets others in.
@@ -143,7 +143,7 @@ pub fn unset(file: Identity, space: Space, owner: Owner, start: u64, end: u64) -
     if (start, end) != (0, u64::MAX) {
         table.make_room(space)?;
     }
-    table.cut(file, space, owner, start, end);
+    table.cut(Key { file, space, owner, start }, end);
     drop(table);
     RELEASED.wake_all();
     Ok(())
@@ -227,10 +227,10 @@ impl Table {
         None
     }
 
-    /// Take `[start, end)` out of the locks of `owner`. Where that makes two locks of one, room was
-    /// reserved.
-    fn cut(&mut self, file: Identity, space: Space, owner: Owner, start: u64, end: u64) {
-        let first = Key { file, space, owner, start };
+    /// Takes the range from the start of `first` to `end` out of the locks of its owner. Where that
+    /// makes two locks of one, room was reserved.
+    fn cut(&mut self, first: Key, end: u64) {
+        let start = first.start;
         loop {
             // A statement of its own: the search borrows the table.
             let next = self.overlapping(first, end).next();
@@ -266,7 +266,7 @@ impl Table {
 
     fn release(&mut self, file: Identity, owner: Owner) {
         for space in [Space::Flock, Space::Record] {
-            self.cut(file, space, owner, 0, u64::MAX);
+            self.cut(Key { file, space, owner, start: 0 }, u64::MAX);
         }
     }
 

@@ -103,11 +103,10 @@ impl File for SignalFile {
         let take = || task.take_signal(*self.signals.lock());
         let mut done = 0;
         while sink.remaining() >= size {
-            let info = match (take(), blocking) {
-                (Some(info), _) => info,
-                (None, _) if done > 0 => break,
-                (None, Blocking::Never) => return Err(Errno::EAGAIN),
-                (None, Blocking::Wait) => task.process().signal_arrival.wait_until(take)?,
+            let info = match take() {
+                Some(info) => info,
+                None if done > 0 => break,
+                None => blocking.until(&task.process().signal_arrival, take)?,
             };
             done += sink.put(Record::from(info).as_bytes())?;
         }
@@ -167,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_childs_end_is_told_with_its_status_and_times() {
-        let record = Record::from(SigInfo::child(1, 42, 1000, 7, 11, 12));
+        let record = Record::from(SigInfo::child(1, 42, 1000, 7).with_ticks(11, 12));
         assert_eq!((record.number, record.pid, record.uid, record.status), (17, 42, 1000, 7));
         assert_eq!((record.user_time, record.system_time), (11, 12));
         let record = Record::from(SigInfo::user(Signal::USR1, 0, 9, 1000));

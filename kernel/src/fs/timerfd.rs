@@ -8,6 +8,7 @@ use linux_raw_sys::general as c;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::anonymous::AnonymousNode;
+use super::eventfd::read_counter;
 use super::{Blocking, File, Node, NodeKind, OpenFlags, Ready};
 use crate::sync::{IrqSpinLock, PollWaiter, WaitQueue};
 use crate::syscall::Args;
@@ -125,19 +126,11 @@ impl File for TimerFile {
     }
 
     fn read_at(&self, _offset: u64, sink: &mut dyn Sink, blocking: Blocking) -> Result<usize> {
-        if sink.remaining() < size_of::<u64>() {
-            return Err(Errno::EINVAL);
-        }
         let take = || {
             let mut state = self.timer.state.lock();
             (state.expiries > 0).then(|| core::mem::take(&mut state.expiries))
         };
-        let expiries = match (take(), blocking) {
-            (Some(expiries), _) => expiries,
-            (None, Blocking::Never) => return Err(Errno::EAGAIN),
-            (None, Blocking::Wait) => self.timer.expired.wait_until(take)?,
-        };
-        sink.put(&expiries.to_le_bytes())
+        read_counter(sink, || blocking.until(&self.timer.expired, take))
     }
 
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {

@@ -42,6 +42,39 @@ pub enum Last {
     Root,
 }
 
+impl Last {
+    fn of(name: &[u8]) -> Result<Self> {
+        Ok(match name {
+            b"." => Self::Dot,
+            b".." => Self::DotDot,
+            name => Self::Name(Vec::try_from_slice(name)?),
+        })
+    }
+}
+
+/// A name in a path's text.
+struct Component<'a> {
+    name: &'a [u8],
+    /// Where it ends in the text.
+    end: usize,
+    is_last: bool,
+    trailing: Trailing,
+}
+
+impl<'a> Component<'a> {
+    /// The first one from `at` on; `None` where only slashes are left.
+    fn after(text: &'a [u8], at: usize) -> Option<Self> {
+        let at = at + text[at..].iter().take_while(|&&byte| byte == b'/').count();
+        if at == text.len() {
+            return None;
+        }
+        let end = at + text[at..].iter().take_while(|&&byte| byte != b'/').count();
+        let is_last = text[end..].iter().all(|&byte| byte == b'/');
+        let trailing = if end < text.len() { Trailing::Slash } else { Trailing::Nothing };
+        Some(Self { name: &text[at..end], end, is_last, trailing })
+    }
+}
+
 /// What [`Walk::parent`] found.
 pub struct Parent {
     /// The directory.
@@ -145,22 +178,12 @@ impl<'a> Walk<'a> {
         let mut rest = text;
         let mut at = 0;
         loop {
-            at += rest[at..].iter().take_while(|&&b| b == b'/').count();
-            if at == rest.len() {
+            let Some(Component { name, end, is_last, trailing }) = Component::after(rest, at) else {
                 return Ok(Parent { dir: here, last: Last::Root, trailing: Trailing::Slash });
-            }
-            let end = at + rest[at..].iter().take_while(|&&b| b != b'/').count();
-            let is_last = rest[end..].iter().all(|&b| b == b'/');
-            let trailing = if end < rest.len() { Trailing::Slash } else { Trailing::Nothing };
-            let name = &rest[at..end];
+            };
             self.check_searchable(&here)?;
             if is_last && goal == Goal::Parent {
-                let last = match name {
-                    b"." => Last::Dot,
-                    b".." => Last::DotDot,
-                    name => Last::Name(Vec::try_from_slice(name)?),
-                };
-                return Ok(Parent { dir: here, last, trailing });
+                return Ok(Parent { dir: here, last: Last::of(name)?, trailing });
             }
             match name {
                 b"." => {}

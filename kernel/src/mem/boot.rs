@@ -7,7 +7,7 @@ use core::sync::atomic::AtomicU64;
 use freehold_arch::memory::{self, FrameProvider, pluggable};
 use freehold_arch::plant as breach;
 use freehold_arch::{X86, heap, sync::Once, watch};
-use freehold_buddy::{Buddy, Options, Wipe};
+use freehold_buddy::{Buddy, Managed, Options, Wipe};
 use freehold_collections::{Arc, TryCollect, Vec};
 use freehold_frame::{Anon, Frame, FrameRecord, FrameTable, Order, OutOfMemory, Owner, Request};
 use freehold_machine::{Pfn, Topology};
@@ -66,7 +66,7 @@ pub fn init(
         memory::boot_words(words).expect("memory for the page allocator: 1/16384 of all that may come")
     };
     let reserved = memory::seal();
-    let buddy = Buddy::new(X86, table, metadata, topology, reserved, options)
+    let buddy = Buddy::new(X86, Managed { topology, reserved, table, metadata }, options)
         .expect("firmware's memory was checked when it was read");
     hw::set_frames(buddy);
     replica::init(topology, cpus, replicas);

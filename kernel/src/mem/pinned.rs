@@ -74,7 +74,7 @@ impl PinnedOne {
         self.0.of_file()
     }
     /// The frame.
-    pub const fn pfn(&self) -> Pfn {
+    pub fn pfn(&self) -> Pfn {
         self.0.pfn()
     }
 }

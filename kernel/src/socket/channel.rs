@@ -331,54 +331,71 @@ impl Channel {
         taking: Taking,
         patience: Patience,
     ) -> Result<Received> {
+        self.receive(patience, || {
+            let received = self.take_bytes(sink, taking)?;
+            let ended = !self.has_message() && (!self.has_sender() || !self.has_receiver());
+            Ok((received.count > 0 || sink.remaining() == 0 || ended).then_some(received))
+        })
+    }
+
+    /// Waits for messages until `attempt` has received something.
+    fn receive(
+        &self,
+        patience: Patience,
+        mut attempt: impl FnMut() -> Result<Option<Received>>,
+    ) -> Result<Received> {
         loop {
             self.wait_for_message(patience)?;
-            let mut queue = self.queue.lock();
-            let mut received = Received::default();
-            let mut index = 0;
-            while sink.remaining() > 0 {
-                let Some(message) = queue.get_mut(index) else { break };
-                let separate = !message.ancillary.files.is_empty();
-                if received.count > 0
-                    && (separate || message.ancillary.credentials != received.ancillary.credentials)
-                {
-                    break;
-                }
-                let result = match taking {
-                    Taking::Take => message.data.pop(sink),
-                    Taking::Peek => message.data.peek(sink),
-                };
-                match result {
-                    Ok(count) => received.count += count,
-                    Err(error) if received.count == 0 => return Err(error),
-                    Err(_) => break,
-                }
-                received.ancillary.credentials = message.ancillary.credentials;
-                match taking {
-                    Taking::Take if separate => received.ancillary.files = message.ancillary.files.arrive(),
-                    Taking::Take => {}
-                    Taking::Peek => received.ancillary.files = message.ancillary.files.try_clone()?,
-                }
-                match taking {
-                    Taking::Take if message.data.pages() == 0 => drop(queue.pop_front()),
-                    Taking::Take => break,
-                    Taking::Peek => index += 1,
-                }
-                if separate {
-                    break;
-                }
-            }
-            self.publish(&queue);
-            drop(queue);
-            if taking == Taking::Take {
-                self.writable.wake_all();
-            }
-            received.length = received.count;
-            let ended = !self.has_message() && (!self.has_sender() || !self.has_receiver());
-            if received.count > 0 || sink.remaining() == 0 || ended {
+            if let Some(received) = attempt()? {
                 return Ok(received);
             }
         }
+    }
+
+    /// Receives the bytes of messages that are there, as long as their senders are the same and no files come.
+    fn take_bytes(&self, sink: &mut dyn Sink, taking: Taking) -> Result<Received> {
+        let mut queue = self.queue.lock();
+        let mut received = Received::default();
+        let mut index = 0;
+        while sink.remaining() > 0 {
+            let Some(message) = queue.get_mut(index) else { break };
+            let separate = !message.ancillary.files.is_empty();
+            if received.count > 0
+                && (separate || message.ancillary.credentials != received.ancillary.credentials)
+            {
+                break;
+            }
+            let result = match taking {
+                Taking::Take => message.data.pop(sink),
+                Taking::Peek => message.data.peek(sink),
+            };
+            match result {
+                Ok(count) => received.count += count,
+                Err(error) if received.count == 0 => return Err(error),
+                Err(_) => break,
+            }
+            received.ancillary.credentials = message.ancillary.credentials;
+            match taking {
+                Taking::Take if separate => received.ancillary.files = message.ancillary.files.arrive(),
+                Taking::Take => {}
+                Taking::Peek => received.ancillary.files = message.ancillary.files.try_clone()?,
+            }
+            match taking {
+                Taking::Take if message.data.pages() == 0 => drop(queue.pop_front()),
+                Taking::Take => break,
+                Taking::Peek => index += 1,
+            }
+            if separate {
+                break;
+            }
+        }
+        self.publish(&queue);
+        drop(queue);
+        if taking == Taking::Take {
+            self.writable.wake_all();
+        }
+        received.length = received.count;
+        Ok(received)
     }
 
     /// Receive one message; what does not fit is lost (unless it is only looked at).
@@ -391,15 +408,12 @@ impl Channel {
         taking: Taking,
         patience: Patience,
     ) -> Result<Received> {
-        loop {
-            self.wait_for_message(patience)?;
+        self.receive(patience, || {
             let mut queue = self.queue.lock();
             let Some(message) = queue.front() else {
                 drop(queue);
-                if !self.has_sender() || !self.has_receiver() {
-                    return Ok(Received::default());
-                }
-                continue;
+                let ended = !self.has_sender() || !self.has_receiver();
+                return Ok(ended.then(Received::default));
             };
             let files = message.ancillary.files.try_clone()?;
             let mut received = Received {
@@ -415,8 +429,8 @@ impl Channel {
             drop(taken);
             self.writable.wake_all();
             received.count = result?;
-            return Ok(received);
-        }
+            Ok(Some(received))
+        })
     }
 }
 

@@ -390,31 +390,50 @@ fn set_closing(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// prctl's options.
+mod prctl {
+    pub const SET_PDEATHSIG: i32 = 1;
+    pub const GET_PDEATHSIG: i32 = 2;
+    pub const GET_DUMPABLE: i32 = 3;
+    pub const SET_DUMPABLE: i32 = 4;
+    pub const GET_KEEPCAPS: i32 = 7;
+    pub const GET_TIMING: i32 = 13;
+    pub const SET_NAME: i32 = 15;
+    pub const GET_NAME: i32 = 16;
+    pub const GET_SECCOMP: i32 = 21;
+    pub const CAPBSET_READ: i32 = 23;
+    pub const GET_SECUREBITS: i32 = 27;
+    pub const SET_TIMERSLACK: i32 = 29;
+    pub const GET_TIMERSLACK: i32 = 30;
+    pub const SET_CHILD_SUBREAPER: i32 = 36;
+    pub const GET_CHILD_SUBREAPER: i32 = 37;
+    pub const SET_NO_NEW_PRIVS: i32 = 38;
+    pub const GET_NO_NEW_PRIVS: i32 = 39;
+    pub const SET_THP_DISABLE: i32 = 41;
+    pub const GET_THP_DISABLE: i32 = 42;
+    // Freehold's own: "XPF" and a number.
+    pub const SET_XPFO: i32 = 0x5850_4601;
+    pub const GET_XPFO: i32 = 0x5850_4602;
+    pub const LAST_CAPABILITY: u64 = 40;
+}
+
+/// A name from the program, of up to 15 bytes, and its length.
+fn read_name(address: u64) -> Result<([u8; 16], usize)> {
+    let mut name = [0; 16];
+    let mut length = 0;
+    while length < 15 {
+        user::read_exact(address + length as u64, &mut name[length..=length])?;
+        if name[length] == 0 {
+            break;
+        }
+        length += 1;
+    }
+    Ok((name, length))
+}
+
 /// prctl(option, ...)
 pub fn sys_prctl(args: &Args) -> Result<i64> {
-    const SET_PDEATHSIG: i32 = 1;
-    const GET_PDEATHSIG: i32 = 2;
-    const GET_DUMPABLE: i32 = 3;
-    const SET_DUMPABLE: i32 = 4;
-    const GET_KEEPCAPS: i32 = 7;
-    const GET_TIMING: i32 = 13;
-    const SET_NAME: i32 = 15;
-    const GET_NAME: i32 = 16;
-    const GET_SECCOMP: i32 = 21;
-    const CAPBSET_READ: i32 = 23;
-    const GET_SECUREBITS: i32 = 27;
-    const SET_TIMERSLACK: i32 = 29;
-    const GET_TIMERSLACK: i32 = 30;
-    const SET_CHILD_SUBREAPER: i32 = 36;
-    const GET_CHILD_SUBREAPER: i32 = 37;
-    const SET_NO_NEW_PRIVS: i32 = 38;
-    const GET_NO_NEW_PRIVS: i32 = 39;
-    const SET_THP_DISABLE: i32 = 41;
-    const GET_THP_DISABLE: i32 = 42;
-    // Freehold's own: "XPF" and a number.
-    const SET_XPFO: i32 = 0x5850_4601;
-    const GET_XPFO: i32 = 0x5850_4602;
-    const LAST_CAPABILITY: u64 = 40;
+    use prctl::*;
     let task = current();
     let process = task.process();
     match args.int(0) {
@@ -429,15 +448,7 @@ pub fn sys_prctl(args: &Args) -> Result<i64> {
         SET_DUMPABLE if args[1] == 0 => process.space().set_dumpable(Dumpable::No),
         SET_DUMPABLE if args[1] == 1 => process.space().set_dumpable(Dumpable::Yes),
         SET_NAME => {
-            let mut name = [0; 16];
-            let mut length = 0;
-            while length < 15 {
-                user::read_exact(args[1] + length as u64, &mut name[length..=length])?;
-                if name[length] == 0 {
-                    break;
-                }
-                length += 1;
-            }
+            let (name, length) = read_name(args[1])?;
             task.set_name(&name[..length]);
         }
         GET_NAME => UserPtr::new(args[1]).write(&task.name())?,

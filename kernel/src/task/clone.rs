@@ -221,20 +221,26 @@ impl Request {
     }
 }
 
+/// The registers that the child begins with: the call's result is 0.
+fn child_context(context: &mut UserContext, request: &Request) -> Result<UserContext> {
+    let mut child = context.try_clone().map_err(|_| Errno::ENOMEM)?;
+    child.set_return(0);
+    if request.stack != 0 {
+        child.regs_mut().rsp = request.stack;
+    }
+    if request.flags.contains(CloneFlags::SETTLS) {
+        child.set_fs_base(request.tls).map_err(|_| Errno::EPERM)?;
+    }
+    Ok(child)
+}
+
 /// Make a thread or a process that continues like the caller, with 0 as the call's result.
 fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
     request.check()?;
     let parent = current();
     users::check_threads(parent.process())?;
     let flags = request.flags;
-    let mut child_context = context.try_clone().map_err(|_| Errno::ENOMEM)?;
-    child_context.set_return(0);
-    if request.stack != 0 {
-        child_context.regs_mut().rsp = request.stack;
-    }
-    if flags.contains(CloneFlags::SETTLS) {
-        child_context.set_fs_base(request.tls).map_err(|_| Errno::EPERM)?;
-    }
+    let child_context = child_context(context, request)?;
     let tid = registry::lock().allocate()?;
     let made = if flags.contains(CloneFlags::THREAD) {
         Ok(parent.process().clone())
@@ -242,26 +248,7 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
         new_process(&parent, tid, request)
     };
     let made = made.and_then(|process| {
-        let schedule = Schedule::new(Idle::No, hw::current_cpu());
-        schedule.inherit(&parent.schedule);
-        let task = Task::new(tid, process, schedule, parent.name());
-        task.blocked.store(parent.blocked().0, Ordering::Relaxed);
-        // The same policy, but its own turn.
-        let policy = parent.memory_policy().map(|policy| reserve::arc(TaskPolicy::new(policy.policy())));
-        task.set_memory_policy(policy);
-        task.injection.inherit(&parent.injection);
-        task.set_closing(parent.closing());
-        if flags.contains(CloneFlags::VM) {
-            parent.share_concurrency_id();
-        } else {
-            task.inherit_rseq(&parent);
-        }
-        task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);
-        if !flags.contains(CloneFlags::VM) || flags.contains(CloneFlags::VFORK) {
-            *task.alternate_stack.lock() = *parent.alternate_stack.lock();
-        } else {
-            *task.alternate_stack.lock() = AlternateStack::NONE;
-        }
+        let task = new_task(&parent, tid, process, flags);
         if flags.contains(CloneFlags::CHILD_CLEARTID) {
             task.clear_child_tid.store(request.child_tid, Ordering::Relaxed);
         }
@@ -274,24 +261,7 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
         })?;
         Ok(task)
     });
-    let event = request.event();
-    let follows = parent.follows(flags, event);
-    let made = made.and_then(|task| {
-        let given = Given::open(task.process(), request.pidfd)?;
-        let traced = parent.followed_by(&task, follows)?;
-        if flags.contains(CloneFlags::THREAD) {
-            spawn::add_thread(task.process(), &task)?;
-            registry::lock().add_task(&task);
-        } else {
-            task.set_name(&parent.name());
-            spawn::enter(task.process(), &task, Some(parent.process()))?;
-        }
-        given.keep();
-        if let Some(traced) = traced {
-            traced.keep_from_start();
-        }
-        Ok(task)
-    });
+    let made = made.and_then(|task| make_known(&parent, &task, request).map(|()| task));
     let task = match made {
         Ok(task) => task,
         Err(error) => {
@@ -303,22 +273,71 @@ fn make(context: &mut UserContext, request: &Request) -> Result<i64> {
     if flags.contains(CloneFlags::PARENT_SETTID) {
         let _ = UserPtr::<u32>::new(request.parent_tid).write(&tid);
     }
+    start(context, &parent, task, request);
+    Ok(i64::from(tid))
+}
+
+/// Enter the new thread where threads, processes and tracees are known.
+fn make_known(parent: &Arc<Task>, task: &Arc<Task>, request: &Request) -> Result<()> {
+    let given = Given::open(task.process(), request.pidfd)?;
+    let traced = parent.followed_by(task, parent.follows(request.flags, request.event()))?;
+    if request.flags.contains(CloneFlags::THREAD) {
+        spawn::add_thread(task.process(), task)?;
+        registry::lock().add_task(task);
+    } else {
+        task.set_name(&parent.name());
+        spawn::enter(task.process(), task, Some(parent.process()))?;
+    }
+    given.keep();
+    if let Some(traced) = traced {
+        traced.keep_from_start();
+    }
+    Ok(())
+}
+
+/// Let the new thread run, tell the parent's tracer, and wait for the child of a vfork.
+fn start(context: &mut UserContext, parent: &Arc<Task>, task: Arc<Task>, request: &Request) {
+    let (tid, flags) = (task.tid.into(), request.flags);
     let released = flags.contains(CloneFlags::VFORK).then(|| reserve::arc(Completion::new()));
     *task.vfork.lock() = released.clone();
     task.start();
     drop(task);
     let untraced = flags.contains(CloneFlags::UNTRACED);
     if parent.traced.is_traced() && !untraced {
-        parent.stop_for_event(context, event, tid.into());
+        parent.stop_for_event(context, request.event(), tid);
     }
     if let Some(released) = released {
         // The child runs on our stack: only a deadly signal ends the wait.
         let done = released.wait_killable();
         if parent.traced.is_traced() && !untraced && done.is_ok() {
-            parent.stop_for_event(context, Event::VforkDone, tid.into());
+            parent.stop_for_event(context, Event::VforkDone, tid);
         }
     }
-    Ok(i64::from(tid))
+}
+
+/// A task of `process` with what it has from its parent.
+fn new_task(parent: &Arc<Task>, tid: Pid, process: Arc<Process>, flags: CloneFlags) -> Arc<Task> {
+    let schedule = Schedule::new(Idle::No, hw::current_cpu());
+    schedule.inherit(&parent.schedule);
+    let task = Task::new(tid, process, schedule, parent.name());
+    task.blocked.store(parent.blocked().0, Ordering::Relaxed);
+    // The same policy, but its own turn.
+    let policy = parent.memory_policy().map(|policy| reserve::arc(TaskPolicy::new(policy.policy())));
+    task.set_memory_policy(policy);
+    task.injection.inherit(&parent.injection);
+    task.set_closing(parent.closing());
+    if flags.contains(CloneFlags::VM) {
+        parent.share_concurrency_id();
+    } else {
+        task.inherit_rseq(parent);
+    }
+    task.timer_slack.store(parent.timer_slack.load(Ordering::Relaxed), Ordering::Relaxed);
+    if !flags.contains(CloneFlags::VM) || flags.contains(CloneFlags::VFORK) {
+        *task.alternate_stack.lock() = *parent.alternate_stack.lock();
+    } else {
+        *task.alternate_stack.lock() = AlternateStack::NONE;
+    }
+    task
 }
 
 fn new_process(parent: &Arc<Task>, pid: Pid, request: &Request) -> Result<Arc<Process>> {

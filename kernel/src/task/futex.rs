@@ -128,9 +128,9 @@ pub fn sys_futex(args: &Args) -> Result<i64> {
         }
         WAKE => wake(key_of(word, scope)?, count(args.int(2))?, MATCH_ANY),
         WAKE_BITSET => wake(key_of(word, scope)?, count(args.int(2))?, value3),
-        REQUEUE => requeue(word, word2, scope, count(args.int(2))?, count(args.int(3))?, None),
-        CMP_REQUEUE => requeue(word, word2, scope, count(args.int(2))?, count(args.int(3))?, Some(value3)),
-        WAKE_OP => wake_op(word, word2, scope, count(args.int(2))?, count(args.int(3))?, value3),
+        REQUEUE => requeue((word, word2), scope, counts(args)?, None),
+        CMP_REQUEUE => requeue((word, word2), scope, counts(args)?, Some(value3)),
+        WAKE_OP => wake_op((word, word2), scope, counts(args)?, value3),
         _ => Err(Errno::ENOSYS),
     }
 }
@@ -268,12 +268,15 @@ fn lock_both(
     }
 }
 
+/// How many waiters a call wakes, and how many it has to do with after that.
+fn counts(args: &Args) -> Result<(usize, usize)> {
+    Ok((count(args.int(2))?, count(args.int(3))?))
+}
+
 fn requeue(
-    address: u64,
-    target: u64,
+    (address, target): (u64, u64),
     scope: Scope,
-    wakes: usize,
-    moves: usize,
+    (wakes, moves): (usize, usize),
     expected: Option<u32>,
 ) -> Result<i64> {
     let (from, to) = (key_of(address, scope)?, key_of(target, scope)?);
@@ -314,7 +317,24 @@ fn requeue(
     }
 }
 
-fn wake_op(first: u64, second: u64, scope: Scope, wakes: usize, wakes2: usize, encoded: u32) -> Result<i64> {
+/// What FUTEX_WAKE_OP makes of a word; `None` for an operation that there is none of.
+fn changed(operation: u32, old: u32, operand: u32) -> Option<u32> {
+    Some(match operation {
+        0 => operand,
+        1 => old.wrapping_add(operand),
+        2 => old | operand,
+        3 => old & !operand,
+        4 => old ^ operand,
+        _ => return None,
+    })
+}
+
+fn wake_op(
+    (first, second): (u64, u64),
+    scope: Scope,
+    (wakes, wakes2): (usize, usize),
+    encoded: u32,
+) -> Result<i64> {
     let (key, key2) = (key_of(first, scope)?, key_of(second, scope)?);
     let sign_extend = |bits: u32| ((bits << 20) as i32) >> 20;
     let (operation, comparison) = (encoded >> 28 & 7, encoded >> 24 & 15);
@@ -323,20 +343,9 @@ fn wake_op(first: u64, second: u64, scope: Scope, wakes: usize, wakes2: usize, e
     if encoded >> 31 != 0 {
         operand = 1i32.wrapping_shl(operand as u32 & 31);
     }
-    let change = |old: u32| -> Option<u32> {
-        let operand = operand as u32;
-        Some(match operation {
-            0 => operand,
-            1 => old.wrapping_add(operand),
-            2 => old | operand,
-            3 => old & !operand,
-            4 => old ^ operand,
-            _ => return None,
-        })
-    };
     loop {
         let (mut bucket, mut other) = lock_both(key, key2);
-        let outcome = load(second).and_then(|old| match change(old) {
+        let outcome = load(second).and_then(|old| match changed(operation, old, operand as u32) {
             None => Ok(Err(Errno::ENOSYS)),
             Some(new) => usercopy::compare_exchange_u32(VirtAddr(second), old, new, Faults::Never)
                 .map(|was| Ok((old, was)))

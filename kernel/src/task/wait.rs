@@ -145,6 +145,27 @@ fn look_at_tracees(
     }
 }
 
+/// What a child that lives has to report: that it was stopped, or goes on.
+fn take_report(child: &Process, flags: WaitFlags) -> Option<Outcome> {
+    let mut group = child.signals.lock();
+    let (status, code, value) = match group.report {
+        Some(Report::Stopped(signal)) if flags.contains(WaitFlags::STOPPED) => {
+            let number = i32::from(signal.number());
+            (number << 8 | 0x7f, code::CLD_STOPPED, number)
+        }
+        Some(Report::Continued) if flags.contains(WaitFlags::CONTINUED) => {
+            (0xffff, code::CLD_CONTINUED, i32::from(Signal::CONT.number()))
+        }
+        _ => return None,
+    };
+    if !flags.contains(WaitFlags::NOWAIT) {
+        group.report = None;
+    }
+    drop(group);
+    let (uid, usage) = (child.credentials().uid, child.usage());
+    Some(Outcome { pid: child.pid, uid, status, code, value, usage })
+}
+
 /// What one of the children or tracees did, or `None` if none did anything yet.
 fn look(parent: &Arc<Process>, selector: Selector, flags: WaitFlags) -> Result<Option<Outcome>> {
     if parent.tracees.lock().is_empty() {
@@ -184,30 +205,9 @@ fn look_at_children(parent: &Arc<Process>, selector: Selector, flags: WaitFlags)
             }
             continue;
         }
-        let mut group = child.signals.lock();
-        let (status, code, value) = match group.report {
-            Some(Report::Stopped(signal)) if flags.contains(WaitFlags::STOPPED) => {
-                let number = i32::from(signal.number());
-                (number << 8 | 0x7f, code::CLD_STOPPED, number)
-            }
-            Some(Report::Continued) if flags.contains(WaitFlags::CONTINUED) => {
-                (0xffff, code::CLD_CONTINUED, i32::from(Signal::CONT.number()))
-            }
-            _ => continue,
-        };
-        if !flags.contains(WaitFlags::NOWAIT) {
-            group.report = None;
+        if let Some(outcome) = take_report(child, flags) {
+            return Ok(Some(outcome));
         }
-        drop(group);
-        let usage = child.usage();
-        return Ok(Some(Outcome {
-            pid: child.pid,
-            uid: child.credentials().uid,
-            status,
-            code,
-            value,
-            usage,
-        }));
     }
     let Some((child, status)) = zombie else {
         return if any { Ok(None) } else { Err(Errno::ECHILD) };
@@ -321,5 +321,5 @@ pub(crate) fn child_info(child: &Process, code: i32, status: i32) -> SigInfo {
     const TICK: u64 = 10_000_000;
     let usage = child.usage();
     let uid = child.credentials().uid;
-    SigInfo::child(code, child.pid, uid, status, usage.user / TICK, usage.system / TICK)
+    SigInfo::child(code, child.pid, uid, status).with_ticks(usage.user / TICK, usage.system / TICK)
 }

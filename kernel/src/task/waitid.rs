@@ -49,7 +49,7 @@ fn wait_for_opened(args: &Args, flags: WaitFlags) -> Result<i64> {
 /// Tells waitid's caller what was found.
 fn tell(args: &Args, found: Option<&Outcome>) -> Result<i64> {
     let info = match found {
-        Some(outcome) => SigInfo::child(outcome.code, outcome.pid, outcome.uid, outcome.value, 0, 0),
+        Some(outcome) => SigInfo::child(outcome.code, outcome.pid, outcome.uid, outcome.value),
         None => SigInfo { number: 0, errno: 0, code: 0, pad: 0, fields: [0; 4] },
     };
     if let Some(outcome) = found {

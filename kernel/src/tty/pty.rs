@@ -12,9 +12,10 @@ use linux_raw_sys::ioctl as io;
 
 use super::termios::Termios;
 use super::{Line, Tty, Wire, control};
+use crate::fs::bytes::send_in_chunks;
 use crate::fs::{Blocking, File, Node, OpenFlags, Ready, SetMetadata, Timestamp};
 use crate::sync::{PollWaiter, SpinLock};
-use crate::user::{Sink, Source, UserPtr, so_far};
+use crate::user::{Sink, Source, UserPtr};
 use crate::{Errno, Result, time};
 
 /// Major number of the terminals.
@@ -184,13 +185,6 @@ impl Master {
     }
 }
 
-fn wait_for_room(tty: &Tty, blocking: Blocking) -> Result<()> {
-    match blocking {
-        Blocking::Never => Err(Errno::EAGAIN),
-        Blocking::Wait => tty.wire_room.wait_until(|| tty.accepts().then_some(())),
-    }
-}
-
 impl File for Master {
     fn node(&self) -> Arc<dyn Node> {
         self.node.clone()
@@ -220,32 +214,8 @@ impl File for Master {
 
     fn write_at(&self, _offset: u64, source: &mut dyn Source, blocking: Blocking) -> Result<usize> {
         let tty = &self.pair.tty;
-        let mut chunk = [0; CHUNK];
-        let mut done = 0;
-        while source.remaining() > 0 {
-            // Room first: what is taken from the source must not be lost.
-            if !tty.accepts()
-                && let Err(error) = wait_for_room(tty, blocking)
-            {
-                return so_far(done, error);
-            }
-            let count = match source.take(&mut chunk) {
-                Ok(count) => count,
-                Err(error) => return so_far(done, error),
-            };
-            let mut sent = 0;
-            while sent < count {
-                let taken = tty.receive(&chunk[sent..count]);
-                sent += taken;
-                done += taken;
-                if sent < count
-                    && let Err(error) = wait_for_room(tty, blocking)
-                {
-                    return so_far(done, error);
-                }
-            }
-        }
-        Ok(done)
+        let room = || blocking.until(&tty.wire_room, || tty.accepts().then_some(()));
+        send_in_chunks(source, room, |bytes| tty.receive(bytes))
     }
 
     fn poll(&self, waiter: Option<&mut PollWaiter>) -> Ready {

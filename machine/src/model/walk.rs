@@ -5,17 +5,9 @@ use std::vec::Vec;
 
 use super::tlb::{Line, TlbState, Upper};
 use super::{Model, StaleEntries};
+use crate::entry::{ACCESSED, DIRTY, FRAME, GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use crate::{Access, CpuId, CpuSet, Cpus, PAGE_SHIFT, PAGE_SIZE, Pfn, PhysAddr, VirtAddr};
 
-const PRESENT: u64 = 1;
-const WRITE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-const LARGE: u64 = 1 << 7;
-const GLOBAL: u64 = 1 << 8;
-const NO_EXECUTE: u64 = 1 << 63;
-const FRAME: u64 = 0x000f_ffff_ffff_f000;
 /// Bits that must be zero in an entry that points to a 2 MiB page.
 const LARGE_RESERVED: u64 = 0x001f_e000;
 
@@ -186,7 +178,7 @@ impl Model {
             }
             let region = addr.0 >> (PAGE_SHIFT + 9);
             let upper = (level == 1).then_some(Upper { region, table, write, execute });
-            write &= entry & WRITE != 0;
+            write &= entry & WRITABLE != 0;
             execute &= entry & NO_EXECUTE == 0;
             let is_large = level == 2 && entry & LARGE != 0;
             assert!(level <= 2 || entry & LARGE == 0, "a page of level {level} at {addr:?}");
@@ -239,7 +231,7 @@ impl Model {
             if gone {
                 break;
             }
-            write &= entry & WRITE != 0;
+            write &= entry & WRITABLE != 0;
             execute &= entry & NO_EXECUTE == 0;
             table = Pfn::containing(PhysAddr(entry & FRAME));
         }

@@ -47,7 +47,7 @@
 //! ```
 //! use core::sync::atomic::AtomicU64;
 //! use freehold_bounce::{DeviceRules, Direction, Dma, DmaAddr, Limits};
-//! use freehold_buddy::{Buddy, Options};
+//! use freehold_buddy::{Buddy, Managed, Options};
 //! use freehold_frame::{FrameRecord, FrameTable};
 //! use freehold_machine::model::{Config, Model};
 //!
@@ -58,7 +58,9 @@
 //! let words = Buddy::<Model>::metadata_words(machine.topology(), 1, &options);
 //! let metadata = (0..words).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
 //! let table = FrameTable::new(Box::leak(records));
-//! let buddy = Buddy::new(machine, table, Box::leak(metadata), machine.topology(), &[], options).ok().unwrap();
+//! let managed =
+//!     Managed { topology: machine.topology(), reserved: &[], table, metadata: Box::leak(metadata) };
+//! let buddy = Buddy::new(machine, managed, options).ok().unwrap();
 //! let frames: &'static Buddy<Model> = Box::leak(Box::new(buddy));
 //!
 //! // A device that may hold 64 KiB.

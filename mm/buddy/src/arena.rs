@@ -18,7 +18,7 @@ use freehold_frame::{Owner, Side};
 use freehold_machine::{Cpus, Pinned};
 
 use crate::block::{BUCKETS, BlockId, BlockState, Blocks, link, unlink};
-use crate::take::{CANDIDATES, Reach};
+use crate::take::{CANDIDATES, Reach, Wish};
 use crate::word::{Held, LINE, Lock, Plain};
 use crate::zone::Zone;
 
@@ -235,9 +235,10 @@ impl<'a, C: Cpus> HeldArena<'a, C> {
         }
         None
     }
-    /// Move blocks of `class` that may have a run of `order` here from another arena, the fullest first, until `frames` are free in them or the
-    /// giver has only `keep` left. Whether there was one.
-    pub(crate) fn adopt_from(&self, giver: &Self, class: Owner, order: u32, frames: u64, keep: u64) -> bool {
+    /// Moves blocks that may have what is wished here from another arena, the fullest first, until `frames` are free in them or
+    /// the giver has only `keep` left. Whether there was one.
+    pub(crate) fn adopt_from(&self, giver: &Self, wish: Wish, frames: u64, keep: u64) -> bool {
+        let Wish { class, order, .. } = wish;
         let mut got = 0;
         while got < frames
             && giver.listed(class) > keep
@@ -267,7 +268,7 @@ mod tests {
     use freehold_machine::{CpuId, NodeId, Pfn};
 
     use super::*;
-    use crate::{Buddy, Options};
+    use crate::{Buddy, Managed, Options};
 
     /// Two CPUs and four pageblocks.
     fn two_cpus() -> &'static Buddy<Model> {
@@ -276,7 +277,8 @@ mod tests {
         let words = Buddy::<Model>::metadata_words(machine.topology(), 2, &Options::default());
         let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let (table, metadata) = (FrameTable::new(records.leak()), metadata.leak());
-        let buddy = Buddy::new(machine, table, metadata, machine.topology(), &[], Options::default());
+        let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata };
+        let buddy = Buddy::new(machine, managed, Options::default());
         Box::leak(Box::new(buddy.unwrap()))
     }
     /// A pageblock in the first CPU's arena: of its 512 frames one is in use.

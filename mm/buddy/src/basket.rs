@@ -4,7 +4,15 @@ use core::sync::atomic::AtomicU64;
 
 use freehold_machine::Pfn;
 
+use crate::rng::Rng;
 use crate::word::Plain;
+
+/// How blocks are drawn for one trip, and where they go.
+pub(crate) struct Draw<'a, 'p> {
+    /// `None` where they come by address.
+    pub(crate) rng: Option<&'a mut Rng>,
+    pub(crate) out: Basket<'p>,
+}
 
 /// Room for as many blocks as are wanted.
 #[derive(Debug)]

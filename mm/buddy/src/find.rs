@@ -9,13 +9,14 @@ use freehold_machine::{CpuId, Machine, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER
 
 use crate::Buddy;
 use crate::arena::{Arena, HeldArena};
-use crate::basket::Basket;
+use crate::basket::{Basket, Draw};
 use crate::block::BlockId;
 use crate::buddy::NONE;
 use crate::numa::{Listed, Passed};
 use crate::rng::Rng;
+use crate::sides::Moving;
 use crate::take::{Reach, Wish};
-use crate::zone::{MOVE_BATCH, Zone};
+use crate::zone::Zone;
 
 /// Below this many frames a zone shares split blocks between CPUs and classes before it opens new ones: 128 MiB.
 const FRUGAL: u64 = 64 << PAGEBLOCK_ORDER;
@@ -30,14 +31,39 @@ const ADOPTED: u64 = PAGEBLOCK_FRAMES;
 enum Next {
     /// There was one.
     Done,
-    /// So many pageblocks are to change sides.
-    Move(usize),
+    /// Pageblocks are to change sides.
+    Move(Moving),
     /// Others move pageblocks, which will be there in a moment.
     Wait,
     /// Only other arenas and other classes have free frames.
     Scrape,
     /// There is none.
     Fail,
+}
+
+/// What is looked for in the zones.
+struct Search {
+    request: Request,
+    /// The list that serves it, if one does.
+    list: Option<usize>,
+    /// The node to begin with.
+    first: u8,
+    allowed: NodeSet,
+}
+
+/// A trip to one zone: what is wished there, and how many frames stay free whatever is wished.
+pub(crate) struct Trip<'a, M: Machine> {
+    pub(crate) pinned: &'a Pinned<M>,
+    pub(crate) zone: &'a Zone,
+    floor: u64,
+    pub(crate) wish: Wish,
+}
+
+impl<M: Machine> Trip<'_, M> {
+    /// Reserves up to `want` of the wished blocks; how many.
+    pub(crate) fn reserve(&self, want: u64) -> Option<u64> {
+        self.zone.reserve(want, self.wish.order, self.floor)
+    }
 }
 
 impl<M: Machine> Buddy<M> {
@@ -71,55 +97,16 @@ impl<M: Machine> Buddy<M> {
             lane.key_list(list, &mut rng);
             lane.set_room(list, self.shapes.shape(list).room);
         }
-        let (home, order) = (lane.node().0, request.order.log2());
-        let (first, allowed) = self.preference(request.policy, home, cpu);
+        let (first, allowed) = self.preference(request.policy, lane.node().0, cpu);
+        let search = Search { request, list, first, allowed };
         for last_try in [false, true] {
             for node in self.nearest[usize::from(first)].into_iter().take_while(|node| *node != NONE) {
-                if !allowed.contains(NodeId(node)) {
-                    continue;
+                let node = NodeId(node);
+                if allowed.contains(node)
+                    && let Some(block) = self.find_on(node, pinned, &search, &mut rng)
+                {
+                    return Ok((block, node));
                 }
-                let zone = self.zone(NodeId(node));
-                let refill = list.filter(|_| node == home);
-                let single = [AtomicU64::new(0)];
-                let places = refill.map_or(&single[..], |list| {
-                    lane.room(list, lane.grow(list, self.shapes.shape(list).batch).max(zone.group() >> order))
-                });
-                let mut basket = Basket::new(places);
-                self.take_from(pinned, zone, request.owner, order, request.pressure, &mut rng, &mut basket);
-                if basket.len() == 0 || self.is_short(pinned, zone) {
-                    self.tell_shortage(NodeId(node));
-                }
-                if basket.len() == 0 {
-                    continue;
-                }
-                let block = match (refill, list) {
-                    (Some(list), _) => {
-                        if lane.is_random(list) || (order == 0 && zone.has_groups()) {
-                            // In a row, where hits will come at random: so the records are read ahead.
-                            self.table.warm(basket.since(0));
-                        } else {
-                            // By address: the last one comes out first.
-                            basket.reverse();
-                        }
-                        lane.fill(list, basket.len());
-                        lane.set_sparse(Some(zone.sparse()));
-                        lane.pop(list)
-                    }
-                    (None, Some(list)) => {
-                        lane.count_taken(list);
-                        basket.since(0).next()
-                    }
-                    (None, None) => {
-                        lane.count_passed_out(request.owner, request.order.frames());
-                        basket.since(0).next()
-                    }
-                };
-                if refill.is_none() {
-                    let listed = if list.is_some() { Listed::Yes } else { Listed::No };
-                    let (home, wanted, got) = (lane.node(), (first, allowed), NodeId(node));
-                    self.count_passed(&Passed { cpu, home, wanted, got, listed }, request);
-                }
-                return Ok((block.expect("at least one block was taken"), NodeId(node)));
             }
             if !last_try {
                 // What lies in this CPU's other lists may make a whole block, or be what is asked for.
@@ -133,6 +120,55 @@ impl<M: Machine> Buddy<M> {
             sink(&request);
         }
         Err(OutOfMemory)
+    }
+
+    /// A block from a node's zone, if there is one. If that is the CPU's own node, the list gets what it has room for.
+    fn find_on(&self, node: NodeId, pinned: &Pinned<M>, search: &Search, rng: &mut Rng) -> Option<Pfn> {
+        let &Search { request, list, first, allowed } = search;
+        let (cpu, zone) = (pinned.cpu(), self.zone(node));
+        let lane = self.lane(cpu);
+        let (home, order) = (lane.node(), request.order.log2());
+        let refill = list.filter(|_| node == home);
+        let single = [AtomicU64::new(0)];
+        let places = refill.map_or(&single[..], |list| {
+            lane.room(list, lane.grow(list, self.shapes.shape(list).batch).max(zone.group() >> order))
+        });
+        let mut draw = Draw { rng: self.shuffled.then_some(rng), out: Basket::new(places) };
+        self.take_from(pinned, zone, &request, &mut draw);
+        let basket = draw.out;
+        if basket.len() == 0 || self.is_short(pinned, zone) {
+            self.tell_shortage(node);
+        }
+        if basket.len() == 0 {
+            return None;
+        }
+        let block = match (refill, list) {
+            (Some(list), _) => {
+                if lane.is_random(list) || (order == 0 && zone.has_groups()) {
+                    // In a row, where hits will come at random: so the records are read ahead.
+                    self.table.warm(basket.since(0));
+                } else {
+                    // By address: the last one comes out first.
+                    basket.reverse();
+                }
+                lane.fill(list, basket.len());
+                lane.set_sparse(Some(zone.sparse()));
+                lane.pop(list)
+            }
+            (None, Some(list)) => {
+                lane.count_taken(list);
+                basket.since(0).next()
+            }
+            (None, None) => {
+                lane.count_passed_out(request.owner, request.order.frames());
+                basket.since(0).next()
+            }
+        };
+        if refill.is_none() {
+            let listed = if list.is_some() { Listed::Yes } else { Listed::No };
+            self.count_passed(&Passed { cpu, home, wanted: (first, allowed), got: node, listed }, request);
+        }
+        Some(block.expect("at least one block was taken"))
     }
 
     /// Whether less is left for programs than the low watermark, or too little for the kernel. That takes a look at the kernel's pageblocks, so not
@@ -170,56 +206,38 @@ impl<M: Machine> Buddy<M> {
         }
     }
 
-    /// Take blocks out of `zone` until `out` has all it wants, or at least one.
-    #[allow(clippy::too_many_arguments, reason = "one caller: the slow path")]
-    fn take_from(
-        &self,
-        pinned: &Pinned<M>,
-        zone: &Zone,
-        class: Owner,
-        order: u32,
-        pressure: Pressure,
-        rng: &mut Rng,
-        out: &mut Basket<'_>,
-    ) {
+    /// Take blocks out of `zone` until the basket has all it wants, or at least one.
+    fn take_from(&self, pinned: &Pinned<M>, zone: &Zone, request: &Request, draw: &mut Draw<'_, '_>) {
+        let &Request { owner: class, pressure, .. } = request;
+        let (side, order) = (class.side(), request.order.log2());
         let floor = match pressure {
             // User memory stops first: what a system call needs to end well is still there.
-            Pressure::Normal if class.side() == Side::User => zone.marks().min,
+            Pressure::Normal if side == Side::User => zone.marks().min,
             Pressure::Normal => zone.marks().min / 2,
             Pressure::Reserve => 0,
         };
-        let side = class.side();
-        let mut rng = self.shuffled.then_some(rng);
+        let wish = Wish { class, order, want: draw.out.room(), reach: Reach::Near, pressure };
+        let trip = Trip { pinned, zone, floor, wish };
         if order > PAGEBLOCK_ORDER {
-            return self.gather(pinned, zone, order, side, floor, out);
+            return self.gather(&trip, &mut draw.out);
         }
         let arena = self.arena(pinned, zone);
         loop {
-            let mut moved = [BlockId(0); MOVE_BATCH];
             let held = zone.lock_arena(arena, pinned, self.machine);
-            let Some(want) = zone.reserve(out.room(), order, floor) else { return };
-            let wish = Wish { class, order, want, reach: Reach::Near, pressure };
-            let (next, taken) = self.take_here(zone, &held, wish, rng.as_deref_mut(), out, &mut moved);
+            let Some(want) = trip.reserve(draw.out.room()) else { return };
+            let (next, taken) = self.take_here(zone, &held, Wish { want, ..wish }, draw);
             held.gain((want - taken) << order);
             drop(held);
             match next {
                 Next::Done | Next::Fail => return,
                 Next::Scrape => {
-                    return self.scrape(
-                        pinned,
-                        zone,
-                        arena,
-                        Wish { reach: Reach::Far, ..wish },
-                        floor,
-                        rng,
-                        out,
-                    );
+                    let wish = Wish { want, reach: Reach::Far, ..wish };
+                    return self.scrape(&Trip { wish, ..trip }, arena, draw);
                 }
                 Next::Wait => self.machine.relax(),
-                Next::Move(count) => {
-                    let to = side;
-                    self.change_side(&mut moved[..count], to);
-                    zone.finish_move(&zone.lock(pinned, self.machine), to, &moved[..count]);
+                Next::Move(mut moving) => {
+                    self.change_side(moving.blocks(), side);
+                    zone.finish_move(&zone.lock(pinned, self.machine), side, moving.blocks());
                 }
             }
         }
@@ -230,9 +248,7 @@ impl<M: Machine> Buddy<M> {
         zone: &Zone,
         held: &HeldArena<'_, M>,
         wish: Wish,
-        mut rng: Option<&mut Rng>,
-        out: &mut Basket<'_>,
-        moved: &mut [BlockId; MOVE_BATCH],
+        draw: &mut Draw<'_, '_>,
     ) -> (Next, u64) {
         let Wish { class, order, want, .. } = wish;
         let side = class.side();
@@ -240,22 +256,22 @@ impl<M: Machine> Buddy<M> {
         if order < PAGEBLOCK_ORDER {
             // A block that is opened is taken from before anyone else sees it: split blocks with nothing in use do not exist outside of the lock.
             loop {
-                let mut taken = zone.take(held, wish, rng.as_deref_mut(), out);
+                let mut taken = zone.take(held, wish, draw);
                 if taken == 0 && self.adopt(zone, held, wish) {
                     continue;
                 }
                 if taken == 0 && zone.managed() < FRUGAL {
-                    taken = Self::take_stolen(zone, held, Wish { want: 1, ..wish }, out);
+                    taken = Self::take_stolen(zone, held, Wish { want: 1, ..wish }, draw);
                 }
                 if taken > 0 {
                     return (Next::Done, taken);
                 }
-                if !may_open || zone.open(held, class, rng.as_deref_mut()).is_none() {
+                if !may_open || zone.open(held, class, draw.rng.as_deref_mut()).is_none() {
                     break;
                 }
             }
         } else if may_open {
-            let taken = zone.take_whole(held, side, want, rng.as_deref_mut(), out);
+            let taken = zone.take_whole(held, side, want, draw);
             if taken > 0 {
                 return (Next::Done, taken);
             }
@@ -265,9 +281,10 @@ impl<M: Machine> Buddy<M> {
             Side::User => Side::Kernel,
         };
         let sets = zone.lock_inside(held);
-        let count = if may_open { zone.begin_move(&sets, from, rng, moved) } else { 0 };
+        let rng = draw.rng.as_deref_mut();
+        let mut moving = if may_open { zone.begin_move(&sets, from, rng) } else { Moving::NONE };
         let next = match () {
-            () if count > 0 => Next::Move(count),
+            () if !moving.blocks().is_empty() => Next::Move(moving),
             () if zone.moving(&sets) > 0 => Next::Wait,
             () if order < PAGEBLOCK_ORDER => Next::Scrape,
             () => Next::Fail,
@@ -281,39 +298,34 @@ impl<M: Machine> Buddy<M> {
         let frames = (wish.want << wish.order).min(ADOPTED);
         others.filter(|other| other.listed(wish.class) > keep).any(|other| {
             let giver = held.try_other(other);
-            giver.is_some_and(|giver| held.adopt_from(&giver, wish.class, wish.order, frames, keep))
+            giver.is_some_and(|giver| held.adopt_from(&giver, wish, frames, keep))
         })
     }
     /// Take from another class of the same side.
-    fn take_stolen(zone: &Zone, held: &HeldArena<'_, M>, wish: Wish, out: &mut Basket<'_>) -> u64 {
+    fn take_stolen(zone: &Zone, held: &HeldArena<'_, M>, wish: Wish, draw: &mut Draw<'_, '_>) -> u64 {
+        // The lowest: chance decides among the class's own.
+        let rng = draw.rng.take();
         // A candidate only may have a run: each look that finds none marks its block, so this ends.
         while let Some(class) = zone.steal(held, wish.class, wish.order) {
-            let got = zone.take(held, Wish { class, reach: Reach::Far, ..wish }, None, out);
+            let got = zone.take(held, Wish { class, reach: Reach::Far, ..wish }, draw);
             if got > 0 {
+                draw.rng = rng;
                 return got;
             }
         }
+        draw.rng = rng;
         0
     }
     /// No pageblock is free: whatever any arena has, this CPU's first.
-    #[allow(clippy::too_many_arguments, reason = "one caller: the slow path")]
-    fn scrape(
-        &self,
-        pinned: &Pinned<M>,
-        zone: &Zone,
-        first: Arena,
-        wish: Wish,
-        floor: u64,
-        mut rng: Option<&mut Rng>,
-        out: &mut Basket<'_>,
-    ) {
+    fn scrape(&self, trip: &Trip<'_, M>, first: Arena, draw: &mut Draw<'_, '_>) {
+        let &Trip { pinned, zone, wish, .. } = trip;
         for step in 0..zone.arenas().len() {
             let arena = zone.arena(usize::from(first.id) + step);
             let held = zone.lock_arena(arena, pinned, self.machine);
-            let Some(want) = zone.reserve(wish.want, wish.order, floor) else { continue };
-            let mut taken = zone.take(&held, Wish { want: 1, ..wish }, rng.as_deref_mut(), out);
+            let Some(want) = trip.reserve(wish.want) else { continue };
+            let mut taken = zone.take(&held, Wish { want: 1, ..wish }, draw);
             if taken == 0 {
-                taken = Self::take_stolen(zone, &held, Wish { want, ..wish }, out);
+                taken = Self::take_stolen(zone, &held, Wish { want, ..wish }, draw);
             }
             held.gain((want - taken) << wish.order);
             if taken > 0 {

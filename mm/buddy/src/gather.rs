@@ -1,27 +1,21 @@
 //! Blocks larger than a pageblock, up to 1 GiB: gathered from free pageblocks that happen to lie side by side.
 
-use freehold_frame::Side;
-use freehold_machine::{Machine, PAGEBLOCK_ORDER, Pinned};
+use freehold_machine::{Machine, PAGEBLOCK_ORDER};
 
 use crate::Buddy;
 use crate::basket::Basket;
 use crate::block::BlockId;
-use crate::zone::Zone;
+use crate::find::Trip;
+use crate::take::Wish;
 
 impl<M: Machine> Buddy<M> {
-    /// Take one block of `order`, above a pageblock's, for `side`, if there is one.
-    pub(crate) fn gather(
-        &self,
-        pinned: &Pinned<M>,
-        zone: &Zone,
-        order: u32,
-        side: Side,
-        floor: u64,
-        out: &mut Basket<'_>,
-    ) {
+    /// Takes one block of the wished order, above a pageblock's, if there is one.
+    pub(crate) fn gather(&self, trip: &Trip<'_, M>, out: &mut Basket<'_>) {
+        let &Trip { pinned, zone, wish: Wish { class, order, .. }, .. } = trip;
+        let side = class.side();
         let count = 1u64 << (order - PAGEBLOCK_ORDER);
         let held = zone.lock(pinned, self.machine);
-        if zone.reserve(1, order, floor).is_none() {
+        if trip.reserve(1).is_none() {
             return;
         }
         let Some(first) = zone.find_neighbours(&held, count) else { return zone.gain(1 << order) };

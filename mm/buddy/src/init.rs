@@ -15,7 +15,7 @@ use freehold_machine::{
 use crate::arena::ARENA_WORDS;
 use crate::block::{BITMAP_WORDS, BLOCK_WORDS, BlockId, BlockState, Blocks, Fill};
 use crate::buddy::{Buddy, Bytes, NONE};
-use crate::lane::{Doors, LANE};
+use crate::lane::{Doors, LANE, Plan};
 use crate::options::{Check, Options, Wipe};
 use crate::place::Bins;
 use crate::runs::Runs;
@@ -63,6 +63,34 @@ impl Layout {
     }
 }
 
+/// What [`Buddy::new`] manages, and the words that it does it with.
+#[derive(Clone, Copy)]
+pub struct Managed<'a> {
+    /// All memory.
+    pub topology: &'static Topology,
+    /// Frames that are never handed out: sorted, disjoint runs.
+    pub reserved: &'a [PfnRange],
+    /// A record for each frame, all of them zero.
+    pub table: FrameTable,
+    /// Zeroed words, as many as [`Buddy::metadata_words`] says.
+    pub metadata: &'static [AtomicU64],
+}
+
+impl Managed<'_> {
+    fn check(&self, cpus: usize) -> Result<(), InitError> {
+        if cpus > MAX_CPUS {
+            return Err(InitError::TooManyCpus);
+        }
+        if self.topology.boot_ranges().next().is_none() {
+            return Err(InitError::NoMemory);
+        }
+        if self.table.end() < self.topology.end() {
+            return Err(InitError::TableTooSmall);
+        }
+        Ok(())
+    }
+}
+
 /// Metadata not yet given to a purpose.
 struct Supply(&'static [AtomicU64]);
 
@@ -82,30 +110,14 @@ impl<M: Machine> Buddy<M> {
         Layout::of(topology, cpus, options).total
     }
 
-    /// The allocator of all memory in `topology` but the `reserved` frames (sorted, disjoint runs).
-    ///
-    /// Pageblocks with reserved frames enter the direct map; all others start outside. `table` and `metadata` are all zero.
+    /// The allocator of memory. Pageblocks with reserved frames enter the direct map; all others start outside.
     ///
     /// # Errors
     /// [`InitError`].
-    pub fn new(
-        machine: M,
-        table: FrameTable,
-        metadata: &'static [AtomicU64],
-        topology: &'static Topology,
-        reserved: &[PfnRange],
-        options: Options,
-    ) -> Result<Self, InitError> {
+    pub fn new(machine: M, managed: Managed<'_>, options: Options) -> Result<Self, InitError> {
         let cpus = machine.cpu_count();
-        if cpus > MAX_CPUS {
-            return Err(InitError::TooManyCpus);
-        }
-        if topology.boot_ranges().next().is_none() {
-            return Err(InitError::NoMemory);
-        }
-        if table.end() < topology.end() {
-            return Err(InitError::TableTooSmall);
-        }
+        managed.check(cpus)?;
+        let Managed { topology, reserved, table, metadata } = managed;
         let shapes = shapes(topology, cpus, &options);
         let layout = Layout::of(topology, cpus, &options);
         if metadata.len() < layout.total {
@@ -136,18 +148,7 @@ impl<M: Machine> Buddy<M> {
             wiped: AtomicU64::new(0),
             injecting: AtomicBool::new(false),
         };
-        for (cpu, lane) in lanes.iter().enumerate().take(cpus) {
-            let node = machine.node_of_cpu(CpuId(cpu as u16));
-            let home = NodeId(buddy.nearest[usize::from(node.0) % MAX_NODES][0]);
-            if bytes == Bytes::Left {
-                buddy.doors.open(cpu, lane);
-            }
-            let before = (0..cpu).filter(|other| buddy.lane(CpuId(*other as u16)).node() == home);
-            buddy.slots[cpu] = before.count() as u8;
-            let cpu = CpuId(cpu as u16);
-            let draws = if buddy.shuffled { Draws::From(options.shuffle_order) } else { Draws::None };
-            buddy.lane(cpu).lay_out(&buddy.shapes, cpu, home, draws, machine.random_u64());
-        }
+        buddy.lay_out_lanes();
         let grain = if buddy.shuffled { options.shuffle_order } else { PAGEBLOCK_ORDER };
         buddy.reserve(reserved);
         buddy.leave_out_what_is_not_there();
@@ -160,6 +161,23 @@ impl<M: Machine> Buddy<M> {
         }
         buddy.adopt_fragments(reserved);
         Ok(buddy)
+    }
+
+    /// Give each CPU its lists.
+    fn lay_out_lanes(&mut self) {
+        for (cpu, lane) in self.lanes.iter().enumerate().take(self.cpus) {
+            let node = self.machine.node_of_cpu(CpuId(cpu as u16));
+            let home = NodeId(self.nearest[usize::from(node.0) % MAX_NODES][0]);
+            if self.bytes == Bytes::Left {
+                self.doors.open(cpu, lane);
+            }
+            let before = (0..cpu).filter(|other| self.lane(CpuId(*other as u16)).node() == home);
+            self.slots[cpu] = before.count() as u8;
+            let cpu = CpuId(cpu as u16);
+            let draws = if self.shuffled { Draws::From(self.options.shuffle_order) } else { Draws::None };
+            let plan = Plan { cpu, node: home, draws };
+            self.lane(cpu).lay_out(&self.shapes, plan, self.machine.random_u64());
+        }
     }
 
     /// Mark reserved frames, and the pageblocks that are not wholly free memory.

@@ -272,13 +272,25 @@ pub(crate) fn homeward(entry: &AtomicU64) -> (Pfn, Tag) {
     (Pfn(entry & ((1 << TAG_SHIFT) - 1)), Tag::of_bits(entry >> TAG_SHIFT))
 }
 
+/// Whose lists they are.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    /// The CPU that takes from them.
+    pub(crate) cpu: CpuId,
+    /// The node whose blocks they hold.
+    pub(crate) node: NodeId,
+    /// Which of them draw at random.
+    pub(crate) draws: Draws,
+}
+
 impl<'a> Lane<'a> {
     #[inline(always)]
     pub(crate) fn new(words: &'a Words) -> Self {
         Self { words }
     }
-    /// Write into the head, which is CPU number `cpu`'s, where its stacks are, the node whose blocks they hold, and how blocks are drawn.
-    pub(crate) fn lay_out(&self, shapes: &Shapes, cpu: CpuId, node: NodeId, draws: Draws, seed: u64) {
+    /// Writes into the head where its stacks are, and whose they are.
+    pub(crate) fn lay_out(&self, shapes: &Shapes, plan: Plan, seed: u64) {
+        let Plan { cpu, node, draws } = plan;
         let mut rng = Rng::new(seed);
         let mut at = HEAD as u64;
         self.words[KEY].set(rng.next());

@@ -49,7 +49,7 @@ pub use buddy::Buddy;
 pub use drain::Moment;
 pub use hotplug::PlugError;
 pub use info::{Activity, LaneInfo, ORDERS, ZoneInfo};
-pub use init::InitError;
+pub use init::{InitError, Managed};
 pub use misuse::Misuse;
 pub use numa::{NumaStats, Traffic};
 pub use options::{

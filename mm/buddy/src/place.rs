@@ -26,7 +26,7 @@ use freehold_machine::topology::Indexing;
 use freehold_machine::{Cpus, NodeId, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Topology};
 
 use crate::arena::HeldArena;
-use crate::basket::Basket;
+use crate::basket::Draw;
 use crate::block::{BITMAP_WORDS, BUCKETS, BlockId, Fill};
 use crate::options::Options;
 use crate::rng::Rng;
@@ -243,8 +243,7 @@ impl Zone {
         held: &HeldArena<'_, C>,
         bins: &Bins,
         wish: Wish,
-        mut rng: Option<&mut Rng>,
-        out: &mut Basket<'_>,
+        draw: &mut Draw<'_, '_>,
     ) -> u64 {
         let Wish { class, want, .. } = wish;
         let Some(which) = counted(class) else { return 0 };
@@ -253,7 +252,7 @@ impl Zone {
             let at = Level { held, bins, which, level };
             let mut taken = 0;
             for block in self.shortlist(held, bins, which, class).into_iter().flatten() {
-                taken += self.take_at_level(&at, block, want - taken, rng.as_deref_mut(), out);
+                taken += self.take_at_level(&at, block, want - taken, draw);
                 if taken * 4 >= want {
                     return taken;
                 }
@@ -261,10 +260,10 @@ impl Zone {
             // A fresh pageblock in the emptiest bin, if that bin has room at this level.
             while taken * 4 < want
                 && self.may_open(&wish)
-                && let Some(block) = self.open_at_level(&at, class, rng.as_deref_mut())
+                && let Some(block) = self.open_at_level(&at, class, draw.rng.as_deref_mut())
             {
                 bins.opened[which].set(block.0 + 1);
-                taken += self.take_at_level(&at, block, want - taken, rng.as_deref_mut(), out);
+                taken += self.take_at_level(&at, block, want - taken, draw);
             }
             if taken > 0 {
                 return taken;
@@ -325,13 +324,12 @@ impl Zone {
         at: &Level<'_, '_, C>,
         block: BlockId,
         want: u64,
-        rng: Option<&mut Rng>,
-        out: &mut Basket<'_>,
+        draw: &mut Draw<'_, '_>,
     ) -> u64 {
         let &Level { held, bins, which, level } = at;
         let old = self.blocks().state(block);
         let bitmap = self.blocks().bitmap(block);
-        let start = rng.map_or(0, |rng| rng.below(BITMAP_WORDS as u64) as usize);
+        let start = draw.rng.as_deref_mut().map_or(0, |rng| rng.below(BITMAP_WORDS as u64) as usize);
         let mut taken = 0;
         for step in 0..BITMAP_WORDS {
             let index = (start + step) % BITMAP_WORDS;
@@ -341,7 +339,7 @@ impl Zone {
                 let at = fit.trailing_zeros();
                 let frame = block.start().offset(index as u64 * 64 + u64::from(at));
                 bins.add(old.class(), frame, 0);
-                out.push(frame);
+                draw.out.push(frame);
                 left &= !(1 << at);
                 fit &= fit - 1;
                 taken += 1;

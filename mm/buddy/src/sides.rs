@@ -13,16 +13,24 @@ use crate::rng::Rng;
 use crate::word::{Held, Plain};
 use crate::zone::{MOVE_BATCH, Zone};
 
+/// Pageblocks that change sides together.
+pub(crate) struct Moving {
+    blocks: [BlockId; MOVE_BATCH],
+    count: usize,
+}
+
+impl Moving {
+    pub(crate) const NONE: Self = Self { blocks: [BlockId(0); MOVE_BATCH], count: 0 };
+
+    pub(crate) fn blocks(&mut self) -> &mut [BlockId] {
+        &mut self.blocks[..self.count]
+    }
+}
+
 impl Zone {
     /// Take free blocks out of one side, to be changed to the other without the lock. The caller calls [`Zone::finish_move`]
     /// for all of them, whatever happens; meanwhile they count as free and as moving.
-    pub(crate) fn begin_move(
-        &self,
-        _held: &Held,
-        from: Side,
-        mut rng: Option<&mut Rng>,
-        moved: &mut [BlockId; MOVE_BATCH],
-    ) -> usize {
+    pub(crate) fn begin_move(&self, _held: &Held, from: Side, mut rng: Option<&mut Rng>) -> Moving {
         let set = self.set(from);
         let most = match from {
             // What the kernel takes from the user comes singly: entering the direct map costs no flush.
@@ -30,18 +38,19 @@ impl Zone {
             // What it gives back comes in numbers: one flush for all.
             Side::Kernel => MOVE_BATCH,
         };
-        let mut count = 0;
-        while count < most
+        let mut moving = Moving::NONE;
+        while moving.count < most
             && let Some(drawn) = set.draw(rng.as_deref_mut())
         {
             let position = self.one_that_stays(from, drawn);
-            moved[count] = set.take_at(position, self.blocks(), self.runs());
-            let before = self.blocks().state(moved[count]);
-            self.blocks().set_state(moved[count], BlockState::plain(Fill::Moving).with_residue_of(before));
-            count += 1;
+            let block = set.take_at(position, self.blocks(), self.runs());
+            let before = self.blocks().state(block);
+            self.blocks().set_state(block, BlockState::plain(Fill::Moving).with_residue_of(before));
+            moving.blocks[moving.count] = block;
+            moving.count += 1;
         }
-        self.moving.add(count as u64);
-        count
+        self.moving.add(moving.count as u64);
+        moving
     }
     /// For what the kernel takes: from the drawn position of the user's set on, the first block that cannot be unplugged anyway.
     /// The drawn one where there is none.

@@ -8,7 +8,7 @@ use freehold_frame::{Owner, Pressure};
 use freehold_machine::{Cpus, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER};
 
 use crate::arena::{Arena, HeldArena};
-use crate::basket::Basket;
+use crate::basket::{Basket, Draw};
 use crate::block::{self, BITMAP_WORDS, BlockId, BlockState};
 use crate::place::wants_balance;
 use crate::rng::Rng;
@@ -43,16 +43,10 @@ pub(crate) struct Wish {
 
 impl Zone {
     /// Take blocks as wished out of an arena's split pageblocks, the fullest first. How many there were; their frames are reserved.
-    pub(crate) fn take<C: Cpus>(
-        &self,
-        held: &HeldArena<'_, C>,
-        wish: Wish,
-        mut rng: Option<&mut Rng>,
-        out: &mut Basket<'_>,
-    ) -> u64 {
+    pub(crate) fn take<C: Cpus>(&self, held: &HeldArena<'_, C>, wish: Wish, draw: &mut Draw<'_, '_>) -> u64 {
         let Wish { class, order, want, reach, .. } = wish;
         if let Some(bins) = self.bins.as_ref().filter(|_| wants_balance(&wish)) {
-            let taken = self.take_balanced(held, bins, wish, rng.as_deref_mut(), out);
+            let taken = self.take_balanced(held, bins, wish, draw);
             if taken > 0 {
                 return taken;
             }
@@ -64,16 +58,16 @@ impl Zone {
             let Some(block) = held.candidate(class, order, reach) else { break };
             let old = self.blocks().state(block);
             let bitmap = self.blocks().bitmap(block);
-            let (before, asked) = (out.len(), want - taken);
+            let (before, asked) = (draw.out.len(), want - taken);
             if order == 0 {
-                self.take_frames(block, old.free(), asked, rng.as_deref_mut(), out);
+                self.take_frames(block, old.free(), asked, draw);
             } else {
-                block::take_runs(bitmap, order, asked, |index| out.push(block.start().offset(index)));
+                block::take_runs(bitmap, order, asked, |index| draw.out.push(block.start().offset(index)));
             }
             if let Some(bins) = &self.bins {
-                out.since(before).for_each(|frame| bins.add(old.class(), frame, order));
+                draw.out.since(before).for_each(|frame| bins.add(old.class(), frame, order));
             }
-            let got = out.len() - before;
+            let got = draw.out.len() - before;
             let new = old.with_free(old.free() - (got << order));
             // Of single frames some may be left all the same.
             let none_left = order > 0 && got < asked;
@@ -94,19 +88,14 @@ impl Zone {
     ///
     /// Without, the lowest. With, every free frame has the same chance, or, where the grain is coarser, every group of neighbours. A list hands the last
     /// one out first, so frames are put in from the highest to the lowest where they are to come out by address.
-    fn take_frames(&self, block: BlockId, free: u64, want: u64, rng: Option<&mut Rng>, out: &mut Basket<'_>) {
-        let bitmap = self.blocks().bitmap(block);
-        let end = out.len() + want;
+    fn take_frames(&self, block: BlockId, free: u64, want: u64, draw: &mut Draw<'_, '_>) {
+        let Draw { rng, out } = draw;
+        let (bitmap, end) = (self.blocks().bitmap(block), out.len() + want);
+        let mut frames = Frames { block, bitmap, end, out };
         match rng {
-            Some(rng) if self.grain == 0 && free > want => take_some(bitmap, block, free, end, rng, out),
-            Some(rng) if self.has_groups() => {
-                take_groups(bitmap, block, self.grain, end, rng, out);
-            }
-            _ => {
-                for (index, word) in bitmap.iter().enumerate() {
-                    emit(block, index, word, word.get(), end, out);
-                }
-            }
+            Some(rng) if self.grain == 0 && free > want => frames.take_some(free, rng),
+            Some(rng) if self.has_groups() => frames.take_groups(self.grain, rng),
+            _ => frames.take_lowest(),
         }
     }
 }
@@ -118,34 +107,69 @@ impl Arena {
     }
 }
 
-/// Take about as many of the `free` frames of a block as `out` wants until it has `end`, which are fewer, every one with the same chance, and at least one.
-fn take_some(
-    bitmap: &[AtomicU64; BITMAP_WORDS],
+/// Free frames of a split block on their way out, until the basket has `end`.
+struct Frames<'a, 'p> {
     block: BlockId,
-    free: u64,
+    bitmap: &'a [AtomicU64; BITMAP_WORDS],
     end: u64,
-    rng: &mut Rng,
-    out: &mut Basket<'_>,
-) {
-    let (before, start) = (out.len(), rng.next() as usize);
-    let chance = Chance::of(end - before, free);
-    for step in 0..BITMAP_WORDS {
-        let index = (start + step) % BITMAP_WORDS;
-        let bits = some_of(bitmap[index].get() & chance.draw(rng), end - out.len(), rng);
-        emit(block, index, &bitmap[index], bits, end, out);
-    }
-    if out.len() > before {
-        return;
-    }
-    // None was chosen; take one, again with equal chances.
-    let mut skip = rng.below(free);
-    for (index, word) in bitmap.iter().enumerate() {
-        let ones = u64::from(word.get().count_ones());
-        if skip < ones {
-            let bits = (0..skip).fold(word.get(), |bits, _| bits & (bits - 1));
-            return emit(block, index, word, bits, out.len() + 1, out);
+    out: &'a mut Basket<'p>,
+}
+
+impl Frames<'_, '_> {
+    fn take_lowest(&mut self) {
+        for index in 0..BITMAP_WORDS {
+            self.emit(index, self.bitmap[index].get());
         }
-        skip -= ones;
+    }
+
+    /// Takes about as many of the `free` ones as are wanted, which are fewer, every one with the same chance, and at least one.
+    fn take_some(&mut self, free: u64, rng: &mut Rng) {
+        let (before, start) = (self.out.len(), rng.next() as usize);
+        let chance = Chance::of(self.end - before, free);
+        for step in 0..BITMAP_WORDS {
+            let index = (start + step) % BITMAP_WORDS;
+            let drawn = self.bitmap[index].get() & chance.draw(rng);
+            self.emit(index, some_of(drawn, self.end - self.out.len(), rng));
+        }
+        if self.out.len() > before {
+            return;
+        }
+        // None was chosen; take one, again with equal chances.
+        let mut skip = rng.below(free);
+        for (index, word) in self.bitmap.iter().enumerate() {
+            let ones = u64::from(word.get().count_ones());
+            if skip < ones {
+                self.end = before + 1;
+                return self.emit(index, (0..skip).fold(word.get(), |bits, _| bits & (bits - 1)));
+            }
+            skip -= ones;
+        }
+    }
+
+    /// Takes aligned groups of 2^`grain` (1 to 8), in random order (Fisher and Yates).
+    fn take_groups(&mut self, grain: u32, rng: &mut Rng) {
+        let mut groups: [u8; PAGEBLOCK_FRAMES as usize / 2] = core::array::from_fn(|n| n as u8);
+        let count = (PAGEBLOCK_FRAMES >> grain) as usize;
+        for left in (1..=count).rev() {
+            let drawn = rng.below(left as u64) as usize;
+            groups.swap(drawn, left - 1);
+            let first = u64::from(groups[left - 1]) << grain;
+            for index in (first..first + (1 << grain)).rev() {
+                let (word, bit) = (&self.bitmap[index as usize / 64], 1 << (index % 64));
+                if word.get() & bit != 0 && self.out.len() < self.end {
+                    word.set(word.get() & !bit);
+                    self.out.push(self.block.start().offset(index));
+                }
+            }
+        }
+    }
+
+    /// Takes the frames of `bits`, which are free, out of word `index`.
+    fn emit(&mut self, index: usize, bits: u64) {
+        let word = &self.bitmap[index];
+        let first = self.block.start().offset(index as u64 * 64);
+        let left = self.out.push_bits(first, bits, self.end - self.out.len());
+        word.set(word.get() & !(bits ^ left));
     }
 }
 
@@ -185,38 +209,6 @@ fn some_of(bits: u64, most: u64, rng: &mut Rng) -> u64 {
     let turned = bits.rotate_right(turn);
     let rest = (0..most).fold(turned, |rest, _| rest & (rest - 1));
     (turned & !rest).rotate_left(turn)
-}
-
-/// Take the free frames of a block by aligned groups of 2^`grain` (1 to 8), the groups in random order (Fisher and Yates), until `out` has `end`.
-fn take_groups(
-    bitmap: &[AtomicU64; BITMAP_WORDS],
-    block: BlockId,
-    grain: u32,
-    end: u64,
-    rng: &mut Rng,
-    out: &mut Basket<'_>,
-) {
-    let mut groups: [u8; PAGEBLOCK_FRAMES as usize / 2] = core::array::from_fn(|n| n as u8);
-    let count = (PAGEBLOCK_FRAMES >> grain) as usize;
-    for left in (1..=count).rev() {
-        let drawn = rng.below(left as u64) as usize;
-        groups.swap(drawn, left - 1);
-        let first = u64::from(groups[left - 1]) << grain;
-        for index in (first..first + (1 << grain)).rev() {
-            let (word, bit) = (&bitmap[index as usize / 64], 1 << (index % 64));
-            if word.get() & bit != 0 && out.len() < end {
-                word.set(word.get() & !bit);
-                out.push(block.start().offset(index));
-            }
-        }
-    }
-}
-
-/// Take the frames of `bits`, which are free, out of a word of a block's bitmap, until `out` has `end`.
-fn emit(block: BlockId, index: usize, word: &AtomicU64, bits: u64, end: u64, out: &mut Basket<'_>) {
-    let first = block.start().offset(index as u64 * 64);
-    let left = out.push_bits(first, bits, end - out.len());
-    word.set(word.get() & !(bits ^ left));
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use freehold_frame::{Owner, Pressure, Side};
 use freehold_machine::{Cpus, NodeId, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn, Pinned};
 
 use crate::arena::{ARENA_WORDS, Arena, HeldArena};
-use crate::basket::Basket;
+use crate::basket::Draw;
 use crate::block::{self, BITMAP_WORDS, BlockId, BlockState, Blocks, Fill, link, unlink, whole_class};
 use crate::numa::NumaCounts;
 use crate::place::Bins;
@@ -336,12 +336,11 @@ impl Zone {
         held: &HeldArena<'_, C>,
         side: Side,
         most: u64,
-        mut rng: Option<&mut Rng>,
-        out: &mut Basket<'_>,
+        draw: &mut Draw<'_, '_>,
     ) -> u64 {
         let class = whole_class(side);
         let sets = self.lock_inside(held);
-        let blocks = core::iter::from_fn(|| self.take_block(&sets, side, class, rng.as_deref_mut()));
+        let blocks = core::iter::from_fn(|| self.take_block(&sets, side, class, draw.rng.as_deref_mut()));
         let taken = blocks.take(most as usize).map(|block| {
             let state = match side {
                 Side::Kernel => BlockState::whole(side),
@@ -353,7 +352,7 @@ impl Zone {
             };
             self.blocks.set_state(block, state.with_arena(held.id));
             self.count_whole(block, side, Bins::add);
-            out.push(block.start());
+            draw.out.push(block.start());
         });
         taken.count() as u64
     }

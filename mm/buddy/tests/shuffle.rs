@@ -9,7 +9,7 @@ mod common;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{check, model};
-use freehold_buddy::{Buddy, Options, Shuffle};
+use freehold_buddy::{Buddy, Managed, Options, Shuffle};
 use freehold_frame::{FrameRecord, FrameSource, FrameTable, Order, Owner, Request, State};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{Entropy, Pfn};
@@ -120,7 +120,8 @@ fn boot_often(blocks: u64, mut look: impl FnMut(&Buddy<Model>)) {
         records.iter().for_each(|record| record.set_state(State::Unowned(None)));
         metadata.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let table = FrameTable::new(records);
-        look(&Buddy::new(machine, table, metadata, machine.topology(), &[], options).unwrap());
+        let managed = Managed { topology: machine.topology(), reserved: &[], table, metadata };
+        look(&Buddy::new(machine, managed, options).unwrap());
     }
 }
 

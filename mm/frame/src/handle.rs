@@ -13,6 +13,7 @@
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
+use core::ops::Deref;
 
 use freehold_machine::Pfn;
 
@@ -54,24 +55,67 @@ fn record<S: FrameSource>(source: S, frame: Pfn) -> &'static FrameRecord {
     source.table().get(frame).expect("a handle's frame was in the table when the handle was made")
 }
 
-fn home<S: FrameSource>(source: S, frame: Pfn) -> &'static Home {
-    source.table().home(frame).expect("whoever asks for homes has a table of them")
+/// What the three values have in common: which block, and where it came from. It holds nothing itself.
+pub struct Handle<K: Kind, S: FrameSource> {
+    source: S,
+    frame: Pfn,
+    order: Order,
+    kind: PhantomData<K>,
 }
 
-#[inline]
-fn let_go<S: FrameSource>(source: S, frame: Pfn, order: Order, hold: Hold) {
-    if record(source, frame).counts().drop_hold(hold) {
-        source.release(frame, order);
+impl<K: Kind, S: FrameSource> Clone for Handle<K, S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K: Kind, S: FrameSource> Copy for Handle<K, S> {}
+
+impl<K: Kind, S: FrameSource> Handle<K, S> {
+    const fn new(source: S, frame: Pfn, order: Order) -> Self {
+        Self { source, frame, order, kind: PhantomData }
+    }
+    /// The block's first frame.
+    pub const fn pfn(&self) -> Pfn {
+        self.frame
+    }
+    /// The block's size.
+    pub const fn order(&self) -> Order {
+        self.order
+    }
+    /// The first frame's record.
+    pub fn record(&self) -> &'static FrameRecord {
+        record(self.source, self.frame)
+    }
+    /// Where the first frame's page is found, and its writers are counted.
+    ///
+    /// # Panics
+    /// Where the table has no [`Home`]s.
+    pub fn home(&self) -> &'static Home {
+        self.source.table().home(self.frame).expect("whoever asks for homes has a table of them")
+    }
+    /// The page allocator it came from.
+    pub const fn source(&self) -> S {
+        self.source
+    }
+    #[inline]
+    fn let_go(self, hold: Hold) {
+        if self.record().counts().drop_hold(hold) {
+            self.source.release(self.frame, self.order);
+        }
     }
 }
 
 /// A block of frames with the owner `K`; for user kinds, one reference to it. See the module's head.
 #[must_use = "dropping it gives the block back"]
-pub struct Frame<K: Kind, S: FrameSource> {
-    source: S,
-    frame: Pfn,
-    order: Order,
-    kind: PhantomData<K>,
+pub struct Frame<K: Kind, S: FrameSource>(Handle<K, S>);
+
+impl<K: Kind, S: FrameSource> Deref for Frame<K, S> {
+    type Target = Handle<K, S>;
+    #[inline]
+    fn deref(&self) -> &Handle<K, S> {
+        &self.0
+    }
 }
 
 impl<K: Kind, S: FrameSource> Frame<K, S> {
@@ -100,35 +144,19 @@ impl<K: Kind, S: FrameSource> Frame<K, S> {
             Owner::PageCache => record(source, frame).counts().start(Exclusive::No),
             _ => {}
         }
-        Ok(Self { source, frame, order: request.order, kind: PhantomData })
-    }
-    /// The block's first frame.
-    pub const fn pfn(&self) -> Pfn {
-        self.frame
-    }
-    /// The block's size.
-    pub const fn order(&self) -> Order {
-        self.order
-    }
-    /// The first frame's record.
-    pub fn record(&self) -> &'static FrameRecord {
-        record(self.source, self.frame)
+        Ok(Self(Handle::new(source, frame, request.order)))
     }
     /// Say where the first frame's page is found. Before others can find the frame.
     ///
     /// # Panics
     /// Where the table has no [`Home`]s.
     pub fn set_home(&self, object: u64, index: u64) {
-        home(self.source, self.frame).set(object, index);
-    }
-    /// The page allocator it came from.
-    pub const fn source(&self) -> S {
-        self.source
+        self.home().set(object, index);
     }
     /// Keep the block as a bare number, for structures that cannot hold values (page tables, slab headers).
     /// It is leaked unless [`Frame::from_raw`] takes it back.
     pub fn into_raw(self) -> Pfn {
-        ManuallyDrop::new(self).frame
+        ManuallyDrop::new(self).pfn()
     }
     /// Take a block back that [`Frame::into_raw`] let out. Once for each time.
     ///
@@ -136,7 +164,7 @@ impl<K: Kind, S: FrameSource> Frame<K, S> {
     /// [`WrongOwner`] if the frame does not start a block of this kind.
     pub fn from_raw(source: S, frame: Pfn) -> Result<Self, WrongOwner> {
         let order = check::<K, S>(source, frame)?;
-        Ok(Self { source, frame, order, kind: PhantomData })
+        Ok(Self(Handle::new(source, frame, order)))
     }
 }
 
@@ -147,7 +175,7 @@ impl<K: UserKind, S: FrameSource> Frame<K, S> {
     /// [`CountError::Overflow`].
     pub fn try_clone(&self) -> Result<Self, CountError> {
         self.record().counts().reference()?;
-        Ok(Self { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+        Ok(Self(self.0))
     }
     /// Turn the reference into a mapping; a new anonymous frame stays exclusive.
     ///
@@ -158,7 +186,7 @@ impl<K: UserKind, S: FrameSource> Frame<K, S> {
             return Err((self, error));
         }
         let this = ManuallyDrop::new(self);
-        Ok(Mapping { source: this.source, frame: this.frame, order: this.order, kind: PhantomData })
+        Ok(Mapping(this.0))
     }
 }
 
@@ -177,7 +205,7 @@ impl<S: FrameSource> Frame<Anon, S> {
             return Err((self, error));
         }
         let this = ManuallyDrop::new(self);
-        Ok(Mapping { source: this.source, frame: this.frame, order: this.order, kind: PhantomData })
+        Ok(Mapping(this.0))
     }
     /// One mapping of it, for an address space that has it not to itself: it is not exclusive from now on.
     ///
@@ -185,7 +213,7 @@ impl<S: FrameSource> Frame<Anon, S> {
     /// [`CountError::Pinned`], [`CountError::Overflow`].
     pub fn share(&self) -> Result<Mapping<Anon, S>, CountError> {
         self.record().counts().share()?;
-        Ok(Mapping { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+        Ok(Mapping(self.0))
     }
 }
 
@@ -196,7 +224,7 @@ impl<S: FrameSource> Frame<PageCache, S> {
     /// [`CountError::Overflow`].
     pub fn map(&self) -> Result<Mapping<PageCache, S>, CountError> {
         self.record().counts().map()?;
-        Ok(Mapping { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+        Ok(Mapping(self.0))
     }
     /// Pin it; shared memory needs no exclusive owner.
     ///
@@ -204,51 +232,42 @@ impl<S: FrameSource> Frame<PageCache, S> {
     /// [`CountError::Overflow`].
     pub fn pin(&self) -> Result<Pin<PageCache, S>, CountError> {
         self.record().counts().pin_shared()?;
-        Ok(Pin { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+        Ok(Pin(self.0))
     }
 }
 
 impl<K: Kind, S: FrameSource> Drop for Frame<K, S> {
     fn drop(&mut self) {
         if K::OWNER.is_user() {
-            let_go(self.source, self.frame, self.order, Hold::Reference);
+            self.0.let_go(Hold::Reference);
         } else {
-            self.source.release(self.frame, self.order);
+            self.source().release(self.pfn(), self.order());
         }
     }
 }
 
 impl<K: Kind, S: FrameSource> fmt::Debug for Frame<K, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Frame<{}>({:?}, order {})", K::OWNER.name(), self.frame, self.order.log2())
+        write!(f, "Frame<{}>({:?}, order {})", K::OWNER.name(), self.pfn(), self.order().log2())
     }
 }
 
 /// The hold of one page-table leaf on a user frame. See the module's head.
 #[must_use = "dropping it unmaps the frame"]
-pub struct Mapping<K: UserKind, S: FrameSource> {
-    source: S,
-    frame: Pfn,
-    order: Order,
-    kind: PhantomData<K>,
+pub struct Mapping<K: UserKind, S: FrameSource>(Handle<K, S>);
+
+impl<K: UserKind, S: FrameSource> Deref for Mapping<K, S> {
+    type Target = Handle<K, S>;
+    #[inline]
+    fn deref(&self) -> &Handle<K, S> {
+        &self.0
+    }
 }
 
 impl<K: UserKind, S: FrameSource> Mapping<K, S> {
-    /// The mapped frame.
-    pub const fn pfn(&self) -> Pfn {
-        self.frame
-    }
-    /// The block's size.
-    pub const fn order(&self) -> Order {
-        self.order
-    }
-    /// The frame's record.
-    pub fn record(&self) -> &'static FrameRecord {
-        record(self.source, self.frame)
-    }
     /// Put the mapping into a page-table entry: from now on the entry is the holder.
     pub fn into_leaf(self) -> Pfn {
-        ManuallyDrop::new(self).frame
+        ManuallyDrop::new(self).pfn()
     }
     /// Take the mapping out of a page-table entry that no longer holds it. Once for each [`Mapping::into_leaf`];
     /// dropped only after the TLBs forgot the entry.
@@ -266,7 +285,7 @@ impl<K: UserKind, S: FrameSource> Mapping<K, S> {
     pub fn from_leaf_of(source: S, frame: Pfn) -> Result<(Self, Owner), WrongOwner> {
         match source.table().state(frame) {
             State::Owned { owner, order, .. } if K::accepts(owner) => {
-                Ok((Self { source, frame, order, kind: PhantomData }, owner))
+                Ok((Self(Handle::new(source, frame, order)), owner))
             }
             state => Err(WrongOwner { frame, found: state.owner(), expected: K::OWNER }),
         }
@@ -284,7 +303,7 @@ impl<K: UserKind, S: FrameSource> Mapping<K, S> {
     /// [`CountError::Overflow`].
     pub fn reference(&self) -> Result<Frame<K, S>, CountError> {
         self.record().counts().reference()?;
-        Ok(Frame { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+        Ok(Frame(self.0))
     }
     /// Turn the mapping into a reference.
     ///
@@ -295,7 +314,7 @@ impl<K: UserKind, S: FrameSource> Mapping<K, S> {
             return Err((self, error));
         }
         let this = ManuallyDrop::new(self);
-        Ok(Frame { source: this.source, frame: this.frame, order: this.order, kind: PhantomData })
+        Ok(Frame(this.0))
     }
     /// One more mapping for another address space: an anonymous frame stops being exclusive. This space's leaf loses its write right after
     /// that, not before.
@@ -304,7 +323,7 @@ impl<K: UserKind, S: FrameSource> Mapping<K, S> {
     /// The other space gets a copy: the frame is pinned, or a count is at its maximum.
     pub fn share(&self) -> Result<Self, CopyFrom> {
         let record = self.record();
-        let refuse = |why| CopyFrom::new(self.frame, why);
+        let refuse = |why| CopyFrom::new(self.pfn(), why);
         let is_private = match K::OWNER {
             Owner::Anon => true,
             Owner::PageCache => false,
@@ -316,7 +335,7 @@ impl<K: UserKind, S: FrameSource> Mapping<K, S> {
         } else {
             record.counts().map().map_err(refuse)?
         }
-        Ok(Self { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+        Ok(Self(self.0))
     }
 }
 
@@ -329,7 +348,7 @@ impl<S: FrameSource> Mapping<Anon, S> {
     pub fn allocate_with(source: S, request: Request) -> Result<Self, OutOfMemory> {
         let frame = source.allocate(Request { owner: Owner::Anon, ..request })?;
         record(source, frame).counts().start_mapped();
-        Ok(Self { source, frame, order: request.order, kind: PhantomData })
+        Ok(Self(Handle::new(source, frame, request.order)))
     }
     /// Whether this address space has the frame to itself.
     pub fn is_exclusive(&self) -> bool {
@@ -340,7 +359,7 @@ impl<S: FrameSource> Mapping<Anon, S> {
     /// # Errors
     /// Others hold it: this page gets a copy.
     pub fn reuse(&self) -> Result<(), CopyFrom> {
-        self.record().counts().reuse().map_err(|why| CopyFrom::new(self.frame, why))
+        self.record().counts().reuse().map_err(|why| CopyFrom::new(self.pfn(), why))
     }
     /// As [`Mapping::reuse`], where up to `references` are held by those who never look at the bytes again.
     ///
@@ -348,7 +367,7 @@ impl<S: FrameSource> Mapping<Anon, S> {
     /// As [`Mapping::reuse`].
     pub fn reuse_beside(&self, references: u32) -> Result<(), CopyFrom> {
         let outcome = self.record().counts().reuse_beside(references);
-        outcome.map_err(|why| CopyFrom::new(self.frame, why))
+        outcome.map_err(|why| CopyFrom::new(self.pfn(), why))
     }
     /// Turn the mapping into a reference that nobody can pin, and say to whom the frame belonged: it leaves its page (swap-out,
     /// migration). The leaf is cleared after this, and flushed before the bytes are used.
@@ -363,7 +382,7 @@ impl<S: FrameSource> Mapping<Anon, S> {
             Err(error) => return Err((self, error)),
         };
         let this = ManuallyDrop::new(self);
-        let frame = Frame { source: this.source, frame: this.frame, order: this.order, kind: PhantomData };
+        let frame = Frame(this.0);
         Ok((frame, belonged))
     }
     /// Pin the exclusive frame.
@@ -372,7 +391,7 @@ impl<S: FrameSource> Mapping<Anon, S> {
     /// [`CountError::NotExclusive`]: unshare first. [`CountError::Overflow`].
     pub fn pin(&self) -> Result<Pin<Anon, S>, CountError> {
         self.record().counts().pin_exclusive()?;
-        Ok(Pin { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+        Ok(Pin(self.0))
     }
 }
 
@@ -383,7 +402,7 @@ impl<S: FrameSource> Mapping<PageCache, S> {
     /// [`CountError::Overflow`].
     pub fn pin(&self) -> Result<Pin<PageCache, S>, CountError> {
         self.record().counts().pin_shared()?;
-        Ok(Pin { source: self.source, frame: self.frame, order: self.order, kind: PhantomData })
+        Ok(Pin(self.0))
     }
 }
 
@@ -391,40 +410,25 @@ impl<K: UserKind, S: FrameSource> Drop for Mapping<K, S> {
     // Where leaves are taken down, for each.
     #[inline]
     fn drop(&mut self) {
-        let_go(self.source, self.frame, self.order, Hold::Mapping);
+        self.0.let_go(Hold::Mapping);
     }
 }
 
 impl<K: UserKind, S: FrameSource> fmt::Debug for Mapping<K, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mapping({:?}, {:?})", self.frame, self.record().counts().load())
+        write!(f, "Mapping({:?}, {:?})", self.pfn(), self.record().counts().load())
     }
 }
 
 /// A pin: while it lives the frame is neither moved, nor copied away from its mapping, nor reused.
 #[must_use = "dropping it unpins the frame"]
-pub struct Pin<K: UserKind, S: FrameSource> {
-    source: S,
-    frame: Pfn,
-    order: Order,
-    kind: PhantomData<K>,
-}
+pub struct Pin<K: UserKind, S: FrameSource>(Handle<K, S>);
 
-impl<K: UserKind, S: FrameSource> Pin<K, S> {
-    /// The pinned frame.
-    pub const fn pfn(&self) -> Pfn {
-        self.frame
-    }
-    /// The frame's record.
-    pub fn record(&self) -> &'static FrameRecord {
-        record(self.source, self.frame)
-    }
-    /// Where the frame's page is found, and its writers are counted.
-    ///
-    /// # Panics
-    /// Where the table has no [`Home`]s.
-    pub fn home(&self) -> &'static Home {
-        home(self.source, self.frame)
+impl<K: UserKind, S: FrameSource> Deref for Pin<K, S> {
+    type Target = Handle<K, S>;
+    #[inline]
+    fn deref(&self) -> &Handle<K, S> {
+        &self.0
     }
 }
 
@@ -434,7 +438,7 @@ impl<S: FrameSource> Pin<Anon, S> {
     pub fn try_exclusive(source: S, frame: Pfn) -> Option<Self> {
         // The mark is on nothing but anonymous frames, and a pinned one is a block of its own.
         source.table().get(frame)?.counts().pin_exclusive().ok()?;
-        Some(Self { source, frame, order: Order::FRAME, kind: PhantomData })
+        Some(Self(Handle::new(source, frame, Order::FRAME)))
     }
 }
 
@@ -442,18 +446,18 @@ impl<S: FrameSource> Pin<PageCache, S> {
     /// As [`Pin::try_exclusive`], for a frame of truly shared memory.
     pub fn try_shared(source: S, frame: Pfn) -> Option<Self> {
         source.table().get(frame)?.counts().pin_shared().ok()?;
-        Some(Self { source, frame, order: Order::FRAME, kind: PhantomData })
+        Some(Self(Handle::new(source, frame, Order::FRAME)))
     }
 }
 
 impl<K: UserKind, S: FrameSource> Drop for Pin<K, S> {
     fn drop(&mut self) {
-        let_go(self.source, self.frame, self.order, Hold::Pin);
+        self.0.let_go(Hold::Pin);
     }
 }
 
 impl<K: UserKind, S: FrameSource> fmt::Debug for Pin<K, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pin({:?}, {:?})", self.frame, self.record().counts().load())
+        write!(f, "Pin({:?}, {:?})", self.pfn(), self.record().counts().load())
     }
 }

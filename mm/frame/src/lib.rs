@@ -71,7 +71,7 @@ pub mod transition;
 mod whole;
 
 pub use counts::{CountError, Counts, Exclusive, Holders, Word};
-pub use handle::{Frame, Mapping, Pin, WrongOwner};
+pub use handle::{Frame, Handle, Mapping, Pin, WrongOwner};
 pub use home::Home;
 pub use large::{Belongs, LargeMapping, Shattered};
 pub use order::Order;

@@ -105,25 +105,7 @@ impl FrameTable {
                 if !next.is_aligned(order.log2()) || end > run.end {
                     note(&mut audit, Contradiction::BadBlock(next, order));
                 }
-                if owner.is_user() == holders.is_none() {
-                    note(
-                        &mut audit,
-                        if owner.is_user() {
-                            Contradiction::Leaked(next, owner)
-                        } else {
-                            Contradiction::KernelButCounted(next, holders)
-                        },
-                    );
-                }
-                if holders.exclusive && holders.mappings > 1 {
-                    note(&mut audit, Contradiction::ExclusiveButShared(next, holders));
-                }
-                if holders.whole && (owner != Owner::Anon || order != Order::PAGEBLOCK || holders.pins > 0) {
-                    note(&mut audit, Contradiction::NotWhole(next, holders));
-                }
-                if owner == Owner::Anon && holders.pins > 0 && !holders.exclusive {
-                    note(&mut audit, Contradiction::PinnedButShared(next, holders));
-                }
+                miscounted(next, owner, order, holders).for_each(|found| note(&mut audit, found));
                 let end = end.min(run.end);
                 for tail in PfnRange::new(next.offset(1), end).iter() {
                     if self.get(tail).is_some_and(FrameRecord::is_free_but_held) {
@@ -142,6 +124,25 @@ impl FrameTable {
         }
         audit
     }
+}
+
+/// What the counts of a block say that cannot be, for its owner.
+fn miscounted(
+    frame: Pfn,
+    owner: Owner,
+    order: Order,
+    holders: Holders,
+) -> impl Iterator<Item = Contradiction> {
+    let not_whole = owner != Owner::Anon || order != Order::PAGEBLOCK || holders.pins > 0;
+    let shared_pin = owner == Owner::Anon && holders.pins > 0 && !holders.exclusive;
+    let found = [
+        (owner.is_user() && holders.is_none(), Contradiction::Leaked(frame, owner)),
+        (!owner.is_user() && !holders.is_none(), Contradiction::KernelButCounted(frame, holders)),
+        (holders.exclusive && holders.mappings > 1, Contradiction::ExclusiveButShared(frame, holders)),
+        (holders.whole && not_whole, Contradiction::NotWhole(frame, holders)),
+        (shared_pin, Contradiction::PinnedButShared(frame, holders)),
+    ];
+    found.into_iter().filter_map(|(is_so, what)| is_so.then_some(what))
 }
 
 /// Memory by owner, in frames.

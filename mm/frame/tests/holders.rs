@@ -101,7 +101,7 @@ proptest! {
             for pin in &pins {
                 prop_assert!(pin.record().counts().load().exclusive);
             }
-            let mut held: Vec<Pfn> = frames.iter().map(Frame::pfn).chain(mappings.iter().map(Mapping::pfn)).chain(pins.iter().map(Pin::pfn)).collect();
+            let mut held: Vec<Pfn> = frames.iter().map(|frame| frame.pfn()).chain(mappings.iter().map(|frame| frame.pfn())).chain(pins.iter().map(|frame| frame.pfn())).collect();
             held.sort();
             held.dedup();
             let mut found = Vec::new();

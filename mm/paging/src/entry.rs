@@ -1,23 +1,19 @@
-//! Entries of translation tables. The only place that knows their bits (x86-64: Intel SDM volume 3A, 4.5).
+//! Entries of translation tables. The only place that knows what user entries' bits mean; the hardware's are in
+//! [`freehold_machine::entry`].
 //!
 //! A leaf keeps its frame also while it grants no rights at all (`PROT_NONE`): the hardware then sees an absent entry.
 //!
 //! An absent entry that is no leaf and not empty says where a page is that is not in memory ([`SwapPlace`]). The place is stored inverted, so
 //! that a CPU that speculates past the missing bit 0 is led to no memory (the L1TF errata). Bit 10 is left for userfaultfd.
 
+use freehold_machine::entry::{ACCESSED, DIRTY, FRAME, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use freehold_machine::{PAGE_SHIFT, Pfn, TABLE_ENTRIES, VirtAddr};
 
-const PRESENT: u64 = 1;
-const WRITE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const ACCESSED: u64 = 1 << 5;
-const DIRTY: u64 = 1 << 6;
-const LARGE: u64 = 1 << 7;
 /// In an absent entry: a leaf that grants nothing. (In a present one the bit means "global".)
 const WITHHELD: u64 = 1 << 8;
 /// Ignored by hardware: the frame's counts do not include this leaf.
 const UNCOUNTED: u64 = 1 << 9;
-/// In an absent entry without [`WITHHELD`]: the page is elsewhere. (In a present one the bit is [`WRITE`].)
+/// In an absent entry without [`WITHHELD`]: the page is elsewhere. (In a present one the bit is [`WRITABLE`].)
 const SWAPPED: u64 = 1 << 1;
 /// Ignored by hardware: the page was written through this leaf since the mark was last cleared.
 const SOFT_DIRTY: u64 = 1 << 11;
@@ -25,8 +21,6 @@ const SOFT_DIRTY: u64 = 1 << 11;
 const LAZY: u64 = 1 << 52;
 /// Ignored by hardware: the page's bytes are for the program alone.
 const SECRET: u64 = 1 << 53;
-const NO_EXECUTE: u64 = 1 << 63;
-const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
 /// What a leaf lets user code do. The hardware cannot withhold reading from what may be written or executed.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -142,7 +136,7 @@ impl Entry {
     }
     /// Points to the next level's table; rights are decided in the leaf.
     pub const fn table(table: Pfn) -> Self {
-        Self(table.0 << PAGE_SHIFT | PRESENT | WRITE | USER | ACCESSED)
+        Self(table.0 << PAGE_SHIFT | PRESENT | WRITABLE | USER | ACCESSED)
     }
     /// A 4 KiB leaf.
     pub const fn leaf(frame: Pfn, rights: Rights, marks: Marks, backing: Backing) -> Self {
@@ -183,23 +177,23 @@ impl Entry {
     /// The same leaf with other rights.
     #[must_use]
     pub const fn with_rights(self, rights: Rights) -> Self {
-        let kept = self.0 & !(PRESENT | WRITE | USER | WITHHELD | NO_EXECUTE);
+        let kept = self.0 & !(PRESENT | WRITABLE | USER | WITHHELD | NO_EXECUTE);
         if rights.is_none() {
             return Self(kept | WITHHELD);
         }
-        let write = if rights.contains(Rights::WRITE) { WRITE } else { 0 };
+        let write = if rights.contains(Rights::WRITE) { WRITABLE } else { 0 };
         let execute = if rights.contains(Rights::EXECUTE) { 0 } else { NO_EXECUTE };
         Self(kept | PRESENT | USER | write | execute)
     }
     /// The same leaf without the right to write.
     #[must_use]
     pub const fn write_protected(self) -> Self {
-        Self(self.0 & !WRITE)
+        Self(self.0 & !WRITABLE)
     }
     /// The same leaf in a child's table: without the right to write, written before, and not used there yet.
     #[must_use]
     pub const fn inherited(self) -> Self {
-        Self(self.0 & !(WRITE | ACCESSED | LAZY) | DIRTY)
+        Self(self.0 & !(WRITABLE | ACCESSED | LAZY) | DIRTY)
     }
     /// The same leaf, written and accessed.
     #[must_use]
@@ -265,13 +259,13 @@ impl Entry {
         if self.0 & PRESENT == 0 {
             return Rights::NONE;
         }
-        let write = if self.0 & WRITE != 0 { Rights::WRITE } else { Rights::NONE };
+        let write = if self.0 & WRITABLE != 0 { Rights::WRITE } else { Rights::NONE };
         let execute = if self.0 & NO_EXECUTE == 0 { Rights::EXECUTE } else { Rights::NONE };
         Rights::READ.union(write).union(execute)
     }
     /// Whether stores go through.
     pub const fn is_writable(self) -> bool {
-        self.0 & (PRESENT | WRITE) == PRESENT | WRITE
+        self.0 & (PRESENT | WRITABLE) == PRESENT | WRITABLE
     }
     /// Whether the hardware has used (or was told of) the leaf. A leaf that never was is in no TLB.
     pub const fn is_accessed(self) -> bool {

@@ -37,7 +37,7 @@ pub use entry::{Backing, Entry, Marks, Rights, SwapPlace};
 pub use flush::{FULL_FLUSH_PAGES, FlushBatch};
 pub use roots::{Roots, Walk};
 pub use shift::Prepared;
-pub use space::{Cursor, Leaves, PageSize, Reached, Slot, Space};
+pub use space::{Cursor, EntryAt, Leaves, PageSize, Reached, Slot, Space};
 
 /// One past the last user address: the page below the non-canonical hole is never mapped, so that no
 /// instruction can run into the hole (SYSRET to a non-canonical address faults in ring 0 on Intel CPUs).

@@ -100,7 +100,7 @@ impl<S: Memory> Roots<S> {
     /// Makes `table` the root of `node`, unless there is one by now: then it stays the caller's. Its bytes are anything. The caller
     /// is pinned; nothing is allocated or freed.
     fn install(&self, node: NodeId, table: &mut Option<Frame<PageTable, S>>) {
-        let Some(root) = table.as_ref().map(Frame::pfn) else { return };
+        let Some(root) = table.as_ref().map(|frame| frame.pfn()) else { return };
         let (machine, slot) = (self.source.machine(), &self.roots[usize::from(node.0)]);
         machine.copy_entries(self.kernel.of(node), root, USER_ENTRIES..TABLE_ENTRIES);
         let top = self.top.lock();

@@ -99,6 +99,17 @@ impl<M: Tables> Slot<M> {
     }
 }
 
+/// An entry that a walk or a fault came to. Valid as its slot is.
+#[derive(Clone, Copy, Debug)]
+pub struct EntryAt<M> {
+    /// The address.
+    pub addr: VirtAddr,
+    /// Where its entry is.
+    pub slot: Slot<M>,
+    /// What the entry was.
+    pub entry: Entry,
+}
+
 /// Where the leaf for `addr` is under the table `root`: see [`Space::find`].
 #[inline]
 pub(crate) fn find<M: Tables>(machine: M, root: Pfn, addr: VirtAddr) -> Option<(Slot<M>, PageSize)> {
@@ -145,7 +156,7 @@ pub enum Reached<M> {
     /// A table of 4 KiB leaves.
     Leaves(Leaves<M>),
     /// Something of 2 MiB, by its first address.
-    Large(VirtAddr, Slot<M>, Entry),
+    Large(EntryAt<M>),
 }
 
 /// A table of 4 KiB leaves, as much of it as is meant. Valid while its space is borrowed.
@@ -348,38 +359,17 @@ impl<S: Memory> Space<S> {
             Reached::Leaves(leaves) => {
                 leaves.each(|index, entry| f(leaves.addr(index), leaves.slot(index), entry, PageSize::Small));
             }
-            Reached::Large(addr, slot, entry) => f(addr, slot, entry, PageSize::Large),
+            Reached::Large(EntryAt { addr, slot, entry }) => f(addr, slot, entry, PageSize::Large),
         });
     }
 
     /// Show what of `range` is not empty, upwards, a table of 4 KiB leaves at a time: for those who do much to every page.
-    pub fn visit_tables(&self, range: Range<VirtAddr>, mut f: impl FnMut(Reached<S::Machine>)) {
+    pub fn visit_tables(&self, range: Range<VirtAddr>, f: impl FnMut(Reached<S::Machine>)) {
         let range = range.start..range.end.min(USER_END);
         if range.start < range.end {
-            self.visit_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range, &mut f);
+            let mut descent = Descent { machine: self.source.machine(), range, f };
+            descent.visit_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0));
         }
-    }
-
-    fn visit_below(
-        &self,
-        table: Pfn,
-        level: u32,
-        base: VirtAddr,
-        range: &Range<VirtAddr>,
-        f: &mut impl FnMut(Reached<S::Machine>),
-    ) {
-        let machine = self.source.machine();
-        machine.each_entry(table, covered(base, level, range), |index, entry| {
-            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
-            match Entry::from_bits(entry) {
-                entry if !entry.is_table() => f(Reached::Large(addr, Slot { machine, table, index }, entry)),
-                entry if level > 2 => self.visit_below(entry.frame(), level - 1, addr, range, f),
-                entry => {
-                    let range = covered(addr, 1, range);
-                    f(Reached::Leaves(Leaves { machine, table: entry.frame(), base: addr, range }));
-                }
-            }
-        });
     }
 
     /// The table of 4 KiB leaves around `addr`; made where it is missing.
@@ -394,39 +384,12 @@ impl<S: Memory> Space<S> {
 
     /// Empty all of `range`, upwards, and show what was there: leaves, with the marks that the walker has set, and places of pages that
     /// are not in memory. `range` cuts no large page.
-    pub fn take_all(&self, range: Range<VirtAddr>, mut f: impl FnMut(VirtAddr, Entry, PageSize)) {
+    pub fn take_all(&self, range: Range<VirtAddr>, f: impl FnMut(VirtAddr, Entry, PageSize)) {
         let range = range.start..range.end.min(USER_END);
         if range.start < range.end {
-            self.take_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range, &mut f);
+            let mut descent = Descent { machine: self.source.machine(), range, f };
+            descent.take_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0));
         }
-    }
-
-    fn take_below(
-        &self,
-        table: Pfn,
-        level: u32,
-        base: VirtAddr,
-        range: &Range<VirtAddr>,
-        f: &mut impl FnMut(VirtAddr, Entry, PageSize),
-    ) {
-        let machine = self.source.machine();
-        let place = |index: usize| VirtAddr(base.0 + ((index as u64) << shift(level)));
-        if level == 1 {
-            return machine.take_entries(table, covered(base, level, range), |index, entry| {
-                f(place(index), Entry::from_bits(entry), PageSize::Small);
-            });
-        }
-        machine.each_entry(table, covered(base, level, range), |index, entry| {
-            match Entry::from_bits(entry) {
-                entry if entry.is_table() => {
-                    self.take_below(entry.frame(), level - 1, place(index), range, f);
-                }
-                _ => {
-                    let old = machine.swap_entry(table, index, 0);
-                    f(place(index), Entry::from_bits(old), PageSize::Large);
-                }
-            }
-        });
     }
 
     /// Replace a 2 MiB leaf by 512 leaves of 4 KiB with the same rights, marks and frames.
@@ -467,39 +430,17 @@ impl<S: Memory> Space<S> {
     /// Unlink and free every table that translates an address of `range` and nothing outside `span`, which
     /// contains it. All leaves in `span` are empty.
     pub fn free_tables(&mut self, range: Range<VirtAddr>, span: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
-        let freed = self.free_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0), &range, &span, batch);
-        self.tables -= freed;
-    }
-
-    fn free_below(
-        &self,
-        table: Pfn,
-        level: u32,
-        base: VirtAddr,
-        range: &Range<VirtAddr>,
-        span: &Range<VirtAddr>,
-        batch: &mut FlushBatch<S>,
-    ) -> u64 {
-        let machine = self.source.machine();
         let mut freed = 0;
-        let mut rest = covered(base, level, range);
-        while let Some((index, entry)) = machine.next_entry(table, rest.clone()) {
-            rest.start = index + 1;
-            let (slot, entry) = (Slot { machine, table, index }, Entry::from_bits(entry));
-            if !entry.is_table() {
-                continue;
-            }
-            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
-            if level > 2 {
-                freed += self.free_below(entry.frame(), level - 1, addr, range, span, batch);
-            }
+        let free = |EntryAt { addr, slot, entry }, level| {
             if span.start <= addr && addr.0 + (1 << shift(level)) <= span.end.0 {
                 self.link(slot, level, Entry::EMPTY);
                 batch.freed_table(addr, self.emptied(entry.frame(), addr));
                 freed += 1;
             }
-        }
-        freed
+        };
+        let mut descent = Descent { machine: self.source.machine(), range, f: free };
+        descent.tables_below(self.roots.first(), ROOT_LEVEL, VirtAddr(0));
+        self.tables -= freed;
     }
 
     fn emptied(&self, table: Pfn, addr: VirtAddr) -> Frame<PageTable, S> {
@@ -507,6 +448,75 @@ impl<S: Memory> Space<S> {
         let left = || machine.next_entry(table, 0..TABLE_ENTRIES);
         debug_assert_eq!(left(), None, "a table with leaves is freed at {addr:?}");
         take_table(self.source, table)
+    }
+}
+
+/// A way down the tables that translate `range`, with what is done to what is found there. Each function takes a table, its
+/// level, and the first address that it translates.
+struct Descent<M, F> {
+    machine: M,
+    range: Range<VirtAddr>,
+    f: F,
+}
+
+impl<M: Tables, F: FnMut(Reached<M>)> Descent<M, F> {
+    /// See [`Space::visit_tables`].
+    fn visit_below(&mut self, table: Pfn, level: u32, base: VirtAddr) {
+        let machine = self.machine;
+        machine.each_entry(table, covered(base, level, &self.range), |index, entry| {
+            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
+            match Entry::from_bits(entry) {
+                entry if !entry.is_table() => {
+                    (self.f)(Reached::Large(EntryAt { addr, slot: Slot { machine, table, index }, entry }));
+                }
+                entry if level > 2 => self.visit_below(entry.frame(), level - 1, addr),
+                entry => {
+                    let range = covered(addr, 1, &self.range);
+                    (self.f)(Reached::Leaves(Leaves { machine, table: entry.frame(), base: addr, range }));
+                }
+            }
+        });
+    }
+}
+
+impl<M: Tables, F: FnMut(VirtAddr, Entry, PageSize)> Descent<M, F> {
+    /// See [`Space::take_all`].
+    fn take_below(&mut self, table: Pfn, level: u32, base: VirtAddr) {
+        let machine = self.machine;
+        let place = |index: usize| VirtAddr(base.0 + ((index as u64) << shift(level)));
+        let indices = covered(base, level, &self.range);
+        if level == 1 {
+            return machine.take_entries(table, indices, |index, entry| {
+                (self.f)(place(index), Entry::from_bits(entry), PageSize::Small);
+            });
+        }
+        machine.each_entry(table, indices, |index, entry| match Entry::from_bits(entry) {
+            entry if entry.is_table() => self.take_below(entry.frame(), level - 1, place(index)),
+            _ => {
+                let old = machine.swap_entry(table, index, 0);
+                (self.f)(place(index), Entry::from_bits(old), PageSize::Large);
+            }
+        });
+    }
+}
+
+impl<M: Tables, F: FnMut(EntryAt<M>, u32)> Descent<M, F> {
+    /// Shows entries that lead to tables, and the level that they are of; first those of the tables below.
+    fn tables_below(&mut self, table: Pfn, level: u32, base: VirtAddr) {
+        let machine = self.machine;
+        let mut rest = covered(base, level, &self.range);
+        while let Some((index, entry)) = machine.next_entry(table, rest.clone()) {
+            rest.start = index + 1;
+            let entry = Entry::from_bits(entry);
+            if !entry.is_table() {
+                continue;
+            }
+            let addr = VirtAddr(base.0 + ((index as u64) << shift(level)));
+            if level > 2 {
+                self.tables_below(entry.frame(), level - 1, addr);
+            }
+            (self.f)(EntryAt { addr, slot: Slot { machine, table, index }, entry }, level);
+        }
     }
 }
 

@@ -3,19 +3,14 @@
 use alloc::vec::Vec;
 
 use freehold_frame::{Frame, Kernel, NodePolicy, NodeSet, Order, OutOfMemory, Owner, Request};
+use freehold_machine::entry::{ACCESSED, DIRTY, FRAME};
+pub(crate) use freehold_machine::entry::{GLOBAL, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use freehold_machine::{NodeId, PAGE_SHIFT, Pfn, TABLE_ENTRIES, Tables, VirtAddr};
 
 use crate::{Image, Memory};
 
-pub(crate) const PRESENT: u64 = 1;
-pub(crate) const WRITABLE: u64 = 1 << 1;
-/// Accessed and dirty: the CPU sets them.
-pub(crate) const MARKS: u64 = 3 << 5;
-pub(crate) const USER: u64 = 1 << 2;
-pub(crate) const LARGE: u64 = 1 << 7;
-pub(crate) const GLOBAL: u64 = 1 << 8;
-pub(crate) const NO_EXECUTE: u64 = 1 << 63;
-const FRAME: u64 = 0x000f_ffff_ffff_f000;
+/// What the CPU sets.
+pub(crate) const MARKS: u64 = ACCESSED | DIRTY;
 
 /// The first entry of the kernel half.
 pub(crate) const UPPER: usize = TABLE_ENTRIES / 2;

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_buddy::{Buddy, Options};
+use freehold_buddy::{Buddy, Managed, Options};
 use freehold_frame::{FrameRecord, FrameSource as _, FrameTable, NodeSet, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::topology::MAX_NODES;
@@ -75,7 +75,9 @@ impl World {
         let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let reserved = [PfnRange::new(Pfn(0), Pfn(FIRST + pages + DATA_PAGES))];
         let table = FrameTable::new(records.leak());
-        let buddy = Buddy::new(model, table, metadata.leak(), model.topology(), &reserved, options);
+        let metadata = metadata.leak();
+        let managed = Managed { topology: model.topology(), reserved: &reserved, table, metadata };
+        let buddy = Buddy::new(model, managed, options);
         let frames: Frames =
             alloc::boxed::Box::leak(alloc::boxed::Box::new(buddy.expect("a page allocator")));
         let roots = [const { AtomicU64::new(0) }; MAX_NODES];

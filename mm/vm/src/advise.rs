@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use core::ops::Range;
 
 use freehold_machine::{PAGE_SIZE, VirtAddr};
-use freehold_paging::{Leaves, Memory, PageSize, Reached};
+use freehold_paging::{EntryAt, Leaves, Memory, PageSize, Reached};
 
 use crate::AddressSpace;
 use crate::area::{Area, Content};
@@ -259,7 +259,7 @@ impl<S: Memory> AddressSpace<S> {
         let range = start..VirtAddr(start.0 + count as u64 * PAGE);
         self.resident.tables.visit_tables(range.clone(), |reached| match reached {
             Reached::Leaves(leaves) => self.residency_of(&leaves, start, pages),
-            Reached::Large(addr, _, entry) => {
+            Reached::Large(EntryAt { addr, entry, .. }) => {
                 if entry.is_leaf() {
                     let end = VirtAddr(addr.0 + PageSize::Large.bytes()).min(range.end);
                     let index = |addr: VirtAddr| ((addr.0 - start.0) / PAGE) as usize;

@@ -11,7 +11,7 @@ use core::ops::Range;
 use freehold_frame::{Anon, Mapping, OutOfMemory};
 use freehold_machine::{PAGEBLOCK_FRAMES, VirtAddr};
 use freehold_paging::{
-    Backing, Entry, FlushBatch, Leaves, Marks, Memory, PageSize, Reached, Slot, SwapPlace,
+    Backing, Entry, EntryAt, FlushBatch, Leaves, Marks, Memory, PageSize, Reached, Slot, SwapPlace,
 };
 
 use crate::area::Area;
@@ -61,37 +61,44 @@ impl<S: Memory> Resident<S> {
         batch: &mut FlushBatch<S>,
     ) -> Result<(), OutOfMemory> {
         let mut from = area.start;
-        while let Some(at) = self.fork_run(area, from..area.end, child, batch)? {
+        while let Some(at) = (Fork { parent: self, area, batch }).run(from..area.end, child)? {
             // A piece of the large page there is pinned: the others are shared, it is copied.
             self.split(at, batch)?;
             from = at;
         }
         Ok(())
     }
+}
 
-    /// As [`Resident::fork_pages`], up to the first large page that cannot be shared as one: where that is.
-    fn fork_run(
-        &self,
-        area: &Area<S>,
+/// The pages of `area` on their way to a child. What the parent's leaves lose goes to `batch`.
+struct Fork<'a, S: Memory> {
+    parent: &'a Resident<S>,
+    area: &'a Area<S>,
+    batch: &'a mut FlushBatch<S>,
+}
+
+impl<S: Memory> Fork<'_, S> {
+    /// Gives the child the pages of `range`, up to the first large page that cannot be shared as one: where that is.
+    fn run(
+        &mut self,
         range: Range<VirtAddr>,
-        child: &mut Self,
-        batch: &mut FlushBatch<S>,
+        child: &mut Resident<S>,
     ) -> Result<Option<VirtAddr>, OutOfMemory> {
         let mut outcome = Ok(());
         let mut stopped = None;
-        self.tables.visit_tables(range, |reached| {
+        self.parent.tables.visit_tables(range, |reached| {
             if outcome.is_err() || stopped.is_some() {
                 return;
             }
             match reached {
-                Reached::Leaves(leaves) => outcome = self.fork_leaves(area, &leaves, child, batch),
-                Reached::Large(addr, slot, entry) => match child.tables.make(addr, PageSize::Large) {
-                    Ok(to) => match self.fork_large(addr, slot, entry, to, batch) {
+                Reached::Leaves(leaves) => outcome = self.leaves(&leaves, child),
+                Reached::Large(from) => match child.tables.make(from.addr, PageSize::Large) {
+                    Ok(to) => match self.large(from, to) {
                         Some(pages) => {
                             child.rss.anon += pages;
                             child.large += 1;
                         }
-                        None => stopped = Some(addr),
+                        None => stopped = Some(from.addr),
                     },
                     Err(error) => outcome = Err(error),
                 },
@@ -101,13 +108,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Give the child the private pages of one table, in memory or not.
-    fn fork_leaves(
-        &self,
-        area: &Area<S>,
-        from: &Leaves<S::Machine>,
-        child: &mut Self,
-        batch: &mut FlushBatch<S>,
-    ) -> Result<(), OutOfMemory> {
+    fn leaves(&mut self, from: &Leaves<S::Machine>, child: &mut Resident<S>) -> Result<(), OutOfMemory> {
         let mut outcome = Ok(());
         let (mut anonymous, mut swapped) = (0, 0);
         // Made for the first page that the child gets: of files it gets none.
@@ -124,10 +125,8 @@ impl<S: Memory> Resident<S> {
                 }
             };
             let done = match entry.swap_place() {
-                None => {
-                    self.fork_page(area, from, index, entry, &mut to, batch).map(|pages| anonymous += pages)
-                }
-                Some(place) => self.fork_swapped(place, entry, to()).map(|()| swapped += 1),
+                None => self.page(from, index, entry, &mut to).map(|pages| anonymous += pages),
+                Some(place) => self.swapped(place, entry, to()).map(|()| swapped += 1),
             };
             if let Err(error) = done {
                 outcome = Err(error);
@@ -138,58 +137,53 @@ impl<S: Memory> Resident<S> {
         outcome
     }
 
-    /// Give the child the large page at `addr`; how many anonymous pages that are. `None` where it cannot be shared as one.
-    fn fork_large(
-        &self,
-        addr: VirtAddr,
-        slot: Slot<S::Machine>,
-        entry: Entry,
-        to: Slot<S::Machine>,
-        batch: &mut FlushBatch<S>,
-    ) -> Option<u64> {
-        let Some(block) = self.block_of(entry) else {
+    /// Gives the child the large page `from`; how many anonymous pages that are. `None` where it cannot be shared as one.
+    fn large(&mut self, from: EntryAt<S::Machine>, to: Slot<S::Machine>) -> Option<u64> {
+        let EntryAt { addr, slot, entry } = from;
+        let Some(block) = self.parent.block_of(entry) else {
             to.fill(entry);
             return Some(0);
         };
         let twin = block.share().ok()?;
         if entry.is_writable() {
-            batch.restricted(addr, slot.update_from(entry, Entry::write_protected));
+            self.batch.restricted(addr, slot.update_from(entry, Entry::write_protected));
         }
         twin.into_leaf();
         to.fill(entry.inherited());
-        self.count_leaves(1);
+        self.parent.count_leaves(1);
         Some(PAGEBLOCK_FRAMES)
     }
 
     /// Give the child the page that is at `place`, which `entry` says: the slot's count has it no longer this space's alone.
-    fn fork_swapped(
+    fn swapped(
         &self,
         place: SwapPlace,
         entry: Entry,
         to: Result<Slot<S::Machine>, OutOfMemory>,
     ) -> Result<(), OutOfMemory> {
         let to = to?;
-        self.commons.swap.enter(place)?;
+        self.parent.commons.swap.enter(place)?;
         to.fill(entry);
         Ok(())
     }
 
     /// Give the child the page whose leaf is entry `index` of `from`, unless that is a file's; how many anonymous pages that are.
     #[inline]
-    fn fork_page(
-        &self,
-        area: &Area<S>,
+    fn page(
+        &mut self,
         from: &Leaves<S::Machine>,
         index: usize,
         entry: Entry,
         to: &mut impl FnMut() -> Result<Slot<S::Machine>, OutOfMemory>,
-        batch: &mut FlushBatch<S>,
     ) -> Result<u64, OutOfMemory> {
         if entry.backing() == Backing::Uncounted {
             to()?.fill(entry);
             return Ok(0);
         }
-        let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) else { return Ok(0) };
+        let parent = self.parent;
+        let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(parent.source(), entry.frame()) else {
+            return Ok(0);
+        };
         let to = to()?;
         match mapping.share() {
             Ok(twin) => {
@@ -197,13 +191,14 @@ impl<S: Memory> Resident<S> {
                 to.fill(entry.inherited());
             }
             Err(pinned) => {
-                let copy = self.copy_of(pinned, self.place(area, from.addr(index)))?;
-                to.fill(leaf(copy, area.protection.rights(), Marks::Dirty));
+                let copy = parent.copy_of(pinned, parent.place(self.area, from.addr(index)))?;
+                to.fill(leaf(copy, self.area.protection.rights(), Marks::Dirty));
                 return Ok(1);
             }
         }
         if entry.is_writable() {
-            batch.restricted(from.addr(index), from.slot(index).update_from(entry, Entry::write_protected));
+            self.batch
+                .restricted(from.addr(index), from.slot(index).update_from(entry, Entry::write_protected));
         }
         Ok(1)
     }

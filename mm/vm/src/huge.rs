@@ -25,7 +25,7 @@ use freehold_frame::{
     Frame, FrameSource, LargeMapping, Order, OutOfMemory, Owner, PageCache as CacheKind, Request, Shattered,
 };
 use freehold_machine::{PAGEBLOCK_FRAMES, Pfn, VirtAddr};
-use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot};
+use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights};
 
 use crate::area::{Area, Content};
 use crate::error::{FaultError, FaultKind};
@@ -284,9 +284,7 @@ impl<S: Memory> Resident<S> {
     pub(crate) fn fault_write_large(
         &mut self,
         area: &Area<S>,
-        addr: VirtAddr,
-        slot: Slot<S::Machine>,
-        entry: Entry,
+        EntryAt { addr, slot, entry }: EntryAt<S::Machine>,
     ) -> Result<Option<FaultKind>, FaultError> {
         if entry.is_writable() {
             return Ok(Some(FaultKind::Minor));

@@ -4,9 +4,7 @@
 //! before. A leaf without it is in no TLB, so taking it back needs a flush too; one for the whole look.
 
 use alloc::sync::Arc;
-use core::ops::Range;
 
-use freehold_machine::VirtAddr;
 use freehold_paging::{Entry, FlushBatch, Memory, PageSize};
 
 use crate::AddressSpace;
@@ -22,13 +20,11 @@ impl<S: Memory> AddressSpace<S> {
     pub(crate) fn unmap_idle(&mut self, cache: &PageCache<S>, pages: PageSet, age: Age) -> u64 {
         let Self { areas, resident, .. } = self;
         let mut batch = resident.tables.batch();
-        let (span, mut used) = (pages.span(), 0);
+        let mut used = 0;
         for area in areas.iter() {
             let attachment = area.attachment().filter(|at| core::ptr::eq(Arc::as_ptr(at.cache()), cache));
-            if attachment.is_some()
-                && let Some(range) = area.addresses_of(span.start, span.end)
-            {
-                used |= resident.unmap_idle(area, range, pages, age, &mut batch);
+            if attachment.is_some() {
+                used |= resident.unmap_idle(area, pages, age, &mut batch);
             }
         }
         used
@@ -36,14 +32,9 @@ impl<S: Memory> AddressSpace<S> {
 }
 
 impl<S: Memory> Resident<S> {
-    fn unmap_idle(
-        &mut self,
-        area: &Area<S>,
-        range: Range<VirtAddr>,
-        pages: PageSet,
-        age: Age,
-        batch: &mut FlushBatch<S>,
-    ) -> u64 {
+    fn unmap_idle(&mut self, area: &Area<S>, pages: PageSet, age: Age, batch: &mut FlushBatch<S>) -> u64 {
+        let span = pages.span();
+        let Some(range) = area.addresses_of(span.start, span.end) else { return 0 };
         self.note_peak();
         let is_locked = area.flags.contains(AreaFlags::LOCKED);
         let (mut used, mut unmapped) = (0, 0);

@@ -82,8 +82,8 @@ pub use remap::{Pause, Remap, RemapPlace, RemapSource};
 pub use remote::{FutexKey, RemoteAccess};
 pub use remove::Removal;
 pub use request::{
-    AreaFlags, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Place, ProtectExtent, Protection,
-    SharedWrite,
+    AreaFlags, Backing, FileView, Layout, Limits, MapRequest, MappedFile, Place, Protect, ProtectExtent,
+    Protection, SharedWrite,
 };
 pub use space::{AddressSpace, Commons, Translation};
 pub use swap::{Age, EvictWish, SWAP_RUN, Swap, SwapArea, SwapAreaInfo, SwapEvicted, SwapStore, SwapUsage};

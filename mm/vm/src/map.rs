@@ -13,7 +13,9 @@ use freehold_paging::Memory;
 use crate::area::{Area, Content};
 use crate::error::VmError;
 use crate::huge::{HugeMode, LARGE};
-use crate::request::{AreaFlags, Backing, Limits, MapRequest, Place, ProtectExtent, Protection, SharedWrite};
+use crate::request::{
+    AreaFlags, Backing, Limits, MapRequest, Place, Protect, ProtectExtent, Protection, SharedWrite,
+};
 use crate::space::{DataKind, MAX_AREAS};
 use crate::{AddressSpace, Batch, PageCache, VdsoPart};
 
@@ -274,20 +276,14 @@ impl<S: Memory> AddressSpace<S> {
         floor..ceiling
     }
 
-    /// Change what may be done in `start..start + len`, all of which is mapped. `data_limit`
+    /// Change what may be done in a range, all of which is mapped. `data_limit`
     /// ([`Limits::data`]) is asked where something becomes private writable memory.
     ///
     /// # Errors
     /// [`VmError::Invalid`]; [`VmError::NoMemory`] where there is a hole or a limit (what lies before it is changed), or too many areas;
     /// [`VmError::Access`] for writing to a file that was not opened for it.
-    pub fn protect(
-        &mut self,
-        start: VirtAddr,
-        len: u64,
-        protection: Protection,
-        extent: ProtectExtent,
-        data_limit: impl Fn() -> u64,
-    ) -> Result<(), VmError> {
+    pub fn protect(&mut self, wish: Protect, data_limit: impl Fn() -> u64) -> Result<(), VmError> {
+        let Protect { start, len, protection, extent } = wish;
         let mut range = page_range(start, len)?;
         if range.is_empty() {
             return Ok(());

@@ -23,7 +23,7 @@ use core::ops::Range;
 use arrayvec::ArrayVec;
 use freehold_frame::{Anon, Frame, LargeMapping, Mapping, NodePolicy, Owner, Request};
 use freehold_machine::{NodeId, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
-use freehold_paging::{Backing, Entry, FlushBatch, Memory, PageSize, Slot};
+use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Memory, PageSize};
 
 use crate::area::Area;
 use crate::events::Event;
@@ -137,12 +137,13 @@ impl<S: Memory> AddressSpace<S> {
         &mut self,
         range: Range<VirtAddr>,
         migration: &mut Migration<S>,
-        mut wish: impl FnMut(VirtAddr, Pfn) -> Option<NodePolicy>,
-        mut out: impl FnMut(VirtAddr, Outcome<S>),
+        wish: impl FnMut(VirtAddr, Pfn) -> Option<NodePolicy>,
+        out: impl FnMut(VirtAddr, Outcome<S>),
     ) {
         let Self { areas, resident, .. } = self;
+        let mut visit = Visit { migration, wish, out };
         for (area, mut part) in areas.parts(range) {
-            while let Some(at) = resident.migrate_run(area, part.clone(), migration, &mut wish, &mut out) {
+            while let Some(at) = resident.migrate_run(area, part.clone(), &mut visit) {
                 let mut batch = resident.tables.batch();
                 part.start = match resident.split(at, &mut batch) {
                     Ok(()) => {
@@ -150,7 +151,7 @@ impl<S: Memory> AddressSpace<S> {
                         at.max(part.start)
                     }
                     Err(_) => {
-                        resident.tell(at, Outcome::NoMemory, PAGEBLOCK_FRAMES, &mut out);
+                        visit.tell(&resident.commons, at, Outcome::NoMemory, PAGEBLOCK_FRAMES);
                         VirtAddr(at.0 + LARGE)
                     }
                 };
@@ -195,61 +196,69 @@ impl<S: Memory> Commons<S> {
     }
 }
 
-impl<S: Memory> Resident<S> {
-    fn tell(
-        &self,
-        addr: VirtAddr,
-        outcome: Outcome<S>,
-        pages: u64,
-        out: &mut impl FnMut(VirtAddr, Outcome<S>),
-    ) {
-        self.commons.note_move(&outcome, pages);
-        out(addr, outcome);
-    }
+/// A migration's visit to one space: what is asked about a page there, and who is told of it.
+struct Visit<'a, S: Memory, W, O> {
+    migration: &'a mut Migration<S>,
+    wish: W,
+    out: O,
+}
 
+impl<S: Memory, W, O: FnMut(VirtAddr, Outcome<S>)> Visit<'_, S, W, O> {
+    fn tell(&mut self, commons: &Commons<S>, addr: VirtAddr, outcome: Outcome<S>, pages: u64) {
+        commons.note_move(&outcome, pages);
+        (self.out)(addr, outcome);
+    }
+}
+
+impl<S: Memory> Resident<S> {
     /// Move what can be, up to the first large leaf that must be split: where that is.
     fn migrate_run(
         &self,
         area: &Area<S>,
         range: Range<VirtAddr>,
-        migration: &mut Migration<S>,
-        wish: &mut impl FnMut(VirtAddr, Pfn) -> Option<NodePolicy>,
-        out: &mut impl FnMut(VirtAddr, Outcome<S>),
+        visit: &mut Visit<
+            '_,
+            S,
+            impl FnMut(VirtAddr, Pfn) -> Option<NodePolicy>,
+            impl FnMut(VirtAddr, Outcome<S>),
+        >,
     ) -> Option<VirtAddr> {
+        let commons = &self.commons;
         let mut stopped = None;
         let mut run = Run { pages: Detach::new(&self.tables), new: ArrayVec::new() };
         self.tables.visit(range, |addr, slot, entry, size| {
             if stopped.is_some() || entry.backing() == Backing::Uncounted {
                 return;
             }
-            let place = match wish(addr, entry.frame()) {
+            let place = match (visit.wish)(addr, entry.frame()) {
                 Some(place) => place,
-                None if migration.forwards(entry.frame(), size) => NodePolicy::Local,
+                None if visit.migration.forwards(entry.frame(), size) => NodePolicy::Local,
                 None => return,
             };
+            let (at, shared) = (EntryAt { addr, slot, entry }, visit.migration.shared);
             if size == PageSize::Large {
-                match self.migrate_large(addr, slot, entry, place, migration.shared, run.pages.batch()) {
-                    Ok(outcome) => self.tell(addr, outcome, PAGEBLOCK_FRAMES, out),
+                match self.migrate_large(at, place, shared, run.pages.batch()) {
+                    Ok(outcome) => visit.tell(commons, addr, outcome, PAGEBLOCK_FRAMES),
                     Err(InPieces) => stopped = Some(addr),
                 }
                 return;
             }
             let outcome = match self.kind_of(entry) {
                 Kind::Zero => return,
-                Kind::Cache => self.cached_page(area, addr, entry, migration.shared),
+                Kind::Cache => self.cached_page(area, addr, entry, shared),
                 Kind::Anon => {
                     if run.pages.is_full() {
-                        self.end_moves(&mut run, out);
+                        self.end_moves(&mut run, visit);
                     }
-                    match self.begin_move(addr, slot, entry, place, migration, &mut run) {
+                    match self.begin_move(at, place, visit.migration, &mut run) {
                         Some(outcome) => outcome,
                         None => return,
                     }
                 }
             };
-            self.tell(addr, outcome, 1, out);
+            visit.tell(commons, addr, outcome, 1);
         });
-        self.end_moves(&mut run, out);
+        self.end_moves(&mut run, visit);
         stopped
     }
 
@@ -266,21 +275,20 @@ impl<S: Memory> Resident<S> {
         }
     }
 
-    /// Move the page at `addr` if nobody can store to it, else take its leaf away. What became of it; `None`: it is in `run`.
+    /// Move the page `at` if nobody can store to it, else take its leaf away. What became of it; `None`: it is in `run`.
     fn begin_move(
         &self,
-        addr: VirtAddr,
-        slot: Slot<S::Machine>,
-        entry: Entry,
+        at: EntryAt<S::Machine>,
         place: NodePolicy,
         migration: &mut Migration<S>,
         run: &mut Run<S>,
     ) -> Option<Outcome<S>> {
+        let EntryAt { addr, slot, entry } = at;
         let Ok(mapping) = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()) else {
             return Some(Outcome::Busy);
         };
         if let Some(forward) = migration.forwards.get(&entry.frame()) {
-            return Some(self.follow(forward, addr, slot, entry, run.pages.batch()));
+            return Some(self.follow(forward, at, run.pages.batch()));
         }
         // Who is left alone with a frame that was shared, or swapped, owns it again.
         let alone = self.reuse(&mapping).is_ok();
@@ -315,7 +323,7 @@ impl<S: Memory> Resident<S> {
         let Ok(old) = mapping.reference() else { return Some(Outcome::Busy) };
         self.source().machine().copy(entry.frame(), new.pfn());
         let forward = Forward { _old: old, new };
-        let outcome = self.follow(&forward, addr, slot, entry, run.pages.batch());
+        let outcome = self.follow(&forward, at, run.pages.batch());
         migration.forwards.insert(entry.frame(), forward);
         Some(outcome)
     }
@@ -324,9 +332,7 @@ impl<S: Memory> Resident<S> {
     fn follow(
         &self,
         forward: &Forward<S>,
-        addr: VirtAddr,
-        slot: Slot<S::Machine>,
-        entry: Entry,
+        EntryAt { addr, slot, entry }: EntryAt<S::Machine>,
         batch: &mut FlushBatch<S>,
     ) -> Outcome<S> {
         let Ok(mapping) = forward.new.share() else { return Outcome::Busy };
@@ -338,7 +344,7 @@ impl<S: Memory> Resident<S> {
     }
 
     /// Nobody stores to the old frames any more, once all have forgotten their leaves: copy them.
-    fn end_moves(&self, run: &mut Run<S>, out: &mut impl FnMut(VirtAddr, Outcome<S>)) {
+    fn end_moves<W>(&self, run: &mut Run<S>, visit: &mut Visit<'_, S, W, impl FnMut(VirtAddr, Outcome<S>)>) {
         for (page, new) in run.pages.settle().zip(run.new.drain(..)) {
             let addr = page.addr();
             let outcome = match new.into_mapping() {
@@ -353,15 +359,13 @@ impl<S: Memory> Resident<S> {
                     Outcome::Busy
                 }
             };
-            self.tell(addr, outcome, 1, out);
+            visit.tell(&self.commons, addr, outcome, 1);
         }
     }
 
     fn migrate_large(
         &self,
-        addr: VirtAddr,
-        slot: Slot<S::Machine>,
-        entry: Entry,
+        EntryAt { addr, slot, entry }: EntryAt<S::Machine>,
         place: NodePolicy,
         shared: SharedPages,
         batch: &mut FlushBatch<S>,

@@ -84,7 +84,6 @@ impl<S: Memory> AddressSpace<S> {
         if old_len > new_len && old_len > self.layout.end.0 - old.0 {
             return Err(VmError::Invalid);
         }
-        let fits = old_len.min(new_len) <= area.end.0 - old.0;
         let from = old..VirtAddr(old.0.saturating_add(old_len));
         if (matches!(place, RemapPlace::Fixed(_)) || source == RemapSource::Keep)
             && new_len > self.layout.end.0
@@ -104,22 +103,9 @@ impl<S: Memory> AddressSpace<S> {
             }
             return Ok(from.start);
         }
-        // A length of 0 asks for a second mapping of shared memory.
-        if old_len == 0 && !area.is_shared() {
-            return Err(VmError::Invalid);
-        }
-        if !fits {
-            return Err(VmError::Fault);
-        }
-        let growth = new_len.saturating_sub(old_len) / PAGE;
-        if growth > 0 {
-            self.check_lock(growth, area.flags, limits)?;
-            self.check_limits(growth, DataKind::of(area), limits)?;
-        }
-        if new_len > self.layout.end.0 {
-            return Err(VmError::NoMemory);
-        }
         let source = if old_len == 0 { RemapSource::Keep } else { source };
+        let moved = Remap { old_len, new_len, source, ..remap };
+        self.check_resize(area, &moved, limits)?;
         if !matches!(place, RemapPlace::Fixed(_))
             && source == RemapSource::Unmap
             && self.grow_in_place(&from, new_len)?
@@ -129,8 +115,25 @@ impl<S: Memory> AddressSpace<S> {
         if place == RemapPlace::InPlace {
             return Err(VmError::NoMemory);
         }
-        let moved = Remap { old_len, new_len, source, ..remap };
         self.move_range(&from, moved, limits, pause)
+    }
+
+    /// Whether the range of `remap`, which starts in `area`, may have its new length. The lengths are of whole pages.
+    fn check_resize(&self, area: &Area<S>, remap: &Remap, limits: &Limits) -> Result<(), VmError> {
+        let Remap { old, old_len, new_len, .. } = *remap;
+        // A length of 0 asks for a second mapping of shared memory.
+        if old_len == 0 && !area.is_shared() {
+            return Err(VmError::Invalid);
+        }
+        if old_len.min(new_len) > area.end.0 - old.0 {
+            return Err(VmError::Fault);
+        }
+        let growth = new_len.saturating_sub(old_len) / PAGE;
+        if growth > 0 {
+            self.check_lock(growth, area.flags, limits)?;
+            self.check_limits(growth, DataKind::of(area), limits)?;
+        }
+        if new_len > self.layout.end.0 { Err(VmError::NoMemory) } else { Ok(()) }
     }
 
     /// Whether the range, which may grow, could be made longer where it is.

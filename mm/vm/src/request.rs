@@ -208,6 +208,19 @@ pub struct Layout {
     pub mmap_base: VirtAddr,
 }
 
+/// A wish for mprotect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Protect {
+    /// Where the range starts, page-aligned.
+    pub start: VirtAddr,
+    /// Its bytes.
+    pub len: u64,
+    /// What may be done in it from now on.
+    pub protection: Protection,
+    /// How far it reaches.
+    pub extent: ProtectExtent,
+}
+
 /// How far mprotect reaches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProtectExtent {

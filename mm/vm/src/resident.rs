@@ -13,7 +13,7 @@ use freehold_frame::{
     PageCache as CacheKind, Request, User, UserKind,
 };
 use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, PhysicalBytes, VirtAddr};
-use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
+use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
 
 use crate::Commons;
 use crate::area::{Area, Content};
@@ -156,7 +156,7 @@ impl<S: Memory> Resident<S> {
             area.copied.set(true);
         }
         if size == PageSize::Large && want == Want::Write {
-            if let Some(kind) = self.fault_write_large(area, addr, slot, entry)? {
+            if let Some(kind) = self.fault_write_large(area, EntryAt { addr, slot, entry })? {
                 return Ok(kind);
             }
             slot = self.tables.make(addr, PageSize::Small)?;
@@ -164,8 +164,8 @@ impl<S: Memory> Resident<S> {
         }
         match want {
             _ if entry.is_empty() => self.fill(area, addr, slot, want),
-            _ if !entry.is_leaf() => self.swap_in(area, addr, slot, entry, want),
-            Want::Write => self.fault_write(area, addr, slot, entry),
+            _ if !entry.is_leaf() => self.swap_in(area, EntryAt { addr, slot, entry }, want),
+            Want::Write => self.fault_write(area, EntryAt { addr, slot, entry }),
             // Someone else was faster, or the CPU remembered less than the tables grant.
             Want::Read => Ok(FaultKind::Minor),
         }
@@ -309,10 +309,9 @@ impl<S: Memory> Resident<S> {
     pub(crate) fn fault_write(
         &mut self,
         area: &Area<S>,
-        addr: VirtAddr,
-        slot: Slot<S::Machine>,
-        entry: Entry,
+        at: EntryAt<S::Machine>,
     ) -> Result<FaultKind, FaultError> {
+        let EntryAt { addr, slot, entry } = at;
         let rights = area.protection.rights();
         if area.is_shared() {
             if !entry.is_writable()
@@ -325,7 +324,7 @@ impl<S: Memory> Resident<S> {
         }
         let kind = self.kind_of(entry);
         let new = match kind {
-            Kind::Anon => return self.write_anonymous(area, addr, slot, entry),
+            Kind::Anon => return self.write_anonymous(area, at),
             Kind::Zero if area.vdso_page(addr).is_some() => self.copy_of_vdso(area, addr)?,
             Kind::Zero => self.zeroed(self.place(area, addr))?,
             Kind::Cache => {
@@ -346,9 +345,7 @@ impl<S: Memory> Resident<S> {
     fn write_anonymous(
         &self,
         area: &Area<S>,
-        addr: VirtAddr,
-        slot: Slot<S::Machine>,
-        entry: Entry,
+        EntryAt { addr, slot, entry }: EntryAt<S::Machine>,
     ) -> Result<FaultKind, FaultError> {
         let rights = area.protection.rights();
         let held = Mapping::<Anon, S>::borrow_leaf(self.source(), entry.frame()).expect(COUNTED);
@@ -448,65 +445,23 @@ impl<S: Memory> Resident<S> {
     /// Take away all pages of `range`, which is part of `area` and cuts no large page.
     pub(crate) fn zap(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
         self.note_peak();
-        let mut gone = Gone::default();
-        let this = &*self;
-        this.tables.take_all(range, |addr, old, size| this.take_one(addr, old, size, batch, &mut gone));
+        let mut zap = Zap { resident: self, batch, gone: Gone::default() };
+        self.tables.take_all(range, |addr, old, size| zap.take(addr, old, size));
+        let gone = zap.gone;
         self.count_gone(area, &gone);
     }
 
     /// As [`Resident::zap`], without private copies, in memory or not.
     pub(crate) fn zap_cached(&mut self, area: &Area<S>, range: Range<VirtAddr>, batch: &mut FlushBatch<S>) {
         self.note_peak();
-        let mut gone = Gone::default();
-        let this = &*self;
-        this.tables.visit(range, |addr, slot, entry, size| {
-            if this.kind_of(entry) != Kind::Anon {
-                this.take_one(addr, slot.replace(Entry::EMPTY), size, batch, &mut gone);
+        let mut zap = Zap { resident: self, batch, gone: Gone::default() };
+        self.tables.visit(range, |addr, slot, entry, size| {
+            if self.kind_of(entry) != Kind::Anon {
+                zap.take(addr, slot.replace(Entry::EMPTY), size);
             }
         });
+        let gone = zap.gone;
         self.count_gone(area, &gone);
-    }
-
-    /// What `old` says has left its table.
-    #[inline]
-    fn take_one(
-        &self,
-        addr: VirtAddr,
-        old: Entry,
-        size: PageSize,
-        batch: &mut FlushBatch<S>,
-        gone: &mut Gone,
-    ) {
-        if !old.is_leaf() {
-            if let Some(place) = old.swap_place() {
-                self.commons.swap.leave(place);
-                gone.swapped += 1;
-            }
-        } else if size == PageSize::Large {
-            gone.large += 1;
-            if old.backing() == Backing::Counted {
-                gone.anon += PAGEBLOCK_FRAMES;
-                self.count_leaves(-1);
-            }
-            batch.unmapped_large(addr, old, self.held_block(old));
-        } else {
-            // One call: the batch's part stays in line.
-            let held = (old.backing() == Backing::Counted).then(|| self.take_held(old, gone));
-            batch.unmapped(addr, old, held);
-        }
-    }
-
-    /// What the counted leaf `old` of a 4 KiB page held.
-    #[inline]
-    fn take_held(&self, old: Entry, gone: &mut Gone) -> Mapping<User, S> {
-        let taken = Mapping::<User, S>::from_leaf_of(self.source(), old.frame());
-        let (mapping, owner) = taken.expect("counted leaves lead to user frames");
-        if owner == Owner::Anon {
-            gone.anon += 1;
-        } else {
-            gone.cached += 1;
-        }
-        mapping
     }
 
     fn count_gone(&mut self, area: &Area<S>, gone: &Gone) {
@@ -545,6 +500,51 @@ struct Gone {
     cached: u64,
     large: u64,
     swapped: u64,
+}
+
+/// Pages on their way out of tables: what they held goes to `batch`, their numbers to `gone`.
+struct Zap<'a, S: Memory> {
+    resident: &'a Resident<S>,
+    batch: &'a mut FlushBatch<S>,
+    gone: Gone,
+}
+
+impl<S: Memory> Zap<'_, S> {
+    /// What `old` says has left its table.
+    #[inline]
+    fn take(&mut self, addr: VirtAddr, old: Entry, size: PageSize) {
+        let resident = self.resident;
+        if !old.is_leaf() {
+            if let Some(place) = old.swap_place() {
+                resident.commons.swap.leave(place);
+                self.gone.swapped += 1;
+            }
+        } else if size == PageSize::Large {
+            self.gone.large += 1;
+            if old.backing() == Backing::Counted {
+                self.gone.anon += PAGEBLOCK_FRAMES;
+                resident.count_leaves(-1);
+            }
+            self.batch.unmapped_large(addr, old, resident.held_block(old));
+        } else {
+            // One call: the batch's part stays in line.
+            let held = (old.backing() == Backing::Counted).then(|| self.take_held(old));
+            self.batch.unmapped(addr, old, held);
+        }
+    }
+
+    /// What the counted leaf `old` of a 4 KiB page held.
+    #[inline]
+    fn take_held(&mut self, old: Entry) -> Mapping<User, S> {
+        let taken = Mapping::<User, S>::from_leaf_of(self.resident.source(), old.frame());
+        let (mapping, owner) = taken.expect("counted leaves lead to user frames");
+        if owner == Owner::Anon {
+            self.gone.anon += 1;
+        } else {
+            self.gone.cached += 1;
+        }
+        mapping
+    }
 }
 
 /// The leaf that becomes the holder of `mapping`.

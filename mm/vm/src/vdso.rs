@@ -82,7 +82,7 @@ impl<S: Memory> Resident<S> {
         let commons = self.commons.clone();
         let vdso = commons.vdso.get().ok_or(FaultError::Bus)?;
         let frame = match area.vdso_page(addr) {
-            Some((VdsoPart::Image, page)) => vdso.image.get(page as usize).map(Frame::pfn),
+            Some((VdsoPart::Image, page)) => vdso.image.get(page as usize).map(|frame| frame.pfn()),
             Some((VdsoPart::Time, 0)) => Some(vdso.time.pfn()),
             _ => None,
         };

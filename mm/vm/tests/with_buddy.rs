@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use freehold_buddy::{Buddy, Options, Shuffle};
+use freehold_buddy::{Buddy, Managed, Options, Shuffle};
 use freehold_frame::{FrameRecord, FrameSource, FrameTable, Home, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PfnRange, Tables, Tlb, VirtAddr};
@@ -33,7 +33,9 @@ fn frames() -> Frames {
     let reserved = [PfnRange::new(Pfn(FRAMES - 1), Pfn(FRAMES))];
     let homes: Vec<_> = (0..FRAMES).map(|_| Home::EMPTY).collect();
     let table = FrameTable::new(records.leak()).with_homes(homes.leak());
-    let buddy = Buddy::new(model, table, metadata.leak(), model.topology(), &reserved, options).unwrap();
+    let metadata = metadata.leak();
+    let managed = Managed { topology: model.topology(), reserved: &reserved, table, metadata };
+    let buddy = Buddy::new(model, managed, options).unwrap();
     model.clear_table(KERNEL_ROOT);
     Box::leak(Box::new(buddy))
 }

@@ -8,14 +8,8 @@
 use core::ops::Range;
 
 use freehold_frame::{FrameTable, Owner, State};
+use freehold_machine::entry::{FRAME, LARGE, NO_EXECUTE, PRESENT, USER, WRITABLE};
 use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PfnRange, TABLE_ENTRIES, Tables, VirtAddr};
-
-const PRESENT: u64 = 1;
-const WRITABLE: u64 = 1 << 1;
-const USER: u64 = 1 << 2;
-const LARGE: u64 = 1 << 7;
-const NO_EXECUTE: u64 = 1 << 63;
-const FRAME: u64 = 0x000f_ffff_ffff_f000;
 
 /// What the kernel half has to look like.
 #[derive(Clone, Debug)]

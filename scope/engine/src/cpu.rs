@@ -22,7 +22,7 @@ use freehold_scope_model::{
     Access, Geometry, Hint, Key, LevelShape, Lookup, Missed, PageSize, Replacement, Scope, SetAssociative,
     Side, Slices, TOLD, Tlb, TlbShape, Walked,
 };
-use freehold_scope_record::{Checks, CpuPhase, Rule, SettingsError};
+use freehold_scope_record::{Checks, CpuPhase, Rule, Settings, SettingsError};
 
 use self::exposure::Exposed;
 pub(crate) use self::exposure::sum;
@@ -147,6 +147,21 @@ pub struct Cpu {
     pub(crate) differed: u64,
 }
 
+/// The modelled TLB; one of single entries where none is modelled.
+fn tlb_shape(settings: &Settings) -> TlbShape {
+    let level = |entries, ways| LevelShape { entries, ways };
+    let least = level(1, 1);
+    let Some(tlb) = &settings.models.tlb else {
+        return TlbShape { data: least, fetch: least, second: least, replacement: Replacement::Lru };
+    };
+    TlbShape {
+        replacement: if tlb.pseudo_lru { Replacement::PseudoLru } else { Replacement::Lru },
+        data: level(tlb.data_entries, tlb.data_ways),
+        fetch: level(tlb.fetch_entries, tlb.fetch_ways),
+        second: level(tlb.second_entries, tlb.second_ways),
+    }
+}
+
 impl Cpu {
     /// A CPU that has not run, with a board of [`board_words`](crate::board_words) words.
     ///
@@ -171,21 +186,7 @@ impl Cpu {
         });
         let last =
             SetAssociative::new(geometry).map_err(|error| bad("last-level cache", error.to_string()))?;
-        let level = |entries, ways| LevelShape { entries, ways };
-        let shape = settings.models.tlb.as_ref().map_or(
-            TlbShape {
-                data: level(1, 1),
-                fetch: level(1, 1),
-                second: level(1, 1),
-                replacement: Replacement::Lru,
-            },
-            |tlb| TlbShape {
-                replacement: if tlb.pseudo_lru { Replacement::PseudoLru } else { Replacement::Lru },
-                data: level(tlb.data_entries, tlb.data_ways),
-                fetch: level(tlb.fetch_entries, tlb.fetch_ways),
-                second: level(tlb.second_entries, tlb.second_ways),
-            },
-        );
+        let shape = tlb_shape(settings);
         let slices = Slices::new(FIRST_SLICE, settings.slices);
         Ok(Self {
             number,

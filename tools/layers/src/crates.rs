@@ -99,18 +99,12 @@ impl Reader<'_> {
         let parsed = syn::parse_file(&text).map_err(|error| tell(&error))?;
         let name = path.strip_prefix(&self.top).unwrap_or(path).display().to_string();
         self.all.files.push(File { name, module: module.clone() });
-        let file = self.all.files.len() - 1;
-        self.module(&parsed.items, file, folder, parent, &module)
+        let place = Place { file: self.all.files.len() - 1, folder, module: &module };
+        self.module(&parsed.items, parent, &place)
     }
 
-    fn module(
-        &mut self,
-        items: &[Item],
-        file: usize,
-        folder: &Path,
-        parent: ModuleId,
-        path: &str,
-    ) -> Result<ModuleId, String> {
+    fn module(&mut self, items: &[Item], parent: ModuleId, place: &Place<'_>) -> Result<ModuleId, String> {
+        let &Place { file, folder, module: path } = place;
         let id = self.all.modules.len();
         self.all.modules.push(Module {
             parent,
@@ -125,7 +119,9 @@ impl Reader<'_> {
                 let inner = folder.join(&name);
                 let full = if path.is_empty() { name.clone() } else { format!("{path}::{name}") };
                 let child = match &child.content {
-                    Some((_, items)) => self.module(items, file, &inner, id, &full)?,
+                    Some((_, items)) => {
+                        self.module(items, id, &Place { file, folder: &inner, module: &full })?
+                    }
                     None => {
                         let beside = folder.join(format!("{name}.rs"));
                         let source = if beside.exists() { beside } else { inner.join("mod.rs") };
@@ -143,6 +139,13 @@ impl Reader<'_> {
         }
         Ok(id)
     }
+}
+
+/// Where a module's text is: its file, the folder of its modules, and its path from the crate's root.
+struct Place<'a> {
+    file: usize,
+    folder: &'a Path,
+    module: &'a str,
 }
 
 struct Collector<'a> {

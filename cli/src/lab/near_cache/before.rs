@@ -16,7 +16,7 @@ struct Before {
     unit: f64,
 }
 
-const fn before(side: &Side, age: Age, workload: Workload, low: f64, high: f64, unit: f64) -> Before {
+const fn before(side: &Side, age: Age, workload: Workload, (low, high): (f64, f64), unit: f64) -> Before {
     Before { side: side.name, age, workload, low, high, unit }
 }
 
@@ -24,13 +24,13 @@ const WHOLE: f64 = 0.01;
 const TENTH: f64 = 0.001;
 
 const BEFORE: [Before; 7] = [
-    before(&LINUX, Age::Fresh, Workload::Fits, 0.013, 0.016, TENTH),
-    before(&LINUX, Age::Fresh, Workload::Gups, 0.09, 0.10, WHOLE),
-    before(&LINUX, Age::Aged, Workload::Fits, 0.33, 0.38, WHOLE),
-    before(&LINUX, Age::Aged, Workload::Hot, 0.08, 0.09, WHOLE),
-    before(&LINUX, Age::Aged, Workload::Gups, 0.16, 0.17, WHOLE),
-    before(&SHUFFLED, Age::Fresh, Workload::Fits, 0.33, 0.38, WHOLE),
-    before(&SHUFFLED, Age::Fresh, Workload::Gups, 0.10, 0.31, WHOLE),
+    before(&LINUX, Age::Fresh, Workload::Fits, (0.013, 0.016), TENTH),
+    before(&LINUX, Age::Fresh, Workload::Gups, (0.09, 0.10), WHOLE),
+    before(&LINUX, Age::Aged, Workload::Fits, (0.33, 0.38), WHOLE),
+    before(&LINUX, Age::Aged, Workload::Hot, (0.08, 0.09), WHOLE),
+    before(&LINUX, Age::Aged, Workload::Gups, (0.16, 0.17), WHOLE),
+    before(&SHUFFLED, Age::Fresh, Workload::Fits, (0.33, 0.38), WHOLE),
+    before(&SHUFFLED, Age::Fresh, Workload::Gups, (0.10, 0.31), WHOLE),
 ];
 
 impl Before {

@@ -6,20 +6,14 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use freehold_machine::entry::FRAME;
 use freehold_machine::{PAGE_SIZE, Pfn, TABLE_ENTRIES, VirtAddr};
 
-use super::OutOfMemory;
+pub(crate) use freehold_machine::entry::{
+    ACCESSED, DIRTY, GLOBAL, LARGE, NO_EXECUTE, PRESENT, UNCACHED, WRITABLE, WRITE_THROUGH,
+};
 
-pub(crate) const PRESENT: u64 = 1;
-pub(crate) const WRITABLE: u64 = 1 << 1;
-pub(crate) const WRITE_THROUGH: u64 = 1 << 3;
-pub(crate) const UNCACHED: u64 = 1 << 4;
-pub(crate) const ACCESSED: u64 = 1 << 5;
-pub(crate) const DIRTY: u64 = 1 << 6;
-pub(crate) const LARGE: u64 = 1 << 7;
-pub(crate) const GLOBAL: u64 = 1 << 8;
-pub(crate) const NO_EXECUTE: u64 = 1 << 63;
-const FRAME_MASK: u64 = 0x000f_ffff_ffff_f000;
+use super::OutOfMemory;
 
 /// A leaf for kernel data: read and write. Accessed and dirty are set, so that no walk has to.
 pub(crate) const DATA: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY | GLOBAL | NO_EXECUTE;
@@ -87,7 +81,7 @@ pub(crate) fn clear(frame: Pfn) {
 
 /// The frame that an entry points to.
 pub(crate) const fn frame_of(entry: u64) -> Pfn {
-    Pfn((entry & FRAME_MASK) >> 12)
+    Pfn((entry & FRAME) >> 12)
 }
 
 /// A leaf entry.

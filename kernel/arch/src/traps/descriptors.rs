@@ -93,11 +93,8 @@ impl Descriptors {
     }
 }
 
-/// Load this CPU's descriptors and set up SYSCALL. `per_cpu` is this CPU's; once per CPU.
-///
-/// # Errors
-/// When there is no memory for the stacks of NMI, double fault and machine check.
-pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
+/// Makes the stacks of the exceptions that have stacks of their own; where each begins.
+fn own_stacks(per_cpu: &'static PerCpu) -> Result<[u64; OWN_STACKS], OutOfMemory> {
     let mut stacks = [0; OWN_STACKS];
     for (stack, bottom) in stacks.iter_mut().zip(&per_cpu.own_stacks) {
         let guarded = vmap::fixed_stack(OWN_STACK_PAGES)?;
@@ -108,6 +105,15 @@ pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
         // SAFETY: the topmost 16 bytes of a new stack: mapped, writable, aligned, and not in use yet.
         unsafe { slot.write(core::ptr::from_ref(per_cpu) as u64) };
     }
+    Ok(stacks)
+}
+
+/// Load this CPU's descriptors and set up SYSCALL. `per_cpu` is this CPU's; once per CPU.
+///
+/// # Errors
+/// When there is no memory for the stacks of NMI, double fault and machine check.
+pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
+    let stacks = own_stacks(per_cpu)?;
     let task = per_cpu.descriptors.task.get();
     let own_stacks = task.wrapping_byte_add(offset_of!(TaskState, ist)).cast::<[u64; OWN_STACKS]>();
     // SAFETY: inside this CPU's own task state, not loaded yet: nothing else reads or writes it.
@@ -151,7 +157,13 @@ pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
     let pointer = Pointer { limit: size_of::<[Gate; 256]>() as u16 - 1, base: table as u64 };
     // SAFETY: the table stays for ever; `write_idt` filled it before any CPU gets here.
     unsafe { asm!("lidt [{}]", in(reg) &raw const pointer, options(readonly, nostack, preserves_flags)) };
+    set_up_syscall();
+    tell_place(per_cpu);
+    Ok(())
+}
 
+/// Has SYSCALL enter `entry.s`. Before user mode runs on this CPU.
+fn set_up_syscall() {
     // SAFETY: every 64-bit CPU has EFER.
     let features = unsafe { registers::rdmsr(MSR_EFER) };
     // SAFETY: SYSCALL enters `syscall_entry`, set up next, from user mode only.
@@ -165,8 +177,6 @@ pub(crate) fn init_cpu(per_cpu: &'static PerCpu) -> Result<(), OutOfMemory> {
         // SAFETY: user mode does not run yet; the values send it to `entry.s` with its selectors.
         unsafe { registers::wrmsr(register, value) };
     }
-    tell_place(per_cpu);
-    Ok(())
 }
 
 /// Let programs on this CPU, whose private data is `per_cpu`, read its number and node: as the limit of [`CPU_SELECTOR`]'s segment, and by RDTSCP and

@@ -1,6 +1,7 @@
 //! dup, fcntl, ioctl.
 
 use super::{file, files, only, process};
+use crate::fs::OpenFile;
 use crate::fs::file::Blocking;
 use crate::fs::flags::OpenFlags;
 use crate::fs::locks::Owner;
@@ -118,31 +119,7 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
             let owner: Owner = file.lock_owner();
             super::locking::set_lock(&file, owner, 0, argument, wait)
         }
-        F_SETOWN => {
-            file.set_owner(argument as i32);
-            Ok(0)
-        }
-        F_GETOWN => Ok(i64::from(file.owner())),
-        F_SETOWN_EX => {
-            let [kind, id] = UserPtr::<[i32; 2]>::new(argument).read()?;
-            if !(0..=OWNER_GROUP).contains(&kind) {
-                return Err(Errno::EINVAL);
-            }
-            file.set_owner(if kind == OWNER_GROUP { -id } else { id });
-            Ok(0)
-        }
-        F_GETOWN_EX => {
-            let owner = file.owner();
-            let pair = if owner < 0 { [OWNER_GROUP, -owner] } else { [1, owner] };
-            UserPtr::new(argument).write(&pair).map(|()| 0)
-        }
-        F_SETSIG => {
-            let signal =
-                i32::try_from(argument).ok().filter(|s| (0..=64).contains(s)).ok_or(Errno::EINVAL)?;
-            file.set_signal(signal);
-            Ok(0)
-        }
-        F_GETSIG => Ok(i64::from(file.signal())),
+        F_SETOWN..=F_GETSIG | F_SETOWN_EX | F_GETOWN_EX => notify(&file, command, argument),
         F_GETLEASE => Ok(F_UNLCK),
         F_SETPIPE_SZ => {
             PipeEnd::pipe_of(&file).ok_or(Errno::EBADF)?.set_capacity(argument as usize).map(|n| n as i64)
@@ -158,6 +135,33 @@ pub fn sys_fcntl(args: &Args) -> Result<i64> {
         F_GET_SEALS => file.file().seals().map(i64::from).ok_or(Errno::EINVAL),
         _ => Err(Errno::EINVAL),
     }
+}
+
+/// fcntl's commands about whom a file's readiness is told, and by which signal.
+fn notify(file: &OpenFile, command: u32, argument: u64) -> Result<i64> {
+    match command {
+        F_SETOWN => file.set_owner(argument as i32),
+        F_GETOWN => return Ok(i64::from(file.owner())),
+        F_SETOWN_EX => {
+            let [kind, id] = UserPtr::<[i32; 2]>::new(argument).read()?;
+            if !(0..=OWNER_GROUP).contains(&kind) {
+                return Err(Errno::EINVAL);
+            }
+            file.set_owner(if kind == OWNER_GROUP { -id } else { id });
+        }
+        F_GETOWN_EX => {
+            let owner = file.owner();
+            let pair = if owner < 0 { [OWNER_GROUP, -owner] } else { [1, owner] };
+            UserPtr::new(argument).write(&pair)?;
+        }
+        F_SETSIG => {
+            let signal = i32::try_from(argument).ok().filter(|signal| (0..=64).contains(signal));
+            file.set_signal(signal.ok_or(Errno::EINVAL)?);
+        }
+        F_GETSIG => return Ok(i64::from(file.signal())),
+        _ => return Err(Errno::EINVAL),
+    }
+    Ok(0)
 }
 
 const FIONREAD: u32 = 0x541b;

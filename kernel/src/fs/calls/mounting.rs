@@ -6,7 +6,7 @@ use crate::fs::mount::{Mount, MountFlags};
 use crate::fs::node::NodeKind;
 use crate::fs::root::root_mount;
 use crate::fs::walk::Final;
-use crate::fs::{FileSystem, procfs, sysfs, tmpfs};
+use crate::fs::{FileSystem, Path, procfs, sysfs, tmpfs};
 use crate::syscall::Args;
 use crate::tty::devpts::DevPts;
 use crate::user;
@@ -49,28 +49,13 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
         return Ok(0);
     }
     if flags & MS_BIND != 0 {
-        let source = place_at(AT_FDCWD, args[0], 0, Final::Follow)?;
-        let is_directory = |kind| kind == NodeKind::Directory;
-        if is_directory(source.node.kind()) != is_directory(place.node.kind()) {
-            return Err(Errno::ENOTDIR);
-        }
-        let below = &source.mount;
-        let mount =
-            Mount::of_part(below.file_system().clone(), source.node.clone(), below.source(), below.flags())?;
-        place.mount.clone().attach(&mount, place)?;
-        return Ok(0);
+        return bind(place_at(AT_FDCWD, args[0], 0, Final::Follow)?, place).map(|()| 0);
     }
     if flags & MS_PROPAGATION != 0 {
         return if place.is_mount_root() { Ok(0) } else { Err(Errno::EINVAL) };
     }
     if flags & MS_MOVE != 0 {
-        let source = place_at(AT_FDCWD, args[0], 0, Final::Follow)?;
-        let from = source.mount.mountpoint().filter(|_| source.is_mount_root()).ok_or(Errno::EINVAL)?;
-        if source.mount.tree()?.iter().any(|mount| mount.is_same(&place.mount)) {
-            return Err(Errno::ELOOP);
-        }
-        from.mount.hand_over(&source.mount, place)?;
-        return Ok(0);
+        return hand_over(place_at(AT_FDCWD, args[0], 0, Final::Follow)?, place).map(|()| 0);
     }
     if place.node.kind() != NodeKind::Directory {
         return Err(Errno::ENOTDIR);
@@ -85,6 +70,27 @@ pub fn sys_mount(args: &Args) -> Result<i64> {
     let mount = Mount::new(fs, &source, restrictions)?;
     place.mount.clone().attach(&mount, place)?;
     Ok(0)
+}
+
+/// MS_BIND: what is at `source` is at `place` too.
+fn bind(source: Path, place: Path) -> Result<()> {
+    let is_directory = |path: &Path| path.node.kind() == NodeKind::Directory;
+    if is_directory(&source) != is_directory(&place) {
+        return Err(Errno::ENOTDIR);
+    }
+    let below = &source.mount;
+    let mount =
+        Mount::of_part(below.file_system().clone(), source.node.clone(), below.source(), below.flags())?;
+    place.mount.clone().attach(&mount, place)
+}
+
+/// MS_MOVE: the mount at `source` goes to `place`.
+fn hand_over(source: Path, place: Path) -> Result<()> {
+    let from = source.mount.mountpoint().filter(|_| source.is_mount_root()).ok_or(Errno::EINVAL)?;
+    if source.mount.tree()?.iter().any(|mount| mount.is_same(&place.mount)) {
+        return Err(Errno::ELOOP);
+    }
+    from.mount.hand_over(&source.mount, place)
 }
 
 /// A file system to mount: `ENODEV` for types that there are none of.

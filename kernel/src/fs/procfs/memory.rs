@@ -344,10 +344,6 @@ impl File for SpaceFile {
         self.node.clone()
     }
 
-    fn seekable(&self) -> Seekable {
-        Seekable::Offset
-    }
-
     fn read_at(&self, offset: u64, sink: &mut dyn Sink, _blocking: Blocking) -> Result<usize> {
         if self.kind == FileKind::Pagemap {
             if !offset.is_multiple_of(ENTRY) || !(sink.remaining() as u64).is_multiple_of(ENTRY) {
@@ -408,6 +404,10 @@ impl File for SpaceFile {
             }
         }
         Ok(done)
+    }
+
+    fn seekable(&self) -> Seekable {
+        Seekable::Offset
     }
 
     fn end(&self) -> Result<u64> {

@@ -152,8 +152,23 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     });
     random.constant("entropy_avail", "256");
     random.constant("poolsize", "256");
+    fill_vm(&root.dirs("sys/vm"));
 
-    let vm = root.dirs("sys/vm");
+    let fs = root.dirs("sys/fs");
+    fs.constant("file-max", "9223372036854775807");
+    fs.constant("nr_open", "1048576");
+    fs.constant("pipe-max-size", "1048576");
+    fs.constant("protected_hardlinks", "0");
+    fs.constant("protected_symlinks", "0");
+    fs.constant("protected_fifos", "0");
+    fs.constant("protected_regular", "0");
+    fs.constant("suid_dumpable", "0");
+    root.dirs("sys/net/core").constant("somaxconn", "4096");
+    root.dirs("sys/net/unix").constant("max_dgram_qlen", "512");
+}
+
+/// What memory management lets be set.
+fn fill_vm(vm: &Arc<PseudoDir>) {
     vm.constant("overcommit_memory", "0");
     vm.constant("overcommit_ratio", "50");
     vm.constant("max_map_count", "65530");
@@ -167,19 +182,7 @@ pub(super) fn fill(root: &Arc<PseudoDir>) {
     vm.constant("oom_kill_allocating_task", "0");
     vm.constant("zone_reclaim_mode", "0");
     #[cfg(target_os = "none")]
-    reclaim(&vm);
-
-    let fs = root.dirs("sys/fs");
-    fs.constant("file-max", "9223372036854775807");
-    fs.constant("nr_open", "1048576");
-    fs.constant("pipe-max-size", "1048576");
-    fs.constant("protected_hardlinks", "0");
-    fs.constant("protected_symlinks", "0");
-    fs.constant("protected_fifos", "0");
-    fs.constant("protected_regular", "0");
-    fs.constant("suid_dumpable", "0");
-    root.dirs("sys/net/core").constant("somaxconn", "4096");
-    root.dirs("sys/net/unix").constant("max_dgram_qlen", "512");
+    reclaim(vm);
 }
 
 /// The limits of System V IPC.

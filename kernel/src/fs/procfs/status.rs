@@ -35,12 +35,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
     match kind {
         FileKind::Stat => stat(out, subject, process)?,
         FileKind::Status => status(out, subject, process)?,
-        FileKind::Statm => {
-            let usage = usage_of(process);
-            let shared = usage.rss_file + usage.rss_shmem;
-            let data = usage.data_pages + usage.stack_pages;
-            writeln!(out, "{} {} {shared} {} 0 {data} 0", usage.total_pages, usage.rss(), usage.exec_pages);
-        }
+        FileKind::Statm => statm(out, process),
         FileKind::Comm => {
             push_name(out, subject, process)?;
             out.push(b"\n");
@@ -53,12 +48,7 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         }
         FileKind::Wchan => out.push(b"0"),
         FileKind::Cgroup => out.push(b"0::/\n"),
-        FileKind::OomScore => {
-            let total = mem::stats::memory().total.max(1);
-            let share = usage_of(process).rss() * 1000 / total;
-            let score = share as i64 + i64::from(process.oom_score_adj.load(Ordering::Relaxed));
-            writeln!(out, "{}", score.clamp(0, 2000));
-        }
+        FileKind::OomScore => oom_score(out, process),
         FileKind::FailNth => {
             let nth = match subject.tid {
                 None => process.fail_nth(),
@@ -96,6 +86,20 @@ pub(super) fn show(out: &mut Text, subject: Subject, process: &Arc<Process>, kin
         | FileKind::DescriptorInfo(_) => return Err(Errno::EINVAL),
     }
     Ok(())
+}
+
+fn statm(out: &mut Text, process: &Process) {
+    let usage = usage_of(process);
+    let shared = usage.rss_file + usage.rss_shmem;
+    let data = usage.data_pages + usage.stack_pages;
+    writeln!(out, "{} {} {shared} {} 0 {data} 0", usage.total_pages, usage.rss(), usage.exec_pages);
+}
+
+fn oom_score(out: &mut Text, process: &Process) {
+    let total = mem::stats::memory().total.max(1);
+    let share = usage_of(process).rss() * 1000 / total;
+    let score = share as i64 + i64::from(process.oom_score_adj.load(Ordering::Relaxed));
+    writeln!(out, "{}", score.clamp(0, 2000));
 }
 
 /// Take what a program wrote to the file `kind` of `subject`.

@@ -100,6 +100,17 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     line("pgfree", traffic.given);
     line("pgfault", faults[0] + faults[1]);
     line("pgmajfault", faults[1]);
+    reclaim_and_compaction(&mut line);
+    for (name, event) in EVENTS {
+        line(name, mem::commons().count_of(event));
+    }
+    kernel_map(&mut line);
+    NOTHING_OF.into_iter().for_each(|name| line(name, 0));
+    Ok(())
+}
+
+/// Pages that were looked at, taken and moved to get free ones.
+fn reclaim_and_compaction(line: &mut impl FnMut(&str, u64)) {
     let [kswapd, direct] = [Who::Kswapd, Who::Direct]
         .map(|who| [Kind::Anonymous, Kind::File].map(|kind| reclaim::counts(who, kind)));
     let sum = |counts: [Counts; 2], of: fn(&Counts) -> u64| counts.iter().map(of).sum();
@@ -120,9 +131,10 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     line("compact_fail", compaction.failed);
     line("compact_free_scanned", 0);
     line("compact_stall", reclaim::compact_stalls());
-    for (name, event) in EVENTS {
-        line(name, mem::commons().count_of(event));
-    }
+}
+
+/// What keeping programs' frames out of the kernel's map costs.
+fn kernel_map(line: &mut impl FnMut(&str, u64)) {
     let ([windows, laps], map) = (arch_memory::window_totals(), arch_memory::map_figures());
     line("xpfo_windows", windows);
     line("xpfo_laps", laps);
@@ -131,8 +143,6 @@ pub(super) fn vmstat(out: &mut Text) -> Result<()> {
     line("xpfo_leave", map.left);
     line("xpfo_leave_ipi", map.interrupted);
     line("xpfo_wiped", mem::frames().wiped_pageblocks());
-    NOTHING_OF.into_iter().for_each(|name| line(name, 0));
-    Ok(())
 }
 
 /// The counters of a node, by the names of /proc/vmstat.

@@ -17,7 +17,7 @@ use crate::fs::file::{Blocking, DirEntry, File, Mapping, Seekable};
 use crate::fs::flags::{OpenFlags, RenameFlags};
 use crate::fs::node::{Identity, Metadata, NewNode, Node, NodeKind, Place, Presence, SetMetadata, XattrSet};
 use crate::fs::text::TextUse;
-use crate::sync::SpinLock;
+use crate::sync::{SpinLock, SpinLockGuard};
 use crate::user::{Sink, Source};
 use crate::{Errno, Result};
 
@@ -145,6 +145,26 @@ impl TmpNode {
         let mut attributes = self.attributes.lock();
         attributes.links = attributes.links.saturating_add_signed(directories);
         attributes.touch();
+    }
+
+    /// The names of two directories, locked: the lower inode's first, as everywhere two directories are.
+    fn lock_both<'a>(&'a self, other: &'a Self) -> Result<[SpinLockGuard<'a, Directory>; 2]> {
+        let (ours, theirs) = (self.names()?, other.names()?);
+        if self.inode < other.inode {
+            let ours = ours.lock();
+            Ok([ours, theirs.lock()])
+        } else {
+            let theirs = theirs.lock();
+            Ok([ours.lock(), theirs])
+        }
+    }
+
+    /// `moving` has gone from here to `other`. So many directories came for it, and so many went there.
+    fn has_moved(&self, other: &Self, moving: &Self, [came, went]: [i32; 2]) {
+        let moved = i32::from(moving.is_directory());
+        self.entries_changed(came - moved);
+        other.entries_changed(moved - went);
+        moving.attributes.lock().changed = crate::fs::clock::now();
     }
 
     /// One name of `self` less; a directory is gone with its only one. The caller holds the parent.
@@ -342,15 +362,7 @@ impl Node for TmpNode {
             return self.rename_here(name, new_name, flags);
         }
         let _renames = self.shared.renames.lock();
-        // Lower inode first, as everywhere two directories are locked.
-        let (mut from, mut to);
-        if self.inode < other.inode {
-            from = self.names()?.lock();
-            to = other.names()?.lock();
-        } else {
-            to = other.names()?.lock();
-            from = self.names()?.lock();
-        }
+        let [mut from, mut to] = self.lock_both(&other)?;
         let moving = from.get(name)?.clone();
         let victim = to.get(new_name).ok().cloned();
         if to.is_removed() {
@@ -370,10 +382,8 @@ impl Node for TmpNode {
             }
             self.adopt(&victim, from.replace(name, victim.clone())?);
             other.adopt(&moving, to.replace(new_name, moving.clone())?);
-            let gained = i32::from(victim.is_directory()) - i32::from(moving.is_directory());
-            self.entries_changed(gained);
-            other.entries_changed(-gained);
-            moving.attributes.lock().changed = crate::fs::clock::now();
+            let came = i32::from(victim.is_directory());
+            self.has_moved(&other, &moving, [came, came]);
             return Ok(());
         }
         let mut replaced = 0;
@@ -395,10 +405,7 @@ impl Node for TmpNode {
         };
         from.remove(name)?;
         other.adopt(&moving, new_name);
-        let moved = i32::from(moving.is_directory());
-        self.entries_changed(-moved);
-        other.entries_changed(moved - replaced);
-        moving.attributes.lock().changed = crate::fs::clock::now();
+        self.has_moved(&other, &moving, [0, replaced]);
         drop((from, to));
         drop(victim);
         Ok(())

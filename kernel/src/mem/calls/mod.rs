@@ -15,8 +15,8 @@ use freehold_collections::Arc;
 use freehold_machine::{PAGE_SIZE, VirtAddr};
 use freehold_vm::{
     Advice, AreaFlags, Backing, FileView, LockAll, LockMode, MapRequest, MappedFile, OtherCopies, Place,
-    Populate, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, SharedWrite, SyncCall, SyncMode,
-    VmError,
+    Populate, Protect, ProtectExtent, Protection, Remap, RemapPlace, RemapSource, SharedWrite, SyncCall,
+    SyncMode, VmError,
 };
 
 use super::populate::{and_populate, and_populate_if_possible};
@@ -72,6 +72,15 @@ fn current_space() -> Arc<Space> {
     task::with_current(|task| task.process().space())
 }
 
+/// The bytes that a mapping of `length` has: whole pages.
+fn mapped_length(length: u64) -> Result<u64> {
+    if length == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let length = length.checked_next_multiple_of(PAGE_SIZE as u64);
+    length.filter(|&length| length <= USER_BYTES).ok_or(Errno::ENOMEM)
+}
+
 /// mmap(addr, length, prot, flags, fd, offset)
 pub fn sys_mmap(args: &Args) -> Result<i64> {
     let [addr, length, prot, raw_flags, _, offset] = args.all();
@@ -84,13 +93,7 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     } else {
         Some(task::current().process().files().get(args.fd(4))?)
     };
-    if length == 0 {
-        return Err(Errno::EINVAL);
-    }
-    let length = length.checked_next_multiple_of(PAGE_SIZE as u64).ok_or(Errno::ENOMEM)?;
-    if length > USER_BYTES {
-        return Err(Errno::ENOMEM);
-    }
+    let length = mapped_length(length)?;
     if flags.intersects(Map::FIXED | Map::FIXED_NOREPLACE) && addr % PAGE_SIZE as u64 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -104,33 +107,16 @@ pub fn sys_mmap(args: &Args) -> Result<i64> {
     if offset.checked_add(length).is_none() {
         return Err(Errno::EOVERFLOW);
     }
-    let sharing = match raw_flags & MAP_TYPE {
-        MAP_SHARED => Sharing::Shared,
-        MAP_PRIVATE => Sharing::Private,
-        // Only a file can say which flags it knows.
-        MAP_SHARED_VALIDATE if flags.contains(Map::ANONYMOUS) => return Err(Errno::EINVAL),
-        MAP_SHARED_VALIDATE
-            if raw_flags >> 32 == 0
-                && Map::from_bits(raw_flags as u32 & !MAP_TYPE as u32)
-                    .is_some_and(|flags| !flags.intersects(Map::SYNC | Map::FIXED_NOREPLACE)) =>
-        {
-            Sharing::Shared
-        }
-        MAP_SHARED_VALIDATE => return Err(Errno::EOPNOTSUPP),
-        _ => return Err(Errno::EINVAL),
-    };
+    let sharing = Sharing::of(raw_flags)?;
     if flags.contains(Map::HUGETLB) {
         // There is no huge-page pool: what Linux says when its pool is empty.
         return Err(Errno::ENOMEM);
     }
-    let place = if flags.contains(Map::FIXED_NOREPLACE) {
-        Place::FixedNoReplace(VirtAddr(addr))
-    } else if flags.contains(Map::FIXED) {
-        Place::Fixed(VirtAddr(addr))
-    } else if addr == 0 {
-        Place::Anywhere
-    } else {
-        Place::Hint(VirtAddr(addr).page_start())
+    let place = match VirtAddr(addr) {
+        addr if flags.contains(Map::FIXED_NOREPLACE) => Place::FixedNoReplace(addr),
+        addr if flags.contains(Map::FIXED) => Place::Fixed(addr),
+        VirtAddr(0) => Place::Anywhere,
+        addr => Place::Hint(addr.page_start()),
     };
     let protection = protection(prot)?;
     let (backing, mut area_flags) = match file {
@@ -161,6 +147,23 @@ enum Sharing {
 }
 
 impl Sharing {
+    /// What mmap's flags say of it.
+    fn of(raw_flags: u64) -> Result<Self> {
+        let known = || {
+            let flags = Map::from_bits(raw_flags as u32 & !MAP_TYPE as u32).filter(|_| raw_flags >> 32 == 0);
+            flags.is_some_and(|flags| !flags.intersects(Map::SYNC | Map::FIXED_NOREPLACE))
+        };
+        match raw_flags & MAP_TYPE {
+            MAP_SHARED => Ok(Self::Shared),
+            MAP_PRIVATE => Ok(Self::Private),
+            // Only a file can say which flags it knows.
+            MAP_SHARED_VALIDATE if raw_flags & u64::from(Map::ANONYMOUS.bits()) != 0 => Err(Errno::EINVAL),
+            MAP_SHARED_VALIDATE if known() => Ok(Self::Shared),
+            MAP_SHARED_VALIDATE => Err(Errno::EOPNOTSUPP),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
     fn anonymous(self) -> Backing<Frames> {
         match self {
             Self::Shared => Backing::SharedAnonymous,
@@ -243,7 +246,8 @@ pub fn sys_mprotect(args: &Args) -> Result<i64> {
     let protection = protection(prot)?;
     let data_limit = || task::with_current(|task| task.process().limit(Resource::Data).soft);
     let space = current_space();
-    space.lock().protect(VirtAddr(args[0]), args[1], protection, extent, data_limit)?;
+    let wish = Protect { start: VirtAddr(args[0]), len: args[1], protection, extent };
+    space.lock().protect(wish, data_limit)?;
     Ok(0)
 }
 

@@ -190,10 +190,22 @@ fn move_chunk(
             outcome => failed.push_reserved((addr, errno_of(&outcome))),
         }
     }
+    let left = tell_moved(space, addresses.iter().zip(nodes), &failed, &mut all)?;
+    Ok((all, left))
+}
+
+/// Puts into `all` where each page is by now, or why not where it should be; returns how many could have moved and have not. There
+/// is room for all.
+fn tell_moved<'a>(
+    space: &Space,
+    wanted: impl Iterator<Item = (&'a u64, &'a i32)> + Clone,
+    failed: &[(VirtAddr, Errno)],
+    all: &mut Vec<i32>,
+) -> Result<i64> {
     let areas = space.lock();
     let mut left = 0;
     let block_of = |addr: u64| VirtAddr(addr & !(PAGEBLOCK_FRAMES * PAGE - 1));
-    let told = addresses.iter().zip(nodes).enumerate().map(|(index, (&addr, &node))| {
+    let told = wanted.clone().enumerate().map(|(index, (&addr, &node))| {
         let (addr, block) = (VirtAddr(addr).page_start(), block_of(addr));
         match areas.node_at(addr) {
             PageNode::On(now) if i32::from(now.0) == node => node,
@@ -201,7 +213,7 @@ fn move_chunk(
                 // A large page is told of by its first address.
                 let why = failed.iter().find(|(at, _)| *at == addr || *at == block);
                 // It went where it should, and then where another entry would have it.
-                let went_on = addresses[index + 1..].iter().any(|&later| block_of(later) == block);
+                let went_on = wanted.clone().skip(index + 1).any(|(&later, _)| block_of(later) == block);
                 if why.is_none() && went_on {
                     return node;
                 }
@@ -214,7 +226,7 @@ fn move_chunk(
         }
     });
     all.try_extend(told)?;
-    Ok((all, left))
+    Ok(left)
 }
 
 /// Map a file's page again that was unmapped to be moved: who looks for it finds it.

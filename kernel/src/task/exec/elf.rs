@@ -3,6 +3,8 @@
 //! The file is a stranger's: every number is checked before it is used, so that what comes out of here can be
 //! mapped as it stands.
 
+use core::ops::Range;
+
 use freehold_collections::Vec;
 use object::LittleEndian as LE;
 use object::elf;
@@ -36,9 +38,14 @@ pub struct Segment {
     pub file_size: u64,
     /// Bytes of memory; what the file does not fill is zero.
     pub memory_size: u64,
-    /// PF_R 4, PF_W 2, PF_X 1.
+    /// PF_R 4, [`WRITABLE`], [`EXECUTABLE`].
     pub flags: u32,
 }
+
+/// PF_W.
+pub const WRITABLE: u32 = 2;
+/// PF_X.
+pub const EXECUTABLE: u32 = 1;
 
 /// Everything that loading needs to know.
 #[derive(PartialEq, Eq, Debug)]
@@ -59,6 +66,16 @@ pub struct Plan {
     pub stack: StackRights,
     /// The largest alignment that a segment asks for; a power of two, at least a page.
     pub alignment: u64,
+}
+
+impl Plan {
+    /// Where the bytes of the first segment with this flag are, in a program that is `bias` further up than it says.
+    pub fn first_with(&self, flag: u32, bias: u64) -> Range<u64> {
+        self.segments.iter().find(|segment| segment.flags & flag != 0).map_or(0..0, |segment| {
+            let start = segment.address.wrapping_add(bias);
+            start..start + segment.file_size
+        })
+    }
 }
 
 /// What PT_GNU_STACK says.

@@ -1,5 +1,7 @@
 //! Putting an ELF file into an address space.
 
+use core::ops::Range;
+
 use freehold_collections::Arc;
 use freehold_machine::{Entropy, PAGE_SIZE, VirtAddr};
 use freehold_vm::{AreaFlags, Backing, FileView, Limits, MapRequest, Place, Protection};
@@ -100,10 +102,10 @@ impl Executable {
             let offset = segment.offset & !(PAGE - 1);
             let view = FileView { file: self.mapping.clone(), offset };
             zero_from = file_end.next_multiple_of(PAGE);
-            map(space, start, zero_from, protection, Backing::PrivateFile(view), limits)?;
+            map(space, start..zero_from, protection, Backing::PrivateFile(view), limits)?;
         }
         if zero_from < end {
-            map(space, zero_from, end, protection, Backing::Anonymous, limits)?;
+            map(space, zero_from..end, protection, Backing::Anonymous, limits)?;
         }
         // The rest of the last page from the file holds the file's next bytes: zero is what the program expects.
         if segment.memory_size > segment.file_size && file_end < zero_from && segment.file_size > 0 {
@@ -147,15 +149,14 @@ pub enum Role {
 
 fn map(
     space: &Space,
-    start: u64,
-    end: u64,
+    range: Range<u64>,
     protection: Protection,
     backing: Backing<Frames>,
     limits: &Limits,
 ) -> Result<()> {
     let request = MapRequest {
-        place: Place::FixedNoReplace(VirtAddr(start)),
-        len: end - start,
+        place: Place::FixedNoReplace(VirtAddr(range.start)),
+        len: range.end - range.start,
         protection,
         backing,
         flags: AreaFlags::empty(),

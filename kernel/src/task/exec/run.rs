@@ -182,16 +182,8 @@ fn set_ids(process: &Process, program: &Executable) -> Option<Credentials> {
     Some(credentials)
 }
 
-fn assemble(
-    process: &Process,
-    program: &Executable,
-    request: &Request,
-    shown: &[u8],
-    set_ids: Option<Credentials>,
-) -> Result<Prepared> {
-    let limits = process.memory_limits();
-    let fixed = process.personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE != 0 && set_ids.is_none();
-    let places = if fixed { Places::Fixed } else { Places::Random };
+/// An address space for a program, and where its stack ends: at the place that `places` says, like what is mapped below it.
+fn empty_space(process: &Process, places: Places) -> Result<(Arc<Space>, u64)> {
     let random_pages = |pages: u64| places.draw() % pages * PAGE;
     let stack_top = USER_END - mem::vdso::LENGTH - random_pages(STACK_PAGES);
     let gap = process.limit(Resource::Stack).soft.clamp(*STACK_GAP.start(), *STACK_GAP.end());
@@ -203,79 +195,105 @@ fn assemble(
         mmap_base: VirtAddr(mmap_base),
     })?;
     let huge = process.space().lock().huge_use();
-    {
-        let mut areas = space.lock();
-        areas.set_huge_use(huge);
-        areas.make_room_for_program()?;
-    }
-    let loaded = program.map(&space, Role::Program(places), &limits)?;
-    let program_entry = program.plan.entry.wrapping_add(loaded.bias);
-    let mut readable = is_readable(process, &program.file);
-    let (entry, base) = match program.plan.interpreter {
-        None => (program_entry, 0),
-        Some((offset, length)) => {
-            let interpreter = open_interpreter(process, program, offset, length)?;
-            readable &= is_readable(process, &interpreter.file);
-            let linker = interpreter.map(&space, Role::Interpreter, &limits)?;
-            (interpreter.plan.entry.wrapping_add(linker.bias), linker.bias)
-        }
-    };
-    let break_start = loaded.end.next_multiple_of(PAGE) + (places.draw() % BREAK_RANDOM & !(PAGE - 1));
-    space.lock().set_brk_base(VirtAddr(break_start));
-    let credentials = set_ids.clone().unwrap_or_else(|| Credentials::clone(&process.credentials()));
-    let secure = credentials.uid != credentials.euid || credentials.gid != credentials.egid;
-    let headers = if program.plan.headers == 0 { 0 } else { program.plan.headers.wrapping_add(loaded.bias) };
-    let vdso = mem::vdso::map(&space, stack_top, places.draw(), &limits)?;
-    let auxiliary = [
-        (AT_SYSINFO_EHDR, vdso),
+    let mut areas = space.lock();
+    areas.set_huge_use(huge);
+    areas.make_room_for_program()?;
+    drop(areas);
+    Ok((space, stack_top))
+}
+
+/// What the auxiliary vector says of who runs the program.
+fn identity(credentials: &Credentials) -> [(u64, u64); 5] {
+    let Credentials { uid, euid, gid, egid, .. } = *credentials;
+    let secure = uid != euid || gid != egid;
+    [
+        (aux::UID, uid.into()),
+        (aux::EUID, euid.into()),
+        (aux::GID, gid.into()),
+        (aux::EGID, egid.into()),
+        (aux::SECURE, secure.into()),
+    ]
+}
+
+/// Where the parts of a program are that the auxiliary vector names.
+struct Bases {
+    vdso: u64,
+    /// 0 for none.
+    interpreter: u64,
+    /// The program's own entry.
+    entry: u64,
+    /// What was added to the addresses in its file.
+    bias: u64,
+}
+
+fn auxiliary(plan: &elf::Plan, bases: &Bases, credentials: &Credentials) -> [(u64, u64); 19] {
+    let headers = if plan.headers == 0 { 0 } else { plan.headers.wrapping_add(bases.bias) };
+    let [uid, euid, gid, egid, secure] = identity(credentials);
+    [
+        (AT_SYSINFO_EHDR, bases.vdso),
         (aux::MINSIGSTKSZ, 440 + 64 + freehold_arch::user::xsave_size() as u64 + 128),
         (aux::HWCAP, HWCAP),
         (aux::PAGESZ, PAGE),
         (aux::CLKTCK, 100),
         (aux::PHDR, headers),
         (aux::PHENT, 56),
-        (aux::PHNUM, program.plan.header_count),
-        (aux::BASE, base),
+        (aux::PHNUM, plan.header_count),
+        (aux::BASE, bases.interpreter),
         (aux::FLAGS, 0),
-        (aux::ENTRY, program_entry),
-        (aux::UID, u64::from(credentials.uid)),
-        (aux::EUID, u64::from(credentials.euid)),
-        (aux::GID, u64::from(credentials.gid)),
-        (aux::EGID, u64::from(credentials.egid)),
-        (aux::SECURE, u64::from(secure)),
+        (aux::ENTRY, bases.entry),
+        uid,
+        euid,
+        gid,
+        egid,
+        secure,
         (aux::RSEQ_FEATURE_SIZE, rseq::FEATURE_SIZE),
         (aux::RSEQ_ALIGN, rseq::ALIGNMENT),
         (aux::HWCAP2, if freehold_arch::user::has_fsgsbase() { HWCAP2_FSGSBASE } else { 0 }),
-    ];
+    ]
+}
+
+fn assemble(
+    process: &Process,
+    program: &Executable,
+    request: &Request,
+    shown: &[u8],
+    set_ids: Option<Credentials>,
+) -> Result<Prepared> {
+    let limits = process.memory_limits();
+    let fixed = process.personality.load(Ordering::Relaxed) & ADDR_NO_RANDOMIZE != 0 && set_ids.is_none();
+    let places = if fixed { Places::Fixed } else { Places::Random };
+    let (space, stack_top) = empty_space(process, places)?;
+    let loaded = program.map(&space, Role::Program(places), &limits)?;
+    let program_entry = program.plan.entry.wrapping_add(loaded.bias);
+    let mut readable = is_readable(process, &program.file);
+    let (mut entry, mut base) = (program_entry, 0);
+    if let Some((offset, length)) = program.plan.interpreter {
+        let interpreter = open_interpreter(process, program, offset, length)?;
+        readable &= is_readable(process, &interpreter.file);
+        base = interpreter.map(&space, Role::Interpreter, &limits)?.bias;
+        entry = interpreter.plan.entry.wrapping_add(base);
+    }
+    let break_start = loaded.end.next_multiple_of(PAGE) + (places.draw() % BREAK_RANDOM & !(PAGE - 1));
+    space.lock().set_brk_base(VirtAddr(break_start));
+    let credentials = set_ids.clone().unwrap_or_else(|| Credentials::clone(&process.credentials()));
+    let vdso = mem::vdso::map(&space, stack_top, places.draw(), &limits)?;
+    let bases = Bases { vdso, interpreter: base, entry: program_entry, bias: loaded.bias };
+    let auxiliary = auxiliary(&program.plan, &bases, &credentials);
     // As Linux: a program always has an argv[0].
     let mut nameless = Strings::new();
-    let arguments = if request.arguments.is_empty() {
-        nameless.push(b"")?;
-        &nameless
-    } else {
-        &request.arguments
-    };
-    let mut random = [0; 16];
-    random[..8].copy_from_slice(&X86.random_u64().to_le_bytes());
-    random[8..].copy_from_slice(&X86.random_u64().to_le_bytes());
+    nameless.push(b"")?;
+    let arguments = if request.arguments.is_empty() { &nameless } else { &request.arguments };
+    let random = (u128::from(X86.random_u64()) << 64 | u128::from(X86.random_u64())).to_le_bytes();
     let contents =
         Contents { arguments, environment: &request.environment, name: shown, random, auxiliary: &auxiliary };
     let image = stack::build(stack_top - (places.draw() % 512 * 16), &contents)?;
     map_stack(&space, image.sp, stack_top, program.plan.stack, &limits)?;
     space.lock().write_remote(VirtAddr(image.sp), &image.bytes)?;
-    let code = program.plan.segments.iter().find(|segment| segment.flags & 1 != 0);
-    let data = program.plan.segments.iter().find(|segment| segment.flags & 2 != 0);
-    let range = |segment: Option<&elf::Segment>| {
-        segment.map_or(0..0, |segment| {
-            let start = segment.address.wrapping_add(loaded.bias);
-            start..start + segment.file_size
-        })
-    };
     space.update_program(|known| {
         *known = Program {
             executable: Some(program.file.clone()),
-            code: range(code),
-            data: range(data),
+            code: program.plan.first_with(elf::EXECUTABLE, loaded.bias),
+            data: program.plan.first_with(elf::WRITABLE, loaded.bias),
             break_start,
             stack_start: image.sp,
             arguments: image.arguments.clone(),

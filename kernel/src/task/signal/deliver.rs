@@ -58,6 +58,16 @@ enum Next {
     Handle(SigInfo, Signal, Action),
 }
 
+/// Puts the vector state, whose image has this size, into the frame, with what says so where programs look for it.
+fn save_fpu(context: &mut UserContext, image: usize, to: u64) -> Result<()> {
+    if image <= LEGACY {
+        return bytes::write_exact(to, context.fpu());
+    }
+    let description = Description::new(image, user::xfeatures());
+    bytes::write_exact(to, context.noted_fpu(description.as_bytes()))?;
+    bytes::UserPtr::new(to + image as u64).write(&MAGIC2)
+}
+
 impl Task {
     /// Act on everything that came: stop, end, or enter a handler. `interrupted` is the system call that this
     /// return would otherwise answer. Breaks where the thread ends.
@@ -102,7 +112,7 @@ impl Task {
                         }
                     }
                     self.end_section_for(context, signal);
-                    match self.enter_handler(context, &info, signal, &action, trap) {
+                    match self.enter_handler(context, &info, &action, trap) {
                         Ok(()) => {
                             entered = true;
                             if self.traced.steps() {
@@ -242,7 +252,6 @@ impl Task {
         &self,
         context: &mut UserContext,
         info: &SigInfo,
-        signal: Signal,
         action: &Action,
         trap: Trap,
     ) -> Result<()> {
@@ -258,13 +267,7 @@ impl Task {
         let size = frame::fpstate_size(image);
         let at = frame::place(context.regs().rsp, wants, &alternate, size).ok_or(Errno::EFAULT)?;
         let old_stack = reported(&alternate, context.regs().rsp);
-        if image > LEGACY {
-            let description = Description::new(image, user::xfeatures());
-            bytes::write_exact(at.fpstate, context.noted_fpu(description.as_bytes()))?;
-            bytes::UserPtr::new(at.fpstate + image as u64).write(&MAGIC2)?;
-        } else {
-            bytes::write_exact(at.fpstate, context.fpu())?;
-        }
+        save_fpu(context, image, at.fpstate)?;
         let strict = if context.regs().cs == USER_CODE { frame::UC_STRICT_RESTORE_SS } else { 0 };
         let frame = Frame {
             return_address: action.restorer,
@@ -280,7 +283,7 @@ impl Task {
         };
         bytes::write_exact(at.frame, frame.as_bytes())?;
         let registers = context.regs_mut();
-        registers.rdi = u64::from(signal.number());
+        registers.rdi = info.number as u64;
         registers.rsi = at.frame + offset_of!(Frame, info) as u64;
         registers.rdx = at.frame + offset_of!(Frame, context) as u64;
         registers.rax = 0;
@@ -296,11 +299,9 @@ impl Task {
         if alternate.flags & SS_AUTODISARM != 0 {
             *self.alternate_stack.lock() = AlternateStack::NONE;
         }
-        let mut blocked = self.blocked().union(action.mask);
-        if action.flags & SA_NODEFER == 0 {
-            blocked = blocked.with(signal);
-        }
-        self.set_blocked(blocked);
+        let blocked = self.blocked().union(action.mask);
+        let own = info.signal().filter(|_| action.flags & SA_NODEFER == 0);
+        self.set_blocked(own.map_or(blocked, |signal| blocked.with(signal)));
         Ok(())
     }
 

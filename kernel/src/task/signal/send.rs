@@ -96,27 +96,12 @@ impl Process {
             // It handles none, and nothing a program does may end or stop it.
             return Ok(Parent::Leave);
         }
-        let mut parent = Parent::Leave;
         let mut group = self.signals.lock();
         let group = &mut *group;
         if group.threads.is_empty() || group.exit.is_some() {
             return Ok(Parent::Leave);
         }
-        if signal == Signal::CONT || signal == Signal::KILL {
-            if signal == Signal::CONT {
-                forget(group, SigSet::STOPPING);
-            }
-            if group.set_stop(None).is_some() && signal == Signal::CONT {
-                group.report = Some(Report::Continued);
-                parent = Parent::Tell;
-            }
-            for thread in &group.threads {
-                // A tracee may listen for the end of the stop.
-                sched::wake(thread, &[Sleep::Stopped, Sleep::Traced]);
-            }
-        } else if SigSet::STOPPING.contains(signal) {
-            forget(group, SigSet::of(&[Signal::CONT]));
-        }
+        let parent = stop_or_go_on(group, signal);
         if signal == Signal::KILL {
             end_group(group, ExitStatus::Signaled(Signal::KILL));
             return Ok(Parent::Leave);
@@ -177,6 +162,30 @@ pub(crate) fn end_group(group: &mut Group, status: ExitStatus) {
         thread.interrupt();
         sched::wake(thread, &[Sleep::Stopped, Sleep::Traced, Sleep::Killable]);
     }
+}
+
+/// A signal that stops processes, or has one go on, takes back those that do the opposite; SIGCONT and SIGKILL wake a stopped one.
+fn stop_or_go_on(group: &mut Group, signal: Signal) -> Parent {
+    if SigSet::STOPPING.contains(signal) {
+        forget(group, SigSet::of(&[Signal::CONT]));
+        return Parent::Leave;
+    }
+    if signal != Signal::CONT && signal != Signal::KILL {
+        return Parent::Leave;
+    }
+    if signal == Signal::CONT {
+        forget(group, SigSet::STOPPING);
+    }
+    let was_stopped = group.set_stop(None).is_some();
+    for thread in &group.threads {
+        // A tracee may listen for the end of the stop.
+        sched::wake(thread, &[Sleep::Stopped, Sleep::Traced]);
+    }
+    if was_stopped && signal == Signal::CONT {
+        group.report = Some(Report::Continued);
+        return Parent::Tell;
+    }
+    Parent::Leave
 }
 
 /// Forget pending `signals` of the process and all its threads.

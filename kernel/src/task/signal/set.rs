@@ -269,8 +269,14 @@ impl SigInfo {
         Self::new(signal, code, [address, 0, 0, 0])
     }
     /// SIGCHLD about a child.
-    pub fn child(code: i32, pid: Pid, uid: u32, status: i32, user_ticks: u64, system_ticks: u64) -> Self {
-        Self::new(Signal::CHLD, code, [pair(pid, uid), pair(status as u32, 0), user_ticks, system_ticks])
+    pub fn child(code: i32, pid: Pid, uid: u32, status: i32) -> Self {
+        Self::new(Signal::CHLD, code, [pair(pid, uid), pair(status as u32, 0), 0, 0])
+    }
+    /// With the time that the child of a SIGCHLD used, in user mode and in the kernel.
+    #[must_use]
+    pub fn with_ticks(mut self, user: u64, system: u64) -> Self {
+        (self.fields[2], self.fields[3]) = (user, system);
+        self
     }
     /// A SIGCHLD about the thread `tid` instead of its process.
     pub fn about(mut self, tid: Pid) -> Self {
@@ -305,7 +311,7 @@ mod tests {
 
     #[test]
     fn siginfo_has_the_layout_that_programs_read() {
-        let info = SigInfo::child(code::CLD_EXITED, 7, 1000, 3, 11, 12);
+        let info = SigInfo::child(code::CLD_EXITED, 7, 1000, 3).with_ticks(11, 12);
         let bytes = info.as_bytes();
         assert_eq!(bytes.len(), 48);
         let word = |at: usize| i32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());

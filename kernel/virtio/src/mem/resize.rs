@@ -135,7 +135,7 @@ impl Resizer {
             let sizes = device.sizes()?;
             let target = sizes.requested / self.unit_bytes();
             let outcome = if self.count < target {
-                self.grow(target, sizes, device, memory, &mut pause)?
+                self.grow(sizes, device, memory, &mut pause)?
             } else {
                 self.shrink(target, device, memory, &mut pause)?
             };
@@ -148,14 +148,13 @@ impl Resizer {
 
     fn grow(
         &mut self,
-        target: u64,
         sizes: Sizes,
         device: &impl Device,
         memory: &mut impl Memory,
         pause: &mut impl FnMut(),
     ) -> Result<Outcome, Failed> {
         // Upwards, so that what is left to the host is in one piece.
-        let usable = sizes.usable / self.unit_bytes();
+        let [target, usable] = [sizes.requested, sizes.usable].map(|bytes| bytes / self.unit_bytes());
         for unit in 0..self.region.units().min(usable) {
             if self.count >= target {
                 return Ok(Outcome::Reached);

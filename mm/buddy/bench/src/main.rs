@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use freehold_buddy::Shuffle;
 use rustix::time::{ClockId, clock_gettime};
 
+use fastrand::Rng;
 use machine::become_cpu;
 use peers::{Bitmap, BuddySystem, Freehold, LockedStack, Peer, RecordedStack, Sort, Stack};
 use raw::{BuddySlab, FrameAlloc, Pages};
@@ -30,26 +31,6 @@ fn cpu_time() -> f64 {
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// A small generator for the harness: xorshift64*.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-    fn below(&mut self, bound: usize) -> usize {
-        ((u128::from(self.next()) * bound as u128) >> 64) as usize
-    }
-    fn shuffle<T>(&mut self, list: &mut [T]) {
-        for i in (1..list.len()).rev() {
-            list.swap(i, self.below(i + 1));
-        }
-    }
 }
 
 /// Where two threads wait for each other without sleeping, so that both go on with warm caches.
@@ -84,7 +65,7 @@ fn pair(peer: &impl Peer, order: u32) -> f64 {
 
 /// Take `count` blocks, give them back in random order: ns per get and per put.
 fn bulk(peer: &impl Peer, order: u32, count: usize, rounds: usize) -> (f64, f64) {
-    let mut rng = Rng(7);
+    let mut rng = Rng::with_seed(7);
     let mut blocks = Vec::with_capacity(count);
     let (mut gets, mut puts) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -101,7 +82,7 @@ fn bulk(peer: &impl Peer, order: u32, count: usize, rounds: usize) -> (f64, f64)
 
 /// Half of memory in use at random: ns per get of a quarter more.
 fn aged(peer: &impl Peer, frames: usize) -> f64 {
-    let mut rng = Rng(9);
+    let mut rng = Rng::with_seed(9);
     let mut held: Vec<u64> = (0..frames).map_while(|_| peer.get(0)).collect();
     rng.shuffle(&mut held);
     held.drain(frames / 2..).for_each(|block| peer.put(block, 0));
@@ -128,8 +109,8 @@ fn mixed(peer: &impl Peer, frames: usize) -> (f64, f64) {
 fn mixed_once(peer: &impl Peer, frames: usize, seed: u64) -> (f64, f64) {
     let slots = frames / 150;
     let steps = slots * 400;
-    let mut rng = Rng(seed);
-    let plan: Vec<(u32, u32)> = (0..steps).map(|_| (rng.below(slots) as u32, rng.below(10) as u32)).collect();
+    let mut rng = Rng::with_seed(seed);
+    let plan: Vec<(u32, u32)> = (0..steps).map(|_| (rng.u32(..slots as u32), rng.u32(..10))).collect();
     let mut held: Vec<Option<(u64, u32)>> = vec![None; slots];
     let start = cpu_time();
     for &(slot, order) in &plan {
@@ -171,7 +152,7 @@ fn usable(peer: &impl Peer, free: u64) -> f64 {
 
 /// Memory filled at order 0, a random half freed, then live frames replaced singly, `turnovers` times over.
 fn churn(peer: &impl Peer, frames: usize, turnovers: usize) -> f64 {
-    let mut rng = Rng(13);
+    let mut rng = Rng::with_seed(13);
     let mut held: Vec<u64> = (0..frames * 99 / 100).map_while(|_| peer.get(0)).collect();
     let (taken, free) = (held.len(), (frames - held.len()) as u64);
     rng.shuffle(&mut held);
@@ -181,7 +162,7 @@ fn churn(peer: &impl Peer, frames: usize, turnovers: usize) -> f64 {
         if step % (1 << 15) == 0 {
             peer.tick();
         }
-        let slot = rng.below(held.len());
+        let slot = rng.usize(..held.len());
         peer.put(held[slot], 0);
         held[slot] = peer.get(0).unwrap_or(u64::MAX);
     }
@@ -198,7 +179,7 @@ fn contended(peer: &impl Peer, frames: usize) -> [f64; 4] {
     let work = |cpu: u16| {
         become_cpu(cpu);
         peer.join(cpu);
-        let mut rng = Rng(17 + u64::from(cpu));
+        let mut rng = Rng::with_seed(17 + u64::from(cpu));
         let mut figures: [Vec<f64>; 4] = Default::default();
         let timed = |f: &mut dyn FnMut() -> usize| {
             barrier.wait();

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 use bitmap_allocator::{BitAlloc, BitAlloc16M};
-use freehold_buddy::{Buddy, Moment, Options, Shuffle};
+use freehold_buddy::{Buddy, Managed, Moment, Options, Shuffle};
 use freehold_frame::{FrameRecord, FrameTable, Order, Owner, Request, Tag};
 use freehold_machine::{CpuId, NodeId, Pfn, PfnRange, Topology};
 
@@ -56,7 +56,8 @@ impl Freehold {
         metadata: &'static [AtomicU64],
     ) -> Self {
         let topology: &'static Topology = Box::leak(Box::new(topology));
-        let buddy = Buddy::new(Bare, FrameTable::new(records), metadata, topology, &[], options);
+        let managed = Managed { topology, reserved: &[], table: FrameTable::new(records), metadata };
+        let buddy = Buddy::new(Bare, managed, options);
         Self(Box::leak(Box::new(buddy.expect("memory enough"))))
     }
 }

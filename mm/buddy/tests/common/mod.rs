@@ -3,7 +3,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use freehold_buddy::{Buddy, Fault, Options};
+use freehold_buddy::{Buddy, Fault, Managed, Options};
 use freehold_frame::{Contradiction, FrameRecord, FrameTable, Owner};
 use freehold_machine::model::{Config, Model};
 use freehold_machine::topology::{AddressMode, Indexing, NearCache, WritePolicy};
@@ -42,7 +42,8 @@ pub fn buddy<M: Machine>(
     let words = Buddy::<M>::metadata_words(topology, machine.cpu_count(), &options);
     let metadata: Vec<_> = (0..words).map(|_| AtomicU64::new(0)).collect();
     let table = FrameTable::new(records.leak());
-    Box::leak(Box::new(Buddy::new(machine, table, metadata.leak(), topology, reserved, options).unwrap()))
+    let managed = Managed { topology, reserved, table, metadata: metadata.leak() };
+    Box::leak(Box::new(Buddy::new(machine, managed, options).unwrap()))
 }
 
 /// The allocator of a machine as `config` says.

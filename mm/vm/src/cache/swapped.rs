@@ -317,7 +317,7 @@ impl<S: Memory> PageCache<S> {
                 }
                 return Ok(None);
             };
-            let read = self.read_in(index, first, run.len(), place, &commons);
+            let read = self.read_in(index, &run, place, &commons);
             let outcome = read.map(|frames| self.put(index, first, frames, &commons));
             run.iter().for_each(|&place| commons.swap.leave(place));
             outcome?;
@@ -349,18 +349,18 @@ impl<S: Memory> PageCache<S> {
         Ok(run)
     }
 
-    /// Frames with the bytes of `count` slots from `first` on, or of that one only.
+    /// Frames with the bytes of `run`, the places of the pages from `index` on, or of the first one only.
     pub(crate) fn read_in(
         &self,
         index: u64,
-        first: SwapPlace,
-        count: usize,
+        run: &[SwapPlace],
         place: NodePolicy,
         commons: &Commons<S>,
     ) -> Result<Vec<Frame<CacheKind, S>>, VmError> {
+        let &[first, ..] = run else { return Ok(Vec::new()) };
         let store = commons.swap.store_of(first).ok_or(VmError::Io)?;
-        let mut frames = self.fresh_frames(count, place)?;
-        let numbers: ArrayVec<Pfn, MAX_RUN> = frames.iter().map(Frame::pfn).collect();
+        let mut frames = self.fresh_frames(run.len(), place)?;
+        let numbers: ArrayVec<Pfn, MAX_RUN> = frames.iter().map(|frame| frame.pfn()).collect();
         if store.read(first.slot, &numbers).is_err() {
             // What nobody asked for may be what cannot be read.
             frames.truncate(1);

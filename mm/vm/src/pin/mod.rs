@@ -135,7 +135,7 @@ impl<S: Memory, P: Purpose> PinnedPage<S, P> {
         this
     }
     /// The frame.
-    pub const fn pfn(&self) -> Pfn {
+    pub fn pfn(&self) -> Pfn {
         match &self.hold {
             Hold::Anon(pin) => pin.pfn(),
             Hold::Shared(pin) => pin.pfn(),

@@ -11,7 +11,7 @@ use core::ops::{ControlFlow, Range};
 
 use freehold_frame::{Anon, Belongs, Frame, OutOfMemory, Owner, Request};
 use freehold_machine::{PAGE_SIZE, Pfn, VirtAddr};
-use freehold_paging::{Entry, Marks, Memory, PageSize, Rights, Slot, SwapPlace};
+use freehold_paging::{Entry, EntryAt, Marks, Memory, PageSize, Rights, SwapPlace};
 
 use super::{Found, SWAP_RUN, State, Swap, SwapArea, SwapStore, area_of};
 use crate::area::Area;
@@ -23,14 +23,19 @@ use crate::{AddressSpace, Commons};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
+/// A page that is not in memory: its address, and the place that has its bytes.
+#[derive(Clone, Copy)]
+struct Away {
+    addr: VirtAddr,
+    place: SwapPlace,
+}
+
 impl<S: Memory> Resident<S> {
     /// Bring the page at `addr` back from where `entry` says it is.
     pub(crate) fn swap_in(
         &mut self,
         area: &Area<S>,
-        addr: VirtAddr,
-        slot: Slot<S::Machine>,
-        entry: Entry,
+        EntryAt { addr, slot, entry }: EntryAt<S::Machine>,
         want: Want,
     ) -> Result<FaultKind, FaultError> {
         let place = entry.swap_place().filter(|&place| place != SwapPlace::LOST).ok_or(FaultError::Bus)?;
@@ -42,7 +47,7 @@ impl<S: Memory> Resident<S> {
             }
             Found::Stored(store) => {
                 let window = self.commons.swap.ahead.window(place.slot);
-                (self.read_in(area, addr, place, window.into(), &*store)?, FaultKind::Major)
+                (self.read_in(area, Away { addr, place }, window.into(), &*store)?, FaultKind::Major)
             }
         };
         let (mapping, belongs) = self.commons.swap.redeem(place, frame)?;
@@ -55,21 +60,21 @@ impl<S: Memory> Resident<S> {
         self.swapped -= 1;
         self.count(area, Kind::Anon);
         if want == Want::Write && !own {
-            self.fault_write(area, addr, slot, slot.load())?;
+            self.fault_write(area, EntryAt { addr, slot, entry: slot.load() })?;
         }
         Ok(kind)
     }
 
-    /// Read the page at `addr` from `place`, and up to `window` pages with it that lie around both; those go to the swap cache.
+    /// Read the page that is `away`, and up to `window` pages with it that lie around both; those go to the swap cache.
     fn read_in(
         &self,
         area: &Area<S>,
-        addr: VirtAddr,
-        place: SwapPlace,
+        away: Away,
         window: u64,
         store: &dyn SwapStore,
     ) -> Result<Frame<Anon, S>, FaultError> {
-        let (before, after) = self.neighbours(area, addr, place, window);
+        let Away { addr, place } = away;
+        let (before, after) = self.neighbours(area, away, window);
         let new = || {
             let request = Request::new(Owner::Anon).policy(self.place(area, addr));
             Frame::<Anon, S>::allocate_with(self.source(), request)
@@ -81,7 +86,7 @@ impl<S: Memory> Resident<S> {
         if frames.len() as u64 == before + after && !frames.is_empty() {
             let first = place.slot - before;
             frames.insert(before as usize, wanted);
-            let numbers: ArrayVec<Pfn, SWAP_RUN> = frames.iter().map(Frame::pfn).collect();
+            let numbers: ArrayVec<Pfn, SWAP_RUN> = frames.iter().map(|frame| frame.pfn()).collect();
             let read = store.read(first, &numbers);
             wanted = frames.remove(before as usize);
             if read.is_ok() {
@@ -100,9 +105,10 @@ impl<S: Memory> Resident<S> {
         Ok(wanted)
     }
 
-    /// How many pages before and after the one at `addr`, of the `window` around it, are where the page itself is, in the same order, and not
+    /// How many pages before and after the one that is `away`, of the `window` around it, are where the page itself is, in the same order, and not
     /// in the swap cache.
-    fn neighbours(&self, area: &Area<S>, addr: VirtAddr, place: SwapPlace, window: u64) -> (u64, u64) {
+    fn neighbours(&self, area: &Area<S>, away: Away, window: u64) -> (u64, u64) {
+        let Away { addr, place } = away;
         let bytes = window.clamp(1, SWAP_RUN as u64).next_power_of_two() * PAGE;
         let start = VirtAddr(addr.0 & !(bytes - 1));
         let before = (addr.0 - start.max(area.start).0) / PAGE;
@@ -175,7 +181,9 @@ impl<S: Memory> Resident<S> {
             let (pages, resume) = self.swapped_pages(next..range.end, None);
             for (addr, _, place) in pages {
                 let Ok(Found::Stored(store)) = self.commons.swap.find(place) else { continue };
-                let Ok(frame) = self.read_in(area, addr, place, SWAP_RUN as u64, &*store) else { return };
+                let Ok(frame) = self.read_in(area, Away { addr, place }, SWAP_RUN as u64, &*store) else {
+                    return;
+                };
                 self.commons.swap.keep_for_later(place, frame);
             }
             next = resume;

@@ -21,7 +21,7 @@ use freehold_paging::{Entry, FlushBatch, Memory, PageSize, SwapPlace};
 
 use super::{SWAP_RUN, Stowed, Wrote};
 use crate::events::Event;
-use crate::pin::detach::Detach;
+use crate::pin::detach::{Detach, Settled};
 use crate::registry::{Locking, SpaceHandle, Visited, once_around};
 use crate::request::AreaFlags;
 use crate::resident::{Kind, Resident};
@@ -318,40 +318,45 @@ impl<S: Memory> Resident<S> {
             }
         });
         for page in run.settle() {
-            let old = page.old();
-            let swap = &walk.commons.swap;
-            let mappings = swap.mappings(page.frame().pfn());
-            if old.is_lazy() {
-                drop(page.replace_by(Entry::EMPTY));
-                self.rss.anon -= 1;
-                walk.done.freed += u64::from(mappings == 0);
-                self.commons.count(Event::LazyFreed);
-                continue;
-            }
-            let Some((place, stowed)) = swap.stow(page.frame()) else {
-                page.put_back();
-                walk.look_for_room();
-                continue;
-            };
-            let frame = page.frame().pfn();
-            let entry = Entry::swapped(place).with_soft_dirty_of(old);
-            let reference = page.replace_by(entry);
-            self.rss.anon -= 1;
-            self.swapped += 1;
-            match stowed {
-                Stowed::ToWrite => {
-                    // It is the slot's now.
-                    let _: Pfn = reference.into_raw();
-                    walk.out.push((place, frame));
-                }
-                Stowed::Cached => drop(reference),
-                Stowed::Freed => {
-                    drop(reference);
-                    walk.done.freed += 1;
-                }
-            }
+            self.evict(page, walk);
         }
         next
+    }
+
+    /// Gives the page that was taken away a place in a swap area, or lets it go for good; without room it stays.
+    fn evict(&mut self, page: Settled<S>, walk: &mut Walk<'_, S>) {
+        let old = page.old();
+        let swap = &walk.commons.swap;
+        let mappings = swap.mappings(page.frame().pfn());
+        if old.is_lazy() {
+            drop(page.replace_by(Entry::EMPTY));
+            self.rss.anon -= 1;
+            walk.done.freed += u64::from(mappings == 0);
+            self.commons.count(Event::LazyFreed);
+            return;
+        }
+        let Some((place, stowed)) = swap.stow(page.frame()) else {
+            page.put_back();
+            walk.look_for_room();
+            return;
+        };
+        let frame = page.frame().pfn();
+        let entry = Entry::swapped(place).with_soft_dirty_of(old);
+        let reference = page.replace_by(entry);
+        self.rss.anon -= 1;
+        self.swapped += 1;
+        match stowed {
+            Stowed::ToWrite => {
+                // It is the slot's now.
+                let _: Pfn = reference.into_raw();
+                walk.out.push((place, frame));
+            }
+            Stowed::Cached => drop(reference),
+            Stowed::Freed => {
+                drop(reference);
+                walk.done.freed += 1;
+            }
+        }
     }
 
     /// As [`Resident::sweep_table`] of a large page, which is split if it is to go; then it is the pieces' turn.

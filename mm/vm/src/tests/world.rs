@@ -215,10 +215,9 @@ impl Process {
         self.run(|| self.space().unmap(VirtAddr(addr), pages * PAGE))
     }
     pub fn protect(&self, addr: u64, pages: u64, protection: Protection) -> Result<(), VmError> {
-        self.run(|| {
-            self.space()
-                .protect(VirtAddr(addr), pages * PAGE, protection, ProtectExtent::Exact, || self.limits.data)
-        })
+        let (start, len, extent) = (VirtAddr(addr), pages * PAGE, ProtectExtent::Exact);
+        let wish = Protect { start, len, protection, extent };
+        self.run(|| self.space().protect(wish, || self.limits.data))
     }
     pub fn advise(&self, addr: u64, pages: u64, advice: Advice) -> Result<(), VmError> {
         self.run(|| self::advise(&mut self.space(), VirtAddr(addr), pages * PAGE, advice))

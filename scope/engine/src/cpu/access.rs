@@ -48,13 +48,14 @@ impl Cpu {
             let cached = self.first_data[slot];
             let wanted = line << 1 | 1;
             if cached != wanted && (store || cached != line << 1) {
-                self.first_level_missed(slot, line, access, mode, node);
+                self.first_level_missed(line, access, mode, node);
             }
         }
     }
 
     #[inline(never)]
-    fn first_level_missed(&mut self, slot: usize, line: u64, access: Access, mode: usize, node: u8) {
+    fn first_level_missed(&mut self, line: u64, access: Access, mode: usize, node: u8) {
+        let slot = line as usize & (self.first_data.len() - 1);
         let known = self.first_data[slot] >> 1 == line;
         self.tally.first_misses[mode] += u64::from(!known);
         // The first store to a clean line goes on to the last level too, to make it dirty there.

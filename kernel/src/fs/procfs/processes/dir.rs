@@ -93,20 +93,12 @@ impl Dir {
     pub(super) fn new(
         device: u64,
         subject: Subject,
-        kind: DirKind,
-        mode: u32,
+        (kind, mode): (DirKind, u32),
         parent: Arc<dyn Node>,
         name: &[u8],
     ) -> Arc<Self> {
-        reserve::cyclic(|me| Self {
-            device,
-            me: me.clone(),
-            subject,
-            kind,
-            mode,
-            parent,
-            name: reserve::slice(name),
-        })
+        let name = reserve::slice(name);
+        reserve::cyclic(|me| Self { device, me: me.clone(), subject, kind, mode, parent, name })
     }
 
     fn me(&self) -> Arc<Dir> {
@@ -119,7 +111,7 @@ impl Dir {
         match what {
             What::File(kind, mode) => reserve::arc(Item { identity, subject, kind, mode }),
             What::Link(kind) => reserve::arc(Link { identity, subject, kind }),
-            What::Dir(kind, mode) => Dir::new(self.device, subject, kind, mode, self.me(), name),
+            What::Dir(kind, mode) => Dir::new(self.device, subject, (kind, mode), self.me(), name),
         }
     }
 
@@ -235,7 +227,7 @@ impl Node for Dir {
                 let task = registry::find_task(tid).filter(|task| task.process().pid == process.pid);
                 task.ok_or(Errno::ENOENT)?;
                 let subject = Subject { pid: process.pid, tid: Some(tid) };
-                Ok(Dir::new(self.device, subject, DirKind::Whole, 0o555, self.me(), name))
+                Ok(Dir::new(self.device, subject, (DirKind::Whole, 0o555), self.me(), name))
             }
             DirKind::Descriptors | DirKind::DescriptorInfos => {
                 self.descriptor(number(name).ok_or(Errno::ENOENT)?)

@@ -76,7 +76,7 @@ impl Dynamic for Processes {
             .or_else(|| registry::find_task(pid).map(|task| task.process().clone()))
             .ok_or(Errno::ENOENT)?;
         let subject = Subject { pid: process.pid, tid: None };
-        Ok(Dir::new(device, subject, DirKind::Whole, LISTED, dir.clone(), name))
+        Ok(Dir::new(device, subject, (DirKind::Whole, LISTED), dir.clone(), name))
     }
 
     fn entry_from(&self, from: u64) -> Option<(u64, Line, u64, u8)> {

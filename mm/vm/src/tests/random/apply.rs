@@ -35,7 +35,8 @@ impl Run {
                 }
                 let len = each() * u64::from(count);
                 let outcome = self.on(p, |space, limits| {
-                    space.protect(address(range.start), len, protection, ProtectExtent::Exact, || limits.data)
+                    let (start, extent) = (address(range.start), ProtectExtent::Exact);
+                    space.protect(Protect { start, len, protection, extent }, || limits.data)
                 });
                 let mapped = range.clone().take_while(|page| self.pages[p].contains_key(page)).count();
                 if mapped == usize::from(count) && self.may_not_split(outcome) {

@@ -132,9 +132,8 @@ impl Store {
                 None => Self::Read(page.cache.enter(0, &commons).unwrap().to_vec()),
             },
             Self::Read(run) => match run.first() {
-                Some(&first) => {
-                    let frames =
-                        page.cache.read_in(0, first, run.len(), NodePolicy::Local, &commons).unwrap();
+                Some(_) => {
+                    let frames = page.cache.read_in(0, &run, NodePolicy::Local, &commons).unwrap();
                     Self::Put(run, frames)
                 }
                 None => Self::Get,
