@@ -3,8 +3,7 @@
 //! In the kernel each of these is `freehold-arch`'s. On the host there is one CPU, no user memory and nobody to
 //! switch to; tests there stay on this side of that line.
 
-/// Bytes in a page.
-pub const PAGE: u64 = freehold_machine::PAGE_SIZE as u64;
+pub use freehold_machine::PAGE;
 
 #[cfg(target_os = "none")]
 mod real {

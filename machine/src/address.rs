@@ -10,6 +10,8 @@ use core::ops::Range;
 pub const PAGE_SHIFT: u32 = 12;
 /// Bytes in a page and in a frame.
 pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
+/// [`PAGE_SIZE`] where addresses and lengths of 64 bits are counted.
+pub const PAGE: u64 = PAGE_SIZE as u64;
 /// log2 of the frames in a pageblock, the unit that changes sides between kernel and user.
 pub const PAGEBLOCK_ORDER: u32 = 9;
 /// Frames in a pageblock: 512 of 4 KiB, 2 MiB.

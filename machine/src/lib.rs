@@ -21,7 +21,7 @@ mod tally;
 pub mod topology;
 
 pub use address::{
-    Access, KERNEL_OWNERS, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
+    Access, KERNEL_OWNERS, PAGE, PAGE_SHIFT, PAGE_SIZE, PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, PROGRAM_OWNER,
     PROGRAM_OWNER_MASK, Pfn, PfnRange, PhysAddr, VirtAddr,
 };
 pub use cpu::{AtomicCpuSet, CpuId, CpuSet, Cpus, MAX_CPUS, NodeId, Pinned};

@@ -1,153 +1,63 @@
 //! Locks, and values that are set once.
 //!
-//! [`SpinLock`] holds preemption off (its owner does not block) with interrupts as they were: for what no
-//! interrupt handler touches. [`IrqSpinLock`] holds interrupts off: for what handlers touch too. Both are
-//! taken in the order that their owners document; neither is re-entrant.
+//! [`SpinLock`] orders tasks only: its holder does not block, and no interrupt handler takes it. [`IrqSpinLock`] is
+//! for what interrupt handlers touch too: interrupts are off on this CPU while it is held. Both are taken in the
+//! order that their owners document; neither is re-entrant.
 
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::mem::MaybeUninit;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering};
 
-use freehold_machine::{Cpus, Pinned};
-
-use crate::X86;
 use crate::irq::{self, InterruptsOff};
 
 /// A spin lock for data that no interrupt handler touches.
-pub struct SpinLock<T: ?Sized> {
-    locked: AtomicBool,
-    value: UnsafeCell<T>,
-}
-
-// SAFETY: the lock hands out one `&mut T` at a time, on whichever CPU holds it.
-unsafe impl<T: ?Sized + Send> Sync for SpinLock<T> {}
-
-impl<T> SpinLock<T> {
-    /// A free lock around `value`.
-    pub const fn new(value: T) -> Self {
-        Self { locked: AtomicBool::new(false), value: UnsafeCell::new(value) }
-    }
-}
-
-impl<T: ?Sized> SpinLock<T> {
-    /// Wait for the lock. The holder must not block.
-    pub fn lock(&self) -> SpinGuard<'_, T> {
-        let pinned = X86.pin();
-        acquire(&self.locked);
-        SpinGuard { lock: self, _pinned: pinned }
-    }
-    /// Take the lock if it is free.
-    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
-        let pinned = X86.pin();
-        let free = self.locked.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        free.then_some(SpinGuard { lock: self, _pinned: pinned })
-    }
-    /// The value of a lock that nobody else can see.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut()
-    }
-}
-
-fn acquire(locked: &AtomicBool) {
-    while locked.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        while locked.load(Ordering::Relaxed) {
-            X86.relax();
-        }
-    }
-}
-
+pub type SpinLock<T> = spin::mutex::SpinMutex<T>;
 /// The right to a [`SpinLock`]'s value.
-#[must_use]
-pub struct SpinGuard<'a, T: ?Sized> {
-    lock: &'a SpinLock<T>,
-    _pinned: Pinned<X86>,
-}
-
-impl<T: ?Sized> Deref for SpinGuard<'_, T> {
-    type Target = T;
-    fn deref(&self) -> &T {
-        // SAFETY: this guard holds the lock, so nobody has a `&mut` to the value.
-        unsafe { &*self.lock.value.get() }
-    }
-}
-
-impl<T: ?Sized> DerefMut for SpinGuard<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this guard holds the lock and is borrowed mutably: the only way to the value.
-        unsafe { &mut *self.lock.value.get() }
-    }
-}
-
-impl<T: ?Sized> Drop for SpinGuard<'_, T> {
-    fn drop(&mut self) {
-        self.lock.locked.store(false, Ordering::Release);
-    }
-}
+pub type SpinLockGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
 
 /// A spin lock for data that interrupt handlers touch: interrupts are off on this CPU while it is held.
-pub struct IrqSpinLock<T: ?Sized> {
-    locked: AtomicBool,
-    value: UnsafeCell<T>,
-}
-
-// SAFETY: the lock hands out one `&mut T` at a time, on whichever CPU holds it.
-unsafe impl<T: ?Sized + Send> Sync for IrqSpinLock<T> {}
+pub struct IrqSpinLock<T: ?Sized>(SpinLock<T>);
 
 impl<T> IrqSpinLock<T> {
-    /// A free lock around `value`.
+    /// Returns a free lock around `value`.
     pub const fn new(value: T) -> Self {
-        Self { locked: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Self(SpinLock::new(value))
     }
 }
 
 impl<T: ?Sized> IrqSpinLock<T> {
-    /// Wait for the lock with interrupts off.
+    /// Waits for the lock with interrupts off.
     pub fn lock(&self) -> IrqSpinGuard<'_, T> {
         let off = irq::disable();
-        acquire(&self.locked);
-        IrqSpinGuard { lock: self, _off: off }
+        IrqSpinGuard { value: self.0.lock(), _off: off }
     }
-    /// Take the lock if it is free.
+    /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<IrqSpinGuard<'_, T>> {
         let off = irq::disable();
-        let free = self.locked.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        free.then_some(IrqSpinGuard { lock: self, _off: off })
+        self.0.try_lock().map(|value| IrqSpinGuard { value, _off: off })
     }
 }
 
 /// The right to an [`IrqSpinLock`]'s value. Guards are dropped in the reverse order of their making.
 #[must_use]
 pub struct IrqSpinGuard<'a, T: ?Sized> {
-    lock: &'a IrqSpinLock<T>,
+    // The lock opens before interrupts come back: fields are dropped in the order of their declaration.
+    value: SpinLockGuard<'a, T>,
     _off: InterruptsOff,
 }
 
 impl<T: ?Sized> Deref for IrqSpinGuard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: this guard holds the lock, so nobody has a `&mut` to the value.
-        unsafe { &*self.lock.value.get() }
+        &self.value
     }
 }
 
 impl<T: ?Sized> DerefMut for IrqSpinGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this guard holds the lock and is borrowed mutably: the only way to the value.
-        unsafe { &mut *self.lock.value.get() }
-    }
-}
-
-impl<T: ?Sized> Drop for IrqSpinGuard<'_, T> {
-    fn drop(&mut self) {
-        self.lock.locked.store(false, Ordering::Release);
-    }
-}
-
-impl<T: ?Sized> fmt::Debug for SpinLock<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SpinLock")
+        &mut self.value
     }
 }
 

@@ -12,7 +12,7 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use freehold_machine::{CpuSet, Cpus, Flush, PAGE_SIZE, Pfn, PhysAddr, Tlb, VirtAddr};
+use freehold_machine::{CpuSet, Cpus, Flush, PAGE, Pfn, PhysAddr, Tlb, VirtAddr};
 
 use crate::X86;
 use crate::memory::layout::DYNAMIC_SPAN;
@@ -20,7 +20,6 @@ use crate::memory::{self, OutOfMemory, layout, tables};
 use crate::registers::rdtsc;
 use crate::sync::SpinLock;
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// Pages of a stack; below it as many pages are left unmapped. The deepest way, a fork that reclaims memory through a disk
 /// and is interrupted, takes about 16 KiB: half as much again is room for what grows.
 pub const STACK_PAGES: u64 = 6;

@@ -111,8 +111,8 @@ pub struct Holders {
     pub references: u32,
     /// Pins: a device or another long-term user works on the bytes.
     pub pins: u32,
-    /// Whether one address space has the frame to itself.
-    pub exclusive: bool,
+    /// To whom it belongs; a frame that nothing holds counts as shared.
+    pub belongs: Belongs,
     /// Whether this speaks for the 512 frames of a block whose first one it is.
     pub whole: bool,
 }
@@ -121,15 +121,19 @@ impl Holders {
     #[inline]
     const fn from_bits(bits: u64) -> Self {
         if bits & OWNER == 0 {
-            return Self { mappings: 0, references: 0, pins: 0, exclusive: false, whole: false };
+            return Self { mappings: 0, references: 0, pins: 0, belongs: Belongs::Shared, whole: false };
         }
         Self {
             mappings: ((bits / MAPPING) & MAX_MAPPINGS) as u32,
             references: ((bits / REFERENCE) & MAX_REFERENCES) as u32,
             pins: ((bits / PIN) & MAX_PINS) as u32,
-            exclusive: bits & EXCLUSIVE != 0,
+            belongs: Belongs::from_bits(bits),
             whole: crate::whole::is_whole(bits),
         }
+    }
+    /// Whether one address space has the frame to itself.
+    pub const fn is_exclusive(self) -> bool {
+        matches!(self.belongs, Belongs::Exclusive)
     }
     /// Whether nothing holds the frame.
     pub const fn is_none(self) -> bool {
@@ -192,12 +196,8 @@ impl<W: Word> Counts<W> {
         Holders::from_bits(self.0.load(Ordering::Acquire))
     }
     /// Give a new frame its first reference. Only its allocator calls this, before anyone else knows the frame.
-    pub fn start(&self, exclusive: Exclusive) {
-        let mark = match exclusive {
-            Exclusive::Yes => EXCLUSIVE,
-            Exclusive::No => 0,
-        };
-        self.begin(REFERENCE | mark);
+    pub fn start(&self, belongs: Belongs) {
+        self.begin(REFERENCE | belongs.mark());
     }
     /// Give a new exclusive frame its first mapping, as [`Counts::start`] its first reference.
     #[inline]
@@ -238,11 +238,11 @@ impl<W: Word> Counts<W> {
         })
     }
     /// Turn the mapping of a frame that is to leave its page into a reference. If it was exclusive it is not any more, so that from now on
-    /// nobody can pin it. What it was.
+    /// nobody can pin it. Returns to whom it belonged.
     ///
     /// # Errors
     /// [`CountError::Pinned`]; [`CountError::Held`] where there are references to an exclusive frame; [`CountError::Overflow`].
-    pub fn vacate(&self) -> Result<Exclusive, CountError> {
+    pub fn vacate(&self) -> Result<Belongs, CountError> {
         let before = self.change_from(|bits| {
             match (bits & EXCLUSIVE != 0, Hold::Pin.count(bits), Hold::Reference.count(bits)) {
                 (true, 1.., _) => Err(CountError::Pinned),
@@ -250,17 +250,17 @@ impl<W: Word> Counts<W> {
                 _ => add((bits & !EXCLUSIVE) - MAPPING, Hold::Reference),
             }
         })?;
-        Ok(if before & EXCLUSIVE != 0 { Exclusive::Yes } else { Exclusive::No })
+        Ok(Belongs::from_bits(before))
     }
-    /// Turn one reference into one mapping of a frame that is `exclusive`, or not: the way back from [`Counts::vacate`].
+    /// Turns one reference into one mapping of a frame that belongs as [`Counts::vacate`] said: the way back.
     ///
     /// # Errors
     /// [`CountError::Held`] where it is to be exclusive and is mapped; [`CountError::Overflow`].
-    pub fn occupy(&self, exclusive: Exclusive) -> Result<(), CountError> {
-        self.change(|bits| match exclusive {
-            Exclusive::Yes if Hold::Mapping.count(bits) > 0 => Err(CountError::Held),
-            Exclusive::Yes => add(bits - REFERENCE, Hold::Mapping).map(|bits| bits | EXCLUSIVE),
-            Exclusive::No => add((bits & !EXCLUSIVE) - REFERENCE, Hold::Mapping),
+    pub fn occupy(&self, belongs: Belongs) -> Result<(), CountError> {
+        self.change(|bits| match belongs {
+            Belongs::Exclusive if Hold::Mapping.count(bits) > 0 => Err(CountError::Held),
+            Belongs::Exclusive => add(bits - REFERENCE, Hold::Mapping).map(|bits| bits | EXCLUSIVE),
+            Belongs::Shared => add((bits & !EXCLUSIVE) - REFERENCE, Hold::Mapping),
         })
     }
     /// Turn one mapping into one reference.
@@ -283,9 +283,8 @@ impl<W: Word> Counts<W> {
         })
     }
     /// Take a share back that nobody has used: the frame is what it was.
-    pub(crate) fn unshare(&self, was: Exclusive) {
-        let mark = if was == Exclusive::Yes { EXCLUSIVE } else { 0 };
-        let outcome = self.change(|bits| Ok((bits - MAPPING) | mark));
+    pub(crate) fn unshare(&self, was: Belongs) {
+        let outcome = self.change(|bits| Ok((bits - MAPPING) | was.mark()));
         debug_assert_eq!(outcome, Ok(()));
     }
     /// Become exclusive again: the only holder is one mapping (or already exclusive).
@@ -382,13 +381,28 @@ fn nobody_has(hold: Hold, bits: u64) -> ! {
     panic!("a {hold:?} was let go that nobody has: {:?}", Holders::from_bits(bits));
 }
 
-/// Whether a new frame belongs to one address space alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Exclusive {
-    /// Anonymous memory: it may be pinned, and is copied or shared at fork.
-    Yes,
-    /// Shared by nature: page cache.
-    No,
+/// To whom a frame belongs; for a block, to whom its 512 frames do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Belongs {
+    /// To one address space alone, every frame of a block: it may be pinned, and is copied or shared at fork.
+    Exclusive,
+    /// To several, or to none: the page cache's, anonymous memory that a fork shares, a block with one such frame.
+    #[default]
+    Shared,
+}
+
+impl Belongs {
+    #[inline]
+    const fn from_bits(bits: u64) -> Self {
+        if bits & EXCLUSIVE != 0 { Self::Exclusive } else { Self::Shared }
+    }
+    #[inline]
+    const fn mark(self) -> u64 {
+        match self {
+            Self::Exclusive => EXCLUSIVE,
+            Self::Shared => 0,
+        }
+    }
 }
 
 #[inline]

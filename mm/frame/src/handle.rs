@@ -17,7 +17,7 @@ use core::ops::Deref;
 
 use freehold_machine::Pfn;
 
-use crate::counts::{Exclusive, Hold};
+use crate::counts::Hold;
 use crate::transition::CopyFrom;
 use crate::{
     Anon, Belongs, CountError, FrameRecord, FrameSource, Home, Kind, Order, OutOfMemory, Owner, PageCache,
@@ -140,8 +140,8 @@ impl<K: Kind, S: FrameSource> Frame<K, S> {
     pub fn allocate_with(source: S, request: Request) -> Result<Self, OutOfMemory> {
         let frame = source.allocate(Request { owner: K::OWNER, ..request })?;
         match K::OWNER {
-            Owner::Anon => record(source, frame).counts().start(Exclusive::Yes),
-            Owner::PageCache => record(source, frame).counts().start(Exclusive::No),
+            Owner::Anon => record(source, frame).counts().start(Belongs::Exclusive),
+            Owner::PageCache => record(source, frame).counts().start(Belongs::Shared),
             _ => {}
         }
         Ok(Self(Handle::new(source, frame, request.order)))
@@ -197,11 +197,7 @@ impl<S: FrameSource> Frame<Anon, S> {
     /// # Errors
     /// [`CountError::Held`] where it is to be exclusive and is mapped; [`CountError::Overflow`]; with the frame given back.
     pub fn into_mapping_as(self, belongs: Belongs) -> Result<Mapping<Anon, S>, (Self, CountError)> {
-        let exclusive = match belongs {
-            Belongs::Exclusive => Exclusive::Yes,
-            Belongs::Shared => Exclusive::No,
-        };
-        if let Err(error) = self.record().counts().occupy(exclusive) {
+        if let Err(error) = self.record().counts().occupy(belongs) {
             return Err((self, error));
         }
         let this = ManuallyDrop::new(self);
@@ -352,7 +348,7 @@ impl<S: FrameSource> Mapping<Anon, S> {
     }
     /// Whether this address space has the frame to itself.
     pub fn is_exclusive(&self) -> bool {
-        self.record().counts().load().exclusive
+        self.record().counts().load().is_exclusive()
     }
     /// Become exclusive again, if this mapping is all that holds the frame.
     ///
@@ -377,8 +373,7 @@ impl<S: FrameSource> Mapping<Anon, S> {
     /// mapping given back, as it was.
     pub fn vacate(self) -> Result<(Frame<Anon, S>, Belongs), (Self, CountError)> {
         let belonged = match self.record().counts().vacate() {
-            Ok(Exclusive::Yes) => Belongs::Exclusive,
-            Ok(Exclusive::No) => Belongs::Shared,
+            Ok(belonged) => belonged,
             Err(error) => return Err((self, error)),
         };
         let this = ManuallyDrop::new(self);

@@ -7,18 +7,9 @@ use freehold_machine::{PAGEBLOCK_FRAMES, PAGEBLOCK_ORDER, Pfn};
 
 use crate::whole::{LastHold, NotWhole};
 use crate::{
-    Anon, CountError, Counts, Exclusive, FrameRecord, FrameSource, Holders, Mapping, Order, OutOfMemory,
-    Owner, Request,
+    Anon, Belongs, CountError, Counts, FrameRecord, FrameSource, Holders, Mapping, Order, OutOfMemory, Owner,
+    Request,
 };
-
-/// To whom the frames of a large leaf belong.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Belongs {
-    /// Every one to this address space alone.
-    Exclusive,
-    /// At least one not.
-    Shared,
-}
 
 /// The hold of one large leaf on 512 anonymous frames. Dropping it lets go of them.
 #[must_use = "dropping it unmaps the block"]
@@ -83,8 +74,7 @@ impl<S: FrameSource> LargeMapping<S> {
     pub fn belongs(&self) -> Belongs {
         let head = self.counts(0).load();
         let mut rest = self.tails().map(Counts::load);
-        let exclusive = head.exclusive && (head.whole || rest.all(|holders| holders.exclusive));
-        if exclusive { Belongs::Exclusive } else { Belongs::Shared }
+        if head.whole || rest.all(Holders::is_exclusive) { head.belongs } else { Belongs::Shared }
     }
 
     /// One more large leaf for another address space: no frame is exclusive any more.
@@ -116,11 +106,11 @@ impl<S: FrameSource> LargeMapping<S> {
         let mut exclusive = [0u64; PAGEBLOCK_FRAMES as usize / 64];
         for index in 0..PAGEBLOCK_FRAMES {
             let counts = self.counts(index);
-            exclusive[index as usize / 64] |= u64::from(counts.load().exclusive) << (index % 64);
+            exclusive[index as usize / 64] |= u64::from(counts.load().is_exclusive()) << (index % 64);
             if let Err(error) = counts.share() {
                 for done in 0..index {
                     let was = exclusive[done as usize / 64] >> (done % 64) & 1;
-                    self.counts(done).unshare(if was != 0 { Exclusive::Yes } else { Exclusive::No });
+                    self.counts(done).unshare(if was != 0 { Belongs::Exclusive } else { Belongs::Shared });
                 }
                 return Err(error);
             }

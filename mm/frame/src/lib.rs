@@ -70,10 +70,10 @@ mod table;
 pub mod transition;
 mod whole;
 
-pub use counts::{CountError, Counts, Exclusive, Holders, Word};
+pub use counts::{Belongs, CountError, Counts, Holders, Word};
 pub use handle::{Frame, Handle, Mapping, Pin, WrongOwner};
 pub use home::Home;
-pub use large::{Belongs, LargeMapping, Shattered};
+pub use large::{LargeMapping, Shattered};
 pub use order::Order;
 pub use owner::{
     Anon, Bounce, DeviceTable, Kernel, Kind, Owner, PageCache, PageTable, Replica, Side, Time, User, UserKind,

@@ -134,11 +134,11 @@ fn miscounted(
     holders: Holders,
 ) -> impl Iterator<Item = Contradiction> {
     let not_whole = owner != Owner::Anon || order != Order::PAGEBLOCK || holders.pins > 0;
-    let shared_pin = owner == Owner::Anon && holders.pins > 0 && !holders.exclusive;
+    let shared_pin = owner == Owner::Anon && holders.pins > 0 && !holders.is_exclusive();
     let found = [
         (owner.is_user() && holders.is_none(), Contradiction::Leaked(frame, owner)),
         (!owner.is_user() && !holders.is_none(), Contradiction::KernelButCounted(frame, holders)),
-        (holders.exclusive && holders.mappings > 1, Contradiction::ExclusiveButShared(frame, holders)),
+        (holders.is_exclusive() && holders.mappings > 1, Contradiction::ExclusiveButShared(frame, holders)),
         (holders.whole && not_whole, Contradiction::NotWhole(frame, holders)),
         (shared_pin, Contradiction::PinnedButShared(frame, holders)),
     ];

@@ -99,7 +99,7 @@ proptest! {
                 Step::DropPin(n) => if let Some(i) = pick(&pins, n) { drop(pins.swap_remove(i)); },
             }
             for pin in &pins {
-                prop_assert!(pin.record().counts().load().exclusive);
+                prop_assert!(pin.record().counts().load().is_exclusive());
             }
             let mut held: Vec<Pfn> = frames.iter().map(|frame| frame.pfn()).chain(mappings.iter().map(|frame| frame.pfn())).chain(pins.iter().map(|frame| frame.pfn())).collect();
             held.sort();
@@ -137,7 +137,10 @@ fn page_cache_frames_are_pinned_and_mapped_without_being_exclusive() {
     let mapping = cached.map().unwrap();
     let second = mapping.share().unwrap();
     let holders = cached.record().counts().load();
-    assert_eq!((holders.mappings, holders.references, holders.pins, holders.exclusive), (2, 1, 1, false));
+    assert_eq!(
+        (holders.mappings, holders.references, holders.pins, holders.is_exclusive()),
+        (2, 1, 1, false)
+    );
     drop((cached, mapping, second));
     assert_eq!(source.free_frames(), 0, "the pin still holds it");
     drop(pin);

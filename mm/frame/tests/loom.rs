@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use checker::{Loom, unheld};
-use freehold_frame::{CountError, Counts, Exclusive, LastHold, NotWhole};
+use freehold_frame::{Belongs, CountError, Counts, LastHold, NotWhole};
 use loom::sync::atomic::AtomicUsize;
 use loom::thread;
 
 /// An anonymous frame with one mapping, exclusive.
 fn mapped() -> Arc<Counts<Loom>> {
     let counts = unheld();
-    counts.start(Exclusive::Yes);
+    counts.start(Belongs::Exclusive);
     counts.reference_to_mapping().unwrap();
     Arc::new(counts)
 }
@@ -31,9 +31,11 @@ fn a_pin_and_a_share_never_both_succeed() {
         let pinned = pinner.join().unwrap();
         let now = counts.load();
         match (pinned, shared) {
-            (Ok(()), Err(CountError::Pinned)) => assert!(now.exclusive && now.pins == 1 && now.mappings == 1),
+            (Ok(()), Err(CountError::Pinned)) => {
+                assert!(now.is_exclusive() && now.pins == 1 && now.mappings == 1)
+            }
             (Err(CountError::NotExclusive), Ok(())) => {
-                assert!(!now.exclusive && now.pins == 0 && now.mappings == 2)
+                assert!(!now.is_exclusive() && now.pins == 0 && now.mappings == 2)
             }
             other => panic!("{other:?} leaves {now:?}"),
         }
@@ -75,7 +77,7 @@ fn the_last_holder_and_only_the_last_frees_and_sees_what_the_others_did() {
         let_go(0, &counts, &done, &freed);
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert_eq!(freed.load(Ordering::Relaxed), 1);
-        assert!(counts.load().is_none() && !counts.load().exclusive);
+        assert!(counts.load().is_none() && !counts.load().is_exclusive());
     });
 }
 
@@ -91,7 +93,7 @@ fn reuse_never_takes_a_frame_that_another_space_still_maps() {
         let reused = counts.reuse();
         assert!(!other.join().unwrap(), "two mappings: the first to go is not the last");
         let now = counts.load();
-        assert_eq!(now.exclusive, reused.is_ok());
+        assert_eq!(now.is_exclusive(), reused.is_ok());
         assert_eq!(now.mappings, 1);
         assert_eq!(counts.reuse(), Ok(()), "alone at last");
     });
@@ -110,7 +112,7 @@ fn a_reused_frame_is_pinned_or_shared_but_not_both() {
         let shared = counts.share();
         let pinned = pinner.join().unwrap();
         let now = counts.load();
-        assert!(now.pins == 0 || now.exclusive, "pinned and shared: {pinned:?} {shared:?} {now:?}");
+        assert!(now.pins == 0 || now.is_exclusive(), "pinned and shared: {pinned:?} {shared:?} {now:?}");
     });
 }
 
@@ -165,7 +167,7 @@ fn a_block_shattered_while_a_partner_forks_counts_three_on_every_frame() {
         partner.join().unwrap();
         assert!(block.iter().all(|counts| {
             let now = counts.load();
-            now.mappings == 3 && !now.exclusive && !now.whole
+            now.mappings == 3 && !now.is_exclusive() && !now.whole
         }));
     });
 }
@@ -207,14 +209,16 @@ fn a_block_is_not_gathered_under_a_pin_and_no_pin_is_had_of_a_gathered_frame() {
         let (head, tail) = (block[0].load(), block[1].load());
         match (gathered, pinned) {
             (Ok(()), Err(CountError::NotExclusive)) => {
-                assert!(head.whole && head.exclusive && head.mappings == 1 && tail.is_none());
+                assert!(head.whole && head.is_exclusive() && head.mappings == 1 && tail.is_none());
             }
             (Err(NotWhole::Held), Ok(())) => {
-                assert!(!head.whole && head.exclusive && head.mappings == 1);
-                assert!(tail.exclusive && tail.mappings == 1 && tail.pins == 1);
+                assert!(!head.whole && head.is_exclusive() && head.mappings == 1);
+                assert!(tail.is_exclusive() && tail.mappings == 1 && tail.pins == 1);
             }
             // Late for the old form, early for the new one: nothing was had, nothing is lost.
-            (Err(NotWhole::Held), Err(CountError::NotExclusive)) => assert!(head.exclusive && tail.exclusive),
+            (Err(NotWhole::Held), Err(CountError::NotExclusive)) => {
+                assert!(head.is_exclusive() && tail.is_exclusive())
+            }
             other => panic!("{other:?} leaves {head:?} {tail:?}"),
         }
     });
@@ -231,7 +235,7 @@ fn a_block_reused_by_its_last_leaf_is_shared_by_nobody() {
         let reused = block[0].reuse_whole();
         assert_eq!(partner.join().unwrap(), 0, "two leaves: the first to go is not the last");
         let now = block[0].load();
-        assert_eq!((now.exclusive, now.mappings), (reused.is_ok(), 1));
+        assert_eq!((now.is_exclusive(), now.mappings), (reused.is_ok(), 1));
     });
 }
 

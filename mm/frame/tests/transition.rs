@@ -92,7 +92,7 @@ fn a_late_pin_of_a_frame_that_is_anothers_now_leaves_it_exact() {
             None => assert!(pinned.is_some() || page.frames[0].freed() == 1),
             Some(shared) => {
                 assert_eq!(pinned, None, "the page was gone");
-                assert_eq!((now.mappings, now.exclusive, now.pins), (1 + u32::from(shared), !shared, 0));
+                assert_eq!((now.mappings, now.is_exclusive(), now.pins), (1 + u32::from(shared), !shared, 0));
             }
         }
     });
@@ -178,7 +178,10 @@ fn two_beside_a_pin(one: Deed, two: Deed, purpose: Purpose) {
     let why = format!("{one:?} and {two:?} beside a pin to {purpose:?}");
     if let Some(frame) = pinned {
         let counts = page.frames[frame].counts.load();
-        assert!(counts.exclusive && counts.pins == 1 && page.frames[frame].freed() == 0, "{why}: {counts:?}");
+        assert!(
+            counts.is_exclusive() && counts.pins == 1 && page.frames[frame].freed() == 0,
+            "{why}: {counts:?}"
+        );
         let entry = page.entry();
         // It outlives its page; a page that is there has the frame, and one that a device writes counts as written.
         assert!(entry == NONE || frame_of(entry) == Some(frame), "{why}: {entry:#x}");
@@ -224,7 +227,7 @@ fn parent_and_child(parents: Deed, childs: Deed) {
 
     if let Some(frame) = pinned {
         assert_eq!(frame_of(parent.entry()), Some(frame), "{parents:?} beside the child's {childs:?}");
-        assert!(parent.frames[frame].counts.load().exclusive);
+        assert!(parent.frames[frame].counts.load().is_exclusive());
     }
     parent.shows(2, pinned);
     child.shows(3, None);

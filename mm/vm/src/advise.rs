@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use core::ops::Range;
 
-use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::{EntryAt, Leaves, Memory, PageSize, Reached};
 
 use crate::AddressSpace;
@@ -13,8 +13,6 @@ use crate::map::{page_range, whole_pages};
 use crate::refs::ClearRefs;
 use crate::request::{AreaFlags, MappedFile};
 use crate::resident::Resident;
-
-const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A call of msync, on its way from area to area ([`AddressSpace::next_to_sync`]).
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -14,7 +14,7 @@ use core::mem::ManuallyDrop;
 use core::ops::Range;
 
 use freehold_frame::{Anon, Belongs, Frame, LargeMapping, Mapping, Owner, Request};
-use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
+use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, Pfn, PhysicalBytes, VirtAddr};
 use freehold_paging::{Backing, Entry, FlushBatch, Marks, Memory, PageSize, Rights};
 
 use crate::AddressSpace;
@@ -23,8 +23,6 @@ use crate::error::VmError;
 use crate::events::Event;
 use crate::huge::{HugeMode, LARGE, blocks_in, large_leaf};
 use crate::resident::Resident;
-
-const PAGE: u64 = PAGE_SIZE as u64;
 
 /// What there may be among 512 small pages that are made one unasked, as counts of pages
 /// (Linux: /sys/kernel/mm/transparent_hugepage/khugepaged/max_ptes_*).

@@ -1,7 +1,7 @@
 //! Areas that grow: the stack and the break.
 
 use core::cell::Cell;
-use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::AddressSpace;
@@ -10,8 +10,6 @@ use crate::areas::STACK_GAP;
 use crate::error::{FaultError, SegvCode, VmError};
 use crate::request::{AreaFlags, Limits, Protection};
 use crate::space::DataKind;
-
-const PAGE: u64 = PAGE_SIZE as u64;
 
 impl<S: Memory> AddressSpace<S> {
     /// Let the stack above `page` grow down to it, within its limit and with its gap to what is below.

@@ -7,7 +7,7 @@ use core::cell::Cell;
 use core::ops::Range;
 
 use arrayvec::ArrayVec;
-use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::Memory;
 
 use crate::area::{Area, Content};
@@ -18,8 +18,6 @@ use crate::request::{
 };
 use crate::space::{DataKind, MAX_AREAS};
 use crate::{AddressSpace, Batch, PageCache, VdsoPart};
-
-pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
 
 /// How many areas are unmapped with one batch of flushes.
 const REMOVED_AT_ONCE: usize = 8;

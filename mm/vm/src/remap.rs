@@ -7,7 +7,7 @@
 
 use core::ops::Range;
 
-use freehold_machine::{PAGE_SIZE, VirtAddr};
+use freehold_machine::{PAGE, VirtAddr};
 use freehold_paging::{Memory, Prepared};
 
 use crate::AddressSpace;
@@ -17,8 +17,6 @@ use crate::map::{page_range, whole_pages};
 use crate::request::{AreaFlags, Limits};
 use crate::resident::Resident;
 use crate::space::DataKind;
-
-const PAGE: u64 = PAGE_SIZE as u64;
 
 /// Where a resized area may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -12,7 +12,7 @@ use freehold_frame::{
     Anon, Belongs, Frame, FrameSource, LargeMapping, Mapping, NodePolicy, OutOfMemory, Owner,
     PageCache as CacheKind, Request, User, UserKind,
 };
-use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, PhysicalBytes, VirtAddr};
+use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, PhysicalBytes, VirtAddr};
 use freehold_paging::{Backing, Entry, EntryAt, FlushBatch, Marks, Memory, PageSize, Rights, Slot, Space};
 
 use crate::Commons;
@@ -23,7 +23,6 @@ use crate::huge::HugeUse;
 use crate::policy::TaskPolicy;
 use crate::request::AreaFlags;
 
-const PAGE: u64 = PAGE_SIZE as u64;
 const COUNTED: &str = "a counted leaf leads to a frame of its kind";
 
 /// Neighbours that a read fault on a file page maps in passing, if they are in memory: an aligned run of this many

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use core::ops::Range;
 
-use freehold_machine::{PAGE_SIZE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
+use freehold_machine::{PAGE, PAGEBLOCK_FRAMES, Pfn, VirtAddr};
 use freehold_paging::{Backing, Entry, Memory, PageSize, SwapPlace};
 
 use crate::AddressSpace;
@@ -11,8 +11,6 @@ use crate::area::{Area, Content};
 use crate::policy::Policy;
 use crate::request::{AreaFlags, MappedFile, Protection};
 use crate::resident::Kind;
-
-const PAGE: u64 = PAGE_SIZE as u64;
 
 /// Whether stores are seen by others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use freehold_buddy::{Buddy, Managed, Options, Shuffle};
 use freehold_frame::{FrameRecord, FrameSource, FrameTable, Home, Owner};
 use freehold_machine::model::{Config, Model};
-use freehold_machine::{Cpus, PAGE_SIZE, Pfn, PfnRange, Tables, Tlb, VirtAddr};
+use freehold_machine::{Cpus, PAGE, PAGE_SIZE, Pfn, PfnRange, Tables, Tlb, VirtAddr};
 use freehold_paging::{KernelRoots, USER_END};
 use freehold_vm::{
     Access, AddressSpace, Advice, AreaFlags, Backing, Commons, FaultError, Layout, Limits, MapRequest,
@@ -17,8 +17,6 @@ use freehold_vm::{
 
 type Frames = &'static Buddy<Model>;
 type Space = AddressSpace<Frames>;
-
-const PAGE: u64 = PAGE_SIZE as u64;
 
 /// The kernel's half of every root: the last frame, which the allocator does not get.
 const KERNEL_ROOT: Pfn = Pfn(FRAMES - 1);

@@ -27,7 +27,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use freehold_frame::{Frame, NodePolicy, Owner, PageCache as CacheKind, Request};
-use freehold_machine::PAGE_SIZE;
+use freehold_machine::PAGE;
 use freehold_paging::Memory;
 
 use crate::Commons;
@@ -43,8 +43,6 @@ use index::{Index, Mark};
 pub(crate) use moved::Caches;
 pub use moved::Evacuated;
 pub use resize::{Allocation, Batch};
-
-const PAGE: u64 = PAGE_SIZE as u64;
 
 /// Where the pages of a cache come from and go to: a block device. Pages come in runs, so that a device is asked once
 /// for what lies together.

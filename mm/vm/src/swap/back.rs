@@ -10,7 +10,7 @@ use arrayvec::ArrayVec;
 use core::ops::{ControlFlow, Range};
 
 use freehold_frame::{Anon, Belongs, Frame, OutOfMemory, Owner, Request};
-use freehold_machine::{PAGE_SIZE, Pfn, VirtAddr};
+use freehold_machine::{PAGE, Pfn, VirtAddr};
 use freehold_paging::{Entry, EntryAt, Marks, Memory, PageSize, Rights, SwapPlace};
 
 use super::{Found, SWAP_RUN, State, Swap, SwapArea, SwapStore, area_of};
@@ -20,8 +20,6 @@ use crate::events::Event;
 use crate::registry::Locking;
 use crate::resident::{Kind, Resident, Want, leaf};
 use crate::{AddressSpace, Commons};
-
-const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A page that is not in memory: its address, and the place that has its bytes.
 #[derive(Clone, Copy)]

@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
+pub use freehold_machine::PAGE;
 use freehold_machine::model::{Config, Model};
-use freehold_machine::{CpuId, Cpus, PAGE_SIZE, Pfn, Tlb, VirtAddr};
+use freehold_machine::{CpuId, Cpus, Pfn, Tlb, VirtAddr};
 use freehold_paging::model::{KERNEL_ROOTS, ModelFrames};
 use freehold_paging::{Roots, USER_END};
 
@@ -12,7 +13,6 @@ use crate::*;
 pub type Cache = PageCache<ModelFrames>;
 pub type File = Arc<dyn MappedFile<ModelFrames>>;
 
-pub const PAGE: u64 = PAGE_SIZE as u64;
 pub const RW: Protection = Protection::READ.union(Protection::WRITE);
 
 pub struct World {

@@ -1,7 +1,7 @@
 //! Every interleaving of a page's way out and back with what its partner after a fork does: the steps of `swap` on one slot and its frame, with the
 //! real slots and the real counts. Spaces have no lock in common; the slots' lock is the only one here.
 
-use freehold_frame::{Counts, Exclusive, Order, Owner, Tag, Word};
+use freehold_frame::{Belongs, Counts, Order, Owner, Tag, Word};
 use freehold_machine::{NodeId, Pfn};
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
@@ -61,7 +61,7 @@ impl System {
             stored: AtomicUsize::new(0),
         };
         let shared = &system.frames[SHARED].counts;
-        shared.start(Exclusive::Yes);
+        shared.start(Belongs::Exclusive);
         shared.reference_to_mapping().unwrap();
         shared.share().unwrap();
         Arc::new(system)
@@ -94,7 +94,7 @@ impl System {
     /// A copy of `frame` of the space's own.
     fn copy(&self, frame: usize, to: usize) {
         let byte = self.frames[frame].byte.load(Ordering::Relaxed);
-        self.counts(to).start(Exclusive::Yes);
+        self.counts(to).start(Belongs::Exclusive);
         self.counts(to).reference_to_mapping().unwrap();
         self.frames[to].byte.store(byte, Ordering::Relaxed);
     }
@@ -106,7 +106,7 @@ impl System {
         assert_eq!(taken, Some(SLOT));
         let byte = self.frames[SHARED].byte.load(Ordering::Relaxed);
         self.stored.store(byte, Ordering::Relaxed);
-        assert!(belonged == Exclusive::No || byte == 1);
+        assert!(belonged == Belongs::Shared || byte == 1);
     }
     fn finish(&self) {
         let mut slots = self.slots.lock().unwrap();
@@ -129,7 +129,7 @@ impl System {
         };
         drop(slots);
         if cached.is_none() {
-            self.counts(fresh).start(Exclusive::Yes);
+            self.counts(fresh).start(Belongs::Exclusive);
             self.frames[fresh].byte.store(self.stored.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         let mut slots = self.slots.lock().unwrap();
@@ -139,8 +139,8 @@ impl System {
             self.counts(mine).reference().unwrap();
             slots.put(SLOT, Pfn(mine as u64 + 1), ReadFor::Fault);
         }
-        if others || self.counts(mine).occupy(Exclusive::Yes).is_err() {
-            self.counts(mine).occupy(Exclusive::No).unwrap();
+        if others || self.counts(mine).occupy(Belongs::Exclusive).is_err() {
+            self.counts(mine).occupy(Belongs::Shared).unwrap();
         }
         let gone = slots.leave(SLOT);
         drop(slots);
@@ -157,7 +157,7 @@ impl System {
             self.copy(frame, copy);
             self.drop_mapping(frame);
         }
-        assert!(self.counts(to).load().exclusive);
+        assert!(self.counts(to).load().is_exclusive());
         self.frames[to].byte.store(byte, Ordering::Relaxed);
         to
     }
@@ -265,7 +265,7 @@ fn two_who_read_one_slot_at_once_share_a_frame_or_have_one_each_and_the_slot_is_
                 system.drop_reference(frame);
             }
         }
-        let exclusive = system.counts(mine).load().exclusive;
+        let exclusive = system.counts(mine).load().is_exclusive();
         assert!(!exclusive || mine != theirs);
         system.end([Some(mine), Some(theirs)]);
     });
